@@ -1,0 +1,1 @@
+"""Experiments worth naming: one plain Python module each."""

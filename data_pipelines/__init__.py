@@ -1,0 +1,1 @@
+"""Shards in, batches out: everything between files and the learner."""

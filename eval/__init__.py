@@ -1,0 +1,1 @@
+"""Evaluators, calibration measures and reports."""

@@ -1,0 +1,1 @@
+"""LiT training with heteroscedastic heads in JAX."""
