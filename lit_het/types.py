@@ -13,7 +13,7 @@ Dimension letters, everywhere in the project:
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import jax
 import numpy as np
@@ -38,11 +38,11 @@ class Batch:
         label: class indices ``[b]``, or target probabilities in [0, 1] ``[b k]`` for multi-label data.
     """
 
-    valid: Bool[Array | np.ndarray, " b"]
-    image: UInt8[Array | np.ndarray, "b h w c"] | None = None
-    image_embedding: Float[Array | np.ndarray, "b d"] | None = None
-    text: Int[Array | np.ndarray, "b l"] | None = None
-    label: Int[Array | np.ndarray, " b"] | Float[Array | np.ndarray, "b k"] | None = None
+    valid: Bool[Any, " b"]
+    image: UInt8[Any, "b h w c"] | None = None
+    image_embedding: Float[Any, "b d"] | None = None
+    text: Int[Any, "b l"] | None = None
+    label: Int[Any, " b"] | Float[Any, "b k"] | None = None
 
 
 @jax.tree_util.register_dataclass
@@ -107,7 +107,10 @@ class Encoder:
     temperature: float
 
 
+@runtime_checkable
 class Evaluator(Protocol):
     """Measures a model; returns metric names such as ``zero_shot/pets/top1`` with their values."""
 
-    def __call__(self, encoder: Encoder) -> Mapping[str, float]: ...
+    def __call__(self, encoder: Encoder) -> Mapping[str, float]:
+        """Returns metrics by name."""
+        ...

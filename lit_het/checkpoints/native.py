@@ -1,0 +1,105 @@
+"""Checkpoints of a run: asynchronous, atomic, restorable on another number of devices. The only user of Orbax.
+
+A step's directory holds three items: ``params`` (trainable parameters only), ``optimizer`` and ``info`` (JSON: loader
+position, checksum of the locked parameters). A save that a kill interrupts stays under a temporary name and is ignored.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from orbax.checkpoint import v1 as ocp
+
+from lit_het import parameters
+from lit_het.errors import UserError
+from lit_het.types import Params, TrainState
+
+
+class Checkpoints:
+    """The checkpoints of one run, newest kept; use as a context manager, which waits for the last save.
+
+    Args:
+        directory: created if missing.
+        keep: how many of the newest steps stay on disk; None keeps all.
+    """
+
+    def __init__(self, directory: Path, *, keep: int | None = 2):
+        self.directory = directory
+        self._checkpointer = ocp.training.Checkpointer(
+            str(directory.resolve()),
+            preservation_policy=ocp.training.preservation_policies.LatestN(keep),  # pyright: ignore[reportArgumentType]
+            cleanup_tmp_directories=True,
+        )
+
+    def __enter__(self) -> "Checkpoints":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._checkpointer.close()
+
+    @property
+    def latest_step(self) -> int | None:
+        """The newest complete step, or None."""
+        latest = self._checkpointer.latest
+        return None if latest is None else int(latest.step)
+
+    def save(self, state: TrainState, info: Mapping[str, Any]) -> None:
+        """Starts saving ``state`` in the background; arrays are copied before this returns, so they may be donated."""
+        items = {"params": state.params, "optimizer": state.opt_state, "info": dict(info)}
+        self._checkpointer.save_checkpointables_async(int(state.step), items, force=True)
+
+    def restore(self, like: TrainState) -> tuple[TrainState, dict[str, Any]]:
+        """Returns the newest state, in the shapes and shardings of ``like``, and its info.
+
+        Raises:
+            UserError: there is none, or it does not fit ``like``.
+        """
+        step = self._newest()
+        _check_fit(self._shapes(step), like.params, self.directory)
+        wanted = {"params": like.params, "optimizer": like.opt_state, "info": None}
+        found = self._checkpointer.load_checkpointables(step, wanted)
+        count = jax.device_put(jnp.int32(step), like.step.sharding)
+        return TrainState(count, found["params"], found["optimizer"]), found["info"]
+
+    def restore_params(self, like: Params) -> tuple[Params, dict[str, Any]]:
+        """Returns the newest step's parameters under the paths in ``like``, and the step's info.
+
+        ``like`` may be a part of the saved tree, e.g. the image tower alone.
+
+        Raises:
+            UserError: there is no checkpoint, or it does not fit ``like``.
+        """
+        step = self._newest()
+        saved = self._shapes(step)
+        _check_fit({path: saved[path] for path in parameters.flatten(like) if path in saved}, like, self.directory)
+        wanted = {**{path: ocp.PLACEHOLDER for path in saved}, **parameters.flatten(like)}
+        found = self._checkpointer.load_checkpointables(step, {"params": parameters.unflatten(wanted), "info": None})
+        loaded = parameters.flatten(found["params"])
+        return parameters.unflatten({path: loaded[path] for path in parameters.flatten(like)}), found["info"]
+
+    def _newest(self) -> int:
+        step = self.latest_step
+        if step is None:
+            raise UserError(f"no checkpoint in {self.directory}; give the directory of a run that has saved one")
+        return step
+
+    def _shapes(self, step: int) -> dict[str, tuple[int, ...]]:
+        metadata = self._checkpointer.checkpointables_metadata(step).metadata["params"]
+        return {path: tuple(array.shape) for path, array in parameters.flatten(metadata).items()}
+
+
+def _check_fit(saved: Mapping[str, tuple[int, ...]], like: Params, directory: Path) -> None:
+    wanted = {path: tuple(array.shape) for path, array in parameters.flatten(like).items()}
+    differing = [
+        f"{path} is {saved.get(path, 'missing')} in the checkpoint and {wanted.get(path, 'absent')} in the model"
+        for path in sorted(saved.keys() | wanted.keys())
+        if saved.get(path) != wanted.get(path)
+    ]
+    if differing:
+        more = f" (and {len(differing) - 1} more)" if len(differing) > 1 else ""
+        raise UserError(
+            f"the configuration contradicts the checkpoint in {directory}: {differing[0]}{more}; "
+            "use the configuration that it was trained with"
+        )

@@ -1,0 +1,1 @@
+"""Heads: embeddings in, a distribution of logits or embeddings out."""

@@ -1,0 +1,163 @@
+"""Contrastive heads: deterministic, and HET-XL with noise on unit-normalised queries (HET-XL Sec. 5.2, App. A.2)."""
+
+import dataclasses
+from typing import Literal, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Key
+
+from lit_het.heads.covariance import Covariance, CovarianceConfig
+from lit_het.heads.temperature import LogTemperature, TemperatureConfig
+from lit_het.types import EmbeddingSamples
+
+
+def unit(embedding: Float[Array, "*rows d"]) -> Float[Array, "*rows d"]:
+    """Divides every row by its norm (plus 1e-8, as big_vision does)."""
+    return embedding / (jnp.linalg.norm(embedding, axis=-1, keepdims=True) + 1e-8)
+
+
+@dataclasses.dataclass(frozen=True)
+class DeterministicContrastiveConfig:
+    """Unit-normalised embeddings without noise.
+
+    Attributes:
+        temperature: τ, starting at 1/10 as in LiT.
+        initial_bias: start of a learned bias of the logits, for the sigmoid loss; None has no bias.
+    """
+
+    temperature: TemperatureConfig = LogTemperature(1 / 10)
+    initial_bias: float | None = None
+
+    def build(self, embedding_size: int, rngs: nnx.Rngs) -> "DeterministicContrastive":
+        """Returns the head."""
+        return DeterministicContrastive(self)
+
+
+class DeterministicContrastive(nnx.Module):
+    """The head of a `DeterministicContrastiveConfig`."""
+
+    def __init__(self, config: DeterministicContrastiveConfig):
+        self.temperature = config.temperature.build()
+        self.bias = None if config.initial_bias is None else nnx.Param(jnp.float32(config.initial_bias))
+
+    def __call__(
+        self, image: Float[Array, "b d"], text: Float[Array, "b d"], key: Key[Array, ""] | None
+    ) -> EmbeddingSamples:
+        """Returns the keys as queries; the key is not used."""
+        image, text = self.image_key(image), self.text_key(text)
+        bias = None if self.bias is None else self.bias[...]
+        return EmbeddingSamples(image, text, image[None], text[None], self.temperature(), bias)
+
+    def image_key(self, image: Float[Array, "b d"]) -> Float[Array, "b d"]:
+        """Returns unit image embeddings."""
+        return unit(image)
+
+    def text_key(self, text: Float[Array, "b d"]) -> Float[Array, "b d"]:
+        """Returns unit text embeddings."""
+        return unit(text)
+
+    def image_noise_norm(self, image: Float[Array, "b d"]) -> Float[Array, " b"]:
+        """Returns zeros."""
+        return jnp.zeros(image.shape[0])
+
+    def text_noise_norm(self, text: Float[Array, "b d"]) -> Float[Array, " b"]:
+        """Returns zeros."""
+        return jnp.zeros(text.shape[0])
+
+
+@dataclasses.dataclass(frozen=True)
+class HetXLContrastiveConfig:
+    """Noisy queries, noiseless keys; defaults follow HET-XL App. A.2 and N.2.
+
+    Attributes:
+        covariance: Σ of either side; each side has its own parameters.
+        temperature: τ, starting at 1/3.
+        num_samples: S, noise samples per example in training.
+        normalize_before_noise, normalize_after_noise: where embeddings are scaled to norm 1 (HET-XL Table 7);
+            keys follow the same settings.
+        noisy: which sides' queries get noise.
+        initial_bias: start of a learned bias of the logits, for the sigmoid loss; None has no bias.
+    """
+
+    covariance: CovarianceConfig = CovarianceConfig(num_factors=15, form="full", initial_noise_norm=0.1)
+    temperature: TemperatureConfig = LogTemperature(1 / 3)
+    num_samples: int = 1
+    normalize_before_noise: bool = True
+    normalize_after_noise: bool = False
+    noisy: Literal["both", "image", "text"] = "both"
+    initial_bias: float | None = None
+
+    def build(self, embedding_size: int, rngs: nnx.Rngs) -> "HetXLContrastive":
+        """Returns the head for embeddings ``[b d]``."""
+        return HetXLContrastive(self, embedding_size, rngs)
+
+
+ContrastiveHeadConfig: TypeAlias = DeterministicContrastiveConfig | HetXLContrastiveConfig
+
+
+class HetXLContrastive(nnx.Module):
+    """The head of a `HetXLContrastiveConfig`."""
+
+    def __init__(self, config: HetXLContrastiveConfig, embedding_size: int, rngs: nnx.Rngs):
+        self.config = config
+
+        def covariance(side: str) -> Covariance | None:
+            if config.noisy not in ("both", side):
+                return None
+            return config.covariance.build(embedding_size, embedding_size, 1.0, rngs)
+
+        self.image_covariance = covariance("image")
+        self.text_covariance = covariance("text")
+        self.temperature = config.temperature.build()
+        self.bias = None if config.initial_bias is None else nnx.Param(jnp.float32(config.initial_bias))
+
+    def __call__(
+        self, image: Float[Array, "b d"], text: Float[Array, "b d"], key: Key[Array, ""] | None
+    ) -> EmbeddingSamples:
+        """Returns keys and S noisy queries a side, or without a key one query a side without noise."""
+        image_noise, text_noise = (None, None) if key is None else jax.random.split(key)
+        return EmbeddingSamples(
+            image=self.image_key(image),
+            text=self.text_key(text),
+            image_queries=self._queries(image, self.image_covariance, image_noise),
+            text_queries=self._queries(text, self.text_covariance, text_noise),
+            temperature=self.temperature(),
+            bias=None if self.bias is None else self.bias[...],
+        )
+
+    def image_key(self, image: Float[Array, "b d"]) -> Float[Array, "b d"]:
+        """Returns noiseless image embeddings."""
+        return self._after(self._before(image))
+
+    def text_key(self, text: Float[Array, "b d"]) -> Float[Array, "b d"]:
+        """Returns noiseless text embeddings."""
+        return self._after(self._before(text))
+
+    def image_noise_norm(self, image: Float[Array, "b d"]) -> Float[Array, " b"]:
+        """Returns ``sqrt(tr Σ(a))``."""
+        return self._noise_norm(image, self.image_covariance)
+
+    def text_noise_norm(self, text: Float[Array, "b d"]) -> Float[Array, " b"]:
+        """Returns ``sqrt(tr Σ(b))``."""
+        return self._noise_norm(text, self.text_covariance)
+
+    def _queries(
+        self, embedding: Float[Array, "b d"], covariance: Covariance | None, key: Key[Array, ""] | None
+    ) -> Float[Array, "s b d"]:
+        embedding = self._before(embedding)
+        if key is None or covariance is None:
+            return self._after(embedding)[None]
+        return self._after(embedding[None] + covariance.sample(embedding, key, self.config.num_samples))
+
+    def _noise_norm(self, embedding: Float[Array, "b d"], covariance: Covariance | None) -> Float[Array, " b"]:
+        if covariance is None:
+            return jnp.zeros(embedding.shape[0])
+        return covariance.noise_norm(self._before(embedding))
+
+    def _before(self, embedding: Float[Array, "*rows d"]) -> Float[Array, "*rows d"]:
+        return unit(embedding) if self.config.normalize_before_noise else embedding
+
+    def _after(self, embedding: Float[Array, "*rows d"]) -> Float[Array, "*rows d"]:
+        return unit(embedding) if self.config.normalize_after_noise else embedding

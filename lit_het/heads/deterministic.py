@@ -1,0 +1,43 @@
+"""The deterministic classifier: logits = (Wᵀ φ + bias) / τ (HET-XL Eq. 1)."""
+
+import dataclasses
+
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Key
+
+from lit_het.heads.temperature import FixedTemperature, TemperatureConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class DeterministicConfig:
+    """A classifier without noise.
+
+    Attributes:
+        temperature: τ.
+        initial_bias: start of every bias; about -6.9 suits sigmoid losses with many classes (SoViT Table 8).
+    """
+
+    temperature: TemperatureConfig = FixedTemperature()
+    initial_bias: float = 0.0
+
+    def build(self, feature_size: int, num_classes: int, rngs: nnx.Rngs) -> "DeterministicClassifier":
+        """Returns the head for features ``[b d]`` and ``num_classes`` classes."""
+        return DeterministicClassifier(self, feature_size, num_classes, rngs)
+
+
+class DeterministicClassifier(nnx.Module):
+    """The head of a `DeterministicConfig`."""
+
+    def __init__(self, config: DeterministicConfig, feature_size: int, num_classes: int, rngs: nnx.Rngs):
+        bias_init = nnx.initializers.constant(config.initial_bias)
+        self.logits = nnx.Linear(feature_size, num_classes, bias_init=bias_init, rngs=rngs)
+        self.temperature = config.temperature.build()
+
+    def __call__(self, features: Float[Array, "b d"], key: Key[Array, ""] | None) -> Float[Array, "1 b k"]:
+        """Returns logits divided by τ; the key is not used."""
+        return (self.logits(features) / self.temperature())[None]
+
+    def noise_norm(self, features: Float[Array, "b d"]) -> Float[Array, " b"]:
+        """Returns zeros."""
+        return jnp.zeros(features.shape[0])

@@ -1,0 +1,95 @@
+"""The temperature τ, which always divides logits.
+
+LiT and big_vision write their "temperature" as a factor: theirs of 10 is our τ of 1/10.
+"""
+
+import dataclasses
+import math
+from typing import TypeAlias
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float
+
+from lit_het.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class FixedTemperature:
+    """A constant τ."""
+
+    value: float = 1.0
+
+    def build(self) -> "Fixed":
+        """Returns the module."""
+        return Fixed(self)
+
+
+@dataclasses.dataclass(frozen=True)
+class LogTemperature:
+    """τ = exp(t), t learned: the usual form of contrastive losses; ``initial`` is the first τ."""
+
+    initial: float = 1 / 10
+
+    def build(self) -> "Log":
+        """Returns the module."""
+        return Log(self)
+
+
+@dataclasses.dataclass(frozen=True)
+class BoundedTemperature:
+    """τ(t) = (τmax - τmin) sigmoid(t) + τmin, t learned, starting at the midpoint (HET-XL Eq. 16).
+
+    Raises:
+        UserError: the bounds are not 0 < minimum < maximum.
+    """
+
+    minimum: float = 0.05
+    maximum: float = 5.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.minimum < self.maximum:
+            raise UserError(f"temperature bounds must be 0 < minimum < maximum, not {self.minimum} and {self.maximum}")
+
+    def build(self) -> "Bounded":
+        """Returns the module."""
+        return Bounded(self)
+
+
+TemperatureConfig: TypeAlias = FixedTemperature | LogTemperature | BoundedTemperature
+
+
+class Fixed(nnx.Module):
+    """The module of a `FixedTemperature`: no parameters."""
+
+    def __init__(self, config: FixedTemperature):
+        self.value = config.value
+
+    def __call__(self) -> Float[Array, ""]:
+        """Returns τ."""
+        return jnp.float32(self.value)
+
+
+class Log(nnx.Module):
+    """The module of a `LogTemperature`."""
+
+    def __init__(self, config: LogTemperature):
+        self.log_temperature = nnx.Param(jnp.float32(math.log(config.initial)))
+
+    def __call__(self) -> Float[Array, ""]:
+        """Returns τ."""
+        return jnp.exp(self.log_temperature[...])
+
+
+class Bounded(nnx.Module):
+    """The module of a `BoundedTemperature`; sigmoid(0) = 1/2 is the midpoint."""
+
+    def __init__(self, config: BoundedTemperature):
+        self.config = config
+        self.position = nnx.Param(jnp.float32(0.0))
+
+    def __call__(self) -> Float[Array, ""]:
+        """Returns τ."""
+        low, high = self.config.minimum, self.config.maximum
+        return (high - low) * jax.nn.sigmoid(self.position[...]) + low

@@ -1,0 +1,1 @@
+"""Losses: pure functions of what heads return."""

@@ -1,0 +1,67 @@
+"""Parameter trees as nested dicts: paths, the locked/trainable partition, counts and checksums."""
+
+import hashlib
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from flax import traverse_util
+from jaxtyping import DTypeLike
+
+from lit_het.errors import UserError
+from lit_het.types import Params
+
+
+def flatten(params: Params) -> dict[str, Any]:
+    """Returns ``{"image_tower/encoder/blocks/mlp/up/kernel": array, ...}``."""
+    return dict(traverse_util.flatten_dict(params, sep="/"))
+
+
+def unflatten(flat: dict[str, Any]) -> Params:
+    """Inverts `flatten`."""
+    return traverse_util.unflatten_dict(flat, sep="/")
+
+
+def partition(params: Params, patterns: Sequence[str]) -> tuple[Params, Params]:
+    """Splits a tree into (parameters whose whole path matches any pattern, the rest).
+
+    Raises:
+        UserError: a pattern matches nothing, which is always a mistake.
+    """
+    flat = flatten(params)
+    for pattern in patterns:
+        if not any(re.fullmatch(pattern, path) for path in flat):
+            tops = ", ".join(sorted(params))
+            raise UserError(f"pattern {pattern!r} matches no parameter; the tree's top level holds: {tops}")
+    matching = {path for path in flat if any(re.fullmatch(pattern, path) for pattern in patterns)}
+    return (
+        unflatten({path: array for path, array in flat.items() if path in matching}),
+        unflatten({path: array for path, array in flat.items() if path not in matching}),
+    )
+
+
+def merge(first: Params, second: Params) -> Params:
+    """Joins two trees without common leaves; inverts `partition`."""
+    return unflatten({**flatten(first), **flatten(second)})
+
+
+def count(params: Params) -> int:
+    """Returns the number of scalars in a tree of arrays or of shapes."""
+    return sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(params))
+
+
+def cast(params: Params, dtype: DTypeLike) -> Params:
+    """Returns the tree with every array in ``dtype``."""
+    return jax.tree.map(lambda array: array.astype(dtype), params)
+
+
+def checksum(params: Params) -> str:
+    """Returns the SHA-256 of paths, types, shapes and bytes; equal exactly when the trees are bit-identical."""
+    digest = hashlib.sha256()
+    for path, array in sorted(flatten(params).items()):
+        host = np.asarray(array)
+        digest.update(f"{path}:{host.dtype}:{host.shape};".encode())
+        digest.update(host.tobytes())
+    return digest.hexdigest()

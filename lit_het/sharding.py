@@ -1,0 +1,98 @@
+"""Where arrays live: the only module that knows the mesh axes ``data``, ``fsdp`` and ``expert``."""
+
+import dataclasses
+import math
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from lit_het.errors import UserError
+
+AXES = ("data", "fsdp", "expert")
+
+# (pattern of the whole path, axis of each trailing dimension); the first match decides. Stacked blocks have a
+# leading depth dimension, which is never sharded. Optimizer moments match like the parameters they follow.
+RULES: tuple[tuple[str, tuple[str | None, ...]], ...] = (
+    (r".*/(query|key|value|up|patches|projection|factors|scale_of_factors)/kernel", (None, "fsdp")),
+    (r".*/(out|down)/kernel", ("fsdp", None)),
+    (r".*/tokens/embedding", ("fsdp", None)),
+    (r".*head/logits/kernel", (None, "fsdp")),
+    (r".*", ()),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class MeshConfig:
+    """Sizes of the mesh axes; ``data = -1`` takes the devices that the others leave.
+
+    Attributes:
+        data: batches are split, parameters repeated.
+        fsdp: batches and parameters are split.
+        expert: experts of a mixture are split.
+    """
+
+    data: int = -1
+    fsdp: int = 1
+    expert: int = 1
+
+    def build(self, devices: Sequence[Any] | None = None) -> Mesh:
+        """Returns the mesh over all devices.
+
+        Raises:
+            UserError: the sizes do not multiply to the number of devices.
+        """
+        devices = jax.devices() if devices is None else devices
+        fixed = self.fsdp * self.expert
+        data = len(devices) // fixed if self.data == -1 else self.data
+        if data * fixed != len(devices) or data < 1:
+            raise UserError(
+                f"mesh data x fsdp x expert = {self.data} x {self.fsdp} x {self.expert} does not fit "
+                f"{len(devices)} devices; change --mesh.data, --mesh.fsdp or --mesh.expert"
+            )
+        shape = (data, self.fsdp, self.expert)
+        return jax.make_mesh(shape, AXES, axis_types=(AxisType.Auto,) * 3, devices=devices)
+
+
+def batch_sharding(mesh: Mesh) -> NamedSharding:
+    """Returns the sharding of every array of a batch: rows over ``data`` and ``fsdp``."""
+    return NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
+
+
+def check_batch_size(batch_size: int, mesh: Mesh) -> None:
+    """Refuses a global batch that the mesh cannot split evenly.
+
+    Raises:
+        UserError: ``batch_size`` is not a multiple of the devices that share it.
+    """
+    shares = num_batch_shares(mesh)
+    if batch_size % shares:
+        below = batch_size - batch_size % shares
+        raise UserError(
+            f"batch size {batch_size} is not divisible by the {shares} devices that share it; "
+            f"use --data.batch-size {below or shares} or {below + shares}"
+        )
+
+
+def tree_shardings(tree: Any, mesh: Mesh) -> Any:
+    """Returns a `NamedSharding` for every leaf of a tree of arrays or shapes, by `RULES`.
+
+    A dimension that its axis does not divide evenly is repeated.
+    """
+    return jax.tree_util.tree_map_with_path(lambda path, leaf: _leaf_sharding(path, leaf.shape, mesh), tree)
+
+
+def _leaf_sharding(path: Any, shape: tuple[int, ...], mesh: Mesh) -> NamedSharding:
+    name = jax.tree_util.keystr(path, simple=True, separator="/")
+    axes = next(axes for pattern, axes in RULES if re.fullmatch(pattern, name))
+    # Factored moments have fewer dimensions than the parameter whose path they carry.
+    axes = (None,) * (len(shape) - len(axes)) + axes if len(shape) >= len(axes) else (None,) * len(shape)
+    fits = [axis if axis and size % mesh.shape[axis] == 0 else None for axis, size in zip(axes, shape, strict=True)]
+    return NamedSharding(mesh, PartitionSpec(*fits))
+
+
+def num_batch_shares(mesh: Mesh) -> int:
+    """Returns over how many devices a batch is split."""
+    return math.prod(mesh.shape[axis] for axis in ("data", "fsdp"))

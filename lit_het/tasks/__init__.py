@@ -1,0 +1,1 @@
+"""Tasks join towers, a head and a loss into one differentiable function of parameters and a batch."""

@@ -1,0 +1,125 @@
+"""LiT (Zhai et al. 2022): a locked image tower, a trainable text tower, a contrastive head and loss."""
+
+import dataclasses
+
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int, Key, UInt8
+
+from lit_het.errors import UserError
+from lit_het.heads.base import ContrastiveHead
+from lit_het.heads.contrastive import ContrastiveHeadConfig, DeterministicContrastiveConfig
+from lit_het.losses.base import masked_mean
+from lit_het.losses.contrastive import ContrastiveLoss, SoftmaxLoss
+from lit_het.random import Keys
+from lit_het.towers.text import TextConfig
+from lit_het.towers.vit import ViTConfig
+from lit_het.types import Batch, Metrics, Params
+
+
+@dataclasses.dataclass(frozen=True)
+class ContrastiveConfig:
+    """An image-text model.
+
+    Attributes:
+        image_tower: the tower whose embedding the text tower learns to meet.
+        text_tower: the text tower; its ``embedding_size`` equals the image tower's.
+        head: how pairs of embeddings become keys and queries.
+        loss: what scores them.
+        locked: patterns of parameters to lock: LiT locks the image tower, and only it.
+
+    Raises:
+        UserError: the towers' embeddings differ in size.
+    """
+
+    image_tower: ViTConfig = ViTConfig()
+    text_tower: TextConfig = TextConfig()
+    head: ContrastiveHeadConfig = DeterministicContrastiveConfig()
+    loss: ContrastiveLoss = SoftmaxLoss()
+    locked: tuple[str, ...] = ("image_tower/.*",)
+
+    def __post_init__(self) -> None:
+        image, text = self.image_tower.embedding_size, self.text_tower.embedding_size
+        if image != text:
+            raise UserError(f"text_tower.embedding_size = {text} must equal the image tower's embedding size {image}")
+
+    def build(self) -> "ContrastiveTask":
+        """Returns the task."""
+        return ContrastiveTask(self)
+
+
+class TwoTowers(nnx.Module):
+    """Both towers and the head under the names that parameter paths begin with."""
+
+    head: ContrastiveHead
+
+    def __init__(self, config: ContrastiveConfig, rngs: nnx.Rngs):
+        self.image_tower = config.image_tower.build(rngs)
+        self.text_tower = config.text_tower.build(rngs)
+        self.head = config.head.build(config.image_tower.embedding_size, rngs)
+
+
+class ContrastiveTask:
+    """The task of a `ContrastiveConfig`."""
+
+    def __init__(self, config: ContrastiveConfig):
+        self.config = config
+        self.locked = config.locked
+        self.graph = nnx.graphdef(nnx.eval_shape(lambda: TwoTowers(config, nnx.Rngs(0))))
+
+    def initialize(self, key: Key[Array, ""]) -> Params:
+        """Returns fresh parameters."""
+        return nnx.to_pure_dict(nnx.state(TwoTowers(self.config, nnx.Rngs(params=key))))
+
+    def loss(self, params: Params, batch: Batch, keys: Keys) -> tuple[Float[Array, ""], Metrics]:
+        """Returns the contrastive loss of the batch, and metrics."""
+        assert batch.text is not None
+        model = self._model(params)
+        image, auxiliary = self._image_embedding(model, batch)
+        text = model.text_tower(batch.text)
+        samples = model.head(image, text.embedding, keys("noise"))
+        loss = self.config.loss(samples, batch.valid)
+        # Accuracy of image → text within the batch, without noise.
+        similarity = jnp.where(batch.valid[None, :], samples.image @ samples.text.T, -jnp.inf)
+        correct = jnp.argmax(similarity, axis=1) == jnp.arange(similarity.shape[0])
+        metrics = {
+            "top1": masked_mean(correct.astype(jnp.float32), batch.valid),
+            "temperature": samples.temperature,
+            "image_noise_norm": masked_mean(model.head.image_noise_norm(image), batch.valid),
+            "text_noise_norm": masked_mean(model.head.text_noise_norm(text.embedding), batch.valid),
+        }
+        auxiliary = {**auxiliary, **text.auxiliary_losses}
+        return loss + sum(auxiliary.values()), metrics
+
+    def encode_image(
+        self, params: Params, image: UInt8[Array, "b h w c"]
+    ) -> tuple[Float[Array, "b d"], Float[Array, " b"]]:
+        """Returns noiseless embeddings and the norm of the noise."""
+        model = self._model(params)
+        embedding = model.image_tower(image).embedding
+        return model.head.image_key(embedding), model.head.image_noise_norm(embedding)
+
+    def encode_text(self, params: Params, text: Int[Array, "b l"]) -> tuple[Float[Array, "b d"], Float[Array, " b"]]:
+        """Returns noiseless embeddings and the norm of the noise."""
+        model = self._model(params)
+        embedding = model.text_tower(text).embedding
+        return model.head.text_key(embedding), model.head.text_noise_norm(embedding)
+
+    def temperature(self, params: Params) -> Float[Array, ""]:
+        """Returns τ."""
+        return self._model(params).head.temperature()
+
+    def _model(self, params: Params) -> TwoTowers:
+        return nnx.merge(self.graph, params)
+
+    def _image_embedding(self, model: TwoTowers, batch: Batch) -> tuple[Float[Array, "b d"], Metrics]:
+        if batch.image_embedding is not None:
+            if batch.image_embedding.shape[1] != self.config.image_tower.embedding_size:
+                raise UserError(
+                    f"stored image embeddings have size {batch.image_embedding.shape[1]}, the image tower's have "
+                    f"{self.config.image_tower.embedding_size}"
+                )
+            return batch.image_embedding, {}
+        assert batch.image is not None
+        output = model.image_tower(batch.image)
+        return output.embedding, output.auxiliary_losses

@@ -1,0 +1,1 @@
+"""Image and text towers: arrays in, `TowerOutput` out."""

@@ -1,0 +1,24 @@
+"""From the tokens of an encoder to one embedding per example."""
+
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float
+
+from lit_het.towers.transformer import Attention, EncoderConfig, Mlp, layer_norm
+
+
+class AttentionPooling(nnx.Module):
+    """A learned probe attends to all tokens; an MLP refines what it found (MAP, Zhai et al. 2022)."""
+
+    def __init__(self, config: EncoderConfig, rngs: nnx.Rngs):
+        self.probe = nnx.Param(nnx.initializers.xavier_uniform()(rngs.params(), (1, config.width)))
+        self.attention = Attention(config, rngs)
+        self.norm = layer_norm(config.width, rngs)
+        self.mlp = Mlp(config, rngs)
+
+    def __call__(self, tokens: Float[Array, "b n d"]) -> Float[Array, "b d"]:
+        """Returns one embedding per example."""
+        b, n, d = tokens.shape
+        probes = jnp.broadcast_to(self.probe[...], (b, d))
+        pooled = self.attention(probes, tokens.reshape(b * n, d), b)
+        return (pooled + self.mlp(self.norm(pooled))).astype(jnp.float32)

@@ -1,0 +1,1 @@
+"""Training: a pure step, the loop around it, and what it writes."""

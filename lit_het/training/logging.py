@@ -1,0 +1,111 @@
+"""What a run tells: JSON lines and TensorBoard on disk, a progress bar or plain lines on the screen."""
+
+import json
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from tensorboardX import SummaryWriter
+
+# Seconds between two plain lines where there is no terminal to draw a bar on.
+PLAIN_INTERVAL = 10.0
+
+
+class Bar:
+    """A progress bar with rate and time left; plain lines where the output is not a terminal.
+
+    Use as a context manager; ``advance(n, note)`` counts ``n`` more units.
+    """
+
+    def __init__(self, description: str, total: int, unit: str, *, start: int = 0):
+        self.description, self.total, self.unit = description, total, unit
+        self._done = self._start = start
+        self._began = self._last_line = time.monotonic()
+        self._console = Console(stderr=True)
+        self._bar: Progress | None = None
+        if self._console.is_terminal:
+            columns = (
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[rate]}"),
+                TimeElapsedColumn(),
+                TextColumn("left"),
+                TimeRemainingColumn(),
+                TextColumn("{task.fields[note]}"),
+            )
+            self._bar = Progress(*columns, console=self._console)
+            self._task = self._bar.add_task(description, total=total, completed=start, rate="", note="")
+
+    def __enter__(self) -> "Bar":
+        if self._bar:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar:
+            self._bar.stop()
+        elif error is None:
+            self._print_line("")
+
+    def advance(self, count: int, note: str = "") -> None:
+        """Counts ``count`` more units done and shows ``note`` beside the bar."""
+        self._done += count
+        if self._bar:
+            self._bar.update(self._task, completed=self._done, rate=f"{self._rate():.1f} {self.unit}/s", note=note)
+        elif time.monotonic() - self._last_line > PLAIN_INTERVAL:
+            self._print_line(note)
+
+    def _rate(self) -> float:
+        return (self._done - self._start) / max(time.monotonic() - self._began, 1e-6)
+
+    def _print_line(self, note: str) -> None:
+        self._last_line = time.monotonic()
+        left = (self.total - self._done) / max(self._rate(), 1e-6)
+        line = (
+            f"{self.description}: {self._done}/{self.total} {self.unit}, {self._rate():.1f}/s, {left:.0f} s left {note}"
+        )
+        print(line.rstrip(), file=sys.stderr, flush=True)
+
+
+class MetricLog:
+    """Writes scalars to ``metrics.jsonl`` and to TensorBoard files in a run's directory.
+
+    A resumed run drops the records of steps that its checkpoint does not cover: each step stands there once.
+    """
+
+    def __init__(self, directory: Path, *, first_step: int = 0):
+        self.path = directory / "metrics.jsonl"
+        kept = [record for record in read_metrics(self.path) if record["step"] <= first_step]
+        temporary = self.path.with_suffix(".partial")
+        temporary.write_text("".join(json.dumps(record) + "\n" for record in kept))
+        temporary.replace(self.path)
+        self._file = self.path.open("a")
+        self._board = SummaryWriter(str(directory / "tensorboard"), purge_step=first_step + 1)
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Appends one record; ``step`` counts the optimizer updates done."""
+        self._file.write(json.dumps({"step": step, **metrics}) + "\n")
+        self._file.flush()
+        for name, value in metrics.items():
+            self._board.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        """Flushes and closes both."""
+        self._file.close()
+        self._board.close()
+
+
+def read_metrics(path: Path) -> list[dict[str, float]]:
+    """Returns the records of a ``metrics.jsonl``; a last line cut short by a kill is left out."""
+    if not path.exists():
+        return []
+    lines = path.read_text().split("\n")
+    # Whatever follows the last line feed was never completed.
+    return [json.loads(line) for line in lines[:-1]]

@@ -1,0 +1,102 @@
+"""The training loop: when to step, log, evaluate and save."""
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Protocol, runtime_checkable
+
+import jax
+
+from lit_het.errors import UserError
+from lit_het.training.logging import Bar, MetricLog
+from lit_het.training.step import TrainStep
+from lit_het.types import Batch, Metrics, Params, TrainState
+
+
+@runtime_checkable
+class Saver(Protocol):
+    """Where the loop leaves its state."""
+
+    def save(self, state: TrainState) -> None:
+        """Saves the state after ``state.step`` updates."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Cadence:
+    """How often things happen, in steps.
+
+    Attributes:
+        log_steps: between two records; the host waits for the device only then.
+        save_steps: between two checkpoints; the last step always saves.
+        evaluate_steps: between two evaluations; 0 evaluates only after the last step.
+    """
+
+    log_steps: int = 50
+    save_steps: int = 1000
+    evaluate_steps: int = 0
+
+
+def train(
+    step: TrainStep,
+    state: TrainState,
+    locked: Params,
+    batches: Iterator[Batch],
+    *,
+    num_steps: int,
+    cadence: Cadence,
+    log: MetricLog,
+    saver: Saver,
+    evaluate: Callable[[Params], Mapping[str, float]],
+    description: str,
+) -> TrainState:
+    """Trains from ``state.step`` to ``num_steps`` and returns the last state.
+
+    Args:
+        step: the compiled step; donates the state.
+        state: where to start.
+        locked: parameters that never change.
+        batches: global batches, beginning with the one of ``state.step``.
+        num_steps: optimizer updates of the whole run.
+        cadence: how often to log, save and evaluate.
+        log: where metrics go.
+        saver: where checkpoints go.
+        evaluate: trainable parameters to metrics, run after the last step and every ``evaluate_steps``.
+        description: shown beside the progress bar.
+
+    Raises:
+        UserError: the loss is not finite.
+    """
+    start = int(state.step)
+    pending: list[Metrics] = []
+    began = time.monotonic()
+    with Bar(description, num_steps, "steps", start=start) as bar:
+        for done in range(start + 1, num_steps + 1):
+            state, metrics = step(state, locked, next(batches))
+            pending.append(metrics)
+            note = ""
+            if done % cadence.log_steps == 0 or done == num_steps:
+                record = _average(pending)
+                record["train/steps_per_second"] = len(pending) / (time.monotonic() - began)
+                log.write(done, record)
+                note = f"loss {record['train/loss']:.3f}"
+                if not record["train/loss"] < float("inf"):
+                    raise UserError(
+                        f"the loss is {record['train/loss']} at step {done}; lower --schedule.learning-rate, or "
+                        "continue from the last checkpoint with --resume"
+                    )
+                pending, began = [], time.monotonic()
+            if done % cadence.save_steps == 0 or done == num_steps:
+                saver.save(state)
+            if done == num_steps or (cadence.evaluate_steps and done % cadence.evaluate_steps == 0):
+                evaluation = evaluate(state.params)
+                if evaluation:
+                    log.write(done, evaluation)
+                began = time.monotonic()
+            bar.advance(1, note)
+    return state
+
+
+def _average(pending: list[Metrics]) -> dict[str, float]:
+    fetched = jax.device_get(pending)
+    return {f"train/{name}": float(sum(m[name] for m in fetched) / len(fetched)) for name in fetched[0]}
