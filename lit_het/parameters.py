@@ -25,7 +25,7 @@ def unflatten(flat: dict[str, Any]) -> Params:
 
 
 def partition(params: Params, patterns: Sequence[str]) -> tuple[Params, Params]:
-    """Splits a tree into (parameters whose whole path matches any pattern, the rest).
+    """Splits a tree into (parameters whose whole path matches any pattern, the rest); no pattern matches nothing.
 
     Raises:
         UserError: a pattern matches nothing, which is always a mistake.

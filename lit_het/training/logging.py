@@ -24,7 +24,8 @@ class Bar:
     def __init__(self, description: str, total: int, unit: str, *, start: int = 0):
         self.description, self.total, self.unit = description, total, unit
         self._done = self._start = start
-        self._began = self._last_line = time.monotonic()
+        self._last_line = time.monotonic()
+        self._began: float | None = None
         self._console = Console(stderr=True)
         self._bar: Progress | None = None
         if self._console.is_terminal:
@@ -57,13 +58,17 @@ class Bar:
     def advance(self, count: int, note: str = "") -> None:
         """Counts ``count`` more units done and shows ``note`` beside the bar."""
         self._done += count
+        if self._began is None:
+            # The first units wait for compilation: the rate leaves them out.
+            self._began, self._start = time.monotonic(), self._done
         if self._bar:
             self._bar.update(self._task, completed=self._done, rate=f"{self._rate():.1f} {self.unit}/s", note=note)
         elif time.monotonic() - self._last_line > PLAIN_INTERVAL:
             self._print_line(note)
 
     def _rate(self) -> float:
-        return (self._done - self._start) / max(time.monotonic() - self._began, 1e-6)
+        seconds = 0.0 if self._began is None else time.monotonic() - self._began
+        return (self._done - self._start) / max(seconds, 1e-6)
 
     def _print_line(self, note: str) -> None:
         self._last_line = time.monotonic()

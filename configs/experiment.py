@@ -1,0 +1,158 @@
+"""The root of every configuration, and its form on disk."""
+
+import dataclasses
+import importlib.util
+import json
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, TypeAlias, Union, get_args, get_origin
+
+import cattrs
+from flax import traverse_util
+
+from data_pipelines.loader import LoaderConfig
+from data_pipelines.tokenizers import SentencePieceConfig
+from eval.zero_shot import ZeroShotConfig
+from lit_het.errors import UserError
+from lit_het.optimizers import AdamW, Optimizer
+from lit_het.schedules import CosineSchedule
+from lit_het.sharding import MeshConfig
+from lit_het.tasks.classification import ClassificationConfig
+from lit_het.tasks.contrastive import ContrastiveConfig
+from lit_het.training.loop import Cadence
+
+
+@dataclasses.dataclass(frozen=True)
+class PretrainedConfig:
+    """Parameters taken from another run.
+
+    Attributes:
+        run: directory of the run that trained them.
+        pattern: which of its parameters to take; they keep their paths.
+    """
+
+    run: Path
+    pattern: str = "image_tower/.*"
+
+
+@dataclasses.dataclass(frozen=True)
+class ExperimentConfig:
+    """One training run.
+
+    Attributes:
+        run_dir: where everything that the run writes goes.
+        task: towers, head and loss.
+        data: what to read.
+        num_steps: optimizer updates.
+        tokenizer: captions to token ids; None where there is no text tower.
+        pretrained: where parameters start that are not drawn afresh; locked parameters need it.
+        optimizer: the optimizer.
+        schedule: its learning rate.
+        mesh: how devices share the work.
+        cadence: how often to log, save and evaluate.
+        evaluations: zero-shot sets to evaluate on.
+        seed: of initialisation and noise; the order of the data has its own, ``data.seed``.
+    """
+
+    run_dir: Path
+    task: ContrastiveConfig | ClassificationConfig
+    data: LoaderConfig
+    num_steps: int
+    tokenizer: SentencePieceConfig | None = None
+    pretrained: PretrainedConfig | None = None
+    optimizer: Optimizer = AdamW()
+    schedule: CosineSchedule = CosineSchedule()
+    mesh: MeshConfig = MeshConfig()
+    cadence: Cadence = Cadence()
+    evaluations: tuple[ZeroShotConfig, ...] = ()
+    seed: int = 0
+
+
+def load_module_config(path: Path) -> ExperimentConfig:
+    """Returns ``get_config()`` of a Python file.
+
+    Raises:
+        UserError: the file is missing or offers no ``get_config``.
+    """
+    if not path.is_file():
+        raise UserError(f"no configuration file {path}; the project's own are configs/*.py")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise UserError(f"{path} is not a Python file; a configuration is a module with get_config()")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    if not hasattr(module, "get_config"):
+        raise UserError(f"{path} has no get_config(); see configs/quickstart_lit_het_xl.py for an example")
+    return module.get_config()
+
+
+def save(config: ExperimentConfig, path: Path) -> None:
+    """Writes a configuration as JSON, read back by `load`."""
+    path.write_text(json.dumps(to_dict(config), indent=2) + "\n")
+
+
+def load(path: Path) -> ExperimentConfig:
+    """Reads a configuration that `save` wrote.
+
+    Raises:
+        UserError: the file is missing, or was written by a version with other fields.
+    """
+    if not path.is_file():
+        raise UserError(f"{path} is missing; give the directory of a run of lit-het")
+    try:
+        return _CONVERTER.structure(json.loads(path.read_text()), ExperimentConfig)
+    except (cattrs.BaseValidationError, ValueError, KeyError) as error:
+        reasons = cattrs.transform_error(error) if isinstance(error, cattrs.BaseValidationError) else [repr(error)]
+        raise UserError(f"{path} does not fit this version of lit-het: {'; '.join(reasons)}") from error
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """Returns a configuration as nested dicts of JSON values; alternatives carry their class under ``type``."""
+    return _CONVERTER.unstructure(config, unstructure_as=type(config))
+
+
+def differences(first: Any, second: Any) -> dict[str, tuple[Any, Any]]:
+    """Returns the dotted fields in which two configurations differ, with both values."""
+    one, other = fields(first), fields(second)
+    return {
+        field: (one.get(field), other.get(field))
+        for field in sorted(one.keys() | other.keys())
+        if one.get(field) != other.get(field)
+    }
+
+
+def fields(config: Any) -> dict[str, Any]:
+    """Returns the dotted fields of a configuration with their values."""
+    return traverse_util.flatten_dict(to_dict(config), sep=".")
+
+
+_UnionForm: TypeAlias = Any  # what X | Y evaluates to
+
+
+def _is_union(form: _UnionForm) -> bool:
+    return get_origin(form) in (Union, UnionType)
+
+
+def _structure_union(value: Any, form: _UnionForm) -> Any:
+    """Reads a value that may be None or one of several dataclasses, told apart by ``type``."""
+    options = [option for option in get_args(form) if option is not NoneType]
+    if value is None and len(options) < len(get_args(form)):
+        return None
+    if isinstance(value, dict) and "type" in value:
+        by_name = {option.__name__: option for option in options}
+        if value["type"] not in by_name:
+            raise ValueError(f"unknown type {value['type']!r}; the choices are {', '.join(by_name)}")
+        return _CONVERTER.structure({k: v for k, v in value.items() if k != "type"}, by_name[value["type"]])
+    return _CONVERTER.structure(value, options[0])
+
+
+def _unstructure_union(value: Any) -> Any:
+    plain = _CONVERTER.unstructure(value)
+    return {"type": type(value).__name__, **plain} if dataclasses.is_dataclass(value) else plain
+
+
+_CONVERTER = cattrs.Converter(forbid_extra_keys=True)
+_CONVERTER.register_structure_hook(Path, lambda value, _: Path(value))
+_CONVERTER.register_unstructure_hook(Path, str)
+_CONVERTER.register_structure_hook_func(_is_union, _structure_union)
+_CONVERTER.register_unstructure_hook_func(_is_union, _unstructure_union)

@@ -1,0 +1,50 @@
+"""LiT on a locked SoViT-400m/14 with a HET-XL head, in full size.
+
+Tower, resolution, batch, examples, optimizer, clipping, learning rate and schedule: SoViT Table 7. Head, factors,
+samples and starting temperature: HET-XL App. A.2 and N.2, which uses the softmax loss.
+"""
+
+from pathlib import Path
+
+from configs.experiment import ExperimentConfig, PretrainedConfig
+from data_pipelines.loader import LoaderConfig
+from data_pipelines.tokenizers import SentencePieceConfig
+from lit_het.heads.contrastive import HetXLContrastiveConfig
+from lit_het.optimizers import Adafactor
+from lit_het.schedules import CosineSchedule
+from lit_het.sharding import MeshConfig
+from lit_het.tasks.contrastive import ContrastiveConfig
+from lit_het.towers.text import TextConfig
+from lit_het.towers.transformer import encoder_size
+from lit_het.towers.vit import ViTConfig
+from lit_het.training.loop import Cadence
+
+BATCH_SIZE = 32_768
+NUM_EXAMPLES = 900_000_000
+
+
+def get_config() -> ExperimentConfig:
+    """Returns the run; set ``--data.shards``, ``--tokenizer.model`` and ``--pretrained.run``."""
+    num_steps = NUM_EXAMPLES // BATCH_SIZE
+    return ExperimentConfig(
+        run_dir=Path("runs/lit_so400m_het_xl"),
+        task=ContrastiveConfig(
+            image_tower=ViTConfig(image_size=224, patch_size=14, encoder=encoder_size("So400m"), pooling="attention"),
+            text_tower=TextConfig(
+                vocabulary_size=32_000,
+                length=16,
+                embedding_size=1152,
+                encoder=encoder_size("So400m"),
+                pooling="last",
+            ),
+            head=HetXLContrastiveConfig(),
+        ),
+        data=LoaderConfig(shards=("data/train/{00000..99999}.tar",), image_size=224, batch_size=BATCH_SIZE, threads=16),
+        tokenizer=SentencePieceConfig(model=Path("data/tokenizer.model"), length=16),
+        pretrained=PretrainedConfig(run=Path("runs/so400m")),
+        num_steps=num_steps,
+        optimizer=Adafactor(weight_decay=1e-4, clip_norm=1.0),
+        schedule=CosineSchedule(learning_rate=1e-3, warmup_steps=num_steps // 5),
+        mesh=MeshConfig(data=-1, fsdp=8),
+        cadence=Cadence(log_steps=50, save_steps=1000),
+    )

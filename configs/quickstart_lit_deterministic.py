@@ -1,0 +1,43 @@
+"""Quickstart, second stage: LiT with a deterministic head on the locked tower of the first stage."""
+
+from pathlib import Path
+
+from configs.experiment import ExperimentConfig, PretrainedConfig
+from configs.quickstart_upstream import IMAGE_TOWER, ROOT
+from data_pipelines.loader import LoaderConfig
+from data_pipelines.tokenizers import SentencePieceConfig
+from lit_het.heads.contrastive import DeterministicContrastiveConfig
+from lit_het.optimizers import AdamW
+from lit_het.schedules import CosineSchedule
+from lit_het.tasks.contrastive import ContrastiveConfig
+from lit_het.towers.text import TextConfig
+from lit_het.towers.transformer import EncoderConfig
+from lit_het.training.loop import Cadence
+
+VOCABULARY_SIZE = 512
+TEXT_LENGTH = 16
+
+
+def get_config(root: Path = ROOT) -> ExperimentConfig:
+    """Returns the run; ``root`` holds the data and the upstream run of ``lit-het quickstart``."""
+    return ExperimentConfig(
+        run_dir=root / "deterministic",
+        task=ContrastiveConfig(
+            image_tower=IMAGE_TOWER,
+            text_tower=TextConfig(
+                vocabulary_size=VOCABULARY_SIZE,
+                length=TEXT_LENGTH,
+                embedding_size=IMAGE_TOWER.embedding_size,
+                encoder=EncoderConfig(width=128, depth=2, mlp_width=512, num_heads=4, unrolled=True),
+                pooling="mean",
+            ),
+            head=DeterministicContrastiveConfig(),
+        ),
+        data=LoaderConfig(shards=(str(root / "data" / "train"),), image_size=32, batch_size=256),
+        tokenizer=SentencePieceConfig(model=root / "data" / "tokenizer.model", length=TEXT_LENGTH),
+        pretrained=PretrainedConfig(run=root / "upstream"),
+        num_steps=400,
+        optimizer=AdamW(second_decay=0.99, weight_decay=1e-4),
+        schedule=CosineSchedule(learning_rate=2e-3, warmup_steps=50),
+        cadence=Cadence(log_steps=10, save_steps=200),
+    )

@@ -1,0 +1,16 @@
+"""Quickstart, third stage: the second with a HET-XL head; seed, data order and towers are the same."""
+
+import dataclasses
+from pathlib import Path
+
+from configs import quickstart_lit_deterministic
+from configs.experiment import ExperimentConfig
+from configs.quickstart_upstream import ROOT
+from lit_het.heads.contrastive import HetXLContrastiveConfig
+
+
+def get_config(root: Path = ROOT) -> ExperimentConfig:
+    """Returns the run; ``root`` holds the data and the upstream run of ``lit-het quickstart``."""
+    config = quickstart_lit_deterministic.get_config(root)
+    task = dataclasses.replace(config.task, head=HetXLContrastiveConfig())
+    return dataclasses.replace(config, run_dir=root / "het_xl", task=task)

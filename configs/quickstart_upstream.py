@@ -1,0 +1,58 @@
+"""Quickstart, first stage: a small ViT learns which words stand in the name of a character, with a HET-XL head."""
+
+from pathlib import Path
+
+from configs.experiment import ExperimentConfig
+from data_pipelines.augment import RandomAffine
+from data_pipelines.glyphs import GlyphConfig
+from data_pipelines.labels import CaptionWords
+from data_pipelines.loader import LoaderConfig
+from lit_het.heads.covariance import CovarianceConfig
+from lit_het.heads.het_xl import HetXLConfig
+from lit_het.optimizers import AdamW
+from lit_het.schedules import CosineSchedule
+from lit_het.tasks.classification import ClassificationConfig
+from lit_het.towers.transformer import EncoderConfig
+from lit_het.towers.vit import ViTConfig
+from lit_het.training.loop import Cadence
+
+ROOT = Path("runs/quickstart")
+IMAGE_TOWER = ViTConfig(
+    image_size=32,
+    patch_size=8,
+    encoder=EncoderConfig(width=128, depth=4, mlp_width=512, num_heads=4, unrolled=True),
+    pooling="mean",
+)
+
+
+def glyphs(seed: int = 0) -> GlyphConfig:
+    """Returns the data set: Latin, Greek, Cyrillic and digits."""
+    return GlyphConfig(seed=seed)
+
+
+def get_config(root: Path = ROOT) -> ExperimentConfig:
+    """Returns the run; ``root`` holds the data that ``lit-het quickstart`` writes, in ``data/``."""
+    return ExperimentConfig(
+        run_dir=root / "upstream",
+        task=ClassificationConfig(
+            image_tower=IMAGE_TOWER,
+            head=HetXLConfig(
+                covariance=CovarianceConfig(num_factors=8, form="efficient", initial_noise_norm=1.0),
+                num_samples=4,
+                initial_bias=-5.0,
+            ),
+            num_classes=400,
+            loss="sigmoid",
+        ),
+        data=LoaderConfig(
+            shards=(str(root / "data" / "train"),),
+            image_size=32,
+            batch_size=128,
+            labels=CaptionWords(),
+            augmentation=RandomAffine(),
+        ),
+        num_steps=1500,
+        optimizer=AdamW(second_decay=0.99, weight_decay=1e-4),
+        schedule=CosineSchedule(learning_rate=2e-3, warmup_steps=100),
+        cadence=Cadence(log_steps=25, save_steps=500),
+    )

@@ -1,0 +1,141 @@
+"""What a sample is labelled with: the class in its ``.cls`` member, or the words of its caption."""
+
+import dataclasses
+from pathlib import Path
+from typing import Protocol, TypeAlias
+
+import numpy as np
+
+from lit_het.errors import UserError
+
+
+class Labels(Protocol):
+    """Reads the label of one sample.
+
+    Attributes:
+        member: the extension of the member that holds the label.
+        num_classes: ``k``.
+    """
+
+    member: str
+    num_classes: int
+
+    def zeros(self, count: int) -> np.ndarray:
+        """Labels of samples without one: ``[count]`` int32 or ``[count k]`` float32."""
+        ...
+
+    def encode(self, content: str) -> int | np.ndarray:
+        """One label, to be put into a row of ``zeros``.
+
+        Raises:
+            UserError: the content is no label of this vocabulary; the message does not know the sample.
+        """
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class ClassIndex:
+    """Labels that are class indices in the member ``.cls``.
+
+    Attributes:
+        names: a file with one class name a line; None means ``classnames.txt`` beside the shards.
+    """
+
+    names: Path | None = None
+
+    def build(self, directory: Path) -> Labels:
+        """Reads the names; ``directory`` is where the shards lie."""
+        path = self.names or directory / "classnames.txt"
+        return ClassIndexLabels(path, len(read_lines(path)))
+
+
+@dataclasses.dataclass(frozen=True)
+class CaptionWords:
+    """Labels that mark which words of a fixed vocabulary stand in the caption (multi-label).
+
+    A word is what white space separates, in lower case, so that ``double-struck`` is one word.
+
+    Attributes:
+        vocabulary: a file with one word a line; None means ``words.txt`` in the folder of the shards or the one above.
+    """
+
+    vocabulary: Path | None = None
+
+    def build(self, directory: Path) -> Labels:
+        """Reads the vocabulary; ``directory`` is where the shards lie."""
+        path = self.vocabulary or next(
+            (folder / "words.txt" for folder in (directory, directory.parent) if (folder / "words.txt").is_file()),
+            directory / "words.txt",
+        )
+        return CaptionWordsLabels(path, read_lines(path))
+
+
+LabelsConfig: TypeAlias = ClassIndex | CaptionWords
+
+
+class ClassIndexLabels:
+    """Class indices ``[b]`` int32."""
+
+    member = "cls"
+
+    def __init__(self, path: Path, num_classes: int):
+        self._path = path
+        self.num_classes = num_classes
+
+    def zeros(self, count: int) -> np.ndarray:
+        """Class 0 for each of ``count`` samples."""
+        return np.zeros(count, np.int32)
+
+    def encode(self, content: str) -> int:
+        """The class index."""
+        if not content.strip().isdecimal() or int(content) >= self.num_classes:
+            raise UserError(
+                f"label {content!r} is no index below {self.num_classes}; make {self._path} and the shards agree"
+            )
+        return int(content)
+
+
+class CaptionWordsLabels:
+    """Multi-hot vectors ``[b k]`` float32 of the words of captions."""
+
+    member = "txt"
+
+    def __init__(self, path: Path, words: list[str]):
+        self._path = path
+        self._columns = {word: column for column, word in enumerate(words)}
+        self.num_classes = len(words)
+        if len(self._columns) < len(words):
+            raise UserError(f"{path}: a word stands in it twice; keep each word once")
+
+    def zeros(self, count: int) -> np.ndarray:
+        """No word for each of ``count`` samples."""
+        return np.zeros((count, self.num_classes), np.float32)
+
+    def encode(self, content: str) -> np.ndarray:
+        """One for each word of the caption, ``[k]``."""
+        label = np.zeros(self.num_classes, np.float32)
+        try:
+            label[[self._columns[word] for word in words_of(content)]] = 1
+        except KeyError as error:
+            raise UserError(f"word {error} is not in {self._path}; make the vocabulary from these captions") from error
+        return label
+
+
+def words_of(caption: str) -> list[str]:
+    """The words of a caption: what white space separates, in lower case."""
+    return caption.lower().split()
+
+
+def read_lines(path: Path) -> list[str]:
+    """The lines of a UTF-8 file, such as ``classnames.txt``.
+
+    Raises:
+        UserError: the file cannot be read or is empty.
+    """
+    try:
+        lines = path.read_text("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: cannot be read ({error}); check the path") from error
+    if not lines:
+        raise UserError(f"{path}: is empty; it needs one name a line")
+    return lines

@@ -1,0 +1,138 @@
+"""Captions to token ids: SentencePiece, trained in memory or read from a file."""
+
+import dataclasses
+import io
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import sentencepiece
+from jaxtyping import Int32
+
+from lit_het.errors import UserError
+
+_QUIET = 2  # SentencePiece's level for errors only
+
+
+def train_sentencepiece(
+    captions: Iterable[str],
+    *,
+    vocabulary_size: int,
+    model_type: Literal["unigram", "bpe", "word"] = "unigram",
+    lowercase: bool = True,
+) -> bytes:
+    """Trains a SentencePiece model in memory; equal captions give equal bytes.
+
+    Padding is id 0, end of sequence 1, unknown 2. Every character of the captions is covered. The vocabulary comes
+    out smaller than ``vocabulary_size`` where the captions do not yield as many pieces.
+
+    Raises:
+        UserError: the captions cannot fill or fit the vocabulary.
+    """
+    model = io.BytesIO()
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=(caption.lower() if lowercase else caption for caption in captions),
+            model_writer=model,
+            vocab_size=vocabulary_size,
+            model_type=model_type,
+            character_coverage=1.0,
+            hard_vocab_limit=False,
+            pad_id=0,
+            eos_id=1,
+            unk_id=2,
+            bos_id=-1,
+            num_threads=1,  # the order of floating point sums, and so the model, depends on it
+            minloglevel=_QUIET,
+        )
+    except (RuntimeError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(
+            f"a vocabulary of {vocabulary_size} pieces cannot be trained ({reason}); change its size"
+        ) from error
+    return model.getvalue()
+
+
+@dataclasses.dataclass(frozen=True)
+class SentencePieceConfig:
+    """A SentencePiece model in a file.
+
+    Attributes:
+        model: the ``.model`` file.
+        length: tokens per caption, the end token included.
+        lowercase: lower the case of captions first, if the model was trained so.
+        padding_id: None takes the model's own; SigLIP pads with its end token, 1.
+    """
+
+    model: Path
+    length: int = 16
+    lowercase: bool = True
+    padding_id: int | None = None
+
+    def build(self) -> "SentencePieceTokenizer":
+        """Reads the model.
+
+        Raises:
+            UserError: the file is missing or holds no SentencePiece model with an end token and padding.
+        """
+        try:
+            model_bytes = self.model.read_bytes()
+        except OSError as error:
+            raise UserError(f"{self.model}: cannot be read ({error.strerror}); check the tokenizer's path") from error
+        try:
+            return SentencePieceTokenizer(model_bytes, self.length, self.lowercase, self.padding_id)
+        except UserError as error:
+            raise UserError(f"{self.model}: {error}") from error
+
+
+class SentencePieceTokenizer:
+    """Turns captions into token ids of one length; safe to share between threads.
+
+    The end token is sticky: it closes every caption, also one that was cut.
+
+    Attributes:
+        model_bytes: the serialised model, to travel with a checkpoint.
+        length: tokens per caption.
+        lowercase: whether captions are lowered first.
+        padding_id: fills the rest of a row.
+
+    Raises:
+        UserError: the bytes are no model, or the model has no end token or no padding.
+    """
+
+    def __init__(self, model_bytes: bytes, length: int, lowercase: bool = True, padding_id: int | None = None):
+        self._processor = sentencepiece.SentencePieceProcessor()
+        try:
+            self._processor.LoadFromSerializedProto(model_bytes)
+        except RuntimeError as error:
+            raise UserError("is no SentencePiece model; train one or copy it again") from error
+        self._end_id = self._processor.eos_id()
+        if self._end_id < 0:
+            raise UserError("the model has no end token; train it with an eos_id")
+        self.padding_id = self._processor.pad_id() if padding_id is None else padding_id
+        if not 0 <= self.padding_id < self.vocabulary_size:
+            raise UserError(f"padding id {self.padding_id} is not in the vocabulary; set padding_id to one that is")
+        if length < 1:
+            raise UserError(f"a caption of {length} tokens has no room for the end token; set length to 1 or more")
+        self.model_bytes = model_bytes
+        self.length = length
+        self.lowercase = lowercase
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Number of pieces, control tokens included."""
+        return self._processor.GetPieceSize()
+
+    def __call__(self, captions: list[str]) -> Int32[np.ndarray, "n length"]:
+        """Tokenises captions: pieces, the end token, then padding."""
+        ids = np.full((len(captions), self.length), self.padding_id, np.int32)
+        for row, caption in enumerate(captions):
+            pieces = self._processor.EncodeAsIds(caption.lower() if self.lowercase else caption)[: self.length - 1]
+            ids[row, : len(pieces)] = pieces
+            ids[row, len(pieces)] = self._end_id
+        return ids
+
+    def decode(self, ids: Int32[np.ndarray, "n length"]) -> list[str]:
+        """Turns token ids back into text, without control tokens."""
+        return [self._processor.DecodeIds([int(i) for i in row if i != self.padding_id]) for row in ids]

@@ -1,0 +1,180 @@
+"""Figures as inline SVG that follow the page's colours, in light and in dark."""
+
+import dataclasses
+import io
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import matplotlib
+import numpy as np
+from jaxtyping import Float
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.figure import Figure
+from matplotlib.ticker import PercentFormatter
+
+from eval.calibration import ReliabilityCurve
+from eval.report.page import NOTHING, Html, escaped, legend, side_by_side
+
+# matplotlib wants real colours; these stand for variables of the style sheet and are replaced in the SVG.
+_INK, _MUTED, _LINE = "#0a0a01", "#0a0a02", "#0a0a03"
+_SERIES = ("#0a0a10", "#0a0a11", "#0a0a12", "#0a0a13")
+_VARIABLES = {_INK: "--ink", _MUTED: "--muted", _LINE: "--line"} | {
+    colour: f"--series-{number}" for number, colour in enumerate(_SERIES)
+}
+# Drawn so narrow that the text is still readable when a phone shrinks the figure.
+_WIDTH_INCHES = 4.4
+
+
+@dataclasses.dataclass(frozen=True)
+class Chart:
+    """One small chart of training curves.
+
+    Attributes:
+        metric: key of the records, such as ``train/loss``.
+        title: heading.
+        logarithmic: scale of the vertical axis.
+    """
+
+    metric: str
+    title: str
+    logarithmic: bool = False
+
+
+def curves(histories: Mapping[str, Sequence[Mapping[str, Any]]], charts: Sequence[Chart]) -> Html:
+    """Training curves of several runs, a chart for each metric.
+
+    Args:
+        histories: for each run, its records: mappings with ``step`` and metrics. Records without the metric
+            of a chart are left out, and so is a run that never recorded it.
+        charts: what to show.
+    """
+    plots = [_curve_chart(histories, chart) for chart in charts]
+    return Html(legend({name: number for number, name in enumerate(histories)}) + side_by_side(*plots))
+
+
+def _curve_chart(histories: Mapping[str, Sequence[Mapping[str, Any]]], chart: Chart) -> Html:
+    figure, axes = _canvas(2.5)
+    finals = []
+    for number, (name, records) in enumerate(histories.items()):
+        points = [(record["step"], record[chart.metric]) for record in records if record.get(chart.metric) is not None]
+        if points:
+            steps, values = zip(*points, strict=True)
+            marker = "o" if len(points) == 1 else None
+            axes.plot(steps, values, color=_SERIES[number], linewidth=1.6, marker=marker)
+            finals.append(f"{name} ends at {values[-1]:.4g}")
+    if not finals:
+        axes.text(0.5, 0.5, "not recorded", transform=axes.transAxes, ha="center", va="center", color=_MUTED)
+    if chart.logarithmic:
+        axes.set_yscale("log")
+    axes.set_xlabel("step")
+    return _figure(chart.title, figure, "; ".join(finals))
+
+
+def reliability_diagrams(reliabilities: Mapping[str, ReliabilityCurve]) -> Html:
+    """A reliability diagram for each model: accuracy against confidence, and how often each confidence occurs."""
+    return side_by_side(*(_reliability(name, curve, n) for n, (name, curve) in enumerate(reliabilities.items())))
+
+
+def _reliability(name: str, curve: ReliabilityCurve, number: int) -> Html:
+    figure, axes, counts = _stacked_canvas(4.2)
+    filled = curve.count > 0
+    width = np.diff(curve.edges)
+    axes.plot([0, 1], [0, 1], color=_MUTED, linewidth=1, linestyle=":")
+    axes.bar(
+        curve.edges[:-1], np.nan_to_num(curve.accuracy), width, align="edge", color=_SERIES[number], alpha=0.22, lw=0
+    )
+    axes.plot(
+        curve.confidence[filled], curve.accuracy[filled], color=_SERIES[number], marker="o", markersize=4, linewidth=1.6
+    )
+    axes.set(xlim=(0, 1), ylim=(0, 1), ylabel="accuracy")
+    counts.bar(curve.edges[:-1], curve.count, width, align="edge", color=_SERIES[number], alpha=0.6, lw=0)
+    counts.set(xlabel="confidence", ylabel="images")
+    caption = (
+        f"Calibration error {curve.expected_calibration_error:.1%} over {curve.count.sum():,} images; "
+        "points under the dotted line are overconfident."
+    )
+    return _figure(name, figure, caption)
+
+
+def distribution(
+    title: str, groups: Mapping[str, Float[np.ndarray, " n"]], x_label: str, caption: str = "", bins: int = 40
+) -> Html:
+    """Overlaid histograms of groups of values, each as shares of its own group, medians as vertical lines.
+
+    Args:
+        title: heading.
+        groups: values of each group; the first has the palette's second colour, to stand out.
+        x_label: what the values are, with their unit.
+        caption: plain text under the figure, such as the outcome of a test.
+        bins: bins of equal width over the range of all values.
+    """
+    figure, axes = _canvas(2.9)
+    edges = np.histogram_bin_edges(np.concatenate(list(groups.values())), bins=bins)
+    palette = (1, 0, 2, 3)[: len(groups)]
+    for number, values in zip(palette, groups.values(), strict=True):
+        shares = np.histogram(values, edges)[0] / values.size
+        axes.stairs(shares, edges, color=_SERIES[number], fill=True, alpha=0.25, linewidth=0)
+        axes.stairs(shares, edges, color=_SERIES[number], linewidth=1.4)
+        axes.axvline(float(np.median(values)), color=_SERIES[number], linewidth=1.4, linestyle="--")
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    axes.set(xlabel=x_label, ylabel="share of its group")
+    axes.set_ylim(bottom=0)
+    names = (f"{name} (n = {values.size:,})" for name, values in groups.items())
+    return _figure(title, figure, caption, legend(dict(zip(names, palette, strict=True))))
+
+
+def _canvas(height: float) -> tuple[Figure, Axes]:
+    """A figure and its axes, free of pyplot's global state."""
+    figure = Figure(figsize=(_WIDTH_INCHES, height), layout="constrained")
+    FigureCanvasSVG(figure)
+    axes = figure.subplots()
+    _tidy(axes)
+    return figure, axes
+
+
+def _stacked_canvas(height: float) -> tuple[Figure, Axes, Axes]:
+    """A figure with a tall panel above a flat one on the same horizontal axis."""
+    figure = Figure(figsize=(_WIDTH_INCHES, height), layout="constrained")
+    FigureCanvasSVG(figure)
+    upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3.2, 1))
+    _tidy(upper)
+    _tidy(lower)
+    return figure, upper, lower
+
+
+def _tidy(axes: Axes) -> None:
+    """Two quiet spines, a faint horizontal grid, and text in the page's colours."""
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(_LINE)
+    axes.tick_params(which="both", color=_LINE, labelcolor=_MUTED, labelsize=9)
+    axes.grid(axis="y", color=_LINE, linewidth=0.6)
+    axes.set_axisbelow(True)
+    for label in (axes.xaxis.label, axes.yaxis.label):
+        label.set(color=_MUTED, size=9)
+
+
+def _figure(title: str, figure: Figure, caption: str, key: Html = NOTHING) -> Html:
+    """A drawn figure with heading, legend and caption, as markup."""
+    shown = f"<figcaption>{escaped(caption)}</figcaption>" if caption else ""
+    drawing = _svg(figure, f"{title}. {caption}")
+    return Html(f'<figure class="plot"><h3>{escaped(title)}</h3>{key}{drawing}{shown}</figure>')
+
+
+def _svg(figure: Figure, alt: str) -> Html:
+    """The figure as inline SVG: the page's fonts and colours, a description, and no names that could clash."""
+    buffer = io.StringIO()
+    # Text stays text (small, selectable); a salt makes the names of clip paths differ between figures.
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": alt}):
+        figure.savefig(
+            buffer, format="svg", transparent=True, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type"))
+        )
+    body = buffer.getvalue().partition("<svg")[2].partition(">")[2]
+    body = re.sub(r"<style.*?</style>", "", body, count=1, flags=re.DOTALL)
+    body = re.sub(r' id="[a-zA-Z0-9.]+_[0-9]+"', "", body)
+    body = re.sub(r"font-family: [^;\"]*;? ?", "", body)
+    for colour, variable in _VARIABLES.items():
+        body = body.replace(colour, f"var({variable})")
+    width, height = (72 * side for side in figure.get_size_inches())
+    return Html(f'<svg role="img" aria-label="{escaped(alt)}" viewBox="0 0 {width:g} {height:g}">{body}')

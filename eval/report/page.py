@@ -1,0 +1,147 @@
+"""The page of a report: text, facts, pictures, sections, and the file that holds them.
+
+Functions take plain text and return `Html`; text is escaped on the way in, so that a class name with a
+``<`` cannot break a page, and a type checker tells the two apart.
+"""
+
+import base64
+import dataclasses
+import html
+import io
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import NewType
+
+import numpy as np
+from jaxtyping import UInt8
+from PIL import Image
+
+from eval.report.style import STYLE
+
+Html = NewType("Html", str)
+NOTHING = Html("")
+
+# Pictures in a grid are shown at most this large, twice over for dense screens.
+LARGEST_PICTURE_SIDE = 160
+
+
+@dataclasses.dataclass(frozen=True)
+class Section:
+    """A titled part of a page.
+
+    Attributes:
+        title: heading, plain text.
+        body: markup, in order.
+        note: a plain sentence under the heading that says how to read the section.
+    """
+
+    title: str
+    body: tuple[Html, ...]
+    note: str = ""
+
+
+def escaped(text: object) -> Html:
+    """Text as markup that shows it literally."""
+    return Html(html.escape(str(text), quote=True))
+
+
+def joined(parts: Iterable[Html]) -> Html:
+    """Markup, one part a line."""
+    return Html("\n".join(parts))
+
+
+def paragraph(text: str) -> Html:
+    """A paragraph of plain text."""
+    return Html(f"<p>{escaped(text)}</p>")
+
+
+def facts(items: Mapping[str, object]) -> Html:
+    """A strip of short facts, such as seed, commit, machine and seconds."""
+    pairs = (f"<div><dt>{escaped(name)}</dt><dd>{escaped(value)}</dd></div>" for name, value in items.items())
+    return Html(f'<dl class="facts">{"".join(pairs)}</dl>')
+
+
+def configuration(config: str | Mapping[str, object], summary: str = "Configuration") -> Html:
+    """A collapsed block with a configuration: text as it is, a mapping as JSON."""
+    text = config if isinstance(config, str) else json.dumps(config, indent=2, default=str, ensure_ascii=False)
+    return Html(f"<details><summary>{escaped(summary)}</summary><pre>{escaped(text)}</pre></details>")
+
+
+def side_by_side(*parts: Html) -> Html:
+    """Parts next to one another where the screen is wide enough."""
+    return Html(f'<div class="columns">{joined(parts)}</div>')
+
+
+def legend(swatches: Mapping[str, int]) -> Html:
+    """Names of the series of a chart beside the colours (numbers of the palette) that they are drawn in."""
+    items = (
+        f'<li><span class="swatch" style="--colour: var(--series-{colour})"></span>{escaped(name)}</li>'
+        for name, colour in swatches.items()
+    )
+    return Html(f'<ul class="legend">{"".join(items)}</ul>')
+
+
+def picture(pixels: UInt8[np.ndarray, "h w c"] | UInt8[np.ndarray, "h w"], alt: str) -> Html:
+    """A picture with its description, stored in the page; ``c`` is 1 or 3, large pictures are shrunk."""
+    squeezed = pixels[..., 0] if pixels.ndim == 3 and pixels.shape[-1] == 1 else pixels
+    image = Image.fromarray(np.ascontiguousarray(squeezed))
+    image.thumbnail((LARGEST_PICTURE_SIDE, LARGEST_PICTURE_SIDE))
+    buffer = io.BytesIO()
+    image.save(buffer, format="PNG", optimize=True)
+    data = base64.b64encode(buffer.getvalue()).decode("ascii")
+    return Html(f'<img src="data:image/png;base64,{data}" alt="{escaped(alt)}">')
+
+
+def render_page(title: str, sections: Sequence[Section], verdict: str = "", header: Html = NOTHING) -> Html:
+    """The whole page as one string, which asks for nothing from outside.
+
+    Args:
+        title: heading and window title.
+        sections: the parts, in order.
+        verdict: the summary in one line, shown first.
+        header: markup under the verdict, such as `facts`.
+    """
+    links = "".join(f'<a href="#{_anchor(section.title)}">{escaped(section.title)}</a>' for section in sections)
+    return Html(f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<link rel="icon" href="data:,">
+<title>{escaped(title)}</title>
+<style>{STYLE}</style>
+</head>
+<body>
+<main>
+<header>
+<h1>{escaped(title)}</h1>
+{f'<p class="verdict">{escaped(verdict)}</p>' if verdict else ""}
+{header}
+<nav aria-label="Contents">{links}</nav>
+</header>
+{joined(_render_section(section) for section in sections)}
+</main>
+</body>
+</html>
+""")
+
+
+def write_page(
+    path: str | Path, title: str, sections: Sequence[Section], verdict: str = "", header: Html = NOTHING
+) -> None:
+    """Write `render_page` to a file, making its folder where needed."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(render_page(title, sections, verdict, header), encoding="utf-8")
+
+
+def _render_section(section: Section) -> Html:
+    note = f'<p class="note">{escaped(section.note)}</p>\n' if section.note else ""
+    heading = f"<h2>{escaped(section.title)}</h2>"
+    return Html(f'<section id="{_anchor(section.title)}">\n{heading}\n{note}{joined(section.body)}\n</section>')
+
+
+def _anchor(title: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")

@@ -1,0 +1,45 @@
+"""Measurements as plain sentences, the same on the page and in the terminal."""
+
+from eval.ambiguity import GroupErrors, RankTest
+from eval.report.comparison import Comparison
+
+
+def describe_comparison(comparison: Comparison) -> str:
+    """Say on how many figures the candidate was better, and plainly if it was not better overall."""
+    better, worse, equal = (comparison.count(winner) for winner in (1, -1, 0))
+    verb = "was better than" if better > worse else "was not better than"
+    tail = f" and equal on {equal}" if equal else ""
+    return (
+        f"{comparison.candidate} {verb} {comparison.baseline}: better on {better} of {len(comparison.rows)} figures, "
+        f"worse on {worse}{tail}."
+    )
+
+
+def describe_group_errors(errors: GroupErrors, model: str, group: str = "look-alike group") -> str:
+    """Say which share of a model's errors stayed within a group, beside chance."""
+    if not errors.errors:
+        return f"{model} made no errors."
+    return (
+        f"{errors.share:.1%} of the {errors.errors:,} errors of {model} fall within a {group} "
+        f"({errors.within:,}; {errors.chance:.2%} if errors fell evenly on all classes)."
+    )
+
+
+def describe_rank_test(test: RankTest, first: str, second: str, what: str = "noise norm") -> str:
+    """Say which of two groups has the higher values, with the test and its effect size."""
+    if test.p_value >= 0.05:
+        finding = f"no significant difference in {what} between {first} and {second}"
+    else:
+        finding = f"{what} is {'higher' if test.auc > 0.5 else 'lower'} for {first} than for {second}"
+    return (
+        f"{finding[0].upper()}{finding[1:]}: median {test.first_median:.3g} (n = {test.first_count:,}) against "
+        f"{test.second_median:.3g} (n = {test.second_count:,}); Mann-Whitney U = {test.statistic:,.0f}, "
+        f"{_format_p(test.p_value)}, AUC = {test.auc:.3f}."
+    )
+
+
+def _format_p(p_value: float) -> str:
+    """A p-value in two digits, or the bound below which floats cannot tell it from zero."""
+    if p_value == 0:
+        return "p < 1e-300"
+    return f"p = {p_value:.3f}" if p_value >= 0.001 else f"p = {p_value:.1e}"

@@ -1,0 +1,377 @@
+"""Zero-shot classification: images are scored against the text embeddings of class names.
+
+The steps are separate and pure, so that embeddings serve several questions: `embed_images` and `embed_names`
+run the model once, `score` ranks the names for each image, `metrics` sums up. `ZeroShotClassification` joins
+them into an evaluator.
+
+Ties are counted fairly: where several names share the score of the true one, each figure is its expectation
+over a random order of those names. A collapsed model, or two classes with one name, thus score chance.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+from jaxtyping import Float, Int
+from scipy import special
+
+from eval.calibration import ReliabilityCurve, check_labels, reliability_of_confidence
+from eval.prompts import BARE_TEMPLATE, check_templates, fill_template, read_classnames, read_lines, read_templates
+from lit_het.errors import UserError
+from lit_het.types import Batch, Encoder
+
+# Called with the number of images or captions that were just finished.
+Advance: TypeAlias = Callable[[int], object]
+Batches: TypeAlias = Callable[[], Iterable[Batch]]
+
+NUM_TOP = 5
+
+
+def _ignore(count: int) -> None:
+    del count
+
+
+@dataclasses.dataclass(frozen=True)
+class EmbeddedImages:
+    """Unit embeddings ``[n d]`` of the valid images of a set, in its order, and their labels ``[n]``."""
+
+    embeddings: Float[np.ndarray, "n d"]
+    labels: Int[np.ndarray, " n"]
+
+
+@dataclasses.dataclass(frozen=True)
+class ZeroShotResult:
+    """Where the true name of each image stands among ``k`` names.
+
+    Attributes:
+        labels: index of the true name.
+        num_above: names that score strictly higher than the true one.
+        num_tied: names with exactly the score of the true one, itself included.
+        top_classes: the best names, falling; min(5, k) of them.
+        top_probabilities: their probabilities, ``softmax(cosine / τ)`` over all names.
+        label_log_probability: log-probability of the true name, in nats.
+        image_embeddings: unit embeddings of the images.
+        class_embeddings: unit embeddings of the names.
+    """
+
+    labels: Int[np.ndarray, " n"]
+    num_above: Int[np.ndarray, " n"]
+    num_tied: Int[np.ndarray, " n"]
+    top_classes: Int[np.ndarray, "n top"]
+    top_probabilities: Float[np.ndarray, "n top"]
+    label_log_probability: Float[np.ndarray, " n"]
+    image_embeddings: Float[np.ndarray, "n d"]
+    class_embeddings: Float[np.ndarray, "k d"]
+
+    @property
+    def predictions(self) -> Int[np.ndarray, " n"]:
+        """The best name of each image; of tied names, any one."""
+        return self.top_classes[:, 0]
+
+    @property
+    def num_classes(self) -> int:
+        """The number of names, k."""
+        return self.class_embeddings.shape[0]
+
+    def hits(self, count: int) -> Float[np.ndarray, " n"]:
+        """Probability that the true name is among the best ``count``, over random orders of tied names."""
+        return np.clip((count - self.num_above) / self.num_tied, 0.0, 1.0)
+
+    def reliability(self, bins: int = 15) -> ReliabilityCurve:
+        """Reliability curve of the best name."""
+        return reliability_of_confidence(self.top_probabilities[:, 0], self.hits(1), bins)
+
+
+def embed_names(
+    encoder: Encoder,
+    names: Sequence[str],
+    templates: Sequence[str] = BARE_TEMPLATE,
+    batch_size: int = 256,
+    advance: Advance = _ignore,
+) -> Float[np.ndarray, "k d"]:
+    """Unit embedding of each class name: the mean over its prompts, renormalised (CLIP Sec. 3.1.4).
+
+    Every call of the encoder has the same shape ``[batch_size l]``, so that nothing is compiled twice;
+    ``advance`` is called with the captions done, ``len(names) * len(templates)`` in all.
+
+    Raises:
+        UserError: no names, or a template without ``{c}``.
+    """
+    if not names:
+        raise UserError("no class names to choose from: give at least one")
+    check_templates(templates)
+    captions = [fill_template(template, name) for name in names for template in templates]
+    owners = np.repeat(np.arange(len(names)), len(templates))
+    sums: np.ndarray | None = None
+    for start in range(0, len(captions), batch_size):
+        chunk = captions[start : start + batch_size]
+        padded = chunk + chunk[-1:] * (batch_size - len(chunk))
+        embeddings = np.asarray(encoder.text(encoder.tokenize(padded)))[: len(chunk)]
+        if sums is None:
+            sums = np.zeros((len(names), embeddings.shape[1]), np.float32)
+        np.add.at(sums, owners[start : start + batch_size], embeddings)
+        advance(len(chunk))
+    assert sums is not None
+    norms = np.linalg.norm(sums, axis=1, keepdims=True)
+    return sums / np.maximum(norms, np.finfo(np.float32).tiny)
+
+
+def embed_images(encoder: Encoder, batches: Iterable[Batch], advance: Advance = _ignore) -> EmbeddedImages:
+    """Unit embeddings and labels of the valid rows of all batches; rows that pad are left out.
+
+    ``advance`` is called with the valid images done.
+
+    Raises:
+        UserError: a batch without images or without class indices, or no valid image at all.
+    """
+    embeddings, labels = [], []
+    for batch in batches:
+        if batch.image is None:
+            raise UserError("zero-shot: a batch holds no images; evaluate on image shards, not on stored embeddings")
+        if batch.label is None or np.ndim(batch.label) != 1:
+            raise UserError("zero-shot: a batch holds no class indices; the shards need one .cls label an image")
+        valid = np.asarray(batch.valid)
+        # Rows are dropped after the encoder, whose input keeps one static shape.
+        embeddings.append(np.asarray(encoder.image(np.asarray(batch.image)))[valid])
+        labels.append(np.asarray(batch.label)[valid])
+        advance(int(valid.sum()))
+    if not sum(len(part) for part in labels):
+        raise UserError("zero-shot: the set holds no valid image; check its path and its shards")
+    return EmbeddedImages(np.concatenate(embeddings), np.concatenate(labels))
+
+
+def positions_of_names(
+    labels: Int[np.ndarray, " n"], label_names: Sequence[str], class_names: Sequence[str]
+) -> Int[np.ndarray, " n"]:
+    """Labels that index ``label_names`` as indices into ``class_names``, matched by the string.
+
+    Raises:
+        UserError: a label outside ``label_names``, or whose name is missing from ``class_names`` or
+            stands there twice.
+    """
+    check_labels(labels, len(label_names))
+    position = {name: index for index, name in enumerate(class_names)}
+    repeated = {name for index, name in enumerate(class_names) if position[name] != index}
+    table = np.full(len(label_names), -1)
+    for label in map(int, np.unique(labels)):
+        name = label_names[label]
+        if name not in position:
+            raise UserError(f"class {name!r} has images but is not among the {len(class_names)} candidate names")
+        if name in repeated:
+            raise UserError(f"class {name!r} stands twice among the candidate names; keep one")
+        table[label] = position[name]
+    return table[labels]
+
+
+def score(
+    images: EmbeddedImages,
+    class_embeddings: Float[np.ndarray, "k d"],
+    temperature: float,
+    block_size: int = 256,
+) -> ZeroShotResult:
+    """Rank all names for each image by cosine; memory is ``block_size`` x k, whatever the number of images.
+
+    Args:
+        images: the images; their labels index ``class_embeddings``.
+        class_embeddings: unit embeddings of the names.
+        temperature: τ, which divides the cosines.
+        block_size: images that are scored at a time.
+
+    Raises:
+        UserError: a label outside the names, or embeddings that are not finite.
+    """
+    check_labels(images.labels, len(class_embeddings))
+    blocks = []
+    for start in range(0, len(images.labels), block_size):
+        block = slice(start, start + block_size)
+        blocks.append(_score_block(images.embeddings[block], images.labels[block], class_embeddings, temperature))
+    num_above, num_tied, top_classes, top_probabilities, label_log_probability = (
+        np.concatenate(parts) for parts in zip(*blocks, strict=True)
+    )
+    return ZeroShotResult(
+        labels=images.labels,
+        num_above=num_above,
+        num_tied=num_tied,
+        top_classes=top_classes,
+        top_probabilities=top_probabilities,
+        label_log_probability=label_log_probability,
+        image_embeddings=images.embeddings,
+        class_embeddings=class_embeddings,
+    )
+
+
+def _score_block(
+    embeddings: np.ndarray, labels: np.ndarray, class_embeddings: np.ndarray, temperature: float
+) -> tuple[np.ndarray, ...]:
+    """The per-image fields of `ZeroShotResult` for one block, in their order."""
+    # Ranks come from the cosines: probabilities of different names can round to the same number.
+    cosines = embeddings @ class_embeddings.T
+    if not np.isfinite(cosines).all():
+        raise UserError("zero-shot: an embedding is not finite; training diverged, use an earlier checkpoint")
+    of_label = np.take_along_axis(cosines, labels[:, None], axis=1)
+    log_probabilities = special.log_softmax(cosines.astype(np.float64) / temperature, axis=1)
+    top = nearest_of_scores(cosines, NUM_TOP)
+    return (
+        (cosines > of_label).sum(axis=1),
+        (cosines == of_label).sum(axis=1),
+        top,
+        np.exp(np.take_along_axis(log_probabilities, top, axis=1)),
+        np.take_along_axis(log_probabilities, labels[:, None], axis=1)[:, 0],
+    )
+
+
+def nearest(
+    queries: Float[np.ndarray, "q d"], keys: Float[np.ndarray, "n d"], count: int = NUM_TOP
+) -> Int[np.ndarray, "q top"]:
+    """Indices of the ``count`` keys (or all, if fewer) with the highest inner product, falling."""
+    return nearest_of_scores(queries @ keys.T, count)
+
+
+def nearest_of_scores(scores: Float[np.ndarray, "q n"], count: int) -> Int[np.ndarray, "q top"]:
+    """Indices of the ``count`` highest scores of each row (or all, if fewer), falling."""
+    count = min(count, scores.shape[1])
+    best = np.sort(np.argpartition(-scores, count - 1, axis=1)[:, :count], axis=1)
+    order = np.argsort(-np.take_along_axis(scores, best, axis=1), axis=1, kind="stable")
+    return np.take_along_axis(best, order, axis=1)
+
+
+def chance(num_classes: int) -> dict[str, float]:
+    """The figures of a uniform guess over ``num_classes`` names, under the names that `metrics` uses.
+
+    A uniform guess is perfectly calibrated: a low calibration error is worth something only beside accuracy.
+    """
+    return {
+        "top1": 1 / num_classes,
+        "top5": min(5, num_classes) / num_classes,
+        "mean_reciprocal_rank": float(_harmonic(num_classes)[-1] / num_classes),
+        "nll": float(np.log(num_classes)),
+        "ece": 0.0,
+    }
+
+
+def metrics(result: ZeroShotResult) -> dict[str, float]:
+    """``top1``, ``top5``, ``mean_reciprocal_rank``, ``nll`` (nats), ``ece``, and ``chance_*`` for each."""
+    harmonic = _harmonic(result.num_classes)
+    # The true name's rank is even over (above, above + tied]: the mean of 1/rank is a difference of sums.
+    reciprocal_rank = (harmonic[result.num_above + result.num_tied] - harmonic[result.num_above]) / result.num_tied
+    figures = {
+        "top1": float(result.hits(1).mean()),
+        "top5": float(result.hits(5).mean()),
+        "mean_reciprocal_rank": float(reciprocal_rank.mean()),
+        "nll": float(-result.label_log_probability.mean()),
+        "ece": result.reliability().expected_calibration_error,
+    }
+    return figures | {f"chance_{name}": value for name, value in chance(result.num_classes).items()}
+
+
+def _harmonic(count: int) -> Float[np.ndarray, " count_plus_one"]:
+    """Harmonic numbers H_0 .. H_count."""
+    return np.concatenate([[0.0], np.cumsum(1 / np.arange(1, count + 1))])
+
+
+def classify(
+    encoder: Encoder,
+    batches: Iterable[Batch],
+    class_names: Sequence[str],
+    *,
+    templates: Sequence[str] = BARE_TEMPLATE,
+    label_names: Sequence[str] | None = None,
+    name_batch_size: int = 256,
+    block_size: int = 256,
+    advance: Advance = _ignore,
+) -> ZeroShotResult:
+    """Embed images and names, and rank the names for each image.
+
+    Args:
+        encoder: the model.
+        batches: NumPy batches with images and labels; rows with ``valid = False`` are left out.
+        class_names: the names to choose from.
+        templates: prompts with the placeholder ``{c}``.
+        label_names: the names that labels index; None means ``class_names``.
+        name_batch_size: captions that the text tower takes at a time.
+        block_size: images that are scored at a time.
+        advance: called with the captions, then the images, that were just finished.
+
+    Raises:
+        UserError: names, templates, labels or embeddings that cannot be scored.
+    """
+    class_embeddings = embed_names(encoder, class_names, templates, name_batch_size, advance)
+    images = embed_images(encoder, batches, advance)
+    if label_names is not None:
+        images = dataclasses.replace(images, labels=positions_of_names(images.labels, label_names, class_names))
+    return score(images, class_embeddings, encoder.temperature, block_size)
+
+
+@dataclasses.dataclass(frozen=True)
+class ZeroShotClassification:
+    """An evaluator (`lit_het.types.Evaluator`) that reports ``zero_shot/<name>/top1`` and its companions.
+
+    Attributes:
+        name: the set, as it stands in metric names.
+        batches: starts one ordered pass over the images.
+        class_names, templates, label_names, name_batch_size, advance: as in `classify`.
+    """
+
+    name: str
+    batches: Batches
+    class_names: tuple[str, ...]
+    templates: tuple[str, ...] = BARE_TEMPLATE
+    label_names: tuple[str, ...] | None = None
+    name_batch_size: int = 256
+    advance: Advance = _ignore
+
+    def classify(self, encoder: Encoder) -> ZeroShotResult:
+        """Rank the names for each image of one pass."""
+        return classify(
+            encoder,
+            self.batches(),
+            self.class_names,
+            templates=self.templates,
+            label_names=self.label_names,
+            name_batch_size=self.name_batch_size,
+            advance=self.advance,
+        )
+
+    def __call__(self, encoder: Encoder) -> Mapping[str, float]:
+        """The figures of `metrics`, named ``zero_shot/<name>/<figure>``."""
+        return {f"zero_shot/{self.name}/{name}": value for name, value in metrics(self.classify(encoder)).items()}
+
+
+@dataclasses.dataclass(frozen=True)
+class ZeroShotConfig:
+    """Zero-shot classification on a folder in clip_benchmark's layout.
+
+    Attributes:
+        name: the set, as it stands in metric names.
+        directory: holds ``classnames.txt``, which labels index, and the templates file.
+        templates: prompts with the placeholder ``{c}``; None reads the folder's own.
+        candidates: a file of names to choose from, one a line; None means the folder's class names.
+        name_batch_size: captions that the text tower takes at a time.
+    """
+
+    name: str
+    directory: Path
+    templates: tuple[str, ...] | None = None
+    candidates: Path | None = None
+    name_batch_size: int = 256
+
+    def build(self, batches: Batches) -> ZeroShotClassification:
+        """Read the names and the templates, and join them with the images.
+
+        Raises:
+            UserError: a file that is missing or malformed, or a template without ``{c}``.
+        """
+        label_names = read_classnames(self.directory)
+        templates = read_templates(self.directory) if self.templates is None else self.templates
+        check_templates(templates, f"zero-shot set {self.name}")
+        return ZeroShotClassification(
+            name=self.name,
+            batches=batches,
+            class_names=label_names if self.candidates is None else read_lines(self.candidates),
+            templates=templates,
+            # Without other candidates labels are used as they are: two classes may then share a name.
+            label_names=None if self.candidates is None else label_names,
+            name_batch_size=self.name_batch_size,
+        )

@@ -1,0 +1,118 @@
+"""The command ``lit-het``."""
+
+import argparse
+import logging
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from lit_het.errors import UserError
+
+# Imports of JAX and its friends wait until a subcommand runs: `lit-het --help` answers at once.
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one subcommand; mistakes of the user end in one line and exit code 1."""
+    logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax reports every file it writes
+    parser = _parser()
+    options, rest = parser.parse_known_args(arguments)
+    if rest and options.command is not _train:
+        parser.error(f"unknown argument {rest[0]}; see lit-het {options.name} --help")
+    try:
+        options.command(options, rest)
+    except UserError as error:
+        print(f"lit-het: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("lit-het: interrupted; what was saved stays", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="lit-het", description="Image-text models that know how sure they are: LiT with HET-XL heads, in JAX."
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    quickstart = commands.add_parser(
+        "quickstart",
+        help="train LiT with and without HET-XL on pictures of characters, and write a report (about 6 minutes)",
+        description="Renders characters in many faces, trains an image tower on them, locks it, trains text towers "
+        "with a deterministic and with a HET-XL head, evaluates both zero-shot and writes a report. "
+        "A quickstart that was stopped goes on where it was.",
+    )
+    quickstart.add_argument("--run-dir", type=Path, default=Path("runs/quickstart"), help="default: %(default)s")
+    quickstart.add_argument("--seed", type=int, default=0, help="of everything: data order, initialisation, noise")
+    quickstart.set_defaults(command=_quickstart, name="quickstart")
+
+    train = commands.add_parser(
+        "train",
+        help="train from a configuration file",
+        usage="lit-het train --config FILE [--resume] [--any.field.of-the-configuration VALUE ...]",
+        description="Trains the experiment that FILE's get_config() describes. Every field can be changed by a flag "
+        "with its dotted path, e.g. --num-steps 100 --task.head.covariance.num-factors 8; "
+        "'lit-het train --config FILE --help' lists them with their values.",
+        add_help=False,
+    )
+    train.add_argument("--config", type=Path, help="a Python file with get_config(), e.g. configs/*.py")
+    train.add_argument("--resume", action="store_true", help="go on from the newest checkpoint in the run directory")
+    train.add_argument("-h", "--help", action="store_true", help="this text; with --config every field as well")
+    train.set_defaults(command=_train, name="train", parser=train)
+
+    zero_shot = commands.add_parser(
+        "zero-shot",
+        help="evaluate a trained run zero-shot",
+        description="Scores every picture of each data set against the names of its classes.",
+    )
+    zero_shot.add_argument("--checkpoint", type=Path, required=True, metavar="DIR", help="directory of a run")
+    zero_shot.add_argument(
+        "--data",
+        nargs="+",
+        required=True,
+        metavar="[NAME=]DIR",
+        help="folders with classnames.txt and shards (or shards in a folder test/ below), as clip_benchmark lays out",
+    )
+    zero_shot.add_argument("--candidates", type=Path, help="a file of names to choose from, in place of the classes")
+    zero_shot.add_argument("--pretrained", type=Path, metavar="DIR", help="where the locked tower's run is now")
+    zero_shot.add_argument("--batch-size", type=int, default=256, help="default: %(default)s")
+    zero_shot.add_argument("--output", type=Path, help="also write the figures to this JSON file")
+    zero_shot.set_defaults(command=_zero_shot, name="zero-shot")
+    return parser
+
+
+def _quickstart(options: argparse.Namespace, _: list[str]) -> None:
+    from lit_het.cli.quickstart import quickstart
+
+    quickstart(options.run_dir, options.seed)
+
+
+def _train(options: argparse.Namespace, flags: list[str]) -> None:
+    if options.config is None:
+        options.parser.print_help()
+        if not options.help:
+            raise UserError("train needs --config FILE, e.g. --config configs/quickstart_upstream.py")
+        return
+    from lit_het.cli.train import parse_config, train
+
+    if options.help:
+        options.parser.print_help()
+        flags = [*flags, "--help"]
+    train(parse_config(options.config, flags), resume=options.resume)
+
+
+def _zero_shot(options: argparse.Namespace, _: list[str]) -> None:
+    from lit_het.cli.zero_shot import zero_shot
+
+    zero_shot(
+        options.checkpoint,
+        options.data,
+        candidates=options.candidates,
+        pretrained=options.pretrained,
+        batch_size=options.batch_size,
+        output=options.output,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

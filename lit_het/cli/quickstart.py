@@ -1,0 +1,311 @@
+"""``lit-het quickstart``: data, upstream tower, LiT twice, evaluation and a report, from nothing in minutes."""
+
+import dataclasses
+import json
+import resource
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+
+from configs import quickstart_lit_deterministic, quickstart_lit_het_xl, quickstart_upstream
+from configs.experiment import ExperimentConfig
+from data_pipelines.glyphs import FACES, write_glyph_shards
+from data_pipelines.labels import ClassIndex, read_lines
+from data_pipelines.loader import Loader, LoaderConfig
+from data_pipelines.tokenizers import train_sentencepiece
+from eval import ambiguity, zero_shot
+from eval.ambiguity import GroupErrors, RankTest
+from eval.report.comparison import Comparison, compare, print_table
+from eval.report.statements import describe_comparison, describe_group_errors, describe_rank_test
+from eval.zero_shot import EmbeddedImages, ZeroShotResult
+from lit_het.checkpoints.native import Checkpoints
+from lit_het.cli import runs
+from lit_het.cli.train import train
+from lit_het.errors import UserError
+from lit_het.training.logging import Bar
+from lit_het.types import Encoder
+
+FACE, CHARACTERS, AMONG = "held_out_face", "held_out_characters", "held_out_characters_among_held_out"
+TITLES = {
+    FACE: "held-out face, all names",
+    CHARACTERS: "held-out characters, all names",
+    AMONG: "held-out characters, held-out names",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Pictures:
+    """One evaluation set in memory.
+
+    Attributes:
+        image: pixels ``[n h w c]``.
+        labels: index of each picture's name among all names ``[n]``.
+    """
+
+    image: np.ndarray
+    labels: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class GlyphEvaluation:
+    """The evaluation data: all names, those held out, look-alike groups, and pictures of both held-out sets.
+
+    Attributes:
+        names: every name; labels index it.
+        held_out_names: names of held-out characters.
+        groups: look-alike group of every name, -1 for none.
+        shapes: number of every name's shape; look-alikes share one.
+        pictures: by set.
+    """
+
+    names: tuple[str, ...]
+    held_out_names: tuple[str, ...]
+    groups: np.ndarray
+    shapes: np.ndarray
+    pictures: dict[str, Pictures]
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelEvaluation:
+    """What one model does on the evaluation data.
+
+    Attributes:
+        results: by set, and `AMONG`.
+        group_errors: by set, how many errors stay among look-alikes.
+        noise_norms: by set, ``sqrt(tr Σ(x))`` of each picture.
+    """
+
+    results: dict[str, ZeroShotResult]
+    group_errors: dict[str, GroupErrors]
+    noise_norms: dict[str, np.ndarray]
+
+    def metrics(self) -> dict[str, float]:
+        """Returns ``<set>/<figure>`` for every set and figure."""
+        figures = {
+            f"{name}/{figure}": value
+            for name, result in self.results.items()
+            for figure, value in zero_shot.metrics(result).items()
+        }
+        shares = {f"{name}/errors_among_look_alikes": errors.share for name, errors in self.group_errors.items()}
+        return figures | shares
+
+
+def quickstart(run_dir: Path, seed: int) -> None:
+    """Runs every stage that is not done yet, then evaluates and reports.
+
+    Raises:
+        UserError: ``run_dir`` holds a finished quickstart, or one with another seed.
+    """
+    if (run_dir / "results.json").exists():
+        raise UserError(f"{run_dir} holds a finished quickstart; open {run_dir}/report.html or give another --run-dir")
+    clock = Clock(run_dir, seed)
+    with clock.stage("data"):
+        _write_data(run_dir / "data", seed)
+    upstream = quickstart_upstream.get_config(run_dir)
+    num_words = len(read_lines(run_dir / "data" / "words.txt"))
+    upstream = dataclasses.replace(upstream, task=dataclasses.replace(upstream.task, num_classes=num_words))
+    deterministic = quickstart_lit_deterministic.get_config(run_dir)
+    het_xl = quickstart_lit_het_xl.get_config(run_dir)
+    for config in (upstream, deterministic, het_xl):
+        with clock.stage(config.run_dir.name):
+            _train_unless_done(_with_seed(config, seed))
+    with clock.stage("evaluation"):
+        data = read_evaluation(run_dir / "data", deterministic.data.image_size)
+        evaluations = {
+            "deterministic": _evaluate(deterministic, data),
+            "het_xl": _evaluate(het_xl, data),
+        }
+    # matplotlib is slow to import and only the report needs it.
+    from lit_het.cli.quickstart_report import write_report
+
+    comparison = compare_models(evaluations)
+    noise = noise_test(evaluations["het_xl"], data)
+    sentences = findings(evaluations, comparison, noise)
+    seconds = clock.seconds()
+    results = {
+        **{name: evaluation.metrics() for name, evaluation in evaluations.items()},
+        "noise_of_look_alikes": dataclasses.asdict(noise),
+        "seconds": seconds,
+        "seconds_by_stage": clock.stages,
+        "peak_memory_bytes": peak_memory_bytes(),
+        "num_names": len(data.names),
+        "seed": seed,
+    }
+    write_report(run_dir, data, evaluations, comparison, noise, sentences, results)
+    (run_dir / "results.json").write_text(json.dumps(results, indent=2) + "\n")
+    console = Console()
+    console.print(print_table(comparison, "Zero-shot classification of characters by name"))
+    for sentence in sentences:
+        console.print(sentence, highlight=False)
+    console.print(f"{seconds:.0f} s, {results['peak_memory_bytes'] / 1e9:.2f} GB at most", highlight=False)
+    console.print(f"report: {run_dir / 'report.html'}", highlight=False, soft_wrap=True)
+
+
+class Clock:
+    """Adds up the seconds of all stages, over interruptions, in ``stages.json``; remembers the seed."""
+
+    def __init__(self, run_dir: Path, seed: int):
+        self._path = run_dir / "stages.json"
+        self._seed = seed
+        self.stages: dict[str, float] = {}
+        # The time between the start of the process and now: imports.
+        self._uncounted = time.monotonic() - _process_start()
+        run_dir.mkdir(parents=True, exist_ok=True)
+        if self._path.exists():
+            before = json.loads(self._path.read_text())
+            if before["seed"] != seed:
+                raise UserError(
+                    f"{run_dir} was begun with seed {before['seed']}; give --seed {before['seed']} or another --run-dir"
+                )
+            self.stages = before["stages"]
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Counts the time inside for stage ``name``."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self.stages[name] = self.stages.get(name, 0.0) + time.monotonic() - began + self._uncounted
+            self._uncounted = 0.0
+            self._path.write_text(json.dumps({"seed": self._seed, "stages": self.stages}) + "\n")
+
+    def seconds(self) -> float:
+        """Returns the seconds of all stages together."""
+        return sum(self.stages.values())
+
+
+def peak_memory_bytes() -> int:
+    """Returns the largest resident size that this process has had."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def _process_start() -> float:
+    """Returns when this process started, on the monotonic clock."""
+    import psutil
+
+    return time.monotonic() - (time.time() - psutil.Process().create_time())
+
+
+def _write_data(directory: Path, seed: int) -> None:
+    if not (directory / "glyphs.json").exists():
+        with Bar("drawing characters", len(FACES) + 3, "faces") as bar:
+            write_glyph_shards(quickstart_upstream.glyphs(seed), directory, bar.advance)
+    tokenizer = directory / "tokenizer.model"
+    if not tokenizer.exists():
+        names = read_lines(directory / "train" / "classnames.txt")
+        tokenizer.write_bytes(train_sentencepiece(names, vocabulary_size=quickstart_lit_deterministic.VOCABULARY_SIZE))
+
+
+def _with_seed(config: ExperimentConfig, seed: int) -> ExperimentConfig:
+    return dataclasses.replace(config, seed=seed, data=dataclasses.replace(config.data, seed=seed))
+
+
+def _train_unless_done(config: ExperimentConfig) -> None:
+    if not runs.config_path(config.run_dir).exists():
+        train(config)
+        return
+    with Checkpoints(runs.checkpoint_dir(config.run_dir)) as checkpoints:
+        done = checkpoints.latest_step == config.num_steps
+    if not done:
+        train(config, resume=True)
+
+
+def read_evaluation(directory: Path, image_size: int) -> GlyphEvaluation:
+    """Reads names, look-alikes and both held-out sets into memory."""
+    names = tuple(read_lines(directory / "names.txt"))
+    first_of_shape = json.loads((directory / "homoglyphs.json").read_text("utf-8"))
+    shapes = [first_of_shape[name] for name in names]
+    pictures = {}
+    for name in (FACE, CHARACTERS):
+        loader = Loader(LoaderConfig((str(directory / name),), image_size, labels=ClassIndex()))
+        label_names = read_lines(directory / name / "classnames.txt")
+        batches = list(loader.epoch())
+        image = np.concatenate([batch.image[batch.valid] for batch in batches])
+        labels = np.concatenate([batch.label[batch.valid] for batch in batches])
+        pictures[name] = Pictures(image, zero_shot.positions_of_names(labels, label_names, names))
+    return GlyphEvaluation(
+        names=names,
+        held_out_names=tuple(read_lines(directory / CHARACTERS / "classnames.txt")),
+        groups=ambiguity.groups_of(shapes),
+        shapes=np.unique(shapes, return_inverse=True)[1],
+        pictures=pictures,
+    )
+
+
+def _evaluate(config: ExperimentConfig, data: GlyphEvaluation) -> ModelEvaluation:
+    run = runs.open_contrastive(config.run_dir)
+    encoder = run.encoder()
+    results, group_errors, noise_norms = {}, {}, {}
+    total = len(data.names) + 2 * sum(len(pictures.labels) for pictures in data.pictures.values())
+    with Bar(f"evaluating {config.run_dir.name}", total, "embeddings") as bar:
+        class_embeddings = zero_shot.embed_names(encoder, data.names, advance=bar.advance)
+        for name, pictures in data.pictures.items():
+            images = EmbeddedImages(_in_batches(encoder.image, pictures.image, bar), pictures.labels)
+            results[name] = zero_shot.score(images, class_embeddings, encoder.temperature)
+            group_errors[name] = ambiguity.errors_within_groups(results[name].predictions, pictures.labels, data.groups)
+            noise_norms[name] = _in_batches(encoder.image_noise_norm, pictures.image, bar)
+    results[AMONG] = _among_held_out(results[CHARACTERS], data, encoder)
+    return ModelEvaluation(results, group_errors, noise_norms)
+
+
+def _among_held_out(result: ZeroShotResult, data: GlyphEvaluation, encoder: Encoder) -> ZeroShotResult:
+    """Returns the scores of held-out characters with only held-out names to choose from."""
+    held_out = np.flatnonzero(np.isin(data.names, data.held_out_names))
+    images = EmbeddedImages(result.image_embeddings, np.searchsorted(held_out, result.labels))
+    return zero_shot.score(images, result.class_embeddings[held_out], encoder.temperature)
+
+
+def _in_batches(function, images: np.ndarray, bar: Bar, size: int = 256) -> np.ndarray:
+    """Applies a compiled function to batches of one static shape; the last is padded with zeros."""
+    outputs = []
+    for start in range(0, len(images), size):
+        chunk = images[start : start + size]
+        padded = np.concatenate([chunk, np.zeros((size - len(chunk), *chunk.shape[1:]), chunk.dtype)])
+        outputs.append(function(padded)[: len(chunk)])
+        bar.advance(len(chunk))
+    return np.concatenate(outputs)
+
+
+def compare_models(evaluations: dict[str, ModelEvaluation]) -> Comparison:
+    """Returns DET against HET-XL on every set."""
+    first, second = evaluations["deterministic"], evaluations["het_xl"]
+    return compare(
+        "deterministic",
+        "HET-XL",
+        {
+            title: (zero_shot.metrics(first.results[name]), zero_shot.metrics(second.results[name]))
+            for name, title in TITLES.items()
+        },
+    )
+
+
+def noise_test(evaluation: ModelEvaluation, data: GlyphEvaluation) -> RankTest:
+    """Returns whether pictures of look-alikes get more noise than others; one value per shape, on the held-out face."""
+    return ambiguity.rank_test(*noise_by_ambiguity(evaluation, data))
+
+
+def noise_by_ambiguity(evaluation: ModelEvaluation, data: GlyphEvaluation) -> tuple[np.ndarray, np.ndarray]:
+    """Returns mean noise norms of (look-alike, unique) shapes on the held-out face."""
+    labels = data.pictures[FACE].labels
+    ambiguous = data.groups[labels] != ambiguity.NO_GROUP
+    return ambiguity.split_by_ambiguity(evaluation.noise_norms[FACE], ambiguous, data.shapes[labels])
+
+
+def findings(evaluations: dict[str, ModelEvaluation], comparison: Comparison, noise: RankTest) -> list[str]:
+    """Returns what was found, in plain sentences."""
+    names = {"deterministic": "the deterministic head", "het_xl": "HET-XL"}
+    return [
+        describe_comparison(comparison),
+        *(
+            f"{TITLES[FACE].capitalize()}: {describe_group_errors(evaluation.group_errors[FACE], names[name])}"
+            for name, evaluation in evaluations.items()
+        ),
+        describe_rank_test(noise, "look-alikes", "unique shapes", "HET-XL's image noise norm"),
+    ]

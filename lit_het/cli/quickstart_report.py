@@ -1,0 +1,192 @@
+"""The page that the quickstart writes: which sections, in which order."""
+
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from configs import experiment
+from eval import zero_shot
+from eval.ambiguity import RankTest
+from eval.report import figures, grids, page
+from eval.report.comparison import Comparison, comparison_table
+from eval.report.page import Section
+from eval.report.statements import describe_rank_test
+from lit_het.cli import runs
+from lit_het.cli.quickstart import CHARACTERS, FACE, GlyphEvaluation, ModelEvaluation, noise_by_ambiguity
+from lit_het.training.logging import read_metrics
+
+NUM_EXAMPLES = 12
+
+
+def write_report(
+    run_dir: Path,
+    data: GlyphEvaluation,
+    evaluations: dict[str, ModelEvaluation],
+    comparison: Comparison,
+    noise: RankTest,
+    sentences: list[str],
+    results: dict[str, Any],
+) -> None:
+    """Writes ``report.html`` into the run directory."""
+    het_xl = evaluations["het_xl"]
+    sections = [
+        Section("Results", (comparison_table(comparison), *(page.paragraph(text) for text in sentences))),
+        _noise(het_xl, data, noise),
+        _names_of_pictures(het_xl, data),
+        _pictures_of_names(het_xl, data),
+        Section(
+            "Reliability",
+            (
+                figures.reliability_diagrams(
+                    {name: model.results[FACE].reliability() for name, model in evaluations.items()}
+                ),
+            ),
+            "Pictures of the held-out face, all names to choose from: how often the best name is right, "
+            "against the probability that the model gives it.",
+        ),
+        _curves(run_dir),
+        Section("Configuration", tuple(_configuration(run_dir / name) for name in ("upstream", *evaluations))),
+    ]
+    page.write_page(
+        run_dir / "report.html",
+        "lit-het quickstart",
+        sections,
+        verdict=sentences[0],
+        header=page.facts(
+            {
+                "names": f"{results['num_names']:,}",
+                "seconds": f"{results['seconds']:.0f}",
+                "peak memory": f"{results['peak_memory_bytes'] / 1e9:.2f} GB",
+                "seed": results["seed"],
+                "commit": _commit(),
+                "machine": f"{platform.machine()}, {_num_cores()} cores, Python {platform.python_version()}",
+            }
+        ),
+    )
+
+
+def _noise(model: ModelEvaluation, data: GlyphEvaluation, test: RankTest) -> Section:
+    look_alikes, unique = noise_by_ambiguity(model, data)
+    pictures, norms = data.pictures[FACE], model.noise_norms[FACE]
+    order = np.argsort(norms)
+    strips = [
+        grids.picture_strip(
+            title,
+            pictures.image[chosen],
+            [data.names[label] for label in pictures.labels[chosen]],
+            [f"{norm:.3f}" for norm in norms[chosen]],
+        )
+        for title, chosen in (("Most noise", order[::-1][:NUM_EXAMPLES]), ("Least noise", order[:NUM_EXAMPLES]))
+    ]
+    return Section(
+        "What HET-XL learnt",
+        (
+            figures.distribution(
+                "Noise of look-alikes and of unique shapes",
+                {"look-alikes": look_alikes, "unique shapes": unique},
+                "noise norm √tr Σ(x)",
+                describe_rank_test(test, "look-alikes", "unique shapes", "image noise norm"),
+            ),
+            *strips,
+        ),
+        "The head draws noise around every picture's embedding; its size depends on the picture. Some characters of "
+        "different scripts share one shape, so their names cannot be told apart from the picture.",
+    )
+
+
+def _names_of_pictures(model: ModelEvaluation, data: GlyphEvaluation) -> Section:
+    bodies = []
+    for name in (FACE, CHARACTERS):
+        chosen = _spread(len(data.pictures[name].labels))
+        result = model.results[name]
+        bodies.append(
+            grids.image_to_name_grid(
+                data.pictures[name].image[chosen],
+                data.pictures[name].labels[chosen],
+                result.top_classes[chosen],
+                result.top_probabilities[chosen],
+                data.names,
+                data.groups,
+            )
+        )
+    return Section(
+        "Picture to name",
+        (
+            grids.mark_legend("looks the same as the right answer"),
+            page.paragraph("Held-out face: known names, new pictures."),
+            bodies[0],
+            page.paragraph("Held-out characters: neither pictures nor names were seen in training."),
+            bodies[1],
+        ),
+        "The five best of all names for pictures spread evenly over each set, by the HET-XL model.",
+    )
+
+
+def _pictures_of_names(model: ModelEvaluation, data: GlyphEvaluation) -> Section:
+    pictures, result = data.pictures[FACE], model.results[FACE]
+    names = pictures.labels[_spread(len(pictures.labels))]
+    best = zero_shot.nearest(result.class_embeddings[names], result.image_embeddings, zero_shot.NUM_TOP)
+    return Section(
+        "Name to picture",
+        (
+            grids.mark_legend("looks the same as the right answer"),
+            grids.name_to_image_grid(
+                [int(name) for name in names],
+                [pictures.image[row] for row in best],
+                pictures.labels[best],
+                data.names,
+                data.groups,
+            ),
+        ),
+        "The five nearest pictures of the held-out face; each name has one picture there.",
+    )
+
+
+def _curves(run_dir: Path) -> Section:
+    histories = {
+        title: read_metrics(run_dir / name / "metrics.jsonl")
+        for title, name in (("deterministic", "deterministic"), ("HET-XL", "het_xl"))
+    }
+    charts = (
+        figures.Chart("train/loss", "Loss, nats"),
+        figures.Chart("train/temperature", "Temperature τ", logarithmic=True),
+        figures.Chart("train/image_noise_norm", "Noise norm of pictures"),
+        figures.Chart("train/text_noise_norm", "Noise norm of names"),
+    )
+    upstream = {"upstream": read_metrics(run_dir / "upstream" / "metrics.jsonl")}
+    upstream_charts = (figures.Chart("train/loss", "Loss, nats"), figures.Chart("train/temperature", "Temperature τ"))
+    return Section(
+        "Training",
+        (
+            page.paragraph("LiT: the text towers, with the same seed and the same order of data."),
+            figures.curves(histories, charts),
+            page.paragraph("Upstream: the image tower, as a classifier of the words of the names."),
+            figures.curves(upstream, upstream_charts),
+        ),
+    )
+
+
+def _configuration(run_dir: Path) -> page.Html:
+    return page.configuration(experiment.to_dict(experiment.load(runs.config_path(run_dir))), run_dir.name)
+
+
+def _spread(count: int) -> np.ndarray:
+    """Returns indices spread evenly over ``count`` items: examples that nobody has picked."""
+    return np.linspace(0, count - 1, min(NUM_EXAMPLES, count)).astype(int)
+
+
+def _num_cores() -> int:
+    import os
+
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _commit() -> str:
+    command = ("git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty")
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"

@@ -1,0 +1,123 @@
+"""Run directories: what a run leaves behind and how it is opened again.
+
+A run directory holds ``config.json``, ``tokenizer.model`` (if there is text), ``checkpoints/``, ``metrics.jsonl`` and
+``tensorboard/``.
+"""
+
+import dataclasses
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from configs import experiment
+from configs.experiment import ExperimentConfig, PretrainedConfig
+from data_pipelines.tokenizers import SentencePieceTokenizer
+from lit_het import parameters
+from lit_het.checkpoints.native import Checkpoints
+from lit_het.errors import UserError
+from lit_het.tasks.contrastive import ContrastiveConfig, ContrastiveTask
+from lit_het.types import Encoder, Params
+
+# Fields that say how the same model is computed; two runs may differ in them.
+EXECUTION_FIELDS = ("encoder.unrolled", "encoder.remat", "encoder.compute_type")
+
+
+@dataclasses.dataclass(frozen=True)
+class ContrastiveRun:
+    """A trained image-text model, opened for use."""
+
+    config: ExperimentConfig
+    task: ContrastiveTask
+    params: Params
+    tokenizer: SentencePieceTokenizer
+
+    def encoder(self) -> Encoder:
+        """Returns the model as evaluators see it."""
+        return make_encoder(self.task, self.params, self.tokenizer)
+
+
+def config_path(run_dir: Path) -> Path:
+    """Returns where a run keeps its configuration."""
+    return run_dir / "config.json"
+
+
+def checkpoint_dir(run_dir: Path) -> Path:
+    """Returns where a run keeps its checkpoints."""
+    return run_dir / "checkpoints"
+
+
+def open_contrastive(run_dir: Path, pretrained: Path | None = None) -> ContrastiveRun:
+    """Opens the newest checkpoint of a contrastive run, with its locked parameters from where they came.
+
+    Args:
+        run_dir: the run.
+        pretrained: where the run with the locked parameters lies now, if it has moved.
+
+    Raises:
+        UserError: something is missing, does not fit, or the locked parameters are not those of training.
+    """
+    config = experiment.load(config_path(run_dir))
+    if not isinstance(config.task, ContrastiveConfig) or config.tokenizer is None:
+        raise UserError(f"{run_dir} holds a classifier; zero-shot evaluation needs a run with a text tower")
+    task = config.task.build()
+    tokenizer = dataclasses.replace(config.tokenizer, model=run_dir / "tokenizer.model").build()
+    if pretrained is not None and config.pretrained is not None:
+        config = dataclasses.replace(config, pretrained=dataclasses.replace(config.pretrained, run=pretrained))
+    locked_like, trainable_like = parameters.partition(_abstract(task), task.locked)
+    with Checkpoints(checkpoint_dir(run_dir)) as checkpoints:
+        trainable, info = checkpoints.restore_params(trainable_like)
+    locked = load_pretrained(config, locked_like) if locked_like else {}
+    if parameters.checksum(locked) != info["locked_checksum"]:
+        assert config.pretrained is not None
+        raise UserError(
+            f"the locked parameters in {config.pretrained.run} are not those that {run_dir} was trained with; "
+            "point --pretrained at the original run"
+        )
+    return ContrastiveRun(config, task, parameters.merge(locked, trainable), tokenizer)
+
+
+def load_pretrained(config: ExperimentConfig, like: Params) -> Params:
+    """Returns the parameters that ``config.pretrained`` names, in the shapes of ``like``.
+
+    Raises:
+        UserError: no source is configured, or its image tower differs from this configuration's.
+    """
+    if config.pretrained is None:
+        raise UserError(
+            f"the configuration locks {sorted(like)[0]} but nothing says where its weights come from; "
+            "set --pretrained.run to the run that trained it"
+        )
+    source = experiment.load(config_path(config.pretrained.run))
+    _check_same_tower(source, config, config.pretrained)
+    with Checkpoints(checkpoint_dir(config.pretrained.run)) as checkpoints:
+        return checkpoints.restore_params(like)[0]
+
+
+def make_encoder(task: ContrastiveTask, params: Params, tokenizer: SentencePieceTokenizer) -> Encoder:
+    """Returns a trained model as evaluators see it."""
+    image, text = jax.jit(task.encode_image), jax.jit(task.encode_text)
+    return Encoder(
+        image=lambda pixels: np.asarray(image(params, pixels)[0]),
+        text=lambda tokens: np.asarray(text(params, tokens)[0]),
+        image_noise_norm=lambda pixels: np.asarray(image(params, pixels)[1]),
+        text_noise_norm=lambda tokens: np.asarray(text(params, tokens)[1]),
+        tokenize=tokenizer,
+        temperature=float(task.temperature(params)),
+    )
+
+
+def _abstract(task: ContrastiveTask) -> Params:
+    sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    shapes = jax.eval_shape(task.initialize, jax.random.key(0))
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), shapes)
+
+
+def _check_same_tower(source: ExperimentConfig, target: ExperimentConfig, pretrained: PretrainedConfig) -> None:
+    differing = experiment.differences(source.task.image_tower, target.task.image_tower)
+    for field, (theirs, ours) in differing.items():
+        if field not in EXECUTION_FIELDS:
+            raise UserError(
+                f"the image tower of {pretrained.run} has {field} = {theirs}, this configuration {ours}; "
+                f"set --task.image-tower.{field.replace('_', '-')} {theirs}"
+            )

@@ -1,0 +1,225 @@
+"""``lit-het train``: from a configuration to a trained run."""
+
+import dataclasses
+import difflib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import tyro
+from jax.sharding import Mesh
+
+from configs import experiment
+from configs.experiment import ExperimentConfig
+from data_pipelines.loader import Loader
+from data_pipelines.tokenizers import SentencePieceTokenizer
+from lit_het import distributed, parameters, sharding
+from lit_het.checkpoints.native import Checkpoints
+from lit_het.cli import runs
+from lit_het.errors import UserError
+from lit_het.tasks.classification import ClassificationConfig, ClassificationTask
+from lit_het.tasks.contrastive import ContrastiveConfig, ContrastiveTask
+from lit_het.training import loop
+from lit_het.training.logging import MetricLog
+from lit_het.training.step import TrainStep, initial_state, make_train_step
+from lit_het.types import Batch, Params, TrainState
+
+# Fields that a resumed run may change: they alter neither the model nor the sequence of batches.
+_CHANGEABLE = ("run_dir", "mesh", "cadence", "evaluations", "data.threads", "data.prefetch_batches")
+_CHANGEABLE += ("data.max_bad_fraction", "pretrained.run")
+
+
+def parse_config(path: Path, flags: Sequence[str]) -> ExperimentConfig:
+    """Returns the configuration of a file with the fields that ``flags`` change."""
+    default = experiment.load_module_config(path)
+    config, unknown = tyro.cli(
+        ExperimentConfig,
+        default=default,
+        args=list(flags),
+        prog=f"lit-het train --config {path}",
+        description="Every field of the configuration, with its value.",
+        config=(tyro.conf.AvoidSubcommands,),
+        return_unknown_args=True,
+    )
+    if unknown:
+        known = [f"--{field.replace('_', '-')}" for field in experiment.fields(default)]
+        close = difflib.get_close_matches(unknown[0], known, n=1)
+        hint = f"did you mean {close[0]}? " if close else ""
+        raise UserError(f"unknown flag {unknown[0]}; {hint}'lit-het train --config {path} --help' lists all")
+    return config
+
+
+def train(config: ExperimentConfig, *, resume: bool = False) -> TrainState:
+    """Trains a run to its end and returns its last state.
+
+    Raises:
+        UserError: anything in the configuration, the data or the run directory that cannot work.
+    """
+    mesh = config.mesh.build()
+    sharding.check_batch_size(config.data.batch_size, mesh)
+    _check_run_dir(config, resume)
+    tokenizer = config.tokenizer.build() if config.tokenizer else None
+    loader = Loader(config.data, tokenizer)
+    _check_data(config, loader, tokenizer)
+    task = config.task.build()
+    optimizer = config.optimizer.build(config.schedule, config.num_steps)
+    locked, trainable = _initial_params(config, task, mesh)
+    checksum = parameters.checksum(locked)
+    locked = parameters.cast(locked, config.task.image_tower.encoder.compute_type)
+    state = jax.jit(
+        lambda params: initial_state(params, optimizer),
+        out_shardings=sharding.tree_shardings(jax.eval_shape(lambda p: initial_state(p, optimizer), trainable), mesh),
+    )(trainable)
+
+    with Checkpoints(runs.checkpoint_dir(config.run_dir)) as checkpoints:
+        position = 0
+        if resume and checkpoints.latest_step is not None:
+            state, info = checkpoints.restore(state)
+            position = info["position"]
+            if info["locked_checksum"] != checksum:
+                raise UserError(
+                    f"the locked parameters are not those that {config.run_dir} began with; "
+                    "set --pretrained.run to the original run"
+                )
+        _write_run_files(config, tokenizer)
+        log = MetricLog(config.run_dir, first_step=int(state.step))
+        batches = loader.batches(position, jax.process_index(), jax.process_count())
+        try:
+            return loop.train(
+                _compiled(make_train_step(task, optimizer, config.seed), state),
+                state,
+                locked,
+                _to_devices(batches, mesh),
+                num_steps=config.num_steps,
+                cadence=config.cadence,
+                log=log,
+                saver=_Saver(checkpoints, config.data.batch_size, checksum),
+                evaluate=_evaluation(config, task, locked, tokenizer),
+                description=config.run_dir.name,
+            )
+        finally:
+            batches.close()
+            log.close()
+
+
+def _compiled(step: TrainStep, state: TrainState) -> TrainStep:
+    """Returns the step under `jax.jit`: the state is donated and keeps its sharding."""
+    shardings = jax.tree.map(lambda array: array.sharding, state)
+    return jax.jit(step, donate_argnums=0, out_shardings=(shardings, None))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Saver:
+    """Saves states with what resuming needs beside them."""
+
+    checkpoints: Checkpoints
+    batch_size: int
+    locked_checksum: str
+
+    def save(self, state: TrainState) -> None:
+        """Implements `loop.Saver`."""
+        info = {"position": int(state.step) * self.batch_size, "locked_checksum": self.locked_checksum}
+        self.checkpoints.save(state, info)
+
+
+def _initial_params(
+    config: ExperimentConfig, task: ContrastiveTask | ClassificationTask, mesh: Mesh
+) -> tuple[Params, Params]:
+    """Returns (locked, trainable) parameters on the mesh, pretrained ones loaded."""
+    key = jax.random.key(config.seed)
+    shapes = jax.eval_shape(task.initialize, key)
+    shardings = sharding.tree_shardings(shapes, mesh)
+    params = jax.jit(task.initialize, out_shardings=shardings)(key)
+    locked, trainable = parameters.partition(params, task.locked)
+    pattern = config.pretrained.pattern if config.pretrained else None
+    if pattern or locked:
+        like, _ = parameters.partition(params, (pattern,)) if pattern else (locked, {})
+        loaded = runs.load_pretrained(config, like)
+        missing = parameters.flatten(locked).keys() - parameters.flatten(loaded).keys()
+        if missing:
+            raise UserError(f"{min(missing)} is locked but --pretrained.pattern {pattern!r} does not load it")
+        params = parameters.merge(params, loaded)
+        locked, trainable = parameters.partition(params, task.locked)
+    return locked, trainable
+
+
+def _evaluation(
+    config: ExperimentConfig,
+    task: ContrastiveTask | ClassificationTask,
+    locked: Params,
+    tokenizer: SentencePieceTokenizer | None,
+) -> Any:
+    if config.evaluations and not isinstance(task, ContrastiveTask):
+        raise UserError("evaluations are zero-shot: they need a task with a text tower; remove them")
+    evaluators = [evaluation.build(config.data.image_size) for evaluation in config.evaluations]
+
+    def evaluate(trainable: Params) -> Mapping[str, float]:
+        if not evaluators:
+            return {}
+        assert isinstance(task, ContrastiveTask)
+        assert tokenizer is not None
+        encoder = runs.make_encoder(task, parameters.merge(locked, trainable), tokenizer)
+        return {name: value for evaluator in evaluators for name, value in evaluator(encoder).items()}
+
+    return evaluate
+
+
+def _to_devices(batches: Iterator[Batch], mesh: Mesh) -> Iterator[Batch]:
+    return (distributed.to_global(batch, mesh) for batch in batches)
+
+
+def _check_run_dir(config: ExperimentConfig, resume: bool) -> None:
+    """Refuses to write over another run, and to resume with a configuration that would train another one."""
+    path = runs.config_path(config.run_dir)
+    if not path.exists():
+        if resume:
+            raise UserError(f"{config.run_dir} holds no run to resume; leave out --resume to start one")
+        return
+    if not resume:
+        raise UserError(f"{config.run_dir} already holds a run; go on with --resume or choose another --run-dir")
+    changed = {
+        field: values
+        for field, values in experiment.differences(experiment.load(path), config).items()
+        if not field.startswith(_CHANGEABLE) and not field.endswith(runs.EXECUTION_FIELDS)
+    }
+    if changed:
+        field, (before, now) = next(iter(changed.items()))
+        more = f" (and {', '.join(list(changed)[1:])})" if len(changed) > 1 else ""
+        raise UserError(
+            f"cannot resume {config.run_dir}: {field} was {before} and is now {now}{more}; "
+            "use the same values or another --run-dir"
+        )
+
+
+def _check_data(config: ExperimentConfig, loader: Loader, tokenizer: SentencePieceTokenizer | None) -> None:
+    """Refuses data that does not fit the model, before anything is compiled."""
+    task = config.task
+    if config.data.image_size != task.image_tower.image_size:
+        raise UserError(
+            f"--data.image-size {config.data.image_size} differs from --task.image-tower.image-size "
+            f"{task.image_tower.image_size}; make them equal"
+        )
+    match task:
+        case ClassificationConfig():
+            if loader.num_classes != task.num_classes:
+                raise UserError(
+                    f"the data has {loader.num_classes or 'no'} classes and the task {task.num_classes}; "
+                    "set --task.num-classes and --data.labels"
+                )
+        case ContrastiveConfig(text_tower=text):
+            if tokenizer is None:
+                raise UserError("a contrastive task needs captions; set --tokenizer.model")
+            if tokenizer.length != text.length or tokenizer.vocabulary_size > text.vocabulary_size:
+                raise UserError(
+                    f"the tokenizer yields {tokenizer.length} tokens of {tokenizer.vocabulary_size} kinds, the text "
+                    f"tower takes {text.length} of {text.vocabulary_size}; set --tokenizer.length and "
+                    "--task.text-tower.length, or --task.text-tower.vocabulary-size"
+                )
+
+
+def _write_run_files(config: ExperimentConfig, tokenizer: SentencePieceTokenizer | None) -> None:
+    config.run_dir.mkdir(parents=True, exist_ok=True)
+    experiment.save(config, runs.config_path(config.run_dir))
+    if tokenizer is not None:
+        (config.run_dir / "tokenizer.model").write_bytes(tokenizer.model_bytes)

@@ -1,0 +1,297 @@
+"""A full page of made-up measurements, which exercises every piece of a report.
+
+``python tests/eval/report/test_demo_page.py demo.html`` writes it, to be looked at.
+"""
+
+import re
+import sys
+import xml.etree.ElementTree as ElementTree
+from html.parser import HTMLParser
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+import pytest
+from PIL import Image, ImageDraw, ImageFont
+
+from eval.ambiguity import errors_within_groups, groups_of, rank_test, split_by_ambiguity
+from eval.report import (
+    Chart,
+    Html,
+    Section,
+    compare,
+    comparison_table,
+    configuration,
+    curves,
+    describe_comparison,
+    describe_group_errors,
+    describe_rank_test,
+    distribution,
+    facts,
+    image_to_name_grid,
+    mark_legend,
+    name_to_image_grid,
+    paragraph,
+    picture_strip,
+    reliability_diagrams,
+    render_page,
+    side_by_side,
+)
+from eval.zero_shot import EmbeddedImages, ZeroShotResult, metrics, nearest, score
+
+CHARACTERS = {
+    "A": ("latin capital letter a", "A"),
+    "Α": ("greek capital letter alpha", "A"),
+    "А": ("cyrillic capital letter a", "A"),
+    "B": ("latin capital letter b", "B"),
+    "В": ("cyrillic capital letter ve", "B"),
+    "o": ("latin small letter o", "o"),
+    "ο": ("greek small letter omicron", "o"),
+    "q": ("latin small letter q", "q"),
+    "Ж": ("cyrillic capital letter zhe", "Ж"),
+    "ω": ('greek small letter omega with <hook> & "quotes"', "ω"),
+    "7": ("digit seven", "7"),
+    "ѝ": ("cyrillic small letter byelorussian-ukrainian i with grave and descender", "ѝ"),
+}
+NAMES = [name for name, _ in CHARACTERS.values()]
+GROUPS = groups_of([shape for _, shape in CHARACTERS.values()])
+
+
+def draw(character: str) -> np.ndarray:
+    font = Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSerif.ttf"
+    image = Image.new("L", (32, 32), 255)
+    ImageDraw.Draw(image).text((16, 24), character, fill=0, font=ImageFont.truetype(str(font), 22), anchor="ms")
+    return np.asarray(image)[:, :, None]
+
+
+def simulate(seed: int, noise: float) -> ZeroShotResult:
+    """360 pictures whose embeddings lie near those of their shapes, not of their characters."""
+    generator = np.random.default_rng(seed)
+    shapes = {shape: generator.normal(size=16) for _, shape in CHARACTERS.values()}
+    classes = np.stack([shapes[shape] + 0.2 * generator.normal(size=16) for _, shape in CHARACTERS.values()])
+    labels = np.tile(np.arange(len(NAMES)), 30)
+    images = classes[labels] + noise * generator.normal(size=(labels.size, 16))
+    images, classes = (rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in (images, classes))
+    return score(EmbeddedImages(images.astype(np.float32), labels), classes.astype(np.float32), temperature=0.08)
+
+
+def simulate_history(seed: int, heteroscedastic: bool) -> list[dict[str, float]]:
+    generator = np.random.default_rng(seed)
+    records = []
+    for step in range(0, 1500, 10):
+        record = {
+            "step": step,
+            "train/loss": 1.2 + 4 * np.exp(-step / (300 + 60 * seed)) + 0.08 * generator.normal(),
+            "train/temperature": 0.06 + (0.27 if heteroscedastic else 0.04) * np.exp(-step / 400),
+        }
+        if heteroscedastic:
+            record["train/image_noise_norm"] = 0.1 + 0.3 * (1 - np.exp(-step / 500))
+            record["train/text_noise_norm"] = 0.1 + 0.1 * (1 - np.exp(-step / 700))
+        records.append(record)
+    return records
+
+
+def demo_page() -> Html:
+    deterministic, heteroscedastic = simulate(0, 0.95), simulate(1, 0.85)
+    models = {"DET": deterministic, "HET-XL": heteroscedastic}
+    comparison = compare(
+        "DET",
+        "HET-XL",
+        {
+            "held-out face, all names": (metrics(deterministic), metrics(heteroscedastic)),
+            "held-out characters, held-out names": (metrics(simulate(2, 0.7)), metrics(simulate(3, 0.75))),
+        },
+    )
+    pictures = [draw(character) for character in CHARACTERS]
+    generator = np.random.default_rng(5)
+    characters = np.arange(600)
+    ambiguous = characters < 140
+    noise = np.where(ambiguous, generator.normal(0.46, 0.06, 600), generator.normal(0.36, 0.05, 600))
+    twin, lone = split_by_ambiguity(noise, ambiguous, characters)
+    outcome = describe_rank_test(rank_test(twin, lone), "homoglyphs", "unambiguous glyphs")
+    shown = np.arange(9)
+    queries = [0, 4, 8, 9]
+    best = nearest(heteroscedastic.class_embeddings[queries], heteroscedastic.image_embeddings)
+    best_labels = heteroscedastic.labels[best]
+    sections = [
+        Section(
+            "Results",
+            (
+                comparison_table(comparison, "Chance is a uniform guess, which is always perfectly calibrated."),
+                paragraph(describe_comparison(comparison)),
+                *(
+                    paragraph(
+                        describe_group_errors(
+                            errors_within_groups(result.predictions, result.labels, GROUPS), name, "homoglyph class"
+                        )
+                    )
+                    for name, result in models.items()
+                ),
+            ),
+        ),
+        Section(
+            "Training curves",
+            (
+                curves(
+                    {"DET": simulate_history(0, False), "HET-XL": simulate_history(1, True)},
+                    [
+                        Chart("train/loss", "Training loss, nats"),
+                        Chart("train/temperature", "Temperature τ", logarithmic=True),
+                        Chart("train/image_noise_norm", "Noise norm, images"),
+                        Chart("train/text_noise_norm", "Noise norm, names"),
+                    ],
+                ),
+            ),
+        ),
+        Section(
+            "Calibration",
+            (reliability_diagrams({name: result.reliability() for name, result in models.items()}),),
+            "A model that knows how sure it is stays on the dotted line.",
+        ),
+        Section(
+            "What HET-XL learnt",
+            (
+                side_by_side(
+                    distribution(
+                        "Noise of characters with and without a double",
+                        {"homoglyphs": twin, "unambiguous glyphs": lone},
+                        "noise norm √tr Σ(x), mean per character",
+                        outcome,
+                    ),
+                    Html(
+                        picture_strip(
+                            "Most noise", pictures[:8], NAMES[:8], [f"{0.61 - 0.01 * n:.2f}" for n in range(8)]
+                        )
+                        + picture_strip(
+                            "Least noise", pictures[7:], NAMES[7:], [f"{0.21 + 0.01 * n:.2f}" for n in range(5)]
+                        )
+                    ),
+                ),
+            ),
+        ),
+        Section(
+            "Names for an image",
+            (
+                mark_legend("another character of the same shape"),
+                image_to_name_grid(
+                    [pictures[label] for label in heteroscedastic.labels[shown]],
+                    heteroscedastic.labels[shown],
+                    heteroscedastic.top_classes[shown],
+                    heteroscedastic.top_probabilities[shown],
+                    NAMES,
+                    GROUPS,
+                ),
+            ),
+        ),
+        Section(
+            "Images for a name",
+            (
+                mark_legend("another character of the same shape"),
+                name_to_image_grid(
+                    queries, [[pictures[label] for label in row] for row in best_labels], best_labels, NAMES, GROUPS
+                ),
+            ),
+        ),
+        Section(
+            "Configuration",
+            (
+                configuration({"model": {"width": 192, "depth": 4}, "head": {"num_factors": 15}, "lr": 1e-3}, "HET-XL"),
+                configuration("plain text <config> & more", "DET"),
+            ),
+        ),
+    ]
+    run = {
+        "seed": 0,
+        "commit": "5d20da7",
+        "machine": "2 × Xeon 2.80 GHz, 8 GB",
+        "time": "412 s",
+        "peak memory": "1.9 GB",
+        "training pairs": "38,120",
+    }
+    return render_page("Quickstart: DET against HET-XL", sections, describe_comparison(comparison), facts(run))
+
+
+class Outline(HTMLParser):
+    """Collects tags and attributes, and demands that tags are closed in order."""
+
+    VOID = frozenset({"meta", "link", "img", "br", "hr"})
+
+    def __init__(self):
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]):
+        self.tags.append((tag, dict(attrs)))
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]):
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str):
+        assert self.open.pop() == tag
+
+
+@pytest.fixture(scope="module")
+def page() -> Html:
+    return demo_page()
+
+
+@pytest.fixture(scope="module")
+def outline(page: Html) -> Outline:
+    parser = Outline()
+    parser.feed(page)
+    parser.close()
+    return parser
+
+
+def test_every_tag_of_the_page_is_closed_in_order(outline: Outline):
+    assert outline.open == []
+
+
+def test_the_page_asks_for_nothing_from_outside(page: Html, outline: Outline):
+    for tag, attributes in outline.tags:
+        for name in ("src", "href", "xlink:href", "srcset", "action", "data", "poster"):
+            assert (attributes.get(name) or "#").startswith(("#", "data:")), (tag, attributes)
+    assert not {"script", "iframe", "object"} & {tag for tag, _ in outline.tags}
+    assert "@import" not in page
+    assert set(re.findall(r"url\((.)", page)) <= {"#"}
+    assert "://" not in page
+
+
+def test_every_picture_and_figure_has_a_description(outline: Outline):
+    pictures = [attributes for tag, attributes in outline.tags if tag == "img"]
+    assert len(pictures) == 8 + 5 + 9 + 4 * 5
+    assert all(attributes["alt"] for attributes in pictures)
+    figures = [attributes for tag, attributes in outline.tags if tag == "svg"]
+    assert len(figures) == 4 + 2 + 1
+    assert all(attributes["role"] == "img" and attributes["aria-label"] for attributes in figures)
+
+
+def test_names_on_the_page_are_unique_and_every_reference_finds_one(page: Html, outline: Outline):
+    names = [attributes["id"] for _, attributes in outline.tags if "id" in attributes]
+    assert len(names) == len(set(names))
+    assert set(re.findall(r"(?:url\(|href=\")#([^)\"]+)", page)) <= set(names)
+
+
+def test_class_names_cannot_break_the_page(page: Html):
+    assert "<hook>" not in page
+    assert "&lt;hook&gt; &amp; &quot;quotes&quot;" in page
+    assert "plain text &lt;config&gt; &amp; more" in page
+
+
+def test_figures_are_well_formed_and_take_their_colours_from_the_page(page: Html):
+    for drawing in re.findall(r"<svg.*?</svg>", page, flags=re.DOTALL):
+        ElementTree.fromstring(drawing.replace("<svg", '<svg xmlns:xlink="x"', 1))
+        assert "var(--series-" in drawing
+        assert "font-family" not in drawing
+        assert not re.search(r"#[0-9a-f]{6}\b", drawing)
+
+
+def test_the_page_is_the_same_each_time(page: Html):
+    assert demo_page() == page
+
+
+if __name__ == "__main__":
+    Path(sys.argv[1]).write_text(demo_page(), encoding="utf-8")

@@ -1,0 +1,158 @@
+import base64
+import io
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from rich.console import Console
+
+from eval.ambiguity import GroupErrors, RankTest
+from eval.report import (
+    Chart,
+    Html,
+    Section,
+    compare,
+    comparison_table,
+    configuration,
+    curves,
+    describe_comparison,
+    describe_group_errors,
+    describe_rank_test,
+    distribution,
+    print_table,
+    write_page,
+)
+from eval.report.grids import Mark, mark_of
+from eval.report.page import picture
+from eval.zero_shot import chance
+from lit_het.errors import UserError
+
+
+def figures(k: int = 10, **changes: float) -> dict[str, float]:
+    values = {"top1": 0.5, "top5": 0.8, "mean_reciprocal_rank": 0.6, "nll": 1.5, "ece": 0.1} | changes
+    return values | {f"chance_{name}": value for name, value in chance(k).items()}
+
+
+def decode(image: Html) -> Image.Image:
+    found = re.search(r"base64,([^\"]+)", image)
+    assert found
+    return Image.open(io.BytesIO(base64.b64decode(found[1])))
+
+
+def test_higher_accuracy_wins_and_lower_loss_wins():
+    comparison = compare("DET", "HET-XL", {"pets": (figures(), figures(top1=0.6, nll=1.4, ece=0.2))})
+    assert [row.winner for row in comparison.rows] == [1, 0, 0, 1, -1]
+    assert describe_comparison(comparison) == (
+        "HET-XL was better than DET: better on 2 of 5 figures, worse on 1 and equal on 2."
+    )
+
+
+def test_a_candidate_that_is_only_as_good_is_said_not_to_be_better():
+    same = compare("DET", "HET-XL", {"pets": (figures(), figures())})
+    assert describe_comparison(same).startswith("HET-XL was not better than DET: better on 0 of 5 figures, worse on 0")
+    worse = compare("DET", "HET-XL", {"pets": (figures(), figures(top1=0.4))})
+    assert "was not better" in describe_comparison(worse)
+
+
+def test_numbers_that_print_the_same_are_a_tie():
+    comparison = compare("DET", "HET-XL", {"pets": (figures(), figures(top1=0.50001))})
+    assert comparison.rows[0].winner == 0
+    assert "<strong>" not in comparison_table(comparison)
+
+
+def test_only_the_better_value_is_bold_and_chance_stands_beside_it():
+    table = comparison_table(compare("DET", "HET-XL", {"pets": (figures(), figures(top1=0.6))}))
+    assert re.findall("<strong>(.*?)</strong>", table) == ["60.0%"]
+    assert '<td class="chance">10.0%</td><td>50.0%</td><td><strong>60.0%</strong></td>' in table
+
+
+def test_models_scored_over_different_names_are_not_compared():
+    with pytest.raises(UserError, match="pets: DET and HET-XL were scored over different lists of names"):
+        compare("DET", "HET-XL", {"pets": (figures(10), figures(11))})
+
+
+def test_the_terminal_shows_the_same_rows_and_takes_brackets_literally():
+    comparison = compare("DET", "HET-XL", {"set [bold]": (figures(), figures(top1=0.6)), "b": (figures(), figures())})
+    console = Console(width=100, file=io.StringIO(), record=True)
+    console.print(print_table(comparison, "Results"))
+    text = console.export_text()
+    assert "set [bold]" in text
+    for row in comparison.rows:
+        assert re.search(rf"{re.escape(row.label)}.*{row.chance}.*{row.baseline}.*{row.candidate}", text)
+
+
+def test_an_answer_is_right_or_a_look_alike_or_wrong():
+    groups = np.array([0, 0, 1, 1, -1, -1])
+    assert mark_of(3, 3, groups) is Mark.RIGHT
+    assert mark_of(1, 0, groups) is Mark.MATE
+    assert mark_of(2, 0, groups) is Mark.WRONG
+    assert mark_of(5, 4, groups) is Mark.WRONG
+    assert mark_of(1, 0, None) is Mark.WRONG
+
+
+def test_a_small_picture_is_stored_pixel_for_pixel():
+    pixels = np.random.default_rng(0).integers(0, 256, size=(24, 32, 3), dtype=np.uint8)
+    np.testing.assert_array_equal(np.asarray(decode(picture(pixels, "noise"))), pixels)
+    np.testing.assert_array_equal(np.asarray(decode(picture(pixels[:, :, :1], "noise"))), pixels[:, :, 0])
+    np.testing.assert_array_equal(np.asarray(decode(picture(pixels[:, :, 0], "noise"))), pixels[:, :, 0])
+
+
+def test_a_large_picture_is_shrunk_and_keeps_its_shape():
+    assert decode(picture(np.zeros((640, 320, 3), np.uint8), "tall")).size == (80, 160)
+
+
+def test_a_description_with_quotes_stays_inside_its_attribute():
+    assert 'alt="&quot;&gt;&lt;b&gt;"' in picture(np.zeros((2, 2, 3), np.uint8), '"><b>')
+
+
+def test_a_configuration_is_shown_as_json_whatever_it_holds():
+    shown = configuration({"path": Path("a/b"), "name": "é"})
+    assert "&quot;path&quot;: &quot;a/b&quot;" in shown
+    assert "é" in shown
+
+
+def test_a_run_without_a_metric_is_left_out_and_a_metric_without_runs_is_said_to_be_missing():
+    histories = {"DET": [{"step": 0, "loss": 2.0}], "HET-XL": [{"step": 0}, {"step": 5, "loss": 1.0, "noise": 0.1}]}
+    drawn = curves(histories, [Chart("loss", "Loss"), Chart("noise", "Noise"), Chart("absent", "Absent")])
+    captions = re.findall("<figcaption>(.*?)</figcaption>", drawn)
+    assert captions == ["DET ends at 2; HET-XL ends at 1", "HET-XL ends at 0.1"]
+    assert drawn.count("not recorded") == 1
+
+
+def test_a_distribution_of_equal_values_can_be_drawn():
+    assert "<svg" in distribution("Noise", {"a": np.zeros(3), "b": np.zeros(5)}, "noise norm")
+
+
+def test_group_errors_are_told_beside_chance():
+    text = describe_group_errors(GroupErrors(errors=200, within=150, chance=0.0123), "DET", "homoglyph class")
+    assert text == (
+        "75.0% of the 200 errors of DET fall within a homoglyph class "
+        "(150; 1.23% if errors fell evenly on all classes)."
+    )
+    assert describe_group_errors(GroupErrors(0, 0, float("nan")), "DET") == "DET made no errors."
+
+
+def outcome(p_value: float, auc: float) -> RankTest:
+    return RankTest(12.0, p_value, auc, 4, 5, 0.4, 0.3)
+
+
+def test_a_rank_test_says_which_group_is_higher_only_where_it_is_significant():
+    assert describe_rank_test(outcome(0.0004, 0.9), "twins", "others") == (
+        "Noise norm is higher for twins than for others: median 0.4 (n = 4) against 0.3 (n = 5); "
+        "Mann-Whitney U = 12, p = 4.0e-04, AUC = 0.900."
+    )
+    assert "lower for twins" in describe_rank_test(outcome(0.01, 0.2), "twins", "others")
+    assert describe_rank_test(outcome(0.05, 0.9), "twins", "others").startswith("No significant difference")
+    assert "p < 1e-300" in describe_rank_test(outcome(0.0, 0.9), "twins", "others")
+
+
+def test_a_page_is_written_with_its_folder_and_links_to_its_sections(tmp_path: Path):
+    path = tmp_path / "runs" / "quickstart" / "report.html"
+    write_page(path, "A & B", [Section("What it learnt", (Html("<p>x</p>"),), "a note")], verdict="B wins < A")
+    text = path.read_text(encoding="utf-8")
+    assert "<title>A &amp; B</title>" in text
+    assert '<a href="#what-it-learnt">' in text
+    assert '<section id="what-it-learnt">' in text
+    assert "B wins &lt; A" in text
