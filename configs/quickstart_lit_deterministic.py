@@ -14,8 +14,8 @@ from lit_het.towers.text import TextConfig
 from lit_het.towers.transformer import EncoderConfig
 from lit_het.training.loop import Cadence
 
-VOCABULARY_SIZE = 512
-TEXT_LENGTH = 16
+VOCABULARY_SIZE = 600
+TEXT_LENGTH = 12
 
 
 def get_config(root: Path = ROOT) -> ExperimentConfig:
@@ -28,16 +28,16 @@ def get_config(root: Path = ROOT) -> ExperimentConfig:
                 vocabulary_size=VOCABULARY_SIZE,
                 length=TEXT_LENGTH,
                 embedding_size=IMAGE_TOWER.embedding_size,
-                encoder=EncoderConfig(width=128, depth=2, mlp_width=512, num_heads=4, unrolled=True),
+                encoder=EncoderConfig(width=128, depth=1, mlp_width=512, num_heads=4, unrolled=True),
                 pooling="mean",
             ),
             head=DeterministicContrastiveConfig(),
         ),
-        data=LoaderConfig(shards=(str(root / "data" / "train"),), image_size=32, batch_size=256),
+        data=LoaderConfig(shards=(str(root / "data" / "train"),), image_size=32, batch_size=128, threads=1),
         tokenizer=SentencePieceConfig(model=root / "data" / "tokenizer.model", length=TEXT_LENGTH),
         pretrained=PretrainedConfig(run=root / "upstream"),
-        num_steps=400,
-        optimizer=AdamW(second_decay=0.99, weight_decay=1e-4),
-        schedule=CosineSchedule(learning_rate=2e-3, warmup_steps=50),
+        num_steps=600,
+        optimizer=AdamW(second_decay=0.95, weight_decay=2e-6),
+        schedule=CosineSchedule(learning_rate=2e-3, warmup_steps=30),
         cadence=Cadence(log_steps=10, save_steps=200),
     )

@@ -19,9 +19,10 @@ from lit_het.training.loop import Cadence
 ROOT = Path("runs/quickstart")
 IMAGE_TOWER = ViTConfig(
     image_size=32,
-    patch_size=8,
-    encoder=EncoderConfig(width=128, depth=4, mlp_width=512, num_heads=4, unrolled=True),
-    pooling="mean",
+    patch_size=16,
+    encoder=EncoderConfig(width=256, depth=3, mlp_width=1024, num_heads=4, unrolled=True),
+    pooling="attention",
+    positions="sine_cosine",
 )
 
 
@@ -47,12 +48,15 @@ def get_config(root: Path = ROOT) -> ExperimentConfig:
         data=LoaderConfig(
             shards=(str(root / "data" / "train"),),
             image_size=32,
-            batch_size=128,
+            batch_size=64,
+            threads=1,
             labels=CaptionWords(),
-            augmentation=RandomAffine(),
+            augmentation=RandomAffine(
+                max_shift_pixels=0.7, min_scale=0.95, max_scale=1.05, max_rotation_degrees=3.0, max_shear_degrees=5.7
+            ),
         ),
-        num_steps=1500,
-        optimizer=AdamW(second_decay=0.99, weight_decay=1e-4),
-        schedule=CosineSchedule(learning_rate=2e-3, warmup_steps=100),
+        num_steps=1700,
+        optimizer=AdamW(second_decay=0.95, weight_decay=3e-5),
+        schedule=CosineSchedule(learning_rate=1e-3, warmup_steps=100),
         cadence=Cadence(log_steps=25, save_steps=500),
     )

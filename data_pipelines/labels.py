@@ -2,13 +2,14 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
 from lit_het.errors import UserError
 
 
+@runtime_checkable
 class Labels(Protocol):
     """Reads the label of one sample.
 

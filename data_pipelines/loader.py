@@ -12,7 +12,7 @@ import collections
 import dataclasses
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, cast
 
 import grain
@@ -112,7 +112,7 @@ class Loader:
         """Samples in one epoch, over all hosts."""
         return len(self.index)
 
-    def batches(self, position: int = 0, process_index: int = 0, process_count: int = 1) -> Iterator[Batch]:
+    def batches(self, position: int = 0, process_index: int = 0, process_count: int = 1) -> Generator[Batch]:
         """Training batches without end, from any position of the stream.
 
         Args:
@@ -136,12 +136,12 @@ class Loader:
 
         def read(number: int) -> Batch:
             start = first + number * size
-            samples = [self._order[i] for i in range(start, start + rows)]
+            samples = [cast(int, self._order[i]) for i in range(start, start + rows)]
             return self._read(samples, start if self.config.augmentation else None)
 
         return self._prefetch(grain.MapDataset.range(sys.maxsize).map(read))
 
-    def epoch(self, batch_size: int | None = None, process_index: int = 0, process_count: int = 1) -> Iterator[Batch]:
+    def epoch(self, batch_size: int | None = None, process_index: int = 0, process_count: int = 1) -> Generator[Batch]:
         """Each sample once, in the order of the shards, without augmentation; the last batch ends in invalid rows.
 
         Args:
@@ -164,7 +164,7 @@ class Loader:
 
         return self._prefetch(grain.MapDataset.range(-(-self.num_samples // size)).map(read))
 
-    def _prefetch(self, batches: grain.MapDataset) -> Iterator[Batch]:
+    def _prefetch(self, batches: grain.MapDataset) -> Generator[Batch]:
         threads = self.config.threads
         options = grain.ReadOptions(threads, max(threads, self.config.prefetch_batches) if threads else 0)
         iterator = iter(batches.to_iter_dataset(options))
@@ -231,13 +231,13 @@ class Loader:
         return f"{self.index.shard(sample)}: key {self.index.key(sample)}"
 
 
-def _order(num_samples: int, seed: int, shuffle: bool) -> Sequence[int]:
+def _order(num_samples: int, seed: int, shuffle: bool) -> grain.MapDataset[int]:
     """Maps the position in the endless stream to a sample; every epoch is a permutation of its own."""
     order = grain.MapDataset.range(num_samples)
     if shuffle:
         # grain numbers the epochs' seeds upwards, so neighbouring seeds would share orders if they were not hashed
         order = order.shuffle(int(np.random.SeedSequence(seed).generate_state(1)[0]))
-    return cast(Sequence[int], order.repeat())
+    return order.repeat()
 
 
 def _rows_per_process(batch_size: int, process_count: int) -> int:

@@ -190,7 +190,7 @@ class ShardIndex:
         if offset < 0:
             raise UserError(_missing(shard, row, kind))
         size = int(shard.sizes[kind][row])
-        data = os.pread(self._open(shard.path).descriptor, size, offset)
+        data = self._open(shard.path).read(size, offset)
         if len(data) < size:
             raise UserError(f"{shard.path}: ends inside key {shard.key(row)}; the shard changed after it was indexed")
         return data
@@ -206,11 +206,15 @@ class _OpenFile:
     """A descriptor that closes itself when its last reader, or the cache of open files, lets go of it."""
 
     def __init__(self, path: Path):
-        self.descriptor = os.open(path, os.O_RDONLY)
+        self._descriptor = os.open(path, os.O_RDONLY)
+
+    def read(self, size: int, offset: int) -> bytes:
+        # a method, so that the caller holds the file as long as it reads: the cache may have dropped it already
+        return os.pread(self._descriptor, size, offset)
 
     def __del__(self):
-        if hasattr(self, "descriptor"):
-            os.close(self.descriptor)
+        if hasattr(self, "_descriptor"):
+            os.close(self._descriptor)
 
 
 def index_path(shard: Path) -> Path:
@@ -244,7 +248,8 @@ def index_shard(path: Path) -> ShardTable:
 
 def _load_table(path: Path, stamp: np.ndarray) -> ShardTable | None:
     try:
-        with np.load(index_path(path), allow_pickle=False) as arrays:
+        # opened here, because np.load forgets to close a file that turns out to be no archive
+        with index_path(path).open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             if not np.array_equal(arrays["stamp"], stamp):
                 return None
             kinds = arrays["kinds"].tolist()

@@ -17,8 +17,19 @@ import numpy as np
 from jaxtyping import Float, Int
 from scipy import special
 
+from data_pipelines.labels import ClassIndex
+from data_pipelines.loader import LoaderConfig
 from eval.calibration import ReliabilityCurve, check_labels, reliability_of_confidence
-from eval.prompts import BARE_TEMPLATE, check_templates, fill_template, read_classnames, read_lines, read_templates
+from eval.prompts import (
+    BARE_TEMPLATE,
+    CLASS_NAMES_FILE,
+    TEMPLATES_FILE,
+    check_templates,
+    fill_template,
+    read_classnames,
+    read_lines,
+    read_templates,
+)
 from lit_het.errors import UserError
 from lit_het.types import Batch, Encoder
 
@@ -312,6 +323,7 @@ class ZeroShotClassification:
         name: the set, as it stands in metric names.
         batches: starts one ordered pass over the images.
         class_names, templates, label_names, name_batch_size, advance: as in `classify`.
+        num_images: images of one pass, for a progress bar; 0 if unknown.
     """
 
     name: str
@@ -320,7 +332,13 @@ class ZeroShotClassification:
     templates: tuple[str, ...] = BARE_TEMPLATE
     label_names: tuple[str, ...] | None = None
     name_batch_size: int = 256
+    num_images: int = 0
     advance: Advance = _ignore
+
+    @property
+    def num_embeddings(self) -> int:
+        """How often ``advance`` counts in one pass: captions and images."""
+        return len(self.class_names) * len(self.templates) + self.num_images
 
     def classify(self, encoder: Encoder) -> ZeroShotResult:
         """Rank the names for each image of one pass."""
@@ -345,26 +363,39 @@ class ZeroShotConfig:
 
     Attributes:
         name: the set, as it stands in metric names.
-        directory: holds ``classnames.txt``, which labels index, and the templates file.
-        templates: prompts with the placeholder ``{c}``; None reads the folder's own.
+        directory: holds ``classnames.txt``, which labels index.
+        split: the folder of shards below it.
+        templates: prompts with the placeholder ``{c}``; None reads the folder's own, or where it has none takes the
+            bare names.
         candidates: a file of names to choose from, one a line; None means the folder's class names.
-        name_batch_size: captions that the text tower takes at a time.
+        batch_size: images and captions that the towers take at a time.
     """
 
     name: str
     directory: Path
+    split: str = "test"
     templates: tuple[str, ...] | None = None
     candidates: Path | None = None
-    name_batch_size: int = 256
+    batch_size: int = 256
 
-    def build(self, batches: Batches) -> ZeroShotClassification:
-        """Read the names and the templates, and join them with the images.
+    def build(self, image_size: int) -> ZeroShotClassification:
+        """Index the shards, and join them with the names and the templates.
 
         Raises:
             UserError: a file that is missing or malformed, or a template without ``{c}``.
         """
+        labels = ClassIndex(self.directory / CLASS_NAMES_FILE)
+        shards = (str(self.directory / self.split),)
+        loader = LoaderConfig(shards, image_size, self.batch_size, labels).build()
+        return dataclasses.replace(self.over(loader.epoch), num_images=loader.num_samples)
+
+    def over(self, batches: Batches) -> ZeroShotClassification:
+        """Join the names and the templates with images from elsewhere; raises as `build` does."""
         label_names = read_classnames(self.directory)
-        templates = read_templates(self.directory) if self.templates is None else self.templates
+        templates = self.templates
+        if templates is None:
+            has_own = (self.directory / TEMPLATES_FILE).exists()
+            templates = read_templates(self.directory) if has_own else BARE_TEMPLATE
         check_templates(templates, f"zero-shot set {self.name}")
         return ZeroShotClassification(
             name=self.name,
@@ -373,5 +404,5 @@ class ZeroShotConfig:
             templates=templates,
             # Without other candidates labels are used as they are: two classes may then share a name.
             label_names=None if self.candidates is None else label_names,
-            name_batch_size=self.name_batch_size,
+            name_batch_size=self.batch_size,
         )

@@ -17,8 +17,8 @@ from lit_het import parameters
 from lit_het.schedules import CosineSchedule
 from lit_het.types import Params
 
-# Weight decay acts on matrices: not on biases, norms, positions, temperatures.
-DECAYED = r".*/(kernel|embedding)"
+# Weight decay acts on kernels, as in big_vision: not on token embeddings, biases, norms, positions, temperatures.
+DECAYED = r".*/kernel"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -48,10 +48,10 @@ class Batch:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TowerOutput:
-    """What a tower returns: one embedding per example and, where it has them, its tokens."""
+    """What a tower returns: one embedding per example and its tokens, whose width may be another one."""
 
     embedding: Float[Array, "b d"]
-    tokens: Float[Array, "b n d"]
+    tokens: Float[Array, "b n width"]
     auxiliary_losses: Metrics
 
 
@@ -70,8 +70,8 @@ class EmbeddingSamples:
 
     image: Float[Array, "b d"]
     text: Float[Array, "b d"]
-    image_queries: Float[Array, "s b d"]
-    text_queries: Float[Array, "s b d"]
+    image_queries: Float[Array, "s_image b d"]
+    text_queries: Float[Array, "s_text b d"]
     temperature: Float[Array, ""]
     bias: Float[Array, ""] | None = None
 
@@ -79,9 +79,15 @@ class EmbeddingSamples:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TrainState:
-    """Everything that training changes: the optimizer's view holds no locked parameter."""
+    """Everything that training changes: the optimizer's view holds no locked parameter.
 
-    step: Int[Array, ""]
+    Attributes:
+        step: optimizer updates done, a scalar int32. The same tree also carries shapes and shardings, hence Any.
+        params: trainable parameters.
+        opt_state: the optimizer's.
+    """
+
+    step: Any
     params: Params
     opt_state: Any
 

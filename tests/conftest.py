@@ -1,10 +1,15 @@
 """One policy for every test: eight CPU devices, strict broadcasting, warnings are errors, shapes are checked."""
 
 import os
+from pathlib import Path
 
-# Before JAX is imported anywhere.
+# Before JAX is imported anywhere; processes that tests start inherit it.
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
 os.environ["JAX_PLATFORMS"] = "cpu"
+# Most of the suite's time would go into compiling the same programs again, in other workers and in runs that resume.
+os.environ["JAX_COMPILATION_CACHE_DIR"] = str(Path(__file__).parents[1] / ".pytest_cache" / "jax")
+os.environ["JAX_COMPILATION_CACHE_MAX_SIZE"] = str(2**30)
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.3"
 
 from jaxtyping import install_import_hook
 

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
-from matplotlib.ticker import PercentFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator, PercentFormatter
 
 from eval.calibration import ReliabilityCurve
 from eval.report.page import NOTHING, Html, escaped, legend, side_by_side
@@ -68,6 +68,9 @@ def _curve_chart(histories: Mapping[str, Sequence[Mapping[str, Any]]], chart: Ch
         axes.text(0.5, 0.5, "not recorded", transform=axes.transAxes, ha="center", va="center", color=_MUTED)
     if chart.logarithmic:
         axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_minor_locator(NullLocator())
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.set_xlabel("step")
     return _figure(chart.title, figure, "; ".join(finals))
 
@@ -122,6 +125,7 @@ def distribution(
     axes.set(xlabel=x_label, ylabel="share of its group")
     axes.set_ylim(bottom=0)
     names = (f"{name} (n = {values.size:,})" for name, values in groups.items())
+    caption = f"{caption} Dashed lines: medians.".strip()
     return _figure(title, figure, caption, legend(dict(zip(names, palette, strict=True))))
 
 

@@ -71,7 +71,8 @@ def configuration(config: str | Mapping[str, object], summary: str = "Configurat
 
 def side_by_side(*parts: Html) -> Html:
     """Parts next to one another where the screen is wide enough."""
-    return Html(f'<div class="columns">{joined(parts)}</div>')
+    cells = joined(Html(f"<div>{part}</div>") for part in parts)
+    return Html(f'<div class="columns">{cells}</div>')
 
 
 def legend(swatches: Mapping[str, int]) -> Html:

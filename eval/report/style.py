@@ -47,12 +47,11 @@ table { border-collapse: collapse; width: 100%; max-width: 46rem; font-variant-n
 caption { text-align: left; padding-bottom: .5rem; color: var(--muted); font-size: .875rem; }
 th, td { padding: .35rem .75rem; text-align: right; white-space: nowrap; }
 th:first-child, td:first-child { text-align: left; padding-left: 0; white-space: normal; }
-thead th { border-bottom: 1px solid var(--ink); font-size: .875rem; font-weight: 600; vertical-align: bottom; }
+thead :is(th, td) { border-bottom: 1px solid var(--ink); font-size: .875rem; font-weight: 600; }
 tbody th { font-weight: 400; }
 tbody tr.group th { padding-top: 1rem; font-weight: 600; border-bottom: 1px solid var(--line); }
 td.chance { color: var(--muted); }
-td strong { color: var(--series-1); }
-.columns { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 19rem), 1fr)); gap: 1.5rem 2rem; }
+.columns { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 24rem), 1fr)); gap: 1.75rem 2.5rem; }
 .columns { margin: 0 0 1rem; align-items: start; }
 figure { margin: 0; min-width: 0; }
 .plot svg { display: block; width: 100%; max-width: 34rem; height: auto; overflow: visible; }

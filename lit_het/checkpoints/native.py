@@ -16,6 +16,11 @@ from lit_het import parameters
 from lit_het.errors import UserError
 from lit_het.types import Params, TrainState
 
+# Orbax compiles a slice for every replicated array, to spread the writing over replicas: not worth it for small ones.
+_ARRAY_OPTIONS = ocp.options.ArrayOptions(
+    saving=ocp.options.ArrayOptions.Saving(min_slice_bytes_for_replica_parallel=2**20)
+)
+
 
 class Checkpoints:
     """The checkpoints of one run, newest kept; use as a context manager, which waits for the last save.
@@ -31,6 +36,7 @@ class Checkpoints:
             str(directory.resolve()),
             preservation_policy=ocp.training.preservation_policies.LatestN(keep),  # pyright: ignore[reportArgumentType]
             cleanup_tmp_directories=True,
+            context=ocp.Context(array_options=_ARRAY_OPTIONS),
         )
 
     def __enter__(self) -> "Checkpoints":
@@ -84,6 +90,10 @@ class Checkpoints:
         if step is None:
             raise UserError(f"no checkpoint in {self.directory}; give the directory of a run that has saved one")
         return step
+
+    def saved_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Returns path and shape of every parameter in the newest step."""
+        return self._shapes(self._newest())
 
     def _shapes(self, step: int) -> dict[str, tuple[int, ...]]:
         metadata = self._checkpointer.checkpointables_metadata(step).metadata["params"]

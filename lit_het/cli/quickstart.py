@@ -200,7 +200,8 @@ def _write_data(directory: Path, seed: int) -> None:
     tokenizer = directory / "tokenizer.model"
     if not tokenizer.exists():
         names = read_lines(directory / "train" / "classnames.txt")
-        tokenizer.write_bytes(train_sentencepiece(names, vocabulary_size=quickstart_lit_deterministic.VOCABULARY_SIZE))
+        size = quickstart_lit_deterministic.VOCABULARY_SIZE
+        tokenizer.write_bytes(train_sentencepiece(names, vocabulary_size=size, model_type="bpe"))
 
 
 def _with_seed(config: ExperimentConfig, seed: int) -> ExperimentConfig:

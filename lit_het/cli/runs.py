@@ -64,7 +64,7 @@ def open_contrastive(run_dir: Path, pretrained: Path | None = None) -> Contrasti
     tokenizer = dataclasses.replace(config.tokenizer, model=run_dir / "tokenizer.model").build()
     if pretrained is not None and config.pretrained is not None:
         config = dataclasses.replace(config, pretrained=dataclasses.replace(config.pretrained, run=pretrained))
-    locked_like, trainable_like = parameters.partition(_abstract(task), task.locked)
+    locked_like, trainable_like = parameters.partition(abstract_params(task), task.locked)
     with Checkpoints(checkpoint_dir(run_dir)) as checkpoints:
         trainable, info = checkpoints.restore_params(trainable_like)
     locked = load_pretrained(config, locked_like) if locked_like else {}
@@ -107,7 +107,8 @@ def make_encoder(task: ContrastiveTask, params: Params, tokenizer: SentencePiece
     )
 
 
-def _abstract(task: ContrastiveTask) -> Params:
+def abstract_params(task: ContrastiveTask) -> Params:
+    """Returns the shapes of a task's parameters on one device, to restore into."""
     sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     shapes = jax.eval_shape(task.initialize, jax.random.key(0))
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), shapes)

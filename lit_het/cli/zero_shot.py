@@ -1,5 +1,6 @@
 """``lit-het zero-shot``: a trained run on any set in clip_benchmark's layout."""
 
+import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -44,7 +45,7 @@ def zero_shot(
     for config in sets:
         evaluation = config.build(run.config.data.image_size)
         with Bar(f"zero-shot {config.name}", evaluation.num_embeddings, "embeddings") as bar:
-            metrics |= evaluation(encoder, bar.advance)
+            metrics |= dataclasses.replace(evaluation, advance=bar.advance)(encoder)
     Console().print(_table([config.name for config in sets], metrics))
     if output is not None:
         output.write_text(json.dumps(metrics, indent=2) + "\n")

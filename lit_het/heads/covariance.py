@@ -60,14 +60,15 @@ class Covariance(nnx.Module):
     ):
         self.config = config
         r = config.num_factors
-        kernel, bias = _initial_scales(config, noise_size, feature_norm)
+        kernel, second_kernel, bias = _initial_scales(config, noise_size, feature_norm)
         if config.form == "full":
             self.factors = nnx.Linear(feature_size, noise_size * r, kernel_init=kernel, rngs=rngs)
         else:
             self.scale_of_factors = nnx.Linear(feature_size, noise_size, kernel_init=kernel, rngs=rngs)
             shared = nnx.initializers.normal(1 / math.sqrt(r))
             self.shared_factors = nnx.Param(shared(rngs.params(), (noise_size, r)))
-        self.diagonal = nnx.Linear(feature_size, noise_size, bias_init=nnx.initializers.constant(bias), rngs=rngs)
+        bias_init = nnx.initializers.constant(bias)
+        self.diagonal = nnx.Linear(feature_size, noise_size, kernel_init=second_kernel, bias_init=bias_init, rngs=rngs)
 
     def terms(self, features: Float[Array, "b d"]) -> tuple[Float[Array, "b q r"], Float[Array, "b q"]]:
         """Returns ``V(x)`` and ``d(x)``."""
@@ -114,15 +115,15 @@ class Covariance(nnx.Module):
 
 def _initial_scales(
     config: CovarianceConfig, noise_size: int, feature_norm: float
-) -> tuple[jax.nn.initializers.Initializer, float]:
-    """Returns the initializer of the layer behind V and the bias behind d.
+) -> tuple[jax.nn.initializers.Initializer, jax.nn.initializers.Initializer, float]:
+    """Returns the initializer of the layer behind V, and that of the kernel and the value of the bias behind d.
 
     With kernel entries of variance σ² the entries of V (full form) have variance σ² |φ|², so E |V ξ|² = q r σ² |φ|²;
     in the efficient form E |V ξ|² = q σ² |φ|², as J's entries have variance 1/r. Both are set to half of the
-    squared norm asked for, and so is |d|² = q d₀².
+    squared norm asked for, and so is |d|² = q d₀², which holds for every example if the kernel behind d starts at 0.
     """
     if config.initial_noise_norm is None:
-        return nnx.initializers.lecun_normal(), 0.0
+        return nnx.initializers.lecun_normal(), nnx.initializers.lecun_normal(), 0.0
     columns = noise_size * (config.num_factors if config.form == "full" else 1)
     half = config.initial_noise_norm / math.sqrt(2)
     scale = half / math.sqrt(noise_size)
@@ -133,4 +134,4 @@ def _initial_scales(
             f"dimensions (d(x) is at least {MINIMUM_SCALE}); choose a larger one"
         )
     kernel = nnx.initializers.normal(half / math.sqrt(columns) / feature_norm)
-    return kernel, math.log(math.expm1(scale - MINIMUM_SCALE))
+    return kernel, nnx.initializers.zeros, math.log(math.expm1(scale - MINIMUM_SCALE))

@@ -74,11 +74,11 @@ class ClassificationTask:
         self._check_labels(batch.label)
         if self.config.loss == "softmax":
             losses = softmax_cross_entropy(logits, batch.label)
-            correct = jnp.argmax(logits.mean(axis=0), axis=-1) == batch.label
+            correct = jnp.argmax(self._mean_probabilities(logits), axis=-1) == batch.label
         else:
             losses = sigmoid_cross_entropy(logits, batch.label)
             # The most probable class is one of the true ones.
-            best = jnp.argmax(logits.mean(axis=0), axis=-1)
+            best = jnp.argmax(self._mean_probabilities(logits), axis=-1)
             correct = jnp.take_along_axis(batch.label, best[:, None], axis=1)[:, 0] > 0.5
         metrics = {
             "top1": masked_mean(correct.astype(jnp.float32), batch.valid),
@@ -92,7 +92,9 @@ class ClassificationTask:
     ) -> Float[Array, "b k"]:
         """Returns ``1/S Σ_s σ(u_s)``; without a key the noise is left out."""
         model = self._model(params)
-        logits = model.head(model.image_tower(image).embedding, key)
+        return self._mean_probabilities(model.head(model.image_tower(image).embedding, key))
+
+    def _mean_probabilities(self, logits: Float[Array, "s b k"]) -> Float[Array, "b k"]:
         return (jax.nn.softmax(logits) if self.config.loss == "softmax" else jax.nn.sigmoid(logits)).mean(axis=0)
 
     def _model(self, params: Params) -> Classifier:

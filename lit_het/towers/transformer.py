@@ -74,13 +74,12 @@ def encoder_size(name: str, *, compute_type: ComputeType = "bfloat16") -> Encode
 
 
 def linear(size_in: int, size_out: int, dtype: ComputeType, rngs: nnx.Rngs) -> nnx.Linear:
-    """Returns a dense layer with the initialisation of ViT (Xavier uniform, tiny biases)."""
+    """Returns a dense layer with Xavier-uniform kernel and zero bias."""
     return nnx.Linear(
         size_in,
         size_out,
         dtype=jnp.dtype(dtype),
         kernel_init=nnx.initializers.xavier_uniform(),
-        bias_init=nnx.initializers.normal(1e-6),
         rngs=rngs,
     )
 

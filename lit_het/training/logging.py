@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -72,10 +73,9 @@ class Bar:
 
     def _print_line(self, note: str) -> None:
         self._last_line = time.monotonic()
-        left = (self.total - self._done) / max(self._rate(), 1e-6)
-        line = (
-            f"{self.description}: {self._done}/{self.total} {self.unit}, {self._rate():.1f}/s, {left:.0f} s left {note}"
-        )
+        rate = self._rate()
+        left = f", {rate:.1f}/s, {(self.total - self._done) / rate:.0f} s left" if rate else ""
+        line = f"{self.description}: {self._done}/{self.total} {self.unit}{left} {note}"
         print(line.rstrip(), file=sys.stderr, flush=True)
 
 
@@ -107,7 +107,7 @@ class MetricLog:
         self._board.close()
 
 
-def read_metrics(path: Path) -> list[dict[str, float]]:
+def read_metrics(path: Path) -> list[dict[str, Any]]:
     """Returns the records of a ``metrics.jsonl``; a last line cut short by a kill is left out."""
     if not path.exists():
         return []

@@ -1,6 +1,7 @@
 """The training loop: when to step, log, evaluate and save."""
 
 import dataclasses
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol, runtime_checkable
@@ -28,7 +29,8 @@ class Cadence:
 
     Attributes:
         log_steps: between two records; the host waits for the device only then.
-        save_steps: between two checkpoints; the last step always saves.
+        save_steps: between two checkpoints; the last step always saves. Each follows a record of its own, so that no
+            checkpoint holds a loss that nobody looked at, and a resumed run averages over the same steps.
         evaluate_steps: between two evaluations; 0 evaluates only after the last step.
     """
 
@@ -65,7 +67,7 @@ def train(
         description: shown beside the progress bar.
 
     Raises:
-        UserError: the loss is not finite.
+        UserError: the loss or its gradient is not finite.
     """
     start = int(state.step)
     pending: list[Metrics] = []
@@ -75,18 +77,15 @@ def train(
             state, metrics = step(state, locked, next(batches))
             pending.append(metrics)
             note = ""
-            if done % cadence.log_steps == 0 or done == num_steps:
+            saves = done % cadence.save_steps == 0 or done == num_steps
+            if saves or done % cadence.log_steps == 0:
                 record = _average(pending)
                 record["train/steps_per_second"] = len(pending) / (time.monotonic() - began)
                 log.write(done, record)
                 note = f"loss {record['train/loss']:.3f}"
-                if not record["train/loss"] < float("inf"):
-                    raise UserError(
-                        f"the loss is {record['train/loss']} at step {done}; lower --schedule.learning-rate, or "
-                        "continue from the last checkpoint with --resume"
-                    )
+                _check_finite(record, done)
                 pending, began = [], time.monotonic()
-            if done % cadence.save_steps == 0 or done == num_steps:
+            if saves:
                 saver.save(state)
             if done == num_steps or (cadence.evaluate_steps and done % cadence.evaluate_steps == 0):
                 evaluation = evaluate(state.params)
@@ -95,6 +94,16 @@ def train(
                 began = time.monotonic()
             bar.advance(1, note)
     return state
+
+
+def _check_finite(record: Mapping[str, float], done: int) -> None:
+    for name in ("loss", "gradient_norm"):
+        value = record[f"train/{name}"]
+        if not math.isfinite(value):
+            raise UserError(
+                f"the {name.replace('_', ' ')} is {value} at step {done}; lower --schedule.learning-rate, or "
+                "continue from the last checkpoint with --resume"
+            )
 
 
 def _average(pending: list[Metrics]) -> dict[str, float]:

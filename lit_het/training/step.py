@@ -37,7 +37,7 @@ def make_train_step(task: Task, optimizer: optax.GradientTransformation, seed: i
         metrics = {
             "loss": value,
             **metrics,
-            "gradient_norm": optax.global_norm(gradient),
+            "gradient_norm": optax.tree.norm(gradient),
             "valid": jnp.sum(batch.valid),
         }
         return TrainState(state.step + 1, params, opt_state), metrics

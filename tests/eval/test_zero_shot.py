@@ -258,11 +258,11 @@ def test_a_config_reads_a_folder_in_the_layout_of_clip_benchmark(tmp_path: Path,
     captions = {"a tench.": np.eye(3)[0], "a cup.": np.eye(3)[1], "a kit fox.": np.eye(3)[2]}
     batches: Callable = make_batches([1, 1, 0])
     encoder = make_encoder(np.eye(3)[[0, 0, 2]], captions)
-    own = ZeroShotConfig("tiny", tmp_path).build(batches)
+    own = ZeroShotConfig("tiny", tmp_path).over(batches)
     assert own.class_names == ("kit fox", "tench")
     assert own(encoder)["zero_shot/tiny/top1"] == 1
-    larger = ZeroShotConfig("tiny", tmp_path, candidates=tmp_path / "all.txt").build(batches)
+    larger = ZeroShotConfig("tiny", tmp_path, candidates=tmp_path / "all.txt").over(batches)
     assert larger(encoder)["zero_shot/tiny/top1"] == 1
     assert larger(encoder)["zero_shot/tiny/chance_top1"] == pytest.approx(1 / 3)
     with pytest.raises(UserError, match="zero-shot set tiny: template 'x' lacks"):
-        ZeroShotConfig("tiny", tmp_path, templates=("x",)).build(batches)
+        ZeroShotConfig("tiny", tmp_path, templates=("x",)).over(batches)

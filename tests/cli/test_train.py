@@ -1,0 +1,199 @@
+"""Training from the command line: kills, resumption, flags, and what is refused."""
+
+import dataclasses
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+
+import pytest
+
+from configs import experiment, quickstart_lit_het_xl
+from lit_het import parameters
+from lit_het.checkpoints.native import Checkpoints
+from lit_het.cli import runs
+from lit_het.cli.main import main
+from lit_het.cli.train import train
+from lit_het.training.logging import read_metrics
+from tests import tiny
+from tests.cli.conftest import write_config_file
+
+
+def refusal(capsys, *arguments) -> str:
+    """Runs a command that must fail with one line; returns the line."""
+    capsys.readouterr()
+    assert main([str(argument) for argument in arguments]) != 0
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1, lines
+    assert lines[0].startswith("lit-het: ")
+    return lines[0]
+
+
+def command(config_file, *flags):
+    return [sys.executable, "-m", "lit_het.cli.main", "train", "--config", str(config_file), *flags]
+
+
+def test_a_run_killed_twice_and_resumed_equals_an_uninterrupted_one_bit_by_bit(lit_config, tmp_path):
+    environment = {**os.environ, "XLA_FLAGS": ""}  # one device, and processes of their own
+    config = dataclasses.replace(lit_config, num_steps=60)
+    whole = write_config_file(config, tmp_path / "whole.py")
+    killed = write_config_file(dataclasses.replace(config, run_dir=tmp_path / "killed"), tmp_path / "killed.py")
+    reference = subprocess.Popen(command(whole), env=environment, stderr=subprocess.PIPE)
+    metrics = tmp_path / "killed" / "metrics.jsonl"
+    for records, flags in ((7, ()), (25, ("--resume",))):
+        process = subprocess.Popen(command(killed, *flags), env=environment, stderr=subprocess.PIPE)
+        deadline = time.monotonic() + 300
+        while len(read_metrics(metrics)) < records:
+            assert process.poll() is None, process.stderr.read().decode()
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        assert len(read_metrics(metrics)) < config.num_steps, "the kill came too late to show anything"
+    subprocess.run(command(killed, "--resume"), env=environment, check=True, capture_output=True)
+    assert reference.wait() == 0, reference.stderr.read().decode()
+    reference.stderr.close()
+
+    losses = [
+        [(record["step"], record["train/loss"]) for record in read_metrics(run / "metrics.jsonl")]
+        for run in (config.run_dir, tmp_path / "killed")
+    ]
+    assert [step for step, _ in losses[0]] == list(range(1, config.num_steps + 1))
+    assert losses[0] == losses[1]
+    assert _final_checksum(config.run_dir, config) == _final_checksum(tmp_path / "killed", config)
+
+
+def _final_checksum(run_dir, config):
+    like = runs.abstract_params(config.task.build())
+    _, trainable = parameters.partition(like, config.task.locked)
+    with Checkpoints(runs.checkpoint_dir(run_dir)) as checkpoints:
+        assert checkpoints.latest_step == config.num_steps
+        return parameters.checksum(checkpoints.restore_params(trainable)[0])
+
+
+def test_the_checkpoint_holds_no_locked_parameter(trained_lit):
+    with Checkpoints(runs.checkpoint_dir(trained_lit.run_dir)) as checkpoints:
+        paths = checkpoints.saved_shapes()
+    assert {path.split("/")[0] for path in paths} == {"text_tower", "head"}
+
+
+def test_the_locked_tower_of_a_finished_run_is_the_upstream_one_bit_by_bit(trained_lit, upstream):
+    run = runs.open_contrastive(trained_lit.run_dir)
+    locked, _ = parameters.partition(run.params, ("image_tower/.*",))
+    with Checkpoints(runs.checkpoint_dir(upstream)) as checkpoints:
+        source, _ = checkpoints.restore_params(locked)
+    assert parameters.checksum(locked) == parameters.checksum(source)
+
+
+def test_a_flag_changes_the_field_with_its_dotted_path(config_file, tmp_path):
+    flags = ["--num-steps", "2", "--task.head.covariance.num-factors", "3", "--run-dir", str(tmp_path / "flagged")]
+    assert main(["train", "--config", str(config_file), *flags]) == 0
+    config = experiment.load(tmp_path / "flagged" / "config.json")
+    assert config.num_steps == 2
+    assert config.task.head.covariance.num_factors == 3
+
+
+def test_an_unknown_flag_is_one_line_with_the_nearest_flag(capsys, config_file):
+    line = refusal(capsys, "train", "--config", config_file, "--num-stps", 3)
+    assert "unknown flag --num-stps; did you mean --num-steps?" in line
+
+
+def test_a_missing_configuration_file_is_one_line(capsys):
+    assert "no configuration file nowhere.py" in refusal(capsys, "train", "--config", "nowhere.py")
+
+
+def test_missing_shards_are_one_line_with_their_path(capsys, config_file):
+    assert "/no/such/shards" in refusal(capsys, "train", "--config", config_file, "--data.shards", "/no/such/shards")
+
+
+def test_a_batch_that_devices_cannot_share_is_one_line_with_a_size_that_works(capsys, config_file):
+    line = refusal(capsys, "train", "--config", config_file, "--data.batch-size", 12)
+    assert "batch size 12 is not divisible by the 8 devices" in line
+    assert "--data.batch-size 8 or 16" in line
+
+
+def test_a_second_run_in_the_same_directory_is_refused_and_nothing_is_lost(capsys, trained_lit, tmp_path):
+    before = sorted(path.name for path in trained_lit.run_dir.rglob("*"))
+    line = refusal(capsys, "train", "--config", write_config_file(trained_lit, tmp_path / "again.py"))
+    assert "already holds a run" in line
+    assert "--resume" in line
+    assert sorted(path.name for path in trained_lit.run_dir.rglob("*")) == before
+
+
+def test_resuming_with_another_model_names_the_field_and_both_values(capsys, trained_lit, tmp_path):
+    path = write_config_file(trained_lit, tmp_path / "other.py")
+    line = refusal(capsys, "train", "--config", path, "--resume", "--task.head.num-samples", 4)
+    assert "task.head.num_samples was 1 and is now 4" in line
+
+
+def test_a_tower_that_differs_from_the_pretrained_one_names_the_field(capsys, config_file):
+    line = refusal(capsys, "train", "--config", config_file, "--task.image-tower.encoder.num-heads", 4)
+    assert "encoder.num_heads = 2" in line
+    assert "--task.image-tower.encoder.num-heads 2" in line
+
+
+def test_locked_parameters_without_a_source_are_refused(capsys, lit_config, tmp_path):
+    path = write_config_file(dataclasses.replace(lit_config, pretrained=None), tmp_path / "nothing.py")
+    assert "--pretrained.run" in refusal(capsys, "train", "--config", path)
+
+
+@pytest.mark.parametrize(
+    ("damage", "expected"),
+    [("broken image", "0003"), ("missing caption", "0003"), ("truncated tar", "truncated")],
+)
+def test_a_damaged_shard_is_one_line_that_says_where(capsys, lit_config, tmp_path, damage, expected):
+    shards = tiny.write_data(tmp_path / "damaged") / "train"
+    shard = sorted(shards.glob("*.tar"))[0]
+    if damage == "truncated tar":
+        shard.write_bytes(shard.read_bytes()[:5000])
+    else:
+        _rewrite(shard, damage)
+    for index in shards.glob("*.index*"):
+        index.unlink()
+    config = dataclasses.replace(lit_config, data=dataclasses.replace(lit_config.data, shards=(str(shards),)))
+    line = refusal(capsys, "train", "--config", write_config_file(config, tmp_path / "damaged.py"))
+    assert shard.name in line
+    assert expected in line
+
+
+def _rewrite(shard, damage):
+    with tarfile.open(shard) as tar:
+        members = [(member, tar.extractfile(member).read()) for member in tar.getmembers()]
+    with tarfile.open(shard, "w") as tar:
+        for member, content in members:
+            if member.name == "0003.txt" and damage == "missing caption":
+                continue
+            if member.name == "0003.jpg" and damage == "broken image":
+                content = content[:40]
+                member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+
+
+def test_a_broken_image_is_survived_when_the_user_allows_it(lit_config, tmp_path):
+    shards = tiny.write_data(tmp_path / "damaged") / "train"
+    _rewrite(sorted(shards.glob("*.tar"))[0], "broken image")
+    data = dataclasses.replace(lit_config.data, shards=(str(shards),), max_bad_fraction=0.1)
+    train(dataclasses.replace(lit_config, data=data))
+    valid = [record["train/valid"] for record in read_metrics(lit_config.run_dir / "metrics.jsonl")]
+    assert min(valid) == lit_config.data.batch_size - 1
+
+
+def test_a_tokenizer_longer_than_the_text_tower_is_refused(capsys, config_file):
+    assert "--tokenizer.length" in refusal(capsys, "train", "--config", config_file, "--tokenizer.length", 9)
+
+
+def test_a_classifier_with_the_wrong_number_of_classes_is_refused(capsys, data, tmp_path):
+    config = tiny.classifier(quickstart_lit_het_xl.get_config(), data, tmp_path / "run")
+    config = dataclasses.replace(config, task=dataclasses.replace(config.task, num_classes=9))
+    line = refusal(capsys, "train", "--config", write_config_file(config, tmp_path / "wrong.py"))
+    assert "the data has 6 classes and the task 9" in line
+
+
+def test_metrics_of_a_run_are_json_lines_with_the_documented_names(trained_lit):
+    lines = (trained_lit.run_dir / "metrics.jsonl").read_text().splitlines()
+    names = {"step", "train/loss", "train/temperature", "train/image_noise_norm", "train/text_noise_norm", "train/top1"}
+    assert all(names <= json.loads(line).keys() for line in lines)

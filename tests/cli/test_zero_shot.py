@@ -1,0 +1,83 @@
+"""`lit-het zero-shot` on a finished run."""
+
+import dataclasses
+import json
+import shutil
+
+import pytest
+
+from configs import experiment
+from lit_het.cli.main import main
+from lit_het.cli.train import train
+from tests.cli.test_train import refusal
+
+
+def test_a_run_is_evaluated_on_a_folder_of_shards(trained_lit, data, tmp_path, capsys):
+    output = tmp_path / "figures.json"
+    arguments = ["--checkpoint", trained_lit.run_dir, "--data", f"shapes={data / 'train'}", "--output", output]
+    assert main(["zero-shot", *map(str, arguments)]) == 0
+    figures = json.loads(output.read_text())
+    assert figures["zero_shot/shapes/chance_top1"] == pytest.approx(1 / 8)
+    assert 0 <= figures["zero_shot/shapes/top1"] <= figures["zero_shot/shapes/top5"] <= 1
+    assert "top1" in capsys.readouterr().out
+
+
+def test_candidates_widen_the_choice(trained_lit, data, tmp_path):
+    names = (data / "train" / "classnames.txt").read_text()
+    (tmp_path / "names.txt").write_text(names + "yellow bar\nyellow square\n")
+    output = tmp_path / "figures.json"
+    arguments = ["--checkpoint", trained_lit.run_dir, "--data", data / "train", "--output", output]
+    assert main(["zero-shot", *map(str, arguments), "--candidates", str(tmp_path / "names.txt")]) == 0
+    assert json.loads(output.read_text())["zero_shot/train/chance_top1"] == pytest.approx(1 / 10)
+
+
+def test_the_layout_of_clip_benchmark_is_read_as_it_is(trained_lit, data, tmp_path):
+    folder = tmp_path / "shapes"
+    shutil.copytree(data / "train", folder / "test")
+    shutil.move(folder / "test" / "classnames.txt", folder / "classnames.txt")
+    (folder / "zeroshot_classification_templates.txt").write_text("a {c}\nthe {c}\n")
+    output = tmp_path / "figures.json"
+    arguments = ["--checkpoint", trained_lit.run_dir, "--data", folder, "--output", output]
+    assert main(["zero-shot", *map(str, arguments)]) == 0
+    assert "zero_shot/shapes/top1" in json.loads(output.read_text())
+
+
+def test_a_folder_that_is_not_there_is_one_line(capsys, trained_lit):
+    line = refusal(capsys, "zero-shot", "--checkpoint", trained_lit.run_dir, "--data", "/no/such/folder")
+    assert "no folder /no/such/folder" in line
+
+
+def test_a_folder_without_class_names_is_one_line(capsys, trained_lit, tmp_path):
+    line = refusal(capsys, "zero-shot", "--checkpoint", trained_lit.run_dir, "--data", tmp_path)
+    assert "classnames.txt" in line
+
+
+def test_a_folder_that_holds_no_run_is_one_line(capsys, data, tmp_path):
+    assert "config.json is missing" in refusal(capsys, "zero-shot", "--checkpoint", tmp_path, "--data", data / "train")
+
+
+def test_a_classifier_cannot_be_evaluated_zero_shot(capsys, upstream, data):
+    line = refusal(capsys, "zero-shot", "--checkpoint", upstream, "--data", data / "train")
+    assert "needs a run with a text tower" in line
+
+
+def test_a_locked_tower_that_was_replaced_is_noticed(capsys, trained_lit, upstream, data, tmp_path):
+    other = dataclasses.replace(experiment.load(upstream / "config.json"), run_dir=tmp_path / "other", seed=1)
+    train(other)
+    line = refusal(
+        capsys,
+        "zero-shot",
+        "--checkpoint",
+        trained_lit.run_dir,
+        "--data",
+        data / "train",
+        "--pretrained",
+        other.run_dir,
+    )
+    assert "not those that" in line
+
+
+def test_an_unknown_argument_is_refused(capsys, trained_lit, data):
+    with pytest.raises(SystemExit, match="2"):
+        main(["zero-shot", "--checkpoint", str(trained_lit.run_dir), "--data", str(data / "train"), "--colour", "red"])
+    assert "unknown argument --colour" in capsys.readouterr().err

@@ -1,0 +1,125 @@
+"""Contracts that every configuration keeps."""
+
+import dataclasses
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from configs import experiment
+from configs.experiment import ExperimentConfig
+from lit_het import parameters
+from lit_het.cli.train import train
+from lit_het.errors import UserError
+from lit_het.tasks.contrastive import ContrastiveConfig
+from lit_het.training.logging import read_metrics
+from tests import tiny
+
+CONFIGS = sorted(path for path in Path("configs").glob("*.py") if path.stem not in ("__init__", "experiment"))
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return tiny.write_data(tmp_path_factory.mktemp("data"))
+
+
+def shrunk(path: Path, data: Path, root: Path) -> ExperimentConfig:
+    config = experiment.load_module_config(path)
+    if config.pretrained is None:
+        return tiny.shrink(config, data, root / "run")
+    upstream = tiny.classifier(config, data, root / "upstream")
+    train(upstream)
+    return tiny.shrink(config, data, root / "run", pretrained=upstream.run_dir)
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_every_config_survives_a_round_trip_through_json(path, tmp_path):
+    config = experiment.load_module_config(path)
+    experiment.save(config, tmp_path / "config.json")
+    assert experiment.load(tmp_path / "config.json") == config
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_every_config_shrunk_trains_saves_and_resumes_to_the_same_bits(path, data, tmp_path):
+    config = shrunk(path, data, tmp_path)
+    whole = train(config)
+    interrupted = dataclasses.replace(config, run_dir=tmp_path / "interrupted")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("lit_het.training.loop.Bar.advance", _stop_after(2))
+        with pytest.raises(KeyboardInterrupt):
+            train(interrupted)
+    resumed = train(interrupted, resume=True)
+    assert parameters.checksum(resumed.params) == parameters.checksum(whole.params)
+    losses = [
+        [record["train/loss"] for record in read_metrics(run / "metrics.jsonl")]
+        for run in (config.run_dir, interrupted.run_dir)
+    ]
+    assert losses[0] == losses[1]
+    assert len(losses[0]) == config.num_steps
+    assert np.isfinite(losses[0]).all()
+
+
+def _stop_after(steps: int):
+    """Stands for Ctrl-C between two steps."""
+    done = 0
+
+    def advance(self, count, note=""):
+        nonlocal done
+        done += count
+        if done == steps:
+            raise KeyboardInterrupt
+
+    return advance
+
+
+def test_the_so400m_config_has_the_published_shapes_and_factors():
+    config = experiment.load_module_config(Path("configs/lit_so400m_het_xl.py"))
+    assert isinstance(config.task, ContrastiveConfig)
+    shapes = jax.eval_shape(config.task.build().initialize, jax.random.key(0))
+    # SoViT Table 1 rounds the tower with its pooling head to 428 M.
+    assert parameters.count(shapes["image_tower"]) == pytest.approx(428e6, rel=0.005)
+    d, r = 1152, 15
+    one_side = (d * d * r + d * r) + (d * d + d)  # full factors and the second term, kernels and biases
+    assert parameters.count(shapes["head"]) == 2 * one_side + 1  # and the temperature
+    assert config.num_steps == 900_000_000 // 32_768
+    locked, trainable = parameters.partition(shapes, config.task.locked)
+    assert set(locked) == {"image_tower"}
+    assert set(trainable) == {"text_tower", "head"}
+
+
+def test_the_so400m_tower_costs_the_published_floating_point_operations():
+    tower = experiment.load_module_config(Path("configs/lit_so400m_het_xl.py")).task.image_tower
+    # The cost of a scan is counted once by XLA, so blocks are unrolled; float32 keeps conversions out of the count.
+    encoder = dataclasses.replace(tower.encoder, unrolled=True, compute_type="float32")
+    from lit_het.tasks.contrastive import ContrastiveTask
+    from lit_het.towers.text import TextConfig
+
+    task = ContrastiveTask(
+        ContrastiveConfig(dataclasses.replace(tower, encoder=encoder), TextConfig(embedding_size=1152))
+    )
+    shapes = jax.eval_shape(task.initialize, jax.random.key(0))
+    image = jax.ShapeDtypeStruct((1, 224, 224, 3), np.uint8)
+    cost = jax.jit(task.encode_image).lower(shapes, image).cost_analysis()
+    assert cost["flops"] == pytest.approx(221e9, rel=0.02)  # SoViT Table 1, by XLA's count
+
+
+def test_differences_name_the_dotted_field_and_both_values():
+    config = experiment.load_module_config(Path("configs/quickstart_lit_het_xl.py"))
+    other = dataclasses.replace(config, seed=7)
+    assert experiment.differences(config, other) == {"seed": (0, 7)}
+
+
+def test_a_saved_config_with_an_unknown_field_is_refused_by_name(tmp_path):
+    config = experiment.load_module_config(Path("configs/quickstart_lit_het_xl.py"))
+    experiment.save(config, tmp_path / "config.json")
+    text = (tmp_path / "config.json").read_text().replace('"num_steps"', '"number_of_steps"')
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(UserError, match="number_of_steps"):
+        experiment.load(tmp_path / "config.json")
+
+
+def test_a_file_without_get_config_is_refused(tmp_path):
+    (tmp_path / "empty.py").write_text("x = 1\n")
+    with pytest.raises(UserError, match=r"empty\.py has no get_config"):
+        experiment.load_module_config(tmp_path / "empty.py")

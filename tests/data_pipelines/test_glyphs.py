@@ -1,0 +1,216 @@
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from data_pipelines.glyphs import (
+    FACES,
+    Glyph,
+    GlyphConfig,
+    GlyphDataset,
+    characters_of,
+    draw_face,
+    homoglyph_classes,
+    split_characters,
+    write_glyph_shards,
+)
+from data_pipelines.images import decode
+from data_pipelines.labels import CaptionWords, ClassIndex
+from data_pipelines.loader import LoaderConfig
+from data_pipelines.shards import ShardIndex, expand
+from lit_het.errors import UserError
+
+SETS = ("train", "held_out_face", "held_out_characters")
+SMALL = GlyphConfig(scripts=("digit", "greek"), min_faces=16)
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> GlyphDataset:
+    return write_glyph_shards(SMALL, tmp_path_factory.mktemp("glyphs"))
+
+
+@pytest.fixture(scope="module")
+def samples(dataset: GlyphDataset) -> dict[str, list[dict]]:
+    def read(name: str) -> list[dict]:
+        index = ShardIndex(expand(dataset.directory / name), ["image", "txt", "cls", "json"])
+        return [
+            {
+                **json.loads(index.read(i, "json")),
+                "name": index.read(i, "txt").decode(),
+                "class": int(index.read(i, "cls")),
+                "pixels": decode(index.read(i, "image"), SMALL.image_size),
+            }
+            for i in range(len(index))
+        ]
+
+    return {name: read(name) for name in SETS}
+
+
+def lines(path: Path) -> list[str]:
+    return path.read_text("utf-8").splitlines()
+
+
+def square(level: int) -> np.ndarray:
+    return np.full((2, 2), level, np.uint8)
+
+
+def test_sixteen_faces_draw_the_small_letters():
+    for face in FACES:
+        assert set("abcxyz") <= set(characters_of(face, ("latin",)))
+
+
+def test_the_default_config_has_at_least_1500_names():
+    drawn: dict[str, int] = {}
+    for face in FACES:
+        for character in characters_of(face, GlyphConfig().scripts):
+            drawn[character] = drawn.get(character, 0) + 1
+    held_out_face = set(characters_of(GlyphConfig().held_out_face, GlyphConfig().scripts))
+    assert sum(n >= GlyphConfig().min_faces for c, n in drawn.items() if c in held_out_face) >= 1500
+
+
+def test_characters_and_faces_are_held_out(samples: dict[str, list[dict]]):
+    characters = {name: {s["character"] for s in samples[name]} for name in SETS}
+    faces = {name: {s["face"] for s in samples[name]} for name in SETS}
+    assert not characters["train"] & characters["held_out_characters"]
+    assert characters["held_out_face"] <= characters["train"]
+    assert faces["held_out_face"] == {SMALL.held_out_face}
+    assert SMALL.held_out_face not in faces["train"] | faces["held_out_characters"]
+    total = len(characters["train"] | characters["held_out_characters"])
+    assert len(characters["held_out_characters"]) == round(0.1 * total) > 0
+
+
+def test_classes_names_and_counts_agree(dataset: GlyphDataset, samples: dict[str, list[dict]]):
+    for name in SETS:
+        classes = lines(dataset.directory / name / "classnames.txt")
+        assert all(classes[s["class"]] == s["name"] for s in samples[name])
+    assert dataset.num_train_images == len(samples["train"])
+    assert dataset.num_held_out_face_images == len(samples["held_out_face"])
+    assert dataset.num_held_out_character_images == len(samples["held_out_characters"])
+    names = lines(dataset.directory / "names.txt")
+    assert len(set(names)) == len(names) == dataset.num_names
+    assert set(names) == {s["name"] for name in SETS for s in samples[name]}
+    assert json.loads((dataset.directory / "glyphs.json").read_text())["config"]["font_size"] == SMALL.font_size
+
+
+def test_a_sample_says_which_character_it_shows(samples: dict[str, list[dict]]):
+    omega = next(s for s in [*samples["train"], *samples["held_out_characters"]] if s["character"] == "Ω")
+    assert omega["name"] == "greek capital letter omega"
+    assert omega["code_point"] == "U+03A9"
+
+
+def test_the_loader_reads_every_set(dataset: GlyphDataset):
+    train = LoaderConfig((str(dataset.directory / "train"),), labels=CaptionWords(), threads=0).build()
+    assert train.num_classes == len(lines(dataset.directory / "words.txt"))
+    for batch in train.epoch():
+        assert np.asarray(batch.label)[batch.valid].sum(axis=1).min() >= 2
+    for name in SETS:
+        loader = LoaderConfig((str(dataset.directory / name),), labels=ClassIndex(), threads=0).build()
+        assert sum(batch.valid.sum() for batch in loader.epoch()) == len(loader.index)
+
+
+def test_pictures_are_black_on_white_and_case_stays_visible(samples: dict[str, list[dict]]):
+    small, capital = (
+        next(
+            s["pixels"]
+            for s in samples["train"]
+            if s["name"] == f"greek {case} letter omicron" and s["face"] == FACES[0]
+        )
+        for case in ("small", "capital")
+    )
+    for pixels in (small, capital):
+        assert pixels[0, 0].min() > 240
+        assert pixels.min() < 60
+    height = [np.ptp(np.flatnonzero(pixels.min(axis=(1, 2)) < 128)) for pixels in (small, capital)]
+    assert height[1] > 1.2 * height[0]
+
+
+def test_letters_stand_on_the_baseline_and_marks_keep_their_height():
+    config = GlyphConfig(scripts=("latin", "greek"))
+    bottom = {
+        glyph.character: int(np.flatnonzero((glyph.bitmap < 128).any(axis=1))[-1]) + 1
+        for glyph in draw_face("DejaVuSans", config)
+        if glyph.character in "xXzZÁp\N{GREEK TONOS}"
+    }
+    assert {bottom[character] for character in "xXzZÁ"} == {config.baseline}
+    assert bottom["p"] > config.baseline > bottom["\N{GREEK TONOS}"] + 10
+
+
+def test_a_tall_glyph_leaves_the_baseline_just_as_far_as_it_must():
+    config = GlyphConfig(scripts=("latin",), baseline=10)
+    tall = next(glyph for glyph in draw_face("DejaVuSans", config) if glyph.character == "X")
+    rows = np.flatnonzero((tall.bitmap < 255).any(axis=1))
+    assert not tall.clipped
+    assert rows[0] == 0
+
+
+def test_hardly_a_picture_is_clipped(dataset: GlyphDataset):
+    images = dataset.num_train_images + dataset.num_held_out_face_images + dataset.num_held_out_character_images
+    assert dataset.num_clipped_images < 0.005 * images
+
+
+def test_a_glyph_larger_than_the_picture_counts_as_clipped():
+    assert all(glyph.clipped for glyph in draw_face("DejaVuSans", GlyphConfig(font_size=200, scripts=("digit",))))
+    assert not any(glyph.clipped for glyph in draw_face("DejaVuSans", GlyphConfig(scripts=("digit",))))
+
+
+def test_latin_greek_and_cyrillic_capital_a_look_the_same():
+    config = GlyphConfig(scripts=("latin", "greek", "cyrillic"))
+    wanted = "AΑАaаbЬ"
+    classes = homoglyph_classes(g for face in FACES[:4] for g in draw_face(face, config) if g.character in wanted)
+    assert classes["A"] == classes["Α"] == classes["А"] == "A"
+    assert classes["a"] == classes["а"] == "a"
+    assert classes["b"] == "b"
+    assert classes["Ь"] == "Ь"
+
+
+def test_lookalikes_agree_in_half_of_their_common_faces_and_chains_join():
+    def glyphs(character: str, *levels: int) -> list[Glyph]:
+        return [Glyph(character, FACES[i], square(level), False) for i, level in enumerate(levels) if level >= 0]
+
+    classes = homoglyph_classes(
+        [
+            *glyphs("a", 1, 1, 1, 1),
+            *glyphs("b", 1, 1, 2, 3),  # half of four faces
+            *glyphs("c", 9, 9, 2, 3),  # like b in half, unlike a
+            *glyphs("d", 1, 4, 4, -1),  # like a in one of three
+            *glyphs("e", 5, 4, -1, -1),  # like d in one of two
+        ]
+    )
+    assert classes == {"a": "a", "b": "a", "c": "a", "d": "d", "e": "d"}
+
+
+def test_homoglyphs_are_written_by_name(dataset: GlyphDataset):
+    classes = json.loads((dataset.directory / "homoglyphs.json").read_text("utf-8"))
+    assert set(classes) == set(lines(dataset.directory / "names.txt"))
+    assert all(classes[first] == first for first in classes.values())
+
+
+def test_equal_configs_give_equal_bytes(tmp_path: Path):
+    config = GlyphConfig(scripts=("digit",))
+    for name in ("one", "other"):
+        write_glyph_shards(config, tmp_path / name)
+    files = {path.relative_to(tmp_path / "one") for path in (tmp_path / "one").rglob("*") if path.is_file()}
+    assert len(files) == 10
+    assert all((tmp_path / "one" / file).read_bytes() == (tmp_path / "other" / file).read_bytes() for file in files)
+
+
+def test_another_seed_holds_out_other_characters():
+    glyphs = list(draw_face("DejaVuSerif", GlyphConfig(scripts=("latin",))))
+    one, other = (split_characters(glyphs, GlyphConfig(seed=seed))[1] for seed in (0, 1))
+    assert len(one) == len(other)
+    assert one != other
+
+
+def test_progress_counts_faces_and_sets(tmp_path: Path):
+    steps: list[int] = []
+    write_glyph_shards(GlyphConfig(scripts=("digit",)), tmp_path, steps.append)
+    assert steps == [1] * (len(FACES) + 3)
+
+
+def test_rules_that_leave_nothing_say_which(tmp_path: Path):
+    with pytest.raises(UserError, match="held-out face 'Arial' is unknown; choose one of DejaVuSans"):
+        write_glyph_shards(GlyphConfig(held_out_face="Arial"), tmp_path)
+    with pytest.raises(UserError, match="no characters of klingon are drawn by 6 faces; lower min_faces or add"):
+        write_glyph_shards(dataclasses.replace(SMALL, scripts=("klingon",), min_faces=6), tmp_path)

@@ -1,0 +1,231 @@
+import dataclasses
+import itertools
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from data_pipelines.augment import RandomAffine
+from data_pipelines.images import decode
+from data_pipelines.labels import CaptionWords, ClassIndex
+from data_pipelines.loader import Loader, LoaderConfig
+from data_pipelines.shards import write_shards
+from lit_het.errors import UserError
+from lit_het.types import Batch
+
+NUM_SAMPLES, IMAGE_SIZE = 23, 8
+BROKEN = {"jpg": b"<html>404</html>"}
+
+
+def number_tokens(captions: list[str]) -> np.ndarray:
+    """Stands for a tokenizer: the number in "word17", then 99."""
+    return np.array([[int(caption[4:] or 0), 99] for caption in captions], np.int32)
+
+
+def config(directory: Path, **changes: object) -> LoaderConfig:
+    base = LoaderConfig(
+        shards=(str(directory),), image_size=IMAGE_SIZE, batch_size=4, labels=ClassIndex(), threads=0, seed=5
+    )
+    return dataclasses.replace(base, **changes)
+
+
+def take(loader: Loader, count: int, *arguments: int) -> list[Batch]:
+    batches = loader.batches(*arguments)
+    try:
+        return list(itertools.islice(batches, count))
+    finally:
+        batches.close()
+
+
+def joined(batches: list[Batch]) -> Batch:
+    return jax.tree.map(lambda *parts: np.concatenate(parts), *batches)
+
+
+def assert_equal(actual: Batch, expected: Batch):
+    for field in dataclasses.fields(Batch):
+        np.testing.assert_array_equal(getattr(actual, field.name), getattr(expected, field.name), field.name)
+
+
+def labels_of(batch: Batch) -> list[int]:
+    return np.asarray(batch.label).tolist()
+
+
+def rows(batch: Batch, chosen: slice) -> Batch:
+    return jax.tree.map(lambda array: array[chosen], batch)
+
+
+@pytest.fixture(scope="module")
+def augmented(shards: Path) -> Loader:
+    return Loader(config(shards, augmentation=RandomAffine()), number_tokens)
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(augmented: Loader) -> Batch:
+    """The first 100 samples of the stream."""
+    return joined(take(augmented, 25))
+
+
+def test_a_batch_holds_each_sample_s_own_picture_text_and_label(shards: Path):
+    loader = config(shards).build(number_tokens)
+    batch = joined(take(loader, 3))
+    assert batch.valid.all()
+    assert batch.image is not None
+    assert batch.text is not None
+    assert batch.label is not None
+    assert (batch.image.dtype, batch.text.dtype, batch.label.dtype) == (np.uint8, np.int32, np.int32)
+    for image, text, label in zip(batch.image, batch.text, batch.label, strict=True):
+        assert text.tolist() == [label, 99]
+        np.testing.assert_array_equal(image, decode(loader.index.read(int(label), "image"), IMAGE_SIZE))
+    assert loader.num_samples == loader.num_classes == NUM_SAMPLES
+
+
+def test_what_is_not_asked_for_is_not_read(shards: Path):
+    batch = take(config(shards, labels=None).build(), 1)[0]
+    assert batch.text is None
+    assert batch.label is None
+
+
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 2**40), epoch=st.integers(0, 1000))
+def test_every_epoch_is_a_permutation_of_the_samples(shards: Path, seed: int, epoch: int):
+    loader = config(shards, seed=seed, batch_size=NUM_SAMPLES).build()
+    first, second = (labels_of(batch) for batch in take(loader, 2, epoch * NUM_SAMPLES))
+    assert sorted(first) == sorted(second) == list(range(NUM_SAMPLES))
+    assert first != second
+    assert first != list(range(NUM_SAMPLES))
+
+
+def test_the_next_seed_is_not_the_next_epoch(shards: Path):
+    # grain's shuffle adds the number of the epoch to the seed
+    second_epoch = take(config(shards, seed=5, batch_size=NUM_SAMPLES).build(), 2)[1]
+    other_seed = take(config(shards, seed=6, batch_size=NUM_SAMPLES).build(), 1)[0]
+    assert labels_of(second_epoch) != labels_of(other_seed)
+
+
+@settings(max_examples=15, deadline=None)
+@given(position=st.integers(0, 80), process_count=st.sampled_from([1, 2, 4]))
+def test_any_position_on_any_number_of_hosts_continues_the_same_stream(
+    augmented: Loader, uninterrupted: Batch, position: int, process_count: int
+):
+    hosts = [take(augmented, 3, position, process, process_count) for process in range(process_count)]
+    batches = [joined([host[i] for host in hosts]) for i in range(3)]
+    assert_equal(joined(batches), rows(uninterrupted, slice(position, position + 12)))
+
+
+def test_a_new_loader_with_threads_continues_where_the_old_one_stopped(shards: Path, uninterrupted: Batch):
+    resumed = config(shards, augmentation=RandomAffine(), threads=3, prefetch_batches=5).build(number_tokens)
+    assert_equal(joined(take(resumed, 15, 40)), rows(uninterrupted, slice(40, None)))
+
+
+def test_a_sample_is_augmented_anew_in_each_epoch(augmented: Loader, uninterrupted: Batch):
+    labels = np.asarray(uninterrupted.label)
+    one, other, *_ = np.flatnonzero(labels == labels[0])
+    image = np.asarray(uninterrupted.image)
+    assert not np.array_equal(image[one], image[other])
+
+
+def test_without_shuffle_the_stream_repeats_the_shards(shards: Path):
+    batch = joined(take(config(shards, shuffle=False).build(), 12))
+    assert labels_of(batch) == [i % NUM_SAMPLES for i in range(48)]
+
+
+def test_a_batch_larger_than_the_data_set_repeats_it(shards: Path):
+    batch = take(config(shards, batch_size=2 * NUM_SAMPLES).build(), 1)[0]
+    assert sorted(labels_of(batch)) == sorted([*range(NUM_SAMPLES)] * 2)
+
+
+@pytest.mark.parametrize("process_count", [1, 2])
+def test_an_evaluation_epoch_is_in_order_and_ends_in_invalid_rows(augmented: Loader, process_count: int):
+    hosts = [list(augmented.epoch(8, process, process_count)) for process in range(process_count)]
+    assert {len(host) for host in hosts} == {3}
+    batch = joined([joined([host[i] for host in hosts]) for i in range(3)])
+    assert batch.valid.tolist() == [True] * NUM_SAMPLES + [False]
+    assert labels_of(batch) == [*range(NUM_SAMPLES), 0]
+    assert not np.asarray(batch.image)[-1].any()
+    assert not np.asarray(batch.text)[-1].any()
+    picture = decode(augmented.index.read(7, "image"), IMAGE_SIZE)
+    np.testing.assert_array_equal(np.asarray(batch.image)[7], picture)  # not augmented
+
+
+def test_captions_become_multi_hot_labels(shards: Path):
+    loader = config(shards, labels=CaptionWords()).build()
+    batch = next(loader.epoch(5))
+    np.testing.assert_array_equal(batch.label, np.eye(5, NUM_SAMPLES, dtype=np.float32))
+    assert loader.num_classes == NUM_SAMPLES
+
+
+def test_the_first_broken_picture_stops_the_run_by_name(tmp_path: Path, make_shards: Callable[..., Path]):
+    loader = config(make_shards(tmp_path, s13=BROKEN), threads=2).build()
+    with pytest.raises(
+        UserError, match=r"shard-000001\.tar: key s13: no picture .*<html>.*allow more with --data\.max-bad-fraction"
+    ):
+        list(loader.epoch())
+
+
+def test_a_broken_sample_is_masked_and_counted_and_moves_no_other(
+    tmp_path: Path, shards: Path, make_shards: Callable[..., Path]
+):
+    broken = make_shards(tmp_path, s13=BROKEN, s2={"txt": b"\xff\xfe"}, s5={"jpg": b"\xff\xd8\xff\xe0"})
+    loader = config(broken, max_bad_fraction=3 / NUM_SAMPLES).build(number_tokens)
+    batch = joined(take(loader, 23))  # four epochs
+    whole = joined(take(config(shards).build(number_tokens), 23))
+    labels = np.asarray(whole.label)
+    np.testing.assert_array_equal(batch.valid, ~np.isin(labels, [2, 5, 13]))
+    for name in ("image", "text", "label"):
+        expected = getattr(whole, name).copy()
+        expected[~batch.valid] = 0
+        np.testing.assert_array_equal(getattr(batch, name), expected)
+    assert loader.bad_samples == {"no picture": 4, "text is not UTF-8": 4, "damaged JPEG": 4}
+
+
+def test_more_broken_samples_than_allowed_stop_the_run(tmp_path: Path, make_shards: Callable[..., Path]):
+    directory = make_shards(tmp_path, s13=BROKEN, s2=BROKEN, s20=BROKEN)
+    with pytest.raises(UserError, match=r"key s20: .* 3 bad of 23 samples"):
+        list(config(directory, max_bad_fraction=2.9 / NUM_SAMPLES).build().epoch())
+
+
+def test_a_label_that_makes_no_sense_names_the_sample(tmp_path: Path, make_shards: Callable[..., Path]):
+    directory = make_shards(tmp_path, s4={"cls": 23, "txt": "strange"})
+    with pytest.raises(UserError, match="key s4: label '23' is no index below 23"):
+        list(config(directory).build().epoch())
+    with pytest.raises(UserError, match="key s4: word 'strange' is not in"):
+        list(config(directory, labels=CaptionWords()).build().epoch())
+
+
+def test_a_sample_without_caption_is_found_before_training(tmp_path: Path, make_shards: Callable[..., Path]):
+    shards = make_shards(tmp_path)
+    write_shards(shards, [{"__key__": "lonely", "jpg": b"", "cls": 1}], name="z")
+    with pytest.raises(UserError, match=r"z-000000\.tar: key lonely has no \.txt"):
+        config(shards).build(number_tokens)
+
+
+def test_hosts_that_cannot_share_a_batch_are_refused_at_once(shards: Path):
+    loader = config(shards).build()
+    with pytest.raises(UserError, match="a batch of 4 cannot be divided among 3 processes"):
+        loader.batches(0, 0, 3)
+    with pytest.raises(UserError, match="a batch of 10 cannot be divided among 4 processes"):
+        loader.epoch(10, 0, 4)
+    with pytest.raises(UserError, match="cannot start at position -1"):
+        loader.batches(-1)
+
+
+def test_stopping_early_ends_the_threads(shards: Path):
+    before = set(threading.enumerate())
+    batches = config(shards, threads=3).build().batches()
+    next(batches)
+    assert set(threading.enumerate()) > before
+    batches.close()
+    for thread in set(threading.enumerate()) - before:
+        thread.join(timeout=5)
+    assert set(threading.enumerate()) <= before
+
+
+def test_progress_counts_shards(shards: Path):
+    steps: list[int] = []
+    Loader(config(shards), advance=steps.append)
+    assert steps == [1, 1, 1]

@@ -1,0 +1,99 @@
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from data_pipelines.tokenizers import SentencePieceConfig, SentencePieceTokenizer, train_sentencepiece
+from lit_het.errors import UserError
+
+CAPTIONS = [f"latin {size} letter {letter}" for size in ("small", "capital") for letter in "abcdefghij"]
+END = 1
+
+
+@pytest.fixture(scope="module")
+def model() -> bytes:
+    return train_sentencepiece(CAPTIONS, vocabulary_size=40)
+
+
+def test_captions_survive_the_round_trip(model: bytes):
+    tokenizer = SentencePieceTokenizer(model, 40)
+    ids = tokenizer(CAPTIONS)
+    assert ids.dtype == np.int32
+    assert ids.shape == (len(CAPTIONS), 40)
+    assert ids.max() < tokenizer.vocabulary_size <= 40
+    assert tokenizer.decode(ids) == CAPTIONS
+
+
+def test_the_end_token_is_last_before_the_padding_and_survives_a_cut(model: bytes):
+    full = SentencePieceTokenizer(model, 40)(CAPTIONS[:1])[0]
+    end = full.tolist().index(END)
+    assert (full[end + 1 :] == 0).all()
+    cut = SentencePieceTokenizer(model, 3)(CAPTIONS[:1])[0]
+    assert cut.tolist() == [*full[:2], END]
+    assert end > 3
+    assert SentencePieceTokenizer(model, 1)(["anything"]).tolist() == [[END]]
+
+
+def test_an_empty_caption_is_an_end_token_and_padding(model: bytes):
+    assert SentencePieceTokenizer(model, 4)([""]).tolist() == [[END, 0, 0, 0]]
+    assert SentencePieceTokenizer(model, 4, padding_id=END)([""]).tolist() == [[END] * 4]
+
+
+def test_case_is_lowered_when_asked_for(model: bytes):
+    shout = [CAPTIONS[0].upper()]
+    np.testing.assert_array_equal(
+        SentencePieceTokenizer(model, 40)(shout), SentencePieceTokenizer(model, 40)(CAPTIONS[:1])
+    )
+    unknown = SentencePieceTokenizer(model, 40, lowercase=False)(shout)
+    assert 2 in unknown
+
+
+@pytest.mark.parametrize("model_type", ["unigram", "bpe", "word"])
+def test_training_twice_gives_the_same_bytes_and_no_output(model_type, capfd: pytest.CaptureFixture[str]):
+    one, other = (train_sentencepiece(CAPTIONS, vocabulary_size=40, model_type=model_type) for _ in range(2))
+    assert one == other
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_vocabulary_of_words_keeps_words_whole():
+    tokenizer = SentencePieceTokenizer(train_sentencepiece(CAPTIONS, vocabulary_size=40, model_type="word"), 8)
+    assert (tokenizer(["latin small letter a"])[0] == END).argmax() == 4
+
+
+def test_a_vocabulary_too_small_for_the_letters_says_what_to_change():
+    with pytest.raises(UserError, match=r"a vocabulary of 5 pieces cannot be trained .*change its size"):
+        train_sentencepiece(CAPTIONS, vocabulary_size=5)
+
+
+def test_a_config_builds_from_a_file_and_the_bytes_travel(tmp_path: Path, model: bytes):
+    path = tmp_path / "tokenizer.model"
+    path.write_bytes(model)
+    tokenizer = SentencePieceConfig(path, length=6).build()
+    assert tokenizer.model_bytes == model
+    np.testing.assert_array_equal(SentencePieceTokenizer(tokenizer.model_bytes, 6)(CAPTIONS), tokenizer(CAPTIONS))
+
+
+def test_a_missing_or_foreign_model_names_the_file(tmp_path: Path):
+    path = tmp_path / "tokenizer.model"
+    with pytest.raises(UserError, match=r"tokenizer\.model: cannot be read"):
+        SentencePieceConfig(path).build()
+    for content in (b"", b"not a model"):
+        path.write_bytes(content)
+        with pytest.raises(UserError, match=r"tokenizer\.model: is no SentencePiece model"):
+            SentencePieceConfig(path).build()
+
+
+def test_lengths_and_padding_that_cannot_be_are_refused(model: bytes):
+    with pytest.raises(UserError, match="no room for the end token"):
+        SentencePieceTokenizer(model, 0)
+    with pytest.raises(UserError, match="padding id 999 is not in the vocabulary"):
+        SentencePieceTokenizer(model, 4, padding_id=999)
+
+
+def test_threads_share_a_tokenizer(model: bytes):
+    tokenizer = SentencePieceTokenizer(model, 40)
+    expected = tokenizer(CAPTIONS)
+    with ThreadPoolExecutor(4) as pool:
+        for ids in pool.map(tokenizer, [CAPTIONS] * 40):
+            np.testing.assert_array_equal(ids, expected)

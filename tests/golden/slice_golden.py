@@ -1,0 +1,73 @@
+"""Cuts the recorded outputs of other implementations down to what the tests read.
+
+Usage: python tests/golden/slice_golden.py FOLDER_OF_RECORDINGS
+"""
+
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+
+GOLDEN = Path(__file__).parent
+# Read whole: each is small.
+COPIED = (
+    "bv/contrastive_losses",
+    "bv/lr_schedules",
+    "bv/posemb_sincos2d",
+    "bv/text_last",
+    "bv/vit_gap_sincos2d",
+    "bv/vit_tok_learn",
+    "het/compute_temperature",
+    "het/sigmoid_hetxl_pe_tune",
+    "het/softmax_hetxl_full_tune",
+    "het/softmax_hetxl_pe_fixed",
+)
+
+
+def main(recordings: Path) -> None:
+    for name in COPIED:
+        shutil.copyfile(recordings / f"{name}.npz", GOLDEN / f"{Path(name).name}.npz")
+        (GOLDEN / f"{Path(name).name}.npz").chmod(0o644)
+
+    with np.load(recordings / "bv/vit_map_learn.npz") as arrays:
+        kept = ("image", "params/", "out/pre_logits", "out/encoded")
+        dropped = ("params/head", "out/pre_logits_2d")
+        save("vit_map_learn", {k: v for k, v in arrays.items() if k.startswith(kept) and not k.startswith(dropped)})
+
+    # One parameter of each kind: factored, too small to factor, a vector and a scalar; three of the five steps.
+    with np.load(recordings / "bv/adafactor_default_bf16mom.npz") as arrays:
+        leaves = ("mat", "small", "vec", "scalar")
+        names = [f"{kind}{step}/{leaf}" for kind in ("grad", "update") for step in range(3) for leaf in leaves]
+        save("adafactor_default_bf16mom", {name: arrays[name] for name in names})
+
+    # The image tower is frozen there. Of the rest every kind of parameter stays; `left_out{i}` is the norm of the
+    # gradients that are cut away, without which clipping by the global norm could not be repeated.
+    with np.load(recordings / "bv/optchain_lit_adafactor.npz") as arrays:
+        block = "txt/Encoder_0/encoderblock_0"
+        kept = ("txt/Embed_0", "txt/head", "txt/pos_embedding", f"{block}/LayerNorm_0", f"{block}/MlpBlock_0")
+
+        def is_kept(path: str) -> bool:
+            return path in ("t", "b") or path.startswith(kept)
+
+        cut: dict[str, np.ndarray] = {"meta": arrays["__meta__"]}
+        for step in range(4):
+            left_out = 0.0
+            for name, array in arrays.items():
+                group, _, path = name.partition("/")
+                if group == f"grad{step}" and not is_kept(path) and not path.startswith("img/"):
+                    left_out += float(np.sum(array.astype(np.float64) ** 2))
+            cut[f"left_out{step}"] = np.float32(np.sqrt(left_out))
+        for name, array in arrays.items():
+            group, _, path = name.partition("/")
+            if is_kept(path) and (group.startswith("grad") or group in ("params_init", "params3")):
+                cut[name] = array
+        save("optchain_lit_adafactor", cut)
+
+
+def save(name: str, arrays: dict[str, np.ndarray]) -> None:
+    np.savez_compressed(GOLDEN / f"{name}.npz", **arrays)  # pyright: ignore[reportArgumentType]
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,70 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from lit_het import parameters
+from lit_het.errors import UserError
+
+TREE = {
+    "image_tower": {"norm": {"scale": jnp.ones(3), "bias": jnp.zeros(3)}, "kernel": jnp.ones((2, 3))},
+    "head": {"scale": jnp.float32(2.0)},
+}
+
+
+def test_paths_join_names_with_slashes_and_flattening_inverts():
+    flat = parameters.flatten(TREE)
+    assert set(flat) == {"image_tower/norm/scale", "image_tower/norm/bias", "image_tower/kernel", "head/scale"}
+    assert jax.tree.structure(parameters.unflatten(flat)) == jax.tree.structure(TREE)
+
+
+def test_partition_matches_whole_paths_and_merge_inverts_it():
+    locked, rest = parameters.partition(TREE, ["image_tower/.*"])
+    assert set(locked) == {"image_tower"}
+    assert set(rest) == {"head"}
+    scales, others = parameters.partition(TREE, [".*/norm/scale", "head/.*"])
+    assert set(parameters.flatten(scales)) == {"image_tower/norm/scale", "head/scale"}
+    for first, second in ((locked, rest), (scales, others)):
+        assert parameters.checksum(parameters.merge(first, second)) == parameters.checksum(TREE)
+
+
+def test_no_pattern_matches_nothing():
+    matching, rest = parameters.partition(TREE, [])
+    assert matching == {}
+    assert rest is not TREE
+    assert set(parameters.flatten(rest)) == set(parameters.flatten(TREE))
+    assert set(parameters.merge({}, rest)) == set(TREE)
+
+
+@pytest.mark.parametrize("pattern", ["image_tower", "tower/.*", "text_tower/.*"])
+def test_a_pattern_without_a_match_is_an_error_that_names_it(pattern):
+    with pytest.raises(UserError) as error:
+        parameters.partition(TREE, ["image_tower/.*", pattern])
+    assert str(error.value) == (
+        f"pattern {pattern!r} matches no parameter; the tree's top level holds: head, image_tower"
+    )
+
+
+def test_count_takes_arrays_and_shapes_and_counts_a_scalar_as_one():
+    assert parameters.count(TREE) == 3 + 3 + 6 + 1
+    assert parameters.count(jax.eval_shape(lambda: TREE)) == 13
+
+
+def test_cast_changes_every_type():
+    assert {leaf.dtype for leaf in jax.tree.leaves(parameters.cast(TREE, jnp.bfloat16))} == {jnp.dtype("bfloat16")}
+
+
+def test_the_checksum_ignores_order_and_sees_every_bit_path_type_and_shape():
+    checksum = parameters.checksum(TREE)
+    reordered = {name: TREE[name] for name in reversed(TREE)}
+    assert parameters.checksum(reordered) == checksum
+    bits = np.ones((2, 3), np.float32)
+    bits[1, 2] = np.nextafter(np.float32(1), np.float32(2))
+    changes = [
+        {"kernel": jnp.asarray(bits)},
+        {"kernel": jnp.ones((3, 2))},
+        {"kernel": jnp.ones((2, 3), jnp.bfloat16)},
+        {"other": jnp.ones((2, 3))},
+    ]
+    found = {parameters.checksum({**TREE, "image_tower": {**TREE["image_tower"], **change}}) for change in changes}
+    assert len(found | {checksum}) == 5

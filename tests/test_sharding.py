@@ -1,0 +1,114 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec
+
+from lit_het import distributed, sharding
+from lit_het.errors import UserError
+from lit_het.optimizers import Adafactor, AdamW
+from lit_het.schedules import CosineSchedule
+from lit_het.sharding import MeshConfig
+from lit_het.types import Batch
+
+MESH = MeshConfig(fsdp=2).build()
+
+
+def spec(path, shape, mesh=MESH):
+    """Returns the sharding of one leaf at a path, without trailing Nones."""
+    tree = jax.ShapeDtypeStruct(shape, jnp.float32)
+    for name in reversed(path.split("/")):
+        tree = {name: tree}
+    parts = list(jax.tree.leaves(sharding.tree_shardings(tree, mesh))[0].spec)
+    while parts and parts[-1] is None:
+        parts.pop()
+    return tuple(parts)
+
+
+@pytest.mark.parametrize(
+    ("path", "shape", "expected"),
+    [
+        ("text_tower/encoder/blocks/attention/query/kernel", (12, 16, 16), (None, None, "fsdp")),
+        ("text_tower/encoder/blocks/mlp/up/kernel", (12, 16, 64), (None, None, "fsdp")),
+        ("text_tower/encoder/blocks/mlp/down/kernel", (12, 64, 16), (None, "fsdp")),
+        ("text_tower/pooling/attention/out/kernel", (16, 16), ("fsdp",)),
+        ("text_tower/tokens/embedding", (32_000, 16), ("fsdp",)),
+        ("head/logits/kernel", (16, 1000), (None, "fsdp")),
+        ("head/text_covariance/factors/kernel", (16, 240), (None, "fsdp")),
+        ("text_tower/encoder/blocks/mlp/up/bias", (12, 64), ()),
+        ("text_tower/positions", (16, 16), ()),
+        ("head/temperature/log_temperature", (), ()),
+    ],
+)
+def test_parameters_follow_the_rules(path, shape, expected):
+    assert spec(path, shape) == expected
+    # A dimension that two devices cannot halve is repeated.
+    odd = tuple(size + 1 - size % 2 for size in shape)
+    assert spec(path, odd) == ()
+
+
+def test_stacked_blocks_are_never_split_along_the_depth():
+    for path in ("blocks/mlp/up/kernel", "blocks/mlp/down/kernel", "blocks/mlp/up/bias"):
+        assert spec(f"text_tower/encoder/{path}", (12, 16, 16))[:1] in ((), (None,))
+
+
+def test_every_rule_names_axes_of_the_mesh_and_the_last_matches_everything():
+    used = {axis for _, axes in sharding.RULES for axis in axes if axis}
+    assert used <= set(sharding.AXES) == set(MESH.axis_names)
+    assert sharding.RULES[-1] == (".*", ())
+
+
+@pytest.mark.parametrize("optimizer", [AdamW(), Adafactor()])
+def test_optimizer_moments_are_split_like_their_parameters(optimizer):
+    params = {"mlp": {"up": {"kernel": jnp.ones((64, 64)), "bias": jnp.ones(64)}}}
+    params = {"text_tower": params}
+    state = jax.eval_shape(optimizer.build(CosineSchedule(warmup_steps=1), 10).init, params)
+    shardings = sharding.tree_shardings(state, MESH)
+    found = {
+        (jax.tree_util.keystr(path, simple=True, separator="/"), leaf.spec)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(shardings)
+    }
+    moments = {"mu", "nu"} if isinstance(optimizer, AdamW) else {"ema"}
+    for moment in moments:
+        kernels = [s for path, s in found if f"/{moment}/" in path and path.endswith("up/kernel")]
+        assert kernels == [PartitionSpec(None, "fsdp")]
+    jax.jit(lambda: jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), state), out_shardings=shardings)()
+
+
+def test_a_mesh_takes_the_devices_that_the_other_axes_leave():
+    assert dict(MESH.shape) == {"data": 4, "fsdp": 2, "expert": 1}
+    assert dict(MeshConfig().build().shape) == {"data": 8, "fsdp": 1, "expert": 1}
+    assert MeshConfig(data=2).build(jax.devices()[:2]).size == 2
+
+
+@pytest.mark.parametrize("config", [MeshConfig(data=3), MeshConfig(fsdp=3), MeshConfig(fsdp=16), MeshConfig(data=0)])
+def test_a_mesh_that_does_not_fit_the_devices_is_refused_by_its_flags(config):
+    with pytest.raises(UserError, match=r"does not fit 8 devices; change --mesh.data, --mesh.fsdp") as error:
+        config.build()
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(("size", "advice"), [(12, "8 and 16"), (5, "8 and 8"), (17, "16 and 24")])
+def test_a_batch_that_the_devices_cannot_share_is_refused_with_the_sizes_that_work(size, advice):
+    with pytest.raises(UserError) as error:
+        sharding.check_batch_size(size, MESH)
+    assert str(error.value).startswith(f"batch size {size} is not divisible by the 8 devices that share it; ")
+    assert "--data.batch-size" in str(error.value)
+    for number in advice.split(" and "):
+        assert number in str(error.value).split("--data.batch-size")[1]
+
+
+@pytest.mark.parametrize("size", [8, 16, 256])
+def test_a_batch_that_the_devices_can_share_is_accepted(size):
+    sharding.check_batch_size(size, MESH)
+
+
+def test_batches_are_split_over_data_and_fsdp():
+    image = np.arange(16 * 2 * 2 * 3, dtype=np.uint8).reshape(16, 2, 2, 3)
+    batch = distributed.to_global(Batch(valid=np.ones(16, bool), image=image), MESH)
+    assert batch.text is None
+    assert batch.image.sharding.shard_shape(batch.image.shape) == (2, 2, 2, 3)
+    assert len({shard.index[0].start for shard in batch.image.addressable_shards}) == 8
+    np.testing.assert_array_equal(batch.image, image)
+    assert sharding.num_batch_shares(MESH) == 8
+    assert sharding.num_batch_shares(MeshConfig(data=2, expert=4).build()) == 2

@@ -1,0 +1,94 @@
+"""Experiments small enough for tests, cut from the real configurations, and the data that they read."""
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+
+from configs.experiment import ExperimentConfig, PretrainedConfig
+from data_pipelines.images import encode_jpeg
+from data_pipelines.labels import CaptionWords
+from data_pipelines.shards import write_shards
+from data_pipelines.tokenizers import SentencePieceConfig, train_sentencepiece
+from lit_het.schedules import CosineSchedule
+from lit_het.sharding import MeshConfig
+from lit_het.tasks.classification import ClassificationConfig
+from lit_het.tasks.contrastive import ContrastiveConfig
+from lit_het.towers.transformer import EncoderConfig
+from lit_het.towers.vit import ViTConfig
+from lit_het.training.loop import Cadence
+
+COLOURS = ("red", "green", "blue", "grey")
+SHAPES = ("square", "bar")
+NUM_SAMPLES = 40
+
+
+def write_data(directory: Path, *, image_size: int = 32) -> Path:
+    """Writes two shards of coloured shapes with captions such as "red bar", and a tokenizer."""
+    random = np.random.default_rng(0)
+    names = [f"{colour} {shape}" for colour in COLOURS for shape in SHAPES]
+
+    def samples():
+        for number in range(NUM_SAMPLES):
+            label = number % len(names)
+            image = random.integers(0, 60, (image_size, image_size, 3), dtype=np.uint8)
+            colour = np.uint8([(255, 0, 0), (0, 255, 0), (0, 0, 255), (128, 128, 128)][label // 2])
+            image[8:24, slice(8, 24) if label % 2 == 0 else slice(14, 18)] = colour
+            yield {"__key__": f"{number:04d}", "jpg": encode_jpeg(image), "txt": names[label], "cls": label}
+
+    write_shards(directory / "train", samples(), samples_per_shard=NUM_SAMPLES // 2)
+    for name in ("classnames.txt", "words.txt"):
+        lines = names if name == "classnames.txt" else [*COLOURS, *SHAPES]
+        (directory / "train" / name).write_text("".join(f"{line}\n" for line in lines))
+    (directory / "tokenizer.model").write_bytes(train_sentencepiece(names, vocabulary_size=40))
+    return directory
+
+
+def shrink(config: ExperimentConfig, data: Path, run_dir: Path, pretrained: Path | None = None) -> ExperimentConfig:
+    """Cuts towers, data and steps; head, loss, optimizer, labels and locked patterns stay as they are."""
+    task = config.task
+    tower = _shrink_tower(task.image_tower)
+    match task:
+        case ContrastiveConfig():
+            text = dataclasses.replace(
+                task.text_tower,
+                vocabulary_size=64,
+                length=6,
+                embedding_size=64,
+                encoder=_shrink_encoder(task.text_tower.encoder),
+            )
+            task = dataclasses.replace(task, image_tower=tower, text_tower=text)
+        case ClassificationConfig():
+            task = dataclasses.replace(task, image_tower=tower, num_classes=len(COLOURS) + len(SHAPES))
+    return dataclasses.replace(
+        config,
+        run_dir=run_dir,
+        task=task,
+        data=dataclasses.replace(
+            config.data, shards=(str(data / "train"),), image_size=tower.image_size, batch_size=16, threads=1
+        ),
+        tokenizer=SentencePieceConfig(data / "tokenizer.model", length=6) if config.tokenizer else None,
+        pretrained=PretrainedConfig(pretrained) if config.pretrained and pretrained else None,
+        num_steps=4,
+        schedule=CosineSchedule(learning_rate=1e-3, warmup_steps=1),
+        cadence=Cadence(log_steps=1, save_steps=2),
+    )
+
+
+def classifier(config: ExperimentConfig, data: Path, run_dir: Path) -> ExperimentConfig:
+    """Returns a classifier with the (shrunk) image tower of ``config``: a source of locked weights."""
+    task = ClassificationConfig(
+        image_tower=_shrink_tower(config.task.image_tower), num_classes=len(COLOURS) + len(SHAPES), loss="sigmoid"
+    )
+    plain = dataclasses.replace(config, task=task, tokenizer=None, pretrained=None, mesh=MeshConfig())
+    labelled = dataclasses.replace(plain, data=dataclasses.replace(plain.data, labels=CaptionWords()))
+    return dataclasses.replace(shrink(labelled, data, run_dir), num_steps=2)
+
+
+def _shrink_tower(tower: ViTConfig) -> ViTConfig:
+    return dataclasses.replace(tower, image_size=2 * tower.patch_size, encoder=_shrink_encoder(tower.encoder))
+
+
+def _shrink_encoder(encoder: EncoderConfig) -> EncoderConfig:
+    # float32: XLA's CPU backend takes three times as long to compile bfloat16.
+    return dataclasses.replace(encoder, width=64, depth=1, mlp_width=64, num_heads=2, compute_type="float32")

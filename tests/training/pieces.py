@@ -1,0 +1,64 @@
+"""A LiT task small enough to train for a few steps, with the batches, the mesh and the compiled step of a real run."""
+
+import dataclasses
+
+import jax
+import numpy as np
+
+from lit_het import distributed, parameters, sharding
+from lit_het.heads.contrastive import HetXLContrastiveConfig
+from lit_het.heads.covariance import CovarianceConfig
+from lit_het.optimizers import AdamW
+from lit_het.schedules import CosineSchedule
+from lit_het.sharding import MeshConfig
+from lit_het.tasks.contrastive import ContrastiveConfig
+from lit_het.towers.text import TextConfig
+from lit_het.towers.transformer import EncoderConfig
+from lit_het.towers.vit import ViTConfig
+from lit_het.training.step import initial_state, make_train_step
+from lit_het.types import Batch
+
+ENCODER = EncoderConfig(width=16, depth=1, mlp_width=32, num_heads=2)
+TASK = ContrastiveConfig(
+    image_tower=ViTConfig(8, 4, ENCODER, pooling="mean"),
+    text_tower=TextConfig(vocabulary_size=20, length=4, embedding_size=16, encoder=ENCODER),
+    head=HetXLContrastiveConfig(CovarianceConfig(3, initial_noise_norm=0.5), num_samples=2),
+)
+BATCH_SIZE, STEPS = 16, 6
+ONE_DEVICE = MeshConfig(data=1).build(jax.devices()[:1])
+
+
+def host_batches(count=STEPS):
+    """The same batches at every call; some rows are invalid."""
+    random = np.random.default_rng(0)
+    for _ in range(count):
+        yield Batch(
+            valid=random.random(BATCH_SIZE) < 0.9,
+            image=random.integers(0, 256, (BATCH_SIZE, 8, 8, 3), dtype=np.uint8),
+            text=random.integers(0, 20, (BATCH_SIZE, 4)).astype(np.int32),
+        )
+
+
+@dataclasses.dataclass
+class Run:
+    """What `lit_het.cli.train` puts together, without files."""
+
+    mesh: jax.sharding.Mesh = dataclasses.field(default_factory=lambda: ONE_DEVICE)
+    config: ContrastiveConfig = TASK
+    seed: int = 0
+
+    def __post_init__(self):
+        task, key = self.config.build(), jax.random.key(self.seed)
+        optimizer = AdamW().build(CosineSchedule(1e-2, warmup_steps=1), STEPS)
+        shardings = sharding.tree_shardings(jax.eval_shape(task.initialize, key), self.mesh)
+        params = jax.jit(task.initialize, out_shardings=shardings)(key)
+        self.locked, trainable = parameters.partition(params, task.locked)
+        like = jax.eval_shape(lambda p: initial_state(p, optimizer), trainable)
+        shardings = sharding.tree_shardings(like, self.mesh)
+        self.state = jax.jit(lambda p: initial_state(p, optimizer), out_shardings=shardings)(trainable)
+        train_step = make_train_step(task, optimizer, self.seed)
+        self.step = jax.jit(train_step, donate_argnums=0, out_shardings=(shardings, None))
+
+    def batches(self, first=0):
+        """Global batches from number ``first`` on."""
+        return (distributed.to_global(batch, self.mesh) for batch in list(host_batches())[first:])

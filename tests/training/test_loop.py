@@ -1,0 +1,198 @@
+"""The loop: when it logs, saves, evaluates and stops, and that a resumed run is the uninterrupted one."""
+
+import dataclasses
+import json
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from lit_het import parameters
+from lit_het.checkpoints.native import Checkpoints
+from lit_het.errors import UserError
+from lit_het.training import loop
+from lit_het.training.logging import MetricLog, read_metrics
+from lit_het.training.loop import Cadence
+from lit_het.types import TrainState
+from tests.training.pieces import STEPS, Run
+
+
+def fake_step(losses):
+    """A step whose loss at update i is ``losses[i]``."""
+
+    def step(state, locked, batch):
+        loss = jnp.float32(losses[int(state.step)])
+        metrics = {"loss": loss, "gradient_norm": loss * 0 + batch}
+        return TrainState(state.step + 1, state.params, state.opt_state), metrics
+
+    return step
+
+
+@dataclasses.dataclass
+class Recorder:
+    """Keeps the steps at which the loop saves and evaluates."""
+
+    saved: list = dataclasses.field(default_factory=list)
+    evaluated: int = 0
+
+    def save(self, state):
+        self.saved.append(int(state.step))
+
+    def evaluate(self, params):
+        self.evaluated += 1
+        return {"zero_shot/x/top1": 0.5}
+
+
+def train(directory, losses, cadence, *, start=0, norms=None):
+    recorder, log = Recorder(), MetricLog(directory, first_step=start)
+    state = TrainState(jnp.int32(start), {}, {})
+    batches = iter([1.0] * len(losses) if norms is None else norms)
+    try:
+        last = loop.train(
+            fake_step(losses),
+            state,
+            {},
+            batches,
+            num_steps=len(losses),
+            cadence=cadence,
+            log=log,
+            saver=recorder,
+            evaluate=recorder.evaluate,
+            description="test",
+        )
+    finally:
+        log.close()
+    assert int(last.step) == len(losses)
+    return recorder, read_metrics(directory / "metrics.jsonl")
+
+
+def test_records_average_the_steps_since_the_last_one(tmp_path):
+    cadence = Cadence(log_steps=2, save_steps=100)
+    recorder, records = train(tmp_path, [1.0, 3.0, 5.0, 6.0, 10.0], cadence)
+    trained = [(r["step"], r["train/loss"]) for r in records if "train/loss" in r]
+    assert trained == [(2, 2.0), (4, 5.5), (5, 10.0)]
+    assert all(r["train/steps_per_second"] > 0 for r in records if "train/loss" in r)
+    assert recorder.saved == [5]
+
+
+def test_saves_follow_their_own_cadence_and_each_has_a_record(tmp_path):
+    recorder, records = train(tmp_path, [1.0] * 7, Cadence(log_steps=4, save_steps=3))
+    assert recorder.saved == [3, 6, 7]
+    assert [r["step"] for r in records if "train/loss" in r] == [3, 4, 6, 7]
+
+
+@pytest.mark.parametrize(("every", "expected"), [(0, [5]), (2, [2, 4, 5])])
+def test_evaluations_run_on_their_cadence_and_at_the_end(tmp_path, every, expected):
+    recorder, records = train(tmp_path, [1.0] * 5, Cadence(log_steps=10, save_steps=10, evaluate_steps=every))
+    assert [r["step"] for r in records if r.get("zero_shot/x/top1") == 0.5] == expected
+    assert recorder.evaluated == len(expected)
+
+
+def test_a_finished_run_does_nothing_more(tmp_path):
+    recorder, records = train(tmp_path, [1.0] * 3, Cadence(1, 1), start=3)
+    assert (recorder.saved, recorder.evaluated, records) == ([], 0, [])
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+def test_a_loss_that_is_not_finite_stops_the_run_before_it_is_saved(tmp_path, bad):
+    with pytest.raises(UserError) as error:
+        train(tmp_path, [1.0, 1.0, bad, 1.0, 1.0, 1.0], Cadence(log_steps=100, save_steps=2))
+    assert re.fullmatch(r"the loss is (nan|inf|-inf) at step 4; .*--schedule.learning-rate.*--resume", str(error.value))
+    assert [r["step"] for r in read_metrics(tmp_path / "metrics.jsonl")] == [2, 4]
+
+
+def test_a_gradient_that_is_not_finite_stops_the_run_as_well(tmp_path):
+    with pytest.raises(UserError, match="the gradient norm is nan at step 2; lower"):
+        train(tmp_path, [1.0] * 3, Cadence(1, 1), norms=[1.0, float("nan"), 1.0])
+
+
+def real_run(directory, run, *, first=0, until=STEPS, saves=True):
+    """Trains from batch ``first`` to update ``until``, a checkpoint at the end."""
+    log = MetricLog(directory, first_step=first)
+    with Checkpoints(directory / "checkpoints") as checkpoints:
+        if first:
+            run.state, info = checkpoints.restore(run.state)
+            assert info == {"position": first}
+
+        class Saver:
+            def save(self, state):
+                checkpoints.save(state, {"position": int(state.step)})
+
+        state = loop.train(
+            run.step,
+            run.state,
+            run.locked,
+            run.batches(first),
+            num_steps=until,
+            cadence=Cadence(log_steps=1, save_steps=100),
+            log=log,
+            saver=Saver(),
+            evaluate=lambda params: {},
+            description="test",
+        )
+    log.close()
+    records = read_metrics(directory / "metrics.jsonl")
+    return state, [{k: v for k, v in r.items() if "per_second" not in k} for r in records]
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    return real_run(tmp_path_factory.mktemp("whole"), Run())
+
+
+def test_three_steps_saved_and_restored_and_three_more_are_six_steps_bit_by_bit(tmp_path, uninterrupted):
+    expected, records = uninterrupted
+    real_run(tmp_path, Run(), until=3)
+    actual, resumed = real_run(tmp_path, Run(), first=3)
+    assert resumed == records
+    assert parameters.checksum(actual.params) == parameters.checksum(expected.params)
+    for one, other in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_a_checkpoint_holds_no_locked_parameter(tmp_path, uninterrupted):
+    real_run(tmp_path, Run(), until=1)
+    with Checkpoints(tmp_path / "checkpoints") as checkpoints:
+        like = {"image_tower": jax.tree.map(np.asarray, Run().locked["image_tower"])}
+        with pytest.raises(UserError, match="image_tower/.* is missing in the checkpoint"):
+            checkpoints.restore_params(like)
+
+
+def test_the_log_of_a_resumed_run_drops_what_its_checkpoint_does_not_cover(tmp_path):
+    log = MetricLog(tmp_path)
+    for step in range(1, 6):
+        log.write(step, {"train/loss": float(step)})
+    log.write(3, {"zero_shot/x/top1": 0.5})
+    log.close()
+    log = MetricLog(tmp_path, first_step=3)
+    log.write(4, {"train/loss": 40.0})
+    log.close()
+    records = read_metrics(tmp_path / "metrics.jsonl")
+    losses = [(r["step"], r["train/loss"]) for r in records if "train/loss" in r]
+    assert losses == [(1, 1.0), (2, 2.0), (3, 3.0), (4, 40.0)]
+    assert {"step": 3, "zero_shot/x/top1": 0.5} in records
+
+
+@pytest.mark.parametrize("cut", ['{"step": 3, "train/lo', '{"step": 3}', "{"])
+def test_a_last_line_cut_short_is_dropped(tmp_path, cut):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(json.dumps({"step": 1, "train/loss": 1.0}) + "\n" + cut)
+    assert read_metrics(path) == [{"step": 1, "train/loss": 1.0}]
+    log = MetricLog(tmp_path, first_step=10)
+    log.write(11, {"train/loss": 2.0})
+    log.close()
+    assert [r["step"] for r in read_metrics(path)] == [1, 11]
+
+
+def test_a_log_that_does_not_exist_is_empty(tmp_path):
+    assert read_metrics(tmp_path / "metrics.jsonl") == []
+
+
+def test_scalars_reach_tensorboard(tmp_path):
+    log = MetricLog(tmp_path)
+    log.write(1, {"train/loss": 1.0})
+    log.close()
+    (events,) = (tmp_path / "tensorboard").iterdir()
+    assert b"train/loss" in events.read_bytes()
