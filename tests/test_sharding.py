@@ -107,6 +107,7 @@ def test_batches_are_split_over_data_and_fsdp():
     image = np.arange(16 * 2 * 2 * 3, dtype=np.uint8).reshape(16, 2, 2, 3)
     batch = distributed.to_global(Batch(valid=np.ones(16, bool), image=image), MESH)
     assert batch.text is None
+    assert isinstance(batch.image, jax.Array)
     assert batch.image.sharding.shard_shape(batch.image.shape) == (2, 2, 2, 3)
     assert len({shard.index[0].start for shard in batch.image.addressable_shards}) == 8
     np.testing.assert_array_equal(batch.image, image)

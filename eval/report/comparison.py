@@ -12,7 +12,7 @@ from lit_het.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class FigureStyle:
-    """How one figure of `eval.zero_shot.metrics` is named, printed and judged."""
+    """How one figure of `eval.ranking.metrics` is named, printed and judged."""
 
     label: str
     format: str
@@ -70,7 +70,7 @@ def compare(
     candidate: str,
     results: Mapping[str, tuple[Mapping[str, float], Mapping[str, float]]],
 ) -> Comparison:
-    """Compare two models from their `eval.zero_shot.metrics`.
+    """Compare two models from their `eval.ranking.metrics`.
 
     A tie is a tie to the digits shown: a table never prefers one of two equal numbers.
 

@@ -12,7 +12,8 @@ from configs.experiment import ExperimentConfig
 from lit_het import parameters
 from lit_het.cli.train import train
 from lit_het.errors import UserError
-from lit_het.tasks.contrastive import ContrastiveConfig
+from lit_het.tasks.contrastive import ContrastiveConfig, ContrastiveTask
+from lit_het.towers.text import TextConfig
 from lit_het.training.logging import read_metrics
 from tests import tiny
 
@@ -92,15 +93,13 @@ def test_the_so400m_tower_costs_the_published_floating_point_operations():
     tower = experiment.load_module_config(Path("configs/lit_so400m_het_xl.py")).task.image_tower
     # The cost of a scan is counted once by XLA, so blocks are unrolled; float32 keeps conversions out of the count.
     encoder = dataclasses.replace(tower.encoder, unrolled=True, compute_type="float32")
-    from lit_het.tasks.contrastive import ContrastiveTask
-    from lit_het.towers.text import TextConfig
-
     task = ContrastiveTask(
         ContrastiveConfig(dataclasses.replace(tower, encoder=encoder), TextConfig(embedding_size=1152))
     )
     shapes = jax.eval_shape(task.initialize, jax.random.key(0))
     image = jax.ShapeDtypeStruct((1, 224, 224, 3), np.uint8)
     cost = jax.jit(task.encode_image).lower(shapes, image).cost_analysis()
+    assert cost is not None
     assert cost["flops"] == pytest.approx(221e9, rel=0.02)  # SoViT Table 1, by XLA's count
 
 

@@ -11,18 +11,14 @@ from scipy import special
 from sklearn.metrics import log_loss, top_k_accuracy_score
 
 from eval.calibration import expected_calibration_error
+from eval.ranking import EmbeddedImages, chance, metrics, nearest, score
 from eval.zero_shot import (
-    EmbeddedImages,
     ZeroShotClassification,
     ZeroShotConfig,
-    chance,
     classify,
     embed_images,
     embed_names,
-    metrics,
-    nearest,
     positions_of_names,
-    score,
 )
 from lit_het.errors import UserError
 from lit_het.types import Batch, Encoder, Evaluator

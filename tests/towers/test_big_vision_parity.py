@@ -1,6 +1,7 @@
 """Towers equal big_vision's recorded outputs, and fixed positions are its positions."""
 
 import dataclasses
+import functools
 import inspect
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from lit_het.towers.vit import ViT, ViTConfig, sine_cosine_positions
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 ENCODER = EncoderConfig(width=16, depth=2, mlp_width=40, num_heads=2)
-TOLERANCE = {"rtol": 1e-4, "atol": 1e-5}
+assert_close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5)
 
 
 def attention(golden, prefix):
@@ -127,8 +128,8 @@ def test_the_image_tower_equals_big_visions(name, pooling, positions, unrolled, 
         # Pixels that the tower maps to the recorded floats: (x + 1) · 127.5, left unrounded.
         pixels = (golden["image"].astype(np.float64) + 1) * 127.5
         output = with_params(config, params)(jnp.asarray(pixels, jnp.float32))
-        np.testing.assert_allclose(output.tokens, golden["out/encoded"], **TOLERANCE)
-        np.testing.assert_allclose(output.embedding, golden["out/pre_logits"], **TOLERANCE)
+        assert_close(output.tokens, golden["out/encoded"])
+        assert_close(output.embedding, golden["out/pre_logits"])
 
 
 @pytest.mark.parametrize("unrolled", [True, False])
@@ -144,8 +145,8 @@ def test_the_text_tower_equals_big_visions(unrolled):
             "projection": dense(golden, "params/head"),
         }
         output = with_params(config, params)(jnp.asarray(golden["text"]))
-        np.testing.assert_allclose(output.tokens, golden["out/transformed"], **TOLERANCE)
-        np.testing.assert_allclose(output.embedding, golden["output"], **TOLERANCE)
+        assert_close(output.tokens, golden["out/transformed"])
+        assert_close(output.embedding, golden["output"])
 
 
 def test_sine_cosine_positions_equal_big_visions():

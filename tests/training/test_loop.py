@@ -1,6 +1,7 @@
 """The loop: when it logs, saves, evaluates and stops, and that a resumed run is the uninterrupted one."""
 
 import dataclasses
+import itertools
 import json
 import re
 
@@ -15,16 +16,16 @@ from lit_het.errors import UserError
 from lit_het.training import loop
 from lit_het.training.logging import MetricLog, read_metrics
 from lit_het.training.loop import Cadence
-from lit_het.types import TrainState
+from lit_het.types import Batch, TrainState
 from tests.training.pieces import STEPS, Run
 
 
-def fake_step(losses):
-    """A step whose loss at update i is ``losses[i]``."""
+def fake_step(losses, norms):
+    """A step whose loss at update i is ``losses[i]`` and whose gradient has the norm ``norms[i]``."""
 
     def step(state, locked, batch):
         loss = jnp.float32(losses[int(state.step)])
-        metrics = {"loss": loss, "gradient_norm": loss * 0 + batch}
+        metrics = {"loss": loss, "gradient_norm": jnp.float32(norms[int(state.step)])}
         return TrainState(state.step + 1, state.params, state.opt_state), metrics
 
     return step
@@ -48,10 +49,10 @@ class Recorder:
 def train(directory, losses, cadence, *, start=0, norms=None):
     recorder, log = Recorder(), MetricLog(directory, first_step=start)
     state = TrainState(jnp.int32(start), {}, {})
-    batches = iter([1.0] * len(losses) if norms is None else norms)
+    batches = itertools.repeat(Batch(valid=np.ones(1, bool)))
     try:
         last = loop.train(
-            fake_step(losses),
+            fake_step(losses, norms or [1.0] * len(losses)),
             state,
             {},
             batches,
@@ -156,7 +157,7 @@ def test_a_checkpoint_holds_no_locked_parameter(tmp_path, uninterrupted):
     real_run(tmp_path, Run(), until=1)
     with Checkpoints(tmp_path / "checkpoints") as checkpoints:
         like = {"image_tower": jax.tree.map(np.asarray, Run().locked["image_tower"])}
-        with pytest.raises(UserError, match="image_tower/.* is missing in the checkpoint"):
+        with pytest.raises(UserError, match=r"image_tower/.* is missing in the checkpoint"):
             checkpoints.restore_params(like)
 
 

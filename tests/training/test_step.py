@@ -10,7 +10,6 @@ from lit_het.random import keys_at
 from lit_het.sharding import MeshConfig
 from tests.training.pieces import STEPS, TASK, Run
 
-
 # Softmax over tokens does not see a shift that all keys share: its gradient is rounding, which Adam scales up.
 UNSEEN = {"text_tower/encoder/blocks/attention/key/bias"}
 
@@ -87,12 +86,12 @@ def test_the_seed_and_the_step_decide_the_noise():
     params = parameters.merge(run.locked, run.state.params)
 
     @jax.jit
-    def loss(seed, step):
-        return task.loss(params, batch, keys_at(seed, step))[0]
+    def loss(keys):
+        return task.loss(params, batch, keys)[0]
 
-    first = float(loss(0, 0))
-    assert float(loss(0, 0)) == first
-    assert len({first, float(loss(1, 0)), float(loss(0, 1))}) == 3
+    first = float(loss(keys_at(0, 0)))
+    assert float(loss(keys_at(0, 0))) == first
+    assert len({first, float(loss(keys_at(1, 0))), float(loss(keys_at(0, 1)))}) == 3
 
 
 def test_metrics_count_valid_rows_and_measure_the_gradient(one_device):

@@ -15,6 +15,7 @@ import pytest
 from PIL import Image, ImageDraw, ImageFont
 
 from eval.ambiguity import errors_within_groups, groups_of, rank_test, split_by_ambiguity
+from eval.ranking import EmbeddedImages, ZeroShotResult, metrics, nearest, score
 from eval.report import (
     Chart,
     Html,
@@ -37,7 +38,6 @@ from eval.report import (
     render_page,
     side_by_side,
 )
-from eval.zero_shot import EmbeddedImages, ZeroShotResult, metrics, nearest, score
 
 CHARACTERS = {
     "A": ("latin capital letter a", "A"),

@@ -9,6 +9,7 @@ from PIL import Image
 from rich.console import Console
 
 from eval.ambiguity import GroupErrors, RankTest
+from eval.ranking import chance
 from eval.report import (
     Chart,
     Html,
@@ -26,7 +27,6 @@ from eval.report import (
 )
 from eval.report.grids import Mark, mark_of
 from eval.report.page import picture
-from eval.zero_shot import chance
 from lit_het.errors import UserError
 
 

@@ -1,0 +1,160 @@
+"""Checkpoints: saved on some devices, restored on others, in part or whole, and never half."""
+
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from lit_het import parameters, sharding
+from lit_het.checkpoints.native import Checkpoints
+from lit_het.errors import UserError
+from lit_het.optimizers import Adafactor
+from lit_het.schedules import CosineSchedule
+from lit_het.sharding import MeshConfig
+from lit_het.training.step import initial_state
+from lit_het.types import TrainState
+
+OPTIMIZER = Adafactor().build(CosineSchedule(warmup_steps=1), 10)
+INFO = {"position": 48, "locked_checksum": "abc"}
+
+
+def make_params(value=0.0):
+    random = np.random.default_rng(0)
+
+    def draw(*shape):
+        return jnp.asarray(random.normal(size=shape) + value, jnp.float32)
+
+    return {
+        "image_tower": {"mlp": {"up": {"kernel": draw(32, 40), "bias": draw(40)}}, "norm": {"scale": draw(32)}},
+        "head": {"temperature": {"log_temperature": draw()}},
+    }
+
+
+def make_state(step, params=None):
+    state = initial_state(make_params() if params is None else params, OPTIMIZER)
+    return TrainState(jnp.int32(step), state.params, state.opt_state)
+
+
+def on(mesh, state):
+    return jax.device_put(state, sharding.tree_shardings(state, mesh))
+
+
+def assert_equal(actual, expected):
+    for (path, one), other in zip(jax.tree_util.tree_leaves_with_path(actual), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_array_equal(one, other, err_msg=jax.tree_util.keystr(path))
+        assert one.dtype == other.dtype
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """A directory with steps 2 and 3, saved from eight devices."""
+    directory = tmp_path_factory.mktemp("run") / "checkpoints"
+    with Checkpoints(directory) as checkpoints:
+        for step in (2, 3):
+            state = on(MeshConfig(fsdp=2).build(), make_state(step, make_params(step)))
+            checkpoints.save(state, {**INFO, "position": 16 * step})
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("config", "devices"), [(MeshConfig(), 1), (MeshConfig(fsdp=4), 4), (MeshConfig(data=4, fsdp=2), 8)]
+)
+def test_the_newest_state_is_restored_bit_by_bit_on_any_number_of_devices(saved, config, devices):
+    mesh = config.build(jax.devices()[:devices])
+    with Checkpoints(saved) as checkpoints:
+        assert checkpoints.latest_step == 3
+        state, info = checkpoints.restore(on(mesh, make_state(0)))
+    assert info == {"position": 48, "locked_checksum": "abc"}
+    assert_equal(state, make_state(3, make_params(3)))
+    kernel = state.params["image_tower"]["mlp"]["up"]["kernel"]
+    assert kernel.sharding.shard_shape(kernel.shape) == (32, 40 // config.fsdp)
+    assert kernel.sharding.device_set == set(jax.devices()[:devices])
+    assert state.step.dtype == jnp.int32
+
+
+def test_a_part_of_the_parameters_can_be_restored_alone(saved):
+    like = {"image_tower": jax.tree.map(jnp.zeros_like, make_params()["image_tower"])}
+    with Checkpoints(saved) as checkpoints:
+        params, info = checkpoints.restore_params(like)
+    assert set(params) == {"image_tower"}
+    assert_equal(params["image_tower"], make_params(3)["image_tower"])
+    assert info["position"] == 48
+
+
+def test_donating_the_state_after_saving_does_not_change_what_is_saved(tmp_path):
+    state = make_state(1)
+    expected = jax.tree.map(np.asarray, state.params)
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(state, INFO)
+        jax.jit(lambda tree: jax.tree.map(lambda x: x + 1, tree), donate_argnums=0)(state.params)
+    with Checkpoints(tmp_path) as checkpoints:
+        assert_equal(checkpoints.restore(make_state(0))[0].params, expected)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"head": {}}, "head/temperature/log_temperature is () in the checkpoint and absent in the model"),
+        ({"extra": {"kernel": jnp.zeros(2)}}, "extra/kernel is missing in the checkpoint and (2,) in the model"),
+        (
+            {"head": {"temperature": {"log_temperature": jnp.zeros(3)}}},
+            "head/temperature/log_temperature is () in the checkpoint and (3,) in the model",
+        ),
+    ],
+    ids=["absent", "missing", "shape"],
+)
+def test_a_checkpoint_that_does_not_fit_is_refused_by_path_and_shape(saved, change, message):
+    params = {**make_params(), **change}
+    params = {name: tree for name, tree in params.items() if tree}
+    with Checkpoints(saved) as checkpoints, pytest.raises(UserError) as error:
+        checkpoints.restore(make_state(0, params))
+    assert message in str(error.value)
+    assert str(saved) in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_part_that_does_not_fit_is_refused_by_path(saved):
+    like = {"image_tower": {"norm": {"scale": jnp.zeros(8)}, "other": jnp.zeros(2)}}
+    with Checkpoints(saved) as checkpoints, pytest.raises(UserError) as error:
+        checkpoints.restore_params(like)
+    assert "image_tower/norm/scale is (32,) in the checkpoint and (8,) in the model (and 1 more)" in str(error.value)
+
+
+def test_a_directory_without_checkpoints_says_so(tmp_path):
+    with Checkpoints(tmp_path / "new") as checkpoints:
+        assert checkpoints.latest_step is None
+        for restore in (lambda: checkpoints.restore(make_state(0)), lambda: checkpoints.restore_params(make_params())):
+            with pytest.raises(UserError, match=f"no checkpoint in {tmp_path / 'new'}; give the directory"):
+                restore()
+
+
+def test_only_the_newest_checkpoints_are_kept(tmp_path):
+    with Checkpoints(tmp_path, keep=2) as checkpoints:
+        for step in (1, 2, 3, 4):
+            checkpoints.save(make_state(step), INFO)
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name.isdigit()) == ["3", "4"]
+
+
+def test_a_save_that_was_interrupted_is_ignored_and_swept_away(tmp_path, monkeypatch):
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(make_state(2), INFO)
+    # What a kill leaves behind: everything written, the last rename missing.
+    partial = tmp_path / "5.orbax-checkpoint-tmp"
+    shutil.copytree(tmp_path / "2", partial)
+    with Checkpoints(tmp_path) as checkpoints:
+        assert checkpoints.latest_step == 2
+        state, _ = checkpoints.restore(make_state(0))
+    assert int(state.step) == 2
+    assert not partial.exists()
+
+
+def test_locked_parameters_do_not_appear_in_a_checkpoint_of_the_trainable_ones(tmp_path):
+    locked, trainable = parameters.partition(make_params(), ["image_tower/.*"])
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(make_state(1, trainable), INFO)
+    with Checkpoints(tmp_path) as checkpoints:
+        assert set(checkpoints.saved_shapes()) == {"head/temperature/log_temperature"}
+        with pytest.raises(UserError, match="image_tower/mlp/up/bias is missing in the checkpoint"):
+            checkpoints.restore_params(locked)

@@ -1,0 +1,203 @@
+"""Tasks: towers, head and loss joined; what they measure and what they refuse."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from lit_het import parameters
+from lit_het.errors import UserError
+from lit_het.heads.base import ClassificationHead, ContrastiveHead
+from lit_het.heads.contrastive import DeterministicContrastiveConfig, HetXLContrastiveConfig
+from lit_het.heads.covariance import CovarianceConfig
+from lit_het.heads.deterministic import DeterministicConfig
+from lit_het.heads.het_xl import HetXLConfig
+from lit_het.heads.temperature import FixedTemperature
+from lit_het.losses.contrastive import SigmoidLoss
+from lit_het.random import keys_at
+from lit_het.tasks.base import Task
+from lit_het.tasks.classification import ClassificationConfig, Classifier
+from lit_het.tasks.contrastive import ContrastiveConfig, TwoTowers
+from lit_het.towers.text import TextConfig
+from lit_het.towers.transformer import EncoderConfig
+from lit_het.towers.vit import ViTConfig
+from lit_het.types import Batch
+
+B, K = 4, 3
+ENCODER = EncoderConfig(width=16, depth=1, mlp_width=32, num_heads=2)
+VIT = ViTConfig(8, 4, ENCODER, pooling="mean")
+TEXT = TextConfig(vocabulary_size=20, length=4, embedding_size=16, encoder=ENCODER)
+CONTRASTIVE = ContrastiveConfig(VIT, TEXT, HetXLContrastiveConfig(CovarianceConfig(3, initial_noise_norm=0.5)))
+CLASSIFIER = ClassificationConfig(VIT, HetXLConfig(CovarianceConfig(3), num_samples=4), num_classes=K)
+RANDOM = np.random.default_rng(0)
+IMAGE = jnp.asarray(RANDOM.integers(0, 256, (B, 8, 8, 3)), jnp.uint8)
+WORDS = jnp.asarray(RANDOM.integers(0, 20, (B, 4)), jnp.int32)
+VALID = jnp.asarray([True, True, False, True])
+LABEL = jnp.asarray([0, 2, 1, 1], jnp.int32)
+KEYS = keys_at(0, 0)
+
+
+def start(config):
+    task = config.build()
+    return task, jax.jit(task.initialize)(jax.random.key(0))
+
+
+@functools.cache
+def compiled(task):
+    return jax.jit(task.loss)
+
+
+def evaluate(task, params, batch):
+    return compiled(task)(params, batch, KEYS)
+
+
+def build(module, config):
+    return nnx.eval_shape(lambda: module(config, nnx.Rngs(0)))
+
+
+@pytest.fixture(scope="module")
+def contrastive():
+    return start(CONTRASTIVE)
+
+
+@pytest.fixture(scope="module")
+def classifier():
+    return start(CLASSIFIER)
+
+
+def test_tasks_and_heads_keep_their_protocols(contrastive, classifier):
+    assert isinstance(contrastive[0], Task)
+    assert isinstance(classifier[0], Task)
+    for head in (DeterministicContrastiveConfig(), HetXLContrastiveConfig()):
+        config = dataclasses.replace(CONTRASTIVE, head=head)
+        assert isinstance(build(TwoTowers, config).head, ContrastiveHead)
+    for head in (DeterministicConfig(), HetXLConfig()):
+        assert isinstance(build(Classifier, dataclasses.replace(CLASSIFIER, head=head)).head, ClassificationHead)
+
+
+def test_lit_locks_the_image_tower_and_trains_the_head_of_both_sides(contrastive):
+    task, params = contrastive
+    locked, trainable = parameters.partition(params, task.locked)
+    assert set(locked) == {"image_tower"}
+    assert set(trainable) == {"text_tower", "head"}
+    assert set(trainable["head"]) == {"image_covariance", "text_covariance", "temperature"}
+
+
+def test_the_contrastive_metrics_equal_a_numpy_computation(contrastive):
+    task, params = contrastive
+    loss, metrics = evaluate(task, params, Batch(VALID, image=IMAGE, text=WORDS))
+    image, image_norm = task.encode_image(params, IMAGE)
+    text, text_norm = task.encode_text(params, WORDS)
+    kept = np.flatnonzero(VALID)
+    similarity = np.asarray(image)[kept] @ np.asarray(text)[kept].T
+    assert float(metrics["top1"]) == pytest.approx(np.mean(similarity.argmax(axis=1) == np.arange(len(kept))))
+    assert float(metrics["image_noise_norm"]) == pytest.approx(np.asarray(image_norm)[kept].mean(), rel=1e-5)
+    assert float(metrics["text_noise_norm"]) == pytest.approx(np.asarray(text_norm)[kept].mean(), rel=1e-5)
+    assert float(metrics["temperature"]) == pytest.approx(1 / 3)
+    assert float(task.temperature(params)) == pytest.approx(1 / 3)
+    np.testing.assert_allclose(jnp.linalg.norm(image, axis=1), 1, rtol=1e-5)
+    assert np.isfinite(loss)
+
+
+def test_the_contrastive_loss_is_the_loss_of_the_head_on_the_towers_embeddings(contrastive):
+    task, params = contrastive
+    loss, _ = evaluate(task, params, Batch(VALID, image=IMAGE, text=WORDS))
+    model = task._model(params)
+    samples = model.head(model.image_tower(IMAGE).embedding, model.text_tower(WORDS).embedding, KEYS("noise"))
+    np.testing.assert_allclose(loss, CONTRASTIVE.loss(samples, VALID), rtol=1e-5)
+
+
+def test_stored_embeddings_of_the_image_tower_give_the_same_loss(contrastive):
+    task, params = contrastive
+    stored = task._model(params).image_tower(IMAGE).embedding
+    expected, _ = evaluate(task, params, Batch(VALID, image=IMAGE, text=WORDS))
+    actual, _ = evaluate(task, params, Batch(VALID, image_embedding=stored, text=WORDS))
+    np.testing.assert_allclose(actual, expected, rtol=1e-5)
+
+
+def test_what_invalid_rows_hold_does_not_matter(contrastive, classifier):
+    """Also zeros as stored embedding, which have no direction."""
+    task, params = contrastive
+    stored = task._model(params).image_tower(IMAGE).embedding
+    batch = Batch(VALID, image_embedding=stored.at[2].set(0), text=WORDS.at[2].set(0))
+    _, trainable = parameters.partition(params, task.locked)
+
+    def loss(trainable, batch):
+        return task.loss(parameters.merge(trainable, {"image_tower": params["image_tower"]}), batch, KEYS)[0]
+
+    value, gradient = jax.jit(jax.value_and_grad(loss))(trainable, batch)
+    expected = loss(trainable, Batch(VALID, image_embedding=stored, text=WORDS))
+    np.testing.assert_allclose(value, expected, rtol=1e-5)
+    assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(gradient))
+
+    task, params = classifier
+    batches = (Batch(VALID, image=image, label=LABEL) for image in (IMAGE, IMAGE.at[2].set(0)))
+    one, other = (evaluate(task, params, batch) for batch in batches)
+    for actual, expected in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+        np.testing.assert_allclose(actual, expected, rtol=1e-5)
+
+
+def test_stored_embeddings_of_another_tower_are_refused(contrastive):
+    task, params = contrastive
+    with pytest.raises(UserError, match="stored image embeddings have size 8, the image tower's have 16"):
+        task.loss(params, Batch(VALID, image_embedding=jnp.zeros((B, 8)), text=WORDS), KEYS)
+
+
+def test_towers_of_different_embedding_sizes_are_refused():
+    with pytest.raises(UserError, match=r"text_tower.embedding_size = 8 must equal the image tower's .* 16"):
+        dataclasses.replace(CONTRASTIVE, text_tower=dataclasses.replace(TEXT, embedding_size=8))
+
+
+def test_a_head_without_parameters_and_a_head_with_a_bias_both_work():
+    fixed = DeterministicContrastiveConfig(FixedTemperature(0.1))
+    task, params = start(dataclasses.replace(CONTRASTIVE, head=fixed))
+    assert set(params) == {"image_tower", "text_tower"}
+    assert np.isfinite(evaluate(task, params, Batch(VALID, image=IMAGE, text=WORDS))[0])
+    biased = dataclasses.replace(CONTRASTIVE.head, initial_bias=-10.0)
+    task, params = start(dataclasses.replace(CONTRASTIVE, head=biased, loss=SigmoidLoss()))
+    assert float(params["head"]["bias"]) == -10.0
+    loss, _ = evaluate(task, params, Batch(VALID, image=IMAGE, text=WORDS))
+    # Every pair starts at about σ(10): partners cost about 10 each, the others nothing.
+    assert float(loss) == pytest.approx(10, abs=3)
+
+
+def test_probabilities_are_means_over_samples_and_the_training_metric_ranks_them(classifier):
+    task, params = classifier
+    probabilities = jax.jit(task.probabilities)(params, IMAGE, KEYS("noise"))
+    np.testing.assert_allclose(probabilities.sum(axis=1), 1, rtol=1e-5)
+    loss, metrics = evaluate(task, params, Batch(VALID, image=IMAGE, label=LABEL))
+    kept = np.flatnonzero(VALID)
+    p = np.asarray(probabilities, np.float64)[kept]
+    assert float(loss) == pytest.approx(-np.log(p[np.arange(len(kept)), np.asarray(LABEL)[kept]]).mean(), rel=1e-5)
+    assert float(metrics["top1"]) == pytest.approx(np.mean(p.argmax(axis=1) == np.asarray(LABEL)[kept]))
+    assert float(metrics["temperature"]) == pytest.approx(2.525)
+    assert float(metrics["image_noise_norm"]) > 0
+    quiet = task.probabilities(params, IMAGE, None)
+    assert not np.allclose(quiet, probabilities, atol=1e-4)
+    model = task._model(params)
+    expected = jax.nn.softmax(model.head.logits(model.image_tower(IMAGE).embedding) / 2.525)
+    np.testing.assert_allclose(quiet, expected, rtol=1e-5)
+
+
+def test_the_sigmoid_loss_counts_the_most_probable_class_as_right_if_it_is_one_of_the_true_ones():
+    task, params = start(dataclasses.replace(CLASSIFIER, loss="sigmoid", head=DeterministicConfig()))
+    best = np.asarray(task.probabilities(params, IMAGE, None)).argmax(axis=1)
+    target = np.ones((B, K), np.float32)
+    target[0, best[0]] = 0
+    _, metrics = evaluate(task, params, Batch(VALID, image=IMAGE, label=jnp.asarray(target)))
+    assert float(metrics["top1"]) == pytest.approx(2 / 3)
+
+
+@pytest.mark.parametrize(
+    ("loss", "label"),
+    [("softmax", jnp.zeros((B, K))), ("sigmoid", jnp.zeros((B, K + 1))), ("sigmoid", jnp.zeros(B, jnp.int32))],
+)
+def test_labels_of_the_wrong_shape_are_refused_with_the_flags(loss, label):
+    task, params = start(dataclasses.replace(CLASSIFIER, loss=loss, head=DeterministicConfig()))
+    with pytest.raises(UserError, match=r"over 3 classes cannot take labels of shape .*--task.loss") as error:
+        task.loss(params, Batch(VALID, image=IMAGE, label=label), KEYS)
+    assert "\n" not in str(error.value)
