@@ -90,7 +90,7 @@ def _name_card(
 def name_to_image_grid(
     names: Sequence[int],
     images: Sequence[Pictures],
-    image_labels: Int[np.ndarray, "n top"],
+    image_labels: Int[np.ndarray, "queries top"],
     class_names: Sequence[str],
     groups: Int[np.ndarray, " k"] | None = None,
 ) -> Html:

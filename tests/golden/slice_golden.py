@@ -57,7 +57,7 @@ def main(recordings: Path) -> None:
                 group, _, path = name.partition("/")
                 if group == f"grad{step}" and not is_kept(path) and not path.startswith("img/"):
                     left_out += float(np.sum(array.astype(np.float64) ** 2))
-            cut[f"left_out{step}"] = np.float32(np.sqrt(left_out))
+            cut[f"left_out{step}"] = np.asarray(np.sqrt(left_out), np.float32)
         for name, array in arrays.items():
             group, _, path = name.partition("/")
             if is_kept(path) and (group.startswith("grad") or group in ("params_init", "params3")):

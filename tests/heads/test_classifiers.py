@@ -1,6 +1,7 @@
 """Logits of the classifiers: Eq. 1 (DET) and Eq. 5 (HET-XL)."""
 
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +20,7 @@ GOLDEN = Path(__file__).parents[1] / "golden"
 B, D, K, S = 3, 6, 5, 4
 
 
-def make(form="full", second="rank_one", *, num_samples=S, initial_bias=0.3):
+def make(form: Any = "full", second: Any = "rank_one", *, num_samples=S, initial_bias=0.3):
     config = HetXLConfig(CovarianceConfig(2, form, second), num_samples=num_samples, initial_bias=initial_bias)
     return config.build(D, K, nnx.Rngs(0))
 

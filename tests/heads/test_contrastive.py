@@ -54,7 +54,8 @@ def test_the_default_normalises_before_the_noise_and_not_after():
     assert (config.normalize_before_noise, config.normalize_after_noise) == (True, False)
     assert (config.covariance.num_factors, config.covariance.form, config.num_samples) == (15, "full", 1)
     assert float(config.temperature.build()()) == pytest.approx(1 / 3)
-    samples = make()(*embeddings(), KEY)
+    image, text = embeddings()
+    samples = make()(image, text, KEY)
     np.testing.assert_allclose(jnp.linalg.norm(samples.image, axis=-1), 1, rtol=1e-5)
     assert np.all(np.abs(np.linalg.norm(samples.image_queries, axis=-1) - 1) > 1e-3)
 
@@ -87,11 +88,10 @@ def test_one_noisy_side_leaves_the_other_deterministic_and_without_parameters(si
 
 
 def test_without_a_key_the_head_equals_the_deterministic_head():
-    pair = embeddings()
+    image, text = embeddings()
     deterministic = DeterministicContrastiveConfig(LogTemperature(1 / 3)).build(D, nnx.Rngs(0))
-    for actual, expected in zip(
-        jax.tree.leaves(make()(*pair, None)), jax.tree.leaves(deterministic(*pair, KEY)), strict=True
-    ):
+    quiet, plain = make()(image, text, None), deterministic(image, text, KEY)
+    for actual, expected in zip(jax.tree.leaves(quiet), jax.tree.leaves(plain), strict=True):
         np.testing.assert_array_equal(actual, expected)
 
 

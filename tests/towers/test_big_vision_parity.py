@@ -102,8 +102,11 @@ def with_params(config, params):
 
     params = check(expected, params, "")
     # Recorded images are floats where the signature, which tests enforce, asks for uint8: this is the bare function.
-    tower = nnx.merge(graph, params)
-    return jax.jit(lambda x: inspect.unwrap(type(tower).__call__)(tower, x))
+    def call(params, x):
+        tower = nnx.merge(graph, params)
+        return inspect.unwrap(type(tower).__call__)(tower, x)
+
+    return functools.partial(jax.jit(call), params)
 
 
 @pytest.mark.parametrize("unrolled", [True, False])

@@ -1,6 +1,7 @@
 """Towers: how they run must not change what they compute, and published sizes have their published sizes."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +23,7 @@ def initial(config):
 def compiled(config, params=None):
     params = initial(config) if params is None else params
     graph = nnx.graphdef(nnx.eval_shape(lambda: config.build(nnx.Rngs(0))))
-    return jax.jit(lambda inputs: nnx.merge(graph, params)(inputs))
+    return functools.partial(jax.jit(lambda params, inputs: nnx.merge(graph, params)(inputs)), params)
 
 
 ENCODER = EncoderConfig(width=16, depth=2, mlp_width=40, num_heads=2)

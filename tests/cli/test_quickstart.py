@@ -1,0 +1,82 @@
+"""`lit-het quickstart` with fewer characters, smaller towers and a few steps: the whole path, not its figures."""
+
+import dataclasses
+import json
+
+import pytest
+
+from configs import quickstart_lit_deterministic, quickstart_lit_het_xl, quickstart_upstream
+from data_pipelines.glyphs import GlyphConfig
+from lit_het.cli.main import main
+from lit_het.schedules import CosineSchedule
+from lit_het.towers.transformer import EncoderConfig
+from tests.cli.test_train import refusal
+
+SETS = ("held_out_face", "held_out_characters", "held_out_characters_among_held_out")
+FIGURES = ("top1", "top5", "mean_reciprocal_rank", "nll", "ece")
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Cuts the quickstart's configurations; the code that runs them stays."""
+    small_encoder = EncoderConfig(width=64, depth=1, mlp_width=64, num_heads=2, unrolled=True)
+
+    def shrink(get_config):
+        def get_small_config(*root):
+            config = get_config(*root)
+            task = config.task
+            tower = dataclasses.replace(task.image_tower, encoder=small_encoder)
+            towers = {"image_tower": tower}
+            if hasattr(task, "text_tower"):
+                towers["text_tower"] = dataclasses.replace(task.text_tower, encoder=small_encoder, embedding_size=64)
+            schedule = CosineSchedule(1e-3, warmup_steps=1)
+            return dataclasses.replace(config, task=dataclasses.replace(task, **towers), num_steps=3, schedule=schedule)
+
+        return get_small_config
+
+    # The HET-XL configuration is made from the deterministic one.
+    for module in (quickstart_upstream, quickstart_lit_deterministic):
+        monkeypatch.setattr(module, "get_config", shrink(module.get_config))
+    monkeypatch.setattr(
+        quickstart_upstream, "glyphs", lambda seed: GlyphConfig(scripts=("digit", "cyrillic", "greek"), seed=seed)
+    )
+
+
+def test_the_quickstart_writes_results_and_report_and_goes_on_where_it_stopped(small, tmp_path, capsys, monkeypatch):
+    run_dir = tmp_path / "quickstart"
+    with monkeypatch.context() as patch:
+        patch.setattr(quickstart_lit_het_xl, "get_config", _interrupt)
+        assert main(["quickstart", "--run-dir", str(run_dir)]) == 130
+    drawn = (run_dir / "data" / "glyphs.json").stat().st_mtime_ns
+
+    assert main(["quickstart", "--run-dir", str(run_dir)]) == 0
+    results = json.loads((run_dir / "results.json").read_text())
+    for model in ("deterministic", "het_xl"):
+        for name in SETS:
+            for figure in FIGURES:
+                assert f"{name}/{figure}" in results[model]
+                assert f"{name}/chance_{figure}" in results[model]
+            assert 0 <= results[model][f"{name}/top1"] <= results[model][f"{name}/top5"] <= 1
+    assert results["num_names"] > 200
+    assert results["seconds"] > 0
+    assert 1e8 < results["peak_memory_bytes"] < 1e11
+    assert set(results["noise_of_look_alikes"]) == {"all characters", "plain characters", "characters with marks"}
+    assert (run_dir / "data" / "glyphs.json").stat().st_mtime_ns == drawn, "finished stages are not done again"
+
+    page = (run_dir / "report.html").read_text()
+    for heading in ("Results", "What HET-XL learnt", "Picture to name", "Name to picture", "Reliability", "Training"):
+        assert f"<h2>{heading}</h2>" in page
+    assert "http://" not in page.replace("http://www.w3.org/", "")
+    assert "https://" not in page
+
+    capsys.readouterr()
+    assert "finished quickstart" in refusal(capsys, "quickstart", "--run-dir", run_dir)
+
+
+def test_another_seed_in_the_same_directory_is_refused(small, tmp_path, capsys):
+    (tmp_path / "stages.json").write_text('{"seed": 3, "stages": {}}')
+    assert "begun with seed 3" in refusal(capsys, "quickstart", "--run-dir", tmp_path, "--seed", 4)
+
+
+def _interrupt(*_):
+    raise KeyboardInterrupt
