@@ -55,7 +55,7 @@ def get_config(root: Path = ROOT) -> ExperimentConfig:
                 max_shift_pixels=0.7, min_scale=0.95, max_scale=1.05, max_rotation_degrees=3.0, max_shear_degrees=5.7
             ),
         ),
-        num_steps=1700,
+        num_steps=1400,
         optimizer=AdamW(second_decay=0.95, weight_decay=3e-5),
         schedule=CosineSchedule(learning_rate=1e-3, warmup_steps=100),
         cadence=Cadence(log_steps=25, save_steps=500),

@@ -1,6 +1,5 @@
 #!/usr/bin/env bash
 # Installs lit-het into .venv and runs the quickstart; arguments go to `lit-het quickstart`.
 set -euo pipefail
-arguments=("$@")
 source "$(dirname "$0")/environment.sh" ""
-exec .venv/bin/lit-het quickstart "${arguments[@]}"
+exec .venv/bin/lit-het quickstart "$@"

@@ -220,6 +220,10 @@ def _check_data(config: ExperimentConfig, loader: Loader, tokenizer: SentencePie
 
 def _write_run_files(config: ExperimentConfig, tokenizer: SentencePieceTokenizer | None) -> None:
     config.run_dir.mkdir(parents=True, exist_ok=True)
+    if config.pretrained is not None:
+        # The run will be opened from other working directories.
+        pretrained = dataclasses.replace(config.pretrained, run=config.pretrained.run.resolve())
+        config = dataclasses.replace(config, pretrained=pretrained)
     experiment.save(config, runs.config_path(config.run_dir))
     if tokenizer is not None:
         (config.run_dir / "tokenizer.model").write_bytes(tokenizer.model_bytes)

@@ -101,6 +101,7 @@ def with_params(config, params):
         return jnp.asarray(theirs)
 
     params = check(expected, params, "")
+
     # Recorded images are floats where the signature, which tests enforce, asks for uint8: this is the bare function.
     def call(params, x):
         tower = nnx.merge(graph, params)

@@ -1,0 +1,43 @@
+"""Prints mean and standard error of the quickstart over several seeds, as a Markdown table.
+
+python scripts/quickstart_seeds.py runs/seed0 runs/seed1 runs/seed2
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+import numpy as np
+
+FIGURES = ("top1", "top5", "mean_reciprocal_rank", "nll", "ece", "errors_among_look_alikes")
+
+
+def main() -> None:
+    """Prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("runs", nargs="+", type=Path, help="directories of finished quickstarts")
+    results = [json.loads((run / "results.json").read_text()) for run in parser.parse_args().runs]
+    print("| set | figure | chance | deterministic | HET-XL |\n|---|---|---|---|---|")
+    for name in ("held_out_face", "held_out_characters", "held_out_characters_among_held_out"):
+        for figure in FIGURES:
+            key = f"{name}/{figure}"
+            if key in results[0]["het_xl"]:
+                chance = results[0]["het_xl"].get(f"{name}/chance_{figure}")
+                cells = [_mean([result[model][key] for result in results]) for model in ("deterministic", "het_xl")]
+                print(f"| {name} | {figure} | {'' if chance is None else f'{chance:.4f}'} | {' | '.join(cells)} |")
+    print()
+    for kind in results[0]["noise_of_look_alikes"]:
+        areas = [result["noise_of_look_alikes"][kind]["auc"] for result in results]
+        values = [result["noise_of_look_alikes"][kind]["p_value"] for result in results]
+        print(f"noise of look-alikes, {kind}: AUC {_mean(areas)}; p = {', '.join(f'{p:.2g}' for p in values)}")
+    print("seconds:", ", ".join(f"{result['seconds']:.0f}" for result in results))
+    print("peak memory, GB:", ", ".join(f"{result['peak_memory_bytes'] / 1e9:.2f}" for result in results))
+
+
+def _mean(values: list[float]) -> str:
+    error = np.std(values, ddof=1) / np.sqrt(len(values)) if len(values) > 1 else float("nan")
+    return f"{np.mean(values):.3f} ± {error:.3f}"
+
+
+if __name__ == "__main__":
+    main()
