@@ -74,6 +74,7 @@ def open_contrastive(run_dir: Path, pretrained: Path | None = None) -> Contrasti
             f"the locked parameters in {config.pretrained.run} are not those that {run_dir} was trained with; "
             "point --pretrained at the original run"
         )
+    locked = parameters.cast(locked, config.task.image_tower.encoder.compute_type)  # as in training
     return ContrastiveRun(config, task, parameters.merge(locked, trainable), tokenizer)
 
 

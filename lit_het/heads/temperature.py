@@ -28,9 +28,17 @@ class FixedTemperature:
 
 @dataclasses.dataclass(frozen=True)
 class LogTemperature:
-    """τ = exp(t), t learned: the usual form of contrastive losses; ``initial`` is the first τ."""
+    """τ = exp(t), t learned: the usual form of contrastive losses; ``initial`` is the first τ.
+
+    Raises:
+        UserError: ``initial`` is not positive.
+    """
 
     initial: float = 1 / 10
+
+    def __post_init__(self) -> None:
+        if self.initial <= 0:
+            raise UserError(f"temperature.initial = {self.initial} must be positive: τ divides logits")
 
     def build(self) -> "Log":
         """Returns the module."""

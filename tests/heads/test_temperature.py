@@ -63,3 +63,8 @@ def test_the_log_temperature_starts_where_asked_and_learns_its_logarithm(initial
     # dτ/dt = exp(t) = τ
     gradient = jax.grad(lambda params: nnx.merge(graph, params)())(state)
     assert float(jax.tree.leaves(gradient)[0]) == pytest.approx(initial)
+
+
+def test_a_temperature_that_is_not_positive_is_refused():
+    with pytest.raises(UserError, match=r"temperature.initial = 0.0 must be positive"):
+        LogTemperature(0.0)
