@@ -13,7 +13,7 @@ from flax import traverse_util
 from data_pipelines.loader import LoaderConfig
 from data_pipelines.tokenizers import SentencePieceConfig
 from eval.zero_shot import ZeroShotConfig
-from lit_het.errors import UserError
+from lit_het.errors import UserError, require_at_least
 from lit_het.optimizers import AdamW, Optimizer
 from lit_het.schedules import CosineSchedule
 from lit_het.sharding import MeshConfig
@@ -67,12 +67,16 @@ class ExperimentConfig:
     evaluations: tuple[ZeroShotConfig, ...] = ()
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        require_at_least(1, self, "num_steps")
+        require_at_least(0, self, "seed")
+
 
 def load_module_config(path: Path) -> ExperimentConfig:
     """Returns ``get_config()`` of a Python file.
 
     Raises:
-        UserError: the file is missing or offers no ``get_config``.
+        UserError: the file is missing, cannot be imported, or has no ``get_config`` that returns a configuration.
     """
     if not path.is_file():
         raise UserError(f"no configuration file {path}; the project's own are configs/*.py")
@@ -80,15 +84,23 @@ def load_module_config(path: Path) -> ExperimentConfig:
     if spec is None or spec.loader is None:
         raise UserError(f"{path} is not a Python file; a configuration is a module with get_config()")
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except (ImportError, SyntaxError) as error:
+        raise UserError(f"{path} cannot be imported: {type(error).__name__}: {error}") from error
     if not hasattr(module, "get_config"):
         raise UserError(f"{path} has no get_config(); see configs/quickstart_lit_het_xl.py for an example")
-    return module.get_config()
+    config = module.get_config()
+    if not isinstance(config, ExperimentConfig):
+        raise UserError(f"get_config() in {path} returns a {type(config).__name__}, not an ExperimentConfig")
+    return config
 
 
 def save(config: ExperimentConfig, path: Path) -> None:
-    """Writes a configuration as JSON, read back by `load`."""
-    path.write_text(json.dumps(to_dict(config), indent=2) + "\n")
+    """Writes a configuration as JSON, read back by `load`; the file is never half written."""
+    temporary = path.with_name(f"{path.name}.partial")
+    temporary.write_text(json.dumps(to_dict(config), indent=2) + "\n", "utf-8")
+    temporary.replace(path)
 
 
 def load(path: Path) -> ExperimentConfig:
@@ -101,7 +113,7 @@ def load(path: Path) -> ExperimentConfig:
         raise UserError(f"{path} is missing; give the directory of a run of lit-het")
     try:
         return _CONVERTER.structure(json.loads(path.read_text()), ExperimentConfig)
-    except (cattrs.BaseValidationError, ValueError, KeyError) as error:
+    except (cattrs.BaseValidationError, AttributeError, KeyError, TypeError, ValueError) as error:
         reasons = cattrs.transform_error(error) if isinstance(error, cattrs.BaseValidationError) else [repr(error)]
         raise UserError(f"{path} does not fit this version of lit-het: {'; '.join(reasons)}") from error
 

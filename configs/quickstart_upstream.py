@@ -17,6 +17,7 @@ from lit_het.towers.vit import ViTConfig
 from lit_het.training.loop import Cadence
 
 ROOT = Path("runs/quickstart")
+NUM_WORDS = 291  # in the names of training characters
 IMAGE_TOWER = ViTConfig(
     image_size=32,
     patch_size=16,
@@ -42,7 +43,7 @@ def get_config(root: Path = ROOT) -> ExperimentConfig:
                 num_samples=4,
                 initial_bias=-5.0,
             ),
-            num_classes=400,
+            num_classes=NUM_WORDS,
             loss="sigmoid",
         ),
         data=LoaderConfig(

@@ -22,7 +22,7 @@ from data_pipelines.augment import RandomAffine, StreamRandom
 from data_pipelines.images import BrokenImage, decode
 from data_pipelines.labels import Labels, LabelsConfig
 from data_pipelines.shards import IMAGE, ShardIndex, expand
-from lit_het.errors import UserError
+from lit_het.errors import UserError, require_at_least
 from lit_het.types import Batch
 
 Tokenizer = Callable[[list[str]], np.ndarray]
@@ -61,6 +61,10 @@ class LoaderConfig:
     threads: int = 2
     prefetch_batches: int = 4
     max_bad_fraction: float = 0.0
+
+    def __post_init__(self) -> None:
+        require_at_least(0, self, "seed", "threads", "max_bad_fraction")
+        require_at_least(1, self, "image_size", "batch_size", "prefetch_batches")
 
     def build(self, tokenizer: Tokenizer | None = None) -> "Loader":
         """Indexes the shards; captions are read only for a tokenizer or for labels made of words.

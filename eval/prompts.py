@@ -59,7 +59,7 @@ def read_lines(path: Path) -> tuple[str, ...]:
     """
     try:
         text = path.read_text(encoding="utf-8-sig")
-    except (FileNotFoundError, NotADirectoryError):
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
         raise UserError(f"{path}: no such file; a clip_benchmark folder holds it beside the splits") from None
     except UnicodeDecodeError:
         raise UserError(f"{path}: not UTF-8 text; save it as UTF-8, one entry a line") from None

@@ -4,7 +4,7 @@ import dataclasses
 
 import optax
 
-from lit_het.errors import UserError
+from lit_het.errors import UserError, require_at_least
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,6 +20,11 @@ class CosineSchedule:
     learning_rate: float = 1e-3
     warmup_steps: int = 10_000
     final_fraction: float = 0.0
+
+    def __post_init__(self) -> None:
+        require_at_least(0, self, "warmup_steps", "final_fraction")
+        if self.learning_rate <= 0:
+            raise UserError(f"schedule.learning_rate = {self.learning_rate} must be positive")
 
     def build(self, num_steps: int) -> optax.Schedule:
         """Returns the schedule over ``num_steps`` steps.

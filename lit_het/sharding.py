@@ -9,13 +9,14 @@ from typing import Any
 import jax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from lit_het.errors import UserError
+from lit_het.errors import UserError, require_at_least
 
 AXES = ("data", "fsdp", "expert")
 
 # (pattern of the whole path, axis of each trailing dimension); the first match decides. Stacked blocks have a
 # leading depth dimension, which is never sharded. Optimizer moments match like the parameters they follow.
 RULES: tuple[tuple[str, tuple[str | None, ...]], ...] = (
+    (r".*/(v_row|v_col)/.*", ()),  # Adafactor's factored moments: small, and of other dimensions than their parameter
     (r".*/(query|key|value|up|patches|projection|factors|scale_of_factors)/kernel", (None, "fsdp")),
     (r".*/(out|down)/kernel", ("fsdp", None)),
     (r".*/tokens/embedding", ("fsdp", None)),
@@ -37,6 +38,9 @@ class MeshConfig:
     data: int = -1
     fsdp: int = 1
     expert: int = 1
+
+    def __post_init__(self) -> None:
+        require_at_least(1, self, "fsdp", "expert")
 
     def build(self, devices: Sequence[Any] | None = None) -> Mesh:
         """Returns the mesh over all devices.
@@ -87,7 +91,7 @@ def tree_shardings(tree: Any, mesh: Mesh) -> Any:
 def _leaf_sharding(path: Any, shape: tuple[int, ...], mesh: Mesh) -> NamedSharding:
     name = jax.tree_util.keystr(path, simple=True, separator="/")
     axes = next(axes for pattern, axes in RULES if re.fullmatch(pattern, name))
-    # Factored moments have fewer dimensions than the parameter whose path they carry.
+    # Placeholders that optimizers keep under a parameter's path may have fewer dimensions than it.
     axes = (None,) * (len(shape) - len(axes)) + axes if len(shape) >= len(axes) else (None,) * len(shape)
     fits = [axis if axis and size % mesh.shape[axis] == 0 else None for axis, size in zip(axes, shape, strict=True)]
     return NamedSharding(mesh, PartitionSpec(*fits))

@@ -16,6 +16,9 @@ from lit_het import parameters
 from lit_het.errors import UserError
 from lit_het.types import Params, TrainState
 
+# What Orbax and TensorStore raise when files of a checkpoint are missing or cut short.
+_BROKEN = (AssertionError, KeyError, OSError, ValueError)
+
 # Orbax compiles a slice for every replicated array, to spread the writing over replicas: not worth it for small ones.
 _ARRAY_OPTIONS = ocp.options.ArrayOptions(
     saving=ocp.options.ArrayOptions.Saving(min_slice_bytes_for_replica_parallel=2**20)
@@ -26,16 +29,22 @@ class Checkpoints:
     """The checkpoints of one run, newest kept; use as a context manager, which waits for the last save.
 
     Args:
-        directory: created if missing.
+        directory: created if missing, unless read-only.
         keep: how many of the newest steps stay on disk; None keeps all.
+        read_only: leaves everything as it is, also a save that another process has under way.
+
+    Raises:
+        UserError: read-only and there is no such directory.
     """
 
-    def __init__(self, directory: Path, *, keep: int | None = 2):
+    def __init__(self, directory: Path, *, keep: int | None = 2, read_only: bool = False):
         self.directory = directory
+        if read_only and not directory.is_dir():
+            raise UserError(f"no checkpoints in {directory}; give the directory of a run that has saved one")
         self._checkpointer = ocp.training.Checkpointer(
             str(directory.resolve()),
             preservation_policy=ocp.training.preservation_policies.LatestN(keep),  # pyright: ignore[reportArgumentType]
-            cleanup_tmp_directories=True,
+            cleanup_tmp_directories=not read_only,
             context=ocp.Context(array_options=_ARRAY_OPTIONS),
         )
 
@@ -65,7 +74,7 @@ class Checkpoints:
         step = self._newest()
         _check_fit(self._shapes(step), like.params, self.directory)
         wanted = {"params": like.params, "optimizer": like.opt_state, "info": None}
-        found = self._checkpointer.load_checkpointables(step, wanted)
+        found = self._load(step, wanted)
         count = jax.device_put(jnp.int32(step), like.step.sharding)
         return TrainState(count, found["params"], found["optimizer"]), found["info"]
 
@@ -81,9 +90,22 @@ class Checkpoints:
         saved = self._shapes(step)
         _check_fit({path: saved[path] for path in parameters.flatten(like) if path in saved}, like, self.directory)
         wanted = {**{path: ocp.PLACEHOLDER for path in saved}, **parameters.flatten(like)}
-        found = self._checkpointer.load_checkpointables(step, {"params": parameters.unflatten(wanted), "info": None})
+        found = self._load(step, {"params": parameters.unflatten(wanted), "info": None})
         loaded = parameters.flatten(found["params"])
         return parameters.unflatten({path: loaded[path] for path in parameters.flatten(like)}), found["info"]
+
+    def _load(self, step: int, wanted: dict[str, Any]) -> dict[str, Any]:
+        try:
+            return self._checkpointer.load_checkpointables(step, wanted)
+        except _BROKEN as error:
+            raise self._broken(step, error) from error
+
+    def _broken(self, step: int, error: Exception) -> UserError:
+        reason = " ".join(str(error).split())[:200]
+        return UserError(
+            f"the checkpoint {self.directory / str(step)} cannot be read ({type(error).__name__}: {reason}); "
+            "move this folder away to use the step before"
+        )
 
     def _newest(self) -> int:
         step = self.latest_step
@@ -96,7 +118,10 @@ class Checkpoints:
         return self._shapes(self._newest())
 
     def _shapes(self, step: int) -> dict[str, tuple[int, ...]]:
-        metadata = self._checkpointer.checkpointables_metadata(step).metadata["params"]
+        try:
+            metadata = self._checkpointer.checkpointables_metadata(step).metadata["params"]
+        except _BROKEN as error:
+            raise self._broken(step, error) from error
         return {path: tuple(array.shape) for path, array in parameters.flatten(metadata).items()}
 
 

@@ -31,12 +31,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="lit-het", description="Image-text models that know how sure they are: LiT with HET-XL heads, in JAX."
+        prog="lit-het",
+        allow_abbrev=False,
+        description="Image-text models that know how sure they are: LiT with HET-XL heads, in JAX.",
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     quickstart = commands.add_parser(
         "quickstart",
+        allow_abbrev=False,
         help="train LiT with and without HET-XL on pictures of characters, and write a report (about 6 minutes)",
         description="Renders characters in many faces, trains an image tower on them, locks it, trains text towers "
         "with a deterministic and with a HET-XL head, evaluates both zero-shot and writes a report. "
@@ -48,10 +51,11 @@ def _parser() -> argparse.ArgumentParser:
 
     train = commands.add_parser(
         "train",
+        allow_abbrev=False,
         help="train from a configuration file",
         usage="lit-het train --config FILE [--resume] [--any.field.of-the-configuration VALUE ...]",
-        description="Trains the experiment that FILE's get_config() describes. Every field can be changed by a flag "
-        "with its dotted path, e.g. --num-steps 100 --task.head.covariance.num-factors 8; "
+        description="Trains the experiment that FILE's get_config() describes. Every field with a value can be "
+        "changed by a flag with its dotted path, e.g. --num-steps 100 --task.head.covariance.num-factors 8; "
         "'lit-het train --config FILE --help' lists them with their values.",
         add_help=False,
     )
@@ -62,6 +66,7 @@ def _parser() -> argparse.ArgumentParser:
 
     zero_shot = commands.add_parser(
         "zero-shot",
+        allow_abbrev=False,
         help="evaluate a trained run zero-shot",
         description="Scores every picture of each data set against the names of its classes.",
     )
@@ -89,9 +94,9 @@ def _quickstart(options: argparse.Namespace, _: list[str]) -> None:
 
 def _train(options: argparse.Namespace, flags: list[str]) -> None:
     if options.config is None:
-        options.parser.print_help()
         if not options.help:
             raise UserError("train needs --config FILE, e.g. --config configs/quickstart_upstream.py")
+        options.parser.print_help()
         return
     from lit_het.cli.train import parse_config, train
 

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import resource
+import shutil
 import sys
 import time
 from collections.abc import Iterator
@@ -59,6 +60,7 @@ class GlyphEvaluation:
         names: every name; labels index it.
         held_out_names: names of held-out characters.
         groups: look-alike group of every name, -1 for none.
+        training_groups: the same among training names only: held-out names make no training label ambiguous.
         shapes: number of every name's shape; look-alikes share one.
         pictures: by set.
     """
@@ -66,6 +68,7 @@ class GlyphEvaluation:
     names: tuple[str, ...]
     held_out_names: tuple[str, ...]
     groups: np.ndarray
+    training_groups: np.ndarray
     shapes: np.ndarray
     pictures: dict[str, Pictures]
 
@@ -137,7 +140,7 @@ def quickstart(run_dir: Path, seed: int) -> None:
         "seed": seed,
     }
     write_report(run_dir, data, evaluations, comparison, noise, sentences, results)
-    (run_dir / "results.json").write_text(json.dumps(results, indent=2) + "\n")
+    runs.write_atomically(run_dir / "results.json", json.dumps(results, indent=2) + "\n")
     console = Console()
     console.print(print_table(comparison, "Zero-shot classification of characters by name"))
     for sentence in sentences:
@@ -173,7 +176,7 @@ class Clock:
         finally:
             self.stages[name] = self.stages.get(name, 0.0) + time.monotonic() - began + self._uncounted
             self._uncounted = 0.0
-            self._path.write_text(json.dumps({"seed": self._seed, "stages": self.stages}) + "\n")
+            runs.write_atomically(self._path, json.dumps({"seed": self._seed, "stages": self.stages}) + "\n")
 
     def seconds(self) -> float:
         """Returns the seconds of all stages together."""
@@ -194,14 +197,17 @@ def _process_start() -> float:
 
 
 def _write_data(directory: Path, seed: int) -> None:
-    if not (directory / "glyphs.json").exists():
-        with Bar("drawing characters", len(FACES) + 3, "faces") as bar:
-            write_glyph_shards(quickstart_upstream.glyphs(seed), directory, bar.advance)
-    tokenizer = directory / "tokenizer.model"
-    if not tokenizer.exists():
-        names = read_lines(directory / "train" / "classnames.txt")
-        size = quickstart_lit_deterministic.VOCABULARY_SIZE
-        tokenizer.write_bytes(train_sentencepiece(names, vocabulary_size=size, model_type="bpe"))
+    """Writes shards and tokenizer under a temporary name first: the folder is there only when it is complete."""
+    if directory.exists():
+        return
+    partial = directory.with_name(f"{directory.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    with Bar("drawing characters", len(FACES) + 3, "steps") as bar:
+        write_glyph_shards(quickstart_upstream.glyphs(seed), partial, bar.advance)
+    names = read_lines(partial / "train" / "classnames.txt")
+    size = quickstart_lit_deterministic.VOCABULARY_SIZE
+    (partial / "tokenizer.model").write_bytes(train_sentencepiece(names, vocabulary_size=size, model_type="bpe"))
+    partial.rename(directory)
 
 
 def _with_seed(config: ExperimentConfig, seed: int) -> ExperimentConfig:
@@ -235,10 +241,15 @@ def read_evaluation(directory: Path, image_size: int) -> GlyphEvaluation:
             labels.append(batch.label[batch.valid])
         positions = zero_shot.positions_of_names(np.concatenate(labels), label_names, names)
         pictures[name] = Pictures(np.concatenate(images), positions)
+    held_out_names = tuple(read_lines(directory / CHARACTERS / "classnames.txt"))
+    alone = set(held_out_names)
     return GlyphEvaluation(
         names=names,
-        held_out_names=tuple(read_lines(directory / CHARACTERS / "classnames.txt")),
+        held_out_names=held_out_names,
         groups=ambiguity.groups_of(shapes),
+        training_groups=ambiguity.groups_of(
+            [(name,) if name in alone else shape for name, shape in zip(names, shapes, strict=True)]
+        ),
         shapes=np.unique(shapes, return_inverse=True)[1],
         pictures=pictures,
     )
@@ -292,7 +303,7 @@ def compare_models(evaluations: dict[str, ModelEvaluation]) -> Comparison:
 
 
 def noise_tests(evaluation: ModelEvaluation, data: GlyphEvaluation) -> dict[str, RankTest]:
-    """Returns whether pictures of look-alikes get more noise than others, on the held-out face.
+    """Returns whether pictures of look-alikes (among training names) get more noise than others, on the held-out face.
 
     Look-alikes are mostly plain letters, so a head that only tells plain letters from marked ones would pass the test
     over all characters: it is repeated within both kinds.
@@ -309,7 +320,7 @@ def noise_by_ambiguity(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns mean noise norms of (look-alike, unique) shapes among some pictures of the held-out face ``[n]``."""
     labels = data.pictures[FACE].labels[members]
-    ambiguous = data.groups[labels] != ambiguity.NO_GROUP
+    ambiguous = data.training_groups[labels] != ambiguity.NO_GROUP
     return ambiguity.split_by_ambiguity(evaluation.noise_norms[FACE][members], ambiguous, data.shapes[labels])
 
 

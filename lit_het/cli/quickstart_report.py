@@ -37,8 +37,8 @@ def write_report(
             "Results",
             (comparison_table(comparison), *(page.paragraph(text) for text in sentences[: 1 + len(evaluations)])),
             "HET-XL is evaluated without its noise, as in the paper (App. A.2), at a temperature that was learnt with "
-            "it: its probabilities come out flat, which its likelihood and calibration error show. A uniform guess is "
-            "perfectly calibrated, so chance has no calibration error.",
+            "it: read its likelihood and calibration error with that in mind. A uniform guess is perfectly calibrated, "
+            "so chance has no calibration error.",
         ),
         _noise(het_xl, data, noise),
         _names_of_pictures(het_xl, data),

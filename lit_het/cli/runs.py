@@ -47,6 +47,13 @@ def checkpoint_dir(run_dir: Path) -> Path:
     return run_dir / "checkpoints"
 
 
+def write_atomically(path: Path, text: str) -> None:
+    """Writes a file under a temporary name and renames it: nobody ever sees half of it."""
+    temporary = path.with_name(f"{path.name}.partial")
+    temporary.write_text(text, "utf-8")
+    temporary.replace(path)
+
+
 def open_contrastive(run_dir: Path, pretrained: Path | None = None) -> ContrastiveRun:
     """Opens the newest checkpoint of a contrastive run, with its locked parameters from where they came.
 
@@ -62,10 +69,11 @@ def open_contrastive(run_dir: Path, pretrained: Path | None = None) -> Contrasti
         raise UserError(f"{run_dir} holds a classifier; zero-shot evaluation needs a run with a text tower")
     task = config.task.build()
     tokenizer = dataclasses.replace(config.tokenizer, model=run_dir / "tokenizer.model").build()
-    if pretrained is not None and config.pretrained is not None:
-        config = dataclasses.replace(config, pretrained=dataclasses.replace(config.pretrained, run=pretrained))
+    if config.pretrained is not None:
+        source = pretrained or _find_pretrained(config.pretrained.run, run_dir)
+        config = dataclasses.replace(config, pretrained=dataclasses.replace(config.pretrained, run=source))
     locked_like, trainable_like = parameters.partition(abstract_params(task), task.locked)
-    with Checkpoints(checkpoint_dir(run_dir)) as checkpoints:
+    with Checkpoints(checkpoint_dir(run_dir), read_only=True) as checkpoints:
         trainable, info = checkpoints.restore_params(trainable_like)
     locked = load_pretrained(config, locked_like) if locked_like else {}
     if parameters.checksum(locked) != info["locked_checksum"]:
@@ -78,6 +86,14 @@ def open_contrastive(run_dir: Path, pretrained: Path | None = None) -> Contrasti
     return ContrastiveRun(config, task, parameters.merge(locked, trainable), tokenizer)
 
 
+def _find_pretrained(recorded: Path, run_dir: Path) -> Path:
+    """Returns the run with the locked parameters: where it was, or beside this run if both have moved."""
+    for place in (recorded, run_dir.resolve().parent / recorded.name):
+        if config_path(place).is_file():
+            return place
+    raise UserError(f"the locked parameters were in {recorded}, which is gone; say where it is with --pretrained DIR")
+
+
 def load_pretrained(config: ExperimentConfig, like: Params) -> Params:
     """Returns the parameters that ``config.pretrained`` names, in the shapes of ``like``.
 
@@ -87,11 +103,11 @@ def load_pretrained(config: ExperimentConfig, like: Params) -> Params:
     if config.pretrained is None:
         raise UserError(
             f"the configuration locks {sorted(like)[0]} but nothing says where its weights come from; "
-            "set --pretrained.run to the run that trained it"
+            "name the run that trained it as `pretrained` in the configuration file, or with --pretrained.run"
         )
     source = experiment.load(config_path(config.pretrained.run))
     _check_same_tower(source, config, config.pretrained)
-    with Checkpoints(checkpoint_dir(config.pretrained.run)) as checkpoints:
+    with Checkpoints(checkpoint_dir(config.pretrained.run), read_only=True) as checkpoints:
         return checkpoints.restore_params(like)[0]
 
 

@@ -1,7 +1,11 @@
 """``lit-het train``: from a configuration to a trained run."""
 
+import contextlib
 import dataclasses
 import difflib
+import io
+import itertools
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,21 +37,34 @@ _CHANGEABLE += ("data.max_bad_fraction", "pretrained.run")
 def parse_config(path: Path, flags: Sequence[str]) -> ExperimentConfig:
     """Returns the configuration of a file with the fields that ``flags`` change."""
     default = experiment.load_module_config(path)
-    config, unknown = tyro.cli(
-        ExperimentConfig,
-        default=default,
-        args=list(flags),
-        prog=f"lit-het train --config {path}",
-        description="Every field of the configuration, with its value.",
-        config=(tyro.conf.AvoidSubcommands,),
-        return_unknown_args=True,
-    )
+    messages = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(messages):
+            config, unknown = tyro.cli(
+                ExperimentConfig,
+                default=default,
+                args=list(flags),
+                prog=f"lit-het train --config {path}",
+                description="Every field of the configuration that has a value.",
+                config=(tyro.conf.AvoidSubcommands,),
+                return_unknown_args=True,
+            )
+    except SystemExit as stop:
+        if not stop.code:
+            raise
+        raise UserError(_in_one_line(messages.getvalue())) from stop
     if unknown:
         known = [f"--{field.replace('_', '-')}" for field in experiment.fields(default)]
         close = difflib.get_close_matches(unknown[0], known, n=1)
         hint = f"did you mean {close[0]}? " if close else ""
         raise UserError(f"unknown flag {unknown[0]}; {hint}'lit-het train --config {path} --help' lists all")
     return config
+
+
+def _in_one_line(message: str) -> str:
+    """Returns the first paragraph inside the box that tyro draws around an error."""
+    lines = [line.strip("│ ") for line in message.splitlines() if not line.startswith(("╭", "╰"))]
+    return " ".join(itertools.takewhile(lambda line: set(line) != {"─"}, lines))
 
 
 def train(config: ExperimentConfig, *, resume: bool = False) -> TrainState:
@@ -101,6 +118,8 @@ def train(config: ExperimentConfig, *, resume: bool = False) -> TrainState:
         finally:
             batches.close()
             log.close()
+            for cause, count in loader.bad_samples.items():
+                print(f"lit-het: {count} samples left out: {cause}", file=sys.stderr)
 
 
 def _compiled(step: TrainStep, state: TrainState) -> TrainStep:
@@ -172,6 +191,8 @@ def _to_devices(batches: Iterator[Batch], mesh: Mesh) -> Iterator[Batch]:
 def _check_run_dir(config: ExperimentConfig, resume: bool) -> None:
     """Refuses to write over another run, and to resume with a configuration that would train another one."""
     path = runs.config_path(config.run_dir)
+    if config.run_dir.exists() and not config.run_dir.is_dir():
+        raise UserError(f"{config.run_dir} is a file; choose another --run-dir")
     if not path.exists():
         if resume:
             raise UserError(f"{config.run_dir} holds no run to resume; leave out --resume to start one")
@@ -181,7 +202,7 @@ def _check_run_dir(config: ExperimentConfig, resume: bool) -> None:
     changed = {
         field: values
         for field, values in experiment.differences(experiment.load(path), config).items()
-        if not field.startswith(_CHANGEABLE) and not field.endswith(runs.EXECUTION_FIELDS)
+        if not field.startswith(_CHANGEABLE)
     }
     if changed:
         field, (before, now) = next(iter(changed.items()))
@@ -205,11 +226,11 @@ def _check_data(config: ExperimentConfig, loader: Loader, tokenizer: SentencePie
             if loader.num_classes != task.num_classes:
                 raise UserError(
                     f"the data has {loader.num_classes or 'no'} classes and the task {task.num_classes}; "
-                    "set --task.num-classes and --data.labels"
+                    "set --task.num-classes, or `data.labels` in the configuration file"
                 )
         case ContrastiveConfig(text_tower=text):
             if tokenizer is None:
-                raise UserError("a contrastive task needs captions; set --tokenizer.model")
+                raise UserError("a contrastive task needs captions; name a `tokenizer` in the configuration file")
             if tokenizer.length != text.length or tokenizer.vocabulary_size > text.vocabulary_size:
                 raise UserError(
                     f"the tokenizer yields {tokenizer.length} tokens of {tokenizer.vocabulary_size} kinds, the text "

@@ -38,12 +38,16 @@ def zero_shot(
     Raises:
         UserError: the run or a set cannot be read.
     """
+    sets = [parse_set(argument, candidates, batch_size) for argument in data]
+    for name in {config.name for config in sets if [other.name for other in sets].count(config.name) > 1}:
+        raise UserError(f"two sets are called {name}; give each a name of its own with --data NAME=FOLDER")
+    if output is not None and not output.resolve().parent.is_dir():
+        raise UserError(f"no folder {output.parent} to write {output.name} to; make it first")
     run = runs.open_contrastive(checkpoint, pretrained)
     encoder = run.encoder()
-    sets = [parse_set(argument, candidates, batch_size) for argument in data]
+    evaluations = [config.build(run.config.data.image_size) for config in sets]
     metrics: dict[str, float] = {}
-    for config in sets:
-        evaluation = config.build(run.config.data.image_size)
+    for config, evaluation in zip(sets, evaluations, strict=True):
         with Bar(f"zero-shot {config.name}", evaluation.num_embeddings, "embeddings") as bar:
             metrics |= dataclasses.replace(evaluation, advance=bar.advance)(encoder)
     Console().print(_table([config.name for config in sets], metrics))
@@ -61,7 +65,9 @@ def parse_set(argument: str, candidates: Path | None, batch_size: int) -> ZeroSh
     Raises:
         UserError: there is no such folder, or no class names.
     """
-    name, _, path = argument.rpartition("=")
+    name, equals, path = argument.partition("=")
+    if not equals or Path(argument).is_dir():
+        name, path = "", argument
     folder = Path(path)
     if not folder.is_dir():
         raise UserError(f"no folder {folder}; --data takes folders with classnames.txt and shards")

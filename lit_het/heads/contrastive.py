@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Key
 
+from lit_het.errors import require_at_least
 from lit_het.heads.covariance import Covariance, CovarianceConfig
 from lit_het.heads.temperature import LogTemperature, TemperatureConfig
 from lit_het.types import EmbeddingSamples
@@ -88,6 +89,9 @@ class HetXLContrastiveConfig:
     normalize_after_noise: bool = False
     noisy: Literal["both", "image", "text"] = "both"
     initial_bias: float | None = None
+
+    def __post_init__(self) -> None:
+        require_at_least(1, self, "num_samples")
 
     def build(self, embedding_size: int, rngs: nnx.Rngs) -> "HetXLContrastive":
         """Returns the head for embeddings ``[b d]``."""

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Key
 
-from lit_het.errors import UserError
+from lit_het.errors import UserError, require_at_least
 
 # d(x) = softplus(...) + this: the covariance never vanishes.
 MINIMUM_SCALE = 1e-3
@@ -32,13 +32,16 @@ class CovarianceConfig:
             scales a shared ``J`` per coordinate, ``V(x) = J ∘ v(x)``, O(d q + q r) parameters.
         second_term: "rank_one" or "diagonal", see the module's docstring.
         initial_noise_norm: root mean square norm of the noise at the start, half of its square from each
-            term; None starts from ordinary dense layers, whose noise on unit features has norm near √(q r).
+            term; None starts from ordinary dense layers, whose noise has a norm near 0.7 √q on unit features.
     """
 
     num_factors: int = 15
     form: Literal["full", "efficient"] = "full"
     second_term: Literal["rank_one", "diagonal"] = "rank_one"
     initial_noise_norm: float | None = None
+
+    def __post_init__(self) -> None:
+        require_at_least(1, self, "num_factors")
 
     def build(self, feature_size: int, noise_size: int, feature_norm: float, rngs: nnx.Rngs) -> "Covariance":
         """Returns the module.

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from flax import nnx
 from jaxtyping import Array, Float, Key
 
+from lit_het.errors import require_at_least
 from lit_het.heads.covariance import CovarianceConfig
 from lit_het.heads.temperature import BoundedTemperature, TemperatureConfig
 
@@ -25,6 +26,9 @@ class HetXLConfig:
     temperature: TemperatureConfig = BoundedTemperature()
     num_samples: int = 16
     initial_bias: float = 0.0
+
+    def __post_init__(self) -> None:
+        require_at_least(1, self, "num_samples")
 
     def build(self, feature_size: int, num_classes: int, rngs: nnx.Rngs) -> "HetXLClassifier":
         """Returns the head for features ``[b d]`` and ``num_classes`` classes."""

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from lit_het.errors import UserError
+from lit_het.errors import UserError, require_at_least
 
 ComputeType: TypeAlias = Literal["float32", "bfloat16"]
 
@@ -42,6 +42,7 @@ class EncoderConfig:
     remat: Literal["none", "dots", "full"] = "none"
 
     def __post_init__(self) -> None:
+        require_at_least(1, self, "width", "depth", "mlp_width", "num_heads")
         if self.width % self.num_heads:
             raise UserError(f"encoder.width = {self.width} is not a multiple of encoder.num_heads = {self.num_heads}")
 

@@ -8,7 +8,7 @@ from typing import Protocol, runtime_checkable
 
 import jax
 
-from lit_het.errors import UserError
+from lit_het.errors import UserError, require_at_least
 from lit_het.training.logging import Bar, MetricLog
 from lit_het.training.step import TrainStep
 from lit_het.types import Batch, Metrics, Params, TrainState
@@ -37,6 +37,10 @@ class Cadence:
     log_steps: int = 50
     save_steps: int = 1000
     evaluate_steps: int = 0
+
+    def __post_init__(self) -> None:
+        require_at_least(1, self, "log_steps", "save_steps")
+        require_at_least(0, self, "evaluate_steps")
 
 
 def train(
@@ -101,8 +105,8 @@ def _check_finite(record: Mapping[str, float], done: int) -> None:
         value = record[f"train/{name}"]
         if not math.isfinite(value):
             raise UserError(
-                f"the {name.replace('_', ' ')} is {value} at step {done}; lower --schedule.learning-rate, or "
-                "continue from the last checkpoint with --resume"
+                f"the {name.replace('_', ' ')} is {value} at step {done}; start again in another --run-dir with a "
+                "lower --schedule.learning-rate"
             )
 
 
