@@ -7,7 +7,7 @@ class UserError(Exception):
     """Bad input, configuration or file; the message names the culprit and the way out."""
 
 
-def require_at_least(least: float, config: Any, *fields: str) -> None:
+def require_at_least(least: int, config: Any, *fields: str) -> None:
     """Refuses a configuration with a field below ``least``.
 
     Raises:

@@ -32,7 +32,7 @@ def write_data(directory: Path, *, image_size: int = 32) -> Path:
         for number in range(NUM_SAMPLES):
             label = number % len(names)
             image = random.integers(0, 60, (image_size, image_size, 3), dtype=np.uint8)
-            colour = np.uint8([(255, 0, 0), (0, 255, 0), (0, 0, 255), (128, 128, 128)][label // 2])
+            colour = np.array([(255, 0, 0), (0, 255, 0), (0, 0, 255), (128, 128, 128)][label // 2], np.uint8)
             image[8:24, slice(8, 24) if label % 2 == 0 else slice(14, 18)] = colour
             yield {"__key__": f"{number:04d}", "jpg": encode_jpeg(image), "txt": names[label], "cls": label}
 

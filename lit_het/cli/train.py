@@ -103,7 +103,7 @@ def train(config: ExperimentConfig, *, resume: bool = False) -> TrainState:
         log = MetricLog(config.run_dir, first_step=int(state.step))
         batches = loader.batches(position, jax.process_index(), jax.process_count())
         try:
-            return loop.train(
+            state = loop.train(
                 _compiled(make_train_step(task, optimizer, config.seed), state),
                 state,
                 locked,
@@ -118,8 +118,9 @@ def train(config: ExperimentConfig, *, resume: bool = False) -> TrainState:
         finally:
             batches.close()
             log.close()
-            for cause, count in loader.bad_samples.items():
-                print(f"lit-het: {count} samples left out: {cause}", file=sys.stderr)
+    for cause, count in loader.bad_samples.items():
+        print(f"lit-het: {count} samples left out: {cause}", file=sys.stderr)
+    return state
 
 
 def _compiled(step: TrainStep, state: TrainState) -> TrainStep:

@@ -45,6 +45,10 @@ def small(monkeypatch):
 def test_the_quickstart_writes_results_and_report_and_goes_on_where_it_stopped(small, tmp_path, capsys, monkeypatch):
     run_dir = tmp_path / "quickstart"
     with monkeypatch.context() as patch:
+        patch.setattr("lit_het.cli.quickstart.train_sentencepiece", _interrupt)
+        assert main(["quickstart", "--run-dir", str(run_dir)]) == 130
+    assert not (run_dir / "data").exists(), "half of the data is not taken for all of it"
+    with monkeypatch.context() as patch:
         patch.setattr(quickstart_lit_het_xl, "get_config", _interrupt)
         assert main(["quickstart", "--run-dir", str(run_dir)]) == 130
     drawn = (run_dir / "data" / "glyphs.json").stat().st_mtime_ns
@@ -78,5 +82,5 @@ def test_another_seed_in_the_same_directory_is_refused(small, tmp_path, capsys):
     assert "begun with seed 3" in refusal(capsys, "quickstart", "--run-dir", tmp_path, "--seed", 4)
 
 
-def _interrupt(*_):
+def _interrupt(*_, **__):
     raise KeyboardInterrupt

@@ -197,3 +197,31 @@ def test_metrics_of_a_run_are_json_lines_with_the_documented_names(trained_lit):
     lines = (trained_lit.run_dir / "metrics.jsonl").read_text().splitlines()
     names = {"step", "train/loss", "train/temperature", "train/image_noise_norm", "train/text_noise_norm", "train/top1"}
     assert all(names <= json.loads(line).keys() for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (("--num-steps", "many"), "--num-steps"),
+        (("--schedule.learning-rate", "0"), "learning_rate = 0.0 must be positive"),
+        (("--cadence.log-steps", "0"), "log_steps = 0 must be at least 1"),
+        (("--mesh.fsdp", "0"), "fsdp = 0 must be at least 1"),
+        (("--task.head.num-samples", "0"), "num_samples = 0 must be at least 1"),
+        (("--data.threads", "-1"), "threads = -1 must be at least 0"),
+    ],
+)
+def test_a_value_that_cannot_work_is_one_line_with_the_field(capsys, config_file, flags, expected):
+    assert expected in refusal(capsys, "train", "--config", config_file, *flags)
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("def get_config(:\n", "cannot be imported: SyntaxError"),
+        ("import no_such_module\n", "cannot be imported: ModuleNotFoundError"),
+        ("def get_config():\n    return 3\n", "returns a int, not an ExperimentConfig"),
+    ],
+)
+def test_a_configuration_file_that_is_broken_is_one_line(capsys, tmp_path, content, expected):
+    (tmp_path / "broken.py").write_text(content)
+    assert expected in refusal(capsys, "train", "--config", tmp_path / "broken.py")

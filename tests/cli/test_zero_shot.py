@@ -81,3 +81,43 @@ def test_an_unknown_argument_is_refused(capsys, trained_lit, data):
     with pytest.raises(SystemExit, match="2"):
         main(["zero-shot", "--checkpoint", str(trained_lit.run_dir), "--data", str(data / "train"), "--colour", "red"])
     assert "unknown argument --colour" in capsys.readouterr().err
+
+
+def test_two_sets_of_one_name_are_refused(capsys, trained_lit, data):
+    line = refusal(
+        capsys, "zero-shot", "--checkpoint", trained_lit.run_dir, "--data", data / "train", f"train={data / 'train'}"
+    )
+    assert "two sets are called train" in line
+
+
+def test_a_run_that_moved_together_with_its_tower_is_found_again(trained_lit, upstream, data, tmp_path):
+    shutil.copytree(trained_lit.run_dir, tmp_path / "moved" / "lit")
+    shutil.copytree(upstream, tmp_path / "moved" / upstream.name)
+    config = tmp_path / "moved" / "lit" / "config.json"
+    config.write_text(config.read_text().replace(str(upstream.parent), "/gone"))
+    assert main(["zero-shot", "--checkpoint", str(config.parent), "--data", str(data / "train")]) == 0
+
+
+def test_a_tower_that_is_gone_is_one_line_with_the_flag(capsys, trained_lit, upstream, data, tmp_path):
+    shutil.copytree(trained_lit.run_dir, tmp_path / "lit")
+    config = tmp_path / "lit" / "config.json"
+    config.write_text(config.read_text().replace(str(upstream), "/gone/tower"))
+    line = refusal(capsys, "zero-shot", "--checkpoint", config.parent, "--data", data / "train")
+    assert "/gone/tower" in line
+    assert "--pretrained" in line
+
+
+def test_a_checkpoint_with_missing_files_is_one_line_with_its_folder(capsys, trained_lit, data, tmp_path):
+    shutil.copytree(trained_lit.run_dir, tmp_path / "lit")
+    step = tmp_path / "lit" / "checkpoints" / str(trained_lit.num_steps)
+    shutil.rmtree(step / "params")
+    line = refusal(capsys, "zero-shot", "--checkpoint", tmp_path / "lit", "--data", data / "train")
+    assert str(step) in line
+
+
+def test_evaluating_a_run_leaves_a_save_that_is_under_way_alone(trained_lit, data, tmp_path):
+    shutil.copytree(trained_lit.run_dir, tmp_path / "lit")
+    pending = tmp_path / "lit" / "checkpoints" / "99.orbax-checkpoint-tmp"
+    pending.mkdir()
+    assert main(["zero-shot", "--checkpoint", str(tmp_path / "lit"), "--data", str(data / "train")]) == 0
+    assert pending.exists()
