@@ -105,7 +105,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_before_it_is_saved(tmp_path, ba
 
 
 def test_a_gradient_that_is_not_finite_stops_the_run_as_well(tmp_path):
-    with pytest.raises(UserError, match="the gradient norm is nan at step 2; lower"):
+    with pytest.raises(UserError, match="the gradient norm is nan at step 2; start again"):
         train(tmp_path, [1.0] * 3, Cadence(1, 1), norms=[1.0, float("nan"), 1.0])
 
 
