@@ -47,7 +47,10 @@ def write_report(
             "Reliability",
             (
                 figures.reliability_diagrams(
-                    {name: model.results[FACE].reliability() for name, model in evaluations.items()}
+                    {
+                        "deterministic": evaluations["deterministic"].results[FACE].reliability(),
+                        "HET-XL": het_xl.results[FACE].reliability(),
+                    }
                 ),
             ),
             "Pictures of the held-out face, all names to choose from: how often the best name is right, "
