@@ -40,7 +40,7 @@ def _parser() -> argparse.ArgumentParser:
     quickstart = commands.add_parser(
         "quickstart",
         allow_abbrev=False,
-        help="train LiT with and without HET-XL on pictures of characters, and write a report (about 6 minutes)",
+        help="train LiT with and without HET-XL on pictures of characters, and write a report (about 5 minutes)",
         description="Renders characters in many faces, trains an image tower on them, locks it, trains text towers "
         "with a deterministic and with a HET-XL head, evaluates both zero-shot and writes a report. "
         "A quickstart that was stopped goes on where it was.",
