@@ -14,6 +14,7 @@ from data_pipelines.loader import LoaderConfig
 from data_pipelines.tokenizers import SentencePieceConfig
 from eval.zero_shot import ZeroShotConfig
 from lit_het.errors import UserError, require_at_least
+from lit_het.files import write_atomically
 from lit_het.optimizers import AdamW, Optimizer
 from lit_het.schedules import CosineSchedule
 from lit_het.sharding import MeshConfig
@@ -98,9 +99,7 @@ def load_module_config(path: Path) -> ExperimentConfig:
 
 def save(config: ExperimentConfig, path: Path) -> None:
     """Writes a configuration as JSON, read back by `load`; the file is never half written."""
-    temporary = path.with_name(f"{path.name}.partial")
-    temporary.write_text(json.dumps(to_dict(config), indent=2) + "\n", "utf-8")
-    temporary.replace(path)
+    write_atomically(path, json.dumps(to_dict(config), indent=2) + "\n")
 
 
 def load(path: Path) -> ExperimentConfig:

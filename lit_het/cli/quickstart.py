@@ -28,6 +28,7 @@ from lit_het.checkpoints.native import Checkpoints
 from lit_het.cli import runs
 from lit_het.cli.train import train
 from lit_het.errors import UserError
+from lit_het.files import write_atomically
 from lit_het.training.logging import Bar
 from lit_het.types import Encoder
 
@@ -140,7 +141,7 @@ def quickstart(run_dir: Path, seed: int) -> None:
         "seed": seed,
     }
     write_report(run_dir, data, evaluations, comparison, noise, sentences, results)
-    runs.write_atomically(run_dir / "results.json", json.dumps(results, indent=2) + "\n")
+    write_atomically(run_dir / "results.json", json.dumps(results, indent=2) + "\n")
     console = Console()
     console.print(print_table(comparison, "Zero-shot classification of characters by name"))
     for sentence in sentences:
@@ -176,7 +177,7 @@ class Clock:
         finally:
             self.stages[name] = self.stages.get(name, 0.0) + time.monotonic() - began + self._uncounted
             self._uncounted = 0.0
-            runs.write_atomically(self._path, json.dumps({"seed": self._seed, "stages": self.stages}) + "\n")
+            write_atomically(self._path, json.dumps({"seed": self._seed, "stages": self.stages}) + "\n")
 
     def seconds(self) -> float:
         """Returns the seconds of all stages together."""

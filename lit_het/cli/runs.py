@@ -47,13 +47,6 @@ def checkpoint_dir(run_dir: Path) -> Path:
     return run_dir / "checkpoints"
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Writes a file under a temporary name and renames it: nobody ever sees half of it."""
-    temporary = path.with_name(f"{path.name}.partial")
-    temporary.write_text(text, "utf-8")
-    temporary.replace(path)
-
-
 def open_contrastive(run_dir: Path, pretrained: Path | None = None) -> ContrastiveRun:
     """Opens the newest checkpoint of a contrastive run, with its locked parameters from where they came.
 

@@ -12,6 +12,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from tensorboardX import SummaryWriter
 
+from lit_het.files import write_atomically
+
 # Seconds between two plain lines where there is no terminal to draw a bar on.
 PLAIN_INTERVAL = 10.0
 
@@ -88,9 +90,7 @@ class MetricLog:
     def __init__(self, directory: Path, *, first_step: int = 0):
         self.path = directory / "metrics.jsonl"
         kept = [record for record in read_metrics(self.path) if record["step"] <= first_step]
-        temporary = self.path.with_suffix(".partial")
-        temporary.write_text("".join(json.dumps(record) + "\n" for record in kept))
-        temporary.replace(self.path)
+        write_atomically(self.path, "".join(json.dumps(record) + "\n" for record in kept))
         self._file = self.path.open("a")
         self._board = SummaryWriter(str(directory / "tensorboard"), purge_step=first_step + 1)
 
