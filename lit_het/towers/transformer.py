@@ -1,4 +1,4 @@
-"""The pre-norm Transformer encoder that every tower shares: the only place with a scan over blocks and remat."""
+"""The pre-norm Transformer encoder that ViT and text towers share, with its scan over blocks and remat."""
 
 import dataclasses
 from typing import Literal, TypeAlias

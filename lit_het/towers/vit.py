@@ -9,7 +9,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, UInt8
 
-from lit_het.errors import UserError
+from lit_het.errors import UserError, require_at_least
 from lit_het.towers.pooling import AttentionPooling
 from lit_het.towers.transformer import Encoder, EncoderConfig, linear
 from lit_het.types import TowerOutput
@@ -25,6 +25,7 @@ class ViTConfig:
         encoder: the stack of blocks.
         pooling: the class token, the mean of the patches, or attention pooling.
         positions: learned, or fixed 2-D sine-cosine.
+        representation_size: size of a dense layer with tanh after pooling, as in the original ViT; None for none.
     """
 
     image_size: int = 224
@@ -32,15 +33,18 @@ class ViTConfig:
     encoder: EncoderConfig = EncoderConfig()
     pooling: Literal["class_token", "mean", "attention"] = "attention"
     positions: Literal["learned", "sine_cosine"] = "learned"
+    representation_size: int | None = None
 
     def __post_init__(self) -> None:
         if self.image_size % self.patch_size:
             raise UserError(f"image_size = {self.image_size} is not a multiple of patch_size = {self.patch_size}")
+        if self.representation_size is not None:
+            require_at_least(1, self, "representation_size")
 
     @property
     def embedding_size(self) -> int:
         """Size of the embedding."""
-        return self.encoder.width
+        return self.encoder.width if self.representation_size is None else self.representation_size
 
     def build(self, rngs: nnx.Rngs) -> "ViT":
         """Returns the tower with fresh parameters."""
@@ -62,6 +66,8 @@ class ViT(nnx.Module):
         self.encoder = Encoder(encoder, rngs)
         if config.pooling == "attention":
             self.pooling = AttentionPooling(encoder, rngs)
+        if config.representation_size is not None:
+            self.pre_logits = linear(encoder.width, config.representation_size, encoder.compute_type, rngs)
 
     def __call__(self, image: UInt8[Array, "b h w c"]) -> TowerOutput:
         """Returns embeddings ``[b d]`` and the encoder's tokens; pixels are mapped to [-1, 1] here."""
@@ -74,7 +80,10 @@ class ViT(nnx.Module):
             first = jnp.broadcast_to(self.class_token[...], (b, 1, tokens.shape[-1]))
             tokens = jnp.concatenate([first.astype(tokens.dtype), tokens], axis=1)
         tokens = self.encoder(tokens)
-        return TowerOutput(self._pool(tokens), tokens, auxiliary_losses={})
+        embedding = self._pool(tokens)
+        if self.config.representation_size is not None:
+            embedding = jnp.tanh(self.pre_logits(embedding).astype(jnp.float32))
+        return TowerOutput(embedding, tokens, auxiliary_losses={})
 
     def _positions(self) -> Float[Array, "n d"]:
         if self.config.positions == "learned":

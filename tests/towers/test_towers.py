@@ -126,11 +126,29 @@ def test_blocks_start_from_different_weights():
     assert not np.any(np.isclose(kernel[0], kernel[1]).all(axis=0))
 
 
+def test_the_representation_is_a_dense_layer_with_tanh_after_pooling():
+    config = dataclasses.replace(VIT, pooling="class_token", representation_size=24)
+    params = initial(config)
+    params["pre_logits"]["bias"] = np.linspace(-1, 1, 24, dtype=np.float32)
+    output = compiled(config, params)(IMAGES)
+    assert config.embedding_size == output.embedding.shape[1] == 24
+    pooled = np.asarray(output.tokens, np.float64)[:, 0]
+    expected = np.tanh(pooled @ np.asarray(params["pre_logits"]["kernel"]) + params["pre_logits"]["bias"])
+    np.testing.assert_allclose(output.embedding, expected, rtol=1e-4, atol=1e-5)
+    # The rest of the tower is the same one.
+    del params["pre_logits"]
+    plain = compiled(dataclasses.replace(config, representation_size=None), params)(IMAGES)
+    np.testing.assert_array_equal(plain.tokens, output.tokens)
+    assert plain.embedding.shape[1] == 16
+
+
 def test_impossible_shapes_are_refused_by_name():
     with pytest.raises(UserError, match=r"encoder.width = 10 is not a multiple of encoder.num_heads = 4"):
         EncoderConfig(width=10, num_heads=4)
     with pytest.raises(UserError, match="image_size = 30 is not a multiple of patch_size = 16"):
         ViTConfig(image_size=30)
+    with pytest.raises(UserError, match="representation_size = 0 must be at least 1"):
+        ViTConfig(representation_size=0)
     with pytest.raises(UserError, match=r"unknown encoder size 'XXL'; the sizes are mu, Ti"):
         encoder_size("XXL")
 
@@ -183,3 +201,13 @@ def test_sovit_400m_14_has_428_million_parameters():
 def test_vit_b_16_has_86_million_parameters():
     # Dosovitskiy et al. 2021, Table 1, without the classifier.
     assert round(count(ViTConfig(224, 16, encoder_size("B"), pooling="class_token")) / 1e6) == 86
+
+
+# The last dense layer is 1,024 wide, and 1,138 in Appendix P.
+@pytest.mark.parametrize(
+    ("size", "classes", "millions"),
+    [(1024, 18_291, "325.3"), (1024, 21_843, "328.9"), (1024, 29_593, "336.9"), (1138, 18_291, "327.5")],
+)
+def test_vit_l_32_with_a_linear_classifier_has_the_count_of_het_xls_table_3(size, classes, millions):
+    config = ViTConfig(224, 32, encoder_size("L"), pooling="class_token", representation_size=size)
+    assert f"{(count(config) + size * classes + classes) / 1e6:.1f}" == millions
