@@ -9,6 +9,7 @@ from data_pipelines.labels import CaptionWords
 from data_pipelines.loader import LoaderConfig
 from lit_het.heads.covariance import CovarianceConfig
 from lit_het.heads.het_xl import HetXLConfig
+from lit_het.heads.sampling import SamplingConfig
 from lit_het.optimizers import AdamW
 from lit_het.schedules import CosineSchedule
 from lit_het.tasks.classification import ClassificationConfig
@@ -40,7 +41,7 @@ def get_config(root: Path = ROOT) -> ExperimentConfig:
             image_tower=IMAGE_TOWER,
             head=HetXLConfig(
                 covariance=CovarianceConfig(num_factors=8, form="efficient", initial_noise_norm=1.0),
-                num_samples=4,
+                sampling=SamplingConfig(num_samples=4),
                 initial_bias=-5.0,
             ),
             num_classes=NUM_WORDS,

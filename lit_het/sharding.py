@@ -3,15 +3,17 @@
 import dataclasses
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Array, Float
 
 from lit_het.errors import UserError, require_at_least
 
 AXES = ("data", "fsdp", "expert")
+BATCH_AXES = ("data", "fsdp")
 
 # (pattern of the whole path, axis of each trailing dimension); the first match decides. Stacked blocks have a
 # leading depth dimension, which is never sharded. Optimizer moments match like the parameters they follow.
@@ -62,7 +64,7 @@ class MeshConfig:
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
     """Returns the sharding of every array of a batch: rows over ``data`` and ``fsdp``."""
-    return NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
+    return NamedSharding(mesh, PartitionSpec(BATCH_AXES))
 
 
 def check_batch_size(batch_size: int, mesh: Mesh) -> None:
@@ -99,4 +101,33 @@ def _leaf_sharding(path: Any, shape: tuple[int, ...], mesh: Mesh) -> NamedShardi
 
 def num_batch_shares(mesh: Mesh) -> int:
     """Returns over how many devices a batch is split."""
-    return math.prod(mesh.shape[axis] for axis in ("data", "fsdp"))
+    return math.prod(mesh.shape[axis] for axis in BATCH_AXES)
+
+
+def num_automatic_shares() -> int:
+    """Returns over how many devices the compiler splits a batch here: 1 outside `jax.set_mesh`, and per device."""
+    mesh = jax.sharding.get_abstract_mesh()
+    types = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
+    return math.prod(mesh.shape[axis] for axis in BATCH_AXES if types.get(axis) == AxisType.Auto)
+
+
+def map_shares(
+    function: Callable[[Any, Any, tuple[str, ...]], Array], rows: Any, shared: Any
+) -> Float[Array, " shares"]:
+    """Runs a function on every device's share of the rows, and returns the results side by side.
+
+    Args:
+        function: ``(rows, shared, axes)`` to a scalar; ``axes`` name the devices for collectives and are empty where
+            one device holds all rows.
+        rows: a tree of arrays whose leading axis is split over the devices of `jax.set_mesh`.
+        shared: a tree of arrays that every device sees whole.
+    """
+    if num_automatic_shares() == 1:
+        return function(rows, shared, ())[None]
+    split, whole = PartitionSpec(BATCH_AXES), PartitionSpec()
+    return jax.shard_map(
+        lambda rows, shared: function(rows, shared, BATCH_AXES)[None],
+        in_specs=(split, whole),
+        out_specs=split,
+        check_vma=False,
+    )(rows, shared)

@@ -16,8 +16,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, UInt8
+from jaxtyping import Array, Bool, Float, Int, Key, UInt8
 
 # A plain nested dict of arrays; parameters never travel in any other form outside modules.
 Params: TypeAlias = dict[str, Any]
@@ -55,6 +56,75 @@ class TowerOutput:
     auxiliary_losses: Metrics
 
 
+@dataclasses.dataclass(frozen=True)
+class LogitSamples:
+    """S noise samples of the logits of a batch, which exist only in blocks: some examples, some samples.
+
+    Attributes:
+        features: what the logits are a function of.
+        keys: one random key per example; the noise of an example depends on its key and the sample's number alone,
+            not on blocks or devices. None where there is no noise.
+        prepare: features of some examples ``[n d]`` to what their samples have in common, a tree of float arrays.
+        logits: that tree, keys ``[n]`` and numbers of samples ``[t]`` to logits divided by τ ``[n t k]``.
+        num_samples: S.
+        examples_per_block, samples_per_block: how much exists at a time, per device.
+    """
+
+    features: Float[Array, "b d"]
+    keys: Key[Array, " b"] | None
+    prepare: Callable[[Float[Array, "n d"]], Any]
+    logits: Callable[[Any, Key[Array, " n"] | None, Int[Array, " t"]], Float[Array, "n t k"]]
+    num_samples: int
+    examples_per_block: int
+    samples_per_block: int
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Queries:
+    """S noisy embeddings per example: ``query_s = (samples_s + normals_s @ factors) * scale_s``.
+
+    Attributes:
+        samples: the queries themselves, or in factored form, with ``s = 1``, their mean.
+        factors: rows of V(x) and d(x), each as long as an embedding; None if samples are held one by one.
+        normals: the standard normals of every sample; None without factors.
+        scale: a factor for every sample (normalisation after the noise), or None.
+    """
+
+    samples: Float[Array, "b _ d"]
+    factors: Float[Array, "b r d"] | None = None
+    normals: Float[Array, "b s r"] | None = None
+    scale: Float[Array, "b s"] | None = None
+
+    @property
+    def num_samples(self) -> int:
+        """S."""
+        return self.samples.shape[1] if self.normals is None else self.normals.shape[1]
+
+    def held_singly(self) -> Float[Array, "b s d"]:
+        """Returns the queries one by one, whatever their form."""
+        queries = self.samples
+        if self.factors is not None and self.normals is not None:
+            queries = queries + jnp.einsum("bsr,brd->bsd", self.normals, self.factors)
+        return queries if self.scale is None else queries * self.scale[:, :, None]
+
+    def products(self, keys: Float[Array, "m d"]) -> Float[Array, "b s m"]:
+        """Returns the inner products of all samples with all keys.
+
+        In factored form ``K^T (β + V ξ) = K^T β + (K^T V) ξ``: the factors meet the keys once, whatever S is.
+        """
+        products = _rows_times(self.samples, keys)
+        if self.factors is not None and self.normals is not None:
+            products = products + jnp.einsum("bsr,brm->bsm", self.normals, _rows_times(self.factors, keys))
+        return products if self.scale is None else products * self.scale[:, :, None]
+
+
+def _rows_times(rows: Float[Array, "b s d"], keys: Float[Array, "m d"]) -> Float[Array, "b s m"]:
+    # Flat: XLA's CPU code is slow on products with two leading dimensions.
+    b, s, d = rows.shape
+    return (rows.reshape(b * s, d) @ keys.T).reshape(b, s, -1)
+
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class EmbeddingSamples:
@@ -62,16 +132,16 @@ class EmbeddingSamples:
 
     Attributes:
         image, text: keys, never noisy.
-        image_queries, text_queries: samples of the same embeddings with noise; a deterministic head
-            returns its keys with ``s = 1``.
+        image_queries, text_queries: samples of the same embeddings with noise; None where there is none, so that the
+            keys are the queries.
         temperature: τ, which divides inner products.
         bias: added to logits after the division (sigmoid loss), or None.
     """
 
     image: Float[Array, "b d"]
     text: Float[Array, "b d"]
-    image_queries: Float[Array, "s_image b d"]
-    text_queries: Float[Array, "s_text b d"]
+    image_queries: Queries | None
+    text_queries: Queries | None
     temperature: Float[Array, ""]
     bias: Float[Array, ""] | None = None
 

@@ -20,6 +20,7 @@ from rich.table import Table
 from configs import quickstart_lit_deterministic, quickstart_lit_het_xl, quickstart_upstream
 from configs.experiment import ExperimentConfig
 from lit_het import parameters
+from lit_het.towers.vit import ViTConfig
 from lit_het.training.step import initial_state, make_train_step
 from lit_het.types import Batch
 
@@ -108,6 +109,7 @@ def _upstream() -> ExperimentConfig:
 
 def _scanned(config: ExperimentConfig) -> ExperimentConfig:
     tower = config.task.image_tower
+    assert isinstance(tower, ViTConfig)
     scanned = dataclasses.replace(tower, encoder=dataclasses.replace(tower.encoder, unrolled=False))
     return dataclasses.replace(config, task=dataclasses.replace(config.task, image_tower=scanned))
 

@@ -20,7 +20,7 @@ from lit_het.tasks.contrastive import ContrastiveConfig, ContrastiveTask
 from lit_het.types import Encoder, Params
 
 # Fields that say how the same model is computed; two runs may differ in them.
-EXECUTION_FIELDS = ("encoder.unrolled", "encoder.remat", "encoder.compute_type")
+EXECUTION_FIELDS = ("encoder.unrolled", "encoder.remat", "encoder.compute_type", "compute_type")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +75,7 @@ def open_contrastive(run_dir: Path, pretrained: Path | None = None) -> Contrasti
             f"the locked parameters in {config.pretrained.run} are not those that {run_dir} was trained with; "
             "point --pretrained at the original run"
         )
-    locked = parameters.cast(locked, config.task.image_tower.encoder.compute_type)  # as in training
+    locked = parameters.cast(locked, config.task.image_tower.compute_type)  # as in training
     return ContrastiveRun(config, task, parameters.merge(locked, trainable), tokenizer)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 import tyro
 from jax.sharding import Mesh
 
@@ -76,6 +77,12 @@ def train(config: ExperimentConfig, *, resume: bool = False) -> TrainState:
     mesh = config.mesh.build()
     sharding.check_batch_size(config.data.batch_size, mesh)
     _check_run_dir(config, resume)
+    # Losses look there for the devices that share a batch.
+    with jax.set_mesh(mesh):
+        return _train_on(mesh, config, resume)
+
+
+def _train_on(mesh: Mesh, config: ExperimentConfig, resume: bool) -> TrainState:
     tokenizer = config.tokenizer.build() if config.tokenizer else None
     loader = Loader(config.data, tokenizer)
     _check_data(config, loader, tokenizer)
@@ -83,7 +90,7 @@ def train(config: ExperimentConfig, *, resume: bool = False) -> TrainState:
     optimizer = config.optimizer.build(config.schedule, config.num_steps)
     locked, trainable = _initial_params(config, task, mesh)
     checksum = parameters.checksum(locked)
-    locked = parameters.cast(locked, config.task.image_tower.encoder.compute_type)
+    locked = parameters.cast(locked, config.task.image_tower.compute_type)
     state = jax.jit(
         lambda params: initial_state(params, optimizer),
         out_shardings=sharding.tree_shardings(jax.eval_shape(lambda p: initial_state(p, optimizer), trainable), mesh),
@@ -107,7 +114,7 @@ def train(config: ExperimentConfig, *, resume: bool = False) -> TrainState:
                 _compiled(make_train_step(task, optimizer, config.seed), state),
                 state,
                 locked,
-                _to_devices(batches, mesh),
+                _to_devices(batches, task, mesh),
                 num_steps=config.num_steps,
                 cadence=config.cadence,
                 log=log,
@@ -185,8 +192,11 @@ def _evaluation(
     return evaluate
 
 
-def _to_devices(batches: Iterator[Batch], mesh: Mesh) -> Iterator[Batch]:
-    return (distributed.to_global(batch, mesh) for batch in batches)
+def _to_devices(batches: Iterator[Batch], task: ContrastiveTask | ClassificationTask, mesh: Mesh) -> Iterator[Batch]:
+    for batch in batches:
+        if isinstance(task, ClassificationTask):
+            task.check_labels(np.asarray(batch.label))
+        yield distributed.to_global(batch, mesh)
 
 
 def _check_run_dir(config: ExperimentConfig, resume: bool) -> None:

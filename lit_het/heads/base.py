@@ -4,15 +4,17 @@ from typing import Protocol, runtime_checkable
 
 from jaxtyping import Array, Float, Key
 
-from lit_het.types import EmbeddingSamples
+from lit_het.types import EmbeddingSamples, LogitSamples, Queries
 
 
 @runtime_checkable
 class ClassificationHead(Protocol):
     """From features to samples of logits, already divided by the temperature."""
 
-    def __call__(self, features: Float[Array, "b d"], key: Key[Array, ""] | None) -> Float[Array, "s b k"]:
-        """Returns samples of logits; without a key one sample without noise."""
+    def __call__(
+        self, features: Float[Array, "b d"], key: Key[Array, ""] | None, *, training: bool = True
+    ) -> LogitSamples:
+        """Returns as many samples as training or evaluation takes; without a key one sample without noise."""
         ...
 
     def temperature(self) -> Float[Array, ""]:
@@ -32,6 +34,10 @@ class ContrastiveHead(Protocol):
         self, image: Float[Array, "b d"], text: Float[Array, "b d"], key: Key[Array, ""] | None
     ) -> EmbeddingSamples:
         """Returns keys and queries; without a key queries have no noise."""
+        ...
+
+    def image_queries(self, image: Float[Array, "b d"], key: Key[Array, ""], num_samples: int) -> Queries | None:
+        """Returns noisy image embeddings for evaluation; None where there is no noise."""
         ...
 
     def image_key(self, image: Float[Array, "b d"]) -> Float[Array, "b d"]:

@@ -9,9 +9,10 @@ from flax import nnx
 from jaxtyping import Array, Float, Key
 
 from lit_het.errors import require_at_least
-from lit_het.heads.covariance import Covariance, CovarianceConfig
+from lit_het.heads.covariance import Covariance, CovarianceConfig, standard_normals
+from lit_het.heads.sampling import Order, is_factored
 from lit_het.heads.temperature import LogTemperature, TemperatureConfig
-from lit_het.types import EmbeddingSamples
+from lit_het.types import EmbeddingSamples, Queries
 
 
 def unit(embedding: Float[Array, "*rows d"]) -> Float[Array, "*rows d"]:
@@ -46,10 +47,13 @@ class DeterministicContrastive(nnx.Module):
     def __call__(
         self, image: Float[Array, "b d"], text: Float[Array, "b d"], key: Key[Array, ""] | None
     ) -> EmbeddingSamples:
-        """Returns the keys as queries; the key is not used."""
-        image, text = self.image_key(image), self.text_key(text)
+        """Returns keys that are their own queries; the key is not used."""
         bias = None if self.bias is None else self.bias[...]
-        return EmbeddingSamples(image, text, image[None], text[None], self.temperature(), bias)
+        return EmbeddingSamples(self.image_key(image), self.text_key(text), None, None, self.temperature(), bias)
+
+    def image_queries(self, image: Float[Array, "b d"], key: Key[Array, ""], num_samples: int) -> Queries | None:
+        """Returns None: there is no noise."""
+        return None
 
     def image_key(self, image: Float[Array, "b d"]) -> Float[Array, "b d"]:
         """Returns unit image embeddings."""
@@ -75,7 +79,9 @@ class HetXLContrastiveConfig:
     Attributes:
         covariance: Σ of either side; each side has its own parameters.
         temperature: τ, starting at 1/3.
-        num_samples: S, noise samples per example in training.
+        num_samples: S, noise samples per example in training; evaluators say how many they take (App. M: it matters
+            little, so that none is the usual choice).
+        order: of products, where S > 1 (`lit_het.heads.sampling`).
         normalize_before_noise, normalize_after_noise: where embeddings are scaled to norm 1 (HET-XL Table 7);
             keys follow the same settings.
         noisy: which sides' queries get noise.
@@ -85,6 +91,7 @@ class HetXLContrastiveConfig:
     covariance: CovarianceConfig = CovarianceConfig(num_factors=15, form="full", initial_noise_norm=0.1)
     temperature: TemperatureConfig = LogTemperature(1 / 3)
     num_samples: int = 1
+    order: Order = "cheaper"
     normalize_before_noise: bool = True
     normalize_after_noise: bool = False
     noisy: Literal["both", "image", "text"] = "both"
@@ -120,16 +127,24 @@ class HetXLContrastive(nnx.Module):
     def __call__(
         self, image: Float[Array, "b d"], text: Float[Array, "b d"], key: Key[Array, ""] | None
     ) -> EmbeddingSamples:
-        """Returns keys and S noisy queries a side, or without a key one query a side without noise."""
-        image_noise, text_noise = (None, None) if key is None else jax.random.split(key)
+        """Returns keys and S noisy queries a side, or without a key keys that are their own queries."""
+        image_queries, text_queries = None, None
+        if key is not None:
+            image_noise, text_noise = jax.random.split(key)
+            image_queries = self.image_queries(image, image_noise, self.config.num_samples)
+            text_queries = self._queries(text, self.text_covariance, text_noise, self.config.num_samples)
         return EmbeddingSamples(
             image=self.image_key(image),
             text=self.text_key(text),
-            image_queries=self._queries(image, self.image_covariance, image_noise),
-            text_queries=self._queries(text, self.text_covariance, text_noise),
+            image_queries=image_queries,
+            text_queries=text_queries,
             temperature=self.temperature(),
             bias=None if self.bias is None else self.bias[...],
         )
+
+    def image_queries(self, image: Float[Array, "b d"], key: Key[Array, ""], num_samples: int) -> Queries | None:
+        """Returns noisy image embeddings, or None if the image side has no noise."""
+        return self._queries(image, self.image_covariance, key, num_samples)
 
     def image_key(self, image: Float[Array, "b d"]) -> Float[Array, "b d"]:
         """Returns noiseless image embeddings."""
@@ -148,12 +163,20 @@ class HetXLContrastive(nnx.Module):
         return self._noise_norm(text, self.text_covariance)
 
     def _queries(
-        self, embedding: Float[Array, "b d"], covariance: Covariance | None, key: Key[Array, ""] | None
-    ) -> Float[Array, "s b d"]:
+        self, embedding: Float[Array, "b d"], covariance: Covariance | None, key: Key[Array, ""], num_samples: int
+    ) -> Queries | None:
+        if covariance is None:
+            return None
         embedding = self._before(embedding)
-        if key is None or covariance is None:
-            return self._after(embedding)[None]
-        return self._after(embedding[None] + covariance.sample(embedding, key, self.config.num_samples))
+        noise = covariance(embedding)
+        b, d = embedding.shape
+        normals = standard_normals(jax.random.split(key, b), jnp.arange(num_samples), noise.num_normals)
+        # The keys are as many as the batch.
+        if not is_factored(self.config.order, covariance.config, noise_size=d, num_classes=b, num_samples=num_samples):
+            return Queries(self._after(embedding[:, None] + noise.apply(normals)))
+        rows = noise.rows()
+        scale = 1 / _norms(embedding, rows, normals) if self.config.normalize_after_noise else None
+        return Queries(embedding[:, None], rows, normals, scale)
 
     def _noise_norm(self, embedding: Float[Array, "b d"], covariance: Covariance | None) -> Float[Array, " b"]:
         if covariance is None:
@@ -165,3 +188,13 @@ class HetXLContrastive(nnx.Module):
 
     def _after(self, embedding: Float[Array, "*rows d"]) -> Float[Array, "*rows d"]:
         return unit(embedding) if self.config.normalize_after_noise else embedding
+
+
+def _norms(
+    mean: Float[Array, "b d"], rows: Float[Array, "b r d"], normals: Float[Array, "b s r"]
+) -> Float[Array, "b s"]:
+    """Returns ``|mean + normals @ rows|`` (plus 1e-8, as `unit`) from the inner products of mean and rows."""
+    vectors = jnp.concatenate([mean[:, None], rows], axis=1)
+    gram = jnp.einsum("bpd,bqd->bpq", vectors, vectors)
+    weights = jnp.concatenate([jnp.ones((*normals.shape[:2], 1)), normals], axis=2)
+    return jnp.sqrt(jnp.maximum(jnp.einsum("bsp,bpq,bsq->bs", weights, gram, weights), 0.0)) + 1e-8

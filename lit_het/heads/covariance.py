@@ -1,10 +1,10 @@
 """Input-dependent Gaussian noise ε(x) ~ N(0, Σ(x)): the one place where noise is drawn (HET-XL Sec. 2.2, App. L).
 
-With factors ``V(x)`` ``[q r]`` and a positive vector ``d(x)`` ``[q]``, a sample is ``ε = V(x) ξ + d(x) η`` with
+With factors ``V(x)`` ``[r q]`` and a positive vector ``d(x)`` ``[q]``, a sample is ``ε = V(x)ᵀ ξ + d(x) η`` with
 ``ξ ~ N(0, I_r)`` and η
 
-* one standard normal shared by all q coordinates: ``Σ = V Vᵀ + d dᵀ`` (rank one, Eq. 18, the paper's choice), or
-* one standard normal per coordinate: ``Σ = V Vᵀ + diag(d²)`` (diagonal; Eq. 17 with d² in the place of d).
+* one standard normal shared by all q coordinates: ``Σ = Vᵀ V + d dᵀ`` (rank one, Eq. 18, the paper's choice), or
+* one standard normal per coordinate: ``Σ = Vᵀ V + diag(d²)`` (diagonal; Eq. 17 with d² in the place of d).
 """
 
 import dataclasses
@@ -13,8 +13,9 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
-from jaxtyping import Array, Float, Key
+from jaxtyping import Array, Float, Int, Key
 
 from lit_het.errors import UserError, require_at_least
 
@@ -27,12 +28,15 @@ class CovarianceConfig:
     """The shape of Σ(x) and of its starting value.
 
     Attributes:
-        num_factors: r, the rank of the low-rank part.
+        num_factors: r, the rank of the low-rank part; 0 leaves the diagonal alone, whatever ``second_term`` says.
         form: "full" gives every example its own ``V(x) = reshape(C φ(x))``, O(d q r) parameters; "efficient"
             scales a shared ``J`` per coordinate, ``V(x) = J ∘ v(x)``, O(d q + q r) parameters.
         second_term: "rank_one" or "diagonal", see the module's docstring.
         initial_noise_norm: root mean square norm of the noise at the start, half of its square from each
             term; None starts from ordinary dense layers, whose noise has a norm near 0.7 √q on unit features.
+
+    Raises:
+        UserError: a negative rank.
     """
 
     num_factors: int = 15
@@ -41,7 +45,12 @@ class CovarianceConfig:
     initial_noise_norm: float | None = None
 
     def __post_init__(self) -> None:
-        require_at_least(1, self, "num_factors")
+        require_at_least(0, self, "num_factors")
+
+    @property
+    def is_diagonal(self) -> bool:
+        """Whether η has one standard normal per coordinate."""
+        return self.second_term == "diagonal" or self.num_factors == 0
 
     def build(self, feature_size: int, noise_size: int, feature_norm: float, rngs: nnx.Rngs) -> "Covariance":
         """Returns the module.
@@ -55,8 +64,88 @@ class CovarianceConfig:
         return Covariance(self, feature_size, noise_size, feature_norm, rngs)
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Noise:
+    """Σ(x) of some examples in factored form.
+
+    Attributes:
+        scale: d(x).
+        factors: V(x) of every example, or None.
+        shared_factors: J of the efficient form, where ``V(x) = J ∘ v(x)``, or None.
+        factor_scale: v(x) of the efficient form, or None.
+        is_diagonal: whether η has one standard normal per coordinate.
+    """
+
+    scale: Float[Array, "n q"]
+    factors: Float[Array, "n r q"] | None
+    shared_factors: Float[Array, "r q"] | None
+    factor_scale: Float[Array, "n q"] | None
+    is_diagonal: bool = dataclasses.field(metadata={"static": True})
+
+    @property
+    def rank(self) -> int:
+        """The number r of factors."""
+        if self.shared_factors is not None:
+            return self.shared_factors.shape[0]
+        return 0 if self.factors is None else self.factors.shape[1]
+
+    @property
+    def num_normals(self) -> int:
+        """How many standard normals a sample takes: those of ξ and η."""
+        return self.rank + (self.scale.shape[1] if self.is_diagonal else 1)
+
+    def apply(self, normals: Float[Array, "n t z"]) -> Float[Array, "n t q"]:
+        """Returns ``ε = Vᵀ ξ + d η`` for given standard normals ``[ξ, η]``."""
+        n, t, _ = normals.shape
+        xi, eta = normals[..., : self.rank], normals[..., self.rank :]
+        noise = self.scale[:, None] * eta
+        if self.factors is not None:
+            noise = noise + jnp.einsum("ntr,nrq->ntq", xi, self.factors)
+        elif self.shared_factors is not None and self.factor_scale is not None:
+            low_rank = (xi.reshape(n * t, -1) @ self.shared_factors).reshape(n, t, -1)
+            noise = noise + low_rank * self.factor_scale[:, None]
+        return noise
+
+    def low_rank(self) -> Float[Array, "n r q"]:
+        """Returns V(x), whichever form it has."""
+        if self.shared_factors is not None and self.factor_scale is not None:
+            return self.shared_factors[None] * self.factor_scale[:, None]
+        if self.factors is not None:
+            return self.factors
+        return jnp.zeros((self.scale.shape[0], 0, self.scale.shape[1]))
+
+    def rows(self) -> Float[Array, "n _ q"]:
+        """Returns V(x) and, below it, d(x): a rank-one noise is their combination by ``[ξ, η]``.
+
+        Raises:
+            ValueError: the second term is diagonal, hence no combination of few rows.
+        """
+        if self.is_diagonal:
+            raise ValueError("a diagonal term has no low-rank factors")
+        return jnp.concatenate([self.low_rank(), self.scale[:, None]], axis=1)
+
+    def project(self, kernel: Float[Array, "q k"]) -> "Noise":
+        """Returns the noise ``kernelᵀ ε``: the same samples in another space, from r + 1 products an example."""
+        n, _, q = (rows := self.rows()).shape
+        projected = (rows.reshape(-1, q) @ kernel).reshape(n, -1, kernel.shape[1])
+        return Noise(projected[:, -1], projected[:, :-1], None, None, is_diagonal=False)
+
+    def take(self, index: Int[np.ndarray, " k"]) -> "Noise":
+        """Returns the noise ``ε[index]``.
+
+        Raises:
+            ValueError: the second term is diagonal: coordinates of one index would not share their noise.
+        """
+        if self.is_diagonal:
+            raise ValueError("a diagonal term cannot be moved before its samples are drawn")
+        parts = (self.factors, self.shared_factors, self.factor_scale)
+        taken = (None if part is None else part[..., index] for part in parts)
+        return Noise(self.scale[..., index], *taken, is_diagonal=False)
+
+
 class Covariance(nnx.Module):
-    """Maps features φ(x) to Σ(x), and samples from it. Computes in float32."""
+    """Maps features φ(x) to Σ(x). Computes in float32."""
 
     def __init__(
         self, config: CovarianceConfig, feature_size: int, noise_size: int, feature_norm: float, rngs: nnx.Rngs
@@ -64,56 +153,56 @@ class Covariance(nnx.Module):
         self.config = config
         r = config.num_factors
         kernel, second_kernel, bias = _initial_scales(config, noise_size, feature_norm)
-        if config.form == "full":
-            self.factors = nnx.Linear(feature_size, noise_size * r, kernel_init=kernel, rngs=rngs)
-        else:
+        if r and config.form == "full":
+            self.factors = nnx.Linear(feature_size, r * noise_size, kernel_init=kernel, rngs=rngs)
+        elif r:
             self.scale_of_factors = nnx.Linear(feature_size, noise_size, kernel_init=kernel, rngs=rngs)
             shared = nnx.initializers.normal(1 / math.sqrt(r))
-            self.shared_factors = nnx.Param(shared(rngs.params(), (noise_size, r)))
+            self.shared_factors = nnx.Param(shared(rngs.params(), (r, noise_size)))
         bias_init = nnx.initializers.constant(bias)
         self.diagonal = nnx.Linear(feature_size, noise_size, kernel_init=second_kernel, bias_init=bias_init, rngs=rngs)
 
-    def terms(self, features: Float[Array, "b d"]) -> tuple[Float[Array, "b q r"], Float[Array, "b q"]]:
-        """Returns ``V(x)`` and ``d(x)``."""
-        if self.config.form == "full":
-            factors = self.factors(features).reshape(features.shape[0], -1, self.config.num_factors)
-        else:
-            factors = self.shared_factors[...][None] * self.scale_of_factors(features)[:, :, None]
-        return factors, jax.nn.softplus(self.diagonal(features)) + MINIMUM_SCALE
+    def __call__(self, features: Float[Array, "n d"]) -> Noise:
+        """Returns Σ(x) in factored form."""
+        config = self.config
+        scale = jax.nn.softplus(self.diagonal(features)) + MINIMUM_SCALE
+        if not config.num_factors:
+            return Noise(scale, None, None, None, is_diagonal=True)
+        if config.form == "full":
+            factors = self.factors(features).reshape(features.shape[0], config.num_factors, -1)
+            return Noise(scale, factors, None, None, config.is_diagonal)
+        return Noise(scale, None, self.shared_factors[...], self.scale_of_factors(features), config.is_diagonal)
 
-    def draw(
-        self, batch_size: int, noise_size: int, key: Key[Array, ""], num_samples: int
-    ) -> tuple[Float[Array, "s b r"], Float[Array, "s b _"]]:
-        """Draws the standard normals ξ and η that `apply` turns into noise; η has one column if it is shared."""
-        factor_key, second_key = jax.random.split(key)
-        columns = 1 if self.config.second_term == "rank_one" else noise_size
-        xi = jax.random.normal(factor_key, (num_samples, batch_size, self.config.num_factors))
-        return xi, jax.random.normal(second_key, (num_samples, batch_size, columns))
+    def covariance(self, features: Float[Array, "n d"]) -> Float[Array, "n q q"]:
+        """Returns Σ(x) itself, O(n q²) memory: for inspection."""
+        noise = self(features)
+        factors, scale = noise.low_rank(), noise.scale
+        low_rank = jnp.einsum("nrq,nrp->nqp", factors, factors)
+        if noise.is_diagonal:
+            return low_rank + jax.vmap(jnp.diag)(scale**2)
+        return low_rank + scale[:, :, None] * scale[:, None, :]
 
-    def apply(
-        self, features: Float[Array, "b d"], xi: Float[Array, "s b r"], eta: Float[Array, "s b _"]
-    ) -> Float[Array, "s b q"]:
-        """Returns ``ε = V(x) ξ + d(x) η`` for given standard normals."""
-        factors, scale = self.terms(features)
-        return jnp.einsum("bqr,sbr->sbq", factors, xi) + scale[None] * eta
-
-    def sample(self, features: Float[Array, "b d"], key: Key[Array, ""], num_samples: int) -> Float[Array, "s b q"]:
-        """Draws ``num_samples`` independent samples of the noise of every example."""
-        noise_size = self.diagonal.out_features
-        return self.apply(features, *self.draw(features.shape[0], noise_size, key, num_samples))
-
-    def covariance(self, features: Float[Array, "b d"]) -> Float[Array, "b q q"]:
-        """Returns Σ(x) itself, O(b q²) memory: for inspection."""
-        factors, scale = self.terms(features)
-        low_rank = jnp.einsum("bqr,bpr->bqp", factors, factors)
-        if self.config.second_term == "rank_one":
-            return low_rank + scale[:, :, None] * scale[:, None, :]
-        return low_rank + jax.vmap(jnp.diag)(scale**2)
-
-    def noise_norm(self, features: Float[Array, "b d"]) -> Float[Array, " b"]:
+    def noise_norm(self, features: Float[Array, "n d"]) -> Float[Array, " n"]:
         """Returns ``sqrt(tr Σ(x)) = sqrt(E |ε|²)``; both second terms have the trace ``|d(x)|²``."""
-        factors, scale = self.terms(features)
-        return jnp.sqrt(jnp.sum(factors**2, axis=(1, 2)) + jnp.sum(scale**2, axis=1))
+        noise = self(features)
+        squares = jnp.sum(noise.scale**2, axis=1)
+        if noise.factors is not None:
+            squares = squares + jnp.sum(noise.factors**2, axis=(1, 2))
+        elif noise.shared_factors is not None and noise.factor_scale is not None:
+            squares = squares + noise.factor_scale**2 @ jnp.sum(noise.shared_factors**2, axis=0)
+        return jnp.sqrt(squares)
+
+
+def standard_normals(keys: Key[Array, " n"], samples: Int[Array, " t"], count: int) -> Float[Array, "n t {count}"]:
+    """Draws the standard normals of some samples of some examples.
+
+    Each depends on its example's key and its sample's number alone, so that neither blocks nor devices matter.
+    """
+
+    def draw(key: Key[Array, ""], sample: Int[Array, ""]) -> Float[Array, " _"]:
+        return jax.random.normal(jax.random.fold_in(key, sample), (count,))
+
+    return jax.vmap(jax.vmap(draw, (None, 0)), (0, None))(keys, samples)
 
 
 def _initial_scales(
@@ -124,17 +213,19 @@ def _initial_scales(
     With kernel entries of variance σ² the entries of V (full form) have variance σ² |φ|², so E |V ξ|² = q r σ² |φ|²;
     in the efficient form E |V ξ|² = q σ² |φ|², as J's entries have variance 1/r. Both are set to half of the
     squared norm asked for, and so is |d|² = q d₀², which holds for every example if the kernel behind d starts at 0.
+    Without factors the second term has all of it.
     """
     if config.initial_noise_norm is None:
         return nnx.initializers.lecun_normal(), nnx.initializers.lecun_normal(), 0.0
-    columns = noise_size * (config.num_factors if config.form == "full" else 1)
-    half = config.initial_noise_norm / math.sqrt(2)
-    scale = half / math.sqrt(noise_size)
+    columns = noise_size * (max(config.num_factors, 1) if config.form == "full" else 1)
+    terms = 2 if config.num_factors else 1
+    share = config.initial_noise_norm / math.sqrt(terms)
+    scale = share / math.sqrt(noise_size)
     if scale <= MINIMUM_SCALE:
-        least = MINIMUM_SCALE * math.sqrt(2 * noise_size)
+        least = MINIMUM_SCALE * math.sqrt(terms * noise_size)
         raise UserError(
             f"initial_noise_norm = {config.initial_noise_norm} is below {least:.3g}, the least for {noise_size} "
             f"dimensions (d(x) is at least {MINIMUM_SCALE}); choose a larger one"
         )
-    kernel = nnx.initializers.normal(half / math.sqrt(columns) / feature_norm)
+    kernel = nnx.initializers.normal(share / math.sqrt(columns) / feature_norm)
     return kernel, nnx.initializers.zeros, math.log(math.expm1(scale - MINIMUM_SCALE))

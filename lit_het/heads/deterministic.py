@@ -6,7 +6,9 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Key
 
+from lit_het.heads.sampling import certain
 from lit_het.heads.temperature import FixedTemperature, TemperatureConfig
+from lit_het.types import LogitSamples
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,9 +36,12 @@ class DeterministicClassifier(nnx.Module):
         self.logits = nnx.Linear(feature_size, num_classes, bias_init=bias_init, rngs=rngs)
         self.temperature = config.temperature.build()
 
-    def __call__(self, features: Float[Array, "b d"], key: Key[Array, ""] | None) -> Float[Array, "1 b k"]:
-        """Returns logits divided by τ; the key is not used."""
-        return (self.logits(features) / self.temperature())[None]
+    def __call__(
+        self, features: Float[Array, "b d"], key: Key[Array, ""] | None, *, training: bool = True
+    ) -> LogitSamples:
+        """Returns one sample, logits divided by τ; neither key nor ``training`` matters."""
+        temperature = self.temperature()
+        return certain(features, lambda phi: self.logits(phi) / temperature)
 
     def noise_norm(self, features: Float[Array, "b d"]) -> Float[Array, " b"]:
         """Returns zeros."""

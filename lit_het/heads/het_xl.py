@@ -1,4 +1,7 @@
-"""The HET-XL classifier: logits = (Wᵀ (φ + ε'(x)) + bias) / τ, the noise lives in the features (HET-XL Eq. 5)."""
+"""The HET-XL classifier: logits = (Wᵀ (φ + ε'(x)) + bias) / τ, the noise lives in the features (HET-XL Eq. 5).
+
+Without sharing W the noise has a space and a matrix of its own: (Wᵀ φ + W'ᵀ ε'(x) + bias) / τ (Eq. 14).
+"""
 
 import dataclasses
 from collections.abc import Callable
@@ -6,29 +9,37 @@ from collections.abc import Callable
 from flax import nnx
 from jaxtyping import Array, Float, Key
 
-from lit_het.errors import require_at_least
-from lit_het.heads.covariance import CovarianceConfig
+from lit_het.errors import UserError, require_at_least
+from lit_het.heads.covariance import CovarianceConfig, Noise
+from lit_het.heads.sampling import SamplingConfig, certain, is_factored, noisy, noisy_in_logits
 from lit_het.heads.temperature import BoundedTemperature, TemperatureConfig
+from lit_het.types import LogitSamples
 
 
 @dataclasses.dataclass(frozen=True)
 class HetXLConfig:
-    """A classifier with HET-XL noise; defaults follow HET-XL App. N.1, where S = 1000.
+    """A classifier with noise in its features; about 2d² + rd more parameters, whatever the number of classes.
 
     Attributes:
         covariance: Σ'(x) of the noise in the features.
+        unshared_size: M, the size of a noise space of its own with its own matrix W' (Eq. 14); None shares W.
         temperature: τ.
-        num_samples: S, noise samples per example.
+        sampling: how many noise samples, and how.
         initial_bias: start of every bias of the logits.
+
+    Raises:
+        UserError: M below 1.
     """
 
     covariance: CovarianceConfig = CovarianceConfig(num_factors=50, form="efficient")
+    unshared_size: int | None = None
     temperature: TemperatureConfig = BoundedTemperature()
-    num_samples: int = 16
+    sampling: SamplingConfig = SamplingConfig()
     initial_bias: float = 0.0
 
     def __post_init__(self) -> None:
-        require_at_least(1, self, "num_samples")
+        if self.unshared_size is not None:
+            require_at_least(1, self, "unshared_size")
 
     def build(self, feature_size: int, num_classes: int, rngs: nnx.Rngs) -> "HetXLClassifier":
         """Returns the head for features ``[b d]`` and ``num_classes`` classes."""
@@ -42,30 +53,66 @@ class HetXLClassifier(nnx.Module):
         self.config = config
         bias_init = nnx.initializers.constant(config.initial_bias)
         self.logits = nnx.Linear(feature_size, num_classes, bias_init=bias_init, rngs=rngs)
+        self.noise_size = config.unshared_size or feature_size
+        shares = config.unshared_size is None
+        self.unshared = None if shares else nnx.Linear(self.noise_size, num_classes, use_bias=False, rngs=rngs)
         # Features come from a LayerNorm: their norm is about the square root of their size.
-        self.covariance = config.covariance.build(feature_size, feature_size, feature_size**0.5, rngs)
+        self.covariance = config.covariance.build(feature_size, self.noise_size, feature_size**0.5, rngs)
         self.temperature = config.temperature.build()
 
     def __call__(
         self,
         features: Float[Array, "b d"],
         key: Key[Array, ""] | None,
+        *,
+        training: bool = True,
         get_logits: Callable[[Float[Array, "n d"]], Float[Array, "n k"]] | None = None,
-    ) -> Float[Array, "s b k"]:
-        """Returns S samples of logits divided by τ, or without a key one sample without noise.
+    ) -> LogitSamples:
+        """Returns samples of logits divided by τ, or without a key one sample without noise.
 
         Args:
             features: φ(x).
             key: randomness of the noise.
-            get_logits: replaces ``Wᵀ φ + bias``, for a sharded or approximate softmax (HET-XL Sec. 3.1).
+            training: whether S is that of training or of evaluation.
+            get_logits: replaces ``Wᵀ φ + bias``, for a sharded or approximate softmax (HET-XL Sec. 3.1); every sample
+                goes through it, in the direct order.
+
+        Raises:
+            UserError: ``get_logits`` where W is not shared, so that it would not see the noise.
         """
-        get_logits = get_logits or self.logits
+        temperature, sampling = self.temperature(), self.config.sampling
+        if get_logits is not None and self.unshared is not None:
+            raise UserError("get_logits needs a head that shares W with the noise; leave out unshared_size")
         if key is None:
-            return (get_logits(features) / self.temperature())[None]
-        noisy = features[None] + self.covariance.sample(features, key, self.config.num_samples)
-        s, b, d = noisy.shape
-        return get_logits(noisy.reshape(s * b, d)).reshape(s, b, -1) / self.temperature()
+            return certain(features, lambda phi: (get_logits or self.logits)(phi) / temperature)
+        num_samples = sampling.samples(training)
+        if get_logits is None and is_factored(
+            sampling.order,
+            self.config.covariance,
+            noise_size=self.noise_size,
+            num_classes=self.logits.out_features,
+            num_samples=num_samples,
+        ):
+            prepare = self._prepare_factored
+            return noisy_in_logits(features, key, num_samples, sampling.block_size, prepare, temperature)
+        logits_of = get_logits or self.logits
+
+        def prepare_direct(phi: Float[Array, "n d"]) -> tuple[Float[Array, "n _"], Noise]:
+            return (phi if self.unshared is None else self.logits(phi)), self.covariance(phi)
+
+        def logits(base: Float[Array, "n _"], noise: Noise, normals: Float[Array, "n t z"]) -> Float[Array, "n t k"]:
+            n, t, _ = normals.shape
+            epsilon = noise.apply(normals)
+            if self.unshared is not None:
+                return (base[:, None] + self.unshared(epsilon.reshape(n * t, -1)).reshape(n, t, -1)) / temperature
+            return logits_of((base[:, None] + epsilon).reshape(n * t, -1)).reshape(n, t, -1) / temperature
+
+        return noisy(features, key, num_samples, sampling.block_size, prepare_direct, logits)
 
     def noise_norm(self, features: Float[Array, "b d"]) -> Float[Array, " b"]:
         """Returns ``sqrt(tr Σ'(x))``."""
         return self.covariance.noise_norm(features)
+
+    def _prepare_factored(self, phi: Float[Array, "n d"]) -> tuple[Float[Array, "n k"], Noise]:
+        kernel = (self.logits if self.unshared is None else self.unshared).kernel[...]
+        return self.logits(phi), self.covariance(phi).project(kernel)

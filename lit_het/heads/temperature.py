@@ -47,18 +47,28 @@ class LogTemperature:
 
 @dataclasses.dataclass(frozen=True)
 class BoundedTemperature:
-    """τ(t) = (τmax - τmin) sigmoid(t) + τmin, t learned, starting at the midpoint (HET-XL Eq. 16).
+    """τ(t) = (τmax - τmin) sigmoid(t) + τmin, t learned (HET-XL Eq. 16).
+
+    Attributes:
+        minimum, maximum: τmin and τmax.
+        initial: the first τ; None is the midpoint.
 
     Raises:
-        UserError: the bounds are not 0 < minimum < maximum.
+        UserError: the bounds are not 0 < minimum < maximum, or the start is not between them.
     """
 
     minimum: float = 0.05
     maximum: float = 5.0
+    initial: float | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.minimum < self.maximum:
             raise UserError(f"temperature bounds must be 0 < minimum < maximum, not {self.minimum} and {self.maximum}")
+        if self.initial is not None and not self.minimum < self.initial < self.maximum:
+            raise UserError(
+                f"temperature.initial = {self.initial} must lie between minimum = {self.minimum} and "
+                f"maximum = {self.maximum}"
+            )
 
     def build(self) -> "Bounded":
         """Returns the module."""
@@ -95,7 +105,9 @@ class Bounded(nnx.Module):
 
     def __init__(self, config: BoundedTemperature):
         self.config = config
-        self.position = nnx.Param(jnp.float32(0.0))
+        start = (config.minimum + config.maximum) / 2 if config.initial is None else config.initial
+        share = (start - config.minimum) / (config.maximum - config.minimum)
+        self.position = nnx.Param(jnp.float32(math.log(share / (1 - share))))
 
     def __call__(self) -> Float[Array, ""]:
         """Returns τ."""

@@ -1,20 +1,129 @@
-"""Classification losses on noise samples: minus the log of the mean probability (HET-XL Eq. 2, Sec. 2.1)."""
+"""Classification losses on noise samples: minus the log of the mean probability (HET-XL Eq. 2, Sec. 2.1).
+
+Logits exist in blocks of examples and samples only (`lit_het.blocks`).
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
-from lit_het.losses.base import log_mean_probability
-
-
-def softmax_cross_entropy(logits: Float[Array, "s b k"], label: Int[Array, " b"]) -> Float[Array, " b"]:
-    """Returns ``-log (1/S Σ_s softmax(u_s)[y])`` per example."""
-    of_label = jnp.take_along_axis(jax.nn.log_softmax(logits), label[None, :, None], axis=-1)[..., 0]
-    return -log_mean_probability(of_label)
+from lit_het import blocks
+from lit_het.losses.base import weights
+from lit_het.types import LogitSamples
 
 
-def sigmoid_cross_entropy(logits: Float[Array, "s b k"], target: Float[Array, "b k"]) -> Float[Array, " b"]:
-    """Returns the binary cross-entropy of the mean probabilities ``1/S Σ_s σ(u_s)``, summed over classes."""
-    log_yes = log_mean_probability(jax.nn.log_sigmoid(logits))
-    log_no = log_mean_probability(jax.nn.log_sigmoid(-logits))
-    return -jnp.sum(target * log_yes + (1 - target) * log_no, axis=-1)
+@dataclasses.dataclass(frozen=True)
+class ClassificationLoss:
+    """What a classification loss returns.
+
+    Attributes:
+        loss: mean over valid examples of ``-log p(y|x)``; differentiable.
+        top1: share of all noise samples of valid examples whose most probable class is right (for targets of several
+            classes: one of those above 1/2).
+    """
+
+    loss: Float[Array, ""]
+    top1: Float[Array, ""]
+
+
+def softmax_cross_entropy(
+    samples: LogitSamples, label: Int[Array, " b"], valid: Bool[Array, " b"]
+) -> ClassificationLoss:
+    """Returns ``-log (1/S Σ_s softmax(u_s)[y])``, averaged."""
+
+    def of_samples(
+        logits: Float[Array, "n t k"], label: Int[Array, " n"]
+    ) -> tuple[Float[Array, "n t"], Float[Array, "n t"]]:
+        # A comparison and a sum: XLA fuses them, and their gradient is no scatter.
+        is_label = jnp.arange(logits.shape[-1])[None] == label[:, None]
+        of_label = jnp.sum(logits, axis=-1, where=is_label[:, None])
+        log_p = of_label - jax.nn.logsumexp(logits, axis=-1)
+        return log_p, (of_label >= jnp.max(logits, axis=-1)).astype(jnp.float32)
+
+    return _mean(samples, label, valid, of_samples, lambda log_p, _: -log_p)
+
+
+def sigmoid_cross_entropy(
+    samples: LogitSamples, target: Float[Array, "b k"], valid: Bool[Array, " b"]
+) -> ClassificationLoss:
+    """Returns the binary cross-entropy of the mean probabilities ``1/S Σ_s σ(u_s)``, summed over classes, averaged."""
+
+    def of_samples(
+        logits: Float[Array, "n t k"], target: Float[Array, "n k"]
+    ) -> tuple[Float[Array, "n t two k"], Float[Array, "n t"]]:
+        best = jnp.max(logits, axis=-1)
+        best_true = jnp.max(jnp.where(target[:, None] > 0.5, logits, -jnp.inf), axis=-1)
+        log_p = jnp.stack([jax.nn.log_sigmoid(logits), jax.nn.log_sigmoid(-logits)], axis=2)
+        return log_p, (best_true >= best).astype(jnp.float32)
+
+    def cross_entropy(log_p: Float[Array, "n two k"], target: Float[Array, "n k"]) -> Float[Array, " n"]:
+        return -jnp.sum(target * log_p[:, 0] + (1 - target) * log_p[:, 1], axis=-1)
+
+    return _mean(samples, target, valid, of_samples, cross_entropy)
+
+
+def mean_probabilities(
+    samples: LogitSamples, activation: Callable[[Float[Array, "n t k"]], Float[Array, "n t k"]]
+) -> Float[Array, "b k"]:
+    """Returns ``1/S Σ_s σ(u_s)``, for evaluation.
+
+    Args:
+        samples: of the logits.
+        activation: logits to log-probabilities, over the last axis.
+    """
+
+    def of_block(_: None, rows: Any) -> tuple[None, Float[Array, "n k"]]:
+        features, keys = rows
+
+        def of_samples(common: Any, keys: Any, numbers: Int[Array, " t"]) -> tuple[Array, Array]:
+            log_p = activation(samples.logits(common, keys, numbers))
+            return log_p, jnp.zeros(log_p.shape[:2])
+
+        return None, jnp.exp(_over_samples(of_samples, samples, features, keys)[0])
+
+    return blocks.scan_examples(of_block, None, (samples.features, samples.keys), samples.examples_per_block)[1]
+
+
+def _mean(
+    samples: LogitSamples,
+    target: Any,
+    valid: Bool[Array, " b"],
+    of_samples: Callable[[Array, Any], tuple[Array, Array]],
+    loss: Callable[[Array, Any], Float[Array, " n"]],
+) -> ClassificationLoss:
+    """Averages a loss over valid examples.
+
+    Args:
+        samples: of the logits.
+        target: with a leading example axis.
+        valid: which examples count.
+        of_samples: logits of some samples and the targets to log-probabilities and hits of every sample.
+        loss: log mean probabilities and targets to the loss of every example.
+    """
+
+    def of_block(features: Any, constants: Any, _: None) -> tuple[Array, Array]:
+        keys, target, weight = constants
+
+        def function(common: Any, constants: Any, numbers: Int[Array, " t"]) -> tuple[Array, Array]:
+            keys, target = constants
+            return of_samples(samples.logits(common, keys, numbers), target)
+
+        log_p, hits = _over_samples(function, samples, features, (keys, target))
+        # Not a product alone: an invalid row may be anything, not a number included.
+        losses = jnp.where(weight > 0, loss(log_p, target), 0.0)
+        return jnp.sum(weight * losses), jnp.sum(weight * hits)
+
+    constants = (samples.keys, target, weights(valid))
+    return ClassificationLoss(
+        *blocks.sum_over_examples(of_block, samples.features, constants, samples.examples_per_block)
+    )
+
+
+def _over_samples(function: Any, samples: LogitSamples, features: Any, constants: Any) -> tuple[Array, Array]:
+    return blocks.log_mean_over_samples(
+        function, samples.prepare(features), constants, samples.num_samples, samples.samples_per_block
+    )

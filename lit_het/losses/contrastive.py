@@ -1,16 +1,21 @@
 """Contrastive losses over one batch, both directions, with noisy queries and noiseless keys (HET-XL Sec. 5.2).
 
-Rows that are not valid are neither queries nor keys.
+Rows that are not valid are neither queries nor keys. Logits between a batch and itself never exist whole, unless the
+form is "dense": every device scores blocks of its own queries against keys that are gathered from all devices or travel
+around them, and takes the gradient of a block with its value (`lit_het.blocks`).
 """
 
 import dataclasses
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from lit_het.losses.base import log_mean_probability, masked_mean
+from lit_het import sharding
+from lit_het.errors import require_at_least
+from lit_het.losses import pairs
+from lit_het.losses.base import weights
+from lit_het.losses.pairs import Side
 from lit_het.types import EmbeddingSamples
 
 
@@ -19,20 +24,26 @@ class SoftmaxLoss:
     """``-log p`` of the right partner among the batch, half the sum of both directions.
 
     ``p(b_n|a_n) = 1/S Σ_s softmax_i(β_i · (α_n + ε_s(a_n)) / τ)_n``, and with α and β exchanged for ``p(a_n|b_n)``.
+
+    Attributes:
+        form: "gather" brings all keys to every device, O(b d) memory; "ring" passes them around, O(b d / devices), for
+            one product of logits more; "dense" holds all logits, O(b²). All are equal.
+        block_size: queries (samples of examples) that are scored at a time on a device.
+
+    Raises:
+        UserError: a block without queries.
     """
+
+    form: pairs.Form = "gather"
+    block_size: int = 1024
+
+    def __post_init__(self) -> None:
+        require_at_least(1, self, "block_size")
 
     def __call__(self, samples: EmbeddingSamples, valid: Bool[Array, " b"]) -> Float[Array, ""]:
         """Returns the mean loss over valid rows."""
-
-        def direction(queries: Float[Array, "s b d"], keys: Float[Array, "b d"]) -> Float[Array, ""]:
-            logits = _logits(queries, keys, samples)
-            logits = jnp.where(valid[None, None, :], logits, -jnp.inf)
-            # An invalid row keeps its own partner, so that its unused loss and gradient stay finite.
-            logits = jnp.where(jnp.eye(keys.shape[0], dtype=bool)[None] & ~valid[None, None, :], 0.0, logits)
-            of_partner = jnp.diagonal(jax.nn.log_softmax(logits), axis1=1, axis2=2)
-            return masked_mean(-log_mean_probability(of_partner), valid)
-
-        return (direction(samples.image_queries, samples.text) + direction(samples.text_queries, samples.image)) / 2
+        both = samples.image_queries is None and samples.text_queries is None
+        return _average(pairs.softmax_both_ways if both else pairs.softmax, both, self, samples, valid)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,25 +52,43 @@ class SigmoidLoss:
 
     Each query's terms are summed over keys and averaged over queries; with noise σ is averaged over samples.
     The loss is half the sum of both directions, which agree when there is no noise.
+
+    Attributes:
+        form, block_size: as in `SoftmaxLoss`; the ring costs no product more.
+
+    Raises:
+        UserError: a block without queries.
     """
+
+    form: pairs.Form = "gather"
+    block_size: int = 1024
+
+    def __post_init__(self) -> None:
+        require_at_least(1, self, "block_size")
 
     def __call__(self, samples: EmbeddingSamples, valid: Bool[Array, " b"]) -> Float[Array, ""]:
         """Returns the mean loss over valid rows."""
-
-        def direction(queries: Float[Array, "s b d"], keys: Float[Array, "b d"]) -> Float[Array, ""]:
-            logits = _logits(queries, keys, samples)
-            sign = 2.0 * jnp.eye(keys.shape[0]) - 1.0
-            terms = -log_mean_probability(jax.nn.log_sigmoid(sign[None] * logits))
-            return masked_mean(jnp.sum(jnp.where(valid[None, :], terms, 0.0), axis=1), valid)
-
-        return (direction(samples.image_queries, samples.text) + direction(samples.text_queries, samples.image)) / 2
+        both = samples.image_queries is None and samples.text_queries is None
+        return _average(pairs.sigmoid, both, self, samples, valid)
 
 
 ContrastiveLoss: TypeAlias = SoftmaxLoss | SigmoidLoss
 
 
-def _logits(
-    queries: Float[Array, "s b d"], keys: Float[Array, "b d"], samples: EmbeddingSamples
-) -> Float[Array, "s b b"]:
-    logits = jnp.einsum("sqd,kd->sqk", queries, keys) / samples.temperature
-    return logits if samples.bias is None else logits + samples.bias
+def _average(
+    direction: pairs.Direction, both: bool, loss: ContrastiveLoss, samples: EmbeddingSamples, valid: Bool[Array, " b"]
+) -> Float[Array, ""]:
+    """Returns half the sum of both directions, or the one that stands for ``both``."""
+
+    def of_share(rows: Any, shared: Any, axes: tuple[str, ...]) -> Float[Array, ""]:
+        (image_keys, image_queries), (text_keys, text_queries), weight = rows
+        image, text = Side(image_keys, image_queries, weight), Side(text_keys, text_queries, weight)
+        exchange = pairs.Exchange(loss.form, axes, loss.block_size)
+        total = direction(image, text, *shared, exchange)
+        return total if both else (total + direction(text, image, *shared, exchange)) / 2
+
+    rows = ((samples.image, samples.image_queries), (samples.text, samples.text_queries), weights(valid))
+    shared = (samples.temperature, jnp.zeros(()) if samples.bias is None else samples.bias)
+    if loss.form == "dense":
+        return of_share(rows, shared, ())
+    return jnp.sum(sharding.map_shares(of_share, rows, shared))

@@ -4,17 +4,20 @@ import dataclasses
 from typing import Literal
 
 import jax
-import jax.numpy as jnp
+import numpy as np
 from flax import nnx
-from jaxtyping import Array, Float, Key, UInt8
+from jaxtyping import Array, Float, Int, Key, UInt8
 
 from lit_het.errors import UserError
 from lit_het.heads.base import ClassificationHead
 from lit_het.heads.deterministic import DeterministicConfig
+from lit_het.heads.het import HetConfig
+from lit_het.heads.het_h import HetHConfig
 from lit_het.heads.het_xl import HetXLConfig
 from lit_het.losses.base import masked_mean
-from lit_het.losses.classification import sigmoid_cross_entropy, softmax_cross_entropy
+from lit_het.losses.classification import mean_probabilities, sigmoid_cross_entropy, softmax_cross_entropy
 from lit_het.random import Keys
+from lit_het.towers.resnet import ResNetConfig
 from lit_het.towers.vit import ViTConfig
 from lit_het.types import Batch, Metrics, Params
 
@@ -31,8 +34,8 @@ class ClassificationConfig:
         locked: patterns of parameters to lock; empty trains everything.
     """
 
-    image_tower: ViTConfig = ViTConfig()
-    head: HetXLConfig | DeterministicConfig = HetXLConfig()
+    image_tower: ViTConfig | ResNetConfig = ViTConfig()
+    head: HetXLConfig | HetConfig | HetHConfig | DeterministicConfig = HetXLConfig()
     num_classes: int = 1000
     loss: Literal["softmax", "sigmoid"] = "softmax"
     locked: tuple[str, ...] = ()
@@ -70,40 +73,56 @@ class ClassificationTask:
         assert batch.label is not None
         model = self._model(params)
         tower = model.image_tower(batch.image)
-        logits = model.head(tower.embedding, keys("noise"))
-        self._check_labels(batch.label)
-        if self.config.loss == "softmax":
-            losses = softmax_cross_entropy(logits, batch.label)
-            correct = jnp.argmax(self._mean_probabilities(logits), axis=-1) == batch.label
-        else:
-            losses = sigmoid_cross_entropy(logits, batch.label)
-            # The most probable class is one of the true ones.
-            best = jnp.argmax(self._mean_probabilities(logits), axis=-1)
-            correct = jnp.take_along_axis(batch.label, best[:, None], axis=1)[:, 0] > 0.5
+        samples = model.head(tower.embedding, keys("noise"))
+        self.check_label_shape(batch.label.shape)
+        cross_entropy = softmax_cross_entropy if self.config.loss == "softmax" else sigmoid_cross_entropy
+        result = cross_entropy(samples, batch.label, batch.valid)
         metrics = {
-            "top1": masked_mean(correct.astype(jnp.float32), batch.valid),
+            "top1": result.top1,
             "temperature": model.head.temperature(),
             "image_noise_norm": masked_mean(model.head.noise_norm(tower.embedding), batch.valid),
         }
-        return masked_mean(losses, batch.valid) + sum(tower.auxiliary_losses.values()), metrics
+        return result.loss + sum(tower.auxiliary_losses.values()), metrics
 
     def probabilities(
         self, params: Params, image: UInt8[Array, "b h w c"], key: Key[Array, ""] | None
     ) -> Float[Array, "b k"]:
-        """Returns ``1/S Σ_s σ(u_s)``; without a key the noise is left out."""
+        """Returns ``1/S Σ_s σ(u_s)`` over the head's evaluation samples; without a key the noise is left out."""
         model = self._model(params)
-        return self._mean_probabilities(model.head(model.image_tower(image).embedding, key))
-
-    def _mean_probabilities(self, logits: Float[Array, "s b k"]) -> Float[Array, "b k"]:
-        return (jax.nn.softmax(logits) if self.config.loss == "softmax" else jax.nn.sigmoid(logits)).mean(axis=0)
+        samples = model.head(model.image_tower(image).embedding, key, training=False)
+        return mean_probabilities(samples, jax.nn.log_softmax if self.config.loss == "softmax" else jax.nn.log_sigmoid)
 
     def _model(self, params: Params) -> Classifier:
         return nnx.merge(self.graph, params)
 
-    def _check_labels(self, label: Array) -> None:
-        expected = 1 if self.config.loss == "softmax" else 2
-        if label.ndim != expected or (expected == 2 and label.shape[1] != self.config.num_classes):
+    def check_label_shape(self, shape: tuple[int, ...]) -> None:
+        """Refuses labels that the loss cannot take.
+
+        Raises:
+            UserError: with the shape and the flags.
+        """
+        k = self.config.num_classes
+        if len(shape) != (1 if self.config.loss == "softmax" else 2) or shape[1:] not in ((), (k,)):
             raise UserError(
-                f"the {self.config.loss} loss over {self.config.num_classes} classes cannot take labels of shape "
-                f"{label.shape}; check --task.loss, --task.num-classes and the data's labels"
+                f"the {self.config.loss} loss over {k} classes cannot take labels of shape {shape}; "
+                "check --task.loss, --task.num-classes and the data's labels"
+            )
+
+    def check_labels(self, label: Int[np.ndarray, " b"] | Float[np.ndarray, "b k"]) -> None:
+        """Refuses labels on the host, where their values are known.
+
+        Raises:
+            UserError: a shape that does not fit, a class that does not exist, or a target outside [0, 1].
+        """
+        self.check_label_shape(label.shape)
+        least, most = label.min(), label.max()
+        if self.config.loss == "softmax" and not 0 <= least <= most < self.config.num_classes:
+            raise UserError(
+                f"label = {least if least < 0 else most} is no class: --task.num-classes {self.config.num_classes} "
+                f"allows 0 to {self.config.num_classes - 1}"
+            )
+        if self.config.loss == "sigmoid" and not 0 <= least <= most <= 1:
+            raise UserError(
+                f"label = {least if least < 0 else most} is no target of the sigmoid loss (--task.loss): targets are "
+                "0 or 1, or between them where examples are mixed"
             )

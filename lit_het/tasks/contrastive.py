@@ -2,7 +2,6 @@
 
 import dataclasses
 
-import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int, Key, UInt8
 
@@ -12,6 +11,7 @@ from lit_het.heads.contrastive import ContrastiveHeadConfig, DeterministicContra
 from lit_het.losses.base import masked_mean
 from lit_het.losses.contrastive import ContrastiveLoss, SoftmaxLoss
 from lit_het.random import Keys
+from lit_het.towers.resnet import ResNetConfig
 from lit_het.towers.text import TextConfig
 from lit_het.towers.vit import ViTConfig
 from lit_het.types import Batch, Metrics, Params
@@ -32,7 +32,7 @@ class ContrastiveConfig:
         UserError: the towers' embeddings differ in size.
     """
 
-    image_tower: ViTConfig = ViTConfig()
+    image_tower: ViTConfig | ResNetConfig = ViTConfig()
     text_tower: TextConfig = TextConfig()
     head: ContrastiveHeadConfig = DeterministicContrastiveConfig()
     loss: ContrastiveLoss = SoftmaxLoss()
@@ -79,11 +79,7 @@ class ContrastiveTask:
         text = model.text_tower(batch.text)
         samples = model.head(image, text.embedding, keys("noise"))
         loss = self.config.loss(samples, batch.valid)
-        # Accuracy of image → text within the batch, without noise.
-        similarity = jnp.where(batch.valid[None, :], samples.image @ samples.text.T, -jnp.inf)
-        correct = jnp.argmax(similarity, axis=1) == jnp.arange(similarity.shape[0])
         metrics = {
-            "top1": masked_mean(correct.astype(jnp.float32), batch.valid),
             "temperature": samples.temperature,
             "image_noise_norm": masked_mean(model.head.image_noise_norm(image), batch.valid),
             "text_noise_norm": masked_mean(model.head.text_noise_norm(text.embedding), batch.valid),
@@ -98,6 +94,15 @@ class ContrastiveTask:
         model = self._model(params)
         embedding = model.image_tower(image).embedding
         return model.head.image_key(embedding), model.head.image_noise_norm(embedding)
+
+    def sample_image(
+        self, params: Params, image: UInt8[Array, "b h w c"], key: Key[Array, ""], num_samples: int
+    ) -> Float[Array, "b s d"]:
+        """Returns S noisy embeddings of each image (HET-XL App. M), or one where the head has no noise for images."""
+        model = self._model(params)
+        embedding = model.image_tower(image).embedding
+        queries = model.head.image_queries(embedding, key, num_samples)
+        return model.head.image_key(embedding)[:, None] if queries is None else queries.held_singly()
 
     def encode_text(self, params: Params, text: Int[Array, "b l"]) -> tuple[Float[Array, "b d"], Float[Array, " b"]]:
         """Returns noiseless embeddings and the norm of the noise."""

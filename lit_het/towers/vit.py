@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, UInt8
 
 from lit_het.errors import UserError, require_at_least
 from lit_het.towers.pooling import AttentionPooling
-from lit_het.towers.transformer import Encoder, EncoderConfig, linear
+from lit_het.towers.transformer import ComputeType, Encoder, EncoderConfig, linear
 from lit_het.types import TowerOutput
 
 
@@ -40,6 +40,11 @@ class ViTConfig:
             raise UserError(f"image_size = {self.image_size} is not a multiple of patch_size = {self.patch_size}")
         if self.representation_size is not None:
             require_at_least(1, self, "representation_size")
+
+    @property
+    def compute_type(self) -> ComputeType:
+        """Type of activations."""
+        return self.encoder.compute_type
 
     @property
     def embedding_size(self) -> int:

@@ -1,0 +1,62 @@
+"""The HET classifier: logits = (Wᵀ φ + bias + ε(x)) / τ, the noise lives in the logits (HET-XL Eq. 2)."""
+
+import dataclasses
+
+from flax import nnx
+from jaxtyping import Array, Float, Key
+
+from lit_het.heads.covariance import CovarianceConfig, Noise
+from lit_het.heads.sampling import SamplingConfig, certain, noisy_in_logits
+from lit_het.heads.temperature import BoundedTemperature, TemperatureConfig
+from lit_het.types import LogitSamples
+
+
+@dataclasses.dataclass(frozen=True)
+class HetConfig:
+    """A classifier with noise in its logits; its parameters grow with the number of classes, about 2dk + rk.
+
+    Attributes:
+        covariance: Σ(x) of the noise in the logits.
+        temperature: τ.
+        sampling: how many noise samples, and how.
+        initial_bias: start of every bias of the logits.
+    """
+
+    covariance: CovarianceConfig = CovarianceConfig(num_factors=50, form="efficient")
+    temperature: TemperatureConfig = BoundedTemperature()
+    sampling: SamplingConfig = SamplingConfig()
+    initial_bias: float = 0.0
+
+    def build(self, feature_size: int, num_classes: int, rngs: nnx.Rngs) -> "HetClassifier":
+        """Returns the head for features ``[b d]`` and ``num_classes`` classes."""
+        return HetClassifier(self, feature_size, num_classes, rngs)
+
+
+class HetClassifier(nnx.Module):
+    """The head of a `HetConfig`."""
+
+    def __init__(self, config: HetConfig, feature_size: int, num_classes: int, rngs: nnx.Rngs):
+        self.config = config
+        bias_init = nnx.initializers.constant(config.initial_bias)
+        self.logits = nnx.Linear(feature_size, num_classes, bias_init=bias_init, rngs=rngs)
+        # Features come from a LayerNorm: their norm is about the square root of their size.
+        self.covariance = config.covariance.build(feature_size, num_classes, feature_size**0.5, rngs)
+        self.temperature = config.temperature.build()
+
+    def __call__(
+        self, features: Float[Array, "b d"], key: Key[Array, ""] | None, *, training: bool = True
+    ) -> LogitSamples:
+        """Returns samples of logits divided by τ, or without a key one sample without noise."""
+        temperature, sampling = self.temperature(), self.config.sampling
+        if key is None:
+            return certain(features, lambda phi: self.logits(phi) / temperature)
+
+        def prepare(phi: Float[Array, "n d"]) -> tuple[Float[Array, "n k"], Noise]:
+            return self.logits(phi), self.covariance(phi)
+
+        samples = sampling.samples(training)
+        return noisy_in_logits(features, key, samples, sampling.block_size, prepare, temperature)
+
+    def noise_norm(self, features: Float[Array, "b d"]) -> Float[Array, " b"]:
+        """Returns ``sqrt(tr Σ(x))``."""
+        return self.covariance.noise_norm(features)

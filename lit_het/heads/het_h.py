@@ -1,0 +1,117 @@
+"""The HET-H classifier: logits = (Wᵀ φ + bias + ε''(x)[h(c)]) / τ, classes share noise by a hash (HET-XL Eq. 9)."""
+
+import dataclasses
+import functools
+import zlib
+
+import numpy as np
+from flax import nnx
+from jaxtyping import Array, Float, Int, Key
+
+from lit_het.errors import UserError, require_at_least
+from lit_het.heads.covariance import CovarianceConfig, Noise
+from lit_het.heads.sampling import SamplingConfig, certain, is_factored, noisy, noisy_in_logits
+from lit_het.heads.temperature import BoundedTemperature, TemperatureConfig
+from lit_het.types import LogitSamples
+
+# Multiply-adds that take as long as moving one number to its class, forward and back (docs/benchmarks.md).
+COST_OF_MOVE = 100
+
+
+@dataclasses.dataclass(frozen=True)
+class HetHConfig:
+    """A classifier whose classes share H coordinates of noise.
+
+    Attributes:
+        num_buckets: H; the paper takes the size of the features.
+        hash_seed: of the hash from classes to buckets; a run keeps it.
+        covariance: Σ''(x) of the noise in the buckets.
+        temperature: τ.
+        sampling: how many noise samples, and how.
+        initial_bias: start of every bias of the logits.
+
+    Raises:
+        UserError: no buckets.
+    """
+
+    num_buckets: int = 768
+    hash_seed: int = 0
+    covariance: CovarianceConfig = CovarianceConfig(num_factors=50, form="efficient")
+    temperature: TemperatureConfig = BoundedTemperature()
+    sampling: SamplingConfig = SamplingConfig()
+    initial_bias: float = 0.0
+
+    def __post_init__(self) -> None:
+        require_at_least(1, self, "num_buckets")
+
+    def build(self, feature_size: int, num_classes: int, rngs: nnx.Rngs) -> "HetHClassifier":
+        """Returns the head for features ``[b d]`` and ``num_classes`` classes.
+
+        Raises:
+            UserError: more buckets than classes.
+        """
+        if self.num_buckets > num_classes:
+            raise UserError(
+                f"HetHConfig: num_buckets = {self.num_buckets} is more than the {num_classes} classes; "
+                f"set --task.head.num-buckets to at most {num_classes}, or take HetConfig"
+            )
+        return HetHClassifier(self, feature_size, num_classes, rngs)
+
+
+@functools.lru_cache
+def hash_classes(num_classes: int, num_buckets: int, seed: int) -> Int[np.ndarray, " k"]:
+    """Returns h, each class's bucket: a CRC-32, the same on every machine and in every version."""
+    return np.array([zlib.crc32(f"{seed}/{number}".encode()) % num_buckets for number in range(num_classes)])
+
+
+class HetHClassifier(nnx.Module):
+    """The head of a `HetHConfig`."""
+
+    def __init__(self, config: HetHConfig, feature_size: int, num_classes: int, rngs: nnx.Rngs):
+        self.config = config
+        bias_init = nnx.initializers.constant(config.initial_bias)
+        self.logits = nnx.Linear(feature_size, num_classes, bias_init=bias_init, rngs=rngs)
+        # Features come from a LayerNorm: their norm is about the square root of their size.
+        self.covariance = config.covariance.build(feature_size, config.num_buckets, feature_size**0.5, rngs)
+        self.temperature = config.temperature.build()
+
+    @property
+    def bucket_of_class(self) -> Int[np.ndarray, " k"]:
+        """h, each class's bucket."""
+        return hash_classes(self.logits.out_features, self.config.num_buckets, self.config.hash_seed)
+
+    def __call__(
+        self, features: Float[Array, "b d"], key: Key[Array, ""] | None, *, training: bool = True
+    ) -> LogitSamples:
+        """Returns samples of logits divided by τ, or without a key one sample without noise."""
+        temperature, sampling = self.temperature(), self.config.sampling
+        if key is None:
+            return certain(features, lambda phi: self.logits(phi) / temperature)
+        num_samples, num_classes, buckets = sampling.samples(training), self.logits.out_features, self.bucket_of_class
+
+        def prepare(phi: Float[Array, "n d"]) -> tuple[Float[Array, "n k"], Noise]:
+            return self.logits(phi), self.covariance(phi)
+
+        if is_factored(
+            sampling.order,
+            self.config.covariance,
+            noise_size=self.config.num_buckets,
+            num_classes=num_classes,
+            num_samples=num_samples,
+            cost=COST_OF_MOVE * num_classes,
+        ):
+
+            def prepare_moved(phi: Float[Array, "n d"]) -> tuple[Float[Array, "n k"], Noise]:
+                base, noise = prepare(phi)
+                return base, noise.take(buckets)
+
+            return noisy_in_logits(features, key, num_samples, sampling.block_size, prepare_moved, temperature)
+
+        def logits(base: Float[Array, "n k"], noise: Noise, normals: Float[Array, "n t z"]) -> Float[Array, "n t k"]:
+            return (base[:, None] + noise.apply(normals)[..., buckets]) / temperature
+
+        return noisy(features, key, num_samples, sampling.block_size, prepare, logits)
+
+    def noise_norm(self, features: Float[Array, "b d"]) -> Float[Array, " b"]:
+        """Returns ``sqrt(tr Σ''(x))``, over buckets."""
+        return self.covariance.noise_norm(features)
