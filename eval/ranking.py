@@ -18,10 +18,17 @@ NUM_TOP = 5
 
 @dataclasses.dataclass(frozen=True)
 class EmbeddedImages:
-    """Unit embeddings ``[n d]`` of the valid images of a set, in its order, and their labels ``[n]``."""
+    """The valid images of a set, in its order.
+
+    Attributes:
+        embeddings: unit embeddings without noise.
+        labels: index of the true name.
+        samples: noise samples of the same embeddings, or None to score without noise.
+    """
 
     embeddings: Float[np.ndarray, "n d"]
     labels: Int[np.ndarray, " n"]
+    samples: Float[np.ndarray, "n s d"] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +40,8 @@ class ZeroShotResult:
         num_above: names that score strictly higher than the true one.
         num_tied: names with exactly the score of the true one, itself included.
         top_classes: the best names, falling; min(5, k) of them.
-        top_probabilities: their probabilities, ``softmax(cosine / τ)`` over all names.
+        top_probabilities: their probabilities, ``softmax(cosine / τ)`` over all names, averaged over noise samples
+            where there are any.
         label_log_probability: log-probability of the true name, in nats.
         image_embeddings: unit embeddings of the images.
         class_embeddings: unit embeddings of the names.
@@ -73,22 +81,26 @@ def score(
     temperature: float,
     block_size: int = 256,
 ) -> ZeroShotResult:
-    """Rank all names for each image by cosine; memory is ``block_size`` x k, whatever the number of images.
+    """Rank all names for each image; memory is ``block_size`` x k, whatever the number of images.
+
+    Without noise samples names rank by cosine, with them by ``1/S Σ_s softmax((α + ε_s) · β / τ)`` (HET-XL App. M).
 
     Args:
         images: the images; their labels index ``class_embeddings``.
         class_embeddings: unit embeddings of the names.
         temperature: τ, which divides the cosines.
-        block_size: images that are scored at a time.
+        block_size: images, or noise samples of images, that are scored at a time.
 
     Raises:
         UserError: a label outside the names, or embeddings that are not finite.
     """
     check_labels(images.labels, len(class_embeddings))
+    queries = images.embeddings[:, None] if images.samples is None else images.samples
+    size = max(1, block_size // queries.shape[1])
     blocks = []
-    for start in range(0, len(images.labels), block_size):
-        block = slice(start, start + block_size)
-        blocks.append(_score_block(images.embeddings[block], images.labels[block], class_embeddings, temperature))
+    for start in range(0, len(images.labels), size):
+        block = slice(start, start + size)
+        blocks.append(_score_block(queries[block], images.labels[block], class_embeddings, temperature))
     num_above, num_tied, top_classes, top_probabilities, label_log_probability = (
         np.concatenate(parts) for parts in zip(*blocks, strict=True)
     )
@@ -105,19 +117,21 @@ def score(
 
 
 def _score_block(
-    embeddings: np.ndarray, labels: np.ndarray, class_embeddings: np.ndarray, temperature: float
+    queries: np.ndarray, labels: np.ndarray, class_embeddings: np.ndarray, temperature: float
 ) -> tuple[np.ndarray, ...]:
-    """The per-image fields of `ZeroShotResult` for one block, in their order."""
-    # Ranks come from the cosines: probabilities of different names can round to the same number.
-    cosines = embeddings @ class_embeddings.T
+    """The per-image fields of `ZeroShotResult` for one block ``[n s d]``, in their order."""
+    cosines = queries @ class_embeddings.T
     if not np.isfinite(cosines).all():
         raise UserError("zero-shot: an embedding is not finite; training diverged, use an earlier checkpoint")
-    of_label = np.take_along_axis(cosines, labels[:, None], axis=1)
-    log_probabilities = special.log_softmax(cosines.astype(np.float64) / temperature, axis=1)
-    top = nearest_of_scores(cosines, NUM_TOP)
+    samples = special.log_softmax(cosines.astype(np.float64) / temperature, axis=2)
+    log_probabilities = special.logsumexp(samples, axis=1) - np.log(samples.shape[1])
+    # Without noise ranks come from the cosines: probabilities of different names can round to the same number.
+    scores = cosines[:, 0] if cosines.shape[1] == 1 else log_probabilities
+    of_label = np.take_along_axis(scores, labels[:, None], axis=1)
+    top = nearest_of_scores(scores, NUM_TOP)
     return (
-        (cosines > of_label).sum(axis=1),
-        (cosines == of_label).sum(axis=1),
+        (scores > of_label).sum(axis=1),
+        (scores == of_label).sum(axis=1),
         top,
         np.exp(np.take_along_axis(log_probabilities, top, axis=1)),
         np.take_along_axis(log_probabilities, labels[:, None], axis=1)[:, 0],

@@ -27,7 +27,7 @@ from eval.prompts import (
     read_templates,
 )
 from eval.ranking import EmbeddedImages, ZeroShotResult, metrics, score
-from lit_het.errors import UserError
+from lit_het.errors import UserError, require_at_least
 from lit_het.types import Batch, Encoder
 
 # Called with the number of images or captions that were just finished.
@@ -73,16 +73,19 @@ def embed_names(
     return sums / np.maximum(norms, np.finfo(np.float32).tiny)
 
 
-def embed_images(encoder: Encoder, batches: Iterable[Batch], advance: Advance = _ignore) -> EmbeddedImages:
+def embed_images(
+    encoder: Encoder, batches: Iterable[Batch], advance: Advance = _ignore, num_samples: int = 0
+) -> EmbeddedImages:
     """Unit embeddings and labels of the valid rows of all batches; rows that pad are left out.
 
-    ``advance`` is called with the valid images done.
+    ``advance`` is called with the valid images done. With ``num_samples`` the noise of every image is sampled too,
+    the same in every call.
 
     Raises:
         UserError: a batch without images or without class indices, or no valid image at all.
     """
-    embeddings, labels = [], []
-    for batch in batches:
+    embeddings, labels, samples = [], [], []
+    for number, batch in enumerate(batches):
         if batch.image is None:
             raise UserError("zero-shot: a batch holds no images; evaluate on image shards, not on stored embeddings")
         if batch.label is None or np.ndim(batch.label) != 1:
@@ -91,10 +94,14 @@ def embed_images(encoder: Encoder, batches: Iterable[Batch], advance: Advance = 
         # Rows are dropped after the encoder, whose input keeps one static shape.
         embeddings.append(np.asarray(encoder.image(np.asarray(batch.image)))[valid])
         labels.append(np.asarray(batch.label)[valid])
+        if num_samples:
+            samples.append(encoder.image_samples(np.asarray(batch.image), num_samples, number)[valid])
         advance(int(valid.sum()))
     if not sum(len(part) for part in labels):
         raise UserError("zero-shot: the set holds no valid image; check its path and its shards")
-    return EmbeddedImages(np.concatenate(embeddings), np.concatenate(labels))
+    return EmbeddedImages(
+        np.concatenate(embeddings), np.concatenate(labels), np.concatenate(samples) if samples else None
+    )
 
 
 def positions_of_names(
@@ -129,6 +136,7 @@ def classify(
     label_names: Sequence[str] | None = None,
     name_batch_size: int = 256,
     block_size: int = 256,
+    num_samples: int = 0,
     advance: Advance = _ignore,
 ) -> ZeroShotResult:
     """Embed images and names, and rank the names for each image.
@@ -140,14 +148,15 @@ def classify(
         templates: prompts with the placeholder ``{c}``.
         label_names: the names that labels index; None means ``class_names``.
         name_batch_size: captions that the text tower takes at a time.
-        block_size: images that are scored at a time.
+        block_size: images, or noise samples of images, that are scored at a time.
+        num_samples: S, noise samples of each image to average probabilities over; 0 leaves the noise out.
         advance: called with the captions, then the images, that were just finished.
 
     Raises:
         UserError: names, templates, labels or embeddings that cannot be scored.
     """
     class_embeddings = embed_names(encoder, class_names, templates, name_batch_size, advance)
-    images = embed_images(encoder, batches, advance)
+    images = embed_images(encoder, batches, advance, num_samples)
     if label_names is not None:
         images = dataclasses.replace(images, labels=positions_of_names(images.labels, label_names, class_names))
     return score(images, class_embeddings, encoder.temperature, block_size)
@@ -160,7 +169,7 @@ class ZeroShotClassification:
     Attributes:
         name: the set, as it stands in metric names.
         batches: starts one ordered pass over the images.
-        class_names, templates, label_names, name_batch_size, advance: as in `classify`.
+        class_names, templates, label_names, name_batch_size, num_samples, advance: as in `classify`.
         num_images: images of one pass, for a progress bar; 0 if unknown.
     """
 
@@ -171,6 +180,7 @@ class ZeroShotClassification:
     label_names: tuple[str, ...] | None = None
     name_batch_size: int = 256
     num_images: int = 0
+    num_samples: int = 0
     advance: Advance = _ignore
 
     @property
@@ -187,6 +197,7 @@ class ZeroShotClassification:
             templates=self.templates,
             label_names=self.label_names,
             name_batch_size=self.name_batch_size,
+            num_samples=self.num_samples,
             advance=self.advance,
         )
 
@@ -207,6 +218,11 @@ class ZeroShotConfig:
             bare names.
         candidates: a file of names to choose from, one a line; None means the folder's class names.
         batch_size: images and captions that the towers take at a time.
+        num_samples: S, noise samples of each image to average probabilities over; 0 leaves the noise out, as the paper
+            does (HET-XL App. M).
+
+    Raises:
+        UserError: a batch without rows, or a negative number of samples.
     """
 
     name: str
@@ -215,6 +231,11 @@ class ZeroShotConfig:
     templates: tuple[str, ...] | None = None
     candidates: Path | None = None
     batch_size: int = 256
+    num_samples: int = 0
+
+    def __post_init__(self) -> None:
+        require_at_least(1, self, "batch_size")
+        require_at_least(0, self, "num_samples")
 
     def build(self, image_size: int) -> ZeroShotClassification:
         """Index the shards, and join them with the names and the templates.
@@ -243,4 +264,5 @@ class ZeroShotConfig:
             # Without other candidates labels are used as they are: two classes may then share a name.
             label_names=None if self.candidates is None else label_names,
             name_batch_size=self.batch_size,
+            num_samples=self.num_samples,
         )

@@ -106,8 +106,9 @@ def _block_sum_forward(function: Callable, shared: list, rows: Any, constants: A
         return jax.tree.map(jnp.add, total, (sums, of_shared)), of_rows
 
     sums, (of_shared, _) = _zeros(lambda: value_and_grad(_first((rows, constants))))
-    total, of_rows = jax.lax.scan(add, (sums, of_shared), (rows, constants))
-    return total[0], (total[1], of_rows)
+    total: Any = (sums, of_shared)
+    (sums, of_shared), of_rows = jax.lax.scan(add, total, (rows, constants))
+    return sums, (of_shared, of_rows)
 
 
 def _block_sum_backward(function: Callable, gradients: Any, cotangent: Any) -> tuple[Any, Any, None, None]:

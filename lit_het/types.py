@@ -164,9 +164,11 @@ class TrainState:
 
 @dataclasses.dataclass(frozen=True)
 class Encoder:
-    """A trained contrastive model as evaluators see it: NumPy in, NumPy out, no noise.
+    """A trained contrastive model as evaluators see it: NumPy in, NumPy out.
 
     Attributes:
+        image_samples: pixels ``[b h w c]`` uint8, S and a seed to S noisy embeddings of each image ``[b s d]``; one
+            without noise where the head has none for images.
         image: pixels ``[b h w c]`` uint8 to unit embeddings ``[b d]`` float32.
         text: token ids ``[b l]`` to unit embeddings ``[b d]`` float32.
         image_noise_norm, text_noise_norm: the same inputs to ``sqrt(tr Σ(x))`` ``[b]``, the root mean
@@ -175,6 +177,7 @@ class Encoder:
         temperature: τ, which divides inner products.
     """
 
+    image_samples: Callable[[np.ndarray, int, int], np.ndarray]
     image: Callable[[np.ndarray], np.ndarray]
     text: Callable[[np.ndarray], np.ndarray]
     image_noise_norm: Callable[[np.ndarray], np.ndarray]

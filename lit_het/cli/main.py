@@ -81,6 +81,13 @@ def _parser() -> argparse.ArgumentParser:
     zero_shot.add_argument("--candidates", type=Path, help="a file of names to choose from, in place of the classes")
     zero_shot.add_argument("--pretrained", type=Path, metavar="DIR", help="where the locked tower's run is now")
     zero_shot.add_argument("--batch-size", type=int, default=256, help="default: %(default)s")
+    zero_shot.add_argument(
+        "--samples",
+        type=int,
+        default=0,
+        metavar="S",
+        help="average probabilities over S noise samples of each picture; 0 (the default) leaves the noise out",
+    )
     zero_shot.add_argument("--output", type=Path, help="also write the figures to this JSON file")
     zero_shot.set_defaults(command=_zero_shot, name="zero-shot")
     return parser
@@ -115,6 +122,7 @@ def _zero_shot(options: argparse.Namespace, _: list[str]) -> None:
         candidates=options.candidates,
         pretrained=options.pretrained,
         batch_size=options.batch_size,
+        num_samples=options.samples,
         output=options.output,
     )
 

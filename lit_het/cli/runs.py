@@ -107,7 +107,9 @@ def load_pretrained(config: ExperimentConfig, like: Params) -> Params:
 def make_encoder(task: ContrastiveTask, params: Params, tokenizer: SentencePieceTokenizer) -> Encoder:
     """Returns a trained model as evaluators see it."""
     image, text = jax.jit(task.encode_image), jax.jit(task.encode_text)
+    samples = jax.jit(task.sample_image, static_argnums=3)
     return Encoder(
+        image_samples=lambda pixels, count, seed: np.asarray(samples(params, pixels, jax.random.key(seed), count)),
         image=lambda pixels: np.asarray(image(params, pixels)[0]),
         text=lambda tokens: np.asarray(text(params, tokens)[0]),
         image_noise_norm=lambda pixels: np.asarray(image(params, pixels)[1]),

@@ -23,6 +23,7 @@ def zero_shot(
     candidates: Path | None = None,
     pretrained: Path | None = None,
     batch_size: int = 256,
+    num_samples: int = 0,
     output: Path | None = None,
 ) -> dict[str, float]:
     """Evaluates a run on several sets, prints a table and returns ``zero_shot/<set>/<figure>``.
@@ -33,12 +34,15 @@ def zero_shot(
         candidates: a file of names to choose from; None means each set's class names.
         pretrained: where the run with the locked parameters lies now, if it has moved.
         batch_size: images at a time.
+        num_samples: S, noise samples of each image to average probabilities over; 0 leaves the noise out.
         output: a JSON file to write the figures to.
 
     Raises:
         UserError: the run or a set cannot be read.
     """
-    sets = [parse_set(argument, candidates, batch_size) for argument in data]
+    sets = [
+        dataclasses.replace(parse_set(argument, candidates, batch_size), num_samples=num_samples) for argument in data
+    ]
     for name in {config.name for config in sets if [other.name for other in sets].count(config.name) > 1}:
         raise UserError(f"two sets are called {name}; give each a name of its own with --data NAME=FOLDER")
     if output is not None and not output.resolve().parent.is_dir():

@@ -1,7 +1,7 @@
 """Monte-Carlo samples of logits: how many, in which order of products, and how many at a time.
 
-All noise that reaches logits through a linear map L (HET-XL: W, Eq. 5; unshared: W', Eq. 14; HET-H: the hash, Eq. 9) can
-be computed in two orders that differ in cost alone::
+Noise that reaches logits through a linear map L (HET-XL: W, Eq. 5; unshared: W', Eq. 14; HET-H: the hash, Eq. 9) has
+two orders of products that differ in cost alone::
 
     direct      L(φ + Vᵀ ξ + d η)                 q k products a sample
     factored    L φ + (L Vᵀ) ξ + (L d) η          (r + 1) q k products an example, then (r + 1) k a sample

@@ -10,14 +10,24 @@ from lit_het.types import Batch, Encoder
 
 @pytest.fixture
 def make_encoder() -> Callable[..., Encoder]:
-    def make(image_vectors: np.ndarray, caption_vectors: Mapping[str, np.ndarray], temperature: float = 0.1) -> Encoder:
+    def make(
+        image_vectors: np.ndarray,
+        caption_vectors: Mapping[str, np.ndarray],
+        temperature: float = 0.1,
+        noise: np.ndarray | None = None,
+    ) -> Encoder:
         captions = list(caption_vectors)
         text_table = np.stack([caption_vectors[caption] for caption in captions])
 
         def of_image(image: np.ndarray) -> np.ndarray:
             return image[:, 0, 0, 0].astype(int)
 
+        def samples_of_image(image: np.ndarray, count: int, seed: int) -> np.ndarray:
+            assert noise is not None
+            return (image_vectors[of_image(image)][:, None] + noise[of_image(image), :count]).astype(np.float32)
+
         return Encoder(
+            image_samples=samples_of_image,
             image=lambda image: image_vectors[of_image(image)].astype(np.float32),
             text=lambda tokens: text_table[tokens[:, 0]].astype(np.float32),
             image_noise_norm=lambda image: of_image(image).astype(np.float32),

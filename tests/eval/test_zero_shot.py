@@ -184,6 +184,30 @@ def test_progress_counts_captions_and_valid_images(perfect: Encoder, make_batche
     assert done == [4, 3, 4, 1]
 
 
+def test_noise_samples_average_probabilities_and_not_embeddings(unit_vectors, make_encoder, make_batches):
+    """1/S Σ_s softmax((α + ε_s) · β / τ), by a loop over images and samples (HET-XL App. M)."""
+    images, names, labels = unit_vectors(9, 4), unit_vectors(5, 4, seed=1), np.arange(9) % 5
+    noise = np.random.default_rng(2).normal(size=(9, 6, 4))
+    encoder = make_encoder(images, dict(zip(NAMES, names, strict=False)), temperature=0.3, noise=noise)
+    result = classify(encoder, make_batches(labels)(), NAMES[:5], num_samples=6)
+    expected = np.zeros((9, 5))
+    for n in range(9):
+        for s in range(6):
+            expected[n] += special.softmax((images[n] + noise[n, s]) @ names.T / 0.3) / 6
+    of_label = expected[np.arange(9), labels]
+    np.testing.assert_allclose(np.exp(result.label_log_probability), of_label, rtol=1e-5)
+    np.testing.assert_array_equal(result.num_above, (expected > of_label[:, None]).sum(axis=1))
+    np.testing.assert_allclose(result.top_probabilities, np.sort(expected, axis=1)[:, ::-1], rtol=1e-5)
+    quiet = classify(encoder, make_batches(labels)(), NAMES[:5])
+    assert not np.allclose(quiet.label_log_probability, result.label_log_probability, atol=0.05)
+    np.testing.assert_array_equal(result.image_embeddings, quiet.image_embeddings)
+
+
+def test_a_negative_number_of_noise_samples_is_refused(tmp_path: Path):
+    with pytest.raises(UserError, match=r"ZeroShotConfig: num_samples = -1 must be at least 0"):
+        ZeroShotConfig("pets", tmp_path, num_samples=-1)
+
+
 def test_labels_find_their_names_in_a_larger_list_of_candidates(perfect: Encoder, make_batches):
     # Pictures 0 and 1 show tench and kit fox; the shard set numbers them the other way round.
     result = classify(perfect, make_batches([1, 0])(), NAMES, label_names=("kit fox", "tench", "unused"))
