@@ -136,7 +136,7 @@ def _running_log_mean(plan: tuple, shared: list, common: Any, constants: Any) ->
 
 
 def _running_log_mean_forward(plan: tuple, shared: list, common: Any, constants: Any) -> tuple[Any, Any]:
-    result = _running_log_mean(plan, shared, common, constants)
+    result: Any = _running_log_mean(plan, shared, common, constants)
     return result, (shared, common, constants, result[0])
 
 

@@ -90,7 +90,10 @@ Direction: TypeAlias = Callable[..., Float[Array, ""]]
 def softmax(
     queries: Side, keys: Side, temperature: Float[Array, ""], bias: Float[Array, ""], exchange: Exchange
 ) -> Float[Array, ""]:
-    """Returns one direction's ``Σ_n w_n (-log 1/S Σ_s softmax(q_sn · k / τ + bias)_n)``."""
+    """Returns the sum over one direction's queries of w_n times their loss.
+
+    ``loss_n = -log 1/S Σ_s p_sn`` with ``p_sn = softmax(q_sn · k / τ + bias)_n`` over all valid keys.
+    """
     rows = queries.as_queries()
     if exchange.form == "ring":
         statistics = _statistics(rows, queries, keys, temperature, bias, exchange, columns=False)
@@ -219,8 +222,8 @@ def _softmax_of_statistics(
 ) -> Float[Array, ""]:
     """Returns the softmax loss for known normalisers: its gradient is a product of logits with what they weigh.
 
-    ``∂ loss / ∂ logit_snm = w_n share_sn (p_snm - [n = m])``, where ``share`` is what sample s has of ``Σ_s p_snn``; the
-    other direction adds ``w_m (p'_nm - [n = m])``.
+    ``∂ loss / ∂ logit_snm = w_n share_sn (p_snm - [n = m])``, where ``share`` is what sample s has of ``Σ_s p_snn``.
+    The other direction adds ``w_m (p'_nm - [n = m])``.
     """
     log_p = statistics.partner - statistics.row
     value = -jnp.sum(queries.weight * (jax.nn.logsumexp(log_p, axis=1) - math.log(log_p.shape[1])))
