@@ -7,7 +7,7 @@ import numpy as np
 
 from configs.experiment import ExperimentConfig, PretrainedConfig
 from data_pipelines.images import encode_jpeg
-from data_pipelines.labels import CaptionWords
+from data_pipelines.labels import CaptionWords, ClassIndex
 from data_pipelines.shards import write_shards
 from data_pipelines.tokenizers import SentencePieceConfig, train_sentencepiece
 from lit_het.schedules import CosineSchedule
@@ -59,7 +59,9 @@ def shrink(config: ExperimentConfig, data: Path, run_dir: Path, pretrained: Path
             )
             task = dataclasses.replace(task, image_tower=tower, text_tower=text)
         case ClassificationConfig():
-            task = dataclasses.replace(task, image_tower=tower, num_classes=len(COLOURS) + len(SHAPES))
+            names, words = len(COLOURS) * len(SHAPES), len(COLOURS) + len(SHAPES)
+            num_classes = names if isinstance(config.data.labels, ClassIndex) else words
+            task = dataclasses.replace(task, image_tower=tower, num_classes=num_classes)
     return dataclasses.replace(
         config,
         run_dir=run_dir,

@@ -24,9 +24,8 @@ from eval.ambiguity import GroupErrors, RankTest
 from eval.ranking import EmbeddedImages, ZeroShotResult
 from eval.report.comparison import Comparison, compare, print_table
 from eval.report.statements import describe_comparison, describe_group_errors, describe_rank_test
-from lit_het.checkpoints.native import Checkpoints
 from lit_het.cli import runs
-from lit_het.cli.train import train
+from lit_het.cli.train import train_unless_done
 from lit_het.errors import UserError
 from lit_het.files import write_atomically
 from lit_het.training.logging import Bar
@@ -109,7 +108,7 @@ def quickstart(run_dir: Path, seed: int) -> None:
         raise UserError(f"{run_dir} holds a finished quickstart; open {run_dir}/report.html or give another --run-dir")
     clock = Clock(run_dir, seed)
     with clock.stage("data"):
-        _write_data(run_dir / "data", seed)
+        write_data(run_dir / "data", seed)
     upstream = quickstart_upstream.get_config(run_dir)
     num_words = len(read_lines(run_dir / "data" / "words.txt"))
     upstream = dataclasses.replace(upstream, task=dataclasses.replace(upstream.task, num_classes=num_words))
@@ -117,7 +116,7 @@ def quickstart(run_dir: Path, seed: int) -> None:
     het_xl = quickstart_lit_het_xl.get_config(run_dir)
     for config in (upstream, deterministic, het_xl):
         with clock.stage(config.run_dir.name):
-            _train_unless_done(_with_seed(config, seed))
+            train_unless_done(_with_seed(config, seed))
     with clock.stage("evaluation"):
         data = read_evaluation(run_dir / "data", deterministic.data.image_size)
         evaluations = {
@@ -197,9 +196,20 @@ def _process_start() -> float:
     return time.monotonic() - (time.time() - psutil.Process().create_time())
 
 
-def _write_data(directory: Path, seed: int) -> None:
-    """Writes shards and tokenizer under a temporary name first: the folder is there only when it is complete."""
+def write_data(directory: Path, seed: int) -> None:
+    """Writes shards and tokenizer unless they are there.
+
+    They are written under a temporary name first: the folder is there only when it is complete.
+
+    Raises:
+        UserError: the folder holds characters that were drawn with another seed.
+    """
     if directory.exists():
+        drawn_with = json.loads((directory / "glyphs.json").read_text("utf-8"))["config"]["seed"]
+        if drawn_with != seed:
+            raise UserError(
+                f"{directory} was drawn with seed {drawn_with}; give --seed {drawn_with} or another --run-dir"
+            )
         return
     partial = directory.with_name(f"{directory.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
@@ -213,16 +223,6 @@ def _write_data(directory: Path, seed: int) -> None:
 
 def _with_seed(config: ExperimentConfig, seed: int) -> ExperimentConfig:
     return dataclasses.replace(config, seed=seed, data=dataclasses.replace(config.data, seed=seed))
-
-
-def _train_unless_done(config: ExperimentConfig) -> None:
-    if not runs.config_path(config.run_dir).exists():
-        train(config)
-        return
-    with Checkpoints(runs.checkpoint_dir(config.run_dir)) as checkpoints:
-        done = checkpoints.latest_step == config.num_steps
-    if not done:
-        train(config, resume=True)
 
 
 def read_evaluation(directory: Path, image_size: int) -> GlyphEvaluation:

@@ -5,6 +5,8 @@ A run directory holds ``config.json``, ``tokenizer.model`` (if there is text), `
 """
 
 import dataclasses
+import itertools
+from collections.abc import Callable
 from pathlib import Path
 
 import jax
@@ -16,6 +18,8 @@ from data_pipelines.tokenizers import SentencePieceTokenizer
 from lit_het import parameters
 from lit_het.checkpoints.native import Checkpoints
 from lit_het.errors import UserError
+from lit_het.random import keys_at
+from lit_het.tasks.classification import ClassificationConfig, ClassificationTask
 from lit_het.tasks.contrastive import ContrastiveConfig, ContrastiveTask
 from lit_het.types import Encoder, Params
 
@@ -35,6 +39,25 @@ class ContrastiveRun:
     def encoder(self) -> Encoder:
         """Returns the model as evaluators see it."""
         return make_encoder(self.task, self.params, self.tokenizer)
+
+
+@dataclasses.dataclass(frozen=True)
+class ClassificationRun:
+    """A trained classifier, opened for use."""
+
+    config: ExperimentConfig
+    task: ClassificationTask
+    params: Params
+
+    def probabilities(self) -> Callable[[np.ndarray], np.ndarray]:
+        """Returns pixels ``[b h w c]`` to mean probabilities ``[b k]`` over noise samples.
+
+        Each call draws new noise, in an order that follows from the run's seed.
+        """
+        compiled = jax.jit(self.task.probabilities)
+        stream = keys_at(self.config.seed, self.config.num_steps)("evaluation")
+        keys = (jax.random.fold_in(stream, number) for number in itertools.count())
+        return lambda pixels: np.asarray(compiled(self.params, pixels, next(keys)))
 
 
 def config_path(run_dir: Path) -> Path:
@@ -62,10 +85,29 @@ def open_contrastive(run_dir: Path, pretrained: Path | None = None) -> Contrasti
         raise UserError(f"{run_dir} holds a classifier; zero-shot evaluation needs a run with a text tower")
     task = config.task.build()
     tokenizer = dataclasses.replace(config.tokenizer, model=run_dir / "tokenizer.model").build()
-    if config.pretrained is not None:
+    return ContrastiveRun(config, task, _restore_params(config, task, run_dir, pretrained), tokenizer)
+
+
+def open_classifier(run_dir: Path, pretrained: Path | None = None) -> ClassificationRun:
+    """Opens the newest checkpoint of a classifier; arguments and errors are those of `open_contrastive`."""
+    config = experiment.load(config_path(run_dir))
+    if not isinstance(config.task, ClassificationConfig):
+        raise UserError(f"{run_dir} holds an image-text model, not a classifier; see 'lit-het zero-shot --help'")
+    task = config.task.build()
+    return ClassificationRun(config, task, _restore_params(config, task, run_dir, pretrained))
+
+
+def _restore_params(
+    config: ExperimentConfig,
+    task: ContrastiveTask | ClassificationTask,
+    run_dir: Path,
+    pretrained: Path | None,
+) -> Params:
+    """Returns the newest checkpoint's parameters with the locked ones that they were trained on."""
+    locked_like, trainable_like = parameters.partition(abstract_params(task), task.locked)
+    if config.pretrained is not None and locked_like:
         source = pretrained or _find_pretrained(config.pretrained.run, run_dir)
         config = dataclasses.replace(config, pretrained=dataclasses.replace(config.pretrained, run=source))
-    locked_like, trainable_like = parameters.partition(abstract_params(task), task.locked)
     with Checkpoints(checkpoint_dir(run_dir), read_only=True) as checkpoints:
         trainable, info = checkpoints.restore_params(trainable_like)
     locked = load_pretrained(config, locked_like) if locked_like else {}
@@ -76,7 +118,7 @@ def open_contrastive(run_dir: Path, pretrained: Path | None = None) -> Contrasti
             "point --pretrained at the original run"
         )
     locked = parameters.cast(locked, config.task.image_tower.compute_type)  # as in training
-    return ContrastiveRun(config, task, parameters.merge(locked, trainable), tokenizer)
+    return parameters.merge(locked, trainable)
 
 
 def _find_pretrained(recorded: Path, run_dir: Path) -> Path:
@@ -119,7 +161,7 @@ def make_encoder(task: ContrastiveTask, params: Params, tokenizer: SentencePiece
     )
 
 
-def abstract_params(task: ContrastiveTask) -> Params:
+def abstract_params(task: ContrastiveTask | ClassificationTask) -> Params:
     """Returns the shapes of a task's parameters on one device, to restore into."""
     sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     shapes = jax.eval_shape(task.initialize, jax.random.key(0))

@@ -31,8 +31,8 @@ from lit_het.training.step import TrainStep, initial_state, make_train_step
 from lit_het.types import Batch, Params, TrainState
 
 # Fields that a resumed run may change: they alter neither the model nor the sequence of batches.
-_CHANGEABLE = ("run_dir", "mesh", "cadence", "evaluations", "data.threads", "data.prefetch_batches")
-_CHANGEABLE += ("data.max_bad_fraction", "pretrained.run")
+CHANGEABLE_FIELDS = ("run_dir", "mesh", "cadence", "evaluations", "data.threads", "data.prefetch_batches")
+CHANGEABLE_FIELDS += ("data.max_bad_fraction", "pretrained.run")
 
 
 def parse_config(path: Path, flags: Sequence[str]) -> ExperimentConfig:
@@ -130,6 +130,21 @@ def _train_on(mesh: Mesh, config: ExperimentConfig, resume: bool) -> TrainState:
     return state
 
 
+def train_unless_done(config: ExperimentConfig) -> None:
+    """Trains a run, goes on with one that was interrupted, and leaves a finished one alone.
+
+    Raises:
+        UserError: as `train`; the run directory holds a run of another configuration.
+    """
+    if not runs.config_path(config.run_dir).exists():
+        train(config)
+        return
+    with Checkpoints(runs.checkpoint_dir(config.run_dir)) as checkpoints:
+        done = checkpoints.latest_step == config.num_steps
+    if not done:
+        train(config, resume=True)
+
+
 def _compiled(step: TrainStep, state: TrainState) -> TrainStep:
     """Returns the step under `jax.jit`: the state is donated and keeps its sharding."""
     shardings = jax.tree.map(lambda array: array.sharding, state)
@@ -213,7 +228,7 @@ def _check_run_dir(config: ExperimentConfig, resume: bool) -> None:
     changed = {
         field: values
         for field, values in experiment.differences(experiment.load(path), config).items()
-        if not field.startswith(_CHANGEABLE)
+        if not field.startswith(CHANGEABLE_FIELDS)
     }
     if changed:
         field, (before, now) = next(iter(changed.items()))

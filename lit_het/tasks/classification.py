@@ -1,7 +1,7 @@
 """Supervised classification: image tower, head, softmax or sigmoid loss; pre-training and fine-tuning."""
 
 import dataclasses
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import jax
 import numpy as np
@@ -22,6 +22,9 @@ from lit_het.towers.vit import ViTConfig
 from lit_het.types import Batch, Metrics, Params
 
 
+ClassificationHeadConfig: TypeAlias = HetXLConfig | HetConfig | HetHConfig | DeterministicConfig
+
+
 @dataclasses.dataclass(frozen=True)
 class ClassificationConfig:
     """A classifier.
@@ -35,7 +38,7 @@ class ClassificationConfig:
     """
 
     image_tower: ViTConfig | ResNetConfig = ViTConfig()
-    head: HetXLConfig | HetConfig | HetHConfig | DeterministicConfig = HetXLConfig()
+    head: ClassificationHeadConfig = HetXLConfig()
     num_classes: int = 1000
     loss: Literal["softmax", "sigmoid"] = "softmax"
     locked: tuple[str, ...] = ()

@@ -1,0 +1,61 @@
+"""A classifier of characters: pictures of the quickstart's data set into 1,379 names, with a HET-XL head.
+
+Small enough to be trained many times: docs/temperature.md compares temperatures and heads on it. Training sees 15
+faces, ``data/held_out_face`` is a sixteenth: new pictures of the same characters. Some characters look the same in
+every face, so that no classifier can reach 100 %.
+"""
+
+from pathlib import Path
+
+from configs import quickstart_upstream
+from configs.experiment import ExperimentConfig
+from data_pipelines.labels import ClassIndex
+from data_pipelines.loader import LoaderConfig
+from lit_het.heads.covariance import CovarianceConfig
+from lit_het.heads.het_xl import HetXLConfig
+from lit_het.heads.sampling import SamplingConfig
+from lit_het.optimizers import AdamW
+from lit_het.schedules import CosineSchedule
+from lit_het.tasks.classification import ClassificationConfig, ClassificationHeadConfig
+from lit_het.towers.transformer import EncoderConfig
+from lit_het.towers.vit import ViTConfig
+from lit_het.training.loop import Cadence
+
+ROOT = quickstart_upstream.ROOT
+NUM_NAMES = 1379  # of training characters
+HEAD = HetXLConfig(
+    covariance=CovarianceConfig(num_factors=8, form="efficient", initial_noise_norm=1.0),
+    sampling=SamplingConfig(num_samples=16, num_eval_samples=1000),
+)
+
+
+def get_config(root: Path = ROOT, head: ClassificationHeadConfig = HEAD) -> ExperimentConfig:
+    """Returns the run; ``root`` holds the data that ``lit-het quickstart`` writes, in ``data/``."""
+    return ExperimentConfig(
+        run_dir=root / "glyph_classifier",
+        task=ClassificationConfig(
+            image_tower=ViTConfig(
+                image_size=32,
+                # A single patch: at this budget more of them learn less.
+                patch_size=32,
+                encoder=EncoderConfig(width=256, depth=1, mlp_width=1024, num_heads=4, unrolled=True),
+                pooling="attention",
+                positions="sine_cosine",
+            ),
+            head=head,
+            num_classes=NUM_NAMES,
+            loss="softmax",
+        ),
+        data=LoaderConfig(
+            shards=(str(root / "data" / "train"),),
+            image_size=32,
+            batch_size=64,
+            threads=1,
+            labels=ClassIndex(),
+            augmentation=quickstart_upstream.get_config().data.augmentation,
+        ),
+        num_steps=1000,
+        optimizer=AdamW(second_decay=0.95, weight_decay=3e-5),
+        schedule=CosineSchedule(learning_rate=2e-3, warmup_steps=50),
+        cadence=Cadence(log_steps=25, save_steps=1000),
+    )

@@ -1,0 +1,221 @@
+"""Results of a classifier trained in several settings and with several seeds: one file a run, one table for all."""
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import cattrs
+import numpy as np
+from rich.table import Table
+from rich.text import Text
+
+from lit_het.errors import UserError
+from lit_het.files import write_atomically
+
+
+@dataclasses.dataclass(frozen=True)
+class RunResult:
+    """What one finished run leaves behind.
+
+    Attributes:
+        setting: what the run varies, in a form that suits file names.
+        title: the same for people.
+        seed: of initialisation, noise and order of data.
+        learned: whether τ was learned.
+        temperature: τ at the end of training.
+        num_parameters: of the whole model.
+        metrics: `eval.classification.ClassificationResult.metrics` on the held-out set.
+        seconds: of training, compilation included.
+        device: what it was trained on.
+        held_out: the shards of the held-out set.
+        config: the fields of its configuration by their dotted names.
+    """
+
+    setting: str
+    title: str
+    seed: int
+    learned: bool
+    temperature: float
+    num_parameters: int
+    metrics: dict[str, float]
+    seconds: float
+    device: str
+    held_out: str
+    config: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        """Name of the run among those of its sweep."""
+        return run_name(self.setting, self.seed)
+
+
+@dataclasses.dataclass(frozen=True)
+class Estimate:
+    """Mean over seeds and its standard error, which is NaN for a single seed."""
+
+    mean: float
+    error: float
+
+    def shown(self, digits: int) -> str:
+        """The estimate with some digits after the point; a single seed has no error to show."""
+        error = "" if np.isnan(self.error) else f" ± {self.error:.{digits}f}"
+        return f"{self.mean:.{digits}f}{error}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Summary:
+    """All seeds of one setting.
+
+    Attributes:
+        setting, title, learned, num_parameters: as in `RunResult`.
+        temperature: τ at the end of training.
+        metrics: each metric.
+        seeds: of the runs, rising.
+    """
+
+    setting: str
+    title: str
+    learned: bool
+    num_parameters: int
+    temperature: Estimate
+    metrics: dict[str, Estimate]
+    seeds: tuple[int, ...]
+
+
+def run_name(setting: str, seed: int) -> str:
+    """Name of a run among those of its sweep."""
+    return f"{setting}_seed{seed}"
+
+
+def write_result(result: RunResult, directory: Path) -> None:
+    """Writes ``<setting>_seed<k>.json``, a single line; the file is never half written."""
+    directory.mkdir(parents=True, exist_ok=True)
+    write_atomically(
+        directory / f"{result.name}.json", json.dumps(dataclasses.asdict(result), ensure_ascii=False) + "\n"
+    )
+
+
+def read_results(directory: Path) -> list[RunResult]:
+    """The results of all runs that have finished, by name.
+
+    Raises:
+        UserError: a file cannot be read.
+    """
+    return [_read(path) for path in sorted(directory.glob("*.json"))]
+
+
+def estimate(values: Sequence[float]) -> Estimate:
+    """Mean and standard error ``s / sqrt(n)``, with n - 1 in the variance."""
+    error = float(np.std(values, ddof=1) / np.sqrt(len(values))) if len(values) > 1 else float("nan")
+    return Estimate(float(np.mean(values)), error)
+
+
+def summarize(results: Iterable[RunResult], order: Callable[[RunResult], Any]) -> list[Summary]:
+    """One summary for each setting, those with the smallest ``order`` first."""
+    members: dict[str, list[RunResult]] = {}
+    for result in sorted(results, key=lambda result: (order(result), result.setting, result.seed)):
+        members.setdefault(result.setting, []).append(result)
+    return [_summarize(runs) for runs in members.values()]
+
+
+def table(summaries: Sequence[Summary], title: str) -> Table:
+    """The table for the terminal."""
+    shown = Table(title=title, title_justify="left", header_style="bold")
+    for number, column in enumerate(_COLUMNS):
+        shown.add_column(column, justify="left" if number == 0 else "right")
+    for summary in summaries:
+        shown.add_row(*(Text(cell) for cell in _cells(summary)))
+    return shown
+
+
+def markdown(summaries: Sequence[Summary]) -> str:
+    """The same rows as Markdown, with what the reader must know about them below."""
+    lines = [_COLUMNS, ("---",) * len(_COLUMNS), *map(_cells, summaries)]
+    rows = "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+    return f"{rows}\n" + "".join(f"{note}\n" for note in notes(summaries))
+
+
+def notes(summaries: Sequence[Summary]) -> list[str]:
+    """What a reader of the table must know."""
+    lines = ["Mean ± standard error over seeds; NLL in nats, a lower one is better; τ is that of the trained model."]
+    lower_bounds = [summary.title for summary in summaries if summary.metrics["underflow"].mean > 0]
+    if lower_bounds:
+        lines.append(
+            f"NLL is a lower bound for {', '.join(lower_bounds)}: some labels got a probability that float32 rounds to "
+            "zero, counted as 87.3 nats."
+        )
+    return lines
+
+
+def check_comparable(results: Iterable[RunResult], varied: Callable[[str], bool]) -> None:
+    """Demand that runs differ in nothing but the fields that ``varied`` accepts.
+
+    Raises:
+        UserError: a field has other values in one of the runs.
+    """
+    first: RunResult | None = None
+    for result in results:
+        first = first or result
+        one, other = ({**run.config, "held_out": run.held_out} for run in (first, result))
+        differing = differences(one, other, varied)
+        if differing:
+            field, (before, now) = next(iter(differing.items()))
+            raise UserError(
+                f"{field} is {before} in {first.name}.json and {now} in {result.name}.json: one table cannot compare "
+                "them; give each a folder of its own with --output"
+            )
+
+
+def differences(
+    one: Mapping[str, Any], other: Mapping[str, Any], ignored: Callable[[str], bool]
+) -> dict[str, tuple[Any, Any]]:
+    """The fields with different values, with both, but for those that ``ignored`` accepts."""
+    return {
+        field: (one.get(field), other.get(field))
+        for field in sorted(one.keys() | other.keys())
+        if one.get(field) != other.get(field) and not ignored(field)
+    }
+
+
+_COLUMNS = ("setting", "τ", "NLL", "Prec@1", "ECE", "parameters", "seeds")
+
+
+def _cells(summary: Summary) -> tuple[str, ...]:
+    return (
+        summary.title,
+        summary.temperature.shown(3) if summary.learned else f"{summary.temperature.mean:g}",
+        *(summary.metrics[name].shown(3) for name in ("nll", "top1", "ece")),
+        f"{summary.num_parameters:,}",
+        _shown_seeds(summary.seeds),
+    )
+
+
+def _shown_seeds(seeds: Sequence[int]) -> str:
+    return ", ".join(map(str, seeds))
+
+
+def _summarize(runs: Sequence[RunResult]) -> Summary:
+    first = runs[0]
+    return Summary(
+        setting=first.setting,
+        title=first.title,
+        learned=first.learned,
+        num_parameters=first.num_parameters,
+        temperature=estimate([run.temperature for run in runs]),
+        metrics={name: estimate([run.metrics[name] for run in runs]) for name in first.metrics},
+        seeds=tuple(run.seed for run in runs),
+    )
+
+
+def _read(path: Path) -> RunResult:
+    try:
+        content = json.loads(path.read_text("utf-8"))
+        return _CONVERTER.structure(content, RunResult)
+    except (cattrs.BaseValidationError, AttributeError, OSError, TypeError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"{path} is no result of a run ({reason}); delete it, and the run is done again") from error
+
+
+_CONVERTER = cattrs.Converter(forbid_extra_keys=True)

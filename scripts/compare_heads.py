@@ -1,0 +1,95 @@
+"""Compares the heads of HET-XL on one classifier, each with τ = 1 and with a learned τ (as HET-XL App. B, Table 8).
+
+    python scripts/compare_heads.py --held-out runs/quickstart/data/held_out_face --seeds 0 1 2 --output runs/heads
+
+Runs, results and the table are kept as by scripts/sweep_temperature.py.
+"""
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from configs import glyph_classifier
+from eval.sweeps import RunResult
+from lit_het.cli import sweep
+from lit_het.cli.sweep import Setting
+from lit_het.errors import UserError
+from lit_het.heads.deterministic import DeterministicConfig
+from lit_het.heads.het import HetConfig
+from lit_het.heads.het_h import HetHConfig
+from lit_het.heads.het_xl import HetXLConfig
+from lit_het.heads.temperature import BoundedTemperature, FixedTemperature
+
+# The heads by the names of the paper, in the order of the table.
+SAME = {"covariance": glyph_classifier.HEAD.covariance, "sampling": glyph_classifier.HEAD.sampling}
+HEADS: Mapping[str, Any] = {
+    "DET": DeterministicConfig(),
+    "HET": HetConfig(**SAME),
+    "HET-H": HetHConfig(num_buckets=256, **SAME),  # as many as features: the parameters of HET-XL (Sec. 6.1)
+    "HET-XL": HetXLConfig(**SAME),
+    "HET-XL, W not shared": HetXLConfig(unshared_size=256, **SAME),
+}
+TAU = 1.0  # where τ is not learned
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the comparison; mistakes of the user end in one line and exit code 1."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument(
+        "--config",
+        type=Path,
+        default=Path("configs/glyph_classifier.py"),
+        metavar="FILE",
+        help="a classifier with softmax loss, whose head is replaced; default: %(default)s",
+    )
+    parser.add_argument("--heads", nargs="+", default=list(HEADS), metavar="HEAD", help=f"of {', '.join(HEADS)}")
+    sweep.add_arguments(parser, output=Path("runs/heads"))
+    return sweep.run_main("compare_heads", lambda: _compare(parser.parse_args(arguments)))
+
+
+def settings(names: Sequence[str], bounds: tuple[float, float]) -> list[Setting]:
+    """Returns each head with τ = 1 and with a learned τ.
+
+    Raises:
+        UserError: a head is unknown, or the bounds of τ are none.
+    """
+    unknown = [name for name in names if name not in HEADS]
+    if unknown:
+        raise UserError(f"--heads {unknown[0]} is unknown; choose among {', '.join(HEADS)}")
+    learned = BoundedTemperature(*bounds)
+    return [
+        Setting(f"{name}_{suffix}", f"{name}, {title}", sweep.with_temperature(HEADS[name], temperature))
+        for name in dict.fromkeys(names)
+        for suffix, title, temperature in (
+            (f"tau{TAU:g}", f"τ = {TAU:g}", FixedTemperature(TAU)),
+            ("learned", "τ learned", learned),
+        )
+    ]
+
+
+def row_order(result: RunResult) -> tuple[int, bool]:
+    """Heads stand in the order of ``HEADS``, τ = 1 before the learned one."""
+    names = [*HEADS, result.setting.rpartition("_")[0]]  # a head that is no longer listed stands last
+    return names.index(names[-1]), result.learned
+
+
+def _compare(options: argparse.Namespace) -> None:
+    chosen = settings(options.heads, tuple(options.learned))
+    sweep.sweep(
+        sweep.load_classifier(options.config, options.num_steps),
+        chosen,
+        options.seeds,
+        options.held_out,
+        options.output,
+        batch_size=options.batch_size,
+        order=row_order,
+    )
+    print(f"table: {options.output / 'table.md'}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

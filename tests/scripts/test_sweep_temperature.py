@@ -1,0 +1,178 @@
+"""The sweep over τ: what it trains, what it leaves, what it refuses."""
+
+import dataclasses
+import fcntl
+import json
+from pathlib import Path
+
+import pytest
+
+from configs import experiment, quickstart_lit_het_xl, quickstart_upstream
+from eval.sweeps import read_results
+from lit_het.cli import sweep
+from lit_het.errors import UserError
+from lit_het.heads.deterministic import DeterministicConfig
+from lit_het.heads.temperature import BoundedTemperature, FixedTemperature
+from lit_het.training.logging import read_metrics
+from scripts.sweep_temperature import TAUS, main, plot, row_order, settings
+from tests import tiny
+from tests.scripts.conftest import refusal, write_config_file
+
+
+@pytest.fixture(scope="module")
+def arguments(config_file, data, tmp_path_factory):
+    """A sweep of 2 steps over one fixed τ and the learned one, and one seed."""
+    output = tmp_path_factory.mktemp("sweep")
+    flags = ["--config", config_file, "--held-out", data / "train", "--output", output, "--num-steps", 2]
+    return [str(flag) for flag in [*flags, "--taus", 0.5, "--seeds", 1, "--batch-size", 16]]
+
+
+@pytest.fixture(scope="module")
+def finished(arguments):
+    """The folder of the finished sweep."""
+    assert main(arguments) == 0
+    return Path(arguments[arguments.index("--output") + 1])
+
+
+def test_every_temperature_is_trained_and_evaluated(finished):
+    results = {result.name: result for result in read_results(finished / "results")}
+    assert set(results) == {"tau0.5_seed1", "learned_seed1"}
+    fixed, learned = results["tau0.5_seed1"], results["learned_seed1"]
+    assert fixed.temperature == 0.5
+    assert not fixed.learned
+    assert 2.4 < learned.temperature < 2.6, "it starts at the midpoint of 0.05 and 5"
+    assert learned.num_parameters == fixed.num_parameters + 1
+    for result in results.values():
+        assert 0 < result.metrics["nll"] < 20
+        assert 0 <= result.metrics["top1"] <= 1
+        assert result.config["num_steps"] == 2
+        assert result.config["seed"] == result.config["data.seed"] == 1
+        config = experiment.load(finished / "runs" / result.name / "config.json")
+        assert (
+            experiment.fields(config.task.head.temperature).items()
+            <= {field.removeprefix("task.head.temperature."): value for field, value in result.config.items()}.items()
+        )
+
+
+def test_table_and_plot_are_written(finished):
+    text = (finished / "table.md").read_text()
+    assert text.index("| τ = 0.5 | 0.5 |") < text.index("| τ learned | 2.")
+    assert (finished / "temperature.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_second_start_trains_nothing_and_prints_the_same_table(finished, arguments, capsys):
+    before = {path: path.stat().st_mtime_ns for path in (finished / "results").iterdir()}
+    table = (finished / "table.md").read_text()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("lit_het.cli.sweep.train_unless_done", _forbidden)
+        assert main(arguments) == 0
+    assert {path: path.stat().st_mtime_ns for path in (finished / "results").iterdir()} == before
+    assert (finished / "table.md").read_text() == table
+    assert capsys.readouterr().err.count("done before") == 2
+
+
+def test_a_run_that_was_trained_but_not_evaluated_is_not_trained_again(finished, arguments):
+    path = finished / "results" / "tau0.5_seed1.json"
+    before = json.loads(path.read_text())
+    path.unlink()
+    assert main(arguments) == 0
+    assert len(read_metrics(finished / "runs" / "tau0.5_seed1" / "metrics.jsonl")) == 2
+    assert json.loads(path.read_text())["metrics"] == before["metrics"], "the noise of evaluation has a seed"
+
+
+def test_a_run_that_another_process_has_begun_is_left_to_it(finished, arguments, tmp_path, capsys):
+    elsewhere = [*arguments, "--output", str(tmp_path)]
+    (tmp_path / "locks").mkdir()
+    with (tmp_path / "locks" / "tau0.5_seed1").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("lit_het.cli.sweep.train_unless_done", _forbidden)
+            (tmp_path / "results").mkdir()
+            kept = "learned_seed1.json"
+            (tmp_path / "results" / kept).write_text((finished / "results" / kept).read_text())
+            assert main(elsewhere) == 0
+    captured = capsys.readouterr()
+    assert "tau0.5_seed1: under way in another process" in captured.err
+    assert "1 runs are under way" in captured.out
+
+
+def test_results_of_another_configuration_are_refused(finished, arguments, capsys):
+    line = refusal(capsys, main, *arguments, "--num-steps", 3)
+    assert "was made with num_steps = 2, and now it is 3; give another --output" in line
+
+
+def _forbidden(*_):
+    raise AssertionError("nothing is left to train")
+
+
+def test_settings_are_the_grid_of_the_paper_and_the_learned_temperature():
+    variants = settings(DeterministicConfig(initial_bias=-3.0), TAUS, (0.05, 5.0))
+    assert [variant.head.temperature for variant in variants[:-1]] == [FixedTemperature(tau) for tau in TAUS]
+    assert variants[-1].head == DeterministicConfig(temperature=BoundedTemperature(0.05, 5.0), initial_bias=-3.0)
+    assert [variant.learned for variant in variants] == [False] * len(TAUS) + [True]
+    assert len({variant.name for variant in variants}) == len(variants)
+
+
+@pytest.mark.parametrize("taus", [[0.04], [0.1, 5.5], [-1.0], [0.0]])
+def test_a_temperature_that_cannot_be_learned_is_refused(taus):
+    with pytest.raises(UserError, match=rf"--taus {taus[-1]:g} lies outside .* --learned 0.05 5"):
+        settings(DeterministicConfig(), taus, (0.05, 5.0))
+
+
+def test_a_plot_without_a_fixed_temperature_can_be_drawn(finished, tmp_path):
+    learned = [result for result in read_results(finished / "results") if result.learned]
+    plot(sweep.sweeps.summarize(learned, row_order), tmp_path / "learned.png")
+    assert (tmp_path / "learned.png").stat().st_size > 1000
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (("--config", "nowhere.py"), "no configuration file nowhere.py"),
+        (("--held-out", "nowhere"), "no folder nowhere; --held-out"),
+        (("--taus", "9"), "--taus 9 lies outside"),
+        (("--learned", "2", "1"), "0 < minimum < maximum"),
+        (("--num-steps", "1"), "warmup_steps"),
+        (("--output", __file__), "is a file; --output takes a folder"),
+        (("--seeds", "-1"), "seed = -1 must be at least 0"),
+    ],
+)
+def test_wrong_input_is_one_line(arguments, tmp_path, capsys, flags, expected):
+    line = refusal(capsys, main, *arguments, "--output", tmp_path, *flags)
+    assert line.startswith("sweep_temperature: ")
+    assert expected in line
+
+
+def test_an_image_text_model_is_refused(arguments, data, tmp_path, capsys):
+    config = tiny.shrink(quickstart_lit_het_xl.get_config(), data, tmp_path / "run", pretrained=tmp_path)
+    path = write_config_file(config, tmp_path / "lit.py")
+    assert "trains an image-text model" in refusal(capsys, main, *arguments, "--config", path)
+
+
+def test_a_classifier_of_words_is_refused(arguments, data, tmp_path, capsys):
+    path = write_config_file(tiny.shrink(quickstart_upstream.get_config(), data, tmp_path / "run"), tmp_path / "w.py")
+    assert "several labels a picture" in refusal(capsys, main, *arguments, "--config", path)
+
+
+def test_held_out_pictures_of_other_classes_are_refused(arguments, data, tmp_path, capsys):
+    other = tiny.write_data(tmp_path / "other") / "train"
+    (other / "classnames.txt").write_text("one\ntwo\n")
+    line = refusal(capsys, main, *arguments, "--held-out", other, "--output", tmp_path)
+    assert "has 2 classes and the classifier 8" in line
+
+
+def test_glyphs_are_drawn_once_if_they_are_missing(tmp_path, monkeypatch):
+    written = []
+
+    def write(directory, seed):
+        written.append(seed)
+        directory.mkdir()
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sweep, "write_data", write)
+    path = Path(experiment.__file__).with_name("glyph_classifier.py")
+    for num_steps in (None, 7):
+        config = sweep.load_classifier(path, num_steps)
+    assert written == [0]
+    assert dataclasses.replace(config, num_steps=1000).num_steps == 1000
+    assert config.num_steps == 7
