@@ -29,7 +29,7 @@ HEADS: Mapping[str, Any] = {
     "HET": HetConfig(**SAME),
     "HET-H": HetHConfig(num_buckets=256, **SAME),  # as many as features: the parameters of HET-XL (Sec. 6.1)
     "HET-XL": HetXLConfig(**SAME),
-    "HET-XL, W not shared": HetXLConfig(unshared_size=256, **SAME),
+    "HET-XL-unshared": HetXLConfig(unshared_size=256, **SAME),
 }
 TAU = 1.0  # where τ is not learned
 
