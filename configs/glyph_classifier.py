@@ -25,7 +25,7 @@ ROOT = quickstart_upstream.ROOT
 NUM_NAMES = 1379  # of training characters
 HEAD = HetXLConfig(
     covariance=CovarianceConfig(num_factors=8, form="efficient", initial_noise_norm=1.0),
-    sampling=SamplingConfig(num_samples=16, num_eval_samples=1000),
+    sampling=SamplingConfig(num_samples=8, num_eval_samples=100),
 )
 
 
