@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-import zlib
+import hashlib
 
 import numpy as np
 from flax import nnx
@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, Int, Key
 
 from lit_het.errors import UserError, require_at_least
 from lit_het.heads.covariance import CovarianceConfig, Noise
-from lit_het.heads.sampling import SamplingConfig, certain, is_factored, noisy, noisy_in_logits
+from lit_het.heads.sampling import SamplingConfig, certain, check_order, is_factored, noisy, noisy_in_logits
 from lit_het.heads.temperature import BoundedTemperature, TemperatureConfig
 from lit_het.types import LogitSamples
 
@@ -31,7 +31,7 @@ class HetHConfig:
         initial_bias: start of every bias of the logits.
 
     Raises:
-        UserError: no buckets.
+        UserError: no buckets, or the factored order without a second term of rank one.
     """
 
     num_buckets: int = 768
@@ -43,6 +43,7 @@ class HetHConfig:
 
     def __post_init__(self) -> None:
         require_at_least(1, self, "num_buckets")
+        check_order(self.sampling, self.covariance)
 
     def build(self, feature_size: int, num_classes: int, rngs: nnx.Rngs) -> "HetHClassifier":
         """Returns the head for features ``[b d]`` and ``num_classes`` classes.
@@ -60,8 +61,16 @@ class HetHConfig:
 
 @functools.lru_cache
 def hash_classes(num_classes: int, num_buckets: int, seed: int) -> Int[np.ndarray, " k"]:
-    """Returns h, each class's bucket: a CRC-32, the same on every machine and in every version."""
-    return np.array([zlib.crc32(f"{seed}/{number}".encode()) % num_buckets for number in range(num_classes)])
+    """Returns h, each class's bucket: the same on every machine and in every version.
+
+    A CRC would not do: it is linear, so that with 2ⁿ buckets the same classes would collide whatever the seed.
+    """
+
+    def bucket(number: int) -> int:
+        digest = hashlib.blake2b(f"{seed}/{number}".encode(), digest_size=8).digest()
+        return int.from_bytes(digest, "little") % num_buckets
+
+    return np.array([bucket(number) for number in range(num_classes)])
 
 
 class HetHClassifier(nnx.Module):

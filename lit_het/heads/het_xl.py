@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Key
 
 from lit_het.errors import UserError, require_at_least
 from lit_het.heads.covariance import CovarianceConfig, Noise
-from lit_het.heads.sampling import SamplingConfig, certain, is_factored, noisy, noisy_in_logits
+from lit_het.heads.sampling import SamplingConfig, certain, check_order, is_factored, noisy, noisy_in_logits
 from lit_het.heads.temperature import BoundedTemperature, TemperatureConfig
 from lit_het.types import LogitSamples
 
@@ -28,7 +28,7 @@ class HetXLConfig:
         initial_bias: start of every bias of the logits.
 
     Raises:
-        UserError: M below 1.
+        UserError: M below 1, or the factored order without a second term of rank one.
     """
 
     covariance: CovarianceConfig = CovarianceConfig(num_factors=50, form="efficient")
@@ -40,6 +40,7 @@ class HetXLConfig:
     def __post_init__(self) -> None:
         if self.unshared_size is not None:
             require_at_least(1, self, "unshared_size")
+        check_order(self.sampling, self.covariance)
 
     def build(self, feature_size: int, num_classes: int, rngs: nnx.Rngs) -> "HetXLClassifier":
         """Returns the head for features ``[b d]`` and ``num_classes`` classes."""

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import jax
 from jaxtyping import Array, Float, Int, Key
 
-from lit_het.errors import require_at_least
+from lit_het.errors import UserError, require_at_least
 from lit_het.heads.covariance import CovarianceConfig, Noise, standard_normals
 from lit_het.types import LogitSamples
 
@@ -52,6 +52,20 @@ class SamplingConfig:
     def samples(self, training: bool) -> int:
         """Returns S."""
         return self.num_samples if training else self.num_eval_samples
+
+
+def check_order(sampling: SamplingConfig, covariance: CovarianceConfig) -> None:
+    """Refuses the factored order where there is none.
+
+    Raises:
+        UserError: with both fields.
+    """
+    if sampling.order == "factored" and covariance.is_diagonal:
+        second_term = f"second_term = {covariance.second_term!r} with num_factors = {covariance.num_factors}"
+        raise UserError(
+            f"sampling.order = 'factored' needs covariance.second_term = 'rank_one' and factors, not {second_term}; "
+            "take the order 'cheaper'"
+        )
 
 
 def is_factored(
@@ -145,7 +159,7 @@ def noisy_in_logits(
     def logits(base: Float[Array, "n k"], noise: Noise, normals: Float[Array, "n t z"]) -> Float[Array, "n t k"]:
         return (base[:, None] + noise.apply(normals)) / temperature
 
-    shapes = jax.eval_shape(prepare, features[:1])[1]
+    factors = jax.eval_shape(lambda phi: prepare(phi)[1].factors, features[:1])
     # Without factors of its own an example has its base, v(x) and d(x) alone.
-    vectors = 2 if shapes.factors is None else shapes.num_normals
+    vectors = 2 if factors is None else factors.shape[1] + 1
     return noisy(features, key, num_samples, block_size, prepare, logits, vectors)

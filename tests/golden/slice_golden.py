@@ -19,9 +19,14 @@ COPIED = (
     "bv/vit_gap_sincos2d",
     "bv/vit_tok_learn",
     "het/compute_temperature",
+    "het/sigmoid_het_full_fixed",
     "het/sigmoid_hetxl_pe_tune",
+    "het/softmax_het_full_fixed",
+    "het/softmax_het_pe_tune",
     "het/softmax_hetxl_full_tune",
     "het/softmax_hetxl_pe_fixed",
+    "het/stats_softmax_het_full_tune",
+    "het/stats_softmax_hetxl_pe_tune",
 )
 
 

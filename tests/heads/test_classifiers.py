@@ -1,6 +1,7 @@
-"""Logits of the classifiers: Eq. 1 (DET) and Eq. 5 (HET-XL)."""
+"""Logits of the classifiers (HET-XL Eq. 1, 2, 5, 9 and 14), in both orders of their products."""
 
-from pathlib import Path
+import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -10,184 +11,287 @@ import pytest
 from flax import nnx
 
 from lit_het import parameters
+from lit_het.errors import UserError
+from lit_het.heads import covariance, het_h
+from lit_het.heads.base import ClassificationHead
 from lit_het.heads.covariance import CovarianceConfig
 from lit_het.heads.deterministic import DeterministicConfig
-from lit_het.heads.het_xl import HetXLClassifier, HetXLConfig
-from lit_het.heads.temperature import BoundedTemperature, FixedTemperature
-from lit_het.losses.classification import sigmoid_cross_entropy, softmax_cross_entropy
+from lit_het.heads.het import HetConfig
+from lit_het.heads.het_h import HetHConfig, hash_classes
+from lit_het.heads.het_xl import HetXLConfig
+from lit_het.heads.sampling import SamplingConfig, is_factored
+from lit_het.heads.temperature import FixedTemperature
+from lit_het.types import LogitSamples
+from tests.heads import references
+from tests.heads.references import all_at_once
 
-GOLDEN = Path(__file__).parents[1] / "golden"
-B, D, K, S = 3, 6, 5, 4
+B, D, K, S, R = 3, 6, 11, 5, 2
+M, H = 4, 8
+KEY = jax.random.key(2)
+X = jnp.asarray(np.random.default_rng(1).normal(size=(B, D)), jnp.float32)
+WEIGHTS = np.random.default_rng(2).normal(size=(B, S, K))
+
+KINDS: dict[str, Any] = {
+    "HET": HetConfig(),
+    "HET-H": HetHConfig(H),
+    "HET-XL": HetXLConfig(),
+    "unshared": HetXLConfig(unshared_size=M),
+}
+NOISE_SIZES = {"HET": K, "HET-H": H, "HET-XL": D, "unshared": M}
+CASES = [
+    (kind, form, second, order)
+    for kind in KINDS
+    for form in ("full", "efficient")
+    for second in ("rank_one", "diagonal")
+    for order in (("direct", "factored") if second == "rank_one" and kind != "HET" else ("direct",))
+]
 
 
-def make(form: Any = "full", second: Any = "rank_one", *, num_samples=S, initial_bias=0.3):
-    config = HetXLConfig(CovarianceConfig(2, form, second), num_samples=num_samples, initial_bias=initial_bias)
-    return config.build(D, K, nnx.Rngs(0))
+def config_of(kind, form: Any = "efficient", second: Any = "rank_one", order: Any = "direct", rank=R):
+    sampling = SamplingConfig(num_samples=S, num_eval_samples=S + 2, order=order)
+    return dataclasses.replace(KINDS[kind], covariance=CovarianceConfig(rank, form, second), sampling=sampling)
 
 
-def features():
-    return jnp.asarray(np.random.default_rng(1).normal(size=(B, D)), jnp.float32)
+def make(config) -> Any:
+    return references.with_random_biases(config.build(D, K, nnx.Rngs(0)))
+
+
+@functools.cache
+def results(config):
+    """Returns the head, its logits for `X`, and the gradient of their sum weighted by `WEIGHTS`."""
+    head = make(config)
+    graph, state = nnx.split(head)
+
+    def weighted_sum(params, x):
+        logits = all_at_once(nnx.merge(graph, params)(x, KEY))
+        return jnp.sum(jnp.asarray(WEIGHTS[:, : logits.shape[1]], jnp.float32) * logits), logits
+
+    (of_params, of_x), logits = jax.jit(jax.grad(weighted_sum, argnums=(0, 1), has_aux=True))(state, X)
+    gradient = {**parameters.flatten(nnx.to_pure_dict(of_params)), "x": of_x}
+    return head, np.asarray(logits), gradient
+
+
+def assert_equal_to_the_reference(config, noise_size=None):
+    head, logits, gradient = results(config)
+    place = {**references.in_float64(head), "x": np.asarray(X, np.float64)}
+    normals = None
+    if noise_size is not None:
+        normals = np.asarray(references.normals_of(head(X, KEY), config.covariance, noise_size), np.float64)
+    expected = references.logits(place, config, place["x"], normals)
+    np.testing.assert_allclose(logits, expected, rtol=1e-5, atol=2e-5)
+    random = np.random.default_rng(3)
+    for path, leaf in gradient.items():
+        direction = 1e-6 * random.normal(size=leaf.shape)
+        moved = ({**place, path: place[path] + sign * direction} for sign in (1, -1))
+        sums = [np.sum(WEIGHTS[:, : logits.shape[1]] * references.logits(p, config, p["x"], normals)) for p in moved]
+        scale = np.linalg.norm(leaf) * np.linalg.norm(direction)
+        assert scale > 0
+        slope = (sums[0] - sums[1]) / 2
+        np.testing.assert_allclose(np.sum(leaf * direction) / scale, slope / scale, atol=5e-5, err_msg=path)
+
+
+@pytest.mark.parametrize(("kind", "form", "second", "order"), CASES)
+def test_logits_and_gradients_equal_the_numpy_reference_with_the_same_noise(kind, form, second, order):
+    config = config_of(kind, form, second, order)
+    assert_equal_to_the_reference(config, NOISE_SIZES[kind])
+    assert results(config)[1].shape == (B, S, K)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rank_zero_leaves_the_diagonal_noise_alone(kind):
+    """References with r = 0 draw one normal per coordinate, although the second term is said to be rank one."""
+    assert_equal_to_the_reference(config_of(kind, rank=0), NOISE_SIZES[kind])
+
+
+def test_deterministic_logits_equal_the_numpy_reference_and_ignore_the_key():
+    config = DeterministicConfig(FixedTemperature(0.5), initial_bias=-6.9)
+    assert_equal_to_the_reference(config)
+    head: Any = config.build(D, K, nnx.Rngs(0))
+    np.testing.assert_array_equal(head.logits.bias[...], np.full(K, np.float32(-6.9)))
+    np.testing.assert_array_equal(all_at_once(head(X, None)), all_at_once(head(X, KEY)))
+    np.testing.assert_array_equal(head.noise_norm(X), np.zeros(B))
 
 
 @pytest.mark.parametrize("form", ["full", "efficient"])
-@pytest.mark.parametrize("second", ["rank_one", "diagonal"])
-def test_logits_equal_the_numpy_reference_with_the_same_noise(form, second):
-    """u_s = (Wᵀ (φ + ε_s) + b) / τ with τ = 2.525."""
-    head, x, key = make(form, second), features(), jax.random.key(2)
-    noise = np.asarray(head.covariance.apply(x, *head.covariance.draw(B, D, key, S)))
-    kernel, bias = np.asarray(head.logits.kernel[...]), 0.3
-    expected = np.zeros((S, B, K))
-    for s in range(S):
-        for n in range(B):
-            for k in range(K):
-                expected[s, n, k] = (kernel[:, k] @ (np.asarray(x[n]) + noise[s, n]) + bias) / 2.525
-    np.testing.assert_allclose(head(x, key), expected, rtol=1e-5, atol=1e-5)
+@pytest.mark.parametrize("kind", ["HET-H", "HET-XL", "unshared"])
+def test_both_orders_of_the_products_give_the_same_logits_and_gradients(kind, form):
+    (_, direct, of_direct), (_, factored, of_factored) = (
+        results(config_of(kind, form, order=order)) for order in ("direct", "factored")
+    )
+    np.testing.assert_allclose(factored, direct, rtol=1e-5, atol=1e-5)
+    assert "temperature/position" in of_direct
+    assert "x" in of_direct
+    for path, expected in of_direct.items():
+        np.testing.assert_allclose(of_factored[path], expected, rtol=1e-4, atol=1e-4, err_msg=path)
+
+
+@pytest.mark.parametrize(
+    ("order", "second", "rank", "num_samples", "expected"),
+    [
+        # Multiply-adds an example, in units of k = 21843: direct S (2048 + 51·2048/k), factored 51·2048 + 51 S.
+        ("cheaper", "rank_one", 50, 1000, True),  # 2.05 M against 0.16 M
+        ("cheaper", "rank_one", 50, 64, True),  # 131 k against 108 k
+        ("cheaper", "rank_one", 50, 53, True),  # 108.8 k against 107.2 k
+        ("cheaper", "rank_one", 50, 52, False),  # 106.7 k against 107.1 k
+        ("cheaper", "rank_one", 50, 16, False),  # 33 k against 105 k
+        ("cheaper", "diagonal", 50, 1000, False),
+        ("cheaper", "rank_one", 0, 1000, False),
+        ("direct", "rank_one", 50, 1000, False),
+        ("factored", "rank_one", 50, 16, True),
+    ],
+)
+def test_the_order_with_fewer_operations_is_taken_and_never_the_factored_one_for_a_diagonal(
+    order, second, rank, num_samples, expected
+):
+    sizes = {"noise_size": 2048, "num_classes": 21_843, "num_samples": num_samples}
+    assert is_factored(order, CovarianceConfig(rank, "efficient", second), **sizes) is expected
+
+
+@pytest.mark.parametrize("kind", ["HET-H", "HET-XL", "unshared"])
+def test_few_samples_are_taken_in_the_direct_order_and_many_in_the_factored_one(kind):
+    """The direct order prepares the noise in its own space [n q], the factored one in that of the logits [n k]."""
+    config, spaces = config_of(kind), []
+    for num_samples in (1, 200):
+        sampling = SamplingConfig(num_samples=num_samples)
+        samples = make(dataclasses.replace(config, sampling=sampling))(X, KEY)
+        spaces.append(jax.eval_shape(lambda x, samples=samples: samples.prepare(x)[1].scale, X).shape[1])
+    assert spaces == [NOISE_SIZES[kind], K]
 
 
 def test_logits_of_a_lookup_that_replaces_the_matrix_product_are_the_same():
-    head, x, key = make(), features(), jax.random.key(2)
-    kernel, bias = head.logits.kernel[...], head.logits.bias
-    assert bias is not None
+    head, expected, _ = results(config_of("HET-XL", order="factored"))
+    kernel, bias = head.logits.kernel[...], head.logits.bias[...]
 
     def in_two_shards(phi):
-        return jnp.concatenate([phi @ kernel[:, :2], phi @ kernel[:, 2:]], axis=1) + bias[...][None]
+        return jnp.concatenate([phi @ kernel[:, :2], phi @ kernel[:, 2:]], axis=1) + bias[None]
 
-    np.testing.assert_allclose(head(x, key, in_two_shards), head(x, key), rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(head(x, None, in_two_shards), head(x, None), rtol=1e-5, atol=1e-6)
-    assert not np.allclose(head(x, key, lambda phi: 2 * in_two_shards(phi)), head(x, key))
-
-
-def test_without_a_key_there_is_one_sample_without_noise():
-    head, x = make(), features()
-    assert head(x, None).shape == (1, B, K)
-    np.testing.assert_allclose(head(x, None)[0], head.logits(x) / 2.525, rtol=1e-6)
-    assert not np.allclose(head(x, jax.random.key(0))[0], head(x, None)[0])
+    np.testing.assert_allclose(all_at_once(head(X, KEY, get_logits=in_two_shards)), expected, rtol=1e-4, atol=1e-5)
+    noiseless = (all_at_once(head(X, None, get_logits=function)) for function in (in_two_shards, None))
+    np.testing.assert_allclose(*noiseless, rtol=1e-5, atol=1e-6)
+    doubled = all_at_once(head(X, KEY, get_logits=lambda phi: 2 * in_two_shards(phi)))
+    np.testing.assert_allclose(doubled, 2 * expected, rtol=1e-4, atol=1e-5)
 
 
-def test_a_deterministic_classifier_divides_by_the_temperature_and_ignores_the_key():
-    config = DeterministicConfig(FixedTemperature(0.5), initial_bias=-6.9)
-    head, x = config.build(D, K, nnx.Rngs(0)), features()
-    expected = (np.asarray(x) @ np.asarray(head.logits.kernel[...]) - 6.9) / 0.5
-    np.testing.assert_allclose(head(x, jax.random.key(0))[0], expected, rtol=1e-5)
-    np.testing.assert_array_equal(head(x, None), head(x, jax.random.key(0)))
-    np.testing.assert_array_equal(head.noise_norm(x), np.zeros(B))
+def test_a_lookup_is_refused_where_it_would_not_see_the_noise():
+    head = make(config_of("unshared"))
+    with pytest.raises(UserError, match=r"get_logits needs a head that shares W.*leave out unshared_size"):
+        head(X, KEY, get_logits=head.logits)
 
 
-def test_more_samples_approach_the_expected_probability_like_one_over_the_square_root():
-    """1/S Σ_s softmax(u_s) has the standard error sd/√S around E softmax(u): errors shrink 8-fold from 64 to 4096."""
-    x = features()
-
-    def estimates(num_samples, seeds):
-        head = make(num_samples=num_samples)
-        mean_probability = jax.jit(lambda key: jax.nn.softmax(head(x, key)).mean(axis=0))
-        return np.stack([mean_probability(jax.random.key(seed)) for seed in seeds])
-
-    expected = estimates(200_000, [100])
-
-    def error(num_samples):
-        return np.sqrt(np.mean((estimates(num_samples, range(40)) - expected) ** 2))
-
-    few, many = error(64), error(4096)
-    assert few / many == pytest.approx(8, rel=0.3)
+@pytest.mark.parametrize("kind", KINDS)
+def test_without_a_key_there_is_one_sample_without_noise(kind):
+    head = results(config_of(kind))[0]
+    samples = head(X, None)
+    assert samples.num_samples == 1
+    expected = np.asarray(head.logits(X) / head.temperature())[:, None]
+    np.testing.assert_allclose(all_at_once(samples), expected, rtol=1e-5, atol=1e-6)
 
 
-def test_noise_norm_is_that_of_the_covariance():
-    head, x = make(), features()
-    np.testing.assert_array_equal(head.noise_norm(x), head.covariance.noise_norm(x))
+@pytest.mark.parametrize("kind", KINDS)
+def test_training_and_evaluation_take_their_own_number_of_samples(kind):
+    head = results(config_of(kind))[0]
+    assert isinstance(head, ClassificationHead)
+    assert head(X, KEY).num_samples == S
+    assert head(X, KEY, training=False).num_samples == S + 2
+    np.testing.assert_array_equal(head.noise_norm(X), results(config_of(kind))[0].covariance.noise_norm(X))
 
 
-def count(config, d, k):
-    return parameters.count(nnx.eval_shape(lambda: nnx.to_pure_dict(nnx.state(config.build(d, k, nnx.Rngs(0))))))
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_example_does_not_influence_the_noise_or_logits_of_the_others(kind):
+    head, logits, _ = results(config_of(kind, order="direct"))
+    changed = all_at_once(head(X.at[1].set(5.0), KEY))
+    np.testing.assert_allclose(changed[::2], logits[::2], rtol=1e-5, atol=1e-5)
+    assert not np.allclose(changed[1], logits[1])
 
 
-@pytest.mark.parametrize("num_classes", [18_291, 21_843, 29_593])
-def test_het_xl_adds_the_parameters_of_table_3_whatever_the_number_of_classes(num_classes):
-    # ViT-L/32, r = 50: 331.1 M - 328.9 M = 327.5 M - 325.3 M = 2.2 M.
-    extra = count(HetXLConfig(), 1024, num_classes) - count(DeterministicConfig(), 1024, num_classes)
-    assert extra == 2 * 1024**2 + 50 * 1024 + 2 * 1024 + 1  # 2d² + rd, two biases, the temperature
-    assert round(extra / 1e6, 1) == 2.2
+@pytest.mark.parametrize("kind", KINDS)
+def test_samples_differ_and_so_do_examples_with_equal_features_and_keys(kind):
+    """Each of the logits without their noiseless part is a draw of its own."""
+    head = results(config_of(kind))[0]
+    x = jnp.repeat(X[:1], B, axis=0)
+    draws = np.concatenate([np.asarray(all_at_once(head(x, key))) for key in (KEY, jax.random.key(3))]).reshape(-1, K)
+    assert all(not np.allclose(draws[i], draws[j], rtol=1e-3) for i in range(len(draws)) for j in range(i))
 
 
-def test_het_xl_on_a_resnet_adds_the_parameters_of_table_3():
-    # ResNet152x1, d = 2048: 111.4 M - 102.9 M = 8.5 M.
-    assert round((count(HetXLConfig(), 2048, 100) - count(DeterministicConfig(), 2048, 100)) / 1e6, 1) == 8.5
-
-
-def from_edward2(golden) -> HetXLClassifier:
-    """Puts edward2's parameters into our head; its J has a bias (a mean of the noise), which ours has not."""
-    efficient = "params/scale_layer_homoscedastic/kernel" in golden
-    tuned = "params/pre_sigmoid_temperature" in golden
-    temperature = BoundedTemperature(0.05, 5.0) if tuned else FixedTemperature(float(golden["temperature"][0]))
-    form = "efficient" if efficient else "full"
-    head = HetXLConfig(CovarianceConfig(3, form), temperature, num_samples=8).build(6, 5, nnx.Rngs(0))
-    graph, state = nnx.split(head)
-    params = parameters.flatten(nnx.to_pure_dict(state))
-    renamed = {
-        "logits": "loc_layer",
-        "covariance/diagonal": "diag_layer",
-        "covariance/factors": "scale_layer",
-        "covariance/scale_of_factors": "scale_layer_heteroscedastic",
-    }
-    for path in params:
-        layer, _, leaf = path.rpartition("/")
-        if layer in renamed:
-            params[path] = jnp.asarray(golden[f"params/{renamed[layer]}/{leaf}"])
-    if efficient:
-        params["covariance/shared_factors"] = jnp.asarray(golden["params/scale_layer_homoscedastic/kernel"].T)
-    if tuned:
-        params["temperature/position"] = jnp.asarray(golden["params/pre_sigmoid_temperature"][0])
-    return nnx.merge(graph, parameters.unflatten(params))
-
-
-@pytest.mark.parametrize("name", ["softmax_hetxl_full_tune", "softmax_hetxl_pe_fixed", "sigmoid_hetxl_pe_tune"])
-def test_noise_and_probabilities_equal_those_of_the_authors_code(name, monkeypatch):
-    with np.load(GOLDEN / f"{name}.npz") as golden:
-        head = from_edward2(golden)
-        x = jnp.asarray(golden["x"])
-        xi, eta = (jnp.asarray(golden[k]).swapaxes(0, 1) for k in ("eps_factors", "eps_diag"))
-        noise = np.asarray(head.covariance.apply(x, xi, eta)).swapaxes(0, 1)
-        mean = 0.0
-        if "_pe_" in name:
-            v = np.asarray(head.covariance.scale_of_factors(x))
-            mean = golden["params/scale_layer_homoscedastic/bias"] * v[:, None]
-        np.testing.assert_allclose(noise + mean, golden["noise"], rtol=1e-5, atol=1e-5)
-        np.testing.assert_allclose(head.temperature(), golden["temperature"][0], rtol=1e-6)
-
-        recorded = jnp.asarray(golden["noise"]).swapaxes(0, 1)
-        monkeypatch.setattr(type(head.covariance), "sample", lambda *_: recorded)
-        logits = head(x, jax.random.key(0))
-        if name.startswith("softmax"):
-            probabilities, labels = jax.nn.softmax(logits).mean(axis=0), jnp.asarray(golden["labels"])
-            loss = softmax_cross_entropy(logits, labels).mean()
-        else:
-            probabilities = jax.nn.sigmoid(logits).mean(axis=0)
-            loss = sigmoid_cross_entropy(logits, jnp.asarray(golden["targets"], jnp.float32)).mean()
-        np.testing.assert_allclose(probabilities, golden["probs"], rtol=1e-5, atol=1e-6)
-        np.testing.assert_allclose(loss, golden["loss"], rtol=1e-5)
-
-
-def test_gradients_equal_those_of_the_authors_code(monkeypatch):
-    with np.load(GOLDEN / "softmax_hetxl_full_tune.npz") as golden:
-        head = from_edward2(golden)
-        xi, eta = (jnp.asarray(golden[k]).swapaxes(0, 1) for k in ("eps_factors", "eps_diag"))
-        labels = jnp.asarray(golden["labels"])
-        monkeypatch.setattr(type(head.covariance), "draw", lambda *_: (xi, eta))
+def test_het_h_with_a_bucket_for_every_class_is_het(monkeypatch):
+    monkeypatch.setattr(het_h, "hash_classes", lambda num_classes, *_: np.arange(num_classes))
+    het, expected, expected_gradient = results(config_of("HET"))
+    for order in ("direct", "factored"):
+        head = dataclasses.replace(config_of("HET-H", order=order), num_buckets=K).build(D, K, nnx.Rngs(7))
+        nnx.update(head, nnx.state(het))
         graph, state = nnx.split(head)
 
-        def loss(params, x):
-            return softmax_cross_entropy(nnx.merge(graph, params)(x, jax.random.key(0)), labels).mean()
+        def weighted_sum(params, x, graph=graph):
+            logits = all_at_once(nnx.merge(graph, params)(x, KEY))
+            return jnp.sum(jnp.asarray(WEIGHTS, jnp.float32) * logits), logits
 
-        params, x = jax.jit(jax.grad(loss, argnums=(0, 1)))(state, jnp.asarray(golden["x"]))
-        gradient = parameters.flatten(nnx.to_pure_dict(params))
-        theirs = {
-            "logits": "loc_layer",
-            "covariance/diagonal": "diag_layer",
-            "covariance/factors": "scale_layer",
-        }
-        for layer, name in theirs.items():
-            for leaf in ("kernel", "bias"):
-                expected = golden[f"grads/{name}/{leaf}"]
-                np.testing.assert_allclose(gradient[f"{layer}/{leaf}"], expected, rtol=1e-4, atol=1e-5)
-        expected = golden["grads/pre_sigmoid_temperature"][0]
-        np.testing.assert_allclose(gradient["temperature/position"], expected, rtol=1e-4)
-        np.testing.assert_allclose(x, golden["grad_x"], rtol=1e-4, atol=1e-5)
+        gradient, logits = jax.jit(jax.grad(weighted_sum, has_aux=True))(state, X)
+        np.testing.assert_allclose(logits, expected, rtol=1e-5, atol=1e-5)
+        for path, leaf in parameters.flatten(nnx.to_pure_dict(gradient)).items():
+            np.testing.assert_allclose(leaf, expected_gradient[path], rtol=1e-4, atol=1e-4, err_msg=path)
+
+
+def test_classes_of_one_bucket_have_the_same_noise_and_others_have_not():
+    head, logits, _ = results(config_of("HET-H"))
+    noise = logits - np.asarray(all_at_once(head(X, None)))
+    buckets = head.bucket_of_class
+    assert len(np.unique(buckets)) < K  # eleven classes, eight buckets
+    for i, j in np.ndindex(K, K):
+        assert np.allclose(noise[..., i], noise[..., j], rtol=1e-3, atol=1e-5) == (buckets[i] == buckets[j])
+
+
+@pytest.mark.parametrize("kind", ["HET-XL", "unshared"])
+def test_het_xl_with_no_covariance_is_deterministic(kind, monkeypatch):
+    monkeypatch.setattr(covariance, "MINIMUM_SCALE", 0.0)
+    head = make(config_of(kind))
+    params = parameters.flatten(nnx.to_pure_dict(nnx.state(head)))
+    params = {path: 0 * leaf if path.startswith("covariance") else leaf for path, leaf in params.items()}
+    params["covariance/diagonal/bias"] -= 200.0  # softplus(-200) = 0 in float32
+    nnx.update(head, parameters.unflatten(params))
+    np.testing.assert_array_equal(head.noise_norm(X), np.zeros(B))
+    plain = DeterministicConfig(head.config.temperature).build(D, K, nnx.Rngs(0))
+    nnx.update(
+        plain, parameters.unflatten({path: params[path] for path in params if not path.startswith(("cov", "uns"))})
+    )
+    expected = np.repeat(np.asarray(all_at_once(plain(X, None))), S, axis=1)
+    np.testing.assert_allclose(all_at_once(head(X, KEY)), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("num_classes", "num_buckets"), [(21_843, 2048), (21_843, 768), (18_291, 1024)])
+def test_the_hash_is_even_over_all_buckets_and_its_seed_changes_which_classes_collide(num_classes, num_buckets):
+    first, again, other = (hash_classes.__wrapped__(num_classes, num_buckets, seed) for seed in (0, 0, 1))
+    np.testing.assert_array_equal(first, again)
+    assert first.shape == (num_classes,)
+    assert set(first) == set(range(num_buckets))
+    # Σ (n_j - k/H)² / (k/H) has the mean H - 1 and the variance 2 (H - 1) for a random function.
+    expected = num_classes / num_buckets
+    for buckets in (first, other):
+        chi_square = np.sum((np.bincount(buckets) - expected) ** 2) / expected
+        assert abs(chi_square - (num_buckets - 1)) < 5 * np.sqrt(2 * (num_buckets - 1))
+    # Classes that collide under one seed collide under the other by chance alone, with probability 1/H.
+    collide, still = (h[:, None] == h[None] for h in (first[-2000:], other[-2000:]))
+    pairs = np.triu(collide, 1)
+    kept, chance = np.sum(still & pairs), np.sum(pairs) / num_buckets
+    assert kept < chance + 5 * np.sqrt(chance) + 5
+
+
+def test_the_hash_is_the_same_on_every_machine():
+    """A run that is resumed, or a checkpoint that is shared, must find the classes where it left them."""
+    np.testing.assert_array_equal(hash_classes(6, 1000, 0), [75, 599, 637, 283, 655, 669])
+
+
+def test_samples_hold_blocks_of_the_size_asked_for():
+    """1024 vectors, 200 samples in four blocks of 50: direct 1024 // 50 examples, with V(x) 1024 // (50 + r + 1)."""
+
+    def examples_per_block(kind, form, second, order):
+        sampling = SamplingConfig(num_samples=200, block_size=1024, order=order)
+        config = dataclasses.replace(config_of(kind, form, second), sampling=sampling)
+        samples: LogitSamples = make(config)(X, KEY)
+        assert samples.samples_per_block == 50
+        return samples.examples_per_block
+
+    assert examples_per_block("HET-XL", "full", "rank_one", "direct") == 1024 // 50
+    assert examples_per_block("HET-XL", "full", "rank_one", "factored") == 1024 // (50 + R + 1)
+    for second in ("rank_one", "diagonal"):
+        assert examples_per_block("HET", "full", second, "direct") == 1024 // (50 + R + 1)
+        assert examples_per_block("HET", "efficient", second, "direct") == 1024 // (50 + 2)

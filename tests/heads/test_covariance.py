@@ -1,6 +1,7 @@
-"""ε = V(x) ξ + d(x) η and its covariance (HET-XL Sec. 2.2, Eq. 17 and 18, App. L)."""
+"""ε = V(x)ᵀ ξ + d(x) η and its covariance (HET-XL Sec. 2.2, Eq. 17 and 18, App. L)."""
 
 import dataclasses
+import functools
 import math
 
 import jax
@@ -13,162 +14,151 @@ from hypothesis import strategies as st
 
 from lit_het import parameters
 from lit_het.errors import UserError
-from lit_het.heads.covariance import MINIMUM_SCALE, Covariance, CovarianceConfig
+from lit_het.heads.covariance import MINIMUM_SCALE, Covariance, CovarianceConfig, standard_normals
+from tests.heads import references
 
 B, D, Q, R = 3, 6, 5, 4
-FORMS = [(form, second) for form in ("full", "efficient") for second in ("rank_one", "diagonal")]
-every_form = pytest.mark.parametrize(("form", "second"), FORMS)
+CONFIGS = [CovarianceConfig(R, f, second) for f in ("full", "efficient") for second in ("rank_one", "diagonal")]
+CONFIGS += [CovarianceConfig(0, "full", "rank_one"), CovarianceConfig(0, "efficient", "diagonal")]
+every_config = pytest.mark.parametrize("config", CONFIGS, ids=lambda c: f"{c.form}-{c.second_term}-{c.num_factors}")
+FULL, EFFICIENT = CONFIGS[0], CONFIGS[2]
 
 
-def make(form, second, *, q=Q, norm=None, r=R):
-    config = CovarianceConfig(r, form, second, initial_noise_norm=norm)
-    module = config.build(D, q, feature_norm=1.0, rngs=nnx.Rngs(0))
-    # Biases start at zero (or alike): random ones take part in the test.
-    random = np.random.default_rng(0)
-    for layer in (value for value in vars(module).values() if isinstance(value, nnx.Linear)):
-        assert layer.bias is not None
-        layer.bias[...] = jnp.asarray(random.normal(size=layer.out_features), jnp.float32)
-    return module
+@functools.cache
+def make(config) -> Covariance:
+    return references.with_random_biases(config.build(D, Q, feature_norm=1.0, rngs=nnx.Rngs(0)))
 
 
 def features(b=B):
     return jnp.asarray(np.random.default_rng(1).normal(size=(b, D)), jnp.float32)
 
 
-def reference_terms(module: Covariance, x):
-    """V(x) = reshape(C φ + c, [q, r]) or V = J ∘ (K2ᵀφ + k2) per coordinate; d(x) = softplus(K1ᵀφ + k1) + 10⁻³."""
-    p = {k: np.asarray(v, np.float64) for k, v in parameters.flatten(nnx.to_pure_dict(nnx.state(module))).items()}
-    b, q, r = len(x), module.diagonal.out_features, module.config.num_factors
-    factors, scale = np.zeros((b, q, r)), np.zeros((b, q))
-    for n in range(b):
-        phi = np.asarray(x[n], np.float64)
-        for i in range(q):
-            scale[n, i] = np.log1p(np.exp(phi @ p["diagonal/kernel"][:, i] + p["diagonal/bias"][i])) + 1e-3
-            for j in range(r):
-                if module.config.form == "full":
-                    factors[n, i, j] = phi @ p["factors/kernel"][:, i * r + j] + p["factors/bias"][i * r + j]
-                else:
-                    v = phi @ p["scale_of_factors/kernel"][:, i] + p["scale_of_factors/bias"][i]
-                    factors[n, i, j] = p["shared_factors"][i, j] * v
-    return factors, scale
+def draw(module, x, samples, seed=0):
+    """Returns noise ``[b s q]`` and the standard normals that it is made of."""
+    noise = module(x)
+    normals = standard_normals(jax.random.split(jax.random.key(seed), len(x)), jnp.arange(samples), noise.num_normals)
+    return noise.apply(normals), normals
 
 
-def reference_noise(module, x, xi, eta):
-    """ε_s = V ξ_s + d ∘ η_s, one sample and one example at a time."""
-    factors, scale = reference_terms(module, x)
-    noise = np.zeros((len(xi), len(x), scale.shape[1]))
-    for s in range(len(xi)):
-        for n in range(len(x)):
-            noise[s, n] = factors[n] @ xi[s, n] + scale[n] * eta[s, n]
-    return noise
+@every_config
+def test_noise_equals_the_numpy_reference_for_the_same_normals(config):
+    module, x = make(config), features()
+    noise, normals = draw(module, x, 7)
+    assert normals.shape == (B, 7, config.num_factors + (Q if config.is_diagonal else 1))
+    expected = references.noise(references.in_float64(module), config, np.asarray(x), np.asarray(normals, np.float64))
+    np.testing.assert_allclose(noise, expected, rtol=1e-5, atol=1e-5)
 
 
-@every_form
-def test_noise_equals_the_numpy_reference_for_given_normals(form, second):
-    module, x = make(form, second), features()
-    xi, eta = module.draw(B, Q, jax.random.key(0), 7)
-    assert eta.shape == (7, B, 1 if second == "rank_one" else Q)
-    expected = reference_noise(module, x, np.asarray(xi, np.float64), np.asarray(eta, np.float64))
-    np.testing.assert_allclose(module.apply(x, xi, eta), expected, rtol=1e-5, atol=1e-5)
+@every_config
+def test_covariance_and_noise_norm_equal_the_numpy_reference(config):
+    module, x = make(config), features()
+    expected = references.covariance(references.in_float64(module), config, np.asarray(x))
+    np.testing.assert_allclose(module.covariance(x), expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(module.noise_norm(x) ** 2, np.trace(expected, axis1=1, axis2=2), rtol=1e-5)
 
 
-@every_form
-def test_sample_is_apply_of_draw(form, second):
-    module, x, key = make(form, second), features(), jax.random.key(3)
-    np.testing.assert_array_equal(module.sample(x, key, 4), module.apply(x, *module.draw(B, Q, key, 4)))
+@pytest.mark.parametrize("config", CONFIGS[4:], ids=["rank_one", "diagonal"])
+def test_rank_zero_means_a_diagonal_covariance_whatever_the_second_term_says(config):
+    module, x = make(config), features()
+    assert config.is_diagonal
+    assert set(nnx.to_pure_dict(nnx.state(module))) == {"diagonal"}
+    scale = np.log1p(np.exp(np.asarray(module.diagonal(x), np.float64))) + 1e-3
+    np.testing.assert_allclose(module.covariance(x), [np.diag(d**2) for d in scale], rtol=1e-5)
 
 
-@every_form
-def test_covariance_equals_the_numpy_reference(form, second):
-    module, x = make(form, second), features()
-    factors, scale = reference_terms(module, x)
-    for n, matrix in enumerate(np.asarray(module.covariance(x))):
-        term = np.outer(scale[n], scale[n]) if second == "rank_one" else np.diag(scale[n] ** 2)
-        np.testing.assert_allclose(matrix, factors[n] @ factors[n].T + term, rtol=1e-5, atol=1e-5)
-
-
-@every_form
-def test_covariance_is_the_empirical_covariance_of_samples(form, second):
-    module, x, samples = make(form, second), features(2), 50_000
-    noise = np.asarray(module.sample(x, jax.random.key(0), samples), np.float64)
+@every_config
+def test_covariance_is_the_empirical_covariance_of_samples(config):
+    module, x, samples = make(config), features(2), 20_000
+    noise = np.asarray(draw(module, x, samples)[0], np.float64)
     expected = np.asarray(module.covariance(x), np.float64)
-    empirical = np.einsum("sbi,sbj->bij", noise, noise) / samples
+    empirical = np.einsum("bsi,bsj->bij", noise, noise) / samples
     # For Gaussians var(ε_i ε_j) = Σ_ii Σ_jj + Σ_ij²; five standard errors over 2·25 entries fail once in 30,000.
     variances = np.einsum("bii->bi", expected)
     error = np.sqrt((variances[:, :, None] * variances[:, None, :] + expected**2) / samples)
     assert np.all(np.abs(empirical - expected) < 5 * error)
-    assert np.all(np.abs(noise.mean(axis=0)) < 5 * np.sqrt(variances / samples))
+    assert np.all(np.abs(noise.mean(axis=1)) < 5 * np.sqrt(variances / samples))
 
 
-@every_form
-def test_noise_norm_squared_is_the_trace(form, second):
-    module, x = make(form, second), features()
-    np.testing.assert_allclose(module.noise_norm(x) ** 2, jnp.trace(module.covariance(x), axis1=1, axis2=2), rtol=1e-5)
-
-
-@every_form
-def test_gradients_equal_those_of_a_plain_reference(form, second):
-    module, x = make(form, second), features()
-    xi, eta = module.draw(B, Q, jax.random.key(0), 3)
-    weights = jnp.asarray(np.random.default_rng(5).normal(size=(3, B, Q)), jnp.float32)
+@every_config
+def test_gradients_agree_with_finite_differences_of_the_reference(config):
+    module, x = make(config), features()
+    normals, random = draw(module, x, 3)[1], np.random.default_rng(5)
+    weights = random.normal(size=(B, 3, Q))
     graph, state = nnx.split(module)
 
     def fast(params, x):
-        return jnp.sum(weights * nnx.merge(graph, params).apply(x, xi, eta))
+        return jnp.sum(jnp.asarray(weights, jnp.float32) * nnx.merge(graph, params)(x).apply(normals))
 
     def slow(params, x):
-        p = nnx.to_pure_dict(params)
-        total = jnp.float32(0)
-        for n in range(B):
-            scale = jnp.log1p(jnp.exp(x[n] @ p["diagonal"]["kernel"] + p["diagonal"]["bias"])) + MINIMUM_SCALE
-            if form == "full":
-                factors = (x[n] @ p["factors"]["kernel"] + p["factors"]["bias"]).reshape(Q, R)
-            else:
-                v = x[n] @ p["scale_of_factors"]["kernel"] + p["scale_of_factors"]["bias"]
-                factors = p["shared_factors"] * jnp.repeat(v[:, None], R, axis=1)
-            for s in range(3):
-                total += weights[s, n] @ (factors @ xi[s, n] + scale * eta[s, n])
-        return total
+        return np.sum(weights * references.noise(params, config, x, np.asarray(normals, np.float64)))
 
-    actual, expected = (jax.jit(jax.grad(f, argnums=(0, 1)))(state, x) for f in (fast, slow))
-    jax.tree.map(lambda a, e: np.testing.assert_allclose(a, e, rtol=1e-4, atol=1e-5), actual, expected)
+    gradient, of_x = jax.jit(jax.grad(fast, argnums=(0, 1)))(state, x)
+    gradient = {**parameters.flatten(nnx.to_pure_dict(gradient)), "x": of_x}
+    place = {**references.in_float64(module), "x": np.asarray(x, np.float64)}
+    for path, leaf in gradient.items():
+        direction = 1e-6 * random.normal(size=leaf.shape)
+        moved = ({**place, path: place[path] + sign * direction} for sign in (1, -1))
+        sums = [slow(params, params["x"]) for params in moved]
+        slope = (sums[0] - sums[1]) / 2
+        scale = np.linalg.norm(leaf) * np.linalg.norm(direction)
+        assert scale > 0
+        np.testing.assert_allclose(np.sum(leaf * direction) / scale, slope / scale, atol=1e-5, err_msg=path)
 
 
 def test_the_gradient_of_the_covariance_agrees_with_finite_differences():
-    module, x = make("full", "rank_one"), features(1)
+    module, x = make(FULL), features(1)
     direction = jnp.asarray(np.random.default_rng(2).normal(size=x.shape), jnp.float32)
 
+    @jax.jit
     def norm(x):
         return module.noise_norm(x)[0]
 
     step = 1e-2
     slope = (norm(x + step * direction) - norm(x - step * direction)) / (2 * step)
-    np.testing.assert_allclose(jnp.vdot(jax.grad(norm)(x), direction), slope, rtol=1e-3)
+    np.testing.assert_allclose(jnp.vdot(jax.jit(jax.grad(norm))(x), direction), slope, rtol=1e-3)
+
+
+@pytest.mark.parametrize("config", [FULL, EFFICIENT], ids=["full", "efficient"])
+def test_noise_in_another_space_is_the_same_noise_there(config):
+    module, x = make(config), features()
+    kernel = jnp.asarray(np.random.default_rng(3).normal(size=(Q, 7)), jnp.float32)
+    index = np.array([4, 0, 0, 2])
+    noise, normals = draw(module, x, 6)
+    np.testing.assert_allclose(module(x).project(kernel).apply(normals), noise @ kernel, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(module(x).take(index).apply(normals), noise[..., index], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(jnp.einsum("ntr,nrq->ntq", normals, module(x).rows()), noise, rtol=1e-5, atol=1e-5)
+
+
+def test_a_diagonal_term_has_no_rows_and_cannot_change_its_space():
+    noise = make(CONFIGS[1])(features())
+    for change in (lambda: noise.rows(), lambda: noise.project(jnp.eye(Q)), lambda: noise.take(np.arange(Q))):
+        with pytest.raises(ValueError, match="a diagonal term"):
+            change()
 
 
 def test_noise_depends_on_the_key_and_differs_between_samples_and_examples():
-    module = make("full", "rank_one")
-    x = jnp.repeat(features(1), 2, axis=0)
-    noise = np.asarray(module.sample(x, jax.random.key(0), 2))
-    other = np.asarray(module.sample(x, jax.random.key(1), 2))
-    np.testing.assert_array_equal(noise, module.sample(x, jax.random.key(0), 2))
+    module, x = make(FULL), jnp.repeat(features(1), 2, axis=0)
+    noise, other = (np.asarray(draw(module, x, 2, seed)[0]) for seed in (0, 1))
+    np.testing.assert_array_equal(noise, draw(module, x, 2, 0)[0])
     rows = [*noise.reshape(4, -1), *other.reshape(4, -1)]
     assert all(not np.allclose(rows[i], rows[j]) for i in range(8) for j in range(i))
 
 
-def test_samples_and_examples_are_uncorrelated():
-    module, n = make("full", "diagonal"), 40_000
-    x = jnp.repeat(features(1), 2, axis=0)
-    noise = np.asarray(module.sample(x, jax.random.key(0), n), np.float64)
-    standard = noise / noise.std(axis=0)
-    # The mean of n products of independent standard variables has standard error 1/√n.
-    assert np.all(np.abs((standard[:, 0] * standard[:, 1]).mean(axis=0)) < 5 / math.sqrt(n))
-    assert np.all(np.abs((standard[1:] * standard[:-1]).mean(axis=0)) < 5 / math.sqrt(n - 1))
+def test_samples_are_counted_by_number_alone():
+    """Sample 5 is the same one whether it is drawn among six or with sample 2, and for its example among others."""
+    keys = jax.random.split(jax.random.key(0), B)
+    normals = standard_normals(keys, jnp.arange(6), 4)
+    np.testing.assert_array_equal(standard_normals(keys, jnp.array([5, 2]), 4), normals[:, [5, 2]])
+    np.testing.assert_array_equal(standard_normals(keys[1:2], jnp.arange(6), 4), normals[1:2])
 
 
-def test_the_two_normals_of_a_sample_are_independent():
-    xi, eta = make("full", "diagonal", r=R, q=R).draw(1, R, jax.random.key(0), 10_000)
-    assert np.all(np.abs(np.mean(np.asarray(xi * eta), axis=0)) < 5 / 100)
+def test_normals_are_standard_and_independent_over_examples_samples_and_coordinates():
+    n = 20_000
+    normals = np.asarray(standard_normals(jax.random.split(jax.random.key(0), 2), jnp.arange(n), 3), np.float64)
+    columns = np.concatenate([*normals, normals[0, np.roll(np.arange(n), 1)]], axis=1)
+    # Moments of n standard normals: means have standard error 1/√n, squares √2/√n, products 1/√n.
+    np.testing.assert_allclose(columns.mean(axis=0), 0, atol=5 / math.sqrt(n))
+    np.testing.assert_allclose(columns.T @ columns / n, np.eye(9), atol=5 * math.sqrt(2 / n))
 
 
 @settings(max_examples=5, deadline=None)  # every size is compiled anew
@@ -177,7 +167,7 @@ def test_the_two_normals_of_a_sample_are_independent():
     second=st.sampled_from(["rank_one", "diagonal"]),
     d=st.integers(16, 96),
     q=st.integers(16, 96),
-    r=st.integers(1, 20),
+    r=st.integers(0, 20),
     norm=st.floats(0.05, 3.0),
     unit_features=st.booleans(),
 )
@@ -189,15 +179,17 @@ def test_the_initial_noise_norm_is_reached_at_any_size(form, second, d, q, r, no
 
     @jax.jit
     def squared_norms(x):
-        factors, scale = config.build(d, q, feature_norm, nnx.Rngs(0)).terms(x)
-        return jnp.sum(factors**2, axis=(1, 2)), jnp.sum(scale**2, axis=1)
+        noise = config.build(d, q, feature_norm, nnx.Rngs(0))(x)
+        return jnp.sum(noise.low_rank() ** 2, axis=(1, 2)), jnp.sum(noise.scale**2, axis=1)
 
     of_factors, of_scale = squared_norms(jnp.asarray(x, jnp.float32))
-    # Half of the squared norm from either term. |d|² is exact; the mean of |V|² over 64 examples is a mean of many
-    # squared Gaussians with a relative spread below √(2/min(q, d)) (J and φ are shared): 4 spreads at 16 are 1.4.
-    np.testing.assert_allclose(of_scale, norm**2 / 2, rtol=1e-4)
-    ratio = float(of_factors.mean()) / (norm**2 / 2)
-    assert abs(ratio - 1) < 4 * math.sqrt(2 / min(q, d))
+    # Half of the squared norm from either term, or all of it from d. |d|² is exact; the mean of |V|² over 64 examples
+    # is a mean of many squared Gaussians with a relative spread below √(2/min(q, d)) (J and φ are shared): 4 spreads
+    # at 16 are 1.4.
+    np.testing.assert_allclose(of_scale, norm**2 / (2 if r else 1), rtol=1e-4)
+    if r:
+        ratio = float(of_factors.mean()) / (norm**2 / 2)
+        assert abs(ratio - 1) < 4 * math.sqrt(2 / min(q, d))
 
 
 @pytest.mark.parametrize("form", ["full", "efficient"])
@@ -221,14 +213,21 @@ def test_an_initial_noise_norm_below_the_floor_of_d_is_refused():
     dataclasses.replace(config, initial_noise_norm=0.045).build(8, 1000, 1.0, nnx.Rngs(0))
 
 
+def test_the_scale_stays_above_its_floor_however_small_its_layer_makes_it():
+    module = CovarianceConfig(1).build(D, Q, 1.0, nnx.Rngs(0))
+    assert module.diagonal.bias is not None
+    module.diagonal.bias[...] = jnp.full(Q, -1e4)
+    np.testing.assert_allclose(module(features()).scale, MINIMUM_SCALE, rtol=1e-6)
+
+
 @settings(max_examples=15, deadline=None)
-@given(d=st.integers(1, 40), q=st.integers(1, 40), r=st.integers(1, 8))
+@given(d=st.integers(1, 40), q=st.integers(1, 40), r=st.integers(0, 8))
 def test_parameter_counts_follow_the_formulas(d, q, r):
     def count(form):
         return parameters.count(
             nnx.eval_shape(lambda: nnx.to_pure_dict(nnx.state(CovarianceConfig(r, form).build(d, q, 1.0, nnx.Rngs(0)))))
         )
 
-    # Full: C [d, q r] and K1 [d, q]. Efficient: K2 and K1 [d, q], J [q, r]. The rest are biases of dense layers.
+    # Full: C [d, r q] and K1 [d, q]. Efficient: K2 and K1 [d, q], J [r, q]. The rest are biases of dense layers.
     assert count("full") == (d * q * r + q * r) + (d * q + q)
-    assert count("efficient") == (2 * d * q + q * r) + 2 * q
+    assert count("efficient") == ((2 * d * q + q * r) + 2 * q if r else d * q + q)

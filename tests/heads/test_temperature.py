@@ -7,6 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from lit_het.errors import UserError
 from lit_het.heads.temperature import BoundedTemperature, FixedTemperature, LogTemperature
@@ -27,6 +29,37 @@ def test_the_bounded_temperature_follows_equation_16(position, expected):
     module = BoundedTemperature(0.05, 5.0).build()
     module.position[...] = jnp.float32(position)
     assert float(module()) == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("initial", [1.25, 2.525, 3.75, 4.9])
+def test_the_bounded_temperature_starts_where_table_19_does(initial):
+    assert float(BoundedTemperature(0.05, 5.0, initial).build()()) == pytest.approx(initial, rel=1e-6)
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.05, 5.0), (0.001, 5.0), (0.01, 5.0), (0.05, 4.0), (0.05, 3.0)])
+def test_the_bounded_temperature_starts_at_2525_in_the_ranges_of_table_20(low, high):
+    assert float(BoundedTemperature(low, high, 2.525).build()()) == pytest.approx(2.525, rel=1e-6)
+
+
+RANGES = [(0.05, 5.0), (0.001, 5.0), (1e-4, 0.3), (7.0, 7.5)]
+TEMPERATURES = {bounds: nnx.split(BoundedTemperature(*bounds).build()) for bounds in RANGES}
+VALUE_AND_SLOPE = {
+    bounds: jax.jit(jax.value_and_grad(lambda t, graph=graph: nnx.merge(graph, {"position": t})()))
+    for bounds, (graph, _) in TEMPERATURES.items()
+}
+
+
+@settings(deadline=None)  # the first call of each range compiles
+@given(bounds=st.sampled_from(RANGES), t=st.floats(width=32, allow_nan=False))
+def test_the_bounded_temperature_stays_in_its_range_and_follows_its_slope_for_any_position(bounds, t):
+    """dτ/dt = (τmax - τmin) sigmoid(t) (1 - sigmoid(t))."""
+    low, high = bounds
+    value, slope = VALUE_AND_SLOPE[bounds](jnp.float32(t))
+    # One unit in the last place of the largest is lost where sigmoid(t) is 0 or 1.
+    assert low - np.spacing(np.float32(high)) <= float(value) <= high + np.spacing(np.float32(high))
+    share = 1 / (1 + np.exp(-np.clip(np.float64(t), -300, 300)))
+    assert float(value) == pytest.approx((high - low) * share + low, rel=1e-5)
+    assert float(slope) == pytest.approx((high - low) * share * (1 - share), rel=1e-4, abs=1e-6)
 
 
 def test_the_bounded_temperature_equals_the_one_of_edward2():

@@ -1,106 +1,209 @@
-"""Classification losses on noise samples: -log of the mean probability (HET-XL Eq. 2, Sec. 2.1)."""
+"""Classification losses on noise samples: -log of the mean probability (HET-XL Eq. 2, Sec. 2.1), in blocks."""
+
+import functools
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 from sklearn.metrics import log_loss
 
-from lit_het.losses.base import log_mean_probability, masked_mean
-from lit_het.losses.classification import sigmoid_cross_entropy, softmax_cross_entropy
+from lit_het.errors import UserError
+from lit_het.heads.covariance import CovarianceConfig
+from lit_het.heads.het import HetConfig
+from lit_het.heads.het_h import HetHConfig
+from lit_het.heads.het_xl import HetXLConfig
+from lit_het.heads.sampling import SamplingConfig
+from lit_het.losses.base import masked_mean, weights
+from lit_het.losses.classification import mean_probabilities, sigmoid_cross_entropy, softmax_cross_entropy
+from lit_het.sharding import MeshConfig
+from lit_het.tasks.classification import ClassificationConfig
+from lit_het.types import LogitSamples
+from tests.heads.references import all_at_once
 
 S, B, K = 3, 4, 5
 RANDOM = np.random.default_rng(0)
-LOGITS = RANDOM.normal(size=(S, B, K)) * 2
+LOGITS = RANDOM.normal(size=(B, S, K)) * 2
 LABEL = np.array([0, 4, 2, 2])
 TARGET = np.array([[1, 0, 1, 0, 0], [0, 0, 0, 0, 0], [1, 1, 1, 1, 1], [0.5, 0.25, 0, 0, 0]])
-
-
-def reference_softmax(logits, label):
-    """-log (1/S Σ_s exp(u_sy) / Σ_k exp(u_sk)) for each example."""
-    losses = []
-    for n in range(logits.shape[1]):
-        probabilities = [np.exp(u[n, label[n]]) / np.exp(u[n]).sum() for u in logits]
-        losses.append(-np.log(np.mean(probabilities)))
-    return np.array(losses)
-
-
-def reference_sigmoid(logits, target):
-    """Σ_k -(t log p̄_k + (1 - t) log(1 - p̄_k)), p̄_k = 1/S Σ_s σ(u_sk), for each example."""
-    losses = []
-    for n in range(logits.shape[1]):
-        loss = 0.0
-        for k in range(logits.shape[2]):
-            p = np.mean([1 / (1 + np.exp(-u[n, k])) for u in logits])
-            loss -= target[n, k] * np.log(p) + (1 - target[n, k]) * np.log(1 - p)
-        losses.append(loss)
-    return np.array(losses)
 
 
 def single(x):
     return jnp.asarray(x, jnp.float32)
 
 
+def held(logits, examples_per_block=100, samples_per_block=100) -> LogitSamples:
+    """Returns given logits ``[b s k]`` as samples: each example's features are all of its logits."""
+    b, s, k = logits.shape
+
+    def of_numbers(common, _, numbers):
+        return common.reshape(-1, s, k)[:, jnp.minimum(numbers, s - 1)]
+
+    return LogitSamples(logits.reshape(b, -1), None, lambda x: x, of_numbers, s, examples_per_block, samples_per_block)
+
+
+class Result(NamedTuple):
+    loss: jax.Array
+    top1: jax.Array
+
+
+def _compiled(cross_entropy):
+    @functools.partial(jax.jit, static_argnames=("examples_per_block", "samples_per_block"))
+    def run(logits, label, valid=None, **blocks):
+        valid = jnp.ones(len(logits), bool) if valid is None else valid
+        result = cross_entropy(held(logits, **blocks), label, valid)
+        return Result(result.loss, result.top1)
+
+    return run
+
+
+softmax = _compiled(softmax_cross_entropy)
+_sigmoid = _compiled(sigmoid_cross_entropy)
+
+
+def sigmoid(logits, target, valid=None, **blocks):
+    return _sigmoid(logits, single(target), valid, **blocks)
+
+
+def reference_softmax(logits, label):
+    """-log (1/S Σ_s exp(u_sy) / Σ_k exp(u_sk)) for each example."""
+    losses = []
+    for u, y in zip(logits, label, strict=True):
+        losses.append(-np.log(np.mean([np.exp(u_s[y]) / np.exp(u_s).sum() for u_s in u])))
+    return np.array(losses)
+
+
+def reference_sigmoid(logits, target):
+    """Σ_k -(t log p̄_k + (1 - t) log(1 - p̄_k)), p̄_k = 1/S Σ_s σ(u_sk), for each example."""
+    losses = []
+    for u, t in zip(logits, target, strict=True):
+        loss = 0.0
+        for k in range(len(t)):
+            p = np.mean([1 / (1 + np.exp(-u_s[k])) for u_s in u])
+            loss -= t[k] * np.log(p) + (1 - t[k]) * np.log(1 - p)
+        losses.append(loss)
+    return np.array(losses)
+
+
+BOTH = pytest.mark.parametrize(
+    ("fast", "slow", "labels"),
+    [(softmax, reference_softmax, LABEL), (sigmoid, reference_sigmoid, TARGET)],
+    ids=["softmax", "sigmoid"],
+)
+
+
+@BOTH
 @pytest.mark.parametrize("samples", [1, S])
-def test_softmax_cross_entropy_equals_the_numpy_reference(samples):
-    actual = softmax_cross_entropy(single(LOGITS[:samples]), jnp.asarray(LABEL))
-    np.testing.assert_allclose(actual, reference_softmax(LOGITS[:samples], LABEL), rtol=1e-5)
+def test_losses_equal_the_numpy_reference(fast, slow, labels, samples):
+    logits = LOGITS[:, :samples]
+    np.testing.assert_allclose(fast(single(logits), labels).loss, slow(logits, labels).mean(), rtol=1e-5)
 
 
-@pytest.mark.parametrize("samples", [1, S])
-def test_sigmoid_cross_entropy_equals_the_numpy_reference(samples):
-    actual = sigmoid_cross_entropy(single(LOGITS[:samples]), single(TARGET))
-    np.testing.assert_allclose(actual, reference_sigmoid(LOGITS[:samples], TARGET), rtol=1e-5)
-
-
-def test_the_mean_softmax_loss_is_scikit_learns_log_loss_of_the_mean_probability():
-    probabilities = np.asarray(jax.nn.softmax(single(LOGITS)).mean(axis=0), np.float64)
+def test_the_softmax_loss_is_scikit_learns_log_loss_of_the_mean_probability():
+    probabilities = np.asarray(mean_probabilities(held(single(LOGITS)), jax.nn.log_softmax), np.float64)
     expected = log_loss(LABEL, probabilities / probabilities.sum(axis=1, keepdims=True), labels=range(K))
-    np.testing.assert_allclose(softmax_cross_entropy(single(LOGITS), jnp.asarray(LABEL)).mean(), expected, rtol=1e-5)
+    np.testing.assert_allclose(softmax(single(LOGITS), LABEL).loss, expected, rtol=1e-5)
 
 
 def test_the_sigmoid_loss_is_scikit_learns_binary_log_loss_summed_over_classes():
-    probabilities = np.asarray(jax.nn.sigmoid(single(LOGITS)).mean(axis=0), np.float64)
+    probabilities = np.asarray(mean_probabilities(held(single(LOGITS)), jax.nn.log_sigmoid), np.float64)
     target = (TARGET > 0.3).astype(int)
     expected = sum(log_loss(target[:, k], probabilities[:, k], labels=[0, 1]) for k in range(K))
-    np.testing.assert_allclose(sigmoid_cross_entropy(single(LOGITS), single(target)).mean(), expected, rtol=1e-5)
+    np.testing.assert_allclose(sigmoid(single(LOGITS), target).loss, expected, rtol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("fast", "slow", "labels"),
-    [
-        (softmax_cross_entropy, reference_softmax, LABEL),
-        (sigmoid_cross_entropy, reference_sigmoid, TARGET.astype(np.float32)),
-    ],
-    ids=["softmax", "sigmoid"],
-)
+@pytest.mark.parametrize("blocks", [{}, {"examples_per_block": 3, "samples_per_block": 2}], ids=["whole", "blocks"])
+def test_mean_probabilities_average_probabilities_not_logarithms(blocks):
+    exponentials = np.exp(LOGITS)
+    expected = (exponentials / exponentials.sum(axis=-1, keepdims=True)).mean(axis=1)
+    actual = mean_probabilities(held(single(LOGITS), **blocks), jax.nn.log_softmax)
+    np.testing.assert_allclose(actual, expected, rtol=1e-5)
+    actual = mean_probabilities(held(single(LOGITS), **blocks), jax.nn.log_sigmoid)
+    np.testing.assert_allclose(actual, (1 / (1 + np.exp(-LOGITS))).mean(axis=1), rtol=1e-5)
+
+
+@BOTH
 def test_gradients_agree_with_finite_differences_of_the_reference(fast, slow, labels):
-    gradient = np.asarray(jax.grad(lambda u: fast(u, jnp.asarray(labels)).sum())(single(LOGITS)))
+    gradient = np.asarray(jax.jit(jax.grad(lambda u: fast(u, labels).loss))(single(LOGITS)))
     step = 1e-5
-    for index in np.ndindex(S, B, K):
+    for index in np.ndindex(B, S, K):
         change = np.zeros_like(LOGITS)
         change[index] = step
-        slope = (slow(LOGITS + change, labels).sum() - slow(LOGITS - change, labels).sum()) / (2 * step)
+        slope = (slow(LOGITS + change, labels).mean() - slow(LOGITS - change, labels).mean()) / (2 * step)
         np.testing.assert_allclose(gradient[index], slope, rtol=1e-3, atol=1e-5)
 
 
+@BOTH
+@pytest.mark.parametrize(
+    "blocks",
+    [
+        {"examples_per_block": 1, "samples_per_block": 1},
+        {"examples_per_block": 3, "samples_per_block": 2},  # neither divides four examples or three samples
+        {"examples_per_block": 4, "samples_per_block": 2},
+        {"examples_per_block": 2, "samples_per_block": 3},
+    ],
+    ids=lambda blocks: "-".join(map(str, blocks.values())),
+)
+def test_losses_hits_and_gradients_in_blocks_are_those_of_the_whole(fast, slow, labels, blocks):
+    def results(blocks):
+        def function(logits):
+            result = fast(logits, labels, np.array([True, True, False, True]), **blocks)
+            return result.loss, result.top1
+
+        return jax.jit(jax.value_and_grad(function, has_aux=True))(single(LOGITS))
+
+    (loss, top1), gradient = results(blocks)
+    (expected_loss, expected_top1), expected_gradient = results({})
+    np.testing.assert_allclose(loss, slow(LOGITS, labels)[[0, 1, 3]].mean(), rtol=1e-5)
+    np.testing.assert_allclose(loss, expected_loss, rtol=1e-5)
+    np.testing.assert_allclose(top1, expected_top1, rtol=1e-6)
+    np.testing.assert_allclose(gradient, expected_gradient, rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("blocks", [{}, {"examples_per_block": 2, "samples_per_block": 1}], ids=["whole", "blocks"])
 @pytest.mark.parametrize("scale", [1e4, -1e4])
-def test_huge_logits_give_finite_losses_and_gradients(scale):
-    logits = single(scale * np.eye(B, K)[None])
+def test_huge_logits_give_finite_losses_and_gradients(scale, blocks):
+    logits = single(scale * np.eye(B, K)[:, None].repeat(2, axis=1))
 
     def loss(logits):
-        softmax = softmax_cross_entropy(logits, jnp.asarray(LABEL))
-        return softmax.sum() + sigmoid_cross_entropy(logits, single(TARGET)).sum()
+        return softmax(logits, LABEL, **blocks).loss + sigmoid(logits, TARGET, **blocks).loss
 
-    value, gradient = jax.value_and_grad(loss)(logits)
+    value, gradient = jax.jit(jax.value_and_grad(loss))(logits)
     assert np.isfinite(value)
     assert np.all(np.isfinite(gradient))
 
 
-def test_log_mean_probability_averages_probabilities_not_logarithms():
-    # log((0.2 + 0.6) / 2) = log 0.4
-    actual = log_mean_probability(jnp.log(jnp.asarray([0.2, 0.6])))
-    assert float(actual) == pytest.approx(np.log(0.4), rel=1e-6)
+def test_top1_is_the_share_of_samples_whose_most_probable_class_is_right():
+    # Example 0: two of two samples right, example 1: one, example 2: none, but it does not count.
+    logits = single([[[3, 0, 1], [2, 1, 0]], [[0, 1, 4], [5, 0, 1]], [[0, 9, 0], [0, 9, 0]]])
+    valid = np.array([True, True, False])
+    assert float(softmax(logits, np.array([0, 0, 2]), valid).top1) == pytest.approx(3 / 4)
+    # Targets above 1/2: {0, 1} (both right), {2} (one right); none at all is never right.
+    target = np.array([[1, 0.6, 0.5], [0, 0, 1], [0, 0, 1]])
+    assert float(sigmoid(logits, target, valid).top1) == pytest.approx(3 / 4)
+    assert float(sigmoid(logits, 0.5 * target, valid).top1) == 0
+
+
+@BOTH
+@pytest.mark.parametrize("blocks", [{}, {"examples_per_block": 1}], ids=["whole", "blocks"])
+def test_invalid_rows_count_neither_in_the_loss_nor_in_the_gradient(fast, slow, labels, blocks):
+    valid, labels = np.array([True, False, True, False]), np.array(labels)
+    changed, strange = LOGITS.copy(), labels.copy()
+    changed[1], changed[3], strange[1], strange[3] = 1e30, -1e30, -1, 99
+
+    def function(logits):
+        return fast(logits, strange, valid, **blocks).loss
+
+    value, gradient = jax.jit(jax.value_and_grad(function))(single(changed))
+    np.testing.assert_allclose(value, slow(LOGITS, labels)[valid].mean(), rtol=1e-5)
+    assert np.any(gradient[valid])
+    np.testing.assert_array_equal(gradient[~valid], 0)
+    expected = jax.jit(jax.grad(lambda logits: fast(logits, labels[valid]).loss))(single(LOGITS[valid]))
+    np.testing.assert_allclose(gradient[valid], expected, rtol=1e-5, atol=1e-7)
+    changed[1] = np.nan
+    np.testing.assert_allclose(function(single(changed)), value, rtol=1e-6)
 
 
 def test_masked_mean_counts_valid_rows_only_and_ignores_what_the_others_hold():
@@ -109,3 +212,134 @@ def test_masked_mean_counts_valid_rows_only_and_ignores_what_the_others_hold():
     assert float(value) == 2.5
     np.testing.assert_array_equal(gradient, [0.5, 0, 0.5, 0])
     assert float(masked_mean(values, jnp.zeros(4, bool))) == 0.0
+    np.testing.assert_array_equal(weights(valid), [0.5, 0, 0.5, 0])
+    np.testing.assert_array_equal(weights(jnp.zeros(4, bool)), np.zeros(4))
+
+
+# Heads whose noise comes in blocks: 16 examples, 70 samples in two blocks of 35.
+
+ROWS, D, CLASSES = 16, 6, 11
+X = single(RANDOM.normal(size=(ROWS, D)))
+COVARIANCE = CovarianceConfig(2, "efficient")
+HEADS: dict[str, Any] = {
+    "HET": HetConfig(COVARIANCE),
+    "HET-H": HetHConfig(8, covariance=COVARIANCE),
+    "HET-XL": HetXLConfig(COVARIANCE),
+}
+VALID = np.arange(ROWS) % 5 != 3
+TARGETS = {"softmax": np.arange(ROWS) % CLASSES, "sigmoid": single(RANDOM.random((ROWS, CLASSES)))}
+
+
+def head_with(kind, **sampling):
+    config = type(HEADS[kind])(**{**vars(HEADS[kind]), "sampling": SamplingConfig(num_samples=70, **sampling)})
+    return config.build(D, CLASSES, nnx.Rngs(0))
+
+
+def loss_and_gradient(kind, loss, **sampling):
+    """Returns a compiled function of features, targets and validity."""
+    head = head_with(kind, **sampling)
+    graph, state = nnx.split(head)
+    cross_entropy = {"softmax": softmax_cross_entropy, "sigmoid": sigmoid_cross_entropy}[loss]
+
+    @jax.jit
+    def run(x, target, valid):
+        def function(params, x):
+            return cross_entropy(nnx.merge(graph, params)(x, jax.random.key(5)), target, valid).loss
+
+        value, (of_params, of_x) = jax.value_and_grad(function, argnums=(0, 1))(state, x)
+        return value, {**nnx.to_pure_dict(of_params), "x": of_x}
+
+    return run
+
+
+@functools.cache
+def in_one_block(kind, loss):
+    run = loss_and_gradient(kind, loss, block_size=10**6, order="direct")
+    return run(X, jnp.asarray(TARGETS[loss]), jnp.asarray(VALID))
+
+
+def assert_close(actual, expected):
+    np.testing.assert_allclose(actual[0], expected[0], rtol=1e-5)
+    jax.tree.map(lambda a, e: np.testing.assert_allclose(a, e, rtol=1e-4, atol=1e-5), actual[1], expected[1])
+
+
+@pytest.mark.parametrize("kind", HEADS)
+@pytest.mark.parametrize("loss", ["softmax", "sigmoid"])
+def test_the_loss_of_a_head_is_that_of_all_of_its_samples_at_once(kind, loss):
+    head = head_with(kind)
+    logits = np.asarray(jax.jit(lambda x: all_at_once(head(x, jax.random.key(5))))(X), np.float64)
+    slow = reference_softmax if loss == "softmax" else reference_sigmoid
+    expected = slow(logits, np.asarray(TARGETS[loss]))[VALID].mean()
+    np.testing.assert_allclose(in_one_block(kind, loss)[0], expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "loss", "block_size", "order"),
+    [
+        ("HET", "softmax", 1, "direct"),
+        ("HET-XL", "softmax", 150, "direct"),
+        ("HET-XL", "sigmoid", 150, "factored"),
+        ("HET-H", "sigmoid", 300, "direct"),
+        ("HET-H", "softmax", 300, "factored"),
+    ],
+)
+def test_neither_the_size_of_a_block_nor_the_order_of_products_changes_a_loss_or_a_gradient(
+    kind, loss, block_size, order
+):
+    run = loss_and_gradient(kind, loss, block_size=block_size, order=order)
+    assert_close(run(X, jnp.asarray(TARGETS[loss]), jnp.asarray(VALID)), in_one_block(kind, loss))
+
+
+@pytest.mark.parametrize(("kind", "loss", "order"), [("HET-XL", "softmax", "factored"), ("HET-H", "sigmoid", "direct")])
+def test_eight_devices_give_the_loss_and_the_gradient_of_one(kind, loss, order):
+    """Blocks of one example a device, which are not the blocks of one device: the noise must not notice."""
+    mesh = MeshConfig(fsdp=2).build()
+    split = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(("data", "fsdp")))
+    run = loss_and_gradient(kind, loss, block_size=50, order=order)
+    with jax.set_mesh(mesh):
+        batch = jax.device_put((X, jnp.asarray(TARGETS[loss]), jnp.asarray(VALID)), split)
+        actual = run(*batch)
+    assert len(batch[0].sharding.device_set) == 8
+    assert_close(actual, in_one_block(kind, loss))
+
+
+def test_eight_devices_give_the_probabilities_of_one():
+    mesh = MeshConfig().build()
+    head = head_with("HET-XL", num_eval_samples=70, block_size=50)
+
+    @jax.jit
+    def run(x):
+        return mean_probabilities(head(x, jax.random.key(5), training=False), jax.nn.log_softmax)
+
+    with jax.set_mesh(mesh):
+        actual = run(jax.device_put(X, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(("data", "fsdp")))))
+    logits = np.asarray(jax.jit(lambda x: all_at_once(head(x, jax.random.key(5))))(X), np.float64)
+    expected = np.exp(logits) / np.exp(logits).sum(axis=-1, keepdims=True)
+    np.testing.assert_allclose(actual, expected.mean(axis=1), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("loss", "label", "message"),
+    [
+        ("softmax", np.array([0, 5]), "label = 5 is no class: --task.num-classes 5 allows 0 to 4"),
+        ("softmax", np.array([-1, 2]), "label = -1 is no class: --task.num-classes 5 allows 0 to 4"),
+        ("softmax", np.zeros((2, 5)), "the softmax loss over 5 classes cannot take labels of shape (2, 5)"),
+        ("sigmoid", np.full((2, 5), 1.5), "label = 1.5 is no target of the sigmoid loss (--task.loss)"),
+        ("sigmoid", np.full((2, 5), -0.5), "label = -0.5 is no target of the sigmoid loss (--task.loss)"),
+        ("sigmoid", np.full((2, 5), np.nan), "label = nan is no target of the sigmoid loss (--task.loss)"),
+        ("sigmoid", np.zeros((2, 4)), "the sigmoid loss over 5 classes cannot take labels of shape (2, 4)"),
+        ("sigmoid", np.zeros(2, int), "the sigmoid loss over 5 classes cannot take labels of shape (2,)"),
+    ],
+)
+def test_labels_that_a_loss_cannot_take_are_refused_in_one_line(loss, label, message):
+    task = ClassificationConfig(num_classes=5, loss=loss).build()
+    label = label.astype(np.float32) if label.dtype == np.float64 else label
+    with pytest.raises(UserError) as error:
+        task.check_labels(label)
+    assert str(error.value).startswith(message)
+    assert "\n" not in str(error.value)
+
+
+def test_labels_that_a_loss_can_take_are_accepted():
+    ClassificationConfig(num_classes=5).build().check_labels(np.array([0, 4]))
+    ClassificationConfig(num_classes=5, loss="sigmoid").build().check_labels(TARGET.astype(np.float32))
