@@ -36,7 +36,6 @@ def sum_over_examples(
     """
     if (size := _block_size(rows, examples_per_block)) is None:
         return function(rows, constants, context)
-    function, (rows, constants, context) = _of_leaves(function, rows, constants, context)
     rows, constants = _split((rows, constants), size)
     function, shared = jax.closure_convert(function, *_first((rows, constants)), context)
     return _block_sum(function, shared, rows, constants, context)
@@ -82,7 +81,6 @@ def log_mean_over_samples(
     if num_blocks == 1:
         log_p, figure = function(common, constants, jnp.arange(num_samples))
         return jax.nn.logsumexp(log_p, axis=1) - math.log(num_samples), jnp.mean(figure, axis=1)
-    function, (common, constants) = _of_leaves(function, common, constants)
     function, shared = jax.closure_convert(function, common, constants, jnp.arange(size))
     return _running_log_mean((function, num_samples, num_blocks, size), shared, common, constants)
 
@@ -171,20 +169,6 @@ def _samples_of_block(plan: tuple, block: Int[Array, ""], shared: list, common: 
     log_p, figure = function(common, constants, numbers, *shared)
     shape = (1, size, *(1,) * (log_p.ndim - 2))
     return jnp.where(present.reshape(shape), log_p, -jnp.inf), figure, present
-
-
-def _of_leaves(function: Callable, *trees: Any) -> tuple[Callable, list[list]]:
-    """Returns the function as one of its first arguments' leaves, and these.
-
-    JAX fills the trees of a `custom_vjp` with placeholders, which classes that check their fields would refuse.
-    """
-    leaves, structures = zip(*map(jax.tree.flatten, trees), strict=True)
-
-    def of_leaves(*arguments: Any) -> Any:
-        first = (tree.unflatten(part) for tree, part in zip(structures, arguments, strict=False))
-        return function(*first, *arguments[len(structures) :])
-
-    return of_leaves, list(leaves)
 
 
 def _block_size(rows: Any, examples_per_block: int) -> int | None:

@@ -13,7 +13,7 @@ Dimension letters, everywhere in the project:
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +23,35 @@ from jaxtyping import Array, Bool, Float, Int, Key, UInt8
 # A plain nested dict of arrays; parameters never travel in any other form outside modules.
 Params: TypeAlias = dict[str, Any]
 Metrics: TypeAlias = dict[str, Array]
+
+_Class = TypeVar("_Class", bound=type)
+
+
+def tree_of_arrays(cls: _Class) -> _Class:
+    """Makes a dataclass a tree of its fields, those with the metadata ``static`` apart.
+
+    Unlike `jax.tree_util.register_dataclass` it does not go through ``__init__``, whose annotations hold for arrays
+    alone: JAX rebuilds trees of shapes, of stacked blocks and of placeholders too.
+    """
+    static = [field.name for field in dataclasses.fields(cls) if field.metadata.get("static")]
+    names = [field.name for field in dataclasses.fields(cls) if field.name not in static]
+
+    def flatten(tree: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        return tuple(getattr(tree, name) for name in names), tuple(getattr(tree, name) for name in static)
+
+    def flatten_with_keys(tree: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        children, fixed = flatten(tree)
+        keys = (jax.tree_util.GetAttrKey(name) for name in names)
+        return tuple(zip(keys, children, strict=True)), fixed
+
+    def unflatten(fixed: tuple[Any, ...], children: tuple[Any, ...]) -> Any:
+        tree = object.__new__(cls)
+        for name, value in zip((*names, *static), (*children, *fixed), strict=True):
+            object.__setattr__(tree, name, value)
+        return tree
+
+    jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
+    return cls
 
 
 @jax.tree_util.register_dataclass
@@ -79,7 +108,7 @@ class LogitSamples:
     samples_per_block: int
 
 
-@jax.tree_util.register_dataclass
+@tree_of_arrays
 @dataclasses.dataclass(frozen=True)
 class Queries:
     """S noisy embeddings per example: ``query_s = (samples_s + normals_s @ factors) * scale_s``.
@@ -125,7 +154,7 @@ def _rows_times(rows: Float[Array, "b s d"], keys: Float[Array, "m d"]) -> Float
     return (rows.reshape(b * s, d) @ keys.T).reshape(b, s, -1)
 
 
-@jax.tree_util.register_dataclass
+@tree_of_arrays
 @dataclasses.dataclass(frozen=True)
 class EmbeddingSamples:
     """A contrastive head's view of one batch: noiseless keys and noisy queries (HET-XL Sec. 5.2).

@@ -14,6 +14,7 @@ from lit_het.schedules import CosineSchedule
 from lit_het.sharding import MeshConfig
 from lit_het.tasks.classification import ClassificationConfig
 from lit_het.tasks.contrastive import ContrastiveConfig
+from lit_het.towers.resnet import ResNetConfig
 from lit_het.towers.transformer import EncoderConfig
 from lit_het.towers.vit import ViTConfig
 from lit_het.training.loop import Cadence
@@ -87,7 +88,8 @@ def classifier(config: ExperimentConfig, data: Path, run_dir: Path) -> Experimen
     return dataclasses.replace(shrink(labelled, data, run_dir), num_steps=2)
 
 
-def _shrink_tower(tower: ViTConfig) -> ViTConfig:
+def _shrink_tower(tower: ViTConfig | ResNetConfig) -> ViTConfig:
+    assert isinstance(tower, ViTConfig)
     return dataclasses.replace(tower, image_size=2 * tower.patch_size, encoder=_shrink_encoder(tower.encoder))
 
 

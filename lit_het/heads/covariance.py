@@ -18,6 +18,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int, Key
 
 from lit_het.errors import UserError, require_at_least
+from lit_het.types import tree_of_arrays
 
 # d(x) = softplus(...) + this: the covariance never vanishes.
 MINIMUM_SCALE = 1e-3
@@ -64,7 +65,7 @@ class CovarianceConfig:
         return Covariance(self, feature_size, noise_size, feature_norm, rngs)
 
 
-@jax.tree_util.register_dataclass
+@tree_of_arrays
 @dataclasses.dataclass(frozen=True)
 class Noise:
     """Σ(x) of some examples in factored form.

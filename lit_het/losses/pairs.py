@@ -238,7 +238,9 @@ def _softmax_of_statistics(
         is_partner = number[:, None] == key_number[None]
         slope = weight[:, :, None] * (jnp.exp(logits - normaliser[:, :, None]) - is_partner[:, None])
         if both:
-            other = jnp.exp(logits - column[None, None]) * (weight > 0)[:, :, None] - is_partner[:, None]
+            # An invalid query is not in the column's sum: its logit may be any amount larger.
+            log_share = jnp.where(weight[:, :, None] > 0, logits - column[None, None], NEVER)
+            other = jnp.exp(log_share) - is_partner[:, None]
             slope = (slope + key_weight[None, None] * other) / 2
         return jnp.sum(jax.lax.stop_gradient(slope) * logits)
 

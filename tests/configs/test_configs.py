@@ -1,6 +1,7 @@
 """Contracts that every configuration keeps."""
 
 import dataclasses
+import json
 from pathlib import Path
 
 import jax
@@ -12,8 +13,19 @@ from configs.experiment import ExperimentConfig
 from lit_het import parameters
 from lit_het.cli.train import train
 from lit_het.errors import UserError
+from lit_het.heads.contrastive import DeterministicContrastiveConfig, HetXLContrastiveConfig
+from lit_het.heads.covariance import CovarianceConfig
+from lit_het.heads.deterministic import DeterministicConfig
+from lit_het.heads.het import HetConfig
+from lit_het.heads.het_h import HetHConfig
+from lit_het.heads.het_xl import HetXLConfig
+from lit_het.heads.sampling import SamplingConfig
+from lit_het.losses.contrastive import SigmoidLoss, SoftmaxLoss
+from lit_het.tasks.classification import ClassificationConfig
 from lit_het.tasks.contrastive import ContrastiveConfig, ContrastiveTask
+from lit_het.towers.resnet import ResNetConfig
 from lit_het.towers.text import TextConfig
+from lit_het.towers.vit import ViTConfig
 from lit_het.training.logging import read_metrics
 from tests import tiny
 
@@ -39,6 +51,42 @@ def test_every_config_survives_a_round_trip_through_json(path, tmp_path):
     config = experiment.load_module_config(path)
     experiment.save(config, tmp_path / "config.json")
     assert experiment.load(tmp_path / "config.json") == config
+
+
+HEADS = [
+    DeterministicConfig(initial_bias=-6.9),
+    HetConfig(CovarianceConfig(2, "full", "diagonal")),
+    HetHConfig(num_buckets=2, hash_seed=3),
+    HetXLConfig(sampling=SamplingConfig(num_samples=2, order="factored")),
+    HetXLConfig(unshared_size=5),
+]
+
+
+@pytest.mark.parametrize("tower", [ViTConfig(32, 16), ResNetConfig(101, 2)], ids=lambda tower: type(tower).__name__)
+@pytest.mark.parametrize("head", HEADS, ids=lambda head: type(head).__name__)
+def test_every_classifier_survives_a_round_trip_through_json_with_its_class_names(head, tower, tmp_path):
+    upstream = experiment.load_module_config(Path("configs/quickstart_upstream.py"))
+    config = dataclasses.replace(upstream, task=ClassificationConfig(tower, head, num_classes=3))
+    experiment.save(config, tmp_path / "config.json")
+    assert experiment.load(tmp_path / "config.json") == config
+    saved = json.loads((tmp_path / "config.json").read_text())["task"]
+    assert saved["type"] == "ClassificationConfig"
+    assert saved["head"]["type"] == type(head).__name__
+    assert saved["image_tower"]["type"] == type(tower).__name__
+
+
+LIT_HEADS = [DeterministicContrastiveConfig(), HetXLContrastiveConfig(noisy="text", order="direct")]
+
+
+@pytest.mark.parametrize("loss", [SoftmaxLoss("ring", 8), SigmoidLoss("dense")], ids=lambda loss: type(loss).__name__)
+@pytest.mark.parametrize("head", LIT_HEADS, ids=lambda head: type(head).__name__)
+def test_every_contrastive_head_and_loss_survives_a_round_trip_through_json(head, loss, tmp_path):
+    lit = experiment.load_module_config(Path("configs/quickstart_lit_het_xl.py"))
+    config = dataclasses.replace(lit, task=dataclasses.replace(lit.task, head=head, loss=loss))
+    experiment.save(config, tmp_path / "config.json")
+    assert experiment.load(tmp_path / "config.json") == config
+    saved = json.loads((tmp_path / "config.json").read_text())["task"]
+    assert (saved["head"]["type"], saved["loss"]["type"]) == (type(head).__name__, type(loss).__name__)
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
@@ -91,6 +139,7 @@ def test_the_so400m_config_has_the_published_shapes_and_factors():
 
 def test_the_so400m_tower_costs_the_published_floating_point_operations():
     tower = experiment.load_module_config(Path("configs/lit_so400m_het_xl.py")).task.image_tower
+    assert isinstance(tower, ViTConfig)
     # The cost of a scan is counted once by XLA, so blocks are unrolled; float32 keeps conversions out of the count.
     encoder = dataclasses.replace(tower.encoder, unrolled=True, compute_type="float32")
     task = ContrastiveTask(

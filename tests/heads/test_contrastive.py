@@ -1,4 +1,8 @@
-"""Contrastive heads: noisy queries, noiseless keys (HET-XL Eq. 8, App. A.2, Table 7)."""
+"""Contrastive heads: noisy queries, noiseless keys (HET-XL Eq. 8, App. A.2, Table 7), in two orders of products."""
+
+import dataclasses
+import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -7,45 +11,145 @@ import pytest
 from flax import nnx
 
 from lit_het.heads.contrastive import DeterministicContrastiveConfig, HetXLContrastiveConfig, unit
-from lit_het.heads.covariance import CovarianceConfig
+from lit_het.heads.covariance import CovarianceConfig, standard_normals
 from lit_het.heads.temperature import LogTemperature
 
 B, D, S = 4, 6, 3
-COVARIANCE = CovarianceConfig(num_factors=2, initial_noise_norm=0.5)
+FULL = CovarianceConfig(num_factors=2, initial_noise_norm=0.5)
+EFFICIENT = dataclasses.replace(FULL, form="efficient")
+DIAGONAL = dataclasses.replace(FULL, second_term="diagonal")
 KEY = jax.random.key(7)
 
 
-def make(**changes):
-    return HetXLContrastiveConfig(COVARIANCE, num_samples=S, **changes).build(D, nnx.Rngs(0))
+def make(covariance=FULL, num_samples=S, **changes):
+    return HetXLContrastiveConfig(covariance, num_samples=num_samples, **changes).build(D, nnx.Rngs(0))
 
 
-def embeddings():
+def embeddings(b=B):
     random = np.random.default_rng(0)
-    return tuple(jnp.asarray(3 * random.normal(size=(B, D)), jnp.float32) for _ in range(2))
+    return tuple(jnp.asarray(3 * random.normal(size=(b, D)), jnp.float32) for _ in range(2))
+
+
+def singly(queries):
+    assert queries is not None
+    return np.asarray(queries.held_singly())
 
 
 def numpy_unit(x):
     return np.asarray(x) / np.linalg.norm(x, axis=-1, keepdims=True)
 
 
-def noise_of(head, image, text):
-    """The noise that the head draws with KEY for these covariance inputs."""
-    image_key, text_key = jax.random.split(KEY)
-    return (
-        np.asarray(head.image_covariance.sample(jnp.asarray(image), image_key, S)),
-        np.asarray(head.text_covariance.sample(jnp.asarray(text), text_key, S)),
-    )
+def reference_queries(head, side, embedding, key, before, after):
+    """Loops of ε = Vᵀ ξ + d η on top of embeddings, with the head's own normals; the factors come from its Σ."""
+    mean = numpy_unit(embedding) if before else np.asarray(embedding)
+    noise = getattr(head, f"{side}_covariance")(jnp.asarray(mean))
+    normals = np.asarray(standard_normals(jax.random.split(key, B), jnp.arange(S), noise.num_normals))
+    factors, scale = np.asarray(noise.low_rank()), np.asarray(noise.scale)
+    queries = np.zeros((B, S, D))
+    for n, s in itertools.product(range(B), range(S)):
+        query = mean[n].copy()
+        for r in range(factors.shape[1]):
+            query += factors[n, r] * normals[n, s, r]
+        for q in range(D):
+            query[q] += scale[n, q] * normals[n, s, factors.shape[1] + (q if noise.is_diagonal else 0)]
+        queries[n, s] = numpy_unit(query) if after else query
+    return queries
+
+
+every_normalisation = pytest.mark.parametrize(("before", "after"), list(itertools.product([False, True], repeat=2)))
+every_order = pytest.mark.parametrize("order", ["direct", "factored"])
+
+
+@every_order
+@pytest.mark.parametrize(
+    ("covariance", "before", "after"),
+    [(FULL, False, False), (FULL, True, False), (FULL, False, True), (FULL, True, True), (EFFICIENT, True, True)],
+)
+def test_the_four_normalisations_of_table_7_equal_the_numpy_reference(covariance, before, after, order):
+    head = make(covariance, normalize_before_noise=before, normalize_after_noise=after, order=order)
+    samples = head(*embeddings(), KEY)
+    last = numpy_unit if after else np.asarray
+    for side, embedding, key in zip(("image", "text"), embeddings(), jax.random.split(KEY), strict=True):
+        queries = getattr(samples, f"{side}_queries")
+        assert (queries.factors is None) == (order == "direct")
+        expected = reference_queries(head, side, embedding, key, before, after)
+        np.testing.assert_allclose(singly(queries), expected, rtol=1e-4, atol=1e-5)
+        quiet = last(numpy_unit(embedding) if before else np.asarray(embedding))
+        np.testing.assert_allclose(getattr(samples, side), quiet, rtol=1e-5, atol=1e-6)
+
+
+@every_order
+def test_a_diagonal_second_term_equals_the_numpy_reference_and_is_never_factored(order):
+    head = make(DIAGONAL, order=order)
+    queries = head(*embeddings(), KEY).image_queries
+    assert queries is not None
+    assert queries.factors is None
+    expected = reference_queries(head, "image", embeddings()[0], jax.random.split(KEY)[0], True, False)
+    np.testing.assert_allclose(singly(queries), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("covariance", "before", "after"),
+    [(FULL, False, False), (FULL, True, False), (FULL, False, True), (FULL, True, True), (EFFICIENT, True, True)],
+)
+def test_both_orders_have_the_same_products_and_gradients(covariance, before, after):
+    """Products of all samples with 7 keys, weighed at random; gradients of parameters, embeddings and keys."""
+    random = np.random.default_rng(1)
+    weights, keys = (jnp.asarray(random.normal(size=shape), jnp.float32) for shape in ((B, S, 7), (7, D)))
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def found(order):
+        head = make(covariance, normalize_before_noise=before, normalize_after_noise=after, order=order)
+        graph, state = nnx.split(head)
+
+        def weighed(state, image, keys):
+            queries = nnx.merge(graph, state).image_queries(image, KEY, S)
+            products = queries.products(keys)
+            return jnp.sum(products * weights), products
+
+        return jax.grad(weighed, argnums=(0, 1, 2), has_aux=True)(state, embeddings()[0], keys)
+
+    (direct, products), (factored, other_products) = found("direct"), found("factored")
+    np.testing.assert_allclose(other_products, products, rtol=1e-4, atol=1e-5)
+    moved = 0
+    for actual, expected in zip(jax.tree.leaves(factored), jax.tree.leaves(direct), strict=True):
+        np.testing.assert_allclose(actual, expected, rtol=0, atol=max(1e-5 * np.abs(expected).max(), 1e-6))
+        moved += bool(np.any(np.asarray(expected) != 0))
+    assert moved >= 4  # embeddings, keys, and the kernels behind V and d
+
+
+@every_order
+def test_products_are_those_of_the_queries_one_by_one(order):
+    queries = make(order=order, normalize_after_noise=True)(*embeddings(), KEY).text_queries
+    assert queries is not None
+    assert queries.num_samples == S
+    keys = embeddings()[0]
+    expected = np.einsum("bsd,md->bsm", singly(queries), np.asarray(keys))
+    np.testing.assert_allclose(queries.products(keys), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("covariance", "num_samples", "factored"),
+    [(FULL, 1, False), (FULL, 100, True), (EFFICIENT, 1, False), (EFFICIENT, 100, True), (DIAGONAL, 100, False)],
+)
+def test_the_cheaper_order_maps_few_samples_directly_and_many_by_their_factors(covariance, num_samples, factored):
+    samples = make(covariance, num_samples, order="cheaper")(*embeddings(16), KEY)
+    for queries in (samples.image_queries, samples.text_queries):
+        assert queries is not None
+        assert (queries.factors is not None) == factored
+        assert queries.num_samples == num_samples
 
 
 def test_queries_are_noisy_and_keys_are_not():
-    head, (image, text) = make(), embeddings()
-    samples, quiet = head(image, text, KEY), head(image, text, None)
+    head = make()
+    samples, quiet = head(*embeddings(), KEY), head(*embeddings(), None)
+    assert quiet.image_queries is None
+    assert quiet.text_queries is None
     np.testing.assert_array_equal(samples.image, quiet.image)
     np.testing.assert_array_equal(samples.text, quiet.text)
-    assert samples.image_queries.shape == samples.text_queries.shape == (S, B, D)
-    for s in range(S):
-        assert not np.any(np.isclose(samples.image_queries[s], samples.image, atol=1e-6))
-        assert not np.any(np.isclose(samples.text_queries[s], samples.text, atol=1e-6))
+    for queries, keys in ((samples.image_queries, samples.image), (samples.text_queries, samples.text)):
+        assert singly(queries).shape == (B, S, D)
+        assert not np.any(np.isclose(singly(queries), np.asarray(keys)[:, None], atol=1e-6))
 
 
 def test_the_default_normalises_before_the_noise_and_not_after():
@@ -54,37 +158,22 @@ def test_the_default_normalises_before_the_noise_and_not_after():
     assert (config.normalize_before_noise, config.normalize_after_noise) == (True, False)
     assert (config.covariance.num_factors, config.covariance.form, config.num_samples) == (15, "full", 1)
     assert float(config.temperature.build()()) == pytest.approx(1 / 3)
-    image, text = embeddings()
-    samples = make()(image, text, KEY)
+    samples = make()(*embeddings(), KEY)
     np.testing.assert_allclose(jnp.linalg.norm(samples.image, axis=-1), 1, rtol=1e-5)
-    assert np.all(np.abs(np.linalg.norm(samples.image_queries, axis=-1) - 1) > 1e-3)
-
-
-@pytest.mark.parametrize("before", [False, True])
-@pytest.mark.parametrize("after", [False, True])
-def test_the_four_normalisations_of_table_7_equal_the_numpy_reference(before, after):
-    head, (image, text) = make(normalize_before_noise=before, normalize_after_noise=after), embeddings()
-    samples = head(image, text, KEY)
-    image, text = (numpy_unit(x) if before else np.asarray(x) for x in (image, text))
-    image_noise, text_noise = noise_of(head, image, text)
-    last = numpy_unit if after else np.asarray
-    np.testing.assert_allclose(samples.image_queries, last(image + image_noise), rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(samples.text_queries, last(text + text_noise), rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(samples.image, last(image), rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(samples.text, last(text), rtol=1e-5, atol=1e-6)
+    assert np.all(np.abs(np.linalg.norm(singly(samples.image_queries), axis=-1) - 1) > 1e-3)
 
 
 @pytest.mark.parametrize("side", ["image", "text"])
-def test_one_noisy_side_leaves_the_other_deterministic_and_without_parameters(side):
+def test_one_noisy_side_leaves_the_other_without_queries_and_without_parameters(side):
     head, (image, text) = make(noisy=side), embeddings()
     samples = head(image, text, KEY)
     other = "text" if side == "image" else "image"
-    np.testing.assert_array_equal(getattr(samples, f"{other}_queries")[0], getattr(samples, other))
-    assert getattr(samples, f"{side}_queries").shape == (S, B, D)
-    assert not np.allclose(getattr(samples, f"{side}_queries")[0], getattr(samples, side))
+    assert getattr(samples, f"{other}_queries") is None
+    assert singly(getattr(samples, f"{side}_queries")).shape == (B, S, D)
     assert set(nnx.to_pure_dict(nnx.state(head))) == {f"{side}_covariance", "temperature"}
     assert np.all(getattr(head, f"{side}_noise_norm")(image) > 0)
     np.testing.assert_array_equal(getattr(head, f"{other}_noise_norm")(image), np.zeros(B))
+    assert (head.image_queries(image, KEY, S) is None) == (side == "text")
 
 
 def test_without_a_key_the_head_equals_the_deterministic_head():
@@ -95,22 +184,79 @@ def test_without_a_key_the_head_equals_the_deterministic_head():
         np.testing.assert_array_equal(actual, expected)
 
 
-def test_a_deterministic_head_returns_unit_keys_as_its_only_queries():
+@every_order
+@pytest.mark.parametrize("after", [False, True])
+def test_with_a_covariance_of_zero_the_queries_are_the_keys(order, after):
+    head = make(order=order, normalize_after_noise=after)
+    for covariance in (head.image_covariance, head.text_covariance):
+        assert covariance is not None
+        # softplus(-100) is 0, and the constant below it stays: d(x) = 0.001.
+        covariance.diagonal.bias[...] = jnp.full(D, -100.0)
+        covariance.factors.kernel[...] = jnp.zeros_like(covariance.factors.kernel[...])
+    samples = head(*embeddings(), KEY)
+    for queries, keys in ((samples.image_queries, samples.image), (samples.text_queries, samples.text)):
+        np.testing.assert_allclose(singly(queries), np.repeat(np.asarray(keys)[:, None], S, axis=1), atol=1e-2)
+
+
+def test_a_deterministic_head_returns_unit_keys_that_are_their_own_queries():
     image, text = embeddings()
-    samples = DeterministicContrastiveConfig(initial_bias=-10.0).build(D, nnx.Rngs(0))(image, text, KEY)
+    head = DeterministicContrastiveConfig(initial_bias=-10.0).build(D, nnx.Rngs(0))
+    samples = head(image, text, KEY)
     np.testing.assert_allclose(samples.image, numpy_unit(image), rtol=1e-5)
-    np.testing.assert_array_equal(samples.image_queries, samples.image[None])
-    np.testing.assert_array_equal(samples.text_queries, samples.text[None])
+    np.testing.assert_allclose(samples.text, numpy_unit(text), rtol=1e-5)
+    assert samples.image_queries is None
+    assert samples.text_queries is None
+    assert head.image_queries(image, KEY, S) is None
     assert samples.bias is not None
     assert float(samples.bias) == -10.0
     assert float(samples.temperature) == pytest.approx(1 / 10)
+    np.testing.assert_array_equal(head.image_noise_norm(image), np.zeros(B))
 
 
 def test_the_two_sides_have_their_own_covariances_and_noise():
     head, (image, _) = make(), embeddings()
     samples = head(image, image, KEY)
-    assert not np.allclose(samples.image_queries, samples.text_queries)
+    assert not np.allclose(singly(samples.image_queries), singly(samples.text_queries))
     assert not np.allclose(head.image_noise_norm(image), head.text_noise_norm(image), rtol=1e-6)
+
+
+@every_order
+def test_the_noise_of_an_example_depends_on_no_other_example(order):
+    head, (image, _) = make(order=order), embeddings()
+    changed = image.at[2].set(5.0)
+    one, other = (singly(head.image_queries(x, KEY, S)) for x in (image, changed))
+    np.testing.assert_allclose(one[[0, 1, 3]], other[[0, 1, 3]], rtol=1e-5, atol=1e-6)
+    assert not np.allclose(one[2], other[2])
+
+
+def test_more_samples_begin_with_the_samples_of_fewer():
+    """Evaluation may take any number of samples; each depends on its own number."""
+    head, (image, _) = make(), embeddings()
+    few, many = (singly(head.image_queries(image, KEY, count)) for count in (2, 50))
+    assert many.shape == (B, 50, D)
+    np.testing.assert_allclose(many[:, :2], few, rtol=1e-4, atol=1e-5)
+    assert len(np.unique(many[0, :, 0])) == 50
+
+
+@pytest.mark.parametrize(
+    "covariance",
+    [
+        CovarianceConfig(3, "full", "rank_one"),
+        CovarianceConfig(3, "full", "diagonal"),
+        CovarianceConfig(3, "efficient", "rank_one"),
+        CovarianceConfig(0, "full"),
+        CovarianceConfig(0, "efficient"),
+    ],
+    ids=lambda config: f"{config.form} {config.num_factors} {config.second_term}",
+)
+def test_the_measured_noise_starts_with_the_norm_that_was_asked_for(covariance):
+    covariance = dataclasses.replace(covariance, initial_noise_norm=0.4)
+    head = HetXLContrastiveConfig(covariance).build(64, nnx.Rngs(3))
+    image = jnp.asarray(np.random.default_rng(0).normal(size=(32, 64)), jnp.float32)
+    queries = jax.jit(lambda image: head.image_queries(image, KEY, 200))(image)
+    noise = singly(queries) - np.asarray(head.image_key(image))[:, None]
+    assert np.sqrt(np.mean(np.sum(noise**2, axis=-1))) == pytest.approx(0.4, rel=0.08)
+    assert np.sqrt(np.mean(head.image_noise_norm(image) ** 2)) == pytest.approx(0.4, rel=0.08)
 
 
 def test_noise_norms_belong_to_the_normalised_embedding():

@@ -1,0 +1,183 @@
+"""What the benchmark scripts share: timing in turn, memory of compiled programs, tables and plots."""
+
+import dataclasses
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from rich.console import Console
+from rich.table import Table
+
+# A measurement repeats short calls until it is this long, so that it shows neither the clock nor the dispatch.
+SHORTEST_MEASUREMENT = 0.05
+GIB = 2**30
+MIB = 2**20
+
+MEMORY_NOTE = (
+    "Memory is that of the compiled program (`memory_analysis`): temporary + argument + output - aliased bytes; "
+    "arguments and outputs are parameters, inputs and their gradients."
+)
+
+
+@dataclasses.dataclass
+class Program:
+    """A compiled JAX function with its arguments.
+
+    Attributes:
+        call: runs it once and waits.
+        temporary: bytes of intermediate values.
+        peak: bytes altogether, see `MEMORY_NOTE`.
+        compile_seconds: how long the compilation took.
+    """
+
+    call: Callable[[], Any]
+    temporary: int
+    peak: int
+    compile_seconds: float
+
+    @classmethod
+    def of(cls, function: Callable, *arguments: Any) -> "Program":
+        """Compiles a function for arguments, which may be shapes if the program is not to run."""
+        began = time.perf_counter()
+        compiled = jax.jit(function).lower(*arguments).compile()
+        seconds = time.perf_counter() - began
+        memory = compiled.memory_analysis()
+        assert memory is not None
+        temporary = memory.temp_size_in_bytes
+        lasting = memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
+        return cls(lambda: jax.block_until_ready(compiled(*arguments)), temporary, temporary + lasting, seconds)
+
+
+def seconds_in_turn(
+    calls: Mapping[str, Callable[[], Any]], rounds: int, budget: float, progress: Callable[[str], None]
+) -> dict[str, list[float]]:
+    """Times functions in turn, so that a machine that changes its speed does so for all of them.
+
+    Every function is called once to warm up; a call that uses up the budget is also the measurement.
+
+    Args:
+        calls: functions that wait for their results, by name.
+        rounds: measurements of each.
+        budget: seconds for each, all rounds together; at least one round is measured.
+        progress: is told what is being measured.
+
+    Returns:
+        Seconds of a call, by round.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in calls}
+    spent, repeats = {}, {}
+    for name, call in calls.items():
+        progress(f"{name}, warm-up")
+        spent[name] = _seconds(call, 1)
+        repeats[name] = min(20, max(1, round(SHORTEST_MEASUREMENT / max(spent[name], 1e-9))))
+        if spent[name] > budget:
+            seconds[name].append(spent[name])
+    for number in range(rounds):
+        for name, call in calls.items():
+            if spent[name] > budget and seconds[name]:
+                continue
+            progress(f"{name}, round {number + 1} of {rounds}")
+            seconds[name].append(_seconds(call, repeats[name]))
+            spent[name] += seconds[name][-1] * repeats[name]
+    return seconds
+
+
+def _seconds(call: Callable[[], Any], repeats: int) -> float:
+    began = time.perf_counter()
+    for _ in range(repeats):
+        call()
+    return (time.perf_counter() - began) / repeats
+
+
+def ratio(seconds: Mapping[str, list[float]], numerator: str, denominator: str) -> list[float] | None:
+    """Returns ratios pair by pair of the rounds that both were measured in, or None if there are none."""
+    pairs = zip(seconds.get(numerator, ()), seconds.get(denominator, ()), strict=False)
+    return [first / second for first, second in pairs] or None
+
+
+def spread(values: Sequence[float] | None) -> str:
+    """Returns "median (least-greatest)"."""
+    if not values:
+        return "-"
+    return f"{np.median(values):.2f} ({min(values):.2f}-{max(values):.2f})"
+
+
+def machine() -> str:
+    """Returns what the figures were measured on."""
+    devices = jax.devices()
+    return f"{len(devices)} x {devices[0].device_kind}, jax {jax.__version__}"
+
+
+class Report:
+    """Collects tables and remarks, prints them as they come and writes them with their data."""
+
+    def __init__(self, console: Console, title: str):
+        self.console = console
+        self.data: dict[str, Any] = {"machine": machine()}
+        self._lines = [f"# {title}", "", f"{machine()}", ""]
+        self.note(MEMORY_NOTE)
+
+    def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+        """Adds a table."""
+        table = Table(*columns, title=title)
+        self._lines += [f"## {title}", "", f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+        for row in rows:
+            table.add_row(*row)
+            self._lines.append(f"| {' | '.join(row)} |")
+        self._lines.append("")
+        self.console.print(table)
+
+    def note(self, text: str) -> None:
+        """Adds a remark."""
+        self.console.print(text)
+        self._lines += [text, ""]
+
+    def write(self, directory: Path, name: str, figure: Figure | None) -> None:
+        """Writes ``name.json``, ``name.md`` and, where there is a figure, ``name.png``."""
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / f"{name}.json").write_text(json.dumps(self.data, indent=1) + "\n")
+        lines = [*self._lines, f"![Plot of the figures above]({name}.png)"] if figure else self._lines
+        (directory / f"{name}.md").write_text("\n".join(lines).rstrip() + "\n")
+        if figure:
+            figure.savefig(directory / f"{name}.png", dpi=150)
+        self.console.print(f"written to {directory}/{name}.*")
+
+
+# Of each line: its points (x, seconds, bytes), where figures may be missing.
+Lines = Mapping[str, Sequence[tuple[float, float | None, float | None]]]
+
+
+def plot(lines: Lines, x_label: str, title: str) -> Figure:
+    """Draws time and peak memory over a size, on logarithmic axes, one line per name."""
+    figure = Figure(figsize=(13, 7), layout="constrained")
+    FigureCanvasAgg(figure)
+    panels = figure.subplots(1, 2)
+    for index, (axes, label) in enumerate(zip(panels, ("time [ms]", "peak memory [MiB]"), strict=True)):
+        for number, (name, points) in enumerate(lines.items()):
+            shown = [(point[0], point[1 + index]) for point in points if point[1 + index] is not None]
+            if shown:
+                x, y = np.array(shown, float).T
+                # Lines may lie on one another: markers and widths tell them apart.
+                marker, width = "osD^vPX*<>"[number % 10], 3 - 2 * number / len(lines)
+                scale = 1e3 if index == 0 else 1 / MIB
+                style = "-" if number < 10 else "--"
+                axes.plot(x, y * scale, style, marker=marker, markersize=7, linewidth=width, label=name)
+        sizes = sorted({point[0] for points in lines.values() for point in points})
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        axes.set_xticks(sizes, [f"{size:g}" for size in sizes])
+        axes.minorticks_off()
+        axes.tick_params(labelsize=13)
+        axes.set_xlabel(x_label, fontsize=14)
+        axes.set_ylabel(label, fontsize=14)
+        axes.grid(alpha=0.3, which="both")
+    # Below the panels: inside, it would hide lines.
+    figure.legend(*panels[0].get_legend_handles_labels(), fontsize=12, ncols=4, loc="outside lower center")
+    figure.suptitle(title, fontsize=15)
+    return figure

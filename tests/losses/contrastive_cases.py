@@ -1,0 +1,140 @@
+"""Batches with every kind of queries, slow NumPy references of the losses, and the meshes that both are tried on."""
+
+import dataclasses
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from lit_het import sharding
+from lit_het.losses.contrastive import SigmoidLoss, SoftmaxLoss
+from lit_het.sharding import MeshConfig
+from lit_het.types import EmbeddingSamples, Queries
+
+D, S, R = 4, 3, 2
+LOSSES = (SoftmaxLoss, SigmoidLoss)
+# How both sides hold their queries; None where the keys are the queries.
+KINDS = {
+    "deterministic": (None, None),
+    "both sides noisy": ("factored", "singly"),
+    "one side noisy": ("scaled", None),
+}
+# With eight devices both axes that share a batch are longer than one.
+MESHES = {1: MeshConfig(), 2: MeshConfig(fsdp=2), 8: MeshConfig(data=2, fsdp=4)}
+
+
+def make(kind, *, b, num_samples=S, seed=0, temperature=0.7):
+    """Returns a batch whose queries have nothing to do with its keys, so that none can stand for another."""
+    random = np.random.default_rng(seed)
+
+    def draw(*shape):
+        return jnp.asarray(random.normal(size=shape), jnp.float32)
+
+    def queries(form):
+        if form is None:
+            return None
+        if form == "singly":
+            return Queries(draw(b, num_samples, D))
+        scale = 0.5 + draw(b, num_samples) ** 2 if form == "scaled" else None
+        return Queries(draw(b, 1, D), draw(b, R, D), draw(b, num_samples, R), scale)
+
+    image, text = KINDS[kind]
+    return EmbeddingSamples(
+        image=draw(b, D),
+        text=draw(b, D),
+        image_queries=queries(image),
+        text_queries=queries(text),
+        temperature=jnp.float32(temperature),
+        bias=jnp.float32(-1.5),
+    )
+
+
+def take(samples, index):
+    """Returns the batch of these rows."""
+    return jax.tree.map(lambda x: x[index] if x.ndim else x, samples)
+
+
+def mesh_of(num_devices):
+    """Returns a mesh of the first devices."""
+    return MESHES[num_devices].build(jax.devices()[:num_devices])
+
+
+def split_rows(tree, mesh):
+    """Puts rows on the devices that share them, and scalars on all."""
+    split, whole = sharding.batch_sharding(mesh), NamedSharding(mesh, PartitionSpec())
+    return jax.tree.map(lambda x: jax.device_put(x, split if x.ndim else whole), tree)
+
+
+def numpy_fields(samples) -> dict[str, Any]:
+    """Returns every array of a batch in float64 under its dotted name; those that it lacks are left out."""
+    arrays = {}
+    for field in dataclasses.fields(samples):
+        value = getattr(samples, field.name)
+        if isinstance(value, Queries):
+            arrays |= {f"{field.name}.{name}": array for name, array in numpy_fields(value).items()}
+        elif value is not None:
+            arrays[field.name] = np.asarray(value, np.float64)
+    return arrays
+
+
+def reference(loss, arrays, valid):
+    """Returns the loss from loops over queries, keys and samples (HET-XL Eq. 6 and 8; SigLIP Eq. 1).
+
+    Args:
+        loss: softmax or sigmoid.
+        arrays: as `numpy_fields` returns them.
+        valid: which rows take part.
+    """
+    kept = np.flatnonzero(valid)
+    direction = _softmax_direction if loss is SoftmaxLoss else _sigmoid_direction
+    logit = SimpleNamespace(temperature=arrays["temperature"], bias=arrays.get("bias", 0.0))
+    image, text = arrays["image"], arrays["text"]
+    image_to_text = direction(_queries_one_by_one(arrays, "image"), text, kept, logit)
+    text_to_image = direction(_queries_one_by_one(arrays, "text"), image, kept, logit)
+    return (image_to_text + text_to_image) / 2
+
+
+def _queries_one_by_one(arrays, side):
+    """Returns a list of samples for every row: (sample or mean + Σ_r normal_r factor_r) * scale."""
+    held = arrays.get(f"{side}_queries.samples", arrays[side][:, None])
+    factors, normals, scale = (arrays.get(f"{side}_queries.{name}") for name in ("factors", "normals", "scale"))
+    if normals is None:
+        return [list(samples) for samples in held]
+    queries = []
+    for n in range(len(held)):
+        of_row = []
+        for s in range(normals.shape[1]):
+            query = held[n, 0].copy()
+            for r in range(normals.shape[2]):
+                query += normals[n, s, r] * factors[n, r]
+            of_row.append(query if scale is None else query * scale[n, s])
+        queries.append(of_row)
+    return queries
+
+
+def _softmax_direction(queries, keys, kept, logit):
+    """Returns mean_n -log 1/S Σ_s exp(q_ns·k_n/τ) / Σ_i exp(q_ns·k_i/τ) over valid rows."""
+    losses = []
+    for n in kept:
+        probability = 0.0
+        for query in queries[n]:
+            scores = {i: np.exp(query @ keys[i] / logit.temperature + logit.bias) for i in kept}
+            probability += scores[n] / sum(scores.values()) / len(queries[n])
+        losses.append(-np.log(probability))
+    return np.mean(losses)
+
+
+def _sigmoid_direction(queries, keys, kept, logit):
+    """Returns mean_n Σ_i -log 1/S Σ_s σ(z_ni (q_ns·k_i/τ + bias)), z = 1 where n = i and else -1."""
+    losses = []
+    for n in kept:
+        total = 0.0
+        for i in kept:
+            z = 1.0 if i == n else -1.0
+            logits = [query @ keys[i] / logit.temperature + logit.bias for query in queries[n]]
+            total -= np.log(np.mean([1 / (1 + np.exp(-z * score)) for score in logits]))
+        losses.append(total)
+    return np.mean(losses)

@@ -1,0 +1,94 @@
+"""Every classification head on every tower: it builds, and it learns."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from lit_het import parameters
+from lit_het.heads.covariance import CovarianceConfig
+from lit_het.heads.deterministic import DeterministicConfig
+from lit_het.heads.het import HetConfig
+from lit_het.heads.het_h import HetHConfig
+from lit_het.heads.het_xl import HetXLConfig
+from lit_het.heads.sampling import SamplingConfig
+from lit_het.heads.temperature import FixedTemperature
+from lit_het.random import keys_at
+from lit_het.tasks.classification import ClassificationConfig
+from lit_het.towers.resnet import ResNetConfig
+from lit_het.towers.transformer import EncoderConfig
+from lit_het.towers.vit import ViTConfig
+from lit_het.types import Batch
+
+B, K, SIZE = 4, 5, 8
+COVARIANCE = CovarianceConfig(2, "efficient", initial_noise_norm=0.5)
+SAMPLING = SamplingConfig(num_samples=3, block_size=8)
+TEMPERATURE = FixedTemperature(2.0)
+HEADS = {
+    "DET": DeterministicConfig(TEMPERATURE),
+    "HET": HetConfig(COVARIANCE, TEMPERATURE, SAMPLING),
+    "HET-H": HetHConfig(3, 0, COVARIANCE, TEMPERATURE, SAMPLING),
+    "HET-XL": HetXLConfig(COVARIANCE, None, TEMPERATURE, SAMPLING),
+    "HET-XL unshared": HetXLConfig(COVARIANCE, 3, TEMPERATURE, SAMPLING),
+}
+ENCODER = EncoderConfig(width=16, depth=1, mlp_width=32, num_heads=2, compute_type="float32")
+TOWERS = {"ViT": ViTConfig(SIZE, 4, ENCODER, pooling="mean"), "ResNet": ResNetConfig(image_size=SIZE)}
+
+
+@functools.cache
+def tower_params(name):
+    """A tower's parameters do not depend on the head."""
+    tower = TOWERS[name]
+    return jax.jit(lambda: nnx.to_pure_dict(nnx.state(tower.build(nnx.Rngs(0)))))()
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_every_head_on_a_resnet_has_a_loss_and_gradients_of_the_shapes_of_its_parameters(head):
+    """Traced, not compiled: that takes half a minute a head."""
+    task = ClassificationConfig(TOWERS["ResNet"], HEADS[head], num_classes=K).build()
+    params = jax.eval_shape(task.initialize, jax.random.key(0))
+    image, label = jnp.zeros((B, SIZE, SIZE, 3), jnp.uint8), jnp.zeros(B, jnp.int32)
+
+    def gradient(params):
+        batch = Batch(valid=jnp.ones(B, bool), image=image, label=label)
+        return jax.value_and_grad(lambda params: task.loss(params, batch, keys_at(0, 0))[0])(params)
+
+    loss, gradients = jax.eval_shape(gradient, params)
+    assert loss.shape == ()
+    assert jax.tree.map(jnp.shape, gradients) == jax.tree.map(jnp.shape, params)
+
+
+@pytest.mark.parametrize(("head", "tower"), [*((head, "ViT") for head in HEADS), ("HET-XL", "ResNet")])
+def test_every_head_learns_in_two_steps(head, tower):
+    config = ClassificationConfig(TOWERS[tower], HEADS[head], num_classes=K)
+    task, size = config.build(), TOWERS[tower].embedding_size
+    params = {
+        "image_tower": tower_params(tower),
+        "head": nnx.to_pure_dict(nnx.state(HEADS[head].build(size, K, nnx.Rngs(1)))),
+    }
+    like = parameters.flatten(jax.eval_shape(task.initialize, jax.random.key(0)))
+    assert {path: array.shape for path, array in parameters.flatten(params).items()} == {
+        path: array.shape for path, array in like.items()
+    }
+    random = np.random.default_rng(0)
+    batch = Batch(
+        valid=jnp.asarray([True, True, True, False]),
+        image=jnp.asarray(random.integers(0, 256, (B, SIZE, SIZE, 3)), jnp.uint8),
+        label=jnp.asarray([0, 4, 2, 1], jnp.int32),
+    )
+    keys, rate = keys_at(0, 0), 1e-3 if tower == "ViT" else 1e-4
+
+    @jax.jit
+    def step(params):
+        (loss, metrics), gradient = jax.value_and_grad(task.loss, has_aux=True)(params, batch, keys)
+        return jax.tree.map(lambda p, g: p - rate * g, params, gradient), loss, metrics
+
+    losses = []
+    for _ in range(3):
+        params, loss, metrics = step(params)
+        losses.append(float(loss))
+        assert (float(metrics["image_noise_norm"]) > 0) == (head != "DET")
+    assert losses[2] < losses[1] < losses[0], losses

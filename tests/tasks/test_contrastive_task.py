@@ -1,0 +1,106 @@
+"""Contrastive training as a whole: the same on a mesh of devices; and what noise does to probabilities."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from lit_het import distributed, parameters, sharding
+from lit_het.heads.contrastive import DeterministicContrastiveConfig, HetXLContrastiveConfig
+from lit_het.heads.covariance import CovarianceConfig
+from lit_het.losses.contrastive import SigmoidLoss, SoftmaxLoss
+from lit_het.random import keys_at
+from lit_het.sharding import MeshConfig
+from lit_het.tasks.contrastive import ContrastiveConfig
+from lit_het.towers.text import TextConfig
+from lit_het.towers.transformer import EncoderConfig
+from lit_het.towers.vit import ViTConfig
+from lit_het.types import Batch
+
+B = 16
+ENCODER = EncoderConfig(width=16, depth=1, mlp_width=32, num_heads=2, compute_type="float32")
+CONFIG = ContrastiveConfig(
+    image_tower=ViTConfig(8, 4, ENCODER, pooling="mean"),
+    text_tower=TextConfig(vocabulary_size=20, length=4, embedding_size=16, encoder=ENCODER),
+    head=HetXLContrastiveConfig(CovarianceConfig(3, initial_noise_norm=0.5), num_samples=3, initial_bias=-1.0),
+    locked=(),
+)
+ONE_DEVICE = MeshConfig(data=1).build(jax.devices()[:1])
+EIGHT_DEVICES = MeshConfig(data=2, fsdp=4)
+
+
+def host_batch():
+    """Both rows of one of eight devices are invalid, and another row."""
+    random = np.random.default_rng(0)
+    valid = np.ones(B, bool)
+    valid[[4, 5, 9]] = False
+    return Batch(
+        valid=valid,
+        image=random.integers(0, 256, (B, 8, 8, 3), dtype=np.uint8),
+        text=random.integers(0, 20, (B, 4)).astype(np.int32),
+    )
+
+
+def loss_and_gradient(task, params, mesh):
+    params = jax.device_put(params, sharding.tree_shardings(params, mesh))
+    batch = distributed.to_global(host_batch(), mesh)
+    with jax.set_mesh(mesh):
+        return jax.jit(jax.value_and_grad(task.loss, has_aux=True))(params, batch, keys_at(0, 0))
+
+
+@pytest.mark.parametrize("loss", [SoftmaxLoss("gather", 3), SoftmaxLoss("ring", 3), SigmoidLoss("ring", 3)], ids=str)
+def test_a_mesh_of_eight_devices_has_loss_metrics_and_gradient_of_one_device(loss):
+    task = dataclasses.replace(CONFIG, loss=loss).build()
+    params = jax.jit(task.initialize)(jax.random.key(0))
+    (expected_loss, expected_metrics), expected = loss_and_gradient(task, params, ONE_DEVICE)
+    (actual_loss, metrics), gradient = loss_and_gradient(task, params, EIGHT_DEVICES.build())
+    np.testing.assert_allclose(actual_loss, expected_loss, rtol=1e-5)
+    for name, metric in expected_metrics.items():
+        np.testing.assert_allclose(metrics[name], metric, rtol=1e-5, err_msg=name)
+    gradient, expected = (
+        {path: np.asarray(array) for path, array in parameters.flatten(tree).items()} for tree in (gradient, expected)
+    )
+    assert gradient.keys() == expected.keys()
+    for path, array in expected.items():
+        # Some gradients are 0 but for rounding: those of a softmax's bias and of keys' biases in attention.
+        atol = max(1e-5 * np.abs(array).max(), 1e-6)
+        np.testing.assert_allclose(gradient[path], array, rtol=0, atol=atol, err_msg=path)
+    moved = {path.split("/")[0] for path, array in expected.items() if np.abs(array).max() > 1e-4}
+    assert moved == {"image_tower", "text_tower", "head"}
+
+
+def test_mean_probabilities_over_noise_approach_those_without_noise_as_it_vanishes():
+    """The mean over noise samples of the softmax over texts (HET-XL App. M)."""
+    task, batch = CONFIG.build(), jax.tree.map(jnp.asarray, host_batch())
+
+    @jax.jit
+    def probabilities(params):
+        samples = task.sample_image(params, batch.image, jax.random.key(1), 64)
+        images = jnp.concatenate([samples, task.encode_image(params, batch.image)[0][:, None]], axis=1)
+        text = task.encode_text(params, batch.text)[0]
+        p = jax.nn.softmax(jnp.einsum("bsd,kd->bsk", images, text) / task.temperature(params))
+        return jnp.mean(p[:, :-1], axis=1), p[:, -1]
+
+    deviations = []
+    for norm in (2.0, 0.2, 0.02):
+        head = HetXLContrastiveConfig(CovarianceConfig(3, initial_noise_norm=norm), initial_bias=-1.0)
+        params = jax.jit(dataclasses.replace(CONFIG, head=head).build().initialize)(jax.random.key(0))
+        noisy, quiet = probabilities(params)
+        np.testing.assert_allclose(noisy.sum(axis=1), 1, rtol=1e-5)
+        deviations.append(float(jnp.max(jnp.abs(noisy - quiet))))
+    assert deviations[0] > 3 * deviations[1] > 9 * deviations[2], deviations
+    assert deviations[2] < 2e-3
+
+
+def test_a_head_without_noise_has_one_sample_of_an_image_which_is_its_key():
+    task, image = dataclasses.replace(CONFIG, head=DeterministicContrastiveConfig()).build(), host_batch().image
+
+    @jax.jit
+    def found(image):
+        params = task.initialize(jax.random.key(0))
+        return task.sample_image(params, image, jax.random.key(1), 5), task.encode_image(params, image)[0]
+
+    samples, key = found(jnp.asarray(image))
+    np.testing.assert_array_equal(samples, key[:, None])
