@@ -12,7 +12,7 @@ Dimension letters, everywhere in the project:
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import jax
@@ -44,7 +44,7 @@ def tree_of_arrays(cls: _Class) -> _Class:
         keys = (jax.tree_util.GetAttrKey(name) for name in names)
         return tuple(zip(keys, children, strict=True)), fixed
 
-    def unflatten(fixed: tuple[Any, ...], children: tuple[Any, ...]) -> Any:
+    def unflatten(fixed: tuple[Any, ...], children: Iterable[Any]) -> Any:
         tree = object.__new__(cls)
         for name, value in zip((*names, *static), (*children, *fixed), strict=True):
             object.__setattr__(tree, name, value)

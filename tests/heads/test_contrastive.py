@@ -26,8 +26,8 @@ def make(covariance=FULL, num_samples=S, **changes):
 
 
 def embeddings(b=B):
-    random = np.random.default_rng(0)
-    return tuple(jnp.asarray(3 * random.normal(size=(b, D)), jnp.float32) for _ in range(2))
+    image, text = 3 * np.random.default_rng(0).normal(size=(2, b, D))
+    return jnp.asarray(image, jnp.float32), jnp.asarray(text, jnp.float32)
 
 
 def singly(queries):
@@ -104,6 +104,7 @@ def test_both_orders_have_the_same_products_and_gradients(covariance, before, af
 
         def weighed(state, image, keys):
             queries = nnx.merge(graph, state).image_queries(image, KEY, S)
+            assert queries is not None
             products = queries.products(keys)
             return jnp.sum(products * weights), products
 
@@ -191,6 +192,7 @@ def test_with_a_covariance_of_zero_the_queries_are_the_keys(order, after):
     for covariance in (head.image_covariance, head.text_covariance):
         assert covariance is not None
         # softplus(-100) is 0, and the constant below it stays: d(x) = 0.001.
+        assert covariance.diagonal.bias is not None
         covariance.diagonal.bias[...] = jnp.full(D, -100.0)
         covariance.factors.kernel[...] = jnp.zeros_like(covariance.factors.kernel[...])
     samples = head(*embeddings(), KEY)
