@@ -130,6 +130,11 @@ class Queries:
         """S."""
         return self.samples.shape[1] if self.normals is None else self.normals.shape[1]
 
+    @property
+    def num_vectors(self) -> int:
+        """How many vectors of an example meet the keys: its queries, or their mean, factors and products."""
+        return self.num_samples + (0 if self.factors is None else self.factors.shape[1] + 1)
+
     def held_singly(self) -> Float[Array, "b s d"]:
         """Returns the queries one by one, whatever their form."""
         queries = self.samples

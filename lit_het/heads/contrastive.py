@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, Key
 
 from lit_het.errors import require_at_least
 from lit_het.heads.covariance import Covariance, CovarianceConfig, standard_normals
-from lit_het.heads.sampling import Order, is_factored
+from lit_het.heads.sampling import Order, check_order, is_factored
 from lit_het.heads.temperature import LogTemperature, TemperatureConfig
 from lit_het.types import EmbeddingSamples, Queries
 
@@ -99,6 +99,7 @@ class HetXLContrastiveConfig:
 
     def __post_init__(self) -> None:
         require_at_least(1, self, "num_samples")
+        check_order(self.order, self.covariance)
 
     def build(self, embedding_size: int, rngs: nnx.Rngs) -> "HetXLContrastive":
         """Returns the head for embeddings ``[b d]``."""

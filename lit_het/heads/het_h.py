@@ -43,7 +43,7 @@ class HetHConfig:
 
     def __post_init__(self) -> None:
         require_at_least(1, self, "num_buckets")
-        check_order(self.sampling, self.covariance)
+        check_order(self.sampling.order, self.covariance)
 
     def build(self, feature_size: int, num_classes: int, rngs: nnx.Rngs) -> "HetHClassifier":
         """Returns the head for features ``[b d]`` and ``num_classes`` classes.

@@ -40,7 +40,7 @@ class HetXLConfig:
     def __post_init__(self) -> None:
         if self.unshared_size is not None:
             require_at_least(1, self, "unshared_size")
-        check_order(self.sampling, self.covariance)
+        check_order(self.sampling.order, self.covariance)
 
     def build(self, feature_size: int, num_classes: int, rngs: nnx.Rngs) -> "HetXLClassifier":
         """Returns the head for features ``[b d]`` and ``num_classes`` classes."""

@@ -54,16 +54,16 @@ class SamplingConfig:
         return self.num_samples if training else self.num_eval_samples
 
 
-def check_order(sampling: SamplingConfig, covariance: CovarianceConfig) -> None:
+def check_order(order: Order, covariance: CovarianceConfig) -> None:
     """Refuses the factored order where there is none.
 
     Raises:
         UserError: with both fields.
     """
-    if sampling.order == "factored" and covariance.is_diagonal:
+    if order == "factored" and covariance.is_diagonal:
         second_term = f"second_term = {covariance.second_term!r} with num_factors = {covariance.num_factors}"
         raise UserError(
-            f"sampling.order = 'factored' needs covariance.second_term = 'rank_one' and factors, not {second_term}; "
+            f"order = 'factored' needs covariance.second_term = 'rank_one' and factors, not {second_term}; "
             "take the order 'cheaper'"
         )
 

@@ -28,7 +28,7 @@ class SoftmaxLoss:
     Attributes:
         form: "gather" brings all keys to every device, O(b d) memory; "ring" passes them around, O(b d / devices), for
             one product of logits more; "dense" holds all logits, O(b²). All are equal.
-        block_size: queries (samples of examples) that are scored at a time on a device.
+        block_size: vectors of logits that exist at a time on a device: one for every query, or factor of queries.
 
     Raises:
         UserError: a block without queries.

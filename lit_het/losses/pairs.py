@@ -66,8 +66,8 @@ class Exchange:
         return jnp.arange(count) + (jax.lax.axis_index(self.axes) * count if self.axes else 0)
 
     def examples_per_block(self, queries: Queries) -> int:
-        """Returns how many examples have ``block_size`` queries."""
-        return queries.samples.shape[0] if self.form == "dense" else max(1, self.block_size // queries.num_samples)
+        """Returns how many examples make ``block_size`` vectors of logits."""
+        return queries.samples.shape[0] if self.form == "dense" else max(1, self.block_size // queries.num_vectors)
 
     def gather(self, tree: Any) -> Any:
         """Returns a tree of rows with those of all devices."""

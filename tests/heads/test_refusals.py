@@ -4,6 +4,7 @@ import pytest
 from flax import nnx
 
 from lit_het.errors import UserError
+from lit_het.heads.contrastive import HetXLContrastiveConfig
 from lit_het.heads.covariance import CovarianceConfig
 from lit_het.heads.het_h import HetHConfig
 from lit_het.heads.het_xl import HetXLConfig
@@ -39,12 +40,17 @@ DIAGONAL = CovarianceConfig(2, second_term="diagonal")
         (lambda: LogTemperature(-1.0), "temperature.initial = -1.0 must be positive"),
         (
             lambda: HetXLConfig(DIAGONAL, sampling=FACTORED),
-            "sampling.order = 'factored' needs covariance.second_term = 'rank_one' and factors, "
+            "order = 'factored' needs covariance.second_term = 'rank_one' and factors, "
+            "not second_term = 'diagonal' with num_factors = 2",
+        ),
+        (
+            lambda: HetXLContrastiveConfig(DIAGONAL, order="factored"),
+            "order = 'factored' needs covariance.second_term = 'rank_one' and factors, "
             "not second_term = 'diagonal' with num_factors = 2",
         ),
         (
             lambda: HetHConfig(3, covariance=CovarianceConfig(0), sampling=FACTORED),
-            "sampling.order = 'factored' needs covariance.second_term = 'rank_one' and factors, "
+            "order = 'factored' needs covariance.second_term = 'rank_one' and factors, "
             "not second_term = 'rank_one' with num_factors = 0",
         ),
     ],

@@ -39,10 +39,9 @@ TOWERS = {"ViT": ViTConfig(SIZE, 4, ENCODER, pooling="mean"), "ResNet": ResNetCo
 
 
 @functools.cache
-def tower_params(name):
+def tower_params():
     """A tower's parameters do not depend on the head."""
-    tower = TOWERS[name]
-    return jax.jit(lambda: nnx.to_pure_dict(nnx.state(tower.build(nnx.Rngs(0)))))()
+    return jax.jit(lambda: nnx.to_pure_dict(nnx.state(TOWERS["ViT"].build(nnx.Rngs(0)))))()
 
 
 @pytest.mark.parametrize("head", HEADS)
@@ -61,12 +60,12 @@ def test_every_head_on_a_resnet_has_a_loss_and_gradients_of_the_shapes_of_its_pa
     assert jax.tree.map(jnp.shape, gradients) == jax.tree.map(jnp.shape, params)
 
 
-@pytest.mark.parametrize(("head", "tower"), [*((head, "ViT") for head in HEADS), ("HET-XL", "ResNet")])
-def test_every_head_learns_in_two_steps(head, tower):
-    config = ClassificationConfig(TOWERS[tower], HEADS[head], num_classes=K)
-    task, size = config.build(), TOWERS[tower].embedding_size
+@pytest.mark.parametrize("head", HEADS)
+def test_every_head_learns_in_two_steps(head):
+    tower = TOWERS["ViT"]
+    task, size = ClassificationConfig(tower, HEADS[head], num_classes=K).build(), tower.embedding_size
     params = {
-        "image_tower": tower_params(tower),
+        "image_tower": tower_params(),
         "head": nnx.to_pure_dict(nnx.state(HEADS[head].build(size, K, nnx.Rngs(1)))),
     }
     like = parameters.flatten(jax.eval_shape(task.initialize, jax.random.key(0)))
@@ -79,7 +78,7 @@ def test_every_head_learns_in_two_steps(head, tower):
         image=jnp.asarray(random.integers(0, 256, (B, SIZE, SIZE, 3)), jnp.uint8),
         label=jnp.asarray([0, 4, 2, 1], jnp.int32),
     )
-    keys, rate = keys_at(0, 0), 1e-3 if tower == "ViT" else 1e-4
+    keys, rate = keys_at(0, 0), 1e-3
 
     @jax.jit
     def step(params):
