@@ -19,7 +19,8 @@ BATCH_AXES = ("data", "fsdp")
 # leading depth dimension, which is never sharded. Optimizer moments match like the parameters they follow.
 RULES: tuple[tuple[str, tuple[str | None, ...]], ...] = (
     (r".*/(v_row|v_col)/.*", ()),  # Adafactor's factored moments: small, and of other dimensions than their parameter
-    (r".*/(query|key|value|up|patches|projection|factors|scale_of_factors)/kernel", (None, "fsdp")),
+    (r".*/(query|key|value|up|patches|projection|pre_logits)/kernel", (None, "fsdp")),
+    (r".*/(factors|scale_of_factors|diagonal|unshared)/kernel", (None, "fsdp")),
     (r".*/(out|down)/kernel", ("fsdp", None)),
     (r".*/tokens/embedding", ("fsdp", None)),
     (r".*head/logits/kernel", (None, "fsdp")),
@@ -113,11 +114,11 @@ def num_automatic_shares() -> int:
 
 def map_shares(
     function: Callable[[Any, Any, tuple[str, ...]], Array], rows: Any, shared: Any
-) -> Float[Array, " shares"]:
+) -> Float[Array, "shares *rest"]:
     """Runs a function on every device's share of the rows, and returns the results side by side.
 
     Args:
-        function: ``(rows, shared, axes)`` to a scalar; ``axes`` name the devices for collectives and are empty where
+        function: ``(rows, shared, axes)`` to an array; ``axes`` name the devices for collectives and are empty where
             one device holds all rows.
         rows: a tree of arrays whose leading axis is split over the devices of `jax.set_mesh`.
         shared: a tree of arrays that every device sees whole.

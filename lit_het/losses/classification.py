@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from lit_het import blocks
+from lit_het import blocks, sharding
 from lit_het.losses.base import weights
 from lit_het.types import LogitSamples
 
@@ -117,10 +117,13 @@ def _mean(
         losses = jnp.where(weight > 0, loss(log_p, target), 0.0)
         return jnp.sum(weight * losses), jnp.sum(weight * hits)
 
-    constants = (samples.keys, target, weights(valid))
-    return ClassificationLoss(
-        *blocks.sum_over_examples(of_block, samples.features, constants, samples.examples_per_block)
-    )
+    def of_share(rows: Any, _: None, __: tuple[str, ...]) -> Float[Array, " two"]:
+        features, *constants = rows
+        return jnp.stack(blocks.sum_over_examples(of_block, features, constants, samples.examples_per_block))
+
+    # Every device sums its blocks before devices meet: gradients of parameters travel once, not once a block.
+    rows = (samples.features, samples.keys, target, weights(valid))
+    return ClassificationLoss(*jnp.sum(sharding.map_shares(of_share, rows, None), axis=0))
 
 
 def _over_samples(function: Any, samples: LogitSamples, features: Any, constants: Any) -> tuple[Array, Array]:

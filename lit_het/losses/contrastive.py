@@ -8,6 +8,7 @@ around them, and takes the gradient of a block with its value (`lit_het.blocks`)
 import dataclasses
 from typing import Any, TypeAlias
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
@@ -87,7 +88,8 @@ def _average(
         total = direction(image, text, *shared, exchange)
         return total if both else (total + direction(text, image, *shared, exchange)) / 2
 
-    rows = ((samples.image, samples.image_queries), (samples.text, samples.text_queries), weights(valid))
+    sides = ((samples.image, samples.image_queries), (samples.text, samples.text_queries))
+    rows = (*jax.tree.map(lambda x: x.astype(jnp.float32), sides), weights(valid))
     shared = (samples.temperature, jnp.zeros(()) if samples.bias is None else samples.bias)
     if loss.form == "dense":
         return of_share(rows, shared, ())

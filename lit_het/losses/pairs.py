@@ -118,6 +118,11 @@ def softmax_both_ways(
 ) -> Float[Array, ""]:
     """Returns half the sum of both directions without noise, whose logits are one matrix and its transpose."""
     rows = queries.as_queries()
+    if exchange.form == "dense":
+        logits = _logits(rows, keys.keys, keys.weight > 0, temperature, bias)[:, 0]
+        of_valid = jnp.where(queries.weight[:, None] > 0, logits, NEVER)
+        twice = 2 * jnp.diagonal(logits) - jax.nn.logsumexp(logits, axis=1) - jax.nn.logsumexp(of_valid, axis=0)
+        return -jnp.sum(queries.weight * twice) / 2
     statistics = _statistics(rows, queries, keys, temperature, bias, exchange, columns=True)
     return _softmax_of_statistics(rows, queries, keys, temperature, bias, exchange, statistics, both=True)
 
@@ -247,7 +252,7 @@ def _softmax_of_statistics(
     numbers = exchange.numbers(keys.weight.shape[0])
     constants = (of_sample, numbers, statistics.row)
     slopes = _pair_sum(of_block, rows, constants, keys.keys, (keys.weight, numbers, statistics.column), exchange)
-    return slopes - jax.lax.stop_gradient(slopes - value)
+    return value + (slopes - jax.lax.stop_gradient(slopes))  # the bracket is 0 and has the gradient
 
 
 def _logits(
