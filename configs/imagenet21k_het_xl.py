@@ -1,7 +1,8 @@
 """Supervised pre-training of a ViT-L/32 on ImageNet-21k with a HET-XL head, in full size (HET-XL App. N.1).
 
-Batch, epochs, Adam, weight decay, warm-up, factors and samples are the paper's. It names no decay of the learning rate
-and no preprocessing: here a cosine, and pictures as the shards hold them.
+Batch, epochs, Adam, weight decay, steps of warm-up, factors and samples are the paper's, whose warm-up starts at 1e-5
+in the place of 0. It names no decay of the learning rate and no preprocessing: here a cosine, and pictures as the
+shards hold them.
 """
 
 from pathlib import Path

@@ -5,6 +5,7 @@ over a random order of those names. A collapsed model, or two classes with one n
 """
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -114,6 +115,13 @@ def score(
         image_embeddings=images.embeddings,
         class_embeddings=class_embeddings,
     )
+
+
+def join(results: Sequence[ZeroShotResult]) -> ZeroShotResult:
+    """Returns the results of several batches, over the same names, as one."""
+    per_image = [field.name for field in dataclasses.fields(ZeroShotResult) if field.name != "class_embeddings"]
+    joined = {name: np.concatenate([getattr(result, name) for result in results]) for name in per_image}
+    return ZeroShotResult(**joined, class_embeddings=results[0].class_embeddings)
 
 
 def _score_block(

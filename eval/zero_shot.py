@@ -6,7 +6,7 @@ them into an evaluator.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
@@ -26,7 +26,7 @@ from eval.prompts import (
     read_lines,
     read_templates,
 )
-from eval.ranking import EmbeddedImages, ZeroShotResult, metrics, score
+from eval.ranking import EmbeddedImages, ZeroShotResult, join, metrics, score
 from lit_het.errors import UserError, require_at_least
 from lit_het.types import Batch, Encoder
 
@@ -73,35 +73,40 @@ def embed_names(
     return sums / np.maximum(norms, np.finfo(np.float32).tiny)
 
 
-def embed_images(
-    encoder: Encoder, batches: Iterable[Batch], advance: Advance = _ignore, num_samples: int = 0
-) -> EmbeddedImages:
+def embed_images(encoder: Encoder, batches: Iterable[Batch], advance: Advance = _ignore) -> EmbeddedImages:
     """Unit embeddings and labels of the valid rows of all batches; rows that pad are left out.
 
-    ``advance`` is called with the valid images done. With ``num_samples`` the noise of every image is sampled too,
-    the same in every call.
+    ``advance`` is called with the valid images done.
 
     Raises:
         UserError: a batch without images or without class indices, or no valid image at all.
     """
-    embeddings, labels, samples = [], [], []
+    parts = list(_embed_batches(encoder, batches, advance, num_samples=0))
+    return EmbeddedImages(
+        np.concatenate([part.embeddings for part in parts]), np.concatenate([part.labels for part in parts])
+    )
+
+
+def _embed_batches(
+    encoder: Encoder, batches: Iterable[Batch], advance: Advance, num_samples: int
+) -> Iterator[EmbeddedImages]:
+    """Embeds batch by batch, with noise samples that are the same in every pass; raises as `embed_images`."""
+    found = False
     for number, batch in enumerate(batches):
         if batch.image is None:
             raise UserError("zero-shot: a batch holds no images; evaluate on image shards, not on stored embeddings")
         if batch.label is None or np.ndim(batch.label) != 1:
             raise UserError("zero-shot: a batch holds no class indices; the shards need one .cls label an image")
-        valid = np.asarray(batch.valid)
+        image, valid = np.asarray(batch.image), np.asarray(batch.valid)
+        if not valid.any():
+            continue
+        found = True
         # Rows are dropped after the encoder, whose input keeps one static shape.
-        embeddings.append(np.asarray(encoder.image(np.asarray(batch.image)))[valid])
-        labels.append(np.asarray(batch.label)[valid])
-        if num_samples:
-            samples.append(encoder.image_samples(np.asarray(batch.image), num_samples, number)[valid])
+        samples = encoder.image_samples(image, num_samples, number)[valid] if num_samples else None
+        yield EmbeddedImages(np.asarray(encoder.image(image))[valid], np.asarray(batch.label)[valid], samples)
         advance(int(valid.sum()))
-    if not sum(len(part) for part in labels):
+    if not found:
         raise UserError("zero-shot: the set holds no valid image; check its path and its shards")
-    return EmbeddedImages(
-        np.concatenate(embeddings), np.concatenate(labels), np.concatenate(samples) if samples else None
-    )
 
 
 def positions_of_names(
@@ -156,10 +161,13 @@ def classify(
         UserError: names, templates, labels or embeddings that cannot be scored.
     """
     class_embeddings = embed_names(encoder, class_names, templates, name_batch_size, advance)
-    images = embed_images(encoder, batches, advance, num_samples)
-    if label_names is not None:
-        images = dataclasses.replace(images, labels=positions_of_names(images.labels, label_names, class_names))
-    return score(images, class_embeddings, encoder.temperature, block_size)
+    # Scored batch by batch: noise samples of all images at once would be S times as large as their embeddings.
+    results = []
+    for images in _embed_batches(encoder, batches, advance, num_samples):
+        if label_names is not None:
+            images = dataclasses.replace(images, labels=positions_of_names(images.labels, label_names, class_names))
+        results.append(score(images, class_embeddings, encoder.temperature, block_size))
+    return join(results)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """The one exception for mistakes a user can mend; the CLI prints it as one line without a traceback."""
 
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 
 class UserError(Exception):
@@ -17,3 +17,16 @@ def require_at_least(least: int, config: Any, *fields: str) -> None:
         value = getattr(config, field)
         if value < least:
             raise UserError(f"{type(config).__name__}: {field} = {value} must be at least {least}")
+
+
+def require_choice(config: Any, *fields: str) -> None:
+    """Refuses a configuration with a field that is none of the choices its annotation, a ``Literal``, names.
+
+    Raises:
+        UserError: with the field, its value and the choices.
+    """
+    hints = get_type_hints(type(config))
+    for field in fields:
+        value, choices = getattr(config, field), get_args(hints[field])
+        if value not in choices:
+            raise UserError(f"{type(config).__name__}: {field} = {value!r} is none of {', '.join(map(repr, choices))}")

@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
-from bench_tools import MIB, Program, Report, plot, ratio, seconds_in_turn, spread
+from bench_tools import MIB, Program, Report, assert_close, plot, ratio, seconds_in_turn, spread
 from flax import nnx
 from rich.console import Console
 
@@ -341,7 +341,7 @@ def _check() -> None:
             head = Head(dataclasses.replace(config, sampling=sampling), size)
             results.append(jax.tree.leaves(head.program().call()))
         for direct, factored in zip(*results, strict=True):
-            np.testing.assert_allclose(direct, factored, rtol=0.05, atol=0.01)
+            assert_close(direct, factored)
         assert math.isfinite(float(results[0][0]))
 
 

@@ -25,7 +25,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 import jax
 import jax.numpy as jnp
 import numpy as np
-from bench_tools import GIB, Program, Report, plot, ratio, seconds_in_turn, spread
+from bench_tools import GIB, Program, Report, assert_close, plot, ratio, seconds_in_turn, spread
 from jaxtyping import Array, Float
 from rich.console import Console
 
@@ -97,7 +97,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=60.0, help="budget of a variant; at least 1 round")
     parser.add_argument("--longest", type=float, default=600.0, help="leaves out calls expected to take longer")
-    parser.add_argument("--memory-limit-gb", type=float, default=None, help="20 on a CPU, 60 % of a GPU")
+    parser.add_argument("--memory-limit-gb", type=float, default=None, help="20 on a CPU, 60 %% of a GPU")
     parser.add_argument("--only", nargs="+", default=None, help="variants whose name has one of these words")
     parser.add_argument("--output", type=Path, default=None, help="directory of JSON, Markdown and a plot")
     parser.add_argument("--torch-memory", type=int, nargs=2, default=None, help=argparse.SUPPRESS)
@@ -370,7 +370,7 @@ def _check(batch: int = 48, size: int = 16) -> None:
         arguments = {key: value for key, value in inputs.items() if key in _inputs_of(name)}
         results = jax.jit(jax.value_and_grad(loss))(arguments)
         for found, wanted in zip(*map(jax.tree.leaves, (results, reference.setdefault(kind, results))), strict=True):
-            np.testing.assert_allclose(found, wanted, rtol=1e-2, atol=1e-3, err_msg=name)
+            assert_close(found, wanted, name)
     if torch is not None:
         np.testing.assert_allclose(_torch_call(inputs)(), reference["softmax"][0], rtol=1e-2)
 

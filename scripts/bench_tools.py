@@ -108,6 +108,11 @@ def spread(values: Sequence[float] | None) -> str:
     return f"{np.median(values):.2f} ({min(values):.2f}-{max(values):.2f})"
 
 
+def assert_close(found: Any, wanted: Any, name: str = "") -> None:
+    """Asserts that two arrays agree to 1 % of the largest entry: products may be of 16-bit numbers on accelerators."""
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=0.01 * np.abs(wanted).max() + 1e-6, err_msg=name)
+
+
 def machine() -> str:
     """Returns what the figures were measured on."""
     devices = jax.devices()

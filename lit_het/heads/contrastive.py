@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Key
 
-from lit_het.errors import require_at_least
+from lit_het.errors import require_at_least, require_choice
 from lit_het.heads.covariance import Covariance, CovarianceConfig, standard_normals
 from lit_het.heads.sampling import Order, check_order, is_factored
 from lit_het.heads.temperature import LogTemperature, TemperatureConfig
@@ -99,6 +99,7 @@ class HetXLContrastiveConfig:
 
     def __post_init__(self) -> None:
         require_at_least(1, self, "num_samples")
+        require_choice(self, "noisy", "order")
         check_order(self.order, self.covariance)
 
     def build(self, embedding_size: int, rngs: nnx.Rngs) -> "HetXLContrastive":

@@ -17,7 +17,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int, Key
 
-from lit_het.errors import UserError, require_at_least
+from lit_het.errors import UserError, require_at_least, require_choice
 from lit_het.types import tree_of_arrays
 
 # d(x) = softplus(...) + this: the covariance never vanishes.
@@ -37,7 +37,7 @@ class CovarianceConfig:
             term; None starts from ordinary dense layers, whose noise has a norm near 0.7 √q on unit features.
 
     Raises:
-        UserError: a negative rank.
+        UserError: a negative rank, a form or second term that there is not, or a noise that is not finite and positive.
     """
 
     num_factors: int = 15
@@ -47,6 +47,9 @@ class CovarianceConfig:
 
     def __post_init__(self) -> None:
         require_at_least(0, self, "num_factors")
+        require_choice(self, "form", "second_term")
+        if self.initial_noise_norm is not None and not 0 < self.initial_noise_norm < math.inf:
+            raise UserError(f"initial_noise_norm = {self.initial_noise_norm} must be positive and finite")
 
     @property
     def is_diagonal(self) -> bool:
@@ -229,4 +232,8 @@ def _initial_scales(
             f"dimensions (d(x) is at least {MINIMUM_SCALE}); choose a larger one"
         )
     kernel = nnx.initializers.normal(share / math.sqrt(columns) / feature_norm)
-    return kernel, nnx.initializers.zeros, math.log(math.expm1(scale - MINIMUM_SCALE))
+    return kernel, nnx.initializers.zeros, _inverse_softplus(scale - MINIMUM_SCALE)
+
+
+def _inverse_softplus(value: float) -> float:
+    return value + math.log(-math.expm1(-value))

@@ -18,7 +18,7 @@ class HetConfig:
     Attributes:
         covariance: Σ(x) of the noise in the logits.
         temperature: τ.
-        sampling: how many noise samples, and how.
+        sampling: how many noise samples, and how; ``order`` has no effect, the noise is in the logits already.
         initial_bias: start of every bias of the logits.
     """
 

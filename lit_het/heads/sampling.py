@@ -16,7 +16,7 @@ from typing import Any, Literal
 import jax
 from jaxtyping import Array, Float, Int, Key
 
-from lit_het.errors import UserError, require_at_least
+from lit_het.errors import UserError, require_at_least, require_choice
 from lit_het.heads.covariance import CovarianceConfig, Noise, standard_normals
 from lit_het.types import LogitSamples
 
@@ -38,7 +38,7 @@ class SamplingConfig:
         order: of products; "cheaper" takes the one with fewer operations.
 
     Raises:
-        UserError: a field below 1.
+        UserError: a number below 1, or an order that there is not.
     """
 
     num_samples: int = 16
@@ -48,6 +48,7 @@ class SamplingConfig:
 
     def __post_init__(self) -> None:
         require_at_least(1, self, "num_samples", "num_eval_samples", "block_size")
+        require_choice(self, "order")
 
     def samples(self, training: bool) -> int:
         """Returns S."""
@@ -125,7 +126,7 @@ def noisy(
         logits: these two and standard normals to logits divided by τ.
         vectors_per_example: vectors of k numbers that samples have in common.
     """
-    num_blocks = -(-num_samples // SAMPLES_PER_BLOCK)
+    num_blocks = -(-num_samples // min(SAMPLES_PER_BLOCK, block_size))
     samples_per_block = -(-num_samples // num_blocks)
 
     def of_samples(
@@ -160,6 +161,6 @@ def noisy_in_logits(
         return (base[:, None] + noise.apply(normals)) / temperature
 
     factors = jax.eval_shape(lambda phi: prepare(phi)[1].factors, features[:1])
-    # Without factors of its own an example has its base, v(x) and d(x) alone.
-    vectors = 2 if factors is None else factors.shape[1] + 1
+    # An example's base and d(x), and its factors or, where they are shared, v(x).
+    vectors = 2 + (1 if factors is None else factors.shape[1])
     return noisy(features, key, num_samples, block_size, prepare, logits, vectors)

@@ -17,9 +17,17 @@ from lit_het.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class FixedTemperature:
-    """A constant τ."""
+    """A constant τ.
+
+    Raises:
+        UserError: ``value`` is not positive and finite.
+    """
 
     value: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.value < math.inf:
+            raise UserError(f"temperature.value = {self.value} must be positive and finite: τ divides logits")
 
     def build(self) -> "Fixed":
         """Returns the module."""
@@ -31,14 +39,14 @@ class LogTemperature:
     """τ = exp(t), t learned: the usual form of contrastive losses; ``initial`` is the first τ.
 
     Raises:
-        UserError: ``initial`` is not positive.
+        UserError: ``initial`` is not positive and finite.
     """
 
     initial: float = 1 / 10
 
     def __post_init__(self) -> None:
-        if self.initial <= 0:
-            raise UserError(f"temperature.initial = {self.initial} must be positive: τ divides logits")
+        if not 0 < self.initial < math.inf:
+            raise UserError(f"temperature.initial = {self.initial} must be positive and finite: τ divides logits")
 
     def build(self) -> "Log":
         """Returns the module."""
@@ -54,7 +62,7 @@ class BoundedTemperature:
         initial: the first τ; None is the midpoint.
 
     Raises:
-        UserError: the bounds are not 0 < minimum < maximum, or the start is not between them.
+        UserError: the bounds are not 0 < minimum < maximum < infinity, or the start is not between them.
     """
 
     minimum: float = 0.05
@@ -62,7 +70,7 @@ class BoundedTemperature:
     initial: float | None = None
 
     def __post_init__(self) -> None:
-        if not 0 < self.minimum < self.maximum:
+        if not 0 < self.minimum < self.maximum < math.inf:
             raise UserError(f"temperature bounds must be 0 < minimum < maximum, not {self.minimum} and {self.maximum}")
         if self.initial is not None and not self.minimum < self.initial < self.maximum:
             raise UserError(

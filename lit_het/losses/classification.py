@@ -113,7 +113,7 @@ def _mean(
             return of_samples(samples.logits(common, keys, numbers), target)
 
         log_p, hits = _over_samples(function, samples, features, (keys, target))
-        # Not a product alone: an invalid row may be anything, not a number included.
+        # Not a product alone: the loss of an invalid row need not be a number.
         losses = jnp.where(weight > 0, loss(log_p, target), 0.0)
         return jnp.sum(weight * losses), jnp.sum(weight * hits)
 

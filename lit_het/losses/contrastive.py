@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from lit_het import sharding
-from lit_het.errors import require_at_least
+from lit_het.errors import require_at_least, require_choice
 from lit_het.losses import pairs
 from lit_het.losses.base import weights
 from lit_het.losses.pairs import Side
@@ -32,7 +32,7 @@ class SoftmaxLoss:
         block_size: vectors of logits that exist at a time on a device: one for every query, or factor of queries.
 
     Raises:
-        UserError: a block without queries.
+        UserError: a form that there is not, or a block without queries.
     """
 
     form: pairs.Form = "gather"
@@ -40,6 +40,7 @@ class SoftmaxLoss:
 
     def __post_init__(self) -> None:
         require_at_least(1, self, "block_size")
+        require_choice(self, "form")
 
     def __call__(self, samples: EmbeddingSamples, valid: Bool[Array, " b"]) -> Float[Array, ""]:
         """Returns the mean loss over valid rows."""
@@ -58,7 +59,7 @@ class SigmoidLoss:
         form, block_size: as in `SoftmaxLoss`; the ring costs no product more.
 
     Raises:
-        UserError: a block without queries.
+        UserError: a form that there is not, or a block without queries.
     """
 
     form: pairs.Form = "gather"
@@ -66,6 +67,7 @@ class SigmoidLoss:
 
     def __post_init__(self) -> None:
         require_at_least(1, self, "block_size")
+        require_choice(self, "form")
 
     def __call__(self, samples: EmbeddingSamples, valid: Bool[Array, " b"]) -> Float[Array, ""]:
         """Returns the mean loss over valid rows."""

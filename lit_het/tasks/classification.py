@@ -4,11 +4,13 @@ import dataclasses
 from typing import Literal, TypeAlias
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int, Key, UInt8
 
-from lit_het.errors import UserError
+from lit_het import blocks
+from lit_het.errors import UserError, require_at_least, require_choice
 from lit_het.heads.base import ClassificationHead
 from lit_het.heads.deterministic import DeterministicConfig
 from lit_het.heads.het import HetConfig
@@ -19,7 +21,7 @@ from lit_het.losses.classification import mean_probabilities, sigmoid_cross_entr
 from lit_het.random import Keys
 from lit_het.towers.resnet import ResNetConfig
 from lit_het.towers.vit import ViTConfig
-from lit_het.types import Batch, Metrics, Params
+from lit_het.types import Batch, LogitSamples, Metrics, Params
 
 ClassificationHeadConfig: TypeAlias = HetXLConfig | HetConfig | HetHConfig | DeterministicConfig
 
@@ -34,6 +36,9 @@ class ClassificationConfig:
         num_classes: number of classes.
         loss: "softmax" takes class indices, "sigmoid" takes target probabilities of every class.
         locked: patterns of parameters to lock; empty trains everything.
+
+    Raises:
+        UserError: no classes, or a loss that there is not.
     """
 
     image_tower: ViTConfig | ResNetConfig = ViTConfig()
@@ -41,6 +46,10 @@ class ClassificationConfig:
     num_classes: int = 1000
     loss: Literal["softmax", "sigmoid"] = "softmax"
     locked: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        require_at_least(1, self, "num_classes")
+        require_choice(self, "loss")
 
     def build(self) -> "ClassificationTask":
         """Returns the task."""
@@ -75,14 +84,16 @@ class ClassificationTask:
         assert batch.label is not None
         model = self._model(params)
         tower = model.image_tower(batch.image)
-        samples = model.head(tower.embedding, keys("noise"))
+        # An invalid row may be anything, not a number included, whose gradient no weight of zero would undo.
+        features = jnp.where(batch.valid[:, None], tower.embedding, 1.0)
+        samples = model.head(features, keys("noise"))
         self.check_label_shape(batch.label.shape)
         cross_entropy = softmax_cross_entropy if self.config.loss == "softmax" else sigmoid_cross_entropy
         result = cross_entropy(samples, batch.label, batch.valid)
         metrics = {
             "top1": result.top1,
             "temperature": model.head.temperature(),
-            "image_noise_norm": masked_mean(model.head.noise_norm(tower.embedding), batch.valid),
+            "image_noise_norm": masked_mean(self._noise_norm(model, samples), batch.valid),
         }
         return result.loss + sum(tower.auxiliary_losses.values()), metrics
 
@@ -93,6 +104,12 @@ class ClassificationTask:
         model = self._model(params)
         samples = model.head(model.image_tower(image).embedding, key, training=False)
         return mean_probabilities(samples, jax.nn.log_softmax if self.config.loss == "softmax" else jax.nn.log_sigmoid)
+
+    def _noise_norm(self, model: Classifier, samples: LogitSamples) -> Float[Array, " b"]:
+        def of_block(_: None, features: Float[Array, "n d"]) -> tuple[None, Float[Array, " n"]]:
+            return None, model.head.noise_norm(features)
+
+        return blocks.scan_examples(of_block, None, samples.features, samples.examples_per_block)[1]
 
     def _model(self, params: Params) -> Classifier:
         return nnx.merge(self.graph, params)

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int, Key, UInt8
 
@@ -77,12 +78,14 @@ class ContrastiveTask:
         model = self._model(params)
         image, auxiliary = self._image_embedding(model, batch)
         text = model.text_tower(batch.text)
-        samples = model.head(image, text.embedding, keys("noise"))
+        # An invalid row may be anything, not a number included, whose gradient no weight of zero would undo.
+        image, words = (jnp.where(batch.valid[:, None], side, 1.0) for side in (image, text.embedding))
+        samples = model.head(image, words, keys("noise"))
         loss = self.config.loss(samples, batch.valid)
         metrics = {
             "temperature": samples.temperature,
             "image_noise_norm": masked_mean(model.head.image_noise_norm(image), batch.valid),
-            "text_noise_norm": masked_mean(model.head.text_noise_norm(text.embedding), batch.valid),
+            "text_noise_norm": masked_mean(model.head.text_noise_norm(words), batch.valid),
         }
         auxiliary = {**auxiliary, **text.auxiliary_losses}
         return loss + sum(auxiliary.values()), metrics

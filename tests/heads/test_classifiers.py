@@ -281,7 +281,7 @@ def test_the_hash_is_the_same_on_every_machine():
 
 
 def test_samples_hold_blocks_of_the_size_asked_for():
-    """1024 vectors, 200 samples in four blocks of 50: direct 1024 // 50 examples, with V(x) 1024 // (50 + r + 1)."""
+    """1024 vectors, 200 samples in four blocks of 50: direct 1024 // 50 examples, with V(x) 1024 // (50 + r + 2)."""
 
     def examples_per_block(kind, form, second, order):
         sampling = SamplingConfig(num_samples=200, block_size=1024, order=order)
@@ -291,7 +291,7 @@ def test_samples_hold_blocks_of_the_size_asked_for():
         return samples.examples_per_block
 
     assert examples_per_block("HET-XL", "full", "rank_one", "direct") == 1024 // 50
-    assert examples_per_block("HET-XL", "full", "rank_one", "factored") == 1024 // (50 + R + 1)
+    assert examples_per_block("HET-XL", "full", "rank_one", "factored") == 1024 // (50 + R + 2)
     for second in ("rank_one", "diagonal"):
-        assert examples_per_block("HET", "full", second, "direct") == 1024 // (50 + R + 1)
-        assert examples_per_block("HET", "efficient", second, "direct") == 1024 // (50 + 2)
+        assert examples_per_block("HET", "full", second, "direct") == 1024 // (50 + R + 2)
+        assert examples_per_block("HET", "efficient", second, "direct") == 1024 // (50 + 3)

@@ -1,6 +1,7 @@
 """Classification losses on noise samples: -log of the mean probability (HET-XL Eq. 2, Sec. 2.1), in blocks."""
 
 import functools
+import re
 from typing import Any, NamedTuple
 
 import jax
@@ -18,7 +19,7 @@ from lit_het.heads.het_xl import HetXLConfig
 from lit_het.heads.sampling import SamplingConfig
 from lit_het.losses.base import masked_mean, weights
 from lit_het.losses.classification import mean_probabilities, sigmoid_cross_entropy, softmax_cross_entropy
-from lit_het.sharding import MeshConfig
+from lit_het.sharding import MeshConfig, batch_sharding
 from lit_het.tasks.classification import ClassificationConfig
 from lit_het.types import LogitSamples
 from tests.heads.references import all_at_once
@@ -204,6 +205,27 @@ def test_invalid_rows_count_neither_in_the_loss_nor_in_the_gradient(fast, slow, 
     np.testing.assert_allclose(gradient[valid], expected, rtol=1e-5, atol=1e-7)
     changed[1] = np.nan
     np.testing.assert_allclose(function(single(changed)), value, rtol=1e-6)
+
+
+def test_devices_meet_once_a_step_and_not_in_every_block():
+    """The program on eight devices has collectives, none of them in the body of a loop."""
+    config = HetXLConfig(CovarianceConfig(2), sampling=SamplingConfig(130, block_size=130, order="factored"))
+    head = config.build(D := 4, K, nnx.Rngs(0))
+    graph, state = nnx.split(head)
+    features, label, valid = jnp.ones((32, D)), jnp.zeros(32, jnp.int32), jnp.ones(32, bool)
+
+    def loss(state, features, label, valid):
+        return softmax_cross_entropy(nnx.merge(graph, state)(features, jax.random.key(0)), label, valid).loss
+
+    mesh = MeshConfig(data=4, fsdp=2).build()
+    with jax.set_mesh(mesh):
+        rows = jax.device_put((features, label, valid), batch_sharding(mesh))
+        program = jax.jit(jax.grad(loss, argnums=(0, 1))).lower(state, *rows).compile().as_text()
+    assert program is not None
+    collective = re.compile(r"(all-reduce|all-gather|all-to-all|reduce-scatter|collective-permute)[\w-]*\(")
+    computations = re.split(r"\n(?=%|ENTRY)", program)
+    assert any(" while(" in computation for computation in computations)
+    assert [computation.startswith("ENTRY") for computation in computations if collective.search(computation)] == [True]
 
 
 def test_masked_mean_counts_valid_rows_only_and_ignores_what_the_others_hold():

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from lit_het.losses.contrastive import SigmoidLoss, SoftmaxLoss
+from lit_het.types import EmbeddingSamples
 from tests.losses.contrastive_cases import KINDS, LOSSES, S, make, mesh_of, numpy_fields, reference, split_rows
 
 B = 32
@@ -91,6 +92,21 @@ def test_eight_devices_with_blocks_of_two_examples_equal_the_dense_form(form, lo
 def test_neither_the_devices_nor_the_size_of_blocks_change_the_loss(num_devices, loss, kind):
     """Blocks of one query, of some, and larger than the batch."""
     assert_equals_dense(on_devices(num_devices, compiled(loss), make(kind, b=B)), type(loss), kind)
+
+
+@pytest.mark.parametrize("form", ["dense", "gather", "ring"])
+def test_the_loss_of_pairs_that_fit_well_keeps_its_digits(form):
+    """A loss of 1e-4 beside logits of 12: a sum of the gradient's terms, as large as logits, must not swallow it."""
+    random = np.random.default_rng(0)
+    image = np.linalg.qr(random.normal(size=(B, B)))[0].astype(np.float32)
+    text = image + 1e-3 * random.normal(size=(B, B)).astype(np.float32)
+    samples = EmbeddingSamples(jnp.asarray(image), jnp.asarray(text), None, None, jnp.float32(0.08))
+    logits = image.astype(np.float64) @ text.astype(np.float64).T / np.float64(np.float32(0.08))
+    normalisers = np.log(np.exp(logits).sum(axis=1)) + np.log(np.exp(logits).sum(axis=0))
+    expected = (normalisers - 2 * np.diag(logits)).mean() / 2
+    assert 5e-5 < expected < 5e-4
+    value = jax.jit(SoftmaxLoss(form, 4))(samples, jnp.ones(B, bool))
+    np.testing.assert_allclose(value, expected, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize(

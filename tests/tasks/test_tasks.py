@@ -137,6 +137,12 @@ def test_what_invalid_rows_hold_does_not_matter(contrastive, classifier):
     np.testing.assert_allclose(value, expected, rtol=1e-5)
     assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(gradient))
 
+    # What is no number must not reach a gradient either, not even as nothing times itself.
+    broken = Batch(VALID, image_embedding=stored.at[2].set(jnp.nan), text=WORDS)
+    value, gradient = jax.jit(jax.value_and_grad(loss))(trainable, broken)
+    np.testing.assert_allclose(value, expected, rtol=1e-5)
+    assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(gradient))
+
     task, params = classifier
     batches = (Batch(VALID, image=image, label=LABEL) for image in (IMAGE, IMAGE.at[2].set(0)))
     one, other = (evaluate(task, params, batch) for batch in batches)
