@@ -11,6 +11,7 @@ import jax
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator
 from rich.console import Console
 from rich.table import Table
 
@@ -176,6 +177,8 @@ def plot(lines: Lines, x_label: str, title: str) -> Figure:
         sizes = sorted({point[0] for points in lines.values() for point in points})
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
         axes.set_xticks(sizes, [f"{size:g}" for size in sizes])
         axes.minorticks_off()
         axes.tick_params(labelsize=13)
