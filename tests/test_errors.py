@@ -1,0 +1,26 @@
+"""Checks that configurations share."""
+
+import dataclasses
+from typing import Literal
+
+import pytest
+
+from lit_het.errors import UserError, require_at_least, require_choice
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    form: Literal["full", "efficient"] = "full"
+    count: int = 1
+
+
+def test_a_misspelt_choice_is_refused_with_the_choices():
+    require_choice(Config("efficient"), "form")
+    with pytest.raises(UserError, match=r"^Config: form = 'ful' is none of 'full', 'efficient'$"):
+        require_choice(Config("ful"), "form")  # pyright: ignore[reportArgumentType]
+
+
+def test_a_number_below_the_least_is_refused():
+    require_at_least(1, Config(), "count")
+    with pytest.raises(UserError, match=r"^Config: count = 0 must be at least 1$"):
+        require_at_least(1, Config(count=0), "count")
