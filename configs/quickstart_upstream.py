@@ -26,6 +26,9 @@ IMAGE_TOWER = ViTConfig(
     pooling="attention",
     positions="sine_cosine",
 )
+AUGMENTATION = RandomAffine(
+    max_shift_pixels=0.7, min_scale=0.95, max_scale=1.05, max_rotation_degrees=3.0, max_shear_degrees=5.7
+)
 
 
 def glyphs(seed: int = 0) -> GlyphConfig:
@@ -53,9 +56,7 @@ def get_config(root: Path = ROOT) -> ExperimentConfig:
             batch_size=64,
             threads=1,
             labels=CaptionWords(),
-            augmentation=RandomAffine(
-                max_shift_pixels=0.7, min_scale=0.95, max_scale=1.05, max_rotation_degrees=3.0, max_shear_degrees=5.7
-            ),
+            augmentation=AUGMENTATION,
         ),
         num_steps=1400,
         optimizer=AdamW(second_decay=0.95, weight_decay=3e-5),

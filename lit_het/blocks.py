@@ -141,7 +141,7 @@ def _running_log_mean_forward(plan: tuple, shared: list, common: Any, constants:
 
 
 def _running_log_mean_backward(plan: tuple, residuals: Any, cotangent: Any) -> tuple[Any, Any, None]:
-    """D log(1/S Σ p_s) / d log p_s = p_s / Σ p: every sample is weighted by its share of the probability."""
+    """Weighs every sample by its share of the probability: ``∂ log(1/S Σ p) / ∂ log p_s = p_s / Σ p``."""
     shared, common, constants, log_mean = residuals
     _, num_samples, num_blocks, _ = plan
 

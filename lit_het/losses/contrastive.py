@@ -44,8 +44,8 @@ class SoftmaxLoss:
 
     def __call__(self, samples: EmbeddingSamples, valid: Bool[Array, " b"]) -> Float[Array, ""]:
         """Returns the mean loss over valid rows."""
-        both = samples.image_queries is None and samples.text_queries is None
-        return _average(pairs.softmax_both_ways if both else pairs.softmax, both, self, samples, valid)
+        direction = pairs.softmax_both_ways if _is_noiseless(samples) else pairs.softmax
+        return _average(direction, self, samples, valid)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,17 +71,21 @@ class SigmoidLoss:
 
     def __call__(self, samples: EmbeddingSamples, valid: Bool[Array, " b"]) -> Float[Array, ""]:
         """Returns the mean loss over valid rows."""
-        both = samples.image_queries is None and samples.text_queries is None
-        return _average(pairs.sigmoid, both, self, samples, valid)
+        return _average(pairs.sigmoid, self, samples, valid)
 
 
 ContrastiveLoss: TypeAlias = SoftmaxLoss | SigmoidLoss
 
 
+def _is_noiseless(samples: EmbeddingSamples) -> bool:
+    return samples.image_queries is None and samples.text_queries is None
+
+
 def _average(
-    direction: pairs.Direction, both: bool, loss: ContrastiveLoss, samples: EmbeddingSamples, valid: Bool[Array, " b"]
+    direction: pairs.Direction, loss: ContrastiveLoss, samples: EmbeddingSamples, valid: Bool[Array, " b"]
 ) -> Float[Array, ""]:
-    """Returns half the sum of both directions, or the one that stands for ``both``."""
+    """Returns half the sum of both directions, or the one that stands for both where there is no noise."""
+    both = _is_noiseless(samples)
 
     def of_share(rows: Any, shared: Any, axes: tuple[str, ...]) -> Float[Array, ""]:
         (image_keys, image_queries), (text_keys, text_queries), weight = rows
