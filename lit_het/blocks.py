@@ -15,6 +15,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from lit_het import sharding
+from lit_het.errors import UserError
+
+# Blocks of equal size may leave so much of their room unused before they count as slow.
+MOST_ROOM_LEFT = 4
 
 # (rows, constants) of n examples and the context to a scalar to differentiate and to further sums.
 BlockFunction: TypeAlias = Callable[[Any, Any, Any], tuple[Float[Array, ""], Any]]
@@ -172,13 +176,24 @@ def _samples_of_block(plan: tuple, block: Int[Array, ""], shared: list, common: 
 
 
 def _block_size(rows: Any, examples_per_block: int) -> int | None:
-    """Returns how many examples of all devices make a block that divides them evenly, or None if all do."""
+    """Returns how many examples of all devices make a block that divides them evenly, or None if all do.
+
+    Raises:
+        UserError: a number of examples whose divisors would make far smaller blocks than there is room for.
+    """
     num_examples = jax.tree.leaves(rows)[0].shape[0]
     shares = sharding.num_automatic_shares()
     if num_examples % shares:
         shares = 1
-    size = shares * _largest_divisor(num_examples // shares, examples_per_block)
-    return None if size == num_examples else size
+    share = num_examples // shares
+    room = min(share, examples_per_block)
+    size = _largest_divisor(share, room)
+    if MOST_ROOM_LEFT * size < room:
+        raise UserError(
+            f"{share} examples on a device can only be computed {size} at a time where there is room for {room}, "
+            f"which is slow; take a batch size with more divisors, for example {shares * (share // room + 1) * room}"
+        )
+    return None if size == share else shares * size
 
 
 def _split(tree: Any, size: int) -> Any:

@@ -34,7 +34,7 @@ from lit_het.losses.contrastive import ContrastiveLoss, SigmoidLoss, SoftmaxLoss
 from lit_het.types import EmbeddingSamples, Queries
 
 try:
-    import torch
+    import torch  # pyright: ignore[reportMissingImports]  # of the extra "parity"
 except ImportError:
     torch = None
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from lit_het import blocks
+from lit_het.errors import UserError
 from lit_het.sharding import MeshConfig
 
 B, D, S, K = 6, 3, 10, 4
@@ -78,6 +79,11 @@ def test_a_sum_over_blocks_has_the_value_and_gradient_of_a_plain_one(outermost, 
     np.testing.assert_allclose(sums["hits"], expected_sums["hits"], rtol=1e-6)
     assert float(sums["examples"]) == B
     assert_trees_close(gradient, expected_gradient, rtol=1e-4, atol=1e-5)
+
+
+def test_a_number_of_examples_that_only_tiny_blocks_divide_is_refused_with_a_better_one():
+    with pytest.raises(UserError, match=r"13 examples .* 1 at a time where there is room for 8.* for example 16"):
+        blocks.scan_examples(lambda carry, rows: (carry, rows), 0.0, jnp.zeros((13, D)), 8)
 
 
 def test_the_value_without_a_gradient_is_the_same():
