@@ -187,7 +187,7 @@ def _block_size(rows: Any, examples_per_block: int) -> int | None:
         shares = 1
     share = num_examples // shares
     room = min(share, examples_per_block)
-    size = _largest_divisor(share, room)
+    size = largest_divisor(share, room)
     if MOST_ROOM_LEFT * size < room:
         raise UserError(
             f"{share} examples on a device can only be computed {size} at a time where there is room for {room}, "
@@ -210,5 +210,6 @@ def _zeros(function: Callable[[], Any]) -> Any:
     return jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), jax.eval_shape(function))
 
 
-def _largest_divisor(number: int, at_most: int) -> int:
+def largest_divisor(number: int, at_most: int) -> int:
+    """Returns the largest divisor of a number that is at most so large."""
     return next(divisor for divisor in range(min(number, at_most), 0, -1) if number % divisor == 0)

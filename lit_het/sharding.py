@@ -13,13 +13,17 @@ from jaxtyping import Array, Float
 from lit_het.errors import UserError, require_at_least
 
 AXES = ("data", "fsdp", "expert")
-BATCH_AXES = ("data", "fsdp")
+# Devices that hold different experts have different examples too: nothing but experts' inputs travels between them.
+BATCH_AXES = ("data", "fsdp", "expert")
 
 # (pattern of the whole path, axis of each trailing dimension); the first match decides. Stacked blocks have a
 # leading depth dimension, which is never sharded. Optimizer moments match like the parameters they follow.
 RULES: tuple[tuple[str, tuple[str | None, ...]], ...] = (
     (r".*/(v_row|v_col)/.*", ()),  # Adafactor's factored moments: small, and of other dimensions than their parameter
-    (r".*/(query|key|value|up|patches|projection|pre_logits)/kernel", (None, "fsdp")),
+    (r".*/experts/(up|gate)/kernel", ("expert", None, "fsdp")),
+    (r".*/experts/down/kernel", ("expert", "fsdp", None)),
+    (r".*/experts/.*/bias", ("expert", None)),
+    (r".*/(query|key|value|up|gate|patches|projection|pre_logits)/kernel", (None, "fsdp")),
     (r".*/(factors|scale_of_factors|diagonal|unshared)/kernel", (None, "fsdp")),
     (r".*/(out|down)/kernel", ("fsdp", None)),
     (r".*/tokens/embedding", ("fsdp", None)),
@@ -35,7 +39,7 @@ class MeshConfig:
     Attributes:
         data: batches are split, parameters repeated.
         fsdp: batches and parameters are split.
-        expert: experts of a mixture are split.
+        expert: batches and the experts of a mixture are split, other parameters repeated.
     """
 
     data: int = -1
@@ -64,7 +68,7 @@ class MeshConfig:
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-    """Returns the sharding of every array of a batch: rows over ``data`` and ``fsdp``."""
+    """Returns the sharding of every array of a batch: rows over all devices."""
     return NamedSharding(mesh, PartitionSpec(BATCH_AXES))
 
 
@@ -120,10 +124,11 @@ def map_shares(
     Args:
         function: ``(rows, shared, axes)`` to an array; ``axes`` name the devices for collectives and are empty where
             one device holds all rows.
-        rows: a tree of arrays whose leading axis is split over the devices of `jax.set_mesh`.
+        rows: a tree of arrays whose leading axis is split over the devices of `jax.set_mesh`, if they divide it.
         shared: a tree of arrays that every device sees whole.
     """
-    if num_automatic_shares() == 1:
+    shares = num_automatic_shares()
+    if shares == 1 or jax.tree.leaves(rows)[0].shape[0] % shares:
         return function(rows, shared, ())[None]
     split, whole = PartitionSpec(BATCH_AXES), PartitionSpec()
     return jax.shard_map(
@@ -132,3 +137,13 @@ def map_shares(
         out_specs=split,
         check_vma=False,
     )(rows, shared)
+
+
+def split_experts(x: Float[Array, "e n d"]) -> Float[Array, "e n d"]:
+    """Places what experts take or return with the experts: an all-to-all between devices that hold different ones."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or mesh.shape["expert"] == 1 or x.shape[0] % mesh.shape["expert"]:
+        return x
+    rest = ("data", "fsdp")
+    rows = rest if x.shape[1] % math.prod(mesh.shape[axis] for axis in rest) == 0 else None
+    return jax.lax.with_sharding_constraint(x, PartitionSpec("expert", rows, None))

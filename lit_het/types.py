@@ -78,11 +78,19 @@ class Batch:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TowerOutput:
-    """What a tower returns: one embedding per example and its tokens, whose width may be another one."""
+    """What a tower returns.
+
+    Attributes:
+        embedding: one per example, or M where the members of an ensemble stay apart, those of an example adjacent.
+        tokens: what the encoder made of patches or words; their width may be another one.
+        auxiliary_losses: to be added to the loss.
+        metrics: to be logged.
+    """
 
     embedding: Float[Array, "b d"]
-    tokens: Float[Array, "b n width"]
+    tokens: Float[Array, "_ n width"]
     auxiliary_losses: Metrics
+    metrics: Metrics
 
 
 @dataclasses.dataclass(frozen=True)

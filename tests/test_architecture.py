@@ -79,7 +79,7 @@ ALLOWED = {
     "losses": set(),
     "tasks": {"towers", "heads", "losses"},
     "training": {"tasks"},
-    "checkpoints": set(),
+    "checkpoints": {"towers"},  # importers infer a tower from a file
     "shape_law": set(),
     "cli": {"towers", "heads", "losses", "tasks", "training", "checkpoints", "shape_law"},
 }
@@ -123,11 +123,14 @@ def test_only_native_checkpoints_know_orbax(name):
 
 @pytest.mark.parametrize("name", MODULES)
 def test_only_one_module_draws_noise(name):
-    """Gaussian noise on features or embeddings comes from heads/covariance.py alone; initializers are not meant."""
+    """Gaussian noise on features or embeddings comes from heads/covariance.py alone; initializers are not meant.
+
+    A mixture of experts has noise of its own, on the logits of its router.
+    """
     calls = {ast.unparse(node.func) for node in ast.walk(TREES[name]) if isinstance(node, ast.Call)}
     draws = {call for call in calls if re.fullmatch(r"(jax\.)?random\.(normal|multivariate_normal)", call)}
     if name.startswith("lit_het"):
-        assert not draws or name == "lit_het.heads.covariance"
+        assert not draws or name in ("lit_het.heads.covariance", "lit_het.towers.experts")
 
 
 @pytest.mark.parametrize("name", MODULES)

@@ -19,6 +19,7 @@ from lit_het.heads.het_xl import HetXLConfig
 from lit_het.losses.base import masked_mean
 from lit_het.losses.classification import mean_probabilities, sigmoid_cross_entropy, softmax_cross_entropy
 from lit_het.random import Keys
+from lit_het.tasks.base import trained_parts
 from lit_het.towers.resnet import ResNetConfig
 from lit_het.towers.vit import ViTConfig
 from lit_het.types import Batch, LogitSamples, Metrics, Params
@@ -72,7 +73,8 @@ class ClassificationTask:
     def __init__(self, config: ClassificationConfig):
         self.config = config
         self.locked = config.locked
-        self.graph = nnx.graphdef(nnx.eval_shape(lambda: Classifier(config, nnx.Rngs(0))))
+        self.graph, shapes = nnx.split(nnx.eval_shape(lambda: Classifier(config, nnx.Rngs(0))))
+        self.trained = trained_parts(nnx.to_pure_dict(shapes), config.locked)
 
     def initialize(self, key: Key[Array, ""]) -> Params:
         """Returns fresh parameters."""
@@ -83,27 +85,35 @@ class ClassificationTask:
         assert batch.image is not None
         assert batch.label is not None
         model = self._model(params)
-        tower = model.image_tower(batch.image)
-        # An invalid row may be anything, not a number included, whose gradient no weight of zero would undo.
-        features = jnp.where(batch.valid[:, None], tower.embedding, 1.0)
-        samples = model.head(features, keys("noise"))
         self.check_label_shape(batch.label.shape)
+        tower = model.image_tower(batch.image, keys("routing") if "image_tower" in self.trained else None)
+        # Members of an ensemble that stay apart are as many examples, each with its own loss (e3 Sec. 4.1).
+        members = len(tower.embedding) // len(batch.valid)
+        valid, label = (jnp.repeat(x, members, axis=0) for x in (batch.valid, batch.label))
+        # An invalid row may be anything, not a number included, whose gradient no weight of zero would undo.
+        features = jnp.where(valid[:, None], tower.embedding, 1.0)
+        samples = model.head(features, keys("noise"))
         cross_entropy = softmax_cross_entropy if self.config.loss == "softmax" else sigmoid_cross_entropy
-        result = cross_entropy(samples, batch.label, batch.valid)
+        result = cross_entropy(samples, label, valid)
         metrics = {
             "top1": result.top1,
             "temperature": model.head.temperature(),
-            "image_noise_norm": masked_mean(self._noise_norm(model, samples), batch.valid),
+            "image_noise_norm": masked_mean(self._noise_norm(model, samples), valid),
+            **{f"image_{name}": value for name, value in tower.metrics.items()},
         }
         return result.loss + sum(tower.auxiliary_losses.values()), metrics
 
     def probabilities(
         self, params: Params, image: UInt8[Array, "b h w c"], key: Key[Array, ""] | None
     ) -> Float[Array, "b k"]:
-        """Returns ``1/S Σ_s σ(u_s)`` over the head's evaluation samples; without a key the noise is left out."""
+        """Returns ``1/S Σ_s σ(u_s)`` over the head's evaluation samples; without a key the noise is left out.
+
+        Members of an ensemble that stay apart are averaged too (e3 Sec. 4.1).
+        """
         model = self._model(params)
         samples = model.head(model.image_tower(image).embedding, key, training=False)
-        return mean_probabilities(samples, jax.nn.log_softmax if self.config.loss == "softmax" else jax.nn.log_sigmoid)
+        function = jax.nn.log_softmax if self.config.loss == "softmax" else jax.nn.log_sigmoid
+        return mean_probabilities(samples, function).reshape(len(image), -1, self.config.num_classes).mean(axis=1)
 
     def _noise_norm(self, model: Classifier, samples: LogitSamples) -> Float[Array, " b"]:
         def of_block(_: None, features: Float[Array, "n d"]) -> tuple[None, Float[Array, " n"]]:

@@ -12,10 +12,12 @@ from lit_het.heads.contrastive import ContrastiveHeadConfig, DeterministicContra
 from lit_het.losses.base import masked_mean
 from lit_het.losses.contrastive import ContrastiveLoss, SoftmaxLoss
 from lit_het.random import Keys
+from lit_het.tasks.base import trained_parts
+from lit_het.towers.bert import BertConfig
 from lit_het.towers.resnet import ResNetConfig
 from lit_het.towers.text import TextConfig
 from lit_het.towers.vit import ViTConfig
-from lit_het.types import Batch, Metrics, Params
+from lit_het.types import Batch, Metrics, Params, TowerOutput
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,11 +32,11 @@ class ContrastiveConfig:
         locked: patterns of parameters to lock: LiT locks the image tower, and only it.
 
     Raises:
-        UserError: the towers' embeddings differ in size.
+        UserError: the towers' embeddings differ in size, or members of an ensemble stay apart.
     """
 
     image_tower: ViTConfig | ResNetConfig = ViTConfig()
-    text_tower: TextConfig = TextConfig()
+    text_tower: TextConfig | BertConfig = TextConfig()
     head: ContrastiveHeadConfig = DeterministicContrastiveConfig()
     loss: ContrastiveLoss = SoftmaxLoss()
     locked: tuple[str, ...] = ("image_tower/.*",)
@@ -43,6 +45,10 @@ class ContrastiveConfig:
         image, text = self.image_tower.embedding_size, self.text_tower.embedding_size
         if image != text:
             raise UserError(f"text_tower.embedding_size = {text} must equal the image tower's embedding size {image}")
+        if isinstance(self.image_tower, ViTConfig) and self.image_tower.members == "apart":
+            raise UserError(
+                "image_tower.members = 'apart' gives an image several embeddings; take 'mean' or 'concatenated'"
+            )
 
     def build(self) -> "ContrastiveTask":
         """Returns the task."""
@@ -66,7 +72,8 @@ class ContrastiveTask:
     def __init__(self, config: ContrastiveConfig):
         self.config = config
         self.locked = config.locked
-        self.graph = nnx.graphdef(nnx.eval_shape(lambda: TwoTowers(config, nnx.Rngs(0))))
+        self.graph, shapes = nnx.split(nnx.eval_shape(lambda: TwoTowers(config, nnx.Rngs(0))))
+        self.trained = trained_parts(nnx.to_pure_dict(shapes), config.locked)
 
     def initialize(self, key: Key[Array, ""]) -> Params:
         """Returns fresh parameters."""
@@ -76,8 +83,8 @@ class ContrastiveTask:
         """Returns the contrastive loss of the batch, and metrics."""
         assert batch.text is not None
         model = self._model(params)
-        image, auxiliary = self._image_embedding(model, batch)
-        text = model.text_tower(batch.text)
+        image, routed = self._image_embedding(model, batch, self._routing_key("image_tower", keys))
+        text = model.text_tower(batch.text, self._routing_key("text_tower", keys))
         # An invalid row may be anything, not a number included, whose gradient no weight of zero would undo.
         image, words = (jnp.where(batch.valid[:, None], side, 1.0) for side in (image, text.embedding))
         samples = model.head(image, words, keys("noise"))
@@ -87,8 +94,10 @@ class ContrastiveTask:
             "image_noise_norm": masked_mean(model.head.image_noise_norm(image), batch.valid),
             "text_noise_norm": masked_mean(model.head.text_noise_norm(words), batch.valid),
         }
-        auxiliary = {**auxiliary, **text.auxiliary_losses}
-        return loss + sum(auxiliary.values()), metrics
+        for name, tower in (("image", routed), ("text", text)):
+            metrics |= {f"{name}_{key}": value for key, value in (tower.metrics if tower else {}).items()}
+            loss = loss + sum((tower.auxiliary_losses if tower else {}).values())
+        return loss, metrics
 
     def encode_image(
         self, params: Params, image: UInt8[Array, "b h w c"]
@@ -120,14 +129,20 @@ class ContrastiveTask:
     def _model(self, params: Params) -> TwoTowers:
         return nnx.merge(self.graph, params)
 
-    def _image_embedding(self, model: TwoTowers, batch: Batch) -> tuple[Float[Array, "b d"], Metrics]:
+    def _routing_key(self, tower: str, keys: Keys) -> Key[Array, ""] | None:
+        """Returns the randomness of a tower's experts; a locked tower has none."""
+        return keys(f"{tower}_routing") if tower in self.trained else None
+
+    def _image_embedding(
+        self, model: TwoTowers, batch: Batch, key: Key[Array, ""] | None
+    ) -> tuple[Float[Array, "b d"], TowerOutput | None]:
         if batch.image_embedding is not None:
             if batch.image_embedding.shape[1] != self.config.image_tower.embedding_size:
                 raise UserError(
                     f"stored image embeddings have size {batch.image_embedding.shape[1]}, the image tower's have "
                     f"{self.config.image_tower.embedding_size}"
                 )
-            return batch.image_embedding, {}
+            return batch.image_embedding, None
         assert batch.image is not None
-        output = model.image_tower(batch.image)
-        return output.embedding, output.auxiliary_losses
+        output = model.image_tower(batch.image, key)
+        return output.embedding, output

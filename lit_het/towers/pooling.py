@@ -4,7 +4,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from lit_het.towers.transformer import Attention, EncoderConfig, Mlp, layer_norm
+from lit_het.towers.layers import layer_norm
+from lit_het.towers.transformer import Attention, EncoderConfig
 
 
 class AttentionPooling(nnx.Module):
@@ -13,8 +14,8 @@ class AttentionPooling(nnx.Module):
     def __init__(self, config: EncoderConfig, rngs: nnx.Rngs):
         self.probe = nnx.Param(nnx.initializers.xavier_uniform()(rngs.params(), (1, config.width)))
         self.attention = Attention(config, rngs)
-        self.norm = layer_norm(config.width, rngs)
-        self.mlp = Mlp(config, rngs)
+        self.norm = layer_norm(config.width, config.norm_epsilon, rngs)
+        self.mlp = config.build_mlp(rngs)
 
     def __call__(self, tokens: Float[Array, "b n d"]) -> Float[Array, "b d"]:
         """Returns one embedding per example."""

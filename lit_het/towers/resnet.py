@@ -6,10 +6,10 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, UInt8
+from jaxtyping import Array, Float, Key, UInt8
 
 from lit_het.errors import require_at_least
-from lit_het.towers.transformer import ComputeType
+from lit_het.towers.layers import ComputeType
 from lit_het.types import TowerOutput
 
 # Blocks of each stage (He et al. 2016, Table 1).
@@ -149,8 +149,14 @@ class ResNet(nnx.Module):
         self.stage4 = Stage(16 * size, 8 * size, depths[3], 2, dtype, rngs)
         self.norm = group_norm(32 * size, rngs)
 
-    def __call__(self, image: UInt8[Array, "b h w c"]) -> TowerOutput:
-        """Returns embeddings ``[b d]`` and the last feature map row by row; pixels are mapped to [-1, 1] here."""
+    def __call__(self, image: UInt8[Array, "b h w c"], key: Key[Array, ""] | None = None) -> TowerOutput:
+        """Returns embeddings ``[b d]`` and the last feature map row by row; pixels are mapped to [-1, 1] here.
+
+        Args:
+            image: pixels as stored.
+            key: unused, nothing here is random.
+        """
+        del key
         x = self.root(image.astype(jnp.float32) / 127.5 - 1.0)
         # Zeros take part in the maximum, as in BiT: a pool that pads by itself would leave them out.
         x = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
@@ -159,4 +165,4 @@ class ResNet(nnx.Module):
             x = stage(x)
         x = nnx.relu(self.norm(x))
         tokens = x.reshape(x.shape[0], -1, x.shape[-1])
-        return TowerOutput(tokens.mean(axis=1), tokens, auxiliary_losses={})
+        return TowerOutput(tokens.mean(axis=1), tokens, auxiliary_losses={}, metrics={})

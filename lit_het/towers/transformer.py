@@ -1,16 +1,17 @@
-"""The pre-norm Transformer encoder that ViT and text towers share, with its scan over blocks and remat."""
+"""The Transformer encoder that image and text towers share, with its scans over blocks and remat."""
 
 import dataclasses
-from typing import Literal, TypeAlias
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float, Key
 
-from lit_het.errors import UserError, require_at_least
-
-ComputeType: TypeAlias = Literal["float32", "bfloat16"]
+from lit_het.errors import UserError, require_at_least, require_choice
+from lit_het.towers.experts import Experts, ExpertsConfig, Routing
+from lit_het.towers.layers import Activation, ComputeType, Mlp, layer_norm, linear
+from lit_het.types import Metrics
 
 REMAT_POLICIES = {
     "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
@@ -27,6 +28,12 @@ class EncoderConfig:
         depth: number of blocks.
         mlp_width: size of the hidden layer of the MLPs.
         num_heads: attention heads; divides ``width``.
+        activation: of the MLPs.
+        norm_placement: of LayerNorms, before each layer with one more behind the last block (ViT), or after each
+            residual sum (the original Transformer, BERT).
+        norm_epsilon: added to variances.
+        layer_scale: whether what a layer adds is scaled by a learned vector (DINOv2).
+        experts: mixtures of experts in place of some MLPs, or None.
         compute_type: type of activations; parameters are float32.
         unrolled: True compiles every block by itself (faster steps on CPUs), False scans over one (compiles
             fast at any depth). Parameters are the same.
@@ -37,14 +44,31 @@ class EncoderConfig:
     depth: int = 12
     mlp_width: int = 3072
     num_heads: int = 12
+    activation: Activation = "gelu_tanh"
+    norm_placement: Literal["before", "after"] = "before"
+    norm_epsilon: float = 1e-6
+    layer_scale: bool = False
+    experts: ExpertsConfig | None = None
     compute_type: ComputeType = "float32"
     unrolled: bool = False
     remat: Literal["none", "dots", "full"] = "none"
 
     def __post_init__(self) -> None:
         require_at_least(1, self, "width", "depth", "mlp_width", "num_heads")
+        require_choice(self, "activation", "norm_placement", "compute_type", "remat")
         if self.width % self.num_heads:
             raise UserError(f"encoder.width = {self.width} is not a multiple of encoder.num_heads = {self.num_heads}")
+        if self.experts is not None:
+            self.experts.block_numbers(self.depth)
+
+    @property
+    def num_members(self) -> int:
+        """M: how many times as many examples leave the encoder as enter it (e3)."""
+        return 1 if self.experts is None else self.experts.num_members
+
+    def build_mlp(self, rngs: nnx.Rngs) -> Mlp:
+        """Returns the MLP of a block, or of one expert."""
+        return Mlp(self.width, self.mlp_width, self.activation, self.compute_type, rngs)
 
 
 # (width, depth, mlp_width, num_heads): ViT sizes of Dosovitskiy et al. 2021, Zhai et al. 2022 and SoViT Table 1.
@@ -74,22 +98,6 @@ def encoder_size(name: str, *, compute_type: ComputeType = "bfloat16") -> Encode
     return EncoderConfig(width, depth, mlp_width, num_heads, compute_type=compute_type)
 
 
-def linear(size_in: int, size_out: int, dtype: ComputeType, rngs: nnx.Rngs) -> nnx.Linear:
-    """Returns a dense layer with Xavier-uniform kernel and zero bias."""
-    return nnx.Linear(
-        size_in,
-        size_out,
-        dtype=jnp.dtype(dtype),
-        kernel_init=nnx.initializers.xavier_uniform(),
-        rngs=rngs,
-    )
-
-
-def layer_norm(width: int, rngs: nnx.Rngs) -> nnx.LayerNorm:
-    """Returns a LayerNorm that computes in float32 whatever the type of the activations."""
-    return nnx.LayerNorm(width, epsilon=1e-6, dtype=jnp.float32, rngs=rngs)
-
-
 class Attention(nnx.Module):
     """Multi-head attention of queries to tokens.
 
@@ -104,66 +112,194 @@ class Attention(nnx.Module):
         self.value = linear(width, width, dtype, rngs)
         self.out = linear(width, width, dtype, rngs)
 
-    def __call__(self, queries: Float[Array, "bq d"], tokens: Float[Array, "bn d"], b: int) -> Float[Array, "bq d"]:
-        """Attends within each of ``b`` examples; rows of an example are adjacent."""
+    def __call__(
+        self,
+        queries: Float[Array, "bq d"],
+        tokens: Float[Array, "bn d"],
+        b: int,
+        present: Bool[Array, "b n"] | None = None,
+    ) -> Float[Array, "bq d"]:
+        """Attends within each of ``b`` examples, whose rows are adjacent, to the tokens that are present."""
         query, key, value = self.query(queries), self.key(tokens), self.value(tokens)
         query, key, value = (x.reshape(b, x.shape[0] // b, self.num_heads, -1) for x in (query, key, value))
-        attended = jax.nn.dot_product_attention(query, key, value)
+        mask = None if present is None else present[:, None, None]
+        attended = jax.nn.dot_product_attention(query, key, value, mask=mask)
         return self.out(attended.reshape(queries.shape[0], -1))
 
 
-class Mlp(nnx.Module):
-    """Two dense layers with a tanh-approximated GELU between them."""
-
-    def __init__(self, config: EncoderConfig, rngs: nnx.Rngs):
-        self.up = linear(config.width, config.mlp_width, config.compute_type, rngs)
-        self.down = linear(config.mlp_width, config.width, config.compute_type, rngs)
-
-    def __call__(self, x: Float[Array, "bn d"]) -> Float[Array, "bn d"]:
-        """Maps every token by itself."""
-        return self.down(nnx.gelu(self.up(x), approximate=True))
-
-
 class Block(nnx.Module):
-    """A pre-norm block: x + Attention(norm(x)), then x + Mlp(norm(x))."""
+    """Attention and an MLP or experts, each added to what it sees: ``x + f(norm(x))``, or ``norm(x + f(x))``."""
 
-    def __init__(self, config: EncoderConfig, rngs: nnx.Rngs):
-        self.attention_norm = layer_norm(config.width, rngs)
+    def __init__(self, config: EncoderConfig, experts: ExpertsConfig | None, rngs: nnx.Rngs):
+        self.norms_before = config.norm_placement == "before"
+        self.attention_norm = layer_norm(config.width, config.norm_epsilon, rngs)
         self.attention = Attention(config, rngs)
-        self.mlp_norm = layer_norm(config.width, rngs)
-        self.mlp = Mlp(config, rngs)
+        self.mlp_norm = layer_norm(config.width, config.norm_epsilon, rngs)
+        self.mlp = config.build_mlp(rngs) if experts is None else None
+        self.mixture = None if experts is None else Experts(experts, config.width, config.build_mlp, rngs)
+        self.attention_scale = nnx.Param(jnp.ones(config.width)) if config.layer_scale else None
+        self.mlp_scale = nnx.Param(jnp.ones(config.width)) if config.layer_scale else None
 
-    def __call__(self, x: Float[Array, "bn d"], b: int) -> Float[Array, "bn d"]:
-        """Maps the tokens of ``b`` examples."""
-        normed = self.attention_norm(x)
-        x = x + self.attention(normed, normed, b)
-        return x + self.mlp(self.mlp_norm(x))
+    def __call__(
+        self, x: Float[Array, "bn d"], b: int, present: Bool[Array, "b n"] | None, key: Key[Array, ""] | None
+    ) -> tuple[Float[Array, "bn d"], Routing | None]:
+        """Maps the tokens of ``b`` examples; the key is for experts."""
+        seen = self.attention_norm(x) if self.norms_before else x
+        x = self._add(x, self.attention(seen, seen, b, present), self.attention_scale, self.attention_norm)
+        seen, routing = self.mlp_norm(x) if self.norms_before else x, None
+        if self.mixture is not None:
+            update, routing = self.mixture(seen, b, key)
+        else:
+            assert self.mlp is not None
+            update = self.mlp(seen)
+        return self._add(x, update, self.mlp_scale, self.mlp_norm), routing
+
+    def _add(
+        self, x: Float[Array, "bn d"], update: Float[Array, "bn d"], scale: nnx.Param | None, norm: nnx.LayerNorm
+    ) -> Float[Array, "bn d"]:
+        if scale is not None:
+            update = update * scale[...].astype(update.dtype)
+        return x + update if self.norms_before else norm(x + update).astype(x.dtype)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class EncoderOutput:
+    """What an encoder returns.
+
+    Attributes:
+        tokens: normalised, in float32; M for each example where experts form an ensemble, members adjacent.
+        auxiliary_losses: to be added to the loss; none unless experts are trained.
+        metrics: statistics of the routing.
+    """
+
+    tokens: Float[Array, "b n d"]
+    auxiliary_losses: Metrics
+    metrics: Metrics
 
 
 class Encoder(nnx.Module):
-    """``depth`` blocks and a final norm; the blocks' parameters are stacked along a leading axis."""
+    """``depth`` blocks and a final norm; parameters of blocks of a kind are stacked along a leading axis."""
 
     def __init__(self, config: EncoderConfig, rngs: nnx.Rngs):
         self.config = config
+        numbers = () if config.experts is None else config.experts.block_numbers(config.depth)
+        self.blocks = _stack(config, None, config.depth - len(numbers), rngs)
+        if numbers:
+            self.expert_blocks = _stack(config, config.experts, len(numbers), rngs)
+        if config.norm_placement == "before":
+            self.norm = layer_norm(config.width, config.norm_epsilon, rngs)
 
-        @nnx.split_rngs(splits=config.depth)
-        @nnx.vmap(in_axes=(0,), out_axes=0)
-        def stack(rngs: nnx.Rngs) -> Block:
-            return Block(config, rngs)
+    def __call__(
+        self,
+        tokens: Float[Array, "b n d"],
+        key: Key[Array, ""] | None = None,
+        present: Bool[Array, "b n"] | None = None,
+    ) -> EncoderOutput:
+        """Returns the encoded tokens.
 
-        self.blocks = stack(rngs)
-        self.norm = layer_norm(config.width, rngs)
-
-    def __call__(self, tokens: Float[Array, "b n d"]) -> Float[Array, "b n d"]:
-        """Returns the normalised tokens in float32."""
+        Args:
+            tokens: of all examples.
+            key: randomness of training; without it experts are routed deterministically and add no loss.
+            present: False marks padding that no token attends to; None for none.
+        """
         b, n, d = tokens.shape
-        graph, stacked = nnx.split(self.blocks)
+        x = tokens.reshape(b * n, d).astype(self.config.compute_type)
+        if self.config.experts is None:
+            x, _ = self._run(x, b, present, key, _Part(self.blocks, 0, self.config.depth))
+            return EncoderOutput(self._finish(x, n), {}, {})
+        x, routing = self._run_with_experts(x, b, present, key)
+        losses, metrics = _summary(routing, self.config.experts)
+        return EncoderOutput(self._finish(x, n), {} if key is None else losses, metrics)
 
-        def block(x: Float[Array, "bn d"], params: nnx.State) -> tuple[Float[Array, "bn d"], None]:
-            return nnx.merge(graph, params)(x, b), None
+    def _finish(self, x: Float[Array, "bn d"], n: int) -> Float[Array, "b n d"]:
+        x = self.norm(x) if self.config.norm_placement == "before" else x.astype(jnp.float32)
+        return x.reshape(-1, n, x.shape[-1])
+
+    def _run_with_experts(
+        self, x: Float[Array, "bn d"], b: int, present: Bool[Array, "b n"] | None, key: Key[Array, ""] | None
+    ) -> tuple[Float[Array, "bn d"], Routing]:
+        """Runs plain blocks, then pairs of an expert block and a plain one, then what is left."""
+        assert self.config.experts is not None
+        numbers, m = self.config.experts.block_numbers(self.config.depth), self.config.num_members
+        before, num_pairs = numbers[0], self.config.depth - len(numbers) - numbers[0]
+        x, _ = self._run(x, b, present, key, _Part(self.blocks, 0, before))
+        if m > 1:
+            x = jnp.repeat(x.reshape(b, -1, x.shape[-1]), m, axis=0).reshape(-1, x.shape[-1])
+            present = None if present is None else jnp.repeat(present, m, axis=0)
+        pair = (_Part(self.expert_blocks, 0, num_pairs), _Part(self.blocks, before, before + num_pairs))
+        x, routing = self._run(x, b * m, present, key, *pair)
+        if num_pairs < len(numbers):
+            last = _Part(self.expert_blocks, num_pairs, len(numbers))
+            x, of_last = self._run(x, b * m, present, key, last)
+            routing = of_last if routing is None else jax.tree.map(lambda *r: jnp.concatenate(r), routing, of_last)
+        assert routing is not None
+        return x, routing
+
+    def _run(
+        self,
+        x: Float[Array, "bn d"],
+        b: int,
+        present: Bool[Array, "b n"] | None,
+        key: Key[Array, ""] | None,
+        *parts: "_Part",
+    ) -> tuple[Float[Array, "bn d"], Routing | None]:
+        """Runs equal numbers of blocks of each part in turn."""
+        length = parts[0].stop - parts[0].start
+        if length == 0:
+            return x, None
+        graphs, stacked = zip(*(part.split() for part in parts), strict=True)
+
+        def blocks(x: Float[Array, "bn d"], inputs: Any) -> tuple[Float[Array, "bn d"], Routing | None]:
+            params, key = inputs
+            routing = None
+            for graph, of_part in zip(graphs, params, strict=True):
+                x, of_block = nnx.merge(graph, of_part)(x, b, present, key)
+                routing = of_block or routing
+            return x, routing
 
         if self.config.remat != "none":
-            block = jax.checkpoint(block, policy=REMAT_POLICIES[self.config.remat], prevent_cse=self.config.unrolled)
-        x = tokens.reshape(b * n, d).astype(self.config.compute_type)
-        x, _ = jax.lax.scan(block, x, stacked, unroll=self.config.depth if self.config.unrolled else 1)
-        return self.norm(x).reshape(b, n, d)
+            blocks = jax.checkpoint(blocks, policy=REMAT_POLICIES[self.config.remat], prevent_cse=self.config.unrolled)
+        # Blocks with experts are numbered from 0, whatever part they are run in.
+        keys = (
+            None
+            if key is None
+            else jax.vmap(lambda i: jax.random.fold_in(key, i))(jnp.arange(parts[0].start, parts[0].stop))
+        )
+        return jax.lax.scan(blocks, x, (stacked, keys), unroll=length if self.config.unrolled else 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Part:
+    """Neighbours among stacked blocks."""
+
+    blocks: Block
+    start: int
+    stop: int
+
+    def split(self) -> tuple[nnx.GraphDef, nnx.State]:
+        graph, stacked = nnx.split(self.blocks)
+        if self.start == 0 and all(len(leaf) == self.stop for leaf in jax.tree.leaves(stacked)):
+            return graph, stacked
+        return graph, jax.tree.map(lambda leaf: leaf[self.start : self.stop], stacked)
+
+
+def _stack(config: EncoderConfig, experts: ExpertsConfig | None, count: int, rngs: nnx.Rngs) -> Block:
+    @nnx.split_rngs(splits=count)
+    @nnx.vmap(in_axes=(0,), out_axes=0)
+    def stack(rngs: nnx.Rngs) -> Block:
+        return Block(config, experts, rngs)
+
+    return stack(rngs)
+
+
+def _summary(routing: Routing, config: ExpertsConfig) -> tuple[Metrics, Metrics]:
+    """Returns the weighted auxiliary loss, summed over blocks, and metrics."""
+    loss = config.auxiliary_weight * jnp.sum(routing.importance_loss + routing.load_loss) / 2
+    metrics = {
+        "importance_loss": jnp.sum(routing.importance_loss),
+        "load_loss": jnp.sum(routing.load_loss),
+        "dropped_tokens": jnp.mean(routing.dropped),
+        "busiest_expert": jnp.mean(routing.busiest),
+    }
+    return {"experts": loss}, metrics

@@ -7,39 +7,57 @@ import einops
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, Float, UInt8
+from jaxtyping import Array, Float, Key, UInt8
 
-from lit_het.errors import UserError, require_at_least
+from lit_het.errors import UserError, require_at_least, require_choice
+from lit_het.towers.layers import ComputeType, layer_norm, linear
 from lit_het.towers.pooling import AttentionPooling
-from lit_het.towers.transformer import ComputeType, Encoder, EncoderConfig, linear
+from lit_het.towers.positions import sine_cosine_positions
+from lit_het.towers.transformer import Encoder, EncoderConfig
 from lit_het.types import TowerOutput
 
 
 @dataclasses.dataclass(frozen=True)
 class ViTConfig:
-    """A Vision Transformer on square images.
+    """A Vision Transformer on square images; with experts in its encoder a V-MoE or an efficient ensemble (e3).
 
     Attributes:
         image_size: height and width in pixels; a multiple of ``patch_size``.
         patch_size: height and width of a patch in pixels.
         encoder: the stack of blocks.
-        pooling: the class token, the mean of the patches, or attention pooling.
+        pooling: the class token, the mean of the patches, attention pooling, or none: all tokens side by side.
         positions: learned, or fixed 2-D sine-cosine.
+        num_registers: learned tokens behind the class token, without positions (DINOv2).
+        input_norm: whether a LayerNorm stands before the first block (CLIP).
         representation_size: size of a dense layer with tanh after pooling, as in the original ViT; None for none.
+        projection_size: size of a dense layer without tanh at the very end (CLIP); None for none.
+        members: what becomes of the embeddings of an ensemble's members: their mean, one beside the other, or apart,
+            as as many examples (which supervised training takes).
+
+    Raises:
+        UserError: sizes that do not fit one another, or a choice that there is not.
     """
 
     image_size: int = 224
     patch_size: int = 16
     encoder: EncoderConfig = EncoderConfig()
-    pooling: Literal["class_token", "mean", "attention"] = "attention"
+    pooling: Literal["class_token", "mean", "attention", "none"] = "attention"
     positions: Literal["learned", "sine_cosine"] = "learned"
+    num_registers: int = 0
+    input_norm: bool = False
     representation_size: int | None = None
+    projection_size: int | None = None
+    members: Literal["mean", "concatenated", "apart"] = "mean"
 
     def __post_init__(self) -> None:
+        require_at_least(1, self, "image_size", "patch_size")
+        require_at_least(0, self, "num_registers")
+        require_choice(self, "pooling", "positions", "members")
         if self.image_size % self.patch_size:
             raise UserError(f"image_size = {self.image_size} is not a multiple of patch_size = {self.patch_size}")
-        if self.representation_size is not None:
-            require_at_least(1, self, "representation_size")
+        for field in ("representation_size", "projection_size"):
+            if getattr(self, field) is not None:
+                require_at_least(1, self, field)
 
     @property
     def compute_type(self) -> ComputeType:
@@ -47,9 +65,20 @@ class ViTConfig:
         return self.encoder.compute_type
 
     @property
+    def num_patches(self) -> int:
+        """Patches of an image."""
+        return (self.image_size // self.patch_size) ** 2
+
+    @property
     def embedding_size(self) -> int:
         """Size of the embedding."""
-        return self.encoder.width if self.representation_size is None else self.representation_size
+        size = self.projection_size or self.representation_size or self._pooled_size
+        return size * (self.encoder.num_members if self.members == "concatenated" else 1)
+
+    @property
+    def _pooled_size(self) -> int:
+        tokens = self.num_patches + self.num_registers if self.pooling == "none" else 1
+        return tokens * self.encoder.width
 
     def build(self, rngs: nnx.Rngs) -> "ViT":
         """Returns the tower with fresh parameters."""
@@ -61,34 +90,45 @@ class ViT(nnx.Module):
 
     def __init__(self, config: ViTConfig, rngs: nnx.Rngs):
         self.config = config
-        encoder, side = config.encoder, config.image_size // config.patch_size
-        self.patches = linear(config.patch_size**2 * 3, encoder.width, encoder.compute_type, rngs)
+        encoder, dtype = config.encoder, config.compute_type
+        self.patches = linear(config.patch_size**2 * 3, encoder.width, dtype, rngs)
         if config.positions == "learned":
             scale = nnx.initializers.normal(1 / np.sqrt(encoder.width))
-            self.positions = nnx.Param(scale(rngs.params(), (side * side, encoder.width)))
+            self.positions = nnx.Param(scale(rngs.params(), (config.num_patches, encoder.width)))
         if config.pooling == "class_token":
             self.class_token = nnx.Param(jnp.zeros(encoder.width))
+        if config.num_registers:
+            scale = nnx.initializers.normal(0.02)
+            self.registers = nnx.Param(scale(rngs.params(), (config.num_registers, encoder.width)))
+        if config.input_norm:
+            self.input_norm = layer_norm(encoder.width, encoder.norm_epsilon, rngs)
         self.encoder = Encoder(encoder, rngs)
         if config.pooling == "attention":
             self.pooling = AttentionPooling(encoder, rngs)
+        size = config._pooled_size
         if config.representation_size is not None:
-            self.pre_logits = linear(encoder.width, config.representation_size, encoder.compute_type, rngs)
+            self.pre_logits = linear(size, config.representation_size, dtype, rngs)
+            size = config.representation_size
+        if config.projection_size is not None:
+            self.projection = linear(size, config.projection_size, dtype, rngs)
 
-    def __call__(self, image: UInt8[Array, "b h w c"]) -> TowerOutput:
-        """Returns embeddings ``[b d]`` and the encoder's tokens; pixels are mapped to [-1, 1] here."""
+    def __call__(self, image: UInt8[Array, "b h w c"], key: Key[Array, ""] | None = None) -> TowerOutput:
+        """Returns embeddings and the encoder's tokens; pixels are mapped to [-1, 1] here.
+
+        Args:
+            image: pixels as stored.
+            key: randomness of training, for experts; without it the tower is deterministic.
+        """
         b, size = image.shape[0], self.config.patch_size
         # One flat matrix product instead of a convolution: patches do not overlap.
         pixels = einops.rearrange(image, "b (h p) (w q) c -> (b h w) (p q c)", p=size, q=size)
         tokens = self.patches(pixels.astype(jnp.float32) / 127.5 - 1.0)
-        tokens = tokens.reshape(b, -1, tokens.shape[-1]) + self._positions()[None]
-        if self.config.pooling == "class_token":
-            first = jnp.broadcast_to(self.class_token[...], (b, 1, tokens.shape[-1]))
-            tokens = jnp.concatenate([first.astype(tokens.dtype), tokens], axis=1)
-        tokens = self.encoder(tokens)
-        embedding = self._pool(tokens)
-        if self.config.representation_size is not None:
-            embedding = jnp.tanh(self.pre_logits(embedding).astype(jnp.float32))
-        return TowerOutput(embedding, tokens, auxiliary_losses={})
+        tokens = self._with_first_tokens(tokens.reshape(b, -1, tokens.shape[-1]) + self._positions()[None])
+        if self.config.input_norm:
+            tokens = self.input_norm(tokens)
+        encoded = self.encoder(tokens, key)
+        embedding = self._join_members(self._project(self._pool(encoded.tokens)))
+        return TowerOutput(embedding, encoded.tokens, encoded.auxiliary_losses, encoded.metrics)
 
     def _positions(self) -> Float[Array, "n d"]:
         if self.config.positions == "learned":
@@ -96,25 +136,41 @@ class ViT(nnx.Module):
         side = self.config.image_size // self.config.patch_size
         return jnp.asarray(sine_cosine_positions(side, side, self.config.encoder.width))
 
+    def _with_first_tokens(self, tokens: Float[Array, "b n d"]) -> Float[Array, "b _ d"]:
+        first = []
+        if self.config.pooling == "class_token":
+            first.append(self.class_token[...][None])
+        if self.config.num_registers:
+            first.append(self.registers[...])
+        shape = (len(tokens), -1, tokens.shape[-1])
+        first = [jnp.broadcast_to(x, (shape[0], *x.shape)).astype(tokens.dtype) for x in first]
+        return jnp.concatenate([*first, tokens], axis=1)
+
     def _pool(self, tokens: Float[Array, "b n d"]) -> Float[Array, "b d"]:
         match self.config.pooling:
             case "class_token":
                 return tokens[:, 0]
             case "mean":
-                return tokens.mean(axis=1)
+                return tokens[:, self.config.num_registers :].mean(axis=1)
             case "attention":
                 return self.pooling(tokens)
+            case "none":
+                return tokens.reshape(len(tokens), -1)
 
+    def _project(self, embedding: Float[Array, "b _"]) -> Float[Array, "b d"]:
+        if self.config.representation_size is not None:
+            embedding = jnp.tanh(self.pre_logits(embedding).astype(jnp.float32))
+        if self.config.projection_size is not None:
+            embedding = self.projection(embedding).astype(jnp.float32)
+        return embedding
 
-def sine_cosine_positions(height: int, width: int, size: int) -> Float[np.ndarray, "n d"]:
-    """Returns fixed 2-D positions ``[sin x, cos x, sin y, cos y]``, row by row (MoCo v3; Beyer et al. 2022).
-
-    Raises:
-        UserError: ``size`` is not a multiple of 4.
-    """
-    if size % 4:
-        raise UserError(f"sine-cosine positions need a width that is a multiple of 4, not {size}")
-    rows, columns = np.mgrid[:height, :width]
-    frequencies = 1.0 / 10_000 ** np.linspace(0, 1, size // 4)
-    x, y = (np.einsum("n,f->nf", axis.ravel(), frequencies) for axis in (columns, rows))
-    return np.concatenate([np.sin(x), np.cos(x), np.sin(y), np.cos(y)], axis=1).astype(np.float32)
+    def _join_members(self, embedding: Float[Array, "bm d"]) -> Float[Array, "_ _"]:
+        m = self.config.encoder.num_members
+        by_image = embedding.reshape(-1, m, embedding.shape[-1])
+        match self.config.members:
+            case "mean":
+                return by_image.mean(axis=1)
+            case "concatenated":
+                return by_image.reshape(len(by_image), -1)
+            case "apart":
+                return embedding

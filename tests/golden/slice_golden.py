@@ -13,8 +13,10 @@ GOLDEN = Path(__file__).parent
 # Read whole: each is small.
 COPIED = (
     "bv/contrastive_losses",
+    "bv/flexi_resample_patchemb",
     "bv/lr_schedules",
     "bv/posemb_sincos2d",
+    "bv/resample_posemb",
     "bv/text_last",
     "bv/vit_gap_sincos2d",
     "bv/vit_tok_learn",
@@ -27,6 +29,14 @@ COPIED = (
     "het/softmax_hetxl_pe_fixed",
     "het/stats_softmax_het_full_tune",
     "het/stats_softmax_hetxl_pe_tune",
+    "vmoe/dispatch_K1_vanilla_even_cap1",
+    "vmoe/dispatch_K2_bpr_tight",
+    "vmoe/dispatch_K2_vanilla_ties",
+    "vmoe/dispatch_K4_bpr_skew_cap1",
+    "vmoe/compute_capacity",
+    "vmoe/router_E4_K1_noisy",
+    "vmoe/router_E8_K2_det",
+    "vmoe/router_e3_M2_E8_K1_noisy",
 )
 
 

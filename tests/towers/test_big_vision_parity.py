@@ -12,9 +12,10 @@ import pytest
 from flax import nnx
 
 from lit_het.errors import UserError
+from lit_het.towers.positions import sine_cosine_positions
 from lit_het.towers.text import TextConfig
 from lit_het.towers.transformer import EncoderConfig
-from lit_het.towers.vit import ViT, ViTConfig, sine_cosine_positions
+from lit_het.towers.vit import ViT, ViTConfig
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 ENCODER = EncoderConfig(width=16, depth=2, mlp_width=40, num_heads=2)

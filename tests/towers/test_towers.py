@@ -12,7 +12,7 @@ from flax import nnx
 from lit_het import parameters
 from lit_het.errors import UserError
 from lit_het.towers.text import TextConfig
-from lit_het.towers.transformer import EncoderConfig, encoder_size
+from lit_het.towers.transformer import EncoderConfig, EncoderOutput, encoder_size
 from lit_het.towers.vit import ViTConfig
 
 
@@ -113,7 +113,7 @@ def test_pixels_are_mapped_to_minus_one_and_one_and_patches_are_numbered_row_by_
     expected = [image[0, y : y + 4, x : x + 4].ravel() / 127.5 - 1 for y in (0, 4) for x in (0, 4)]
     with pytest.MonkeyPatch.context() as patch:
         # The encoder passes tokens on: what comes out are patches and positions.
-        patch.setattr("lit_het.towers.vit.Encoder.__call__", lambda self, tokens: tokens)
+        patch.setattr("lit_het.towers.vit.Encoder.__call__", lambda self, tokens, key: EncoderOutput(tokens, {}, {}))
         tokens = compiled(VIT, PARAMS)(jnp.asarray(image)).tokens[0]
     kernel, bias = (np.asarray(PARAMS["patches"][name]) for name in ("kernel", "bias"))
     wanted = np.stack(expected) @ kernel + bias + np.asarray(PARAMS["positions"])

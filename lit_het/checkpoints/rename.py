@@ -1,0 +1,151 @@
+"""From other programs' names and layouts to ours: ordered rules, every array accounted for on both sides.
+
+Rules write a block's parameters under its number, ``encoder/blocks/7/mlp/up/kernel``; `load` stacks the blocks, those
+with experts apart from those without. Whole stacks go under ``encoder/blocks/*/...``.
+"""
+
+import dataclasses
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from lit_het import parameters
+from lit_het.checkpoints.sources import Arrays
+from lit_het.errors import UserError
+from lit_het.types import Params
+
+# How many names an error shows of each kind.
+_SHOWN = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    r"""Where one kind of array goes.
+
+    Attributes:
+        source: regular expression of its whole name.
+        target: its path with ``\1`` for groups, or None to leave it out on purpose.
+        transform: brings it to our layout.
+    """
+
+    source: str
+    target: str | None
+    transform: Callable[[np.ndarray], np.ndarray] = lambda array: array
+
+
+@dataclasses.dataclass(frozen=True)
+class Piece:
+    """A parameter, or one block's part of it: ``combine`` of the arrays that ``sources`` name."""
+
+    target: str
+    sources: tuple[str, ...]
+    combine: Callable[..., np.ndarray]
+
+
+def translate(arrays: Arrays, rules: Sequence[Rule], pieces: Sequence[Piece] = ()) -> list[Piece]:
+    """Returns what every array becomes: ``pieces`` take those that they name, the first matching rule the others.
+
+    Raises:
+        UserError: arrays that no rule knows, which it lists.
+    """
+    taken = {name for piece in pieces for name in piece.sources}
+    translated, unknown = list(pieces), []
+    for name in arrays:
+        if name in taken:
+            continue
+        match = next(((rule, found) for rule in rules if (found := re.fullmatch(rule.source, name))), None)
+        if match is None:
+            unknown.append(name)
+        elif match[0].target is not None:
+            translated.append(Piece(match[1].expand(match[0].target), (name,), match[0].transform))
+    if unknown:
+        raise UserError(f"arrays of no known meaning: {_listed(unknown)}; is the file what --from says?")
+    return translated
+
+
+def load(
+    arrays: Arrays,
+    pieces: Sequence[Piece],
+    shapes: Params,
+    shardings: Params | None = None,
+    advance: Callable[[int], None] = lambda count: None,
+) -> Params:
+    """Returns the parameters in float32, read one after the other, largest first.
+
+    Args:
+        arrays: the opened source.
+        pieces: from `translate`.
+        shapes: the tree that the model expects, of shapes.
+        shardings: where arrays go, a tree like ``shapes``; each device is given its own part. None for one device.
+        advance: told how many more parameters are read.
+
+    Raises:
+        UserError: a parameter that no array fills, an array that no parameter takes, or a shape that differs.
+    """
+    wanted: Mapping[str, Any] = parameters.flatten(shapes)
+    places = parameters.flatten(shardings) if shardings is not None else {}
+    grouped = _stacked(pieces)
+    missing, extra = sorted(wanted.keys() - grouped.keys()), sorted(grouped.keys() - wanted.keys())
+    if missing or extra:
+        parts = [f"nothing for {_listed(missing)}"] * bool(missing) + [f"no place for {_listed(extra)}"] * bool(extra)
+        raise UserError(f"the source does not fit the model: {'; '.join(parts)}")
+    loaded = {}
+    # Largest first: later, when most memory is taken, there is no second copy of a large one.
+    for path in sorted(wanted, key=lambda path: -np.prod(wanted[path].shape)):
+        array = _read(arrays, path, grouped[path], tuple(wanted[path].shape))
+        if path in places:
+            loaded[path] = jax.make_array_from_callback(array.shape, places[path], lambda index, a=array: a[index])
+        else:
+            loaded[path] = jax.device_put(array)
+        advance(array.size)
+    return parameters.unflatten(loaded)
+
+
+def _stacked(pieces: Sequence[Piece]) -> dict[str, list[tuple[int | None, Piece]]]:
+    """Returns each parameter's pieces, with their places in a stack of blocks."""
+    block = re.compile(r"(.*encoder/)blocks/(\d+)/(.*)")
+    found = [block.fullmatch(piece.target) for piece in pieces]
+    with_experts = {match.group(1, 2) for match in found if match and match[3].startswith("mixture/")}
+    numbers: dict[tuple[str, bool], set[int]] = {}
+    for match in filter(None, found):
+        numbers.setdefault((match[1], match.group(1, 2) in with_experts), set()).add(int(match[2]))
+    grouped: dict[str, list[tuple[int | None, Piece]]] = {}
+    for piece, match in zip(pieces, found, strict=True):
+        if match is None:
+            grouped.setdefault(piece.target.replace("/*/", "/"), []).append((None, piece))
+            continue
+        has_experts = match.group(1, 2) in with_experts
+        path = f"{match[1]}{'expert_blocks' if has_experts else 'blocks'}/{match[3]}"
+        index = sorted(numbers[match[1], has_experts]).index(int(match[2]))
+        grouped.setdefault(path, []).append((index, piece))
+    return grouped
+
+
+def _read(arrays: Arrays, path: str, pieces: Sequence[tuple[int | None, Piece]], shape: tuple[int, ...]) -> np.ndarray:
+    """Returns a parameter, stacked from its blocks."""
+    if pieces[0][0] is None:
+        if len(pieces) > 1:
+            raise UserError(f"{path} has several sources: {_listed([p.sources[0] for _, p in pieces])}")
+        return _combined(arrays, path, pieces[0][1], shape)
+    if sorted(index for index, _ in pieces if index is not None) != list(range(shape[0])):
+        raise UserError(f"{path} has {shape[0]} blocks in the model and {len(pieces)} in the source")
+    array = np.empty(shape, np.float32)
+    for index, piece in pieces:
+        array[index] = _combined(arrays, path, piece, shape[1:])
+    return array
+
+
+def _combined(arrays: Arrays, path: str, piece: Piece, shape: tuple[int, ...]) -> np.ndarray:
+    array = piece.combine(*(arrays[name].read() for name in piece.sources)).astype(np.float32, copy=False)
+    if array.shape != shape:
+        sources = ", ".join(f"{name} {arrays[name].shape}" for name in piece.sources)
+        raise UserError(f"{sources} becomes {array.shape}, but the model's {path} is {shape}")
+    return array
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more

@@ -1,0 +1,88 @@
+"""BERT (Devlin et al. 2018) as a text tower: words, positions and segments, norms after layers, first token."""
+
+import dataclasses
+
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int, Key
+
+from lit_het.errors import UserError, require_at_least
+from lit_het.towers.layers import layer_norm, linear
+from lit_het.towers.transformer import Encoder, EncoderConfig
+from lit_het.types import TowerOutput
+
+
+@dataclasses.dataclass(frozen=True)
+class BertConfig:
+    """A BERT text tower.
+
+    Attributes:
+        vocabulary_size: number of token ids.
+        length: tokens per text, padding included.
+        embedding_size: size of the projected embedding.
+        encoder: the stack of blocks; its norms stand after the layers.
+        num_segments: kinds of segment; texts here are all of segment 0.
+        padding_id: the token that nothing attends to.
+        pooler: whether the first token goes through BERT's dense layer with tanh before the projection (not in LiT).
+
+    Raises:
+        UserError: a size below 1, or norms before layers.
+    """
+
+    vocabulary_size: int = 30_522
+    length: int = 16
+    embedding_size: int = 768
+    encoder: EncoderConfig = EncoderConfig(norm_placement="after", activation="gelu", norm_epsilon=1e-12)
+    num_segments: int = 2
+    padding_id: int = 0
+    pooler: bool = False
+
+    def __post_init__(self) -> None:
+        require_at_least(1, self, "vocabulary_size", "length", "embedding_size", "num_segments")
+        if self.encoder.norm_placement != "after" or self.encoder.num_members > 1:
+            raise UserError("a BERT tower needs encoder.norm_placement = 'after', and no ensemble of experts")
+
+    def build(self, rngs: nnx.Rngs) -> "Bert":
+        """Returns the tower with fresh parameters."""
+        return Bert(self, rngs)
+
+
+class Bert(nnx.Module):
+    """The tower of a `BertConfig`."""
+
+    def __init__(self, config: BertConfig, rngs: nnx.Rngs):
+        self.config = config
+        encoder = config.encoder
+        init = nnx.initializers.truncated_normal(0.02)
+
+        def embedding(number: int) -> nnx.Embed:
+            return nnx.Embed(number, encoder.width, embedding_init=init, rngs=rngs)
+
+        self.tokens = embedding(config.vocabulary_size)
+        self.positions = nnx.Param(init(rngs.params(), (config.length, encoder.width)))
+        self.segments = embedding(config.num_segments)
+        self.input_norm = layer_norm(encoder.width, encoder.norm_epsilon, rngs)
+        self.encoder = Encoder(encoder, rngs)
+        if config.pooler:
+            self.pre_logits = linear(encoder.width, encoder.width, encoder.compute_type, rngs)
+        self.projection = linear(encoder.width, config.embedding_size, encoder.compute_type, rngs)
+
+    def __call__(
+        self, text: Int[Array, "b l"], key: Key[Array, ""] | None = None, segment: Int[Array, "b l"] | None = None
+    ) -> TowerOutput:
+        """Returns embeddings ``[b d]`` and the encoder's tokens.
+
+        Args:
+            text: token ids.
+            key: randomness of training, for experts.
+            segment: of each token; None for 0.
+        """
+        segments = self.segments(jnp.zeros_like(text) if segment is None else segment)
+        embedded = self.tokens(text) + self.positions[...][None] + segments
+        encoded = self.encoder(self.input_norm(embedded), key, text != self.config.padding_id)
+        embedding = self.projection(self._pool(encoded.tokens)).astype(jnp.float32)
+        return TowerOutput(embedding, encoded.tokens, encoded.auxiliary_losses, encoded.metrics)
+
+    def _pool(self, tokens: Float[Array, "b l d"]) -> Float[Array, "b d"]:
+        first = tokens[:, 0]
+        return jnp.tanh(self.pre_logits(first).astype(jnp.float32)) if self.config.pooler else first

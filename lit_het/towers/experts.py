@@ -1,0 +1,242 @@
+"""A mixture of experts in place of an MLP (V-MoE, Riquelme et al. 2021), also partitioned for an ensemble (e3)."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Literal, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int, Key
+
+from lit_het import blocks, sharding
+from lit_het.errors import UserError, require_at_least, require_choice
+from lit_het.towers import routing
+from lit_het.towers.layers import Mlp
+from lit_het.towers.routing import Choices, Gates
+
+Dispatch: TypeAlias = Literal["einsum", "ragged"]
+
+
+@dataclasses.dataclass(frozen=True)
+class ExpertsConfig:
+    """Which blocks of an encoder hold experts, and how tokens reach them.
+
+    Attributes:
+        num_experts: E.
+        num_selected: K, experts of a token (e3: of a token of each member).
+        num_blocks: how many blocks have experts, the last odd ones counting from 0 ("last-n"); None for every odd one.
+        num_members: M; more than one makes an efficient ensemble (e3): the batch is repeated M times before the first
+            block with experts, and each copy has E / M experts of its own.
+        capacity_factor: slots of all experts in training, per chosen expert of a token.
+        eval_capacity_factor: the same in evaluation and in a locked tower.
+        batch_priority: whether slots go by falling gate instead of in the order of tokens.
+        dispatch: "einsum" respects the capacity and lets experts live on several devices; "ragged" sorts tokens by
+            expert, has no capacity, hence drops none, and brings all experts to each device.
+        noise_scale: the router's noise has the standard deviation noise_scale M / E.
+        auxiliary_weight: of the mean of importance and load loss.
+        dropout_rate: of the experts' hidden layer and output, in training.
+        tokens_per_group: at most so many tokens are routed together; a group holds whole images.
+
+    Raises:
+        UserError: numbers that do not fit one another, or a dispatch that there is not.
+    """
+
+    num_experts: int = 32
+    num_selected: int = 2
+    num_blocks: int | None = 2
+    num_members: int = 1
+    capacity_factor: float = 1.05
+    eval_capacity_factor: float = 8.0
+    batch_priority: bool = False
+    dispatch: Dispatch = "einsum"
+    noise_scale: float = 1.0
+    auxiliary_weight: float = 0.01
+    dropout_rate: float = 0.0
+    tokens_per_group: int = 2048
+
+    def __post_init__(self) -> None:
+        require_at_least(1, self, "num_experts", "num_selected", "num_members", "tokens_per_group")
+        require_at_least(0, self, "noise_scale", "auxiliary_weight", "dropout_rate")
+        require_choice(self, "dispatch")
+        if self.num_experts % self.num_members:
+            raise UserError(
+                f"ExpertsConfig: num_experts = {self.num_experts} cannot be split in {self.num_members} members"
+            )
+        if self.num_selected > self.experts_per_member:
+            raise UserError(
+                f"ExpertsConfig: num_selected = {self.num_selected} is more than a member's "
+                f"{self.experts_per_member} experts"
+            )
+        for field in ("capacity_factor", "eval_capacity_factor"):
+            if getattr(self, field) <= 0:
+                raise UserError(f"ExpertsConfig: {field} = {getattr(self, field)} must be more than 0")
+
+    @property
+    def experts_per_member(self) -> int:
+        """E / M."""
+        return self.num_experts // self.num_members
+
+    def block_numbers(self, depth: int) -> tuple[int, ...]:
+        """Returns which of ``depth`` blocks, counting from 0, have experts.
+
+        Raises:
+            UserError: there are fewer odd blocks.
+        """
+        odd = tuple(range(1, depth, 2))
+        count = len(odd) if self.num_blocks is None else self.num_blocks
+        if not 1 <= count <= len(odd):
+            raise UserError(f"ExpertsConfig: num_blocks = {count}, but {depth} blocks have {len(odd)} odd ones")
+        return odd[-count:]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Routing:
+    """What became of the tokens of one block, or of several.
+
+    Attributes:
+        importance_loss, load_loss: mean over groups and members; summed over blocks.
+        dropped: share of (token, choice) that found no slot; mean over blocks.
+        busiest: tokens of the busiest expert over the mean of all; mean over blocks.
+    """
+
+    importance_loss: Float[Array, "*blocks"]
+    load_loss: Float[Array, "*blocks"]
+    dropped: Float[Array, "*blocks"]
+    busiest: Float[Array, "*blocks"]
+
+
+class Experts(nnx.Module):
+    """A router and E MLPs; the parameters of an ensemble are those of a single model (e3 Sec. 4.1)."""
+
+    def __init__(self, config: ExpertsConfig, width: int, build_mlp: Callable[[nnx.Rngs], Mlp], rngs: nnx.Rngs):
+        self.config = config
+        init = nnx.initializers.normal(0.02)
+        # In float32 whatever the type of the activations: a choice is discrete.
+        self.router = nnx.Linear(width, config.num_experts, use_bias=False, kernel_init=init, rngs=rngs)
+
+        @nnx.split_rngs(splits=config.num_experts)
+        @nnx.vmap(in_axes=(0,), out_axes=0)
+        def stack(rngs: nnx.Rngs) -> Mlp:
+            return build_mlp(rngs)
+
+        self.experts = stack(rngs)
+
+    def __call__(
+        self, x: Float[Array, "bn d"], b: int, key: Key[Array, ""] | None
+    ) -> tuple[Float[Array, "bn d"], Routing]:
+        """Returns the weighted sum of the chosen experts' outputs, and what became of the tokens.
+
+        Args:
+            x: tokens of ``b`` examples; the copies of one image for the members of an ensemble are adjacent.
+            b: how many.
+            key: randomness of training; without it routing is deterministic and has the capacity of evaluation.
+        """
+        m = self.config.num_members
+        n = x.shape[0] // b
+        images = _images_per_group(b // m, n * m, self.config.tokens_per_group)
+        groups = b // m // images
+        # Each member is routed by itself, among its own experts.
+        tokens = x.reshape(groups, images, m, n, -1).transpose(0, 2, 1, 3, 4).reshape(groups * m, images * n, -1)
+        noise_key, dropout_key = (None, None) if key is None else jax.random.split(key)
+        gates = self._gates(tokens, noise_key)
+        tokens = tokens.astype(self.experts.up.dtype)
+        config = self.config
+        choices = routing.choose(gates.probability, config.num_selected, batch_priority=config.batch_priority)
+        if config.dispatch == "ragged":
+            mixed, dropped = self._ragged(tokens, choices, dropout_key), jnp.zeros(())
+        else:
+            factor = config.eval_capacity_factor if key is None else config.capacity_factor
+            num_slots = routing.capacity(images * n, config.num_selected, config.experts_per_member, factor)
+            mixed = self._einsum(tokens, choices, num_slots, dropout_key)
+            dropped = jnp.mean((choices.slot >= num_slots).astype(jnp.float32))
+        mixed = mixed.reshape(groups, m, images, n, -1).transpose(0, 2, 1, 3, 4).reshape(x.shape)
+        taken = jnp.bincount(self._number(choices).reshape(-1), length=config.num_experts)
+        busiest = jnp.max(taken) / jnp.mean(taken)
+        return mixed, Routing(gates.importance_loss, gates.load_loss, dropped, busiest)
+
+    def _gates(self, tokens: Float[Array, "gm t d"], key: Key[Array, ""] | None) -> Gates:
+        config, (gm, t, d) = self.config, tokens.shape
+        kernel = self.router.kernel[...].reshape(d, config.num_members, config.experts_per_member)
+        by_member = tokens.astype(jnp.float32).reshape(-1, config.num_members, t, d)
+        logits = jnp.einsum("gmtd,dme->gmte", by_member, kernel).reshape(gm, t, -1)
+        noise = None if key is None else jax.random.normal(key, logits.shape)
+        return routing.route(logits, config.num_selected, noise, config.noise_scale)
+
+    def _einsum(
+        self, tokens: Float[Array, "gm t d"], choices: Choices, num_slots: int, key: Key[Array, ""] | None
+    ) -> Float[Array, "gm t d"]:
+        """Moves tokens to the experts' slots and back by products with one-hot places."""
+        config, (_, t, d) = self.config, tokens.shape
+        m, e = config.num_members, config.experts_per_member
+        place, weight = (
+            x.astype(tokens.dtype).reshape(-1, m, t, e, num_slots)
+            for x in routing.places(choices, config.experts_per_member, num_slots)
+        )
+        slots = jnp.einsum("gmtd,gmtec->megcd", tokens.reshape(-1, m, t, d), place)
+        slots = sharding.split_experts(slots.reshape(config.num_experts, -1, d))
+        graph, params = nnx.split(self.experts)
+        keys = None if key is None else jax.random.split(key, config.num_experts)
+
+        def expert(params: nnx.State, x: Float[Array, "c d"], key: Key[Array, ""] | None) -> Float[Array, "c d"]:
+            return nnx.merge(graph, params)(x, drop=_dropout(config.dropout_rate, key))
+
+        outputs = sharding.split_experts(jax.vmap(expert)(params, slots, keys))
+        outputs = outputs.reshape(m, e, -1, num_slots, d)
+        return jnp.einsum("megcd,gmtec->gmtd", outputs, weight).reshape(tokens.shape)
+
+    def _ragged(
+        self, tokens: Float[Array, "gm t d"], choices: Choices, key: Key[Array, ""] | None
+    ) -> Float[Array, "gm t d"]:
+        """Sorts tokens by expert, so that an expert's product takes rows that lie side by side."""
+        graph, params = nnx.split(self.experts)
+        k, num_experts = self.config.num_selected, self.config.num_experts
+
+        def of_share(rows: Any, shared: Any, axes: tuple[str, ...]) -> Float[Array, "n d"]:
+            (tokens, expert, gate), (params, key) = rows, shared
+            if key is not None and axes:
+                key = jax.random.fold_in(key, jax.lax.axis_index(axes))
+            order = jnp.argsort(expert.reshape(-1))
+            expert = expert.reshape(-1)[order]
+            sizes = jnp.bincount(expert, length=num_experts).astype(jnp.int32)
+
+            def apply(layer: nnx.Linear, x: Float[Array, "n i"]) -> Float[Array, "n o"]:
+                assert layer.bias is not None
+                x, kernel, bias = layer.promote_dtype((x, layer.kernel[...], layer.bias[...]), dtype=layer.dtype)
+                return jax.lax.ragged_dot(x, kernel, sizes) + bias[expert]
+
+            drop = _dropout(self.config.dropout_rate, key)
+            outputs = nnx.merge(graph, params)(tokens[order // k], apply, drop)
+            weighted = outputs * gate.reshape(-1)[order][:, None].astype(outputs.dtype)
+            back = jnp.zeros_like(weighted).at[order].set(weighted)
+            return jnp.sum(back.reshape(tokens.shape[0], k, -1), axis=1)
+
+        flat = (
+            tokens.reshape(-1, tokens.shape[-1]),
+            *(x.reshape(-1, k) for x in (self._number(choices), choices.gate)),
+        )
+        return sharding.map_shares(of_share, flat, (params, key)).reshape(tokens.shape)
+
+    def _number(self, choices: Choices) -> Int[Array, "gm t k"]:
+        """Returns which of all E experts a choice is."""
+        config = self.config
+        member = jnp.arange(choices.expert.shape[0]) % config.num_members
+        return choices.expert + (member * config.experts_per_member)[:, None, None]
+
+
+def _images_per_group(images: int, tokens_per_image: int, tokens_per_group: int) -> int:
+    """Returns how many of a batch's images are routed together: any batch size has groups of equal size."""
+    shares = sharding.num_automatic_shares()
+    per_device = images // shares if images % shares == 0 else images
+    return blocks.largest_divisor(per_device, max(1, tokens_per_group // tokens_per_image))
+
+
+def _dropout(rate: float, key: Key[Array, ""] | None) -> Callable[[Array, int], Array]:
+    def drop(x: Array, number: int) -> Array:
+        if key is None or rate == 0:
+            return x
+        kept = jax.random.bernoulli(jax.random.fold_in(key, number), 1 - rate, x.shape)
+        return jnp.where(kept, x / (1 - rate), 0)
+
+    return drop

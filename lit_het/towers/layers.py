@@ -1,0 +1,72 @@
+"""The layers that all Transformers here are made of: dense, norm and MLP."""
+
+from collections.abc import Callable
+from typing import Literal, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float
+
+ComputeType: TypeAlias = Literal["float32", "bfloat16"]
+# "gelu" is exact, "gelu_tanh" its tanh form (big_vision, SigLIP), "quick_gelu" x sigmoid(1.702 x) (CLIP); "swiglu" has
+# a gate beside the hidden layer: silu(gate x) * (up x) (DINOv2 giant).
+Activation: TypeAlias = Literal["gelu_tanh", "gelu", "quick_gelu", "relu", "swiglu"]
+
+_FUNCTIONS: dict[Activation, Callable[[Array], Array]] = {
+    "gelu_tanh": lambda x: nnx.gelu(x, approximate=True),
+    "gelu": lambda x: nnx.gelu(x, approximate=False),
+    "quick_gelu": lambda x: x * jax.nn.sigmoid(1.702 * x),
+    "relu": jax.nn.relu,
+}
+
+
+def linear(size_in: int, size_out: int, dtype: ComputeType, rngs: nnx.Rngs) -> nnx.Linear:
+    """Returns a dense layer with Xavier-uniform kernel and zero bias."""
+    return nnx.Linear(
+        size_in,
+        size_out,
+        dtype=jnp.dtype(dtype),
+        kernel_init=nnx.initializers.xavier_uniform(),
+        rngs=rngs,
+    )
+
+
+def layer_norm(width: int, epsilon: float, rngs: nnx.Rngs) -> nnx.LayerNorm:
+    """Returns a LayerNorm that computes in float32 whatever the type of the activations."""
+    return nnx.LayerNorm(width, epsilon=epsilon, dtype=jnp.float32, rngs=rngs)
+
+
+def _same(x: Float[Array, "n _"], _: int) -> Float[Array, "n _"]:
+    return x
+
+
+class Mlp(nnx.Module):
+    """Two dense layers with a nonlinearity between them."""
+
+    def __init__(self, width: int, hidden: int, activation: Activation, dtype: ComputeType, rngs: nnx.Rngs):
+        self.activation: Activation = activation
+        self.up = linear(width, hidden, dtype, rngs)
+        if activation == "swiglu":
+            self.gate = linear(width, hidden, dtype, rngs)
+        self.down = linear(hidden, width, dtype, rngs)
+
+    def __call__(
+        self,
+        x: Float[Array, "n d"],
+        apply: Callable[[nnx.Linear, Array], Array] = nnx.Linear.__call__,
+        drop: Callable[[Array, int], Array] = _same,
+    ) -> Float[Array, "n d"]:
+        """Maps every token by itself.
+
+        Args:
+            x: tokens.
+            apply: how a dense layer meets its input; an MLP whose layers are stacked takes another product.
+            drop: dropout of the hidden layer (0) and of the output (1).
+        """
+        hidden = apply(self.up, x)
+        if self.activation == "swiglu":
+            hidden = jax.nn.silu(apply(self.gate, x)) * hidden
+        else:
+            hidden = _FUNCTIONS[self.activation](hidden)
+        return drop(apply(self.down, drop(hidden, 0)), 1)

@@ -1,0 +1,120 @@
+"""Which expert sees which token: gates, auxiliary losses, capacity and slots (V-MoE; e3 Sec. 2.1, App. C).
+
+Dimensions: ``g`` groups that are routed by themselves, ``t`` tokens of a group, ``e`` experts, ``k`` experts chosen
+per token, ``c`` slots of an expert. An efficient ensemble routes every member's tokens among the member's own experts,
+which is the same thing with more groups and fewer experts.
+"""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+# Slots come in multiples of this many (V-MoE).
+SLOT_MULTIPLE = 4
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Gates:
+    """What a router says of a batch of groups.
+
+    Attributes:
+        probability: softmax of the (noisy) logits; never renormalised over the chosen experts.
+        importance_loss, load_loss: squared coefficients of variation over experts, mean over groups.
+    """
+
+    probability: Float[Array, "g t e"]
+    importance_loss: Float[Array, ""]
+    load_loss: Float[Array, ""]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Choices:
+    """Where tokens go.
+
+    Attributes:
+        expert: each token's experts, by falling gate; the lower one of two equals comes first.
+        slot: position among the tokens of that expert; a slot of the capacity or more means that the token is dropped.
+        gate: weight of the expert's output.
+    """
+
+    expert: Int[Array, "g t k"]
+    slot: Int[Array, "g t k"]
+    gate: Float[Array, "g t k"]
+
+
+def route(
+    logits: Float[Array, "g t e"], num_selected: int, noise: Float[Array, "g t e"] | None, noise_scale: float
+) -> Gates:
+    """Returns the gates for a router's logits.
+
+    ``gates = softmax(logits + σ ε)`` with ``σ = noise_scale / e``; the importance loss is ``CV²(Σ_t softmax(logits))``,
+    the load loss ``CV²(mean_t Φ((logits - T) / σ))``, where T is a token's k-th largest noisy logit (Riquelme et al.
+    2021, App. A). Without noise there is no load loss.
+
+    Args:
+        logits: of every token and expert, in float32.
+        num_selected: k.
+        noise: standard normals, or None.
+        noise_scale: see above.
+    """
+    clean = jax.nn.softmax(logits, axis=-1)
+    importance_loss = jnp.mean(_squared_variation(jnp.sum(clean, axis=1)))
+    if noise is None:
+        return Gates(clean, importance_loss, jnp.zeros(()))
+    scale = noise_scale / logits.shape[-1]
+    noisy = logits + scale * noise
+    threshold = jax.lax.top_k(noisy, num_selected)[0][..., -1:]
+    chance = jax.scipy.stats.norm.cdf((logits - threshold) / scale)
+    load_loss = jnp.mean(_squared_variation(jnp.mean(chance, axis=1)))
+    return Gates(jax.nn.softmax(noisy, axis=-1), importance_loss, load_loss)
+
+
+def _squared_variation(x: Float[Array, "g e"]) -> Float[Array, " g"]:
+    return (jnp.std(x, axis=-1) / jnp.mean(x, axis=-1)) ** 2
+
+
+def capacity(num_tokens: int, num_selected: int, num_experts: int, factor: float) -> int:
+    """Returns how many slots an expert has: ``ceil(t k f / e)``, then up to a multiple of 4."""
+    slots = math.ceil(num_tokens * num_selected * factor / num_experts)
+    return -(-slots // SLOT_MULTIPLE) * SLOT_MULTIPLE
+
+
+def choose(probability: Float[Array, "g t e"], num_selected: int, *, batch_priority: bool = False) -> Choices:
+    """Returns each token's experts and slots.
+
+    All first choices take slots before any second choice; within a choice in the order of tokens, or with batch
+    priority by falling largest gate (V-MoE Sec. 4.1).
+    """
+    gate, expert = jax.lax.top_k(probability, num_selected)
+    num_experts = probability.shape[-1]
+    if not batch_priority:
+        return Choices(expert, _slots(expert, num_experts), gate)
+    order = jnp.argsort(-gate[:, :, 0], axis=1, stable=True)
+    slots = _slots(jnp.take_along_axis(expert, order[:, :, None], axis=1), num_experts)
+    back = jnp.argsort(order, axis=1)
+    return Choices(expert, jnp.take_along_axis(slots, back[:, :, None], axis=1), gate)
+
+
+def _slots(expert: Int[Array, "g t k"], num_experts: int) -> Int[Array, "g t k"]:
+    """Returns how many earlier choices, choice by choice and token by token, fell on the same expert."""
+    g, t, k = expert.shape
+    in_turn = expert.swapaxes(1, 2).reshape(g, k * t)
+    taken = jnp.cumsum(jax.nn.one_hot(in_turn, num_experts, dtype=jnp.int32), axis=1)
+    slot = jnp.take_along_axis(taken, in_turn[:, :, None], axis=2)[:, :, 0] - 1
+    return slot.reshape(g, k, t).swapaxes(1, 2)
+
+
+def places(
+    choices: Choices, num_experts: int, num_slots: int
+) -> tuple[Float[Array, "g t e c"], Float[Array, "g t e c"]]:
+    """Returns the one-hot places of tokens in the experts' slots, and the same weighted by the gates."""
+    # A slot beyond the capacity has no one-hot vector: the token is dropped.
+    of_choice = (
+        jax.nn.one_hot(choices.expert, num_experts)[..., None] * (jax.nn.one_hot(choices.slot, num_slots)[..., None, :])
+    )
+    return jnp.sum(of_choice, axis=2), jnp.einsum("gtk,gtkec->gtec", choices.gate, of_choice)

@@ -1,0 +1,43 @@
+"""Positions and patches at other sizes equal those of big_vision."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lit_het.checkpoints.resample import resample_patches, resample_positions
+from lit_het.errors import UserError
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+POSITIONS = np.load(GOLDEN / "resample_posemb.npz")
+PATCHES = np.load(GOLDEN / "flexi_resample_patchemb.npz")
+
+
+@pytest.mark.parametrize("sizes", [name.removeprefix("old_") for name in POSITIONS.files if name.startswith("old_")])
+def test_positions_of_other_grids_equal_big_visions(sizes):
+    resampled = resample_positions(POSITIONS[f"old_{sizes}"][0], int(sizes.split("_")[1]))
+    np.testing.assert_allclose(resampled, POSITIONS[f"new_{sizes}"][0], atol=1e-5)
+
+
+@pytest.mark.parametrize("number", range(9))
+def test_patches_of_other_sizes_equal_flexivits(number):
+    new = PATCHES[f"new_{number}"]
+    if new.shape[0] != new.shape[1]:
+        pytest.skip("patches here are square")
+    resampled = resample_patches(PATCHES[f"old_{number}"], new.shape[0])
+    np.testing.assert_allclose(resampled, new, atol=2e-4 * np.abs(new).max())
+
+
+def test_a_larger_patch_sees_in_a_larger_picture_what_the_old_one_saw():
+    random = np.random.default_rng(0)
+    kernel = random.normal(size=(4, 4, 1, 3)).astype(np.float32)
+    small = np.array([[0.0, 1, 2, 3]] * 4)  # a ramp, which resizing keeps exactly but at the edges
+    columns = np.clip((np.arange(8) + 0.5) / 2 - 0.5, 0, 3)
+    large = np.broadcast_to(columns, (8, 8))
+    token = np.einsum("hw,hwcd->d", small, kernel)
+    np.testing.assert_allclose(np.einsum("hw,hwcd->d", large, resample_patches(kernel, 8)), token, rtol=1e-4)
+
+
+def test_positions_that_form_no_square_are_refused():
+    with pytest.raises(UserError, match="12 positions form no square"):
+        resample_positions(np.zeros((12, 4), np.float32), 4)
