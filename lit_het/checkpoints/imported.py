@@ -17,17 +17,15 @@ class Imported:
         arrays: the opened source.
         pieces: parameters under the names that tasks give them: ``image_tower/...``, ``text_tower/...``, ``head/...``.
         image_tower, text_tower: towers of the source's sizes, or None.
-        temperature: τ, which divides inner products; None where the source has none.
-        bias: of the sigmoid loss, or None.
-        num_classes: of a classifier's head, or None.
-        tokenizer: name of the file with the vocabulary beside the weights, or None.
+        has_temperature, has_bias: whether the source scores pairs: ``head/temperature/log_temperature`` is log τ, where
+            τ divides inner products; ``head/bias`` is added (sigmoid loss).
+        num_classes: of a classifier's head ``head/logits/...``, or None.
     """
 
     arrays: Arrays
     pieces: list[Piece]
     image_tower: ViTConfig | None = None
     text_tower: TextConfig | BertConfig | None = None
-    temperature: float | None = None
-    bias: float | None = None
+    has_temperature: bool = False
+    has_bias: bool = False
     num_classes: int | None = None
-    tokenizer: str | None = None

@@ -21,7 +21,8 @@ def resample_positions(positions: Float[np.ndarray, "n d"], side: int) -> Float[
     if old == side:
         return positions
     grid = positions.reshape(old, old, -1)
-    return scipy.ndimage.zoom(grid, (side / old, side / old, 1), order=1).reshape(side * side, -1)
+    zoomed = np.asarray(scipy.ndimage.zoom(grid, (side / old, side / old, 1), order=1))
+    return zoomed.reshape(side * side, -1)
 
 
 def resample_patches(kernel: Float[np.ndarray, "p p c d"], size: int) -> Float[np.ndarray, "q q c d"]:
