@@ -158,7 +158,7 @@ class Block(nnx.Module):
         self, x: Float[Array, "bn d"], update: Float[Array, "bn d"], scale: nnx.Param | None, norm: nnx.LayerNorm
     ) -> Float[Array, "bn d"]:
         if scale is not None:
-            update = update * scale[...].astype(update.dtype)
+            update = update * scale[...].astype(update.dtype)[None]
         return x + update if self.norms_before else norm(x + update).astype(x.dtype)
 
 
@@ -173,7 +173,7 @@ class EncoderOutput:
         metrics: statistics of the routing.
     """
 
-    tokens: Float[Array, "b n d"]
+    tokens: Float[Array, "bm n d"]
     auxiliary_losses: Metrics
     metrics: Metrics
 
@@ -212,13 +212,13 @@ class Encoder(nnx.Module):
         losses, metrics = _summary(routing, self.config.experts)
         return EncoderOutput(self._finish(x, n), {} if key is None else losses, metrics)
 
-    def _finish(self, x: Float[Array, "bn d"], n: int) -> Float[Array, "b n d"]:
+    def _finish(self, x: Float[Array, "bmn d"], n: int) -> Float[Array, "bm n d"]:
         x = self.norm(x) if self.config.norm_placement == "before" else x.astype(jnp.float32)
         return x.reshape(-1, n, x.shape[-1])
 
     def _run_with_experts(
         self, x: Float[Array, "bn d"], b: int, present: Bool[Array, "b n"] | None, key: Key[Array, ""] | None
-    ) -> tuple[Float[Array, "bn d"], Routing]:
+    ) -> tuple[Float[Array, "bmn d"], Routing]:
         """Runs plain blocks, then pairs of an expert block and a plain one, then what is left."""
         assert self.config.experts is not None
         numbers, m = self.config.experts.block_numbers(self.config.depth), self.config.num_members

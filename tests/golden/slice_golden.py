@@ -56,6 +56,11 @@ def main(recordings: Path) -> None:
         names = [f"{kind}{step}/{leaf}" for kind in ("grad", "update") for step in range(3) for leaf in leaves]
         save("adafactor_default_bf16mom", {name: arrays[name] for name in names})
 
+    # Without what happens inside: 800 kB less.
+    for name in ("dense_token", "e3_M2_K1_eval", "every2_K1_train_grads_indices", "last2_K1_eval"):
+        with np.load(recordings / f"vmoe/model_{name}.npz") as arrays:
+            save(f"model_{name}", {k: v for k, v in arrays.items() if not k.startswith("intermediates")})
+
     # The image tower is frozen there. Of the rest every kind of parameter stays; `left_out{i}` is the norm of the
     # gradients that are cut away, without which clipping by the global norm could not be repeated.
     with np.load(recordings / "bv/optchain_lit_adafactor.npz") as arrays:

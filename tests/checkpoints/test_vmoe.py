@@ -1,0 +1,251 @@
+"""V-MoE and e3 towers, imported, do what their authors' code recorded; and their file format is read."""
+
+import dataclasses
+import functools
+import inspect
+import json
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import msgpack
+import numpy as np
+import pytest
+from flax import nnx
+
+from lit_het import parameters
+from lit_het.checkpoints import vmoe
+from lit_het.checkpoints.rename import load
+from lit_het.checkpoints.sources import Stored
+from lit_het.errors import UserError
+from lit_het.towers import routing
+from lit_het.towers.experts import ExpertsConfig
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+
+
+def recorded(name):
+    with np.load(GOLDEN / f"model_{name}.npz") as arrays:
+        golden = dict(arrays)
+    return golden, json.loads(golden.pop("__meta__").tobytes())
+
+
+def stored(tree, top="params/"):
+    return {
+        name.removeprefix(top): Stored(array.shape, lambda array=array: array)
+        for name, array in tree.items()
+        if name.startswith(top)
+    }
+
+
+def imported(name, **changes):
+    """Returns a recorded model's tower, its parameters and the head's, in the groups of the recording."""
+    golden, meta = recorded(name)
+    router = meta["moe"]["router"]
+    experts = ExpertsConfig(
+        num_selected=router["num_selected_experts"],
+        num_members=meta["moe"].get("ensemble_size", 1),
+        eval_capacity_factor=router["dispatcher"]["capacity_factor"],
+        tokens_per_group=meta["moe"]["group_size"],
+        **changes,
+    )
+    found = vmoe.describe(stored(golden), experts=experts)
+    tower = dataclasses.replace(found.image_tower, members="apart")
+    shapes = nnx.to_pure_dict(nnx.state(nnx.eval_shape(lambda: tower.build(nnx.Rngs(0)))))
+    head = {"kernel": (meta["hidden_size"], 7), "bias": (7,)}
+    shapes = {"image_tower": shapes, "head": {"logits": {k: jax.ShapeDtypeStruct(s, float) for k, s in head.items()}}}
+    return golden, tower, load(found.arrays, found.pieces, shapes)
+
+
+def logits(tower, params, images, key=None):
+    graph = nnx.graphdef(nnx.eval_shape(lambda: tower.build(nnx.Rngs(0))))
+    model = nnx.merge(graph, params["image_tower"])
+    # Recorded images are floats where the signature asks for uint8: this is the bare function.
+    output = inspect.unwrap(type(model).__call__)(model, (images + 1) * 127.5, key)
+    head = params["head"]["logits"]
+    return output.embedding @ head["kernel"] + head["bias"][None], output
+
+
+@pytest.mark.parametrize("name", ["dense_token", "last2_K1_eval", "e3_M2_K1_eval"])
+def test_the_imported_tower_gives_the_recorded_logits(name):
+    golden, tower, params = imported(name)
+    with jax.default_matmul_precision("highest"):
+        ours, output = jax.jit(functools.partial(logits, tower))(params, jnp.asarray(golden["images"]))
+    np.testing.assert_allclose(ours, golden["logits"], atol=1e-5)
+    assert output.auxiliary_losses == {}  # deterministic
+    if name.startswith("e3"):
+        mean = jax.nn.softmax(ours).reshape(4, 2, 7).mean(axis=1)
+        np.testing.assert_allclose(jnp.log(mean), golden["ens_log_mean_prob"], atol=1e-5)
+    if tower.encoder.experts is not None:
+        recorded_loss = sum(golden[f"metrics/encoderblock_{n}/importance_loss"].mean() for n in (1, 3))
+        np.testing.assert_allclose(output.metrics["importance_loss"], recorded_loss, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["last2_K1_eval", "e3_M2_K1_eval"])
+def test_both_dispatches_agree_where_nothing_is_dropped(name):
+    golden, tower, params = imported(name)
+    images = jnp.asarray(golden["images"])
+
+    def run(**changes):
+        experts = dataclasses.replace(tower.encoder.experts, eval_capacity_factor=8.0, num_selected=2, **changes)
+        changed = dataclasses.replace(tower, encoder=dataclasses.replace(tower.encoder, experts=experts))
+
+        def loss(params):
+            ours, output = logits(changed, params, images)
+            return jnp.sum(ours**2), output.metrics["dropped_tokens"]
+
+        return jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
+
+    (value, dropped), gradient = run()
+    assert dropped == 0
+    (ragged_value, _), ragged_gradient = run(dispatch="ragged")
+    np.testing.assert_allclose(ragged_value, value, rtol=1e-5)
+    scale = max(float(jnp.max(jnp.abs(leaf))) for leaf in jax.tree.leaves(gradient))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5 * scale), ragged_gradient, gradient)
+
+
+@pytest.fixture
+def recorded_noise(monkeypatch):
+    """Puts the recorded noise of every block in the place of what its key would give, and adds GShard's loss."""
+
+    def install(noise, key):
+        keys = [jax.random.split(jax.random.fold_in(key, number))[0] for number in range(len(noise))]
+        table = jnp.stack([jax.random.key_data(key) for key in keys])
+
+        def normal(key, shape):
+            number = jnp.argmax(jnp.all(table == jax.random.key_data(key)[None], axis=1))
+            return jnp.asarray(np.stack(noise))[number].reshape(shape)
+
+        route = routing.route
+
+        def with_gshard(*args):
+            gates = route(*args)
+            e = gates.probability.shape[-1]
+            share = jax.nn.one_hot(jnp.argmax(gates.probability, axis=-1), e).mean(axis=1)
+            gshard = jnp.mean(e**2 * jnp.mean(share * gates.probability.mean(axis=1), axis=-1))
+            # Recorded with the weight 0.01, twice what each of our two losses has.
+            return dataclasses.replace(gates, importance_loss=gates.importance_loss + 2 * gshard)
+
+        monkeypatch.setattr("lit_het.towers.experts.jax.random.normal", normal)
+        monkeypatch.setattr("lit_het.towers.routing.route", with_gshard)
+
+    return install
+
+
+def test_training_has_the_recorded_loss_and_gradients(recorded_noise):
+    golden, tower, params = imported("every2_K1_train_grads_indices")
+    key = jax.random.key(0)
+    recorded_noise([golden[f"noise/{number}"] for number in range(3)], key)
+
+    def loss(params):
+        ours, output = logits(tower, params, jnp.asarray(golden["images"]), key)
+        log_p = jax.nn.log_softmax(ours)
+        main = -jnp.mean(log_p[jnp.arange(4), golden["labels"]])
+        return main + sum(output.auxiliary_losses.values()), (main, ours)
+
+    with jax.default_matmul_precision("highest"):
+        (total, (main, ours)), gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
+    np.testing.assert_allclose(ours, golden["logits"], atol=2e-5)
+    np.testing.assert_allclose(main, golden["main_loss"], rtol=1e-5)
+    np.testing.assert_allclose(total, golden["total_loss"], rtol=1e-5)
+
+    # Recorded gradients, brought to our layout as parameters are; positions and class token share one there.
+    found = vmoe.describe(stored(golden, "grads/"), experts=tower.encoder.experts)
+    recorded_gradient = load(found.arrays, found.pieces, jax.eval_shape(lambda: params))
+    theirs, ours = parameters.flatten(recorded_gradient), parameters.flatten(gradient)
+    for path in sorted(ours.keys() - {"image_tower/class_token"}):
+        scale = np.abs(theirs[path]).max()
+        np.testing.assert_allclose(ours[path], theirs[path], atol=1e-3 * scale + 1e-6, err_msg=path)
+    np.testing.assert_allclose(ours["image_tower/class_token"], golden["grads/cls"][0, 0], rtol=1e-3, atol=1e-6)
+
+
+# ---- the file format, written here as V-MoE's own code writes it ----
+
+
+def packed(value):
+    return msgpack.packb(value, use_bin_type=True)
+
+
+def slices(start_stop):
+    return packed(tuple(packed((start, stop, None)) for start, stop in start_stop))
+
+
+def write_checkpoint(prefix, tree, num_shards=2):
+    """Writes arrays cut in halves along their first axis, one half a shard, each in two runs of numbers."""
+    index, shards = {}, [{"__msgpack_array_chunk_a87ca2__": True} for _ in range(num_shards)]
+    flat = {tuple(path.split("/")): array for path, array in tree.items()}
+    for number, path in enumerate(sorted(flat)):
+        array = flat[path]
+        half = array.shape[0] // num_shards if array.ndim and array.shape[0] % num_shards == 0 else None
+        parts = [(0, array)] if half is None else [(i, array[i * half : (i + 1) * half]) for i in range(num_shards)]
+        places = []
+        for shard, part in parts:
+            place = [(shard * (half or 0), shard * (half or 0) + part.shape[0]), *((0, n) for n in part.shape[1:])]
+            places.append(slices(place))
+            runs = np.array_split(part.reshape(-1), 2) if part.size > 1 else [part.reshape(-1)]
+            entry = [
+                [msgpack.ExtType(1, packed((run.shape, run.dtype.name, run.tobytes()))) for run in runs],
+                msgpack.ExtType(6, places[-1]),
+            ]
+            shards[shard].setdefault(str(number), []).append(entry)
+        info = packed(
+            (packed((array.shape, array.dtype.name, False, {})), tuple(places), [shard for shard, _ in parts])
+        )
+        node = index
+        for name in path[:-1]:
+            node = node.setdefault(name, {})
+        node[path[-1]] = msgpack.ExtType(8, info)
+    whole = {"version": "20220622", "shard_count": num_shards, "index": index}
+    Path(f"{prefix}.index").write_bytes(packed(whole))
+    for number, shard in enumerate(shards):
+        Path(f"{prefix}.data-{number:05d}-of-{num_shards:05d}").write_bytes(packed(shard))
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    golden, _ = recorded("last2_K1_eval")
+    tree = {name: array for name, array in golden.items() if name.startswith("params/")}
+    write_checkpoint(tmp_path / "vmoe_1", {**tree, "opt_state/count": np.zeros((1,), np.int32)})
+    return tmp_path / "vmoe_1", tree
+
+
+@pytest.mark.parametrize("ending", ["", ".index"])
+def test_a_checkpoint_in_shards_is_read_whole(checkpoint, ending):
+    prefix, tree = checkpoint
+    found = vmoe.read(Path(f"{prefix}{ending}"))
+    assert found.image_tower.encoder.experts.num_experts == 4
+    assert found.image_tower.encoder.experts.num_blocks == 2
+    assert found.num_classes == 7
+    assert {f"params/{name}" for name in found.arrays} == set(tree)
+    for name, array in found.arrays.items():
+        np.testing.assert_array_equal(array.read(), tree[f"params/{name}"])
+
+
+def test_positions_are_resampled_for_another_image_size(checkpoint):
+    found = vmoe.read(checkpoint[0], image_size=24)
+    (positions,) = (piece for piece in found.pieces if piece.target == "image_tower/positions")
+    assert positions.combine(found.arrays[positions.sources[0]].read()).shape == (36, 16)
+
+
+def test_a_missing_shard_and_one_that_is_cut_short_are_told(checkpoint):
+    prefix, _ = checkpoint
+    second = Path(f"{prefix}.data-00001-of-00002")
+    second.write_bytes(second.read_bytes()[:-100])
+    found = vmoe.read(prefix)
+    with pytest.raises(UserError, match=r"00001-of-00002 is cut short"):
+        [array.read() for array in found.arrays.values()]
+    second.unlink()
+    with pytest.raises(UserError, match=r"1 of 2 files are missing, the first is .*data-00001-of-00002"):
+        vmoe.read(prefix)
+    with pytest.raises(UserError, match=r"nothing\.index is missing; give the path of a V-MoE checkpoint"):
+        vmoe.read(prefix.with_name("nothing"))
+
+
+def test_unknown_arrays_and_experts_in_other_blocks_are_refused(checkpoint):
+    golden, _ = recorded("last2_K1_eval")
+    extra = {**golden, "params/Encoder/encoderblock_0/Surprise/kernel": np.zeros(3)}
+    with pytest.raises(UserError, match="Encoder/encoderblock_0/Surprise/kernel"):
+        vmoe.describe(stored(extra))
+    moved = {name.replace("encoderblock_3/Moe", "encoderblock_2/Moe"): array for name, array in golden.items()}
+    with pytest.raises(UserError, match=r"experts in blocks \(1, 2\) of 4"):
+        vmoe.describe(stored(moved))
