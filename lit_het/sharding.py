@@ -139,11 +139,19 @@ def map_shares(
     )(rows, shared)
 
 
-def split_experts(x: Float[Array, "e n d"]) -> Float[Array, "e n d"]:
-    """Places what experts take or return with the experts: an all-to-all between devices that hold different ones."""
+def to_experts(x: Float[Array, "e g c d"]) -> Float[Array, "e g c d"]:
+    """Moves what groups of examples send to experts from the groups' devices to the experts': an all-to-all."""
+    return _exchange(x, PartitionSpec(None, BATCH_AXES), PartitionSpec("expert", ("data", "fsdp")))
+
+
+def from_experts(x: Float[Array, "e g c d"]) -> Float[Array, "e g c d"]:
+    """Moves what experts return back; inverts `to_experts`."""
+    return _exchange(x, PartitionSpec("expert", ("data", "fsdp")), PartitionSpec(None, BATCH_AXES))
+
+
+def _exchange(x: Float[Array, "e g c d"], before: PartitionSpec, after: PartitionSpec) -> Float[Array, "e g c d"]:
     mesh = jax.sharding.get_abstract_mesh()
-    if mesh.empty or mesh.shape["expert"] == 1 or x.shape[0] % mesh.shape["expert"]:
+    if mesh.empty or x.shape[0] % mesh.shape["expert"] or x.shape[1] % num_automatic_shares():
         return x
-    rest = ("data", "fsdp")
-    rows = rest if x.shape[1] % math.prod(mesh.shape[axis] for axis in rest) == 0 else None
-    return jax.lax.with_sharding_constraint(x, PartitionSpec("expert", rows, None))
+    # Both are named, or the compiler might gather everything everywhere.
+    return jax.lax.with_sharding_constraint(jax.lax.with_sharding_constraint(x, before), after)

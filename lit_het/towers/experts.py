@@ -58,6 +58,8 @@ class ExpertsConfig:
     def __post_init__(self) -> None:
         require_at_least(1, self, "num_experts", "num_selected", "num_members", "tokens_per_group")
         require_at_least(0, self, "noise_scale", "auxiliary_weight", "dropout_rate")
+        if self.dropout_rate >= 1:
+            raise UserError(f"ExpertsConfig: dropout_rate = {self.dropout_rate} must be below 1")
         require_choice(self, "dispatch")
         if self.num_experts % self.num_members:
             raise UserError(
@@ -175,15 +177,16 @@ class Experts(nnx.Module):
             for x in routing.places(choices, config.experts_per_member, num_slots)
         )
         slots = jnp.einsum("gmtd,gmtec->megcd", tokens.reshape(-1, m, t, d), place)
-        slots = sharding.split_experts(slots.reshape(config.num_experts, -1, d))
+        slots = sharding.to_experts(slots.reshape(config.num_experts, *slots.shape[2:]))
         graph, params = nnx.split(self.experts)
         keys = None if key is None else jax.random.split(key, config.num_experts)
 
-        def expert(params: nnx.State, x: Float[Array, "c d"], key: Key[Array, ""] | None) -> Float[Array, "c d"]:
-            return nnx.merge(graph, params)(x, drop=_dropout(config.dropout_rate, key))
+        def expert(params: nnx.State, x: Float[Array, "g c d"], key: Key[Array, ""] | None) -> Float[Array, "g c d"]:
+            drop = _dropout(config.dropout_rate, key)
+            return nnx.merge(graph, params)(x.reshape(-1, d), drop=drop).reshape(x.shape)
 
-        outputs = sharding.split_experts(jax.vmap(expert)(params, slots, keys))
-        outputs = outputs.reshape(m, e, -1, num_slots, d)
+        outputs = sharding.from_experts(jax.vmap(expert)(params, slots, keys))
+        outputs = outputs.reshape(m, e, *outputs.shape[1:])
         return jnp.einsum("megcd,gmtec->gmtd", outputs, weight).reshape(tokens.shape)
 
     def _ragged(

@@ -1,0 +1,284 @@
+"""Mixtures of experts: a plain loop, ensembles, devices, and the costs that the papers print."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from lit_het import parameters, sharding
+from lit_het.errors import UserError
+from lit_het.sharding import MeshConfig
+from lit_het.towers import routing
+from lit_het.towers.experts import ExpertsConfig
+from lit_het.towers.text import TextConfig
+from lit_het.towers.transformer import EncoderConfig, encoder_size
+from lit_het.towers.vit import ViTConfig
+
+RANDOM = np.random.default_rng(0)
+EXPERTS = ExpertsConfig(num_experts=4, num_selected=2, num_blocks=1, tokens_per_group=4)
+ENCODER = EncoderConfig(width=8, depth=4, mlp_width=12, num_heads=2, experts=EXPERTS)
+TOWER = ViTConfig(image_size=8, patch_size=4, encoder=ENCODER, pooling="mean")
+IMAGES = jnp.asarray(RANDOM.integers(0, 256, (8, 8, 8, 3)), jnp.uint8)
+
+
+def with_experts(tower=TOWER, **changes):
+    experts = dataclasses.replace(tower.encoder.experts, **changes)
+    return dataclasses.replace(tower, encoder=dataclasses.replace(tower.encoder, experts=experts))
+
+
+@functools.cache
+def initial(tower):
+    return nnx.to_pure_dict(nnx.state(tower.build(nnx.Rngs(0))))
+
+
+def run(tower, params, images=IMAGES, key=None):
+    graph = nnx.graphdef(nnx.eval_shape(lambda: tower.build(nnx.Rngs(0))))
+    return nnx.merge(graph, params)(images, key)
+
+
+def mixture(config, tokens, training=False):
+    """Returns what one block's experts make of tokens ``[b n d]``, and their parameters."""
+    encoder = dataclasses.replace(ENCODER, experts=config)
+    block = nnx.eval_shape(lambda: ViTConfig(8, 4, encoder).build(nnx.Rngs(0))).encoder.expert_blocks
+    graph = nnx.graphdef(block.mixture)
+    params = jax.tree.map(
+        lambda x: 0.5 * jnp.asarray(RANDOM.normal(size=x.shape[1:]), x.dtype), nnx.state(block.mixture)
+    )
+    flat = jnp.asarray(tokens.reshape(-1, tokens.shape[-1]), jnp.float32)
+    key = jax.random.key(0) if training else None
+    output, figures = nnx.merge(graph, params)(flat, len(tokens), key)
+    return output.reshape(tokens.shape), figures, nnx.to_pure_dict(params)
+
+
+def expert_in_a_loop(params, number, x):
+    up, down = params["experts"]["up"], params["experts"]["down"]
+    hidden = x @ np.asarray(up["kernel"][number]) + np.asarray(up["bias"][number])
+    hidden = np.asarray(jax.nn.gelu(jnp.asarray(hidden), approximate=True))
+    return hidden @ np.asarray(down["kernel"][number]) + np.asarray(down["bias"][number])
+
+
+@pytest.mark.parametrize("num_members", [1, 2])
+@pytest.mark.parametrize("factor", [0.5, 8.0])
+def test_a_mixture_equals_a_loop_over_tokens(num_members, factor):
+    config = dataclasses.replace(EXPERTS, num_members=num_members, eval_capacity_factor=factor, num_selected=2)
+    n, images = 4, 2
+    tokens = RANDOM.normal(size=(images * num_members, n, 8)).astype(np.float32)
+    ours, figures, params = mixture(dataclasses.replace(config, tokens_per_group=n * images * num_members), tokens)
+    own = 4 // num_members
+    slots = routing.capacity(n * images, 2, own, factor)
+    expected, dropped = np.zeros_like(tokens), 0
+    for member in range(num_members):
+        rows = [(image, token) for image in range(images) for token in range(n)]
+        kernel = np.asarray(params["router"]["kernel"])[:, member * own : (member + 1) * own]
+        taken = np.zeros(own, int)
+        for choice in range(2):  # all first choices before any second one
+            for image, token in rows:
+                x = tokens[image * num_members + member, token]
+                gates = np.exp(x @ kernel) / np.exp(x @ kernel).sum()
+                expert = np.argsort(-gates, kind="stable")[choice]
+                taken[expert] += 1
+                if taken[expert] > slots:
+                    dropped += 1
+                    continue
+                output = expert_in_a_loop(params, member * own + expert, x)
+                expected[image * num_members + member, token] += gates[expert] * output
+    np.testing.assert_allclose(ours, expected, atol=1e-5)
+    np.testing.assert_allclose(figures.dropped, dropped / (2 * n * images * num_members), atol=1e-6)
+    assert (dropped > 0) == (factor < 1)
+
+
+def test_members_of_an_ensemble_use_the_parameters_of_a_single_model():
+    shapes = jax.tree.map(jnp.shape, initial(TOWER))
+    assert shapes == jax.tree.map(jnp.shape, initial(with_experts(num_members=2, num_selected=1)))
+
+
+def test_members_can_be_averaged_joined_or_left_apart():
+    ensemble = with_experts(num_members=2, num_selected=1)
+    params = initial(ensemble)
+    apart, mean, joined = (
+        run(dataclasses.replace(ensemble, members=members), params).embedding
+        for members in ("apart", "mean", "concatenated")
+    )
+    assert apart.shape == (16, 8)
+    np.testing.assert_allclose(mean, apart.reshape(8, 2, 8).mean(axis=1), atol=1e-6)
+    np.testing.assert_array_equal(joined, apart.reshape(8, 16))
+    assert dataclasses.replace(ensemble, members="concatenated").embedding_size == 16
+    assert np.abs(apart[::2] - apart[1::2]).max() > 1e-3  # each member has experts of its own
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 5, 8])
+def test_a_tower_runs_at_any_batch_size(batch_size):
+    tower = with_experts(tokens_per_group=8)
+    whole = run(tower, initial(tower)).embedding[:batch_size]
+    np.testing.assert_allclose(run(tower, initial(tower), IMAGES[:batch_size]).embedding, whole, atol=1e-5)
+
+
+def test_training_draws_noise_and_has_auxiliary_losses_where_evaluation_has_neither():
+    key = jax.random.key(1)
+    first, same, other = (run(TOWER, initial(TOWER), key=k) for k in (key, key, jax.random.key(2)))
+    np.testing.assert_array_equal(first.embedding, same.embedding)
+    assert np.abs(first.embedding - other.embedding).max() > 0
+    figures = first.metrics
+    expected = 0.01 * (figures["importance_loss"] + figures["load_loss"]) / 2
+    np.testing.assert_allclose(first.auxiliary_losses["experts"], expected, rtol=1e-6)
+    assert run(TOWER, initial(TOWER)).auxiliary_losses == {}
+
+
+@pytest.mark.parametrize("dispatch", ["einsum", "ragged"])
+def test_expert_dropout_acts_in_training_alone(dispatch):
+    dropping, keeping = (with_experts(dropout_rate=rate, dispatch=dispatch) for rate in (0.5, 0.0))
+    key = jax.random.key(0)
+    ours, plain = (run(tower, initial(TOWER), key=key).embedding for tower in (dropping, keeping))
+    assert np.abs(ours - plain).max() > 1e-3
+    np.testing.assert_array_equal(*(run(tower, initial(TOWER)).embedding for tower in (dropping, keeping)))
+
+
+@pytest.mark.parametrize("unrolled", [True, False])
+@pytest.mark.parametrize("remat", ["none", "full"])
+def test_every_form_of_execution_gives_the_same(unrolled, remat):
+    encoder = dataclasses.replace(ENCODER, unrolled=unrolled, remat=remat, depth=5)
+    experts = dataclasses.replace(EXPERTS, num_blocks=2)
+    tower = dataclasses.replace(TOWER, encoder=dataclasses.replace(encoder, experts=experts))
+    plain = dataclasses.replace(TOWER, encoder=dataclasses.replace(ENCODER, depth=5, experts=experts))
+    key = jax.random.key(3)
+    np.testing.assert_allclose(
+        run(tower, initial(plain), key=key).embedding, run(plain, initial(plain), key=key).embedding, atol=1e-6
+    )
+
+
+def loss_and_gradient(tower):
+    def loss(params, images):
+        output = run(tower, params, images, jax.random.key(0))
+        return jnp.sum(output.embedding**2) + sum(output.auxiliary_losses.values())
+
+    return jax.value_and_grad(loss)
+
+
+@pytest.mark.parametrize("num_members", [1, 2])
+@pytest.mark.parametrize("dispatch", ["einsum", "ragged"])
+def test_eight_devices_with_experts_on_four_of_them_equal_one(num_members, dispatch):
+    tower = with_experts(num_members=num_members, num_selected=1, dispatch=dispatch, tokens_per_group=1)
+    params = initial(tower)
+    value, gradient = jax.jit(loss_and_gradient(tower))(params, IMAGES)
+    mesh = MeshConfig(data=2, expert=4).build()
+    with jax.set_mesh(mesh):
+        shardings = sharding.tree_shardings(params, mesh)
+        step = jax.jit(loss_and_gradient(tower), in_shardings=(shardings, sharding.batch_sharding(mesh)))
+        on_devices = jax.device_put(params, shardings)
+        compiled = step.lower(on_devices, jax.device_put(IMAGES, sharding.batch_sharding(mesh))).compile()
+        sharded_value, sharded_gradient = compiled(on_devices, jax.device_put(IMAGES, sharding.batch_sharding(mesh)))
+    up = parameters.flatten(on_devices)["encoder/expert_blocks/mixture/experts/up/kernel"]
+    assert up.sharding.shard_shape(up.shape)[1] == 1  # one of four experts a device
+    if dispatch == "einsum":
+        assert "all-to-all" in compiled.as_text()
+    np.testing.assert_allclose(sharded_value, value, rtol=1e-5)
+    for path, theirs in parameters.flatten(gradient).items():
+        ours = parameters.flatten(sharded_gradient)[path]
+        np.testing.assert_allclose(ours, theirs, atol=1e-5 * float(np.abs(theirs).max() + 1), err_msg=path)
+
+
+def test_a_text_tower_may_have_experts_but_no_ensemble():
+    config = TextConfig(vocabulary_size=11, length=4, embedding_size=8, encoder=ENCODER)
+    output = config.build(nnx.Rngs(0))(jnp.ones((2, 4), jnp.int32), jax.random.key(0))
+    assert output.auxiliary_losses["experts"] > 0
+    with pytest.raises(UserError, match="num_members = 2 must be 1"):
+        TextConfig(encoder=with_experts(num_members=2, num_selected=1).encoder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_members": 3}, "num_experts = 4 cannot be split in 3 members"),
+        ({"num_members": 4, "num_selected": 2}, "num_selected = 2 is more than a member's 1 experts"),
+        ({"eval_capacity_factor": 0.0}, "eval_capacity_factor = 0.0 must be more than 0"),
+        ({"num_blocks": 3}, "num_blocks = 3, but 4 blocks have 2 odd ones"),
+        ({"dropout_rate": 1.0}, "dropout_rate = 1.0 must be below 1"),
+    ],
+)
+def test_numbers_that_do_not_fit_are_refused(changes, message):
+    with pytest.raises(UserError, match=message):
+        with_experts(**changes)
+
+
+# ---- costs that e3 prints ----
+
+
+def b32(experts, image_size=384, members="apart"):
+    encoder = dataclasses.replace(encoder_size("B", compute_type="float32"), experts=experts, unrolled=True)
+    return ViTConfig(image_size, 32, encoder, pooling="class_token", members=members)
+
+
+@functools.cache
+def training_gflops(tower):
+    """Returns XLA's count for one image; a training step is three forward passes."""
+    graph, shapes = nnx.split(nnx.eval_shape(lambda: tower.build(nnx.Rngs(0))))
+    # Two images make a group.
+    image = jax.ShapeDtypeStruct((2, tower.image_size, tower.image_size, 3), jnp.uint8)
+
+    def forward(params, image):
+        return nnx.merge(graph, params)(image).embedding
+
+    return 3 * jax.jit(forward).lower(shapes, image).cost_analysis()["flops"] / 2e9
+
+
+# Table 12 and Table 20: GFLOP of a training step of B/32 at 384 px with 32 experts. The figures include the padding of
+# the experts' slots at fine-tuning's capacity of 1.5, which is computed whether tokens are there or not, and not the
+# products with one-hot places, which are an affair of the dispatch.
+@pytest.mark.parametrize(
+    ("k", "m", "printed"),
+    [
+        (1, 1, 82.35),
+        (2, 1, 94.93),
+        (4, 1, 120.11),
+        (8, 1, 170.44),
+        (1, 2, 105.89),
+        (1, 4, 152.98),
+        (2, 2, 131.06),
+        (2, 4, 203.31),
+        (4, 2, 181.40),
+    ],
+)
+def test_operations_over_those_of_a_vit_are_those_that_e3_prints(k, m, printed):
+    vit = training_gflops(b32(None))
+    assert vit == pytest.approx(77.97, rel=0.05)
+    tower = b32(ExpertsConfig(32, k, 2, m, eval_capacity_factor=1.5))
+    tokens = 2 * 145  # two images make a group
+    all_slots = 32 * routing.capacity(tokens, k, 32 // m, 1.5)
+    one_hot = 3 * 2 * 4 * tokens * all_slots * 768 / 2e9  # training, two blocks, there and back, an image's half
+    ours = training_gflops(tower) - one_hot
+    assert ours / vit == pytest.approx(printed / 77.97, rel=0.05)
+
+
+# Table 23: millions of parameters with JFT's 18,291 classes, at 224 px.
+@pytest.mark.parametrize(
+    ("size", "patch_size", "num_blocks", "dense", "sparse"),
+    [
+        ("S", 32, 2, "36.5", "166.7"),
+        ("B", 32, 2, "102.1", "395.0"),
+        ("B", 16, 2, "100.5", "393.3"),
+        ("L", 32, 2, "325.3", "845.8"),
+        ("L", 16, 2, "323.1", "843.6"),
+        ("H", 14, 5, "655.8", "2688.6"),
+    ],
+)
+def test_parameters_are_those_that_e3_prints(size, patch_size, num_blocks, dense, sparse):
+    # V-MoE's own S is wider and less deep than ViT's.
+    encoder = EncoderConfig(512, 8, 2048, 8) if size == "S" else encoder_size(size)
+
+    def millions(experts):
+        tower = ViTConfig(
+            image_size=224,
+            patch_size=patch_size,
+            encoder=dataclasses.replace(encoder, experts=experts),
+            pooling="class_token",
+            representation_size=encoder.width,
+        )
+        shapes = nnx.to_pure_dict(nnx.state(nnx.eval_shape(lambda: tower.build(nnx.Rngs(0)))))
+        return (parameters.count(shapes) + (tower.embedding_size + 1) * 18_291) / 1e6
+
+    assert f"{millions(None):.1f}" == dense
+    assert f"{millions(ExpertsConfig(32, 2, num_blocks)):.1f}" == sparse
