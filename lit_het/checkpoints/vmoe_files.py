@@ -49,29 +49,37 @@ def open_vmoe(prefix: Path) -> dict[str, Stored]:
     """Returns the arrays of a checkpoint by their paths in its tree.
 
     Args:
-        prefix: the path without ``.index``, or with it.
+        prefix: the path without ``.index``.
 
     Raises:
         UserError: a file is missing, cut short or not of this format.
     """
-    prefix = prefix.with_name(prefix.name.removesuffix(".index"))
-    index_path = prefix.with_name(f"{prefix.name}.index")
-    try:
-        index = msgpack.unpackb(index_path.read_bytes(), ext_hook=_decode, strict_map_key=False)
-        infos = dict(_flatten(index["index"]))
-        num_shards = index["shard_count"]
-    except FileNotFoundError as error:
-        raise UserError(f"{index_path} is missing; give the path of a V-MoE checkpoint without its ending") from error
-    except (ValueError, KeyError, TypeError, msgpack.UnpackException) as error:
-        raise UserError(f"{index_path} is no index of a V-MoE checkpoint ({type(error).__name__}: {error})") from error
-    shards = [prefix.with_name(f"{prefix.name}.data-{n:05d}-of-{num_shards:05d}") for n in range(num_shards)]
+    infos, names = _index(prefix)
+    shards = [prefix.with_name(name) for name in names]
     missing = [str(path) for path in shards if not path.exists()]
     if missing:
-        raise UserError(f"{len(missing)} of {num_shards} files are missing, the first is {missing[0]}")
+        raise UserError(f"{len(missing)} of {len(shards)} files are missing, the first is {missing[0]}")
     return {
         path: Stored(info.shape, functools.partial(_read, shards, number, info))
         for number, (path, info) in enumerate(infos.items())
     }
+
+
+def shard_names(prefix: Path) -> tuple[str, ...]:
+    """Returns the names of the data files that an index speaks of; errors are those of `open_vmoe`."""
+    return _index(prefix)[1]
+
+
+def _index(prefix: Path) -> tuple[dict[str, _Info], tuple[str, ...]]:
+    path = prefix.with_name(f"{prefix.name}.index")
+    try:
+        index = msgpack.unpackb(path.read_bytes(), ext_hook=_decode, strict_map_key=False)
+        infos, count = dict(_flatten(index["index"])), index["shard_count"]
+    except FileNotFoundError as error:
+        raise UserError(f"{path} is missing; give the path of a V-MoE checkpoint without its ending") from error
+    except (ValueError, KeyError, TypeError, msgpack.UnpackException) as error:
+        raise UserError(f"{path} is no index of a V-MoE checkpoint ({type(error).__name__}: {error})") from error
+    return infos, tuple(f"{prefix.name}.data-{number:05d}-of-{count:05d}" for number in range(count))
 
 
 def _flatten(tree: Any, path: str = "") -> Iterator[tuple[str, _Info]]:

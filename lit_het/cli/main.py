@@ -90,6 +90,40 @@ def _parser() -> argparse.ArgumentParser:
     )
     zero_shot.add_argument("--output", type=Path, help="also write the figures to this JSON file")
     zero_shot.set_defaults(command=_zero_shot, name="zero-shot")
+
+    importing = commands.add_parser(
+        "import",
+        allow_abbrev=False,
+        help="make a run of weights that another program wrote",
+        description="Reads big_vision files (x.npz, or x.npz:img for a part), V-MoE and e3 checkpoints (the path of "
+        "x.index) and Hugging Face folders (SigLIP, SigLIP 2, ViT, DINOv2, CLIP's image tower), here or at an address "
+        "such as hf://owner/model. Sizes are inferred.",
+    )
+    importing.add_argument("--from", dest="source", required=True, metavar="SOURCE", help="path or address")
+    importing.add_argument("--to", type=Path, required=True, metavar="DIR", help="the run directory to write")
+    for flag, text in (
+        ("--image-size", "resample positions for pictures of this size"),
+        ("--patch-size", "resample the first layer for patches of this size"),
+        ("--text-length", "keep the positions of so many tokens"),
+        ("--num-selected", "K, experts of a token, which no file says (2)"),
+        ("--num-members", "M, to make an efficient ensemble of a V-MoE"),
+    ):
+        importing.add_argument(flag, type=int, metavar="N", help=text)
+    importing.add_argument("--tokenizer", type=Path, metavar="FILE", help="SentencePiece model of the text tower")
+    importing.set_defaults(command=_import, name="import")
+
+    exporting = commands.add_parser(
+        "export",
+        allow_abbrev=False,
+        help="write a trained image-text model for other programs",
+        description="A model with a ViT and a text Transformer becomes a SiglipModel folder of Hugging Face "
+        "transformers, or a file with big_vision's names. A HET-XL head is exported without its noise.",
+    )
+    exporting.add_argument("--checkpoint", type=Path, required=True, metavar="DIR", help="directory of a run")
+    exporting.add_argument("--to", choices=("huggingface", "npz"), required=True)
+    exporting.add_argument("--output", type=Path, required=True, help="folder, or file, to write")
+    exporting.add_argument("--pretrained", type=Path, metavar="DIR", help="where the locked tower's run is now")
+    exporting.set_defaults(command=_export, name="export")
     return parser
 
 
@@ -125,6 +159,19 @@ def _zero_shot(options: argparse.Namespace, _: list[str]) -> None:
         num_samples=options.samples,
         output=options.output,
     )
+
+
+def _import(options: argparse.Namespace, _: list[str]) -> None:
+    from lit_het.cli.convert import ImportOptions, import_weights
+
+    fields = ("image_size", "patch_size", "text_length", "num_selected", "num_members", "tokenizer")
+    import_weights(options.source, options.to, ImportOptions(**{field: getattr(options, field) for field in fields}))
+
+
+def _export(options: argparse.Namespace, _: list[str]) -> None:
+    from lit_het.cli.convert import export
+
+    export(options.checkpoint, options.to, options.output, options.pretrained)
 
 
 if __name__ == "__main__":

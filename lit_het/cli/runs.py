@@ -8,6 +8,7 @@ import dataclasses
 import itertools
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -16,15 +17,22 @@ from configs import experiment
 from configs.experiment import ExperimentConfig, PretrainedConfig
 from data_pipelines.tokenizers import SentencePieceTokenizer
 from lit_het import parameters
+from lit_het.checkpoints import weights
+from lit_het.checkpoints.imported import Imported
 from lit_het.checkpoints.native import Checkpoints
 from lit_het.errors import UserError
 from lit_het.random import keys_at
 from lit_het.tasks.classification import ClassificationConfig, ClassificationTask
 from lit_het.tasks.contrastive import ContrastiveConfig, ContrastiveTask
+from lit_het.towers.bert import BertConfig
+from lit_het.towers.text import TextConfig
+from lit_het.towers.vit import ViTConfig
+from lit_het.training.logging import Bar
 from lit_het.types import Encoder, Params
 
-# Fields that say how the same model is computed; two runs may differ in them.
-EXECUTION_FIELDS = ("encoder.unrolled", "encoder.remat", "encoder.compute_type", "compute_type")
+# Fields that say how the same model is computed, or where it comes from; two runs may differ in them.
+EXECUTION_FIELDS = ("encoder.unrolled", "encoder.remat", "encoder.compute_type", "compute_type", "weights", "members")
+TOWERS = ("image_tower", "text_tower")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,6 +78,11 @@ def checkpoint_dir(run_dir: Path) -> Path:
     return run_dir / "checkpoints"
 
 
+def tokenizer_path(run_dir: Path) -> Path:
+    """Returns where a run keeps the model of its tokenizer."""
+    return run_dir / "tokenizer.model"
+
+
 def open_contrastive(run_dir: Path, pretrained: Path | None = None) -> ContrastiveRun:
     """Opens the newest checkpoint of a contrastive run, with its locked parameters from where they came.
 
@@ -84,7 +97,7 @@ def open_contrastive(run_dir: Path, pretrained: Path | None = None) -> Contrasti
     if not isinstance(config.task, ContrastiveConfig) or config.tokenizer is None:
         raise UserError(f"{run_dir} holds a classifier; zero-shot evaluation needs a run with a text tower")
     task = config.task.build()
-    tokenizer = dataclasses.replace(config.tokenizer, model=run_dir / "tokenizer.model").build()
+    tokenizer = dataclasses.replace(config.tokenizer, model=tokenizer_path(run_dir)).build()
     return ContrastiveRun(config, task, _restore_params(config, task, run_dir, pretrained), tokenizer)
 
 
@@ -105,16 +118,18 @@ def _restore_params(
 ) -> Params:
     """Returns the newest checkpoint's parameters with the locked ones that they were trained on."""
     locked_like, trainable_like = parameters.partition(abstract_params(task), task.locked)
+    from_files = load_weights(config.task, locked_like)
+    locked_like = {part: like for part, like in locked_like.items() if part not in from_files}
     if config.pretrained is not None and locked_like:
         source = pretrained or _find_pretrained(config.pretrained.run, run_dir)
         config = dataclasses.replace(config, pretrained=dataclasses.replace(config.pretrained, run=source))
     with Checkpoints(checkpoint_dir(run_dir), read_only=True) as checkpoints:
         trainable, info = checkpoints.restore_params(trainable_like)
-    locked = load_pretrained(config, locked_like) if locked_like else {}
+    locked = {**from_files, **(load_pretrained(config, locked_like) if locked_like else {})}
     if parameters.checksum(locked) != info["locked_checksum"]:
-        assert config.pretrained is not None
+        origin = config.task.image_tower.weights if config.pretrained is None else config.pretrained.run
         raise UserError(
-            f"the locked parameters in {config.pretrained.run} are not those that {run_dir} was trained with; "
+            f"the locked parameters in {origin} are not those that {run_dir} was trained with; "
             "point --pretrained at the original run"
         )
     locked = parameters.cast(locked, config.task.image_tower.compute_type)  # as in training
@@ -144,6 +159,54 @@ def load_pretrained(config: ExperimentConfig, like: Params) -> Params:
     _check_same_tower(source, config, config.pretrained)
     with Checkpoints(checkpoint_dir(config.pretrained.run), read_only=True) as checkpoints:
         return checkpoints.restore_params(like)[0]
+
+
+def load_weights(
+    config: ContrastiveConfig | ClassificationConfig, like: Params, shardings: Params | None = None
+) -> Params:
+    """Returns the towers in ``like`` whose configuration names ``weights``, each a tree under its name.
+
+    Raises:
+        UserError: the source cannot be read, or holds another tower than the configuration's.
+    """
+    towers = {part: getattr(config, part) for part in TOWERS if part in like}
+    loaded = {}
+    for part, tower in towers.items():
+        if getattr(tower, "weights", None) is None:  # a ResNet has none
+            continue
+        found = _open_weights(tower)
+        _check_same_source(getattr(found, part), tower, part)
+        total = parameters.count(like[part])
+        with Bar(f"reading {tower.weights}", total, "parameters") as bar:
+            places = None if shardings is None else shardings[part]
+            loaded[part] = weights.load_part(found, part, like[part], places, bar.advance)
+    return loaded
+
+
+def _open_weights(tower: ViTConfig | TextConfig | BertConfig) -> Imported:
+    assert tower.weights is not None
+    options: dict[str, Any] = {"compute_type": tower.encoder.compute_type, "experts": tower.encoder.experts}
+    if isinstance(tower, ViTConfig):
+        options |= {"image_size": tower.image_size, "patch_size": tower.patch_size}
+    else:
+        options |= {"text_length": tower.length}
+    return weights.open_weights(tower.weights, **options)
+
+
+def _check_same_source(found: Any, tower: Any, part: str) -> None:
+    if found is None:
+        raise UserError(f"{tower.weights} holds no {part.replace('_', ' ')}")
+    if type(found) is not type(tower):
+        raise UserError(
+            f"{tower.weights} holds a {type(found).__name__}, the configuration says {type(tower).__name__}"
+        )
+    for field, (theirs, ours) in experiment.differences(found, tower).items():
+        if field not in EXECUTION_FIELDS:
+            raise UserError(
+                f"the {part.replace('_', ' ')} in {tower.weights} has {field} = {theirs}, this configuration {ours}; set "
+                f"--task.{part.replace('_', '-')}.{field.replace('_', '-')} {theirs}, or build the configuration with "
+                f"lit_het.checkpoints.weights.{part}"
+            )
 
 
 def make_encoder(task: ContrastiveTask, params: Params, tokenizer: SentencePieceTokenizer) -> Encoder:

@@ -173,12 +173,17 @@ def _initial_params(
     shapes = jax.eval_shape(task.initialize, key)
     shardings = sharding.tree_shardings(shapes, mesh)
     params = jax.jit(task.initialize, out_shardings=shardings)(key)
+    from_files = runs.load_weights(config.task, shapes, shardings)
+    params |= from_files
     locked, trainable = parameters.partition(params, task.locked)
+    unknown = {part: like for part, like in locked.items() if part not in from_files}
     pattern = config.pretrained.pattern if config.pretrained else None
-    if pattern or locked:
-        like, _ = parameters.partition(params, (pattern,)) if pattern else (locked, {})
+    if pattern or unknown:
+        like, _ = parameters.partition(params, (pattern,)) if pattern else (unknown, {})
+        if both := like.keys() & from_files.keys():
+            raise UserError(f"both `pretrained` and `weights` say where {min(both)} comes from; leave out one")
         loaded = runs.load_pretrained(config, like)
-        missing = parameters.flatten(locked).keys() - parameters.flatten(loaded).keys()
+        missing = parameters.flatten(unknown).keys() - parameters.flatten(loaded).keys()
         if missing:
             raise UserError(f"{min(missing)} is locked but --pretrained.pattern {pattern!r} does not load it")
         params = parameters.merge(params, loaded)
@@ -273,4 +278,4 @@ def _write_run_files(config: ExperimentConfig, tokenizer: SentencePieceTokenizer
         config = dataclasses.replace(config, pretrained=pretrained)
     experiment.save(config, runs.config_path(config.run_dir))
     if tokenizer is not None:
-        (config.run_dir / "tokenizer.model").write_bytes(tokenizer.model_bytes)
+        runs.tokenizer_path(config.run_dir).write_bytes(tokenizer.model_bytes)

@@ -21,6 +21,7 @@ class BertConfig:
         length: tokens per text, padding included.
         embedding_size: size of the projected embedding.
         encoder: the stack of blocks; its norms stand after the layers.
+        weights: what to start from: a path or address, see `lit_het.checkpoints.weights.open_weights`; None for nothing.
         num_segments: kinds of segment; texts here are all of segment 0.
         padding_id: the token that nothing attends to.
         pooler: whether the first token goes through BERT's dense layer with tanh before the projection (not in LiT).
@@ -33,6 +34,7 @@ class BertConfig:
     length: int = 16
     embedding_size: int = 768
     encoder: EncoderConfig = EncoderConfig(norm_placement="after", activation="gelu", norm_epsilon=1e-12)
+    weights: str | None = None
     num_segments: int = 2
     padding_id: int = 0
     pooler: bool = False

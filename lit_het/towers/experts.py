@@ -53,7 +53,7 @@ class ExpertsConfig:
     noise_scale: float = 1.0
     auxiliary_weight: float = 0.01
     dropout_rate: float = 0.0
-    tokens_per_group: int = 2048
+    tokens_per_group: int = 1024
 
     def __post_init__(self) -> None:
         require_at_least(1, self, "num_experts", "num_selected", "num_members", "tokens_per_group")

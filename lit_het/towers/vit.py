@@ -22,7 +22,7 @@ class ViTConfig:
     """A Vision Transformer on square images; with experts in its encoder a V-MoE or an efficient ensemble (e3).
 
     Attributes:
-        image_size: height and width in pixels; a multiple of ``patch_size``.
+        image_size: height and width in pixels; what is left of the last whole patch takes no part (384 is 27 x 14 + 6).
         patch_size: height and width of a patch in pixels.
         encoder: the stack of blocks.
         pooling: the class token, the mean of the patches, attention pooling, or none: all tokens side by side.
@@ -31,6 +31,7 @@ class ViTConfig:
         input_norm: whether a LayerNorm stands before the first block (CLIP).
         representation_size: size of a dense layer with tanh after pooling, as in the original ViT; None for none.
         projection_size: size of a dense layer without tanh at the very end (CLIP); None for none.
+        weights: what to start from: a path or address, see `lit_het.checkpoints.weights.open_weights`; None for nothing.
         members: what becomes of the embeddings of an ensemble's members: their mean, one beside the other, or apart,
             as as many examples (which supervised training takes).
 
@@ -47,14 +48,15 @@ class ViTConfig:
     input_norm: bool = False
     representation_size: int | None = None
     projection_size: int | None = None
+    weights: str | None = None
     members: Literal["mean", "concatenated", "apart"] = "mean"
 
     def __post_init__(self) -> None:
         require_at_least(1, self, "image_size", "patch_size")
         require_at_least(0, self, "num_registers")
         require_choice(self, "pooling", "positions", "members")
-        if self.image_size % self.patch_size:
-            raise UserError(f"image_size = {self.image_size} is not a multiple of patch_size = {self.patch_size}")
+        if self.image_size < self.patch_size:
+            raise UserError(f"image_size = {self.image_size} is less than patch_size = {self.patch_size}")
         for field in ("representation_size", "projection_size"):
             if getattr(self, field) is not None:
                 require_at_least(1, self, field)
@@ -67,7 +69,12 @@ class ViTConfig:
     @property
     def num_patches(self) -> int:
         """Patches of an image."""
-        return (self.image_size // self.patch_size) ** 2
+        return self.side**2
+
+    @property
+    def side(self) -> int:
+        """Patches along each side."""
+        return self.image_size // self.patch_size
 
     @property
     def embedding_size(self) -> int:
@@ -120,8 +127,9 @@ class ViT(nnx.Module):
             key: randomness of training, for experts; without it the tower is deterministic.
         """
         b, size = image.shape[0], self.config.patch_size
+        height, width = (length // size * size for length in image.shape[1:3])
         # One flat matrix product instead of a convolution: patches do not overlap.
-        pixels = einops.rearrange(image, "b (h p) (w q) c -> (b h w) (p q c)", p=size, q=size)
+        pixels = einops.rearrange(image[:, :height, :width], "b (h p) (w q) c -> (b h w) (p q c)", p=size, q=size)
         tokens = self.patches(pixels.astype(jnp.float32) / 127.5 - 1.0)
         tokens = self._with_first_tokens(tokens.reshape(b, -1, tokens.shape[-1]) + self._positions()[None])
         if self.config.input_norm:
@@ -133,7 +141,7 @@ class ViT(nnx.Module):
     def _positions(self) -> Float[Array, "n d"]:
         if self.config.positions == "learned":
             return self.positions[...]
-        side = self.config.image_size // self.config.patch_size
+        side = self.config.side
         return jnp.asarray(sine_cosine_positions(side, side, self.config.encoder.width))
 
     def _with_first_tokens(self, tokens: Float[Array, "b n d"]) -> Float[Array, "b _ d"]:

@@ -142,11 +142,17 @@ def test_the_representation_is_a_dense_layer_with_tanh_after_pooling():
     assert plain.embedding.shape[1] == 16
 
 
+def test_pixels_beyond_the_last_whole_patch_take_no_part():
+    wider = jnp.pad(IMAGES, ((0, 0), (0, 3), (0, 2), (0, 0)), constant_values=200)
+    assert dataclasses.replace(VIT, image_size=11).num_patches == VIT.num_patches
+    np.testing.assert_array_equal(compiled(VIT, PARAMS)(wider).embedding, compiled(VIT, PARAMS)(IMAGES).embedding)
+
+
 def test_impossible_shapes_are_refused_by_name():
     with pytest.raises(UserError, match=r"encoder.width = 10 is not a multiple of encoder.num_heads = 4"):
         EncoderConfig(width=10, num_heads=4)
-    with pytest.raises(UserError, match="image_size = 30 is not a multiple of patch_size = 16"):
-        ViTConfig(image_size=30)
+    with pytest.raises(UserError, match="image_size = 15 is less than patch_size = 16"):
+        ViTConfig(image_size=15)
     with pytest.raises(UserError, match="representation_size = 0 must be at least 1"):
         ViTConfig(representation_size=0)
     with pytest.raises(UserError, match=r"unknown encoder size 'XXL'; the sizes are mu, Ti"):

@@ -1,0 +1,155 @@
+"""Weights of other programs by one address: which format it is, what it holds, and its parameters."""
+
+import dataclasses
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from lit_het.checkpoints import big_vision, huggingface, rename, vmoe
+from lit_het.checkpoints.imported import Imported
+from lit_het.checkpoints.sources import Advance, fetch
+from lit_het.checkpoints.vmoe_files import shard_names
+from lit_het.errors import UserError
+from lit_het.towers.bert import BertConfig
+from lit_het.towers.experts import ExpertsConfig
+from lit_het.towers.layers import ComputeType
+from lit_het.towers.text import TextConfig
+from lit_het.towers.vit import ViTConfig
+from lit_het.types import Params
+
+# Files of a Hugging Face folder that are of use here; others are not downloaded.
+_HUGGING_FACE_FILES = (
+    "config.json",
+    "preprocessor_config.json",
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "spiece.model",
+    "tokenizer.model",
+)
+
+
+def open_weights(
+    address: str,
+    *,
+    image_size: int | None = None,
+    patch_size: int | None = None,
+    text_length: int | None = None,
+    experts: ExpertsConfig | None = None,
+    compute_type: ComputeType = "float32",
+    advance: Advance = lambda count, total: None,
+) -> Imported:
+    """Returns what a file or folder of another program holds; sizes are inferred from it.
+
+    Args:
+        address: a big_vision file ``x.npz`` or a part of it, ``x.npz:img``; the path ``x`` of a V-MoE checkpoint
+            ``x.index``; a Hugging Face folder. Local, or with a protocol that fsspec knows (``gs://``, ``hf://``,
+            ``https://``).
+        image_size, patch_size: other ones than the source's resample positions and the first layer.
+        text_length: fewer tokens than the source's drop the last positions.
+        experts: what a V-MoE checkpoint does not say, see `lit_het.checkpoints.vmoe.describe`.
+        compute_type: of the towers.
+        advance: told of bytes that are downloaded.
+
+    Raises:
+        UserError: there is nothing, or nothing of a known format.
+    """
+    found = _open(address, image_size, patch_size, experts, compute_type, advance)
+    if patch_size is not None and found.image_tower is not None and found.image_tower.patch_size != patch_size:
+        raise UserError(f"the patches of {address} cannot be resampled; leave out patch_size = {patch_size}")
+    return found if text_length is None else _with_text_length(found, text_length, address)
+
+
+def _open(
+    address: str,
+    image_size: int | None,
+    patch_size: int | None,
+    experts: ExpertsConfig | None,
+    compute_type: ComputeType,
+    advance: Advance,
+) -> Imported:
+    if match := re.fullmatch(r"(.*\.npz)(?::(.+))?", address):
+        path = fetch(match[1], advance=advance)
+        return big_vision.read(
+            path, match[2] or "", image_size=image_size, patch_size=patch_size, compute_type=compute_type
+        )
+    if (prefix := _vmoe_prefix(address, advance)) is not None:
+        return vmoe.read(prefix, experts=experts or ExpertsConfig(), image_size=image_size, compute_type=compute_type)
+    folder = fetch(address, _HUGGING_FACE_FILES, advance)
+    if (index := folder / "model.safetensors.index.json").is_file():
+        fetch(address, tuple(sorted(set(json.loads(index.read_text())["weight_map"].values()))), advance)
+    if not (folder / "config.json").is_file():
+        raise UserError(
+            f"{address} is of no known format: neither a file .npz, nor a V-MoE checkpoint with an .index, nor a "
+            "Hugging Face folder with a config.json"
+        )
+    return huggingface.read(folder, image_size=image_size, patch_size=patch_size, compute_type=compute_type)
+
+
+def image_tower(address: str, **options: Any) -> ViTConfig:
+    """Returns the image tower that an address holds, to start from its weights; options are those of `open_weights`.
+
+    Raises:
+        UserError: it holds none.
+    """
+    tower = open_weights(address, **options).image_tower
+    if tower is None:
+        raise UserError(f"{address} holds no image tower")
+    return dataclasses.replace(tower, weights=address)
+
+
+def text_tower(address: str, **options: Any) -> TextConfig | BertConfig:
+    """Returns the text tower that an address holds, to start from its weights; options are those of `open_weights`.
+
+    Raises:
+        UserError: it holds none.
+    """
+    tower = open_weights(address, **options).text_tower
+    if tower is None:
+        raise UserError(f"{address} holds no text tower")
+    return dataclasses.replace(tower, weights=address)
+
+
+def load_part(
+    found: Imported,
+    part: str,
+    shapes: Params,
+    shardings: Params | None = None,
+    advance: Callable[[int], None] = lambda count: None,
+) -> Params:
+    """Returns the parameters of a part, ``image_tower`` or ``text_tower``; arguments and errors are those of `load`."""
+    pieces = [
+        dataclasses.replace(piece, target=piece.target.removeprefix(f"{part}/"))
+        for piece in found.pieces
+        if piece.target.startswith(f"{part}/")
+    ]
+    return rename.load(found.arrays, pieces, shapes, shardings, advance)
+
+
+def _vmoe_prefix(address: str, advance: Advance) -> Path | None:
+    """Returns the local path of a V-MoE checkpoint without its ending, or None if the address is of no such thing."""
+    address = address.removesuffix(".index")
+    parent, _, name = address.rpartition("/")
+    if "://" not in address:
+        return Path(address) if Path(f"{address}.index").is_file() else None
+    folder = fetch(parent, (f"{name}.index",), advance)
+    if not (folder / f"{name}.index").is_file():
+        return None
+    fetch(parent, shard_names(folder / name), advance)
+    return folder / name
+
+
+def _with_text_length(found: Imported, length: int, address: str) -> Imported:
+    tower = found.text_tower
+    if tower is None or tower.length == length:
+        return found
+    if tower.length < length:
+        raise UserError(f"the texts of {address} have at most {tower.length} tokens, not {length}")
+    pieces = [
+        dataclasses.replace(piece, combine=lambda *arrays, piece=piece: piece.combine(*arrays)[:length])
+        if piece.target == "text_tower/positions"
+        else piece
+        for piece in found.pieces
+    ]
+    return dataclasses.replace(found, pieces=pieces, text_tower=dataclasses.replace(tower, length=length))

@@ -1,0 +1,153 @@
+"""``lit-het import`` and ``lit-het export``: other programs' weights to a run directory, and a run to theirs."""
+
+import dataclasses
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from configs import experiment
+from configs.experiment import ExperimentConfig
+from data_pipelines.loader import LoaderConfig
+from data_pipelines.tokenizers import SentencePieceConfig
+from lit_het import parameters
+from lit_het.checkpoints import big_vision_export, huggingface_export, rename, weights
+from lit_het.checkpoints.imported import Imported
+from lit_het.checkpoints.native import Checkpoints
+from lit_het.cli import runs
+from lit_het.errors import UserError
+from lit_het.heads.contrastive import DeterministicContrastiveConfig
+from lit_het.heads.deterministic import DeterministicConfig
+from lit_het.losses.contrastive import SigmoidLoss, SoftmaxLoss
+from lit_het.tasks.classification import ClassificationConfig
+from lit_het.tasks.contrastive import ContrastiveConfig
+from lit_het.towers.experts import ExpertsConfig
+from lit_het.training.logging import Bar
+from lit_het.types import TrainState
+
+
+@dataclasses.dataclass(frozen=True)
+class ImportOptions:
+    """What a source does not say; None takes what it says.
+
+    Attributes:
+        image_size, patch_size, text_length: other ones than the source's.
+        num_selected, num_members: K and M of experts.
+        tokenizer: a SentencePiece model that makes the text tower's tokens.
+    """
+
+    image_size: int | None = None
+    patch_size: int | None = None
+    text_length: int | None = None
+    num_selected: int | None = None
+    num_members: int | None = None
+    tokenizer: Path | None = None
+
+
+def import_weights(source: str, run_dir: Path, options: ImportOptions) -> None:
+    """Writes a run directory that holds the model of another program, to evaluate, fine-tune or lock.
+
+    Raises:
+        UserError: the source cannot be read or has no image tower, or the directory holds a run already.
+    """
+    if runs.config_path(run_dir).exists():
+        raise UserError(f"{run_dir} already holds a run; choose another --to")
+    experts = {name: getattr(options, name) for name in ("num_selected", "num_members")}
+    experts = {name: value for name, value in experts.items() if value is not None}
+    with _Download(source) as download:
+        found = weights.open_weights(
+            source,
+            image_size=options.image_size,
+            patch_size=options.patch_size,
+            text_length=options.text_length,
+            experts=ExpertsConfig(**experts) if experts else None,
+            advance=download,
+        )
+    task = _task_of(found, source)
+    shapes = jax.eval_shape(task.build().initialize, jax.random.key(0))
+    if isinstance(task, ClassificationConfig) and found.num_classes is None:
+        shapes = {"image_tower": shapes["image_tower"]}
+    with Bar(f"reading {source}", parameters.count(shapes), "parameters") as bar:
+        params = rename.load(found.arrays, found.pieces, shapes, advance=bar.advance)
+    config = ExperimentConfig(
+        run_dir=run_dir,
+        task=task,
+        data=LoaderConfig(shards=(), image_size=task.image_tower.image_size),
+        num_steps=1,
+        tokenizer=_tokenizer(task, options.tokenizer),
+    )
+    with Checkpoints(runs.checkpoint_dir(run_dir)) as checkpoints:
+        info = {"position": 0, "locked_checksum": parameters.checksum({}), "source": source}
+        checkpoints.save(TrainState(jnp.int32(0), params, {}), info)
+    if options.tokenizer is not None:
+        runs.tokenizer_path(run_dir).write_bytes(options.tokenizer.read_bytes())
+    # Last: a directory with a configuration is whole.
+    experiment.save(config, runs.config_path(run_dir))
+    print(f"lit-het: {parameters.count(shapes):,} parameters of {source} in {run_dir}", file=sys.stderr)
+
+
+def export(run_dir: Path, to: str, output: Path, pretrained: Path | None) -> None:
+    """Writes a contrastive run as a Hugging Face folder or as a big_vision file.
+
+    The noise of a HET-XL head has no counterpart there: the model scores as ours does without noise.
+
+    Raises:
+        UserError: the run cannot be opened, or has something that the format cannot express.
+    """
+    run = runs.open_contrastive(run_dir, pretrained)
+    task = run.config.task
+    assert isinstance(task, ContrastiveConfig)
+    if to == "npz":
+        big_vision_export.write_npz(output, task.image_tower, task.text_tower, run.params)
+    else:
+        huggingface_export.write_siglip(
+            output, task.image_tower, task.text_tower, run.params, tokenizer=runs.tokenizer_path(run_dir)
+        )
+    print(f"lit-het: {run_dir} as {to} in {output}", file=sys.stderr)
+
+
+def _task_of(found: Imported, source: str) -> ContrastiveConfig | ClassificationConfig:
+    if found.image_tower is None:
+        raise UserError(
+            f"{source} holds a text tower alone; name it as `weights` of a text tower in a configuration file"
+        )
+    if found.text_tower is None:
+        head: Any = {} if found.num_classes is None else {"num_classes": found.num_classes}
+        tower = dataclasses.replace(found.image_tower, members="apart")
+        return ClassificationConfig(image_tower=tower, head=DeterministicConfig(), **head)
+    return ContrastiveConfig(
+        image_tower=found.image_tower,
+        text_tower=found.text_tower,
+        head=DeterministicContrastiveConfig(initial_bias=0.0 if found.has_bias else None),
+        loss=SigmoidLoss() if found.has_bias else SoftmaxLoss(),
+        locked=(),
+    )
+
+
+def _tokenizer(task: ContrastiveConfig | ClassificationConfig, model: Path | None) -> SentencePieceConfig | None:
+    if model is None or isinstance(task, ClassificationConfig):
+        return None
+    # SigLIP pads with its end token.
+    return SentencePieceConfig(model, task.text_tower.length, lowercase=True, padding_id=1)
+
+
+class _Download:
+    """A bar that appears with the first byte."""
+
+    def __init__(self, source: str):
+        self.source = source
+        self.bar: Bar | None = None
+
+    def __enter__(self) -> "_Download":
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        if self.bar:
+            self.bar.__exit__(*error)
+
+    def __call__(self, count: int, total: int) -> None:
+        if self.bar is None:
+            self.bar = Bar(f"downloading {self.source}", total, "bytes").__enter__()
+        self.bar.advance(count)
