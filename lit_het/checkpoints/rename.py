@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import einops
 import jax
 import numpy as np
 
@@ -28,7 +29,7 @@ class Rule:
     Attributes:
         source: regular expression of its whole name.
         target: its path with ``\1`` for groups, or None to leave it out on purpose.
-        transform: brings it to our layout.
+        transform: brings it, in float32, to our layout.
     """
 
     source: str
@@ -38,7 +39,7 @@ class Rule:
 
 @dataclasses.dataclass(frozen=True)
 class Piece:
-    """A parameter, or one block's part of it: ``combine`` of the arrays that ``sources`` name."""
+    """A parameter, or one block's part of it: ``combine`` of the arrays, in float32, that ``sources`` name."""
 
     target: str
     sources: tuple[str, ...]
@@ -139,9 +140,14 @@ def _read(arrays: Arrays, path: str, pieces: Sequence[tuple[int | None, Piece]],
 
 
 def _combined(arrays: Arrays, path: str, piece: Piece, shape: tuple[int, ...]) -> np.ndarray:
-    array = piece.combine(*(arrays[name].read() for name in piece.sources)).astype(np.float32, copy=False)
+    sources = ", ".join(f"{name} {arrays[name].shape}" for name in piece.sources)
+    # In float32 before anything is computed: sums and products of bfloat16 arrays would be rounded.
+    read = [arrays[name].read().astype(np.float32, copy=False) for name in piece.sources]
+    try:
+        array = piece.combine(*read).astype(np.float32, copy=False)
+    except (ValueError, IndexError, einops.EinopsError) as error:
+        raise UserError(f"{sources} cannot become the model's {path} {shape}: its axes are others") from error
     if array.shape != shape:
-        sources = ", ".join(f"{name} {arrays[name].shape}" for name in piece.sources)
         raise UserError(f"{sources} becomes {array.shape}, but the model's {path} is {shape}")
     return array
 

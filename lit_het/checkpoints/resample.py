@@ -7,10 +7,16 @@ from jaxtyping import Float
 from lit_het.errors import UserError
 
 
-def resample_positions(positions: Float[np.ndarray, "n d"], side: int) -> Float[np.ndarray, "m d"]:
+def resample_positions(
+    positions: Float[np.ndarray, "n d"], side: int, *, keeps_corners: bool = True
+) -> Float[np.ndarray, "m d"]:
     """Returns the positions of a grid of ``side`` x ``side`` patches, bilinear between those of the old square grid.
 
-    Corners stay corners (Dosovitskiy et al. 2021, Sec. 3.2; big_vision does the same).
+    Args:
+        positions: row by row.
+        side: of the new grid.
+        keeps_corners: True puts corners on corners (Dosovitskiy et al. 2021, Sec. 3.2; big_vision does the same); False
+            the edges of the picture on its edges, smoothing where the grid gets coarser (FlexiViT's model).
 
     Raises:
         UserError: the old positions form no square.
@@ -21,8 +27,12 @@ def resample_positions(positions: Float[np.ndarray, "n d"], side: int) -> Float[
     if old == side:
         return positions
     grid = positions.reshape(old, old, -1)
-    zoomed = np.asarray(scipy.ndimage.zoom(grid, (side / old, side / old, 1), order=1))
-    return zoomed.reshape(side * side, -1)
+    if keeps_corners:
+        resampled = np.asarray(scipy.ndimage.zoom(grid, (side / old, side / old, 1), order=1))
+    else:
+        resize = _bilinear(old, side, smooth=True).astype(np.float32)
+        resampled = np.einsum("ah,bw,hwd->abd", resize, resize, grid)
+    return resampled.reshape(side * side, -1)
 
 
 def resample_patches(kernel: Float[np.ndarray, "p p c d"], size: int) -> Float[np.ndarray, "q q c d"]:
@@ -38,12 +48,9 @@ def resample_patches(kernel: Float[np.ndarray, "p p c d"], size: int) -> Float[n
     return flat.reshape(size, size, channels, width).astype(np.float32)
 
 
-def _bilinear(old: int, new: int) -> Float[np.ndarray, "new old"]:
-    """Returns linear interpolation between pixel centres, with edges repeated and without smoothing."""
-    position = np.clip((np.arange(new) + 0.5) * old / new - 0.5, 0, old - 1)
-    below = np.minimum(position.astype(int), max(old - 2, 0))
-    above = np.minimum(below + 1, old - 1)
-    matrix = np.zeros((new, old))
-    np.add.at(matrix, (np.arange(new), below), 1 - (position - below))
-    np.add.at(matrix, (np.arange(new), above), position - below)
-    return matrix
+def _bilinear(old: int, new: int, *, smooth: bool = False) -> Float[np.ndarray, "new old"]:
+    """Returns linear interpolation between pixel centres with edges repeated; ``smooth`` widens it to shrink."""
+    position = (np.arange(new) + 0.5) * old / new - 0.5
+    reach = max(old / new, 1.0) if smooth else 1.0
+    weights = np.maximum(1 - np.abs(position[:, None] - np.arange(old)) / reach, 0)
+    return weights / weights.sum(axis=1, keepdims=True)

@@ -111,7 +111,10 @@ def _npy_shape(archive: zipfile.ZipFile, name: str) -> tuple[int, ...]:
     with archive.open(name) as file:
         version = np.lib.format.read_magic(file)
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        return read(file)[0]
+        shape, _, dtype = read(file)
+    if dtype.hasobject:
+        raise ValueError(f"{name} holds pickled objects, which are never loaded")
+    return shape
 
 
 def _read_npy(path: Path, name: str) -> np.ndarray:
