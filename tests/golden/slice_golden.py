@@ -12,6 +12,10 @@ import numpy as np
 GOLDEN = Path(__file__).parent
 # Read whole: each is small.
 COPIED = (
+    "bv/ckpt_two_towers_siglip_style",
+    "bv/ckpt_vit_old_names",
+    "bv/ckpt_vit_old_names_expected",
+    "bv/ckpt_vit_scan_layout",
     "bv/contrastive_losses",
     "bv/flexi_resample_patchemb",
     "bv/lr_schedules",
@@ -45,10 +49,17 @@ def main(recordings: Path) -> None:
         shutil.copyfile(recordings / f"{name}.npz", GOLDEN / f"{Path(name).name}.npz")
         (GOLDEN / f"{Path(name).name}.npz").chmod(0o644)
 
-    with np.load(recordings / "bv/vit_map_learn.npz") as arrays:
-        kept = ("image", "params/", "out/pre_logits", "out/encoded")
-        dropped = ("params/head", "out/pre_logits_2d")
-        save("vit_map_learn", {k: v for k, v in arrays.items() if k.startswith(kept) and not k.startswith(dropped)})
+    def slice_model(name: str, kept: tuple[str, ...], dropped: tuple[str, ...]) -> None:
+        with np.load(recordings / f"bv/{name}.npz") as arrays:
+            save(name, {k: v for k, v in arrays.items() if k.startswith(kept) and not k.startswith(dropped)})
+
+    slice_model(
+        "vit_map_learn", ("image", "params/", "out/pre_logits", "out/encoded"), ("params/head", "out/pre_logits_2d")
+    )
+    slice_model(
+        "vit_sovit_shape", ("image", "params/", "output", "out/pre_logits", "out/encoded"), ("out/pre_logits_2d",)
+    )
+    slice_model("two_towers_siglip", ("image", "text", "params/", "zimg", "ztxt", "logits"), ())
 
     # One parameter of each kind: factored, too small to factor, a vector and a scalar; three of the five steps.
     with np.load(recordings / "bv/adafactor_default_bf16mom.npz") as arrays:
