@@ -144,7 +144,7 @@ def _combined(arrays: Arrays, path: str, piece: Piece, shape: tuple[int, ...]) -
     # In float32 before anything is computed: sums and products of bfloat16 arrays would be rounded.
     read = [arrays[name].read().astype(np.float32, copy=False) for name in piece.sources]
     try:
-        array = piece.combine(*read).astype(np.float32, copy=False)
+        array = np.asarray(piece.combine(*read), np.float32)
     except (ValueError, IndexError, einops.EinopsError) as error:
         raise UserError(f"{sources} cannot become the model's {path} {shape}: its axes are others") from error
     if array.shape != shape:

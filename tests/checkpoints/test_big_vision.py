@@ -1,0 +1,403 @@
+"""big_vision's files of every generation become our towers, with their recorded outputs, and come out again."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from lit_het import parameters
+from lit_het.checkpoints import big_vision
+from lit_het.checkpoints.big_vision_export import write_npz
+from lit_het.checkpoints.resample import resample_patches
+from lit_het.errors import UserError
+from lit_het.heads.contrastive import unit
+from lit_het.towers.bert import BertConfig
+from lit_het.towers.experts import ExpertsConfig
+from lit_het.towers.text import TextConfig
+from lit_het.towers.vit import ViTConfig
+from tests.checkpoints.importing import (
+    GOLDEN,
+    assert_recorded,
+    compiled,
+    golden,
+    loaded,
+    params_of,
+    pixels,
+    save,
+    shapes,
+)
+
+VIT = params_of(golden("vit_sovit_shape"))
+TWO_TOWERS = params_of(golden("two_towers_siglip"))
+RANDOM = np.random.default_rng(0)
+
+
+def flat(imported):
+    return {name: np.asarray(array) for name, array in parameters.flatten(loaded(imported)).items()}
+
+
+def assert_same(actual, expected):
+    assert actual.keys() == expected.keys()
+    for name in expected:
+        np.testing.assert_array_equal(actual[name], expected[name], err_msg=name)
+
+
+def normal(*shape):
+    return RANDOM.standard_normal(shape, np.float32)
+
+
+# Recorded outputs.
+
+
+def test_a_classifier_with_attention_pooling_gives_the_recorded_logits():
+    recording, imported = golden("vit_sovit_shape"), big_vision.read(GOLDEN / "vit_sovit_shape.npz")
+    config, params = imported.image_tower, loaded(imported)
+    assert (config.image_size, config.patch_size, config.pooling, imported.num_classes) == (28, 7, "attention", 5)
+    assert (config.encoder.depth, config.encoder.mlp_width, config.encoder.num_heads) == (3, 52, 3)
+    output = compiled(config, params["image_tower"])(pixels(recording["image"]))
+    assert_recorded(output.tokens, recording["out/encoded"])
+    assert_recorded(output.embedding, recording["out/pre_logits"])
+    head = params["head"]["logits"]
+    assert_recorded(output.embedding @ head["kernel"] + head["bias"][None], recording["output"])
+
+
+def test_a_file_with_names_of_before_linen_gives_the_recorded_logits():
+    recording, imported = golden("ckpt_vit_old_names_expected"), big_vision.read(GOLDEN / "ckpt_vit_old_names.npz")
+    params = loaded(imported)
+    embedding = compiled(imported.image_tower, params["image_tower"])(pixels(recording["image"])).embedding
+    head = params["head"]["logits"]
+    assert_recorded(embedding, recording["pre_logits"])
+    assert_recorded(embedding @ head["kernel"] + head["bias"][None], recording["output"])
+
+
+def test_siglips_towers_temperature_and_bias_give_the_recorded_embeddings_and_logits():
+    recording, imported = golden("two_towers_siglip"), big_vision.read(GOLDEN / "two_towers_siglip.npz")
+    params = loaded(imported)
+    image = unit(compiled(imported.image_tower, params["image_tower"])(pixels(recording["image"])).embedding)
+    text = unit(compiled(imported.text_tower, params["text_tower"])(jnp.asarray(recording["text"])).embedding)
+    assert_recorded(image, recording["zimg"])
+    assert_recorded(text, recording["ztxt"])
+    head = params["head"]
+    logits = image @ text.T / jnp.exp(head["temperature"]["log_temperature"]) + head["bias"]
+    assert_recorded(logits, recording["logits"])
+
+
+# Layouts and generations.
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("vit_sovit_shape", "vit_sovit_shape"),
+        ("two_towers_siglip", "two_towers_siglip"),
+        ("ckpt_two_towers_siglip_style", "ckpt_two_towers_siglip_style"),
+        ("ckpt_vit_old_names", "ckpt_vit_old_names_expected"),
+    ],
+)
+def test_what_is_imported_and_exported_is_the_file_again_with_the_names_of_today(name, expected, tmp_path):
+    imported = big_vision.read(GOLDEN / f"{name}.npz")
+    write_npz(tmp_path / "out.npz", imported.image_tower, imported.text_tower, loaded(imported))
+    with np.load(tmp_path / "out.npz") as exported:
+        assert_same(dict(exported), params_of(golden(expected)))
+    assert_same(flat(big_vision.read(tmp_path / "out.npz")), flat(imported))
+    assert [file.name for file in tmp_path.iterdir()] == ["out.npz"]
+
+
+def test_blocks_that_are_stacked_in_the_file_are_exported_apart(tmp_path):
+    imported = big_vision.read(GOLDEN / "ckpt_vit_scan_layout.npz")
+    stacked = params_of(golden("ckpt_vit_scan_layout"))
+    write_npz(tmp_path / "out.npz", imported.image_tower, None, loaded(imported))
+    with np.load(tmp_path / "out.npz") as exported:
+        for name, array in stacked.items():
+            blocks = [array] if "encoderblock/" not in name else array
+            for number, block in enumerate(blocks):
+                apart = name.replace("encoderblock/", f"encoderblock_{number}/")
+                np.testing.assert_array_equal(exported[apart], block, err_msg=apart)
+
+
+def renamed(arrays, *changes):
+    for old, new in changes:
+        arrays = {name.replace(old, new): array for name, array in arrays.items()}
+    return arrays
+
+
+def with_stacked_blocks(arrays):
+    """Returns both towers as big_vision's scan writes them: SigLIP2's layout."""
+    apart = {name: array for name, array in arrays.items() if "encoderblock_" not in name}
+    firsts = [name for name in arrays if "encoderblock_0/" in name]
+    names = {name: [name, name.replace("block_0", "block_1")] for name in firsts}
+    return apart | {
+        first.replace("encoderblock_0", "encoderblock"): np.stack([arrays[name] for name in both])
+        for first, both in names.items()
+    }
+
+
+def with_doubled_positions(arrays):
+    """Returns a text tower whose positions are the sum of two arrays, of exact halves."""
+    half = arrays["txt/pos_embedding"] / 2
+    return {**arrays, "txt/pos_embedding": half, "txt/Encoder_0/pos_embedding": half}
+
+
+def prefixed(arrays, prefix):
+    return {f"{prefix}{name}": array for name, array in arrays.items()} | {"opt/state/step": np.zeros(())}
+
+
+@pytest.mark.parametrize(
+    ("arrays", "variant"),
+    [
+        pytest.param(VIT, renamed(VIT, ("MAPHead_0/", "")), id="pooling inlined"),
+        pytest.param(VIT, renamed(VIT, ("pos_emb", "Transformer/pos_emb")), id="positions in the encoder"),
+        pytest.param(VIT, prefixed(VIT, "opt/target/"), id="below the old optimizer"),
+        pytest.param(VIT, prefixed(VIT, "opt/params/"), id="below the optimizer"),
+        pytest.param(TWO_TOWERS, prefixed(TWO_TOWERS, "params/"), id="below params, beside the optimizer"),
+        pytest.param(TWO_TOWERS, with_stacked_blocks(TWO_TOWERS), id="two towers, stacked"),
+        pytest.param(TWO_TOWERS, with_doubled_positions(TWO_TOWERS), id="positions added twice"),
+    ],
+)
+def test_every_layout_of_the_same_model_gives_the_same_parameters(arrays, variant, tmp_path):
+    expected = big_vision.read(save(tmp_path / "plain.npz", arrays))
+    actual = big_vision.read(save(tmp_path / "variant.npz", variant))
+    assert (actual.image_tower, actual.text_tower) == (expected.image_tower, expected.text_tower)
+    assert_same(flat(actual), flat(expected))
+
+
+def test_a_tower_of_two_is_read_alone_as_it_is_in_the_file(tmp_path):
+    path = GOLDEN / "ckpt_two_towers_siglip_style.npz"
+    both, image, text = (big_vision.read(path, subtree) for subtree in ("", "img", "txt"))
+    assert (image.image_tower, image.text_tower, image.num_classes) == (both.image_tower, None, None)
+    assert (text.image_tower, text.text_tower, text.has_temperature) == (None, both.text_tower, False)
+    assert both.image_tower.projection_size == both.text_tower.embedding_size == 8
+    head = {name: array for name, array in flat(both).items() if name.startswith("head/")}
+    assert_same(head | flat(image) | flat(text), flat(both))
+
+
+def test_bfloat16_is_widened_and_summed_in_float32(tmp_path):
+    def rounded(array):
+        return array.astype(jnp.bfloat16)
+
+    old_names = golden("ckpt_vit_old_names")
+    path = save(tmp_path / "half.npz", {name: rounded(array) for name, array in old_names.items()})
+    with np.load(path) as file:
+        assert {array.dtype.str for array in file.values()} == {"|V2"}
+    actual = flat(big_vision.read(path))
+    exact = {name: rounded(array).astype(np.float32) for name, array in old_names.items()}
+    assert_same(actual, flat(big_vision.read(save(tmp_path / "exact.npz", exact))))
+
+
+def test_pre_logits_become_the_representation(tmp_path):
+    dense = {"pre_logits/kernel": normal(24, 10), "pre_logits/bias": normal(10), "head/kernel": normal(10, 5)}
+    imported = big_vision.read(save(tmp_path / "vit.npz", VIT | dense))
+    assert (imported.image_tower.representation_size, imported.num_classes) == (10, 5)
+    params = flat(imported)
+    for part in ("kernel", "bias"):
+        np.testing.assert_array_equal(params[f"image_tower/pre_logits/{part}"], dense[f"pre_logits/{part}"])
+    np.testing.assert_array_equal(params["head/logits/kernel"], dense["head/kernel"])
+
+
+def test_text_pooling_is_attention_where_the_file_has_it_and_what_one_says_elsewhere(tmp_path):
+    pooled = {name.replace("img/", "txt/"): array for name, array in TWO_TOWERS.items() if "MAPHead_0" in name}
+    with_attention = big_vision.read(save(tmp_path / "map.npz", TWO_TOWERS | pooled))
+    assert with_attention.text_tower.pooling == "attention"
+    loaded(with_attention)
+    plain = big_vision.read(GOLDEN / "two_towers_siglip.npz", text_pooling="max")
+    assert plain.text_tower.pooling == "max"
+
+
+# Other sizes.
+
+
+def test_positions_of_a_larger_image_equal_big_visions():
+    imported = big_vision.read(GOLDEN / "ckpt_vit_old_names.npz", image_size=24)
+    positions = flat(imported)["image_tower/positions"]
+    assert_recorded(positions, golden("ckpt_vit_old_names_expected")["pos_embedding_at_24"][0])
+
+
+@pytest.mark.parametrize(("image_size", "patch_size", "side"), [(60, 10, 6), (30, 10, 3), (28, 14, 2)])
+def test_other_patches_are_flexivits_with_its_kernels_and_positions(image_size, patch_size, side):
+    imported = big_vision.read(GOLDEN / "vit_sovit_shape.npz", image_size=image_size, patch_size=patch_size)
+    params = flat(imported)
+    grid = VIT["pos_embedding"].reshape(4, 4, 24)
+    positions = jax.image.resize(grid, (side, side, 24), "linear").reshape(-1, 24)
+    np.testing.assert_allclose(params["image_tower/positions"], positions, atol=1e-6)
+    kernel = resample_patches(VIT["embedding/kernel"], patch_size)
+    np.testing.assert_array_equal(params["image_tower/patches/kernel"], kernel.reshape(-1, 24))
+
+
+# BERT, against its equations on the arrays of the file.
+
+WIDTH, HEADS, HIDDEN, DEPTH, WORDS, LENGTH = 128, 2, 24, 2, 20, 9
+
+
+def bert_arrays():
+    """Returns a text tower with flaxformer's names and flat kernels."""
+    dense = {"attention_block/dense_layer": (WIDTH, WIDTH)}
+    dense |= {f"attention_block/attention_layer/{name}": (WIDTH, WIDTH) for name in ("query", "key", "value")}
+    dense |= {"mlp_block/mlp/dense_layer": (WIDTH, HIDDEN), "mlp_block/dense_layer": (HIDDEN, WIDTH)}
+    norms = ["layer_norm"]
+    arrays = {"txt/head/kernel": normal(WIDTH, 6) / 10, "txt/head/bias": normal(6), "t": normal(1)}
+    for kind, number in (("token", WORDS), ("position", LENGTH), ("segment", 2)):
+        arrays[f"txt/BertEncoder_0/embedder/embedders_{kind}_ids/embedding"] = normal(number, WIDTH)
+    for number in range(DEPTH):
+        block = f"encoder_block/layer_sequence/layers_{number}"
+        norms += [f"{block}/attention_block/layer_norm", f"{block}/mlp_block/layer_norm"]
+        for layer, shape in dense.items():
+            arrays[f"txt/BertEncoder_0/{block}/{layer}/kernel"] = normal(*shape) / np.float32(np.sqrt(shape[0]))
+            arrays[f"txt/BertEncoder_0/{block}/{layer}/bias"] = normal(shape[1]) / 5
+    for norm in norms:
+        arrays[f"txt/BertEncoder_0/{norm}/scale"] = 1 + normal(WIDTH) / 5
+        arrays[f"txt/BertEncoder_0/{norm}/bias"] = normal(WIDTH) / 5
+    return arrays
+
+
+def bert_reference(arrays, text):
+    """LN(x + f(x)) twice a block, tanh GELU, nothing attends to token 0, the first token is projected (float64)."""
+    arrays = {name.removeprefix("txt/BertEncoder_0/"): array.astype(np.float64) for name, array in arrays.items()}
+
+    def dense(name, x):
+        return x @ arrays[f"{name}/kernel"] + arrays[f"{name}/bias"]
+
+    def norm(name, x):
+        x = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-12)
+        return x * arrays[f"{name}/scale"] + arrays[f"{name}/bias"]
+
+    def heads(x):
+        return x.reshape(len(x), HEADS, -1).swapaxes(0, 1)
+
+    embeddings = []
+    for ids in text:
+        present = ids != 0
+        x = arrays["embedder/embedders_token_ids/embedding"][ids]
+        x = x + arrays["embedder/embedders_position_ids/embedding"][: len(ids)]
+        x = norm("layer_norm", x + arrays["embedder/embedders_segment_ids/embedding"][0])
+        for number in range(DEPTH):
+            block = f"encoder_block/layer_sequence/layers_{number}"
+            layer = f"{block}/attention_block/attention_layer"
+            query, key, value = (heads(dense(f"{layer}/{name}", x)) for name in ("query", "key", "value"))
+            scores = np.exp(query @ key.swapaxes(1, 2) / np.sqrt(WIDTH / HEADS)) * present
+            attended = (scores / scores.sum(-1, keepdims=True)) @ value
+            attended = dense(f"{block}/attention_block/dense_layer", attended.swapaxes(0, 1).reshape(len(ids), -1))
+            x = norm(f"{block}/attention_block/layer_norm", x + attended)
+            hidden = dense(f"{block}/mlp_block/mlp/dense_layer", x)
+            hidden = hidden / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (hidden + 0.044715 * hidden**3)))
+            x = norm(f"{block}/mlp_block/layer_norm", x + dense(f"{block}/mlp_block/dense_layer", hidden))
+        embeddings.append(x[0] @ arrays["txt/head/kernel"] + arrays["txt/head/bias"])
+    return np.stack(embeddings)
+
+
+def test_lits_bert_equals_a_slow_reference(tmp_path):
+    arrays = bert_arrays()
+    imported = big_vision.read(save(tmp_path / "lit.npz", arrays), text_length=6)
+    assert isinstance(imported.text_tower, BertConfig)
+    assert (imported.text_tower.length, imported.text_tower.encoder.num_heads) == (6, HEADS)
+    text = np.array([[3, 7, 7, 19, 1, 2], [5, 4, 1, 0, 0, 0]], np.int32)
+    params = loaded(imported)
+    embedding = compiled(imported.text_tower, params["text_tower"])(jnp.asarray(text)).embedding
+    assert_recorded(embedding, bert_reference(arrays, text))
+    assert params["head"]["temperature"]["log_temperature"] == -arrays["t"][0]
+
+
+def test_a_bert_keeps_all_positions_and_has_no_more_than_the_file(tmp_path):
+    path = save(tmp_path / "lit.npz", bert_arrays())
+    assert big_vision.read(path).text_tower.length == LENGTH
+    with pytest.raises(UserError, match="positions for 9 tokens, fewer than 10"):
+        big_vision.read(path, text_length=10)
+
+
+# What cannot be read is said in one line.
+
+
+def without(arrays, name):
+    return {key: array for key, array in arrays.items() if key != name}
+
+
+BLOCK = "Transformer/encoderblock_1/MultiHeadDotProductAttention_0"
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        pytest.param({**VIT, "extra/kernel": normal(2)}, "no known meaning: extra/kernel", id="unknown"),
+        pytest.param(without(VIT, "embedding/bias"), "nothing for image_tower/patches/bias", id="missing"),
+        pytest.param(without(VIT, "embedding/kernel"), "becomes image_tower/patches/kernel", id="missing, needed"),
+        pytest.param(without(VIT, f"{BLOCK}/key/bias"), "blocks/attention/key/bias has 3 blocks .* 2", id="in a block"),
+        pytest.param({**VIT, f"{BLOCK}/key/bias": normal(3, 7)}, f"{BLOCK}/key/bias .3, 7. becomes .21", id="shape"),
+        pytest.param({**VIT, f"{BLOCK}/key/bias": normal(24)}, f"{BLOCK}/key/bias .24,. cannot become", id="axes"),
+        pytest.param({**VIT, "embedding/kernel": normal(147, 24)}, "embedding/kernel has shape", id="flat patches"),
+        pytest.param({**VIT, "pos_embedding": normal(1, 15, 24)}, "pos_embedding holds 15 positions", id="no square"),
+        pytest.param(without(VIT, "pos_embedding"), "no image size; give one", id="sines and cosines"),
+        pytest.param(without(TWO_TOWERS, "txt/head/kernel"), "text_tower/projection/kernel", id="no text head"),
+        pytest.param({**TWO_TOWERS, "t": normal(2)}, r"t \(2,\) cannot become", id="two temperatures"),
+        pytest.param({name: VIT[name] for name in ("embedding/kernel", "pos_embedding")}, "a block", id="no blocks"),
+    ],
+)
+def test_files_of_other_contents_are_refused_by_the_name_of_what_is_wrong(arrays, message, tmp_path):
+    with pytest.raises(UserError, match=message) as error:
+        loaded(big_vision.read(save(tmp_path / "file.npz", arrays)))
+    assert "\n" not in str(error.value)
+
+
+def test_a_truncated_file_is_refused(tmp_path):
+    path = save(tmp_path / "file.npz", VIT)
+    path.write_bytes(path.read_bytes()[:-1000])
+    with pytest.raises(UserError, match=r"file\.npz is not a readable \.npz file") as error:
+        big_vision.read(path)
+    assert "\n" not in str(error.value)
+
+
+def test_pickled_objects_are_refused_unread(tmp_path):
+    class Trap:
+        def __reduce__(self):
+            return (pytest.fail, ("unpickled",))
+
+    path = save(tmp_path / "file.npz", {**VIT, "cls": np.array([Trap()], dtype=object)})
+    with pytest.raises(UserError, match=r"cls.npy holds pickled objects") as error:
+        big_vision.read(path)
+    assert "\n" not in str(error.value)
+
+
+# What big_vision cannot hold.
+
+IMAGE, TEXT = ViTConfig(32, 16), TextConfig()
+
+
+def encoder(config, **fields):
+    return dataclasses.replace(config, encoder=dataclasses.replace(config.encoder, **fields))
+
+
+@pytest.mark.parametrize(
+    ("image", "text", "field"),
+    [
+        (encoder(IMAGE, experts=ExpertsConfig()), TEXT, "experts"),
+        (encoder(IMAGE, layer_scale=True), TEXT, "layer_scale"),
+        (encoder(IMAGE, activation="gelu"), TEXT, "activation"),
+        (IMAGE, encoder(TEXT, norm_placement="after"), "norm_placement"),
+        (IMAGE, encoder(TEXT, norm_epsilon=1e-5), "norm_epsilon"),
+        (IMAGE, dataclasses.replace(TEXT, positions="sinusoidal"), "positions"),
+        (dataclasses.replace(IMAGE, num_registers=4), TEXT, "num_registers"),
+        (dataclasses.replace(IMAGE, input_norm=True), TEXT, "input_norm"),
+        (dataclasses.replace(IMAGE, members="concatenated"), TEXT, "members"),
+        (dataclasses.replace(IMAGE, pooling="none"), TEXT, "pooling"),
+        (dataclasses.replace(IMAGE, projection_size=8), None, "projection_size"),
+    ],
+)
+def test_a_model_that_big_vision_does_not_have_is_not_exported(image, text, field, tmp_path):
+    with pytest.raises(UserError, match=field):
+        write_npz(tmp_path / "out.npz", image, text, {})
+    assert not list(tmp_path.iterdir())
+
+
+def test_parameters_without_a_place_in_the_file_are_named(tmp_path):
+    params = {"head": {"image_covariance": {"kernel": normal(2)}}}
+    with pytest.raises(UserError, match="no place for head/image_covariance/kernel"):
+        write_npz(tmp_path / "out.npz", IMAGE, TEXT, params)
+
+
+def test_sine_cosine_positions_are_not_stored(tmp_path):
+    arrays = without(VIT, "pos_embedding")
+    imported = big_vision.read(save(tmp_path / "in.npz", arrays), image_size=28)
+    assert "positions" not in shapes(imported)["image_tower"]
+    write_npz(tmp_path / "out.npz", imported.image_tower, None, loaded(imported))
+    with np.load(tmp_path / "out.npz") as exported:
+        assert_same(dict(exported), arrays)
