@@ -13,6 +13,7 @@ from typing import Literal
 import numpy as np
 
 from lit_het.checkpoints.big_vision_names import (
+    BERT_HEAD_SIZE,
     BERT_TOWER,
     CLASSIFIER,
     IMAGE_TOWER,
@@ -42,7 +43,6 @@ _OLDER = {
     "MAPHead_0/": "(?:MAPHead_0/)?",
     "pos_embedding": "(?:Transformer/(?:posembed_input/)?)?pos_embedding",
 }
-_BERT_HEAD_SIZE = 64  # flaxformer's kernels do not show it; BERT base and large have it
 
 
 def read(
@@ -277,7 +277,7 @@ def _bert_tower(shapes: _Shapes, length: int | None, compute_type: ComputeType) 
         width,
         depth,
         shapes.of(f"{block}/mlp/up/kernel", 2)[1],
-        width // _BERT_HEAD_SIZE,
+        width // BERT_HEAD_SIZE,
         # flaxformer's GELU is the tanh form; BERT's own is exact.
         activation="gelu_tanh",
         norm_placement="after",

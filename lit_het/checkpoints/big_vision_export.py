@@ -7,9 +7,18 @@ from typing import Any
 import numpy as np
 
 from lit_het import parameters
-from lit_het.checkpoints.big_vision_names import CLASSIFIER, IMAGE_TOWER, PROJECTION, TEXT_TOWER, Name
+from lit_het.checkpoints.big_vision_names import (
+    BERT_HEAD_SIZE,
+    BERT_TOWER,
+    CLASSIFIER,
+    IMAGE_TOWER,
+    PROJECTION,
+    TEXT_TOWER,
+    Name,
+)
 from lit_het.errors import UserError
 from lit_het.files import completed
+from lit_het.towers.bert import BertConfig
 from lit_het.towers.text import TextConfig
 from lit_het.towers.transformer import EncoderConfig
 from lit_het.towers.vit import ViTConfig
@@ -23,11 +32,11 @@ _ENCODER = {
     "layer_scale": False,
     "experts": None,
 }
+_BERT_ENCODER = {**_ENCODER, "norm_placement": "after", "norm_epsilon": 1e-12}
 _IMAGE_TOWER = {"num_registers": 0, "input_norm": False, "members": "mean"}
-_TEXT_TOWER = {"positions": "learned"}
 
 
-def write_npz(path: Path, image_tower: ViTConfig, text_tower: TextConfig | None, params: Params) -> None:
+def write_npz(path: Path, image_tower: ViTConfig, text_tower: TextConfig | BertConfig | None, params: Params) -> None:
     """Writes a two-tower model, or without a text tower a ViT, in big_vision's layout.
 
     How the text tower pools, and that positions are sines and cosines, big_vision's configurations say, not its files.
@@ -41,26 +50,38 @@ def write_npz(path: Path, image_tower: ViTConfig, text_tower: TextConfig | None,
     Raises:
         UserError: a setting or a parameter that big_vision does not have.
     """
-    _check(image_tower, _IMAGE_TOWER)
-    _check(image_tower.encoder, _ENCODER)
-    if image_tower.pooling == "none":
-        raise UserError("big_vision has no image tower with pooling = 'none'")
-    if text_tower is None and image_tower.projection_size is not None:
-        raise UserError(f"a lone ViT of big_vision has no projection: projection_size = {image_tower.projection_size}")
-    flat = parameters.flatten(params)
+    _check_image_tower(image_tower)
+    encoder, flat = image_tower.encoder, parameters.flatten(params)
     if text_tower is None:
-        arrays = _tower(flat, IMAGE_TOWER, "image_tower/", "", image_tower.encoder, image_tower.patch_size)
-        arrays |= _tower(flat, CLASSIFIER, "head/", "", image_tower.encoder)
+        if image_tower.projection_size is not None:
+            raise UserError(f"a lone ViT there has no projection: projection_size = {image_tower.projection_size}")
+        arrays = _taken(flat, IMAGE_TOWER, "image_tower/", "", encoder, image_tower.patch_size)
+        arrays |= _taken(flat, CLASSIFIER, "head/", "", encoder)
     else:
-        _check(text_tower, _TEXT_TOWER)
-        _check(text_tower.encoder, _ENCODER)
-        names = IMAGE_TOWER + PROJECTION
-        arrays = _tower(flat, names, "image_tower/", "img/", image_tower.encoder, image_tower.patch_size)
-        arrays |= _tower(flat, TEXT_TOWER, "text_tower/", "txt/", text_tower.encoder) | _scalars(flat)
+        _check_text_tower(text_tower)
+        names = BERT_TOWER if isinstance(text_tower, BertConfig) else TEXT_TOWER
+        arrays = _taken(flat, IMAGE_TOWER + PROJECTION, "image_tower/", "img/", encoder, image_tower.patch_size)
+        arrays |= _taken(flat, names, "text_tower/", "txt/", text_tower.encoder) | _scalars(flat)
     if flat:
         raise UserError(f"big_vision has no place for {', '.join(sorted(flat)[:8])}")
     with completed(path) as temporary, temporary.open("wb") as file:
         np.savez(file, **arrays)  # pyright: ignore[reportArgumentType]
+
+
+def _check_image_tower(config: ViTConfig) -> None:
+    _check(config, _IMAGE_TOWER)
+    _check(config.encoder, _ENCODER)
+    if config.pooling == "none":
+        raise UserError("big_vision has no image tower with pooling = 'none'")
+
+
+def _check_text_tower(config: TextConfig | BertConfig) -> None:
+    if isinstance(config, BertConfig):
+        _check(config, {"pooler": False, "padding_id": 0})
+        _check(config.encoder, {**_BERT_ENCODER, "num_heads": config.encoder.width // BERT_HEAD_SIZE})
+    else:
+        _check(config, {"positions": "learned"})
+        _check(config.encoder, _ENCODER)
 
 
 def _check(config: Any, only: dict[str, Any]) -> None:
@@ -69,7 +90,7 @@ def _check(config: Any, only: dict[str, Any]) -> None:
             raise UserError(f"big_vision has no {type(config).__name__} with {field} = {ours!r}, only {value!r}")
 
 
-def _tower(
+def _taken(
     flat: dict[str, Any], names: Sequence[Name], ours: str, theirs: str, encoder: EncoderConfig, patch_size: int = 1
 ) -> dict[str, np.ndarray]:
     """Takes a tower's parameters out of ``flat`` and returns them under their names, every block apart."""

@@ -125,3 +125,5 @@ def _bert_tower() -> tuple[Name, ...]:
 
 
 BERT_TOWER = _bert_tower()
+# Its kernels do not show the size of a head; base and large have this one.
+BERT_HEAD_SIZE = 64

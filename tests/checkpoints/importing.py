@@ -12,6 +12,9 @@ from flax import nnx
 from lit_het.checkpoints.rename import load
 from lit_het.heads.contrastive import DeterministicContrastiveConfig
 from lit_het.heads.deterministic import DeterministicConfig
+from lit_het.towers.bert import BertConfig
+from lit_het.towers.text import TextConfig
+from lit_het.towers.vit import ViTConfig
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 
@@ -43,12 +46,27 @@ def shapes(imported):
     if imported.text_tower is not None:
         tree["text_tower"] = of(imported.text_tower.build)
     if imported.num_classes is not None:
-        size = imported.image_tower.embedding_size
+        size = image_tower(imported).embedding_size
         tree["head"] = of(functools.partial(DeterministicConfig().build, size, imported.num_classes))
     if imported.has_temperature:
         head = DeterministicContrastiveConfig(initial_bias=0.0 if imported.has_bias else None)
         tree["head"] = of(functools.partial(head.build, 1))
     return tree
+
+
+def image_tower(imported):
+    assert isinstance(imported.image_tower, ViTConfig)
+    return imported.image_tower
+
+
+def text_tower(imported):
+    assert isinstance(imported.text_tower, TextConfig)
+    return imported.text_tower
+
+
+def bert_tower(imported):
+    assert isinstance(imported.text_tower, BertConfig)
+    return imported.text_tower
 
 
 def loaded(imported):

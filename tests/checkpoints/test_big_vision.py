@@ -20,13 +20,16 @@ from lit_het.towers.vit import ViTConfig
 from tests.checkpoints.importing import (
     GOLDEN,
     assert_recorded,
+    bert_tower,
     compiled,
     golden,
+    image_tower,
     loaded,
     params_of,
     pixels,
     save,
     shapes,
+    text_tower,
 )
 
 VIT = params_of(golden("vit_sovit_shape"))
@@ -53,7 +56,7 @@ def normal(*shape):
 
 def test_a_classifier_with_attention_pooling_gives_the_recorded_logits():
     recording, imported = golden("vit_sovit_shape"), big_vision.read(GOLDEN / "vit_sovit_shape.npz")
-    config, params = imported.image_tower, loaded(imported)
+    config, params = image_tower(imported), loaded(imported)
     assert (config.image_size, config.patch_size, config.pooling, imported.num_classes) == (28, 7, "attention", 5)
     assert (config.encoder.depth, config.encoder.mlp_width, config.encoder.num_heads) == (3, 52, 3)
     output = compiled(config, params["image_tower"])(pixels(recording["image"]))
@@ -98,7 +101,7 @@ def test_siglips_towers_temperature_and_bias_give_the_recorded_embeddings_and_lo
 )
 def test_what_is_imported_and_exported_is_the_file_again_with_the_names_of_today(name, expected, tmp_path):
     imported = big_vision.read(GOLDEN / f"{name}.npz")
-    write_npz(tmp_path / "out.npz", imported.image_tower, imported.text_tower, loaded(imported))
+    write_npz(tmp_path / "out.npz", image_tower(imported), imported.text_tower, loaded(imported))
     with np.load(tmp_path / "out.npz") as exported:
         assert_same(dict(exported), params_of(golden(expected)))
     assert_same(flat(big_vision.read(tmp_path / "out.npz")), flat(imported))
@@ -108,7 +111,7 @@ def test_what_is_imported_and_exported_is_the_file_again_with_the_names_of_today
 def test_blocks_that_are_stacked_in_the_file_are_exported_apart(tmp_path):
     imported = big_vision.read(GOLDEN / "ckpt_vit_scan_layout.npz")
     stacked = params_of(golden("ckpt_vit_scan_layout"))
-    write_npz(tmp_path / "out.npz", imported.image_tower, None, loaded(imported))
+    write_npz(tmp_path / "out.npz", image_tower(imported), None, loaded(imported))
     with np.load(tmp_path / "out.npz") as exported:
         for name, array in stacked.items():
             blocks = [array] if "encoderblock/" not in name else array
@@ -168,7 +171,7 @@ def test_a_tower_of_two_is_read_alone_as_it_is_in_the_file(tmp_path):
     both, image, text = (big_vision.read(path, subtree) for subtree in ("", "img", "txt"))
     assert (image.image_tower, image.text_tower, image.num_classes) == (both.image_tower, None, None)
     assert (text.image_tower, text.text_tower, text.has_temperature) == (None, both.text_tower, False)
-    assert both.image_tower.projection_size == both.text_tower.embedding_size == 8
+    assert image_tower(both).projection_size == text_tower(both).embedding_size == 8
     head = {name: array for name, array in flat(both).items() if name.startswith("head/")}
     assert_same(head | flat(image) | flat(text), flat(both))
 
@@ -189,7 +192,7 @@ def test_bfloat16_is_widened_and_summed_in_float32(tmp_path):
 def test_pre_logits_become_the_representation(tmp_path):
     dense = {"pre_logits/kernel": normal(24, 10), "pre_logits/bias": normal(10), "head/kernel": normal(10, 5)}
     imported = big_vision.read(save(tmp_path / "vit.npz", VIT | dense))
-    assert (imported.image_tower.representation_size, imported.num_classes) == (10, 5)
+    assert (image_tower(imported).representation_size, imported.num_classes) == (10, 5)
     params = flat(imported)
     for part in ("kernel", "bias"):
         np.testing.assert_array_equal(params[f"image_tower/pre_logits/{part}"], dense[f"pre_logits/{part}"])
@@ -199,10 +202,10 @@ def test_pre_logits_become_the_representation(tmp_path):
 def test_text_pooling_is_attention_where_the_file_has_it_and_what_one_says_elsewhere(tmp_path):
     pooled = {name.replace("img/", "txt/"): array for name, array in TWO_TOWERS.items() if "MAPHead_0" in name}
     with_attention = big_vision.read(save(tmp_path / "map.npz", TWO_TOWERS | pooled))
-    assert with_attention.text_tower.pooling == "attention"
+    assert text_tower(with_attention).pooling == "attention"
     loaded(with_attention)
     plain = big_vision.read(GOLDEN / "two_towers_siglip.npz", text_pooling="max")
-    assert plain.text_tower.pooling == "max"
+    assert text_tower(plain).pooling == "max"
 
 
 # Other sizes.
@@ -289,18 +292,26 @@ def bert_reference(arrays, text):
 def test_lits_bert_equals_a_slow_reference(tmp_path):
     arrays = bert_arrays()
     imported = big_vision.read(save(tmp_path / "lit.npz", arrays), text_length=6)
-    assert isinstance(imported.text_tower, BertConfig)
-    assert (imported.text_tower.length, imported.text_tower.encoder.num_heads) == (6, HEADS)
+    config = bert_tower(imported)
+    assert (config.length, config.encoder.num_heads) == (6, HEADS)
     text = np.array([[3, 7, 7, 19, 1, 2], [5, 4, 1, 0, 0, 0]], np.int32)
     params = loaded(imported)
-    embedding = compiled(imported.text_tower, params["text_tower"])(jnp.asarray(text)).embedding
+    embedding = compiled(config, params["text_tower"])(jnp.asarray(text)).embedding
     assert_recorded(embedding, bert_reference(arrays, text))
     assert params["head"]["temperature"]["log_temperature"] == -arrays["t"][0]
 
 
+def test_a_locked_image_tower_and_a_bert_are_exported_as_they_came(tmp_path):
+    arrays = bert_arrays() | {f"img/{name}": array for name, array in VIT.items() if not name.startswith("head/")}
+    imported = big_vision.read(save(tmp_path / "lit.npz", arrays))
+    write_npz(tmp_path / "out.npz", image_tower(imported), bert_tower(imported), loaded(imported))
+    with np.load(tmp_path / "out.npz") as exported:
+        assert_same(dict(exported), arrays)
+
+
 def test_a_bert_keeps_all_positions_and_has_no_more_than_the_file(tmp_path):
     path = save(tmp_path / "lit.npz", bert_arrays())
-    assert big_vision.read(path).text_tower.length == LENGTH
+    assert bert_tower(big_vision.read(path)).length == LENGTH
     with pytest.raises(UserError, match="positions for 9 tokens, fewer than 10"):
         big_vision.read(path, text_length=10)
 
@@ -375,6 +386,8 @@ def encoder(config, **fields):
         (IMAGE, encoder(TEXT, norm_placement="after"), "norm_placement"),
         (IMAGE, encoder(TEXT, norm_epsilon=1e-5), "norm_epsilon"),
         (IMAGE, dataclasses.replace(TEXT, positions="sinusoidal"), "positions"),
+        (IMAGE, BertConfig(), "activation"),
+        (IMAGE, encoder(BertConfig(pooler=True), activation="gelu_tanh"), "pooler"),
         (dataclasses.replace(IMAGE, num_registers=4), TEXT, "num_registers"),
         (dataclasses.replace(IMAGE, input_norm=True), TEXT, "input_norm"),
         (dataclasses.replace(IMAGE, members="concatenated"), TEXT, "members"),
@@ -398,6 +411,6 @@ def test_sine_cosine_positions_are_not_stored(tmp_path):
     arrays = without(VIT, "pos_embedding")
     imported = big_vision.read(save(tmp_path / "in.npz", arrays), image_size=28)
     assert "positions" not in shapes(imported)["image_tower"]
-    write_npz(tmp_path / "out.npz", imported.image_tower, None, loaded(imported))
+    write_npz(tmp_path / "out.npz", image_tower(imported), None, loaded(imported))
     with np.load(tmp_path / "out.npz") as exported:
         assert_same(dict(exported), arrays)

@@ -10,7 +10,17 @@ from lit_het.checkpoints import big_vision
 from lit_het.errors import UserError
 from lit_het.towers.positions import sine_cosine_positions
 from lit_het.towers.vit import ViT
-from tests.checkpoints.importing import assert_recorded, compiled, golden, loaded, params_of, pixels, save
+from tests.checkpoints.importing import (
+    assert_recorded,
+    compiled,
+    golden,
+    image_tower,
+    loaded,
+    params_of,
+    pixels,
+    save,
+    text_tower,
+)
 
 
 def unrolled_or_not(config, unrolled):
@@ -38,9 +48,9 @@ def test_the_image_tower_equals_big_visions(name, pooling, positions, unrolled, 
     monkeypatch.setattr(ViT, "_positions", lambda self: jnp.asarray(rectangle))
 
     imported = big_vision.read(save(tmp_path / "vit.npz", arrays), image_size=16)
-    assert imported.image_tower is not None
-    assert (imported.image_tower.pooling, imported.image_tower.positions) == (pooling, positions)
-    tower = compiled(unrolled_or_not(imported.image_tower, unrolled), loaded(imported)["image_tower"])
+    config = image_tower(imported)
+    assert (config.pooling, config.positions) == (pooling, positions)
+    tower = compiled(unrolled_or_not(config, unrolled), loaded(imported)["image_tower"])
     output = tower(pixels(recording["image"]))
     assert_recorded(output.tokens, recording["out/encoded"])
     assert_recorded(output.embedding, recording["out/pre_logits"])
@@ -50,7 +60,7 @@ def test_the_image_tower_equals_big_visions(name, pooling, positions, unrolled, 
 def test_the_text_tower_equals_big_visions(unrolled, tmp_path):
     recording = golden("text_last")
     imported = big_vision.read(save(tmp_path / "text.npz", params_of(recording)))
-    tower = compiled(unrolled_or_not(imported.text_tower, unrolled), loaded(imported)["text_tower"])
+    tower = compiled(unrolled_or_not(text_tower(imported), unrolled), loaded(imported)["text_tower"])
     output = tower(jnp.asarray(recording["text"]))
     assert_recorded(output.tokens, recording["out/transformed"])
     assert_recorded(output.embedding, recording["output"])
