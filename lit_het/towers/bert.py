@@ -19,7 +19,7 @@ class BertConfig:
     Attributes:
         vocabulary_size: number of token ids.
         length: tokens per text, padding included.
-        embedding_size: size of the projected embedding.
+        projection_size: size of the dense layer at the very end; None for none (BERT as published).
         encoder: the stack of blocks; its norms stand after the layers.
         weights: what to start from: a path or address, see `lit_het.checkpoints.weights.open_weights`; None for nothing.
         num_segments: kinds of segment; texts here are all of segment 0.
@@ -32,7 +32,7 @@ class BertConfig:
 
     vocabulary_size: int = 30_522
     length: int = 16
-    embedding_size: int = 768
+    projection_size: int | None = 768
     encoder: EncoderConfig = EncoderConfig(norm_placement="after", activation="gelu", norm_epsilon=1e-12)
     weights: str | None = None
     num_segments: int = 2
@@ -40,9 +40,16 @@ class BertConfig:
     pooler: bool = False
 
     def __post_init__(self) -> None:
-        require_at_least(1, self, "vocabulary_size", "length", "embedding_size", "num_segments")
+        require_at_least(1, self, "vocabulary_size", "length", "num_segments")
+        if self.projection_size is not None:
+            require_at_least(1, self, "projection_size")
         if self.encoder.norm_placement != "after" or self.encoder.num_members > 1:
             raise UserError("a BERT tower needs encoder.norm_placement = 'after', and no ensemble of experts")
+
+    @property
+    def embedding_size(self) -> int:
+        """Size of the embedding."""
+        return self.projection_size or self.encoder.width
 
     def build(self, rngs: nnx.Rngs) -> "Bert":
         """Returns the tower with fresh parameters."""
@@ -67,7 +74,8 @@ class Bert(nnx.Module):
         self.encoder = Encoder(encoder, rngs)
         if config.pooler:
             self.pre_logits = linear(encoder.width, encoder.width, encoder.compute_type, rngs)
-        self.projection = linear(encoder.width, config.embedding_size, encoder.compute_type, rngs)
+        if config.projection_size is not None:
+            self.projection = linear(encoder.width, config.projection_size, encoder.compute_type, rngs)
 
     def __call__(
         self, text: Int[Array, "b l"], key: Key[Array, ""] | None = None, segment: Int[Array, "b l"] | None = None
@@ -82,7 +90,9 @@ class Bert(nnx.Module):
         segments = self.segments(jnp.zeros_like(text) if segment is None else segment)
         embedded = self.tokens(text) + self.positions[...][None] + segments
         encoded = self.encoder(self.input_norm(embedded), key, text != self.config.padding_id)
-        embedding = self.projection(self._pool(encoded.tokens)).astype(jnp.float32)
+        embedding = self._pool(encoded.tokens)
+        if self.config.projection_size is not None:
+            embedding = self.projection(embedding).astype(jnp.float32)
         return TowerOutput(embedding, encoded.tokens, encoded.auxiliary_losses, encoded.metrics)
 
     def _pool(self, tokens: Float[Array, "b l d"]) -> Float[Array, "b d"]:

@@ -1,0 +1,342 @@
+"""Hugging Face models: SigLIP and SigLIP 2, ViT, DINOv2, CLIP's image tower and BERT, from ``config.json`` and safetensors.
+
+Sizes are read off the arrays; the configuration adds what arrays do not show. A model trained on pixels of another
+normalisation than ours gets it folded into its first layer, and the position of a class token into that token: both
+are exact.
+"""
+
+import dataclasses
+import functools
+import json
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+from jaxtyping import Float
+
+from lit_het.checkpoints import huggingface_names as names
+from lit_het.checkpoints.imported import Imported
+from lit_het.checkpoints.rename import Piece, Rule, translate
+from lit_het.checkpoints.resample import resample_patches, resample_positions
+from lit_het.checkpoints.sources import Arrays, open_safetensors
+from lit_het.errors import UserError
+from lit_het.towers.bert import BertConfig
+from lit_het.towers.layers import Activation, ComputeType
+from lit_het.towers.text import TextConfig
+from lit_het.towers.transformer import EncoderConfig
+from lit_het.towers.vit import ViTConfig
+
+Json: TypeAlias = dict[str, Any]
+# What `transformers` calls the nonlinearities that there are here.
+ACTIVATIONS: dict[str, Activation] = {
+    "gelu": "gelu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_new": "gelu_tanh",
+    "quick_gelu": "quick_gelu",
+    "relu": "relu",
+}
+_HALF = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+_IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+_OPENAI = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Family:
+    """A kind of tower.
+
+    Attributes:
+        table: its names.
+        prefix: what its names begin with inside a larger model.
+        activation, epsilon: where the configuration is silent.
+        normalization: mean and standard deviation of pixels in [0, 1], where no processor says them.
+    """
+
+    table: names.Table
+    prefix: str
+    activation: str = "gelu"
+    epsilon: float = 1e-12
+    normalization: tuple[tuple[float, ...], tuple[float, ...]] = _HALF
+
+
+_SIGLIP_IMAGE = _Family(names.SIGLIP_IMAGE, "vision_model.", "gelu_pytorch_tanh", 1e-6)
+_SIGLIP_TEXT = _Family(names.SIGLIP_TEXT, "text_model.", "gelu_pytorch_tanh", 1e-6)
+_CLIP_IMAGE = _Family(names.CLIP_IMAGE, "vision_model.", "quick_gelu", 1e-5, _OPENAI)
+_IMAGE_FAMILIES = {
+    "siglip": _SIGLIP_IMAGE,
+    "siglip_vision_model": _SIGLIP_IMAGE,
+    "siglip2": _SIGLIP_IMAGE,
+    "siglip2_vision_model": _SIGLIP_IMAGE,
+    "vit": _Family(names.VIT, "vit."),
+    "dinov2": _Family(names.DINO, "dinov2.", "gelu", 1e-6, _IMAGENET),
+    "dinov2_with_registers": _Family(names.DINO, "dinov2_with_registers.", "gelu", 1e-6, _IMAGENET),
+    "clip": _CLIP_IMAGE,
+    "clip_vision_model": _CLIP_IMAGE,
+}
+_BERT = _Family(names.BERT, "bert.")
+_LEFT_OUT = (
+    # Numbers 0, 1, 2, ... that old versions stored.
+    Rule(r".*embeddings\.position_ids", None),
+    # For training by masking patches or words.
+    Rule(r".*embeddings\.mask_token", None),
+    Rule(r"cls\..*", None),
+)
+# CLIP's text tower is causal, which none here is, and its temperature belongs to both towers.
+_LEFT_OUT_OF_CLIP = Rule(r"text_model\..*|text_projection\.weight|logit_scale", None)
+# Reads the class token beside the mean of the patches, which no head here does.
+_LEFT_OUT_OF_DINO = Rule(r"classifier\..*", None)
+
+
+def read(
+    folder: Path,
+    *,
+    image_size: int | None = None,
+    patch_size: int | None = None,
+    text_length: int | None = None,
+    compute_type: ComputeType = "float32",
+) -> Imported:
+    """Opens a folder as `transformers` writes it.
+
+    Args:
+        folder: with ``config.json`` and safetensors, and ``preprocessor_config.json`` if there is one.
+        image_size, patch_size: in pixels, to which positions and the first layer are resampled; None keeps the
+            model's. Pixels that make no whole patch, which the original ignores, are no part of its size.
+        text_length: how many positions of the text tower to keep; None keeps all.
+        compute_type: type of activations.
+
+    Raises:
+        UserError: files are missing, or the model is of another kind or uses what towers here do not have.
+    """
+    config = _read_json(folder / "config.json")
+    kind = str(config.get("model_type"))
+    arrays = open_safetensors(folder)
+    if kind == "bert":
+        found, pieces = _read_bert(arrays, config, text_length, compute_type)
+        return Imported(arrays, translate(arrays, _LEFT_OUT, pieces), text_tower=found)
+    if kind not in _IMAGE_FAMILIES:
+        known = ", ".join(sorted([*_IMAGE_FAMILIES, "bert"]))
+        raise UserError(f"{folder}/config.json: model_type = {kind!r} is none of those that can be imported: {known}")
+    image = _ImageReader(arrays, _IMAGE_FAMILIES[kind], config.get("vision_config", config), compute_type)
+    normalization = _normalization(folder, _IMAGE_FAMILIES[kind])
+    image_tower, pieces = image.read(normalization, image_size, patch_size)
+    rules, imported = [*_LEFT_OUT], Imported(arrays, [], image_tower)
+    if kind in ("siglip", "siglip2"):
+        text_tower, of_text = _read_siglip_text(arrays, config.get("text_config", {}), text_length, compute_type)
+        pieces += of_text + names.pieces(arrays, names.SIGLIP_HEAD, "", "head/")
+        imported = dataclasses.replace(imported, text_tower=text_tower, has_temperature=True, has_bias=True)
+    elif kind == "clip":
+        rules.append(_LEFT_OUT_OF_CLIP)
+    elif kind == "vit" and "classifier.weight" in arrays:
+        pieces += names.pieces(arrays, names.dense("classifier", "logits"), "", "head/")
+        imported = dataclasses.replace(imported, num_classes=arrays["classifier.weight"].shape[0])
+    elif kind.startswith("dinov2"):
+        rules.append(_LEFT_OUT_OF_DINO)
+    return dataclasses.replace(imported, pieces=translate(arrays, rules, pieces))
+
+
+class _Tower:
+    """The arrays of one tower, by their names without the prefix that files have or have not."""
+
+    def __init__(self, arrays: Arrays, family: _Family, config: Json, compute_type: ComputeType, path: str):
+        self.prefix = family.prefix if any(name.startswith(family.prefix) for name in arrays) else ""
+        self.arrays, self.family, self.config, self.path = arrays, family, config, path
+        self.compute_type: ComputeType = compute_type
+        self.pieces = names.pieces(arrays, family.table, self.prefix, path)
+        self.sources = {piece.target.removeprefix(path): piece.sources[0] for piece in self.pieces}
+
+    def has(self, *candidates: str) -> str | None:
+        """Returns the first of some names that there is."""
+        return next((self.prefix + name for name in candidates if self.prefix + name in self.arrays), None)
+
+    def name(self, *candidates: str) -> str:
+        """Returns the first of some names that there is, one of which there must be."""
+        found = self.has(*candidates)
+        if found is None:
+            raise UserError(f"the source has no array {self.prefix}{candidates[0]}; is the file complete?")
+        return found
+
+    def shape(self, target: str) -> tuple[int, ...]:
+        """Returns the shape, in the file, of what becomes a parameter."""
+        if target not in self.sources:
+            raise UserError(f"the source has nothing for {self.path}{target}; is the file complete?")
+        return self.arrays[self.sources[target]].shape
+
+    def encoder(self, norm_placement: str = "before") -> EncoderConfig:
+        """Returns the configuration of the blocks."""
+        width, mlp_width = self.shape("encoder/blocks/0/mlp/down/kernel")
+        activation = str(self.config.get("hidden_act", self.family.activation))
+        if activation not in ACTIVATIONS:
+            raise UserError(f"config.json: hidden_act = {activation!r} is none of {', '.join(ACTIVATIONS)}")
+        gated = "encoder/blocks/0/mlp/gate/kernel" in self.sources
+        return EncoderConfig(
+            width,
+            self.config.get("num_hidden_layers", 12),
+            mlp_width,
+            self.config.get("num_attention_heads", 12),
+            activation="swiglu" if gated else ACTIVATIONS[activation],
+            norm_placement="after" if norm_placement == "after" else "before",
+            norm_epsilon=self.config.get("layer_norm_eps", self.family.epsilon),
+            layer_scale="encoder/blocks/0/mlp_scale" in self.sources,
+            compute_type=self.compute_type,
+        )
+
+
+class _ImageReader(_Tower):
+    """Any image tower: they differ in their names, in what follows the pooled token, and in the first layer."""
+
+    def __init__(self, arrays: Arrays, family: _Family, config: Json, compute_type: ComputeType):
+        super().__init__(arrays, family, config, compute_type, "image_tower/")
+        self.first = self.name("embeddings.patch_embedding.weight", "embeddings.patch_embeddings.projection.weight")
+        self.first_bias = self.has("embeddings.patch_embedding.bias", "embeddings.patch_embeddings.projection.bias")
+        self.positions = self.name("embeddings.position_embedding.weight", "embeddings.position_embeddings")
+        self.class_token = self.has("embeddings.class_embedding", "embeddings.cls_token")
+
+    def read(
+        self, normalization: Float[np.ndarray, "2 c"], image_size: int | None, patch_size: int | None
+    ) -> tuple[ViTConfig, list[Piece]]:
+        """Returns the tower and its pieces."""
+        num_patches = self.arrays[self.positions].shape[-2] - bool(self.class_token)
+        side = round(num_patches**0.5)
+        if side * side != num_patches:
+            raise UserError(
+                f"{self.positions} holds {num_patches} patches, which form no square; images here are square"
+            )
+        shape = self.arrays[self.first].shape
+        # A convolution [d, c, p, p], or a dense layer over patches in rows [d, p·p·c].
+        old_size = shape[-1] if len(shape) == 4 else round((shape[1] / 3) ** 0.5)
+        patch_size = patch_size or old_size
+        image_size = image_size or side * old_size
+        config = ViTConfig(
+            image_size,
+            patch_size,
+            self.encoder(),
+            pooling="class_token" if self.class_token else "attention",
+            num_registers=self.arrays[self.sources["registers"]].shape[-2] if "registers" in self.sources else 0,
+            input_norm="input_norm/scale" in self.sources,
+            representation_size=self.shape("pre_logits/kernel")[0] if "pre_logits/kernel" in self.sources else None,
+        )
+        first = functools.partial(_first_layer, normalization=normalization, old_size=old_size, size=patch_size)
+        pieces = self.pieces + self._token_pieces(image_size // patch_size) + self._first_pieces(first)
+        if "visual_projection.weight" in self.arrays:
+            config = dataclasses.replace(config, projection_size=self.arrays["visual_projection.weight"].shape[0])
+            pieces += _projection_pieces()
+        return config, pieces
+
+    def _first_pieces(self, first: Any) -> list[Piece]:
+        sources = (self.first,) if self.first_bias is None else (self.first, self.first_bias)
+        return [
+            Piece("image_tower/patches/kernel", sources, lambda *layer: first(*layer)[0]),
+            Piece("image_tower/patches/bias", sources, lambda *layer: first(*layer)[1]),
+        ]
+
+    def _token_pieces(self, side: int) -> list[Piece]:
+        """Positions go to patches; the class token's own becomes a part of it."""
+        count = bool(self.class_token)
+
+        def patches(positions: np.ndarray) -> np.ndarray:
+            rows = positions.reshape(-1, positions.shape[-1]).astype(np.float32)
+            return resample_positions(rows[count:], side)
+
+        pieces = [Piece("image_tower/positions", (self.positions,), patches)]
+        if self.class_token is not None:
+            pieces.append(Piece("image_tower/class_token", (self.class_token, self.positions), _class_token))
+        return pieces
+
+
+def _class_token(token: np.ndarray, positions: np.ndarray) -> Float[np.ndarray, " d"]:
+    return token.ravel().astype(np.float32) + positions.reshape(-1, token.size)[0].astype(np.float32)
+
+
+def _projection_pieces() -> list[Piece]:
+    """CLIP's last layer has no bias: ours is zero."""
+    source = ("visual_projection.weight",)
+    return [
+        Piece("image_tower/projection/kernel", source, np.transpose),
+        Piece("image_tower/projection/bias", source, lambda weight: np.zeros(len(weight), np.float32)),
+    ]
+
+
+def _first_layer(
+    kernel: np.ndarray,
+    bias: np.ndarray | None = None,
+    *,
+    normalization: Float[np.ndarray, "2 c"],
+    old_size: int,
+    size: int,
+) -> tuple[Float[np.ndarray, "_ d"], Float[np.ndarray, " d"]]:
+    """Returns the kernel ``[(p q c) d]`` and the bias of patches of ``size`` pixels in [-1, 1].
+
+    Theirs sees ``(v - mean) / std`` of v in [0, 1], ours y = 2 v - 1: ``(v - mean) / std = y 0.5 / std + (0.5 - mean) / std``.
+    """
+    if kernel.ndim == 4:
+        kernel = kernel.transpose(2, 3, 1, 0)
+    else:
+        kernel = kernel.T.reshape(old_size, old_size, -1, len(kernel))
+    kernel = resample_patches(kernel.astype(np.float32), size)
+    mean, deviation = normalization
+    offset = np.einsum("pqcd,c->d", kernel, (0.5 - mean) / deviation)
+    scaled = kernel * (0.5 / deviation)[:, None]
+    return scaled.reshape(-1, scaled.shape[-1]), offset if bias is None else bias.astype(np.float32) + offset
+
+
+def _read_siglip_text(
+    arrays: Arrays, config: Json, length: int | None, compute_type: ComputeType
+) -> tuple[TextConfig, list[Piece]]:
+    tower = _Tower(arrays, _SIGLIP_TEXT, config, compute_type, "text_tower/")
+    positions, length = _text_positions(tower, "embeddings.position_embedding.weight", length)
+    vocabulary_size, size = tower.shape("tokens/embedding")[0], tower.shape("projection/kernel")[0]
+    return TextConfig(vocabulary_size, length, size, tower.encoder()), [*tower.pieces, positions]
+
+
+def _read_bert(
+    arrays: Arrays, config: Json, length: int | None, compute_type: ComputeType
+) -> tuple[BertConfig, list[Piece]]:
+    if config.get("position_embedding_type", "absolute") != "absolute":
+        raise UserError(
+            f"config.json: position_embedding_type = {config['position_embedding_type']!r} is not 'absolute'"
+        )
+    tower = _Tower(arrays, _BERT, config, compute_type, "text_tower/")
+    positions, length = _text_positions(tower, "embeddings.position_embeddings.weight", length)
+    bert = BertConfig(
+        vocabulary_size=tower.shape("tokens/embedding")[0],
+        length=length,
+        projection_size=None,
+        encoder=tower.encoder("after"),
+        num_segments=tower.shape("segments/embedding")[0],
+        padding_id=config.get("pad_token_id", 0),
+        pooler="pre_logits/kernel" in tower.sources,
+    )
+    return bert, [*tower.pieces, positions]
+
+
+def _text_positions(tower: _Tower, name: str, length: int | None) -> tuple[Piece, int]:
+    """Returns the piece of the first ``length`` positions, and how many they are."""
+    source = tower.name(name)
+    stored = tower.arrays[source].shape[0]
+    if length is not None and length > stored:
+        raise UserError(f"{source} holds {stored} positions, too few for texts of {length} tokens")
+    length = stored if length is None else length
+    return Piece("text_tower/positions", (source,), lambda array: array[:length]), length
+
+
+def _normalization(folder: Path, family: _Family) -> Float[np.ndarray, "2 c"]:
+    """Returns mean and standard deviation of the pixels in [0, 1] that the model was trained on."""
+    mean, deviation = family.normalization
+    processor: Json = {}
+    if (folder / "preprocessor_config.json").exists():
+        processor = _read_json(folder / "preprocessor_config.json")
+    elif (folder / "processor_config.json").exists():
+        processor = _read_json(folder / "processor_config.json").get("image_processor", {})
+    if not processor.get("do_normalize", True):
+        mean, deviation = (0.0,) * 3, (1.0,) * 3
+    else:
+        mean, deviation = processor.get("image_mean", mean), processor.get("image_std", deviation)
+    return np.array([mean, deviation], np.float64)
+
+
+def _read_json(path: Path) -> Json:
+    try:
+        return json.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror}); give a folder with config.json") from error
+    except ValueError as error:
+        raise UserError(f"{path} is no JSON: {error}") from error

@@ -1,0 +1,64 @@
+"""What tests of imported models share: reading a folder, building and running its towers."""
+
+import inspect
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from lit_het.checkpoints import huggingface, rename
+
+
+def shapes(config):
+    """Returns the parameters of a tower, as shapes."""
+    return nnx.to_pure_dict(nnx.state(nnx.eval_shape(lambda: config.build(nnx.Rngs(0)))))
+
+
+def expected(imported):
+    """Returns the tree that an import must fill, of shapes."""
+    tree = {"image_tower": imported.image_tower, "text_tower": imported.text_tower}
+    tree = {name: shapes(config) for name, config in tree.items() if config is not None}
+    head = {}
+    if imported.has_temperature:
+        head["temperature"] = {"log_temperature": jax.ShapeDtypeStruct((), jnp.float32)}
+    if imported.has_bias:
+        head["bias"] = jax.ShapeDtypeStruct((), jnp.float32)
+    if imported.num_classes is not None:
+        size = imported.image_tower.embedding_size
+        head["logits"] = {
+            "kernel": jax.ShapeDtypeStruct((size, imported.num_classes), jnp.float32),
+            "bias": jax.ShapeDtypeStruct((imported.num_classes,), jnp.float32),
+        }
+    return tree | ({"head": head} if head else {})
+
+
+def load(folder, **options):
+    """Returns what a folder holds and its parameters."""
+    imported = huggingface.read(folder, **options)
+    return imported, rename.load(imported.arrays, imported.pieces, expected(imported))
+
+
+def run(config, params, inputs):
+    """Returns a tower's output; images may be floats, which the bare function takes as well."""
+    graph = nnx.graphdef(nnx.eval_shape(lambda: config.build(nnx.Rngs(0))))
+
+    def call(params, inputs):
+        tower = nnx.merge(graph, params)
+        return inspect.unwrap(type(tower).__call__)(tower, inputs)
+
+    return jax.jit(call)(params, jnp.asarray(inputs))
+
+
+def pixels(values):
+    """Returns the pixels ``[b h w c]`` that towers map to the given floats ``[b c h w]``."""
+    return np.asarray((np.moveaxis(np.float64(values), 1, -1) + 1) * 127.5, np.float32)
+
+
+def logits(imported, params, image, text):
+    """Returns the logits of all pairs: inner products of unit embeddings over τ, and the bias."""
+    image = run(imported.image_tower, params["image_tower"], image).embedding
+    text = run(imported.text_tower, params["text_tower"], text).embedding
+    image, text = (side / np.linalg.norm(side, axis=-1, keepdims=True) for side in (image, text))
+    head = params["head"]
+    return image @ text.T / np.exp(head["temperature"]["log_temperature"]) + head.get("bias", 0.0)

@@ -1,0 +1,208 @@
+"""Imported Hugging Face folders give the outputs that transformers recorded, and broken ones say what is wrong."""
+
+import functools
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from lit_het import parameters
+from lit_het.checkpoints import huggingface
+from lit_het.checkpoints.resample import resample_positions
+from lit_het.errors import UserError
+from tests.checkpoints.huggingface_models import load, logits, pixels, run
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+assert_close = functools.partial(np.testing.assert_allclose, rtol=0, atol=1e-5)
+
+
+def recorded(name):
+    with np.load(GOLDEN / name / "io.npz") as file:
+        return dict(file)
+
+
+@pytest.fixture
+def edited(tmp_path):
+    """Returns a function that copies a folder with another configuration and other arrays."""
+
+    def edit(name, change=lambda arrays: arrays, **config):
+        source = GOLDEN / name
+        arrays = safetensors.numpy.load_file(source / "model.safetensors")
+        safetensors.numpy.save_file(change(arrays), tmp_path / "model.safetensors")
+        (tmp_path / "config.json").write_text(json.dumps(json.loads((source / "config.json").read_text()) | config))
+        return tmp_path
+
+    return edit
+
+
+def test_siglip_gives_its_embeddings_and_logits():
+    imported, params = load(GOLDEN / "hf_siglip")
+    io = recorded("hf_siglip")
+    images = pixels(io["in/pixel_values"])
+    image = run(imported.image_tower, params["image_tower"], images)
+    text = run(imported.text_tower, params["text_tower"], io["in/input_ids"])
+    assert_close(image.embedding, io["out/vision_model_output.pooler_output"])
+    assert_close(image.tokens, io["out/vision_model_output.last_hidden_state"])
+    assert_close(text.embedding, io["out/text_model_output.pooler_output"])
+    assert_close(text.tokens, io["out/text_model_output.last_hidden_state"])
+    assert (imported.has_temperature, imported.has_bias) == (True, True)
+    assert_close(logits(imported, params, images, io["in/input_ids"]), io["out/logits_per_image"], atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["hf_siglip_vision", "hf_vit"])
+def test_image_towers_give_their_embeddings(name):
+    imported, params = load(GOLDEN / name)
+    io = recorded(name)
+    output = run(imported.image_tower, params["image_tower"], pixels(io["in/pixel_values"]))
+    assert_close(output.embedding, io["out/pooler_output"])
+    assert_close(output.tokens, io["out/last_hidden_state"])
+    assert imported.text_tower is None
+
+
+def test_names_of_transformers_4_and_5_give_the_same_parameters(tmp_path):
+    shutil.copy(GOLDEN / "hf_siglip_vision/config.json", tmp_path)
+    shutil.copy(GOLDEN / "hf_siglip_vision/model_v4_names.safetensors", tmp_path / "model.safetensors")
+    old, new = load(tmp_path)[1], load(GOLDEN / "hf_siglip_vision")[1]
+    assert parameters.checksum(old) == parameters.checksum(new)
+
+
+def test_bert_gives_its_embedding_whatever_padding_and_further_positions_hold():
+    imported, params = load(GOLDEN / "hf_bert", text_length=8)
+    io = recorded("hf_bert")
+    np.testing.assert_array_equal(io["in/input_ids"] != imported.text_tower.padding_id, io["in/attention_mask"] == 1)
+    output = run(imported.text_tower, params["text_tower"], io["in/input_ids"])
+    assert_close(output.embedding, io["out/pooler_output"])
+    assert_close(output.tokens, io["out/last_hidden_state"])
+
+
+def test_bert_is_found_inside_a_language_model_with_old_names_and_without_a_pooler(edited):
+    def as_language_model(arrays):
+        old = {name.replace("LayerNorm.weight", "LayerNorm.gamma"): array for name, array in arrays.items()}
+        old = {name.replace("LayerNorm.bias", "LayerNorm.beta"): array for name, array in old.items()}
+        kept = {f"bert.{name}": array for name, array in old.items() if not name.startswith("pooler")}
+        return kept | {"cls.predictions.bias": np.zeros(64, np.float32)}
+
+    imported, params = load(edited("hf_bert", as_language_model))
+    assert not imported.text_tower.pooler
+    published = load(GOLDEN / "hf_bert")[1]["text_tower"]
+    del published["pre_logits"]
+    assert parameters.checksum(params["text_tower"]) == parameters.checksum(published)
+
+
+def test_names_that_transformers_5_has_in_memory_are_understood_as_well(edited):
+    new = {
+        "encoder.layer.": "layers.",
+        "attention.attention.query": "attention.q_proj",
+        "attention.attention.key": "attention.k_proj",
+        "attention.attention.value": "attention.v_proj",
+        "attention.output.dense": "attention.o_proj",
+        "intermediate.dense": "mlp.fc1",
+        "output.dense": "mlp.fc2",
+    }
+
+    def renamed(arrays):
+        return {functools.reduce(lambda name, pair: name.replace(*pair), new.items(), k): v for k, v in arrays.items()}
+
+    params, published = load(edited("hf_vit", renamed))[1], load(GOLDEN / "hf_vit")[1]
+    assert parameters.checksum(params) == parameters.checksum(published)
+
+
+def test_a_vits_classifier_becomes_the_head(edited):
+    random = np.random.default_rng(0)
+    kernel, bias = random.normal(size=(5, 24)).astype(np.float32), np.arange(5, dtype=np.float32)
+
+    def classify(arrays):
+        tower = {f"vit.{name}": array for name, array in arrays.items() if not name.startswith("pooler")}
+        return tower | {"classifier.weight": kernel, "classifier.bias": bias}
+
+    imported, params = load(edited("hf_vit", classify))
+    assert imported.num_classes == 5
+    assert imported.image_tower.representation_size is None
+    np.testing.assert_array_equal(params["head"]["logits"]["kernel"], kernel.T)
+    np.testing.assert_array_equal(params["head"]["logits"]["bias"], bias)
+
+
+def test_sizes_that_a_configuration_leaves_out_are_read_off_the_arrays(edited):
+    towers = {
+        "vision_config": {"model_type": "siglip_vision_model", "num_hidden_layers": 2, "num_attention_heads": 3},
+        "text_config": {"model_type": "siglip_text_model", "num_hidden_layers": 2, "num_attention_heads": 3},
+    }
+    sparse, full = huggingface.read(edited("hf_siglip", **towers)), huggingface.read(GOLDEN / "hf_siglip")
+    assert (sparse.image_tower, sparse.text_tower) == (full.image_tower, full.text_tower)
+
+
+def test_larger_images_see_positions_between_the_old_ones_and_larger_patches_the_same_grey():
+    imported, params = load(GOLDEN / "hf_vit", image_size=64, patch_size=16)
+    _, old = load(GOLDEN / "hf_vit")
+    assert (imported.image_tower.image_size, imported.image_tower.patch_size) == (64, 16)
+    new, old = params["image_tower"], old["image_tower"]
+    np.testing.assert_array_equal(new["positions"], resample_positions(np.asarray(old["positions"]), 4))
+    # A patch of one colour is the same picture at any size.
+    for colour in np.eye(3, dtype=np.float32):
+        tokens = [np.tile(colour, size**2) @ layer["patches"]["kernel"] for size, layer in ((16, new), (8, old))]
+        assert_close(*tokens)
+
+
+def test_other_normalisations_are_folded_into_the_first_layer(edited):
+    folder = edited("hf_vit")
+    mean, deviation = [0.1, 0.4, 0.7], [0.2, 0.5, 0.25]
+    (folder / "preprocessor_config.json").write_text(json.dumps({"image_mean": mean, "image_std": deviation}))
+    layer = load(folder)[1]["image_tower"]["patches"]
+    plain = load(GOLDEN / "hf_vit")[1]["image_tower"]["patches"]
+    unit = np.random.default_rng(0).random((8 * 8, 3)).astype(np.float32)  # a patch of pixels in [0, 1]
+    theirs = ((unit - mean) / deviation).ravel() @ plain["kernel"] + plain["bias"]
+    assert_close((2 * unit - 1).ravel() @ layer["kernel"] + layer["bias"], theirs)
+
+
+def test_an_unknown_kind_of_model_lists_those_that_can_be_imported(edited):
+    with pytest.raises(UserError, match="model_type = 'llama' is none of .*: bert, clip, .*vit"):
+        huggingface.read(edited("hf_vit", model_type="llama"))
+
+
+def test_an_unknown_activation_lists_those_that_there_are(edited):
+    with pytest.raises(UserError, match="hidden_act = 'silu' is none of gelu, gelu_pytorch_tanh"):
+        huggingface.read(edited("hf_vit", hidden_act="silu"))
+
+
+def test_a_folder_without_a_configuration_is_refused(tmp_path):
+    with pytest.raises(UserError, match=r"config\.json cannot be read"):
+        huggingface.read(tmp_path)
+
+
+def test_an_array_without_a_rule_is_named(edited):
+    with pytest.raises(UserError, match=r"no known meaning: encoder\.layer\.0\.adapter\.weight"):
+        huggingface.read(edited("hf_vit", lambda arrays: arrays | {"encoder.layer.0.adapter.weight": np.zeros(2)}))
+
+
+@pytest.mark.parametrize(
+    ("missing", "message"),
+    [
+        ("encoder.layer.1.output.dense.weight", "encoder/blocks/mlp/down/kernel has 2 blocks in the model and 1"),
+        ("encoder.layer.0.output.dense.weight", "nothing for image_tower/encoder/blocks/0/mlp/down/kernel"),
+        ("layernorm.bias", "nothing for image_tower/encoder/norm/bias"),
+        ("embeddings.position_embeddings", "no array embeddings.position_embedding"),
+    ],
+)
+def test_a_missing_array_is_named(missing, message, edited):
+    with pytest.raises(UserError, match=message):
+        load(edited("hf_vit", lambda arrays: {name: array for name, array in arrays.items() if name != missing}))
+
+
+def test_an_array_of_a_wrong_shape_is_named_with_both_shapes(edited):
+    name = "encoder.layer.0.intermediate.dense.weight"
+    with pytest.raises(UserError, match=rf"{name} \(40, 23\) becomes \(23, 40\), but .*mlp/up/kernel is \(24, 40\)"):
+        load(edited("hf_vit", lambda arrays: arrays | {name: np.zeros((40, 23), np.float32)}))
+
+
+def test_positions_that_form_no_square_are_refused(edited):
+    positions = {"embeddings.position_embeddings": np.zeros((1, 13, 24), np.float32)}
+    with pytest.raises(UserError, match="12 patches, which form no square"):
+        huggingface.read(edited("hf_vit", lambda arrays: arrays | positions))
+
+
+def test_texts_longer_than_the_stored_positions_are_refused():
+    with pytest.raises(UserError, match="16 positions, too few for texts of 17 tokens"):
+        huggingface.read(GOLDEN / "hf_bert", text_length=17)

@@ -1,0 +1,121 @@
+"""Random models of transformers itself and their imports agree; these tests run where torch is installed."""
+
+import functools
+import warnings
+
+import jax
+import numpy as np
+import pytest
+
+from tests.checkpoints.huggingface_models import load, logits, pixels, run
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+assert_close = functools.partial(np.testing.assert_allclose, rtol=0, atol=1e-5)
+OPENAI = ([0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711])
+IMAGENET = ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
+SIZES = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3}
+IMAGE = SIZES | {"intermediate_size": 40, "image_size": 24, "patch_size": 8}
+DINO = SIZES | {"mlp_ratio": 2, "image_size": 24, "patch_size": 8}
+TEXT = SIZES | {"intermediate_size": 40, "vocab_size": 50, "max_position_embeddings": 8}
+PATCHES = {name: size for name, size in IMAGE.items() if name != "image_size"} | {"num_patches": 9}
+UINT8 = np.random.default_rng(0).integers(0, 256, (2, 24, 24, 3), np.uint8)
+IDS = np.random.default_rng(1).integers(0, 50, (3, 8), np.int32)
+
+
+def normalised(images, mean=(0.5,) * 3, deviation=(0.5,) * 3):
+    return torch.tensor(np.moveaxis((images / 255 - mean) / deviation, -1, 1), dtype=torch.float32)
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """Returns a function that draws every parameter of a model anew, also what begins as zero or one, and saves it."""
+
+    def save(model):
+        torch.manual_seed(0)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                scale = 0.2 if parameter.ndim < 2 else parameter[0].numel() ** -0.5
+                parameter.add_(scale * torch.randn_like(parameter))
+        model.save_pretrained(tmp_path)
+        return model.eval(), tmp_path
+
+    return save
+
+
+def agree(model, folder, theirs, mean, deviation):
+    """Asserts that the imported tower gives the embedding that ``theirs`` finds in the output of the model."""
+    imported, params = load(folder)
+    # Layer scales broadcast as NumPy does, which other tests forbid.
+    with jax.numpy_rank_promotion("allow"):
+        output = run(imported.image_tower, params["image_tower"], UINT8).embedding
+    with torch.no_grad():
+        assert_close(output, theirs(model(normalised(UINT8, mean, deviation))))
+
+
+def test_clips_image_tower_with_its_projection(saved):
+    config = transformers.CLIPVisionConfig(**IMAGE, projection_dim=16)
+    model, folder = saved(transformers.CLIPVisionModelWithProjection(config))
+    agree(model, folder, lambda output: output.image_embeds, *OPENAI)
+
+
+def test_clips_image_tower_alone(saved):
+    model, folder = saved(transformers.CLIPVisionModel(transformers.CLIPVisionConfig(**IMAGE)))
+    agree(model, folder, lambda output: output.pooler_output, *OPENAI)
+
+
+def test_the_image_tower_inside_clip(saved):
+    towers = {"text_config": TEXT | {"bos_token_id": 0, "eos_token_id": 1}, "vision_config": IMAGE}
+    model, folder = saved(transformers.CLIPModel(transformers.CLIPConfig(**towers, projection_dim=16)))
+    ids = torch.tensor(IDS, dtype=torch.long)
+    call = functools.partial(model, ids)
+    imported, params = load(folder)
+    output = run(imported.image_tower, params["image_tower"], UINT8).embedding
+    with torch.no_grad():
+        theirs = call(normalised(UINT8, *OPENAI)).image_embeds
+    assert imported.text_tower is None
+    assert_close(output / np.linalg.norm(output, axis=-1, keepdims=True), theirs)
+
+
+def test_dinov2_with_registers_and_gates(saved):
+    config = transformers.Dinov2WithRegistersConfig(**DINO, use_swiglu_ffn=True, num_register_tokens=3)
+    model, folder = saved(transformers.Dinov2WithRegistersModel(config))
+    agree(model, folder, lambda output: output.pooler_output, *IMAGENET)
+
+
+def test_dinov2_without_its_classifier(saved):
+    model, folder = saved(transformers.Dinov2ForImageClassification(transformers.Dinov2Config(**DINO)))
+    agree(model.dinov2, folder, lambda output: output.pooler_output, *IMAGENET)
+
+
+def test_siglip_2_whose_first_layer_is_dense(saved):
+    config = transformers.Siglip2Config(text_config=TEXT, vision_config=PATCHES)
+    model, folder = saved(transformers.Siglip2Model(config))
+    imported, params = load(folder)
+    patches = normalised(UINT8).reshape(2, 3, 3, 8, 3, 8).permute(0, 2, 4, 3, 5, 1).reshape(2, 9, 192)
+    with torch.no_grad():
+        theirs = model(
+            input_ids=torch.tensor(IDS, dtype=torch.long),
+            pixel_values=patches,
+            pixel_attention_mask=torch.ones(2, 9),
+            spatial_shapes=torch.tensor([[3, 3], [3, 3]]),
+        ).logits_per_image
+    assert_close(logits(imported, params, UINT8, IDS), theirs, atol=1e-4)
+
+
+def test_the_shape_of_sovit_400m_whose_images_make_no_whole_patches(saved):
+    """SigLIP So400m/14 sees 384 pixels, of which 27 patches cover 378; here 30 pixels and 2 patches, one block."""
+    wide = {"hidden_size": 1152, "intermediate_size": 4304, "num_attention_heads": 16, "num_hidden_layers": 1}
+    config = transformers.SiglipVisionConfig(**wide, image_size=30, patch_size=14)
+    model, folder = saved(transformers.SiglipVisionModel(config))
+    images = np.random.default_rng(2).integers(0, 256, (2, 30, 30, 3), np.uint8)
+    imported, params = load(folder)
+    assert imported.image_tower.image_size == 28
+    with torch.no_grad():
+        theirs = model(normalised(images)).pooler_output.numpy()
+    ours = run(imported.image_tower, params["image_tower"], pixels(normalised(images))[:, :28, :28]).embedding
+    assert_close(ours, theirs, atol=1e-5 * np.abs(theirs).max())
