@@ -1,4 +1,4 @@
-"""Hugging Face models: SigLIP and SigLIP 2, ViT, DINOv2, CLIP's image tower and BERT, from ``config.json`` and safetensors.
+"""Hugging Face models: SigLIP and SigLIP 2, ViT, DINOv2, CLIP's image tower and BERT, from a folder.
 
 Sizes are read off the arrays; the configuration adds what arrays do not show. A model trained on pixels of another
 normalisation than ours gets it folded into its first layer, and the position of a class token into that token: both
@@ -40,6 +40,19 @@ _IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 _OPENAI = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
 
 
+_LEFT_OUT = (
+    # Numbers 0, 1, 2, ... that old versions stored.
+    Rule(r".*embeddings\.position_ids", None),
+    # For training by masking patches or words.
+    Rule(r".*embeddings\.mask_token", None),
+    Rule(r"cls\..*", None),
+)
+# CLIP's text tower is causal, which none here is, and its temperature belongs to both towers.
+_LEFT_OUT_OF_CLIP = (Rule(r"text_model\..*|text_projection\.weight|logit_scale", None),)
+# Reads the class token beside the mean of the patches, which no head here does.
+_LEFT_OUT_OF_DINO = (Rule(r"classifier\..*", None),)
+
+
 @dataclasses.dataclass(frozen=True)
 class _Family:
     """A kind of tower.
@@ -49,6 +62,7 @@ class _Family:
         prefix: what its names begin with inside a larger model.
         activation, epsilon: where the configuration is silent.
         normalization: mean and standard deviation of pixels in [0, 1], where no processor says them.
+        left_out: arrays that no model here has a place for.
     """
 
     table: names.Table
@@ -56,34 +70,24 @@ class _Family:
     activation: str = "gelu"
     epsilon: float = 1e-12
     normalization: tuple[tuple[float, ...], tuple[float, ...]] = _HALF
+    left_out: tuple[Rule, ...] = ()
 
 
 _SIGLIP_IMAGE = _Family(names.SIGLIP_IMAGE, "vision_model.", "gelu_pytorch_tanh", 1e-6)
 _SIGLIP_TEXT = _Family(names.SIGLIP_TEXT, "text_model.", "gelu_pytorch_tanh", 1e-6)
-_CLIP_IMAGE = _Family(names.CLIP_IMAGE, "vision_model.", "quick_gelu", 1e-5, _OPENAI)
+_CLIP_IMAGE = _Family(names.CLIP_IMAGE, "vision_model.", "quick_gelu", 1e-5, _OPENAI, _LEFT_OUT_OF_CLIP)
 _IMAGE_FAMILIES = {
     "siglip": _SIGLIP_IMAGE,
     "siglip_vision_model": _SIGLIP_IMAGE,
     "siglip2": _SIGLIP_IMAGE,
     "siglip2_vision_model": _SIGLIP_IMAGE,
     "vit": _Family(names.VIT, "vit."),
-    "dinov2": _Family(names.DINO, "dinov2.", "gelu", 1e-6, _IMAGENET),
-    "dinov2_with_registers": _Family(names.DINO, "dinov2_with_registers.", "gelu", 1e-6, _IMAGENET),
+    "dinov2": _Family(names.DINO, "dinov2.", "gelu", 1e-6, _IMAGENET, _LEFT_OUT_OF_DINO),
+    "dinov2_with_registers": _Family(names.DINO, "dinov2_with_registers.", "gelu", 1e-6, _IMAGENET, _LEFT_OUT_OF_DINO),
     "clip": _CLIP_IMAGE,
     "clip_vision_model": _CLIP_IMAGE,
 }
 _BERT = _Family(names.BERT, "bert.")
-_LEFT_OUT = (
-    # Numbers 0, 1, 2, ... that old versions stored.
-    Rule(r".*embeddings\.position_ids", None),
-    # For training by masking patches or words.
-    Rule(r".*embeddings\.mask_token", None),
-    Rule(r"cls\..*", None),
-)
-# CLIP's text tower is causal, which none here is, and its temperature belongs to both towers.
-_LEFT_OUT_OF_CLIP = Rule(r"text_model\..*|text_projection\.weight|logit_scale", None)
-# Reads the class token beside the mean of the patches, which no head here does.
-_LEFT_OUT_OF_DINO = Rule(r"classifier\..*", None)
 
 
 def read(
@@ -98,8 +102,9 @@ def read(
 
     Args:
         folder: with ``config.json`` and safetensors, and ``preprocessor_config.json`` if there is one.
-        image_size, patch_size: in pixels, to which positions and the first layer are resampled; None keeps the
-            model's. Pixels that make no whole patch, which the original ignores, are no part of its size.
+        image_size: in pixels, for which positions are resampled; None keeps the model's, less pixels that make no
+            whole patch and that the original ignores.
+        patch_size: in pixels, for which the first layer is resampled; None keeps the model's.
         text_length: how many positions of the text tower to keep; None keeps all.
         compute_type: type of activations.
 
@@ -108,29 +113,25 @@ def read(
     """
     config = _read_json(folder / "config.json")
     kind = str(config.get("model_type"))
-    arrays = open_safetensors(folder)
-    if kind == "bert":
-        found, pieces = _read_bert(arrays, config, text_length, compute_type)
-        return Imported(arrays, translate(arrays, _LEFT_OUT, pieces), text_tower=found)
-    if kind not in _IMAGE_FAMILIES:
+    if kind not in (*_IMAGE_FAMILIES, "bert"):
         known = ", ".join(sorted([*_IMAGE_FAMILIES, "bert"]))
         raise UserError(f"{folder}/config.json: model_type = {kind!r} is none of those that can be imported: {known}")
-    image = _ImageReader(arrays, _IMAGE_FAMILIES[kind], config.get("vision_config", config), compute_type)
-    normalization = _normalization(folder, _IMAGE_FAMILIES[kind])
-    image_tower, pieces = image.read(normalization, image_size, patch_size)
-    rules, imported = [*_LEFT_OUT], Imported(arrays, [], image_tower)
+    arrays = open_safetensors(folder)
+    if kind == "bert":
+        bert, pieces = _read_bert(arrays, config, text_length, compute_type)
+        return Imported(arrays, translate(arrays, _LEFT_OUT, pieces), text_tower=bert)
+    family = _IMAGE_FAMILIES[kind]
+    image = _ImageReader(arrays, family, config.get("vision_config", config), compute_type)
+    image_tower, pieces = image.read(_normalization(folder, family), image_size, patch_size)
+    imported = Imported(arrays, [], image_tower)
     if kind in ("siglip", "siglip2"):
         text_tower, of_text = _read_siglip_text(arrays, config.get("text_config", {}), text_length, compute_type)
         pieces += of_text + names.pieces(arrays, names.SIGLIP_HEAD, "", "head/")
         imported = dataclasses.replace(imported, text_tower=text_tower, has_temperature=True, has_bias=True)
-    elif kind == "clip":
-        rules.append(_LEFT_OUT_OF_CLIP)
     elif kind == "vit" and "classifier.weight" in arrays:
         pieces += names.pieces(arrays, names.dense("classifier", "logits"), "", "head/")
         imported = dataclasses.replace(imported, num_classes=arrays["classifier.weight"].shape[0])
-    elif kind.startswith("dinov2"):
-        rules.append(_LEFT_OUT_OF_DINO)
-    return dataclasses.replace(imported, pieces=translate(arrays, rules, pieces))
+    return dataclasses.replace(imported, pieces=translate(arrays, (*family.left_out, *_LEFT_OUT), pieces))
 
 
 class _Tower:
@@ -200,22 +201,22 @@ class _ImageReader(_Tower):
             raise UserError(
                 f"{self.positions} holds {num_patches} patches, which form no square; images here are square"
             )
+        if self.config.get("pooler_act", "tanh") != "tanh":
+            raise UserError(f"config.json: pooler_act = {self.config['pooler_act']!r} is not 'tanh'")
         shape = self.arrays[self.first].shape
         # A convolution [d, c, p, p], or a dense layer over patches in rows [d, p·p·c].
         old_size = shape[-1] if len(shape) == 4 else round((shape[1] / 3) ** 0.5)
-        patch_size = patch_size or old_size
-        image_size = image_size or side * old_size
         config = ViTConfig(
-            image_size,
-            patch_size,
+            side * old_size if image_size is None else image_size,
+            old_size if patch_size is None else patch_size,
             self.encoder(),
             pooling="class_token" if self.class_token else "attention",
             num_registers=self.arrays[self.sources["registers"]].shape[-2] if "registers" in self.sources else 0,
             input_norm="input_norm/scale" in self.sources,
             representation_size=self.shape("pre_logits/kernel")[0] if "pre_logits/kernel" in self.sources else None,
         )
-        first = functools.partial(_first_layer, normalization=normalization, old_size=old_size, size=patch_size)
-        pieces = self.pieces + self._token_pieces(image_size // patch_size) + self._first_pieces(first)
+        first = functools.partial(_first_layer, normalization=normalization, old_size=old_size, size=config.patch_size)
+        pieces = self.pieces + self._token_pieces(config.image_size // config.patch_size) + self._first_pieces(first)
         if "visual_projection.weight" in self.arrays:
             config = dataclasses.replace(config, projection_size=self.arrays["visual_projection.weight"].shape[0])
             pieces += _projection_pieces()
@@ -265,13 +266,11 @@ def _first_layer(
 ) -> tuple[Float[np.ndarray, "_ d"], Float[np.ndarray, " d"]]:
     """Returns the kernel ``[(p q c) d]`` and the bias of patches of ``size`` pixels in [-1, 1].
 
-    Theirs sees ``(v - mean) / std`` of v in [0, 1], ours y = 2 v - 1: ``(v - mean) / std = y 0.5 / std + (0.5 - mean) / std``.
+    Of v in [0, 1] theirs sees ``(v - mean) / std``, which is ``y 0.5 / std + (0.5 - mean) / std`` of our y = 2 v - 1.
     """
-    if kernel.ndim == 4:
-        kernel = kernel.transpose(2, 3, 1, 0)
-    else:
-        kernel = kernel.T.reshape(old_size, old_size, -1, len(kernel))
-    kernel = resample_patches(kernel.astype(np.float32), size)
+    convolution = kernel.ndim == 4
+    square = kernel.transpose(2, 3, 1, 0) if convolution else kernel.T.reshape(old_size, old_size, -1, len(kernel))
+    kernel = resample_patches(square.astype(np.float32), size)
     mean, deviation = normalization
     offset = np.einsum("pqcd,c->d", kernel, (0.5 - mean) / deviation)
     scaled = kernel * (0.5 / deviation)[:, None]

@@ -6,7 +6,7 @@ that transformers writes come first.
 
 import dataclasses
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 
@@ -50,6 +50,22 @@ class Match:
         return [
             Piece(path + part.replace("#", block), (name,), self._part(index)) for index, part in enumerate(self.ours)
         ]
+
+    def arrays(self, prefix: str, path: str, params: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Returns their arrays of this match, one for each block; ``params`` are ours by path, blocks stacked."""
+        parts = [params[path + part.replace("/#/", "/")] for part in self.ours]
+        if "#" not in self.theirs:
+            return {prefix + self.theirs: self._joined(parts)}
+        depth = len(parts[0])
+        return {
+            prefix + self.theirs.replace("#", str(block)): self._joined([part[block] for part in parts])
+            for block in range(depth)
+        }
+
+    def _joined(self, parts: list[np.ndarray]) -> np.ndarray:
+        written = [self.form.write(part) for part in parts]
+        # One after the other in memory, which transposed views are not and safetensors takes for granted.
+        return np.ascontiguousarray(written[0] if len(written) == 1 else np.concatenate(written))
 
     def _part(self, index: int) -> Callable[[np.ndarray], np.ndarray]:
         if len(self.ours) == 1:

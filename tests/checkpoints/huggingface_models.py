@@ -1,6 +1,7 @@
 """What tests of imported models share: reading a folder, building and running its towers."""
 
 import inspect
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -33,7 +34,7 @@ def expected(imported):
     return tree | ({"head": head} if head else {})
 
 
-def load(folder, **options):
+def load(folder, **options) -> tuple[Any, Any]:
     """Returns what a folder holds and its parameters."""
     imported = huggingface.read(folder, **options)
     return imported, rename.load(imported.arrays, imported.pieces, expected(imported))
@@ -52,7 +53,7 @@ def run(config, params, inputs):
 
 def pixels(values):
     """Returns the pixels ``[b h w c]`` that towers map to the given floats ``[b c h w]``."""
-    return np.asarray((np.moveaxis(np.float64(values), 1, -1) + 1) * 127.5, np.float32)
+    return np.asarray((np.moveaxis(np.asarray(values, np.float64), 1, -1) + 1) * 127.5, np.float32)
 
 
 def logits(imported, params, image, text):

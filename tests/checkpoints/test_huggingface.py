@@ -158,7 +158,7 @@ def test_other_normalisations_are_folded_into_the_first_layer(edited):
 
 
 def test_an_unknown_kind_of_model_lists_those_that_can_be_imported(edited):
-    with pytest.raises(UserError, match="model_type = 'llama' is none of .*: bert, clip, .*vit"):
+    with pytest.raises(UserError, match=r"model_type = 'llama' is none of .*: bert, clip, .*vit"):
         huggingface.read(edited("hf_vit", model_type="llama"))
 
 
