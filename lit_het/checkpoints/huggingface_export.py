@@ -100,10 +100,10 @@ def _arrays(image: ViTConfig, text: TextConfig, params: dict[str, np.ndarray]) -
     }
     size, side = image.patch_size, image.image_size // image.patch_size
     kernel = params["image_tower/patches/kernel"].reshape(size, size, 3, -1).transpose(3, 2, 0, 1)
-    image_positions = params.get("image_tower/positions", None)
+    image_positions = params.get("image_tower/positions")
     if image_positions is None:
         image_positions = sine_cosine_positions(side, side, image.encoder.width)
-    text_positions = params.get("text_tower/positions", None)
+    text_positions = params.get("text_tower/positions")
     if text_positions is None:
         text_positions = sinusoidal_positions(text.length, text.encoder.width)
     return arrays | {

@@ -5,7 +5,7 @@ the `tokenizers` library instead, which has unigram models alone.
 """
 
 import base64
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from sentencepiece import sentencepiece_model_pb2
 
@@ -14,6 +14,7 @@ from lit_het.errors import UserError
 _MARK = "▁"  # SentencePiece's word boundary
 
 
+@runtime_checkable
 class SentencePiece(Protocol):
     """What a tokenizer tells of itself.
 
