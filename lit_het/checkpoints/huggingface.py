@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import json
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from jaxtyping import Float
@@ -38,8 +38,6 @@ ACTIVATIONS: dict[str, Activation] = {
 _HALF = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 _IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 _OPENAI = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
-
-
 _LEFT_OUT = (
     # Numbers 0, 1, 2, ... that old versions stored.
     Rule(r".*embeddings\.position_ids", None),
@@ -161,7 +159,7 @@ class _Tower:
             raise UserError(f"the source has nothing for {self.path}{target}; is the file complete?")
         return self.arrays[self.sources[target]].shape
 
-    def encoder(self, norm_placement: str = "before") -> EncoderConfig:
+    def encoder(self, norm_placement: Literal["before", "after"] = "before") -> EncoderConfig:
         """Returns the configuration of the blocks."""
         width, mlp_width = self.shape("encoder/blocks/0/mlp/down/kernel")
         activation = str(self.config.get("hidden_act", self.family.activation))
@@ -174,7 +172,7 @@ class _Tower:
             mlp_width,
             self.config.get("num_attention_heads", 12),
             activation="swiglu" if gated else ACTIVATIONS[activation],
-            norm_placement="after" if norm_placement == "after" else "before",
+            norm_placement=norm_placement,
             norm_epsilon=self.config.get("layer_norm_eps", self.family.epsilon),
             layer_scale="encoder/blocks/0/mlp_scale" in self.sources,
             compute_type=self.compute_type,
@@ -301,7 +299,7 @@ def _read_bert(
         projection_size=None,
         encoder=tower.encoder("after"),
         num_segments=tower.shape("segments/embedding")[0],
-        padding_id=config.get("pad_token_id", 0),
+        padding_id=config.get("pad_token_id") or 0,
         pooler="pre_logits/kernel" in tower.sources,
     )
     return bert, [*tower.pieces, positions]
@@ -328,7 +326,7 @@ def _normalization(folder: Path, family: _Family) -> Float[np.ndarray, "2 c"]:
     if not processor.get("do_normalize", True):
         mean, deviation = (0.0,) * 3, (1.0,) * 3
     else:
-        mean, deviation = processor.get("image_mean", mean), processor.get("image_std", deviation)
+        mean, deviation = processor.get("image_mean") or mean, processor.get("image_std") or deviation
     return np.array([mean, deviation], np.float64)
 
 

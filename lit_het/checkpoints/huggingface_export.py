@@ -34,7 +34,8 @@ def write_siglip(
     """Writes parameters, configuration, preprocessing and, if there is one, the tokenizer.
 
     Their model scores noiseless embeddings: the noise of a HET-XL head stays behind. Fixed positions are written out
-    as learned ones, a missing bias as zero. Their image processor shrinks bilinearly, ours averages over areas.
+    as learned ones, a missing bias as zero. As with every SigLIP, `transformers` must be told to tokenise with
+    ``padding="max_length", truncation=True``. Its image processor shrinks bilinearly, ours averages over areas.
 
     Args:
         folder: created if it is not there.
@@ -51,8 +52,12 @@ def write_siglip(
     flat = {path: np.asarray(array, np.float32) for path, array in parameters.flatten(params).items()}
     if "head/temperature/log_temperature" not in flat:
         raise UserError("a SiglipModel learns log τ: head.temperature must be a LogTemperature to be exported")
+    if tokenizer is not None and tokenizer.length != text_tower.length:
+        raise UserError(f"captions of {tokenizer.length} tokens do not fit text_tower.length = {text_tower.length}")
     files = {} if tokenizer is None else tokenizer_files(tokenizer)
     folder.mkdir(parents=True, exist_ok=True)
+    if tokenizer is not None:
+        (folder / "spiece.model").write_bytes(tokenizer.model_bytes)
     partial = folder / "model.safetensors.partial"
     arrays = _arrays(image_tower, text_tower, {"head/bias": np.zeros((), np.float32)} | flat)
     safetensors.numpy.save_file(arrays, partial, metadata={"format": "pt"})

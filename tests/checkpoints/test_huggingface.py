@@ -5,6 +5,7 @@ import json
 import shutil
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import pytest
 import safetensors.numpy
@@ -108,6 +109,17 @@ def test_names_that_transformers_5_has_in_memory_are_understood_as_well(edited):
 
     params, published = load(edited("hf_vit", renamed))[1], load(GOLDEN / "hf_vit")[1]
     assert parameters.checksum(params) == parameters.checksum(published)
+
+
+def test_half_precision_is_read_as_float32(edited):
+    half, published = load(edited("hf_vit", in_bfloat16))[1], load(GOLDEN / "hf_vit")[1]
+    for path, array in parameters.flatten(half).items():
+        assert array.dtype == np.float32
+        np.testing.assert_allclose(array, parameters.flatten(published)[path], rtol=2**-7, atol=0.02, err_msg=path)
+
+
+def in_bfloat16(arrays):
+    return {name: array.astype(ml_dtypes.bfloat16) for name, array in arrays.items()}
 
 
 def test_a_vits_classifier_becomes_the_head(edited):

@@ -119,6 +119,17 @@ def test_the_tokenizer_of_transformers_gives_our_ids(transformers, tokenizer, tm
     np.testing.assert_array_equal(encoded["input_ids"], ours(captions))
 
 
+def test_captions_of_another_length_than_the_text_towers_are_refused(tokenizer, tmp_path):
+    short = SentencePieceTokenizer(tokenizer.model_bytes, LENGTH - 1)
+    with pytest.raises(UserError, match=r"captions of 7 tokens do not fit text_tower\.length = 8"):
+        write_siglip(tmp_path, IMAGE, TEXT, fresh(), short)
+
+
+def test_the_sentencepiece_model_itself_travels_along(tokenizer, tmp_path):
+    write_siglip(tmp_path, IMAGE, TEXT, fresh(), tokenizer)
+    assert (tmp_path / "spiece.model").read_bytes() == tokenizer.model_bytes
+
+
 def test_a_tokenizer_whose_ids_would_differ_is_refused(tmp_path):
     model = train_sentencepiece(CAPTIONS, vocabulary_size=40, model_type="bpe")
     with pytest.raises(UserError, match="only SentencePiece models of the type unigram"):

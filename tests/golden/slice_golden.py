@@ -43,11 +43,25 @@ COPIED = (
     "vmoe/router_e3_M2_E8_K1_noisy",
 )
 
+# Folders of Hugging Face models, each with what the tests read of it.
+FOLDERS = {
+    "hf/bert": (),
+    "hf/siglip": (),
+    "hf/siglip_vision": ("model_v4_names.safetensors",),
+    "hf/vit": (),
+}
+
 
 def main(recordings: Path) -> None:
     for name in COPIED:
         shutil.copyfile(recordings / f"{name}.npz", GOLDEN / f"{Path(name).name}.npz")
         (GOLDEN / f"{Path(name).name}.npz").chmod(0o644)
+    for name, more in FOLDERS.items():
+        folder = GOLDEN / name.replace("/", "_")
+        folder.mkdir(exist_ok=True)
+        for file in ("config.json", "model.safetensors", "io.npz", *more):
+            shutil.copyfile(recordings / name / file, folder / file)
+            (folder / file).chmod(0o644)
 
     def slice_model(name: str, kept: tuple[str, ...], dropped: tuple[str, ...]) -> None:
         with np.load(recordings / f"bv/{name}.npz") as arrays:
