@@ -5,7 +5,7 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from lit_het.checkpoints import big_vision, huggingface, rename, vmoe
 from lit_het.checkpoints.imported import Imported
@@ -19,6 +19,7 @@ from lit_het.towers.text import TextConfig
 from lit_het.towers.vit import ViTConfig
 from lit_het.types import Params
 
+TextPooling: TypeAlias = Literal["last", "first", "mean", "max"]
 # Files of a Hugging Face folder that are of use here; others are not downloaded.
 _HUGGING_FACE_FILES = (
     "config.json",
@@ -36,6 +37,7 @@ def open_weights(
     image_size: int | None = None,
     patch_size: int | None = None,
     text_length: int | None = None,
+    text_pooling: TextPooling = "last",
     experts: ExpertsConfig | None = None,
     compute_type: ComputeType = "float32",
     advance: Advance = lambda count, total: None,
@@ -46,8 +48,10 @@ def open_weights(
         address: a big_vision file ``x.npz`` or a part of it, ``x.npz:img``; the path ``x`` of a V-MoE checkpoint
             ``x.index``; a Hugging Face folder. Local, or with a protocol that fsspec knows (``gs://``, ``hf://``,
             ``https://``).
-        image_size, patch_size: other ones than the source's resample positions and the first layer.
-        text_length: fewer tokens than the source's drop the last positions.
+        image_size: other than the source's, resamples positions.
+        patch_size: other than the source's, resamples the first layer too.
+        text_length: less than the source's, drops the last positions of a text tower that pools its first token.
+        text_pooling: of a text tower in a big_vision file, which does not tell.
         experts: what a V-MoE checkpoint does not say, see `lit_het.checkpoints.vmoe.describe`.
         compute_type: of the towers.
         advance: told of bytes that are downloaded.
@@ -55,27 +59,16 @@ def open_weights(
     Raises:
         UserError: there is nothing, or nothing of a known format.
     """
-    found = _open(address, image_size, patch_size, experts, compute_type, advance)
-    if patch_size is not None and found.image_tower is not None and found.image_tower.patch_size != patch_size:
-        raise UserError(f"the patches of {address} cannot be resampled; leave out patch_size = {patch_size}")
-    return found if text_length is None else _with_text_length(found, text_length, address)
-
-
-def _open(
-    address: str,
-    image_size: int | None,
-    patch_size: int | None,
-    experts: ExpertsConfig | None,
-    compute_type: ComputeType,
-    advance: Advance,
-) -> Imported:
+    sizes: Any = {"image_size": image_size, "compute_type": compute_type}
     if match := re.fullmatch(r"(.*\.npz)(?::(.+))?", address):
         path = fetch(match[1], advance=advance)
-        return big_vision.read(
-            path, match[2] or "", image_size=image_size, patch_size=patch_size, compute_type=compute_type
-        )
+        of_text: Any = {"text_length": text_length, "text_pooling": text_pooling}
+        return big_vision.read(path, match[2] or "", patch_size=patch_size, **of_text, **sizes)
     if (prefix := _vmoe_prefix(address, advance)) is not None:
-        return vmoe.read(prefix, experts=experts or ExpertsConfig(), image_size=image_size, compute_type=compute_type)
+        found = vmoe.read(prefix, experts=experts or ExpertsConfig(), **sizes)
+        if patch_size not in (None, found.image_tower and found.image_tower.patch_size):
+            raise UserError(f"the patches of a V-MoE cannot be resampled; leave out patch_size = {patch_size}")
+        return found
     folder = fetch(address, _HUGGING_FACE_FILES, advance)
     if (index := folder / "model.safetensors.index.json").is_file():
         fetch(address, tuple(sorted(set(json.loads(index.read_text())["weight_map"].values()))), advance)
@@ -84,7 +77,7 @@ def _open(
             f"{address} is of no known format: neither a file .npz, nor a V-MoE checkpoint with an .index, nor a "
             "Hugging Face folder with a config.json"
         )
-    return huggingface.read(folder, image_size=image_size, patch_size=patch_size, compute_type=compute_type)
+    return huggingface.read(folder, patch_size=patch_size, text_length=text_length, **sizes)
 
 
 def image_tower(address: str, **options: Any) -> ViTConfig:
@@ -138,18 +131,3 @@ def _vmoe_prefix(address: str, advance: Advance) -> Path | None:
         return None
     fetch(parent, shard_names(folder / name), advance)
     return folder / name
-
-
-def _with_text_length(found: Imported, length: int, address: str) -> Imported:
-    tower = found.text_tower
-    if tower is None or tower.length == length:
-        return found
-    if tower.length < length:
-        raise UserError(f"the texts of {address} have at most {tower.length} tokens, not {length}")
-    pieces = [
-        dataclasses.replace(piece, combine=lambda *arrays, piece=piece: piece.combine(*arrays)[:length])
-        if piece.target == "text_tower/positions"
-        else piece
-        for piece in found.pieces
-    ]
-    return dataclasses.replace(found, pieces=pieces, text_tower=dataclasses.replace(tower, length=length))

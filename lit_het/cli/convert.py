@@ -102,9 +102,7 @@ def export(run_dir: Path, to: str, output: Path, pretrained: Path | None) -> Non
     if to == "npz":
         big_vision_export.write_npz(output, task.image_tower, task.text_tower, run.params)
     else:
-        huggingface_export.write_siglip(
-            output, task.image_tower, task.text_tower, run.params, tokenizer=runs.tokenizer_path(run_dir)
-        )
+        huggingface_export.write_siglip(output, task.image_tower, task.text_tower, run.params, run.tokenizer)
     print(f"lit-het: {run_dir} as {to} in {output}", file=sys.stderr)
 
 

@@ -21,7 +21,7 @@ class BertConfig:
         length: tokens per text, padding included.
         projection_size: size of the dense layer at the very end; None for none (BERT as published).
         encoder: the stack of blocks; its norms stand after the layers.
-        weights: what to start from: a path or address, see `lit_het.checkpoints.weights.open_weights`; None for nothing.
+        weights: what to start from: a path or address, see `lit_het.checkpoints.weights`; None for nothing.
         num_segments: kinds of segment; texts here are all of segment 0.
         padding_id: the token that nothing attends to.
         pooler: whether the first token goes through BERT's dense layer with tanh before the projection (not in LiT).

@@ -25,7 +25,7 @@ class TextConfig:
         length: tokens per text, padding included.
         embedding_size: size of the projected embedding.
         encoder: the stack of blocks.
-        weights: what to start from: a path or address, see `lit_het.checkpoints.weights.open_weights`; None for nothing.
+        weights: what to start from: a path or address, see `lit_het.checkpoints.weights`; None for nothing.
         pooling: the last position whatever it holds (the tokenizer's sticky end token or padding), the first one, the
             mean or the maximum over all positions, or attention pooling.
         positions: learned, or fixed sines and cosines (the original Transformer, whose encoder has the activation

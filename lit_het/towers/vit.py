@@ -31,7 +31,7 @@ class ViTConfig:
         input_norm: whether a LayerNorm stands before the first block (CLIP).
         representation_size: size of a dense layer with tanh after pooling, as in the original ViT; None for none.
         projection_size: size of a dense layer without tanh at the very end (CLIP); None for none.
-        weights: what to start from: a path or address, see `lit_het.checkpoints.weights.open_weights`; None for nothing.
+        weights: what to start from: a path or address, see `lit_het.checkpoints.weights`; None for nothing.
         members: what becomes of the embeddings of an ensemble's members: their mean, one beside the other, or apart,
             as as many examples (which supervised training takes).
 
