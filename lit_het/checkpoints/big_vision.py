@@ -85,6 +85,8 @@ def read(
         pieces = _cut(pieces, text_tower.length)
     elif text is not None:
         text_tower = _text_tower(shapes, text_pooling, compute_type)
+        if text_length not in (None, text_tower.length):
+            raise UserError(f"the file's texts have {text_tower.length} tokens; only a BERT's can have {text_length}")
     return Imported(
         arrays,
         pieces,
@@ -117,8 +119,8 @@ def _prefixes(arrays: Arrays) -> tuple[str | None, str | None]:
 def _rules(arrays: Arrays, image: str | None, text: str | None) -> list[Rule]:
     rules = [
         # Their exp(t) multiplies where our τ divides.
-        Rule("t", "head/temperature/log_temperature", lambda array: -array.reshape(array.shape[1:])),
-        Rule("b", "head/bias", lambda array: array.reshape(array.shape[1:])),
+        Rule("t", "head/temperature/log_temperature", lambda array: -_only(array)),
+        Rule("b", "head/bias", _only),
     ]
     if image is not None:
         rules += _renamed(IMAGE_TOWER, image, "image_tower/")
@@ -127,6 +129,11 @@ def _rules(arrays: Arrays, image: str | None, text: str | None) -> list[Rule]:
         is_bert = any(name.startswith(f"{text}BertEncoder_0/") for name in arrays)
         rules += _renamed(BERT_TOWER if is_bert else TEXT_TOWER, text, "text_tower/")
     return rules
+
+
+def _only(array: np.ndarray) -> np.ndarray:
+    """Returns what lies below a first axis of size 1; any other size is a ValueError, which `load` reports."""
+    return array.reshape(array.shape[1:])
 
 
 def _renamed(names: Sequence[Name], theirs: str, ours: str) -> list[Rule]:
@@ -148,7 +155,7 @@ def _doubled_positions(arrays: Arrays, text: str | None) -> list[Piece]:
     sources = (f"{text}pos_embedding", f"{text}Encoder_0/pos_embedding")
     if not all(name in arrays for name in sources):
         return []
-    return [Piece("text_tower/positions", sources, lambda first, second: first[0] + second[0])]
+    return [Piece("text_tower/positions", sources, lambda first, second: _only(first + second))]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -235,13 +242,13 @@ def _resampled(pieces: Sequence[Piece], shapes: _Shapes, tower: ViTConfig) -> li
 
     def positions(array: np.ndarray) -> np.ndarray:
         side = tower.image_size // tower.patch_size
-        return resample_positions(array[0, joined:], side, keeps_corners=not is_flexible)
+        return resample_positions(_only(array)[joined:], side, keeps_corners=not is_flexible)
 
     def patches(kernel: np.ndarray) -> np.ndarray:
         return resample_patches(kernel, tower.patch_size).reshape(-1, kernel.shape[-1])
 
     def class_token(token: np.ndarray, positions: np.ndarray) -> np.ndarray:
-        return token[0, 0] + positions[0, 0]
+        return _only(_only(token)) + _only(positions)[0]
 
     changed: dict[str, Piece] = {}
     for piece in pieces:

@@ -309,11 +309,13 @@ def test_a_locked_image_tower_and_a_bert_are_exported_as_they_came(tmp_path):
         assert_same(dict(exported), arrays)
 
 
-def test_a_bert_keeps_all_positions_and_has_no_more_than_the_file(tmp_path):
+def test_a_bert_keeps_all_positions_unless_asked_and_has_no_more_than_the_file(tmp_path):
     path = save(tmp_path / "lit.npz", bert_arrays())
     assert bert_tower(big_vision.read(path)).length == LENGTH
     with pytest.raises(UserError, match="positions for 9 tokens, fewer than 10"):
         big_vision.read(path, text_length=10)
+    with pytest.raises(UserError, match="8 tokens; only a BERT's can have 4"):
+        big_vision.read(GOLDEN / "two_towers_siglip.npz", text_length=4)
 
 
 # What cannot be read is said in one line.
@@ -337,6 +339,9 @@ BLOCK = "Transformer/encoderblock_1/MultiHeadDotProductAttention_0"
         pytest.param({**VIT, f"{BLOCK}/key/bias": normal(24)}, f"{BLOCK}/key/bias .24,. cannot become", id="axes"),
         pytest.param({**VIT, "embedding/kernel": normal(147, 24)}, "embedding/kernel has shape", id="flat patches"),
         pytest.param({**VIT, "pos_embedding": normal(1, 15, 24)}, "pos_embedding holds 15 positions", id="no square"),
+        pytest.param(
+            {**VIT, "pos_embedding": normal(2, 16, 24)}, r"pos_embedding \(2, 16, 24\) cannot", id="two grids"
+        ),
         pytest.param(without(VIT, "pos_embedding"), "no image size; give one", id="sines and cosines"),
         pytest.param(without(TWO_TOWERS, "txt/head/kernel"), "text_tower/projection/kernel", id="no text head"),
         pytest.param({**TWO_TOWERS, "t": normal(2)}, r"t \(2,\) cannot become", id="two temperatures"),
