@@ -1,0 +1,115 @@
+"""LiT's BERT text tower, imported from flaxformer's names, equals its equations on the arrays of the file."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from lit_het.checkpoints import big_vision
+from lit_het.checkpoints.big_vision_export import write_npz
+from lit_het.errors import UserError
+from tests.checkpoints.importing import (
+    GOLDEN,
+    assert_recorded,
+    bert_tower,
+    compiled,
+    golden,
+    image_tower,
+    loaded,
+    params_of,
+    save,
+)
+
+RANDOM = np.random.default_rng(0)
+WIDTH, HEADS, HIDDEN, DEPTH, WORDS, LENGTH = 128, 2, 24, 2, 20, 9
+
+
+def normal(*shape):
+    return RANDOM.standard_normal(shape, np.float32)
+
+
+def bert_arrays():
+    """Returns a text tower with flaxformer's names and flat kernels."""
+    dense = {"attention_block/dense_layer": (WIDTH, WIDTH)}
+    dense |= {f"attention_block/attention_layer/{name}": (WIDTH, WIDTH) for name in ("query", "key", "value")}
+    dense |= {"mlp_block/mlp/dense_layer": (WIDTH, HIDDEN), "mlp_block/dense_layer": (HIDDEN, WIDTH)}
+    norms = ["layer_norm"]
+    arrays = {"txt/head/kernel": normal(WIDTH, 6) / 10, "txt/head/bias": normal(6), "t": normal(1)}
+    for kind, number in (("token", WORDS), ("position", LENGTH), ("segment", 2)):
+        arrays[f"txt/BertEncoder_0/embedder/embedders_{kind}_ids/embedding"] = normal(number, WIDTH)
+    for number in range(DEPTH):
+        block = f"encoder_block/layer_sequence/layers_{number}"
+        norms += [f"{block}/attention_block/layer_norm", f"{block}/mlp_block/layer_norm"]
+        for layer, shape in dense.items():
+            arrays[f"txt/BertEncoder_0/{block}/{layer}/kernel"] = normal(*shape) / np.float32(np.sqrt(shape[0]))
+            arrays[f"txt/BertEncoder_0/{block}/{layer}/bias"] = normal(shape[1]) / 5
+    for norm in norms:
+        arrays[f"txt/BertEncoder_0/{norm}/scale"] = 1 + normal(WIDTH) / 5
+        arrays[f"txt/BertEncoder_0/{norm}/bias"] = normal(WIDTH) / 5
+    return arrays
+
+
+def bert_reference(arrays, text):
+    """LN(x + f(x)) twice a block, tanh GELU, nothing attends to token 0, the first token is projected (float64)."""
+    arrays = {name.removeprefix("txt/BertEncoder_0/"): array.astype(np.float64) for name, array in arrays.items()}
+
+    def dense(name, x):
+        return x @ arrays[f"{name}/kernel"] + arrays[f"{name}/bias"]
+
+    def norm(name, x):
+        x = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-12)
+        return x * arrays[f"{name}/scale"] + arrays[f"{name}/bias"]
+
+    def heads(x):
+        return x.reshape(len(x), HEADS, -1).swapaxes(0, 1)
+
+    embeddings = []
+    for ids in text:
+        present = ids != 0
+        x = arrays["embedder/embedders_token_ids/embedding"][ids]
+        x = x + arrays["embedder/embedders_position_ids/embedding"][: len(ids)]
+        x = norm("layer_norm", x + arrays["embedder/embedders_segment_ids/embedding"][0])
+        for number in range(DEPTH):
+            block = f"encoder_block/layer_sequence/layers_{number}"
+            layer = f"{block}/attention_block/attention_layer"
+            query, key, value = (heads(dense(f"{layer}/{name}", x)) for name in ("query", "key", "value"))
+            scores = np.exp(query @ key.swapaxes(1, 2) / np.sqrt(WIDTH / HEADS)) * present
+            attended = (scores / scores.sum(-1, keepdims=True)) @ value
+            attended = dense(f"{block}/attention_block/dense_layer", attended.swapaxes(0, 1).reshape(len(ids), -1))
+            x = norm(f"{block}/attention_block/layer_norm", x + attended)
+            hidden = dense(f"{block}/mlp_block/mlp/dense_layer", x)
+            hidden = hidden / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (hidden + 0.044715 * hidden**3)))
+            x = norm(f"{block}/mlp_block/layer_norm", x + dense(f"{block}/mlp_block/dense_layer", hidden))
+        embeddings.append(x[0] @ arrays["txt/head/kernel"] + arrays["txt/head/bias"])
+    return np.stack(embeddings)
+
+
+def test_lits_bert_equals_a_slow_reference(tmp_path):
+    arrays = bert_arrays()
+    imported = big_vision.read(save(tmp_path / "lit.npz", arrays), text_length=6)
+    config = bert_tower(imported)
+    assert (config.length, config.encoder.num_heads) == (6, HEADS)
+    text = np.array([[3, 7, 7, 19, 1, 2], [5, 4, 1, 0, 0, 0]], np.int32)
+    params = loaded(imported)
+    embedding = compiled(config, params["text_tower"])(jnp.asarray(text)).embedding
+    assert_recorded(embedding, bert_reference(arrays, text))
+    assert params["head"]["temperature"]["log_temperature"] == -arrays["t"][0]
+
+
+def test_a_locked_image_tower_and_a_bert_are_exported_as_they_came(tmp_path):
+    vit = params_of(golden("vit_sovit_shape"))
+    arrays = bert_arrays() | {f"img/{name}": array for name, array in vit.items() if not name.startswith("head/")}
+    imported = big_vision.read(save(tmp_path / "lit.npz", arrays))
+    write_npz(tmp_path / "out.npz", image_tower(imported), bert_tower(imported), loaded(imported))
+    with np.load(tmp_path / "out.npz") as exported:
+        assert exported.keys() == arrays.keys()
+        for name in arrays:
+            np.testing.assert_array_equal(exported[name], arrays[name], err_msg=name)
+
+
+def test_a_bert_keeps_all_positions_unless_asked_and_has_no_more_than_the_file(tmp_path):
+    path = save(tmp_path / "lit.npz", bert_arrays())
+    assert bert_tower(big_vision.read(path)).length == LENGTH
+    with pytest.raises(UserError, match="positions for 9 tokens, fewer than 10"):
+        big_vision.read(path, text_length=10)
+    with pytest.raises(UserError, match="8 tokens; only a BERT's can have 4"):
+        big_vision.read(GOLDEN / "two_towers_siglip.npz", text_length=4)
