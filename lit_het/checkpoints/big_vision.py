@@ -292,7 +292,7 @@ def _bert_tower(shapes: _Shapes, length: int | None, compute_type: ComputeType) 
         compute_type=compute_type,
     )
     size, segments = shapes.of("text_tower/projection/kernel", 2)[1], shapes.of("text_tower/segments/embedding", 2)[0]
-    return BertConfig(vocabulary_size, length or most, size, encoder, segments)
+    return BertConfig(vocabulary_size, length or most, size, encoder, num_segments=segments)
 
 
 def _cut(pieces: Sequence[Piece], length: int) -> list[Piece]:

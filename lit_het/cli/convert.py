@@ -23,7 +23,9 @@ from lit_het.heads.deterministic import DeterministicConfig
 from lit_het.losses.contrastive import SigmoidLoss, SoftmaxLoss
 from lit_het.tasks.classification import ClassificationConfig
 from lit_het.tasks.contrastive import ContrastiveConfig
+from lit_het.towers.bert import BertConfig
 from lit_het.towers.experts import ExpertsConfig
+from lit_het.towers.resnet import ResNetConfig
 from lit_het.training.logging import Bar
 from lit_het.types import TrainState
 
@@ -97,12 +99,18 @@ def export(run_dir: Path, to: str, output: Path, pretrained: Path | None) -> Non
         UserError: the run cannot be opened, or has something that the format cannot express.
     """
     run = runs.open_contrastive(run_dir, pretrained)
-    task = run.config.task
-    assert isinstance(task, ContrastiveConfig)
+    image, text = run.task.config.image_tower, run.task.config.text_tower
+    if isinstance(image, ResNetConfig):
+        raise UserError("a ResNet cannot be exported, only a ViT")
+    # What gives noise to queries stays behind.
+    head = {name: value for name, value in run.params["head"].items() if name in ("temperature", "bias")}
+    params = {**run.params, "head": head}
     if to == "npz":
-        big_vision_export.write_npz(output, task.image_tower, task.text_tower, run.params)
+        big_vision_export.write_npz(output, image, text, params)
+    elif isinstance(text, BertConfig):
+        raise UserError("a SiglipModel has no BERT; export with --to npz")
     else:
-        huggingface_export.write_siglip(output, task.image_tower, task.text_tower, run.params, run.tokenizer)
+        huggingface_export.write_siglip(output, image, text, params, run.tokenizer)
     print(f"lit-het: {run_dir} as {to} in {output}", file=sys.stderr)
 
 

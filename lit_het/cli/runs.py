@@ -127,7 +127,7 @@ def _restore_params(
         trainable, info = checkpoints.restore_params(trainable_like)
     locked = {**from_files, **(load_pretrained(config, locked_like) if locked_like else {})}
     if parameters.checksum(locked) != info["locked_checksum"]:
-        origin = config.task.image_tower.weights if config.pretrained is None else config.pretrained.run
+        origin = "the files named as `weights`" if config.pretrained is None else config.pretrained.run
         raise UserError(
             f"the locked parameters in {origin} are not those that {run_dir} was trained with; "
             "point --pretrained at the original run"
@@ -169,11 +169,13 @@ def load_weights(
     Raises:
         UserError: the source cannot be read, or holds another tower than the configuration's.
     """
-    towers = {part: getattr(config, part) for part in TOWERS if part in like}
     loaded = {}
-    for part, tower in towers.items():
-        if getattr(tower, "weights", None) is None:  # a ResNet has none
+    for part in TOWERS:
+        tower = getattr(config, part, None)
+        # A ResNet has no weights to name.
+        if part not in like or getattr(tower, "weights", None) is None:
             continue
+        assert isinstance(tower, ViTConfig | TextConfig | BertConfig)
         found = _open_weights(tower)
         _check_same_source(getattr(found, part), tower, part)
         total = parameters.count(like[part])
@@ -190,6 +192,8 @@ def _open_weights(tower: ViTConfig | TextConfig | BertConfig) -> Imported:
         options |= {"image_size": tower.image_size, "patch_size": tower.patch_size}
     else:
         options |= {"text_length": tower.length}
+    if isinstance(tower, TextConfig) and tower.pooling != "attention":
+        options |= {"text_pooling": tower.pooling}
     return weights.open_weights(tower.weights, **options)
 
 
@@ -197,14 +201,13 @@ def _check_same_source(found: Any, tower: Any, part: str) -> None:
     if found is None:
         raise UserError(f"{tower.weights} holds no {part.replace('_', ' ')}")
     if type(found) is not type(tower):
-        raise UserError(
-            f"{tower.weights} holds a {type(found).__name__}, the configuration says {type(tower).__name__}"
-        )
+        theirs, ours = type(found).__name__, type(tower).__name__
+        raise UserError(f"{tower.weights} holds a {theirs}, the configuration says {ours}")
     for field, (theirs, ours) in experiment.differences(found, tower).items():
         if field not in EXECUTION_FIELDS:
             raise UserError(
-                f"the {part.replace('_', ' ')} in {tower.weights} has {field} = {theirs}, this configuration {ours}; set "
-                f"--task.{part.replace('_', '-')}.{field.replace('_', '-')} {theirs}, or build the configuration with "
+                f"the {part.replace('_', ' ')} in {tower.weights} has {field} = {theirs}, this configuration {ours}; "
+                f"set --task.{part.replace('_', '-')}.{field.replace('_', '-')} {theirs}, or build the configuration with "
                 f"lit_het.checkpoints.weights.{part}"
             )
 

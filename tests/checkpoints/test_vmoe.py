@@ -50,6 +50,7 @@ def imported(name, **changes):
         **changes,
     )
     found = vmoe.describe(stored(golden), experts=experts)
+    assert found.image_tower is not None
     tower = dataclasses.replace(found.image_tower, members="apart")
     shapes = nnx.to_pure_dict(nnx.state(nnx.eval_shape(lambda: tower.build(nnx.Rngs(0)))))
     head = {"kernel": (meta["hidden_size"], 7), "bias": (7,)}
@@ -84,10 +85,11 @@ def test_the_imported_tower_gives_the_recorded_logits(name):
 @pytest.mark.parametrize("name", ["last2_K1_eval", "e3_M2_K1_eval"])
 def test_both_dispatches_agree_where_nothing_is_dropped(name):
     golden, tower, params = imported(name)
-    images = jnp.asarray(golden["images"])
+    images, own = jnp.asarray(golden["images"]), tower.encoder.experts
+    assert own is not None
 
     def run(**changes):
-        experts = dataclasses.replace(tower.encoder.experts, eval_capacity_factor=8.0, num_selected=2, **changes)
+        experts = dataclasses.replace(own, eval_capacity_factor=8.0, num_selected=2, **changes)
         changed = dataclasses.replace(tower, encoder=dataclasses.replace(tower.encoder, experts=experts))
 
         def loss(params):
@@ -150,7 +152,7 @@ def test_training_has_the_recorded_loss_and_gradients(recorded_noise):
     np.testing.assert_allclose(total, golden["total_loss"], rtol=1e-5)
 
     # Recorded gradients, brought to our layout as parameters are; positions and class token share one there.
-    found = vmoe.describe(stored(golden, "grads/"), experts=tower.encoder.experts)
+    found = vmoe.describe(stored(golden, "grads/"), experts=tower.encoder.experts or ExpertsConfig())
     recorded_gradient = load(found.arrays, found.pieces, jax.eval_shape(lambda: params))
     theirs, ours = parameters.flatten(recorded_gradient), parameters.flatten(gradient)
     for path in sorted(ours.keys() - {"image_tower/class_token"}):
@@ -162,8 +164,10 @@ def test_training_has_the_recorded_loss_and_gradients(recorded_noise):
 # ---- the file format, written here as V-MoE's own code writes it ----
 
 
-def packed(value):
-    return msgpack.packb(value, use_bin_type=True)
+def packed(value) -> bytes:
+    written = msgpack.packb(value, use_bin_type=True)
+    assert written is not None
+    return written
 
 
 def slices(start_stop):
@@ -172,7 +176,8 @@ def slices(start_stop):
 
 def write_checkpoint(prefix, tree, num_shards=2):
     """Writes arrays cut in halves along their first axis, one half a shard, each in two runs of numbers."""
-    index, shards = {}, [{"__msgpack_array_chunk_a87ca2__": True} for _ in range(num_shards)]
+    index: dict = {}
+    shards: list[dict] = [{"__msgpack_array_chunk_a87ca2__": True} for _ in range(num_shards)]
     flat = {tuple(path.split("/")): array for path, array in tree.items()}
     for number, path in enumerate(sorted(flat)):
         array = flat[path]
@@ -212,8 +217,10 @@ def checkpoint(tmp_path):
 def test_a_checkpoint_in_shards_is_read_whole(checkpoint):
     prefix, tree = checkpoint
     found = vmoe.read(prefix)
-    assert found.image_tower.encoder.experts.num_experts == 4
-    assert found.image_tower.encoder.experts.num_blocks == 2
+    tower = found.image_tower
+    assert tower is not None
+    assert tower.encoder.experts is not None
+    assert (tower.encoder.experts.num_experts, tower.encoder.experts.num_blocks) == (4, 2)
     assert found.num_classes == 7
     assert {f"params/{name}" for name in found.arrays} == set(tree)
     for name, array in found.arrays.items():
