@@ -65,6 +65,10 @@ class Checkpoints:
         items = {"params": state.params, "optimizer": state.opt_state, "info": dict(info)}
         self._checkpointer.save_checkpointables_async(int(state.step), items, force=True)
 
+    def save_imported(self, params: Params, info: Mapping[str, Any]) -> None:
+        """Saves parameters that no training here has made as step 0: to open or to start from, not to resume."""
+        self._checkpointer.save_checkpointables(0, {"params": params, "info": dict(info)})
+
     def restore(self, like: TrainState) -> tuple[TrainState, dict[str, Any]]:
         """Returns the newest state, in the shapes and shardings of ``like``, and its info.
 

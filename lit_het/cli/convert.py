@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from configs import experiment
 from configs.experiment import ExperimentConfig
@@ -27,7 +26,6 @@ from lit_het.towers.bert import BertConfig
 from lit_het.towers.experts import ExpertsConfig
 from lit_het.towers.resnet import ResNetConfig
 from lit_het.training.logging import Bar
-from lit_het.types import TrainState
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +34,7 @@ class ImportOptions:
 
     Attributes:
         image_size, patch_size, text_length: other ones than the source's.
+        text_pooling: of a text tower in a big_vision file.
         num_selected, num_members: K and M of experts.
         tokenizer: a SentencePiece model that makes the text tower's tokens.
     """
@@ -43,6 +42,7 @@ class ImportOptions:
     image_size: int | None = None
     patch_size: int | None = None
     text_length: int | None = None
+    text_pooling: weights.TextPooling = "last"
     num_selected: int | None = None
     num_members: int | None = None
     tokenizer: Path | None = None
@@ -64,6 +64,7 @@ def import_weights(source: str, run_dir: Path, options: ImportOptions) -> None:
             image_size=options.image_size,
             patch_size=options.patch_size,
             text_length=options.text_length,
+            text_pooling=options.text_pooling,
             experts=ExpertsConfig(**experts) if experts else None,
             advance=download,
         )
@@ -81,8 +82,8 @@ def import_weights(source: str, run_dir: Path, options: ImportOptions) -> None:
         tokenizer=_tokenizer(task, options.tokenizer),
     )
     with Checkpoints(runs.checkpoint_dir(run_dir)) as checkpoints:
-        info = {"position": 0, "locked_checksum": parameters.checksum({}), "source": source}
-        checkpoints.save(TrainState(jnp.int32(0), params, {}), info)
+        info = {"locked_checksum": parameters.checksum({}), "source": source}
+        checkpoints.save_imported(params, info)
     if options.tokenizer is not None:
         runs.tokenizer_path(run_dir).write_bytes(options.tokenizer.read_bytes())
     # Last: a directory with a configuration is whole.

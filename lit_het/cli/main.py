@@ -1,6 +1,7 @@
 """The command ``lit-het``."""
 
 import argparse
+import dataclasses
 import logging
 import sys
 from collections.abc import Sequence
@@ -109,6 +110,12 @@ def _parser() -> argparse.ArgumentParser:
         ("--num-members", "M, to make an efficient ensemble of a V-MoE"),
     ):
         importing.add_argument(flag, type=int, metavar="N", help=text)
+    importing.add_argument(
+        "--text-pooling",
+        choices=("last", "first", "mean", "max"),
+        default="last",
+        help="of a text tower in a big_vision file, which does not tell; default: %(default)s",
+    )
     importing.add_argument("--tokenizer", type=Path, metavar="FILE", help="SentencePiece model of the text tower")
     importing.set_defaults(command=_import, name="import")
 
@@ -164,7 +171,7 @@ def _zero_shot(options: argparse.Namespace, _: list[str]) -> None:
 def _import(options: argparse.Namespace, _: list[str]) -> None:
     from lit_het.cli.convert import ImportOptions, import_weights
 
-    fields = ("image_size", "patch_size", "text_length", "num_selected", "num_members", "tokenizer")
+    fields = (field.name for field in dataclasses.fields(ImportOptions))
     import_weights(options.source, options.to, ImportOptions(**{field: getattr(options, field) for field in fields}))
 
 

@@ -205,10 +205,10 @@ def _check_same_source(found: Any, tower: Any, part: str) -> None:
         raise UserError(f"{tower.weights} holds a {theirs}, the configuration says {ours}")
     for field, (theirs, ours) in experiment.differences(found, tower).items():
         if field not in EXECUTION_FIELDS:
+            flag = f"--task.{part}.{field}".replace("_", "-")
             raise UserError(
                 f"the {part.replace('_', ' ')} in {tower.weights} has {field} = {theirs}, this configuration {ours}; "
-                f"set --task.{part.replace('_', '-')}.{field.replace('_', '-')} {theirs}, or build the configuration with "
-                f"lit_het.checkpoints.weights.{part}"
+                f"set {flag} {theirs}, or let lit_het.checkpoints.weights.{part} make the configuration"
             )
 
 

@@ -1,0 +1,150 @@
+"""Other programs' weights become runs, towers of configurations, and files of other programs again."""
+
+import dataclasses
+import shutil
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from configs import experiment
+from lit_het import parameters
+from lit_het.checkpoints import weights
+from lit_het.cli import runs
+from lit_het.cli.main import main
+from lit_het.cli.train import train
+from lit_het.errors import UserError
+from lit_het.tasks.classification import ClassificationConfig
+from tests.cli.conftest import write_config_file
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+
+
+def run(*arguments):
+    assert main([str(argument) for argument in arguments]) == 0
+
+
+def refusal(capsys, *arguments):
+    assert main([str(argument) for argument in arguments]) == 1
+    line = capsys.readouterr().err.strip().splitlines()[-1]
+    assert line.startswith("lit-het: ")
+    return line
+
+
+@pytest.fixture
+def siglip(tmp_path):
+    """The recorded two towers as the file that big_vision would have written."""
+    with np.load(GOLDEN / "two_towers_siglip.npz") as golden:
+        arrays = {name: array for name, array in golden.items() if name.startswith("params/")}
+    np.savez(tmp_path / "siglip.npz", **arrays)
+    return tmp_path / "siglip.npz"
+
+
+def params_of(run_dir):
+    return runs.open_contrastive(run_dir).params
+
+
+def test_an_imported_model_scores_as_recorded_and_goes_out_and_in_again_unchanged(siglip, data, tmp_path):
+    run("import", "--from", siglip, "--to", tmp_path / "run", "--tokenizer", data / "tokenizer.model")
+    opened = runs.open_contrastive(tmp_path / "run")
+    with np.load(GOLDEN / "two_towers_siglip.npz") as golden:
+        words, _ = opened.task.encode_text(opened.params, jnp.asarray(golden["text"]))
+        np.testing.assert_allclose(words, golden["ztxt"], atol=1e-5)
+        temperature = opened.task.temperature(opened.params)
+        np.testing.assert_allclose(temperature, np.exp(-golden["params/t"][0]), rtol=1e-5)
+
+    checksum = parameters.checksum(opened.params)
+    for to, name in (("npz", "again.npz"), ("huggingface", "folder")):
+        run("export", "--checkpoint", tmp_path / "run", "--to", to, "--output", tmp_path / name)
+        again = tmp_path / f"run_of_{to}"
+        run("import", "--from", tmp_path / name, "--to", again, "--tokenizer", data / "tokenizer.model")
+        assert parameters.checksum(params_of(again)) == checksum
+    # The folder brings its own tokenizer.
+    assert (tmp_path / "folder" / "spiece.model").read_bytes() == (data / "tokenizer.model").read_bytes()
+
+
+def test_a_tower_alone_becomes_a_run_whose_tower_others_can_lock(tmp_path):
+    run("import", "--from", GOLDEN / "hf_vit", "--to", tmp_path / "vit")
+    config = experiment.load(tmp_path / "vit" / "config.json")
+    assert isinstance(config.task, ClassificationConfig)
+    assert config.task.image_tower.representation_size == 24
+    shapes = runs.abstract_params(config.task.build())
+    loaded = runs.load_pretrained(
+        dataclasses.replace(config, pretrained=experiment.PretrainedConfig(tmp_path / "vit")),
+        {"image_tower": shapes["image_tower"]},
+    )
+    assert parameters.count(loaded) == parameters.count(shapes["image_tower"])
+
+
+@pytest.fixture
+def lit_on_siglip(lit_config, siglip):
+    """A LiT run that locks the image tower of a file, of which it takes the part that it needs."""
+    source = f"{siglip}:img"
+    tower = weights.image_tower(source, image_size=24)
+    text = dataclasses.replace(lit_config.task.text_tower, embedding_size=tower.embedding_size)
+    task = dataclasses.replace(lit_config.task, image_tower=tower, text_tower=text)
+    data = dataclasses.replace(lit_config.data, image_size=24)
+    return dataclasses.replace(lit_config, task=task, data=data, pretrained=None)
+
+
+def test_training_starts_from_a_file_keeps_it_locked_and_finds_it_again(lit_on_siglip, siglip):
+    train(lit_on_siglip)
+    opened = runs.open_contrastive(lit_on_siglip.run_dir)
+    with np.load(siglip) as file:
+        kernel = file["params/img/embedding/kernel"].reshape(48, 16)
+    np.testing.assert_array_equal(opened.params["image_tower"]["patches"]["kernel"], kernel)
+    assert opened.params["image_tower"]["positions"].shape == (36, 16)  # resampled for 24 pixels
+
+    with np.load(siglip) as file:
+        changed = {name: array + 1 for name, array in file.items()}
+    np.savez(siglip, **changed)
+    with pytest.raises(UserError, match="the files named as `weights` are not those"):
+        runs.open_contrastive(lit_on_siglip.run_dir)
+    siglip.unlink()
+    with pytest.raises(UserError, match=r"siglip.npz does not exist"):
+        runs.open_contrastive(lit_on_siglip.run_dir)
+
+
+def test_a_tower_of_other_sizes_than_the_files_names_field_and_flag(lit_on_siglip, capsys, tmp_path):
+    path = write_config_file(lit_on_siglip, tmp_path / "lit.py")
+    line = refusal(capsys, "train", "--config", path, "--task.image-tower.encoder.mlp-width", "48")
+    assert "has encoder.mlp_width = 40, this configuration 48" in line
+    assert "--task.image-tower.encoder.mlp-width 40" in line
+
+
+def test_sources_that_are_nothing_are_refused_in_one_line(capsys, tmp_path, siglip):
+    target = ("--to", tmp_path / "run")
+    assert "does not exist" in refusal(capsys, "import", "--from", tmp_path / "nothing", *target)
+    assert "is of no known format" in refusal(capsys, "import", "--from", tmp_path, *target)
+    assert "text tower alone" in refusal(capsys, "import", "--from", GOLDEN / "hf_bert", *target)
+    siglip.write_bytes(siglip.read_bytes()[:5000])
+    assert "siglip.npz is not a readable .npz file" in refusal(capsys, "import", "--from", siglip, *target)
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_import_never_writes_over_a_run(capsys, trained_lit):
+    line = refusal(capsys, "import", "--from", GOLDEN / "hf_vit", "--to", trained_lit.run_dir)
+    assert "already holds a run" in line
+
+
+def test_a_trained_run_with_noise_is_exported_without_it(capsys, trained_lit, data, tmp_path):
+    export = ("export", "--checkpoint", trained_lit.run_dir, "--output", tmp_path / "model.npz", "--to")
+    assert "text_tower.pooling = 'mean' has no place in a SiglipModel" in refusal(capsys, *export, "huggingface")
+    run(*export, "npz")
+    options = ("--text-pooling", "mean", "--tokenizer", data / "tokenizer.model")
+    run("import", "--from", tmp_path / "model.npz", "--to", tmp_path / "run", *options)
+    ours, theirs = params_of(trained_lit.run_dir), params_of(tmp_path / "run")
+    for part in ("image_tower", "text_tower"):
+        assert parameters.checksum(ours[part]) == parameters.checksum(theirs[part])
+    assert set(theirs["head"]) == {"temperature"}
+
+
+def test_a_download_is_read_from_its_address(siglip, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    address = f"file://{siglip}"
+    assert weights.open_weights(address).image_tower == weights.open_weights(str(siglip)).image_tower
+    siglip.unlink()
+    assert weights.open_weights(address).image_tower is not None  # from the cache
+    folder = shutil.copytree(GOLDEN / "hf_siglip", tmp_path / "hf")
+    assert weights.open_weights(f"file://{folder}").has_bias
