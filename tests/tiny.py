@@ -55,7 +55,7 @@ def shrink(config: ExperimentConfig, data: Path, run_dir: Path, pretrained: Path
                 task.text_tower,
                 vocabulary_size=64,
                 length=6,
-                embedding_size=64,
+                embedding_size=tower.embedding_size,
                 encoder=_shrink_encoder(task.text_tower.encoder),
             )
             task = dataclasses.replace(task, image_tower=tower, text_tower=text)
@@ -71,7 +71,7 @@ def shrink(config: ExperimentConfig, data: Path, run_dir: Path, pretrained: Path
             config.data, shards=(str(data / "train"),), image_size=tower.image_size, batch_size=16, threads=1
         ),
         tokenizer=SentencePieceConfig(data / "tokenizer.model", length=6) if config.tokenizer else None,
-        pretrained=PretrainedConfig(pretrained) if config.pretrained and pretrained else None,
+        pretrained=PretrainedConfig(pretrained) if pretrained else None,
         num_steps=4,
         schedule=CosineSchedule(learning_rate=1e-3, warmup_steps=1),
         cadence=Cadence(log_steps=1, save_steps=2),
@@ -90,9 +90,15 @@ def classifier(config: ExperimentConfig, data: Path, run_dir: Path) -> Experimen
 
 def _shrink_tower(tower: ViTConfig | ResNetConfig) -> ViTConfig:
     assert isinstance(tower, ViTConfig)
-    return dataclasses.replace(tower, image_size=2 * tower.patch_size, encoder=_shrink_encoder(tower.encoder))
+    encoder = _shrink_encoder(tower.encoder)
+    return dataclasses.replace(tower, image_size=2 * tower.patch_size, encoder=encoder, weights=None)
 
 
 def _shrink_encoder(encoder: EncoderConfig) -> EncoderConfig:
+    if encoder.experts is not None:
+        experts = dataclasses.replace(encoder.experts, num_experts=4, num_blocks=1)
+        return dataclasses.replace(
+            _shrink_encoder(dataclasses.replace(encoder, experts=None)), depth=2, experts=experts
+        )
     # float32: XLA's CPU backend takes three times as long to compile bfloat16.
     return dataclasses.replace(encoder, width=64, depth=1, mlp_width=64, num_heads=2, compute_type="float32")

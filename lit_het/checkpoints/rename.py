@@ -96,13 +96,16 @@ def load(
     loaded = {}
     # Largest first: later, when most memory is taken, there is no second copy of a large one.
     for path in sorted(wanted, key=lambda path: -np.prod(wanted[path].shape)):
-        array = _read(arrays, path, grouped[path], tuple(wanted[path].shape))
-        if path in places:
-            loaded[path] = jax.make_array_from_callback(array.shape, places[path], lambda index, a=array: a[index])
-        else:
-            loaded[path] = jax.device_put(array)
-        advance(array.size)
+        loaded[path] = _placed(_read(arrays, path, grouped[path], tuple(wanted[path].shape)), places.get(path))
+        advance(loaded[path].size)
     return parameters.unflatten(loaded)
+
+
+def _placed(array: np.ndarray, sharding: Any) -> jax.Array:
+    """Returns an array on its devices, after the copy of the host has been given back."""
+    if sharding is None:
+        return jax.block_until_ready(jax.device_put(array))
+    return jax.block_until_ready(jax.make_array_from_callback(array.shape, sharding, lambda index: array[index]))
 
 
 def _stacked(pieces: Sequence[Piece]) -> dict[str, list[tuple[int | None, Piece]]]:

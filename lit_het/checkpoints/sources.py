@@ -1,6 +1,7 @@
 """Files of arrays that other programs wrote, read one array at a time; nothing is ever unpickled."""
 
 import dataclasses
+import functools
 import hashlib
 import json
 import os
@@ -98,13 +99,19 @@ def open_safetensors(folder: Path) -> dict[str, Stored]:
     for name in names or ["model.safetensors"]:
         path = folder / name
         try:
-            file: Any = safetensors.safe_open(path, framework="numpy")
+            with safetensors.safe_open(path, framework="numpy") as file:
+                shapes = {key: tuple(file.get_slice(key).get_shape()) for key in file.keys()}  # noqa: SIM118
         except (OSError, safetensors.SafetensorError) as error:
             raise UserError(f"{path} cannot be read: {error}") from error
-        for key in file.keys():  # noqa: SIM118 (no mapping)
-            shape = tuple(file.get_slice(key).get_shape())
-            arrays[key] = Stored(shape, lambda file=file, key=key: file.get_tensor(key))
+        for key, shape in shapes.items():
+            arrays[key] = Stored(shape, functools.partial(_read_tensor, path, key))
     return arrays
+
+
+def _read_tensor(path: Path, key: str) -> np.ndarray:
+    # Opened anew: pages of a file that stays mapped would count as memory of ours, all of it in the end.
+    with safetensors.safe_open(path, framework="numpy") as file:
+        return file.get_tensor(key)
 
 
 def _npy_shape(archive: zipfile.ZipFile, name: str) -> tuple[int, ...]:

@@ -16,6 +16,7 @@ from lit_het.cli.main import main
 from lit_het.cli.train import train
 from lit_het.errors import UserError
 from lit_het.tasks.classification import ClassificationConfig
+from lit_het.towers.vit import ViTConfig
 from tests.cli.conftest import write_config_file
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -68,6 +69,7 @@ def test_a_tower_alone_becomes_a_run_whose_tower_others_can_lock(tmp_path):
     run("import", "--from", GOLDEN / "hf_vit", "--to", tmp_path / "vit")
     config = experiment.load(tmp_path / "vit" / "config.json")
     assert isinstance(config.task, ClassificationConfig)
+    assert isinstance(config.task.image_tower, ViTConfig)
     assert config.task.image_tower.representation_size == 24
     shapes = runs.abstract_params(config.task.build())
     loaded = runs.load_pretrained(
@@ -133,6 +135,9 @@ def test_a_trained_run_with_noise_is_exported_without_it(capsys, trained_lit, da
     assert "text_tower.pooling = 'mean' has no place in a SiglipModel" in refusal(capsys, *export, "huggingface")
     run(*export, "npz")
     options = ("--text-pooling", "mean", "--tokenizer", data / "tokenizer.model")
+    line = refusal(capsys, "import", "--from", tmp_path / "model.npz", "--to", tmp_path / "run", *options)
+    assert "sines and cosines" in line  # a file does not tell how large its pictures are
+    options += ("--image-size", trained_lit.data.image_size)
     run("import", "--from", tmp_path / "model.npz", "--to", tmp_path / "run", *options)
     ours, theirs = params_of(trained_lit.run_dir), params_of(tmp_path / "run")
     for part in ("image_tower", "text_tower"):

@@ -39,7 +39,7 @@ def data(tmp_path_factory):
 
 def shrunk(path: Path, data: Path, root: Path) -> ExperimentConfig:
     config = experiment.load_module_config(path)
-    if config.pretrained is None:
+    if not config.task.locked:
         return tiny.shrink(config, data, root / "run")
     upstream = tiny.classifier(config, data, root / "upstream")
     train(upstream)

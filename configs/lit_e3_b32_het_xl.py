@@ -1,0 +1,54 @@
+"""LiT on a locked e3-B/32: two members of 16 experts each see every picture, a HET-XL head scores both side by side.
+
+The tower is that of e3 Table 5 (K = 1, M = 2), made of the weights of a V-MoE-B/32, whose parameters it shares (e3 Sec.
+4.1); its members' embeddings are concatenated, as for few-shot evaluation there (App. A.5). The rest is the recipe of
+HET-XL App. N.2.
+"""
+
+import dataclasses
+from pathlib import Path
+
+from configs.experiment import ExperimentConfig
+from data_pipelines.loader import LoaderConfig
+from data_pipelines.tokenizers import SentencePieceConfig
+from lit_het.heads.contrastive import HetXLContrastiveConfig
+from lit_het.optimizers import Adafactor
+from lit_het.schedules import CosineSchedule
+from lit_het.sharding import MeshConfig
+from lit_het.tasks.contrastive import ContrastiveConfig
+from lit_het.towers.experts import ExpertsConfig
+from lit_het.towers.text import TextConfig
+from lit_het.towers.transformer import encoder_size
+from lit_het.towers.vit import ViTConfig
+from lit_het.training.loop import Cadence
+
+BATCH_SIZE = 16_384
+NUM_EXAMPLES = 18_000_000_000
+B = encoder_size("B")
+EXPERTS = ExpertsConfig(num_experts=32, num_selected=1, num_blocks=2, num_members=2)
+
+
+def get_config() -> ExperimentConfig:
+    """Returns the run; set ``--task.image-tower.weights``, ``--data.shards`` and ``--tokenizer.model``."""
+    return ExperimentConfig(
+        run_dir=Path("runs/lit_e3_b32_het_xl"),
+        task=ContrastiveConfig(
+            image_tower=ViTConfig(
+                image_size=224,
+                patch_size=32,
+                encoder=dataclasses.replace(B, experts=EXPERTS),
+                pooling="class_token",
+                members="concatenated",
+                weights="weights/vmoe_b32",
+            ),
+            text_tower=TextConfig(vocabulary_size=32_000, length=16, embedding_size=2 * B.width, encoder=B),
+            head=HetXLContrastiveConfig(),
+        ),
+        data=LoaderConfig(shards=("data/train/{00000..99999}.tar",), image_size=224, batch_size=BATCH_SIZE, threads=16),
+        tokenizer=SentencePieceConfig(model=Path("data/tokenizer.model"), length=16),
+        num_steps=NUM_EXAMPLES // BATCH_SIZE,
+        optimizer=Adafactor(weight_decay=1e-4, clip_norm=1.0),
+        schedule=CosineSchedule(learning_rate=1e-3, warmup_steps=10_000),
+        mesh=MeshConfig(data=-1, expert=8),
+        cadence=Cadence(log_steps=50, save_steps=1000),
+    )
