@@ -5,6 +5,8 @@ the `tokenizers` library instead, which has unigram models alone.
 """
 
 import base64
+import json
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from sentencepiece import sentencepiece_model_pb2
@@ -70,6 +72,7 @@ def tokenizer_files(tokenizer: SentencePiece) -> dict[str, dict[str, Any]]:
         },
         "tokenizer_config.json": {
             "tokenizer_class": "PreTrainedTokenizerFast",
+            "do_lower_case": tokenizer.lowercase,  # they read it in tokenizer.json, we here
             "model_max_length": tokenizer.length,
             "pad_token": pieces[tokenizer.padding_id],
             "eos_token": pieces[trainer.eos_id],
@@ -129,3 +132,21 @@ def _end_token(number: int, piece: str) -> dict[str, Any]:
         "pair": [caption, {"Sequence": {"id": "B", "type_id": 0}}, end],
         "special_tokens": {piece: {"id": piece, "ids": [number], "tokens": [piece]}},
     }
+
+
+def read_settings(model: Path) -> tuple[bool, int]:
+    """Returns whether captions are lowered, and the id that fills a row, for a SentencePiece model in a folder.
+
+    Where the folder does not tell, they are SigLIP's: lowered, and filled with the end token.
+
+    Raises:
+        UserError: the token that fills rows is not in the model.
+    """
+    path = model.with_name("tokenizer_config.json")
+    settings = json.loads(path.read_text("utf-8")) if path.is_file() else {}
+    padding = settings.get("pad_token", "</s>")
+    padding = padding["content"] if isinstance(padding, dict) else padding
+    pieces = [piece.piece for piece in sentencepiece_model_pb2.ModelProto.FromString(model.read_bytes()).pieces]  # pyright: ignore[reportAttributeAccessIssue]
+    if padding not in pieces:
+        raise UserError(f"{path}: pad_token = {padding!r} is not in {model.name}")
+    return bool(settings.get("do_lower_case", True)), pieces.index(padding)

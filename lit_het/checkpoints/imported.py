@@ -1,6 +1,7 @@
 """What an importer finds in a source: configurations inferred from it, and where each of its arrays goes."""
 
 import dataclasses
+from pathlib import Path
 
 from lit_het.checkpoints.rename import Piece
 from lit_het.checkpoints.sources import Arrays
@@ -20,6 +21,7 @@ class Imported:
         has_temperature, has_bias: whether the source scores pairs: ``head/temperature/log_temperature`` is log τ, where
             τ divides inner products; ``head/bias`` is added (sigmoid loss).
         num_classes: of a classifier's head ``head/logits/...``, or None.
+        tokenizer: a SentencePiece model beside the weights, or None.
     """
 
     arrays: Arrays
@@ -29,3 +31,4 @@ class Imported:
     has_temperature: bool = False
     has_bias: bool = False
     num_classes: int | None = None
+    tokenizer: Path | None = None

@@ -20,14 +20,15 @@ from lit_het.towers.vit import ViTConfig
 from lit_het.types import Params
 
 TextPooling: TypeAlias = Literal["last", "first", "mean", "max"]
+_TOKENIZERS = ("spiece.model", "tokenizer.model")
 # Files of a Hugging Face folder that are of use here; others are not downloaded.
 _HUGGING_FACE_FILES = (
     "config.json",
     "preprocessor_config.json",
     "model.safetensors",
     "model.safetensors.index.json",
-    "spiece.model",
-    "tokenizer.model",
+    "tokenizer_config.json",
+    *_TOKENIZERS,
 )
 
 
@@ -77,7 +78,9 @@ def open_weights(
             f"{address} is of no known format: neither a file .npz, nor a V-MoE checkpoint with an .index, nor a "
             "Hugging Face folder with a config.json"
         )
-    return huggingface.read(folder, patch_size=patch_size, text_length=text_length, **sizes)
+    found = huggingface.read(folder, patch_size=patch_size, text_length=text_length, **sizes)
+    tokenizers = (folder / name for name in _TOKENIZERS)
+    return dataclasses.replace(found, tokenizer=next((path for path in tokenizers if path.is_file()), None))
 
 
 def image_tower(address: str, **options: Any) -> ViTConfig:

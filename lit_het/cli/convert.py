@@ -13,6 +13,7 @@ from data_pipelines.loader import LoaderConfig
 from data_pipelines.tokenizers import SentencePieceConfig
 from lit_het import parameters
 from lit_het.checkpoints import big_vision_export, huggingface_export, rename, weights
+from lit_het.checkpoints.huggingface_tokenizer import read_settings
 from lit_het.checkpoints.imported import Imported
 from lit_het.checkpoints.native import Checkpoints
 from lit_het.cli import runs
@@ -36,7 +37,7 @@ class ImportOptions:
         image_size, patch_size, text_length: other ones than the source's.
         text_pooling: of a text tower in a big_vision file.
         num_selected, num_members: K and M of experts.
-        tokenizer: a SentencePiece model that makes the text tower's tokens.
+        tokenizer: a SentencePiece model that makes the text tower's tokens; None takes the one beside the weights.
     """
 
     image_size: int | None = None
@@ -74,18 +75,19 @@ def import_weights(source: str, run_dir: Path, options: ImportOptions) -> None:
         shapes = {"image_tower": shapes["image_tower"]}
     with Bar(f"reading {source}", parameters.count(shapes), "parameters") as bar:
         params = rename.load(found.arrays, found.pieces, shapes, advance=bar.advance)
+    tokenizer = options.tokenizer or found.tokenizer
     config = ExperimentConfig(
         run_dir=run_dir,
         task=task,
         data=LoaderConfig(shards=(), image_size=task.image_tower.image_size),
         num_steps=1,
-        tokenizer=_tokenizer(task, options.tokenizer),
+        tokenizer=_tokenizer(task, tokenizer) if tokenizer else None,
     )
     with Checkpoints(runs.checkpoint_dir(run_dir)) as checkpoints:
         info = {"locked_checksum": parameters.checksum({}), "source": source}
         checkpoints.save_imported(params, info)
-    if options.tokenizer is not None:
-        runs.tokenizer_path(run_dir).write_bytes(options.tokenizer.read_bytes())
+    if tokenizer is not None:
+        runs.tokenizer_path(run_dir).write_bytes(tokenizer.read_bytes())
     # Last: a directory with a configuration is whole.
     experiment.save(config, runs.config_path(run_dir))
     print(f"lit-het: {parameters.count(shapes):,} parameters of {source} in {run_dir}", file=sys.stderr)
@@ -133,11 +135,11 @@ def _task_of(found: Imported, source: str) -> ContrastiveConfig | Classification
     )
 
 
-def _tokenizer(task: ContrastiveConfig | ClassificationConfig, model: Path | None) -> SentencePieceConfig | None:
-    if model is None or isinstance(task, ClassificationConfig):
+def _tokenizer(task: ContrastiveConfig | ClassificationConfig, model: Path) -> SentencePieceConfig | None:
+    if isinstance(task, ClassificationConfig):
         return None
-    # SigLIP pads with its end token.
-    return SentencePieceConfig(model, task.text_tower.length, lowercase=True, padding_id=1)
+    lowercase, padding_id = read_settings(model)
+    return SentencePieceConfig(model, task.text_tower.length, lowercase, padding_id)
 
 
 class _Download:

@@ -116,7 +116,12 @@ def _parser() -> argparse.ArgumentParser:
         default="last",
         help="of a text tower in a big_vision file, which does not tell; default: %(default)s",
     )
-    importing.add_argument("--tokenizer", type=Path, metavar="FILE", help="SentencePiece model of the text tower")
+    importing.add_argument(
+        "--tokenizer",
+        type=Path,
+        metavar="FILE",
+        help="SentencePiece model of the text tower, where none lies beside the weights",
+    )
     importing.set_defaults(command=_import, name="import")
 
     exporting = commands.add_parser(
