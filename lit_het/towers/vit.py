@@ -154,7 +154,7 @@ class ViT(nnx.Module):
         first = [jnp.broadcast_to(x, (shape[0], *x.shape)).astype(tokens.dtype) for x in first]
         return jnp.concatenate([*first, tokens], axis=1)
 
-    def _pool(self, tokens: Float[Array, "b n d"]) -> Float[Array, "b d"]:
+    def _pool(self, tokens: Float[Array, "b n d"]) -> Float[Array, "b _"]:
         match self.config.pooling:
             case "class_token":
                 return tokens[:, 0]

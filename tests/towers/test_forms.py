@@ -1,0 +1,179 @@
+"""Every form of block, position and pooling equals a NumPy tower written from the papers."""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from lit_het.errors import UserError
+from lit_het.towers.bert import BertConfig
+from lit_het.towers.positions import sinusoidal_positions
+from lit_het.towers.text import TextConfig
+from lit_het.towers.transformer import EncoderConfig
+from lit_het.towers.vit import ViTConfig
+
+RANDOM = np.random.default_rng(0)
+ENCODER = EncoderConfig(width=8, depth=2, mlp_width=12, num_heads=2)
+ERF = np.vectorize(math.erf)
+ACTIVATIONS = {
+    "gelu_tanh": lambda x: 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
+    "gelu": lambda x: 0.5 * x * (1 + ERF(x / math.sqrt(2))),
+    "quick_gelu": lambda x: x / (1 + np.exp(-1.702 * x)),
+    "relu": lambda x: np.maximum(x, 0),
+}
+
+
+def dense(params, x):
+    return x @ params["kernel"] + params["bias"]
+
+
+def norm(params, x, epsilon):
+    centred = x - x.mean(axis=-1, keepdims=True)
+    deviation = np.sqrt((centred**2).mean(axis=-1, keepdims=True) + epsilon)
+    return centred / deviation * params["scale"] + params["bias"]
+
+
+def attention(params, x, present, heads=2):
+    query, key, value = (dense(params[name], x) for name in ("query", "key", "value"))
+    size, outputs = x.shape[1] // heads, []
+    for head in range(heads):
+        part = slice(head * size, (head + 1) * size)
+        scores = query[:, part] @ key[:, part].T / math.sqrt(size)
+        shares = np.exp(scores) * present[None]
+        outputs.append(shares / shares.sum(axis=1, keepdims=True) @ value[:, part])
+    return dense(params["out"], np.concatenate(outputs, axis=1))
+
+
+def mlp(params, x, activation):
+    up = dense(params["up"], x)
+    if activation == "swiglu":
+        gate = dense(params["gate"], x)
+        return dense(params["down"], gate / (1 + np.exp(-gate)) * up)
+    return dense(params["down"], ACTIVATIONS[activation](up))
+
+
+def encode(params, config, x, present=None):
+    """The encoder of one example, token by row."""
+    present = np.ones(len(x)) if present is None else present
+    for number in range(config.depth):
+        block = jax.tree.map(lambda leaf: leaf[number], params["blocks"])  # noqa: B023
+        for name in ("attention", "mlp"):
+
+            def layer(seen, name=name, block=block):
+                if name == "attention":
+                    return attention(block[name], seen, present)
+                return mlp(block[name], seen, config.activation)
+
+            scale = block.get(f"{name}_scale", 1.0) if config.layer_scale else 1.0
+            of_norm = block[f"{name}_norm"]
+            if config.norm_placement == "before":
+                x = x + scale * layer(norm(of_norm, x, config.norm_epsilon))
+            else:
+                x = norm(of_norm, x + scale * layer(x), config.norm_epsilon)
+    return norm(params["norm"], x, config.norm_epsilon) if config.norm_placement == "before" else x
+
+
+def random_params(config):
+    """Returns a tower's graph and parameters, every one of them drawn, so that none is a zero or a one by chance."""
+    graph, shapes = nnx.split(nnx.eval_shape(lambda: config.build(nnx.Rngs(0))))
+    params = jax.tree.map(
+        lambda leaf: (0.4 * RANDOM.normal(size=leaf.shape)).astype(np.float32), nnx.to_pure_dict(shapes)
+    )
+    return graph, params
+
+
+def run(graph, params, *inputs):
+    with jax.default_matmul_precision("highest"):
+        return nnx.merge(graph, jax.tree.map(jnp.asarray, params))(*inputs)
+
+
+FORMS = [
+    {"activation": "gelu"},
+    {"activation": "quick_gelu", "norm_epsilon": 1e-5},
+    {"activation": "relu", "norm_placement": "after"},
+    {"activation": "swiglu", "layer_scale": True},
+]
+EXTRAS = [
+    {"pooling": "mean", "representation_size": 6},
+    {"pooling": "class_token", "input_norm": True, "projection_size": 5},
+    {"pooling": "none"},
+    {"pooling": "class_token", "num_registers": 3},
+]
+
+
+@pytest.mark.parametrize(("form", "extras"), list(zip(FORMS, EXTRAS, strict=True)), ids=lambda form: "-".join(form))
+def test_an_image_tower_equals_its_reference(form, extras):
+    encoder = dataclasses.replace(ENCODER, **form)
+    config = ViTConfig(image_size=8, patch_size=4, encoder=encoder, **extras)
+    graph, params = random_params(config)
+    image = RANDOM.integers(0, 256, (1, 8, 8, 3)).astype(np.uint8)
+    patches = [image[0, y : y + 4, x : x + 4].ravel() / 127.5 - 1 for y in (0, 4) for x in (0, 4)]
+    x = dense(params["patches"], np.stack(patches)) + params["positions"]
+    if config.num_registers:
+        x = np.concatenate([params["registers"], x])
+    if config.pooling == "class_token":
+        x = np.concatenate([params["class_token"][None], x])
+    if config.input_norm:
+        x = norm(params["input_norm"], x, encoder.norm_epsilon)
+    tokens = encode(params["encoder"], encoder, x)
+    pooled = {"mean": tokens.mean(axis=0), "class_token": tokens[0], "none": tokens.ravel()}[config.pooling]
+    if config.representation_size:
+        pooled = np.tanh(dense(params["pre_logits"], pooled))
+    if config.projection_size:
+        pooled = dense(params["projection"], pooled)
+    output = run(graph, params, jnp.asarray(image))
+    np.testing.assert_allclose(output.tokens[0], tokens, atol=2e-5)
+    np.testing.assert_allclose(output.embedding[0], pooled, atol=2e-5)
+    assert output.embedding.shape == (1, config.embedding_size)
+
+
+@pytest.mark.parametrize("pooling", ["last", "first", "mean", "max"])
+def test_the_original_transformers_encoder_is_a_form_of_text_tower(pooling):
+    encoder = dataclasses.replace(ENCODER, activation="relu", norm_placement="after")
+    config = TextConfig(
+        vocabulary_size=9, length=5, embedding_size=4, encoder=encoder, pooling=pooling, positions="sinusoidal"
+    )
+    graph, params = random_params(config)
+    assert "positions" not in params
+    text = np.array([[1, 4, 8, 2, 0]], np.int32)
+    tokens = encode(params["encoder"], encoder, params["tokens"]["embedding"][text[0]] + sinusoidal_positions(5, 8))
+    pooled = {"last": tokens[-1], "first": tokens[0], "mean": tokens.mean(axis=0), "max": tokens.max(axis=0)}[pooling]
+    output = run(graph, params, jnp.asarray(text))
+    np.testing.assert_allclose(output.embedding[0], dense(params["projection"], pooled), atol=2e-5)
+
+
+def test_bert_attends_to_no_padding_and_adds_segments():
+    config = BertConfig(
+        vocabulary_size=9,
+        length=5,
+        projection_size=None,
+        encoder=dataclasses.replace(ENCODER, activation="gelu", norm_placement="after", norm_epsilon=1e-12),
+        pooler=True,
+    )
+    graph, params = random_params(config)
+    text, segment = np.array([[3, 4, 8, 0, 0]], np.int32), np.array([[0, 0, 1, 1, 1]], np.int32)
+    embedded = (
+        params["tokens"]["embedding"][text[0]] + params["positions"] + params["segments"]["embedding"][segment[0]]
+    )
+    tokens = encode(params["encoder"], config.encoder, norm(params["input_norm"], embedded, 1e-12), text[0] != 0)
+    output = run(graph, params, jnp.asarray(text), None, jnp.asarray(segment))
+    np.testing.assert_allclose(output.tokens[0, :3], tokens[:3], atol=2e-5)
+    np.testing.assert_allclose(output.embedding[0], np.tanh(dense(params["pre_logits"], tokens[0])), atol=2e-5)
+    assert config.embedding_size == 8
+
+
+def test_sinusoidal_positions_by_hand():
+    positions = sinusoidal_positions(2, 4)
+    np.testing.assert_allclose(positions[0], [0, 1, 0, 1])
+    np.testing.assert_allclose(positions[1], [np.sin(1), np.cos(1), np.sin(0.01), np.cos(0.01)], atol=1e-7)
+    with pytest.raises(UserError, match="an even width, not 3"):
+        sinusoidal_positions(2, 3)
+
+
+def test_a_bert_with_norms_before_its_layers_is_refused():
+    with pytest.raises(UserError, match=r"encoder.norm_placement = 'after'"):
+        BertConfig(encoder=EncoderConfig())
