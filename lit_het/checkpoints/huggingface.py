@@ -279,7 +279,10 @@ def _read_siglip_text(
     arrays: Arrays, config: Json, length: int | None, compute_type: ComputeType
 ) -> tuple[TextConfig, list[Piece]]:
     tower = _Tower(arrays, _SIGLIP_TEXT, config, compute_type, "text_tower/")
-    positions, length = _text_positions(tower, "embeddings.position_embedding.weight", length)
+    source = tower.name("embeddings.position_embedding.weight")
+    if length not in (None, stored := arrays[source].shape[0]):
+        raise UserError(f"{source} holds {stored} positions, the last of which pools; only a BERT's can have {length}")
+    positions, length = _text_positions(tower, source.removeprefix(tower.prefix), stored)
     vocabulary_size, size = tower.shape("tokens/embedding")[0], tower.shape("projection/kernel")[0]
     return TextConfig(vocabulary_size, length, size, tower.encoder()), [*tower.pieces, positions]
 
@@ -327,13 +330,18 @@ def _normalization(folder: Path, family: _Family) -> Float[np.ndarray, "2 c"]:
         mean, deviation = (0.0,) * 3, (1.0,) * 3
     else:
         mean, deviation = processor.get("image_mean") or mean, processor.get("image_std") or deviation
+    if min(deviation) <= 0:
+        raise UserError(f"{folder}/preprocessor_config.json: image_std = {deviation} must be above 0")
     return np.array([mean, deviation], np.float64)
 
 
 def _read_json(path: Path) -> Json:
     try:
-        return json.loads(path.read_text("utf-8"))
+        content = json.loads(path.read_text("utf-8"))
+        if isinstance(content, dict):
+            return content
+        raise ValueError(f"holds a {type(content).__name__}")
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}); give a folder with config.json") from error
     except ValueError as error:
-        raise UserError(f"{path} is no JSON: {error}") from error
+        raise UserError(f"{path} is no JSON object: {error}") from error

@@ -87,16 +87,32 @@ def open_npz(path: Path, subtree: str = "") -> dict[str, Stored]:
     return arrays
 
 
+def safetensors_names(folder: Path) -> tuple[str, ...]:
+    """Returns the names of the files that hold a folder's arrays: one, or those that its index lists.
+
+    Raises:
+        UserError: the index is broken, or lists files outside the folder.
+    """
+    index = folder / "model.safetensors.index.json"
+    if not index.is_file():
+        return ("model.safetensors",)
+    try:
+        names = sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{index} is no index of safetensors ({type(error).__name__}: {error})") from error
+    if outside := [name for name in names if Path(name).name != name]:
+        raise UserError(f"{index} lists {outside[0]!r}, which is not in its folder")
+    return tuple(names)
+
+
 def open_safetensors(folder: Path) -> dict[str, Stored]:
     """Returns the arrays of a folder's ``model.safetensors``, or of the files that its index names.
 
     Raises:
         UserError: files are missing or broken.
     """
-    index = folder / "model.safetensors.index.json"
-    names = sorted(set(json.loads(index.read_text())["weight_map"].values())) if index.exists() else None
     arrays: dict[str, Stored] = {}
-    for name in names or ["model.safetensors"]:
+    for name in safetensors_names(folder):
         path = folder / name
         try:
             with safetensors.safe_open(path, framework="numpy") as file:

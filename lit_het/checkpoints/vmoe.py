@@ -55,13 +55,14 @@ def describe(
     Raises:
         UserError: arrays that this model does not have, or experts in other than the last odd blocks.
     """
+    if missing := {"embedding/kernel", "Encoder/encoderblock_0/Mlp/Dense_0/kernel", _POSITIONS} - set(arrays):
+        raise UserError(f"a V-MoE has {min(missing)}, which the checkpoint has not; it holds another model")
     _, patch_size, _, width = arrays["embedding/kernel"].shape
     depth = 1 + max(int(found[1]) for name in arrays if (found := re.match(r"Encoder/encoderblock_(\d+)/", name)))
-    mlp = next(name for name in arrays if name.endswith("Mlp/Dense_0/kernel"))
     encoder = EncoderConfig(
         width=width,
         depth=depth,
-        mlp_width=arrays[mlp].shape[-1],
+        mlp_width=arrays["Encoder/encoderblock_0/Mlp/Dense_0/kernel"].shape[-1],
         num_heads=arrays["Encoder/encoderblock_0/SelfAttention/query/kernel"].shape[1],
         experts=_experts(arrays, depth, experts),
         compute_type=compute_type,

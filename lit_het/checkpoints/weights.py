@@ -1,7 +1,6 @@
 """Weights of other programs by one address: which format it is, what it holds, and its parameters."""
 
 import dataclasses
-import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Any, Literal, TypeAlias
 
 from lit_het.checkpoints import big_vision, huggingface, rename, vmoe
 from lit_het.checkpoints.imported import Imported
-from lit_het.checkpoints.sources import Advance, fetch
+from lit_het.checkpoints.sources import Advance, fetch, safetensors_names
 from lit_het.checkpoints.vmoe_files import shard_names
 from lit_het.errors import UserError
 from lit_het.towers.bert import BertConfig
@@ -38,7 +37,7 @@ def open_weights(
     image_size: int | None = None,
     patch_size: int | None = None,
     text_length: int | None = None,
-    text_pooling: TextPooling = "last",
+    text_pooling: TextPooling | None = None,
     experts: ExpertsConfig | None = None,
     compute_type: ComputeType = "float32",
     advance: Advance = lambda count, total: None,
@@ -52,7 +51,7 @@ def open_weights(
         image_size: other than the source's, resamples positions.
         patch_size: other than the source's, resamples the first layer too.
         text_length: less than the source's, drops the last positions of a text tower that pools its first token.
-        text_pooling: of a text tower in a big_vision file, which does not tell.
+        text_pooling: of a text tower in a big_vision file, which does not tell; None for "last".
         experts: what a V-MoE checkpoint does not say, see `lit_het.checkpoints.vmoe.describe`.
         compute_type: of the towers.
         advance: told of bytes that are downloaded.
@@ -63,7 +62,7 @@ def open_weights(
     sizes: Any = {"image_size": image_size, "compute_type": compute_type}
     if match := re.fullmatch(r"(.*\.npz)(?::(.+))?", address):
         path = fetch(match[1], advance=advance)
-        of_text: Any = {"text_length": text_length, "text_pooling": text_pooling}
+        of_text: Any = {"text_length": text_length, "text_pooling": text_pooling or "last"}
         return big_vision.read(path, match[2] or "", patch_size=patch_size, **of_text, **sizes)
     if (prefix := _vmoe_prefix(address, advance)) is not None:
         found = vmoe.read(prefix, experts=experts or ExpertsConfig(), **sizes)
@@ -71,8 +70,8 @@ def open_weights(
             raise UserError(f"the patches of a V-MoE cannot be resampled; leave out patch_size = {patch_size}")
         return found
     folder = fetch(address, _HUGGING_FACE_FILES, advance)
-    if (index := folder / "model.safetensors.index.json").is_file():
-        fetch(address, tuple(sorted(set(json.loads(index.read_text())["weight_map"].values()))), advance)
+    if (folder / "model.safetensors.index.json").is_file():
+        fetch(address, safetensors_names(folder), advance)
     if not (folder / "config.json").is_file():
         raise UserError(
             f"{address} is of no known format: neither a file .npz, nor a V-MoE checkpoint with an .index, nor a "
@@ -105,6 +104,11 @@ def text_tower(address: str, **options: Any) -> TextConfig | BertConfig:
     if tower is None:
         raise UserError(f"{address} holds no text tower")
     return dataclasses.replace(tower, weights=address)
+
+
+def without(found: Imported, prefixes: tuple[str, ...]) -> Imported:
+    """Returns a source less the parameters whose paths begin with one of some prefixes."""
+    return dataclasses.replace(found, pieces=[piece for piece in found.pieces if not piece.target.startswith(prefixes)])
 
 
 def load_part(

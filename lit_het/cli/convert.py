@@ -1,6 +1,7 @@
 """``lit-het import`` and ``lit-het export``: other programs' weights to a run directory, and a run to theirs."""
 
 import dataclasses
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,7 @@ class ImportOptions:
     image_size: int | None = None
     patch_size: int | None = None
     text_length: int | None = None
-    text_pooling: weights.TextPooling = "last"
+    text_pooling: weights.TextPooling | None = None
     num_selected: int | None = None
     num_members: int | None = None
     tokenizer: Path | None = None
@@ -55,8 +56,9 @@ def import_weights(source: str, run_dir: Path, options: ImportOptions) -> None:
     Raises:
         UserError: the source cannot be read or has no image tower, or the directory holds a run already.
     """
-    if runs.config_path(run_dir).exists():
-        raise UserError(f"{run_dir} already holds a run; choose another --to")
+    if run_dir.exists() and (not run_dir.is_dir() or any(run_dir.iterdir())):
+        what = "already holds a run" if runs.config_path(run_dir).exists() else "is not an empty folder"
+        raise UserError(f"{run_dir} {what}; choose another --to")
     experts = {name: getattr(options, name) for name in ("num_selected", "num_members")}
     experts = {name: value for name, value in experts.items() if value is not None}
     with _Download(source) as download:
@@ -69,12 +71,11 @@ def import_weights(source: str, run_dir: Path, options: ImportOptions) -> None:
             experts=ExpertsConfig(**experts) if experts else None,
             advance=download,
         )
+    if options.text_pooling is not None and ".npz" not in source:
+        raise UserError(f"{source} tells how texts are pooled (big_vision files do not): leave out --text-pooling")
+    if experts and (found.image_tower is None or found.image_tower.encoder.experts is None):
+        raise UserError(f"{source} holds no experts; leave out --{next(iter(experts)).replace('_', '-')}")
     task = _task_of(found, source)
-    shapes = jax.eval_shape(task.build().initialize, jax.random.key(0))
-    if isinstance(task, ClassificationConfig) and found.num_classes is None:
-        shapes = {"image_tower": shapes["image_tower"]}
-    with Bar(f"reading {source}", parameters.count(shapes), "parameters") as bar:
-        params = rename.load(found.arrays, found.pieces, shapes, advance=bar.advance)
     tokenizer = options.tokenizer or found.tokenizer
     config = ExperimentConfig(
         run_dir=run_dir,
@@ -83,13 +84,21 @@ def import_weights(source: str, run_dir: Path, options: ImportOptions) -> None:
         num_steps=1,
         tokenizer=_tokenizer(task, tokenizer) if tokenizer else None,
     )
-    with Checkpoints(runs.checkpoint_dir(run_dir)) as checkpoints:
+    shapes = jax.eval_shape(task.build().initialize, jax.random.key(0))
+    if isinstance(task, ClassificationConfig) and found.num_classes is None:
+        shapes = {"image_tower": shapes["image_tower"]}
+    with Bar(f"reading {source}", parameters.count(shapes), "parameters") as bar:
+        params = rename.load(found.arrays, found.pieces, shapes, advance=bar.advance)
+    # Under another name until it is whole.
+    partial = run_dir.with_name(f"{run_dir.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    with Checkpoints(runs.checkpoint_dir(partial)) as checkpoints:
         info = {"locked_checksum": parameters.checksum({}), "source": source}
         checkpoints.save_imported(params, info)
-    if tokenizer is not None:
-        runs.tokenizer_path(run_dir).write_bytes(tokenizer.read_bytes())
-    # Last: a directory with a configuration is whole.
-    experiment.save(config, runs.config_path(run_dir))
+    if config.tokenizer is not None:
+        runs.tokenizer_path(partial).write_bytes(config.tokenizer.model.read_bytes())
+    experiment.save(config, runs.config_path(partial))
+    partial.replace(run_dir)
     print(f"lit-het: {parameters.count(shapes):,} parameters of {source} in {run_dir}", file=sys.stderr)
 
 
@@ -136,10 +145,21 @@ def _task_of(found: Imported, source: str) -> ContrastiveConfig | Classification
 
 
 def _tokenizer(task: ContrastiveConfig | ClassificationConfig, model: Path) -> SentencePieceConfig | None:
+    """Returns the tokenizer of a text tower, which it must fit.
+
+    Raises:
+        UserError: it is none, or has more pieces than the tower.
+    """
     if isinstance(task, ClassificationConfig):
         return None
+    # That it is a model is found out before its settings are read.
+    SentencePieceConfig(model, task.text_tower.length).build()
     lowercase, padding_id = read_settings(model)
-    return SentencePieceConfig(model, task.text_tower.length, lowercase, padding_id)
+    config = SentencePieceConfig(model, task.text_tower.length, lowercase, padding_id)
+    size, most = config.build().vocabulary_size, task.text_tower.vocabulary_size
+    if size > most:
+        raise UserError(f"{model} has {size} pieces, the text tower {most}; is it the tokenizer of this model?")
+    return config
 
 
 class _Download:

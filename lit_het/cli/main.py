@@ -80,7 +80,9 @@ def _parser() -> argparse.ArgumentParser:
         help="folders with classnames.txt and shards (or shards in a folder test/ below), as clip_benchmark lays out",
     )
     zero_shot.add_argument("--candidates", type=Path, help="a file of names to choose from, in place of the classes")
-    zero_shot.add_argument("--pretrained", type=Path, metavar="DIR", help="where the locked tower's run is now")
+    zero_shot.add_argument(
+        "--pretrained", type=Path, metavar="PATH", help="where the locked tower's run or file is now"
+    )
     zero_shot.add_argument("--batch-size", type=int, default=256, help="default: %(default)s")
     zero_shot.add_argument(
         "--samples",
@@ -113,8 +115,7 @@ def _parser() -> argparse.ArgumentParser:
     importing.add_argument(
         "--text-pooling",
         choices=("last", "first", "mean", "max"),
-        default="last",
-        help="of a text tower in a big_vision file, which does not tell; default: %(default)s",
+        help="of a text tower in a big_vision file, which does not tell (last)",
     )
     importing.add_argument(
         "--tokenizer",
@@ -134,7 +135,9 @@ def _parser() -> argparse.ArgumentParser:
     exporting.add_argument("--checkpoint", type=Path, required=True, metavar="DIR", help="directory of a run")
     exporting.add_argument("--to", choices=("huggingface", "npz"), required=True)
     exporting.add_argument("--output", type=Path, required=True, help="folder, or file, to write")
-    exporting.add_argument("--pretrained", type=Path, metavar="DIR", help="where the locked tower's run is now")
+    exporting.add_argument(
+        "--pretrained", type=Path, metavar="PATH", help="where the locked tower's run or file is now"
+    )
     exporting.set_defaults(command=_export, name="export")
     return parser
 

@@ -6,6 +6,7 @@ A run directory holds ``config.json``, ``tokenizer.model`` (if there is text), `
 
 import dataclasses
 import itertools
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,11 @@ from lit_het.types import Encoder, Params
 
 # Fields that say how the same model is computed, or where it comes from; two runs may differ in them.
 EXECUTION_FIELDS = ("encoder.unrolled", "encoder.remat", "encoder.compute_type", "compute_type", "weights", "members")
+# The only fields of experts that parameters depend on.
+EXPERT_FIELDS = ("encoder.experts.num_experts", "encoder.experts.num_blocks")
 TOWERS = ("image_tower", "text_tower")
+# Fields of towers and the dense layers behind the pooling that they stand for.
+LAST_LAYERS = (("representation_size", "pre_logits"), ("pooler", "pre_logits"), ("projection_size", "projection"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,10 +47,16 @@ class ContrastiveRun:
     config: ExperimentConfig
     task: ContrastiveTask
     params: Params
-    tokenizer: SentencePieceTokenizer
+    tokenizer: SentencePieceTokenizer | None
 
     def encoder(self) -> Encoder:
-        """Returns the model as evaluators see it."""
+        """Returns the model as evaluators see it.
+
+        Raises:
+            UserError: it was imported without a tokenizer.
+        """
+        if self.tokenizer is None:
+            raise UserError(f"{self.config.run_dir} has no tokenizer; import it again with --tokenizer FILE")
         return make_encoder(self.task, self.params, self.tokenizer)
 
 
@@ -94,10 +105,12 @@ def open_contrastive(run_dir: Path, pretrained: Path | None = None) -> Contrasti
         UserError: something is missing, does not fit, or the locked parameters are not those of training.
     """
     config = experiment.load(config_path(run_dir))
-    if not isinstance(config.task, ContrastiveConfig) or config.tokenizer is None:
+    if not isinstance(config.task, ContrastiveConfig):
         raise UserError(f"{run_dir} holds a classifier; zero-shot evaluation needs a run with a text tower")
     task = config.task.build()
-    tokenizer = dataclasses.replace(config.tokenizer, model=tokenizer_path(run_dir)).build()
+    tokenizer = None
+    if config.tokenizer is not None:
+        tokenizer = dataclasses.replace(config.tokenizer, model=tokenizer_path(run_dir)).build()
     return ContrastiveRun(config, task, _restore_params(config, task, run_dir, pretrained), tokenizer)
 
 
@@ -117,23 +130,39 @@ def _restore_params(
     pretrained: Path | None,
 ) -> Params:
     """Returns the newest checkpoint's parameters with the locked ones that they were trained on."""
-    locked_like, trainable_like = parameters.partition(abstract_params(task), task.locked)
-    from_files = load_weights(config.task, locked_like)
-    locked_like = {part: like for part, like in locked_like.items() if part not in from_files}
-    if config.pretrained is not None and locked_like:
+    shapes = abstract_params(task)
+    locked_like, trainable_like = parameters.partition(shapes, task.locked)
+    wanted = parameters.flatten(locked_like)
+    # A tower that is locked in part is read whole.
+    read = load_weights(_moved(config, pretrained).task, {part: shapes[part] for part in locked_like})
+    locked = {path: array for path, array in parameters.flatten(read).items() if path in wanted}
+    rest = {path: shape for path, shape in wanted.items() if path not in locked}
+    if config.pretrained is not None and rest:
         source = pretrained or _find_pretrained(config.pretrained.run, run_dir)
         config = dataclasses.replace(config, pretrained=dataclasses.replace(config.pretrained, run=source))
     with Checkpoints(checkpoint_dir(run_dir), read_only=True) as checkpoints:
         trainable, info = checkpoints.restore_params(trainable_like)
-    locked = {**from_files, **(load_pretrained(config, locked_like) if locked_like else {})}
+    if rest:
+        locked |= parameters.flatten(load_pretrained(config, parameters.unflatten(rest)))
+    locked = parameters.unflatten(locked)
     if parameters.checksum(locked) != info["locked_checksum"]:
         origin = "the files named as `weights`" if config.pretrained is None else config.pretrained.run
         raise UserError(
             f"the locked parameters in {origin} are not those that {run_dir} was trained with; "
-            "point --pretrained at the original run"
+            "point --pretrained at the original"
         )
     locked = parameters.cast(locked, config.task.image_tower.compute_type)  # as in training
     return parameters.merge(locked, trainable)
+
+
+def _moved(config: ExperimentConfig, weights: Path | None) -> ExperimentConfig:
+    """Returns the configuration with the image tower's weights where they are now."""
+    tower = config.task.image_tower
+    if weights is None or not isinstance(tower, ViTConfig) or tower.weights is None:
+        return config
+    subtree = re.search(r"(?<=\.npz):.+$", tower.weights)
+    moved = dataclasses.replace(tower, weights=f"{weights}{subtree[0] if subtree else ''}")
+    return dataclasses.replace(config, task=dataclasses.replace(config.task, image_tower=moved))
 
 
 def _find_pretrained(recorded: Path, run_dir: Path) -> Path:
@@ -162,27 +191,54 @@ def load_pretrained(config: ExperimentConfig, like: Params) -> Params:
 
 
 def load_weights(
-    config: ContrastiveConfig | ClassificationConfig, like: Params, shardings: Params | None = None
+    config: ContrastiveConfig | ClassificationConfig, shapes: Params, shardings: Params | None = None
 ) -> Params:
-    """Returns the towers in ``like`` whose configuration names ``weights``, each a tree under its name.
+    """Returns what towers take from the ``weights`` that they name, below the towers' names.
+
+    A dense layer at the end may be missing in the source, and is then missing in the result, or in the tower.
+
+    Args:
+        config: of the model.
+        shapes: of its parameters; towers that are not among them are left alone.
+        shardings: where they go, None for one device.
 
     Raises:
-        UserError: the source cannot be read, or holds another tower than the configuration's.
+        UserError: a source cannot be read, or holds another tower than the configuration's.
     """
     loaded = {}
     for part in TOWERS:
         tower = getattr(config, part, None)
         # A ResNet has no weights to name.
-        if part not in like or getattr(tower, "weights", None) is None:
+        if part not in shapes or getattr(tower, "weights", None) is None:
             continue
         assert isinstance(tower, ViTConfig | TextConfig | BertConfig)
         found = _open_weights(tower)
-        _check_same_source(getattr(found, part), tower, part)
-        total = parameters.count(like[part])
-        with Bar(f"reading {tower.weights}", total, "parameters") as bar:
-            places = None if shardings is None else shardings[part]
-            loaded[part] = weights.load_part(found, part, like[part], places, bar.advance)
+        source = getattr(found, part)
+        ends = {field: layer for field, layer in LAST_LAYERS if _is_in_one(field, source, tower)}
+        _check_same_source(source, tower, part, tuple(ends))
+        wanted = {name: tree for name, tree in shapes[part].items() if name not in ends.values()}
+        found = weights.without(found, tuple(f"{part}/{layer}/" for layer in ends.values()))
+        with Bar(f"reading {tower.weights}", parameters.count(wanted), "parameters") as bar:
+            places = None if shardings is None else {name: shardings[part][name] for name in wanted}
+            loaded[part] = weights.load_part(found, part, wanted, places, bar.advance)
     return loaded
+
+
+def with_absolute_weights(config: Any) -> Any:
+    """Returns a task's configuration whose towers name files by absolute paths, to open it from elsewhere."""
+    for part in TOWERS:
+        tower: Any = getattr(config, part, None)
+        address = getattr(tower, "weights", None)
+        if address is not None and "://" not in address:
+            config = dataclasses.replace(
+                config, **{part: dataclasses.replace(tower, weights=str(Path(address).resolve()))}
+            )
+    return config
+
+
+def _is_in_one(field: str, *towers: Any) -> bool:
+    """Returns whether one of two towers has the layer of a field and the other has not."""
+    return len({bool(getattr(tower, field, None)) for tower in towers}) == 2
 
 
 def _open_weights(tower: ViTConfig | TextConfig | BertConfig) -> Imported:
@@ -197,14 +253,14 @@ def _open_weights(tower: ViTConfig | TextConfig | BertConfig) -> Imported:
     return weights.open_weights(tower.weights, **options)
 
 
-def _check_same_source(found: Any, tower: Any, part: str) -> None:
+def _check_same_source(found: Any, tower: Any, part: str, optional: tuple[str, ...]) -> None:
     if found is None:
         raise UserError(f"{tower.weights} holds no {part.replace('_', ' ')}")
     if type(found) is not type(tower):
         theirs, ours = type(found).__name__, type(tower).__name__
         raise UserError(f"{tower.weights} holds a {theirs}, the configuration says {ours}")
-    for field, (theirs, ours) in experiment.differences(found, tower).items():
-        if field not in EXECUTION_FIELDS:
+    for field, (theirs, ours) in _differences(found, tower).items():
+        if field not in optional:
             flag = f"--task.{part}.{field}".replace("_", "-")
             raise UserError(
                 f"the {part.replace('_', ' ')} in {tower.weights} has {field} = {theirs}, this configuration {ours}; "
@@ -235,10 +291,17 @@ def abstract_params(task: ContrastiveTask | ClassificationTask) -> Params:
 
 
 def _check_same_tower(source: ExperimentConfig, target: ExperimentConfig, pretrained: PretrainedConfig) -> None:
-    differing = experiment.differences(source.task.image_tower, target.task.image_tower)
-    for field, (theirs, ours) in differing.items():
-        if field not in EXECUTION_FIELDS:
-            raise UserError(
-                f"the image tower of {pretrained.run} has {field} = {theirs}, this configuration {ours}; "
-                f"set --task.image-tower.{field.replace('_', '-')} {theirs}"
-            )
+    for field, (theirs, ours) in _differences(source.task.image_tower, target.task.image_tower).items():
+        raise UserError(
+            f"the image tower of {pretrained.run} has {field} = {theirs}, this configuration {ours}; "
+            f"set --task.image-tower.{field.replace('_', '-')} {theirs}"
+        )
+
+
+def _differences(theirs: Any, ours: Any) -> dict[str, tuple[Any, Any]]:
+    """Returns the fields in which two towers differ as models."""
+    return {
+        field: values
+        for field, values in experiment.differences(theirs, ours).items()
+        if field not in EXECUTION_FIELDS and (field in EXPERT_FIELDS or not field.startswith("encoder.experts."))
+    }

@@ -32,7 +32,7 @@ from lit_het.types import Batch, Params, TrainState
 
 # Fields that a resumed run may change: they alter neither the model nor the sequence of batches.
 CHANGEABLE_FIELDS = ("run_dir", "mesh", "cadence", "evaluations", "data.threads", "data.prefetch_batches")
-CHANGEABLE_FIELDS += ("data.max_bad_fraction", "pretrained.run")
+CHANGEABLE_FIELDS += ("data.max_bad_fraction", "pretrained.run", "task.image_tower.weights", "task.text_tower.weights")
 
 
 def parse_config(path: Path, flags: Sequence[str]) -> ExperimentConfig:
@@ -168,27 +168,31 @@ class _Saver:
 def _initial_params(
     config: ExperimentConfig, task: ContrastiveTask | ClassificationTask, mesh: Mesh
 ) -> tuple[Params, Params]:
-    """Returns (locked, trainable) parameters on the mesh, pretrained ones loaded."""
+    """Returns (locked, trainable) parameters on the mesh: what comes from elsewhere is read, only the rest drawn."""
     key = jax.random.key(config.seed)
     shapes = jax.eval_shape(task.initialize, key)
     shardings = sharding.tree_shardings(shapes, mesh)
-    params = jax.jit(task.initialize, out_shardings=shardings)(key)
-    from_files = runs.load_weights(config.task, shapes, shardings)
-    params |= from_files
-    locked, trainable = parameters.partition(params, task.locked)
-    unknown = {part: like for part, like in locked.items() if part not in from_files}
+    like = parameters.flatten(
+        jax.tree.map(lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), shapes, shardings)
+    )
+    loaded = parameters.flatten(runs.load_weights(config.task, shapes, shardings))
+    locked = parameters.flatten(parameters.partition(shapes, task.locked)[0])
     pattern = config.pretrained.pattern if config.pretrained else None
-    if pattern or unknown:
-        like, _ = parameters.partition(params, (pattern,)) if pattern else (unknown, {})
-        if both := like.keys() & from_files.keys():
+    if pattern or locked.keys() - loaded.keys():
+        wanted = parameters.flatten(parameters.partition(shapes, (pattern,))[0]) if pattern else locked
+        if pattern and (both := wanted.keys() & loaded.keys()):
             raise UserError(f"both `pretrained` and `weights` say where {min(both)} comes from; leave out one")
-        loaded = runs.load_pretrained(config, like)
-        missing = parameters.flatten(unknown).keys() - parameters.flatten(loaded).keys()
-        if missing:
-            raise UserError(f"{min(missing)} is locked but --pretrained.pattern {pattern!r} does not load it")
-        params = parameters.merge(params, loaded)
-        locked, trainable = parameters.partition(params, task.locked)
-    return locked, trainable
+        paths = wanted.keys() - loaded.keys()
+        loaded |= parameters.flatten(runs.load_pretrained(config, parameters.unflatten({p: like[p] for p in paths})))
+    if missing := locked.keys() - loaded.keys():
+        raise UserError(f"{min(missing)} is locked but --pretrained.pattern {pattern!r} does not load it")
+
+    def draw(key: Any) -> dict[str, Any]:
+        return {path: array for path, array in parameters.flatten(task.initialize(key)).items() if path not in loaded}
+
+    places = {path: shape.sharding for path, shape in like.items() if path not in loaded}
+    drawn = jax.jit(draw, out_shardings=places)(key)
+    return parameters.partition(parameters.unflatten({**drawn, **loaded}), task.locked)
 
 
 def _evaluation(
@@ -276,6 +280,7 @@ def _write_run_files(config: ExperimentConfig, tokenizer: SentencePieceTokenizer
         # The run will be opened from other working directories.
         pretrained = dataclasses.replace(config.pretrained, run=config.pretrained.run.resolve())
         config = dataclasses.replace(config, pretrained=pretrained)
+    config = dataclasses.replace(config, task=runs.with_absolute_weights(config.task))
     experiment.save(config, runs.config_path(config.run_dir))
     if tokenizer is not None:
         runs.tokenizer_path(config.run_dir).write_bytes(tokenizer.model_bytes)

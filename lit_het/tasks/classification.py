@@ -39,7 +39,7 @@ class ClassificationConfig:
         locked: patterns of parameters to lock; empty trains everything.
 
     Raises:
-        UserError: no classes, or a loss that there is not.
+        UserError: no classes, a loss that there is not, or members of an ensemble averaged before the head.
     """
 
     image_tower: ViTConfig | ResNetConfig = ViTConfig()
@@ -51,6 +51,12 @@ class ClassificationConfig:
     def __post_init__(self) -> None:
         require_at_least(1, self, "num_classes")
         require_choice(self, "loss")
+        tower = self.image_tower
+        if isinstance(tower, ViTConfig) and tower.encoder.num_members > 1 and tower.members == "mean":
+            raise UserError(
+                "a classifier on the mean of an ensemble's embeddings has one prediction: set image_tower.members to "
+                "'apart' for one of each member (e3), or to 'concatenated'"
+            )
 
     def build(self) -> "ClassificationTask":
         """Returns the task."""

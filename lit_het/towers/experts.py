@@ -33,7 +33,7 @@ class ExpertsConfig:
         batch_priority: whether slots go by falling gate instead of in the order of tokens.
         dispatch: "einsum" respects the capacity and lets experts live on several devices; "ragged" sorts tokens by
             expert, has no capacity, hence drops none, and brings all experts to each device.
-        noise_scale: the router's noise has the standard deviation noise_scale M / E.
+        noise_scale: the router's noise has the standard deviation noise_scale M / E; 0 has no noise and no load loss.
         auxiliary_weight: of the mean of importance and load loss.
         dropout_rate: of the experts' hidden layer and output, in training.
         tokens_per_group: at most so many tokens are routed together; a group holds whole images.
@@ -151,6 +151,8 @@ class Experts(nnx.Module):
         else:
             factor = config.eval_capacity_factor if key is None else config.capacity_factor
             num_slots = routing.capacity(images * n, config.num_selected, config.experts_per_member, factor)
+            # A token takes an expert once at most.
+            num_slots = min(num_slots, images * n)
             mixed = self._einsum(tokens, choices, num_slots, dropout_key)
             dropped = jnp.mean((choices.slot >= num_slots).astype(jnp.float32))
         mixed = mixed.reshape(groups, m, images, n, -1).transpose(0, 2, 1, 3, 4).reshape(x.shape)
@@ -163,7 +165,7 @@ class Experts(nnx.Module):
         kernel = self.router.kernel[...].reshape(d, config.num_members, config.experts_per_member)
         by_member = tokens.astype(jnp.float32).reshape(-1, config.num_members, t, d)
         logits = jnp.einsum("gmtd,dme->gmte", by_member, kernel).reshape(gm, t, -1)
-        noise = None if key is None else jax.random.normal(key, logits.shape)
+        noise = jax.random.normal(key, logits.shape) if key is not None and config.noise_scale else None
         return routing.route(logits, config.num_selected, noise, config.noise_scale)
 
     def _einsum(

@@ -6,6 +6,7 @@ which is the same thing with more groups and fewer experts.
 """
 
 import dataclasses
+import functools
 import math
 
 import jax
@@ -75,7 +76,8 @@ def route(
 
 
 def _squared_variation(x: Float[Array, "g e"]) -> Float[Array, " g"]:
-    return (jnp.std(x, axis=-1) / jnp.mean(x, axis=-1)) ** 2
+    # The variance, as the deviation has no slope at 0.
+    return jnp.var(x, axis=-1) / jnp.mean(x, axis=-1) ** 2
 
 
 def capacity(num_tokens: int, num_selected: int, num_experts: int, factor: float) -> int:
@@ -114,7 +116,10 @@ def places(
 ) -> tuple[Float[Array, "g t e c"], Float[Array, "g t e c"]]:
     """Returns the one-hot places of tokens in the experts' slots, and the same weighted by the gates."""
     # A slot beyond the capacity has no one-hot vector: the token is dropped.
-    of_choice = (
-        jax.nn.one_hot(choices.expert, num_experts)[..., None] * (jax.nn.one_hot(choices.slot, num_slots)[..., None, :])
-    )
-    return jnp.sum(of_choice, axis=2), jnp.einsum("gtk,gtkec->gtec", choices.gate, of_choice)
+    each = [
+        jax.nn.one_hot(choices.expert[..., k], num_experts)[..., None]
+        * jax.nn.one_hot(choices.slot[..., k], num_slots)[..., None, :]
+        for k in range(choices.expert.shape[-1])
+    ]
+    weighted = (choices.gate[..., k][..., None, None] * place for k, place in enumerate(each))
+    return functools.reduce(jnp.add, each), functools.reduce(jnp.add, weighted)

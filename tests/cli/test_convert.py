@@ -63,7 +63,10 @@ def test_an_imported_model_scores_as_recorded_and_goes_out_and_in_again_unchange
         tokenizer = ("--tokenizer", data / "tokenizer.model") if to == "npz" else ()
         run("import", "--from", tmp_path / name, "--to", again, *tokenizer)
         assert parameters.checksum(params_of(again)) == checksum
-        assert runs.open_contrastive(again).tokenizer.padding_id == opened.tokenizer.padding_id
+        theirs, ours = (experiment.load(run / "config.json").tokenizer for run in (again, tmp_path / "run"))
+        assert theirs is not None
+        assert ours is not None
+        assert dataclasses.replace(theirs, model=Path()) == dataclasses.replace(ours, model=Path())
     assert (tmp_path / "folder" / "spiece.model").read_bytes() == (data / "tokenizer.model").read_bytes()
 
 
@@ -100,14 +103,43 @@ def test_training_starts_from_a_file_keeps_it_locked_and_finds_it_again(lit_on_s
     np.testing.assert_array_equal(opened.params["image_tower"]["patches"]["kernel"], kernel)
     assert opened.params["image_tower"]["positions"].shape == (36, 16)  # resampled for 24 pixels
 
+    # The file may move, byte for byte.
+    moved = siglip.rename(siglip.with_name("moved.npz"))
+    with pytest.raises(UserError, match=r"siglip.npz does not exist"):
+        runs.open_contrastive(lit_on_siglip.run_dir)
+    again = runs.open_contrastive(lit_on_siglip.run_dir, moved)
+    assert parameters.checksum(again.params) == parameters.checksum(opened.params)
+    siglip = moved.rename(siglip)
+
     with np.load(siglip) as file:
         changed = {name: array + 1 for name, array in file.items()}
     np.savez(siglip, **changed)
     with pytest.raises(UserError, match="the files named as `weights` are not those"):
         runs.open_contrastive(lit_on_siglip.run_dir)
-    siglip.unlink()
-    with pytest.raises(UserError, match=r"siglip.npz does not exist"):
-        runs.open_contrastive(lit_on_siglip.run_dir)
+
+
+def test_a_tower_that_is_locked_in_part_is_found_again(lit_on_siglip, monkeypatch, tmp_path):
+    locked = ("image_tower/encoder/.*", "image_tower/patches/.*")
+    config = dataclasses.replace(
+        lit_on_siglip, task=dataclasses.replace(lit_on_siglip.task, locked=locked), num_steps=2
+    )
+    # Named relative to where training ran, found from elsewhere.
+    monkeypatch.chdir(tmp_path)
+    tower = dataclasses.replace(config.task.image_tower, weights="siglip.npz:img")
+    train(dataclasses.replace(config, task=dataclasses.replace(config.task, image_tower=tower)))
+    monkeypatch.chdir("/")
+    assert runs.open_contrastive(config.run_dir).params["image_tower"]["positions"].shape == (36, 16)
+
+
+def test_a_text_tower_without_a_last_layer_is_given_one(lit_config):
+    bert = weights.text_tower(str(GOLDEN / "hf_bert"), text_length=6)
+    assert (bert.embedding_size, bert.length) == (24, 6)
+    wider = dataclasses.replace(bert, projection_size=64, pooler=False)
+    task = dataclasses.replace(lit_config.task, text_tower=wider)
+    train(dataclasses.replace(lit_config, task=task, num_steps=2))
+    params = params_of(lit_config.run_dir)["text_tower"]
+    assert params["projection"]["kernel"].shape == (24, 64)
+    assert "pre_logits" not in params
 
 
 def test_a_tower_of_other_sizes_than_the_files_names_field_and_flag(lit_on_siglip, capsys, tmp_path):
@@ -125,6 +157,25 @@ def test_sources_that_are_nothing_are_refused_in_one_line(capsys, tmp_path, sigl
     siglip.write_bytes(siglip.read_bytes()[:5000])
     assert "siglip.npz is not a readable .npz file" in refusal(capsys, "import", "--from", siglip, *target)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_model_that_is_no_tokenizer_is_refused_before_anything_is_written(capsys, tmp_path, data):
+    source = ("import", "--from", GOLDEN / "hf_siglip", "--to", tmp_path / "run")
+    (tmp_path / "text.model").write_text("hello")
+    assert "nope.model: cannot be read" in refusal(capsys, *source, "--tokenizer", tmp_path / "nope.model")
+    assert "no SentencePiece model" in refusal(capsys, *source, "--tokenizer", tmp_path / "text.model")
+    assert not (tmp_path / "run").exists()
+    run(*source)
+    line = refusal(capsys, "zero-shot", "--checkpoint", tmp_path / "run", "--data", data / "train")
+    assert "has no tokenizer; import it again with --tokenizer" in line
+    run("export", "--checkpoint", tmp_path / "run", "--to", "npz", "--output", tmp_path / "model.npz")
+
+
+def test_options_that_a_source_has_no_use_for_are_refused(capsys, tmp_path):
+    source = ("import", "--from", GOLDEN / "hf_siglip", "--to", tmp_path / "run")
+    assert "leave out --text-pooling" in refusal(capsys, *source, "--text-pooling", "mean")
+    assert "holds no experts; leave out --num-members" in refusal(capsys, *source, "--num-members", "2")
+    assert "the last of which pools" in refusal(capsys, *source, "--text-length", "2")
 
 
 def test_an_import_never_writes_over_a_run(capsys, trained_lit):
