@@ -137,16 +137,21 @@ def _end_token(number: int, piece: str) -> dict[str, Any]:
 def read_settings(model: Path) -> tuple[bool, int]:
     """Returns whether captions are lowered, and the id that fills a row, for a SentencePiece model in a folder.
 
-    Where the folder does not tell, they are SigLIP's: lowered, and filled with the end token.
+    Where the folder does not tell, captions are lowered, and rows are filled with the end token ``</s>`` as in SigLIP,
+    or in vocabularies without it, as SigLIP 2's, with the padding token.
 
     Raises:
         UserError: the token that fills rows is not in the model.
     """
     path = model.with_name("tokenizer_config.json")
     settings = json.loads(path.read_text("utf-8")) if path.is_file() else {}
-    padding = settings.get("pad_token", "</s>")
+    proto: Any = sentencepiece_model_pb2.ModelProto.FromString(  # pyright: ignore[reportAttributeAccessIssue]
+        model.read_bytes()
+    )
+    names = proto.trainer_spec
+    padding = settings.get("pad_token") or (names.eos_piece if names.eos_piece == "</s>" else names.pad_piece)
     padding = padding["content"] if isinstance(padding, dict) else padding
-    pieces = [piece.piece for piece in sentencepiece_model_pb2.ModelProto.FromString(model.read_bytes()).pieces]  # pyright: ignore[reportAttributeAccessIssue]
+    pieces = [piece.piece for piece in proto.pieces]
     if padding not in pieces:
         raise UserError(f"{path}: pad_token = {padding!r} is not in {model.name}")
     return bool(settings.get("do_lower_case", True)), pieces.index(padding)

@@ -99,7 +99,7 @@ def open_contrastive(run_dir: Path, pretrained: Path | None = None) -> Contrasti
 
     Args:
         run_dir: the run.
-        pretrained: where the run with the locked parameters lies now, if it has moved.
+        pretrained: where the run or file with the locked parameters lies now, if it has moved.
 
     Raises:
         UserError: something is missing, does not fit, or the locked parameters are not those of training.
