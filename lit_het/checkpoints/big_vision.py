@@ -241,8 +241,7 @@ def _resampled(pieces: Sequence[Piece], shapes: _Shapes, tower: ViTConfig) -> li
     is_flexible = shapes.of("image_tower/patches/kernel", 4)[0] != tower.patch_size
 
     def positions(array: np.ndarray) -> np.ndarray:
-        side = tower.image_size // tower.patch_size
-        return resample_positions(_only(array)[joined:], side, keeps_corners=not is_flexible)
+        return resample_positions(_only(array)[joined:], tower.side, keeps_corners=not is_flexible)
 
     def patches(kernel: np.ndarray) -> np.ndarray:
         return resample_patches(kernel, tower.patch_size).reshape(-1, kernel.shape[-1])

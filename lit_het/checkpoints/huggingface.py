@@ -214,7 +214,7 @@ class _ImageReader(_Tower):
             representation_size=self.shape("pre_logits/kernel")[0] if "pre_logits/kernel" in self.sources else None,
         )
         first = functools.partial(_first_layer, normalization=normalization, old_size=old_size, size=config.patch_size)
-        pieces = self.pieces + self._token_pieces(config.image_size // config.patch_size) + self._first_pieces(first)
+        pieces = self.pieces + self._token_pieces(config.side) + self._first_pieces(first)
         if "visual_projection.weight" in self.arrays:
             config = dataclasses.replace(config, projection_size=self.arrays["visual_projection.weight"].shape[0])
             pieces += _projection_pieces()

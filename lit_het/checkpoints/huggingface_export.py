@@ -103,7 +103,7 @@ def _arrays(image: ViTConfig, text: TextConfig, params: dict[str, np.ndarray]) -
         for match in table
         for name, array in match.arrays(prefix, path, params).items()
     }
-    size, side = image.patch_size, image.image_size // image.patch_size
+    size, side = image.patch_size, image.side
     kernel = params["image_tower/patches/kernel"].reshape(size, size, 3, -1).transpose(3, 2, 0, 1)
     image_positions = params.get("image_tower/positions")
     if image_positions is None:

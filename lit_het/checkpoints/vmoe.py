@@ -76,8 +76,9 @@ def describe(
         pooling="class_token" if has_class_token else "mean",
         representation_size=arrays["pre_logits/kernel"].shape[1] if has_pre_logits else None,
     )
-    side = tower.image_size // tower.patch_size
-    pieces = [Piece("image_tower/positions", (_POSITIONS,), lambda x: resample_positions(x[0, -num_patches:], side))]
+    pieces = [
+        Piece("image_tower/positions", (_POSITIONS,), lambda x: resample_positions(x[0, -num_patches:], tower.side))
+    ]
     if has_class_token:
         # Positions are added to the class token too: that one can as well be a part of it.
         pieces.append(Piece("image_tower/class_token", ("cls", _POSITIONS), lambda cls, x: cls[0, 0] + x[0, 0]))

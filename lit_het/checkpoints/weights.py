@@ -88,10 +88,7 @@ def image_tower(address: str, **options: Any) -> ViTConfig:
     Raises:
         UserError: it holds none.
     """
-    tower = open_weights(address, **options).image_tower
-    if tower is None:
-        raise UserError(f"{address} holds no image tower")
-    return dataclasses.replace(tower, weights=address)
+    return _tower(address, "image_tower", options)
 
 
 def text_tower(address: str, **options: Any) -> TextConfig | BertConfig:
@@ -100,9 +97,13 @@ def text_tower(address: str, **options: Any) -> TextConfig | BertConfig:
     Raises:
         UserError: it holds none.
     """
-    tower = open_weights(address, **options).text_tower
+    return _tower(address, "text_tower", options)
+
+
+def _tower(address: str, part: str, options: dict[str, Any]) -> Any:
+    tower = getattr(open_weights(address, **options), part)
     if tower is None:
-        raise UserError(f"{address} holds no text tower")
+        raise UserError(f"{address} holds no {part.replace('_', ' ')}")
     return dataclasses.replace(tower, weights=address)
 
 
