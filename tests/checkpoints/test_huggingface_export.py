@@ -62,8 +62,7 @@ def transformers():
 
 def scores(transformers, folder, ids):
     """Returns the logits that transformers gives for the pictures and token ids."""
-    import torch
-
+    torch = pytest.importorskip("torch")
     model, told = transformers.AutoModel.from_pretrained(folder, output_loading_info=True)
     assert not told["missing_keys"] | told["unexpected_keys"] | told["mismatched_keys"]
     values = torch.tensor(np.moveaxis(UINT8 / 127.5 - 1, -1, 1), dtype=torch.float32)
