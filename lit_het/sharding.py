@@ -90,7 +90,10 @@ def check_batch_size(batch_size: int, mesh: Mesh) -> None:
 def tree_shardings(tree: Any, mesh: Mesh) -> Any:
     """Returns a `NamedSharding` for every leaf of a tree of arrays or shapes, by `RULES`.
 
-    A dimension that its axis does not divide evenly is repeated.
+    A dimension that the axis ``fsdp`` does not divide evenly is repeated.
+
+    Raises:
+        UserError: the axis ``expert`` does not divide the experts.
     """
     return jax.tree_util.tree_map_with_path(lambda path, leaf: _leaf_sharding(path, leaf.shape, mesh), tree)
 
@@ -100,6 +103,11 @@ def _leaf_sharding(path: Any, shape: tuple[int, ...], mesh: Mesh) -> NamedShardi
     axes = next(axes for pattern, axes in RULES if re.fullmatch(pattern, name))
     # Placeholders that optimizers keep under a parameter's path may have fewer dimensions than it.
     axes = (None,) * (len(shape) - len(axes)) + axes if len(shape) >= len(axes) else (None,) * len(shape)
+    if "expert" in axes and shape[axes.index("expert")] % mesh.shape["expert"]:
+        raise UserError(
+            f"the {shape[axes.index('expert')]} experts of {name.split('/experts/')[0]} cannot be split over "
+            f"--mesh.expert {mesh.shape['expert']}; take a divisor"
+        )
     fits = [axis if axis and size % mesh.shape[axis] == 0 else None for axis, size in zip(axes, shape, strict=True)]
     return NamedSharding(mesh, PartitionSpec(*fits))
 

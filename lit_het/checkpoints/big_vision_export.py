@@ -33,7 +33,7 @@ _ENCODER = {
     "experts": None,
 }
 _BERT_ENCODER = {**_ENCODER, "norm_placement": "after", "norm_epsilon": 1e-12}
-_IMAGE_TOWER = {"num_registers": 0, "input_norm": False, "members": "mean"}
+_IMAGE_TOWER = {"num_registers": 0, "input_norm": False}
 
 
 def write_npz(path: Path, image_tower: ViTConfig, text_tower: TextConfig | BertConfig | None, params: Params) -> None:

@@ -4,12 +4,14 @@ A step's directory holds three items: ``params`` (trainable parameters only), ``
 position, checksum of the locked parameters). A save that a kill interrupts stays under a temporary name and is ignored.
 """
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from orbax.checkpoint import v1 as ocp
 
 from lit_het import parameters
@@ -19,10 +21,8 @@ from lit_het.types import Params, TrainState
 # What Orbax and TensorStore raise when files of a checkpoint are missing or cut short.
 _BROKEN = (AssertionError, KeyError, OSError, ValueError)
 
-# Orbax compiles a slice for every replicated array, to spread the writing over replicas: not worth it for small ones.
-_ARRAY_OPTIONS = ocp.options.ArrayOptions(
-    saving=ocp.options.ArrayOptions.Saving(min_slice_bytes_for_replica_parallel=2**20)
-)
+# Seconds between two looks at how much of an imported model is on disk.
+_LOOK_INTERVAL = 0.2
 
 
 class Checkpoints:
@@ -39,13 +39,17 @@ class Checkpoints:
 
     def __init__(self, directory: Path, *, keep: int | None = 2, read_only: bool = False):
         self.directory = directory
+        context = ocp.Context()
+        # Orbax compiles a slice for every replicated array, to spread the writing over replicas: not worth it for
+        # small ones.
+        context.array.saving.min_slice_bytes_for_replica_parallel = 2**20
         if read_only and not directory.is_dir():
             raise UserError(f"no checkpoints in {directory}; give the directory of a run that has saved one")
         self._checkpointer = ocp.training.Checkpointer(
             str(directory.resolve()),
             preservation_policy=ocp.training.preservation_policies.LatestN(keep),  # pyright: ignore[reportArgumentType]
             cleanup_tmp_directories=not read_only,
-            context=ocp.Context(array_options=_ARRAY_OPTIONS),
+            context=context,
         )
 
     def __enter__(self) -> "Checkpoints":
@@ -64,10 +68,6 @@ class Checkpoints:
         """Starts saving ``state`` in the background; arrays are copied before this returns, so they may be donated."""
         items = {"params": state.params, "optimizer": state.opt_state, "info": dict(info)}
         self._checkpointer.save_checkpointables_async(int(state.step), items, force=True)
-
-    def save_imported(self, params: Params, info: Mapping[str, Any]) -> None:
-        """Saves parameters that no training here has made as step 0: to open or to start from, not to resume."""
-        self._checkpointer.save_checkpointables(0, {"params": params, "info": dict(info)})
 
     def restore(self, like: TrainState) -> tuple[TrainState, dict[str, Any]]:
         """Returns the newest state, in the shapes and shardings of ``like``, and its info.
@@ -127,6 +127,36 @@ class Checkpoints:
         except _BROKEN as error:
             raise self._broken(step, error) from error
         return {path: tuple(array.shape) for path, array in parameters.flatten(metadata).items()}
+
+
+def save_imported(
+    directory: Path, params: Params, info: Mapping[str, Any], advance: Callable[[int], None] = lambda count: None
+) -> None:
+    """Saves parameters that no training here has made as step 0: to open or to start from, not to resume.
+
+    Args:
+        directory: where there are no checkpoints yet.
+        params: written from where they lie; nothing may change them meanwhile.
+        info: what `Checkpoints.restore_params` returns beside them.
+        advance: told how many more bytes are on disk.
+    """
+    context = ocp.Context()
+    context.memory.deepcopy_host_arrays = False
+    context.array.saving.use_compression = False  # as compressed copies of everything would wait to be written
+    with ocp.training.Checkpointer(str(directory.resolve()), context=context) as checkpointer:
+        items = {"params": jax.tree.map(np.asarray, params), "info": dict(info)}
+        saved = checkpointer.save_checkpointables_async(0, items)
+        written, is_saved = 0, False
+        while not is_saved:
+            try:
+                saved.result(timeout=_LOOK_INTERVAL)
+                is_saved = True
+            except TimeoutError:
+                # The folder is given its last name while we look.
+                with contextlib.suppress(FileNotFoundError):
+                    on_disk = sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
+                    advance(on_disk - written)
+                    written = on_disk
 
 
 def _check_fit(saved: Mapping[str, tuple[int, ...]], like: Params, directory: Path) -> None:

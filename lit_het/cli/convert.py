@@ -16,7 +16,7 @@ from lit_het import parameters
 from lit_het.checkpoints import big_vision_export, huggingface_export, rename, weights
 from lit_het.checkpoints.huggingface_tokenizer import read_settings
 from lit_het.checkpoints.imported import Imported
-from lit_het.checkpoints.native import Checkpoints
+from lit_het.checkpoints.native import save_imported
 from lit_het.cli import runs
 from lit_het.errors import UserError
 from lit_het.heads.contrastive import DeterministicContrastiveConfig
@@ -27,6 +27,7 @@ from lit_het.tasks.contrastive import ContrastiveConfig
 from lit_het.towers.bert import BertConfig
 from lit_het.towers.experts import ExpertsConfig
 from lit_het.towers.resnet import ResNetConfig
+from lit_het.towers.vit import ViTConfig
 from lit_het.training.logging import Bar
 
 
@@ -92,9 +93,9 @@ def import_weights(source: str, run_dir: Path, options: ImportOptions) -> None:
     # Under another name until it is whole.
     partial = run_dir.with_name(f"{run_dir.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
-    with Checkpoints(runs.checkpoint_dir(partial)) as checkpoints:
-        info = {"locked_checksum": parameters.checksum({}), "source": source}
-        checkpoints.save_imported(params, info)
+    info = {"locked_checksum": parameters.checksum({}), "source": source}
+    with Bar(f"writing {run_dir}", sum(array.nbytes for array in jax.tree.leaves(params)), "bytes") as bar:
+        save_imported(runs.checkpoint_dir(partial), params, info, bar.advance)
     if config.tokenizer is not None:
         runs.tokenizer_path(partial).write_bytes(config.tokenizer.model.read_bytes())
     experiment.save(config, runs.config_path(partial))
@@ -103,17 +104,30 @@ def import_weights(source: str, run_dir: Path, options: ImportOptions) -> None:
 
 
 def export(run_dir: Path, to: str, output: Path, pretrained: Path | None) -> None:
-    """Writes a contrastive run as a Hugging Face folder or as a big_vision file.
+    """Writes a run as a Hugging Face folder or as a big_vision file.
 
-    The noise of a HET-XL head has no counterpart there: the model scores as ours does without noise.
+    The noise of a HET-XL image-text model has no counterpart there: the model scores as ours does without noise.
 
     Raises:
         UserError: the run cannot be opened, or has something that the format cannot express.
     """
+    if isinstance(experiment.load(runs.config_path(run_dir)).task, ClassificationConfig):
+        _export_classifier(run_dir, to, output, pretrained)
+    else:
+        _export_contrastive(run_dir, to, output, pretrained)
+    print(f"lit-het: {run_dir} as {to} in {output}", file=sys.stderr)
+
+
+def _export_classifier(run_dir: Path, to: str, output: Path, pretrained: Path | None) -> None:
+    if to != "npz":
+        raise UserError("a SiglipModel has a text tower, a classifier has none; export with --to npz")
+    run = runs.open_classifier(run_dir, pretrained)
+    big_vision_export.write_npz(output, _vit(run.task.config.image_tower), None, run.params)
+
+
+def _export_contrastive(run_dir: Path, to: str, output: Path, pretrained: Path | None) -> None:
     run = runs.open_contrastive(run_dir, pretrained)
-    image, text = run.task.config.image_tower, run.task.config.text_tower
-    if isinstance(image, ResNetConfig):
-        raise UserError("a ResNet cannot be exported, only a ViT")
+    image, text = _vit(run.task.config.image_tower), run.task.config.text_tower
     # What gives noise to queries stays behind.
     head = {name: value for name, value in run.params["head"].items() if name in ("temperature", "bias")}
     params = {**run.params, "head": head}
@@ -123,7 +137,12 @@ def export(run_dir: Path, to: str, output: Path, pretrained: Path | None) -> Non
         raise UserError("a SiglipModel has no BERT; export with --to npz")
     else:
         huggingface_export.write_siglip(output, image, text, params, run.tokenizer)
-    print(f"lit-het: {run_dir} as {to} in {output}", file=sys.stderr)
+
+
+def _vit(tower: ViTConfig | ResNetConfig) -> ViTConfig:
+    if isinstance(tower, ResNetConfig):
+        raise UserError("a ResNet cannot be exported, only a ViT")
+    return tower
 
 
 def _task_of(found: Imported, source: str) -> ContrastiveConfig | ClassificationConfig:

@@ -128,9 +128,10 @@ def _parser() -> argparse.ArgumentParser:
     exporting = commands.add_parser(
         "export",
         allow_abbrev=False,
-        help="write a trained image-text model for other programs",
+        help="write a trained model for other programs",
         description="A model with a ViT and a text Transformer becomes a SiglipModel folder of Hugging Face "
-        "transformers, or a file with big_vision's names. A HET-XL head is exported without its noise.",
+        "transformers, or a file with big_vision's names; a HET-XL head is left without its noise. A classifier with a "
+        "deterministic head becomes a file with big_vision's names.",
     )
     exporting.add_argument("--checkpoint", type=Path, required=True, metavar="DIR", help="directory of a run")
     exporting.add_argument("--to", choices=("huggingface", "npz"), required=True)

@@ -7,9 +7,9 @@ from typing import Any, Literal, TypeAlias
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Bool, Float, Int, Key
 
-from lit_het import blocks, sharding
+from lit_het import sharding
 from lit_het.errors import UserError, require_at_least, require_choice
 from lit_het.towers import routing
 from lit_het.towers.layers import Mlp
@@ -126,7 +126,11 @@ class Experts(nnx.Module):
         self.experts = stack(rngs)
 
     def __call__(
-        self, x: Float[Array, "bn d"], b: int, key: Key[Array, ""] | None
+        self,
+        x: Float[Array, "bn d"],
+        b: int,
+        key: Key[Array, ""] | None,
+        present: Bool[Array, "b n"] | None = None,
     ) -> tuple[Float[Array, "bn d"], Routing]:
         """Returns the weighted sum of the chosen experts' outputs, and what became of the tokens.
 
@@ -134,39 +138,53 @@ class Experts(nnx.Module):
             x: tokens of ``b`` examples; the copies of one image for the members of an ensemble are adjacent.
             b: how many.
             key: randomness of training; without it routing is deterministic and has the capacity of evaluation.
+            present: False marks padding, which no expert sees; None for none.
         """
-        m = self.config.num_members
-        n = x.shape[0] // b
-        images = _images_per_group(b // m, n * m, self.config.tokens_per_group)
-        groups = b // m // images
-        # Each member is routed by itself, among its own experts.
-        tokens = x.reshape(groups, images, m, n, -1).transpose(0, 2, 1, 3, 4).reshape(groups * m, images * n, -1)
-        noise_key, dropout_key = (None, None) if key is None else jax.random.split(key)
-        gates = self._gates(tokens, noise_key)
-        tokens = tokens.astype(self.experts.up.dtype)
         config = self.config
-        choices = routing.choose(gates.probability, config.num_selected, batch_priority=config.batch_priority)
+        groups = _groups(b, x.shape[0] // b, config)
+        tokens = groups.split(x)
+        if groups.is_filled_up or present is not None:
+            present = jnp.ones((b, groups.tokens), bool) if present is None else present
+            present = groups.split(present.reshape(-1, 1))[..., 0]
+        noise_key, dropout_key = (None, None) if key is None else jax.random.split(key)
+        gates = self._gates(tokens, present, noise_key)
+        choices = routing.choose(
+            gates.probability, config.num_selected, batch_priority=config.batch_priority, present=present
+        )
+        tokens = tokens.astype(self.experts.up.dtype)
         if config.dispatch == "ragged":
-            mixed, dropped = self._ragged(tokens, choices, dropout_key), jnp.zeros(())
+            num_slots = tokens.shape[1]
+            mixed = self._ragged(tokens, choices, dropout_key)
         else:
             factor = config.eval_capacity_factor if key is None else config.capacity_factor
-            num_slots = routing.capacity(images * n, config.num_selected, config.experts_per_member, factor)
+            num_slots = routing.capacity(tokens.shape[1], config.num_selected, config.experts_per_member, factor)
             # A token takes an expert once at most.
-            num_slots = min(num_slots, images * n)
+            num_slots = min(num_slots, tokens.shape[1])
             mixed = self._einsum(tokens, choices, num_slots, dropout_key)
-            dropped = jnp.mean((choices.slot >= num_slots).astype(jnp.float32))
-        mixed = mixed.reshape(groups, m, images, n, -1).transpose(0, 2, 1, 3, 4).reshape(x.shape)
-        taken = jnp.bincount(self._number(choices).reshape(-1), length=config.num_experts)
-        busiest = jnp.max(taken) / jnp.mean(taken)
-        return mixed, Routing(gates.importance_loss, gates.load_loss, dropped, busiest)
+        figures = self._figures(choices, present, num_slots)
+        return groups.join(mixed), Routing(gates.importance_loss, gates.load_loss, *figures)
 
-    def _gates(self, tokens: Float[Array, "gm t d"], key: Key[Array, ""] | None) -> Gates:
+    def _gates(
+        self, tokens: Float[Array, "gm t d"], present: Bool[Array, "gm t"] | None, key: Key[Array, ""] | None
+    ) -> Gates:
         config, (gm, t, d) = self.config, tokens.shape
         kernel = self.router.kernel[...].reshape(d, config.num_members, config.experts_per_member)
         by_member = tokens.astype(jnp.float32).reshape(-1, config.num_members, t, d)
         logits = jnp.einsum("gmtd,dme->gmte", by_member, kernel).reshape(gm, t, -1)
         noise = jax.random.normal(key, logits.shape) if key is not None and config.noise_scale else None
-        return routing.route(logits, config.num_selected, noise, config.noise_scale)
+        return routing.route(logits, config.num_selected, noise, config.noise_scale, present)
+
+    def _figures(
+        self, choices: Choices, present: Bool[Array, "gm t"] | None, num_slots: int
+    ) -> tuple[Float[Array, ""], Float[Array, ""]]:
+        """Returns `Routing`'s share of dropped tokens and load of the busiest expert."""
+        there = jnp.ones(choices.slot.shape)
+        if present is not None:
+            there *= present[..., None]
+        total = jnp.maximum(jnp.sum(there), 1.0)
+        dropped = jnp.sum(there * (choices.slot >= num_slots)) / total
+        taken = jnp.bincount(self._number(choices).reshape(-1), there.reshape(-1), length=self.config.num_experts)
+        return dropped, jnp.max(taken) * self.config.num_experts / total
 
     def _einsum(
         self, tokens: Float[Array, "gm t d"], choices: Choices, num_slots: int, key: Key[Array, ""] | None
@@ -230,11 +248,54 @@ class Experts(nnx.Module):
         return choices.expert + (member * config.experts_per_member)[:, None, None]
 
 
-def _images_per_group(images: int, tokens_per_image: int, tokens_per_group: int) -> int:
-    """Returns how many of a batch's images are routed together: any batch size has groups of equal size."""
-    shares = sharding.num_automatic_shares()
-    per_device = images // shares if images % shares == 0 else images
-    return blocks.largest_divisor(per_device, max(1, tokens_per_group // tokens_per_image))
+@dataclasses.dataclass(frozen=True)
+class _Groups:
+    """A batch as groups of whole images, which are routed by themselves, each member's apart.
+
+    Every device's share has equal groups; where they do not divide it, its last one is filled up with zeros.
+
+    Attributes:
+        shares: how many parts of the batch have groups of their own.
+        images: of a share.
+        groups: of a share.
+        images_of_group: at least ``images / groups``.
+        members: M.
+        tokens: of an image.
+    """
+
+    shares: int
+    images: int
+    groups: int
+    images_of_group: int
+    members: int
+    tokens: int
+
+    @property
+    def is_filled_up(self) -> bool:
+        return self.groups * self.images_of_group > self.images
+
+    def split(self, x: Array) -> Array:
+        """Returns ``[groups*members tokens_of_group d]`` for ``[b*n d]``."""
+        x = x.reshape(self.shares, self.images, self.members, self.tokens, -1)
+        fill = self.groups * self.images_of_group - self.images
+        x = jnp.pad(x, ((0, 0), (0, fill), (0, 0), (0, 0), (0, 0)))
+        x = x.reshape(-1, self.images_of_group, self.members, self.tokens, x.shape[-1]).swapaxes(1, 2)
+        return x.reshape(-1, self.images_of_group * self.tokens, x.shape[-1])
+
+    def join(self, x: Array) -> Array:
+        """Inverts `split`."""
+        x = x.reshape(-1, self.members, self.images_of_group, self.tokens, x.shape[-1]).swapaxes(1, 2)
+        x = x.reshape(self.shares, -1, self.members, self.tokens, x.shape[-1])[:, : self.images]
+        return x.reshape(-1, x.shape[-1])
+
+
+def _groups(b: int, tokens: int, config: ExpertsConfig) -> _Groups:
+    """Returns the groups of ``b`` examples of so many tokens: as few as ``tokens_per_group`` allows."""
+    images, shares = b // config.num_members, sharding.num_automatic_shares()
+    shares = shares if images % shares == 0 else 1
+    images //= shares
+    groups = -(-images // max(1, config.tokens_per_group // tokens))
+    return _Groups(shares, images, groups, -(-images // groups), config.num_members, tokens)
 
 
 def _dropout(rate: float, key: Key[Array, ""] | None) -> Callable[[Array, int], Array]:

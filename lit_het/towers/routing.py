@@ -3,6 +3,8 @@
 Dimensions: ``g`` groups that are routed by themselves, ``t`` tokens of a group, ``e`` experts, ``k`` experts chosen
 per token, ``c`` slots of an expert. An efficient ensemble routes every member's tokens among the member's own experts,
 which is the same thing with more groups and fewer experts.
+
+Tokens that are not ``present`` fill up texts and groups: they take no slots and count in no loss.
 """
 
 import dataclasses
@@ -11,7 +13,7 @@ import math
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 # Slots come in multiples of this many (V-MoE).
 SLOT_MULTIPLE = 4
@@ -49,12 +51,16 @@ class Choices:
 
 
 def route(
-    logits: Float[Array, "g t e"], num_selected: int, noise: Float[Array, "g t e"] | None, noise_scale: float
+    logits: Float[Array, "g t e"],
+    num_selected: int,
+    noise: Float[Array, "g t e"] | None,
+    noise_scale: float,
+    present: Bool[Array, "g t"] | None = None,
 ) -> Gates:
     """Returns the gates for a router's logits.
 
     ``gates = softmax(logits + σ ε)`` with ``σ = noise_scale / e``; the importance loss is ``CV²(Σ_t softmax(logits))``,
-    the load loss ``CV²(mean_t Φ((logits - T) / σ))``, where T is a token's k-th largest noisy logit (Riquelme et al.
+    the load loss ``CV²(Σ_t Φ((logits - T) / σ))``, where T is a token's k-th largest noisy logit (Riquelme et al.
     2021, App. A). Without noise there is no load loss.
 
     Args:
@@ -62,22 +68,25 @@ def route(
         num_selected: k.
         noise: standard normals, or None.
         noise_scale: see above.
+        present: which tokens there are; None for all.
     """
+    where = None if present is None else present[..., None]
     clean = jax.nn.softmax(logits, axis=-1)
-    importance_loss = jnp.mean(_squared_variation(jnp.sum(clean, axis=1)))
+    importance_loss = jnp.mean(_squared_variation(jnp.sum(clean, axis=1, where=where)))
     if noise is None:
         return Gates(clean, importance_loss, jnp.zeros(()))
     scale = noise_scale / logits.shape[-1]
     noisy = logits + scale * noise
     threshold = jax.lax.top_k(noisy, num_selected)[0][..., -1:]
     chance = jax.scipy.stats.norm.cdf((logits - threshold) / scale)
-    load_loss = jnp.mean(_squared_variation(jnp.mean(chance, axis=1)))
+    load_loss = jnp.mean(_squared_variation(jnp.sum(chance, axis=1, where=where)))
     return Gates(jax.nn.softmax(noisy, axis=-1), importance_loss, load_loss)
 
 
 def _squared_variation(x: Float[Array, "g e"]) -> Float[Array, " g"]:
-    # The variance, as the deviation has no slope at 0.
-    return jnp.var(x, axis=-1) / jnp.mean(x, axis=-1) ** 2
+    # The variance, as the deviation has no slope at 0. A group without tokens has no load.
+    mean = jnp.mean(x, axis=-1)
+    return jnp.var(x, axis=-1) / jnp.where(mean > 0, mean, 1.0) ** 2
 
 
 def capacity(num_tokens: int, num_selected: int, num_experts: int, factor: float) -> int:
@@ -86,29 +95,40 @@ def capacity(num_tokens: int, num_selected: int, num_experts: int, factor: float
     return -(-slots // SLOT_MULTIPLE) * SLOT_MULTIPLE
 
 
-def choose(probability: Float[Array, "g t e"], num_selected: int, *, batch_priority: bool = False) -> Choices:
-    """Returns each token's experts and slots.
+def choose(
+    probability: Float[Array, "g t e"],
+    num_selected: int,
+    *,
+    batch_priority: bool = False,
+    present: Bool[Array, "g t"] | None = None,
+) -> Choices:
+    """Returns each token's experts and slots; tokens that are not present have the gate 0 and no slot.
 
     All first choices take slots before any second choice; within a choice in the order of tokens, or with batch
     priority by falling largest gate (V-MoE Sec. 4.1).
     """
     gate, expert = jax.lax.top_k(probability, num_selected)
+    present = jnp.ones(gate.shape[:2], bool) if present is None else present
+    gate = jnp.where(present[..., None], gate, 0.0)
     num_experts = probability.shape[-1]
     if not batch_priority:
-        return Choices(expert, _slots(expert, num_experts), gate)
+        return Choices(expert, _slots(expert, present, num_experts), gate)
     order = jnp.argsort(-gate[:, :, 0], axis=1, stable=True)
-    slots = _slots(jnp.take_along_axis(expert, order[:, :, None], axis=1), num_experts)
+    in_order = jnp.take_along_axis(expert, order[:, :, None], axis=1)
+    slots = _slots(in_order, jnp.take_along_axis(present, order, axis=1), num_experts)
     back = jnp.argsort(order, axis=1)
     return Choices(expert, jnp.take_along_axis(slots, back[:, :, None], axis=1), gate)
 
 
-def _slots(expert: Int[Array, "g t k"], num_experts: int) -> Int[Array, "g t k"]:
+def _slots(expert: Int[Array, "g t k"], present: Bool[Array, "g t"], num_experts: int) -> Int[Array, "g t k"]:
     """Returns how many earlier choices, choice by choice and token by token, fell on the same expert."""
     g, t, k = expert.shape
     in_turn = expert.swapaxes(1, 2).reshape(g, k * t)
-    taken = jnp.cumsum(jax.nn.one_hot(in_turn, num_experts, dtype=jnp.int32), axis=1)
+    chosen = jax.nn.one_hot(in_turn, num_experts, dtype=jnp.int32) * jnp.tile(present, (1, k))[..., None]
+    taken = jnp.cumsum(chosen, axis=1)
     slot = jnp.take_along_axis(taken, in_turn[:, :, None], axis=2)[:, :, 0] - 1
-    return slot.reshape(g, k, t).swapaxes(1, 2)
+    # No expert has more slots than tokens.
+    return jnp.where(present[..., None], slot.reshape(g, k, t).swapaxes(1, 2), t)
 
 
 def places(

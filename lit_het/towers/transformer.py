@@ -148,7 +148,7 @@ class Block(nnx.Module):
         x = self._add(x, self.attention(seen, seen, b, present), self.attention_scale, self.attention_norm)
         seen, routing = self.mlp_norm(x) if self.norms_before else x, None
         if self.mixture is not None:
-            update, routing = self.mixture(seen, b, key)
+            update, routing = self.mixture(seen, b, key, present)
         else:
             assert self.mlp is not None
             update = self.mlp(seen)

@@ -2,20 +2,25 @@
 
 import dataclasses
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 from configs import experiment
 from lit_het import parameters
-from lit_het.checkpoints import weights
+from lit_het.checkpoints import big_vision_export, weights
 from lit_het.cli import runs
 from lit_het.cli.main import main
 from lit_het.cli.train import train
 from lit_het.errors import UserError
 from lit_het.tasks.classification import ClassificationConfig
+from lit_het.towers.transformer import EncoderConfig
 from lit_het.towers.vit import ViTConfig
 from tests.cli.conftest import write_config_file
 
@@ -196,6 +201,52 @@ def test_a_trained_run_with_noise_is_exported_without_it(capsys, trained_lit, da
     for part in ("image_tower", "text_tower"):
         assert parameters.checksum(ours[part]) == parameters.checksum(theirs[part])
     assert set(theirs["head"]) == {"temperature"}
+
+
+def test_a_classifier_goes_out_and_in_again_unchanged(capsys, upstream, tmp_path):
+    run("import", "--from", GOLDEN / "ckpt_vit_old_names.npz", "--to", tmp_path / "run")
+    export = ("export", "--checkpoint", tmp_path / "run", "--output", tmp_path / "vit.npz", "--to")
+    assert "a classifier has none; export with --to npz" in refusal(capsys, *export, "huggingface")
+    run(*export, "npz")
+    run("import", "--from", tmp_path / "vit.npz", "--to", tmp_path / "again")
+    checksums = {parameters.checksum(runs.open_classifier(tmp_path / name).params) for name in ("run", "again")}
+    assert len(checksums) == 1
+    line = refusal(capsys, "export", "--checkpoint", upstream, "--to", "npz", "--output", tmp_path / "x.npz")
+    assert "big_vision has no place for head/" in line  # a HET-XL classifier is no dense layer
+
+
+IMPORT_AND_MEASURE = """
+import sys
+from pathlib import Path
+from lit_het.cli.main import main
+
+def figure(name):
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(name))
+    return 1024 * int(line.split()[1])
+
+small, large, run = sys.argv[1:]
+assert main(["import", "--from", small, "--to", f"{run}_of_small"]) == 0  # what the program itself takes
+Path("/proc/self/clear_refs").write_text("5")  # forgets the peak
+before = figure("VmRSS")
+assert main(["import", "--from", large, "--to", run]) == 0
+print(figure("VmHWM") - before)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="memory is read from Linux's /proc")
+def test_importing_takes_little_more_memory_than_the_file_is_large(tmp_path):
+    encoder = EncoderConfig(width=1024, depth=8, mlp_width=4096, num_heads=16)
+    tower = ViTConfig(image_size=32, patch_size=16, encoder=encoder, pooling="class_token")
+    shapes = nnx.to_pure_dict(nnx.state(nnx.eval_shape(lambda: tower.build(nnx.Rngs(0)))))
+    random = np.random.default_rng(0)
+    params = jax.tree.map(lambda shape: random.random(shape.shape, np.float32), shapes)
+    big_vision_export.write_npz(tmp_path / "vit.npz", tower, None, {"image_tower": params})
+    size = (tmp_path / "vit.npz").stat().st_size
+    assert size > 400e6
+    paths = map(str, (GOLDEN / "ckpt_vit_old_names.npz", tmp_path / "vit.npz", tmp_path / "run"))
+    command = [sys.executable, "-c", IMPORT_AND_MEASURE, *paths]
+    taken = int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    assert 0.9 * size < taken < 1.2 * size
 
 
 def test_a_download_is_read_from_its_address(siglip, tmp_path, monkeypatch):

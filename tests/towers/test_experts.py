@@ -15,6 +15,7 @@ from lit_het.sharding import MeshConfig
 from lit_het.tasks.classification import ClassificationConfig
 from lit_het.tasks.contrastive import ContrastiveConfig
 from lit_het.towers import routing
+from lit_het.towers.bert import BertConfig
 from lit_het.towers.experts import ExpertsConfig
 from lit_het.towers.text import TextConfig
 from lit_het.towers.transformer import EncoderConfig, encoder_size
@@ -117,6 +118,34 @@ def test_a_tower_runs_at_any_batch_size(batch_size):
     tower = with_experts(tokens_per_group=8)
     whole = run(tower, initial(tower)).embedding[:batch_size]
     np.testing.assert_allclose(run(tower, initial(tower), IMAGES[:batch_size]).embedding, whole, atol=1e-5)
+
+
+def test_a_batch_that_groups_do_not_divide_is_filled_up():
+    tokens = RANDOM.normal(size=(7, 2, 8)).astype(np.float32)
+    config = dataclasses.replace(EXPERTS, tokens_per_group=6)  # three images: groups of 3, 3 and 1
+    state = RANDOM.bit_generator.state
+    ours, figures, _ = mixture(config, tokens)
+    parts = []
+    for start in (0, 3, 6):
+        RANDOM.bit_generator.state = state  # the same parameters
+        parts.append(mixture(config, tokens[start : start + 3]))
+    np.testing.assert_allclose(ours, np.concatenate([part[0] for part in parts]), atol=1e-6)
+    expected = np.mean([part[1].importance_loss for part in parts])
+    np.testing.assert_allclose(figures.importance_loss, expected, rtol=1e-5)
+
+
+def test_experts_of_a_text_tower_never_see_padding():
+    experts = dataclasses.replace(EXPERTS, tokens_per_group=12, eval_capacity_factor=0.5)  # slots are scarce
+    encoder = dataclasses.replace(ENCODER, experts=experts, norm_placement="after")
+    config = BertConfig(vocabulary_size=7, length=6, padding_id=0, encoder=encoder, projection_size=None)
+    tower = config.build(nnx.Rngs(0))
+    text = jnp.asarray([[3, 4, 0, 0, 0, 0], [3, 5, 6, 2, 0, 0], [3, 1, 2, 0, 0, 0]])
+    before = tower(text)
+    tower.tokens.embedding[...] = tower.tokens.embedding[...].at[0].set(jnp.arange(8.0))
+    after = tower(text)
+    np.testing.assert_allclose(after.embedding, before.embedding, atol=1e-6)
+    for name, value in before.metrics.items():
+        np.testing.assert_allclose(after.metrics[name], value, rtol=1e-5, err_msg=name)
 
 
 def test_training_draws_noise_and_has_auxiliary_losses_where_evaluation_has_neither():

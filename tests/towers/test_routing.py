@@ -70,6 +70,29 @@ def test_batch_priority_gives_the_slot_to_the_surest_token():
     np.testing.assert_array_equal(routing.choose(gates, 1, batch_priority=True).slot[0, :, 0], [2, 0, 1])
 
 
+@pytest.mark.parametrize("batch_priority", [False, True])
+def test_padding_changes_nothing_for_the_tokens_that_are_present(batch_priority):
+    random = np.random.default_rng(0)
+    logits, noise = (jnp.asarray(random.normal(size=(2, 9, 4)), jnp.float32) for _ in range(2))
+    present = np.array([True, False, True, True, False, True, True, False, True])
+    padded = routing.route(logits, 2, noise, 1.0, jnp.asarray([present] * 2))
+    alone = routing.route(logits[:, present], 2, noise[:, present], 1.0)
+    np.testing.assert_allclose(padded.importance_loss, alone.importance_loss, rtol=1e-6)
+    np.testing.assert_allclose(padded.load_loss, alone.load_loss, rtol=1e-6)
+    choices = routing.choose(padded.probability, 2, batch_priority=batch_priority, present=jnp.asarray([present] * 2))
+    expected = routing.choose(alone.probability, 2, batch_priority=batch_priority)
+    for field in ("expert", "slot", "gate"):
+        np.testing.assert_array_equal(getattr(choices, field)[:, present], getattr(expected, field))
+    assert (choices.slot[:, ~present] >= 9).all()
+    assert (choices.gate[:, ~present] == 0).all()
+
+
+def test_a_group_of_padding_alone_has_no_loss():
+    nobody = jnp.zeros((1, 3), bool)
+    gates = routing.route(jnp.ones((1, 3, 2)), 1, jnp.zeros((1, 3, 2)), 1.0, nobody)
+    assert (gates.importance_loss, gates.load_loss) == (0, 0)
+
+
 @pytest.mark.parametrize("name", ["E4_K1_noisy", "E8_K2_det", "e3_M2_E8_K1_noisy"])
 def test_gates_and_auxiliary_losses_are_those_of_v_moe(name):
     golden, meta = recorded(f"router_{name}")
