@@ -96,7 +96,7 @@ def _shrink_tower(tower: ViTConfig | ResNetConfig) -> ViTConfig:
 
 def _shrink_encoder(encoder: EncoderConfig) -> EncoderConfig:
     if encoder.experts is not None:
-        experts = dataclasses.replace(encoder.experts, num_experts=4, num_blocks=1)
+        experts = dataclasses.replace(encoder.experts, num_experts=8, num_blocks=1)
         return dataclasses.replace(
             _shrink_encoder(dataclasses.replace(encoder, experts=None)), depth=2, experts=experts
         )

@@ -11,6 +11,8 @@ import pytest
 from configs import experiment
 from configs.experiment import ExperimentConfig
 from lit_het import parameters
+from lit_het.checkpoints.native import save_imported
+from lit_het.cli import runs
 from lit_het.cli.train import train
 from lit_het.errors import UserError
 from lit_het.heads.contrastive import DeterministicContrastiveConfig, HetXLContrastiveConfig
@@ -42,7 +44,10 @@ def shrunk(path: Path, data: Path, root: Path) -> ExperimentConfig:
     if not config.task.locked:
         return tiny.shrink(config, data, root / "run")
     upstream = tiny.classifier(config, data, root / "upstream")
-    train(upstream)
+    upstream.run_dir.mkdir()
+    experiment.save(upstream, runs.config_path(upstream.run_dir))
+    params = jax.jit(upstream.task.build().initialize)(jax.random.key(0))
+    save_imported(runs.checkpoint_dir(upstream.run_dir), params, {"locked_checksum": parameters.checksum({})})
     return tiny.shrink(config, data, root / "run", pretrained=upstream.run_dir)
 
 
