@@ -92,7 +92,6 @@ def read(
         pieces,
         image_tower,
         text_tower,
-        has_temperature="t" in arrays,
         has_bias="b" in arrays,
         num_classes=shapes.of("head/logits/kernel", 2)[1] if "head/logits/kernel" in shapes else None,
     )

@@ -125,7 +125,7 @@ def read(
     if kind in ("siglip", "siglip2"):
         text_tower, of_text = _read_siglip_text(arrays, config.get("text_config", {}), text_length, compute_type)
         pieces += of_text + names.pieces(arrays, names.SIGLIP_HEAD, "", "head/")
-        imported = dataclasses.replace(imported, text_tower=text_tower, has_temperature=True, has_bias=True)
+        imported = dataclasses.replace(imported, text_tower=text_tower, has_bias=True)
     elif kind == "vit" and "classifier.weight" in arrays:
         pieces += names.pieces(arrays, names.dense("classifier", "logits"), "", "head/")
         imported = dataclasses.replace(imported, num_classes=arrays["classifier.weight"].shape[0])

@@ -18,8 +18,8 @@ class Imported:
         arrays: the opened source.
         pieces: parameters under the names that tasks give them: ``image_tower/...``, ``text_tower/...``, ``head/...``.
         image_tower, text_tower: towers of the source's sizes, or None.
-        has_temperature, has_bias: whether the source scores pairs: ``head/temperature/log_temperature`` is log τ, where
-            τ divides inner products; ``head/bias`` is added (sigmoid loss).
+        has_bias: whether the source scores pairs with a bias ``head/bias`` (sigmoid loss). Its temperature is
+            ``head/temperature/log_temperature``: log τ, where τ divides inner products.
         num_classes: of a classifier's head ``head/logits/...``, or None.
         tokenizer: a SentencePiece model beside the weights, or None.
     """
@@ -28,7 +28,6 @@ class Imported:
     pieces: list[Piece]
     image_tower: ViTConfig | None = None
     text_tower: TextConfig | BertConfig | None = None
-    has_temperature: bool = False
     has_bias: bool = False
     num_classes: int | None = None
     tokenizer: Path | None = None

@@ -21,7 +21,7 @@ def expected(imported):
     tree = {"image_tower": imported.image_tower, "text_tower": imported.text_tower}
     tree = {name: shapes(config) for name, config in tree.items() if config is not None}
     head = {}
-    if imported.has_temperature:
+    if imported.image_tower and imported.text_tower:
         head["temperature"] = {"log_temperature": jax.ShapeDtypeStruct((), jnp.float32)}
     if imported.has_bias:
         head["bias"] = jax.ShapeDtypeStruct((), jnp.float32)

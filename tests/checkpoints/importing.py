@@ -48,7 +48,7 @@ def shapes(imported):
     if imported.num_classes is not None:
         size = image_tower(imported).embedding_size
         tree["head"] = of(functools.partial(DeterministicConfig().build, size, imported.num_classes))
-    if imported.has_temperature:
+    if any(piece.target == "head/temperature/log_temperature" for piece in imported.pieces):
         head = DeterministicContrastiveConfig(initial_bias=0.0 if imported.has_bias else None)
         tree["head"] = of(functools.partial(head.build, 1))
     return tree

@@ -169,7 +169,7 @@ def test_a_tower_of_two_is_read_alone_as_it_is_in_the_file(tmp_path):
     path = GOLDEN / "ckpt_two_towers_siglip_style.npz"
     both, image, text = (big_vision.read(path, subtree) for subtree in ("", "img", "txt"))
     assert (image.image_tower, image.text_tower, image.num_classes) == (both.image_tower, None, None)
-    assert (text.image_tower, text.text_tower, text.has_temperature) == (None, both.text_tower, False)
+    assert (text.image_tower, text.text_tower, text.has_bias) == (None, both.text_tower, False)
     assert image_tower(both).projection_size == text_tower(both).embedding_size == 8
     head = {name: array for name, array in flat(both).items() if name.startswith("head/")}
     assert_same(head | flat(image) | flat(text), flat(both))
@@ -304,7 +304,6 @@ def encoder(config, **fields):
         (IMAGE, encoder(BertConfig(pooler=True), activation="gelu_tanh"), "pooler"),
         (dataclasses.replace(IMAGE, num_registers=4), TEXT, "num_registers"),
         (dataclasses.replace(IMAGE, input_norm=True), TEXT, "input_norm"),
-        (dataclasses.replace(IMAGE, members="concatenated"), TEXT, "members"),
         (dataclasses.replace(IMAGE, pooling="none"), TEXT, "pooling"),
         (dataclasses.replace(IMAGE, projection_size=8), None, "projection_size"),
     ],
