@@ -205,13 +205,13 @@ def _image_tower(
         raise UserError(f"the file's patches are {height} x {width} pixels; only square ones can be read")
     has_class_token, is_learned = "image_tower/class_token" in shapes, "image_tower/positions" in shapes
     if is_learned:
-        image_size = image_size or height * _old_side(shapes)
+        image_size = height * _old_side(shapes) if image_size is None else image_size
     elif image_size is None:
         raise UserError("the file's positions are sines and cosines, so that it tells no image size; give one")
     pooled = "attention" if "image_tower/pooling/probe" in shapes else "mean"
     return ViTConfig(
         image_size,
-        patch_size or height,
+        height if patch_size is None else patch_size,
         _encoder(shapes, "image_tower", compute_type),
         "class_token" if has_class_token else pooled,
         "learned" if is_learned else "sine_cosine",
@@ -290,7 +290,7 @@ def _bert_tower(shapes: _Shapes, length: int | None, compute_type: ComputeType) 
         compute_type=compute_type,
     )
     size, segments = shapes.of("text_tower/projection/kernel", 2)[1], shapes.of("text_tower/segments/embedding", 2)[0]
-    return BertConfig(vocabulary_size, length or most, size, encoder, num_segments=segments)
+    return BertConfig(vocabulary_size, most if length is None else length, size, encoder, num_segments=segments)
 
 
 def _cut(pieces: Sequence[Piece], length: int) -> list[Piece]:

@@ -119,11 +119,11 @@ def read(
         bert, pieces = _read_bert(arrays, config, text_length, compute_type)
         return Imported(arrays, translate(arrays, _LEFT_OUT, pieces), text_tower=bert)
     family = _IMAGE_FAMILIES[kind]
-    image = _ImageReader(arrays, family, config.get("vision_config", config), compute_type)
+    image = _ImageReader(arrays, family, _section(config, "vision_config", config), compute_type)
     image_tower, pieces = image.read(_normalization(folder, family), image_size, patch_size)
     imported = Imported(arrays, [], image_tower)
     if kind in ("siglip", "siglip2"):
-        text_tower, of_text = _read_siglip_text(arrays, config.get("text_config", {}), text_length, compute_type)
+        text_tower, of_text = _read_siglip_text(arrays, _section(config, "text_config", {}), text_length, compute_type)
         pieces += of_text + names.pieces(arrays, names.SIGLIP_HEAD, "", "head/")
         imported = dataclasses.replace(imported, text_tower=text_tower, has_bias=True)
     elif kind == "vit" and "classifier.weight" in arrays:
@@ -168,12 +168,12 @@ class _Tower:
         gated = "encoder/blocks/0/mlp/gate/kernel" in self.sources
         return EncoderConfig(
             width,
-            self.config.get("num_hidden_layers", 12),
+            _number(self.config, "num_hidden_layers", 12),
             mlp_width,
-            self.config.get("num_attention_heads", 12),
+            _number(self.config, "num_attention_heads", 12),
             activation="swiglu" if gated else ACTIVATIONS[activation],
             norm_placement=norm_placement,
-            norm_epsilon=self.config.get("layer_norm_eps", self.family.epsilon),
+            norm_epsilon=_number(self.config, "layer_norm_eps", self.family.epsilon),
             layer_scale="encoder/blocks/0/mlp_scale" in self.sources,
             compute_type=self.compute_type,
         )
@@ -214,7 +214,8 @@ class _ImageReader(_Tower):
             representation_size=self.shape("pre_logits/kernel")[0] if "pre_logits/kernel" in self.sources else None,
         )
         first = functools.partial(_first_layer, normalization=normalization, old_size=old_size, size=config.patch_size)
-        pieces = self.pieces + self._token_pieces(config.side) + self._first_pieces(first)
+        tokens = self._token_pieces(config.side, keeps_corners=config.patch_size == old_size)
+        pieces = self.pieces + tokens + self._first_pieces(first)
         if "visual_projection.weight" in self.arrays:
             config = dataclasses.replace(config, projection_size=self.arrays["visual_projection.weight"].shape[0])
             pieces += _projection_pieces()
@@ -227,13 +228,13 @@ class _ImageReader(_Tower):
             Piece("image_tower/patches/bias", sources, lambda *layer: first(*layer)[1]),
         ]
 
-    def _token_pieces(self, side: int) -> list[Piece]:
+    def _token_pieces(self, side: int, keeps_corners: bool) -> list[Piece]:
         """Positions go to patches; the class token's own becomes a part of it."""
         count = bool(self.class_token)
 
         def patches(positions: np.ndarray) -> np.ndarray:
             rows = positions.reshape(-1, positions.shape[-1]).astype(np.float32)
-            return resample_positions(rows[count:], side)
+            return resample_positions(rows[count:], side, keeps_corners=keeps_corners)
 
         pieces = [Piece("image_tower/positions", (self.positions,), patches)]
         if self.class_token is not None:
@@ -330,9 +331,34 @@ def _normalization(folder: Path, family: _Family) -> Float[np.ndarray, "2 c"]:
         mean, deviation = (0.0,) * 3, (1.0,) * 3
     else:
         mean, deviation = processor.get("image_mean") or mean, processor.get("image_std") or deviation
-    if min(deviation) <= 0:
-        raise UserError(f"{folder}/preprocessor_config.json: image_std = {deviation} must be above 0")
-    return np.array([mean, deviation], np.float64)
+    try:
+        normalization = np.array([mean, deviation], np.float64)
+        is_usable = normalization.shape == (2, 3) and normalization[1].min() > 0
+    except (ValueError, TypeError):
+        is_usable = False
+    if not is_usable:
+        raise UserError(
+            f"the image processor of {folder} has image_mean = {mean}, image_std = {deviation}; each must be three "
+            "numbers, image_std above 0"
+        )
+    return normalization
+
+
+def _number(config: Json, field: str, default: int | float) -> Any:
+    """Returns a number of config.json: a whole one if its default is."""
+    value = config.get(field, default)
+    if isinstance(value, bool) or not isinstance(value, (int, type(default))):
+        raise UserError(
+            f"config.json: {field} = {value!r} is not {'whole' if isinstance(default, int) else 'a number'}"
+        )
+    return value
+
+
+def _section(config: Json, field: str, default: Json) -> Json:
+    value = config.get(field, default)
+    if not isinstance(value, dict):
+        raise UserError(f"config.json: {field} = {value!r} is no object")
+    return value
 
 
 def _read_json(path: Path) -> Json:

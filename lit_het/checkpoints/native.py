@@ -6,6 +6,7 @@ position, checksum of the locked parameters). A save that a kill interrupts stay
 
 import contextlib
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -138,25 +139,39 @@ def save_imported(
         directory: where there are no checkpoints yet.
         params: written from where they lie; nothing may change them meanwhile.
         info: what `Checkpoints.restore_params` returns beside them.
-        advance: told how many more bytes are on disk.
+        advance: told how many more bytes of the arrays are on disk.
+
+    Raises:
+        UserError: the disk is full, or cannot be written to.
     """
     context = ocp.Context()
     context.memory.deepcopy_host_arrays = False
     context.array.saving.use_compression = False  # as compressed copies of everything would wait to be written
-    with ocp.training.Checkpointer(str(directory.resolve()), context=context) as checkpointer:
-        items = {"params": jax.tree.map(np.asarray, params), "info": dict(info)}
-        saved = checkpointer.save_checkpointables_async(0, items)
-        written, is_saved = 0, False
-        while not is_saved:
-            try:
-                saved.result(timeout=_LOOK_INTERVAL)
-                is_saved = True
-            except TimeoutError:
-                # The folder is given its last name while we look.
-                with contextlib.suppress(FileNotFoundError):
-                    on_disk = sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
-                    advance(on_disk - written)
-                    written = on_disk
+    items = {"params": jax.tree.map(np.asarray, params), "info": dict(info)}
+    total, written = sum(array.nbytes for array in jax.tree.leaves(items["params"])), 0
+    with (
+        ocp.training.Checkpointer(str(directory.resolve()), context=context) as checkpointer,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        saved = pool.submit(checkpointer.save_checkpointables, 0, items)
+        while wait([saved], timeout=_LOOK_INTERVAL).not_done:
+            on_disk = min(_size_below(directory), total)
+            advance(on_disk - written)
+            written = on_disk
+        try:
+            saved.result()
+        except _BROKEN as error:
+            raise UserError(f"{directory} cannot be written: {' '.join(str(error).split())[:200]}") from error
+    advance(total - written)
+
+
+def _size_below(directory: Path) -> int:
+    size = 0
+    # Folders are given their last names while we look.
+    with contextlib.suppress(FileNotFoundError):
+        for path in directory.rglob("*"):
+            size += path.stat().st_size if path.is_file() else 0
+    return size
 
 
 def _check_fit(saved: Mapping[str, tuple[int, ...]], like: Params, directory: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import einops
 import jax
+import ml_dtypes
 import numpy as np
 
 from lit_het import parameters
@@ -90,6 +91,12 @@ def load(
     places = parameters.flatten(shardings) if shardings is not None else {}
     grouped = _stacked(pieces)
     missing, extra = sorted(wanted.keys() - grouped.keys()), sorted(grouped.keys() - wanted.keys())
+    for path in sorted(wanted.keys() & grouped.keys()):
+        numbers = {index for index, _ in grouped[path] if index is not None}
+        if numbers:
+            blocks = set(range(wanted[path].shape[0]))
+            missing += [path.replace("blocks/", f"blocks/{number}/") for number in sorted(blocks - numbers)]
+            extra += [path.replace("blocks/", f"blocks/{number}/") for number in sorted(numbers - blocks)]
     if missing or extra:
         parts = [f"nothing for {_listed(missing)}"] * bool(missing) + [f"no place for {_listed(extra)}"] * bool(extra)
         raise UserError(f"the source does not fit the model: {'; '.join(parts)}")
@@ -123,7 +130,9 @@ def _stacked(pieces: Sequence[Piece]) -> dict[str, list[tuple[int | None, Piece]
             continue
         has_experts = match.group(1, 2) in with_experts
         path = f"{match[1]}{'expert_blocks' if has_experts else 'blocks'}/{match[3]}"
-        index = sorted(numbers[match[1], has_experts]).index(int(match[2]))
+        # Without experts the number is the place, which tells of a block that is missing.
+        places = sorted(numbers[match[1], has_experts]) if (match[1], True) in numbers else range(int(match[2]) + 1)
+        index = places.index(int(match[2]))
         grouped.setdefault(path, []).append((index, piece))
     return grouped
 
@@ -134,8 +143,6 @@ def _read(arrays: Arrays, path: str, pieces: Sequence[tuple[int | None, Piece]],
         if len(pieces) > 1:
             raise UserError(f"{path} has several sources: {_listed([p.sources[0] for _, p in pieces])}")
         return _combined(arrays, path, pieces[0][1], shape)
-    if sorted(index for index, _ in pieces if index is not None) != list(range(shape[0])):
-        raise UserError(f"{path} has {shape[0]} blocks in the model and {len(pieces)} in the source")
     array = np.empty(shape, np.float32)
     for index, piece in pieces:
         array[index] = _combined(arrays, path, piece, shape[1:])
@@ -144,8 +151,7 @@ def _read(arrays: Arrays, path: str, pieces: Sequence[tuple[int | None, Piece]],
 
 def _combined(arrays: Arrays, path: str, piece: Piece, shape: tuple[int, ...]) -> np.ndarray:
     sources = ", ".join(f"{name} {arrays[name].shape}" for name in piece.sources)
-    # In float32 before anything is computed: sums and products of bfloat16 arrays would be rounded.
-    read = [arrays[name].read().astype(np.float32, copy=False) for name in piece.sources]
+    read = [_as_float32(name, arrays[name].read()) for name in piece.sources]
     try:
         array = np.asarray(piece.combine(*read), np.float32)
     except (ValueError, IndexError, einops.EinopsError) as error:
@@ -153,6 +159,13 @@ def _combined(arrays: Arrays, path: str, piece: Piece, shape: tuple[int, ...]) -
     if array.shape != shape:
         raise UserError(f"{sources} becomes {array.shape}, but the model's {path} is {shape}")
     return array
+
+
+def _as_float32(name: str, array: np.ndarray) -> np.ndarray:
+    """Returns an array before anything is computed with it: sums and products of bfloat16 would be rounded."""
+    if not (np.issubdtype(array.dtype, np.floating) or array.dtype.kind in "iu" or array.dtype == ml_dtypes.bfloat16):
+        raise UserError(f"{name} holds {array.dtype}, which are no real numbers")
+    return array.astype(np.float32, copy=False)
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import zipfile
+import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -32,6 +33,8 @@ class Stored:
     read: Callable[[], np.ndarray]
 
 
+# What NumPy raises where an archive is damaged.
+_BROKEN = (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error)
 Arrays: TypeAlias = Mapping[str, Stored]
 # Told of so many more bytes, of so many in all.
 Advance: TypeAlias = Callable[[int, int], None]
@@ -73,7 +76,7 @@ def open_npz(path: Path, subtree: str = "") -> dict[str, Stored]:
     try:
         with zipfile.ZipFile(path) as archive:
             found = {name.removesuffix(".npy"): _npy_shape(archive, name) for name in archive.namelist()}
-    except (zipfile.BadZipFile, ValueError) as error:
+    except _BROKEN as error:
         raise UserError(f"{path} is not a readable .npz file: {error}") from error
     prefix = f"{subtree}/" if subtree else ""
     arrays = {
@@ -97,7 +100,7 @@ def safetensors_names(folder: Path) -> tuple[str, ...]:
     if not index.is_file():
         return ("model.safetensors",)
     try:
-        names = sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
+        names = sorted(map(str, set(json.loads(index.read_text("utf-8"))["weight_map"].values())))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{index} is no index of safetensors ({type(error).__name__}: {error})") from error
     if outside := [name for name in names if Path(name).name != name]:
@@ -144,7 +147,7 @@ def _read_npy(path: Path, name: str) -> np.ndarray:
     try:
         with np.load(path) as file:
             array = file[name]
-    except (ValueError, zipfile.BadZipFile, zipfile.zlib.error) as error:  # pyright: ignore[reportAttributeAccessIssue]
+    except _BROKEN as error:
         raise UserError(f"{name} in {path} cannot be read: {error}") from error
     # NumPy knows no bfloat16: such arrays come back as two bytes without a meaning.
     return array.view(ml_dtypes.bfloat16) if array.dtype == np.dtype("V2") else array

@@ -1,8 +1,10 @@
 """V-MoE and e3 as their authors released them (Riquelme et al. 2021; Allingham et al. 2022)."""
 
-import dataclasses
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
@@ -18,13 +20,19 @@ from lit_het.towers.transformer import EncoderConfig
 from lit_het.towers.vit import ViTConfig
 
 _POSITIONS = "Encoder/posembed_input/pos_embedding"
-_UNSAID = ExpertsConfig()
+# What sizes are read off, and its numbers of axes.
+_RANKS = {
+    "embedding/kernel": 4,
+    "Encoder/encoderblock_0/Mlp/Dense_0/kernel": 2,
+    "Encoder/encoderblock_0/SelfAttention/query/kernel": 3,
+    _POSITIONS: 3,
+}
 
 
 def read(
     prefix: Path,
     *,
-    experts: ExpertsConfig = _UNSAID,
+    experts: Mapping[str, Any] = MappingProxyType({}),
     image_size: int | None = None,
     compute_type: ComputeType = "float32",
 ) -> Imported:
@@ -39,7 +47,7 @@ def read(
 def describe(
     arrays: Arrays,
     *,
-    experts: ExpertsConfig = _UNSAID,
+    experts: Mapping[str, Any] = MappingProxyType({}),
     image_size: int | None = None,
     compute_type: ComputeType = "float32",
 ) -> Imported:
@@ -47,16 +55,17 @@ def describe(
 
     Args:
         arrays: by name, such as ``Encoder/encoderblock_5/Moe/Router/dense/kernel``.
-        experts: what the file does not say: K, capacities, and for an ensemble made of a V-MoE M. The number of experts
-            and their blocks are read off the file, and M if it is that of an e3.
+        experts: fields of `ExpertsConfig` that the file does not say: K, capacities, and for an ensemble made of a
+            V-MoE M. The number of experts and their blocks are read off the file, and M if it is that of an e3.
         image_size: resamples positions; None keeps the size of the file.
         compute_type: of the tower.
 
     Raises:
         UserError: arrays that this model does not have, or experts in other than the last odd blocks.
     """
-    if missing := {"embedding/kernel", "Encoder/encoderblock_0/Mlp/Dense_0/kernel", _POSITIONS} - set(arrays):
-        raise UserError(f"a V-MoE has {min(missing)}, which the checkpoint has not; it holds another model")
+    for name, rank in _RANKS.items():
+        if name not in arrays or len(arrays[name].shape) != rank:
+            raise UserError(f"a V-MoE has {name} with {rank} axes, the checkpoint has not; it holds another model")
     _, patch_size, _, width = arrays["embedding/kernel"].shape
     depth = 1 + max(int(found[1]) for name in arrays if (found := re.match(r"Encoder/encoderblock_(\d+)/", name)))
     encoder = EncoderConfig(
@@ -70,7 +79,7 @@ def describe(
     has_class_token, has_pre_logits = "cls" in arrays, "pre_logits/kernel" in arrays
     num_patches = arrays[_POSITIONS].shape[1] - has_class_token
     tower = ViTConfig(
-        image_size=image_size or round(num_patches**0.5) * patch_size,
+        image_size=round(num_patches**0.5) * patch_size if image_size is None else image_size,
         patch_size=patch_size,
         encoder=encoder,
         pooling="class_token" if has_class_token else "mean",
@@ -93,16 +102,16 @@ def _parameters(arrays: Arrays) -> Arrays:
     return {name.removeprefix("params/"): array for name, array in arrays.items() if name.startswith("params/")}
 
 
-def _experts(arrays: Arrays, depth: int, experts: ExpertsConfig) -> ExpertsConfig | None:
+def _experts(arrays: Arrays, depth: int, settings: Mapping[str, Any]) -> ExpertsConfig | None:
     found = [re.fullmatch(r"Encoder/encoderblock_(\d+)/Moe/Router/dense/kernel", name) for name in arrays]
     numbers = tuple(sorted(int(match[1]) for match in found if match))
     if not numbers:
         return None
     _, *split = arrays[f"Encoder/encoderblock_{numbers[0]}/Moe/Router/dense/kernel"].shape
-    members = split[0] if len(split) == 2 else experts.num_members
-    experts = dataclasses.replace(
-        experts, num_experts=int(np.prod(split)), num_blocks=len(numbers), num_members=members
-    )
+    read_off = {"num_experts": int(np.prod(split)), "num_blocks": len(numbers)}
+    if len(split) == 2:
+        read_off["num_members"] = split[0]
+    experts = ExpertsConfig(**{**settings, **read_off})
     if experts.block_numbers(depth) != numbers:
         raise UserError(f"experts in blocks {numbers} of {depth}: only the last odd blocks can have them")
     return experts

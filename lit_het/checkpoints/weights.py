@@ -2,8 +2,9 @@
 
 import dataclasses
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal, TypeAlias
 
 from lit_het.checkpoints import big_vision, huggingface, rename, vmoe
@@ -12,7 +13,6 @@ from lit_het.checkpoints.sources import Advance, fetch, safetensors_names
 from lit_het.checkpoints.vmoe_files import shard_names
 from lit_het.errors import UserError
 from lit_het.towers.bert import BertConfig
-from lit_het.towers.experts import ExpertsConfig
 from lit_het.towers.layers import ComputeType
 from lit_het.towers.text import TextConfig
 from lit_het.towers.vit import ViTConfig
@@ -38,7 +38,7 @@ def open_weights(
     patch_size: int | None = None,
     text_length: int | None = None,
     text_pooling: TextPooling | None = None,
-    experts: ExpertsConfig | None = None,
+    experts: Mapping[str, Any] = MappingProxyType({}),
     compute_type: ComputeType = "float32",
     advance: Advance = lambda count, total: None,
 ) -> Imported:
@@ -52,7 +52,7 @@ def open_weights(
         patch_size: other than the source's, resamples the first layer too.
         text_length: less than the source's, drops the last positions of a text tower that pools its first token.
         text_pooling: of a text tower in a big_vision file, which does not tell; None for "last".
-        experts: what a V-MoE checkpoint does not say, see `lit_het.checkpoints.vmoe.describe`.
+        experts: fields of `ExpertsConfig` that a V-MoE checkpoint does not say, see `vmoe.describe`.
         compute_type: of the towers.
         advance: told of bytes that are downloaded.
 
@@ -65,7 +65,7 @@ def open_weights(
         of_text: Any = {"text_length": text_length, "text_pooling": text_pooling or "last"}
         return big_vision.read(path, match[2] or "", patch_size=patch_size, **of_text, **sizes)
     if (prefix := _vmoe_prefix(address, advance)) is not None:
-        found = vmoe.read(prefix, experts=experts or ExpertsConfig(), **sizes)
+        found = vmoe.read(prefix, experts=experts, **sizes)
         if patch_size not in (None, found.image_tower and found.image_tower.patch_size):
             raise UserError(f"the patches of a V-MoE cannot be resampled; leave out patch_size = {patch_size}")
         return found

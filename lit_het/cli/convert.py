@@ -1,8 +1,10 @@
 """``lit-het import`` and ``lit-het export``: other programs' weights to a run directory, and a run to theirs."""
 
+import contextlib
 import dataclasses
 import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,6 @@ from lit_het.losses.contrastive import SigmoidLoss, SoftmaxLoss
 from lit_het.tasks.classification import ClassificationConfig
 from lit_het.tasks.contrastive import ContrastiveConfig
 from lit_het.towers.bert import BertConfig
-from lit_het.towers.experts import ExpertsConfig
 from lit_het.towers.resnet import ResNetConfig
 from lit_het.towers.vit import ViTConfig
 from lit_het.training.logging import Bar
@@ -69,7 +70,7 @@ def import_weights(source: str, run_dir: Path, options: ImportOptions) -> None:
             patch_size=options.patch_size,
             text_length=options.text_length,
             text_pooling=options.text_pooling,
-            experts=ExpertsConfig(**experts) if experts else None,
+            experts=experts,
             advance=download,
         )
     if options.text_pooling is not None and ".npz" not in source:
@@ -90,17 +91,29 @@ def import_weights(source: str, run_dir: Path, options: ImportOptions) -> None:
         shapes = {"image_tower": shapes["image_tower"]}
     with Bar(f"reading {source}", parameters.count(shapes), "parameters") as bar:
         params = rename.load(found.arrays, found.pieces, shapes, advance=bar.advance)
-    # Under another name until it is whole.
+    with _partial(run_dir) as partial:
+        info = {"locked_checksum": parameters.checksum({}), "source": source}
+        with Bar(f"writing {run_dir}", sum(array.nbytes for array in jax.tree.leaves(params)), "bytes") as bar:
+            save_imported(runs.checkpoint_dir(partial), params, info, bar.advance)
+        if config.tokenizer is not None:
+            runs.tokenizer_path(partial).write_bytes(config.tokenizer.model.read_bytes())
+        experiment.save(config, runs.config_path(partial))
+    print(f"lit-het: {parameters.count(shapes):,} parameters of {source} in {run_dir}", file=sys.stderr)
+
+
+@contextlib.contextmanager
+def _partial(run_dir: Path) -> Iterator[Path]:
+    """Yields a folder that takes the place of ``run_dir`` when it is whole; nothing is left of half a one."""
     partial = run_dir.with_name(f"{run_dir.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
-    info = {"locked_checksum": parameters.checksum({}), "source": source}
-    with Bar(f"writing {run_dir}", sum(array.nbytes for array in jax.tree.leaves(params)), "bytes") as bar:
-        save_imported(runs.checkpoint_dir(partial), params, info, bar.advance)
-    if config.tokenizer is not None:
-        runs.tokenizer_path(partial).write_bytes(config.tokenizer.model.read_bytes())
-    experiment.save(config, runs.config_path(partial))
-    partial.replace(run_dir)
-    print(f"lit-het: {parameters.count(shapes):,} parameters of {source} in {run_dir}", file=sys.stderr)
+    try:
+        partial.mkdir(parents=True)
+        yield partial
+        partial.replace(run_dir)
+    except OSError as error:
+        raise UserError(f"{run_dir} cannot be written: {error}") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 def export(run_dir: Path, to: str, output: Path, pretrained: Path | None) -> None:
@@ -111,18 +124,24 @@ def export(run_dir: Path, to: str, output: Path, pretrained: Path | None) -> Non
     Raises:
         UserError: the run cannot be opened, or has something that the format cannot express.
     """
-    if isinstance(experiment.load(runs.config_path(run_dir)).task, ClassificationConfig):
-        _export_classifier(run_dir, to, output, pretrained)
-    else:
-        _export_contrastive(run_dir, to, output, pretrained)
+    if to == "npz" and output.is_dir():
+        raise UserError(f"{output} is a folder; name a file with --output, such as {output / 'model.npz'}")
+    if to == "huggingface" and (output.is_file() or (output.is_dir() and any(output.iterdir()))):
+        raise UserError(f"{output} is not an empty folder; choose another --output")
+    is_classifier = isinstance(experiment.load(runs.config_path(run_dir)).task, ClassificationConfig)
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        (_export_classifier if is_classifier else _export_contrastive)(run_dir, to, output, pretrained)
+    except OSError as error:
+        raise UserError(f"{output} cannot be written: {error}") from error
     print(f"lit-het: {run_dir} as {to} in {output}", file=sys.stderr)
 
 
 def _export_classifier(run_dir: Path, to: str, output: Path, pretrained: Path | None) -> None:
     if to != "npz":
         raise UserError("a SiglipModel has a text tower, a classifier has none; export with --to npz")
-    run = runs.open_classifier(run_dir, pretrained)
-    big_vision_export.write_npz(output, _vit(run.task.config.image_tower), None, run.params)
+    config, params = runs.open_image_model(run_dir, pretrained)
+    big_vision_export.write_npz(output, _vit(config.image_tower), None, params)
 
 
 def _export_contrastive(run_dir: Path, to: str, output: Path, pretrained: Path | None) -> None:

@@ -25,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"lit-het: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("lit-het: interrupted; what was saved stays", file=sys.stderr)
+        print("lit-het: interrupted; checkpoints that were saved stay", file=sys.stderr)
         return 130
     return 0
 

@@ -6,7 +6,6 @@ A run directory holds ``config.json``, ``tokenizer.model`` (if there is text), `
 
 import dataclasses
 import itertools
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -123,14 +122,30 @@ def open_classifier(run_dir: Path, pretrained: Path | None = None) -> Classifica
     return ClassificationRun(config, task, _restore_params(config, task, run_dir, pretrained))
 
 
+def open_image_model(run_dir: Path, pretrained: Path | None = None) -> tuple[ClassificationConfig, Params]:
+    """Returns a classifier's configuration and parameters, of an image tower that was imported alone its own.
+
+    Arguments and errors are those of `open_contrastive`.
+    """
+    config = experiment.load(config_path(run_dir))
+    assert isinstance(config.task, ClassificationConfig)
+    task = config.task.build()
+    with Checkpoints(checkpoint_dir(run_dir), read_only=True) as checkpoints:
+        has_head = any(path.startswith("head/") for path in checkpoints.saved_shapes())
+    shapes = abstract_params(task)
+    shapes = shapes if has_head else {"image_tower": shapes["image_tower"]}
+    return config.task, _restore_params(config, task, run_dir, pretrained, shapes)
+
+
 def _restore_params(
     config: ExperimentConfig,
     task: ContrastiveTask | ClassificationTask,
     run_dir: Path,
     pretrained: Path | None,
+    shapes: Params | None = None,
 ) -> Params:
     """Returns the newest checkpoint's parameters with the locked ones that they were trained on."""
-    shapes = abstract_params(task)
+    shapes = abstract_params(task) if shapes is None else shapes
     locked_like, trainable_like = parameters.partition(shapes, task.locked)
     wanted = parameters.flatten(locked_like)
     # A tower that is locked in part is read whole.
@@ -156,13 +171,27 @@ def _restore_params(
 
 
 def _moved(config: ExperimentConfig, weights: Path | None) -> ExperimentConfig:
-    """Returns the configuration with the image tower's weights where they are now."""
-    tower = config.task.image_tower
-    if weights is None or not isinstance(tower, ViTConfig) or tower.weights is None:
+    """Returns the configuration with the towers' weights where they are now.
+
+    Raises:
+        UserError: the towers came from two places, of which one path cannot tell both.
+    """
+    towers: dict[str, Any] = {part: getattr(config.task, part, None) for part in TOWERS}
+    addresses = {part: tower.weights for part, tower in towers.items() if getattr(tower, "weights", None)}
+    if weights is None or not addresses:
         return config
-    subtree = re.search(r"(?<=\.npz):.+$", tower.weights)
-    moved = dataclasses.replace(tower, weights=f"{weights}{subtree[0] if subtree else ''}")
-    return dataclasses.replace(config, task=dataclasses.replace(config.task, image_tower=moved))
+    # A part of a file is named behind it, as in x.npz:img.
+    places = {part: address.partition(".npz:") for part, address in addresses.items()}
+    if len({file.removesuffix(".npz") for file, _, _ in places.values()}) > 1:
+        raise UserError(
+            f"the towers came from {' and '.join(addresses.values())}: --pretrained {weights} can stand for one only; "
+            "put the files back, or link them"
+        )
+    moved = {
+        part: dataclasses.replace(towers[part], weights=f"{weights}:{subtree}" if subtree else str(weights))
+        for part, (_, _, subtree) in places.items()
+    }
+    return dataclasses.replace(config, task=dataclasses.replace(config.task, **moved))
 
 
 def _find_pretrained(recorded: Path, run_dir: Path) -> Path:
@@ -243,7 +272,8 @@ def _is_in_one(field: str, *towers: Any) -> bool:
 
 def _open_weights(tower: ViTConfig | TextConfig | BertConfig) -> Imported:
     assert tower.weights is not None
-    options: dict[str, Any] = {"compute_type": tower.encoder.compute_type, "experts": tower.encoder.experts}
+    experts = {} if tower.encoder.experts is None else dataclasses.asdict(tower.encoder.experts)
+    options: dict[str, Any] = {"compute_type": tower.encoder.compute_type, "experts": experts}
     if isinstance(tower, ViTConfig):
         options |= {"image_size": tower.image_size, "patch_size": tower.patch_size}
     else:

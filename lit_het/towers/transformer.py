@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Key
 
+from lit_het import sharding
 from lit_het.errors import UserError, require_at_least, require_choice
 from lit_het.towers.experts import Experts, ExpertsConfig, Routing
 from lit_het.towers.layers import Activation, ComputeType, Mlp, layer_norm, linear
@@ -226,7 +227,7 @@ class Encoder(nnx.Module):
         x, _ = self._run(x, b, present, key, _Part(self.blocks, 0, before))
         if m > 1:
             x = jnp.repeat(x.reshape(b, -1, x.shape[-1]), m, axis=0).reshape(-1, x.shape[-1])
-            present = None if present is None else jnp.repeat(present, m, axis=0)
+            assert present is None, "texts, which have padding, have no ensembles"
         pair = (_Part(self.expert_blocks, 0, num_pairs), _Part(self.blocks, before, before + num_pairs))
         x, routing = self._run(x, b * m, present, key, *pair)
         if num_pairs < len(numbers):
@@ -254,9 +255,9 @@ class Encoder(nnx.Module):
             params, key = inputs
             routing = None
             for graph, of_part in zip(graphs, params, strict=True):
-                x, of_block = nnx.merge(graph, of_part)(x, b, present, key)
+                x, of_block = nnx.merge(graph, of_part)(sharding.as_batch(x), b, present, key)
                 routing = of_block or routing
-            return x, routing
+            return sharding.as_batch(x), routing
 
         if self.config.remat != "none":
             blocks = jax.checkpoint(blocks, policy=REMAT_POLICIES[self.config.remat], prevent_cse=self.config.unrolled)

@@ -243,7 +243,11 @@ BLOCK = "Transformer/encoderblock_1/MultiHeadDotProductAttention_0"
         pytest.param({**VIT, "extra/kernel": normal(2)}, "no known meaning: extra/kernel", id="unknown"),
         pytest.param(without(VIT, "embedding/bias"), "nothing for image_tower/patches/bias", id="missing"),
         pytest.param(without(VIT, "embedding/kernel"), "becomes image_tower/patches/kernel", id="missing, needed"),
-        pytest.param(without(VIT, f"{BLOCK}/key/bias"), "blocks/attention/key/bias has 3 blocks .* 2", id="in a block"),
+        pytest.param(
+            without(VIT, f"{BLOCK}/key/bias"),
+            "nothing for image_tower/encoder/blocks/1/attention/key/bias",
+            id="in a block",
+        ),
         pytest.param({**VIT, f"{BLOCK}/key/bias": normal(3, 7)}, f"{BLOCK}/key/bias .3, 7. becomes .21", id="shape"),
         pytest.param({**VIT, f"{BLOCK}/key/bias": normal(24)}, f"{BLOCK}/key/bias .24,. cannot become", id="axes"),
         pytest.param({**VIT, "embedding/kernel": normal(147, 24)}, "embedding/kernel has shape", id="flat patches"),
@@ -261,6 +265,46 @@ def test_files_of_other_contents_are_refused_by_the_name_of_what_is_wrong(arrays
     with pytest.raises(UserError, match=message) as error:
         loaded(big_vision.read(save(tmp_path / "file.npz", arrays)))
     assert "\n" not in str(error.value)
+
+
+def test_blocks_that_are_missing_are_listed(tmp_path):
+    with np.load(GOLDEN / "ckpt_vit_old_names.npz") as file:
+        arrays = dict(file)
+    block = [name for name in arrays if "encoderblock_1/" in name]
+    assert block
+    np.savez(tmp_path / "x.npz", **{name: array for name, array in arrays.items() if name != block[0]})
+    found = big_vision.read(tmp_path / "x.npz")
+    with pytest.raises(UserError, match=r"nothing for image_tower/encoder/blocks/1/[a-z_/]+$"):
+        loaded(found)
+
+
+@pytest.mark.parametrize("sizes", [{"image_size": 0}, {"patch_size": 0}])
+def test_a_size_of_zero_is_no_default(sizes):
+    with pytest.raises(UserError, match="= 0 must be at least 1"):
+        big_vision.read(GOLDEN / "ckpt_vit_old_names.npz", **sizes)
+
+
+@pytest.mark.parametrize("array", [np.array(["a", "b"]), np.ones((1, 1), np.complex64)])
+def test_arrays_that_are_no_real_numbers_are_refused(array, tmp_path):
+    with np.load(GOLDEN / "ckpt_vit_old_names.npz") as file:
+        arrays = dict(file)
+    name = next(name for name in arrays if name.endswith("head/bias"))
+    np.savez(tmp_path / "x.npz", **{**arrays, name: np.broadcast_to(array.ravel()[0], arrays[name].shape)})
+    found = big_vision.read(tmp_path / "x.npz")
+    with pytest.raises(UserError, match=r"head/bias holds .*, which are no real numbers"):
+        loaded(found)
+
+
+def test_a_folder_and_damaged_headers_are_no_npz(tmp_path):
+    (tmp_path / "x.npz").mkdir()
+    with pytest.raises(UserError, match=r"x\.npz is not a readable .npz file"):
+        big_vision.read(tmp_path / "x.npz")
+    np.savez_compressed(tmp_path / "y.npz", a=np.arange(1000.0))
+    data = bytearray((tmp_path / "y.npz").read_bytes())
+    data[60:90] = b"\xff" * 30
+    (tmp_path / "y.npz").write_bytes(data)
+    with pytest.raises(UserError, match=r"y\.npz is not a readable .npz file"):
+        big_vision.read(tmp_path / "y.npz")
 
 
 def test_a_truncated_file_is_refused(tmp_path):

@@ -179,6 +179,27 @@ def test_an_unknown_activation_lists_those_that_there_are(edited):
         huggingface.read(edited("hf_vit", hidden_act="silu"))
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_hidden_layers": "2"}, "config.json: num_hidden_layers = '2' is not whole"),
+        ({"num_attention_heads": None}, "config.json: num_attention_heads = None is not whole"),
+        ({"layer_norm_eps": "1e-6"}, "config.json: layer_norm_eps = '1e-6' is not a number"),
+    ],
+)
+def test_a_configuration_of_other_types_is_refused(edited, changes, message):
+    with pytest.raises(UserError, match=message):
+        huggingface.read(edited("hf_vit", **changes))
+
+
+@pytest.mark.parametrize("mean", [0.5, ["a", "b", "c"], [0.5]])
+def test_means_that_are_not_three_numbers_are_refused(edited, mean):
+    folder = edited("hf_vit")
+    (folder / "preprocessor_config.json").write_text(json.dumps({"image_mean": mean}))
+    with pytest.raises(UserError, match="each must be three numbers"):
+        huggingface.read(folder)
+
+
 def test_a_folder_without_a_configuration_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"config\.json cannot be read"):
         huggingface.read(tmp_path)
@@ -192,7 +213,7 @@ def test_an_array_without_a_rule_is_named(edited):
 @pytest.mark.parametrize(
     ("missing", "message"),
     [
-        ("encoder.layer.1.output.dense.weight", "encoder/blocks/mlp/down/kernel has 2 blocks in the model and 1"),
+        ("encoder.layer.1.output.dense.weight", "nothing for image_tower/encoder/blocks/1/mlp/down/kernel"),
         ("encoder.layer.0.output.dense.weight", "nothing for image_tower/encoder/blocks/0/mlp/down/kernel"),
         ("layernorm.bias", "nothing for image_tower/encoder/norm/bias"),
         ("embeddings.position_embeddings", "no array embeddings.position_embedding"),

@@ -19,7 +19,6 @@ from lit_het.checkpoints.rename import load
 from lit_het.checkpoints.sources import Stored
 from lit_het.errors import UserError
 from lit_het.towers import routing
-from lit_het.towers.experts import ExpertsConfig
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 
@@ -42,13 +41,13 @@ def imported(name, **changes):
     """Returns a recorded model's tower, its parameters and the head's, in the groups of the recording."""
     golden, meta = recorded(name)
     router = meta["moe"]["router"]
-    experts = ExpertsConfig(
-        num_selected=router["num_selected_experts"],
-        num_members=meta["moe"].get("ensemble_size", 1),
-        eval_capacity_factor=router["dispatcher"]["capacity_factor"],
-        tokens_per_group=meta["moe"]["group_size"],
+    experts = {
+        "num_selected": router["num_selected_experts"],
+        "num_members": meta["moe"].get("ensemble_size", 1),
+        "eval_capacity_factor": router["dispatcher"]["capacity_factor"],
+        "tokens_per_group": meta["moe"]["group_size"],
         **changes,
-    )
+    }
     found = vmoe.describe(stored(golden), experts=experts)
     assert found.image_tower is not None
     tower = dataclasses.replace(found.image_tower, members="apart")
@@ -80,6 +79,15 @@ def test_the_imported_tower_gives_the_recorded_logits(name):
     if tower.encoder.experts is not None:
         recorded_loss = sum(golden[f"metrics/encoderblock_{n}/importance_loss"].mean() for n in (1, 3))
         np.testing.assert_allclose(output.metrics["importance_loss"], recorded_loss, rtol=1e-4)
+
+
+def test_an_ensemble_is_checked_against_the_experts_of_the_file():
+    golden, _ = recorded("last2_K1_eval")
+    with pytest.raises(UserError, match="num_experts = 4 cannot be split in 3 members"):
+        vmoe.describe(stored(golden), experts={"num_members": 3})
+    found = vmoe.describe(stored(golden), experts={"num_members": 4, "num_selected": 1}).image_tower
+    assert found is not None
+    assert found.encoder.num_members == 4
 
 
 @pytest.mark.parametrize("name", ["last2_K1_eval", "e3_M2_K1_eval"])
@@ -152,7 +160,8 @@ def test_training_has_the_recorded_loss_and_gradients(recorded_noise):
     np.testing.assert_allclose(total, golden["total_loss"], rtol=1e-5)
 
     # Recorded gradients, brought to our layout as parameters are; positions and class token share one there.
-    found = vmoe.describe(stored(golden, "grads/"), experts=tower.encoder.experts or ExpertsConfig())
+    assert tower.encoder.experts is not None
+    found = vmoe.describe(stored(golden, "grads/"), experts=dataclasses.asdict(tower.encoder.experts))
     recorded_gradient = load(found.arrays, found.pieces, jax.eval_shape(lambda: params))
     theirs, ours = parameters.flatten(recorded_gradient), parameters.flatten(gradient)
     for path in sorted(ours.keys() - {"image_tower/class_token"}):

@@ -1,9 +1,12 @@
 """Other programs' weights become runs, towers of configurations, and files of other programs again."""
 
 import dataclasses
+import functools
+import http.server
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import jax
@@ -213,6 +216,65 @@ def test_a_classifier_goes_out_and_in_again_unchanged(capsys, upstream, tmp_path
     assert len(checksums) == 1
     line = refusal(capsys, "export", "--checkpoint", upstream, "--to", "npz", "--output", tmp_path / "x.npz")
     assert "big_vision has no place for head/" in line  # a HET-XL classifier is no dense layer
+
+
+def test_an_image_tower_goes_out_alone(tmp_path):
+    run("import", "--from", GOLDEN / "hf_siglip_vision", "--to", tmp_path / "run")
+    run("export", "--checkpoint", tmp_path / "run", "--to", "npz", "--output", tmp_path / "new" / "vit.npz")
+    run("import", "--from", tmp_path / "new" / "vit.npz", "--to", tmp_path / "again")
+    one, other = (runs.open_image_model(tmp_path / name)[1] for name in ("run", "again"))
+    assert set(one) == {"image_tower"}
+    assert parameters.checksum(one) == parameters.checksum(other)
+
+
+def test_places_that_cannot_be_written_to_are_refused_before_anything_is_read(capsys, siglip, tmp_path):
+    run("import", "--from", siglip, "--to", tmp_path / "run")
+    export = ("export", "--checkpoint", tmp_path / "run", "--output")
+    assert "is a folder; name a file" in refusal(capsys, *export, tmp_path, "--to", "npz")
+    assert "is not an empty folder" in refusal(capsys, *export, siglip, "--to", "huggingface")
+    assert "is not an empty folder" in refusal(capsys, *export, tmp_path / "run", "--to", "huggingface")
+    assert "cannot be written" in refusal(capsys, *export, siglip / "x.npz", "--to", "npz")
+    assert "cannot be written" in refusal(capsys, "import", "--from", siglip, "--to", siglip / "run")
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(28, "No space left on device")])
+def test_an_import_that_is_stopped_leaves_nothing(siglip, tmp_path, monkeypatch, capsys, error):
+    def stop(*_):
+        raise error
+
+    monkeypatch.setattr("lit_het.cli.convert.save_imported", stop)
+    before = sorted(tmp_path.iterdir())
+    code = main(["import", "--from", str(siglip), "--to", str(tmp_path / "run")])
+    assert code == (130 if isinstance(error, KeyboardInterrupt) else 1)
+    assert sorted(tmp_path.iterdir()) == before
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_both_towers_of_a_file_that_moved_are_found_again(lit_config, siglip):
+    image, text = weights.image_tower(f"{siglip}:img"), weights.text_tower(f"{siglip}:txt")
+    task = dataclasses.replace(lit_config.task, image_tower=image, text_tower=text, locked=(".*_tower/.*",))
+    data = dataclasses.replace(lit_config.data, image_size=image.image_size)
+    tokenizer = dataclasses.replace(lit_config.tokenizer, length=text.length)
+    config = dataclasses.replace(lit_config, task=task, data=data, tokenizer=tokenizer, pretrained=None, num_steps=2)
+    train(config)
+    moved = siglip.rename(siglip.with_name("moved.npz"))
+    assert runs.open_contrastive(config.run_dir, moved).params["text_tower"]
+    other = dataclasses.replace(task, text_tower=dataclasses.replace(text, weights="elsewhere.npz:txt"))
+    experiment.save(dataclasses.replace(config, task=other), runs.config_path(config.run_dir))
+    with pytest.raises(UserError, match="can stand for one only"):
+        runs.open_contrastive(config.run_dir, moved)
+
+
+def test_a_file_is_imported_over_http(siglip, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(siglip.parent))
+    monkeypatch.setattr(http.server.SimpleHTTPRequestHandler, "log_message", lambda *_: None)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        run("import", "--from", f"http://127.0.0.1:{server.server_port}/{siglip.name}", "--to", tmp_path / "run")
+        server.shutdown()
+    run("import", "--from", siglip, "--to", tmp_path / "local")
+    assert parameters.checksum(params_of(tmp_path / "run")) == parameters.checksum(params_of(tmp_path / "local"))
 
 
 IMPORT_AND_MEASURE = """
