@@ -6,28 +6,35 @@ same on any number of hosts, after any restart; process ``p`` of ``P`` takes row
 
 One element of the grain pipeline is a whole batch: the cost of grain's bookkeeping is paid once a batch, and a thread
 works on a batch of its own.
+
+What is wrong with a sample never moves the others. Samples that the index knows to be broken are in nobody's order;
+what reading and decoding find keeps its place as an invalid row. Both are counted by cause and shard.
 """
 
 import collections
 import dataclasses
+import json
 import sys
 import threading
-from collections.abc import Callable, Generator, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Generator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import grain
 import numpy as np
 
 from data_pipelines.augment import RandomAffine, StreamRandom
 from data_pipelines.images import BrokenImage, decode
+from data_pipelines.index import ShardIndex
 from data_pipelines.labels import Labels, LabelsConfig
-from data_pipelines.shards import IMAGE, ShardIndex, expand
+from data_pipelines.order import InTurn, Mixed, Order, Shuffled, WindowShuffled
+from data_pipelines.shards import IMAGE, expand
+from data_pipelines.storage import Unreadable
 from lit_het.errors import UserError, require_at_least
 from lit_het.types import Batch
 
 Tokenizer = Callable[[list[str]], np.ndarray]
 
-_TEXT = "txt"
 _PADDING = -1  # stands for a sample in rows that only fill the last batch
 
 # A rate of broken samples means little at the start of a run; it is taken over no fewer samples than this.
@@ -35,29 +42,54 @@ _MIN_SAMPLES_FOR_RATE = 10_000
 
 
 @dataclasses.dataclass(frozen=True)
+class WeightedShards:
+    """A data set that is mixed into another.
+
+    Attributes:
+        shards: as those of a `LoaderConfig`.
+        weight: samples of this set for each one of the `LoaderConfig`'s own shards.
+    """
+
+    shards: tuple[str, ...]
+    weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.weight <= 0:
+            raise UserError(
+                f"WeightedShards: weight = {self.weight} must be more than 0; leave the data set out instead"
+            )
+
+
+@dataclasses.dataclass(frozen=True)
 class LoaderConfig:
     """Which shards to read and how.
 
     Attributes:
-        shards: tar files, brace patterns, globs or folders.
+        shards: tar files, brace patterns, globs, folders or lists of these, here or at addresses that fsspec knows.
         image_size: pixels along each side.
         batch_size: samples of all hosts together.
+        mixture: further data sets, each in a fixed proportion to ``shards`` and with an order of its own.
         labels: how to read labels; None reads none.
+        captions: the member that holds them; ``json/caption`` is the field ``caption`` of a JSON object.
         augmentation: changes of training pictures; evaluation never changes them.
         seed: of order and augmentation.
         shuffle: whether training takes each epoch in an order of its own.
+        window: shards whose samples are shuffled together, where reads far apart are slow; None shuffles all.
         threads: that read and decode batches ahead; 0 reads each batch when it is asked for.
         prefetch_batches: kept ready.
-        max_bad_fraction: part of the samples that may be unreadable before the run stops.
+        max_bad_fraction: part of the samples that may be broken or missing before the run stops.
     """
 
     shards: tuple[str, ...]
     image_size: int = 32
     batch_size: int = 256
+    mixture: tuple[WeightedShards, ...] = ()
     labels: LabelsConfig | None = None
+    captions: str = "txt"
     augmentation: RandomAffine | None = None
     seed: int = 0
     shuffle: bool = True
+    window: int | None = None
     threads: int = 2
     prefetch_batches: int = 4
     max_bad_fraction: float = 0.0
@@ -65,6 +97,8 @@ class LoaderConfig:
     def __post_init__(self) -> None:
         require_at_least(0, self, "seed", "threads", "max_bad_fraction")
         require_at_least(1, self, "image_size", "batch_size", "prefetch_batches")
+        if self.window is not None:
+            require_at_least(1, self, "window")
 
     def build(self, tokenizer: Tokenizer | None = None) -> "Loader":
         """Indexes the shards; captions are read only for a tokenizer or for labels made of words.
@@ -87,29 +121,41 @@ class Loader:
         config: as given.
         index: the samples behind the batches.
         num_classes: of the labels, ``k``; None without labels.
-        bad_samples: for each cause, how many unreadable samples were masked since the loader was built.
+        faults: how many samples were left out or masked since the loader was built, by shard and cause.
+
+    Raises:
+        UserError: no shards, or more of their samples are broken than ``max_bad_fraction`` allows.
     """
 
     def __init__(
         self,
         config: LoaderConfig,
         tokenizer: Tokenizer | None = None,
-        advance: Callable[[int], None] | None = None,
+        advance: Callable[[int], None] = lambda count: None,
     ):
-        paths = expand(config.shards)
+        data_sets = [expand(shards) for shards in (config.shards, *(data_set.shards for data_set in config.mixture))]
         self.config = config
-        self.bad_samples: collections.Counter[str] = collections.Counter()
+        self.faults: collections.Counter[tuple[str, str]] = collections.Counter()
         self._tokenizer = tokenizer
-        self._labels: Labels | None = config.labels.build(paths[0].parent) if config.labels else None
+        self._labels: Labels | None = config.labels.build(Path(data_sets[0][0]).parent) if config.labels else None
         self.num_classes = self._labels.num_classes if self._labels else None
-        self._members = [_TEXT] if tokenizer else []
-        if self._labels and self._labels.member not in self._members:
-            self._members.append(self._labels.member)
-        self.index = ShardIndex(paths, [IMAGE, *self._members], advance)
-        self._order = _order(len(self.index), config.seed, config.shuffle)
+        self._caption, _, self._caption_field = config.captions.partition("/")
+        members = [self._caption] * bool(tokenizer) + ([self._labels.member] if self._labels else [])
+        self._members = tuple(dict.fromkeys([IMAGE, *members]))
+        self.index = ShardIndex([address for shards in data_sets for address in shards], self._members, advance)
+        self._leave_out()
+        self._order = _order(config, self.index.counts, [len(shards) for shards in data_sets])
         self._bad_lock = threading.Lock()
         self._bad: set[int] = set()
         self._num_read = 0
+
+    @property
+    def bad_samples(self) -> collections.Counter[str]:
+        """For each cause, how many samples were left out or masked since the loader was built."""
+        causes: collections.Counter[str] = collections.Counter()
+        for (_, cause), count in self.faults.items():
+            causes[cause] += count
+        return causes
 
     @property
     def num_samples(self) -> int:
@@ -140,7 +186,7 @@ class Loader:
 
         def read(number: int) -> Batch:
             start = first + number * size
-            samples = [cast(int, self._order[i]) for i in range(start, start + rows)]
+            samples = [self._order[i] for i in range(start, start + rows)]
             return self._read(samples, start if self.config.augmentation else None)
 
         return self._prefetch(grain.MapDataset.range(sys.maxsize).map(read))
@@ -185,26 +231,39 @@ class Loader:
         captions = [""] * len(samples)
         label = self._labels.zeros(len(samples)) if self._labels else None
         random = StreamRandom(self.config.seed)
-        for row, sample in enumerate(samples):
-            if sample == _PADDING:
-                continue
+        rows = [row for row, sample in enumerate(samples) if sample != _PADDING]
+        found = self.index.read([samples[row] for row in rows], self._members)
+        for row, contents in zip(rows, found, strict=True):
             try:
-                pixels = decode(self.index.read(sample, IMAGE), size)
-                texts = {member: self.index.read(sample, member).decode("utf-8") for member in self._members}
-            except BrokenImage as error:
-                self._count_bad(sample, error.cause, str(error))
-                continue
-            except UnicodeDecodeError as error:
-                self._count_bad(sample, "text is not UTF-8", f"text is not UTF-8 ({error.reason})")
+                members = dict(zip(self._members, map(_readable, contents), strict=True))
+                pixels = decode(members[IMAGE], size)
+                texts = {member: _text(content) for member, content in members.items() if member != IMAGE}
+                captions[row] = self._caption_of(texts) if self._tokenizer else ""
+            except (BrokenImage, Unreadable) as error:
+                self._count_bad(samples[row], error.cause, str(error))
                 continue
             if self.config.augmentation and augment_from is not None:
                 pixels = self.config.augmentation.apply(pixels, random.at(augment_from + row))
             if label is not None and self._labels:
-                label[row] = self._encode_label(sample, self._labels, texts)
-            image[row], valid[row], captions[row] = pixels, True, texts.get(_TEXT, "")
+                label[row] = self._encode_label(samples[row], self._labels, texts)
+            image[row], valid[row] = pixels, True
         with self._bad_lock:
             self._num_read += len(samples)
         return Batch(valid=valid, image=image, text=self._tokenise(captions, valid), label=label)
+
+    def _caption_of(self, texts: Mapping[str, str]) -> str:
+        """Returns a caption, which is never empty."""
+        caption: Any = texts[self._caption]
+        if self._caption_field:
+            try:
+                caption = json.loads(caption)[self._caption_field]
+            except (ValueError, KeyError, TypeError) as error:
+                raise Unreadable(
+                    f"no caption in .{self.config.captions}", f"{type(error).__name__}: {error}"
+                ) from error
+        if not isinstance(caption, str) or not caption.strip():
+            raise Unreadable("empty caption", repr(caption))
+        return caption
 
     def _tokenise(self, captions: list[str], valid: np.ndarray) -> np.ndarray | None:
         if self._tokenizer is None:
@@ -219,9 +278,20 @@ class Loader:
         except UserError as error:
             raise UserError(f"{self._name(sample)}: {error}") from error
 
+    def _leave_out(self) -> None:
+        """Counts what the index found, and stops if it is too much."""
+        faults = [(summary.address, fault) for summary in self.index.summaries for fault in summary.faults]
+        self.faults.update({(address, fault.cause): fault.count for address, fault in faults})
+        left_out = sum(fault.count for _, fault in faults)
+        if faults and (left_out > self.config.max_bad_fraction * (left_out + len(self.index)) or not len(self.index)):
+            raise UserError(
+                f"{faults[0][1].example}; {left_out} of {left_out + len(self.index)} samples cannot be used, and"
+                f" --data.max-bad-fraction allows {self.config.max_bad_fraction:g}"
+            )
+
     def _count_bad(self, sample: int, cause: str, reason: str) -> None:
         with self._bad_lock:
-            self.bad_samples[cause] += 1
+            self.faults[self.index.shard(sample), cause] += 1
             self._bad.add(sample)
             seen = min(self.num_samples, max(self._num_read, _MIN_SAMPLES_FOR_RATE))
             exceeded = len(self._bad) > self.config.max_bad_fraction * seen
@@ -235,13 +305,37 @@ class Loader:
         return f"{self.index.shard(sample)}: key {self.index.key(sample)}"
 
 
-def _order(num_samples: int, seed: int, shuffle: bool) -> grain.MapDataset[int]:
-    """Maps the position in the endless stream to a sample; every epoch is a permutation of its own."""
-    order = grain.MapDataset.range(num_samples)
-    if shuffle:
-        # grain numbers the epochs' seeds upwards, so neighbouring seeds would share orders if they were not hashed
-        order = order.shuffle(int(np.random.SeedSequence(seed).generate_state(1)[0]))
-    return order.repeat()
+def _order(config: LoaderConfig, counts: Sequence[int], num_shards: Sequence[int]) -> Order:
+    """Returns the order of a mixture, whose data sets have so many of the shards each."""
+    ends = np.cumsum(num_shards).tolist()
+    of_sets = [counts[end - number : end] for end, number in zip(ends, num_shards, strict=True)]
+    starts = np.cumsum([0, *map(sum, of_sets)]).tolist()
+    # Data sets of a mixture do not share their permutations.
+    orders = [_order_of_one(config, of_set, config.seed + number) for number, of_set in enumerate(of_sets)]
+    if len(orders) == 1:
+        return orders[0]
+    return Mixed(orders, [1.0, *(data_set.weight for data_set in config.mixture)], starts)
+
+
+def _order_of_one(config: LoaderConfig, counts: Sequence[int], seed: int) -> Order:
+    if not config.shuffle:
+        return InTurn(sum(counts))
+    if config.window is None:
+        return Shuffled(sum(counts), seed)
+    return WindowShuffled(counts, config.window, seed)
+
+
+def _readable(content: bytes | Unreadable) -> bytes:
+    if isinstance(content, Unreadable):
+        raise content
+    return content
+
+
+def _text(content: bytes) -> str:
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise Unreadable("text is not UTF-8", error.reason) from error
 
 
 def _rows_per_process(batch_size: int, process_count: int) -> int:

@@ -1,6 +1,8 @@
-"""Files that are never half written."""
+"""Files that are never half written, and the folder for those that can be made again."""
 
 import contextlib
+import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,7 +10,8 @@ from pathlib import Path
 @contextlib.contextmanager
 def completed(path: Path) -> Iterator[Path]:
     """Yields a temporary path that takes the place of ``path`` at the end: nobody ever sees half of a file."""
-    temporary = path.with_name(f"{path.name}.partial")
+    # Other threads, processes and hosts may be writing the same file.
+    temporary = path.with_name(f"{path.name}.partial-{os.getpid()}-{threading.get_ident()}")
     try:
         yield temporary
         temporary.replace(path)
@@ -20,3 +23,8 @@ def write_atomically(path: Path, text: str) -> None:
     """Writes a file under a temporary name and renames it."""
     with completed(path) as temporary:
         temporary.write_text(text, "utf-8")
+
+
+def cache_folder(name: str) -> Path:
+    """Returns where the user's cache keeps files of one kind."""
+    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "lit-het" / name

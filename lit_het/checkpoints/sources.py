@@ -18,6 +18,7 @@ import numpy as np
 import safetensors
 
 from lit_het.errors import UserError
+from lit_het.files import cache_folder
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +59,7 @@ def fetch(address: str, names: tuple[str, ...] = (), advance: Advance = lambda c
     try:
         filesystem, path = fsspec.url_to_fs(address)
         paths = [found for name in names if filesystem.exists(found := f"{path}/{name}")] if names else [path]
-        folder = _cache_folder(address)
+        folder = cache_folder("downloads") / hashlib.sha256(address.encode()).hexdigest()[:16]
         for remote in paths:
             _download(filesystem, remote, folder / remote.rsplit("/", 1)[-1], advance)
     except (ImportError, OSError, ValueError) as error:
@@ -151,11 +152,6 @@ def _read_npy(path: Path, name: str) -> np.ndarray:
         raise UserError(f"{name} in {path} cannot be read: {error}") from error
     # NumPy knows no bfloat16: such arrays come back as two bytes without a meaning.
     return array.view(ml_dtypes.bfloat16) if array.dtype == np.dtype("V2") else array
-
-
-def _cache_folder(address: str) -> Path:
-    root = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
-    return root / "lit-het" / "downloads" / hashlib.sha256(address.encode()).hexdigest()[:16]
 
 
 class _Progress(fsspec.callbacks.Callback):

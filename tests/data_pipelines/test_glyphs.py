@@ -17,9 +17,10 @@ from data_pipelines.glyphs import (
     write_glyph_shards,
 )
 from data_pipelines.images import decode
+from data_pipelines.index import ShardIndex
 from data_pipelines.labels import CaptionWords, ClassIndex
 from data_pipelines.loader import LoaderConfig
-from data_pipelines.shards import ShardIndex, expand
+from data_pipelines.shards import expand
 from lit_het.errors import UserError
 
 SETS = ("train", "held_out_face", "held_out_characters")
@@ -37,12 +38,12 @@ def samples(dataset: GlyphDataset) -> dict[str, list[dict]]:
         index = ShardIndex(expand(dataset.directory / name), ["image", "txt", "cls", "json"])
         return [
             {
-                **json.loads(index.read(i, "json")),
-                "name": index.read(i, "txt").decode(),
-                "class": int(index.read(i, "cls")),
-                "pixels": decode(index.read(i, "image"), SMALL.image_size),
+                **json.loads(about),
+                "name": name.decode(),
+                "class": int(number),
+                "pixels": decode(image, SMALL.image_size),
             }
-            for i in range(len(index))
+            for about, name, number, image in index.read(range(len(index)), ["json", "txt", "cls", "image"])
         ]
 
     return {name: read(name) for name in SETS}

@@ -80,7 +80,7 @@ def test_a_batch_holds_each_sample_s_own_picture_text_and_label(shards: Path):
     assert (batch.image.dtype, batch.text.dtype, batch.label.dtype) == (np.uint8, np.int32, np.int32)
     for image, text, label in zip(batch.image, batch.text, batch.label, strict=True):
         assert text.tolist() == [label, 99]
-        np.testing.assert_array_equal(image, decode(loader.index.read(int(label), "image"), IMAGE_SIZE))
+        np.testing.assert_array_equal(image, decode(loader.index.read([int(label)], ["image"])[0][0], IMAGE_SIZE))
     assert loader.num_samples == loader.num_classes == NUM_SAMPLES
 
 
@@ -148,7 +148,7 @@ def test_an_evaluation_epoch_is_in_order_and_ends_in_invalid_rows(augmented: Loa
     assert labels_of(batch) == [*range(NUM_SAMPLES), 0]
     assert not np.asarray(batch.image)[-1].any()
     assert not np.asarray(batch.text)[-1].any()
-    picture = decode(augmented.index.read(7, "image"), IMAGE_SIZE)
+    picture = decode(augmented.index.read([7], ["image"])[0][0], IMAGE_SIZE)
     np.testing.assert_array_equal(np.asarray(batch.image)[7], picture)  # not augmented
 
 

@@ -1,0 +1,215 @@
+"""Bytes of files wherever they lie: local ones by ``pread``, remote ones by fsspec, tried again where a store fails."""
+
+import functools
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple, TypeVar, cast
+
+import fsspec
+
+from lit_het.errors import UserError
+from lit_het.files import completed
+
+# Seconds to wait before each new try of a remote store.
+BACK_OFF = (0.5, 1.0, 2.0, 4.0, 8.0)
+_MAX_OPEN_FILES = 512  # below the usual limit of 1,024 descriptors per process
+# What no second try would mend.
+_FINAL = (FileNotFoundError, PermissionError, IsADirectoryError, ImportError)
+
+_Result = TypeVar("_Result")
+
+
+class Span(NamedTuple):
+    """A piece of a file: its address, the first byte, and how many."""
+
+    address: str
+    offset: int
+    size: int
+
+
+class Unreadable(Exception):
+    """Bytes that cannot be had.
+
+    Attributes:
+        cause: a few words that are the same for all with this defect, for counting.
+    """
+
+    def __init__(self, cause: str, detail: str):
+        super().__init__(f"{cause} ({detail})")
+        self.cause = cause
+
+
+def is_remote(address: str) -> bool:
+    """Returns whether an address is one for fsspec, such as ``gs://bucket/file``, and no local path."""
+    return "://" in address
+
+
+@functools.lru_cache(maxsize=2**16)
+def filesystem(address: str) -> tuple[Any, str]:
+    """Returns fsspec's file system for an address, and the path there.
+
+    Raises:
+        UserError: no installed package knows this kind of address.
+    """
+    try:
+        return fsspec.url_to_fs(address)
+    except (ImportError, ValueError) as error:
+        raise UserError(f"{address}: {error}") from error
+
+
+def stamp(address: str) -> str:
+    """Returns what changes when a file does: its size and time of change, or the tag that its store gives it.
+
+    Raises:
+        UserError: there is no such file, or its store does not answer.
+    """
+    try:
+        if not is_remote(address):
+            status = Path(address).stat()
+            return f"{status.st_size} {status.st_mtime_ns}"
+        files, path = filesystem(address)
+        info = retried(lambda: files.info(path))
+    except Exception as error:
+        raise UserError(f"{address}: cannot be read ({_reason(error)}); check the path of the shards") from error
+    tags = (
+        info[name]
+        for name in ("etag", "ETag", "md5Hash", "mtime", "updated", "LastModified", "created")
+        if info.get(name)
+    )
+    return f"{info['size']} {next(tags, '')}".strip()
+
+
+def open_to_scan(address: str) -> BinaryIO:
+    """Opens a file for reading from its beginning to its end, with jumps."""
+    if not is_remote(address):
+        return Path(address).open("rb")
+    files, path = filesystem(address)
+    # Headers lie a picture apart: one long read is faster than a request for each.
+    return cast(BinaryIO, retried(lambda: files.open(path, "rb", block_size=2**23, cache_type="readahead")))
+
+
+def read_whole(address: str) -> bytes:
+    """Returns the content of a small file.
+
+    Raises:
+        OSError: there is none.
+    """
+    if not is_remote(address):
+        return Path(address).read_bytes()
+    files, path = filesystem(address)
+    return retried(lambda: files.cat_file(path))
+
+
+def write(address: str, content: bytes) -> None:
+    """Writes a small file that is never seen half written.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    if is_remote(address):
+        files, path = filesystem(address)
+        retried(lambda: files.pipe_file(path, content))  # stores show an object when it is whole
+        return
+    Path(address).parent.mkdir(parents=True, exist_ok=True)
+    with completed(Path(address)) as temporary:
+        temporary.write_bytes(content)
+
+
+def absolute(address: str) -> str:
+    """Returns an address that means the same file from every folder."""
+    return address if is_remote(address) else str(Path(address).resolve())
+
+
+class Reader:
+    """Reads pieces of files, which it keeps open; safe to share between threads."""
+
+    def __init__(self) -> None:
+        self._open = functools.lru_cache(maxsize=_MAX_OPEN_FILES)(_OpenFile)
+
+    def read(self, spans: Sequence[Span]) -> list[bytes | Unreadable]:
+        """Returns the bytes of each piece, or why it cannot be read; pieces of a remote store are read at once."""
+        found: list[bytes | Unreadable] = [b""] * len(spans)
+        remote: dict[str, list[int]] = {}
+        for number, span in enumerate(spans):
+            if is_remote(span.address):
+                remote.setdefault(span.address.partition("://")[0], []).append(number)
+            else:
+                found[number] = self._read_local(span)
+        for numbers in remote.values():
+            for number, result in zip(numbers, _read_remote([spans[n] for n in numbers]), strict=True):
+                found[number] = result
+        return found
+
+    def _read_local(self, span: Span) -> bytes | Unreadable:
+        try:
+            data = self._open(span.address).read(span.size, span.offset)
+        except OSError as error:
+            return Unreadable("unreadable shard", _reason(error))
+        return data if len(data) == span.size else _shorter(span)
+
+
+def retried(call: Callable[[], _Result]) -> _Result:
+    """Returns what a call to a store returns, after as many tries as `BACK_OFF` has pauses, and one."""
+    for pause in BACK_OFF:
+        try:
+            return call()
+        except _FINAL:
+            raise
+        except Exception:  # stores raise what their clients' libraries raise
+            time.sleep(pause)
+    return call()
+
+
+def _read_remote(spans: Sequence[Span]) -> list[bytes | Unreadable]:
+    files, _ = filesystem(spans[0].address)
+    paths = [filesystem(span.address)[1] for span in spans]
+    found: list[Any] = [None] * len(spans)
+    waiting = list(range(len(spans)))
+    for pause in (*BACK_OFF, None):
+        starts = [spans[n].offset for n in waiting]
+        ends = [spans[n].offset + spans[n].size for n in waiting]
+        try:
+            results = files.cat_ranges([paths[n] for n in waiting], starts, ends, on_error="return")
+        except Exception as error:  # of the whole request
+            results = [error] * len(waiting)
+        for number, result in zip(waiting, results, strict=True):
+            found[number] = result
+        waiting = [n for n in waiting if isinstance(found[n], Exception) and not isinstance(found[n], _FINAL)]
+        if not waiting or pause is None:
+            break
+        time.sleep(pause)
+    return [_checked(span, result) for span, result in zip(spans, found, strict=True)]
+
+
+def _checked(span: Span, result: Any) -> bytes | Unreadable:
+    if isinstance(result, _FINAL):
+        return Unreadable("unreadable shard", _reason(result))
+    if isinstance(result, Exception):
+        return Unreadable("store does not answer", _reason(result))
+    return bytes(result) if len(result) == span.size else _shorter(span)
+
+
+def _shorter(span: Span) -> Unreadable:
+    return Unreadable("shard is shorter than its index says", f"{span.address} changed after it was indexed")
+
+
+class _OpenFile:
+    """A descriptor that closes itself when its last reader, or the cache of open files, lets go of it."""
+
+    def __init__(self, path: str):
+        self._descriptor = os.open(path, os.O_RDONLY)
+
+    def read(self, size: int, offset: int) -> bytes:
+        # a method, so that the caller holds the file as long as it reads: the cache may have dropped it already
+        return os.pread(self._descriptor, size, offset)
+
+    def __del__(self):
+        if hasattr(self, "_descriptor"):
+            os.close(self._descriptor)
+
+
+def _reason(error: BaseException) -> str:
+    text = " ".join(str(getattr(error, "strerror", None) or error).split())[:200]
+    return text or type(error).__name__

@@ -1,0 +1,234 @@
+"""Indexes of shards: what lies where, what is wrong, and when it is looked up again."""
+
+import os
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from data_pipelines import index, storage
+from data_pipelines.index import Fault, ShardIndex, index_path, index_shard
+from data_pipelines.shards import IMAGE, write_shards
+from data_pipelines.storage import Unreadable
+from lit_het.errors import UserError
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def sample(key: str, **members: object) -> dict:
+    return {"__key__": key, **(members or {"jpg": b"pixels of " + key.encode(), "txt": f"text of {key}", "cls": 7})}
+
+
+@pytest.fixture
+def shard(tmp_path: Path) -> Path:
+    return write_shards(tmp_path / "data", [sample("a"), sample("b"), sample("c")])[0]
+
+
+def keys(table: index.ShardTable) -> list[str]:
+    return [key.decode() for key in table.keys]
+
+
+def only_fault(path: Path) -> Fault:
+    (fault,) = index_shard(path).faults
+    return fault
+
+
+def test_what_was_written_is_read_back_in_any_order(tmp_path: Path):
+    written = write_shards(tmp_path, [sample(f"k{i}") for i in range(7)], samples_per_shard=3)
+    assert [path.name for path in written] == [f"shard-00000{i}.tar" for i in range(3)]
+    found = ShardIndex(written, [IMAGE, "txt", "cls"])
+    assert len(found) == 7
+    order = (6, 0, 3, 2)
+    read = found.read(order, ["cls", "txt", IMAGE])
+    assert read == [[b"7", f"text of k{i}".encode(), f"pixels of k{i}".encode()] for i in order]
+    assert [found.key(i) for i in order] == [f"k{i}" for i in order]
+    assert [found.shard(i) for i in order] == [str(written[i // 3]) for i in order]
+
+
+def test_samples_group_by_the_path_up_to_the_first_dot_of_the_base_name(tmp_path: Path):
+    path = tmp_path / "x.tar"
+    with tarfile.open(path, "w") as tar:
+        for name in ("v1.0/a.JPG", "v1.0/a.seg.png", "v1.0/a.txt", "v1.0/.hidden", "README", "v2/a.webp"):
+            tar.addfile(tarfile.TarInfo(name))
+    table = index_shard(path)
+    assert keys(table) == ["v1.0/a", "v2/a"]
+    assert {kind for kind, offsets in table.offsets.items() if offsets[0] >= 0} == {"jpg", "seg.png", "txt", IMAGE}
+    assert table.offsets[IMAGE].tolist() == [table.offsets["jpg"][0], table.offsets["webp"][1]]
+
+
+def test_samples_without_a_member_are_left_out_and_counted(tmp_path: Path):
+    path = write_shards(tmp_path, [sample("a"), sample("b", jpg=b"x"), sample("c"), sample("d", txt="x", gif=b"")])[0]
+    (of_shard,) = ShardIndex([path], [IMAGE, "txt"]).summaries
+    assert of_shard.count == 2
+    no_picture, no_text = of_shard.faults
+    assert (no_text.cause, no_text.count) == ("no .txt", 1)
+    assert no_text.example.endswith("shard-000000.tar: key b has no .txt; add the member or remove the sample")
+    assert "key d has no .jpg/jpeg/png/webp" in no_picture.example
+    found = ShardIndex([path], [IMAGE, "txt"])
+    assert [found.key(i) for i in range(2)] == ["a", "c"]
+    assert found.read([1], ["txt"]) == [[b"text of c"]]
+    assert len(ShardIndex([path], ["txt"])) == 3
+
+
+@pytest.mark.parametrize(("kept", "whole"), [(1100, 0), (2048, 0), (2600, 1), (3 * 1024 + 700, 1)])
+def test_a_truncated_tar_keeps_its_whole_samples(shard: Path, kept: int, whole: int):
+    os.truncate(shard, kept)
+    fault = only_fault(shard)
+    assert (fault.cause, fault.count) == ("truncated or damaged shard", 1)
+    assert f"{shard}: is truncated or damaged at byte" in fault.example
+    assert f"of {kept}; fetch or write the shard again" in fault.example
+    assert len(ShardIndex([shard], [IMAGE, "txt", "cls"])) == whole
+
+
+def test_a_tar_cut_at_the_border_of_a_member_is_truncated_all_the_same(shard: Path):
+    os.truncate(shard, 3 * 1024)
+    assert "is truncated or damaged at byte 3072 of 3072" in only_fault(shard).example
+
+
+def test_a_damaged_header_is_not_taken_for_the_end(shard: Path):
+    data = bytearray(shard.read_bytes())
+    data[1024:1030] = b"\xff" * 6
+    shard.write_bytes(data)
+    assert "is truncated or damaged at byte 1024" in only_fault(shard).example
+
+
+def test_a_header_that_points_backwards_does_not_hang_the_scan(shard: Path):
+    data = bytearray(shard.read_bytes())
+    data[124:136] = b"\xff" * 8 + (-1024 & 0xFFFFFFFF).to_bytes(4, "big")  # base 256, minus 1024 bytes
+    data[148:156] = b" " * 8
+    data[148:155] = f"{sum(data[:512]):06o}\0".encode()
+    shard.write_bytes(data)
+    assert only_fault(shard).cause in ("truncated or damaged shard", "no uncompressed tar")
+
+
+def test_a_compressed_shard_and_a_text_file_are_no_tars(tmp_path: Path):
+    with tarfile.open(tmp_path / "zip.tar", "w:gz") as tar:
+        tar.addfile(tarfile.TarInfo("a.txt"))
+    (tmp_path / "text.tar").write_text("hello " * 1000)
+    (tmp_path / "nothing.tar").write_bytes(b"")
+    for name in ("zip.tar", "text.tar", "nothing.tar"):
+        assert f"{name}: is no uncompressed tar" in only_fault(tmp_path / name).example
+        assert len(ShardIndex([tmp_path / name], [IMAGE])) == 0
+
+
+def test_an_empty_shard_is_counted_and_a_missing_shard_an_error(tmp_path: Path):
+    tarfile.open(tmp_path / "empty.tar", "w").close()
+    assert "empty.tar: holds no samples" in only_fault(tmp_path / "empty.tar").example
+    with pytest.raises(UserError, match=r"gone\.tar: cannot be read"):
+        index_shard(tmp_path / "gone.tar")
+
+
+@pytest.mark.parametrize("again", [["a", "b", "a"], ["a", "a", "b"]])
+def test_a_key_that_occurs_twice_is_taken_once(tmp_path: Path, again: list[str]):
+    path = write_shards(tmp_path, [sample(key) for key in again])[0]
+    fault = only_fault(path)
+    assert fault.cause == "repeated key"
+    assert keys(index_shard(path)) == ["a", "b"]
+    assert f"{path}: key a" in fault.example
+
+
+@settings(max_examples=150, deadline=1000)
+@given(start=st.integers(0, 3000), junk=st.binary(min_size=1, max_size=600), size=st.integers(0, 12_000))
+def test_no_damage_makes_the_scan_fail_or_hang(
+    tmp_path_factory: pytest.TempPathFactory, start: int, junk: bytes, size: int
+):
+    folder = tmp_path_factory.mktemp("fuzz")
+    path = write_shards(folder, [sample(f"k{i}") for i in range(3)])[0]
+    data = bytearray(path.read_bytes())
+    data[start : start + len(junk)] = junk
+    path.write_bytes(data[:size])
+    table = index_shard(path)
+    assert len(table.keys) <= 3 or table.faults
+    found = ShardIndex([path])
+    for row in range(len(found)):
+        assert all(
+            isinstance(content, bytes)
+            for content in found.read([row], [kind for kind in table.offsets if found.span(row, kind)])[0]
+        )
+
+
+def test_the_index_is_used_again_and_equals_the_scan(shard: Path, monkeypatch: pytest.MonkeyPatch):
+    scanned = index_shard(shard)
+    assert Path(index_path(shard)).exists()
+    monkeypatch.setattr(index, "_scan", lambda address: pytest.fail("scanned again"))
+    loaded = index_shard(shard)
+    assert loaded.keys.tolist() == scanned.keys.tolist()
+    assert loaded.faults == scanned.faults
+    for kind in scanned.offsets:
+        np.testing.assert_array_equal(loaded.offsets[kind], scanned.offsets[kind])
+        np.testing.assert_array_equal(loaded.sizes[kind], scanned.sizes[kind])
+
+
+def test_a_changed_shard_is_scanned_again_and_has_another_digest(shard: Path):
+    before, digest = shard.stat(), ShardIndex([shard]).digest
+    shard.unlink()
+    write_shards(shard.parent, [sample("xx"), sample("y"), sample("z")])  # of the same size
+    os.utime(shard, ns=(before.st_atime_ns, before.st_mtime_ns + 1))
+    assert shard.stat().st_size == before.st_size
+    assert keys(index_shard(shard))[0] == "xx"
+    assert ShardIndex([shard]).digest != digest
+
+
+@pytest.mark.parametrize("damage", [b"", b"PK\x03\x04 not a zip", b"\x93NUMPY"])
+def test_a_damaged_index_is_written_anew(shard: Path, damage: bytes):
+    Path(index_path(shard)).write_bytes(damage)
+    assert keys(index_shard(shard))[1] == "b"
+    assert Path(index_path(shard)).read_bytes() != damage
+
+
+def test_without_a_place_beside_the_shard_the_index_goes_into_the_cache(
+    shard: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+):
+    write = storage.write
+
+    def refuse(address: str, content: bytes) -> None:
+        if address == index_path(shard):
+            raise OSError(30, "Read-only file system")
+        write(address, content)
+
+    monkeypatch.setattr(storage, "write", refuse)
+    assert keys(index_shard(shard))[2] == "c"
+    assert len(list(cache.rglob("*.npz"))) == 1
+    monkeypatch.setattr(index, "_scan", lambda address: pytest.fail("scanned again"))
+    assert keys(index_shard(shard))[2] == "c"
+
+
+def test_a_shard_that_shrinks_after_indexing_cannot_be_read(shard: Path):
+    found = ShardIndex([shard])
+    assert found.read([2], ["txt"]) == [[b"text of c"]]
+    os.truncate(shard, 2048)
+    (content,) = found.read([2], ["txt"])[0]
+    assert isinstance(content, Unreadable)
+    assert content.cause == "shard is shorter than its index says"
+
+
+def test_a_shard_that_is_replaced_during_a_run_stops_it(shard: Path):
+    found = ShardIndex([shard])
+    os.truncate(shard, 4 * 1024)
+    with pytest.raises(UserError, match=r"shard-000000.tar: changed while it was in use; start again"):
+        found.read([0], ["txt"])
+
+
+@pytest.mark.parametrize("max_open_files", [0, 2])
+def test_more_shards_than_open_files_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, max_open_files: int):
+    monkeypatch.setattr(storage, "_MAX_OPEN_FILES", max_open_files)
+    found = ShardIndex(write_shards(tmp_path, [sample(f"k{i}") for i in range(9)], samples_per_shard=1))
+    before = len(os.listdir("/proc/self/fd"))
+    assert [found.read([i % 9], ["txt"])[0] for i in range(18)] == [[f"text of k{i % 9}".encode()] for i in range(18)]
+    assert len(os.listdir("/proc/self/fd")) <= before + max_open_files
+
+
+@pytest.mark.parametrize("max_tables", [1, 16])
+def test_tables_that_do_not_fit_into_memory_are_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, max_tables: int
+):
+    monkeypatch.setattr(index, "_MAX_TABLES", max_tables)
+    found = ShardIndex(write_shards(tmp_path, [sample(f"k{i}") for i in range(9)], samples_per_shard=2))
+    assert [found.key(i % 9) for i in range(18)] == [f"k{i % 9}" for i in range(18)]
