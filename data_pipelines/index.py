@@ -221,7 +221,12 @@ def index_shard(address: str | Path) -> ShardTable:
         kept = _load(place, address, stamp)
         if kept is not None:
             return _with_images(kept)
-    table = _scan(address)
+    try:
+        table = _scan(address)
+    except OSError as error:
+        raise UserError(
+            f"{address}: cannot be read ({storage.reason(error)}); check the store and start again"
+        ) from error
     content = _packed(table, stamp)
     for place in places:
         try:

@@ -5,7 +5,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar
 
 import fsspec
 
@@ -72,7 +72,7 @@ def stamp(address: str) -> str:
         files, path = filesystem(address)
         info = retried(lambda: files.info(path))
     except Exception as error:
-        raise UserError(f"{address}: cannot be read ({_reason(error)}); check the path of the shards") from error
+        raise UserError(f"{address}: cannot be read ({reason(error)}); check the path of the shards") from error
     tags = (
         info[name]
         for name in ("etag", "ETag", "md5Hash", "mtime", "updated", "LastModified", "created")
@@ -81,13 +81,13 @@ def stamp(address: str) -> str:
     return f"{info['size']} {next(tags, '')}".strip()
 
 
-def open_to_scan(address: str) -> BinaryIO:
-    """Opens a file for reading from its beginning to its end, with jumps."""
+def open_to_scan(address: str) -> Any:
+    """Returns a binary file to be read from its beginning to its end, with jumps."""
     if not is_remote(address):
         return Path(address).open("rb")
     files, path = filesystem(address)
     # Headers lie a picture apart: one long read is faster than a request for each.
-    return cast(BinaryIO, retried(lambda: files.open(path, "rb", block_size=2**23, cache_type="readahead")))
+    return retried(lambda: files.open(path, "rb", block_size=2**23, cache_type="readahead"))
 
 
 def read_whole(address: str) -> bytes:
@@ -146,7 +146,7 @@ class Reader:
         try:
             data = self._open(span.address).read(span.size, span.offset)
         except OSError as error:
-            return Unreadable("unreadable shard", _reason(error))
+            return Unreadable("unreadable shard", reason(error))
         return data if len(data) == span.size else _shorter(span)
 
 
@@ -185,9 +185,9 @@ def _read_remote(spans: Sequence[Span]) -> list[bytes | Unreadable]:
 
 def _checked(span: Span, result: Any) -> bytes | Unreadable:
     if isinstance(result, _FINAL):
-        return Unreadable("unreadable shard", _reason(result))
+        return Unreadable("unreadable shard", reason(result))
     if isinstance(result, Exception):
-        return Unreadable("store does not answer", _reason(result))
+        return Unreadable("store does not answer", reason(result))
     return bytes(result) if len(result) == span.size else _shorter(span)
 
 
@@ -210,6 +210,7 @@ class _OpenFile:
             os.close(self._descriptor)
 
 
-def _reason(error: BaseException) -> str:
+def reason(error: BaseException) -> str:
+    """Returns what an error says, on one line."""
     text = " ".join(str(getattr(error, "strerror", None) or error).split())[:200]
     return text or type(error).__name__

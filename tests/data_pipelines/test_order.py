@@ -1,0 +1,73 @@
+"""Orders are permutations in constant memory, and functions of (seed, position) alone."""
+
+import collections
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from data_pipelines.order import InTurn, Mixed, Shuffled, WindowShuffled
+
+
+def epoch(order, number, size):
+    return [order[number * size + i] for i in range(size)]
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    counts=st.lists(st.integers(0, 9), min_size=1, max_size=8).filter(any),
+    window=st.integers(1, 9),
+    seed=st.integers(0, 2**40),
+    number=st.integers(0, 10**6),
+)
+def test_every_epoch_of_a_windowed_shuffle_is_a_permutation_from_few_shards_at_a_time(counts, window, seed, number):
+    order, size = WindowShuffled(counts, window, seed), sum(counts)
+    samples = epoch(order, number, size)
+    assert sorted(samples) == list(range(size))
+    assert samples == epoch(WindowShuffled(counts, window, seed), number, size)
+    shard_of = [shard for shard, count in enumerate(counts) for _ in range(count)]
+    # Once a window is left, its shards do not come back.
+    visits = [shard for shard, _ in itertools.groupby(shard_of[sample] for sample in samples)]
+    last = {shard: place for place, shard in enumerate(visits)}
+    open_together = [sum(visits.index(shard) <= place <= last[shard] for shard in last) for place in range(len(visits))]
+    assert max(open_together) <= window
+
+
+def test_windows_differ_from_epoch_to_epoch_and_from_seed_to_seed():
+    counts = [20] * 10
+    first, second = (epoch(WindowShuffled(counts, 3, 0), number, 200) for number in (0, 1))
+    other = epoch(WindowShuffled(counts, 3, 1), 0, 200)
+    assert first != second
+    assert first != other
+    assert first != list(range(200))
+
+
+@given(size=st.integers(1, 200), seed=st.integers(0, 2**40), number=st.integers(0, 10**6))
+@settings(max_examples=30, deadline=None)
+def test_every_epoch_of_a_shuffle_is_a_permutation(size, seed, number):
+    assert sorted(epoch(Shuffled(size, seed), number, size)) == list(range(size))
+
+
+def test_a_billion_samples_are_begun_anywhere_at_once():
+    order = Shuffled(10**9, 0)
+    samples = {order[7 * 10**11 + i] for i in range(1000)}
+    assert len(samples) == 1000
+    assert max(samples) > 9 * 10**8
+    in_windows = WindowShuffled([10_000] * 100_000, 16, 0)
+    assert len({in_windows[7 * 10**11 + i] for i in range(1000)}) == 1000
+
+
+def test_a_mixture_keeps_its_proportions_everywhere_and_every_set_its_own_epochs():
+    mixed = Mixed([InTurn(7), Shuffled(5, 0), InTurn(11)], [1.0, 0.5, 0.25], [0, 7, 12])
+    for start in (0, 123_456):
+        samples = [mixed[start + i] for i in range(700)]
+        sources = collections.Counter("first" if s < 7 else "second" if s < 12 else "third" for s in samples)
+        assert sources["first"] == pytest.approx(400, abs=2)
+        assert sources["second"] == pytest.approx(200, abs=2)
+        assert sources["third"] == pytest.approx(100, abs=2)
+    of_second = [sample - 7 for sample in (mixed[i] for i in range(700)) if 7 <= sample < 12]
+    assert of_second == [Shuffled(5, 0)[i] for i in range(len(of_second))]
+    # Also where one cycle ends and the next begins.
+    of_first = [sample for sample in (mixed[i] for i in range(9_990, 10_010)) if sample < 7]
+    assert all((b - a) % 7 == 1 for a, b in itertools.pairwise(of_first))

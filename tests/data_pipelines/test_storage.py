@@ -1,0 +1,100 @@
+"""Bytes come from local files and from stores, which may stumble."""
+
+from pathlib import Path
+
+import fsspec
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+
+from data_pipelines import storage
+from data_pipelines.index import ShardIndex, index_path
+from data_pipelines.shards import write_shards
+from data_pipelines.storage import Reader, Span, Unreadable
+from lit_het.errors import UserError
+
+
+class Stumbling(MemoryFileSystem):
+    """A store of which the first requests fail."""
+
+    protocol = "stumbling"
+    failures = 0
+
+    @classmethod
+    def _strip_protocol(cls, path):
+        return super()._strip_protocol(path.replace("stumbling://", "memory://"))
+
+    def _stumble(self):
+        if Stumbling.failures > 0:
+            Stumbling.failures -= 1
+            raise TimeoutError("the store is busy")
+
+    def cat_file(self, path, start=None, end=None, **options):
+        self._stumble()
+        return super().cat_file(path, start, end, **options)
+
+    def info(self, path, **options):
+        self._stumble()
+        return super().info(path, **options)
+
+
+fsspec.register_implementation("stumbling", Stumbling, clobber=True)
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setattr(storage, "BACK_OFF", (0.0, 0.0, 0.0))
+    monkeypatch.setattr(Stumbling, "failures", 0)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    files = fsspec.filesystem("stumbling")
+    samples = [{"__key__": f"k{i}", "jpg": b"pixels", "txt": f"text {i}"} for i in range(5)]
+    for path in write_shards(tmp_path / "local", samples, samples_per_shard=3):
+        files.pipe_file(f"/data/{path.name}", path.read_bytes())
+    yield [f"stumbling:///data/shard-00000{i}.tar" for i in range(2)]
+    files.store.clear()
+
+
+def test_a_store_is_read_like_a_folder(store: list[str]):
+    index = ShardIndex(store, ["txt"])
+    assert index.read(range(5), ["txt"]) == [[f"text {i}".encode()] for i in range(5)]
+    assert fsspec.filesystem("stumbling").exists(index_path(store[0]))
+
+
+def test_a_store_that_stumbles_is_asked_again(store: list[str]):
+    Stumbling.failures = 3
+    index = ShardIndex(store[:1])
+    Stumbling.failures = 3
+    assert index.read([0, 1], ["txt"]) == [[b"text 0"], [b"text 1"]]
+
+
+def test_a_store_that_stays_away_is_told_apart_from_a_file_that_is_gone(store: list[str]):
+    index = ShardIndex(store, ["txt"])
+    index.read([0, 4], ["txt"])
+    Stumbling.failures = 10**6
+    (content,) = index.read([0], ["txt"])[0]
+    assert isinstance(content, Unreadable)
+    assert (content.cause, str(content)) == ("store does not answer", "store does not answer (the store is busy)")
+    with pytest.raises(UserError, match=r"shard-000000.tar: cannot be read \(the store is busy\)"):
+        ShardIndex(store)
+    Stumbling.failures = 0
+    fsspec.filesystem("stumbling").rm("/data/shard-000001.tar")
+    (content,) = index.read([4], ["txt"])[0]
+    assert isinstance(content, Unreadable)
+    assert content.cause == "unreadable shard"
+
+
+def test_local_and_remote_pieces_are_read_together_in_order(store: list[str], tmp_path: Path):
+    (tmp_path / "file").write_bytes(b"0123456789")
+    local, remote = str(tmp_path / "file"), store[0]
+    spans = [Span(local, 2, 3), Span(remote, 0, 2), Span(local, 8, 5), Span(str(tmp_path / "none"), 0, 1)]
+    first, second, short, missing = Reader().read(spans)
+    assert (first, second) == (b"234", b"k0")
+    assert isinstance(short, Unreadable)
+    assert isinstance(missing, Unreadable)
+    assert missing.cause == "unreadable shard"
+
+
+def test_an_object_that_changes_has_another_stamp(store: list[str]):
+    before = storage.stamp(store[0])
+    assert before == storage.stamp(store[0])
+    fsspec.filesystem("stumbling").pipe_file("/data/shard-000000.tar", b"x" * 10_240)
+    assert storage.stamp(store[0]) != before
