@@ -127,7 +127,9 @@ class ShardIndex:
         self._required = tuple(required)
         self.summaries: list[ShardSummary] = []
         summary = functools.partial(summarize, required=self._required)
-        with ThreadPoolExecutor(_MAX_THREADS) as pool:
+        # Stores answer many at once; scanning a local shard is work for the processor.
+        threads = _MAX_THREADS if any(map(storage.is_remote, map(str, addresses))) else 1
+        with ThreadPoolExecutor(threads) as pool:
             for of_shard in pool.map(summary, map(str, addresses)):
                 self.summaries.append(of_shard)
                 advance(1)

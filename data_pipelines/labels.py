@@ -6,6 +6,7 @@ from typing import Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
+from data_pipelines import storage
 from lit_het.errors import UserError
 
 
@@ -44,9 +45,9 @@ class ClassIndex:
 
     names: Path | None = None
 
-    def build(self, directory: Path) -> Labels:
+    def build(self, directory: str) -> Labels:
         """Reads the names; ``directory`` is where the shards lie."""
-        path = self.names or directory / "classnames.txt"
+        path = str(self.names or f"{directory}/classnames.txt")
         return ClassIndexLabels(path, len(read_lines(path)))
 
 
@@ -62,12 +63,10 @@ class CaptionWords:
 
     vocabulary: Path | None = None
 
-    def build(self, directory: Path) -> Labels:
+    def build(self, directory: str) -> Labels:
         """Reads the vocabulary; ``directory`` is where the shards lie."""
-        path = self.vocabulary or next(
-            (folder / "words.txt" for folder in (directory, directory.parent) if (folder / "words.txt").is_file()),
-            directory / "words.txt",
-        )
+        near, above = f"{directory}/words.txt", f"{storage.parent(directory)}/words.txt"
+        path = str(self.vocabulary or (above if not storage.exists(near) and storage.exists(above) else near))
         return CaptionWordsLabels(path, read_lines(path))
 
 
@@ -79,7 +78,7 @@ class ClassIndexLabels:
 
     member = "cls"
 
-    def __init__(self, path: Path, num_classes: int):
+    def __init__(self, path: str, num_classes: int):
         self._path = path
         self.num_classes = num_classes
 
@@ -101,7 +100,7 @@ class CaptionWordsLabels:
 
     member = "txt"
 
-    def __init__(self, path: Path, words: list[str]):
+    def __init__(self, path: str, words: list[str]):
         self._path = path
         self._columns = {word: column for column, word in enumerate(words)}
         self.num_classes = len(words)
@@ -127,14 +126,14 @@ def words_of(caption: str) -> list[str]:
     return caption.lower().split()
 
 
-def read_lines(path: Path) -> list[str]:
-    """The lines of a UTF-8 file, such as ``classnames.txt``.
+def read_lines(path: Path | str) -> list[str]:
+    """The lines of a UTF-8 file, such as ``classnames.txt``, here or in a store.
 
     Raises:
         UserError: the file cannot be read or is empty.
     """
     try:
-        lines = path.read_text("utf-8").splitlines()
+        lines = storage.read_whole(str(path)).decode("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: cannot be read ({error}); check the path") from error
     if not lines:

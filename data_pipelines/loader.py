@@ -17,19 +17,19 @@ import json
 import sys
 import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import grain
 import numpy as np
 
+from data_pipelines import storage
 from data_pipelines.augment import RandomAffine, StreamRandom
 from data_pipelines.images import BrokenImage, decode
 from data_pipelines.index import ShardIndex
 from data_pipelines.labels import Labels, LabelsConfig
 from data_pipelines.order import InTurn, Mixed, Order, Shuffled, WindowShuffled
 from data_pipelines.shards import IMAGE, expand
-from data_pipelines.storage import Unreadable
+from data_pipelines.storage import Unreadable, readable
 from lit_het.errors import UserError, require_at_least
 from lit_het.types import Batch
 
@@ -68,8 +68,8 @@ class LoaderConfig:
         shards: tar files, brace patterns, globs, folders or lists of these, here or at addresses that fsspec knows.
         image_size: pixels along each side.
         batch_size: samples of all hosts together.
-        mixture: further data sets, each in a fixed proportion to ``shards`` and with an order of its own.
         labels: how to read labels; None reads none.
+        mixture: further data sets, each in a fixed proportion to ``shards`` and with an order of its own.
         captions: the member that holds them; ``json/caption`` is the field ``caption`` of a JSON object.
         augmentation: changes of training pictures; evaluation never changes them.
         seed: of order and augmentation.
@@ -83,8 +83,8 @@ class LoaderConfig:
     shards: tuple[str, ...]
     image_size: int = 32
     batch_size: int = 256
-    mixture: tuple[WeightedShards, ...] = ()
     labels: LabelsConfig | None = None
+    mixture: tuple[WeightedShards, ...] = ()
     captions: str = "txt"
     augmentation: RandomAffine | None = None
     seed: int = 0
@@ -137,7 +137,7 @@ class Loader:
         self.config = config
         self.faults: collections.Counter[tuple[str, str]] = collections.Counter()
         self._tokenizer = tokenizer
-        self._labels: Labels | None = config.labels.build(Path(data_sets[0][0]).parent) if config.labels else None
+        self._labels: Labels | None = config.labels.build(storage.parent(data_sets[0][0])) if config.labels else None
         self.num_classes = self._labels.num_classes if self._labels else None
         self._caption, _, self._caption_field = config.captions.partition("/")
         members = [self._caption] * bool(tokenizer) + ([self._labels.member] if self._labels else [])
@@ -235,7 +235,7 @@ class Loader:
         found = self.index.read([samples[row] for row in rows], self._members)
         for row, contents in zip(rows, found, strict=True):
             try:
-                members = dict(zip(self._members, map(_readable, contents), strict=True))
+                members = dict(zip(self._members, map(readable, contents), strict=True))
                 pixels = decode(members[IMAGE], size)
                 texts = {member: _text(content) for member, content in members.items() if member != IMAGE}
                 captions[row] = self._caption_of(texts) if self._tokenizer else ""
@@ -323,12 +323,6 @@ def _order_of_one(config: LoaderConfig, counts: Sequence[int], seed: int) -> Ord
     if config.window is None:
         return Shuffled(sum(counts), seed)
     return WindowShuffled(counts, config.window, seed)
-
-
-def _readable(content: bytes | Unreadable) -> bytes:
-    if isinstance(content, Unreadable):
-        raise content
-    return content
 
 
 def _text(content: bytes) -> str:

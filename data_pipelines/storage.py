@@ -41,6 +41,17 @@ class Unreadable(Exception):
         self.cause = cause
 
 
+def readable(content: bytes | Unreadable) -> bytes:
+    """Returns bytes that were read.
+
+    Raises:
+        Unreadable: they could not be.
+    """
+    if isinstance(content, Unreadable):
+        raise content
+    return content
+
+
 def is_remote(address: str) -> bool:
     """Returns whether an address is one for fsspec, such as ``gs://bucket/file``, and no local path."""
     return "://" in address
@@ -115,6 +126,19 @@ def write(address: str, content: bytes) -> None:
     Path(address).parent.mkdir(parents=True, exist_ok=True)
     with completed(Path(address)) as temporary:
         temporary.write_bytes(content)
+
+
+def exists(address: str) -> bool:
+    """Returns whether there is a file."""
+    if not is_remote(address):
+        return Path(address).is_file()
+    files, path = filesystem(address)
+    return retried(lambda: files.isfile(path))
+
+
+def parent(address: str) -> str:
+    """Returns the folder of a file."""
+    return address.rpartition("/")[0] if is_remote(address) else str(Path(address).parent)
 
 
 def absolute(address: str) -> str:

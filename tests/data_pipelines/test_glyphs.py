@@ -21,6 +21,7 @@ from data_pipelines.index import ShardIndex
 from data_pipelines.labels import CaptionWords, ClassIndex
 from data_pipelines.loader import LoaderConfig
 from data_pipelines.shards import expand
+from data_pipelines.storage import readable
 from lit_het.errors import UserError
 
 SETS = ("train", "held_out_face", "held_out_characters")
@@ -43,7 +44,9 @@ def samples(dataset: GlyphDataset) -> dict[str, list[dict]]:
                 "class": int(number),
                 "pixels": decode(image, SMALL.image_size),
             }
-            for about, name, number, image in index.read(range(len(index)), ["json", "txt", "cls", "image"])
+            for about, name, number, image in (
+                map(readable, contents) for contents in index.read(range(len(index)), ["json", "txt", "cls", "image"])
+            )
         ]
 
     return {name: read(name) for name in SETS}

@@ -9,7 +9,7 @@ from lit_het.errors import UserError
 
 def test_class_indices_count_the_names_beside_the_shards(tmp_path: Path):
     (tmp_path / "classnames.txt").write_text("cat\ndog\n")
-    labels = ClassIndex().build(tmp_path)
+    labels = ClassIndex().build(str(tmp_path))
     assert labels.num_classes == 2
     assert labels.encode("1\n") == 1
     assert labels.zeros(3).tolist() == [0, 0, 0]
@@ -19,12 +19,12 @@ def test_class_indices_count_the_names_beside_the_shards(tmp_path: Path):
 def test_a_class_without_a_name_is_an_error(tmp_path: Path, content: str):
     (tmp_path / "names.txt").write_text("cat\ndog\n")
     with pytest.raises(UserError, match=r"is no index below 2; make .*names\.txt and the shards agree"):
-        ClassIndex(tmp_path / "names.txt").build(Path("elsewhere")).encode(content)
+        ClassIndex(tmp_path / "names.txt").build("elsewhere").encode(content)
 
 
 def test_words_of_a_caption_are_marked_once_each_and_hyphens_stay(tmp_path: Path):
     (tmp_path / "words.txt").write_text("double-struck\nn\ncapital\nstruck\n")
-    labels = CaptionWords().build(tmp_path / "train")
+    labels = CaptionWords().build(str(tmp_path / "train"))
     label = labels.encode("Double-Struck  capital N capital")
     assert isinstance(label, np.ndarray)
     assert label.dtype == labels.zeros(1).dtype == np.float32
@@ -35,15 +35,15 @@ def test_words_of_a_caption_are_marked_once_each_and_hyphens_stay(tmp_path: Path
 def test_a_word_that_is_not_in_the_vocabulary_is_named(tmp_path: Path):
     (tmp_path / "words.txt").write_text("a\nb\n")
     with pytest.raises(UserError, match=r"word 'c' is not in .*words\.txt"):
-        CaptionWords(tmp_path / "words.txt").build(tmp_path).encode("a c")
+        CaptionWords(tmp_path / "words.txt").build(str(tmp_path)).encode("a c")
 
 
 def test_a_vocabulary_that_is_missing_empty_or_repeats_a_word_is_refused(tmp_path: Path):
     with pytest.raises(UserError, match=r"words\.txt: cannot be read"):
-        CaptionWords().build(tmp_path)
+        CaptionWords().build(str(tmp_path))
     (tmp_path / "words.txt").write_text("")
     with pytest.raises(UserError, match=r"words\.txt: is empty"):
-        CaptionWords().build(tmp_path)
+        CaptionWords().build(str(tmp_path))
     (tmp_path / "words.txt").write_text("a\nb\na\n")
     with pytest.raises(UserError, match="stands in it twice"):
-        CaptionWords().build(tmp_path)
+        CaptionWords().build(str(tmp_path))

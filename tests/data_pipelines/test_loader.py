@@ -1,9 +1,11 @@
 import dataclasses
 import itertools
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import fsspec
 import jax
 import numpy as np
 import pytest
@@ -13,8 +15,9 @@ from hypothesis import strategies as st
 from data_pipelines.augment import RandomAffine
 from data_pipelines.images import decode
 from data_pipelines.labels import CaptionWords, ClassIndex
-from data_pipelines.loader import Loader, LoaderConfig
+from data_pipelines.loader import Loader, LoaderConfig, WeightedShards
 from data_pipelines.shards import write_shards
+from data_pipelines.storage import readable
 from lit_het.errors import UserError
 from lit_het.types import Batch
 
@@ -27,7 +30,7 @@ def number_tokens(captions: list[str]) -> np.ndarray:
     return np.array([[int(caption[4:] or 0), 99] for caption in captions], np.int32)
 
 
-def config(directory: Path, **changes: object) -> LoaderConfig:
+def config(directory: Path | str, **changes: object) -> LoaderConfig:
     base = LoaderConfig(
         shards=(str(directory),), image_size=IMAGE_SIZE, batch_size=4, labels=ClassIndex(), threads=0, seed=5
     )
@@ -40,6 +43,10 @@ def take(loader: Loader, count: int, *arguments: int) -> list[Batch]:
         return list(itertools.islice(batches, count))
     finally:
         batches.close()
+
+
+def picture(loader: Loader, sample: int) -> bytes:
+    return readable(loader.index.read([sample], ["image"])[0][0])
 
 
 def joined(batches: list[Batch]) -> Batch:
@@ -80,7 +87,7 @@ def test_a_batch_holds_each_sample_s_own_picture_text_and_label(shards: Path):
     assert (batch.image.dtype, batch.text.dtype, batch.label.dtype) == (np.uint8, np.int32, np.int32)
     for image, text, label in zip(batch.image, batch.text, batch.label, strict=True):
         assert text.tolist() == [label, 99]
-        np.testing.assert_array_equal(image, decode(loader.index.read([int(label)], ["image"])[0][0], IMAGE_SIZE))
+        np.testing.assert_array_equal(image, decode(picture(loader, int(label)), IMAGE_SIZE))
     assert loader.num_samples == loader.num_classes == NUM_SAMPLES
 
 
@@ -148,8 +155,9 @@ def test_an_evaluation_epoch_is_in_order_and_ends_in_invalid_rows(augmented: Loa
     assert labels_of(batch) == [*range(NUM_SAMPLES), 0]
     assert not np.asarray(batch.image)[-1].any()
     assert not np.asarray(batch.text)[-1].any()
-    picture = decode(augmented.index.read([7], ["image"])[0][0], IMAGE_SIZE)
-    np.testing.assert_array_equal(np.asarray(batch.image)[7], picture)  # not augmented
+    np.testing.assert_array_equal(
+        np.asarray(batch.image)[7], decode(picture(augmented, 7), IMAGE_SIZE)
+    )  # not augmented
 
 
 def test_captions_become_multi_hot_labels(shards: Path):
@@ -187,6 +195,85 @@ def test_more_broken_samples_than_allowed_stop_the_run(tmp_path: Path, make_shar
     directory = make_shards(tmp_path, s13=BROKEN, s2=BROKEN, s20=BROKEN)
     with pytest.raises(UserError, match=r"key s20: .* 3 bad of 23 samples"):
         list(config(directory, max_bad_fraction=2.9 / NUM_SAMPLES).build().epoch())
+
+
+def test_every_kind_of_fault_is_counted_by_shard_and_cause(tmp_path: Path, make_shards: Callable[..., Path]):
+    directory = make_shards(
+        tmp_path,
+        s1={"txt": "  \n"},
+        s2={"jpg": b""},
+        s3={"jpg": b"\xff\xd8\xff\xe0 cut"},
+        s14={"txt": b"\xff"},
+        s15=BROKEN,
+    )
+    write_shards(directory, [{"__key__": "lonely", "jpg": b"", "cls": 1}], name="y")
+    (directory / "z.tar").write_bytes(b"no tar at all")
+    os.truncate(directory / "shard-000002.tar", 3 * 1024 + 600)
+    loader = config(directory, max_bad_fraction=0.9, threads=2).build(number_tokens)
+    valid = sum(int(batch.valid.sum()) for batch in loader.epoch(8))
+    shards = [str(directory / f"shard-00000{i}.tar") for i in range(3)]
+    assert loader.faults == {
+        (shards[0], "empty caption"): 1,
+        (shards[0], "no picture"): 1,
+        (shards[0], "damaged JPEG"): 1,
+        (shards[1], "text is not UTF-8"): 1,
+        (shards[1], "no picture"): 1,
+        (shards[2], "truncated or damaged shard"): 1,
+        (str(directory / "y-000000.tar"), "no .txt"): 1,
+        (str(directory / "z.tar"), "no uncompressed tar"): 1,
+    }
+    assert loader.bad_samples["no picture"] == 2
+    assert valid == loader.num_samples - 5
+
+
+def test_captions_may_stand_in_json(tmp_path: Path, make_shards: Callable[..., Path]):
+    texts = {f"s{i}": {"json": {"caption": f"word{i}"}, "txt": "other"} for i in range(NUM_SAMPLES)}
+    texts["s4"] = {"json": {"caption": None}}
+    texts["s5"] = {"json": b"{"}
+    loader = config(make_shards(tmp_path, **texts), captions="json/caption", max_bad_fraction=0.5).build(number_tokens)
+    batch = joined(list(loader.epoch(8)))
+    assert np.asarray(batch.text)[[3, 6], 0].tolist() == [3, 6]
+    assert loader.bad_samples == {"empty caption": 1, "no caption in .json/caption": 1}
+
+
+@settings(max_examples=15, deadline=None)
+@given(position=st.integers(0, 200), process_count=st.sampled_from([1, 2, 4]), window=st.sampled_from([None, 1, 2]))
+def test_a_mixture_is_the_same_stream_on_any_number_of_hosts(
+    tmp_path_factory: pytest.TempPathFactory, shards: Path, position: int, process_count: int, window: int | None
+):
+    more = WeightedShards((str(shards / "shard-000002.tar"),), 0.5)
+    mixed = config(shards, mixture=(more,), window=window).build()
+    assert mixed.num_samples == NUM_SAMPLES + 3
+    whole = joined(take(mixed, 75))
+    hosts = [take(mixed, 3, position, process, process_count) for process in range(process_count)]
+    batches = [joined([host[i] for host in hosts]) for i in range(3)]
+    assert_equal(joined(batches), rows(whole, slice(position, position + 12)))
+    # A third of the stream comes from the three samples of the second set, and a few from the first set's own.
+    of_second = np.isin(labels_of(whole), [20, 21, 22]).mean()
+    assert of_second == pytest.approx(1 / 3 + 2 / 3 * 3 / NUM_SAMPLES, abs=0.03)
+
+
+def test_neighbours_of_a_windowed_stream_come_from_few_shards(shards: Path):
+    labels = [
+        label
+        for batch in take(config(shards, window=1, batch_size=NUM_SAMPLES).build(), 1)
+        for label in labels_of(batch)
+    ]
+    assert sorted(labels) == list(range(NUM_SAMPLES))
+    visits = [shard for shard, _ in itertools.groupby(label // 10 for label in labels)]
+    assert len(visits) == 3
+    assert labels != sorted(labels)
+
+
+def test_a_loader_reads_a_store(shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    store = fsspec.filesystem("memory")
+    for path in shards.glob("*.tar"):
+        store.pipe_file(f"/loader/{path.name}", path.read_bytes())
+    store.pipe_file("/loader/classnames.txt", (shards / "classnames.txt").read_bytes())
+    here = joined(take(config(shards).build(number_tokens), 6))
+    there = joined(take(config("memory:///loader").build(number_tokens), 6))
+    assert_equal(here, there)
 
 
 def test_a_label_that_makes_no_sense_names_the_sample(tmp_path: Path, make_shards: Callable[..., Path]):
