@@ -100,6 +100,14 @@ class LoaderConfig:
         if self.window is not None:
             require_at_least(1, self, "window")
 
+    def data_sets(self) -> list[list[str]]:
+        """Returns the tar files of each data set, that of ``shards`` first.
+
+        Raises:
+            UserError: as ``expand``.
+        """
+        return [expand(shards) for shards in (self.shards, *(data_set.shards for data_set in self.mixture))]
+
     def build(self, tokenizer: Tokenizer | None = None) -> "Loader":
         """Indexes the shards; captions are read only for a tokenizer or for labels made of words.
 
@@ -122,6 +130,7 @@ class Loader:
         index: the samples behind the batches.
         num_classes: of the labels, ``k``; None without labels.
         faults: how many samples were left out or masked since the loader was built, by shard and cause.
+        examples: the first of each of these.
 
     Raises:
         UserError: no shards, or more of their samples are broken than ``max_bad_fraction`` allows.
@@ -133,9 +142,10 @@ class Loader:
         tokenizer: Tokenizer | None = None,
         advance: Callable[[int], None] = lambda count: None,
     ):
-        data_sets = [expand(shards) for shards in (config.shards, *(data_set.shards for data_set in config.mixture))]
+        data_sets = config.data_sets()
         self.config = config
         self.faults: collections.Counter[tuple[str, str]] = collections.Counter()
+        self.examples: dict[tuple[str, str], str] = {}
         self._tokenizer = tokenizer
         self._labels: Labels | None = config.labels.build(storage.parent(data_sets[0][0])) if config.labels else None
         self.num_classes = self._labels.num_classes if self._labels else None
@@ -282,6 +292,7 @@ class Loader:
         """Counts what the index found, and stops if it is too much."""
         faults = [(summary.address, fault) for summary in self.index.summaries for fault in summary.faults]
         self.faults.update({(address, fault.cause): fault.count for address, fault in faults})
+        self.examples.update({(address, fault.cause): fault.example for address, fault in faults})
         left_out = sum(fault.count for _, fault in faults)
         if faults and (left_out > self.config.max_bad_fraction * (left_out + len(self.index)) or not len(self.index)):
             raise UserError(
@@ -290,8 +301,10 @@ class Loader:
             )
 
     def _count_bad(self, sample: int, cause: str, reason: str) -> None:
+        fault = (self.index.shard(sample), cause)
         with self._bad_lock:
-            self.faults[self.index.shard(sample), cause] += 1
+            self.faults[fault] += 1
+            self.examples.setdefault(fault, f"{self._name(sample)}: {reason}")
             self._bad.add(sample)
             seen = min(self.num_samples, max(self._num_read, _MIN_SAMPLES_FOR_RATE))
             exceeded = len(self._bad) > self.config.max_bad_fraction * seen

@@ -26,7 +26,7 @@ from lit_het.errors import UserError
 from lit_het.tasks.classification import ClassificationConfig, ClassificationTask
 from lit_het.tasks.contrastive import ContrastiveConfig, ContrastiveTask
 from lit_het.training import loop
-from lit_het.training.logging import MetricLog
+from lit_het.training.logging import Bar, MetricLog
 from lit_het.training.step import TrainStep, initial_state, make_train_step
 from lit_het.types import Batch, Params, TrainState
 
@@ -84,7 +84,8 @@ def train(config: ExperimentConfig, *, resume: bool = False) -> TrainState:
 
 def _train_on(mesh: Mesh, config: ExperimentConfig, resume: bool) -> TrainState:
     tokenizer = config.tokenizer.build() if config.tokenizer else None
-    loader = Loader(config.data, tokenizer)
+    with Bar("indexing", sum(map(len, config.data.data_sets())), "shards") as bar:
+        loader = Loader(config.data, tokenizer, bar.advance)
     _check_data(config, loader, tokenizer)
     task = config.task.build()
     optimizer = config.optimizer.build(config.schedule, config.num_steps)
@@ -101,6 +102,12 @@ def _train_on(mesh: Mesh, config: ExperimentConfig, resume: bool) -> TrainState:
         if resume and checkpoints.latest_step is not None:
             state, info = checkpoints.restore(state)
             position = info["position"]
+            # Runs of earlier versions have no digest.
+            if info.get("data_digest", loader.index.digest) != loader.index.digest:
+                raise UserError(
+                    f"the shards are not those that {config.run_dir} was trained on: samples have come, gone or changed; "
+                    "restore them, or start another --run-dir"
+                )
             if info["locked_checksum"] != checksum:
                 raise UserError(
                     f"the locked parameters are not those that {config.run_dir} began with; "
@@ -118,15 +125,15 @@ def _train_on(mesh: Mesh, config: ExperimentConfig, resume: bool) -> TrainState:
                 num_steps=config.num_steps,
                 cadence=config.cadence,
                 log=log,
-                saver=_Saver(checkpoints, config.data.batch_size, checksum),
+                saver=_Saver(checkpoints, config.data.batch_size, checksum, loader.index.digest),
                 evaluate=_evaluation(config, task, locked, tokenizer),
                 description=config.run_dir.name,
             )
         finally:
             batches.close()
             log.close()
-    for cause, count in loader.bad_samples.items():
-        print(f"lit-het: {count} samples left out: {cause}", file=sys.stderr)
+    for (shard, cause), count in sorted(loader.faults.items()):
+        print(f"lit-het: {shard}: {count} samples left out: {cause}", file=sys.stderr)
     return state
 
 
@@ -158,10 +165,15 @@ class _Saver:
     checkpoints: Checkpoints
     batch_size: int
     locked_checksum: str
+    data_digest: str
 
     def save(self, state: TrainState) -> None:
         """Implements `loop.Saver`."""
-        info = {"position": int(state.step) * self.batch_size, "locked_checksum": self.locked_checksum}
+        info = {
+            "position": int(state.step) * self.batch_size,
+            "locked_checksum": self.locked_checksum,
+            "data_digest": self.data_digest,
+        }
         self.checkpoints.save(state, info)
 
 
