@@ -332,15 +332,14 @@ def _normalization(folder: Path, family: _Family) -> Float[np.ndarray, "2 c"]:
     else:
         mean, deviation = processor.get("image_mean") or mean, processor.get("image_std") or deviation
     try:
-        normalization = np.array([mean, deviation], np.float64)
-        is_usable = normalization.shape == (2, 3) and normalization[1].min() > 0
-    except (ValueError, TypeError):
-        is_usable = False
-    if not is_usable:
+        normalization = np.array([mean, deviation], np.float64).reshape(2, 3)
+        if normalization[1].min() <= 0:
+            raise ValueError("a standard deviation of 0")
+    except (ValueError, TypeError) as error:
         raise UserError(
             f"the image processor of {folder} has image_mean = {mean}, image_std = {deviation}; each must be three "
             "numbers, image_std above 0"
-        )
+        ) from error
     return normalization
 
 

@@ -105,7 +105,7 @@ def _train_on(mesh: Mesh, config: ExperimentConfig, resume: bool) -> TrainState:
             # Runs of earlier versions have no digest.
             if info.get("data_digest", loader.index.digest) != loader.index.digest:
                 raise UserError(
-                    f"the shards are not those that {config.run_dir} was trained on: samples have come, gone or changed; "
+                    f"the shards are not those of {config.run_dir}: samples have come, gone or changed; "
                     "restore them, or start another --run-dir"
                 )
             if info["locked_checksum"] != checksum:
