@@ -6,8 +6,9 @@ base name) and lie side by side: ``000017.jpg``, ``000017.txt``, ``000017.cls``.
 
 import glob
 import itertools
+import os
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,7 @@ def write_shards(
             part = list(itertools.islice(remaining, samples_per_shard))
             if not part:
                 break
-            _write_tar(partial / f"{name}-{number:06d}.tar", part)
+            write_tar(partial / f"{name}-{number:06d}.tar", part)
         written = sorted(partial.iterdir())
         if not written:
             raise UserError(f"{directory}: there are no samples to write")
@@ -65,13 +66,27 @@ def write_shards(
         shutil.rmtree(partial)
 
 
-def _write_tar(path: Path, samples: Sequence[Mapping[str, Any]]) -> None:
-    with path.open("wb") as file, TarWriter(file, mtime=0) as writer:
-        for sample in samples:
-            key = sample["__key__"]
-            if not key or "." in key.rpartition("/")[2]:
-                raise UserError(f"{path.name}: key {key!r} must not be empty nor hold a dot; name it otherwise")
-            writer.write(dict(sample))
+def write_tar(path: Path, samples: Iterable[Mapping[str, Any]]) -> int:
+    """Writes one shard, of samples as in `write_shards`, through to the disk; equal samples give equal bytes.
+
+    Returns:
+        The number of samples.
+
+    Raises:
+        UserError: a key is empty or has a dot in its base name.
+    """
+    count = 0
+    with path.open("wb") as file:
+        with TarWriter(file, mtime=0) as writer:
+            for sample in samples:
+                key = sample["__key__"]
+                if not key or "." in key.rpartition("/")[2]:
+                    raise UserError(f"{path.name}: key {key!r} must not be empty nor hold a dot; name it otherwise")
+                writer.write(dict(sample))
+                count += 1
+        file.flush()
+        os.fsync(file.fileno())
+    return count
 
 
 def expand(patterns: Path | str | Iterable[Path | str]) -> list[str]:
