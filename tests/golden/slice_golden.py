@@ -52,6 +52,11 @@ FOLDERS = {
 }
 
 
+# Tiny data sets, in the formats in which they are published and in the one that clip_benchmark writes.
+DATA_FILES = ("truth.json", "cifar/cifar-10-python.tar.gz", "pets/images.tar.gz", "pets/annotations.tar.gz")
+DATA_FOLDER = "clip_benchmark/wds_tiny_jpg"
+
+
 def main(recordings: Path) -> None:
     for name in COPIED:
         shutil.copyfile(recordings / f"{name}.npz", GOLDEN / f"{Path(name).name}.npz")
@@ -62,6 +67,14 @@ def main(recordings: Path) -> None:
         for file in ("config.json", "model.safetensors", "io.npz", *more):
             shutil.copyfile(recordings / name / file, folder / file)
             (folder / file).chmod(0o644)
+
+    data = GOLDEN / "data"
+    (data / "pets").mkdir(parents=True, exist_ok=True)
+    for name in DATA_FILES:
+        target = data / name.removeprefix("cifar/")
+        shutil.copyfile(recordings / "data" / name, target)
+        target.chmod(0o644)
+    shutil.copytree(recordings / "data" / DATA_FOLDER, data / Path(DATA_FOLDER).name, dirs_exist_ok=True)
 
     def slice_model(name: str, kept: tuple[str, ...], dropped: tuple[str, ...]) -> None:
         with np.load(recordings / f"bv/{name}.npz") as arrays:

@@ -1,0 +1,192 @@
+"""Files by name, in a folder or in a tar archive, read in any order and never unpacked under their own names."""
+
+import gzip
+import hashlib
+import logging
+import os
+import shutil
+import tarfile
+import tempfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, NoReturn, TypeAlias
+
+from lit_het.errors import UserError
+
+_TAR_BLOCK_BYTES = 512
+_COPY_BYTES = 2**20
+
+_logger = logging.getLogger(__name__)
+
+
+class FolderFiles:
+    """The files below a folder; links are followed, hidden files left out.
+
+    Attributes:
+        path: the folder.
+        sizes: the bytes of each file, by its name below the folder; names are sorted.
+        folders: the names of all folders below, empty ones included.
+
+    Raises:
+        UserError: something below cannot be read.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.folders: set[str] = set()
+        found: dict[str, int] = {}
+        for folder, folders, names in os.walk(path, followlinks=True, onerror=_refuse):
+            folders[:] = [name for name in folders if not name.startswith(".")]
+            below = Path(folder).relative_to(path)
+            self.folders |= {(below / name).as_posix() for name in folders}
+            for name in names:
+                if not name.startswith("."):
+                    found[(below / name).as_posix()] = _size(Path(folder) / name)
+        self.sizes = dict(sorted(found.items()))
+
+    def read(self, name: str) -> bytes:
+        """The content of a file.
+
+        Raises:
+            UserError: it cannot be read.
+        """
+        try:
+            return (self.path / name).read_bytes()
+        except OSError as error:
+            _refuse(error)
+
+    def where(self, name: str) -> str:
+        """A file, as messages name it."""
+        return str(self.path / name)
+
+
+class TarFiles:
+    """The files in a tar archive, plain or gzipped; several threads may read at once.
+
+    What is gzipped is unpacked into a file without a name, which vanishes with the process whatever ends it.
+
+    Args:
+        path: the archive.
+        scratch: a folder with room for the unpacked archive.
+        nested: archives within stand for folders: the files in ``a.tar`` are called ``a/...``.
+
+    Attributes:
+        path: the archive.
+        sizes: the bytes of each file, by name; names are sorted.
+        folders: the names of all folders.
+
+    Raises:
+        UserError: the archive cannot be read, is truncated or damaged, or holds a name twice.
+    """
+
+    def __init__(self, path: Path, scratch: Path, *, nested: bool = False):
+        self.path = path
+        self.folders: set[str] = set()
+        self._file = _open(path, scratch)
+        found: dict[str, tuple[int, int]] = {}
+        for name, offset, size in self._scan("", 0, os.fstat(self._file.fileno()).st_size, nested):
+            if name in found:
+                raise UserError(f"{path}: holds {name} twice; download it again")
+            found[name] = (offset, size)
+        self._offsets = {name: offset for name, (offset, _) in found.items()}
+        self.sizes = {name: found[name][1] for name in sorted(found)}
+
+    def read(self, name: str) -> bytes:
+        """The content of a file."""
+        return os.pread(self._file.fileno(), self.sizes[name], self._offsets[name])
+
+    def where(self, name: str) -> str:
+        """A file, as messages name it."""
+        return f"{self.path}: {name}"
+
+    def __del__(self):
+        if hasattr(self, "_file"):
+            self._file.close()
+
+    def _scan(self, prefix: str, start: int, end: int, nested: bool) -> Iterator[tuple[str, int, int]]:
+        for member in self._members(start, end):
+            name = prefix + member.name.removeprefix("./")
+            if member.isdir():
+                self.folders.add(name)
+            elif not member.isfile() or name.rpartition("/")[2].startswith("."):
+                continue
+            elif nested and name.endswith(".tar"):
+                inner = f"{name.removesuffix('.tar')}/"
+                yield from self._scan(inner, member.offset_data, member.offset_data + member.size, nested)
+            else:
+                yield name, member.offset_data, member.size
+
+    def _members(self, start: int, end: int) -> Iterator[tarfile.TarInfo]:
+        self._file.seek(start)
+        try:
+            tar = tarfile.open(fileobj=self._file, mode="r:")  # noqa: SIM115 (the file stays open for readers)
+        except tarfile.ReadError as error:
+            raise UserError(f"{self.path}: is no tar archive ({error}); download it again") from error
+        try:
+            for member in tar:
+                if member.offset_data + member.size > end:
+                    raise tarfile.ReadError
+                yield member
+            # tarfile takes both a damaged header and the end of the file for the end of the archive
+            self._file.seek(tar.offset)
+            if self._file.read(_TAR_BLOCK_BYTES) != bytes(_TAR_BLOCK_BYTES):
+                raise tarfile.ReadError
+        except tarfile.ReadError as error:
+            at = min(tar.offset, end)
+            raise UserError(f"{self.path}: is truncated or damaged at byte {at}; download it again") from error
+
+
+Files: TypeAlias = FolderFiles | TarFiles
+
+
+def open_files(path: Path, scratch: Path, *, nested: bool = False) -> Files:
+    """Opens a folder or a tar archive; see `TarFiles` for the arguments.
+
+    Raises:
+        UserError: there is nothing at the path, or the archive cannot be read.
+    """
+    if path.is_dir():
+        return FolderFiles(path)
+    return TarFiles(path, scratch, nested=nested)
+
+
+def note_unless_published(path: Path, md5: str) -> None:
+    """Says in one line that an archive is another than the published one, which its MD5 tells."""
+    with path.open("rb") as file:
+        found = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+    if found != md5:
+        _logger.warning("%s: is not the published archive (MD5 %s, not %s); what it holds is taken", path, found, md5)
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError as error:
+        _refuse(error)
+
+
+def _refuse(error: OSError) -> NoReturn:
+    raise UserError(f"{error.filename}: cannot be read ({error.strerror}); mend or remove it") from error
+
+
+def _open(path: Path, scratch: Path) -> IO[bytes]:
+    try:
+        file = path.open("rb")
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}); check the path of the source") from error
+    if file.read(2) != b"\x1f\x8b":
+        return file
+    file.seek(0)
+    unpacked = tempfile.TemporaryFile(dir=scratch)  # noqa: SIM115 (open as long as its reader)
+    try:
+        with file, gzip.open(file) as packed:
+            shutil.copyfileobj(packed, unpacked, _COPY_BYTES)
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        unpacked.close()
+        raise UserError(f"{path}: is truncated or damaged ({error}); download it again") from error
+    except OSError as error:
+        unpacked.close()
+        raise UserError(f"{path}: cannot be unpacked in {scratch} ({error.strerror}); make room there") from error
+    unpacked.flush()
+    return unpacked

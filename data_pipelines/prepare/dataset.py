@@ -1,0 +1,128 @@
+"""What a source offers to the writer: splits whose samples can be read in any order."""
+
+import dataclasses
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+import numpy as np
+from jaxtyping import Int
+
+from data_pipelines.prepare.archives import Files
+from data_pipelines.prepare.pictures import SUFFIXES
+from lit_het.errors import UserError
+
+TEMPLATES = ("a photo of a {c}.", "a picture of the {c}.", "a close-up of a {c}.", "a {c}, seen from afar.")
+"""Prompts for pictures of which no more is known."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Sample:
+    """One picture with what belongs to it.
+
+    Attributes:
+        picture: its bytes, in the format of the source.
+        origin: where it comes from, as messages name it.
+        members: further members by extension, such as ``txt``, the caption.
+    """
+
+    picture: bytes
+    origin: str
+    members: Mapping[str, bytes] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Split:
+    """The samples of one split.
+
+    Attributes:
+        num_samples: ``n``.
+        read: yields the samples of the given numbers in their order; several threads may call it at once.
+        fingerprint: differs when the source holds other samples or other labels.
+        labels: class of each sample, or None.
+        published: how many samples the published data set has, or None.
+        left_out: how many samples of the source are none, by reason.
+    """
+
+    num_samples: int
+    read: Callable[[Sequence[int]], Iterator[Sample]]
+    fingerprint: str
+    labels: Int[np.ndarray, " n"] | None = None
+    published: int | None = None
+    left_out: Mapping[str, int] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class DataSet:
+    """Splits with, if they have classes, the names of these.
+
+    Attributes:
+        splits: by the name of their folder.
+        class_names: what labels index; None if there are captions in place of labels.
+        templates: prompts with the placeholder ``{c}`` for a name.
+    """
+
+    splits: Mapping[str, Split]
+    class_names: tuple[str, ...] | None = None
+    templates: tuple[str, ...] = TEMPLATES
+
+
+def split_of_files(
+    files: Files,
+    pictures: Sequence[str],
+    labels: Sequence[int] | None = None,
+    captions: Sequence[str] | None = None,
+    *,
+    published: int | None = None,
+    left_out: Mapping[str, int] | None = None,
+) -> Split:
+    """Returns the split of some files of a folder or an archive.
+
+    Args:
+        files: the folder or archive.
+        pictures: names in it.
+        labels: the class of each.
+        captions: the name of the file with the caption of each.
+        published: see `Split`.
+        left_out: see `Split`.
+    """
+
+    def read(numbers: Sequence[int]) -> Iterator[Sample]:
+        for number in numbers:
+            members = {} if captions is None else {"txt": files.read(captions[number]).strip()}
+            yield Sample(files.read(pictures[number]), files.where(pictures[number]), members)
+
+    names = [*pictures, *(captions or ())]
+    return Split(
+        num_samples=len(pictures),
+        read=read,
+        fingerprint=fingerprint((*(f"{name}:{files.sizes[name]}" for name in names), *map(str, labels or ()))),
+        labels=None if labels is None else np.asarray(labels, np.int32),
+        published=published,
+        left_out=left_out or {},
+    )
+
+
+def pictures_in(files: Files) -> list[str]:
+    """The sorted names of the files that are called as pictures are."""
+    return [name for name in files.sizes if name.lower().endswith(SUFFIXES)]
+
+
+def fingerprint(parts: Iterable[str | bytes]) -> str:
+    """A checksum over strings and bytes."""
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part.encode("utf-8", "surrogateescape") if isinstance(part, str) else part)
+        digest.update(b"\0")
+    return digest.hexdigest()
+
+
+def chosen(available: Iterable[str], split: str | None, source: str) -> list[str]:
+    """The splits to read: all, or the one that was asked for.
+
+    Raises:
+        UserError: the source has no such split.
+    """
+    names = list(available)
+    if split is not None and split not in names:
+        raise UserError(f"{source}: has no split {split!r}, only {', '.join(names)}; choose with --split")
+    return names if split is None else [split]

@@ -1,0 +1,72 @@
+"""Pictures as shards hold them: the bytes of the source where readers know the format, PNG where they do not."""
+
+import io
+
+import cv2
+import numpy as np
+from jaxtyping import UInt8
+from PIL import BmpImagePlugin, GifImagePlugin, TiffImagePlugin
+from PIL.ImageFile import ImageFile
+
+from data_pipelines.images import MAX_PIXELS, BrokenImage, decode
+
+SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
+"""What names of pictures end with, in lower case; the content decides what they are."""
+
+_PNG_MODES = ("1", "L", "LA", "P", "RGB", "RGBA", "I;16")
+_CHECKED_SIZE = 8  # pixels: every byte is decoded whatever the size, and a small one is resized fast
+
+
+def as_stored(data: bytes, *, check: bool = False) -> tuple[str, bytes]:
+    """Returns a picture's extension and bytes in a shard, told by its first bytes.
+
+    JPEG, PNG and WebP stay as they are. The first frame of a GIF, a BMP and a TIFF become PNG, without loss.
+
+    Args:
+        data: the picture as its source holds it.
+        check: also decode it, as the loader would.
+
+    Raises:
+        BrokenImage: it is in no format that can be read, or damaged.
+    """
+    if data.startswith(b"\xff\xd8\xff"):
+        extension = "jpg"
+    elif data.startswith(b"\x89PNG\r\n\x1a\n"):
+        extension = "png"
+    elif data.startswith(b"RIFF") and data[8:12] == b"WEBP":
+        extension = "webp"
+    else:
+        extension, data = "png", _to_png(data)
+    if check:
+        decode(data, _CHECKED_SIZE)
+    return extension, data
+
+
+def encode_png(image: UInt8[np.ndarray, "h w 3"]) -> bytes:
+    """Encodes RGB pixels as PNG."""
+    return cv2.imencode(".png", image[:, :, ::-1])[1].tobytes()
+
+
+def _to_png(data: bytes) -> bytes:
+    reader = _reader(data)
+    stream = io.BytesIO()
+    try:
+        with reader(io.BytesIO(data)) as image:
+            if image.width * image.height > MAX_PIXELS:
+                raise BrokenImage("too many pixels", f"{image.width} x {image.height}, at most {MAX_PIXELS}")
+            (image if image.mode in _PNG_MODES else image.convert("RGB")).save(stream, "PNG")
+    except BrokenImage:
+        raise
+    except Exception as error:  # Pillow's readers raise whatever the damage makes them trip over
+        raise BrokenImage(f"damaged {reader.format}", str(error)) from error
+    return stream.getvalue()
+
+
+def _reader(data: bytes) -> type[ImageFile]:
+    if data.startswith((b"GIF87a", b"GIF89a")):
+        return GifImagePlugin.GifImageFile
+    if data.startswith(b"BM"):
+        return BmpImagePlugin.BmpImageFile
+    if data.startswith((b"II*\0", b"MM\0*")):
+        return TiffImagePlugin.TiffImageFile
+    raise BrokenImage("no picture", f"{len(data)} bytes that start with {data[:8]!r}")

@@ -1,0 +1,82 @@
+"""Pictures to prepare, and what became of them."""
+
+import dataclasses
+import io
+import tarfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from data_pipelines.prepare.dataset import DataSet
+from data_pipelines.prepare.writer import SplitWriter, WriteOptions
+from data_pipelines.shards import IMAGE, ShardIndex, expand
+
+
+@dataclasses.dataclass(frozen=True)
+class Written:
+    """One sample of a shard; ``members`` by extension."""
+
+    key: str
+    picture: bytes
+    members: dict[str, bytes]
+
+    @property
+    def label(self) -> int:
+        return int(self.members["cls"])
+
+    @property
+    def pixels(self) -> np.ndarray:
+        return np.asarray(Image.open(io.BytesIO(self.picture)))
+
+
+@pytest.fixture(scope="session")
+def written() -> Callable[[Path], list[Written]]:
+    def read(folder: Path) -> list[Written]:
+        index = ShardIndex(expand(folder), [IMAGE])
+        kinds = [kind for kind in ("jpg", "png", "webp", "cls", "txt", "json") if (index.sizes(kind) >= 0).any()]
+        samples = []
+        for number in range(len(index)):
+            members = {kind: index.read(number, kind) for kind in kinds if index.sizes(kind)[number] >= 0}
+            samples.append(Written(index.key(number), index.read(number, IMAGE), members))
+        # in the order of shards' numbers, not of their names
+        return sorted(samples, key=lambda sample: sample.key)
+
+    return read
+
+
+@pytest.fixture(scope="session")
+def write(written: Callable[[Path], list[Written]]) -> Callable[..., list[Written]]:
+    def write(dataset: DataSet, output: Path, split: str, **options: Any) -> list[Written]:
+        output.mkdir(exist_ok=True)
+        SplitWriter(output / split, dataset.splits[split], WriteOptions(**options)).write(lambda count: None)
+        return written(output / split)
+
+    return write
+
+
+@pytest.fixture(scope="session")
+def picture() -> Callable[..., bytes]:
+    def picture(colour: int = 0, format: str = "JPEG", mode: str = "RGB") -> bytes:
+        stream = io.BytesIO()
+        Image.new(mode, (6, 4), colour if len(mode) == 1 else (colour,) * len(mode)).save(stream, format)
+        return stream.getvalue()
+
+    return picture
+
+
+@pytest.fixture(scope="session")
+def make_tar() -> Callable[..., bytes]:
+    def make_tar(members: Mapping[str, bytes], mode: str = "w") -> bytes:
+        stream = io.BytesIO()
+        with tarfile.open(fileobj=stream, mode=mode) as tar:  # pyright: ignore[reportCallIssue, reportArgumentType]
+            for name, content in members.items():
+                info = tarfile.TarInfo(name)
+                info.size = len(content)
+                tar.addfile(info, io.BytesIO(content))
+        return stream.getvalue()
+
+    return make_tar

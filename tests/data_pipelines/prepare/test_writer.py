@@ -1,0 +1,256 @@
+import fcntl
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from data_pipelines.prepare.dataset import DataSet, Sample, Split
+from data_pipelines.prepare.folder import read_folder
+from data_pipelines.prepare.pictures import encode_png
+from data_pipelines.prepare.writer import SplitWriter, WriteOptions, write_names
+from eval.prompts import read_classnames, read_templates
+from lit_het.errors import UserError
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "data"
+
+
+def numbered(count: int, broken: Sequence[int] = (), **changed) -> Split:
+    """Pictures whose colour and label tell their number."""
+
+    def read(numbers: Sequence[int]) -> Iterator[Sample]:
+        for number in numbers:
+            image = encode_png(np.full((2, 2, 3), number % 256, np.uint8))
+            yield Sample(b"oops" if number in broken else image, f"picture {number}")
+
+    return Split(count, read, "numbers", **{"labels": np.arange(count, dtype=np.int32), **changed})
+
+
+def advance(count: int) -> None:
+    pass
+
+
+def names_in(path: Path) -> list[str]:
+    with tarfile.open(path) as tar:
+        return tar.getnames()
+
+
+def bytes_of(folder: Path) -> dict[str, str]:
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.glob("*.tar"))}
+
+
+@pytest.mark.parametrize(("count", "most"), [(10, 4), (12, 4), (13, 4), (1, 5), (7, 1)])
+def test_shards_are_balanced_and_hold_every_sample_once_in_order(tmp_path, written, count, most):
+    steps = []
+    assert SplitWriter(tmp_path / "test", numbered(count), WriteOptions(most)).write(steps.append) == count
+    sizes = [len(names_in(path)) // 2 for path in (tmp_path / "test").glob("*.tar")]
+    assert sum(sizes) == count == sum(steps)
+    assert max(sizes) <= most
+    assert max(sizes) - min(sizes) <= 1
+    samples = written(tmp_path / "test")
+    assert [(sample.key, sample.label) for sample in samples] == [(f"s{i:07d}", i) for i in range(count)]
+    assert [sample.pixels[0, 0, 0] for sample in samples] == list(range(count))
+    assert (tmp_path / "test" / "nshards.txt").read_text() == f"{len(sizes)}\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["test"]
+
+
+def test_shards_depend_on_neither_the_number_of_workers_nor_the_run(tmp_path):
+    for name, workers in (("one", 1), ("three", 3)):
+        SplitWriter(tmp_path / name, numbered(20), WriteOptions(3, workers)).write(advance)
+    assert bytes_of(tmp_path / "one") == bytes_of(tmp_path / "three")
+
+
+def test_a_shuffled_split_holds_every_sample_once_and_is_the_same_every_time(tmp_path, write):
+    one, other = (write(DataSet({"x": numbered(30)}), tmp_path / n, "x", shuffle=True) for n in ("one", "other"))
+    labels = [sample.label for sample in one]
+    assert labels == [sample.label for sample in other] == [sample.pixels[0, 0, 0] for sample in one]
+    assert sorted(labels) == list(range(30)) != labels
+
+
+# As `numbered`, which would take seconds to import.
+WRITE_SLOWLY = """
+import sys, time
+from pathlib import Path
+import numpy as np
+from data_pipelines.prepare.dataset import Sample, Split
+from data_pipelines.prepare.pictures import encode_png
+from data_pipelines.prepare.writer import SplitWriter, WriteOptions
+
+def read(numbers):
+    for number in numbers:
+        time.sleep(0.01)
+        yield Sample(encode_png(np.full((2, 2, 3), number, np.uint8)), "")
+
+split = Split(60, read, "numbers", np.arange(60, dtype=np.int32))
+SplitWriter(Path(sys.argv[1]), split, WriteOptions(5, workers=2)).write(lambda count: None)
+"""
+
+
+def test_a_writer_that_was_killed_is_gone_on_with_without_loss_or_duplicates(tmp_path, written):
+    SplitWriter(tmp_path / "whole", numbered(60), WriteOptions(5)).write(advance)
+    folder, partial = tmp_path / "test", tmp_path / ".test.partial"
+    with subprocess.Popen([sys.executable, "-c", WRITE_SLOWLY, folder]) as process:
+        while len(list(partial.glob("*.tar"))) < 3 or not list(partial.glob("*.tar.partial")):
+            assert process.poll() is None
+            time.sleep(0.002)
+        process.send_signal(signal.SIGKILL)
+    assert not folder.exists()
+    kept = {path: path.stat().st_mtime_ns for path in partial.glob("*.tar")}
+    assert 3 <= len(kept) < 12
+
+    writer, steps = SplitWriter(folder, numbered(60), WriteOptions(5)), []
+    assert writer.num_kept == 5 * len(kept)
+    assert writer.write(steps.append) == 60
+    assert sum(steps) == 60 - writer.num_kept
+    assert {path: (folder / path.name).stat().st_mtime_ns for path in kept} == kept
+    assert bytes_of(folder) == bytes_of(tmp_path / "whole")
+    assert [sample.label for sample in written(folder)] == list(range(60))
+    assert not list(tmp_path.rglob("*partial*"))
+
+
+def test_what_is_finished_is_not_written_again(tmp_path):
+    SplitWriter(tmp_path / "test", numbered(6), WriteOptions(2)).write(advance)
+    assert SplitWriter(tmp_path / "test", numbered(6), WriteOptions(2)).finished
+
+
+@pytest.mark.parametrize(
+    ("split", "options"),
+    [
+        (numbered(7), WriteOptions(2)),
+        (numbered(6), WriteOptions(3)),
+        (numbered(6), WriteOptions(2, shuffle=True)),
+        (Split(6, numbered(6).read, "other samples"), WriteOptions(2)),
+    ],
+)
+def test_another_source_or_other_options_never_mix_with_what_is_there(tmp_path, split, options):
+    with pytest.raises(UserError, match=r"picture 5: no picture"):
+        SplitWriter(tmp_path / "test", numbered(6, broken=[5]), WriteOptions(2)).write(advance)
+    with pytest.raises(UserError, match=r"\.test\.partial was begun from another source or with other options"):
+        SplitWriter(tmp_path / "test", split, options)
+    SplitWriter(tmp_path / "test", numbered(6), WriteOptions(2)).write(advance)
+    with pytest.raises(UserError, match="test exists and was made otherwise; remove it or choose another output"):
+        SplitWriter(tmp_path / "test", split, options)
+
+
+def test_a_folder_of_somebody_else_is_not_touched(tmp_path):
+    (tmp_path / "test").mkdir()
+    with pytest.raises(UserError, match="exists and was made otherwise"):
+        SplitWriter(tmp_path / "test", numbered(6), WriteOptions(2))
+
+
+def test_a_broken_picture_is_named_and_left_out_on_request_from_where_the_writer_stopped(tmp_path, written):
+    split = numbered(9, broken=[4, 7])
+    with pytest.raises(UserError, match=r"picture 4: no picture \(4 bytes .*oops.* with --skip-broken"):
+        SplitWriter(tmp_path / "test", split, WriteOptions(3)).write(advance)
+    assert not (tmp_path / "test").exists()
+    writer = SplitWriter(tmp_path / "test", split, WriteOptions(3, skip_broken=True))
+    assert writer.num_kept == 3
+    assert writer.write(advance) == 7
+    assert [sample.label for sample in written(tmp_path / "test")] == [0, 1, 2, 3, 5, 6, 8]
+
+
+def test_broken_pictures_in_shards_that_were_kept_are_counted(tmp_path):
+    options = WriteOptions(3, skip_broken=True)
+    with pytest.raises(UserError, match="no picture of shard 2 can be read"):
+        SplitWriter(tmp_path / "test", numbered(9, broken=[1, 6, 7, 8]), options).write(advance)
+    assert SplitWriter(tmp_path / "test", numbered(9, broken=[1]), options).write(advance) == 8
+
+
+def test_damage_behind_the_header_is_found_where_every_picture_is_checked(tmp_path):
+    def read(numbers: Sequence[int]) -> Iterator[Sample]:
+        yield Sample(encode_png(np.zeros((9, 9, 3), np.uint8))[:-30], "picture")
+
+    split = Split(1, read, "one")
+    SplitWriter(tmp_path / "fast", split, WriteOptions()).write(advance)
+    with pytest.raises(UserError, match="picture: damaged PNG"):
+        SplitWriter(tmp_path / "checked", split, WriteOptions(check_pictures=True)).write(advance)
+
+
+def test_two_processes_do_not_write_the_same_split(tmp_path):
+    writer = SplitWriter(tmp_path / "test", numbered(6), WriteOptions(2))
+    (tmp_path / ".test.partial").mkdir()
+    other = os.open(tmp_path / ".test.partial", os.O_RDONLY)
+    fcntl.flock(other, fcntl.LOCK_EX)
+    with pytest.raises(UserError, match="another process is writing it"):
+        writer.write(advance)
+    os.close(other)
+    assert writer.write(advance) == 6
+
+
+def test_a_full_disk_is_one_line(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("data_pipelines.prepare.writer.write_tar", full)
+    with pytest.raises(UserError, match=r"No space left on device\); mend that and run the same again"):
+        SplitWriter(tmp_path / "test", numbered(6), WriteOptions(2)).write(advance)
+
+
+def test_interrupted_workers_stop_at_once(tmp_path):
+    def interrupt(count: int) -> None:
+        raise KeyboardInterrupt
+
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        SplitWriter(tmp_path / "test", numbered(250_000, labels=None), WriteOptions(100_000, 2)).write(interrupt)
+    assert time.monotonic() - began < 5
+    assert not list(tmp_path.rglob("*.tar*"))
+
+
+@pytest.mark.parametrize("wrong", [{"samples_per_shard": 0}, {"workers": 0}])
+def test_options_that_cannot_be_are_refused(wrong):
+    with pytest.raises(UserError, match="must be at least 1"):
+        WriteOptions(**wrong)
+
+
+def test_an_empty_split_is_refused(tmp_path):
+    with pytest.raises(UserError, match="holds no samples"):
+        SplitWriter(tmp_path / "test", numbered(0), WriteOptions())
+
+
+def test_names_and_templates_are_read_back_and_never_overwritten(tmp_path):
+    dataset = DataSet({}, ("tench", "jack-o'-lantern"), ("a photo of a {c}.", "{c}!"))
+    write_names(tmp_path, dataset)
+    assert read_classnames(tmp_path) == dataset.class_names
+    assert read_templates(tmp_path) == dataset.templates
+    (tmp_path / "zeroshot_classification_templates.txt").write_text("my {c}\n")
+    write_names(tmp_path, dataset)
+    assert read_templates(tmp_path) == ("my {c}",)
+    with pytest.raises(UserError, match=r"classnames\.txt has other class names"):
+        write_names(tmp_path, DataSet({}, ("carp", "pumpkin")))
+
+
+@pytest.mark.parametrize("name", ["", " ", "two\nlines"])
+def test_a_name_that_is_no_line_is_refused(tmp_path, name):
+    with pytest.raises(UserError, match="is not one line of text"):
+        write_names(tmp_path, DataSet({}, (name,)))
+
+
+def test_the_layout_is_the_one_that_clip_benchmark_writes(tmp_path, written):
+    theirs = written(GOLDEN / "wds_tiny_jpg" / "test")
+    names = read_classnames(GOLDEN / "wds_tiny_jpg")
+    for sample in theirs:
+        folder = tmp_path / "source" / "test" / f"{sample.label} {names[sample.label]}"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{sample.key}.jpg").write_bytes(sample.picture)
+    dataset = read_folder(tmp_path / "source", tmp_path)
+    SplitWriter(tmp_path / "output" / "test", dataset.splits["test"], WriteOptions()).write(advance)
+    write_names(tmp_path / "output", dataset)
+
+    def files(folder: Path) -> set[str]:
+        return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.suffix in (".txt", ".tar")}
+
+    assert files(tmp_path / "output") == files(GOLDEN / "wds_tiny_jpg")
+    ours, golden = tmp_path / "output" / "test", GOLDEN / "wds_tiny_jpg" / "test"
+    assert names_in(ours / "0.tar") == names_in(golden / "0.tar")
+    assert (ours / "nshards.txt").read_bytes() == (golden / "nshards.txt").read_bytes()
+    # a class without pictures has no folder
+    ranks = {label: rank for rank, label in enumerate(sorted({sample.label for sample in theirs}))}
+    assert {s.picture: s.members["cls"] for s in written(ours)} == {s.picture: b"%d" % ranks[s.label] for s in theirs}
