@@ -62,7 +62,7 @@ def write(written: Callable[[Path], list[Written]]) -> Callable[..., list[Writte
 def picture() -> Callable[..., bytes]:
     def picture(colour: int = 0, format: str = "JPEG", mode: str = "RGB") -> bytes:
         stream = io.BytesIO()
-        Image.new(mode, (6, 4), colour if len(mode) == 1 else (colour,) * len(mode)).save(stream, format)
+        Image.new(mode, (6, 4), (colour,) * len(mode) if mode in ("RGB", "CMYK") else colour).save(stream, format)
         return stream.getvalue()
 
     return picture

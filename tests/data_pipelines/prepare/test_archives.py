@@ -1,0 +1,90 @@
+import gzip
+import os
+
+import pytest
+
+from data_pipelines.prepare.archives import FolderFiles, TarFiles, note_unless_published, open_files
+from lit_het.errors import UserError
+
+CONTENTS = {"a/1.txt": b"one", "a/2.txt": b"two" * 1000, "b.txt": b""}
+
+
+@pytest.mark.parametrize("mode", ["w", "w:gz"])
+def test_a_tar_reads_as_the_folder_that_it_was_packed_from(tmp_path, make_tar, mode):
+    (tmp_path / "a").mkdir()
+    for name, content in CONTENTS.items():
+        (tmp_path / name).write_bytes(content)
+    (tmp_path / "x.tar").write_bytes(make_tar({f"./{name}": content for name, content in CONTENTS.items()}, mode))
+    tar = open_files(tmp_path / "x.tar", tmp_path)
+    (tmp_path / "x.tar").rename(tmp_path / ".hidden")  # neither a hidden file nor where it lies matters
+    folder = open_files(tmp_path, tmp_path)
+    assert list(tar.sizes.items()) == list(folder.sizes.items())
+    assert {name: tar.read(name) for name in tar.sizes} == {name: folder.read(name) for name in CONTENTS} == CONTENTS
+    assert folder.folders == {"a"}
+    assert folder.where("b.txt") == f"{tmp_path}/b.txt"
+    assert tar.where("b.txt") == f"{tmp_path}/x.tar: b.txt"
+
+
+def test_tars_in_a_tar_stand_for_folders(tmp_path, make_tar):
+    inner = {name: make_tar({"1.txt": name.encode(), "._1.txt": b"left by a Mac"}) for name in ("a.tar", "b.tar")}
+    (tmp_path / "x.tar").write_bytes(make_tar(inner))
+    files = TarFiles(tmp_path / "x.tar", tmp_path, nested=True)
+    assert {name: files.read(name) for name in files.sizes} == {"a/1.txt": b"a.tar", "b/1.txt": b"b.tar"}
+    assert list(TarFiles(tmp_path / "x.tar", tmp_path).sizes) == ["a.tar", "b.tar"]
+
+
+@pytest.mark.parametrize("cut", [100, 600, 1500, 5000, 9800])
+def test_a_truncated_archive_is_named_wherever_it_ends(tmp_path, make_tar, cut):
+    path = tmp_path / "x.tar"
+    inner = make_tar({"1.bin": os.urandom(3000), "2.bin": os.urandom(2000)})
+    whole = make_tar({"a.tar": inner})[: 512 + len(inner) + 512]
+    assert len(inner) > 9800
+    path.write_bytes(whole[:cut])
+    with pytest.raises(UserError, match=r"x\.tar: is (truncated or damaged at byte \d+|no tar archive).*download it"):
+        TarFiles(path, tmp_path, nested=True)
+    path.write_bytes(gzip.compress(whole)[: min(cut, 5000)])
+    with pytest.raises(UserError, match=r"x\.tar: is truncated or damaged.*download it again"):
+        TarFiles(path, tmp_path, nested=True)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_an_inner_tar_that_is_cut_off_is_found_though_the_outer_one_is_whole(tmp_path, make_tar):
+    inner = make_tar({"1.bin": bytes(3000), "2.bin": bytes(3000)})
+    for cut in (2048, 512 + 3072, 512 + 3072 + 512 + 1024):
+        (tmp_path / "x.tar").write_bytes(make_tar({"a.tar": inner[:cut], "b.tar": inner}))
+        with pytest.raises(UserError, match=r"x\.tar: is truncated or damaged"):
+            TarFiles(tmp_path / "x.tar", tmp_path, nested=True)
+
+
+def test_a_name_that_an_archive_holds_twice_is_refused(tmp_path, make_tar):
+    twice = make_tar({"a": b"1"})[:1024] + make_tar({"a": b"2"})
+    (tmp_path / "x.tar").write_bytes(twice)
+    with pytest.raises(UserError, match="holds a twice"):
+        TarFiles(tmp_path / "x.tar", tmp_path)
+
+
+def test_what_is_not_there_or_no_archive_is_one_line(tmp_path):
+    with pytest.raises(UserError, match=r"none\.tar: cannot be read \(No such file or directory\)"):
+        open_files(tmp_path / "none.tar", tmp_path)
+    (tmp_path / "x.tar").write_bytes(b"<html>not found</html>" * 100)
+    with pytest.raises(UserError, match="is no tar archive"):
+        open_files(tmp_path / "x.tar", tmp_path)
+    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(UserError, match="dangling: cannot be read"):
+        FolderFiles(tmp_path)
+
+
+def test_links_to_folders_are_followed(tmp_path):
+    (tmp_path / "classes" / "cat").mkdir(parents=True)
+    (tmp_path / "classes" / "cat" / "1.jpg").write_bytes(b"x")
+    (tmp_path / "subset").mkdir()
+    (tmp_path / "subset" / "cat").symlink_to(tmp_path / "classes" / "cat")
+    assert list(FolderFiles(tmp_path / "subset").sizes) == ["cat/1.jpg"]
+
+
+def test_another_archive_than_the_published_one_is_remarked_on(tmp_path, caplog):
+    (tmp_path / "x").write_bytes(b"x")
+    note_unless_published(tmp_path / "x", "9dd4e461268c8034f5c8564e155c67a6")
+    assert not caplog.records
+    note_unless_published(tmp_path / "x", "0" * 32)
+    assert "x: is not the published archive (MD5 9dd4e461" in caplog.messages[0]

@@ -1,0 +1,81 @@
+import numpy as np
+import pytest
+
+from data_pipelines.prepare.folder import read_folder
+from lit_het.errors import UserError
+
+
+@pytest.fixture
+def make(tmp_path, picture):
+    def make(*names: str):
+        for number, name in enumerate(names):
+            path = tmp_path / "source" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(picture(number) if path.suffix != ".txt" else f" caption of {path.stem}\n".encode())
+        return tmp_path / "source"
+
+    return make
+
+
+def test_sub_folders_are_classes_in_the_order_of_their_names(tmp_path, make, picture, write):
+    dataset = read_folder(make("kit_fox/2.jpg", "crane/a.PNG", "kit_fox/deep/1.jpeg", "crane/notes.md"), tmp_path)
+    assert dataset.class_names == ("crane", "kit fox")
+    samples = write(dataset, tmp_path, "train")
+    # the content of a.PNG is a JPEG
+    assert [(sample.label, sample.picture) for sample in samples] == [(0, picture(1)), (1, picture(0)), (1, picture(2))]
+    assert all(sorted(sample.members) == ["cls", "jpg"] for sample in samples)
+
+
+def test_splits_share_their_classes(tmp_path, make):
+    source = make("train/b/1.jpg", "train/a/1.jpg", "val/b/1.jpg", "val/b/2.jpg")
+    dataset = read_folder(source, tmp_path)
+    assert dataset.class_names == ("a", "b")
+    assert {name: np.asarray(split.labels).tolist() for name, split in dataset.splits.items()} == {
+        "train": [0, 1],
+        "val": [1, 1],
+    }
+    assert list(read_folder(source, tmp_path, "val").splits) == ["val"]
+    with pytest.raises(UserError, match="has no split 'test', only train, val"):
+        read_folder(source, tmp_path, "test")
+
+
+def test_a_source_without_splits_is_called_as_asked(tmp_path, make):
+    assert list(read_folder(make("a/1.jpg"), tmp_path, "test").splits) == ["test"]
+
+
+def test_captions_lie_beside_pictures_and_what_has_none_is_counted(tmp_path, make, write):
+    source = make("1.jpg", "1.txt", "2.b.jpg", "2.b.txt", "3.jpg", "4.jpg")
+    (source / "4.txt").write_text("")
+    dataset = read_folder(source, tmp_path)
+    assert dataset.class_names is None
+    assert dataset.splits["train"].left_out == {"without caption": 2}
+    samples = write(dataset, tmp_path, "train")
+    assert [sample.members["txt"] for sample in samples] == [b"caption of 1", b"caption of 2.b"]
+
+
+def test_a_tar_of_folders_is_as_good(tmp_path, make_tar, picture):
+    (tmp_path / "x.tar").write_bytes(make_tar({"b/1.jpg": picture(), "a/1.jpg": picture()}))
+    dataset = read_folder(tmp_path / "x.tar", tmp_path)
+    assert dataset.class_names == ("a", "b")
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["a/notes.md"], "holds no pictures"),
+        (["1.jpg", "2.jpg"], r"neither sub folders, which would be classes, nor captions"),
+        (["1.jpg", "1.txt", "a/2.jpg"], r"a/2\.jpg: lies in a sub folder, other pictures do not"),
+        (["a/1.jpg", "b/notes.md"], "class b has no pictures; add some or remove its folder"),
+        (["train/a/1.jpg", "test/1.jpg", "test/1.txt"], r"train/a/1\.jpg: lies in a sub folder"),
+    ],
+)
+def test_what_is_no_data_set_is_refused(tmp_path, make, names, message):
+    with pytest.raises(UserError, match=message):
+        read_folder(make(*names), tmp_path)
+
+
+def test_an_empty_class_is_refused(tmp_path, make):
+    source = make("a/1.jpg")
+    (source / "b").mkdir()
+    with pytest.raises(UserError, match="class b has no pictures"):
+        read_folder(source, tmp_path)

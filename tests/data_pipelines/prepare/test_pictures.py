@@ -1,0 +1,84 @@
+import io
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from data_pipelines.images import BrokenImage
+from data_pipelines.prepare.pictures import as_stored, encode_png
+
+
+@pytest.mark.parametrize(("format", "extension"), [("JPEG", "jpg"), ("PNG", "png"), ("WEBP", "webp")])
+def test_what_readers_know_stays_as_it_is(picture, format, extension):
+    data = picture(7, format)
+    assert as_stored(data, check=True) == (extension, data)
+
+
+@pytest.mark.parametrize(
+    ("format", "mode"),
+    [("GIF", "P"), ("GIF", "RGB"), ("BMP", "RGB"), ("BMP", "L"), ("TIFF", "RGB"), ("TIFF", "CMYK"), ("TIFF", "I;16")],
+)
+def test_the_rest_becomes_png_with_the_same_pixels(picture, format, mode):
+    data = picture(9, format, mode)
+    extension, stored = as_stored(data, check=True)
+    assert extension == "png"
+    ours, theirs = Image.open(io.BytesIO(stored)), Image.open(io.BytesIO(data))
+    assert ours.format == "PNG"
+    if mode == "I;16":
+        np.testing.assert_array_equal(np.asarray(ours), np.asarray(theirs))
+    else:
+        np.testing.assert_array_equal(np.asarray(ours.convert("RGB")), np.asarray(theirs.convert("RGB")))
+
+
+def test_an_animation_keeps_its_first_frame_and_what_is_transparent():
+    first, second = Image.new("P", (4, 4), 0), Image.new("P", (4, 4), 1)
+    for frame in (first, second):
+        frame.putpalette([255, 0, 0, 0, 255, 0])
+    first.putpixel((0, 0), 1)
+    stream = io.BytesIO()
+    first.save(stream, "GIF", save_all=True, append_images=[second], transparency=1)
+    stored = Image.open(io.BytesIO(as_stored(stream.getvalue())[1]))
+    assert getattr(stored, "n_frames", 1) == 1
+    pixels = np.asarray(stored.convert("RGBA"))
+    assert pixels[1, 1].tolist() == [255, 0, 0, 255]
+    assert pixels[0, 0, 3] == 0
+
+
+def test_pixels_become_png_without_loss():
+    image = np.random.default_rng(0).integers(0, 256, (32, 32, 3), np.uint8)
+    np.testing.assert_array_equal(np.asarray(Image.open(io.BytesIO(encode_png(image)))), image)
+
+
+@pytest.mark.parametrize(
+    ("data", "cause"),
+    [
+        (b"", "no picture"),
+        (b"<html>", "no picture"),
+        (b"GIF89a", "damaged GIF"),
+        (b"BM" + bytes(60), "damaged BMP"),
+        (b"II*\0" + bytes(9), "damaged TIFF"),
+    ],
+)
+def test_what_is_no_picture_is_refused(data, cause):
+    with pytest.raises(BrokenImage, match=cause):
+        as_stored(data)
+
+
+def test_a_bomb_is_refused_before_it_is_decoded():
+    bmp = bytearray(b"BM" + bytes(52))
+    bmp[10:14], bmp[14:18] = (54).to_bytes(4, "little"), (40).to_bytes(4, "little")
+    bmp[18:26] = (40_000).to_bytes(4, "little") * 2
+    bmp[26:30] = b"\1\0\x18\0"
+    with pytest.raises(BrokenImage, match="too many pixels"):
+        as_stored(bytes(bmp))
+
+
+@pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP"])
+def test_damage_is_found_where_it_is_looked_for(format):
+    stream = io.BytesIO()
+    noise = np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)
+    Image.fromarray(noise).save(stream, format)
+    data = stream.getvalue()[:-200]
+    as_stored(data)
+    with pytest.raises(BrokenImage, match="damaged"):
+        as_stored(data, check=True)
