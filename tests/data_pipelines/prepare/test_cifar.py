@@ -1,0 +1,185 @@
+import gzip
+import json
+import pickle
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from data_pipelines.prepare.cifar import read_cifar10, read_cifar100
+from data_pipelines.prepare.unpickler import load_arrays
+from lit_het.errors import UserError
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "data"
+ARCHIVE = GOLDEN / "cifar-10-python.tar.gz"
+TRUTH = json.loads((GOLDEN / "truth.json").read_text())["cifar10"]
+SPLITS = {"train": [f"data_batch_{number}" for number in range(1, 6)], "test": ["test_batch"]}
+
+
+def python2_pickle(value) -> bytes:
+    """What Python 2's cPickle made of dictionaries, lists, strings, numbers and arrays of bytes."""
+    return b"\x80\x02" + _pickled(value) + b"."
+
+
+def _pickled(value) -> bytes:
+    if isinstance(value, str):
+        return b"T" + struct.pack("<i", len(value)) + value.encode("latin1")
+    if isinstance(value, int):
+        return b"J" + struct.pack("<i", value)
+    if isinstance(value, list):
+        return b"](" + b"".join(map(_pickled, value)) + b"e"
+    if isinstance(value, dict):
+        return b"}(" + b"".join(_pickled(part) for item in value.items() for part in item) + b"u"
+    assert isinstance(value, np.ndarray)
+    array = b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(" + _pickled(0) + b"t" + _pickled("b") + b"tR"
+    kind = b"cnumpy\ndtype\n(" + _pickled("u1") + _pickled(0) + _pickled(1) + b"tR("
+    kind += _pickled(3) + _pickled("|") + b"NNN" + _pickled(-1) * 2 + _pickled(0) + b"tb"
+    shape = b"(" + b"".join(map(_pickled, value.shape)) + b"t"
+    content = b"T" + struct.pack("<i", value.nbytes) + value.tobytes()
+    return array + b"(" + _pickled(1) + shape + kind + b"\x89" + content + b"tb"
+
+
+def cifar100(**changed) -> dict[str, bytes]:
+    """Files of a CIFAR-100 whose fine label is 5 times the coarse one, for 3 pictures to train on and 2 to test."""
+    batches = {}
+    for name, fine in (("train", [95, 0, 50]), ("test", [5, 10])):
+        pixels = np.random.default_rng(len(fine)).integers(0, 256, (len(fine), 3072), np.uint8)
+        coarse = [label // 5 for label in fine]
+        batch = {"data": pixels, "fine_labels": fine, "coarse_labels": coarse, "batch_label": name, **changed}
+        batches[f"cifar-100-python/{name}"] = python2_pickle(batch)
+    names = {"fine_label_names": [f"fine_{i}" for i in range(100)], "coarse_label_names": [f"c_{i}" for i in range(20)]}
+    return {**batches, "cifar-100-python/meta": python2_pickle(names), "cifar-100-python/file.txt~": b""}
+
+
+@pytest.fixture
+def archive(tmp_path, make_tar):
+    def make(**changed) -> Path:
+        (tmp_path / "cifar-100-python.tar.gz").write_bytes(make_tar(cifar100(**changed), "w:gz"))
+        return tmp_path / "cifar-100-python.tar.gz"
+
+    return make
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_every_label_and_pixel_of_the_archive_arrives(tmp_path, write, split):
+    dataset = read_cifar10(ARCHIVE, tmp_path)
+    assert dataset.class_names == tuple(TRUTH["label_names"])
+    samples = write(dataset, tmp_path, split, samples_per_shard=30, workers=2)
+    truth = [(batch, row) for batch in SPLITS[split] for row in range(20)]
+    assert [sample.label for sample in samples] == [TRUTH["labels"][batch][row] for batch, row in truth]
+    for (batch, row), sample in zip(truth, samples, strict=True):
+        assert sorted(sample.members) == ["cls", "png"]
+        # the rule of the recorded archive: R = 2 label + 1, G = 8 row, B = 8 column
+        expected = np.empty((32, 32, 3), np.uint8)
+        expected[...] = np.stack(
+            [
+                np.full((32, 32), 2 * TRUTH["labels"][batch][row] + 1),
+                np.broadcast_to(8 * np.arange(32)[:, None], (32, 32)),
+                np.broadcast_to(8 * np.arange(32), (32, 32)),
+            ],
+            axis=-1,
+        )
+        np.testing.assert_array_equal(sample.pixels, expected)
+
+
+def test_an_unofficial_archive_is_remarked_on_in_one_line(tmp_path, caplog):
+    read_cifar10(ARCHIVE, tmp_path)
+    assert len(caplog.messages) == 1
+    assert "is not the published archive" in caplog.messages[0]
+
+
+def test_the_unpacked_folder_is_as_good_as_the_archive_and_one_split_is_read_alone(tmp_path, archive, write):
+    for name, content in cifar100().items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+    of_folder, of_archive = (read_cifar100(p, tmp_path, "test") for p in (tmp_path / "cifar-100-python", archive()))
+    assert list(of_folder.splits) == list(of_archive.splits) == ["test"]
+    assert of_folder.splits["test"].fingerprint == of_archive.splits["test"].fingerprint
+    with pytest.raises(UserError, match="CIFAR-100: has no split 'val', only train, test"):
+        read_cifar100(archive(), tmp_path, "val")
+
+
+@pytest.mark.parametrize(("level", "labels", "names"), [("fine", [95, 0, 50], 100), ("coarse", [19, 0, 10], 20)])
+def test_cifar100_has_two_levels_of_labels(tmp_path, archive, write, level, labels, names):
+    dataset = read_cifar100(archive(), tmp_path, labels=level)
+    assert dataset.class_names is not None
+    assert len(dataset.class_names) == names
+    assert dataset.class_names[1] == ("fine 1" if level == "fine" else "c 1")
+    samples = write(dataset, tmp_path, "train")
+    assert [sample.label for sample in samples] == labels
+    pixels = np.random.default_rng(3).integers(0, 256, (3, 3, 32, 32), np.uint8)
+    np.testing.assert_array_equal([sample.pixels for sample in samples], pixels.transpose(0, 2, 3, 1))
+
+
+class Malicious:
+    def __init__(self, *call):
+        self.call = call
+
+    def __reduce__(self):
+        return self.call
+
+
+def touch(path: Path) -> None:
+    path.touch()
+
+
+@pytest.mark.parametrize("protocol", [0, 2, 4])
+@pytest.mark.parametrize("call", [(touch, ("PATH",)), (eval, ("open('PATH', 'w')",)), (np.load, ("PATH",))])
+def test_a_pickle_that_would_run_something_is_refused_in_one_line(tmp_path, make_tar, protocol, call):
+    ran = tmp_path / "ran"
+    function, arguments = call
+    arguments = tuple(ran if argument == "PATH" else argument.replace("PATH", str(ran)) for argument in arguments)
+    files = {**cifar100(), "cifar-100-python/train": pickle.dumps(Malicious(function, arguments), protocol)}
+    (tmp_path / "bad.tar.gz").write_bytes(make_tar(files, "w:gz"))
+    with pytest.raises(UserError, match=r"bad\.tar\.gz: cifar-100-python/train: its pickle asks for .*do not trust it"):
+        read_cifar100(tmp_path / "bad.tar.gz", tmp_path)
+    assert not ran.exists()
+
+
+def test_arrays_and_plain_values_of_new_pickles_are_read_too():
+    value = {"a": np.arange(6, dtype=np.uint8).reshape(2, 3), "b": [1, "x", b"y", None, 2.5, (True,)]}
+    loaded = load_arrays(pickle.dumps(value, 4), "x")
+    np.testing.assert_array_equal(loaded["a"], value["a"])
+    assert loaded["b"] == value["b"]
+
+
+@pytest.mark.parametrize("data", [b"", b"\x80\x02", b"garbage", python2_pickle({"a": [1, 2]})[:-6], b"\x80\x02N)R."])
+def test_a_damaged_pickle_is_one_line(data):
+    with pytest.raises(UserError, match=r"here: is damaged .*download the archive again"):
+        load_arrays(data, "here")
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"data": np.zeros((3, 3071), np.uint8)}, "are no rows of 3072 bytes"),
+        ({"data": [1, 2]}, "are no rows of 3072 bytes"),
+        ({"data": np.zeros((4, 3072), np.uint8)}, "has 3 fine_labels for 4 pictures of 100 classes"),
+        ({"fine_labels": [1, 2, 100]}, "has 3 fine_labels for 3 pictures of 100 classes"),
+        ({"fine_labels": [1, 2, -1]}, "has 3 fine_labels for 3 pictures of 100 classes"),
+        ({"fine_labels": ["x", "y", "z"]}, "train holds no fine_labels"),
+    ],
+)
+def test_batches_that_do_not_fit_together_are_refused(tmp_path, archive, changed, message):
+    with pytest.raises(UserError, match=message):
+        read_cifar100(archive(**changed), tmp_path, "train")
+
+
+def test_the_archive_of_the_other_data_set_is_refused(tmp_path, archive):
+    with pytest.raises(UserError, match=r"holds no batches\.meta; take the archive that is called 'python version'"):
+        read_cifar10(archive(), tmp_path)
+    with pytest.raises(UserError, match="holds no meta"):
+        read_cifar100(ARCHIVE, tmp_path)
+
+
+def test_a_truncated_archive_is_one_line_and_leaves_nothing(tmp_path):
+    for size in (10, 3000, ARCHIVE.stat().st_size - 9):
+        (tmp_path / "cut.tar.gz").write_bytes(ARCHIVE.read_bytes()[:size])
+        with pytest.raises(UserError, match=r"cut\.tar\.gz: is truncated or damaged .* download it again"):
+            read_cifar10(tmp_path / "cut.tar.gz", tmp_path)
+    damaged = gzip.compress(gzip.decompress(ARCHIVE.read_bytes())[:40_000])
+    (tmp_path / "cut.tar.gz").write_bytes(damaged)
+    with pytest.raises(UserError, match=r"cut\.tar\.gz: is truncated or damaged at byte \d+; download it again"):
+        read_cifar10(tmp_path / "cut.tar.gz", tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["cut.tar.gz"]
