@@ -1,0 +1,62 @@
+import json
+
+import pytest
+
+from data_pipelines.prepare.img2dataset import read_img2dataset
+from lit_het.errors import UserError
+
+
+@pytest.fixture
+def source(tmp_path, make_tar, picture):
+    """Two tars as img2dataset writes them; of the second one's samples two are not whole."""
+    folder = tmp_path / "source"
+    folder.mkdir()
+
+    def sample(key: str, **changed: bytes | None) -> dict[str, bytes]:
+        number = int(key)
+        members = {
+            "jpg": picture(number),
+            "txt": f"café {number}".encode(),
+            "json": b'{"key": "%d"}' % number,
+            **changed,
+        }
+        return {f"{key}.{kind}": content for kind, content in members.items() if content is not None}
+
+    (folder / "00000.tar").write_bytes(make_tar({**sample("000000000"), **sample("000000001")}))
+    failed = {**sample("000010000", jpg=None), **sample("000010001", txt=b""), **sample("000010002", json=None)}
+    (folder / "00001.tar").write_bytes(make_tar(failed))
+    (folder / "00000_stats.json").write_text("{}")
+    return folder
+
+
+def test_pictures_captions_and_what_is_known_of_them_are_kept(tmp_path, source, picture, write):
+    dataset = read_img2dataset(source)
+    assert dataset.class_names is None
+    samples = write(dataset, tmp_path, "train")
+    assert [sample.key for sample in samples] == ["s0000000", "s0000001", "s0000002"]
+    assert [sample.picture for sample in samples] == [picture(number) for number in (0, 1, 10002)]
+    assert [sample.members["txt"].decode() for sample in samples] == ["café 0", "café 1", "café 10002"]
+    assert json.loads(samples[1].members["json"]) == {"key": "1"}
+    assert sorted(samples[2].members) == ["jpg", "txt"]
+
+
+def test_failed_downloads_are_left_out_and_counted(source):
+    assert read_img2dataset(source).splits["train"].left_out == {"without picture": 1, "without caption": 1}
+
+
+def test_patterns_name_some_of_the_tars_and_a_split_is_called_as_asked(source):
+    dataset = read_img2dataset(source.parent / "source/0000{0..0}.tar", "val")
+    assert dataset.splits["val"].num_samples == 2
+
+
+def test_a_truncated_tar_is_named(source):
+    data = (source / "00001.tar").read_bytes()
+    (source / "00001.tar").write_bytes(data[:1800])
+    with pytest.raises(UserError, match=r"00001\.tar: is truncated or damaged"):
+        read_img2dataset(source)
+
+
+def test_tars_without_any_whole_sample_are_refused(tmp_path, make_tar):
+    (tmp_path / "0.tar").write_bytes(make_tar({"1.jpg": b"x", "2.txt": b"x"}))
+    with pytest.raises(UserError, match="none of 2 samples has both picture and caption"):
+        read_img2dataset(tmp_path)

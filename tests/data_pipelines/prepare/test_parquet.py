@@ -1,0 +1,134 @@
+import builtins
+import json
+
+import numpy as np
+import pytest
+
+from data_pipelines.prepare.parquet import Columns, read_parquet
+from lit_het.errors import UserError
+
+arrow = pytest.importorskip("pyarrow")
+parquet = pytest.importorskip("pyarrow.parquet")
+FEATURES = {"image": {"_type": "Image"}, "label": {"_type": "ClassLabel", "names": ["tench", "kit fox"]}}
+
+
+@pytest.fixture
+def save(tmp_path, picture):
+    def save(count: int = 7, name: str = "x.parquet", features=FEATURES, **changed):
+        """A table in Hugging Face's form, in row groups of 3; colours and captions tell the row."""
+        columns = {
+            "image": [{"bytes": picture(row), "path": f"{row}.jpg"} for row in range(count)],
+            "label": [row % 2 for row in range(count)],
+            "text": [f"caption {row}" for row in range(count)],
+            **changed,
+        }
+        table = arrow.table({name: column for name, column in columns.items() if column is not None})
+        if features is not None:
+            table = table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
+        path = tmp_path / "source" / name
+        path.parent.mkdir(exist_ok=True)
+        parquet.write_table(table, path, row_group_size=3)
+        return path
+
+    return save
+
+
+@pytest.mark.parametrize("samples_per_shard", [2, 4, 100])
+def test_class_labels_and_their_names_come_from_the_schema(tmp_path, save, picture, write, samples_per_shard):
+    dataset = read_parquet(save())
+    assert dataset.class_names == ("tench", "kit fox")
+    samples = write(dataset, tmp_path, "train", samples_per_shard=samples_per_shard, workers=2)
+    assert [(sample.label, sample.picture) for sample in samples] == [(row % 2, picture(row)) for row in range(7)]
+    assert all(sorted(sample.members) == ["cls", "jpg"] for sample in samples)
+
+
+def test_captions_are_taken_from_the_column_that_is_named_and_bytes_need_no_structure(tmp_path, save, picture, write):
+    path = save(image=[picture(row) for row in range(7)], features=None)
+    dataset = read_parquet(path, "val", Columns(caption="text"))
+    assert dataset.class_names is None
+    samples = write(dataset, tmp_path, "val", samples_per_shard=3)
+    assert [sample.picture for sample in samples] == [picture(row) for row in range(7)]
+    assert [sample.members for sample in samples] == [
+        {"jpg": picture(row), "txt": b"caption %d" % row} for row in range(7)
+    ]
+
+
+def test_labels_and_captions_can_be_kept_together(tmp_path, save, write):
+    samples = write(read_parquet(save(), columns=Columns(label="label", caption="text")), tmp_path, "train")
+    assert [(sample.label, sample.members["txt"]) for sample in samples[:2]] == [(0, b"caption 0"), (1, b"caption 1")]
+
+
+def test_labels_that_are_text_become_classes_in_the_order_of_their_names(save):
+    path = save(label=["b", "c", "a", "b", "b", "a", "c"], features=None)
+    dataset = read_parquet(path, columns=Columns(label="label"))
+    assert dataset.class_names == ("a", "b", "c")
+    assert np.asarray(dataset.splits["train"].labels).tolist() == [1, 2, 0, 1, 1, 0, 2]
+
+
+def test_names_of_files_tell_splits_and_several_files_are_one(tmp_path, save, picture, write):
+    for name, count in (("train-00000-of-00002.parquet", 4), ("train-00001-of-00002-ab12.parquet", 5)):
+        source = save(count, name).parent
+    save(3, "test-00000-of-00001.parquet")
+    dataset = read_parquet(source)
+    assert {name: split.num_samples for name, split in dataset.splits.items()} == {"test": 3, "train": 9}
+    samples = write(dataset, tmp_path, "train", samples_per_shard=6)
+    assert [sample.picture for sample in samples] == [picture(row) for row in (*range(4), *range(5))]
+    assert list(read_parquet(source, "test").splits) == ["test"]
+    with pytest.raises(UserError, match="has no split 'val', only test, train"):
+        read_parquet(source, "val")
+
+
+def test_a_row_without_bytes_is_named(tmp_path, save, picture, write):
+    images = [{"bytes": None if row == 4 else picture(row), "path": "somewhere"} for row in range(7)]
+    with pytest.raises(UserError, match=r"x\.parquet: row 4: no picture \(0 bytes"):
+        write(read_parquet(save(image=images)), tmp_path, "train")
+
+
+@pytest.mark.parametrize(
+    ("changed", "columns", "message"),
+    [
+        ({}, Columns(image="picture"), "has no column 'picture', only image, label, text"),
+        ({}, Columns(image="text"), "column 'text' holds no bytes of pictures"),
+        ({"image": None}, Columns(), r"0 columns hold pictures \(label, text\); name one with --image"),
+        ({"mask": [b""] * 7}, Columns(), r"2 columns hold pictures \(image, label, text, mask\)"),
+        (
+            {"features": None},
+            Columns(),
+            r"0 columns hold classes .* name one with --label \(or captions with --caption\)",
+        ),
+        ({"features": None}, Columns(label="label"), "'label' is neither text nor a ClassLabel"),
+        ({"label": [0, 1, 2, 0, 0, 0, 0]}, Columns(), "2 in column 'label' is none of 2 classes"),
+        ({"label": [0, -1, None, 0, 0, 0, 0]}, Columns(), "-1 in column 'label' is none of 2 classes"),
+    ],
+)
+def test_what_is_not_clear_is_asked_for(save, changed, columns, message):
+    with pytest.raises(UserError, match=message):
+        read_parquet(save(**changed), columns=columns)
+
+
+@pytest.mark.parametrize("keep", [0, 100, -50])
+def test_a_file_that_is_cut_off_is_one_line(save, keep):
+    path = save()
+    path.write_bytes(path.read_bytes()[:keep])
+    with pytest.raises(UserError, match=r"x\.parquet: is no parquet file, or truncated .*download it again"):
+        read_parquet(path)
+
+
+def test_nothing_there_is_one_line(tmp_path):
+    with pytest.raises(UserError, match=r"holds no \*\.parquet files"):
+        read_parquet(tmp_path)
+    with pytest.raises(UserError, match=r"none\.parquet: is no parquet file"):
+        read_parquet(tmp_path / "none.parquet")
+
+
+def test_without_pyarrow_the_way_out_is_named(save, monkeypatch):
+    path, imported = save(), builtins.__import__
+
+    def without(name, *rest):
+        if name.startswith("pyarrow"):
+            raise ImportError(name)
+        return imported(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(UserError, match=r"parquet needs pyarrow; install it with pip install 'lit-het\[parquet\]'"):
+        read_parquet(path)
