@@ -1,0 +1,101 @@
+"""``lit-het data``: shards of the data sets that others publish."""
+
+import dataclasses
+import sys
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from data_pipelines.prepare.cifar import read_cifar10, read_cifar100
+from data_pipelines.prepare.dataset import DataSet, Split
+from data_pipelines.prepare.folder import read_folder
+from data_pipelines.prepare.imagenet import read_imagenet
+from data_pipelines.prepare.img2dataset import read_img2dataset
+from data_pipelines.prepare.parquet import Columns, read_parquet
+from data_pipelines.prepare.pets import read_pets
+from data_pipelines.prepare.writer import SplitWriter, WriteOptions, write_names
+from lit_het.errors import UserError
+from lit_het.training.logging import Bar
+
+Kind = Literal["cifar10", "cifar100", "pets", "imagenet", "folder", "img2dataset", "parquet"]
+
+
+@dataclasses.dataclass(frozen=True)
+class SourceOptions:
+    """What a source alone does not say.
+
+    Attributes:
+        split: which one to prepare, or what to call it where the source names none; None means all.
+        labels: of CIFAR-100.
+        devkit: of ImageNet; None looks beside the source.
+        columns: of parquet files.
+    """
+
+    split: str | None = None
+    labels: Literal["fine", "coarse"] = "fine"
+    devkit: Path | None = None
+    columns: Columns = dataclasses.field(default_factory=Columns)
+
+
+def prepare(kind: Kind, source: Path, output: Path, of_source: SourceOptions, options: WriteOptions) -> None:
+    """Writes the splits of a published data set as shards in clip_benchmark's layout.
+
+    Raises:
+        UserError: the source cannot be read, or the output was made of another one.
+    """
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{output}: cannot be made ({error.strerror}); choose another output") from error
+    _say(f"reading {source}")
+    dataset = _read(kind, source, output, of_source)
+    writers = {name: SplitWriter(output / name, split, options) for name, split in dataset.splits.items()}
+    write_names(output, dataset)
+    for name, split in dataset.splits.items():
+        for remark in _remarks(split, dataset.class_names):
+            _say(f"{name}: {remark}")
+        writer = writers[name]
+        if writer.finished:
+            _say(f"{name}: is all in {output / name} already")
+            continue
+        with Bar(f"{name}", split.num_samples, "pictures", start=writer.num_kept) as bar:
+            written = writer.write(bar.advance)
+        broken = split.num_samples - written
+        _say(f"{name}: {written:,} pictures in {output / name}" + (f", {broken:,} broken ones left out" * bool(broken)))
+
+
+def _read(kind: Kind, source: Path, scratch: Path, options: SourceOptions) -> DataSet:
+    match kind:
+        case "cifar10":
+            return read_cifar10(source, scratch, options.split)
+        case "cifar100":
+            return read_cifar100(source, scratch, options.split, options.labels)
+        case "pets":
+            return read_pets(source, scratch, options.split)
+        case "imagenet":
+            return read_imagenet(source, scratch, options.split, options.devkit)
+        case "folder":
+            return read_folder(source, scratch, options.split)
+        case "img2dataset":
+            return read_img2dataset(source, options.split)
+        case "parquet":
+            return read_parquet(source, options.split, options.columns)
+
+
+def _remarks(split: Split, class_names: tuple[str, ...] | None) -> list[str]:
+    """What is worth knowing of a split before it is written."""
+    remarks = [f"{count:,} samples {reason} left out" for reason, count in split.left_out.items() if count]
+    if split.published not in (None, split.num_samples):
+        remarks.append(f"{split.num_samples:,} pictures, where {split.published:,} were published")
+    if split.labels is not None and class_names is not None:
+        empty = np.flatnonzero(np.bincount(split.labels, minlength=len(class_names)) == 0)
+        if len(empty):
+            remarks.append(
+                f"{len(empty)} of {len(class_names)} classes have no pictures, {class_names[empty[0]]} first"
+            )
+    return remarks
+
+
+def _say(line: str) -> None:
+    print(f"lit-het: {line}", file=sys.stderr, flush=True)

@@ -1,0 +1,98 @@
+"""`lit-het data prepare`, from archives to what `lit-het zero-shot` reads."""
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from lit_het.cli.main import main
+from lit_het.cli.zero_shot import parse_set
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "data"
+CIFAR = GOLDEN / "cifar-10-python.tar.gz"
+TRUTH = json.loads((GOLDEN / "truth.json").read_text())
+
+
+def prepare(*arguments: object) -> int:
+    return main(["data", "prepare", *map(str, arguments)])
+
+
+def labels(argument: str) -> list[int]:
+    """What zero-shot evaluation reads of a set."""
+    batches = list(parse_set(argument, None, 5).build(8).batches())
+    return [int(label) for batch in batches for label in np.asarray(batch.label)[np.asarray(batch.valid)]]
+
+
+def test_zero_shot_reads_what_was_prepared(tmp_path, capsys):
+    assert prepare("cifar10", CIFAR, tmp_path / "cifar", "--samples-per-shard", 7, "--workers", 2) == 0
+    assert labels(f"{tmp_path}/cifar") == labels(f"{tmp_path}/cifar/test") == TRUTH["cifar10"]["labels"]["test_batch"]
+    assert len(labels(f"{tmp_path}/cifar/train")) == 100
+    said = capsys.readouterr().err
+    assert "train: 100 pictures, where 50,000 were published" in said
+    assert "test: 1 of 10 classes have no pictures, truck first" in said
+    assert re.search(r"train: 100/100 pictures, [\d.]+/s, 0 s left", said)
+    assert f"test: 20 pictures in {tmp_path}/cifar/test" in said
+
+
+def test_the_same_command_again_writes_nothing_and_another_split_joins(tmp_path, capsys):
+    assert prepare("pets", GOLDEN / "pets", tmp_path / "out", "--split", "test") == 0
+    written = {path: path.stat().st_mtime_ns for path in (tmp_path / "out" / "test").iterdir()}
+    assert prepare("pets", GOLDEN / "pets", tmp_path / "out", "--check-pictures", "--split", "train") == 0
+    assert prepare("pets", GOLDEN / "pets", tmp_path / "out", "--split", "test") == 0
+    assert f"test: is all in {tmp_path}/out/test already" in capsys.readouterr().err
+    assert {path: path.stat().st_mtime_ns for path in written} == written
+    assert labels(f"{tmp_path}/out") == [label for _, label in TRUTH["pets"]["test"]]
+
+
+def test_broken_pictures_end_in_one_line_or_are_left_out(tmp_path, capsys):
+    (tmp_path / "pictures" / "a").mkdir(parents=True)
+    Image.new("RGB", (4, 4)).save(tmp_path / "pictures" / "a" / "1.jpg")
+    (tmp_path / "pictures" / "a" / "2.jpg").write_bytes(b"not found")
+    assert prepare("folder", tmp_path / "pictures", tmp_path / "out", "--split", "test") == 1
+    line = capsys.readouterr().err.strip().splitlines()[-1]
+    assert re.match(r"lit-het: .*/a/2\.jpg: no picture \(9 bytes .*; mend it, or leave .* with --skip-broken", line)
+    assert not (tmp_path / "out" / "test").exists()
+    assert prepare("folder", tmp_path / "pictures", tmp_path / "out", "--split", "test", "--skip-broken") == 0
+    assert "test: 1 pictures in" in (said := capsys.readouterr().err)
+    assert "1 broken ones left out" in said
+    assert labels(f"{tmp_path}/out") == [0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("cifar100", CIFAR, "OUT", "--labels", "coarse"), "cifar-10-python.tar.gz: holds no meta"),
+        (("imagenet", GOLDEN, "OUT", "--devkit", "none.tar.gz"), "holds no pictures"),
+        (("img2dataset", "no-such-folder", "OUT"), "no-such-folder: no tar file matches"),
+        (("parquet", "none.parquet", "OUT", "--image", "x"), "none.parquet: is no parquet file"),
+        (("cifar10", CIFAR, "OUT", "--workers", "0"), "workers = 0 must be at least 1"),
+        (("cifar10", CIFAR, CIFAR), "cannot be made (File exists)"),
+    ],
+)
+def test_what_cannot_be_prepared_ends_in_one_line(tmp_path, capsys, arguments, message):
+    assert prepare(*(tmp_path / "out" if argument == "OUT" else argument for argument in arguments)) == 1
+    assert message in capsys.readouterr().err.strip().splitlines()[-1]
+    assert not list(tmp_path.rglob("*.t*"))
+
+
+@pytest.mark.parametrize(
+    "arguments", [(), ("prepare",), ("prepare", "mnist"), ("prepare", "cifar10", "x", "y", "--label", "z")]
+)
+def test_what_is_not_understood_is_answered_with_the_usage(capsys, arguments):
+    with pytest.raises(SystemExit, match="2"):
+        main(["data", *arguments])
+    assert "usage: lit-het" in capsys.readouterr().err
+
+
+def test_help_names_every_source_and_its_flags(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        prepare("--help")
+    said = capsys.readouterr().out
+    assert all(kind in said for kind in ("cifar10", "cifar100", "pets", "imagenet", "folder", "img2dataset", "parquet"))
+    with pytest.raises(SystemExit, match="0"):
+        prepare("imagenet", "--help")
+    said = capsys.readouterr().out
+    assert all(flag in said for flag in ("--devkit", "--split", "--workers", "--shuffle"))
