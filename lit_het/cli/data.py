@@ -42,8 +42,10 @@ def prepare(kind: Kind, source: Path, output: Path, of_source: SourceOptions, op
     """Writes the splits of a published data set as shards in clip_benchmark's layout.
 
     Raises:
-        UserError: the source cannot be read, or the output was made of another one.
+        UserError: the source cannot be read, or the output lies in it or was made of another one.
     """
+    if kind == "folder" and output.resolve().is_relative_to(source.resolve()):
+        raise UserError(f"{output} lies in {source}, where it would be a class; choose another output")
     try:
         output.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -170,7 +170,11 @@ def _add_data(data: argparse.ArgumentParser) -> None:
             "--samples-per-shard", type=int, default=10_000, metavar="N", help="at most; default: %(default)s"
         )
         parser.add_argument(
-            "--workers", type=int, default=os.cpu_count() or 1, metavar="N", help="default: %(default)s"
+            "--workers",
+            type=int,
+            default=min(os.cpu_count() or 1, 8),
+            metavar="N",
+            help="shards at a time; default: %(default)s",
         )
         parser.add_argument("--check-pictures", action="store_true", help="decode every picture, not its header alone")
         parser.add_argument("--skip-broken", action="store_true", help="leave out pictures that cannot be read")

@@ -69,6 +69,7 @@ def test_broken_pictures_end_in_one_line_or_are_left_out(tmp_path, capsys):
         (("img2dataset", "no-such-folder", "OUT"), "no-such-folder: no tar file matches"),
         (("parquet", "none.parquet", "OUT", "--image", "x"), "none.parquet: is no parquet file"),
         (("cifar10", CIFAR, "OUT", "--workers", "0"), "workers = 0 must be at least 1"),
+        (("folder", GOLDEN, GOLDEN / "out"), "where it would be a class; choose another output"),
         (("cifar10", CIFAR, CIFAR), "cannot be made (File exists)"),
     ],
 )
