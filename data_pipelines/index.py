@@ -36,6 +36,7 @@ DAMAGED = "truncated or damaged shard"
 REPEATED = "repeated key"
 NO_TAR = "no uncompressed tar"
 EMPTY = "shard without samples"
+_LACK = "no ."
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,6 +52,11 @@ class Fault:
     cause: str
     count: int
     example: str
+
+    @property
+    def is_lack(self) -> bool:
+        """Whether samples lack a member, rather than that a shard is damaged."""
+        return self.cause.startswith(_LACK)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,6 +115,7 @@ class ShardIndex:
         addresses: tar files, as ``expand`` returns them.
         required: kinds of members that every sample must have: an extension, or ``"image"`` for any of
             ``IMAGE_EXTENSIONS``. Samples without one are left out and counted.
+        optional: kinds that may be read where a sample has them.
         advance: called with 1 after each shard, for a progress bar.
 
     Attributes:
@@ -122,9 +129,10 @@ class ShardIndex:
         self,
         addresses: Sequence[str | Path],
         required: Sequence[str] = (),
+        optional: Sequence[str] = (),
         advance: Callable[[int], None] = lambda count: None,
     ):
-        self._required = tuple(required)
+        self._required, self._kinds = tuple(required), (*required, *optional)
         self.summaries: list[ShardSummary] = []
         summary = functools.partial(summarize, required=self._required)
         # Stores answer many at once; scanning a local shard is work for the processor.
@@ -149,6 +157,15 @@ class ShardIndex:
     def digest(self) -> str:
         """Tells whether two indexes hold the same samples in the same order."""
         return hashlib.sha256(" ".join(summary.digest for summary in self.summaries).encode()).hexdigest()[:16]
+
+    def sizes(self, kind: str) -> np.ndarray:
+        """The bytes of one kind of member of every sample, -1 where there is none: ``[samples]`` int64."""
+        parts = [np.empty(0, np.int64)]
+        for number, summary in enumerate(self.summaries):
+            table = self._table(number)
+            none = np.full(summary.count, -1)
+            parts.append(np.where(table.has([kind]), table.sizes[kind], none) if kind in table.sizes else none)
+        return np.concatenate(parts)
 
     def key(self, sample: int) -> str:
         """The key of a sample within its shard."""
@@ -184,8 +201,7 @@ class ShardIndex:
         table = index_shard(self.summaries[number].address)
         if _digest(table) != self.summaries[number].digest:
             raise UserError(f"{table.address}: changed while it was in use; start again")
-        kinds = self._required or table.offsets
-        return table.only(table.has(self._required), kinds)
+        return table.only(table.has(self._required), self._kinds)
 
 
 def _lack(table: ShardTable, kind: str) -> Fault:
@@ -193,7 +209,7 @@ def _lack(table: ShardTable, kind: str) -> Fault:
     lacking = ~table.has([kind])
     key = table.keys[int(lacking.argmax())].decode("utf-8", "surrogateescape")
     example = f"{table.address}: key {key} has no .{name}; add the member or remove the sample"
-    return Fault(f"no .{name}", int(lacking.sum()), example)
+    return Fault(f"{_LACK}{name}", int(lacking.sum()), example)
 
 
 def _digest(table: ShardTable) -> str:

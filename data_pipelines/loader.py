@@ -152,7 +152,7 @@ class Loader:
         self._caption, _, self._caption_field = config.captions.partition("/")
         members = [self._caption] * bool(tokenizer) + ([self._labels.member] if self._labels else [])
         self._members = tuple(dict.fromkeys([IMAGE, *members]))
-        self.index = ShardIndex([address for shards in data_sets for address in shards], self._members, advance)
+        self.index = ShardIndex([address for shards in data_sets for address in shards], self._members, advance=advance)
         self._leave_out()
         self._order = _order(config, self.index.counts, [len(shards) for shards in data_sets])
         self._bad_lock = threading.Lock()

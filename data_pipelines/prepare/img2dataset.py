@@ -1,12 +1,15 @@
 """The webdataset tars that img2dataset writes: pictures with captions, and what was known of them."""
 
+import collections
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 
+from data_pipelines.index import ShardIndex
 from data_pipelines.prepare.dataset import DataSet, Sample, Split, fingerprint
-from data_pipelines.shards import IMAGE, ShardIndex, expand
+from data_pipelines.shards import IMAGE, expand
+from data_pipelines.storage import readable
 from lit_het.errors import UserError
 
 
@@ -20,29 +23,30 @@ def read_img2dataset(source: Path, split: str | None = None) -> DataSet:
     Raises:
         UserError: a tar is truncated or repeats a key, or no sample is whole.
     """
-    paths = expand(source)
-    index = ShardIndex(paths)
-    has_picture, has_caption = index.sizes(IMAGE) > 0, index.sizes("txt") > 0
-    numbers = np.flatnonzero(has_picture & has_caption)
+    addresses = expand(source)
+    index = ShardIndex(addresses, [IMAGE, "txt"], ["json"])
+    faults = [fault for summary in index.summaries for fault in summary.faults]
+    if damaged := [fault for fault in faults if not fault.is_lack]:
+        raise UserError(damaged[0].example)
+    sizes = {kind: index.sizes(kind) for kind in (IMAGE, "txt", "json")}
+    numbers = np.flatnonzero((sizes[IMAGE] > 0) & (sizes["txt"] > 0))
+    left_out = collections.Counter({"empty picture or caption": len(index) - len(numbers)})
+    for fault in faults:
+        left_out[fault.cause] += fault.count
     if not len(numbers):
-        raise UserError(f"{source}: none of {len(index)} samples has both picture and caption (.txt)")
-    has_metadata = index.sizes("json") > 0
+        raise UserError(f"{source}: none of {left_out.total()} samples has both picture and caption (.txt)")
 
     def read(chosen: Sequence[int]) -> Iterator[Sample]:
         for number in numbers[np.asarray(chosen)].tolist():
-            members = {"txt": index.read(number, "txt")}
-            if has_metadata[number]:
-                members["json"] = index.read(number, "json")
+            kinds = ["txt", "json"] if sizes["json"][number] >= 0 else ["txt"]
+            picture, *others = map(readable, index.read([number], [IMAGE, *kinds])[0])
             origin = f"{index.shard(number)}: key {index.key(number)}"
-            yield Sample(index.read(number, IMAGE), origin, members)
+            yield Sample(picture, origin, dict(zip(kinds, others, strict=True)))
 
     part = Split(
         num_samples=len(numbers),
         read=read,
-        fingerprint=fingerprint([*(f"{path.name}:{path.stat().st_size}" for path in paths), numbers.tobytes()]),
-        left_out={
-            "without picture": int((~has_picture).sum()),
-            "without caption": int((has_picture & ~has_caption).sum()),
-        },
+        fingerprint=fingerprint([index.digest, numbers.tobytes()]),
+        left_out=dict(left_out),
     )
     return DataSet({split or "train": part})

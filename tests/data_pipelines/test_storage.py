@@ -61,7 +61,7 @@ def test_a_store_is_read_like_a_folder(store: list[str]):
 
 def test_a_store_that_stumbles_is_asked_again(store: list[str]):
     Stumbling.failures = 3
-    index = ShardIndex(store[:1])
+    index = ShardIndex(store[:1], ["txt"])
     Stumbling.failures = 3
     assert index.read([0, 1], ["txt"]) == [[b"text 0"], [b"text 1"]]
 

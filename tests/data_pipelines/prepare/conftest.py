@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from data_pipelines.index import ShardIndex
 from data_pipelines.prepare.dataset import DataSet
 from data_pipelines.prepare.writer import SplitWriter, WriteOptions
-from data_pipelines.shards import IMAGE, ShardIndex, expand
+from data_pipelines.shards import IMAGE, expand
+from data_pipelines.storage import readable
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,12 +38,14 @@ class Written:
 @pytest.fixture(scope="session")
 def written() -> Callable[[Path], list[Written]]:
     def read(folder: Path) -> list[Written]:
-        index = ShardIndex(expand(folder), [IMAGE])
-        kinds = [kind for kind in ("jpg", "png", "webp", "cls", "txt", "json") if (index.sizes(kind) >= 0).any()]
+        optional = ("jpg", "png", "webp", "cls", "txt", "json")
+        index = ShardIndex(expand(folder), [IMAGE], optional)
+        sizes = {kind: index.sizes(kind) for kind in optional}
         samples = []
         for number in range(len(index)):
-            members = {kind: index.read(number, kind) for kind in kinds if index.sizes(kind)[number] >= 0}
-            samples.append(Written(index.key(number), index.read(number, IMAGE), members))
+            kinds = [kind for kind in optional if sizes[kind][number] >= 0]
+            picture, *others = map(readable, index.read([number], [IMAGE, *kinds])[0])
+            samples.append(Written(index.key(number), picture, dict(zip(kinds, others, strict=True))))
         # in the order of shards' numbers, not of their names
         return sorted(samples, key=lambda sample: sample.key)
 

@@ -41,7 +41,8 @@ def test_pictures_captions_and_what_is_known_of_them_are_kept(tmp_path, source, 
 
 
 def test_failed_downloads_are_left_out_and_counted(source):
-    assert read_img2dataset(source).splits["train"].left_out == {"without picture": 1, "without caption": 1}
+    expected = {"no .jpg/jpeg/png/webp": 1, "empty picture or caption": 1}
+    assert read_img2dataset(source).splits["train"].left_out == expected
 
 
 def test_patterns_name_some_of_the_tars_and_a_split_is_called_as_asked(source):

@@ -97,7 +97,7 @@ def test_a_writer_that_was_killed_is_gone_on_with_without_loss_or_duplicates(tmp
     SplitWriter(tmp_path / "whole", numbered(60), WriteOptions(5)).write(advance)
     folder, partial = tmp_path / "test", tmp_path / ".test.partial"
     with subprocess.Popen([sys.executable, "-c", WRITE_SLOWLY, folder]) as process:
-        while len(list(partial.glob("*.tar"))) < 3 or not list(partial.glob("*.tar.partial")):
+        while len(list(partial.glob("*.tar"))) < 3 or not list(partial.glob("*.tar.partial*")):
             assert process.poll() is None
             time.sleep(0.002)
         process.send_signal(signal.SIGKILL)
