@@ -1,6 +1,7 @@
 """Bytes of files wherever they lie: local ones by ``pread``, remote ones by fsspec, tried again where a store fails."""
 
 import functools
+import hashlib
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -144,6 +145,29 @@ def parent(address: str) -> str:
 def absolute(address: str) -> str:
     """Returns an address that means the same file from every folder."""
     return address if is_remote(address) else str(Path(address).resolve())
+
+
+def checksum(address: str) -> str:
+    """Returns the SHA-256 of a file."""
+    with open_to_scan(address) as file:
+        digest = hashlib.sha256()
+        while block := file.read(2**23):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def keep_checksum(address: str) -> None:
+    """Writes ``FILE.sha256`` beside a file, as ``sha256sum`` does; one that is there already stays."""
+    if not exists(f"{address}.sha256"):
+        write(f"{address}.sha256", f"{checksum(address)}  {address.rpartition('/')[2]}\n".encode())
+
+
+def differs_from_checksum(address: str) -> str:
+    """Returns how a file differs from what was kept of it, nothing if it does not."""
+    if not exists(f"{address}.sha256"):
+        return "no checksum was kept; make one with lit-het data index --checksum"
+    kept = read_whole(f"{address}.sha256").decode().split()[0]
+    return "" if checksum(address) == kept else f"differs from {address}.sha256; fetch or write the shard again"
 
 
 class Reader:

@@ -133,6 +133,8 @@ class SplitWriter:
     def _write(self, advance: Callable[[int], None]) -> int:
         self._partial.mkdir(parents=True, exist_ok=True)
         with _locked(self._partial):
+            for half_written in self._partial.glob("*.partial-*"):  # by a writer that was killed
+                half_written.unlink()
             write_atomically(self._partial / _RECORD, _json({"plan": self._plan}))
             missing = [shard for shard in range(self._num_shards) if shard not in self._kept]
             counts = [*self._kept.values(), *self._write_shards(missing, advance)]

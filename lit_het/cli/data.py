@@ -1,12 +1,21 @@
-"""``lit-het data``: shards of the data sets that others publish."""
+"""``lit-het data``: shards of the data sets that others publish, their indexes, and what is wrong with them."""
 
+import collections
 import dataclasses
+import json
+import multiprocessing
 import sys
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
+from rich.console import Console
+from rich.table import Table
 
+from data_pipelines.index import summarize
+from data_pipelines.loader import Loader, LoaderConfig
 from data_pipelines.prepare.cifar import read_cifar10, read_cifar100
 from data_pipelines.prepare.dataset import DataSet, Split
 from data_pipelines.prepare.folder import read_folder
@@ -15,6 +24,8 @@ from data_pipelines.prepare.img2dataset import read_img2dataset
 from data_pipelines.prepare.parquet import Columns, read_parquet
 from data_pipelines.prepare.pets import read_pets
 from data_pipelines.prepare.writer import SplitWriter, WriteOptions, write_names
+from data_pipelines.shards import expand
+from data_pipelines.storage import differs_from_checksum, keep_checksum
 from lit_het.errors import UserError
 from lit_het.training.logging import Bar
 
@@ -65,6 +76,69 @@ def prepare(kind: Kind, source: Path, output: Path, of_source: SourceOptions, op
             written = writer.write(bar.advance)
         broken = split.num_samples - written
         _say(f"{name}: {written:,} pictures in {output / name}" + (f", {broken:,} broken ones left out" * bool(broken)))
+
+
+def index(shards: Sequence[str], workers: int, *, checksum: bool = False) -> None:
+    """Makes the index of every shard that has none; one that was stopped goes on where it was.
+
+    Raises:
+        UserError: a shard cannot be read, or differs from the checksum that was kept of it.
+    """
+    addresses, faults, num_samples = expand(shards), collections.Counter[str](), 0
+    # Scanning headers keeps a processor busy; processes that are spawned share no threads with this one.
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(max(1, workers), context) as pool, Bar("indexing", len(addresses), "shards") as bar:
+        for summary in pool.map(summarize, addresses):
+            num_samples += summary.count
+            faults.update({fault.cause: fault.count for fault in summary.faults})
+            bar.advance(1)
+        if checksum:
+            with Bar("hashing", len(addresses), "shards") as hashing:
+                for _ in pool.map(keep_checksum, addresses):
+                    hashing.advance(1)
+    _say(f"{num_samples:,} samples in {len(addresses):,} shards")
+    for cause, count in faults.items():
+        _say(f"{count:,} times: {cause}; see lit-het data check")
+
+
+def check(
+    shards: Sequence[str], workers: int, captions: str | None, *, checksum: bool = False, output: Path | None = None
+) -> None:
+    """Reads every sample as training would and prints what is broken, by shard and cause.
+
+    Raises:
+        UserError: something is, after the table.
+    """
+    config = LoaderConfig(
+        tuple(shards), image_size=32, batch_size=64, captions=captions or "txt", threads=workers, max_bad_fraction=1.0
+    )
+    # Any tokenizer makes the loader read captions.
+    tokenizer = (lambda texts: np.zeros((len(texts), 1), np.int32)) if captions else None
+    with Bar("indexing", len(expand(shards)), "shards") as bar:
+        loader = Loader(config, tokenizer, bar.advance)
+    with Bar("checking", loader.num_samples, "samples") as bar:
+        for batch in loader.epoch():
+            bar.advance(int(min(len(batch.valid), loader.num_samples - bar.done)))
+    if checksum:
+        addresses = expand(shards)
+        with ThreadPoolExecutor(max(1, workers)) as pool, Bar("hashing", len(addresses), "shards") as bar:
+            for address, differs in zip(addresses, pool.map(differs_from_checksum, addresses), strict=True):
+                if differs:
+                    loader.faults[address, "other checksum"] += 1
+                    loader.examples[address, "other checksum"] = f"{address}: {differs}"
+                bar.advance(1)
+    rows = [(*key, count, loader.examples[key]) for key, count in sorted(loader.faults.items())]
+    if output is not None:
+        names = ("shard", "cause", "count", "example")
+        output.write_text(json.dumps([dict(zip(names, row, strict=True)) for row in rows], indent=2) + "\n")
+    if not rows:
+        _say(f"all {loader.num_samples:,} samples can be used")
+        return
+    table = Table("shard", "cause", "count", "first")
+    for shard, cause, count, example in rows:
+        table.add_row(shard, cause, f"{count:,}", example.removeprefix(f"{shard}: "))
+    Console().print(table)
+    raise UserError(f"{loader.faults.total():,} defects among {loader.num_samples:,} samples; mend them or leave them out")
 
 
 def _read(kind: Kind, source: Path, scratch: Path, options: SourceOptions) -> DataSet:

@@ -96,7 +96,7 @@ def _parser() -> argparse.ArgumentParser:
     zero_shot.add_argument("--output", type=Path, help="also write the figures to this JSON file")
     zero_shot.set_defaults(command=_zero_shot, name="zero-shot")
 
-    _add_data(commands.add_parser("data", allow_abbrev=False, help="make shards of published data sets"))
+    _add_data(commands.add_parser("data", allow_abbrev=False, help="make shards, index them and check them"))
 
     importing = commands.add_parser(
         "import",
@@ -149,6 +149,36 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_data(data: argparse.ArgumentParser) -> None:
     actions = data.add_subparsers(required=True, metavar="ACTION")
+    index = actions.add_parser(
+        "index",
+        allow_abbrev=False,
+        help="scan shards once, so that training begins at once",
+        description="Reads the headers of shards that have no index yet, or have changed, and keeps what lies where "
+        "beside them (or in the user's cache, where their folder cannot be written to). May be stopped and run again.",
+    )
+    check = actions.add_parser(
+        "check",
+        allow_abbrev=False,
+        help="read every sample as training would, and list what is broken",
+        description="Decodes every picture and caption, and counts what cannot be used by shard and cause. The exit "
+        "code is 1 if there is anything.",
+    )
+    for parser in (index, check):
+        parser.add_argument(
+            "shards", nargs="+", metavar="SHARDS", help="tar files, folders, globs, patterns {000..099}.tar, lists .txt"
+        )
+        parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, metavar="N", help="default: %(default)s")
+        parser.add_argument(
+            "--checksum",
+            action="store_true",
+            help="also hash every shard: index keeps SHARD.sha256, check compares",
+        )
+    check.add_argument(
+        "--captions", metavar="MEMBER", help="that samples must have, such as txt or json/caption; none by default"
+    )
+    check.add_argument("--output", type=Path, metavar="FILE", help="also write the table as JSON")
+    index.set_defaults(command=_index, name="data index")
+    check.set_defaults(command=_check, name="data check")
     prepare = actions.add_parser(
         "prepare",
         allow_abbrev=False,
@@ -257,6 +287,18 @@ def _zero_shot(options: argparse.Namespace, _: list[str]) -> None:
         num_samples=options.samples,
         output=options.output,
     )
+
+
+def _index(options: argparse.Namespace, _: list[str]) -> None:
+    from lit_het.cli.data import index
+
+    index(options.shards, options.workers, checksum=options.checksum)
+
+
+def _check(options: argparse.Namespace, _: list[str]) -> None:
+    from lit_het.cli.data import check
+
+    check(options.shards, options.workers, options.captions, checksum=options.checksum, output=options.output)
 
 
 def _prepare(options: argparse.Namespace, _: list[str]) -> None:
