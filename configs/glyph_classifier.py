@@ -52,7 +52,7 @@ def get_config(root: Path = ROOT, head: ClassificationHeadConfig = HEAD) -> Expe
             batch_size=64,
             threads=1,
             labels=ClassIndex(),
-            augmentation=quickstart_upstream.AUGMENTATION,
+            augmentations=(quickstart_upstream.AUGMENTATION,),
         ),
         num_steps=1000,
         optimizer=AdamW(second_decay=0.95, weight_decay=3e-5),

@@ -10,6 +10,7 @@ from pathlib import Path
 from configs.experiment import ExperimentConfig
 from data_pipelines.labels import ClassIndex
 from data_pipelines.loader import LoaderConfig
+from data_pipelines.transforms import Preprocessing
 from lit_het.heads.covariance import CovarianceConfig
 from lit_het.heads.het_xl import HetXLConfig
 from lit_het.heads.sampling import SamplingConfig
@@ -50,6 +51,7 @@ def get_config() -> ExperimentConfig:
             shards=("data/train/{0000..1023}.tar",),
             image_size=224,
             batch_size=BATCH_SIZE,
+            preprocessing=Preprocessing(filter="fast"),
             threads=16,
             labels=ClassIndex(),
         ),

@@ -11,6 +11,7 @@ from pathlib import Path
 from configs.experiment import ExperimentConfig
 from data_pipelines.loader import LoaderConfig
 from data_pipelines.tokenizers import SentencePieceConfig
+from data_pipelines.transforms import Preprocessing
 from lit_het.heads.contrastive import HetXLContrastiveConfig
 from lit_het.optimizers import Adafactor
 from lit_het.schedules import CosineSchedule
@@ -44,7 +45,13 @@ def get_config() -> ExperimentConfig:
             text_tower=TextConfig(vocabulary_size=32_000, length=16, embedding_size=2 * B.width, encoder=B),
             head=HetXLContrastiveConfig(),
         ),
-        data=LoaderConfig(shards=("data/train/{00000..99999}.tar",), image_size=224, batch_size=BATCH_SIZE, threads=16),
+        data=LoaderConfig(
+            shards=("data/train/{00000..99999}.tar",),
+            image_size=224,
+            batch_size=BATCH_SIZE,
+            preprocessing=Preprocessing(filter="fast"),
+            threads=16,
+        ),
         tokenizer=SentencePieceConfig(model=Path("data/tokenizer.model"), length=16),
         num_steps=NUM_EXAMPLES // BATCH_SIZE,
         optimizer=Adafactor(weight_decay=1e-4, clip_norm=1.0),

@@ -9,6 +9,7 @@ from pathlib import Path
 from configs.experiment import ExperimentConfig, PretrainedConfig
 from data_pipelines.loader import LoaderConfig
 from data_pipelines.tokenizers import SentencePieceConfig
+from data_pipelines.transforms import Preprocessing
 from lit_het.heads.contrastive import HetXLContrastiveConfig
 from lit_het.optimizers import Adafactor
 from lit_het.schedules import CosineSchedule
@@ -39,7 +40,13 @@ def get_config() -> ExperimentConfig:
             ),
             head=HetXLContrastiveConfig(),
         ),
-        data=LoaderConfig(shards=("data/train/{00000..99999}.tar",), image_size=224, batch_size=BATCH_SIZE, threads=16),
+        data=LoaderConfig(
+            shards=("data/train/{00000..99999}.tar",),
+            image_size=224,
+            batch_size=BATCH_SIZE,
+            preprocessing=Preprocessing(filter="fast"),
+            threads=16,
+        ),
         tokenizer=SentencePieceConfig(model=Path("data/tokenizer.model"), length=16),
         pretrained=PretrainedConfig(run=Path("runs/so400m")),
         num_steps=num_steps,

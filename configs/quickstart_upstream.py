@@ -56,7 +56,7 @@ def get_config(root: Path = ROOT) -> ExperimentConfig:
             batch_size=64,
             threads=1,
             labels=CaptionWords(),
-            augmentation=AUGMENTATION,
+            augmentations=(AUGMENTATION,),
         ),
         num_steps=1400,
         optimizer=AdamW(second_decay=0.95, weight_decay=3e-5),

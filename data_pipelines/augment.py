@@ -8,6 +8,8 @@ import cv2
 import numpy as np
 from jaxtyping import UInt8
 
+from lit_het.errors import UserError
+
 _BORDERS = {"white": cv2.BORDER_CONSTANT, "edge": cv2.BORDER_REPLICATE}
 
 
@@ -71,3 +73,22 @@ class RandomAffine:
             borderMode=_BORDERS[self.border],
             borderValue=(255, 255, 255),
         )
+
+
+@dataclasses.dataclass(frozen=True)
+class HorizontalFlip:
+    """Mirrors a picture, left to right.
+
+    Attributes:
+        probability: of doing so.
+    """
+
+    probability: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.probability <= 1:
+            raise UserError(f"HorizontalFlip: probability = {self.probability} must be from 0 to 1")
+
+    def apply(self, image: UInt8[np.ndarray, "h w 3"], generator: np.random.Generator) -> UInt8[np.ndarray, "h w 3"]:
+        """Returns the picture or its mirror image; always takes one number from the generator."""
+        return cv2.flip(image, 1) if generator.random() < self.probability else image

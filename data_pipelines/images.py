@@ -1,11 +1,21 @@
 """Pictures to pixels: bytes of any common format to a square uint8 array, and back to JPEG.
 
-The resize method is part of what a tower has learned: shrinking averages over areas (OpenCV ``INTER_AREA``, which
-antialiases), enlarging is bilinear (``INTER_LINEAR``); the aspect ratio is not kept. A JPEG at least four times as
-large as asked for is first shrunk by libjpeg's scaled DCT to no less than twice the size.
+A part of a picture, its *box*, becomes the square by one of four filters:
+
+- ``"fast"`` approximates antialiased bicubic. What shrinks by r goes bilinearly to m times the size, m = ⌊r + 0.7⌋ for
+  each axis, and then to the exact mean of m x m pixels; what is enlarged is bicubic. JPEGs are decoded with libjpeg's
+  fast transforms and fast upsampling of colours.
+- ``"area"``: means over areas (OpenCV ``INTER_AREA``), enlarging is bilinear.
+- ``"bilinear"`` and ``"bicubic"`` are antialiased: Pillow's ``Image.resize`` itself, on exactly decoded pixels.
+
+Boxes are cut to whole pixels by the first two, as they are by Pillow. Where a box is at least four times as large as
+the square, the first two let libjpeg's scaled DCT shrink it to no less than twice the square.
 """
 
 import io
+import math
+from collections.abc import Callable
+from typing import Literal, TypeAlias
 
 import cv2
 import numpy as np
@@ -17,7 +27,13 @@ from PIL.ImageFile import ImageFile
 MAX_PIXELS = 2**26
 """Pictures with more pixels than this (8192 x 8192) are refused before they are decoded."""
 
+Filter: TypeAlias = Literal["fast", "area", "bilinear", "bicubic"]
+
+Box: TypeAlias = tuple[float, float, float, float]
+"""A part of a picture in its pixels: left, top, right, bottom."""
+
 _EXIF_ORIENTATION = 0x0112
+_PILLOW_FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 
 # OpenCV's own threads would fight with the loader's for the same cores.
 cv2.setNumThreads(0)
@@ -35,20 +51,43 @@ class BrokenImage(ValueError):
         self.cause = cause
 
 
-def decode(data: bytes, size: int, *, max_pixels: int = MAX_PIXELS) -> UInt8[np.ndarray, "size size 3"]:
-    """Decodes a picture to RGB and resizes it to ``size`` x ``size`` pixels if it has another size.
+def whole(height: int, width: int) -> Box:
+    """The box that is the whole picture."""
+    return 0.0, 0.0, float(width), float(height)
+
+
+def decode(
+    data: bytes,
+    size: int,
+    choose_box: Callable[[int, int], Box] = whole,
+    filter: Filter = "area",
+    *,
+    max_pixels: int = MAX_PIXELS,
+) -> UInt8[np.ndarray, "size size 3"]:
+    """Decodes a picture to RGB and makes a part of it a square of ``size`` x ``size`` pixels.
 
     The format is told by the first bytes, never by a name. JPEG goes through simplejpeg; PNG, WebP, GIF, CMYK and
     turned JPEG go through Pillow: the first frame of an animation, EXIF orientation applied, 16 bits cut to the
     upper 8, transparency over white.
 
+    Args:
+        data: the encoded picture.
+        size: of the square.
+        choose_box: from height and width of the upright picture to the part that becomes the square.
+        filter: how that part is resized.
+        max_pixels: that a picture may have.
+
     Raises:
         BrokenImage: unknown format, more than ``max_pixels`` pixels, or damaged bytes.
     """
-    pixels = _decode_jpeg(data, size, max_pixels) if data.startswith(b"\xff\xd8\xff") else None
-    if pixels is None:
-        pixels = _decode_with_pillow(data, max_pixels)
-    return resize(pixels, size)
+    if data.startswith(b"\xff\xd8\xff"):
+        height, width, colorspace = _jpeg_header(data, max_pixels)
+        if colorspace in ("YCbCr", "Gray", "RGB") and not _is_turned(data):
+            box = choose_box(height, width)
+            pixels = _decode_jpeg(data, _least_side(box, height, width, size, filter), fast=filter == "fast")
+            return resize(pixels, size, filter, _scaled(box, pixels.shape[0] / height, pixels.shape[1] / width))
+    pixels = _decode_with_pillow(data, max_pixels)
+    return resize(pixels, size, filter, choose_box(*pixels.shape[:2]))
 
 
 def encode_jpeg(image: UInt8[np.ndarray, "h w c"], quality: int = 95) -> bytes:
@@ -57,8 +96,29 @@ def encode_jpeg(image: UInt8[np.ndarray, "h w c"], quality: int = 95) -> bytes:
     return simplejpeg.encode_jpeg(np.ascontiguousarray(image), quality, colorspace, subsampling)
 
 
-def resize(image: UInt8[np.ndarray, "h w 3"], size: int) -> UInt8[np.ndarray, "size size 3"]:
-    """Resizes to ``size`` x ``size`` pixels: first shrinks by area what is too long, then enlarges bilinearly."""
+def resize(
+    image: UInt8[np.ndarray, "h w 3"], size: int, filter: Filter = "area", box: Box | None = None
+) -> UInt8[np.ndarray, "size size 3"]:
+    """Resizes a box, or without one the whole picture, to ``size`` x ``size`` pixels."""
+    if filter in _PILLOW_FILTERS:
+        return np.array(Image.fromarray(image).resize((size, size), _PILLOW_FILTERS[filter], box))
+    if box is not None:
+        left, top, right, bottom = (round(edge) for edge in box)
+        image = image[top : max(bottom, top + 1), left : max(right, left + 1)]
+    return _resize_fast(image, size) if filter == "fast" else _resize_by_area(image, size)
+
+
+def _resize_fast(image: np.ndarray, size: int) -> np.ndarray:
+    height, width = image.shape[:2]
+    if height <= size and width <= size:
+        return cv2.resize(image, (size, size), interpolation=cv2.INTER_CUBIC)
+    rows, columns = (max(1, int(side / size + 0.7)) for side in (height, width))
+    image = cv2.resize(image, (columns * size, rows * size), interpolation=cv2.INTER_LINEAR)
+    return cv2.resize(image, (size, size), interpolation=cv2.INTER_AREA)
+
+
+def _resize_by_area(image: np.ndarray, size: int) -> np.ndarray:
+    """First shrinks by area what is too long, then enlarges bilinearly."""
     height, width = image.shape[:2]
     if height > size or width > size:
         image = cv2.resize(image, (min(width, size), min(height, size)), interpolation=cv2.INTER_AREA)
@@ -67,21 +127,37 @@ def resize(image: UInt8[np.ndarray, "h w 3"], size: int) -> UInt8[np.ndarray, "s
     return image
 
 
-def _decode_jpeg(data: bytes, size: int, max_pixels: int) -> np.ndarray | None:
-    """Decodes the plain kinds of JPEG fast; None leaves the others to Pillow."""
+def _jpeg_header(data: bytes, max_pixels: int) -> tuple[int, int, str]:
+    """Returns height, width and colour space."""
     try:
         rows, columns, colorspace, _ = simplejpeg.decode_jpeg_header(data)
     except ValueError as error:
         raise BrokenImage("damaged JPEG", str(error)) from error
     height, width = int(rows), int(columns)
     _check_pixels(width, height, max_pixels)
-    if colorspace not in ("YCbCr", "Gray", "RGB") or _is_turned(data):
-        return None
-    scaled = 2 * size if min(height, width) >= 4 * size else 0
+    return height, width, colorspace
+
+
+def _least_side(box: Box, height: int, width: int, size: int, filter: Filter) -> int:
+    """Pixels that the scaled DCT must leave of a picture's shorter side; 0 where it is not to shrink the picture."""
+    left, top, right, bottom = box
+    shorter = min(right - left, bottom - top)
+    if filter in _PILLOW_FILTERS or shorter < 4 * size:
+        return 0
+    return math.ceil(2 * size * min(height, width) / shorter)
+
+
+def _decode_jpeg(data: bytes, least_side: int, *, fast: bool) -> np.ndarray:
+    factor = 2 if least_side else 1
     try:
-        return simplejpeg.decode_jpeg(data, "RGB", min_height=scaled, min_width=scaled, min_factor=2 if scaled else 1)
+        return simplejpeg.decode_jpeg(data, "RGB", fast, fast, least_side, least_side, factor)
     except ValueError as error:
         raise BrokenImage("damaged JPEG", str(error)) from error
+
+
+def _scaled(box: Box, vertical: float, horizontal: float) -> Box:
+    left, top, right, bottom = box
+    return left * horizontal, top * vertical, right * horizontal, bottom * vertical
 
 
 def _is_turned(data: bytes) -> bool:

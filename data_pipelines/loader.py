@@ -23,13 +23,14 @@ import grain
 import numpy as np
 
 from data_pipelines import storage
-from data_pipelines.augment import RandomAffine, StreamRandom
-from data_pipelines.images import BrokenImage, decode
+from data_pipelines.augment import StreamRandom
+from data_pipelines.images import BrokenImage
 from data_pipelines.index import ShardIndex
 from data_pipelines.labels import Labels, LabelsConfig
 from data_pipelines.order import InTurn, Mixed, Order, Shuffled, WindowShuffled
 from data_pipelines.shards import IMAGE, expand
 from data_pipelines.storage import Unreadable, readable
+from data_pipelines.transforms import Augmentation, InceptionCrop, Preprocessing, Training
 from lit_het.errors import UserError, require_at_least
 from lit_het.types import Batch
 
@@ -71,8 +72,10 @@ class LoaderConfig:
         labels: how to read labels; None reads none.
         mixture: further data sets, each in a fixed proportion to ``shards`` and with an order of its own.
         captions: the member that holds them; ``json/caption`` is the field ``caption`` of a JSON object.
-        augmentation: changes of training pictures; evaluation never changes them.
-        seed: of order and augmentation.
+        preprocessing: how pictures become squares.
+        crop: which part of a picture training takes; None fits pictures as evaluation does.
+        augmentations: changes of training pictures, in order; evaluation never changes them.
+        seed: of order, crops and augmentations.
         shuffle: whether training takes each epoch in an order of its own.
         window: shards whose samples are shuffled together, where reads far apart are slow; None shuffles all.
         threads: that read and decode batches ahead; 0 reads each batch when it is asked for.
@@ -86,7 +89,9 @@ class LoaderConfig:
     labels: LabelsConfig | None = None
     mixture: tuple[WeightedShards, ...] = ()
     captions: str = "txt"
-    augmentation: RandomAffine | None = None
+    preprocessing: Preprocessing = Preprocessing()
+    crop: InceptionCrop | None = None
+    augmentations: tuple[Augmentation, ...] = ()
     seed: int = 0
     shuffle: bool = True
     window: int | None = None
@@ -147,6 +152,7 @@ class Loader:
         self.faults: collections.Counter[tuple[str, str]] = collections.Counter()
         self.examples: dict[tuple[str, str], str] = {}
         self._tokenizer = tokenizer
+        self._training = Training(config.preprocessing, config.crop, config.augmentations)
         self._labels: Labels | None = config.labels.build(storage.parent(data_sets[0][0])) if config.labels else None
         self.num_classes = self._labels.num_classes if self._labels else None
         self._caption, _, self._caption_field = config.captions.partition("/")
@@ -197,7 +203,7 @@ class Loader:
         def read(number: int) -> Batch:
             start = first + number * size
             samples = [self._order[i] for i in range(start, start + rows)]
-            return self._read(samples, start if self.config.augmentation else None)
+            return self._read(samples, start)
 
         return self._prefetch(grain.MapDataset.range(sys.maxsize).map(read))
 
@@ -234,7 +240,7 @@ class Loader:
             iterator.close()  # ends the threads, also when the consumer stops early
 
     def _read(self, samples: Sequence[int], augment_from: int | None) -> Batch:
-        """Reads samples into a batch; row ``i`` is augmented as position ``augment_from + i``."""
+        """Reads samples into a batch; row ``i`` is augmented as position ``augment_from + i``, or not for None."""
         size = self.config.image_size
         image = np.zeros((len(samples), size, size, 3), np.uint8)
         valid = np.zeros(len(samples), bool)
@@ -246,14 +252,15 @@ class Loader:
         for row, contents in zip(rows, found, strict=True):
             try:
                 members = dict(zip(self._members, map(readable, contents), strict=True))
-                pixels = decode(members[IMAGE], size)
+                if augment_from is None:
+                    pixels = self.config.preprocessing.apply(members[IMAGE], size)
+                else:
+                    pixels = self._training.apply(members[IMAGE], size, random.at(augment_from + row))
                 texts = {member: _text(content) for member, content in members.items() if member != IMAGE}
                 captions[row] = self._caption_of(texts) if self._tokenizer else ""
             except (BrokenImage, Unreadable) as error:
                 self._count_bad(samples[row], error.cause, str(error))
                 continue
-            if self.config.augmentation and augment_from is not None:
-                pixels = self.config.augmentation.apply(pixels, random.at(augment_from + row))
             if label is not None and self._labels:
                 label[row] = self._encode_label(samples[row], self._labels, texts)
             image[row], valid[row] = pixels, True

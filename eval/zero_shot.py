@@ -15,6 +15,7 @@ from jaxtyping import Float, Int
 
 from data_pipelines.labels import ClassIndex
 from data_pipelines.loader import LoaderConfig
+from data_pipelines.transforms import Preprocessing
 from eval.calibration import check_labels
 from eval.prompts import (
     BARE_TEMPLATE,
@@ -245,15 +246,20 @@ class ZeroShotConfig:
         require_at_least(1, self, "batch_size")
         require_at_least(0, self, "num_samples")
 
-    def build(self, image_size: int) -> ZeroShotClassification:
+    def build(self, image_size: int, preprocessing: Preprocessing | None = None) -> ZeroShotClassification:
         """Index the shards, and join them with the names and the templates.
+
+        Args:
+            image_size: pixels along each side.
+            preprocessing: that of the model's training; None for the default.
 
         Raises:
             UserError: a file that is missing or malformed, or a template without ``{c}``.
         """
         labels = ClassIndex(self.directory / CLASS_NAMES_FILE)
         shards = (str(self.directory / self.split),)
-        loader = LoaderConfig(shards, image_size, self.batch_size, labels).build()
+        preprocessing = preprocessing or Preprocessing()
+        loader = LoaderConfig(shards, image_size, self.batch_size, labels, preprocessing=preprocessing).build()
         return dataclasses.replace(self.over(loader.epoch), num_images=loader.num_samples)
 
     def over(self, batches: Batches) -> ZeroShotClassification:

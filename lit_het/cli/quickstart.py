@@ -17,7 +17,7 @@ from configs import quickstart_lit_deterministic, quickstart_lit_het_xl, quickst
 from configs.experiment import ExperimentConfig
 from data_pipelines.glyphs import FACES, write_glyph_shards
 from data_pipelines.labels import ClassIndex, read_lines
-from data_pipelines.loader import Loader, LoaderConfig
+from data_pipelines.loader import LoaderConfig
 from data_pipelines.tokenizers import train_sentencepiece
 from eval import ambiguity, ranking, zero_shot
 from eval.ambiguity import GroupErrors, RankTest
@@ -118,7 +118,7 @@ def quickstart(run_dir: Path, seed: int) -> None:
         with clock.stage(config.run_dir.name):
             train_unless_done(_with_seed(config, seed))
     with clock.stage("evaluation"):
-        data = read_evaluation(run_dir / "data", deterministic.data.image_size)
+        data = read_evaluation(run_dir / "data", deterministic.data)
         evaluations = {
             "deterministic": _evaluate(deterministic, data),
             "het_xl": _evaluate(het_xl, data),
@@ -225,14 +225,15 @@ def _with_seed(config: ExperimentConfig, seed: int) -> ExperimentConfig:
     return dataclasses.replace(config, seed=seed, data=dataclasses.replace(config.data, seed=seed))
 
 
-def read_evaluation(directory: Path, image_size: int) -> GlyphEvaluation:
-    """Reads names, look-alikes and both held-out sets into memory."""
+def read_evaluation(directory: Path, trained_on: LoaderConfig) -> GlyphEvaluation:
+    """Reads names, look-alikes and both held-out sets into memory, pictures as the model was trained on them."""
     names = tuple(read_lines(directory / "names.txt"))
     first_of_shape = json.loads((directory / "homoglyphs.json").read_text("utf-8"))
     shapes = [first_of_shape[name] for name in names]
     pictures = {}
     for name in (FACE, CHARACTERS):
-        loader = Loader(LoaderConfig((str(directory / name),), image_size, labels=ClassIndex()))
+        shards, image_size = (str(directory / name),), trained_on.image_size
+        loader = LoaderConfig(shards, image_size, labels=ClassIndex(), preprocessing=trained_on.preprocessing).build()
         label_names = read_lines(directory / name / "classnames.txt")
         images, labels = [], []
         for batch in loader.epoch():

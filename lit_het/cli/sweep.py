@@ -179,7 +179,10 @@ def _held_out_loader(config: ExperimentConfig, held_out: Path, batch_size: int) 
     if not held_out.is_dir():
         raise UserError(f"no folder {held_out}; --held-out takes a folder of labelled shards")
     assert isinstance(config.task, ClassificationConfig)
-    loader = LoaderConfig((str(held_out),), config.data.image_size, batch_size, config.data.labels).build()
+    data = config.data
+    loader = LoaderConfig(
+        (str(held_out),), data.image_size, batch_size, data.labels, preprocessing=data.preprocessing
+    ).build()
     if loader.num_classes != config.task.num_classes:
         raise UserError(
             f"--held-out {held_out} has {loader.num_classes} classes and the classifier {config.task.num_classes}; "

@@ -215,7 +215,9 @@ def _evaluation(
 ) -> Any:
     if config.evaluations and not isinstance(task, ContrastiveTask):
         raise UserError("evaluations are zero-shot: they need a task with a text tower; remove them")
-    evaluators = [evaluation.build(config.data.image_size) for evaluation in config.evaluations]
+    evaluators = [
+        evaluation.build(config.data.image_size, config.data.preprocessing) for evaluation in config.evaluations
+    ]
 
     def evaluate(trainable: Params) -> Mapping[str, float]:
         if not evaluators:

@@ -49,7 +49,8 @@ def zero_shot(
         raise UserError(f"no folder {output.parent} to write {output.name} to; make it first")
     run = runs.open_contrastive(checkpoint, pretrained)
     encoder = run.encoder()
-    evaluations = [config.build(run.config.data.image_size) for config in sets]
+    trained_on = run.config.data
+    evaluations = [config.build(trained_on.image_size, trained_on.preprocessing) for config in sets]
     metrics: dict[str, float] = {}
     for config, evaluation in zip(sets, evaluations, strict=True):
         with Bar(f"zero-shot {config.name}", evaluation.num_embeddings, "embeddings") as bar:

@@ -68,7 +68,7 @@ def rows(batch: Batch, chosen: slice) -> Batch:
 
 @pytest.fixture(scope="module")
 def augmented(shards: Path) -> Loader:
-    return Loader(config(shards, augmentation=RandomAffine()), number_tokens)
+    return Loader(config(shards, augmentations=(RandomAffine(),)), number_tokens)
 
 
 @pytest.fixture(scope="module")
@@ -125,7 +125,7 @@ def test_any_position_on_any_number_of_hosts_continues_the_same_stream(
 
 
 def test_a_new_loader_with_threads_continues_where_the_old_one_stopped(shards: Path, uninterrupted: Batch):
-    resumed = config(shards, augmentation=RandomAffine(), threads=3, prefetch_batches=5).build(number_tokens)
+    resumed = config(shards, augmentations=(RandomAffine(),), threads=3, prefetch_batches=5).build(number_tokens)
     assert_equal(joined(take(resumed, 15, 40)), rows(uninterrupted, slice(40, None)))
 
 

@@ -1,0 +1,174 @@
+"""RandAugment: a few of 14 changes, drawn anew for every picture (Cubuk et al. 2020)."""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import TypeAlias
+
+import cv2
+import numpy as np
+from jaxtyping import UInt8
+
+from lit_het.errors import UserError, require_at_least
+
+MAX_MAGNITUDE = 10.0
+_GREY = (128, 128, 128)
+_LEVELS = np.arange(256)
+_LUMA = np.array([[299, 587, 114]]) / 1000  # ITU-R 601-2, as Pillow's mode L
+_IDENTITY = ((1.0, 0.0), (0.0, 1.0))
+_SMOOTH = np.array([[1, 1, 1], [1, 5, 1], [1, 1, 1]]) / 13  # Pillow's SMOOTH
+
+# A picture [h w 3] and an amount to a picture of the same size.
+_Change: TypeAlias = Callable[[np.ndarray, float], np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True)
+class RandAugment:
+    """Applies some changes, drawn with replacement from the 14 of the paper, all at one magnitude.
+
+    Ranges are AutoAugment's (Cubuk et al. 2019, Table 6), reached at magnitude 10: shears of 0.3, shifts of 150/331 of
+    a side and turns of 30 degrees either way, what comes into view being grey; colour, contrast, brightness and
+    sharpness times 1 - 0.9 or 1 + 0.9; posterize to 4 bits; solarize all levels. A larger magnitude changes more, as in
+    torchvision; in the original code posterize and solarize change less.
+
+    Attributes:
+        num_layers: changes of a picture, the paper's N.
+        magnitude: from 0 to 10, the paper's M.
+
+    Raises:
+        UserError: a negative number of layers, or a magnitude out of range.
+    """
+
+    num_layers: int = 2
+    magnitude: float = 10.0
+
+    def __post_init__(self) -> None:
+        require_at_least(0, self, "num_layers", "magnitude")
+        if self.magnitude > MAX_MAGNITUDE:
+            raise UserError(f"RandAugment: magnitude = {self.magnitude} must be at most {MAX_MAGNITUDE:g}")
+
+    def apply(self, image: UInt8[np.ndarray, "h w 3"], generator: np.random.Generator) -> UInt8[np.ndarray, "h w 3"]:
+        """Returns a changed picture; always takes two numbers for each layer from the generator."""
+        for choice, sign in generator.random((self.num_layers, 2)).tolist():
+            change = CHANGES[int(choice * len(CHANGES))]
+            amount = self.magnitude / MAX_MAGNITUDE
+            image = change(image, amount if sign < 0.5 else -amount)
+        return image
+
+
+def identity(image: np.ndarray, amount: float) -> np.ndarray:
+    """Changes nothing."""
+    del amount
+    return image
+
+
+def autocontrast(image: np.ndarray, amount: float) -> np.ndarray:
+    """Stretches each channel to all levels, as Pillow's ``ImageOps.autocontrast``."""
+    del amount
+    low, high = image.min((0, 1)), image.max((0, 1))
+    levels = _LEVELS[:, None]
+    scale = 255 / np.maximum(high.astype(float) - low, 1)
+    stretched = np.clip(levels * scale - low * scale, 0, 255)
+    return cv2.LUT(image, np.where(high > low, stretched, levels).astype(np.uint8)[None])
+
+
+def equalize(image: np.ndarray, amount: float) -> np.ndarray:
+    """Spreads the levels of each channel evenly, as Pillow's ``ImageOps.equalize``."""
+    del amount
+    tables = []
+    for channel in cv2.split(image):
+        counts = np.bincount(channel.ravel(), minlength=256)
+        used = counts[counts > 0]
+        step = (used.sum() - used[-1]) // 255
+        below = np.cumsum(counts) - counts
+        tables.append((step // 2 + below) // step if len(used) > 1 and step else _LEVELS)
+    return cv2.LUT(image, np.minimum(np.stack(tables, axis=1), 255).astype(np.uint8)[None])
+
+
+def solarize(image: np.ndarray, amount: float) -> np.ndarray:
+    """Inverts the levels from 256 (1 - |amount|) on."""
+    inverted = np.where(256 * (1 - abs(amount)) <= _LEVELS, 255 - _LEVELS, _LEVELS)
+    return cv2.LUT(image, inverted.astype(np.uint8))
+
+
+def posterize(image: np.ndarray, amount: float) -> np.ndarray:
+    """Keeps the upper 8 - 4 |amount| bits, rounded."""
+    dropped = round(4 * abs(amount))
+    return image & np.uint8(256 - (1 << dropped))
+
+
+def brightness(image: np.ndarray, amount: float) -> np.ndarray:
+    """Multiplies by 1 + 0.9 amount."""
+    return _blend_levels(image, 0.0, amount)
+
+
+def contrast(image: np.ndarray, amount: float) -> np.ndarray:
+    """Multiplies distances to the mean grey level by 1 + 0.9 amount."""
+    return _blend_levels(image, np.round(cv2.transform(image, _LUMA).mean()), amount)
+
+
+def colour(image: np.ndarray, amount: float) -> np.ndarray:
+    """Multiplies distances to the grey picture by 1 + 0.9 amount."""
+    return _blend(image, cv2.merge([cv2.transform(image, _LUMA)] * 3), amount)
+
+
+def sharpness(image: np.ndarray, amount: float) -> np.ndarray:
+    """Multiplies distances to a smoothed picture by 1 + 0.9 amount; pixels at the edge stay as they are."""
+    smooth = image.copy()
+    smooth[1:-1, 1:-1] = cv2.filter2D(image, -1, _SMOOTH)[1:-1, 1:-1]
+    return _blend(image, smooth, amount)
+
+
+def rotate(image: np.ndarray, amount: float) -> np.ndarray:
+    """Turns about the centre by 30 amount degrees, anticlockwise."""
+    angle = math.radians(30 * amount)
+    cosine, sine = math.cos(angle), math.sin(angle)
+    return _map_about_centre(image, ((cosine, sine), (-sine, cosine)))
+
+
+def shear_x(image: np.ndarray, amount: float) -> np.ndarray:
+    """Slants columns by 0.3 amount."""
+    return _map_about_centre(image, ((1.0, 0.3 * amount), (0.0, 1.0)))
+
+
+def shear_y(image: np.ndarray, amount: float) -> np.ndarray:
+    """Slants rows by 0.3 amount."""
+    return _map_about_centre(image, ((1.0, 0.0), (0.3 * amount, 1.0)))
+
+
+def translate_x(image: np.ndarray, amount: float) -> np.ndarray:
+    """Shifts to the right by 150/331 amount of the width."""
+    return _map_about_centre(image, _IDENTITY, right=150 / 331 * amount * image.shape[1])
+
+
+def translate_y(image: np.ndarray, amount: float) -> np.ndarray:
+    """Shifts down by 150/331 amount of the height."""
+    return _map_about_centre(image, _IDENTITY, down=150 / 331 * amount * image.shape[0])
+
+
+CHANGES: tuple[_Change, ...] = (
+    *(identity, autocontrast, equalize, rotate, solarize, colour, posterize),
+    *(contrast, brightness, sharpness, shear_x, shear_y, translate_x, translate_y),
+)
+"""The changes of the paper (Fig. 2), in its order."""
+
+
+def _blend(image: np.ndarray, other: np.ndarray, amount: float) -> np.ndarray:
+    factor = 1 + 0.9 * amount
+    return cv2.addWeighted(image, factor, other, 1 - factor, 0)
+
+
+def _blend_levels(image: np.ndarray, level: float, amount: float) -> np.ndarray:
+    table = level + (1 + 0.9 * amount) * (_LEVELS - level)
+    return cv2.LUT(image, np.clip(np.round(table), 0, 255).astype(np.uint8))
+
+
+def _map_about_centre(
+    image: np.ndarray, matrix: tuple[tuple[float, float], tuple[float, float]], right: float = 0.0, down: float = 0.0
+) -> np.ndarray:
+    height, width = image.shape[:2]
+    linear, centre = np.array(matrix), np.array([width - 1, height - 1]) / 2
+    shift = centre - linear @ centre + (right, down)
+    return cv2.warpAffine(
+        image, np.column_stack([linear, shift]), (width, height), flags=cv2.INTER_LINEAR, borderValue=_GREY
+    )

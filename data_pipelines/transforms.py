@@ -1,0 +1,134 @@
+"""From the bytes of a picture to the square that a tower sees, in evaluation and in training."""
+
+import dataclasses
+import functools
+import math
+from typing import Literal, TypeAlias
+
+import numpy as np
+from jaxtyping import UInt8
+
+from data_pipelines.augment import HorizontalFlip, RandomAffine
+from data_pipelines.images import Box, Filter, decode, whole
+from data_pipelines.rand_augment import RandAugment
+from lit_het.errors import UserError, require_choice
+
+_MAX_TRIES = 10
+_ASPECT_RATIOS = 3 / 4, 4 / 3  # width over height
+
+Augmentation: TypeAlias = RandomAffine | HorizontalFlip | RandAugment
+"""What changes a picture that is a square already."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Preprocessing:
+    """How a picture becomes a square in evaluation: a part of what a tower has learned.
+
+    Attributes:
+        fit: ``"squash"`` takes the whole picture, whose aspect ratio is lost; ``"crop"`` the central square.
+        crop_fraction: of the shorter side that the central square keeps, usually 1 or 0.875.
+        filter: see `data_pipelines.images`.
+
+    Raises:
+        UserError: an unknown fit or filter, or a fraction that is not above 0 and at most 1.
+    """
+
+    fit: Literal["squash", "crop"] = "squash"
+    crop_fraction: float = 1.0
+    filter: Filter = "area"
+
+    def __post_init__(self) -> None:
+        require_choice(self, "fit", "filter")
+        if not 0 < self.crop_fraction <= 1:
+            raise UserError(f"Preprocessing: crop_fraction = {self.crop_fraction} must be above 0 and at most 1")
+
+    def apply(self, data: bytes, size: int) -> UInt8[np.ndarray, "size size 3"]:
+        """Decodes a picture to RGB; raises as `data_pipelines.images.decode`."""
+        fit = whole if self.fit == "squash" else functools.partial(self._central_square, size)
+        return decode(data, size, fit, self.filter)
+
+    def _central_square(self, size: int, height: int, width: int) -> Box:
+        """The box that resizing the shorter side to size / crop_fraction and cutting the centre out would keep.
+
+        Sides and offsets are rounded as in torchvision's ``Resize`` and ``CenterCrop``.
+        """
+        shorter = max(size, round(size / self.crop_fraction))
+        rows, columns = (int(shorter * side / min(height, width)) for side in (height, width))
+        top, left = round((rows - size) / 2), round((columns - size) / 2)
+        vertical, horizontal = height / rows, width / columns
+        return left * horizontal, top * vertical, (left + size) * horizontal, (top + size) * vertical
+
+
+@dataclasses.dataclass(frozen=True)
+class InceptionCrop:
+    """A random part of a picture, resized to a square (Szegedy et al. 2015, Sec. 6).
+
+    Its area is an evenly drawn fraction of the picture's, the logarithm of its aspect ratio is even over [3/4, 4/3].
+    Parts that do not fit into the picture are drawn again; after ten of them the largest central part with an aspect
+    ratio in that range is taken, as in torchvision's ``RandomResizedCrop``.
+
+    Attributes:
+        min_area, max_area: fractions of the picture's area.
+
+    Raises:
+        UserError: fractions out of order, or not above 0 and at most 1.
+    """
+
+    min_area: float = 0.08
+    max_area: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.min_area <= self.max_area <= 1:
+            raise UserError(
+                f"InceptionCrop: areas from {self.min_area} to {self.max_area} must be above 0, at most 1 and in order"
+            )
+
+    def apply(
+        self, data: bytes, size: int, filter: Filter, generator: np.random.Generator
+    ) -> UInt8[np.ndarray, "size size 3"]:
+        """Decodes a picture to RGB; raises as `data_pipelines.images.decode`."""
+        return decode(data, size, functools.partial(self.draw, generator), filter)
+
+    def draw(self, generator: np.random.Generator, height: int, width: int) -> Box:
+        """Draws the part of one picture, in whole pixels."""
+        low, high = _ASPECT_RATIOS
+        for _ in range(_MAX_TRIES):
+            u = generator.random(4).tolist()
+            area = height * width * (self.min_area + (self.max_area - self.min_area) * u[0])
+            ratio = low * (high / low) ** u[1]
+            columns, rows = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+            if 1 <= columns <= width and 1 <= rows <= height:
+                left, top = int(u[2] * (width - columns + 1)), int(u[3] * (height - rows + 1))
+                return float(left), float(top), float(left + columns), float(top + rows)
+        columns, rows = min(width, max(1, round(height * high))), min(height, max(1, round(width / low)))
+        left, top = (width - columns) // 2, (height - rows) // 2
+        return float(left), float(top), float(left + columns), float(top + rows)
+
+
+@dataclasses.dataclass(frozen=True)
+class Training:
+    """How a picture becomes a square in training.
+
+    Attributes:
+        preprocessing: of evaluation; its filter serves training too.
+        crop: which part is taken; None fits pictures as evaluation does.
+        augmentations: change the square, one after the other.
+    """
+
+    preprocessing: Preprocessing
+    crop: InceptionCrop | None = None
+    augmentations: tuple[Augmentation, ...] = ()
+
+    def apply(self, data: bytes, size: int, generator: np.random.Generator) -> UInt8[np.ndarray, "size size 3"]:
+        """Decodes a picture to RGB; all that is random comes from the generator.
+
+        Raises:
+            BrokenImage: as `data_pipelines.images.decode`.
+        """
+        if self.crop is None:
+            pixels = self.preprocessing.apply(data, size)
+        else:
+            pixels = self.crop.apply(data, size, self.preprocessing.filter, generator)
+        for augmentation in self.augmentations:
+            pixels = augmentation.apply(pixels, generator)
+        return pixels

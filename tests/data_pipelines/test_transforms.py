@@ -1,0 +1,204 @@
+import io
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from data_pipelines.augment import HorizontalFlip, RandomAffine, StreamRandom
+from data_pipelines.images import decode, encode_jpeg, resize
+from data_pipelines.rand_augment import RandAugment
+from data_pipelines.transforms import InceptionCrop, Preprocessing, Training
+from lit_het.errors import UserError
+
+BICUBIC = Image.Resampling.BICUBIC
+
+
+def scene(height: int, width: int) -> np.ndarray:
+    """Noise whose amplitude falls with frequency as in photographs, its colours paler than its light."""
+    frequency = np.hypot(np.fft.fftfreq(height)[:, None], np.fft.rfftfreq(width)[None])
+    frequency[0, 0] = 1
+    phases = np.random.default_rng(0).normal(size=(4, *frequency.shape, 2)) @ [1, 1j]
+    light, *colours = (noise / noise.std() for noise in np.fft.irfft2(phases / frequency**1.3, (height, width)))
+    return np.clip(128 + 45 * light[..., None] + 10 * np.stack(colours, axis=-1), 0, 255).astype(np.uint8)
+
+
+def jpeg(image: np.ndarray, quality: int = 90) -> bytes:
+    stream = io.BytesIO()
+    Image.fromarray(image).save(stream, "JPEG", quality=quality)  # Pillow subsamples colours unless told not to
+    return stream.getvalue()
+
+
+def psnr(actual: np.ndarray, expected: np.ndarray) -> float:
+    return float(10 * np.log10(255**2 / np.mean((actual.astype(float) - expected) ** 2)))
+
+
+def mean_difference(actual: np.ndarray, expected: np.ndarray) -> float:
+    return float(np.abs(actual.astype(float) - expected).mean())
+
+
+def resize_then_crop(image: Image.Image, size: int, crop_fraction: float, filter: Image.Resampling) -> np.ndarray:
+    """torchvision's ``Resize(round(size / crop_fraction))`` and ``CenterCrop(size)``, in Pillow."""
+    shorter = round(size / crop_fraction)
+    width, height = image.size
+    scale = shorter / min(width, height)
+    resized = image.resize((int(width * scale + 1e-9), int(height * scale + 1e-9)), filter)
+    left, top = round((resized.width - size) / 2), round((resized.height - size) / 2)
+    return np.asarray(resized.crop((left, top, left + size, top + size)))
+
+
+@pytest.mark.parametrize("filter", ["bilinear", "bicubic"])
+@pytest.mark.parametrize("crop_fraction", [1.0, 0.875])
+@pytest.mark.parametrize(("height", "width"), [(75, 100), (131, 67), (200, 333), (30, 41)])
+def test_exact_filters_crop_as_pillow_resizes_and_crops(filter, crop_fraction, height, width):
+    data = jpeg(scene(height, width))
+    ours = Preprocessing("crop", crop_fraction, filter).apply(data, 48)
+    image = Image.open(io.BytesIO(data))
+    expected = resize_then_crop(image, 48, crop_fraction, getattr(Image.Resampling, filter.upper()))
+    assert mean_difference(ours, expected) < 0.5  # of 255 levels
+
+
+@pytest.mark.parametrize("filter", ["bilinear", "bicubic"])
+@pytest.mark.parametrize(("height", "width"), [(75, 100), (48, 48), (20, 300)])
+def test_exact_filters_squash_as_pillow_does(filter, height, width):
+    data = jpeg(scene(height, width))
+    expected = Image.open(io.BytesIO(data)).resize((48, 48), getattr(Image.Resampling, filter.upper()))
+    assert mean_difference(Preprocessing(filter=filter).apply(data, 48), np.asarray(expected)) < 0.5
+
+
+@pytest.mark.parametrize("ratio", [0.5, 0.8, 1.2, 1.5, 1.7, 2.0, 2.4, 3.0, 5.0])
+def test_the_fast_filter_comes_near_to_antialiased_bicubic(ratio):
+    side = round(96 * ratio)
+    data = jpeg(scene(side, side))
+    expected = np.asarray(Image.open(io.BytesIO(data)).resize((96, 96), BICUBIC))
+    assert psnr(Preprocessing(filter="fast").apply(data, 96), expected) > 35
+    # most of what is missing, the decoder's fast transforms lose
+    assert psnr(resize(np.asarray(Image.open(io.BytesIO(data))), 96, "fast"), expected) > 38
+
+
+def test_the_fast_filter_decodes_large_pictures_at_a_part_of_their_size():
+    data = jpeg(scene(512, 640))
+    expected = np.asarray(Image.open(io.BytesIO(data)).resize((64, 64), BICUBIC))
+    assert psnr(Preprocessing(filter="fast").apply(data, 64), expected) > 34
+
+
+def test_a_small_part_of_a_large_picture_is_as_sharp_as_the_whole_would_be():
+    data = jpeg(scene(512, 640))
+    box = (100.0, 50.0, 180.0, 130.0)
+    expected = np.asarray(Image.open(io.BytesIO(data)).resize((64, 64), BICUBIC, box))
+    assert psnr(decode(data, 64, lambda height, width: box, "fast"), expected) > 34
+    large = (10.0, 20.0, 410.0, 420.0)  # 6.25 times the square: read at half size
+    expected = np.asarray(Image.open(io.BytesIO(data)).resize((64, 64), BICUBIC, large))
+    assert psnr(decode(data, 64, lambda height, width: large, "fast"), expected) > 32
+
+
+def test_the_default_is_what_the_first_models_learned():
+    data = jpeg(scene(100, 70))
+    np.testing.assert_array_equal(Preprocessing().apply(data, 32), decode(data, 32))
+    pixels = np.asarray(Image.open(io.BytesIO(data)))
+    np.testing.assert_array_equal(decode(data, 32), resize(pixels, 32, "area"))
+
+
+def test_the_central_square_is_central_for_every_filter():
+    image = np.zeros((40, 100, 3), np.uint8)
+    image[:, 30:70] = 255
+    image[10:30, 40:60] = 80
+    for filter in ("fast", "area", "bilinear", "bicubic"):
+        whole = Preprocessing("crop", 1.0, filter).apply(encode_jpeg(image), 40)
+        assert whole[2, 2:38].min() > 240
+        part = Preprocessing("crop", 0.5, filter).apply(encode_jpeg(image), 40)
+        assert abs(int(part[3:37, 3:37].max()) - 80) < 20
+
+
+@pytest.mark.parametrize("crop_fraction", [0.0, 1.1])
+def test_a_crop_of_nothing_or_more_than_everything_is_refused(crop_fraction: float):
+    with pytest.raises(UserError, match="crop_fraction"):
+        Preprocessing(crop_fraction=crop_fraction)
+
+
+def test_inception_crops_have_the_drawn_areas_and_aspect_ratios():
+    random, crop = StreamRandom(0), InceptionCrop(0.1, 0.4)
+    boxes = np.array([crop.draw(random.at(i), 300, 400) for i in range(4000)])
+    left, top, right, bottom = boxes.T
+    assert left.min() >= 0
+    assert top.min() >= 0
+    assert right.max() <= 400
+    assert bottom.max() <= 300
+    areas = (right - left) * (bottom - top) / (300 * 400)
+    logs = np.log((right - left) / (bottom - top))
+    assert areas.min() == pytest.approx(0.1, abs=0.005)
+    assert areas.max() == pytest.approx(0.4, abs=0.005)
+    assert areas.mean() == pytest.approx(0.25, abs=0.01)
+    assert np.abs(logs).max() == pytest.approx(np.log(4 / 3), abs=0.03)
+    assert abs(logs.mean()) < 0.02
+    np.testing.assert_array_equal(boxes, boxes.astype(int))
+
+
+def test_a_picture_too_long_for_any_crop_gives_its_centre():
+    assert InceptionCrop(0.9, 1.0).draw(np.random.default_rng(0), 30, 3000) == (1480.0, 0.0, 1520.0, 30.0)
+    assert InceptionCrop(0.9, 1.0).draw(np.random.default_rng(0), 3000, 30) == (0.0, 1480.0, 30.0, 1520.0)
+    assert InceptionCrop().draw(np.random.default_rng(0), 1, 1) == (0.0, 0.0, 1.0, 1.0)
+
+
+def test_a_crop_of_everything_is_the_whole_picture():
+    data = jpeg(scene(60, 60))
+    for filter in ("fast", "area", "bilinear", "bicubic"):
+        for seed in range(20):
+            box = InceptionCrop(1.0, 1.0).draw(np.random.default_rng(seed), 60, 60)
+            pixels = InceptionCrop(1.0, 1.0).apply(data, 24, filter, np.random.default_rng(seed))
+            np.testing.assert_array_equal(pixels, decode(data, 24, lambda height, width, box=box: box, filter))
+
+
+@pytest.mark.parametrize("areas", [(0.0, 1.0), (0.5, 0.4), (0.5, 1.1)])
+def test_crops_of_impossible_areas_are_refused(areas: tuple[float, float]):
+    with pytest.raises(UserError, match="areas from"):
+        InceptionCrop(*areas)
+
+
+def test_half_of_the_pictures_are_mirrored():
+    image, random = scene(8, 9), StreamRandom(1)
+    flipped = [HorizontalFlip().apply(image, random.at(i)) for i in range(1000)]
+    mirrored = [not np.array_equal(picture, image) for picture in flipped]
+    assert 430 < sum(mirrored) < 570
+    np.testing.assert_array_equal(flipped[mirrored.index(True)], image[:, ::-1])
+    np.testing.assert_array_equal(HorizontalFlip(1.0).apply(image, random.at(0)), image[:, ::-1])
+    np.testing.assert_array_equal(HorizontalFlip(0.0).apply(image, random.at(0)), image)
+    with pytest.raises(UserError, match="probability = 2"):
+        HorizontalFlip(2.0)
+
+
+def test_training_is_crop_then_augmentations_in_order_from_one_generator():
+    data, random = jpeg(scene(60, 80)), StreamRandom(5)
+    augmentations = (HorizontalFlip(), RandAugment(), RandomAffine())
+    training = Training(Preprocessing(filter="fast"), InceptionCrop(), augmentations)
+    pixels = [training.apply(data, 32, random.at(position)) for position in range(10)]
+    for position in (7, 0):
+        generator = StreamRandom(5).at(position)
+        expected = InceptionCrop().apply(data, 32, "fast", generator)
+        for augmentation in augmentations:
+            expected = augmentation.apply(expected, generator)
+        np.testing.assert_array_equal(pixels[position], expected)
+    assert len({picture.tobytes() for picture in pixels}) == 10
+
+
+def test_without_a_crop_training_pictures_are_fitted_as_in_evaluation():
+    data, preprocessing = jpeg(scene(60, 80)), Preprocessing("crop", 0.875, "bicubic")
+    pixels = Training(preprocessing).apply(data, 32, np.random.default_rng(0))
+    np.testing.assert_array_equal(pixels, preprocessing.apply(data, 32))
+
+
+ODD_SIZES = [(1, 1), (1, 5000), (5000, 1), (7, 3), (1, 64), (33, 32)]
+
+
+@pytest.mark.parametrize("filter", ["fast", "area", "bilinear", "bicubic"])
+@pytest.mark.parametrize("fit", ["squash", "crop"])
+def test_pictures_of_any_shape_become_squares(picture_bytes: Callable[..., bytes], fit, filter):
+    for height, width in ODD_SIZES:
+        image = Image.fromarray(np.full((height, width, 3), 90, np.uint8))
+        for format in ("JPEG", "PNG"):
+            data = picture_bytes(image, format)
+            pixels = Preprocessing(fit, 0.875, filter).apply(data, 32)
+            assert pixels.shape == (32, 32, 3)
+            assert np.abs(pixels.astype(int) - 90).max() <= 2
+            crop = InceptionCrop().apply(data, 32, filter, np.random.default_rng(0))
+            assert np.abs(crop.astype(int) - 90).max() <= 2
