@@ -2,14 +2,14 @@
 
 A part of a picture, its *box*, becomes the square by one of four filters:
 
-- ``"fast"`` approximates antialiased bicubic. What shrinks by r goes bilinearly to m times the size, m = ⌊r + 0.7⌋ for
-  each axis, and then to the exact mean of m x m pixels; what is enlarged is bicubic. JPEGs are decoded with libjpeg's
-  fast transforms and fast upsampling of colours.
-- ``"area"``: means over areas (OpenCV ``INTER_AREA``), enlarging is bilinear.
+- ``"fast"`` approximates antialiased bicubic by what comes nearest at each ratio: enlarging is bicubic, shrinking to
+  1 / 1.3 bilinear, to 1 / 2.3 bilinear to twice the size followed by the exact mean of 2 x 2 pixels, beyond that as
+  ``"area"``. JPEGs are decoded with libjpeg's fast transforms and fast upsampling of colours.
+- ``"area"``: shrinking averages over areas (OpenCV ``INTER_AREA``), enlarging is bilinear.
 - ``"bilinear"`` and ``"bicubic"`` are antialiased: Pillow's ``Image.resize`` itself, on exactly decoded pixels.
 
-Boxes are cut to whole pixels by the first two, as they are by Pillow. Where a box is at least four times as large as
-the square, the first two let libjpeg's scaled DCT shrink it to no less than twice the square.
+Where a box is at least four times as large as the square, the first two let libjpeg's scaled DCT shrink the picture
+first, to a box of no less than twice the square.
 """
 
 import io
@@ -33,6 +33,8 @@ Box: TypeAlias = tuple[float, float, float, float]
 """A part of a picture in its pixels: left, top, right, bottom."""
 
 _EXIF_ORIENTATION = 0x0112
+_START_OF_SCAN = 0xDA
+_MAX_MARGIN = 12  # pixels read beside a box that does not begin with a whole one
 _PILLOW_FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 
 # OpenCV's own threads would fight with the loader's for the same cores.
@@ -102,28 +104,52 @@ def resize(
     """Resizes a box, or without one the whole picture, to ``size`` x ``size`` pixels."""
     if filter in _PILLOW_FILTERS:
         return np.array(Image.fromarray(image).resize((size, size), _PILLOW_FILTERS[filter], box))
-    if box is not None:
-        left, top, right, bottom = (round(edge) for edge in box)
-        image = image[top : max(bottom, top + 1), left : max(right, left + 1)]
-    return _resize_fast(image, size) if filter == "fast" else _resize_by_area(image, size)
+    left, top, right, bottom = box or whole(*image.shape[:2])
+    rows, height, above = _cut(top, bottom, size, image.shape[0])
+    columns, width, before = _cut(left, right, size, image.shape[1])
+    resize_part = _resize_fast if filter == "fast" else _resize_by_area
+    return resize_part(image[rows, columns], height, width)[above : above + size, before : before + size]
 
 
-def _resize_fast(image: np.ndarray, size: int) -> np.ndarray:
-    height, width = image.shape[:2]
-    if height <= size and width <= size:
-        return cv2.resize(image, (size, size), interpolation=cv2.INTER_CUBIC)
-    rows, columns = (max(1, int(side / size + 0.7)) for side in (height, width))
-    image = cv2.resize(image, (columns * size, rows * size), interpolation=cv2.INTER_LINEAR)
-    return cv2.resize(image, (size, size), interpolation=cv2.INTER_AREA)
+def _cut(start: float, stop: float, size: int, length: int) -> tuple[slice, int, int]:
+    """Finds whole pixels of an axis that hold a part which becomes ``size`` pixels.
+
+    Among the next pixels outside of the part, those are taken that the resize moves nearest to whole pixels.
+
+    Returns:
+        The pixels, how many they become, and how many of these lie before the part.
+    """
+    scale = size / (stop - start)
+    first, last = math.floor(start), math.ceil(stop)
+    if (first, last) == (start, stop):
+        return slice(first, last), size, 0
+
+    def distance(pixel: int) -> float:
+        return abs((pixel - start) * scale - round((pixel - start) * scale))
+
+    first = min(range(first, max(first - _MAX_MARGIN, -1), -1), key=distance)
+    last = min(range(last, min(last + _MAX_MARGIN, length + 1)), key=distance)
+    before = round((start - first) * scale)
+    return slice(first, last), before + round((last - start) * scale), before
 
 
-def _resize_by_area(image: np.ndarray, size: int) -> np.ndarray:
+def _resize_fast(image: np.ndarray, height: int, width: int) -> np.ndarray:
+    ratio = max(image.shape[0] / height, image.shape[1] / width)
+    if ratio > 2.3:
+        return _resize_by_area(image, height, width)
+    if ratio > 1.3:
+        twice = cv2.resize(image, (2 * width, 2 * height), interpolation=cv2.INTER_LINEAR)
+        return cv2.resize(twice, (width, height), interpolation=cv2.INTER_AREA)
+    return cv2.resize(image, (width, height), interpolation=cv2.INTER_LINEAR if ratio > 1 else cv2.INTER_CUBIC)
+
+
+def _resize_by_area(image: np.ndarray, height: int, width: int) -> np.ndarray:
     """First shrinks by area what is too long, then enlarges bilinearly."""
-    height, width = image.shape[:2]
-    if height > size or width > size:
-        image = cv2.resize(image, (min(width, size), min(height, size)), interpolation=cv2.INTER_AREA)
-    if height < size or width < size:
-        image = cv2.resize(image, (size, size), interpolation=cv2.INTER_LINEAR)
+    rows, columns = image.shape[:2]
+    if rows > height or columns > width:
+        image = cv2.resize(image, (min(columns, width), min(rows, height)), interpolation=cv2.INTER_AREA)
+    if rows < height or columns < width:
+        image = cv2.resize(image, (width, height), interpolation=cv2.INTER_LINEAR)
     return image
 
 
@@ -161,9 +187,23 @@ def _scaled(box: Box, vertical: float, horizontal: float) -> Box:
 
 
 def _is_turned(data: bytes) -> bool:
-    if data.find(b"Exif\0\0", 0, 2**16) < 0:
+    if not _has_exif(data):
         return False
-    return _open(data, JpegImagePlugin.JpegImageFile).getexif().get(_EXIF_ORIENTATION, 1) != 1
+    image = _open(data, JpegImagePlugin.JpegImageFile)
+    try:
+        return image.getexif().get(_EXIF_ORIENTATION, 1) != 1
+    except Exception:  # damaged metadata say nothing of the pixels: Pillow's reader raises what it trips over
+        return False
+
+
+def _has_exif(data: bytes) -> bool:
+    """Walks the segments before the pixels of a JPEG; a search through the file would take a twentieth of decoding."""
+    marker = 2
+    while marker + 4 <= len(data) and data[marker + 1] != _START_OF_SCAN:
+        if data.startswith(b"Exif\0\0", marker + 4):
+            return True
+        marker += 2 + int.from_bytes(data[marker + 2 : marker + 4])
+    return False
 
 
 def _decode_with_pillow(data: bytes, max_pixels: int) -> np.ndarray:

@@ -65,7 +65,8 @@ def identity(image: np.ndarray, amount: float) -> np.ndarray:
 def autocontrast(image: np.ndarray, amount: float) -> np.ndarray:
     """Stretches each channel to all levels, as Pillow's ``ImageOps.autocontrast``."""
     del amount
-    low, high = image.min((0, 1)), image.max((0, 1))
+    channels = cv2.split(image)
+    low, high = (np.array([reduce(channel) for channel in channels]) for reduce in (np.min, np.max))
     levels = _LEVELS[:, None]
     scale = 255 / np.maximum(high.astype(float) - low, 1)
     stretched = np.clip(levels * scale - low * scale, 0, 255)
@@ -99,12 +100,12 @@ def posterize(image: np.ndarray, amount: float) -> np.ndarray:
 
 def brightness(image: np.ndarray, amount: float) -> np.ndarray:
     """Multiplies by 1 + 0.9 amount."""
-    return _blend_levels(image, 0.0, amount)
+    return _blend_levels(image, 0, amount)
 
 
 def contrast(image: np.ndarray, amount: float) -> np.ndarray:
     """Multiplies distances to the mean grey level by 1 + 0.9 amount."""
-    return _blend_levels(image, np.round(cv2.transform(image, _LUMA).mean()), amount)
+    return _blend_levels(image, round(cv2.mean(cv2.transform(image, _LUMA))[0]), amount)
 
 
 def colour(image: np.ndarray, amount: float) -> np.ndarray:
@@ -158,7 +159,7 @@ def _blend(image: np.ndarray, other: np.ndarray, amount: float) -> np.ndarray:
     return cv2.addWeighted(image, factor, other, 1 - factor, 0)
 
 
-def _blend_levels(image: np.ndarray, level: float, amount: float) -> np.ndarray:
+def _blend_levels(image: np.ndarray, level: int, amount: float) -> np.ndarray:
     table = level + (1 + 0.9 * amount) * (_LEVELS - level)
     return cv2.LUT(image, np.clip(np.round(table), 0, 255).astype(np.uint8))
 

@@ -1,0 +1,194 @@
+"""Whatever the bytes, decoding gives a picture or says that it is broken: no other exception, no crash, no hang."""
+
+import io
+import struct
+import time
+import warnings
+import zlib
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from data_pipelines.images import BrokenImage, Filter, decode
+from data_pipelines.transforms import InceptionCrop, Preprocessing
+
+SIZE = 16
+FILTERS: tuple[Filter, ...] = ("fast", "area", "bilinear", "bicubic")
+
+
+def encoded(image: Image.Image, format: str, **options: object) -> bytes:
+    stream = io.BytesIO()
+    image.save(stream, format, **options)
+    return stream.getvalue()
+
+
+def scene(height: int = 40, width: int = 56) -> Image.Image:
+    y, x = np.mgrid[:height, :width]
+    noise = np.random.default_rng(0).integers(0, 20, (height, width, 1))
+    levels = np.stack([4 * x, 6 * y, 3 * (x + y)], axis=-1) + noise
+    return Image.fromarray((levels % 256).astype(np.uint8))
+
+
+FRAMES = {"save_all": True, "append_images": [scene().rotate(90), scene().rotate(180)]}
+EXIF = Image.Exif()
+EXIF[0x0112] = 6
+FILES = {
+    "JPEG": encoded(scene(), "JPEG", quality=80),
+    "progressive JPEG": encoded(scene(), "JPEG", quality=80, progressive=True),
+    "turned JPEG": encoded(scene(), "JPEG", exif=EXIF),
+    "CMYK JPEG": encoded(scene().convert("CMYK"), "JPEG"),
+    "large JPEG": encoded(scene(160, 160), "JPEG"),
+    "PNG": encoded(scene(), "PNG"),
+    "palette PNG": encoded(scene().convert("P"), "PNG", transparency=3),
+    "animated PNG": encoded(scene(), "PNG", **FRAMES),
+    "GIF": encoded(scene(), "GIF"),
+    "animated GIF": encoded(scene(), "GIF", **FRAMES),
+    "WebP": encoded(scene(), "WEBP"),
+    "lossless WebP": encoded(scene(), "WEBP", lossless=True),
+    "animated WebP": encoded(scene(), "WEBP", **FRAMES),
+}
+WHOLE = st.sampled_from(sorted(FILES)).map(FILES.__getitem__)
+
+
+@st.composite
+def damaged(draw: st.DrawFn) -> bytes:
+    """A real file that was cut, in which bits are flipped or bytes replaced, inserted or lost."""
+    data = bytearray(draw(WHOLE))
+    for _ in range(draw(st.integers(1, 6))):
+        # half of the damage lies among the headers
+        place = draw(st.integers(0, max(0, len(data) - 1)) | st.integers(0, min(200, max(0, len(data) - 1))))
+        match draw(st.sampled_from(["flip", "replace", "insert", "lose", "cut"])):
+            case "flip" if data:
+                data[place] ^= 1 << draw(st.integers(0, 7))
+            case "replace":
+                data[place : place + 4] = draw(st.binary(max_size=4))
+            case "insert":
+                data[place:place] = draw(st.binary(max_size=8))
+            case "lose":
+                del data[place : place + draw(st.integers(1, 50))]
+            case "cut":
+                del data[place:]
+    return bytes(data)
+
+
+def check(data: bytes, filter: Filter) -> None:
+    for convert in (
+        lambda: decode(data, SIZE, filter=filter, max_pixels=2**20),
+        lambda: Preprocessing("crop", 0.875, filter).apply(data, SIZE),
+        lambda: InceptionCrop().apply(data, SIZE, filter, np.random.default_rng(0)),
+    ):
+        began = time.monotonic()
+        try:
+            pixels = convert()
+        except BrokenImage as error:
+            cause = error.cause
+        else:
+            cause = "none"
+            assert (pixels.shape, pixels.dtype) == ((SIZE, SIZE, 3), np.uint8)
+        assert 0 < len(cause) < 40
+        assert time.monotonic() - began < 20
+
+
+MAGIC = [b"", b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF89a", b"RIFF\x40\0\0\0WEBPVP8 ", b"RIFF\x40\0\0\0WEBPVP8L"]
+
+
+@settings(max_examples=300, deadline=None)
+@given(magic=st.sampled_from(MAGIC), rest=st.binary(max_size=300), filter=st.sampled_from(FILTERS))
+def test_random_bytes_are_a_picture_or_broken(magic: bytes, rest: bytes, filter: Filter):
+    check(magic + rest, filter)
+
+
+@settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(data=damaged(), filter=st.sampled_from(FILTERS))
+@example(data=FILES["JPEG"][:-1], filter="fast")
+@example(data=FILES["animated GIF"][:200], filter="area")
+def test_damaged_files_are_a_picture_or_broken(data: bytes, filter: Filter):
+    check(data, filter)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_cut_at_any_byte_is_a_picture_or_broken(name: str):
+    data = FILES[name]
+    for end in {*range(0, min(len(data), 64)), *range(64, len(data), max(1, len(data) // 50))}:
+        check(data[:end], "fast")
+
+
+def png(width: int, height: int, body: bytes = b"") -> bytes:
+    def chunk(kind: bytes, content: bytes) -> bytes:
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", body) + chunk(b"IEND", b"")
+
+
+def claiming(data: bytes, width: int, height: int) -> bytes:
+    """A JPEG whose header says another size."""
+    at = data.index(b"\xff\xc0") + 5
+    return data[:at] + struct.pack(">HH", height, width) + data[at + 4 :]
+
+
+BROKEN = {
+    "nothing": (b"", "no picture"),
+    "text": (b"<html>404</html>", "no picture"),
+    "a TIFF": (encoded(scene(), "TIFF"), "no picture"),
+    "a JPEG's first bytes": (b"\xff\xd8\xff\xe0", "damaged JPEG"),
+    "a PNG of 30,000 x 30,000": (png(30_000, 30_000), "too many pixels"),
+    "a JPEG that claims 30,000 x 30,000": (claiming(FILES["JPEG"], 30_000, 30_000), "too many pixels"),
+    "a JPEG without width": (claiming(FILES["JPEG"], 0, 40), "damaged JPEG"),
+    "a GIF of 65,535 x 65,535": (b"GIF89a" + b"\xff" * 4 + FILES["GIF"][10:], "too many pixels"),
+    "a PNG without pixels": (png(10, 10), "damaged PNG"),
+    "a PNG that ends within its pixels": (png(10, 10, zlib.compress(bytes(310))[:-8]), "damaged PNG"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+@pytest.mark.parametrize("filter", FILTERS)
+def test_what_is_broken_is_counted_under_its_cause(name: str, filter: Filter):
+    data, cause = BROKEN[name]
+    began = time.monotonic()
+    with pytest.raises(BrokenImage) as caught:
+        decode(data, SIZE, filter=filter)
+    assert caught.value.cause == cause
+    assert time.monotonic() - began < 5
+
+
+ODD = {
+    "grey": encoded(scene().convert("L"), "JPEG"),
+    "grey and transparent": encoded(scene().convert("LA"), "PNG"),
+    "of two levels": encoded(scene().convert("1"), "PNG"),
+    "of 16 bits": encoded(Image.fromarray(np.arange(40 * 56, dtype=np.uint16).reshape(40, 56) * 29), "PNG"),
+    "with damaged metadata": FILES["turned JPEG"].replace(b"Exif\0\0MM\0", b"Exif\0\0MM\1"),
+    "of 1 x 1 in JPEG": encoded(scene(1, 1), "JPEG"),
+    "of 1 x 1 in GIF": encoded(scene(1, 1), "GIF"),
+    "of 1 x 5000": encoded(scene(1, 5000), "JPEG"),
+    "of 5000 x 1": encoded(scene(5000, 1), "WEBP"),
+    **{f"in {name}": data for name, data in FILES.items()},
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+@pytest.mark.parametrize("filter", FILTERS)
+def test_odd_pictures_are_pictures_and_warn_of_nothing(name: str, filter: Filter):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        whole = decode(ODD[name], SIZE, filter=filter)
+        crop = InceptionCrop().apply(ODD[name], SIZE, filter, np.random.default_rng(0))
+    for pixels in (whole, crop, Preprocessing("crop", 0.875, filter).apply(ODD[name], SIZE)):
+        assert (pixels.shape, pixels.dtype) == ((SIZE, SIZE, 3), np.uint8)
+    # and much like what Pillow makes of it
+    image = Image.open(io.BytesIO(ODD[name]))
+    if "turned" not in name and "palette" not in name and "16" not in name:
+        expected = np.asarray(image.convert("RGB").resize((SIZE, SIZE), Image.Resampling.BICUBIC)).astype(int)
+        assert np.abs(whole - expected).mean() < 14
+
+
+@pytest.mark.parametrize("filter", FILTERS)
+def test_a_turned_picture_is_cropped_after_it_was_turned(filter: Filter):
+    upright = np.zeros((64, 32, 3), np.uint8)
+    upright[:32] = 255
+    turned = encoded(Image.fromarray(np.ascontiguousarray(np.rot90(upright))), "JPEG", quality=100, exif=EXIF)
+    pixels = decode(turned, 8, lambda height, width: (0.0, 0.0, width / 1.0, height / 2), filter)
+    assert pixels[1:7, 1:7].min() > 240
