@@ -10,10 +10,13 @@ import pytest
 
 from configs import experiment
 from configs.experiment import ExperimentConfig
+from data_pipelines.augment import HorizontalFlip, RandomAffine
+from data_pipelines.rand_augment import RandAugment
+from data_pipelines.transforms import InceptionCrop, Preprocessing
 from lit_het import parameters
 from lit_het.checkpoints.native import save_imported
 from lit_het.cli import runs
-from lit_het.cli.train import train
+from lit_het.cli.train import parse_config, train
 from lit_het.errors import UserError
 from lit_het.heads.contrastive import DeterministicContrastiveConfig, HetXLContrastiveConfig
 from lit_het.heads.covariance import CovarianceConfig
@@ -92,6 +95,30 @@ def test_every_contrastive_head_and_loss_survives_a_round_trip_through_json(head
     assert experiment.load(tmp_path / "config.json") == config
     saved = json.loads((tmp_path / "config.json").read_text())["task"]
     assert (saved["head"]["type"], saved["loss"]["type"]) == (type(head).__name__, type(loss).__name__)
+
+
+def test_transforms_of_pictures_survive_a_round_trip_through_json(tmp_path):
+    config = experiment.load_module_config(Path("configs/quickstart_lit_het_xl.py"))
+    data = dataclasses.replace(
+        config.data,
+        preprocessing=Preprocessing("crop", 0.875, "bicubic"),
+        crop=InceptionCrop(0.2, 0.9),
+        augmentations=(HorizontalFlip(), RandAugment(2, 9.0), RandomAffine(1.0)),
+    )
+    config = dataclasses.replace(config, data=data)
+    experiment.save(config, tmp_path / "config.json")
+    assert experiment.load(tmp_path / "config.json") == config
+    saved = json.loads((tmp_path / "config.json").read_text())["data"]
+    assert [change["type"] for change in saved["augmentations"]] == ["HorizontalFlip", "RandAugment", "RandomAffine"]
+
+
+def test_transforms_of_pictures_have_flags():
+    flags = ["--data.augmentations.0.max-shift-pixels", "3", "--data.preprocessing.filter", "fast"]
+    data = parse_config(Path("configs/quickstart_upstream.py"), flags).data
+    (change,) = data.augmentations
+    assert isinstance(change, RandomAffine)
+    assert (change.max_shift_pixels, change.max_shear_degrees) == (3.0, 5.7)
+    assert data.preprocessing == Preprocessing(filter="fast")
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
