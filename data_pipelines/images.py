@@ -87,7 +87,7 @@ def decode(
         if colorspace in ("YCbCr", "Gray", "RGB") and not _is_turned(data):
             box = choose_box(height, width)
             pixels = _decode_jpeg(data, _least_side(box, height, width, size, filter), fast=filter == "fast")
-            return resize(pixels, size, filter, _scaled(box, pixels.shape[0] / height, pixels.shape[1] / width))
+            return resize(pixels, size, filter, _scaled(box, (height, width), pixels.shape[:2]))
     pixels = _decode_with_pillow(data, max_pixels)
     return resize(pixels, size, filter, choose_box(*pixels.shape[:2]))
 
@@ -181,9 +181,11 @@ def _decode_jpeg(data: bytes, least_side: int, *, fast: bool) -> np.ndarray:
         raise BrokenImage("damaged JPEG", str(error)) from error
 
 
-def _scaled(box: Box, vertical: float, horizontal: float) -> Box:
+def _scaled(box: Box, before: tuple[int, int], now: tuple[int, ...]) -> Box:
+    """The box in a picture whose height and width have changed; what was whole stays whole (product first)."""
     left, top, right, bottom = box
-    return left * horizontal, top * vertical, right * horizontal, bottom * vertical
+    (height, width), (rows, columns) = before, now
+    return left * columns / width, top * rows / height, right * columns / width, bottom * rows / height
 
 
 def _is_turned(data: bytes) -> bool:

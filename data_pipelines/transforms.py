@@ -55,8 +55,8 @@ class Preprocessing:
         shorter = max(size, round(size / self.crop_fraction))
         rows, columns = (int(shorter * side / min(height, width)) for side in (height, width))
         top, left = round((rows - size) / 2), round((columns - size) / 2)
-        vertical, horizontal = height / rows, width / columns
-        return left * horizontal, top * vertical, (left + size) * horizontal, (top + size) * vertical
+        right, bottom = (left + size) * width / columns, (top + size) * height / rows  # exact where nothing is cut off
+        return left * width / columns, top * height / rows, right, bottom
 
 
 @dataclasses.dataclass(frozen=True)

@@ -187,6 +187,15 @@ def test_without_a_crop_training_pictures_are_fitted_as_in_evaluation():
     np.testing.assert_array_equal(pixels, preprocessing.apply(data, 32))
 
 
+@pytest.mark.parametrize("filter", ["fast", "area", "bilinear", "bicubic"])
+def test_boxes_stay_within_pictures_of_every_size(filter):
+    for side in range(1, 400, 3):
+        data = encode_jpeg(np.full((side, 400 - side, 3), 90, np.uint8))
+        for preprocessing in (Preprocessing(filter=filter), Preprocessing("crop", 1.0, filter)):
+            for size in (7, 12):
+                assert np.abs(preprocessing.apply(data, size).astype(int) - 90).max() <= 2
+
+
 ODD_SIZES = [(1, 1), (1, 5000), (5000, 1), (7, 3), (1, 64), (33, 32)]
 
 
