@@ -28,8 +28,10 @@ from rich.progress import track
 
 from data_pipelines.augment import HorizontalFlip, StreamRandom
 from data_pipelines.images import Filter
+from data_pipelines.index import ShardIndex
 from data_pipelines.loader import Loader, LoaderConfig
-from data_pipelines.shards import IMAGE, ShardIndex, expand, write_shards
+from data_pipelines.shards import IMAGE, expand, write_shards
+from data_pipelines.storage import readable
 from data_pipelines.tokenizers import SentencePieceTokenizer, train_sentencepiece
 from data_pipelines.transforms import InceptionCrop, Preprocessing, Training
 
@@ -58,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         directory = options.directory or Path(temporary)
         tokenizer = _data(directory, options.images, options.seed)
         index = ShardIndex(expand(str(directory)), [IMAGE, "txt"])
-        sizes = [len(index.read(number, IMAGE)) for number in range(len(index))]
+        sizes = [len(_picture(index, number)) for number in range(len(index))]
         print(
             f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}; {len(index)} pictures"
         )
@@ -138,9 +140,13 @@ def _data(directory: Path, count: int, seed: int) -> SentencePieceTokenizer:
     return SentencePieceTokenizer(train_sentencepiece(captions, vocabulary_size=300), length=64)
 
 
+def _picture(index: ShardIndex, number: int) -> bytes:
+    return readable(index.read([number], [IMAGE])[0][0])
+
+
 def _rates(directory: Path, index: ShardIndex, tokenizer: SentencePieceTokenizer, chunk: int, rounds: int) -> None:
     def each(apply: Callable[[bytes, int], object]) -> Variant:
-        return lambda numbers: [apply(index.read(number, IMAGE), number) for number in numbers]
+        return lambda numbers: [apply(_picture(index, number), number) for number in numbers]
 
     def through(loader: Loader) -> Variant:
         batches = itertools.cycle([loader.batches()])
@@ -236,7 +242,7 @@ def _distances(index: ShardIndex, count: int) -> None:
     for name, fit in fits.items():
         found: dict[Filter, list[float]] = {filter: [] for filter in FILTERS}
         for number in track(range(count), f"comparing, {name}", transient=True):
-            data = index.read(number, IMAGE)
+            data = _picture(index, number)
             expected = _pillow(data, SIZE, None if name == "squash" else fit.crop_fraction)
             for filter, values in found.items():
                 ours = Preprocessing(fit.fit, fit.crop_fraction, filter).apply(data, SIZE)
@@ -268,7 +274,7 @@ def _open_clip(index: ShardIndex) -> dict[str, Variant]:
     variants = {}
     for name, apply in (("training", transform(is_train=True)), ("evaluation", transform(is_train=False))):
         variants[f"open_clip, {name}"] = lambda numbers, apply=apply: [
-            apply(Image.open(io.BytesIO(index.read(number, IMAGE)))) for number in numbers
+            apply(Image.open(io.BytesIO(_picture(index, number)))) for number in numbers
         ]
     return variants
 

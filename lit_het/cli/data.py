@@ -116,9 +116,9 @@ def check(
     tokenizer = (lambda texts: np.zeros((len(texts), 1), np.int32)) if captions else None
     with Bar("indexing", len(expand(shards)), "shards") as bar:
         loader = Loader(config, tokenizer, bar.advance)
-    with Bar("checking", loader.num_samples, "samples") as bar:
-        for batch in loader.epoch():
-            bar.advance(int(min(len(batch.valid), loader.num_samples - bar.done)))
+    with Bar("checking", -(-loader.num_samples // config.batch_size), "batches") as bar:
+        for _ in loader.epoch():
+            bar.advance(1)
     if checksum:
         addresses = expand(shards)
         with ThreadPoolExecutor(max(1, workers)) as pool, Bar("hashing", len(addresses), "shards") as bar:
@@ -138,7 +138,9 @@ def check(
     for shard, cause, count, example in rows:
         table.add_row(shard, cause, f"{count:,}", example.removeprefix(f"{shard}: "))
     Console().print(table)
-    raise UserError(f"{loader.faults.total():,} defects among {loader.num_samples:,} samples; mend them or leave them out")
+    raise UserError(
+        f"{loader.faults.total():,} defects; mend them, or allow some in training with --data.max-bad-fraction"
+    )
 
 
 def _read(kind: Kind, source: Path, scratch: Path, options: SourceOptions) -> DataSet:

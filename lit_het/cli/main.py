@@ -167,7 +167,9 @@ def _add_data(data: argparse.ArgumentParser) -> None:
         parser.add_argument(
             "shards", nargs="+", metavar="SHARDS", help="tar files, folders, globs, patterns {000..099}.tar, lists .txt"
         )
-        parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, metavar="N", help="default: %(default)s")
+        parser.add_argument(
+            "--workers", type=int, default=os.cpu_count() or 1, metavar="N", help="default: %(default)s"
+        )
         parser.add_argument(
             "--checksum",
             action="store_true",

@@ -1,4 +1,4 @@
-"""`lit-het data prepare`, from archives to what `lit-het zero-shot` reads."""
+"""`lit-het data`: from archives to what `lit-het zero-shot` reads; indexes, and what is wrong with shards."""
 
 import json
 import re
@@ -97,3 +97,47 @@ def test_help_names_every_source_and_its_flags(capsys):
         prepare("imagenet", "--help")
     said = capsys.readouterr().out
     assert all(flag in said for flag in ("--devkit", "--split", "--workers", "--shuffle"))
+
+
+@pytest.fixture
+def shards(tmp_path) -> Path:
+    assert prepare("pets", GOLDEN / "pets", tmp_path / "pets", "--split", "test", "--samples-per-shard", 4) == 0
+    return tmp_path / "pets" / "test"
+
+
+def test_shards_are_indexed_once_and_then_the_new_and_the_changed_ones(shards, capsys):
+    run = ["data", "index", str(shards), "--workers", "2"]
+    assert main(run) == 0
+    assert "12 samples in 3 shards" in capsys.readouterr().err
+    before = {path: path.stat().st_mtime_ns for path in shards.glob("*.npz")}
+    assert len(before) == 3
+    (shards / "2.tar").write_bytes((shards / "2.tar").read_bytes()[:2000])
+    assert main(run) == 0
+    changed = [path.name for path, time in before.items() if path.stat().st_mtime_ns != time]
+    assert changed == ["2.tar.index.npz"]
+    assert "1 times: truncated or damaged shard; see lit-het data check" in capsys.readouterr().err
+
+
+def test_checking_lists_what_is_broken_and_has_an_exit_code(shards, tmp_path, capsys):
+    check = ["data", "check", str(shards), "--output", str(tmp_path / "faults.json")]
+    assert main(check) == 0
+    assert json.loads((tmp_path / "faults.json").read_text()) == []
+    assert "all 12 samples can be used" in capsys.readouterr().err
+    assert main([*check, "--captions", "txt"]) == 1  # pets have none
+    assert "has no .txt" in capsys.readouterr().err.splitlines()[-1]
+
+    assert main(["data", "index", str(shards), "--checksum"]) == 0
+    assert main([*check, "--checksum"]) == 0
+    data = bytearray((shards / "1.tar").read_bytes())
+    data[512:529] = b"not a picture any"
+    (shards / "1.tar").write_bytes(data)
+    assert main([*check, "--checksum"]) == 1
+    table, errors = capsys.readouterr()
+    assert "no picture" in table
+    assert "other checksum" in table
+    assert "2 defects; mend them" in errors
+    found = json.loads((tmp_path / "faults.json").read_text())
+    assert [(Path(row["shard"]).name, row["cause"], row["count"]) for row in found] == [
+        ("1.tar", "no picture", 1),
+        ("1.tar", "other checksum", 1),
+    ]
