@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
 from data_pipelines.index import summarize
 from data_pipelines.loader import Loader, LoaderConfig
@@ -134,10 +132,11 @@ def check(
     if not rows:
         _say(f"all {loader.num_samples:,} samples can be used")
         return
-    table = Table("shard", "cause", "count", "first")
+    # Not a table with borders, which would break paths in the middle.
+    width = max(len(cause) for _, cause, *_ in rows)
+    print(f"{'count':>9}  {'cause':{width}}  shard and first example")
     for shard, cause, count, example in rows:
-        table.add_row(shard, cause, f"{count:,}", example.removeprefix(f"{shard}: "))
-    Console().print(table)
+        print(f"{count:>9,}  {cause:{width}}  {example if shard in example else f'{shard}: {example}'}")
     raise UserError(
         f"{loader.faults.total():,} defects; mend them, or allow some in training with --data.max-bad-fraction"
     )
