@@ -129,7 +129,8 @@ def test_checking_lists_what_is_broken_and_has_an_exit_code(shards, tmp_path, ca
     assert main(["data", "index", str(shards), "--checksum"]) == 0
     assert main([*check, "--checksum"]) == 0
     data = bytearray((shards / "1.tar").read_bytes())
-    data[512:529] = b"not a picture any"
+    start = data.index(b"\xff\xd8\xff")
+    data[start : start + 8] = b"no image"
     (shards / "1.tar").write_bytes(data)
     assert main([*check, "--checksum"]) == 1
     table, errors = capsys.readouterr()
