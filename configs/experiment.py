@@ -11,7 +11,7 @@ import cattrs
 from flax import traverse_util
 
 from data_pipelines.loader import LoaderConfig
-from data_pipelines.tokenizers import SentencePieceConfig
+from data_pipelines.tokenizers import TokenizerConfig
 from eval.zero_shot import ZeroShotConfig
 from lit_het.errors import UserError, require_at_least
 from lit_het.files import write_atomically
@@ -59,7 +59,7 @@ class ExperimentConfig:
     task: ContrastiveConfig | ClassificationConfig
     data: LoaderConfig
     num_steps: int
-    tokenizer: SentencePieceConfig | None = None
+    tokenizer: TokenizerConfig | None = None
     pretrained: PretrainedConfig | None = None
     optimizer: Optimizer = AdamW()
     schedule: CosineSchedule = CosineSchedule()

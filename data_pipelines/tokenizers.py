@@ -1,18 +1,47 @@
-"""Captions to token ids: SentencePiece, trained in memory or read from a file."""
+"""Captions to token ids: SentencePiece, trained in memory or read from a file; Hugging Face's ``tokenizer.json``."""
 
 import dataclasses
 import io
+import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import sentencepiece
+import tokenizers
 from jaxtyping import Int32
 
 from lit_het.errors import UserError
 
 _QUIET = 2  # SentencePiece's level for errors only
+# Names that padding has where a tokenizer.json does not say how it pads.
+_PADDING_NAMES = ("[PAD]", "<pad>", "<|pad|>")
+
+# The loader's threads tokenise side by side already.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
+@runtime_checkable
+class Tokenizer(Protocol):
+    """Turns captions into token ids of one length.
+
+    Attributes:
+        model_bytes: the file that it was made of, to travel with a checkpoint.
+        length: tokens per caption, control tokens included.
+    """
+
+    model_bytes: bytes
+    length: int
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Ids are below this."""
+        ...
+
+    def __call__(self, captions: list[str]) -> np.ndarray:
+        """Returns ids ``[n length]``."""
+        ...
 
 
 def train_sentencepiece(
@@ -76,10 +105,7 @@ class SentencePieceConfig:
         Raises:
             UserError: the file is missing or holds no SentencePiece model with an end token and padding.
         """
-        try:
-            model_bytes = self.model.read_bytes()
-        except OSError as error:
-            raise UserError(f"{self.model}: cannot be read ({error.strerror}); check the tokenizer's path") from error
+        model_bytes = _read(self.model)
         try:
             return SentencePieceTokenizer(model_bytes, self.length, self.lowercase, self.padding_id)
         except UserError as error:
@@ -136,3 +162,88 @@ class SentencePieceTokenizer:
     def decode(self, ids: Int32[np.ndarray, "n length"]) -> list[str]:
         """Turns token ids back into text, without control tokens."""
         return [self._processor.DecodeIds([int(i) for i in row if i != self.padding_id]) for row in ids]
+
+
+@dataclasses.dataclass(frozen=True)
+class HuggingFaceTokenizerConfig:
+    """A ``tokenizer.json`` of Hugging Face: BERT's word pieces, CLIP's byte pairs and others.
+
+    Attributes:
+        model: the file.
+        length: tokens per caption, control tokens included.
+        padding_id: None takes what the file pads with, or its token ``[PAD]`` or ``<pad>``.
+    """
+
+    model: Path
+    length: int = 16
+    padding_id: int | None = None
+
+    def build(self) -> "HuggingFaceTokenizer":
+        """Reads the file.
+
+        Raises:
+            UserError: it is missing or no tokenizer, or says no padding.
+        """
+        model_bytes = _read(self.model)
+        try:
+            return HuggingFaceTokenizer(model_bytes, self.length, self.padding_id)
+        except UserError as error:
+            raise UserError(f"{self.model}: {error}") from error
+
+
+TokenizerConfig: TypeAlias = SentencePieceConfig | HuggingFaceTokenizerConfig
+
+
+class HuggingFaceTokenizer:
+    """Turns captions into token ids as the file says: its normalisation, its control tokens, kept when text is cut.
+
+    Attributes:
+        model_bytes: the content of the file.
+        length: tokens per caption.
+        padding_id: fills the rest of a row.
+
+    Raises:
+        UserError: the bytes are no tokenizer, it has no padding, or the length leaves no room beside control tokens.
+    """
+
+    def __init__(self, model_bytes: bytes, length: int, padding_id: int | None = None):
+        try:
+            self._tokenizer = tokenizers.Tokenizer.from_buffer(model_bytes)
+        except Exception as error:  # the library raises bare exceptions
+            raise UserError(f"is no tokenizer.json ({error}); take the one beside the model's weights") from error
+        control = self._tokenizer.num_special_tokens_to_add(is_pair=False)
+        if length <= control:
+            raise UserError(f"{length} tokens leave no room beside {control} control tokens; set length to more")
+        self.model_bytes, self.length = model_bytes, length
+        self.padding_id = self._own_padding() if padding_id is None else padding_id
+        token = self._tokenizer.id_to_token(self.padding_id)
+        if token is None:
+            raise UserError(f"padding id {self.padding_id} is not in the vocabulary; set padding_id to one that is")
+        self._tokenizer.enable_truncation(length)
+        self._tokenizer.enable_padding(length=length, pad_id=self.padding_id, pad_token=token)
+
+    def _own_padding(self) -> int:
+        if self._tokenizer.padding is not None:
+            return self._tokenizer.padding["pad_id"]
+        found = (self._tokenizer.token_to_id(name) for name in _PADDING_NAMES)
+        padding_id = next((number for number in found if number is not None), None)
+        if padding_id is None:
+            raise UserError("does not say how it pads; set padding_id")
+        return padding_id
+
+    @property
+    def vocabulary_size(self) -> int:
+        """One more than the largest id, control tokens included."""
+        return 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values())
+
+    def __call__(self, captions: list[str]) -> Int32[np.ndarray, "n length"]:
+        """Tokenises captions."""
+        ids = [encoding.ids for encoding in self._tokenizer.encode_batch(captions)]
+        return np.array(ids, np.int32).reshape(len(captions), self.length)
+
+
+def _read(model: Path) -> bytes:
+    try:
+        return model.read_bytes()
+    except OSError as error:
+        raise UserError(f"{model}: cannot be read ({error.strerror}); check the tokenizer's path") from error

@@ -13,7 +13,7 @@ import jax
 from configs import experiment
 from configs.experiment import ExperimentConfig
 from data_pipelines.loader import LoaderConfig
-from data_pipelines.tokenizers import SentencePieceConfig
+from data_pipelines.tokenizers import HuggingFaceTokenizer, SentencePieceConfig, SentencePieceTokenizer
 from lit_het import parameters
 from lit_het.checkpoints import big_vision_export, huggingface_export, rename, weights
 from lit_het.checkpoints.huggingface_tokenizer import read_settings
@@ -154,7 +154,10 @@ def _export_contrastive(run_dir: Path, to: str, output: Path, pretrained: Path |
         big_vision_export.write_npz(output, image, text, params)
     elif isinstance(text, BertConfig):
         raise UserError("a SiglipModel has no BERT; export with --to npz")
+    elif isinstance(run.tokenizer, HuggingFaceTokenizer):
+        raise UserError("a SiglipModel's tokenizer is made of a SentencePiece model; export with --to npz")
     else:
+        assert run.tokenizer is None or isinstance(run.tokenizer, SentencePieceTokenizer)
         huggingface_export.write_siglip(output, image, text, params, run.tokenizer)
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from configs import experiment
 from configs.experiment import ExperimentConfig, PretrainedConfig
-from data_pipelines.tokenizers import SentencePieceTokenizer
+from data_pipelines.tokenizers import Tokenizer
 from lit_het import parameters
 from lit_het.checkpoints import weights
 from lit_het.checkpoints.imported import Imported
@@ -46,7 +46,7 @@ class ContrastiveRun:
     config: ExperimentConfig
     task: ContrastiveTask
     params: Params
-    tokenizer: SentencePieceTokenizer | None
+    tokenizer: Tokenizer | None
 
     def encoder(self) -> Encoder:
         """Returns the model as evaluators see it.
@@ -298,7 +298,7 @@ def _check_same_source(found: Any, tower: Any, part: str, optional: tuple[str, .
             )
 
 
-def make_encoder(task: ContrastiveTask, params: Params, tokenizer: SentencePieceTokenizer) -> Encoder:
+def make_encoder(task: ContrastiveTask, params: Params, tokenizer: Tokenizer) -> Encoder:
     """Returns a trained model as evaluators see it."""
     image, text = jax.jit(task.encode_image), jax.jit(task.encode_text)
     samples = jax.jit(task.sample_image, static_argnums=3)

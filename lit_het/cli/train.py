@@ -18,7 +18,7 @@ from jax.sharding import Mesh
 from configs import experiment
 from configs.experiment import ExperimentConfig
 from data_pipelines.loader import Loader
-from data_pipelines.tokenizers import SentencePieceTokenizer
+from data_pipelines.tokenizers import Tokenizer
 from lit_het import distributed, parameters, sharding
 from lit_het.checkpoints.native import Checkpoints
 from lit_het.cli import runs
@@ -211,7 +211,7 @@ def _evaluation(
     config: ExperimentConfig,
     task: ContrastiveTask | ClassificationTask,
     locked: Params,
-    tokenizer: SentencePieceTokenizer | None,
+    tokenizer: Tokenizer | None,
 ) -> Any:
     if config.evaluations and not isinstance(task, ContrastiveTask):
         raise UserError("evaluations are zero-shot: they need a task with a text tower; remove them")
@@ -262,7 +262,7 @@ def _check_run_dir(config: ExperimentConfig, resume: bool) -> None:
         )
 
 
-def _check_data(config: ExperimentConfig, loader: Loader, tokenizer: SentencePieceTokenizer | None) -> None:
+def _check_data(config: ExperimentConfig, loader: Loader, tokenizer: Tokenizer | None) -> None:
     """Refuses data that does not fit the model, before anything is compiled."""
     task = config.task
     if config.data.image_size != task.image_tower.image_size:
@@ -288,7 +288,7 @@ def _check_data(config: ExperimentConfig, loader: Loader, tokenizer: SentencePie
                 )
 
 
-def _write_run_files(config: ExperimentConfig, tokenizer: SentencePieceTokenizer | None) -> None:
+def _write_run_files(config: ExperimentConfig, tokenizer: Tokenizer | None) -> None:
     config.run_dir.mkdir(parents=True, exist_ok=True)
     if config.pretrained is not None:
         # The run will be opened from other working directories.

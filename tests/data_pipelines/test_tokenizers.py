@@ -1,10 +1,21 @@
+import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
+import tokenizers
+from tokenizers import models, normalizers, pre_tokenizers, processors
 
-from data_pipelines.tokenizers import SentencePieceConfig, SentencePieceTokenizer, train_sentencepiece
+from data_pipelines.tokenizers import (
+    HuggingFaceTokenizer,
+    HuggingFaceTokenizerConfig,
+    SentencePieceConfig,
+    SentencePieceTokenizer,
+    Tokenizer,
+    train_sentencepiece,
+)
+from lit_het.checkpoints.huggingface_tokenizer import tokenizer_files
 from lit_het.errors import UserError
 
 CAPTIONS = [f"latin {size} letter {letter}" for size in ("small", "capital") for letter in "abcdefghij"]
@@ -97,3 +108,70 @@ def test_threads_share_a_tokenizer(model: bytes):
     with ThreadPoolExecutor(4) as pool:
         for ids in pool.map(tokenizer, [CAPTIONS] * 40):
             np.testing.assert_array_equal(ids, expected)
+
+
+@pytest.fixture
+def word_pieces(tmp_path: Path) -> Path:
+    """A tokenizer.json like BERT's."""
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "red", "green", "##ish", "bar", "square"]
+    tokenizer = tokenizers.Tokenizer(models.WordPiece({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    return tmp_path / "tokenizer.json"
+
+
+def test_word_pieces_are_cut_and_padded_between_their_control_tokens(word_pieces: Path):
+    tokenizer = HuggingFaceTokenizerConfig(word_pieces, length=6).build()
+    assert isinstance(tokenizer, Tokenizer)
+    assert tokenizer.vocabulary_size == 10
+    ids = tokenizer(["A GREENISH bar", "red", "a blue square a a a a a", ""])
+    assert ids.dtype == np.int32
+    assert ids.tolist() == [[2, 4, 6, 7, 8, 3], [2, 5, 3, 0, 0, 0], [2, 4, 1, 9, 4, 3], [2, 3, 0, 0, 0, 0]]
+    assert HuggingFaceTokenizer(tokenizer.model_bytes, 3, padding_id=1)(["red bar", ""]).tolist() == [
+        [2, 5, 3],
+        [2, 3, 1],
+    ]
+    assert tokenizer([]).shape == (0, 6)
+
+
+def test_transformers_gives_the_same_ids(word_pieces: Path):
+    transformers = pytest.importorskip("transformers")
+    theirs = transformers.PreTrainedTokenizerFast(tokenizer_file=str(word_pieces), pad_token="[PAD]")
+    captions = ["A GREENISH bar", "red", "a blue square a a a a a", ""]
+    expected = theirs(captions, padding="max_length", truncation=True, max_length=6)["input_ids"]
+    assert HuggingFaceTokenizerConfig(word_pieces, length=6).build()(captions).tolist() == expected
+
+
+def test_sentence_piece_and_the_tokenizer_json_made_of_it_give_the_same_ids():
+    captions = ["a red bar", "two green squares, side by side", "A Grey bar!", "", "  spaces   between  "]
+    ours = SentencePieceTokenizer(train_sentencepiece(captions, vocabulary_size=60), 12)
+    content = json.dumps(tokenizer_files(ours)["tokenizer.json"]).encode()
+    theirs = HuggingFaceTokenizer(content, 12)
+    assert theirs.padding_id == ours.padding_id
+    np.testing.assert_array_equal(theirs(captions), ours(captions))
+
+
+@pytest.mark.parametrize(
+    ("content", "length", "message"),
+    [
+        (b"hello", 6, r"tokenizer\.json: is no tokenizer.json"),
+        (None, 2, "2 tokens leave no room beside 2 control tokens"),
+    ],
+)
+def test_files_and_lengths_that_make_no_tokenizer_are_refused(word_pieces: Path, content, length, message):
+    if content is not None:
+        word_pieces.write_bytes(content)
+    with pytest.raises(UserError, match=message):
+        HuggingFaceTokenizerConfig(word_pieces, length).build()
+
+
+def test_padding_must_be_known(word_pieces: Path):
+    with pytest.raises(UserError, match="padding id 77 is not in the vocabulary"):
+        HuggingFaceTokenizerConfig(word_pieces, 6, padding_id=77).build()
+    word_pieces.write_text(word_pieces.read_text().replace("[PAD]", "[FILL]"))
+    with pytest.raises(UserError, match="does not say how it pads; set padding_id"):
+        HuggingFaceTokenizerConfig(word_pieces, 6).build()
