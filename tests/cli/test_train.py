@@ -24,10 +24,11 @@ from tests.cli.conftest import write_config_file
 
 
 def refusal(capsys, *arguments) -> str:
-    """Runs a command that must fail with one line; returns the line."""
+    """Runs a command that must fail with one line, beside progress; returns the line."""
     capsys.readouterr()
     assert main([str(argument) for argument in arguments]) != 0
     lines = capsys.readouterr().err.strip().splitlines()
+    lines = [line for line in lines if not line.startswith("indexing: ")]
     assert len(lines) == 1, lines
     assert lines[0].startswith("lit-het: ")
     return lines[0]
