@@ -147,7 +147,7 @@ def _stop_after(steps: int):
 
     def advance(self, count, note=""):
         nonlocal done
-        done += count
+        done += count if self.unit == "steps" else 0  # not shards that are indexed
         if done == steps:
             raise KeyboardInterrupt
 
