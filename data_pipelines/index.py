@@ -12,6 +12,7 @@ import hashlib
 import io
 import itertools
 import json
+import logging
 import tarfile
 import zipfile
 from collections.abc import Callable, Iterable, Sequence
@@ -23,11 +24,11 @@ import numpy as np
 from data_pipelines import storage
 from data_pipelines.shards import IMAGE, IMAGE_EXTENSIONS
 from data_pipelines.storage import Span, Unreadable
+from data_pipelines.tars import DamagedTar, whole_members
 from lit_het.errors import UserError
 from lit_het.files import cache_folder
 
 _INDEX_VERSION = 2
-_TAR_BLOCK_BYTES = 512
 # Tables of shards that are kept in memory, some 300 kB each for 10,000 samples.
 _MAX_TABLES = 16_384
 _MAX_THREADS = 16
@@ -37,6 +38,8 @@ REPEATED = "repeated key"
 NO_TAR = "no uncompressed tar"
 EMPTY = "shard without samples"
 _LACK = "no ."
+
+_logger = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,7 +102,7 @@ class ShardSummary:
         address: of the tar file.
         count: samples with all members that are asked for.
         faults: what was left out.
-        digest: of keys, places and sizes: two hosts that have the same digests see the same samples.
+        digest: of the places and sizes of all members, which tells shards of other content apart.
     """
 
     address: str
@@ -245,13 +248,15 @@ def index_shard(address: str | Path) -> ShardTable:
         raise UserError(
             f"{address}: cannot be read ({storage.reason(error)}); check the store and start again"
         ) from error
-    content = _packed(table, stamp)
+    content, refusal = _packed(table, stamp), ""
     for place in places:
         try:
             storage.write(place, content)
             break
-        except Exception:  # read-only folders and stores, in their clients' words
-            continue
+        except Exception as error:  # read-only folders and stores, in their clients' words
+            refusal = storage.reason(error)
+    else:
+        _logger.warning("%s: its index cannot be kept (%s); the next run scans again", address, refusal)
     return _with_images(table)
 
 
@@ -361,26 +366,12 @@ def _members(address: str, faults: _Faults) -> Iterable[tuple[str, int, int]]:
     """Returns name, place and size of every whole file in a tar."""
     with storage.open_to_scan(address) as file:
         size = file.seek(0, io.SEEK_END)
-        file.seek(0)
         try:
-            tar = tarfile.open(fileobj=file, mode="r:")  # noqa: SIM115 (closed just below)
+            for member in whole_members(file, 0, size):
+                if member.isreg() and not member.issparse():
+                    yield member.name, member.offset_data, member.size
         except tarfile.TarError as error:
             faults.add(NO_TAR, f"is no uncompressed tar ({error}); unpack it or write it again")
-            return
-        with tar:
-            last = -1
-            try:
-                for member in tar:
-                    # A header may say that its content lies before it, and tarfile would read in a circle.
-                    if member.offset <= last or member.size < 0 or member.offset_data + member.size > size:
-                        raise tarfile.ReadError
-                    last = member.offset
-                    if member.isreg() and not member.issparse():
-                        yield member.name, member.offset_data, member.size
-                # tarfile takes both a damaged header and the end of the file for the end of the archive
-                file.seek(tar.offset)
-                if file.read(_TAR_BLOCK_BYTES) != bytes(_TAR_BLOCK_BYTES):
-                    raise tarfile.ReadError
-            except (tarfile.TarError, ValueError, OverflowError, RecursionError, EOFError):
-                where = f"at byte {min(tar.offset, size)} of {size}"
-                faults.add(DAMAGED, f"is truncated or damaged {where}; fetch or write the shard again")
+        except DamagedTar as error:
+            where = f"at byte {error.offset} of {size}"
+            faults.add(DAMAGED, f"is truncated or damaged {where}; fetch or write the shard again")

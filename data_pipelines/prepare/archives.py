@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, NoReturn, TypeAlias
 
+from data_pipelines.tars import DamagedTar, whole_members
 from lit_het.errors import UserError
 
-_TAR_BLOCK_BYTES = 512
 _COPY_BYTES = 2**20
 
 _logger = logging.getLogger(__name__)
@@ -118,23 +118,12 @@ class TarFiles:
                 yield name, member.offset_data, member.size
 
     def _members(self, start: int, end: int) -> Iterator[tarfile.TarInfo]:
-        self._file.seek(start)
         try:
-            tar = tarfile.open(fileobj=self._file, mode="r:")  # noqa: SIM115 (the file stays open for readers)
-        except tarfile.ReadError as error:
+            yield from whole_members(self._file, start, end)
+        except tarfile.TarError as error:
             raise UserError(f"{self.path}: is no tar archive ({error}); download it again") from error
-        try:
-            for member in tar:
-                if member.offset_data + member.size > end:
-                    raise tarfile.ReadError
-                yield member
-            # tarfile takes both a damaged header and the end of the file for the end of the archive
-            self._file.seek(tar.offset)
-            if self._file.read(_TAR_BLOCK_BYTES) != bytes(_TAR_BLOCK_BYTES):
-                raise tarfile.ReadError
-        except tarfile.ReadError as error:
-            at = min(tar.offset, end)
-            raise UserError(f"{self.path}: is truncated or damaged at byte {at}; download it again") from error
+        except DamagedTar as error:
+            raise UserError(f"{self.path}: is {error}; download it again") from error
 
 
 Files: TypeAlias = FolderFiles | TarFiles

@@ -198,6 +198,17 @@ def test_without_a_place_beside_the_shard_the_index_goes_into_the_cache(
     assert keys(index_shard(shard))[2] == "c"
 
 
+def test_an_index_that_can_be_kept_nowhere_is_told(
+    shard: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    def refuse(address: str, content: bytes) -> None:
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(storage, "write", refuse)
+    assert keys(index_shard(shard))[2] == "c"
+    assert "its index cannot be kept (Read-only file system); the next run scans again" in caplog.text
+
+
 def test_a_shard_that_shrinks_after_indexing_cannot_be_read(shard: Path):
     found = ShardIndex([shard], ["txt"])
     assert found.read([2], ["txt"]) == [[b"text of c"]]
