@@ -11,35 +11,26 @@ What is wrong with a sample never moves the others. Samples that the index knows
 what reading and decoding find keeps its place as an invalid row. Both are counted by cause and shard.
 """
 
-import collections
 import dataclasses
-import json
 import sys
-import threading
-from collections.abc import Callable, Generator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Generator, Sequence
 
 import grain
 import numpy as np
 
 from data_pipelines import storage
-from data_pipelines.augment import StreamRandom
-from data_pipelines.images import BrokenImage
+from data_pipelines.batches import BatchMaker, Captions, Pictures, RawSample, Tokenizer
+from data_pipelines.faults import FaultLog
 from data_pipelines.index import ShardIndex
-from data_pipelines.labels import Labels, LabelsConfig
+from data_pipelines.labels import LabelsConfig
 from data_pipelines.order import InTurn, Mixed, Order, Shuffled, WindowShuffled
-from data_pipelines.shards import IMAGE, expand
-from data_pipelines.storage import Unreadable, readable
+from data_pipelines.shards import expand
+from data_pipelines.storage import Unreadable
 from data_pipelines.transforms import Augmentation, InceptionCrop, Preprocessing, Training
 from lit_het.errors import UserError, require_at_least
 from lit_het.types import Batch
 
-Tokenizer = Callable[[list[str]], np.ndarray]
-
 _PADDING = -1  # stands for a sample in rows that only fill the last batch
-
-# A rate of broken samples means little at the start of a run; it is taken over no fewer samples than this.
-_MIN_SAMPLES_FOR_RATE = 10_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,8 +125,7 @@ class Loader:
         config: as given.
         index: the samples behind the batches.
         num_classes: of the labels, ``k``; None without labels.
-        faults: how many samples were left out or masked since the loader was built, by shard and cause.
-        examples: the first of each of these.
+        faults: what was left out or masked since the loader was built.
 
     Raises:
         UserError: no shards, or more of their samples are broken than ``max_bad_fraction`` allows.
@@ -149,29 +139,17 @@ class Loader:
     ):
         data_sets = config.data_sets()
         self.config = config
-        self.faults: collections.Counter[tuple[str, str]] = collections.Counter()
-        self.examples: dict[tuple[str, str], str] = {}
-        self._tokenizer = tokenizer
-        self._training = Training(config.preprocessing, config.crop, config.augmentations)
-        self._labels: Labels | None = config.labels.build(storage.parent(data_sets[0][0])) if config.labels else None
-        self.num_classes = self._labels.num_classes if self._labels else None
-        self._caption, _, self._caption_field = config.captions.partition("/")
-        members = [self._caption] * bool(tokenizer) + ([self._labels.member] if self._labels else [])
-        self._members = tuple(dict.fromkeys([IMAGE, *members]))
-        self.index = ShardIndex([address for shards in data_sets for address in shards], self._members, advance=advance)
-        self._leave_out()
+        self.faults = FaultLog(config.max_bad_fraction)
+        labels = config.labels.build(storage.parent(data_sets[0][0])) if config.labels else None
+        self.num_classes = labels.num_classes if labels else None
+        pictures = Pictures(Training(config.preprocessing, config.crop, config.augmentations), config.image_size)
+        captions = Captions(config.captions, tokenizer) if tokenizer else None
+        self._maker = BatchMaker(pictures, captions, labels, config.seed, self.faults)
+        addresses = [address for shards in data_sets for address in shards]
+        self.index = ShardIndex(addresses, self._maker.members, advance=advance)
+        found = ((summary.address, fault) for summary in self.index.summaries for fault in summary.faults)
+        self.faults.leave_out(found, len(self.index))
         self._order = _order(config, self.index.counts, [len(shards) for shards in data_sets])
-        self._bad_lock = threading.Lock()
-        self._bad: set[int] = set()
-        self._num_read = 0
-
-    @property
-    def bad_samples(self) -> collections.Counter[str]:
-        """For each cause, how many samples were left out or masked since the loader was built."""
-        causes: collections.Counter[str] = collections.Counter()
-        for (_, cause), count in self.faults.items():
-            causes[cause] += count
-        return causes
 
     @property
     def num_samples(self) -> int:
@@ -201,9 +179,8 @@ class Loader:
         first = position + process_index * rows
 
         def read(number: int) -> Batch:
-            start = first + number * size
-            samples = [self._order[i] for i in range(start, start + rows)]
-            return self._read(samples, start)
+            positions = range(first + number * size, first + number * size + rows)
+            return self._read([self._order[i] for i in positions], positions)
 
         return self._prefetch(grain.MapDataset.range(sys.maxsize).map(read))
 
@@ -239,90 +216,17 @@ class Loader:
         finally:
             iterator.close()  # ends the threads, also when the consumer stops early
 
-    def _read(self, samples: Sequence[int], augment_from: int | None) -> Batch:
-        """Reads samples into a batch; row ``i`` is augmented as position ``augment_from + i``, or not for None."""
-        size = self.config.image_size
-        image = np.zeros((len(samples), size, size, 3), np.uint8)
-        valid = np.zeros(len(samples), bool)
-        captions = [""] * len(samples)
-        label = self._labels.zeros(len(samples)) if self._labels else None
-        random = StreamRandom(self.config.seed)
-        rows = [row for row, sample in enumerate(samples) if sample != _PADDING]
-        found = self.index.read([samples[row] for row in rows], self._members)
-        for row, contents in zip(rows, found, strict=True):
-            try:
-                members = dict(zip(self._members, map(readable, contents), strict=True))
-                if augment_from is None:
-                    pixels = self.config.preprocessing.apply(members[IMAGE], size)
-                else:
-                    pixels = self._training.apply(members[IMAGE], size, random.at(augment_from + row))
-                texts = {member: _text(content) for member, content in members.items() if member != IMAGE}
-                captions[row] = self._caption_of(texts) if self._tokenizer else ""
-            except (BrokenImage, Unreadable) as error:
-                self._count_bad(samples[row], error.cause, str(error))
-                continue
-            if label is not None and self._labels:
-                label[row] = self._encode_label(samples[row], self._labels, texts)
-            image[row], valid[row] = pixels, True
-        with self._bad_lock:
-            self._num_read += len(samples)
-        return Batch(valid=valid, image=image, text=self._tokenise(captions, valid), label=label)
+    def _read(self, samples: Sequence[int], positions: Sequence[int] | None) -> Batch:
+        """Reads samples into a batch; in training each is changed as its position in the stream says."""
+        members = self._maker.members
+        rows = [sample for sample in samples if sample != _PADDING]
+        found = iter(self.index.read(rows, members))
+        raw = [None if sample == _PADDING else self._raw(sample, next(found)) for sample in samples]
+        return self._maker.make(raw, positions, self.num_samples)
 
-    def _caption_of(self, texts: Mapping[str, str]) -> str:
-        """Returns a caption, which is never empty."""
-        caption: Any = texts[self._caption]
-        if self._caption_field:
-            try:
-                caption = json.loads(caption)[self._caption_field]
-            except (ValueError, KeyError, TypeError) as error:
-                raise Unreadable(
-                    f"no caption in .{self.config.captions}", f"{type(error).__name__}: {error}"
-                ) from error
-        if not isinstance(caption, str) or not caption.strip():
-            raise Unreadable("empty caption", repr(caption))
-        return caption
-
-    def _tokenise(self, captions: list[str], valid: np.ndarray) -> np.ndarray | None:
-        if self._tokenizer is None:
-            return None
-        text = self._tokenizer(captions)
-        text[~valid] = 0
-        return text
-
-    def _encode_label(self, sample: int, labels: Labels, texts: dict[str, str]) -> Any:
-        try:
-            return labels.encode(texts[labels.member])
-        except UserError as error:
-            raise UserError(f"{self._name(sample)}: {error}") from error
-
-    def _leave_out(self) -> None:
-        """Counts what the index found, and stops if it is too much."""
-        faults = [(summary.address, fault) for summary in self.index.summaries for fault in summary.faults]
-        self.faults.update({(address, fault.cause): fault.count for address, fault in faults})
-        self.examples.update({(address, fault.cause): fault.example for address, fault in faults})
-        left_out = sum(fault.count for _, fault in faults)
-        if faults and (left_out > self.config.max_bad_fraction * (left_out + len(self.index)) or not len(self.index)):
-            raise UserError(
-                f"{faults[0][1].example}; {left_out} of {left_out + len(self.index)} samples cannot be used, and"
-                f" --data.max-bad-fraction allows {self.config.max_bad_fraction:g}"
-            )
-
-    def _count_bad(self, sample: int, cause: str, reason: str) -> None:
-        fault = (self.index.shard(sample), cause)
-        with self._bad_lock:
-            self.faults[fault] += 1
-            self.examples.setdefault(fault, f"{self._name(sample)}: {reason}")
-            self._bad.add(sample)
-            seen = min(self.num_samples, max(self._num_read, _MIN_SAMPLES_FOR_RATE))
-            exceeded = len(self._bad) > self.config.max_bad_fraction * seen
-        if exceeded:
-            raise UserError(
-                f"{self._name(sample)}: {reason}; {len(self._bad)} bad of {seen} samples: mend them,"
-                " or allow more with --data.max-bad-fraction"
-            )
-
-    def _name(self, sample: int) -> str:
-        return f"{self.index.shard(sample)}: key {self.index.key(sample)}"
+    def _raw(self, sample: int, contents: Sequence[bytes | Unreadable]) -> RawSample:
+        members = dict(zip(self._maker.members, contents, strict=True))
+        return RawSample(self.index.shard(sample), self.index.key(sample), members)
 
 
 def _order(config: LoaderConfig, counts: Sequence[int], num_shards: Sequence[int]) -> Order:
@@ -343,13 +247,6 @@ def _order_of_one(config: LoaderConfig, counts: Sequence[int], seed: int) -> Ord
     if config.window is None:
         return Shuffled(sum(counts), seed)
     return WindowShuffled(counts, config.window, seed)
-
-
-def _text(content: bytes) -> str:
-    try:
-        return content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise Unreadable("text is not UTF-8", error.reason) from error
 
 
 def _rows_per_process(batch_size: int, process_count: int) -> int:

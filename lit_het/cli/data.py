@@ -122,10 +122,10 @@ def check(
         with ThreadPoolExecutor(max(1, workers)) as pool, Bar("hashing", len(addresses), "shards") as bar:
             for address, differs in zip(addresses, pool.map(differs_from_checksum, addresses), strict=True):
                 if differs:
-                    loader.faults[address, "other checksum"] += 1
-                    loader.examples[address, "other checksum"] = f"{address}: {differs}"
+                    loader.faults.counts[address, "other checksum"] += 1
+                    loader.faults.examples[address, "other checksum"] = f"{address}: {differs}"
                 bar.advance(1)
-    rows = [(*key, count, loader.examples[key]) for key, count in sorted(loader.faults.items())]
+    rows = [(*key, count, loader.faults.examples[key]) for key, count in sorted(loader.faults.counts.items())]
     if output is not None:
         names = ("shard", "cause", "count", "example")
         output.write_text(json.dumps([dict(zip(names, row, strict=True)) for row in rows], indent=2) + "\n")
@@ -138,7 +138,7 @@ def check(
     for shard, cause, count, example in rows:
         print(f"{count:>9,}  {cause:{width}}  {example if shard in example else f'{shard}: {example}'}")
     raise UserError(
-        f"{loader.faults.total():,} defects; mend them, or allow some in training with --data.max-bad-fraction"
+        f"{loader.faults.counts.total():,} defects; mend them, or allow some in training with --data.max-bad-fraction"
     )
 
 

@@ -132,7 +132,7 @@ def _train_on(mesh: Mesh, config: ExperimentConfig, resume: bool) -> TrainState:
         finally:
             batches.close()
             log.close()
-    for (shard, cause), count in sorted(loader.faults.items()):
+    for (shard, cause), count in sorted(loader.faults.counts.items()):
         print(f"lit-het: {shard}: {count} samples left out: {cause}", file=sys.stderr)
     return state
 

@@ -194,7 +194,7 @@ def test_a_broken_sample_is_masked_and_counted_and_moves_no_other(
         expected = getattr(whole, name).copy()
         expected[~batch.valid] = 0
         np.testing.assert_array_equal(getattr(batch, name), expected)
-    assert loader.bad_samples == {"no picture": 4, "text is not UTF-8": 4, "damaged JPEG": 4}
+    assert loader.faults.causes == {"no picture": 4, "text is not UTF-8": 4, "damaged JPEG": 4}
 
 
 def test_more_broken_samples_than_allowed_stop_the_run(tmp_path: Path, make_shards: Callable[..., Path]):
@@ -218,7 +218,7 @@ def test_every_kind_of_fault_is_counted_by_shard_and_cause(tmp_path: Path, make_
     loader = config(directory, max_bad_fraction=0.9, threads=2).build(number_tokens)
     valid = sum(int(batch.valid.sum()) for batch in loader.epoch(8))
     shards = [str(directory / f"shard-00000{i}.tar") for i in range(3)]
-    assert loader.faults == {
+    assert loader.faults.counts == {
         (shards[0], "empty caption"): 1,
         (shards[0], "no picture"): 1,
         (shards[0], "damaged JPEG"): 1,
@@ -228,7 +228,7 @@ def test_every_kind_of_fault_is_counted_by_shard_and_cause(tmp_path: Path, make_
         (str(directory / "y-000000.tar"), "no .txt"): 1,
         (str(directory / "z.tar"), "no uncompressed tar"): 1,
     }
-    assert loader.bad_samples["no picture"] == 2
+    assert loader.faults.causes["no picture"] == 2
     assert valid == loader.num_samples - 5
 
 
@@ -239,7 +239,7 @@ def test_captions_may_stand_in_json(tmp_path: Path, make_shards: Callable[..., P
     loader = config(make_shards(tmp_path, **texts), captions="json/caption", max_bad_fraction=0.5).build(number_tokens)
     batch = joined(list(loader.epoch(8)))
     assert np.asarray(batch.text)[[3, 6], 0].tolist() == [3, 6]
-    assert loader.bad_samples == {"empty caption": 1, "no caption in .json/caption": 1}
+    assert loader.faults.causes == {"empty caption": 1, "no caption in .json/caption": 1}
 
 
 @settings(max_examples=15, deadline=None)

@@ -1,0 +1,90 @@
+"""What is wrong with samples: counted by shard and cause, with the first example of each, and stopped above a limit."""
+
+import collections
+import threading
+from collections.abc import Iterable
+
+from data_pipelines.index import Fault
+from lit_het.errors import UserError
+
+# A rate of broken samples means little at the start of a run; it is taken over no fewer samples than this.
+_MIN_SAMPLES_FOR_RATE = 10_000
+
+
+class FaultLog:
+    """Counts samples that cannot be used; safe to share between threads.
+
+    Args:
+        max_bad_fraction: part of the samples that may be left out, and of those that may be masked.
+
+    Attributes:
+        counts: how many samples were left out or masked, by shard and cause.
+        examples: the first of each of these.
+    """
+
+    def __init__(self, max_bad_fraction: float):
+        self.counts: collections.Counter[tuple[str, str]] = collections.Counter()
+        self.examples: dict[tuple[str, str], str] = {}
+        self._max_bad_fraction = max_bad_fraction
+        self._lock = threading.Lock()
+        self._masked: set[tuple[str, str]] = set()
+        self._num_read = 0
+
+    @property
+    def causes(self) -> collections.Counter[str]:
+        """For each cause, how many samples of all shards."""
+        causes: collections.Counter[str] = collections.Counter()
+        for (_, cause), count in self.counts.items():
+            causes[cause] += count
+        return causes
+
+    def leave_out(self, faults: Iterable[tuple[str, Fault]], num_samples: int) -> None:
+        """Counts what the indexes of shards found.
+
+        Args:
+            faults: each with the address of its shard.
+            num_samples: that can be used.
+
+        Raises:
+            UserError: it is too much, or nothing can be used.
+        """
+        faults = list(faults)
+        for address, fault in faults:
+            self.counts[address, fault.cause] += fault.count
+            self.examples[address, fault.cause] = fault.example
+        left_out = sum(fault.count for _, fault in faults)
+        everything = left_out + num_samples
+        if faults and (left_out > self._max_bad_fraction * everything or not num_samples):
+            raise UserError(
+                f"{faults[0][1].example}; {left_out} of {everything} samples cannot be used, and"
+                f" --data.max-bad-fraction allows {self._max_bad_fraction:g}"
+            )
+
+    def note_read(self, count: int) -> None:
+        """Counts samples that were read, sound or not."""
+        with self._lock:
+            self._num_read += count
+
+    def mask(self, shard: str, key: str, cause: str, reason: str, num_samples: int) -> None:
+        """Counts a sample that keeps its place as an invalid row.
+
+        Args:
+            shard: its address.
+            key: of the sample.
+            cause: the same words for all with this defect.
+            reason: what happened here.
+            num_samples: in one epoch, of which a broken one counts once.
+
+        Raises:
+            UserError: there are too many.
+        """
+        name = f"{shard}: key {key}"
+        with self._lock:
+            self.counts[shard, cause] += 1
+            self.examples.setdefault((shard, cause), f"{name}: {reason}")
+            self._masked.add((shard, key))
+            bad, seen = len(self._masked), min(num_samples, max(self._num_read, _MIN_SAMPLES_FOR_RATE))
+        if bad > self._max_bad_fraction * seen:
+            raise UserError(
+                f"{name}: {reason}; {bad} bad of {seen} samples: mend them, or allow more with --data.max-bad-fraction"
+            )
