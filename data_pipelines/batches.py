@@ -126,7 +126,7 @@ class BatchMaker:
         faults: where broken samples are counted.
 
     Attributes:
-        members: the kinds that a sample must have.
+        members: the kinds that are read of a sample.
     """
 
     def __init__(self, views: Views, captions: Captions | None, labels: Labels | None, seed: int, faults: FaultLog):

@@ -15,7 +15,7 @@ import json
 import logging
 import tarfile
 import zipfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -72,6 +72,7 @@ class ShardTable:
         offsets: for each kind of member, bytes from the start of the file ``[samples]`` int64.
         sizes: for each kind of member, bytes ``[samples]`` int64.
         faults: what the scan left out.
+        elsewhere: kinds of members that lie in another file, and its address.
     """
 
     address: str
@@ -79,6 +80,7 @@ class ShardTable:
     offsets: dict[str, np.ndarray]
     sizes: dict[str, np.ndarray]
     faults: tuple[Fault, ...] = ()
+    elsewhere: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def has(self, kinds: Iterable[str]) -> np.ndarray:
         """Returns which samples have a member of each kind, ``[samples]`` bool."""
@@ -102,7 +104,7 @@ class ShardSummary:
         address: of the tar file.
         count: samples with all members that are asked for.
         faults: what was left out.
-        digest: of the places and sizes of all members, which tells shards of other content apart.
+        digest: see `digest_of`.
     """
 
     address: str
@@ -119,6 +121,7 @@ class ShardIndex:
         required: kinds of members that every sample must have: an extension, or ``"image"`` for any of
             ``IMAGE_EXTENSIONS``. Samples without one are left out and counted.
         optional: kinds that may be read where a sample has them.
+        attach: adds kinds that lie in other files to what is known of a shard.
         advance: called with 1 after each shard, for a progress bar.
 
     Attributes:
@@ -133,11 +136,12 @@ class ShardIndex:
         addresses: Sequence[str | Path],
         required: Sequence[str] = (),
         optional: Sequence[str] = (),
+        attach: Callable[[ShardTable], ShardTable] = lambda table: table,
         advance: Callable[[int], None] = lambda count: None,
     ):
-        self._required, self._kinds = tuple(required), (*required, *optional)
+        self._required, self._kinds, self._attach = tuple(required), (*required, *optional), attach
         self.summaries: list[ShardSummary] = []
-        summary = functools.partial(summarize, required=self._required)
+        summary = functools.partial(summarize, required=self._required, attach=attach)
         # Stores answer many at once; scanning a local shard is work for the processor.
         threads = _MAX_THREADS if any(map(storage.is_remote, map(str, addresses))) else 1
         with ThreadPoolExecutor(threads) as pool:
@@ -184,7 +188,8 @@ class ShardIndex:
         number, row = self._locate(sample)
         table = self._table(number)
         offset = int(table.offsets[kind][row]) if kind in table.offsets else -1
-        return Span(table.address, offset, int(table.sizes[kind][row])) if offset >= 0 else None
+        address = table.elsewhere.get(kind, table.address)
+        return Span(address, offset, int(table.sizes[kind][row])) if offset >= 0 else None
 
     def read(self, samples: Sequence[int], kinds: Sequence[str]) -> list[list[bytes | Unreadable]]:
         """Returns the members of each sample, or why they cannot be read; all are asked for at once."""
@@ -202,8 +207,9 @@ class ShardIndex:
 
     def _load_table(self, number: int) -> ShardTable:
         table = index_shard(self.summaries[number].address)
-        if _digest(table) != self.summaries[number].digest:
+        if digest_of(table) != self.summaries[number].digest:
             raise UserError(f"{table.address}: changed while it was in use; start again")
+        table = self._attach(table)
         return table.only(table.has(self._required), self._kinds)
 
 
@@ -215,8 +221,9 @@ def _lack(table: ShardTable, kind: str) -> Fault:
     return Fault(f"{_LACK}{name}", int(lacking.sum()), example)
 
 
-def _digest(table: ShardTable) -> str:
-    digest = hashlib.sha256()
+def digest_of(table: ShardTable) -> str:
+    """Returns what tells shards of other content apart: their keys, and the places and sizes of all members."""
+    digest = hashlib.sha256(table.keys.tobytes())
     for name in sorted(table.offsets):
         digest.update(name.encode())
         digest.update(np.ascontiguousarray(table.offsets[name]).tobytes())
@@ -260,11 +267,14 @@ def index_shard(address: str | Path) -> ShardTable:
     return _with_images(table)
 
 
-def summarize(address: str, required: Sequence[str] = ()) -> ShardSummary:
+def summarize(
+    address: str, required: Sequence[str] = (), attach: Callable[[ShardTable], ShardTable] = lambda table: table
+) -> ShardSummary:
     """Returns how many samples of a shard have all members that are asked for, and what is wrong with the others."""
-    table = index_shard(address)
+    found = index_shard(address)
+    table = attach(found)
     lacking = [_lack(table, kind) for kind in required if not table.has([kind]).all()]
-    return ShardSummary(address, int(table.has(required).sum()), (*table.faults, *lacking), _digest(table))
+    return ShardSummary(address, int(table.has(required).sum()), (*table.faults, *lacking), digest_of(found))
 
 
 def _cached_path(address: str) -> str:

@@ -12,6 +12,7 @@ what reading and decoding find keeps its place as an invalid row. Both are count
 """
 
 import dataclasses
+import hashlib
 import sys
 from collections.abc import Callable, Generator, Sequence
 
@@ -20,11 +21,12 @@ import numpy as np
 
 from data_pipelines import storage
 from data_pipelines.batches import BatchMaker, Captions, Pictures, RawSample, Tokenizer
+from data_pipelines.embeddings import StoredEmbeddings, describe
 from data_pipelines.faults import FaultLog
 from data_pipelines.index import ShardIndex
 from data_pipelines.labels import LabelsConfig
 from data_pipelines.order import InTurn, Mixed, Order, Shuffled, WindowShuffled
-from data_pipelines.shards import expand
+from data_pipelines.shards import IMAGE, expand
 from data_pipelines.storage import Unreadable
 from data_pipelines.transforms import Augmentation, InceptionCrop, Preprocessing, Training
 from lit_het.errors import UserError, require_at_least
@@ -72,6 +74,7 @@ class LoaderConfig:
         threads: that read and decode batches ahead; 0 reads each batch when it is asked for.
         prefetch_batches: kept ready.
         max_bad_fraction: part of the samples that may be broken or missing before the run stops.
+        embeddings: a folder that ``lit-het embed`` wrote for these shards, to be read in place of pictures.
     """
 
     shards: tuple[str, ...]
@@ -89,6 +92,7 @@ class LoaderConfig:
     threads: int = 2
     prefetch_batches: int = 4
     max_bad_fraction: float = 0.0
+    embeddings: str | None = None
 
     def __post_init__(self) -> None:
         require_at_least(0, self, "seed", "threads", "max_bad_fraction")
@@ -126,6 +130,7 @@ class Loader:
         index: the samples behind the batches.
         num_classes: of the labels, ``k``; None without labels.
         faults: what was left out or masked since the loader was built.
+        stored: the embeddings that are read in place of pictures, or None.
 
     Raises:
         UserError: no shards, or more of their samples are broken than ``max_bad_fraction`` allows.
@@ -142,11 +147,18 @@ class Loader:
         self.faults = FaultLog(config.max_bad_fraction)
         labels = config.labels.build(storage.parent(data_sets[0][0])) if config.labels else None
         self.num_classes = labels.num_classes if labels else None
-        pictures = Pictures(Training(config.preprocessing, config.crop, config.augmentations), config.image_size)
+        training = Training(config.preprocessing, config.crop, config.augmentations)
+        self.stored: StoredEmbeddings | None = None
+        if config.embeddings is not None:
+            self.stored = StoredEmbeddings(config.embeddings, describe(training, config.image_size, random=True))
+        views = self.stored or Pictures(training, config.image_size)
         captions = Captions(config.captions, tokenizer) if tokenizer else None
-        self._maker = BatchMaker(pictures, captions, labels, config.seed, self.faults)
+        self._maker = BatchMaker(views, captions, labels, config.seed, self.faults)
+        # Samples without pictures are left out, also where pictures are not read: the order is the same.
+        required = [IMAGE if member == views.member else member for member in self._maker.members]
         addresses = [address for shards in data_sets for address in shards]
-        self.index = ShardIndex(addresses, self._maker.members, advance=advance)
+        attach = self.stored.attach if self.stored else lambda table: table
+        self.index = ShardIndex(addresses, required, [views.member], attach, advance)
         found = ((summary.address, fault) for summary in self.index.summaries for fault in summary.faults)
         self.faults.leave_out(found, len(self.index))
         self._order = _order(config, self.index.counts, [len(shards) for shards in data_sets])
@@ -184,13 +196,17 @@ class Loader:
 
         return self._prefetch(grain.MapDataset.range(sys.maxsize).map(read))
 
-    def epoch(self, batch_size: int | None = None, process_index: int = 0, process_count: int = 1) -> Generator[Batch]:
-        """Each sample once, in the order of the shards, without augmentation; the last batch ends in invalid rows.
+    def epoch(
+        self, batch_size: int | None = None, process_index: int = 0, process_count: int = 1, num_crops: int = 0
+    ) -> Generator[Batch]:
+        """Each sample once, in the order of the shards, as evaluation sees it; the last batch ends in invalid rows.
 
         Args:
-            batch_size: samples of all hosts together; None takes the config's.
+            batch_size: rows of all hosts together; None takes the config's.
             process_index: this host's number.
             process_count: how many hosts share each batch; all see the same number of batches.
+            num_crops: K; each sample K times in a row, changed at random as in training. What is random is a function
+                of the seed, the shard's name, the key and the number of the crop.
 
         Yields:
             This host's rows of each global batch, ``[b / process_count, ...]``.
@@ -200,12 +216,25 @@ class Loader:
         """
         size = batch_size or self.config.batch_size
         rows = _rows_per_process(size, process_count)
+        views = max(1, num_crops)
+        num_rows = views * self.num_samples
 
         def read(number: int) -> Batch:
             start = number * size + process_index * rows
-            return self._read([i if i < self.num_samples else _PADDING for i in range(start, start + rows)], None)
+            of_batch = range(start, start + rows)
+            samples = [i // views if i < num_rows else _PADDING for i in of_batch]
+            if not num_crops:
+                return self._read(samples, None)
+            crops = zip(samples, (i % views for i in of_batch), strict=True)
+            return self._read(samples, [0 if s == _PADDING else self._position_of_crop(s, crop) for s, crop in crops])
 
-        return self._prefetch(grain.MapDataset.range(-(-self.num_samples // size)).map(read))
+        return self._prefetch(grain.MapDataset.range(-(-num_rows // size)).map(read))
+
+    def _position_of_crop(self, sample: int, crop: int) -> int:
+        """Returns a place among random streams that does not change where other shards come or go."""
+        name = self.index.shard(sample).rpartition("/")[2]
+        digest = hashlib.blake2b(f"{name} {self.index.key(sample)} {crop}".encode("utf-8", "surrogateescape"))
+        return int.from_bytes(digest.digest()[:8], "little")
 
     def _prefetch(self, batches: grain.MapDataset) -> Generator[Batch]:
         threads = self.config.threads

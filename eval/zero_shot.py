@@ -94,11 +94,11 @@ def _embed_batches(
     """Embeds batch by batch, with noise samples that are the same in every pass; raises as `embed_images`."""
     found = False
     for number, batch in enumerate(batches):
-        if batch.image is None:
-            raise UserError("zero-shot: a batch holds no images; evaluate on image shards, not on stored embeddings")
+        if batch.view is None:
+            raise UserError("zero-shot: a batch holds neither images nor stored embeddings; evaluate on image shards")
         if batch.label is None or np.ndim(batch.label) != 1:
             raise UserError("zero-shot: a batch holds no class indices; the shards need one .cls label an image")
-        image, valid = np.asarray(batch.image), np.asarray(batch.valid)
+        image, valid = np.asarray(batch.view), np.asarray(batch.valid)
         if not valid.any():
             continue
         found = True
@@ -229,6 +229,7 @@ class ZeroShotConfig:
         batch_size: images and captions that the towers take at a time.
         num_samples: S, noise samples of each image to average probabilities over; 0 leaves the noise out, as the paper
             does (HET-XL App. M).
+        embeddings: a folder that ``lit-het embed`` wrote for these shards, to be read in place of pictures.
 
     Raises:
         UserError: a batch without rows, or a negative number of samples.
@@ -241,25 +242,36 @@ class ZeroShotConfig:
     candidates: Path | None = None
     batch_size: int = 256
     num_samples: int = 0
+    embeddings: str | None = None
 
     def __post_init__(self) -> None:
         require_at_least(1, self, "batch_size")
         require_at_least(0, self, "num_samples")
 
-    def build(self, image_size: int, preprocessing: Preprocessing | None = None) -> ZeroShotClassification:
+    def build(
+        self, image_size: int, preprocessing: Preprocessing | None = None, tower: str = ""
+    ) -> ZeroShotClassification:
         """Index the shards, and join them with the names and the templates.
 
         Args:
             image_size: pixels along each side.
             preprocessing: that of the model's training; None for the default.
+            tower: fingerprint of the model's image tower, which stored embeddings must be of.
 
         Raises:
-            UserError: a file that is missing or malformed, or a template without ``{c}``.
+            UserError: a file that is missing or malformed, a template without ``{c}``, or embeddings of another tower.
         """
-        labels = ClassIndex(self.directory / CLASS_NAMES_FILE)
-        shards = (str(self.directory / self.split),)
-        preprocessing = preprocessing or Preprocessing()
-        loader = LoaderConfig(shards, image_size, self.batch_size, labels, preprocessing=preprocessing).build()
+        data = LoaderConfig(
+            shards=(str(self.directory / self.split),),
+            image_size=image_size,
+            batch_size=self.batch_size,
+            labels=ClassIndex(self.directory / CLASS_NAMES_FILE),
+            preprocessing=preprocessing or Preprocessing(),
+            embeddings=self.embeddings,
+        )
+        loader = data.build()
+        if loader.stored is not None:
+            loader.stored.check_tower(tower)
         return dataclasses.replace(self.over(loader.epoch), num_images=loader.num_samples)
 
     def over(self, batches: Batches) -> ZeroShotClassification:

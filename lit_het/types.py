@@ -63,7 +63,8 @@ class Batch:
         valid: False marks a row that pads the batch or whose sample could not be read; such rows take
             no part in losses or metrics.
         image: pixels as stored; towers normalise them on the device.
-        image_embedding: the output of a locked image tower, in place of ``image``.
+        image_embedding: what a locked image tower once made, in place of ``image``; of an ensemble's members side by
+            side.
         text: token ids.
         label: class indices ``[b]``, or target probabilities in [0, 1] ``[b k]`` for multi-label data.
     """
@@ -73,6 +74,11 @@ class Batch:
     image_embedding: Float[Any, "b d"] | None = None
     text: Int[Any, "b l"] | None = None
     label: Int[Any, " b"] | Float[Any, "b k"] | None = None
+
+    @property
+    def view(self) -> Any:
+        """What there is for the image tower: pixels, or its stored embeddings."""
+        return self.image if self.image_embedding is None else self.image_embedding
 
 
 @jax.tree_util.register_dataclass
@@ -209,9 +215,9 @@ class Encoder:
     """A trained contrastive model as evaluators see it: NumPy in, NumPy out.
 
     Attributes:
-        image_samples: pixels ``[b h w c]`` uint8, S and a seed to S noisy embeddings of each image ``[b s d]``; one
-            without noise where the head has none for images.
-        image: pixels ``[b h w c]`` uint8 to unit embeddings ``[b d]`` float32.
+        image_samples: pixels ``[b h w c]`` uint8 or stored embeddings (`Batch.view`), S and a seed to S noisy
+            embeddings of each image ``[b s d]``; one without noise where the head has none for images.
+        image: the same to unit embeddings ``[b d]`` float32.
         text: token ids ``[b l]`` to unit embeddings ``[b d]`` float32.
         image_noise_norm, text_noise_norm: the same inputs to ``sqrt(tr Σ(x))`` ``[b]``, the root mean
             square norm of the noise; zeros where the head is deterministic.

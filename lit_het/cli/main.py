@@ -19,7 +19,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax reports every file it writes
     parser = _parser()
     options, rest = parser.parse_known_args(arguments)
-    if rest and options.command is not _train:
+    if rest and options.command not in (_train, _embed):
         parser.error(f"unknown argument {rest[0]}; see lit-het {options.name} --help")
     try:
         options.command(options, rest)
@@ -67,6 +67,40 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("-h", "--help", action="store_true", help="this text; with --config every field as well")
     train.set_defaults(command=_train, name="train", parser=train)
 
+    embedding = commands.add_parser(
+        "embed",
+        allow_abbrev=False,
+        help="compute the embeddings of a locked image tower once, to train on them",
+        usage="lit-het embed --tower RUN|FILE --output DIR [--data SHARDS ...] [--dtype TYPE] [--crops K] "
+        "[--any.field.of-the-configuration VALUE ...]",
+        description="Embeds every picture of the shards, as the tower sees it in evaluation, into one file a shard. "
+        "Then --data.embeddings DIR lets 'lit-het train' read them in place of pictures, and --embeddings DIR "
+        "'lit-het zero-shot'. The same command goes on where it was stopped.",
+        add_help=False,
+    )
+    embedding.add_argument(
+        "--tower",
+        type=Path,
+        metavar="RUN|FILE",
+        help="directory of a run, or the configuration file of the run to be trained, with its flags",
+    )
+    embedding.add_argument("--output", metavar="DIR", help="folder or address to write")
+    embedding.add_argument("--data", nargs="+", default=(), metavar="SHARDS", help="default: those of the tower's run")
+    embedding.add_argument(
+        "--dtype", choices=("float16", "bfloat16", "float32"), default="float16", help="default: %(default)s"
+    )
+    embedding.add_argument(
+        "--crops",
+        type=int,
+        default=0,
+        metavar="K",
+        help="store K random views of each picture, by `crop` and `augmentations` of the configuration (none)",
+    )
+    embedding.add_argument(
+        "-h", "--help", action="store_true", help="this text; with --tower and --output every field as well"
+    )
+    embedding.set_defaults(command=_embed, name="embed", parser=embedding)
+
     zero_shot = commands.add_parser(
         "zero-shot",
         allow_abbrev=False,
@@ -92,6 +126,9 @@ def _parser() -> argparse.ArgumentParser:
         default=0,
         metavar="S",
         help="average probabilities over S noise samples of each picture; 0 (the default) leaves the noise out",
+    )
+    zero_shot.add_argument(
+        "--embeddings", metavar="DIR", help="what lit-het embed made of the pictures of all these sets"
     )
     zero_shot.add_argument("--output", type=Path, help="also write the figures to this JSON file")
     zero_shot.set_defaults(command=_zero_shot, name="zero-shot")
@@ -277,6 +314,19 @@ def _train(options: argparse.Namespace, flags: list[str]) -> None:
     train(parse_config(options.config, flags), resume=options.resume)
 
 
+def _embed(options: argparse.Namespace, flags: list[str]) -> None:
+    if options.help:
+        options.parser.print_help()
+        flags = [*flags, "--help"]
+    if options.tower is None or options.output is None:
+        if options.help:
+            return
+        raise UserError("embed needs --tower RUN|FILE and --output DIR, see lit-het embed --help")
+    from lit_het.cli.embed import EmbedOptions, embed
+
+    embed(options.tower, options.output, EmbedOptions(tuple(options.data), options.dtype, options.crops), flags)
+
+
 def _zero_shot(options: argparse.Namespace, _: list[str]) -> None:
     from lit_het.cli.zero_shot import zero_shot
 
@@ -287,6 +337,7 @@ def _zero_shot(options: argparse.Namespace, _: list[str]) -> None:
         pretrained=options.pretrained,
         batch_size=options.batch_size,
         num_samples=options.samples,
+        embeddings=options.embeddings,
         output=options.output,
     )
 

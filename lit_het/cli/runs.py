@@ -5,7 +5,9 @@ A run directory holds ``config.json``, ``tokenizer.model`` (if there is text), `
 """
 
 import dataclasses
+import hashlib
 import itertools
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -311,6 +313,20 @@ def make_encoder(task: ContrastiveTask, params: Params, tokenizer: Tokenizer) ->
         tokenize=tokenizer,
         temperature=float(task.temperature(params)),
     )
+
+
+def tower_fingerprint(config: ExperimentConfig, params: Params) -> str:
+    """Returns what tells image towers apart: their fields, and the parameters as they compute with them.
+
+    Args:
+        config: of a run.
+        params: its parameters, or those of the image tower alone below its name.
+    """
+    tower = config.task.image_tower
+    fields = {field: value for field, value in experiment.fields(tower).items() if field not in EXECUTION_FIELDS}
+    used = parameters.cast({"image_tower": params["image_tower"]}, tower.compute_type)
+    text = f"{json.dumps(fields, sort_keys=True)} {tower.compute_type} {parameters.checksum(used)}"
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def abstract_params(task: ContrastiveTask | ClassificationTask) -> Params:

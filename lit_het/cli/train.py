@@ -32,12 +32,26 @@ from lit_het.types import Batch, Params, TrainState
 
 # Fields that a resumed run may change: they alter neither the model nor the sequence of batches.
 CHANGEABLE_FIELDS = ("run_dir", "mesh", "cadence", "evaluations", "data.threads", "data.prefetch_batches")
-CHANGEABLE_FIELDS += ("data.max_bad_fraction", "pretrained.run", "task.image_tower.weights", "task.text_tower.weights")
+CHANGEABLE_FIELDS += (
+    "data.max_bad_fraction",
+    "data.embeddings",
+    "pretrained.run",
+    "task.image_tower.weights",
+    "task.text_tower.weights",
+)
 
 
 def parse_config(path: Path, flags: Sequence[str]) -> ExperimentConfig:
     """Returns the configuration of a file with the fields that ``flags`` change."""
-    default = experiment.load_module_config(path)
+    return with_flags(experiment.load_module_config(path), flags, f"lit-het train --config {path}")
+
+
+def with_flags(default: ExperimentConfig, flags: Sequence[str], command: str) -> ExperimentConfig:
+    """Returns a configuration with the fields that ``flags`` of a command change.
+
+    Raises:
+        UserError: a flag that is no field, or a value that does not fit.
+    """
     messages = io.StringIO()
     try:
         with contextlib.redirect_stderr(messages):
@@ -45,7 +59,7 @@ def parse_config(path: Path, flags: Sequence[str]) -> ExperimentConfig:
                 ExperimentConfig,
                 default=default,
                 args=list(flags),
-                prog=f"lit-het train --config {path}",
+                prog=command,
                 description="Every field of the configuration that has a value.",
                 config=(tyro.conf.AvoidSubcommands,),
                 return_unknown_args=True,
@@ -58,7 +72,7 @@ def parse_config(path: Path, flags: Sequence[str]) -> ExperimentConfig:
         known = [f"--{field.replace('_', '-')}" for field in experiment.fields(default)]
         close = difflib.get_close_matches(unknown[0], known, n=1)
         hint = f"did you mean {close[0]}? " if close else ""
-        raise UserError(f"unknown flag {unknown[0]}; {hint}'lit-het train --config {path} --help' lists all")
+        raise UserError(f"unknown flag {unknown[0]}; {hint}'{command} --help' lists all")
     return config
 
 
@@ -92,6 +106,7 @@ def _train_on(mesh: Mesh, config: ExperimentConfig, resume: bool) -> TrainState:
     locked, trainable = _initial_params(config, task, mesh)
     checksum = parameters.checksum(locked)
     locked = parameters.cast(locked, config.task.image_tower.compute_type)
+    _check_embeddings(config, loader, task, locked)
     state = jax.jit(
         lambda params: initial_state(params, optimizer),
         out_shardings=sharding.tree_shardings(jax.eval_shape(lambda p: initial_state(p, optimizer), trainable), mesh),
@@ -215,9 +230,12 @@ def _evaluation(
 ) -> Any:
     if config.evaluations and not isinstance(task, ContrastiveTask):
         raise UserError("evaluations are zero-shot: they need a task with a text tower; remove them")
-    evaluators = [
-        evaluation.build(config.data.image_size, config.data.preprocessing) for evaluation in config.evaluations
-    ]
+    stored = any(evaluation.embeddings is not None for evaluation in config.evaluations)
+    if stored and "image_tower" in task.trained:
+        raise UserError("evaluations cannot read `embeddings` of an image tower that is trained; leave them out")
+    tower = runs.tower_fingerprint(config, locked) if stored else ""
+    data = config.data
+    evaluators = [evaluation.build(data.image_size, data.preprocessing, tower) for evaluation in config.evaluations]
 
     def evaluate(trainable: Params) -> Mapping[str, float]:
         if not evaluators:
@@ -286,6 +304,19 @@ def _check_data(config: ExperimentConfig, loader: Loader, tokenizer: Tokenizer |
                     f"tower takes {text.length} of {text.vocabulary_size}; set --tokenizer.length and "
                     "--task.text-tower.length, or --task.text-tower.vocabulary-size"
                 )
+
+
+def _check_embeddings(
+    config: ExperimentConfig, loader: Loader, task: ContrastiveTask | ClassificationTask, locked: Params
+) -> None:
+    """Refuses stored embeddings that are not what the image tower would make."""
+    if loader.stored is None:
+        return
+    if not isinstance(task, ContrastiveTask):
+        raise UserError("a classifier is trained on pictures; leave out --data.embeddings")
+    if "image_tower" in task.trained:
+        raise UserError("an image tower that is trained needs pictures; lock it, or leave out --data.embeddings")
+    loader.stored.check_tower(runs.tower_fingerprint(config, locked))
 
 
 def _write_run_files(config: ExperimentConfig, tokenizer: Tokenizer | None) -> None:

@@ -24,6 +24,7 @@ def zero_shot(
     pretrained: Path | None = None,
     batch_size: int = 256,
     num_samples: int = 0,
+    embeddings: str | None = None,
     output: Path | None = None,
 ) -> dict[str, float]:
     """Evaluates a run on several sets, prints a table and returns ``zero_shot/<set>/<figure>``.
@@ -35,13 +36,15 @@ def zero_shot(
         pretrained: where the run with the locked parameters lies now, if it has moved.
         batch_size: images at a time.
         num_samples: S, noise samples of each image to average probabilities over; 0 leaves the noise out.
+        embeddings: a folder that ``lit-het embed`` wrote for all sets, to be read in place of pictures.
         output: a JSON file to write the figures to.
 
     Raises:
         UserError: the run or a set cannot be read.
     """
     sets = [
-        dataclasses.replace(parse_set(argument, candidates, batch_size), num_samples=num_samples) for argument in data
+        dataclasses.replace(parse_set(argument, candidates, batch_size), num_samples=num_samples, embeddings=embeddings)
+        for argument in data
     ]
     for name in {config.name for config in sets if [other.name for other in sets].count(config.name) > 1}:
         raise UserError(f"two sets are called {name}; give each a name of its own with --data NAME=FOLDER")
@@ -50,7 +53,8 @@ def zero_shot(
     run = runs.open_contrastive(checkpoint, pretrained)
     encoder = run.encoder()
     trained_on = run.config.data
-    evaluations = [config.build(trained_on.image_size, trained_on.preprocessing) for config in sets]
+    tower = runs.tower_fingerprint(run.config, run.params) if embeddings is not None else ""
+    evaluations = [config.build(trained_on.image_size, trained_on.preprocessing, tower) for config in sets]
     metrics: dict[str, float] = {}
     for config, evaluation in zip(sets, evaluations, strict=True):
         with Bar(f"zero-shot {config.name}", evaluation.num_embeddings, "embeddings") as bar:

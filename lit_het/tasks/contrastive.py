@@ -1,6 +1,7 @@
 """LiT (Zhai et al. 2022): a locked image tower, a trainable text tower, a contrastive head and loss."""
 
 import dataclasses
+from typing import TypeAlias
 
 import jax.numpy as jnp
 from flax import nnx
@@ -55,6 +56,10 @@ class ContrastiveConfig:
         return ContrastiveTask(self)
 
 
+ImageOrStored: TypeAlias = UInt8[Array, "b h w c"] | Float[Array, "b stored"]
+"""Pixels, or what the image tower once made of them (of the members of an ensemble side by side)."""
+
+
 class TwoTowers(nnx.Module):
     """Both towers and the head under the names that parameter paths begin with."""
 
@@ -83,7 +88,7 @@ class ContrastiveTask:
         """Returns the contrastive loss of the batch, and metrics."""
         assert batch.text is not None
         model = self._model(params)
-        image, routed = self._image_embedding(model, batch, self._routing_key("image_tower", keys))
+        image, routed = self._image_embedding(model, batch.view, self._routing_key("image_tower", keys))
         text = model.text_tower(batch.text, self._routing_key("text_tower", keys))
         # An invalid row may be anything, not a number included, whose gradient no weight of zero would undo.
         image, words = (jnp.where(batch.valid[:, None], side, 1.0) for side in (image, text.embedding))
@@ -99,20 +104,18 @@ class ContrastiveTask:
             loss = loss + sum((tower.auxiliary_losses if tower else {}).values())
         return loss, metrics
 
-    def encode_image(
-        self, params: Params, image: UInt8[Array, "b h w c"]
-    ) -> tuple[Float[Array, "b d"], Float[Array, " b"]]:
+    def encode_image(self, params: Params, image: ImageOrStored) -> tuple[Float[Array, "b d"], Float[Array, " b"]]:
         """Returns noiseless embeddings and the norm of the noise."""
         model = self._model(params)
-        embedding = model.image_tower(image).embedding
+        embedding, _ = self._image_embedding(model, image)
         return model.head.image_key(embedding), model.head.image_noise_norm(embedding)
 
     def sample_image(
-        self, params: Params, image: UInt8[Array, "b h w c"], key: Key[Array, ""], num_samples: int
+        self, params: Params, image: ImageOrStored, key: Key[Array, ""], num_samples: int
     ) -> Float[Array, "b s d"]:
         """Returns S noisy embeddings of each image (HET-XL App. M), or one where the head has no noise for images."""
         model = self._model(params)
-        embedding = model.image_tower(image).embedding
+        embedding, _ = self._image_embedding(model, image)
         queries = model.head.image_queries(embedding, key, num_samples)
         return model.head.image_key(embedding)[:, None] if queries is None else queries.held_singly()
 
@@ -134,15 +137,21 @@ class ContrastiveTask:
         return keys(f"{tower}_routing") if tower in self.trained else None
 
     def _image_embedding(
-        self, model: TwoTowers, batch: Batch, key: Key[Array, ""] | None
+        self, model: TwoTowers, image: ImageOrStored, key: Key[Array, ""] | None = None
     ) -> tuple[Float[Array, "b d"], TowerOutput | None]:
-        if batch.image_embedding is not None:
-            if batch.image_embedding.shape[1] != self.config.image_tower.embedding_size:
-                raise UserError(
-                    f"stored image embeddings have size {batch.image_embedding.shape[1]}, the image tower's have "
-                    f"{self.config.image_tower.embedding_size}"
-                )
-            return batch.image_embedding, None
-        assert batch.image is not None
-        output = model.image_tower(batch.image, key)
-        return output.embedding, output
+        """Returns the embedding of pixels, with what else the tower makes of them, or that which was stored."""
+        if image.ndim == 4:
+            output = model.image_tower(image, key)
+            return output.embedding, output
+        tower = self.config.image_tower
+        members, size = 1, tower.embedding_size
+        if isinstance(tower, ViTConfig):
+            members, size = tower.encoder.num_members, tower.member_size
+        if image.shape[1] != members * size:
+            raise UserError(
+                f"stored image embeddings have size {image.shape[1]}, the image tower's have {members * size}"
+            )
+        stored = image.astype(jnp.float32)
+        if isinstance(tower, ViTConfig):
+            stored = tower.join_members(stored.reshape(-1, size))
+        return stored, None

@@ -79,13 +79,28 @@ class ViTConfig:
     @property
     def embedding_size(self) -> int:
         """Size of the embedding."""
-        size = self.projection_size or self.representation_size or self._pooled_size
-        return size * (self.encoder.num_members if self.members == "concatenated" else 1)
+        return self.member_size * (self.encoder.num_members if self.members == "concatenated" else 1)
+
+    @property
+    def member_size(self) -> int:
+        """Size of the embedding that each member of an ensemble makes."""
+        return self.projection_size or self.representation_size or self._pooled_size
 
     @property
     def _pooled_size(self) -> int:
         tokens = self.num_patches + self.num_registers if self.pooling == "none" else 1
         return tokens * self.encoder.width
+
+    def join_members(self, embedding: Float[Array, "bm d"]) -> Float[Array, "_ _"]:
+        """Returns what ``members`` says of embeddings, those of an image adjacent."""
+        by_image = embedding.reshape(-1, self.encoder.num_members, embedding.shape[-1])
+        match self.members:
+            case "mean":
+                return by_image.mean(axis=1)
+            case "concatenated":
+                return by_image.reshape(len(by_image), -1)
+            case "apart":
+                return embedding
 
     def build(self, rngs: nnx.Rngs) -> "ViT":
         """Returns the tower with fresh parameters."""
@@ -135,7 +150,7 @@ class ViT(nnx.Module):
         if self.config.input_norm:
             tokens = self.input_norm(tokens)
         encoded = self.encoder(tokens, key)
-        embedding = self._join_members(self._project(self._pool(encoded.tokens)))
+        embedding = self.config.join_members(self._project(self._pool(encoded.tokens)))
         return TowerOutput(embedding, encoded.tokens, encoded.auxiliary_losses, encoded.metrics)
 
     def _positions(self) -> Float[Array, "n d"]:
@@ -171,14 +186,3 @@ class ViT(nnx.Module):
         if self.config.projection_size is not None:
             embedding = self.projection(embedding).astype(jnp.float32)
         return embedding
-
-    def _join_members(self, embedding: Float[Array, "bm d"]) -> Float[Array, "_ _"]:
-        m = self.config.encoder.num_members
-        by_image = embedding.reshape(-1, m, embedding.shape[-1])
-        match self.config.members:
-            case "mean":
-                return by_image.mean(axis=1)
-            case "concatenated":
-                return by_image.reshape(len(by_image), -1)
-            case "apart":
-                return embedding

@@ -1,0 +1,202 @@
+"""``lit-het embed``: what a locked image tower makes of the pictures in shards, computed once."""
+
+import dataclasses
+import itertools
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+
+import jax
+import numpy as np
+from flax import nnx
+from jax.sharding import Mesh
+from jaxtyping import Array, Float, UInt8
+
+from configs import experiment
+from configs.experiment import ExperimentConfig
+from data_pipelines.embeddings import EmbeddingFolder, Precision, Recipe, describe
+from data_pipelines.index import index_shard
+from data_pipelines.loader import Loader
+from data_pipelines.transforms import Training
+from lit_het import parameters, sharding
+from lit_het.cli import runs
+from lit_het.cli.train import with_flags
+from lit_het.errors import UserError
+from lit_het.tasks.classification import ClassificationConfig
+from lit_het.towers.resnet import ResNetConfig
+from lit_het.towers.vit import ViTConfig
+from lit_het.training.logging import Bar
+from lit_het.types import Batch, Params
+
+# A batch as it comes from the loader to the embeddings of its rows.
+Encode = Callable[[Batch], jax.Array]
+
+
+@dataclasses.dataclass(frozen=True)
+class EmbedOptions:
+    """How embeddings are stored.
+
+    Attributes:
+        shards: whose pictures to embed; empty takes those of the tower's configuration.
+        dtype: of the files.
+        num_crops: K, random crops of each picture; 0 for the picture as evaluation sees it.
+    """
+
+    shards: tuple[str, ...] = ()
+    dtype: Precision = "float16"
+    num_crops: int = 0
+
+
+def embed(source: Path, output: str, options: EmbedOptions, flags: Sequence[str] = ()) -> None:
+    """Writes the embeddings of all pictures; a command that was stopped goes on with the shards that are missing.
+
+    Each host embeds shards of its own on its own devices: nothing is sent between hosts, and any number of them may
+    take up what others have left.
+
+    Args:
+        source: a run, or the configuration file of the run that is to be trained on the embeddings.
+        output: the folder to write, here or at an address that fsspec knows.
+        options: how.
+        flags: fields of the tower's configuration to change, as of ``lit-het train``.
+
+    Raises:
+        UserError: the tower, the shards or the output cannot be used.
+    """
+    config = _configuration(source, flags)
+    data = dataclasses.replace(config.data, labels=None, embeddings=None)
+    if options.shards:
+        data = dataclasses.replace(data, shards=options.shards, mixture=())
+    training = Training(data.preprocessing, data.crop, data.augmentations)
+    if options.num_crops and training.crop is None and not training.augmentations:
+        raise UserError(
+            "all crops would be the same: give `crop` or `augmentations` in the configuration, or leave out --crops"
+        )
+    addresses = list(dict.fromkeys(itertools.chain(*data.data_sets())))
+    mesh = config.mesh.build(jax.local_devices())
+    sharding.check_batch_size(data.batch_size, mesh)
+    params = _tower_params(source, config)
+    recipe = Recipe(
+        tower=runs.tower_fingerprint(config, params),
+        pictures=describe(training, data.image_size, random=options.num_crops > 0),
+        size=_all_members(config).embedding_size,
+        num_crops=options.num_crops,
+        dtype=options.dtype,
+        seed=data.seed,
+    )
+    folder = EmbeddingFolder(output, recipe)
+    missing = []
+    with Bar("indexing", len(addresses), "shards") as bar:
+        for address in addresses:
+            if not folder.has(index_shard(address)):
+                missing.append(address)
+            bar.advance(1)
+    mine = missing[jax.process_index() :: jax.process_count()]
+    if len(missing) < len(addresses):
+        _say(f"{len(addresses) - len(missing)} of {len(addresses)} shards have their embeddings in {output} already")
+    if not mine:
+        return
+    loader = Loader(dataclasses.replace(data, shards=tuple(mine), mixture=()))
+    encode = _encoder(config, params, mesh)
+    with Bar("embedding", loader.num_samples * max(1, options.num_crops), "pictures") as bar:
+        _write(folder, loader, encode, bar.advance)
+    for (shard, cause), count in sorted(loader.faults.counts.items()):
+        _say(f"{shard}: {count} pictures without embeddings: {cause}")
+    _say(f"embeddings of {loader.num_samples:,} pictures in {output}")
+
+
+def _configuration(source: Path, flags: Sequence[str]) -> ExperimentConfig:
+    is_run = source.suffix != ".py"
+    saved = experiment.load(runs.config_path(source)) if is_run else experiment.load_module_config(source)
+    config = with_flags(saved, flags, f"lit-het embed --tower {source} --output DIR")
+    if is_run and config.task != saved.task:
+        raise UserError(f"the tower of {source} is what it is; flags of embed may change --data and --mesh only")
+    return config
+
+
+def _tower_params(source: Path, config: ExperimentConfig) -> Params:
+    """Returns the parameters of the image tower, below its name."""
+    if source.suffix == ".py":
+        shapes = {"image_tower": runs.abstract_params(config.task.build())["image_tower"]}
+        return runs.load_weights(config.task, shapes) or runs.load_pretrained(config, shapes)
+    if isinstance(config.task, ClassificationConfig):
+        return runs.open_image_model(source)[1]
+    return runs.open_contrastive(source).params
+
+
+def _all_members(config: ExperimentConfig) -> ViTConfig | ResNetConfig:
+    """Returns the tower that keeps the embeddings of all members of an ensemble, side by side."""
+    tower = config.task.image_tower
+    return dataclasses.replace(tower, members="concatenated") if isinstance(tower, ViTConfig) else tower
+
+
+def _encoder(config: ExperimentConfig, params: Params, mesh: Mesh) -> Encode:
+    """Returns the compiled tower, with its parameters on the devices of the mesh."""
+    tower = _all_members(config)
+    graph, _ = nnx.split(nnx.eval_shape(lambda: tower.build(nnx.Rngs(0))))
+    weights = parameters.cast({"image_tower": params["image_tower"]}, tower.compute_type)
+    placed = jax.device_put(weights, sharding.tree_shardings(weights, mesh))
+
+    @jax.jit
+    def embeddings(params: Params, image: UInt8[Array, "b h w c"]) -> Float[Array, "b d"]:
+        return nnx.merge(graph, params["image_tower"])(image).embedding
+
+    def encode(batch: Batch) -> jax.Array:
+        with jax.set_mesh(mesh):
+            return embeddings(placed, jax.device_put(batch.image, sharding.batch_sharding(mesh)))
+
+    return encode
+
+
+def _write(folder: EmbeddingFolder, loader: Loader, encode: Encode, advance: Callable[[int], None]) -> None:
+    """Embeds all samples of a loader, and writes the file of each shard when its last sample is there."""
+    views, size = max(1, folder.recipe.num_crops), folder.recipe.size
+    counts = loader.index.counts
+    rows = _rows(loader.epoch(num_crops=folder.recipe.num_crops), encode, sum(counts) * views, advance)
+    in_shards = _regrouped(rows, [count * views for count in counts], size)
+    for summary, count, embeddings in zip(loader.index.summaries, counts, in_shards, strict=True):
+        folder.write(index_shard(summary.address), embeddings.reshape(count, views, size))
+
+
+def _rows(
+    batches: Iterable[Batch], encode: Encode, total: int, advance: Callable[[int], None]
+) -> Iterator[Float[np.ndarray, "rows d"]]:
+    """Yields the embeddings of each batch, ``total`` rows in all, not-a-number in invalid ones."""
+    left = total
+
+    def fetched(batch: Batch, embeddings: jax.Array) -> np.ndarray:
+        nonlocal left
+        rows = np.array(embeddings, np.float32)
+        rows[~batch.valid] = np.nan
+        rows = rows[:left]  # the last batch is filled up
+        left -= len(rows)
+        advance(len(rows))
+        return rows
+
+    before: tuple[Batch, jax.Array] | None = None
+    for batch in batches:
+        # The device has its next batch before the host waits for this one.
+        now = batch, encode(batch)
+        if before is not None:
+            yield fetched(*before)
+        before = now
+    if before is not None:
+        yield fetched(*before)
+
+
+def _regrouped(
+    parts: Iterator[Float[np.ndarray, "rows d"]], counts: Iterable[int], size: int
+) -> Iterator[Float[np.ndarray, "rows d"]]:
+    """Cuts a stream of rows into pieces of the given lengths."""
+    left = np.empty((0, size), np.float32)
+    for count in counts:
+        held, have = [left], len(left)
+        while have < count:
+            held.append(next(parts))
+            have += len(held[-1])
+        joined = np.concatenate(held)
+        yield joined[:count]
+        left = joined[count:].copy()
+
+
+def _say(line: str) -> None:
+    print(f"lit-het: {line}", file=sys.stderr, flush=True)

@@ -1,0 +1,182 @@
+"""`lit-het embed`: the losses of pictures without pictures, restarts, and what is refused."""
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from configs import lit_e3_b32_het_xl
+from configs.experiment import PretrainedConfig
+from data_pipelines.transforms import InceptionCrop
+from lit_het.cli.embed import EmbedOptions, embed
+from lit_het.cli.main import main
+from lit_het.cli.train import train
+from lit_het.training.logging import read_metrics
+from tests import tiny
+from tests.cli.conftest import write_config_file
+from tests.cli.test_train import refusal
+
+
+def losses(run_dir):
+    return [record["train/loss"] for record in read_metrics(run_dir / "metrics.jsonl")]
+
+
+def on_embeddings(config, folder):
+    """The same run on stored embeddings, in another directory."""
+    data = dataclasses.replace(config.data, embeddings=str(folder))
+    return dataclasses.replace(config, run_dir=config.run_dir.with_name("on_embeddings"), data=data)
+
+
+@pytest.fixture(scope="module")
+def embedded(trained_lit, tmp_path_factory):
+    """The embeddings of the training pictures by the tower of a finished LiT run."""
+    folder = tmp_path_factory.mktemp("embeddings") / "float32"
+    embed(trained_lit.run_dir, str(folder), EmbedOptions(dtype="float32"))
+    return folder
+
+
+def test_a_run_on_embeddings_has_the_losses_of_the_run_on_pictures(trained_lit, embedded, tmp_path):
+    config = on_embeddings(dataclasses.replace(trained_lit, run_dir=tmp_path / "lit"), embedded)
+    train(config)
+    np.testing.assert_allclose(losses(config.run_dir), losses(trained_lit.run_dir), rtol=1e-5)
+
+
+def test_a_run_may_go_on_with_embeddings_where_it_began_with_pictures(lit_config, trained_lit, embedded):
+    train(dataclasses.replace(lit_config, cadence=dataclasses.replace(lit_config.cadence, save_steps=1), num_steps=4))
+    stored = dataclasses.replace(lit_config.data, embeddings=str(embedded))
+    for folder in (lit_config.run_dir / "checkpoints").iterdir():
+        if folder.name in ("3", "4"):
+            folder.rename(lit_config.run_dir / f"later-{folder.name}")
+    train(dataclasses.replace(lit_config, data=stored), resume=True)
+    np.testing.assert_allclose(losses(lit_config.run_dir), losses(trained_lit.run_dir), rtol=1e-5)
+
+
+def test_zero_shot_evaluation_reads_embeddings_too(trained_lit, data, embedded, config_file, tmp_path):
+    half = tmp_path / "float16"
+    assert main(["embed", "--tower", str(config_file), "--output", str(half)]) == 0
+    figures = []
+    for number, flags in enumerate([(), ("--embeddings", str(embedded)), ("--embeddings", str(half))]):
+        output = tmp_path / f"{number}.json"
+        arguments = ["--checkpoint", trained_lit.run_dir, "--data", data / "train", "--output", output]
+        assert main(["zero-shot", *map(str, arguments), *flags]) == 0
+        figures.append(json.loads(output.read_text())["zero_shot/train/nll"])
+    assert figures[1] == pytest.approx(figures[0], rel=1e-6)
+    assert figures[2] == pytest.approx(figures[0], rel=1e-3)
+
+
+def test_the_members_of_an_ensemble_are_stored_side_by_side_and_joined_as_the_tower_says(data, tmp_path):
+    base = tiny.shrink(lit_e3_b32_het_xl.get_config(), data, tmp_path / "lit")
+    upstream = tiny.classifier(base, data, tmp_path / "upstream")
+    apart = dataclasses.replace(upstream.task.image_tower, members="apart")
+    train(dataclasses.replace(upstream, task=dataclasses.replace(upstream.task, image_tower=apart)))
+    base = dataclasses.replace(base, pretrained=PretrainedConfig(tmp_path / "upstream"), num_steps=2)
+    embed(write_config_file(base, tmp_path / "lit.py"), str(tmp_path / "e"), EmbedOptions(dtype="float32"))
+    for members in ("concatenated", "mean"):
+        tower = dataclasses.replace(base.task.image_tower, members=members)
+        text = dataclasses.replace(base.task.text_tower, embedding_size=tower.embedding_size)
+        task = dataclasses.replace(base.task, image_tower=tower, text_tower=text)
+        config = dataclasses.replace(base, task=task, run_dir=tmp_path / members / "lit")
+        train(config)
+        train(on_embeddings(config, tmp_path / "e"))
+        stored = on_embeddings(config, tmp_path / "e").run_dir
+        np.testing.assert_allclose(losses(stored), losses(config.run_dir), rtol=1e-5)
+
+
+def test_crops_train_by_the_views_that_were_stored(lit_config, tmp_path):
+    cropping = dataclasses.replace(lit_config, data=dataclasses.replace(lit_config.data, crop=InceptionCrop()))
+    source = write_config_file(cropping, tmp_path / "cropping.py")
+    for name in ("e", "again"):
+        embed(source, str(tmp_path / name), EmbedOptions(dtype="float32", num_crops=3))
+    files = [sorted((tmp_path / name).glob("*.safetensors")) for name in ("e", "again")]
+    assert [path.read_bytes() for path in files[0]] == [path.read_bytes() for path in files[1]]
+    config = on_embeddings(cropping, tmp_path / "e")
+    train(config)
+    assert np.isfinite(losses(config.run_dir)).all()
+
+
+def test_a_broken_picture_has_no_embedding_and_is_counted(trained_lit, data, tmp_path, capsys):
+    shard = tmp_path / "d" / "shard-000000.tar"
+    shard.parent.mkdir()
+    content = bytearray((data / "train" / "shard-000000.tar").read_bytes())
+    start = content.index(b"\xff\xd8\xff")
+    content[start : start + 4] = b"oops"
+    shard.write_bytes(content)
+    flags = ["--tower", trained_lit.run_dir, "--data", shard, "--output", tmp_path / "e"]
+    assert "no picture" in refusal(capsys, "embed", *flags)
+    assert not list((tmp_path / "e").glob("*.safetensors"))
+    assert main(["embed", *map(str, flags), "--data.max-bad-fraction", "0.1"]) == 0
+    assert "1 pictures without embeddings: no picture" in capsys.readouterr().err
+
+
+def test_a_killed_command_goes_on_with_the_shards_that_are_missing(trained_lit, data, tmp_path):
+    environment = {**os.environ, "XLA_FLAGS": ""}
+    command = [sys.executable, "-m", "lit_het.cli.main", "embed", "--tower", str(trained_lit.run_dir), "--output"]
+    shards = tmp_path / "many"
+    shards.mkdir()
+    for number in range(200):
+        (shards / f"{number:03d}.tar").symlink_to(data / "train" / "shard-000000.tar")
+    command += [str(tmp_path / "e"), "--data", str(shards)]
+    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE)
+    deadline = time.monotonic() + 120
+    while len(list((tmp_path / "e").glob("*.safetensors"))) < 3:
+        assert process.poll() is None, process.communicate()[1].decode()
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "e").glob("*.safetensors")}
+    assert 3 <= len(before) < 200, "the kill came too late to show anything"
+    again = subprocess.run(command, env=environment, check=True, capture_output=True)
+    assert f"{len(before)} of 200 shards have their embeddings" in again.stderr.decode()
+    after = {path: path.stat().st_mtime_ns for path in (tmp_path / "e").glob("*.safetensors")}
+    assert len(after) == 200
+    assert before.items() <= after.items()
+
+
+def test_embeddings_of_another_tower_are_refused(capsys, lit_config, embedded, upstream, data, tmp_path):
+    other = tiny.classifier(lit_config, data, tmp_path / "other")
+    train(dataclasses.replace(other, seed=1))
+    changed = dataclasses.replace(lit_config, pretrained=PretrainedConfig(tmp_path / "other"))
+    file = write_config_file(changed, tmp_path / "changed.py")
+    line = refusal(capsys, "train", "--config", file, "--data.embeddings", embedded)
+    assert "was made by another image tower" in line
+    assert not (lit_config.run_dir / "checkpoints").exists() or not any((lit_config.run_dir / "checkpoints").iterdir())
+
+
+def test_embeddings_of_other_pixels_are_refused(capsys, config_file, embedded):
+    flags = ["--data.embeddings", embedded, "--data.preprocessing.filter", "bicubic"]
+    line = refusal(capsys, "train", "--config", config_file, *flags)
+    assert "was made with preprocessing.filter = area, this run has bicubic" in line
+
+
+def test_a_tower_that_is_trained_takes_no_embeddings(capsys, config_file, embedded):
+    line = refusal(capsys, "train", "--config", config_file, "--data.embeddings", embedded, "--task.locked")
+    assert "an image tower that is trained needs pictures" in line
+
+
+def test_crops_without_anything_random_are_refused(capsys, config_file, tmp_path):
+    line = refusal(capsys, "embed", "--tower", config_file, "--output", tmp_path / "e", "--crops", 2)
+    assert "all crops would be the same" in line
+
+
+def test_the_tower_of_a_run_cannot_be_changed_by_flags(capsys, trained_lit, tmp_path):
+    flags = ["--output", tmp_path / "e", "--task.image-tower.members", "concatenated"]
+    assert "is what it is" in refusal(capsys, "embed", "--tower", trained_lit.run_dir, *flags)
+
+
+def test_a_command_without_a_tower_says_what_is_missing(capsys):
+    assert "embed needs --tower RUN|FILE and --output DIR" in refusal(capsys, "embed")
+
+
+def test_help_lists_the_fields_of_the_tower(capsys, config_file):
+    with pytest.raises(SystemExit):
+        main(["embed", "--tower", str(config_file), "--output", "e", "--help"])
+    text = capsys.readouterr().out
+    assert "--crops" in text
+    assert "--data.preprocessing.filter" in text

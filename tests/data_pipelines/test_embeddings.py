@@ -1,0 +1,222 @@
+"""Stored embeddings: files, what is found in them again, and what is refused."""
+
+import dataclasses
+import json
+
+import ml_dtypes
+import numpy as np
+import pytest
+import safetensors
+
+from data_pipelines.augment import HorizontalFlip
+from data_pipelines.embeddings import EmbeddingFolder, Recipe, describe
+from data_pipelines.index import index_shard
+from data_pipelines.loader import LoaderConfig, WeightedShards
+from data_pipelines.shards import expand, write_shards
+from data_pipelines.transforms import InceptionCrop, Preprocessing, Training
+from lit_het.errors import UserError
+from tests.data_pipelines.conftest import IMAGE_SIZE, NUM_SAMPLES
+
+SIZE = 3
+PLAIN = Training(Preprocessing())
+CROPPED = Training(Preprocessing(), InceptionCrop(), (HorizontalFlip(),))
+
+
+def recipe(**changed) -> Recipe:
+    pictures = describe(PLAIN, IMAGE_SIZE, random=False)
+    return Recipe(
+        **{"tower": "t", "pictures": pictures, "size": SIZE, "num_crops": 0, "dtype": "float32", "seed": 0, **changed}
+    )
+
+
+def embedding_of(number: int, crop: int = 0) -> np.ndarray:
+    return np.array([number, crop, 0.1 * number], np.float32)
+
+
+def write(folder, shards, how: Recipe, broken: tuple[int, ...] = ()) -> None:
+    """Writes embeddings that tell the number of their sample, as the loader's labels do."""
+    output, views = EmbeddingFolder(str(folder), how), max(1, how.num_crops)
+    for address in expand(shards):
+        table = index_shard(address)
+        numbers = [int(key[1:]) for key in table.keys.tolist()]
+        rows = [[embedding_of(number, crop) for crop in range(views)] for number in numbers]
+        embeddings = np.array(rows, np.float32)
+        embeddings[[number in broken for number in numbers]] = np.nan
+        output.write(table, embeddings)
+
+
+def loader(shards, folder, **changed):
+    config = LoaderConfig(shards=(str(shards),), image_size=IMAGE_SIZE, batch_size=8, threads=0, embeddings=str(folder))
+    return dataclasses.replace(config, **changed).build(lambda texts: np.array([[int(t[4:] or 0)] for t in texts]))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_every_sample_finds_its_own_embedding_beside_its_caption(shards, tmp_path, dtype):
+    write(tmp_path / "e", shards, recipe(dtype=dtype))
+    seen = []
+    for batch in loader(shards, tmp_path / "e").epoch():
+        assert batch.image is None
+        assert batch.image_embedding.dtype == np.dtype(dtype)
+        for row in np.flatnonzero(batch.valid):
+            number = int(batch.text[row, 0])
+            expected = embedding_of(number).astype(np.dtype(dtype))
+            np.testing.assert_array_equal(batch.image_embedding[row], expected)
+            seen.append(number)
+    assert sorted(seen) == list(range(NUM_SAMPLES))
+
+
+def test_the_order_of_training_is_that_of_the_pictures(shards, tmp_path):
+    write(tmp_path / "e", shards, recipe())
+    numbers = []
+    for stored in (str(tmp_path / "e"), None):
+        batches = loader(shards, None, embeddings=stored).batches(position=40)
+        numbers.append([next(batches).text[:, 0].tolist() for _ in range(6)])
+    assert numbers[0] == numbers[1]
+
+
+def test_samples_without_a_picture_or_a_caption_do_not_move_the_others(make_shards, tmp_path):
+    folder = make_shards(tmp_path / "holes", s3={"jpg": b""}, s11={"txt": b"\xff"})
+    write(tmp_path / "e", folder, recipe(), broken=(3,))
+    found = loader(folder, tmp_path / "e", max_bad_fraction=0.5)
+    rows = [
+        (int(text), valid) for batch in found.epoch() for text, valid in zip(batch.text[:, 0], batch.valid, strict=True)
+    ]
+    expected = [(0 if i in (3, 11) else i, i not in (3, 11)) for i in (*range(10), *range(10, NUM_SAMPLES))]
+    assert rows[:NUM_SAMPLES] == expected
+    assert found.faults.causes == {"no embedding": 1, "text is not UTF-8": 1}
+
+
+def test_samples_that_lack_the_picture_are_left_out_as_without_embeddings(tmp_path):
+    samples = [{"__key__": f"s{i}", "txt": f"word{i}", **({"png": b"x"} if i != 2 else {})} for i in range(5)]
+    write_shards(tmp_path / "d", samples)
+    table = index_shard(expand(tmp_path / "d")[0])
+    output = EmbeddingFolder(str(tmp_path / "e"), recipe())
+    output.write(table, np.array([[embedding_of(i)] for i in (0, 1, 3, 4)]))
+    found = loader(tmp_path / "d", tmp_path / "e", max_bad_fraction=0.5)
+    (batch,) = found.epoch()
+    np.testing.assert_array_equal(batch.text[:4, 0], [0, 1, 3, 4])
+    np.testing.assert_array_equal(batch.image_embedding[:4, 0], [0, 1, 3, 4])
+    assert set(found.faults.causes) == {"no .jpg/jpeg/png/webp"}
+
+
+def test_training_takes_one_of_the_crops_by_the_position_in_the_stream(shards, tmp_path):
+    write(tmp_path / "e", shards, recipe(num_crops=4, pictures=describe(CROPPED, IMAGE_SIZE, random=True)))
+    changes = {"crop": CROPPED.crop, "augmentations": CROPPED.augmentations}
+    first, again = (loader(shards, tmp_path / "e", **changes).batches() for _ in range(2))
+    crops = []
+    for _ in range(10):
+        batch, same = next(first), next(again)
+        np.testing.assert_array_equal(batch.image_embedding, same.image_embedding)
+        np.testing.assert_array_equal(batch.image_embedding[:, 0], batch.text[:, 0])
+        crops.extend(batch.image_embedding[:, 1].tolist())
+    assert set(crops) == {0, 1, 2, 3}
+    from_the_middle = next(loader(shards, tmp_path / "e", **changes).batches(position=72))
+    np.testing.assert_array_equal(from_the_middle.image_embedding, batch.image_embedding)
+
+
+def test_shards_and_embeddings_may_move(make_shards, tmp_path):
+    folder = make_shards(tmp_path / "here")
+    write(tmp_path / "e", folder, recipe())
+    (tmp_path / "there").mkdir()
+    folder.rename(tmp_path / "there" / "d")
+    (tmp_path / "e").rename(tmp_path / "there" / "e")
+    assert loader(tmp_path / "there" / "d", tmp_path / "there" / "e").num_samples == NUM_SAMPLES
+
+
+def test_mixtures_read_the_embeddings_of_all_their_shards(make_shards, tmp_path):
+    one, other = (make_shards(tmp_path / name / "train") for name in ("one", "other"))
+    write(tmp_path / "e", one, recipe())
+    mixed = loader(one, tmp_path / "e", mixture=(WeightedShards((str(other),)),))
+    batch = next(mixed.batches())
+    np.testing.assert_array_equal(batch.image_embedding[:, 0], batch.text[:, 0])
+
+
+def test_files_open_with_the_safetensors_library(shards, tmp_path):
+    write(tmp_path / "e", shards, recipe())
+    path = sorted((tmp_path / "e").glob("*.safetensors"))[0]
+    with safetensors.safe_open(path, "numpy") as file:
+        embeddings, keys = file.get_tensor("embeddings"), file.get_tensor("keys")
+    assert embeddings.shape == (10, 1, SIZE)
+    assert [bytes(key).rstrip(b"\0").decode() for key in keys] == [f"s{i}" for i in embeddings[:, 0, 0].astype(int)]
+
+
+def test_embeddings_lie_in_stores_too(shards):
+    folder = "memory://embeddings/of-a-test"
+    write(folder, shards, recipe())
+    assert sum(batch.valid.sum() for batch in loader(shards, folder).epoch()) == NUM_SAMPLES
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"preprocessing": Preprocessing(filter="fast")}, r"preprocessing.filter = area, this run has fast"),
+        ({"image_size": 16}, "image_size = 8, this run has 16"),
+        ({"augmentations": (HorizontalFlip(),)}, r"augmentations = \[\], this run has \[\{'type': 'HorizontalFlip'"),
+        ({"crop": InceptionCrop()}, "augmentations"),
+    ],
+)
+def test_embeddings_of_other_pictures_are_refused(shards, tmp_path, changes, message):
+    write(tmp_path / "e", shards, recipe())
+    with pytest.raises(UserError, match=message):
+        loader(shards, tmp_path / "e", **changes)
+
+
+def test_a_shard_that_was_written_again_has_no_embeddings(make_shards, tmp_path):
+    folder = make_shards(tmp_path / "d")
+    write(tmp_path / "e", folder, recipe())
+    for shard in folder.glob("*.tar*"):
+        shard.unlink()
+    make_shards(folder, s12={"txt": "another caption"})
+    with pytest.raises(UserError, match=r"shard-000001.tar: has no embeddings in .*, or changed since then; run"):
+        loader(folder, tmp_path / "e")
+
+
+def test_a_folder_takes_no_embeddings_of_another_recipe(shards, tmp_path):
+    write(tmp_path / "e", shards, recipe())
+    with pytest.raises(UserError, match=r"holds embeddings with tower = t, not u; choose another --output"):
+        EmbeddingFolder(str(tmp_path / "e"), recipe(tower="u"))
+
+
+def test_a_file_from_elsewhere_is_refused(shards, tmp_path):
+    write(tmp_path / "e", shards, recipe())
+    write(tmp_path / "other", shards, recipe(tower="u"))
+    for path in (tmp_path / "other").glob("*.safetensors"):
+        path.replace(tmp_path / "e" / path.name)
+    with pytest.raises(UserError, match=r"was not made as embeddings.json beside it says"):
+        loader(shards, tmp_path / "e")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"\xff" * 100, b"\x10" + bytes(7) + b"no JSON whatever", b"\x02" + bytes(7) + b"{}"],
+    ids=["empty", "noise", "no header", "empty header"],
+)
+def test_a_damaged_file_is_one_line_with_its_path(shards, tmp_path, content):
+    write(tmp_path / "e", shards, recipe())
+    path = sorted((tmp_path / "e").glob("*.safetensors"))[0]
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=path.name):
+        loader(shards, tmp_path / "e")
+
+
+def test_a_truncated_file_masks_what_is_cut_off(shards, tmp_path):
+    write(tmp_path / "e", shards, recipe())
+    for path in (tmp_path / "e").glob("*.safetensors"):
+        path.write_bytes(path.read_bytes()[:-12])
+    found = loader(shards, tmp_path / "e", max_bad_fraction=1.0)
+    assert sum(batch.valid.sum() for batch in found.epoch()) == NUM_SAMPLES - 1  # keys lie behind the embeddings
+    assert set(found.faults.causes) == {"shard is shorter than its index says"}
+
+
+def test_a_damaged_recipe_is_one_line(shards, tmp_path):
+    write(tmp_path / "e", shards, recipe())
+    (tmp_path / "e" / "embeddings.json").write_text(json.dumps({"tower": "t"}))
+    with pytest.raises(UserError, match=r"embeddings.json cannot be read"):
+        loader(shards, tmp_path / "e")
+
+
+def test_numbers_beyond_the_type_are_refused(shards, tmp_path):
+    output = EmbeddingFolder(str(tmp_path / "e"), recipe(dtype="float16"))
+    with pytest.raises(UserError, match="beyond float16; take --dtype bfloat16"):
+        output.write(index_shard(expand(shards)[0]), np.full((10, 1, SIZE), 1e6, np.float32))
+    assert np.float32(1e6).astype(ml_dtypes.bfloat16) < np.inf
