@@ -3,7 +3,6 @@
 import dataclasses
 import json
 
-import ml_dtypes
 import numpy as np
 import pytest
 import safetensors
@@ -15,6 +14,7 @@ from data_pipelines.loader import LoaderConfig, WeightedShards
 from data_pipelines.shards import expand, write_shards
 from data_pipelines.transforms import InceptionCrop, Preprocessing, Training
 from lit_het.errors import UserError
+from lit_het.types import Batch
 from tests.data_pipelines.conftest import IMAGE_SIZE, NUM_SAMPLES
 
 SIZE = 3
@@ -31,6 +31,17 @@ def recipe(**changed) -> Recipe:
 
 def embedding_of(number: int, crop: int = 0) -> np.ndarray:
     return np.array([number, crop, 0.1 * number], np.float32)
+
+
+def stored(batch: Batch) -> np.ndarray:
+    assert batch.image_embedding is not None
+    return batch.image_embedding
+
+
+def numbers_of(batch: Batch) -> np.ndarray:
+    """The numbers of the samples, as their captions tell them."""
+    assert batch.text is not None
+    return batch.text[:, 0]
 
 
 def write(folder, shards, how: Recipe, broken: tuple[int, ...] = ()) -> None:
@@ -56,11 +67,11 @@ def test_every_sample_finds_its_own_embedding_beside_its_caption(shards, tmp_pat
     seen = []
     for batch in loader(shards, tmp_path / "e").epoch():
         assert batch.image is None
-        assert batch.image_embedding.dtype == np.dtype(dtype)
+        assert stored(batch).dtype == np.dtype(dtype)
         for row in np.flatnonzero(batch.valid):
-            number = int(batch.text[row, 0])
+            number = int(numbers_of(batch)[row])
             expected = embedding_of(number).astype(np.dtype(dtype))
-            np.testing.assert_array_equal(batch.image_embedding[row], expected)
+            np.testing.assert_array_equal(stored(batch)[row], expected)
             seen.append(number)
     assert sorted(seen) == list(range(NUM_SAMPLES))
 
@@ -68,9 +79,9 @@ def test_every_sample_finds_its_own_embedding_beside_its_caption(shards, tmp_pat
 def test_the_order_of_training_is_that_of_the_pictures(shards, tmp_path):
     write(tmp_path / "e", shards, recipe())
     numbers = []
-    for stored in (str(tmp_path / "e"), None):
-        batches = loader(shards, None, embeddings=stored).batches(position=40)
-        numbers.append([next(batches).text[:, 0].tolist() for _ in range(6)])
+    for folder in (str(tmp_path / "e"), None):
+        batches = loader(shards, None, embeddings=folder).batches(position=40)
+        numbers.append([numbers_of(next(batches)).tolist() for _ in range(6)])
     assert numbers[0] == numbers[1]
 
 
@@ -79,7 +90,9 @@ def test_samples_without_a_picture_or_a_caption_do_not_move_the_others(make_shar
     write(tmp_path / "e", folder, recipe(), broken=(3,))
     found = loader(folder, tmp_path / "e", max_bad_fraction=0.5)
     rows = [
-        (int(text), valid) for batch in found.epoch() for text, valid in zip(batch.text[:, 0], batch.valid, strict=True)
+        (int(text), valid)
+        for batch in found.epoch()
+        for text, valid in zip(numbers_of(batch), batch.valid, strict=True)
     ]
     expected = [(0 if i in (3, 11) else i, i not in (3, 11)) for i in (*range(10), *range(10, NUM_SAMPLES))]
     assert rows[:NUM_SAMPLES] == expected
@@ -94,8 +107,8 @@ def test_samples_that_lack_the_picture_are_left_out_as_without_embeddings(tmp_pa
     output.write(table, np.array([[embedding_of(i)] for i in (0, 1, 3, 4)]))
     found = loader(tmp_path / "d", tmp_path / "e", max_bad_fraction=0.5)
     (batch,) = found.epoch()
-    np.testing.assert_array_equal(batch.text[:4, 0], [0, 1, 3, 4])
-    np.testing.assert_array_equal(batch.image_embedding[:4, 0], [0, 1, 3, 4])
+    np.testing.assert_array_equal(numbers_of(batch)[:4], [0, 1, 3, 4])
+    np.testing.assert_array_equal(stored(batch)[:4, 0], [0, 1, 3, 4])
     assert set(found.faults.causes) == {"no .jpg/jpeg/png/webp"}
 
 
@@ -103,15 +116,16 @@ def test_training_takes_one_of_the_crops_by_the_position_in_the_stream(shards, t
     write(tmp_path / "e", shards, recipe(num_crops=4, pictures=describe(CROPPED, IMAGE_SIZE, random=True)))
     changes = {"crop": CROPPED.crop, "augmentations": CROPPED.augmentations}
     first, again = (loader(shards, tmp_path / "e", **changes).batches() for _ in range(2))
-    crops = []
+    crops, last = [], None
     for _ in range(10):
         batch, same = next(first), next(again)
-        np.testing.assert_array_equal(batch.image_embedding, same.image_embedding)
-        np.testing.assert_array_equal(batch.image_embedding[:, 0], batch.text[:, 0])
-        crops.extend(batch.image_embedding[:, 1].tolist())
+        np.testing.assert_array_equal(stored(batch), stored(same))
+        np.testing.assert_array_equal(stored(batch)[:, 0], numbers_of(batch))
+        crops.extend(stored(batch)[:, 1].tolist())
+        last = stored(batch)
     assert set(crops) == {0, 1, 2, 3}
     from_the_middle = next(loader(shards, tmp_path / "e", **changes).batches(position=72))
-    np.testing.assert_array_equal(from_the_middle.image_embedding, batch.image_embedding)
+    np.testing.assert_array_equal(stored(from_the_middle), last)
 
 
 def test_shards_and_embeddings_may_move(make_shards, tmp_path):
@@ -128,7 +142,7 @@ def test_mixtures_read_the_embeddings_of_all_their_shards(make_shards, tmp_path)
     write(tmp_path / "e", one, recipe())
     mixed = loader(one, tmp_path / "e", mixture=(WeightedShards((str(other),)),))
     batch = next(mixed.batches())
-    np.testing.assert_array_equal(batch.image_embedding[:, 0], batch.text[:, 0])
+    np.testing.assert_array_equal(stored(batch)[:, 0], numbers_of(batch))
 
 
 def test_files_open_with_the_safetensors_library(shards, tmp_path):
@@ -219,4 +233,3 @@ def test_numbers_beyond_the_type_are_refused(shards, tmp_path):
     output = EmbeddingFolder(str(tmp_path / "e"), recipe(dtype="float16"))
     with pytest.raises(UserError, match="beyond float16; take --dtype bfloat16"):
         output.write(index_shard(expand(shards)[0]), np.full((10, 1, SIZE), 1e6, np.float32))
-    assert np.float32(1e6).astype(ml_dtypes.bfloat16) < np.inf
