@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = _options(arguments)
     with tempfile.TemporaryDirectory() as temporary:
         directory = options.directory or Path(temporary)
-        tokenizer = _data(directory, options.images, options.seed)
+        tokenizer = photograph_shards(directory, options.images, options.seed)
         index = ShardIndex(expand(str(directory)), [IMAGE, "txt"])
         sizes = [len(_picture(index, number)) for number in range(len(index))]
         print(
@@ -124,8 +124,8 @@ def _part(random: np.random.Generator, textures: Sequence[np.ndarray]) -> np.nda
     return part[:, ::-1] if random.random() < 0.5 else part
 
 
-def _data(directory: Path, count: int, seed: int) -> SentencePieceTokenizer:
-    """Writes the shards, where there are none, and trains a tokenizer on their captions."""
+def photograph_shards(directory: Path, count: int, seed: int, *, length: int = 64) -> SentencePieceTokenizer:
+    """Writes photographs with captions, where there are none, and trains a tokenizer on the captions."""
     random = np.random.default_rng(seed)
     captions = [" ".join(random.choice(words) for words in WORDS).strip() for _ in range(count)]
     if not any(directory.glob("*.tar")):
@@ -137,7 +137,7 @@ def _data(directory: Path, count: int, seed: int) -> SentencePieceTokenizer:
                 yield {"__key__": f"{number:06d}", "jpg": data, "txt": caption}
 
         write_shards(directory, samples(), samples_per_shard=1000)
-    return SentencePieceTokenizer(train_sentencepiece(captions, vocabulary_size=300), length=64)
+    return SentencePieceTokenizer(train_sentencepiece(captions, vocabulary_size=300), length)
 
 
 def _picture(index: ShardIndex, number: int) -> bytes:
