@@ -1,4 +1,4 @@
-"""Captions to token ids: SentencePiece, trained in memory or read from a file; Hugging Face's ``tokenizer.json``."""
+"""Captions to token ids: SentencePiece (trained in memory or from a file), Hugging Face, TensorFlow Text."""
 
 import dataclasses
 import io
@@ -12,6 +12,7 @@ import sentencepiece
 import tokenizers
 from jaxtyping import Int32
 
+from data_pipelines.tensorflow_text import TensorFlowTextTokenizer
 from lit_het.errors import UserError
 
 _QUIET = 2  # SentencePiece's level for errors only
@@ -191,9 +192,6 @@ class HuggingFaceTokenizerConfig:
             raise UserError(f"{self.model}: {error}") from error
 
 
-TokenizerConfig: TypeAlias = SentencePieceConfig | HuggingFaceTokenizerConfig
-
-
 class HuggingFaceTokenizer:
     """Turns captions into token ids as the file says: its normalisation, its control tokens, kept when text is cut.
 
@@ -240,6 +238,40 @@ class HuggingFaceTokenizer:
         """Tokenises captions."""
         ids = [encoding.ids for encoding in self._tokenizer.encode_batch(captions)]
         return np.array(ids, np.int32).reshape(len(captions), self.length)
+
+
+@dataclasses.dataclass(frozen=True)
+class TensorFlowTextConfig:
+    """A ``vocab.txt`` of BERT, read by TensorFlow Text, which made the tokens of LiT's published BERT towers.
+
+    Attributes:
+        model: the file, a word piece a line.
+        length: tokens per caption, control tokens included.
+        lowercase: fold case and remove accents first; False for a cased vocabulary.
+        end_token: close captions with ``[SEP]``; LiT's own towers saw none.
+        padding_id: None takes ``[PAD]``.
+    """
+
+    model: Path
+    length: int = 16
+    lowercase: bool = True
+    end_token: bool = True
+    padding_id: int | None = None
+
+    def build(self) -> TensorFlowTextTokenizer:
+        """Reads the file.
+
+        Raises:
+            UserError: it is missing or no vocabulary of BERT, or TensorFlow Text is not installed.
+        """
+        model_bytes = _read(self.model)
+        try:
+            return TensorFlowTextTokenizer(model_bytes, self.length, self.lowercase, self.end_token, self.padding_id)
+        except UserError as error:
+            raise UserError(f"{self.model}: {error}") from error
+
+
+TokenizerConfig: TypeAlias = SentencePieceConfig | HuggingFaceTokenizerConfig | TensorFlowTextConfig
 
 
 def _read(model: Path) -> bytes:

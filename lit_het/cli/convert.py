@@ -13,7 +13,13 @@ import jax
 from configs import experiment
 from configs.experiment import ExperimentConfig
 from data_pipelines.loader import LoaderConfig
-from data_pipelines.tokenizers import HuggingFaceTokenizer, SentencePieceConfig, SentencePieceTokenizer
+from data_pipelines.tokenizers import (
+    HuggingFaceTokenizerConfig,
+    SentencePieceConfig,
+    SentencePieceTokenizer,
+    TensorFlowTextConfig,
+    TokenizerConfig,
+)
 from lit_het import parameters
 from lit_het.checkpoints import big_vision_export, huggingface_export, rename, weights
 from lit_het.checkpoints.huggingface_tokenizer import read_settings
@@ -40,7 +46,8 @@ class ImportOptions:
         image_size, patch_size, text_length: other ones than the source's.
         text_pooling: of a text tower in a big_vision file.
         num_selected, num_members: K and M of experts.
-        tokenizer: a SentencePiece model that makes the text tower's tokens; None takes the one beside the weights.
+        tokenizer: makes the text tower's tokens: a SentencePiece model, a ``tokenizer.json``, or the ``vocab.txt`` of a
+            BERT in a big_vision file; None takes the SentencePiece model beside the weights.
     """
 
     image_size: int | None = None
@@ -154,10 +161,9 @@ def _export_contrastive(run_dir: Path, to: str, output: Path, pretrained: Path |
         big_vision_export.write_npz(output, image, text, params)
     elif isinstance(text, BertConfig):
         raise UserError("a SiglipModel has no BERT; export with --to npz")
-    elif isinstance(run.tokenizer, HuggingFaceTokenizer):
+    elif run.tokenizer is not None and not isinstance(run.tokenizer, SentencePieceTokenizer):
         raise UserError("a SiglipModel's tokenizer is made of a SentencePiece model; export with --to npz")
     else:
-        assert run.tokenizer is None or isinstance(run.tokenizer, SentencePieceTokenizer)
         huggingface_export.write_siglip(output, image, text, params, run.tokenizer)
 
 
@@ -185,7 +191,7 @@ def _task_of(found: Imported, source: str) -> ContrastiveConfig | Classification
     )
 
 
-def _tokenizer(task: ContrastiveConfig | ClassificationConfig, model: Path) -> SentencePieceConfig | None:
+def _tokenizer(task: ContrastiveConfig | ClassificationConfig, model: Path) -> TokenizerConfig | None:
     """Returns the tokenizer of a text tower, which it must fit.
 
     Raises:
@@ -193,14 +199,24 @@ def _tokenizer(task: ContrastiveConfig | ClassificationConfig, model: Path) -> S
     """
     if isinstance(task, ClassificationConfig):
         return None
-    # That it is a model is found out before its settings are read.
-    SentencePieceConfig(model, task.text_tower.length).build()
-    lowercase, padding_id = read_settings(model)
-    config = SentencePieceConfig(model, task.text_tower.length, lowercase, padding_id)
+    config = tokenizer_config(model, task.text_tower.length)
     size, most = config.build().vocabulary_size, task.text_tower.vocabulary_size
     if size > most:
         raise UserError(f"{model} has {size} pieces, the text tower {most}; is it the tokenizer of this model?")
     return config
+
+
+def tokenizer_config(model: Path, length: int) -> TokenizerConfig:
+    """Returns the tokenizer that a file's name promises; raises `UserError` where a SentencePiece model is none."""
+    if model.suffix == ".json":
+        return HuggingFaceTokenizerConfig(model, length)
+    if model.suffix == ".txt":
+        # The image-text models with a BERT are LiT's, which never saw [SEP].
+        return TensorFlowTextConfig(model, length, end_token=False)
+    # That it is a model is found out before its settings are read.
+    SentencePieceConfig(model, length).build()
+    lowercase, padding_id = read_settings(model)
+    return SentencePieceConfig(model, length, lowercase, padding_id)
 
 
 class _Download:

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import http.server
+import json
 import shutil
 import subprocess
 import sys
@@ -16,9 +17,11 @@ import pytest
 from flax import nnx
 
 from configs import experiment
+from data_pipelines.tokenizers import HuggingFaceTokenizer, SentencePieceTokenizer, TensorFlowTextConfig
 from lit_het import parameters
 from lit_het.checkpoints import big_vision_export, weights
-from lit_het.cli import runs
+from lit_het.checkpoints.huggingface_tokenizer import tokenizer_files
+from lit_het.cli import convert, runs
 from lit_het.cli.main import main
 from lit_het.cli.train import train
 from lit_het.errors import UserError
@@ -177,6 +180,20 @@ def test_a_model_that_is_no_tokenizer_is_refused_before_anything_is_written(caps
     line = refusal(capsys, "zero-shot", "--checkpoint", tmp_path / "run", "--data", data / "train")
     assert "has no tokenizer; import it again with --tokenizer" in line
     run("export", "--checkpoint", tmp_path / "run", "--to", "npz", "--output", tmp_path / "model.npz")
+
+
+def test_a_tokenizer_may_be_of_hugging_face_or_a_vocabulary_of_bert(siglip, data, tmp_path):
+    pieces = SentencePieceTokenizer((data / "tokenizer.model").read_bytes(), 6)
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer_files(pieces)["tokenizer.json"]))
+    run("import", "--from", siglip, "--to", tmp_path / "run", "--tokenizer", tmp_path / "tokenizer.json")
+    opened = runs.open_contrastive(tmp_path / "run")
+    assert isinstance(opened.tokenizer, HuggingFaceTokenizer)
+    ids = opened.tokenizer(["red bar"])[0].tolist()
+    assert ids[:6] == pieces(["red bar"])[0, : len(ids)].tolist()
+
+    # A pair of towers with a BERT is LiT's, whose captions had no end token.
+    config = convert.tokenizer_config(tmp_path / "vocab.txt", 12)
+    assert config == TensorFlowTextConfig(tmp_path / "vocab.txt", 12, end_token=False)
 
 
 def test_options_that_a_source_has_no_use_for_are_refused(capsys, tmp_path):

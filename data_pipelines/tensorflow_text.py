@@ -1,0 +1,124 @@
+"""BERT's word pieces by TensorFlow Text; the only module that loads TensorFlow, and only when asked."""
+
+import contextlib
+import functools
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int32
+
+from lit_het.errors import UserError
+
+
+class TensorFlowTextTokenizer:
+    """Turns captions into ``[CLS]``, word pieces, ``[SEP]`` and padding; safe to share between threads.
+
+    Attributes:
+        model_bytes: the content of the file.
+        length: tokens per caption.
+        padding_id: fills the rest of a row.
+        word_pieces: captions to the ids of their word pieces, without control tokens.
+
+    Raises:
+        UserError: the bytes are no vocabulary with the control tokens, the length leaves no room beside them, or
+            TensorFlow Text is not installed.
+    """
+
+    def __init__(
+        self,
+        model_bytes: bytes,
+        length: int,
+        lowercase: bool = True,
+        end_token: bool = True,
+        padding_id: int | None = None,
+    ):
+        self._numbers = _vocabulary(model_bytes)
+        control = ("[CLS]", "[SEP]") if end_token else ("[CLS]",)
+        needed = ("[UNK]", *control) if padding_id is not None else ("[UNK]", *control, "[PAD]")
+        if missing := [token for token in needed if token not in self._numbers]:
+            raise UserError(f"has no {missing[0]}; take the vocab.txt beside the weights of a BERT")
+        if length <= len(control):
+            raise UserError(f"{length} tokens leave no room beside {len(control)} control tokens; set length to more")
+        self._first, *self._last = (self._numbers[token] for token in control)
+        self.model_bytes, self.length = model_bytes, length
+        self.padding_id = self._numbers["[PAD]"] if padding_id is None else padding_id
+        if not 0 <= self.padding_id < self.vocabulary_size:
+            raise UserError(f"padding id {self.padding_id} is not in the vocabulary; set padding_id to one that is")
+        self.word_pieces = _compile_word_pieces(self._numbers, lowercase)
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Number of word pieces, control tokens included."""
+        return len(self._numbers)
+
+    def __call__(self, captions: list[str]) -> Int32[np.ndarray, "n length"]:
+        """Tokenises captions."""
+        ids = np.full((len(captions), self.length), self.padding_id, np.int32)
+        room = self.length - 1 - len(self._last)
+        for row, pieces in enumerate(self.word_pieces(captions)):
+            kept = [self._first, *pieces[:room], *self._last]
+            ids[row, : len(kept)] = kept
+        return ids
+
+
+def _vocabulary(model_bytes: bytes) -> dict[str, int]:
+    """Returns the number of each word piece."""
+    try:
+        lines = model_bytes.decode().removesuffix("\n").split("\n")
+    except UnicodeDecodeError as error:
+        raise UserError(
+            "is no vocabulary, a text of word pieces; take the vocab.txt beside a BERT's weights"
+        ) from error
+    numbers = {line.removesuffix("\r"): number for number, line in enumerate(lines)}
+    if len(numbers) < len(lines):
+        raise UserError("holds a word piece twice; take the vocab.txt beside the weights of a BERT")
+    return numbers
+
+
+def _compile_word_pieces(numbers: dict[str, int], lowercase: bool) -> Callable[[list[str]], list[list[int]]]:
+    """Returns captions to the numbers of their word pieces, without control tokens."""
+    tf, tf_text = load_tensorflow()
+    with tf.device("CPU"):
+        words = tf.lookup.KeyValueTensorInitializer(list(numbers), list(numbers.values()), tf.string, tf.int64)
+        # A table must say where unknown words go; the tokenizer has replaced them by [UNK] before.
+        table = tf.lookup.StaticVocabularyTable(words, num_oov_buckets=1)
+    bert = tf_text.BertTokenizer(table, token_out_type=tf.int32, lower_case=lowercase)
+
+    # Compiled, a single caption takes a twentieth of the time.
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.string)], autograph=False)
+    def tokenize(captions: Any) -> Any:
+        with tf.device("CPU"):
+            return bert.tokenize(captions).merge_dims(1, 2)
+
+    return lambda captions: tokenize(tf.constant(captions, tf.string, [len(captions)])).to_list()
+
+
+@functools.cache
+def load_tensorflow() -> tuple[Any, Any]:
+    """Returns TensorFlow, which sees no accelerator, and TensorFlow Text."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    try:
+        with _nothing_on_stderr():
+            import tensorflow as tf  # pyright: ignore[reportMissingImports]
+            import tensorflow_text as tf_text  # pyright: ignore[reportMissingImports]
+
+            # It would take all of their memory, which is JAX's.
+            tf.config.set_visible_devices([], "GPU")
+    except ImportError as error:
+        raise UserError(f"needs TensorFlow Text ({error}); pip install 'lit-het[tf-text]'") from error
+    return tf, tf_text
+
+
+@contextlib.contextmanager
+def _nothing_on_stderr() -> Iterator[None]:
+    """Silences libraries that speak while they are loaded, before a level of their log could be set."""
+    saved = os.dup(2)
+    try:
+        with open(os.devnull, "wb") as nothing:
+            os.dup2(nothing.fileno(), 2)
+        yield
+    finally:
+        os.dup2(saved, 2)
+        os.close(saved)

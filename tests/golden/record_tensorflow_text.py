@@ -1,0 +1,60 @@
+"""Records what TensorFlow Text makes of hard captions: ``python tests/golden/record_tensorflow_text.py``.
+
+Needs the extra ``tf-text``. A SentencePiece model and a vocabulary that cover most of the captions are written beside
+the ids, which have no control tokens.
+"""
+
+import json
+from pathlib import Path
+
+from data_pipelines.tensorflow_text import TensorFlowTextTokenizer, load_tensorflow
+from data_pipelines.tokenizers import train_sentencepiece
+
+FOLDER = Path(__file__).parent / "tensorflow_text"
+CAPTIONS = [
+    "",
+    "   ",
+    "a photo of the CAT, singing",
+    "don't stop - it's 20°C & 50% off! (really?) [SEP] </s>",
+    "Café résumé naïve; e\u0301 combining",
+    "中文cat日本語",
+    "アあ 가한글 ไทย किताब",
+    "👍🏽 thumbs 😀",
+    "“now” «go» £5 €6 $7 ^ ` | ~ + = < >",
+    "x" * 100,
+    "ab " * 150,
+    # From here on BERT's words differ from Hugging Face's.
+    "stop… ½ ² ™ ﬁne ｆｕｌｌ",
+    "Straße STRASSE ΣΊΣΥΦΟΣ ſ ǅ",
+    "tab\tnew\nline\r\n nul\0bell\7 end",
+    "soft\u00adhyphen zero\u200bwidth family 👨\u200d👩\u200d👧",
+    "\u00a0no\u00a0break wide\u3000space",
+    "x" * 101,
+    "é" * 60,
+    "\ufffd bad \ue000 private",
+]
+CHARACTERS = [chr(code) for code in range(33, 127)] + list("éßςσœøñ中文日本語アあ한ไνβж—…«»’“”😀👍€£™°²ﬁ")
+WORDS = ["the", "cat", "##ing", "sing", "photo", "of", "cafe", "strasse", "naive"]
+
+
+def main() -> None:
+    """Writes the folder."""
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *CHARACTERS, *(f"##{character}" for character in CHARACTERS), *WORDS]
+    vocabulary = "".join(f"{word}\n" for word in words).encode()
+    model = train_sentencepiece(CAPTIONS[:8], vocabulary_size=120)
+    FOLDER.mkdir(exist_ok=True)
+    (FOLDER / "vocab.txt").write_bytes(vocabulary)
+    (FOLDER / "pieces.model").write_bytes(model)
+    _, tf_text = load_tensorflow()
+    lower, cased = (TensorFlowTextTokenizer(vocabulary, 1000, lowercase, False) for lowercase in (True, False))
+    ids = {
+        "captions": CAPTIONS,
+        "sentencepiece": tf_text.SentencepieceTokenizer(model).tokenize(CAPTIONS).to_list(),
+        "bert": lower.word_pieces(CAPTIONS),
+        "bert_cased": cased.word_pieces(CAPTIONS),
+    }
+    (FOLDER / "ids.json").write_text(json.dumps(ids) + "\n")
+
+
+if __name__ == "__main__":
+    main()
