@@ -7,14 +7,15 @@ are exact.
 
 import dataclasses
 import functools
-import json
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import Float
 
 from lit_het.checkpoints import huggingface_names as names
+from lit_het.checkpoints import huggingface_processor
+from lit_het.checkpoints.huggingface_processor import Json, read_json
 from lit_het.checkpoints.imported import Imported
 from lit_het.checkpoints.rename import Piece, Rule, translate
 from lit_het.checkpoints.resample import resample_patches, resample_positions
@@ -26,7 +27,6 @@ from lit_het.towers.text import TextConfig
 from lit_het.towers.transformer import EncoderConfig
 from lit_het.towers.vit import ViTConfig
 
-Json: TypeAlias = dict[str, Any]
 # What `transformers` calls the nonlinearities that there are here.
 ACTIVATIONS: dict[str, Activation] = {
     "gelu": "gelu",
@@ -35,9 +35,6 @@ ACTIVATIONS: dict[str, Activation] = {
     "quick_gelu": "quick_gelu",
     "relu": "relu",
 }
-_HALF = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
-_IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-_OPENAI = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
 _LEFT_OUT = (
     # Numbers 0, 1, 2, ... that old versions stored.
     Rule(r".*embeddings\.position_ids", None),
@@ -59,7 +56,7 @@ class _Family:
         table: its names.
         prefix: what its names begin with inside a larger model.
         activation, epsilon: where the configuration is silent.
-        normalization: mean and standard deviation of pixels in [0, 1], where no processor says them.
+        processor: how pictures are prepared, where no file says it.
         left_out: arrays that no model here has a place for.
     """
 
@@ -67,21 +64,25 @@ class _Family:
     prefix: str
     activation: str = "gelu"
     epsilon: float = 1e-12
-    normalization: tuple[tuple[float, ...], tuple[float, ...]] = _HALF
+    processor: Json = dataclasses.field(default_factory=lambda: huggingface_processor.VIT)
     left_out: tuple[Rule, ...] = ()
 
 
-_SIGLIP_IMAGE = _Family(names.SIGLIP_IMAGE, "vision_model.", "gelu_pytorch_tanh", 1e-6)
+_SIGLIP_IMAGE = _Family(names.SIGLIP_IMAGE, "vision_model.", "gelu_pytorch_tanh", 1e-6, huggingface_processor.SIGLIP)
 _SIGLIP_TEXT = _Family(names.SIGLIP_TEXT, "text_model.", "gelu_pytorch_tanh", 1e-6)
-_CLIP_IMAGE = _Family(names.CLIP_IMAGE, "vision_model.", "quick_gelu", 1e-5, _OPENAI, _LEFT_OUT_OF_CLIP)
+_CLIP_IMAGE = _Family(
+    names.CLIP_IMAGE, "vision_model.", "quick_gelu", 1e-5, huggingface_processor.CLIP, _LEFT_OUT_OF_CLIP
+)
 _IMAGE_FAMILIES = {
     "siglip": _SIGLIP_IMAGE,
     "siglip_vision_model": _SIGLIP_IMAGE,
     "siglip2": _SIGLIP_IMAGE,
     "siglip2_vision_model": _SIGLIP_IMAGE,
     "vit": _Family(names.VIT, "vit."),
-    "dinov2": _Family(names.DINO, "dinov2.", "gelu", 1e-6, _IMAGENET, _LEFT_OUT_OF_DINO),
-    "dinov2_with_registers": _Family(names.DINO, "dinov2_with_registers.", "gelu", 1e-6, _IMAGENET, _LEFT_OUT_OF_DINO),
+    "dinov2": _Family(names.DINO, "dinov2.", "gelu", 1e-6, huggingface_processor.DINO, _LEFT_OUT_OF_DINO),
+    "dinov2_with_registers": _Family(
+        names.DINO, "dinov2_with_registers.", "gelu", 1e-6, huggingface_processor.DINO, _LEFT_OUT_OF_DINO
+    ),
     "clip": _CLIP_IMAGE,
     "clip_vision_model": _CLIP_IMAGE,
 }
@@ -109,7 +110,7 @@ def read(
     Raises:
         UserError: files are missing, or the model is of another kind or uses what towers here do not have.
     """
-    config = _read_json(folder / "config.json")
+    config = read_json(folder / "config.json")
     kind = str(config.get("model_type"))
     if kind not in (*_IMAGE_FAMILIES, "bert"):
         known = ", ".join(sorted([*_IMAGE_FAMILIES, "bert"]))
@@ -120,8 +121,10 @@ def read(
         return Imported(arrays, translate(arrays, _LEFT_OUT, pieces), text_tower=bert)
     family = _IMAGE_FAMILIES[kind]
     image = _ImageReader(arrays, family, _section(config, "vision_config", config), compute_type)
-    image_tower, pieces = image.read(_normalization(folder, family), image_size, patch_size)
-    imported = Imported(arrays, [], image_tower)
+    processor = huggingface_processor.read(folder, family.processor)
+    normalization = huggingface_processor.normalization(processor, folder)
+    image_tower, pieces = image.read(normalization, image_size, patch_size)
+    imported = Imported(arrays, [], image_tower, image_processor=processor)
     if kind in ("siglip", "siglip2"):
         text_tower, of_text = _read_siglip_text(arrays, _section(config, "text_config", {}), text_length, compute_type)
         pieces += of_text + names.pieces(arrays, names.SIGLIP_HEAD, "", "head/")
@@ -319,30 +322,6 @@ def _text_positions(tower: _Tower, name: str, length: int | None) -> tuple[Piece
     return Piece("text_tower/positions", (source,), lambda array: array[:length]), length
 
 
-def _normalization(folder: Path, family: _Family) -> Float[np.ndarray, "2 c"]:
-    """Returns mean and standard deviation of the pixels in [0, 1] that the model was trained on."""
-    mean, deviation = family.normalization
-    processor: Json = {}
-    if (folder / "preprocessor_config.json").exists():
-        processor = _read_json(folder / "preprocessor_config.json")
-    elif (folder / "processor_config.json").exists():
-        processor = _read_json(folder / "processor_config.json").get("image_processor", {})
-    if not processor.get("do_normalize", True):
-        mean, deviation = (0.0,) * 3, (1.0,) * 3
-    else:
-        mean, deviation = processor.get("image_mean") or mean, processor.get("image_std") or deviation
-    try:
-        normalization = np.array([mean, deviation], np.float64).reshape(2, 3)
-        if normalization[1].min() <= 0:
-            raise ValueError("a standard deviation of 0")
-    except (ValueError, TypeError) as error:
-        raise UserError(
-            f"the image processor of {folder} has image_mean = {mean}, image_std = {deviation}; each must be three "
-            "numbers, image_std above 0"
-        ) from error
-    return normalization
-
-
 def _number(config: Json, field: str, default: int | float) -> Any:
     """Returns a number of config.json: a whole one if its default is."""
     value = config.get(field, default)
@@ -358,15 +337,3 @@ def _section(config: Json, field: str, default: Json) -> Json:
     if not isinstance(value, dict):
         raise UserError(f"config.json: {field} = {value!r} is no object")
     return value
-
-
-def _read_json(path: Path) -> Json:
-    try:
-        content = json.loads(path.read_text("utf-8"))
-        if isinstance(content, dict):
-            return content
-        raise ValueError(f"holds a {type(content).__name__}")
-    except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror}); give a folder with config.json") from error
-    except ValueError as error:
-        raise UserError(f"{path} is no JSON object: {error}") from error

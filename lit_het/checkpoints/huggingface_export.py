@@ -1,7 +1,9 @@
 """A trained LiT model as a folder that `transformers` loads as a `SiglipModel` and scores the same."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,7 @@ import safetensors.numpy
 from lit_het import parameters
 from lit_het.checkpoints import huggingface_names as names
 from lit_het.checkpoints.huggingface import ACTIVATIONS
+from lit_het.checkpoints.huggingface_processor import BILINEAR
 from lit_het.checkpoints.huggingface_tokenizer import SentencePiece, tokenizer_files
 from lit_het.errors import UserError
 from lit_het.files import write_atomically
@@ -21,7 +24,6 @@ from lit_het.types import Params
 
 # The first name that `transformers` has for each nonlinearity.
 _ACTIVATIONS = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}
-_BILINEAR = 2  # Pillow's number
 
 
 def write_siglip(
@@ -30,12 +32,13 @@ def write_siglip(
     text_tower: TextConfig,
     params: Params,
     tokenizer: SentencePiece | None = None,
+    image_processor: Mapping[str, Any] = MappingProxyType({}),
 ) -> None:
     """Writes parameters, configuration, preprocessing and, if there is one, the tokenizer.
 
     Their model scores noiseless embeddings: the noise of a HET-XL head stays behind. Fixed positions are written out
     as learned ones, a missing bias as zero. As with every SigLIP, `transformers` must be told to tokenise with
-    ``padding="max_length", truncation=True``. Its image processor shrinks bilinearly, ours averages over areas.
+    ``padding="max_length", truncation=True``.
 
     Args:
         folder: created if it is not there.
@@ -43,6 +46,8 @@ def write_siglip(
         text_tower: that reads the last position.
         params: of the contrastive task: ``image_tower``, ``text_tower`` and ``head``.
         tokenizer: of the captions that the model was trained on.
+        image_processor: fields of ``preprocessor_config.json`` that say how pictures become squares; without them they
+            are squashed and shrunk bilinearly.
 
     Raises:
         UserError: a field that a `SiglipModel` cannot express, a temperature that is not a learned logarithm, or a
@@ -62,7 +67,7 @@ def write_siglip(
     arrays = _arrays(image_tower, text_tower, {"head/bias": np.zeros((), np.float32)} | flat)
     safetensors.numpy.save_file(arrays, partial, metadata={"format": "pt"})
     partial.replace(folder / "model.safetensors")
-    files["preprocessor_config.json"] = _preprocessing(image_tower)
+    files["preprocessor_config.json"] = {**_preprocessing(image_tower), **image_processor}
     files["config.json"] = _config(image_tower, text_tower)
     for name, content in files.items():
         write_atomically(folder / name, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
@@ -165,7 +170,7 @@ def _preprocessing(image: ViTConfig) -> dict[str, Any]:
         "do_convert_rgb": True,
         "do_resize": True,
         "size": {"height": image.image_size, "width": image.image_size},
-        "resample": _BILINEAR,
+        "resample": BILINEAR,
         "do_rescale": True,
         "rescale_factor": 1 / 255,
         "do_normalize": True,

@@ -1,7 +1,9 @@
 """What an importer finds in a source: configurations inferred from it, and where each of its arrays goes."""
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from lit_het.checkpoints.rename import Piece
 from lit_het.checkpoints.sources import Arrays
@@ -22,6 +24,8 @@ class Imported:
             ``head/temperature/log_temperature``: log τ, where τ divides inner products.
         num_classes: of a classifier's head ``head/logits/...``, or None.
         tokenizer: a SentencePiece model beside the weights, or None.
+        image_processor: how pictures were prepared, in the words of a ``preprocessor_config.json``; None where nothing
+            tells.
     """
 
     arrays: Arrays
@@ -31,3 +35,4 @@ class Imported:
     has_bias: bool = False
     num_classes: int | None = None
     tokenizer: Path | None = None
+    image_processor: Mapping[str, Any] | None = None

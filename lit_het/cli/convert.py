@@ -20,12 +20,13 @@ from data_pipelines.tokenizers import (
     TensorFlowTextConfig,
     TokenizerConfig,
 )
+from data_pipelines.transforms import Preprocessing
 from lit_het import parameters
 from lit_het.checkpoints import big_vision_export, huggingface_export, rename, weights
 from lit_het.checkpoints.huggingface_tokenizer import read_settings
 from lit_het.checkpoints.imported import Imported
 from lit_het.checkpoints.native import save_imported
-from lit_het.cli import runs
+from lit_het.cli import image_processors, runs
 from lit_het.errors import UserError
 from lit_het.heads.contrastive import DeterministicContrastiveConfig
 from lit_het.heads.deterministic import DeterministicConfig
@@ -86,10 +87,12 @@ def import_weights(source: str, run_dir: Path, options: ImportOptions) -> None:
         raise UserError(f"{source} holds no experts; leave out --{next(iter(experts)).replace('_', '-')}")
     task = _task_of(found, source)
     tokenizer = options.tokenizer or found.tokenizer
+    image_size = task.image_tower.image_size
+    preprocessing = _preprocessing(found, source, image_size, was_chosen=options.image_size is not None)
     config = ExperimentConfig(
         run_dir=run_dir,
         task=task,
-        data=LoaderConfig(shards=(), image_size=task.image_tower.image_size),
+        data=LoaderConfig((), image_size, preprocessing=preprocessing),
         num_steps=1,
         tokenizer=_tokenizer(task, tokenizer) if tokenizer else None,
     )
@@ -164,7 +167,8 @@ def _export_contrastive(run_dir: Path, to: str, output: Path, pretrained: Path |
     elif run.tokenizer is not None and not isinstance(run.tokenizer, SentencePieceTokenizer):
         raise UserError("a SiglipModel's tokenizer is made of a SentencePiece model; export with --to npz")
     else:
-        huggingface_export.write_siglip(output, image, text, params, run.tokenizer)
+        processor = image_processors.write(run.config.data.preprocessing, image.image_size)
+        huggingface_export.write_siglip(output, image, text, params, run.tokenizer, processor)
 
 
 def _vit(tower: ViTConfig | ResNetConfig) -> ViTConfig:
@@ -217,6 +221,19 @@ def tokenizer_config(model: Path, length: int) -> TokenizerConfig:
     SentencePieceConfig(model, length).build()
     lowercase, padding_id = read_settings(model)
     return SentencePieceConfig(model, length, lowercase, padding_id)
+
+
+def _preprocessing(found: Imported, source: str, image_size: int, *, was_chosen: bool) -> Preprocessing:
+    """Returns how pictures are prepared for a source; what cannot be done as there is said on stderr."""
+    if found.image_processor is None:
+        return Preprocessing()
+    reading = image_processors.read(found.image_processor, image_size)
+    remarks = reading.remarks
+    if reading.image_size != image_size and not was_chosen:
+        remarks += (f"size: pictures had {reading.image_size} pixels, the tower takes {image_size}; see --image-size",)
+    for remark in remarks:
+        print(f"lit-het: preprocessing of {source}: {remark}", file=sys.stderr)
+    return reading.preprocessing
 
 
 class _Download:

@@ -162,7 +162,7 @@ def _parser() -> argparse.ArgumentParser:
         "--tokenizer",
         type=Path,
         metavar="FILE",
-        help="of the text tower, where none lies beside the weights: SentencePiece model, tokenizer.json, LiT's vocab.txt",
+        help="the text tower's, if none lies beside the weights: SentencePiece model, tokenizer.json or vocab.txt",
     )
     importing.set_defaults(command=_import, name="import")
 

@@ -170,6 +170,33 @@ def test_other_normalisations_are_folded_into_the_first_layer(edited):
     assert_close((2 * unit - 1).ravel() @ layer["kernel"] + layer["bias"], theirs)
 
 
+@pytest.mark.parametrize(
+    "processor",
+    [
+        {"do_rescale": False, "image_mean": [127.5] * 3, "image_std": [127.5] * 3},
+        {"rescale_factor": 2 / 255, "image_mean": [1.0] * 3, "image_std": [1.0] * 3},
+        {"rescale_factor": 2 / 255, "do_normalize": False},
+    ],
+)
+def test_another_range_of_pixels_is_folded_too(edited, processor):
+    folder = edited("hf_vit")
+    (folder / "preprocessor_config.json").write_text(json.dumps(processor))
+    layer = load(folder)[1]["image_tower"]["patches"]
+    plain = load(GOLDEN / "hf_vit")[1]["image_tower"]["patches"]
+    assert_close(layer["kernel"], plain["kernel"])
+    # Without normalisation theirs sees y + 1 of our y.
+    added = 0 if processor.get("do_normalize", True) else plain["kernel"].sum(axis=0)
+    assert_close(layer["bias"], plain["bias"] + added)
+
+
+@pytest.mark.parametrize("factor", [0, -1, "a"])
+def test_a_factor_that_is_no_positive_number_is_refused(edited, factor):
+    folder = edited("hf_vit")
+    (folder / "preprocessor_config.json").write_text(json.dumps({"rescale_factor": factor}))
+    with pytest.raises(UserError, match="rescale_factor = "):
+        huggingface.read(folder)
+
+
 def test_an_unknown_kind_of_model_lists_those_that_can_be_imported(edited):
     with pytest.raises(UserError, match=r"model_type = 'llama' is none of .*: bert, clip, .*vit"):
         huggingface.read(edited("hf_vit", model_type="llama"))
@@ -197,7 +224,7 @@ def test_a_configuration_of_other_types_is_refused(edited, changes, message):
 def test_means_that_are_not_three_numbers_are_refused(edited, mean):
     folder = edited("hf_vit")
     (folder / "preprocessor_config.json").write_text(json.dumps({"image_mean": mean}))
-    with pytest.raises(UserError, match="each must be three numbers"):
+    with pytest.raises(UserError, match="must be three numbers each"):
         huggingface.read(folder)
 
 

@@ -18,6 +18,7 @@ from flax import nnx
 
 from configs import experiment
 from data_pipelines.tokenizers import HuggingFaceTokenizer, SentencePieceTokenizer, TensorFlowTextConfig
+from data_pipelines.transforms import Preprocessing
 from lit_het import parameters
 from lit_het.checkpoints import big_vision_export, weights
 from lit_het.checkpoints.huggingface_tokenizer import tokenizer_files
@@ -194,6 +195,33 @@ def test_a_tokenizer_may_be_of_hugging_face_or_a_vocabulary_of_bert(siglip, data
     # A pair of towers with a BERT is LiT's, whose captions had no end token.
     config = convert.tokenizer_config(tmp_path / "vocab.txt", 12)
     assert config == TensorFlowTextConfig(tmp_path / "vocab.txt", 12, end_token=False)
+
+
+def test_an_import_prepares_pictures_as_the_folders_processor_says(tmp_path, capsys):
+    folder = shutil.copytree(GOLDEN / "hf_siglip", tmp_path / "siglip")
+    (folder / "preprocessor_config.json").unlink(missing_ok=True)
+    run("import", "--from", folder, "--to", tmp_path / "plain")
+    assert preparation(tmp_path / "plain") == Preprocessing(filter="bicubic")  # as SigLIP's
+    assert "preprocessing of" not in capsys.readouterr().err
+
+    processor = {"do_center_crop": True, "size": {"shortest_edge": 40}, "crop_size": 32, "resample": 3, "do_pad": True}
+    (folder / "preprocessor_config.json").write_text(json.dumps(processor))
+    run("import", "--from", folder, "--to", tmp_path / "run")
+    assert preparation(tmp_path / "run") == Preprocessing("crop", 0.8, "bicubic")
+    size = experiment.load(tmp_path / "run" / "config.json").data.image_size
+    remarks = [line for line in capsys.readouterr().err.splitlines() if "preprocessing of" in line]
+    assert [line.partition(f"{folder}: ")[2] for line in remarks] == [
+        "do_pad = True has no counterpart here",
+        f"size: pictures had 32 pixels, the tower takes {size}; see --image-size",
+    ]
+
+    run("export", "--checkpoint", tmp_path / "run", "--to", "huggingface", "--output", tmp_path / "out")
+    run("import", "--from", tmp_path / "out", "--to", tmp_path / "again")
+    assert preparation(tmp_path / "again") == Preprocessing("crop", 0.8, "bicubic")
+
+
+def preparation(run_dir):
+    return experiment.load(run_dir / "config.json").data.preprocessing
 
 
 def test_options_that_a_source_has_no_use_for_are_refused(capsys, tmp_path):

@@ -1,0 +1,89 @@
+"""How pictures are prepared for a Hugging Face model: its ``preprocessor_config.json``, completed."""
+
+import json
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+from jaxtyping import Float
+
+from lit_het.errors import UserError
+
+Json: TypeAlias = dict[str, Any]
+
+BILINEAR, BICUBIC = 2, 3
+"""Pillow's numbers of filters, which stand in ``resample``."""
+
+# What each kind's own processor does, where a folder has none.
+VIT: Json = {"image_mean": (0.5, 0.5, 0.5), "image_std": (0.5, 0.5, 0.5), "resample": BILINEAR}
+SIGLIP: Json = VIT | {"resample": BICUBIC}
+CLIP: Json = {
+    "image_mean": (0.48145466, 0.4578275, 0.40821073),
+    "image_std": (0.26862954, 0.26130258, 0.27577711),
+    "resample": BICUBIC,
+    "do_center_crop": True,
+}
+DINO: Json = {
+    "image_mean": (0.485, 0.456, 0.406),
+    "image_std": (0.229, 0.224, 0.225),
+    "resample": BICUBIC,
+    "do_center_crop": True,
+    "size": {"shortest_edge": 256},
+    "crop_size": 224,
+}
+
+
+def read(folder: Path, default: Json) -> Json:
+    """Returns the processor that lies in a folder, whose normalisation and filter may be missing, or the default.
+
+    Raises:
+        UserError: the file is no JSON object.
+    """
+    found: Any = None
+    if (folder / "preprocessor_config.json").exists():
+        found = read_json(folder / "preprocessor_config.json")
+    elif (folder / "processor_config.json").exists():
+        found = read_json(folder / "processor_config.json").get("image_processor")
+    if not found:
+        return default
+    silent = {name: default[name] for name in ("image_mean", "image_std", "resample")}
+    return silent | {name: value for name, value in found.items() if value is not None}
+
+
+def read_json(path: Path) -> Json:
+    """Returns the object that a file holds.
+
+    Raises:
+        UserError: it cannot be read or holds something else.
+    """
+    try:
+        content = json.loads(path.read_text("utf-8"))
+        if isinstance(content, dict):
+            return content
+        raise ValueError(f"holds a {type(content).__name__}")
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror}); give a folder with config.json") from error
+    except ValueError as error:
+        raise UserError(f"{path} is no JSON object: {error}") from error
+
+
+def normalization(processor: Json, folder: Path) -> Float[np.ndarray, "2 c"]:
+    """Returns mean and standard deviation, in the model's eyes, of pixels in [0, 1].
+
+    Raises:
+        UserError: they are not three numbers each, above 0 where they divide.
+    """
+    mean, deviation = processor["image_mean"], processor["image_std"]
+    scale = processor.get("rescale_factor", 1 / 255) if processor.get("do_rescale", True) else 1
+    if not processor.get("do_normalize", True):
+        mean, deviation = (0.0,) * 3, (1.0,) * 3
+    try:
+        pair = np.array([mean, deviation], np.float64).reshape(2, 3)
+        if not (pair[1].min() > 0 and scale > 0):
+            raise ValueError("a division by 0")
+    except (ValueError, TypeError) as error:
+        raise UserError(
+            f"the image processor of {folder} has image_mean = {mean}, image_std = {deviation}, rescale_factor = "
+            f"{scale}; the first two must be three numbers each, image_std and rescale_factor above 0"
+        ) from error
+    return pair / (255 * scale)  # the model normalises 255 v scale

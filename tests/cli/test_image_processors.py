@@ -1,0 +1,111 @@
+"""A folder's preprocessor_config.json becomes a Preprocessing, and what cannot is said."""
+
+import io
+import warnings
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from data_pipelines.transforms import Preprocessing
+from lit_het.checkpoints import huggingface_processor
+from lit_het.cli import image_processors
+
+BILINEAR, BICUBIC = 2, 3
+SQUARE = {"height": 224, "width": 224}
+CROP = {"do_center_crop": True, "resample": BICUBIC}
+
+
+@pytest.mark.parametrize(
+    ("processor", "expected", "size"),
+    [
+        ({"size": SQUARE, "resample": BILINEAR}, Preprocessing("squash", filter="bilinear"), 224),
+        ({"size": {"height": 384, "width": 384}, "resample": BICUBIC}, Preprocessing("squash", filter="bicubic"), 384),
+        ({**CROP, "size": {"shortest_edge": 224}, "crop_size": SQUARE}, Preprocessing("crop", 1.0, "bicubic"), 224),
+        ({**CROP, "size": {"shortest_edge": 256}, "crop_size": SQUARE}, Preprocessing("crop", 0.875, "bicubic"), 224),
+        # Files of before sizes had names.
+        ({"size": 224, "resample": BILINEAR}, Preprocessing("squash", filter="bilinear"), 224),
+        ({**CROP, "size": 256, "crop_size": 224}, Preprocessing("crop", 0.875, "bicubic"), 224),
+        # ConvNeXt's.
+        (
+            {"size": {"shortest_edge": 224}, "crop_pct": 0.875, "resample": BICUBIC},
+            Preprocessing("crop", 0.875, "bicubic"),
+            224,
+        ),
+        (
+            {"size": {"shortest_edge": 384}, "crop_pct": 0.875, "resample": BICUBIC},
+            Preprocessing("squash", filter="bicubic"),
+            384,
+        ),
+        # What kinds do where nothing is said.
+        (huggingface_processor.VIT, Preprocessing("squash", filter="bilinear"), 32),
+        (huggingface_processor.SIGLIP, Preprocessing("squash", filter="bicubic"), 32),
+        (huggingface_processor.CLIP, Preprocessing("crop", 1.0, "bicubic"), 32),
+        (huggingface_processor.DINO, Preprocessing("crop", 0.875, "bicubic"), 224),
+    ],
+)
+def test_processors_of_the_known_kinds_are_understood_in_full(processor, expected, size):
+    assert image_processors.read(processor, 32) == image_processors.Reading(expected, size, ())
+
+
+@pytest.mark.parametrize(
+    ("changes", "remark"),
+    [
+        ({"do_resize": False}, "do_resize = False, but"),
+        ({"resample": 1}, "resample = 1 is no filter here; bicubic"),
+        ({"resample": {"a": 1}}, "resample = .* is no filter here"),
+        ({"do_pad": True}, "do_pad = True has no counterpart"),
+        ({"size": {"height": 224, "width": 448}}, "size = .*448.* is no square"),
+        ({"size": {"longest_edge": 224}}, "size = .*longest_edge.* is no square"),
+        ({"size": {"shortest_edge": 224}}, "do_center_crop = False, but"),
+        ({**CROP, "crop_size": 112}, "crop_size = 112 of squashed pictures"),
+        ({**CROP, "size": {"shortest_edge": 224}, "crop_size": 256}, "crop_size = 256 is no square in pictures of 224"),
+        ({**CROP, "size": 224, "crop_size": {"height": 100, "width": 99}}, "crop_size = .*99.* is no square"),
+    ],
+)
+def test_what_has_no_counterpart_is_remarked_on_with_its_field(changes, remark):
+    reading = image_processors.read({"size": SQUARE, "resample": BILINEAR, **changes}, 224)
+    assert len(reading.remarks) == 1
+    with pytest.raises(ValueError, match=remark):
+        raise ValueError(reading.remarks[0])
+
+
+@pytest.mark.parametrize(
+    "preprocessing",
+    [
+        Preprocessing("squash", filter="bicubic"),
+        Preprocessing("crop", 1.0, "bilinear"),
+        Preprocessing("crop", 0.875, "bicubic"),
+    ],
+)
+def test_what_is_written_is_read_again(preprocessing):
+    processor = image_processors.write(preprocessing, 224)
+    assert image_processors.read(processor, 224) == image_processors.Reading(preprocessing, 224, ())
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        ("ViTImageProcessor", {"size": {"height": 64, "width": 64}}),
+        ("SiglipImageProcessor", {"size": {"height": 64, "width": 64}}),
+        ("CLIPImageProcessor", {"size": {"shortest_edge": 64}, "crop_size": {"height": 64, "width": 64}}),
+        ("BitImageProcessor", {"size": {"shortest_edge": 74}, "crop_size": {"height": 64, "width": 64}}),
+    ],
+)
+def test_pictures_are_those_of_transformers(kind, fields):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        transformers = pytest.importorskip("transformers")
+        pytest.importorskip("torch")
+    random = np.random.default_rng(0)
+    coarse = Image.fromarray(random.integers(0, 256, (12, 17, 3), np.uint8))
+    # Nothing is cut off by half a pixel: their two backends round it differently.
+    picture, file = coarse.resize((170, 120), Image.Resampling.BICUBIC), io.BytesIO()
+    picture.save(file, "png")
+    processor = getattr(transformers, kind)(**fields, do_rescale=False, do_normalize=False)
+    theirs = np.moveaxis(np.asarray(processor(picture, return_tensors="np")["pixel_values"][0]), 0, -1)
+    reading = image_processors.read(processor.to_dict(), 64)
+    assert not reading.remarks
+    ours = reading.preprocessing.apply(file.getvalue(), 64)
+    assert np.abs(ours.astype(np.float64) - theirs).mean() < 0.5
