@@ -1,0 +1,69 @@
+"""Zero-shot evaluation sees pictures as the run's own preprocessing makes them."""
+
+import dataclasses
+import io
+import json
+import shutil
+import tarfile
+
+import numpy as np
+import pytest
+
+from configs import experiment
+from data_pipelines.transforms import Preprocessing
+from eval.zero_shot import ZeroShotConfig
+from lit_het.cli import runs
+from lit_het.cli.main import main
+from lit_het.cli.train import train
+
+OURS, OTHER = Preprocessing(), Preprocessing("crop", 0.5, "bicubic")
+
+
+@pytest.fixture
+def seen(monkeypatch):
+    """The pixels that image towers are shown in evaluations, batch by batch."""
+    pixels, make_encoder = [], runs.make_encoder
+
+    def make_watched(*arguments):
+        encoder = make_encoder(*arguments)
+        return dataclasses.replace(encoder, image=lambda batch: pixels.append(batch) or encoder.image(batch))
+
+    monkeypatch.setattr(runs, "make_encoder", make_watched)
+    return pixels
+
+
+def pictures(data, preprocessing, size):
+    """Returns all pictures of the shards, prepared."""
+    files = []
+    for shard in sorted((data / "train").glob("*.tar")):
+        with tarfile.open(fileobj=io.BytesIO(shard.read_bytes())) as tar:
+            files += [file.read() for m in tar if m.name.endswith(".jpg") and (file := tar.extractfile(m))]
+    return np.stack([preprocessing.apply(file, size) for file in files])
+
+
+def test_the_command_prepares_pictures_as_the_run_did(trained_lit, data, tmp_path, seen):
+    figures = []
+    for preprocessing in (OURS, OTHER):
+        run_dir = shutil.copytree(trained_lit.run_dir, tmp_path / preprocessing.fit)
+        config = experiment.load(run_dir / "config.json")
+        changed = dataclasses.replace(config.data, preprocessing=preprocessing)
+        experiment.save(dataclasses.replace(config, data=changed), run_dir / "config.json")
+        output = tmp_path / f"{preprocessing.fit}.json"
+        arguments = ("--checkpoint", run_dir, "--data", data / "train", "--batch-size", 40, "--output", output)
+        assert main(["zero-shot", *map(str, arguments)]) == 0
+        np.testing.assert_array_equal(seen.pop(), pictures(data, preprocessing, config.data.image_size))
+        assert not seen
+        figures.append(json.loads(output.read_text())["zero_shot/train/nll"])
+    assert figures[0] != figures[1]
+
+
+@pytest.mark.parametrize("preprocessing", [OURS, OTHER], ids=lambda preprocessing: preprocessing.fit)
+def test_evaluations_of_training_prepare_pictures_as_training_does(lit_config, data, seen, preprocessing):
+    changed = dataclasses.replace(lit_config.data, preprocessing=preprocessing)
+    shapes = ZeroShotConfig("shapes", data / "train", split=".", batch_size=40)
+    config = dataclasses.replace(lit_config, data=changed, evaluations=(shapes,), num_steps=2)
+    train(config)
+    expected = pictures(data, preprocessing, changed.image_size)
+    assert seen
+    for batch in seen:
+        np.testing.assert_array_equal(batch, expected)
