@@ -13,7 +13,21 @@ from jaxtyping import Array, Bool, Float, Int
 
 from lit_het import blocks, sharding
 from lit_het.losses.base import weights
-from lit_het.types import LogitSamples
+from lit_het.types import LogitSamples, tree_of_arrays
+
+
+@tree_of_arrays
+@dataclasses.dataclass(frozen=True)
+class LabelMixture:
+    """The classes of examples that may be mixed from several.
+
+    Attributes:
+        label: class indices, that of the largest share first.
+        share: what each class counts; those of an example sum to 1.
+    """
+
+    label: Int[Array, "b c"]
+    share: Float[Array, "b c"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,8 +36,8 @@ class ClassificationLoss:
 
     Attributes:
         loss: mean over valid examples of ``-log p(y|x)``; differentiable.
-        top1: share of all noise samples of valid examples whose most probable class is right (for targets of several
-            classes: one of those above 1/2).
+        top1: share of all noise samples of valid examples whose most probable class is right (of a mixture: that of the
+            largest share; for targets of several classes: one of those above 1/2).
     """
 
     loss: Float[Array, ""]
@@ -31,20 +45,28 @@ class ClassificationLoss:
 
 
 def softmax_cross_entropy(
-    samples: LogitSamples, label: Int[Array, " b"], valid: Bool[Array, " b"]
+    samples: LogitSamples, label: Int[Array, " b"] | LabelMixture, valid: Bool[Array, " b"]
 ) -> ClassificationLoss:
-    """Returns ``-log (1/S Σ_s softmax(u_s)[y])``, averaged."""
+    """Returns ``-Σ_c w_c log (1/S Σ_s softmax(u_s)[y_c])``, averaged; ``w = 1`` for the one class of a plain label."""
 
     def of_samples(
-        logits: Float[Array, "n t k"], label: Int[Array, " n"]
-    ) -> tuple[Float[Array, "n t"], Float[Array, "n t"]]:
-        # A comparison and a sum: XLA fuses them, and their gradient is no scatter.
-        is_label = jnp.arange(logits.shape[-1])[None] == label[:, None]
-        of_label = jnp.sum(logits, axis=-1, where=is_label[:, None])
-        log_p = of_label - jax.nn.logsumexp(logits, axis=-1)
-        return log_p, (of_label >= jnp.max(logits, axis=-1)).astype(jnp.float32)
+        logits: Float[Array, "n t k"], target: LabelMixture
+    ) -> tuple[Float[Array, "n t c"], Float[Array, "n t"]]:
+        def of_label(label: Int[Array, " n"]) -> Float[Array, "n t"]:
+            # A comparison and a sum: XLA fuses them, and their gradient is no scatter.
+            is_label = jnp.arange(logits.shape[-1])[None] == label[:, None]
+            return jnp.sum(logits, axis=-1, where=is_label[:, None])
 
-    return _mean(samples, label, valid, of_samples, lambda log_p, _: -log_p)
+        of_labels = jnp.stack([of_label(label) for label in target.label.T], axis=-1)
+        log_p = of_labels - jax.nn.logsumexp(logits, axis=-1, keepdims=True)
+        return log_p, (of_labels[:, :, 0] >= jnp.max(logits, axis=-1)).astype(jnp.float32)
+
+    def cross_entropy(log_p: Float[Array, "n c"], target: LabelMixture) -> Float[Array, " n"]:
+        return -jnp.sum(target.share * log_p, axis=-1)
+
+    if not isinstance(label, LabelMixture):
+        label = LabelMixture(label[:, None], jnp.ones((len(label), 1)))
+    return _mean(samples, label, valid, of_samples, cross_entropy)
 
 
 def sigmoid_cross_entropy(
@@ -99,7 +121,7 @@ def _mean(
 
     Args:
         samples: of the logits.
-        target: with a leading example axis.
+        target: a tree with a leading example axis.
         valid: which examples count.
         of_samples: logits of some samples and the targets to log-probabilities and hits of every sample.
         loss: log mean probabilities and targets to the loss of every example.

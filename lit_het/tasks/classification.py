@@ -19,6 +19,7 @@ from lit_het.heads.het_xl import HetXLConfig
 from lit_het.losses.base import masked_mean
 from lit_het.losses.classification import mean_probabilities, sigmoid_cross_entropy, softmax_cross_entropy
 from lit_het.random import Keys
+from lit_het.tasks import mixup
 from lit_het.tasks.base import trained_parts
 from lit_het.towers.resnet import ResNetConfig
 from lit_het.towers.vit import ViTConfig
@@ -37,9 +38,11 @@ class ClassificationConfig:
         num_classes: number of classes.
         loss: "softmax" takes class indices, "sigmoid" takes target probabilities of every class.
         locked: patterns of parameters to lock; empty trains everything.
+        mixup: α of the Beta(α, α) that training examples are mixed by; 0 does not mix them.
 
     Raises:
-        UserError: no classes, a loss that there is not, or members of an ensemble averaged before the head.
+        UserError: no classes, an α below 0, a loss that there is not, or members of an ensemble averaged before the
+            head.
     """
 
     image_tower: ViTConfig | ResNetConfig = ViTConfig()
@@ -47,9 +50,11 @@ class ClassificationConfig:
     num_classes: int = 1000
     loss: Literal["softmax", "sigmoid"] = "softmax"
     locked: tuple[str, ...] = ()
+    mixup: float = 0.0
 
     def __post_init__(self) -> None:
         require_at_least(1, self, "num_classes")
+        require_at_least(0, self, "mixup")
         require_choice(self, "loss")
         tower = self.image_tower
         if isinstance(tower, ViTConfig) and tower.encoder.num_members > 1 and tower.members == "mean":
@@ -90,17 +95,21 @@ class ClassificationTask:
         """Returns the mean loss over valid rows, and metrics."""
         assert batch.image is not None
         assert batch.label is not None
-        model = self._model(params)
         self.check_label_shape(batch.label.shape)
-        tower = model.image_tower(batch.image, keys("routing") if "image_tower" in self.trained else None)
+        image, target = batch.image, batch.label
+        if self.config.mixup:
+            share = mixup.draw_share(keys("mixup"), self.config.mixup, batch.valid)
+            image, target = mixup.mix_pixels(image, share), mixup.mix_labels(target, share)
+        model = self._model(params)
+        tower = model.image_tower(image, keys("routing") if "image_tower" in self.trained else None)
         # Members of an ensemble that stay apart are as many examples, each with its own loss (e3 Sec. 4.1).
         members = len(tower.embedding) // len(batch.valid)
-        valid, label = (jnp.repeat(x, members, axis=0) for x in (batch.valid, batch.label))
+        valid, target = jax.tree.map(lambda x: jnp.repeat(x, members, axis=0), (batch.valid, target))
         # An invalid row may be anything, not a number included, whose gradient no weight of zero would undo.
         features = jnp.where(valid[:, None], tower.embedding, 1.0)
         samples = model.head(features, keys("noise"))
         cross_entropy = softmax_cross_entropy if self.config.loss == "softmax" else sigmoid_cross_entropy
-        result = cross_entropy(samples, label, valid)
+        result = cross_entropy(samples, target, valid)
         metrics = {
             "top1": result.top1,
             "temperature": model.head.temperature(),

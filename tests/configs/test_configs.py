@@ -112,6 +112,12 @@ def test_transforms_of_pictures_survive_a_round_trip_through_json(tmp_path):
     assert [change["type"] for change in saved["augmentations"]] == ["HorizontalFlip", "RandAugment", "RandomAffine"]
 
 
+def test_mixup_is_a_flag():
+    config = parse_config(Path("configs/quickstart_upstream.py"), ["--task.mixup", "0.2"])
+    assert isinstance(config.task, ClassificationConfig)
+    assert config.task.mixup == 0.2
+
+
 def test_transforms_of_pictures_have_flags():
     flags = ["--data.augmentations.0.max-shift-pixels", "3", "--data.preprocessing.filter", "fast"]
     data = parse_config(Path("configs/quickstart_upstream.py"), flags).data

@@ -18,7 +18,12 @@ from lit_het.heads.het_h import HetHConfig
 from lit_het.heads.het_xl import HetXLConfig
 from lit_het.heads.sampling import SamplingConfig
 from lit_het.losses.base import masked_mean, weights
-from lit_het.losses.classification import mean_probabilities, sigmoid_cross_entropy, softmax_cross_entropy
+from lit_het.losses.classification import (
+    LabelMixture,
+    mean_probabilities,
+    sigmoid_cross_entropy,
+    softmax_cross_entropy,
+)
 from lit_het.sharding import MeshConfig, batch_sharding
 from lit_het.tasks.classification import ClassificationConfig
 from lit_het.types import LogitSamples
@@ -28,6 +33,10 @@ S, B, K = 3, 4, 5
 RANDOM = np.random.default_rng(0)
 LOGITS = RANDOM.normal(size=(B, S, K)) * 2
 LABEL = np.array([0, 4, 2, 2])
+# Other classes, the same class twice, a class that does not count.
+MIXED = LabelMixture(
+    jnp.asarray([[0, 1], [4, 3], [2, 2], [2, 0]]), jnp.asarray([[0.7, 0.3], [0.55, 0.45], [0.9, 0.1], [1.0, 0.0]])
+)
 TARGET = np.array([[1, 0, 1, 0, 0], [0, 0, 0, 0, 0], [1, 1, 1, 1, 1], [0.5, 0.25, 0, 0, 0]])
 
 
@@ -76,6 +85,12 @@ def reference_softmax(logits, label):
     return np.array(losses)
 
 
+def reference_mixed_softmax(logits, labels):
+    """Σ_c w_c -log (1/S Σ_s softmax(u_s)[y_c]) for each example."""
+    shares, classes = np.asarray(labels.share).T, np.asarray(labels.label).T
+    return sum(share * reference_softmax(logits, label) for share, label in zip(shares, classes, strict=True))
+
+
 def reference_sigmoid(logits, target):
     """Σ_k -(t log p̄_k + (1 - t) log(1 - p̄_k)), p̄_k = 1/S Σ_s σ(u_sk), for each example."""
     losses = []
@@ -90,8 +105,12 @@ def reference_sigmoid(logits, target):
 
 BOTH = pytest.mark.parametrize(
     ("fast", "slow", "labels"),
-    [(softmax, reference_softmax, LABEL), (sigmoid, reference_sigmoid, TARGET)],
-    ids=["softmax", "sigmoid"],
+    [
+        (softmax, reference_softmax, LABEL),
+        (softmax, reference_mixed_softmax, MIXED),
+        (sigmoid, reference_sigmoid, TARGET),
+    ],
+    ids=["softmax", "mixed softmax", "sigmoid"],
 )
 
 
@@ -187,12 +206,19 @@ def test_top1_is_the_share_of_samples_whose_most_probable_class_is_right():
     assert float(sigmoid(logits, 0.5 * target, valid).top1) == 0
 
 
+def test_top1_of_a_mixture_counts_the_class_of_the_largest_share():
+    logits = single([[[3, 0, 1], [0, 2, 1]], [[0, 1, 4], [5, 0, 1]]])
+    mixed = LabelMixture(jnp.asarray([[0, 1], [1, 2]]), jnp.asarray([[0.6, 0.4], [0.8, 0.2]]))
+    assert float(softmax(logits, mixed).top1) == pytest.approx(1 / 4)
+
+
 @BOTH
 @pytest.mark.parametrize("blocks", [{}, {"examples_per_block": 1}], ids=["whole", "blocks"])
 def test_invalid_rows_count_neither_in_the_loss_nor_in_the_gradient(fast, slow, labels, blocks):
-    valid, labels = np.array([True, False, True, False]), np.array(labels)
-    changed, strange = LOGITS.copy(), labels.copy()
-    changed[1], changed[3], strange[1], strange[3] = 1e30, -1e30, -1, 99
+    valid = np.array([True, False, True, False])
+    changed = LOGITS.copy()
+    changed[1], changed[3] = 1e30, -1e30
+    strange = jax.tree.map(lambda x: jnp.asarray(x).at[1].set(-1).at[3].set(99), labels)
 
     def function(logits):
         return fast(logits, strange, valid, **blocks).loss
@@ -201,7 +227,8 @@ def test_invalid_rows_count_neither_in_the_loss_nor_in_the_gradient(fast, slow, 
     np.testing.assert_allclose(value, slow(LOGITS, labels)[valid].mean(), rtol=1e-5)
     assert np.any(gradient[valid])
     np.testing.assert_array_equal(gradient[~valid], 0)
-    expected = jax.jit(jax.grad(lambda logits: fast(logits, labels[valid]).loss))(single(LOGITS[valid]))
+    kept = jax.tree.map(lambda x: x[valid], labels)
+    expected = jax.jit(jax.grad(lambda logits: fast(logits, kept).loss))(single(LOGITS[valid]))
     np.testing.assert_allclose(gradient[valid], expected, rtol=1e-5, atol=1e-7)
     changed[1] = np.nan
     np.testing.assert_allclose(function(single(changed)), value, rtol=1e-6)

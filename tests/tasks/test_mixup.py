@@ -1,0 +1,159 @@
+"""Mixup: pictures and labels of rows are averaged, invalid rows left out of it, whatever the number of devices."""
+
+import dataclasses
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+from lit_het.errors import UserError
+from lit_het.heads.covariance import CovarianceConfig
+from lit_het.heads.het_xl import HetXLConfig
+from lit_het.heads.sampling import SamplingConfig
+from lit_het.losses.classification import LabelMixture
+from lit_het.random import keys_at
+from lit_het.sharding import MeshConfig, batch_sharding
+from lit_het.tasks import mixup
+from lit_het.tasks.classification import ClassificationConfig
+from lit_het.towers.experts import ExpertsConfig
+from lit_het.towers.transformer import EncoderConfig
+from lit_het.towers.vit import ViTConfig
+from lit_het.types import Batch
+
+B, K, ALPHA = 16, 5, 0.5
+RANDOM = np.random.default_rng(0)
+IMAGE = RANDOM.integers(0, 256, (B, 8, 8, 3)).astype(np.uint8)
+VALID = np.arange(B) % 6 != 3
+LABELS = {
+    "softmax": RANDOM.integers(0, K, B).astype(np.int32),
+    "sigmoid": (RANDOM.random((B, K)) < 0.3).astype(np.float32),
+}
+KEYS = keys_at(0, 7)
+ENCODER = EncoderConfig(width=16, depth=1, mlp_width=16, num_heads=2, compute_type="float32")
+EXPERTS = ExpertsConfig(num_experts=4, num_members=2, num_selected=1, num_blocks=1)
+ENSEMBLE = dataclasses.replace(ENCODER, depth=2, experts=EXPERTS)
+HEAD = HetXLConfig(CovarianceConfig(2, initial_noise_norm=0.5), sampling=SamplingConfig(num_samples=6, block_size=8))
+PLAIN = ClassificationConfig(ViTConfig(8, 4, ENCODER, pooling="mean"), HEAD, num_classes=K)
+MIXED = dataclasses.replace(PLAIN, mixup=ALPHA)
+
+
+def draw(step, alpha=ALPHA, valid=VALID):
+    return np.asarray(mixup.draw_share(keys_at(0, step)("mixup"), alpha, jnp.asarray(valid)))
+
+
+def loss_and_gradient(config):
+    """Returns a compiled function of parameters and a batch."""
+    task = config.build()
+    return jax.jit(jax.value_and_grad(lambda params, batch: task.loss(params, batch, KEYS)[0]))
+
+
+def initial(config):
+    return jax.jit(config.build().initialize)(jax.random.key(0))
+
+
+def batch(loss="softmax", *, valid=VALID, image=IMAGE, label=None):
+    label = LABELS[loss] if label is None else label
+    return Batch(jnp.asarray(valid), image=jnp.asarray(image), label=jnp.asarray(label))
+
+
+def assert_close(actual, expected, rtol=1e-4):
+    np.testing.assert_allclose(actual[0], expected[0], rtol=1e-5)
+    jax.tree.map(lambda a, e: np.testing.assert_allclose(a, e, rtol=rtol, atol=1e-6), actual[1], expected[1])
+
+
+@pytest.mark.parametrize("alpha", [0.2, 1.0, 3.0])
+def test_the_share_of_an_example_follows_the_beta_distribution_folded_at_a_half(alpha):
+    steps = jnp.arange(2000)
+    valid = jnp.ones(2, bool)
+    draws = jax.jit(jax.vmap(lambda step: mixup.draw_share(keys_at(0, step)("mixup"), alpha, valid)))(steps)
+    np.testing.assert_array_equal(draws[:, 0], draws[:, 1])
+    folded = stats.kstest(np.asarray(draws[:, 0], np.float64), lambda x: 2 * stats.beta.cdf(x, alpha, alpha) - 1)
+    assert folded.pvalue > 0.01
+
+
+def test_every_step_draws_a_share_of_its_own_and_the_same_one_again_after_a_resume():
+    assert len({draw(step).min() for step in range(10)}) == 10
+    np.testing.assert_array_equal(draw(3), draw(3))
+
+
+def test_neither_an_invalid_example_nor_the_one_after_it_is_mixed():
+    np.testing.assert_array_equal(draw(0) == 1, ~VALID | ~np.roll(VALID, 1))
+
+
+def test_pictures_and_labels_are_the_means_that_a_loop_computes():
+    share = draw(0)
+    mixed = mixup.mix_labels(jnp.asarray(LABELS["softmax"]), jnp.asarray(share))
+    targets = mixup.mix_labels(jnp.asarray(LABELS["sigmoid"]), jnp.asarray(share))
+    assert isinstance(mixed, LabelMixture)
+    assert isinstance(targets, jax.Array)
+    pictures = np.asarray(mixup.mix_pixels(jnp.asarray(IMAGE), jnp.asarray(share)), np.int32)
+    for row in range(B):
+        own, other = share[row], 1 - share[row]
+        # Rounded to the nearest level, and no further.
+        picture = own * IMAGE[row].astype(np.float64) + other * IMAGE[row - 1]
+        assert np.abs(pictures[row] - picture).max() <= 0.5 + 1e-4
+        target = own * LABELS["sigmoid"][row] + other * LABELS["sigmoid"][row - 1]
+        np.testing.assert_allclose(targets[row], target, rtol=1e-6)
+        np.testing.assert_array_equal(mixed.label[row], [LABELS["softmax"][row], LABELS["softmax"][row - 1]])
+        np.testing.assert_allclose(mixed.share[row], [own, other], rtol=1e-6)
+
+
+@pytest.mark.parametrize(("loss", "encoder"), [("softmax", ENCODER), ("sigmoid", ENCODER), ("softmax", ENSEMBLE)])
+def test_the_loss_is_the_weighted_mean_of_the_losses_for_both_labels_with_the_same_noise(loss, encoder):
+    """Example by example with the plain task, which is told of mixed pictures and one label at a time."""
+    members = "mean" if encoder is ENCODER else "apart"
+    tower = dataclasses.replace(PLAIN.image_tower, encoder=encoder, members=members)
+    plain = dataclasses.replace(PLAIN, loss=loss, image_tower=tower)
+    run, params = loss_and_gradient(plain), initial(plain)
+    share = np.asarray(mixup.draw_share(KEYS("mixup"), ALPHA, jnp.asarray(VALID)))
+    pictures = np.asarray(mixup.mix_pixels(jnp.asarray(IMAGE), jnp.asarray(share)))
+    # The losses that a router adds count once: they depend on pictures alone.
+    nothing = run(params, batch(loss, valid=np.zeros(B, bool), image=pictures))
+    expected = nothing
+    for row in np.flatnonzero(VALID):
+        for weight, label in ((share[row], LABELS[loss]), (1 - share[row], np.roll(LABELS[loss], 1, axis=0))):
+            one = run(params, batch(loss, valid=np.arange(B) == row, image=pictures, label=label))
+            weight /= VALID.sum()
+            expected = jax.tree.map(lambda e, x, n, w=weight: e + w * (x - n), expected, one, nothing)
+    actual = loss_and_gradient(dataclasses.replace(plain, mixup=ALPHA))(params, batch(loss))
+    assert_close(actual, expected, rtol=1e-3)
+    assert not np.allclose(actual[0], run(params, batch(loss))[0], rtol=1e-3)
+
+
+@pytest.mark.parametrize("loss", LABELS)
+def test_what_an_invalid_example_holds_shows_in_no_other(loss):
+    config = dataclasses.replace(MIXED, loss=loss)
+    run, params = loss_and_gradient(config), initial(config)
+    image, label = IMAGE.copy(), LABELS[loss].copy()
+    image[~VALID], label[~VALID] = 255 - image[~VALID], 99
+    expected = run(params, batch(loss))
+    assert_close(run(params, batch(loss, image=image, label=label)), expected)
+
+
+def test_eight_devices_give_the_loss_and_the_gradient_of_one_and_pass_on_one_picture_each():
+    run, params = loss_and_gradient(MIXED), initial(MIXED)
+    expected = run(params, batch())
+    mesh = MeshConfig(fsdp=2, expert=2).build()
+    with jax.set_mesh(mesh):
+        rows = jax.device_put(batch(), batch_sharding(mesh))
+        assert_close(run(params, rows), expected)
+        program = jax.jit(lambda rows: mixup.mix_pixels(rows.image, mixup.draw_share(KEYS("m"), 1.0, rows.valid)))
+        text = program.lower(rows).compile().as_text()
+    assert text is not None
+    assert re.findall(r"= (u8\[[\d,]*\])\S* collective-permute\(", text) == ["u8[1,8,8,3]"]
+    assert "all-gather" not in text
+
+
+def test_a_batch_that_is_not_mixed_has_the_loss_of_the_plain_task():
+    params = initial(PLAIN)
+    alternate = np.arange(B) % 2 == 0  # nobody has a valid neighbour
+    expected = loss_and_gradient(PLAIN)(params, batch(valid=alternate))
+    assert_close(loss_and_gradient(MIXED)(params, batch(valid=alternate)), expected)
+
+
+def test_an_alpha_below_zero_is_refused_with_the_field():
+    with pytest.raises(UserError, match=r"ClassificationConfig: mixup = -0.1 must be at least 0"):
+        dataclasses.replace(PLAIN, mixup=-0.1)
