@@ -6,8 +6,9 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TextIO
 
+import jax
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from tensorboardX import SummaryWriter
@@ -84,11 +85,15 @@ class Bar:
 class MetricLog:
     """Writes scalars to ``metrics.jsonl`` and to TensorBoard files in a run's directory.
 
-    A resumed run drops the records of steps that its checkpoint does not cover: each step stands there once.
+    A resumed run drops the records of steps that its checkpoint does not cover: each step stands there once. Of several
+    processes only the first writes.
     """
 
     def __init__(self, directory: Path, *, first_step: int = 0):
         self.path = directory / "metrics.jsonl"
+        self._file: TextIO | None = None
+        if jax.process_index() > 0:
+            return
         kept = [record for record in read_metrics(self.path) if record["step"] <= first_step]
         write_atomically(self.path, "".join(json.dumps(record) + "\n" for record in kept))
         self._file = self.path.open("a")
@@ -96,6 +101,8 @@ class MetricLog:
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Appends one record; ``step`` counts the optimizer updates done."""
+        if self._file is None:
+            return
         self._file.write(json.dumps({"step": step, **metrics}) + "\n")
         self._file.flush()
         for name, value in metrics.items():
@@ -103,6 +110,8 @@ class MetricLog:
 
     def close(self) -> None:
         """Flushes and closes both."""
+        if self._file is None:
+            return
         self._file.close()
         self._board.close()
 

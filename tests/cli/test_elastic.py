@@ -1,0 +1,123 @@
+"""A run on several processes: killed at any step, it goes on with fewer of them as if nothing had happened."""
+
+import dataclasses
+import json
+import os
+import random
+import shutil
+import socket
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from configs import experiment, glyph_classifier
+from lit_het.training.logging import read_metrics
+from lit_het.training.loop import Cadence
+from tests import tiny
+
+NUM_STEPS, BATCH_SIZE = 16, 16
+
+
+def start(config, record, *flags, devices=1):
+    """Starts a process that trains a configuration on so many devices of its own."""
+    config.run_dir.parent.mkdir(parents=True, exist_ok=True)
+    path = record.with_suffix(".json")
+    experiment.save(config, path)
+    xla = f"--xla_force_host_platform_device_count={devices} --xla_backend_optimization_level=0"
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.cli.elastic_run", str(path), "--record", str(record), *flags],
+        env={**os.environ, "XLA_FLAGS": xla},
+        stderr=subprocess.PIPE,
+    )
+
+
+def finish(process):
+    messages = process.communicate()[1].decode()
+    assert process.returncode == 0, messages
+
+
+def free_port():
+    with socket.socket() as server:
+        server.bind(("localhost", 0))
+        return server.getsockname()[1]
+
+
+def kill_at(records, config, processes):
+    """Kills all processes as soon as the run has logged so many steps; returns how many it has logged then."""
+    metrics = config.run_dir / "metrics.jsonl"
+    deadline = time.monotonic() + 300
+    while len(read_metrics(metrics)) < records:
+        assert time.monotonic() < deadline
+        for process in processes:
+            assert process.poll() is None, process.communicate()[1].decode()
+        time.sleep(0.01)
+    for process in processes:
+        process.kill()
+    for process in processes:
+        process.communicate()
+    logged = len(read_metrics(metrics))
+    assert logged < NUM_STEPS, "the kill came too late to show anything"
+    return logged
+
+
+def keys_by_position(*records):
+    """Returns the sample that was read at each position of the stream; processes must not contradict one another."""
+    found = {}
+    for line in (line for record in records for line in record.read_text().splitlines()):
+        batch = json.loads(line)
+        for position, key in enumerate(batch["keys"], batch["start"]):
+            assert found.setdefault(position, key) == key
+    return found
+
+
+def losses(config):
+    return {record["step"]: record["train/loss"] for record in read_metrics(config.run_dir / "metrics.jsonl")}
+
+
+@pytest.fixture
+def whole(data, tmp_path):
+    """A classifier with noise in its head, augmentation and mixup: all that is random depends on position or step."""
+    config = tiny.shrink(glyph_classifier.get_config(), data, tmp_path / "whole")
+    return dataclasses.replace(
+        config,
+        num_steps=NUM_STEPS,
+        task=dataclasses.replace(config.task, mixup=0.2),
+        cadence=Cadence(log_steps=1, save_steps=3),
+    )
+
+
+def test_a_run_killed_on_two_processes_and_resumed_on_one_has_the_samples_and_losses_of_an_undisturbed_one(
+    whole, tmp_path
+):
+    undisturbed = start(whole, tmp_path / "whole.txt", devices=2)
+    killed = dataclasses.replace(whole, run_dir=tmp_path / "killed")
+    records = [tmp_path / f"killed-{process}.txt" for process in (0, 1)]
+    flags = ("--processes", "2", "--port", str(free_port()), "--process")
+    pair = [start(killed, record, *flags, str(process)) for process, record in enumerate(records)]
+    last = kill_at(random.randrange(1, NUM_STEPS - 4), killed, pair)
+    before = losses(killed)
+    alone = dataclasses.replace(whole, run_dir=tmp_path / "alone")
+    shutil.copytree(killed.run_dir, alone.run_dir)
+    finish(undisturbed)
+    finish(start(killed, tmp_path / "resumed.txt", "--resume", devices=2))
+    finish(start(alone, tmp_path / "alone.txt", "--resume", devices=1))
+
+    expected = losses(whole)
+    assert list(expected) == list(range(1, NUM_STEPS + 1))
+    assert before == {step: loss for step, loss in expected.items() if step <= last}
+    # On as many devices as before every sum has its order, on fewer it has not.
+    assert losses(killed) == expected
+    np.testing.assert_allclose(list(losses(alone).values()), list(expected.values()), rtol=1e-5)
+
+    samples = keys_by_position(tmp_path / "whole.txt")
+    consumed = set(range(NUM_STEPS * BATCH_SIZE))
+    for resumed in ("resumed.txt", "alone.txt"):
+        later = keys_by_position(tmp_path / resumed)
+        resumed_from = min(later) // BATCH_SIZE
+        assert resumed_from in {step for step in (0, *range(3, NUM_STEPS, 3)) if step <= last}, last
+        both = keys_by_position(*records, tmp_path / resumed)
+        assert consumed <= both.keys()
+        assert {p: both[p] for p in consumed} == {p: samples[p] for p in consumed}
