@@ -13,12 +13,15 @@ import time
 import numpy as np
 import pytest
 
-from configs import experiment, glyph_classifier
+from configs import experiment
+from configs.experiment import PretrainedConfig
+from data_pipelines.transforms import InceptionCrop
+from lit_het.cli import runs
+from lit_het.sharding import MeshConfig
 from lit_het.training.logging import read_metrics
 from lit_het.training.loop import Cadence
-from tests import tiny
 
-NUM_STEPS, BATCH_SIZE = 16, 16
+NUM_STEPS, BATCH_SIZE = 12, 16
 
 
 def start(config, record, *flags, devices=1):
@@ -78,13 +81,20 @@ def losses(config):
 
 
 @pytest.fixture
-def whole(data, tmp_path):
-    """A classifier with noise in its head, augmentation and mixup: all that is random depends on position or step."""
-    config = tiny.shrink(glyph_classifier.get_config(), data, tmp_path / "whole")
+def whole(data, upstream, tmp_path):
+    """A classifier with noise in its head, augmentation and mixup: all that is random depends on position or step.
+
+    Two devices hold half of the parameters each, of the locked ones too.
+    """
+    config = experiment.load(runs.config_path(upstream))
     return dataclasses.replace(
         config,
+        run_dir=tmp_path / "whole",
         num_steps=NUM_STEPS,
-        task=dataclasses.replace(config.task, mixup=0.2),
+        task=dataclasses.replace(config.task, mixup=0.2, locked=("image_tower/patches/.*",)),
+        data=dataclasses.replace(config.data, crop=InceptionCrop(0.5)),
+        pretrained=PretrainedConfig(upstream),
+        mesh=MeshConfig(fsdp=2),
         cadence=Cadence(log_steps=1, save_steps=3),
     )
 
@@ -99,11 +109,14 @@ def test_a_run_killed_on_two_processes_and_resumed_on_one_has_the_samples_and_lo
     pair = [start(killed, record, *flags, str(process)) for process, record in enumerate(records)]
     last = kill_at(random.randrange(1, NUM_STEPS - 4), killed, pair)
     before = losses(killed)
-    alone = dataclasses.replace(whole, run_dir=tmp_path / "alone")
+    alone = dataclasses.replace(whole, run_dir=tmp_path / "alone", mesh=MeshConfig())
     shutil.copytree(killed.run_dir, alone.run_dir)
-    finish(undisturbed)
-    finish(start(killed, tmp_path / "resumed.txt", "--resume", devices=2))
-    finish(start(alone, tmp_path / "alone.txt", "--resume", devices=1))
+    resumed = [
+        start(killed, tmp_path / "resumed.txt", "--resume", devices=2),
+        start(alone, tmp_path / "alone.txt", "--resume", devices=1),
+    ]
+    for process in (undisturbed, *resumed):
+        finish(process)
 
     expected = losses(whole)
     assert list(expected) == list(range(1, NUM_STEPS + 1))
@@ -114,10 +127,10 @@ def test_a_run_killed_on_two_processes_and_resumed_on_one_has_the_samples_and_lo
 
     samples = keys_by_position(tmp_path / "whole.txt")
     consumed = set(range(NUM_STEPS * BATCH_SIZE))
-    for resumed in ("resumed.txt", "alone.txt"):
-        later = keys_by_position(tmp_path / resumed)
+    for record in (tmp_path / "resumed.txt", tmp_path / "alone.txt"):
+        later = keys_by_position(record)
         resumed_from = min(later) // BATCH_SIZE
         assert resumed_from in {step for step in (0, *range(3, NUM_STEPS, 3)) if step <= last}, last
-        both = keys_by_position(*records, tmp_path / resumed)
+        both = keys_by_position(*records, record)
         assert consumed <= both.keys()
         assert {p: both[p] for p in consumed} == {p: samples[p] for p in consumed}
