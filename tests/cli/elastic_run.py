@@ -3,11 +3,12 @@
 import argparse
 import json
 from pathlib import Path
+from unittest import mock
 
 import jax
 
 from configs import experiment
-from data_pipelines.loader import Loader
+from data_pipelines.batches import BatchMaker
 from lit_het.cli.train import train
 
 
@@ -23,15 +24,15 @@ def main() -> None:
     options = parser.parse_args()
     if options.processes > 1:
         jax.distributed.initialize(f"localhost:{options.port}", options.processes, options.process)
-    read = Loader._read
+    make = BatchMaker.make
 
-    def recorded(loader, samples, start):
+    def recorded(maker, samples, positions, num_samples):
         with options.record.open("a") as file:
-            file.write(json.dumps({"start": start, "keys": [loader.index.key(sample) for sample in samples]}) + "\n")
-        return read(loader, samples, start)
+            file.write(json.dumps({"positions": list(positions), "keys": [sample.key for sample in samples]}) + "\n")
+        return make(maker, samples, positions, num_samples)
 
-    Loader._read = recorded
-    train(experiment.load(options.config), resume=options.resume)
+    with mock.patch.object(BatchMaker, "make", recorded):
+        train(experiment.load(options.config), resume=options.resume)
 
 
 if __name__ == "__main__":

@@ -24,17 +24,25 @@ from lit_het.training.loop import Cadence
 NUM_STEPS, BATCH_SIZE = 12, 16
 
 
-def start(config, record, *flags, devices=1):
-    """Starts a process that trains a configuration on so many devices of its own."""
-    config.run_dir.parent.mkdir(parents=True, exist_ok=True)
-    path = record.with_suffix(".json")
-    experiment.save(config, path)
-    xla = f"--xla_force_host_platform_device_count={devices} --xla_backend_optimization_level=0"
-    return subprocess.Popen(
-        [sys.executable, "-m", "tests.cli.elastic_run", str(path), "--record", str(record), *flags],
-        env={**os.environ, "XLA_FLAGS": xla},
-        stderr=subprocess.PIPE,
-    )
+@pytest.fixture
+def start():
+    """Starts a process that trains a configuration on so many devices of its own; none outlives the test."""
+    processes = []
+
+    def of(config, record, *flags, devices=1):
+        path = record.with_suffix(".json")
+        experiment.save(config, path)
+        xla = f"--xla_force_host_platform_device_count={devices} --xla_backend_optimization_level=0"
+        command = [sys.executable, "-m", "tests.cli.elastic_run", str(path), "--record", str(record), *flags]
+        process = subprocess.Popen(command, env={**os.environ, "XLA_FLAGS": xla}, stderr=subprocess.PIPE)
+        processes.append(process)
+        return process
+
+    yield of
+    for process in processes:
+        if process.poll() is None:
+            process.kill()
+            process.communicate()
 
 
 def finish(process):
@@ -71,7 +79,7 @@ def keys_by_position(*records):
     found = {}
     for line in (line for record in records for line in record.read_text().splitlines()):
         batch = json.loads(line)
-        for position, key in enumerate(batch["keys"], batch["start"]):
+        for position, key in zip(batch["positions"], batch["keys"], strict=True):
             assert found.setdefault(position, key) == key
     return found
 
@@ -100,7 +108,7 @@ def whole(data, upstream, tmp_path):
 
 
 def test_a_run_killed_on_two_processes_and_resumed_on_one_has_the_samples_and_losses_of_an_undisturbed_one(
-    whole, tmp_path
+    whole, start, tmp_path
 ):
     undisturbed = start(whole, tmp_path / "whole.txt", devices=2)
     killed = dataclasses.replace(whole, run_dir=tmp_path / "killed")
