@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from data_pipelines import storage
-from data_pipelines.shards import IMAGE, IMAGE_EXTENSIONS
+from data_pipelines.shards import IMAGE, IMAGE_EXTENSIONS, extensions, key_and_extension
 from data_pipelines.storage import Span, Unreadable
 from data_pipelines.tars import DamagedTar, whole_members
 from lit_het.errors import UserError
@@ -214,7 +214,7 @@ class ShardIndex:
 
 
 def _lack(table: ShardTable, kind: str) -> Fault:
-    name = "/".join(IMAGE_EXTENSIONS) if kind == IMAGE else kind
+    name = "/".join(extensions(kind))
     lacking = ~table.has([kind])
     key = table.keys[int(lacking.argmax())].decode("utf-8", "surrogateescape")
     example = f"{table.address}: key {key} has no .{name}; add the member or remove the sample"
@@ -344,11 +344,10 @@ def _scan(address: str) -> ShardTable:
     samples: dict[str, dict[str, tuple[int, int]]] = {}
     previous, is_repeated = "", False
     for name, offset, size in _members(address, faults):
-        folder, _, base = name.rpartition("/")
-        stem, dot, kind = base.partition(".")
-        if not stem or not dot:
-            continue  # hidden files and files without extension are no part of a sample, as in webdataset
-        key, kind = (f"{folder}/{stem}" if folder else stem), kind.lower()
+        names = key_and_extension(name)
+        if names is None:
+            continue
+        key, kind = names
         if key != previous:
             is_repeated = key in samples
             if is_repeated:

@@ -25,6 +25,20 @@ IMAGE = "image"
 IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp")
 
 
+def extensions(kind: str) -> tuple[str, ...]:
+    """Returns what the members of a kind may be called, the first choice first."""
+    return IMAGE_EXTENSIONS if kind == IMAGE else (kind,)
+
+
+def key_and_extension(name: str) -> tuple[str, str] | None:
+    """Returns to which sample a member belongs and what it is; None for hidden files and those without extension."""
+    folder, _, base = name.rpartition("/")
+    stem, dot, extension = base.partition(".")
+    if not stem or not dot:
+        return None  # no part of a sample, as in webdataset
+    return (f"{folder}/{stem}" if folder else stem), extension.lower()
+
+
 def write_shards(
     directory: Path | str,
     samples: Iterable[Mapping[str, Any]],
@@ -92,7 +106,8 @@ def write_tar(path: Path, samples: Iterable[Mapping[str, Any]]) -> int:
 def expand(patterns: Path | str | Iterable[Path | str]) -> list[str]:
     """Turns addresses, brace patterns (``{000..009}.tar``), globs, folders and lists into sorted tar files, each once.
 
-    A list is a ``.txt`` file with one of these a line. Addresses such as ``gs://bucket/{000..009}.tar`` are for fsspec.
+    A list is a ``.txt`` file with one of these a line. Addresses such as ``gs://bucket/{000..009}.tar`` are for fsspec;
+    ``pipe:COMMAND`` is a shard that a shell command writes, with braces of its own, for a `Stream`.
 
     Raises:
         UserError: a pattern, or one alternative of its braces, matches no tar file.
@@ -106,7 +121,12 @@ def expand(patterns: Path | str | Iterable[Path | str]) -> list[str]:
 def _expand_one(pattern: str) -> list[str]:
     if Path(pattern).is_file():  # before the braces: a file may carry them in its name
         return expand(read_lines(Path(pattern))) if pattern.endswith(".txt") else [pattern]
-    return [address for alternative in braceexpand(pattern) for address in _matches(alternative)]
+    is_pipe = storage.is_pipe(pattern)
+    try:
+        alternatives = list(braceexpand(pattern, escape=not is_pipe))  # backslashes of a command are the shell's
+    except ValueError as error:
+        raise UserError(f"{pattern}: {error}; close every brace") from error
+    return alternatives if is_pipe else [address for pattern in alternatives for address in _matches(pattern)]
 
 
 def _matches(pattern: str) -> list[str]:

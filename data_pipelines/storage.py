@@ -13,11 +13,14 @@ import fsspec
 from lit_het.errors import UserError
 from lit_het.files import completed
 
+PIPE = "pipe:"
 # Seconds to wait before each new try of a remote store.
 BACK_OFF = (0.5, 1.0, 2.0, 4.0, 8.0)
 _MAX_OPEN_FILES = 512  # below the usual limit of 1,024 descriptors per process
 # What no second try would mend.
 _FINAL = (FileNotFoundError, PermissionError, IsADirectoryError, ImportError)
+
+_UNREADABLE, _NO_ANSWER = "unreadable shard", "store does not answer"
 
 _Result = TypeVar("_Result")
 
@@ -53,9 +56,14 @@ def readable(content: bytes | Unreadable) -> bytes:
     return content
 
 
+def is_pipe(address: str) -> bool:
+    """Returns whether an address is a shell command whose output is to be read, such as ``pipe:zcat file``."""
+    return address.startswith(PIPE)
+
+
 def is_remote(address: str) -> bool:
     """Returns whether an address is one for fsspec, such as ``gs://bucket/file``, and no local path."""
-    return "://" in address
+    return "://" in address and not is_pipe(address)
 
 
 @functools.lru_cache(maxsize=2**16)
@@ -77,6 +85,8 @@ def stamp(address: str) -> str:
     Raises:
         UserError: there is no such file, or its store does not answer.
     """
+    if is_pipe(address):
+        raise UserError(f"{address}: a command cannot seek; read it with `data.stream` in a configuration file")
     try:
         if not is_remote(address):
             status = Path(address).stat()
@@ -170,6 +180,36 @@ def differs_from_checksum(address: str) -> str:
     return "" if checksum(address) == kept else f"differs from {address}.sha256; fetch or write the shard again"
 
 
+class SequentialFile:
+    """A file that is read from its beginning to its end; a store is asked again where it fails.
+
+    Raises:
+        Unreadable: it cannot be opened, or later not be read.
+    """
+
+    def __init__(self, address: str):
+        self._is_remote = is_remote(address)
+        self._file = self._tried(lambda: open_to_scan(address))
+
+    def read(self, size: int) -> bytes:
+        """Returns the next bytes, none at the end."""
+        read = functools.partial(self._file.read, size)
+        return self._tried(functools.partial(retried, read) if self._is_remote else read)
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()
+
+    def _tried(self, call: Callable[[], _Result]) -> _Result:
+        try:
+            return call()
+        except UserError:
+            raise
+        except Exception as error:  # stores raise what their clients' libraries raise
+            is_final = not self._is_remote or isinstance(error, _FINAL)
+            raise Unreadable(_UNREADABLE if is_final else _NO_ANSWER, reason(error)) from error
+
+
 class Reader:
     """Reads pieces of files, which it keeps open; safe to share between threads."""
 
@@ -194,7 +234,7 @@ class Reader:
         try:
             data = self._open(span.address).read(span.size, span.offset)
         except OSError as error:
-            return Unreadable("unreadable shard", reason(error))
+            return Unreadable(_UNREADABLE, reason(error))
         return data if len(data) == span.size else _shorter(span)
 
 
@@ -233,9 +273,9 @@ def _read_remote(spans: Sequence[Span]) -> list[bytes | Unreadable]:
 
 def _checked(span: Span, result: Any) -> bytes | Unreadable:
     if isinstance(result, _FINAL):
-        return Unreadable("unreadable shard", reason(result))
+        return Unreadable(_UNREADABLE, reason(result))
     if isinstance(result, Exception):
-        return Unreadable("store does not answer", reason(result))
+        return Unreadable(_NO_ANSWER, reason(result))
     return bytes(result) if len(result) == span.size else _shorter(span)
 
 

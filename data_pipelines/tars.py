@@ -5,6 +5,9 @@ from collections.abc import Iterator
 from typing import Any
 
 _BLOCK_BYTES = 512
+_READ_BYTES = 2**16  # what a pipe holds
+# What tarfile raises where an archive is damaged.
+_DAMAGE = (tarfile.TarError, ValueError, OverflowError, RecursionError, EOFError)
 
 
 class DamagedTar(Exception):
@@ -43,5 +46,39 @@ def whole_members(file: Any, start: int, end: int) -> Iterator[tarfile.TarInfo]:
         file.seek(tar.offset)
         if file.read(_BLOCK_BYTES) != bytes(_BLOCK_BYTES):
             raise tarfile.ReadError
-    except (tarfile.TarError, ValueError, OverflowError, RecursionError, EOFError) as error:
+    except _DAMAGE as error:
         raise DamagedTar(min(tar.offset, end)) from error
+
+
+def streamed_members(file: Any) -> Iterator[tuple[str, bytes]]:
+    """Reads an archive from its beginning to its end, with nothing but ``file.read``.
+
+    Yields:
+        Name and content of every regular file up to the first that is damaged.
+
+    Raises:
+        tarfile.TarError: it is no uncompressed tar.
+        DamagedTar: after the last whole member.
+    """
+    tar: Any = tarfile.open(fileobj=file, mode="r|", bufsize=_READ_BYTES, tarinfo=_StrictHeader)  # noqa: SIM115
+    try:
+        for member in tar:
+            content = tar.extractfile(member) if member.isreg() and not member.issparse() else None
+            if content:
+                yield member.name, content.read()
+            tar.members.clear()  # or tarfile would keep a header for every member of the shard
+    except _DAMAGE as error:
+        raise DamagedTar(tar.offset) from error
+
+
+class _StrictHeader(tarfile.TarInfo):
+    """A header that must be whole: where one is not, tarfile by itself takes the archive for ended."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> "_StrictHeader":
+        try:
+            return super().frombuf(buf, encoding, errors)
+        except tarfile.HeaderError as error:
+            if bytes(buf) == bytes(_BLOCK_BYTES):
+                raise  # zeros are the end
+            raise tarfile.ReadError(str(error)) from error
