@@ -20,6 +20,20 @@ from lit_het.types import Batch
 Tokenizer = Callable[[list[str]], np.ndarray]
 
 
+def rows_per_process(batch_size: int, process_count: int) -> int:
+    """Returns how many rows of a batch each host makes.
+
+    Raises:
+        UserError: the batch cannot be divided among the hosts.
+    """
+    if batch_size < 1 or batch_size % process_count:
+        raise UserError(
+            f"a batch of {batch_size} cannot be divided among {process_count} processes;"
+            " set --data.batch-size to a multiple of them"
+        )
+    return batch_size // process_count
+
+
 @dataclasses.dataclass(frozen=True)
 class RawSample:
     """A sample as it lies in a shard.
@@ -135,7 +149,9 @@ class BatchMaker:
         texts = [part.member for part in (captions, labels) if part is not None]
         self.members = tuple(dict.fromkeys([views.member, *texts]))
 
-    def make(self, samples: Sequence[RawSample | None], positions: Sequence[int] | None, num_samples: int) -> Batch:
+    def make(
+        self, samples: Sequence[RawSample | None], positions: Sequence[int] | None, num_samples: int | None
+    ) -> Batch:
         """Returns one row for each sample.
 
         Args:

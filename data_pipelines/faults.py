@@ -65,7 +65,22 @@ class FaultLog:
         with self._lock:
             self._num_read += count
 
-    def mask(self, shard: str, key: str, cause: str, reason: str, num_samples: int) -> None:
+    def skip(self, shard: str, cause: str, example: str) -> None:
+        """Counts what a stream passes over.
+
+        Args:
+            shard: its address.
+            cause: the same words for all with this defect.
+            example: what happened here, and the way out.
+
+        Raises:
+            UserError: it is too much of what was read.
+        """
+        with self._lock:
+            self._count(shard, cause, example)
+            self._check_stream(example)
+
+    def mask(self, shard: str, key: str, cause: str, reason: str, num_samples: int | None) -> None:
         """Counts a sample that keeps its place as an invalid row.
 
         Args:
@@ -73,18 +88,32 @@ class FaultLog:
             key: of the sample.
             cause: the same words for all with this defect.
             reason: what happened here.
-            num_samples: in one epoch, of which a broken one counts once.
+            num_samples: in one epoch, of which a broken one counts once; None for a stream, where each time counts.
 
         Raises:
             UserError: there are too many.
         """
         name = f"{shard}: key {key}"
         with self._lock:
-            self.counts[shard, cause] += 1
-            self.examples.setdefault((shard, cause), f"{name}: {reason}")
+            self._count(shard, cause, f"{name}: {reason}")
+            if num_samples is None:
+                self._check_stream(f"{name}: {reason}")
+                return
             self._masked.add((shard, key))
             bad, seen = len(self._masked), min(num_samples, max(self._num_read, _MIN_SAMPLES_FOR_RATE))
         if bad > self._max_bad_fraction * seen:
             raise UserError(
                 f"{name}: {reason}; {bad} bad of {seen} samples: mend them, or allow more with --data.max-bad-fraction"
+            )
+
+    def _count(self, shard: str, cause: str, example: str) -> None:
+        self.counts[shard, cause] += 1
+        self.examples.setdefault((shard, cause), example)
+
+    def _check_stream(self, example: str) -> None:
+        bad = self.counts.total()
+        if bad > self._max_bad_fraction * max(self._num_read, _MIN_SAMPLES_FOR_RATE):
+            raise UserError(
+                f"{example}; {bad} defects in the first {self._num_read} samples of a stream:"
+                " mend them, or allow more with --data.max-bad-fraction"
             )

@@ -20,7 +20,7 @@ import grain
 import numpy as np
 
 from data_pipelines import storage
-from data_pipelines.batches import BatchMaker, Captions, Pictures, RawSample, Tokenizer
+from data_pipelines.batches import BatchMaker, Captions, Pictures, RawSample, Tokenizer, rows_per_process
 from data_pipelines.embeddings import StoredEmbeddings, describe
 from data_pipelines.faults import FaultLog
 from data_pipelines.index import ShardIndex
@@ -55,6 +55,20 @@ class WeightedShards:
 
 
 @dataclasses.dataclass(frozen=True)
+class Streaming:
+    """How a `Stream` reads shards that cannot seek.
+
+    Attributes:
+        shuffle_buffer: samples, undecoded, that the threads of a host hold together and draw from.
+    """
+
+    shuffle_buffer: int = 10_000
+
+    def __post_init__(self) -> None:
+        require_at_least(1, self, "shuffle_buffer")
+
+
+@dataclasses.dataclass(frozen=True)
 class LoaderConfig:
     """Which shards to read and how.
 
@@ -75,6 +89,7 @@ class LoaderConfig:
         prefetch_batches: kept ready.
         max_bad_fraction: part of the samples that may be broken or missing before the run stops.
         embeddings: a folder that ``lit-het embed`` wrote for these shards, to be read in place of pictures.
+        stream: reads shards that cannot seek from end to end, as a `Stream`; None reads at random, as a `Loader`.
     """
 
     shards: tuple[str, ...]
@@ -93,12 +108,17 @@ class LoaderConfig:
     prefetch_batches: int = 4
     max_bad_fraction: float = 0.0
     embeddings: str | None = None
+    stream: Streaming | None = None
 
     def __post_init__(self) -> None:
         require_at_least(0, self, "seed", "threads", "max_bad_fraction")
         require_at_least(1, self, "image_size", "batch_size", "prefetch_batches")
         if self.window is not None:
             require_at_least(1, self, "window")
+        if self.stream is not None:
+            for field in ("mixture", "shuffle", "window", "embeddings"):
+                if getattr(self, field) != getattr(LoaderConfig, field):
+                    raise UserError(f"LoaderConfig: a `stream` has no `{field}`; leave out one of them")
 
     def data_sets(self) -> list[list[str]]:
         """Returns the tar files of each data set, that of ``shards`` first.
@@ -168,6 +188,11 @@ class Loader:
         """Samples in one epoch, over all hosts."""
         return len(self.index)
 
+    @property
+    def digest(self) -> str:
+        """Tells whether two loaders read the same samples."""
+        return self.index.digest
+
     def batches(self, position: int = 0, process_index: int = 0, process_count: int = 1) -> Generator[Batch]:
         """Training batches without end, from any position of the stream.
 
@@ -187,7 +212,7 @@ class Loader:
                 f"the loader cannot start at position {position}; give the samples consumed so far, 0 or more"
             )
         size = self.config.batch_size
-        rows = _rows_per_process(size, process_count)
+        rows = rows_per_process(size, process_count)
         first = position + process_index * rows
 
         def read(number: int) -> Batch:
@@ -215,7 +240,7 @@ class Loader:
             UserError: as ``batches``.
         """
         size = batch_size or self.config.batch_size
-        rows = _rows_per_process(size, process_count)
+        rows = rows_per_process(size, process_count)
         views = max(1, num_crops)
         num_rows = views * self.num_samples
 
@@ -276,12 +301,3 @@ def _order_of_one(config: LoaderConfig, counts: Sequence[int], seed: int) -> Ord
     if config.window is None:
         return Shuffled(sum(counts), seed)
     return WindowShuffled(counts, config.window, seed)
-
-
-def _rows_per_process(batch_size: int, process_count: int) -> int:
-    if batch_size < 1 or batch_size % process_count:
-        raise UserError(
-            f"a batch of {batch_size} cannot be divided among {process_count} processes;"
-            " set --data.batch-size to a multiple of them"
-        )
-    return batch_size // process_count

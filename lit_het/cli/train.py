@@ -17,7 +17,8 @@ from jax.sharding import Mesh
 
 from configs import experiment
 from configs.experiment import ExperimentConfig
-from data_pipelines.loader import Loader
+from data_pipelines.loader import Loader, LoaderConfig
+from data_pipelines.stream import Stream
 from data_pipelines.tokenizers import Tokenizer
 from lit_het import distributed, parameters, sharding
 from lit_het.checkpoints.native import Checkpoints
@@ -98,8 +99,7 @@ def train(config: ExperimentConfig, *, resume: bool = False) -> TrainState:
 
 def _train_on(mesh: Mesh, config: ExperimentConfig, resume: bool) -> TrainState:
     tokenizer = config.tokenizer.build() if config.tokenizer else None
-    with Bar("indexing", sum(map(len, config.data.data_sets())), "shards") as bar:
-        loader = Loader(config.data, tokenizer, bar.advance)
+    loader = _open_data(config.data, tokenizer)
     _check_data(config, loader, tokenizer)
     task = config.task.build()
     optimizer = config.optimizer.build(config.schedule, config.num_steps)
@@ -118,7 +118,7 @@ def _train_on(mesh: Mesh, config: ExperimentConfig, resume: bool) -> TrainState:
             state, info = checkpoints.restore(state)
             position = info["position"]
             # Runs of earlier versions have no digest.
-            if info.get("data_digest", loader.index.digest) != loader.index.digest:
+            if info.get("data_digest", loader.digest) != loader.digest:
                 raise UserError(
                     f"the shards are not those of {config.run_dir}: samples have come, gone or changed; "
                     "restore them, or start another --run-dir"
@@ -128,6 +128,8 @@ def _train_on(mesh: Mesh, config: ExperimentConfig, resume: bool) -> TrainState:
                     f"the locked parameters are not those that {config.run_dir} began with; "
                     "set --pretrained.run to the original run"
                 )
+            if isinstance(loader, Stream):
+                print("lit-het: a stream cannot seek: from here on it draws samples anew", file=sys.stderr)
         _write_run_files(config, tokenizer)
         log = MetricLog(config.run_dir, first_step=int(state.step))
         batches = loader.batches(position, jax.process_index(), jax.process_count())
@@ -140,7 +142,7 @@ def _train_on(mesh: Mesh, config: ExperimentConfig, resume: bool) -> TrainState:
                 num_steps=config.num_steps,
                 cadence=config.cadence,
                 log=log,
-                saver=_Saver(checkpoints, config.data.batch_size, checksum, loader.index.digest),
+                saver=_Saver(checkpoints, config.data.batch_size, checksum, loader.digest),
                 evaluate=_evaluation(config, task, locked, tokenizer),
                 description=config.run_dir.name,
             )
@@ -150,6 +152,13 @@ def _train_on(mesh: Mesh, config: ExperimentConfig, resume: bool) -> TrainState:
     for (shard, cause), count in sorted(loader.faults.counts.items()):
         print(f"lit-het: {shard}: {count} samples left out: {cause}", file=sys.stderr)
     return state
+
+
+def _open_data(config: LoaderConfig, tokenizer: Tokenizer | None) -> Loader | Stream:
+    if config.stream is not None:
+        return Stream(config, tokenizer)
+    with Bar("indexing", sum(map(len, config.data_sets())), "shards") as bar:
+        return Loader(config, tokenizer, bar.advance)
 
 
 def train_unless_done(config: ExperimentConfig) -> None:
@@ -280,7 +289,7 @@ def _check_run_dir(config: ExperimentConfig, resume: bool) -> None:
         )
 
 
-def _check_data(config: ExperimentConfig, loader: Loader, tokenizer: Tokenizer | None) -> None:
+def _check_data(config: ExperimentConfig, loader: Loader | Stream, tokenizer: Tokenizer | None) -> None:
     """Refuses data that does not fit the model, before anything is compiled."""
     task = config.task
     if config.data.image_size != task.image_tower.image_size:
@@ -307,10 +316,10 @@ def _check_data(config: ExperimentConfig, loader: Loader, tokenizer: Tokenizer |
 
 
 def _check_embeddings(
-    config: ExperimentConfig, loader: Loader, task: ContrastiveTask | ClassificationTask, locked: Params
+    config: ExperimentConfig, loader: Loader | Stream, task: ContrastiveTask | ClassificationTask, locked: Params
 ) -> None:
     """Refuses stored embeddings that are not what the image tower would make."""
-    if loader.stored is None:
+    if isinstance(loader, Stream) or loader.stored is None:
         return
     if not isinstance(task, ContrastiveTask):
         raise UserError("a classifier is trained on pictures; leave out --data.embeddings")

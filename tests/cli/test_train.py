@@ -13,6 +13,7 @@ import time
 import pytest
 
 from configs import experiment, quickstart_lit_het_xl
+from data_pipelines.loader import Streaming
 from lit_het import parameters
 from lit_het.checkpoints.native import Checkpoints
 from lit_het.cli import runs
@@ -181,6 +182,23 @@ def test_a_broken_image_is_survived_when_the_user_allows_it(lit_config, tmp_path
     train(dataclasses.replace(lit_config, data=data))
     valid = [record["train/valid"] for record in read_metrics(lit_config.run_dir / "metrics.jsonl")]
     assert min(valid) == lit_config.data.batch_size - 1
+
+
+def test_a_stream_of_a_command_is_trained_on_and_resumed_with_other_draws(capsys, lit_config, tmp_path):
+    address = f"pipe:cat {lit_config.data.shards[0]}/shard-00000{{0..1}}.tar"
+    data = dataclasses.replace(lit_config.data, shards=(address,), stream=Streaming(100))
+    config = dataclasses.replace(lit_config, data=data, num_steps=2)
+    path = write_config_file(config, tmp_path / "stream.py")
+    assert main(["train", "--config", str(path), "--data.stream.shuffle-buffer", "30"]) == 0
+    assert experiment.load(config.run_dir / "config.json").data.stream == Streaming(30)
+    capsys.readouterr()
+    saved = config.run_dir / "config.json"
+    longer = dataclasses.replace(experiment.load(saved), num_steps=4)
+    experiment.save(longer, saved)  # as if the run had been killed half way
+    flags = ["--num-steps", "4", "--data.stream.shuffle-buffer", "30", "--resume"]
+    assert main(["train", "--config", str(path), *flags]) == 0
+    assert "a stream cannot seek: from here on it draws samples anew" in capsys.readouterr().err
+    assert [record["step"] for record in read_metrics(config.run_dir / "metrics.jsonl")] == [1, 2, 3, 4]
 
 
 def test_a_tokenizer_longer_than_the_text_tower_is_refused(capsys, config_file):

@@ -1,0 +1,225 @@
+"""Batches from shards that cannot seek: commands, sockets, stores where only long reads are fast.
+
+There is no index and no epoch. Every worker of every host draws shards with replacement, without end, reads each from
+its beginning to its end, and draws samples from a buffer of its own; worker ``w`` of ``W`` makes the batches ``w``,
+``w + W`` and so on, which are taken in turn. So no host waits for another's shard, all have equally many steps, and
+the batches are a function of (seed, first position, process, number of workers). What a run has read cannot be told
+by one integer: one that is resumed starts anew, with other draws.
+
+What is wrong is counted by shard and cause, as by the `Loader`; a rate is one of the samples read.
+"""
+
+import collections
+import contextlib
+import hashlib
+import itertools
+import random
+import tarfile
+import threading
+from collections.abc import Generator, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from webdataset.filters import shuffle
+
+from data_pipelines import storage
+from data_pipelines.batches import BatchMaker, Captions, Pictures, RawSample, Tokenizer, rows_per_process
+from data_pipelines.faults import FaultLog
+from data_pipelines.index import DAMAGED, EMPTY, NO_TAR, REPEATED
+from data_pipelines.loader import LoaderConfig, Streaming
+from data_pipelines.pipes import Pipe
+from data_pipelines.shards import extensions, key_and_extension
+from data_pipelines.storage import SequentialFile, Unreadable
+from data_pipelines.tars import DamagedTar, streamed_members
+from data_pipelines.transforms import Training
+from lit_het.errors import UserError
+from lit_het.types import Batch
+
+
+class Stream:
+    """Reads batches of NumPy arrays from shards that are read from end to end.
+
+    Args:
+        config: which shards, and how.
+        tokenizer: captions to ids ``[n l]``; None leaves ``Batch.text`` out.
+
+    Attributes:
+        config: as given.
+        num_classes: of the labels, ``k``; None without labels.
+        faults: what was passed over or masked since the stream was built.
+
+    Raises:
+        UserError: no shards; labels that cannot be read.
+    """
+
+    def __init__(self, config: LoaderConfig, tokenizer: Tokenizer | None = None):
+        (self._addresses,) = config.data_sets()
+        self.config = config
+        self.faults = FaultLog(config.max_bad_fraction)
+        labels = config.labels.build(storage.parent(self._addresses[0])) if config.labels else None
+        self.num_classes = labels.num_classes if labels else None
+        pictures = Pictures(Training(config.preprocessing, config.crop, config.augmentations), config.image_size)
+        captions = Captions(config.captions, tokenizer) if tokenizer else None
+        self._maker = BatchMaker(pictures, captions, labels, config.seed, self.faults)
+
+    @property
+    def digest(self) -> str:
+        """Tells whether two streams read shards of the same addresses; what is in them is not known beforehand."""
+        return hashlib.sha256("\n".join(self._addresses).encode()).hexdigest()[:16]
+
+    def batches(self, position: int = 0, process_index: int = 0, process_count: int = 1) -> Generator[Batch]:
+        """Training batches without end; another position gives other draws, not the same ones from there on.
+
+        Args:
+            position: samples that all hosts together have consumed before.
+            process_index: this host's number.
+            process_count: how many hosts share each batch.
+
+        Yields:
+            This host's rows of each global batch, ``[b / process_count, ...]``.
+
+        Raises:
+            UserError: the batch cannot be divided among the hosts; later, no shard can be read, or too much is broken.
+        """
+        config, size = self.config, self.config.batch_size
+        rows = rows_per_process(size, process_count)
+        count = max(1, config.threads)
+        buffer = max(1, (config.stream or Streaming()).shuffle_buffer // count)
+        readers = [
+            _ShardReader(self._addresses, self._maker.members, self.faults, buffer, (config.seed, position, *place))
+            for place in itertools.product([process_index], range(count))
+        ]
+
+        def make(number: int) -> Batch:
+            first = position + number * size + process_index * rows
+            samples = list(itertools.islice(readers[number % count].samples, rows))
+            return self._maker.make(samples, range(first, first + rows), None)
+
+        # One thread for each reader: its batches come in order, and no two threads meet.
+        pools = [ThreadPoolExecutor(1, "stream") for _ in readers]
+        ahead = max(count, config.prefetch_batches) if config.threads else 0
+        waiting: collections.deque[Future[Batch]] = collections.deque()
+        try:
+            for number in itertools.count():
+                waiting.append(pools[number % count].submit(make, number))
+                if len(waiting) > ahead:
+                    yield waiting.popleft().result()
+        finally:
+            for reader in readers:
+                reader.stop()
+            for pool in pools:
+                pool.shutdown(cancel_futures=True)
+            for reader in readers:
+                reader.samples.close()
+
+
+class _Stopped(Exception):
+    """Nobody wants more samples."""
+
+
+class _ShardReader:
+    """The samples of one worker; all but `stop` is for one thread at a time.
+
+    Args:
+        addresses: of the shards.
+        kinds: of members that every sample must have.
+        faults: where defects are counted.
+        buffer: samples to draw from.
+        seed: of all draws.
+
+    Attributes:
+        samples: without end; those that lack a member have the reason in its place.
+    """
+
+    def __init__(
+        self, addresses: Sequence[str], kinds: Sequence[str], faults: FaultLog, buffer: int, seed: tuple[int, ...]
+    ):
+        self._addresses, self._kinds, self._faults = addresses, kinds, faults
+        self._random = random.Random(str(seed))
+        self._lock, self._is_stopped = threading.Lock(), False
+        self._pipe: Pipe | None = None
+        self.samples: Generator[RawSample] = shuffle(buffer, initial=buffer, rng=self._random)(self._in_order())
+
+    def stop(self) -> None:
+        """Makes the thread that reads raise `_Stopped` soon: a command that it waits for is killed."""
+        with self._lock:
+            self._is_stopped = True
+            if self._pipe:
+                self._pipe.kill()
+
+    def _in_order(self) -> Iterator[RawSample]:
+        barren: set[str] = set()  # shards of which the last reading gave nothing
+        while len(barren) < len(self._addresses):
+            address = self._random.choice(self._addresses)
+            barren.add(address)
+            for sample in self._shard(address):
+                barren.discard(address)
+                yield sample
+        example = next(iter(self._faults.examples.values()))
+        raise UserError(f"{example}; none of {len(barren)} shards holds a sample that can be read: check --data.shards")
+
+    def _shard(self, address: str) -> Iterator[RawSample]:
+        keys: set[str] = set()
+        for key, members in itertools.groupby(self._members(address), lambda member: member[0]):
+            if key in keys:
+                self._skip(address, REPEATED, f"key {key} occurs twice; write the shard again with distinct keys")
+                continue
+            keys.add(key)
+            found: dict[str, bytes] = {}
+            for _, extension, content in members:
+                if extension in found:
+                    way_out = "write the shard again with one"
+                    self._skip(address, REPEATED, f"key {key} has two members .{extension}; {way_out}")
+                else:
+                    found[extension] = content
+            yield RawSample(address, key, {kind: _chosen(found, kind) for kind in self._kinds})
+
+    def _members(self, address: str) -> Iterator[tuple[str, str, bytes]]:
+        """Yields key, extension and content; a shard that breaks off is counted and ends."""
+        is_empty = True
+        try:
+            with self._opened(address) as file:
+                for name, content in streamed_members(file):
+                    if self._is_stopped:
+                        raise _Stopped
+                    if names := key_and_extension(name):
+                        is_empty = False
+                        yield *names, content
+            if is_empty:
+                self._skip(address, EMPTY, "holds no samples; remove the shard or write it again")
+        except tarfile.TarError as error:
+            self._skip(address, NO_TAR, f"is no uncompressed tar ({error}); unpack it or write it again")
+        except DamagedTar as error:
+            self._skip(address, DAMAGED, f"is {error}; fetch or write the shard again")
+        except Unreadable as error:
+            self._skip(address, error.cause, str(error))
+
+    @contextlib.contextmanager
+    def _opened(self, address: str) -> Iterator[SequentialFile | Pipe]:
+        if not storage.is_pipe(address):
+            with contextlib.closing(SequentialFile(address)) as file:
+                yield file
+            return
+        with self._lock:
+            if self._is_stopped:
+                raise _Stopped
+            self._pipe = Pipe(address)
+        with contextlib.closing(self._pipe) as pipe:
+            try:
+                yield pipe
+            except (tarfile.TarError, DamagedTar):
+                pipe.check()  # a command that failed explains what is wrong with the tar
+                raise
+            pipe.check()
+
+    def _skip(self, address: str, cause: str, what: str) -> None:
+        if self._is_stopped:
+            raise _Stopped  # a command that was killed is no defect
+        self._faults.skip(address, cause, f"{address}: {what}")
+
+
+def _chosen(found: dict[str, bytes], kind: str) -> bytes | Unreadable:
+    names = extensions(kind)
+    for extension in names:
+        if extension in found:
+            return found[extension]
+    return Unreadable(f"no .{'/'.join(names)}", "add the member or remove the sample")

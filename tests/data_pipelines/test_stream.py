@@ -1,0 +1,293 @@
+"""Shards that cannot seek are read from end to end, and what is wrong with them ends no run in silence."""
+
+import contextlib
+import dataclasses
+import itertools
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import jax
+import numpy as np
+import pytest
+from fsspec.implementations.memory import MemoryFile, MemoryFileSystem
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from configs import experiment
+from data_pipelines import pipes, storage
+from data_pipelines.augment import HorizontalFlip
+from data_pipelines.images import decode
+from data_pipelines.index import DAMAGED, EMPTY, NO_TAR, REPEATED
+from data_pipelines.labels import ClassIndex
+from data_pipelines.loader import Loader, LoaderConfig, Streaming, WeightedShards
+from data_pipelines.shards import expand, write_shards
+from data_pipelines.storage import readable
+from data_pipelines.stream import Stream
+from data_pipelines.transforms import InceptionCrop
+from lit_het.errors import UserError
+from lit_het.types import Batch
+
+NUM_SAMPLES, IMAGE_SIZE = 23, 8
+
+
+def number_tokens(captions: list[str]) -> np.ndarray:
+    """Stands for a tokenizer: the number in "word17", then 99."""
+    return np.array([[int(caption[4:] or 0), 99] for caption in captions], np.int32)
+
+
+def config(*shards: Path | str, **changes: object) -> LoaderConfig:
+    base = LoaderConfig(
+        shards=tuple(map(str, shards)), image_size=IMAGE_SIZE, batch_size=4, threads=0, seed=5, stream=Streaming(8)
+    )
+    return dataclasses.replace(base, **changes)
+
+
+def take(stream: Stream, count: int, *arguments: int) -> Batch:
+    """The first batches of a stream as one."""
+    with contextlib.closing(stream.batches(*arguments)) as batches:
+        return jax.tree.map(lambda *parts: np.concatenate(parts), *itertools.islice(batches, count))
+
+
+def numbers(batch: Batch) -> list[int]:
+    """Of the samples in the valid rows."""
+    return np.asarray(batch.text)[batch.valid, 0].tolist()
+
+
+def read(shards: Path | str, count: int, **changes: object) -> list[int]:
+    return numbers(take(Stream(config(shards, **changes), number_tokens), count))
+
+
+def assert_no_child_is_left():
+    with pytest.raises(ChildProcessError):  # neither running nor a zombie
+        os.waitpid(-1, os.WNOHANG)
+
+
+@pytest.mark.parametrize("threads", [0, 2])
+def test_samples_of_all_shards_come_with_their_own_picture_text_and_label(shards: Path, threads: int):
+    batch = take(Stream(config(shards, labels=ClassIndex(), threads=threads), number_tokens), 60)
+    labels = np.asarray(batch.label)
+    assert batch.valid.all()
+    assert set(labels.tolist()) == set(range(NUM_SAMPLES))
+    np.testing.assert_array_equal(np.asarray(batch.text)[:, 0], labels)
+    loader = Loader(config(shards, stream=None))
+    found = loader.index.read(labels.tolist(), ["image"])
+    pictures = [decode(readable(content), IMAGE_SIZE) for (content,) in found]
+    np.testing.assert_array_equal(np.asarray(batch.image), pictures)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_the_same_seed_gives_the_same_batches(shards: Path, threads: int):
+    random = {"crop": InceptionCrop(), "augmentations": (HorizontalFlip(),)}
+    one, other = (take(Stream(config(shards, threads=threads, **random), number_tokens), 12) for _ in range(2))
+    for part, again in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+        np.testing.assert_array_equal(part, again)
+
+
+def test_another_seed_process_or_place_of_resumption_gives_other_samples(shards: Path):
+    stream = Stream(config(shards, batch_size=8), number_tokens)
+    draws = [numbers(take(stream, 6 // count, *arguments)) for *arguments, count in [(0, 0, 1), (8, 0, 1)]]
+    draws += [numbers(take(stream, 6, 0, process, 2)) for process in range(2)]
+    draws += [read(shards, 6, batch_size=8, seed=6)]
+    assert len(set(map(tuple, draws))) == len(draws)
+    assert [len(draw) for draw in draws] == [48, 48, 24, 24, 48]
+
+
+def test_a_buffer_of_one_sample_keeps_the_order_of_each_shard(shards: Path):
+    found = read(shards, 30, stream=Streaming(1))
+    assert all(after == before + 1 or after % 10 == 0 for before, after in itertools.pairwise(found))
+
+
+def test_a_larger_buffer_mixes_shards(shards: Path):
+    found = read(shards, 30, stream=Streaming(20))
+    assert sum(before // 10 != after // 10 for before, after in itertools.pairwise(found)) > 30
+
+
+def test_commands_are_shards_and_have_braces(shards: Path):
+    address = f"pipe:cat {shards}/shard-00000{{0..2}}.tar"
+    assert expand(address) == [f"pipe:cat {shards}/shard-00000{number}.tar" for number in range(3)]
+    assert set(read(address, 60, threads=2)) == set(range(NUM_SAMPLES))
+    assert_no_child_is_left()
+
+
+def test_backslashes_of_a_command_are_the_shell_s():
+    assert expand(r"pipe:cat my\ shard.tar") == [r"pipe:cat my\ shard.tar"]
+
+
+def test_a_store_is_streamed(shards: Path):
+    store = fsspec.filesystem("memory")
+    for path in shards.glob("*.tar"):
+        store.pipe_file(f"/stream/{path.name}", path.read_bytes())
+    assert read("memory:///stream", 10) == read(shards, 10)
+
+
+def test_a_command_cannot_be_read_at_random(shards: Path):
+    with pytest.raises(UserError, match=r"pipe:cat x: a command cannot seek; read it with `data\.stream`"):
+        Loader(config("pipe:cat x", stream=None))
+
+
+def test_a_command_that_fails_is_counted_with_its_exit_code(shards: Path):
+    failing = f"pipe:cat {shards}/shard-000001.tar; exit 3"
+    stream = Stream(config(shards / "shard-000000.tar", failing, max_bad_fraction=0.5), number_tokens)
+    assert set(numbers(take(stream, 30))) == set(range(20))  # what came before it failed is sound
+    assert stream.faults.counts.keys() == {(failing, "command failed")}
+    assert "exit code 3" in stream.faults.examples[failing, "command failed"]
+    with pytest.raises(UserError, match=r"exit 3: command failed \(exit code 3\); 1 defects in the first \d+ samples"):
+        read(failing, 30)
+    assert_no_child_is_left()
+
+
+def test_a_command_that_says_nothing_is_given_up(shards: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(pipes, "PATIENCE", 0.05)
+    stuck = "pipe:sleep 1000 & sleep 1000"
+    stream = Stream(config(shards / "shard-000000.tar", stuck, max_bad_fraction=0.5), number_tokens)
+    take(stream, 30)
+    assert stream.faults.counts.keys() == {(stuck, "command is stuck")}
+    assert_no_child_is_left()
+
+
+def test_a_command_that_never_ends_after_its_tar_is_ended(shards: Path):
+    assert set(read(f"pipe:cat {shards}/shard-000000.tar; yes", 10)) <= set(range(10))
+    assert_no_child_is_left()
+
+
+@pytest.mark.parametrize("form", ["{}", "pipe:cat {}"])
+def test_every_defect_of_a_shard_is_counted(tmp_path: Path, make_shards: Callable[..., Path], form: str):
+    directory = make_shards(tmp_path, s3={"jpg": b"\xff\xd8\xff\xe0 cut"}, s4={"txt": " "}, s5={"txt": b"\xff"})
+    shard = (directory / "shard-000000.tar").read_bytes()
+    (directory / "cut.tar").write_bytes(shard[: 3 * 1024 + 600])
+    (directory / "cut-between.tar").write_bytes(shard[: shard.index(b"s1.")])
+    (directory / "damaged.tar").write_bytes(shard.replace(b"s2.jpg", b"s2.jqg", 1))  # the checksum is another one
+    (directory / "twice.tar").write_bytes(shard[: shard.index(b"s3.")] + shard)
+    (directory / "text.tar").write_bytes(b"<html>404</html>")
+    (directory / "nothing.tar").write_bytes(b"")
+    (directory / "zeros.tar").write_bytes(bytes(10240))
+    write_shards(directory, [{"__key__": "lonely", "jpg": b"", "cls": 1}], name="y")
+    names = ["shard-000000", "cut", "cut-between", "damaged", "twice", "text", "nothing", "zeros", "y-000000"]
+    addresses = [form.format(directory / f"{name}.tar") for name in names]
+    stream = Stream(config(*addresses, max_bad_fraction=0.9), number_tokens)
+    take(stream, 100)
+    assert {(address.rpartition("/")[2].removesuffix(".tar"), cause) for address, cause in stream.faults.counts} == {
+        ("shard-000000", "damaged JPEG"),
+        ("shard-000000", "empty caption"),
+        ("shard-000000", "text is not UTF-8"),
+        ("cut", DAMAGED),
+        ("cut-between", DAMAGED),
+        ("damaged", DAMAGED),
+        ("damaged", "no .jpg/jpeg/png/webp"),  # of the sample that the damage parts
+        ("twice", REPEATED),
+        ("twice", "damaged JPEG"),
+        ("twice", "empty caption"),
+        ("twice", "text is not UTF-8"),
+        ("text", NO_TAR),
+        ("nothing", NO_TAR),
+        ("zeros", EMPTY),
+        ("y-000000", "no .txt"),
+    }
+
+
+def test_shards_of_which_none_can_be_read_end_the_run(tmp_path: Path):
+    for name in ("a", "b", "c"):
+        (tmp_path / f"{name}.tar").write_bytes(b"no tar")
+    with pytest.raises(UserError, match=r"none of 3 shards holds a sample that can be read: check --data\.shards"):
+        read(tmp_path, 1, max_bad_fraction=1.0, threads=2)
+    with pytest.raises(UserError, match=r"pipe:exit 1: command failed \(exit code 1\); none of 1 shards"):
+        read("pipe:exit 1", 1, max_bad_fraction=1.0)
+
+
+def test_a_shard_that_vanishes_is_counted(tmp_path: Path, make_shards: Callable[..., Path]):
+    stream = Stream(config(make_shards(tmp_path), max_bad_fraction=0.5), number_tokens)
+    (tmp_path / "shard-000001.tar").unlink()
+    assert not set(numbers(take(stream, 20))) & set(range(10, 20))
+    assert stream.faults.causes.keys() == {"unreadable shard"}
+
+
+def test_every_time_that_a_broken_sample_comes_counts(tmp_path: Path, make_shards: Callable[..., Path]):
+    # A rate is taken over 10,000 samples at least; the one that is broken comes 11 times much earlier.
+    directory = make_shards(tmp_path, s7={"jpg": b"<html>"})
+    with pytest.raises(UserError, match=r"11 defects in the first [1-4]\d{2} samples of a stream"):
+        read(directory, 10_000, max_bad_fraction=0.001, batch_size=10)
+
+
+@pytest.mark.parametrize("threads", [0, 2])
+def test_closing_ends_commands_and_threads_at_once(shards: Path, threads: int):
+    before = threading.active_count()
+    # Five samples and a part of the sixth, then nothing: the second batch waits.
+    slow = f"pipe:head -c 17000 {shards}/shard-000000.tar; sleep 1000 | sleep 1000"
+    stream = Stream(config(slow, threads=threads, stream=Streaming(1), prefetch_batches=8), number_tokens)
+    batches = stream.batches()
+    next(batches)
+    began = time.monotonic()
+    batches.close()
+    assert time.monotonic() - began < 2
+    assert threading.active_count() == before
+    assert not stream.faults.counts  # a command that was ended is no defect
+    assert_no_child_is_left()
+
+
+class Stumbling(MemoryFileSystem):
+    """A store that opens files of which the first reads fail."""
+
+    protocol = "stumbling-stream"
+    failures = 0
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return super()._strip_protocol(path.replace("stumbling-stream://", "memory://"))
+
+    def open(self, path: str, mode: str = "rb", *arguments: Any, **options: Any) -> Any:
+        file: Any = super().open(path, mode, *arguments, **options)
+        return StumblingFile(self, path, file.getvalue()) if mode == "rb" else file
+
+
+class StumblingFile(MemoryFile):
+    def read(self, size: int | None = -1) -> bytes:
+        if Stumbling.failures:
+            Stumbling.failures -= 1
+            raise TimeoutError("the store is busy")
+        return super().read(size)
+
+
+def test_a_store_that_stumbles_is_asked_again_and_one_that_is_gone_is_counted(
+    shards: Path, monkeypatch: pytest.MonkeyPatch
+):
+    fsspec.register_implementation("stumbling-stream", Stumbling, clobber=True)
+    monkeypatch.setattr(storage, "BACK_OFF", (0.0, 0.0))
+    monkeypatch.setattr(Stumbling, "failures", 2)
+    content = (shards / "shard-000000.tar").read_bytes()
+    fsspec.filesystem("stumbling-stream").pipe_file("/sound.tar", content)
+    assert set(read("stumbling-stream:///sound.tar", 20)) == set(range(10))
+    assert Stumbling.failures == 0
+    monkeypatch.setattr(Stumbling, "failures", 3)
+    with pytest.raises(UserError, match=r"store does not answer \(the store is busy\)"):
+        read("stumbling-stream:///sound.tar", 1)
+
+
+@settings(max_examples=60, deadline=None)
+@given(place=st.integers(0, 12_000), junk=st.binary(min_size=1, max_size=600), cut=st.integers(0, 30_000))
+def test_no_damage_crashes_or_hangs_a_stream(
+    tmp_path_factory: pytest.TempPathFactory, shards: Path, place: int, junk: bytes, cut: int
+):
+    content = (shards / "shard-000000.tar").read_bytes()
+    damaged = tmp_path_factory.mktemp("damaged") / "x.tar"
+    damaged.write_bytes((content[:place] + junk + content[place + len(junk) :])[:cut])
+    with contextlib.suppress(UserError):
+        take(Stream(config(damaged, max_bad_fraction=1.0), number_tokens), 3)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("mixture", (WeightedShards(("x",)),)), ("window", 3), ("shuffle", False), ("embeddings", "x")]
+)
+def test_what_needs_random_access_is_refused(field: str, value: object):
+    with pytest.raises(UserError, match=f"LoaderConfig: a `stream` has no `{field}`; leave out one of them"):
+        config("x", **{field: value})
+
+
+def test_a_stream_survives_the_configuration_s_form_on_disk():
+    kept = experiment.to_dict(config("x", stream=Streaming(7)))
+    assert kept["stream"] == {"type": "Streaming", "shuffle_buffer": 7}
+    assert experiment.fields(config("x", stream=None))["stream"] is None
