@@ -9,12 +9,15 @@ against simplejpeg's bare decoding (fast DCT, fast upsampling, no resize).
 
 import argparse
 import collections
+import contextlib
+import dataclasses
 import functools
 import importlib.util
 import io
 import itertools
 import os
 import platform
+import shlex
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -29,9 +32,10 @@ from rich.progress import track
 from data_pipelines.augment import HorizontalFlip, StreamRandom
 from data_pipelines.images import Filter
 from data_pipelines.index import ShardIndex
-from data_pipelines.loader import Loader, LoaderConfig
+from data_pipelines.loader import Loader, LoaderConfig, Streaming
 from data_pipelines.shards import IMAGE, expand, write_shards
 from data_pipelines.storage import readable
+from data_pipelines.stream import Stream
 from data_pipelines.tokenizers import SentencePieceTokenizer, train_sentencepiece
 from data_pipelines.transforms import InceptionCrop, Preprocessing, Training
 
@@ -48,6 +52,8 @@ WORDS = (
     ("the sea", "a forest", "the station", "two trees", "an empty road", "the old town", "a field of flowers"),
     ("at dawn", "in winter", "on a rainy day", "photographed in 1998", "with some people", "stock photo", ""),
 )
+
+_AHEAD = 6  # batches
 
 # Called with the numbers of the samples of a chunk.
 Variant = Callable[[Sequence[int]], object]
@@ -67,6 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"of {WIDTH} x {HEIGHT}, {np.mean(sizes) / 1e3:.0f} KB on average ({min(sizes)} to {max(sizes)} bytes)\n")
         _rates(directory, index, tokenizer, options.chunk, options.rounds)
         _threads(directory, tokenizer, options.chunk, options.rounds)
+        _streams(directory, tokenizer, options.chunk, options.rounds)
         _distances(index, min(len(index), options.compared))
 
 
@@ -188,9 +195,9 @@ def _rates(directory: Path, index: ShardIndex, tokenizer: SentencePieceTokenizer
     )
 
 
-def _ratio(seconds: dict[str, list[float]], name: str) -> str:
+def _ratio(seconds: dict[str, list[float]], name: str, other: str = BARE) -> str:
     """Median of the chunks' ratios, and the range of their middle 80 %."""
-    ratios = np.array(seconds[BARE]) / np.maximum(seconds[name], 1e-9)
+    ratios = np.array(seconds[other]) / np.maximum(seconds[name], 1e-9)
     low, middle, high = np.quantile(ratios, [0.1, 0.5, 0.9])
     return f"{middle:.2f} ({low:.2f}-{high:.2f})"
 
@@ -233,6 +240,32 @@ def _threads(directory: Path, tokenizer: SentencePieceTokenizer, batch_size: int
         one, two = (float(pick(seconds[threads])) for threads in (1, 2))
         rows.append((name, f"{1 / one:,.0f}", f"{1 / two:,.0f}", f"{one / two:.2f}"))
     _table(("whole loader, training, fast: pictures a second", "1 thread", "2 threads", "ratio"), rows)
+
+
+def _streams(directory: Path, tokenizer: SentencePieceTokenizer, batch_size: int, rounds: int) -> None:
+    """Rates of streams of files and of commands over that of the loader, with two threads each, in turn."""
+    loader = _loader(directory, tokenizer, batch_size, "fast", threads=2)
+    streaming = dataclasses.replace(loader.config, shuffle=True, stream=Streaming(batch_size))
+    commands = tuple(f"pipe:cat {shlex.quote(address)}" for address in expand(str(directory)))
+    readers: dict[str, Loader | Stream] = {
+        "loader": loader,
+        "stream of files": Stream(streaming, tokenizer),
+        "stream of commands": Stream(dataclasses.replace(streaming, shards=commands), tokenizer),
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in readers}
+    for _ in track(range(10 * rounds), "timing streams", transient=True):
+        for name, reader in readers.items():
+            with contextlib.closing(reader.batches()) as batches:
+                for _ in range(_AHEAD):  # what is read ahead
+                    next(batches)
+                began = time.perf_counter()
+                for _ in range(_AHEAD):
+                    next(batches)
+                seconds[name].append((time.perf_counter() - began) / (_AHEAD * batch_size))
+    _table(
+        ("2 threads, training, fast", "pictures a second", "rate over the loader's"),
+        [(name, f"{1 / np.median(times):,.0f}", _ratio(seconds, name, "loader")) for name, times in seconds.items()],
+    )
 
 
 def _distances(index: ShardIndex, count: int) -> None:
