@@ -21,7 +21,7 @@ from data_pipelines.transforms import Training
 from lit_het import parameters, sharding
 from lit_het.cli import runs
 from lit_het.cli.train import with_flags
-from lit_het.errors import UserError
+from lit_het.errors import UserError, require_at_least
 from lit_het.tasks.classification import ClassificationConfig
 from lit_het.towers.resnet import ResNetConfig
 from lit_het.towers.vit import ViTConfig
@@ -40,18 +40,26 @@ class EmbedOptions:
         shards: whose pictures to embed; empty takes those of the tower's configuration.
         dtype: of the files.
         num_crops: K, random crops of each picture; 0 for the picture as evaluation sees it.
+        part: (I, N): take every N-th shard from the I-th on, as other hosts take the others.
     """
 
     shards: tuple[str, ...] = ()
     dtype: Precision = "float16"
     num_crops: int = 0
+    part: tuple[int, int] = (0, 1)
+
+    def __post_init__(self) -> None:
+        number, count = self.part
+        if not 0 <= number < count:
+            raise UserError(f"--part {number}/{count} is none: N hosts take the parts 0/N to N-1/N")
+        require_at_least(0, self, "num_crops")
 
 
 def embed(source: Path, output: str, options: EmbedOptions, flags: Sequence[str] = ()) -> None:
     """Writes the embeddings of all pictures; a command that was stopped goes on with the shards that are missing.
 
-    Each host embeds shards of its own on its own devices: nothing is sent between hosts, and any number of them may
-    take up what others have left.
+    Each host embeds shards of its own on its own devices: they need not know of one another, and any number of them
+    may take up what others have left.
 
     Args:
         source: a run, or the configuration file of the run that is to be trained on the embeddings.
@@ -84,15 +92,18 @@ def embed(source: Path, output: str, options: EmbedOptions, flags: Sequence[str]
         seed=data.seed,
     )
     folder = EmbeddingFolder(output, recipe)
-    missing = []
+    number, count = options.part
+    mine, there = [], 0
+    addresses = addresses[number::count]
     with Bar("indexing", len(addresses), "shards") as bar:
         for address in addresses:
-            if not folder.has(index_shard(address)):
-                missing.append(address)
+            if folder.has(index_shard(address)):
+                there += 1
+            else:
+                mine.append(address)
             bar.advance(1)
-    mine = missing[jax.process_index() :: jax.process_count()]
-    if len(missing) < len(addresses):
-        _say(f"{len(addresses) - len(missing)} of {len(addresses)} shards have their embeddings in {output} already")
+    if there:
+        _say(f"{there} of {len(addresses)} shards have their embeddings in {output} already")
     if not mine:
         return
     loader = Loader(dataclasses.replace(data, shards=tuple(mine), mixture=()))

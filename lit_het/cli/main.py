@@ -71,7 +71,7 @@ def _parser() -> argparse.ArgumentParser:
         "embed",
         allow_abbrev=False,
         help="compute the embeddings of a locked image tower once, to train on them",
-        usage="lit-het embed --tower RUN|FILE --output DIR [--data SHARDS ...] [--dtype TYPE] [--crops K] "
+        usage="lit-het embed --tower RUN|FILE --output DIR [--data SHARDS ...] [--dtype TYPE] [--crops K] [--part I/N] "
         "[--any.field.of-the-configuration VALUE ...]",
         description="Embeds every picture of the shards, as the tower sees it in evaluation, into one file a shard. "
         "Then --data.embeddings DIR lets 'lit-het train' read them in place of pictures, and --embeddings DIR "
@@ -95,6 +95,9 @@ def _parser() -> argparse.ArgumentParser:
         default=0,
         metavar="K",
         help="store K random views of each picture, by `crop` and `augmentations` of the configuration (none)",
+    )
+    embedding.add_argument(
+        "--part", default="0/1", metavar="I/N", help="this host's part of the shards, where N hosts run the command"
     )
     embedding.add_argument(
         "-h", "--help", action="store_true", help="this text; with --tower and --output every field as well"
@@ -324,7 +327,12 @@ def _embed(options: argparse.Namespace, flags: list[str]) -> None:
         raise UserError("embed needs --tower RUN|FILE and --output DIR, see lit-het embed --help")
     from lit_het.cli.embed import EmbedOptions, embed
 
-    embed(options.tower, options.output, EmbedOptions(tuple(options.data), options.dtype, options.crops), flags)
+    try:
+        number, count = map(int, options.part.split("/"))
+    except ValueError as error:
+        raise UserError(f"--part {options.part} is no part; two hosts take 0/2 and 1/2") from error
+    how = EmbedOptions(tuple(options.data), options.dtype, options.crops, (number, count))
+    embed(options.tower, options.output, how, flags)
 
 
 def _zero_shot(options: argparse.Namespace, _: list[str]) -> None:

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -121,7 +122,7 @@ def test_a_broken_picture_has_no_embedding_and_is_counted(trained_lit, data, tmp
     assert "1 pictures without embeddings: no picture" in capsys.readouterr().err
 
 
-def test_a_killed_command_goes_on_with_the_shards_that_are_missing(trained_lit, data, tmp_path):
+def test_a_killed_command_goes_on_with_the_shards_that_are_missing_on_two_hosts(trained_lit, data, tmp_path):
     environment = {**os.environ, "XLA_FLAGS": ""}
     command = [sys.executable, "-m", "lit_het.cli.main", "embed", "--tower", str(trained_lit.run_dir), "--output"]
     shards = tmp_path / "many"
@@ -139,8 +140,13 @@ def test_a_killed_command_goes_on_with_the_shards_that_are_missing(trained_lit, 
     process.communicate()
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "e").glob("*.safetensors")}
     assert 3 <= len(before) < 200, "the kill came too late to show anything"
-    again = subprocess.run(command, env=environment, check=True, capture_output=True)
-    assert f"{len(before)} of 200 shards have their embeddings" in again.stderr.decode()
+    halves = [
+        subprocess.Popen([*command, "--part", f"{part}/2"], env=environment, stderr=subprocess.PIPE) for part in (0, 1)
+    ]
+    messages = "".join(half.communicate()[1].decode() for half in halves)
+    assert [half.returncode for half in halves] == [0, 0], messages
+    there = re.findall(r"(\d+) of 100 shards have their embeddings", messages)
+    assert sum(map(int, there)) == len(before)
     after = {path: path.stat().st_mtime_ns for path in (tmp_path / "e").glob("*.safetensors")}
     assert len(after) == 200
     assert before.items() <= after.items()
@@ -175,6 +181,11 @@ def test_crops_without_anything_random_are_refused(capsys, config_file, tmp_path
 def test_the_tower_of_a_run_cannot_be_changed_by_flags(capsys, trained_lit, tmp_path):
     flags = ["--output", tmp_path / "e", "--task.image-tower.members", "concatenated"]
     assert "is what it is" in refusal(capsys, "embed", "--tower", trained_lit.run_dir, *flags)
+
+
+@pytest.mark.parametrize("part", ["2/2", "-1/2", "0/0", "half"])
+def test_a_part_that_there_is_not_is_refused(capsys, config_file, tmp_path, part):
+    assert part in refusal(capsys, "embed", "--tower", config_file, "--output", tmp_path / "e", f"--part={part}")
 
 
 def test_a_command_without_a_tower_says_what_is_missing(capsys):
