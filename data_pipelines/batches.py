@@ -160,7 +160,7 @@ class BatchMaker:
             num_samples: in one epoch, as for `FaultLog.mask`.
 
         Raises:
-            UserError: more samples are broken than may be, or a label is none.
+            UserError: more samples are broken than may be.
         """
         count = len(samples)
         rows, valid, captions = self._views.zeros(count), np.zeros(count, bool), [""] * count
@@ -177,22 +177,15 @@ class BatchMaker:
                 texts = {member: _text(content) for member, content in members.items() if member != self._views.member}
                 if self._captions:
                     captions[row] = self._captions.read(texts[self._captions.member])
+                if label is not None and self._labels:
+                    label[row] = self._labels.encode(texts[self._labels.member])
             except (BrokenImage, Unreadable) as error:
                 self._faults.mask(sample.shard, sample.key, error.cause, str(error), num_samples)
                 continue
-            if label is not None and self._labels:
-                label[row] = _encode_label(sample, self._labels, texts[self._labels.member])
             rows[row], valid[row] = view, True
         text = self._captions.tokenize(captions, valid) if self._captions else None
         views: dict[str, Any] = {self._views.field: rows}
         return Batch(valid=valid, text=text, label=label, **views)
-
-
-def _encode_label(sample: RawSample, labels: Labels, text: str) -> Any:
-    try:
-        return labels.encode(text)
-    except UserError as error:
-        raise UserError(f"{sample.shard}: key {sample.key}: {error}") from error
 
 
 def _text(content: bytes) -> str:

@@ -7,6 +7,7 @@ from typing import Protocol, TypeAlias, runtime_checkable
 import numpy as np
 
 from data_pipelines import storage
+from data_pipelines.storage import Unreadable
 from lit_het.errors import UserError
 
 
@@ -30,7 +31,7 @@ class Labels(Protocol):
         """One label, to be put into a row of ``zeros``.
 
         Raises:
-            UserError: the content is no label of this vocabulary; the message does not know the sample.
+            Unreadable: the content is no label of this vocabulary.
         """
         ...
 
@@ -40,14 +41,15 @@ class ClassIndex:
     """Labels that are class indices in the member ``.cls``.
 
     Attributes:
-        names: a file with one class name a line; None means ``classnames.txt`` beside the shards.
+        names: a file with one class name a line; None means ``classnames.txt`` in the folder of the shards or the one
+            above.
     """
 
     names: Path | None = None
 
     def build(self, directory: str) -> Labels:
         """Reads the names; ``directory`` is where the shards lie."""
-        path = str(self.names or f"{directory}/classnames.txt")
+        path = str(self.names or _near(directory, "classnames.txt"))
         return ClassIndexLabels(path, len(read_lines(path)))
 
 
@@ -65,8 +67,7 @@ class CaptionWords:
 
     def build(self, directory: str) -> Labels:
         """Reads the vocabulary; ``directory`` is where the shards lie."""
-        near, above = f"{directory}/words.txt", f"{storage.parent(directory)}/words.txt"
-        path = str(self.vocabulary or (above if not storage.exists(near) and storage.exists(above) else near))
+        path = str(self.vocabulary or _near(directory, "words.txt"))
         return CaptionWordsLabels(path, read_lines(path))
 
 
@@ -89,9 +90,8 @@ class ClassIndexLabels:
     def encode(self, content: str) -> int:
         """The class index."""
         if not content.strip().isdecimal() or int(content) >= self.num_classes:
-            raise UserError(
-                f"label {content!r} is no index below {self.num_classes}; make {self._path} and the shards agree"
-            )
+            detail = f"{content!r} is no index below {self.num_classes}; make {self._path} and the shards agree"
+            raise Unreadable("label is no class", detail)
         return int(content)
 
 
@@ -117,8 +117,15 @@ class CaptionWordsLabels:
         try:
             label[[self._columns[word] for word in words_of(content)]] = 1
         except KeyError as error:
-            raise UserError(f"word {error} is not in {self._path}; make the vocabulary from these captions") from error
+            detail = f"{error} is not in {self._path}; make the vocabulary from these captions"
+            raise Unreadable("unknown word", detail) from error
         return label
+
+
+def _near(directory: str, name: str) -> str:
+    """Returns the file in a folder, or in the one above where that alone has it."""
+    near, above = f"{directory}/{name}", f"{storage.parent(directory)}/{name}"
+    return above if not storage.exists(near) and storage.exists(above) else near
 
 
 def words_of(caption: str) -> list[str]:

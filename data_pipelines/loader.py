@@ -205,7 +205,7 @@ class Loader:
             This host's rows of each global batch, ``[b / process_count, ...]``.
 
         Raises:
-            UserError: the batch cannot be divided among the hosts; later, a sample cannot be read or labelled.
+            UserError: the batch cannot be divided among the hosts; later, too many samples cannot be read or labelled.
         """
         if position < 0:
             raise UserError(

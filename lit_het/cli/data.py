@@ -13,6 +13,7 @@ from typing import Literal
 import numpy as np
 
 from data_pipelines.index import summarize
+from data_pipelines.labels import ClassIndex
 from data_pipelines.loader import Loader, LoaderConfig
 from data_pipelines.prepare.cifar import read_cifar10, read_cifar100
 from data_pipelines.prepare.dataset import DataSet, Split
@@ -100,7 +101,13 @@ def index(shards: Sequence[str], workers: int, *, checksum: bool = False) -> Non
 
 
 def check(
-    shards: Sequence[str], workers: int, captions: str | None, *, checksum: bool = False, output: Path | None = None
+    shards: Sequence[str],
+    workers: int,
+    captions: str | None,
+    *,
+    labels: ClassIndex | None = None,
+    checksum: bool = False,
+    output: Path | None = None,
 ) -> None:
     """Reads every sample as training would and prints what is broken, by shard and cause.
 
@@ -108,7 +115,13 @@ def check(
         UserError: something is, after the table.
     """
     config = LoaderConfig(
-        tuple(shards), image_size=32, batch_size=64, captions=captions or "txt", threads=workers, max_bad_fraction=1.0
+        tuple(shards),
+        image_size=32,
+        batch_size=64,
+        labels=labels,
+        captions=captions or "txt",
+        threads=workers,
+        max_bad_fraction=1.0,
     )
     # Any tokenizer makes the loader read captions.
     tokenizer = (lambda texts: np.zeros((len(texts), 1), np.int32)) if captions else None

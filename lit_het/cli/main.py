@@ -218,6 +218,14 @@ def _add_data(data: argparse.ArgumentParser) -> None:
     check.add_argument(
         "--captions", metavar="MEMBER", help="that samples must have, such as txt or json/caption; none by default"
     )
+    check.add_argument(
+        "--labels",
+        type=Path,
+        nargs="?",
+        const=Path(),
+        metavar="FILE",
+        help="samples must have a .cls that indexes the names in FILE, classnames.txt beside the shards by default",
+    )
     check.add_argument("--output", type=Path, metavar="FILE", help="also write the table as JSON")
     index.set_defaults(command=_index, name="data index")
     check.set_defaults(command=_check, name="data check")
@@ -357,9 +365,17 @@ def _index(options: argparse.Namespace, _: list[str]) -> None:
 
 
 def _check(options: argparse.Namespace, _: list[str]) -> None:
+    from data_pipelines.labels import ClassIndex
     from lit_het.cli.data import check
 
-    check(options.shards, options.workers, options.captions, checksum=options.checksum, output=options.output)
+    check(
+        options.shards,
+        options.workers,
+        options.captions,
+        labels=None if options.labels is None else ClassIndex(options.labels if options.labels.name else None),
+        checksum=options.checksum,
+        output=options.output,
+    )
 
 
 def _prepare(options: argparse.Namespace, _: list[str]) -> None:

@@ -125,6 +125,11 @@ def test_checking_lists_what_is_broken_and_has_an_exit_code(shards, tmp_path, ca
     assert "all 12 samples can be used" in capsys.readouterr().err
     assert main([*check, "--captions", "txt"]) == 1  # pets have none
     assert "has no .txt" in capsys.readouterr().err.splitlines()[-1]
+    assert main([*check, "--labels"]) == 0
+    few = tmp_path / "few.txt"
+    few.write_text("one class\n")
+    assert main([*check, "--labels", str(few)]) == 1
+    assert "label is no class" in capsys.readouterr().out
 
     assert main(["data", "index", str(shards), "--checksum"]) == 0
     assert main([*check, "--checksum"]) == 0

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from data_pipelines.labels import CaptionWords, ClassIndex
+from data_pipelines.storage import Unreadable
 from lit_het.errors import UserError
 
 
@@ -18,7 +19,7 @@ def test_class_indices_count_the_names_beside_the_shards(tmp_path: Path):
 @pytest.mark.parametrize("content", ["2", "-1", "cat", "", "1.0"])
 def test_a_class_without_a_name_is_an_error(tmp_path: Path, content: str):
     (tmp_path / "names.txt").write_text("cat\ndog\n")
-    with pytest.raises(UserError, match=r"is no index below 2; make .*names\.txt and the shards agree"):
+    with pytest.raises(Unreadable, match=r"is no index below 2; make .*names\.txt and the shards agree"):
         ClassIndex(tmp_path / "names.txt").build("elsewhere").encode(content)
 
 
@@ -34,7 +35,7 @@ def test_words_of_a_caption_are_marked_once_each_and_hyphens_stay(tmp_path: Path
 
 def test_a_word_that_is_not_in_the_vocabulary_is_named(tmp_path: Path):
     (tmp_path / "words.txt").write_text("a\nb\n")
-    with pytest.raises(UserError, match=r"word 'c' is not in .*words\.txt"):
+    with pytest.raises(Unreadable, match=r"unknown word \('c' is not in .*words\.txt"):
         CaptionWords(tmp_path / "words.txt").build(str(tmp_path)).encode("a c")
 
 
