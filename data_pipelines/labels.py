@@ -1,13 +1,14 @@
 """What a sample is labelled with: the class in its ``.cls`` member, or the words of its caption."""
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
 from data_pipelines import storage
-from data_pipelines.storage import Unreadable
+from data_pipelines.storage import Unreadable, read_lines
 from lit_het.errors import UserError
 
 
@@ -100,7 +101,7 @@ class CaptionWordsLabels:
 
     member = "txt"
 
-    def __init__(self, path: str, words: list[str]):
+    def __init__(self, path: str, words: Sequence[str]):
         self._path = path
         self._columns = {word: column for column, word in enumerate(words)}
         self.num_classes = len(words)
@@ -131,18 +132,3 @@ def _near(directory: str, name: str) -> str:
 def words_of(caption: str) -> list[str]:
     """The words of a caption: what white space separates, in lower case."""
     return caption.lower().split()
-
-
-def read_lines(path: Path | str) -> list[str]:
-    """The lines of a UTF-8 file, such as ``classnames.txt``, here or in a store.
-
-    Raises:
-        UserError: the file cannot be read or is empty.
-    """
-    try:
-        lines = storage.read_whole(str(path)).decode("utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: cannot be read ({error}); check the path") from error
-    if not lines:
-        raise UserError(f"{path}: is empty; it needs one name a line")
-    return lines

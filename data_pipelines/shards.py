@@ -16,7 +16,6 @@ from braceexpand import braceexpand
 from webdataset.writer import TarWriter
 
 from data_pipelines import storage
-from data_pipelines.labels import read_lines
 from lit_het.errors import UserError
 
 IMAGE = "image"
@@ -120,7 +119,7 @@ def expand(patterns: Path | str | Iterable[Path | str]) -> list[str]:
 
 def _expand_one(pattern: str) -> list[str]:
     if Path(pattern).is_file():  # before the braces: a file may carry them in its name
-        return expand(read_lines(Path(pattern))) if pattern.endswith(".txt") else [pattern]
+        return expand(storage.read_lines(pattern)) if pattern.endswith(".txt") else [pattern]
     is_pipe = storage.is_pipe(pattern)
     try:
         alternatives = list(braceexpand(pattern, escape=not is_pipe))  # backslashes of a command are the shell's

@@ -124,6 +124,26 @@ def read_whole(address: str) -> bytes:
     return retried(lambda: files.cat_file(path))
 
 
+def read_lines(address: str) -> tuple[str, ...]:
+    """Returns the lines of a UTF-8 file such as ``classnames.txt``, without surrounding blanks.
+
+    Raises:
+        UserError: the file is missing, empty, not UTF-8, or holds an empty line before its end.
+    """
+    try:
+        text = read_whole(address).decode("utf-8-sig")
+    except OSError as error:
+        raise UserError(f"{address}: cannot be read ({reason(error)}); check the path") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"{address}: not UTF-8 text; save it as UTF-8, one entry a line") from error
+    # Not str.splitlines, which also splits at characters that may stand in a name (U+0085, U+2028).
+    lines = tuple(line.strip() for line in text.rstrip().split("\n"))
+    if "" in lines:
+        what = "the file is empty" if len(lines) == 1 else f"line {lines.index('') + 1} is empty"
+        raise UserError(f"{address}: {what}; write one entry a line")
+    return lines
+
+
 def write(address: str, content: bytes) -> None:
     """Writes a small file that is never seen half written.
 

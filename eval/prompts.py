@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from data_pipelines.storage import read_lines
 from lit_het.errors import UserError
 
 CLASS_NAMES_FILE = "classnames.txt"
@@ -17,7 +18,7 @@ def read_classnames(directory: str | Path) -> tuple[str, ...]:
     Raises:
         UserError: the file is missing, empty, not UTF-8, or has an empty line (labels would shift).
     """
-    return read_lines(Path(directory) / CLASS_NAMES_FILE)
+    return read_lines(f"{directory}/{CLASS_NAMES_FILE}")
 
 
 def read_templates(directory: str | Path) -> tuple[str, ...]:
@@ -26,9 +27,9 @@ def read_templates(directory: str | Path) -> tuple[str, ...]:
     Raises:
         UserError: the file is missing, empty, not UTF-8, or a line lacks the placeholder ``{c}``.
     """
-    path = Path(directory) / TEMPLATES_FILE
+    path = f"{directory}/{TEMPLATES_FILE}"
     templates = read_lines(path)
-    check_templates(templates, str(path))
+    check_templates(templates, path)
     return templates
 
 
@@ -49,23 +50,3 @@ def fill_template(template: str, name: str) -> str:
     """The caption of a class: the template with the class name in place of ``{c}``."""
     # Not str.format: names such as "set {a, b}" and templates with other braces are legitimate.
     return template.replace(PLACEHOLDER, name)
-
-
-def read_lines(path: Path) -> tuple[str, ...]:
-    """Lines of a UTF-8 file, without surrounding blanks.
-
-    Raises:
-        UserError: the file is missing, empty, not UTF-8, or holds an empty line before its end.
-    """
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
-        raise UserError(f"{path}: no such file; a clip_benchmark folder holds it beside the splits") from None
-    except UnicodeDecodeError:
-        raise UserError(f"{path}: not UTF-8 text; save it as UTF-8, one entry a line") from None
-    # Not str.splitlines, which also splits at characters that may stand in a name (U+0085, U+2028).
-    lines = tuple(line.strip() for line in text.rstrip().split("\n"))
-    if "" in lines:
-        what = "the file is empty" if len(lines) == 1 else f"line {lines.index('') + 1} is empty"
-        raise UserError(f"{path}: {what}; write one entry a line")
-    return lines

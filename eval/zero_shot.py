@@ -15,6 +15,7 @@ from jaxtyping import Float, Int
 
 from data_pipelines.labels import ClassIndex
 from data_pipelines.loader import LoaderConfig
+from data_pipelines.storage import read_lines
 from data_pipelines.transforms import Preprocessing
 from eval.calibration import check_labels
 from eval.prompts import (
@@ -24,7 +25,6 @@ from eval.prompts import (
     check_templates,
     fill_template,
     read_classnames,
-    read_lines,
     read_templates,
 )
 from eval.ranking import EmbeddedImages, ZeroShotResult, join, metrics, score
@@ -285,7 +285,7 @@ class ZeroShotConfig:
         return ZeroShotClassification(
             name=self.name,
             batches=batches,
-            class_names=label_names if self.candidates is None else read_lines(self.candidates),
+            class_names=label_names if self.candidates is None else read_lines(str(self.candidates)),
             templates=templates,
             # Without other candidates labels are used as they are: two classes may then share a name.
             label_names=None if self.candidates is None else label_names,

@@ -16,8 +16,9 @@ from rich.console import Console
 from configs import quickstart_lit_deterministic, quickstart_lit_het_xl, quickstart_upstream
 from configs.experiment import ExperimentConfig
 from data_pipelines.glyphs import FACES, write_glyph_shards
-from data_pipelines.labels import ClassIndex, read_lines
+from data_pipelines.labels import ClassIndex
 from data_pipelines.loader import LoaderConfig
+from data_pipelines.storage import read_lines
 from data_pipelines.tokenizers import train_sentencepiece
 from eval import ambiguity, ranking, zero_shot
 from eval.ambiguity import GroupErrors, RankTest
@@ -110,7 +111,7 @@ def quickstart(run_dir: Path, seed: int) -> None:
     with clock.stage("data"):
         write_data(run_dir / "data", seed)
     upstream = quickstart_upstream.get_config(run_dir)
-    num_words = len(read_lines(run_dir / "data" / "words.txt"))
+    num_words = len(read_lines(str(run_dir / "data" / "words.txt")))
     upstream = dataclasses.replace(upstream, task=dataclasses.replace(upstream.task, num_classes=num_words))
     deterministic = quickstart_lit_deterministic.get_config(run_dir)
     het_xl = quickstart_lit_het_xl.get_config(run_dir)
@@ -215,7 +216,7 @@ def write_data(directory: Path, seed: int) -> None:
     shutil.rmtree(partial, ignore_errors=True)
     with Bar("drawing characters", len(FACES) + 3, "steps") as bar:
         write_glyph_shards(quickstart_upstream.glyphs(seed), partial, bar.advance)
-    names = read_lines(partial / "train" / "classnames.txt")
+    names = read_lines(str(partial / "train" / "classnames.txt"))
     size = quickstart_lit_deterministic.VOCABULARY_SIZE
     (partial / "tokenizer.model").write_bytes(train_sentencepiece(names, vocabulary_size=size, model_type="bpe"))
     partial.rename(directory)
@@ -227,14 +228,14 @@ def _with_seed(config: ExperimentConfig, seed: int) -> ExperimentConfig:
 
 def read_evaluation(directory: Path, trained_on: LoaderConfig) -> GlyphEvaluation:
     """Reads names, look-alikes and both held-out sets into memory, pictures as the model was trained on them."""
-    names = tuple(read_lines(directory / "names.txt"))
+    names = read_lines(str(directory / "names.txt"))
     first_of_shape = json.loads((directory / "homoglyphs.json").read_text("utf-8"))
     shapes = [first_of_shape[name] for name in names]
     pictures = {}
     for name in (FACE, CHARACTERS):
         shards, image_size = (str(directory / name),), trained_on.image_size
         loader = LoaderConfig(shards, image_size, labels=ClassIndex(), preprocessing=trained_on.preprocessing).build()
-        label_names = read_lines(directory / name / "classnames.txt")
+        label_names = read_lines(str(directory / name / "classnames.txt"))
         images, labels = [], []
         for batch in loader.epoch():
             assert batch.image is not None
@@ -243,7 +244,7 @@ def read_evaluation(directory: Path, trained_on: LoaderConfig) -> GlyphEvaluatio
             labels.append(batch.label[batch.valid])
         positions = zero_shot.positions_of_names(np.concatenate(labels), label_names, names)
         pictures[name] = Pictures(np.concatenate(images), positions)
-    held_out_names = tuple(read_lines(directory / CHARACTERS / "classnames.txt"))
+    held_out_names = read_lines(str(directory / CHARACTERS / "classnames.txt"))
     alone = set(held_out_names)
     return GlyphEvaluation(
         names=names,

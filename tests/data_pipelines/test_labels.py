@@ -43,7 +43,7 @@ def test_a_vocabulary_that_is_missing_empty_or_repeats_a_word_is_refused(tmp_pat
     with pytest.raises(UserError, match=r"words\.txt: cannot be read"):
         CaptionWords().build(str(tmp_path))
     (tmp_path / "words.txt").write_text("")
-    with pytest.raises(UserError, match=r"words\.txt: is empty"):
+    with pytest.raises(UserError, match=r"words\.txt: the file is empty"):
         CaptionWords().build(str(tmp_path))
     (tmp_path / "words.txt").write_text("a\nb\na\n")
     with pytest.raises(UserError, match="stands in it twice"):

@@ -38,7 +38,7 @@ def test_an_empty_line_that_would_shift_labels_is_an_error(tmp_path: Path, conte
 
 
 def test_a_missing_file_is_named(tmp_path: Path):
-    with pytest.raises(UserError, match=r"classnames\.txt: no such file"):
+    with pytest.raises(UserError, match=r"classnames\.txt: cannot be read \(No such file"):
         read_classnames(tmp_path / "nowhere")
 
 

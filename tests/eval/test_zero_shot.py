@@ -238,7 +238,7 @@ def test_a_class_missing_or_doubled_among_the_candidates_is_named():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"image": None}, "no images"),
+        ({"image": None}, "neither images nor"),
         ({"label": None}, "no class indices"),
         ({"label": np.zeros((4, 7), np.float32)}, "no class indices"),
         ({"valid": np.zeros(4, bool)}, "no valid image"),

@@ -1,0 +1,163 @@
+"""The arguments of ``lit-het data`` and its actions."""
+
+import argparse
+import dataclasses
+import os
+from pathlib import Path
+from typing import Any
+
+# Imports of NumPy and its friends wait until an action runs, as in main.py.
+
+
+def add_to(data: argparse.ArgumentParser) -> None:
+    """Adds the actions of ``lit-het data`` to its parser."""
+    actions = data.add_subparsers(required=True, metavar="ACTION")
+    index = actions.add_parser(
+        "index",
+        allow_abbrev=False,
+        help="scan shards once, so that training begins at once",
+        description="Reads the headers of shards that have no index yet, or have changed, and keeps what lies where "
+        "beside them (or in the user's cache, where their folder cannot be written to). May be stopped and run again.",
+    )
+    check = actions.add_parser(
+        "check",
+        allow_abbrev=False,
+        help="read every sample as training would, and list what is broken",
+        description="Decodes every picture and caption, and counts what cannot be used by shard and cause. The exit "
+        "code is 1 if there is anything.",
+    )
+    for parser in (index, check):
+        parser.add_argument(
+            "shards", nargs="+", metavar="SHARDS", help="tar files, folders, globs, patterns {000..099}.tar, lists .txt"
+        )
+        parser.add_argument(
+            "--workers", type=int, default=os.cpu_count() or 1, metavar="N", help="default: %(default)s"
+        )
+        parser.add_argument(
+            "--checksum",
+            action="store_true",
+            help="also hash every shard: index keeps SHARD.sha256, check compares",
+        )
+    check.add_argument(
+        "--captions", metavar="MEMBER", help="that samples must have, such as txt or json/caption; none by default"
+    )
+    check.add_argument(
+        "--labels",
+        type=Path,
+        nargs="?",
+        const=Path(),
+        metavar="FILE",
+        help="samples must have a .cls that indexes the names in FILE, classnames.txt beside the shards by default",
+    )
+    check.add_argument("--output", type=Path, metavar="FILE", help="also write the table as JSON")
+    index.set_defaults(command=_index, name="data index")
+    check.set_defaults(command=_check, name="data check")
+    prepare = actions.add_parser(
+        "prepare",
+        allow_abbrev=False,
+        help="write shards of a published data set, with class names and prompts",
+        description="Writes SOURCE as webdataset shards in clip_benchmark's layout: OUTPUT/SPLIT/0.tar and so on, "
+        "OUTPUT/classnames.txt, OUTPUT/zeroshot_classification_templates.txt. Pictures stay the bytes that they are. "
+        "The same command goes on where it was stopped.",
+    )
+    kinds = prepare.add_subparsers(required=True, metavar="KIND", dest="kind")
+
+    def add(kind: str, help: str, source: str) -> argparse.ArgumentParser:
+        parser = kinds.add_parser(kind, allow_abbrev=False, help=help, description=f"Writes shards of {help}.")
+        parser.add_argument("source", type=Path, metavar="SOURCE", help=source)
+        parser.add_argument("output", type=Path, metavar="OUTPUT", help="the folder to write")
+        parser.add_argument(
+            "--split", metavar="NAME", help="this split alone; where SOURCE names none, what to call it (train)"
+        )
+        parser.add_argument(
+            "--samples-per-shard", type=int, default=10_000, metavar="N", help="at most; default: %(default)s"
+        )
+        parser.add_argument(
+            "--workers",
+            type=int,
+            default=min(os.cpu_count() or 1, 8),
+            metavar="N",
+            help="shards at a time; default: %(default)s",
+        )
+        parser.add_argument("--check-pictures", action="store_true", help="decode every picture, not its header alone")
+        parser.add_argument("--skip-broken", action="store_true", help="leave out pictures that cannot be read")
+        parser.set_defaults(command=_prepare, name=f"data prepare {kind}")
+        return parser
+
+    def add_any_order(kind: str, help: str, source: str) -> argparse.ArgumentParser:
+        parser = add(kind, help, source)
+        parser.add_argument("--shuffle", action="store_true", help="in random order, for readers that cannot shuffle")
+        return parser
+
+    add_any_order(
+        "cifar10", "CIFAR-10, as its site offers it for Python", "cifar-10-python.tar.gz, or the folder in it"
+    )
+    cifar100 = add_any_order(
+        "cifar100", "CIFAR-100, as its site offers it for Python", "cifar-100-python.tar.gz, or the folder in it"
+    )
+    cifar100.add_argument("--labels", choices=("fine", "coarse"), default="fine", help="100 classes (default) or 20")
+    add_any_order(
+        "pets",
+        "Oxford-IIIT Pet, pictures and annotations",
+        "folder with images.tar.gz and annotations.tar.gz, or what is in them",
+    )
+    imagenet = add_any_order(
+        "imagenet",
+        "ImageNet (ILSVRC 2012), tars or folders",
+        "ILSVRC2012_img_val.tar, ILSVRC2012_img_train.tar, a folder with them, or folders such as n01440764/",
+    )
+    imagenet.add_argument(
+        "--devkit", type=Path, metavar="PATH", help="ILSVRC2012_devkit_t12.tar.gz, if not beside SOURCE"
+    )
+    add_any_order(
+        "folder",
+        "a folder of pictures for each class, or pictures with captions",
+        "a sub folder for each class, or pictures with captions in .txt",
+    )
+    add_any_order("img2dataset", "the webdataset tars that img2dataset writes", "folder with tars of .jpg and .txt")
+    parquet = add(
+        "parquet",
+        "parquet files with the bytes of pictures, as Hugging Face stores them",
+        "file, or folder with files such as test-00000-of-00001.parquet",
+    )
+    for column, help in (
+        ("image", "bytes of pictures (the only such column)"),
+        ("label", "classes, as text or numbers with names in the schema (the only column of these)"),
+        ("caption", "captions"),
+    ):
+        parquet.add_argument(f"--{column}", metavar="COLUMN", help=help)
+
+
+def _index(options: argparse.Namespace, _: list[str]) -> None:
+    from lit_het.cli.data import index
+
+    index(options.shards, options.workers, checksum=options.checksum)
+
+
+def _check(options: argparse.Namespace, _: list[str]) -> None:
+    from data_pipelines.labels import ClassIndex
+    from lit_het.cli.data import check
+
+    check(
+        options.shards,
+        options.workers,
+        options.captions,
+        labels=None if options.labels is None else ClassIndex(options.labels if options.labels.name else None),
+        checksum=options.checksum,
+        output=options.output,
+    )
+
+
+def _prepare(options: argparse.Namespace, _: list[str]) -> None:
+    from data_pipelines.prepare.parquet import Columns
+    from data_pipelines.prepare.writer import WriteOptions
+    from lit_het.cli.data import SourceOptions, prepare
+
+    given = vars(options)
+
+    def of(config: type[Any]) -> dict[str, Any]:
+        """The fields of a configuration that are flags of this kind of source."""
+        return {field.name: given[field.name] for field in dataclasses.fields(config) if field.name in given}
+
+    of_source = SourceOptions(**of(SourceOptions), columns=Columns(**of(Columns)))
+    prepare(options.kind, options.source, options.output, of_source, WriteOptions(**of(WriteOptions)))
