@@ -115,11 +115,12 @@ class Captions:
         if self._field:
             try:
                 caption = json.loads(text)[self._field]
-            except (ValueError, KeyError, TypeError) as error:
+                str(caption).encode()  # JSON may hold half of a surrogate pair, which tokenizers cannot take
+            except (ValueError, KeyError, TypeError, RecursionError) as error:
                 place = f".{self.member}/{self._field}"
-                raise Unreadable(f"no caption in {place}", f"{type(error).__name__}: {error}") from error
+                raise Unreadable(f"no caption in {place}", f"{type(error).__name__}: {error}"[:200]) from error
         if not isinstance(caption, str) or not caption.strip():
-            raise Unreadable("empty caption", repr(caption))
+            raise Unreadable("empty caption", repr(caption)[:100])
         return caption
 
     def tokenize(self, captions: list[str], valid: np.ndarray) -> np.ndarray:

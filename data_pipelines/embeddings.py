@@ -17,7 +17,7 @@ import safetensors.numpy
 from jaxtyping import Float
 
 from data_pipelines import storage
-from data_pipelines.index import ShardTable, digest_of
+from data_pipelines.index import ShardSummary, ShardTable
 from data_pipelines.shards import IMAGE
 from data_pipelines.storage import Reader, Span, Unreadable, readable
 from data_pipelines.transforms import Training
@@ -103,9 +103,9 @@ class EmbeddingFolder:
                 f"{address} cannot be written ({storage.reason(error)}); choose another --output"
             ) from error
 
-    def has(self, table: ShardTable) -> bool:
+    def has(self, shard: ShardSummary) -> bool:
         """Returns whether the embeddings of a shard are all there."""
-        return storage.exists(_path_of(self.address, table))
+        return storage.exists(_path_of(self.address, shard))
 
     def write(self, table: ShardTable, embeddings: Float[np.ndarray, "n crops d"]) -> None:
         """Writes the embeddings of a shard's pictures; nobody sees half of a file.
@@ -195,7 +195,7 @@ class StoredEmbeddings:
         """
         crops = np.frombuffer(content, self._dtype).reshape(-1, self.recipe.size)
         row = crops[0 if generator is None or len(crops) == 1 else generator.integers(len(crops))]
-        if np.isnan(row[0]):
+        if np.isnan(row).any():
             raise Unreadable("no embedding", "the picture was broken when it was embedded")
         return row
 
@@ -208,6 +208,7 @@ class StoredEmbeddings:
             header = json.loads(self._bytes(Span(path, 8, size)))
             rows, made_by = header["embeddings"], header["__metadata__"]["recipe"]
             found, dtype, start = rows["shape"], _DTYPES[rows["dtype"]], int(rows["data_offsets"][0])
+            self._bytes(Span(path, 7 + size + int(header["keys"]["data_offsets"][1]), 1))  # the last one
         except (Unreadable, ValueError, KeyError, TypeError, RecursionError) as error:
             message = f"{path}: cannot be read ({storage.reason(error)}); remove it and run lit-het embed"
             if not storage.exists(path):
@@ -228,9 +229,9 @@ class StoredEmbeddings:
         return readable(content)
 
 
-def _path_of(folder: str, table: ShardTable) -> str:
-    name = table.address.rpartition("/")[2].removesuffix(".tar")
-    return f"{folder}/{name}-{digest_of(table)}.safetensors"
+def _path_of(folder: str, shard: ShardTable | ShardSummary) -> str:
+    name = shard.address.rpartition("/")[2].removesuffix(".tar")
+    return f"{folder}/{name}-{shard.digest}.safetensors"
 
 
 def _read_recipe(address: str) -> Recipe:

@@ -24,19 +24,22 @@ import numpy as np
 from data_pipelines import storage
 from data_pipelines.shards import IMAGE, IMAGE_EXTENSIONS, extensions, key_and_extension
 from data_pipelines.storage import Span, Unreadable
-from data_pipelines.tars import DamagedTar, whole_members
+from data_pipelines.tars import DamagedTar, member_ends, whole_members
 from lit_het.errors import UserError
 from lit_het.files import cache_folder
 
-_INDEX_VERSION = 2
+_INDEX_VERSION = 3
 # Tables of shards that are kept in memory, some 300 kB each for 10,000 samples.
 _MAX_TABLES = 16_384
 _MAX_THREADS = 16
+# Keys are kept side by side, each as long as the longest.
+_MAX_KEY_LENGTH = 1024
 
 DAMAGED = "truncated or damaged shard"
 REPEATED = "repeated key"
 NO_TAR = "no uncompressed tar"
 EMPTY = "shard without samples"
+LONG_KEY = "key too long"
 _LACK = "no ."
 
 _logger = logging.getLogger(__name__)
@@ -71,6 +74,7 @@ class ShardTable:
         keys: UTF-8 bytes ``[samples]``.
         offsets: for each kind of member, bytes from the start of the file ``[samples]`` int64.
         sizes: for each kind of member, bytes ``[samples]`` int64.
+        digest: tells shards of other content apart, by names, sizes, first and last bytes of all members.
         faults: what the scan left out.
         elsewhere: kinds of members that lie in another file, and its address.
     """
@@ -79,6 +83,7 @@ class ShardTable:
     keys: np.ndarray
     offsets: dict[str, np.ndarray]
     sizes: dict[str, np.ndarray]
+    digest: str
     faults: tuple[Fault, ...] = ()
     elsewhere: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
@@ -104,7 +109,7 @@ class ShardSummary:
         address: of the tar file.
         count: samples with all members that are asked for.
         faults: what was left out.
-        digest: see `digest_of`.
+        digest: as in `ShardTable`.
     """
 
     address: str
@@ -143,11 +148,11 @@ class ShardIndex:
         self.summaries: list[ShardSummary] = []
         summary = functools.partial(summarize, required=self._required, attach=attach)
         # Stores answer many at once; scanning a local shard is work for the processor.
-        threads = _MAX_THREADS if any(map(storage.is_remote, map(str, addresses))) else 1
-        with ThreadPoolExecutor(threads) as pool:
-            for of_shard in pool.map(summary, map(str, addresses)):
-                self.summaries.append(of_shard)
-                advance(1)
+        is_remote = any(map(storage.is_remote, map(str, addresses)))
+        self._pool = ThreadPoolExecutor(_MAX_THREADS) if is_remote else None
+        for of_shard in (self._pool.map if self._pool else map)(summary, map(str, addresses)):
+            self.summaries.append(of_shard)
+            advance(1)
         self._starts = [0, *itertools.accumulate(summary.count for summary in self.summaries)]
         self._reader = storage.Reader()
         self._table = functools.lru_cache(maxsize=_MAX_TABLES)(self._load_table)
@@ -193,6 +198,9 @@ class ShardIndex:
 
     def read(self, samples: Sequence[int], kinds: Sequence[str]) -> list[list[bytes | Unreadable]]:
         """Returns the members of each sample, or why they cannot be read; all are asked for at once."""
+        if self._pool is not None:
+            for _ in self._pool.map(self._table, {self._locate(sample)[0] for sample in samples}):
+                pass
         spans = [self.span(sample, kind) for sample in samples for kind in kinds]
         found = iter(self._reader.read([span for span in spans if span is not None]))
         missing = Unreadable("missing member", "of these kinds the sample has not all")
@@ -207,7 +215,7 @@ class ShardIndex:
 
     def _load_table(self, number: int) -> ShardTable:
         table = index_shard(self.summaries[number].address)
-        if digest_of(table) != self.summaries[number].digest:
+        if table.digest != self.summaries[number].digest:
             raise UserError(f"{table.address}: changed while it was in use; start again")
         table = self._attach(table)
         return table.only(table.has(self._required), self._kinds)
@@ -219,16 +227,6 @@ def _lack(table: ShardTable, kind: str) -> Fault:
     key = table.keys[int(lacking.argmax())].decode("utf-8", "surrogateescape")
     example = f"{table.address}: key {key} has no .{name}; add the member or remove the sample"
     return Fault(f"{_LACK}{name}", int(lacking.sum()), example)
-
-
-def digest_of(table: ShardTable) -> str:
-    """Returns what tells shards of other content apart: their keys, and the places and sizes of all members."""
-    digest = hashlib.sha256(table.keys.tobytes())
-    for name in sorted(table.offsets):
-        digest.update(name.encode())
-        digest.update(np.ascontiguousarray(table.offsets[name]).tobytes())
-        digest.update(np.ascontiguousarray(table.sizes[name]).tobytes())
-    return digest.hexdigest()[:16]
 
 
 def index_path(address: str | Path) -> str:
@@ -274,7 +272,7 @@ def summarize(
     found = index_shard(address)
     table = attach(found)
     lacking = [_lack(table, kind) for kind in required if not table.has([kind]).all()]
-    return ShardSummary(address, int(table.has(required).sum()), (*table.faults, *lacking), digest_of(found))
+    return ShardSummary(address, int(table.has(required).sum()), (*table.faults, *lacking), found.digest)
 
 
 def _cached_path(address: str) -> str:
@@ -291,6 +289,7 @@ def _packed(table: ShardTable, stamp: str) -> bytes:
         kinds=np.array(list(table.offsets), "U"),
         offsets=np.array(list(table.offsets.values()), np.int64),
         sizes=np.array(list(table.sizes.values()), np.int64),
+        digest=np.array(table.digest),
         faults=np.array(json.dumps([dataclasses.astuple(fault) for fault in table.faults])),
     )
     return file.getvalue()
@@ -305,7 +304,7 @@ def _load(place: str, address: str, stamp: str) -> ShardTable | None:
             offsets = dict(zip(kinds, arrays["offsets"], strict=True))
             sizes = dict(zip(kinds, arrays["sizes"], strict=True))
             faults = tuple(Fault(*fault) for fault in json.loads(str(arrays["faults"])))
-            return ShardTable(address, arrays["keys"], offsets, sizes, faults)
+            return ShardTable(address, arrays["keys"], offsets, sizes, str(arrays["digest"]), faults)
     except (OSError, ValueError, TypeError, KeyError, EOFError, zipfile.BadZipFile):
         return None  # an index is only a cache: whatever is wrong with it, the scan puts it right
 
@@ -339,15 +338,20 @@ class _Faults:
 
 
 def _scan(address: str) -> ShardTable:
-    """Reads the headers of a shard, not the payload."""
+    """Reads the headers of a shard, and of the payload no more than tells it from others."""
     faults = _Faults(address)
     samples: dict[str, dict[str, tuple[int, int]]] = {}
     previous, is_repeated = "", False
-    for name, offset, size in _members(address, faults):
+    digest = hashlib.sha256()
+    for name, offset, size, ends in _members(address, faults):
+        digest.update(f"{name} {offset} {size} ".encode("utf-8", "surrogateescape") + ends)
         names = key_and_extension(name)
         if names is None:
             continue
         key, kind = names
+        if len(key) > _MAX_KEY_LENGTH:
+            faults.add(LONG_KEY, f"key {key[:50]}... has more than {_MAX_KEY_LENGTH} characters; name it otherwise")
+            continue
         if key != previous:
             is_repeated = key in samples
             if is_repeated:
@@ -367,18 +371,19 @@ def _scan(address: str) -> ShardTable:
         keys=np.array([key.encode("utf-8", "surrogateescape") for key in samples], "S"),
         offsets={kind: table[kind][:, 0] for kind in kinds},
         sizes={kind: table[kind][:, 1] for kind in kinds},
+        digest=digest.hexdigest()[:16],
         faults=faults.listed(),
     )
 
 
-def _members(address: str, faults: _Faults) -> Iterable[tuple[str, int, int]]:
-    """Returns name, place and size of every whole file in a tar."""
+def _members(address: str, faults: _Faults) -> Iterable[tuple[str, int, int, bytes]]:
+    """Returns name, place, size, first and last bytes of every whole file in a tar."""
     with storage.open_to_scan(address) as file:
         size = file.seek(0, io.SEEK_END)
         try:
             for member in whole_members(file, 0, size):
                 if member.isreg() and not member.issparse():
-                    yield member.name, member.offset_data, member.size
+                    yield member.name, member.offset_data, member.size, member_ends(file, member)
         except tarfile.TarError as error:
             faults.add(NO_TAR, f"is no uncompressed tar ({error}); unpack it or write it again")
         except DamagedTar as error:

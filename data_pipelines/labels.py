@@ -11,6 +11,8 @@ from data_pipelines import storage
 from data_pipelines.storage import Unreadable, read_lines
 from lit_het.errors import UserError
 
+_MAX_DIGITS = 18  # Python reads thousands of them only to refuse them
+
 
 @runtime_checkable
 class Labels(Protocol):
@@ -90,10 +92,11 @@ class ClassIndexLabels:
 
     def encode(self, content: str) -> int:
         """The class index."""
-        if not content.strip().isdecimal() or int(content) >= self.num_classes:
-            detail = f"{content!r} is no index below {self.num_classes}; make {self._path} and the shards agree"
+        digits = content.strip()
+        if not digits.isdecimal() or len(digits) > _MAX_DIGITS or int(digits) >= self.num_classes:
+            detail = f"{digits[:100]!r} is no index below {self.num_classes}; make {self._path} and the shards agree"
             raise Unreadable("label is no class", detail)
-        return int(content)
+        return int(digits)
 
 
 class CaptionWordsLabels:

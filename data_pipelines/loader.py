@@ -287,6 +287,9 @@ def _order(config: LoaderConfig, counts: Sequence[int], num_shards: Sequence[int
     """Returns the order of a mixture, whose data sets have so many of the shards each."""
     ends = np.cumsum(num_shards).tolist()
     of_sets = [counts[end - number : end] for end, number in zip(ends, num_shards, strict=True)]
+    for data_set, of_set in zip((config, *config.mixture), of_sets, strict=True):
+        if not sum(of_set):
+            raise UserError(f"{data_set.shards[0]}: no sample can be used; mend it, or leave it out of the mixture")
     starts = np.cumsum([0, *map(sum, of_sets)]).tolist()
     # Data sets of a mixture do not share their permutations.
     orders = [_order_of_one(config, of_set, config.seed + number) for number, of_set in enumerate(of_sets)]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import fsspec
+from fsspec.implementations.local import LocalFileSystem
 
 from lit_het.errors import UserError
 from lit_het.files import completed
@@ -21,6 +22,9 @@ _MAX_OPEN_FILES = 512  # below the usual limit of 1,024 descriptors per process
 _FINAL = (FileNotFoundError, PermissionError, IsADirectoryError, ImportError)
 
 _UNREADABLE, _NO_ANSWER = "unreadable shard", "store does not answer"
+_SHORTER = "shard is shorter than its index says"
+# What another try, another day, may not meet again.
+PASSING = (_UNREADABLE, _NO_ANSWER, _SHORTER)
 
 _Result = TypeVar("_Result")
 
@@ -107,9 +111,7 @@ def open_to_scan(address: str) -> Any:
     """Returns a binary file to be read from its beginning to its end, with jumps."""
     if not is_remote(address):
         return Path(address).open("rb")
-    files, path = filesystem(address)
-    # Headers lie a picture apart: one long read is faster than a request for each.
-    return retried(lambda: files.open(path, "rb", block_size=2**23, cache_type="readahead"))
+    return _RetriedFile(address)
 
 
 def read_whole(address: str) -> bytes:
@@ -152,19 +154,28 @@ def write(address: str, content: bytes) -> None:
     """
     if is_remote(address):
         files, path = filesystem(address)
-        retried(lambda: files.pipe_file(path, content))  # stores show an object when it is whole
-        return
+        if not isinstance(files, LocalFileSystem):
+            retried(lambda: files.pipe_file(path, content))  # stores show an object when it is whole
+            return
+        address = path
     Path(address).parent.mkdir(parents=True, exist_ok=True)
     with completed(Path(address)) as temporary:
         temporary.write_bytes(content)
 
 
 def exists(address: str) -> bool:
-    """Returns whether there is a file."""
+    """Returns whether there is a file.
+
+    Raises:
+        UserError: its store does not answer.
+    """
     if not is_remote(address):
         return Path(address).is_file()
     files, path = filesystem(address)
-    return retried(lambda: files.isfile(path))
+    try:
+        return retried(lambda: files.isfile(path))
+    except OSError as error:
+        raise UserError(f"{address}: the store does not answer ({reason(error)}); start again") from error
 
 
 def parent(address: str) -> str:
@@ -200,6 +211,33 @@ def differs_from_checksum(address: str) -> str:
     return "" if checksum(address) == kept else f"differs from {address}.sha256; fetch or write the shard again"
 
 
+class _RetriedFile:
+    """A file in a store, for long reads; each is asked for again where the store fails, and then is an `OSError`."""
+
+    def __init__(self, address: str):
+        files, path = filesystem(address)
+        # Headers lie a picture apart: one long read is faster than a request for each.
+        self._file = retried(lambda: files.open(path, "rb", block_size=2**23, cache_type="readahead"))
+
+    def read(self, size: int = -1) -> bytes:
+        return retried(lambda: self._file.read(size))
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        return self._file.seek(offset, whence)
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+    def close(self) -> None:
+        self._file.close()
+
+    def __enter__(self) -> "_RetriedFile":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
 class SequentialFile:
     """A file that is read from its beginning to its end; a store is asked again where it fails.
 
@@ -213,8 +251,7 @@ class SequentialFile:
 
     def read(self, size: int) -> bytes:
         """Returns the next bytes, none at the end."""
-        read = functools.partial(self._file.read, size)
-        return self._tried(functools.partial(retried, read) if self._is_remote else read)
+        return self._tried(lambda: self._file.read(size))
 
     def close(self) -> None:
         """Closes the file."""
@@ -223,9 +260,7 @@ class SequentialFile:
     def _tried(self, call: Callable[[], _Result]) -> _Result:
         try:
             return call()
-        except UserError:
-            raise
-        except Exception as error:  # stores raise what their clients' libraries raise
+        except OSError as error:
             is_final = not self._is_remote or isinstance(error, _FINAL)
             raise Unreadable(_UNREADABLE if is_final else _NO_ANSWER, reason(error)) from error
 
@@ -259,15 +294,21 @@ class Reader:
 
 
 def retried(call: Callable[[], _Result]) -> _Result:
-    """Returns what a call to a store returns, after as many tries as `BACK_OFF` has pauses, and one."""
-    for pause in BACK_OFF:
+    """Returns what a call to a store returns, after as many tries as `BACK_OFF` has pauses, and one.
+
+    Raises:
+        OSError: all have failed; stores themselves raise what their clients' libraries raise.
+    """
+    for pause in (*BACK_OFF, None):
         try:
             return call()
         except _FINAL:
             raise
-        except Exception:  # stores raise what their clients' libraries raise
+        except Exception as error:
+            if pause is None:
+                raise OSError(reason(error)) from error
             time.sleep(pause)
-    return call()
+    raise AssertionError("the last try returns or raises")
 
 
 def _read_remote(spans: Sequence[Span]) -> list[bytes | Unreadable]:
@@ -300,7 +341,7 @@ def _checked(span: Span, result: Any) -> bytes | Unreadable:
 
 
 def _shorter(span: Span) -> Unreadable:
-    return Unreadable("shard is shorter than its index says", f"{span.address} changed after it was indexed")
+    return Unreadable(_SHORTER, f"{span.address} changed after it was indexed")
 
 
 class _OpenFile:

@@ -6,6 +6,7 @@ from typing import Any
 
 _BLOCK_BYTES = 512
 _READ_BYTES = 2**16  # what a pipe holds
+_END_BYTES = 1024  # at each end of a member, that tell it from others of its size
 # What tarfile raises where an archive is damaged.
 _DAMAGE = (tarfile.TarError, ValueError, OverflowError, RecursionError, EOFError)
 
@@ -48,6 +49,15 @@ def whole_members(file: Any, start: int, end: int) -> Iterator[tarfile.TarInfo]:
             raise tarfile.ReadError
     except _DAMAGE as error:
         raise DamagedTar(min(tar.offset, end)) from error
+
+
+def member_ends(file: Any, member: tarfile.TarInfo) -> bytes:
+    """Returns the first and the last bytes of a member's content, or all of a small one."""
+    file.seek(member.offset_data)
+    first = file.read(min(member.size, _END_BYTES))
+    rest = min(member.size - len(first), _END_BYTES)
+    file.seek(member.offset_data + member.size - rest)
+    return first + file.read(rest)
 
 
 def streamed_members(file: Any) -> Iterator[tuple[str, bytes]]:

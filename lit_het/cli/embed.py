@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import jax
@@ -14,9 +15,11 @@ from jaxtyping import Array, Float, UInt8
 
 from configs import experiment
 from configs.experiment import ExperimentConfig
+from data_pipelines import storage
 from data_pipelines.embeddings import EmbeddingFolder, Precision, Recipe, describe
-from data_pipelines.index import index_shard
-from data_pipelines.loader import Loader
+from data_pipelines.index import ShardIndex, index_shard
+from data_pipelines.loader import Loader, LoaderConfig
+from data_pipelines.shards import IMAGE
 from data_pipelines.transforms import Training
 from lit_het import parameters, sharding
 from lit_het.cli import runs
@@ -27,6 +30,8 @@ from lit_het.towers.resnet import ResNetConfig
 from lit_het.towers.vit import ViTConfig
 from lit_het.training.logging import Bar
 from lit_het.types import Batch, Params
+
+_MAX_REQUESTS = 16  # to a store, at a time
 
 # A batch as it comes from the loader to the embeddings of its rows.
 Encode = Callable[[Batch], jax.Array]
@@ -71,7 +76,7 @@ def embed(source: Path, output: str, options: EmbedOptions, flags: Sequence[str]
         UserError: the tower, the shards or the output cannot be used.
     """
     config = _configuration(source, flags)
-    data = dataclasses.replace(config.data, labels=None, embeddings=None)
+    data = dataclasses.replace(config.data, labels=None, embeddings=None, stream=None, shuffle=True)
     if options.shards:
         data = dataclasses.replace(data, shards=options.shards, mixture=())
     training = Training(data.preprocessing, data.crop, data.augmentations)
@@ -79,7 +84,7 @@ def embed(source: Path, output: str, options: EmbedOptions, flags: Sequence[str]
         raise UserError(
             "all crops would be the same: give `crop` or `augmentations` in the configuration, or leave out --crops"
         )
-    addresses = list(dict.fromkeys(itertools.chain(*data.data_sets())))
+    addresses = _addresses(data, options.part)
     mesh = config.mesh.build(jax.local_devices())
     sharding.check_batch_size(data.batch_size, mesh)
     params = _tower_params(source, config)
@@ -92,34 +97,42 @@ def embed(source: Path, output: str, options: EmbedOptions, flags: Sequence[str]
         seed=data.seed,
     )
     folder = EmbeddingFolder(output, recipe)
-    number, count = options.part
-    mine, there = [], 0
-    addresses = addresses[number::count]
     with Bar("indexing", len(addresses), "shards") as bar:
-        for address in addresses:
-            if folder.has(index_shard(address)):
-                there += 1
-            else:
-                mine.append(address)
-            bar.advance(1)
-    if there:
-        _say(f"{there} of {len(addresses)} shards have their embeddings in {output} already")
+        index = ShardIndex(addresses, [IMAGE], advance=bar.advance)
+    with ThreadPoolExecutor(_MAX_REQUESTS) as pool:
+        there = list(pool.map(folder.has, index.summaries))
+    mine = [shard for shard, is_there in zip(index.summaries, there, strict=True) if not is_there]
+    if len(mine) < len(addresses):
+        _say(f"{sum(there)} of {len(addresses)} shards have their embeddings in {output} already")
     if not mine:
         return
-    loader = Loader(dataclasses.replace(data, shards=tuple(mine), mixture=()))
+    # Of all samples, not of those that a command which was stopped has left.
+    allowed = data.max_bad_fraction * len(index) / max(1, sum(shard.count for shard in mine))
+    shards = tuple(shard.address for shard in mine)
+    loader = Loader(dataclasses.replace(data, shards=shards, mixture=(), max_bad_fraction=min(1.0, allowed)))
     encode = _encoder(config, params, mesh)
     with Bar("embedding", loader.num_samples * max(1, options.num_crops), "pictures") as bar:
-        _write(folder, loader, encode, bar.advance)
+        unread = _write(folder, loader, encode, bar.advance)
     for (shard, cause), count in sorted(loader.faults.counts.items()):
         _say(f"{shard}: {count} pictures without embeddings: {cause}")
-    _say(f"embeddings of {loader.num_samples:,} pictures in {output}")
+    if unread:
+        raise UserError(f"{unread} of {len(mine)} shards could not be read to their end; start again to embed them")
+    _say(f"the pictures of {len(mine):,} shards have their embeddings in {output}")
+
+
+def _addresses(data: LoaderConfig, part: tuple[int, int]) -> list[str]:
+    addresses = list(dict.fromkeys(itertools.chain(*data.data_sets())))
+    for address in filter(storage.is_pipe, addresses):
+        raise UserError(f"{address}: a command cannot seek, and embed reads at random; name files with --data")
+    return addresses[part[0] :: part[1]]
 
 
 def _configuration(source: Path, flags: Sequence[str]) -> ExperimentConfig:
     is_run = source.suffix != ".py"
     saved = experiment.load(runs.config_path(source)) if is_run else experiment.load_module_config(source)
     config = with_flags(saved, flags, f"lit-het embed --tower {source} --output DIR")
-    if is_run and config.task != saved.task:
+    changed = experiment.differences(saved, config)
+    if is_run and not all(field.startswith(("data.", "mesh.")) for field in changed):
         raise UserError(f"the tower of {source} is what it is; flags of embed may change --data and --mesh only")
     return config
 
@@ -158,14 +171,26 @@ def _encoder(config: ExperimentConfig, params: Params, mesh: Mesh) -> Encode:
     return encode
 
 
-def _write(folder: EmbeddingFolder, loader: Loader, encode: Encode, advance: Callable[[int], None]) -> None:
-    """Embeds all samples of a loader, and writes the file of each shard when its last sample is there."""
+def _write(folder: EmbeddingFolder, loader: Loader, encode: Encode, advance: Callable[[int], None]) -> int:
+    """Embeds all samples of a loader, and writes the file of each shard when its last sample is there.
+
+    Returns:
+        How many shards were not written, as not all of their bytes could be had.
+    """
     views, size = max(1, folder.recipe.num_crops), folder.recipe.size
     counts = loader.index.counts
     rows = _rows(loader.epoch(num_crops=folder.recipe.num_crops), encode, sum(counts) * views, advance)
     in_shards = _regrouped(rows, [count * views for count in counts], size)
+    unread = 0
     for summary, count, embeddings in zip(loader.index.summaries, counts, in_shards, strict=True):
-        folder.write(index_shard(summary.address), embeddings.reshape(count, views, size))
+        if any((summary.address, cause) in loader.faults.counts for cause in storage.PASSING):
+            unread += 1
+            continue
+        table = index_shard(summary.address)
+        if table.digest != summary.digest:
+            raise UserError(f"{summary.address}: changed while it was embedded; start again")
+        folder.write(table, embeddings.reshape(count, views, size))
+    return unread
 
 
 def _rows(
@@ -177,6 +202,8 @@ def _rows(
     def fetched(batch: Batch, embeddings: jax.Array) -> np.ndarray:
         nonlocal left
         rows = np.array(embeddings, np.float32)
+        if not np.isfinite(rows[batch.valid]).all():
+            raise UserError("the tower makes an embedding that is not finite; check its weights and compute_type")
         rows[~batch.valid] = np.nan
         rows = rows[:left]  # the last batch is filled up
         left -= len(rows)

@@ -5,7 +5,9 @@ import dataclasses
 import difflib
 import io
 import itertools
+import os
 import sys
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,8 +34,13 @@ from lit_het.training.step import TrainStep, initial_state, make_train_step
 from lit_het.types import Batch, Params, TrainState
 
 # Fields that a resumed run may change: they alter neither the model nor the sequence of batches.
-CHANGEABLE_FIELDS = ("run_dir", "mesh", "cadence", "evaluations", "data.threads", "data.prefetch_batches")
-CHANGEABLE_FIELDS += (
+CHANGEABLE_FIELDS = (
+    "run_dir",
+    "mesh",
+    "cadence",
+    "evaluations",
+    "data.threads",
+    "data.prefetch_batches",
     "data.max_bad_fraction",
     "data.embeddings",
     "pretrained.run",
@@ -92,9 +99,22 @@ def train(config: ExperimentConfig, *, resume: bool = False) -> TrainState:
     mesh = config.mesh.build()
     sharding.check_batch_size(config.data.batch_size, mesh)
     _check_run_dir(config, resume)
-    # Losses look there for the devices that share a batch.
-    with jax.set_mesh(mesh):
-        return _train_on(mesh, config, resume)
+    try:
+        # Losses look there for the devices that share a batch.
+        with jax.set_mesh(mesh):
+            return _train_on(mesh, config, resume)
+    except BaseException as error:
+        if jax.process_count() > 1:
+            _leave(error)
+        raise
+
+
+def _leave(error: BaseException) -> None:
+    """Ends one of several processes at once: the others wait for it in a collective, and it would wait for them."""
+    line = f"lit-het: {error}\n" if isinstance(error, UserError) else "".join(traceback.format_exception(error))
+    sys.stderr.write(line)
+    sys.stderr.flush()
+    os._exit(1)
 
 
 def _train_on(mesh: Mesh, config: ExperimentConfig, resume: bool) -> TrainState:

@@ -142,3 +142,19 @@ def test_a_run_killed_on_two_processes_and_resumed_on_one_has_the_samples_and_lo
         both = keys_by_position(*records, record)
         assert consumed <= both.keys()
         assert {p: both[p] for p in consumed} == {p: samples[p] for p in consumed}
+
+
+def test_a_broken_picture_that_one_process_reads_ends_all_of_them(whole, data, start, tmp_path):
+    broken = tmp_path / "d"
+    shutil.copytree(data / "train", broken)
+    shard = broken / "shard-000001.tar"
+    content = bytearray(shard.read_bytes())
+    place = content.index(b"\xff\xd8\xff")
+    content[place : place + 4] = b"oops"
+    shard.write_bytes(content)
+    config = dataclasses.replace(whole, data=dataclasses.replace(whole.data, shards=(str(broken),)))
+    flags = ("--processes", "2", "--port", str(free_port()), "--process")
+    pair = [start(config, tmp_path / f"{process}.txt", *flags, str(process)) for process in (0, 1)]
+    messages = "".join(process.communicate(timeout=240)[1].decode() for process in pair)
+    assert [process.returncode for process in pair] == [1, 1]
+    assert "1 bad of 40 samples" in messages

@@ -13,10 +13,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import safetensors
 from flax import nnx
 
 from configs import lit_e3_b32_het_xl
 from configs.experiment import PretrainedConfig
+from data_pipelines.shards import write_tar
+from data_pipelines.storage import Reader, Unreadable
 from data_pipelines.transforms import InceptionCrop
 from lit_het.cli import runs
 from lit_het.cli.embed import EmbedOptions, embed
@@ -120,6 +123,29 @@ def test_a_broken_picture_has_no_embedding_and_is_counted(trained_lit, data, tmp
     assert not list((tmp_path / "e").glob("*.safetensors"))
     assert main(["embed", *map(str, flags), "--data.max-bad-fraction", "0.1"]) == 0
     assert "1 pictures without embeddings: no picture" in capsys.readouterr().err
+    # Of a command that was stopped the fraction is still one of all pictures.
+    few = tmp_path / "d" / "few.tar"
+    write_tar(few, [{"__key__": "a", "jpg": b"no picture"}])
+    flags[3:4] = [shard, few]
+    assert main(["embed", *map(str, flags), "--data.max-bad-fraction", "0.1"]) == 0
+
+
+def test_what_a_store_did_not_give_is_not_kept_as_broken(trained_lit, data, tmp_path, monkeypatch, capsys):
+    away = Unreadable("store does not answer", "for a while")
+    read, flags = Reader.read, ["--tower", str(trained_lit.run_dir), "--output", str(tmp_path / "e")]
+    calls = []
+
+    def failing_once(reader, spans):
+        calls.append(len(spans))
+        return [away] * len(spans) if len(calls) == 2 else read(reader, spans)
+
+    monkeypatch.setattr(Reader, "read", failing_once)
+    assert main(["embed", *flags, "--data.max-bad-fraction", "0.9", "--data.threads", "0"]) == 1
+    assert "start again to embed them" in capsys.readouterr().err
+    assert main(["embed", *flags]) == 0
+    for path in (tmp_path / "e").glob("*.safetensors"):
+        with safetensors.safe_open(path, "numpy") as file:
+            assert np.isfinite(file.get_tensor("embeddings")).all()
 
 
 def test_a_killed_command_goes_on_with_the_shards_that_are_missing_on_two_hosts(trained_lit, data, tmp_path):

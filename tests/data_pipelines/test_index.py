@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from data_pipelines import index, storage
 from data_pipelines.index import Fault, ShardIndex, index_path, index_shard
-from data_pipelines.shards import IMAGE, write_shards
+from data_pipelines.shards import IMAGE, write_shards, write_tar
 from data_pipelines.storage import Unreadable
 from lit_het.errors import UserError
 
@@ -241,3 +241,11 @@ def test_tables_that_do_not_fit_into_memory_are_read_again(
     monkeypatch.setattr(index, "_MAX_TABLES", max_tables)
     found = ShardIndex(write_shards(tmp_path, [sample(f"k{i}") for i in range(9)], samples_per_shard=2))
     assert [found.key(i % 9) for i in range(18)] == [f"k{i % 9}" for i in range(18)]
+
+
+def test_a_key_that_is_too_long_is_left_out_and_counted(tmp_path: Path):
+    write_tar(tmp_path / "s.tar", [sample("short"), sample("k" * 5000), sample("other")])
+    table = index_shard(tmp_path / "s.tar")
+    assert table.keys.tolist() == [b"short", b"other"]
+    assert [fault.cause for fault in table.faults] == ["key too long"] * 1
+    assert table.faults[0].count == 3  # members

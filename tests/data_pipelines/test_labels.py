@@ -16,7 +16,7 @@ def test_class_indices_count_the_names_beside_the_shards(tmp_path: Path):
     assert labels.zeros(3).tolist() == [0, 0, 0]
 
 
-@pytest.mark.parametrize("content", ["2", "-1", "cat", "", "1.0"])
+@pytest.mark.parametrize("content", ["2", "-1", "cat", "", "1.0", "1" * 5000])
 def test_a_class_without_a_name_is_an_error(tmp_path: Path, content: str):
     (tmp_path / "names.txt").write_text("cat\ndog\n")
     with pytest.raises(Unreadable, match=r"is no index below 2; make .*names\.txt and the shards agree"):

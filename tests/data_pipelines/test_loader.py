@@ -236,10 +236,21 @@ def test_captions_may_stand_in_json(tmp_path: Path, make_shards: Callable[..., P
     texts = {f"s{i}": {"json": {"caption": f"word{i}"}, "txt": "other"} for i in range(NUM_SAMPLES)}
     texts["s4"] = {"json": {"caption": None}}
     texts["s5"] = {"json": b"{"}
+    texts["s6"] = {"json": b'{"caption": "half of a pair \\ud83d"}'}
+    texts["s7"] = {"json": b"[" * 100_000}
     loader = config(make_shards(tmp_path, **texts), captions="json/caption", max_bad_fraction=0.5).build(number_tokens)
     batch = joined(list(loader.epoch(8)))
-    assert np.asarray(batch.text)[[3, 6], 0].tolist() == [3, 6]
-    assert loader.faults.causes == {"empty caption": 1, "no caption in .json/caption": 1}
+    assert np.asarray(batch.text)[[3, 8], 0].tolist() == [3, 8]
+    assert loader.faults.causes == {"empty caption": 1, "no caption in .json/caption": 3}
+
+
+def test_a_data_set_of_a_mixture_that_cannot_be_used_is_named(tmp_path: Path, make_shards: Callable[..., Path]):
+    without = {f"s{i}": {"txt": b""} for i in range(NUM_SAMPLES)}
+    write_shards(tmp_path / "none", [{"__key__": "a", "jpg": b"x"}])
+    first = make_shards(tmp_path / "first", **dict(list(without.items())[:1]))
+    more = WeightedShards((str(tmp_path / "none"),))
+    with pytest.raises(UserError, match=r"none: no sample can be used; mend it, or leave it out of the mixture"):
+        config(first, mixture=(more,), max_bad_fraction=0.9).build(number_tokens)
 
 
 @settings(max_examples=15, deadline=None)

@@ -1,5 +1,6 @@
 """Bytes come from local files and from stores, which may stumble."""
 
+import io
 from pathlib import Path
 
 import fsspec
@@ -11,6 +12,28 @@ from data_pipelines.index import ShardIndex, index_path
 from data_pipelines.shards import write_shards
 from data_pipelines.storage import Reader, Span, Unreadable
 from lit_het.errors import UserError
+
+
+class ReadFromRange(io.RawIOBase):
+    """A file that asks its store for every piece."""
+
+    def __init__(self, files, path):
+        self._content, self._place = files.store[files._strip_protocol(path)].getvalue(), 0
+
+    def fetch(self, start, end):
+        return self._content[start:end]
+
+    def read(self, size=-1):
+        data = self.fetch(self._place, len(self._content) if size < 0 else self._place + size)
+        self._place += len(data)
+        return data
+
+    def seek(self, offset, whence=0):
+        self._place = offset + (0, self._place, len(self._content))[whence]
+        return self._place
+
+    def tell(self):
+        return self._place
 
 
 class Stumbling(MemoryFileSystem):
@@ -64,6 +87,22 @@ def test_a_store_that_stumbles_is_asked_again(store: list[str]):
     index = ShardIndex(store[:1], ["txt"])
     Stumbling.failures = 3
     assert index.read([0, 1], ["txt"]) == [[b"text 0"], [b"text 1"]]
+
+
+def test_a_scan_goes_on_where_the_store_stumbled_and_keeps_nothing_of_a_store_that_fails(store: list[str], monkeypatch):
+    def failing(self, start, end):
+        if left and left.pop():
+            raise ValueError("what tarfile would take for damage")
+        return fetch(self, start, end)
+
+    fetch, left = ReadFromRange.fetch, [True] * 1000
+    monkeypatch.setattr(ReadFromRange, "fetch", failing)
+    monkeypatch.setattr(Stumbling, "_open", lambda self, path, mode="rb", **_: ReadFromRange(self, path))
+    with pytest.raises(UserError, match=r"shard-000000.tar: cannot be read \(what tarfile would take for damage\)"):
+        ShardIndex(store[:1], ["txt"])
+    assert not fsspec.filesystem("stumbling").exists(index_path(store[0]))
+    left[:] = [True] * 3
+    assert len(ShardIndex(store[:1], ["txt"])) == 3
 
 
 def test_a_store_that_stays_away_is_told_apart_from_a_file_that_is_gone(store: list[str]):
