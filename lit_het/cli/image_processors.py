@@ -12,8 +12,6 @@ _FILTERS: dict[Any, Filter] = {BILINEAR: "bilinear", BICUBIC: "bicubic"}
 _NUMBERS: dict[Filter, int] = {"bilinear": BILINEAR, "area": BILINEAR, "bicubic": BICUBIC, "fast": BICUBIC}
 # What no preprocessing here does.
 _CHANGES = ("do_pad", "do_flip_channel_order", "do_thumbnail", "do_image_splitting", "rescale_offset")
-# From this size on ConvNeXt's processor ignores its crop_pct.
-_UNCROPPED = 384
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,9 +57,6 @@ def _square(processor: Mapping[str, Any], image_size: int) -> tuple[float | None
     edge = _side(size if of_shorter is None else of_shorter)
     if edge is None:
         return 1.0 if crops else None, image_size, f"size = {size!r} is no square; pictures fill one here"
-    fraction = processor.get("crop_pct")
-    if isinstance(fraction, float):
-        return (fraction if edge < _UNCROPPED else None), edge, None
     crop = processor.get("crop_size", edge)
     kept = _side(crop) if crops else edge
     if of_shorter is None:

@@ -26,17 +26,6 @@ CROP = {"do_center_crop": True, "resample": BICUBIC}
         # Files of before sizes had names.
         ({"size": 224, "resample": BILINEAR}, Preprocessing("squash", filter="bilinear"), 224),
         ({**CROP, "size": 256, "crop_size": 224}, Preprocessing("crop", 0.875, "bicubic"), 224),
-        # ConvNeXt's.
-        (
-            {"size": {"shortest_edge": 224}, "crop_pct": 0.875, "resample": BICUBIC},
-            Preprocessing("crop", 0.875, "bicubic"),
-            224,
-        ),
-        (
-            {"size": {"shortest_edge": 384}, "crop_pct": 0.875, "resample": BICUBIC},
-            Preprocessing("squash", filter="bicubic"),
-            384,
-        ),
         # What kinds do where nothing is said.
         (huggingface_processor.VIT, Preprocessing("squash", filter="bilinear"), 32),
         (huggingface_processor.SIGLIP, Preprocessing("squash", filter="bicubic"), 32),
