@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_pipelines.augment import HorizontalFlip, RandomAffine
-from data_pipelines.images import decode
+from data_pipelines.images import decode, encode_jpeg
 from data_pipelines.labels import CaptionWords, ClassIndex
 from data_pipelines.loader import Loader, LoaderConfig, WeightedShards
 from data_pipelines.rand_augment import RandAugment
@@ -333,3 +333,17 @@ def test_progress_counts_shards(shards: Path):
     steps: list[int] = []
     Loader(config(shards), advance=steps.append)
     assert steps == [1, 1, 1]
+
+
+def test_random_crops_of_an_epoch_depend_on_the_shard_the_key_and_their_number(tmp_path: Path):
+    pixels = np.random.default_rng(0).integers(0, 256, (40, 40, 3), np.uint8)
+    for name in ("a", "b"):
+        samples = [{"__key__": f"s{number}", "jpg": encode_jpeg(pixels)} for number in range(2)]
+        write_shards(tmp_path, samples, name=name)
+    loader = config(tmp_path, labels=None, crop=InceptionCrop(0.1)).build()
+    (batch,) = loader.epoch(12, num_crops=3)
+    assert batch.image is not None
+    assert len({crop.tobytes() for crop in batch.image}) == 12
+    alone = config(tmp_path / "b-000000.tar", labels=None, crop=InceptionCrop(0.1)).build()
+    (same,) = alone.epoch(6, num_crops=3)
+    np.testing.assert_array_equal(same.image, batch.image[6:])

@@ -2,6 +2,7 @@
 
 import collections
 import itertools
+import tracemalloc
 
 import pytest
 from hypothesis import given, settings
@@ -49,13 +50,22 @@ def test_every_epoch_of_a_shuffle_is_a_permutation(size, seed, number):
     assert sorted(epoch(Shuffled(size, seed), number, size)) == list(range(size))
 
 
-def test_a_billion_samples_are_begun_anywhere_at_once():
+def test_windows_of_one_size_are_permuted_each_in_its_own_way():
+    order = WindowShuffled([12] * 6, window=1, seed=0)
+    samples = [sample % 12 for sample in epoch(order, 0, 72)]
+    assert len({tuple(samples[start : start + 12]) for start in range(0, 72, 12)}) == 6
+
+
+def test_a_billion_samples_are_begun_anywhere_at_once_and_in_little_memory():
+    tracemalloc.start()
     order = Shuffled(10**9, 0)
     samples = {order[7 * 10**11 + i] for i in range(1000)}
     assert len(samples) == 1000
     assert max(samples) > 9 * 10**8
     in_windows = WindowShuffled([10_000] * 100_000, 16, 0)
     assert len({in_windows[7 * 10**11 + i] for i in range(1000)}) == 1000
+    assert tracemalloc.get_traced_memory()[1] < 100 * 2**20
+    tracemalloc.stop()
 
 
 def test_a_mixture_keeps_its_proportions_everywhere_and_every_set_its_own_epochs():
