@@ -1,10 +1,14 @@
 """The command ``lit-het``."""
 
 import argparse
+import contextlib
 import dataclasses
 import logging
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+import types
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from lit_het.cli import data_arguments
@@ -21,14 +25,49 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if rest and options.command not in (_train, _embed):
         parser.error(f"unknown argument {rest[0]}; see lit-het {options.name} --help")
     try:
-        options.command(options, rest)
+        with _endings_unwind():
+            options.command(options, rest)
     except UserError as error:
         print(f"lit-het: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("lit-het: interrupted; checkpoints that were saved stay", file=sys.stderr)
         return 130
+    except _Ended as error:
+        with contextlib.suppress(OSError):  # the terminal may be what has gone
+            print(f"lit-het: ended by {error.signal.name}; checkpoints that were saved stay", file=sys.stderr)
+        return 128 + error.signal
     return 0
+
+
+class _Ended(BaseException):
+    """A signal asks for the end."""
+
+    def __init__(self, number: int):
+        self.signal = signal.Signals(number)
+
+
+@contextlib.contextmanager
+def _endings_unwind() -> Iterator[None]:
+    """Makes SIGTERM and SIGHUP raise `_Ended`, as Ctrl-C raises: commands that streams read end with this process."""
+    # What is ignored (nohup) or handled by others stays so; handlers are for the main thread.
+    is_main = threading.current_thread() is threading.main_thread()
+    ours = [
+        number for number in (signal.SIGTERM, signal.SIGHUP) if is_main and signal.getsignal(number) == signal.SIG_DFL
+    ]
+
+    def end(number: int, _: types.FrameType | None) -> None:
+        for one in ours:
+            signal.signal(one, signal.SIG_IGN)  # a second one must not interrupt the clearing up
+        raise _Ended(number)
+
+    for number in ours:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number in ours:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -1,0 +1,74 @@
+"""The command line as a process: what ends it ends what it has started."""
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from data_pipelines.loader import LoaderConfig, Streaming
+from data_pipelines.stream import Stream
+from lit_het.cli import train
+from lit_het.cli.main import main
+
+
+@pytest.fixture
+def sleeping(tmp_path, monkeypatch) -> Path:
+    """Makes training wait for a command that writes its process id into a file, and nothing else."""
+    started = tmp_path / "started"
+    command = f"pipe:sleep 1000 & echo $! > {started}; wait"
+
+    def wait(*_: object, **__: object) -> None:
+        stream = Stream(LoaderConfig((command,), threads=1, stream=Streaming(1)))
+        with contextlib.closing(stream.batches()) as batches:
+            next(batches)
+
+    monkeypatch.setattr(train, "parse_config", lambda *_: None)
+    monkeypatch.setattr(train, "train", wait)
+    return started
+
+
+def signalled(started: Path, *numbers: int) -> int:
+    """The exit code of a run that gets signals once its command has started."""
+
+    def send() -> None:
+        while not (started.exists() and started.read_text().endswith("\n")):
+            ended.wait(0.01)
+        for number in numbers:
+            os.kill(os.getpid(), number)
+
+    ended = threading.Event()
+    sender = threading.Thread(target=send)
+    sender.start()
+    try:
+        return main(["train", "--config", "none.py"])
+    finally:
+        sender.join()
+
+
+def wait_for_end(process: str) -> None:
+    deadline = time.monotonic() + 5
+    with contextlib.suppress(FileNotFoundError):
+        while Path(f"/proc/{process}/cmdline").read_bytes():  # what nobody has waited for has an empty one
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130)])
+def test_a_signal_ends_the_commands_of_a_stream_and_says_so_in_one_line(sleeping, capsys, number, code):
+    assert signalled(sleeping, number, number if number != signal.SIGINT else 0) == code
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith("; checkpoints that were saved stay")
+    wait_for_end(sleeping.read_text().strip())
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+def test_a_hangup_that_is_ignored_stays_ignored(sleeping, capsys):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert signalled(sleeping, signal.SIGHUP, signal.SIGTERM) == 143
+    finally:
+        signal.signal(signal.SIGHUP, before)
