@@ -1,6 +1,7 @@
 """What is wrong with samples: counted by shard and cause, with the first example of each, and stopped above a limit."""
 
 import collections
+import math
 import threading
 from collections.abc import Iterable
 
@@ -15,7 +16,8 @@ class FaultLog:
     """Counts samples that cannot be used; safe to share between threads.
 
     Args:
-        max_bad_fraction: part of the samples that may be left out, and of those that may be masked.
+        max_bad_fraction: part of the samples that may be left out, and of those that may be masked; infinity only
+            counts, also where nothing can be used.
 
     Attributes:
         counts: how many samples were left out or masked, by shard and cause.
@@ -46,7 +48,7 @@ class FaultLog:
             num_samples: that can be used.
 
         Raises:
-            UserError: it is too much, or nothing can be used.
+            UserError: it is too much, or nothing can be used and the limit is finite.
         """
         faults = list(faults)
         for address, fault in faults:
@@ -54,7 +56,8 @@ class FaultLog:
             self.examples[address, fault.cause] = fault.example
         left_out = sum(fault.count for _, fault in faults)
         everything = left_out + num_samples
-        if faults and (left_out > self._max_bad_fraction * everything or not num_samples):
+        nothing_left = not num_samples and self._max_bad_fraction < math.inf
+        if faults and (left_out > self._max_bad_fraction * everything or nothing_left):
             raise UserError(
                 f"{faults[0][1].example}; {left_out} of {everything} samples cannot be used, and"
                 f" --data.max-bad-fraction allows {self._max_bad_fraction:g}"
@@ -113,7 +116,8 @@ class FaultLog:
     def _check_stream(self, example: str) -> None:
         bad = self.counts.total()
         if bad > self._max_bad_fraction * max(self._num_read, _MIN_SAMPLES_FOR_RATE):
+            defects = "1 defect" if bad == 1 else f"{bad} defects"
+            where = f"in the first {self._num_read} samples" if self._num_read else "before the first sample"
             raise UserError(
-                f"{example}; {bad} defects in the first {self._num_read} samples of a stream:"
-                " mend them, or allow more with --data.max-bad-fraction"
+                f"{example}; {defects} {where} of a stream: mend them, or allow more with --data.max-bad-fraction"
             )

@@ -276,7 +276,7 @@ def summarize(
 
 
 def _cached_path(address: str) -> str:
-    name = hashlib.sha256(storage.absolute(address).encode()).hexdigest()[:24]
+    name = hashlib.sha256(storage.absolute(address).encode("utf-8", "surrogateescape")).hexdigest()[:24]
     return str(cache_folder("indexes") / f"{name}.npz")
 
 

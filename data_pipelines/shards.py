@@ -105,11 +105,12 @@ def write_tar(path: Path, samples: Iterable[Mapping[str, Any]]) -> int:
 def expand(patterns: Path | str | Iterable[Path | str]) -> list[str]:
     """Turns addresses, brace patterns (``{000..009}.tar``), globs, folders and lists into sorted tar files, each once.
 
-    A list is a ``.txt`` file with one of these a line. Addresses such as ``gs://bucket/{000..009}.tar`` are for fsspec;
+    A list is a ``.txt`` file, here or at an address, with one of these a line; lines that are empty or begin with ``#``
+    are left out. Addresses such as ``gs://bucket/{000..009}.tar`` are for fsspec;
     ``pipe:COMMAND`` is a shard that a shell command writes, with braces of its own, for a `Stream`.
 
     Raises:
-        UserError: a pattern, or one alternative of its braces, matches no tar file.
+        UserError: a pattern, or one alternative of its braces, matches no tar file; a list cannot be read.
     """
     patterns = [patterns] if isinstance(patterns, (str, Path)) else list(patterns)
     if not patterns:
@@ -119,7 +120,7 @@ def expand(patterns: Path | str | Iterable[Path | str]) -> list[str]:
 
 def _expand_one(pattern: str) -> list[str]:
     if Path(pattern).is_file():  # before the braces: a file may carry them in its name
-        return expand(storage.read_lines(pattern)) if pattern.endswith(".txt") else [pattern]
+        return _listed(pattern) if pattern.endswith(".txt") else [pattern]
     is_pipe = storage.is_pipe(pattern)
     try:
         alternatives = list(braceexpand(pattern, escape=not is_pipe))  # backslashes of a command are the shell's
@@ -128,7 +129,23 @@ def _expand_one(pattern: str) -> list[str]:
     return alternatives if is_pipe else [address for pattern in alternatives for address in _matches(pattern)]
 
 
+def _listed(address: str) -> list[str]:
+    found: list[str] = []
+    for number, line in enumerate(storage.text_lines(address), 1):
+        if not line or line.startswith("#"):
+            continue
+        try:
+            found += _expand_one(line)
+        except UserError as error:
+            raise UserError(f"{address}:{number}: {error}") from error
+    if not found:
+        raise UserError(f"{address}: the list names no shards; write a tar file, folder or pattern on each line")
+    return found
+
+
 def _matches(pattern: str) -> list[str]:
+    if pattern.endswith(".txt") and not glob.has_magic(pattern):
+        return _listed(pattern)
     if storage.is_remote(pattern):
         found = _remote_matches(pattern)
     elif Path(pattern).is_dir():

@@ -3,6 +3,7 @@
 import functools
 import hashlib
 import os
+import re
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -126,20 +127,31 @@ def read_whole(address: str) -> bytes:
     return retried(lambda: files.cat_file(path))
 
 
-def read_lines(address: str) -> tuple[str, ...]:
-    """Returns the lines of a UTF-8 file such as ``classnames.txt``, without surrounding blanks.
+def text_lines(address: str) -> tuple[str, ...]:
+    """Returns the lines of a UTF-8 file, without surrounding blanks; empty ones at its end are left out.
 
     Raises:
-        UserError: the file is missing, empty, not UTF-8, or holds an empty line before its end.
+        UserError: the file is missing or not UTF-8.
     """
     try:
         text = read_whole(address).decode("utf-8-sig")
-    except OSError as error:
-        raise UserError(f"{address}: cannot be read ({reason(error)}); check the path") from error
+    except UserError:
+        raise
     except UnicodeDecodeError as error:
         raise UserError(f"{address}: not UTF-8 text; save it as UTF-8, one entry a line") from error
+    except Exception as error:  # stores raise what their clients' libraries raise
+        raise UserError(f"{address}: cannot be read ({reason(error)}); check the path") from error
     # Not str.splitlines, which also splits at characters that may stand in a name (U+0085, U+2028).
-    lines = tuple(line.strip() for line in text.rstrip().split("\n"))
+    return tuple(line.strip() for line in text.rstrip().split("\n"))
+
+
+def read_lines(address: str) -> tuple[str, ...]:
+    """Returns the lines of a UTF-8 file such as ``classnames.txt``, whose numbers mean something.
+
+    Raises:
+        UserError: as `text_lines`; the file is empty, or holds an empty line before its end.
+    """
+    lines = text_lines(address)
     if "" in lines:
         what = "the file is empty" if len(lines) == 1 else f"line {lines.index('') + 1} is empty"
         raise UserError(f"{address}: {what}; write one entry a line")
@@ -198,17 +210,35 @@ def checksum(address: str) -> str:
 
 
 def keep_checksum(address: str) -> None:
-    """Writes ``FILE.sha256`` beside a file, as ``sha256sum`` does; one that is there already stays."""
-    if not exists(f"{address}.sha256"):
-        write(f"{address}.sha256", f"{checksum(address)}  {address.rpartition('/')[2]}\n".encode())
+    """Writes ``FILE.sha256`` beside a file, as ``sha256sum`` does, or compares the file with the one that is there.
+
+    Raises:
+        UserError: the file differs from what was kept of it, or its checksum cannot be written.
+    """
+    place = f"{address}.sha256"
+    if exists(place):
+        if differs := differs_from_checksum(address):
+            raise UserError(f"{address}: {differs}")
+        return
+    content = f"{checksum(address)}  {address.rpartition('/')[2]}\n".encode()
+    try:
+        write(place, content)
+    except Exception as error:  # read-only folders and stores, in their clients' words
+        raise UserError(f"{place}: cannot be written ({reason(error)}); leave out --checksum") from error
 
 
 def differs_from_checksum(address: str) -> str:
-    """Returns how a file differs from what was kept of it, nothing if it does not."""
-    if not exists(f"{address}.sha256"):
+    """Returns how a file differs from its ``FILE.sha256`` and the way out, nothing if it does not."""
+    place = f"{address}.sha256"
+    anew = f"remove {place} and run lit-het data index --checksum"
+    if not exists(place):
         return "no checksum was kept; make one with lit-het data index --checksum"
-    kept = read_whole(f"{address}.sha256").decode().split()[0]
-    return "" if checksum(address) == kept else f"differs from {address}.sha256; fetch or write the shard again"
+    kept = re.match(rb"[0-9a-f]{64}\b", read_whole(place), re.IGNORECASE)
+    if kept is None:
+        return f"{place} holds no SHA-256; {anew}"
+    if checksum(address) == kept[0].decode().lower():
+        return ""
+    return f"differs from {place}; fetch or write the shard again or, where it was replaced on purpose, {anew}"
 
 
 class _RetriedFile:

@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 import json
+import math
 import multiprocessing
 import sys
 from collections.abc import Sequence
@@ -81,12 +82,12 @@ def index(shards: Sequence[str], workers: int, *, checksum: bool = False) -> Non
     """Makes the index of every shard that has none; one that was stopped goes on where it was.
 
     Raises:
-        UserError: a shard cannot be read, or differs from the checksum that was kept of it.
+        UserError: a shard cannot be read; with ``checksum``, one differs from what was kept of it.
     """
     addresses, faults, num_samples = expand(shards), collections.Counter[str](), 0
     # Scanning headers keeps a processor busy; processes that are spawned share no threads with this one.
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(max(1, workers), context) as pool, Bar("indexing", len(addresses), "shards") as bar:
+    with ProcessPoolExecutor(workers, context) as pool, Bar("indexing", len(addresses), "shards") as bar:
         for summary in pool.map(summarize, addresses):
             num_samples += summary.count
             faults.update({fault.cause: fault.count for fault in summary.faults})
@@ -112,8 +113,10 @@ def check(
     """Reads every sample as training would and prints what is broken, by shard and cause.
 
     Raises:
-        UserError: something is, after the table.
+        UserError: something is, after the table; before it, a shard that is missing, or no folder for the output.
     """
+    if output is not None and not output.resolve().parent.is_dir():
+        raise UserError(f"no folder {output.parent} to write {output.name} to; make it first")
     config = LoaderConfig(
         tuple(shards),
         image_size=32,
@@ -121,7 +124,7 @@ def check(
         labels=labels,
         captions=captions or "txt",
         threads=workers,
-        max_bad_fraction=1.0,
+        max_bad_fraction=math.inf,
     )
     # Any tokenizer makes the loader read captions.
     tokenizer = (lambda texts: np.zeros((len(texts), 1), np.int32)) if captions else None
@@ -132,24 +135,23 @@ def check(
             bar.advance(1)
     if checksum:
         addresses = expand(shards)
-        with ThreadPoolExecutor(max(1, workers)) as pool, Bar("hashing", len(addresses), "shards") as bar:
+        with ThreadPoolExecutor(workers) as pool, Bar("hashing", len(addresses), "shards") as bar:
             for address, differs in zip(addresses, pool.map(differs_from_checksum, addresses), strict=True):
                 if differs:
                     loader.faults.counts[address, "other checksum"] += 1
                     loader.faults.examples[address, "other checksum"] = f"{address}: {differs}"
                 bar.advance(1)
-    rows = [(*key, count, loader.faults.examples[key]) for key, count in sorted(loader.faults.counts.items())]
+    rows = [
+        (_printable(shard), _printable(cause), count, _printable(loader.faults.examples[shard, cause]))
+        for (shard, cause), count in sorted(loader.faults.counts.items())
+    ]
+    _print_table(rows)
     if output is not None:
         names = ("shard", "cause", "count", "example")
         output.write_text(json.dumps([dict(zip(names, row, strict=True)) for row in rows], indent=2) + "\n")
     if not rows:
         _say(f"all {loader.num_samples:,} samples can be used")
         return
-    # Not a table with borders, which would break paths in the middle.
-    width = max(len(cause) for _, cause, *_ in rows)
-    print(f"{'count':>9}  {'cause':{width}}  shard and first example")
-    for shard, cause, count, example in rows:
-        print(f"{count:>9,}  {cause:{width}}  {example if shard in example else f'{shard}: {example}'}")
     raise UserError(
         f"{loader.faults.counts.total():,} defects; mend them, or allow some in training with --data.max-bad-fraction"
     )
@@ -171,6 +173,21 @@ def _read(kind: Kind, source: Path, scratch: Path, options: SourceOptions) -> Da
             return read_img2dataset(source, options.split)
         case "parquet":
             return read_parquet(source, options.split, options.columns)
+
+
+def _printable(text: str) -> str:
+    """Returns text in which bytes that are not UTF-8, as names of files and members may hold, are escaped."""
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+
+
+def _print_table(rows: Sequence[tuple[str, str, int, str]]) -> None:
+    """Prints no borders, which would break paths in the middle."""
+    if not rows:
+        return
+    width = max(len(cause) for _, cause, *_ in rows)
+    print(f"{'count':>9}  {'cause':{width}}  shard and first example")
+    for shard, cause, count, example in rows:
+        print(f"{count:>9,}  {cause:{width}}  {example if shard in example else f'{shard}: {example}'}")
 
 
 def _remarks(split: Split, class_names: tuple[str, ...] | None) -> list[str]:

@@ -31,7 +31,7 @@ def add_to(data: argparse.ArgumentParser) -> None:
             "shards", nargs="+", metavar="SHARDS", help="tar files, folders, globs, patterns {000..099}.tar, lists .txt"
         )
         parser.add_argument(
-            "--workers", type=int, default=os.cpu_count() or 1, metavar="N", help="default: %(default)s"
+            "--workers", type=_positive, default=os.cpu_count() or 1, metavar="N", help="default: %(default)s"
         )
         parser.add_argument(
             "--checksum",
@@ -70,11 +70,11 @@ def add_to(data: argparse.ArgumentParser) -> None:
             "--split", metavar="NAME", help="this split alone; where SOURCE names none, what to call it (train)"
         )
         parser.add_argument(
-            "--samples-per-shard", type=int, default=10_000, metavar="N", help="at most; default: %(default)s"
+            "--samples-per-shard", type=_positive, default=10_000, metavar="N", help="at most; default: %(default)s"
         )
         parser.add_argument(
             "--workers",
-            type=int,
+            type=_positive,
             default=min(os.cpu_count() or 1, 8),
             metavar="N",
             help="shards at a time; default: %(default)s",
@@ -126,6 +126,12 @@ def add_to(data: argparse.ArgumentParser) -> None:
         ("caption", "captions"),
     ):
         parquet.add_argument(f"--{column}", metavar="COLUMN", help=help)
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is no whole number from 1 on")
+    return int(text)
 
 
 def _index(options: argparse.Namespace, _: list[str]) -> None:

@@ -1,15 +1,22 @@
 """`lit-het data`: from archives to what `lit-het zero-shot` reads; indexes, and what is wrong with shards."""
 
+import gzip
 import json
+import os
 import re
+import subprocess
+import sys
+import tarfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from data_pipelines import storage
 from lit_het.cli.main import main
 from lit_het.cli.zero_shot import parse_set
+from lit_het.errors import UserError
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "data"
 CIFAR = GOLDEN / "cifar-10-python.tar.gz"
@@ -68,7 +75,6 @@ def test_broken_pictures_end_in_one_line_or_are_left_out(tmp_path, capsys):
         (("imagenet", GOLDEN, "OUT", "--devkit", "none.tar.gz"), "holds no pictures"),
         (("img2dataset", "no-such-folder", "OUT"), "no-such-folder: no tar file matches"),
         (("parquet", "none.parquet", "OUT", "--image", "x"), "none.parquet: is no parquet file"),
-        (("cifar10", CIFAR, "OUT", "--workers", "0"), "workers = 0 must be at least 1"),
         (("folder", GOLDEN, GOLDEN / "out"), "where it would be a class; choose another output"),
         (("cifar10", CIFAR, CIFAR), "cannot be made (File exists)"),
     ],
@@ -86,6 +92,21 @@ def test_what_is_not_understood_is_answered_with_the_usage(capsys, arguments):
     with pytest.raises(SystemExit, match="2"):
         main(["data", *arguments])
     assert "usage: lit-het" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "flag"),
+    [
+        (("check", "x.tar", "--workers", "-1"), "--workers"),
+        (("index", "x.tar", "--workers", "0"), "--workers"),
+        (("prepare", "cifar10", "x", "y", "--workers", "two"), "--workers"),
+        (("prepare", "cifar10", "x", "y", "--samples-per-shard", "0"), "--samples-per-shard"),
+    ],
+)
+def test_a_number_below_one_is_refused_with_the_name_of_its_flag(capsys, arguments, flag):
+    with pytest.raises(SystemExit, match="2"):
+        main(["data", *arguments])
+    assert f"argument {flag}: {arguments[-1]} is no whole number from 1 on" in capsys.readouterr().err
 
 
 def test_help_names_every_source_and_its_flags(capsys):
@@ -124,7 +145,7 @@ def test_checking_lists_what_is_broken_and_has_an_exit_code(shards, tmp_path, ca
     assert json.loads((tmp_path / "faults.json").read_text()) == []
     assert "all 12 samples can be used" in capsys.readouterr().err
     assert main([*check, "--captions", "txt"]) == 1  # pets have none
-    assert "has no .txt" in capsys.readouterr().err.splitlines()[-1]
+    assert "has no .txt" in capsys.readouterr().out
     assert main([*check, "--labels"]) == 0
     few = tmp_path / "few.txt"
     few.write_text("one class\n")
@@ -147,3 +168,74 @@ def test_checking_lists_what_is_broken_and_has_an_exit_code(shards, tmp_path, ca
         ("1.tar", "no picture", 1),
         ("1.tar", "other checksum", 1),
     ]
+
+
+def test_the_sum_of_a_shard_that_was_replaced_is_no_secret_and_the_way_out_works(shards, capsys):
+    index = ["data", "index", str(shards), "--checksum", "--workers", "1"]
+    check = ["data", "check", str(shards), "--checksum"]
+    assert main(index) == 0
+    assert main(index) == 0
+    (shards / "0.tar").write_bytes((shards / "1.tar").read_bytes())
+    kept = shards / "0.tar.sha256"
+    for command in (index, check):
+        capsys.readouterr()
+        assert main(command) == 1
+        told = "".join(capsys.readouterr())
+        assert f"0.tar: differs from {kept}; fetch or write the shard again or" in told.replace(f"{shards}/0", "0", 1)
+        assert f"remove {kept} and run lit-het data index --checksum" in told
+    kept.unlink()
+    assert main(index) == main(check) == 0
+
+
+@pytest.mark.parametrize("content", ["", "\n", "not a sum", "0123  0.tar"])
+def test_a_checksum_that_holds_none_is_a_defect_with_a_way_out(shards, capsys, content):
+    assert main(["data", "index", str(shards), "--checksum", "--workers", "1"]) == 0
+    (shards / "0.tar.sha256").write_text(content)
+    assert main(["data", "check", str(shards), "--checksum"]) == 1
+    assert f"{shards}/0.tar.sha256 holds no SHA-256; remove {shards}/0.tar.sha256 and run" in capsys.readouterr().out
+
+
+def test_a_checksum_that_can_be_kept_nowhere_is_one_line(shards, capsys, monkeypatch):
+    def refuse(address: str, content: bytes) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(storage, "write", refuse)
+    with pytest.raises(
+        UserError, match=r"0\.tar\.sha256: cannot be written \(Permission denied\); leave out --checksum"
+    ):
+        storage.keep_checksum(f"{shards}/0.tar")
+
+
+@pytest.mark.parametrize("damage", ["empty", "no tar", "gzip", "no captions"])
+def test_shards_of_which_nothing_can_be_used_have_a_table_too(shards, tmp_path, capsys, damage):
+    for path in shards.glob("*.tar"):
+        content = path.read_bytes()
+        changed = {"empty": bytes(10240), "no tar": b"<html>" * 99, "gzip": gzip.compress(content)}
+        path.write_bytes(changed.get(damage, content))
+    captions = ["--captions", "txt"] if damage == "no captions" else []
+    found = tmp_path / "found.json"
+    assert main(["data", "check", str(shards), "--output", str(found), *captions]) == 1
+    table, errors = capsys.readouterr()
+    assert len(table.splitlines()) == 1 + 3
+    assert len(json.loads(found.read_text())) == 3
+    assert "defects; mend them" in errors.splitlines()[-1]
+
+
+def test_a_folder_for_the_table_that_is_missing_is_told_before_anything_is_read(shards, tmp_path, capsys):
+    assert main(["data", "check", str(shards), "--output", str(tmp_path / "none" / "x.json")]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == f"lit-het: no folder {tmp_path}/none to write x.json to; make it first"
+
+
+def test_names_that_are_no_utf8_are_escaped_in_the_table(tmp_path):
+    with tarfile.open(tmp_path / "x.tar", "w", format=tarfile.USTAR_FORMAT, encoding="latin-1") as tar:
+        for name in ("caf\u00e9.jpg", "th\u00e9.txt"):
+            tar.addfile(tarfile.TarInfo(name))
+    (tmp_path / "x.tar").rename(tmp_path / os.fsdecode(b"\xe9.tar"))
+    command = [sys.executable, "-m", "lit_het.cli.main", "data", "check", str(tmp_path), "--output", "found.json"]
+    environment = {**os.environ, "PYTHONIOENCODING": "utf-8"}
+    ended = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert ended.returncode == 1, ended.stderr
+    assert rf"{tmp_path}/\xe9.tar: key th\xe9 has no .jpg" in ended.stdout
+    assert rf"{tmp_path}/\xe9.tar: key caf\xe9: " in ended.stdout
+    assert {row["shard"] for row in json.loads((tmp_path / "found.json").read_text())} == {rf"{tmp_path}/\xe9.tar"}

@@ -75,3 +75,36 @@ def test_addresses_of_a_store_expand_too(tmp_path: Path):
 def test_a_pattern_that_matches_nothing_is_named(tmp_path: Path, shard: Path, pattern: str):
     with pytest.raises(UserError, match=r"(no-such-\*|shard-000001|missing)\.tar: no tar file matches"):
         expand(f"{tmp_path}/{pattern}")
+
+
+@pytest.mark.parametrize("remote", [False, True])
+def test_lists_may_lie_anywhere_and_have_blank_lines_and_comments(tmp_path: Path, remote: bool):
+    written = [str(path) for path in write_shards(tmp_path, [sample(f"k{i}") for i in range(3)], samples_per_shard=1)]
+    (tmp_path / "more.txt").write_text(f"{written[2]}\n")
+    listed = tmp_path / "list.txt"
+    listed.write_text(f"# the first two\n\n{tmp_path}/shard-00000{{0,1}}.tar\n  # more\n{tmp_path}/more.txt\n\n")
+    assert expand(f"file://{listed}" if remote else listed) == written
+    assert expand(f"{'file://' * remote}{tmp_path}/{{list,more}}.txt") == written
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("# first\n\nmissing-*.tar\n", r"list\.txt:3: missing-\*\.tar: no tar file matches"),
+        ("\n# none\n", r"list\.txt: the list names no shards; write"),
+        ("x{1.tar\n", r"list\.txt:1: x\{1\.tar: "),
+    ],
+)
+@pytest.mark.parametrize("scheme", ["", "file://"])
+def test_an_entry_of_a_list_that_matches_nothing_is_named_with_its_line(
+    tmp_path: Path, content: str, message: str, scheme: str
+):
+    (tmp_path / "list.txt").write_text(content)
+    with pytest.raises(UserError, match=message):
+        expand(f"{scheme}{tmp_path}/list.txt")
+
+
+@pytest.mark.parametrize("scheme", ["", "file://"])
+def test_a_list_that_is_missing_is_named(tmp_path: Path, scheme: str):
+    with pytest.raises(UserError, match=r"none\.txt: cannot be read \(.*\); check the path"):
+        expand(f"{scheme}{tmp_path}/none.txt")

@@ -136,8 +136,10 @@ def test_a_command_that_fails_is_counted_with_its_exit_code(shards: Path):
     assert set(numbers(take(stream, 30))) == set(range(20))  # what came before it failed is sound
     assert stream.faults.counts.keys() == {(failing, "command failed")}
     assert "exit code 3" in stream.faults.examples[failing, "command failed"]
-    with pytest.raises(UserError, match=r"exit 3: command failed \(exit code 3\); 1 defects in the first \d+ samples"):
-        read(failing, 30)
+    with pytest.raises(UserError, match=r"exit 3: command failed \(exit code 3\); 1 defect in the first \d+ samples"):
+        read(failing, 30, stream=Streaming(1))
+    with pytest.raises(UserError, match=r"\(exit code 1\); 1 defect before the first sample of a stream: mend them"):
+        read("pipe:exit 1", 1)
     assert_no_child_is_left()
 
 
