@@ -29,7 +29,7 @@ from lit_het.errors import UserError
 from lit_het.tasks.classification import ClassificationConfig, ClassificationTask
 from lit_het.tasks.contrastive import ContrastiveConfig, ContrastiveTask
 from lit_het.training import loop
-from lit_het.training.logging import Bar, MetricLog
+from lit_het.training.logging import Bar, MetricLog, read_metrics
 from lit_het.training.step import TrainStep, initial_state, make_train_step
 from lit_het.types import Batch, Params, TrainState
 
@@ -169,6 +169,9 @@ def _train_on(mesh: Mesh, config: ExperimentConfig, resume: bool) -> TrainState:
         finally:
             batches.close()
             log.close()
+            if checkpoints.latest_step is None and not read_metrics(log.path):
+                # Nothing is lost: once the cause is mended, the same command starts anew.
+                runs.config_path(config.run_dir).unlink(missing_ok=True)
     for (shard, cause), count in sorted(loader.faults.counts.items()):
         print(f"lit-het: {shard}: {count} samples left out: {cause}", file=sys.stderr)
     return state

@@ -184,6 +184,18 @@ def test_a_broken_image_is_survived_when_the_user_allows_it(lit_config, tmp_path
     assert min(valid) == lit_config.data.batch_size - 1
 
 
+def test_a_run_that_ends_before_its_first_record_starts_anew_by_the_way_out_that_it_names(capsys, lit_config, tmp_path):
+    shards = tiny.write_data(tmp_path / "damaged") / "train"
+    _rewrite(sorted(shards.glob("*.tar"))[0], "broken image")
+    data = dataclasses.replace(lit_config.data, shards=(str(shards),))
+    path = write_config_file(dataclasses.replace(lit_config, data=data), tmp_path / "damaged.py")
+    assert "--data.max-bad-fraction" in refusal(capsys, "train", "--config", path)
+    assert main(["train", "--config", str(path), "--data.max-bad-fraction", "0.1"]) == 0
+    steps = [record["step"] for record in read_metrics(lit_config.run_dir / "metrics.jsonl")]
+    assert steps == sorted(set(steps))
+    assert "already holds a run" in refusal(capsys, "train", "--config", path)
+
+
 def test_a_stream_of_a_command_is_trained_on_and_resumed_with_other_draws(capsys, lit_config, tmp_path):
     address = f"pipe:cat {lit_config.data.shards[0]}/shard-00000{{0..1}}.tar"
     data = dataclasses.replace(lit_config.data, shards=(address,), stream=Streaming(100))
