@@ -30,7 +30,7 @@ class FaultLog:
         self._max_bad_fraction = max_bad_fraction
         self._lock = threading.Lock()
         self._masked: set[tuple[str, str]] = set()
-        self._num_read = 0
+        self._num_read = self._num_counted = 0
 
     @property
     def causes(self) -> collections.Counter[str]:
@@ -98,10 +98,13 @@ class FaultLog:
         """
         name = f"{shard}: key {key}"
         with self._lock:
-            self._count(shard, cause, f"{name}: {reason}")
             if num_samples is None:
+                self._count(shard, cause, f"{name}: {reason}")
                 self._check_stream(f"{name}: {reason}")
                 return
+            if (shard, key) in self._masked:
+                return  # of an earlier epoch
+            self._count(shard, cause, f"{name}: {reason}")
             self._masked.add((shard, key))
             bad, seen = len(self._masked), min(num_samples, max(self._num_read, _MIN_SAMPLES_FOR_RATE))
         if bad > self._max_bad_fraction * seen:
@@ -111,10 +114,11 @@ class FaultLog:
 
     def _count(self, shard: str, cause: str, example: str) -> None:
         self.counts[shard, cause] += 1
+        self._num_counted += 1
         self.examples.setdefault((shard, cause), example)
 
     def _check_stream(self, example: str) -> None:
-        bad = self.counts.total()
+        bad = self._num_counted
         if bad > self._max_bad_fraction * max(self._num_read, _MIN_SAMPLES_FOR_RATE):
             defects = "1 defect" if bad == 1 else f"{bad} defects"
             where = f"in the first {self._num_read} samples" if self._num_read else "before the first sample"

@@ -64,10 +64,12 @@ class Pipe:
             raise Unreadable("command failed", f"exit code {code}")
 
     def kill(self) -> None:
-        """Ends the command at once, for whichever thread."""
-        if self._process.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+        """Ends the command and what it has started at once, for whichever thread.
+
+        The shell may have gone before: as long as one of its group is left, no other can have the group's number.
+        """
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
 
     def close(self) -> None:
         """Ends the command, if it runs still, and lets go of it."""

@@ -347,3 +347,9 @@ def test_random_crops_of_an_epoch_depend_on_the_shard_the_key_and_their_number(t
     alone = config(tmp_path / "b-000000.tar", labels=None, crop=InceptionCrop(0.1)).build()
     (same,) = alone.epoch(6, num_crops=3)
     np.testing.assert_array_equal(same.image, batch.image[6:])
+
+
+def test_a_broken_sample_counts_once_however_often_it_comes(tmp_path: Path, make_shards: Callable[..., Path]):
+    loader = config(make_shards(tmp_path, s4=BROKEN), max_bad_fraction=0.5).build()
+    take(loader, 5 * NUM_SAMPLES // 4)
+    assert loader.faults.causes == {"no picture": 1}

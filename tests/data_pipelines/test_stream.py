@@ -157,6 +157,13 @@ def test_a_command_that_never_ends_after_its_tar_is_ended(shards: Path):
     assert_no_child_is_left()
 
 
+def test_what_a_command_has_left_running_ends_with_it(shards: Path, tmp_path: Path):
+    mark = tmp_path / "mark"
+    read(f"pipe:(sleep 1; touch {mark}) > /dev/null & cat {shards}/shard-000000.tar", 10)
+    time.sleep(1.5)
+    assert not mark.exists()
+
+
 @pytest.mark.parametrize("form", ["{}", "pipe:cat {}"])
 def test_every_defect_of_a_shard_is_counted(tmp_path: Path, make_shards: Callable[..., Path], form: str):
     directory = make_shards(tmp_path, s3={"jpg": b"\xff\xd8\xff\xe0 cut"}, s4={"txt": " "}, s5={"txt": b"\xff"})
