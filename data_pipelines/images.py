@@ -14,7 +14,8 @@ first, to a box of no less than twice the square.
 
 import io
 import math
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 from typing import Literal, TypeAlias
 
 import cv2
@@ -27,13 +28,19 @@ from PIL.ImageFile import ImageFile
 MAX_PIXELS = 2**26
 """Pictures with more pixels than this (8192 x 8192) are refused before they are decoded."""
 
+MAX_SCANS = 32
+"""JPEGs with more scans than this are refused: encoders write about 10, and each costs as much as the whole picture."""
+
 Filter: TypeAlias = Literal["fast", "area", "bilinear", "bicubic"]
 
 Box: TypeAlias = tuple[float, float, float, float]
 """A part of a picture in its pixels: left, top, right, bottom."""
 
 _EXIF_ORIENTATION = 0x0112
-_START_OF_SCAN = 0xDA
+_START_OF_SCAN, _END_OF_IMAGE = 0xDA, 0xD9
+_SEQUENTIAL_FRAMES, _PROGRESSIVE_FRAMES = (0xC0, 0xC1, 0xC9), (0xC2, 0xCA)
+# A marker with a segment behind it, or the end. Fill bytes, stuffed bytes and restarts are none.
+_MARKER = re.compile(rb"\xff[^\x00\x01\xff\xd0-\xd7]", re.DOTALL)
 _MAX_MARGIN = 12  # pixels read beside a box that does not begin with a whole one
 _PILLOW_FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 
@@ -80,7 +87,7 @@ def decode(
         max_pixels: that a picture may have.
 
     Raises:
-        BrokenImage: unknown format, more than ``max_pixels`` pixels, or damaged bytes.
+        BrokenImage: unknown format, more than ``max_pixels`` pixels or `MAX_SCANS` scans, or damaged bytes.
     """
     if data.startswith(b"\xff\xd8\xff"):
         height, width, colorspace = _jpeg_header(data, max_pixels)
@@ -161,6 +168,7 @@ def _jpeg_header(data: bytes, max_pixels: int) -> tuple[int, int, str]:
         raise BrokenImage("damaged JPEG", str(error)) from error
     height, width = int(rows), int(columns)
     _check_pixels(width, height, max_pixels)
+    _check_scans(data)
     return height, width, colorspace
 
 
@@ -199,13 +207,37 @@ def _is_turned(data: bytes) -> bool:
 
 
 def _has_exif(data: bytes) -> bool:
-    """Walks the segments before the pixels of a JPEG; a search through the file would take a twentieth of decoding."""
-    marker = 2
-    while marker + 4 <= len(data) and data[marker + 1] != _START_OF_SCAN:
-        if data.startswith(b"Exif\0\0", marker + 4):
+    for marker, start in _segments(data):
+        if marker == _START_OF_SCAN:
+            return False
+        if data.startswith(b"Exif\0\0", start + 2):
             return True
-        marker += 2 + int.from_bytes(data[marker + 2 : marker + 4])
     return False
+
+
+def _check_scans(data: bytes) -> None:
+    """Looks behind the header of those JPEGs only that can have several scans: it takes a twentieth of decoding."""
+    num_components, num_scans = b"", 0
+    for marker, start in _segments(data):
+        if marker in _SEQUENTIAL_FRAMES:
+            num_components = data[start + 7 : start + 8]
+        elif marker in _PROGRESSIVE_FRAMES:
+            num_components = b""
+        elif marker == _START_OF_SCAN:
+            num_scans += 1
+            if num_scans > MAX_SCANS:
+                raise BrokenImage("too many scans", f"more than {MAX_SCANS}")
+            if data[start + 2 : start + 3] == num_components:  # libjpeg admits no scan after one of all components
+                return
+
+
+def _segments(data: bytes) -> Iterator[tuple[int, int]]:
+    """Walks a JPEG, over entropy-coded data too: yields markers and where the lengths behind them stand."""
+    place = 2
+    while (found := _MARKER.search(data, place)) and data[found.end() - 1] != _END_OF_IMAGE:
+        start = found.end()
+        yield data[start - 1], start
+        place = start + int.from_bytes(data[start : start + 2])
 
 
 def _decode_with_pillow(data: bytes, max_pixels: int) -> np.ndarray:

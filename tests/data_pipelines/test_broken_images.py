@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from data_pipelines.images import BrokenImage, Filter, decode
+from data_pipelines.images import MAX_SCANS, BrokenImage, Filter, decode
 from data_pipelines.transforms import InceptionCrop, Preprocessing
 
 SIZE = 16
@@ -142,6 +142,43 @@ BROKEN = {
     "a PNG without pixels": (png(10, 10), "damaged PNG"),
     "a PNG that ends within its pixels": (png(10, 10, zlib.compress(bytes(310))[:-8]), "damaged PNG"),
 }
+
+
+def with_last_scan_again(data: bytes, times: int) -> bytes:
+    scan = data.rindex(b"\xff\xda")
+    return data[:scan] + data[scan:-2] * times + data[-2:]
+
+
+MANY_SCANS = {
+    "progressive": FILES["progressive JPEG"],
+    "grey and progressive": encoded(scene().convert("L"), "JPEG", progressive=True),
+    "progressive and turned": encoded(scene(), "JPEG", progressive=True, exif=EXIF),
+    "progressive in CMYK": encoded(scene().convert("CMYK"), "JPEG", progressive=True),
+    "progressive with restarts": encoded(scene(), "JPEG", progressive=True, restart_marker_blocks=2),
+}
+
+
+@pytest.mark.parametrize("name", MANY_SCANS)
+def test_scans_without_end_are_refused_before_they_are_decoded(name: str):
+    assert decode(MANY_SCANS[name], SIZE).shape == (SIZE, SIZE, 3)
+    with pytest.raises(BrokenImage, match=f"more than {MAX_SCANS}") as caught:
+        decode(with_last_scan_again(MANY_SCANS[name], MAX_SCANS), SIZE)
+    assert caught.value.cause == "too many scans"
+
+
+def test_a_small_file_does_not_hold_a_thread_for_minutes():
+    grey = encoded(Image.new("L", (8192, 8192)), "JPEG", progressive=True)
+    began = time.monotonic()
+    with pytest.raises(BrokenImage, match="too many scans"):
+        decode(with_last_scan_again(grey, 200), SIZE)
+    assert time.monotonic() - began < 5
+
+
+def test_scans_of_a_thumbnail_are_not_those_of_the_picture():
+    thumbnail = b"Exif\0\0" + b"\xff\xda\0\2" * 100
+    segment = b"\xff\xe1" + struct.pack(">H", len(thumbnail) + 2) + thumbnail
+    data = FILES["progressive JPEG"]
+    assert decode(data[:2] + segment + data[2:], SIZE).shape == (SIZE, SIZE, 3)
 
 
 @pytest.mark.parametrize("name", BROKEN)
