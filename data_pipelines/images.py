@@ -39,6 +39,8 @@ Box: TypeAlias = tuple[float, float, float, float]
 _EXIF_ORIENTATION = 0x0112
 _START_OF_SCAN, _END_OF_IMAGE = 0xDA, 0xD9
 _SEQUENTIAL_FRAMES, _PROGRESSIVE_FRAMES = (0xC0, 0xC1, 0xC9), (0xC2, 0xCA)
+# Of libjpeg's warnings the first is told, so that with this one all pixels were there; every reader shows the picture.
+_JUNK_BEFORE_END = "extraneous bytes before marker 0xd9"
 # A marker with a segment behind it, or the end. Fill bytes, stuffed bytes and restarts are none.
 _MARKER = re.compile(rb"\xff[^\x00\x01\xff\xd0-\xd7]", re.DOTALL)
 _MAX_MARGIN = 12  # pixels read beside a box that does not begin with a whole one
@@ -182,10 +184,12 @@ def _least_side(box: Box, height: int, width: int, size: int, filter: Filter) ->
 
 
 def _decode_jpeg(data: bytes, least_side: int, *, fast: bool) -> np.ndarray:
-    factor = 2 if least_side else 1
+    size = (least_side, least_side, 2 if least_side else 1)
     try:
-        return simplejpeg.decode_jpeg(data, "RGB", fast, fast, least_side, least_side, factor)
+        return simplejpeg.decode_jpeg(data, "RGB", fast, fast, *size)
     except ValueError as error:
+        if _JUNK_BEFORE_END in str(error):
+            return simplejpeg.decode_jpeg(data, "RGB", fast, fast, *size, strict=False)
         raise BrokenImage("damaged JPEG", str(error)) from error
 
 

@@ -174,6 +174,26 @@ def test_a_small_file_does_not_hold_a_thread_for_minutes():
     assert time.monotonic() - began < 5
 
 
+@pytest.mark.parametrize("name", ["JPEG", "progressive JPEG", "large JPEG"])
+@pytest.mark.parametrize("filter", FILTERS)
+def test_junk_before_the_end_of_a_jpeg_changes_nothing_but_what_is_cut_stays_broken(name: str, filter: Filter):
+    data, junk = FILES[name], bytes(range(1, 33))
+    np.testing.assert_array_equal(
+        decode(data[:-2] + junk + data[-2:], SIZE, filter=filter), decode(data, SIZE, filter=filter)
+    )
+    scan = data.rindex(b"\xff\xda")
+    for cut in (
+        data[:-2],
+        data[:-2] + junk,
+        data[:-100],
+        data[: scan + 20] + data[-2:],
+        data[: scan + 20],
+        data[:scan] + junk + data[scan : scan + 20] + data[-2:],
+    ):
+        with pytest.raises(BrokenImage, match="damaged"):
+            decode(cut, SIZE, filter=filter)
+
+
 def test_scans_of_a_thumbnail_are_not_those_of_the_picture():
     thumbnail = b"Exif\0\0" + b"\xff\xda\0\2" * 100
     segment = b"\xff\xe1" + struct.pack(">H", len(thumbnail) + 2) + thumbnail

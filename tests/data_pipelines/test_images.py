@@ -89,6 +89,15 @@ def test_exif_orientation_is_applied(picture_bytes: Encode, orientation: int):
     assert_close(decode(picture_bytes(image, "JPEG", quality=100, subsampling=0, exif=exif), 16), q)
 
 
+@pytest.mark.parametrize("fill", [1, 2, 5])
+def test_exif_orientation_is_found_behind_fill_bytes(picture_bytes: Encode, fill: int):
+    exif = Image.Exif()
+    exif[274] = 6
+    data = picture_bytes(Image.fromarray(np.rot90(quarters()).copy()), "JPEG", quality=100, subsampling=0, exif=exif)
+    at = data.index(b"\xff\xe1")
+    assert_close(decode(data[:at] + b"\xff" * fill + data[at:], 16), quarters())
+
+
 def test_the_format_is_told_by_the_bytes_not_by_jpeg_habits(picture_bytes: Encode):
     # Oxford-IIIT Pets holds PNG and GIF files under the name .jpg; decode never sees a name.
     assert decode(picture_bytes(Image.new("RGB", (5, 3), "red"), "GIF"), 4)[0, 0].tolist() == [255, 0, 0]
