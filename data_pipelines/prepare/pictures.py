@@ -5,7 +5,7 @@ import io
 import cv2
 import numpy as np
 from jaxtyping import UInt8
-from PIL import BmpImagePlugin, GifImagePlugin, TiffImagePlugin
+from PIL import BmpImagePlugin, GifImagePlugin, Image, TiffImagePlugin
 from PIL.ImageFile import ImageFile
 
 from data_pipelines.images import MAX_PIXELS, BrokenImage, decode
@@ -13,21 +13,23 @@ from data_pipelines.images import MAX_PIXELS, BrokenImage, decode
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
 """What names of pictures end with, in lower case; the content decides what they are."""
 
-_PNG_MODES = ("1", "L", "LA", "P", "RGB", "RGBA", "I;16")
+_PNG_MODES = {mode: mode for mode in ("1", "L", "LA", "P", "RGB", "RGBA", "I;16")}
+_PNG_MODES |= {"PA": "RGBA", "RGBX": "RGB", "CMYK": "RGB", "YCbCr": "RGB"}
 _CHECKED_SIZE = 8  # pixels: every byte is decoded whatever the size, and a small one is resized fast
 
 
 def as_stored(data: bytes, *, check: bool = False) -> tuple[str, bytes]:
     """Returns a picture's extension and bytes in a shard, told by its first bytes.
 
-    JPEG, PNG and WebP stay as they are. The first frame of a GIF, a BMP and a TIFF become PNG, without loss.
+    JPEG, PNG and WebP stay as they are. The first frame of a GIF, a BMP and a TIFF become PNG: levels of 8 bits, and of
+    16 in grey, stay what they are; CMYK and YCbCr become RGB.
 
     Args:
         data: the picture as its source holds it.
         check: also decode it, as the loader would.
 
     Raises:
-        BrokenImage: it is in no format that can be read, or damaged.
+        BrokenImage: it is in no format that can be read, its levels have no known white, or it is damaged.
     """
     if data.startswith(b"\xff\xd8\xff"):
         extension = "jpg"
@@ -54,12 +56,22 @@ def _to_png(data: bytes) -> bytes:
         with reader(io.BytesIO(data)) as image:
             if image.width * image.height > MAX_PIXELS:
                 raise BrokenImage("too many pixels", f"{image.width} x {image.height}, at most {MAX_PIXELS}")
-            (image if image.mode in _PNG_MODES else image.convert("RGB")).save(stream, "PNG")
+            _as_png_holds_it(image).save(stream, "PNG")
     except BrokenImage:
         raise
     except Exception as error:  # Pillow's readers raise whatever the damage makes them trip over
         raise BrokenImage(f"damaged {reader.format}", str(error)) from error
     return stream.getvalue()
+
+
+def _as_png_holds_it(image: Image.Image) -> Image.Image:
+    if image.mode in ("I;16B", "I;16L"):  # Pillow's conversion to its own order of bytes clips to 255
+        return Image.fromarray(np.asarray(image).astype(np.uint16))
+    if image.mode not in _PNG_MODES:
+        detail = f"{image.format} in mode {image.mode}; save it with 8 or 16 bits"
+        raise BrokenImage("levels whose white is not known", detail)
+    mode = _PNG_MODES[image.mode]
+    return image if image.mode == mode else image.convert(mode)
 
 
 def _reader(data: bytes) -> type[ImageFile]:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from data_pipelines.images import BrokenImage
+from data_pipelines.images import BrokenImage, decode
 from data_pipelines.prepare.pictures import as_stored, encode_png
 
 
@@ -28,6 +28,31 @@ def test_the_rest_becomes_png_with_the_same_pixels(picture, format, mode):
         np.testing.assert_array_equal(np.asarray(ours), np.asarray(theirs))
     else:
         np.testing.assert_array_equal(np.asarray(ours.convert("RGB")), np.asarray(theirs.convert("RGB")))
+
+
+@pytest.mark.parametrize("order", ["<", ">"])
+def test_sixteen_bits_keep_their_levels_whatever_the_order_of_their_bytes(order):
+    levels = (np.arange(256) * 257).reshape(16, 16)
+    mode, stream = "I;16B" if order == ">" else "I;16", io.BytesIO()
+    Image.frombytes(mode, (16, 16), levels.astype(f"{order}u2").tobytes()).save(stream, "TIFF")
+    stored = as_stored(stream.getvalue(), check=True)[1]
+    np.testing.assert_array_equal(np.asarray(Image.open(io.BytesIO(stored))), levels)
+    np.testing.assert_array_equal(decode(stored, 16)[..., 0], np.arange(256).reshape(16, 16))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int32])
+def test_levels_whose_white_is_not_known_are_refused(dtype):
+    stream = io.BytesIO()
+    Image.fromarray(np.ones((4, 4), dtype)).save(stream, "TIFF")
+    with pytest.raises(BrokenImage, match=r"white is not known \(TIFF in mode [IF]; save it with 8 or 16 bits\)"):
+        as_stored(stream.getvalue())
+
+
+def test_transparency_of_a_palette_is_kept():
+    stream = io.BytesIO()
+    Image.new("RGBA", (4, 4), (255, 0, 0, 0)).convert("PA").save(stream, "TIFF")
+    stored = Image.open(io.BytesIO(as_stored(stream.getvalue())[1]))
+    assert np.asarray(stored.convert("RGBA"))[..., 3].max() == 0
 
 
 def test_an_animation_keeps_its_first_frame_and_what_is_transparent():
