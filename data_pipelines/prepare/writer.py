@@ -29,14 +29,14 @@ import numpy as np
 
 from data_pipelines.images import BrokenImage
 from data_pipelines.prepare.archives import TarFiles
-from data_pipelines.prepare.dataset import DataSet, Split
+from data_pipelines.prepare.dataset import DataSet, Sample, Split
 from data_pipelines.prepare.pictures import as_stored
 from data_pipelines.shards import write_tar
 from lit_het.errors import UserError, require_at_least
 from lit_het.files import completed, write_atomically
 
 _RECORD = "prepared.json"
-_VERSION = 1  # of what follows from a source and options; another one begins anew
+_VERSION = 2  # of what follows from a source and options; another one begins anew
 _SHUFFLE_SEED = 0
 
 
@@ -120,7 +120,7 @@ class SplitWriter:
             advance: called with the number of samples that were just done.
 
         Returns:
-            The number of samples written, by this writer and those before: all but the broken ones.
+            The number of samples written, by this writer and those before: all but broken ones.
 
         Raises:
             UserError: a picture is broken, the disk is full, or another process writes the same folder.
@@ -170,25 +170,32 @@ class SplitWriter:
         with completed(self._partial / f"{shard}.tar") as temporary:
             count = write_tar(temporary, self._members(self._range(shard), order, proceed))
             if not count:
-                raise UserError(f"{self._folder.name}: no picture of shard {shard} can be read; check the source")
+                raise UserError(f"{self._folder.name}: no sample of shard {shard} can be used; check the source")
         return count
 
     def _members(self, positions: range, order: np.ndarray, proceed: Callable[[], None]) -> Iterator[dict[str, Any]]:
         numbers = order[positions.start : positions.stop].tolist()
         for position, number, sample in zip(positions, numbers, self._split.read(numbers), strict=True):
-            try:
-                extension, picture = as_stored(sample.picture, check=self._options.check_pictures)
-            except BrokenImage as error:
-                if not self._options.skip_broken:
-                    raise UserError(
-                        f"{sample.origin}: {error}; mend it, or leave out such pictures with --skip-broken"
-                    ) from error
-            else:
+            stored = self._stored(sample)
+            if stored is not None:
+                extension, picture = stored
                 members = {"__key__": f"s{position:07d}", extension: picture, **sample.members}
                 if self._split.labels is not None:
                     members["cls"] = int(self._split.labels[number])
                 yield members
             proceed()
+
+    def _stored(self, sample: Sample) -> tuple[str, bytes] | None:
+        """The extension and bytes of a picture; None leaves its sample out."""
+        if "txt" in sample.members and not _is_caption(sample.members["txt"]):
+            return None
+        try:
+            return as_stored(sample.picture, check=self._options.check_pictures)
+        except BrokenImage as error:
+            if self._options.skip_broken:
+                return None
+            message = f"{sample.origin}: {error}; mend it, or leave out such pictures with --skip-broken"
+            raise UserError(message) from error
 
     def _range(self, shard: int) -> range:
         """The positions of a shard's samples: equally many in each, but for one."""
@@ -214,6 +221,14 @@ def write_names(output: Path, dataset: DataSet) -> None:
     templates = output / "zeroshot_classification_templates.txt"
     if not templates.exists():
         write_atomically(templates, "".join(f"{template}\n" for template in dataset.templates))
+
+
+def _is_caption(text: bytes) -> bool:
+    """Whether training takes it."""
+    try:
+        return bool(text.decode("utf-8").strip())
+    except UnicodeDecodeError:
+        return False
 
 
 def _read_plan(folder: Path) -> Any:

@@ -1,5 +1,6 @@
 import fcntl
 import hashlib
+import json
 import os
 import signal
 import subprocess
@@ -158,9 +159,24 @@ def test_a_broken_picture_is_named_and_left_out_on_request_from_where_the_writer
 
 def test_broken_pictures_in_shards_that_were_kept_are_counted(tmp_path):
     options = WriteOptions(3, skip_broken=True)
-    with pytest.raises(UserError, match="no picture of shard 2 can be read"):
+    with pytest.raises(UserError, match="no sample of shard 2 can be used"):
         SplitWriter(tmp_path / "test", numbered(9, broken=[1, 6, 7, 8]), options).write(advance)
     assert SplitWriter(tmp_path / "test", numbered(9, broken=[1]), options).write(advance) == 8
+
+
+def test_captions_that_training_would_refuse_are_left_out_and_counted(tmp_path, written):
+    captions = [b"a", b"", b" \n\t", b"caf\xe9", "café".encode(), "\u2003".encode()]
+
+    def read(numbers: Sequence[int]) -> Iterator[Sample]:
+        for number in numbers:
+            picture = encode_png(np.full((2, 2, 3), number, np.uint8))
+            yield Sample(picture, f"picture {number}", {"txt": captions[number]})
+
+    split = Split(6, read, "captions", left_out={"without caption": 3})
+    assert SplitWriter(tmp_path / "test", split, WriteOptions()).write(advance) == 2
+    assert [sample.members["txt"].decode() for sample in written(tmp_path / "test")] == ["a", "café"]
+    record = json.loads((tmp_path / "test" / "prepared.json").read_text())
+    assert (record["samples"], record["left_out"]) == (2, {"without caption": 3, "broken": 4})
 
 
 def test_damage_behind_the_header_is_found_where_every_picture_is_checked(tmp_path):
