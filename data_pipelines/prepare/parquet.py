@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ class Columns:
         image: bytes, or a structure with a field ``bytes``; None takes the one that there is.
         label: the class, a string or a number that the schema names; None takes the column that the schema calls a
             ClassLabel if ``caption`` is None too.
-        caption: a string.
+        caption: text, or a list of texts, of which the first is taken.
     """
 
     image: str | None = None
@@ -54,6 +54,8 @@ def read_parquet(source: Path, split: str | None = None, columns: Columns | None
     parts = {name: by_split[name] for name in chosen(by_split, split, str(source))}
     first = next(iter(parts.values()))[0]
     columns = _find(first, columns or Columns())
+    for file in itertools.chain.from_iterable(parts.values()):
+        _check(file, columns)
     if columns.label is None:
         return DataSet({name: _split(files, columns) for name, files in parts.items()})
     values = {name: [value for file in files for value in file.column(columns.label)] for name, files in parts.items()}
@@ -84,10 +86,11 @@ class _File:
 
     def column(self, name: str) -> list[Any]:
         """All values of one column."""
-        return [row[name] for row in self.rows([name], 0, self.num_rows)]
+        return [row[name] for row in self.rows({name: self.schema.field(name).type}, 0, self.num_rows)]
 
-    def rows(self, columns: Sequence[str], start: int, stop: int) -> Iterator[dict[str, Any]]:
-        """The rows from ``start`` up to ``stop``, of some columns."""
+    def rows(self, types: Mapping[str, Any], start: int, stop: int) -> Iterator[dict[str, Any]]:
+        """The rows from ``start`` up to ``stop``, of some columns, read as these types."""
+        import pyarrow as arrow
         import pyarrow.parquet as parquet
 
         starts = self.group_starts
@@ -95,10 +98,11 @@ class _File:
         try:
             with parquet.ParquetFile(self.path) as file:
                 row = starts[groups[0]] if groups else 0
-                for batch in file.iter_batches(_ROWS_AT_A_TIME, row_groups=groups, columns=list(columns)):
+                for batch in file.iter_batches(_ROWS_AT_A_TIME, row_groups=groups, columns=list(types)):
                     first, last = max(start - row, 0), min(stop - row, batch.num_rows)
                     if first < last:
-                        yield from batch.slice(first, last - first).to_pylist()
+                        part = batch.slice(first, last - first).select(list(types))
+                        yield from part.cast(arrow.schema(types)).to_pylist()
                     row += batch.num_rows
         except (OSError, ValueError) as error:
             raise UserError(f"{self.path}: is damaged ({error}); download it again") from error
@@ -106,26 +110,51 @@ class _File:
 
 def _find(file: _File, columns: Columns) -> Columns:
     """Fills in the columns that were not named."""
-    import pyarrow as arrow
-
-    names: list[str] = file.schema.names
-    for name in (columns.image, columns.label, columns.caption):
-        if name is not None and name not in names:
-            raise UserError(f"{file.path}: has no column {name!r}, only {', '.join(names)}")
-
-    def holds_bytes(field: Any) -> bool:
-        if arrow.types.is_struct(field.type):
-            return field.type.get_field_index("bytes") >= 0
-        return arrow.types.is_binary(field.type) or arrow.types.is_large_binary(field.type)
-
-    images = [name for name in names if holds_bytes(file.schema.field(name))]
+    _check(file, columns)
+    images = [name for name in file.schema.names if _holds_bytes(file, name)]
     image = columns.image or _only(images, file, "pictures", "--image")
-    if image not in images:
-        raise UserError(f"{file.path}: column {image!r} holds no bytes of pictures; choose another with --image")
     if columns.label or columns.caption:
         return dataclasses.replace(columns, image=image)
     labels = [name for name, feature in file.features.items() if feature.get("_type") == "ClassLabel"]
     return Columns(image, _only(labels, file, "classes", "--label (or captions with --caption)"))
+
+
+def _check(file: _File, columns: Columns) -> None:
+    """Refuses a file that lacks a column, or holds something else in it than what it is for."""
+    for name in (columns.image, columns.label, columns.caption):
+        if name is not None and name not in file.schema.names:
+            raise UserError(f"{file.path}: has no column {name!r}, only {', '.join(file.schema.names)}")
+    if columns.image is not None and not _holds_bytes(file, columns.image):
+        raise UserError(
+            f"{file.path}: column {columns.image!r} holds no bytes of pictures; choose another with --image"
+        )
+    if columns.caption is not None:
+        _caption_type(file, columns.caption)
+
+
+def _holds_bytes(file: _File, column: str) -> bool:
+    import pyarrow as arrow
+
+    held = file.schema.field(column).type
+    if arrow.types.is_struct(held):
+        return held.get_field_index("bytes") >= 0
+    return arrow.types.is_binary(held) or arrow.types.is_large_binary(held)
+
+
+def _caption_type(file: _File, column: str) -> Any:
+    """What to read captions as: bytes, which unlike strings need not be UTF-8, or lists of them."""
+    import pyarrow as arrow
+
+    held = file.schema.field(column).type
+    is_list = arrow.types.is_list(held)
+    as_bytes = {kind: arrow.binary() for kind in (arrow.string(), arrow.binary())}
+    as_bytes |= {kind: arrow.large_binary() for kind in (arrow.large_string(), arrow.large_binary())}
+    text = as_bytes.get(held.value_type if is_list else held)
+    if text is None:
+        raise UserError(
+            f"{file.path}: column {column!r} holds {held}, neither text nor lists of it; choose another with --caption"
+        )
+    return arrow.list_(text) if is_list else text
 
 
 def _only(names: Sequence[str], file: _File, what: str, flag: str) -> str:
@@ -163,10 +192,13 @@ def _split(files: Sequence[_File], columns: Columns, labels: np.ndarray | None =
             first, last = max(numbers[0] - start, 0), min(numbers[-1] + 1 - start, file.num_rows)
             if first >= last:
                 continue
-            for row, values in enumerate(file.rows([image, *([caption] if caption else [])], first, last), first):
+            types = {image: file.schema.field(image).type}
+            if caption:
+                types[caption] = _caption_type(file, caption)
+            for row, values in enumerate(file.rows(types, first, last), first):
                 picture = values[image]
                 data = picture["bytes"] if isinstance(picture, dict) else picture
-                members = {"txt": (values[caption] or "").encode()} if caption else {}
+                members = {"txt": _first(values[caption]) or b""} if caption else {}
                 yield Sample(data or b"", f"{file.path}: row {row}", members)
 
     return Split(
@@ -181,3 +213,7 @@ def _split(files: Sequence[_File], columns: Columns, labels: np.ndarray | None =
         ),
         labels=labels,
     )
+
+
+def _first(captions: bytes | list[bytes | None] | None) -> bytes | None:
+    return next(iter(captions), None) if isinstance(captions, list) else captions

@@ -53,6 +53,43 @@ def test_captions_are_taken_from_the_column_that_is_named_and_bytes_need_no_stru
     ]
 
 
+def test_of_several_captions_the_first_is_taken(tmp_path, save, write):
+    captions = [["first", "second"], ["only"], [], None, [None, "late"], ["e"], ["f"]]
+    samples = write(read_parquet(save(text=captions), columns=Columns(caption="text")), tmp_path, "train")
+    assert [sample.members["txt"] for sample in samples] == [b"first", b"only", b"e", b"f"]
+
+
+@pytest.mark.parametrize("is_list", [False, True])
+def test_captions_that_training_would_refuse_are_left_out(tmp_path, save, write, is_list):
+    captions = arrow.array([b"a", None, b"", b" \n", b"caf\xe9", "café".encode(), b"g"])
+    not_all_utf8 = captions.cast(arrow.string(), safe=False)
+    if is_list:
+        not_all_utf8 = arrow.ListArray.from_arrays(list(range(8)), not_all_utf8)
+    samples = write(read_parquet(save(text=not_all_utf8), columns=Columns(caption="text")), tmp_path, "train")
+    assert [sample.members["txt"].decode() for sample in samples] == ["a", "café", "g"]
+
+
+def test_captions_of_bytes_are_as_good_as_text(tmp_path, save, write):
+    path = save(text=arrow.array([b"caption"] * 7, arrow.large_binary()))
+    samples = write(read_parquet(path, columns=Columns("image", caption="text")), tmp_path, "train")
+    assert {sample.members["txt"] for sample in samples} == {b"caption"}
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"text": None}, r"train-00001-of-00002\.parquet: has no column 'text', only image, label"),
+        ({"text": [1] * 7}, r"train-00001.*column 'text' holds int64, neither text nor lists of it; .* --caption"),
+        ({"image": ["a.jpg"] * 7}, r"train-00001.*column 'image' holds no bytes of pictures"),
+    ],
+)
+def test_a_later_file_of_a_split_that_differs_is_named(save, changed, message):
+    save(7, "train-00000-of-00002.parquet")
+    source = save(7, "train-00001-of-00002.parquet", **changed).parent
+    with pytest.raises(UserError, match=message):
+        read_parquet(source, columns=Columns(caption="text"))
+
+
 def test_labels_and_captions_can_be_kept_together(tmp_path, save, write):
     samples = write(read_parquet(save(), columns=Columns(label="label", caption="text")), tmp_path, "train")
     assert [(sample.label, sample.members["txt"]) for sample in samples[:2]] == [(0, b"caption 0"), (1, b"caption 1")]
@@ -89,6 +126,8 @@ def test_a_row_without_bytes_is_named(tmp_path, save, picture, write):
     [
         ({}, Columns(image="picture"), "has no column 'picture', only image, label, text"),
         ({}, Columns(image="text"), "column 'text' holds no bytes of pictures"),
+        ({}, Columns(caption="label"), "column 'label' holds int64, neither text nor lists of it"),
+        ({"text": [[[1]]] * 7}, Columns(caption="text"), "column 'text' holds list<.*, neither text nor lists of it"),
         ({"image": None}, Columns(), r"0 columns hold pictures \(label, text\); name one with --image"),
         ({"mask": [b""] * 7}, Columns(), r"2 columns hold pictures \(image, label, text, mask\)"),
         (
