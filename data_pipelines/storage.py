@@ -4,6 +4,7 @@ import functools
 import hashlib
 import os
 import re
+import stat
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -88,13 +89,15 @@ def stamp(address: str) -> str:
     """Returns what changes when a file does: its size and time of change, or the tag that its store gives it.
 
     Raises:
-        UserError: there is no such file, or its store does not answer.
+        UserError: there is no such file, it is a pipe or device, or its store does not answer.
     """
     if is_pipe(address):
         raise UserError(f"{address}: a command cannot seek; read it with `data.stream` in a configuration file")
     try:
         if not is_remote(address):
             status = Path(address).stat()
+            if not stat.S_ISREG(status.st_mode):
+                raise OSError("is no regular file")
             return f"{status.st_size} {status.st_mtime_ns}"
         files, path = filesystem(address)
         info = retried(lambda: files.info(path))

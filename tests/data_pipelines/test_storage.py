@@ -1,6 +1,7 @@
 """Bytes come from local files and from stores, which may stumble."""
 
 import io
+import os
 from pathlib import Path
 
 import fsspec
@@ -137,3 +138,10 @@ def test_an_object_that_changes_has_another_stamp(store: list[str]):
     assert before == storage.stamp(store[0])
     fsspec.filesystem("stumbling").pipe_file("/data/shard-000000.tar", b"x" * 10_240)
     assert storage.stamp(store[0]) != before
+
+
+def test_a_pipe_in_the_place_of_a_shard_is_refused_not_waited_for(tmp_path: Path):
+    os.mkfifo(tmp_path / "shard.tar")
+    for address in (str(tmp_path / "shard.tar"), "/dev/zero"):
+        with pytest.raises(UserError, match=r"cannot be read \(is no regular file\); check the path of the shards"):
+            storage.stamp(address)
