@@ -13,6 +13,7 @@ what reading and decoding find keeps its place as an invalid row. Both are count
 
 import dataclasses
 import hashlib
+import math
 import sys
 from collections.abc import Callable, Generator, Sequence
 
@@ -48,9 +49,9 @@ class WeightedShards:
     weight: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.weight <= 0:
+        if not 0 < self.weight < math.inf:
             raise UserError(
-                f"WeightedShards: weight = {self.weight} must be more than 0; leave the data set out instead"
+                f"WeightedShards: weight = {self.weight} must be more than 0 and finite; leave the data set out instead"
             )
 
 
@@ -111,8 +112,10 @@ class LoaderConfig:
     stream: Streaming | None = None
 
     def __post_init__(self) -> None:
-        require_at_least(0, self, "seed", "threads", "max_bad_fraction")
+        require_at_least(0, self, "seed", "threads")
         require_at_least(1, self, "image_size", "batch_size", "prefetch_batches")
+        if not 0 <= self.max_bad_fraction <= 1:
+            raise UserError(f"LoaderConfig: max_bad_fraction = {self.max_bad_fraction} must be from 0 to 1")
         if self.window is not None:
             require_at_least(1, self, "window")
         if self.stream is not None:

@@ -13,6 +13,8 @@ from typing import Protocol, cast, runtime_checkable
 import grain
 import numpy as np
 
+from lit_het.errors import UserError
+
 # In this many samples every data set of a mixture has its share, to one sample.
 _CYCLE = 10_000
 # grain's permutations of few samples are far from even: in 1 of 500, sixteen of them stay as they are.
@@ -42,19 +44,16 @@ class Shuffled:
     """Every epoch is a permutation of its own of all samples."""
 
     def __init__(self, num_samples: int, seed: int):
-        self._num_samples, self._seed = num_samples, seed
+        self._num_samples = num_samples
         # grain numbers the epochs' seeds upwards: neighbouring seeds would share orders if they were not hashed
         self._order = grain.MapDataset.range(num_samples).shuffle(_hashed(seed)).repeat()
-        self._few = functools.lru_cache(maxsize=4)(self._permutation_of_few)
+        self._few = functools.lru_cache(maxsize=4)(lambda epoch: _permutation_of_few(num_samples, seed, epoch))
 
     def __getitem__(self, position: int) -> int:
         if self._num_samples > _FEW:
             return cast(int, self._order[position])
         epoch, place = divmod(position, self._num_samples)
-        return int(self._few(epoch)[place])
-
-    def _permutation_of_few(self, epoch: int) -> np.ndarray:
-        return np.random.default_rng((self._seed, epoch)).permutation(self._num_samples)
+        return self._few(epoch)[place]
 
 
 class WindowShuffled:
@@ -94,7 +93,9 @@ class WindowShuffled:
         # Windows without samples would share their beginnings with the next.
         return order.tolist(), sorted(set(window_starts)), shard_starts
 
-    def _make_permutation(self, epoch: int, window: int, size: int) -> Order:
+    def _make_permutation(self, epoch: int, window: int, size: int) -> Order | list[int]:
+        if size <= _FEW:
+            return _permutation_of_few(size, self._seed, epoch, window + 1)  # with a 0 it would be that of the shards
         return cast(Order, grain.MapDataset.range(size).shuffle(_hashed(self._seed, epoch, window)))
 
 
@@ -105,6 +106,9 @@ class Mixed:
         orders: of each data set, over its own samples.
         weights: shares of the samples, to be normalised.
         starts: number of the first sample of each data set among all.
+
+    Raises:
+        UserError: a share is so small that none of the samples would be of its data set.
     """
 
     def __init__(self, orders: Sequence[Order], weights: Sequence[float], starts: Sequence[int]):
@@ -113,6 +117,12 @@ class Mixed:
         one_hot = self._source[:, None] == np.arange(len(orders))[None]
         self._before = np.cumsum(one_hot, axis=0) - one_hot
         self._in_cycle = one_hot.sum(axis=0)
+        if not self._in_cycle.all():
+            weight = weights[int(np.argmin(self._in_cycle))]
+            raise UserError(
+                f"mixture: a data set of weight {weight:g} among {sum(weights):g} has none of {_CYCLE:,} samples;"
+                " raise its weight or leave it out"
+            )
 
     def __getitem__(self, position: int) -> int:
         cycle, slot = divmod(position, len(self._source))
@@ -129,6 +139,10 @@ def _proportional(weights: np.ndarray) -> np.ndarray:
         cycle[slot] = int(np.argmax(shares * (slot + 1) - given))
         given[cycle[slot]] += 1
     return cycle
+
+
+def _permutation_of_few(size: int, *seed: int) -> list[int]:
+    return np.random.default_rng(seed).permutation(size).tolist()
 
 
 def _hashed(*seed: int) -> int:

@@ -353,3 +353,15 @@ def test_a_broken_sample_counts_once_however_often_it_comes(tmp_path: Path, make
     loader = config(make_shards(tmp_path, s4=BROKEN), max_bad_fraction=0.5).build()
     take(loader, 5 * NUM_SAMPLES // 4)
     assert loader.faults.causes == {"no picture": 1}
+
+
+@pytest.mark.parametrize("weight", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_weight_that_is_no_share_is_refused(weight: float):
+    with pytest.raises(UserError, match=r"WeightedShards: weight = .* must be more than 0 and finite"):
+        WeightedShards(("a.tar",), weight)
+
+
+@pytest.mark.parametrize("fraction", [-0.1, 1.5, float("nan"), float("inf")])
+def test_a_fraction_of_bad_samples_is_a_fraction(fraction: float):
+    with pytest.raises(UserError, match=r"LoaderConfig: max_bad_fraction = .* must be from 0 to 1"):
+        LoaderConfig(("a.tar",), max_bad_fraction=fraction)

@@ -4,11 +4,13 @@ import collections
 import itertools
 import tracemalloc
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_pipelines.order import InTurn, Mixed, Shuffled, WindowShuffled
+from lit_het.errors import UserError
 
 
 def epoch(order, number, size):
@@ -81,3 +83,18 @@ def test_a_mixture_keeps_its_proportions_everywhere_and_every_set_its_own_epochs
     # Also where one cycle ends and the next begins.
     of_first = [sample for sample in (mixed[i] for i in range(9_990, 10_010)) if sample < 7]
     assert all((b - a) % 7 == 1 for a, b in itertools.pairwise(of_first))
+
+
+def test_permutations_of_a_small_window_are_even():
+    order = WindowShuffled([16], 1, 0)
+    places = np.array([epoch(order, number, 16) for number in range(2000)])
+    assert not (places == np.arange(16)[None]).all(axis=1).any()
+    counts = np.stack([np.bincount(column, minlength=16) for column in places.T])
+    # Each of 256 counts is binomial: 125 expected, deviation 10.8.
+    assert np.abs(counts - 125).max() < 60
+
+
+@pytest.mark.parametrize("weights", [[1.0, 1e-9], [1e-9, 1.0], [1.0, 2.0, 1e-5]])
+def test_a_weight_too_small_for_a_single_sample_is_refused(weights):
+    with pytest.raises(UserError, match=r"mixture: a data set of weight 1e-0[59] among .* has none of 10,000"):
+        Mixed([InTurn(5)] * len(weights), weights, [0] * len(weights))
