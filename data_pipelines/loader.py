@@ -88,7 +88,7 @@ class LoaderConfig:
         window: shards whose samples are shuffled together, where reads far apart are slow; None shuffles all.
         threads: that read and decode batches ahead; 0 reads each batch when it is asked for.
         prefetch_batches: kept ready.
-        max_bad_fraction: part of the samples that may be broken or missing before the run stops.
+        max_bad_fraction: part of the samples that may be broken or missing before the run stops; infinity only counts.
         embeddings: a folder that ``lit-het embed`` wrote for these shards, to be read in place of pictures.
         stream: reads shards that cannot seek from end to end, as a `Stream`; None reads at random, as a `Loader`.
     """
@@ -291,7 +291,7 @@ def _order(config: LoaderConfig, counts: Sequence[int], num_shards: Sequence[int
     ends = np.cumsum(num_shards).tolist()
     of_sets = [counts[end - number : end] for end, number in zip(ends, num_shards, strict=True)]
     for data_set, of_set in zip((config, *config.mixture), of_sets, strict=True):
-        if not sum(of_set):
+        if not sum(of_set) and math.isfinite(config.max_bad_fraction):
             raise UserError(f"{data_set.shards[0]}: no sample can be used; mend it, or leave it out of the mixture")
     starts = np.cumsum([0, *map(sum, of_sets)]).tolist()
     # Data sets of a mixture do not share their permutations.

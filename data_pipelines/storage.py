@@ -138,12 +138,10 @@ def text_lines(address: str) -> tuple[str, ...]:
     """
     try:
         text = read_whole(address).decode("utf-8-sig")
-    except UserError:
-        raise
+    except OSError as error:
+        raise UserError(f"{address}: cannot be read ({reason(error)}); check the path") from error
     except UnicodeDecodeError as error:
         raise UserError(f"{address}: not UTF-8 text; save it as UTF-8, one entry a line") from error
-    except Exception as error:  # stores raise what their clients' libraries raise
-        raise UserError(f"{address}: cannot be read ({reason(error)}); check the path") from error
     # Not str.splitlines, which also splits at characters that may stand in a name (U+0085, U+2028).
     return tuple(line.strip() for line in text.rstrip().split("\n"))
 
