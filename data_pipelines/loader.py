@@ -88,7 +88,7 @@ class LoaderConfig:
         window: shards whose samples are shuffled together, where reads far apart are slow; None shuffles all.
         threads: that read and decode batches ahead; 0 reads each batch when it is asked for.
         prefetch_batches: kept ready.
-        max_bad_fraction: part of the samples that may be broken or missing before the run stops; infinity only counts.
+        max_bad_fraction: part of the samples that may be broken or missing before the run stops.
         embeddings: a folder that ``lit-het embed`` wrote for these shards, to be read in place of pictures.
         stream: reads shards that cannot seek from end to end, as a `Stream`; None reads at random, as a `Loader`.
     """
@@ -147,6 +147,7 @@ class Loader:
         config: which shards, and how.
         tokenizer: captions to ids ``[n l]``; None leaves ``Batch.text`` out.
         advance: called with 1 after each shard that was indexed, for a progress bar.
+        faults: where to count what is wrong; None makes one that stops at ``max_bad_fraction``.
 
     Attributes:
         config: as given.
@@ -164,10 +165,11 @@ class Loader:
         config: LoaderConfig,
         tokenizer: Tokenizer | None = None,
         advance: Callable[[int], None] = lambda count: None,
+        faults: FaultLog | None = None,
     ):
         data_sets = config.data_sets()
         self.config = config
-        self.faults = FaultLog(config.max_bad_fraction)
+        self.faults = FaultLog(config.max_bad_fraction) if faults is None else faults
         labels = config.labels.build(storage.parent(data_sets[0][0])) if config.labels else None
         self.num_classes = labels.num_classes if labels else None
         training = Training(config.preprocessing, config.crop, config.augmentations)
@@ -291,7 +293,7 @@ def _order(config: LoaderConfig, counts: Sequence[int], num_shards: Sequence[int
     ends = np.cumsum(num_shards).tolist()
     of_sets = [counts[end - number : end] for end, number in zip(ends, num_shards, strict=True)]
     for data_set, of_set in zip((config, *config.mixture), of_sets, strict=True):
-        if not sum(of_set) and math.isfinite(config.max_bad_fraction):
+        if config.mixture and not sum(of_set):
             raise UserError(f"{data_set.shards[0]}: no sample can be used; mend it, or leave it out of the mixture")
     starts = np.cumsum([0, *map(sum, of_sets)]).tolist()
     # Data sets of a mixture do not share their permutations.

@@ -26,7 +26,7 @@ from rich.table import Table
 from configs import lit_so400m_het_xl
 from configs.experiment import ExperimentConfig
 from data_pipelines.embeddings import EmbeddingFolder, Recipe, describe
-from data_pipelines.index import index_shard
+from data_pipelines.index import index_shard, summarize
 from data_pipelines.loader import Loader, LoaderConfig
 from data_pipelines.shards import IMAGE, expand
 from data_pipelines.transforms import Preprocessing, Training
@@ -123,7 +123,7 @@ def _store(folder: Path, data: LoaderConfig, size: int) -> None:
     random = np.random.default_rng(0)
     for address in expand(data.shards):
         table = index_shard(address)
-        if not output.has(table):
+        if not output.has(summarize(address)):
             output.write(table, random.normal(size=(int(table.has([IMAGE]).sum()), 1, size)).astype(np.float32))
 
 

@@ -13,6 +13,7 @@ from typing import Literal
 
 import numpy as np
 
+from data_pipelines.faults import FaultLog
 from data_pipelines.index import summarize
 from data_pipelines.labels import ClassIndex
 from data_pipelines.loader import Loader, LoaderConfig
@@ -124,12 +125,11 @@ def check(
         labels=labels,
         captions=captions or "txt",
         threads=workers,
-        max_bad_fraction=math.inf,
     )
     # Any tokenizer makes the loader read captions.
     tokenizer = (lambda texts: np.zeros((len(texts), 1), np.int32)) if captions else None
     with Bar("indexing", len(expand(shards)), "shards") as bar:
-        loader = Loader(config, tokenizer, bar.advance)
+        loader = Loader(config, tokenizer, bar.advance, FaultLog(math.inf))
     with Bar("checking", -(-loader.num_samples // config.batch_size), "batches") as bar:
         for _ in loader.epoch():
             bar.advance(1)
