@@ -16,7 +16,7 @@ import itertools
 import random
 import tarfile
 import threading
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from webdataset.filters import shuffle
@@ -66,13 +66,25 @@ class Stream:
         """Tells whether two streams read shards of the same addresses; what is in them is not known beforehand."""
         return hashlib.sha256("\n".join(self._addresses).encode()).hexdigest()[:16]
 
-    def batches(self, position: int = 0, process_index: int = 0, process_count: int = 1) -> Generator[Batch]:
+    @property
+    def buffer_size(self) -> int:
+        """Samples that each worker collects before its first batch."""
+        return max(1, (self.config.stream or Streaming()).shuffle_buffer // max(1, self.config.threads))
+
+    def batches(
+        self,
+        position: int = 0,
+        process_index: int = 0,
+        process_count: int = 1,
+        advance: Callable[[int], None] = lambda count: None,
+    ) -> Generator[Batch]:
         """Training batches without end; another position gives other draws, not the same ones from there on.
 
         Args:
             position: samples that all hosts together have consumed before.
             process_index: this host's number.
             process_count: how many hosts share each batch.
+            advance: called with 1 for each of the ``buffer_size`` samples that the first batch waits for.
 
         Yields:
             This host's rows of each global batch, ``[b / process_count, ...]``.
@@ -83,10 +95,16 @@ class Stream:
         config, size = self.config, self.config.batch_size
         rows = rows_per_process(size, process_count)
         count = max(1, config.threads)
-        buffer = max(1, (config.stream or Streaming()).shuffle_buffer // count)
         readers = [
-            _ShardReader(self._addresses, self._maker.members, self.faults, buffer, (config.seed, position, *place))
-            for place in itertools.product([process_index], range(count))
+            _ShardReader(
+                self._addresses,
+                self._maker.members,
+                self.faults,
+                self.buffer_size,
+                (config.seed, position, process_index, worker),
+                (lambda count: None) if worker else advance,
+            )
+            for worker in range(count)
         ]
 
         def make(number: int) -> Batch:
@@ -125,19 +143,28 @@ class _ShardReader:
         faults: where defects are counted.
         buffer: samples to draw from.
         seed: of all draws.
+        advance: called with 1 for each sample until the buffer is full.
 
     Attributes:
         samples: without end; those that lack a member have the reason in its place.
     """
 
     def __init__(
-        self, addresses: Sequence[str], kinds: Sequence[str], faults: FaultLog, buffer: int, seed: tuple[int, ...]
+        self,
+        addresses: Sequence[str],
+        kinds: Sequence[str],
+        faults: FaultLog,
+        buffer: int,
+        seed: tuple[int, ...],
+        advance: Callable[[int], None],
     ):
         self._addresses, self._kinds, self._faults = addresses, kinds, faults
         self._random = random.Random(str(seed))
         self._lock, self._is_stopped = threading.Lock(), False
         self._pipe: Pipe | None = None
-        self.samples: Generator[RawSample] = shuffle(buffer, initial=buffer, rng=self._random)(self._in_order())
+        self.samples: Generator[RawSample] = shuffle(buffer, initial=buffer, rng=self._random)(
+            _counted(self._in_order(), buffer, advance)
+        )
 
     def stop(self) -> None:
         """Makes the thread that reads raise `_Stopped` soon: a command that it waits for is killed."""
@@ -215,6 +242,13 @@ class _ShardReader:
         if self._is_stopped:
             raise _Stopped  # a command that was killed is no defect
         self._faults.skip(address, cause, f"{address}: {what}")
+
+
+def _counted(samples: Iterator[RawSample], count: int, advance: Callable[[int], None]) -> Iterator[RawSample]:
+    for sample in itertools.islice(samples, count):
+        advance(1)
+        yield sample
+    yield from samples
 
 
 def _chosen(found: dict[str, bytes], kind: str) -> bytes | Unreadable:

@@ -17,7 +17,7 @@ from configs import experiment
 from configs.experiment import ExperimentConfig
 from data_pipelines import storage
 from data_pipelines.embeddings import EmbeddingFolder, Precision, Recipe, describe
-from data_pipelines.index import ShardIndex, index_shard
+from data_pipelines.index import ShardIndex, ShardSummary, index_shard
 from data_pipelines.loader import Loader, LoaderConfig
 from data_pipelines.shards import IMAGE
 from data_pipelines.transforms import Training
@@ -97,18 +97,15 @@ def embed(source: Path, output: str, options: EmbedOptions, flags: Sequence[str]
         seed=data.seed,
     )
     folder = EmbeddingFolder(output, recipe)
-    with Bar("indexing", len(addresses), "shards") as bar:
-        index = ShardIndex(addresses, [IMAGE], advance=bar.advance)
-    with ThreadPoolExecutor(_MAX_REQUESTS) as pool:
-        there = list(pool.map(folder.has, index.summaries))
-    mine = [shard for shard, is_there in zip(index.summaries, there, strict=True) if not is_there]
-    if len(mine) < len(addresses):
-        _say(f"{sum(there)} of {len(addresses)} shards have their embeddings in {output} already")
-    if not mine:
+    missing, num_samples = _missing(folder, addresses)
+    if len(missing) < len(addresses):
+        there = len(addresses) - len(missing)
+        _say(f"{there} of {len(addresses)} shards have their embeddings in {output} already")
+    if not missing:
         return
     # Of all samples, not of those that a command which was stopped has left.
-    allowed = data.max_bad_fraction * len(index) / max(1, sum(shard.count for shard in mine))
-    shards = tuple(shard.address for shard in mine)
+    allowed = data.max_bad_fraction * num_samples / max(1, sum(shard.count for shard in missing))
+    shards = tuple(shard.address for shard in missing)
     loader = Loader(dataclasses.replace(data, shards=shards, mixture=(), max_bad_fraction=min(1.0, allowed)))
     encode = _encoder(config, params, mesh)
     with Bar("embedding", loader.num_samples * max(1, options.num_crops), "pictures") as bar:
@@ -116,8 +113,18 @@ def embed(source: Path, output: str, options: EmbedOptions, flags: Sequence[str]
     for (shard, cause), count in sorted(loader.faults.counts.items()):
         _say(f"{shard}: {count} pictures without embeddings: {cause}")
     if unread:
-        raise UserError(f"{unread} of {len(mine)} shards could not be read to their end; start again to embed them")
-    _say(f"the pictures of {len(mine):,} shards have their embeddings in {output}")
+        raise UserError(f"{unread} of {len(missing)} shards could not be read to their end; start again to embed them")
+    _say(f"the pictures of {len(missing):,} shards have their embeddings in {output}")
+
+
+def _missing(folder: EmbeddingFolder, addresses: Sequence[str]) -> tuple[list[ShardSummary], int]:
+    """Returns the shards without embeddings, and the number of samples in all."""
+    with Bar("indexing", len(addresses), "shards") as bar:
+        index = ShardIndex(addresses, [IMAGE], advance=bar.advance)
+    with ThreadPoolExecutor(_MAX_REQUESTS) as pool:
+        there = pool.map(folder.has, index.summaries)
+        missing = [shard for shard, is_there in zip(index.summaries, there, strict=True) if not is_there]
+    return missing, len(index)
 
 
 def _addresses(data: LoaderConfig, part: tuple[int, int]) -> list[str]:

@@ -152,22 +152,21 @@ def _train_on(mesh: Mesh, config: ExperimentConfig, resume: bool) -> TrainState:
                 print("lit-het: a stream cannot seek: from here on it draws samples anew", file=sys.stderr)
         _write_run_files(config, tokenizer)
         log = MetricLog(config.run_dir, first_step=int(state.step))
-        batches = loader.batches(position, jax.process_index(), jax.process_count())
         try:
-            state = loop.train(
-                _compiled(make_train_step(task, optimizer, config.seed), state),
-                state,
-                locked,
-                _to_devices(batches, task, mesh),
-                num_steps=config.num_steps,
-                cadence=config.cadence,
-                log=log,
-                saver=_Saver(checkpoints, config.data.batch_size, checksum, loader.digest),
-                evaluate=_evaluation(config, task, locked, tokenizer),
-                description=config.run_dir.name,
-            )
+            with _begun(loader, position) as batches:
+                state = loop.train(
+                    _compiled(make_train_step(task, optimizer, config.seed), state),
+                    state,
+                    locked,
+                    _to_devices(batches, task, mesh),
+                    num_steps=config.num_steps,
+                    cadence=config.cadence,
+                    log=log,
+                    saver=_Saver(checkpoints, config.data.batch_size, checksum, loader.digest),
+                    evaluate=_evaluation(config, task, locked, tokenizer),
+                    description=config.run_dir.name,
+                )
         finally:
-            batches.close()
             log.close()
             if checkpoints.latest_step is None and not read_metrics(log.path):
                 # Nothing is lost: once the cause is mended, the same command starts anew.
@@ -182,6 +181,21 @@ def _open_data(config: LoaderConfig, tokenizer: Tokenizer | None) -> Loader | St
         return Stream(config, tokenizer)
     with Bar("indexing", sum(map(len, config.data_sets())), "shards") as bar:
         return Loader(config, tokenizer, bar.advance)
+
+
+@contextlib.contextmanager
+def _begun(loader: Loader | Stream, position: int) -> Iterator[Iterator[Batch]]:
+    """Yields the batches from a position on, those of a stream when the first is there; closes them at the end."""
+    place = position, jax.process_index(), jax.process_count()
+    first: list[Batch] = []
+    if isinstance(loader, Stream):
+        with Bar("filling the shuffle buffer", loader.buffer_size, "samples") as bar:
+            batches = loader.batches(*place, bar.advance)
+            first.append(next(batches))
+    else:
+        batches = loader.batches(*place)
+    with contextlib.closing(batches):
+        yield itertools.chain(first, batches)
 
 
 def train_unless_done(config: ExperimentConfig) -> None:
