@@ -76,6 +76,7 @@ class Stream:
         position: int = 0,
         process_index: int = 0,
         process_count: int = 1,
+        *,
         advance: Callable[[int], None] = lambda count: None,
     ) -> Generator[Batch]:
         """Training batches without end; another position gives other draws, not the same ones from there on.

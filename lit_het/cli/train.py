@@ -190,7 +190,7 @@ def _begun(loader: Loader | Stream, position: int) -> Iterator[Iterator[Batch]]:
     first: list[Batch] = []
     if isinstance(loader, Stream):
         with Bar("filling the shuffle buffer", loader.buffer_size, "samples") as bar:
-            batches = loader.batches(*place, bar.advance)
+            batches = loader.batches(*place, advance=bar.advance)
             first.append(next(batches))
     else:
         batches = loader.batches(*place)
