@@ -142,11 +142,13 @@ class BatchMaker:
 
     Attributes:
         members: the kinds that are read of a sample.
+        num_classes: of the labels; None without labels.
     """
 
     def __init__(self, views: Views, captions: Captions | None, labels: Labels | None, seed: int, faults: FaultLog):
         self._views, self._captions, self._labels = views, captions, labels
         self._seed, self._faults = seed, faults
+        self.num_classes = labels.num_classes if labels else None
         texts = [part.member for part in (captions, labels) if part is not None]
         self.members = tuple(dict.fromkeys([views.member, *texts]))
 

@@ -31,7 +31,6 @@ from lit_het.files import cache_folder
 _INDEX_VERSION = 3
 # Tables of shards that are kept in memory, some 300 kB each for 10,000 samples.
 _MAX_TABLES = 16_384
-_MAX_THREADS = 16
 # Keys are kept side by side, each as long as the longest.
 _MAX_KEY_LENGTH = 1024
 
@@ -149,7 +148,7 @@ class ShardIndex:
         summary = functools.partial(summarize, required=self._required, attach=attach)
         # Stores answer many at once; scanning a local shard is work for the processor.
         is_remote = any(map(storage.is_remote, map(str, addresses)))
-        self._pool = ThreadPoolExecutor(_MAX_THREADS) if is_remote else None
+        self._pool = ThreadPoolExecutor(storage.MAX_REQUESTS) if is_remote else None
         for of_shard in (self._pool.map if self._pool else map)(summary, map(str, addresses)):
             self.summaries.append(of_shard)
             advance(1)

@@ -21,7 +21,7 @@ import grain
 import numpy as np
 
 from data_pipelines import storage
-from data_pipelines.batches import BatchMaker, Captions, Pictures, RawSample, Tokenizer, rows_per_process
+from data_pipelines.batches import BatchMaker, Captions, Pictures, RawSample, Tokenizer, Views, rows_per_process
 from data_pipelines.embeddings import StoredEmbeddings, describe
 from data_pipelines.faults import FaultLog
 from data_pipelines.index import ShardIndex
@@ -123,6 +123,21 @@ class LoaderConfig:
                 if getattr(self, field) != getattr(LoaderConfig, field):
                     raise UserError(f"LoaderConfig: a `stream` has no `{field}`; leave out one of them")
 
+    @property
+    def training(self) -> Training:
+        """How pictures become squares in training."""
+        return Training(self.preprocessing, self.crop, self.augmentations)
+
+    def batch_maker(self, views: Views, tokenizer: Tokenizer | None, address: str, faults: FaultLog) -> BatchMaker:
+        """Joins views with captions and labels, whose files are looked for near the address of a shard.
+
+        Raises:
+            UserError: the labels cannot be read.
+        """
+        captions = Captions(self.captions, tokenizer) if tokenizer else None
+        labels = self.labels.build(storage.parent(address)) if self.labels else None
+        return BatchMaker(views, captions, labels, self.seed, faults)
+
     def data_sets(self) -> list[list[str]]:
         """Returns the tar files of each data set, that of ``shards`` first.
 
@@ -170,15 +185,12 @@ class Loader:
         data_sets = config.data_sets()
         self.config = config
         self.faults = FaultLog(config.max_bad_fraction) if faults is None else faults
-        labels = config.labels.build(storage.parent(data_sets[0][0])) if config.labels else None
-        self.num_classes = labels.num_classes if labels else None
-        training = Training(config.preprocessing, config.crop, config.augmentations)
         self.stored: StoredEmbeddings | None = None
         if config.embeddings is not None:
-            self.stored = StoredEmbeddings(config.embeddings, describe(training, config.image_size, random=True))
-        views = self.stored or Pictures(training, config.image_size)
-        captions = Captions(config.captions, tokenizer) if tokenizer else None
-        self._maker = BatchMaker(views, captions, labels, config.seed, self.faults)
+            self.stored = StoredEmbeddings(config.embeddings, describe(config.training, config.image_size, random=True))
+        views = self.stored or Pictures(config.training, config.image_size)
+        self._maker = config.batch_maker(views, tokenizer, data_sets[0][0], self.faults)
+        self.num_classes = self._maker.num_classes
         # Samples without pictures are left out, also where pictures are not read: the order is the same.
         required = [IMAGE if member == views.member else member for member in self._maker.members]
         addresses = [address for shards in data_sets for address in shards]

@@ -19,6 +19,7 @@ from lit_het.files import completed
 PIPE = "pipe:"
 # Seconds to wait before each new try of a remote store.
 BACK_OFF = (0.5, 1.0, 2.0, 4.0, 8.0)
+MAX_REQUESTS = 16  # to a store, at a time
 _MAX_OPEN_FILES = 512  # below the usual limit of 1,024 descriptors per process
 # What no second try would mend.
 _FINAL = (FileNotFoundError, PermissionError, IsADirectoryError, ImportError)

@@ -22,7 +22,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from webdataset.filters import shuffle
 
 from data_pipelines import storage
-from data_pipelines.batches import BatchMaker, Captions, Pictures, RawSample, Tokenizer, rows_per_process
+from data_pipelines.batches import Pictures, RawSample, Tokenizer, rows_per_process
 from data_pipelines.faults import FaultLog
 from data_pipelines.index import DAMAGED, EMPTY, NO_TAR, REPEATED
 from data_pipelines.loader import LoaderConfig, Streaming
@@ -30,7 +30,6 @@ from data_pipelines.pipes import Pipe
 from data_pipelines.shards import extensions, key_and_extension
 from data_pipelines.storage import SequentialFile, Unreadable
 from data_pipelines.tars import DamagedTar, streamed_members
-from data_pipelines.transforms import Training
 from lit_het.errors import UserError
 from lit_het.types import Batch
 
@@ -55,11 +54,9 @@ class Stream:
         (self._addresses,) = config.data_sets()
         self.config = config
         self.faults = FaultLog(config.max_bad_fraction)
-        labels = config.labels.build(storage.parent(self._addresses[0])) if config.labels else None
-        self.num_classes = labels.num_classes if labels else None
-        pictures = Pictures(Training(config.preprocessing, config.crop, config.augmentations), config.image_size)
-        captions = Captions(config.captions, tokenizer) if tokenizer else None
-        self._maker = BatchMaker(pictures, captions, labels, config.seed, self.faults)
+        pictures = Pictures(config.training, config.image_size)
+        self._maker = config.batch_maker(pictures, tokenizer, self._addresses[0], self.faults)
+        self.num_classes = self._maker.num_classes
 
     @property
     def digest(self) -> str:

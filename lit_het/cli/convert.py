@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import shutil
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -36,7 +35,7 @@ from lit_het.tasks.contrastive import ContrastiveConfig
 from lit_het.towers.bert import BertConfig
 from lit_het.towers.resnet import ResNetConfig
 from lit_het.towers.vit import ViTConfig
-from lit_het.training.logging import Bar
+from lit_het.training.logging import Bar, say
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,7 +107,7 @@ def import_weights(source: str, run_dir: Path, options: ImportOptions) -> None:
         if config.tokenizer is not None:
             runs.tokenizer_path(partial).write_bytes(config.tokenizer.model.read_bytes())
         experiment.save(config, runs.config_path(partial))
-    print(f"lit-het: {parameters.count(shapes):,} parameters of {source} in {run_dir}", file=sys.stderr)
+    say(f"{parameters.count(shapes):,} parameters of {source} in {run_dir}")
 
 
 @contextlib.contextmanager
@@ -144,7 +143,7 @@ def export(run_dir: Path, to: str, output: Path, pretrained: Path | None) -> Non
         (_export_classifier if is_classifier else _export_contrastive)(run_dir, to, output, pretrained)
     except OSError as error:
         raise UserError(f"{output} cannot be written: {error}") from error
-    print(f"lit-het: {run_dir} as {to} in {output}", file=sys.stderr)
+    say(f"{run_dir} as {to} in {output}")
 
 
 def _export_classifier(run_dir: Path, to: str, output: Path, pretrained: Path | None) -> None:
@@ -232,7 +231,7 @@ def _preprocessing(found: Imported, source: str, image_size: int, *, was_chosen:
     if reading.image_size != image_size and not was_chosen:
         remarks += (f"size: pictures had {reading.image_size} pixels, the tower takes {image_size}; see --image-size",)
     for remark in remarks:
-        print(f"lit-het: preprocessing of {source}: {remark}", file=sys.stderr)
+        say(f"preprocessing of {source}: {remark}")
     return reading.preprocessing
 
 

@@ -5,7 +5,6 @@ import dataclasses
 import json
 import math
 import multiprocessing
-import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
@@ -28,7 +27,7 @@ from data_pipelines.prepare.writer import SplitWriter, WriteOptions, write_names
 from data_pipelines.shards import expand
 from data_pipelines.storage import differs_from_checksum, keep_checksum
 from lit_het.errors import UserError
-from lit_het.training.logging import Bar
+from lit_het.training.logging import Bar, say
 
 Kind = Literal["cifar10", "cifar100", "pets", "imagenet", "folder", "img2dataset", "parquet"]
 
@@ -62,21 +61,21 @@ def prepare(kind: Kind, source: Path, output: Path, of_source: SourceOptions, op
         output.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"{output}: cannot be made ({error.strerror}); choose another output") from error
-    _say(f"reading {source}")
+    say(f"reading {source}")
     dataset = _read(kind, source, output, of_source)
     writers = {name: SplitWriter(output / name, split, options) for name, split in dataset.splits.items()}
     write_names(output, dataset)
     for name, split in dataset.splits.items():
         for remark in _remarks(split, dataset.class_names):
-            _say(f"{name}: {remark}")
+            say(f"{name}: {remark}")
         writer = writers[name]
         if writer.finished:
-            _say(f"{name}: is all in {output / name} already")
+            say(f"{name}: is all in {output / name} already")
             continue
         with Bar(f"{name}", split.num_samples, "pictures", start=writer.num_kept) as bar:
             written = writer.write(bar.advance)
         broken = split.num_samples - written
-        _say(f"{name}: {written:,} pictures in {output / name}" + (f", {broken:,} broken ones left out" * bool(broken)))
+        say(f"{name}: {written:,} pictures in {output / name}" + (f", {broken:,} broken ones left out" * bool(broken)))
 
 
 def index(shards: Sequence[str], workers: int, *, checksum: bool = False) -> None:
@@ -97,9 +96,9 @@ def index(shards: Sequence[str], workers: int, *, checksum: bool = False) -> Non
             with Bar("hashing", len(addresses), "shards") as hashing:
                 for _ in pool.map(keep_checksum, addresses):
                     hashing.advance(1)
-    _say(f"{num_samples:,} samples in {len(addresses):,} shards")
+    say(f"{num_samples:,} samples in {len(addresses):,} shards")
     for cause, count in faults.items():
-        _say(f"{count:,} times: {cause}; see lit-het data check")
+        say(f"{count:,} times: {cause}; see lit-het data check")
 
 
 def check(
@@ -118,8 +117,9 @@ def check(
     """
     if output is not None and not output.resolve().parent.is_dir():
         raise UserError(f"no folder {output.parent} to write {output.name} to; make it first")
+    addresses = expand(shards)
     config = LoaderConfig(
-        tuple(shards),
+        tuple(addresses),
         image_size=32,
         batch_size=64,
         labels=labels,
@@ -128,13 +128,12 @@ def check(
     )
     # Any tokenizer makes the loader read captions.
     tokenizer = (lambda texts: np.zeros((len(texts), 1), np.int32)) if captions else None
-    with Bar("indexing", len(expand(shards)), "shards") as bar:
+    with Bar("indexing", len(addresses), "shards") as bar:
         loader = Loader(config, tokenizer, bar.advance, FaultLog(math.inf))
     with Bar("checking", -(-loader.num_samples // config.batch_size), "batches") as bar:
         for _ in loader.epoch():
             bar.advance(1)
     if checksum:
-        addresses = expand(shards)
         with ThreadPoolExecutor(workers) as pool, Bar("hashing", len(addresses), "shards") as bar:
             for address, differs in zip(addresses, pool.map(differs_from_checksum, addresses), strict=True):
                 if differs:
@@ -150,7 +149,7 @@ def check(
         names = ("shard", "cause", "count", "example")
         output.write_text(json.dumps([dict(zip(names, row, strict=True)) for row in rows], indent=2) + "\n")
     if not rows:
-        _say(f"all {loader.num_samples:,} samples can be used")
+        say(f"all {loader.num_samples:,} samples can be used")
         return
     raise UserError(
         f"{loader.faults.counts.total():,} defects; mend them, or allow some in training with --data.max-bad-fraction"
@@ -202,7 +201,3 @@ def _remarks(split: Split, class_names: tuple[str, ...] | None) -> list[str]:
                 f"{len(empty)} of {len(class_names)} classes have no pictures, {class_names[empty[0]]} first"
             )
     return remarks
-
-
-def _say(line: str) -> None:
-    print(f"lit-het: {line}", file=sys.stderr, flush=True)

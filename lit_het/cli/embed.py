@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,7 +19,6 @@ from data_pipelines.embeddings import EmbeddingFolder, Precision, Recipe, descri
 from data_pipelines.index import ShardIndex, ShardSummary, index_shard
 from data_pipelines.loader import Loader, LoaderConfig
 from data_pipelines.shards import IMAGE
-from data_pipelines.transforms import Training
 from lit_het import parameters, sharding
 from lit_het.cli import runs
 from lit_het.cli.train import with_flags
@@ -28,10 +26,8 @@ from lit_het.errors import UserError, require_at_least
 from lit_het.tasks.classification import ClassificationConfig
 from lit_het.towers.resnet import ResNetConfig
 from lit_het.towers.vit import ViTConfig
-from lit_het.training.logging import Bar
+from lit_het.training.logging import Bar, say
 from lit_het.types import Batch, Params
-
-_MAX_REQUESTS = 16  # to a store, at a time
 
 # A batch as it comes from the loader to the embeddings of its rows.
 Encode = Callable[[Batch], jax.Array]
@@ -76,11 +72,10 @@ def embed(source: Path, output: str, options: EmbedOptions, flags: Sequence[str]
         UserError: the tower, the shards or the output cannot be used.
     """
     config = _configuration(source, flags)
-    data = dataclasses.replace(config.data, labels=None, embeddings=None, stream=None, shuffle=True)
+    data = dataclasses.replace(config.data, labels=None, embeddings=None, stream=None)
     if options.shards:
         data = dataclasses.replace(data, shards=options.shards, mixture=())
-    training = Training(data.preprocessing, data.crop, data.augmentations)
-    if options.num_crops and training.crop is None and not training.augmentations:
+    if options.num_crops and data.crop is None and not data.augmentations:
         raise UserError(
             "all crops would be the same: give `crop` or `augmentations` in the configuration, or leave out --crops"
         )
@@ -90,7 +85,7 @@ def embed(source: Path, output: str, options: EmbedOptions, flags: Sequence[str]
     params = _tower_params(source, config)
     recipe = Recipe(
         tower=runs.tower_fingerprint(config, params),
-        pictures=describe(training, data.image_size, random=options.num_crops > 0),
+        pictures=describe(data.training, data.image_size, random=options.num_crops > 0),
         size=_all_members(config).embedding_size,
         num_crops=options.num_crops,
         dtype=options.dtype,
@@ -100,7 +95,7 @@ def embed(source: Path, output: str, options: EmbedOptions, flags: Sequence[str]
     missing, num_samples = _missing(folder, addresses)
     if len(missing) < len(addresses):
         there = len(addresses) - len(missing)
-        _say(f"{there} of {len(addresses)} shards have their embeddings in {output} already")
+        say(f"{there} of {len(addresses)} shards have their embeddings in {output} already")
     if not missing:
         return
     # Of all samples, not of those that a command which was stopped has left.
@@ -111,17 +106,17 @@ def embed(source: Path, output: str, options: EmbedOptions, flags: Sequence[str]
     with Bar("embedding", loader.num_samples * max(1, options.num_crops), "pictures") as bar:
         unread = _write(folder, loader, encode, bar.advance)
     for (shard, cause), count in sorted(loader.faults.counts.items()):
-        _say(f"{shard}: {count} pictures without embeddings: {cause}")
+        say(f"{shard}: {count} pictures without embeddings: {cause}")
     if unread:
         raise UserError(f"{unread} of {len(missing)} shards could not be read to their end; start again to embed them")
-    _say(f"the pictures of {len(missing):,} shards have their embeddings in {output}")
+    say(f"the pictures of {len(missing):,} shards have their embeddings in {output}")
 
 
 def _missing(folder: EmbeddingFolder, addresses: Sequence[str]) -> tuple[list[ShardSummary], int]:
     """Returns the shards without embeddings, and the number of samples in all."""
     with Bar("indexing", len(addresses), "shards") as bar:
         index = ShardIndex(addresses, [IMAGE], advance=bar.advance)
-    with ThreadPoolExecutor(_MAX_REQUESTS) as pool:
+    with ThreadPoolExecutor(storage.MAX_REQUESTS) as pool:
         there = pool.map(folder.has, index.summaries)
         missing = [shard for shard, is_there in zip(index.summaries, there, strict=True) if not is_there]
     return missing, len(index)
@@ -241,7 +236,3 @@ def _regrouped(
         joined = np.concatenate(held)
         yield joined[:count]
         left = joined[count:].copy()
-
-
-def _say(line: str) -> None:
-    print(f"lit-het: {line}", file=sys.stderr, flush=True)

@@ -3,12 +3,13 @@
 import contextlib
 import dataclasses
 import difflib
+import functools
 import io
 import itertools
 import os
 import sys
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from lit_het.errors import UserError
 from lit_het.tasks.classification import ClassificationConfig, ClassificationTask
 from lit_het.tasks.contrastive import ContrastiveConfig, ContrastiveTask
 from lit_het.training import loop
-from lit_het.training.logging import Bar, MetricLog, read_metrics
+from lit_het.training.logging import Bar, MetricLog, read_metrics, say
 from lit_het.training.step import TrainStep, initial_state, make_train_step
 from lit_het.types import Batch, Params, TrainState
 
@@ -126,7 +127,9 @@ def _train_on(mesh: Mesh, config: ExperimentConfig, resume: bool) -> TrainState:
     locked, trainable = _initial_params(config, task, mesh)
     checksum = parameters.checksum(locked)
     locked = parameters.cast(locked, config.task.image_tower.compute_type)
-    _check_embeddings(config, loader, task, locked)
+    # A hash of the whole tower, where anything needs it.
+    tower = functools.cache(functools.partial(runs.tower_fingerprint, config, locked))
+    _check_embeddings(loader, task, tower)
     state = jax.jit(
         lambda params: initial_state(params, optimizer),
         out_shardings=sharding.tree_shardings(jax.eval_shape(lambda p: initial_state(p, optimizer), trainable), mesh),
@@ -149,7 +152,7 @@ def _train_on(mesh: Mesh, config: ExperimentConfig, resume: bool) -> TrainState:
                     "set --pretrained.run to the original run"
                 )
             if isinstance(loader, Stream):
-                print("lit-het: a stream cannot seek: from here on it draws samples anew", file=sys.stderr)
+                say("a stream cannot seek: from here on it draws samples anew")
         _write_run_files(config, tokenizer)
         log = MetricLog(config.run_dir, first_step=int(state.step))
         try:
@@ -163,7 +166,7 @@ def _train_on(mesh: Mesh, config: ExperimentConfig, resume: bool) -> TrainState:
                     cadence=config.cadence,
                     log=log,
                     saver=_Saver(checkpoints, config.data.batch_size, checksum, loader.digest),
-                    evaluate=_evaluation(config, task, locked, tokenizer),
+                    evaluate=_evaluation(config, task, locked, tokenizer, tower),
                     description=config.run_dir.name,
                 )
         finally:
@@ -172,7 +175,7 @@ def _train_on(mesh: Mesh, config: ExperimentConfig, resume: bool) -> TrainState:
                 # Nothing is lost: once the cause is mended, the same command starts anew.
                 runs.config_path(config.run_dir).unlink(missing_ok=True)
     for (shard, cause), count in sorted(loader.faults.counts.items()):
-        print(f"lit-het: {shard}: {count} samples left out: {cause}", file=sys.stderr)
+        say(f"{shard}: {count} samples left out: {cause}")
     return state
 
 
@@ -273,15 +276,17 @@ def _evaluation(
     task: ContrastiveTask | ClassificationTask,
     locked: Params,
     tokenizer: Tokenizer | None,
+    tower: Callable[[], str],
 ) -> Any:
     if config.evaluations and not isinstance(task, ContrastiveTask):
         raise UserError("evaluations are zero-shot: they need a task with a text tower; remove them")
     stored = any(evaluation.embeddings is not None for evaluation in config.evaluations)
     if stored and "image_tower" in task.trained:
         raise UserError("evaluations cannot read `embeddings` of an image tower that is trained; leave them out")
-    tower = runs.tower_fingerprint(config, locked) if stored else ""
-    data = config.data
-    evaluators = [evaluation.build(data.image_size, data.preprocessing, tower) for evaluation in config.evaluations]
+    data, fingerprint = config.data, tower() if stored else ""
+    evaluators = [
+        evaluation.build(data.image_size, data.preprocessing, fingerprint) for evaluation in config.evaluations
+    ]
 
     def evaluate(trainable: Params) -> Mapping[str, float]:
         if not evaluators:
@@ -353,7 +358,7 @@ def _check_data(config: ExperimentConfig, loader: Loader | Stream, tokenizer: To
 
 
 def _check_embeddings(
-    config: ExperimentConfig, loader: Loader | Stream, task: ContrastiveTask | ClassificationTask, locked: Params
+    loader: Loader | Stream, task: ContrastiveTask | ClassificationTask, tower: Callable[[], str]
 ) -> None:
     """Refuses stored embeddings that are not what the image tower would make."""
     if isinstance(loader, Stream) or loader.stored is None:
@@ -362,7 +367,7 @@ def _check_embeddings(
         raise UserError("a classifier is trained on pictures; leave out --data.embeddings")
     if "image_tower" in task.trained:
         raise UserError("an image tower that is trained needs pictures; lock it, or leave out --data.embeddings")
-    loader.stored.check_tower(runs.tower_fingerprint(config, locked))
+    loader.stored.check_tower(tower())
 
 
 def _write_run_files(config: ExperimentConfig, tokenizer: Tokenizer | None) -> None:

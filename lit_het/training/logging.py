@@ -82,6 +82,11 @@ class Bar:
         print(line.rstrip(), file=sys.stderr, flush=True)
 
 
+def say(line: str) -> None:
+    """Prints a remark of the program, beside its results."""
+    print(f"lit-het: {line}", file=sys.stderr, flush=True)
+
+
 class MetricLog:
     """Writes scalars to ``metrics.jsonl`` and to TensorBoard files in a run's directory.
 
