@@ -1,4 +1,4 @@
-"""How far predicted probabilities can be trusted: negative log-likelihood, Brier score, calibration error.
+"""How far predicted probabilities can be trusted: log-likelihood, Brier score, calibration error, temperature.
 
 Pure NumPy functions on probabilities ``[n k]`` (rows sum to one) and class indices ``[n]``. Where several
 classes share the highest probability, the prediction is taken as drawn evenly among them, so that a model
@@ -9,16 +9,20 @@ import dataclasses
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
-from scipy import special
+from scipy import optimize, special
 
+from eval.rows import row_blocks
+from eval.significance import bootstrap_error
 from lit_het.errors import UserError
 
 DEFAULT_BINS = 15
+# Outside these bounds a fitted temperature says no more than "all right" or "no better than chance".
+LOWEST_TEMPERATURE, HIGHEST_TEMPERATURE = 1e-2, 1e2
 
 
 @dataclasses.dataclass(frozen=True)
 class ReliabilityCurve:
-    """Accuracy against confidence in bins of equal width.
+    """Accuracy against confidence in bins of equal width or of equal mass.
 
     Attributes:
         edges: bounds of the bins, from 0 to 1; a bin holds its upper bound, the first also its lower.
@@ -92,46 +96,71 @@ def brier_score(probabilities: Float[np.ndarray, "n k"], labels: Int[np.ndarray,
 
 
 def expected_calibration_error(
-    probabilities: Float[np.ndarray, "n k"], labels: Int[np.ndarray, " n"], bins: int = DEFAULT_BINS
+    probabilities: Float[np.ndarray, "n k"],
+    labels: Int[np.ndarray, " n"],
+    bins: int = DEFAULT_BINS,
+    *,
+    equal_mass: bool = False,
 ) -> float:
-    """Expected calibration error of the most likely class, over bins of equal width.
+    """Expected calibration error of the most likely class, over bins of equal width or equal mass.
 
     Naeini, Cooper and Hauskrecht, "Obtaining well calibrated probabilities using Bayesian binning", AAAI
-    2015; in the form of Guo et al., "On calibration of modern neural networks", ICML 2017, Eq. 3.
+    2015; in the form of Guo et al., "On calibration of modern neural networks", ICML 2017, Eq. 3. Bins of
+    equal mass: Nguyen and O'Connor, "Posterior calibration and exploratory analysis for natural language
+    processing models", EMNLP 2015.
 
     Raises:
         UserError: no examples, or a label outside the classes.
     """
-    return reliability(probabilities, labels, bins).expected_calibration_error
+    return reliability(probabilities, labels, bins, equal_mass=equal_mass).expected_calibration_error
 
 
 def reliability(
-    probabilities: Float[np.ndarray, "n k"], labels: Int[np.ndarray, " n"], bins: int = DEFAULT_BINS
+    probabilities: Float[np.ndarray, "n k"],
+    labels: Int[np.ndarray, " n"],
+    bins: int = DEFAULT_BINS,
+    *,
+    equal_mass: bool = False,
 ) -> ReliabilityCurve:
     """Reliability curve of the most likely class.
 
     Raises:
         UserError: no examples, or a label outside the classes.
     """
-    check_labels(labels, probabilities.shape[1])
-    confidence = probabilities.max(axis=1)
-    winners = probabilities == confidence[:, None]
-    return reliability_of_confidence(confidence, _of_label(winners, labels) / winners.sum(axis=1), bins)
+    correct = correctness(probabilities, labels)
+    return reliability_of_confidence(probabilities.max(axis=1), correct, bins, equal_mass=equal_mass)
+
+
+def correctness(scores: Float[np.ndarray, "n k"], labels: Int[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
+    """Probability that the predicted class is the label: 1 or 0, or a fraction where the highest scores tie.
+
+    Scores are probabilities or anything that rises with them, such as their logarithms.
+
+    Raises:
+        UserError: no examples, or a label outside the classes.
+    """
+    check_labels(labels, scores.shape[1])
+    winners = scores == scores.max(axis=1)[:, None]
+    return _of_label(winners, labels) / winners.sum(axis=1)
 
 
 def reliability_of_confidence(
-    confidence: Float[np.ndarray, " n"], correct: Float[np.ndarray, " n"], bins: int = DEFAULT_BINS
+    confidence: Float[np.ndarray, " n"],
+    correct: Float[np.ndarray, " n"],
+    bins: int = DEFAULT_BINS,
+    *,
+    equal_mass: bool = False,
 ) -> ReliabilityCurve:
     """Reliability curve from the confidence in each prediction and whether it was right (0 to 1).
+
+    Bins of equal mass hold n / bins examples each, rounded; examples of one confidence share a bin, the lowest that
+    one of them would have been in, so that the curve never depends on their order. Bins left without any are empty.
 
     Raises:
         UserError: no examples.
     """
-    if confidence.size == 0:
-        raise UserError("no valid example to score: check that the split holds labelled images that can be read")
-    edges = np.linspace(0.0, 1.0, bins + 1)
-    # A softmax can round to slightly more than one; digitize on inner edges puts it in the last bin.
-    members = np.digitize(confidence, edges[1:-1], right=True)
+    edges = _edges(confidence, bins, equal_mass)
+    members = _bin_of(confidence, edges)
     count = np.bincount(members, minlength=bins)
     with np.errstate(invalid="ignore"):
         return ReliabilityCurve(
@@ -140,6 +169,132 @@ def reliability_of_confidence(
             accuracy=np.bincount(members, weights=correct, minlength=bins) / count,
             count=count,
         )
+
+
+def calibration_standard_error(
+    confidence: Float[np.ndarray, " n"],
+    correct: Float[np.ndarray, " n"],
+    bins: int = DEFAULT_BINS,
+    *,
+    equal_mass: bool = False,
+) -> float:
+    """Bootstrap standard error over examples of the expected calibration error, its bins kept where they are.
+
+    Raises:
+        UserError: no examples.
+    """
+    members = _bin_of(confidence, _edges(confidence, bins, equal_mass))
+
+    def error_of(members: Int[np.ndarray, "r n"], gap: Float[np.ndarray, "r n"]) -> Float[np.ndarray, " r"]:
+        # Σ_b count_b |confidence_b - accuracy_b| / n is the sum over bins of |Σ gap| / n: one count over all draws.
+        draws, size = members.shape
+        offset = members + bins * np.arange(draws)[:, None]
+        sums = np.bincount(offset.ravel(), weights=gap.ravel(), minlength=draws * bins)
+        return np.abs(sums).reshape(draws, bins).sum(axis=1) / size
+
+    return bootstrap_error(error_of, members, confidence.astype(np.float64) - correct)
+
+
+def fit_temperature(log_probabilities: Float[np.ndarray, "n k"], labels: Int[np.ndarray, " n"]) -> float:
+    """The T > 0 for which ``softmax(log p / T)`` gives the labels the lowest mean negative log-likelihood.
+
+    Temperature scaling of Guo et al., "On calibration of modern neural networks", ICML 2017, Sec. 4.2. On
+    probabilities averaged over noise samples or members it is "pool, then calibrate" of Rahaman and Thiery,
+    "Uncertainty quantification and deep ensembles", NeurIPS 2021: the average is scaled, not its parts.
+
+    The loss is convex in 1/T, so that its slope has one sign change at most. Where it has none between the bounds,
+    the bound with the lower loss is returned: `LOWEST_TEMPERATURE` where every label is the most probable class (the
+    loss falls as T goes to 0), `HIGHEST_TEMPERATURE` where predictions are no better than chance. Where every class
+    is equally probable T changes nothing and is 1.
+
+    Raises:
+        UserError: no examples, a label outside the classes, or one of probability zero.
+    """
+    check_labels(labels, log_probabilities.shape[1])
+    check_log_probabilities(log_probabilities)
+    of_label = _of_label(log_probabilities, labels)
+    if np.isneginf(of_label).any():
+        example = int(np.flatnonzero(np.isneginf(of_label))[0])
+        raise UserError(f"example {example} has a label of probability zero: no temperature can mend that")
+
+    def slope(log_inverse: float) -> float:
+        return _slope_of_loss(log_probabilities, of_label, np.exp(log_inverse))
+
+    hottest, coldest = -np.log(HIGHEST_TEMPERATURE), -np.log(LOWEST_TEMPERATURE)
+    at_hottest, at_coldest = slope(hottest), slope(coldest)
+    if at_hottest == at_coldest == 0:
+        return 1.0
+    if at_coldest <= 0:
+        return LOWEST_TEMPERATURE
+    if at_hottest >= 0:
+        return HIGHEST_TEMPERATURE
+    root = optimize.root_scalar(slope, bracket=(hottest, coldest), method="brentq", xtol=1e-9).root
+    return float(np.exp(-root))
+
+
+def scaled(log_probabilities: Float[np.ndarray, "n k"], temperature: float) -> Float[np.ndarray, "n k"]:
+    """Log-probabilities of ``softmax(log p / T)``, in float32.
+
+    Raises:
+        UserError: the temperature is not above zero, or a row holds no probabilities.
+    """
+    if not temperature > 0:
+        raise UserError(f"the temperature is {temperature}: it must be above zero")
+    check_log_probabilities(log_probabilities)
+    result = np.empty(log_probabilities.shape, np.float32)
+    for rows in row_blocks(*log_probabilities.shape):
+        result[rows] = special.log_softmax(log_probabilities[rows].astype(np.float64) / temperature, axis=1)
+    return result
+
+
+def check_log_probabilities(log_probabilities: Float[np.ndarray, "n k"]) -> None:
+    """Demand numbers below infinity, and in every row at least one class of some probability.
+
+    Raises:
+        UserError: a row holds NaN or infinity, or nothing but zero probabilities.
+    """
+    # The highest of a row is NaN if any is, and minus infinity only if all are.
+    bad = ~np.isfinite(log_probabilities.max(axis=1))
+    if bad.any():
+        raise UserError(
+            f"the probabilities of example {int(np.flatnonzero(bad)[0])} are not finite; training diverged, "
+            "use an earlier checkpoint"
+        )
+
+
+def _slope_of_loss(
+    log_probabilities: Float[np.ndarray, "n k"], of_label: Float[np.ndarray, " n"], inverse: float
+) -> float:
+    """Derivative of the mean negative log-likelihood by 1/T: the mean of E[log p] - log p(label) under the scaled p."""
+    total = 0.0
+    for rows in row_blocks(*log_probabilities.shape):
+        block = log_probabilities[rows].astype(np.float64)
+        highest = block.max(axis=1)
+        # Relative to the highest: no overflow, and rows of equal entries give exactly zero.
+        block -= highest[:, None]
+        weights = np.exp(block * inverse)
+        # Classes of probability zero have weight zero, and add nothing.
+        block[np.isneginf(block)] = 0.0
+        total += float(((weights * block).sum(axis=1) / weights.sum(axis=1)).sum())
+        total -= float((of_label[rows] - highest).sum())
+    return total / len(log_probabilities)
+
+
+def _edges(confidence: Float[np.ndarray, " n"], bins: int, equal_mass: bool) -> Float[np.ndarray, " bins_plus_one"]:
+    """Bounds of the bins, from 0 to 1."""
+    if confidence.size == 0:
+        raise UserError("no valid example to score: check that the split holds labelled images that can be read")
+    edges = np.linspace(0.0, 1.0, bins + 1)
+    if equal_mass:
+        # The last example of each share, itself: no bound lies between the values of a tie.
+        edges[1:-1] = np.sort(confidence)[-(-np.arange(1, bins) * confidence.size // bins) - 1]
+    return edges
+
+
+def _bin_of(confidence: Float[np.ndarray, " n"], edges: Float[np.ndarray, " bins_plus_one"]) -> Int[np.ndarray, " n"]:
+    """The bin of each example."""
+    # A softmax can round to slightly more than one; digitize on inner edges puts it in the last bin.
+    return np.digitize(confidence, edges[1:-1], right=True)
 
 
 def _of_label(

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import cattrs
-import numpy as np
 from rich.table import Table
 from rich.text import Text
 
+from eval.significance import Estimate, estimate
 from lit_het.errors import UserError
 from lit_het.files import write_atomically
 
@@ -49,19 +49,6 @@ class RunResult:
     def name(self) -> str:
         """Name of the run among those of its sweep."""
         return run_name(self.setting, self.seed)
-
-
-@dataclasses.dataclass(frozen=True)
-class Estimate:
-    """Mean over seeds and its standard error, which is NaN for a single seed."""
-
-    mean: float
-    error: float
-
-    def shown(self, digits: int) -> str:
-        """The estimate with some digits after the point; a single seed has no error to show."""
-        error = "" if np.isnan(self.error) else f" ± {self.error:.{digits}f}"
-        return f"{self.mean:.{digits}f}{error}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,12 +91,6 @@ def read_results(directory: Path) -> list[RunResult]:
         UserError: a file cannot be read.
     """
     return [_read(path) for path in sorted(directory.glob("*.json"))]
-
-
-def estimate(values: Sequence[float]) -> Estimate:
-    """Mean and standard error ``s / sqrt(n)``, with n - 1 in the variance."""
-    error = float(np.std(values, ddof=1) / np.sqrt(len(values))) if len(values) > 1 else float("nan")
-    return Estimate(float(np.mean(values)), error)
 
 
 def summarize(results: Iterable[RunResult], order: Callable[[RunResult], Any]) -> list[Summary]:

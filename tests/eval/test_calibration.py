@@ -1,17 +1,25 @@
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import special
+from scipy import optimize, special
 from sklearn.metrics import brier_score_loss, log_loss
 
 from eval.calibration import (
+    HIGHEST_TEMPERATURE,
+    LOWEST_TEMPERATURE,
     brier_score,
+    calibration_standard_error,
+    correctness,
     expected_calibration_error,
+    fit_temperature,
     negative_log_likelihood,
     negative_log_likelihood_from_logits,
     reliability,
     reliability_of_confidence,
+    scaled,
 )
 from lit_het.errors import UserError
 
@@ -114,3 +122,148 @@ def test_no_examples_is_an_error_and_not_a_nan():
         brier_score(np.zeros((0, 3)), np.zeros(0, int))
     with pytest.raises(UserError, match="no valid example"):
         reliability_of_confidence(np.zeros(0), np.zeros(0))
+
+
+def log_predictions(seed: int, count: int = 40, classes: int = 5) -> tuple[np.ndarray, np.ndarray]:
+    logits, _, labels = random_predictions(seed, count, classes)
+    return special.log_softmax(logits, axis=1).astype(np.float32), labels
+
+
+def test_hand_computed_calibration_error_of_four_examples_in_two_bins_of_equal_mass():
+    # Halves: confidence 0.5 and 0.7, right once: |0.6 - 0.5|. Confidence 0.8 and 0.9, right once: |0.85 - 0.5|.
+    confidence, correct = np.array([0.9, 0.7, 0.8, 0.5]), np.array([1.0, 0.0, 0.0, 1.0])
+    curve = reliability_of_confidence(confidence, correct, bins=2, equal_mass=True)
+    np.testing.assert_allclose(curve.edges, [0, 0.7, 1])
+    assert curve.count.tolist() == [2, 2]
+    assert curve.expected_calibration_error == pytest.approx((0.1 + 0.35) / 2)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.integers(1, 60), st.integers(1, 20))
+def test_bins_of_equal_mass_are_those_of_a_sorted_split(seed: int, count: int, bins: int):
+    generator = np.random.default_rng(seed)
+    confidence, correct = generator.random(count), generator.integers(2, size=count).astype(float)
+    order = np.argsort(confidence)
+    bounds = [-(-number * count // bins) for number in range(bins + 1)]
+    shares = [order[start:stop] for start, stop in pairwise(bounds)]
+    curve = reliability_of_confidence(confidence, correct, bins, equal_mass=True)
+    assert curve.count.tolist() == [len(share) for share in shares]
+    assert curve.expected_calibration_error == pytest.approx(
+        sum(abs((confidence[share] - correct[share]).sum()) for share in shares) / count
+    )
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from([0.2, 0.5, 0.9]), st.booleans()), min_size=1, max_size=30), st.randoms())
+def test_tied_confidences_share_a_bin_of_equal_mass_in_any_order(examples: list[tuple[float, bool]], random):
+    def curve(examples):
+        confidence, correct = np.array(examples, float).T
+        return reliability_of_confidence(confidence, correct, bins=7, equal_mass=True)
+
+    first = curve(examples)
+    random.shuffle(examples)
+    assert curve(examples).count.tolist() == first.count.tolist()
+    assert curve(examples).expected_calibration_error == pytest.approx(first.expected_calibration_error)
+    assert sorted(first.count[first.count > 0]) == sorted(np.unique([c for c, _ in examples], return_counts=True)[1])
+
+
+def test_the_most_probable_class_of_tied_ones_is_drawn_evenly():
+    scores = np.array([[0.4, 0.4, 0.2], [0.1, 0.2, 0.7]])
+    assert correctness(scores, np.array([1, 2])).tolist() == [0.5, 1.0]
+    assert correctness(np.log(scores), np.array([2, 0])).tolist() == [0.0, 0.0]
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 2**32 - 1))
+def test_the_fitted_temperature_has_the_lowest_loss_of_a_plain_search(seed: int):
+    log_probabilities, labels = log_predictions(seed, count=200)
+
+    def loss(log_temperature: float) -> float:
+        return negative_log_likelihood_from_logits(log_probabilities / np.exp(log_temperature), labels)
+
+    found = fit_temperature(log_probabilities, labels)
+    best = optimize.minimize_scalar(loss, bounds=np.log([LOWEST_TEMPERATURE, HIGHEST_TEMPERATURE]), method="bounded")
+    assert loss(np.log(found)) <= best.fun + 1e-7
+    assert LOWEST_TEMPERATURE <= found <= HIGHEST_TEMPERATURE
+
+
+def test_labels_drawn_from_the_scaled_probabilities_give_their_temperature_back():
+    generator = np.random.default_rng(0)
+    true = special.log_softmax(generator.normal(size=(20000, 4)) * 2, axis=1)
+    labels = (generator.random((20000, 1)) > np.cumsum(np.exp(true), axis=1)).sum(axis=1).clip(max=3)
+    overconfident = special.log_softmax(true * 2.5, axis=1)
+    assert fit_temperature(overconfident, labels) == pytest.approx(2.5, rel=0.03)
+
+
+def test_the_fit_of_a_model_that_is_always_right_ends_at_the_lowest_temperature():
+    assert fit_temperature(np.log(np.full((3, 3), 0.2) + 0.4 * np.eye(3)), np.arange(3)) == LOWEST_TEMPERATURE
+
+
+def test_the_fit_of_a_model_that_is_always_wrong_ends_at_the_highest_temperature():
+    assert fit_temperature(np.log(np.full((3, 3), 0.45) - 0.35 * np.eye(3)), np.arange(3)) == HIGHEST_TEMPERATURE
+
+
+def test_the_fit_of_a_uniform_guess_changes_nothing():
+    assert fit_temperature(np.full((4, 3), -np.log(3), np.float32), np.array([0, 1, 2, 0])) == 1
+
+
+def test_a_class_of_probability_zero_does_not_disturb_the_fit():
+    log_probabilities, labels = log_predictions(3)
+    wider = np.concatenate([log_probabilities, np.full((40, 1), -np.inf, np.float32)], axis=1)
+    assert fit_temperature(wider, labels) == fit_temperature(log_probabilities, labels)
+
+
+def test_a_label_of_probability_zero_and_numbers_that_are_none_are_refused():
+    with pytest.raises(UserError, match="example 1 has a label of probability zero"):
+        fit_temperature(np.array([[0.0, -1.0], [0.0, -np.inf]]), np.array([0, 1]))
+    for bad in (np.nan, np.inf, -np.inf):
+        with pytest.raises(UserError, match="example 1 are not finite"):
+            fit_temperature(np.array([[0.0, -1.0], [bad, bad]]), np.array([0, 1]))
+        with pytest.raises(UserError, match="example 1 are not finite"):
+            scaled(np.array([[0.0, -1.0], [bad, bad]]), 2.0)
+
+
+def test_the_fit_and_the_scaling_do_not_depend_on_blocks(monkeypatch):
+    log_probabilities, labels = log_predictions(5)
+    temperature, whole = fit_temperature(log_probabilities, labels), scaled(log_probabilities, 1.7)
+    monkeypatch.setattr("eval.rows.VALUES_PER_BLOCK", 30)
+    assert fit_temperature(log_probabilities, labels) == pytest.approx(temperature)
+    np.testing.assert_array_equal(scaled(log_probabilities, 1.7), whole)
+
+
+def test_scaled_probabilities_sum_to_one_and_keep_their_order():
+    log_probabilities, _ = log_predictions(7)
+    result = scaled(log_probabilities, 3.0)
+    assert result.dtype == np.float32
+    np.testing.assert_allclose(np.exp(result).sum(axis=1), 1, rtol=1e-6)
+    np.testing.assert_array_equal(np.argsort(result), np.argsort(log_probabilities))
+    np.testing.assert_allclose(scaled(log_probabilities, 1.0), log_probabilities, atol=1e-6)
+
+
+@pytest.mark.parametrize("temperature", [0.0, -1.0, np.nan])
+def test_a_temperature_that_is_not_above_zero_is_refused(temperature: float):
+    with pytest.raises(UserError, match="must be above zero"):
+        scaled(np.zeros((1, 2)), temperature)
+
+
+@pytest.mark.parametrize("equal_mass", [False, True])
+def test_the_standard_error_of_the_calibration_error_is_that_of_a_plain_bootstrap(equal_mass: bool):
+    generator = np.random.default_rng(0)
+    confidence = generator.random(300)
+    correct = (generator.random(300) < confidence**2).astype(float)
+    edges = reliability_of_confidence(confidence, correct, equal_mass=equal_mass).edges
+    members = np.digitize(confidence, edges[1:-1], right=True)
+    figures = []
+    for _ in range(400):
+        drawn = generator.integers(300, size=300)
+        gaps = [(confidence - correct)[drawn][members[drawn] == number].sum() for number in range(len(edges) - 1)]
+        figures.append(np.abs(gaps).sum() / 300)
+    found = calibration_standard_error(confidence, correct, equal_mass=equal_mass)
+    assert found == pytest.approx(np.std(figures, ddof=1), rel=0.15)
+    assert found == calibration_standard_error(confidence, correct, equal_mass=equal_mass)
+
+
+def test_the_standard_error_falls_with_the_root_of_the_examples():
+    confidence, correct = np.full(100, 0.9), np.repeat([1.0, 0.0], 50)
+    few, many = (calibration_standard_error(np.tile(confidence, r), np.tile(correct, r)) for r in (1, 16))
+    assert few / many == pytest.approx(4, rel=0.2)

@@ -1,5 +1,4 @@
 import dataclasses
-import math
 
 import pytest
 from rich.console import Console
@@ -27,18 +26,6 @@ def result(setting="tau1", seed=0, *, nll=2.0, learned=False, temperature=1.0, u
 
 def order(result):
     return result.learned, result.temperature
-
-
-def test_the_standard_error_is_that_of_the_mean():
-    """Values 1, 2, 6: mean 3, variance (4 + 1 + 9) / 2 = 7, standard error sqrt(7 / 3)."""
-    estimate = sweeps.estimate([1.0, 2.0, 6.0])
-    assert estimate.mean == 3.0
-    assert estimate.error == pytest.approx(math.sqrt(7 / 3))
-    assert estimate.shown(2) == "3.00 ± 1.53"
-
-
-def test_a_single_seed_shows_no_error():
-    assert sweeps.estimate([2.5]).shown(1) == "2.5"
 
 
 def test_a_result_is_read_back_as_it_was_written(tmp_path):

@@ -1,0 +1,144 @@
+"""How far a figure can be trusted: over seeds, over resampled examples, and between two groups of runs."""
+
+import dataclasses
+import math
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, Shaped
+from scipy import stats
+
+from eval.rows import row_blocks
+from lit_het.errors import UserError
+
+RESAMPLES = 1000
+
+
+@dataclasses.dataclass(frozen=True)
+class Estimate:
+    """Mean over seeds and its standard error, which is NaN for a single seed."""
+
+    mean: float
+    error: float
+
+    def shown(self, digits: int) -> str:
+        """The estimate with some digits after the point; a single seed has no error to show."""
+        error = "" if np.isnan(self.error) else f" ± {self.error:.{digits}f}"
+        return f"{self.mean:.{digits}f}{error}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """A figure in two groups of runs, and Welch's test of whether their means differ.
+
+    Attributes:
+        one: estimate from the first group.
+        other: estimate from the second.
+        difference: mean of the first group less that of the second.
+        interval: bounds of the difference's 95 % confidence interval.
+        statistic: Welch's t.
+        degrees: its degrees of freedom, after Welch and Satterthwaite.
+        p_value: probability of a |t| as large if the means were equal (two-sided).
+        untested: why there is no test, or nothing; the four before are NaN then.
+    """
+
+    one: Estimate
+    other: Estimate
+    difference: float
+    interval: tuple[float, float]
+    statistic: float
+    degrees: float
+    p_value: float
+    untested: str = ""
+
+
+def estimate(values: Sequence[float]) -> Estimate:
+    """Mean and standard error ``s / sqrt(n)``, with n - 1 in the variance; NaN where a value is not finite."""
+    with np.errstate(invalid="ignore"):  # infinity less infinity
+        mean = float(np.mean(values))
+        error = float(np.std(values, ddof=1) / np.sqrt(len(values))) if len(values) > 1 else math.nan
+    return Estimate(mean, error)
+
+
+def welch(one: Sequence[float], other: Sequence[float]) -> Comparison:
+    """Compares a figure between two groups of runs by Welch's t-test, which takes no equal variances.
+
+    Welch, "The generalization of 'Student's' problem when several different population variances are involved",
+    Biometrika 1947; the two-sample unequal variance t-test of HET-XL, Table 6.
+
+    Raises:
+        UserError: a group is empty.
+    """
+    if not one or not other:
+        raise UserError("a comparison needs at least one run on either side")
+    estimates = estimate(one), estimate(other)
+    untested = _why_untested(one, other)
+    if untested:
+        with np.errstate(invalid="ignore"):
+            difference = float(np.float64(estimates[0].mean) - estimates[1].mean)
+        return Comparison(*estimates, difference, (math.nan, math.nan), math.nan, math.nan, math.nan, untested)
+    with warnings.catch_warnings():
+        # SciPy warns where one group varies by rounding only; Welch's test is sound while the other one varies.
+        warnings.filterwarnings("ignore", "Precision loss", RuntimeWarning)
+        test: Any = stats.ttest_ind(one, other, equal_var=False)
+    bounds = test.confidence_interval(0.95)
+    return Comparison(
+        *estimates,
+        difference=estimates[0].mean - estimates[1].mean,
+        interval=(float(bounds.low), float(bounds.high)),
+        statistic=float(test.statistic),
+        degrees=float(test.df),
+        p_value=float(test.pvalue),
+    )
+
+
+def compare(runs: Sequence[Mapping[str, float]], against: Sequence[Mapping[str, float]]) -> dict[str, Comparison]:
+    """`welch` for each figure that all runs of both groups have, in the order of the first run.
+
+    Raises:
+        UserError: a group is empty, or no figure is in all runs.
+    """
+    if not runs or not against:
+        raise UserError("a comparison needs at least one run on either side")
+    names = [name for name in runs[0] if all(name in run for run in (*runs, *against))]
+    if not names:
+        raise UserError("no figure is in all of these runs: evaluate them on the same data sets first")
+    return {name: welch([run[name] for run in runs], [run[name] for run in against]) for name in names}
+
+
+def bootstrap_error(
+    figure: Callable[..., Float[np.ndarray, " r"]], *values: Shaped[np.ndarray, " n"], seed: int = 0
+) -> float:
+    """Standard error of a figure over examples: its deviation over `RESAMPLES` draws of n examples with replacement.
+
+    Efron, "Bootstrap methods: another look at the jackknife", Annals of Statistics 1979.
+
+    Args:
+        figure: maps drawn examples, ``[r n]`` for each of ``values``, to the figure of each draw.
+        values: arrays of one value an example, drawn together.
+        seed: of the draws.
+
+    Raises:
+        UserError: no examples.
+    """
+    size = len(values[0])
+    if size == 0:
+        raise UserError("no valid example to score: check that the split holds labelled images that can be read")
+    generator = np.random.default_rng(seed)
+    figures = np.empty(RESAMPLES)
+    for draws in row_blocks(RESAMPLES, size):
+        drawn = generator.integers(size, size=(draws.stop - draws.start, size))
+        figures[draws] = figure(*(value[drawn] for value in values))
+    return float(np.std(figures, ddof=1))
+
+
+def _why_untested(one: Sequence[float], other: Sequence[float]) -> str:
+    if not (np.isfinite(one).all() and np.isfinite(other).all()):
+        return "a run's figure is not finite"
+    if min(len(one), len(other)) < 2:
+        return "a test needs two runs in each group"
+    if np.ptp(one) == np.ptp(other) == 0:
+        return "no run differs from the others of its group"
+    return ""

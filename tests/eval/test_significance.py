@@ -1,0 +1,136 @@
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from eval.significance import Comparison, bootstrap_error, compare, estimate, welch
+from lit_het.errors import UserError
+
+
+def test_the_standard_error_is_that_of_the_mean():
+    """Values 1, 2, 6: mean 3, variance (4 + 1 + 9) / 2 = 7, standard error sqrt(7 / 3)."""
+    found = estimate([1.0, 2.0, 6.0])
+    assert found.mean == 3.0
+    assert found.error == pytest.approx(math.sqrt(7 / 3))
+    assert found.shown(2) == "3.00 ± 1.53"
+
+
+def test_a_single_seed_shows_no_error():
+    assert estimate([2.5]).shown(1) == "2.5"
+
+
+def test_a_seed_with_an_infinite_loss_has_no_error_and_no_warning():
+    assert estimate([math.inf, 1.0]).shown(1) == "inf"
+
+
+def test_welchs_test_of_five_runs_by_hand():
+    """One: 1, 2, 3, mean 2, s²/n = 1/3. Other: 5, 9, mean 7, s²/n = 8/2 = 4.
+
+    t = -5 / sqrt(13/3); degrees = (13/3)² / ((1/3)²/2 + 4²/1).
+    """
+    found = welch([1.0, 2.0, 3.0], [5.0, 9.0])
+    degrees = (13 / 3) ** 2 / ((1 / 3) ** 2 / 2 + 16)
+    half = stats.t.ppf(0.975, degrees) * math.sqrt(13 / 3)
+    assert found.difference == -5
+    assert found.statistic == pytest.approx(-5 / math.sqrt(13 / 3))
+    assert found.degrees == pytest.approx(degrees)
+    assert found.p_value == pytest.approx(2 * stats.t.sf(5 / math.sqrt(13 / 3), degrees))
+    assert found.interval == pytest.approx((-5 - half, -5 + half))
+    assert found.untested == ""
+
+
+runs = st.lists(st.floats(-100, 100, allow_subnormal=False), min_size=2, max_size=6).filter(lambda v: np.std(v) > 1e-3)
+
+
+@settings(max_examples=40, deadline=None)
+@given(runs, runs)
+def test_the_interval_holds_zero_exactly_where_the_test_finds_nothing(one: list[float], other: list[float]):
+    found = welch(one, other)
+    assert (found.interval[0] <= 0 <= found.interval[1]) == (found.p_value >= 0.05)
+    assert sum(found.interval) / 2 == pytest.approx(found.difference, abs=1e-6)
+
+
+@settings(max_examples=40, deadline=None)
+@given(runs, runs)
+def test_the_groups_in_the_other_order_give_the_negative_and_the_same_p(one: list[float], other: list[float]):
+    there, back = welch(one, other), welch(other, one)
+    assert there.statistic == pytest.approx(-back.statistic)
+    assert there.p_value == pytest.approx(back.p_value)
+
+
+def assert_untested(found: Comparison, reason: str) -> None:
+    assert reason in found.untested
+    assert np.isnan([found.statistic, found.degrees, found.p_value, *found.interval]).all()
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "reason", "difference"),
+    [
+        ([1.0], [2.0, 3.0], "two runs in each group", -1.5),
+        ([1.0], [2.0], "two runs in each group", -1.0),
+        ([0.1, 0.1, 0.1], [0.4, 0.4], "no run differs", -0.3),
+        ([math.inf, 1.0], [2.0, 3.0], "not finite", math.inf),
+        ([math.inf, 1.0], [math.inf, 3.0], "not finite", math.nan),
+        ([math.nan, 1.0], [2.0, 3.0], "not finite", math.nan),
+    ],
+)
+def test_groups_that_no_test_can_tell_apart_say_why_and_warn_of_nothing(one, other, reason: str, difference: float):
+    found = welch(one, other)
+    assert_untested(found, reason)
+    assert found.difference == pytest.approx(difference, nan_ok=True)
+
+
+def test_one_group_without_variance_is_tested_against_one_that_varies():
+    """The constant group adds nothing: t of three runs against the number 0.3, with two degrees of freedom."""
+    found, (_, expected) = welch([0.1, 0.2, 0.4], [0.3, 0.3, 0.3]), stats.ttest_1samp([0.1, 0.2, 0.4], 0.3)
+    assert found.p_value == pytest.approx(expected)
+    assert found.degrees == pytest.approx(2)
+
+
+def test_figures_of_runs_are_compared_by_name_and_only_where_all_have_them():
+    ours = [{"nll": 1.0, "top1": 0.5, "ece": 0.1}, {"nll": 2.0, "top1": 0.6, "ece": 0.2}]
+    theirs = [{"top1": 0.2, "nll": 3.0}, {"top1": 0.3, "nll": 3.5}]
+    found = compare(ours, theirs)
+    assert list(found) == ["nll", "top1"]
+    assert found["top1"] == welch([0.5, 0.6], [0.2, 0.3])
+
+
+def test_a_comparison_without_runs_or_without_a_common_figure_is_refused():
+    with pytest.raises(UserError, match="at least one run"):
+        compare([{"nll": 1.0}], [])
+    with pytest.raises(UserError, match="at least one run"):
+        welch([], [1.0])
+    with pytest.raises(UserError, match="no figure is in all"):
+        compare([{"nll": 1.0}], [{"ece": 1.0}])
+
+
+def test_the_bootstrap_finds_the_standard_error_of_a_mean():
+    values = np.random.default_rng(0).normal(size=400)
+    found = bootstrap_error(lambda drawn: drawn.mean(axis=1), values)
+    assert found == pytest.approx(values.std() / 20, rel=0.1)
+
+
+def test_the_bootstrap_draws_values_of_one_example_together():
+    values = np.arange(50.0)
+    assert bootstrap_error(lambda one, other: (one - other).mean(axis=1), values, values) == 0
+
+
+def test_the_bootstrap_repeats_with_its_seed():
+    values = np.random.default_rng(1).normal(size=30)
+    one, same, other = (bootstrap_error(lambda drawn: drawn.mean(axis=1), values, seed=seed) for seed in (3, 3, 4))
+    assert one == same != other
+
+
+def test_the_bootstrap_does_not_depend_on_how_draws_are_blocked(monkeypatch):
+    values = np.random.default_rng(1).normal(size=30)
+    whole = bootstrap_error(lambda drawn: drawn.mean(axis=1), values)
+    monkeypatch.setattr("eval.rows.VALUES_PER_BLOCK", 64)
+    assert bootstrap_error(lambda drawn: drawn.mean(axis=1), values) == whole
+
+
+def test_the_bootstrap_of_nothing_is_refused():
+    with pytest.raises(UserError, match="no valid example"):
+        bootstrap_error(lambda drawn: drawn.mean(axis=1), np.zeros(0))
