@@ -257,7 +257,7 @@ def check_log_probabilities(log_probabilities: Float[np.ndarray, "n k"]) -> None
     bad = ~np.isfinite(log_probabilities.max(axis=1))
     if bad.any():
         raise UserError(
-            f"the probabilities of example {int(np.flatnonzero(bad)[0])} are not finite; training diverged, "
+            f"example {int(np.flatnonzero(bad)[0])} has no finite log-probabilities; training diverged, "
             "use an earlier checkpoint"
         )
 
