@@ -10,7 +10,7 @@ import numpy as np
 from data_pipelines.augment import StreamRandom
 from data_pipelines.faults import FaultLog
 from data_pipelines.images import BrokenImage
-from data_pipelines.labels import Labels
+from data_pipelines.labels import Labels, text_of
 from data_pipelines.shards import IMAGE
 from data_pipelines.storage import Unreadable, readable
 from data_pipelines.transforms import Training
@@ -105,12 +105,13 @@ class Captions:
         self.member, _, self._field = place.partition("/")
         self._tokenizer = tokenizer
 
-    def read(self, text: str) -> str:
+    def read(self, content: bytes) -> str:
         """Returns the caption in a member, which is never empty.
 
         Raises:
             Unreadable: there is none.
         """
+        text = text_of(content)
         caption: Any = text
         if self._field:
             try:
@@ -177,11 +178,10 @@ class BatchMaker:
                 members = {member: readable(sample.members[member]) for member in self.members}
                 generator = None if positions is None else random.at(positions[row])
                 view = self._views.read(members[self._views.member], generator)
-                texts = {member: _text(content) for member, content in members.items() if member != self._views.member}
                 if self._captions:
-                    captions[row] = self._captions.read(texts[self._captions.member])
+                    captions[row] = self._captions.read(members[self._captions.member])
                 if label is not None and self._labels:
-                    label[row] = self._labels.encode(texts[self._labels.member])
+                    label[row] = self._labels.encode(members[self._labels.member])
             except (BrokenImage, Unreadable) as error:
                 self._faults.mask(sample.shard, sample.key, error.cause, str(error), num_samples)
                 continue
@@ -189,10 +189,3 @@ class BatchMaker:
         text = self._captions.tokenize(captions, valid) if self._captions else None
         views: dict[str, Any] = {self._views.field: rows}
         return Batch(valid=valid, text=text, label=label, **views)
-
-
-def _text(content: bytes) -> str:
-    try:
-        return content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise Unreadable("text is not UTF-8", error.reason) from error

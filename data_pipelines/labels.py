@@ -1,6 +1,7 @@
 """What a sample is labelled with: the class in its ``.cls`` member, or the words of its caption."""
 
 import dataclasses
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol, TypeAlias, runtime_checkable
@@ -30,7 +31,7 @@ class Labels(Protocol):
         """Labels of samples without one: ``[count]`` int32 or ``[count k]`` float32."""
         ...
 
-    def encode(self, content: str) -> int | np.ndarray:
+    def encode(self, content: bytes) -> int | np.ndarray:
         """One label, to be put into a row of ``zeros``.
 
         Raises:
@@ -74,7 +75,23 @@ class CaptionWords:
         return CaptionWordsLabels(path, read_lines(path))
 
 
-LabelsConfig: TypeAlias = ClassIndex | CaptionWords
+@dataclasses.dataclass(frozen=True)
+class MultiHot:
+    """Labels that mark several classes: a NumPy vector of ones and zeros in the member ``.npy`` (clip_benchmark).
+
+    Attributes:
+        names: as for `ClassIndex`.
+    """
+
+    names: Path | None = None
+
+    def build(self, directory: str) -> Labels:
+        """Reads the names; ``directory`` is where the shards lie."""
+        path = str(self.names or _near(directory, "classnames.txt"))
+        return MultiHotLabels(path, len(read_lines(path)))
+
+
+LabelsConfig: TypeAlias = ClassIndex | CaptionWords | MultiHot
 
 
 class ClassIndexLabels:
@@ -90,13 +107,38 @@ class ClassIndexLabels:
         """Class 0 for each of ``count`` samples."""
         return np.zeros(count, np.int32)
 
-    def encode(self, content: str) -> int:
+    def encode(self, content: bytes) -> int:
         """The class index."""
-        digits = content.strip()
+        digits = text_of(content).strip()
         if not digits.isdecimal() or len(digits) > _MAX_DIGITS or int(digits) >= self.num_classes:
             detail = f"{digits[:100]!r} is no index below {self.num_classes}; make {self._path} and the shards agree"
             raise Unreadable("label is no class", detail)
         return int(digits)
+
+
+class MultiHotLabels:
+    """Multi-hot vectors ``[b k]`` float32 as they are stored."""
+
+    member = "npy"
+
+    def __init__(self, path: str, num_classes: int):
+        self._path = path
+        self.num_classes = num_classes
+
+    def zeros(self, count: int) -> np.ndarray:
+        """No class for each of ``count`` samples."""
+        return np.zeros((count, self.num_classes), np.float32)
+
+    def encode(self, content: bytes) -> np.ndarray:
+        """The vector ``[k]``."""
+        try:
+            label = np.load(io.BytesIO(content), allow_pickle=False)
+        except (ValueError, EOFError) as error:
+            raise Unreadable("label is no NumPy array", str(error)[:200]) from error
+        if not isinstance(label, np.ndarray) or label.shape != (self.num_classes,) or not np.isin(label, (0, 1)).all():
+            detail = f"it is not {self.num_classes} ones and zeros; make {self._path} and the shards agree"
+            raise Unreadable("label is no vector of classes", detail)
+        return label.astype(np.float32)
 
 
 class CaptionWordsLabels:
@@ -115,11 +157,11 @@ class CaptionWordsLabels:
         """No word for each of ``count`` samples."""
         return np.zeros((count, self.num_classes), np.float32)
 
-    def encode(self, content: str) -> np.ndarray:
+    def encode(self, content: bytes) -> np.ndarray:
         """One for each word of the caption, ``[k]``."""
         label = np.zeros(self.num_classes, np.float32)
         try:
-            label[[self._columns[word] for word in words_of(content)]] = 1
+            label[[self._columns[word] for word in words_of(text_of(content))]] = 1
         except KeyError as error:
             detail = f"{error} is not in {self._path}; make the vocabulary from these captions"
             raise Unreadable("unknown word", detail) from error
@@ -130,6 +172,18 @@ def _near(directory: str, name: str) -> str:
     """Returns the file in a folder, or in the one above where that alone has it."""
     near, above = f"{directory}/{name}", f"{storage.parent(directory)}/{name}"
     return above if not storage.exists(near) and storage.exists(above) else near
+
+
+def text_of(content: bytes) -> str:
+    """The text in a member.
+
+    Raises:
+        Unreadable: it is not UTF-8.
+    """
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise Unreadable("text is not UTF-8", error.reason) from error
 
 
 def words_of(caption: str) -> list[str]:

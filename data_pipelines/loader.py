@@ -272,6 +272,10 @@ class Loader:
 
         return self._prefetch(grain.MapDataset.range(-(-num_rows // size)).map(read))
 
+    def read(self, samples: Sequence[int]) -> Batch:
+        """Some samples of the shards, by their number, as evaluation sees them; raises as ``batches``."""
+        return self._read(samples, None)
+
     def _position_of_crop(self, sample: int, crop: int) -> int:
         """Returns a place among random streams that does not change where other shards come or go."""
         name = self.index.shard(sample).rpartition("/")[2]

@@ -72,6 +72,11 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec(BATCH_AXES))
 
 
+def whole(mesh: Mesh) -> NamedSharding:
+    """Returns the sharding of an array that every device holds whole."""
+    return NamedSharding(mesh, PartitionSpec())
+
+
 def check_batch_size(batch_size: int, mesh: Mesh) -> None:
     """Refuses a global batch that the mesh cannot split evenly.
 

@@ -12,8 +12,8 @@ Dimension letters, everywhere in the project:
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
+from collections.abc import Callable, Iterable
+from typing import Any, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -211,33 +211,68 @@ class TrainState:
 
 
 @dataclasses.dataclass(frozen=True)
-class Encoder:
-    """A trained contrastive model as evaluators see it: NumPy in, NumPy out.
+class ImageFeatures:
+    """An image tower as evaluators see it: the one costly step of all evaluations.
 
     Attributes:
-        image_samples: pixels ``[b h w c]`` uint8 or stored embeddings (`Batch.view`), S and a seed to S noisy
-            embeddings of each image ``[b s d]``; one without noise where the head has none for images.
-        image: the same to unit embeddings ``[b d]`` float32.
-        text: token ids ``[b l]`` to unit embeddings ``[b d]`` float32.
-        image_noise_norm, text_noise_norm: the same inputs to ``sqrt(tr Σ(x))`` ``[b]``, the root mean
-            square norm of the noise; zeros where the head is deterministic.
+        extract: this process's rows of `Batch.view` to features of the rows of all processes ``[b f]`` float32, members
+            of an ensemble side by side. It returns before they are computed.
+        num_members: m.
+        num_shares: over how many devices a batch is split; its rows are a multiple of them.
+        tower: equal for towers that make the same features.
+    """
+
+    extract: Callable[[np.ndarray], Array | np.ndarray]
+    num_members: int
+    num_shares: int
+    tower: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Encoder:
+    """A trained contrastive model as evaluators see it; every function returns NumPy float32.
+
+    Attributes:
+        features: the image tower.
+        image: features ``[b f]`` to unit embeddings ``[b d]``.
+        image_samples: features, S and a seed to S noisy embeddings of each image ``[b s d]``; one without noise where
+            the head has none for images.
+        image_noise_norm: features to ``sqrt(tr Σ(x))`` ``[b]``, the root mean square norm of the noise; zeros where the
+            head is deterministic.
+        image_spectrum: features to the square roots of the largest eigenvalues of Σ(x) ``[b r]``, falling.
+        text: token ids ``[b l]``, in multiples of ``features.num_shares``, to unit embeddings ``[b d]``.
+        text_noise_norm: token ids to ``sqrt(tr Σ(x))`` ``[b]``.
         tokenize: captions to token ids ``[b l]`` int32.
         temperature: τ, which divides inner products.
     """
 
-    image_samples: Callable[[np.ndarray, int, int], np.ndarray]
+    features: ImageFeatures
     image: Callable[[np.ndarray], np.ndarray]
-    text: Callable[[np.ndarray], np.ndarray]
+    image_samples: Callable[[np.ndarray, int, int], np.ndarray]
     image_noise_norm: Callable[[np.ndarray], np.ndarray]
+    image_spectrum: Callable[[np.ndarray], np.ndarray]
+    text: Callable[[np.ndarray], np.ndarray]
     text_noise_norm: Callable[[np.ndarray], np.ndarray]
     tokenize: Callable[[list[str]], np.ndarray]
     temperature: float
 
 
-@runtime_checkable
-class Evaluator(Protocol):
-    """Measures a model; returns metric names such as ``zero_shot/pets/top1`` with their values."""
+@dataclasses.dataclass(frozen=True)
+class Classifier:
+    """A trained classifier as evaluators see it; every function returns NumPy float32.
 
-    def __call__(self, encoder: Encoder) -> Mapping[str, float]:
-        """Returns metrics by name."""
-        ...
+    Attributes:
+        features: the image tower.
+        log_probabilities: features ``[b f]`` and a seed, or None to leave the noise out, to the log of the mean
+            probability over noise samples, for each member of an ensemble ``[b m k]``.
+        log_normalizer: features to ``log Σ exp`` of the logits without noise, mean over members ``[b]``.
+        noise_norm: features to ``sqrt(tr Σ(x))``, mean over members ``[b]``.
+    """
+
+    features: ImageFeatures
+    log_probabilities: Callable[[np.ndarray, int | None], np.ndarray]
+    log_normalizer: Callable[[np.ndarray], np.ndarray]
+    noise_norm: Callable[[np.ndarray], np.ndarray]
+
+
+EvaluatedModel: TypeAlias = Encoder | Classifier

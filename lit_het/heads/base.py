@@ -59,3 +59,7 @@ class ContrastiveHead(Protocol):
     def text_noise_norm(self, text: Float[Array, "b d"]) -> Float[Array, " b"]:
         """Returns sqrt(tr Σ(b)) for text embeddings; zeros where there is no noise."""
         ...
+
+    def image_spectrum(self, image: Float[Array, "b d"]) -> Float[Array, "b _"]:
+        """Returns the noise's standard deviations along its principal axes, falling; none where there is no noise."""
+        ...

@@ -71,6 +71,10 @@ class DeterministicContrastive(nnx.Module):
         """Returns zeros."""
         return jnp.zeros(text.shape[0])
 
+    def image_spectrum(self, image: Float[Array, "b d"]) -> Float[Array, "b zero"]:
+        """Returns no axes."""
+        return jnp.zeros((image.shape[0], 0))
+
 
 @dataclasses.dataclass(frozen=True)
 class HetXLContrastiveConfig:
@@ -163,6 +167,12 @@ class HetXLContrastive(nnx.Module):
     def text_noise_norm(self, text: Float[Array, "b d"]) -> Float[Array, " b"]:
         """Returns ``sqrt(tr Σ(b))``."""
         return self._noise_norm(text, self.text_covariance)
+
+    def image_spectrum(self, image: Float[Array, "b d"]) -> Float[Array, "b _"]:
+        """Returns the square roots of the largest eigenvalues of Σ(a), falling."""
+        if self.image_covariance is None:
+            return jnp.zeros((image.shape[0], 0))
+        return self.image_covariance.spectrum(self._before(image))
 
     def _queries(
         self, embedding: Float[Array, "b d"], covariance: Covariance | None, key: Key[Array, ""], num_samples: int

@@ -186,6 +186,17 @@ class Covariance(nnx.Module):
             return low_rank + jax.vmap(jnp.diag)(scale**2)
         return low_rank + scale[:, :, None] * scale[:, None, :]
 
+    def spectrum(self, features: Float[Array, "n d"]) -> Float[Array, "n r_plus_one"]:
+        """Returns the square roots of the r + 1 largest eigenvalues of Σ(x), falling: all but zeros if it is low-rank."""
+        noise = self(features)
+        if noise.is_diagonal:
+            values = jnp.linalg.eigvalsh(self.covariance(features))[:, ::-1][:, : self.config.num_factors + 1]
+        else:
+            rows = noise.rows()
+            # The eigenvalues of Σ = RᵀR that are not zero are those of R Rᵀ.
+            values = jnp.linalg.eigvalsh(jnp.einsum("npq,nrq->npr", rows, rows))[:, ::-1]
+        return jnp.sqrt(jnp.maximum(values, 0.0))
+
     def noise_norm(self, features: Float[Array, "n d"]) -> Float[Array, " n"]:
         """Returns ``sqrt(tr Σ(x)) = sqrt(E |ε|²)``; both second terms have the trace ``|d(x)|²``."""
         noise = self(features)

@@ -91,21 +91,28 @@ def sigmoid_cross_entropy(
 def mean_probabilities(
     samples: LogitSamples, activation: Callable[[Float[Array, "n t k"]], Float[Array, "n t k"]]
 ) -> Float[Array, "b k"]:
-    """Returns ``1/S Σ_s σ(u_s)``, for evaluation.
+    """Returns ``1/S Σ_s σ(u_s)``, for evaluation; arguments are those of `mean_log_probabilities`."""
+    return jnp.exp(mean_log_probabilities(samples, activation))
+
+
+def mean_log_probabilities(
+    samples: LogitSamples, activation: Callable[[Float[Array, "n t k"]], Float[Array, "n t _"]]
+) -> Float[Array, "b _"]:
+    """Returns ``log 1/S Σ_s σ(u_s)``, for evaluation, which is finite where probabilities round to zero.
 
     Args:
         samples: of the logits.
         activation: logits to log-probabilities, over the last axis.
     """
 
-    def of_block(_: None, rows: Any) -> tuple[None, Float[Array, "n k"]]:
+    def of_block(_: None, rows: Any) -> tuple[None, Float[Array, "n _"]]:
         features, keys = rows
 
         def of_samples(common: Any, keys: Any, numbers: Int[Array, " t"]) -> tuple[Array, Array]:
             log_p = activation(samples.logits(common, keys, numbers))
             return log_p, jnp.zeros(log_p.shape[:2])
 
-        return None, jnp.exp(_over_samples(of_samples, samples, features, keys)[0])
+        return None, _over_samples(of_samples, samples, features, keys)[0]
 
     return blocks.scan_examples(of_block, None, (samples.features, samples.keys), samples.examples_per_block)[1]
 

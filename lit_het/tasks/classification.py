@@ -17,10 +17,11 @@ from lit_het.heads.het import HetConfig
 from lit_het.heads.het_h import HetHConfig
 from lit_het.heads.het_xl import HetXLConfig
 from lit_het.losses.base import masked_mean
-from lit_het.losses.classification import mean_probabilities, sigmoid_cross_entropy, softmax_cross_entropy
+from lit_het.losses.classification import mean_log_probabilities, sigmoid_cross_entropy, softmax_cross_entropy
 from lit_het.random import Keys
 from lit_het.tasks import mixup
 from lit_het.tasks.base import trained_parts
+from lit_het.tasks.features import FeatureExtractor
 from lit_het.towers.resnet import ResNetConfig
 from lit_het.towers.vit import ViTConfig
 from lit_het.types import Batch, LogitSamples, Metrics, Params
@@ -86,6 +87,7 @@ class ClassificationTask:
         self.locked = config.locked
         self.graph, shapes = nnx.split(nnx.eval_shape(lambda: Classifier(config, nnx.Rngs(0))))
         self.trained = trained_parts(nnx.to_pure_dict(shapes), config.locked)
+        self.features = FeatureExtractor(config.image_tower)
 
     def initialize(self, key: Key[Array, ""]) -> Params:
         """Returns fresh parameters."""
@@ -121,14 +123,35 @@ class ClassificationTask:
     def probabilities(
         self, params: Params, image: UInt8[Array, "b h w c"], key: Key[Array, ""] | None
     ) -> Float[Array, "b k"]:
-        """Returns ``1/S Σ_s σ(u_s)`` over the head's evaluation samples; without a key the noise is left out.
+        """Returns the mean of `log_probabilities` as probabilities over members (e3 Sec. 4.1)."""
+        log_p = self.log_probabilities(params, self.features(params, image), key)
+        return jnp.exp(log_p).mean(axis=1)
 
-        Members of an ensemble that stay apart are averaged too (e3 Sec. 4.1).
+    def log_probabilities(
+        self, params: Params, features: Float[Array, "b f"], key: Key[Array, ""] | None
+    ) -> Float[Array, "b m k"]:
+        """Returns ``log 1/S Σ_s σ(u_s)`` over the head's evaluation samples; without a key the noise is left out.
+
+        Members of an ensemble that stay apart have their own; others count as one.
         """
-        model = self._model(params)
-        samples = model.head(model.image_tower(image).embedding, key, training=False)
+        samples = self._model(params).head(self.features.embedding(features), key, training=False)
         function = jax.nn.log_softmax if self.config.loss == "softmax" else jax.nn.log_sigmoid
-        return mean_probabilities(samples, function).reshape(len(image), -1, self.config.num_classes).mean(axis=1)
+        return mean_log_probabilities(samples, function).reshape(len(features), -1, self.config.num_classes)
+
+    def log_normalizer(self, params: Params, features: Float[Array, "b f"]) -> Float[Array, " b"]:
+        """Returns ``log Σ_k exp(u_k)`` of the logits without noise, mean over members."""
+        samples = self._model(params).head(self.features.embedding(features), None, training=False)
+
+        def activation(logits: Float[Array, "n t k"]) -> Float[Array, "n t one"]:
+            return jax.nn.logsumexp(logits, axis=-1, keepdims=True)
+
+        return mean_log_probabilities(samples, activation).reshape(len(features), -1).mean(axis=1)
+
+    def noise_norm(self, params: Params, features: Float[Array, "b f"]) -> Float[Array, " b"]:
+        """Returns ``sqrt(tr Σ(x))``, mean over members."""
+        model = self._model(params)
+        samples = model.head(self.features.embedding(features), None, training=False)
+        return self._noise_norm(model, samples).reshape(len(features), -1).mean(axis=1)
 
     def _noise_norm(self, model: Classifier, samples: LogitSamples) -> Float[Array, " b"]:
         def of_block(_: None, features: Float[Array, "n d"]) -> tuple[None, Float[Array, " n"]]:

@@ -1,11 +1,10 @@
 """LiT (Zhai et al. 2022): a locked image tower, a trainable text tower, a contrastive head and loss."""
 
 import dataclasses
-from typing import TypeAlias
 
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, Int, Key, UInt8
+from jaxtyping import Array, Float, Int, Key
 
 from lit_het.errors import UserError
 from lit_het.heads.base import ContrastiveHead
@@ -14,6 +13,7 @@ from lit_het.losses.base import masked_mean
 from lit_het.losses.contrastive import ContrastiveLoss, SoftmaxLoss
 from lit_het.random import Keys
 from lit_het.tasks.base import trained_parts
+from lit_het.tasks.features import FeatureExtractor, ImageOrStored
 from lit_het.towers.bert import BertConfig
 from lit_het.towers.resnet import ResNetConfig
 from lit_het.towers.text import TextConfig
@@ -56,10 +56,6 @@ class ContrastiveConfig:
         return ContrastiveTask(self)
 
 
-ImageOrStored: TypeAlias = UInt8[Array, "b h w c"] | Float[Array, "b stored"]
-"""Pixels, or what the image tower once made of them (of the members of an ensemble side by side)."""
-
-
 class TwoTowers(nnx.Module):
     """Both towers and the head under the names that parameter paths begin with."""
 
@@ -79,6 +75,7 @@ class ContrastiveTask:
         self.locked = config.locked
         self.graph, shapes = nnx.split(nnx.eval_shape(lambda: TwoTowers(config, nnx.Rngs(0))))
         self.trained = trained_parts(nnx.to_pure_dict(shapes), config.locked)
+        self.features = FeatureExtractor(config.image_tower)
 
     def initialize(self, key: Key[Array, ""]) -> Params:
         """Returns fresh parameters."""
@@ -104,26 +101,35 @@ class ContrastiveTask:
             loss = loss + sum((tower.auxiliary_losses if tower else {}).values())
         return loss, metrics
 
-    def encode_image(self, params: Params, image: ImageOrStored) -> tuple[Float[Array, "b d"], Float[Array, " b"]]:
-        """Returns noiseless embeddings and the norm of the noise."""
-        model = self._model(params)
-        embedding, _ = self._image_embedding(model, image)
-        return model.head.image_key(embedding), model.head.image_noise_norm(embedding)
+    def encode_image(self, params: Params, features: Float[Array, "b f"]) -> Float[Array, "b d"]:
+        """Returns noiseless embeddings."""
+        return self._model(params).head.image_key(self.features.embedding(features))
 
     def sample_image(
-        self, params: Params, image: ImageOrStored, key: Key[Array, ""], num_samples: int
+        self, params: Params, features: Float[Array, "b f"], key: Key[Array, ""], num_samples: int
     ) -> Float[Array, "b s d"]:
         """Returns S noisy embeddings of each image (HET-XL App. M), or one where the head has no noise for images."""
-        model = self._model(params)
-        embedding, _ = self._image_embedding(model, image)
-        queries = model.head.image_queries(embedding, key, num_samples)
-        return model.head.image_key(embedding)[:, None] if queries is None else queries.held_singly()
+        head, embedding = self._model(params).head, self.features.embedding(features)
+        queries = head.image_queries(embedding, key, num_samples)
+        return head.image_key(embedding)[:, None] if queries is None else queries.held_singly()
 
-    def encode_text(self, params: Params, text: Int[Array, "b l"]) -> tuple[Float[Array, "b d"], Float[Array, " b"]]:
-        """Returns noiseless embeddings and the norm of the noise."""
+    def image_noise_norm(self, params: Params, features: Float[Array, "b f"]) -> Float[Array, " b"]:
+        """Returns ``sqrt(tr Σ(x))``."""
+        return self._model(params).head.image_noise_norm(self.features.embedding(features))
+
+    def image_spectrum(self, params: Params, features: Float[Array, "b f"]) -> Float[Array, "b _"]:
+        """Returns the noise's standard deviations along its principal axes, falling."""
+        return self._model(params).head.image_spectrum(self.features.embedding(features))
+
+    def encode_text(self, params: Params, text: Int[Array, "b l"]) -> Float[Array, "b d"]:
+        """Returns noiseless embeddings."""
         model = self._model(params)
-        embedding = model.text_tower(text).embedding
-        return model.head.text_key(embedding), model.head.text_noise_norm(embedding)
+        return model.head.text_key(model.text_tower(text).embedding)
+
+    def text_noise_norm(self, params: Params, text: Int[Array, "b l"]) -> Float[Array, " b"]:
+        """Returns ``sqrt(tr Σ(x))``."""
+        model = self._model(params)
+        return model.head.text_noise_norm(model.text_tower(text).embedding)
 
     def temperature(self, params: Params) -> Float[Array, ""]:
         """Returns τ."""
@@ -137,21 +143,10 @@ class ContrastiveTask:
         return keys(f"{tower}_routing") if tower in self.trained else None
 
     def _image_embedding(
-        self, model: TwoTowers, image: ImageOrStored, key: Key[Array, ""] | None = None
+        self, model: TwoTowers, image: ImageOrStored, key: Key[Array, ""] | None
     ) -> tuple[Float[Array, "b d"], TowerOutput | None]:
-        """Returns the embedding of pixels, with what else the tower makes of them, or that which was stored."""
-        if image.ndim == 4:
-            output = model.image_tower(image, key)
-            return output.embedding, output
-        tower = self.config.image_tower
-        members, size = 1, tower.embedding_size
-        if isinstance(tower, ViTConfig):
-            members, size = tower.encoder.num_members, tower.member_size
-        if image.shape[1] != members * size:
-            raise UserError(
-                f"stored image embeddings have size {image.shape[1]}, the image tower's have {members * size}"
-            )
-        stored = image.astype(jnp.float32)
-        if isinstance(tower, ViTConfig):
-            stored = tower.join_members(stored.reshape(-1, size))
-        return stored, None
+        """Returns the embedding of pixels, with what else the tower makes of them, or that of stored features."""
+        if image.ndim == 2:
+            return self.features.embedding(image.astype(jnp.float32)), None
+        output = model.image_tower(image, key)
+        return output.embedding, output

@@ -1,9 +1,10 @@
+import io
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from data_pipelines.labels import CaptionWords, ClassIndex
+from data_pipelines.labels import CaptionWords, ClassIndex, MultiHot
 from data_pipelines.storage import Unreadable
 from lit_het.errors import UserError
 
@@ -12,12 +13,12 @@ def test_class_indices_count_the_names_beside_the_shards(tmp_path: Path):
     (tmp_path / "classnames.txt").write_text("cat\ndog\n")
     labels = ClassIndex().build(str(tmp_path))
     assert labels.num_classes == 2
-    assert labels.encode("1\n") == 1
+    assert labels.encode(b"1\n") == 1
     assert labels.zeros(3).tolist() == [0, 0, 0]
 
 
-@pytest.mark.parametrize("content", ["2", "-1", "cat", "", "1.0", "1" * 5000])
-def test_a_class_without_a_name_is_an_error(tmp_path: Path, content: str):
+@pytest.mark.parametrize("content", [b"2", b"-1", b"cat", b"", b"1.0", b"1" * 5000])
+def test_a_class_without_a_name_is_an_error(tmp_path: Path, content: bytes):
     (tmp_path / "names.txt").write_text("cat\ndog\n")
     with pytest.raises(Unreadable, match=r"is no index below 2; make .*names\.txt and the shards agree"):
         ClassIndex(tmp_path / "names.txt").build("elsewhere").encode(content)
@@ -26,17 +27,17 @@ def test_a_class_without_a_name_is_an_error(tmp_path: Path, content: str):
 def test_words_of_a_caption_are_marked_once_each_and_hyphens_stay(tmp_path: Path):
     (tmp_path / "words.txt").write_text("double-struck\nn\ncapital\nstruck\n")
     labels = CaptionWords().build(str(tmp_path / "train"))
-    label = labels.encode("Double-Struck  capital N capital")
+    label = labels.encode(b"Double-Struck  capital N capital")
     assert isinstance(label, np.ndarray)
     assert label.dtype == labels.zeros(1).dtype == np.float32
     assert label.tolist() == [1, 1, 1, 0]
-    assert labels.encode("").tolist() == [0, 0, 0, 0]  # type: ignore[union-attr]
+    assert labels.encode(b"").tolist() == [0, 0, 0, 0]  # type: ignore[union-attr]
 
 
 def test_a_word_that_is_not_in_the_vocabulary_is_named(tmp_path: Path):
     (tmp_path / "words.txt").write_text("a\nb\n")
     with pytest.raises(Unreadable, match=r"unknown word \('c' is not in .*words\.txt"):
-        CaptionWords(tmp_path / "words.txt").build(str(tmp_path)).encode("a c")
+        CaptionWords(tmp_path / "words.txt").build(str(tmp_path)).encode(b"a c")
 
 
 def test_a_vocabulary_that_is_missing_empty_or_repeats_a_word_is_refused(tmp_path: Path):
@@ -48,3 +49,26 @@ def test_a_vocabulary_that_is_missing_empty_or_repeats_a_word_is_refused(tmp_pat
     (tmp_path / "words.txt").write_text("a\nb\na\n")
     with pytest.raises(UserError, match="stands in it twice"):
         CaptionWords().build(str(tmp_path))
+
+
+def as_npy(array: np.ndarray) -> bytes:
+    buffer = io.BytesIO()
+    np.save(buffer, array, allow_pickle=True)
+    return buffer.getvalue()
+
+
+def test_several_classes_are_marked_in_a_vector(tmp_path: Path):
+    (tmp_path / "classnames.txt").write_text("cat\ndog\nowl\n")
+    label = MultiHot().build(str(tmp_path)).encode(as_npy(np.array([1, 0, 1], np.int64)))
+    assert isinstance(label, np.ndarray)
+    assert label.tolist() == [1, 0, 1]
+    assert label.dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    "content", [as_npy(np.array([1, 0])), as_npy(np.array([2, 0, 0])), as_npy(np.array([None] * 3)), b"", b"1 0 1"]
+)
+def test_what_is_no_vector_of_ones_and_zeros_is_refused_and_never_unpickled(tmp_path: Path, content: bytes):
+    (tmp_path / "classnames.txt").write_text("cat\ndog\nowl\n")
+    with pytest.raises(Unreadable, match="label is no"):
+        MultiHot().build(str(tmp_path)).encode(content)

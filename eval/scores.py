@@ -1,0 +1,103 @@
+"""The figures of predictions, their standard errors, and what chance would give."""
+
+import dataclasses
+from collections.abc import Mapping
+
+import numpy as np
+from jaxtyping import Float
+
+from eval.calibration import calibration_standard_error, fit_temperature, reliability_of_confidence, scaled
+from eval.classes import mean_average_precision, mean_class_recall
+from eval.predictions import Predictions
+from eval.rows import row_blocks
+
+
+def figures(predictions: Predictions) -> tuple[dict[str, float], dict[str, float]]:
+    """Returns figures of pictures with one class each, and standard errors of most.
+
+    ``top1``, ``top5``, ``mean_class_recall``, ``mean_reciprocal_rank``, ``nll`` (nats), ``brier`` (0 to 2), ``ece`` and
+    ``ece_equal_mass``. The standard error is over pictures: their deviation over the root of their number, and for the
+    calibration errors the bootstrap's.
+    """
+    values = per_picture(predictions)
+    found = {name: float(of_pictures.mean()) for name, of_pictures in values.items()}
+    errors = {
+        name: float(of_pictures.std(ddof=1) / np.sqrt(len(of_pictures)))
+        for name, of_pictures in values.items()
+        if len(of_pictures) > 1
+    }
+    found["mean_class_recall"] = mean_class_recall(predictions.log_probabilities, predictions.labels)
+    confidence, hits = predictions.confidence, values["top1"]
+    for name, equal_mass in (("ece", False), ("ece_equal_mass", True)):
+        curve = reliability_of_confidence(confidence, hits, equal_mass=equal_mass)
+        found[name] = curve.expected_calibration_error
+        errors[name] = calibration_standard_error(confidence, hits, equal_mass=equal_mass)
+    return found, errors
+
+
+def multi_label_figures(predictions: Predictions) -> tuple[dict[str, float], dict[str, float]]:
+    """Returns ``mean_average_precision`` of pictures with several classes, and no standard error."""
+    return {"mean_average_precision": mean_average_precision(predictions.log_probabilities, predictions.labels > 0)}, {}
+
+
+def per_picture(predictions: Predictions) -> dict[str, Float[np.ndarray, " n"]]:
+    """Returns the values of every picture whose means are figures."""
+    above, tied = predictions.ranks()
+    harmonic = _harmonic(predictions.num_classes)
+    of_label = predictions.of_label.astype(np.float64)
+    log_p = predictions.log_probabilities
+    squares = np.empty(len(log_p))
+    for rows in row_blocks(*log_p.shape):
+        squares[rows] = np.exp(2 * log_p[rows].astype(np.float64)).sum(axis=1)
+    return {
+        "top1": np.clip((1 - above) / tied, 0.0, 1.0),
+        "top5": np.clip((5 - above) / tied, 0.0, 1.0),
+        # The true class's rank is even over (above, above + tied]: the mean of 1 / rank is a difference of sums.
+        "mean_reciprocal_rank": (harmonic[above + tied] - harmonic[above]) / tied,
+        "nll": -of_label,
+        # |p - e_y|² = |p|² - 2 p_y + 1
+        "brier": squares - 2 * np.exp(of_label) + 1,
+    }
+
+
+def calibrated(predictions: Predictions, seed: int = 0) -> tuple[Predictions, float]:
+    """Scales each half of the pictures by the temperature that was fitted on the other half.
+
+    So every picture counts in the figures, and none chose its own temperature. Halves are drawn at random.
+
+    Returns:
+        Scaled predictions, and the geometric mean of both temperatures: what the model's own should be multiplied by.
+    """
+    count = len(predictions.labels)
+    if count < 2:
+        return predictions, 1.0
+    order = np.random.default_rng(seed).permutation(count)
+    halves = order[: count // 2], order[count // 2 :]
+    log_p = np.empty_like(predictions.log_probabilities)
+    temperatures = []
+    for fitted, held_out in (halves, halves[::-1]):
+        temperatures.append(fit_temperature(predictions.log_probabilities[fitted], predictions.labels[fitted]))
+        log_p[held_out] = scaled(predictions.log_probabilities[held_out], temperatures[-1])
+    return dataclasses.replace(predictions, log_probabilities=log_p), float(np.exp(np.mean(np.log(temperatures))))
+
+
+def chance(num_classes: int) -> Mapping[str, float]:
+    """Returns the figures of a uniform guess over the classes.
+
+    A uniform guess is perfectly calibrated: a low calibration error is worth something only beside accuracy.
+    """
+    return {
+        "top1": 1 / num_classes,
+        "top5": min(5, num_classes) / num_classes,
+        "mean_class_recall": 1 / num_classes,
+        "mean_reciprocal_rank": float(_harmonic(num_classes)[-1] / num_classes),
+        "nll": float(np.log(num_classes)),
+        "brier": 1 - 1 / num_classes,
+        "ece": 0.0,
+        "ece_equal_mass": 0.0,
+    }
+
+
+def _harmonic(count: int) -> Float[np.ndarray, " count_plus_one"]:
+    """Returns the harmonic numbers H_0 .. H_count."""
+    return np.concatenate([[0.0], np.cumsum(1 / np.arange(1, count + 1))])

@@ -1,0 +1,198 @@
+"""Labelled sets of pictures: opened once, and read once for every image tower that is evaluated on them.
+
+All evaluators of pictures begin with what the image tower makes of them (`Features`). A locked tower makes the same at
+every evaluation of a run, which then reads no picture again.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import jax
+import numpy as np
+from jaxtyping import Float, Int
+
+from data_pipelines import storage
+from data_pipelines.labels import ClassIndex, MultiHot, text_of
+from data_pipelines.loader import Loader, LoaderConfig
+from data_pipelines.storage import readable
+from data_pipelines.transforms import Preprocessing
+from eval.prompts import TEMPLATES_FILE, read_classnames, read_templates
+from lit_het import distributed
+from lit_het.errors import UserError, require_at_least
+from lit_het.training.logging import Bar
+from lit_het.types import Batch, ImageFeatures
+
+
+@dataclasses.dataclass(frozen=True)
+class ImageSet:
+    """A set in clip_benchmark's layout: shards in a folder, ``classnames.txt`` beside or above them.
+
+    Attributes:
+        name: as it stands in the names of figures.
+        directory: holds ``classnames.txt``, which labels index, and the folders of shards; a path or an address.
+        split: the folder of shards below it.
+        batch_size: pictures that the image tower takes at a time.
+        embeddings: a folder that ``lit-het embed`` wrote for these shards, to be read in place of pictures.
+        multi_label: pictures have several classes, in vectors in members ``.npy``.
+
+    Raises:
+        UserError: a batch without rows.
+    """
+
+    name: str
+    directory: str
+    split: str = "test"
+    batch_size: int = 256
+    embeddings: str | None = None
+    multi_label: bool = False
+
+    def __post_init__(self) -> None:
+        require_at_least(1, self, "batch_size")
+
+
+@dataclasses.dataclass(frozen=True)
+class Features:
+    """The pictures of a set that can be read, in its order.
+
+    Attributes:
+        values: what the image tower makes of them, members of an ensemble side by side.
+        labels: class indices, or vectors of ones and zeros.
+        positions: of each among all pictures of the set, those that cannot be read included.
+    """
+
+    values: Float[np.ndarray, "n f"]
+    labels: Int[np.ndarray, " n"] | Float[np.ndarray, "n k"]
+    positions: Int[np.ndarray, " n"]
+
+    def take(self, rows: np.ndarray) -> "Features":
+        """Returns those in some rows."""
+        return Features(self.values[rows], self.labels[rows], self.positions[rows])
+
+
+class OpenSet:
+    """An `ImageSet` whose shards are indexed.
+
+    Attributes:
+        config: as given.
+        class_names: names that labels index.
+
+    Raises:
+        UserError: a file that is missing or malformed, or embeddings of another tower.
+    """
+
+    def __init__(self, config: ImageSet, data: LoaderConfig, fingerprint: Callable[[], str]):
+        self.config = config
+        self.class_names = read_classnames(config.directory)
+        self.loader = Loader(data)
+        if self.loader.stored is not None:
+            self.loader.stored.check_tower(fingerprint())
+        self._read: tuple[str, Features] | None = None
+
+    @property
+    def templates(self) -> tuple[str, ...] | None:
+        """The set's own prompt templates, if it has some."""
+        has_own = storage.exists(f"{self.config.directory}/{TEMPLATES_FILE}")
+        return read_templates(self.config.directory) if has_own else None
+
+    def features(self, tower: ImageFeatures) -> Features:
+        """Returns the features of all pictures; those of the tower that was asked for last are kept.
+
+        Raises:
+            UserError: too many pictures cannot be read, or none can.
+        """
+        if self._read is None or self._read[0] != tower.tower:
+            size = -(-self.config.batch_size // tower.num_shares) * tower.num_shares
+            batches = self.loader.epoch(size, jax.process_index(), jax.process_count())
+            with Bar(f"reading {self.config.name}", self.loader.num_samples, "pictures") as bar:
+                self._read = tower.tower, read_features(tower, batches, bar.advance, self.config.name)
+        return self._read[1]
+
+    def pictures(self, positions: Sequence[int]) -> list[np.ndarray]:
+        """Returns pictures ``[h w c]`` as the tower sees them, for people to look at."""
+        data = dataclasses.replace(self.loader.config, embeddings=None)
+        loader = self.loader if self.loader.stored is None else Loader(data)
+        image = loader.read(positions).image
+        assert image is not None
+        return list(image)
+
+    def texts(self, positions: Sequence[int], member: str = "txt") -> list[str]:
+        """Returns the text members of some samples.
+
+        Raises:
+            UserError: one is missing or cannot be read.
+        """
+        found = []
+        for start in range(0, len(positions), 1024):
+            block = positions[start : start + 1024]
+            for position, (content,) in zip(block, self.loader.index.read(block, [member]), strict=True):
+                try:
+                    found.append(text_of(readable(content)))
+                except storage.Unreadable as error:
+                    where = f"{self.loader.index.shard(position)}: {self.loader.index.key(position)}.{member}"
+                    raise UserError(f"{where}: {error}; lit-het data check lists what is wrong") from error
+        return found
+
+
+class Sets:
+    """The sets of one model's evaluations: evaluators that name the same set share what is read of it.
+
+    Args:
+        image_size: pixels along each side that the tower takes.
+        preprocessing: that of the model's training.
+        fingerprint: of the model's image tower, which stored embeddings must be of.
+    """
+
+    def __init__(self, image_size: int, preprocessing: Preprocessing, fingerprint: Callable[[], str]):
+        self._image_size, self._preprocessing, self._fingerprint = image_size, preprocessing, fingerprint
+        self._open: dict[ImageSet, OpenSet] = {}
+
+    def open(self, config: ImageSet) -> OpenSet:
+        """Opens a set; raises as `OpenSet`."""
+        if config not in self._open:
+            data = LoaderConfig(
+                shards=(f"{config.directory}/{config.split}",),
+                image_size=self._image_size,
+                batch_size=config.batch_size,
+                labels=MultiHot() if config.multi_label else ClassIndex(),
+                preprocessing=self._preprocessing,
+                embeddings=config.embeddings,
+            )
+            self._open[config] = OpenSet(config, data, self._fingerprint)
+        return self._open[config]
+
+
+def read_features(
+    tower: ImageFeatures, batches: Iterable[Batch], advance: Callable[[int], object], name: str
+) -> Features:
+    """Returns the features of the valid rows of all batches; ``advance`` is called with the pictures done.
+
+    Raises:
+        UserError: features that are not finite, or no valid row.
+    """
+    values, labels, positions, seen = [], [], [], 0
+    for batch, features in _ahead(tower, batches):
+        valid = distributed.rows_of_all(batch.valid)
+        rows = np.asarray(features)[valid]
+        if not np.isfinite(rows).all():
+            raise UserError(f"{name}: an embedding is not finite; training diverged, use an earlier checkpoint")
+        values.append(rows)
+        labels.append(distributed.rows_of_all(np.asarray(batch.label))[valid])
+        positions.append(seen + np.flatnonzero(valid))
+        seen += len(valid)
+        advance(len(rows))
+    if not sum(map(len, values)):
+        raise UserError(f"{name}: the set holds no valid image; check its path and its shards")
+    return Features(*(np.concatenate(parts) for parts in (values, labels, positions)))
+
+
+def _ahead(tower: ImageFeatures, batches: Iterable[Batch]) -> Iterator[tuple[Batch, object]]:
+    """Yields each batch with its features, when the device has the next batch already."""
+    before = None
+    for batch in batches:
+        assert batch.view is not None
+        now = batch, tower.extract(np.asarray(batch.view))
+        if before is not None:
+            yield before
+        before = now
+    if before is not None:
+        yield before

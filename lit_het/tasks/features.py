@@ -1,0 +1,62 @@
+"""What an image tower makes of pictures, with the members of an ensemble side by side: the input of every head."""
+
+import dataclasses
+from typing import TypeAlias
+
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, UInt8
+
+from lit_het.errors import UserError
+from lit_het.towers.resnet import ResNetConfig
+from lit_het.towers.vit import ViTConfig
+from lit_het.types import Params
+
+ImageTowerConfig: TypeAlias = ViTConfig | ResNetConfig
+ImageOrStored: TypeAlias = UInt8[Array, "b h w c"] | Float[Array, "b f"]
+"""Pixels, or the features that the image tower once made of them."""
+
+
+class FeatureExtractor:
+    """An image tower alone.
+
+    Attributes:
+        num_members: m.
+        size: of a picture's features, f.
+    """
+
+    def __init__(self, config: ImageTowerConfig):
+        self._config = config
+        self.num_members, self.size = 1, config.embedding_size
+        if isinstance(config, ViTConfig):
+            config = dataclasses.replace(config, members="concatenated")
+            self.num_members, self.size = config.encoder.num_members, config.embedding_size
+        self._graph, _ = nnx.split(nnx.eval_shape(lambda: config.build(nnx.Rngs(0))))
+
+    def __call__(self, params: Params, view: ImageOrStored) -> Float[Array, "b f"]:
+        """Returns the features of pictures, with the tower's parameters below its name; stored features as float32.
+
+        Raises:
+            UserError: stored features of another size.
+        """
+        if view.ndim == 2:
+            self._check_size(view)
+            return view.astype(jnp.float32)
+        return nnx.merge(self._graph, params["image_tower"])(view).embedding
+
+    def embedding(self, features: Float[Array, "b f"]) -> Float[Array, "_ d"]:
+        """Returns the embeddings that the tower's configuration makes of all members': one a picture, or one a member.
+
+        Raises:
+            UserError: features of another size.
+        """
+        self._check_size(features)
+        if not isinstance(self._config, ViTConfig):
+            return features
+        return self._config.join_members(features.reshape(-1, self._config.member_size))
+
+    def _check_size(self, features: Float[Array, "b f"]) -> None:
+        if features.shape[1] != self.size:
+            raise UserError(
+                f"stored image embeddings have size {features.shape[1]}, the image tower's have {self.size}"
+            )
