@@ -12,7 +12,7 @@ from flax import traverse_util
 
 from data_pipelines.loader import LoaderConfig
 from data_pipelines.tokenizers import TokenizerConfig
-from eval.zero_shot import ZeroShotConfig
+from eval.suite import EVALUATIONS, EvaluationConfig
 from lit_het.errors import UserError, require_at_least
 from lit_het.files import write_atomically
 from lit_het.optimizers import AdamW, Optimizer
@@ -51,7 +51,7 @@ class ExperimentConfig:
         schedule: its learning rate.
         mesh: how devices share the work.
         cadence: how often to log, save and evaluate.
-        evaluations: zero-shot sets to evaluate on.
+        evaluations: what to measure the model on.
         seed: of initialisation and noise; the order of the data has its own, ``data.seed``.
     """
 
@@ -65,7 +65,7 @@ class ExperimentConfig:
     schedule: CosineSchedule = CosineSchedule()
     mesh: MeshConfig = MeshConfig()
     cadence: Cadence = Cadence()
-    evaluations: tuple[ZeroShotConfig, ...] = ()
+    evaluations: tuple[EvaluationConfig, ...] = ()
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -79,22 +79,43 @@ def load_module_config(path: Path) -> ExperimentConfig:
     Raises:
         UserError: the file is missing, cannot be imported, or has no ``get_config`` that returns a configuration.
     """
+    config = _call(path, "get_config", "configs/quickstart_lit_het_xl.py")
+    if not isinstance(config, ExperimentConfig):
+        raise UserError(f"get_config() in {path} returns a {type(config).__name__}, not an ExperimentConfig")
+    return config
+
+
+def load_evaluations(path: Path) -> tuple[EvaluationConfig, ...]:
+    """Returns ``get_evaluations()`` of a Python file.
+
+    Raises:
+        UserError: the file is missing, cannot be imported, or has no ``get_evaluations`` that returns some.
+    """
+    found = _call(path, "get_evaluations", "configs/glyph_evaluations.py")
+    if (
+        not isinstance(found, tuple | list)
+        or not found
+        or not all(isinstance(one, tuple(EVALUATIONS.values())) for one in found)
+    ):
+        raise UserError(f"get_evaluations() in {path} must return a list of configurations such as ZeroShotConfig(...)")
+    return tuple(found)
+
+
+def _call(path: Path, function: str, example: str) -> Any:
+    """Returns what a function of a Python file returns."""
     if not path.is_file():
         raise UserError(f"no configuration file {path}; the project's own are configs/*.py")
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
-        raise UserError(f"{path} is not a Python file; a configuration is a module with get_config()")
+        raise UserError(f"{path} is not a Python file; a configuration is a module with {function}()")
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
     except (ImportError, SyntaxError) as error:
         raise UserError(f"{path} cannot be imported: {type(error).__name__}: {error}") from error
-    if not hasattr(module, "get_config"):
-        raise UserError(f"{path} has no get_config(); see configs/quickstart_lit_het_xl.py for an example")
-    config = module.get_config()
-    if not isinstance(config, ExperimentConfig):
-        raise UserError(f"get_config() in {path} returns a {type(config).__name__}, not an ExperimentConfig")
-    return config
+    if not hasattr(module, function):
+        raise UserError(f"{path} has no {function}(); see {example} for an example")
+    return getattr(module, function)()
 
 
 def save(config: ExperimentConfig, path: Path) -> None:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -14,6 +14,19 @@ from lit_het.types import EvaluatedModel
 
 
 @dataclasses.dataclass(frozen=True)
+class Drawing:
+    """What reports draw of an evaluation.
+
+    Attributes:
+        arrays: by name.
+        texts: names that arrays index, by name.
+    """
+
+    arrays: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    texts: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
 class Evaluation:
     """What one evaluator finds on one set.
 
@@ -22,16 +35,16 @@ class Evaluation:
         name: the set.
         figures: by name, such as ``top1``; figures of parts are paths, such as ``fog/3/top1``.
         errors: standard errors of those figures that have one.
-        arrays: what reports draw, by name.
-        texts: names that arrays index, by name.
+        chance: what a guess would give, for those figures that have it.
+        draw: makes what reports draw; called only where a report may follow, as it reads pictures again.
     """
 
     kind: str
     name: str
     figures: Mapping[str, float]
     errors: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    arrays: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
-    texts: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
+    chance: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    draw: Callable[[], Drawing] = Drawing
 
     def metrics(self) -> dict[str, float]:
         """Returns the figures as logs name them, ``<kind>/<name>/<figure>``."""
@@ -56,14 +69,20 @@ class Record:
     """An evaluation as it is kept.
 
     Attributes:
-        evaluation: what was found.
+        kind, name, figures, errors, chance: as in `Evaluation`.
         step: optimizer updates of the checkpoint.
         settings: fields of the evaluator's configuration.
+        drawing: what reports draw.
     """
 
-    evaluation: Evaluation
+    kind: str
+    name: str
+    figures: Mapping[str, float]
+    errors: Mapping[str, float]
+    chance: Mapping[str, float]
     step: int
     settings: Mapping[str, Any]
+    drawing: Drawing
 
 
 def evaluations_folder(run_dir: Path) -> Path:
@@ -71,54 +90,54 @@ def evaluations_folder(run_dir: Path) -> Path:
     return run_dir / "evaluations"
 
 
-def write_record(record: Record, run_dir: Path, title: str) -> Path:
-    """Writes ``evaluations/<title>.json`` and ``.npz`` into a run's folder, in place of an earlier one.
+def write_record(evaluation: Evaluation, run_dir: Path, step: int, settings: Mapping[str, Any]) -> Path:
+    """Writes ``evaluations/<kind>_<name>.json`` and ``.npz`` into a run's folder, in place of an earlier one.
 
     Returns:
         The JSON file.
+
+    Raises:
+        UserError: the files cannot be written.
     """
-    folder = evaluations_folder(run_dir)
-    folder.mkdir(parents=True, exist_ok=True)
-    found = record.evaluation
+    drawing = evaluation.draw()
     content = {
-        "kind": found.kind,
-        "name": found.name,
-        "step": record.step,
-        "figures": dict(found.figures),
-        "standard_errors": dict(found.errors),
-        "settings": dict(record.settings),
-        "texts": {name: list(texts) for name, texts in found.texts.items()},
+        "kind": evaluation.kind,
+        "name": evaluation.name,
+        "figures": dict(evaluation.figures),
+        "errors": dict(evaluation.errors),
+        "chance": dict(evaluation.chance),
+        "step": step,
+        "settings": dict(settings),
+        "texts": {name: list(texts) for name, texts in drawing.texts.items()},
     }
-    path = folder / f"{title}.json"
-    with completed(path.with_suffix(".npz")) as partial, partial.open("wb") as file:
-        np.savez_compressed(file, **found.arrays)
-    write_atomically(path, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+    arrays: dict[str, Any] = dict(drawing.arrays)
+    folder = evaluations_folder(run_dir)
+    path = folder / f"{evaluation.kind}_{evaluation.name}.json"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with completed(path.with_suffix(".npz")) as partial, partial.open("wb") as file:
+            np.savez_compressed(file, **arrays)
+        write_atomically(path, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+    except OSError as error:
+        raise UserError(f"{folder}: cannot be written ({error.strerror})") from error
     return path
 
 
-def read_records(run_dir: Path) -> dict[str, Record]:
-    """Returns the evaluations of a run by title, in alphabetical order.
+def read_records(run_dir: Path) -> list[Record]:
+    """Returns the evaluations of a run in alphabetical order.
 
     Raises:
         UserError: a file cannot be read.
     """
-    return {path.stem: _read(path) for path in sorted(evaluations_folder(run_dir).glob("*.json"))}
+    return [_read(path) for path in sorted(evaluations_folder(run_dir).glob("*.json"))]
 
 
 def _read(path: Path) -> Record:
     try:
         content = json.loads(path.read_text("utf-8"))
         with np.load(path.with_suffix(".npz"), allow_pickle=False) as file:
-            arrays = dict(file)
-        found = Evaluation(
-            kind=content["kind"],
-            name=content["name"],
-            figures=content["figures"],
-            errors=content["standard_errors"],
-            arrays=arrays,
-            texts=content["texts"],
-        )
-        return Record(found, content["step"], content["settings"])
+            content["drawing"] = Drawing(dict(file), content.pop("texts"))
+        return Record(**content)
     except (OSError, ValueError, KeyError, TypeError, EOFError) as error:
         reason = " ".join(str(error).split())
         raise UserError(f"{path} is no evaluation ({reason}); delete it, and evaluate again") from error

@@ -1,11 +1,11 @@
 """What a model says of every picture of a set: log-probabilities of all classes, from which all figures follow.
 
-Ties are counted fairly: where several classes share the probability of the true one, each figure is its expectation over
-a random order of those classes. A collapsed model, or two classes with one name, thus score chance.
+Ties are counted fairly: where several classes share the probability of the true one, each figure is its expectation
+over a random order of those classes. A collapsed model, or two classes with one name, thus score chance.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -22,13 +22,12 @@ NUM_TOP = 5
 
 @runtime_checkable
 class Predictor(Protocol):
-    """From features of pictures to what a model says of them.
+    """From features of pictures to what a model says of them."""
 
-    Attributes:
-        num_classes: k.
-    """
-
-    num_classes: int
+    @property
+    def num_classes(self) -> int:
+        """The number of classes, k."""
+        ...
 
     def __call__(self, features: Float[np.ndarray, "b f"], seed: int) -> Float[np.ndarray, "b m k"]:
         """Returns log-probabilities of m members of an ensemble, or noise samples; ``seed`` is that of the noise."""
@@ -90,13 +89,16 @@ class SupervisedPredictor:
 
     Attributes:
         classifier: the model.
-        num_classes: k.
         noise: whether probabilities are averaged over the head's evaluation samples, as in training's papers.
     """
 
     classifier: Classifier
-    num_classes: int
     noise: bool = True
+
+    @property
+    def num_classes(self) -> int:
+        """The number of classes."""
+        return self.classifier.num_classes
 
     def __call__(self, features: Float[np.ndarray, "b f"], seed: int) -> Float[np.ndarray, "b m k"]:
         """Returns log-probabilities of every member."""
@@ -183,35 +185,42 @@ def predict(predictor: Predictor, features: Features, block_size: int = 256) -> 
     """
     if features.labels.ndim == 1:
         check_labels(features.labels, predictor.num_classes)
-    log_probabilities = np.empty((len(features.values), predictor.num_classes), np.float32)
-    others = []
-    for rows, of_members in member_blocks(predictor, features, block_size):
-        values = features.values[rows]
-        log_probabilities[rows] = log_mean(of_members)
-        others.append((predictor.log_normalizer(values), predictor.noise_norm(values)))
-    if not np.isfinite(log_probabilities).all():
-        raise UserError("a probability is not finite; training diverged, use an earlier checkpoint")
-    log_normalizer, noise_norm = (np.concatenate(parts) for parts in zip(*others, strict=True))
+    num_pictures = len(features.values)
+    log_probabilities = np.empty((num_pictures, predictor.num_classes), np.float32)
+    log_normalizer, noise_norm = np.empty(num_pictures, np.float32), np.empty(num_pictures, np.float32)
+    for rows, padded, seed in _blocks(features.values, block_size):
+        count = rows.stop - rows.start
+        log_probabilities[rows] = log_mean(predictor(padded, seed)[:count])
+        log_normalizer[rows] = predictor.log_normalizer(padded)[:count]
+        noise_norm[rows] = predictor.noise_norm(padded)[:count]
+    if np.isnan(log_probabilities).any():
+        raise UserError("a probability is not a number; training diverged, use an earlier checkpoint")
     return Predictions(log_probabilities, features.labels, features.positions, log_normalizer, noise_norm)
 
 
 def member_blocks(
     predictor: Predictor, features: Features, block_size: int = 256
-) -> Iterator[tuple[slice, Float[np.ndarray, "b m k"]]]:
-    """Yields the log-probabilities of all members block by block; the noise is the same in every pass."""
-    values = features.values
-    for start in range(0, len(values), block_size):
-        rows = slice(start, min(start + block_size, len(values)))
-        padded = np.zeros((block_size, values.shape[1]), values.dtype)  # one shape is compiled once
+) -> Iterator[Float[np.ndarray, "b m k"]]:
+    """Yields the log-probabilities of all members, for blocks of pictures; the noise is that of `predict`."""
+    for rows, padded, seed in _blocks(features.values, block_size):
+        yield predictor(padded, seed)[: rows.stop - rows.start]
+
+
+def _blocks(values: Float[np.ndarray, "n f"], size: int) -> Iterator[tuple[slice, Float[np.ndarray, "b f"], int]]:
+    """Yields rows of one static shape, the last padded with zeros, and a seed for each block."""
+    for number, start in enumerate(range(0, len(values), size)):
+        rows = slice(start, min(start + size, len(values)))
+        padded = np.zeros((size, values.shape[1]), values.dtype)
         padded[: rows.stop - start] = values[rows]
-        yield rows, predictor(padded, start // block_size)[: rows.stop - start]
+        yield rows, padded, number
 
 
 def log_mean(of_members: Float[np.ndarray, "b m k"]) -> Float[np.ndarray, "b k"]:
     """Returns the log of the members' mean probability."""
     if of_members.shape[1] == 1:
         return of_members[:, 0]
-    return special.logsumexp(of_members.astype(np.float64), axis=1) - np.log(of_members.shape[1])
+    mean = special.logsumexp(of_members.astype(np.float64), axis=1) - np.log(of_members.shape[1])
+    return mean.astype(np.float32)
 
 
 def highest(scores: Float[np.ndarray, "q n"], count: int) -> Int[np.ndarray, "q top"]:

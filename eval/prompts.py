@@ -1,6 +1,6 @@
-"""Class names and prompt templates in the layout of clip_benchmark's webdataset folders."""
+"""Class names, and prompt templates: of a set in clip_benchmark's layout, of a family, or of a file."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from data_pipelines.storage import read_lines
@@ -10,6 +10,45 @@ CLASS_NAMES_FILE = "classnames.txt"
 TEMPLATES_FILE = "zeroshot_classification_templates.txt"
 PLACEHOLDER = "{c}"
 BARE_TEMPLATE = (PLACEHOLDER,)
+# Takes the templates in the set's own folder.
+SET_PROMPTS = "set"
+# Written for this project: captions as people write them below photographs, in varying light, distance and style.
+_PHOTOS = (
+    "a photo of a {c}.",
+    "a snapshot of the {c}.",
+    "this picture shows a {c}.",
+    "a {c}, seen from close up.",
+    "a {c} in the distance.",
+    "a picture of one {c}.",
+    "several of them: {c}.",
+    "a {c} in bright sunlight.",
+    "a {c} at night.",
+    "a blurry picture of a {c}.",
+    "a sharp, detailed photo of a {c}.",
+    "a small picture of a {c}.",
+    "a large {c} that fills the frame.",
+    "half of a {c}, the rest is hidden.",
+    "a black-and-white photo of a {c}.",
+    "a colourful photo of the {c}.",
+    "a drawing of a {c}.",
+    "a painting of the {c}.",
+    "a toy {c}.",
+    "a {c} made of plastic.",
+    "an odd-looking {c}.",
+    "a beautiful {c}.",
+    "my {c}.",
+    "a {c} outdoors.",
+    "a {c} in a room.",
+    "the {c} on a plain background.",
+    "a {c} among many other things.",
+    "a photo taken of a {c} in passing.",
+)
+FAMILIES: Mapping[str, tuple[str, ...]] = {
+    "bare": BARE_TEMPLATE,
+    "photo": _PHOTOS[:1],
+    "photos": _PHOTOS,
+    "pet": ("a photo of a {c}, a kind of pet.",),
+}
 
 
 def read_classnames(directory: str | Path) -> tuple[str, ...]:
@@ -30,6 +69,22 @@ def read_templates(directory: str | Path) -> tuple[str, ...]:
     path = f"{directory}/{TEMPLATES_FILE}"
     templates = read_lines(path)
     check_templates(templates, path)
+    return templates
+
+
+def read_prompts(prompts: str) -> tuple[str, ...]:
+    """Prompt templates of a family of `FAMILIES`, or of a file with one a line.
+
+    Raises:
+        UserError: there is neither, or a line lacks the placeholder ``{c}``.
+    """
+    if prompts in FAMILIES:
+        return FAMILIES[prompts]
+    if not Path(prompts).is_file():
+        families = ", ".join((SET_PROMPTS, *FAMILIES))
+        raise UserError(f"--prompts {prompts} is neither a file nor one of {families}")
+    templates = read_lines(prompts)
+    check_templates(templates, prompts)
     return templates
 
 

@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 
 from data_pipelines.storage import read_lines
 from eval.calibration import check_labels
-from eval.classes import merge_candidates
+from eval.classes import merged
 from eval.predictions import Predictions, Predictor, SupervisedPredictor, ZeroShotPredictor, predict
 from eval.prompts import BARE_TEMPLATE, SET_PROMPTS, check_templates, fill_template, read_prompts
 from eval.sets import Features, OpenSet
@@ -123,7 +123,9 @@ class _Grouped:
         return len(self.groups)
 
     def __call__(self, features: Float[np.ndarray, "b f"], seed: int) -> Float[np.ndarray, "b m k"]:
-        return merge_candidates(self.predictor(features, seed), self.groups)
+        of_members = self.predictor(features, seed)
+        rows = merged(of_members.reshape(-1, of_members.shape[2]), self.groups)
+        return rows.reshape(*of_members.shape[:2], -1)
 
     def log_normalizer(self, features: Float[np.ndarray, "b f"]) -> Float[np.ndarray, " b"]:
         return self.predictor.log_normalizer(features)
@@ -228,7 +230,9 @@ def read_classes(path: Path, labels: Sequence[str], candidates: Sequence[str]) -
             raise UserError(f"{path}: class {label!r} has no candidates; name one or a list")
         unknown = [name for name in chosen if name not in position]
         if unknown:
-            raise UserError(f"{path}: {unknown[0]!r} (of class {label!r}) is not among the {len(candidates)} candidates")
+            raise UserError(
+                f"{path}: {unknown[0]!r} (of class {label!r}) is not among the {len(candidates)} candidates"
+            )
         groups.append(tuple(position[name] for name in chosen))
     return tuple(groups)
 

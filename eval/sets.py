@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import jax
 import numpy as np
+import tyro
 from jaxtyping import Float, Int
 
 from data_pipelines import storage
@@ -39,8 +40,8 @@ class ImageSet:
         UserError: a batch without rows.
     """
 
-    name: str
-    directory: str
+    name: tyro.conf.Suppress[str]
+    directory: tyro.conf.Suppress[str]
     split: str = "test"
     batch_size: int = 256
     embeddings: str | None = None

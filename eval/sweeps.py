@@ -26,7 +26,7 @@ class RunResult:
         learned: whether τ was learned.
         temperature: τ at the end of training.
         num_parameters: of the whole model.
-        metrics: `eval.classification.ClassificationResult.metrics` on the held-out set.
+        metrics: `eval.scores.figures` on the held-out set.
         seconds: of training, compilation included.
         device: what it was trained on.
         held_out: the shards of the held-out set.
@@ -69,6 +69,10 @@ class Summary:
     temperature: Estimate
     metrics: dict[str, Estimate]
     seeds: tuple[int, ...]
+
+
+# What the reader of a table must know.
+NOTE = "Mean ± standard error over seeds; NLL in nats, a lower one is better; τ is that of the trained model."
 
 
 def run_name(setting: str, seed: int) -> str:
@@ -115,19 +119,7 @@ def markdown(summaries: Sequence[Summary]) -> str:
     """The same rows as Markdown, with what the reader must know about them below."""
     lines = [_COLUMNS, ("---",) * len(_COLUMNS), *map(_cells, summaries)]
     rows = "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
-    return f"{rows}\n" + "".join(f"{note}\n" for note in notes(summaries))
-
-
-def notes(summaries: Sequence[Summary]) -> list[str]:
-    """What a reader of the table must know."""
-    lines = ["Mean ± standard error over seeds; NLL in nats, a lower one is better; τ is that of the trained model."]
-    lower_bounds = [summary.title for summary in summaries if summary.metrics["underflow"].mean > 0]
-    if lower_bounds:
-        lines.append(
-            f"NLL is a lower bound for {', '.join(lower_bounds)}: some labels got a probability that float32 rounds to "
-            "zero, counted as 87.3 nats."
-        )
-    return lines
+    return f"{rows}\n{NOTE}\n"
 
 
 def check_comparable(results: Iterable[RunResult], varied: Callable[[str], bool]) -> None:

@@ -1,14 +1,13 @@
 """Zero-shot classification of a set, and a classifier's on the classes that it was trained on."""
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 
-import numpy as np
-
 from eval import scores
-from eval.calibration import reliability_of_confidence
-from eval.classes import most_confused, relabelled_accuracy
-from eval.evaluation import Evaluation
+from eval.classes import accuracy_of_sets
+from eval.drawings import draw_predictions
+from eval.evaluation import Drawing, Evaluation
 from eval.predictions import Predictions
 from eval.recognition import NamesConfig, Recognition, read_json
 from eval.sets import ImageSet, OpenSet, Sets
@@ -16,6 +15,8 @@ from lit_het.errors import UserError, require_at_least
 from lit_het.types import Encoder, EvaluatedModel
 
 NOISY, CALIBRATED = "noisy", "calibrated"
+# Pictures whose noise spectrum a report shows.
+SPECTRUM_PICTURES = 512
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +30,7 @@ class ZeroShotConfig:
         names: between which names the model chooses.
         samples: S, noise samples of each picture to average probabilities over, beside the prediction without noise,
             which is the paper's (HET-XL App. M); of a classifier, any number above 0 means as many as its head takes.
-        relabels: a JSON list of the classes that each picture shows, in the order of the set, as ImageNet's ReaL labels.
+        relabels: a JSON list of the classes that each picture shows, in the order of the set: ImageNet's ReaL labels.
 
     Raises:
         UserError: a negative number of samples.
@@ -82,10 +83,22 @@ class ZeroShot:
         found[f"{CALIBRATED}/temperature_factor"] = factor
         if self.relabels is not None:
             answers = [self.relabels[position] for position in quiet.positions]
-            found["relabelled_top1"] = relabelled_accuracy(quiet.log_probabilities, answers)
+            found["relabelled_top1"] = accuracy_of_sets(quiet.log_probabilities, answers)
         return Evaluation(
-            kind, self.opened.config.name, found, errors, *_drawings(quiet, parts, self.recognition.class_names)
+            kind=kind,
+            name=self.opened.config.name,
+            figures=found,
+            errors=errors,
+            chance=scores.chance(quiet.num_classes),
+            draw=lambda: self._draw(model, {"plain": quiet, **parts}),
         )
+
+    def _draw(self, model: EvaluatedModel, parts: Mapping[str, Predictions]) -> Drawing:
+        drawing = draw_predictions(parts, self.recognition.class_names, self.opened)
+        if not isinstance(model, Encoder):
+            return drawing
+        some = self.opened.features(model.features).values[:SPECTRUM_PICTURES]
+        return dataclasses.replace(drawing, arrays={**drawing.arrays, "spectrum": model.image_spectrum(some)})
 
     def predictions(self, model: EvaluatedModel, samples: int = 0) -> Predictions:
         """Returns what the model says of every picture."""

@@ -244,6 +244,7 @@ class Encoder:
         text_noise_norm: token ids to ``sqrt(tr Σ(x))`` ``[b]``.
         tokenize: captions to token ids ``[b l]`` int32.
         temperature: τ, which divides inner products.
+        text_tower: equal for models that embed texts alike; empty while the text tower is trained.
     """
 
     features: ImageFeatures
@@ -255,6 +256,7 @@ class Encoder:
     text_noise_norm: Callable[[np.ndarray], np.ndarray]
     tokenize: Callable[[list[str]], np.ndarray]
     temperature: float
+    text_tower: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -267,12 +269,14 @@ class Classifier:
             probability over noise samples, for each member of an ensemble ``[b m k]``.
         log_normalizer: features to ``log Σ exp`` of the logits without noise, mean over members ``[b]``.
         noise_norm: features to ``sqrt(tr Σ(x))``, mean over members ``[b]``.
+        num_classes: k.
     """
 
     features: ImageFeatures
     log_probabilities: Callable[[np.ndarray, int | None], np.ndarray]
     log_normalizer: Callable[[np.ndarray], np.ndarray]
     noise_norm: Callable[[np.ndarray], np.ndarray]
+    num_classes: int
 
 
 EvaluatedModel: TypeAlias = Encoder | Classifier

@@ -7,12 +7,11 @@ from rich.table import Table
 from rich.text import Text
 
 from eval.report.page import Html, escaped, joined
-from lit_het.errors import UserError
 
 
 @dataclasses.dataclass(frozen=True)
 class FigureStyle:
-    """How one figure of `eval.ranking.metrics` is named, printed and judged."""
+    """How one figure of `eval.scores` is named, printed and judged."""
 
     label: str
     format: str
@@ -23,7 +22,9 @@ FIGURE_STYLES: Mapping[str, FigureStyle] = {
     "top1": FigureStyle("top-1 accuracy", "{:.1%}", higher_is_better=True),
     "top5": FigureStyle("top-5 accuracy", "{:.1%}", higher_is_better=True),
     "mean_reciprocal_rank": FigureStyle("mean reciprocal rank", "{:.3f}", higher_is_better=True),
+    "mean_class_recall": FigureStyle("mean recall of classes", "{:.1%}", higher_is_better=True),
     "nll": FigureStyle("negative log-likelihood, nats", "{:.3f}", higher_is_better=False),
+    "brier": FigureStyle("Brier score", "{:.3f}", higher_is_better=False),
     "ece": FigureStyle("calibration error (ECE)", "{:.1%}", higher_is_better=False),
 }
 
@@ -69,25 +70,22 @@ def compare(
     baseline: str,
     candidate: str,
     results: Mapping[str, tuple[Mapping[str, float], Mapping[str, float]]],
+    chances: Mapping[str, Mapping[str, float]],
 ) -> Comparison:
-    """Compare two models from their `eval.ranking.metrics`.
+    """Compare two models from their `eval.scores.figures`.
 
     A tie is a tie to the digits shown: a table never prefers one of two equal numbers.
 
     Args:
         baseline: name of the first model.
         candidate: name of the second model.
-        results: for each set, the metrics of the baseline and of the candidate.
-
-    Raises:
-        UserError: the two models chose among different numbers of names, so that chance differs.
+        results: for each set, the figures of the baseline and of the candidate.
+        chances: for each set, those of a guess.
     """
     rows = []
     for group, (first, second) in results.items():
         for name, style in FIGURE_STYLES.items():
-            if first[f"chance_{name}"] != second[f"chance_{name}"]:
-                raise UserError(f"{group}: {baseline} and {candidate} were scored over different lists of names")
-            rows.append(_compare_figure(group, style, first[f"chance_{name}"], first[name], second[name]))
+            rows.append(_compare_figure(group, style, chances[group][name], first[name], second[name]))
     return Comparison(baseline, candidate, tuple(rows))
 
 

@@ -76,7 +76,7 @@ class Checkpoints:
         Raises:
             UserError: there is none, or it does not fit ``like``.
         """
-        step = self._newest()
+        step = self.newest_step()
         _check_fit(self._shapes(step), like.params, self.directory)
         wanted = {"params": like.params, "optimizer": like.opt_state, "info": None}
         found = self._load(step, wanted)
@@ -91,7 +91,7 @@ class Checkpoints:
         Raises:
             UserError: there is no checkpoint, or it does not fit ``like``.
         """
-        step = self._newest()
+        step = self.newest_step()
         saved = self._shapes(step)
         _check_fit({path: saved[path] for path in parameters.flatten(like) if path in saved}, like, self.directory)
         wanted = {**{path: ocp.PLACEHOLDER for path in saved}, **parameters.flatten(like)}
@@ -112,7 +112,12 @@ class Checkpoints:
             "move this folder away to use the step before"
         )
 
-    def _newest(self) -> int:
+    def newest_step(self) -> int:
+        """Returns how many updates the newest checkpoint has seen.
+
+        Raises:
+            UserError: there is none.
+        """
         step = self.latest_step
         if step is None:
             raise UserError(f"no checkpoint in {self.directory}; give the directory of a run that has saved one")
@@ -120,7 +125,7 @@ class Checkpoints:
 
     def saved_shapes(self) -> dict[str, tuple[int, ...]]:
         """Returns path and shape of every parameter in the newest step."""
-        return self._shapes(self._newest())
+        return self._shapes(self.newest_step())
 
     def _shapes(self, step: int) -> dict[str, tuple[int, ...]]:
         try:

@@ -31,7 +31,7 @@ from lit_het.heads.contrastive import DeterministicContrastiveConfig
 from lit_het.heads.deterministic import DeterministicConfig
 from lit_het.losses.contrastive import SigmoidLoss, SoftmaxLoss
 from lit_het.tasks.classification import ClassificationConfig
-from lit_het.tasks.contrastive import ContrastiveConfig
+from lit_het.tasks.contrastive import ContrastiveConfig, ContrastiveTask
 from lit_het.towers.bert import BertConfig
 from lit_het.towers.resnet import ResNetConfig
 from lit_het.towers.vit import ViTConfig
@@ -149,12 +149,13 @@ def export(run_dir: Path, to: str, output: Path, pretrained: Path | None) -> Non
 def _export_classifier(run_dir: Path, to: str, output: Path, pretrained: Path | None) -> None:
     if to != "npz":
         raise UserError("a SiglipModel has a text tower, a classifier has none; export with --to npz")
-    config, params = runs.open_image_model(run_dir, pretrained)
-    big_vision_export.write_npz(output, _vit(config.image_tower), None, params)
+    run = runs.open_run(run_dir, pretrained)
+    big_vision_export.write_npz(output, _vit(run.config.task.image_tower), None, run.params)
 
 
 def _export_contrastive(run_dir: Path, to: str, output: Path, pretrained: Path | None) -> None:
-    run = runs.open_contrastive(run_dir, pretrained)
+    run = runs.open_run(run_dir, pretrained)
+    assert isinstance(run.task, ContrastiveTask)
     image, text = _vit(run.task.config.image_tower), run.task.config.text_tower
     # What gives noise to queries stays behind.
     head = {name: value for name, value in run.params["head"].items() if name in ("temperature", "bias")}

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import jax
 import numpy as np
-from flax import nnx
 from jax.sharding import Mesh
-from jaxtyping import Array, Float, UInt8
+from jaxtyping import Float
 
 from configs import experiment
 from configs.experiment import ExperimentConfig
@@ -21,11 +20,9 @@ from data_pipelines.loader import Loader, LoaderConfig
 from data_pipelines.shards import IMAGE
 from lit_het import parameters, sharding
 from lit_het.cli import runs
-from lit_het.cli.train import with_flags
+from lit_het.cli.flags import with_flags
 from lit_het.errors import UserError, require_at_least
-from lit_het.tasks.classification import ClassificationConfig
-from lit_het.towers.resnet import ResNetConfig
-from lit_het.towers.vit import ViTConfig
+from lit_het.tasks.features import FeatureExtractor
 from lit_het.training.logging import Bar, say
 from lit_het.types import Batch, Params
 
@@ -86,7 +83,7 @@ def embed(source: Path, output: str, options: EmbedOptions, flags: Sequence[str]
     recipe = Recipe(
         tower=runs.tower_fingerprint(config, params),
         pictures=describe(data.training, data.image_size, random=options.num_crops > 0),
-        size=_all_members(config).embedding_size,
+        size=FeatureExtractor(config.task.image_tower).size,
         num_crops=options.num_crops,
         dtype=options.dtype,
         seed=data.seed,
@@ -144,31 +141,19 @@ def _tower_params(source: Path, config: ExperimentConfig) -> Params:
     if source.suffix == ".py":
         shapes = {"image_tower": runs.abstract_params(config.task.build())["image_tower"]}
         return runs.load_weights(config.task, shapes) or runs.load_pretrained(config, shapes)
-    if isinstance(config.task, ClassificationConfig):
-        return runs.open_image_model(source)[1]
-    return runs.open_contrastive(source).params
-
-
-def _all_members(config: ExperimentConfig) -> ViTConfig | ResNetConfig:
-    """Returns the tower that keeps the embeddings of all members of an ensemble, side by side."""
-    tower = config.task.image_tower
-    return dataclasses.replace(tower, members="concatenated") if isinstance(tower, ViTConfig) else tower
+    return runs.open_run(source).params
 
 
 def _encoder(config: ExperimentConfig, params: Params, mesh: Mesh) -> Encode:
     """Returns the compiled tower, with its parameters on the devices of the mesh."""
-    tower = _all_members(config)
-    graph, _ = nnx.split(nnx.eval_shape(lambda: tower.build(nnx.Rngs(0))))
+    tower = config.task.image_tower
     weights = parameters.cast({"image_tower": params["image_tower"]}, tower.compute_type)
     placed = jax.device_put(weights, sharding.tree_shardings(weights, mesh))
-
-    @jax.jit
-    def embeddings(params: Params, image: UInt8[Array, "b h w c"]) -> Float[Array, "b d"]:
-        return nnx.merge(graph, params["image_tower"])(image).embedding
+    features = jax.jit(FeatureExtractor(tower))
 
     def encode(batch: Batch) -> jax.Array:
         with jax.set_mesh(mesh):
-            return embeddings(placed, jax.device_put(batch.image, sharding.batch_sharding(mesh)))
+            return features(placed, jax.device_put(batch.image, sharding.batch_sharding(mesh)))
 
     return encode
 

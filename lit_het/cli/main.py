@@ -11,7 +11,7 @@ import types
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from lit_het.cli import data_arguments
+from lit_het.cli import data_arguments, evaluation_arguments
 from lit_het.errors import UserError
 
 # Imports of JAX and its friends wait until a subcommand runs: `lit-het --help` answers at once.
@@ -22,7 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax reports every file it writes
     parser = _parser()
     options, rest = parser.parse_known_args(arguments)
-    if rest and options.command not in (_train, _embed):
+    if rest and not getattr(options, "takes_fields", False):
         parser.error(f"unknown argument {rest[0]}; see lit-het {options.name} --help")
     try:
         with _endings_unwind():
@@ -103,7 +103,7 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("--config", type=Path, help="a Python file with get_config(), e.g. configs/*.py")
     train.add_argument("--resume", action="store_true", help="go on from the newest checkpoint in the run directory")
     train.add_argument("-h", "--help", action="store_true", help="this text; with --config every field as well")
-    train.set_defaults(command=_train, name="train", parser=train)
+    train.set_defaults(command=_train, name="train", parser=train, takes_fields=True)
 
     embedding = commands.add_parser(
         "embed",
@@ -140,39 +140,9 @@ def _parser() -> argparse.ArgumentParser:
     embedding.add_argument(
         "-h", "--help", action="store_true", help="this text; with --tower and --output every field as well"
     )
-    embedding.set_defaults(command=_embed, name="embed", parser=embedding)
+    embedding.set_defaults(command=_embed, name="embed", parser=embedding, takes_fields=True)
 
-    zero_shot = commands.add_parser(
-        "zero-shot",
-        allow_abbrev=False,
-        help="evaluate a trained run zero-shot",
-        description="Scores every picture of each data set against the names of its classes.",
-    )
-    zero_shot.add_argument("--checkpoint", type=Path, required=True, metavar="DIR", help="directory of a run")
-    zero_shot.add_argument(
-        "--data",
-        nargs="+",
-        required=True,
-        metavar="[NAME=]DIR",
-        help="folders with classnames.txt and shards (or shards in a folder test/ below), as clip_benchmark lays out",
-    )
-    zero_shot.add_argument("--candidates", type=Path, help="a file of names to choose from, in place of the classes")
-    zero_shot.add_argument(
-        "--pretrained", type=Path, metavar="PATH", help="where the locked tower's run or file is now"
-    )
-    zero_shot.add_argument("--batch-size", type=int, default=256, help="default: %(default)s")
-    zero_shot.add_argument(
-        "--samples",
-        type=int,
-        default=0,
-        metavar="S",
-        help="average probabilities over S noise samples of each picture; 0 (the default) leaves the noise out",
-    )
-    zero_shot.add_argument(
-        "--embeddings", metavar="DIR", help="what lit-het embed made of the pictures of all these sets"
-    )
-    zero_shot.add_argument("--output", type=Path, help="also write the figures to this JSON file")
-    zero_shot.set_defaults(command=_zero_shot, name="zero-shot")
+    evaluation_arguments.add_to(commands)
 
     data_arguments.add_to(
         commands.add_parser("data", allow_abbrev=False, help="make shards, index them and check them")
@@ -263,21 +233,6 @@ def _embed(options: argparse.Namespace, flags: list[str]) -> None:
         raise UserError(f"--part {options.part} is no part; two hosts take 0/2 and 1/2") from error
     how = EmbedOptions(tuple(options.data), options.dtype, options.crops, (number, count))
     embed(options.tower, options.output, how, flags)
-
-
-def _zero_shot(options: argparse.Namespace, _: list[str]) -> None:
-    from lit_het.cli.zero_shot import zero_shot
-
-    zero_shot(
-        options.checkpoint,
-        options.data,
-        candidates=options.candidates,
-        pretrained=options.pretrained,
-        batch_size=options.batch_size,
-        num_samples=options.samples,
-        embeddings=options.embeddings,
-        output=options.output,
-    )
 
 
 def _import(options: argparse.Namespace, _: list[str]) -> None:

@@ -10,9 +10,10 @@ from jax.sharding import Mesh
 
 from data_pipelines.tokenizers import Tokenizer
 from lit_het import distributed, sharding
+from lit_het.errors import UserError
 from lit_het.tasks.classification import ClassificationTask
 from lit_het.tasks.contrastive import ContrastiveTask
-from lit_het.types import Classifier, Encoder, ImageFeatures, Params
+from lit_het.types import Classifier, Encoder, EvaluatedModel, ImageFeatures, Params
 
 
 class ModelMaker:
@@ -28,11 +29,20 @@ class ModelMaker:
         self._task, self._mesh, self._tokenizer = task, mesh, tokenizer
         self._compiled: dict[str, Callable[..., Any]] = {}
 
-    def encoder(self, params: Params, tower: str) -> Encoder:
-        """Returns an image-text model; ``tower`` is equal for parameters of equal image towers."""
-        task, tokenizer = self._task, self._tokenizer
-        assert isinstance(task, ContrastiveTask)
-        assert tokenizer is not None
+    def model(self, params: Params, tower: str, text_tower: str = "") -> EvaluatedModel:
+        """Returns the model of some parameters, on the devices.
+
+        Args:
+            params: of all parts.
+            tower: equal for parameters of equal image towers.
+            text_tower: equal for models that embed texts alike; empty for one that is trained.
+        """
+        if isinstance(self._task, ClassificationTask):
+            return self._classifier(params, tower)
+        return self._encoder(params, tower, text_tower)
+
+    def _encoder(self, params: Params, tower: str, text_tower: str) -> Encoder:
+        assert self._tokenizer is not None
         run = functools.partial(self._run, params)
         return Encoder(
             features=self._features(params, tower),
@@ -44,13 +54,14 @@ class ModelMaker:
             image_spectrum=lambda features: run("image_spectrum", features),
             text=lambda tokens: run("encode_text", self._split(tokens)),
             text_noise_norm=lambda tokens: run("text_noise_norm", self._split(tokens)),
-            tokenize=tokenizer,
+            tokenize=self._tokenizer,
             temperature=float(run("temperature")),
+            text_tower=text_tower,
         )
 
-    def classifier(self, params: Params, tower: str) -> Classifier:
-        """Returns a classifier; ``tower`` is equal for parameters of equal image towers."""
-        run = functools.partial(self._run, params)
+    def _classifier(self, params: Params, tower: str) -> Classifier:
+        assert isinstance(self._task, ClassificationTask)
+        run = functools.partial(self._run, params) if "head" in params else _refuse
         return Classifier(
             features=self._features(params, tower),
             log_probabilities=lambda features, seed: run(
@@ -58,6 +69,7 @@ class ModelMaker:
             ),
             log_normalizer=lambda features: run("log_normalizer", features),
             noise_norm=lambda features: run("noise_norm", features),
+            num_classes=self._task.config.num_classes,
         )
 
     def _features(self, params: Params, tower: str) -> ImageFeatures:
@@ -82,3 +94,7 @@ class ModelMaker:
             )
         with jax.set_mesh(self._mesh):
             return self._compiled[name](params, *arguments, **static)
+
+
+def _refuse(*_: Any) -> np.ndarray:
+    raise UserError("an image tower that was imported alone has no head: only its features can be evaluated")

@@ -20,11 +20,13 @@ from data_pipelines.labels import ClassIndex
 from data_pipelines.loader import LoaderConfig
 from data_pipelines.storage import read_lines
 from data_pipelines.tokenizers import train_sentencepiece
-from eval import ambiguity, ranking, zero_shot
+from eval import ambiguity, scores
 from eval.ambiguity import GroupErrors, RankTest
-from eval.ranking import EmbeddedImages, ZeroShotResult
+from eval.predictions import Predictions, ZeroShotPredictor, predict
+from eval.recognition import embed_names, positions_of_names
 from eval.report.comparison import Comparison, compare, print_table
 from eval.report.statements import describe_comparison, describe_group_errors, describe_rank_test
+from eval.sets import ImageSet, Sets
 from lit_het.cli import runs
 from lit_het.cli.train import train_unless_done
 from lit_het.errors import UserError
@@ -80,11 +82,15 @@ class ModelEvaluation:
 
     Attributes:
         results: by set, and `AMONG`.
+        image_embeddings: by set, ``[n d]``.
+        class_embeddings: of all names ``[k d]``.
         group_errors: by set, how many errors stay among look-alikes.
         noise_norms: by set, ``sqrt(tr Σ(x))`` of each picture.
     """
 
-    results: dict[str, ZeroShotResult]
+    results: dict[str, Predictions]
+    image_embeddings: dict[str, np.ndarray]
+    class_embeddings: np.ndarray
     group_errors: dict[str, GroupErrors]
     noise_norms: dict[str, np.ndarray]
 
@@ -93,7 +99,7 @@ class ModelEvaluation:
         figures = {
             f"{name}/{figure}": value
             for name, result in self.results.items()
-            for figure, value in ranking.metrics(result).items()
+            for figure, value in scores.figures(result)[0].items()
         }
         shares = {f"{name}/errors_among_look_alikes": errors.share for name, errors in self.group_errors.items()}
         return figures | shares
@@ -121,8 +127,8 @@ def quickstart(run_dir: Path, seed: int) -> None:
     with clock.stage("evaluation"):
         data = read_evaluation(run_dir / "data", deterministic.data)
         evaluations = {
-            "deterministic": _evaluate(deterministic, data),
-            "het_xl": _evaluate(het_xl, data),
+            "deterministic": _evaluate(deterministic, data, run_dir / "data"),
+            "het_xl": _evaluate(het_xl, data, run_dir / "data"),
         }
     # matplotlib is slow to import and only the report needs it.
     from lit_het.cli.quickstart_report import write_report
@@ -242,7 +248,7 @@ def read_evaluation(directory: Path, trained_on: LoaderConfig) -> GlyphEvaluatio
             assert batch.label is not None
             images.append(batch.image[batch.valid])
             labels.append(batch.label[batch.valid])
-        positions = zero_shot.positions_of_names(np.concatenate(labels), label_names, names)
+        positions = positions_of_names(np.concatenate(labels), label_names, names)
         pictures[name] = Pictures(np.concatenate(images), positions)
     held_out_names = read_lines(str(directory / CHARACTERS / "classnames.txt"))
     alone = set(held_out_names)
@@ -258,38 +264,30 @@ def read_evaluation(directory: Path, trained_on: LoaderConfig) -> GlyphEvaluatio
     )
 
 
-def _evaluate(config: ExperimentConfig, data: GlyphEvaluation) -> ModelEvaluation:
-    run = runs.open_contrastive(config.run_dir)
-    encoder = run.encoder()
-    results, group_errors, noise_norms = {}, {}, {}
-    total = len(data.names) + 2 * sum(len(pictures.labels) for pictures in data.pictures.values())
-    with Bar(f"evaluating {config.run_dir.name}", total, "embeddings") as bar:
-        class_embeddings = zero_shot.embed_names(encoder, data.names, advance=bar.advance)
-        for name, pictures in data.pictures.items():
-            images = EmbeddedImages(_in_batches(encoder.image, pictures.image, bar), pictures.labels)
-            results[name] = ranking.score(images, class_embeddings, encoder.temperature)
-            group_errors[name] = ambiguity.errors_within_groups(results[name].predictions, pictures.labels, data.groups)
-            noise_norms[name] = _in_batches(encoder.image_noise_norm, pictures.image, bar)
-    results[AMONG] = _among_held_out(results[CHARACTERS], data, encoder)
-    return ModelEvaluation(results, group_errors, noise_norms)
-
-
-def _among_held_out(result: ZeroShotResult, data: GlyphEvaluation, encoder: Encoder) -> ZeroShotResult:
-    """Returns the scores of held-out characters with only held-out names to choose from."""
+def _evaluate(config: ExperimentConfig, data: GlyphEvaluation, directory: Path) -> ModelEvaluation:
+    model = runs.open_run(config.run_dir).model()
+    assert isinstance(model, Encoder)
+    sets = Sets(config.data.image_size, config.data.preprocessing, lambda: model.features.tower)
+    class_embeddings = embed_names(model, data.names)
+    features, results, group_errors = {}, {}, {}
+    for name, pictures in data.pictures.items():
+        read = sets.open(ImageSet(name, str(directory / name), split=".")).features(model.features)
+        features[name] = dataclasses.replace(read, labels=pictures.labels)
+        results[name] = predict(ZeroShotPredictor(model, class_embeddings), features[name])
+        group_errors[name] = ambiguity.errors_within_groups(results[name].predicted, pictures.labels, data.groups)
+    # The held-out characters with only held-out names to choose from.
     held_out = np.flatnonzero(np.isin(data.names, data.held_out_names))
-    images = EmbeddedImages(result.image_embeddings, np.searchsorted(held_out, result.labels))
-    return ranking.score(images, result.class_embeddings[held_out], encoder.temperature)
-
-
-def _in_batches(function, images: np.ndarray, bar: Bar, size: int = 256) -> np.ndarray:
-    """Applies a compiled function to batches of one static shape; the last is padded with zeros."""
-    outputs = []
-    for start in range(0, len(images), size):
-        chunk = images[start : start + size]
-        padded = np.concatenate([chunk, np.zeros((size - len(chunk), *chunk.shape[1:]), chunk.dtype)])
-        outputs.append(function(padded)[: len(chunk)])
-        bar.advance(len(chunk))
-    return np.concatenate(outputs)
+    labels = np.searchsorted(held_out, features[CHARACTERS].labels)
+    results[AMONG] = predict(
+        ZeroShotPredictor(model, class_embeddings[held_out]), dataclasses.replace(features[CHARACTERS], labels=labels)
+    )
+    return ModelEvaluation(
+        results=results,
+        image_embeddings={name: model.image(of_set.values) for name, of_set in features.items()},
+        class_embeddings=class_embeddings,
+        group_errors=group_errors,
+        noise_norms={name: results[name].noise_norm for name in features},
+    )
 
 
 def compare_models(evaluations: dict[str, ModelEvaluation]) -> Comparison:
@@ -299,9 +297,10 @@ def compare_models(evaluations: dict[str, ModelEvaluation]) -> Comparison:
         "deterministic",
         "HET-XL",
         {
-            title: (ranking.metrics(first.results[name]), ranking.metrics(second.results[name]))
+            title: (scores.figures(first.results[name])[0], scores.figures(second.results[name])[0])
             for name, title in TITLES.items()
         },
+        {title: scores.chance(first.results[name].num_classes) for name, title in TITLES.items()},
     )
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from configs import experiment
-from eval import ranking
 from eval.ambiguity import RankTest
+from eval.predictions import NUM_TOP, highest
 from eval.report import figures, grids, page
 from eval.report.comparison import Comparison, comparison_table
 from eval.report.page import Section
@@ -116,13 +116,13 @@ def _names_of_pictures(model: ModelEvaluation, data: GlyphEvaluation) -> Section
     bodies = []
     for name in (FACE, CHARACTERS):
         chosen = _spread(len(data.pictures[name].labels))
-        result = model.results[name]
+        top_classes, top_probabilities = model.results[name].take(chosen).top()
         bodies.append(
             grids.image_to_name_grid(
                 data.pictures[name].image[chosen],
                 data.pictures[name].labels[chosen],
-                result.top_classes[chosen],
-                result.top_probabilities[chosen],
+                top_classes,
+                top_probabilities,
                 data.names,
                 data.groups,
             )
@@ -141,9 +141,9 @@ def _names_of_pictures(model: ModelEvaluation, data: GlyphEvaluation) -> Section
 
 
 def _pictures_of_names(model: ModelEvaluation, data: GlyphEvaluation) -> Section:
-    pictures, result = data.pictures[FACE], model.results[FACE]
+    pictures = data.pictures[FACE]
     names = pictures.labels[_spread(len(pictures.labels))]
-    best = ranking.nearest(result.class_embeddings[names], result.image_embeddings, ranking.NUM_TOP)
+    best = highest(model.class_embeddings[names] @ model.image_embeddings[FACE].T, NUM_TOP)
     return Section(
         "Name to picture",
         (

@@ -5,32 +5,31 @@ A run directory holds ``config.json``, ``tokenizer.model`` (if there is text), `
 """
 
 import dataclasses
+import functools
 import hashlib
-import itertools
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 
 from configs import experiment
 from configs.experiment import ExperimentConfig, PretrainedConfig
 from data_pipelines.tokenizers import Tokenizer
-from lit_het import parameters
+from lit_het import parameters, sharding
 from lit_het.checkpoints import weights
 from lit_het.checkpoints.imported import Imported
 from lit_het.checkpoints.native import Checkpoints
+from lit_het.cli.models import ModelMaker
 from lit_het.errors import UserError
-from lit_het.random import keys_at
+from lit_het.sharding import MeshConfig
 from lit_het.tasks.classification import ClassificationConfig, ClassificationTask
 from lit_het.tasks.contrastive import ContrastiveConfig, ContrastiveTask
 from lit_het.towers.bert import BertConfig
 from lit_het.towers.text import TextConfig
 from lit_het.towers.vit import ViTConfig
 from lit_het.training.logging import Bar
-from lit_het.types import Encoder, Params
+from lit_het.types import EvaluatedModel, Params
 
 # Fields that say how the same model is computed, or where it comes from; two runs may differ in them.
 EXECUTION_FIELDS = ("encoder.unrolled", "encoder.remat", "encoder.compute_type", "compute_type", "weights", "members")
@@ -42,42 +41,50 @@ LAST_LAYERS = (("representation_size", "pre_logits"), ("pooler", "pre_logits"), 
 
 
 @dataclasses.dataclass(frozen=True)
-class ContrastiveRun:
-    """A trained image-text model, opened for use."""
+class Run:
+    """A trained model, opened for use; a classifier has no tokenizer.
 
+    Attributes:
+        run_dir: where it was opened.
+        config: of its training.
+        task: what computes with the parameters.
+        params: of all parts; an image tower that was imported alone has no ``head``.
+        tokenizer: for captions, or None.
+        step: optimizer updates of the checkpoint.
+    """
+
+    run_dir: Path
     config: ExperimentConfig
-    task: ContrastiveTask
+    task: ContrastiveTask | ClassificationTask
     params: Params
     tokenizer: Tokenizer | None
+    step: int
 
-    def encoder(self) -> Encoder:
-        """Returns the model as evaluators see it.
+    def model(self) -> EvaluatedModel:
+        """Returns the model as evaluators see it, on all devices.
 
         Raises:
-            UserError: it was imported without a tokenizer.
+            UserError: an image-text model was imported without a tokenizer.
         """
+        if isinstance(self.task, ContrastiveTask) and self.tokenizer is None:
+            raise UserError(f"{self.run_dir} has no tokenizer; import it again with --tokenizer FILE")
+        mesh = MeshConfig().build()
+        placed = jax.device_put(self.params, sharding.tree_shardings(self.params, mesh))
+        return ModelMaker(self.task, mesh, self.tokenizer).model(placed, self.tower, self._text_tower())
+
+    @functools.cached_property
+    def tower(self) -> str:
+        """What tells the image tower apart."""
+        return tower_fingerprint(self.config, self.params)
+
+    def _text_tower(self) -> str:
+        """Returns what tells apart models that embed texts otherwise."""
         if self.tokenizer is None:
-            raise UserError(f"{self.config.run_dir} has no tokenizer; import it again with --tokenizer FILE")
-        return make_encoder(self.task, self.params, self.tokenizer)
-
-
-@dataclasses.dataclass(frozen=True)
-class ClassificationRun:
-    """A trained classifier, opened for use."""
-
-    config: ExperimentConfig
-    task: ClassificationTask
-    params: Params
-
-    def probabilities(self) -> Callable[[np.ndarray], np.ndarray]:
-        """Returns pixels ``[b h w c]`` to mean probabilities ``[b k]`` over noise samples.
-
-        Each call draws new noise, in an order that follows from the run's seed.
-        """
-        compiled = jax.jit(self.task.probabilities)
-        stream = keys_at(self.config.seed, self.config.num_steps)("evaluation")
-        keys = (jax.random.fold_in(stream, number) for number in itertools.count())
-        return lambda pixels: np.asarray(compiled(self.params, pixels, next(keys)))
+            return ""
+        fields = experiment.to_dict(self.config)
+        vocabulary = hashlib.sha256(tokenizer_path(self.run_dir).read_bytes()).hexdigest()
+        others = {part: params for part, params in self.params.items() if part != "image_tower"}
+        return json.dumps([fields["task"], fields["tokenizer"], vocabulary, parameters.checksum(others)])
 
 
 def config_path(run_dir: Path) -> Path:
@@ -95,8 +102,8 @@ def tokenizer_path(run_dir: Path) -> Path:
     return run_dir / "tokenizer.model"
 
 
-def open_contrastive(run_dir: Path, pretrained: Path | None = None) -> ContrastiveRun:
-    """Opens the newest checkpoint of a contrastive run, with its locked parameters from where they came.
+def open_run(run_dir: Path, pretrained: Path | None = None) -> Run:
+    """Opens the newest checkpoint of a run, with its locked parameters from where they came.
 
     Args:
         run_dir: the run.
@@ -106,49 +113,26 @@ def open_contrastive(run_dir: Path, pretrained: Path | None = None) -> Contrasti
         UserError: something is missing, does not fit, or the locked parameters are not those of training.
     """
     config = experiment.load(config_path(run_dir))
-    if not isinstance(config.task, ContrastiveConfig):
-        raise UserError(f"{run_dir} holds a classifier; zero-shot evaluation needs a run with a text tower")
     task = config.task.build()
     tokenizer = None
     if config.tokenizer is not None:
         tokenizer = dataclasses.replace(config.tokenizer, model=tokenizer_path(run_dir)).build()
-    return ContrastiveRun(config, task, _restore_params(config, task, run_dir, pretrained), tokenizer)
-
-
-def open_classifier(run_dir: Path, pretrained: Path | None = None) -> ClassificationRun:
-    """Opens the newest checkpoint of a classifier; arguments and errors are those of `open_contrastive`."""
-    config = experiment.load(config_path(run_dir))
-    if not isinstance(config.task, ClassificationConfig):
-        raise UserError(f"{run_dir} holds an image-text model, not a classifier; see 'lit-het zero-shot --help'")
-    task = config.task.build()
-    return ClassificationRun(config, task, _restore_params(config, task, run_dir, pretrained))
-
-
-def open_image_model(run_dir: Path, pretrained: Path | None = None) -> tuple[ClassificationConfig, Params]:
-    """Returns a classifier's configuration and parameters, of an image tower that was imported alone its own.
-
-    Arguments and errors are those of `open_contrastive`.
-    """
-    config = experiment.load(config_path(run_dir))
-    assert isinstance(config.task, ClassificationConfig)
-    task = config.task.build()
     with Checkpoints(checkpoint_dir(run_dir), read_only=True) as checkpoints:
-        has_head = any(path.startswith("head/") for path in checkpoints.saved_shapes())
+        step, saved = checkpoints.newest_step(), checkpoints.saved_shapes()
     shapes = abstract_params(task)
-    shapes = shapes if has_head else {"image_tower": shapes["image_tower"]}
-    return config.task, _restore_params(config, task, run_dir, pretrained, shapes)
+    if isinstance(task, ClassificationTask) and not any(path.startswith("head/") for path in saved):
+        shapes = {"image_tower": shapes["image_tower"]}
+    return Run(run_dir, config, task, _restore_params(config, shapes, run_dir, pretrained), tokenizer, step)
 
 
 def _restore_params(
     config: ExperimentConfig,
-    task: ContrastiveTask | ClassificationTask,
+    shapes: Params,
     run_dir: Path,
     pretrained: Path | None,
-    shapes: Params | None = None,
 ) -> Params:
     """Returns the newest checkpoint's parameters with the locked ones that they were trained on."""
-    shapes = abstract_params(task) if shapes is None else shapes
-    locked_like, trainable_like = parameters.partition(shapes, task.locked)
+    locked_like, trainable_like = parameters.partition(shapes, config.task.locked)
     wanted = parameters.flatten(locked_like)
     # A tower that is locked in part is read whole.
     read = load_weights(_moved(config, pretrained).task, {part: shapes[part] for part in locked_like})
@@ -298,21 +282,6 @@ def _check_same_source(found: Any, tower: Any, part: str, optional: tuple[str, .
                 f"the {part.replace('_', ' ')} in {tower.weights} has {field} = {theirs}, this configuration {ours}; "
                 f"set {flag} {theirs}, or let lit_het.checkpoints.weights.{part} make the configuration"
             )
-
-
-def make_encoder(task: ContrastiveTask, params: Params, tokenizer: Tokenizer) -> Encoder:
-    """Returns a trained model as evaluators see it."""
-    image, text = jax.jit(task.encode_image), jax.jit(task.encode_text)
-    samples = jax.jit(task.sample_image, static_argnums=3)
-    return Encoder(
-        image_samples=lambda pixels, count, seed: np.asarray(samples(params, pixels, jax.random.key(seed), count)),
-        image=lambda pixels: np.asarray(image(params, pixels)[0]),
-        text=lambda tokens: np.asarray(text(params, tokens)[0]),
-        image_noise_norm=lambda pixels: np.asarray(image(params, pixels)[1]),
-        text_noise_norm=lambda tokens: np.asarray(text(params, tokens)[1]),
-        tokenize=tokenizer,
-        temperature=float(task.temperature(params)),
-    )
 
 
 def tower_fingerprint(config: ExperimentConfig, params: Params) -> str:

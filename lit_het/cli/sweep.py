@@ -24,8 +24,9 @@ from configs import experiment, glyph_classifier
 from configs.experiment import ExperimentConfig
 from data_pipelines.labels import ClassIndex
 from data_pipelines.loader import Loader, LoaderConfig
-from eval import sweeps
-from eval.classification import classify
+from eval import scores, sweeps
+from eval.predictions import SupervisedPredictor, predict
+from eval.sets import read_features
 from eval.sweeps import RunResult, Summary
 from lit_het import parameters
 from lit_het.cli import runs
@@ -35,6 +36,7 @@ from lit_het.errors import UserError
 from lit_het.heads.temperature import BoundedTemperature, TemperatureConfig
 from lit_het.tasks.classification import ClassificationConfig
 from lit_het.training.logging import Bar, read_metrics
+from lit_het.types import Classifier
 
 # What the runs of one table may differ in: the head, the seeds, and what training may change when it resumes.
 _VARIED_FIELDS = ("task.head.", "seed", "data.seed", *CHANGEABLE_FIELDS)
@@ -167,8 +169,7 @@ def sweep(
     (output / "table.md").write_text(sweeps.markdown(summaries), "utf-8")
     console = Console()
     console.print(sweeps.table(summaries, f"{loader.num_classes:,} classes, {loader.num_samples:,} held-out pictures"))
-    for line in sweeps.notes(summaries):
-        console.print(line, highlight=False, soft_wrap=True)
+    console.print(sweeps.NOTE, highlight=False, soft_wrap=True)
     missing = {sweeps.run_name(setting.name, seed) for setting, seed in todo} - {result.name for result in results}
     if missing:
         console.print(f"{len(missing)} runs are under way in other processes; start again for the whole table")
@@ -222,9 +223,12 @@ def _run_unless_done(config: ExperimentConfig, setting: Setting, loader: Loader,
         except UserError as error:
             raise UserError(f"{name}: {error}") from error
         seconds = time.monotonic() - began
-        run = runs.open_classifier(config.run_dir)
+        run = runs.open_run(config.run_dir)
+        model = run.model()
+        assert isinstance(model, Classifier)
         with Bar(f"evaluating {name}", loader.num_samples, "pictures") as bar:
-            metrics = classify(run.probabilities(), loader.epoch(), bar.advance).metrics()
+            features = read_features(model.features, loader.epoch(), bar.advance, name)
+        metrics, _ = scores.figures(predict(SupervisedPredictor(model), features))
         result = RunResult(
             setting=setting.name,
             title=setting.title,

@@ -2,9 +2,7 @@
 
 import contextlib
 import dataclasses
-import difflib
 import functools
-import io
 import itertools
 import os
 import sys
@@ -15,7 +13,6 @@ from typing import Any
 
 import jax
 import numpy as np
-import tyro
 from jax.sharding import Mesh
 
 from configs import experiment
@@ -23,9 +20,12 @@ from configs.experiment import ExperimentConfig
 from data_pipelines.loader import Loader, LoaderConfig
 from data_pipelines.stream import Stream
 from data_pipelines.tokenizers import Tokenizer
+from eval.sets import Sets
 from lit_het import distributed, parameters, sharding
 from lit_het.checkpoints.native import Checkpoints
 from lit_het.cli import runs
+from lit_het.cli.flags import with_flags
+from lit_het.cli.models import ModelMaker
 from lit_het.errors import UserError
 from lit_het.tasks.classification import ClassificationConfig, ClassificationTask
 from lit_het.tasks.contrastive import ContrastiveConfig, ContrastiveTask
@@ -53,42 +53,6 @@ CHANGEABLE_FIELDS = (
 def parse_config(path: Path, flags: Sequence[str]) -> ExperimentConfig:
     """Returns the configuration of a file with the fields that ``flags`` change."""
     return with_flags(experiment.load_module_config(path), flags, f"lit-het train --config {path}")
-
-
-def with_flags(default: ExperimentConfig, flags: Sequence[str], command: str) -> ExperimentConfig:
-    """Returns a configuration with the fields that ``flags`` of a command change.
-
-    Raises:
-        UserError: a flag that is no field, or a value that does not fit.
-    """
-    messages = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(messages):
-            config, unknown = tyro.cli(
-                ExperimentConfig,
-                default=default,
-                args=list(flags),
-                prog=command,
-                description="Every field of the configuration that has a value.",
-                config=(tyro.conf.AvoidSubcommands,),
-                return_unknown_args=True,
-            )
-    except SystemExit as stop:
-        if not stop.code:
-            raise
-        raise UserError(_in_one_line(messages.getvalue())) from stop
-    if unknown:
-        known = [f"--{field.replace('_', '-')}" for field in experiment.fields(default)]
-        close = difflib.get_close_matches(unknown[0], known, n=1)
-        hint = f"did you mean {close[0]}? " if close else ""
-        raise UserError(f"unknown flag {unknown[0]}; {hint}'{command} --help' lists all")
-    return config
-
-
-def _in_one_line(message: str) -> str:
-    """Returns the first paragraph inside the box that tyro draws around an error."""
-    lines = [line.strip("│ ") for line in message.splitlines() if not line.startswith(("╭", "╰"))]
-    return " ".join(itertools.takewhile(lambda line: set(line) != {"─"}, lines))
 
 
 def train(config: ExperimentConfig, *, resume: bool = False) -> TrainState:
@@ -166,7 +130,7 @@ def _train_on(mesh: Mesh, config: ExperimentConfig, resume: bool) -> TrainState:
                     cadence=config.cadence,
                     log=log,
                     saver=_Saver(checkpoints, config.data.batch_size, checksum, loader.digest),
-                    evaluate=_evaluation(config, task, locked, tokenizer, tower),
+                    evaluate=_evaluation(config, task, locked, tokenizer, mesh, tower),
                     description=config.run_dir.name,
                 )
         finally:
@@ -276,25 +240,23 @@ def _evaluation(
     task: ContrastiveTask | ClassificationTask,
     locked: Params,
     tokenizer: Tokenizer | None,
+    mesh: Mesh,
     tower: Callable[[], str],
-) -> Any:
-    if config.evaluations and not isinstance(task, ContrastiveTask):
-        raise UserError("evaluations are zero-shot: they need a task with a text tower; remove them")
-    stored = any(evaluation.embeddings is not None for evaluation in config.evaluations)
+) -> Callable[[Params], Mapping[str, float]]:
+    """Opens what the run is evaluated on; returns what measures its trainable parameters."""
+    stored = any(evaluation.data.embeddings is not None for evaluation in config.evaluations)
     if stored and "image_tower" in task.trained:
         raise UserError("evaluations cannot read `embeddings` of an image tower that is trained; leave them out")
-    data, fingerprint = config.data, tower() if stored else ""
-    evaluators = [
-        evaluation.build(data.image_size, data.preprocessing, fingerprint) for evaluation in config.evaluations
-    ]
+    sets = Sets(config.data.image_size, config.data.preprocessing, tower)
+    evaluators = [evaluation.build(sets) for evaluation in config.evaluations]
+    maker = ModelMaker(task, mesh, tokenizer)
+    versions = itertools.count()
 
     def evaluate(trainable: Params) -> Mapping[str, float]:
-        if not evaluators:
-            return {}
-        assert isinstance(task, ContrastiveTask)
-        assert tokenizer is not None
-        encoder = runs.make_encoder(task, parameters.merge(locked, trainable), tokenizer)
-        return {name: value for evaluator in evaluators for name, value in evaluator(encoder).items()}
+        # A locked tower makes the same features every time: they are read once.
+        version = f"version {next(versions)}" if "image_tower" in task.trained else "locked"
+        model = maker.model(parameters.merge(locked, trainable), version)
+        return {name: value for evaluator in evaluators for name, value in evaluator(model).metrics().items()}
 
     return evaluate
 

@@ -187,7 +187,7 @@ class Covariance(nnx.Module):
         return low_rank + scale[:, :, None] * scale[:, None, :]
 
     def spectrum(self, features: Float[Array, "n d"]) -> Float[Array, "n r_plus_one"]:
-        """Returns the square roots of the r + 1 largest eigenvalues of Σ(x), falling: all but zeros if it is low-rank."""
+        """Returns the square roots of the r + 1 largest eigenvalues of Σ(x), falling: all but zeros of a low rank."""
         noise = self(features)
         if noise.is_diagonal:
             values = jnp.linalg.eigvalsh(self.covariance(features))[:, ::-1][:, : self.config.num_factors + 1]

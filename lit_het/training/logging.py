@@ -1,9 +1,10 @@
 """What a run tells: JSON lines and TensorBoard on disk, a progress bar or plain lines on the screen."""
 
+import contextlib
 import json
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
@@ -58,6 +59,15 @@ class Bar:
             self._bar.stop()
         elif error is None:
             self._print_line("")
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Leaves the screen to the bars of others."""
+        if self._bar:
+            self._bar.stop()
+        yield
+        if self._bar:
+            self._bar.start()
 
     def advance(self, count: int, note: str = "") -> None:
         """Counts ``count`` more units done and shows ``note`` beside the bar."""

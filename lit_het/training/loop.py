@@ -92,7 +92,8 @@ def train(
             if saves:
                 saver.save(state)
             if done == num_steps or (cadence.evaluate_steps and done % cadence.evaluate_steps == 0):
-                evaluation = evaluate(state.params)
+                with bar.paused():
+                    evaluation = evaluate(state.params)
                 if evaluation:
                     log.write(done, evaluation)
                 began = time.monotonic()

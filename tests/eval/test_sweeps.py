@@ -8,7 +8,7 @@ from eval.sweeps import RunResult
 from lit_het.errors import UserError
 
 
-def result(setting="tau1", seed=0, *, nll=2.0, learned=False, temperature=1.0, underflow=0.0, **config):
+def result(setting="tau1", seed=0, *, nll=2.0, learned=False, temperature=1.0, **config):
     return RunResult(
         setting=setting,
         title=f"title of {setting}",
@@ -16,7 +16,7 @@ def result(setting="tau1", seed=0, *, nll=2.0, learned=False, temperature=1.0, u
         learned=learned,
         temperature=temperature,
         num_parameters=1234,
-        metrics={"nll": nll, "top1": 0.5, "ece": 0.25, "underflow": underflow},
+        metrics={"nll": nll, "top1": 0.5, "ece": 0.25},
         seconds=3.0,
         device="cpu",
         held_out="held_out",
@@ -82,11 +82,6 @@ def test_the_terminal_shows_the_rows_of_the_markdown():
         console.print(sweeps.table(rows, "a title"))
     for cell in ("a title", "title of tau1", "2.000", "0.500", "0.250", "1,234"):
         assert cell in capture.get()
-
-
-def test_probabilities_that_were_lost_make_the_likelihood_a_lower_bound():
-    rows = sweeps.summarize([result(underflow=0.01), result("tau3", temperature=3.0)], order)
-    assert "NLL is a lower bound for title of tau1:" in sweeps.markdown(rows)
 
 
 def test_runs_of_different_experiments_never_share_a_table():

@@ -1,0 +1,64 @@
+"""What reports draw of predictions: curves, confusions, and a few pictures that show them."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from PIL import Image
+
+from eval.classes import most_confused
+from eval.evaluation import Drawing
+from eval.predictions import Predictions
+from eval.sets import OpenSet
+
+NUM_EXTREMES = 12
+NUM_CONFUSIONS, NUM_OF_CONFUSION = 8, 4
+# Reports show pictures at most this large.
+_LARGEST_SIDE = 160
+
+
+def draw_predictions(parts: Mapping[str, Predictions], class_names: Sequence[str], opened: OpenSet) -> Drawing:
+    """Returns reliability curves of all parts, and of the first: confusions, certainty, noise and pictures.
+
+    The arrays: ``reliability/<part>`` ``[4 bins]`` (lower edge, confidence, accuracy, count); for all pictures
+    ``confidence``, ``noise_norm`` and ``correct``; ``confusions`` ``[c 4]`` (true, predicted, count, of); and for those
+    that are shown ``picture`` ``[p h w 3]``, ``row`` among all pictures, ``label``, ``top_classes`` ``[p top]`` and
+    ``top_probabilities``.
+    """
+    plain = next(iter(parts.values()))
+    curves = {name: predictions.reliability() for name, predictions in parts.items()}
+    confusions = most_confused(plain.predicted, plain.labels, plain.num_classes, NUM_CONFUSIONS)
+    confidence = plain.confidence
+    order = np.argsort(confidence, kind="stable")
+    examples = [
+        np.flatnonzero((plain.labels == pair.true) & (plain.predicted == pair.predicted))[:NUM_OF_CONFUSION]
+        for pair in confusions
+    ]
+    spread = np.linspace(0, len(order) - 1, NUM_EXTREMES).astype(int)
+    shown = np.unique(np.concatenate([order[:NUM_EXTREMES], order[-NUM_EXTREMES:], spread, *examples]))
+    top_classes, top_probabilities = plain.take(shown).top()
+    arrays = {
+        f"reliability/{name}": np.stack([curve.edges[:-1], curve.confidence, curve.accuracy, curve.count])
+        for name, curve in curves.items()
+    }
+    arrays |= {
+        "confidence": confidence,
+        "noise_norm": plain.noise_norm,
+        "correct": plain.hits(1),
+        "confusions": np.array([(p.true, p.predicted, p.count, p.of) for p in confusions], np.int64).reshape(-1, 4),
+        "row": shown,
+        "label": plain.labels[shown],
+        "top_classes": top_classes,
+        "top_probabilities": top_probabilities,
+        "picture": thumbnails(opened, plain.positions[shown]),
+    }
+    return Drawing(arrays, {"class_names": class_names})
+
+
+def thumbnails(opened: OpenSet, positions: np.ndarray) -> np.ndarray:
+    """Returns small pictures ``[p h w 3]`` uint8, as the image tower sees them."""
+    small = []
+    for pixels in opened.pictures([int(position) for position in positions]):
+        image = Image.fromarray(pixels)
+        image.thumbnail((_LARGEST_SIDE, _LARGEST_SIDE))
+        small.append(np.asarray(image))
+    return np.stack(small)

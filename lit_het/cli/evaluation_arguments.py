@@ -1,0 +1,85 @@
+"""The arguments of the commands that measure models and show what was measured."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from lit_het.errors import UserError
+
+# Imports of JAX and its friends wait until a subcommand runs.
+
+_KINDS = {
+    "zero-shot": (
+        "classify pictures by the names of their classes",
+        "Scores every picture of each data set against the names of its classes; a classifier is scored on the classes "
+        "that it was trained on.",
+    ),
+}
+
+
+def add_to(commands: Any) -> None:
+    """Adds the commands to those of ``lit-het``."""
+    for kind, (summary, description) in _KINDS.items():
+        _add_kind(commands, kind, summary, description)
+    suite = commands.add_parser(
+        "evaluate",
+        allow_abbrev=False,
+        help="run all evaluations of a configuration on a trained run",
+        description="Runs what a configuration file lists as `evaluations`, or the run's own configuration. What is "
+        "found is kept in the run's folder, for 'lit-het report'.",
+    )
+    _add_checkpoint(suite)
+    suite.add_argument("--config", type=Path, metavar="FILE", help="a file with get_evaluations(); default: the run's")
+    suite.set_defaults(command=_suite, name="evaluate")
+
+
+def _add_kind(commands: Any, kind: str, summary: str, description: str) -> None:
+    parser = commands.add_parser(
+        kind,
+        allow_abbrev=False,
+        help=summary,
+        usage=f"lit-het {kind} --checkpoint DIR --data [NAME=]DIR ... [--field-of-the-evaluation VALUE ...]",
+        description=description,
+        add_help=False,
+    )
+    _add_checkpoint(parser)
+    parser.add_argument(
+        "--data",
+        nargs="+",
+        metavar="[NAME=]DIR",
+        help="folders with classnames.txt and shards (or shards in a folder test/ below), as clip_benchmark lays out",
+    )
+    parser.add_argument("-h", "--help", action="store_true", help="this text, with every field of the evaluation")
+    parser.set_defaults(command=_evaluate, name=kind, parser=parser, takes_fields=True)
+
+
+def _add_checkpoint(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--checkpoint", type=Path, metavar="DIR", help="directory of a run")
+    parser.add_argument("--pretrained", type=Path, metavar="PATH", help="where the locked tower's run or file is now")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="also write all figures to this JSON file")
+
+
+def _evaluate(options: argparse.Namespace, flags: list[str]) -> None:
+    if options.help:
+        options.parser.print_help()
+        flags = [*flags, "--help"]
+    elif options.checkpoint is None or not options.data:
+        raise UserError(f"{options.name} needs --checkpoint DIR and --data DIR, see lit-het {options.name} --help")
+    from lit_het.cli.evaluate import evaluate_sets
+
+    evaluate_sets(
+        options.name,
+        options.checkpoint,
+        options.data or (),
+        flags,
+        pretrained=options.pretrained,
+        output=options.output,
+    )
+
+
+def _suite(options: argparse.Namespace, _: list[str]) -> None:
+    if options.checkpoint is None:
+        raise UserError("evaluate needs --checkpoint DIR")
+    from lit_het.cli.evaluate import evaluate_suite
+
+    evaluate_suite(options.checkpoint, options.config, pretrained=options.pretrained, output=options.output)
