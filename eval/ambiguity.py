@@ -5,7 +5,7 @@ other has -1 (`NO_GROUP`).
 """
 
 import dataclasses
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Sequence
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -13,7 +13,6 @@ from scipy import stats
 
 from eval.calibration import check_labels
 from lit_het.errors import UserError
-from lit_het.types import Batch, Encoder
 
 NO_GROUP = -1
 
@@ -146,19 +145,3 @@ def split_by_ambiguity(
     if mixed.any():
         raise UserError(f"rank test: unit {distinct[mixed][0]} is ambiguous in some images only; mark it one way")
     return means[shares == 1], means[shares == 0]
-
-
-def image_noise_norms(encoder: Encoder, batches: Iterable[Batch]) -> Float[np.ndarray, " n"]:
-    """Noise norm ``sqrt(tr Σ(x))`` of each valid image, in the order of `eval.zero_shot.embed_images`.
-
-    Raises:
-        UserError: a batch without images, or no batch at all.
-    """
-    norms = []
-    for batch in batches:
-        if batch.image is None:
-            raise UserError("noise norms: a batch holds no images; evaluate on image shards, not on stored embeddings")
-        norms.append(np.asarray(encoder.image_noise_norm(np.asarray(batch.image)))[np.asarray(batch.valid)])
-    if not norms:
-        raise UserError("noise norms: the set holds no image; check its path and its shards")
-    return np.concatenate(norms)

@@ -1,36 +1,51 @@
 """A model whose embeddings are chosen by the test: pictures and captions are keys into tables of vectors."""
 
+import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
-from lit_het.types import Batch, Encoder
+from data_pipelines.shards import write_shards
+from data_pipelines.transforms import Preprocessing
+from eval.sets import ImageSet, Sets
+from lit_het.types import Batch, Encoder, ImageFeatures
 
 
 @pytest.fixture
 def make_encoder() -> Callable[..., Encoder]:
+    """Features of a picture are the number in its first pixel."""
+
     def make(
         image_vectors: np.ndarray,
         caption_vectors: Mapping[str, np.ndarray],
         temperature: float = 0.1,
         noise: np.ndarray | None = None,
+        num_shares: int = 1,
     ) -> Encoder:
         captions = list(caption_vectors)
         text_table = np.stack([caption_vectors[caption] for caption in captions])
 
-        def of_image(image: np.ndarray) -> np.ndarray:
-            return image[:, 0, 0, 0].astype(int)
+        def extract(view: np.ndarray) -> np.ndarray:
+            assert len(view) % num_shares == 0
+            return view[:, 0, 0, :1].astype(np.float32)
 
-        def samples_of_image(image: np.ndarray, count: int, seed: int) -> np.ndarray:
+        def vectors(features: np.ndarray) -> np.ndarray:
+            return image_vectors[features[:, 0].astype(int)].astype(np.float32)
+
+        def samples(features: np.ndarray, count: int, seed: int) -> np.ndarray:
             assert noise is not None
-            return (image_vectors[of_image(image)][:, None] + noise[of_image(image), :count]).astype(np.float32)
+            return vectors(features)[:, None] + noise[features[:, 0].astype(int), :count].astype(np.float32)
 
         return Encoder(
-            image_samples=samples_of_image,
-            image=lambda image: image_vectors[of_image(image)].astype(np.float32),
+            features=ImageFeatures(extract, num_members=1, num_shares=num_shares, tower="a tower"),
+            image=vectors,
+            image_samples=samples,
+            image_noise_norm=lambda features: features[:, 0],
+            image_spectrum=lambda features: np.zeros((len(features), 0), np.float32),
             text=lambda tokens: text_table[tokens[:, 0]].astype(np.float32),
-            image_noise_norm=lambda image: of_image(image).astype(np.float32),
             text_noise_norm=lambda tokens: np.zeros(len(tokens), np.float32),
             tokenize=lambda texts: np.array([[captions.index(text)] for text in texts], np.int32),
             temperature=temperature,
@@ -57,6 +72,33 @@ def make_batches() -> Callable[..., Callable[[], Iterator[Batch]]]:
         return batches
 
     return make
+
+
+@pytest.fixture
+def write_set(tmp_path: Path) -> Callable[..., ImageSet]:
+    """Writes pictures 0, 1, 2, ... (the numbers are their pixels) with members of their own as shards of a set."""
+
+    def write(
+        name: str, members: Sequence[Mapping[str, object]], names: Sequence[str] = (), split: str = "test"
+    ) -> ImageSet:
+        directory = tmp_path / name
+        samples = []
+        for number, others in enumerate(members):
+            buffer = io.BytesIO()
+            Image.fromarray(np.full((2, 2, 3), number, np.uint8)).save(buffer, "png")
+            samples.append({"__key__": f"s{number:07d}", "png": buffer.getvalue(), **others})
+        write_shards(directory / split, samples, samples_per_shard=4)
+        if names:
+            (directory / "classnames.txt").write_text("".join(f"{one}\n" for one in names))
+        return ImageSet(name, str(directory), split, batch_size=4)
+
+    return write
+
+
+@pytest.fixture
+def sets() -> Sets:
+    """Opens sets of pictures of two pixels a side."""
+    return Sets(2, Preprocessing(), lambda: "a tower")
 
 
 @pytest.fixture

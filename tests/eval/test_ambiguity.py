@@ -8,12 +8,10 @@ from sklearn.metrics import roc_auc_score
 from eval.ambiguity import (
     errors_within_groups,
     groups_of,
-    image_noise_norms,
     means_by_unit,
     rank_test,
     split_by_ambiguity,
 )
-from eval.zero_shot import embed_images
 from lit_het.errors import UserError
 
 
@@ -110,12 +108,3 @@ def test_repeating_every_image_does_not_make_a_test_more_certain():
 def test_a_character_that_is_ambiguous_in_some_images_only_is_an_error():
     with pytest.raises(UserError, match="unit 3 is ambiguous in some images only"):
         split_by_ambiguity(np.zeros(2), np.array([True, False]), np.array([3, 3]))
-
-
-def test_noise_norms_come_in_the_order_of_the_embedded_images(make_encoder, make_batches):
-    encoder = make_encoder(np.eye(6), {"x": np.zeros(6)})
-    batches = make_batches([0, 1, 2, 3, 4, 5])
-    assert image_noise_norms(encoder, batches()).tolist() == [0, 1, 2, 3, 4, 5]
-    assert embed_images(encoder, batches()).embeddings.argmax(axis=1).tolist() == [0, 1, 2, 3, 4, 5]
-    with pytest.raises(UserError, match="holds no image"):
-        image_noise_norms(encoder, [])

@@ -1,0 +1,188 @@
+"""What a model says of pictures: probabilities, ranks, ties and the figures that follow."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import special
+from sklearn.metrics import balanced_accuracy_score, log_loss, top_k_accuracy_score
+
+from eval import scores
+from eval.calibration import expected_calibration_error
+from eval.predictions import Predictions, ZeroShotPredictor, highest, member_blocks, predict
+from eval.sets import Features
+from lit_het.errors import UserError
+
+
+def features(labels) -> Features:
+    """Pictures 0, 1, 2, ... with the given labels."""
+    labels = np.asarray(labels)
+    numbers = np.arange(len(labels))
+    return Features(numbers[:, None].astype(np.float32), labels, numbers)
+
+
+def predictions(logits: np.ndarray, labels) -> Predictions:
+    """What a model with these logits says."""
+    zeros = np.zeros(len(logits), np.float32)
+    log_p = special.log_softmax(logits.astype(np.float64), axis=1).astype(np.float32)
+    return Predictions(log_p, np.asarray(labels), np.arange(len(logits)), zeros, zeros)
+
+
+def figures(logits: np.ndarray, labels) -> dict[str, float]:
+    return scores.figures(predictions(logits, labels))[0]
+
+
+def test_a_perfect_model_scores_one_with_no_calibration_error(make_encoder):
+    encoder = make_encoder(np.eye(7), {"x": np.eye(7)[0]}, temperature=0.01)
+    found, errors = scores.figures(predict(ZeroShotPredictor(encoder, np.eye(7)), features(range(7))))
+    assert found["top1"] == found["top5"] == found["mean_reciprocal_rank"] == found["mean_class_recall"] == 1
+    for name in ("nll", "brier", "ece", "ece_equal_mass"):
+        assert found[name] == pytest.approx(0, abs=1e-6)
+        assert errors[name] == pytest.approx(0, abs=1e-6)
+
+
+def test_a_model_that_confuses_two_classes_loses_exactly_those():
+    found = predictions(9 * np.eye(7), [1, 0, 2, 3, 4, 5, 6])
+    assert found.predicted.tolist() == list(range(7))
+    assert scores.figures(found)[0]["top1"] == pytest.approx(5 / 7)
+    assert found.hits(1).tolist() == [0, 0, 1, 1, 1, 1, 1]
+
+
+def test_a_collapsed_model_scores_exactly_chance():
+    found = figures(np.zeros((9, 9)), range(9))
+    for name, value in scores.chance(9).items():
+        assert found[name] == pytest.approx(value, abs=1e-6), name
+
+
+def test_random_logits_score_near_chance():
+    generator = np.random.default_rng(1)
+    found = figures(generator.normal(size=(4000, 50)) / 100, generator.integers(50, size=4000))
+    for name, tolerance in {
+        "top1": 0.01,
+        "top5": 0.02,
+        "mean_reciprocal_rank": 0.01,
+        "nll": 0.1,
+        "brier": 0.01,
+    }.items():
+        assert found[name] == pytest.approx(scores.chance(50)[name], abs=tolerance)
+
+
+def test_chance_over_four_names_is_computed_by_hand():
+    assert scores.chance(4) == {
+        "top1": 0.25,
+        "top5": 1.0,
+        "mean_class_recall": 0.25,
+        "mean_reciprocal_rank": pytest.approx((1 + 1 / 2 + 1 / 3 + 1 / 4) / 4),
+        "nll": pytest.approx(np.log(4)),
+        "brier": pytest.approx(3 * 0.25**2 + 0.75**2),
+        "ece": 0.0,
+        "ece_equal_mass": 0.0,
+    }
+
+
+def test_a_tie_between_the_true_name_and_two_others_counts_as_a_draw_among_three():
+    found = predictions(np.array([[0.8, 0.6, 0.6, 0.6]]), [2])
+    # One name above, three tied: the true rank is 2, 3 or 4, each with probability 1/3.
+    assert [ranks.tolist() for ranks in found.ranks()] == [[1], [3]]
+    assert [found.hits(count)[0] for count in (1, 2, 3, 4)] == pytest.approx([0, 1 / 3, 2 / 3, 1])
+    assert scores.figures(found)[0]["mean_reciprocal_rank"] == pytest.approx((1 / 2 + 1 / 3 + 1 / 4) / 3)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 2**32 - 1))
+def test_figures_agree_with_scikit_learn(seed: int):
+    generator = np.random.default_rng(seed)
+    logits, labels = 2 * generator.normal(size=(60, 9)), generator.integers(9, size=60)
+    found, errors = scores.figures(predictions(logits, labels))
+    probabilities = special.softmax(logits, axis=1)
+    for count, name in ((1, "top1"), (5, "top5")):
+        assert found[name] == pytest.approx(top_k_accuracy_score(labels, logits, k=count, labels=range(9)))
+    assert found["nll"] == pytest.approx(log_loss(labels, probabilities, labels=range(9)), rel=1e-5)
+    assert found["brier"] == pytest.approx(((probabilities - np.eye(9)[labels]) ** 2).sum(axis=1).mean(), rel=1e-5)
+    assert found["ece"] == pytest.approx(expected_calibration_error(probabilities, labels), abs=1e-5)
+    assert found["mean_class_recall"] == pytest.approx(balanced_accuracy_score(labels, logits.argmax(axis=1)))
+    ranks = 1 + (logits > logits[np.arange(60), labels][:, None]).sum(axis=1)
+    assert found["mean_reciprocal_rank"] == pytest.approx((1 / ranks).mean())
+    assert errors["top1"] == pytest.approx(np.sqrt(found["top1"] * (1 - found["top1"]) / 59))
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 2**32 - 1))
+def test_the_order_of_images_and_names_changes_nothing(seed: int):
+    generator = np.random.default_rng(seed)
+    logits, labels = generator.normal(size=(30, 6)), generator.integers(6, size=30)
+    images, names = generator.permutation(30), generator.permutation(6)
+    moved = figures(logits[images][:, names], np.argsort(names)[labels[images]])
+    assert moved == pytest.approx(figures(logits, labels), abs=1e-6)
+
+
+def test_the_best_names_fall_and_carry_softmax_probabilities():
+    logits = np.random.default_rng(0).normal(size=(12, 20))
+    best, probabilities = predictions(logits, np.zeros(12, int)).top()
+    order = np.argsort(-logits, axis=1)[:, :5]
+    np.testing.assert_array_equal(best, order)
+    expected = np.take_along_axis(special.softmax(logits, axis=1), order, axis=1)
+    np.testing.assert_allclose(probabilities, expected, rtol=1e-5)
+
+
+def test_the_highest_scores_come_in_falling_order_and_never_exceed_what_there_is():
+    assert highest(np.array([[0.1, 0.7, 0.3]]), 5).tolist() == [[1, 2, 0]]
+
+
+@pytest.mark.parametrize("block_size", [1, 4, 9, 100])
+def test_noise_samples_average_probabilities_and_not_embeddings(unit_vectors, make_encoder, block_size: int):
+    """1/S Σ_s softmax((α + ε_s) · β / τ), by a loop over images and samples (HET-XL App. M)."""
+    images, names, labels = unit_vectors(9, 4), unit_vectors(5, 4, seed=1), np.arange(9) % 5
+    noise = np.random.default_rng(2).normal(size=(9, 6, 4))
+    encoder = make_encoder(images, {"x": names[0]}, temperature=0.3, noise=noise)
+    found = predict(ZeroShotPredictor(encoder, names, samples=6), features(labels), block_size)
+    expected, of_samples = np.zeros((9, 5)), np.zeros((9, 6, 5))
+    for n in range(9):
+        for s in range(6):
+            of_samples[n, s] = special.softmax((images[n] + noise[n, s]) @ names.T / 0.3)
+            expected[n] += of_samples[n, s] / 6
+    np.testing.assert_allclose(np.exp(found.log_probabilities), expected, rtol=1e-4)
+    blocks = member_blocks(ZeroShotPredictor(encoder, names, samples=6), features(labels), block_size)
+    np.testing.assert_allclose(np.exp(np.concatenate(list(blocks))), of_samples, rtol=1e-4)
+    logits = images @ names.T / 0.3
+    np.testing.assert_allclose(found.log_normalizer, special.logsumexp(logits, axis=1), rtol=1e-5)
+    quiet = predict(ZeroShotPredictor(encoder, names), features(labels), block_size)
+    np.testing.assert_allclose(np.exp(quiet.log_probabilities), special.softmax(logits, axis=1), rtol=1e-5)
+
+
+def test_each_half_of_the_pictures_is_calibrated_by_the_other():
+    """A model that is ten times too sure of itself; the factor that mends it is ten."""
+    generator = np.random.default_rng(0)
+    logits = generator.normal(size=(6000, 5))
+    labels = np.array([generator.choice(5, p=p) for p in special.softmax(logits, axis=1)])
+    overconfident = predictions(10 * logits, labels)
+    calibrated, factor = scores.calibrated(overconfident)
+    assert factor == pytest.approx(10, rel=0.1)
+    before, after = scores.figures(overconfident)[0], scores.figures(calibrated)[0]
+    assert after["top1"] == before["top1"]
+    assert after["nll"] < before["nll"]
+    assert after["ece"] < 0.03 < before["ece"]
+    np.testing.assert_array_equal(calibrated.predicted, overconfident.predicted)
+
+
+@pytest.mark.parametrize("label", [-1, 7])
+def test_a_label_outside_the_names_is_an_error(make_encoder, label: int):
+    encoder = make_encoder(np.eye(7), {"x": np.eye(7)[0]})
+    with pytest.raises(UserError, match=f"label {label} lies outside the 7 classes"):
+        predict(ZeroShotPredictor(encoder, np.eye(7)), features([0, label]))
+
+
+def test_a_diverged_model_is_an_error_and_not_a_score(make_encoder):
+    encoder = make_encoder(np.full((1, 2), np.nan), {"x": np.zeros(2)})
+    with pytest.raises(UserError, match="not a number"):
+        predict(ZeroShotPredictor(encoder, np.eye(2)), features([0]))
+
+
+def test_several_labels_a_picture_have_a_mean_average_precision():
+    found = predictions(np.array([[2.0, 1, 0], [0, 2, 1], [2, 0, 1]]), np.zeros(3, int))
+    labels = np.array([[1, 0, 0], [0, 1, 0], [0, 0, 1]], np.float32)
+    several, _ = scores.multi_label_figures(dataclasses.replace(found, labels=labels))
+    # Of the first class the one positive is at rank 1 or 2 of equals; the second at rank 1; the third at rank 1 of two.
+    assert several == {"mean_average_precision": pytest.approx((1 / 2 + 1 + 1 / 2) / 3)}
