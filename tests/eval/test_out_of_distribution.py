@@ -1,0 +1,195 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import special, stats
+from sklearn.covariance import ledoit_wolf
+from sklearn.metrics import average_precision_score, roc_auc_score, roc_curve
+
+from eval.out_of_distribution import (
+    FeatureModel,
+    detection_figures,
+    energy_score,
+    entropy_score,
+    fit_features,
+    max_probability_score,
+)
+from lit_het.errors import UserError
+
+seeds = st.integers(0, 2**32 - 1)
+score = st.sampled_from([-np.inf, -1.0, 0.0, 0.5, 2.0])
+groups = st.lists(score, min_size=1, max_size=40).map(np.array)
+
+
+def features_of(seed: int, count: int = 60, dimension: int = 4, classes: int = 3) -> tuple[np.ndarray, np.ndarray]:
+    generator = np.random.default_rng(seed)
+    labels = np.arange(count) % classes
+    mix = generator.normal(size=(dimension, dimension))
+    features = generator.normal(size=(count, dimension)) @ mix + 4 * generator.normal(size=(classes, dimension))[labels]
+    return features.astype(np.float32), labels
+
+
+def test_scores_by_hand_are_higher_for_the_flatter_prediction():
+    logits = np.log(np.array([[8.0, 1.0, 1.0], [4.0, 4.0, 2.0]]))
+    log_probabilities = logits - np.log(10)
+    np.testing.assert_allclose(max_probability_score(log_probabilities), -np.log([0.8, 0.4]))
+    sure, unsure = -(0.8 * np.log(0.8) + 0.2 * np.log(0.1)), -(0.8 * np.log(0.4) + 0.2 * np.log(0.2))
+    np.testing.assert_allclose(entropy_score(log_probabilities), [sure, unsure])
+    np.testing.assert_allclose(energy_score(logits), -np.log([10, 10]))
+
+
+def test_the_entropy_takes_probabilities_of_zero_and_is_log_k_at_most():
+    assert entropy_score(np.array([[0.0, -np.inf]])).tolist() == [0.0]
+    np.testing.assert_allclose(entropy_score(np.full((1, 7), -np.log(7), np.float32)), np.log(7), rtol=1e-6)
+
+
+@settings(max_examples=25, deadline=None)
+@given(seeds)
+def test_entropy_and_energy_agree_with_scipy(seed: int):
+    logits = np.random.default_rng(seed).normal(size=(20, 5)) * 4
+    np.testing.assert_allclose(entropy_score(special.log_softmax(logits, axis=1)), stats.entropy(np.exp(logits.T)))
+    np.testing.assert_allclose(energy_score(logits), -np.log(np.exp(logits).sum(axis=1)))
+
+
+def test_the_energy_of_log_probabilities_is_zero():
+    logits = np.random.default_rng(0).normal(size=(20, 5))
+    np.testing.assert_allclose(energy_score(special.log_softmax(logits, axis=1)), 0, atol=1e-12)
+
+
+def test_scores_do_not_depend_on_blocks(monkeypatch):
+    logits = np.random.default_rng(0).normal(size=(20, 5))
+    features, labels = features_of(0)
+    model = fit_features(features, labels)
+    whole = entropy_score(logits), energy_score(logits), model.relative_mahalanobis_score(features)
+    monkeypatch.setattr("eval.rows.VALUES_PER_BLOCK", 17)
+    model = fit_features(features, labels)
+    parts = entropy_score(logits), energy_score(logits), model.relative_mahalanobis_score(features)
+    for one, other in zip(whole, parts, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6)
+
+
+@pytest.mark.parametrize("measure", [max_probability_score, entropy_score, energy_score])
+def test_scores_of_what_is_no_number_are_refused(measure):
+    with pytest.raises(UserError, match="example 1 has no finite"):
+        measure(np.array([[0.0, 0.0], [0.0, np.nan]]))
+
+
+def plain_distances(model_features: np.ndarray, labels: np.ndarray, features: np.ndarray) -> np.ndarray:
+    """Slow reference, with scikit-learn's shrinkage and an explicit inverse."""
+    means = np.stack([model_features[labels == label].mean(axis=0) for label in np.unique(labels)])
+    centred = model_features - means[np.unique(labels, return_inverse=True)[1]]
+    covariance, _ = ledoit_wolf(centred.astype(np.float64), assume_centered=True)
+    inverse = np.linalg.inv(covariance)
+    return np.array([min((f - m) @ inverse @ (f - m) for m in means) for f in features])
+
+
+@settings(max_examples=20, deadline=None)
+@given(seeds, st.sampled_from([(60, 4), (12, 30)]))
+def test_distances_agree_with_the_inverse_of_scikit_learns_shrunk_covariance(seed: int, shape: tuple[int, int]):
+    features, labels = features_of(seed, *shape)
+    others = features_of(seed + 1, 10, shape[1])[0] * 3
+    model = fit_features(features.astype(np.float64), labels)
+    nearest, background = plain_distances(features, labels, others), plain_distances(features, labels * 0, others)
+    np.testing.assert_allclose(model.mahalanobis_score(others), nearest, rtol=1e-4)
+    np.testing.assert_allclose(
+        model.relative_mahalanobis_score(others), nearest - background, rtol=1e-4, atol=1e-4 * nearest.max()
+    )
+
+
+def test_with_many_pictures_the_covariance_is_that_of_lee_et_al():
+    features, labels = features_of(0, count=30000)
+    model = fit_features(features, labels)
+    centred = features - np.stack([features[labels == label].mean(axis=0) for label in range(3)])[labels]
+    np.testing.assert_allclose(model.classes.factor @ model.classes.factor.T, np.cov(centred.T, ddof=0), atol=2e-3)
+
+
+def test_classes_without_pictures_have_no_mean():
+    features, labels = features_of(0)
+    gap = fit_features(features, labels * 5)
+    assert gap.classes.means.shape == (3, 4)
+    np.testing.assert_array_equal(gap.classes.means, fit_features(features, labels).classes.means)
+
+
+def test_a_direction_in_which_all_pictures_vary_counts_in_the_distance_and_not_in_the_relative_one():
+    generator = np.random.default_rng(0)
+    labels = np.arange(4000) % 2
+    features = generator.normal(size=(4000, 2))
+    features[:, 0] += 20 * labels  # classes differ along the first axis, all pictures vary along the second
+    model = fit_features(features, labels)
+    near, far = np.array([[0.0, 0.0], [20.0, 0.0]]), np.array([[0.0, 8.0], [20.0, -8.0]])
+    assert (model.mahalanobis_score(far) > model.mahalanobis_score(near) + 50).all()
+    np.testing.assert_allclose(model.relative_mahalanobis_score(far), model.relative_mahalanobis_score(near), atol=2)
+
+
+def test_with_fewer_pictures_than_dimensions_a_direction_never_seen_is_far():
+    features = np.random.default_rng(0).normal(size=(12, 40)) * (np.arange(40) < 20)
+    model = fit_features(features, np.arange(12) % 2)
+    assert model.mahalanobis_score(10 * np.eye(40)[[39]])[0] > model.mahalanobis_score(features).max()
+
+
+def test_two_pictures_are_enough_for_a_finite_distance():
+    model = fit_features(np.array([[1.0, 2.0, 3.0], [2.0, 2.0, 3.0]]), np.array([0, 0]))
+    assert np.isfinite(model.mahalanobis_score(np.ones((1, 3)))).all()
+
+
+def test_features_that_no_gaussian_fits_are_refused():
+    with pytest.raises(UserError, match="do not differ"):
+        fit_features(np.eye(3), np.arange(3))
+    with pytest.raises(UserError, match="no valid example"):
+        fit_features(np.zeros((0, 3)), np.zeros(0, int))
+    with pytest.raises(UserError, match="not finite"):
+        fit_features(np.array([[np.nan], [1.0]]), np.zeros(2, int))
+    model: FeatureModel = fit_features(*features_of(0))
+    with pytest.raises(UserError, match="not finite"):
+        model.mahalanobis_score(np.full((1, 4), np.inf))
+
+
+def plain_figures(inside: np.ndarray, outside: np.ndarray) -> dict[str, float]:
+    scores = np.nan_to_num(np.concatenate([inside, outside]), neginf=-1e9)  # scikit-learn takes no infinity
+    is_outside = np.arange(scores.size) >= inside.size
+    passing, kept, _ = roc_curve(~is_outside, -scores, drop_intermediate=False)
+    return {
+        "auroc": roc_auc_score(is_outside, scores),
+        "aupr_out": average_precision_score(is_outside, scores),
+        "aupr_in": average_precision_score(~is_outside, -scores),
+        "fpr95": passing[np.flatnonzero(kept >= 0.95 - 1e-12)[0]],
+    }
+
+
+@settings(max_examples=60, deadline=None)
+@given(groups, groups)
+def test_figures_agree_with_scikit_learn_on_ties(inside: np.ndarray, outside: np.ndarray):
+    assert detection_figures(inside, outside) == pytest.approx(plain_figures(inside, outside))
+
+
+@settings(max_examples=25, deadline=None)
+@given(seeds, st.integers(1, 200), st.integers(1, 200))
+def test_figures_agree_with_scikit_learn_on_random_scores(seed: int, num_inside: int, num_outside: int):
+    generator = np.random.default_rng(seed)
+    inside, outside = generator.normal(size=num_inside), generator.normal(size=num_outside) + 1
+    assert detection_figures(inside, outside) == pytest.approx(plain_figures(inside, outside))
+
+
+def test_figures_of_scores_that_separate_reverse_or_tell_nothing():
+    low, high = np.arange(20.0), np.arange(20.0, 40)
+    assert detection_figures(low, high) == {"auroc": 1, "aupr_out": 1, "aupr_in": 1, "fpr95": 0}
+    assert detection_figures(high, low)["auroc"] == 0
+    assert detection_figures(high, low)["fpr95"] == 1
+    same = detection_figures(np.zeros(30), np.zeros(10))
+    assert same == pytest.approx({"auroc": 0.5, "aupr_out": 0.25, "aupr_in": 0.75, "fpr95": 1})
+
+
+def test_the_false_positive_rate_keeps_nineteen_of_twenty_pictures_inside():
+    inside = np.arange(20.0)
+    assert detection_figures(inside, np.array([17.5, 18.0, 18.5]))["fpr95"] == pytest.approx(2 / 3)
+
+
+@pytest.mark.parametrize(("inside", "outside"), [(0, 3), (3, 0), (0, 0)])
+def test_an_empty_group_is_refused(inside: int, outside: int):
+    with pytest.raises(UserError, match="both sets need"):
+        detection_figures(np.zeros(inside), np.zeros(outside))
+
+
+def test_a_score_that_is_no_number_is_refused():
+    with pytest.raises(UserError, match="not a number"):
+        detection_figures(np.array([np.nan]), np.zeros(2))
