@@ -54,7 +54,7 @@ def mean_per_class_recall(correct: Float[np.ndarray, " n"], labels: Int[np.ndarr
     """Mean of `recall_per_class` over the classes that have pictures ("balanced accuracy", and Pets' published figure).
 
     Brodersen et al., "The balanced accuracy and its posterior distribution", ICPR 2010; Parkhi et al., "Cats and dogs",
-    CVPR 2012, Sec. 4.
+    CVPR 2012.
 
     Raises:
         UserError: no examples, or a label outside the classes.
@@ -107,7 +107,8 @@ def average_precision_per_class(
 ) -> Float[np.ndarray, " k"]:
     """`average_precision` of each class of a set with several labels a picture, NaN for a class without positives.
 
-    Everingham et al., "The Pascal visual object classes (VOC) challenge", IJCV 2010, Sec. 4.2.
+    Everingham et al., "The Pascal visual object classes (VOC) challenge", IJCV 2010, without its
+    interpolation.
 
     Raises:
         UserError: a score is NaN.

@@ -47,7 +47,7 @@ def entropy_score(log_probabilities: Float[np.ndarray, "n k"]) -> Float[np.ndarr
 def energy_score(logits: Float[np.ndarray, "n k"]) -> Float[np.ndarray, " n"]:
     """Energy ``-log Σ exp(logit)``, of logits before they are normalised: that of log-probabilities is zero.
 
-    Liu et al., "Energy-based out-of-distribution detection", NeurIPS 2020, Eq. 4 at temperature 1.
+    Liu et al., "Energy-based out-of-distribution detection", NeurIPS 2020, at temperature 1.
 
     Raises:
         UserError: a row holds no finite logits.
@@ -55,8 +55,8 @@ def energy_score(logits: Float[np.ndarray, "n k"]) -> Float[np.ndarray, " n"]:
     check_log_probabilities(logits)
     result = np.empty(len(logits))
     for rows in row_blocks(*logits.shape):
-        result[rows] = -special.logsumexp(logits[rows].astype(np.float64), axis=1)
-    return result
+        result[rows] = special.logsumexp(logits[rows].astype(np.float64), axis=1)
+    return -result
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,8 +108,8 @@ class FeatureModel:
     def relative_mahalanobis_score(self, features: Float[np.ndarray, "n d"]) -> Float[np.ndarray, " n"]:
         """The distance to the nearest class, less that to the mean of all pictures.
 
-        Ren et al., "A simple fix to Mahalanobis distance for improving near-OOD detection", 2021, Eq. 3: directions in
-        which all pictures vary alike say nothing of classes, and cancel.
+        Ren et al., "A simple fix to Mahalanobis distance for improving near-OOD detection", 2021: directions in which
+        all pictures vary alike say nothing of classes, and cancel.
 
         Raises:
             UserError: a feature is not finite.

@@ -1,0 +1,156 @@
+"""Several predictions for each picture: what their mean is worth, what each is worth, and how much they differ.
+
+Members are those of e3, separate models (a deep ensemble) or noise samples: whatever has log-probabilities ``[m n k]``.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Float, Int
+from scipy import special
+
+from eval.calibration import check_labels, check_log_probabilities, reliability_of_confidence
+from eval.rows import row_blocks
+from lit_het.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class Predictions:
+    """What one predictor says of each picture.
+
+    Attributes:
+        label_log_probability: log-probability of the true class, in nats.
+        brier: squared distance between the probabilities and the one-hot label.
+        confidence: the highest probability of any class.
+        correct: probability that the predicted class is the true one: 1 or 0, or a fraction where classes tie.
+    """
+
+    label_log_probability: Float[np.ndarray, " n"]
+    brier: Float[np.ndarray, " n"]
+    confidence: Float[np.ndarray, " n"]
+    correct: Float[np.ndarray, " n"]
+
+    def metrics(self) -> dict[str, float]:
+        """``nll`` (nats), ``top1``, ``ece`` and ``brier``."""
+        return {
+            "nll": float(-self.label_log_probability.mean()),
+            "top1": float(self.correct.mean()),
+            "ece": reliability_of_confidence(self.confidence, self.correct).expected_calibration_error,
+            "brier": float(self.brier.mean()),
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class EnsembleResult:
+    """An ensemble and its members on the same pictures.
+
+    Attributes:
+        members: each member alone.
+        joint: the mean of their probabilities.
+        diversity: KL divergence between the predictions of two members, averaged over all ordered pairs, in nats.
+    """
+
+    members: tuple[Predictions, ...]
+    joint: Predictions
+    diversity: Float[np.ndarray, " n"]
+
+    def metrics(self) -> dict[str, float]:
+        """Each figure of `Predictions.metrics` as ``joint_*`` and as ``individual_*``, the mean over members; ``kl``.
+
+        e3 compares the same two in App. I.
+        """
+        joint, individual = self.joint.metrics(), [member.metrics() for member in self.members]
+        return {
+            **{f"joint_{name}": value for name, value in joint.items()},
+            **{f"individual_{name}": float(np.mean([member[name] for member in individual])) for name in joint},
+            "kl": float(self.diversity.mean()),
+        }
+
+
+def mean_prediction(log_probabilities: Float[np.ndarray, "m n k"]) -> Float[np.ndarray, "n k"]:
+    """Log of the members' mean probability, in float32.
+
+    The prediction of Lakshminarayanan, Pritzel and Blundell, "Simple and scalable predictive uncertainty estimation
+    using deep ensembles", NeurIPS 2017, and of e3, Sec. 2.2.
+    """
+    num_members, num_pictures, num_classes = log_probabilities.shape
+    result = np.empty((num_pictures, num_classes), np.float32)
+    for rows in row_blocks(num_pictures, num_members * num_classes):
+        result[rows] = _log_mean(log_probabilities[:, rows].astype(np.float64))
+    return result
+
+
+def score_ensemble(log_probabilities: Float[np.ndarray, "m n k"], labels: Int[np.ndarray, " n"]) -> EnsembleResult:
+    """Scores an ensemble, the members' mean prediction and each member alone.
+
+    Diversity is e3's (Sec. 2.2): the mean over pairs of ``KL(p_i || p_j)``. The paper's "all pairs" are read as those
+    of two different members in both orders, so that the order of members does not matter.
+
+    Raises:
+        UserError: fewer than two members, no pictures, a label outside the classes, or a row without probabilities.
+    """
+    num_members, num_pictures, num_classes = log_probabilities.shape
+    if num_members < 2:
+        raise UserError("an ensemble needs at least two members")
+    check_labels(labels, num_classes)
+    for member in log_probabilities:
+        check_log_probabilities(member)
+    return join(
+        [
+            _score_block(log_probabilities[:, rows].astype(np.float64), labels[rows])
+            for rows in row_blocks(num_pictures, num_members * num_classes)
+        ]
+    )
+
+
+def join(results: Sequence[EnsembleResult]) -> EnsembleResult:
+    """The results of several batches of pictures, for the same members, as one."""
+    members = zip(*(result.members for result in results), strict=True)
+    return EnsembleResult(
+        members=tuple(map(_join, members)),
+        joint=_join([result.joint for result in results]),
+        diversity=np.concatenate([result.diversity for result in results]),
+    )
+
+
+def _join(parts: Sequence[Predictions]) -> Predictions:
+    fields = [field.name for field in dataclasses.fields(Predictions)]
+    return Predictions(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in fields})
+
+
+def _score_block(log_probabilities: Float[np.ndarray, "m b k"], labels: Int[np.ndarray, " b"]) -> EnsembleResult:
+    return EnsembleResult(
+        members=tuple(_predictions(member, labels) for member in log_probabilities),
+        joint=_predictions(_log_mean(log_probabilities), labels),
+        diversity=_mean_divergence(log_probabilities),
+    )
+
+
+def _predictions(log_probabilities: Float[np.ndarray, "b k"], labels: Int[np.ndarray, " b"]) -> Predictions:
+    of_label = np.take_along_axis(log_probabilities, labels[:, None], axis=1)[:, 0]
+    highest = log_probabilities.max(axis=1)
+    num_tied = (log_probabilities == highest[:, None]).sum(axis=1)
+    return Predictions(
+        label_log_probability=of_label,
+        # |p - e_y|² = |p|² - 2 p_y + 1.
+        brier=np.exp(2 * log_probabilities).sum(axis=1) - 2 * np.exp(of_label) + 1,
+        confidence=np.exp(highest),
+        correct=(of_label == highest) / num_tied,
+    )
+
+
+def _log_mean(log_probabilities: Float[np.ndarray, "m b k"]) -> Float[np.ndarray, "b k"]:
+    return special.logsumexp(log_probabilities, axis=0) - np.log(len(log_probabilities))
+
+
+def _mean_divergence(log_probabilities: Float[np.ndarray, "m b k"]) -> Float[np.ndarray, " b"]:
+    """Mean of KL(p_i || p_j) over ordered pairs, in time linear in the members."""
+    # Pairs of a member with itself add nothing, and over all m² pairs, with sums over classes,
+    # Σ_ij Σ p_i (log p_i - log p_j) = m Σ_i Σ p_i log p_i - Σ (Σ_i p_i) (Σ_j log p_j).
+    num_members = len(log_probabilities)
+    probabilities = np.exp(log_probabilities)
+    mass, logs = probabilities.sum(axis=0), log_probabilities.sum(axis=0)
+    logs[mass == 0] = 0.0  # a class that no member believes in adds nothing
+    own = -special.entr(probabilities).sum(axis=(0, 2))
+    return (num_members * own - (mass * logs).sum(axis=1)).clip(min=0) / (num_members * (num_members - 1))
