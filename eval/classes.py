@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from eval.calibration import check_labels, check_log_probabilities
+from eval.calibration import check_labels, check_log_probabilities, correctness
 from eval.rows import row_blocks
 from lit_het.errors import UserError
 
@@ -50,7 +50,7 @@ def recall_per_class(
         return np.bincount(labels, correct, num_classes) / np.bincount(labels, minlength=num_classes)
 
 
-def mean_per_class_recall(correct: Float[np.ndarray, " n"], labels: Int[np.ndarray, " n"], num_classes: int) -> float:
+def mean_class_recall(scores: Float[np.ndarray, "n k"], labels: Int[np.ndarray, " n"]) -> float:
     """Mean of `recall_per_class` over the classes that have pictures ("balanced accuracy", and Pets' published figure).
 
     Brodersen et al., "The balanced accuracy and its posterior distribution", ICPR 2010; Parkhi et al., "Cats and dogs",
@@ -59,7 +59,7 @@ def mean_per_class_recall(correct: Float[np.ndarray, " n"], labels: Int[np.ndarr
     Raises:
         UserError: no examples, or a label outside the classes.
     """
-    return float(np.nanmean(recall_per_class(correct, labels, num_classes)))
+    return float(np.nanmean(recall_per_class(correctness(scores, labels), labels, scores.shape[1])))
 
 
 def most_confused(
@@ -127,7 +127,7 @@ def mean_average_precision(scores: Float[np.ndarray, "n k"], targets: Bool[np.nd
     return float(np.nanmean(average_precision_per_class(scores, targets)))
 
 
-def correctness_of_sets(
+def relabelled_correctness(
     scores: Float[np.ndarray, "n k"], acceptable: Sequence[Sequence[int]]
 ) -> Float[np.ndarray, " n"]:
     """Probability that the predicted class is one of a picture's acceptable ones, NaN where there are none.
@@ -155,46 +155,48 @@ def correctness_of_sets(
     return np.where(sizes > 0, hits, np.nan)
 
 
-def accuracy_of_sets(scores: Float[np.ndarray, "n k"], acceptable: Sequence[Sequence[int]]) -> float:
+def relabelled_accuracy(scores: Float[np.ndarray, "n k"], acceptable: Sequence[Sequence[int]]) -> float:
     """Share of pictures whose predicted class is an acceptable one, over the pictures that have any.
 
     The accuracy on reassessed labels (ReaL) of Beyer et al., "Are we done with ImageNet?", 2020.
 
     Raises:
-        UserError: as in `correctness_of_sets`, or all sets are empty.
+        UserError: as in `relabelled_correctness`, or all sets are empty.
     """
-    correct = correctness_of_sets(scores, acceptable)
+    correct = relabelled_correctness(scores, acceptable)
     if np.isnan(correct).all():
         raise UserError("no picture has an acceptable label: check the file of labels")
     return float(np.nanmean(correct))
 
 
-def merged(
-    log_probabilities: Float[np.ndarray, "n c"], candidates: Sequence[Sequence[int]]
-) -> Float[np.ndarray, "n k"]:
+def merge_candidates(
+    log_probabilities: Float[np.ndarray, "*rows c"], candidates: Sequence[Sequence[int]]
+) -> Float[np.ndarray, "*rows k"]:
     """Log-probabilities of a set's classes, each the sum over its candidates, renormalised over all candidates.
 
     With one candidate a class it is the softmax over those logits alone, as ImageNet-A and -R are scored (Hendrycks
     et al., "Natural adversarial examples", CVPR 2021, and "The many faces of robustness", ICCV 2021); several are what
-    ObjectNet needs, some of whose classes hold several of ImageNet's (Barbu et al., NeurIPS 2019). Of probabilities
-    averaged over noise samples the average is renormalised, not each sample.
+    ObjectNet needs, some of whose classes hold several of ImageNet's (Barbu et al., NeurIPS 2019). Noise samples
+    are renormalised one by one where they are given one by one, before their average.
 
     Args:
-        log_probabilities: of ``c`` candidate classes.
+        log_probabilities: of ``c`` candidate classes, for any rows of pictures, members or noise samples.
         candidates: those that make up each of the ``k`` classes; a candidate may be left out, and belongs to one class.
 
     Raises:
         UserError: a class has no candidates, a candidate is outside the classes or in two of them, or a picture gives
             none of them any probability.
     """
-    mapped = log_probabilities[:, _check_candidates(candidates, log_probabilities.shape[1])]
+    *shape, num_candidates = log_probabilities.shape
+    order = _check_candidates(candidates, num_candidates)
+    mapped = log_probabilities.reshape(-1, num_candidates)[:, order]
     check_log_probabilities(mapped)
     starts = np.cumsum([0, *map(len, candidates[:-1])])
     result = np.empty((len(mapped), len(candidates)), np.float32)
     for rows in row_blocks(*mapped.shape):
         sums = np.logaddexp.reduceat(mapped[rows].astype(np.float64), starts, axis=1)
         result[rows] = sums - np.logaddexp.reduce(sums, axis=1, keepdims=True)
-    return result
+    return result.reshape(*shape, len(candidates))
 
 
 def _check_candidates(candidates: Sequence[Sequence[int]], num_candidates: int) -> Int[np.ndarray, " mapped"]:

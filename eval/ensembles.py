@@ -1,6 +1,6 @@
 """Several predictions for each picture: what their mean is worth, what each is worth, and how much they differ.
 
-Members are those of e3, separate models (a deep ensemble) or noise samples: whatever has log-probabilities ``[m n k]``.
+Members are those of e3, separate models (a deep ensemble) or noise samples: whatever has log-probabilities ``[n m k]``.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from lit_het.errors import UserError
 
 
 @dataclasses.dataclass(frozen=True)
-class Predictions:
+class Scores:
     """What one predictor says of each picture.
 
     Attributes:
@@ -51,12 +51,12 @@ class EnsembleResult:
         diversity: KL divergence between the predictions of two members, averaged over all ordered pairs, in nats.
     """
 
-    members: tuple[Predictions, ...]
-    joint: Predictions
+    members: tuple[Scores, ...]
+    joint: Scores
     diversity: Float[np.ndarray, " n"]
 
     def metrics(self) -> dict[str, float]:
-        """Each figure of `Predictions.metrics` as ``joint_*`` and as ``individual_*``, the mean over members; ``kl``.
+        """Each figure of `Scores.metrics` as ``joint_*`` and as ``individual_*``, the mean over members; ``kl``.
 
         e3 compares the same two in App. I.
         """
@@ -68,20 +68,20 @@ class EnsembleResult:
         }
 
 
-def mean_prediction(log_probabilities: Float[np.ndarray, "m n k"]) -> Float[np.ndarray, "n k"]:
+def mean_prediction(log_probabilities: Float[np.ndarray, "n m k"]) -> Float[np.ndarray, "n k"]:
     """Log of the members' mean probability, in float32.
 
     The prediction of Lakshminarayanan, Pritzel and Blundell, "Simple and scalable predictive uncertainty estimation
     using deep ensembles", NeurIPS 2017, and of e3, Sec. 2.2.
     """
-    num_members, num_pictures, num_classes = log_probabilities.shape
+    num_pictures, num_members, num_classes = log_probabilities.shape
     result = np.empty((num_pictures, num_classes), np.float32)
     for rows in row_blocks(num_pictures, num_members * num_classes):
-        result[rows] = _log_mean(log_probabilities[:, rows].astype(np.float64))
+        result[rows] = _log_mean(log_probabilities[rows].astype(np.float64))
     return result
 
 
-def score_ensemble(log_probabilities: Float[np.ndarray, "m n k"], labels: Int[np.ndarray, " n"]) -> EnsembleResult:
+def score_ensemble(log_probabilities: Float[np.ndarray, "n m k"], labels: Int[np.ndarray, " n"]) -> EnsembleResult:
     """Scores an ensemble, the members' mean prediction and each member alone.
 
     Diversity is e3's (Sec. 2.2): the mean over pairs of ``KL(p_i || p_j)``. The paper's "all pairs" are read as those
@@ -90,15 +90,15 @@ def score_ensemble(log_probabilities: Float[np.ndarray, "m n k"], labels: Int[np
     Raises:
         UserError: fewer than two members, no pictures, a label outside the classes, or a row without probabilities.
     """
-    num_members, num_pictures, num_classes = log_probabilities.shape
+    num_pictures, num_members, num_classes = log_probabilities.shape
     if num_members < 2:
         raise UserError("an ensemble needs at least two members")
     check_labels(labels, num_classes)
-    for member in log_probabilities:
-        check_log_probabilities(member)
+    for member in range(num_members):
+        check_log_probabilities(log_probabilities[:, member])
     return join(
         [
-            _score_block(log_probabilities[:, rows].astype(np.float64), labels[rows])
+            _score_block(log_probabilities[rows].astype(np.float64), labels[rows])
             for rows in row_blocks(num_pictures, num_members * num_classes)
         ]
     )
@@ -114,24 +114,24 @@ def join(results: Sequence[EnsembleResult]) -> EnsembleResult:
     )
 
 
-def _join(parts: Sequence[Predictions]) -> Predictions:
-    fields = [field.name for field in dataclasses.fields(Predictions)]
-    return Predictions(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in fields})
+def _join(parts: Sequence[Scores]) -> Scores:
+    fields = [field.name for field in dataclasses.fields(Scores)]
+    return Scores(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in fields})
 
 
-def _score_block(log_probabilities: Float[np.ndarray, "m b k"], labels: Int[np.ndarray, " b"]) -> EnsembleResult:
+def _score_block(log_probabilities: Float[np.ndarray, "b m k"], labels: Int[np.ndarray, " b"]) -> EnsembleResult:
     return EnsembleResult(
-        members=tuple(_predictions(member, labels) for member in log_probabilities),
-        joint=_predictions(_log_mean(log_probabilities), labels),
+        members=tuple(_scores(member, labels) for member in log_probabilities.swapaxes(0, 1)),
+        joint=_scores(_log_mean(log_probabilities), labels),
         diversity=_mean_divergence(log_probabilities),
     )
 
 
-def _predictions(log_probabilities: Float[np.ndarray, "b k"], labels: Int[np.ndarray, " b"]) -> Predictions:
+def _scores(log_probabilities: Float[np.ndarray, "b k"], labels: Int[np.ndarray, " b"]) -> Scores:
     of_label = np.take_along_axis(log_probabilities, labels[:, None], axis=1)[:, 0]
     highest = log_probabilities.max(axis=1)
     num_tied = (log_probabilities == highest[:, None]).sum(axis=1)
-    return Predictions(
+    return Scores(
         label_log_probability=of_label,
         # |p - e_y|² = |p|² - 2 p_y + 1.
         brier=np.exp(2 * log_probabilities).sum(axis=1) - 2 * np.exp(of_label) + 1,
@@ -140,17 +140,17 @@ def _predictions(log_probabilities: Float[np.ndarray, "b k"], labels: Int[np.nda
     )
 
 
-def _log_mean(log_probabilities: Float[np.ndarray, "m b k"]) -> Float[np.ndarray, "b k"]:
-    return special.logsumexp(log_probabilities, axis=0) - np.log(len(log_probabilities))
+def _log_mean(log_probabilities: Float[np.ndarray, "b m k"]) -> Float[np.ndarray, "b k"]:
+    return special.logsumexp(log_probabilities, axis=1) - np.log(log_probabilities.shape[1])
 
 
-def _mean_divergence(log_probabilities: Float[np.ndarray, "m b k"]) -> Float[np.ndarray, " b"]:
+def _mean_divergence(log_probabilities: Float[np.ndarray, "b m k"]) -> Float[np.ndarray, " b"]:
     """Mean of KL(p_i || p_j) over ordered pairs, in time linear in the members."""
     # Pairs of a member with itself add nothing, and over all m² pairs, with sums over classes,
     # Σ_ij Σ p_i (log p_i - log p_j) = m Σ_i Σ p_i log p_i - Σ (Σ_i p_i) (Σ_j log p_j).
-    num_members = len(log_probabilities)
+    num_members = log_probabilities.shape[1]
     probabilities = np.exp(log_probabilities)
-    mass, logs = probabilities.sum(axis=0), log_probabilities.sum(axis=0)
+    mass, logs = probabilities.sum(axis=1), log_probabilities.sum(axis=1)
     logs[mass == 0] = 0.0  # a class that no member believes in adds nothing
-    own = -special.entr(probabilities).sum(axis=(0, 2))
+    own = -special.entr(probabilities).sum(axis=(1, 2))
     return (num_members * own - (mass * logs).sum(axis=1)).clip(min=0) / (num_members * (num_members - 1))

@@ -10,15 +10,15 @@ from sklearn.metrics import average_precision_score, balanced_accuracy_score, co
 from eval.calibration import correctness
 from eval.classes import (
     Confusion,
-    accuracy_of_sets,
     average_precision,
     average_precision_per_class,
-    correctness_of_sets,
     mean_average_precision,
-    mean_per_class_recall,
-    merged,
+    mean_class_recall,
+    merge_candidates,
     most_confused,
     recall_per_class,
+    relabelled_accuracy,
+    relabelled_correctness,
 )
 from lit_het.errors import UserError
 
@@ -34,7 +34,7 @@ def test_recall_counts_classes_alike_and_leaves_empty_ones_out():
     # Class 0: three of three. Class 2: none of one. Class 1 has no pictures.
     correct, labels = np.array([1.0, 1.0, 1.0, 0.0]), np.array([0, 0, 0, 2])
     np.testing.assert_array_equal(recall_per_class(correct, labels, 3), [1, np.nan, 0])
-    assert mean_per_class_recall(correct, labels, 3) == 0.5
+    assert mean_class_recall(np.array([[3.0, 0, 0]] * 4), labels) == 0.5
 
 
 @settings(max_examples=25, deadline=None)
@@ -45,17 +45,17 @@ def test_mean_recall_agrees_with_scikit_learn(seed: int):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of a predicted class without pictures
         expected = balanced_accuracy_score(labels, scores.argmax(axis=1))
-    assert mean_per_class_recall(correctness(scores, labels), labels, 6) == pytest.approx(expected)
+    assert mean_class_recall(scores, labels) == pytest.approx(expected)
 
 
 def test_recall_of_a_model_that_cannot_tell_its_classes_apart_is_chance():
     labels = np.array([0, 0, 0, 1])
-    assert mean_per_class_recall(correctness(np.zeros((4, 2)), labels), labels, 2) == 0.5
+    assert mean_class_recall(np.zeros((4, 2)), labels) == 0.5
 
 
 def test_recall_refuses_labels_of_another_set():
     with pytest.raises(UserError, match="label 3 lies outside"):
-        mean_per_class_recall(np.ones(1), np.array([3]), 3)
+        mean_class_recall(np.ones((1, 3)), np.array([3]))
 
 
 def test_the_most_frequent_confusions_come_first_and_ties_by_class():
@@ -119,12 +119,12 @@ def test_average_precision_of_no_labels_or_no_numbers_is_refused():
 
 def test_accuracy_of_sets_accepts_any_of_them_and_leaves_empty_ones_out():
     scores = np.log(np.array([[0.6, 0.3, 0.1], [0.2, 0.7, 0.1], [0.2, 0.2, 0.6]]))
-    np.testing.assert_array_equal(correctness_of_sets(scores, [[1, 0], [], [0, 1]]), [1, np.nan, 0])
-    assert accuracy_of_sets(scores, [[1, 0], [], [0, 1]]) == 0.5
+    np.testing.assert_array_equal(relabelled_correctness(scores, [[1, 0], [], [0, 1]]), [1, np.nan, 0])
+    assert relabelled_accuracy(scores, [[1, 0], [], [0, 1]]) == 0.5
 
 
 def test_tied_classes_count_by_the_share_that_is_acceptable_and_names_given_twice_once():
-    assert accuracy_of_sets(np.zeros((1, 4)), [[2, 0, 2]]) == 0.5
+    assert relabelled_accuracy(np.zeros((1, 4)), [[2, 0, 2]]) == 0.5
 
 
 @settings(max_examples=25, deadline=None)
@@ -132,27 +132,27 @@ def test_tied_classes_count_by_the_share_that_is_acceptable_and_names_given_twic
 def test_sets_of_one_class_give_the_ordinary_accuracy(seed: int):
     scores = log_probabilities_of(seed)
     labels = np.random.default_rng(seed).integers(6, size=30)
-    np.testing.assert_allclose(correctness_of_sets(scores, labels[:, None].tolist()), correctness(scores, labels))
+    np.testing.assert_allclose(relabelled_correctness(scores, labels[:, None].tolist()), correctness(scores, labels))
 
 
 def test_sets_that_do_not_fit_the_pictures_are_refused():
     with pytest.raises(UserError, match="1 sets of labels for 2 pictures"):
-        accuracy_of_sets(np.zeros((2, 3)), [[0]])
+        relabelled_accuracy(np.zeros((2, 3)), [[0]])
     with pytest.raises(UserError, match="label 3 lies outside"):
-        accuracy_of_sets(np.zeros((1, 3)), [[3]])
+        relabelled_accuracy(np.zeros((1, 3)), [[3]])
     with pytest.raises(UserError, match="no picture has an acceptable label"):
-        accuracy_of_sets(np.zeros((2, 3)), [[], []])
+        relabelled_accuracy(np.zeros((2, 3)), [[], []])
     with pytest.raises(UserError, match="no picture has an acceptable label"):
-        accuracy_of_sets(np.zeros((0, 3)), [])
+        relabelled_accuracy(np.zeros((0, 3)), [])
     with pytest.raises(UserError, match="not a number"):
-        accuracy_of_sets(np.full((1, 2), np.nan), [[0]])
+        relabelled_accuracy(np.full((1, 2), np.nan), [[0]])
 
 
 @settings(max_examples=25, deadline=None)
 @given(seeds)
 def test_one_candidate_a_class_is_the_softmax_over_those_logits_alone(seed: int):
     logits = np.random.default_rng(seed).normal(size=(10, 6)) * 3
-    found = merged(special.log_softmax(logits, axis=1), [[4], [0], [3]])
+    found = merge_candidates(special.log_softmax(logits, axis=1), [[4], [0], [3]])
     np.testing.assert_allclose(found, special.log_softmax(logits[:, [4, 0, 3]], axis=1), rtol=1e-5, atol=1e-6)
 
 
@@ -162,18 +162,24 @@ def test_several_candidates_add_their_probabilities_and_all_classes_sum_to_one(s
     log_probabilities = log_probabilities_of(seed)
     probabilities = np.exp(log_probabilities.astype(float))
     expected = np.stack([probabilities[:, [5, 1]].sum(1), probabilities[:, 0], probabilities[:, 2:4].sum(1)], axis=1)
-    found = merged(log_probabilities, [[5, 1], [0], [2, 3]])
+    found = merge_candidates(log_probabilities, [[5, 1], [0], [2, 3]])
     assert found.dtype == np.float32
     np.testing.assert_allclose(np.exp(found), expected / expected.sum(1, keepdims=True), rtol=1e-5)
+
+
+def test_members_and_noise_samples_are_merged_one_by_one():
+    log_probabilities = log_probabilities_of(0).reshape(10, 3, 6)
+    found = merge_candidates(log_probabilities, [[5, 1], [0]])
+    np.testing.assert_array_equal(found[:, 2], merge_candidates(log_probabilities[:, 2], [[5, 1], [0]]))
 
 
 def test_merging_does_not_depend_on_blocks_and_takes_probabilities_of_zero(monkeypatch):
     log_probabilities = log_probabilities_of(0)
     log_probabilities[3, :2] = -np.inf
-    whole = merged(log_probabilities, [[0, 1], [4]])
+    whole = merge_candidates(log_probabilities, [[0, 1], [4]])
     assert whole[3].tolist() == [-np.inf, 0]
     monkeypatch.setattr("eval.rows.VALUES_PER_BLOCK", 8)
-    np.testing.assert_array_equal(merged(log_probabilities, [[0, 1], [4]]), whole)
+    np.testing.assert_array_equal(merge_candidates(log_probabilities, [[0, 1], [4]]), whole)
 
 
 @pytest.mark.parametrize(
@@ -187,9 +193,9 @@ def test_merging_does_not_depend_on_blocks_and_takes_probabilities_of_zero(monke
 )
 def test_candidates_that_are_no_mapping_are_refused(candidates: list[list[int]], message: str):
     with pytest.raises(UserError, match=message):
-        merged(log_probabilities_of(0), candidates)
+        merge_candidates(log_probabilities_of(0), candidates)
 
 
 def test_a_picture_without_probability_for_any_candidate_is_refused():
     with pytest.raises(UserError, match="example 0 has no finite"):
-        merged(np.array([[-np.inf, 0.0]]), [[0]])
+        merge_candidates(np.array([[-np.inf, 0.0]]), [[0]])

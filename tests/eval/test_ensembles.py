@@ -16,13 +16,13 @@ sizes = st.integers(2, 5)
 
 def members_of(seed: int, members: int = 3, count: int = 12, classes: int = 5) -> tuple[np.ndarray, np.ndarray]:
     generator = np.random.default_rng(seed)
-    logits = generator.normal(size=(members, count, classes)) * 2
+    logits = generator.normal(size=(count, members, classes)) * 2
     return special.log_softmax(logits, axis=2).astype(np.float32), generator.integers(classes, size=count)
 
 
 def test_two_members_by_hand():
     """p = (3/4, 1/4), q = (1/4, 3/4): mean (1/2, 1/2); KL either way 3/4 log 3 - 1/4 log 3 = log(3) / 2."""
-    log_probabilities = np.log(np.array([[[0.75, 0.25]], [[0.25, 0.75]]]))
+    log_probabilities = np.log(np.array([[[0.75, 0.25], [0.25, 0.75]]]))
     np.testing.assert_allclose(mean_prediction(log_probabilities), np.log([[0.5, 0.5]]), rtol=1e-6)
     found = score_ensemble(log_probabilities, np.array([0])).metrics()
     assert found["kl"] == pytest.approx(np.log(3) / 2)
@@ -40,7 +40,7 @@ def test_two_members_by_hand():
 @given(seeds, sizes)
 def test_diversity_agrees_with_a_plain_loop_over_ordered_pairs(seed: int, members: int):
     log_probabilities, labels = members_of(seed, members)
-    probabilities = np.exp(log_probabilities.astype(np.float64))
+    probabilities = np.exp(log_probabilities.astype(np.float64)).swapaxes(0, 1)
     pairs = [stats.entropy(p, q, axis=1) for p, q in itertools.permutations(probabilities, 2)]
     np.testing.assert_allclose(score_ensemble(log_probabilities, labels).diversity, np.mean(pairs, axis=0), rtol=1e-4)
 
@@ -49,7 +49,7 @@ def test_diversity_agrees_with_a_plain_loop_over_ordered_pairs(seed: int, member
 @given(seeds, sizes)
 def test_figures_agree_with_those_of_calibration(seed: int, members: int):
     log_probabilities, labels = members_of(seed, members)
-    probabilities = np.exp(log_probabilities.astype(np.float64))
+    probabilities = np.exp(log_probabilities.astype(np.float64)).swapaxes(0, 1)
     found = score_ensemble(log_probabilities, labels).metrics()
     measures = {"nll": negative_log_likelihood, "ece": expected_calibration_error, "brier": brier_score}
     measures["top1"] = lambda p, y: correctness(p, y).mean()
@@ -65,7 +65,7 @@ def test_the_mean_prediction_is_the_log_of_the_mean_probability(seed: int, membe
     log_probabilities, _ = members_of(seed, members)
     found = mean_prediction(log_probabilities)
     assert found.dtype == np.float32
-    np.testing.assert_allclose(np.exp(found), np.exp(log_probabilities).mean(axis=0), rtol=1e-5)
+    np.testing.assert_allclose(np.exp(found), np.exp(log_probabilities).mean(axis=1), rtol=1e-5)
 
 
 @settings(max_examples=25, deadline=None)
@@ -78,7 +78,7 @@ def test_the_joint_loss_is_never_above_the_individual_one(seed: int, members: in
 
 def test_equal_members_have_no_diversity_and_are_worth_their_ensemble():
     log_probabilities, labels = members_of(0, members=1)
-    found = score_ensemble(np.repeat(log_probabilities, 4, axis=0), labels).metrics()
+    found = score_ensemble(np.repeat(log_probabilities, 4, axis=1), labels).metrics()
     assert found["kl"] == pytest.approx(0, abs=1e-12)
     for name in ("nll", "top1", "ece", "brier"):
         assert found[f"joint_{name}"] == pytest.approx(found[f"individual_{name}"])
@@ -86,14 +86,14 @@ def test_equal_members_have_no_diversity_and_are_worth_their_ensemble():
 
 def test_the_order_of_members_does_not_matter():
     log_probabilities, labels = members_of(1)
-    assert score_ensemble(log_probabilities[::-1], labels).metrics() == pytest.approx(
+    assert score_ensemble(log_probabilities[:, ::-1], labels).metrics() == pytest.approx(
         score_ensemble(log_probabilities, labels).metrics()
     )
 
 
 def test_probabilities_of_zero_give_an_infinite_divergence_only_where_another_member_disagrees():
-    both = np.array([[[0.0, -np.inf]], [[0.0, -np.inf]]])
-    one = np.array([[[0.0, -np.inf]], [[np.log(0.5), np.log(0.5)]]])
+    both = np.array([[[0.0, -np.inf], [0.0, -np.inf]]])
+    one = np.array([[[0.0, -np.inf], [np.log(0.5), np.log(0.5)]]])
     assert score_ensemble(both, np.array([0])).diversity.tolist() == [0]
     assert score_ensemble(one, np.array([0])).diversity.tolist() == [np.inf]
 
@@ -101,7 +101,7 @@ def test_probabilities_of_zero_give_an_infinite_divergence_only_where_another_me
 def test_batches_join_to_the_result_of_all_and_blocks_change_nothing(monkeypatch):
     log_probabilities, labels = members_of(2)
     whole = score_ensemble(log_probabilities, labels)
-    parts = [score_ensemble(log_probabilities[:, rows], labels[rows]) for rows in (slice(0, 5), slice(5, 12))]
+    parts = [score_ensemble(log_probabilities[rows], labels[rows]) for rows in (slice(0, 5), slice(5, 12))]
     assert join(parts).metrics() == whole.metrics()
     mean = mean_prediction(log_probabilities)
     monkeypatch.setattr("eval.rows.VALUES_PER_BLOCK", 40)
@@ -112,11 +112,11 @@ def test_batches_join_to_the_result_of_all_and_blocks_change_nothing(monkeypatch
 def test_what_is_no_ensemble_is_refused():
     log_probabilities, labels = members_of(3)
     with pytest.raises(UserError, match="at least two members"):
-        score_ensemble(log_probabilities[:1], labels)
+        score_ensemble(log_probabilities[:, :1], labels)
     with pytest.raises(UserError, match="label 5 lies outside"):
         score_ensemble(log_probabilities, labels * 0 + 5)
     with pytest.raises(UserError, match="no valid example"):
-        score_ensemble(log_probabilities[:, :0], labels[:0])
-    log_probabilities[1, 4] = np.nan
+        score_ensemble(log_probabilities[:0], labels[:0])
+    log_probabilities[4, 1] = np.nan
     with pytest.raises(UserError, match="example 4 has no finite"):
         score_ensemble(log_probabilities, labels)
