@@ -17,6 +17,7 @@ COPIED = (
     "bv/ckpt_vit_old_names_expected",
     "bv/ckpt_vit_scan_layout",
     "bv/contrastive_losses",
+    "bv/fewshot_lsr",
     "bv/flexi_resample_patchemb",
     "bv/lr_schedules",
     "bv/posemb_sincos2d",
