@@ -1,0 +1,159 @@
+"""The linear probe against plain NumPy, and what must not change it."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from eval.linear_probe import LinearProbeOptions, train_linear_probe
+from lit_het.errors import UserError
+
+SMALL = LinearProbeOptions(learning_rates=(0.1,), weight_decays=(0.01,), epochs=(2,), batch_size=16)
+
+
+def clusters(count: int = 120, classes: int = 3, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    centres = 3 * np.random.default_rng(100).normal(size=(classes, 5))
+    labels = np.arange(count) % classes
+    noise = np.random.default_rng(seed).normal(size=(count, 5))
+    return (centres[labels] + noise).astype(np.float32), labels
+
+
+def train_slowly(features, labels, rows_of_batches, rate, decay, bias):
+    """Plain momentum: v = 0.9 v + g; w -= schedule (rate v + decay w)."""
+    classes = labels.max() + 1
+    weights = np.concatenate([np.zeros((features.shape[1], classes)), np.full((1, classes), bias)])
+    velocity, total = np.zeros_like(weights), len(rows_of_batches)
+    warmup = total // 10
+    for step, rows in enumerate(rows_of_batches):
+        x = np.concatenate([features[rows], np.ones((len(rows), 1))], axis=1).astype(np.float64)
+        error = 1 / (1 + np.exp(-x @ weights)) - np.eye(classes)[labels[rows]]
+        velocity = 0.9 * velocity + x.T @ error / len(rows)
+        progress = (step - warmup) / (total - warmup)
+        schedule = step / warmup if step < warmup else 0.5 * (1 + np.cos(np.pi * progress))
+        decayed = np.concatenate([decay * weights[:-1], np.zeros((1, classes))])
+        weights = weights - schedule * (rate * velocity + decayed)
+    return weights[:-1], weights[-1]
+
+
+def test_the_probe_is_what_plain_gradient_descent_with_momentum_gives(monkeypatch):
+    features, labels = clusters(400)
+    seen = []
+    original = np.random.default_rng
+
+    class Recorder:
+        """Notes the orders of pictures."""
+
+        def __init__(self, seed):
+            self.generator = original(seed)
+
+        def permutation(self, rows):
+            seen.append(self.generator.permutation(rows))
+            return seen[-1]
+
+    monkeypatch.setattr("numpy.random.default_rng", Recorder)
+    probe = train_linear_probe(features, labels, 3, SMALL)
+    split, *orders = seen
+    assert len(orders) == 2
+    assert not set(split[:8]) & set(np.concatenate(orders))
+    batches = [order[start : start + 16] for order in orders for start in range(0, 392 - 15, 16)]
+    kernel, bias = train_slowly(features, labels, batches, 0.1, 0.01, -6.9)
+    np.testing.assert_allclose(probe.kernel, kernel, atol=1e-5)
+    np.testing.assert_allclose(probe.bias, bias, atol=1e-5)
+
+
+def test_untrained_probes_hold_every_class_improbable():
+    features, labels = clusters()
+    probe = train_linear_probe(features, labels, 3, dataclasses.replace(SMALL, learning_rates=(0.0,)))
+    np.testing.assert_allclose(probe.logits(features), -6.9, rtol=1e-6)
+    assert probe.best.accuracy == pytest.approx(1 / 3)
+    assert probe.best.loss == pytest.approx(3 * np.log1p(np.exp(-6.9)) + 6.9, rel=1e-5)
+
+
+def test_the_best_setting_of_the_whole_grid_classifies_new_pictures():
+    features, labels = clusters(600)
+    options = LinearProbeOptions(learning_rates=(0.0, 0.1, 1e-4), epochs=(1, 5), batch_size=32, minival=0.1)
+    steps = []
+    probe = train_linear_probe(features, labels, 3, options, steps.append)
+    assert sum(steps) == options.num_steps(600) == 6 * (540 // 32)
+    assert len(probe.grid) == 3 * 2 * 2
+    assert len({(s.learning_rate, s.weight_decay, s.epochs) for s in probe.grid}) == 12
+    assert probe.best in probe.grid
+    assert probe.best.accuracy == max(setting.accuracy for setting in probe.grid)
+    assert probe.best.learning_rate == 0.1
+    test, test_labels = clusters(300, seed=1)
+    assert (probe.logits(test).argmax(axis=1) == test_labels).mean() > 0.95
+
+
+def test_settings_that_train_together_do_not_touch_one_another():
+    features, labels = clusters()
+    together = train_linear_probe(features, labels, 3, LinearProbeOptions(epochs=(1, 2), batch_size=16))
+    for setting in (together.grid[0], together.grid[-1]):
+        alone = dataclasses.replace(
+            SMALL,
+            learning_rates=(setting.learning_rate,),
+            weight_decays=(setting.weight_decay,),
+            epochs=(setting.epochs,),
+        )
+        assert train_linear_probe(features, labels, 3, alone).best.loss == pytest.approx(setting.loss, rel=1e-5)
+
+
+def test_the_probe_follows_from_the_seed_and_not_from_blocks(monkeypatch):
+    features, labels = clusters()
+    probe = train_linear_probe(features, labels, 3, SMALL)
+    monkeypatch.setattr("eval.linear_probe._STEPS_AT_A_TIME", 3)
+    monkeypatch.setattr("eval.linear_probe._BLOCK_ROWS", 7)
+    again = train_linear_probe(features, labels, 3, SMALL)
+    np.testing.assert_allclose(probe.kernel, again.kernel, atol=1e-6)
+    assert probe.best.loss == pytest.approx(again.best.loss)
+    np.testing.assert_allclose(probe.logits(features), again.logits(features), atol=1e-5)
+    other = train_linear_probe(features, labels, 3, dataclasses.replace(SMALL, seed=1))
+    assert np.abs(probe.kernel - other.kernel).max() > 1e-4
+
+
+def test_half_precision_features_and_classes_without_pictures_are_taken():
+    features, labels = clusters()
+    probe = train_linear_probe(features.astype(np.float16), labels, 5, SMALL)
+    assert probe.kernel.shape == (5, 5)
+    assert (probe.logits(features.astype(np.float16)).argmax(axis=1) == labels).mean() > 0.9
+
+
+def test_a_handful_of_pictures_is_one_batch():
+    features, labels = clusters(3)
+    options = LinearProbeOptions()
+    assert options.num_steps(3) == 14
+    assert len(train_linear_probe(features, labels, 3, options).grid) == 18
+
+
+def test_a_setting_that_diverges_is_never_the_best():
+    features, labels = clusters()
+    options = dataclasses.replace(SMALL, learning_rates=(1e38, 0.1))
+    probe = train_linear_probe(1e3 * features, labels, 3, options)
+    assert probe.best.learning_rate == 0.1
+    assert not np.isfinite(probe.grid[0].loss)
+
+
+def test_what_cannot_be_trained_is_refused_in_one_line():
+    features, labels = clusters()
+    with pytest.raises(UserError, match="no setting has a finite loss"):
+        train_linear_probe(np.full_like(features, np.nan), labels, 3, SMALL)
+    with pytest.raises(UserError, match="label 2 lies outside the 2 classes"):
+        train_linear_probe(features, labels, 2, SMALL)
+    with pytest.raises(UserError, match="no valid example"):
+        train_linear_probe(features[:0], labels[:0], 3, SMALL)
+    with pytest.raises(UserError, match="one training picture"):
+        train_linear_probe(features[:1], labels[:1], 3, SMALL)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"learning_rates": ()}, "learning_rates is empty"),
+        ({"weight_decays": (-1.0,)}, "weight_decays = -1.0 must be at least 0"),
+        ({"epochs": (0,)}, "epochs = 0 must be at least 1"),
+        ({"minival": 1.0}, "minival = 1.0 must lie between 0 and 1"),
+        ({"batch_size": 0}, "batch_size = 0 must be at least 1"),
+    ],
+)
+def test_options_out_of_range_are_refused(changed, message):
+    with pytest.raises(UserError, match=message):
+        LinearProbeOptions(**changed)
