@@ -101,6 +101,19 @@ def decode(
     return resize(pixels, size, filter, choose_box(*pixels.shape[:2]))
 
 
+def decode_whole(data: bytes) -> UInt8[np.ndarray, "h w 3"]:
+    """Decodes a picture to upright RGB in its own size, by the rules of `decode`.
+
+    Raises:
+        BrokenImage: as `decode`.
+    """
+    if data.startswith(b"\xff\xd8\xff"):
+        _, _, colorspace = _jpeg_header(data, MAX_PIXELS)
+        if colorspace in ("YCbCr", "Gray", "RGB") and not _is_turned(data):
+            return _decode_jpeg(data, 0, fast=False)
+    return _decode_with_pillow(data, MAX_PIXELS)
+
+
 def encode_jpeg(image: UInt8[np.ndarray, "h w c"], quality: int = 95) -> bytes:
     """Encodes RGB (``c`` = 3, colours not subsampled) or grey (``c`` = 1) pixels; quality is libjpeg's, 1 to 100."""
     colorspace, subsampling = ("GRAY", "Gray") if image.shape[2] == 1 else ("RGB", "444")

@@ -23,11 +23,13 @@ class Sample:
         picture: its bytes, in the format of the source.
         origin: where it comes from, as messages name it.
         members: further members by extension, such as ``txt``, the caption.
+        key: of the sample; None numbers it.
     """
 
     picture: bytes
     origin: str
     members: Mapping[str, bytes] = dataclasses.field(default_factory=dict)
+    key: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)

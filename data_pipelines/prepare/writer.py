@@ -179,7 +179,7 @@ class SplitWriter:
             stored = self._stored(sample)
             if stored is not None:
                 extension, picture = stored
-                members = {"__key__": f"s{position:07d}", extension: picture, **sample.members}
+                members = {"__key__": sample.key or f"s{position:07d}", extension: picture, **sample.members}
                 if self._split.labels is not None:
                     members["cls"] = int(self._split.labels[number])
                 yield members

@@ -12,11 +12,13 @@ from typing import Literal
 
 import numpy as np
 
+from data_pipelines.corruptions import CORRUPTIONS
 from data_pipelines.faults import FaultLog
 from data_pipelines.index import summarize
 from data_pipelines.labels import ClassIndex
 from data_pipelines.loader import Loader, LoaderConfig
 from data_pipelines.prepare.cifar import read_cifar10, read_cifar100
+from data_pipelines.prepare.corrupted import CleanShards, copy_names
 from data_pipelines.prepare.dataset import DataSet, Split
 from data_pipelines.prepare.folder import read_folder
 from data_pipelines.prepare.imagenet import read_imagenet
@@ -76,6 +78,31 @@ def prepare(kind: Kind, source: Path, output: Path, of_source: SourceOptions, op
             written = writer.write(bar.advance)
         broken = split.num_samples - written
         say(f"{name}: {written:,} pictures in {output / name}" + (f", {broken:,} broken ones left out" * bool(broken)))
+
+
+def corrupt(
+    shards: str, output: Path, corruptions: Sequence[str], severities: Sequence[int], seed: int, options: WriteOptions
+) -> None:
+    """Writes a set once for each corruption and severity, to ``OUTPUT/<corruption>/<severity>``.
+
+    Raises:
+        UserError: the shards cannot be read, a picture is broken, or the output was made of others.
+    """
+    addresses = expand(shards)
+    with Bar("indexing", len(addresses), "shards") as bar:
+        clean = CleanShards(addresses, bar.advance)
+    writers = []
+    for corruption in corruptions or tuple(CORRUPTIONS):
+        copy_names(addresses[0], output / corruption)
+        for severity in severities:
+            split = clean.corrupted(corruption, severity, seed)
+            writers.append(SplitWriter(output / corruption / str(severity), split, options))
+    total, kept = len(clean) * len(writers), sum(writer.num_kept for writer in writers)
+    with Bar("corrupting", total, "pictures", start=kept) as bar:
+        for writer in writers:
+            if not writer.finished:
+                writer.write(bar.advance)
+    say(f"{len(clean):,} pictures in {len(writers)} sets in {output}")
 
 
 def index(shards: Sequence[str], workers: int, *, checksum: bool = False) -> None:

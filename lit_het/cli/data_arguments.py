@@ -52,6 +52,7 @@ def add_to(data: argparse.ArgumentParser) -> None:
     check.add_argument("--output", type=Path, metavar="FILE", help="also write the table as JSON")
     index.set_defaults(command=_index, name="data index")
     check.set_defaults(command=_check, name="data check")
+    _add_corrupt(actions)
     prepare = actions.add_parser(
         "prepare",
         allow_abbrev=False,
@@ -128,6 +129,39 @@ def add_to(data: argparse.ArgumentParser) -> None:
         parquet.add_argument(f"--{column}", metavar="COLUMN", help=help)
 
 
+def _add_corrupt(actions: Any) -> None:
+    corrupt = actions.add_parser(
+        "corrupt",
+        allow_abbrev=False,
+        help="write a set again with common corruptions, from noise to fog, in five severities",
+        description="Writes OUTPUT/CORRUPTION/SEVERITY/0.tar and so on with the keys and labels of SHARDS, class names "
+        "and prompts beside them: lit-het zero-shot --data OUTPUT/fog/3 reads them. The same command "
+        "goes on where it was stopped.",
+    )
+    corrupt.add_argument("shards", metavar="SHARDS", help="folder, glob, pattern {000..099}.tar or list .txt")
+    corrupt.add_argument("output", type=Path, metavar="OUTPUT", help="the folder to write")
+    corrupt.add_argument(
+        "--corruptions", nargs="+", default=(), metavar="NAME", help="such as fog and gaussian_noise; all by default"
+    )
+    corrupt.add_argument(
+        "--severities",
+        nargs="+",
+        type=int,
+        choices=range(1, 6),
+        default=range(1, 6),
+        metavar="1-5",
+        help="default: all",
+    )
+    corrupt.add_argument("--seed", type=int, default=0, help="of all that is random; default: %(default)s")
+    corrupt.add_argument(
+        "--samples-per-shard", type=_positive, default=1_000, metavar="N", help="at most; default: %(default)s"
+    )
+    corrupt.add_argument(
+        "--workers", type=_positive, default=min(os.cpu_count() or 1, 8), metavar="N", help="default: %(default)s"
+    )
+    corrupt.set_defaults(command=_corrupt, name="data corrupt")
+
+
 def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text} is no whole number from 1 on")
@@ -152,6 +186,14 @@ def _check(options: argparse.Namespace, _: list[str]) -> None:
         checksum=options.checksum,
         output=options.output,
     )
+
+
+def _corrupt(options: argparse.Namespace, _: list[str]) -> None:
+    from data_pipelines.prepare.writer import WriteOptions
+    from lit_het.cli.data import corrupt
+
+    of_writer = WriteOptions(options.samples_per_shard, options.workers)
+    corrupt(options.shards, options.output, options.corruptions, options.severities, options.seed, of_writer)
 
 
 def _prepare(options: argparse.Namespace, _: list[str]) -> None:

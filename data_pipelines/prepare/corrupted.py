@@ -1,0 +1,87 @@
+"""Any set of shards again, its pictures corrupted, with the same keys, labels and captions."""
+
+import collections
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from data_pipelines import storage
+from data_pipelines.corruptions import CORRUPTIONS, corrupt
+from data_pipelines.images import BrokenImage, decode_whole, encode_jpeg
+from data_pipelines.index import ShardIndex
+from data_pipelines.prepare.dataset import Sample, Split, fingerprint
+from data_pipelines.shards import IMAGE
+from data_pipelines.storage import Unreadable, readable
+from lit_het.errors import UserError
+from lit_het.files import write_atomically
+
+_VERSION = "1"  # of what becomes of a picture; another one begins anew
+_MEMBERS = ("cls", "npy", "txt", "json")
+_BESIDE_SHARDS = ("classnames.txt", "zeroshot_classification_templates.txt", "dataset_type.txt")
+
+
+class CleanShards:
+    """The set that is corrupted.
+
+    Args:
+        addresses: tar files, as ``expand`` returns them.
+        advance: called with 1 after each shard.
+
+    Raises:
+        UserError: a shard cannot be read, or two samples have one key.
+    """
+
+    def __init__(self, addresses: Sequence[str], advance: Callable[[int], None] = lambda count: None):
+        self._index = ShardIndex(addresses, [IMAGE], _MEMBERS, advance=advance)
+        self._keys = [self._index.key(number) for number in range(len(self._index))]
+        for key, count in collections.Counter(self._keys).most_common(1):
+            if count > 1:
+                raise UserError(
+                    f"{addresses[0]}: key {key} occurs {count} times in the set; corrupt one split at a time"
+                )
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    def corrupted(self, corruption: str, severity: int, seed: int) -> Split:
+        """The set in one corruption and severity, as JPEGs of quality 95.
+
+        What is random in a picture follows from (seed, key, corruption): severities differ in strength alone.
+
+        Raises:
+            UserError: the corruption is none of `CORRUPTIONS`; when samples are read, a picture is broken.
+        """
+        if corruption not in CORRUPTIONS:
+            raise UserError(f"--corruptions {corruption} is none of {', '.join(CORRUPTIONS)}")
+
+        def read(numbers: Sequence[int]) -> Iterator[Sample]:
+            for number in numbers:
+                key, origin = self._keys[number], f"{self._index.shard(number)}: {self._keys[number]}"
+                kinds = [kind for kind in _MEMBERS if self._index.span(number, kind)]
+                try:
+                    picture, *members = map(readable, self._index.read([number], [IMAGE, *kinds])[0])
+                    pixels = corrupt(decode_whole(picture), corruption, severity, _generator(seed, key, corruption))
+                except (BrokenImage, Unreadable) as error:
+                    raise UserError(f"{origin}: {error}; remove it (lit-het data check lists all)") from error
+                yield Sample(encode_jpeg(pixels), origin, dict(zip(kinds, members, strict=True)), key)
+
+        source = fingerprint((_VERSION, self._index.digest, corruption, str(severity), str(seed)))
+        return Split(len(self), read, source)
+
+
+def copy_names(shard: str, output: Path) -> None:
+    """Copies class names and prompts that lie beside a shard, or in the folder above, into a folder that is made."""
+    output.mkdir(parents=True, exist_ok=True)
+    folder = storage.parent(shard)
+    for name in _BESIDE_SHARDS:
+        for place in (f"{folder}/{name}", f"{storage.parent(folder)}/{name}"):
+            if storage.exists(place):
+                write_atomically(output / name, storage.read_whole(place).decode("utf-8"))
+                break
+
+
+def _generator(seed: int, key: str, corruption: str) -> np.random.Generator:
+    digest = hashlib.sha256(f"{seed} {corruption} {key}".encode("utf-8", "surrogateescape")).digest()
+    return np.random.default_rng(int.from_bytes(digest[:16]))
