@@ -37,7 +37,7 @@ class LinearProbeOptions:
         learning_rates: peaks of the schedules.
         weight_decays: the fraction of the kernel that a step at the peak removes.
         epochs: passes over the training pictures.
-        batch_size: pictures of a step; all, where there are fewer.
+        pictures_per_step: pictures of a step; all, where there are fewer.
         minival: the part of the training pictures that chooses among settings.
         initial_bias: of every class; the kernel starts at 0.
         seed: of the split and of the order of pictures.
@@ -49,7 +49,7 @@ class LinearProbeOptions:
     learning_rates: tuple[float, ...] = (1e-3, 3e-4, 1e-4)
     weight_decays: tuple[float, ...] = (1e-4, 0.0)
     epochs: tuple[int, ...] = (1, 3, 10)
-    batch_size: int = 512
+    pictures_per_step: int = 512
     minival: float = 0.02
     initial_bias: float = -6.9
     seed: int = 0
@@ -63,12 +63,12 @@ class LinearProbeOptions:
                 raise UserError(f"linear probe: {name} = {min(values)} must be at least {least}")
         if not 0 < self.minival < 1:
             raise UserError(f"linear probe: minival = {self.minival} must lie between 0 and 1")
-        require_at_least(1, self, "batch_size")
+        require_at_least(1, self, "pictures_per_step")
 
     def num_steps(self, num_pictures: int) -> int:
         """How often ``advance`` counts for that many training pictures: the steps of all epochs of the grid."""
         num_train = num_pictures - self.num_minival(num_pictures)
-        return sum(self.epochs) * (num_train // min(self.batch_size, num_train))
+        return sum(self.epochs) * (num_train // min(self.pictures_per_step, num_train))
 
     def num_minival(self, num_pictures: int) -> int:
         """How many of the training pictures choose among settings."""
@@ -170,7 +170,7 @@ def _train(
     advance: Callable[[int], object],
 ) -> tuple[Float[np.ndarray, "s f k"], Float[np.ndarray, "s k"]]:
     """Kernels and biases after some epochs, one for each pair of learning rate and weight decay."""
-    batches = _batches(rows, min(options.batch_size, len(rows)), epochs, options.seed)
+    batches = _batches(rows, min(options.pictures_per_step, len(rows)), epochs, options.seed)
     num_steps = len(batches)
     schedule = CosineSchedule(1.0, int(_WARMUP_FRACTION * num_steps)).build(num_steps)
     rates = np.asarray(schedule(jnp.arange(num_steps)))

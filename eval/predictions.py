@@ -73,7 +73,7 @@ class ZeroShotPredictor:
 
     def log_normalizer(self, features: Float[np.ndarray, "b f"]) -> Float[np.ndarray, " b"]:
         """Returns ``log Σ exp(cosine / τ)`` without noise."""
-        return special.logsumexp(self._logits(self.encoder.image(features)), axis=1).astype(np.float32)
+        return np.asarray(special.logsumexp(self._logits(self.encoder.image(features)), axis=1), np.float32)
 
     def noise_norm(self, features: Float[np.ndarray, "b f"]) -> Float[np.ndarray, " b"]:
         """Returns ``sqrt(tr Σ(x))`` of the pictures."""
@@ -213,6 +213,11 @@ def _blocks(values: Float[np.ndarray, "n f"], size: int) -> Iterator[tuple[slice
         padded = np.zeros((size, values.shape[1]), values.dtype)
         padded[: rows.stop - start] = values[rows]
         yield rows, padded, number
+
+
+def embed_images(encoder: Encoder, values: Float[np.ndarray, "n f"], block_size: int = 256) -> Float[np.ndarray, "n d"]:
+    """Returns the unit embeddings of pictures with these features."""
+    return np.concatenate([encoder.image(padded)[: r.stop - r.start] for r, padded, _ in _blocks(values, block_size)])
 
 
 def log_mean(of_members: Float[np.ndarray, "b m k"]) -> Float[np.ndarray, "b k"]:

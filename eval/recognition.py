@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 
 from data_pipelines.storage import read_lines
 from eval.calibration import check_labels
-from eval.classes import merged
+from eval.classes import merge_candidates
 from eval.predictions import Predictions, Predictor, SupervisedPredictor, ZeroShotPredictor, predict
 from eval.prompts import BARE_TEMPLATE, SET_PROMPTS, check_templates, fill_template, read_prompts
 from eval.sets import Features, OpenSet
@@ -123,9 +123,7 @@ class _Grouped:
         return len(self.groups)
 
     def __call__(self, features: Float[np.ndarray, "b f"], seed: int) -> Float[np.ndarray, "b m k"]:
-        of_members = self.predictor(features, seed)
-        rows = merged(of_members.reshape(-1, of_members.shape[2]), self.groups)
-        return rows.reshape(*of_members.shape[:2], -1)
+        return merge_candidates(self.predictor(features, seed), self.groups)
 
     def log_normalizer(self, features: Float[np.ndarray, "b f"]) -> Float[np.ndarray, " b"]:
         return self.predictor.log_normalizer(features)

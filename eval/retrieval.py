@@ -6,7 +6,7 @@ without captions is no query, but texts may find it.
 The rank of the best right item follows from how many others score strictly higher. These are counted block by block, in
 both directions at once, so that memory holds both sets of embeddings and one block of scores. The rows of a block are
 split over the devices of this process. Ties are counted fairly, as the expectation over a random order of the items
-that tie. `eval.ranking.nearest` names the best items of a few queries.
+that tie. `eval.predictions.highest` names the best items of a few queries.
 """
 
 import dataclasses

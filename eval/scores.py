@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Float
 
 from eval.calibration import calibration_standard_error, fit_temperature, reliability_of_confidence, scaled
-from eval.classes import mean_average_precision, mean_per_class_recall
+from eval.classes import mean_average_precision, mean_class_recall
 from eval.predictions import Predictions
 from eval.rows import row_blocks
 
@@ -27,7 +27,7 @@ def figures(predictions: Predictions) -> tuple[dict[str, float], dict[str, float
         if len(of_pictures) > 1
     }
     confidence, hits = predictions.confidence, values["top1"]
-    found["mean_class_recall"] = mean_per_class_recall(hits, predictions.labels, predictions.num_classes)
+    found["mean_class_recall"] = mean_class_recall(predictions.log_probabilities, predictions.labels)
     for name, equal_mass in (("ece", False), ("ece_equal_mass", True)):
         curve = reliability_of_confidence(confidence, hits, equal_mass=equal_mass)
         found[name] = curve.expected_calibration_error

@@ -13,7 +13,7 @@ import tyro
 from jaxtyping import Float, Int
 
 from data_pipelines import storage
-from data_pipelines.labels import ClassIndex, MultiHot, text_of
+from data_pipelines.labels import ClassIndex, LabelsConfig, MultiHot, text_of
 from data_pipelines.loader import Loader, LoaderConfig
 from data_pipelines.storage import readable
 from data_pipelines.transforms import Preprocessing
@@ -35,6 +35,7 @@ class ImageSet:
         batch_size: pictures that the image tower takes at a time.
         embeddings: a folder that ``lit-het embed`` wrote for these shards, to be read in place of pictures.
         multi_label: pictures have several classes, in vectors in members ``.npy``.
+        labelled: whether class names and labels are read at all.
 
     Raises:
         UserError: a batch without rows.
@@ -46,6 +47,7 @@ class ImageSet:
     batch_size: int = 256
     embeddings: str | None = None
     multi_label: bool = False
+    labelled: tyro.conf.Suppress[bool] = True
 
     def __post_init__(self) -> None:
         require_at_least(1, self, "batch_size")
@@ -57,7 +59,7 @@ class Features:
 
     Attributes:
         values: what the image tower makes of them, members of an ensemble side by side.
-        labels: class indices, or vectors of ones and zeros.
+        labels: class indices (zeros where labels are not read), or vectors of ones and zeros.
         positions: of each among all pictures of the set, those that cannot be read included.
     """
 
@@ -75,7 +77,7 @@ class OpenSet:
 
     Attributes:
         config: as given.
-        class_names: names that labels index.
+        class_names: names that labels index; none where labels are not read.
 
     Raises:
         UserError: a file that is missing or malformed, or embeddings of another tower.
@@ -83,7 +85,7 @@ class OpenSet:
 
     def __init__(self, config: ImageSet, data: LoaderConfig, fingerprint: Callable[[], str]):
         self.config = config
-        self.class_names = read_classnames(config.directory)
+        self.class_names = read_classnames(config.directory) if config.labelled else ()
         self.loader = Loader(data)
         if self.loader.stored is not None:
             self.loader.stored.check_tower(fingerprint())
@@ -144,7 +146,7 @@ class Sets:
     """
 
     def __init__(self, image_size: int, preprocessing: Preprocessing, fingerprint: Callable[[], str]):
-        self._image_size, self._preprocessing, self._fingerprint = image_size, preprocessing, fingerprint
+        self.image_size, self.preprocessing, self._fingerprint = image_size, preprocessing, fingerprint
         self._open: dict[ImageSet, OpenSet] = {}
 
     def open(self, config: ImageSet) -> OpenSet:
@@ -152,14 +154,20 @@ class Sets:
         if config not in self._open:
             data = LoaderConfig(
                 shards=(f"{config.directory}/{config.split}",),
-                image_size=self._image_size,
+                image_size=self.image_size,
                 batch_size=config.batch_size,
-                labels=MultiHot() if config.multi_label else ClassIndex(),
-                preprocessing=self._preprocessing,
+                labels=_labels(config),
+                preprocessing=self.preprocessing,
                 embeddings=config.embeddings,
             )
             self._open[config] = OpenSet(config, data, self._fingerprint)
         return self._open[config]
+
+
+def _labels(config: ImageSet) -> LabelsConfig | None:
+    if not config.labelled:
+        return None
+    return MultiHot() if config.multi_label else ClassIndex()
 
 
 def read_features(
@@ -177,7 +185,8 @@ def read_features(
         if not np.isfinite(rows).all():
             raise UserError(f"{name}: an embedding is not finite; training diverged, use an earlier checkpoint")
         values.append(rows)
-        labels.append(distributed.rows_of_all(np.asarray(batch.label))[valid])
+        of_batch = np.zeros(len(batch.valid), np.int32) if batch.label is None else np.asarray(batch.label)
+        labels.append(distributed.rows_of_all(of_batch)[valid])
         positions.append(seen + np.flatnonzero(valid))
         seen += len(valid)
         advance(len(rows))

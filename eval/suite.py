@@ -2,9 +2,30 @@
 
 from typing import TypeAlias
 
-from eval.zero_shot import ZeroShotConfig
+from eval.evaluators.ensemble import EnsembleConfig
+from eval.evaluators.frozen import FewShotConfig, LinearProbeConfig
+from eval.evaluators.out_of_distribution import OutOfDistributionConfig
+from eval.evaluators.retrieval import RetrievalConfig
+from eval.evaluators.shift import ShiftConfig
+from eval.evaluators.zero_shot import ZeroShotConfig
 
-EvaluationConfig: TypeAlias = ZeroShotConfig
+EvaluationConfig: TypeAlias = (
+    ZeroShotConfig
+    | RetrievalConfig
+    | FewShotConfig
+    | LinearProbeConfig
+    | ShiftConfig
+    | OutOfDistributionConfig
+    | EnsembleConfig
+)
 
 # By the names of the commands.
-EVALUATIONS: dict[str, type[EvaluationConfig]] = {"zero-shot": ZeroShotConfig}
+EVALUATIONS: dict[str, type[EvaluationConfig]] = {
+    "zero-shot": ZeroShotConfig,
+    "retrieval": RetrievalConfig,
+    "few-shot": FewShotConfig,
+    "linear-probe": LinearProbeConfig,
+    "shift": ShiftConfig,
+    "out-of-distribution": OutOfDistributionConfig,
+    "ensemble": EnsembleConfig,
+}

@@ -48,7 +48,12 @@ def ours(name):
 
 
 def test_the_tree_was_found():
-    assert {"lit_het.heads.covariance", "lit_het.cli.main", "data_pipelines.loader", "eval.zero_shot"} <= set(MODULES)
+    assert {
+        "lit_het.heads.covariance",
+        "lit_het.cli.main",
+        "data_pipelines.loader",
+        "eval.evaluators.zero_shot",
+    } <= set(MODULES)
     assert "lit_het.tasks.base" in IMPORTS["lit_het.training.step"]
 
 

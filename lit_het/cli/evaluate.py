@@ -14,6 +14,7 @@ from configs import experiment
 from data_pipelines import storage
 from data_pipelines.shards import expand
 from eval.evaluation import Evaluation, write_record
+from eval.evaluators.ensemble import Ensemble, EnsembleConfig
 from eval.prompts import CLASS_NAMES_FILE
 from eval.sets import ImageSet, Sets
 from eval.suite import EVALUATIONS, EvaluationConfig
@@ -25,7 +26,7 @@ from lit_het.training.logging import say
 
 def evaluate_sets(
     kind: str,
-    checkpoint: Path,
+    checkpoints: Sequence[Path],
     data: Sequence[str],
     flags: Sequence[str],
     *,
@@ -36,7 +37,7 @@ def evaluate_sets(
 
     Args:
         kind: a key of `eval.suite.EVALUATIONS`.
-        checkpoint: directory of the run.
+        checkpoints: directory of the run; those of the members of an ensemble.
         data: ``NAME=FOLDER`` or ``FOLDER`` each, see `parse_set`.
         flags: fields of the evaluation's configuration.
         pretrained: where the run with the locked parameters lies now, if it has moved.
@@ -45,13 +46,15 @@ def evaluate_sets(
     Raises:
         UserError: the run or a set cannot be read, or a flag is wrong.
     """
-    like = with_flags(EVALUATIONS[kind](ImageSet("", "")), flags, f"lit-het {kind}", flat=True)
+    like = with_flags(
+        EVALUATIONS[kind](ImageSet("", "", labelled=kind != "retrieval")), flags, f"lit-het {kind}", flat=True
+    )
     configs = [dataclasses.replace(like, data=parse_set(argument, like.data)) for argument in data]
-    return evaluate(checkpoint, configs, pretrained=pretrained, output=output)
+    return evaluate(checkpoints, configs, pretrained=pretrained, output=output)
 
 
 def evaluate(
-    checkpoint: Path,
+    checkpoints: Sequence[Path],
     configs: Sequence[EvaluationConfig],
     *,
     pretrained: Path | None = None,
@@ -67,28 +70,33 @@ def evaluate(
             raise UserError(f"two sets are called {title[1]}; give each a name of its own with --data NAME=FOLDER")
     if output is not None and not output.resolve().parent.is_dir():
         raise UserError(f"no folder {output.parent} to write {output.name} to; make it first")
-    run = runs.open_run(checkpoint, pretrained)
-    trained_on = run.config.data
-    sets = Sets(trained_on.image_size, trained_on.preprocessing, lambda: run.tower)
+    if len(checkpoints) > 1 and not all(isinstance(config, EnsembleConfig) for config in configs):
+        raise UserError("several checkpoints are members of an ensemble; for other evaluations give one --checkpoint")
+    opened = [runs.open_run(checkpoint, pretrained) for checkpoint in checkpoints]
+    run = opened[0]
+    sets = Sets(run.config.data.image_size, run.config.data.preprocessing, lambda: run.tower)
+    for other in opened[1:]:
+        if (other.config.data.image_size, other.config.data.preprocessing) != (sets.image_size, sets.preprocessing):
+            raise UserError(f"{other.run_dir} sees pictures otherwise than {run.run_dir}: they are no ensemble")
     evaluators = [config.build(sets) for config in configs]
-    model = run.model()
+    models = [one.model() for one in opened]
     found = []
     for config, evaluator in zip(configs, evaluators, strict=True):
-        found.append(evaluator(model))
+        found.append(evaluator.of_models(models) if isinstance(evaluator, Ensemble) else evaluator(models[0]))
         Console().print(table(found[-1]))
-        write_record(found[-1], checkpoint, run.step, experiment.to_dict(config))
+        write_record(found[-1], run.run_dir, run.step, experiment.to_dict(config))
     if output is not None:
         metrics = {name: value for evaluation in found for name, value in evaluation.metrics().items()}
         output.write_text(json.dumps(metrics, indent=2) + "\n")
-    say(f"kept in {checkpoint}; lit-het report {checkpoint} draws it")
+    say(f"kept in {run.run_dir}; lit-het report {run.run_dir} draws it")
     return found
 
 
 def parse_set(argument: str, like: ImageSet) -> ImageSet:
     """Returns the set that a ``--data`` argument names, with the other fields of ``like``.
 
-    The folder holds ``classnames.txt`` and either shards or a folder ``like.split`` of them; or it holds shards and the
-    folder above it ``classnames.txt``.
+    The folder holds ``classnames.txt`` (if the set has classes) and either shards or a folder ``like.split`` of them;
+    or it holds shards and the folder above it ``classnames.txt``.
 
     Raises:
         UserError: there is no such folder, or no class names.
@@ -100,12 +108,11 @@ def parse_set(argument: str, like: ImageSet) -> ImageSet:
     parent, _, last = folder.rpartition("/")
     if not storage.is_remote(folder) and not Path(folder).is_dir():
         raise UserError(f"no folder {folder}; --data takes folders with classnames.txt and shards")
-    if storage.exists(f"{folder}/{CLASS_NAMES_FILE}"):
-        directory, split = folder, "." if _has_shards(folder) else like.split
-    elif storage.exists(f"{parent or '.'}/{CLASS_NAMES_FILE}"):
+    directory, split = folder, "." if _has_shards(folder) else like.split
+    if like.labelled and not storage.exists(f"{folder}/{CLASS_NAMES_FILE}"):
         directory, split = parent or ".", last
-    else:
-        raise UserError(f"no classnames.txt in {folder} or above it; write one with a class name a line")
+        if not storage.exists(f"{directory}/{CLASS_NAMES_FILE}"):
+            raise UserError(f"no classnames.txt in {folder} or above it; write one with a class name a line")
     return dataclasses.replace(like, name=name or last, directory=directory, split=split)
 
 
@@ -117,20 +124,36 @@ def _has_shards(folder: str) -> bool:
 
 
 def table(evaluation: Evaluation) -> Table:
-    """Returns the figures of an evaluation, each with its standard error where it has one."""
+    """Returns the figures of an evaluation with their standard errors, those of each part in a column of its own."""
+    rows, parts = {}, {}
+    for path in evaluation.figures:
+        part, _, figure = path.rpartition("/")
+        rows[figure], parts[part] = None, None
+    # The longer way is down.
+    turned = len(parts) > len(rows)
     shown = Table(title=Text(f"{evaluation.kind.replace('_', '-')} {evaluation.name}"), title_justify="left")
-    shown.add_column("figure")
-    shown.add_column("value", justify="right")
-    shown.add_column("±", justify="right")
-    shown.add_column("chance", justify="right")
-    for figure, value in evaluation.figures.items():
-        error, chance = evaluation.errors.get(figure), evaluation.chance.get(figure)
-        shown.add_row(Text(figure), *("" if x is None or math.isnan(x) else f"{x:.4f}" for x in (value, error, chance)))
+    shown.add_column("part" if turned else "figure")
+    for column in rows if turned else parts:
+        shown.add_column(Text(column or "value"), justify="right")
+    if not turned:
+        shown.add_column("chance", justify="right")
+    for row in parts if turned else rows:
+        paths = [f"{row}/{column}" if turned else f"{column}/{row}" for column in (rows if turned else parts)]
+        cells = [_cell(evaluation, path.removeprefix("/")) for path in paths]
+        chance = [] if turned else [f"{evaluation.chance[row]:.4f}" if row in evaluation.chance else ""]
+        shown.add_row(Text(row), *cells, *chance)
     return shown
 
 
+def _cell(evaluation: Evaluation, path: str) -> str:
+    if path not in evaluation.figures:
+        return ""
+    error = evaluation.errors.get(path, math.nan)
+    return f"{evaluation.figures[path]:.4f}" + ("" if math.isnan(error) else f" ± {error:.4f}")
+
+
 def evaluate_suite(
-    checkpoint: Path, config: Path | None, *, pretrained: Path | None = None, output: Path | None = None
+    checkpoints: Sequence[Path], config: Path | None, *, pretrained: Path | None = None, output: Path | None = None
 ) -> list[Evaluation]:
     """Runs the evaluations that a file's ``get_evaluations()`` returns, or those of the run's own configuration.
 
@@ -138,9 +161,11 @@ def evaluate_suite(
         UserError: there are none; otherwise as `evaluate_sets`.
     """
     if config is None:
-        configs = experiment.load(runs.config_path(checkpoint)).evaluations
+        configs = experiment.load(runs.config_path(checkpoints[0])).evaluations
     else:
         configs = experiment.load_evaluations(config)
     if not configs:
-        raise UserError(f"the configuration of {checkpoint} lists no evaluations; name a file of some with --config")
-    return evaluate(checkpoint, configs, pretrained=pretrained, output=output)
+        raise UserError(
+            f"the configuration of {checkpoints[0]} lists no evaluations; name a file of some with --config"
+        )
+    return evaluate(checkpoints, configs, pretrained=pretrained, output=output)

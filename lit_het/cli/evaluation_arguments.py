@@ -12,7 +12,33 @@ _KINDS = {
     "zero-shot": (
         "classify pictures by the names of their classes",
         "Scores every picture of each data set against the names of its classes; a classifier is scored on the classes "
-        "that it was trained on.",
+        "that it was trained on. Figures stand side by side: as trained, with a temperature fitted on other pictures "
+        "(calibrated), and averaged over noise --samples (noisy).",
+    ),
+    "retrieval": (
+        "find texts for pictures and pictures for texts",
+        "Recall of captions by pictures and of pictures by captions, several captions a picture.",
+    ),
+    "few-shot": (
+        "classify by a few training pictures of each class",
+        "Fits ridge regressions to the features of 1, 5, 10 and 25 pictures of each class.",
+    ),
+    "linear-probe": (
+        "train a linear classifier on the features of an image tower",
+        "Trains a grid of linear classifiers on the features of the training split and measures the best.",
+    ),
+    "shift": (
+        "measure accuracy and calibration on corrupted pictures",
+        "Scores a set and its corrupted copies, which 'lit-het data corrupt' makes.",
+    ),
+    "out-of-distribution": (
+        "measure whether pictures of no class are noticed",
+        "Tells pictures of the set from those of others by probability, entropy, energy, noise, and the distance of "
+        "features.",
+    ),
+    "ensemble": (
+        "measure several predictions together, and how they differ",
+        "Joint and individual figures of the members of an e3 model, of noise samples, or of several checkpoints.",
     ),
 }
 
@@ -54,7 +80,9 @@ def _add_kind(commands: Any, kind: str, summary: str, description: str) -> None:
 
 
 def _add_checkpoint(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--checkpoint", type=Path, metavar="DIR", help="directory of a run")
+    parser.add_argument(
+        "--checkpoint", type=Path, nargs="+", metavar="DIR", help="directory of a run; an ensemble takes several"
+    )
     parser.add_argument("--pretrained", type=Path, metavar="PATH", help="where the locked tower's run or file is now")
     parser.add_argument("--output", type=Path, metavar="FILE", help="also write all figures to this JSON file")
 
@@ -69,7 +97,7 @@ def _evaluate(options: argparse.Namespace, flags: list[str]) -> None:
 
     evaluate_sets(
         options.name,
-        options.checkpoint,
+        options.checkpoint or (),
         options.data or (),
         flags,
         pretrained=options.pretrained,

@@ -22,7 +22,7 @@ from data_pipelines.storage import read_lines
 from data_pipelines.tokenizers import train_sentencepiece
 from eval import ambiguity, scores
 from eval.ambiguity import GroupErrors, RankTest
-from eval.predictions import Predictions, ZeroShotPredictor, predict
+from eval.predictions import Predictions, ZeroShotPredictor, embed_images, predict
 from eval.recognition import embed_names, positions_of_names
 from eval.report.comparison import Comparison, compare, print_table
 from eval.report.statements import describe_comparison, describe_group_errors, describe_rank_test
@@ -283,7 +283,7 @@ def _evaluate(config: ExperimentConfig, data: GlyphEvaluation, directory: Path) 
     )
     return ModelEvaluation(
         results=results,
-        image_embeddings={name: model.image(of_set.values) for name, of_set in features.items()},
+        image_embeddings={name: embed_images(model, of_set.values) for name, of_set in features.items()},
         class_embeddings=class_embeddings,
         group_errors=group_errors,
         noise_norms={name: results[name].noise_norm for name in features},

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from lit_het.cli.zero_shot import parse_set
 from PIL import Image
 
 from data_pipelines import storage
 from lit_het.cli.main import main
-from lit_het.cli.zero_shot import parse_set
 from lit_het.errors import UserError
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "data"

@@ -11,7 +11,7 @@ import pytest
 
 from configs import experiment
 from data_pipelines.transforms import Preprocessing
-from eval.zero_shot import ZeroShotConfig
+from eval.evaluators.zero_shot import ZeroShotConfig
 from lit_het.cli import runs
 from lit_het.cli.main import main
 from lit_het.cli.train import train

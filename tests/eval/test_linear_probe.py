@@ -8,7 +8,7 @@ import pytest
 from eval.linear_probe import LinearProbeOptions, train_linear_probe
 from lit_het.errors import UserError
 
-SMALL = LinearProbeOptions(learning_rates=(0.1,), weight_decays=(0.01,), epochs=(2,), batch_size=16)
+SMALL = LinearProbeOptions(learning_rates=(0.1,), weight_decays=(0.01,), epochs=(2,), pictures_per_step=16)
 
 
 def clusters(count: int = 120, classes: int = 3, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -71,7 +71,7 @@ def test_untrained_probes_hold_every_class_improbable():
 
 def test_the_best_setting_of_the_whole_grid_classifies_new_pictures():
     features, labels = clusters(600)
-    options = LinearProbeOptions(learning_rates=(0.0, 0.1, 1e-4), epochs=(1, 5), batch_size=32, minival=0.1)
+    options = LinearProbeOptions(learning_rates=(0.0, 0.1, 1e-4), epochs=(1, 5), pictures_per_step=32, minival=0.1)
     steps = []
     probe = train_linear_probe(features, labels, 3, options, steps.append)
     assert sum(steps) == options.num_steps(600) == 6 * (540 // 32)
@@ -86,7 +86,7 @@ def test_the_best_setting_of_the_whole_grid_classifies_new_pictures():
 
 def test_settings_that_train_together_do_not_touch_one_another():
     features, labels = clusters()
-    together = train_linear_probe(features, labels, 3, LinearProbeOptions(epochs=(1, 2), batch_size=16))
+    together = train_linear_probe(features, labels, 3, LinearProbeOptions(epochs=(1, 2), pictures_per_step=16))
     for setting in (together.grid[0], together.grid[-1]):
         alone = dataclasses.replace(
             SMALL,
@@ -151,7 +151,7 @@ def test_what_cannot_be_trained_is_refused_in_one_line():
         ({"weight_decays": (-1.0,)}, "weight_decays = -1.0 must be at least 0"),
         ({"epochs": (0,)}, "epochs = 0 must be at least 1"),
         ({"minival": 1.0}, "minival = 1.0 must lie between 0 and 1"),
-        ({"batch_size": 0}, "batch_size = 0 must be at least 1"),
+        ({"pictures_per_step": 0}, "pictures_per_step = 0 must be at least 1"),
     ],
 )
 def test_options_out_of_range_are_refused(changed, message):

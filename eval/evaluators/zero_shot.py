@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from eval import scores
-from eval.classes import accuracy_of_sets
+from eval.classes import relabelled_accuracy
 from eval.drawings import draw_predictions
 from eval.evaluation import Drawing, Evaluation
 from eval.predictions import Predictions
@@ -83,7 +83,7 @@ class ZeroShot:
         found[f"{CALIBRATED}/temperature_factor"] = factor
         if self.relabels is not None:
             answers = [self.relabels[position] for position in quiet.positions]
-            found["relabelled_top1"] = accuracy_of_sets(quiet.log_probabilities, answers)
+            found["relabelled_top1"] = relabelled_accuracy(quiet.log_probabilities, answers)
         return Evaluation(
             kind=kind,
             name=self.opened.config.name,

@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from eval.evaluators.zero_shot import ZeroShotConfig
 from eval.recognition import NamesConfig
 from eval.sets import read_features
-from eval.zero_shot import ZeroShotConfig
 from lit_het.errors import UserError
 from lit_het.types import Batch
 

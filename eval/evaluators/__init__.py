@@ -1,0 +1,1 @@
+"""Evaluators: a configuration each, and what measures a model on the sets that it names."""

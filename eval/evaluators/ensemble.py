@@ -1,0 +1,77 @@
+"""What averaging several predictions is worth: members of e3, noise samples, or separate models (a deep ensemble)."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from eval.ensembles import join, score_ensemble
+from eval.evaluation import Evaluation
+from eval.predictions import member_blocks
+from eval.recognition import NamesConfig, Recognition
+from eval.sets import ImageSet, OpenSet, Sets
+from lit_het.errors import UserError, require_at_least
+from lit_het.types import EvaluatedModel
+
+_BLOCK_SIZE = 256
+
+
+@dataclasses.dataclass(frozen=True)
+class EnsembleConfig:
+    """Joint and individual figures of an ensemble, and how much its members differ (e3 Sec. 2.2, App. I).
+
+    Attributes:
+        data: the set.
+        names: between which names the members choose.
+        samples: S, noise samples of each picture, each of which counts as a member; 0 leaves the noise out, so that
+            members are those of e3 or the models.
+
+    Raises:
+        UserError: a negative number of samples.
+    """
+
+    data: ImageSet
+    names: NamesConfig = NamesConfig()
+    samples: int = 0
+
+    def __post_init__(self) -> None:
+        require_at_least(0, self, "samples")
+
+    def build(self, sets: Sets) -> "Ensemble":
+        """Opens the set; raises as `OpenSet`."""
+        opened = sets.open(self.data)
+        return Ensemble(opened, self.names.build(opened), self.samples)
+
+
+@dataclasses.dataclass(frozen=True)
+class Ensemble:
+    """The evaluator of an `EnsembleConfig`."""
+
+    opened: OpenSet
+    recognition: Recognition
+    samples: int
+
+    def __call__(self, model: EvaluatedModel) -> Evaluation:
+        """Returns the figures of one model's members or noise samples."""
+        return self.of_models([model])
+
+    def of_models(self, models: Sequence[EvaluatedModel]) -> Evaluation:
+        """Returns the figures of all members of all models together: ``joint_*``, ``individual_*`` and ``kl``.
+
+        Raises:
+            UserError: there is but one member.
+        """
+        streams, labels = [], None
+        for model in models:
+            features = self.recognition.matched(self.opened.features(model.features))
+            labels = features.labels
+            streams.append(member_blocks(self.recognition.predictor(model, self.samples), features, _BLOCK_SIZE))
+        assert labels is not None
+        results = []
+        for number, blocks in enumerate(zip(*streams, strict=True)):
+            members = np.concatenate(blocks, axis=1)
+            if members.shape[1] < 2:
+                raise UserError("there is but one member: take noise --samples, several checkpoints, or an e3 model")
+            rows = slice(number * _BLOCK_SIZE, (number + 1) * _BLOCK_SIZE)
+            results.append(score_ensemble(members, labels[rows]))
+        return Evaluation("ensemble", self.opened.config.name, join(results).metrics())

@@ -1,0 +1,127 @@
+"""Evaluators of what an image tower's features are worth: few-shot classification and the linear probe."""
+
+import dataclasses
+
+import numpy as np
+from jaxtyping import Float
+from scipy import special
+
+from eval import scores
+from eval.evaluation import Evaluation
+from eval.few_shot import FewShotOptions, few_shot
+from eval.linear_probe import LinearProbeOptions, train_linear_probe
+from eval.predictions import Predictions
+from eval.sets import Features, ImageSet, OpenSet, Sets
+from lit_het.errors import UserError
+from lit_het.training.logging import Bar
+from lit_het.types import EvaluatedModel
+
+
+@dataclasses.dataclass(frozen=True)
+class FewShotConfig:
+    """Few-shot classification of a set by ridge regression on frozen features (e3 App. A.5, HET-XL App. O).
+
+    Attributes:
+        data: the set to classify.
+        train_split: the folder of shards that the few pictures are taken from.
+        fit: how many, and how they are fitted.
+    """
+
+    data: ImageSet
+    train_split: str = "train"
+    fit: FewShotOptions = FewShotOptions()
+
+    def build(self, sets: Sets) -> "FewShot":
+        """Opens both splits; raises as `OpenSet`."""
+        return FewShot(*_splits(self.data, self.train_split, sets), self.fit)
+
+
+@dataclasses.dataclass(frozen=True)
+class FewShot:
+    """The evaluator of a `FewShotConfig`."""
+
+    train: OpenSet
+    test: OpenSet
+    fit: FewShotOptions
+
+    def __call__(self, model: EvaluatedModel) -> Evaluation:
+        """Returns ``<shots>_shot``, the mean accuracy over seeds, with standard errors over seeds."""
+        train, test = self.train.features(model.features), self.test.features(model.features)
+        members = model.features.num_members
+        with Bar("fitting", len(self.fit.shots) * len(self.fit.seeds), "fits") as bar:
+            found = few_shot(
+                _by_member(train, members),
+                train.labels,
+                _by_member(test, members),
+                test.labels,
+                self.fit,
+                bar.advance,
+            )
+        names = [f"{shots}_shot" for shots in self.fit.shots]
+        return Evaluation(
+            kind="few_shot",
+            name=self.test.config.name,
+            figures=dict(zip(names, map(float, found.mean), strict=True)),
+            errors=dict(zip(names, map(float, found.standard_error), strict=True)),
+            chance=dict.fromkeys(names, 1 / len(self.test.class_names)),
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class LinearProbeConfig:
+    """A linear classifier trained on the frozen features of a whole split (SoViT App. E.2, Table 9).
+
+    Attributes:
+        data: the set to classify.
+        train_split: the folder of shards to train on.
+        fit: the grid of settings.
+    """
+
+    data: ImageSet
+    train_split: str = "train"
+    fit: LinearProbeOptions = LinearProbeOptions()
+
+    def build(self, sets: Sets) -> "Probe":
+        """Opens both splits; raises as `OpenSet`."""
+        return Probe(*_splits(self.data, self.train_split, sets), self.fit)
+
+
+@dataclasses.dataclass(frozen=True)
+class Probe:
+    """The evaluator of a `LinearProbeConfig`."""
+
+    train: OpenSet
+    test: OpenSet
+    fit: LinearProbeOptions
+
+    def __call__(self, model: EvaluatedModel) -> Evaluation:
+        """Returns the figures of `eval.scores` for the probe that was best on minival, and its setting.
+
+        Probabilities are the softmax of the logits, though each was trained by itself.
+        """
+        train, test = self.train.features(model.features), self.test.features(model.features)
+        with Bar("probing", self.fit.num_steps(len(train.labels)), "steps") as bar:
+            probe = train_linear_probe(train.values, train.labels, len(self.train.class_names), self.fit, bar.advance)
+        logits = probe.logits(test.values)
+        nothing = np.zeros(len(logits), np.float32)
+        log_p = special.log_softmax(logits, axis=1)
+        found, errors = scores.figures(Predictions(log_p, test.labels, test.positions, nothing, nothing))
+        setting = dataclasses.asdict(probe.best)
+        found |= {f"best/{name}": float(value) for name, value in setting.items()}
+        chance = scores.chance(len(self.train.class_names))
+        return Evaluation("linear_probe", self.test.config.name, found, errors, chance)
+
+
+def _splits(data: ImageSet, train_split: str, sets: Sets) -> tuple[OpenSet, OpenSet]:
+    if data.multi_label:
+        raise UserError(f"{data.name}: pictures with several labels cannot be classified by few-shot fits or probes")
+    if train_split == data.split:
+        raise UserError(
+            f"{data.name}: cannot train and test on the same split, {data.split}; give another --train-split"
+        )
+    train = dataclasses.replace(data, name=f"{data.name} ({train_split})", split=train_split)
+    return sets.open(train), sets.open(data)
+
+
+def _by_member(features: Features, num_members: int) -> Float[np.ndarray, "n m f"]:
+    return features.values.reshape(len(features.values), num_members, -1)

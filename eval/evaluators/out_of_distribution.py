@@ -1,0 +1,126 @@
+"""Whether a model knows what it has not learnt: scores that should be higher for pictures of other kinds."""
+
+import dataclasses
+from collections.abc import Mapping
+
+import numpy as np
+
+from eval.evaluation import Drawing, Evaluation
+from eval.out_of_distribution import detection_figures, entropy_score, fit_features, max_probability_score
+from eval.predictions import Predictions, predict
+from eval.recognition import NamesConfig, Recognition
+from eval.sets import ImageSet, OpenSet, Sets
+from lit_het.errors import UserError, require_at_least
+from lit_het.types import EvaluatedModel
+
+
+@dataclasses.dataclass(frozen=True)
+class OutOfDistributionConfig:
+    """Detection of pictures that belong to none of a set's classes (e3 Sec. 5, App. L.5).
+
+    Attributes:
+        data: the set in distribution.
+        near: sets of similar pictures with other classes, ``NAME=FOLDER`` or ``FOLDER`` with shards.
+        far: sets of other pictures.
+        train_split: the folder of shards that Mahalanobis distances are fitted to; None leaves them out.
+        names: between which names the model chooses.
+        samples: S, noise samples of each picture; 0 leaves the noise out.
+
+    Raises:
+        UserError: a negative number of samples.
+    """
+
+    data: ImageSet
+    near: tuple[str, ...] = ()
+    far: tuple[str, ...] = ()
+    train_split: str | None = None
+    names: NamesConfig = NamesConfig()
+    samples: int = 0
+
+    def __post_init__(self) -> None:
+        require_at_least(0, self, "samples")
+
+    def build(self, sets: Sets) -> "OutOfDistribution":
+        """Opens all sets.
+
+        Raises:
+            UserError: no set out of distribution is named; otherwise as `OpenSet`.
+        """
+        if not self.near + self.far:
+            raise UserError("name sets out of distribution with --near NAME=DIR or --far NAME=DIR")
+        outside = {}
+        for distance, places in (("near", self.near), ("far", self.far)):
+            for place in places:
+                name, equals, directory = place.rpartition("=")
+                folder = directory.rstrip("/")
+                title = f"{distance}/{name if equals else folder.rpartition('/')[2]}"
+                if title in outside:
+                    raise UserError(f"two sets are called {title}; give each a name of its own, NAME=DIR")
+                like = ImageSet(title, folder, ".", self.data.batch_size, labelled=False)
+                outside[title] = sets.open(like)
+        inside = sets.open(self.data)
+        train = None
+        if self.train_split is not None:
+            train = sets.open(
+                dataclasses.replace(self.data, name=f"{self.data.name} ({self.train_split})", split=self.train_split)
+            )
+        return OutOfDistribution(inside, outside, train, self.names.build(inside), self.samples)
+
+
+@dataclasses.dataclass(frozen=True)
+class OutOfDistribution:
+    """The evaluator of an `OutOfDistributionConfig`; ``outside`` are named ``near/<set>`` and ``far/<set>``."""
+
+    inside: OpenSet
+    outside: dict[str, OpenSet]
+    train: OpenSet | None
+    recognition: Recognition
+    samples: int
+
+    def __call__(self, model: EvaluatedModel) -> Evaluation:
+        """Returns ``<near or far>/<set>/<score>/<figure>`` of `eval.out_of_distribution.detection_figures`."""
+        predictor = self.recognition.predictor(model, self.samples)
+        fitted = None
+        if self.train is not None:
+            train = self.train.features(model.features)
+            fitted = fit_features(train.values, train.labels)
+
+        def scores_of(opened: OpenSet) -> Mapping[str, np.ndarray]:
+            features = opened.features(model.features)
+            # Labels of other sets mean other classes.
+            unlabelled = dataclasses.replace(features, labels=np.zeros(len(features.values), np.int64))
+            found = _scores(predict(predictor, unlabelled))
+            if fitted is not None:
+                found["mahalanobis"] = fitted.mahalanobis_score(features.values)
+                found["relative_mahalanobis"] = fitted.relative_mahalanobis_score(features.values)
+            return found
+
+        inside = scores_of(self.inside)
+        outside = {name: scores_of(opened) for name, opened in self.outside.items()}
+        figures = {
+            f"{name}/{score}/{figure}": value
+            for name, of_set in outside.items()
+            for score, values in of_set.items()
+            for figure, value in detection_figures(inside[score], values).items()
+        }
+        arrays = {f"inside/{score}": values for score, values in inside.items()}
+        arrays |= {f"{name}/{score}": values for name, of_set in outside.items() for score, values in of_set.items()}
+        return Evaluation(
+            kind="out_of_distribution",
+            name=self.inside.config.name,
+            figures=figures,
+            chance={name: 0.5 for name in figures if name.endswith("/auroc")},
+            draw=lambda: Drawing(arrays),
+        )
+
+
+def _scores(predictions: Predictions) -> dict[str, np.ndarray]:
+    found = {
+        "max_probability": max_probability_score(predictions.log_probabilities),
+        "entropy": entropy_score(predictions.log_probabilities),
+        "energy": -predictions.log_normalizer,
+    }
+    # A head without noise has the same norm everywhere, which says nothing.
+    if predictions.noise_norm.any():
+        found["noise_norm"] = predictions.noise_norm
+    return found

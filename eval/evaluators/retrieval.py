@@ -1,0 +1,117 @@
+"""Retrieval between the pictures and the captions of a set, several captions a picture (COCO, Flickr)."""
+
+import dataclasses
+import json
+
+import numpy as np
+
+from eval.drawings import thumbnails
+from eval.evaluation import Drawing, Evaluation
+from eval.predictions import embed_images, highest
+from eval.recognition import embed_texts
+from eval.retrieval import retrieve
+from eval.sets import ImageSet, OpenSet, Sets
+from lit_het.errors import UserError
+from lit_het.training.logging import Bar
+from lit_het.types import Encoder, EvaluatedModel
+
+_NUM_EXAMPLES = 12
+_NUM_TOP = 5
+
+
+@dataclasses.dataclass(frozen=True)
+class RetrievalConfig:
+    """Retrieval in both directions.
+
+    Attributes:
+        data: the set; it needs no class names.
+        captions: the member with a picture's captions: text, one caption a line, or ``json/FIELD`` with a list of them.
+    """
+
+    data: ImageSet
+    captions: str = "txt"
+
+    def build(self, sets: Sets) -> "Retrieval":
+        """Opens the set and reads all captions.
+
+        Raises:
+            UserError: a picture has no captions, or they cannot be read; otherwise as `OpenSet`.
+        """
+        opened = sets.open(dataclasses.replace(self.data, labelled=False))
+        member, _, field = self.captions.partition("/")
+        texts = opened.texts(range(opened.loader.num_samples), member)
+        captions = tuple(_captions(text, field) for text in texts)
+        for position, of_picture in enumerate(captions):
+            if not of_picture:
+                where = f"{opened.loader.index.shard(position)}: {opened.loader.index.key(position)}"
+                raise UserError(f"{where}: no caption in .{self.captions}; name the member with --captions")
+        return Retrieval(opened, captions)
+
+
+@dataclasses.dataclass(frozen=True)
+class Retrieval:
+    """The evaluator of a `RetrievalConfig`; ``captions`` are those of each picture."""
+
+    opened: OpenSet
+    captions: tuple[tuple[str, ...], ...]
+
+    def __call__(self, model: EvaluatedModel) -> Evaluation:
+        """Returns the figures of `eval.retrieval.RetrievalResult`.
+
+        Raises:
+            UserError: the model has no text tower.
+        """
+        if not isinstance(model, Encoder):
+            raise UserError("retrieval needs a run with a text tower; a classifier has none")
+        features = self.opened.features(model.features)
+        images = embed_images(model, features.values)
+        # Captions of pictures that cannot be read are left out with them.
+        texts = [caption for position in features.positions for caption in self.captions[position]]
+        owner = np.repeat(np.arange(len(images)), [len(self.captions[position]) for position in features.positions])
+        with Bar("embedding captions", len(texts), "captions") as bar:
+            embeddings = embed_texts(model, texts, bar.advance)
+        with Bar("ranking", len(images), "pictures") as bar:
+            found = retrieve(images, embeddings, owner, bar.advance).metrics()
+        figures = {name: value for name, value in found.items() if "chance_" not in name}
+        return Evaluation(
+            kind="retrieval",
+            name=self.opened.config.name,
+            figures=figures,
+            chance={name.replace("chance_", ""): value for name, value in found.items() if "chance_" in name},
+            draw=lambda: self._draw(images, embeddings, texts, owner, features.positions),
+        )
+
+    def _draw(
+        self, images: np.ndarray, embeddings: np.ndarray, texts: list[str], owner: np.ndarray, positions: np.ndarray
+    ) -> Drawing:
+        """Some pictures with the best captions, and some captions with the best pictures."""
+        asked = np.unique(np.linspace(0, len(images) - 1, _NUM_EXAMPLES).astype(int))
+        best_texts = highest(images[asked] @ embeddings.T, _NUM_TOP)
+        queries = np.unique(np.linspace(0, len(texts) - 1, _NUM_EXAMPLES).astype(int))
+        best_images = highest(embeddings[queries] @ images.T, _NUM_TOP)
+        shown, place = np.unique(np.concatenate([asked, best_images.ravel()]), return_inverse=True)
+        return Drawing(
+            {
+                "picture": thumbnails(self.opened, positions[shown]),
+                "asked": place[: len(asked)],
+                "caption_is_right": owner[best_texts] == asked[:, None],
+                "found": place[len(asked) :].reshape(best_images.shape),
+                "picture_is_right": best_images == owner[queries][:, None],
+            },
+            {
+                "best_captions": [texts[text] for text in best_texts.ravel()],
+                "queries": [texts[query] for query in queries],
+            },
+        )
+
+
+def _captions(text: str, field: str) -> tuple[str, ...]:
+    """Returns the captions in a member; none if there is something wrong with it."""
+    if not field:
+        return tuple(line.strip() for line in text.splitlines() if line.strip())
+    try:
+        found = json.loads(text)[field]
+    except (ValueError, KeyError, TypeError):
+        return ()
+    found = [found] if isinstance(found, str) else found
+    return tuple(found) if isinstance(found, list) and all(isinstance(one, str) and one for one in found) else ()

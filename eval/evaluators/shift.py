@@ -1,0 +1,102 @@
+"""How a model holds up where pictures are corrupted, and how it knows: accuracy and calibration by severity."""
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from eval import scores
+from eval.evaluation import Drawing, Evaluation
+from eval.recognition import NamesConfig, Recognition
+from eval.sets import ImageSet, OpenSet, Sets
+from lit_het.errors import UserError, require_at_least
+from lit_het.types import EvaluatedModel
+
+FIGURES = ("top1", "nll", "brier", "ece")
+
+
+@dataclasses.dataclass(frozen=True)
+class ShiftConfig:
+    """Classification of a set and of its corrupted copies (Hendrycks & Dietterich 2019; e3 Sec. 5).
+
+    Attributes:
+        data: the clean set.
+        corrupted: the folder that ``lit-het data corrupt`` wrote, or another one with shards in folders
+            ``<corruption>/<severity>``; None means the folder ``corrupted`` beside the clean split.
+        names: between which names the model chooses.
+        samples: S, noise samples of each picture; 0 leaves the noise out.
+
+    Raises:
+        UserError: a negative number of samples.
+    """
+
+    data: ImageSet
+    corrupted: Path | None = None
+    names: NamesConfig = NamesConfig()
+    samples: int = 0
+
+    def __post_init__(self) -> None:
+        require_at_least(0, self, "samples")
+
+    def build(self, sets: Sets) -> "Shift":
+        """Opens the clean set and all corrupted ones.
+
+        Raises:
+            UserError: no folder of corrupted shards is found; otherwise as `OpenSet`.
+        """
+        folder = self.corrupted or Path(self.data.directory) / "corrupted"
+        copies = {}
+        for path in _severities(folder):
+            part = str(path.relative_to(folder))
+            copy = dataclasses.replace(
+                self.data, name=f"{self.data.name} {part}", directory=str(folder), split=part, embeddings=None
+            )
+            copies[part] = sets.open(copy)
+        if not copies:
+            raise UserError(f"no shards in {folder}/<corruption>/<severity>; lit-het data corrupt makes them")
+        clean = sets.open(self.data)
+        return Shift(clean, copies, self.names.build(clean), self.samples)
+
+
+@dataclasses.dataclass(frozen=True)
+class Shift:
+    """The evaluator of a `ShiftConfig`; ``copies`` are named ``<corruption>/<severity>``."""
+
+    clean: OpenSet
+    copies: dict[str, OpenSet]
+    recognition: Recognition
+    samples: int
+
+    def __call__(self, model: EvaluatedModel) -> Evaluation:
+        """Returns figures of the clean set, of every copy, and the means by severity and over all copies."""
+        predictor = self.recognition.predictor(model, self.samples)
+        by_part = {
+            part: scores.figures(self.recognition.predict(predictor, opened.features(model.features)))[0]
+            for part, opened in {"clean": self.clean, **self.copies}.items()
+        }
+        severities = sorted({part.rpartition("/")[2] for part in self.copies})
+        for severity in severities:
+            by_part[f"severity_{severity}"] = _mean([by_part[p] for p in self.copies if p.endswith(f"/{severity}")])
+        by_part["corrupted"] = _mean([by_part[part] for part in self.copies])
+        figures = {f"{part}/{name}": found[name] for part, found in by_part.items() for name in FIGURES}
+        chance = scores.chance(len(self.recognition.class_names))
+        table = np.array([[by_part[part][name] for name in FIGURES] for part in ("clean", *self.copies)])
+        return Evaluation(
+            kind="shift",
+            name=self.clean.config.name,
+            figures=figures,
+            chance={f"{part}/{name}": chance[name] for part in by_part for name in FIGURES},
+            draw=lambda: Drawing({"table": table}, {"parts": ("clean", *self.copies), "figures": FIGURES}),
+        )
+
+
+def _severities(folder: Path) -> Iterator[Path]:
+    """Yields the folders that hold shards, two levels down, in order."""
+    for path in sorted(folder.glob("*/*")):
+        if path.is_dir() and any(path.glob("*.tar")):
+            yield path
+
+
+def _mean(figures: list[dict[str, float]]) -> dict[str, float]:
+    return {name: float(np.mean([of_part[name] for of_part in figures])) for name in FIGURES}
