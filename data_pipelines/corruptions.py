@@ -203,30 +203,30 @@ Corruption = Callable[[np.ndarray, Any, float, np.random.Generator], np.ndarray]
 
 CORRUPTIONS: dict[str, tuple[Corruption, tuple[Any, ...]]] = {
     "gaussian_noise": (gaussian_noise, (0.08, 0.12, 0.18, 0.26, 0.38)),
-    "shot_noise": (shot_noise, (60, 25, 12, 5, 3)),
+    "shot_noise": (shot_noise, (60.0, 25.0, 12.0, 5.0, 3.0)),
     "impulse_noise": (impulse_noise, (0.03, 0.06, 0.09, 0.17, 0.27)),
-    "defocus_blur": (defocus_blur, ((3, 0.1), (4, 0.5), (6, 0.5), (8, 0.5), (10, 0.5))),
+    "defocus_blur": (defocus_blur, ((3.0, 0.1), (4.0, 0.5), (6.0, 0.5), (8.0, 0.5), (10.0, 0.5))),
     "glass_blur": (glass_blur, ((0.7, 1, 2), (0.9, 2, 1), (1.0, 2, 3), (1.1, 3, 2), (1.5, 4, 2))),
-    "motion_blur": (motion_blur, ((10, 3), (15, 5), (15, 8), (15, 12), (20, 15))),
+    "motion_blur": (motion_blur, ((10.0, 3.0), (15.0, 5.0), (15.0, 8.0), (15.0, 12.0), (20.0, 15.0))),
     "zoom_blur": (zoom_blur, ((1.11, 0.01), (1.16, 0.01), (1.21, 0.02), (1.26, 0.02), (1.31, 0.03))),
     "snow": (
         snow,
         (
-            (0.1, 0.3, 3, 0.5, 10, 4, 0.8),
-            (0.2, 0.3, 2, 0.5, 12, 4, 0.7),
-            (0.55, 0.3, 4, 0.9, 12, 8, 0.7),
-            (0.55, 0.3, 4.5, 0.85, 12, 8, 0.65),
-            (0.55, 0.3, 2.5, 0.85, 12, 12, 0.55),
+            (0.1, 0.3, 3.0, 0.5, 10.0, 4.0, 0.8),
+            (0.2, 0.3, 2.0, 0.5, 12.0, 4.0, 0.7),
+            (0.55, 0.3, 4.0, 0.9, 12.0, 8.0, 0.7),
+            (0.55, 0.3, 4.5, 0.85, 12.0, 8.0, 0.65),
+            (0.55, 0.3, 2.5, 0.85, 12.0, 12.0, 0.55),
         ),
     ),
-    "fog": (fog, ((1.5, 2), (2, 2), (2.5, 1.7), (2.5, 1.5), (3, 1.4))),
+    "fog": (fog, ((1.5, 2.0), (2.0, 2.0), (2.5, 1.7), (2.5, 1.5), (3.0, 1.4))),
     "brightness": (brightness, (0.1, 0.2, 0.3, 0.4, 0.5)),
     "contrast": (contrast, (0.4, 0.3, 0.2, 0.1, 0.05)),
     "elastic_transform": (
         elastic_transform,
         (
-            (488, 170.8, 24.4),
-            (488, 19.52, 48.8),
+            (488.0, 170.8, 24.4),
+            (488.0, 19.52, 48.8),
             (12.2, 2.44, 4.88),
             (17.08, 2.44, 4.88),
             (29.28, 2.44, 4.88),
@@ -235,13 +235,13 @@ CORRUPTIONS: dict[str, tuple[Corruption, tuple[Any, ...]]] = {
     "pixelate": (pixelate, (0.6, 0.5, 0.4, 0.3, 0.25)),
     "jpeg_compression": (jpeg_compression, (25, 18, 15, 10, 7)),
     "speckle_noise": (speckle_noise, (0.15, 0.2, 0.35, 0.45, 0.6)),
-    "gaussian_blur": (gaussian_blur, (1, 2, 3, 4, 6)),
-    "saturate": (saturate, ((0.3, 0), (0.1, 0), (2, 0), (5, 0.1), (20, 0.2))),
+    "gaussian_blur": (gaussian_blur, (1.0, 2.0, 3.0, 4.0, 6.0)),
+    "saturate": (saturate, ((0.3, 0.0), (0.1, 0.0), (2.0, 0.0), (5.0, 0.1), (20.0, 0.2))),
 }
 """By name, each with the strengths of severities 1 to 5; the last three are among the paper's extra corruptions."""
 
 
-def _scaled(length: float, scale: float) -> float:
+def _scaled(length: int | float, scale: float) -> float:
     return length * scale + _LEAST_BLUR * (1 - scale)
 
 

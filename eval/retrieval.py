@@ -15,11 +15,10 @@ from collections.abc import Callable, Iterator
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from lit_het.errors import UserError
-from lit_het.sharding import MeshConfig, batch_sharding, num_batch_shares
+from lit_het.sharding import MeshConfig, batch_sharding, num_batch_shares, tree_shardings
 
 RECALL_AT = (1, 5, 10)
 
@@ -137,9 +136,8 @@ class _Blocks:
 
     def __init__(self, images: np.ndarray, texts: np.ndarray, owner: np.ndarray):
         self._images, self._owner = images, owner
-        mesh = MeshConfig().build(jax.local_devices())
-        self._rows, self._everywhere = batch_sharding(mesh), NamedSharding(mesh, PartitionSpec())
-        shares = num_batch_shares(mesh)
+        self._mesh = MeshConfig().build(jax.local_devices())
+        self._rows, shares = batch_sharding(self._mesh), num_batch_shares(self._mesh)
         self._size = -(-min(_BLOCK_IMAGES, len(images)) // shares) * shares
         self._width = min(_BLOCK_TEXTS, len(texts))
         self._texts = self._in_blocks(texts.astype(np.float32), 0.0)
@@ -192,7 +190,8 @@ class _Blocks:
     def _in_blocks(self, values: Float[np.ndarray, "t *rest"] | Int[np.ndarray, " t"], padding: int | float) -> Array:
         missing = -len(values) % self._width
         padded = np.pad(values, [(0, missing)] + [(0, 0)] * (values.ndim - 1), constant_values=padding)
-        return jax.device_put(padded.reshape(-1, self._width, *values.shape[1:]), self._everywhere)
+        blocks = padded.reshape(-1, self._width, *values.shape[1:])
+        return jax.device_put(blocks, tree_shardings(blocks, self._mesh))  # whole on every device
 
 
 @jax.jit

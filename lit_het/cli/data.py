@@ -91,12 +91,11 @@ def corrupt(
     addresses = expand(shards)
     with Bar("indexing", len(addresses), "shards") as bar:
         clean = CleanShards(addresses, bar.advance)
-    writers = []
-    for corruption in corruptions or tuple(CORRUPTIONS):
-        copy_names(addresses[0], output / corruption)
-        for severity in severities:
-            split = clean.corrupted(corruption, severity, seed)
-            writers.append(SplitWriter(output / corruption / str(severity), split, options))
+    names = corruptions or tuple(CORRUPTIONS)
+    splits = {(name, str(severity)): clean.corrupted(name, severity, seed) for name in names for severity in severities}
+    writers = [SplitWriter(output / name / severity, split, options) for (name, severity), split in splits.items()]
+    for name in names:
+        copy_names(addresses[0], output / name)
     total, kept = len(clean) * len(writers), sum(writer.num_kept for writer in writers)
     with Bar("corrupting", total, "pictures", start=kept) as bar:
         for writer in writers:

@@ -54,22 +54,6 @@ def test_the_same_command_again_writes_nothing_and_another_split_joins(tmp_path,
     assert labels(f"{tmp_path}/out") == [label for _, label in TRUTH["pets"]["test"]]
 
 
-def test_zero_shot_reads_corrupted_sets_with_the_labels_of_the_clean_one(tmp_path, capsys):
-    assert prepare("cifar10", CIFAR, tmp_path / "cifar", "--split", "test") == 0
-    command = ["data", "corrupt", f"{tmp_path}/cifar/test", f"{tmp_path}/out", "--corruptions", "fog", "pixelate"]
-    command += ["--severities", "1", "4", "--samples-per-shard", "8"]
-    assert main(command) == 0
-    assert labels(f"{tmp_path}/out/fog/4") == labels(f"{tmp_path}/cifar")
-    assert sorted(path.name for path in (tmp_path / "out" / "pixelate").glob("[0-9]")) == ["1", "4"]
-    assert "20 pictures in 4 sets" in capsys.readouterr().err
-    written = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("*/*/*.tar")}
-    assert len(written) == 4 * 3
-    assert main(command) == 0
-    assert {path: path.stat().st_mtime_ns for path in written} == written
-    assert main([*command, "--corruptions", "rain"]) == 1
-    assert "--corruptions rain is none of" in capsys.readouterr().err.splitlines()[-1]
-
-
 def test_broken_pictures_end_in_one_line_or_are_left_out(tmp_path, capsys):
     (tmp_path / "pictures" / "a").mkdir(parents=True)
     Image.new("RGB", (4, 4)).save(tmp_path / "pictures" / "a" / "1.jpg")
