@@ -20,7 +20,8 @@ from lit_het.files import cache_folder, completed
 from lit_het.training.logging import Bar
 from lit_het.types import Encoder, EvaluatedModel
 
-_CAPTIONS_AT_A_TIME = 256
+# By each device: the same computation, whatever their number.
+_CAPTIONS_AT_A_TIME = 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,8 +177,7 @@ def embed_texts(
 
     Every call of the encoder has the same shape, so that nothing is compiled twice.
     """
-    shares = encoder.features.num_shares
-    size = -(-_CAPTIONS_AT_A_TIME // shares) * shares
+    size = _CAPTIONS_AT_A_TIME * encoder.features.num_shares
     parts = []
     for start in range(0, len(texts), size):
         chunk = list(texts[start : start + size])

@@ -13,8 +13,10 @@ import tyro
 from jaxtyping import Float, Int
 
 from data_pipelines import storage
+from data_pipelines.index import ShardIndex
 from data_pipelines.labels import ClassIndex, LabelsConfig, MultiHot, text_of
 from data_pipelines.loader import Loader, LoaderConfig
+from data_pipelines.shards import IMAGE
 from data_pipelines.storage import readable
 from data_pipelines.transforms import Preprocessing
 from eval.prompts import TEMPLATES_FILE, read_classnames, read_templates
@@ -22,6 +24,8 @@ from lit_het import distributed
 from lit_het.errors import UserError, require_at_least
 from lit_het.training.logging import Bar
 from lit_het.types import Batch, ImageFeatures
+
+_TEXTS_AT_A_TIME = 1024
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +36,8 @@ class ImageSet:
         name: as it stands in the names of figures.
         directory: holds ``classnames.txt``, which labels index, and the folders of shards; a path or an address.
         split: the folder of shards below it.
-        batch_size: pictures that the image tower takes at a time.
+        batch_size: pictures that each device takes at a time, so that their number changes no result (nor what finds a
+            slot in a mixture of experts).
         embeddings: a folder that ``lit-het embed`` wrote for these shards, to be read in place of pictures.
         multi_label: pictures have several classes, in vectors in members ``.npy``.
         labelled: whether class names and labels are read at all.
@@ -44,7 +49,7 @@ class ImageSet:
     name: tyro.conf.Suppress[str]
     directory: tyro.conf.Suppress[str]
     split: str = "test"
-    batch_size: int = 256
+    batch_size: int = 64
     embeddings: str | None = None
     multi_label: bool = False
     labelled: tyro.conf.Suppress[bool] = True
@@ -104,7 +109,7 @@ class OpenSet:
             UserError: too many pictures cannot be read, or none can.
         """
         if self._read is None or self._read[0] != tower.tower:
-            size = -(-self.config.batch_size // tower.num_shares) * tower.num_shares
+            size = self.config.batch_size * tower.num_shares
             batches = self.loader.epoch(size, jax.process_index(), jax.process_count())
             with Bar(f"reading {self.config.name}", self.loader.num_samples, "pictures") as bar:
                 self._read = tower.tower, read_features(tower, batches, bar.advance, self.config.name)
@@ -118,21 +123,22 @@ class OpenSet:
         assert image is not None
         return list(image)
 
-    def texts(self, positions: Sequence[int], member: str = "txt") -> list[str]:
-        """Returns the text members of some samples.
+    def texts(self, member: str) -> list[str]:
+        """Returns the text members of all samples of a set without labels.
 
         Raises:
             UserError: one is missing or cannot be read.
         """
-        found = []
-        for start in range(0, len(positions), 1024):
-            block = positions[start : start + 1024]
-            for position, (content,) in zip(block, self.loader.index.read(block, [member]), strict=True):
+        addresses = [summary.address for summary in self.loader.index.summaries]
+        index, found = ShardIndex(addresses, [IMAGE], [member]), []
+        for start in range(0, len(index), _TEXTS_AT_A_TIME):
+            block = range(start, min(start + _TEXTS_AT_A_TIME, len(index)))
+            for position, (content,) in zip(block, index.read(block, [member]), strict=True):
                 try:
                     found.append(text_of(readable(content)))
                 except storage.Unreadable as error:
-                    where = f"{self.loader.index.shard(position)}: {self.loader.index.key(position)}.{member}"
-                    raise UserError(f"{where}: {error}; lit-het data check lists what is wrong") from error
+                    where = f"{index.shard(position)}: {index.key(position)}.{member}"
+                    raise UserError(f"{where}: {error}; name the member with captions by --captions") from error
         return found
 
 

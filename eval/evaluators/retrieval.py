@@ -39,8 +39,7 @@ class RetrievalConfig:
         """
         opened = sets.open(dataclasses.replace(self.data, labelled=False))
         member, _, field = self.captions.partition("/")
-        texts = opened.texts(range(opened.loader.num_samples), member)
-        captions = tuple(_captions(text, field) for text in texts)
+        captions = tuple(_captions(text, field) for text in opened.texts(member))
         for position, of_picture in enumerate(captions):
             if not of_picture:
                 where = f"{opened.loader.index.shard(position)}: {opened.loader.index.key(position)}"

@@ -102,8 +102,8 @@ class ZeroShot:
 
     def predictions(self, model: EvaluatedModel, samples: int = 0) -> Predictions:
         """Returns what the model says of every picture."""
-        features = self.opened.features(model.features)
-        return self.recognition.predict(self.recognition.predictor(model, samples), features)
+        predictor = self.recognition.predictor(model, samples)
+        return self.recognition.predict(predictor, self.opened.features(model.features))
 
 
 def read_relabels(path: Path, opened: OpenSet) -> tuple[tuple[int, ...], ...]:

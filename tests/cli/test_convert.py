@@ -27,6 +27,7 @@ from lit_het.cli.main import main
 from lit_het.cli.train import train
 from lit_het.errors import UserError
 from lit_het.tasks.classification import ClassificationConfig
+from lit_het.tasks.contrastive import ContrastiveTask
 from lit_het.towers.transformer import EncoderConfig
 from lit_het.towers.vit import ViTConfig
 from tests.cli.conftest import write_config_file
@@ -55,14 +56,15 @@ def siglip(tmp_path):
 
 
 def params_of(run_dir):
-    return runs.open_contrastive(run_dir).params
+    return runs.open_run(run_dir).params
 
 
 def test_an_imported_model_scores_as_recorded_and_goes_out_and_in_again_unchanged(siglip, data, tmp_path):
     run("import", "--from", siglip, "--to", tmp_path / "run", "--tokenizer", data / "tokenizer.model")
-    opened = runs.open_contrastive(tmp_path / "run")
+    opened = runs.open_run(tmp_path / "run")
     with np.load(GOLDEN / "two_towers_siglip.npz") as golden:
-        words, _ = opened.task.encode_text(opened.params, jnp.asarray(golden["text"]))
+        assert isinstance(opened.task, ContrastiveTask)
+        words = opened.task.encode_text(opened.params, jnp.asarray(golden["text"]))
         np.testing.assert_allclose(words, golden["ztxt"], atol=1e-5)
         temperature = opened.task.temperature(opened.params)
         np.testing.assert_allclose(temperature, np.exp(-golden["params/t"][0]), rtol=1e-5)
@@ -109,7 +111,7 @@ def lit_on_siglip(lit_config, siglip):
 
 def test_training_starts_from_a_file_keeps_it_locked_and_finds_it_again(lit_on_siglip, siglip):
     train(lit_on_siglip)
-    opened = runs.open_contrastive(lit_on_siglip.run_dir)
+    opened = runs.open_run(lit_on_siglip.run_dir)
     with np.load(siglip) as file:
         kernel = file["params/img/embedding/kernel"].reshape(48, 16)
     np.testing.assert_array_equal(opened.params["image_tower"]["patches"]["kernel"], kernel)
@@ -118,8 +120,8 @@ def test_training_starts_from_a_file_keeps_it_locked_and_finds_it_again(lit_on_s
     # The file may move, byte for byte.
     moved = siglip.rename(siglip.with_name("moved.npz"))
     with pytest.raises(UserError, match=r"siglip.npz does not exist"):
-        runs.open_contrastive(lit_on_siglip.run_dir)
-    again = runs.open_contrastive(lit_on_siglip.run_dir, moved)
+        runs.open_run(lit_on_siglip.run_dir)
+    again = runs.open_run(lit_on_siglip.run_dir, moved)
     assert parameters.checksum(again.params) == parameters.checksum(opened.params)
     siglip = moved.rename(siglip)
 
@@ -127,7 +129,7 @@ def test_training_starts_from_a_file_keeps_it_locked_and_finds_it_again(lit_on_s
         changed = {name: array + 1 for name, array in file.items()}
     np.savez(siglip, **changed)
     with pytest.raises(UserError, match="the files named as `weights` are not those"):
-        runs.open_contrastive(lit_on_siglip.run_dir)
+        runs.open_run(lit_on_siglip.run_dir)
 
 
 def test_a_tower_that_is_locked_in_part_is_found_again(lit_on_siglip, monkeypatch, tmp_path):
@@ -140,7 +142,7 @@ def test_a_tower_that_is_locked_in_part_is_found_again(lit_on_siglip, monkeypatc
     tower = dataclasses.replace(config.task.image_tower, weights="siglip.npz:img")
     train(dataclasses.replace(config, task=dataclasses.replace(config.task, image_tower=tower)))
     monkeypatch.chdir("/")
-    assert runs.open_contrastive(config.run_dir).params["image_tower"]["positions"].shape == (36, 16)
+    assert runs.open_run(config.run_dir).params["image_tower"]["positions"].shape == (36, 16)
 
 
 def test_a_text_tower_without_a_last_layer_is_given_one(lit_config):
@@ -187,7 +189,7 @@ def test_a_tokenizer_may_be_of_hugging_face_or_a_vocabulary_of_bert(siglip, data
     pieces = SentencePieceTokenizer((data / "tokenizer.model").read_bytes(), 6)
     (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer_files(pieces)["tokenizer.json"]))
     run("import", "--from", siglip, "--to", tmp_path / "run", "--tokenizer", tmp_path / "tokenizer.json")
-    opened = runs.open_contrastive(tmp_path / "run")
+    opened = runs.open_run(tmp_path / "run")
     assert isinstance(opened.tokenizer, HuggingFaceTokenizer)
     ids = opened.tokenizer(["red bar"])[0].tolist()
     assert ids[:6] == pieces(["red bar"])[0, : len(ids)].tolist()
@@ -257,7 +259,7 @@ def test_a_classifier_goes_out_and_in_again_unchanged(capsys, upstream, tmp_path
     assert "a classifier has none; export with --to npz" in refusal(capsys, *export, "huggingface")
     run(*export, "npz")
     run("import", "--from", tmp_path / "vit.npz", "--to", tmp_path / "again")
-    checksums = {parameters.checksum(runs.open_classifier(tmp_path / name).params) for name in ("run", "again")}
+    checksums = {parameters.checksum(runs.open_run(tmp_path / name).params) for name in ("run", "again")}
     assert len(checksums) == 1
     line = refusal(capsys, "export", "--checkpoint", upstream, "--to", "npz", "--output", tmp_path / "x.npz")
     assert "big_vision has no place for head/" in line  # a HET-XL classifier is no dense layer
@@ -267,7 +269,7 @@ def test_an_image_tower_goes_out_alone(tmp_path):
     run("import", "--from", GOLDEN / "hf_siglip_vision", "--to", tmp_path / "run")
     run("export", "--checkpoint", tmp_path / "run", "--to", "npz", "--output", tmp_path / "new" / "vit.npz")
     run("import", "--from", tmp_path / "new" / "vit.npz", "--to", tmp_path / "again")
-    one, other = (runs.open_image_model(tmp_path / name)[1] for name in ("run", "again"))
+    one, other = (runs.open_run(tmp_path / name).params for name in ("run", "again"))
     assert set(one) == {"image_tower"}
     assert parameters.checksum(one) == parameters.checksum(other)
 
@@ -303,11 +305,11 @@ def test_both_towers_of_a_file_that_moved_are_found_again(lit_config, siglip):
     config = dataclasses.replace(lit_config, task=task, data=data, tokenizer=tokenizer, pretrained=None, num_steps=2)
     train(config)
     moved = siglip.rename(siglip.with_name("moved.npz"))
-    assert runs.open_contrastive(config.run_dir, moved).params["text_tower"]
+    assert runs.open_run(config.run_dir, moved).params["text_tower"]
     other = dataclasses.replace(task, text_tower=dataclasses.replace(text, weights="elsewhere.npz:txt"))
     experiment.save(dataclasses.replace(config, task=other), runs.config_path(config.run_dir))
     with pytest.raises(UserError, match="can stand for one only"):
-        runs.open_contrastive(config.run_dir, moved)
+        runs.open_run(config.run_dir, moved)
 
 
 def test_a_file_is_imported_over_http(siglip, tmp_path, monkeypatch):

@@ -11,10 +11,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from lit_het.cli.zero_shot import parse_set
 from PIL import Image
 
 from data_pipelines import storage
+from data_pipelines.transforms import Preprocessing
+from eval.sets import ImageSet, Sets
+from lit_het.cli.evaluate import parse_set
 from lit_het.cli.main import main
 from lit_het.errors import UserError
 
@@ -29,8 +31,8 @@ def prepare(*arguments: object) -> int:
 
 def labels(argument: str) -> list[int]:
     """What zero-shot evaluation reads of a set."""
-    batches = list(parse_set(argument, None, 5).build(8).batches())
-    return [int(label) for batch in batches for label in np.asarray(batch.label)[np.asarray(batch.valid)]]
+    opened = Sets(8, Preprocessing(), lambda: "").open(parse_set(argument, ImageSet("", "", batch_size=5)))
+    return [int(label) for batch in opened.loader.epoch() for label in np.asarray(batch.label)[batch.valid]]
 
 
 def test_zero_shot_reads_what_was_prepared(tmp_path, capsys):

@@ -86,7 +86,7 @@ def test_the_members_of_an_ensemble_are_stored_side_by_side_and_joined_as_a_towe
     train(dataclasses.replace(upstream, task=dataclasses.replace(upstream.task, image_tower=tower)))
     embed(tmp_path / "upstream", str(tmp_path / "e"), EmbedOptions(dtype="float32"))
     assert isinstance(tower, ViTConfig)
-    params = runs.open_image_model(tmp_path / "upstream")[1]["image_tower"]
+    params = runs.open_run(tmp_path / "upstream").params["image_tower"]
     pictures = next(dataclasses.replace(upstream.data, labels=None).build().epoch())
     stored = next(dataclasses.replace(upstream.data, labels=None, embeddings=str(tmp_path / "e")).build().epoch())
     for members in ("mean", "concatenated"):

@@ -9,10 +9,11 @@ import tarfile
 import numpy as np
 import pytest
 
+import eval.sets
 from configs import experiment
 from data_pipelines.transforms import Preprocessing
 from eval.evaluators.zero_shot import ZeroShotConfig
-from lit_het.cli import runs
+from eval.sets import ImageSet
 from lit_het.cli.main import main
 from lit_het.cli.train import train
 
@@ -22,13 +23,16 @@ OURS, OTHER = Preprocessing(), Preprocessing("crop", 0.5, "bicubic")
 @pytest.fixture
 def seen(monkeypatch):
     """The pixels that image towers are shown in evaluations, batch by batch."""
-    pixels, make_encoder = [], runs.make_encoder
+    pixels, read = [], eval.sets.read_features
 
-    def make_watched(*arguments):
-        encoder = make_encoder(*arguments)
-        return dataclasses.replace(encoder, image=lambda batch: pixels.append(batch) or encoder.image(batch))
+    def read_watched(tower, *arguments):
+        def extract(view):
+            pixels.append(view)
+            return tower.extract(view)
 
-    monkeypatch.setattr(runs, "make_encoder", make_watched)
+        return read(dataclasses.replace(tower, extract=extract), *arguments)
+
+    monkeypatch.setattr(eval.sets, "read_features", read_watched)
     return pixels
 
 
@@ -49,7 +53,7 @@ def test_the_command_prepares_pictures_as_the_run_did(trained_lit, data, tmp_pat
         changed = dataclasses.replace(config.data, preprocessing=preprocessing)
         experiment.save(dataclasses.replace(config, data=changed), run_dir / "config.json")
         output = tmp_path / f"{preprocessing.fit}.json"
-        arguments = ("--checkpoint", run_dir, "--data", data / "train", "--batch-size", 40, "--output", output)
+        arguments = ("--checkpoint", run_dir, "--data", data / "train", "--batch-size", 5, "--output", output)
         assert main(["zero-shot", *map(str, arguments)]) == 0
         np.testing.assert_array_equal(seen.pop(), pictures(data, preprocessing, config.data.image_size))
         assert not seen
@@ -60,7 +64,7 @@ def test_the_command_prepares_pictures_as_the_run_did(trained_lit, data, tmp_pat
 @pytest.mark.parametrize("preprocessing", [OURS, OTHER], ids=lambda preprocessing: preprocessing.fit)
 def test_evaluations_of_training_prepare_pictures_as_training_does(lit_config, data, seen, preprocessing):
     changed = dataclasses.replace(lit_config.data, preprocessing=preprocessing)
-    shapes = ZeroShotConfig("shapes", data / "train", split=".", batch_size=40)
+    shapes = ZeroShotConfig(ImageSet("shapes", str(data / "train"), split=".", batch_size=5))
     config = dataclasses.replace(lit_config, data=changed, evaluations=(shapes,), num_steps=2)
     train(config)
     expected = pictures(data, preprocessing, changed.image_size)

@@ -8,21 +8,24 @@ import pytest
 from lit_het.cli import runs
 from lit_het.cli.quickstart import write_data
 from lit_het.errors import UserError
+from lit_het.types import Classifier
 
 
-def test_a_classifier_answers_with_probabilities_and_draws_the_same_noise_each_time_it_is_opened(upstream):
-    pictures = np.random.default_rng(0).integers(0, 256, (4, 32, 32, 3), dtype=np.uint8)
-    first, second = (runs.open_classifier(upstream).probabilities() for _ in range(2))
-    once, again = first(pictures), first(pictures)
-    assert once.shape == (4, 6)
-    assert ((once > 0) & (once < 1)).all()
-    assert not np.array_equal(once, again), "every call draws new noise"
-    np.testing.assert_array_equal(once, second(pictures))
-
-
-def test_an_image_text_model_is_no_classifier(trained_lit):
-    with pytest.raises(UserError, match="holds an image-text model, not a classifier"):
-        runs.open_classifier(trained_lit.run_dir)
+def test_a_classifier_answers_with_log_probabilities_and_its_noise_follows_from_the_seed(upstream):
+    pictures = np.random.default_rng(0).integers(0, 256, (8, 32, 32, 3), dtype=np.uint8)
+    first, second = (runs.open_run(upstream).model() for _ in range(2))
+    assert isinstance(first, Classifier)
+    assert isinstance(second, Classifier)
+    features = np.asarray(first.features.extract(pictures))
+    once, quiet = first.log_probabilities(features, 1), first.log_probabilities(features, None)
+    assert once.shape == (8, 1, 6)
+    assert (once < 0).all()
+    assert not np.array_equal(once, first.log_probabilities(features, 2)), "another seed draws other noise"
+    assert not np.array_equal(once, quiet)
+    np.testing.assert_array_equal(once, second.log_probabilities(features, 1))
+    np.testing.assert_array_equal(quiet, second.log_probabilities(features, None))
+    assert (first.noise_norm(features) > 0).all()
+    assert np.isfinite(first.log_normalizer(features)).all()
 
 
 def test_characters_drawn_with_another_seed_are_refused(tmp_path):

@@ -84,7 +84,7 @@ def test_the_checkpoint_holds_no_locked_parameter(trained_lit):
 
 
 def test_the_locked_tower_of_a_finished_run_is_the_upstream_one_bit_by_bit(trained_lit, upstream):
-    run = runs.open_contrastive(trained_lit.run_dir)
+    run = runs.open_run(trained_lit.run_dir)
     locked, _ = parameters.partition(run.params, ("image_tower/.*",))
     with Checkpoints(runs.checkpoint_dir(upstream)) as checkpoints:
         source, _ = checkpoints.restore_params(locked)

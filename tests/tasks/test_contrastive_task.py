@@ -77,9 +77,10 @@ def test_mean_probabilities_over_noise_approach_those_without_noise_as_it_vanish
 
     @jax.jit
     def probabilities(params):
-        samples = task.sample_image(params, batch.image, jax.random.key(1), 64)
-        images = jnp.concatenate([samples, task.encode_image(params, batch.image)[0][:, None]], axis=1)
-        text = task.encode_text(params, batch.text)[0]
+        features = task.features(params, batch.image)
+        samples = task.sample_image(params, features, jax.random.key(1), 64)
+        images = jnp.concatenate([samples, task.encode_image(params, features)[:, None]], axis=1)
+        text = task.encode_text(params, batch.text)
         p = jax.nn.softmax(jnp.einsum("bsd,kd->bsk", images, text) / task.temperature(params))
         return jnp.mean(p[:, :-1], axis=1), p[:, -1]
 
@@ -100,7 +101,8 @@ def test_a_head_without_noise_has_one_sample_of_an_image_which_is_its_key():
     @jax.jit
     def found(image):
         params = task.initialize(jax.random.key(0))
-        return task.sample_image(params, image, jax.random.key(1), 5), task.encode_image(params, image)[0]
+        features = task.features(params, image)
+        return task.sample_image(params, features, jax.random.key(1), 5), task.encode_image(params, features)
 
     samples, key = found(jnp.asarray(image))
     np.testing.assert_array_equal(samples, key[:, None])

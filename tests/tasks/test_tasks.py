@@ -94,8 +94,9 @@ def test_lit_locks_the_image_tower_and_trains_the_head_of_both_sides(contrastive
 def test_the_contrastive_metrics_equal_a_numpy_computation(contrastive):
     task, params = contrastive
     loss, metrics = evaluate(task, params, Batch(VALID, image=IMAGE, text=WORDS))
-    image, image_norm = task.encode_image(params, IMAGE)
-    _, text_norm = task.encode_text(params, WORDS)
+    features = task.features(params, IMAGE)
+    image, image_norm = task.encode_image(params, features), task.image_noise_norm(params, features)
+    text_norm = task.text_noise_norm(params, WORDS)
     kept = np.flatnonzero(VALID)
     assert set(metrics) == {"temperature", "image_noise_norm", "text_noise_norm"}
     assert float(metrics["image_noise_norm"]) == pytest.approx(np.asarray(image_norm)[kept].mean(), rel=1e-5)

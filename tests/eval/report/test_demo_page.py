@@ -13,9 +13,11 @@ import matplotlib
 import numpy as np
 import pytest
 from PIL import Image, ImageDraw, ImageFont
+from scipy import special
 
+from eval import scores
 from eval.ambiguity import errors_within_groups, groups_of, rank_test, split_by_ambiguity
-from eval.ranking import EmbeddedImages, ZeroShotResult, metrics, nearest, score
+from eval.predictions import Predictions, highest
 from eval.report import (
     Chart,
     Html,
@@ -64,15 +66,22 @@ def draw(character: str) -> np.ndarray:
     return np.asarray(image)[:, :, None]
 
 
-def simulate(seed: int, noise: float) -> ZeroShotResult:
+class Simulated:
     """360 pictures whose embeddings lie near those of their shapes, not of their characters."""
-    generator = np.random.default_rng(seed)
-    shapes = {shape: generator.normal(size=16) for _, shape in CHARACTERS.values()}
-    classes = np.stack([shapes[shape] + 0.2 * generator.normal(size=16) for _, shape in CHARACTERS.values()])
-    labels = np.tile(np.arange(len(NAMES)), 30)
-    images = classes[labels] + noise * generator.normal(size=(labels.size, 16))
-    images, classes = (rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in (images, classes))
-    return score(EmbeddedImages(images.astype(np.float32), labels), classes.astype(np.float32), temperature=0.08)
+
+    def __init__(self, seed: int, noise: float):
+        generator = np.random.default_rng(seed)
+        shapes = {shape: generator.normal(size=16) for _, shape in CHARACTERS.values()}
+        classes = np.stack([shapes[shape] + 0.2 * generator.normal(size=16) for _, shape in CHARACTERS.values()])
+        labels = np.tile(np.arange(len(NAMES)), 30)
+        images = classes[labels] + noise * generator.normal(size=(labels.size, 16))
+        self.images, self.classes = (rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in (images, classes))
+        log_p = special.log_softmax(self.images @ self.classes.T / 0.08, axis=1).astype(np.float32)
+        zeros = np.zeros(labels.size, np.float32)
+        self.predictions = Predictions(log_p, labels, np.arange(labels.size), zeros, zeros)
+
+    def figures(self) -> dict[str, float]:
+        return scores.figures(self.predictions)[0]
 
 
 def simulate_history(seed: int, heteroscedastic: bool) -> list[dict[str, float]]:
@@ -92,16 +101,13 @@ def simulate_history(seed: int, heteroscedastic: bool) -> list[dict[str, float]]
 
 
 def demo_page() -> Html:
-    deterministic, heteroscedastic = simulate(0, 0.95), simulate(1, 0.85)
+    deterministic, heteroscedastic = Simulated(0, 0.95), Simulated(1, 0.85)
     models = {"DET": deterministic, "HET-XL": heteroscedastic}
-    comparison = compare(
-        "DET",
-        "HET-XL",
-        {
-            "held-out face, all names": (metrics(deterministic), metrics(heteroscedastic)),
-            "held-out characters, held-out names": (metrics(simulate(2, 0.7)), metrics(simulate(3, 0.75))),
-        },
-    )
+    results = {
+        "held-out face, all names": (deterministic.figures(), heteroscedastic.figures()),
+        "held-out characters, held-out names": (Simulated(2, 0.7).figures(), Simulated(3, 0.75).figures()),
+    }
+    comparison = compare("DET", "HET-XL", results, dict.fromkeys(results, scores.chance(len(NAMES))))
     pictures = [draw(character) for character in CHARACTERS]
     generator = np.random.default_rng(5)
     characters = np.arange(600)
@@ -111,8 +117,9 @@ def demo_page() -> Html:
     outcome = describe_rank_test(rank_test(twin, lone), "homoglyphs", "unambiguous glyphs")
     shown = np.arange(9)
     queries = [0, 4, 8, 9]
-    best = nearest(heteroscedastic.class_embeddings[queries], heteroscedastic.image_embeddings)
-    best_labels = heteroscedastic.labels[best]
+    found = heteroscedastic.predictions
+    best_labels = found.labels[highest(heteroscedastic.classes[queries] @ heteroscedastic.images.T, 5)]
+    top_classes, top_probabilities = found.take(shown).top()
     sections = [
         Section(
             "Results",
@@ -122,7 +129,9 @@ def demo_page() -> Html:
                 *(
                     paragraph(
                         describe_group_errors(
-                            errors_within_groups(result.predictions, result.labels, GROUPS), name, "homoglyph class"
+                            errors_within_groups(result.predictions.predicted, result.predictions.labels, GROUPS),
+                            name,
+                            "homoglyph class",
                         )
                     )
                     for name, result in models.items()
@@ -145,7 +154,7 @@ def demo_page() -> Html:
         ),
         Section(
             "Calibration",
-            (reliability_diagrams({name: result.reliability() for name, result in models.items()}),),
+            (reliability_diagrams({name: result.predictions.reliability() for name, result in models.items()}),),
             "A model that knows how sure it is stays on the dotted line.",
         ),
         Section(
@@ -174,10 +183,10 @@ def demo_page() -> Html:
             (
                 mark_legend("another character of the same shape"),
                 image_to_name_grid(
-                    [pictures[label] for label in heteroscedastic.labels[shown]],
-                    heteroscedastic.labels[shown],
-                    heteroscedastic.top_classes[shown],
-                    heteroscedastic.top_probabilities[shown],
+                    [pictures[label] for label in found.labels[shown]],
+                    found.labels[shown],
+                    top_classes,
+                    top_probabilities,
                     NAMES,
                     GROUPS,
                 ),

@@ -1,0 +1,41 @@
+"""Every evaluation on the quickstart's characters: ``lit-het evaluate --config configs/glyph_evaluations.py``.
+
+Paths are those of a quickstart in ``runs/quickstart``. Copies of the held-out face are made by
+``lit-het data corrupt runs/quickstart/data/held_out_face runs/quickstart/data/held_out_face/corrupted``.
+"""
+
+import dataclasses
+from pathlib import Path
+
+from eval.evaluators.ensemble import EnsembleConfig
+from eval.evaluators.frozen import FewShotConfig, LinearProbeConfig
+from eval.evaluators.out_of_distribution import OutOfDistributionConfig
+from eval.evaluators.retrieval import RetrievalConfig
+from eval.evaluators.shift import ShiftConfig
+from eval.evaluators.zero_shot import ZeroShotConfig
+from eval.few_shot import FewShotOptions
+from eval.linear_probe import LinearProbeOptions
+from eval.recognition import NamesConfig
+from eval.sets import ImageSet
+from eval.suite import EvaluationConfig
+
+DATA = Path("runs/quickstart/data")
+
+
+def get_evaluations(data: Path = DATA) -> tuple[EvaluationConfig, ...]:
+    """Returns the evaluations on the data of a quickstart."""
+    face = ImageSet("held_out_face", str(data / "held_out_face"), split=".")
+    characters = ImageSet("held_out_characters", str(data / "held_out_characters"), split=".")
+    all_names = NamesConfig(candidates=data / "names.txt")
+    # Learning rates for features of norm 8 and 1,379 classes, found on minival.
+    probe = LinearProbeOptions(learning_rates=(0.3, 0.1, 0.03), weight_decays=(0.0,), epochs=(3, 10))
+    return (
+        ZeroShotConfig(face, all_names, samples=16),
+        ZeroShotConfig(characters, all_names, samples=16),
+        RetrievalConfig(dataclasses.replace(face, labelled=False)),
+        FewShotConfig(face, train_split="../train", fit=FewShotOptions(shots=(1, 5, 10))),
+        LinearProbeConfig(face, train_split="../train", fit=probe),
+        ShiftConfig(face),
+        OutOfDistributionConfig(face, near=(str(data / "held_out_characters"),), train_split="../train"),
+        EnsembleConfig(face, all_names, samples=16),
+    )

@@ -1,0 +1,51 @@
+"""Models as evaluators see them: the number of devices changes nothing, not by a bit."""
+
+from collections.abc import Iterator
+
+import jax
+import numpy as np
+
+from eval import scores
+from eval.predictions import ZeroShotPredictor, predict
+from eval.recognition import embed_names
+from eval.sets import Features, read_features
+from lit_het import sharding
+from lit_het.cli import runs
+from lit_het.cli.models import ModelMaker
+from lit_het.sharding import MeshConfig
+from lit_het.types import Batch, Encoder
+
+NUM_PICTURES = 10_000
+NAMES = ("red bar", "green bar", "red square", "blue square")
+
+
+def batches(size: int) -> Iterator[Batch]:
+    """Random pictures in batches, the last of which is filled up."""
+    pictures = np.random.default_rng(0).integers(0, 256, (NUM_PICTURES, 32, 32, 3), dtype=np.uint8)
+    labels = np.random.default_rng(1).integers(0, len(NAMES), NUM_PICTURES, dtype=np.int32)
+    for start in range(0, NUM_PICTURES, size):
+        rows = np.arange(start, start + size)
+        within = np.minimum(rows, NUM_PICTURES - 1)
+        yield Batch(valid=rows < NUM_PICTURES, image=pictures[within], label=labels[within])
+
+
+def evaluate(run: runs.Run, num_devices: int) -> tuple[Features, dict[str, float], dict[str, float]]:
+    """Features, and figures without and with noise, each device taking 96 pictures at a time."""
+    mesh = MeshConfig().build(jax.devices()[:num_devices])
+    params = jax.device_put(run.params, sharding.tree_shardings(run.params, mesh))
+    model = ModelMaker(run.task, mesh, run.tokenizer).model(params, "a tower")
+    assert isinstance(model, Encoder)
+    assert model.features.num_shares == num_devices
+    features = read_features(model.features, batches(96 * num_devices), lambda count: None, "random")
+    names = embed_names(model, NAMES)
+    quiet, noisy = (scores.figures(predict(ZeroShotPredictor(model, names, s), features))[0] for s in (0, 3))
+    return features, quiet, noisy
+
+
+def test_ten_thousand_pictures_give_the_same_figures_on_one_device_and_on_eight(trained_lit):
+    run = runs.open_run(trained_lit.run_dir)
+    one, eight = (evaluate(run, num_devices) for num_devices in (1, 8))
+    assert len(one[0].labels) == NUM_PICTURES
+    for field in ("values", "labels", "positions"):
+        np.testing.assert_array_equal(getattr(one[0], field), getattr(eight[0], field))
+    assert one[1:] == eight[1:]
