@@ -49,11 +49,11 @@ class ClassIndex:
             above.
     """
 
-    names: Path | None = None
+    names: str | None = None
 
     def build(self, directory: str) -> Labels:
         """Reads the names; ``directory`` is where the shards lie."""
-        path = str(self.names or _near(directory, "classnames.txt"))
+        path = self.names or _near(directory, "classnames.txt")
         return ClassIndexLabels(path, len(read_lines(path)))
 
 
@@ -83,11 +83,11 @@ class MultiHot:
         names: as for `ClassIndex`.
     """
 
-    names: Path | None = None
+    names: str | None = None
 
     def build(self, directory: str) -> Labels:
         """Reads the names; ``directory`` is where the shards lie."""
-        path = str(self.names or _near(directory, "classnames.txt"))
+        path = self.names or _near(directory, "classnames.txt")
         return MultiHotLabels(path, len(read_lines(path)))
 
 

@@ -19,7 +19,7 @@ from data_pipelines.loader import Loader, LoaderConfig
 from data_pipelines.shards import IMAGE
 from data_pipelines.storage import readable
 from data_pipelines.transforms import Preprocessing
-from eval.prompts import TEMPLATES_FILE, read_classnames, read_templates
+from eval.prompts import CLASS_NAMES_FILE, TEMPLATES_FILE, read_classnames, read_templates
 from lit_het import distributed
 from lit_het.errors import UserError, require_at_least
 from lit_het.training.logging import Bar
@@ -173,7 +173,8 @@ class Sets:
 def _labels(config: ImageSet) -> LabelsConfig | None:
     if not config.labelled:
         return None
-    return MultiHot() if config.multi_label else ClassIndex()
+    names = f"{config.directory}/{CLASS_NAMES_FILE}"
+    return MultiHot(names) if config.multi_label else ClassIndex(names)
 
 
 def read_features(

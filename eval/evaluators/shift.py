@@ -1,6 +1,7 @@
 """How a model holds up where pictures are corrupted, and how it knows: accuracy and calibration by severity."""
 
 import dataclasses
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -49,9 +50,9 @@ class ShiftConfig:
         copies = {}
         for path in _severities(folder):
             part = str(path.relative_to(folder))
-            copy = dataclasses.replace(
-                self.data, name=f"{self.data.name} {part}", directory=str(folder), split=part, embeddings=None
-            )
+            # Below the clean set's folder, so to say: its class names are theirs.
+            split = os.path.relpath(path, self.data.directory)
+            copy = dataclasses.replace(self.data, name=f"{self.data.name} {part}", split=split, embeddings=None)
             copies[part] = sets.open(copy)
         if not copies:
             raise UserError(f"no shards in {folder}/<corruption>/<severity>; lit-het data corrupt makes them")

@@ -182,7 +182,7 @@ def _check(options: argparse.Namespace, _: list[str]) -> None:
         options.shards,
         options.workers,
         options.captions,
-        labels=None if options.labels is None else ClassIndex(options.labels if options.labels.name else None),
+        labels=None if options.labels is None else ClassIndex(str(options.labels) if options.labels.name else None),
         checksum=options.checksum,
         output=options.output,
     )

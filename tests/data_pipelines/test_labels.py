@@ -21,7 +21,7 @@ def test_class_indices_count_the_names_beside_the_shards(tmp_path: Path):
 def test_a_class_without_a_name_is_an_error(tmp_path: Path, content: bytes):
     (tmp_path / "names.txt").write_text("cat\ndog\n")
     with pytest.raises(Unreadable, match=r"is no index below 2; make .*names\.txt and the shards agree"):
-        ClassIndex(tmp_path / "names.txt").build("elsewhere").encode(content)
+        ClassIndex(str(tmp_path / "names.txt")).build("elsewhere").encode(content)
 
 
 def test_words_of_a_caption_are_marked_once_each_and_hyphens_stay(tmp_path: Path):

@@ -1,0 +1,76 @@
+"""Few-shot classification and the linear probe, on shards."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from eval.evaluators.frozen import FewShotConfig, LinearProbeConfig
+from eval.few_shot import FewShotOptions, few_shot
+from eval.linear_probe import LinearProbeOptions
+from lit_het.errors import UserError
+from lit_het.types import Encoder
+
+NAMES = ("low", "high")
+
+
+@pytest.fixture
+def splits(write_set):
+    """Pictures 0 to 11, of which those from 6 on are "high", in both splits."""
+    members = [{"cls": int(number >= 6)} for number in range(12)]
+    write_set("numbers", members, NAMES, split="train")
+    return write_set("numbers", members, NAMES)
+
+
+def test_few_shot_figures_are_those_of_the_fit_to_features(splits, sets, make_encoder):
+    encoder: Encoder = make_encoder(np.eye(12), {"x": np.zeros(12)})
+    fit = FewShotOptions(shots=(1, 3), seeds=(0, 1, 2))
+    found = FewShotConfig(splits, fit=fit).build(sets)(encoder)
+    numbers = np.arange(12, dtype=np.float32)[:, None, None]
+    expected = few_shot(numbers, np.arange(12) // 6, numbers, np.arange(12) // 6, fit)
+    assert found.metrics() == {
+        "few_shot/numbers/1_shot": pytest.approx(expected.mean[0]),
+        "few_shot/numbers/3_shot": pytest.approx(expected.mean[1]),
+    }
+    assert found.errors["3_shot"] == pytest.approx(expected.standard_error[1])
+    assert found.chance == {"1_shot": 0.5, "3_shot": 0.5}
+
+
+def test_members_of_an_ensemble_are_fitted_together_or_apart(splits, sets, make_encoder):
+    """Two members see the number and a constant: a joint fit ignores the constant one."""
+    encoder: Encoder = make_encoder(np.eye(12), {"x": np.zeros(12)})
+
+    def extract(view: np.ndarray) -> np.ndarray:
+        number = view[:, 0, 0, :1].astype(np.float32)
+        return np.concatenate([number, 10 - number], axis=1)
+
+    features = dataclasses.replace(encoder.features, extract=extract, num_members=2)
+    for ensemble in ("joint", "disjoint"):
+        fit = FewShotOptions(shots=(5,), seeds=(0,), ensemble=ensemble)
+        found = FewShotConfig(splits, fit=fit).build(sets)(dataclasses.replace(encoder, features=features))
+        assert found.figures["5_shot"] == 1
+
+
+def test_a_linear_probe_learns_a_threshold(splits, sets, make_encoder):
+    encoder: Encoder = make_encoder(np.eye(12), {"x": np.zeros(12)})
+    extract = encoder.features.extract
+    centred = dataclasses.replace(encoder.features, extract=lambda view: (np.asarray(extract(view)) - 5.5) / 5)
+    fit = LinearProbeOptions(learning_rates=(0.3,), weight_decays=(0.0,), epochs=(60,), minival=0.1, initial_bias=0.0)
+    found = LinearProbeConfig(splits, fit=fit).build(sets)(dataclasses.replace(encoder, features=centred))
+    assert found.kind == "linear_probe"
+    assert found.figures["top1"] == 1
+    assert found.figures["best/epochs"] == 60
+    assert found.chance["top1"] == 0.5
+
+
+def test_training_on_the_pictures_that_are_tested_is_refused(splits, sets):
+    for config in (FewShotConfig(splits, train_split="test"), LinearProbeConfig(splits, train_split="test")):
+        with pytest.raises(UserError, match="cannot train and test on the same split, test"):
+            config.build(sets)
+
+
+def test_pictures_with_several_labels_are_refused(splits, sets):
+    several = dataclasses.replace(splits, multi_label=True)
+    for config in (FewShotConfig(several), LinearProbeConfig(several)):
+        with pytest.raises(UserError, match="several labels"):
+            config.build(sets)

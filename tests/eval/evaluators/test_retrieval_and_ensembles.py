@@ -1,0 +1,110 @@
+"""Captions find pictures and pictures captions; several predictions are one."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+from eval.ensembles import score_ensemble
+from eval.evaluators.ensemble import EnsembleConfig
+from eval.evaluators.retrieval import RetrievalConfig
+from eval.predictions import ZeroShotPredictor, member_blocks
+from eval.recognition import NamesConfig
+from lit_het.errors import UserError
+
+CAPTIONS = ("a cat", "my cat", "a dog", "two owls", "an owl")
+
+
+@pytest.fixture
+def pictures(write_set):
+    """A cat with two captions, a dog with one, owls with two."""
+    texts = ["a cat\nmy cat\n", "a dog", "\ntwo owls\n an owl \n"]
+    members = [{"txt": text, "json": {"captions": text.split("\n")[:1] or [""]}} for text in texts]
+    return dataclasses.replace(write_set("pets", members), labelled=False)
+
+
+@pytest.fixture
+def encoder(make_encoder):
+    """The dog's caption lies nearer to the cat; everything else is right."""
+    vectors = np.array([[1, 0, 0], [0.9, 0.1, 0], [0.8, 0.6, 0], [0, 0, 1], [0, 0.1, 0.9]])
+    return make_encoder(np.eye(3), dict(zip(CAPTIONS, vectors, strict=True)))
+
+
+def test_a_picture_may_be_found_by_any_of_its_captions(pictures, sets, encoder):
+    found = RetrievalConfig(pictures).build(sets)(encoder)
+    figures = found.metrics()
+    assert figures["retrieval/pets/image_to_text_recall1"] == 1
+    assert figures["retrieval/pets/text_to_image_recall1"] == pytest.approx(4 / 5)
+    assert figures["retrieval/pets/text_to_image_recall5"] == 1
+    assert found.chance["text_to_image_recall1"] == pytest.approx(1 / 3)
+    assert found.chance["image_to_text_recall1"] == pytest.approx((2 / 5 + 1 / 5 + 2 / 5) / 3)
+
+
+def test_what_a_report_draws_pairs_pictures_with_their_captions(pictures, sets, encoder):
+    drawing = RetrievalConfig(pictures).build(sets)(encoder).draw()
+    arrays, texts = drawing.arrays, drawing.texts
+    best = np.array(texts["best_captions"]).reshape(3, 5)
+    assert best[:, 0].tolist() == ["a cat", "a dog", "two owls"]
+    assert arrays["caption_is_right"][:, 0].all()
+    first = arrays["picture"][arrays["found"][:, 0], 0, 0, 0]
+    assert dict(zip(texts["queries"], first.tolist(), strict=True)) == {
+        "a cat": 0,
+        "my cat": 0,
+        "a dog": 0,
+        "two owls": 2,
+        "an owl": 2,
+    }
+    assert arrays["picture_is_right"][:, 0].tolist() == [True, True, False, True, True]
+
+
+def test_captions_may_lie_in_json(write_set, sets, encoder):
+    members = [{"json": json.dumps({"captions": list(captions)}).encode()} for captions in (CAPTIONS[:2], CAPTIONS[2:])]
+    data = dataclasses.replace(write_set("json", members), labelled=False)
+    evaluator = RetrievalConfig(data, captions="json/captions").build(sets)
+    assert evaluator.captions == (CAPTIONS[:2], CAPTIONS[2:])
+
+
+@pytest.mark.parametrize(
+    ("members", "captions", "message"),
+    [
+        ([{"txt": "a cat"}, {"txt": "\n"}], "txt", r"s0000001: no caption in \.txt"),
+        ([{"txt": "a cat"}, {"cls": 0}], "txt", r"s0000001\.txt: missing member"),
+        ([{"json": {"caption": 3}}], "json/caption", r"s0000000: no caption in \.json/caption"),
+        ([{"json": b"{"}], "json/caption", r"s0000000: no caption in \.json/caption"),
+    ],
+)
+def test_a_picture_without_captions_is_named(write_set, sets, members, captions, message):
+    data = dataclasses.replace(write_set("bad", members), labelled=False)
+    with pytest.raises(UserError, match=message):
+        RetrievalConfig(data, captions=captions).build(sets)
+
+
+NAMES = ("zero", "one", "two")
+
+
+@pytest.fixture
+def labelled(write_set):
+    return write_set("digits", [{"cls": number % 3} for number in range(7)], NAMES)
+
+
+def test_noise_samples_are_members_of_an_ensemble(labelled, sets, make_encoder, unit_vectors):
+    noise = np.random.default_rng(0).normal(size=(7, 5, 3))
+    encoder = make_encoder(unit_vectors(7, 3), dict(zip(NAMES, np.eye(3), strict=True)), noise=noise)
+    found = EnsembleConfig(labelled, samples=5).build(sets)(encoder)
+    features = sets.open(labelled).features(encoder.features)
+    members = np.concatenate(list(member_blocks(ZeroShotPredictor(encoder, np.eye(3), 5), features)))
+    assert found.figures == pytest.approx(score_ensemble(members, features.labels).metrics())
+    assert found.figures["joint_nll"] < found.figures["individual_nll"]
+
+
+def test_several_models_are_an_ensemble_and_one_alone_is_none(labelled, sets, make_encoder, unit_vectors):
+    captions = dict(zip(NAMES, np.eye(3), strict=True))
+    models = [make_encoder(unit_vectors(7, 3, seed), captions, temperature=0.2) for seed in (0, 1, 2)]
+    evaluator = EnsembleConfig(labelled, NamesConfig("bare")).build(sets)
+    found = evaluator.of_models(models)
+    features = sets.open(labelled).features(models[0].features)
+    each = [np.concatenate(list(member_blocks(ZeroShotPredictor(model, np.eye(3)), features))) for model in models]
+    assert found.figures == pytest.approx(score_ensemble(np.concatenate(each, axis=1), features.labels).metrics())
+    with pytest.raises(UserError, match="there is but one member"):
+        evaluator(models[0])

@@ -1,0 +1,128 @@
+"""Corrupted copies of a set, and pictures that belong to none of its classes."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from scipy import special
+from sklearn.metrics import roc_auc_score
+
+from eval.evaluators.out_of_distribution import OutOfDistributionConfig
+from eval.evaluators.shift import ShiftConfig
+from eval.recognition import NamesConfig
+from lit_het.errors import UserError
+
+NAMES = ("zero", "one", "two")
+CAPTIONS = dict(zip(NAMES, np.eye(3), strict=True))
+
+
+def test_every_corruption_and_severity_has_figures_and_so_have_their_means(write_set, sets, make_encoder, tmp_path):
+    """Pictures 0, 1, 2; the model is right on those below 2, and copies hold fewer of them."""
+    clean = write_set("digits", [{"cls": 0}, {"cls": 1}, {"cls": 0}], NAMES)
+    for part, labels in {"fog/1": (0, 1, 2), "fog/2": (1, 1, 0), "noise/1": (1, 0, 0), "noise/2": (2, 2, 0)}.items():
+        write_set("digits/corrupted", [{"cls": label} for label in labels], split=part)
+    encoder = make_encoder(np.eye(3), CAPTIONS)
+    found = ShiftConfig(clean).build(sets)(encoder)
+    top1 = {part.removesuffix("/top1"): value for part, value in found.figures.items() if part.endswith("/top1")}
+    assert top1 == {
+        "clean": pytest.approx(2 / 3),
+        "fog/1": 1,
+        "fog/2": pytest.approx(1 / 3),
+        "noise/1": 0,
+        "noise/2": 0,
+        "severity_1": pytest.approx(1 / 2),
+        "severity_2": pytest.approx(1 / 6),
+        "corrupted": pytest.approx(1 / 3),
+    }
+    drawing = found.draw()
+    assert drawing.texts["parts"] == ("clean", "fog/1", "fog/2", "noise/1", "noise/2")
+    assert drawing.arrays["table"].shape == (5, 4)
+
+
+def test_a_set_without_corrupted_copies_is_one_line(write_set, sets):
+    with pytest.raises(UserError, match=r"no shards in .*corrupted/<corruption>/<severity>; lit-het data corrupt"):
+        ShiftConfig(write_set("digits", [{"cls": 0}], NAMES)).build(sets)
+
+
+@pytest.fixture
+def strangers(write_set):
+    """Eight pictures of two classes, and eight strange ones, without labels or names."""
+    inside = write_set("known", [{"cls": number % 2} for number in range(8)], NAMES[:2])
+    write_set("known", [{"cls": number % 2} for number in range(8)], NAMES[:2], split="train")
+    outside = write_set("strange", [{"txt": "?"} for _ in range(8)])
+    return inside, f"{outside.directory}/test"
+
+
+def test_scores_tell_strangers_as_scikit_learn_counts_it(strangers, sets, make_encoder):
+    """Picture n is as strange as 255 - n here: strange pictures have the numbers of known ones, so look at ranks."""
+    inside, outside = strangers
+    logits = np.random.default_rng(0).normal(size=(8, 2))
+    captions = dict(zip(NAMES, np.eye(2), strict=False))
+    encoder = make_encoder(logits, captions, temperature=0.5)
+    found = OutOfDistributionConfig(inside, near=(f"odd={outside}",), far=(outside,)).build(sets)(encoder)
+    figures = found.figures
+    # The same pictures inside and outside cannot be told apart.
+    for score in ("max_probability", "entropy", "energy", "noise_norm"):
+        for place in ("near/odd", "far/test"):
+            assert figures[f"{place}/{score}/auroc"] == 0.5
+    arrays = found.draw().arrays
+    p = special.softmax(logits / 0.5, axis=1)
+    np.testing.assert_allclose(arrays["inside/entropy"], -(p * np.log(p)).sum(axis=1), rtol=1e-5)
+    np.testing.assert_allclose(arrays["inside/energy"], -np.log(np.exp(logits / 0.5).sum(axis=1)), rtol=1e-5)
+    np.testing.assert_array_equal(arrays["inside/noise_norm"], np.arange(8))
+
+
+def test_a_model_that_is_unsure_of_strangers_is_credited(strangers, sets, make_encoder):
+    inside, outside = strangers
+    encoder = make_encoder(np.eye(2)[np.arange(8) % 2], dict(zip(NAMES, np.eye(2), strict=False)))
+    opened = sets.open
+    seen = []
+
+    class Watched(type(sets)):
+        def open(self, config):
+            found = opened(config)
+            if not config.labelled:
+                features = found.features
+
+                def shifted(tower):
+                    of_set = features(tower)
+                    seen.append(config.name)
+                    return dataclasses.replace(of_set, values=of_set.values + 0.25)
+
+                found.features = shifted
+            return found
+
+    watched = Watched(sets.image_size, sets.preprocessing, lambda: "a tower")
+    unsure = dataclasses.replace(
+        encoder,
+        image=lambda features: np.where(
+            features % 1 > 0, np.array([[0.5, 0.5]], np.float32), np.eye(2, dtype=np.float32)[0]
+        ),
+        image_noise_norm=lambda features: np.zeros(len(features), np.float32),
+    )
+    found = OutOfDistributionConfig(inside, far=(outside,), train_split="train").build(watched)(unsure)
+    assert seen == ["far/test"]
+    assert found.figures["far/test/max_probability/auroc"] == 1
+    assert found.figures["far/test/max_probability/fpr95"] == 0
+    assert not [name for name in found.figures if "noise_norm" in name], "no noise, no score"
+    arrays = found.draw().arrays
+    scores = np.concatenate([arrays["inside/mahalanobis"], arrays["far/test/mahalanobis"]])
+    expected = roc_auc_score(np.repeat([0, 1], 8), scores)
+    assert found.figures["far/test/mahalanobis/auroc"] == pytest.approx(expected)
+
+
+def test_strangers_must_be_named_once_each(strangers, sets):
+    inside, outside = strangers
+    with pytest.raises(UserError, match=r"--near NAME=DIR or --far NAME=DIR"):
+        OutOfDistributionConfig(inside).build(sets)
+    with pytest.raises(UserError, match="two sets are called near/test"):
+        OutOfDistributionConfig(inside, near=(outside, outside)).build(sets)
+
+
+def test_names_of_classes_may_be_chosen_from_others_here_too(strangers, sets, make_encoder, tmp_path):
+    inside, outside = strangers
+    (tmp_path / "names.txt").write_text("zero\none\ntwo\n")
+    encoder = make_encoder(np.eye(3)[np.arange(8) % 3], CAPTIONS)
+    names = NamesConfig(candidates=tmp_path / "names.txt")
+    found = OutOfDistributionConfig(inside, near=(outside,), names=names).build(sets)(encoder)
+    assert found.figures["near/test/entropy/auroc"] == 0.5
