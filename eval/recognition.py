@@ -175,9 +175,11 @@ def embed_texts(
 ) -> Float[np.ndarray, "n d"]:
     """Unit embedding of each text; ``advance`` is called with the texts done.
 
-    Every call of the encoder has the same shape, so that nothing is compiled twice.
+    Every call of the encoder has the same shape, so that nothing is compiled twice; a few texts make a small one, whose
+    size on each device is a power of two, so that other few texts mostly find it compiled.
     """
-    size = _CAPTIONS_AT_A_TIME * encoder.features.num_shares
+    of_device = min(_CAPTIONS_AT_A_TIME, 1 << (len(texts) - 1).bit_length())
+    size = of_device * encoder.features.num_shares
     parts = []
     for start in range(0, len(texts), size):
         chunk = list(texts[start : start + size])

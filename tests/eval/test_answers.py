@@ -1,0 +1,130 @@
+"""What a model says of one picture: bands over noise samples, bad choices, and beside which sets."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from scipy import special
+
+from eval.answers import answer, check_choice, chooser, features_of, noise_ranks, split_labels
+from eval.evaluation import Drawing, Record
+from lit_het.errors import UserError
+from lit_het.types import Classifier, ImageFeatures
+
+LABELS = ("a cat", "a dog", "a bird")
+VECTORS = np.eye(3)
+NOISE = np.random.default_rng(0).normal(0, 0.2, (3, 64, 3))
+
+
+@pytest.fixture
+def encoder(make_encoder):
+    """Picture number n is nearest to label n; picture 0 has no noise norm."""
+    return make_encoder(VECTORS, dict(zip(LABELS, VECTORS, strict=True)), noise=NOISE)
+
+
+def test_probabilities_are_the_softmax_of_cosines_and_bands_hold_the_samples(encoder):
+    found = answer(chooser(encoder, LABELS), np.array([2.0], np.float32), samples=64)
+    np.testing.assert_allclose(found.probability, special.softmax(VECTORS[2] / 0.1), rtol=1e-5)
+    of_samples = special.softmax((VECTORS[2] + NOISE[2]) / 0.1, axis=1)
+    assert found.samples is not None
+    assert found.noisy is not None
+    assert found.band is not None
+    np.testing.assert_allclose(found.samples, of_samples, rtol=1e-4, atol=1e-7)
+    np.testing.assert_allclose(found.noisy, of_samples.mean(axis=0), rtol=1e-4)
+    np.testing.assert_allclose(found.band, np.quantile(of_samples, [0.05, 0.95], axis=0), rtol=1e-4, atol=1e-7)
+    assert found.noise_norm == 2
+    assert found.order[0] == 2
+
+
+@pytest.mark.parametrize(("picture", "samples"), [(0, 32), (1, 0)])
+def test_without_noise_or_samples_there_is_no_band(encoder, picture: int, samples: int):
+    found = answer(chooser(encoder, LABELS), np.array([picture], np.float32), samples)
+    assert found.noisy is found.samples is found.band is None
+
+
+def test_the_axis_ends_at_a_round_probability_that_holds_all(encoder):
+    found = answer(chooser(encoder, LABELS), np.array([2.0], np.float32), 0)
+    assert found.scale == 1
+    assert replace(found, probability=np.array([0.03, 0.01], np.float32)).scale == 0.05
+    samples = np.full((4, 2), 0.15, np.float32)
+    assert replace(found, probability=np.array([0.03, 0.01], np.float32), samples=samples).scale == 0.2
+
+
+@pytest.mark.parametrize("num_shares", [1, 4])
+@pytest.mark.parametrize("count", [1, 3, 70])
+def test_features_are_those_of_each_picture_in_batches_of_one_shape(make_encoder, num_shares: int, count: int):
+    tower = make_encoder(VECTORS, {"a": VECTORS[0]}, num_shares=num_shares).features
+    shapes = set()
+
+    def extract(view: np.ndarray) -> np.ndarray:
+        shapes.add(view.shape)
+        return np.asarray(tower.extract(view))
+
+    pictures = [np.full((2, 2, 3), number, np.uint8) for number in range(count)]
+    found = list(features_of(replace(tower, extract=extract), pictures))
+    np.testing.assert_array_equal(np.stack(found)[:, 0], range(count))
+    assert len(shapes) == 1
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        ((), "no labels"),
+        (("a cat",), "'a cat' is the only label"),
+        (("a cat", "a dog", "a cat"), "'a cat' stands twice"),
+    ],
+)
+def test_a_choice_that_is_none_is_refused(encoder, labels, message):
+    for refuse in (check_choice, lambda labels: chooser(encoder, labels)):
+        with pytest.raises(UserError, match=message):
+            refuse(labels)
+
+
+def test_labels_stand_one_a_line_or_between_commas_on_one_line():
+    assert split_labels(" a cat,a dog ,, ") == ("a cat", "a dog")
+    assert split_labels("crane, the bird\n\ncrane, the machine\n") == ("crane, the bird", "crane, the machine")
+    assert split_labels("  ") == ()
+
+
+def classifier(probability: float, noisy: float) -> Classifier:
+    def log_probabilities(features: np.ndarray, seed: int | None) -> np.ndarray:
+        first = probability if seed is None else noisy
+        return np.log(np.array([[[first, 1 - first]] * 2] * len(features), np.float32))
+
+    ones = np.ones(1, np.float32)
+    return Classifier(
+        features=ImageFeatures(lambda view: view, num_members=2, num_shares=1, tower=""),
+        log_probabilities=log_probabilities,
+        log_normalizer=lambda features: ones,
+        noise_norm=lambda features: ones,
+        num_classes=2,
+    )
+
+
+def test_a_classifier_tells_its_own_classes_and_the_mean_over_noise_alone():
+    found = answer(chooser(classifier(0.9, 0.8), LABELS[:2]), np.zeros(4, np.float32))
+    np.testing.assert_allclose(found.probability, [0.9, 0.1], rtol=1e-5)
+    assert found.noisy is not None
+    np.testing.assert_allclose(found.noisy, [0.8, 0.2], rtol=1e-5)
+    assert found.band is None
+
+
+def test_a_classifier_refuses_labels_that_are_not_its_classes():
+    with pytest.raises(UserError, match="2 classes that it was trained on, and there are 3 labels"):
+        chooser(classifier(0.9, 0.8), LABELS)
+
+
+def test_a_model_that_diverged_says_so():
+    with pytest.raises(UserError, match="training diverged"):
+        answer(chooser(classifier(np.nan, 0.8), LABELS[:2]), np.zeros(4, np.float32))
+
+
+def test_noise_is_compared_with_sets_that_the_same_checkpoint_was_evaluated_on():
+    def record(name: str, step: int, **arrays: np.ndarray) -> Record:
+        return Record("zero_shot", name, {}, {}, {}, step, {}, Drawing(arrays))
+
+    norms = np.array([0.1, 0.2, 0.3, 0.4], np.float32)
+    records = [record("pets", 7, noise_norm=norms), record("old", 6, noise_norm=norms), record("other", 7)]
+    (rank,) = noise_ranks(0.35, records, step=7)
+    assert str(rank) == "75% of the 4 pictures of pets have less"
+    assert noise_ranks(0.0, records, step=7) == []

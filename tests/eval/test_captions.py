@@ -1,0 +1,55 @@
+"""Captions nearest to a picture."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from eval import captions as module
+from eval import rows
+from eval.captions import CaptionIndex, index_captions
+from lit_het.errors import UserError
+
+
+@pytest.mark.parametrize("values_per_block", [1, 12, 10**6])
+def test_the_nearest_are_those_of_a_full_search_whatever_the_blocks(monkeypatch, unit_vectors, values_per_block: int):
+    monkeypatch.setattr(rows, "VALUES_PER_BLOCK", values_per_block)
+    embeddings, query = unit_vectors(50, 4), unit_vectors(1, 4, seed=1)[0]
+    names = [f"caption {number}" for number in range(50)]
+    found = CaptionIndex(names, embeddings).nearest(query, 7)
+    scores = embeddings @ query
+    best = np.argsort(-scores)[:7]
+    assert [caption for caption, _ in found] == [names[place] for place in best]
+    np.testing.assert_allclose([score for _, score in found], scores[best], rtol=1e-5)
+
+
+def test_fewer_captions_than_asked_for_are_all_there_is(unit_vectors):
+    assert len(CaptionIndex(["a", "b"], unit_vectors(2, 4)).nearest(unit_vectors(1, 4)[0], 7)) == 2
+
+
+def test_captions_are_embedded_once_each_and_kept(monkeypatch, tmp_path, make_encoder, unit_vectors):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(module, "_CAPTIONS_AT_A_TIME", 8)
+    names, vectors = [f"caption {number}" for number in range(20)], unit_vectors(20, 3)
+    encoder = replace(make_encoder(np.eye(3), dict(zip(names, vectors, strict=True))), text_tower="done")
+    index = index_captions(encoder, [*names, "caption 3"])
+    assert index.captions == tuple(names)
+    np.testing.assert_array_equal(index.embeddings, vectors)
+
+    def fail(tokens: np.ndarray) -> np.ndarray:
+        raise AssertionError("the captions were embedded before")
+
+    np.testing.assert_array_equal(index_captions(replace(encoder, text=fail), names).embeddings, vectors)
+    with pytest.raises(AssertionError):
+        index_captions(replace(encoder, text=fail, text_tower="another"), names)
+    assert len(list((tmp_path / "lit-het" / "captions").iterdir())) == 1  # nothing half written
+
+
+def test_no_captions_and_a_cache_that_cannot_be_written_are_one_line(monkeypatch, tmp_path, make_encoder):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    encoder = replace(make_encoder(np.eye(2), {"a": np.eye(2)[0]}), text_tower="done")
+    with pytest.raises(UserError, match="no captions"):
+        index_captions(encoder, [])
+    with pytest.raises(UserError, match="set XDG_CACHE_HOME"):
+        index_captions(encoder, ["a"])
