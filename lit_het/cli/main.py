@@ -11,7 +11,7 @@ import types
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from lit_het.cli import data_arguments, evaluation_arguments
+from lit_het.cli import data_arguments, evaluation_arguments, picture_arguments
 from lit_het.errors import UserError
 
 # Imports of JAX and its friends wait until a subcommand runs: `lit-het --help` answers at once.
@@ -143,6 +143,7 @@ def _parser() -> argparse.ArgumentParser:
     embedding.set_defaults(command=_embed, name="embed", parser=embedding, takes_fields=True)
 
     evaluation_arguments.add_to(commands)
+    picture_arguments.add_to(commands)
 
     data_arguments.add_to(
         commands.add_parser("data", allow_abbrev=False, help="make shards, index them and check them")

@@ -1,0 +1,111 @@
+"""A headless Chromium, driven by its own protocol: one page, every request noted."""
+
+import base64
+import contextlib
+import json
+import shutil
+import subprocess
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
+class Browser:
+    """One page; ``requests`` are the addresses that it asked for."""
+
+    def __init__(self, connection: Any):
+        self._connection, self._number = connection, 0
+        self.requests: list[str] = []
+        for domain in ("Network", "Page", "DOM", "Runtime"):
+            self.command(f"{domain}.enable")
+
+    def command(self, method: str, **parameters: Any) -> dict[str, Any]:
+        self._number += 1
+        self._connection.send(json.dumps({"id": self._number, "method": method, "params": parameters}))
+        while True:
+            message = json.loads(self._connection.recv(timeout=30))
+            if message.get("method") == "Network.requestWillBeSent":
+                self.requests.append(message["params"]["request"]["url"])
+            elif message.get("method") == "Network.webSocketCreated":
+                self.requests.append(message["params"]["url"])
+            elif message.get("id") == self._number:
+                assert "error" not in message, message
+                return message["result"]
+
+    def run(self, script: str) -> Any:
+        """Returns the value of an expression."""
+        return self.command("Runtime.evaluate", expression=script, returnByValue=True)["result"].get("value")
+
+    def open(self, address: str) -> None:
+        """Goes to an address."""
+        self.command("Page.navigate", url=address)
+
+    def wait_for(self, text: str, seconds: float = 30) -> None:
+        """Waits until the page shows a text."""
+        until = time.monotonic() + seconds
+        while text not in (shown := self.run("document.body ? document.body.innerText : ''")):
+            assert time.monotonic() < until, f"{text!r} is not in {shown!r}"
+            time.sleep(0.1)
+
+    def choose_file(self, path: Path) -> None:
+        """Gives a file to the page's only input for files."""
+        root = self.command("DOM.getDocument")["root"]["nodeId"]
+        node = self.command("DOM.querySelector", nodeId=root, selector="input[type=file]")["nodeId"]
+        self.command("DOM.setFileInputFiles", nodeId=node, files=[str(path)])
+
+    def write(self, selector: str, text: str) -> None:
+        """Writes into a field, in place of what stands there."""
+        self.run(f"document.querySelector({selector!r}).select()")
+        self.command("Input.insertText", text=text)
+
+    def look(self, width: int, height: int, *, dark: bool = False) -> None:
+        """Changes the window."""
+        self.command(
+            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False
+        )
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self.command("Emulation.setEmulatedMedia", features=[scheme])
+
+    def screenshot(self, path: Path) -> None:
+        """Writes the whole page to a PNG file."""
+        shot = self.command("Page.captureScreenshot", captureBeyondViewport=True)
+        path.write_bytes(base64.b64decode(shot["data"]))
+
+
+@contextlib.contextmanager
+def browser(profile: Path) -> Iterator[Browser]:
+    """Starts a browser with a fresh profile; skips the test where there is none."""
+    client = pytest.importorskip("websockets.sync.client")
+    if CHROMIUM is None:
+        pytest.skip("no Chromium here")
+    flags = (
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--remote-debugging-port=0",
+        f"--user-data-dir={profile}",
+    )
+    process = subprocess.Popen([CHROMIUM, *flags, "about:blank"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        with client.connect(_page_address(profile), max_size=None) as connection:
+            yield Browser(connection)
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def _page_address(profile: Path) -> str:
+    """Returns where the page of a browser that has just started is driven from."""
+    until = time.monotonic() + 60
+    while not (found := profile / "DevToolsActivePort").exists() or not found.read_text().strip():
+        assert time.monotonic() < until, "the browser does not start"
+        time.sleep(0.1)
+    port = found.read_text().split()[0]
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/json/list") as answer:
+        return next(page["webSocketDebuggerUrl"] for page in json.load(answer) if page["type"] == "page")

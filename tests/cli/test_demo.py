@@ -1,0 +1,204 @@
+"""`lit-het demo`: its page as a simulated user and as a real browser see it."""
+
+import asyncio
+import contextlib
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from eval.answers import answer, chooser
+from lit_het.cli import demo
+from tests import tiny
+from tests.cli.browser import browser
+from tests.cli.test_train import refusal
+
+NAMES = [f"{colour} {shape}" for colour in tiny.COLOURS for shape in tiny.SHAPES]
+LABELS = ", ".join(NAMES[:4])
+
+
+@pytest.fixture
+def picture(tmp_path):
+    Image.new("RGB", (40, 30), (255, 0, 0)).save(tmp_path / "red.png")
+    return tmp_path / "red.png"
+
+
+@pytest.fixture(scope="session")
+def captions(tmp_path_factory):
+    path = tmp_path_factory.mktemp("captions") / "captions.txt"
+    path.write_text("\n".join(NAMES))
+    return path
+
+
+@pytest.fixture(scope="session")
+def subject(trained_lit, captions, tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        return demo.open_subject(trained_lit.run_dir, str(captions))
+
+
+def test_a_page_gets_what_classify_tells(subject, picture):
+    square, features = subject.see(picture.read_bytes(), "red.png")
+    size = subject.run.config.data.image_size
+    assert square.shape == (size, size, 3)
+    labels, found = subject.answer(features, LABELS, "photo", 16, 3)
+    assert labels == tuple(NAMES[:4])
+    expected = answer(chooser(subject.run.model(), labels, ["a photo of a {c}."]), features, 16, 3)
+    assert found.samples is not None
+    assert expected.samples is not None
+    np.testing.assert_allclose(found.samples, expected.samples, rtol=1e-5)
+    assert subject.noise(features) == (pytest.approx(expected.noise_norm), [])
+    nearest = subject.nearest(features)
+    assert sorted(caption for caption, _ in nearest) == sorted(NAMES)
+    assert [score for _, score in nearest] == sorted((score for _, score in nearest), reverse=True)
+
+
+def visit(subject, script):
+    """Runs a script as a user of the page."""
+    pytest.importorskip("nicegui")
+    from nicegui.testing import user_simulation  # pyright: ignore[reportMissingImports]
+
+    from lit_het.cli.demo_page import Page
+
+    async def simulate():
+        async with user_simulation(root=lambda: Page(subject)) as user:
+            await user.open("/")
+            await script(user)
+
+    asyncio.run(simulate())
+
+
+async def drop(user, data, name="picture.png"):
+    from nicegui import ui  # pyright: ignore[reportMissingImports]
+
+    await (
+        user.find(ui.upload).elements.copy().pop().handle_uploads([ui.upload.SmallFileUpload(name, "image/png", data)])
+    )
+
+
+async def write(user, labels):
+    from nicegui import ui  # pyright: ignore[reportMissingImports]
+
+    with user:
+        user.find(ui.textarea).elements.copy().pop().value = labels
+
+
+def test_a_user_drops_a_picture_writes_labels_and_draws_again(subject, picture):
+    async def script(user):
+        await user.should_see("Drop a picture and write two labels or more.")
+        await drop(user, picture.read_bytes())
+        await user.should_see("Nearest captions", retries=100)
+        await user.should_see("Write two labels or more.")
+        await write(user, LABELS)
+        await user.should_see("with noise", retries=100)
+        await user.should_see("50%")  # the end of the axis
+        before = [label.text for label in user.find("with noise").elements]
+        user.find("Draw again").click()
+        for _ in range(100):
+            await asyncio.sleep(0.1)
+            if before != [label.text for label in user.find("with noise").elements]:
+                return
+        raise AssertionError("the same noise was drawn again")
+
+    visit(subject, script)
+
+
+def test_mistakes_are_messages_on_the_page(subject, picture):
+    async def script(user):
+        await drop(user, b"no picture at all", "text.png")
+        await user.should_see("text.png: no picture", retries=100)
+        await drop(user, picture.read_bytes())
+        await user.should_not_see("text.png: no picture", retries=100)
+        await write(user, "a cat")
+        await user.should_see("'a cat' is the only label", retries=100)
+        await write(user, "a cat,a cat")
+        await user.should_see("'a cat' stands twice", retries=100)
+        await write(user, " ")
+        await user.should_not_see("stands twice", retries=100)
+
+    visit(subject, script)
+
+
+@contextlib.contextmanager
+def served(*arguments):
+    """Runs the command in a process of its own; yields the address that it names."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+    command = [sys.executable, "-m", "lit_het.cli.main", "demo", *map(str, arguments)]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
+    assert process.stderr is not None
+    try:
+        said = ""
+        while not (found := re.search(r"http://\S+", said)):
+            line = process.stderr.readline()
+            assert line, f"the demo ended: {said}"
+            said += line
+        yield found[0]
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=60)
+
+
+def test_a_browser_shows_bands_and_asks_no_other_machine(trained_lit, captions, picture, tmp_path, monkeypatch):
+    pytest.importorskip("nicegui")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with (
+        browser(tmp_path / "profile") as page,
+        served("--checkpoint", trained_lit.run_dir, "--captions", captions) as address,
+    ):
+        page.look(1100, 800)
+        page.open(address)
+        page.wait_for("Drop a picture")
+        page.choose_file(picture)
+        page.wait_for("Nearest captions")
+        page.write("textarea", "\n".join(["<b>bold</b>", *NAMES[:3]]))
+        page.wait_for("with noise")
+        page.wait_for("<b>bold</b>")  # labels are never markup
+        assert page.run("document.querySelectorAll('rect.band').length") == 4
+        for width, dark in ((1100, False), (390, True)):
+            page.look(width, 800, dark=dark)
+            page.screenshot(tmp_path / f"{width}.png")
+            assert page.run("document.documentElement.scrollWidth") <= width  # nothing is cut off
+            with Image.open(tmp_path / f"{width}.png") as shot:
+                assert (np.asarray(shot.convert("L"))[2, 2] < 128) == dark
+        assert page.requests
+        host = address.removeprefix("http://")
+        elsewhere = [request for request in page.requests if re.match(rf"(https?|wss?)://(?!{host}/)", request)]
+        assert not elsewhere
+
+
+def test_without_the_extra_one_line_names_it(capsys, monkeypatch, trained_lit):
+    monkeypatch.setitem(sys.modules, "nicegui", None)
+    monkeypatch.delitem(sys.modules, "lit_het.cli.demo_page", raising=False)
+    assert "pip install 'lit-het[demo]'" in refusal(capsys, "demo", "--checkpoint", trained_lit.run_dir)
+
+
+@pytest.mark.parametrize("problem", ["classifier", "captions", "host"])
+def test_what_cannot_be_served_is_one_line(capsys, trained_lit, upstream, tmp_path, problem):
+    pytest.importorskip("nicegui")
+    arguments, message = {
+        "classifier": (("--checkpoint", upstream), "needs a run with a text tower"),
+        "captions": (("--checkpoint", trained_lit.run_dir, "--captions", tmp_path / "none.txt"), "none.txt"),
+        "host": (("--checkpoint", trained_lit.run_dir, "--host", "256.0.0.1"), "--host 256.0.0.1"),
+    }[problem]
+    assert message in refusal(capsys, "demo", *arguments)
+
+
+def test_a_port_that_is_taken_is_refused_where_asked_for_and_else_another_is_found(capsys, trained_lit, monkeypatch):
+    pytest.importorskip("nicegui")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        line = refusal(capsys, "demo", "--checkpoint", trained_lit.run_dir, "--port", port)
+        assert f"--port {port}" in line
+        monkeypatch.setattr(demo, "_PORT", port)
+        served_at = []
+        monkeypatch.setattr("lit_het.cli.demo_page.serve", lambda subject, host, port: served_at.append(port))
+        demo.demo(trained_lit.run_dir, None, "127.0.0.1", None)
+        assert served_at[0] not in (0, port)
