@@ -46,7 +46,7 @@ class Answer:
     @property
     def scale(self) -> float:
         """The end of an axis that shows all of it: a round probability."""
-        highest = float(max(self.probability.max(), 0 if self.band is None else self.band.max()))
+        highest = float(max(self.probability.max(), 0 if self.samples is None else self.samples.max()))
         return next((end for end in _AXIS_ENDS if highest <= end), 1.0)
 
     @property

@@ -46,7 +46,7 @@ def test_the_axis_ends_at_a_round_probability_that_holds_all(encoder):
     found = answer(chooser(encoder, LABELS), np.array([2.0], np.float32), 0)
     assert found.scale == 1
     assert replace(found, probability=np.array([0.03, 0.01], np.float32)).scale == 0.05
-    samples = np.full((4, 2), 0.15, np.float32)
+    samples = np.array([[0.01, 0.02]] * 99 + [[0.01, 0.15]], np.float32)  # one far above the band
     assert replace(found, probability=np.array([0.03, 0.01], np.float32), samples=samples).scale == 0.2
 
 
