@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -60,7 +61,7 @@ def main() -> None:
 
 
 def _compare(folder: Path, options: argparse.Namespace, length: int) -> None:
-    config = _config(options, length)
+    config = towers_of(lit_so400m_het_xl.get_config(), options.tower, length, options.compute_type)
     shards = folder / "shards"
     tokenizer = photograph_shards(shards, options.images, seed=0, length=length)
     data = LoaderConfig(
@@ -103,11 +104,10 @@ def _print(options: argparse.Namespace, length: int, seconds: dict[str, list[flo
     Console(width=120).print(table)
 
 
-def _config(options: argparse.Namespace, length: int) -> ExperimentConfig:
-    """Returns the recipe of the SoViT-400m configuration with towers of the size that is asked for."""
-    config = lit_so400m_het_xl.get_config()
-    name, patch_size = options.tower.split("/")
-    encoder = encoder_size(name, compute_type=options.compute_type)
+def towers_of(config: ExperimentConfig, tower: str, length: int, compute_type: Any) -> ExperimentConfig:
+    """Returns a recipe with towers of another size, such as ``B/32``, and texts of another length."""
+    name, patch_size = tower.split("/")
+    encoder = encoder_size(name, compute_type=compute_type)
     task = config.task
     assert isinstance(task, ContrastiveConfig)
     assert isinstance(task.image_tower, ViTConfig)

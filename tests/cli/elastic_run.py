@@ -27,8 +27,10 @@ def main() -> None:
     make = BatchMaker.make
 
     def recorded(maker, samples, positions, num_samples):
-        with options.record.open("a") as file:
-            file.write(json.dumps({"positions": list(positions), "keys": [sample.key for sample in samples]}) + "\n")
+        if positions is not None:  # not in evaluations
+            with options.record.open("a") as file:
+                keys = [sample.key for sample in samples]
+                file.write(json.dumps({"positions": list(positions), "keys": keys}) + "\n")
         return make(maker, samples, positions, num_samples)
 
     with mock.patch.object(BatchMaker, "make", recorded):

@@ -16,6 +16,9 @@ import pytest
 from configs import experiment
 from configs.experiment import PretrainedConfig
 from data_pipelines.transforms import InceptionCrop
+from eval.evaluators.frozen import FewShotConfig
+from eval.few_shot import FewShotOptions
+from eval.sets import ImageSet
 from lit_het.cli import runs
 from lit_het.sharding import MeshConfig
 from lit_het.training.logging import read_metrics
@@ -58,9 +61,8 @@ def free_port():
 
 def kill_at(records, config, processes):
     """Kills all processes as soon as the run has logged so many steps; returns how many it has logged then."""
-    metrics = config.run_dir / "metrics.jsonl"
     deadline = time.monotonic() + 300
-    while len(read_metrics(metrics)) < records:
+    while len(losses(config)) < records:
         assert time.monotonic() < deadline
         for process in processes:
             assert process.poll() is None, process.communicate()[1].decode()
@@ -69,9 +71,9 @@ def kill_at(records, config, processes):
         process.kill()
     for process in processes:
         process.communicate()
-    logged = len(read_metrics(metrics))
-    assert logged < NUM_STEPS, "the kill came too late to show anything"
-    return logged
+    last = len(losses(config))
+    assert last < NUM_STEPS, "the kill came too late to show anything"
+    return last
 
 
 def keys_by_position(*records):
@@ -84,8 +86,17 @@ def keys_by_position(*records):
     return found
 
 
+def logged(config, name):
+    records = read_metrics(config.run_dir / "metrics.jsonl")
+    return {record["step"]: record[name] for record in records if name in record}
+
+
 def losses(config):
-    return {record["step"]: record["train/loss"] for record in read_metrics(config.run_dir / "metrics.jsonl")}
+    return logged(config, "train/loss")
+
+
+def accuracies(config):
+    return logged(config, "few_shot/shapes/2_shot")
 
 
 @pytest.fixture
@@ -95,6 +106,10 @@ def whole(data, upstream, tmp_path):
     Two devices hold half of the parameters each, of the locked ones too.
     """
     config = experiment.load(runs.config_path(upstream))
+    shutil.copytree(data / "train", tmp_path / "shapes" / "test")
+    shutil.copytree(data / "train", tmp_path / "shapes" / "train")
+    shutil.copy(data / "train" / "classnames.txt", tmp_path / "shapes")
+    shapes = ImageSet("shapes", str(tmp_path / "shapes"), batch_size=7)
     return dataclasses.replace(
         config,
         run_dir=tmp_path / "whole",
@@ -103,7 +118,8 @@ def whole(data, upstream, tmp_path):
         data=dataclasses.replace(config.data, crop=InceptionCrop(0.5)),
         pretrained=PretrainedConfig(upstream),
         mesh=MeshConfig(fsdp=2),
-        cadence=Cadence(log_steps=1, save_steps=3),
+        cadence=Cadence(log_steps=1, save_steps=3, evaluate_steps=1),
+        evaluations=(FewShotConfig(shapes, fit=FewShotOptions(shots=(2,), seeds=(0,), l2=(1.0,))),),
     )
 
 
@@ -116,7 +132,7 @@ def test_a_run_killed_on_two_processes_and_resumed_on_one_has_the_samples_and_lo
     flags = ("--processes", "2", "--port", str(free_port()), "--process")
     pair = [start(killed, record, *flags, str(process)) for process, record in enumerate(records)]
     last = kill_at(random.randrange(1, NUM_STEPS - 4), killed, pair)
-    before = losses(killed)
+    before, accurate_before = losses(killed), accuracies(killed)
     alone = dataclasses.replace(whole, run_dir=tmp_path / "alone", mesh=MeshConfig())
     shutil.copytree(killed.run_dir, alone.run_dir)
     resumed = [
@@ -131,6 +147,10 @@ def test_a_run_killed_on_two_processes_and_resumed_on_one_has_the_samples_and_lo
     assert before == {step: loss for step, loss in expected.items() if step <= last}
     # On as many devices as before every sum has its order, on fewer it has not.
     assert losses(killed) == expected
+    # Two processes read half of the evaluation's pictures each, and both see all features.
+    assert accurate_before
+    assert accurate_before == {step: value for step, value in accuracies(whole).items() if step in accurate_before}
+    assert accuracies(killed) == accuracies(whole)
     np.testing.assert_allclose(list(losses(alone).values()), list(expected.values()), rtol=1e-5)
 
     samples = keys_by_position(tmp_path / "whole.txt")

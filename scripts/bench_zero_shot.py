@@ -1,0 +1,145 @@
+"""Times zero-shot evaluation end to end against the image tower's bare forward pass, and the embedding of names.
+
+End to end is everything from shards to figures, after the programs are compiled: reading and decoding photographs
+(those of `bench_data`), the tower, the head, log-probabilities of all names, and the figures. The bare pass is the tower
+on a batch that lies on the device, for as many pictures. Both run in turn; ratios are taken round by round. Towers have
+random weights, which cost what trained ones do.
+
+    python scripts/bench_zero_shot.py --tower B/32 --images 512
+"""
+
+import argparse
+import dataclasses
+import tempfile
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+from bench_data import photograph_shards
+from bench_embeddings import towers_of
+from bench_tools import machine
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from configs import lit_so400m_het_xl
+from data_pipelines.tokenizers import SentencePieceTokenizer, train_sentencepiece
+from data_pipelines.transforms import Preprocessing
+from eval import scores
+from eval.predictions import ZeroShotPredictor, predict
+from eval.prompts import FAMILIES, fill_template
+from eval.recognition import embed_texts
+from eval.sets import ImageSet, Sets
+from lit_het.cli.models import ModelMaker
+from lit_het.sharding import MeshConfig, tree_shardings
+from lit_het.types import Encoder
+
+END_TO_END, BARE = "shards to figures", "bare forward pass"
+NUM_CLASSES, NUM_PROMPTS = 1000, 80
+
+
+def main() -> None:
+    """Prints both tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--tower", choices=("B/32", "B/16", "So400m/14"), default="B/32", help="and a text tower of its size"
+    )
+    parser.add_argument("--text-length", type=int, default=64)
+    parser.add_argument("--batch-size", type=int, default=64, help="pictures of a device")
+    parser.add_argument("--images", type=int, default=512)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--samples", type=int, nargs="+", default=[0, 22], help="noise samples of a picture")
+    parser.add_argument("--captions", type=int, default=NUM_CLASSES * NUM_PROMPTS, help="that are really embedded")
+    parser.add_argument("--compute-type", default="float32", help="bfloat16 on accelerators")
+    options = parser.parse_args()
+    print(machine())
+    with tempfile.TemporaryDirectory() as folder:
+        _compare(Path(folder), options)
+
+
+def _compare(folder: Path, options: argparse.Namespace) -> None:
+    names = [f"class number {number}" for number in range(NUM_CLASSES)]
+    model = _model(options, names)
+    photograph_shards(folder / "test", options.images, seed=0, length=options.text_length)
+    (folder / "classnames.txt").write_text("".join(f"{name}\n" for name in names))
+    opened = Sets(224, Preprocessing(filter="fast"), lambda: "").open(
+        ImageSet("photographs", str(folder), batch_size=options.batch_size, labelled=False)
+    )
+    classes = _unit(np.random.default_rng(0).normal(size=(NUM_CLASSES, model.image(_some(model)).shape[1])))
+    seconds: dict[str, list[float]] = {BARE: [], **{_title(samples): [] for samples in options.samples}}
+    size = options.batch_size * model.features.num_shares
+    batch = np.zeros((size, 224, 224, 3), np.uint8)
+    for number in track(range(options.rounds + 1), options.tower, transient=True):
+        began = time.perf_counter()
+        passes = [model.features.extract(batch) for _ in range(-(-options.images // size))]
+        jax.block_until_ready(passes)
+        timed = {BARE: time.perf_counter() - began}
+        for samples in options.samples:
+            began = time.perf_counter()
+            # Of another tower, so to say: features are read anew.
+            tower = dataclasses.replace(model.features, tower=f"{number} {samples}")
+            scores.figures(predict(ZeroShotPredictor(model, classes, samples), opened.features(tower)))
+            timed[_title(samples)] = time.perf_counter() - began
+        if number:  # the first round compiles
+            for name, value in timed.items():
+                seconds[name].append(value)
+    _print_pictures(options, seconds)
+    _print_names(options, model, names)
+
+
+def _print_pictures(options: argparse.Namespace, seconds: dict[str, list[float]]) -> None:
+    table = Table("what", "s (median)", "min-max", "pictures/s", "of the bare pass (aim: 1.15)")
+    for name, times in seconds.items():
+        ratio = np.divide(times, seconds[BARE])
+        table.add_row(
+            name,
+            f"{np.median(times):.2f}",
+            f"{min(times):.2f}-{max(times):.2f}",
+            f"{options.images / np.median(times):.1f}",
+            f"{np.median(ratio):.2f} ({ratio.min():.2f}-{ratio.max():.2f})",
+        )
+    table.title = f"{options.tower}, {options.images} photographs among {NUM_CLASSES:,} names"
+    Console(width=120).print(table)
+
+
+def _print_names(options: argparse.Namespace, model: Encoder, names: list[str]) -> None:
+    templates = (FAMILIES["photos"] * 3)[:NUM_PROMPTS]
+    captions = [fill_template(template, name) for name in names for template in templates][: options.captions]
+    embed_texts(model, captions[:64])
+    began = time.perf_counter()
+    embed_texts(model, captions)
+    seconds = time.perf_counter() - began
+    whole = seconds * NUM_CLASSES * NUM_PROMPTS / len(captions)
+    measured = "" if len(captions) == NUM_CLASSES * NUM_PROMPTS else f", extrapolated from {len(captions):,} captions"
+    print(
+        f"{NUM_CLASSES:,} classes x {NUM_PROMPTS} prompts of {options.text_length} tokens: {whole:.0f} s"
+        f" ({len(captions) / seconds:.0f} captions/s{measured}); the second time from the cache"
+    )
+
+
+def _model(options: argparse.Namespace, names: list[str]) -> Encoder:
+    config = towers_of(lit_so400m_het_xl.get_config(), options.tower, options.text_length, options.compute_type)
+    task, mesh = config.task.build(), MeshConfig().build()
+    shapes = jax.eval_shape(task.initialize, jax.random.key(0))
+    params = jax.jit(task.initialize, out_shardings=tree_shardings(shapes, mesh))(jax.random.key(0))
+    words = train_sentencepiece(names, vocabulary_size=64, model_type="bpe")
+    model = ModelMaker(task, mesh, SentencePieceTokenizer(words, options.text_length)).model(params, "random")
+    assert isinstance(model, Encoder)
+    return model
+
+
+def _some(model: Encoder) -> np.ndarray:
+    return np.asarray(model.features.extract(np.zeros((model.features.num_shares, 224, 224, 3), np.uint8)))
+
+
+def _unit(rows: np.ndarray) -> np.ndarray:
+    return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
+
+
+def _title(samples: int) -> str:
+    return END_TO_END + (f", {samples} noise samples" if samples else "")
+
+
+if __name__ == "__main__":
+    main()
