@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import zipfile
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -135,9 +137,10 @@ def read_records(run_dir: Path) -> list[Record]:
 def _read(path: Path) -> Record:
     try:
         content = json.loads(path.read_text("utf-8"))
-        with np.load(path.with_suffix(".npz"), allow_pickle=False) as file:
-            content["drawing"] = Drawing(dict(file), content.pop("texts"))
+        # Opened here: NumPy leaves a file open that it cannot read.
+        with path.with_suffix(".npz").open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+            content["drawing"] = Drawing(dict(arrays), content.pop("texts"))
         return Record(**content)
-    except (OSError, ValueError, KeyError, TypeError, EOFError) as error:
+    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         reason = " ".join(str(error).split())
         raise UserError(f"{path} is no evaluation ({reason}); delete it, and evaluate again") from error

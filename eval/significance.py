@@ -108,6 +108,20 @@ def compare(runs: Sequence[Mapping[str, float]], against: Sequence[Mapping[str, 
     return {name: welch([run[name] for run in runs], [run[name] for run in against]) for name in names}
 
 
+def holm(p_values: Mapping[str, float], level: float = 0.05) -> frozenset[str]:
+    """The names of the tests that stay significant when all count: at most ``level`` to find any by chance.
+
+    Holm, "A simple sequentially rejective multiple test procedure", Scandinavian Journal of Statistics 1979; it holds
+    whatever the tests have to do with one another.
+    """
+    found = []
+    for number, name in enumerate(sorted(p_values, key=lambda name: p_values[name])):
+        if p_values[name] > level / (len(p_values) - number):
+            break
+        found.append(name)
+    return frozenset(found)
+
+
 def bootstrap_error(
     figure: Callable[..., Float[np.ndarray, " r"]], *values: Shaped[np.ndarray, " n"], seed: int = 0
 ) -> float:

@@ -6,26 +6,12 @@ from collections.abc import Mapping
 from rich.table import Table
 from rich.text import Text
 
+from eval.report.naming import STYLES, FigureStyle
 from eval.report.page import Html, escaped, joined
 
-
-@dataclasses.dataclass(frozen=True)
-class FigureStyle:
-    """How one figure of `eval.scores` is named, printed and judged."""
-
-    label: str
-    format: str
-    higher_is_better: bool
-
-
+# Of the figures of `eval.scores`, those that are compared.
 FIGURE_STYLES: Mapping[str, FigureStyle] = {
-    "top1": FigureStyle("top-1 accuracy", "{:.1%}", higher_is_better=True),
-    "top5": FigureStyle("top-5 accuracy", "{:.1%}", higher_is_better=True),
-    "mean_reciprocal_rank": FigureStyle("mean reciprocal rank", "{:.3f}", higher_is_better=True),
-    "mean_class_recall": FigureStyle("mean recall of classes", "{:.1%}", higher_is_better=True),
-    "nll": FigureStyle("negative log-likelihood, nats", "{:.3f}", higher_is_better=False),
-    "brier": FigureStyle("Brier score", "{:.3f}", higher_is_better=False),
-    "ece": FigureStyle("calibration error (ECE)", "{:.1%}", higher_is_better=False),
+    name: STYLES[name] for name in ("top1", "top5", "mean_reciprocal_rank", "mean_class_recall", "nll", "brier", "ece")
 }
 
 

@@ -15,11 +15,11 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator, PercentFormatter
 
 from eval.calibration import ReliabilityCurve
-from eval.report.page import NOTHING, Html, escaped, legend, side_by_side
+from eval.report.page import NOTHING, NUM_COLOURS, Html, escaped, legend, side_by_side
 
 # matplotlib wants real colours; these stand for variables of the style sheet and are replaced in the SVG.
 _INK, _MUTED, _LINE = "#0a0a01", "#0a0a02", "#0a0a03"
-_SERIES = ("#0a0a10", "#0a0a11", "#0a0a12", "#0a0a13")
+_SERIES = tuple(f"#0a0a1{number}" for number in range(NUM_COLOURS))
 _VARIABLES = {_INK: "--ink", _MUTED: "--muted", _LINE: "--line"} | {
     colour: f"--series-{number}" for number, colour in enumerate(_SERIES)
 }
@@ -42,6 +42,40 @@ class Chart:
     logarithmic: bool = False
 
 
+@dataclasses.dataclass(frozen=True)
+class Line:
+    """One line of a plot.
+
+    Attributes:
+        x, y: points; a gap where y is NaN.
+        error: standard errors of y, or nothing to show none.
+        band: lowest and highest y around each point, or nothing.
+        colour: number of its colour; those beyond the palette are dashed. None means faint, as chance is.
+        bold: whether it stands out among the others.
+    """
+
+    x: Sequence[int | float]
+    y: Sequence[float]
+    error: Sequence[float] = ()
+    band: tuple[Sequence[float], Sequence[float]] | None = None
+    colour: int | None = 0
+    bold: bool = False
+
+
+def training_charts(histories: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Chart]:
+    """Returns the charts of what training tells of itself, as far as a run recorded it."""
+    charts = (
+        Chart("train/loss", "Loss, nats"),
+        Chart("train/learning_rate", "Learning rate"),
+        Chart("train/temperature", "Temperature τ", logarithmic=True),
+        Chart("train/image_noise_norm", "Noise norm of pictures"),
+        Chart("train/text_noise_norm", "Noise norm of names"),
+    )
+    records = [record for history in histories.values() for record in history]
+    # A head without noise records zeros.
+    return [chart for chart in charts if any(record.get(chart.metric) for record in records)]
+
+
 def curves(histories: Mapping[str, Sequence[Mapping[str, Any]]], charts: Sequence[Chart]) -> Html:
     """Training curves of several runs, a chart for each metric.
 
@@ -62,22 +96,79 @@ def _curve_chart(histories: Mapping[str, Sequence[Mapping[str, Any]]], chart: Ch
         if points:
             steps, values = zip(*points, strict=True)
             marker = "o" if len(points) == 1 else None
-            axes.plot(steps, values, color=_SERIES[number], linewidth=1.6, marker=marker)
+            axes.plot(steps, values, **_stroke(number), linewidth=1.6, marker=marker)
             finals.append(f"{name} ends at {values[-1]:.4g}")
     if not finals:
         axes.text(0.5, 0.5, "not recorded", transform=axes.transAxes, ha="center", va="center", color=_MUTED)
     if chart.logarithmic:
-        axes.set_yscale("log")
-        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axes.yaxis.set_minor_locator(NullLocator())
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        _make_logarithmic(axes)
     axes.set_xlabel("step")
     return _figure(chart.title, figure, "; ".join(finals))
 
 
+def plot(
+    title: str,
+    lines: Mapping[str, Line],
+    x_label: str,
+    y_label: str,
+    *,
+    ticks: Mapping[float, str] | None = None,
+    as_share: bool = False,
+    logarithmic: bool = False,
+    caption: str = "",
+) -> Html:
+    """A plot of several lines with their legend.
+
+    Args:
+        title: heading.
+        lines: by name.
+        x_label: what the horizontal axis shows.
+        y_label: what the vertical one shows, with its unit.
+        ticks: text at places of the horizontal axis, in place of numbers.
+        as_share: y are shares, shown in per cent.
+        logarithmic: scale of the vertical axis.
+        caption: plain text below.
+    """
+    figure, axes = _canvas(2.9)
+    for line in lines.values():
+        stroke = {"color": _MUTED, "linestyle": ":"} if line.colour is None else _stroke(line.colour)
+        width = 2.6 if line.bold else 1.3
+        marker = (
+            {"marker": "o", "markersize": 4 if line.bold else 3} if line.colour is not None and len(line.x) < 12 else {}
+        )
+        if line.band is not None:
+            axes.fill_between(line.x, *line.band, color=stroke["color"], alpha=0.2, linewidth=0)
+        if len(line.error):
+            axes.errorbar(line.x, line.y, line.error, **stroke, **marker, linewidth=width, capsize=3)
+        else:
+            axes.plot(line.x, line.y, **stroke, **marker, linewidth=width, zorder=3 if line.bold else 2)
+    if logarithmic:
+        _make_logarithmic(axes)
+    if ticks is not None:
+        axes.set_xticks(list(ticks), list(ticks.values()))
+    if as_share:
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+    axes.set(xlabel=x_label, ylabel=y_label)
+    return _figure(title, figure, caption, legend({name: line.colour for name, line in lines.items()}))
+
+
+def _make_logarithmic(axes: Axes) -> None:
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+
+
+def _stroke(number: int) -> dict[str, Any]:
+    """The colour of a series; where there are more series than colours, they come again in dashes."""
+    return {"color": _SERIES[number % NUM_COLOURS], "linestyle": "-" if number < NUM_COLOURS else "--"}
+
+
 def reliability_diagrams(reliabilities: Mapping[str, ReliabilityCurve]) -> Html:
     """A reliability diagram for each model: accuracy against confidence, and how often each confidence occurs."""
-    return side_by_side(*(_reliability(name, curve, n) for n, (name, curve) in enumerate(reliabilities.items())))
+    return side_by_side(
+        *(_reliability(name, curve, n % NUM_COLOURS) for n, (name, curve) in enumerate(reliabilities.items()))
+    )
 
 
 def _reliability(name: str, curve: ReliabilityCurve, number: int) -> Html:
@@ -108,14 +199,15 @@ def distribution(
 
     Args:
         title: heading.
-        groups: values of each group; the first has the palette's second colour, to stand out.
+        groups: values of each group, at most as many as there are colours; the first has the palette's second colour,
+            to stand out.
         x_label: what the values are, with their unit.
         caption: plain text under the figure, such as the outcome of a test.
         bins: bins of equal width over the range of all values.
     """
     figure, axes = _canvas(2.9)
     edges = np.histogram_bin_edges(np.concatenate(list(groups.values())), bins=bins)
-    palette = (1, 0, 2, 3)[: len(groups)]
+    palette = [1, 0, *range(2, NUM_COLOURS)][: len(groups)]
     for number, values in zip(palette, groups.values(), strict=True):
         shares = np.histogram(values, edges)[0] / values.size
         axes.stairs(shares, edges, color=_SERIES[number], fill=True, alpha=0.25, linewidth=0)

@@ -33,9 +33,11 @@ def mark_of(answer: int, truth: int, groups: Int[np.ndarray, " k"] | None) -> Ma
     return Mark.WRONG
 
 
-def mark_legend(mate_meaning: str = Mark.MATE.meaning) -> Html:
-    """What the signs in the grids mean."""
-    meanings = ((Mark.RIGHT, Mark.RIGHT.meaning), (Mark.MATE, mate_meaning))
+def mark_legend(mate_meaning: str | None = Mark.MATE.meaning) -> Html:
+    """What the signs in the grids mean; None where there are no look-alikes."""
+    meanings = [(Mark.RIGHT, Mark.RIGHT.meaning)]
+    if mate_meaning is not None:
+        meanings.append((Mark.MATE, mate_meaning))
     items = (f'<li><span class="{mark.style}">{mark.sign}</span> {escaped(text)}</li>' for mark, text in meanings)
     return Html(f'<ul class="legend">{"".join(items)}</ul>')
 
@@ -59,32 +61,39 @@ def image_to_name_grid(
         groups: look-alike group of each class (`eval.ambiguity.groups_of`).
     """
     cards = (
-        _name_card(image, int(label), answers, probabilities, class_names, groups)
+        answer_card(
+            image,
+            class_names[int(label)],
+            [class_names[int(answer)] for answer in answers],
+            [mark_of(answer, int(label), groups) for answer in answers.tolist()],
+            probabilities,
+        )
         for image, label, answers, probabilities in zip(images, labels, top_classes, top_probabilities, strict=True)
     )
     return Html(f'<div class="cards">{joined(cards)}</div>')
 
 
-def _name_card(
+def answer_card(
     image: np.ndarray,
-    label: int,
-    answers: np.ndarray,
-    probabilities: np.ndarray,
-    class_names: Sequence[str],
-    groups: np.ndarray | None,
+    title: str,
+    answers: Sequence[str],
+    marks: Sequence[Mark],
+    probabilities: Sequence[float] | Float[np.ndarray, " top"] | None = None,
 ) -> Html:
-    lines = []
-    for answer, probability in zip(answers.tolist(), probabilities.tolist(), strict=True):
-        mark = mark_of(answer, label, groups)
-        lines.append(
-            f'<li class="{mark.style}" style="--share: {probability:.1%}"><span>{_sign(mark)}</span>'
-            f'<span>{escaped(class_names[answer])}</span><span class="share">{_percent(probability)}</span></li>'
-        )
-    truth = class_names[label]
+    """A card with a picture, a title, and answers below each other, with their probabilities if there are any."""
+    shares = [None] * len(answers) if probabilities is None else [float(share) for share in probabilities]
+    lines = (_answer(text, mark, share) for text, mark, share in zip(answers, marks, shares, strict=True))
+    shown = f"<h3>{escaped(title)}</h3>" if title else ""
     return Html(
-        f'<article class="card"><header>{picture(image, f"picture of {truth}")}<h3>{escaped(truth)}</h3></header>'
+        f'<article class="card"><header>{picture(image, f"picture of {title}" if title else "picture")}{shown}</header>'
         f'<ol class="candidates">{"".join(lines)}</ol></article>'
     )
+
+
+def _answer(text: str, mark: Mark, share: float | None) -> Html:
+    bar = "" if share is None else f' style="--share: {share:.1%}"'
+    number = "" if share is None else f'<span class="share">{_percent(share)}</span>'
+    return Html(f'<li class="{mark.style}"{bar}><span>{_sign(mark)}</span><span>{escaped(text)}</span>{number}</li>')
 
 
 def name_to_image_grid(
@@ -103,31 +112,46 @@ def name_to_image_grid(
         class_names: names of the classes.
         groups: look-alike group of each class.
     """
-    rows = []
-    for query, pictures, labels in zip(names, images, image_labels, strict=True):
-        shown = []
-        for image, label in zip(pictures, labels.tolist(), strict=True):
-            mark = mark_of(label, query, groups)
-            alt = f"{mark.meaning}: picture of {class_names[label]}"
-            shown.append(
-                f'<figure class="{mark.style}" title="{escaped(class_names[label])}">{picture(image, alt)}'
-                f"<figcaption>{_sign(mark)}</figcaption></figure>"
-            )
-        heading = f"<h3>{escaped(class_names[query])}</h3>"
-        rows.append(Html(f'<div class="row">{heading}<div class="pictures">{"".join(shown)}</div></div>'))
+    rows = (
+        picture_row(
+            class_names[query],
+            pictures,
+            [mark_of(label, query, groups) for label in labels.tolist()],
+            [class_names[int(label)] for label in labels],
+        )
+        for query, pictures, labels in zip(names, images, image_labels, strict=True)
+    )
     return Html(f'<div class="rows">{joined(rows)}</div>')
 
 
-def picture_strip(title: str, images: Pictures, captions: Sequence[str], values: Sequence[str]) -> Html:
-    """A titled strip of pictures, each with a value and a caption, such as a noise norm and a name."""
+def picture_row(title: str, pictures: Pictures, marks: Sequence[Mark], names: Sequence[str] | None = None) -> Html:
+    """A row with a title and pictures, with their marks, and with their names where a pointer rests on them."""
+    shown = []
+    for image, mark, name in zip(pictures, marks, names or [""] * len(marks), strict=True):
+        alt = f"{mark.meaning}: picture of {name}" if name else f"{mark.meaning}: picture"
+        tip = f' title="{escaped(name)}"' if name else ""
+        shown.append(
+            f'<figure class="{mark.style}"{tip}>{picture(image, alt)}<figcaption>{_sign(mark)}</figcaption></figure>'
+        )
+    return Html(f'<div class="row"><h3>{escaped(title)}</h3><div class="pictures">{"".join(shown)}</div></div>')
+
+
+def picture_strip(
+    title: str, images: Pictures, captions: Sequence[str], values: Sequence[str], marks: Sequence[Mark] | None = None
+) -> Html:
+    """A titled strip of pictures, each with a value, such as a noise norm, a caption, and a mark if there are any."""
     figures = (
         Html(
             f"<figure>{picture(image, f'picture of {caption}')}"
-            f"<figcaption><b>{escaped(value)}</b>{escaped(caption)}</figcaption></figure>"
+            f"<figcaption><b>{_marked(mark)}{escaped(value)}</b>{escaped(caption)}</figcaption></figure>"
         )
-        for image, caption, value in zip(images, captions, values, strict=True)
+        for image, caption, value, mark in zip(images, captions, values, marks or [None] * len(values), strict=True)
     )
     return Html(f'<h3>{escaped(title)}</h3><div class="strip">{joined(figures)}</div>')
+
+
+def _marked(mark: Mark | None) -> Html:
+    return NOTHING if mark is None else Html(f'<span class="{mark.style}">{_sign(mark)}</span> ')
 
 
 def _sign(mark: Mark) -> Html:

@@ -23,8 +23,12 @@ from eval.report.style import STYLE
 Html = NewType("Html", str)
 NOTHING = Html("")
 
+# Series that the style sheet has a colour for.
+NUM_COLOURS = 8
+
 # Pictures in a grid are shown at most this large, twice over for dense screens.
 LARGEST_PICTURE_SIDE = 160
+LARGEST_EXACT_SIDE = 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,24 +79,48 @@ def side_by_side(*parts: Html) -> Html:
     return Html(f'<div class="columns">{cells}</div>')
 
 
-def legend(swatches: Mapping[str, int]) -> Html:
-    """Names of the series of a chart beside the colours (numbers of the palette) that they are drawn in."""
-    items = (
-        f'<li><span class="swatch" style="--colour: var(--series-{colour})"></span>{escaped(name)}</li>'
-        for name, colour in swatches.items()
-    )
+def legend(swatches: Mapping[str, int | None]) -> Html:
+    """Names of the series of a chart beside the colours (numbers of the palette) that they are drawn in.
+
+    Numbers beyond the palette are its colours again, dashed; None is a faint dotted line.
+    """
+    items = (f"<li>{_swatch(colour)}{escaped(name)}</li>" for name, colour in swatches.items())
     return Html(f'<ul class="legend">{"".join(items)}</ul>')
 
 
+def _swatch(colour: int | None) -> Html:
+    if colour is None:
+        return Html('<span class="swatch dotted" style="--colour: var(--muted)"></span>')
+    dashes = " dashed" if colour >= NUM_COLOURS else ""
+    return Html(f'<span class="swatch{dashes}" style="--colour: var(--series-{colour % NUM_COLOURS})"></span>')
+
+
+def heading(text: str) -> Html:
+    """A heading inside a section."""
+    return Html(f"<h3>{escaped(text)}</h3>")
+
+
+def folded(summary: str, *parts: Html, unfolded: bool = False) -> Html:
+    """A block that shows its parts when its summary is clicked, or hides them."""
+    state = " open" if unfolded else ""
+    return Html(
+        f'<details class="folded"{state}><summary>{escaped(summary)}</summary><div>{joined(parts)}</div></details>'
+    )
+
+
 def picture(pixels: UInt8[np.ndarray, "h w c"] | UInt8[np.ndarray, "h w"], alt: str) -> Html:
-    """A picture with its description, stored in the page; ``c`` is 1 or 3, large pictures are shrunk."""
+    """A picture with its description, stored in the page; ``c`` is 1 or 3.
+
+    Small pictures keep every pixel; large ones are shrunk, and compressed as photographs.
+    """
     squeezed = pixels[..., 0] if pixels.ndim == 3 and pixels.shape[-1] == 1 else pixels
     image = Image.fromarray(np.ascontiguousarray(squeezed))
     image.thumbnail((LARGEST_PICTURE_SIDE, LARGEST_PICTURE_SIDE))
     buffer = io.BytesIO()
-    image.save(buffer, format="PNG", optimize=True)
+    kind = "png" if max(image.size) <= LARGEST_EXACT_SIDE else "jpeg"
+    image.save(buffer, format=kind, optimize=True, quality=88)
     data = base64.b64encode(buffer.getvalue()).decode("ascii")
-    return Html(f'<img src="data:image/png;base64,{data}" alt="{escaped(alt)}">')
+    return Html(f'<img src="data:image/{kind};base64,{data}" alt="{escaped(alt)}">')
 
 
 def render_page(title: str, sections: Sequence[Section], verdict: str = "", header: Html = NOTHING) -> Html:

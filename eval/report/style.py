@@ -5,12 +5,14 @@ STYLE = """
   color-scheme: light dark;
   --paper: #fcfcfa; --card: #ffffff; --ink: #1d2328; --muted: #5f6a73; --line: #dfe3e6;
   --series-0: #52708c; --series-1: #c8501e; --series-2: #2f8558; --series-3: #7b4fb3;
+  --series-4: #b0387f; --series-5: #94720a; --series-6: #1b8a99; --series-7: #6b6257;
   --right: #1d7a46; --mate: #8a5a00; --bar: #e8edf1;
 }
 @media (prefers-color-scheme: dark) {
   :root {
     --paper: #14181b; --card: #1c2226; --ink: #e6e9eb; --muted: #9ba6ae; --line: #333c42;
     --series-0: #93b4d1; --series-1: #f4894f; --series-2: #63c08f; --series-3: #b594e6;
+    --series-4: #ec82bb; --series-5: #d9b84a; --series-6: #5cc7d6; --series-7: #b8aea2;
     --right: #5fcb8d; --mate: #e0b04c; --bar: #2b343a;
   }
 }
@@ -44,6 +46,11 @@ pre {
 }
 .scroll { overflow-x: auto; margin: 0 0 1rem; }
 table { border-collapse: collapse; width: 100%; max-width: 46rem; font-variant-numeric: tabular-nums; }
+table.figures { width: auto; min-width: min(100%, 36rem); max-width: none; }
+.figures thead th { white-space: normal; vertical-align: bottom; }
+.figures :is(tbody th, thead td) { min-width: 9rem; position: sticky; left: 0; background: var(--paper); }
+.figures tr.group th { white-space: nowrap; }
+.figures tr.group span { position: sticky; left: 0; }
 caption { text-align: left; padding-bottom: .5rem; color: var(--muted); font-size: .875rem; }
 th, td { padding: .35rem .75rem; text-align: right; white-space: nowrap; }
 th:first-child, td:first-child { text-align: left; padding-left: 0; white-space: normal; }
@@ -61,6 +68,10 @@ figure { margin: 0; min-width: 0; }
 .legend .swatch { display: inline-block; width: 1.4rem; height: 0; margin-right: .45rem; vertical-align: .25em; }
 .legend .swatch { border-top: 3px solid var(--colour); }
 img { display: block; background: #fff; border-radius: .3rem; object-fit: contain; }
+.legend .dashed { border-top-style: dashed; }
+.legend .dotted { border-top-style: dotted; }
+.folded :is(tbody th, thead td) { background: var(--card); }
+.folded > div { padding: .25rem .9rem .9rem; }
 .cards { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 18.5rem), 1fr)); gap: 1rem; }
 .cards, .rows { margin: 0 0 1rem; }
 .card { padding: .8rem; border: 1px solid var(--line); border-radius: .6rem; background: var(--card); }
@@ -93,6 +104,7 @@ img { display: block; background: #fff; border-radius: .3rem; object-fit: contai
   main { padding: 1.75rem 1rem 3rem; }
   h1 { font-size: 1.5rem; }
   th, td { padding: .35rem .45rem; font-size: .875rem; }
+  .figures :is(tbody th, thead td) { min-width: 6.5rem; }
   .row { grid-template-columns: 1fr; }
 }
 @media print {

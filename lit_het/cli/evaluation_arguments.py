@@ -57,6 +57,8 @@ def add_to(commands: Any) -> None:
     _add_checkpoint(suite)
     suite.add_argument("--config", type=Path, metavar="FILE", help="a file with get_evaluations(); default: the run's")
     suite.set_defaults(command=_suite, name="evaluate")
+    _add_report(commands)
+    _add_comparison(commands)
 
 
 def _add_kind(commands: Any, kind: str, summary: str, description: str) -> None:
@@ -77,6 +79,35 @@ def _add_kind(commands: Any, kind: str, summary: str, description: str) -> None:
     )
     parser.add_argument("-h", "--help", action="store_true", help="this text, with every field of the evaluation")
     parser.set_defaults(command=_evaluate, name=kind, parser=parser, takes_fields=True)
+
+
+def _add_report(commands: Any) -> None:
+    parser = commands.add_parser(
+        "report",
+        allow_abbrev=False,
+        help="draw what was measured of runs on one page",
+        description="Writes a page from what lies in the folders of runs: configurations, curves and evaluations. It "
+        "asks for nothing from outside. The same figures go beside it as .json, .csv and .md.",
+    )
+    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN_DIR", help="directory of a run")
+    parser.add_argument(
+        "--output", type=Path, metavar="FILE.html", help="default: RUN_DIR/report.html; of several runs, ./report.html"
+    )
+    parser.set_defaults(command=_report, name="report")
+
+
+def _add_comparison(commands: Any) -> None:
+    parser = commands.add_parser(
+        "compare",
+        allow_abbrev=False,
+        help="test whether two groups of runs differ",
+        description="Means, standard errors and Welch's t-test of every figure that all runs have, where the runs of a "
+        "group differ in their seeds.",
+    )
+    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN_DIR", help="the first group")
+    parser.add_argument("--against", type=Path, nargs="+", required=True, metavar="RUN_DIR", help="the second group")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="also write the table to a file .md, .csv or .json")
+    parser.set_defaults(command=_compare, name="compare")
 
 
 def _add_checkpoint(parser: argparse.ArgumentParser) -> None:
@@ -111,3 +142,15 @@ def _suite(options: argparse.Namespace, _: list[str]) -> None:
     from lit_het.cli.evaluate import evaluate_suite
 
     evaluate_suite(options.checkpoint, options.config, pretrained=options.pretrained, output=options.output)
+
+
+def _report(options: argparse.Namespace, _: list[str]) -> None:
+    from lit_het.cli.report import report
+
+    report(options.runs, options.output)
+
+
+def _compare(options: argparse.Namespace, _: list[str]) -> None:
+    from lit_het.cli.report import compare
+
+    compare(options.runs, options.against, options.output)

@@ -165,19 +165,13 @@ def _curves(run_dir: Path) -> Section:
         title: read_metrics(run_dir / name / "metrics.jsonl")
         for title, name in (("deterministic", "deterministic"), ("HET-XL", "het_xl"))
     }
-    charts = (
-        figures.Chart("train/loss", "Loss, nats"),
-        figures.Chart("train/temperature", "Temperature τ", logarithmic=True),
-        figures.Chart("train/image_noise_norm", "Noise norm of pictures"),
-        figures.Chart("train/text_noise_norm", "Noise norm of names"),
-    )
     upstream = {"upstream": read_metrics(run_dir / "upstream" / "metrics.jsonl")}
     upstream_charts = (figures.Chart("train/loss", "Loss, nats"), figures.Chart("train/temperature", "Temperature τ"))
     return Section(
         "Training",
         (
             page.paragraph("LiT: the text towers, with the same seed and the same order of data."),
-            figures.curves(histories, charts),
+            figures.curves(histories, figures.training_charts(histories)),
             page.paragraph("Upstream: the image tower, as a classifier of the words of the names."),
             figures.curves(upstream, upstream_charts),
         ),

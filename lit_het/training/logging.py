@@ -12,8 +12,8 @@ from typing import Any, TextIO
 import jax
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from tensorboardX import SummaryWriter
 
+from lit_het.errors import UserError
 from lit_het.files import write_atomically
 
 # Seconds between two plain lines where there is no terminal to draw a bar on.
@@ -109,6 +109,8 @@ class MetricLog:
         self._file: TextIO | None = None
         if jax.process_index() > 0:
             return
+        from tensorboardX import SummaryWriter  # takes a second, which who only reads metrics need not wait
+
         kept = [record for record in read_metrics(self.path) if record["step"] <= first_step]
         write_atomically(self.path, "".join(json.dumps(record) + "\n" for record in kept))
         self._file = self.path.open("a")
@@ -132,9 +134,19 @@ class MetricLog:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Returns the records of a ``metrics.jsonl``; a last line cut short by a kill is left out."""
+    """Returns the records of a ``metrics.jsonl``; a last line cut short by a kill is left out.
+
+    Raises:
+        UserError: the file cannot be read, or a line is no record.
+    """
     if not path.exists():
         return []
-    lines = path.read_text().split("\n")
-    # Whatever follows the last line feed was never completed.
-    return [json.loads(line) for line in lines[:-1]]
+    try:
+        # Whatever follows the last line feed was never completed.
+        records = [json.loads(line) for line in path.read_text("utf-8").split("\n")[:-1]]
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: cannot be read as JSON lines ({' '.join(str(error).split())})") from error
+    for number, record in enumerate(records, 1):
+        if not isinstance(record, dict) or "step" not in record:
+            raise UserError(f"{path}: line {number} is no record of a step; delete it")
+    return records

@@ -1,0 +1,109 @@
+"""The figures of a report as JSON, CSV and Markdown."""
+
+import csv
+import io
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from eval.kept_runs import KeptRun
+from eval.report.naming import title_of_kind
+from eval.report.sections import keys_of, measured_by
+from eval.report.tables import evaluation_table, in_markdown
+from eval.report.welch import welch_table
+from eval.run_comparison import RunComparison, json_of, rows_of
+
+
+def report_json(runs: Sequence[KeptRun], comparison: RunComparison | None, verdict: str) -> str:
+    """Returns all figures of all runs, and their comparison if there is one; what is not finite is null."""
+    content: dict[str, Any] = {
+        "verdict": verdict,
+        "runs": [
+            {
+                "name": run.name,
+                "directory": str(run.directory),
+                "evaluations": [
+                    {
+                        "kind": record.kind,
+                        "name": record.name,
+                        "step": record.step,
+                        "settings": record.settings,
+                        "figures": _finite(record.figures),
+                        "errors": _finite(record.errors),
+                        "chance": _finite(record.chance),
+                    }
+                    for record in run.records.values()
+                ],
+            }
+            for run in runs
+        ],
+    }
+    if comparison is not None:
+        content["comparison"] = json_of(comparison)
+    return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+
+
+def report_csv(runs: Sequence[KeptRun]) -> str:
+    """Returns a line for every figure of every run; empty where there is no error or chance."""
+    lines = [
+        {
+            "run": run.name,
+            "kind": record.kind,
+            "set": record.name,
+            "figure": figure,
+            "value": value,
+            "error": record.errors.get(figure, ""),
+            "chance": record.chance.get(figure, ""),
+            "step": record.step,
+        }
+        for run in runs
+        for record in run.records.values()
+        for figure, value in record.figures.items()
+    ]
+    return _csv(("run", "kind", "set", "figure", "value", "error", "chance", "step"), lines)
+
+
+def report_markdown(runs: Sequence[KeptRun], comparison: RunComparison | None, title: str, verdict: str) -> str:
+    """Returns the tables of the page."""
+    parts = [f"# {in_markdown(title)}\n", f"{in_markdown(verdict)}\n"]
+    for key in keys_of(runs):
+        parts += [f"## {title_of_kind(key[0])}\n", evaluation_table(measured_by(runs, key)).markdown()]
+    if comparison is not None:
+        parts += ["## Comparison\n", welch_table(comparison).markdown()]
+    return "\n".join(parts)
+
+
+def comparison_json(comparison: RunComparison) -> str:
+    """Returns a comparison with all digits."""
+    return json.dumps(json_of(comparison), indent=1, ensure_ascii=False) + "\n"
+
+
+def comparison_csv(comparison: RunComparison) -> str:
+    """Returns a line for every compared figure, with all digits; empty where there is no number."""
+    rows = [{name: _or_empty(value) for name, value in row.items()} for row in rows_of(comparison)]
+    return _csv(tuple(rows[0]), rows)
+
+
+def comparison_markdown(comparison: RunComparison) -> str:
+    """Returns the table of the terminal, with what must be known of it."""
+    groups = zip(comparison.titles, (comparison.one, comparison.other), strict=True)
+    members = "; ".join(f"{title}: {', '.join(names)}" for title, names in groups)
+    told = (comparison.verdict, *comparison.remarks, "Bold: significant after Holm's correction.", f"{members}.")
+    return "\n".join([welch_table(comparison).markdown(), *(f"{in_markdown(sentence)}\n" for sentence in told)])
+
+
+def _csv(fields: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> str:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, fields, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def _finite(figures: Mapping[str, float]) -> dict[str, float | None]:
+    return {name: value if math.isfinite(value) else None for name, value in figures.items()}
+
+
+def _or_empty(value: Any) -> Any:
+    return "" if isinstance(value, float) and math.isnan(value) else value

@@ -1,0 +1,133 @@
+"""How figures, their parts and evaluations are called and printed."""
+
+import dataclasses
+import math
+import re
+from collections.abc import Mapping
+
+
+@dataclasses.dataclass(frozen=True)
+class FigureStyle:
+    """How one figure is named, printed and judged.
+
+    Attributes:
+        label: name for people.
+        format: of its values.
+        higher_is_better: or lower; None where neither is.
+    """
+
+    label: str
+    format: str
+    higher_is_better: bool | None
+
+    def shown(self, value: float, error: float = math.nan) -> str:
+        """Returns a value as printed, with its standard error unless that is NaN."""
+        text = self.format.format(value)
+        return text if math.isnan(error) else f"{text} ± {self.format.format(error).removesuffix('%')}"
+
+
+# In the order of tables.
+STYLES: Mapping[str, FigureStyle] = {
+    "top1": FigureStyle("top-1 accuracy", "{:.1%}", higher_is_better=True),
+    "top5": FigureStyle("top-5 accuracy", "{:.1%}", higher_is_better=True),
+    "relabelled_top1": FigureStyle("top-1 accuracy, reassessed labels", "{:.1%}", higher_is_better=True),
+    "mean_reciprocal_rank": FigureStyle("mean reciprocal rank", "{:.3f}", higher_is_better=True),
+    "mean_class_recall": FigureStyle("mean recall of classes", "{:.1%}", higher_is_better=True),
+    "mean_average_precision": FigureStyle("mean average precision", "{:.1%}", higher_is_better=True),
+    "nll": FigureStyle("negative log-likelihood, nats", "{:.3f}", higher_is_better=False),
+    "brier": FigureStyle("Brier score", "{:.3f}", higher_is_better=False),
+    "ece": FigureStyle("calibration error (ECE)", "{:.1%}", higher_is_better=False),
+    "ece_equal_mass": FigureStyle("calibration error, bins of equal mass", "{:.1%}", higher_is_better=False),
+    "temperature_factor": FigureStyle("fitted temperature / the model's", "{:.3f}", higher_is_better=None),
+    "recall1": FigureStyle("recall@1", "{:.1%}", higher_is_better=True),
+    "recall5": FigureStyle("recall@5", "{:.1%}", higher_is_better=True),
+    "recall10": FigureStyle("recall@10", "{:.1%}", higher_is_better=True),
+    "median_rank": FigureStyle("median rank", "{:.1f}", higher_is_better=False),
+    "auroc": FigureStyle("AUROC", "{:.3f}", higher_is_better=True),
+    "aupr_out": FigureStyle("AUPR, outside found", "{:.3f}", higher_is_better=True),
+    "aupr_in": FigureStyle("AUPR, inside found", "{:.3f}", higher_is_better=True),
+    "fpr95": FigureStyle("FPR at 95 % TPR", "{:.1%}", higher_is_better=False),
+    "kl": FigureStyle("divergence between members (KL), nats", "{:.3f}", higher_is_better=None),
+}
+
+# In the order of a report.
+KINDS: Mapping[str, str] = {
+    "zero_shot": "Zero-shot",
+    "supervised": "Classification",
+    "retrieval": "Retrieval",
+    "few_shot": "Few-shot",
+    "linear_probe": "Linear probe",
+    "shift": "Corrupted pictures",
+    "out_of_distribution": "Out of distribution",
+    "ensemble": "Ensemble",
+}
+
+_PARTS = {
+    "calibrated": "calibrated",
+    "noisy": "mean over noise samples",
+    "image_to_text": "picture → text",
+    "text_to_image": "text → picture",
+    "joint": "together",
+    "individual": "members alone, mean",
+    "corrupted": "all corrupted, mean",
+}
+_PREFIXED = re.compile(r"(image_to_text|text_to_image|joint|individual)_(\w+)")
+
+
+def split(path: str) -> tuple[str, str]:
+    """Returns the part (or nothing) and the figure that the path of a figure names."""
+    if path == "kl":
+        return "individual", path
+    prefixed = _PREFIXED.fullmatch(path)
+    if prefixed:
+        return prefixed[1], prefixed[2]
+    part, _, figure = path.rpartition("/")
+    return part, figure
+
+
+def is_setting(path: str) -> bool:
+    """Whether what stands among figures is the setting that was found best, as a linear probe's learning rate."""
+    return path.startswith("best/")
+
+
+def place_of_kind(kind: str) -> int:
+    """Returns the place of a kind in the order of reports; those that are not known come last."""
+    return list(KINDS).index(kind) if kind in KINDS else len(KINDS)
+
+
+def style_of(figure: str) -> FigureStyle:
+    """Returns the style of a figure; one that is not known is printed with four digits, and not judged."""
+    if figure in STYLES:
+        return STYLES[figure]
+    shots = re.fullmatch(r"(\d+)_shot", figure)
+    if shots:
+        noun = "picture" if shots[1] == "1" else "pictures"
+        return FigureStyle(f"{shots[1]} {noun} a class", "{:.1%}", higher_is_better=True)
+    return FigureStyle(_spaced(figure), "{:.4g}", higher_is_better=None)
+
+
+def title_of_kind(kind: str) -> str:
+    """Returns the heading of a kind of evaluation."""
+    return KINDS.get(kind, _spaced(kind).capitalize())
+
+
+def title_of_part(part: str, plain: str = "as trained") -> str:
+    """Returns the heading of a part of an evaluation; ``plain`` is that of figures of none."""
+    if not part:
+        return plain
+    if part in _PARTS:
+        return _PARTS[part]
+    severity = re.fullmatch(r"severity_(.+)", part)
+    if severity:
+        return f"severity {severity[1]}, mean"
+    outside = re.fullmatch(r"(near|far)/(.+)/(\w+)", part)
+    return f"{outside[2]} ({outside[1]}): {title_of_score(outside[3])}" if outside else _spaced(part)
+
+
+def title_of_score(score: str) -> str:
+    """Returns how a score of pictures out of distribution is called."""
+    return "maximum probability" if score == "max_probability" else _spaced(score)
+
+
+def _spaced(name: str) -> str:
+    return name.replace("_", " ")

@@ -1,0 +1,241 @@
+"""Sections of a report on runs: a table for each evaluation, and what goes with it."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from eval.evaluation import Record
+from eval.kept_runs import KeptRun
+from eval.report import figures, grids
+from eval.report.figures import Line
+from eval.report.grids import Mark
+from eval.report.naming import place_of_kind, style_of, title_of_kind, title_of_part, title_of_score
+from eval.report.page import NOTHING, Html, Section, folded, heading, joined, paragraph, side_by_side
+from eval.report.predictions import Titled, sections_of_predictions
+from eval.report.tables import evaluation_table
+
+CLASSIFICATION = ("zero_shot", "supervised")
+_BOLD = "Bold: best by more than the standard errors and the digits shown."
+_NOTES = {
+    "zero_shot": "Every picture is scored against the names of the classes.",
+    "retrieval": "Recall: how often a right one is among the best 1, 5 or 10.",
+    "few_shot": "Ridge regression on frozen features; errors are over draws of the training pictures.",
+    "linear_probe": "A linear classifier on frozen features.",
+    "shift": "The same pictures, corrupted more and more.",
+    "out_of_distribution": "Whether pictures of other kinds get higher scores; 0.5 is a guess.",
+    "ensemble": "The mean of several predictions beside each of them.",
+}
+
+
+def keys_of(runs: Sequence[KeptRun]) -> list[tuple[str, str]]:
+    """Returns kinds and names of all evaluations of the runs, in the order of reports."""
+    keys = {key for run in runs for key in run.records}
+    return sorted(keys, key=lambda key: (place_of_kind(key[0]), key))
+
+
+def measured_by(runs: Sequence[KeptRun], key: tuple[str, str]) -> dict[str, Record]:
+    """Returns the records of one evaluation by the names of the runs that have it."""
+    return {run.name: run.records[key] for run in runs if key in run.records}
+
+
+def evaluation_sections(runs: Sequence[KeptRun], drawn: Sequence[KeptRun]) -> list[Section]:
+    """Returns the sections of all evaluations.
+
+    Args:
+        runs: those whose figures stand in tables and charts.
+        drawn: those whose pictures and diagrams are shown.
+    """
+    sections: list[Section] = []
+    keys = keys_of(runs)
+    for kind in dict.fromkeys(kind for kind, _ in keys):
+        body: list[Html] = []
+        for key in (key for key in keys if key[0] == kind):
+            body.append(evaluation_table(measured_by(runs, key)).html())
+            body += _DRAWINGS.get(kind, _nothing)(runs, drawn, key)
+        note = " ".join(filter(None, (_NOTES.get(kind, ""), _BOLD if len(runs) > 1 else "")))
+        sections.append(Section(title_of_kind(kind), tuple(filter(None, body)), note))
+        if kind in CLASSIFICATION:
+            sections += sections_of_predictions(titled(drawn, [key for key in keys if key[0] == kind]))
+    return sections
+
+
+def titled(drawn: Sequence[KeptRun], keys: Sequence[tuple[str, str]]) -> list[Titled]:
+    """Returns the records of runs beside titles that name run and set, as far as there are several."""
+    found = [(run.name, key[1], run.records[key]) for key in keys for run in drawn if key in run.records]
+    several_runs, several_sets = (len({one[place] for one in found}) > 1 for place in (0, 1))
+    return [
+        (
+            ", ".join(part for part, told in ((run, several_runs), (name, several_sets or not several_runs)) if told),
+            record,
+        )
+        for run, name, record in found
+    ]
+
+
+def _nothing(runs: Sequence[KeptRun], drawn: Sequence[KeptRun], key: tuple[str, str]) -> list[Html]:
+    return []
+
+
+def _retrieval(runs: Sequence[KeptRun], drawn: Sequence[KeptRun], key: tuple[str, str]) -> list[Html]:
+    shown = [(title, record) for title, record in titled(drawn, [key]) if "asked" in record.drawing.arrays]
+    return [
+        folded(f"{title}: examples", _retrieval_grids(record), unfolded=number == 0)
+        for number, (title, record) in enumerate(shown)
+    ]
+
+
+def _retrieval_grids(record: Record) -> Html:
+    arrays, texts = record.drawing.arrays, record.drawing.texts
+    captions = iter(texts["best_captions"])
+    cards = [
+        grids.answer_card(arrays["picture"][place], "", [next(captions) for _ in is_right], _marks(is_right))
+        for place, is_right in zip(arrays["asked"], arrays["caption_is_right"], strict=True)
+    ]
+    rows = [
+        grids.picture_row(query, arrays["picture"][places], _marks(is_right))
+        for query, places, is_right in zip(texts["queries"], arrays["found"], arrays["picture_is_right"], strict=True)
+    ]
+    return joined(
+        [
+            grids.mark_legend(None),
+            heading("The best texts of pictures"),
+            Html(f'<div class="cards">{joined(cards)}</div>'),
+            heading("The best pictures of texts"),
+            Html(f'<div class="rows">{joined(rows)}</div>'),
+        ]
+    )
+
+
+def _marks(is_right: np.ndarray) -> list[Mark]:
+    return [Mark.RIGHT if right else Mark.WRONG for right in is_right.tolist()]
+
+
+def _few_shot(runs: Sequence[KeptRun], drawn: Sequence[KeptRun], key: tuple[str, str]) -> list[Html]:
+    lines, shots = {}, set()
+    for number, (name, record) in enumerate(measured_by(runs, key).items()):
+        points = sorted(
+            (int(found[1]), found[0]) for found in map(re.compile(r"(\d+)_shot").fullmatch, record.figures) if found
+        )
+        if len(points) < 2:
+            continue
+        counts = [count for count, _ in points]
+        shots |= set(counts)
+        lines[name] = Line(
+            [np.log2(count) for count in counts],
+            [record.figures[figure] for _, figure in points],
+            [record.errors.get(figure, 0.0) for _, figure in points],
+            colour=number,
+        )
+    if not lines:
+        return []
+    ticks = {float(np.log2(count)): str(count) for count in sorted(shots)}
+    return [
+        figures.plot(
+            f"{key[1]}: accuracy against shots", lines, "pictures a class", "accuracy", ticks=ticks, as_share=True
+        )
+    ]
+
+
+def _linear_probe(runs: Sequence[KeptRun], drawn: Sequence[KeptRun], key: tuple[str, str]) -> list[Html]:
+    told = []
+    for name, record in measured_by(runs, key).items():
+        best = {path.partition("/")[2]: value for path, value in record.figures.items() if path.startswith("best/")}
+        if best:
+            settings = ", ".join(f"{setting.replace('_', ' ')} {value:g}" for setting, value in best.items())
+            told.append(paragraph(f"{name}: best of the grid with {settings}."))
+    return told
+
+
+def _shift(runs: Sequence[KeptRun], drawn: Sequence[KeptRun], key: tuple[str, str]) -> list[Html]:
+    measured = measured_by(runs, key)
+    plots = []
+    if len(measured) > 1:
+        for figure in ("top1", "nll", "ece", "brier"):
+            means = {
+                name: _severity_line(record, "severity_{}", figure, colour=number, bold=True)
+                for number, (name, record) in enumerate(measured.items())
+            }
+            plots.append(_severity_plot(f"{key[1]}: {style_of(figure).label}", means, measured, figure))
+    for title, record in titled(drawn, [key]):
+        corruptions = sorted({path.split("/")[0] for path in record.figures if path.count("/") == 2})
+        for figure in ("top1", "ece"):
+            lines = {
+                title_of_part(name): _severity_line(record, name + "/{}", figure, colour=number + 1)
+                for number, name in enumerate(corruptions)
+            }
+            lines = {"mean": _severity_line(record, "severity_{}", figure, colour=0, bold=True), **lines}
+            plots.append(_severity_plot(f"{title}: {style_of(figure).label}", lines, {title: record}, figure))
+    return [side_by_side(*plots)] if plots else []
+
+
+def _severities(measured: Mapping[str, Record]) -> list[str]:
+    found = {
+        path.split("/")[0].removeprefix("severity_")
+        for record in measured.values()
+        for path in record.figures
+        if path.startswith("severity_")
+    }
+    return sorted(found, key=lambda severity: (len(severity), severity))
+
+
+def _severity_line(record: Record, pattern: str, figure: str, *, colour: int, bold: bool = False) -> Line:
+    parts = ["clean", *(pattern.format(severity) for severity in _severities({"": record}))]
+    values = [record.figures.get(f"{part}/{figure}", np.nan) for part in parts]
+    return Line(range(len(parts)), values, colour=colour, bold=bold)
+
+
+def _severity_plot(title: str, lines: Mapping[str, Line], measured: Mapping[str, Record], figure: str) -> Html:
+    ticks = {float(place): tick for place, tick in enumerate(["clean", *_severities(measured)])}
+    is_share = "%" in style_of(figure).format
+    return figures.plot(title, lines, "severity", "", ticks=ticks, as_share=is_share)
+
+
+def _out_of_distribution(runs: Sequence[KeptRun], drawn: Sequence[KeptRun], key: tuple[str, str]) -> list[Html]:
+    blocks = []
+    for number, (title, record) in enumerate(titled(drawn, [key])):
+        arrays = record.drawing.arrays
+        scores = [path.partition("/")[2] for path in arrays if path.startswith("inside/")]
+        plots = [_histogram(score, record) for score in scores]
+        if plots:
+            blocks.append(folded(f"{title}: scores", side_by_side(*plots), unfolded=number == 0))
+    return blocks
+
+
+def _histogram(score: str, record: Record) -> Html:
+    arrays = record.drawing.arrays
+    sets = [path.rpartition("/")[0] for path in arrays if path.endswith(f"/{score}") and not path.startswith("inside/")]
+    # The palette ends somewhere.
+    sets = sets[: figures.NUM_COLOURS - 1]
+    values = {name: arrays[f"{name}/{score}"] for name in ("inside", *sets)}
+    everything = np.concatenate(list(values.values()))
+    everything = everything[np.isfinite(everything)]
+    if not everything.size:
+        return NOTHING
+    # A few pictures far out would leave no room for the others.
+    low, high = np.quantile(everything, (0.005, 0.995))
+    shown = {
+        title_of_set(name): np.clip(np.nan_to_num(of_set, posinf=high, neginf=low), low, high)
+        for name, of_set in values.items()
+    }
+    areas = ", ".join(
+        f"{title_of_set(name)} {record.figures.get(f'{name}/{score}/auroc', np.nan):.3f}" for name in sets
+    )
+    title = title_of_score(score).capitalize()
+    return figures.distribution(title, shown, "score, higher: rather outside", f"AUROC: {areas}.")
+
+
+def title_of_set(path: str) -> str:
+    """Returns how a set out of distribution, ``near/<name>`` or ``far/<name>``, is called."""
+    distance, _, name = path.partition("/")
+    return f"{name} ({distance})" if name else path
+
+
+_Drawings = Callable[[Sequence[KeptRun], Sequence[KeptRun], tuple[str, str]], list[Html]]
+_DRAWINGS: Mapping[str, _Drawings] = {
+    "retrieval": _retrieval,
+    "few_shot": _few_shot,
+    "linear_probe": _linear_probe,
+    "shift": _shift,
+    "out_of_distribution": _out_of_distribution,
+}

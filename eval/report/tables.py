@@ -1,0 +1,252 @@
+"""Tables of figures: evaluations of several runs side by side, for the page and as Markdown."""
+
+import dataclasses
+import math
+import re
+from collections.abc import Mapping, Sequence
+
+import rich.box
+import rich.table
+from rich.text import Text
+
+from eval.evaluation import Record
+from eval.report.naming import STYLES, FigureStyle, is_setting, split, style_of, title_of_part
+from eval.report.page import Html, escaped, joined
+
+# Of more parts than this, corruptions say, a table shows those that sum up.
+_MOST_PARTS = 12
+NO_FIGURE = "–"
+CHANCE = "chance"
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """A cell of a table.
+
+    Attributes:
+        text: as printed.
+        strong: whether it is the best of its row.
+        faint: whether it is there for comparison only, as chance is.
+    """
+
+    text: str
+    strong: bool = False
+    faint: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A row of a table, or with no cells the heading of those that follow."""
+
+    label: str
+    cells: tuple[Cell, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """A table.
+
+    Attributes:
+        caption: above it.
+        columns: their headings, but for that of the labels.
+        rows: in order.
+    """
+
+    caption: str
+    columns: tuple[str, ...]
+    rows: tuple[Row, ...]
+
+    def html(self) -> Html:
+        """Returns the table for a page."""
+        head = "".join(f'<th scope="col">{_breakable(column)}</th>' for column in self.columns)
+        caption = f"<caption>{escaped(self.caption)}</caption>" if self.caption else ""
+        return Html(
+            f'<div class="scroll"><table class="figures">{caption}'
+            f"<thead><tr><td></td>{head}</tr></thead>\n"
+            f"<tbody>\n{joined(map(self._html_row, self.rows))}\n</tbody></table></div>"
+        )
+
+    def markdown(self) -> str:
+        """Returns the table as Markdown."""
+        lines = [("", *self.columns), ("---", *("---:" for _ in self.columns))]
+        for row in self.rows:
+            cells = [f"**{cell.text}**" if cell.strong else in_markdown(cell.text) for cell in row.cells]
+            blank = "" if row.cells else "**"
+            padding = [""] * (len(self.columns) - len(cells))
+            lines.append((f"{blank}{in_markdown(row.label)}{blank}", *cells, *padding))
+        head = tuple(in_markdown(cell) for cell in lines[0])
+        body = "".join(f"| {' | '.join(cells)} |\n" for cells in (head, *lines[1:]))
+        return f"{in_markdown(self.caption)}\n\n{body}"
+
+    def terminal(self) -> rich.table.Table:
+        """Returns the table for a terminal."""
+        title = Text(self.caption)
+        shown = rich.table.Table(title=title, title_justify="left", box=rich.box.SIMPLE_HEAD, pad_edge=False)
+        shown.add_column("", min_width=20)
+        for column in self.columns:
+            shown.add_column(Text(column), justify="right", overflow="fold")
+        for number, row in enumerate(self.rows):
+            if not row.cells:
+                if number:
+                    shown.add_row()
+                shown.add_row(Text(row.label, style="bold"))
+            else:
+                # Text, not str: rich would read brackets in a name as markup.
+                cells = (Text(cell.text, style="bold" if cell.strong else "") for cell in row.cells)
+                shown.add_row(Text(row.label), *cells)
+        return shown
+
+    def _html_row(self, row: Row) -> Html:
+        if not row.cells:
+            span = len(self.columns) + 1
+            return Html(
+                f'<tr class="group"><th colspan="{span}" scope="rowgroup"><span>{escaped(row.label)}</span></th></tr>'
+            )
+        cells = "".join(map(_html_cell, row.cells))
+        return Html(f'<tr><th scope="row">{escaped(row.label)}</th>{cells}</tr>')
+
+
+def _breakable(text: str) -> Html:
+    """Returns text that may go on in another line after marks that names of runs are made of."""
+    return Html(re.sub("([/_])", r"\1<wbr>", escaped(text)))
+
+
+def _html_cell(cell: Cell) -> Html:
+    text = f"<strong>{escaped(cell.text)}</strong>" if cell.strong else escaped(cell.text)
+    return Html(f'<td class="chance">{text}</td>' if cell.faint else f"<td>{text}</td>")
+
+
+def in_markdown(text: str) -> str:
+    """Returns plain text so that a Markdown table shows it literally."""
+    for special in "\\|*_<>`[]":
+        text = text.replace(special, f"\\{special}")
+    return " ".join(text.split())
+
+
+def evaluation_table(measured: Mapping[str, Record]) -> Table:
+    """Returns the figures of one evaluation, those of several runs side by side.
+
+    Of one run, parts of the evaluation stand side by side.
+
+    Args:
+        measured: the records of the runs, by the runs' names.
+    """
+    first = next(iter(measured.values()))
+    paths = [path for path in first.figures if not is_setting(path)]
+    for record in measured.values():
+        paths += [path for path in record.figures if path not in paths and not is_setting(path)]
+    places = {path: split(path) for path in paths}
+    parts = list(dict.fromkeys(part for part, _ in places.values()))
+    if len(parts) > _MOST_PARTS:
+        parts = [part for part in parts if "/" not in part] or parts
+    found = dict.fromkeys(figure for part, figure in places.values() if part in parts)
+    figures = sorted(found, key=lambda figure: list(STYLES).index(figure) if figure in STYLES else len(STYLES))
+    by_place = {place: path for path, place in places.items()}
+    show = _Shown(measured, by_place)
+    is_turned = len(parts) > len(figures)
+    if len(measured) > 1:
+        columns = (*show.chance_column, *measured)
+        rows = show.grouped_by_figure(parts, figures) if is_turned else show.grouped_by_part(parts, figures)
+    elif is_turned:
+        columns = tuple(style_of(figure).label for figure in figures)
+        rows = [Row(title_of_part(part), show.part_of_run(part, figures)) for part in parts]
+        rows += show.chance_of_figures(parts[0], figures)
+    else:
+        columns = (
+            *show.chance_column,
+            *(title_of_part(part, "value" if len(parts) == 1 else "as trained") for part in parts),
+        )
+        rows = [Row(style_of(figure).label, show.figure_of_run(parts, figure)) for figure in figures]
+    return Table(_caption(first, measured), columns, tuple(rows))
+
+
+def _caption(first: Record, measured: Mapping[str, Record]) -> str:
+    steps = {record.step for record in measured.values()}
+    told = f"step {first.step:,}" if len(steps) == 1 else "steps " + ", ".join(f"{step:,}" for step in sorted(steps))
+    errors = ", ± standard error" if any(record.errors for record in measured.values()) else ""
+    return f"{first.name}, at {told}{errors}"
+
+
+@dataclasses.dataclass(frozen=True)
+class _Shown:
+    """Cells of records; ``paths`` are those of a part's figure."""
+
+    measured: Mapping[str, Record]
+    paths: Mapping[tuple[str, str], str]
+
+    @property
+    def chance_column(self) -> tuple[str, ...]:
+        """The heading of the column for chance, if it is known of anything."""
+        return (CHANCE,) if any(record.chance for record in self.measured.values()) else ()
+
+    def grouped_by_part(self, parts: Sequence[str], figures: Sequence[str]) -> list[Row]:
+        rows = []
+        for part in parts:
+            rows += [Row(title_of_part(part))] if len(parts) > 1 else []
+            rows += [
+                Row(style_of(figure).label, self.of_runs(part, figure))
+                for figure in figures
+                if (part, figure) in self.paths
+            ]
+        return rows
+
+    def grouped_by_figure(self, parts: Sequence[str], figures: Sequence[str]) -> list[Row]:
+        rows = []
+        for figure in figures:
+            rows.append(Row(style_of(figure).label))
+            rows += [
+                Row(title_of_part(part), self.of_runs(part, figure)) for part in parts if (part, figure) in self.paths
+            ]
+        return rows
+
+    def of_runs(self, part: str, figure: str) -> tuple[Cell, ...]:
+        path, style = self.paths[part, figure], style_of(figure)
+        values = [record.figures.get(path, math.nan) for record in self.measured.values()]
+        errors = [record.errors.get(path, math.nan) for record in self.measured.values()]
+        best = best_of(values, errors, style)
+        cells = (
+            Cell(style.shown(value, error), number == best) if path in record.figures else Cell(NO_FIGURE)
+            for number, (record, value, error) in enumerate(zip(self.measured.values(), values, errors, strict=True))
+        )
+        return (*self._chance_cell([(part, figure)]), *cells)
+
+    def figure_of_run(self, parts: Sequence[str], figure: str) -> tuple[Cell, ...]:
+        places = [(part, figure) for part in parts]
+        return (*self._chance_cell(places), *(self._of_one(*place) for place in places))
+
+    def part_of_run(self, part: str, figures: Sequence[str]) -> tuple[Cell, ...]:
+        return tuple(self._of_one(part, figure) for figure in figures)
+
+    def chance_of_figures(self, part: str, figures: Sequence[str]) -> list[Row]:
+        cells = tuple(self._chance(part, figure) for figure in figures)
+        return [Row(CHANCE, cells)] if any(cell.text for cell in cells) else []
+
+    def _chance_cell(self, places: Sequence[tuple[str, str]]) -> tuple[Cell, ...]:
+        found = [self._chance(*place) for place in places if place in self.paths]
+        return tuple(next((cell for cell in found if cell.text), found[0]) for _ in self.chance_column)
+
+    def _of_one(self, part: str, figure: str) -> Cell:
+        (record,) = self.measured.values()
+        path = self.paths.get((part, figure), "")
+        if path not in record.figures:
+            return Cell(NO_FIGURE)
+        return Cell(style_of(figure).shown(record.figures[path], record.errors.get(path, math.nan)))
+
+    def _chance(self, part: str, figure: str) -> Cell:
+        # Calibrated and noisy predictions have the chance of plain ones.
+        for path in (self.paths.get((part, figure), ""), figure):
+            for record in self.measured.values():
+                if path in record.chance:
+                    return Cell(style_of(figure).shown(record.chance[path]), faint=True)
+        return Cell("", faint=True)
+
+
+def best_of(values: Sequence[float], errors: Sequence[float], style: FigureStyle) -> int | None:
+    """Returns which value is better than all others by more than the standard errors and digits that are shown."""
+    known = [number for number, value in enumerate(values) if not math.isnan(value)]
+    if style.higher_is_better is None or len(known) < 2:
+        return None
+    first, second = sorted(known, key=lambda number: values[number], reverse=style.higher_is_better)[:2]
+    together = sum(0.0 if math.isnan(errors[number]) else errors[number] for number in (first, second))
+    is_better = abs(values[first] - values[second]) > together
+    return first if is_better and style.shown(values[first]) != style.shown(values[second]) else None

@@ -1,0 +1,75 @@
+"""The table of two groups of runs, for the page, the terminal and Markdown."""
+
+import math
+
+from eval.report.naming import FigureStyle, split, style_of, title_of_kind, title_of_part
+from eval.report.tables import NO_FIGURE, Cell, Row, Table
+from eval.run_comparison import RunComparison
+from eval.significance import Comparison
+
+_CAPTION = "Mean ± standard error over runs; Welch's t-test"
+
+
+def welch_table(comparison: RunComparison) -> Table:
+    """Returns means, differences with their intervals, and Welch's test of every figure, those of a part together.
+
+    Differences that survive Holm's correction are bold.
+    """
+    rows = []
+    for title, parts in _parts_of_sets(comparison).items():
+        for part, members in parts.items():
+            rows += [Row(f"{title}: {part}" if part else title), *members]
+    return Table(_CAPTION, _columns(comparison), tuple(rows))
+
+
+def welch_tables(comparison: RunComparison) -> dict[str, Table]:
+    """Returns the parts of `welch_table` that belong to one evaluation each, by the evaluation's title."""
+    tables = {}
+    for title, parts in _parts_of_sets(comparison).items():
+        rows = []
+        for part, members in parts.items():
+            rows += [Row(part), *members] if part else members
+        tables[title] = Table(_CAPTION, _columns(comparison), tuple(rows))
+    return tables
+
+
+def shown_p(p_value: float) -> str:
+    """Returns a p-value in two or three digits."""
+    return f"{p_value:.3f}" if p_value >= 0.001 else f"{p_value:.1e}"
+
+
+def _columns(comparison: RunComparison) -> tuple[str, ...]:
+    return (*comparison.titles, "difference", "95 % interval", "t", "df", "p")
+
+
+def _parts_of_sets(comparison: RunComparison) -> dict[str, dict[str, list[Row]]]:
+    """Returns the rows of each part of each evaluation, by the titles of both; that of figures of no part is empty."""
+    found: dict[str, dict[str, list[Row]]] = {}
+    for path, of_figure in comparison.figures.items():
+        kind, name, rest = path.split("/", 2)
+        part, figure = split(rest)
+        style = style_of(figure)
+        row = Row(style.label, _cells(of_figure, style, path in comparison.survivors))
+        parts = found.setdefault(f"{title_of_kind(kind)}, {name}", {})
+        parts.setdefault(title_of_part(part, ""), []).append(row)
+    return found
+
+
+def _cells(found: Comparison, style: FigureStyle, is_strong: bool) -> tuple[Cell, ...]:
+    means = (Cell(style.shown(found.one.mean, found.one.error)), Cell(style.shown(found.other.mean, found.other.error)))
+    difference = Cell(_signed(found.difference, style), strong=is_strong)
+    if found.untested:
+        return (*means, difference, *(Cell(NO_FIGURE, faint=True) for _ in range(4)))
+    low, high = (_signed(bound, style) for bound in found.interval)
+    return (
+        *means,
+        difference,
+        Cell(f"{low} to {high}"),
+        Cell(f"{found.statistic:.2f}"),
+        Cell(f"{found.degrees:.1f}"),
+        Cell(shown_p(found.p_value)),
+    )
+
+
+def _signed(value: float, style: FigureStyle) -> str:
+    return style.format.replace("{:", "{:+").format(value) if math.isfinite(value) else NO_FIGURE

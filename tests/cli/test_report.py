@@ -1,0 +1,333 @@
+import csv
+import json
+import re
+import shutil
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from eval.evaluation import Evaluation
+from lit_het.cli.main import main
+from tests.eval.report.kept_runs import DETERMINISTIC, all_kinds, write_run, zero_shot
+
+
+class Outline(HTMLParser):
+    """Collects tags with their attributes and titles of sections, and demands that tags are closed in order."""
+
+    VOID = frozenset({"meta", "link", "img", "br", "hr", "wbr"})
+
+    def __init__(self, page: str):
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.titles: list[str] = []
+        self.feed(page)
+        self.close()
+        assert not self.open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]):
+        self.tags.append((tag, dict(attrs)))
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]):
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str):
+        if self.open and self.open[-1] == "h2":
+            self.titles.append(data)
+
+
+def fails_with(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    assert main([str(argument) for argument in arguments]) == 1
+    message = capsys.readouterr().err
+    assert message.count("\n") == 1
+    return message
+
+
+def report(*arguments: object) -> None:
+    assert main(["report", *map(str, arguments)]) == 0
+
+
+@pytest.fixture(scope="module")
+def full(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = write_run(tmp_path_factory.mktemp("runs") / "mine", all_kinds())
+    report(run)
+    return run
+
+
+@pytest.fixture(scope="module")
+def page(full: Path) -> str:
+    return (full / "report.html").read_text("utf-8")
+
+
+@pytest.fixture(scope="module")
+def seeds(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three runs of two heads."""
+    root = tmp_path_factory.mktemp("seeds")
+    for seed in range(3):
+        write_run(root / f"seed{seed}" / "het", [zero_shot(seed)], seed)
+        write_run(root / f"seed{seed}" / "det", [zero_shot(seed, top1=0.3 + 0.02 * seed)], seed, task=DETERMINISTIC)
+    return root
+
+
+def groups(seeds: Path) -> tuple[list[Path], list[Path]]:
+    het, det = ([seeds / f"seed{seed}" / name for seed in range(3)] for name in ("het", "det"))
+    return het, det
+
+
+def test_there_is_a_section_for_everything_that_was_measured(page: str):
+    assert Outline(page).titles == [
+        "Zero-shot",
+        "Calibration",
+        "Confusions",
+        "How certain it is",
+        "Picture to name",
+        "Spectrum of the noise",
+        "Retrieval",
+        "Few-shot",
+        "Linear probe",
+        "Corrupted pictures",
+        "Out of distribution",
+        "Ensemble",
+        "Training",
+        "Configuration",
+    ]
+
+
+def test_the_page_asks_for_nothing_from_outside(page: str):
+    outline = Outline(page)
+    for tag, attributes in outline.tags:
+        for name in ("src", "href", "xlink:href", "srcset", "action", "data", "poster"):
+            assert (attributes.get(name) or "#").startswith(("#", "data:")), (tag, attributes)
+    assert not {"script", "iframe", "object"} & {tag for tag, _ in outline.tags}
+    assert "@import" not in page
+    assert "://" not in page
+    assert set(re.findall(r"url\((.)", page)) <= {"#"}
+
+
+def test_names_cannot_break_the_page(page: str):
+    assert "<b>cat" not in page
+    assert "<i>query" not in page
+    assert "a &lt;b&gt;cat&lt;/b&gt; &amp; &quot;dog&quot;" in page
+
+
+def test_names_on_the_page_are_unique_and_every_reference_finds_one(page: str):
+    names = [attributes["id"] for _, attributes in Outline(page).tags if "id" in attributes]
+    assert len(names) == len(set(names))
+    assert set(re.findall(r"(?:url\(|href=\")#([^)\"]+)", page)) <= set(names)
+
+
+def test_the_verdict_tells_accuracy_beside_chance_and_whether_the_model_is_too_sure(page: str):
+    verdict = re.search('class="verdict">(.*?)<', page)
+    assert verdict
+    assert "top-1 accuracy: 50.0% ± 2.0 (chance 25.0%)" in verdict[1]
+    assert "surer than it should be (calibration error 12.5%)" in verdict[1]
+
+
+def test_json_csv_and_markdown_hold_the_figures_of_the_records(full: Path):
+    content = json.loads((full / "report.json").read_text("utf-8"))
+    with (full / "report.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    markdown = (full / "report.md").read_text("utf-8")
+    of_json = {
+        (record["kind"], figure): value
+        for record in content["runs"][0]["evaluations"]
+        for figure, value in record["figures"].items()
+    }
+    of_csv = {(row["kind"], row["figure"]): float(row["value"]) for row in rows}
+    assert of_json == of_csv == {(e.kind, name): value for e in all_kinds() for name, value in e.figures.items()}
+    assert "| top-1 accuracy | 25.0% | 50.0% ± 2.0 | 50.0% | 48.0% |" in markdown
+    (top1,) = (row for row in rows if (row["kind"], row["figure"]) == ("zero_shot", "top1"))
+    assert (top1["error"], top1["chance"], top1["step"]) == ("0.02", "0.25", "50")
+
+
+def test_a_figure_that_is_not_finite_is_null_in_json(tmp_path: Path):
+    run = write_run(tmp_path / "run", [zero_shot(nll=float("inf"))])
+    report(run)
+    text = (run / "report.json").read_text()
+    content = json.loads(text, parse_constant=lambda name: pytest.fail(name))
+    assert content["runs"][0]["evaluations"][0]["figures"]["nll"] is None
+
+
+def test_a_run_that_only_trained_has_curves_and_says_that_nothing_was_measured(tmp_path: Path):
+    run = write_run(tmp_path / "run", [])
+    report(run)
+    page = (run / "report.html").read_text()
+    assert Outline(page).titles == ["Training", "Configuration"]
+    assert "Nothing has been measured yet" in page
+
+
+def test_an_imported_image_tower_has_a_page_with_its_configuration(tmp_path: Path):
+    run = write_run(tmp_path / "run", [], task={"type": "ClassificationConfig", "image_tower": {"width": 8}})
+    (run / "metrics.jsonl").unlink()
+    report(run)
+    assert Outline((run / "report.html").read_text()).titles == ["Configuration"]
+
+
+def test_a_configuration_of_another_version_is_shown_as_it_is(tmp_path: Path):
+    run = write_run(tmp_path / "run", [], task=None, forgotten_field=3)
+    report(run)
+    assert "&quot;forgotten_field&quot;: 3" in (run / "report.html").read_text()
+
+
+def test_evaluations_without_anything_to_draw_have_their_tables(tmp_path: Path):
+    run = write_run(tmp_path / "run", [Evaluation(e.kind, e.name, e.figures) for e in all_kinds()])
+    report(run)
+    assert "Calibration" not in Outline((run / "report.html").read_text()).titles
+
+
+def test_several_seeds_of_two_heads_are_tested(seeds: Path, tmp_path: Path):
+    het, det = groups(seeds)
+    report(*het, *det, "--output", tmp_path / "all.html")
+    page = (tmp_path / "all.html").read_text()
+    titles = Outline(page).titles
+    assert titles[:3] == ["Runs", "Comparison", "Zero-shot"]
+    assert "differ in task.head" in page
+    assert "het against det, 3 runs against 3" in page
+    assert json.loads((tmp_path / "all.json").read_text())["comparison"]["figures"]["zero_shot/pets/top1"]["p"] < 0.05
+
+
+def test_runs_that_differ_otherwise_stand_side_by_side(tmp_path: Path):
+    first = write_run(tmp_path / "first", [zero_shot()])
+    second = write_run(tmp_path / "second", [zero_shot(top1=0.7)], task=DETERMINISTIC)
+    report(first, second, "--output", tmp_path / "two.html")
+    page = (tmp_path / "two.html").read_text()
+    assert "Comparison" not in Outline(page).titles
+    assert "<strong>70.0% ± 2.0</strong>" in page
+    assert "task.head.type" in page
+
+
+def test_a_value_is_bold_only_where_it_is_better_by_more_than_the_errors(tmp_path: Path):
+    first = write_run(tmp_path / "first", [zero_shot()])
+    second = write_run(tmp_path / "second", [zero_shot(top1=0.53)], task=DETERMINISTIC)
+    report(first, second, "--output", tmp_path / "two.html")
+    assert "<strong>" not in (tmp_path / "two.html").read_text()
+
+
+def test_many_runs_are_drawn_though_colours_come_again(tmp_path: Path):
+    runs = [write_run(tmp_path / f"run{seed}", [], seed) for seed in range(10)]
+    report(*runs, "--output", tmp_path / "all.html")
+    assert 'class="swatch dashed"' in (tmp_path / "all.html").read_text()
+
+
+@pytest.mark.parametrize("name", ["zero_shot_pets.npz", "zero_shot_pets.json"])
+def test_an_evaluation_that_was_cut_short_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str):
+    run = write_run(tmp_path / "run", [zero_shot()])
+    path = run / "evaluations" / name
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    message = fails_with(capsys, "report", run)
+    assert "zero_shot_pets.json is no evaluation" in message
+    assert "evaluate again" in message
+
+
+def test_a_folder_that_is_no_run_is_refused_and_runs_below_it_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    write_run(tmp_path / "quickstart" / "het_xl", [])
+    assert "is no run" in fails_with(capsys, "report", tmp_path / "missing")
+    assert "the runs below it are het_xl" in fails_with(capsys, "report", tmp_path / "quickstart")
+
+
+def test_files_that_cannot_be_read_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    run = write_run(tmp_path / "run", [])
+    (run / "metrics.jsonl").write_text("[1, 2]\n")
+    assert "line 1 is no record" in fails_with(capsys, "report", run)
+    (run / "metrics.jsonl").write_text("what?\n")
+    assert "metrics.jsonl: cannot be read" in fails_with(capsys, "report", run)
+    (run / "config.json").write_text("{")
+    assert "config.json: cannot be read" in fails_with(capsys, "report", run)
+
+
+def test_a_run_cannot_be_named_twice(seeds: Path, capsys: pytest.CaptureFixture[str]):
+    run = seeds / "seed0" / "het"
+    assert "is named twice" in fails_with(capsys, "report", run, run)
+    assert "is named twice" in fails_with(capsys, "compare", run, "--against", run)
+
+
+def test_a_page_that_would_write_over_a_configuration_is_refused(full: Path, capsys: pytest.CaptureFixture[str]):
+    assert "config.html" in fails_with(capsys, "report", full, "--output", full / "config.html")
+    assert ".html" in fails_with(capsys, "report", full, "--output", full / "page.json")
+
+
+def test_the_written_comparisons_hold_what_welch_gives_by_hand(seeds: Path, tmp_path: Path):
+    het, det = groups(seeds)
+    for suffix in ("json", "csv", "md"):
+        path = tmp_path / f"table.{suffix}"
+        assert main(["compare", *map(str, het), "--against", *map(str, det), "--output", str(path)]) == 0
+    found = json.loads((tmp_path / "table.json").read_text())["figures"]["zero_shot/pets/top1"]
+    # 0.50, 0.51, 0.52 against 0.30, 0.32, 0.34: means 0.51 and 0.32, variances 1e-4 and 4e-4, of 3 runs each.
+    assert found["mean"] == pytest.approx(0.51)
+    assert found["error"] == pytest.approx((1e-4 / 3) ** 0.5)
+    assert found["difference"] == pytest.approx(0.19)
+    assert found["t"] == pytest.approx(0.19 / (5e-4 / 3) ** 0.5)
+    assert found["degrees"] == pytest.approx((5e-4 / 3) ** 2 / ((1e-4 / 3) ** 2 / 2 + (4e-4 / 3) ** 2 / 2))
+    with (tmp_path / "table.csv").open(newline="") as file:
+        rows = {row["figure"]: row for row in csv.DictReader(file)}
+    assert float(rows["zero_shot/pets/top1"]["p"]) == found["p"]
+    assert rows["zero_shot/pets/ece"]["p"] == ""
+    assert rows["zero_shot/pets/ece"]["untested"] == "no run differs from the others of its group"
+    markdown = (tmp_path / "table.md").read_text()
+    assert "| top-1 accuracy | 51.0% ± 0.6 | 32.0% ± 1.2 | **+19.0%** |" in markdown
+
+
+def test_the_comparison_counts_its_tests_and_those_that_survive_holm(seeds: Path, capsys: pytest.CaptureFixture[str]):
+    het, det = groups(seeds)
+    assert main(["compare", *map(str, het), "--against", *map(str, det)]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "3 runs against 3: 1 of 2 tested figures differ at p < 0.05" in text
+    assert "1 stays significant after Holm's correction. 6 have no test." in text
+
+
+def test_single_runs_are_compared_without_a_test(seeds: Path, capsys: pytest.CaptureFixture[str]):
+    assert main(["compare", str(seeds / "seed0" / "het"), "--against", str(seeds / "seed0" / "det")]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "no test (a test needs two runs in each group)" in text
+
+
+def test_evaluations_with_other_settings_are_not_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    first = write_run(
+        tmp_path / "first", [zero_shot()], settings={"data": {"batch_size": 1}, "names": {"prompts": "set"}}
+    )
+    other = write_run(
+        tmp_path / "other", [zero_shot()], settings={"data": {"batch_size": 2}, "names": {"prompts": "x.txt"}}
+    )
+    message = fails_with(capsys, "compare", first, "--against", other)
+    assert "zero-shot pets: names.prompts is set in first and x.txt in other" in message
+
+
+def test_runs_with_no_evaluation_in_common_are_not_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    first, second = write_run(tmp_path / "a", [all_kinds()[1]]), write_run(tmp_path / "b", [all_kinds()[2]])
+    assert "no figure is in all of these runs" in fails_with(capsys, "compare", first, "--against", second)
+    empty = write_run(tmp_path / "c", [])
+    assert "holds no evaluations" in fails_with(capsys, "compare", first, "--against", empty)
+
+
+def test_other_steps_and_evaluations_left_out_are_remarked_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    first = write_run(tmp_path / "first", [zero_shot()], step=50)
+    second = write_run(tmp_path / "second", [zero_shot(), all_kinds()[1]], step=60)
+    assert main(["compare", str(first), "--against", str(second)]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "Evaluations are of different steps: first 50, second 60." in text
+    assert "Left out, as not all runs have it: retrieval coco." in text
+
+
+def test_a_comparison_is_written_to_known_kinds_of_files_only(seeds: Path, capsys: pytest.CaptureFixture[str]):
+    het, det = groups(seeds)
+    message = fails_with(capsys, "compare", het[0], "--against", det[0], "--output", "table.xlsx")
+    assert "must end in .md, .csv, .json" in message
+
+
+def test_groups_whose_evaluations_differ_are_reported_without_a_test(seeds: Path, tmp_path: Path):
+    shutil.copytree(seeds, tmp_path / "seeds")
+    het, det = groups(tmp_path / "seeds")
+    record = det[0] / "evaluations" / "zero_shot_pets.json"
+    content = json.loads(record.read_text())
+    record.write_text(json.dumps(content | {"settings": {"data": {"name": "pets"}, "samples": 8}}))
+    report(*het, *det, "--output", tmp_path / "all.html")
+    page = (tmp_path / "all.html").read_text()
+    assert "The two groups of runs are not compared: zero-shot pets: samples is not set in" in page

@@ -1,0 +1,143 @@
+"""Folders of runs as training and evaluators leave them, made by hand: no model, no data."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from eval.evaluation import Drawing, Evaluation, write_record
+
+# Names that would break a page that does not escape them.
+NAMES = ('a <b>cat</b> & "dog"', "it's | a\\ [trap](x)", "plain", "other")
+NUM_PICTURES = 30
+
+
+def config(seed: int = 0, **changes: Any) -> dict[str, Any]:
+    return {
+        "run_dir": f"runs/seed{seed}/model",
+        "task": {"type": "ContrastiveConfig", "text_tower": {"width": 8}, "head": {"type": "HetXLContrastiveConfig"}},
+        "data": {"shards": [f"runs/seed{seed}/data"], "seed": seed},
+        "seed": seed,
+        **changes,
+    }
+
+
+def predictions(seed: int = 0) -> Drawing:
+    generator = np.random.default_rng(seed)
+    confidence = np.sort(generator.uniform(0.3, 1.0, NUM_PICTURES))
+    edges, centres = np.arange(15) / 15, (np.arange(15) + 0.5) / 15
+    curve = np.stack([edges, centres, centres * 0.9, np.full(15, NUM_PICTURES / 15)])
+    curve[1:3, 2] = np.nan
+    curve[3, 2] = 0
+    label = np.arange(NUM_PICTURES) % 4
+    top_classes = np.stack([(label + np.arange(NUM_PICTURES) % 3) % 4, (label + 3) % 4], axis=1)
+    return Drawing(
+        {
+            **{f"reliability/{part}": curve for part in ("plain", "calibrated", "noisy")},
+            "confidence": confidence,
+            "noise_norm": generator.uniform(0.1, 0.5, NUM_PICTURES),
+            "correct": (top_classes[:, 0] == label).astype(np.float64),
+            "confusions": np.array([(0, 1, 5, 8), (1, 2, 3, 8)]),
+            "row": np.arange(NUM_PICTURES),
+            "label": label,
+            "top_classes": top_classes,
+            "top_probabilities": np.stack([confidence, 1 - confidence], axis=1),
+            "picture": generator.integers(0, 256, (NUM_PICTURES, 8, 8, 3), np.uint8),
+            "spectrum": -np.sort(-generator.uniform(0.0, 1.0, (NUM_PICTURES, 5)), axis=1),
+        },
+        {"class_names": NAMES},
+    )
+
+
+def zero_shot(seed: int = 0, **changes: float) -> Evaluation:
+    figures = {
+        "top1": 0.5 + 0.01 * seed,
+        "nll": 1.25 + 0.02 * seed,
+        "ece": 0.125,
+        "calibrated/top1": 0.5,
+        "calibrated/ece": 0.05,
+        "noisy/top1": 0.48,
+        "noisy/ece": 0.1,
+        "calibrated/temperature_factor": 0.75,
+    }
+    chance = {"top1": 0.25, "nll": 1.386, "ece": 0.0}
+    drawing = predictions(seed)
+    return Evaluation("zero_shot", "pets", figures | changes, {"top1": 0.02}, chance, lambda: drawing)
+
+
+def all_kinds(seed: int = 0) -> list[Evaluation]:
+    generator = np.random.default_rng(seed)
+    shift = {
+        f"{part}/{figure}": 0.5 - 0.05 * number
+        for number, part in enumerate(
+            ["clean", "fog/1", "fog/2", "snow/1", "snow/2", "severity_1", "severity_2", "corrupted"]
+        )
+        for figure in ("top1", "nll", "brier", "ece")
+    }
+    detection = {
+        f"{group}/{score}/{figure}": 0.75
+        for group in ("near/birds", "far/noise")
+        for score in ("max_probability", "energy")
+        for figure in ("auroc", "fpr95")
+    }
+    scores = {
+        f"{group}/{score}": generator.normal(size=40)
+        for group in ("inside", "near/birds", "far/noise")
+        for score in ("max_probability", "energy")
+    }
+    retrieval = Drawing(
+        {
+            "picture": generator.integers(0, 256, (3, 100, 80, 3), np.uint8),
+            "asked": np.array([0, 1]),
+            "caption_is_right": np.array([[True, False], [False, False]]),
+            "found": np.array([[0, 1], [2, 1]]),
+            "picture_is_right": np.array([[True, False], [False, True]]),
+        },
+        {"best_captions": (*NAMES[:2], "three", "four"), "queries": ("a <i>query</i>", "another")},
+    )
+    recalls = {f"{way}_recall1": 0.4 for way in ("image_to_text", "text_to_image")}
+    shots = {"1_shot": 0.3, "5_shot": 0.5, "10_shot": 0.6}
+    joint = {f"{who}_{figure}": 0.5 for who in ("joint", "individual") for figure in ("top1", "nll")} | {"kl": 0.1}
+    return [
+        zero_shot(seed),
+        Evaluation("retrieval", "coco", recalls, chance=recalls, draw=lambda: retrieval),
+        Evaluation("few_shot", "pets", shots, dict.fromkeys(shots, 0.01)),
+        Evaluation("linear_probe", "pets", {"top1": 0.7, "best/learning_rate": 0.001, "best/epochs": 3.0}),
+        Evaluation("shift", "pets", shift),
+        Evaluation("out_of_distribution", "pets", detection, draw=lambda: Drawing(scores)),
+        Evaluation("ensemble", "pets", joint),
+    ]
+
+
+def history(seed: int = 0) -> list[dict[str, Any]]:
+    return [
+        {"step": step, "train/loss": 2 / step + seed, "train/temperature": 0.1, "train/image_noise_norm": 0.2}
+        | ({"zero_shot/pets/top1": step / 100} if step % 20 == 0 else {})
+        for step in range(10, 60, 10)
+    ]
+
+
+def write_run(
+    folder: Path,
+    evaluations: list[Evaluation],
+    seed: int = 0,
+    *,
+    settings: Mapping[str, Any] | None = None,
+    step: int = 50,
+    **changes: Any,
+) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(config(seed, **changes)))
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in history(seed)))
+    for evaluation in evaluations:
+        write_record(evaluation, folder, step, {"data": {"name": evaluation.name}} if settings is None else settings)
+    return folder
+
+
+DETERMINISTIC = {
+    "type": "ContrastiveConfig",
+    "text_tower": {"width": 8},
+    "head": {"type": "DeterministicContrastiveConfig"},
+}
