@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from eval.significance import Comparison, bootstrap_error, compare, estimate, welch
+from eval.significance import Comparison, bootstrap_error, compare, estimate, holm, welch
 from lit_het.errors import UserError
 
 
@@ -105,6 +105,15 @@ def test_a_comparison_without_runs_or_without_a_common_figure_is_refused():
         welch([], [1.0])
     with pytest.raises(UserError, match="no figure is in all"):
         compare([{"nll": 1.0}], [{"ece": 1.0}])
+
+
+def test_holm_stops_at_the_first_test_that_fails_its_share_of_the_level():
+    """Of four tests at 5 % the smallest must be at most 0.0125, the next 0.0167, the next 0.025, the last 0.05."""
+    assert holm({"a": 0.0125, "b": 0.016, "c": 0.03, "d": 0.04}) == {"a", "b"}
+    assert holm({"a": 0.013, "b": 0.0131}) == {"a", "b"}
+    assert holm({"a": 0.026, "b": 0.001}) == {"a", "b"}
+    assert holm({"a": 0.013, "b": 0.013, "c": 0.013, "d": 0.013}) == set()
+    assert holm({}) == set()
 
 
 def test_the_bootstrap_finds_the_standard_error_of_a_mean():
