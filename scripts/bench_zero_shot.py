@@ -1,9 +1,9 @@
 """Times zero-shot evaluation end to end against the image tower's bare forward pass, and the embedding of names.
 
 End to end is everything from shards to figures, after the programs are compiled: reading and decoding photographs
-(those of `bench_data`), the tower, the head, log-probabilities of all names, and the figures. The bare pass is the tower
-on a batch that lies on the device, for as many pictures. Both run in turn; ratios are taken round by round. Towers have
-random weights, which cost what trained ones do.
+(those of `bench_data`), the tower, the head, log-probabilities of all names, and the figures. The bare pass is the
+tower on a batch that lies on the device, for as many pictures. Both run in turn; ratios are taken round by round.
+Towers have random weights, which cost what trained ones do.
 
     python scripts/bench_zero_shot.py --tower B/32 --images 512
 """

@@ -132,7 +132,7 @@ def table(evaluation: Evaluation) -> Table:
     # The longer way is down.
     turned = len(parts) > len(rows)
     shown = Table(title=Text(f"{evaluation.kind.replace('_', '-')} {evaluation.name}"), title_justify="left")
-    shown.add_column("part" if turned else "figure")
+    shown.add_column("part" if turned else "figure", overflow="fold")
     for column in rows if turned else parts:
         shown.add_column(Text(column or "value"), justify="right")
     if not turned:
