@@ -1,0 +1,155 @@
+"""`lit-het evaluate` and the siblings of `lit-het zero-shot`, on trained runs."""
+
+import dataclasses
+import json
+import shutil
+
+import jax
+import numpy as np
+import pytest
+
+from configs import experiment, lit_e3_b32_het_xl
+from eval.evaluation import read_records
+from eval.evaluators.zero_shot import ZeroShotConfig
+from eval.sets import ImageSet
+from lit_het.cli.main import main
+from lit_het.cli.models import ModelMaker
+from lit_het.cli.train import train
+from lit_het.sharding import MeshConfig
+from lit_het.tasks.classification import ClassificationConfig, ClassificationTask
+from lit_het.towers.vit import ViTConfig
+from lit_het.training.logging import read_metrics
+from lit_het.types import Classifier
+from tests import tiny
+from tests.cli.test_train import refusal
+
+
+@pytest.fixture
+def shapes(data, tmp_path):
+    """The shapes as a set with two splits, and captions."""
+    for split in ("train", "test"):
+        shutil.copytree(data / "train", tmp_path / "shapes" / split)
+    shutil.copy(data / "train" / "classnames.txt", tmp_path / "shapes")
+    return tmp_path / "shapes"
+
+
+@pytest.fixture
+def run(trained_lit, tmp_path):
+    return shutil.copytree(trained_lit.run_dir, tmp_path / "run")
+
+
+def test_every_evaluation_of_a_file_is_printed_and_kept(run, shapes, tmp_path, capsys):
+    suite = tmp_path / "suite.py"
+    suite.write_text(
+        "import dataclasses\n"
+        "from eval.evaluators.ensemble import EnsembleConfig\n"
+        "from eval.evaluators.frozen import FewShotConfig\n"
+        "from eval.evaluators.out_of_distribution import OutOfDistributionConfig\n"
+        "from eval.evaluators.retrieval import RetrievalConfig\n"
+        "from eval.evaluators.zero_shot import ZeroShotConfig\n"
+        "from eval.few_shot import FewShotOptions\n"
+        "from eval.sets import ImageSet\n\n\n"
+        "def get_evaluations():\n"
+        f"    shapes = ImageSet('shapes', {str(shapes)!r}, batch_size=5)\n"
+        "    return [\n"
+        "        ZeroShotConfig(shapes, samples=2),\n"
+        "        EnsembleConfig(shapes, samples=2),\n"
+        "        FewShotConfig(shapes, fit=FewShotOptions(shots=(1,), seeds=(0,), l2=(1.0,))),\n"
+        f"        OutOfDistributionConfig(shapes, near=({str(shapes / 'train')!r},)),\n"
+        "        RetrievalConfig(dataclasses.replace(shapes, labelled=False)),\n"
+        "    ]\n"
+    )
+    output = tmp_path / "figures.json"
+    assert main(["evaluate", "--checkpoint", str(run), "--config", str(suite), "--output", str(output)]) == 0
+    kept = {record.kind: record for record in read_records(run)}
+    assert set(kept) == {"zero_shot", "ensemble", "few_shot", "out_of_distribution", "retrieval"}
+    figures = json.loads(output.read_text())
+    for kind, record in kept.items():
+        assert {f"{kind}/shapes/{name}": value for name, value in record.figures.items()}.items() <= figures.items()
+    # The same pictures inside and outside: nothing can tell them apart.
+    assert kept["out_of_distribution"].figures["near/train/entropy/auroc"] == 0.5
+    assert kept["zero_shot"].settings["samples"] == 2
+    said = capsys.readouterr()
+    for kind in ("zero-shot", "ensemble", "few-shot", "out-of-distribution", "retrieval"):
+        assert f"{kind} shapes" in said.out
+    # Pictures of one set are read once, whatever is measured on them.
+    assert said.err.count("reading shapes: 40/40") == 2  # with labels, and for captions
+
+
+def test_the_evaluations_of_a_run_are_those_of_its_configuration(run, shapes, capsys):
+    assert "lists no evaluations" in refusal(capsys, "evaluate", "--checkpoint", run)
+    config = experiment.load(run / "config.json")
+    zero_shot = ZeroShotConfig(ImageSet("shapes", str(shapes)))
+    experiment.save(dataclasses.replace(config, evaluations=(zero_shot,)), run / "config.json")
+    assert main(["evaluate", "--checkpoint", str(run)]) == 0
+    assert [record.name for record in read_records(run)] == ["shapes"]
+
+
+def test_pictures_are_read_once_in_a_training_with_a_locked_tower(lit_config, shapes, capsys):
+    evaluations = (ZeroShotConfig(ImageSet("shapes", str(shapes))),)
+    cadence = dataclasses.replace(lit_config.cadence, evaluate_steps=1)
+    train(dataclasses.replace(lit_config, evaluations=evaluations, cadence=cadence))
+    records = read_metrics(lit_config.run_dir / "metrics.jsonl")
+    losses = [record["zero_shot/shapes/nll"] for record in records if "zero_shot/shapes/nll" in record]
+    assert len(losses) == lit_config.num_steps
+    assert len(set(losses)) == lit_config.num_steps, "the text tower changes, and with it the figures"
+    assert capsys.readouterr().err.count("reading shapes: 40/40") == 1
+
+
+def test_figures_after_training_are_those_of_the_command(lit_config, shapes, tmp_path):
+    evaluations = (ZeroShotConfig(ImageSet("shapes", str(shapes))),)
+    config = dataclasses.replace(lit_config, evaluations=evaluations)
+    train(config)
+    output = tmp_path / "figures.json"
+    assert main(["evaluate", "--checkpoint", str(config.run_dir), "--output", str(output)]) == 0
+    logged = read_metrics(config.run_dir / "metrics.jsonl")[-1]
+    for name, value in json.loads(output.read_text()).items():
+        assert logged[name] == pytest.approx(value, rel=1e-5), name
+
+
+def test_two_checkpoints_are_an_ensemble_and_nothing_else(run, trained_lit, shapes, capsys):
+    both = ("--checkpoint", run, trained_lit.run_dir, "--data", shapes)
+    assert main(["ensemble", *map(str, both)]) == 0
+    [record] = read_records(run)
+    # A model and its copy agree in everything.
+    assert record.figures["kl"] == pytest.approx(0, abs=1e-9)
+    assert record.figures["joint_nll"] == pytest.approx(record.figures["individual_nll"])
+    assert "several checkpoints are members of an ensemble" in refusal(capsys, "zero-shot", *both)
+
+
+def test_members_of_an_efficient_ensemble_have_predictions_of_their_own(data, tmp_path):
+    lit = tiny.shrink(lit_e3_b32_het_xl.get_config(), data, tmp_path / "lit")
+    config = tiny.classifier(lit, data, tmp_path / "upstream").task
+    assert isinstance(config, ClassificationConfig)
+    assert isinstance(config.image_tower, ViTConfig)
+    config = dataclasses.replace(config, image_tower=dataclasses.replace(config.image_tower, members="apart"))
+    task, mesh = config.build(), MeshConfig().build(jax.devices()[:1])
+    assert isinstance(task, ClassificationTask)
+    params = jax.device_put(jax.jit(task.initialize)(jax.random.key(0)), jax.devices()[0])
+    model = ModelMaker(task, mesh, None).model(params, "a tower")
+    assert isinstance(model, Classifier)
+    size = config.image_tower.image_size
+    pictures = np.random.default_rng(0).integers(0, 256, (4, size, size, 3), dtype=np.uint8)
+    features = np.asarray(model.features.extract(pictures))
+    members = model.features.num_members
+    assert members == config.image_tower.encoder.num_members > 1
+    assert features.shape == (4, task.features.size)
+    log_p = model.log_probabilities(features, None)
+    assert log_p.shape == (4, members, config.num_classes)
+    assert not np.allclose(log_p[:, 0], log_p[:, 1], atol=1e-4)
+    whole = jax.jit(lambda params, image: task.probabilities(params, image, None))(params, pictures)
+    np.testing.assert_allclose(np.exp(log_p).mean(axis=1), whole, rtol=1e-5)
+
+
+def test_what_is_no_list_of_evaluations_is_refused(run, capsys, tmp_path):
+    suite = tmp_path / "suite.py"
+    for text, message in {
+        "x = 1": "has no get_evaluations()",
+        "def get_evaluations():\n    return []": "must return a list of configurations",
+        "def get_evaluations():\n    return ['pets']": "must return a list of configurations",
+        "import nothing_of_this_name": "cannot be imported",
+    }.items():
+        suite.write_text(text)
+        assert message in refusal(capsys, "evaluate", "--checkpoint", run, "--config", suite)
+    assert "no configuration file" in refusal(capsys, "evaluate", "--checkpoint", run, "--config", tmp_path / "none.py")
+    assert "needs --checkpoint DIR" in refusal(capsys, "evaluate")
