@@ -74,7 +74,7 @@ class ZeroShot:
         found, errors = scores.figures(quiet)
         calibrated, factor = scores.calibrated(quiet)
         parts = {CALIBRATED: calibrated}
-        if self.samples:
+        if self.samples and quiet.noise_norm.any():  # a deterministic head has none
             parts[NOISY] = self.predictions(model, self.samples)
         for prefix, predictions in parts.items():
             of_part, errors_of_part = scores.figures(predictions)

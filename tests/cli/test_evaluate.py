@@ -122,17 +122,18 @@ def test_members_of_an_efficient_ensemble_have_predictions_of_their_own(data, tm
     config = tiny.classifier(lit, data, tmp_path / "upstream").task
     assert isinstance(config, ClassificationConfig)
     assert isinstance(config.image_tower, ViTConfig)
-    config = dataclasses.replace(config, image_tower=dataclasses.replace(config.image_tower, members="apart"))
+    tower = dataclasses.replace(config.image_tower, members="apart")
+    config = dataclasses.replace(config, image_tower=tower)
     task, mesh = config.build(), MeshConfig().build(jax.devices()[:1])
     assert isinstance(task, ClassificationTask)
     params = jax.device_put(jax.jit(task.initialize)(jax.random.key(0)), jax.devices()[0])
     model = ModelMaker(task, mesh, None).model(params, "a tower")
     assert isinstance(model, Classifier)
-    size = config.image_tower.image_size
+    size = tower.image_size
     pictures = np.random.default_rng(0).integers(0, 256, (4, size, size, 3), dtype=np.uint8)
     features = np.asarray(model.features.extract(pictures))
     members = model.features.num_members
-    assert members == config.image_tower.encoder.num_members > 1
+    assert members == tower.encoder.num_members > 1
     assert features.shape == (4, task.features.size)
     log_p = model.log_probabilities(features, None)
     assert log_p.shape == (4, members, config.num_classes)

@@ -60,8 +60,12 @@ def test_figures_are_named_after_the_set_and_both_kinds_of_predictions_stand_sid
     assert set(figures) >= {f"zero_shot/glyphs/{part}nll" for part in ("", "calibrated/", "noisy/")}
     assert figures["zero_shot/glyphs/nll"] != figures["zero_shot/glyphs/noisy/nll"]
     assert set(found.errors) >= {"top1", "ece", "noisy/top1"}
-    quiet = ZeroShotConfig(data).build(sets)(encoder)
-    assert not [name for name in quiet.figures if name.startswith("noisy/")]
+    deterministic = replace(encoder, image_noise_norm=lambda features: np.zeros(len(features), np.float32))
+    for quiet in (
+        ZeroShotConfig(data).build(sets)(encoder),
+        ZeroShotConfig(data, samples=4).build(sets)(deterministic),
+    ):
+        assert not [name for name in quiet.figures if name.startswith("noisy/")]
     assert quiet.figures["nll"] == found.figures["nll"]
 
 
