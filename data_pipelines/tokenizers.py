@@ -3,6 +3,7 @@
 import dataclasses
 import io
 import os
+import string
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal, Protocol, TypeAlias, runtime_checkable
@@ -18,6 +19,7 @@ from lit_het.errors import UserError
 _QUIET = 2  # SentencePiece's level for errors only
 # Names that padding has where a tokenizer.json does not say how it pads.
 _PADDING_NAMES = ("[PAD]", "<pad>", "<|pad|>")
+_NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 # The loader's threads tokenise side by side already.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -93,12 +95,14 @@ class SentencePieceConfig:
         length: tokens per caption, the end token included.
         lowercase: lower the case of captions first, if the model was trained so.
         padding_id: None takes the model's own; SigLIP pads with its end token, 1.
+        remove_punctuation: drop ASCII punctuation and join white space first, as Hugging Face's SigLIP does.
     """
 
     model: Path
     length: int = 16
     lowercase: bool = True
     padding_id: int | None = None
+    remove_punctuation: bool = False
 
     def build(self) -> "SentencePieceTokenizer":
         """Reads the model.
@@ -108,7 +112,9 @@ class SentencePieceConfig:
         """
         model_bytes = _read(self.model)
         try:
-            return SentencePieceTokenizer(model_bytes, self.length, self.lowercase, self.padding_id)
+            return SentencePieceTokenizer(
+                model_bytes, self.length, self.lowercase, self.padding_id, self.remove_punctuation
+            )
         except UserError as error:
             raise UserError(f"{self.model}: {error}") from error
 
@@ -123,12 +129,20 @@ class SentencePieceTokenizer:
         length: tokens per caption.
         lowercase: whether captions are lowered first.
         padding_id: fills the rest of a row.
+        remove_punctuation: whether captions lose ASCII punctuation and repeated white space first.
 
     Raises:
         UserError: the bytes are no model, or the model has no end token or no padding.
     """
 
-    def __init__(self, model_bytes: bytes, length: int, lowercase: bool = True, padding_id: int | None = None):
+    def __init__(
+        self,
+        model_bytes: bytes,
+        length: int,
+        lowercase: bool = True,
+        padding_id: int | None = None,
+        remove_punctuation: bool = False,
+    ):
         self._processor = sentencepiece.SentencePieceProcessor()
         try:
             self._processor.LoadFromSerializedProto(model_bytes)
@@ -145,6 +159,7 @@ class SentencePieceTokenizer:
         self.model_bytes = model_bytes
         self.length = length
         self.lowercase = lowercase
+        self.remove_punctuation = remove_punctuation
 
     @property
     def vocabulary_size(self) -> int:
@@ -155,10 +170,14 @@ class SentencePieceTokenizer:
         """Tokenises captions: pieces, the end token, then padding."""
         ids = np.full((len(captions), self.length), self.padding_id, np.int32)
         for row, caption in enumerate(captions):
-            pieces = self._processor.EncodeAsIds(caption.lower() if self.lowercase else caption)[: self.length - 1]
+            pieces = self._processor.EncodeAsIds(self._prepared(caption))[: self.length - 1]
             ids[row, : len(pieces)] = pieces
             ids[row, len(pieces)] = self._end_id
         return ids
+
+    def _prepared(self, caption: str) -> str:
+        text = caption.lower() if self.lowercase else caption
+        return " ".join(text.translate(_NO_PUNCTUATION).split()) if self.remove_punctuation else text
 
     def decode(self, ids: Int32[np.ndarray, "n length"]) -> list[str]:
         """Turns token ids back into text, without control tokens."""

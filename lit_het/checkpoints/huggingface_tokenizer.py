@@ -1,19 +1,22 @@
-"""A SentencePiece tokenizer as the files that `transformers` reads, giving the ids that training saw.
+"""A SentencePiece tokenizer as the files that `transformers` reads, giving the ids that training saw, and back.
 
-`SiglipTokenizer` would load the model itself, but it drops punctuation; so the files describe each step in the form of
-the `tokenizers` library instead, which has unigram models alone.
+`SiglipTokenizer` would load the model itself, but it always drops punctuation; so the files describe each step in the
+form of the `tokenizers` library instead, which has unigram models alone.
 """
 
 import base64
-import json
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from sentencepiece import sentencepiece_model_pb2
 
+from lit_het.checkpoints.huggingface_processor import Json, read_json
 from lit_het.errors import UserError
 
 _MARK = "▁"  # SentencePiece's word boundary
+_PUNCTUATION = r"[!-/:-@\[-`{-~]"  # of ASCII
+_BLANKS = r"[\s\x1c-\x1f]+"  # what Python counts as white space
+_STRIP = {"type": "Strip", "strip_left": True, "strip_right": True}
 
 
 @runtime_checkable
@@ -25,12 +28,22 @@ class SentencePiece(Protocol):
         length: tokens per caption, the end token included.
         lowercase: whether captions are lowered first.
         padding_id: fills the rest of a row.
+        remove_punctuation: whether captions lose ASCII punctuation and repeated white space first.
     """
 
     model_bytes: bytes
     length: int
     lowercase: bool
     padding_id: int
+    remove_punctuation: bool
+
+
+class Settings(NamedTuple):
+    """What a folder says of its SentencePiece tokenizer; the fields are those of `SentencePiece`."""
+
+    lowercase: bool
+    padding_id: int
+    remove_punctuation: bool
 
 
 def tokenizer_files(tokenizer: SentencePiece) -> dict[str, dict[str, Any]]:
@@ -59,7 +72,7 @@ def tokenizer_files(tokenizer: SentencePiece) -> dict[str, dict[str, Any]]:
             "truncation": _truncation(tokenizer.length),
             "padding": _padding(tokenizer, pieces[tokenizer.padding_id]),
             "added_tokens": [_special_token(i, pieces[i]) for i in special],
-            "normalizer": {"type": "Sequence", "normalizers": _normalizers(model, tokenizer.lowercase)},
+            "normalizer": {"type": "Sequence", "normalizers": _normalizers(model, tokenizer)},
             "pre_tokenizer": _words(model),
             "post_processor": _end_token(trainer.eos_id, pieces[trainer.eos_id]),
             "decoder": _words(model),
@@ -72,7 +85,9 @@ def tokenizer_files(tokenizer: SentencePiece) -> dict[str, dict[str, Any]]:
         },
         "tokenizer_config.json": {
             "tokenizer_class": "PreTrainedTokenizerFast",
-            "do_lower_case": tokenizer.lowercase,  # they read it in tokenizer.json, we here
+            # They read these two in tokenizer.json, we here.
+            "do_lower_case": tokenizer.lowercase,
+            "remove_punctuation": tokenizer.remove_punctuation,
             "model_max_length": tokenizer.length,
             "pad_token": pieces[tokenizer.padding_id],
             "eos_token": pieces[trainer.eos_id],
@@ -85,18 +100,23 @@ def tokenizer_files(tokenizer: SentencePiece) -> dict[str, dict[str, Any]]:
     }
 
 
-def _normalizers(model: Any, lowercase: bool) -> list[dict[str, Any]]:
-    """Returns lowering, the model's own table of characters, and one space for many."""
+def _normalizers(model: Any, tokenizer: SentencePiece) -> list[dict[str, Any]]:
+    """Returns lowering, dropping punctuation, the model's own table of characters, and one space for many."""
     spec, steps = model.normalizer_spec, []
-    if lowercase:
+    if tokenizer.lowercase:
         steps.append({"type": "Lowercase"})
+    if tokenizer.remove_punctuation:
+        steps += [_replacement(_PUNCTUATION, ""), _replacement(_BLANKS, " "), _STRIP]
     if spec.precompiled_charsmap:
         table = base64.b64encode(spec.precompiled_charsmap).decode()
         steps.append({"type": "Precompiled", "precompiled_charsmap": table})
     if spec.remove_extra_whitespaces:
-        steps.append({"type": "Strip", "strip_left": True, "strip_right": True})
-        steps.append({"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "})
+        steps += [_STRIP, _replacement(" {2,}", " ")]
     return steps
+
+
+def _replacement(pattern: str, content: str) -> dict[str, Any]:
+    return {"type": "Replace", "pattern": {"Regex": pattern}, "content": content}
 
 
 def _words(model: Any) -> dict[str, Any]:
@@ -134,17 +154,18 @@ def _end_token(number: int, piece: str) -> dict[str, Any]:
     }
 
 
-def read_settings(model: Path) -> tuple[bool, int]:
-    """Returns whether captions are lowered, and the id that fills a row, for a SentencePiece model in a folder.
+def read_settings(model: Path) -> Settings:
+    """Returns how captions were prepared for a SentencePiece model, as the folder that it lies in tells.
 
     Where the folder does not tell, captions are lowered, and rows are filled with the end token ``</s>`` as in SigLIP,
-    or in vocabularies without it, as SigLIP 2's, with the padding token.
+    or in vocabularies without it, as SigLIP 2's, with the padding token. Punctuation is dropped where `transformers`
+    would take its `SiglipTokenizer`.
 
     Raises:
-        UserError: the token that fills rows is not in the model.
+        UserError: a file is no JSON object, or the token that fills rows is not in the model.
     """
     path = model.with_name("tokenizer_config.json")
-    settings = json.loads(path.read_text("utf-8")) if path.is_file() else {}
+    settings = _object(path)
     proto: Any = sentencepiece_model_pb2.ModelProto.FromString(  # pyright: ignore[reportAttributeAccessIssue]
         model.read_bytes()
     )
@@ -154,4 +175,19 @@ def read_settings(model: Path) -> tuple[bool, int]:
     pieces = [piece.piece for piece in proto.pieces]
     if padding not in pieces:
         raise UserError(f"{path}: pad_token = {padding!r} is not in {model.name}")
-    return bool(settings.get("do_lower_case", True)), pieces.index(padding)
+    return Settings(
+        lowercase=bool(settings.get("do_lower_case", True)),
+        padding_id=pieces.index(padding),
+        remove_punctuation=bool(settings.get("remove_punctuation", _is_siglip(settings, model))),
+    )
+
+
+def _is_siglip(settings: Json, model: Path) -> bool:
+    """Returns whether `transformers` reads the folder with its `SiglipTokenizer`, told by name or by the model."""
+    config = _object(model.with_name("config.json"))
+    named = settings.get("tokenizer_class") or config.get("tokenizer_class")
+    return named == "SiglipTokenizer" if named else config.get("model_type") == "siglip"
+
+
+def _object(path: Path) -> Json:
+    return read_json(path) if path.is_file() else {}

@@ -219,8 +219,7 @@ def tokenizer_config(model: Path, length: int) -> TokenizerConfig:
         return TensorFlowTextConfig(model, length, end_token=False)
     # That it is a model is found out before its settings are read.
     SentencePieceConfig(model, length).build()
-    lowercase, padding_id = read_settings(model)
-    return SentencePieceConfig(model, length, lowercase, padding_id)
+    return SentencePieceConfig(model, length, **read_settings(model)._asdict())
 
 
 def _preprocessing(found: Imported, source: str, image_size: int, *, was_chosen: bool) -> Preprocessing:

@@ -12,6 +12,7 @@ from configs import experiment
 from configs.experiment import ExperimentConfig
 from data_pipelines.augment import HorizontalFlip, RandomAffine
 from data_pipelines.rand_augment import RandAugment
+from data_pipelines.tokenizers import SentencePieceConfig
 from data_pipelines.transforms import InceptionCrop, Preprocessing
 from lit_het import parameters
 from lit_het.checkpoints.native import save_imported
@@ -204,6 +205,15 @@ def test_a_saved_config_with_an_unknown_field_is_refused_by_name(tmp_path):
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(UserError, match="number_of_steps"):
         experiment.load(tmp_path / "config.json")
+
+
+def test_a_run_of_before_punctuation_could_be_removed_keeps_it(tmp_path):
+    config = experiment.to_dict(experiment.load_module_config(Path("configs/lit_so400m_het_xl.py")))
+    del config["tokenizer"]["remove_punctuation"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    tokenizer = experiment.load(tmp_path / "config.json").tokenizer
+    assert isinstance(tokenizer, SentencePieceConfig)
+    assert not tokenizer.remove_punctuation
 
 
 def test_a_file_without_get_config_is_refused(tmp_path):

@@ -1,0 +1,99 @@
+"""SigLIP's tokenizer drops punctuation: an import does as `transformers` does, and an export says so."""
+
+import json
+import shutil
+import sys
+import warnings
+
+import numpy as np
+import pytest
+
+from data_pipelines.tokenizers import HuggingFaceTokenizer, SentencePieceTokenizer, train_sentencepiece
+from lit_het.checkpoints.huggingface_tokenizer import read_settings, tokenizer_files
+from lit_het.cli.convert import tokenizer_config
+from lit_het.errors import UserError
+from tests.golden.record_siglip_tokenizer import FOLDER, LENGTH, TEXTS, TRAINING
+
+WHITE_SPACE = [chr(code) for code in range(sys.maxunicode) if chr(code).isspace()]
+HARD = [*TEXTS, *(f"a{blank}{blank}cat,{blank}.{blank}owl{blank}" for blank in WHITE_SPACE)]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return shutil.copytree(FOLDER, tmp_path / "folder")
+
+
+def imported(folder):
+    tokenizer = tokenizer_config(folder / "spiece.model", LENGTH).build()
+    assert isinstance(tokenizer, SentencePieceTokenizer)
+    return tokenizer
+
+
+def test_texts_have_the_ids_that_transformers_recorded():
+    texts, ids = zip(*json.loads((FOLDER / "ids.json").read_text("utf-8")), strict=True)
+    np.testing.assert_array_equal(imported(FOLDER)(list(texts)), ids)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_texts_have_the_ids_of_transformers_with_another_vocabulary_and_case(folder):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        pytest.importorskip("torch")
+        transformers = pytest.importorskip("transformers")
+    for lower in (True, False):
+        (folder / "spiece.model").write_bytes(train_sentencepiece([*TRAINING, *TEXTS], vocabulary_size=110))
+        theirs = transformers.SiglipTokenizer(
+            str(folder / "spiece.model"), model_max_length=LENGTH, do_lower_case=lower, pad_token="<pad>"
+        )
+        theirs.save_pretrained(folder)
+        ours = imported(folder)
+        assert (ours.lowercase, ours.padding_id) == (lower, 0)
+        np.testing.assert_array_equal(ours(HARD), theirs(HARD, padding="max_length", truncation=True)["input_ids"])
+
+
+def test_an_exported_folder_says_the_same_and_has_the_same_ids(folder, tmp_path):
+    ours = imported(folder)
+    files = tokenizer_files(ours)
+    exported = HuggingFaceTokenizer(json.dumps(files["tokenizer.json"]).encode(), LENGTH)
+    np.testing.assert_array_equal(exported(HARD), ours(HARD))
+    (tmp_path / "spiece.model").write_bytes(ours.model_bytes)
+    for name, content in files.items():
+        (tmp_path / name).write_text(json.dumps(content))
+    # What an export adds says it, although the model is a SigLIP.
+    (tmp_path / "config.json").write_text('{"model_type": "siglip"}')
+    assert read_settings(tmp_path / "spiece.model") == read_settings(folder / "spiece.model")
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "model", "drops"),
+    [
+        ({"tokenizer_class": "SiglipTokenizer"}, {"model_type": "siglip2"}, True),
+        ({"tokenizer_class": "GemmaTokenizerFast"}, {"model_type": "siglip2"}, False),
+        ({"tokenizer_class": "PreTrainedTokenizerFast"}, {"model_type": "siglip"}, False),
+        ({}, {"model_type": "siglip"}, True),
+        ({}, {"model_type": "siglip", "tokenizer_class": "T5Tokenizer"}, False),
+        (None, {"model_type": "siglip"}, True),
+        (None, {"model_type": "siglip2"}, False),
+        (None, None, False),
+    ],
+)
+def test_punctuation_is_dropped_where_transformers_would_take_its_siglip_tokenizer(folder, tokenizer, model, drops):
+    for name, content in (("tokenizer_config.json", tokenizer), ("config.json", model)):
+        (folder / name).unlink(missing_ok=True)
+        if content is not None:
+            (folder / name).write_text(json.dumps(content))
+    assert read_settings(folder / "spiece.model").remove_punctuation is drops
+
+
+def test_settings_that_are_no_json_are_one_line(folder):
+    (folder / "tokenizer_config.json").write_text("{")
+    with pytest.raises(UserError, match=r"tokenizer_config\.json is no JSON object"):
+        imported(folder)
+
+
+def test_only_ascii_punctuation_is_dropped_and_only_when_asked_for():
+    model = (FOLDER / "spiece.model").read_bytes()
+    plain, bare = SentencePieceTokenizer(model, LENGTH), SentencePieceTokenizer(model, LENGTH, remove_punctuation=True)
+    np.testing.assert_array_equal(bare(["a photo, of the cat!"]), plain(["a photo of the cat"]))
+    assert (plain(["a photo, of the cat!"]) != plain(["a photo of the cat"])).any()
+    np.testing.assert_array_equal(bare(["the cat — a … photo"]), plain(["the cat — a … photo"]))
