@@ -24,6 +24,7 @@ _TOKENIZERS = ("spiece.model", "tokenizer.model")
 _HUGGING_FACE_FILES = (
     "config.json",
     "preprocessor_config.json",
+    "processor_config.json",
     "model.safetensors",
     "model.safetensors.index.json",
     "tokenizer_config.json",

@@ -365,4 +365,8 @@ def test_a_download_is_read_from_its_address(siglip, tmp_path, monkeypatch):
     siglip.unlink()
     assert weights.open_weights(address).image_tower is not None  # from the cache
     folder = shutil.copytree(GOLDEN / "hf_siglip", tmp_path / "hf")
-    assert weights.open_weights(f"file://{folder}").has_bias
+    (folder / "processor_config.json").write_text('{"image_processor": {"resample": 2}}')
+    found = weights.open_weights(f"file://{folder}")
+    assert found.has_bias
+    assert found.image_processor is not None
+    assert found.image_processor["resample"] == 2
