@@ -17,6 +17,7 @@ from data_pipelines.faults import FaultLog
 from data_pipelines.index import summarize
 from data_pipelines.labels import ClassIndex
 from data_pipelines.loader import Loader, LoaderConfig
+from data_pipelines.prepare.captions import read_captions
 from data_pipelines.prepare.cifar import read_cifar10, read_cifar100
 from data_pipelines.prepare.corrupted import CleanShards, copy_names
 from data_pipelines.prepare.dataset import DataSet, Split
@@ -31,7 +32,7 @@ from data_pipelines.storage import differs_from_checksum, keep_checksum
 from lit_het.errors import UserError
 from lit_het.training.logging import Bar, say
 
-Kind = Literal["cifar10", "cifar100", "pets", "imagenet", "folder", "img2dataset", "parquet"]
+Kind = Literal["cifar10", "cifar100", "pets", "imagenet", "folder", "captions", "img2dataset", "parquet"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,12 +44,14 @@ class SourceOptions:
         labels: of CIFAR-100.
         devkit: of ImageNet; None looks beside the source.
         columns: of parquet files.
+        pictures: where those of a caption file lie; None means beside it.
     """
 
     split: str | None = None
     labels: Literal["fine", "coarse"] = "fine"
     devkit: Path | None = None
     columns: Columns = dataclasses.field(default_factory=Columns)
+    pictures: Path | None = None
 
 
 def prepare(kind: Kind, source: Path, output: Path, of_source: SourceOptions, options: WriteOptions) -> None:
@@ -194,6 +197,8 @@ def _read(kind: Kind, source: Path, scratch: Path, options: SourceOptions) -> Da
             return read_imagenet(source, scratch, options.split, options.devkit)
         case "folder":
             return read_folder(source, scratch, options.split)
+        case "captions":
+            return read_captions(source, scratch, options.split, options.pictures)
         case "img2dataset":
             return read_img2dataset(source, options.split)
         case "parquet":

@@ -115,6 +115,14 @@ def add_to(data: argparse.ArgumentParser) -> None:
         "a folder of pictures for each class, or pictures with captions",
         "a sub folder for each class, or pictures with captions in .txt",
     )
+    captions = add_any_order(
+        "captions",
+        "pictures with several captions each: COCO and Flickr, Karpathy's splits or COCO's own",
+        "dataset_coco.json, dataset_flickr30k.json, dataset_flickr8k.json, or captions_val2017.json and the like",
+    )
+    captions.add_argument(
+        "--pictures", type=Path, metavar="PATH", help="where they lie; default: beside SOURCE, or below"
+    )
     add_any_order("img2dataset", "the webdataset tars that img2dataset writes", "folder with tars of .jpg and .txt")
     parquet = add(
         "parquet",

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from data_pipelines.transforms import Preprocessing
+from eval.evaluators.retrieval import RetrievalConfig
 from eval.evaluators.zero_shot import ZeroShotConfig
 from eval.recognition import NamesConfig
 from eval.sets import ImageSet, Sets
@@ -58,3 +60,31 @@ def test_pets_of_a_model_that_knows_the_published_lists_but_for_one_breed(tmp_pa
     )(told)
     assert found.figures["top1"] == pytest.approx(10 / 12)
     assert found.figures["mean_class_recall"] == pytest.approx(5 / 6)
+
+
+def test_coco_of_a_model_that_takes_one_of_five_captions_for_another_pictures(tmp_path, make_encoder):
+    """Karpathy's file in small: three test pictures, whose red is 10 times their number."""
+    captions = [["a cat", "a cat\nasleep"], ["a dog"], ["an owl", "two owls ."]]
+    images = [{"filepath": "val2014", "filename": "train.png", "split": "restval", "sentences": [{"raw": "a newt"}]}]
+    for number, texts in enumerate(captions):
+        sentences = [{"raw": text} for text in texts]
+        images.append({"filepath": "val2014", "filename": f"{number}.png", "split": "test", "sentences": sentences})
+    pictures, coco = tmp_path / "pictures" / "val2014", tmp_path / "coco"
+    pictures.mkdir(parents=True)
+    for number, image in enumerate(images):
+        Image.new("RGB", (8, 8), (10 * max(number - 1, 0), 0, 0)).save(pictures / image["filename"])
+    (tmp_path / "dataset_coco.json").write_text(json.dumps({"dataset": "coco", "images": images}))
+    source = (str(tmp_path / "dataset_coco.json"), str(coco), "--pictures", str(tmp_path / "pictures"))
+    assert main(["data", "prepare", "captions", *source]) == 0
+
+    by_red = np.zeros((256, 3))
+    by_red[[0, 10, 20]] = np.eye(3)
+    # The second caption of the cat is nearer to the dog.
+    vectors = np.array([[1, 0, 0], [0.6, 0.8, 0], [0, 1, 0], [0, 0, 1], [0, 0.6, 0.8]])
+    texts = ("a cat", "a cat asleep", "a dog", "an owl", "two owls .")
+    encoder = make_encoder(by_red, dict(zip(texts, vectors, strict=True)))
+    sets = Sets(8, Preprocessing(), lambda: "")
+    figures = RetrievalConfig(ImageSet("coco", str(coco), labelled=False)).build(sets)(encoder).figures
+    assert figures["image_to_text_recall1"] == 1
+    assert figures["text_to_image_recall1"] == pytest.approx(4 / 5)
+    assert figures["text_to_image_recall5"] == 1

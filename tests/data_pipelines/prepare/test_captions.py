@@ -1,0 +1,143 @@
+"""Published caption files become sets for retrieval."""
+
+import json
+
+import pytest
+
+from data_pipelines.prepare.captions import read_captions
+from lit_het.cli.main import main
+from lit_het.errors import UserError
+
+
+def sentences(*texts: str):
+    return [{"raw": text, "tokens": text.split()} for text in texts]
+
+
+COCO = {
+    "dataset": "coco",
+    "images": [
+        {"filepath": "val2014", "filename": "b.jpg", "split": "test", "sentences": sentences("a cat .", "two\ncats\n")},
+        {"filepath": "train2014", "filename": "c.jpg", "split": "train", "sentences": sentences("a dog")},
+        {"filepath": "val2014", "filename": "a.jpg", "split": "restval", "sentences": sentences(" an\u2028owl ")},
+        {"filepath": "val2014", "filename": "d.jpg", "split": "test", "sentences": []},
+    ],
+}
+FLICKR = {
+    "dataset": "flickr8k",
+    "images": [{"filename": "12_3.jpg", "split": "val", "sentences": sentences("a cat", "Two cats.")}],
+}
+OWN = {
+    "info": {},
+    "images": [{"id": 7, "file_name": "0007.jpg"}, {"id": 5, "file_name": "0005.jpg"}],
+    "annotations": [
+        {"id": 1, "image_id": 5, "caption": "a cat"},
+        {"id": 2, "image_id": 7, "caption": "a\r\ndog"},
+        {"id": 3, "image_id": 5, "caption": "one cat "},
+    ],
+}
+
+
+@pytest.fixture
+def make(tmp_path, picture):
+    """Writes a caption file, and pictures beside it."""
+
+    def make(content: object, *names: str, file: str = "dataset_coco.json"):
+        folder = tmp_path / "source"
+        folder.mkdir(exist_ok=True)
+        for number, name in enumerate(names):
+            (folder / name).parent.mkdir(exist_ok=True)
+            (folder / name).write_bytes(picture(40 * number))
+        (folder / file).write_text(content if isinstance(content, str) else json.dumps(content))
+        return folder / file
+
+    return make
+
+
+def captions(samples) -> dict[str, str]:
+    return {sample.key: sample.members["txt"].decode() for sample in samples}
+
+
+def test_karpathys_splits_have_a_line_for_each_caption_and_restval_is_train(make, write, tmp_path, picture):
+    dataset = read_captions(make(COCO, "val2014/a.jpg", "val2014/b.jpg", "train2014/c.jpg"), tmp_path)
+    assert dataset.class_names is None
+    assert list(dataset.splits) == ["test", "train"]
+    [cats] = write(dataset, tmp_path, "test")
+    assert (cats.key, cats.members["txt"], cats.picture) == ("b", b"a cat .\ntwo cats", picture(40))
+    assert captions(write(dataset, tmp_path, "train")) == {"c": "a dog", "a": "an owl"}
+    test = dataset.splits["test"]
+    assert (test.published, test.left_out) == (5_000, {"without caption": 1})
+
+
+def test_a_split_is_chosen_by_its_name(make, tmp_path):
+    source = make(COCO, "val2014/a.jpg", "val2014/b.jpg", "train2014/c.jpg")
+    assert list(read_captions(source, tmp_path, "test").splits) == ["test"]
+    with pytest.raises(UserError, match="has no split 'val', only test, train; choose with --split"):
+        read_captions(source, tmp_path, "val")
+
+
+def test_pictures_may_lie_in_any_folder_of_another_place(make, write, tmp_path):
+    source = make(FLICKR, "deep/12_3.jpg")
+    elsewhere = (tmp_path / "dataset.json", tmp_path / "source")
+    source.rename(elsewhere[0])
+    dataset = read_captions(elsewhere[0], tmp_path, pictures=elsewhere[1])
+    assert captions(write(dataset, tmp_path, "val")) == {"12_3": "a cat\nTwo cats."}
+
+
+def test_cocos_own_files_are_joined_by_the_numbers_of_images(make, write, tmp_path):
+    source = make(OWN, "val2017/0005.jpg", "val2017/0007.jpg", file="captions_val2017.json")
+    dataset = read_captions(source, tmp_path)
+    assert captions(write(dataset, tmp_path, "val")) == {"0007": "a dog", "0005": "a cat\none cat"}
+    assert list(read_captions(source, tmp_path, "test").splits) == ["test"]
+
+
+def changed(content, path: str, value: object):
+    """Returns the content with a value at a path such as ``images.0.split``; None removes it."""
+    content = json.loads(json.dumps(content))
+    *parents, last = [int(name) if name.isdecimal() else name for name in path.split(".")]
+    inner = content
+    for name in parents:
+        inner = inner[name]
+    if value is None:
+        del inner[last]
+    else:
+        inner[last] = value
+    return content
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", r"coco\.json: is no JSON"),
+        ([], r"coco\.json: is no caption file, but a list"),
+        ({"type": "captions"}, r"coco\.json: has no 'images' as published"),
+        (changed(COCO, "images.1.split", None), r"images\[1\]: has no 'split'"),
+        (changed(COCO, "images.2.sentences.0.raw", 3), r"images\[2\]: has no 'raw'"),
+        (changed(COCO, "images.2.sentences.0.raw", " \n"), r"images\[2\]: has an empty caption"),
+        (changed(COCO, "images.3.filename", 3), r"images\[3\]: has no 'filename'"),
+        (changed(COCO, "images.1.filename", "e.jpg"), r"holds no train2014/e\.jpg, which .*images\[1\] lists"),
+        (changed(COCO, "images.2", COCO["images"][1]), r"images\[2\]: train2014/c\.jpg has the name of .*images\[1\]"),
+        (changed(OWN, "annotations.1.image_id", 8), r"annotations\[1\]: is of image 8, which is not among images"),
+        (changed(OWN, "annotations.1.caption", ""), r"annotations\[1\]: has an empty caption"),
+        (changed(OWN, "images.1.id", "5"), r"images\[1\]: has no 'id'"),
+        (OWN, r"holds no 0007\.jpg"),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_one_line_that_names_the_place(make, tmp_path, content, message):
+    source = make(content, "val2014/a.jpg", "val2014/b.jpg", "train2014/c.jpg")
+    with pytest.raises(UserError, match=message) as caught:
+        read_captions(source, tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_name_in_two_folders_is_told_by_the_path_in_the_file_or_refused(make, write, tmp_path):
+    source = make(COCO, "val2014/a.jpg", "val2014/b.jpg", "train2014/c.jpg", "train2014/b.jpg")
+    assert len(write(read_captions(source, tmp_path), tmp_path, "test")) == 1
+    source = make(FLICKR, "one/12_3.jpg", "two/12_3.jpg")
+    with pytest.raises(UserError, match=r"one/12_3\.jpg and two/12_3\.jpg may be meant; choose by --pictures"):
+        read_captions(source, tmp_path)
+
+
+def test_the_command_names_what_is_missing(make, tmp_path, capsys):
+    source = make(OWN, "0005.jpg", file="captions_val2017.json")
+    assert main(["data", "prepare", "captions", str(source), str(tmp_path / "out")]) == 1
+    assert "source: holds no 0007.jpg" in capsys.readouterr().err.splitlines()[-1]
