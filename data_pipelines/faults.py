@@ -109,7 +109,8 @@ class FaultLog:
             bad, seen = len(self._masked), min(num_samples, max(self._num_read, _MIN_SAMPLES_FOR_RATE))
         if bad > self._max_bad_fraction * seen:
             raise UserError(
-                f"{name}: {reason}; {bad} bad of {seen} samples: mend them, or allow more with --data.max-bad-fraction"
+                f"{name}: {reason}; {bad} bad of {seen} samples: mend them, or allow more with --data.max-bad-fraction "
+                "(of an evaluation --max-bad-fraction)"
             )
 
     def _count(self, shard: str, cause: str, example: str) -> None:

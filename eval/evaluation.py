@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import zipfile
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -106,7 +107,7 @@ def write_record(evaluation: Evaluation, run_dir: Path, step: int, settings: Map
         "kind": evaluation.kind,
         "name": evaluation.name,
         "figures": dict(evaluation.figures),
-        "errors": dict(evaluation.errors),
+        "errors": {name: error for name, error in evaluation.errors.items() if math.isfinite(error)},
         "chance": dict(evaluation.chance),
         "step": step,
         "settings": dict(settings),

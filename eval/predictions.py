@@ -101,8 +101,12 @@ class SupervisedPredictor:
         return self.classifier.num_classes
 
     def __call__(self, features: Float[np.ndarray, "b f"], seed: int) -> Float[np.ndarray, "b m k"]:
-        """Returns log-probabilities of every member."""
-        return self.classifier.log_probabilities(features, seed if self.noise else None)
+        """Returns log-probabilities of every member.
+
+        A sigmoid loss trains the probability of each class by itself; they are divided by their sum.
+        """
+        of_members = self.classifier.log_probabilities(features, seed if self.noise else None)
+        return special.log_softmax(of_members.astype(np.float64), axis=2).astype(np.float32)
 
     def log_normalizer(self, features: Float[np.ndarray, "b f"]) -> Float[np.ndarray, " b"]:
         """Returns ``log Σ exp`` of the logits without noise, mean over members."""

@@ -98,7 +98,10 @@ def check_templates(templates: Sequence[str], source: str = "templates") -> None
         raise UserError(f"{source}: no prompt template; give at least {PLACEHOLDER!r}")
     for template in templates:
         if PLACEHOLDER not in template:
-            raise UserError(f"{source}: template {template!r} lacks the placeholder {PLACEHOLDER} for the class name")
+            hint = "; write {c} for {}" if "{}" in template else ""
+            raise UserError(
+                f"{source}: template {template!r} lacks the placeholder {PLACEHOLDER} for the class name{hint}"
+            )
 
 
 def fill_template(template: str, name: str) -> str:

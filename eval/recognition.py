@@ -1,5 +1,6 @@
 """Between which names a model chooses, and how its choice is compared with the labels of a set."""
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -87,6 +88,10 @@ class Recognition:
             embeddings = embed_names(model, self.candidates, self.templates)
             chooser: Predictor = ZeroShotPredictor(model, embeddings, samples)
         else:
+            if not model.num_classes:
+                raise UserError(
+                    "an image tower that was imported alone has no head: few-shot and linear-probe measure its features"
+                )
             if model.num_classes != len(self.candidates):
                 raise UserError(
                     f"the classifier has {model.num_classes} classes and there are {len(self.candidates)} names; give "
@@ -153,9 +158,10 @@ def embed_names(
     if path.exists():
         return np.load(path)
     embeddings = _embed_names(encoder, names, templates)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with completed(path) as partial, partial.open("wb") as file:
-        np.save(file, embeddings)
+    with contextlib.suppress(OSError):  # a cache that cannot be written is none
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with completed(path) as partial, partial.open("wb") as file:
+            np.save(file, embeddings)
     return embeddings
 
 
@@ -222,12 +228,16 @@ def read_classes(path: Path, labels: Sequence[str], candidates: Sequence[str]) -
     if not isinstance(content, dict):
         raise UserError(f"{path}: not a JSON object from class names to candidates")
     position = {name: index for index, name in enumerate(candidates)}
-    groups = []
+    groups, used = [], []
     for label in labels:
         found = content.get(label)
         chosen = [found] if isinstance(found, str) else found
-        if not isinstance(chosen, list) or not chosen:
+        if not isinstance(chosen, list) or not chosen or not all(isinstance(name, str) for name in chosen):
             raise UserError(f"{path}: class {label!r} has no candidates; name one or a list")
+        used += chosen
+        twice = [name for name in chosen if used.count(name) > 1]
+        if twice:
+            raise UserError(f"{path}: {twice[0]!r} (of class {label!r}) is named twice; it can count in one class only")
         unknown = [name for name in chosen if name not in position]
         if unknown:
             raise UserError(

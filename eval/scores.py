@@ -35,9 +35,13 @@ def figures(predictions: Predictions) -> tuple[dict[str, float], dict[str, float
     return found, errors
 
 
-def multi_label_figures(predictions: Predictions) -> tuple[dict[str, float], dict[str, float]]:
-    """Returns ``mean_average_precision`` of pictures with several classes, and no standard error."""
-    return {"mean_average_precision": mean_average_precision(predictions.log_probabilities, predictions.labels > 0)}, {}
+def multi_label_figures(predictions: Predictions) -> dict[str, float]:
+    """Returns ``mean_average_precision`` of pictures with several classes.
+
+    Pictures rank by a class's logit: its probability would depend on the other classes of each picture.
+    """
+    logits = predictions.log_probabilities + predictions.log_normalizer[:, None]
+    return {"mean_average_precision": mean_average_precision(logits, predictions.labels > 0)}
 
 
 def per_picture(predictions: Predictions) -> dict[str, Float[np.ndarray, " n"]]:

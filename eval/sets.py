@@ -5,7 +5,9 @@ every evaluation of a run, which then reads no picture again.
 """
 
 import dataclasses
+import posixpath
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -16,13 +18,13 @@ from data_pipelines import storage
 from data_pipelines.index import ShardIndex
 from data_pipelines.labels import ClassIndex, LabelsConfig, MultiHot, text_of
 from data_pipelines.loader import Loader, LoaderConfig
-from data_pipelines.shards import IMAGE
+from data_pipelines.shards import IMAGE, expand
 from data_pipelines.storage import readable
 from data_pipelines.transforms import Preprocessing
 from eval.prompts import CLASS_NAMES_FILE, TEMPLATES_FILE, read_classnames, read_templates
 from lit_het import distributed
 from lit_het.errors import UserError, require_at_least
-from lit_het.training.logging import Bar
+from lit_het.training.logging import Bar, say
 from lit_het.types import Batch, ImageFeatures
 
 _TEXTS_AT_A_TIME = 1024
@@ -40,6 +42,7 @@ class ImageSet:
             slot in a mixture of experts).
         embeddings: a folder that ``lit-het embed`` wrote for these shards, to be read in place of pictures.
         multi_label: pictures have several classes, in vectors in members ``.npy``.
+        max_bad_fraction: of the pictures that may be broken or unlabelled: they count in no figure.
         labelled: whether class names and labels are read at all.
 
     Raises:
@@ -52,6 +55,7 @@ class ImageSet:
     batch_size: int = 64
     embeddings: str | None = None
     multi_label: bool = False
+    max_bad_fraction: float = 0.0
     labelled: tyro.conf.Suppress[bool] = True
 
     def __post_init__(self) -> None:
@@ -109,10 +113,14 @@ class OpenSet:
             UserError: too many pictures cannot be read, or none can.
         """
         if self._read is None or self._read[0] != tower.tower:
+            if self.loader.stored is not None:
+                self.loader.stored.check_tower(tower.tower)
             size = self.config.batch_size * tower.num_shares
             batches = self.loader.epoch(size, jax.process_index(), jax.process_count())
             with Bar(f"reading {self.config.name}", self.loader.num_samples, "pictures") as bar:
                 self._read = tower.tower, read_features(tower, batches, bar.advance, self.config.name)
+            for (shard, cause), count in sorted(self.loader.faults.counts.items()):
+                say(f"{shard}: {count} samples left out: {cause}")
         return self._read[1]
 
     def pictures(self, positions: Sequence[int]) -> list[np.ndarray]:
@@ -165,9 +173,68 @@ class Sets:
                 labels=_labels(config),
                 preprocessing=self.preprocessing,
                 embeddings=config.embeddings,
+                max_bad_fraction=config.max_bad_fraction,
             )
             self._open[config] = OpenSet(config, data, self._fingerprint)
         return self._open[config]
+
+
+def require_one_label(config: ImageSet) -> None:
+    """Refuses a set whose pictures have several labels.
+
+    Raises:
+        UserError: they have.
+    """
+    if config.multi_label:
+        raise UserError(f"{config.name}: only zero-shot measures pictures with several labels; leave out --multi-label")
+
+
+def require_other_split(config: ImageSet, train_split: str) -> None:
+    """Refuses to train on the pictures that are tested.
+
+    Raises:
+        UserError: both splits are one folder.
+    """
+    if posixpath.normpath(config.split) == posixpath.normpath(train_split):
+        raise UserError(
+            f"{config.name}: cannot train and test on the same split, {config.split}; give another --train-split"
+        )
+
+
+def parse_set(argument: str, like: ImageSet) -> ImageSet:
+    """Returns the set that ``NAME=FOLDER`` or ``FOLDER`` names, with the other fields of ``like``.
+
+    The folder holds ``classnames.txt`` (if the set has classes) and either shards or a folder ``like.split`` of them;
+    or it holds shards and the folder above it ``classnames.txt``. Without a name it has the folder's, ``test`` that of
+    the folder above.
+
+    Raises:
+        UserError: there is no such folder, no class names, or a name with a slash.
+    """
+    name, equals, path = argument.partition("=")
+    if not equals or Path(argument).is_dir():
+        name, path = "", argument
+    if "/" in name:
+        raise UserError(f"{argument}: the name of a set becomes that of a file; leave out the slash")
+    folder = path.rstrip("/")
+    parent, _, last = folder.rpartition("/")
+    if not storage.is_remote(folder) and not Path(folder).is_dir():
+        raise UserError(f"no folder {folder}; name a folder with classnames.txt and shards")
+    directory, split = folder, "." if _has_shards(folder) else like.split
+    if like.labelled and not storage.exists(f"{folder}/{CLASS_NAMES_FILE}"):
+        directory, split = parent or ".", last
+        if not storage.exists(f"{directory}/{CLASS_NAMES_FILE}"):
+            raise UserError(f"no classnames.txt in {folder} or above it; write one with a class name a line")
+    if not name:
+        name = parent.rpartition("/")[2] if last == like.split and parent.rpartition("/")[2] else last
+    return dataclasses.replace(like, name=name, directory=directory, split=split)
+
+
+def _has_shards(folder: str) -> bool:
+    try:
+        return bool(expand(folder))
+    except UserError:
+        return False
 
 
 def _labels(config: ImageSet) -> LabelsConfig | None:

@@ -269,7 +269,7 @@ class Classifier:
             probability over noise samples, for each member of an ensemble ``[b m k]``.
         log_normalizer: features to ``log Σ exp`` of the logits without noise, mean over members ``[b]``.
         noise_norm: features to ``sqrt(tr Σ(x))``, mean over members ``[b]``.
-        num_classes: k.
+        num_classes: k; 0 of an image tower that was imported without a head.
     """
 
     features: ImageFeatures

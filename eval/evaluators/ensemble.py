@@ -9,9 +9,9 @@ from eval.ensembles import join, score_ensemble
 from eval.evaluation import Evaluation
 from eval.predictions import member_blocks
 from eval.recognition import NamesConfig, Recognition
-from eval.sets import ImageSet, OpenSet, Sets
+from eval.sets import ImageSet, OpenSet, Sets, require_one_label
 from lit_het.errors import UserError, require_at_least
-from lit_het.types import EvaluatedModel
+from lit_het.types import Classifier, EvaluatedModel
 
 _BLOCK_SIZE = 256
 
@@ -39,6 +39,7 @@ class EnsembleConfig:
 
     def build(self, sets: Sets) -> "Ensemble":
         """Opens the set; raises as `OpenSet`."""
+        require_one_label(self.data)
         opened = sets.open(self.data)
         return Ensemble(opened, self.names.build(opened), self.samples)
 
@@ -61,6 +62,9 @@ class Ensemble:
         Raises:
             UserError: there is but one member.
         """
+        for model in models:
+            if isinstance(model, Classifier) and self.samples:
+                raise UserError("a classifier's head averages its noise samples itself; leave out --samples")
         streams, labels = [], None
         for model in models:
             features = self.recognition.matched(self.opened.features(model.features))
@@ -71,7 +75,11 @@ class Ensemble:
         for number, blocks in enumerate(zip(*streams, strict=True)):
             members = np.concatenate(blocks, axis=1)
             if members.shape[1] < 2:
-                raise UserError("there is but one member: take noise --samples, several checkpoints, or an e3 model")
+                raise UserError(
+                    "there is but one member (a deterministic head has no noise): take noise --samples of a HET-XL "
+                    "head, several checkpoints, or a classifier on an e3 model"
+                )
             rows = slice(number * _BLOCK_SIZE, (number + 1) * _BLOCK_SIZE)
             results.append(score_ensemble(members, labels[rows]))
-        return Evaluation("ensemble", self.opened.config.name, join(results).metrics())
+        kind = "ensemble" if len(models) == 1 else "deep_ensemble"
+        return Evaluation(kind, self.opened.config.name, join(results).metrics())

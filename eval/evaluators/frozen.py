@@ -11,9 +11,8 @@ from eval.evaluation import Evaluation
 from eval.few_shot import FewShotOptions, few_shot
 from eval.linear_probe import LinearProbeOptions, train_linear_probe
 from eval.predictions import Predictions
-from eval.sets import Features, ImageSet, OpenSet, Sets
-from lit_het.errors import UserError
-from lit_het.training.logging import Bar
+from eval.sets import Features, ImageSet, OpenSet, Sets, require_one_label, require_other_split
+from lit_het.training.logging import Bar, say
 from lit_het.types import EvaluatedModel
 
 
@@ -57,6 +56,9 @@ class FewShot:
                 self.fit,
                 bar.advance,
             )
+        for shots, count in zip(self.fit.shots, found.short_classes, strict=True):
+            if count:
+                say(f"{shots}_shot: {count} classes have fewer training pictures, and take what they have")
         names = [f"{shots}_shot" for shots in self.fit.shots]
         return Evaluation(
             kind="few_shot",
@@ -113,12 +115,8 @@ class Probe:
 
 
 def _splits(data: ImageSet, train_split: str, sets: Sets) -> tuple[OpenSet, OpenSet]:
-    if data.multi_label:
-        raise UserError(f"{data.name}: pictures with several labels cannot be classified by few-shot fits or probes")
-    if train_split == data.split:
-        raise UserError(
-            f"{data.name}: cannot train and test on the same split, {data.split}; give another --train-split"
-        )
+    require_one_label(data)
+    require_other_split(data, train_split)
     train = dataclasses.replace(data, name=f"{data.name} ({train_split})", split=train_split)
     return sets.open(train), sets.open(data)
 

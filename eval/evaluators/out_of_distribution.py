@@ -9,7 +9,7 @@ from eval.evaluation import Drawing, Evaluation
 from eval.out_of_distribution import detection_figures, entropy_score, fit_features, max_probability_score
 from eval.predictions import Predictions, predict
 from eval.recognition import NamesConfig, Recognition
-from eval.sets import ImageSet, OpenSet, Sets
+from eval.sets import ImageSet, OpenSet, Sets, parse_set, require_one_label, require_other_split
 from lit_het.errors import UserError, require_at_least
 from lit_het.types import EvaluatedModel
 
@@ -46,21 +46,21 @@ class OutOfDistributionConfig:
         Raises:
             UserError: no set out of distribution is named; otherwise as `OpenSet`.
         """
+        require_one_label(self.data)
         if not self.near + self.far:
             raise UserError("name sets out of distribution with --near NAME=DIR or --far NAME=DIR")
         outside = {}
         for distance, places in (("near", self.near), ("far", self.far)):
             for place in places:
-                name, equals, directory = place.rpartition("=")
-                folder = directory.rstrip("/")
-                title = f"{distance}/{name if equals else folder.rpartition('/')[2]}"
+                found = parse_set(place, ImageSet("", "", batch_size=self.data.batch_size, labelled=False))
+                title = f"{distance}/{found.name}"
                 if title in outside:
                     raise UserError(f"two sets are called {title}; give each a name of its own, NAME=DIR")
-                like = ImageSet(title, folder, ".", self.data.batch_size, labelled=False)
-                outside[title] = sets.open(like)
+                outside[title] = sets.open(dataclasses.replace(found, name=title))
         inside = sets.open(self.data)
         train = None
         if self.train_split is not None:
+            require_other_split(self.data, self.train_split)
             train = sets.open(
                 dataclasses.replace(self.data, name=f"{self.data.name} ({self.train_split})", split=self.train_split)
             )

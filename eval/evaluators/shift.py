@@ -10,7 +10,7 @@ import numpy as np
 from eval import scores
 from eval.evaluation import Drawing, Evaluation
 from eval.recognition import NamesConfig, Recognition
-from eval.sets import ImageSet, OpenSet, Sets
+from eval.sets import ImageSet, OpenSet, Sets, require_one_label
 from lit_het.errors import UserError, require_at_least
 from lit_het.types import EvaluatedModel
 
@@ -46,6 +46,7 @@ class ShiftConfig:
         Raises:
             UserError: no folder of corrupted shards is found; otherwise as `OpenSet`.
         """
+        require_one_label(self.data)
         folder = self.corrupted or Path(self.data.directory) / "corrupted"
         copies = {}
         for path in _severities(folder):

@@ -43,6 +43,8 @@ class ZeroShotConfig:
 
     def __post_init__(self) -> None:
         require_at_least(0, self, "samples")
+        if self.data.multi_label and (self.samples or self.relabels):
+            raise UserError(f"{self.data.name}: of several labels a picture there are no --samples and no --relabels")
 
     def build(self, sets: Sets) -> "ZeroShot":
         """Opens the set and reads all names.
@@ -69,8 +71,7 @@ class ZeroShot:
         quiet = self.predictions(model)
         kind = "zero_shot" if isinstance(model, Encoder) else "supervised"
         if quiet.labels.ndim == 2:
-            found, errors = scores.multi_label_figures(quiet)
-            return Evaluation(kind, self.opened.config.name, found, errors)
+            return Evaluation(kind, self.opened.config.name, scores.multi_label_figures(quiet))
         found, errors = scores.figures(quiet)
         calibrated, factor = scores.calibrated(quiet)
         parts = {CALIBRATED: calibrated}

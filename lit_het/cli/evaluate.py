@@ -11,16 +11,14 @@ from rich.table import Table
 from rich.text import Text
 
 from configs import experiment
-from data_pipelines import storage
-from data_pipelines.shards import expand
 from eval.evaluation import Evaluation, write_record
 from eval.evaluators.ensemble import Ensemble, EnsembleConfig
-from eval.prompts import CLASS_NAMES_FILE
-from eval.sets import ImageSet, Sets
+from eval.sets import ImageSet, Sets, parse_set
 from eval.suite import EVALUATIONS, EvaluationConfig
 from lit_het.cli import runs
 from lit_het.cli.flags import with_flags
 from lit_het.errors import UserError
+from lit_het.files import write_atomically
 from lit_het.training.logging import say
 
 
@@ -68,8 +66,8 @@ def evaluate(
     for title in titles:
         if titles.count(title) > 1:
             raise UserError(f"two sets are called {title[1]}; give each a name of its own with --data NAME=FOLDER")
-    if output is not None and not output.resolve().parent.is_dir():
-        raise UserError(f"no folder {output.parent} to write {output.name} to; make it first")
+    if output is not None and (output.is_dir() or not output.resolve().parent.is_dir()):
+        raise UserError(f"--output {output} is no file in a folder that there is; make the folder, or name a file")
     if len(checkpoints) > 1 and not all(isinstance(config, EnsembleConfig) for config in configs):
         raise UserError("several checkpoints are members of an ensemble; for other evaluations give one --checkpoint")
     opened = [runs.open_run(checkpoint, pretrained) for checkpoint in checkpoints]
@@ -80,47 +78,21 @@ def evaluate(
             raise UserError(f"{other.run_dir} sees pictures otherwise than {run.run_dir}: they are no ensemble")
     evaluators = [config.build(sets) for config in configs]
     models = [one.model() for one in opened]
-    found = []
+    found, console = [], Console()
+    if not console.is_terminal:
+        console.width = 120
     for config, evaluator in zip(configs, evaluators, strict=True):
         found.append(evaluator.of_models(models) if isinstance(evaluator, Ensemble) else evaluator(models[0]))
-        Console().print(table(found[-1]))
-        write_record(found[-1], run.run_dir, run.step, experiment.to_dict(config))
-    if output is not None:
-        metrics = {name: value for evaluation in found for name, value in evaluation.metrics().items()}
-        output.write_text(json.dumps(metrics, indent=2) + "\n")
+        console.print(table(found[-1]))
+        settings = experiment.to_dict(config)
+        if len(opened) > 1:
+            settings["checkpoints"] = [f"{one.run_dir} at step {one.step}" for one in opened]
+        write_record(found[-1], run.run_dir, run.step, settings)
+        if output is not None:  # anew after each, should a later one fail
+            metrics = {name: value for evaluation in found for name, value in evaluation.metrics().items()}
+            write_atomically(output, json.dumps(metrics, indent=2) + "\n")
     say(f"kept in {run.run_dir}; lit-het report {run.run_dir} draws it")
     return found
-
-
-def parse_set(argument: str, like: ImageSet) -> ImageSet:
-    """Returns the set that a ``--data`` argument names, with the other fields of ``like``.
-
-    The folder holds ``classnames.txt`` (if the set has classes) and either shards or a folder ``like.split`` of them;
-    or it holds shards and the folder above it ``classnames.txt``.
-
-    Raises:
-        UserError: there is no such folder, or no class names.
-    """
-    name, equals, path = argument.partition("=")
-    if not equals or Path(argument).is_dir():
-        name, path = "", argument
-    folder = path.rstrip("/")
-    parent, _, last = folder.rpartition("/")
-    if not storage.is_remote(folder) and not Path(folder).is_dir():
-        raise UserError(f"no folder {folder}; --data takes folders with classnames.txt and shards")
-    directory, split = folder, "." if _has_shards(folder) else like.split
-    if like.labelled and not storage.exists(f"{folder}/{CLASS_NAMES_FILE}"):
-        directory, split = parent or ".", last
-        if not storage.exists(f"{directory}/{CLASS_NAMES_FILE}"):
-            raise UserError(f"no classnames.txt in {folder} or above it; write one with a class name a line")
-    return dataclasses.replace(like, name=name or last, directory=directory, split=split)
-
-
-def _has_shards(folder: str) -> bool:
-    try:
-        return bool(expand(folder))
-    except UserError:
-        return False
 
 
 def table(evaluation: Evaluation) -> Table:
@@ -130,7 +102,7 @@ def table(evaluation: Evaluation) -> Table:
         part, _, figure = path.rpartition("/")
         rows[figure], parts[part] = None, None
     # The longer way is down.
-    turned = len(parts) > len(rows)
+    turned = len(parts) >= len(rows)
     shown = Table(title=Text(f"{evaluation.kind.replace('_', '-')} {evaluation.name}"), title_justify="left")
     shown.add_column("part" if turned else "figure", overflow="fold")
     for column in rows if turned else parts:

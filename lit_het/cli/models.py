@@ -42,7 +42,6 @@ class ModelMaker:
         return self._encoder(params, tower, text_tower)
 
     def _encoder(self, params: Params, tower: str, text_tower: str) -> Encoder:
-        assert self._tokenizer is not None
         run = functools.partial(self._run, params)
         return Encoder(
             features=self._features(params, tower),
@@ -54,7 +53,7 @@ class ModelMaker:
             image_spectrum=lambda features: run("image_spectrum", features),
             text=lambda tokens: run("encode_text", self._split(tokens)),
             text_noise_norm=lambda tokens: run("text_noise_norm", self._split(tokens)),
-            tokenize=self._tokenizer,
+            tokenize=self._tokenizer or _refuse_texts,
             temperature=float(run("temperature")),
             text_tower=text_tower,
         )
@@ -69,7 +68,7 @@ class ModelMaker:
             ),
             log_normalizer=lambda features: run("log_normalizer", features),
             noise_norm=lambda features: run("noise_norm", features),
-            num_classes=self._task.config.num_classes,
+            num_classes=self._task.config.num_classes if "head" in params else 0,
         )
 
     def _features(self, params: Params, tower: str) -> ImageFeatures:
@@ -94,6 +93,10 @@ class ModelMaker:
             )
         with jax.set_mesh(self._mesh):
             return self._compiled[name](params, *arguments, **static)
+
+
+def _refuse_texts(captions: list[str]) -> np.ndarray:
+    raise UserError("the run has no tokenizer; import it again with --tokenizer FILE")
 
 
 def _refuse(*_: Any) -> np.ndarray:

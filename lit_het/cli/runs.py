@@ -61,13 +61,7 @@ class Run:
     step: int
 
     def model(self) -> EvaluatedModel:
-        """Returns the model as evaluators see it, on all devices.
-
-        Raises:
-            UserError: an image-text model was imported without a tokenizer.
-        """
-        if isinstance(self.task, ContrastiveTask) and self.tokenizer is None:
-            raise UserError(f"{self.run_dir} has no tokenizer; import it again with --tokenizer FILE")
+        """Returns the model as evaluators see it, on all devices."""
         mesh = MeshConfig().build()
         placed = jax.device_put(self.params, sharding.tree_shardings(self.params, mesh))
         return ModelMaker(self.task, mesh, self.tokenizer).model(placed, self.tower, self._text_tower())

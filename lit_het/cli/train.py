@@ -254,7 +254,7 @@ def _evaluation(
 
     def evaluate(trainable: Params) -> Mapping[str, float]:
         # A locked tower makes the same features every time: they are read once.
-        version = f"version {next(versions)}" if "image_tower" in task.trained else "locked"
+        version = f"version {next(versions)}" if "image_tower" in task.trained else tower() if stored else "locked"
         model = maker.model(parameters.merge(locked, trainable), version)
         return {name: value for evaluator in evaluators for name, value in evaluator(model).metrics().items()}
 

@@ -15,8 +15,7 @@ from PIL import Image
 
 from data_pipelines import storage
 from data_pipelines.transforms import Preprocessing
-from eval.sets import ImageSet, Sets
-from lit_het.cli.evaluate import parse_set
+from eval.sets import ImageSet, Sets, parse_set
 from lit_het.cli.main import main
 from lit_het.errors import UserError
 

@@ -35,7 +35,7 @@ def shapes(data, tmp_path):
 
 @pytest.fixture
 def run(trained_lit, tmp_path):
-    return shutil.copytree(trained_lit.run_dir, tmp_path / "run")
+    return shutil.copytree(trained_lit.run_dir, tmp_path / "run", ignore=shutil.ignore_patterns("evaluations"))
 
 
 def test_every_evaluation_of_a_file_is_printed_and_kept(run, shapes, tmp_path, capsys):

@@ -14,7 +14,8 @@ from tests.cli.test_train import refusal
 
 
 def test_a_run_is_evaluated_on_a_folder_of_shards(trained_lit, data, tmp_path, capsys):
-    output, run = tmp_path / "figures.json", shutil.copytree(trained_lit.run_dir, tmp_path / "run")
+    output, run = tmp_path / "figures.json", tmp_path / "run"
+    shutil.copytree(trained_lit.run_dir, run, ignore=shutil.ignore_patterns("evaluations"))
     arguments = ["--checkpoint", run, "--data", f"shapes={data / 'train'}", "--output", output]
     assert main(["zero-shot", *map(str, arguments)]) == 0
     figures = json.loads(output.read_text())
@@ -86,6 +87,9 @@ def test_a_locked_tower_that_was_replaced_is_noticed(capsys, trained_lit, upstre
 def test_an_unknown_argument_is_refused_with_the_nearest(capsys, trained_lit, data):
     arguments = ("--checkpoint", trained_lit.run_dir, "--data", data / "train")
     assert "unknown flag --colour" in refusal(capsys, "zero-shot", *arguments, "--colour", "red")
+    assert "leave out the slash" in refusal(
+        capsys, "zero-shot", "--checkpoint", trained_lit.run_dir, "--data", f"a/b={data / 'train'}"
+    )
     assert "did you mean --samples?" in refusal(capsys, "zero-shot", *arguments, "--sample", 3)
     assert "needs --checkpoint DIR and --data DIR" in refusal(capsys, "zero-shot", "--data", data / "train")
 

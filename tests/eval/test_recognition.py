@@ -88,6 +88,9 @@ def test_the_sets_own_templates_are_taken_unless_others_are_named(write_set, set
         ({"bird": ["crane"]}, "class 'dish' has no candidates"),
         ({"bird": "crane", "dish": []}, "class 'dish' has no candidates"),
         ({"bird": "crane", "dish": ["plate", "bowl"]}, r"'bowl' \(of class 'dish'\) is not among the 7 candidates"),
+        ({"bird": [["crane"]], "dish": "cup"}, "class 'bird' has no candidates"),
+        ({"bird": "crane", "dish": ["cup", "crane"]}, r"'crane' \(of class 'dish'\) is named twice"),
+        ({"bird": "crane", "dish": ["cup", "cup"]}, r"'cup' \(of class 'dish'\) is named twice"),
         (["crane"], "not a JSON object"),
     ],
 )

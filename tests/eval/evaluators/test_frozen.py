@@ -64,7 +64,7 @@ def test_a_linear_probe_learns_a_threshold(splits, sets, make_encoder):
 
 
 def test_training_on_the_pictures_that_are_tested_is_refused(splits, sets):
-    for config in (FewShotConfig(splits, train_split="test"), LinearProbeConfig(splits, train_split="test")):
+    for config in (FewShotConfig(splits, train_split="test"), LinearProbeConfig(splits, train_split="./test/")):
         with pytest.raises(UserError, match="cannot train and test on the same split, test"):
             config.build(sets)
 

@@ -108,3 +108,8 @@ def test_several_models_are_an_ensemble_and_one_alone_is_none(labelled, sets, ma
     assert found.figures == pytest.approx(score_ensemble(np.concatenate(each, axis=1), features.labels).metrics())
     with pytest.raises(UserError, match="there is but one member"):
         evaluator(models[0])
+
+
+def test_sets_with_several_labels_a_picture_are_refused(labelled, sets):
+    with pytest.raises(UserError, match="only zero-shot measures pictures with several labels"):
+        EnsembleConfig(dataclasses.replace(labelled, multi_label=True)).build(sets)

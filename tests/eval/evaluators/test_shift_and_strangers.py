@@ -63,7 +63,7 @@ def test_scores_tell_strangers_as_scikit_learn_counts_it(strangers, sets, make_e
     figures = found.figures
     # The same pictures inside and outside cannot be told apart.
     for score in ("max_probability", "entropy", "energy", "noise_norm"):
-        for place in ("near/odd", "far/test"):
+        for place in ("near/odd", "far/strange"):
             assert figures[f"{place}/{score}/auroc"] == 0.5
     arrays = found.draw().arrays
     p = special.softmax(logits / 0.5, axis=1)
@@ -101,21 +101,21 @@ def test_a_model_that_is_unsure_of_strangers_is_credited(strangers, sets, make_e
         image_noise_norm=lambda features: np.zeros(len(features), np.float32),
     )
     found = OutOfDistributionConfig(inside, far=(outside,), train_split="train").build(watched)(unsure)
-    assert seen == ["far/test"]
-    assert found.figures["far/test/max_probability/auroc"] == 1
-    assert found.figures["far/test/max_probability/fpr95"] == 0
+    assert seen == ["far/strange"]
+    assert found.figures["far/strange/max_probability/auroc"] == 1
+    assert found.figures["far/strange/max_probability/fpr95"] == 0
     assert not [name for name in found.figures if "noise_norm" in name], "no noise, no score"
     arrays = found.draw().arrays
-    scores = np.concatenate([arrays["inside/mahalanobis"], arrays["far/test/mahalanobis"]])
+    scores = np.concatenate([arrays["inside/mahalanobis"], arrays["far/strange/mahalanobis"]])
     expected = roc_auc_score(np.repeat([0, 1], 8), scores)
-    assert found.figures["far/test/mahalanobis/auroc"] == pytest.approx(expected)
+    assert found.figures["far/strange/mahalanobis/auroc"] == pytest.approx(expected)
 
 
 def test_strangers_must_be_named_once_each(strangers, sets):
     inside, outside = strangers
     with pytest.raises(UserError, match=r"--near NAME=DIR or --far NAME=DIR"):
         OutOfDistributionConfig(inside).build(sets)
-    with pytest.raises(UserError, match="two sets are called near/test"):
+    with pytest.raises(UserError, match="two sets are called near/strange"):
         OutOfDistributionConfig(inside, near=(outside, outside)).build(sets)
 
 
@@ -125,4 +125,4 @@ def test_names_of_classes_may_be_chosen_from_others_here_too(strangers, sets, ma
     encoder = make_encoder(np.eye(3)[np.arange(8) % 3], CAPTIONS)
     names = NamesConfig(candidates=tmp_path / "names.txt")
     found = OutOfDistributionConfig(inside, near=(outside,), names=names).build(sets)(encoder)
-    assert found.figures["near/test/entropy/auroc"] == 0.5
+    assert found.figures["near/strange/entropy/auroc"] == 0.5

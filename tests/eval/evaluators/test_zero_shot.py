@@ -160,3 +160,18 @@ def test_a_set_whose_embeddings_are_missing_is_refused_when_it_is_opened(write_s
 def test_a_negative_number_of_noise_samples_is_refused(write_set):
     with pytest.raises(UserError, match=r"ZeroShotConfig: samples = -1 must be at least 0"):
         ZeroShotConfig(write_set("glyphs", [{"cls": 0}], NAMES), samples=-1)
+
+
+def test_broken_pictures_end_an_evaluation_unless_some_are_allowed(write_set, sets, perfect):
+    data = write_set("glyphs", [{"cls": 0}, {"cls": 1, "png": b"no picture"}, {"cls": 2}], NAMES)
+    with pytest.raises(UserError, match=r"bad of 3 samples.*--max-bad-fraction"):
+        ZeroShotConfig(data).build(sets)(perfect)
+    evaluator = ZeroShotConfig(replace(data, max_bad_fraction=0.5)).build(sets)
+    assert evaluator.predictions(perfect).positions.tolist() == [0, 2]
+    assert evaluator(perfect).figures["top1"] == 1
+
+
+def test_several_labels_have_neither_noise_nor_reassessed_labels(write_set):
+    data = replace(write_set("voc", [{"cls": 0}], NAMES), multi_label=True)
+    with pytest.raises(UserError, match="no --samples and no --relabels"):
+        ZeroShotConfig(data, samples=3)
