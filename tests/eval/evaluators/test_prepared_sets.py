@@ -1,7 +1,9 @@
 """Official archives in small, prepared and evaluated: a constructed model gets the accuracy that it must."""
 
 import dataclasses
+import io
 import json
+import tarfile
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +16,7 @@ from eval.evaluators.zero_shot import ZeroShotConfig
 from eval.recognition import NamesConfig
 from eval.sets import ImageSet, Sets
 from lit_het.cli.main import main
+from tests.data_pipelines.prepare.test_imagenet import LABELS, devkit, validation
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "data"
 TRUTH = json.loads((GOLDEN / "truth.json").read_text())
@@ -88,3 +91,36 @@ def test_coco_of_a_model_that_takes_one_of_five_captions_for_another_pictures(tm
     assert figures["image_to_text_recall1"] == 1
     assert figures["text_to_image_recall1"] == pytest.approx(4 / 5)
     assert figures["text_to_image_recall5"] == 1
+
+
+def pack(path: Path, members: dict[str, bytes], mode: str) -> None:
+    with tarfile.open(path, mode) as tar:  # pyright: ignore[reportCallIssue, reportArgumentType]
+        for name, content in members.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+
+
+def grey(level: int) -> bytes:
+    buffer = io.BytesIO()
+    Image.new("RGB", (8, 8), (level,) * 3).save(buffer, "JPEG", quality=100)
+    return buffer.getvalue()
+
+
+def test_imagenet_of_a_model_that_reads_greys_and_fails_at_one_class(tmp_path, make_encoder):
+    """The n-th validation picture has the grey 10 n; two of the six are of class 7, which the model never sees."""
+    source = tmp_path / "official"
+    source.mkdir()
+    pack(source / "ILSVRC2012_img_val.tar", validation(grey), "w")
+    pack(source / "ILSVRC2012_devkit_t12.tar.gz", devkit(), "w:gz")
+    assert main(["data", "prepare", "imagenet", str(source), str(tmp_path / "set"), "--split", "test"]) == 0
+    names = names_of(tmp_path / "set")
+    assert len(names) == 1000
+    says = np.full(256, 8)
+    for number, label in enumerate(LABELS, 1):
+        says[10 * number - 2 : 10 * number + 3] = label if label != 7 else 8
+    encoder = make_encoder(np.eye(1000)[says], dict(zip(names, np.eye(1000), strict=True)), temperature=0.01)
+    sets = Sets(8, Preprocessing(), lambda: "")
+    found = ZeroShotConfig(ImageSet("imagenet", str(tmp_path / "set")), NamesConfig("bare")).build(sets)(encoder)
+    assert found.figures["top1"] == pytest.approx(4 / 6)
+    assert found.figures["mean_class_recall"] == pytest.approx(4 / 5)
