@@ -14,8 +14,10 @@ from eval.sweeps import differences
 from lit_het.errors import UserError
 
 LEVEL = 0.05
-# Fields of evaluations that change no figure: how many pictures at a time, and whether they were embedded before.
+# Fields of evaluations that change no figure (but of mixtures of experts, whose slots a batch shares).
 _WITHOUT_EFFECT = ("data.batch_size", "data.embeddings")
+# Fields that name files and folders: a seed may have data of its own, so that only the last parts must be alike.
+_PLACES = ("data.directory", "names.candidates", "names.classes", "relabels", "corrupted", "near", "far")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,7 +92,7 @@ def compare_runs(runs: Sequence[KeptRun], against: Sequence[KeptRun]) -> RunComp
         tuple(run.name for run in against),
         found,
         holm(p_values, LEVEL),
-        tuple([*_remarks_on_steps(everyone, kept), *_remarks_on_rest(left_out)]),
+        tuple([*_remarks_on_steps(everyone, kept), *_remarks_on_places(everyone, kept), *_remarks_on_rest(left_out)]),
     )
 
 
@@ -115,12 +117,35 @@ def check_same_settings(measured: Mapping[str, Record]) -> None:
     """
     (first, one), *rest = measured.items()
     for name, other in rest:
-        settings: tuple[dict[str, Any], ...] = flattened(one.settings), flattened(other.settings)
-        for field, (ours, theirs) in differences(*settings, lambda field: field in _WITHOUT_EFFECT).items():
+        before, now = (_without_folders(flattened(record.settings)) for record in (one, other))
+        for field, (ours, theirs) in differences(before, now, lambda field: field in _WITHOUT_EFFECT).items():
             raise UserError(
                 f"{one.kind.replace('_', '-')} {one.name}: {field} is {_told(ours)} in {first} and {_told(theirs)} in "
                 f"{name}: evaluate both alike first"
             )
+
+
+def _without_folders(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns settings in which places are named by their last parts."""
+
+    def last_part(value: Any) -> Any:
+        if isinstance(value, list):
+            return [last_part(one) for one in value]
+        return value.rstrip("/").rpartition("/")[2] if isinstance(value, str) else value
+
+    return {field: last_part(value) if field in _PLACES else value for field, value in settings.items()}
+
+
+def _remarks_on_places(runs: Sequence[KeptRun], kept: Sequence[tuple[str, str]]) -> list[str]:
+    settings = (flattened(run.records[key].settings) for run in runs for key in kept)
+    folders = {str(of_one.get("data.directory")).rstrip("/") for of_one in settings}
+    by_name: dict[str, set[str]] = {}
+    for folder in folders:
+        by_name.setdefault(folder.rpartition("/")[2], set()).add(folder)
+    other = sorted(name for name, places in by_name.items() if len(places) > 1)
+    if not other:
+        return []
+    return [f"Not all runs were evaluated in the same folder: {', '.join(other)}. Are the pictures the same?"]
 
 
 def _remarks_on_steps(runs: Sequence[KeptRun], kept: Sequence[tuple[str, str]]) -> list[str]:

@@ -289,6 +289,22 @@ def test_single_runs_are_compared_without_a_test(seeds: Path, capsys: pytest.Cap
     assert "no test (a test needs two runs in each group)" in text
 
 
+def test_seeds_may_have_data_of_their_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    runs = [
+        write_run(
+            tmp_path / f"run{seed}",
+            [zero_shot()],
+            settings={"data": {"directory": f"/data/{place}/pets"}, "near": [place]},
+        )
+        for seed, place in enumerate(("a", "a", "a", "a"))
+    ]
+    moved = write_run(
+        tmp_path / "moved", [zero_shot()], settings={"data": {"directory": "/elsewhere/pets/"}, "near": ["x/a"]}
+    )
+    assert main(["compare", *map(str, [*runs[:2], moved]), "--against", *map(str, runs[2:])]) == 0
+    assert "Not all runs were evaluated in the same folder: pets" in " ".join(capsys.readouterr().out.split())
+
+
 def test_evaluations_with_other_settings_are_not_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     first = write_run(
         tmp_path / "first", [zero_shot()], settings={"data": {"batch_size": 1}, "names": {"prompts": "set"}}
