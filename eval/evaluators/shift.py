@@ -8,13 +8,17 @@ from pathlib import Path
 import numpy as np
 
 from eval import scores
+from eval.calibration import fit_temperature, scaled
 from eval.evaluation import Drawing, Evaluation
+from eval.predictions import Predictions
 from eval.recognition import NamesConfig, Recognition
 from eval.sets import ImageSet, OpenSet, Sets, require_one_label
 from lit_het.errors import UserError, require_at_least
 from lit_het.types import EvaluatedModel
 
-FIGURES = ("top1", "nll", "brier", "ece")
+FIGURES = ("top1", "nll", "brier", "ece", "ece_equal_mass")
+# With the temperature that fits the clean set, as by Ovadia et al. 2019: does calibration last?
+CALIBRATED = ("calibrated_nll", "calibrated_ece")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,21 +77,26 @@ class Shift:
     def __call__(self, model: EvaluatedModel) -> Evaluation:
         """Returns figures of the clean set, of every copy, and the means by severity and over all copies."""
         predictor = self.recognition.predictor(model, self.samples)
-        by_part = {
-            part: scores.figures(self.recognition.predict(predictor, opened.features(model.features)))[0]
-            for part, opened in {"clean": self.clean, **self.copies}.items()
-        }
+        by_part, errors, temperature = {}, {}, 1.0
+        for part, opened in {"clean": self.clean, **self.copies}.items():
+            predictions = self.recognition.predict(predictor, opened.features(model.features))
+            found, errors_of_part = scores.figures(predictions)
+            if part == "clean":
+                temperature = fit_temperature(predictions.log_probabilities, predictions.labels)
+            by_part[part] = found | _calibrated(predictions, temperature)
+            errors |= {f"{part}/{name}": errors_of_part[name] for name in FIGURES if name in errors_of_part}
         severities = sorted({part.rpartition("/")[2] for part in self.copies})
         for severity in severities:
             by_part[f"severity_{severity}"] = _mean([by_part[p] for p in self.copies if p.endswith(f"/{severity}")])
         by_part["corrupted"] = _mean([by_part[part] for part in self.copies])
-        figures = {f"{part}/{name}": found[name] for part, found in by_part.items() for name in FIGURES}
+        figures = {f"{part}/{name}": found[name] for part, found in by_part.items() for name in (*FIGURES, *CALIBRATED)}
         chance = scores.chance(len(self.recognition.class_names))
         table = np.array([[by_part[part][name] for name in FIGURES] for part in ("clean", *self.copies)])
         return Evaluation(
             kind="shift",
             name=self.clean.config.name,
             figures=figures,
+            errors=errors,
             chance={f"{part}/{name}": chance[name] for part in by_part for name in FIGURES},
             draw=lambda: Drawing({"table": table}, {"parts": ("clean", *self.copies), "figures": FIGURES}),
         )
@@ -101,4 +110,11 @@ def _severities(folder: Path) -> Iterator[Path]:
 
 
 def _mean(figures: list[dict[str, float]]) -> dict[str, float]:
-    return {name: float(np.mean([of_part[name] for of_part in figures])) for name in FIGURES}
+    return {name: float(np.mean([of_part[name] for of_part in figures])) for name in (*FIGURES, *CALIBRATED)}
+
+
+def _calibrated(predictions: Predictions, temperature: float) -> dict[str, float]:
+    log_p = scaled(predictions.log_probabilities, temperature)
+    cooled = dataclasses.replace(predictions, log_probabilities=log_p)
+    values = -float(cooled.of_label.mean()), cooled.reliability().expected_calibration_error
+    return dict(zip(CALIBRATED, values, strict=True))

@@ -38,6 +38,8 @@ STYLES: Mapping[str, FigureStyle] = {
     "brier": FigureStyle("Brier score", "{:.3f}", higher_is_better=False),
     "ece": FigureStyle("calibration error (ECE)", "{:.1%}", higher_is_better=False),
     "ece_equal_mass": FigureStyle("calibration error, bins of equal mass", "{:.1%}", higher_is_better=False),
+    "calibrated_nll": FigureStyle("NLL, clean set's temperature", "{:.3f}", higher_is_better=False),
+    "calibrated_ece": FigureStyle("ECE, clean set's temperature", "{:.1%}", higher_is_better=False),
     "temperature_factor": FigureStyle("fitted temperature / the model's", "{:.3f}", higher_is_better=None),
     "recall1": FigureStyle("recall@1", "{:.1%}", higher_is_better=True),
     "recall5": FigureStyle("recall@5", "{:.1%}", higher_is_better=True),
@@ -60,6 +62,7 @@ KINDS: Mapping[str, str] = {
     "shift": "Corrupted pictures",
     "out_of_distribution": "Out of distribution",
     "ensemble": "Ensemble",
+    "deep_ensemble": "Deep ensemble",
 }
 
 _PARTS = {

@@ -25,6 +25,7 @@ _NOTES = {
     "shift": "The same pictures, corrupted more and more.",
     "out_of_distribution": "Whether pictures of other kinds get higher scores; 0.5 is a guess.",
     "ensemble": "The mean of several predictions beside each of them.",
+    "deep_ensemble": "The mean of several models' predictions beside each of them.",
 }
 
 

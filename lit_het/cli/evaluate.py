@@ -111,16 +111,17 @@ def table(evaluation: Evaluation) -> Table:
         shown.add_column("chance", justify="right")
     for row in parts if turned else rows:
         paths = [f"{row}/{column}" if turned else f"{column}/{row}" for column in (rows if turned else parts)]
-        cells = [_cell(evaluation, path.removeprefix("/")) for path in paths]
+        # Many columns leave no room for errors, which stand in the record.
+        cells = [_cell(evaluation, path.removeprefix("/"), with_error=not turned) for path in paths]
         chance = [] if turned else [f"{evaluation.chance[row]:.4f}" if row in evaluation.chance else ""]
         shown.add_row(Text(row), *cells, *chance)
     return shown
 
 
-def _cell(evaluation: Evaluation, path: str) -> str:
+def _cell(evaluation: Evaluation, path: str, *, with_error: bool) -> str:
     if path not in evaluation.figures:
         return ""
-    error = evaluation.errors.get(path, math.nan)
+    error = evaluation.errors.get(path, math.nan) if with_error else math.nan
     return f"{evaluation.figures[path]:.4f}" + ("" if math.isnan(error) else f" ± {error:.4f}")
 
 

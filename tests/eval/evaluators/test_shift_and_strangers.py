@@ -36,7 +36,10 @@ def test_every_corruption_and_severity_has_figures_and_so_have_their_means(write
     }
     drawing = found.draw()
     assert drawing.texts["parts"] == ("clean", "fog/1", "fog/2", "noise/1", "noise/2")
-    assert drawing.arrays["table"].shape == (5, 4)
+    assert drawing.arrays["table"].shape == (5, 5)
+    assert found.errors["fog/1/top1"] == 0
+    # The temperature is the clean set's for all: what it gains there it need not gain elsewhere.
+    assert found.figures["clean/calibrated_nll"] <= found.figures["clean/nll"]
 
 
 def test_a_set_without_corrupted_copies_is_one_line(write_set, sets):
