@@ -59,7 +59,6 @@ def test_the_quickstart_writes_results_and_report_and_goes_on_where_it_stopped(s
         for name in SETS:
             for figure in FIGURES:
                 assert f"{name}/{figure}" in results[model]
-                assert f"{name}/chance_{figure}" in results[model]
             assert 0 <= results[model][f"{name}/top1"] <= results[model][f"{name}/top5"] <= 1
     assert results["num_names"] > 200
     assert results["seconds"] > 0

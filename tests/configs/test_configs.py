@@ -35,7 +35,9 @@ from lit_het.towers.vit import ViTConfig
 from lit_het.training.logging import read_metrics
 from tests import tiny
 
-CONFIGS = sorted(path for path in Path("configs").glob("*.py") if path.stem not in ("__init__", "experiment"))
+EVALUATIONS = sorted(Path("configs").glob("*_evaluations.py"))
+OTHERS = [Path("configs/__init__.py"), Path("configs/experiment.py"), *EVALUATIONS]
+CONFIGS = sorted(set(Path("configs").glob("*.py")) - set(OTHERS))
 
 
 @pytest.fixture(scope="module")
@@ -187,9 +189,17 @@ def test_the_so400m_tower_costs_the_published_floating_point_operations(image_si
     task = ContrastiveTask(ContrastiveConfig(tower, TextConfig(embedding_size=1152)))
     shapes = jax.eval_shape(task.initialize, jax.random.key(0))
     image = jax.ShapeDtypeStruct((1, image_size, image_size, 3), np.uint8)
-    cost = jax.jit(task.encode_image).lower(shapes, image).cost_analysis()
+    cost = jax.jit(task.features).lower(shapes, image).cost_analysis()
     assert cost is not None
     assert cost["flops"] / 1e9 == pytest.approx(gflop, rel=0.02)
+
+
+@pytest.mark.parametrize("path", EVALUATIONS, ids=lambda path: path.stem)
+def test_every_list_of_evaluations_survives_a_round_trip_through_json(path, tmp_path):
+    config = experiment.load_module_config(Path("configs/quickstart_lit_het_xl.py"))
+    config = dataclasses.replace(config, evaluations=experiment.load_evaluations(path))
+    experiment.save(config, tmp_path / "config.json")
+    assert experiment.load(tmp_path / "config.json") == config
 
 
 def test_differences_name_the_dotted_field_and_both_values():
