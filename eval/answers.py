@@ -7,8 +7,9 @@ from typing import TypeAlias
 import numpy as np
 from jaxtyping import Float, UInt8
 
+from eval.ensembles import mean_prediction
 from eval.evaluation import Record
-from eval.predictions import SupervisedPredictor, ZeroShotPredictor, log_mean
+from eval.predictions import SupervisedPredictor, ZeroShotPredictor
 from eval.prompts import BARE_TEMPLATE
 from eval.recognition import embed_names
 from lit_het.errors import UserError
@@ -117,7 +118,7 @@ def answer(chooser: Chooser, features: Float[np.ndarray, " f"], samples: int = 3
         UserError: a probability is not a number.
     """
     row = features[None]
-    probability = np.exp(log_mean(chooser(row, seed))[0])
+    probability = np.exp(mean_prediction(chooser(row, seed))[0])
     if np.isnan(probability).any():
         raise UserError("a probability is not a number; training diverged, use an earlier checkpoint")
     noise_norm = float(chooser.noise_norm(row)[0])
@@ -125,7 +126,7 @@ def answer(chooser: Chooser, features: Float[np.ndarray, " f"], samples: int = 3
         return Answer(probability, noise_norm)
     if isinstance(chooser, SupervisedPredictor):
         noisy = dataclasses.replace(chooser, noise=True)
-        return Answer(probability, noise_norm, np.exp(log_mean(noisy(row, seed))[0]))
+        return Answer(probability, noise_norm, np.exp(mean_prediction(noisy(row, seed))[0]))
     of_samples = np.exp(dataclasses.replace(chooser, samples=samples)(row, seed)[0])
     return Answer(probability, noise_norm, of_samples.mean(axis=0), of_samples)
 

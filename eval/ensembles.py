@@ -75,6 +75,8 @@ def mean_prediction(log_probabilities: Float[np.ndarray, "n m k"]) -> Float[np.n
     using deep ensembles", NeurIPS 2017, and of e3, Sec. 2.2.
     """
     num_pictures, num_members, num_classes = log_probabilities.shape
+    if num_members == 1:
+        return log_probabilities[:, 0].astype(np.float32, copy=False)
     result = np.empty((num_pictures, num_classes), np.float32)
     for rows in row_blocks(num_pictures, num_members * num_classes):
         result[rows] = _log_mean(log_probabilities[rows].astype(np.float64))

@@ -13,6 +13,7 @@ from jaxtyping import Float, Int
 from scipy import special
 
 from eval.calibration import ReliabilityCurve, check_labels, reliability_of_confidence
+from eval.ensembles import mean_prediction
 from eval.sets import Features
 from lit_het.errors import UserError
 from lit_het.types import Classifier, Encoder
@@ -194,7 +195,7 @@ def predict(predictor: Predictor, features: Features, block_size: int = 256) -> 
     log_normalizer, noise_norm = np.empty(num_pictures, np.float32), np.empty(num_pictures, np.float32)
     for rows, padded, seed in _blocks(features.values, block_size):
         count = rows.stop - rows.start
-        log_probabilities[rows] = log_mean(predictor(padded, seed)[:count])
+        log_probabilities[rows] = mean_prediction(predictor(padded, seed)[:count])
         log_normalizer[rows] = predictor.log_normalizer(padded)[:count]
         noise_norm[rows] = predictor.noise_norm(padded)[:count]
     if np.isnan(log_probabilities).any():
@@ -222,14 +223,6 @@ def _blocks(values: Float[np.ndarray, "n f"], size: int) -> Iterator[tuple[slice
 def embed_images(encoder: Encoder, values: Float[np.ndarray, "n f"], block_size: int = 256) -> Float[np.ndarray, "n d"]:
     """Returns the unit embeddings of pictures with these features."""
     return np.concatenate([encoder.image(padded)[: r.stop - r.start] for r, padded, _ in _blocks(values, block_size)])
-
-
-def log_mean(of_members: Float[np.ndarray, "b m k"]) -> Float[np.ndarray, "b k"]:
-    """Returns the log of the members' mean probability."""
-    if of_members.shape[1] == 1:
-        return of_members[:, 0]
-    mean = special.logsumexp(of_members.astype(np.float64), axis=1) - np.log(of_members.shape[1])
-    return mean.astype(np.float32)
 
 
 def highest(scores: Float[np.ndarray, "q n"], count: int) -> Int[np.ndarray, "q top"]:

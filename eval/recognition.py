@@ -84,9 +84,13 @@ class Recognition:
         Raises:
             UserError: a classifier of another number of classes.
         """
+        return self.predictors(model, samples)[0]
+
+    def predictors(self, model: EvaluatedModel, *samples: int) -> list[Predictor]:
+        """Returns a `predictor` for each number of noise samples; the names are embedded once."""
         if isinstance(model, Encoder):
             embeddings = embed_names(model, self.candidates, self.templates)
-            chooser: Predictor = ZeroShotPredictor(model, embeddings, samples)
+            choosers: list[Predictor] = [ZeroShotPredictor(model, embeddings, count) for count in samples]
         else:
             if not model.num_classes:
                 raise UserError(
@@ -97,8 +101,8 @@ class Recognition:
                     f"the classifier has {model.num_classes} classes and there are {len(self.candidates)} names; give "
                     "the names of its classes with --candidates FILE"
                 )
-            chooser = SupervisedPredictor(model, noise=samples > 0)
-        return chooser if self.groups is None else _Grouped(chooser, self.groups)
+            choosers = [SupervisedPredictor(model, noise=count > 0) for count in samples]
+        return choosers if self.groups is None else [_Grouped(chooser, self.groups) for chooser in choosers]
 
     def predict(self, predictor: Predictor, features: Features) -> Predictions:
         """Returns the predictions for a set, whose labels index ``label_names``, about ``class_names``."""

@@ -68,7 +68,9 @@ class ZeroShot:
 
     def __call__(self, model: EvaluatedModel) -> Evaluation:
         """Returns the figures of `eval.scores`, plain, ``calibrated/`` and ``noisy/``."""
-        quiet = self.predictions(model)
+        without_noise, with_noise = self.recognition.predictors(model, 0, self.samples)
+        features = self.opened.features(model.features)
+        quiet = self.recognition.predict(without_noise, features)
         kind = "zero_shot" if isinstance(model, Encoder) else "supervised"
         if quiet.labels.ndim == 2:
             return Evaluation(kind, self.opened.config.name, scores.multi_label_figures(quiet))
@@ -76,7 +78,7 @@ class ZeroShot:
         calibrated, factor = scores.calibrated(quiet)
         parts = {CALIBRATED: calibrated}
         if self.samples and quiet.noise_norm.any():  # a deterministic head has none
-            parts[NOISY] = self.predictions(model, self.samples)
+            parts[NOISY] = self.recognition.predict(with_noise, features)
         for prefix, predictions in parts.items():
             of_part, errors_of_part = scores.figures(predictions)
             found |= {f"{prefix}/{name}": value for name, value in of_part.items()}
@@ -101,9 +103,9 @@ class ZeroShot:
         some = self.opened.features(model.features).values[:SPECTRUM_PICTURES]
         return dataclasses.replace(drawing, arrays={**drawing.arrays, "spectrum": model.image_spectrum(some)})
 
-    def predictions(self, model: EvaluatedModel, samples: int = 0) -> Predictions:
-        """Returns what the model says of every picture."""
-        predictor = self.recognition.predictor(model, samples)
+    def predictions(self, model: EvaluatedModel) -> Predictions:
+        """Returns what the model says of every picture, without noise."""
+        predictor = self.recognition.predictor(model)
         return self.recognition.predict(predictor, self.opened.features(model.features))
 
 

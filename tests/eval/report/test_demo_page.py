@@ -6,7 +6,6 @@
 import re
 import sys
 import xml.etree.ElementTree as ElementTree
-from html.parser import HTMLParser
 from pathlib import Path
 
 import matplotlib
@@ -40,6 +39,7 @@ from eval.report import (
     render_page,
     side_by_side,
 )
+from tests.eval.report.outline import Outline
 
 CHARACTERS = {
     "A": ("latin capital letter a", "A"),
@@ -220,28 +220,6 @@ def demo_page() -> Html:
     return render_page("Quickstart: DET against HET-XL", sections, describe_comparison(comparison), facts(run))
 
 
-class Outline(HTMLParser):
-    """Collects tags and attributes, and demands that tags are closed in order."""
-
-    VOID = frozenset({"meta", "link", "img", "br", "hr"})
-
-    def __init__(self):
-        super().__init__()
-        self.open: list[str] = []
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]):
-        self.tags.append((tag, dict(attrs)))
-        if tag not in self.VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]):
-        self.tags.append((tag, dict(attrs)))
-
-    def handle_endtag(self, tag: str):
-        assert self.open.pop() == tag
-
-
 @pytest.fixture(scope="module")
 def page() -> Html:
     return demo_page()
@@ -249,10 +227,7 @@ def page() -> Html:
 
 @pytest.fixture(scope="module")
 def outline(page: Html) -> Outline:
-    parser = Outline()
-    parser.feed(page)
-    parser.close()
-    return parser
+    return Outline(page)
 
 
 def test_every_tag_of_the_page_is_closed_in_order(outline: Outline):
