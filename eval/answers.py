@@ -7,7 +7,6 @@ from typing import TypeAlias
 import numpy as np
 from jaxtyping import Float, UInt8
 
-from eval.ensembles import mean_prediction
 from eval.evaluation import Record
 from eval.predictions import SupervisedPredictor, ZeroShotPredictor
 from eval.prompts import BARE_TEMPLATE
@@ -117,17 +116,17 @@ def answer(chooser: Chooser, features: Float[np.ndarray, " f"], samples: int = 3
     Raises:
         UserError: a probability is not a number.
     """
-    row = features[None]
-    probability = np.exp(mean_prediction(chooser(row, seed))[0])
+    block = features[None], np.array([seed], np.int32)
+    found = chooser(*block)
+    probability, noise_norm = np.exp(found.log_probabilities[0]), float(found.noise_norm[0])
     if np.isnan(probability).any():
         raise UserError("a probability is not a number; training diverged, use an earlier checkpoint")
-    noise_norm = float(chooser.noise_norm(row)[0])
     if not samples or not noise_norm:
         return Answer(probability, noise_norm)
     if isinstance(chooser, SupervisedPredictor):
-        noisy = dataclasses.replace(chooser, noise=True)
-        return Answer(probability, noise_norm, np.exp(mean_prediction(noisy(row, seed))[0]))
-    of_samples = np.exp(dataclasses.replace(chooser, samples=samples)(row, seed)[0])
+        noisy = dataclasses.replace(chooser, noise=True)(*block)
+        return Answer(probability, noise_norm, np.exp(noisy.log_probabilities[0]))
+    of_samples = np.exp(dataclasses.replace(chooser, samples=samples).members(*block)[0])
     return Answer(probability, noise_norm, of_samples.mean(axis=0), of_samples)
 
 

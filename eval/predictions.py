@@ -8,17 +8,17 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Protocol, runtime_checkable
 
+import jax
 import numpy as np
 from jaxtyping import Float, Int
-from scipy import special
 
 from eval.calibration import ReliabilityCurve, check_labels, reliability_of_confidence
-from eval.ensembles import mean_prediction
 from eval.sets import Features
 from lit_het.errors import UserError
-from lit_het.types import Classifier, Encoder
+from lit_het.types import Classifier, Encoder, HeadOutput
 
 NUM_TOP = 5
+BLOCK_SIZE = 256
 
 
 @runtime_checkable
@@ -30,16 +30,19 @@ class Predictor(Protocol):
         """The number of classes, k."""
         ...
 
-    def __call__(self, features: Float[np.ndarray, "b f"], seed: int) -> Float[np.ndarray, "b m k"]:
-        """Returns log-probabilities of m members of an ensemble, or noise samples; ``seed`` is that of the noise."""
+    @property
+    def num_shares(self) -> int:
+        """The number of devices."""
         ...
 
-    def log_normalizer(self, features: Float[np.ndarray, "b f"]) -> Float[np.ndarray, " b"]:
-        """Returns ``log Σ exp`` of the logits without noise."""
+    def __call__(self, features: Float[np.ndarray, "b f"], seeds: Int[np.ndarray, " blocks"]) -> HeadOutput:
+        """Returns what the head says of blocks of pictures, one or as many as devices; seeds are the noise's."""
         ...
 
-    def noise_norm(self, features: Float[np.ndarray, "b f"]) -> Float[np.ndarray, " b"]:
-        """Returns ``sqrt(tr Σ(x))``."""
+    def members(
+        self, features: Float[np.ndarray, "b f"], seeds: Int[np.ndarray, " blocks"]
+    ) -> Float[np.ndarray, "b m k"]:
+        """Returns the log-probabilities of m members of an ensemble, or noise samples."""
         ...
 
 
@@ -64,24 +67,20 @@ class ZeroShotPredictor:
         """The number of names."""
         return len(self.class_embeddings)
 
-    def __call__(self, features: Float[np.ndarray, "b f"], seed: int) -> Float[np.ndarray, "b m k"]:
+    @property
+    def num_shares(self) -> int:
+        """The number of devices."""
+        return self.encoder.features.num_shares
+
+    def __call__(self, features: Float[np.ndarray, "b f"], seeds: Int[np.ndarray, " blocks"]) -> HeadOutput:
+        """Returns the mean over noise samples, or what is said without noise."""
+        return self.encoder.choose(features, seeds, self.class_embeddings, self.samples)
+
+    def members(
+        self, features: Float[np.ndarray, "b f"], seeds: Int[np.ndarray, " blocks"]
+    ) -> Float[np.ndarray, "b m k"]:
         """Returns log-probabilities of every noise sample, or of one prediction without noise."""
-        if self.samples:
-            queries = self.encoder.image_samples(features, self.samples, seed)
-        else:
-            queries = self.encoder.image(features)[:, None]
-        return special.log_softmax(self._logits(queries), axis=2).astype(np.float32)
-
-    def log_normalizer(self, features: Float[np.ndarray, "b f"]) -> Float[np.ndarray, " b"]:
-        """Returns ``log Σ exp(cosine / τ)`` without noise."""
-        return np.asarray(special.logsumexp(self._logits(self.encoder.image(features)), axis=1), np.float32)
-
-    def noise_norm(self, features: Float[np.ndarray, "b f"]) -> Float[np.ndarray, " b"]:
-        """Returns ``sqrt(tr Σ(x))`` of the pictures."""
-        return self.encoder.image_noise_norm(features)
-
-    def _logits(self, queries: Float[np.ndarray, "*rows d"]) -> Float[np.ndarray, "*rows k"]:
-        return (queries @ self.class_embeddings.T).astype(np.float64) / self.encoder.temperature
+        return self.encoder.members(features, seeds, self.class_embeddings, self.samples)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,21 +100,20 @@ class SupervisedPredictor:
         """The number of classes."""
         return self.classifier.num_classes
 
-    def __call__(self, features: Float[np.ndarray, "b f"], seed: int) -> Float[np.ndarray, "b m k"]:
-        """Returns log-probabilities of every member.
+    @property
+    def num_shares(self) -> int:
+        """The number of devices."""
+        return self.classifier.features.num_shares
 
-        A sigmoid loss trains the probability of each class by itself; they are divided by their sum.
-        """
-        of_members = self.classifier.log_probabilities(features, seed if self.noise else None)
-        return special.log_softmax(of_members.astype(np.float64), axis=2).astype(np.float32)
+    def __call__(self, features: Float[np.ndarray, "b f"], seeds: Int[np.ndarray, " blocks"]) -> HeadOutput:
+        """Returns the mean over noise samples and members."""
+        return self.classifier.choose(features, seeds, self.noise)
 
-    def log_normalizer(self, features: Float[np.ndarray, "b f"]) -> Float[np.ndarray, " b"]:
-        """Returns ``log Σ exp`` of the logits without noise, mean over members."""
-        return self.classifier.log_normalizer(features)
-
-    def noise_norm(self, features: Float[np.ndarray, "b f"]) -> Float[np.ndarray, " b"]:
-        """Returns ``sqrt(tr Σ(x))``, mean over members."""
-        return self.classifier.noise_norm(features)
+    def members(
+        self, features: Float[np.ndarray, "b f"], seeds: Int[np.ndarray, " blocks"]
+    ) -> Float[np.ndarray, "b m k"]:
+        """Returns log-probabilities of every member, each the mean over noise samples."""
+        return self.classifier.members(features, seeds, self.noise)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,13 +124,13 @@ class Predictions:
         log_probabilities: of every class.
         labels: the true class, or a vector of ones and zeros.
         positions: of the pictures in their set.
-        log_normalizer: ``log Σ exp`` of the logits without noise; minus the energy.
-        noise_norm: ``sqrt(tr Σ(x))``.
+        log_total, log_normalizer, noise_norm: see `lit_het.types.HeadOutput`.
     """
 
     log_probabilities: Float[np.ndarray, "n k"]
     labels: Int[np.ndarray, " n"] | Float[np.ndarray, "n k"]
     positions: Int[np.ndarray, " n"]
+    log_total: Float[np.ndarray, " n"]
     log_normalizer: Float[np.ndarray, " n"]
     noise_norm: Float[np.ndarray, " n"]
 
@@ -182,47 +180,54 @@ class Predictions:
         return Predictions(**{name: getattr(self, name)[rows] for name in fields})
 
 
-def predict(predictor: Predictor, features: Features, block_size: int = 256) -> Predictions:
+def predict(predictor: Predictor, features: Features, block_size: int = BLOCK_SIZE) -> Predictions:
     """Runs a head on the features of a set; members of an ensemble, and noise samples, are averaged as probabilities.
+
+    Args:
+        predictor: the head and the classes.
+        features: of the set.
+        block_size: pictures of each device at a time, which has a seed of its own: their number changes no result.
 
     Raises:
         UserError: a label outside the classes.
     """
     if features.labels.ndim == 1:
         check_labels(features.labels, predictor.num_classes)
-    num_pictures = len(features.values)
-    log_probabilities = np.empty((num_pictures, predictor.num_classes), np.float32)
-    log_normalizer, noise_norm = np.empty(num_pictures, np.float32), np.empty(num_pictures, np.float32)
-    for rows, padded, seed in _blocks(features.values, block_size):
-        count = rows.stop - rows.start
-        log_probabilities[rows] = mean_prediction(predictor(padded, seed)[:count])
-        log_normalizer[rows] = predictor.log_normalizer(padded)[:count]
-        noise_norm[rows] = predictor.noise_norm(padded)[:count]
-    if np.isnan(log_probabilities).any():
+    found = [
+        jax.tree.map(lambda array, rows=rows: array[: len(rows)], predictor(padded, seeds))
+        for rows, padded, seeds in _blocks(features.values, block_size, predictor.num_shares)
+    ]
+    output = jax.tree.map(lambda *parts: np.concatenate(parts), *found)
+    if np.isnan(output.log_probabilities).any():
         raise UserError("a probability is not a number; training diverged, use an earlier checkpoint")
-    return Predictions(log_probabilities, features.labels, features.positions, log_normalizer, noise_norm)
+    return Predictions(labels=features.labels, positions=features.positions, **vars(output))
 
 
 def member_blocks(
-    predictor: Predictor, features: Features, block_size: int = 256
-) -> Iterator[Float[np.ndarray, "b m k"]]:
-    """Yields the log-probabilities of all members, for blocks of pictures; the noise is that of `predict`."""
-    for rows, padded, seed in _blocks(features.values, block_size):
-        yield predictor(padded, seed)[: rows.stop - rows.start]
+    predictor: Predictor, features: Features, block_size: int = BLOCK_SIZE
+) -> Iterator[tuple[Float[np.ndarray, "b m k"], Int[np.ndarray, " b"]]]:
+    """Yields the log-probabilities of all members for blocks of pictures, and labels; the noise is `predict`'s."""
+    for rows, padded, seeds in _blocks(features.values, block_size, predictor.num_shares):
+        yield predictor.members(padded, seeds)[: len(rows)], features.labels[rows]
 
 
-def _blocks(values: Float[np.ndarray, "n f"], size: int) -> Iterator[tuple[slice, Float[np.ndarray, "b f"], int]]:
-    """Yields rows of one static shape, the last padded with zeros, and a seed for each block."""
-    for number, start in enumerate(range(0, len(values), size)):
-        rows = slice(start, min(start + size, len(values)))
-        padded = np.zeros((size, values.shape[1]), values.dtype)
-        padded[: rows.stop - start] = values[rows]
-        yield rows, padded, number
+def _blocks(
+    values: Float[np.ndarray, "n f"], size: int, num_shares: int = 1
+) -> Iterator[tuple[Int[np.ndarray, " rows"], Float[np.ndarray, "b f"], Int[np.ndarray, " shares"]]]:
+    """Yields rows for all devices in one static shape, the last padded with zeros, and a seed for each device."""
+    of_all = size * num_shares
+    for number, start in enumerate(range(0, len(values), of_all)):
+        rows = np.arange(start, min(start + of_all, len(values)))
+        padded = np.zeros((of_all, values.shape[1]), values.dtype)
+        padded[: len(rows)] = values[rows]
+        yield rows, padded, number * num_shares + np.arange(num_shares, dtype=np.int32)
 
 
-def embed_images(encoder: Encoder, values: Float[np.ndarray, "n f"], block_size: int = 256) -> Float[np.ndarray, "n d"]:
+def embed_images(
+    encoder: Encoder, values: Float[np.ndarray, "n f"], block_size: int = BLOCK_SIZE
+) -> Float[np.ndarray, "n d"]:
     """Returns the unit embeddings of pictures with these features."""
-    return np.concatenate([encoder.image(padded)[: r.stop - r.start] for r, padded, _ in _blocks(values, block_size)])
+    return np.concatenate([encoder.image(padded)[: len(rows)] for rows, padded, _ in _blocks(values, block_size)])
 
 
 def highest(scores: Float[np.ndarray, "q n"], count: int) -> Int[np.ndarray, "q top"]:

@@ -13,13 +13,14 @@ from jaxtyping import Float, Int
 from data_pipelines.storage import read_lines
 from eval.calibration import check_labels
 from eval.classes import merge_candidates
+from eval.ensembles import mean_prediction
 from eval.predictions import Predictions, Predictor, SupervisedPredictor, ZeroShotPredictor, predict
 from eval.prompts import BARE_TEMPLATE, SET_PROMPTS, check_templates, fill_template, read_prompts
 from eval.sets import Features, OpenSet
 from lit_het.errors import UserError
 from lit_het.files import cache_folder, completed
 from lit_het.training.logging import Bar
-from lit_het.types import Encoder, EvaluatedModel
+from lit_het.types import Encoder, EvaluatedModel, HeadOutput
 
 # By each device: the same computation, whatever their number.
 _CAPTIONS_AT_A_TIME = 64
@@ -132,14 +133,19 @@ class _Grouped:
     def num_classes(self) -> int:
         return len(self.groups)
 
-    def __call__(self, features: Float[np.ndarray, "b f"], seed: int) -> Float[np.ndarray, "b m k"]:
-        return merge_candidates(self.predictor(features, seed), self.groups)
+    @property
+    def num_shares(self) -> int:
+        return self.predictor.num_shares
 
-    def log_normalizer(self, features: Float[np.ndarray, "b f"]) -> Float[np.ndarray, " b"]:
-        return self.predictor.log_normalizer(features)
+    def __call__(self, features: Float[np.ndarray, "b f"], seeds: Int[np.ndarray, " blocks"]) -> HeadOutput:
+        # Every noise sample is renormalised among the candidates that can be chosen, before the mean over samples.
+        merged = mean_prediction(self.members(features, seeds))
+        return dataclasses.replace(self.predictor(features, seeds), log_probabilities=merged)
 
-    def noise_norm(self, features: Float[np.ndarray, "b f"]) -> Float[np.ndarray, " b"]:
-        return self.predictor.noise_norm(features)
+    def members(
+        self, features: Float[np.ndarray, "b f"], seeds: Int[np.ndarray, " blocks"]
+    ) -> Float[np.ndarray, "b m k"]:
+        return merge_candidates(self.predictor.members(features, seeds), self.groups)
 
 
 def embed_names(

@@ -38,10 +38,10 @@ def figures(predictions: Predictions) -> tuple[dict[str, float], dict[str, float
 def multi_label_figures(predictions: Predictions) -> dict[str, float]:
     """Returns ``mean_average_precision`` of pictures with several classes.
 
-    Pictures rank by a class's logit: its probability would depend on the other classes of each picture.
+    Pictures rank by what the model says of a class alone: its probability would depend on their other classes.
     """
-    logits = predictions.log_probabilities + predictions.log_normalizer[:, None]
-    return {"mean_average_precision": mean_average_precision(logits, predictions.labels > 0)}
+    alone = predictions.log_probabilities + predictions.log_total[:, None]
+    return {"mean_average_precision": mean_average_precision(alone, predictions.labels > 0)}
 
 
 def per_picture(predictions: Predictions) -> dict[str, Float[np.ndarray, " n"]]:

@@ -137,27 +137,29 @@ def as_batch(x: Float[Array, "rows *rest"]) -> Float[Array, "rows *rest"]:
     return jax.lax.with_sharding_constraint(x, PartitionSpec(BATCH_AXES))
 
 
-def map_shares(
-    function: Callable[[Any, Any, tuple[str, ...]], Array], rows: Any, shared: Any
-) -> Float[Array, "shares *rest"]:
-    """Runs a function on every device's share of the rows, and returns the results side by side.
+def map_shares(function: Callable[[Any, Any, tuple[str, ...]], Any], rows: Any, shared: Any) -> Any:
+    """Runs a function on every device's share of the rows, and returns the results side by side, ``[shares ...]``.
 
     Args:
-        function: ``(rows, shared, axes)`` to an array; ``axes`` name the devices for collectives and are empty where
-            one device holds all rows.
+        function: ``(rows, shared, axes)`` to a tree of arrays; ``axes`` name the devices for collectives and are empty
+            where one device holds all rows.
         rows: a tree of arrays whose leading axis is split over the devices of `jax.set_mesh`, if they divide it.
         shared: a tree of arrays that every device sees whole.
     """
     shares = num_automatic_shares()
     if shares == 1 or jax.tree.leaves(rows)[0].shape[0] % shares:
-        return function(rows, shared, ())[None]
+        return _stacked(function(rows, shared, ()))
     split, whole = PartitionSpec(BATCH_AXES), PartitionSpec()
     return jax.shard_map(
-        lambda rows, shared: function(rows, shared, BATCH_AXES)[None],
+        lambda rows, shared: _stacked(function(rows, shared, BATCH_AXES)),
         in_specs=(split, whole),
         out_specs=split,
         check_vma=False,
     )(rows, shared)
+
+
+def _stacked(tree: Any) -> Any:
+    return jax.tree.map(lambda array: array[None], tree)
 
 
 def to_experts(x: Float[Array, "e g c d"]) -> Float[Array, "e g c d"]:

@@ -149,13 +149,6 @@ class Queries:
         """How many vectors of an example meet the keys: its queries, or their mean, factors and products."""
         return self.num_samples + (0 if self.factors is None else self.factors.shape[1] + 1)
 
-    def held_singly(self) -> Float[Array, "b s d"]:
-        """Returns the queries one by one, whatever their form."""
-        queries = self.samples
-        if self.factors is not None and self.normals is not None:
-            queries = queries + jnp.einsum("bsr,brd->bsd", self.normals, self.factors)
-        return queries if self.scale is None else queries * self.scale[:, :, None]
-
     def products(self, keys: Float[Array, "m d"]) -> Float[Array, "b s m"]:
         """Returns the inner products of all samples with all keys.
 
@@ -228,6 +221,25 @@ class ImageFeatures:
     tower: str
 
 
+@tree_of_arrays
+@dataclasses.dataclass(frozen=True)
+class HeadOutput:
+    """What a head says of pictures.
+
+    Attributes:
+        log_probabilities: log of the mean probability over noise samples and members.
+        log_total: log of what probabilities were divided by to sum to one. With it they rank pictures by a single
+            class, whatever the other classes are.
+        log_normalizer: ``log Σ exp`` of the logits without noise, mean over members.
+        noise_norm: ``sqrt(tr Σ(x))``, mean over members; zeros where there is no noise.
+    """
+
+    log_probabilities: Float[Any, "b k"]
+    log_total: Float[Any, " b"]
+    log_normalizer: Float[Any, " b"]
+    noise_norm: Float[Any, " b"]
+
+
 @dataclasses.dataclass(frozen=True)
 class Encoder:
     """A trained contrastive model as evaluators see it; every function returns NumPy float32.
@@ -235,8 +247,11 @@ class Encoder:
     Attributes:
         features: the image tower.
         image: features ``[b f]`` to unit embeddings ``[b d]``.
-        image_samples: features, S and a seed to S noisy embeddings of each image ``[b s d]``; one without noise where
-            the head has none for images.
+        choose: features, seeds of their blocks, embeddings of names ``[k d]`` and S to what the model says; the
+            mean is over S noise samples, 0 leaves the noise out. There are as many blocks as ``features.num_shares``,
+            each on a device of its own, or one.
+        members: of the same, the log-probabilities of every noise sample ``[b s k]``; of one prediction without noise
+            where S is 0 or the head has none for images.
         image_noise_norm: features to ``sqrt(tr Σ(x))`` ``[b]``, the root mean square norm of the noise; zeros where the
             head is deterministic.
         image_spectrum: features to the square roots of the largest eigenvalues of Σ(x) ``[b r]``, falling.
@@ -249,7 +264,8 @@ class Encoder:
 
     features: ImageFeatures
     image: Callable[[np.ndarray], np.ndarray]
-    image_samples: Callable[[np.ndarray, int, int], np.ndarray]
+    choose: Callable[[np.ndarray, np.ndarray, np.ndarray, int], HeadOutput]
+    members: Callable[[np.ndarray, np.ndarray, np.ndarray, int], np.ndarray]
     image_noise_norm: Callable[[np.ndarray], np.ndarray]
     image_spectrum: Callable[[np.ndarray], np.ndarray]
     text: Callable[[np.ndarray], np.ndarray]
@@ -265,17 +281,15 @@ class Classifier:
 
     Attributes:
         features: the image tower.
-        log_probabilities: features ``[b f]`` and a seed, or None to leave the noise out, to the log of the mean
-            probability over noise samples, for each member of an ensemble ``[b m k]``.
-        log_normalizer: features to ``log Σ exp`` of the logits without noise, mean over members ``[b]``.
-        noise_norm: features to ``sqrt(tr Σ(x))``, mean over members ``[b]``.
+        choose: features ``[b f]``, seeds of their blocks, and whether the head draws its noise samples, to what the
+            model says. There are as many blocks as ``features.num_shares``, each on a device of its own, or one.
+        members: of the same, the log of the mean probability over noise samples for each member ``[b m k]``.
         num_classes: k; 0 of an image tower that was imported without a head.
     """
 
     features: ImageFeatures
-    log_probabilities: Callable[[np.ndarray, int | None], np.ndarray]
-    log_normalizer: Callable[[np.ndarray], np.ndarray]
-    noise_norm: Callable[[np.ndarray], np.ndarray]
+    choose: Callable[[np.ndarray, np.ndarray, bool], HeadOutput]
+    members: Callable[[np.ndarray, np.ndarray, bool], np.ndarray]
     num_classes: int
 
 

@@ -13,8 +13,6 @@ from eval.sets import ImageSet, OpenSet, Sets, require_one_label
 from lit_het.errors import UserError, require_at_least
 from lit_het.types import Classifier, EvaluatedModel
 
-_BLOCK_SIZE = 256
-
 
 @dataclasses.dataclass(frozen=True)
 class EnsembleConfig:
@@ -65,21 +63,18 @@ class Ensemble:
         for model in models:
             if isinstance(model, Classifier) and self.samples:
                 raise UserError("a classifier's head averages its noise samples itself; leave out --samples")
-        streams, labels = [], None
+        streams = []
         for model in models:
             features = self.recognition.matched(self.opened.features(model.features))
-            labels = features.labels
-            streams.append(member_blocks(self.recognition.predictor(model, self.samples), features, _BLOCK_SIZE))
-        assert labels is not None
+            streams.append(member_blocks(self.recognition.predictor(model, self.samples), features))
         results = []
-        for number, blocks in enumerate(zip(*streams, strict=True)):
-            members = np.concatenate(blocks, axis=1)
+        for blocks in zip(*streams, strict=True):
+            members, labels = np.concatenate([members for members, _ in blocks], axis=1), blocks[0][1]
             if members.shape[1] < 2:
                 raise UserError(
                     "there is but one member (a deterministic head has no noise): take noise --samples of a HET-XL "
                     "head, several checkpoints, or a classifier on an e3 model"
                 )
-            rows = slice(number * _BLOCK_SIZE, (number + 1) * _BLOCK_SIZE)
-            results.append(score_ensemble(members, labels[rows]))
+            results.append(score_ensemble(members, labels))
         kind = "ensemble" if len(models) == 1 else "deep_ensemble"
         return Evaluation(kind, self.opened.config.name, join(results).metrics())

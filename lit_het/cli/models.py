@@ -13,7 +13,7 @@ from lit_het import distributed, sharding
 from lit_het.errors import UserError
 from lit_het.tasks.classification import ClassificationTask
 from lit_het.tasks.contrastive import ContrastiveTask
-from lit_het.types import Classifier, Encoder, EvaluatedModel, ImageFeatures, Params
+from lit_het.types import Classifier, Encoder, EvaluatedModel, HeadOutput, ImageFeatures, Params
 
 
 class ModelMaker:
@@ -42,13 +42,15 @@ class ModelMaker:
         return self._encoder(params, tower, text_tower)
 
     def _encoder(self, params: Params, tower: str, text_tower: str) -> Encoder:
-        run = functools.partial(self._run, params)
+        run, blocks = functools.partial(self._run, params), functools.partial(self._run_blocks, params)
         return Encoder(
             features=self._features(params, tower),
             image=lambda features: run("encode_image", features),
-            image_samples=lambda features, count, seed: run(
-                "sample_image", features, jax.random.key(seed), num_samples=count
+            choose=lambda features, seeds, names, count: HeadOutput(
+                blocks("choose", features, seeds, names, num_samples=count),
+                *blocks("certainty", features, seeds, names),
             ),
+            members=lambda features, seeds, names, count: blocks("members", features, seeds, names, num_samples=count),
             image_noise_norm=lambda features: run("image_noise_norm", features),
             image_spectrum=lambda features: run("image_spectrum", features),
             text=lambda tokens: run("encode_text", self._split(tokens)),
@@ -60,34 +62,57 @@ class ModelMaker:
 
     def _classifier(self, params: Params, tower: str) -> Classifier:
         assert isinstance(self._task, ClassificationTask)
-        run = functools.partial(self._run, params) if "head" in params else _refuse
+        blocks = functools.partial(self._run_blocks, params) if "head" in params else _refuse
         return Classifier(
             features=self._features(params, tower),
-            log_probabilities=lambda features, seed: run(
-                "log_probabilities", features, None if seed is None else jax.random.key(seed)
+            choose=lambda features, seeds, noise: HeadOutput(
+                blocks("choose", features, seeds, noise=noise), *blocks("certainty", features, seeds)
             ),
-            log_normalizer=lambda features: run("log_normalizer", features),
-            noise_norm=lambda features: run("noise_norm", features),
+            members=lambda features, seeds, noise: blocks("members", features, seeds, noise=noise),
             num_classes=self._task.config.num_classes if "head" in params else 0,
         )
 
     def _features(self, params: Params, tower: str) -> ImageFeatures:
         def extract(view: np.ndarray) -> jax.Array:
-            return self._call("features", params, distributed.split_rows(view, self._mesh))
+            return self._call("features", self._task.features, params, distributed.split_rows(view, self._mesh))
 
         return ImageFeatures(extract, self._task.features.num_members, sharding.num_batch_shares(self._mesh), tower)
 
-    def _split(self, rows: np.ndarray) -> jax.Array:
-        return jax.device_put(rows, sharding.batch_sharding(self._mesh))
+    def _split(self, rows: Any) -> Any:
+        shares = sharding.num_batch_shares(self._mesh)
+        is_even = not jax.tree.leaves(rows)[0].shape[0] % shares
+        return jax.device_put(rows, sharding.batch_sharding(self._mesh) if is_even else sharding.whole(self._mesh))
+
+    def _run_blocks(
+        self, params: Params, name: str, features: np.ndarray, seeds: np.ndarray, *shared: Any, **static: Any
+    ) -> Any:
+        """Runs a method on blocks of features, each with a key of its own seed; the devices share the blocks.
+
+        Programs with several costly results were seen to round differently on one device and on eight: hence a method
+        for each.
+        """
+        method = getattr(self._task, name)
+
+        def of_blocks(params: Params, blocks: jax.Array, seeds: jax.Array, *shared: Any, **static: Any) -> Any:
+            def of_block(rows: Any, shared: Any, _: tuple[str, ...]) -> Any:
+                (block,), (seed,) = rows
+                return method(shared[0], block, jax.random.key(seed), *shared[1:], **static)
+
+            return sharding.map_shares(of_block, (blocks, seeds), (params, *shared))
+
+        blocks = features.reshape(len(seeds), -1, features.shape[1])
+        shared = jax.device_put(shared, sharding.whole(self._mesh))
+        found = self._call(name, of_blocks, params, *self._split((blocks, seeds)), *shared, **static)
+        return jax.tree.map(lambda array: np.asarray(array).reshape(-1, *array.shape[2:]), found)
 
     def _run(self, params: Params, name: str, *arguments: Any, **static: Any) -> np.ndarray:
-        return np.asarray(self._call(name, params, *arguments, **static))
+        return np.asarray(self._call(name, getattr(self._task, name), params, *arguments, **static))
 
-    def _call(self, name: str, params: Params, *arguments: Any, **static: Any) -> jax.Array:
-        """Runs a method of the task; its result is whole on every device, and every process."""
+    def _call(self, name: str, function: Callable[..., Any], params: Params, *arguments: Any, **static: Any) -> Any:
+        """Runs what is compiled under a name; its result is whole on every device, and every process."""
         if name not in self._compiled:
             self._compiled[name] = jax.jit(
-                getattr(self._task, name),
+                function,
                 static_argnames=tuple(static),
                 out_shardings=sharding.whole(self._mesh),
             )
@@ -99,5 +124,5 @@ def _refuse_texts(captions: list[str]) -> np.ndarray:
     raise UserError("the run has no tokenizer; import it again with --tokenizer FILE")
 
 
-def _refuse(*_: Any) -> np.ndarray:
+def _refuse(*_: Any, **__: Any) -> np.ndarray:
     raise UserError("an image tower that was imported alone has no head: only its features can be evaluated")

@@ -138,6 +138,31 @@ class ClassificationTask:
         function = jax.nn.log_softmax if self.config.loss == "softmax" else jax.nn.log_sigmoid
         return mean_log_probabilities(samples, function).reshape(len(features), -1, self.config.num_classes)
 
+    def choose(
+        self, params: Params, features: Float[Array, "b f"], key: Key[Array, ""], noise: bool
+    ) -> Float[Array, "b k"]:
+        """Returns the log of the mean over members, divided by its sum: a sigmoid loss trains each class by itself."""
+        return jax.nn.log_softmax(self._mean(params, features, key if noise else None))
+
+    def members(
+        self, params: Params, features: Float[Array, "b f"], key: Key[Array, ""], noise: bool
+    ) -> Float[Array, "b m k"]:
+        """Returns `log_probabilities` of every member, divided by their sum."""
+        return jax.nn.log_softmax(self.log_probabilities(params, features, key if noise else None))
+
+    def certainty(
+        self, params: Params, features: Float[Array, "b f"], key: Key[Array, ""]
+    ) -> tuple[Float[Array, " b"], ...]:
+        """Returns ``log_total``, ``log_normalizer`` and ``noise_norm`` of `lit_het.types.HeadOutput`."""
+        log_normalizer, noise_norm = self.log_normalizer(params, features), self.noise_norm(params, features)
+        if self.config.loss == "softmax":
+            return log_normalizer, log_normalizer, noise_norm
+        return jax.nn.logsumexp(self._mean(params, features, None), axis=1), log_normalizer, noise_norm
+
+    def _mean(self, params: Params, features: Float[Array, "b f"], key: Key[Array, ""] | None) -> Float[Array, "b k"]:
+        of_members = self.log_probabilities(params, features, key)
+        return jax.nn.logsumexp(of_members, axis=1) - jnp.log(of_members.shape[1])
+
     def log_normalizer(self, params: Params, features: Float[Array, "b f"]) -> Float[Array, " b"]:
         """Returns ``log Σ_k exp(u_k)`` of the logits without noise, mean over members."""
         samples = self._model(params).head(self.features.embedding(features), None, training=False)

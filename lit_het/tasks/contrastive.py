@@ -2,8 +2,10 @@
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.nn import logsumexp
 from jaxtyping import Array, Float, Int, Key
 
 from lit_het.errors import UserError
@@ -18,7 +20,7 @@ from lit_het.towers.bert import BertConfig
 from lit_het.towers.resnet import ResNetConfig
 from lit_het.towers.text import TextConfig
 from lit_het.towers.vit import ViTConfig
-from lit_het.types import Batch, Metrics, Params, TowerOutput
+from lit_het.types import Batch, Metrics, Params, Queries, TowerOutput
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,13 +107,42 @@ class ContrastiveTask:
         """Returns noiseless embeddings."""
         return self._model(params).head.image_key(self.features.embedding(features))
 
-    def sample_image(
-        self, params: Params, features: Float[Array, "b f"], key: Key[Array, ""], num_samples: int
-    ) -> Float[Array, "b s d"]:
-        """Returns S noisy embeddings of each image (HET-XL App. M), or one where the head has no noise for images."""
+    def choose(
+        self,
+        params: Params,
+        features: Float[Array, "b f"],
+        key: Key[Array, ""],
+        names: Float[Array, "k d"],
+        num_samples: int,
+    ) -> Float[Array, "b k"]:
+        """Returns the log of ``1/S Σ_s softmax((α + ε_s) · β / τ)`` for texts β to choose among (HET-XL App. M).
+
+        Without samples, S = 0, it is the softmax of α · β / τ.
+        """
+        of_members = self.members(params, features, key, names, num_samples)
+        return logsumexp(of_members, axis=1) - jnp.log(of_members.shape[1])
+
+    def members(
+        self,
+        params: Params,
+        features: Float[Array, "b f"],
+        key: Key[Array, ""],
+        names: Float[Array, "k d"],
+        num_samples: int,
+    ) -> Float[Array, "b s k"]:
+        """Returns the log-probabilities of every noise sample, or of one prediction where there is no noise."""
         head, embedding = self._model(params).head, self.features.embedding(features)
-        queries = head.image_queries(embedding, key, num_samples)
-        return head.image_key(embedding)[:, None] if queries is None else queries.held_singly()
+        queries = head.image_queries(embedding, key, num_samples) if num_samples else None
+        queries = queries or Queries(head.image_key(embedding)[:, None])
+        return jax.nn.log_softmax(queries.products(names) / head.temperature())
+
+    def certainty(
+        self, params: Params, features: Float[Array, "b f"], key: Key[Array, ""], names: Float[Array, "k d"]
+    ) -> tuple[Float[Array, " b"], ...]:
+        """Returns ``log_total``, ``log_normalizer`` and ``noise_norm`` of `lit_het.types.HeadOutput`."""
+        head, embedding = self._model(params).head, self.features.embedding(features)
+        log_normalizer = logsumexp(head.image_key(embedding) @ names.T / head.temperature(), axis=1)
+        return log_normalizer, log_normalizer, head.image_noise_norm(embedding)
 
     def image_noise_norm(self, params: Params, features: Float[Array, "b f"]) -> Float[Array, " b"]:
         """Returns ``sqrt(tr Σ(x))``."""

@@ -17,15 +17,18 @@ def test_a_classifier_answers_with_log_probabilities_and_its_noise_follows_from_
     assert isinstance(first, Classifier)
     assert isinstance(second, Classifier)
     features = np.asarray(first.features.extract(pictures))
-    once, quiet = first.log_probabilities(features, 1), first.log_probabilities(features, None)
+    seeds = np.array([1])
+    once, quiet = first.members(features, seeds, True), first.members(features, seeds, False)
     assert once.shape == (8, 1, 6)
     assert (once < 0).all()
-    assert not np.array_equal(once, first.log_probabilities(features, 2)), "another seed draws other noise"
+    assert not np.array_equal(once, first.members(features, np.array([2]), True)), "another seed draws other noise"
     assert not np.array_equal(once, quiet)
-    np.testing.assert_array_equal(once, second.log_probabilities(features, 1))
-    np.testing.assert_array_equal(quiet, second.log_probabilities(features, None))
-    assert (first.noise_norm(features) > 0).all()
-    assert np.isfinite(first.log_normalizer(features)).all()
+    np.testing.assert_array_equal(once, second.members(features, seeds, True))
+    np.testing.assert_array_equal(quiet, second.members(features, seeds, False))
+    output = first.choose(features, seeds, True)
+    np.testing.assert_allclose(output.log_probabilities, once[:, 0], rtol=1e-5)
+    assert (output.noise_norm > 0).all()
+    assert np.isfinite(output.log_normalizer).all()
 
 
 def test_characters_drawn_with_another_seed_are_refused(tmp_path):

@@ -7,11 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from scipy import special
 
 from data_pipelines.shards import write_shards
 from data_pipelines.transforms import Preprocessing
 from eval.sets import ImageSet, Sets
-from lit_het.types import Batch, Encoder, ImageFeatures
+from lit_het.types import Batch, Encoder, HeadOutput, ImageFeatures
 
 
 @pytest.fixture
@@ -24,6 +25,7 @@ def make_encoder() -> Callable[..., Encoder]:
         temperature: float = 0.1,
         noise: np.ndarray | None = None,
         num_shares: int = 1,
+        has_noise_norm: bool = True,
     ) -> Encoder:
         captions = list(caption_vectors)
         text_table = np.stack([caption_vectors[caption] for caption in captions])
@@ -35,15 +37,32 @@ def make_encoder() -> Callable[..., Encoder]:
         def vectors(features: np.ndarray) -> np.ndarray:
             return image_vectors[features[:, 0].astype(int)].astype(np.float32)
 
-        def samples(features: np.ndarray, count: int, seed: int) -> np.ndarray:
-            assert noise is not None
-            return vectors(features)[:, None] + noise[features[:, 0].astype(int), :count].astype(np.float32)
+        def noise_norm(features: np.ndarray) -> np.ndarray:
+            return features[:, 0] * has_noise_norm
+
+        def logits(features: np.ndarray, names: np.ndarray, count: int) -> np.ndarray:
+            queries = vectors(features)[:, None].astype(np.float64)
+            if count:
+                assert noise is not None
+                queries = queries + noise[features[:, 0].astype(int), :count]
+            return queries @ names.T / temperature
+
+        def members(features: np.ndarray, seeds: np.ndarray, names: np.ndarray, count: int) -> np.ndarray:
+            assert len(seeds) in (1, num_shares)
+            return special.log_softmax(logits(features, names, count), axis=2).astype(np.float32)
+
+        def choose(features: np.ndarray, seeds: np.ndarray, names: np.ndarray, count: int) -> HeadOutput:
+            of_members = members(features, seeds, names, count).astype(np.float64)
+            log_p = np.asarray(special.logsumexp(of_members, axis=1)) - np.log(of_members.shape[1])
+            total = np.asarray(special.logsumexp(logits(features, names, 0)[:, 0], axis=1), np.float32)
+            return HeadOutput(log_p.astype(np.float32), total, total, noise_norm(features))
 
         return Encoder(
             features=ImageFeatures(extract, num_members=1, num_shares=num_shares, tower="a tower"),
             image=vectors,
-            image_samples=samples,
-            image_noise_norm=lambda features: features[:, 0],
+            choose=choose,
+            members=members,
+            image_noise_norm=noise_norm,
             image_spectrum=lambda features: np.zeros((len(features), 0), np.float32),
             text=lambda tokens: text_table[tokens[:, 0]].astype(np.float32),
             text_noise_norm=lambda tokens: np.zeros(len(tokens), np.float32),

@@ -9,7 +9,7 @@ from scipy import special
 from eval.answers import answer, check_choice, chooser, features_of, noise_ranks, split_labels
 from eval.evaluation import Drawing, Record
 from lit_het.errors import UserError
-from lit_het.types import Classifier, ImageFeatures
+from lit_het.types import Classifier, HeadOutput, ImageFeatures
 
 LABELS = ("a cat", "a dog", "a bird")
 VECTORS = np.eye(3)
@@ -87,16 +87,18 @@ def test_labels_stand_one_a_line_or_between_commas_on_one_line():
 
 
 def classifier(probability: float, noisy: float) -> Classifier:
-    def log_probabilities(features: np.ndarray, seed: int | None) -> np.ndarray:
-        first = probability if seed is None else noisy
+    def members(features: np.ndarray, seeds: np.ndarray, noise: bool) -> np.ndarray:
+        first = noisy if noise else probability
         return np.log(np.array([[[first, 1 - first]] * 2] * len(features), np.float32))
 
-    ones = np.ones(1, np.float32)
+    def choose(features: np.ndarray, seeds: np.ndarray, noise: bool) -> HeadOutput:
+        ones = np.ones(len(features), np.float32)
+        return HeadOutput(members(features, seeds, noise)[:, 0], ones, ones, ones)
+
     return Classifier(
         features=ImageFeatures(lambda view: view, num_members=2, num_shares=1, tower=""),
-        log_probabilities=log_probabilities,
-        log_normalizer=lambda features: ones,
-        noise_norm=lambda features: ones,
+        choose=choose,
+        members=members,
         num_classes=2,
     )
 

@@ -27,7 +27,7 @@ def predictions(logits: np.ndarray, labels) -> Predictions:
     """What a model with these logits says."""
     zeros = np.zeros(len(logits), np.float32)
     log_p = special.log_softmax(logits.astype(np.float64), axis=1).astype(np.float32)
-    return Predictions(log_p, np.asarray(labels), np.arange(len(logits)), zeros, zeros)
+    return Predictions(log_p, np.asarray(labels), np.arange(len(logits)), zeros, zeros, zeros)
 
 
 def figures(logits: np.ndarray, labels) -> dict[str, float]:
@@ -146,7 +146,9 @@ def test_noise_samples_average_probabilities_and_not_embeddings(unit_vectors, ma
             expected[n] += of_samples[n, s] / 6
     np.testing.assert_allclose(np.exp(found.log_probabilities), expected, rtol=1e-4)
     blocks = member_blocks(ZeroShotPredictor(encoder, names, samples=6), features(labels), block_size)
-    np.testing.assert_allclose(np.exp(np.concatenate(list(blocks))), of_samples, rtol=1e-4)
+    found_members, found_labels = (np.concatenate(parts) for parts in zip(*blocks, strict=True))
+    np.testing.assert_allclose(np.exp(found_members), of_samples, rtol=1e-4)
+    np.testing.assert_array_equal(found_labels, labels)
     logits = images @ names.T / 0.3
     np.testing.assert_allclose(found.log_normalizer, np.log(np.exp(logits).sum(axis=1)), rtol=1e-5)
     quiet = predict(ZeroShotPredictor(encoder, names), features(labels), block_size)

@@ -8,7 +8,7 @@ import pytest
 
 from eval.recognition import NamesConfig, embed_names, embed_texts, positions_of_names, read_classes
 from lit_het.errors import UserError
-from lit_het.types import Classifier, ImageFeatures
+from lit_het.types import Classifier, HeadOutput, ImageFeatures
 
 NAMES = ("tench", "kit fox", "crane", "lantern", "plate", "cup", "fork")
 
@@ -125,14 +125,17 @@ def test_candidates_that_stand_for_a_class_share_it_and_others_cannot_be_chosen(
 
 
 def classifier(num_classes: int) -> Classifier:
-    def log_probabilities(features: np.ndarray, seed: int | None) -> np.ndarray:
+    def members(features: np.ndarray, seeds: np.ndarray, noise: bool) -> np.ndarray:
         return np.full((len(features), 1, num_classes), -np.log(num_classes), np.float32)
+
+    def choose(features: np.ndarray, seeds: np.ndarray, noise: bool) -> HeadOutput:
+        zeros = np.zeros(len(features), np.float32)
+        return HeadOutput(members(features, seeds, noise)[:, 0], zeros, zeros, zeros)
 
     return Classifier(
         features=ImageFeatures(lambda view: view[:, 0, 0, :1].astype(np.float32), 1, 1, "a tower"),
-        log_probabilities=log_probabilities,
-        log_normalizer=lambda features: np.zeros(len(features), np.float32),
-        noise_norm=lambda features: np.zeros(len(features), np.float32),
+        choose=choose,
+        members=members,
         num_classes=num_classes,
     )
 

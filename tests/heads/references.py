@@ -5,13 +5,14 @@ import math
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jaxtyping import Array, Float
 
 from lit_het import parameters
 from lit_het.heads.covariance import CovarianceConfig, standard_normals
 from lit_het.heads.het import HetConfig
 from lit_het.heads.het_h import HetHConfig, hash_classes
 from lit_het.heads.het_xl import HetXLConfig
-from lit_het.types import LogitSamples
+from lit_het.types import LogitSamples, Queries
 
 
 def with_random_biases(module, seed=0):
@@ -112,3 +113,11 @@ def normals_of(samples: LogitSamples, config: CovarianceConfig, noise_size):
     assert samples.keys is not None
     count = config.num_factors + (noise_size if config.is_diagonal else 1)
     return standard_normals(samples.keys, jnp.arange(samples.num_samples), count)
+
+
+def held_singly(queries: Queries) -> Float[Array, "b s d"]:
+    """Samples one by one, whatever their form."""
+    samples = queries.samples
+    if queries.factors is not None and queries.normals is not None:
+        samples = samples + jnp.einsum("bsr,brd->bsd", queries.normals, queries.factors)
+    return samples if queries.scale is None else samples * queries.scale[:, :, None]

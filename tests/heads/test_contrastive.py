@@ -13,6 +13,7 @@ from flax import nnx
 from lit_het.heads.contrastive import DeterministicContrastiveConfig, HetXLContrastiveConfig, unit
 from lit_het.heads.covariance import CovarianceConfig, standard_normals
 from lit_het.heads.temperature import LogTemperature
+from tests.heads.references import held_singly
 
 B, D, S = 4, 6, 3
 FULL = CovarianceConfig(num_factors=2, initial_noise_norm=0.5)
@@ -32,7 +33,7 @@ def embeddings(b=B):
 
 def singly(queries):
     assert queries is not None
-    return np.asarray(queries.held_singly())
+    return np.asarray(held_singly(queries))
 
 
 def numpy_unit(x):

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from lit_het.errors import UserError
 from lit_het.losses.contrastive import SigmoidLoss, SoftmaxLoss
 from lit_het.types import EmbeddingSamples, Queries
+from tests.heads.references import held_singly
 from tests.losses.contrastive_cases import KINDS, LOSSES, S, make, numpy_fields, reference, take
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -45,7 +46,7 @@ def test_each_direction_has_its_own_noisy_logits(loss):
     samples = make("both sides noisy", b=B)
     assert samples.image_queries is not None
     assert samples.text_queries is not None
-    image, text = (Queries(queries.held_singly()) for queries in (samples.image_queries, samples.text_queries))
+    image, text = (Queries(held_singly(queries)) for queries in (samples.image_queries, samples.text_queries))
     values = []
     for queries in ((image, text), (text, image)):
         changed = dataclasses.replace(samples, image_queries=queries[0], text_queries=queries[1])

@@ -91,3 +91,26 @@ def test_every_head_learns_in_two_steps(head):
         losses.append(float(loss))
         assert (float(metrics["image_noise_norm"]) > 0) == (head != "DET")
     assert losses[2] < losses[1] < losses[0], losses
+
+
+@pytest.mark.parametrize("loss", ["softmax", "sigmoid"])
+def test_what_is_said_of_a_class_alone_follows_from_its_share_and_the_total(loss):
+    """Of a softmax it is the logit, of a sigmoid the probability of the class, whatever the other classes are."""
+    task = ClassificationConfig(TOWERS["ViT"], HEADS["DET"], num_classes=K, loss=loss).build()
+    head = nnx.to_pure_dict(nnx.state(HEADS["DET"].build(task.features.size, K, nnx.Rngs(1))))
+    # DET heads begin at zero.
+    head["logits"]["kernel"] = jax.random.normal(jax.random.key(0), head["logits"]["kernel"].shape)
+    params = {"image_tower": tower_params(), "head": head}
+    features, key = jax.random.normal(jax.random.key(1), (B, task.features.size)), jax.random.key(2)
+
+    @jax.jit
+    def found(params):
+        log_total, log_normalizer, _ = task.certainty(params, features, key)
+        return task.choose(params, features, key, False), log_total, log_normalizer
+
+    log_p, log_total, log_normalizer = found(params)
+    logits = np.asarray(features @ head["logits"]["kernel"] / 2.0)
+    np.testing.assert_allclose(np.exp(log_p).sum(axis=1), 1, rtol=1e-5)
+    alone = logits if loss == "softmax" else -np.log1p(np.exp(-logits))
+    np.testing.assert_allclose(log_p + log_total[:, None], alone, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(log_normalizer, np.log(np.exp(logits).sum(axis=1)), rtol=1e-5)

@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
+from scipy import special
 
 from lit_het import distributed, parameters, sharding
 from lit_het.heads.contrastive import DeterministicContrastiveConfig, HetXLContrastiveConfig
@@ -18,6 +20,7 @@ from lit_het.towers.text import TextConfig
 from lit_het.towers.transformer import EncoderConfig
 from lit_het.towers.vit import ViTConfig
 from lit_het.types import Batch
+from tests.heads.references import held_singly
 
 B = 16
 ENCODER = EncoderConfig(width=16, depth=1, mlp_width=32, num_heads=2, compute_type="float32")
@@ -78,11 +81,9 @@ def test_mean_probabilities_over_noise_approach_those_without_noise_as_it_vanish
     @jax.jit
     def probabilities(params):
         features = task.features(params, batch.image)
-        samples = task.sample_image(params, features, jax.random.key(1), 64)
-        images = jnp.concatenate([samples, task.encode_image(params, features)[:, None]], axis=1)
         text = task.encode_text(params, batch.text)
-        p = jax.nn.softmax(jnp.einsum("bsd,kd->bsk", images, text) / task.temperature(params))
-        return jnp.mean(p[:, :-1], axis=1), p[:, -1]
+        noisy, quiet = (task.choose(params, features, jax.random.key(1), text, samples) for samples in (64, 0))
+        return jnp.exp(noisy), jnp.exp(quiet)
 
     deviations = []
     for norm in (2.0, 0.2, 0.02):
@@ -95,14 +96,43 @@ def test_mean_probabilities_over_noise_approach_those_without_noise_as_it_vanish
     assert deviations[2] < 2e-3
 
 
-def test_a_head_without_noise_has_one_sample_of_an_image_which_is_its_key():
+def test_noise_samples_choose_between_texts_by_the_softmax_of_their_cosines():
+    """1/S Σ_s softmax((α + ε_s) · β / τ) from the head's own samples, one at a time (HET-XL App. M)."""
+    task, batch = CONFIG.build(), jax.tree.map(jnp.asarray, host_batch())
+
+    @jax.jit
+    def found(params):
+        features, key = task.features(params, batch.image), jax.random.key(1)
+        text, model = task.encode_text(params, batch.text), nnx.merge(task.graph, params)
+        queries = model.head.image_queries(task.features.embedding(features), key, 6)
+        assert queries is not None
+        logits = jnp.einsum("bsd,kd->bsk", held_singly(queries), text) / task.temperature(params)
+        quiet = task.encode_image(params, features) @ text.T / task.temperature(params)
+        of_samples, mean = (method(params, features, key, text, 6) for method in (task.members, task.choose))
+        certainty = task.certainty(params, features, key, text)
+        return logits, of_samples, mean, quiet, certainty, task.image_noise_norm(params, features)
+
+    params = jax.jit(task.initialize)(jax.random.key(0))
+    logits, of_samples, mean, quiet, certainty, norm = found(params)
+    expected = special.softmax(np.asarray(logits, np.float64), axis=2)
+    np.testing.assert_allclose(np.exp(of_samples), expected, rtol=1e-4)
+    np.testing.assert_allclose(np.exp(mean), expected.mean(axis=1), rtol=1e-4)
+    log_total, log_normalizer, noise_norm = certainty
+    for found_sum in (log_total, log_normalizer):
+        np.testing.assert_allclose(np.exp(found_sum), np.exp(quiet).sum(axis=1), rtol=1e-5)
+    np.testing.assert_allclose(noise_norm, norm, rtol=1e-6)
+
+
+def test_a_head_without_noise_chooses_once_whatever_the_number_of_samples():
     task, image = dataclasses.replace(CONFIG, head=DeterministicContrastiveConfig()).build(), host_batch().image
 
     @jax.jit
     def found(image):
         params = task.initialize(jax.random.key(0))
         features = task.features(params, image)
-        return task.sample_image(params, features, jax.random.key(1), 5), task.encode_image(params, features)
+        names = jnp.eye(4, CONFIG.text_tower.embedding_size)
+        return [task.members(params, features, jax.random.key(1), names, samples) for samples in (5, 0)]
 
-    samples, key = found(jnp.asarray(image))
-    np.testing.assert_array_equal(samples, key[:, None])
+    noisy, quiet = found(jnp.asarray(image))
+    assert noisy.shape[1] == 1
+    np.testing.assert_array_equal(noisy, quiet)

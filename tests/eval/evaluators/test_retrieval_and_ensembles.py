@@ -11,6 +11,7 @@ from eval.evaluators.ensemble import EnsembleConfig
 from eval.evaluators.retrieval import RetrievalConfig
 from eval.predictions import ZeroShotPredictor, member_blocks
 from eval.recognition import NamesConfig
+from eval.sets import Features
 from lit_het.errors import UserError
 
 CAPTIONS = ("a cat", "my cat", "a dog", "two owls", "an owl")
@@ -88,12 +89,16 @@ def labelled(write_set):
     return write_set("digits", [{"cls": number % 3} for number in range(7)], NAMES)
 
 
+def members_of(predictor: ZeroShotPredictor, features: Features) -> np.ndarray:
+    return np.concatenate([members for members, _ in member_blocks(predictor, features)])
+
+
 def test_noise_samples_are_members_of_an_ensemble(labelled, sets, make_encoder, unit_vectors):
     noise = np.random.default_rng(0).normal(size=(7, 5, 3))
     encoder = make_encoder(unit_vectors(7, 3), dict(zip(NAMES, np.eye(3), strict=True)), noise=noise)
     found = EnsembleConfig(labelled, samples=5).build(sets)(encoder)
     features = sets.open(labelled).features(encoder.features)
-    members = np.concatenate(list(member_blocks(ZeroShotPredictor(encoder, np.eye(3), 5), features)))
+    members = members_of(ZeroShotPredictor(encoder, np.eye(3), 5), features)
     assert found.figures == pytest.approx(score_ensemble(members, features.labels).metrics())
     assert found.figures["joint_nll"] < found.figures["individual_nll"]
 
@@ -104,7 +109,7 @@ def test_several_models_are_an_ensemble_and_one_alone_is_none(labelled, sets, ma
     evaluator = EnsembleConfig(labelled, NamesConfig("bare")).build(sets)
     found = evaluator.of_models(models)
     features = sets.open(labelled).features(models[0].features)
-    each = [np.concatenate(list(member_blocks(ZeroShotPredictor(model, np.eye(3)), features))) for model in models]
+    each = [members_of(ZeroShotPredictor(model, np.eye(3)), features) for model in models]
     assert found.figures == pytest.approx(score_ensemble(np.concatenate(each, axis=1), features.labels).metrics())
     with pytest.raises(UserError, match="there is but one member"):
         evaluator(models[0])

@@ -54,13 +54,14 @@ def test_figures_are_named_after_the_set_and_both_kinds_of_predictions_stand_sid
     data = write_set("glyphs", [{"cls": number % 3} for number in range(9)], NAMES[:3])
     noise = np.random.default_rng(0).normal(size=(9, 4, 6))
     names = dict(zip(NAMES, unit_vectors(3, 6), strict=False))
-    encoder = make_encoder(unit_vectors(9, 6, seed=1), names, noise=noise)
+    encoder, deterministic = (
+        make_encoder(unit_vectors(9, 6, seed=1), names, noise=noise, has_noise_norm=has) for has in (True, False)
+    )
     found = ZeroShotConfig(data, samples=4).build(sets)(encoder)
     figures = found.metrics()
     assert set(figures) >= {f"zero_shot/glyphs/{part}nll" for part in ("", "calibrated/", "noisy/")}
     assert figures["zero_shot/glyphs/nll"] != figures["zero_shot/glyphs/noisy/nll"]
     assert set(found.errors) >= {"top1", "ece", "noisy/top1"}
-    deterministic = replace(encoder, image_noise_norm=lambda features: np.zeros(len(features), np.float32))
     for quiet in (
         ZeroShotConfig(data).build(sets)(encoder),
         ZeroShotConfig(data, samples=4).build(sets)(deterministic),
