@@ -5,6 +5,7 @@ every evaluation of a run, which then reads no picture again.
 """
 
 import dataclasses
+import os
 import posixpath
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -61,6 +62,13 @@ class ImageSet:
     def __post_init__(self) -> None:
         require_at_least(1, self, "batch_size")
 
+    @property
+    def shards(self) -> str:
+        """The folder of shards."""
+        if storage.is_remote(self.directory):
+            return self.directory if self.split == "." else f"{self.directory}/{self.split}"
+        return os.path.normpath(f"{self.directory}/{self.split}")
+
 
 @dataclasses.dataclass(frozen=True)
 class Features:
@@ -81,24 +89,59 @@ class Features:
         return Features(self.values[rows], self.labels[rows], self.positions[rows])
 
 
+class _Place:
+    """Shards that are opened, with labels or without, and what an image tower made of their pictures."""
+
+    def __init__(self, data: LoaderConfig):
+        self._data = data
+        self.loaders: dict[LabelsConfig | None, Loader] = {}
+        self._read: dict[LabelsConfig | None, tuple[str, Features]] = {}
+
+    def open(self, labels: LabelsConfig | None, fingerprint: Callable[[], str]) -> Loader:
+        if labels not in self.loaders:
+            loader = Loader(dataclasses.replace(self._data, labels=labels))
+            if loader.stored is not None:
+                loader.stored.check_tower(fingerprint())
+            self.loaders[labels] = loader
+        return self.loaders[labels]
+
+    def features(self, labels: LabelsConfig | None, tower: ImageFeatures, name: str) -> Features:
+        """Returns the features with some of the labels; those of the tower that was asked for last are kept."""
+        if labels not in self._read or self._read[labels][0] != tower.tower:
+            loader = self.loaders[labels]
+            found = self._of_labelled(tower, name) if labels is None else None
+            self._read[labels] = tower.tower, _read(loader, tower, name) if found is None else found
+        return self._read[labels][1]
+
+    def _of_labelled(self, tower: ImageFeatures, name: str) -> Features | None:
+        """Returns the features that are read with labels, if a label is missing nowhere: then all pictures are there.
+
+        Whoever has opened the shards with labels reads them, now or later.
+        """
+        for labels in self.loaders:
+            if labels is not None:
+                found = self.features(labels, tower, name)
+                if len(found.values) == self.loaders[None].num_samples:
+                    return dataclasses.replace(found, labels=np.zeros(len(found.values), np.int32))
+        return None
+
+
 class OpenSet:
     """An `ImageSet` whose shards are indexed.
 
     Attributes:
         config: as given.
         class_names: names that labels index; none where labels are not read.
+        loader: of its pictures.
 
     Raises:
         UserError: a file that is missing or malformed, or embeddings of another tower.
     """
 
-    def __init__(self, config: ImageSet, data: LoaderConfig, fingerprint: Callable[[], str]):
-        self.config = config
+    def __init__(self, config: ImageSet, place: _Place, fingerprint: Callable[[], str]):
+        self.config, self._place = config, place
         self.class_names = read_classnames(config.directory) if config.labelled else ()
-        self.loader = Loader(data)
-        if self.loader.stored is not None:
-            self.loader.stored.check_tower(fingerprint())
-        self._read: tuple[str, Features] | None = None
+        self.loader = place.open(_labels(config), fingerprint)
 
     @property
     def templates(self) -> tuple[str, ...] | None:
@@ -112,16 +155,7 @@ class OpenSet:
         Raises:
             UserError: too many pictures cannot be read, or none can.
         """
-        if self._read is None or self._read[0] != tower.tower:
-            if self.loader.stored is not None:
-                self.loader.stored.check_tower(tower.tower)
-            size = self.config.batch_size * tower.num_shares
-            batches = self.loader.epoch(size, jax.process_index(), jax.process_count())
-            with Bar(f"reading {self.config.name}", self.loader.num_samples, "pictures") as bar:
-                self._read = tower.tower, read_features(tower, batches, bar.advance, self.config.name)
-            for (shard, cause), count in sorted(self.loader.faults.counts.items()):
-                say(f"{shard}: {count} samples left out: {cause}")
-        return self._read[1]
+        return self._place.features(_labels(self.config), tower, self.config.name)
 
     def pictures(self, positions: Sequence[int]) -> list[np.ndarray]:
         """Returns pictures ``[h w c]`` as the tower sees them, for people to look at."""
@@ -151,7 +185,7 @@ class OpenSet:
 
 
 class Sets:
-    """The sets of one model's evaluations: evaluators that name the same set share what is read of it.
+    """The sets of one model's evaluations: those in one place, whatever they are called, share what is read there.
 
     Args:
         image_size: pixels along each side that the tower takes.
@@ -161,22 +195,19 @@ class Sets:
 
     def __init__(self, image_size: int, preprocessing: Preprocessing, fingerprint: Callable[[], str]):
         self.image_size, self.preprocessing, self._fingerprint = image_size, preprocessing, fingerprint
-        self._open: dict[ImageSet, OpenSet] = {}
+        self._places: dict[LoaderConfig, _Place] = {}
 
     def open(self, config: ImageSet) -> OpenSet:
         """Opens a set; raises as `OpenSet`."""
-        if config not in self._open:
-            data = LoaderConfig(
-                shards=(f"{config.directory}/{config.split}",),
-                image_size=self.image_size,
-                batch_size=config.batch_size,
-                labels=_labels(config),
-                preprocessing=self.preprocessing,
-                embeddings=config.embeddings,
-                max_bad_fraction=config.max_bad_fraction,
-            )
-            self._open[config] = OpenSet(config, data, self._fingerprint)
-        return self._open[config]
+        data = LoaderConfig(
+            shards=(config.shards,),
+            image_size=self.image_size,
+            batch_size=config.batch_size,
+            preprocessing=self.preprocessing,
+            embeddings=config.embeddings,
+            max_bad_fraction=config.max_bad_fraction,
+        )
+        return OpenSet(config, self._places.setdefault(data, _Place(data)), self._fingerprint)
 
 
 def require_one_label(config: ImageSet) -> None:
@@ -242,6 +273,17 @@ def _labels(config: ImageSet) -> LabelsConfig | None:
         return None
     names = f"{config.directory}/{CLASS_NAMES_FILE}"
     return MultiHot(names) if config.multi_label else ClassIndex(names)
+
+
+def _read(loader: Loader, tower: ImageFeatures, name: str) -> Features:
+    if loader.stored is not None:
+        loader.stored.check_tower(tower.tower)
+    batches = loader.epoch(loader.config.batch_size * tower.num_shares, jax.process_index(), jax.process_count())
+    with Bar(f"reading {name}", loader.num_samples, "pictures") as bar:
+        found = read_features(tower, batches, bar.advance, name)
+    for (shard, cause), count in sorted(loader.faults.counts.items()):
+        say(f"{shard}: {count} samples left out: {cause}")
+    return found
 
 
 def read_features(

@@ -73,7 +73,7 @@ def test_every_evaluation_of_a_file_is_printed_and_kept(run, shapes, tmp_path, c
     for kind in ("zero-shot", "ensemble", "few-shot", "out-of-distribution", "retrieval"):
         assert f"{kind} shapes" in said.out
     # Pictures of one set are read once, whatever is measured on them.
-    assert said.err.count("reading shapes: 40/40") == 2  # with labels, and for captions
+    assert said.err.count("reading shapes: 40/40") == 1  # also for captions, without labels
 
 
 def test_the_evaluations_of_a_run_are_those_of_its_configuration(run, shapes, capsys):

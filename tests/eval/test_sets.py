@@ -1,0 +1,83 @@
+"""The image tower sees the pictures of a place once, whatever the sets there are called."""
+
+import dataclasses
+
+import fsspec
+import numpy as np
+import pytest
+
+from eval.sets import ImageSet, parse_set
+from lit_het.types import ImageFeatures
+
+NAMES = ("zero", "one", "two")
+
+
+class Counting:
+    """An image tower whose features are the number in each picture, and the pictures that it has seen."""
+
+    def __init__(self, tower: str = "a tower"):
+        self.seen = 0
+        self.features = ImageFeatures(self._extract, num_members=1, num_shares=1, tower=tower)
+
+    def _extract(self, view: np.ndarray) -> np.ndarray:
+        self.seen += len(view)
+        return view[:, 0, 0, :1].astype(np.float32)
+
+
+@pytest.fixture
+def digits(write_set):
+    return write_set("digits", [{"cls": number % 3, "txt": "?"} for number in range(4)], NAMES)
+
+
+def test_sets_that_differ_in_their_names_only_are_read_once(digits, sets):
+    tower = Counting()
+    for config in (digits, dataclasses.replace(digits, name="near/digits")):
+        assert sets.open(config).features(tower.features).labels.tolist() == [0, 1, 2, 0]
+    assert tower.seen == 4
+
+
+@pytest.mark.parametrize("first", ["labelled", "unlabelled"])
+def test_what_is_read_with_labels_serves_without_whichever_is_asked_for_first(digits, sets, first):
+    tower = Counting()
+    like = ImageSet("", "", batch_size=digits.batch_size, labelled=False)
+    opened = [sets.open(digits), sets.open(parse_set(f"strange={digits.directory}/test", like))]
+    found = {one.config.name: one.features(tower.features) for one in (opened if first == "labelled" else opened[::-1])}
+    assert tower.seen == 4
+    assert found["digits"].labels.tolist() == [0, 1, 2, 0]
+    assert found["strange"].labels.tolist() == [0, 0, 0, 0]
+    np.testing.assert_array_equal(found["digits"].values, found["strange"].values)
+
+
+@pytest.mark.parametrize("unlabelled", [{"txt": "?"}, {"cls": "third"}])
+def test_pictures_without_a_label_are_missing_only_where_labels_are_read(write_set, sets, unlabelled):
+    """A label that is not there leaves its picture out of the index, and one that cannot be read makes it invalid."""
+    config = write_set("digits", [{"cls": 0}, unlabelled, {"cls": 2}], NAMES)
+    config = dataclasses.replace(config, max_bad_fraction=0.5)
+    opened = [sets.open(one) for one in (config, dataclasses.replace(config, labelled=False))]
+    tower = Counting()
+    values = [one.features(tower.features).values[:, 0].tolist() for one in opened]
+    assert values == [[0, 2], [0, 1, 2]]
+
+
+def test_another_tower_another_batch_and_other_pictures_are_read_anew(digits, sets, write_set):
+    tower, other = Counting(), Counting("another tower")
+    larger = dataclasses.replace(digits, batch_size=2)
+    train = write_set("digits", [{"cls": 2}] * 4, split="train")
+    for config in (digits, larger, train):
+        sets.open(config).features(tower.features)
+    sets.open(digits).features(other.features)
+    assert (tower.seen, other.seen) == (12, 4)
+
+
+def test_a_set_may_lie_at_an_address_in_a_folder_of_its_own(digits, sets, tmp_path):
+    store = fsspec.filesystem("memory")
+    store.put(f"{tmp_path}/digits", "/test_sets/digits", recursive=True)
+    try:
+        for place in ("memory://test_sets/digits", "memory://test_sets/digits/test"):
+            config = parse_set(place, ImageSet("", "", batch_size=4))
+            assert config.name == "digits"
+            assert sets.open(config).features(Counting().features).labels.tolist() == [0, 1, 2, 0]
+        captions = parse_set("memory://test_sets/digits/test", ImageSet("", "", batch_size=4, labelled=False))
+        assert len(sets.open(captions).features(Counting().features).values) == 4
+    finally:
+        store.rm("/test_sets", recursive=True)
