@@ -147,22 +147,29 @@ def _matches(pattern: str) -> list[str]:
     if pattern.endswith(".txt") and not glob.has_magic(pattern):
         return _listed(pattern)
     if storage.is_remote(pattern):
-        found = _remote_matches(pattern)
+        if pattern.endswith(".tar") and not glob.has_magic(pattern):
+            return [pattern]  # thousands of them are not worth a request each
+        found = matching(pattern if glob.has_magic(pattern) else f"{pattern.rstrip('/')}/*.tar")
     elif Path(pattern).is_dir():
         found = [str(path) for path in Path(pattern).glob("*.tar")]
     else:
-        found = glob.glob(pattern, recursive=True)
+        found = matching(pattern)
     if not found:
         raise UserError(f"{pattern}: no tar file matches; check the path of the shards")
     return found
 
 
-def _remote_matches(pattern: str) -> list[str]:
-    if pattern.endswith(".tar") and not glob.has_magic(pattern):
-        return [pattern]  # thousands of them are not worth a request each
+def matching(pattern: str) -> list[str]:
+    """Returns the files that match a glob pattern, here or at addresses that fsspec knows.
+
+    Raises:
+        UserError: the store does not answer.
+    """
+    if not storage.is_remote(pattern):
+        return glob.glob(pattern, recursive=True)
     files, path = storage.filesystem(pattern)
     try:
-        found = storage.retried(lambda: files.glob(path if glob.has_magic(path) else f"{path.rstrip('/')}/*.tar"))
+        found = storage.retried(lambda: files.glob(path))
     except Exception as error:
         raise UserError(f"{pattern}: the store does not answer ({error}); check the address") from error
     return [files.unstrip_protocol(name) for name in found]

@@ -38,7 +38,7 @@ class ImageSet:
     Attributes:
         name: as it stands in the names of figures.
         directory: holds ``classnames.txt``, which labels index, and the folders of shards; a path or an address.
-        split: the folder of shards below it.
+        split: the folder of shards below it, or one that lies elsewhere: an address or an absolute path.
         batch_size: pictures that each device takes at a time, so that their number changes no result (nor what finds a
             slot in a mixture of experts).
         embeddings: a folder that ``lit-het embed`` wrote for these shards, to be read in place of pictures.
@@ -64,7 +64,9 @@ class ImageSet:
 
     @property
     def shards(self) -> str:
-        """The folder of shards."""
+        """The folder of shards: below the set's, unless the split is an address or an absolute path itself."""
+        if storage.is_remote(self.split) or os.path.isabs(self.split):
+            return self.split
         if storage.is_remote(self.directory):
             return self.directory if self.split == "." else f"{self.directory}/{self.split}"
         return os.path.normpath(f"{self.directory}/{self.split}")

@@ -1,16 +1,18 @@
 """How a model holds up where pictures are corrupted, and how it knows: accuracy and calibration by severity."""
 
 import dataclasses
-import os
-from collections.abc import Iterator
-from pathlib import Path
+import glob
+from collections.abc import Mapping
 
 import numpy as np
 
+from data_pipelines import storage
+from data_pipelines.shards import matching
 from eval import scores
 from eval.calibration import fit_temperature, scaled
 from eval.evaluation import Drawing, Evaluation
 from eval.predictions import Predictions
+from eval.prompts import CLASS_NAMES_FILE, read_classnames
 from eval.recognition import NamesConfig, Recognition
 from eval.sets import ImageSet, OpenSet, Sets, require_one_label
 from lit_het.errors import UserError, require_at_least
@@ -28,7 +30,8 @@ class ShiftConfig:
     Attributes:
         data: the clean set.
         corrupted: the folder that ``lit-het data corrupt`` wrote, or another one with shards in folders
-            ``<corruption>/<severity>``; None means the folder ``corrupted`` beside the clean split.
+            ``<corruption>/<severity>``, here or at an address; None means the folder ``corrupted`` beside the clean
+            split.
         names: between which names the model chooses.
         samples: S, noise samples of each picture; 0 leaves the noise out.
 
@@ -37,7 +40,7 @@ class ShiftConfig:
     """
 
     data: ImageSet
-    corrupted: Path | None = None
+    corrupted: str | None = None
     names: NamesConfig = NamesConfig()
     samples: int = 0
 
@@ -48,20 +51,22 @@ class ShiftConfig:
         """Opens the clean set and all corrupted ones.
 
         Raises:
-            UserError: no folder of corrupted shards is found; otherwise as `OpenSet`.
+            UserError: no folder of corrupted shards is found, or one says that it is of other classes; otherwise as
+                `OpenSet`.
         """
         require_one_label(self.data)
-        folder = self.corrupted or Path(self.data.directory) / "corrupted"
-        copies = {}
-        for path in _severities(folder):
-            part = str(path.relative_to(folder))
-            # Below the clean set's folder, so to say: its class names are theirs.
-            split = os.path.relpath(path, self.data.directory)
-            copy = dataclasses.replace(self.data, name=f"{self.data.name} {part}", split=split, embeddings=None)
-            copies[part] = sets.open(copy)
-        if not copies:
-            raise UserError(f"no shards in {folder}/<corruption>/<severity>; lit-het data corrupt makes them")
+        folder = self.corrupted or f"{self.data.directory}/corrupted"
         clean = sets.open(self.data)
+        places = _severities(folder)
+        if not places:
+            raise UserError(f"no shards in {folder}/<corruption>/<severity>; lit-het data corrupt makes them")
+        for place in (folder, *dict.fromkeys(map(storage.parent, places.values()))):
+            _check_names(place, clean)
+        copies = {}
+        for part, place in places.items():
+            # Class names are the clean set's, wherever the copies lie.
+            name, split = f"{self.data.name} {part}", storage.absolute(place)
+            copies[part] = sets.open(dataclasses.replace(self.data, name=name, split=split, embeddings=None))
         return Shift(clean, copies, self.names.build(clean), self.samples)
 
 
@@ -102,11 +107,19 @@ class Shift:
         )
 
 
-def _severities(folder: Path) -> Iterator[Path]:
-    """Yields the folders that hold shards, two levels down, in order."""
-    for path in sorted(folder.glob("*/*")):
-        if path.is_dir() and any(path.glob("*.tar")):
-            yield path
+def _severities(folder: str) -> Mapping[str, str]:
+    """Returns the folders two levels down that hold shards, by what they are called there, in order."""
+    shards = matching(f"{glob.escape(folder.rstrip('/'))}/*/*/*.tar")
+    return {"/".join(place.split("/")[-2:]): place for place in sorted(set(map(storage.parent, shards)))}
+
+
+def _check_names(place: str, clean: OpenSet) -> None:
+    """Refuses copies whose own class names are not the clean set's; most have none."""
+    if storage.exists(f"{place}/{CLASS_NAMES_FILE}") and read_classnames(place) != clean.class_names:
+        raise UserError(
+            f"{place}/{CLASS_NAMES_FILE} differs from {clean.config.directory}/{CLASS_NAMES_FILE}: these are no copies "
+            f"of {clean.config.name}; name the folder of its copies with --corrupted"
+        )
 
 
 def _mean(figures: list[dict[str, float]]) -> dict[str, float]:

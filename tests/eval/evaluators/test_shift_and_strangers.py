@@ -1,7 +1,9 @@
 """Corrupted copies of a set, and pictures that belong to none of its classes."""
 
 import dataclasses
+from pathlib import Path
 
+import fsspec
 import numpy as np
 import pytest
 from scipy import special
@@ -40,6 +42,43 @@ def test_every_corruption_and_severity_has_figures_and_so_have_their_means(write
     assert found.errors["fog/1/top1"] == 0
     # The temperature is the clean set's for all: what it gains there it need not gain elsewhere.
     assert found.figures["clean/calibrated_nll"] <= found.figures["clean/nll"]
+
+
+@pytest.mark.parametrize("scheme", ["memory", "file"])
+def test_sets_and_their_copies_may_lie_at_addresses(write_set, sets, make_encoder, tmp_path, scheme):
+    clean = write_set("digits", [{"cls": 0}, {"cls": 1}, {"cls": 0}], NAMES)
+    for part, labels in {"fog/1": (0, 1, 2), "fog/2": (1, 1, 0)}.items():
+        for place in ("copies", "digits/corrupted"):
+            write_set(place, [{"cls": label} for label in labels], NAMES, split=part)
+    encoder = make_encoder(np.eye(3), CAPTIONS)
+    expected = ShiftConfig(clean).build(sets)(encoder)
+    store = fsspec.filesystem("memory")
+    for path in filter(Path.is_file, tmp_path.rglob("*")):
+        store.pipe_file(str(path), path.read_bytes())
+    here, there = str(tmp_path), f"{scheme}://{tmp_path}"
+    try:
+        for place, corrupted in (
+            (there, None),
+            (there, f"{there}/copies/"),
+            (there, f"{here}/copies"),
+            (here, f"{there}/copies"),
+        ):
+            data = dataclasses.replace(clean, directory=f"{place}/digits")
+            assert ShiftConfig(data, corrupted).build(sets)(encoder).figures == expected.figures
+    finally:
+        store.rm(here, recursive=True)
+
+
+@pytest.mark.parametrize("place", ["digits/corrupted", "digits/corrupted/fog"])
+def test_copies_that_name_other_classes_are_of_another_set(write_set, sets, tmp_path, place):
+    clean = write_set("digits", [{"cls": 0}], NAMES)
+    write_set("digits/corrupted", [{"cls": 0}], split="fog/1")
+    names = tmp_path / place / "classnames.txt"
+    names.write_text("zero\none\ntwo\n")
+    assert list(ShiftConfig(clean).build(sets).copies) == ["fog/1"]
+    names.write_text("one\nzero\ntwo\n")
+    with pytest.raises(UserError, match=rf"{place}/classnames.txt differs from .*digits/classnames.txt: .*--corrupted"):
+        ShiftConfig(clean).build(sets)
 
 
 def test_a_set_without_corrupted_copies_is_one_line(write_set, sets):
