@@ -58,11 +58,19 @@ class Evaluation:
 class Evaluator(Protocol):
     """Measures a model; built by its configuration, which has opened all files before."""
 
-    def __call__(self, model: EvaluatedModel) -> Evaluation:
+    def check(self, model: EvaluatedModel, /) -> None:
+        """Refuses a model that cannot be measured so, before any picture is read.
+
+        Raises:
+            UserError: the model is of another kind, or has other classes.
+        """
+        ...
+
+    def __call__(self, model: EvaluatedModel, /) -> Evaluation:
         """Measures the model.
 
         Raises:
-            UserError: the model is of a kind that cannot be measured so, or the set cannot be read.
+            UserError: as `check`, or the set cannot be read.
         """
         ...
 

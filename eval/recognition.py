@@ -1,5 +1,6 @@
 """Between which names a model chooses, and how its choice is compared with the labels of a set."""
 
+import collections
 import contextlib
 import dataclasses
 import hashlib
@@ -79,29 +80,54 @@ class Recognition:
         """The classes that predictions are about."""
         return self.candidates if self.groups is None else self.label_names
 
+    @property
+    def _labels_are_classes(self) -> bool:
+        # Without other candidates labels are used as they are: two classes may then share a name.
+        return self.groups is not None or self.candidates is self.label_names
+
+    def check(self, model: EvaluatedModel) -> None:
+        """Refuses a model that cannot choose between the names.
+
+        Raises:
+            UserError: a classifier without head or of another number of classes, a text tower without tokenizer.
+        """
+        if isinstance(model, Encoder):
+            model.tokenize([fill_template(self.templates[0], self.candidates[0])])
+        elif not model.num_classes:
+            raise UserError(
+                "an image tower that was imported alone has no head: few-shot and linear-probe measure its features"
+            )
+        elif model.num_classes != len(self.candidates):
+            raise UserError(
+                f"the classifier has {model.num_classes} classes and there are {len(self.candidates)} names; give "
+                "the names of its classes with --candidates FILE"
+            )
+
+    def check_labels(self, opened: OpenSet) -> None:
+        """Refuses a set with a class that cannot be chosen; its labels are read only where there is such a class.
+
+        Raises:
+            UserError: as `matched`.
+        """
+        times = collections.Counter(self.candidates)
+        if not self._labels_are_classes and any(times[name] != 1 for name in self.label_names):
+            positions_of_names(opened.labels(), self.label_names, self.candidates)
+
     def predictor(self, model: EvaluatedModel, samples: int = 0) -> Predictor:
         """Returns what chooses between the names, averaged over S noise samples; 0 leaves the noise out.
 
         Raises:
-            UserError: a classifier of another number of classes.
+            UserError: as `check`.
         """
         return self.predictors(model, samples)[0]
 
     def predictors(self, model: EvaluatedModel, *samples: int) -> list[Predictor]:
         """Returns a `predictor` for each number of noise samples; the names are embedded once."""
+        self.check(model)
         if isinstance(model, Encoder):
             embeddings = embed_names(model, self.candidates, self.templates)
             choosers: list[Predictor] = [ZeroShotPredictor(model, embeddings, count) for count in samples]
         else:
-            if not model.num_classes:
-                raise UserError(
-                    "an image tower that was imported alone has no head: few-shot and linear-probe measure its features"
-                )
-            if model.num_classes != len(self.candidates):
-                raise UserError(
-                    f"the classifier has {model.num_classes} classes and there are {len(self.candidates)} names; give "
-                    "the names of its classes with --candidates FILE"
-                )
             choosers = [SupervisedPredictor(model, noise=count > 0) for count in samples]
         return choosers if self.groups is None else [_Grouped(chooser, self.groups) for chooser in choosers]
 
@@ -115,8 +141,7 @@ class Recognition:
         Raises:
             UserError: the name of a label is not among the candidates.
         """
-        # Without other candidates labels are used as they are: two classes may then share a name.
-        if self.groups is not None or self.candidates is self.label_names:
+        if self._labels_are_classes:
             return features
         labels = positions_of_names(features.labels, self.label_names, self.candidates)
         return dataclasses.replace(features, labels=labels)
@@ -221,7 +246,10 @@ def positions_of_names(
     for label in map(int, np.unique(labels)):
         name = label_names[label]
         if name not in position:
-            raise UserError(f"class {name!r} has images but is not among the {len(class_names)} candidate names")
+            raise UserError(
+                f"class {name!r} has images but is not among the {len(class_names)} candidate names; add it "
+                "to --candidates, or say with --classes FILE which of them count as it"
+            )
         if name in repeated:
             raise UserError(f"class {name!r} stands twice among the candidate names; keep one")
         table[label] = position[name]

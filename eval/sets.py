@@ -4,6 +4,7 @@ All evaluators of pictures begin with what the image tower makes of them (`Featu
 every evaluation of a run, which then reads no picture again.
 """
 
+import contextlib
 import dataclasses
 import os
 import posixpath
@@ -20,7 +21,7 @@ from data_pipelines.index import ShardIndex
 from data_pipelines.labels import ClassIndex, LabelsConfig, MultiHot, text_of
 from data_pipelines.loader import Loader, LoaderConfig
 from data_pipelines.shards import IMAGE, expand
-from data_pipelines.storage import readable
+from data_pipelines.storage import Unreadable, readable
 from data_pipelines.transforms import Preprocessing
 from eval.prompts import CLASS_NAMES_FILE, TEMPLATES_FILE, read_classnames, read_templates
 from lit_het import distributed
@@ -28,7 +29,7 @@ from lit_het.errors import UserError, require_at_least
 from lit_het.training.logging import Bar, say
 from lit_het.types import Batch, ImageFeatures
 
-_TEXTS_AT_A_TIME = 1024
+_MEMBERS_AT_A_TIME = 1024
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,6 +168,14 @@ class OpenSet:
         assert image is not None
         return list(image)
 
+    def labels(self) -> Int[np.ndarray, " n"]:
+        """Returns the labels that can be read, of a set with one label a picture; no picture is read."""
+        labels, found = ClassIndex(f"{self.config.directory}/{CLASS_NAMES_FILE}").build(""), []
+        for _, content in self._members(self.loader.index, labels.member):
+            with contextlib.suppress(Unreadable):
+                found.append(labels.encode(readable(content)))
+        return np.array(found, np.int32)
+
     def texts(self, member: str) -> list[str]:
         """Returns the text members of all samples of a set without labels.
 
@@ -175,15 +184,21 @@ class OpenSet:
         """
         addresses = [summary.address for summary in self.loader.index.summaries]
         index, found = ShardIndex(addresses, [IMAGE], [member]), []
-        for start in range(0, len(index), _TEXTS_AT_A_TIME):
-            block = range(start, min(start + _TEXTS_AT_A_TIME, len(index)))
-            for position, (content,) in zip(block, index.read(block, [member]), strict=True):
-                try:
-                    found.append(text_of(readable(content)))
-                except storage.Unreadable as error:
-                    where = f"{index.shard(position)}: {index.key(position)}.{member}"
-                    raise UserError(f"{where}: {error}; name the member with captions by --captions") from error
+        for position, content in self._members(index, member):
+            try:
+                found.append(text_of(readable(content)))
+            except Unreadable as error:
+                where = f"{index.shard(position)}: {index.key(position)}.{member}"
+                raise UserError(f"{where}: {error}; name the member with captions by --captions") from error
         return found
+
+    def _members(self, index: ShardIndex, member: str) -> Iterator[tuple[int, bytes | Unreadable]]:
+        with Bar(f"reading .{member} of {self.config.name}", len(index), "samples") as bar:
+            for start in range(0, len(index), _MEMBERS_AT_A_TIME):
+                block = range(start, min(start + _MEMBERS_AT_A_TIME, len(index)))
+                for position, (content,) in zip(block, index.read(block, [member]), strict=True):
+                    yield position, content
+                bar.advance(len(block))
 
 
 class Sets:

@@ -1,7 +1,6 @@
 """What averaging several predictions is worth: members of e3, noise samples, or separate models (a deep ensemble)."""
 
 import dataclasses
-from collections.abc import Sequence
 
 import numpy as np
 
@@ -36,10 +35,16 @@ class EnsembleConfig:
         require_at_least(0, self, "samples")
 
     def build(self, sets: Sets) -> "Ensemble":
-        """Opens the set; raises as `OpenSet`."""
+        """Opens the set.
+
+        Raises:
+            UserError: pictures of a class that is not among the candidates; otherwise as `OpenSet`.
+        """
         require_one_label(self.data)
         opened = sets.open(self.data)
-        return Ensemble(opened, self.names.build(opened), self.samples)
+        recognition = self.names.build(opened)
+        recognition.check_labels(opened)
+        return Ensemble(opened, recognition, self.samples)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,19 +55,28 @@ class Ensemble:
     recognition: Recognition
     samples: int
 
-    def __call__(self, model: EvaluatedModel) -> Evaluation:
-        """Returns the figures of one model's members or noise samples."""
-        return self.of_models([model])
+    def check(self, *models: EvaluatedModel) -> None:
+        """Refuses models that are no ensemble together.
 
-    def of_models(self, models: Sequence[EvaluatedModel]) -> Evaluation:
+        Whether an image-text model's head has noise is seen only in what it makes of a picture.
+
+        Raises:
+            UserError: there is but one member, or noise samples of a classifier; otherwise as `Recognition.check`.
+        """
+        for model in models:
+            self.recognition.check(model)
+            if isinstance(model, Classifier) and self.samples:
+                raise UserError("a classifier's head averages its noise samples itself; leave out --samples")
+        of_models = [m.features.num_members if isinstance(m, Classifier) else max(1, self.samples) for m in models]
+        _require_several(sum(of_models))
+
+    def __call__(self, *models: EvaluatedModel) -> Evaluation:
         """Returns the figures of all members of all models together: ``joint_*``, ``individual_*`` and ``kl``.
 
         Raises:
-            UserError: there is but one member.
+            UserError: as `check`.
         """
-        for model in models:
-            if isinstance(model, Classifier) and self.samples:
-                raise UserError("a classifier's head averages its noise samples itself; leave out --samples")
+        self.check(*models)
         streams = []
         for model in models:
             features = self.recognition.matched(self.opened.features(model.features))
@@ -70,11 +84,15 @@ class Ensemble:
         results = []
         for blocks in zip(*streams, strict=True):
             members, labels = np.concatenate([members for members, _ in blocks], axis=1), blocks[0][1]
-            if members.shape[1] < 2:
-                raise UserError(
-                    "there is but one member (a deterministic head has no noise): take noise --samples of a HET-XL "
-                    "head, several checkpoints, or a classifier on an e3 model"
-                )
+            _require_several(members.shape[1])
             results.append(score_ensemble(members, labels))
         kind = "ensemble" if len(models) == 1 else "deep_ensemble"
         return Evaluation(kind, self.opened.config.name, join(results).metrics())
+
+
+def _require_several(num_members: int) -> None:
+    if num_members < 2:
+        raise UserError(
+            "there is but one member (a deterministic head has no noise): take noise --samples of a HET-XL head, "
+            "several checkpoints, or a classifier on an e3 model"
+        )

@@ -43,6 +43,9 @@ class FewShot:
     test: OpenSet
     fit: FewShotOptions
 
+    def check(self, model: EvaluatedModel) -> None:
+        """Refuses none: every model has an image tower."""
+
     def __call__(self, model: EvaluatedModel) -> Evaluation:
         """Returns ``<shots>_shot``, the mean accuracy over seeds, with standard errors over seeds."""
         train, test = self.train.features(model.features), self.test.features(model.features)
@@ -95,6 +98,9 @@ class Probe:
     train: OpenSet
     test: OpenSet
     fit: LinearProbeOptions
+
+    def check(self, model: EvaluatedModel) -> None:
+        """Refuses none: every model has an image tower."""
 
     def __call__(self, model: EvaluatedModel) -> Evaluation:
         """Returns the figures of `eval.scores` for the probe that was best on minival, and its setting.

@@ -77,6 +77,10 @@ class OutOfDistribution:
     recognition: Recognition
     samples: int
 
+    def check(self, model: EvaluatedModel) -> None:
+        """Refuses a model as `Recognition.check` does."""
+        self.recognition.check(model)
+
     def __call__(self, model: EvaluatedModel) -> Evaluation:
         """Returns ``<near or far>/<set>/<score>/<figure>`` of `eval.out_of_distribution.detection_figures`."""
         predictor = self.recognition.predictor(model, self.samples)

@@ -54,14 +54,21 @@ class Retrieval:
     opened: OpenSet
     captions: tuple[tuple[str, ...], ...]
 
-    def __call__(self, model: EvaluatedModel) -> Evaluation:
-        """Returns the figures of `eval.retrieval.RetrievalResult`.
+    def check(self, model: EvaluatedModel) -> None:
+        """Refuses a classifier, and a text tower without tokenizer.
 
         Raises:
-            UserError: the model has no text tower.
+            UserError: the model is one of these.
         """
         if not isinstance(model, Encoder):
             raise UserError("retrieval needs a run with a text tower; a classifier has none")
+        for of_picture in self.captions[:1]:
+            model.tokenize(list(of_picture))
+
+    def __call__(self, model: EvaluatedModel) -> Evaluation:
+        """Returns the figures of `eval.retrieval.RetrievalResult`; raises as `check`."""
+        self.check(model)
+        assert isinstance(model, Encoder)
         features = self.opened.features(model.features)
         images = embed_images(model, features.values)
         # Captions of pictures that cannot be read are left out with them.

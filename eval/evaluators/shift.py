@@ -51,8 +51,8 @@ class ShiftConfig:
         """Opens the clean set and all corrupted ones.
 
         Raises:
-            UserError: no folder of corrupted shards is found, or one says that it is of other classes; otherwise as
-                `OpenSet`.
+            UserError: no folder of corrupted shards is found, or one says that it is of other classes; pictures of a
+                class that is not among the candidates; otherwise as `OpenSet`.
         """
         require_one_label(self.data)
         folder = self.corrupted or f"{self.data.directory}/corrupted"
@@ -67,7 +67,9 @@ class ShiftConfig:
             # Class names are the clean set's, wherever the copies lie.
             name, split = f"{self.data.name} {part}", storage.absolute(place)
             copies[part] = sets.open(dataclasses.replace(self.data, name=name, split=split, embeddings=None))
-        return Shift(clean, copies, self.names.build(clean), self.samples)
+        recognition = self.names.build(clean)
+        recognition.check_labels(clean)
+        return Shift(clean, copies, recognition, self.samples)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,6 +80,10 @@ class Shift:
     copies: dict[str, OpenSet]
     recognition: Recognition
     samples: int
+
+    def check(self, model: EvaluatedModel) -> None:
+        """Refuses a model as `Recognition.check` does."""
+        self.recognition.check(model)
 
     def __call__(self, model: EvaluatedModel) -> Evaluation:
         """Returns figures of the clean set, of every copy, and the means by severity and over all copies."""

@@ -45,16 +45,21 @@ class ZeroShotConfig:
         require_at_least(0, self, "samples")
         if self.data.multi_label and (self.samples or self.relabels):
             raise UserError(f"{self.data.name}: of several labels a picture there are no --samples and no --relabels")
+        if self.data.multi_label and self.names.candidates and not self.names.classes:
+            raise UserError(f"{self.data.name}: of several labels a picture --candidates need --classes FILE")
 
     def build(self, sets: Sets) -> "ZeroShot":
         """Opens the set and reads all names.
 
         Raises:
-            UserError: a file that is missing or malformed, a template without ``{c}``, or embeddings of another tower.
+            UserError: a file that is missing or malformed, a template without ``{c}``, embeddings of another tower, or
+                pictures of a class that is not among the candidates.
         """
         opened = sets.open(self.data)
         relabels = None if self.relabels is None else read_relabels(self.relabels, opened)
-        return ZeroShot(opened, self.names.build(opened), self.samples, relabels)
+        recognition = self.names.build(opened)
+        recognition.check_labels(opened)
+        return ZeroShot(opened, recognition, self.samples, relabels)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,6 +70,10 @@ class ZeroShot:
     recognition: Recognition
     samples: int = 0
     relabels: tuple[tuple[int, ...], ...] | None = None
+
+    def check(self, model: EvaluatedModel) -> None:
+        """Refuses a model as `Recognition.check` does."""
+        self.recognition.check(model)
 
     def __call__(self, model: EvaluatedModel) -> Evaluation:
         """Returns the figures of `eval.scores`, plain, ``calibrated/`` and ``noisy/``."""

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from configs import experiment
 from eval.evaluation import Evaluation, write_record
-from eval.evaluators.ensemble import Ensemble, EnsembleConfig
+from eval.evaluators.ensemble import EnsembleConfig
 from eval.sets import ImageSet, Sets, parse_set
 from eval.suite import EVALUATIONS, EvaluationConfig
 from lit_het.cli import runs
@@ -78,11 +78,13 @@ def evaluate(
             raise UserError(f"{other.run_dir} sees pictures otherwise than {run.run_dir}: they are no ensemble")
     evaluators = [config.build(sets) for config in configs]
     models = [one.model() for one in opened]
+    for evaluator in evaluators:  # before the first reads pictures
+        evaluator.check(*models)
     found, console = [], Console()
     if not console.is_terminal:
         console.width = 120
     for config, evaluator in zip(configs, evaluators, strict=True):
-        found.append(evaluator.of_models(models) if isinstance(evaluator, Ensemble) else evaluator(models[0]))
+        found.append(evaluator(*models))
         console.print(table(found[-1]))
         settings = experiment.to_dict(config)
         if len(opened) > 1:

@@ -32,7 +32,7 @@ from lit_het.tasks.contrastive import ContrastiveConfig, ContrastiveTask
 from lit_het.training import loop
 from lit_het.training.logging import Bar, MetricLog, read_metrics, say
 from lit_het.training.step import TrainStep, initial_state, make_train_step
-from lit_het.types import Batch, Params, TrainState
+from lit_het.types import Batch, EvaluatedModel, Params, TrainState
 
 # Fields that a resumed run may change: they alter neither the model nor the sequence of batches.
 CHANGEABLE_FIELDS = (
@@ -120,6 +120,7 @@ def _train_on(mesh: Mesh, config: ExperimentConfig, resume: bool) -> TrainState:
         _write_run_files(config, tokenizer)
         log = MetricLog(config.run_dir, first_step=int(state.step))
         try:
+            evaluate = _evaluation(config, task, locked, state.params, tokenizer, mesh, tower)
             with _begun(loader, position) as batches:
                 state = loop.train(
                     _compiled(make_train_step(task, optimizer, config.seed), state),
@@ -130,7 +131,7 @@ def _train_on(mesh: Mesh, config: ExperimentConfig, resume: bool) -> TrainState:
                     cadence=config.cadence,
                     log=log,
                     saver=_Saver(checkpoints, config.data.batch_size, checksum, loader.digest),
-                    evaluate=_evaluation(config, task, locked, tokenizer, mesh, tower),
+                    evaluate=evaluate,
                     description=config.run_dir.name,
                 )
         finally:
@@ -239,11 +240,12 @@ def _evaluation(
     config: ExperimentConfig,
     task: ContrastiveTask | ClassificationTask,
     locked: Params,
+    trainable: Params,
     tokenizer: Tokenizer | None,
     mesh: Mesh,
     tower: Callable[[], str],
 ) -> Callable[[Params], Mapping[str, float]]:
-    """Opens what the run is evaluated on; returns what measures its trainable parameters."""
+    """Opens what the run is evaluated on, and checks it; returns what measures its trainable parameters."""
     stored = any(evaluation.data.embeddings is not None for evaluation in config.evaluations)
     if stored and "image_tower" in task.trained:
         raise UserError("evaluations cannot read `embeddings` of an image tower that is trained; leave them out")
@@ -252,10 +254,18 @@ def _evaluation(
     maker = ModelMaker(task, mesh, tokenizer)
     versions = itertools.count()
 
-    def evaluate(trainable: Params) -> Mapping[str, float]:
+    def model_of(trainable: Params) -> EvaluatedModel:
         # A locked tower makes the same features every time: they are read once.
         version = f"version {next(versions)}" if "image_tower" in task.trained else tower() if stored else "locked"
-        model = maker.model(parameters.merge(locked, trainable), version)
+        return maker.model(parameters.merge(locked, trainable), version)
+
+    if evaluators:
+        model = model_of(trainable)
+        for evaluator in evaluators:  # hours before the first evaluation
+            evaluator.check(model)
+
+    def evaluate(trainable: Params) -> Mapping[str, float]:
+        model = model_of(trainable)
         return {name: value for evaluator in evaluators for name, value in evaluator(model).metrics().items()}
 
     return evaluate

@@ -10,11 +10,14 @@ import pytest
 
 from configs import experiment, lit_e3_b32_het_xl
 from eval.evaluation import read_records
+from eval.evaluators.ensemble import EnsembleConfig
 from eval.evaluators.zero_shot import ZeroShotConfig
+from eval.recognition import NamesConfig
 from eval.sets import ImageSet
 from lit_het.cli.main import main
 from lit_het.cli.models import ModelMaker
 from lit_het.cli.train import train
+from lit_het.errors import UserError
 from lit_het.sharding import MeshConfig
 from lit_het.tasks.classification import ClassificationConfig, ClassificationTask
 from lit_het.towers.vit import ViTConfig
@@ -105,6 +108,36 @@ def test_figures_after_training_are_those_of_the_command(lit_config, shapes, tmp
     logged = read_metrics(config.run_dir / "metrics.jsonl")[-1]
     for name, value in json.loads(output.read_text()).items():
         assert logged[name] == pytest.approx(value, rel=1e-5), name
+
+
+def test_an_evaluation_that_cannot_work_ends_a_list_before_the_first_picture(upstream, shapes, tmp_path, capsys):
+    suite = tmp_path / "suite.py"
+    suite.write_text(
+        "from eval.evaluators.frozen import FewShotConfig\n"
+        "from eval.evaluators.retrieval import RetrievalConfig\n"
+        "from eval.sets import ImageSet\n\n\n"
+        "def get_evaluations():\n"
+        f"    shapes = ImageSet('shapes', {str(shapes)!r})\n"
+        "    return [FewShotConfig(shapes), RetrievalConfig(shapes)]\n"
+    )
+    assert main(["evaluate", "--checkpoint", str(upstream), "--config", str(suite)]) == 1
+    said = capsys.readouterr().err
+    assert "retrieval needs a run with a text tower" in said
+    assert "reading shapes:" not in said
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [(EnsembleConfig, "there is but one member"), (ZeroShotConfig, "'red square' has images but is not among")],
+)
+def test_an_evaluation_that_cannot_work_ends_a_training_before_its_first_step(lit_config, shapes, wrong, message):
+    (shapes / "names.txt").write_text("grey bar\n")
+    names = NamesConfig(candidates=shapes / "names.txt" if wrong is ZeroShotConfig else None)
+    config = dataclasses.replace(lit_config, evaluations=(wrong(ImageSet("shapes", str(shapes)), names),))
+    with pytest.raises(UserError, match=message):
+        train(config)
+    assert not read_metrics(config.run_dir / "metrics.jsonl")
+    assert not (config.run_dir / "config.json").exists(), "the same command starts anew"
 
 
 def test_two_checkpoints_are_an_ensemble_and_nothing_else(run, trained_lit, shapes, capsys):

@@ -107,7 +107,7 @@ def test_several_models_are_an_ensemble_and_one_alone_is_none(labelled, sets, ma
     captions = dict(zip(NAMES, np.eye(3), strict=True))
     models = [make_encoder(unit_vectors(7, 3, seed), captions, temperature=0.2) for seed in (0, 1, 2)]
     evaluator = EnsembleConfig(labelled, NamesConfig("bare")).build(sets)
-    found = evaluator.of_models(models)
+    found = evaluator(*models)
     features = sets.open(labelled).features(models[0].features)
     each = [members_of(ZeroShotPredictor(model, np.eye(3)), features) for model in models]
     assert found.figures == pytest.approx(score_ensemble(np.concatenate(each, axis=1), features.labels).metrics())

@@ -1,0 +1,129 @@
+"""What cannot be measured is refused before any picture is read."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from eval.evaluators.ensemble import EnsembleConfig
+from eval.evaluators.frozen import FewShotConfig, LinearProbeConfig
+from eval.evaluators.out_of_distribution import OutOfDistributionConfig
+from eval.evaluators.retrieval import RetrievalConfig
+from eval.evaluators.shift import ShiftConfig
+from eval.evaluators.zero_shot import ZeroShotConfig
+from eval.recognition import NamesConfig
+from lit_het.errors import UserError
+from lit_het.types import Classifier, Encoder, ImageFeatures
+
+NAMES = ("zero", "one", "two")
+
+
+def refuse(view: np.ndarray) -> np.ndarray:
+    raise AssertionError("a picture was read")
+
+
+UNREAD = ImageFeatures(refuse, num_members=1, num_shares=1, tower="a tower")
+
+
+@pytest.fixture
+def digits(write_set):
+    """Three classes, of which the last has no picture; corrupted copies and captions."""
+    members = [{"cls": number % 2, "txt": NAMES[number % 2]} for number in range(6)]
+    for part in ("digits/train", "digits/corrupted/fog/1"):
+        directory, _, split = part.partition("/")
+        write_set(directory, members, NAMES, split=split)
+    return write_set("digits", members, NAMES)
+
+
+@pytest.fixture
+def encoder(make_encoder) -> Encoder:
+    return dataclasses.replace(make_encoder(np.eye(3), dict(zip(NAMES, np.eye(3), strict=True))), features=UNREAD)
+
+
+def classifier(num_classes: int, num_members: int = 1) -> Classifier:
+    return Classifier(
+        features=dataclasses.replace(UNREAD, num_members=num_members),
+        log_probabilities=lambda features, seed: refuse(features),
+        log_normalizer=refuse,
+        noise_norm=refuse,
+        num_classes=num_classes,
+    )
+
+
+@pytest.fixture
+def by_names(digits, sets):
+    """All that choose between names."""
+    strangers = (f"{digits.directory}/train",)
+    configs = (ZeroShotConfig(digits), ShiftConfig(digits), OutOfDistributionConfig(digits, far=strangers))
+    return [config.build(sets) for config in (*configs, EnsembleConfig(digits))]
+
+
+def test_a_classifier_of_other_classes(by_names):
+    for evaluator in by_names:
+        with pytest.raises(UserError, match=r"the classifier has 4 classes and there are 3 names"):
+            evaluator.check(classifier(4, num_members=2))
+        with pytest.raises(UserError, match="has no head"):
+            evaluator.check(classifier(0, num_members=2))
+        evaluator.check(classifier(3, num_members=2))
+
+
+def test_a_text_tower_without_tokenizer(by_names, digits, sets, encoder):
+    def no_tokenizer(captions: list[str]) -> np.ndarray:
+        raise UserError("no tokenizer")
+
+    without = dataclasses.replace(encoder, tokenize=no_tokenizer)
+    for evaluator in (*by_names, RetrievalConfig(digits).build(sets)):
+        with pytest.raises(UserError, match="no tokenizer"):
+            evaluator.check(without)
+
+
+def test_a_classifier_for_retrieval(digits, sets, encoder):
+    evaluator = RetrievalConfig(digits).build(sets)
+    evaluator.check(encoder)
+    with pytest.raises(UserError, match="retrieval needs a run with a text tower"):
+        evaluator.check(classifier(3))
+
+
+def test_an_ensemble_of_one(digits, sets, encoder):
+    alone, noisy = EnsembleConfig(digits).build(sets), EnsembleConfig(digits, samples=3).build(sets)
+    for models in ([encoder], [classifier(3)]):
+        with pytest.raises(UserError, match="there is but one member"):
+            alone.check(*models)
+        alone.check(*models, *models)
+    noisy.check(encoder)
+    with pytest.raises(UserError, match="leave out --samples"):
+        noisy.check(classifier(3, num_members=2))
+
+
+def test_an_image_tower_is_enough_for_what_measures_its_features(digits, sets):
+    for config in (FewShotConfig(digits), LinearProbeConfig(digits)):
+        config.build(sets).check(classifier(0))
+
+
+@pytest.mark.parametrize("of", [ZeroShotConfig, ShiftConfig, EnsembleConfig])
+def test_pictures_of_a_class_that_cannot_be_chosen(digits, sets, tmp_path, of, capsys):
+    """Only names that stand among the candidates once, as many as there are, need no look at the labels."""
+    path = tmp_path / "names.txt"
+    for candidates, num_read in (("two\none\nzero\nsix\n", 0), ("one\nzero\n", 1)):
+        path.write_text(candidates)
+        of(digits, names=NamesConfig(candidates=path)).build(sets)
+        assert capsys.readouterr().err.count("reading .cls of digits: 6/6") == num_read
+    path.write_text("one\ntwo\n")
+    with pytest.raises(UserError, match=r"'zero' has images but is not among the 2 candidate names; add it to --cand"):
+        of(digits, names=NamesConfig(candidates=path)).build(sets)
+    path.write_text("one\nzero\none\n")
+    with pytest.raises(UserError, match="'one' stands twice among the candidate names"):
+        of(digits, names=NamesConfig(candidates=path)).build(sets)
+
+
+def test_labels_that_cannot_be_read_are_not_looked_at(write_set, sets, tmp_path):
+    data = write_set("digits", [{"cls": 0}, {"cls": "second"}, {"cls": 7}], NAMES)
+    (tmp_path / "names.txt").write_text("zero\n")
+    ZeroShotConfig(data, NamesConfig(candidates=tmp_path / "names.txt")).build(sets)
+    assert sets.open(data).labels().tolist() == [0]
+
+
+def test_several_labels_of_other_names(digits, tmp_path):
+    data = dataclasses.replace(digits, multi_label=True)
+    with pytest.raises(UserError, match="of several labels a picture --candidates need --classes FILE"):
+        ZeroShotConfig(data, NamesConfig(candidates=tmp_path / "names.txt"))
