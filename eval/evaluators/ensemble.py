@@ -10,6 +10,7 @@ from eval.predictions import member_blocks
 from eval.recognition import NamesConfig, Recognition
 from eval.sets import ImageSet, OpenSet, Sets, require_one_label
 from lit_het.errors import UserError, require_at_least
+from lit_het.training.logging import Bar
 from lit_het.types import Classifier, EvaluatedModel
 
 
@@ -77,15 +78,15 @@ class Ensemble:
             UserError: as `check`.
         """
         self.check(*models)
-        streams = []
-        for model in models:
-            features = self.recognition.matched(self.opened.features(model.features))
-            streams.append(member_blocks(self.recognition.predictor(model, self.samples), features))
-        results = []
-        for blocks in zip(*streams, strict=True):
-            members, labels = np.concatenate([members for members, _ in blocks], axis=1), blocks[0][1]
-            _require_several(members.shape[1])
-            results.append(score_ensemble(members, labels))
+        predictors = [self.recognition.predictor(model, self.samples) for model in models]
+        features = [self.recognition.matched(self.opened.features(model.features)) for model in models]
+        streams, results = map(member_blocks, predictors, features), []
+        with Bar(f"scoring {self.opened.config.name}", len(features[0].labels), "pictures") as bar:
+            for blocks in zip(*streams, strict=True):
+                members, labels = np.concatenate([members for members, _ in blocks], axis=1), blocks[0][1]
+                _require_several(members.shape[1])
+                results.append(score_ensemble(members, labels))
+                bar.advance(len(labels))
         kind = "ensemble" if len(models) == 1 else "deep_ensemble"
         return Evaluation(kind, self.opened.config.name, join(results).metrics())
 

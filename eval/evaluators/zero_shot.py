@@ -12,6 +12,7 @@ from eval.predictions import Predictions
 from eval.recognition import NamesConfig, Recognition, read_json
 from eval.sets import ImageSet, OpenSet, Sets
 from lit_het.errors import UserError, require_at_least
+from lit_het.training.logging import Bar
 from lit_het.types import Encoder, EvaluatedModel
 
 NOISY, CALIBRATED = "noisy", "calibrated"
@@ -83,15 +84,17 @@ class ZeroShot:
         kind = "zero_shot" if isinstance(model, Encoder) else "supervised"
         if quiet.labels.ndim == 2:
             return Evaluation(kind, self.opened.config.name, scores.multi_label_figures(quiet))
-        found, errors = scores.figures(quiet)
         calibrated, factor = scores.calibrated(quiet)
-        parts = {CALIBRATED: calibrated}
+        parts = {"": quiet, CALIBRATED: calibrated}
         if self.samples and quiet.noise_norm.any():  # a deterministic head has none
             parts[NOISY] = self.recognition.predict(with_noise, features)
-        for prefix, predictions in parts.items():
-            of_part, errors_of_part = scores.figures(predictions)
-            found |= {f"{prefix}/{name}": value for name, value in of_part.items()}
-            errors |= {f"{prefix}/{name}": value for name, value in errors_of_part.items()}
+        found, errors = {}, {}
+        with Bar(f"scoring {self.opened.config.name}", len(parts), "predictions") as bar:  # seconds each, by bootstrap
+            for part, predictions in parts.items():
+                of_part, errors_of_part = scores.figures(predictions)
+                found |= {f"{part}/{name}".removeprefix("/"): value for name, value in of_part.items()}
+                errors |= {f"{part}/{name}".removeprefix("/"): value for name, value in errors_of_part.items()}
+                bar.advance(1)
         found[f"{CALIBRATED}/temperature_factor"] = factor
         if self.relabels is not None:
             answers = [self.relabels[position] for position in quiet.positions]
@@ -102,7 +105,7 @@ class ZeroShot:
             figures=found,
             errors=errors,
             chance=scores.chance(quiet.num_classes),
-            draw=lambda: self._draw(model, {"plain": quiet, **parts}),
+            draw=lambda: self._draw(model, {part or "plain": predictions for part, predictions in parts.items()}),
         )
 
     def _draw(self, model: EvaluatedModel, parts: Mapping[str, Predictions]) -> Drawing:

@@ -8,6 +8,8 @@ from typing import Any
 
 # Imports of NumPy and its friends wait until an action runs, as in main.py.
 
+_SHARDS_STAY = "shards that are done stay, the same command goes on"
+
 
 def add_to(data: argparse.ArgumentParser) -> None:
     """Adds the actions of ``lit-het data`` to its parser."""
@@ -50,7 +52,7 @@ def add_to(data: argparse.ArgumentParser) -> None:
         help="samples must have a .cls that indexes the names in FILE, classnames.txt beside the shards by default",
     )
     check.add_argument("--output", type=Path, metavar="FILE", help="also write the table as JSON")
-    index.set_defaults(command=_index, name="data index")
+    index.set_defaults(command=_index, name="data index", if_stopped=_SHARDS_STAY)
     check.set_defaults(command=_check, name="data check")
     _add_corrupt(actions)
     prepare = actions.add_parser(
@@ -82,7 +84,7 @@ def add_to(data: argparse.ArgumentParser) -> None:
         )
         parser.add_argument("--check-pictures", action="store_true", help="decode every picture, not its header alone")
         parser.add_argument("--skip-broken", action="store_true", help="leave out pictures that cannot be read")
-        parser.set_defaults(command=_prepare, name=f"data prepare {kind}")
+        parser.set_defaults(command=_prepare, name=f"data prepare {kind}", if_stopped=_SHARDS_STAY)
         return parser
 
     def add_any_order(kind: str, help: str, source: str) -> argparse.ArgumentParser:
@@ -167,7 +169,7 @@ def _add_corrupt(actions: Any) -> None:
     corrupt.add_argument(
         "--workers", type=_positive, default=min(os.cpu_count() or 1, 8), metavar="N", help="default: %(default)s"
     )
-    corrupt.set_defaults(command=_corrupt, name="data corrupt")
+    corrupt.set_defaults(command=_corrupt, name="data corrupt", if_stopped=_SHARDS_STAY)
 
 
 def _positive(text: str) -> int:

@@ -8,6 +8,7 @@ from lit_het.errors import UserError
 
 # Imports of JAX and its friends wait until a subcommand runs.
 
+_FIGURES_STAY = "evaluations that were done are kept in the run's folder"
 _KINDS = {
     "zero-shot": (
         "classify pictures by the names of their classes",
@@ -56,7 +57,7 @@ def add_to(commands: Any) -> None:
     )
     _add_checkpoint(suite)
     suite.add_argument("--config", type=Path, metavar="FILE", help="a file with get_evaluations(); default: the run's")
-    suite.set_defaults(command=_suite, name="evaluate")
+    suite.set_defaults(command=_suite, name="evaluate", if_stopped=_FIGURES_STAY)
     _add_report(commands)
     _add_comparison(commands)
 
@@ -78,7 +79,7 @@ def _add_kind(commands: Any, kind: str, summary: str, description: str) -> None:
         help="folders with classnames.txt and shards (or shards in a folder test/ below), as clip_benchmark lays out",
     )
     parser.add_argument("-h", "--help", action="store_true", help="this text, with every field of the evaluation")
-    parser.set_defaults(command=_evaluate, name=kind, parser=parser, takes_fields=True)
+    parser.set_defaults(command=_evaluate, name=kind, parser=parser, takes_fields=True, if_stopped=_FIGURES_STAY)
 
 
 def _add_report(commands: Any) -> None:

@@ -31,13 +31,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"lit-het: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("lit-het: interrupted; checkpoints that were saved stay", file=sys.stderr)
+        print(f"lit-het: interrupted{_left_by(options)}", file=sys.stderr)
         return 130
     except _Ended as error:
         with contextlib.suppress(OSError):  # the terminal may be what has gone
-            print(f"lit-het: ended by {error.signal.name}; checkpoints that were saved stay", file=sys.stderr)
+            print(f"lit-het: ended by {error.signal.name}{_left_by(options)}", file=sys.stderr)
         return 128 + error.signal
     return 0
+
+
+def _left_by(options: argparse.Namespace) -> str:
+    """Returns what a command leaves behind that is stopped, if anything."""
+    return f"; {options.if_stopped}" if hasattr(options, "if_stopped") else ""
 
 
 class _Ended(BaseException):
@@ -88,7 +93,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     quickstart.add_argument("--run-dir", type=Path, default=Path("runs/quickstart"), help="default: %(default)s")
     quickstart.add_argument("--seed", type=int, default=0, help="of everything: data order, initialisation, noise")
-    quickstart.set_defaults(command=_quickstart, name="quickstart")
+    quickstart.set_defaults(command=_quickstart, name="quickstart", if_stopped="the same command goes on")
 
     train = commands.add_parser(
         "train",
@@ -103,7 +108,13 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("--config", type=Path, help="a Python file with get_config(), e.g. configs/*.py")
     train.add_argument("--resume", action="store_true", help="go on from the newest checkpoint in the run directory")
     train.add_argument("-h", "--help", action="store_true", help="this text; with --config every field as well")
-    train.set_defaults(command=_train, name="train", parser=train, takes_fields=True)
+    train.set_defaults(
+        command=_train,
+        name="train",
+        parser=train,
+        takes_fields=True,
+        if_stopped="checkpoints that were saved stay, --resume goes on from the newest",
+    )
 
     embedding = commands.add_parser(
         "embed",
@@ -140,7 +151,13 @@ def _parser() -> argparse.ArgumentParser:
     embedding.add_argument(
         "-h", "--help", action="store_true", help="this text; with --tower and --output every field as well"
     )
-    embedding.set_defaults(command=_embed, name="embed", parser=embedding, takes_fields=True)
+    embedding.set_defaults(
+        command=_embed,
+        name="embed",
+        parser=embedding,
+        takes_fields=True,
+        if_stopped="shards that are done stay, the same command goes on",
+    )
 
     evaluation_arguments.add_to(commands)
     picture_arguments.add_to(commands)

@@ -61,7 +61,7 @@ def wait_for_end(process: str) -> None:
 def test_a_signal_ends_the_commands_of_a_stream_and_says_so_in_one_line(sleeping, capsys, number, code):
     assert signalled(sleeping, number, number if number != signal.SIGINT else 0) == code
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.endswith("; checkpoints that were saved stay")
+    assert line.endswith("; checkpoints that were saved stay, --resume goes on from the newest")
     wait_for_end(sleeping.read_text().strip())
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
@@ -72,3 +72,28 @@ def test_a_hangup_that_is_ignored_stays_ignored(sleeping, capsys):
         assert signalled(sleeping, signal.SIGHUP, signal.SIGTERM) == 143
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "place", "line"),
+    [
+        (
+            ["zero-shot", "--checkpoint", "run", "--data", "set"],
+            "lit_het.cli.evaluate.evaluate_sets",
+            "lit-het: interrupted; evaluations that were done are kept in the run's folder",
+        ),
+        (
+            ["data", "index", "shards"],
+            "lit_het.cli.data.index",
+            "lit-het: interrupted; shards that are done stay, the same command goes on",
+        ),
+        (["report", "run"], "lit_het.cli.report.report", "lit-het: interrupted"),
+    ],
+)
+def test_what_is_said_of_an_interrupted_command_is_true_of_it(monkeypatch, capsys, arguments, place, line):
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(place, interrupt)
+    assert main(arguments) == 130
+    assert capsys.readouterr().err == f"{line}\n"

@@ -9,6 +9,7 @@ import pytest
 from eval.ensembles import score_ensemble
 from eval.evaluators.ensemble import EnsembleConfig
 from eval.evaluators.retrieval import RetrievalConfig
+from eval.evaluators.zero_shot import ZeroShotConfig
 from eval.predictions import ZeroShotPredictor, member_blocks
 from eval.recognition import NamesConfig
 from eval.sets import Features
@@ -118,3 +119,18 @@ def test_several_models_are_an_ensemble_and_one_alone_is_none(labelled, sets, ma
 def test_sets_with_several_labels_a_picture_are_refused(labelled, sets):
     with pytest.raises(UserError, match="only zero-shot measures pictures with several labels"):
         EnsembleConfig(dataclasses.replace(labelled, multi_label=True)).build(sets)
+
+
+def test_who_waits_sees_how_far_it_is(pictures, labelled, sets, encoder, make_encoder, capsys):
+    RetrievalConfig(pictures).build(sets)(encoder)
+    noise = np.random.default_rng(0).normal(size=(7, 2, 3))
+    noisy = make_encoder(np.eye(3)[np.arange(7) % 3], dict(zip(NAMES, np.eye(3), strict=True)), noise=noise)
+    for config in (EnsembleConfig(labelled, samples=2), ZeroShotConfig(labelled)):
+        config.build(sets)(noisy)
+    said = capsys.readouterr().err
+    for step in (
+        "reading .txt of pets: 3/3 samples",
+        "scoring digits: 7/7 pictures",
+        "scoring digits: 2/2 predictions",
+    ):
+        assert step in said
