@@ -15,6 +15,7 @@ from jaxtyping import Float, Int
 from eval.calibration import ReliabilityCurve, check_labels, reliability_of_confidence
 from eval.sets import Features
 from lit_het.errors import UserError
+from lit_het.training.logging import Bar
 from lit_het.types import Classifier, Encoder, HeadOutput
 
 NUM_TOP = 5
@@ -193,10 +194,12 @@ def predict(predictor: Predictor, features: Features, block_size: int = BLOCK_SI
     """
     if features.labels.ndim == 1:
         check_labels(features.labels, predictor.num_classes)
-    found = [
-        jax.tree.map(lambda array, rows=rows: array[: len(rows)], predictor(padded, seeds))
-        for rows, padded, seeds in _blocks(features.values, block_size, predictor.num_shares)
-    ]
+    found = []
+    with Bar("predicting", len(features.values), "pictures") as bar:
+        for rows, padded, seeds in _blocks(features.values, block_size, predictor.num_shares):
+            output = predictor(padded, seeds)
+            found.append(jax.tree.map(lambda array, count=len(rows): array[:count], output))
+            bar.advance(len(rows))
     output = jax.tree.map(lambda *parts: np.concatenate(parts), *found)
     if np.isnan(output.log_probabilities).any():
         raise UserError("a probability is not a number; training diverged, use an earlier checkpoint")
