@@ -9,7 +9,7 @@ import dataclasses
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
-from scipy import optimize, special
+from scipy import optimize, sparse, special
 
 from eval.rows import row_blocks
 from eval.significance import bootstrap_error
@@ -172,27 +172,33 @@ def reliability_of_confidence(
 
 
 def calibration_standard_error(
-    confidence: Float[np.ndarray, " n"],
-    correct: Float[np.ndarray, " n"],
+    confidence: Float[np.ndarray, "n *m"],
+    correct: Float[np.ndarray, "n *m"],
     bins: int = DEFAULT_BINS,
     *,
     equal_mass: bool = False,
 ) -> float:
     """Bootstrap standard error over examples of the expected calibration error, its bins kept where they are.
 
+    Of several predictors it is that of the mean of their errors.
+
     Raises:
         UserError: no examples.
     """
-    members = _bin_of(confidence, _edges(confidence, bins, equal_mass))
+    size, of_predictors = len(confidence), np.atleast_2d(confidence.T)
+    bin_of = np.stack([_bin_of(values, _edges(values, bins, equal_mass)) for values in of_predictors])
+    # Σ_b count_b |confidence_b - accuracy_b| / n is the sum over bins of |Σ gap| / n.
+    gap = of_predictors.astype(np.float64) - np.atleast_2d(correct.T)
+    bin_of += bins * np.arange(len(bin_of))[:, None]
+    example = np.broadcast_to(np.arange(size), bin_of.shape)
+    gap_by_bin = sparse.csr_array(
+        (gap.ravel(), (bin_of.ravel(), example.ravel())), shape=(bins * len(of_predictors), size)
+    )
 
-    def error_of(members: Int[np.ndarray, "r n"], gap: Float[np.ndarray, "r n"]) -> Float[np.ndarray, " r"]:
-        # Σ_b count_b |confidence_b - accuracy_b| / n is the sum over bins of |Σ gap| / n: one count over all draws.
-        draws, size = members.shape
-        offset = members + bins * np.arange(draws)[:, None]
-        sums = np.bincount(offset.ravel(), weights=gap.ravel(), minlength=draws * bins)
-        return np.abs(sums).reshape(draws, bins).sum(axis=1) / size
+    def error_of(times: Int[np.ndarray, "r n"]) -> Float[np.ndarray, " r"]:
+        return np.abs(gap_by_bin @ times.T).sum(axis=0) / gap.size
 
-    return bootstrap_error(error_of, members, confidence.astype(np.float64) - correct)
+    return bootstrap_error(error_of, size)
 
 
 def fit_temperature(log_probabilities: Float[np.ndarray, "n k"], labels: Int[np.ndarray, " n"]) -> float:

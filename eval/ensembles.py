@@ -10,14 +10,20 @@ import numpy as np
 from jaxtyping import Float, Int
 from scipy import special
 
-from eval.calibration import check_labels, check_log_probabilities, reliability_of_confidence
+from eval.calibration import (
+    calibration_standard_error,
+    check_labels,
+    check_log_probabilities,
+    reliability_of_confidence,
+)
 from eval.rows import row_blocks
+from eval.significance import standard_error
 from lit_het.errors import UserError
 
 
 @dataclasses.dataclass(frozen=True)
 class Scores:
-    """What one predictor says of each picture.
+    """What one predictor says of each picture, or several side by side.
 
     Attributes:
         label_log_probability: log-probability of the true class, in nats.
@@ -26,19 +32,29 @@ class Scores:
         correct: probability that the predicted class is the true one: 1 or 0, or a fraction where classes tie.
     """
 
-    label_log_probability: Float[np.ndarray, " n"]
-    brier: Float[np.ndarray, " n"]
-    confidence: Float[np.ndarray, " n"]
-    correct: Float[np.ndarray, " n"]
+    label_log_probability: Float[np.ndarray, "n *m"]
+    brier: Float[np.ndarray, "n *m"]
+    confidence: Float[np.ndarray, "n *m"]
+    correct: Float[np.ndarray, "n *m"]
 
-    def metrics(self) -> dict[str, float]:
-        """``nll`` (nats), ``top1``, ``ece`` and ``brier``."""
-        return {
-            "nll": float(-self.label_log_probability.mean()),
-            "top1": float(self.correct.mean()),
-            "ece": reliability_of_confidence(self.confidence, self.correct).expected_calibration_error,
-            "brier": float(self.brier.mean()),
-        }
+    def figures(self) -> tuple[dict[str, float], dict[str, float]]:
+        """Returns ``nll`` (nats), ``top1``, ``brier`` and ``ece``, means over predictors, and their standard errors.
+
+        These are over pictures, for the predictors as they are.
+        """
+        parts = {"nll": -self.label_log_probability, "top1": self.correct, "brier": self.brier}
+        values = {name: np.atleast_2d(of_predictors.T).mean(axis=0) for name, of_predictors in parts.items()}
+        found = {name: float(of_pictures.mean()) for name, of_pictures in values.items()}
+        errors = {name: standard_error(of_pictures) for name, of_pictures in values.items()}
+        pairs = zip(np.atleast_2d(self.confidence.T), np.atleast_2d(self.correct.T), strict=True)
+        curves = [reliability_of_confidence(confidence, correct) for confidence, correct in pairs]
+        found["ece"] = float(np.mean([curve.expected_calibration_error for curve in curves]))
+        errors["ece"] = calibration_standard_error(self.confidence, self.correct)
+        return found, errors
+
+    def of_member(self, member: int) -> "Scores":
+        """Returns those of one predictor of several."""
+        return Scores(*(getattr(self, field.name)[:, member] for field in dataclasses.fields(self)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,26 +62,26 @@ class EnsembleResult:
     """An ensemble and its members on the same pictures.
 
     Attributes:
-        members: each member alone.
+        members: each member alone, side by side.
         joint: the mean of their probabilities.
         diversity: KL divergence between the predictions of two members, averaged over all ordered pairs, in nats.
     """
 
-    members: tuple[Scores, ...]
+    members: Scores
     joint: Scores
     diversity: Float[np.ndarray, " n"]
 
-    def metrics(self) -> dict[str, float]:
-        """Each figure of `Scores.metrics` as ``joint_*`` and as ``individual_*``, the mean over members; ``kl``.
+    def figures(self) -> tuple[dict[str, float], dict[str, float]]:
+        """Returns `Scores.figures` as ``joint_*`` and as ``individual_*``, the mean over members; ``kl``.
 
-        e3 compares the same two in App. I.
+        e3 compares the same two in App. I. Standard errors are over pictures.
         """
-        joint, individual = self.joint.metrics(), [member.metrics() for member in self.members]
-        return {
-            **{f"joint_{name}": value for name, value in joint.items()},
-            **{f"individual_{name}": float(np.mean([member[name] for member in individual])) for name in joint},
-            "kl": float(self.diversity.mean()),
-        }
+        found, errors = {}, {}
+        for part, scores in (("joint", self.joint), ("individual", self.members)):
+            of_part, errors_of_part = scores.figures()
+            found |= {f"{part}_{name}": value for name, value in of_part.items()}
+            errors |= {f"{part}_{name}": value for name, value in errors_of_part.items()}
+        return {**found, "kl": float(self.diversity.mean())}, {**errors, "kl": standard_error(self.diversity)}
 
 
 def mean_prediction(log_probabilities: Float[np.ndarray, "n m k"]) -> Float[np.ndarray, "n k"]:
@@ -108,9 +124,8 @@ def score_ensemble(log_probabilities: Float[np.ndarray, "n m k"], labels: Int[np
 
 def join(results: Sequence[EnsembleResult]) -> EnsembleResult:
     """The results of several batches of pictures, for the same members, as one."""
-    members = zip(*(result.members for result in results), strict=True)
     return EnsembleResult(
-        members=tuple(map(_join, members)),
+        members=_join([result.members for result in results]),
         joint=_join([result.joint for result in results]),
         diversity=np.concatenate([result.diversity for result in results]),
     )
@@ -118,25 +133,25 @@ def join(results: Sequence[EnsembleResult]) -> EnsembleResult:
 
 def _join(parts: Sequence[Scores]) -> Scores:
     fields = [field.name for field in dataclasses.fields(Scores)]
-    return Scores(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in fields})
+    return Scores(*(np.concatenate([getattr(part, name) for part in parts]) for name in fields))
 
 
 def _score_block(log_probabilities: Float[np.ndarray, "b m k"], labels: Int[np.ndarray, " b"]) -> EnsembleResult:
     return EnsembleResult(
-        members=tuple(_scores(member, labels) for member in log_probabilities.swapaxes(0, 1)),
+        members=_scores(log_probabilities, labels[:, None]),
         joint=_scores(_log_mean(log_probabilities), labels),
         diversity=_mean_divergence(log_probabilities),
     )
 
 
-def _scores(log_probabilities: Float[np.ndarray, "b k"], labels: Int[np.ndarray, " b"]) -> Scores:
-    of_label = np.take_along_axis(log_probabilities, labels[:, None], axis=1)[:, 0]
-    highest = log_probabilities.max(axis=1)
-    num_tied = (log_probabilities == highest[:, None]).sum(axis=1)
+def _scores(log_probabilities: Float[np.ndarray, "b *m k"], labels: Int[np.ndarray, "b *one"]) -> Scores:
+    of_label = np.take_along_axis(log_probabilities, labels[..., None], axis=-1)[..., 0]
+    highest = log_probabilities.max(axis=-1)
+    num_tied = (log_probabilities == highest[..., None]).sum(axis=-1)
     return Scores(
         label_log_probability=of_label,
         # |p - e_y|² = |p|² - 2 p_y + 1.
-        brier=np.exp(2 * log_probabilities).sum(axis=1) - 2 * np.exp(of_label) + 1,
+        brier=np.exp(2 * log_probabilities).sum(axis=-1) - 2 * np.exp(of_label) + 1,
         confidence=np.exp(highest),
         correct=(of_label == highest) / num_tied,
     )

@@ -6,12 +6,13 @@ Every score ``[n]`` is higher the more likely its picture is out of distribution
 import dataclasses
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from scipy import linalg, special, stats
 
 from eval.calibration import check_labels, check_log_probabilities
 from eval.classes import average_precision
 from eval.rows import row_blocks
+from eval.significance import standard_error
 from lit_het.errors import UserError
 
 # The estimated share can be zero, of two pictures for one, where the covariance has no inverse without it.
@@ -167,6 +168,56 @@ def detection_figures(inside: Float[np.ndarray, " n"], outside: Float[np.ndarray
         "aupr_in": average_precision(-scores, ~is_outside),
         "fpr95": float((outside <= threshold).mean()),
     }
+
+
+def detection_errors(inside: Float[np.ndarray, " n"], outside: Float[np.ndarray, " m"]) -> dict[str, float]:
+    """Standard errors of `detection_figures` over the pictures of both sets; NaN where a set is a single picture.
+
+    ``auroc`` has that of DeLong, DeLong and Clarke-Pearson, "Comparing the areas under two or more correlated receiver
+    operating characteristic curves", Biometrics 1988. Average precisions have theirs of the same kind, from what each
+    picture weighs in them: the infinitesimal jackknife of Efron, "Nonparametric estimates of standard error",
+    Biometrika 1981. That of ``fpr95`` is the bootstrap's, threshold included, in its limit of infinitely many draws.
+    """
+    scores = np.concatenate([inside, outside])
+    is_outside = np.arange(scores.size) >= inside.size
+    # The share of the other set that each picture beats (outside), or is beaten by (inside: less one, the same).
+    own_rank = np.concatenate([stats.rankdata(inside), stats.rankdata(outside)])
+    beaten = (stats.rankdata(scores) - own_rank) / np.where(is_outside, inside.size, outside.size)
+    weights = {
+        "auroc": beaten,
+        "aupr_out": _weight_in_precision(scores, is_outside),
+        "aupr_in": _weight_in_precision(-scores, ~is_outside),
+    }
+    errors = {
+        name: float(np.hypot(standard_error(of_picture[is_outside]), standard_error(of_picture[~is_outside])))
+        for name, of_picture in weights.items()
+    }
+    return {**errors, "fpr95": _error_of_passing(inside, outside)}
+
+
+def _weight_in_precision(scores: Float[np.ndarray, " n"], positive: Bool[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
+    """How the average precision grows with the weight of each picture, times the pictures of its group."""
+    levels, level_of = np.unique(-scores, return_inverse=True)
+    own, others = (np.bincount(level_of[group], minlength=len(levels)) for group in (positive, ~positive))
+    found, passed = np.cumsum(own), np.cumsum(own + others)
+    # More weight at one score changes the precision there and at all lower scores.
+    gained = np.cumsum((own * (passed - found) / passed**2)[::-1])[::-1]
+    lost = np.cumsum((own * found / passed**2)[::-1])[::-1]
+    ratio = others.sum() / own.sum()
+    return np.where(positive, (found / passed + gained)[level_of], -ratio * lost[level_of])
+
+
+def _error_of_passing(inside: Float[np.ndarray, " n"], outside: Float[np.ndarray, " m"]) -> float:
+    """Bootstrap standard error of the share of pictures outside that pass the threshold of those inside."""
+    if min(inside.size, outside.size) < 2:
+        return float("nan")
+    rank = -(-19 * inside.size // 20)
+    # Of n places drawn from n, the rank-th lowest is at most i with the probability that at least `rank` are.
+    at_most = special.betainc(rank, inside.size - rank + 1, np.arange(inside.size + 1) / inside.size)
+    probability = np.diff(at_most)
+    passing = np.searchsorted(np.sort(outside), np.sort(inside), side="right") / outside.size
+    of_threshold = probability @ (passing - probability @ passing) ** 2
+    return float(np.sqrt(of_threshold + probability @ (passing * (1 - passing)) / outside.size))
 
 
 def _fit(features: Float[np.ndarray, "n d"], classes: Int[np.ndarray, " n"]) -> Gaussians:

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from eval.significance import standard_error
 from lit_het.errors import UserError
 from lit_het.sharding import MeshConfig, batch_sharding, num_batch_shares, tree_shardings
 
@@ -37,6 +38,7 @@ class Ranks:
         num_best: right items with that score, at least one.
         num_right: right items.
         num_items: of which the queries choose.
+        picture: that each query is, or belongs to.
     """
 
     num_above: Int[np.ndarray, " q"]
@@ -44,6 +46,7 @@ class Ranks:
     num_best: Int[np.ndarray, " q"]
     num_right: Int[np.ndarray, " q"]
     num_items: int
+    picture: Int[np.ndarray, " q"]
 
     def hits(self, count: int) -> Float[np.ndarray, " q"]:
         """Probability that a right item is among the best ``count``, over random orders of tied items."""
@@ -64,6 +67,10 @@ class Ranks:
         chances = {f"chance_recall{count}": self.chance(count) for count in RECALL_AT}
         return {**recalls, "median_rank": float(np.median(self.rank)), **chances}
 
+    def standard_errors(self) -> dict[str, float]:
+        """Standard errors of the recalls over pictures with all their captions, among the items that there are."""
+        return {f"recall{count}": standard_error(self.hits(count), self.picture) for count in RECALL_AT}
+
 
 @dataclasses.dataclass(frozen=True)
 class RetrievalResult:
@@ -79,8 +86,15 @@ class RetrievalResult:
 
     def metrics(self) -> dict[str, float]:
         """The figures of `Ranks.metrics`, named ``image_to_text_*`` and ``text_to_image_*``."""
+        return self._named(Ranks.metrics)
+
+    def standard_errors(self) -> dict[str, float]:
+        """Those of `Ranks.standard_errors`, under the names of `metrics`."""
+        return self._named(Ranks.standard_errors)
+
+    def _named(self, of_ranks: Callable[[Ranks], dict[str, float]]) -> dict[str, float]:
         directions = {"image_to_text": self.image_to_text, "text_to_image": self.text_to_image}
-        return {f"{name}_{key}": value for name, ranks in directions.items() for key, value in ranks.metrics().items()}
+        return {f"{name}_{key}": value for name, ranks in directions.items() for key, value in of_ranks(ranks).items()}
 
 
 def retrieve(
@@ -112,8 +126,8 @@ def retrieve(
     asked, place = num_right > 0, np.argsort(order)
     one = np.ones(len(texts), np.int64)
     return RetrievalResult(
-        Ranks(above[asked], tied[asked], num_best[asked], num_right[asked], len(texts)),
-        Ranks(above_of_text[place], tied_of_text[place], one, one, len(images)),
+        Ranks(above[asked], tied[asked], num_best[asked], num_right[asked], len(texts), np.flatnonzero(asked)),
+        Ranks(above_of_text[place], tied_of_text[place], one, one, len(images), owner),
     )
 
 

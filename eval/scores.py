@@ -10,22 +10,18 @@ from eval.calibration import calibration_standard_error, fit_temperature, reliab
 from eval.classes import mean_average_precision, mean_class_recall
 from eval.predictions import Predictions
 from eval.rows import row_blocks
+from eval.significance import standard_error
 
 
 def figures(predictions: Predictions) -> tuple[dict[str, float], dict[str, float]]:
     """Returns figures of pictures with one class each, and standard errors of most.
 
     ``top1``, ``top5``, ``mean_class_recall``, ``mean_reciprocal_rank``, ``nll`` (nats), ``brier`` (0 to 2), ``ece`` and
-    ``ece_equal_mass``. The standard error is over pictures: their deviation over the root of their number, and for the
-    calibration errors the bootstrap's.
+    ``ece_equal_mass``. Standard errors are over pictures, those of the calibration errors by bootstrap.
     """
     values = per_picture(predictions)
     found = {name: float(of_pictures.mean()) for name, of_pictures in values.items()}
-    errors = {
-        name: float(of_pictures.std(ddof=1) / np.sqrt(len(of_pictures)))
-        for name, of_pictures in values.items()
-        if len(of_pictures) > 1
-    }
+    errors = {name: standard_error(of_pictures) for name, of_pictures in values.items()}
     confidence, hits = predictions.confidence, values["top1"]
     found["mean_class_recall"] = mean_class_recall(predictions.log_probabilities, predictions.labels)
     for name, equal_mass in (("ece", False), ("ece_equal_mass", True)):

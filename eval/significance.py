@@ -1,4 +1,4 @@
-"""How far a figure can be trusted: over seeds, over resampled examples, and between two groups of runs."""
+"""How far a figure can be trusted: over seeds, over examples, and between two groups of runs."""
 
 import dataclasses
 import math
@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Shaped
+from jaxtyping import Float, Int
 from scipy import stats
 
 from eval.rows import row_blocks
@@ -58,8 +58,7 @@ def estimate(values: Sequence[float]) -> Estimate:
     """Mean and standard error ``s / sqrt(n)``, with n - 1 in the variance; NaN where a value is not finite."""
     with np.errstate(invalid="ignore"):  # infinity less infinity
         mean = float(np.mean(values))
-        error = float(np.std(values, ddof=1) / np.sqrt(len(values))) if len(values) > 1 else math.nan
-    return Estimate(mean, error)
+    return Estimate(mean, standard_error(np.asarray(values, np.float64)))
 
 
 def welch(one: Sequence[float], other: Sequence[float]) -> Comparison:
@@ -122,29 +121,45 @@ def holm(p_values: Mapping[str, float], level: float = 0.05) -> frozenset[str]:
     return frozenset(found)
 
 
+def standard_error(values: Float[np.ndarray, " n"], groups: Int[np.ndarray, " n"] | None = None) -> float:
+    """Standard error of a mean: the deviation, with n - 1 in the variance, over the root of the number.
+
+    Examples of one group, such as the captions of one picture, are counted as drawn together, and need not be
+    independent: Liang and Zeger, "Longitudinal data analysis using generalized linear models", Biometrika 1986. NaN for
+    a single example or group, and where a value is not finite.
+    """
+    with np.errstate(invalid="ignore"):  # infinity less infinity
+        deviations = values - values.mean(dtype=np.float64)
+    if groups is not None:
+        deviations = np.bincount(np.unique(groups, return_inverse=True)[1], deviations)
+    count = len(deviations)
+    return float(np.sqrt((deviations**2).sum() * count / (count - 1)) / len(values)) if count > 1 else math.nan
+
+
 def bootstrap_error(
-    figure: Callable[..., Float[np.ndarray, " r"]], *values: Shaped[np.ndarray, " n"], seed: int = 0
+    figure: Callable[[Int[np.ndarray, "r n"]], Float[np.ndarray, " r"]], num_examples: int, seed: int = 0
 ) -> float:
     """Standard error of a figure over examples: its deviation over `RESAMPLES` draws of n examples with replacement.
 
     Efron, "Bootstrap methods: another look at the jackknife", Annals of Statistics 1979.
 
     Args:
-        figure: maps drawn examples, ``[r n]`` for each of ``values``, to the figure of each draw.
-        values: arrays of one value an example, drawn together.
+        figure: maps how often each example was drawn to the figure of each draw.
+        num_examples: n.
         seed: of the draws.
 
     Raises:
         UserError: no examples.
     """
-    size = len(values[0])
-    if size == 0:
+    if num_examples == 0:
         raise UserError("no valid example to score: check that the split holds labelled images that can be read")
     generator = np.random.default_rng(seed)
     figures = np.empty(RESAMPLES)
-    for draws in row_blocks(RESAMPLES, size):
-        drawn = generator.integers(size, size=(draws.stop - draws.start, size))
-        figures[draws] = figure(*(value[drawn] for value in values))
+    for draws in row_blocks(RESAMPLES, num_examples):
+        count = draws.stop - draws.start
+        drawn = generator.integers(num_examples, size=(count, num_examples)) + num_examples * np.arange(count)[:, None]
+        times = np.bincount(drawn.ravel(), minlength=drawn.size).reshape(drawn.shape)
+        figures[draws] = figure(times)
     return float(np.std(figures, ddof=1))
 
 

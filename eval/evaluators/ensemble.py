@@ -88,7 +88,7 @@ class Ensemble:
                 results.append(score_ensemble(members, labels))
                 bar.advance(len(labels))
         kind = "ensemble" if len(models) == 1 else "deep_ensemble"
-        return Evaluation(kind, self.opened.config.name, join(results).metrics())
+        return Evaluation(kind, self.opened.config.name, *join(results).figures())
 
 
 def _require_several(num_members: int) -> None:

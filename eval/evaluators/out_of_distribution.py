@@ -6,7 +6,13 @@ from collections.abc import Mapping
 import numpy as np
 
 from eval.evaluation import Drawing, Evaluation
-from eval.out_of_distribution import detection_figures, entropy_score, fit_features, max_probability_score
+from eval.out_of_distribution import (
+    detection_errors,
+    detection_figures,
+    entropy_score,
+    fit_features,
+    max_probability_score,
+)
 from eval.predictions import Predictions, predict
 from eval.recognition import NamesConfig, Recognition
 from eval.sets import ImageSet, OpenSet, Sets, parse_set, require_one_label, require_other_split
@@ -82,7 +88,7 @@ class OutOfDistribution:
         self.recognition.check(model)
 
     def __call__(self, model: EvaluatedModel) -> Evaluation:
-        """Returns ``<near or far>/<set>/<score>/<figure>`` of `eval.out_of_distribution.detection_figures`."""
+        """Returns ``<near or far>/<set>/<score>/<figure>`` of `eval.out_of_distribution`, with standard errors."""
         predictor = self.recognition.predictor(model, self.samples)
         fitted = None
         if self.train is not None:
@@ -107,12 +113,19 @@ class OutOfDistribution:
             for score, values in of_set.items()
             for figure, value in detection_figures(inside[score], values).items()
         }
+        errors = {
+            f"{name}/{score}/{figure}": value
+            for name, of_set in outside.items()
+            for score, values in of_set.items()
+            for figure, value in detection_errors(inside[score], values).items()
+        }
         arrays = {f"inside/{score}": values for score, values in inside.items()}
         arrays |= {f"{name}/{score}": values for name, of_set in outside.items() for score, values in of_set.items()}
         return Evaluation(
             kind="out_of_distribution",
             name=self.inside.config.name,
             figures=figures,
+            errors=errors,
             chance={name: 0.5 for name in figures if name.endswith("/auroc")},
             draw=lambda: Drawing(arrays),
         )

@@ -77,12 +77,14 @@ class Retrieval:
         with Bar("embedding captions", len(texts), "captions") as bar:
             embeddings = embed_texts(model, texts, bar.advance)
         with Bar("ranking", len(images), "pictures") as bar:
-            found = retrieve(images, embeddings, owner, bar.advance).metrics()
+            ranks = retrieve(images, embeddings, owner, bar.advance)
+        found = ranks.metrics()
         figures = {name: value for name, value in found.items() if "chance_" not in name}
         return Evaluation(
             kind="retrieval",
             name=self.opened.config.name,
             figures=figures,
+            errors=ranks.standard_errors(),
             chance={name.replace("chance_", ""): value for name, value in found.items() if "chance_" in name},
             draw=lambda: self._draw(images, embeddings, texts, owner, features.positions),
         )

@@ -122,6 +122,8 @@ def test_no_examples_is_an_error_and_not_a_nan():
         brier_score(np.zeros((0, 3)), np.zeros(0, int))
     with pytest.raises(UserError, match="no valid example"):
         reliability_of_confidence(np.zeros(0), np.zeros(0))
+    with pytest.raises(UserError, match="no valid example"):
+        calibration_standard_error(np.zeros(0), np.zeros(0))
 
 
 def log_predictions(seed: int, count: int = 40, classes: int = 5) -> tuple[np.ndarray, np.ndarray]:
@@ -265,6 +267,20 @@ def test_the_standard_error_of_the_calibration_error_is_that_of_a_plain_bootstra
     found = calibration_standard_error(confidence, correct, equal_mass=equal_mass)
     assert found == pytest.approx(np.std(figures, ddof=1), rel=0.15)
     assert found == calibration_standard_error(confidence, correct, equal_mass=equal_mass)
+
+
+def test_the_standard_error_of_several_predictors_is_that_of_their_mean_on_the_same_pictures():
+    generator = np.random.default_rng(0)
+    confidence = generator.random((400, 3)).round(2)
+    correct = (generator.random((400, 3)) < confidence**2).astype(float)
+    draws = generator.integers(400, size=(500, 400))
+    means = [
+        np.mean([reliability_of_confidence(c, y).expected_calibration_error for c, y in zip(*pair, strict=True)])
+        for pair in ((confidence[drawn].T, correct[drawn].T) for drawn in draws)
+    ]
+    assert calibration_standard_error(confidence, correct) == pytest.approx(np.std(means, ddof=1), rel=0.12)
+    same = calibration_standard_error(np.repeat(confidence[:, :1], 3, axis=1), np.repeat(correct[:, :1], 3, axis=1))
+    assert same == pytest.approx(calibration_standard_error(confidence[:, 0], correct[:, 0]))
 
 
 def test_the_standard_error_falls_with_the_root_of_the_examples():

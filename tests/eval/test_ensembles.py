@@ -24,7 +24,7 @@ def test_two_members_by_hand():
     """p = (3/4, 1/4), q = (1/4, 3/4): mean (1/2, 1/2); KL either way 3/4 log 3 - 1/4 log 3 = log(3) / 2."""
     log_probabilities = np.log(np.array([[[0.75, 0.25], [0.25, 0.75]]]))
     np.testing.assert_allclose(mean_prediction(log_probabilities), np.log([[0.5, 0.5]]), rtol=1e-6)
-    found = score_ensemble(log_probabilities, np.array([0])).metrics()
+    found = score_ensemble(log_probabilities, np.array([0])).figures()[0]
     assert found["kl"] == pytest.approx(np.log(3) / 2)
     assert found["joint_nll"] == pytest.approx(np.log(2))
     assert found["individual_nll"] == pytest.approx((-np.log(0.75) - np.log(0.25)) / 2)
@@ -50,7 +50,7 @@ def test_diversity_agrees_with_a_plain_loop_over_ordered_pairs(seed: int, member
 def test_figures_agree_with_those_of_calibration(seed: int, members: int):
     log_probabilities, labels = members_of(seed, members)
     probabilities = np.exp(log_probabilities.astype(np.float64)).swapaxes(0, 1)
-    found = score_ensemble(log_probabilities, labels).metrics()
+    found = score_ensemble(log_probabilities, labels).figures()[0]
     measures = {"nll": negative_log_likelihood, "ece": expected_calibration_error, "brier": brier_score}
     measures["top1"] = lambda p, y: correctness(p, y).mean()
     for name, measure in measures.items():
@@ -71,14 +71,14 @@ def test_the_mean_prediction_is_the_log_of_the_mean_probability(seed: int, membe
 @settings(max_examples=25, deadline=None)
 @given(seeds, sizes)
 def test_the_joint_loss_is_never_above_the_individual_one(seed: int, members: int):
-    found = score_ensemble(*members_of(seed, members)).metrics()
+    found = score_ensemble(*members_of(seed, members)).figures()[0]
     assert found["joint_nll"] <= found["individual_nll"] + 1e-12
     assert found["joint_brier"] <= found["individual_brier"] + 1e-12
 
 
 def test_equal_members_have_no_diversity_and_are_worth_their_ensemble():
     log_probabilities, labels = members_of(0, members=1)
-    found = score_ensemble(np.repeat(log_probabilities, 4, axis=1), labels).metrics()
+    found = score_ensemble(np.repeat(log_probabilities, 4, axis=1), labels).figures()[0]
     assert found["kl"] == pytest.approx(0, abs=1e-12)
     for name in ("nll", "top1", "ece", "brier"):
         assert found[f"joint_{name}"] == pytest.approx(found[f"individual_{name}"])
@@ -86,8 +86,8 @@ def test_equal_members_have_no_diversity_and_are_worth_their_ensemble():
 
 def test_the_order_of_members_does_not_matter():
     log_probabilities, labels = members_of(1)
-    assert score_ensemble(log_probabilities[:, ::-1], labels).metrics() == pytest.approx(
-        score_ensemble(log_probabilities, labels).metrics()
+    assert score_ensemble(log_probabilities[:, ::-1], labels).figures()[0] == pytest.approx(
+        score_ensemble(log_probabilities, labels).figures()[0]
     )
 
 
@@ -102,11 +102,37 @@ def test_batches_join_to_the_result_of_all_and_blocks_change_nothing(monkeypatch
     log_probabilities, labels = members_of(2)
     whole = score_ensemble(log_probabilities, labels)
     parts = [score_ensemble(log_probabilities[rows], labels[rows]) for rows in (slice(0, 5), slice(5, 12))]
-    assert join(parts).metrics() == whole.metrics()
+    assert join(parts).figures() == whole.figures()
     mean = mean_prediction(log_probabilities)
     monkeypatch.setattr("eval.rows.VALUES_PER_BLOCK", 40)
-    assert score_ensemble(log_probabilities, labels).metrics() == whole.metrics()
+    assert score_ensemble(log_probabilities, labels).figures() == whole.figures()
     np.testing.assert_array_equal(mean_prediction(log_probabilities), mean)
+
+
+def test_standard_errors_are_those_of_a_plain_bootstrap_over_pictures(monkeypatch):
+    log_probabilities, labels = members_of(4, members=3, count=300)
+    labels = np.where(np.arange(300) % 3, log_probabilities.mean(axis=1).argmax(axis=1), labels)
+    whole = score_ensemble(log_probabilities, labels)
+    found, errors = whole.figures()
+    assert set(found) == set(errors)
+    monkeypatch.setattr(
+        "eval.ensembles.calibration_standard_error", lambda confidence, correct: 0.0
+    )  # not of draws too
+    draws = np.random.default_rng(0).integers(300, size=(600, 300))
+    resampled = [score_ensemble(log_probabilities[rows], labels[rows]).figures()[0] for rows in draws]
+    for name in found:
+        deviation = np.std([figures[name] for figures in resampled], ddof=1)
+        assert errors[name] == pytest.approx(deviation, rel=0.12), name
+
+
+def test_a_member_alone_has_the_figures_of_its_predictions():
+    log_probabilities, labels = members_of(5)
+    twice = np.repeat(log_probabilities[:, [1]], 2, axis=1)
+    alone, errors = score_ensemble(log_probabilities, labels).members.of_member(1).figures()
+    expected, expected_errors = score_ensemble(twice, labels).figures()
+    for name in alone:
+        assert alone[name] == pytest.approx(expected[f"individual_{name}"])
+        assert errors[name] == pytest.approx(expected_errors[f"individual_{name}"])
 
 
 def test_what_is_no_ensemble_is_refused():

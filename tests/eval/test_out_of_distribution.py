@@ -8,6 +8,7 @@ from sklearn.metrics import average_precision_score, roc_auc_score, roc_curve
 
 from eval.out_of_distribution import (
     FeatureModel,
+    detection_errors,
     detection_figures,
     energy_score,
     entropy_score,
@@ -193,3 +194,54 @@ def test_an_empty_group_is_refused(inside: int, outside: int):
 def test_a_score_that_is_no_number_is_refused():
     with pytest.raises(UserError, match="not a number"):
         detection_figures(np.array([np.nan]), np.zeros(2))
+
+
+def resampled_errors(inside: np.ndarray, outside: np.ndarray, draws: int) -> dict[str, float]:
+    """Slow reference: the bootstrap."""
+    generator = np.random.default_rng(0)
+    found = [
+        detection_figures(*(generator.choice(group, group.size) for group in (inside, outside))) for _ in range(draws)
+    ]
+    return {name: float(np.std([figures[name] for figures in found], ddof=1)) for name in found[0]}
+
+
+@pytest.mark.parametrize("digits", [0, 8], ids=["many ties", "no ties"])
+@pytest.mark.parametrize(("num_inside", "num_outside"), [(300, 200), (150, 500)])
+def test_errors_are_those_of_a_plain_bootstrap(digits: int, num_inside: int, num_outside: int):
+    generator = np.random.default_rng(1)
+    inside, outside = generator.normal(size=num_inside), 1.3 * generator.normal(size=num_outside) + 1
+    inside, outside = inside.round(digits), outside.round(digits)
+    expected = resampled_errors(inside, outside, 1500)
+    assert detection_errors(inside, outside) == pytest.approx(expected, rel=0.1)
+
+
+def test_errors_are_the_deviation_of_figures_over_sets_drawn_anew():
+    generator = np.random.default_rng(2)
+    pairs = [(generator.normal(size=250), generator.normal(size=150) + 1.5) for _ in range(600)]
+    figures = [detection_figures(*pair) for pair in pairs]
+    errors = [detection_errors(*pair) for pair in pairs]
+    for name in figures[0]:
+        deviation = np.std([found[name] for found in figures], ddof=1)
+        assert np.mean([found[name] for found in errors]) == pytest.approx(deviation, rel=0.12), name
+
+
+def test_the_error_of_the_area_by_hand():
+    """Outside beat 2, 1 and half of the 2 inside; inside are beaten by 2.5 and 1 of the 3 outside."""
+    inside, outside = np.array([0.0, 2.0]), np.array([3.0, 1.0, 0.0])
+    of_outside, of_inside = np.array([1, 0.5, 0.25]), np.array([2.5 / 3, 1 / 3])
+    expected = np.sqrt(of_outside.var(ddof=1) / 3 + of_inside.var(ddof=1) / 2)
+    assert detection_errors(inside, outside)["auroc"] == pytest.approx(expected)
+
+
+def test_scores_that_separate_or_tell_nothing_have_no_deviation():
+    low, high = np.arange(20.0), np.arange(20.0, 40)
+    assert detection_errors(low, high) == pytest.approx(dict.fromkeys(("auroc", "aupr_out", "aupr_in", "fpr95"), 0))
+    same = detection_errors(np.zeros(30), np.zeros(10))
+    assert same == pytest.approx(dict.fromkeys(same, 0))
+    infinite = detection_errors(np.array([-np.inf, 0.0, 1.0]), np.array([-np.inf, 1.0, 2.0]))
+    assert np.isfinite(list(infinite.values())).all()
+
+
+@pytest.mark.parametrize(("num_inside", "num_outside"), [(1, 5), (5, 1)])
+def test_a_set_of_one_picture_has_no_errors(num_inside: int, num_outside: int):
+    assert np.isnan(list(detection_errors(np.zeros(num_inside), np.ones(num_outside)).values())).all()

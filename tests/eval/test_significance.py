@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from eval.significance import Comparison, bootstrap_error, compare, estimate, holm, welch
+from eval.significance import Comparison, bootstrap_error, compare, estimate, holm, standard_error, welch
 from lit_het.errors import UserError
 
 
@@ -116,30 +116,61 @@ def test_holm_stops_at_the_first_test_that_fails_its_share_of_the_level():
     assert holm({}) == set()
 
 
+def mean_of(values: np.ndarray):
+    """The mean of each draw, from how often it drew each example."""
+    return lambda times: times @ values / len(values)
+
+
 def test_the_bootstrap_finds_the_standard_error_of_a_mean():
     values = np.random.default_rng(0).normal(size=400)
-    found = bootstrap_error(lambda drawn: drawn.mean(axis=1), values)
-    assert found == pytest.approx(values.std() / 20, rel=0.1)
+    assert bootstrap_error(mean_of(values), 400) == pytest.approx(values.std() / 20, rel=0.1)
 
 
-def test_the_bootstrap_draws_values_of_one_example_together():
-    values = np.arange(50.0)
-    assert bootstrap_error(lambda one, other: (one - other).mean(axis=1), values, values) == 0
+def test_every_draw_of_the_bootstrap_takes_as_many_examples_as_there_are():
+    assert bootstrap_error(lambda times: times.sum(axis=1).astype(float), 50) == 0
 
 
 def test_the_bootstrap_repeats_with_its_seed():
     values = np.random.default_rng(1).normal(size=30)
-    one, same, other = (bootstrap_error(lambda drawn: drawn.mean(axis=1), values, seed=seed) for seed in (3, 3, 4))
+    one, same, other = (bootstrap_error(mean_of(values), 30, seed) for seed in (3, 3, 4))
     assert one == same != other
 
 
 def test_the_bootstrap_does_not_depend_on_how_draws_are_blocked(monkeypatch):
     values = np.random.default_rng(1).normal(size=30)
-    whole = bootstrap_error(lambda drawn: drawn.mean(axis=1), values)
+    whole = bootstrap_error(mean_of(values), 30)
     monkeypatch.setattr("eval.rows.VALUES_PER_BLOCK", 64)
-    assert bootstrap_error(lambda drawn: drawn.mean(axis=1), values) == whole
+    assert bootstrap_error(mean_of(values), 30) == pytest.approx(whole, rel=1e-12)
 
 
 def test_the_bootstrap_of_nothing_is_refused():
     with pytest.raises(UserError, match="no valid example"):
-        bootstrap_error(lambda drawn: drawn.mean(axis=1), np.zeros(0))
+        bootstrap_error(mean_of(np.zeros(0)), 0)
+
+
+def test_the_standard_error_of_a_mean_is_that_of_scipy_and_a_group_of_one_changes_nothing():
+    values = np.random.default_rng(0).normal(size=30)
+    assert standard_error(values) == pytest.approx(stats.sem(values))
+    assert standard_error(values, np.arange(30) * 7) == pytest.approx(stats.sem(values))
+
+
+def test_examples_that_repeat_within_their_group_add_no_certainty():
+    values = np.random.default_rng(0).normal(size=30)
+    assert standard_error(np.repeat(values, 5), np.repeat(np.arange(30), 5)) == pytest.approx(stats.sem(values))
+
+
+def test_the_standard_error_over_groups_is_that_of_a_bootstrap_of_whole_groups():
+    generator = np.random.default_rng(0)
+    groups = generator.integers(120, size=400)
+    values = generator.normal(size=120)[groups] + generator.normal(size=400)
+    sums, counts = np.bincount(groups, values, 120), np.bincount(groups, minlength=120)
+    drawn = generator.integers(120, size=(2000, 120))
+    means = sums[drawn].sum(axis=1) / counts[drawn].sum(axis=1)
+    assert standard_error(values, groups) == pytest.approx(means.std(ddof=1), rel=0.08)
+    assert standard_error(values, groups) > 1.2 * standard_error(values)
+
+
+def test_one_example_and_infinite_ones_have_no_standard_error():
+    assert np.isnan(standard_error(np.ones(1)))
+    assert np.isnan(standard_error(np.ones(3), np.zeros(3, int)))
+    assert np.isnan(standard_error(np.array([1.0, np.inf])))

@@ -39,6 +39,9 @@ def test_a_picture_may_be_found_by_any_of_its_captions(pictures, sets, encoder):
     assert figures["retrieval/pets/image_to_text_recall1"] == 1
     assert figures["retrieval/pets/text_to_image_recall1"] == pytest.approx(4 / 5)
     assert figures["retrieval/pets/text_to_image_recall5"] == 1
+    # The dog's caption is one of five, and one of three pictures.
+    assert found.errors["text_to_image_recall1"] == pytest.approx(np.sqrt(3 / 2 * (0.4**2 + 0.8**2 + 0.4**2)) / 5)
+    assert found.errors["image_to_text_recall1"] == 0
     assert found.chance["text_to_image_recall1"] == pytest.approx(1 / 3)
     assert found.chance["image_to_text_recall1"] == pytest.approx((2 / 5 + 1 / 5 + 2 / 5) / 3)
 
@@ -100,7 +103,9 @@ def test_noise_samples_are_members_of_an_ensemble(labelled, sets, make_encoder, 
     found = EnsembleConfig(labelled, samples=5).build(sets)(encoder)
     features = sets.open(labelled).features(encoder.features)
     members = members_of(ZeroShotPredictor(encoder, np.eye(3), 5), features)
-    assert found.figures == pytest.approx(score_ensemble(members, features.labels).metrics())
+    expected, errors = score_ensemble(members, features.labels).figures()
+    assert found.figures == pytest.approx(expected)
+    assert found.errors == pytest.approx(errors)
     assert found.figures["joint_nll"] < found.figures["individual_nll"]
 
 
@@ -111,7 +116,8 @@ def test_several_models_are_an_ensemble_and_one_alone_is_none(labelled, sets, ma
     found = evaluator(*models)
     features = sets.open(labelled).features(models[0].features)
     each = [members_of(ZeroShotPredictor(model, np.eye(3)), features) for model in models]
-    assert found.figures == pytest.approx(score_ensemble(np.concatenate(each, axis=1), features.labels).metrics())
+    expected, _ = score_ensemble(np.concatenate(each, axis=1), features.labels).figures()
+    assert found.figures == pytest.approx(expected)
     with pytest.raises(UserError, match="there is but one member"):
         evaluator(models[0])
 

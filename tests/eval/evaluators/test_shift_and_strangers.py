@@ -107,6 +107,8 @@ def test_scores_tell_strangers_as_scikit_learn_counts_it(strangers, sets, make_e
     for score in ("max_probability", "entropy", "energy", "noise_norm"):
         for place in ("near/odd", "far/strange"):
             assert figures[f"{place}/{score}/auroc"] == 0.5
+    assert set(found.errors) == set(figures)
+    assert 0 < found.errors["near/odd/entropy/auroc"] < 0.5
     arrays = found.draw().arrays
     p = special.softmax(logits / 0.5, axis=1)
     np.testing.assert_allclose(arrays["inside/entropy"], -(p * np.log(p)).sum(axis=1), rtol=1e-5)
