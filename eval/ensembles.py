@@ -71,17 +71,26 @@ class EnsembleResult:
     joint: Scores
     diversity: Float[np.ndarray, " n"]
 
-    def figures(self) -> tuple[dict[str, float], dict[str, float]]:
+    @property
+    def num_members(self) -> int:
+        """How many predictors there are, m."""
+        return self.members.correct.shape[1]
+
+    def figures(self, *, each_member: bool = False) -> tuple[dict[str, float], dict[str, float]]:
         """Returns `Scores.figures` as ``joint_*`` and as ``individual_*``, the mean over members; ``kl``.
 
-        e3 compares the same two in App. I. Standard errors are over pictures.
+        e3 compares the same two in App. I. With ``each_member`` also ``member_<number>/*``, numbers from 1. Standard
+        errors are over pictures.
         """
-        found, errors = {}, {}
-        for part, scores in (("joint", self.joint), ("individual", self.members)):
+        parts = {"joint_": self.joint, "individual_": self.members}
+        if each_member:
+            parts |= {f"member_{number + 1}/": self.members.of_member(number) for number in range(self.num_members)}
+        found, errors = {"kl": float(self.diversity.mean())}, {"kl": standard_error(self.diversity)}
+        for part, scores in parts.items():
             of_part, errors_of_part = scores.figures()
-            found |= {f"{part}_{name}": value for name, value in of_part.items()}
-            errors |= {f"{part}_{name}": value for name, value in errors_of_part.items()}
-        return {**found, "kl": float(self.diversity.mean())}, {**errors, "kl": standard_error(self.diversity)}
+            found |= {f"{part}{name}": value for name, value in of_part.items()}
+            errors |= {f"{part}{name}": value for name, value in errors_of_part.items()}
+        return found, errors
 
 
 def mean_prediction(log_probabilities: Float[np.ndarray, "n m k"]) -> Float[np.ndarray, "n k"]:

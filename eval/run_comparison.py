@@ -8,7 +8,7 @@ from typing import Any
 
 from eval.evaluation import Record
 from eval.kept_runs import KeptRun, flattened
-from eval.report.naming import is_setting, place_of_kind
+from eval.report.naming import is_of_member, is_setting, place_of_kind
 from eval.significance import Comparison, compare, holm
 from eval.sweeps import differences
 from lit_het.errors import UserError
@@ -97,12 +97,12 @@ def compare_runs(runs: Sequence[KeptRun], against: Sequence[KeptRun]) -> RunComp
 
 
 def figures_of(records: Iterable[Record]) -> dict[str, float]:
-    """Returns the figures of evaluations, ``<kind>/<set>/<figure>``, without the settings among them."""
+    """Returns the figures of evaluations, ``<kind>/<set>/<figure>``, without settings and single members."""
     return {
         f"{record.kind}/{record.name}/{figure}": value
         for record in records
         for figure, value in record.figures.items()
-        if not is_setting(figure)
+        if not is_setting(figure) and not is_of_member(figure)
     }
 
 

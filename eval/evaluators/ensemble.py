@@ -13,6 +13,9 @@ from lit_het.errors import UserError, require_at_least
 from lit_het.training.logging import Bar
 from lit_het.types import Classifier, EvaluatedModel
 
+# Each of more members has no figures of its own.
+MOST_SHOWN = 10
+
 
 @dataclasses.dataclass(frozen=True)
 class EnsembleConfig:
@@ -74,6 +77,8 @@ class Ensemble:
     def __call__(self, *models: EvaluatedModel) -> Evaluation:
         """Returns the figures of all members of all models together: ``joint_*``, ``individual_*`` and ``kl``.
 
+        Of at most `MOST_SHOWN` members that are no noise samples also ``member_<number>/*``, in the order of models.
+
         Raises:
             UserError: as `check`.
         """
@@ -87,8 +92,11 @@ class Ensemble:
                 _require_several(members.shape[1])
                 results.append(score_ensemble(members, labels))
                 bar.advance(len(labels))
+        found = join(results)
+        # One noise sample is like another.
+        figures, errors = found.figures(each_member=not self.samples and found.num_members <= MOST_SHOWN)
         kind = "ensemble" if len(models) == 1 else "deep_ensemble"
-        return Evaluation(kind, self.opened.config.name, *join(results).figures())
+        return Evaluation(kind, self.opened.config.name, figures, errors)
 
 
 def _require_several(num_members: int) -> None:

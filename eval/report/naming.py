@@ -93,6 +93,11 @@ def is_setting(path: str) -> bool:
     return path.startswith("best/")
 
 
+def is_of_member(path: str) -> bool:
+    """Whether a figure is of one member of an ensemble: its number means nothing in another run."""
+    return path.startswith("member_")
+
+
 def place_of_kind(kind: str) -> int:
     """Returns the place of a kind in the order of reports; those that are not known come last."""
     return list(KINDS).index(kind) if kind in KINDS else len(KINDS)

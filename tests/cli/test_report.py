@@ -112,6 +112,7 @@ def test_json_csv_and_markdown_hold_the_figures_of_the_records(full: Path):
     of_csv = {(row["kind"], row["figure"]): float(row["value"]) for row in rows}
     assert of_json == of_csv == {(e.kind, name): value for e in all_kinds() for name, value in e.figures.items()}
     assert "| top-1 accuracy | 25.0% | 50.0% ± 2.0 | 50.0% | 48.0% |" in markdown
+    assert "| member 1 | 40.0% | – | – |" in markdown
     (top1,) = (row for row in rows if (row["kind"], row["figure"]) == ("zero_shot", "top1"))
     assert (top1["error"], top1["chance"], top1["step"]) == ("0.02", "0.25", "50")
 
@@ -251,6 +252,15 @@ def test_the_comparison_counts_its_tests_and_those_that_survive_holm(seeds: Path
     text = " ".join(capsys.readouterr().out.split())
     assert "3 runs against 3: 1 of 2 tested figures differ at p < 0.05" in text
     assert "1 stays significant after Holm's correction. 6 have no test." in text
+
+
+def test_neither_settings_nor_single_members_of_ensembles_are_compared(tmp_path: Path):
+    runs = [write_run(tmp_path / name, all_kinds()) for name in ("a", "b")]
+    path = tmp_path / "table.json"
+    assert main(["compare", str(runs[0]), "--against", str(runs[1]), "--output", str(path)]) == 0
+    figures = json.loads(path.read_text())["figures"]
+    assert {"ensemble/pets/joint_top1", "ensemble/pets/kl", "linear_probe/pets/top1"} <= set(figures)
+    assert not [name for name in figures if "member_" in name or "best/" in name]
 
 
 def test_single_runs_are_compared_without_a_test(seeds: Path, capsys: pytest.CaptureFixture[str]):

@@ -118,11 +118,11 @@ def test_standard_errors_are_those_of_a_plain_bootstrap_over_pictures(monkeypatc
     monkeypatch.setattr(
         "eval.ensembles.calibration_standard_error", lambda confidence, correct: 0.0
     )  # not of draws too
-    draws = np.random.default_rng(0).integers(300, size=(600, 300))
+    draws = np.random.default_rng(0).integers(300, size=(400, 300))
     resampled = [score_ensemble(log_probabilities[rows], labels[rows]).figures()[0] for rows in draws]
     for name in found:
         deviation = np.std([figures[name] for figures in resampled], ddof=1)
-        assert errors[name] == pytest.approx(deviation, rel=0.12), name
+        assert errors[name] == pytest.approx(deviation, rel=0.15), name
 
 
 def test_a_member_alone_has_the_figures_of_its_predictions():

@@ -107,6 +107,7 @@ def test_noise_samples_are_members_of_an_ensemble(labelled, sets, make_encoder, 
     assert found.figures == pytest.approx(expected)
     assert found.errors == pytest.approx(errors)
     assert found.figures["joint_nll"] < found.figures["individual_nll"]
+    assert not [name for name in found.figures if name.startswith("member_")], "one noise sample is like another"
 
 
 def test_several_models_are_an_ensemble_and_one_alone_is_none(labelled, sets, make_encoder, unit_vectors):
@@ -116,8 +117,16 @@ def test_several_models_are_an_ensemble_and_one_alone_is_none(labelled, sets, ma
     found = evaluator(*models)
     features = sets.open(labelled).features(models[0].features)
     each = [members_of(ZeroShotPredictor(model, np.eye(3)), features) for model in models]
-    expected, _ = score_ensemble(np.concatenate(each, axis=1), features.labels).figures()
+    expected, errors = score_ensemble(np.concatenate(each, axis=1), features.labels).figures(each_member=True)
     assert found.figures == pytest.approx(expected)
+    assert found.errors == pytest.approx(errors)
+    for number, model in enumerate(models):
+        alone = ZeroShotConfig(labelled, NamesConfig("bare")).build(sets)(model)
+        for name in ("top1", "nll", "brier", "ece"):
+            assert found.figures[f"member_{number + 1}/{name}"] == pytest.approx(alone.figures[name], rel=1e-5)
+            assert found.errors[f"member_{number + 1}/{name}"] == pytest.approx(alone.errors[name], rel=1e-5)
+    many = evaluator.of_models(models * 4)
+    assert not [name for name in many.figures if name.startswith("member_")]
     with pytest.raises(UserError, match="there is but one member"):
         evaluator(models[0])
 

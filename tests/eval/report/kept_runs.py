@@ -99,7 +99,8 @@ def all_kinds(seed: int = 0) -> list[Evaluation]:
     )
     recalls = {f"{way}_recall1": 0.4 for way in ("image_to_text", "text_to_image")}
     shots = {"1_shot": 0.3, "5_shot": 0.5, "10_shot": 0.6}
-    joint = {f"{who}_{figure}": 0.5 for who in ("joint", "individual") for figure in ("top1", "nll")} | {"kl": 0.1}
+    joint = {f"{who}_{figure}": 0.5 for who in ("joint", "individual") for figure in ("top1", "nll")}
+    joint |= {"kl": 0.1, "member_1/top1": 0.4, "member_2/top1": 0.6}
     return [
         zero_shot(seed),
         Evaluation("retrieval", "coco", recalls, chance=recalls, draw=lambda: retrieval),
