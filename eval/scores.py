@@ -1,16 +1,24 @@
 """The figures of predictions, their standard errors, and what chance would give."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from jaxtyping import Float
 
-from eval.calibration import calibration_standard_error, fit_temperature, reliability_of_confidence, scaled
+from eval.calibration import (
+    HIGHEST_TEMPERATURE,
+    LOWEST_TEMPERATURE,
+    calibration_standard_error,
+    fit_temperature,
+    reliability_of_confidence,
+    scaled,
+)
 from eval.classes import mean_average_precision, mean_class_recall
 from eval.predictions import Predictions
 from eval.rows import row_blocks
 from eval.significance import standard_error
+from lit_het.training.logging import say
 
 
 def figures(predictions: Predictions) -> tuple[dict[str, float], dict[str, float]]:
@@ -60,10 +68,15 @@ def per_picture(predictions: Predictions) -> dict[str, Float[np.ndarray, " n"]]:
     }
 
 
-def calibrated(predictions: Predictions, seed: int = 0) -> tuple[Predictions, float]:
+def calibrated(predictions: Predictions, name: str, seed: int = 0) -> tuple[Predictions, float]:
     """Scales each half of the pictures by the temperature that was fitted on the other half.
 
     So every picture counts in the figures, and none chose its own temperature. Halves are drawn at random.
+
+    Args:
+        predictions: of the pictures of a set.
+        name: the set, for `say_if_unfitted`.
+        seed: of the halves.
 
     Returns:
         Scaled predictions, and the geometric mean of both temperatures: what the model's own should be multiplied by.
@@ -78,7 +91,18 @@ def calibrated(predictions: Predictions, seed: int = 0) -> tuple[Predictions, fl
     for fitted, held_out in (halves, halves[::-1]):
         temperatures.append(fit_temperature(predictions.log_probabilities[fitted], predictions.labels[fitted]))
         log_p[held_out] = scaled(predictions.log_probabilities[held_out], temperatures[-1])
+    say_if_unfitted(name, temperatures)
     return dataclasses.replace(predictions, log_probabilities=log_p), float(np.exp(np.mean(np.log(temperatures))))
+
+
+def say_if_unfitted(name: str, temperatures: Sequence[float]) -> None:
+    """Says in a line that `fit_temperature` ended at a bound of its search, where that is so."""
+    for bound, which in ((LOWEST_TEMPERATURE, "lowest"), (HIGHEST_TEMPERATURE, "highest")):
+        if bound in temperatures:
+            say(
+                f"{name}: no temperature fits: the loss still falls at {bound:g} times the model's, the {which} "
+                "that is searched, and calibrated figures take that one"
+            )
 
 
 def chance(num_classes: int) -> Mapping[str, float]:

@@ -94,6 +94,7 @@ class Shift:
             found, errors_of_part = scores.figures(predictions)
             if part == "clean":
                 temperature = fit_temperature(predictions.log_probabilities, predictions.labels)
+                scores.say_if_unfitted(self.clean.config.name, [temperature])
             by_part[part] = found | _calibrated(predictions, temperature)
             errors |= {f"{part}/{name}": errors_of_part[name] for name in FIGURES if name in errors_of_part}
         severities = sorted({part.rpartition("/")[2] for part in self.copies})

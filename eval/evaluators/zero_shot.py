@@ -84,7 +84,7 @@ class ZeroShot:
         kind = "zero_shot" if isinstance(model, Encoder) else "supervised"
         if quiet.labels.ndim == 2:
             return Evaluation(kind, self.opened.config.name, scores.multi_label_figures(quiet))
-        calibrated, factor = scores.calibrated(quiet)
+        calibrated, factor = scores.calibrated(quiet, self.opened.config.name)
         parts = {"": quiet, CALIBRATED: calibrated}
         if self.samples and quiet.noise_norm.any():  # a deterministic head has none
             parts[NOISY] = self.recognition.predict(with_noise, features)

@@ -10,7 +10,7 @@ from scipy import special
 from sklearn.metrics import balanced_accuracy_score, log_loss, top_k_accuracy_score
 
 from eval import scores
-from eval.calibration import expected_calibration_error
+from eval.calibration import HIGHEST_TEMPERATURE, expected_calibration_error
 from eval.predictions import Predictions, ZeroShotPredictor, highest, member_blocks, predict
 from eval.sets import Features
 from lit_het.errors import UserError
@@ -155,19 +155,32 @@ def test_noise_samples_average_probabilities_and_not_embeddings(unit_vectors, ma
     np.testing.assert_allclose(np.exp(quiet.log_probabilities), special.softmax(logits, axis=1), rtol=1e-5)
 
 
-def test_each_half_of_the_pictures_is_calibrated_by_the_other():
+def test_each_half_of_the_pictures_is_calibrated_by_the_other(capsys):
     """A model that is ten times too sure of itself; the factor that mends it is ten."""
     generator = np.random.default_rng(0)
     logits = generator.normal(size=(6000, 5))
     labels = np.array([generator.choice(5, p=p) for p in special.softmax(logits, axis=1)])
     overconfident = predictions(10 * logits, labels)
-    calibrated, factor = scores.calibrated(overconfident)
+    calibrated, factor = scores.calibrated(overconfident, "a set")
     assert factor == pytest.approx(10, rel=0.1)
     before, after = scores.figures(overconfident)[0], scores.figures(calibrated)[0]
     assert after["top1"] == before["top1"]
     assert after["nll"] < before["nll"]
     assert after["ece"] < 0.03 < before["ece"]
     np.testing.assert_array_equal(calibrated.predicted, overconfident.predicted)
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(("labels", "bound"), [(range(7), "0.01"), (np.roll(range(7), 1), "100")])
+def test_a_temperature_at_a_bound_of_the_search_is_said_to_be_no_fit(labels, bound: str, capsys):
+    scores.calibrated(predictions(np.eye(7), labels), "a set")
+    [line] = capsys.readouterr().err.splitlines()
+    assert f"a set: no temperature fits: the loss still falls at {bound} times the model's" in line
+
+
+def test_one_half_without_a_fit_is_enough_to_say_so(capsys):
+    scores.say_if_unfitted("a set", [0.3, HIGHEST_TEMPERATURE])
+    assert "the highest that is searched" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("label", [-1, 7])
