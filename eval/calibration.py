@@ -1,8 +1,8 @@
-"""How far predicted probabilities can be trusted: log-likelihood, Brier score, calibration error, temperature.
+"""How far predicted probabilities can be trusted: Brier score, calibration error, temperature.
 
-Pure NumPy functions on probabilities ``[n k]`` (rows sum to one) and class indices ``[n]``. Where several
-classes share the highest probability, the prediction is taken as drawn evenly among them, so that a model
-that cannot tell its classes apart scores chance and not the luck of the lowest index.
+Pure NumPy functions on log-probabilities ``[n k]`` and class indices ``[n]``. Where several classes share the highest
+probability, the prediction is taken as drawn evenly among them, so that a model that cannot tell its classes apart
+scores chance and not the luck of the lowest index.
 """
 
 import dataclasses
@@ -38,7 +38,11 @@ class ReliabilityCurve:
 
     @property
     def expected_calibration_error(self) -> float:
-        """Mean distance between confidence and accuracy, weighted by the examples in each bin."""
+        """Mean distance between confidence and accuracy, weighted by the examples in each bin.
+
+        Naeini, Cooper and Hauskrecht, "Obtaining well calibrated probabilities using Bayesian binning", AAAI 2015; in
+        the form of Guo et al., "On calibration of modern neural networks", ICML 2017, Eq. 3.
+        """
         gaps = np.abs(self.confidence - self.accuracy)
         return float(np.nansum(self.count * gaps) / self.count.sum())
 
@@ -59,29 +63,8 @@ def check_labels(labels: Int[np.ndarray, " n"], num_classes: int) -> None:
         )
 
 
-def negative_log_likelihood(probabilities: Float[np.ndarray, "n k"], labels: Int[np.ndarray, " n"]) -> float:
-    """Mean ``-log p(label)`` in nats; infinite where a label was given probability zero.
-
-    Raises:
-        UserError: no examples, or a label outside the classes.
-    """
-    check_labels(labels, probabilities.shape[1])
-    with np.errstate(divide="ignore"):
-        return float(-np.log(_of_label(probabilities, labels).astype(np.float64)).mean())
-
-
-def negative_log_likelihood_from_logits(logits: Float[np.ndarray, "n k"], labels: Int[np.ndarray, " n"]) -> float:
-    """Mean ``-log softmax(logits)[label]`` in nats, finite for any finite logits.
-
-    Raises:
-        UserError: no examples, or a label outside the classes.
-    """
-    check_labels(labels, logits.shape[1])
-    return float(-_of_label(special.log_softmax(logits.astype(np.float64), axis=-1), labels).mean())
-
-
-def brier_score(probabilities: Float[np.ndarray, "n k"], labels: Int[np.ndarray, " n"]) -> float:
-    """Mean squared distance between the probabilities and the one-hot label, from 0 to 2.
+def brier_scores(log_probabilities: Float[np.ndarray, "n k"], labels: Int[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
+    """Squared distance between each picture's probabilities and its one-hot label, from 0 to 2, in float64.
 
     The sum runs over all classes, as in Brier, "Verification of forecasts expressed in terms of
     probability", Monthly Weather Review 1950; some libraries halve it for two classes.
@@ -89,46 +72,12 @@ def brier_score(probabilities: Float[np.ndarray, "n k"], labels: Int[np.ndarray,
     Raises:
         UserError: no examples, or a label outside the classes.
     """
-    check_labels(labels, probabilities.shape[1])
-    exact = probabilities.astype(np.float64)
+    check_labels(labels, log_probabilities.shape[1])
+    squares = np.empty(len(log_probabilities))
+    for rows in row_blocks(*log_probabilities.shape):
+        squares[rows] = np.exp(2 * log_probabilities[rows].astype(np.float64)).sum(axis=1)
     # |p - e_y|² = |p|² - 2 p_y + 1, without building the one-hot matrix.
-    return float(((exact**2).sum(axis=1) - 2 * _of_label(exact, labels) + 1).mean())
-
-
-def expected_calibration_error(
-    probabilities: Float[np.ndarray, "n k"],
-    labels: Int[np.ndarray, " n"],
-    bins: int = DEFAULT_BINS,
-    *,
-    equal_mass: bool = False,
-) -> float:
-    """Expected calibration error of the most likely class, over bins of equal width or equal mass.
-
-    Naeini, Cooper and Hauskrecht, "Obtaining well calibrated probabilities using Bayesian binning", AAAI
-    2015; in the form of Guo et al., "On calibration of modern neural networks", ICML 2017, Eq. 3. Bins of
-    equal mass: Nguyen and O'Connor, "Posterior calibration and exploratory analysis for natural language
-    processing models", EMNLP 2015.
-
-    Raises:
-        UserError: no examples, or a label outside the classes.
-    """
-    return reliability(probabilities, labels, bins, equal_mass=equal_mass).expected_calibration_error
-
-
-def reliability(
-    probabilities: Float[np.ndarray, "n k"],
-    labels: Int[np.ndarray, " n"],
-    bins: int = DEFAULT_BINS,
-    *,
-    equal_mass: bool = False,
-) -> ReliabilityCurve:
-    """Reliability curve of the most likely class.
-
-    Raises:
-        UserError: no examples, or a label outside the classes.
-    """
-    correct = correctness(probabilities, labels)
-    return reliability_of_confidence(probabilities.max(axis=1), correct, bins, equal_mass=equal_mass)
+    return squares - 2 * np.exp(_of_label(log_probabilities, labels).astype(np.float64)) + 1
 
 
 def correctness(scores: Float[np.ndarray, "n k"], labels: Int[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
@@ -153,8 +102,10 @@ def reliability_of_confidence(
 ) -> ReliabilityCurve:
     """Reliability curve from the confidence in each prediction and whether it was right (0 to 1).
 
-    Bins of equal mass hold n / bins examples each, rounded; examples of one confidence share a bin, the lowest that
-    one of them would have been in, so that the curve never depends on their order. Bins left without any are empty.
+    Bins of equal mass (Nguyen and O'Connor, "Posterior calibration and exploratory analysis for natural language
+    processing models", EMNLP 2015) hold n / bins examples each, rounded; examples of one confidence share a bin, the
+    lowest that one of them would have been in, so that the curve never depends on their order. Bins left without any
+    are empty.
 
     Raises:
         UserError: no examples.

@@ -4,16 +4,18 @@ Members are those of e3, separate models (a deep ensemble) or noise samples: wha
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from jaxtyping import Float, Int
 from scipy import special
 
 from eval.calibration import (
+    brier_scores,
     calibration_standard_error,
     check_labels,
     check_log_probabilities,
+    correctness,
     reliability_of_confidence,
 )
 from eval.rows import row_blocks
@@ -140,29 +142,25 @@ def join(results: Sequence[EnsembleResult]) -> EnsembleResult:
     )
 
 
-def _join(parts: Sequence[Scores]) -> Scores:
+def _join(parts: Sequence[Scores], how: Callable[..., np.ndarray] = np.concatenate) -> Scores:
     fields = [field.name for field in dataclasses.fields(Scores)]
-    return Scores(*(np.concatenate([getattr(part, name) for part in parts]) for name in fields))
+    return Scores(*(how([getattr(part, name) for part in parts]) for name in fields))
 
 
 def _score_block(log_probabilities: Float[np.ndarray, "b m k"], labels: Int[np.ndarray, " b"]) -> EnsembleResult:
     return EnsembleResult(
-        members=_scores(log_probabilities, labels[:, None]),
+        members=_join([_scores(member, labels) for member in log_probabilities.swapaxes(0, 1)], np.column_stack),
         joint=_scores(_log_mean(log_probabilities), labels),
         diversity=_mean_divergence(log_probabilities),
     )
 
 
-def _scores(log_probabilities: Float[np.ndarray, "b *m k"], labels: Int[np.ndarray, "b *one"]) -> Scores:
-    of_label = np.take_along_axis(log_probabilities, labels[..., None], axis=-1)[..., 0]
-    highest = log_probabilities.max(axis=-1)
-    num_tied = (log_probabilities == highest[..., None]).sum(axis=-1)
+def _scores(log_probabilities: Float[np.ndarray, "b k"], labels: Int[np.ndarray, " b"]) -> Scores:
     return Scores(
-        label_log_probability=of_label,
-        # |p - e_y|² = |p|² - 2 p_y + 1.
-        brier=np.exp(2 * log_probabilities).sum(axis=-1) - 2 * np.exp(of_label) + 1,
-        confidence=np.exp(highest),
-        correct=(of_label == highest) / num_tied,
+        label_log_probability=np.take_along_axis(log_probabilities, labels[:, None], axis=1)[:, 0],
+        brier=brier_scores(log_probabilities, labels),
+        confidence=np.exp(log_probabilities.max(axis=1)),
+        correct=correctness(log_probabilities, labels),
     )
 
 

@@ -22,6 +22,7 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Float, Int
 
+from eval.calibration import correctness
 from lit_het.errors import UserError, require_choice
 
 BIAS = 100.0
@@ -256,8 +257,7 @@ def _hits(
         of_block = np.empty((len(l2), len(block)))
         for number, coefficient in enumerate(coefficients):
             scores = projected @ coefficient
-            is_best = scores == scores.max(axis=1, keepdims=True)
-            of_block[number] = is_best[np.arange(len(block)), targets[block]] / is_best.sum(axis=1)
+            of_block[number] = correctness(scores, targets[block])
         parts.append(of_block)
     return np.concatenate(parts, axis=1)
 

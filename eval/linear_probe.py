@@ -18,7 +18,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float, Int
 
-from eval.calibration import check_labels
+from eval.calibration import check_labels, correctness
 from lit_het.errors import UserError, require_at_least
 from lit_het.schedules import CosineSchedule
 from lit_het.types import Params
@@ -237,7 +237,6 @@ def _evaluate(
         block = rows[start : start + _BLOCK_ROWS]
         logits = features[block].astype(np.float32) @ kernel + bias
         of_label = np.take_along_axis(logits, labels[block][:, None], axis=1)[:, 0]
-        is_best = logits == logits.max(axis=1, keepdims=True)
-        hits.append((of_label == logits.max(axis=1)) / np.maximum(is_best.sum(axis=1), 1))
+        hits.append(correctness(logits, labels[block]))
         losses.append(np.logaddexp(0, logits).sum(axis=1) - of_label)
     return float(np.concatenate(hits).mean()), float(np.concatenate(losses).mean())

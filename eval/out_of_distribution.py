@@ -45,21 +45,6 @@ def entropy_score(log_probabilities: Float[np.ndarray, "n k"]) -> Float[np.ndarr
     return result
 
 
-def energy_score(logits: Float[np.ndarray, "n k"]) -> Float[np.ndarray, " n"]:
-    """Energy ``-log Σ exp(logit)``, of logits before they are normalised: that of log-probabilities is zero.
-
-    Liu et al., "Energy-based out-of-distribution detection", NeurIPS 2020, at temperature 1.
-
-    Raises:
-        UserError: a row holds no finite logits.
-    """
-    check_log_probabilities(logits)
-    result = np.empty(len(logits))
-    for rows in row_blocks(*logits.shape):
-        result[rows] = special.logsumexp(logits[rows].astype(np.float64), axis=1)
-    return -result
-
-
 @dataclasses.dataclass(frozen=True)
 class Gaussians:
     """Gaussians of one covariance and several means.

@@ -9,6 +9,7 @@ from jaxtyping import Float
 from eval.calibration import (
     HIGHEST_TEMPERATURE,
     LOWEST_TEMPERATURE,
+    brier_scores,
     calibration_standard_error,
     fit_temperature,
     reliability_of_confidence,
@@ -16,7 +17,6 @@ from eval.calibration import (
 )
 from eval.classes import mean_average_precision, mean_class_recall
 from eval.predictions import Predictions
-from eval.rows import row_blocks
 from eval.significance import standard_error
 from lit_het.training.logging import say
 
@@ -52,19 +52,13 @@ def per_picture(predictions: Predictions) -> dict[str, Float[np.ndarray, " n"]]:
     """Returns the values of every picture whose means are figures."""
     above, tied = predictions.ranks()
     harmonic = _harmonic(predictions.num_classes)
-    of_label = predictions.of_label.astype(np.float64)
-    log_p = predictions.log_probabilities
-    squares = np.empty(len(log_p))
-    for rows in row_blocks(*log_p.shape):
-        squares[rows] = np.exp(2 * log_p[rows].astype(np.float64)).sum(axis=1)
     return {
         "top1": np.clip((1 - above) / tied, 0.0, 1.0),
         "top5": np.clip((5 - above) / tied, 0.0, 1.0),
         # The true class's rank is even over (above, above + tied]: the mean of 1 / rank is a difference of sums.
         "mean_reciprocal_rank": (harmonic[above + tied] - harmonic[above]) / tied,
-        "nll": -of_label,
-        # |p - e_y|² = |p|² - 2 p_y + 1
-        "brier": squares - 2 * np.exp(of_label) + 1,
+        "nll": -predictions.of_label.astype(np.float64),
+        "brier": brier_scores(predictions.log_probabilities, predictions.labels),
     }
 
 

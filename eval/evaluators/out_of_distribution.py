@@ -135,6 +135,7 @@ def _scores(predictions: Predictions) -> dict[str, np.ndarray]:
     found = {
         "max_probability": max_probability_score(predictions.log_probabilities),
         "entropy": entropy_score(predictions.log_probabilities),
+        # Liu et al., "Energy-based out-of-distribution detection", NeurIPS 2020, at temperature 1.
         "energy": -predictions.log_normalizer,
     }
     # A head without noise has the same norm everywhere, which says nothing.

@@ -10,18 +10,18 @@ from sklearn.metrics import brier_score_loss, log_loss
 from eval.calibration import (
     HIGHEST_TEMPERATURE,
     LOWEST_TEMPERATURE,
-    brier_score,
+    ReliabilityCurve,
+    brier_scores,
     calibration_standard_error,
     correctness,
-    expected_calibration_error,
     fit_temperature,
-    negative_log_likelihood,
-    negative_log_likelihood_from_logits,
-    reliability,
     reliability_of_confidence,
     scaled,
 )
+from eval.predictions import Predictions
+from eval.scores import figures
 from lit_het.errors import UserError
+from tests.eval import plain
 
 
 def random_predictions(seed: int, count: int = 40, classes: int = 5) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -30,10 +30,22 @@ def random_predictions(seed: int, count: int = 40, classes: int = 5) -> tuple[np
     return logits, special.softmax(logits, axis=1), generator.integers(classes, size=count)
 
 
+@np.errstate(divide="ignore")
+def figures_of(probabilities: np.ndarray, labels: np.ndarray) -> dict[str, float]:
+    """What the program reports of predictions with these probabilities."""
+    nothing = np.zeros(len(labels))
+    return figures(Predictions(np.log(probabilities), labels, np.arange(len(labels)), nothing, nothing))[0]
+
+
+def curve_of(probabilities: np.ndarray, labels: np.ndarray, bins: int = 15) -> ReliabilityCurve:
+    return reliability_of_confidence(probabilities.max(axis=1), correctness(probabilities, labels), bins)
+
+
 def test_hand_computed_scores_of_two_examples():
     probabilities, labels = np.array([[0.8, 0.2], [0.6, 0.4]]), np.array([0, 1])
-    assert negative_log_likelihood(probabilities, labels) == pytest.approx(-(np.log(0.8) + np.log(0.4)) / 2)
-    assert brier_score(probabilities, labels) == pytest.approx((2 * 0.2**2 + 2 * 0.6**2) / 2)
+    found = figures_of(probabilities, labels)
+    assert found["nll"] == pytest.approx(-(np.log(0.8) + np.log(0.4)) / 2)
+    assert found["brier"] == pytest.approx((2 * 0.2**2 + 2 * 0.6**2) / 2)
 
 
 def test_hand_computed_calibration_error_of_four_examples_in_two_bins():
@@ -47,28 +59,24 @@ def test_hand_computed_calibration_error_of_four_examples_in_two_bins():
 
 
 def test_a_perfect_model_has_no_loss_and_no_calibration_error():
-    probabilities, labels = np.eye(4), np.arange(4)
-    assert negative_log_likelihood(probabilities, labels) == 0
-    assert brier_score(probabilities, labels) == 0
-    assert expected_calibration_error(probabilities, labels) == 0
+    found = figures_of(np.eye(4), np.arange(4))
+    assert [found[name] for name in ("nll", "brier", "ece", "ece_equal_mass")] == [0, 0, 0, 0]
 
 
 def test_a_confidently_wrong_model_has_the_worst_scores():
-    probabilities, labels = np.eye(4), np.roll(np.arange(4), 1)
-    assert negative_log_likelihood(probabilities, labels) == np.inf
-    assert brier_score(probabilities, labels) == 2
-    assert expected_calibration_error(probabilities, labels) == 1
+    found = figures_of(np.eye(4), np.roll(np.arange(4), 1))
+    assert [found[name] for name in ("nll", "brier", "ece", "ece_equal_mass")] == [np.inf, 2, 1, 1]
 
 
 def test_a_uniform_guess_is_perfectly_calibrated_even_on_unbalanced_labels():
-    probabilities, labels = np.full((10, 4), 0.25), np.zeros(10, int)
-    assert expected_calibration_error(probabilities, labels) == pytest.approx(0)
+    found = figures_of(np.full((10, 4), 0.25), np.zeros(10, int))
+    assert found["ece"] == found["ece_equal_mass"] == pytest.approx(0)
 
 
-def test_the_loss_from_logits_stays_finite_where_the_probability_underflows():
-    logits, labels = np.array([[0.0, 2000.0]]), np.array([0])
-    assert negative_log_likelihood_from_logits(logits, labels) == 2000
-    assert negative_log_likelihood(special.softmax(logits, axis=1), labels) == np.inf
+def test_the_loss_stays_finite_where_the_probability_underflows():
+    log_p, nothing = special.log_softmax([[0.0, 2000.0]], axis=1), np.zeros(1)
+    found, _ = figures(Predictions(log_p, np.array([0]), np.array([0]), nothing, nothing))
+    assert (found["nll"], found["brier"]) == (2000, 2)
 
 
 def test_confidences_on_the_bounds_and_rounded_above_one_fall_into_bins():
@@ -80,46 +88,40 @@ def test_confidences_on_the_bounds_and_rounded_above_one_fall_into_bins():
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 2**32 - 1))
 def test_scores_agree_with_scikit_learn(seed: int):
-    logits, probabilities, labels = random_predictions(seed)
-    expected = log_loss(labels, probabilities, labels=range(5))
-    assert negative_log_likelihood(probabilities, labels) == pytest.approx(expected)
-    assert negative_log_likelihood_from_logits(logits, labels) == pytest.approx(expected)
+    _, probabilities, labels = random_predictions(seed)
+    found = figures_of(probabilities, labels)
+    assert found["nll"] == pytest.approx(log_loss(labels, probabilities, labels=range(5)))
     # With more than two classes scikit-learn does not halve the score either.
-    assert brier_score(probabilities, labels) == pytest.approx(brier_score_loss(labels, probabilities, labels=range(5)))
+    assert found["brier"] == pytest.approx(brier_score_loss(labels, probabilities, labels=range(5)))
 
 
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 2**32 - 1), st.integers(1, 30))
 def test_the_calibration_error_agrees_with_a_plain_loop_over_bins(seed: int, bins: int):
     _, probabilities, labels = random_predictions(seed)
-    confidence, prediction = probabilities.max(axis=1), probabilities.argmax(axis=1)
-    total = 0.0
-    for number in range(bins):
-        inside = (confidence > number / bins) & (confidence <= (number + 1) / bins)
-        if inside.any():
-            total += inside.sum() * abs(confidence[inside].mean() - (prediction == labels)[inside].mean())
-    assert expected_calibration_error(probabilities, labels, bins) == pytest.approx(total / len(labels))
+    expected = plain.calibration_error(probabilities, labels, bins)
+    assert curve_of(probabilities, labels, bins).expected_calibration_error == pytest.approx(expected)
 
 
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 2**32 - 1))
 def test_the_curve_keeps_every_example_and_the_error_stays_between_zero_and_one(seed: int):
     _, probabilities, labels = random_predictions(seed)
-    curve = reliability(probabilities, labels)
+    curve = curve_of(probabilities, labels)
     assert curve.count.sum() == len(labels)
     assert 0 <= curve.expected_calibration_error <= 1
 
 
 @pytest.mark.parametrize("label", [-1, 3])
-@pytest.mark.parametrize("measure", [negative_log_likelihood, brier_score, expected_calibration_error])
+@pytest.mark.parametrize("measure", [brier_scores, correctness, fit_temperature])
 def test_a_label_outside_the_classes_is_an_error_and_never_wraps_around(measure, label: int):
     with pytest.raises(UserError, match=f"label {label} lies outside the 3 classes"):
-        measure(np.full((2, 3), 1 / 3), np.array([0, label]))
+        measure(np.log(np.full((2, 3), 1 / 3)), np.array([0, label]))
 
 
 def test_no_examples_is_an_error_and_not_a_nan():
     with pytest.raises(UserError, match="no valid example"):
-        brier_score(np.zeros((0, 3)), np.zeros(0, int))
+        brier_scores(np.zeros((0, 3)), np.zeros(0, int))
     with pytest.raises(UserError, match="no valid example"):
         reliability_of_confidence(np.zeros(0), np.zeros(0))
     with pytest.raises(UserError, match="no valid example"):
@@ -173,6 +175,13 @@ def test_one_confidence_for_all_is_one_bin_and_the_others_are_empty():
     assert curve.count.tolist() == [10, 0, 0, 0]
 
 
+def test_brier_scores_do_not_depend_on_blocks(monkeypatch):
+    log_probabilities, labels = log_predictions(0)
+    whole = brier_scores(log_probabilities, labels)
+    monkeypatch.setattr("eval.rows.VALUES_PER_BLOCK", 17)
+    np.testing.assert_array_equal(brier_scores(log_probabilities, labels), whole)
+
+
 def test_the_most_probable_class_of_tied_ones_is_drawn_evenly():
     scores = np.array([[0.4, 0.4, 0.2], [0.1, 0.2, 0.7]])
     assert correctness(scores, np.array([1, 2])).tolist() == [0.5, 1.0]
@@ -185,7 +194,8 @@ def test_the_fitted_temperature_has_the_lowest_loss_of_a_plain_search(seed: int)
     log_probabilities, labels = log_predictions(seed, count=200)
 
     def loss(log_temperature: float) -> float:
-        return negative_log_likelihood_from_logits(log_probabilities / np.exp(log_temperature), labels)
+        scaled_p = special.log_softmax(log_probabilities.astype(np.float64) / np.exp(log_temperature), axis=1)
+        return -scaled_p[np.arange(200), labels].mean()
 
     found = fit_temperature(log_probabilities, labels)
     best = optimize.minimize_scalar(loss, bounds=np.log([LOWEST_TEMPERATURE, HIGHEST_TEMPERATURE]), method="bounded")

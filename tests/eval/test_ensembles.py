@@ -5,10 +5,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import special, stats
+from sklearn.metrics import accuracy_score, brier_score_loss, log_loss
 
-from eval.calibration import brier_score, correctness, expected_calibration_error, negative_log_likelihood
 from eval.ensembles import join, mean_prediction, score_ensemble
 from lit_het.errors import UserError
+from tests.eval import plain
 
 seeds = st.integers(0, 2**32 - 1)
 sizes = st.integers(2, 5)
@@ -47,16 +48,19 @@ def test_diversity_agrees_with_a_plain_loop_over_ordered_pairs(seed: int, member
 
 @settings(max_examples=25, deadline=None)
 @given(seeds, sizes)
-def test_figures_agree_with_those_of_calibration(seed: int, members: int):
+def test_figures_agree_with_scikit_learn_and_a_plain_loop_over_bins(seed: int, members: int):
     log_probabilities, labels = members_of(seed, members)
-    probabilities = np.exp(log_probabilities.astype(np.float64)).swapaxes(0, 1)
-    found = score_ensemble(log_probabilities, labels).figures()[0]
-    measures = {"nll": negative_log_likelihood, "ece": expected_calibration_error, "brier": brier_score}
-    measures["top1"] = lambda p, y: correctness(p, y).mean()
+    probabilities = special.softmax(log_probabilities.astype(np.float64), axis=2).swapaxes(0, 1)
+    found, _ = score_ensemble(log_probabilities, labels).figures()
+    measures = {
+        "nll": lambda p: log_loss(labels, p, labels=range(5)),
+        "brier": lambda p: brier_score_loss(labels, p, labels=range(5)),
+        "top1": lambda p: accuracy_score(labels, p.argmax(axis=1)),
+        "ece": lambda p: plain.calibration_error(p, labels),
+    }
     for name, measure in measures.items():
-        individual = np.mean([measure(member, labels) for member in probabilities])
-        assert found[f"individual_{name}"] == pytest.approx(individual, rel=1e-5)
-        assert found[f"joint_{name}"] == pytest.approx(measure(probabilities.mean(axis=0), labels), rel=1e-5)
+        assert found[f"individual_{name}"] == pytest.approx(np.mean([measure(p) for p in probabilities]), rel=1e-5)
+        assert found[f"joint_{name}"] == pytest.approx(measure(probabilities.mean(axis=0)), rel=1e-5)
 
 
 @settings(max_examples=25, deadline=None)

@@ -10,7 +10,6 @@ from eval.out_of_distribution import (
     FeatureModel,
     detection_errors,
     detection_figures,
-    energy_score,
     entropy_score,
     fit_features,
     max_probability_score,
@@ -36,7 +35,6 @@ def test_scores_by_hand_are_higher_for_the_flatter_prediction():
     np.testing.assert_allclose(max_probability_score(log_probabilities), -np.log([0.8, 0.4]))
     sure, unsure = -(0.8 * np.log(0.8) + 0.2 * np.log(0.1)), -(0.8 * np.log(0.4) + 0.2 * np.log(0.2))
     np.testing.assert_allclose(entropy_score(log_probabilities), [sure, unsure])
-    np.testing.assert_allclose(energy_score(logits), -np.log([10, 10]))
 
 
 def test_the_entropy_takes_probabilities_of_zero_and_is_log_k_at_most():
@@ -46,30 +44,24 @@ def test_the_entropy_takes_probabilities_of_zero_and_is_log_k_at_most():
 
 @settings(max_examples=25, deadline=None)
 @given(seeds)
-def test_entropy_and_energy_agree_with_scipy(seed: int):
+def test_the_entropy_agrees_with_scipy(seed: int):
     logits = np.random.default_rng(seed).normal(size=(20, 5)) * 4
     np.testing.assert_allclose(entropy_score(special.log_softmax(logits, axis=1)), stats.entropy(np.exp(logits.T)))
-    np.testing.assert_allclose(energy_score(logits), -np.log(np.exp(logits).sum(axis=1)))
-
-
-def test_the_energy_of_log_probabilities_is_zero():
-    logits = np.random.default_rng(0).normal(size=(20, 5))
-    np.testing.assert_allclose(energy_score(special.log_softmax(logits, axis=1)), 0, atol=1e-12)
 
 
 def test_scores_do_not_depend_on_blocks(monkeypatch):
     logits = np.random.default_rng(0).normal(size=(20, 5))
     features, labels = features_of(0)
     model = fit_features(features, labels)
-    whole = entropy_score(logits), energy_score(logits), model.relative_mahalanobis_score(features)
+    whole = entropy_score(logits), model.relative_mahalanobis_score(features)
     monkeypatch.setattr("eval.rows.VALUES_PER_BLOCK", 17)
     model = fit_features(features, labels)
-    parts = entropy_score(logits), energy_score(logits), model.relative_mahalanobis_score(features)
+    parts = entropy_score(logits), model.relative_mahalanobis_score(features)
     for one, other in zip(whole, parts, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-6)
 
 
-@pytest.mark.parametrize("measure", [max_probability_score, entropy_score, energy_score])
+@pytest.mark.parametrize("measure", [max_probability_score, entropy_score])
 def test_scores_of_what_is_no_number_are_refused(measure):
     with pytest.raises(UserError, match="example 1 has no finite"):
         measure(np.array([[0.0, 0.0], [0.0, np.nan]]))
