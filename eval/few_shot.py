@@ -5,7 +5,7 @@ constant joins them as a bias, targets are 1 for the class and -1 for the others
 
     w = (XᵀX + l2 I)⁻¹ XᵀY = Xᵀ (XXᵀ + l2 I)⁻¹ Y,
 
-whichever system is smaller. One eigendecomposition serves all ``l2``.
+whichever system is smaller. One eigendecomposition serves all ``l2``; test pictures see the chosen one alone.
 
 ``l2`` is chosen without the test set, by cross-validation on the pictures that the seed took: those of each class are
 dealt into ``min(s, 5)`` folds, each fold is classified by a fit to the others, and the ``l2`` with the most right
@@ -23,6 +23,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from eval.calibration import correctness
+from eval.significance import standard_error
 from lit_het.errors import UserError, require_choice
 
 BIAS = 100.0
@@ -67,48 +68,31 @@ class FewShotOptions:
 
 @dataclasses.dataclass(frozen=True)
 class FewShotResult:
-    """Accuracies of every number of shots, seed and ``l2``.
+    """Accuracies of every number of shots and seed.
 
     Attributes:
         options: what was fitted.
-        test: accuracy on the test pictures.
-        held_out: accuracy on folds of the training pictures; NaN where there is one ``l2`` and nothing to choose.
+        test: accuracy on the test pictures at the chosen ``l2``.
+        held_out: accuracy of each ``l2`` on folds of the training pictures; NaN where there is but one.
         chosen: index of the ``l2`` that held-out pictures chose.
         short_classes: for each number of shots, how many classes have fewer training pictures, and take these.
     """
 
     options: FewShotOptions
-    test: Float[np.ndarray, "shots seeds l2"]
+    test: Float[np.ndarray, "shots seeds"]
     held_out: Float[np.ndarray, "shots seeds l2"]
     chosen: Int[np.ndarray, "shots seeds"]
     short_classes: tuple[int, ...]
 
     @property
-    def accuracy(self) -> Float[np.ndarray, "shots seeds"]:
-        """Accuracy on the test pictures at the chosen ``l2``."""
-        return np.take_along_axis(self.test, self.chosen[:, :, None], axis=2)[:, :, 0]
-
-    @property
     def mean(self) -> Float[np.ndarray, " shots"]:
         """Mean accuracy over seeds."""
-        return self.accuracy.mean(axis=1)
+        return self.test.mean(axis=1)
 
     @property
     def standard_error(self) -> Float[np.ndarray, " shots"]:
         """Standard error of the mean over seeds; NaN with one seed."""
-        num_seeds = len(self.options.seeds)
-        if num_seeds == 1:
-            return np.full(len(self.options.shots), np.nan)
-        return self.accuracy.std(axis=1, ddof=1) / np.sqrt(num_seeds)
-
-    def metrics(self) -> dict[str, float]:
-        """``<shots>_shot`` and, of several seeds, ``<shots>_shot_standard_error``."""
-        figures: dict[str, float] = {}
-        for shots, mean, error in zip(self.options.shots, self.mean, self.standard_error, strict=True):
-            figures[f"{shots}_shot"] = float(mean)
-            if np.isfinite(error):
-                figures[f"{shots}_shot_standard_error"] = float(error)
-        return figures
+        return np.array([standard_error(of_seeds) for of_seeds in self.test])
 
 
 def few_shot(
@@ -138,7 +122,7 @@ def few_shot(
     test_targets = _targets(test_labels, classes)
     train, test = (_members(features, options.ensemble, name) for features, name in ((train, "train"), (test, "test")))
     shape = (len(options.shots), len(options.seeds), len(options.l2))
-    on_test, held_out = np.empty(shape), np.full(shape, np.nan)
+    on_test, held_out = np.empty(shape[:2]), np.full(shape, np.nan)
     chosen = np.zeros(shape[:2], np.int64)
     for column, seed in enumerate(options.seeds):
         of_class = pick(train_targets, len(classes), seed)
@@ -148,9 +132,9 @@ def few_shot(
                 chosen[row, column] = _middle_of_best(held_out[row, column])
             taken = np.concatenate([pictures[:shots] for pictures in of_class])
             fits = _fit_members(train, train_targets, taken, len(classes))
-            on_test[row, column] = _hits(fits, test, test_targets, np.arange(len(test_targets)), options.l2).mean(
-                axis=1
-            )
+            strength = options.l2[int(chosen[row, column])]
+            hits = _hits(fits, test, test_targets, np.arange(len(test_targets)), [strength])
+            on_test[row, column] = hits.mean()
             advance(1)
     counts = np.bincount(train_targets)
     short_classes = tuple(int((counts < shots).sum()) for shots in options.shots)
