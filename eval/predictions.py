@@ -197,10 +197,10 @@ def predict(predictor: Predictor, features: Features, block_size: int = BLOCK_SI
     found = []
     with Bar("predicting", len(features.values), "pictures") as bar:
         for rows, padded, seeds in _blocks(features.values, block_size, predictor.num_shares):
-            output = predictor(padded, seeds)
-            found.append(jax.tree.map(lambda array, count=len(rows): array[:count], output))
+            found.append(predictor(padded, seeds))
             bar.advance(len(rows))
-    output = jax.tree.map(lambda *parts: np.concatenate(parts), *found)
+    # Padding comes last.
+    output = jax.tree.map(lambda *parts: np.concatenate(parts)[: len(features.values)], *found)
     if np.isnan(output.log_probabilities).any():
         raise UserError("a probability is not a number; training diverged, use an earlier checkpoint")
     return Predictions(labels=features.labels, positions=features.positions, **vars(output))

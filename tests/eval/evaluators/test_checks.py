@@ -1,6 +1,7 @@
 """What cannot be measured is refused before any picture is read."""
 
 import dataclasses
+from typing import NoReturn
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from lit_het.types import Classifier, Encoder, ImageFeatures
 NAMES = ("zero", "one", "two")
 
 
-def refuse(view: np.ndarray) -> np.ndarray:
+def refuse(*_: object) -> NoReturn:
     raise AssertionError("a picture was read")
 
 
@@ -43,9 +44,8 @@ def encoder(make_encoder) -> Encoder:
 def classifier(num_classes: int, num_members: int = 1) -> Classifier:
     return Classifier(
         features=dataclasses.replace(UNREAD, num_members=num_members),
-        log_probabilities=lambda features, seed: refuse(features),
-        log_normalizer=refuse,
-        noise_norm=refuse,
+        choose=refuse,
+        members=refuse,
         num_classes=num_classes,
     )
 

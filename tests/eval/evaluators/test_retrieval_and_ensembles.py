@@ -125,7 +125,7 @@ def test_several_models_are_an_ensemble_and_one_alone_is_none(labelled, sets, ma
         for name in ("top1", "nll", "brier", "ece"):
             assert found.figures[f"member_{number + 1}/{name}"] == pytest.approx(alone.figures[name], rel=1e-5)
             assert found.errors[f"member_{number + 1}/{name}"] == pytest.approx(alone.errors[name], rel=1e-5)
-    many = evaluator.of_models(models * 4)
+    many = evaluator(*models * 4)
     assert not [name for name in many.figures if name.startswith("member_")]
     with pytest.raises(UserError, match="there is but one member"):
         evaluator(models[0])

@@ -45,8 +45,131 @@ def test_every_corruption_and_severity_has_figures_and_so_have_their_means(write
     assert found.figures["clean/calibrated_nll"] <= found.figures["clean/nll"]
 
 
+@pytest.mark.parametrize("scheme", ["memory", "file"])
+def test_sets_and_their_copies_may_lie_at_addresses(write_set, sets, make_encoder, tmp_path, scheme):
+    clean = write_set("digits", [{"cls": 0}, {"cls": 1}, {"cls": 0}], NAMES)
+    for part, labels in {"fog/1": (0, 1, 2), "fog/2": (1, 1, 0)}.items():
+        for place in ("copies", "digits/corrupted"):
+            write_set(place, [{"cls": label} for label in labels], NAMES, split=part)
+    encoder = make_encoder(np.eye(3), CAPTIONS)
+    expected = ShiftConfig(clean).build(sets)(encoder)
+    store = fsspec.filesystem("memory")
+    for path in filter(Path.is_file, tmp_path.rglob("*")):
+        store.pipe_file(str(path), path.read_bytes())
+    here, there = str(tmp_path), f"{scheme}://{tmp_path}"
+    try:
+        for place, corrupted in (
+            (there, None),
+            (there, f"{there}/copies/"),
+            (there, f"{here}/copies"),
+            (here, f"{there}/copies"),
+        ):
+            data = dataclasses.replace(clean, directory=f"{place}/digits")
+            assert ShiftConfig(data, corrupted).build(sets)(encoder).figures == expected.figures
+    finally:
+        store.rm(here, recursive=True)
+
+
+@pytest.mark.parametrize("place", ["digits/corrupted", "digits/corrupted/fog"])
+def test_copies_that_name_other_classes_are_of_another_set(write_set, sets, tmp_path, place):
+    clean = write_set("digits", [{"cls": 0}], NAMES)
+    write_set("digits/corrupted", [{"cls": 0}], split="fog/1")
+    names = tmp_path / place / "classnames.txt"
+    names.write_text("zero\none\ntwo\n")
+    assert list(ShiftConfig(clean).build(sets).copies) == ["fog/1"]
+    names.write_text("one\nzero\ntwo\n")
+    with pytest.raises(UserError, match=rf"{place}/classnames.txt differs from .*digits/classnames.txt: .*--corrupted"):
+        ShiftConfig(clean).build(sets)
+
+
 def test_a_clean_set_that_fits_no_temperature_is_remarked_on(write_set, sets, make_encoder, capsys):
     clean = write_set("digits", [{"cls": 0}, {"cls": 1}], NAMES)
     write_set("digits/corrupted", [{"cls": 0}], split="fog/1")
     ShiftConfig(clean).build(sets)(make_encoder(np.eye(3), CAPTIONS))
     assert capsys.readouterr().err.count("digits: no temperature fits") == 1
+
+
+def test_a_set_without_corrupted_copies_is_one_line(write_set, sets):
+    with pytest.raises(UserError, match=r"no shards in .*corrupted/<corruption>/<severity>; lit-het data corrupt"):
+        ShiftConfig(write_set("digits", [{"cls": 0}], NAMES)).build(sets)
+
+
+@pytest.fixture
+def strangers(write_set):
+    """Eight pictures of two classes, and eight strange ones, without labels or names."""
+    inside = write_set("known", [{"cls": number % 2} for number in range(8)], NAMES[:2])
+    write_set("known", [{"cls": number % 2} for number in range(8)], NAMES[:2], split="train")
+    outside = write_set("strange", [{"txt": "?"} for _ in range(8)])
+    return inside, f"{outside.directory}/test"
+
+
+def test_scores_tell_strangers_as_scikit_learn_counts_it(strangers, sets, make_encoder):
+    """Picture n is as strange as 255 - n here: strange pictures have the numbers of known ones, so look at ranks."""
+    inside, outside = strangers
+    logits = np.random.default_rng(0).normal(size=(8, 2))
+    captions = dict(zip(NAMES, np.eye(2), strict=False))
+    encoder = make_encoder(logits, captions, temperature=0.5)
+    found = OutOfDistributionConfig(inside, near=(f"odd={outside}",), far=(outside,)).build(sets)(encoder)
+    figures = found.figures
+    # The same pictures inside and outside cannot be told apart.
+    for score in ("max_probability", "entropy", "energy", "noise_norm"):
+        for place in ("near/odd", "far/strange"):
+            assert figures[f"{place}/{score}/auroc"] == 0.5
+    assert set(found.errors) == set(figures)
+    assert 0 < found.errors["near/odd/entropy/auroc"] < 0.5
+    arrays = found.draw().arrays
+    p = special.softmax(logits / 0.5, axis=1)
+    np.testing.assert_allclose(arrays["inside/entropy"], -(p * np.log(p)).sum(axis=1), rtol=1e-5)
+    np.testing.assert_allclose(arrays["inside/energy"], -np.log(np.exp(logits / 0.5).sum(axis=1)), rtol=1e-5)
+    np.testing.assert_array_equal(arrays["inside/noise_norm"], np.arange(8))
+
+
+def test_a_model_that_is_unsure_of_strangers_is_credited(strangers, sets, make_encoder):
+    inside, outside = strangers
+    # What the model makes of strange pictures, which have numbers of their own, lies between both names.
+    vectors = np.concatenate([np.eye(2)[np.zeros(8, int)], np.full((8, 2), 0.5)])
+    unsure = make_encoder(vectors, dict(zip(NAMES, np.eye(2), strict=False)), has_noise_norm=False)
+    opened = sets.open
+    seen = []
+
+    class Watched(type(sets)):
+        def open(self, config):
+            found = opened(config)
+            if not config.labelled:
+                features = found.features
+
+                def shifted(tower):
+                    of_set = features(tower)
+                    seen.append(config.name)
+                    return dataclasses.replace(of_set, values=of_set.values + 8)
+
+                found.features = shifted
+            return found
+
+    watched = Watched(sets.image_size, sets.preprocessing, lambda: "a tower")
+    found = OutOfDistributionConfig(inside, far=(outside,), train_split="train").build(watched)(unsure)
+    assert seen == ["far/strange"]
+    assert found.figures["far/strange/max_probability/auroc"] == 1
+    assert found.figures["far/strange/max_probability/fpr95"] == 0
+    assert not [name for name in found.figures if "noise_norm" in name], "no noise, no score"
+    arrays = found.draw().arrays
+    scores = np.concatenate([arrays["inside/mahalanobis"], arrays["far/strange/mahalanobis"]])
+    expected = roc_auc_score(np.repeat([0, 1], 8), scores)
+    assert found.figures["far/strange/mahalanobis/auroc"] == pytest.approx(expected)
+
+
+def test_strangers_must_be_named_once_each(strangers, sets):
+    inside, outside = strangers
+    with pytest.raises(UserError, match=r"--near NAME=DIR or --far NAME=DIR"):
+        OutOfDistributionConfig(inside).build(sets)
+    with pytest.raises(UserError, match="two sets are called near/strange"):
+        OutOfDistributionConfig(inside, near=(outside, outside)).build(sets)
+
+
+def test_names_of_classes_may_be_chosen_from_others_here_too(strangers, sets, make_encoder, tmp_path):
+    inside, outside = strangers
+    (tmp_path / "names.txt").write_text("zero\none\ntwo\n")
+    encoder = make_encoder(np.eye(3)[np.arange(8) % 3], CAPTIONS)
+    names = NamesConfig(candidates=tmp_path / "names.txt")
+    found = OutOfDistributionConfig(inside, near=(outside,), names=names).build(sets)(encoder)
+    assert found.figures["near/strange/entropy/auroc"] == 0.5
