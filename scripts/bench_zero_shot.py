@@ -1,17 +1,20 @@
 """Times zero-shot evaluation end to end against the image tower's bare forward pass, and the embedding of names.
 
-End to end is everything from shards to figures, after the programs are compiled: reading and decoding photographs
-(those of `bench_data`), the tower, the head, log-probabilities of all names, and the figures. The bare pass is the
-tower on a batch that lies on the device, for as many pictures. Both run in turn; ratios are taken round by round.
-Towers have random weights, which cost what trained ones do.
+End to end is what `lit-het zero-shot` does from shards to the record, after programs are compiled and names embedded:
+reading and decoding photographs (those of `bench_data`), the tower, the head, log-probabilities of all names, figures
+with their standard errors, fitted temperatures, and what is drawn. The bare pass is the tower on a batch that lies on
+the device, for as many pictures. Both run in turn; ratios are taken round by round. Towers have random weights, which
+cost what trained ones do.
 
     python scripts/bench_zero_shot.py --tower B/32 --images 512
 """
 
 import argparse
 import dataclasses
+import os
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import jax
@@ -26,16 +29,15 @@ from rich.table import Table
 from configs import lit_so400m_het_xl
 from data_pipelines.tokenizers import SentencePieceTokenizer, train_sentencepiece
 from data_pipelines.transforms import Preprocessing
-from eval import scores
-from eval.predictions import ZeroShotPredictor, predict
-from eval.prompts import FAMILIES, fill_template
-from eval.recognition import embed_texts
+from eval.evaluators.zero_shot import ZeroShot
+from eval.prompts import BARE_TEMPLATE, FAMILIES, fill_template
+from eval.recognition import Recognition, embed_texts
 from eval.sets import ImageSet, Sets
 from lit_het.cli.models import ModelMaker
 from lit_het.sharding import MeshConfig, tree_shardings
 from lit_het.types import Encoder
 
-END_TO_END, BARE = "shards to figures", "bare forward pass"
+END_TO_END, BARE = "shards to record", "bare forward pass"
 NUM_CLASSES, NUM_PROMPTS = 1000, 80
 
 
@@ -55,18 +57,18 @@ def main() -> None:
     options = parser.parse_args()
     print(machine())
     with tempfile.TemporaryDirectory() as folder:
+        os.environ["XDG_CACHE_HOME"] = folder  # embeddings of names are kept there
         _compare(Path(folder), options)
 
 
 def _compare(folder: Path, options: argparse.Namespace) -> None:
-    names = [f"class number {number}" for number in range(NUM_CLASSES)]
+    names = tuple(f"class number {number}" for number in range(NUM_CLASSES))
     model = _model(options, names)
     photograph_shards(folder / "test", options.images, seed=0, length=options.text_length)
-    (folder / "classnames.txt").write_text("".join(f"{name}\n" for name in names))
     opened = Sets(224, Preprocessing(filter="fast"), lambda: "").open(
         ImageSet("photographs", str(folder), batch_size=options.batch_size, labelled=False)
     )
-    classes = _unit(np.random.default_rng(0).normal(size=(NUM_CLASSES, model.image(_some(model)).shape[1])))
+    recognition = Recognition(names, BARE_TEMPLATE, names)
     seconds: dict[str, list[float]] = {BARE: [], **{_title(samples): [] for samples in options.samples}}
     size = options.batch_size * model.features.num_shares
     batch = np.zeros((size, 224, 224, 3), np.uint8)
@@ -79,7 +81,7 @@ def _compare(folder: Path, options: argparse.Namespace) -> None:
             began = time.perf_counter()
             # Of another tower, so to say: features are read anew.
             tower = dataclasses.replace(model.features, tower=f"{number} {samples}")
-            scores.figures(predict(ZeroShotPredictor(model, classes, samples), opened.features(tower)))
+            ZeroShot(opened, recognition, samples)(dataclasses.replace(model, features=tower)).draw()
             timed[_title(samples)] = time.perf_counter() - began
         if number:  # the first round compiles
             for name, value in timed.items():
@@ -103,7 +105,7 @@ def _print_pictures(options: argparse.Namespace, seconds: dict[str, list[float]]
     Console(width=120).print(table)
 
 
-def _print_names(options: argparse.Namespace, model: Encoder, names: list[str]) -> None:
+def _print_names(options: argparse.Namespace, model: Encoder, names: Sequence[str]) -> None:
     templates = (FAMILIES["photos"] * 3)[:NUM_PROMPTS]
     captions = [fill_template(template, name) for name in names for template in templates][: options.captions]
     embed_texts(model, captions[:64])
@@ -118,23 +120,16 @@ def _print_names(options: argparse.Namespace, model: Encoder, names: list[str]) 
     )
 
 
-def _model(options: argparse.Namespace, names: list[str]) -> Encoder:
+def _model(options: argparse.Namespace, names: Sequence[str]) -> Encoder:
     config = towers_of(lit_so400m_het_xl.get_config(), options.tower, options.text_length, options.compute_type)
     task, mesh = config.task.build(), MeshConfig().build()
     shapes = jax.eval_shape(task.initialize, jax.random.key(0))
     params = jax.jit(task.initialize, out_shardings=tree_shardings(shapes, mesh))(jax.random.key(0))
     words = train_sentencepiece(names, vocabulary_size=64, model_type="bpe")
-    model = ModelMaker(task, mesh, SentencePieceTokenizer(words, options.text_length)).model(params, "random")
+    tokenizer = SentencePieceTokenizer(words, options.text_length)
+    model = ModelMaker(task, mesh, tokenizer).model(params, "random", text_tower="random")
     assert isinstance(model, Encoder)
     return model
-
-
-def _some(model: Encoder) -> np.ndarray:
-    return np.asarray(model.features.extract(np.zeros((model.features.num_shares, 224, 224, 3), np.uint8)))
-
-
-def _unit(rows: np.ndarray) -> np.ndarray:
-    return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
 
 
 def _title(samples: int) -> str:
