@@ -30,7 +30,7 @@ class Answer:
         probability: of each label, without noise.
         noise_norm: ``sqrt(tr Σ(x))``; 0 for a deterministic head.
         noisy: the mean over noise samples; None without noise.
-        samples: what each noise sample says; None without noise, or where the model tells the mean alone.
+        samples: what each noise sample says; None without noise.
     """
 
     probability: Float[np.ndarray, " k"]
@@ -90,7 +90,7 @@ def chooser(model: EvaluatedModel, labels: Sequence[str], templates: Sequence[st
             f"a classifier chooses between the {model.num_classes} classes that it was trained on, and there are "
             f"{len(labels)} labels; give the names of its classes, in their order"
         )
-    return SupervisedPredictor(model, noise=False)
+    return SupervisedPredictor(model)
 
 
 def features_of(
@@ -109,23 +109,19 @@ def answer(chooser: Chooser, features: Float[np.ndarray, " f"], samples: int = 3
     Args:
         chooser: see `chooser`.
         features: of the picture.
-        samples: S, noise samples of an image-text model; of a classifier any number above 0 means as many as its head
-            takes. 0 leaves the noise out.
+        samples: S, noise samples; 0 leaves the noise out.
         seed: of the noise.
 
     Raises:
         UserError: a probability is not a number.
     """
-    block = features[None], np.array([seed], np.int32)
+    block = features[None, None], np.array([seed], np.int32)
     found = chooser(*block)
     probability, noise_norm = np.exp(found.log_probabilities[0]), float(found.noise_norm[0])
     if np.isnan(probability).any():
         raise UserError("a probability is not a number; training diverged, use an earlier checkpoint")
     if not samples or not noise_norm:
         return Answer(probability, noise_norm)
-    if isinstance(chooser, SupervisedPredictor):
-        noisy = dataclasses.replace(chooser, noise=True)(*block)
-        return Answer(probability, noise_norm, np.exp(noisy.log_probabilities[0]))
     of_samples = np.exp(dataclasses.replace(chooser, samples=samples).members(*block)[0])
     return Answer(probability, noise_norm, of_samples.mean(axis=0), of_samples)
 

@@ -36,14 +36,18 @@ class Predictor(Protocol):
         """The number of devices."""
         ...
 
-    def __call__(self, features: Float[np.ndarray, "b f"], seeds: Int[np.ndarray, " blocks"]) -> HeadOutput:
+    def __call__(self, blocks: Float[np.ndarray, "n b f"], seeds: Int[np.ndarray, " n"]) -> HeadOutput:
         """Returns what the head says of blocks of pictures, one or as many as devices; seeds are the noise's."""
         ...
 
     def members(
-        self, features: Float[np.ndarray, "b f"], seeds: Int[np.ndarray, " blocks"]
-    ) -> Float[np.ndarray, "b m k"]:
+        self, blocks: Float[np.ndarray, "n b f"], seeds: Int[np.ndarray, " n"]
+    ) -> Float[np.ndarray, "rows m k"]:
         """Returns the log-probabilities of m members of an ensemble, or noise samples."""
+        ...
+
+    def alone(self, blocks: Float[np.ndarray, "n b f"]) -> Float[np.ndarray, "rows k"]:
+        """Returns what is said of each class by itself, whatever the others are, without noise."""
         ...
 
 
@@ -73,15 +77,19 @@ class ZeroShotPredictor:
         """The number of devices."""
         return self.encoder.features.num_shares
 
-    def __call__(self, features: Float[np.ndarray, "b f"], seeds: Int[np.ndarray, " blocks"]) -> HeadOutput:
+    def __call__(self, blocks: Float[np.ndarray, "n b f"], seeds: Int[np.ndarray, " n"]) -> HeadOutput:
         """Returns the mean over noise samples, or what is said without noise."""
-        return self.encoder.choose(features, seeds, self.class_embeddings, self.samples)
+        return self.encoder.choose(blocks, seeds, self.samples, self.class_embeddings)
 
     def members(
-        self, features: Float[np.ndarray, "b f"], seeds: Int[np.ndarray, " blocks"]
-    ) -> Float[np.ndarray, "b m k"]:
+        self, blocks: Float[np.ndarray, "n b f"], seeds: Int[np.ndarray, " n"]
+    ) -> Float[np.ndarray, "rows m k"]:
         """Returns log-probabilities of every noise sample, or of one prediction without noise."""
-        return self.encoder.members(features, seeds, self.class_embeddings, self.samples)
+        return self.encoder.members(blocks, seeds, self.samples, self.class_embeddings)
+
+    def alone(self, blocks: Float[np.ndarray, "n b f"]) -> Float[np.ndarray, "rows k"]:
+        """Returns ``cosine / τ`` without noise."""
+        return self.encoder.alone(blocks, self.class_embeddings)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,11 +98,11 @@ class SupervisedPredictor:
 
     Attributes:
         classifier: the model.
-        noise: whether probabilities are averaged over the head's evaluation samples, as in training's papers.
+        samples: S, noise samples of each picture; 0 leaves the noise out.
     """
 
     classifier: Classifier
-    noise: bool = True
+    samples: int = 0
 
     @property
     def num_classes(self) -> int:
@@ -106,15 +114,19 @@ class SupervisedPredictor:
         """The number of devices."""
         return self.classifier.features.num_shares
 
-    def __call__(self, features: Float[np.ndarray, "b f"], seeds: Int[np.ndarray, " blocks"]) -> HeadOutput:
-        """Returns the mean over noise samples and members."""
-        return self.classifier.choose(features, seeds, self.noise)
+    def __call__(self, blocks: Float[np.ndarray, "n b f"], seeds: Int[np.ndarray, " n"]) -> HeadOutput:
+        """Returns the mean over members and noise samples."""
+        return self.classifier.choose(blocks, seeds, self.samples)
 
     def members(
-        self, features: Float[np.ndarray, "b f"], seeds: Int[np.ndarray, " blocks"]
-    ) -> Float[np.ndarray, "b m k"]:
-        """Returns log-probabilities of every member, each the mean over noise samples."""
-        return self.classifier.members(features, seeds, self.noise)
+        self, blocks: Float[np.ndarray, "n b f"], seeds: Int[np.ndarray, " n"]
+    ) -> Float[np.ndarray, "rows m k"]:
+        """Returns log-probabilities of every member, or of every noise sample of every member."""
+        return self.classifier.members(blocks, seeds, self.samples)
+
+    def alone(self, blocks: Float[np.ndarray, "n b f"]) -> Float[np.ndarray, "rows k"]:
+        """Returns logits, or of a sigmoid log-probabilities, without noise."""
+        return self.classifier.alone(blocks)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,13 +137,12 @@ class Predictions:
         log_probabilities: of every class.
         labels: the true class, or a vector of ones and zeros.
         positions: of the pictures in their set.
-        log_total, log_normalizer, noise_norm: see `lit_het.types.HeadOutput`.
+        log_normalizer, noise_norm: see `lit_het.types.HeadOutput`.
     """
 
     log_probabilities: Float[np.ndarray, "n k"]
     labels: Int[np.ndarray, " n"] | Float[np.ndarray, "n k"]
     positions: Int[np.ndarray, " n"]
-    log_total: Float[np.ndarray, " n"]
     log_normalizer: Float[np.ndarray, " n"]
     noise_norm: Float[np.ndarray, " n"]
 
@@ -196,8 +207,8 @@ def predict(predictor: Predictor, features: Features, block_size: int = BLOCK_SI
         check_labels(features.labels, predictor.num_classes)
     found = []
     with Bar("predicting", len(features.values), "pictures") as bar:
-        for rows, padded, seeds in _blocks(features.values, block_size, predictor.num_shares):
-            found.append(predictor(padded, seeds))
+        for rows, blocks, seeds in _blocks(features.values, block_size, predictor.num_shares):
+            found.append(predictor(blocks, seeds))
             bar.advance(len(rows))
     # Padding comes last.
     output = jax.tree.map(lambda *parts: np.concatenate(parts)[: len(features.values)], *found)
@@ -209,28 +220,35 @@ def predict(predictor: Predictor, features: Features, block_size: int = BLOCK_SI
 def member_blocks(
     predictor: Predictor, features: Features, block_size: int = BLOCK_SIZE
 ) -> Iterator[tuple[Float[np.ndarray, "b m k"], Int[np.ndarray, " b"]]]:
-    """Yields the log-probabilities of all members for blocks of pictures, and labels; the noise is `predict`'s."""
-    for rows, padded, seeds in _blocks(features.values, block_size, predictor.num_shares):
-        yield predictor.members(padded, seeds)[: len(rows)], features.labels[rows]
+    """Yields the log-probabilities of all members for blocks of pictures, and labels."""
+    for rows, blocks, seeds in _blocks(features.values, block_size, predictor.num_shares):
+        yield predictor.members(blocks, seeds)[: len(rows)], features.labels[rows]
+
+
+def scores_alone(predictor: Predictor, features: Features, block_size: int = BLOCK_SIZE) -> Float[np.ndarray, "n k"]:
+    """Returns what is said of each class by itself: scores by which pictures may be ranked, where they have several."""
+    parts = _blocks(features.values, block_size, predictor.num_shares)
+    return np.concatenate([predictor.alone(blocks)[: len(rows)] for rows, blocks, _ in parts])
 
 
 def _blocks(
     values: Float[np.ndarray, "n f"], size: int, num_shares: int = 1
-) -> Iterator[tuple[Int[np.ndarray, " rows"], Float[np.ndarray, "b f"], Int[np.ndarray, " shares"]]]:
-    """Yields rows for all devices in one static shape, the last padded with zeros, and a seed for each device."""
+) -> Iterator[tuple[Int[np.ndarray, " rows"], Float[np.ndarray, "shares b f"], Int[np.ndarray, " shares"]]]:
+    """Yields rows in a block for each device, of one static shape, the last padded with zeros, and seeds of blocks."""
     of_all = size * num_shares
     for number, start in enumerate(range(0, len(values), of_all)):
         rows = np.arange(start, min(start + of_all, len(values)))
         padded = np.zeros((of_all, values.shape[1]), values.dtype)
         padded[: len(rows)] = values[rows]
-        yield rows, padded, number * num_shares + np.arange(num_shares, dtype=np.int32)
+        seeds = number * num_shares + np.arange(num_shares, dtype=np.int32)
+        yield rows, padded.reshape(num_shares, size, -1), seeds
 
 
 def embed_images(
     encoder: Encoder, values: Float[np.ndarray, "n f"], block_size: int = BLOCK_SIZE
 ) -> Float[np.ndarray, "n d"]:
     """Returns the unit embeddings of pictures with these features."""
-    return np.concatenate([encoder.image(padded)[: len(rows)] for rows, padded, _ in _blocks(values, block_size)])
+    return np.concatenate([encoder.image(block)[: len(rows)] for rows, (block,), _ in _blocks(values, block_size)])
 
 
 def highest(scores: Float[np.ndarray, "q n"], count: int) -> Int[np.ndarray, "q top"]:

@@ -128,7 +128,7 @@ class Recognition:
             embeddings = embed_names(model, self.candidates, self.templates)
             choosers: list[Predictor] = [ZeroShotPredictor(model, embeddings, count) for count in samples]
         else:
-            choosers = [SupervisedPredictor(model, noise=count > 0) for count in samples]
+            choosers = [SupervisedPredictor(model, count) for count in samples]
         return choosers if self.groups is None else [_Grouped(chooser, self.groups) for chooser in choosers]
 
     def predict(self, predictor: Predictor, features: Features) -> Predictions:
@@ -162,15 +162,19 @@ class _Grouped:
     def num_shares(self) -> int:
         return self.predictor.num_shares
 
-    def __call__(self, features: Float[np.ndarray, "b f"], seeds: Int[np.ndarray, " blocks"]) -> HeadOutput:
-        # Every noise sample is renormalised among the candidates that can be chosen, before the mean over samples.
-        merged = mean_prediction(self.members(features, seeds))
-        return dataclasses.replace(self.predictor(features, seeds), log_probabilities=merged)
+    def __call__(self, blocks: Float[np.ndarray, "n b f"], seeds: Int[np.ndarray, " n"]) -> HeadOutput:
+        # Each prediction is renormalised among the candidates that can be chosen, before the mean over all.
+        merged = mean_prediction(self.members(blocks, seeds))
+        return dataclasses.replace(self.predictor(blocks, seeds), log_probabilities=merged)
 
     def members(
-        self, features: Float[np.ndarray, "b f"], seeds: Int[np.ndarray, " blocks"]
-    ) -> Float[np.ndarray, "b m k"]:
-        return merge_candidates(self.predictor.members(features, seeds), self.groups)
+        self, blocks: Float[np.ndarray, "n b f"], seeds: Int[np.ndarray, " n"]
+    ) -> Float[np.ndarray, "rows m k"]:
+        return merge_candidates(self.predictor.members(blocks, seeds), self.groups)
+
+    def alone(self, blocks: Float[np.ndarray, "n b f"]) -> Float[np.ndarray, "rows k"]:
+        of_candidates = self.predictor.alone(blocks)
+        return np.stack([np.logaddexp.reduce(of_candidates[:, list(group)], axis=1) for group in self.groups], axis=1)
 
 
 def embed_names(

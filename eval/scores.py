@@ -39,13 +39,12 @@ def figures(predictions: Predictions) -> tuple[dict[str, float], dict[str, float
     return found, errors
 
 
-def multi_label_figures(predictions: Predictions) -> dict[str, float]:
+def multi_label_figures(alone: Float[np.ndarray, "n k"], labels: Float[np.ndarray, "n k"]) -> dict[str, float]:
     """Returns ``mean_average_precision`` of pictures with several classes.
 
     Pictures rank by what the model says of a class alone: its probability would depend on their other classes.
     """
-    alone = predictions.log_probabilities + predictions.log_total[:, None]
-    return {"mean_average_precision": mean_average_precision(alone, predictions.labels > 0)}
+    return {"mean_average_precision": mean_average_precision(alone, labels > 0)}
 
 
 def per_picture(predictions: Predictions) -> dict[str, Float[np.ndarray, " n"]]:

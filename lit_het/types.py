@@ -228,14 +228,11 @@ class HeadOutput:
 
     Attributes:
         log_probabilities: log of the mean probability over noise samples and members.
-        log_total: log of what probabilities were divided by to sum to one. With it they rank pictures by a single
-            class, whatever the other classes are.
         log_normalizer: ``log Σ exp`` of the logits without noise, mean over members.
         noise_norm: ``sqrt(tr Σ(x))``, mean over members; zeros where there is no noise.
     """
 
     log_probabilities: Float[Any, "b k"]
-    log_total: Float[Any, " b"]
     log_normalizer: Float[Any, " b"]
     noise_norm: Float[Any, " b"]
 
@@ -247,16 +244,16 @@ class Encoder:
     Attributes:
         features: the image tower.
         image: features ``[b f]`` to unit embeddings ``[b d]``.
-        choose: features, seeds of their blocks, embeddings of names ``[k d]`` and S to what the model says; the
-            mean is over S noise samples, 0 leaves the noise out. There are as many blocks as ``features.num_shares``,
-            each on a device of its own, or one.
+        choose: blocks of features ``[n b f]``, a seed for each ``[n]``, S and embeddings of names ``[k d]`` to what the
+            model says of all pictures; the mean is over S noise samples, 0 leaves the noise out. There are as many
+            blocks as ``features.num_shares``, each on a device of its own, or one.
         members: of the same, the log-probabilities of every noise sample ``[b s k]``; of one prediction without noise
             where S is 0 or the head has none for images.
+        alone: blocks of features and embeddings of names to what is said of each name by itself ``[b k]``.
         image_noise_norm: features to ``sqrt(tr Σ(x))`` ``[b]``, the root mean square norm of the noise; zeros where the
             head is deterministic.
         image_spectrum: features to the square roots of the largest eigenvalues of Σ(x) ``[b r]``, falling.
         text: token ids ``[b l]``, in multiples of ``features.num_shares``, to unit embeddings ``[b d]``.
-        text_noise_norm: token ids to ``sqrt(tr Σ(x))`` ``[b]``.
         tokenize: captions to token ids ``[b l]`` int32.
         temperature: τ, which divides inner products.
         text_tower: equal for models that embed texts alike; empty while the text tower is trained.
@@ -264,12 +261,12 @@ class Encoder:
 
     features: ImageFeatures
     image: Callable[[np.ndarray], np.ndarray]
-    choose: Callable[[np.ndarray, np.ndarray, np.ndarray, int], HeadOutput]
-    members: Callable[[np.ndarray, np.ndarray, np.ndarray, int], np.ndarray]
+    choose: Callable[[np.ndarray, np.ndarray, int, np.ndarray], HeadOutput]
+    members: Callable[[np.ndarray, np.ndarray, int, np.ndarray], np.ndarray]
+    alone: Callable[[np.ndarray, np.ndarray], np.ndarray]
     image_noise_norm: Callable[[np.ndarray], np.ndarray]
     image_spectrum: Callable[[np.ndarray], np.ndarray]
     text: Callable[[np.ndarray], np.ndarray]
-    text_noise_norm: Callable[[np.ndarray], np.ndarray]
     tokenize: Callable[[list[str]], np.ndarray]
     temperature: float
     text_tower: str = ""
@@ -281,15 +278,22 @@ class Classifier:
 
     Attributes:
         features: the image tower.
-        choose: features ``[b f]``, seeds of their blocks, and whether the head draws its noise samples, to what the
-            model says. There are as many blocks as ``features.num_shares``, each on a device of its own, or one.
-        members: of the same, the log of the mean probability over noise samples for each member ``[b m k]``.
+        choose: blocks of features ``[n b f]``, a seed for each ``[n]`` and S to what the model says of all pictures;
+            the mean is over members and S noise samples, 0 leaves the noise out. There are as many blocks as
+            ``features.num_shares``, each on a device of its own, or one.
+        members: of the same, the log-probabilities of every member, or of S noise samples of each ``[b m k]``.
+        alone: blocks of features to what is said of each class by itself ``[b k]``.
+        image_spectrum: features to the square roots of the largest eigenvalues of Σ(x) ``[b r]``, falling.
+        num_samples: S that the head was made for; 0 of a deterministic one.
         num_classes: k; 0 of an image tower that was imported without a head.
     """
 
     features: ImageFeatures
-    choose: Callable[[np.ndarray, np.ndarray, bool], HeadOutput]
-    members: Callable[[np.ndarray, np.ndarray, bool], np.ndarray]
+    choose: Callable[[np.ndarray, np.ndarray, int], HeadOutput]
+    members: Callable[[np.ndarray, np.ndarray, int], np.ndarray]
+    alone: Callable[[np.ndarray], np.ndarray]
+    image_spectrum: Callable[[np.ndarray], np.ndarray]
+    num_samples: int
     num_classes: int
 
 

@@ -65,14 +65,17 @@ class Ensemble:
         Whether an image-text model's head has noise is seen only in what it makes of a picture.
 
         Raises:
-            UserError: there is but one member, or noise samples of a classifier; otherwise as `Recognition.check`.
+            UserError: there is but one member; otherwise as `Recognition.check`.
         """
         for model in models:
             self.recognition.check(model)
-            if isinstance(model, Classifier) and self.samples:
-                raise UserError("a classifier's head averages its noise samples itself; leave out --samples")
-        of_models = [m.features.num_members if isinstance(m, Classifier) else max(1, self.samples) for m in models]
-        _require_several(sum(of_models))
+        _require_several(sum(map(self._num_members, models)))
+
+    def _num_members(self, model: EvaluatedModel) -> int:
+        samples = max(1, self.samples)
+        if isinstance(model, Classifier):
+            return model.features.num_members * (samples if model.num_samples else 1)
+        return samples  # members of the tower make one embedding
 
     def __call__(self, *models: EvaluatedModel) -> Evaluation:
         """Returns the figures of all members of all models together: ``joint_*``, ``individual_*`` and ``kl``.

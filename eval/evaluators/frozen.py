@@ -113,7 +113,7 @@ class Probe:
         logits = probe.logits(test.values)
         nothing = np.zeros(len(logits), np.float32)
         log_p = special.log_softmax(logits, axis=1)
-        found, errors = scores.figures(Predictions(log_p, test.labels, test.positions, nothing, nothing, nothing))
+        found, errors = scores.figures(Predictions(log_p, test.labels, test.positions, nothing, nothing))
         setting = dataclasses.asdict(probe.best)
         found |= {f"best/{name}": float(value) for name, value in setting.items()}
         chance = scores.chance(len(self.train.class_names))

@@ -8,7 +8,7 @@ from eval import scores
 from eval.classes import relabelled_accuracy
 from eval.drawings import draw_predictions
 from eval.evaluation import Drawing, Evaluation
-from eval.predictions import Predictions
+from eval.predictions import Predictions, scores_alone
 from eval.recognition import NamesConfig, Recognition, read_json
 from eval.sets import ImageSet, OpenSet, Sets
 from lit_het.errors import UserError, require_at_least
@@ -30,7 +30,7 @@ class ZeroShotConfig:
         data: the set.
         names: between which names the model chooses.
         samples: S, noise samples of each picture to average probabilities over, beside the prediction without noise,
-            which is the paper's (HET-XL App. M); of a classifier, any number above 0 means as many as its head takes.
+            which is what the paper takes for image-text models (HET-XL App. A.2, M); for classifiers it takes 1000.
         relabels: a JSON list of the classes that each picture shows, in the order of the set: ImageNet's ReaL labels.
 
     Raises:
@@ -80,10 +80,11 @@ class ZeroShot:
         """Returns the figures of `eval.scores`, plain, ``calibrated/`` and ``noisy/``."""
         without_noise, with_noise = self.recognition.predictors(model, 0, self.samples)
         features = self.opened.features(model.features)
-        quiet = self.recognition.predict(without_noise, features)
         kind = "zero_shot" if isinstance(model, Encoder) else "supervised"
-        if quiet.labels.ndim == 2:
-            return Evaluation(kind, self.opened.config.name, scores.multi_label_figures(quiet))
+        if features.labels.ndim == 2:
+            found = scores.multi_label_figures(scores_alone(without_noise, features), features.labels)
+            return Evaluation(kind, self.opened.config.name, found)
+        quiet = self.recognition.predict(without_noise, features)
         calibrated, factor = scores.calibrated(quiet, self.opened.config.name)
         parts = {"": quiet, CALIBRATED: calibrated}
         if self.samples and quiet.noise_norm.any():  # a deterministic head has none
@@ -110,15 +111,8 @@ class ZeroShot:
 
     def _draw(self, model: EvaluatedModel, parts: Mapping[str, Predictions]) -> Drawing:
         drawing = draw_predictions(parts, self.recognition.class_names, self.opened)
-        if not isinstance(model, Encoder):
-            return drawing
         some = self.opened.features(model.features).values[:SPECTRUM_PICTURES]
         return dataclasses.replace(drawing, arrays={**drawing.arrays, "spectrum": model.image_spectrum(some)})
-
-    def predictions(self, model: EvaluatedModel) -> Predictions:
-        """Returns what the model says of every picture, without noise."""
-        predictor = self.recognition.predictor(model)
-        return self.recognition.predict(predictor, self.opened.features(model.features))
 
 
 def read_relabels(path: Path, opened: OpenSet) -> tuple[tuple[int, ...], ...]:

@@ -11,6 +11,7 @@ from jax.sharding import Mesh
 from data_pipelines.tokenizers import Tokenizer
 from lit_het import distributed, sharding
 from lit_het.errors import UserError
+from lit_het.heads.deterministic import DeterministicConfig
 from lit_het.tasks.classification import ClassificationTask
 from lit_het.tasks.contrastive import ContrastiveTask
 from lit_het.types import Classifier, Encoder, EvaluatedModel, HeadOutput, ImageFeatures, Params
@@ -46,15 +47,16 @@ class ModelMaker:
         return Encoder(
             features=self._features(params, tower),
             image=lambda features: run("encode_image", features),
-            choose=lambda features, seeds, names, count: HeadOutput(
-                blocks("choose", features, seeds, names, num_samples=count),
-                *blocks("certainty", features, seeds, names),
+            choose=lambda features, seeds, count, names: HeadOutput(
+                blocks("choose", (features, seeds), names, num_samples=count), *blocks("certainty", (features,), names)
             ),
-            members=lambda features, seeds, names, count: blocks("members", features, seeds, names, num_samples=count),
+            members=lambda features, seeds, count, names: blocks(
+                "members", (features, seeds), names, num_samples=count
+            ),
+            alone=lambda features, names: blocks("alone", (features,), names),
             image_noise_norm=lambda features: run("image_noise_norm", features),
             image_spectrum=lambda features: run("image_spectrum", features),
             text=lambda tokens: run("encode_text", self._split(tokens)),
-            text_noise_norm=lambda tokens: run("text_noise_norm", self._split(tokens)),
             tokenize=self._tokenizer or _refuse_texts,
             temperature=float(run("temperature")),
             text_tower=text_tower,
@@ -62,14 +64,21 @@ class ModelMaker:
 
     def _classifier(self, params: Params, tower: str) -> Classifier:
         assert isinstance(self._task, ClassificationTask)
-        blocks = functools.partial(self._run_blocks, params) if "head" in params else _refuse
+        if "head" not in params:
+            run = blocks = _refuse
+        else:
+            run, blocks = functools.partial(self._run, params), functools.partial(self._run_blocks, params)
+        head = self._task.config.head
         return Classifier(
             features=self._features(params, tower),
-            choose=lambda features, seeds, noise: HeadOutput(
-                blocks("choose", features, seeds, noise=noise), *blocks("certainty", features, seeds)
+            choose=lambda features, seeds, count: HeadOutput(
+                blocks("choose", (features, seeds), num_samples=count), *blocks("certainty", (features,))
             ),
-            members=lambda features, seeds, noise: blocks("members", features, seeds, noise=noise),
+            members=lambda features, seeds, count: blocks("members", (features, seeds), num_samples=count),
+            alone=lambda features: blocks("alone", (features,)),
+            image_spectrum=lambda features: run("image_spectrum", features),
             num_classes=self._task.config.num_classes if "head" in params else 0,
+            num_samples=0 if isinstance(head, DeterministicConfig) else head.sampling.num_eval_samples,
         )
 
     def _features(self, params: Params, tower: str) -> ImageFeatures:
@@ -83,26 +92,25 @@ class ModelMaker:
         is_even = not jax.tree.leaves(rows)[0].shape[0] % shares
         return jax.device_put(rows, sharding.batch_sharding(self._mesh) if is_even else sharding.whole(self._mesh))
 
-    def _run_blocks(
-        self, params: Params, name: str, features: np.ndarray, seeds: np.ndarray, *shared: Any, **static: Any
-    ) -> Any:
-        """Runs a method on blocks of features, each with a key of its own seed; the devices share the blocks.
+    def _run_blocks(self, params: Params, name: str, rows: tuple[np.ndarray, ...], *shared: Any, **static: Any) -> Any:
+        """Runs a method on blocks of features, with a key of the seed of each if there are seeds; devices share them.
 
         Programs with several costly results were seen to round differently on one device and on eight: hence a method
-        for each.
+        for each. Products are in full precision: τ, which divides them, would magnify their rounding.
         """
         method = getattr(self._task, name)
 
-        def of_blocks(params: Params, blocks: jax.Array, seeds: jax.Array, *shared: Any, **static: Any) -> Any:
-            def of_block(rows: Any, shared: Any, _: tuple[str, ...]) -> Any:
-                (block,), (seed,) = rows
-                return method(shared[0], block, jax.random.key(seed), *shared[1:], **static)
+        def of_blocks(params: Params, rows: tuple[jax.Array, ...], *shared: Any, **static: Any) -> Any:
+            def of_block(rows: tuple[jax.Array, ...], shared: Any, _: tuple[str, ...]) -> Any:
+                (block,), *seeds = rows
+                keys = [jax.random.key(seed) for (seed,) in seeds]
+                return method(shared[0], block, *keys, *shared[1:], **static)
 
-            return sharding.map_shares(of_block, (blocks, seeds), (params, *shared))
+            with jax.default_matmul_precision("highest"):
+                return sharding.map_shares(of_block, rows, (params, *shared))
 
-        blocks = features.reshape(len(seeds), -1, features.shape[1])
         shared = jax.device_put(shared, sharding.whole(self._mesh))
-        found = self._call(name, of_blocks, params, *self._split((blocks, seeds)), *shared, **static)
+        found = self._call(name, of_blocks, params, self._split(rows), *shared, **static)
         return jax.tree.map(lambda array: np.asarray(array).reshape(-1, *array.shape[2:]), found)
 
     def _run(self, params: Params, name: str, *arguments: Any, **static: Any) -> np.ndarray:

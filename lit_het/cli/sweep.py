@@ -228,7 +228,7 @@ def _run_unless_done(config: ExperimentConfig, setting: Setting, loader: Loader,
         assert isinstance(model, Classifier)
         with Bar(f"evaluating {name}", loader.num_samples, "pictures") as bar:
             features = read_features(model.features, loader.epoch(), bar.advance, name)
-        metrics, _ = scores.figures(predict(SupervisedPredictor(model), features))
+        metrics, _ = scores.figures(predict(SupervisedPredictor(model, model.num_samples), features))
         result = RunResult(
             setting=setting.name,
             title=setting.title,

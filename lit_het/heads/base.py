@@ -25,6 +25,10 @@ class ClassificationHead(Protocol):
         """Returns the root mean square norm of the noise, sqrt(tr Σ(x)); zeros where there is none."""
         ...
 
+    def spectrum(self, features: Float[Array, "b d"]) -> Float[Array, "b _"]:
+        """Returns the noise's standard deviations along its principal axes, falling; none where there is no noise."""
+        ...
+
 
 @runtime_checkable
 class ContrastiveHead(Protocol):

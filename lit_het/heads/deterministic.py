@@ -46,3 +46,7 @@ class DeterministicClassifier(nnx.Module):
     def noise_norm(self, features: Float[Array, "b d"]) -> Float[Array, " b"]:
         """Returns zeros."""
         return jnp.zeros(features.shape[0])
+
+    def spectrum(self, features: Float[Array, "b d"]) -> Float[Array, "b _"]:
+        """Returns nothing: there is no noise."""
+        return jnp.zeros((features.shape[0], 0))

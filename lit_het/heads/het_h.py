@@ -124,3 +124,7 @@ class HetHClassifier(nnx.Module):
     def noise_norm(self, features: Float[Array, "b d"]) -> Float[Array, " b"]:
         """Returns ``sqrt(tr Σ''(x))``, over buckets."""
         return self.covariance.noise_norm(features)
+
+    def spectrum(self, features: Float[Array, "b d"]) -> Float[Array, "b _"]:
+        """Returns the square roots of the largest eigenvalues of the covariance, falling."""
+        return self.covariance.spectrum(features)

@@ -114,6 +114,10 @@ class HetXLClassifier(nnx.Module):
         """Returns ``sqrt(tr Σ'(x))``."""
         return self.covariance.noise_norm(features)
 
+    def spectrum(self, features: Float[Array, "b d"]) -> Float[Array, "b _"]:
+        """Returns the square roots of the largest eigenvalues of the covariance, falling."""
+        return self.covariance.spectrum(features)
+
     def _prepare_factored(self, phi: Float[Array, "n d"]) -> tuple[Float[Array, "n k"], Noise]:
         kernel = (self.logits if self.unshared is None else self.unshared).kernel[...]
         return self.logits(phi), self.covariance(phi).project(kernel)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, Float, Int, Key, UInt8
+from jaxtyping import Array, Float, Int, Key
 
 from lit_het import blocks
 from lit_het.errors import UserError, require_at_least, require_choice
@@ -120,63 +120,70 @@ class ClassificationTask:
         }
         return result.loss + sum(tower.auxiliary_losses.values()), metrics
 
-    def probabilities(
-        self, params: Params, image: UInt8[Array, "b h w c"], key: Key[Array, ""] | None
-    ) -> Float[Array, "b k"]:
-        """Returns the mean of `log_probabilities` as probabilities over members (e3 Sec. 4.1)."""
-        log_p = self.log_probabilities(params, self.features(params, image), key)
-        return jnp.exp(log_p).mean(axis=1)
-
-    def log_probabilities(
-        self, params: Params, features: Float[Array, "b f"], key: Key[Array, ""] | None
-    ) -> Float[Array, "b m k"]:
-        """Returns ``log 1/S Σ_s σ(u_s)`` over the head's evaluation samples; without a key the noise is left out.
-
-        Members of an ensemble that stay apart have their own; others count as one.
-        """
-        samples = self._model(params).head(self.features.embedding(features), key, training=False)
-        function = jax.nn.log_softmax if self.config.loss == "softmax" else jax.nn.log_sigmoid
-        return mean_log_probabilities(samples, function).reshape(len(features), -1, self.config.num_classes)
-
     def choose(
-        self, params: Params, features: Float[Array, "b f"], key: Key[Array, ""], noise: bool
+        self, params: Params, features: Float[Array, "b f"], key: Key[Array, ""], num_samples: int
     ) -> Float[Array, "b k"]:
-        """Returns the log of the mean over members, divided by its sum: a sigmoid loss trains each class by itself."""
-        return jax.nn.log_softmax(self._mean(params, features, key if noise else None))
+        """Returns the log of the mean probability over members (e3 Sec. 4.1) and S noise samples (HET-XL Eq. 2).
 
-    def members(
-        self, params: Params, features: Float[Array, "b f"], key: Key[Array, ""], noise: bool
-    ) -> Float[Array, "b m k"]:
-        """Returns `log_probabilities` of every member, divided by their sum."""
-        return jax.nn.log_softmax(self.log_probabilities(params, features, key if noise else None))
-
-    def certainty(
-        self, params: Params, features: Float[Array, "b f"], key: Key[Array, ""]
-    ) -> tuple[Float[Array, " b"], ...]:
-        """Returns ``log_total``, ``log_normalizer`` and ``noise_norm`` of `lit_het.types.HeadOutput`."""
-        log_normalizer, noise_norm = self.log_normalizer(params, features), self.noise_norm(params, features)
-        if self.config.loss == "softmax":
-            return log_normalizer, log_normalizer, noise_norm
-        return jax.nn.logsumexp(self._mean(params, features, None), axis=1), log_normalizer, noise_norm
-
-    def _mean(self, params: Params, features: Float[Array, "b f"], key: Key[Array, ""] | None) -> Float[Array, "b k"]:
-        of_members = self.log_probabilities(params, features, key)
+        Without samples, S = 0, the noise is left out. A sigmoid loss trains each class by itself: the probabilities of
+        a sample are divided by their sum.
+        """
+        of_members = self._of_members(params, features, key, num_samples)
         return jax.nn.logsumexp(of_members, axis=1) - jnp.log(of_members.shape[1])
 
-    def log_normalizer(self, params: Params, features: Float[Array, "b f"]) -> Float[Array, " b"]:
-        """Returns ``log Σ_k exp(u_k)`` of the logits without noise, mean over members."""
-        samples = self._model(params).head(self.features.embedding(features), None, training=False)
+    def members(
+        self, params: Params, features: Float[Array, "b f"], key: Key[Array, ""], num_samples: int
+    ) -> Float[Array, "b m k"]:
+        """Returns the log-probabilities of every member, or of S noise samples of every member.
+
+        A deterministic head has no samples. Members of an ensemble that stay apart have their own; others count as one.
+        """
+        if not num_samples or isinstance(self.config.head, DeterministicConfig):
+            return self._of_members(params, features, key, 0)
+        samples = jax.lax.map(
+            lambda key: self._of_members(params, features, key, 1), jax.random.split(key, num_samples)
+        )
+        return jnp.moveaxis(samples, 0, 1).reshape(len(features), -1, self.config.num_classes)
+
+    def certainty(self, params: Params, features: Float[Array, "b f"]) -> tuple[Float[Array, " b"], Float[Array, " b"]]:
+        """Returns ``log Σ_k exp(u_k)`` of the logits without noise, and ``sqrt(tr Σ(x))``, means over members."""
+        model = self._model(params)
+        samples = model.head(self.features.embedding(features), None, training=False)
 
         def activation(logits: Float[Array, "n t k"]) -> Float[Array, "n t one"]:
             return jax.nn.logsumexp(logits, axis=-1, keepdims=True)
 
-        return mean_log_probabilities(samples, activation).reshape(len(features), -1).mean(axis=1)
+        of_members = mean_log_probabilities(samples, activation)[:, 0], self._noise_norm(model, samples)
+        log_normalizer, noise_norm = (x.reshape(len(features), -1).mean(axis=1) for x in of_members)
+        return log_normalizer, noise_norm
 
-    def noise_norm(self, params: Params, features: Float[Array, "b f"]) -> Float[Array, " b"]:
-        """Returns ``sqrt(tr Σ(x))``, mean over members."""
-        model = self._model(params)
-        samples = model.head(self.features.embedding(features), None, training=False)
-        return self._noise_norm(model, samples).reshape(len(features), -1).mean(axis=1)
+    def alone(self, params: Params, features: Float[Array, "b f"]) -> Float[Array, "b k"]:
+        """Returns what is said of each class by itself, without noise: logits, or of a sigmoid ``log σ(u)``.
+
+        Of several members it is the mean logit, or the log of the mean probability.
+        """
+        samples = self._model(params).head(self.features.embedding(features), None, training=False)
+        is_softmax = self.config.loss == "softmax"
+        found = mean_log_probabilities(samples, (lambda logits: logits) if is_softmax else jax.nn.log_sigmoid)
+        found = found.reshape(len(features), -1, self.config.num_classes)
+        return found.mean(axis=1) if is_softmax else jax.nn.logsumexp(found, axis=1) - jnp.log(found.shape[1])
+
+    def image_spectrum(self, params: Params, features: Float[Array, "b f"]) -> Float[Array, "b _"]:
+        """Returns the noise's standard deviations along its principal axes, falling, means over members."""
+        found = self._model(params).head.spectrum(self.features.embedding(features))
+        return found.reshape(len(features), -1, found.shape[1]).mean(axis=1)
+
+    def _of_members(
+        self, params: Params, features: Float[Array, "b f"], key: Key[Array, ""], num_samples: int
+    ) -> Float[Array, "b m k"]:
+        """Returns ``log 1/S Σ_s σ(u_s)`` of every member."""
+        head = self._model(params, num_samples).head
+        samples = head(self.features.embedding(features), key if num_samples else None, training=False)
+
+        def activation(logits: Float[Array, "n t k"]) -> Float[Array, "n t k"]:
+            return jax.nn.log_softmax(logits if self.config.loss == "softmax" else jax.nn.log_sigmoid(logits))
+
+        return mean_log_probabilities(samples, activation).reshape(len(features), -1, self.config.num_classes)
 
     def _noise_norm(self, model: Classifier, samples: LogitSamples) -> Float[Array, " b"]:
         def of_block(_: None, features: Float[Array, "n d"]) -> tuple[None, Float[Array, " n"]]:
@@ -184,8 +191,14 @@ class ClassificationTask:
 
         return blocks.scan_examples(of_block, None, samples.features, samples.examples_per_block)[1]
 
-    def _model(self, params: Params) -> Classifier:
-        return nnx.merge(self.graph, params)
+    def _model(self, params: Params, num_eval_samples: int = 0) -> Classifier:
+        """Returns the model, which takes S samples in evaluation if S is given."""
+        graph, head = self.graph, self.config.head
+        if num_eval_samples and not isinstance(head, DeterministicConfig):
+            sampling = dataclasses.replace(head.sampling, num_eval_samples=num_eval_samples)
+            config = dataclasses.replace(self.config, head=dataclasses.replace(head, sampling=sampling))
+            graph, _ = nnx.split(nnx.eval_shape(lambda: Classifier(config, nnx.Rngs(0))))
+        return nnx.merge(graph, params)
 
     def check_label_shape(self, shape: tuple[int, ...]) -> None:
         """Refuses labels that the loss cannot take.

@@ -58,6 +58,10 @@ class ContrastiveConfig:
         return ContrastiveTask(self)
 
 
+# Of a picture, for all names and noise samples.
+_PROBABILITIES_AT_A_TIME = 2**16
+
+
 class TwoTowers(nnx.Module):
     """Both towers and the head under the names that parameter paths begin with."""
 
@@ -115,12 +119,23 @@ class ContrastiveTask:
         names: Float[Array, "k d"],
         num_samples: int,
     ) -> Float[Array, "b k"]:
-        """Returns the log of ``1/S Σ_s softmax((α + ε_s) · β / τ)`` for texts β to choose among (HET-XL App. M).
+        """Returns the log of ``1/S Σ_s softmax((α + ε_s) · β / τ)`` for texts β to choose among.
 
-        Without samples, S = 0, it is the softmax of α · β / τ.
+        It is HET-XL Eq. 2 with noise on the image alone, as in the ablation of App. M; without samples, S = 0, the
+        softmax of α · β / τ, as the paper evaluates.
         """
-        of_members = self.members(params, features, key, names, num_samples)
-        return logsumexp(of_members, axis=1) - jnp.log(of_members.shape[1])
+        at_a_time = _divisor(num_samples, _PROBABILITIES_AT_A_TIME // len(names))
+        if at_a_time == num_samples:
+            of_members = self.members(params, features, key, names, num_samples)
+            return logsumexp(of_members, axis=1) - jnp.log(of_members.shape[1])
+
+        def of_some(total: Float[Array, "b k"], key: Key[Array, ""]) -> tuple[Float[Array, "b k"], None]:
+            of_members = self.members(params, features, key, names, at_a_time)
+            return jnp.logaddexp(total, logsumexp(of_members, axis=1) - jnp.log(of_members.shape[1])), None
+
+        nothing = jnp.full((len(features), len(names)), -jnp.inf)
+        num_parts = num_samples // at_a_time
+        return jax.lax.scan(of_some, nothing, jax.random.split(key, num_parts))[0] - jnp.log(num_parts)
 
     def members(
         self,
@@ -137,12 +152,16 @@ class ContrastiveTask:
         return jax.nn.log_softmax(queries.products(names) / head.temperature())
 
     def certainty(
-        self, params: Params, features: Float[Array, "b f"], key: Key[Array, ""], names: Float[Array, "k d"]
-    ) -> tuple[Float[Array, " b"], ...]:
-        """Returns ``log_total``, ``log_normalizer`` and ``noise_norm`` of `lit_het.types.HeadOutput`."""
-        head, embedding = self._model(params).head, self.features.embedding(features)
-        log_normalizer = logsumexp(head.image_key(embedding) @ names.T / head.temperature(), axis=1)
-        return log_normalizer, log_normalizer, head.image_noise_norm(embedding)
+        self, params: Params, features: Float[Array, "b f"], names: Float[Array, "k d"]
+    ) -> tuple[Float[Array, " b"], Float[Array, " b"]]:
+        """Returns ``log Σ exp(α · β / τ)`` without noise, and ``sqrt(tr Σ(x))``."""
+        log_normalizer = logsumexp(self.alone(params, features, names), axis=1)
+        return log_normalizer, self.image_noise_norm(params, features)
+
+    def alone(self, params: Params, features: Float[Array, "b f"], names: Float[Array, "k d"]) -> Float[Array, "b k"]:
+        """Returns what is said of each text by itself, without noise: ``α · β / τ``."""
+        head = self._model(params).head
+        return head.image_key(self.features.embedding(features)) @ names.T / head.temperature()
 
     def image_noise_norm(self, params: Params, features: Float[Array, "b f"]) -> Float[Array, " b"]:
         """Returns ``sqrt(tr Σ(x))``."""
@@ -156,11 +175,6 @@ class ContrastiveTask:
         """Returns noiseless embeddings."""
         model = self._model(params)
         return model.head.text_key(model.text_tower(text).embedding)
-
-    def text_noise_norm(self, params: Params, text: Int[Array, "b l"]) -> Float[Array, " b"]:
-        """Returns ``sqrt(tr Σ(x))``."""
-        model = self._model(params)
-        return model.head.text_noise_norm(model.text_tower(text).embedding)
 
     def temperature(self, params: Params) -> Float[Array, ""]:
         """Returns τ."""
@@ -181,3 +195,8 @@ class ContrastiveTask:
             return self.features.embedding(image.astype(jnp.float32)), None
         output = model.image_tower(image, key)
         return output.embedding, output
+
+
+def _divisor(number: int, limit: int) -> int:
+    """Returns the largest divisor of a number that is no larger than a limit, and at least 1; of 0 it is 0."""
+    return max((d for d in range(1, number + 1) if number % d == 0 and d <= max(1, limit)), default=0)

@@ -79,7 +79,9 @@ def test_a_classifier_chooses_between_the_names_of_its_classes(capsys, upstream,
     words = data / "train" / "words.txt"
     (found,) = json.loads(classified(capsys, pictures[0], "--checkpoint", upstream, "--labels", words, "--json"))
     assert {label["label"] for label in found["labels"]} == set(words.read_text().split())
-    assert found["labels"][0]["noisy_5_percent"] is None
+    for label in found["labels"]:
+        assert label["noisy_5_percent"] <= label["noisy_95_percent"]
+    assert found["labels"][0]["noisy_5_percent"] < found["labels"][0]["noisy_95_percent"]
 
 
 def test_noise_is_compared_with_the_sets_of_the_run(capsys, trained_lit, pictures):

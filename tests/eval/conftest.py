@@ -47,25 +47,29 @@ def make_encoder() -> Callable[..., Encoder]:
                 queries = queries + noise[features[:, 0].astype(int), :count]
             return queries @ names.T / temperature
 
-        def members(features: np.ndarray, seeds: np.ndarray, names: np.ndarray, count: int) -> np.ndarray:
+        def members(blocks: np.ndarray, seeds: np.ndarray, count: int, names: np.ndarray) -> np.ndarray:
+            assert len(blocks) == len(seeds)
             assert len(seeds) in (1, num_shares)
-            return special.log_softmax(logits(features, names, count), axis=2).astype(np.float32)
+            return special.log_softmax(logits(np.concatenate(blocks), names, count), axis=2).astype(np.float32)
 
-        def choose(features: np.ndarray, seeds: np.ndarray, names: np.ndarray, count: int) -> HeadOutput:
-            of_members = members(features, seeds, names, count).astype(np.float64)
+        def alone(blocks: np.ndarray, names: np.ndarray) -> np.ndarray:
+            return logits(np.concatenate(blocks), names, 0)[:, 0].astype(np.float32)
+
+        def choose(blocks: np.ndarray, seeds: np.ndarray, count: int, names: np.ndarray) -> HeadOutput:
+            of_members = members(blocks, seeds, count, names).astype(np.float64)
             log_p = np.asarray(special.logsumexp(of_members, axis=1)) - np.log(of_members.shape[1])
-            total = np.asarray(special.logsumexp(logits(features, names, 0)[:, 0], axis=1), np.float32)
-            return HeadOutput(log_p.astype(np.float32), total, total, noise_norm(features))
+            total = np.asarray(special.logsumexp(alone(blocks, names), axis=1), np.float32)
+            return HeadOutput(log_p.astype(np.float32), total, noise_norm(np.concatenate(blocks)))
 
         return Encoder(
             features=ImageFeatures(extract, num_members=1, num_shares=num_shares, tower="a tower"),
             image=vectors,
             choose=choose,
             members=members,
+            alone=alone,
             image_noise_norm=noise_norm,
             image_spectrum=lambda features: np.zeros((len(features), 0), np.float32),
             text=lambda tokens: text_table[tokens[:, 0]].astype(np.float32),
-            text_noise_norm=lambda tokens: np.zeros(len(tokens), np.float32),
             tokenize=lambda texts: np.array([[captions.index(text)] for text in texts], np.int32),
             temperature=temperature,
         )

@@ -87,28 +87,32 @@ def test_labels_stand_one_a_line_or_between_commas_on_one_line():
 
 
 def classifier(probability: float, noisy: float) -> Classifier:
-    def members(features: np.ndarray, seeds: np.ndarray, noise: bool) -> np.ndarray:
-        first = noisy if noise else probability
-        return np.log(np.array([[[first, 1 - first]] * 2] * len(features), np.float32))
+    def members(blocks: np.ndarray, seeds: np.ndarray, samples: int) -> np.ndarray:
+        first = noisy if samples else probability
+        return np.log(np.array([[[first, 1 - first]] * 2 * max(1, samples)], np.float32))
 
-    def choose(features: np.ndarray, seeds: np.ndarray, noise: bool) -> HeadOutput:
-        ones = np.ones(len(features), np.float32)
-        return HeadOutput(members(features, seeds, noise)[:, 0], ones, ones, ones)
+    def choose(blocks: np.ndarray, seeds: np.ndarray, samples: int) -> HeadOutput:
+        ones = np.ones(1, np.float32)
+        return HeadOutput(members(blocks, seeds, samples)[:, 0], ones, ones)
 
     return Classifier(
         features=ImageFeatures(lambda view: view, num_members=2, num_shares=1, tower=""),
         choose=choose,
         members=members,
+        alone=lambda blocks: members(blocks, np.zeros(1), 0)[:, 0],
+        image_spectrum=lambda features: np.zeros((len(features), 0), np.float32),
+        num_samples=0,
         num_classes=2,
     )
 
 
-def test_a_classifier_tells_its_own_classes_and_the_mean_over_noise_alone():
+def test_a_classifier_chooses_among_its_own_classes_and_has_noise_samples_of_every_member():
     found = answer(chooser(classifier(0.9, 0.8), LABELS[:2]), np.zeros(4, np.float32))
     np.testing.assert_allclose(found.probability, [0.9, 0.1], rtol=1e-5)
     assert found.noisy is not None
     np.testing.assert_allclose(found.noisy, [0.8, 0.2], rtol=1e-5)
-    assert found.band is None
+    assert found.samples is not None
+    assert found.samples.shape == (64, 2)
 
 
 def test_a_classifier_refuses_labels_that_are_not_its_classes():

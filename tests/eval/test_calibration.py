@@ -34,7 +34,7 @@ def random_predictions(seed: int, count: int = 40, classes: int = 5) -> tuple[np
 def figures_of(probabilities: np.ndarray, labels: np.ndarray) -> dict[str, float]:
     """What the program reports of predictions with these probabilities."""
     nothing = np.zeros(len(labels))
-    return figures(Predictions(np.log(probabilities), labels, np.arange(len(labels)), *[nothing] * 3))[0]
+    return figures(Predictions(np.log(probabilities), labels, np.arange(len(labels)), nothing, nothing))[0]
 
 
 def curve_of(probabilities: np.ndarray, labels: np.ndarray, bins: int = 15) -> ReliabilityCurve:
@@ -75,7 +75,7 @@ def test_a_uniform_guess_is_perfectly_calibrated_even_on_unbalanced_labels():
 
 def test_the_loss_stays_finite_where_the_probability_underflows():
     log_p, nothing = special.log_softmax([[0.0, 2000.0]], axis=1), np.zeros(1)
-    found, _ = figures(Predictions(log_p, np.array([0]), np.array([0]), *[nothing] * 3))
+    found, _ = figures(Predictions(log_p, np.array([0]), np.array([0]), nothing, nothing))
     assert (found["nll"], found["brier"]) == (2000, 2)
 
 

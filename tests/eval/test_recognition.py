@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from eval.predictions import scores_alone
 from eval.recognition import NamesConfig, embed_names, embed_texts, positions_of_names, read_classes
 from lit_het.errors import UserError
 from lit_het.types import Classifier, HeadOutput, ImageFeatures
@@ -121,21 +122,27 @@ def test_candidates_that_stand_for_a_class_share_it_and_others_cannot_be_chosen(
     found = recognition.predict(recognition.predictor(encoder), opened.features(encoder.features))
     assert recognition.class_names == ("bird", "dish")
     np.testing.assert_allclose(np.exp(found.log_probabilities), [[0.2, 0.8], [0.75, 0.25]], rtol=1e-5)
+    # What is said of a class alone depends on no other candidate.
+    alone = scores_alone(recognition.predictor(encoder), opened.features(encoder.features))
+    np.testing.assert_allclose(np.exp(alone), [[2, 8], [6, 2]], rtol=1e-5)
     assert found.hits(1).tolist() == [1, 1]
 
 
 def classifier(num_classes: int) -> Classifier:
-    def members(features: np.ndarray, seeds: np.ndarray, noise: bool) -> np.ndarray:
-        return np.full((len(features), 1, num_classes), -np.log(num_classes), np.float32)
+    def alone(blocks: np.ndarray) -> np.ndarray:
+        return np.full((blocks.shape[0] * blocks.shape[1], num_classes), -np.log(num_classes), np.float32)
 
-    def choose(features: np.ndarray, seeds: np.ndarray, noise: bool) -> HeadOutput:
-        zeros = np.zeros(len(features), np.float32)
-        return HeadOutput(members(features, seeds, noise)[:, 0], zeros, zeros, zeros)
+    def choose(blocks: np.ndarray, seeds: np.ndarray, samples: int) -> HeadOutput:
+        zeros = np.zeros(len(alone(blocks)), np.float32)
+        return HeadOutput(alone(blocks), zeros, zeros)
 
     return Classifier(
         features=ImageFeatures(lambda view: view[:, 0, 0, :1].astype(np.float32), 1, 1, "a tower"),
         choose=choose,
-        members=members,
+        members=lambda blocks, seeds, samples: alone(blocks)[:, None],
+        alone=alone,
+        image_spectrum=lambda features: np.zeros((len(features), 0), np.float32),
+        num_samples=0,
         num_classes=num_classes,
     )
 

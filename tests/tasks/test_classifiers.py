@@ -93,24 +93,53 @@ def test_every_head_learns_in_two_steps(head):
     assert losses[2] < losses[1] < losses[0], losses
 
 
+@functools.cache
+def heads_of(loss, head):
+    """A task with a head whose logits are not all alike, as at the start, and its parameters."""
+    task = ClassificationConfig(TOWERS["ViT"], HEADS[head], num_classes=K, loss=loss).build()
+    state = nnx.to_pure_dict(nnx.state(HEADS[head].build(task.features.size, K, nnx.Rngs(1))))
+    state["logits"]["kernel"] = jax.random.normal(jax.random.key(0), state["logits"]["kernel"].shape)
+    return task, {"image_tower": tower_params(), "head": state}
+
+
 @pytest.mark.parametrize("loss", ["softmax", "sigmoid"])
-def test_what_is_said_of_a_class_alone_follows_from_its_share_and_the_total(loss):
-    """Of a softmax it is the logit, of a sigmoid the probability of the class, whatever the other classes are."""
-    task = ClassificationConfig(TOWERS["ViT"], HEADS["DET"], num_classes=K, loss=loss).build()
-    head = nnx.to_pure_dict(nnx.state(HEADS["DET"].build(task.features.size, K, nnx.Rngs(1))))
-    # DET heads begin at zero.
-    head["logits"]["kernel"] = jax.random.normal(jax.random.key(0), head["logits"]["kernel"].shape)
-    params = {"image_tower": tower_params(), "head": head}
+def test_what_is_said_of_a_class_alone_does_not_depend_on_the_others(loss):
+    """Of a softmax it is the logit, of a sigmoid the log of the class's own probability."""
+    task, params = heads_of(loss, "DET")
     features, key = jax.random.normal(jax.random.key(1), (B, task.features.size)), jax.random.key(2)
-
-    @jax.jit
-    def found(params):
-        log_total, log_normalizer, _ = task.certainty(params, features, key)
-        return task.choose(params, features, key, False), log_total, log_normalizer
-
-    log_p, log_total, log_normalizer = found(params)
-    logits = np.asarray(features @ head["logits"]["kernel"] / 2.0)
-    np.testing.assert_allclose(np.exp(log_p).sum(axis=1), 1, rtol=1e-5)
-    alone = logits if loss == "softmax" else -np.log1p(np.exp(-logits))
-    np.testing.assert_allclose(log_p + log_total[:, None], alone, rtol=1e-4, atol=1e-5)
+    log_p, alone, (log_normalizer, norm) = jax.jit(
+        lambda params: (
+            task.choose(params, features, key, 0),
+            task.alone(params, features),
+            task.certainty(params, features),
+        )
+    )(params)
+    logits = np.asarray(features @ params["head"]["logits"]["kernel"] / 2.0)
+    expected = logits if loss == "softmax" else -np.log1p(np.exp(-logits))
+    np.testing.assert_allclose(alone, expected, rtol=1e-4, atol=1e-5)
+    share = np.exp(expected) / np.exp(expected).sum(axis=1, keepdims=True)
+    np.testing.assert_allclose(np.exp(log_p), share, rtol=1e-4)
     np.testing.assert_allclose(log_normalizer, np.log(np.exp(logits).sum(axis=1)), rtol=1e-5)
+    np.testing.assert_array_equal(norm, 0)
+
+
+@pytest.mark.parametrize("loss", ["softmax", "sigmoid"])
+def test_a_classifier_takes_as_many_noise_samples_as_it_is_asked_for(loss):
+    """Their mean is that of single ones, but for other draws: 4 standard errors."""
+    task, params = heads_of(loss, "HET-XL")
+    features, key = jax.random.normal(jax.random.key(1), (B, task.features.size)), jax.random.key(2)
+    mean, of_samples, spectrum, (_, norm) = jax.jit(
+        lambda params: (
+            task.choose(params, features, key, 2000),
+            task.members(params, features, key, 2000),
+            task.image_spectrum(params, features),
+            task.certainty(params, features),
+        )
+    )(params)
+    p = np.exp(np.asarray(of_samples, np.float64))
+    assert p.shape == (B, 2000, K)
+    np.testing.assert_allclose(p.sum(axis=2), 1, rtol=1e-5)
+    error = p.std(axis=1) * np.sqrt(2 / 2000)
+    assert (np.abs(np.exp(mean) - p.mean(axis=1)) < 4 * error).all()
+    # Principal axes carry all of the noise.
+    np.testing.assert_allclose(np.sqrt((np.asarray(spectrum) ** 2).sum(axis=1)), norm, rtol=1e-4)

@@ -109,18 +109,37 @@ def test_noise_samples_choose_between_texts_by_the_softmax_of_their_cosines():
         logits = jnp.einsum("bsd,kd->bsk", held_singly(queries), text) / task.temperature(params)
         quiet = task.encode_image(params, features) @ text.T / task.temperature(params)
         of_samples, mean = (method(params, features, key, text, 6) for method in (task.members, task.choose))
-        certainty = task.certainty(params, features, key, text)
-        return logits, of_samples, mean, quiet, certainty, task.image_noise_norm(params, features)
+        certainty = task.certainty(params, features, text)
+        return logits, of_samples, mean, quiet, task.alone(params, features, text), *certainty
 
     params = jax.jit(task.initialize)(jax.random.key(0))
-    logits, of_samples, mean, quiet, certainty, norm = found(params)
+    logits, of_samples, mean, quiet, alone, log_normalizer, noise_norm = found(params)
     expected = special.softmax(np.asarray(logits, np.float64), axis=2)
     np.testing.assert_allclose(np.exp(of_samples), expected, rtol=1e-4)
     np.testing.assert_allclose(np.exp(mean), expected.mean(axis=1), rtol=1e-4)
-    log_total, log_normalizer, noise_norm = certainty
-    for found_sum in (log_total, log_normalizer):
-        np.testing.assert_allclose(np.exp(found_sum), np.exp(quiet).sum(axis=1), rtol=1e-5)
-    np.testing.assert_allclose(noise_norm, norm, rtol=1e-6)
+    np.testing.assert_allclose(alone, quiet, rtol=1e-5)
+    np.testing.assert_allclose(np.exp(log_normalizer), np.exp(quiet).sum(axis=1), rtol=1e-5)
+    assert (noise_norm > 0).all()
+
+
+def test_noise_samples_may_be_taken_some_at_a_time(monkeypatch):
+    """The mean is that of as many samples at once, but for other draws: 4 standard errors."""
+    task, batch = CONFIG.build(), jax.tree.map(jnp.asarray, host_batch())
+    params = jax.jit(task.initialize)(jax.random.key(0))
+
+    @jax.jit
+    def found(params):
+        features, key = task.features(params, batch.image), jax.random.key(1)
+        text = task.encode_text(params, batch.text)
+        return task.choose(params, features, key, text, 600), task.members(params, features, key, text, 600)
+
+    monkeypatch.setattr("lit_het.tasks.contrastive._PROBABILITIES_AT_A_TIME", 7 * len(batch.text))
+    mean, of_samples = found(params)
+    p = np.exp(np.asarray(of_samples, np.float64))
+    np.testing.assert_allclose(np.exp(mean).sum(axis=1), 1, rtol=1e-5)
+    difference = np.abs(np.exp(mean) - p.mean(axis=1))
+    assert (difference < 4 * p.std(axis=1) * np.sqrt(2 / 600)).all()
+    assert difference.max() > 1e-6, "other draws"
 
 
 def test_a_head_without_noise_chooses_once_whatever_the_number_of_samples():

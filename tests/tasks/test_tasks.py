@@ -96,7 +96,8 @@ def test_the_contrastive_metrics_equal_a_numpy_computation(contrastive):
     loss, metrics = evaluate(task, params, Batch(VALID, image=IMAGE, text=WORDS))
     features = task.features(params, IMAGE)
     image, image_norm = task.encode_image(params, features), task.image_noise_norm(params, features)
-    text_norm = task.text_noise_norm(params, WORDS)
+    model = task._model(params)
+    text_norm = model.head.text_noise_norm(model.text_tower(WORDS).embedding)
     kept = np.flatnonzero(VALID)
     assert set(metrics) == {"temperature", "image_noise_norm", "text_noise_norm"}
     assert float(metrics["image_noise_norm"]) == pytest.approx(np.asarray(image_norm)[kept].mean(), rel=1e-5)
@@ -177,7 +178,8 @@ def test_a_head_without_parameters_and_a_head_with_a_bias_both_work():
 
 def test_probabilities_are_means_over_samples_and_the_training_metric_counts_right_samples(classifier):
     task, params = classifier
-    probabilities = jax.jit(task.probabilities)(params, IMAGE, KEYS("noise"))
+    features = task.features(params, IMAGE)
+    probabilities = jnp.exp(jax.jit(task.choose, static_argnums=3)(params, features, KEYS("noise"), 4))
     np.testing.assert_allclose(probabilities.sum(axis=1), 1, rtol=1e-5)
     loss, metrics = evaluate(task, params, Batch(VALID, image=IMAGE, label=LABEL))
     kept = np.flatnonzero(VALID)
@@ -185,7 +187,7 @@ def test_probabilities_are_means_over_samples_and_the_training_metric_counts_rig
     assert float(loss) == pytest.approx(-np.log(p[np.arange(len(kept)), np.asarray(LABEL)[kept]]).mean(), rel=1e-5)
     assert float(metrics["temperature"]) == pytest.approx(2.525)
     assert float(metrics["image_noise_norm"]) > 0
-    quiet = task.probabilities(params, IMAGE, None)
+    quiet = jnp.exp(task.choose(params, features, KEYS("noise"), 0))
     assert not np.allclose(quiet, probabilities, atol=1e-4)
     model = task._model(params)
     samples = model.head(model.image_tower(IMAGE).embedding, KEYS("noise"))
@@ -198,7 +200,7 @@ def test_probabilities_are_means_over_samples_and_the_training_metric_counts_rig
 
 def test_the_sigmoid_loss_counts_the_most_probable_class_as_right_if_it_is_one_of_the_true_ones():
     task, params = start(dataclasses.replace(CLASSIFIER, loss="sigmoid", head=DeterministicConfig()))
-    best = np.asarray(task.probabilities(params, IMAGE, None)).argmax(axis=1)
+    best = np.asarray(task.choose(params, task.features(params, IMAGE), KEYS("noise"), 0)).argmax(axis=1)
     target = np.ones((B, K), np.float32)
     target[0, best[0]] = 0
     _, metrics = evaluate(task, params, Batch(VALID, image=IMAGE, label=jnp.asarray(target)))

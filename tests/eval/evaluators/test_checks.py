@@ -46,6 +46,9 @@ def classifier(num_classes: int, num_members: int = 1) -> Classifier:
         features=dataclasses.replace(UNREAD, num_members=num_members),
         choose=refuse,
         members=refuse,
+        alone=refuse,
+        image_spectrum=refuse,
+        num_samples=0,
         num_classes=num_classes,
     )
 
@@ -91,8 +94,9 @@ def test_an_ensemble_of_one(digits, sets, encoder):
             alone.check(*models)
         alone.check(*models, *models)
     noisy.check(encoder)
-    with pytest.raises(UserError, match="leave out --samples"):
-        noisy.check(classifier(3, num_members=2))
+    noisy.check(dataclasses.replace(classifier(3), num_samples=16))
+    with pytest.raises(UserError, match="there is but one member"):
+        noisy.check(classifier(3))
 
 
 def test_an_image_tower_is_enough_for_what_measures_its_features(digits, sets):

@@ -78,7 +78,7 @@ class Simulated:
         self.images, self.classes = (rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in (images, classes))
         log_p = special.log_softmax(self.images @ self.classes.T / 0.08, axis=1).astype(np.float32)
         zeros = np.zeros(labels.size, np.float32)
-        self.predictions = Predictions(log_p, labels, np.arange(labels.size), zeros, zeros, zeros)
+        self.predictions = Predictions(log_p, labels, np.arange(labels.size), zeros, zeros)
 
     def figures(self) -> dict[str, float]:
         return scores.figures(self.predictions)[0]
