@@ -9,7 +9,7 @@ from typing import Any
 from eval.evaluation import Record
 from eval.kept_runs import KeptRun, flattened
 from eval.report.naming import is_of_member, is_setting, place_of_kind
-from eval.significance import Comparison, compare, holm
+from eval.significance import WelchTest, holm, welch_tests
 from eval.sweeps import differences
 from lit_het.errors import UserError
 
@@ -34,7 +34,7 @@ class RunComparison:
 
     one: tuple[str, ...]
     other: tuple[str, ...]
-    figures: Mapping[str, Comparison]
+    figures: Mapping[str, WelchTest]
     survivors: frozenset[str]
     remarks: tuple[str, ...]
 
@@ -48,7 +48,7 @@ class RunComparison:
         return "A", "B"
 
     @property
-    def tested(self) -> dict[str, Comparison]:
+    def tested(self) -> dict[str, WelchTest]:
         """The figures with a test."""
         return {name: found for name, found in self.figures.items() if not found.untested}
 
@@ -84,7 +84,7 @@ def compare_runs(runs: Sequence[KeptRun], against: Sequence[KeptRun]) -> RunComp
     for key in kept:
         check_same_settings({run.name: run.records[key] for run in everyone})
     figures = [figures_of(run.records[key] for key in kept) for run in everyone]
-    found = compare(figures[: len(runs)], figures[len(runs) :])
+    found = welch_tests(figures[: len(runs)], figures[len(runs) :])
     p_values = {name: one.p_value for name, one in found.items() if not one.untested}
     left_out = sorted({key for run in everyone for key in run.records} - set(kept))
     return RunComparison(

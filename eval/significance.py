@@ -30,7 +30,7 @@ class Estimate:
 
 
 @dataclasses.dataclass(frozen=True)
-class Comparison:
+class WelchTest:
     """A figure in two groups of runs, and Welch's test of whether their means differ.
 
     Attributes:
@@ -61,7 +61,7 @@ def estimate(values: Sequence[float]) -> Estimate:
     return Estimate(mean, standard_error(np.asarray(values, np.float64)))
 
 
-def welch(one: Sequence[float], other: Sequence[float]) -> Comparison:
+def welch(one: Sequence[float], other: Sequence[float]) -> WelchTest:
     """Compares a figure between two groups of runs by Welch's t-test, which takes no equal variances.
 
     Welch, "The generalization of 'Student's' problem when several different population variances are involved",
@@ -77,13 +77,13 @@ def welch(one: Sequence[float], other: Sequence[float]) -> Comparison:
     if untested:
         with np.errstate(invalid="ignore"):
             difference = float(np.float64(estimates[0].mean) - estimates[1].mean)
-        return Comparison(*estimates, difference, (math.nan, math.nan), math.nan, math.nan, math.nan, untested)
+        return WelchTest(*estimates, difference, (math.nan, math.nan), math.nan, math.nan, math.nan, untested)
     with warnings.catch_warnings():
         # SciPy warns where one group varies by rounding only; Welch's test is sound while the other one varies.
         warnings.filterwarnings("ignore", "Precision loss", RuntimeWarning)
         test: Any = stats.ttest_ind(one, other, equal_var=False)
     bounds = test.confidence_interval(0.95)
-    return Comparison(
+    return WelchTest(
         *estimates,
         difference=estimates[0].mean - estimates[1].mean,
         interval=(float(bounds.low), float(bounds.high)),
@@ -93,7 +93,7 @@ def welch(one: Sequence[float], other: Sequence[float]) -> Comparison:
     )
 
 
-def compare(runs: Sequence[Mapping[str, float]], against: Sequence[Mapping[str, float]]) -> dict[str, Comparison]:
+def welch_tests(runs: Sequence[Mapping[str, float]], against: Sequence[Mapping[str, float]]) -> dict[str, WelchTest]:
     """`welch` for each figure that all runs of both groups have, in the order of the first run.
 
     Raises:

@@ -13,7 +13,7 @@ from eval.report.sections import keys_of, measured_by
 from eval.report.tables import NO_FIGURE, Cell, Row, Table, best_of
 from eval.report.welch import shown_p, welch_tables
 from eval.run_comparison import RunComparison
-from eval.significance import Comparison
+from eval.significance import WelchTest
 
 # What a verdict looks at, the first first.
 _HEADLINES = (
@@ -198,7 +198,7 @@ def _headline(key: tuple[str, str], path: str, measured: Mapping[str, Record]) -
     )
 
 
-def _headline_of_groups(key: tuple[str, str], path: str, titles: tuple[str, str], found: Comparison) -> str:
+def _headline_of_groups(key: tuple[str, str], path: str, titles: tuple[str, str], found: WelchTest) -> str:
     style = style_of(split(path)[1])
     one, other = (style.shown(estimate.mean, estimate.error) for estimate in (found.one, found.other))
     test = found.untested or f"p = {shown_p(found.p_value)}"

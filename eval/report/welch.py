@@ -5,7 +5,7 @@ import math
 from eval.report.naming import FigureStyle, split, style_of, title_of_kind, title_of_part
 from eval.report.tables import NO_FIGURE, Cell, Row, Table
 from eval.run_comparison import RunComparison
-from eval.significance import Comparison
+from eval.significance import WelchTest
 
 _CAPTION = "Mean ± standard error over runs; Welch's t-test"
 
@@ -55,7 +55,7 @@ def _parts_of_sets(comparison: RunComparison) -> dict[str, dict[str, list[Row]]]
     return found
 
 
-def _cells(found: Comparison, style: FigureStyle, is_strong: bool) -> tuple[Cell, ...]:
+def _cells(found: WelchTest, style: FigureStyle, is_strong: bool) -> tuple[Cell, ...]:
     means = (Cell(style.shown(found.one.mean, found.one.error)), Cell(style.shown(found.other.mean, found.other.error)))
     difference = Cell(_signed(found.difference, style), strong=is_strong)
     if found.untested:

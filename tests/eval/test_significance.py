@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from eval.significance import Comparison, bootstrap_error, compare, estimate, holm, standard_error, welch
+from eval.significance import WelchTest, bootstrap_error, estimate, holm, standard_error, welch, welch_tests
 from lit_het.errors import UserError
 
 
@@ -61,7 +61,7 @@ def test_the_groups_in_the_other_order_give_the_negative_and_the_same_p(one: lis
     assert there.p_value == pytest.approx(back.p_value)
 
 
-def assert_untested(found: Comparison, reason: str) -> None:
+def assert_untested(found: WelchTest, reason: str) -> None:
     assert reason in found.untested
     assert np.isnan([found.statistic, found.degrees, found.p_value, *found.interval]).all()
 
@@ -93,18 +93,18 @@ def test_one_group_without_variance_is_tested_against_one_that_varies():
 def test_figures_of_runs_are_compared_by_name_and_only_where_all_have_them():
     ours = [{"nll": 1.0, "top1": 0.5, "ece": 0.1}, {"nll": 2.0, "top1": 0.6, "ece": 0.2}]
     theirs = [{"top1": 0.2, "nll": 3.0}, {"top1": 0.3, "nll": 3.5}]
-    found = compare(ours, theirs)
+    found = welch_tests(ours, theirs)
     assert list(found) == ["nll", "top1"]
     assert found["top1"] == welch([0.5, 0.6], [0.2, 0.3])
 
 
 def test_a_comparison_without_runs_or_without_a_common_figure_is_refused():
     with pytest.raises(UserError, match="at least one run"):
-        compare([{"nll": 1.0}], [])
+        welch_tests([{"nll": 1.0}], [])
     with pytest.raises(UserError, match="at least one run"):
         welch([], [1.0])
     with pytest.raises(UserError, match="no figure is in all"):
-        compare([{"nll": 1.0}], [{"ece": 1.0}])
+        welch_tests([{"nll": 1.0}], [{"ece": 1.0}])
 
 
 def test_holm_stops_at_the_first_test_that_fails_its_share_of_the_level():
