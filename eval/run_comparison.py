@@ -117,7 +117,7 @@ def check_same_settings(measured: Mapping[str, Record]) -> None:
     """
     (first, one), *rest = measured.items()
     for name, other in rest:
-        before, now = (_without_folders(flattened(record.settings)) for record in (one, other))
+        before, now = (_comparable(flattened(record.settings)) for record in (one, other))
         for field, (ours, theirs) in differences(before, now, lambda field: field in _WITHOUT_EFFECT).items():
             raise UserError(
                 f"{one.kind.replace('_', '-')} {one.name}: {field} is {_told(ours)} in {first} and {_told(theirs)} in "
@@ -125,15 +125,17 @@ def check_same_settings(measured: Mapping[str, Record]) -> None:
             )
 
 
-def _without_folders(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns settings in which places are named by their last parts."""
+def _comparable(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns settings in which places are named by their last parts, and members of a deep ensemble are counted."""
 
     def last_part(value: Any) -> Any:
         if isinstance(value, list):
             return [last_part(one) for one in value]
         return value.rstrip("/").rpartition("/")[2] if isinstance(value, str) else value
 
-    return {field: last_part(value) if field in _PLACES else value for field, value in settings.items()}
+    told = {field: last_part(value) if field in _PLACES else value for field, value in settings.items()}
+    # Which models are the members is what two groups differ in; how many they are is a setting.
+    return told | {field: len(told[field]) for field in ("checkpoints",) if field in told}
 
 
 def _remarks_on_places(runs: Sequence[KeptRun], kept: Sequence[tuple[str, str]]) -> list[str]:

@@ -285,6 +285,24 @@ def test_seeds_may_have_data_of_their_own(tmp_path: Path, capsys: pytest.Capture
     assert "Not all runs were evaluated in the same folder: pets" in " ".join(capsys.readouterr().out.split())
 
 
+def deep_ensemble(folder: Path, *members: str) -> Path:
+    found = Evaluation("deep_ensemble", "pets", {"joint_top1": 0.5})
+    return write_run(folder, [found], settings={"samples": 0, "checkpoints": [f"{one} at step 5" for one in members]})
+
+
+def test_deep_ensembles_of_other_models_are_compared(tmp_path: Path):
+    first, other = deep_ensemble(tmp_path / "a", "a", "x"), deep_ensemble(tmp_path / "b", "b", "y")
+    path = tmp_path / "table.json"
+    assert main(["compare", str(first), "--against", str(other), "--output", str(path)]) == 0
+    assert "deep_ensemble/pets/joint_top1" in json.loads(path.read_text())["figures"]
+
+
+def test_deep_ensembles_of_more_members_are_not_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    first, other = deep_ensemble(tmp_path / "a", "a", "x"), deep_ensemble(tmp_path / "b", "b", "y", "z")
+    message = fails_with(capsys, "compare", first, "--against", other)
+    assert "deep-ensemble pets: checkpoints is 2 in a and 3 in b" in message
+
+
 def test_evaluations_with_other_settings_are_not_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     first = write_run(
         tmp_path / "first", [zero_shot()], settings={"data": {"batch_size": 1}, "names": {"prompts": "set"}}
