@@ -8,7 +8,7 @@ from typing import Any
 
 from eval.evaluation import Record
 from eval.kept_runs import KeptRun, flattened
-from eval.report.naming import is_of_member, is_setting, place_of_kind
+from eval.report.naming import is_of_member, is_rank_of_calibrated, is_setting, place_of_kind
 from eval.significance import WelchTest, holm, welch_tests
 from eval.sweeps import differences
 from lit_het.errors import UserError
@@ -85,6 +85,8 @@ def compare_runs(runs: Sequence[KeptRun], against: Sequence[KeptRun]) -> RunComp
         check_same_settings({run.name: run.records[key] for run in everyone})
     figures = [figures_of(run.records[key] for key in kept) for run in everyone]
     found = welch_tests(figures[: len(runs)], figures[len(runs) :])
+    repeats = _repeats(figures, [name for name, one in found.items() if not one.untested])
+    found = {name: one for name, one in found.items() if name not in repeats}
     p_values = {name: one.p_value for name, one in found.items() if not one.untested}
     left_out = sorted({key for run in everyone for key in run.records} - set(kept))
     return RunComparison(
@@ -92,18 +94,38 @@ def compare_runs(runs: Sequence[KeptRun], against: Sequence[KeptRun]) -> RunComp
         tuple(run.name for run in against),
         found,
         holm(p_values, LEVEL),
-        tuple([*_remarks_on_steps(everyone, kept), *_remarks_on_places(everyone, kept), *_remarks_on_rest(left_out)]),
+        (
+            *_remarks_on_steps(everyone, kept),
+            *_remarks_on_places(everyone, kept),
+            *_remarks_on_rest(left_out),
+            *_remarks_on_repeats(repeats),
+        ),
     )
 
 
 def figures_of(records: Iterable[Record]) -> dict[str, float]:
-    """Returns the figures of evaluations, ``<kind>/<set>/<figure>``, without settings and single members."""
+    """Returns the figures of evaluations, ``<kind>/<set>/<figure>``, that tell of runs what no other figure does.
+
+    That is without settings, single members, and ranks of calibrated predictions.
+    """
     return {
         f"{record.kind}/{record.name}/{figure}": value
         for record in records
         for figure, value in record.figures.items()
-        if not is_setting(figure) and not is_of_member(figure)
+        if not (is_setting(figure) or is_of_member(figure) or is_rank_of_calibrated(figure))
     }
+
+
+def _repeats(figures: Sequence[Mapping[str, float]], tested: Sequence[str]) -> dict[str, str]:
+    """Returns the figures that are an earlier one again in every run, with that: both would count as tests."""
+    first: dict[tuple[float, ...], str] = {}
+    repeats = {}
+    for name in tested:
+        # Sums of the same numbers in another order differ in their last digits.
+        values = tuple(float(f"{of_run[name]:.12g}") for of_run in figures)
+        if first.setdefault(values, name) != name:
+            repeats[name] = first[values]
+    return repeats
 
 
 def check_same_settings(measured: Mapping[str, Record]) -> None:
@@ -163,6 +185,13 @@ def _remarks_on_rest(left_out: Sequence[tuple[str, str]]) -> list[str]:
         return []
     names = ", ".join(f"{kind.replace('_', '-')} {name}" for kind, name in left_out)
     return [f"Left out, as not all runs have it: {names}."]
+
+
+def _remarks_on_repeats(repeats: Mapping[str, str]) -> list[str]:
+    if not repeats:
+        return []
+    told = ", ".join(f"{name} ({first})" for name, first in repeats.items())
+    return [f"Left out, as another figure is the same in every run: {told}."]
 
 
 def _shared_start(names: Sequence[str]) -> str:

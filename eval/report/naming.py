@@ -74,6 +74,7 @@ _PARTS = {
     "individual": "members alone, mean",
     "corrupted": "all corrupted, mean",
 }
+_OF_RANKS = ("top1", "top5", "mean_reciprocal_rank", "mean_class_recall")
 _PREFIXED = re.compile(r"(image_to_text|text_to_image|joint|individual)_(\w+)")
 
 
@@ -96,6 +97,12 @@ def is_setting(path: str) -> bool:
 def is_of_member(path: str) -> bool:
     """Whether a figure is of one member of an ensemble: its number means nothing in another run."""
     return path.startswith("member_")
+
+
+def is_rank_of_calibrated(path: str) -> bool:
+    """Whether a figure is the plain one again: a temperature changes no rank."""
+    part, figure = split(path)
+    return part == "calibrated" and figure in _OF_RANKS
 
 
 def place_of_kind(kind: str) -> int:

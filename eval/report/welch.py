@@ -5,7 +5,7 @@ import math
 from eval.report.naming import FigureStyle, split, style_of, title_of_kind, title_of_part
 from eval.report.tables import NO_FIGURE, Cell, Row, Table
 from eval.run_comparison import RunComparison
-from eval.significance import WelchTest
+from eval.significance import EQUAL, WelchTest
 
 _CAPTION = "Mean ± standard error over runs; Welch's t-test"
 
@@ -59,7 +59,8 @@ def _cells(found: WelchTest, style: FigureStyle, is_strong: bool) -> tuple[Cell,
     means = (Cell(style.shown(found.one.mean, found.one.error)), Cell(style.shown(found.other.mean, found.other.error)))
     difference = Cell(_signed(found.difference, style), strong=is_strong)
     if found.untested:
-        return (*means, difference, *(Cell(NO_FIGURE, faint=True) for _ in range(4)))
+        in_place_of_p = EQUAL if found.untested == EQUAL else NO_FIGURE
+        return (*means, difference, *(Cell(text, faint=True) for text in (*[NO_FIGURE] * 3, in_place_of_p)))
     low, high = (_signed(bound, style) for bound in found.interval)
     return (
         *means,

@@ -3,6 +3,7 @@ import json
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -241,7 +242,7 @@ def test_the_written_comparisons_hold_what_welch_gives_by_hand(seeds: Path, tmp_
         rows = {row["figure"]: row for row in csv.DictReader(file)}
     assert float(rows["zero_shot/pets/top1"]["p"]) == found["p"]
     assert rows["zero_shot/pets/ece"]["p"] == ""
-    assert rows["zero_shot/pets/ece"]["untested"] == "no run differs from the others of its group"
+    assert rows["zero_shot/pets/ece"]["untested"] == "equal"
     markdown = (tmp_path / "table.md").read_text()
     assert "| top-1 accuracy | 51.0% ± 0.6 | 32.0% ± 1.2 | **+19.0%** |" in markdown
 
@@ -250,8 +251,42 @@ def test_the_comparison_counts_its_tests_and_those_that_survive_holm(seeds: Path
     het, det = groups(seeds)
     assert main(["compare", *map(str, het), "--against", *map(str, det)]) == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert "3 runs against 3: 1 of 2 tested figures differ at p < 0.05" in text
+    assert "3 runs against 3: 1 of 1 tested figures differ at p < 0.05" in text
     assert "1 stays significant after Holm's correction. 6 have no test." in text
+
+
+def compared(tmp_path: Path, **changes: tuple[list[float], list[float]]) -> dict[str, Any]:
+    """The comparison of two groups of runs, with some figures of each run."""
+    named = [[tmp_path / f"{group}{seed}" for seed in range(3)] for group in ("a", "b")]
+    for group, runs in enumerate(named):
+        for seed, run in enumerate(runs):
+            write_run(run, [zero_shot(**{name.replace("__", "/"): of[group][seed] for name, of in changes.items()})])
+    one, other = (list(map(str, runs)) for runs in named)
+    assert main(["compare", *one, "--against", *other, "--output", str(tmp_path / "table.json")]) == 0
+    return json.loads((tmp_path / "table.json").read_text())
+
+
+def test_ranks_of_calibrated_predictions_are_those_of_plain_ones_and_not_compared_again(tmp_path: Path):
+    ranks = {f"calibrated__{name}": ([0.1, 0.2, 0.3], [0.4, 0.5, 0.7]) for name in ("top1", "mean_class_recall")}
+    found = compared(tmp_path, **ranks, calibrated__nll=([1.0, 1.1, 1.2], [1.5, 1.6, 1.8]))
+    calibrated = {name.rpartition("/")[2] for name in found["figures"] if "/calibrated/" in name}
+    assert calibrated == {"nll", "ece", "temperature_factor"}
+
+
+def test_a_figure_that_equals_another_in_every_run_is_tested_once(tmp_path: Path):
+    values = ([0.1, 0.2, 0.3], [0.4, 0.5, 0.7])
+    summed_otherwise = ([value * (1 + 1e-15) for value in values[0]], values[1])
+    found = compared(tmp_path, top1=values, mean_class_recall=summed_otherwise, brier=(values[0], [0.4, 0.5, 0.6]))
+    assert "zero_shot/pets/mean_class_recall" not in found["figures"]
+    assert "of 2 tested figures" in found["verdict"]
+    told = "another figure is the same in every run: zero_shot/pets/mean_class_recall (zero_shot/pets/top1)."
+    assert told in found["remarks"][-1]
+
+
+def test_a_figure_that_is_the_same_in_both_groups_is_called_equal_and_not_tested(tmp_path: Path):
+    found = compared(tmp_path, top1=([0.1, 0.2, 0.3], [0.1, 0.2, 0.3]), nll=([1.0, 1.1, 1.2], [1.5, 1.6, 1.8]))
+    assert found["figures"]["zero_shot/pets/top1"]["untested"] == "equal"
+    assert "of 1 tested figures" in found["verdict"]
 
 
 def test_neither_settings_nor_single_members_of_ensembles_are_compared(tmp_path: Path):
