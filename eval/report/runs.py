@@ -1,6 +1,7 @@
 """What a report says of the runs themselves: facts, curves, configurations, how they compare, and a verdict."""
 
 import datetime
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -190,11 +191,15 @@ def _headline(key: tuple[str, str], path: str, measured: Mapping[str, Record]) -
         beside = "" if chance is None else f" (chance {style.shown(chance)})"
         return f"{subject}: {style.shown(values[0], errors[0])}{beside}."
     second = max((number for number in range(len(values)) if number != first), key=lambda number: values[number])
-    is_clear = best_of(values, errors, style) is not None
+    beside = f"{names[second]} with {style.shown(values[second], errors[second])}"
+    if math.isnan(errors[first] + errors[second]):
+        apart = "without standard errors nobody knows whether they differ"
+    else:
+        is_clear = best_of([values[first], values[second]], [errors[first], errors[second]], style) is not None
+        apart = f"which is {'more' if is_clear else 'no more'} than the standard errors away"
     return (
-        f"{subject}: highest with {names[first]}, {style.shown(values[first], errors[first])}; next is {names[second]} "
-        f"with {style.shown(values[second], errors[second])}, which is {'more' if is_clear else 'no more'} than the "
-        "standard errors away."
+        f"{subject}: highest with {names[first]}, {style.shown(values[first], errors[first])}; next is {beside}, "
+        f"{apart}."
     )
 
 

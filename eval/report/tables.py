@@ -242,11 +242,14 @@ class _Shown:
 
 
 def best_of(values: Sequence[float], errors: Sequence[float], style: FigureStyle) -> int | None:
-    """Returns which value is better than all others by more than the standard errors and digits that are shown."""
+    """Returns which value is better than all others by more than the standard errors and digits that are shown.
+
+    Where the error of a value is not known (NaN), nobody knows whether another is better.
+    """
     known = [number for number, value in enumerate(values) if not math.isnan(value)]
     if style.higher_is_better is None or len(known) < 2:
         return None
-    first, second = sorted(known, key=lambda number: values[number], reverse=style.higher_is_better)[:2]
-    together = sum(0.0 if math.isnan(errors[number]) else errors[number] for number in (first, second))
-    is_better = abs(values[first] - values[second]) > together
-    return first if is_better and style.shown(values[first]) != style.shown(values[second]) else None
+    first, *others = sorted(known, key=lambda number: values[number], reverse=style.higher_is_better)
+    # False where an error is NaN.
+    is_better = all(abs(values[first] - values[other]) > errors[first] + errors[other] for other in others)
+    return first if is_better and style.shown(values[first]) != style.shown(values[others[0]]) else None

@@ -1,13 +1,17 @@
 import csv
 import json
+import math
 import re
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from eval.evaluation import Evaluation
+from eval.report.naming import STYLES
+from eval.report.tables import best_of
 from lit_het.cli.main import main
 from tests.eval.report.kept_runs import DETERMINISTIC, all_kinds, write_run, zero_shot
 from tests.eval.report.outline import Outline
@@ -181,6 +185,40 @@ def test_a_value_is_bold_only_where_it_is_better_by_more_than_the_errors(tmp_pat
     assert "<strong>" not in (tmp_path / "two.html").read_text()
 
 
+def side_by_side(tmp_path: Path, *precisions: float, errors: Mapping[str, float]) -> str:
+    """The page of runs that differ in more than their seeds."""
+    runs = [
+        write_run(
+            tmp_path / f"run{number}",
+            [Evaluation("zero_shot", "voc", {"mean_average_precision": of_run}, errors)],
+            n=number,
+        )
+        for number, of_run in enumerate(precisions)
+    ]
+    report(*runs, "--output", tmp_path / "page.html")
+    return (tmp_path / "page.html").read_text()
+
+
+def test_without_a_standard_error_nothing_is_said_to_be_better(tmp_path: Path):
+    page = side_by_side(tmp_path, 0.501, 0.4, errors={})
+    assert "without standard errors nobody knows whether they differ" in page
+    assert "than the standard errors away" not in page
+    assert "<strong>" not in page
+
+
+def test_with_standard_errors_the_verdict_says_whether_a_run_is_better_by_more(tmp_path: Path):
+    errors = {"mean_average_precision": 0.01}
+    assert "which is more than the standard errors away" in side_by_side(tmp_path / "far", 0.5, 0.4, errors=errors)
+    assert "which is no more than the standard errors away" in side_by_side(tmp_path / "near", 0.5, 0.49, errors=errors)
+
+
+@pytest.mark.parametrize(
+    ("errors", "best"), [((0.01, 0.01, 0.01), 1), ((0.01, 0.01, math.nan), None), ((0.3, 0.01, 0.01), None)]
+)
+def test_the_best_value_is_better_than_all_others_by_more_than_the_errors(errors: tuple[float, ...], best: int | None):
+    assert best_of([0.3, 0.5, 0.4], errors, STYLES["top1"]) == best
+
+
 def test_many_runs_are_drawn_though_colours_come_again(tmp_path: Path):
     runs = [write_run(tmp_path / f"run{seed}", [], seed) for seed in range(10)]
     report(*runs, "--output", tmp_path / "all.html")
@@ -260,7 +298,7 @@ def compared(tmp_path: Path, **changes: tuple[list[float], list[float]]) -> dict
     named = [[tmp_path / f"{group}{seed}" for seed in range(3)] for group in ("a", "b")]
     for group, runs in enumerate(named):
         for seed, run in enumerate(runs):
-            write_run(run, [zero_shot(**{name.replace("__", "/"): of[group][seed] for name, of in changes.items()})])
+            write_run(run, [zero_shot(0, **{name.replace("__", "/"): of[group][seed] for name, of in changes.items()})])
     one, other = (list(map(str, runs)) for runs in named)
     assert main(["compare", *one, "--against", *other, "--output", str(tmp_path / "table.json")]) == 0
     return json.loads((tmp_path / "table.json").read_text())
