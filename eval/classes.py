@@ -62,25 +62,54 @@ def mean_class_recall(scores: Float[np.ndarray, "n k"], labels: Int[np.ndarray, 
     return float(np.nanmean(recall_per_class(correctness(scores, labels), labels, scores.shape[1])))
 
 
-def most_confused(
-    predictions: Int[np.ndarray, " n"], labels: Int[np.ndarray, " n"], num_classes: int, count: int
-) -> list[Confusion]:
-    """The ``count`` most frequent pairs of a true and another predicted class, falling; ties by class number.
+def worst_classes(
+    correct: Float[np.ndarray, " n"],
+    of_label: Float[np.ndarray, " n"],
+    labels: Int[np.ndarray, " n"],
+    num_classes: int,
+    count: int,
+) -> Int[np.ndarray, " worst"]:
+    """The at most ``count`` classes of the lowest recall, rising; classes that are always recognised are left out.
+
+    With few pictures a class many recalls are equal: then the classes that their pictures give the lowest mean
+    log-probability come first.
+
+    Args:
+        correct: probability that a picture's prediction is its label.
+        of_label: log-probability of a picture's label.
+        labels: the true classes.
+        num_classes: k.
+        count: of the classes that are returned.
 
     Raises:
-        UserError: no examples, or a label or prediction outside the classes.
+        UserError: no examples, or a label outside the classes.
     """
-    check_labels(labels, num_classes)
-    check_labels(predictions, num_classes)
-    wrong = predictions != labels
-    pairs, counts = np.unique(labels[wrong].astype(np.int64) * num_classes + predictions[wrong], return_counts=True)
-    of = np.bincount(labels, minlength=num_classes)
-    # Pairs come in rising order, and a stable sort keeps it among equals.
-    best = np.argsort(-counts, kind="stable")[:count]
-    return [
-        Confusion(int(true), int(predicted), int(times), int(of[true]))
-        for true, predicted, times in zip(*np.divmod(pairs[best], num_classes), counts[best], strict=True)
-    ]
+    recall = recall_per_class(correct, labels, num_classes)
+    with np.errstate(invalid="ignore"):
+        likelihood = np.bincount(labels, of_label, num_classes) / np.bincount(labels, minlength=num_classes)
+    order = np.lexsort((likelihood, recall))
+    return order[recall[order] < 1][:count]  # NaN, of classes without pictures, is not below 1
+
+
+def most_confused(
+    predictions: Int[np.ndarray, " n"], labels: Int[np.ndarray, " n"], classes: Sequence[int], count: int
+) -> list[Confusion]:
+    """What pictures of each class were taken for: its ``count`` most frequent wrong predictions, ties by class number.
+
+    Args:
+        predictions: the predicted classes.
+        labels: the true classes.
+        classes: those that are looked at, in the order of what is returned.
+        count: of wrong predictions for each.
+    """
+    found = []
+    for true in classes:
+        answers = predictions[labels == true]
+        wrong, counts = np.unique(answers[answers != true], return_counts=True)
+        # A stable sort keeps the rising order of classes among equals.
+        for place in np.argsort(-counts, kind="stable")[:count]:
+            found.append(Confusion(int(true), int(wrong[place]), int(counts[place]), len(answers)))
+    return found
 
 
 def average_precision(scores: Float[np.ndarray, " n"], positive: Bool[np.ndarray, " n"]) -> float:

@@ -5,28 +5,30 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from PIL import Image
 
-from eval.classes import most_confused
+from eval.classes import most_confused, worst_classes
 from eval.evaluation import Drawing
 from eval.predictions import Predictions
 from eval.sets import OpenSet
 
 NUM_EXTREMES = 12
-NUM_CONFUSIONS, NUM_OF_CONFUSION = 8, 4
+# Of the worst classes, what each is taken for, and pictures of each such confusion.
+NUM_WORST, NUM_CONFUSIONS, NUM_OF_CONFUSION = 8, 3, 3
 # Reports show pictures at most this large.
 _LARGEST_SIDE = 160
 
 
 def draw_predictions(parts: Mapping[str, Predictions], class_names: Sequence[str], opened: OpenSet) -> Drawing:
-    """Returns reliability curves of all parts, and of the first: confusions, certainty, noise and pictures.
+    """Returns reliability curves of all parts, and of the first: worst classes, certainty, noise, pictures.
 
     The arrays: ``reliability/<part>`` ``[4 bins]`` (lower edge, confidence, accuracy, count); for all pictures
-    ``confidence``, ``noise_norm`` and ``correct``; ``confusions`` ``[c 4]`` (true, predicted, count, of); and for those
-    that are shown ``picture`` ``[p h w 3]``, ``row`` among all pictures, ``label``, ``top_classes`` ``[p top]`` and
-    ``top_probabilities``.
+    ``confidence``, ``noise_norm`` and ``correct``; ``worst`` ``[c 4]`` (true, predicted, count, of), what the worst
+    classes are taken for, the worst first; and for those that are shown ``picture`` ``[p h w 3]``, ``row`` among all
+    pictures, ``label``, ``top_classes`` ``[p top]`` and ``top_probabilities``.
     """
     plain = next(iter(parts.values()))
     curves = {name: predictions.reliability() for name, predictions in parts.items()}
-    confusions = most_confused(plain.predicted, plain.labels, plain.num_classes, NUM_CONFUSIONS)
+    worst = worst_classes(plain.hits(1), plain.of_label, plain.labels, plain.num_classes, NUM_WORST)
+    confusions = most_confused(plain.predicted, plain.labels, worst.tolist(), NUM_CONFUSIONS)
     confidence = plain.confidence
     order = np.argsort(confidence, kind="stable")
     examples = [
@@ -44,7 +46,7 @@ def draw_predictions(parts: Mapping[str, Predictions], class_names: Sequence[str
         "confidence": confidence,
         "noise_norm": plain.noise_norm,
         "correct": plain.hits(1),
-        "confusions": np.array([(p.true, p.predicted, p.count, p.of) for p in confusions], np.int64).reshape(-1, 4),
+        "worst": np.array([(p.true, p.predicted, p.count, p.of) for p in confusions], np.int64).reshape(-1, 4),
         "row": shown,
         "label": plain.labels[shown],
         "top_classes": top_classes,

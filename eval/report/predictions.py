@@ -1,11 +1,12 @@
-"""Sections that show what a model says of single pictures: calibration, confusions, certainty, names, noise."""
+"""Sections that show what a model says of single pictures: calibration, worst classes, certainty, names, noise."""
 
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
 
 from eval.calibration import ReliabilityCurve
-from eval.drawings import NUM_EXTREMES
+from eval.drawings import NUM_EXTREMES, NUM_OF_CONFUSION
 from eval.evaluation import Record
 from eval.report import figures, grids
 from eval.report.grids import Mark
@@ -25,7 +26,7 @@ def sections_of_predictions(drawn: Sequence[Titled]) -> list[Section]:
         section
         for section in (
             _calibration(shown),
-            _confusions(shown),
+            _worst_classes(shown),
             _certainty(shown),
             _names(shown),
             _spectrum(shown),
@@ -56,29 +57,30 @@ def _curve(stored: np.ndarray) -> ReliabilityCurve:
     return ReliabilityCurve(np.append(lower, 1.0), confidence, accuracy, count.astype(np.int64))
 
 
-def _confusions(shown: Sequence[Titled]) -> Section:
-    parts = [(title, _confusion_rows(record)) for title, record in shown if len(record.drawing.arrays["confusions"])]
+def _worst_classes(shown: Sequence[Titled]) -> Section:
+    # Evaluations of earlier versions kept the most frequent confusions, whatever the class.
+    drawn = [(title, record) for title, record in shown if len(record.drawing.arrays.get("worst", ()))]
     return Section(
-        "Confusions",
-        _foldable(parts),
-        "The pairs of classes that were taken for one another most often, with some of the pictures.",
+        "Worst classes",
+        _foldable([(title, _confusion_rows(record)) for title, record in drawn]),
+        "The classes of the lowest recall, what their pictures were taken for most often, and some of these pictures. "
+        "Of classes with the same recall, those come first whose pictures give the right name the lowest probability.",
     )
 
 
 def _confusion_rows(record: Record) -> Html:
     arrays, names = record.drawing.arrays, record.drawing.texts["class_names"]
     rows = []
-    for true, predicted, count, of in arrays["confusions"].astype(int):
-        examples = np.flatnonzero((arrays["label"] == true) & (arrays["top_classes"][:, 0] == predicted))[:5]
-        title = f"{names[true]}, taken for {names[predicted]}: {count:,} of {of:,}"
-        rows.append(
-            grids.picture_row(
-                title,
-                arrays["picture"][examples],
-                [Mark.WRONG] * len(examples),
-                [str(names[true])] * len(examples),
-            )
-        )
+    for true, confusions in itertools.groupby(arrays["worst"].tolist(), key=lambda confusion: confusion[0]):
+        told, examples, answers = [], [], []
+        for _, predicted, count, of in confusions:
+            told.append(f"{names[predicted]} ({count:,} of {of:,})")
+            is_example = (arrays["label"] == true) & (arrays["top_classes"][:, 0] == predicted)
+            places = np.flatnonzero(is_example)[:NUM_OF_CONFUSION].tolist()
+            examples += places
+            answers += [f"{names[true]}, taken for {names[predicted]}"] * len(places)
+        title = f"{names[true]}, taken for {', '.join(told)}"
+        rows.append(grids.picture_row(title, arrays["picture"][examples], [Mark.WRONG] * len(examples), answers))
     return Html(f'<div class="rows">{"".join(rows)}</div>')
 
 

@@ -1,4 +1,6 @@
 import csv
+import dataclasses
+import html
 import json
 import math
 import re
@@ -9,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from eval.evaluation import Evaluation
+from eval.evaluation import Drawing, Evaluation
 from eval.report.naming import STYLES
 from eval.report.tables import best_of
 from lit_het.cli.main import main
-from tests.eval.report.kept_runs import DETERMINISTIC, all_kinds, write_run, zero_shot
+from tests.eval.report.kept_runs import DETERMINISTIC, NAMES, all_kinds, predictions, write_run, zero_shot
 from tests.eval.report.outline import Outline
 
 
@@ -59,7 +61,7 @@ def test_there_is_a_section_for_everything_that_was_measured(page: str):
     assert Outline(page).titles == [
         "Zero-shot",
         "Calibration",
-        "Confusions",
+        "Worst classes",
         "How certain it is",
         "Picture to name",
         "Spectrum of the noise",
@@ -102,6 +104,24 @@ def test_the_verdict_tells_accuracy_beside_chance_and_whether_the_model_is_too_s
     assert verdict
     assert "top-1 accuracy: 50.0% ± 2.0 (chance 25.0%)" in verdict[1]
     assert "surer than it should be (calibration error 12.5%)" in verdict[1]
+
+
+def test_the_worst_classes_stand_beside_all_that_they_were_taken_for(page: str):
+    titles = re.findall("<h3>([^<]*taken for[^<]*)</h3>", page)
+    assert [html.unescape(title) for title in titles] == [
+        f"{NAMES[0]}, taken for {NAMES[1]} (2 of 8), {NAMES[2]} (3 of 8)",
+        f"{NAMES[1]}, taken for {NAMES[2]} (3 of 8)",
+    ]
+
+
+def test_an_evaluation_without_its_worst_classes_is_drawn_without_them(tmp_path: Path):
+    kept = predictions()
+    old = {name: array for name, array in kept.arrays.items() if name != "worst"}
+    run = write_run(tmp_path / "run", [dataclasses.replace(zero_shot(), draw=lambda: Drawing(old, kept.texts))])
+    report(run)
+    titles = Outline((run / "report.html").read_text()).titles
+    assert "Calibration" in titles
+    assert "Worst classes" not in titles
 
 
 def test_json_csv_and_markdown_hold_the_figures_of_the_records(full: Path):

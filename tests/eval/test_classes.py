@@ -19,6 +19,7 @@ from eval.classes import (
     recall_per_class,
     relabelled_accuracy,
     relabelled_correctness,
+    worst_classes,
 )
 from lit_het.errors import UserError
 
@@ -58,11 +59,26 @@ def test_recall_refuses_labels_of_another_set():
         mean_class_recall(np.ones((1, 3)), np.array([3]))
 
 
-def test_the_most_frequent_confusions_come_first_and_ties_by_class():
-    labels = np.array([0, 0, 0, 1, 2, 2])
-    predictions = np.array([1, 1, 0, 2, 0, 2])
-    assert most_confused(predictions, labels, 3, count=2) == [Confusion(0, 1, 2, of=3), Confusion(1, 2, 1, of=1)]
-    assert most_confused(labels, labels, 3, count=2) == []
+def test_the_worst_classes_are_those_of_the_lowest_recall_and_then_of_the_lowest_probability():
+    labels = np.array([0, 0, 1, 2, 3, 4, 4])
+    correct = np.array([1.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0])
+    of_label = np.array([-9.0, -9.0, -1.0, -3.0, -0.1, -1.0, -4.0])
+    assert worst_classes(correct, of_label, labels, 6, count=9).tolist() == [2, 4, 1, 0]
+    assert worst_classes(correct, of_label, labels, 6, count=2).tolist() == [2, 4]
+    assert worst_classes(np.ones(7), of_label, labels, 6, count=9).tolist() == []
+
+
+def test_a_class_that_is_given_no_probability_at_all_is_the_worst():
+    found = worst_classes(np.zeros(2), np.array([-100.0, -np.inf]), np.array([0, 1]), 2, count=1)
+    assert found.tolist() == [1]
+
+
+def test_the_most_frequent_confusions_of_each_class_come_first_and_ties_by_class():
+    labels = np.array([0, 0, 0, 0, 1, 2, 2])
+    predictions = np.array([2, 2, 1, 0, 2, 1, 0])
+    found = most_confused(predictions, labels, [2, 0], count=1)
+    assert found == [Confusion(2, 0, 1, of=2), Confusion(0, 2, 2, of=4)]
+    assert most_confused(labels, labels, [0, 1, 2], count=2) == []
 
 
 @settings(max_examples=25, deadline=None)
@@ -71,7 +87,7 @@ def test_confusions_are_the_matrix_of_scikit_learn_off_the_diagonal(seed: int):
     labels, predictions = np.random.default_rng(seed).integers(5, size=(2, 40))
     expected = confusion_matrix(labels, predictions, labels=range(5))
     found = np.diag(np.diag(expected))
-    for pair in most_confused(predictions, labels, 5, count=25):
+    for pair in most_confused(predictions, labels, range(5), count=5):
         found[pair.true, pair.predicted] = pair.count
         assert pair.of == (labels == pair.true).sum()
     np.testing.assert_array_equal(found, expected)

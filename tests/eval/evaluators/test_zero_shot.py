@@ -150,12 +150,20 @@ def test_what_a_report_draws_names_its_pictures_by_row(write_set, sets, perfect)
     data = write_set("glyphs", [{"cls": number} for number in (0, 1, 2, 4, 3)], NAMES)
     drawing = ZeroShotConfig(data).build(sets)(perfect).draw()
     arrays = drawing.arrays
-    assert arrays["confusions"].tolist() == [[3, 4, 1, 1], [4, 3, 1, 1]]
+    assert arrays["worst"].tolist() == [[3, 4, 1, 1], [4, 3, 1, 1]]
     assert arrays["picture"][:, 0, 0, 0].tolist() == arrays["row"].tolist() == [0, 1, 2, 3, 4]
     assert arrays["label"].tolist() == [0, 1, 2, 4, 3]
     assert arrays["top_classes"][:, 0].tolist() == [0, 1, 2, 3, 4]
     assert arrays["reliability/plain"].shape == (4, 15)
     assert drawing.texts["class_names"] == NAMES
+
+
+def test_with_one_picture_a_class_the_most_surely_mistaken_ones_are_drawn_as_the_worst(write_set, sets, make_encoder):
+    data = write_set("glyphs", [{"cls": number} for number in range(3)], NAMES[:3])
+    answers = np.array([[0.45, 0.55, 0], [0, 1, 0], [0.9, 0, 0.1]])
+    encoder = make_encoder(answers, dict(zip(NAMES, np.eye(3), strict=False)))
+    arrays = ZeroShotConfig(data).build(sets)(encoder).draw().arrays
+    assert arrays["worst"].tolist() == [[2, 0, 1, 1], [0, 1, 1, 1]]
 
 
 def test_a_set_whose_embeddings_are_missing_is_refused_when_it_is_opened(write_set, sets, tmp_path):

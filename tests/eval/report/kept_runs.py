@@ -39,7 +39,7 @@ def predictions(seed: int = 0) -> Drawing:
             "confidence": confidence,
             "noise_norm": generator.uniform(0.1, 0.5, NUM_PICTURES),
             "correct": (top_classes[:, 0] == label).astype(np.float64),
-            "confusions": np.array([(0, 1, 5, 8), (1, 2, 3, 8)]),
+            "worst": np.array([(0, 1, 2, 8), (0, 2, 3, 8), (1, 2, 3, 8)]),
             "row": np.arange(NUM_PICTURES),
             "label": label,
             "top_classes": top_classes,
