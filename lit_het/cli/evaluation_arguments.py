@@ -106,7 +106,7 @@ def _add_comparison(commands: Any) -> None:
         "group differ in their seeds.",
     )
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN_DIR", help="the first group")
-    parser.add_argument("--against", type=Path, nargs="+", required=True, metavar="RUN_DIR", help="the second group")
+    parser.add_argument("--against", type=Path, nargs="+", metavar="RUN_DIR", help="the second group")
     parser.add_argument("--output", type=Path, metavar="FILE", help="also write the table to a file .md, .csv or .json")
     parser.set_defaults(command=_compare, name="compare")
 
@@ -152,6 +152,8 @@ def _report(options: argparse.Namespace, _: list[str]) -> None:
 
 
 def _compare(options: argparse.Namespace, _: list[str]) -> None:
+    if options.against is None:
+        raise UserError("compare needs two groups of runs: RUN_DIR ... --against RUN_DIR ...")
     from lit_het.cli.report import compare
 
     compare(options.runs, options.against, options.output)

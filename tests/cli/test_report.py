@@ -356,6 +356,12 @@ def test_neither_settings_nor_single_members_of_ensembles_are_compared(tmp_path:
     assert not [name for name in figures if "member_" in name or "best/" in name]
 
 
+def test_a_comparison_without_a_second_group_is_refused_in_one_line(seeds: Path, capsys: pytest.CaptureFixture[str]):
+    assert "compare needs two groups of runs: RUN_DIR ... --against" in fails_with(
+        capsys, "compare", seeds / "seed0/het"
+    )
+
+
 def test_single_runs_are_compared_without_a_test(seeds: Path, capsys: pytest.CaptureFixture[str]):
     assert main(["compare", str(seeds / "seed0" / "het"), "--against", str(seeds / "seed0" / "det")]) == 0
     text = " ".join(capsys.readouterr().out.split())
