@@ -98,14 +98,20 @@ def evaluate(
 
 
 def table(evaluation: Evaluation) -> Table:
-    """Returns the figures of an evaluation with their standard errors, those of each part in a column of its own."""
+    """Returns the figures of an evaluation, those of each part in a column of its own, with their standard errors.
+
+    Many parts stand below each other, without errors.
+    """
     rows, parts = {}, {}
     for path in evaluation.figures:
         part, _, figure = path.rpartition("/")
         rows[figure], parts[part] = None, None
     # The longer way is down.
     turned = len(parts) >= len(rows)
-    shown = Table(title=Text(f"{evaluation.kind.replace('_', '-')} {evaluation.name}"), title_justify="left")
+    # Many columns leave no room for errors.
+    caption = "standard errors: in the run's folder, and in lit-het report" if turned and evaluation.errors else None
+    title = Text(f"{evaluation.kind.replace('_', '-')} {evaluation.name}")
+    shown = Table(title=title, title_justify="left", caption=caption, caption_justify="left")
     shown.add_column("part" if turned else "figure", overflow="fold")
     for column in rows if turned else parts:
         shown.add_column(Text(column or "value"), justify="right")
@@ -113,7 +119,6 @@ def table(evaluation: Evaluation) -> Table:
         shown.add_column("chance", justify="right")
     for row in parts if turned else rows:
         paths = [f"{row}/{column}" if turned else f"{column}/{row}" for column in (rows if turned else parts)]
-        # Many columns leave no room for errors, which stand in the record.
         cells = [_cell(evaluation, path.removeprefix("/"), with_error=not turned) for path in paths]
         chance = [] if turned else [f"{evaluation.chance[row]:.4f}" if row in evaluation.chance else ""]
         shown.add_row(Text(row), *cells, *chance)

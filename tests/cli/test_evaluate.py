@@ -1,19 +1,23 @@
 """`lit-het evaluate` and the siblings of `lit-het zero-shot`, on trained runs."""
 
 import dataclasses
+import io
 import json
 import shutil
+from collections.abc import Mapping
 
 import jax
 import numpy as np
 import pytest
+from rich.console import Console
 
 from configs import experiment, lit_e3_b32_het_xl
-from eval.evaluation import read_records
+from eval.evaluation import Evaluation, read_records
 from eval.evaluators.ensemble import EnsembleConfig
 from eval.evaluators.zero_shot import ZeroShotConfig
 from eval.recognition import NamesConfig
 from eval.sets import ImageSet
+from lit_het.cli.evaluate import table
 from lit_het.cli.main import main
 from lit_het.cli.models import ModelMaker
 from lit_het.cli.train import train
@@ -77,6 +81,20 @@ def test_every_evaluation_of_a_file_is_printed_and_kept(run, shapes, tmp_path, c
         assert f"{kind} shapes" in said.out
     # Pictures of one set are read once, whatever is measured on them.
     assert said.err.count("reading shapes: 40/40") == 1  # also for captions, without labels
+
+
+def printed(errors: Mapping[str, float], *parts: str) -> str:
+    figures = {f"{part}/top1".removeprefix("/"): 0.5 for part in parts}
+    console = Console(width=80, file=io.StringIO(), record=True)
+    console.print(table(Evaluation("shift", "shapes", figures, errors)))
+    return " ".join(console.export_text().split())
+
+
+def test_a_table_that_has_no_room_for_errors_says_where_they_stand():
+    assert "standard errors: in the run's folder, and in lit-het report" in printed(
+        {"clean/top1": 0.1}, "clean", "fog/1"
+    )
+    assert "standard errors" not in printed({}, "clean", "fog/1")
 
 
 def test_the_evaluations_of_a_run_are_those_of_its_configuration(run, shapes, capsys):
