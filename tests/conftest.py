@@ -1,5 +1,6 @@
 """One policy for every test: eight CPU devices, strict broadcasting, warnings are errors, shapes are checked."""
 
+import gc
 import os
 from pathlib import Path
 
@@ -13,6 +14,9 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["JAX_COMPILATION_CACHE_DIR"] = str(Path(__file__).parents[1] / ".pytest_cache" / "jax")
 os.environ["JAX_COMPILATION_CACHE_MAX_SIZE"] = str(2**30)
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.3"
+
+# What is compiled stays for long, and looking through it again and again would take a tenth of the suite's time.
+gc.set_threshold(100_000, 20, 20)
 
 from jaxtyping import install_import_hook
 
