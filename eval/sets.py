@@ -241,9 +241,11 @@ def require_other_split(config: ImageSet, train_split: str) -> None:
     """Refuses to train on the pictures that are tested.
 
     Raises:
-        UserError: both splits are one folder.
+        UserError: both splits are one folder, however they are written.
     """
-    if posixpath.normpath(config.split) == posixpath.normpath(train_split):
+    shards = (config.shards, dataclasses.replace(config, split=train_split).shards)
+    tested, trained_on = (posixpath.normpath(storage.absolute(folder)) for folder in shards)
+    if tested == trained_on:
         raise UserError(
             f"{config.name}: cannot train and test on the same split, {config.split}; give another --train-split"
         )

@@ -69,6 +69,22 @@ def test_training_on_the_pictures_that_are_tested_is_refused(splits, sets):
             config.build(sets)
 
 
+def test_the_pictures_that_are_tested_are_known_by_their_folder_however_it_is_written(splits, sets, tmp_path):
+    folder = f"{splits.directory}/test"
+    (tmp_path / "elsewhere").symlink_to(folder)
+    below = dataclasses.replace(splits, directory=folder, split=".")
+    store = dataclasses.replace(splits, directory="memory://sets/numbers")
+    for data, train_split in (
+        (splits, folder),
+        (splits, str(tmp_path / "elsewhere")),
+        (below, "../test"),
+        (store, "train/../test"),
+        (store, "memory://sets/numbers/test/"),
+    ):
+        with pytest.raises(UserError, match="cannot train and test on the same split"):
+            FewShotConfig(data, train_split=train_split).build(sets)
+
+
 def test_pictures_with_several_labels_are_refused(splits, sets):
     several = dataclasses.replace(splits, multi_label=True)
     for config in (FewShotConfig(several), LinearProbeConfig(several)):
