@@ -12,7 +12,7 @@ from eval.predictions import highest
 from eval.recognition import embed_texts
 from eval.rows import row_blocks
 from lit_het.errors import UserError
-from lit_het.files import cache_folder, completed
+from lit_het.files import cache_folder, completed, kept_array
 from lit_het.training.logging import Bar
 from lit_het.types import Encoder
 
@@ -54,11 +54,13 @@ def index_captions(encoder: Encoder, captions: Sequence[str]) -> CaptionIndex:
     content = hashlib.sha256("\n".join((encoder.text_tower, *captions)).encode())
     path = cache_folder("captions") / f"{content.hexdigest()[:32]}.npy"
     try:
-        if not path.exists():
+        embeddings = kept_array(path)
+        if embeddings is None:
             path.parent.mkdir(parents=True, exist_ok=True)
             with completed(path) as partial, partial.open("wb") as file:
                 _write(encoder, captions, file)
-        return CaptionIndex(captions, np.load(path, mmap_mode="r"))
+            embeddings = np.load(path, mmap_mode="r")
+        return CaptionIndex(captions, embeddings)
     except OSError as error:
         raise UserError(
             f"{path}: cannot be written ({reason(error)}); set XDG_CACHE_HOME to a folder with room"

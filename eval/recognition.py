@@ -19,7 +19,7 @@ from eval.predictions import Predictions, Predictor, SupervisedPredictor, ZeroSh
 from eval.prompts import BARE_TEMPLATE, SET_PROMPTS, check_templates, fill_template, read_prompts
 from eval.sets import Features, OpenSet
 from lit_het.errors import UserError
-from lit_het.files import cache_folder, completed
+from lit_het.files import cache_folder, completed, kept_array
 from lit_het.training.logging import Bar
 from lit_het.types import Encoder, EvaluatedModel, HeadOutput
 
@@ -194,8 +194,8 @@ def embed_names(
         return _embed_names(encoder, names, templates)
     content = json.dumps([encoder.text_tower, list(names), list(templates)])
     path = cache_folder("names") / f"{hashlib.sha256(content.encode()).hexdigest()[:32]}.npy"
-    if path.exists():
-        return np.load(path)
+    if (kept := kept_array(path)) is not None:
+        return np.array(kept)
     embeddings = _embed_names(encoder, names, templates)
     with contextlib.suppress(OSError):  # a cache that cannot be written is none
         path.parent.mkdir(parents=True, exist_ok=True)

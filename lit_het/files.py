@@ -6,6 +6,8 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
+
 
 @contextlib.contextmanager
 def completed(path: Path) -> Iterator[Path]:
@@ -28,3 +30,11 @@ def write_atomically(path: Path, text: str) -> None:
 def cache_folder(name: str) -> Path:
     """Returns where the user's cache keeps files of one kind."""
     return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "lit-het" / name
+
+
+def kept_array(path: Path) -> np.ndarray | None:
+    """Returns the array of a ``.npy`` file of the cache, left on the disk; None where it is missing or damaged."""
+    try:
+        return np.lib.format.open_memmap(path, mode="r")
+    except Exception:  # whatever is wrong with the file, it can be made again
+        return None

@@ -45,6 +45,18 @@ def test_captions_are_embedded_once_each_and_kept(monkeypatch, tmp_path, make_en
     assert len(list((tmp_path / "lit-het" / "captions").iterdir())) == 1  # nothing half written
 
 
+@pytest.mark.parametrize("left", [0, 60, 140])
+def test_an_index_that_was_cut_short_is_made_again(monkeypatch, tmp_path, make_encoder, left: int):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    encoder = replace(make_encoder(np.eye(2), {"a": np.eye(2)[0], "b": np.eye(2)[1]}), text_tower="done")
+    first = np.array(index_captions(encoder, ["a", "b"]).embeddings)
+    [kept] = (tmp_path / "lit-het" / "captions").iterdir()
+    whole = kept.read_bytes()
+    kept.write_bytes(whole[:left])
+    np.testing.assert_array_equal(index_captions(encoder, ["a", "b"]).embeddings, first)
+    assert kept.read_bytes() == whole
+
+
 def test_no_captions_and_a_cache_that_cannot_be_written_are_one_line(monkeypatch, tmp_path, make_encoder):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))

@@ -54,6 +54,18 @@ def test_embeddings_of_names_are_kept_for_a_text_tower_that_is_done(make_encoder
         embed_names(replace(encoder, text=fail), ["b", "a"])
 
 
+@pytest.mark.parametrize("left", [0, 60, 140])
+def test_kept_embeddings_that_were_cut_short_are_made_again(make_encoder, monkeypatch, tmp_path, left: int):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    encoder = replace(make_encoder(np.eye(2), {"a": np.eye(2)[0], "b": np.eye(2)[1]}), text_tower="done")
+    first = embed_names(encoder, ["a", "b"])
+    [kept] = (tmp_path / "lit-het" / "names").iterdir()
+    whole = kept.read_bytes()
+    kept.write_bytes(whole[:left])
+    np.testing.assert_array_equal(embed_names(encoder, ["a", "b"]), first)
+    assert kept.read_bytes() == whole
+
+
 def test_no_names_are_an_error(make_encoder):
     with pytest.raises(UserError, match="no class names"):
         embed_names(make_encoder(np.eye(2), {"x": np.eye(2)[0]}), [])
