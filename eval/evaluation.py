@@ -126,8 +126,10 @@ def write_record(evaluation: Evaluation, run_dir: Path, step: int, settings: Map
     path = folder / f"{evaluation.kind}_{evaluation.name}.json"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with completed(path.with_suffix(".npz")) as partial, partial.open("wb") as file:
-            np.savez_compressed(file, **arrays)
+        with completed(path.with_suffix(".npz")) as partial:
+            with partial.open("wb") as file:
+                np.savez_compressed(file, **arrays)
+            path.unlink(missing_ok=True)  # rather none for a moment than figures of one and drawings of another
         write_atomically(path, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
     except OSError as error:
         raise UserError(f"{folder}: cannot be written ({error.strerror})") from error
@@ -146,6 +148,7 @@ def read_records(run_dir: Path) -> list[Record]:
 def _read(path: Path) -> Record:
     try:
         content = json.loads(path.read_text("utf-8"))
+        _check_types(content)
         # Opened here: NumPy leaves a file open that it cannot read.
         with path.with_suffix(".npz").open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             content["drawing"] = Drawing(dict(arrays), content.pop("texts"))
@@ -153,3 +156,18 @@ def _read(path: Path) -> Record:
     except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         reason = " ".join(str(error).split())
         raise UserError(f"{path} is no evaluation ({reason}); delete it, and evaluate again") from error
+
+
+def _check_types(content: Any) -> None:
+    """Refuses JSON that is not of the form that `write_record` gives it, with a `TypeError` or `KeyError`."""
+    if not isinstance(content, dict):
+        raise TypeError("no JSON object")
+    for field, kind in (("kind", str), ("name", str), ("step", int), ("settings", dict)):
+        if not isinstance(content[field], kind):
+            raise TypeError(f"{field} is not of type {kind.__name__}")
+    for field, kind in (("figures", int | float), ("errors", int | float), ("chance", int | float), ("texts", list)):
+        if not isinstance(content[field], dict):
+            raise TypeError(f"{field} is not of type dict")
+        for name, value in content[field].items():
+            if not isinstance(value, kind):
+                raise TypeError(f"{field}: {name} is {value!r:.100}")

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from eval import evaluation
 from eval.evaluation import Drawing, Evaluation
 from eval.report.naming import STYLES
 from eval.report.tables import best_of
@@ -253,6 +254,47 @@ def test_an_evaluation_that_was_cut_short_is_named(tmp_path: Path, capsys: pytes
     message = fails_with(capsys, "report", run)
     assert "zero_shot_pets.json is no evaluation" in message
     assert "evaluate again" in message
+
+
+@pytest.mark.parametrize(
+    ("wrong", "reason"),
+    [
+        ({"figures": None}, "figures is not of type dict"),
+        ({"figures": {"top1": "high"}}, "figures: top1 is 'high'"),
+        ({"errors": [0.1]}, "errors is not of type dict"),
+        ({"step": "50"}, "step is not of type int"),
+        ({"name": None}, "name is not of type str"),
+        ({"settings": []}, "settings is not of type dict"),
+        ({"texts": {"class_names": None}}, "texts: class_names is None"),
+        ({"colour": "red"}, "colour"),
+    ],
+)
+def test_an_evaluation_with_something_else_in_a_field_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], wrong: dict[str, Any], reason: str
+):
+    run = write_run(tmp_path / "run", [zero_shot()])
+    path = run / "evaluations" / "zero_shot_pets.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | wrong))
+    message = fails_with(capsys, "report", run)
+    assert "zero_shot_pets.json is no evaluation" in message
+    assert reason in message
+    path.write_text("3")
+    assert "is no evaluation (no JSON object)" in fails_with(capsys, "report", run)
+
+
+def test_figures_never_stand_beside_the_drawing_of_another_evaluation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    run = write_run(tmp_path / "run", [zero_shot()])
+
+    def killed(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(evaluation, "write_atomically", killed)
+        with pytest.raises(KeyboardInterrupt):
+            evaluation.write_record(zero_shot(1), run, 60, {})
+    assert not evaluation.read_records(run)
+    evaluation.write_record(zero_shot(1), run, 60, {})
+    assert [record.step for record in evaluation.read_records(run)] == [60]
 
 
 def test_a_folder_that_is_no_run_is_refused_and_runs_below_it_are_named(
