@@ -3,6 +3,7 @@
 import dataclasses
 import importlib.util
 import json
+import traceback
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, TypeAlias, Union, get_args, get_origin
@@ -77,7 +78,7 @@ def load_module_config(path: Path) -> ExperimentConfig:
     """Returns ``get_config()`` of a Python file.
 
     Raises:
-        UserError: the file is missing, cannot be imported, or has no ``get_config`` that returns a configuration.
+        UserError: the file is missing, has an error in it, or has no ``get_config`` that returns a configuration.
     """
     config = _call(path, "get_config", "configs/quickstart_lit_het_xl.py")
     if not isinstance(config, ExperimentConfig):
@@ -89,7 +90,7 @@ def load_evaluations(path: Path) -> tuple[EvaluationConfig, ...]:
     """Returns ``get_evaluations()`` of a Python file.
 
     Raises:
-        UserError: the file is missing, cannot be imported, or has no ``get_evaluations`` that returns some.
+        UserError: the file is missing, has an error in it, or has no ``get_evaluations`` that returns some.
     """
     found = _call(path, "get_evaluations", "configs/glyph_evaluations.py")
     if (
@@ -102,7 +103,7 @@ def load_evaluations(path: Path) -> tuple[EvaluationConfig, ...]:
 
 
 def _call(path: Path, function: str, example: str) -> Any:
-    """Returns what a function of a Python file returns."""
+    """Returns what a function of a Python file returns; an error in the file is told with its line."""
     if not path.is_file():
         raise UserError(f"no configuration file {path}; the project's own are configs/*.py")
     spec = importlib.util.spec_from_file_location(path.stem, path)
@@ -111,11 +112,16 @@ def _call(path: Path, function: str, example: str) -> Any:
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-    except (ImportError, SyntaxError) as error:
-        raise UserError(f"{path} cannot be imported: {type(error).__name__}: {error}") from error
-    if not hasattr(module, function):
-        raise UserError(f"{path} has no {function}(); see {example} for an example")
-    return getattr(module, function)()
+        if not hasattr(module, function):
+            raise UserError(f"{path} has no {function}(); see {example} for an example")
+        return getattr(module, function)()
+    except UserError:
+        raise
+    except Exception as error:  # any, as the code is the user's
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == spec.origin]
+        place = f"{path}, line {lines[-1]}" if lines else path  # of its syntax the error itself tells the line
+        message = " ".join(f"{type(error).__name__}: {error}".split())
+        raise UserError(f"{place}: {message}; mend the file") from error
 
 
 def save(config: ExperimentConfig, path: Path) -> None:

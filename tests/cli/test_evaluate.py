@@ -199,7 +199,8 @@ def test_what_is_no_list_of_evaluations_is_refused(run, capsys, tmp_path):
         "x = 1": "has no get_evaluations()",
         "def get_evaluations():\n    return []": "must return a list of configurations",
         "def get_evaluations():\n    return ['pets']": "must return a list of configurations",
-        "import nothing_of_this_name": "cannot be imported",
+        "import nothing_of_this_name": "suite.py, line 1: ModuleNotFoundError: No module named 'nothing_of_this_name'",
+        "def get_evaluations():\n    return [ZeroShot()]": "suite.py, line 2: NameError: name 'ZeroShot'",
     }.items():
         suite.write_text(text)
         assert message in refusal(capsys, "evaluate", "--checkpoint", run, "--config", suite)

@@ -254,8 +254,8 @@ def test_a_value_that_cannot_work_is_one_line_with_the_field(capsys, config_file
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
-        ("def get_config(:\n", "cannot be imported: SyntaxError"),
-        ("import no_such_module\n", "cannot be imported: ModuleNotFoundError"),
+        ("def get_config(:\n", "(broken.py, line 1); mend the file"),
+        ("import no_such_module\n", "line 1: ModuleNotFoundError"),
         ("def get_config():\n    return 3\n", "returns a int, not an ExperimentConfig"),
     ],
 )
