@@ -55,10 +55,12 @@ class OutOfDistributionConfig:
         require_one_label(self.data)
         if not self.near + self.far:
             raise UserError("name sets out of distribution with --near NAME=DIR or --far NAME=DIR")
+        size, allowed = self.data.batch_size, self.data.max_bad_fraction
+        like = ImageSet("", "", batch_size=size, max_bad_fraction=allowed, labelled=False)
         outside = {}
         for distance, places in (("near", self.near), ("far", self.far)):
             for place in places:
-                found = parse_set(place, ImageSet("", "", batch_size=self.data.batch_size, labelled=False))
+                found = parse_set(place, like)
                 title = f"{distance}/{found.name}"
                 if title in outside:
                     raise UserError(f"two sets are called {title}; give each a name of its own, NAME=DIR")

@@ -166,6 +166,17 @@ def test_strangers_must_be_named_once_each(strangers, sets):
         OutOfDistributionConfig(inside, near=(outside, outside)).build(sets)
 
 
+def test_as_many_strange_pictures_may_be_broken_as_known_ones(strangers, sets, make_encoder, write_set):
+    inside, _ = strangers
+    broken = write_set("broken", [{"png": b"no picture"}, *({"txt": "?"} for _ in range(7))])
+    encoder = make_encoder(np.eye(8)[:, :2], dict(zip(NAMES, np.eye(2), strict=False)))
+    config = OutOfDistributionConfig(inside, far=(f"{broken.directory}/test",))
+    with pytest.raises(UserError, match="1 bad of 8 samples"):
+        config.build(sets)(encoder)
+    allowed = dataclasses.replace(config, data=dataclasses.replace(inside, max_bad_fraction=0.2))
+    assert len(allowed.build(sets)(encoder).draw().arrays["far/broken/entropy"]) == 7
+
+
 def test_names_of_classes_may_be_chosen_from_others_here_too(strangers, sets, make_encoder, tmp_path):
     inside, outside = strangers
     (tmp_path / "names.txt").write_text("zero\none\ntwo\n")
