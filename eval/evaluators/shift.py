@@ -9,7 +9,7 @@ import numpy as np
 from data_pipelines import storage
 from data_pipelines.shards import matching
 from eval import scores
-from eval.calibration import fit_temperature, scaled
+from eval.calibration import scaled
 from eval.evaluation import Drawing, Evaluation
 from eval.predictions import Predictions
 from eval.prompts import CLASS_NAMES_FILE, read_classnames
@@ -19,7 +19,8 @@ from lit_het.errors import UserError, require_at_least
 from lit_het.types import EvaluatedModel
 
 FIGURES = ("top1", "nll", "brier", "ece", "ece_equal_mass")
-# With the temperature that fits the clean set, as by Ovadia et al. 2019: does calibration last?
+# With the temperature that fits the clean set, as by Ovadia et al. 2019: does calibration last? Of the clean set itself
+# each half has the other's, and copies the geometric mean of both.
 CALIBRATED = ("calibrated_nll", "calibrated_ece")
 
 
@@ -93,9 +94,11 @@ class Shift:
             predictions = self.recognition.predict(predictor, opened.features(model.features))
             found, errors_of_part = scores.figures(predictions)
             if part == "clean":
-                temperature = fit_temperature(predictions.log_probabilities, predictions.labels)
-                scores.say_if_unfitted(self.clean.config.name, [temperature])
-            by_part[part] = found | _calibrated(predictions, temperature)
+                cooled, temperature = scores.calibrated(predictions, self.clean.config.name)
+            else:
+                log_p = scaled(predictions.log_probabilities, temperature)
+                cooled = dataclasses.replace(predictions, log_probabilities=log_p)
+            by_part[part] = found | _calibrated(cooled)
             errors |= {f"{part}/{name}": errors_of_part[name] for name in FIGURES if name in errors_of_part}
         severities = sorted({part.rpartition("/")[2] for part in self.copies})
         for severity in severities:
@@ -133,8 +136,6 @@ def _mean(figures: list[dict[str, float]]) -> dict[str, float]:
     return {name: float(np.mean([of_part[name] for of_part in figures])) for name in (*FIGURES, *CALIBRATED)}
 
 
-def _calibrated(predictions: Predictions, temperature: float) -> dict[str, float]:
-    log_p = scaled(predictions.log_probabilities, temperature)
-    cooled = dataclasses.replace(predictions, log_probabilities=log_p)
+def _calibrated(cooled: Predictions) -> dict[str, float]:
     values = -float(cooled.of_label.mean()), cooled.reliability().expected_calibration_error
     return dict(zip(CALIBRATED, values, strict=True))
