@@ -10,7 +10,8 @@ whichever system is smaller. One eigendecomposition serves all ``l2``; test pict
 ``l2`` is chosen without the test set, by cross-validation on the pictures that the seed took: those of each class are
 dealt into ``min(s, 5)`` folds, each fold is classified by a fit to the others, and the ``l2`` with the most right
 answers wins, of several the middle one. A single shot leaves nothing to hold out: there the folds are of two pictures a
-class, so that each fit has one, as the final one has. A class with a single picture is never held out.
+class, so that each fit has one, as the final one has. A class with a single picture is never held out; where all are
+such classes, the middle ``l2`` is taken.
 
 Pure NumPy: fits in float64, scores of test pictures in float32, block by block.
 """
@@ -73,7 +74,8 @@ class FewShotResult:
     Attributes:
         options: what was fitted.
         test: accuracy on the test pictures at the chosen ``l2``.
-        held_out: accuracy of each ``l2`` on folds of the training pictures; NaN where there is but one.
+        held_out: accuracy of each ``l2`` on folds of the training pictures; NaN where there is but one ``l2``, or no
+            class has two pictures.
         chosen: index of the ``l2`` that held-out pictures chose.
         short_classes: for each number of shots, how many classes have fewer training pictures, and take these.
     """
@@ -114,8 +116,7 @@ def few_shot(
         advance: called with 1 after each of ``len(shots) * len(seeds)`` fits.
 
     Raises:
-        UserError: no pictures, a test label that no training picture has, features that are not finite, or ``l2`` to
-            be chosen where no class has two pictures.
+        UserError: no pictures, a test label that no training picture has, or features that are not finite.
     """
     options = options or FewShotOptions()
     classes, train_targets = np.unique(train_labels, return_inverse=True)
@@ -254,9 +255,7 @@ def _cross_validate(
         _hits(_fit_members(features, targets, fitted, len(of_class)), features, targets, held_out, l2)
         for fitted, held_out in _folds(of_class, max(shots, 2))
     ]
-    if not hits:
-        raise UserError("few-shot: no class has two training pictures to choose l2 by; give a single l2")
-    return np.concatenate(hits, axis=1).mean(axis=1)
+    return np.concatenate(hits, axis=1).mean(axis=1) if hits else np.full(len(l2), np.nan)
 
 
 def _folds(of_class: Sequence[np.ndarray], shots: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -271,5 +270,5 @@ def _folds(of_class: Sequence[np.ndarray], shots: int) -> Iterator[tuple[np.ndar
 
 
 def _middle_of_best(accuracy: Float[np.ndarray, " l2"]) -> int:
-    best = np.flatnonzero(accuracy == accuracy.max())
+    best = np.flatnonzero((accuracy == accuracy.max()) | np.isnan(accuracy))  # nothing was held out: any
     return int(best[len(best) // 2])

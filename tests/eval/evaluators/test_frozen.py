@@ -51,6 +51,17 @@ def test_members_of_an_ensemble_are_fitted_together_or_apart(splits, sets, make_
         assert found.figures["5_shot"] == 1
 
 
+def test_classes_with_one_picture_each_take_the_middle_of_the_grid_and_say_so(write_set, sets, make_encoder, capsys):
+    write_set("numbers", [{"cls": 0}, {"cls": 1}], NAMES, split="train")
+    data = write_set("numbers", [{"cls": 0}, {"cls": 1}], NAMES)
+    encoder: Encoder = make_encoder(np.eye(2), {"x": np.zeros(2)})
+    fit = FewShotOptions(shots=(1,), seeds=(0,), l2=(0.5, 2.0, 1e9))
+    found = FewShotConfig(data, fit=fit).build(sets)(encoder)
+    fixed = FewShotConfig(data, fit=dataclasses.replace(fit, l2=(2.0,))).build(sets)(encoder)
+    assert found.figures == fixed.figures == {"1_shot": 1}
+    assert capsys.readouterr().err.count("to choose l2 by: it is 2, the middle of the grid") == 1
+
+
 def test_a_linear_probe_learns_a_threshold(splits, sets, make_encoder):
     encoder: Encoder = make_encoder(np.eye(12), {"x": np.zeros(12)})
     extract = encoder.features.extract
