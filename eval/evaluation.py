@@ -7,13 +7,12 @@ import zipfile
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 
 from lit_het.errors import UserError
 from lit_het.files import completed, write_atomically
-from lit_het.types import EvaluatedModel
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,27 +51,6 @@ class Evaluation:
     def metrics(self) -> dict[str, float]:
         """Returns the figures as logs name them, ``<kind>/<name>/<figure>``."""
         return {f"{self.kind}/{self.name}/{figure}": value for figure, value in self.figures.items()}
-
-
-@runtime_checkable
-class Evaluator(Protocol):
-    """Measures a model; built by its configuration, which has opened all files before."""
-
-    def check(self, model: EvaluatedModel, /) -> None:
-        """Refuses a model that cannot be measured so, before any picture is read.
-
-        Raises:
-            UserError: the model is of another kind, or has other classes.
-        """
-        ...
-
-    def __call__(self, model: EvaluatedModel, /) -> Evaluation:
-        """Measures the model.
-
-        Raises:
-            UserError: as `check`, or the set cannot be read.
-        """
-        ...
 
 
 @dataclasses.dataclass(frozen=True)

@@ -55,7 +55,7 @@ def image_to_name_grid(
     Args:
         images: pictures.
         labels: true classes.
-        top_classes: best classes, falling (`ZeroShotResult.top_classes`).
+        top_classes: best classes, falling (`eval.predictions.Predictions.top`).
         top_probabilities: their probabilities.
         class_names: names of the classes.
         groups: look-alike group of each class (`eval.ambiguity.groups_of`).
