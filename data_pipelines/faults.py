@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterable
 
 from data_pipelines.index import Fault
+from data_pipelines.labels import OUT_OF_RANGE
 from lit_het.errors import UserError
 
 # A rate of broken samples means little at the start of a run; it is taken over no fewer samples than this.
@@ -108,6 +109,8 @@ class FaultLog:
             self._masked.add((shard, key))
             bad, seen = len(self._masked), min(num_samples, max(self._num_read, _MIN_SAMPLES_FOR_RATE))
         if bad > self._max_bad_fraction * seen:
+            if cause == OUT_OF_RANGE:
+                raise UserError(f"{name}: {reason}")
             raise UserError(
                 f"{name}: {reason}; {bad} bad of {seen} samples: mend them, or allow more with --data.max-bad-fraction "
                 "(of an evaluation --max-bad-fraction)"

@@ -12,6 +12,9 @@ from data_pipelines import storage
 from data_pipelines.storage import Unreadable, read_lines
 from lit_het.errors import UserError
 
+OUT_OF_RANGE = "label is out of range"
+"""Why a sample cannot be used whose label is beyond the names: then the names are wrong, and not a few samples."""
+
 _MAX_DIGITS = 18  # Python reads thousands of them only to refuse them
 
 
@@ -110,9 +113,12 @@ class ClassIndexLabels:
     def encode(self, content: bytes) -> int:
         """The class index."""
         digits = text_of(content).strip()
-        if not digits.isdecimal() or len(digits) > _MAX_DIGITS or int(digits) >= self.num_classes:
+        if not digits.isdecimal() or len(digits) > _MAX_DIGITS:
             detail = f"{digits[:100]!r} is no index below {self.num_classes}; make {self._path} and the shards agree"
             raise Unreadable("label is no class", detail)
+        if int(digits) >= self.num_classes:
+            detail = f"{digits!r} is no index below {self.num_classes}; {self._path} has too few names"
+            raise Unreadable(OUT_OF_RANGE, detail)
         return int(digits)
 
 

@@ -267,6 +267,8 @@ def parse_set(argument: str, like: ImageSet) -> ImageSet:
     if "/" in name:
         raise UserError(f"{argument}: the name of a set becomes that of a file; leave out the slash")
     folder = path.rstrip("/")
+    if not folder:
+        raise UserError(f"{argument!r} names no folder; write NAME=FOLDER, or FOLDER with classnames.txt and shards")
     parent, _, last = folder.rpartition("/")
     if not storage.is_remote(folder) and not Path(folder).is_dir():
         raise UserError(f"no folder {folder}; name a folder with classnames.txt and shards")

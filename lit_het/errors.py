@@ -7,26 +7,39 @@ class UserError(Exception):
     """Bad input, configuration or file; the message names the culprit and the way out."""
 
 
+class FieldError(UserError):
+    """A field of a configuration with a value that cannot be.
+
+    Attributes:
+        field: its name.
+        problem: the value, and what it should be.
+    """
+
+    def __init__(self, config: Any, field: str, problem: str):
+        super().__init__(f"{type(config).__name__}: {field} = {problem}")
+        self.field, self.problem = field, problem
+
+
 def require_at_least(least: int, config: Any, *fields: str) -> None:
     """Refuses a configuration with a field below ``least``.
 
     Raises:
-        UserError: with the field and its value.
+        FieldError: with the field and its value.
     """
     for field in fields:
         value = getattr(config, field)
         if value < least:
-            raise UserError(f"{type(config).__name__}: {field} = {value} must be at least {least}")
+            raise FieldError(config, field, f"{value} must be at least {least}")
 
 
 def require_choice(config: Any, *fields: str) -> None:
     """Refuses a configuration with a field that is none of the choices its annotation, a ``Literal``, names.
 
     Raises:
-        UserError: with the field, its value and the choices.
+        FieldError: with the field, its value and the choices.
     """
     hints = get_type_hints(type(config))
     for field in fields:
         value, choices = getattr(config, field), get_args(hints[field])
         if value not in choices:
-            raise UserError(f"{type(config).__name__}: {field} = {value!r} is none of {', '.join(map(repr, choices))}")
+            raise FieldError(config, field, f"{value!r} is none of {', '.join(map(repr, choices))}")

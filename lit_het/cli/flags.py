@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import tyro
 
 from configs import experiment
-from lit_het.errors import UserError
+from lit_het.errors import FieldError, UserError
 
 _Config = TypeVar("_Config", bound=Any)
 
@@ -39,6 +39,12 @@ def with_flags(default: _Config, flags: Sequence[str], command: str, *, flat: bo
                 config=(tyro.conf.AvoidSubcommands, *((tyro.conf.OmitArgPrefixes,) if flat else ())),
                 return_unknown_args=True,
             )
+    except FieldError as error:
+        names = (flag.partition("=")[0] for flag in flags if flag.startswith("--"))
+        given = [name for name in names if name.strip("-").rpartition(".")[2].replace("-", "_") == error.field]
+        if len(given) != 1:
+            raise  # not from the command line, or from one of several
+        raise UserError(f"{given[0]} {error.problem}") from error
     except SystemExit as stop:
         if not stop.code:
             raise

@@ -151,7 +151,7 @@ def test_checking_lists_what_is_broken_and_has_an_exit_code(shards, tmp_path, ca
     few = tmp_path / "few.txt"
     few.write_text("one class\n")
     assert main([*check, "--labels", str(few)]) == 1
-    assert "label is no class" in capsys.readouterr().out
+    assert "label is out of range" in capsys.readouterr().out
 
     assert main(["data", "index", str(shards), "--checksum"]) == 0
     assert main([*check, "--checksum"]) == 0

@@ -241,10 +241,10 @@ def test_metrics_of_a_classifier_count_right_classes(upstream):
     [
         (("--num-steps", "many"), "--num-steps"),
         (("--schedule.learning-rate", "0"), "learning_rate = 0.0 must be positive"),
-        (("--cadence.log-steps", "0"), "log_steps = 0 must be at least 1"),
-        (("--mesh.fsdp", "0"), "fsdp = 0 must be at least 1"),
-        (("--task.head.num-samples", "0"), "num_samples = 0 must be at least 1"),
-        (("--data.threads", "-1"), "threads = -1 must be at least 0"),
+        (("--cadence.log-steps", "0"), "lit-het: --cadence.log-steps 0 must be at least 1"),
+        (("--mesh.fsdp", "0"), "lit-het: --mesh.fsdp 0 must be at least 1"),
+        (("--task.head.num-samples", "0"), "lit-het: --task.head.num-samples 0 must be at least 1"),
+        (("--data.threads", "-1"), "lit-het: --data.threads -1 must be at least 0"),
     ],
 )
 def test_a_value_that_cannot_work_is_one_line_with_the_field(capsys, config_file, flags, expected):

@@ -94,6 +94,19 @@ def test_an_unknown_argument_is_refused_with_the_nearest(capsys, trained_lit, da
     assert "needs --checkpoint DIR and --data DIR" in refusal(capsys, "zero-shot", "--data", data / "train")
 
 
+@pytest.mark.parametrize(
+    ("flag", "value", "expected"),
+    [("--samples", -1, "at least 0"), ("--batch-size", 0, "at least 1"), ("--batch_size", 0, "at least 1")],
+)
+def test_a_value_that_cannot_be_is_told_with_its_flag(capsys, data, tmp_path, flag, value, expected):
+    line = refusal(capsys, "zero-shot", "--checkpoint", tmp_path, "--data", data / "train", flag, value)
+    assert f"lit-het: {flag} {value} must be {expected}" in line
+
+
+def test_a_set_without_a_folder_is_told_as_it_was_written(capsys, tmp_path):
+    assert "'x=' names no folder" in refusal(capsys, "zero-shot", "--checkpoint", tmp_path, "--data", "x=")
+
+
 def test_help_shows_every_field(capsys):
     with pytest.raises(SystemExit):
         main(["zero-shot", "--help"])

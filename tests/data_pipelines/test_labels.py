@@ -17,11 +17,17 @@ def test_class_indices_count_the_names_beside_the_shards(tmp_path: Path):
     assert labels.zeros(3).tolist() == [0, 0, 0]
 
 
-@pytest.mark.parametrize("content", [b"2", b"-1", b"cat", b"", b"1.0", b"1" * 5000])
+@pytest.mark.parametrize("content", [b"-1", b"cat", b"", b"1.0", b"1" * 5000])
 def test_a_class_without_a_name_is_an_error(tmp_path: Path, content: bytes):
     (tmp_path / "names.txt").write_text("cat\ndog\n")
     with pytest.raises(Unreadable, match=r"is no index below 2; make .*names\.txt and the shards agree"):
         ClassIndex(str(tmp_path / "names.txt")).build("elsewhere").encode(content)
+
+
+def test_a_label_beyond_the_names_says_that_there_are_too_few(tmp_path: Path):
+    (tmp_path / "names.txt").write_text("cat\ndog\n")
+    with pytest.raises(Unreadable, match=r"label is out of range \('2' is no index below 2; .*names\.txt has too few"):
+        ClassIndex(str(tmp_path / "names.txt")).build("elsewhere").encode(b"2")
 
 
 def test_words_of_a_caption_are_marked_once_each_and_hyphens_stay(tmp_path: Path):
