@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
+import jax
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -85,6 +86,8 @@ def evaluate(
         console.width = 120
     for config, evaluator in zip(configs, evaluators, strict=True):
         found.append(evaluator(*models))
+        if jax.process_index() > 0:
+            continue  # all processes found the same, the first one tells it
         console.print(table(found[-1]))
         settings = experiment.to_dict(config)
         if len(opened) > 1:
@@ -93,7 +96,8 @@ def evaluate(
         if output is not None:  # anew after each, should a later one fail
             metrics = {name: value for evaluation in found for name, value in evaluation.metrics().items()}
             write_atomically(output, json.dumps(metrics, indent=2) + "\n")
-    say(f"kept in {run.run_dir}; lit-het report {run.run_dir} draws it")
+    if jax.process_index() == 0:
+        say(f"kept in {run.run_dir}; lit-het report {run.run_dir} draws it")
     return found
 
 

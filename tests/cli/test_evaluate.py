@@ -14,10 +14,11 @@ from rich.console import Console
 from configs import experiment, lit_e3_b32_het_xl
 from eval.evaluation import Evaluation, read_records
 from eval.evaluators.ensemble import EnsembleConfig
+from eval.evaluators.retrieval import RetrievalConfig
 from eval.evaluators.zero_shot import ZeroShotConfig
 from eval.recognition import NamesConfig
 from eval.sets import ImageSet
-from lit_het.cli.evaluate import table
+from lit_het.cli.evaluate import evaluate, table
 from lit_het.cli.main import main
 from lit_het.cli.models import ModelMaker
 from lit_het.cli.train import train
@@ -156,6 +157,27 @@ def test_an_evaluation_that_cannot_work_ends_a_training_before_its_first_step(li
         train(config)
     assert not read_metrics(config.run_dir / "metrics.jsonl")
     assert not (config.run_dir / "config.json").exists(), "the same command starts anew"
+
+
+def test_of_several_processes_only_the_first_tells_what_was_found(run, shapes, tmp_path, monkeypatch, capsys):
+    output = tmp_path / "figures.json"
+    monkeypatch.setattr(RetrievalConfig, "build", lambda config, sets: Told())
+    monkeypatch.setattr(jax, "process_index", lambda: 1)
+    config = RetrievalConfig(ImageSet("shapes", str(shapes), labelled=False))
+    assert [one.kind for one in evaluate([run], [config], output=output)] == ["retrieval"]
+    assert not output.exists()
+    assert not read_records(run)
+    assert capsys.readouterr().out == ""
+
+
+class Told:
+    """An evaluator that reads no picture."""
+
+    def check(self, model):
+        """Refuses none."""
+
+    def __call__(self, model):
+        return Evaluation("retrieval", "shapes", {"recall": 1.0})
 
 
 def test_two_checkpoints_are_an_ensemble_and_nothing_else(run, trained_lit, shapes, capsys):

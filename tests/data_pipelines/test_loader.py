@@ -295,7 +295,9 @@ def test_a_loader_reads_a_store(shards: Path, tmp_path: Path, monkeypatch: pytes
 
 def test_a_label_that_makes_no_sense_names_the_sample(tmp_path: Path, make_shards: Callable[..., Path]):
     directory = make_shards(tmp_path, s4={"cls": 23, "txt": "strange"})
-    with pytest.raises(UserError, match=r"key s4: label is out of range \('23' is no index below 23.*has too few names\)(?!;)"):
+    with pytest.raises(
+        UserError, match=r"key s4: label is out of range \('23' is no index below 23.*has too few names\)(?!;)"
+    ):
         list(config(directory).build().epoch())
     with pytest.raises(UserError, match=r"key s4: unknown word \('strange' is not in"):
         list(config(directory, labels=CaptionWords()).build().epoch())
