@@ -6,14 +6,14 @@ import jax
 import numpy as np
 
 from eval import scores
-from eval.predictions import ZeroShotPredictor, predict
+from eval.predictions import SupervisedPredictor, ZeroShotPredictor, member_blocks, predict, scores_alone
 from eval.recognition import embed_names
 from eval.sets import Features, read_features
 from lit_het import sharding
 from lit_het.cli import runs
 from lit_het.cli.models import ModelMaker
 from lit_het.sharding import MeshConfig
-from lit_het.types import Batch, Encoder
+from lit_het.types import Batch, Classifier, Encoder
 
 NUM_PICTURES = 10_000
 NAMES = ("red bar", "green bar", "red square", "blue square")
@@ -49,3 +49,21 @@ def test_ten_thousand_pictures_give_the_same_figures_on_one_device_and_on_eight(
     for field in ("values", "labels", "positions"):
         np.testing.assert_array_equal(getattr(one[0], field), getattr(eight[0], field))
     assert one[1:] == eight[1:]
+
+
+def test_a_classifier_with_noise_says_the_same_on_one_device_and_on_eight(upstream):
+    run = runs.open_run(upstream)
+    values = np.random.default_rng(0).normal(size=(3000, run.task.features.size)).astype(np.float32)
+    pictures = Features(values, np.zeros(len(values), np.int32), np.arange(len(values)))
+
+    def said(num_devices: int) -> list[np.ndarray]:
+        mesh = MeshConfig().build(jax.devices()[:num_devices])
+        params = jax.device_put(run.params, sharding.tree_shardings(run.params, mesh))
+        model = ModelMaker(run.task, mesh, None).model(params, "a tower")
+        assert isinstance(model, Classifier)
+        predictor = SupervisedPredictor(model, samples=3)
+        members = np.concatenate([of_block for of_block, _ in member_blocks(predictor, pictures)])
+        return [*vars(predict(predictor, pictures)).values(), members, scores_alone(predictor, pictures)]
+
+    for one, eight in zip(said(1), said(8), strict=True):
+        np.testing.assert_array_equal(one, eight)
