@@ -296,7 +296,8 @@ def _packed(table: ShardTable, stamp: str) -> bytes:
 
 def _load(place: str, address: str, stamp: str) -> ShardTable | None:
     try:
-        with np.load(io.BytesIO(storage.read_whole(place)), allow_pickle=False) as arrays:
+        content = io.BytesIO(storage.read_whole(place))
+        with storage.NUMPY_HEADERS, np.load(content, allow_pickle=False) as arrays:
             if str(arrays["stamp"]) != stamp:
                 return None
             kinds = arrays["kinds"].tolist()

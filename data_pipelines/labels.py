@@ -138,7 +138,8 @@ class MultiHotLabels:
     def encode(self, content: bytes) -> np.ndarray:
         """The vector ``[k]``."""
         try:
-            label = np.load(io.BytesIO(content), allow_pickle=False)
+            with storage.NUMPY_HEADERS:
+                label = np.load(io.BytesIO(content), allow_pickle=False)
         except (ValueError, EOFError) as error:
             raise Unreadable("label is no NumPy array", str(error)[:200]) from error
         if not isinstance(label, np.ndarray) or label.shape != (self.num_classes,) or not np.isin(label, (0, 1)).all():
