@@ -26,7 +26,7 @@ from data_pipelines.shards import IMAGE, IMAGE_EXTENSIONS, extensions, key_and_e
 from data_pipelines.storage import Span, Unreadable
 from data_pipelines.tars import DamagedTar, member_ends, whole_members
 from lit_het.errors import UserError
-from lit_het.files import cache_folder
+from lit_het.files import NUMPY_HEADERS, cache_folder
 
 _INDEX_VERSION = 3
 # Tables of shards that are kept in memory, some 300 kB each for 10,000 samples.
@@ -297,7 +297,7 @@ def _packed(table: ShardTable, stamp: str) -> bytes:
 def _load(place: str, address: str, stamp: str) -> ShardTable | None:
     try:
         content = io.BytesIO(storage.read_whole(place))
-        with storage.NUMPY_HEADERS, np.load(content, allow_pickle=False) as arrays:
+        with NUMPY_HEADERS, np.load(content, allow_pickle=False) as arrays:
             if str(arrays["stamp"]) != stamp:
                 return None
             kinds = arrays["kinds"].tolist()

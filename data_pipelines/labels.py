@@ -11,6 +11,7 @@ import numpy as np
 from data_pipelines import storage
 from data_pipelines.storage import Unreadable, read_lines
 from lit_het.errors import UserError
+from lit_het.files import NUMPY_HEADERS
 
 OUT_OF_RANGE = "label is out of range"
 """Why a sample cannot be used whose label is beyond the names: then the names are wrong, and not a few samples."""
@@ -138,7 +139,7 @@ class MultiHotLabels:
     def encode(self, content: bytes) -> np.ndarray:
         """The vector ``[k]``."""
         try:
-            with storage.NUMPY_HEADERS:
+            with NUMPY_HEADERS:
                 label = np.load(io.BytesIO(content), allow_pickle=False)
         except (ValueError, EOFError) as error:
             raise Unreadable("label is no NumPy array", str(error)[:200]) from error

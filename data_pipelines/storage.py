@@ -5,7 +5,6 @@ import hashlib
 import os
 import re
 import stat
-import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -29,10 +28,6 @@ _UNREADABLE, _NO_ANSWER = "unreadable shard", "store does not answer"
 _SHORTER = "shard is shorter than its index says"
 # What another try, another day, may not meet again.
 PASSING = (_UNREADABLE, _NO_ANSWER, _SHORTER)
-
-# NumPy parses the headers of its files as Python, whose parser counts its depth over all threads (CPython 3.11): two at
-# a time were seen to end in a SystemError.
-NUMPY_HEADERS = threading.Lock()
 
 _Result = TypeVar("_Result")
 
