@@ -131,7 +131,7 @@ def test_a_run_killed_on_two_processes_and_resumed_on_one_has_the_samples_and_lo
     records = [tmp_path / f"killed-{process}.txt" for process in (0, 1)]
     flags = ("--processes", "2", "--port", str(free_port()), "--process")
     pair = [start(killed, record, *flags, str(process)) for process, record in enumerate(records)]
-    last = kill_at(random.randrange(1, NUM_STEPS - 4), killed, pair)
+    last = kill_at(random.randrange(2, NUM_STEPS - 4), killed, pair)  # after the first evaluation
     before, accurate_before = losses(killed), accuracies(killed)
     alone = dataclasses.replace(whole, run_dir=tmp_path / "alone", mesh=MeshConfig())
     shutil.copytree(killed.run_dir, alone.run_dir)
