@@ -107,7 +107,7 @@ def softmax(
         logits = _logits(rows, all_keys, key_weight > 0, temperature, bias)
         is_partner = number[:, None] == jnp.arange(all_keys.shape[0])[None]
         log_p = _of_partner(logits, is_partner) - jax.nn.logsumexp(logits, axis=-1)
-        return -jnp.sum(weight * (jax.nn.logsumexp(log_p, axis=1) - math.log(log_p.shape[1]))), None
+        return -jnp.sum(weight * jax.nn.logmeanexp(log_p, axis=1)), None
 
     size = exchange.examples_per_block(rows)
     return blocks.sum_over_examples(of_block, rows, (queries.weight, numbers), size, key_weight)[0]
@@ -231,7 +231,7 @@ def _softmax_of_statistics(
     The other direction adds ``w_m (p'_nm - [n = m])``.
     """
     log_p = statistics.partner - statistics.row
-    value = -jnp.sum(queries.weight * (jax.nn.logsumexp(log_p, axis=1) - math.log(log_p.shape[1])))
+    value = -jnp.sum(queries.weight * jax.nn.logmeanexp(log_p, axis=1))
     if both:
         value = (value + jnp.sum(keys.weight * (statistics.column - statistics.partner[:, 0]))) / 2
     of_sample = queries.weight[:, None] * jax.nn.softmax(log_p, axis=1)

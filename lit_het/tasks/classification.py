@@ -129,7 +129,7 @@ class ClassificationTask:
         a sample are divided by their sum.
         """
         of_members = self._of_members(params, features, key, num_samples)
-        return jax.nn.logsumexp(of_members, axis=1) - jnp.log(of_members.shape[1])
+        return jax.nn.logmeanexp(of_members, axis=1)
 
     def members(
         self, params: Params, features: Float[Array, "b f"], key: Key[Array, ""], num_samples: int
@@ -166,7 +166,7 @@ class ClassificationTask:
         is_softmax = self.config.loss == "softmax"
         found = mean_log_probabilities(samples, (lambda logits: logits) if is_softmax else jax.nn.log_sigmoid)
         found = found.reshape(len(features), -1, self.config.num_classes)
-        return found.mean(axis=1) if is_softmax else jax.nn.logsumexp(found, axis=1) - jnp.log(found.shape[1])
+        return found.mean(axis=1) if is_softmax else jax.nn.logmeanexp(found, axis=1)
 
     def image_spectrum(self, params: Params, features: Float[Array, "b f"]) -> Float[Array, "b _"]:
         """Returns the noise's standard deviations along its principal axes, falling, means over members."""

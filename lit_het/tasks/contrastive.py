@@ -5,7 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.nn import logsumexp
+from jax.nn import logmeanexp, logsumexp
 from jaxtyping import Array, Float, Int, Key
 
 from lit_het.errors import UserError
@@ -20,7 +20,7 @@ from lit_het.towers.bert import BertConfig
 from lit_het.towers.resnet import ResNetConfig
 from lit_het.towers.text import TextConfig
 from lit_het.towers.vit import ViTConfig
-from lit_het.types import Batch, Metrics, Params, Queries, TowerOutput
+from lit_het.types import Batch, Metrics, Params, TowerOutput
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,12 +126,10 @@ class ContrastiveTask:
         """
         at_a_time = _divisor(num_samples, _PROBABILITIES_AT_A_TIME // len(names))
         if at_a_time == num_samples:
-            of_members = self.members(params, features, key, names, num_samples)
-            return logsumexp(of_members, axis=1) - jnp.log(of_members.shape[1])
+            return logmeanexp(self.members(params, features, key, names, num_samples), axis=1)
 
         def of_some(total: Float[Array, "b k"], key: Key[Array, ""]) -> tuple[Float[Array, "b k"], None]:
-            of_members = self.members(params, features, key, names, at_a_time)
-            return jnp.logaddexp(total, logsumexp(of_members, axis=1) - jnp.log(of_members.shape[1])), None
+            return jnp.logaddexp(total, logmeanexp(self.members(params, features, key, names, at_a_time), axis=1)), None
 
         nothing = jnp.full((len(features), len(names)), -jnp.inf)
         num_parts = num_samples // at_a_time
@@ -148,7 +146,8 @@ class ContrastiveTask:
         """Returns the log-probabilities of every noise sample, or of one prediction where there is no noise."""
         head, embedding = self._model(params).head, self.features.embedding(features)
         queries = head.image_queries(embedding, key, num_samples) if num_samples else None
-        queries = queries or Queries(head.image_key(embedding)[:, None])
+        if queries is None:
+            return jax.nn.log_softmax(self.alone(params, features, names))[:, None]
         return jax.nn.log_softmax(queries.products(names) / head.temperature())
 
     def certainty(
