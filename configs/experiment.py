@@ -4,20 +4,23 @@ import dataclasses
 import importlib.util
 import json
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, TypeAlias, Union, get_args, get_origin
+from typing import Any, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
 
 import cattrs
 from flax import traverse_util
 
 from data_pipelines.loader import LoaderConfig
+from data_pipelines.portions import Portion
 from data_pipelines.tokenizers import TokenizerConfig
 from eval.suite import EVALUATIONS, EvaluationConfig
-from lit_het.errors import UserError, require_at_least
+from lit_het.durations import Duration
+from lit_het.errors import FieldError, UserError, require_at_least, require_choice
 from lit_het.files import write_atomically
-from lit_het.optimizers import AdamW, Optimizer
-from lit_het.schedules import CosineSchedule
+from lit_het.optimizers import Optimizer
+from lit_het.schedules import Schedule
 from lit_het.sharding import MeshConfig
 from lit_het.tasks.classification import ClassificationConfig
 from lit_het.tasks.contrastive import ContrastiveConfig
@@ -45,13 +48,16 @@ class ExperimentConfig:
         run_dir: where everything that the run writes goes.
         task: towers, head and loss.
         data: what to read.
-        num_steps: optimizer updates.
+        length: of the training, in steps, examples or epochs.
         tokenizer: captions to token ids; None where there is no text tower.
         pretrained: where parameters start that are not drawn afresh; locked parameters need it.
         optimizer: the optimizer.
+        average_decay: what a step leaves of the moving average of parameters that is evaluated and opened in the place
+            of the last ones; None for no average.
         schedule: its learning rate.
         mesh: how devices share the work.
         cadence: how often to log, save and evaluate.
+        on_nonfinite: ``stop`` at a step whose loss or gradient is not finite, or ``skip`` it: it then changes nothing.
         evaluations: what to measure the model on.
         seed: of initialisation and noise; the order of the data has its own, ``data.seed``.
     """
@@ -59,26 +65,33 @@ class ExperimentConfig:
     run_dir: Path
     task: ContrastiveConfig | ClassificationConfig
     data: LoaderConfig
-    num_steps: int
+    length: Duration
     tokenizer: TokenizerConfig | None = None
     pretrained: PretrainedConfig | None = None
-    optimizer: Optimizer = AdamW()
-    schedule: CosineSchedule = CosineSchedule()
+    optimizer: Optimizer = Optimizer()
+    average_decay: float | None = None
+    schedule: Schedule = Schedule()
     mesh: MeshConfig = MeshConfig()
     cadence: Cadence = Cadence()
+    on_nonfinite: Literal["stop", "skip"] = "stop"
     evaluations: tuple[EvaluationConfig, ...] = ()
     seed: int = 0
 
     def __post_init__(self) -> None:
-        require_at_least(1, self, "num_steps")
+        if self.length.unit == "percent" or self.length.amount == 0:
+            raise FieldError(self, "length", f"{self.length} must be some steps, examples or epochs")
+        if self.average_decay is not None and not 0 <= self.average_decay < 1:
+            raise FieldError(self, "average_decay", f"{self.average_decay} must be at least 0 and below 1")
         require_at_least(0, self, "seed")
+        require_choice(self, "on_nonfinite")
 
 
 def load_module_config(path: Path) -> ExperimentConfig:
-    """Returns ``get_config()`` of a Python file.
+    """Returns ``get_config()`` of a Python file; ``x.py:image_size=384,head=b`` gives it arguments.
 
     Raises:
-        UserError: the file is missing, has an error in it, or has no ``get_config`` that returns a configuration.
+        UserError: the file is missing, has an error in it, or has no ``get_config`` that returns a configuration or
+            takes these arguments.
     """
     config = _call(path, "get_config", "configs/quickstart_lit_het_xl.py")
     if not isinstance(config, ExperimentConfig):
@@ -104,6 +117,8 @@ def load_evaluations(path: Path) -> tuple[EvaluationConfig, ...]:
 
 def _call(path: Path, function: str, example: str) -> Any:
     """Returns what a function of a Python file returns; an error in the file is told with its line."""
+    file, colon, arguments = str(path).rpartition(".py:")
+    path = Path(f"{file}.py") if colon else path
     if not path.is_file():
         raise UserError(f"no configuration file {path}; the project's own are configs/*.py")
     spec = importlib.util.spec_from_file_location(path.stem, path)
@@ -114,7 +129,8 @@ def _call(path: Path, function: str, example: str) -> Any:
         spec.loader.exec_module(module)
         if not hasattr(module, function):
             raise UserError(f"{path} has no {function}(); see {example} for an example")
-        return getattr(module, function)()
+        called = getattr(module, function)
+        return called(**_arguments(called, arguments, path) if colon else {})
     except UserError:
         raise
     except Exception as error:  # any, as the code is the user's
@@ -122,6 +138,20 @@ def _call(path: Path, function: str, example: str) -> Any:
         place = f"{path}, line {lines[-1]}" if lines else path  # of its syntax the error itself tells the line
         message = " ".join(f"{type(error).__name__}: {error}".split())
         raise UserError(f"{place}: {message}; mend the file") from error
+
+
+def _arguments(function: Callable[..., Any], text: str, path: Path) -> dict[str, Any]:
+    """Returns the arguments ``name=value,name=value`` of a function; its annotations say which values there are."""
+    hints = get_type_hints(function)
+    choices = {name: get_args(hint) for name, hint in hints.items() if get_origin(hint) is Literal}
+    found = {}
+    for argument in text.split(","):
+        name, _, value = argument.partition("=")
+        if value not in map(str, choices.get(name, ())):
+            known = ", ".join(f"{name}={'|'.join(map(str, values))}" for name, values in choices.items())
+            raise UserError(f"{path} takes no {argument!r}, but {known or 'no arguments'}")
+        found[name] = next(choice for choice in choices[name] if str(choice) == value)
+    return found
 
 
 def save(config: ExperimentConfig, path: Path) -> None:
@@ -192,5 +222,8 @@ def _unstructure_union(value: Any) -> Any:
 _CONVERTER = cattrs.Converter(forbid_extra_keys=True)
 _CONVERTER.register_structure_hook(Path, lambda value, _: Path(value))
 _CONVERTER.register_unstructure_hook(Path, str)
+for _text_form in (Duration, Portion):
+    _CONVERTER.register_structure_hook(_text_form, lambda value, form: form.parse(value))
+    _CONVERTER.register_unstructure_hook(_text_form, str)
 _CONVERTER.register_structure_hook_func(_is_union, _structure_union)
 _CONVERTER.register_unstructure_hook_func(_is_union, _unstructure_union)

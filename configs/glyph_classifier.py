@@ -11,11 +11,12 @@ from configs import quickstart_upstream
 from configs.experiment import ExperimentConfig
 from data_pipelines.labels import ClassIndex
 from data_pipelines.loader import LoaderConfig
+from lit_het.durations import Duration
 from lit_het.heads.covariance import CovarianceConfig
 from lit_het.heads.het_xl import HetXLConfig
 from lit_het.heads.sampling import SamplingConfig
-from lit_het.optimizers import AdamW
-from lit_het.schedules import CosineSchedule
+from lit_het.optimizers import AdamW, Optimizer
+from lit_het.schedules import Schedule
 from lit_het.tasks.classification import ClassificationConfig, ClassificationHeadConfig
 from lit_het.towers.transformer import EncoderConfig
 from lit_het.towers.vit import ViTConfig
@@ -54,8 +55,8 @@ def get_config(root: Path = ROOT, head: ClassificationHeadConfig = HEAD) -> Expe
             labels=ClassIndex(),
             augmentations=(quickstart_upstream.AUGMENTATION,),
         ),
-        num_steps=1000,
-        optimizer=AdamW(second_decay=0.95, weight_decay=3e-5),
-        schedule=CosineSchedule(learning_rate=2e-3, warmup_steps=50),
+        length=Duration(1000),
+        optimizer=Optimizer(AdamW(second_decay=0.95), weight_decay=3e-5),
+        schedule=Schedule(learning_rate=2e-3, warmup=Duration(50)),
         cadence=Cadence(log_steps=25, save_steps=1000),
     )

@@ -1,21 +1,23 @@
 """Supervised pre-training of a ViT-L/32 on ImageNet-21k with a HET-XL head, in full size (HET-XL App. N.1).
 
-Batch, epochs, Adam, weight decay, steps of warm-up, factors and samples are the paper's, whose warm-up starts at 1e-5
-in the place of 0. It names no decay of the learning rate and no preprocessing: here a cosine, and pictures as the
-shards hold them.
+Batch, epochs, Adam, weight decay, warm-up, factors and samples are the paper's. It names neither loss, decay nor
+augmentation. Its likelihoods (NLL 5.72 at 47 % precision) are those of a sigmoid loss, as in the scripts that its
+authors have published in uncertainty-baselines, from which come loss, bias, clipping, linear decay, crops and flips.
 """
 
 from pathlib import Path
 
 from configs.experiment import ExperimentConfig
+from data_pipelines.augment import HorizontalFlip
 from data_pipelines.labels import ClassIndex
 from data_pipelines.loader import LoaderConfig
-from data_pipelines.transforms import Preprocessing
+from data_pipelines.transforms import InceptionCrop, Preprocessing
+from lit_het.durations import Duration
 from lit_het.heads.covariance import CovarianceConfig
 from lit_het.heads.het_xl import HetXLConfig
 from lit_het.heads.sampling import SamplingConfig
-from lit_het.optimizers import AdamW
-from lit_het.schedules import CosineSchedule
+from lit_het.optimizers import AdamW, Optimizer
+from lit_het.schedules import Linear, Schedule
 from lit_het.sharding import MeshConfig
 from lit_het.tasks.classification import ClassificationConfig
 from lit_het.towers.transformer import encoder_size
@@ -23,8 +25,6 @@ from lit_het.towers.vit import ViTConfig
 from lit_het.training.loop import Cadence
 
 BATCH_SIZE = 4096
-NUM_EXAMPLES = 12_800_000
-EPOCHS = 90
 NUM_CLASSES = 21_843
 LEARNING_RATE = 1e-3
 
@@ -44,21 +44,27 @@ def get_config() -> ExperimentConfig:
             head=HetXLConfig(
                 covariance=CovarianceConfig(num_factors=50, form="efficient"),
                 sampling=SamplingConfig(num_samples=1000, num_eval_samples=1000),
+                initial_bias=-10.0,
             ),
             num_classes=NUM_CLASSES,
+            loss="sigmoid",
         ),
         data=LoaderConfig(
             shards=("data/train/{0000..1023}.tar",),
             image_size=224,
             batch_size=BATCH_SIZE,
             preprocessing=Preprocessing(filter="fast"),
+            crop=InceptionCrop(),
+            augmentations=(HorizontalFlip(),),
             threads=16,
             labels=ClassIndex(),
         ),
-        num_steps=EPOCHS * NUM_EXAMPLES // BATCH_SIZE,
+        length=Duration(90, "epochs"),
         # Adam's 0.1 is multiplied by the learning rate, ours is the fraction of a step.
-        optimizer=AdamW(weight_decay=0.1 * LEARNING_RATE),
-        schedule=CosineSchedule(learning_rate=LEARNING_RATE, warmup_steps=10_000),
+        optimizer=Optimizer(AdamW(), weight_decay=0.1 * LEARNING_RATE),
+        schedule=Schedule(
+            learning_rate=LEARNING_RATE, warmup=Duration(10_000), initial_rate=1e-5, decay=Linear(final_fraction=0.01)
+        ),
         mesh=MeshConfig(data=-1),
         cadence=Cadence(log_steps=50, save_steps=1000),
     )

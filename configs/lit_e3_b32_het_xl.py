@@ -12,9 +12,10 @@ from configs.experiment import ExperimentConfig
 from data_pipelines.loader import LoaderConfig
 from data_pipelines.tokenizers import SentencePieceConfig
 from data_pipelines.transforms import Preprocessing
+from lit_het.durations import Duration
 from lit_het.heads.contrastive import HetXLContrastiveConfig
-from lit_het.optimizers import Adafactor
-from lit_het.schedules import CosineSchedule
+from lit_het.optimizers import Adafactor, Optimizer
+from lit_het.schedules import Schedule
 from lit_het.sharding import MeshConfig
 from lit_het.tasks.contrastive import ContrastiveConfig
 from lit_het.towers.experts import ExpertsConfig
@@ -24,7 +25,6 @@ from lit_het.towers.vit import ViTConfig
 from lit_het.training.loop import Cadence
 
 BATCH_SIZE = 16_384
-NUM_EXAMPLES = 18_000_000_000
 B = encoder_size("B")
 EXPERTS = ExpertsConfig(num_experts=32, num_selected=1, num_blocks=2, num_members=2)
 
@@ -53,9 +53,9 @@ def get_config() -> ExperimentConfig:
             threads=16,
         ),
         tokenizer=SentencePieceConfig(model=Path("data/tokenizer.model"), length=16),
-        num_steps=NUM_EXAMPLES // BATCH_SIZE,
-        optimizer=Adafactor(weight_decay=1e-4, clip_norm=1.0),
-        schedule=CosineSchedule(learning_rate=1e-3, warmup_steps=10_000),
+        length=Duration(18_000_000_000, "examples"),
+        optimizer=Optimizer(Adafactor(), weight_decay=1e-4, clip_norm=1.0),
+        schedule=Schedule(learning_rate=1e-3, warmup=Duration(10_000)),
         mesh=MeshConfig(data=-1, expert=8),
         cadence=Cadence(log_steps=50, save_steps=1000),
     )

@@ -11,9 +11,10 @@ from configs.experiment import ExperimentConfig, PretrainedConfig
 from data_pipelines.loader import LoaderConfig
 from data_pipelines.tokenizers import SentencePieceConfig
 from data_pipelines.transforms import Preprocessing
+from lit_het.durations import Duration
 from lit_het.heads.contrastive import HetXLContrastiveConfig
-from lit_het.optimizers import Adafactor
-from lit_het.schedules import CosineSchedule
+from lit_het.optimizers import Adafactor, Optimizer
+from lit_het.schedules import Schedule
 from lit_het.sharding import MeshConfig
 from lit_het.tasks.contrastive import ContrastiveConfig
 from lit_het.towers.text import TextConfig
@@ -22,12 +23,10 @@ from lit_het.towers.vit import ViTConfig
 from lit_het.training.loop import Cadence
 
 BATCH_SIZE = 32_768
-NUM_EXAMPLES = 900_000_000
 
 
 def get_config() -> ExperimentConfig:
     """Returns the run; set ``--data.shards``, ``--tokenizer.model`` and ``--pretrained.run``."""
-    num_steps = NUM_EXAMPLES // BATCH_SIZE
     return ExperimentConfig(
         run_dir=Path("runs/lit_so400m_het_xl"),
         task=ContrastiveConfig(
@@ -50,9 +49,9 @@ def get_config() -> ExperimentConfig:
         ),
         tokenizer=SentencePieceConfig(model=Path("data/tokenizer.model"), length=16),
         pretrained=PretrainedConfig(run=Path("runs/so400m")),
-        num_steps=num_steps,
-        optimizer=Adafactor(weight_decay=1e-4, clip_norm=1.0),
-        schedule=CosineSchedule(learning_rate=1e-3, warmup_steps=num_steps // 5),
+        length=Duration(900_000_000, "examples"),
+        optimizer=Optimizer(Adafactor(), weight_decay=1e-4, clip_norm=1.0),
+        schedule=Schedule(learning_rate=1e-3, warmup=Duration(20, "percent")),
         mesh=MeshConfig(data=-1, fsdp=8),
         cadence=Cadence(log_steps=50, save_steps=1000),
     )

@@ -6,9 +6,10 @@ from configs.experiment import ExperimentConfig, PretrainedConfig
 from configs.quickstart_upstream import IMAGE_TOWER, ROOT
 from data_pipelines.loader import LoaderConfig
 from data_pipelines.tokenizers import SentencePieceConfig
+from lit_het.durations import Duration
 from lit_het.heads.contrastive import DeterministicContrastiveConfig
-from lit_het.optimizers import AdamW
-from lit_het.schedules import CosineSchedule
+from lit_het.optimizers import AdamW, Optimizer
+from lit_het.schedules import Schedule
 from lit_het.tasks.contrastive import ContrastiveConfig
 from lit_het.towers.text import TextConfig
 from lit_het.towers.transformer import EncoderConfig
@@ -36,8 +37,8 @@ def get_config(root: Path = ROOT) -> ExperimentConfig:
         data=LoaderConfig(shards=(str(root / "data" / "train"),), image_size=32, batch_size=128, threads=1),
         tokenizer=SentencePieceConfig(model=root / "data" / "tokenizer.model", length=TEXT_LENGTH),
         pretrained=PretrainedConfig(run=root / "upstream"),
-        num_steps=500,
-        optimizer=AdamW(second_decay=0.95, weight_decay=2e-6),
-        schedule=CosineSchedule(learning_rate=2e-3, warmup_steps=30),
+        length=Duration(500),
+        optimizer=Optimizer(AdamW(second_decay=0.95), weight_decay=2e-6),
+        schedule=Schedule(learning_rate=2e-3, warmup=Duration(30)),
         cadence=Cadence(log_steps=10, save_steps=200),
     )

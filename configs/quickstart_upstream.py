@@ -7,11 +7,12 @@ from data_pipelines.augment import RandomAffine
 from data_pipelines.glyphs import GlyphConfig
 from data_pipelines.labels import CaptionWords
 from data_pipelines.loader import LoaderConfig
+from lit_het.durations import Duration
 from lit_het.heads.covariance import CovarianceConfig
 from lit_het.heads.het_xl import HetXLConfig
 from lit_het.heads.sampling import SamplingConfig
-from lit_het.optimizers import AdamW
-from lit_het.schedules import CosineSchedule
+from lit_het.optimizers import AdamW, Optimizer
+from lit_het.schedules import Schedule
 from lit_het.tasks.classification import ClassificationConfig
 from lit_het.towers.transformer import EncoderConfig
 from lit_het.towers.vit import ViTConfig
@@ -58,8 +59,8 @@ def get_config(root: Path = ROOT) -> ExperimentConfig:
             labels=CaptionWords(),
             augmentations=(AUGMENTATION,),
         ),
-        num_steps=1400,
-        optimizer=AdamW(second_decay=0.95, weight_decay=3e-5),
-        schedule=CosineSchedule(learning_rate=1e-3, warmup_steps=100),
+        length=Duration(1400),
+        optimizer=Optimizer(AdamW(second_decay=0.95), weight_decay=3e-5),
+        schedule=Schedule(learning_rate=1e-3, warmup=Duration(100)),
         cadence=Cadence(log_steps=25, save_steps=500),
     )

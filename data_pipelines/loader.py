@@ -15,7 +15,7 @@ import dataclasses
 import hashlib
 import math
 import sys
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 
 import grain
 import numpy as np
@@ -26,10 +26,11 @@ from data_pipelines.embeddings import StoredEmbeddings, describe
 from data_pipelines.faults import FaultLog
 from data_pipelines.index import ShardIndex
 from data_pipelines.labels import LabelsConfig
-from data_pipelines.order import InTurn, Mixed, Order, Shuffled, WindowShuffled
+from data_pipelines.order import InTurn, Mixed, Order, Shifted, Shuffled, WindowShuffled
+from data_pipelines.portions import ALL, Numbers, Portion
 from data_pipelines.shards import IMAGE, expand
 from data_pipelines.storage import Unreadable
-from data_pipelines.transforms import Augmentation, InceptionCrop, Preprocessing, Training
+from data_pipelines.transforms import Augmentation, InceptionCrop, Preprocessing, RandomCrop, Training
 from lit_het.errors import UserError, require_at_least
 from lit_het.types import Batch
 
@@ -43,10 +44,12 @@ class WeightedShards:
     Attributes:
         shards: as those of a `LoaderConfig`.
         weight: samples of this set for each one of the `LoaderConfig`'s own shards.
+        portion: of its samples.
     """
 
     shards: tuple[str, ...]
     weight: float = 1.0
+    portion: Portion = ALL
 
     def __post_init__(self) -> None:
         if not 0 < self.weight < math.inf:
@@ -78,6 +81,7 @@ class LoaderConfig:
         image_size: pixels along each side.
         batch_size: samples of all hosts together.
         labels: how to read labels; None reads none.
+        portion: of the samples of ``shards``, to keep some of a training set for validation.
         mixture: further data sets, each in a fixed proportion to ``shards`` and with an order of its own.
         captions: the member that holds them; ``json/caption`` is the field ``caption`` of a JSON object.
         preprocessing: how pictures become squares.
@@ -90,6 +94,8 @@ class LoaderConfig:
         prefetch_batches: kept ready.
         max_bad_fraction: part of the samples that may be broken or missing before the run stops.
         embeddings: a folder that ``lit-het embed`` wrote for these shards, to be read in place of pictures.
+        slow_read_seconds: after which a read that has not come back is named, again and again.
+        stuck_read_seconds: after which it ends the run, so that it is started again.
         stream: reads shards that cannot seek from end to end, as a `Stream`; None reads at random, as a `Loader`.
     """
 
@@ -97,10 +103,11 @@ class LoaderConfig:
     image_size: int = 32
     batch_size: int = 256
     labels: LabelsConfig | None = None
+    portion: Portion = ALL
     mixture: tuple[WeightedShards, ...] = ()
     captions: str = "txt"
     preprocessing: Preprocessing = Preprocessing()
-    crop: InceptionCrop | None = None
+    crop: InceptionCrop | RandomCrop | None = None
     augmentations: tuple[Augmentation, ...] = ()
     seed: int = 0
     shuffle: bool = True
@@ -110,16 +117,23 @@ class LoaderConfig:
     max_bad_fraction: float = 0.0
     embeddings: str | None = None
     stream: Streaming | None = None
+    slow_read_seconds: float = 60.0
+    stuck_read_seconds: float = 1800.0
 
     def __post_init__(self) -> None:
         require_at_least(0, self, "seed", "threads")
         require_at_least(1, self, "image_size", "batch_size", "prefetch_batches")
         if not 0 <= self.max_bad_fraction <= 1:
             raise UserError(f"LoaderConfig: max_bad_fraction = {self.max_bad_fraction} must be from 0 to 1")
+        if not 0 < self.slow_read_seconds <= self.stuck_read_seconds:
+            raise UserError(
+                f"LoaderConfig: slow_read_seconds = {self.slow_read_seconds} must be more than 0 and at most "
+                f"stuck_read_seconds = {self.stuck_read_seconds}"
+            )
         if self.window is not None:
             require_at_least(1, self, "window")
         if self.stream is not None:
-            for field in ("mixture", "shuffle", "window", "embeddings"):
+            for field in ("portion", "mixture", "shuffle", "window", "embeddings"):
                 if getattr(self, field) != getattr(LoaderConfig, field):
                     raise UserError(f"LoaderConfig: a `stream` has no `{field}`; leave out one of them")
 
@@ -166,7 +180,8 @@ class Loader:
 
     Attributes:
         config: as given.
-        index: the samples behind the batches.
+        index: the samples of all shards.
+        numbers: which of them an epoch holds, as its `Portion` says.
         num_classes: of the labels, ``k``; None without labels.
         faults: what was left out or masked since the loader was built.
         stored: the embeddings that are read in place of pictures, or None.
@@ -198,12 +213,12 @@ class Loader:
         self.index = ShardIndex(addresses, required, [views.member], attach, advance)
         found = ((summary.address, fault) for summary in self.index.summaries for fault in summary.faults)
         self.faults.leave_out(found, len(self.index))
-        self._order = _order(config, self.index.counts, [len(shards) for shards in data_sets])
+        self._order, self.numbers = _order(config, self.index.counts, [len(shards) for shards in data_sets])
 
     @property
     def num_samples(self) -> int:
         """Samples in one epoch, over all hosts."""
-        return len(self.index)
+        return len(self.numbers)
 
     @property
     def digest(self) -> str:
@@ -264,7 +279,7 @@ class Loader:
         def read(number: int) -> Batch:
             start = number * size + process_index * rows
             of_batch = range(start, start + rows)
-            samples = [i // views if i < num_rows else _PADDING for i in of_batch]
+            samples = [self.numbers[i // views] if i < num_rows else _PADDING for i in of_batch]
             if not num_crops:
                 return self._read(samples, None)
             crops = zip(samples, (i % views for i in of_batch), strict=True)
@@ -272,9 +287,14 @@ class Loader:
 
         return self._prefetch(grain.MapDataset.range(-(-num_rows // size)).map(read))
 
+    def sources(self, positions: Iterable[int]) -> list[tuple[str, str]]:
+        """Shard and key of the samples at some positions of the stream of training batches."""
+        samples = [self._order[position] for position in positions]
+        return [(self.index.shard(sample), self.index.key(sample)) for sample in samples]
+
     def read(self, samples: Sequence[int]) -> Batch:
-        """Some samples of the shards, by their number, as evaluation sees them; raises as ``batches``."""
-        return self._read(samples, None)
+        """Some samples, by their place in ``epoch``, as evaluation sees them; raises as ``batches``."""
+        return self._read([self.numbers[sample] for sample in samples], None)
 
     def _position_of_crop(self, sample: int, crop: int) -> int:
         """Returns a place among random streams that does not change where other shards come or go."""
@@ -304,19 +324,27 @@ class Loader:
         return RawSample(self.index.shard(sample), self.index.key(sample), members)
 
 
-def _order(config: LoaderConfig, counts: Sequence[int], num_shards: Sequence[int]) -> Order:
-    """Returns the order of a mixture, whose data sets have so many of the shards each."""
+def _order(config: LoaderConfig, counts: Sequence[int], num_shards: Sequence[int]) -> tuple[Order, Numbers]:
+    """Returns the order of a mixture, whose data sets have so many of the shards each, and the samples in it."""
     ends = np.cumsum(num_shards).tolist()
-    of_sets = [counts[end - number : end] for end, number in zip(ends, num_shards, strict=True)]
-    for data_set, of_set in zip((config, *config.mixture), of_sets, strict=True):
+    orders, chosen, first = [], [], 0
+    for number, data_set in enumerate((config, *config.mixture)):
+        of_set = counts[ends[number] - num_shards[number] : ends[number]]
         if config.mixture and not sum(of_set):
             raise UserError(f"{data_set.shards[0]}: no sample can be used; mend it, or leave it out of the mixture")
-    starts = np.cumsum([0, *map(sum, of_sets)]).tolist()
-    # Data sets of a mixture do not share their permutations.
-    orders = [_order_of_one(config, of_set, config.seed + number) for number, of_set in enumerate(of_sets)]
-    if len(orders) == 1:
-        return orders[0]
-    return Mixed(orders, [1.0, *(data_set.weight for data_set in config.mixture)], starts)
+        within = data_set.portion.of(sum(of_set))
+        if sum(of_set) and not within:
+            raise UserError(
+                f"{data_set.shards[0]}: {data_set.portion} of {sum(of_set)} samples are none; take a larger portion"
+            )
+        # Data sets of a mixture do not share their permutations.
+        orders.append(_order_of_one(config, data_set.portion.cut(of_set), config.seed + number))
+        chosen.append(range(first + within.start, first + within.stop))
+        first += sum(of_set)
+    starts = [samples.start for samples in chosen]
+    if not config.mixture:
+        return (Shifted(orders[0], starts[0]) if starts[0] else orders[0]), Numbers(chosen)
+    return Mixed(orders, [1.0, *(data_set.weight for data_set in config.mixture)], starts), Numbers(chosen)
 
 
 def _order_of_one(config: LoaderConfig, counts: Sequence[int], seed: int) -> Order:

@@ -40,6 +40,17 @@ class InTurn:
         return position % self.num_samples
 
 
+@dataclasses.dataclass(frozen=True)
+class Shifted:
+    """Another order, of samples whose numbers begin with ``first``."""
+
+    order: Order
+    first: int
+
+    def __getitem__(self, position: int) -> int:
+        return self.first + self.order[position]
+
+
 class Shuffled:
     """Every epoch is a permutation of its own of all samples."""
 

@@ -11,7 +11,9 @@ from jaxtyping import UInt8
 
 from lit_het.errors import UserError, require_at_least
 
-MAX_MAGNITUDE = 10.0
+FULL_MAGNITUDE = 10.0
+"""At which changes reach the ends of AutoAugment's ranges."""
+MAX_MAGNITUDE = 20.0  # posterize then keeps no bit
 _GREY = (128, 128, 128)
 _LEVELS = np.arange(256)
 _LUMA = np.array([[299, 587, 114]]) / 1000  # ITU-R 601-2, as Pillow's mode L
@@ -33,7 +35,7 @@ class RandAugment:
 
     Attributes:
         num_layers: changes of a picture, the paper's N.
-        magnitude: from 0 to 10, the paper's M.
+        magnitude: the paper's M, from 0 to 20; beyond 10 changes go on as far beyond the ranges.
 
     Raises:
         UserError: a negative number of layers, or a magnitude out of range.
@@ -51,7 +53,7 @@ class RandAugment:
         """Returns a changed picture; always takes two numbers for each layer from the generator."""
         for choice, sign in generator.random((self.num_layers, 2)).tolist():
             change = CHANGES[int(choice * len(CHANGES))]
-            amount = self.magnitude / MAX_MAGNITUDE
+            amount = self.magnitude / FULL_MAGNITUDE
             image = change(image, amount if sign < 0.5 else -amount)
         return image
 
@@ -99,22 +101,22 @@ def posterize(image: np.ndarray, amount: float) -> np.ndarray:
 
 
 def brightness(image: np.ndarray, amount: float) -> np.ndarray:
-    """Multiplies by 1 + 0.9 amount."""
+    """Multiplies by 1 + 0.9 amount, at least 0.1."""
     return _blend_levels(image, 0, amount)
 
 
 def contrast(image: np.ndarray, amount: float) -> np.ndarray:
-    """Multiplies distances to the mean grey level by 1 + 0.9 amount."""
+    """Multiplies distances to the mean grey level by 1 + 0.9 amount, at least 0.1."""
     return _blend_levels(image, round(cv2.mean(cv2.transform(image, _LUMA))[0]), amount)
 
 
 def colour(image: np.ndarray, amount: float) -> np.ndarray:
-    """Multiplies distances to the grey picture by 1 + 0.9 amount."""
+    """Multiplies distances to the grey picture by 1 + 0.9 amount, at least 0.1."""
     return _blend(image, cv2.merge([cv2.transform(image, _LUMA)] * 3), amount)
 
 
 def sharpness(image: np.ndarray, amount: float) -> np.ndarray:
-    """Multiplies distances to a smoothed picture by 1 + 0.9 amount; pixels at the edge stay as they are."""
+    """Multiplies distances to a smoothed picture by 1 + 0.9 amount, at least 0.1; the edge stays as it is."""
     smooth = image.copy()
     smooth[1:-1, 1:-1] = cv2.filter2D(image, -1, _SMOOTH)[1:-1, 1:-1]
     return _blend(image, smooth, amount)
@@ -154,13 +156,18 @@ CHANGES: tuple[_Change, ...] = (
 """The changes of the paper (Fig. 2), in its order."""
 
 
+def _share(amount: float) -> float:
+    """Returns what stays of the picture: less than 0.1, at magnitudes above 10, would be none, or its negative."""
+    return max(0.1, 1 + 0.9 * amount)
+
+
 def _blend(image: np.ndarray, other: np.ndarray, amount: float) -> np.ndarray:
-    factor = 1 + 0.9 * amount
+    factor = _share(amount)
     return cv2.addWeighted(image, factor, other, 1 - factor, 0)
 
 
 def _blend_levels(image: np.ndarray, level: int, amount: float) -> np.ndarray:
-    table = level + (1 + 0.9 * amount) * (_LEVELS - level)
+    table = level + _share(amount) * (_LEVELS - level)
     return cv2.LUT(image, np.clip(np.round(table), 0, 255).astype(np.uint8))
 
 

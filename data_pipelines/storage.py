@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
+from data_pipelines.watchdog import reading
 from lit_het.errors import UserError
 from lit_het.files import completed
 
@@ -24,8 +25,7 @@ _MAX_OPEN_FILES = 512  # below the usual limit of 1,024 descriptors per process
 # What no second try would mend.
 _FINAL = (FileNotFoundError, PermissionError, IsADirectoryError, ImportError)
 
-_UNREADABLE, _NO_ANSWER = "unreadable shard", "store does not answer"
-_SHORTER = "shard is shorter than its index says"
+_UNREADABLE, _NO_ANSWER, _SHORTER = "unreadable shard", "store does not answer", "shard is shorter than its index says"
 # What another try, another day, may not meet again.
 PASSING = (_UNREADABLE, _NO_ANSWER, _SHORTER)
 
@@ -278,7 +278,7 @@ class SequentialFile:
     """
 
     def __init__(self, address: str):
-        self._is_remote = is_remote(address)
+        self._address, self._is_remote = address, is_remote(address)
         self._file = self._tried(lambda: open_to_scan(address))
 
     def read(self, size: int) -> bytes:
@@ -291,7 +291,8 @@ class SequentialFile:
 
     def _tried(self, call: Callable[[], _Result]) -> _Result:
         try:
-            return call()
+            with reading(self._address):
+                return call()
         except OSError as error:
             is_final = not self._is_remote or isinstance(error, _FINAL)
             raise Unreadable(_UNREADABLE if is_final else _NO_ANSWER, reason(error)) from error
@@ -319,7 +320,8 @@ class Reader:
 
     def _read_local(self, span: Span) -> bytes | Unreadable:
         try:
-            data = self._open(span.address).read(span.size, span.offset)
+            with reading(span.address):
+                data = self._open(span.address).read(span.size, span.offset)
         except OSError as error:
             return Unreadable(_UNREADABLE, reason(error))
         return data if len(data) == span.size else _shorter(span)
@@ -352,7 +354,8 @@ def _read_remote(spans: Sequence[Span]) -> list[bytes | Unreadable]:
         starts = [spans[n].offset for n in waiting]
         ends = [spans[n].offset + spans[n].size for n in waiting]
         try:
-            results = files.cat_ranges([paths[n] for n in waiting], starts, ends, on_error="return")
+            with reading(spans[waiting[0]].address):
+                results = files.cat_ranges([paths[n] for n in waiting], starts, ends, on_error="return")
         except Exception as error:  # of the whole request
             results = [error] * len(waiting)
         for number, result in zip(waiting, results, strict=True):

@@ -106,6 +106,37 @@ class InceptionCrop:
 
 
 @dataclasses.dataclass(frozen=True)
+class RandomCrop:
+    """A square cut at random out of the whole picture, which was resized to a larger one: 224 of 256 pixels, say.
+
+    Attributes:
+        fraction: of the larger square's side.
+
+    Raises:
+        UserError: a fraction that is not above 0 and at most 1.
+    """
+
+    fraction: float = 0.875
+
+    def __post_init__(self) -> None:
+        if not 0 < self.fraction <= 1:
+            raise UserError(f"RandomCrop: fraction = {self.fraction} must be above 0 and at most 1")
+
+    def apply(
+        self, data: bytes, size: int, filter: Filter, generator: np.random.Generator
+    ) -> UInt8[np.ndarray, "size size 3"]:
+        """Decodes a picture to RGB; raises as `data_pipelines.images.decode`."""
+        return decode(data, size, functools.partial(self.draw, generator, size), filter)
+
+    def draw(self, generator: np.random.Generator, size: int, height: int, width: int) -> Box:
+        """Draws the part of one picture, in whole pixels of the larger square."""
+        larger = max(size, round(size / self.fraction))
+        left, top = generator.integers(0, larger - size, 2, endpoint=True).tolist()
+        pixel_width, pixel_height = width / larger, height / larger
+        return left * pixel_width, top * pixel_height, (left + size) * pixel_width, (top + size) * pixel_height
+
+
+@dataclasses.dataclass(frozen=True)
 class Training:
     """How a picture becomes a square in training.
 
@@ -116,7 +147,7 @@ class Training:
     """
 
     preprocessing: Preprocessing
-    crop: InceptionCrop | None = None
+    crop: InceptionCrop | RandomCrop | None = None
     augmentations: tuple[Augmentation, ...] = ()
 
     def apply(self, data: bytes, size: int, generator: np.random.Generator) -> UInt8[np.ndarray, "size size 3"]:

@@ -19,12 +19,13 @@ import optax
 from jaxtyping import Array, Float, Int
 
 from eval.calibration import check_labels, correctness
+from lit_het.durations import Duration, RunLength
 from lit_het.errors import UserError, require_at_least
-from lit_het.schedules import CosineSchedule
+from lit_het.schedules import Schedule
 from lit_het.types import Params
 
 _MOMENTUM = 0.9
-_WARMUP_FRACTION = 0.1
+_WARMUP = Duration(10, "percent")
 _STEPS_AT_A_TIME = 32
 _BLOCK_ROWS = 4096
 
@@ -172,7 +173,7 @@ def _train(
     """Kernels and biases after some epochs, one for each pair of learning rate and weight decay."""
     batches = _batches(rows, min(options.pictures_per_step, len(rows)), epochs, options.seed)
     num_steps = len(batches)
-    schedule = CosineSchedule(1.0, int(_WARMUP_FRACTION * num_steps)).build(num_steps)
+    schedule = Schedule(1.0, _WARMUP).build(RunLength(num_steps, options.pictures_per_step))
     rates = np.asarray(schedule(jnp.arange(num_steps)))
     params = {
         "kernel": jnp.zeros((len(pairs), features.shape[1], num_classes)),

@@ -20,12 +20,14 @@ from data_pipelines import storage
 from data_pipelines.index import ShardIndex
 from data_pipelines.labels import ClassIndex, LabelsConfig, MultiHot, text_of
 from data_pipelines.loader import Loader, LoaderConfig
+from data_pipelines.portions import ALL, Portion
 from data_pipelines.shards import IMAGE, expand
 from data_pipelines.storage import Unreadable, readable
 from data_pipelines.transforms import Preprocessing
 from eval.prompts import CLASS_NAMES_FILE, TEMPLATES_FILE, read_classnames, read_templates
 from lit_het import distributed
 from lit_het.errors import UserError, require_at_least
+from lit_het.training import preemption
 from lit_het.training.logging import Bar, say
 from lit_het.types import Batch, ImageFeatures
 
@@ -40,6 +42,7 @@ class ImageSet:
         name: as it stands in the names of figures.
         directory: holds ``classnames.txt``, which labels index, and the folders of shards; a path or an address.
         split: the folder of shards below it, or one that lies elsewhere: an address or an absolute path.
+        portion: of the split's pictures, such as the last 2 % of a training set.
         batch_size: pictures that each device takes at a time, so that their number changes no result (nor what finds a
             slot in a mixture of experts).
         embeddings: a folder that ``lit-het embed`` wrote for these shards, to be read in place of pictures.
@@ -54,6 +57,7 @@ class ImageSet:
     name: tyro.conf.Suppress[str]
     directory: tyro.conf.Suppress[str]
     split: str = "test"
+    portion: Portion = ALL
     batch_size: int = 64
     embeddings: str | None = None
     multi_label: bool = False
@@ -193,9 +197,10 @@ class OpenSet:
         return found
 
     def _members(self, index: ShardIndex, member: str) -> Iterator[tuple[int, bytes | Unreadable]]:
-        with Bar(f"reading .{member} of {self.config.name}", len(index), "samples") as bar:
-            for start in range(0, len(index), _MEMBERS_AT_A_TIME):
-                block = range(start, min(start + _MEMBERS_AT_A_TIME, len(index)))
+        numbers = self.config.portion.of(len(index))
+        with Bar(f"reading .{member} of {self.config.name}", len(numbers), "samples") as bar:
+            for start in range(0, len(numbers), _MEMBERS_AT_A_TIME):
+                block = numbers[start : start + _MEMBERS_AT_A_TIME]
                 for position, (content,) in zip(block, index.read(block, [member]), strict=True):
                     yield position, content
                 bar.advance(len(block))
@@ -218,6 +223,7 @@ class Sets:
         """Opens a set; raises as `OpenSet`."""
         data = LoaderConfig(
             shards=(config.shards,),
+            portion=config.portion,
             image_size=self.image_size,
             batch_size=config.batch_size,
             preprocessing=self.preprocessing,
@@ -303,7 +309,7 @@ def _read(loader: Loader, tower: ImageFeatures, name: str) -> Features:
     with Bar(f"reading {name}", loader.num_samples, "pictures") as bar:
         found = read_features(tower, batches, bar.advance, name)
     for (shard, cause), count in sorted(loader.faults.counts.items()):
-        say(f"{shard}: {count} samples left out: {cause}")
+        say(f"{shard}: {count} samples left out: {cause}", by_all=True)
     return found
 
 
@@ -314,9 +320,11 @@ def read_features(
 
     Raises:
         UserError: features that are not finite, or no valid row.
+        Preempted: the run that this is a part of is to end.
     """
     values, labels, positions, seen = [], [], [], 0
     for batch, features in _ahead(tower, batches):
+        preemption.leave_if_due()
         valid = distributed.rows_of_all(batch.valid)
         rows = np.asarray(features)[valid]
         if not np.isfinite(rows).all():

@@ -2,9 +2,18 @@
 
 from typing import Any, get_args, get_type_hints
 
+# The exit code of what passes, and may succeed when it is started again (sysexits.h).
+TRY_AGAIN = 75
+
 
 class UserError(Exception):
-    """Bad input, configuration or file; the message names the culprit and the way out."""
+    """Bad input, configuration or file; the message names the culprit and the way out.
+
+    Attributes:
+        code: with which the command ends.
+    """
+
+    code = 1
 
 
 class FieldError(UserError):

@@ -1,4 +1,4 @@
-"""Optimizers with decoupled weight decay.
+"""Optimizers with decoupled weight decay, and with rates of their own for groups of parameters and for layers.
 
 ``weight_decay`` is the fraction of a decayed parameter that one step at the peak of the schedule removes (the
 convention of LiT and big_vision). PyTorch's and optax's AdamW multiply theirs by the learning rate: divide
@@ -7,39 +7,47 @@ ours by the peak learning rate to get theirs.
 
 import dataclasses
 import re
-from typing import TypeAlias
+from collections.abc import Callable
+from typing import Any
 
+import jax
 import jax.numpy as jnp
 import optax
 from jaxtyping import ArrayLike
 
 from lit_het import parameters
-from lit_het.schedules import CosineSchedule
+from lit_het.durations import RunLength
+from lit_het.errors import FieldError, UserError, require_at_least
+from lit_het.schedules import Schedule
 from lit_het.types import Params
 
 # Weight decay acts on kernels, as in big_vision: not on token embeddings, biases, norms, positions, temperatures.
 DECAYED = r".*/kernel"
 
 
+def _require_decays(config: Any, *fields: str) -> None:
+    for field in fields:
+        if not 0 <= (value := getattr(config, field)) < 1:
+            raise FieldError(config, field, f"{value} must be at least 0 and less than 1")
+
+
 @dataclasses.dataclass(frozen=True)
 class AdamW:
-    """Adam with decoupled weight decay and clipping by global norm.
+    """Adam, whose weight decay is decoupled as for all rules here.
 
     Attributes:
         first_decay, second_decay: β1 and β2 of the moments.
-        weight_decay: see the module's docstring.
-        clip_norm: largest global norm of the gradient.
     """
 
     first_decay: float = 0.9
     second_decay: float = 0.999
-    weight_decay: float = 1e-4
-    clip_norm: float = 1.0
 
-    def build(self, schedule: CosineSchedule, num_steps: int) -> optax.GradientTransformation:
-        """Returns the optimizer for a run of ``num_steps`` steps."""
-        moments = optax.scale_by_adam(b1=self.first_decay, b2=self.second_decay)
-        return _chain(moments, self.clip_norm, self.weight_decay, schedule, num_steps)
+    def __post_init__(self) -> None:
+        _require_decays(self, "first_decay", "second_decay")
+
+    def build(self) -> optax.GradientTransformation:
+        """Returns what makes updates of gradients."""
+        return optax.scale_by_adam(b1=self.first_decay, b2=self.second_decay)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,46 +57,153 @@ class Adafactor:
     Attributes:
         momentum: decay of the first moment, kept in bfloat16.
         second_decay_cap: largest β2; β2 at step t is min(cap, 1 - t^-0.8).
-        weight_decay: see the module's docstring.
-        clip_norm: largest global norm of the gradient.
     """
 
     momentum: float = 0.9
     second_decay_cap: float = 0.999
-    weight_decay: float = 1e-4
-    clip_norm: float = 1.0
 
-    def build(self, schedule: CosineSchedule, num_steps: int) -> optax.GradientTransformation:
-        """Returns the optimizer for a run of ``num_steps`` steps."""
+    def __post_init__(self) -> None:
+        _require_decays(self, "momentum", "second_decay_cap")
+
+    def build(self) -> optax.GradientTransformation:
+        """Returns what makes updates of gradients."""
 
         def second_decay(step: ArrayLike, exponent: ArrayLike) -> ArrayLike:
             return jnp.minimum(self.second_decay_cap, 1.0 - (jnp.asarray(step) + 1.0) ** -jnp.asarray(exponent))
 
-        moments = optax.chain(
+        return optax.chain(
             optax.scale_by_factored_rms(decay_rate=0.8, min_dim_size_to_factor=32, decay_rate_fn=second_decay),
             optax.ema(self.momentum, debias=False, accumulator_dtype=jnp.bfloat16),
         )
-        return _chain(moments, self.clip_norm, self.weight_decay, schedule, num_steps)
 
 
-Optimizer: TypeAlias = AdamW | Adafactor
+@dataclasses.dataclass(frozen=True)
+class SGD:
+    """Stochastic gradient descent with momentum in half precision, as ViT and V-MoE are fine-tuned.
+
+    Attributes:
+        momentum: decay of the sum of gradients, kept in bfloat16.
+    """
+
+    momentum: float = 0.9
+
+    def __post_init__(self) -> None:
+        _require_decays(self, "momentum")
+
+    def build(self) -> optax.GradientTransformation:
+        """Returns what makes updates of gradients."""
+        return optax.trace(self.momentum, accumulator_dtype=jnp.bfloat16)
 
 
-def decay_mask(params: Params) -> Params:
-    """Returns a tree of booleans: True where weight decay acts."""
-    return parameters.unflatten({path: bool(re.fullmatch(DECAYED, path)) for path in parameters.flatten(params)})
+@dataclasses.dataclass(frozen=True)
+class ParameterGroup:
+    """Parameters with a learning rate and a weight decay of their own.
+
+    Attributes:
+        pattern: of their whole paths.
+        learning_rate_factor: of the schedule's learning rate; weight decay does not see it.
+        weight_decay_factor: of the optimizer's weight decay.
+    """
+
+    pattern: str
+    learning_rate_factor: float = 1.0
+    weight_decay_factor: float = 1.0
+
+    def __post_init__(self) -> None:
+        require_at_least(0, self, "learning_rate_factor", "weight_decay_factor")
+        try:
+            re.compile(self.pattern)
+        except re.error as error:
+            raise FieldError(self, "pattern", f"{self.pattern!r} is no regular expression: {error}") from error
 
 
-def _chain(
-    moments: optax.GradientTransformation,
-    clip_norm: float,
-    weight_decay: float,
-    schedule: CosineSchedule,
-    num_steps: int,
-) -> optax.GradientTransformation:
-    return optax.chain(
-        optax.clip_by_global_norm(clip_norm),
-        moments,
-        optax.add_decayed_weights(weight_decay / schedule.learning_rate, mask=decay_mask),
-        optax.scale_by_learning_rate(schedule.build(num_steps)),
-    )
+@dataclasses.dataclass(frozen=True)
+class Optimizer:
+    """A rule, between clipping before it and learning rates and weight decay behind it.
+
+    Attributes:
+        rule: gradients to updates.
+        weight_decay: see the module's docstring.
+        clip_norm: largest global norm of the gradient of all parameters; None for any.
+        groups: the first whose pattern matches a parameter decides; the others have the factors 1.
+        layer_decay: factor of the learning rate from a layer to the one below it; the head has 1.
+    """
+
+    rule: AdamW | Adafactor | SGD = AdamW()
+    weight_decay: float = 1e-4
+    clip_norm: float | None = 1.0
+    groups: tuple[ParameterGroup, ...] = ()
+    layer_decay: float = 1.0
+
+    def __post_init__(self) -> None:
+        require_at_least(0, self, "weight_decay", "layer_decay")
+        if self.clip_norm is not None and not self.clip_norm > 0:
+            raise FieldError(self, "clip_norm", f"{self.clip_norm} must be more than 0; None does not clip")
+
+    def build(
+        self, schedule: Schedule, run: RunLength, layers_above: Callable[[Params], Params] | None = None
+    ) -> optax.GradientTransformation:
+        """Returns the optimizer for a run.
+
+        Args:
+            schedule: the learning rate.
+            run: its length.
+            layers_above: trainable parameters to the number of layers between each and the output, as
+                `lit_het.tasks.base.Task` has it; needed for ``layer_decay``.
+
+        Raises:
+            UserError: the schedule does not fit the run; when initialised, a group has no parameter.
+        """
+
+        def init(params: Params) -> optax.EmptyState:
+            self._check_groups(params)
+            return optax.EmptyState()
+
+        def update(updates: Any, state: optax.EmptyState, params: Any = None) -> tuple[Any, optax.EmptyState]:
+            factors, decays = self._factors(params, layers_above), self._decays(params, schedule.learning_rate)
+            return jax.tree.map(_scaled_and_decayed, updates, params, factors, decays), state
+
+        return optax.chain(
+            optax.identity() if self.clip_norm is None else optax.clip_by_global_norm(self.clip_norm),
+            self.rule.build(),
+            optax.GradientTransformation(init, update),  # pyright: ignore[reportArgumentType]
+            optax.scale_by_learning_rate(schedule.build(run)),
+        )
+
+    def _factors(self, params: Params, layers_above: Callable[[Params], Params] | None) -> Params:
+        """Returns the factors of the learning rate: numbers, or one for each of stacked layers ``[layers 1 ...]``."""
+        factors = {path: self._group(path).learning_rate_factor for path in parameters.flatten(params)}
+        if self.layer_decay != 1.0:
+            assert layers_above is not None
+            above = parameters.flatten(layers_above(params))
+            factors = {path: factor * self.layer_decay ** above[path] for path, factor in factors.items()}
+        return parameters.unflatten(factors)
+
+    def _decays(self, params: Params, peak: float) -> Params:
+        """Returns what of each parameter joins its update: with the learning rate's peak it is the weight decay."""
+        return parameters.unflatten(
+            {
+                path: self.weight_decay / peak * self._group(path).weight_decay_factor
+                if re.fullmatch(DECAYED, path)
+                else 0.0
+                for path in parameters.flatten(params)
+            }
+        )
+
+    def _group(self, path: str) -> ParameterGroup:
+        return next((group for group in self.groups if re.fullmatch(group.pattern, path)), ParameterGroup(".*"))
+
+    def _check_groups(self, params: Params) -> None:
+        deciding = [self._group(path) for path in parameters.flatten(params)]
+        for group in self.groups:
+            if group not in deciding:
+                tops = ", ".join(sorted(params))
+                raise UserError(
+                    f"optimizer.groups: the pattern {group.pattern!r} matches no parameter that is trained, or none "
+                    f"that an earlier group has not taken; they begin with {tops}"
+                )
+
+
+def _scaled_and_decayed(update: Any, param: Any, factor: Any, decay: float) -> Any:
+    scaled = update if isinstance(factor, float) and factor == 1.0 else update * factor
+    return scaled + decay * param if decay else scaled

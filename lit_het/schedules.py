@@ -1,45 +1,119 @@
-"""Learning-rate schedules."""
+"""Learning-rate schedules: a warm-up, then one of several decays."""
 
 import dataclasses
 
+import jax.numpy as jnp
 import optax
+from jaxtyping import ArrayLike
 
-from lit_het.errors import UserError, require_at_least
+from lit_het.durations import Duration, RunLength
+from lit_het.errors import FieldError, UserError, require_at_least
 
 
 @dataclasses.dataclass(frozen=True)
-class CosineSchedule:
-    """Linear warm-up from zero, then a half cosine down to ``final_fraction`` of the peak.
+class Cosine:
+    """Half a cosine.
 
     Attributes:
-        learning_rate: the peak.
-        warmup_steps: steps of linear growth.
         final_fraction: learning rate at the last step, as a fraction of the peak.
     """
 
-    learning_rate: float = 1e-3
-    warmup_steps: int = 10_000
     final_fraction: float = 0.0
 
     def __post_init__(self) -> None:
-        require_at_least(0, self, "warmup_steps", "final_fraction")
-        if self.learning_rate <= 0:
-            raise UserError(f"schedule.learning_rate = {self.learning_rate} must be positive")
+        require_at_least(0, self, "final_fraction")
 
-    def build(self, num_steps: int) -> optax.Schedule:
-        """Returns the schedule over ``num_steps`` steps.
+    def build(self, peak: float, num_steps: int, run: RunLength) -> optax.Schedule:
+        """Returns the decay over ``num_steps`` steps, counted from the end of the warm-up."""
+        return optax.cosine_decay_schedule(peak, num_steps, self.final_fraction)
+
+
+@dataclasses.dataclass(frozen=True)
+class Linear:
+    """A straight line.
+
+    Attributes:
+        final_fraction: learning rate at the last step, as a fraction of the peak.
+    """
+
+    final_fraction: float = 0.0
+
+    def __post_init__(self) -> None:
+        require_at_least(0, self, "final_fraction")
+
+    def build(self, peak: float, num_steps: int, run: RunLength) -> optax.Schedule:
+        """Returns the decay over ``num_steps`` steps, counted from the end of the warm-up."""
+        return optax.linear_schedule(peak, peak * self.final_fraction, num_steps)
+
+
+@dataclasses.dataclass(frozen=True)
+class ReverseSquareRoot:
+    """``1 / sqrt(1 + t / timescale)``, which does not depend on the run's length, times a line to 0 at its end.
+
+    Attributes:
+        timescale: after three of them the learning rate is half the peak.
+        cooldown: length of the line.
+    """
+
+    timescale: Duration = Duration(10_000)
+    cooldown: Duration = Duration(0)
+
+    def __post_init__(self) -> None:
+        if self.timescale.amount <= 0:
+            raise FieldError(self, "timescale", f"{self.timescale} must be positive")
+
+    def build(self, peak: float, num_steps: int, run: RunLength) -> optax.Schedule:
+        """Returns the decay over ``num_steps`` steps, counted from the end of the warm-up.
 
         Raises:
-            UserError: the warm-up does not leave a step for the cosine.
+            UserError: the cool-down is longer than they are.
         """
-        if self.warmup_steps >= num_steps:
+        timescale = max(run.steps(self.timescale, "schedule.decay.timescale"), 1)
+        cooldown = run.steps(self.cooldown, "schedule.decay.cooldown")
+        if cooldown > num_steps:
             raise UserError(
-                f"schedule.warmup_steps = {self.warmup_steps} must be smaller than the run's {num_steps} steps"
+                f"--schedule.decay.cooldown {self.cooldown} is longer than the {num_steps} steps after the warm-up"
             )
-        return optax.warmup_cosine_decay_schedule(
-            init_value=0.0,
-            peak_value=self.learning_rate,
-            warmup_steps=self.warmup_steps,
-            decay_steps=num_steps,
-            end_value=self.learning_rate * self.final_fraction,
-        )
+
+        def decay(step: ArrayLike) -> ArrayLike:
+            left = (num_steps - jnp.asarray(step)) / max(cooldown, 1)
+            return peak / jnp.sqrt(1 + jnp.asarray(step) / timescale) * (jnp.clip(left, 0, 1) if cooldown else 1)
+
+        return decay
+
+
+@dataclasses.dataclass(frozen=True)
+class Schedule:
+    """A line from ``initial_rate`` up to the peak, then a decay.
+
+    Attributes:
+        learning_rate: the peak.
+        warmup: length of the line.
+        initial_rate: learning rate of the first step, where there is a warm-up.
+        decay: what follows.
+    """
+
+    learning_rate: float = 1e-3
+    warmup: Duration = Duration(10_000)
+    initial_rate: float = 0.0
+    decay: Cosine | Linear | ReverseSquareRoot = Cosine()
+
+    def __post_init__(self) -> None:
+        require_at_least(0, self, "initial_rate")
+        if self.learning_rate <= 0:
+            raise FieldError(self, "learning_rate", f"{self.learning_rate} must be positive")
+        if self.initial_rate > self.learning_rate:
+            raise FieldError(self, "initial_rate", f"{self.initial_rate} must be at most the peak {self.learning_rate}")
+
+    def build(self, run: RunLength) -> optax.Schedule:
+        """Returns the learning rate of every step of a run.
+
+        Raises:
+            UserError: the warm-up does not leave a step for the decay.
+        """
+        warmup = run.steps(self.warmup, "schedule.warmup")
+        if warmup >= run.num_steps:
+            raise UserError(f"--schedule.warmup {self.warmup} must be shorter than the run's {run.num_steps} steps")
+        line = optax.linear_schedule(self.initial_rate, self.learning_rate, warmup)
+        decay = self.decay.build(self.learning_rate, run.num_steps - warmup, run)
+        return optax.join_schedules([line, decay], [warmup])

@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
-from jaxtyping import Array, Float
+from jax.experimental import mesh_utils
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Array, Float, Shaped
 
 from lit_het.errors import UserError, require_at_least
 
@@ -50,10 +51,10 @@ class MeshConfig:
         require_at_least(1, self, "fsdp", "expert")
 
     def build(self, devices: Sequence[Any] | None = None) -> Mesh:
-        """Returns the mesh over all devices.
+        """Returns the mesh over all devices, as their network lies: the closest share ``expert``, then ``fsdp``.
 
         Raises:
-            UserError: the sizes do not multiply to the number of devices.
+            UserError: the sizes do not multiply to the number of devices, or ``data`` to that of slices.
         """
         devices = jax.devices() if devices is None else devices
         fixed = self.fsdp * self.expert
@@ -63,8 +64,15 @@ class MeshConfig:
                 f"mesh data x fsdp x expert = {self.data} x {self.fsdp} x {self.expert} does not fit "
                 f"{len(devices)} devices; change --mesh.data, --mesh.fsdp or --mesh.expert"
             )
-        shape = (data, self.fsdp, self.expert)
-        return jax.make_mesh(shape, AXES, axis_types=(AxisType.Auto,) * 3, devices=devices)
+        slices = len({getattr(device, "slice_index", 0) for device in devices})
+        if data % slices:
+            raise UserError(f"mesh data = {data} must be a multiple of the {slices} slices, between which it lies")
+        shape, types = (data, self.fsdp, self.expert), (AxisType.Auto,) * 3
+        if slices == 1:
+            return jax.make_mesh(shape, AXES, axis_types=types, devices=devices)
+        # Between slices the network is slow: gradients alone travel there, once a step.
+        within = (data // slices, self.fsdp, self.expert)
+        return Mesh(mesh_utils.create_hybrid_device_mesh(within, (slices, 1, 1), devices), AXES, axis_types=types)
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
@@ -72,7 +80,7 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec(BATCH_AXES))
 
 
-def whole(mesh: Mesh) -> NamedSharding:
+def whole(mesh: Mesh | AbstractMesh) -> NamedSharding:
     """Returns the sharding of an array that every device holds whole."""
     return NamedSharding(mesh, PartitionSpec())
 
@@ -117,6 +125,18 @@ def _leaf_sharding(path: Any, shape: tuple[int, ...], mesh: Mesh) -> NamedShardi
     return NamedSharding(mesh, PartitionSpec(*fits))
 
 
+def part_bytes(leaf: Any) -> int:
+    """Returns the bytes of an array's part on each device; it may be a shape with a sharding."""
+    return math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+
+
+def used_bytes(leaf: Any) -> int:
+    """Returns the bytes of a parameter that a device computes with: all of it, or its own experts."""
+    spec = [axis if axis == "expert" else None for axis in leaf.sharding.spec]
+    used = NamedSharding(leaf.sharding.mesh, PartitionSpec(*spec))
+    return math.prod(used.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+
+
 def num_batch_shares(mesh: Mesh) -> int:
     """Returns over how many devices a batch is split."""
     return math.prod(mesh.shape[axis] for axis in BATCH_AXES)
@@ -129,7 +149,7 @@ def num_automatic_shares() -> int:
     return math.prod(mesh.shape[axis] for axis in BATCH_AXES if types.get(axis) == AxisType.Auto)
 
 
-def as_batch(x: Float[Array, "rows *rest"]) -> Float[Array, "rows *rest"]:
+def as_batch(x: Shaped[Array, "rows *rest"]) -> Shaped[Array, "rows *rest"]:
     """Keeps rows where the examples are: the compiler would else move activations to the parts of sharded kernels."""
     shares = num_automatic_shares()
     if shares == 1 or x.shape[0] % shares:
@@ -156,6 +176,27 @@ def map_shares(function: Callable[[Any, Any, tuple[str, ...]], Any], rows: Any, 
         out_specs=split,
         check_vma=False,
     )(rows, shared)
+
+
+def summed_over_parts(
+    function: Callable[[jax.Array, Sequence[Any], tuple[int, ...]], jax.Array], where: NamedSharding
+) -> Callable[[jax.Array], jax.Array]:
+    """Returns what sums a function over the parts of an array, each computed on the device that holds it.
+
+    Args:
+        function: ``(part, where it begins along each axis, shape of the whole)`` to an array.
+        where: how the arrays are split, evenly.
+    """
+    mesh = where.mesh
+    named = [() if names is None else (names,) if isinstance(names, str) else tuple(names) for names in where.spec]
+
+    def of_part(part: jax.Array) -> jax.Array:
+        axes = list(zip(part.shape, (*named, *[()] * (part.ndim - len(named))), strict=True))
+        starts = [jax.lax.axis_index(names) * size if names else 0 for size, names in axes]
+        shape = tuple(size * math.prod(mesh.shape[name] for name in names) for size, names in axes)
+        return jax.lax.psum(function(part, starts, shape), [name for _, names in axes for name in names])
+
+    return jax.shard_map(of_part, mesh=mesh, in_specs=where.spec, out_specs=PartitionSpec(), check_vma=False)
 
 
 def _stacked(tree: Any) -> Any:

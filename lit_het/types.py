@@ -187,7 +187,7 @@ class EmbeddingSamples:
     bias: Float[Array, ""] | None = None
 
 
-@jax.tree_util.register_dataclass
+@tree_of_arrays
 @dataclasses.dataclass(frozen=True)
 class TrainState:
     """Everything that training changes: the optimizer's view holds no locked parameter.
@@ -196,11 +196,18 @@ class TrainState:
         step: optimizer updates done, a scalar int32. The same tree also carries shapes and shardings, hence Any.
         params: trainable parameters.
         opt_state: the optimizer's.
+        average: moving average of ``params``, or None for none.
     """
 
     step: Any
     params: Params
     opt_state: Any
+    average: Params | None = None
+
+    @property
+    def evaluated(self) -> Params:
+        """The parameters that others use: the average where there is one."""
+        return self.params if self.average is None else self.average
 
 
 @dataclasses.dataclass(frozen=True)

@@ -32,6 +32,7 @@ from data_pipelines.loader import Loader, LoaderConfig
 from data_pipelines.shards import IMAGE, expand
 from data_pipelines.transforms import Preprocessing, Training
 from lit_het import parameters
+from lit_het.durations import RunLength
 from lit_het.tasks.contrastive import ContrastiveConfig
 from lit_het.towers.text import TextConfig
 from lit_het.towers.transformer import encoder_size
@@ -71,7 +72,7 @@ def _compare(folder: Path, options: argparse.Namespace, length: int) -> None:
         preprocessing=Preprocessing(filter="fast"),
         threads=options.threads,
     )
-    _store(folder / "embeddings", data, config.task.image_tower.embedding_size)
+    store(folder / "embeddings", data, config.task.image_tower.embedding_size)
     stored = dataclasses.replace(data, embeddings=str(folder / "embeddings"))
     run = Run(config)
     batches = {PICTURES: Loader(data, tokenizer).batches(), STORED: Loader(stored, tokenizer).batches()}
@@ -117,7 +118,8 @@ def towers_of(config: ExperimentConfig, tower: str, length: int, compute_type: A
     return dataclasses.replace(config, task=dataclasses.replace(task, image_tower=image, text_tower=text))
 
 
-def _store(folder: Path, data: LoaderConfig, size: int) -> None:
+def store(folder: Path, data: LoaderConfig, size: int) -> None:
+    """Writes random embeddings of the pictures of ``data`` into a folder."""
     pictures = describe(Training(data.preprocessing), data.image_size, random=False)
     output = EmbeddingFolder(str(folder), Recipe("random", pictures, size, 0, "float16", 0))
     random = np.random.default_rng(0)
@@ -132,7 +134,8 @@ class Run:
 
     def __init__(self, config: ExperimentConfig):
         task = config.task.build()
-        optimizer = config.optimizer.build(config.schedule, config.num_steps)
+        run = RunLength.resolve(config.length, config.data.batch_size, None)
+        optimizer = config.optimizer.build(config.schedule, run, task.layers_above)
         params = jax.jit(task.initialize)(jax.random.key(0))
         self._locked, trainable = parameters.partition(params, task.locked)
         self._locked = parameters.cast(self._locked, config.task.image_tower.compute_type)

@@ -20,6 +20,7 @@ from rich.table import Table
 from configs import quickstart_lit_deterministic, quickstart_lit_het_xl, quickstart_upstream
 from configs.experiment import ExperimentConfig
 from lit_het import parameters
+from lit_het.durations import RunLength
 from lit_het.towers.vit import ViTConfig
 from lit_het.training.step import initial_state, make_train_step
 from lit_het.types import Batch
@@ -81,7 +82,8 @@ class Step:
     def __init__(self, config: ExperimentConfig, *, embeddings: bool = False):
         task = config.task.build()
         locked, trainable = parameters.partition(task.initialize(jax.random.key(0)), task.locked)
-        optimizer = config.optimizer.build(config.schedule, config.num_steps)
+        run = RunLength.resolve(config.length, config.data.batch_size, None)
+        optimizer = config.optimizer.build(config.schedule, run, task.layers_above)
         self._state = jax.tree.map(jnp.copy, initial_state(trainable, optimizer))
         self._locked = locked
         self._batch = _batch(config, embeddings)

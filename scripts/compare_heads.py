@@ -80,7 +80,7 @@ def row_order(result: RunResult) -> tuple[int, bool]:
 def _compare(options: argparse.Namespace) -> None:
     chosen = settings(options.heads, tuple(options.learned))
     sweep.sweep(
-        sweep.load_classifier(options.config, options.num_steps),
+        sweep.load_classifier(options.config, options.length),
         chosen,
         options.seeds,
         options.held_out,

@@ -120,7 +120,7 @@ def _panel(axes: Axes, summaries: Sequence[Summary], metric: str, label: str, hi
 
 
 def _sweep(options: argparse.Namespace) -> None:
-    config = sweep.load_classifier(options.config, options.num_steps)
+    config = sweep.load_classifier(options.config, options.length)
     summaries = sweep.sweep(
         config,
         settings(config.task.head, options.taus, tuple(options.learned)),

@@ -1,4 +1,4 @@
-"""Optimizers and schedules against hand arithmetic and big_vision's recorded updates."""
+"""Optimizers against hand arithmetic and big_vision's recorded updates."""
 
 import json
 import math
@@ -11,9 +11,10 @@ import optax
 import pytest
 
 from lit_het import parameters
+from lit_het.durations import Duration, RunLength
 from lit_het.errors import UserError
-from lit_het.optimizers import Adafactor, AdamW, decay_mask
-from lit_het.schedules import CosineSchedule
+from lit_het.optimizers import SGD, Adafactor, AdamW, Optimizer, ParameterGroup
+from lit_het.schedules import Schedule
 
 GOLDEN = Path(__file__).parent / "golden"
 LEAVES = ("mat", "small", "vec", "scalar")
@@ -30,30 +31,16 @@ def steps(optimizer, params, gradients):
     return history
 
 
+def built(optimizer, peak=1.0, num_steps=10, warmup=0):
+    return optimizer.build(Schedule(peak, Duration(warmup)), RunLength(num_steps, 8))
+
+
 def schedule(step, *, peak, warmup, total, final=0.0):
     """Linear from 0 to the peak, then final + (peak - final) · ½ (1 + cos(π progress))."""
     if step < warmup:
         return peak * step / warmup
     progress = (step - warmup) / (total - warmup)
     return final * peak + (1 - final) * peak * 0.5 * (1 + math.cos(math.pi * progress))
-
-
-def test_the_schedule_equals_the_formula_and_big_visions():
-    with np.load(GOLDEN / "lr_schedules.npz") as golden:
-        actual = CosineSchedule(0.3, warmup_steps=10).build(100)
-        for step, expected in zip(golden["steps"], golden["cosine_w10"], strict=True):
-            np.testing.assert_allclose(actual(int(step)), expected, rtol=1e-5, atol=1e-7)
-            assert expected == pytest.approx(schedule(step, peak=0.3, warmup=10, total=100), abs=1e-6)
-
-
-def test_the_schedule_can_end_above_zero():
-    built = CosineSchedule(2.0, warmup_steps=0, final_fraction=0.25).build(10)
-    assert np.asarray([built(step) for step in (0, 5, 10)]) == pytest.approx([2.0, 1.25, 0.5])
-
-
-def test_a_warm_up_as_long_as_the_run_is_refused():
-    with pytest.raises(UserError, match=r"schedule.warmup_steps = 10 must be smaller than the run's 10 steps"):
-        CosineSchedule(warmup_steps=10).build(10)
 
 
 def test_two_steps_of_adamw_follow_the_hand_arithmetic():
@@ -65,7 +52,7 @@ def test_two_steps_of_adamw_follow_the_hand_arithmetic():
         {"layer": {"kernel": jnp.asarray([[-0.3]]), "bias": jnp.asarray([0.4])}},
     ]
     peak, decay = 0.5, 0.1
-    optimizer = AdamW(0.8, 0.9, decay, clip_norm=1.0).build(CosineSchedule(peak, warmup_steps=0), 4)
+    optimizer = built(Optimizer(AdamW(0.8, 0.9), decay, clip_norm=1.0), peak, 4)
     kernel, bias = 2.0, 1.0
     moments = {"kernel": (0.0, 0.0), "bias": (0.0, 0.0)}
     for t, (actual, clipped) in enumerate(
@@ -89,23 +76,94 @@ def test_two_steps_of_adamw_follow_the_hand_arithmetic():
 @pytest.mark.parametrize("learning_rate", [1e-3, 0.1])
 def test_decay_at_the_peak_removes_its_fraction_whatever_the_learning_rate(learning_rate):
     params = {"layer": {"kernel": jnp.full((3, 3), 2.0)}}
-    optimizer = AdamW(weight_decay=0.25).build(CosineSchedule(learning_rate, warmup_steps=0), 100)
+    optimizer = built(Optimizer(weight_decay=0.25), learning_rate, 100)
     (after,) = steps(optimizer, params, [jax.tree.map(jnp.zeros_like, params)])
     np.testing.assert_allclose(after["layer"]["kernel"], 1.5, rtol=1e-6)
 
 
 def test_decay_acts_on_kernels_only():
-    paths = {"kernel": 1, "bias": 1, "scale": 1, "embedding": 1, "positions": 1, "log_temperature": 1}
-    mask = decay_mask({"tower": paths, "head": {"temperature": {"position": 1}}})
-    assert mask["tower"] == {name: name == "kernel" for name in paths}
-    assert mask["head"] == {"temperature": {"position": False}}
+    paths = dict.fromkeys(("kernel", "bias", "scale", "embedding", "positions", "log_temperature"), jnp.ones(1))
+    params = {"tower": paths, "head": {"temperature": {"position": jnp.ones(1)}}}
+    (after,) = steps(built(Optimizer(SGD(), 0.25)), params, [jax.tree.map(jnp.zeros_like, params)])
+    assert {name for name, value in after["tower"].items() if value != 1} == {"kernel"}
+    assert after["tower"]["kernel"] == 0.75
+    assert after["head"]["temperature"]["position"] == 1
+
+
+def test_sgd_keeps_the_sum_of_gradients_in_bfloat16_and_steps_in_float32():
+    """update = g + 0.9 m, p ← p - η update, m ← bfloat16(update), with η from a cosine over four steps."""
+    gradients = np.asarray([[0.1, 0.2], [1 / 3, -0.7], [0.01, 0.03]], np.float32)
+    optimizer = built(Optimizer(SGD(), clip_norm=None), 0.5, 4)
+    params = {"layer": {"bias": jnp.asarray([1.0, -2.0])}}
+    assert [leaf.dtype for leaf in jax.tree.leaves(optimizer.init(params)) if leaf.shape == (2,)] == [jnp.bfloat16]
+    history = steps(optimizer, params, [{"layer": {"bias": jnp.asarray(g)}} for g in gradients])
+    p, m = np.asarray([1.0, -2.0], np.float32), np.zeros(2, jnp.bfloat16)
+    for t, (g, actual) in enumerate(zip(gradients, history, strict=True)):
+        update = g + (m * jnp.bfloat16(0.9)).astype(np.float32)  # the product is bfloat16, as in optax
+        p, m = p - schedule(t, peak=0.5, warmup=0, total=4) * update, update.astype(jnp.bfloat16)
+        np.testing.assert_allclose(actual["layer"]["bias"], p, rtol=1e-6)
+
+
+RULES = [AdamW(), Adafactor(), SGD()]
+LAYER = {"kernel": jnp.asarray([[2.0]]), "bias": jnp.asarray([1.0])}
+PARAMS = {"tower": {"low": LAYER, "high": LAYER}, "head": LAYER}
+GRADIENTS = [jax.tree.map(lambda p, scale=scale: scale * p, PARAMS) for scale in (1.0, -0.5)]
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_the_first_group_that_matches_scales_updates_and_decay_while_clipping_sees_all(rule):
+    decay, groups = (
+        0.125,
+        (
+            ParameterGroup(".*/low/.*", learning_rate_factor=0.5, weight_decay_factor=0.0),
+            ParameterGroup("tower/.*", learning_rate_factor=3.0, weight_decay_factor=2.0),
+        ),
+    )
+    factors = {"low": (0.5, 0.0), "high": (3.0, 2.0), "head": (1.0, 1.0)}
+    # Updates depend on gradients alone: those of an optimizer without decay and groups are what is to be scaled.
+    plain = [PARAMS, *steps(built(Optimizer(rule, 0.0)), PARAMS, GRADIENTS)]
+    grouped = steps(built(Optimizer(rule, decay, groups=groups)), PARAMS, GRADIENTS)
+    expected = {path: np.asarray(value) for path, value in parameters.flatten(PARAMS).items()}
+    for t, after in enumerate(grouped):
+        before, behind = (parameters.flatten(tree) for tree in plain[t : t + 2])
+        for path, value in expected.items():
+            factor, decays = factors[path.split("/")[-2]]
+            removed = decays * decay * schedule(t, peak=1.0, warmup=0, total=10) if path.endswith("kernel") else 0.0
+            expected[path] = value + factor * np.asarray(behind[path] - before[path]) - removed * value
+            actual = parameters.flatten(after)[path]
+            np.testing.assert_allclose(actual, expected[path], rtol=1e-5, atol=1e-6, err_msg=path)
+
+
+def test_a_group_without_a_trained_parameter_is_refused_by_its_pattern():
+    optimizer = built(Optimizer(groups=(ParameterGroup("image_tower/.*"),)))
+    with pytest.raises(UserError, match=r"'image_tower/\.\*' matches no parameter that is trained, .* head, tower"):
+        optimizer.init(PARAMS)
+
+
+def test_a_pattern_that_is_no_regular_expression_is_refused():
+    with pytest.raises(UserError, match=r"pattern = '\(' is no regular expression"):
+        ParameterGroup("(")
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_every_layer_below_the_head_takes_smaller_steps(rule):
+    params = {"tower": {"blocks": jnp.ones((3, 2)), "embedding": jnp.ones(2)}, "head": jnp.ones(2)}
+    above = {"tower": {"blocks": np.asarray([[3], [2], [1]]), "embedding": 4}, "head": 0}
+    factors = {"tower": {"blocks": np.asarray([[1 / 8], [1 / 4], [1 / 2]]), "embedding": 1 / 16}, "head": 1.0}
+    gradients = [jax.tree.map(lambda p: 2 * p, params)] * 2
+    run, warm = RunLength(10, 8), Schedule(1.0, Duration(0))
+    plain = steps(Optimizer(rule).build(warm, run), params, gradients)
+    scaled = steps(Optimizer(rule, layer_decay=0.5).build(warm, run, lambda _: above), params, gradients)
+    for one, other in zip(plain, scaled, strict=True):
+        expected = jax.tree.map(lambda p, after, factor: p + factor * (after - p), params, one, factors)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), other, expected)
 
 
 def test_adafactor_equals_big_visions_recorded_updates():
     with np.load(GOLDEN / "adafactor_default_bf16mom.npz") as golden:
         gradients = [{leaf: jnp.asarray(golden[f"grad{i}/{leaf}"]) for leaf in LEAVES} for i in range(3)]
         # Learning rate 1 over a very long run, no decay and no clipping: what is left is minus the update.
-        optimizer = Adafactor(weight_decay=0.0, clip_norm=1e30).build(CosineSchedule(1.0, warmup_steps=0), 10**9)
+        optimizer = built(Optimizer(Adafactor(), weight_decay=0.0, clip_norm=None), 1.0, 10**9)
         start = jax.tree.map(jnp.zeros_like, gradients[0])
         total = {leaf: np.zeros_like(golden[f"update0/{leaf}"]) for leaf in LEAVES}
         for i, params in enumerate(steps(optimizer, start, gradients)):
@@ -123,7 +181,7 @@ def test_the_whole_chain_equals_big_visions_clip_adafactor_decay_and_schedule(mo
         monkeypatch.setattr(
             optax, "scale_by_factored_rms", lambda **options: original(**{**options, "min_dim_size_to_factor": 8})
         )
-        optimizer = Adafactor(weight_decay=0.01).build(CosineSchedule(0.05, warmup_steps=2), 8)
+        optimizer = built(Optimizer(Adafactor(), weight_decay=0.01), 0.05, 8, warmup=2)
 
         def tree(group):
             return {k.removeprefix(f"{group}/"): jnp.asarray(v) for k, v in golden.items() if k.startswith(f"{group}/")}
@@ -144,7 +202,7 @@ def test_the_whole_chain_equals_big_visions_clip_adafactor_decay_and_schedule(mo
 def test_adafactors_second_decay_is_capped():
     """v after a step of g = 0 is β2 v: with a cap of 0.5 it halves, where 1 - t^-0.8 at step 20 would be 0.909."""
     params = {"scale": jnp.ones(3)}
-    optimizer = Adafactor(second_decay_cap=0.5).build(CosineSchedule(warmup_steps=0), 100)
+    optimizer = built(Optimizer(Adafactor(second_decay_cap=0.5)))
     state, update = optimizer.init(params), jax.jit(optimizer.update)
     for _ in range(19):
         _, state = update(params, state, params)
@@ -155,7 +213,7 @@ def test_adafactors_second_decay_is_capped():
 
 def test_adafactor_keeps_its_momentum_in_bfloat16_and_factors_large_matrices():
     params = {"layer": {"kernel": jnp.ones((32, 40)), "small": jnp.ones((31, 40))}}
-    state = Adafactor().build(CosineSchedule(warmup_steps=0), 100).init(params)
+    state = built(Optimizer(Adafactor())).init(params)
     leaves = jax.tree.leaves(state)
     assert {leaf.shape for leaf in leaves if leaf.dtype == jnp.bfloat16} == {(32, 40), (31, 40)}
     assert {leaf.shape for leaf in leaves if leaf.dtype == jnp.float32} == {(32,), (40,), (1,), (31, 40)}
@@ -166,3 +224,24 @@ def second_moment(state):
     found = [leaf for path, leaf in paths if jax.tree_util.keystr(path).endswith(".v['scale']")]
     assert len(found) == 1
     return np.asarray(found[0])
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda: Optimizer(clip_norm=-1.0),
+        lambda: Optimizer(clip_norm=0.0),
+        lambda: Optimizer(AdamW(first_decay=1.5)),
+        lambda: Optimizer(Adafactor(second_decay_cap=7.0)),
+        lambda: Optimizer(SGD(momentum=-3.0)),
+    ],
+)
+def test_settings_that_would_not_descend_are_refused(wrong):
+    with pytest.raises(UserError, match="must be"):
+        wrong()
+
+
+def test_a_group_behind_one_that_takes_all_of_its_parameters_is_refused():
+    optimizer = built(Optimizer(groups=(ParameterGroup(".*"), ParameterGroup("head/.*", 2.0))))
+    with pytest.raises(UserError, match="none that an earlier group has not taken"):
+        optimizer.init(PARAMS)

@@ -1,3 +1,5 @@
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -5,9 +7,10 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from lit_het import distributed, sharding
+from lit_het.durations import Duration, RunLength
 from lit_het.errors import UserError
-from lit_het.optimizers import Adafactor, AdamW
-from lit_het.schedules import CosineSchedule
+from lit_het.optimizers import SGD, Adafactor, AdamW, Optimizer
+from lit_het.schedules import Schedule
 from lit_het.sharding import MeshConfig
 from lit_het.types import Batch
 
@@ -58,17 +61,17 @@ def test_every_rule_names_axes_of_the_mesh_and_the_last_matches_everything():
     assert sharding.RULES[-1] == (".*", ())
 
 
-@pytest.mark.parametrize("optimizer", [AdamW(), Adafactor()])
-def test_optimizer_moments_are_split_like_their_parameters(optimizer):
+@pytest.mark.parametrize("rule", [AdamW(), Adafactor(), SGD()])
+def test_optimizer_moments_are_split_like_their_parameters(rule):
     params = {"mlp": {"up": {"kernel": jnp.ones((64, 64)), "bias": jnp.ones(64)}}}
     params = {"text_tower": params}
-    state = jax.eval_shape(optimizer.build(CosineSchedule(warmup_steps=1), 10).init, params)
+    state = jax.eval_shape(Optimizer(rule).build(Schedule(warmup=Duration(1)), RunLength(10, 8)).init, params)
     shardings = sharding.tree_shardings(state, MESH)
     found = {
         (jax.tree_util.keystr(path, simple=True, separator="/"), leaf.spec)
         for path, leaf in jax.tree_util.tree_leaves_with_path(shardings)
     }
-    moments = {"mu", "nu"} if isinstance(optimizer, AdamW) else {"ema"}
+    moments = {AdamW: {"mu", "nu"}, Adafactor: {"ema"}, SGD: {"trace"}}[type(rule)]
     for moment in moments:
         kernels = [s for path, s in found if f"/{moment}/" in path and path.endswith("up/kernel")]
         assert kernels == [PartitionSpec(None, "fsdp")]
@@ -113,3 +116,24 @@ def test_batches_are_split_over_all_devices():
     np.testing.assert_array_equal(batch.image, image)
     assert sharding.num_batch_shares(MESH) == 8
     assert sharding.num_batch_shares(MeshConfig(data=2, expert=4).build()) == 8
+
+
+@dataclasses.dataclass(frozen=True)
+class DeviceOfASlice:
+    """As much of a TPU's device as the layout of a mesh asks for."""
+
+    id: int
+    slice_index: int
+    platform: str = "gpu"
+    device_kind: str = "any"
+    process_index: int = 0
+
+
+def test_between_slices_lies_the_data_axis_alone():
+    devices = [DeviceOfASlice(number, number % 2) for number in range(16)]
+    mesh = MeshConfig(fsdp=2, expert=2).build(devices)
+    assert dict(mesh.shape) == {"data": 4, "fsdp": 2, "expert": 2}
+    slices = np.vectorize(lambda device: device.slice_index)(mesh.devices)
+    assert slices.reshape(4, -1).tolist() == [[0] * 4, [0] * 4, [1] * 4, [1] * 4]
+    with pytest.raises(UserError, match="mesh data = 1 must be a multiple of the 2 slices"):
+        MeshConfig(fsdp=16).build(devices)

@@ -10,7 +10,8 @@ from data_pipelines.images import encode_jpeg
 from data_pipelines.labels import CaptionWords, ClassIndex
 from data_pipelines.shards import write_shards
 from data_pipelines.tokenizers import SentencePieceConfig, train_sentencepiece
-from lit_het.schedules import CosineSchedule
+from lit_het.durations import Duration
+from lit_het.schedules import Schedule
 from lit_het.sharding import MeshConfig
 from lit_het.tasks.classification import ClassificationConfig
 from lit_het.tasks.contrastive import ContrastiveConfig
@@ -46,7 +47,7 @@ def write_data(directory: Path, *, image_size: int = 32) -> Path:
 
 
 def shrink(config: ExperimentConfig, data: Path, run_dir: Path, pretrained: Path | None = None) -> ExperimentConfig:
-    """Cuts towers, data and steps; head, loss, optimizer, labels and locked patterns stay as they are."""
+    """Cuts towers, data, steps and evaluations; head, loss, optimizer, labels and locked patterns stay as they are."""
     task = config.task
     tower = _shrink_tower(task.image_tower)
     match task:
@@ -72,9 +73,10 @@ def shrink(config: ExperimentConfig, data: Path, run_dir: Path, pretrained: Path
         ),
         tokenizer=SentencePieceConfig(data / "tokenizer.model", length=6) if config.tokenizer else None,
         pretrained=PretrainedConfig(pretrained) if pretrained else None,
-        num_steps=4,
-        schedule=CosineSchedule(learning_rate=1e-3, warmup_steps=1),
+        length=Duration(4),
+        schedule=Schedule(learning_rate=1e-3, warmup=Duration(1)),
         cadence=Cadence(log_steps=1, save_steps=2),
+        evaluations=(),
     )
 
 
@@ -85,7 +87,7 @@ def classifier(config: ExperimentConfig, data: Path, run_dir: Path) -> Experimen
     )
     plain = dataclasses.replace(config, task=task, tokenizer=None, pretrained=None, mesh=MeshConfig())
     labelled = dataclasses.replace(plain, data=dataclasses.replace(plain.data, labels=CaptionWords()))
-    return dataclasses.replace(shrink(labelled, data, run_dir), num_steps=2)
+    return dataclasses.replace(shrink(labelled, data, run_dir), length=Duration(2))
 
 
 def _shrink_tower(tower: ViTConfig | ResNetConfig) -> ViTConfig:

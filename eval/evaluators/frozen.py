@@ -6,6 +6,7 @@ import numpy as np
 from jaxtyping import Float
 from scipy import special
 
+from data_pipelines.portions import ALL
 from eval import scores
 from eval.evaluation import Evaluation
 from eval.few_shot import FewShotOptions, few_shot
@@ -126,7 +127,7 @@ class Probe:
 def _splits(data: ImageSet, train_split: str, sets: Sets) -> tuple[OpenSet, OpenSet]:
     require_one_label(data)
     require_other_split(data, train_split)
-    train = dataclasses.replace(data, name=f"{data.name} ({train_split})", split=train_split)
+    train = dataclasses.replace(data, name=f"{data.name} ({train_split})", split=train_split, portion=ALL)
     return sets.open(train), sets.open(data)
 
 

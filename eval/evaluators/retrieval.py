@@ -42,7 +42,8 @@ class RetrievalConfig:
         captions = tuple(_captions(text, field) for text in opened.texts(member))
         for position, of_picture in enumerate(captions):
             if not of_picture:
-                where = f"{opened.loader.index.shard(position)}: {opened.loader.index.key(position)}"
+                index, number = opened.loader.index, opened.loader.numbers[position]
+                where = f"{index.shard(number)}: {index.key(number)}"
                 raise UserError(f"{where}: no caption in .{self.captions}; name the member with --captions")
         return Retrieval(opened, captions)
 

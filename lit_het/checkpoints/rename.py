@@ -103,12 +103,12 @@ def load(
     loaded = {}
     # Largest first: later, when most memory is taken, there is no second copy of a large one.
     for path in sorted(wanted, key=lambda path: -np.prod(wanted[path].shape)):
-        loaded[path] = _placed(_read(arrays, path, grouped[path], tuple(wanted[path].shape)), places.get(path))
+        loaded[path] = placed(_read(arrays, path, grouped[path], tuple(wanted[path].shape)), places.get(path))
         advance(loaded[path].size)
     return parameters.unflatten(loaded)
 
 
-def _placed(array: np.ndarray, sharding: Any) -> jax.Array:
+def placed(array: np.ndarray, sharding: Any) -> jax.Array:
     """Returns an array on its devices, after the copy of the host has been given back."""
     if sharding is None:
         return jax.block_until_ready(jax.device_put(array))

@@ -5,6 +5,26 @@ import scipy.ndimage
 from jaxtyping import Float
 
 from lit_het.errors import UserError
+from lit_het.towers.vit import ViTConfig
+
+
+def resample(
+    path: str, param: Float[np.ndarray, "..."], source: ViTConfig, target: ViTConfig
+) -> Float[np.ndarray, "..."]:
+    """Returns a parameter of one of our towers for another image size and other patches.
+
+    Args:
+        path: of the parameter within the tower.
+        param: its value.
+        source: the tower that it comes from.
+        target: the tower that it goes to.
+    """
+    if path == "positions":
+        return resample_positions(param, target.side, keeps_corners=source.patch_size == target.patch_size)
+    if path == "patches/kernel":
+        kernel = param.reshape(source.patch_size, source.patch_size, 3, -1)
+        return resample_patches(kernel, target.patch_size).reshape(-1, param.shape[-1])
+    return param
 
 
 def resample_positions(

@@ -26,6 +26,7 @@ from lit_het.checkpoints.huggingface_tokenizer import read_settings
 from lit_het.checkpoints.imported import Imported
 from lit_het.checkpoints.native import save_imported
 from lit_het.cli import image_processors, runs
+from lit_het.durations import Duration
 from lit_het.errors import UserError
 from lit_het.heads.contrastive import DeterministicContrastiveConfig
 from lit_het.heads.deterministic import DeterministicConfig
@@ -92,7 +93,7 @@ def import_weights(source: str, run_dir: Path, options: ImportOptions) -> None:
         run_dir=run_dir,
         task=task,
         data=LoaderConfig((), image_size, preprocessing=preprocessing),
-        num_steps=1,
+        length=Duration(1),
         tokenizer=_tokenizer(task, tokenizer) if tokenizer else None,
     )
     shapes = jax.eval_shape(task.build().initialize, jax.random.key(0))

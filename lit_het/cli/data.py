@@ -21,6 +21,7 @@ from data_pipelines.prepare.captions import read_captions
 from data_pipelines.prepare.cifar import read_cifar10, read_cifar100
 from data_pipelines.prepare.corrupted import CleanShards, copy_names
 from data_pipelines.prepare.dataset import DataSet, Split
+from data_pipelines.prepare.flowers import read_flowers
 from data_pipelines.prepare.folder import read_folder
 from data_pipelines.prepare.imagenet import read_imagenet
 from data_pipelines.prepare.img2dataset import read_img2dataset
@@ -32,7 +33,7 @@ from data_pipelines.storage import differs_from_checksum, keep_checksum
 from lit_het.errors import UserError
 from lit_het.training.logging import Bar, say
 
-Kind = Literal["cifar10", "cifar100", "pets", "imagenet", "folder", "captions", "img2dataset", "parquet"]
+Kind = Literal["cifar10", "cifar100", "pets", "flowers", "imagenet", "folder", "captions", "img2dataset", "parquet"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -193,6 +194,8 @@ def _read(kind: Kind, source: Path, scratch: Path, options: SourceOptions) -> Da
             return read_cifar100(source, scratch, options.split, options.labels)
         case "pets":
             return read_pets(source, scratch, options.split)
+        case "flowers":
+            return read_flowers(source, scratch, options.split)
         case "imagenet":
             return read_imagenet(source, scratch, options.split, options.devkit)
         case "folder":

@@ -104,6 +104,11 @@ def add_to(data: argparse.ArgumentParser) -> None:
         "Oxford-IIIT Pet, pictures and annotations",
         "folder with images.tar.gz and annotations.tar.gz, or what is in them",
     )
+    add_any_order(
+        "flowers",
+        "Oxford Flowers-102, pictures, labels and splits",
+        "folder with 102flowers.tgz (or jpg/ from it), imagelabels.mat and setid.mat",
+    )
     imagenet = add_any_order(
         "imagenet",
         "ImageNet (ILSVRC 2012), tars or folders",

@@ -17,6 +17,7 @@ from data_pipelines import storage
 from data_pipelines.embeddings import EmbeddingFolder, Precision, Recipe, describe
 from data_pipelines.index import ShardIndex, ShardSummary, index_shard
 from data_pipelines.loader import Loader, LoaderConfig
+from data_pipelines.portions import ALL
 from data_pipelines.shards import IMAGE
 from lit_het import parameters, sharding
 from lit_het.cli import runs
@@ -69,7 +70,7 @@ def embed(source: Path, output: str, options: EmbedOptions, flags: Sequence[str]
         UserError: the tower, the shards or the output cannot be used.
     """
     config = _configuration(source, flags)
-    data = dataclasses.replace(config.data, labels=None, embeddings=None, stream=None)
+    data = dataclasses.replace(config.data, labels=None, portion=ALL, embeddings=None, stream=None)
     if options.shards:
         data = dataclasses.replace(data, shards=options.shards, mixture=())
     if options.num_crops and data.crop is None and not data.augmentations:
@@ -127,7 +128,7 @@ def _addresses(data: LoaderConfig, part: tuple[int, int]) -> list[str]:
 
 
 def _configuration(source: Path, flags: Sequence[str]) -> ExperimentConfig:
-    is_run = source.suffix != ".py"
+    is_run = ".py" not in source.name
     saved = experiment.load(runs.config_path(source)) if is_run else experiment.load_module_config(source)
     config = with_flags(saved, flags, f"lit-het embed --tower {source} --output DIR")
     changed = experiment.differences(saved, config)
@@ -138,7 +139,7 @@ def _configuration(source: Path, flags: Sequence[str]) -> ExperimentConfig:
 
 def _tower_params(source: Path, config: ExperimentConfig) -> Params:
     """Returns the parameters of the image tower, below its name."""
-    if source.suffix == ".py":
+    if ".py" in source.name:
         shapes = {"image_tower": runs.abstract_params(config.task.build())["image_tower"]}
         return runs.load_weights(config.task, shapes) or runs.load_pretrained(config, shapes)
     return runs.open_run(source).params

@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-import jax
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -16,6 +15,7 @@ from eval.evaluation import Evaluation, write_record
 from eval.evaluators.ensemble import EnsembleConfig
 from eval.sets import ImageSet, Sets, parse_set
 from eval.suite import EVALUATIONS, EvaluationConfig
+from lit_het import distributed
 from lit_het.cli import runs
 from lit_het.cli.flags import with_flags
 from lit_het.errors import UserError
@@ -86,7 +86,7 @@ def evaluate(
         console.width = 120
     for config, evaluator in zip(configs, evaluators, strict=True):
         found.append(evaluator(*models))
-        if jax.process_index() > 0:
+        if not distributed.is_first():
             continue  # all processes found the same, the first one tells it
         console.print(table(found[-1]))
         settings = experiment.to_dict(config)
@@ -96,8 +96,7 @@ def evaluate(
         if output is not None:  # anew after each, should a later one fail
             metrics = {name: value for evaluation in found for name, value in evaluation.metrics().items()}
             write_atomically(output, json.dumps(metrics, indent=2) + "\n")
-    if jax.process_index() == 0:
-        say(f"kept in {run.run_dir}; lit-het report {run.run_dir} draws it")
+    say(f"kept in {run.run_dir}; lit-het report {run.run_dir} draws it")
     return found
 
 

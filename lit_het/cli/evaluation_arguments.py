@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from lit_het.cli.train_arguments import add_distributed
 from lit_het.errors import UserError
 
 # Imports of JAX and its friends wait until a subcommand runs.
@@ -117,6 +118,7 @@ def _add_checkpoint(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--pretrained", type=Path, metavar="PATH", help="where the locked tower's run or file is now")
     parser.add_argument("--output", type=Path, metavar="FILE", help="also write all figures to this JSON file")
+    add_distributed(parser)
 
 
 def _evaluate(options: argparse.Namespace, flags: list[str]) -> None:

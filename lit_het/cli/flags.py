@@ -8,11 +8,33 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import tyro
+from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from configs import experiment
+from data_pipelines.portions import Portion
+from lit_het.durations import Duration
 from lit_het.errors import FieldError, UserError
 
 _Config = TypeVar("_Config", bound=Any)
+_REGISTRY = ConstructorRegistry()
+
+
+# Dataclasses that are one flag with a text, such as ``--length "90 epochs"``.
+_TEXTS: dict[type[Any], str] = {Duration: "DURATION", Portion: "PORTION"}
+
+
+@_REGISTRY.primitive_rule
+def _text(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
+    form: Any = info.type
+    if form not in _TEXTS:
+        return None
+    return PrimitiveConstructorSpec(
+        nargs=1,
+        metavar=_TEXTS[form],
+        instance_from_str=lambda texts: form.parse(texts[0]),
+        is_instance=lambda value: isinstance(value, form),
+        str_from_instance=lambda value: [str(value)],
+    )
 
 
 def with_flags(default: _Config, flags: Sequence[str], command: str, *, flat: bool = False) -> _Config:
@@ -38,6 +60,7 @@ def with_flags(default: _Config, flags: Sequence[str], command: str, *, flat: bo
                 description="Every field of the configuration that has a value.",
                 config=(tyro.conf.AvoidSubcommands, *((tyro.conf.OmitArgPrefixes,) if flat else ())),
                 return_unknown_args=True,
+                registry=_REGISTRY,
             )
     except FieldError as error:
         names = (flag.partition("=")[0] for flag in flags if flag.startswith("--"))
@@ -51,7 +74,8 @@ def with_flags(default: _Config, flags: Sequence[str], command: str, *, flat: bo
         raise UserError(_in_one_line(messages.getvalue())) from stop
     if unknown:
         fields = (field.rpartition(".")[2] if flat else field for field in experiment.fields(default))
-        known = [f"--{field.replace('_', '-')}" for field in fields]
+        # Which of several classes a field has is set in the file.
+        known = [f"--{field.replace('_', '-')}" for field in fields if field.rpartition(".")[2] != "type"]
         close = difflib.get_close_matches(unknown[0], known, n=1)
         hint = f"did you mean {close[0]}? " if close else ""
         raise UserError(f"unknown flag {unknown[0]}; {hint}'{command} --help' lists all")

@@ -7,12 +7,20 @@ import logging
 import signal
 import sys
 import threading
+import traceback
 import types
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from lit_het.cli import data_arguments, evaluation_arguments, picture_arguments
-from lit_het.errors import UserError
+from lit_het.cli import (
+    checkpoint_arguments,
+    data_arguments,
+    evaluation_arguments,
+    picture_arguments,
+    plan_arguments,
+    train_arguments,
+)
+from lit_het.errors import TRY_AGAIN, UserError
 
 # Imports of JAX and its friends wait until a subcommand runs: `lit-het --help` answers at once.
 
@@ -24,12 +32,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options, rest = parser.parse_known_args(arguments)
     if rest and not getattr(options, "takes_fields", False):
         parser.error(f"unknown argument {rest[0]}; see lit-het {options.name} --help")
+    if getattr(options, "distributed", None) is None:
+        return _run(options, rest)
+    from lit_het import distributed
+
+    try:
+        code = _run(options, rest)
+    except BaseException as error:
+        code = 1
+        if distributed.is_loss_of_another(error):
+            code = TRY_AGAIN  # whether that helps, the code of the other tells
+            reason = " ".join(str(error).split())[:200]
+            print(f"lit-het: another process is gone ({reason}); start all again{_left_by(options)}", file=sys.stderr)
+        else:
+            traceback.print_exc()
+    if code:
+        distributed.leave(code)
+    return code
+
+
+def _run(options: argparse.Namespace, rest: Sequence[str]) -> int:
     try:
         with _endings_unwind():
+            if getattr(options, "distributed", None) is not None:
+                from lit_het import distributed
+
+                distributed.join(options.distributed)
             options.command(options, rest)
     except UserError as error:
         print(f"lit-het: {error}", file=sys.stderr)
-        return 1
+        return error.code
     except KeyboardInterrupt:
         print(f"lit-het: interrupted{_left_by(options)}", file=sys.stderr)
         return 130
@@ -95,27 +127,8 @@ def _parser() -> argparse.ArgumentParser:
     quickstart.add_argument("--seed", type=int, default=0, help="of everything: data order, initialisation, noise")
     quickstart.set_defaults(command=_quickstart, name="quickstart", if_stopped="the same command goes on")
 
-    train = commands.add_parser(
-        "train",
-        allow_abbrev=False,
-        help="train from a configuration file",
-        usage="lit-het train --config FILE [--resume] [--any.field.of-the-configuration VALUE ...]",
-        description="Trains the experiment that FILE's get_config() describes. Every field with a value can be "
-        "changed by a flag with its dotted path, e.g. --num-steps 100 --task.head.covariance.num-factors 8; "
-        "'lit-het train --config FILE --help' lists them with their values.",
-        add_help=False,
-    )
-    train.add_argument("--config", type=Path, help="a Python file with get_config(), e.g. configs/*.py")
-    train.add_argument("--resume", action="store_true", help="go on from the newest checkpoint in the run directory")
-    train.add_argument("-h", "--help", action="store_true", help="this text; with --config every field as well")
-    train.set_defaults(
-        command=_train,
-        name="train",
-        parser=train,
-        takes_fields=True,
-        if_stopped="checkpoints that were saved stay, --resume goes on from the newest",
-    )
-
+    train_arguments.add_to(commands)
+    plan_arguments.add_to(commands)
     embedding = commands.add_parser(
         "embed",
         allow_abbrev=False,
@@ -158,6 +171,8 @@ def _parser() -> argparse.ArgumentParser:
         takes_fields=True,
         if_stopped="shards that are done stay, the same command goes on",
     )
+
+    checkpoint_arguments.add_to(commands)
 
     evaluation_arguments.add_to(commands)
     picture_arguments.add_to(commands)
@@ -219,20 +234,6 @@ def _quickstart(options: argparse.Namespace, _: list[str]) -> None:
     from lit_het.cli.quickstart import quickstart
 
     quickstart(options.run_dir, options.seed)
-
-
-def _train(options: argparse.Namespace, flags: list[str]) -> None:
-    if options.config is None:
-        if not options.help:
-            raise UserError("train needs --config FILE, e.g. --config configs/quickstart_upstream.py")
-        options.parser.print_help()
-        return
-    from lit_het.cli.train import parse_config, train
-
-    if options.help:
-        options.parser.print_help()
-        flags = [*flags, "--help"]
-    train(parse_config(options.config, flags), resume=options.resume)
 
 
 def _embed(options: argparse.Namespace, flags: list[str]) -> None:

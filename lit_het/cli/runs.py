@@ -8,18 +8,21 @@ import dataclasses
 import functools
 import hashlib
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 from configs import experiment
-from configs.experiment import ExperimentConfig, PretrainedConfig
+from configs.experiment import ExperimentConfig
 from data_pipelines.tokenizers import Tokenizer
 from lit_het import parameters, sharding
-from lit_het.checkpoints import weights
+from lit_het.checkpoints import rename, weights
 from lit_het.checkpoints.imported import Imported
 from lit_het.checkpoints.native import Checkpoints
+from lit_het.checkpoints.resample import resample
 from lit_het.cli.models import ModelMaker
 from lit_het.errors import UserError
 from lit_het.sharding import MeshConfig
@@ -36,6 +39,8 @@ EXECUTION_FIELDS = ("encoder.unrolled", "encoder.remat", "encoder.compute_type",
 # The only fields of experts that parameters depend on.
 EXPERT_FIELDS = ("encoder.experts.num_experts", "encoder.experts.num_blocks")
 TOWERS = ("image_tower", "text_tower")
+# Fields of towers whose parameters are resampled where they differ.
+RESAMPLED_FIELDS = ("image_size", "patch_size")
 # Fields of towers and the dense layers behind the pooling that they stand for.
 LAST_LAYERS = (("representation_size", "pre_logits"), ("pooler", "pre_logits"), ("projection_size", "projection"))
 
@@ -127,19 +132,11 @@ def _restore_params(
 ) -> Params:
     """Returns the newest checkpoint's parameters with the locked ones that they were trained on."""
     locked_like, trainable_like = parameters.partition(shapes, config.task.locked)
-    wanted = parameters.flatten(locked_like)
-    # A tower that is locked in part is read whole.
-    read = load_weights(_moved(config, pretrained).task, {part: shapes[part] for part in locked_like})
-    locked = {path: array for path, array in parameters.flatten(read).items() if path in wanted}
-    rest = {path: shape for path, shape in wanted.items() if path not in locked}
-    if config.pretrained is not None and rest:
-        source = pretrained or _find_pretrained(config.pretrained.run, run_dir)
-        config = dataclasses.replace(config, pretrained=dataclasses.replace(config.pretrained, run=source))
+    if config.pretrained is not None and pretrained is not None:
+        config = dataclasses.replace(config, pretrained=dataclasses.replace(config.pretrained, run=pretrained))
+    locked = _locked_params(_moved(config, pretrained), run_dir, locked_like)
     with Checkpoints(checkpoint_dir(run_dir), read_only=True) as checkpoints:
         trainable, info = checkpoints.restore_params(trainable_like)
-    if rest:
-        locked |= parameters.flatten(load_pretrained(config, parameters.unflatten(rest)))
-    locked = parameters.unflatten(locked)
     if parameters.checksum(locked) != info["locked_checksum"]:
         origin = "the files named as `weights`" if config.pretrained is None else config.pretrained.run
         raise UserError(
@@ -148,6 +145,22 @@ def _restore_params(
         )
     locked = parameters.cast(locked, config.task.image_tower.compute_type)  # as in training
     return parameters.merge(locked, trainable)
+
+
+def _locked_params(config: ExperimentConfig, run_dir: Path, like: Params) -> Params:
+    """Returns some of a run's locked parameters, which its checkpoints do not hold, from where they came."""
+    wanted = parameters.flatten(like)
+    # A tower that is locked in part is read whole.
+    shapes = abstract_params(config.task.build())
+    read = load_weights(config.task, {part: shapes[part] for part in like})
+    locked = {path: array for path, array in parameters.flatten(read).items() if path in wanted}
+    rest = {path: shape for path, shape in wanted.items() if path not in locked}
+    if rest and config.pretrained is not None:
+        source = _find_pretrained(config.pretrained.run, run_dir)
+        config = dataclasses.replace(config, pretrained=dataclasses.replace(config.pretrained, run=source))
+    if rest:
+        locked |= parameters.flatten(load_pretrained(config, parameters.unflatten(rest)))
+    return parameters.unflatten(locked)
 
 
 def _moved(config: ExperimentConfig, weights: Path | None) -> ExperimentConfig:
@@ -185,6 +198,9 @@ def _find_pretrained(recorded: Path, run_dir: Path) -> Path:
 def load_pretrained(config: ExperimentConfig, like: Params) -> Params:
     """Returns the parameters that ``config.pretrained`` names, in the shapes of ``like``.
 
+    Where images or patches have another size, positions and the first layer are resampled. A dense layer at the end of
+    the tower may be missing in the source, and is then missing in the result, or in the tower.
+
     Raises:
         UserError: no source is configured, or its image tower differs from this configuration's.
     """
@@ -193,10 +209,40 @@ def load_pretrained(config: ExperimentConfig, like: Params) -> Params:
             f"the configuration locks {sorted(like)[0]} but nothing says where its weights come from; "
             "name the run that trained it as `pretrained` in the configuration file, or with --pretrained.run"
         )
-    source = experiment.load(config_path(config.pretrained.run))
-    _check_same_tower(source, config, config.pretrained)
-    with Checkpoints(checkpoint_dir(config.pretrained.run), read_only=True) as checkpoints:
-        return checkpoints.restore_params(like)[0]
+    origin = config.pretrained.run
+    source = experiment.load(config_path(origin))
+    theirs, ours = source.task.image_tower, config.task.image_tower
+    ends = _check_same_tower(theirs, ours, origin)
+    wanted = {path: leaf for path, leaf in parameters.flatten(like).items() if not path.startswith(ends)}
+    as_saved = {**wanted, **_resampled(source, wanted)}
+    locked = {path for path in wanted if any(re.fullmatch(pattern, path) for pattern in source.task.locked)}
+    found = {}
+    if trained := {path: leaf for path, leaf in as_saved.items() if path not in locked}:
+        with Checkpoints(checkpoint_dir(origin), read_only=True) as checkpoints:
+            found |= parameters.flatten(checkpoints.restore_params(parameters.unflatten(trained))[0])
+    if locked:
+        there = _locked_params(source, origin, parameters.unflatten({path: as_saved[path] for path in locked}))
+        found |= parameters.flatten(there)
+    for path in found:
+        if path in locked or as_saved[path] is not wanted[path]:
+            array = np.asarray(found[path])
+            if isinstance(theirs, ViTConfig) and isinstance(ours, ViTConfig):
+                array = resample(path.removeprefix("image_tower/"), array, theirs, ours)
+            found[path] = rename.placed(array, wanted[path].sharding)
+    return parameters.unflatten(found)
+
+
+def _resampled(source: ExperimentConfig, wanted: dict[str, Any]) -> dict[str, Any]:
+    """Returns the shapes in which a run has the parameters of a tower that depend on the size of images or patches."""
+    saved = parameters.flatten(abstract_params(source.task.build()))
+    shapes = {}
+    for path in {"image_tower/positions", "image_tower/patches/kernel"} & wanted.keys() & saved.keys():
+        leaf = wanted[path]
+        if saved[path].shape != leaf.shape:
+            mesh = getattr(leaf.sharding, "mesh", None)
+            place = leaf.sharding if mesh is None else sharding.whole(mesh)
+            shapes[path] = jax.ShapeDtypeStruct(saved[path].shape, leaf.dtype, sharding=place)
+    return shapes
 
 
 def load_weights(
@@ -299,12 +345,16 @@ def abstract_params(task: ContrastiveTask | ClassificationTask) -> Params:
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), shapes)
 
 
-def _check_same_tower(source: ExperimentConfig, target: ExperimentConfig, pretrained: PretrainedConfig) -> None:
-    for field, (theirs, ours) in _differences(source.task.image_tower, target.task.image_tower).items():
-        raise UserError(
-            f"the image tower of {pretrained.run} has {field} = {theirs}, this configuration {ours}; "
-            f"set --task.image-tower.{field.replace('_', '-')} {theirs}"
-        )
+def _check_same_tower(theirs: Any, ours: Any, origin: Path) -> tuple[str, ...]:
+    """Returns what paths of layers that one of two towers lacks begin with; refuses towers that differ otherwise."""
+    ends = {field: f"image_tower/{layer}/" for field, layer in LAST_LAYERS if _is_in_one(field, theirs, ours)}
+    for field, (before, now) in _differences(theirs, ours).items():
+        if field not in (*ends, *RESAMPLED_FIELDS):
+            raise UserError(
+                f"the image tower of {origin} has {field} = {before}, this configuration {now}; "
+                f"set --task.image-tower.{field.replace('_', '-')} {before}"
+            )
+    return tuple(ends.values())
 
 
 def _differences(theirs: Any, ours: Any) -> dict[str, tuple[Any, Any]]:

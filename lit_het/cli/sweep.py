@@ -31,7 +31,9 @@ from eval.sweeps import RunResult, Summary
 from lit_het import parameters
 from lit_het.cli import runs
 from lit_het.cli.quickstart import write_data
-from lit_het.cli.train import CHANGEABLE_FIELDS, train_unless_done
+from lit_het.cli.train import train_unless_done
+from lit_het.cli.train_checks import CHANGEABLE_FIELDS
+from lit_het.durations import Duration
 from lit_het.errors import UserError
 from lit_het.heads.temperature import BoundedTemperature, TemperatureConfig
 from lit_het.tasks.classification import ClassificationConfig
@@ -81,7 +83,7 @@ def add_arguments(parser: argparse.ArgumentParser, output: Path) -> None:
         metavar=("MIN", "MAX"),
         help=f"bounds of the learned τ; default: {bounds.minimum:g} {bounds.maximum:g}",
     )
-    parser.add_argument("--num-steps", type=int, help="in place of the configuration's")
+    parser.add_argument("--length", type=Duration.parse, help="in place of the configuration's")
     parser.add_argument("--batch-size", type=int, default=128, help="pictures at a time in evaluation")
 
 
@@ -99,7 +101,7 @@ def run_main(name: str, body: Callable[[], None]) -> int:
     return 0
 
 
-def load_classifier(path: Path, num_steps: int | None) -> ExperimentConfig:
+def load_classifier(path: Path, length: Duration | None) -> ExperimentConfig:
     """Returns the classifier of a configuration file; writes the glyph data if it is their file and they are missing.
 
     Raises:
@@ -118,7 +120,7 @@ def load_classifier(path: Path, num_steps: int | None) -> ExperimentConfig:
         )
     if config.data.shards == glyph_classifier.get_config().data.shards:
         _write_glyphs(glyph_classifier.ROOT / "data")
-    return config if num_steps is None else dataclasses.replace(config, num_steps=num_steps)
+    return config if length is None else dataclasses.replace(config, length=length)
 
 
 def _write_glyphs(directory: Path) -> None:
@@ -206,7 +208,7 @@ def _run_unless_done(config: ExperimentConfig, setting: Setting, loader: Loader,
     """Trains, evaluates and writes the result, and says what was done."""
     name = sweeps.run_name(setting.name, config.seed)
     path = output / "results" / f"{name}.json"
-    with _claim(output / "locks" / name) as claimed:
+    with claim(output / "locks" / name) as claimed:
         if not claimed:
             return "under way in another process"
         if path.exists():
@@ -248,7 +250,7 @@ def _run_unless_done(config: ExperimentConfig, setting: Setting, loader: Loader,
 
 
 @contextlib.contextmanager
-def _claim(path: Path) -> Iterator[bool]:
+def claim(path: Path) -> Iterator[bool]:
     """Yields whether this process is the only one inside; the claim ends with the process, however it ends."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as file:

@@ -4,12 +4,10 @@ import contextlib
 import dataclasses
 import functools
 import itertools
+import json
 import os
-import sys
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
@@ -20,39 +18,32 @@ from configs.experiment import ExperimentConfig
 from data_pipelines.loader import Loader, LoaderConfig
 from data_pipelines.stream import Stream
 from data_pipelines.tokenizers import Tokenizer
+from data_pipelines.watchdog import watched as reads_watched
 from eval.sets import Sets
 from lit_het import distributed, parameters, sharding
-from lit_het.checkpoints.native import Checkpoints
+from lit_het.checkpoints.native import Checkpoints, Kept
 from lit_het.cli import runs
 from lit_het.cli.flags import with_flags
+from lit_het.cli.initialization import initial_params
 from lit_het.cli.models import ModelMaker
+from lit_het.cli.run_files import write_nonfinite, write_run_files
+from lit_het.cli.train_checks import check_data, check_embeddings, check_run_dir
+from lit_het.durations import RunLength
 from lit_het.errors import UserError
-from lit_het.tasks.classification import ClassificationConfig, ClassificationTask
-from lit_het.tasks.contrastive import ContrastiveConfig, ContrastiveTask
-from lit_het.training import loop
+from lit_het.files import cache_folder
+from lit_het.tasks.classification import ClassificationTask
+from lit_het.tasks.contrastive import ContrastiveTask
+from lit_het.training import loop, preemption
 from lit_het.training.logging import Bar, MetricLog, read_metrics, say
-from lit_het.training.step import TrainStep, initial_state, make_train_step
+from lit_het.training.loop import NonFinite
+from lit_het.training.step import initial_state, jit_step, make_train_step
 from lit_het.types import Batch, EvaluatedModel, Params, TrainState
 
-# Fields that a resumed run may change: they alter neither the model nor the sequence of batches.
-CHANGEABLE_FIELDS = (
-    "run_dir",
-    "mesh",
-    "cadence",
-    "evaluations",
-    "data.threads",
-    "data.prefetch_batches",
-    "data.max_bad_fraction",
-    "data.embeddings",
-    "pretrained.run",
-    "task.image_tower.weights",
-    "task.text_tower.weights",
-)
 
-
-def parse_config(path: Path, flags: Sequence[str]) -> ExperimentConfig:
-    """Returns the configuration of a file with the fields that ``flags`` change."""
-    return with_flags(experiment.load_module_config(path), flags, f"lit-het train --config {path}")
+def parse_config(path: Path, flags: Sequence[str], command: str = "lit-het train") -> ExperimentConfig:
+    """Returns the configuration of a Python file, or that of a run as JSON, with the fields that ``flags`` change."""
+    config = experiment.load(path) if path.suffix == ".json" else experiment.load_module_config(path)
+    return with_flags(config, flags, f"{command} --config {path}")
 
 
 def train(config: ExperimentConfig, *, resume: bool = False) -> TrainState:
@@ -61,87 +52,78 @@ def train(config: ExperimentConfig, *, resume: bool = False) -> TrainState:
     Raises:
         UserError: anything in the configuration, the data or the run directory that cannot work.
     """
+    _keep_compiled_programs()
     mesh = config.mesh.build()
     sharding.check_batch_size(config.data.batch_size, mesh)
-    _check_run_dir(config, resume)
-    try:
-        # Losses look there for the devices that share a batch.
-        with jax.set_mesh(mesh):
-            return _train_on(mesh, config, resume)
-    except BaseException as error:
-        if jax.process_count() > 1:
-            _leave(error)
-        raise
-
-
-def _leave(error: BaseException) -> None:
-    """Ends one of several processes at once: the others wait for it in a collective, and it would wait for them."""
-    line = f"lit-het: {error}\n" if isinstance(error, UserError) else "".join(traceback.format_exception(error))
-    sys.stderr.write(line)
-    sys.stderr.flush()
-    os._exit(1)
+    check_run_dir(config, resume)
+    distributed.check_same(json.dumps(experiment.to_dict(config)), "the configuration")
+    # Losses look there for the devices that share a batch.
+    with jax.set_mesh(mesh):
+        return _train_on(mesh, config, resume)
 
 
 def _train_on(mesh: Mesh, config: ExperimentConfig, resume: bool) -> TrainState:
     tokenizer = config.tokenizer.build() if config.tokenizer else None
     loader = _open_data(config.data, tokenizer)
-    _check_data(config, loader, tokenizer)
+    check_data(config, loader, tokenizer)
     task = config.task.build()
-    optimizer = config.optimizer.build(config.schedule, config.num_steps)
-    locked, trainable = _initial_params(config, task, mesh)
+    run = _run_length(config, loader)
+    optimizer = config.optimizer.build(config.schedule, run, task.layers_above)
+    locked, trainable = initial_params(config, task, mesh)
     checksum = parameters.checksum(locked)
     locked = parameters.cast(locked, config.task.image_tower.compute_type)
     # A hash of the whole tower, where anything needs it.
     tower = functools.cache(functools.partial(runs.tower_fingerprint, config, locked))
-    _check_embeddings(loader, task, tower)
-    state = jax.jit(
-        lambda params: initial_state(params, optimizer),
-        out_shardings=sharding.tree_shardings(jax.eval_shape(lambda p: initial_state(p, optimizer), trainable), mesh),
-    )(trainable)
+    check_embeddings(loader, task, tower)
+    initial = functools.partial(initial_state, optimizer=optimizer, averages=config.average_decay is not None)
+    places = sharding.tree_shardings(jax.eval_shape(initial, trainable), mesh)
+    state = jax.jit(initial, out_shardings=places)(trainable)
 
-    with Checkpoints(runs.checkpoint_dir(config.run_dir)) as checkpoints:
+    kept = Kept(config.cadence.keep, config.cadence.keep_steps)
+    with Checkpoints(runs.checkpoint_dir(config.run_dir), kept=kept, tell=say) as checkpoints:
         position = 0
         if resume and checkpoints.latest_step is not None:
-            state, info = checkpoints.restore(state)
-            position = info["position"]
-            # Runs of earlier versions have no digest.
-            if info.get("data_digest", loader.digest) != loader.digest:
-                raise UserError(
-                    f"the shards are not those of {config.run_dir}: samples have come, gone or changed; "
-                    "restore them, or start another --run-dir"
-                )
-            if info["locked_checksum"] != checksum:
-                raise UserError(
-                    f"the locked parameters are not those that {config.run_dir} began with; "
-                    "set --pretrained.run to the original run"
-                )
-            if isinstance(loader, Stream):
-                say("a stream cannot seek: from here on it draws samples anew")
-        _write_run_files(config, tokenizer)
+            state, position = _resumed(checkpoints, state, config, loader, checksum)
+        write_run_files(config, tokenizer)
         log = MetricLog(config.run_dir, first_step=int(state.step))
+        watchdog = reads_watched(config.data.slow_read_seconds, config.data.stuck_read_seconds)
         try:
             evaluate = _evaluation(config, task, locked, state.params, tokenizer, mesh, tower)
-            with _begun(loader, position) as batches:
+            step = make_train_step(
+                task, optimizer, config.seed, config.average_decay, skips_nonfinite=config.on_nonfinite == "skip"
+            )
+            with watchdog, _begun(loader, position) as batches, preemption.watched():
                 state = loop.train(
-                    _compiled(make_train_step(task, optimizer, config.seed), state),
+                    jit_step(step, state),
                     state,
                     locked,
                     _to_devices(batches, task, mesh),
-                    num_steps=config.num_steps,
+                    num_steps=run.num_steps,
                     cadence=config.cadence,
                     log=log,
                     saver=_Saver(checkpoints, config.data.batch_size, checksum, loader.digest),
                     evaluate=evaluate,
                     description=config.run_dir.name,
+                    evaluate_first=_lacks_evaluation(config, int(state.step), run.num_steps),
                 )
+        except NonFinite as error:
+            named = write_nonfinite(config, loader, error.step)
+            raise NonFinite(f"{error}; {named} names its samples", error.step) from error
         finally:
             log.close()
-            if checkpoints.latest_step is None and not read_metrics(log.path):
+            if distributed.is_first() and checkpoints.latest_step is None and not read_metrics(log.path):
                 # Nothing is lost: once the cause is mended, the same command starts anew.
                 runs.config_path(config.run_dir).unlink(missing_ok=True)
     for (shard, cause), count in sorted(loader.faults.counts.items()):
-        say(f"{shard}: {count} samples left out: {cause}")
+        say(f"{shard}: {count} samples left out: {cause}", by_all=True)
     return state
+
+
+def _keep_compiled_programs() -> None:
+    """Lets a restart find what took long to compile, where the user has not said where, or that it should not."""
+    # Those for CPUs are bound to the features of one, which machines that share a home may not have.
+    if "JAX_COMPILATION_CACHE_DIR" not in os.environ and jax.default_backend() != "cpu":
+        jax.config.update("jax_compilation_cache_dir", str(cache_folder("compiled")))
 
 
 def _open_data(config: LoaderConfig, tokenizer: Tokenizer | None) -> Loader | Stream:
@@ -149,6 +131,32 @@ def _open_data(config: LoaderConfig, tokenizer: Tokenizer | None) -> Loader | St
         return Stream(config, tokenizer)
     with Bar("indexing", sum(map(len, config.data_sets())), "shards") as bar:
         return Loader(config, tokenizer, bar.advance)
+
+
+def _run_length(config: ExperimentConfig, loader: Loader | Stream | None) -> RunLength:
+    epoch_size = loader.num_samples if isinstance(loader, Loader) else None
+    return RunLength.resolve(config.length, config.data.batch_size, epoch_size)
+
+
+def _resumed(
+    checkpoints: Checkpoints, state: TrainState, config: ExperimentConfig, loader: Loader | Stream, checksum: str
+) -> tuple[TrainState, int]:
+    """Returns the newest state that is whole, and the position of the sample that comes next."""
+    state, info = checkpoints.restore(state)
+    # Runs of earlier versions have no digest.
+    if info.get("data_digest", loader.digest) != loader.digest:
+        raise UserError(
+            f"the shards are not those of {config.run_dir}: samples have come, gone or changed; "
+            "restore them, or start another --run-dir"
+        )
+    if info["locked_checksum"] != checksum:
+        raise UserError(
+            f"the locked parameters are not those that {config.run_dir} began with; "
+            "set --pretrained.run to the original run"
+        )
+    if isinstance(loader, Stream):
+        say("a stream cannot seek: from here on it draws samples anew")
+    return state, info["position"]
 
 
 @contextlib.contextmanager
@@ -175,16 +183,16 @@ def train_unless_done(config: ExperimentConfig) -> None:
     if not runs.config_path(config.run_dir).exists():
         train(config)
         return
+    check_run_dir(config, resume=True)
     with Checkpoints(runs.checkpoint_dir(config.run_dir)) as checkpoints:
-        done = checkpoints.latest_step == config.num_steps
-    if not done:
+        newest = checkpoints.latest_step
+    # Only epochs need the data to count their steps.
+    loader = _open_data(config.data, None) if config.length.unit == "epochs" else None
+    num_steps = _run_length(config, loader).num_steps
+    if newest is None or newest < num_steps or _lacks_evaluation(config, newest, num_steps):
         train(config, resume=True)
-
-
-def _compiled(step: TrainStep, state: TrainState) -> TrainStep:
-    """Returns the step under `jax.jit`: the state is donated and keeps its sharding."""
-    shardings = jax.tree.map(lambda array: array.sharding, state)
-    return jax.jit(step, donate_argnums=0, out_shardings=(shardings, None))
+    else:
+        say(f"{config.run_dir} is done: {newest} steps")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -205,35 +213,9 @@ class _Saver:
         }
         self.checkpoints.save(state, info)
 
-
-def _initial_params(
-    config: ExperimentConfig, task: ContrastiveTask | ClassificationTask, mesh: Mesh
-) -> tuple[Params, Params]:
-    """Returns (locked, trainable) parameters on the mesh: what comes from elsewhere is read, only the rest drawn."""
-    key = jax.random.key(config.seed)
-    shapes = jax.eval_shape(task.initialize, key)
-    shardings = sharding.tree_shardings(shapes, mesh)
-    like = parameters.flatten(
-        jax.tree.map(lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), shapes, shardings)
-    )
-    loaded = parameters.flatten(runs.load_weights(config.task, shapes, shardings))
-    locked = parameters.flatten(parameters.partition(shapes, task.locked)[0])
-    pattern = config.pretrained.pattern if config.pretrained else None
-    if pattern or locked.keys() - loaded.keys():
-        wanted = parameters.flatten(parameters.partition(shapes, (pattern,))[0]) if pattern else locked
-        if pattern and (both := wanted.keys() & loaded.keys()):
-            raise UserError(f"both `pretrained` and `weights` say where {min(both)} comes from; leave out one")
-        paths = wanted.keys() - loaded.keys()
-        loaded |= parameters.flatten(runs.load_pretrained(config, parameters.unflatten({p: like[p] for p in paths})))
-    if missing := locked.keys() - loaded.keys():
-        raise UserError(f"{min(missing)} is locked but --pretrained.pattern {pattern!r} does not load it")
-
-    def draw(key: Any) -> dict[str, Any]:
-        return {path: array for path, array in parameters.flatten(task.initialize(key)).items() if path not in loaded}
-
-    places = {path: shape.sharding for path, shape in like.items() if path not in loaded}
-    drawn = jax.jit(draw, out_shardings=places)(key)
-    return parameters.partition(parameters.unflatten({**drawn, **loaded}), task.locked)
+    def finish(self) -> None:
+        """Implements `loop.Saver`."""
+        self.checkpoints.finish()
 
 
 def _evaluation(
@@ -271,84 +253,16 @@ def _evaluation(
     return evaluate
 
 
+def _lacks_evaluation(config: ExperimentConfig, step: int, num_steps: int) -> bool:
+    """Returns whether a run ended in the evaluation that belongs to a step, the last one saved."""
+    if not step or not config.evaluations or not config.cadence.evaluates_after(step, num_steps):
+        return False
+    records = [record for record in read_metrics(config.run_dir / "metrics.jsonl") if record["step"] == step]
+    return all(any(name.startswith("train/") for name in record) for record in records)
+
+
 def _to_devices(batches: Iterator[Batch], task: ContrastiveTask | ClassificationTask, mesh: Mesh) -> Iterator[Batch]:
     for batch in batches:
         if isinstance(task, ClassificationTask):
             task.check_labels(np.asarray(batch.label))
         yield distributed.to_global(batch, mesh)
-
-
-def _check_run_dir(config: ExperimentConfig, resume: bool) -> None:
-    """Refuses to write over another run, and to resume with a configuration that would train another one."""
-    path = runs.config_path(config.run_dir)
-    if config.run_dir.exists() and not config.run_dir.is_dir():
-        raise UserError(f"{config.run_dir} is a file; choose another --run-dir")
-    if not path.exists():
-        if resume:
-            raise UserError(f"{config.run_dir} holds no run to resume; leave out --resume to start one")
-        return
-    if not resume:
-        raise UserError(f"{config.run_dir} already holds a run; go on with --resume or choose another --run-dir")
-    changed = {
-        field: values
-        for field, values in experiment.differences(experiment.load(path), config).items()
-        if not field.startswith(CHANGEABLE_FIELDS)
-    }
-    if changed:
-        field, (before, now) = next(iter(changed.items()))
-        more = f" (and {', '.join(list(changed)[1:])})" if len(changed) > 1 else ""
-        raise UserError(
-            f"cannot resume {config.run_dir}: {field} was {before} and is now {now}{more}; "
-            "use the same values or another --run-dir"
-        )
-
-
-def _check_data(config: ExperimentConfig, loader: Loader | Stream, tokenizer: Tokenizer | None) -> None:
-    """Refuses data that does not fit the model, before anything is compiled."""
-    task = config.task
-    if config.data.image_size != task.image_tower.image_size:
-        raise UserError(
-            f"--data.image-size {config.data.image_size} differs from --task.image-tower.image-size "
-            f"{task.image_tower.image_size}; make them equal"
-        )
-    match task:
-        case ClassificationConfig():
-            if loader.num_classes != task.num_classes:
-                raise UserError(
-                    f"the data has {loader.num_classes or 'no'} classes and the task {task.num_classes}; "
-                    "set --task.num-classes, or `data.labels` in the configuration file"
-                )
-        case ContrastiveConfig(text_tower=text):
-            if tokenizer is None:
-                raise UserError("a contrastive task needs captions; name a `tokenizer` in the configuration file")
-            if tokenizer.length != text.length or tokenizer.vocabulary_size > text.vocabulary_size:
-                raise UserError(
-                    f"the tokenizer yields {tokenizer.length} tokens of {tokenizer.vocabulary_size} kinds, the text "
-                    f"tower takes {text.length} of {text.vocabulary_size}; set --tokenizer.length and "
-                    "--task.text-tower.length, or --task.text-tower.vocabulary-size"
-                )
-
-
-def _check_embeddings(
-    loader: Loader | Stream, task: ContrastiveTask | ClassificationTask, tower: Callable[[], str]
-) -> None:
-    """Refuses stored embeddings that are not what the image tower would make."""
-    if isinstance(loader, Stream) or loader.stored is None:
-        return
-    if not isinstance(task, ContrastiveTask):
-        raise UserError("a classifier is trained on pictures; leave out --data.embeddings")
-    if "image_tower" in task.trained:
-        raise UserError("an image tower that is trained needs pictures; lock it, or leave out --data.embeddings")
-    loader.stored.check_tower(tower())
-
-
-def _write_run_files(config: ExperimentConfig, tokenizer: Tokenizer | None) -> None:
-    config.run_dir.mkdir(parents=True, exist_ok=True)
-    if config.pretrained is not None:
-        # The run will be opened from other working directories.
-        pretrained = dataclasses.replace(config.pretrained, run=config.pretrained.run.resolve())
-        config = dataclasses.replace(config, pretrained=pretrained)
-    config = dataclasses.replace(config, task=runs.with_absolute_weights(config.task))
-    experiment.save(config, runs.config_path(config.run_dir))
-    if tokenizer is not None:
-        runs.tokenizer_path(config.run_dir).write_bytes(tokenizer.model_bytes)

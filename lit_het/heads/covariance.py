@@ -17,6 +17,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int, Key
 
+from lit_het import sharding
 from lit_het.errors import UserError, require_at_least, require_choice
 from lit_het.types import tree_of_arrays
 
@@ -169,13 +170,19 @@ class Covariance(nnx.Module):
     def __call__(self, features: Float[Array, "n d"]) -> Noise:
         """Returns Σ(x) in factored form."""
         config = self.config
-        scale = jax.nn.softplus(self.diagonal(features)) + MINIMUM_SCALE
+        scale = jax.nn.softplus(sharding.as_batch(self.diagonal(features))) + MINIMUM_SCALE
         if not config.num_factors:
             return Noise(scale, None, None, None, is_diagonal=True)
         if config.form == "full":
-            factors = self.factors(features).reshape(features.shape[0], config.num_factors, -1)
+            factors = sharding.as_batch(self.factors(features)).reshape(len(features), config.num_factors, -1)
             return Noise(scale, factors, None, None, config.is_diagonal)
-        return Noise(scale, None, self.shared_factors[...], self.scale_of_factors(features), config.is_diagonal)
+        return Noise(
+            scale,
+            None,
+            self.shared_factors[...],
+            sharding.as_batch(self.scale_of_factors(features)),
+            config.is_diagonal,
+        )
 
     def covariance(self, features: Float[Array, "n d"]) -> Float[Array, "n q q"]:
         """Returns Σ(x) itself, O(n q²) memory: for inspection."""

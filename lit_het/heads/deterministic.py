@@ -6,6 +6,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Key
 
+from lit_het.heads.logits import logits_layer
 from lit_het.heads.sampling import certain
 from lit_het.heads.temperature import FixedTemperature, TemperatureConfig
 from lit_het.types import LogitSamples
@@ -18,10 +19,12 @@ class DeterministicConfig:
     Attributes:
         temperature: τ.
         initial_bias: start of every bias; about -6.9 suits sigmoid losses with many classes (SoViT Table 8).
+        zero_kernel: whether the kernel of the logits starts at zero, for fine-tuning, instead of at random.
     """
 
     temperature: TemperatureConfig = FixedTemperature()
     initial_bias: float = 0.0
+    zero_kernel: bool = False
 
     def build(self, feature_size: int, num_classes: int, rngs: nnx.Rngs) -> "DeterministicClassifier":
         """Returns the head for features ``[b d]`` and ``num_classes`` classes."""
@@ -32,8 +35,9 @@ class DeterministicClassifier(nnx.Module):
     """The head of a `DeterministicConfig`."""
 
     def __init__(self, config: DeterministicConfig, feature_size: int, num_classes: int, rngs: nnx.Rngs):
-        bias_init = nnx.initializers.constant(config.initial_bias)
-        self.logits = nnx.Linear(feature_size, num_classes, bias_init=bias_init, rngs=rngs)
+        self.logits = logits_layer(
+            feature_size, num_classes, rngs, zero_kernel=config.zero_kernel, initial_bias=config.initial_bias
+        )
         self.temperature = config.temperature.build()
 
     def __call__(

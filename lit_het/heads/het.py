@@ -6,6 +6,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Key
 
 from lit_het.heads.covariance import CovarianceConfig, Noise
+from lit_het.heads.logits import logits_layer
 from lit_het.heads.sampling import SamplingConfig, certain, noisy_in_logits
 from lit_het.heads.temperature import BoundedTemperature, TemperatureConfig
 from lit_het.types import LogitSamples
@@ -20,12 +21,14 @@ class HetConfig:
         temperature: τ.
         sampling: how many noise samples, and how; ``order`` has no effect, the noise is in the logits already.
         initial_bias: start of every bias of the logits.
+        zero_kernel: whether the kernel of the logits starts at zero, for fine-tuning, instead of at random.
     """
 
     covariance: CovarianceConfig = CovarianceConfig(num_factors=50, form="efficient")
     temperature: TemperatureConfig = BoundedTemperature()
     sampling: SamplingConfig = SamplingConfig()
     initial_bias: float = 0.0
+    zero_kernel: bool = False
 
     def build(self, feature_size: int, num_classes: int, rngs: nnx.Rngs) -> "HetClassifier":
         """Returns the head for features ``[b d]`` and ``num_classes`` classes."""
@@ -37,8 +40,9 @@ class HetClassifier(nnx.Module):
 
     def __init__(self, config: HetConfig, feature_size: int, num_classes: int, rngs: nnx.Rngs):
         self.config = config
-        bias_init = nnx.initializers.constant(config.initial_bias)
-        self.logits = nnx.Linear(feature_size, num_classes, bias_init=bias_init, rngs=rngs)
+        self.logits = logits_layer(
+            feature_size, num_classes, rngs, zero_kernel=config.zero_kernel, initial_bias=config.initial_bias
+        )
         # Features come from a LayerNorm: their norm is about the square root of their size.
         self.covariance = config.covariance.build(feature_size, num_classes, feature_size**0.5, rngs)
         self.temperature = config.temperature.build()

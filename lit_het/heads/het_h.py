@@ -10,6 +10,7 @@ from jaxtyping import Array, Float, Int, Key
 
 from lit_het.errors import UserError, require_at_least
 from lit_het.heads.covariance import CovarianceConfig, Noise
+from lit_het.heads.logits import logits_layer
 from lit_het.heads.sampling import SamplingConfig, certain, check_order, is_factored, noisy, noisy_in_logits
 from lit_het.heads.temperature import BoundedTemperature, TemperatureConfig
 from lit_het.types import LogitSamples
@@ -29,6 +30,7 @@ class HetHConfig:
         temperature: τ.
         sampling: how many noise samples, and how.
         initial_bias: start of every bias of the logits.
+        zero_kernel: whether the kernel of the logits starts at zero, for fine-tuning, instead of at random.
 
     Raises:
         UserError: no buckets, or the factored order without a second term of rank one.
@@ -40,6 +42,7 @@ class HetHConfig:
     temperature: TemperatureConfig = BoundedTemperature()
     sampling: SamplingConfig = SamplingConfig()
     initial_bias: float = 0.0
+    zero_kernel: bool = False
 
     def __post_init__(self) -> None:
         require_at_least(1, self, "num_buckets")
@@ -78,8 +81,9 @@ class HetHClassifier(nnx.Module):
 
     def __init__(self, config: HetHConfig, feature_size: int, num_classes: int, rngs: nnx.Rngs):
         self.config = config
-        bias_init = nnx.initializers.constant(config.initial_bias)
-        self.logits = nnx.Linear(feature_size, num_classes, bias_init=bias_init, rngs=rngs)
+        self.logits = logits_layer(
+            feature_size, num_classes, rngs, zero_kernel=config.zero_kernel, initial_bias=config.initial_bias
+        )
         # Features come from a LayerNorm: their norm is about the square root of their size.
         self.covariance = config.covariance.build(feature_size, config.num_buckets, feature_size**0.5, rngs)
         self.temperature = config.temperature.build()

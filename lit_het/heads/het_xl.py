@@ -11,6 +11,7 @@ from jaxtyping import Array, Float, Key
 
 from lit_het.errors import UserError, require_at_least
 from lit_het.heads.covariance import CovarianceConfig, Noise
+from lit_het.heads.logits import logits_layer
 from lit_het.heads.sampling import SamplingConfig, certain, check_order, is_factored, noisy, noisy_in_logits
 from lit_het.heads.temperature import BoundedTemperature, TemperatureConfig
 from lit_het.types import LogitSamples
@@ -26,6 +27,7 @@ class HetXLConfig:
         temperature: τ.
         sampling: how many noise samples, and how.
         initial_bias: start of every bias of the logits.
+        zero_kernel: whether the kernel of the logits starts at zero, for fine-tuning, instead of at random.
 
     Raises:
         UserError: M below 1, or the factored order without a second term of rank one.
@@ -36,6 +38,7 @@ class HetXLConfig:
     temperature: TemperatureConfig = BoundedTemperature()
     sampling: SamplingConfig = SamplingConfig()
     initial_bias: float = 0.0
+    zero_kernel: bool = False
 
     def __post_init__(self) -> None:
         if self.unshared_size is not None:
@@ -52,8 +55,9 @@ class HetXLClassifier(nnx.Module):
 
     def __init__(self, config: HetXLConfig, feature_size: int, num_classes: int, rngs: nnx.Rngs):
         self.config = config
-        bias_init = nnx.initializers.constant(config.initial_bias)
-        self.logits = nnx.Linear(feature_size, num_classes, bias_init=bias_init, rngs=rngs)
+        self.logits = logits_layer(
+            feature_size, num_classes, rngs, zero_kernel=config.zero_kernel, initial_bias=config.initial_bias
+        )
         self.noise_size = config.unshared_size or feature_size
         shares = config.unshared_size is None
         self.unshared = None if shares else nnx.Linear(self.noise_size, num_classes, use_bias=False, rngs=rngs)

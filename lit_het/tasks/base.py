@@ -1,8 +1,9 @@
 """What the training loop knows of a task."""
 
-from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
 
+import jax
 from jaxtyping import Array, Float, Key
 
 from lit_het import parameters
@@ -27,6 +28,26 @@ class Task(Protocol):
     def loss(self, params: Params, batch: Batch, keys: Keys) -> tuple[Float[Array, ""], Metrics]:
         """Returns the loss to minimise and metrics to log, all scalars."""
         ...
+
+    def layers_above(self, params: Params) -> Params:
+        """Returns how many layers stand between each of some parameters and the output, see `layers_above_towers`."""
+        ...
+
+
+def layers_above_towers(towers: Mapping[str, Any], params: Params) -> Params:
+    """Returns how many layers stand between each parameter of a model and the output; 0 outside its towers.
+
+    Args:
+        towers: configurations by the names that their parameters begin with.
+        params: the model's, or a part of them.
+
+    Raises:
+        UserError: the layers of a tower have no numbers.
+    """
+    return {
+        part: towers[part].layers_above(tree) if part in towers else jax.tree.map(lambda _: 0, tree)
+        for part, tree in params.items()
+    }
 
 
 def trained_parts(params: Params, locked: Sequence[str]) -> frozenset[str]:

@@ -19,8 +19,8 @@ from lit_het.heads.het_xl import HetXLConfig
 from lit_het.losses.base import masked_mean
 from lit_het.losses.classification import mean_log_probabilities, sigmoid_cross_entropy, softmax_cross_entropy
 from lit_het.random import Keys
-from lit_het.tasks import mixup
-from lit_het.tasks.base import trained_parts
+from lit_het.tasks import microbatches, mixup
+from lit_het.tasks.base import layers_above_towers, trained_parts
 from lit_het.tasks.features import FeatureExtractor
 from lit_het.towers.resnet import ResNetConfig
 from lit_het.towers.vit import ViTConfig
@@ -37,9 +37,10 @@ class ClassificationConfig:
         image_tower: the tower.
         head: how its features become a distribution of logits.
         num_classes: number of classes.
-        loss: "softmax" takes class indices, "sigmoid" takes target probabilities of every class.
+        loss: "softmax" takes class indices; "sigmoid" target probabilities of every class, or class indices.
         locked: patterns of parameters to lock; empty trains everything.
         mixup: α of the Beta(α, α) that training examples are mixed by; 0 does not mix them.
+        microbatches: parts of a batch that go through the tower in turn, to save memory.
 
     Raises:
         UserError: no classes, an α below 0, a loss that there is not, or members of an ensemble averaged before the
@@ -52,9 +53,10 @@ class ClassificationConfig:
     loss: Literal["softmax", "sigmoid"] = "softmax"
     locked: tuple[str, ...] = ()
     mixup: float = 0.0
+    microbatches: int = 1
 
     def __post_init__(self) -> None:
-        require_at_least(1, self, "num_classes")
+        require_at_least(1, self, "num_classes", "microbatches")
         require_at_least(0, self, "mixup")
         require_choice(self, "loss")
         tower = self.image_tower
@@ -93,22 +95,31 @@ class ClassificationTask:
         """Returns fresh parameters."""
         return nnx.to_pure_dict(nnx.state(Classifier(self.config, nnx.Rngs(params=key))))
 
+    def layers_above(self, params: Params) -> Params:
+        """Returns how many layers stand between each of some parameters and the output, see `layers_above_towers`."""
+        return layers_above_towers({"image_tower": self.config.image_tower}, params)
+
     def loss(self, params: Params, batch: Batch, keys: Keys) -> tuple[Float[Array, ""], Metrics]:
         """Returns the mean loss over valid rows, and metrics."""
         assert batch.image is not None
         assert batch.label is not None
         self.check_label_shape(batch.label.shape)
         image, target = batch.image, batch.label
+        if self.config.loss == "sigmoid" and target.ndim == 1:
+            target = jax.nn.one_hot(target, self.config.num_classes)
         if self.config.mixup:
             share = mixup.draw_share(keys("mixup"), self.config.mixup, batch.valid)
             image, target = mixup.mix_pixels(image, share), mixup.mix_labels(target, share)
         model = self._model(params)
-        tower = model.image_tower(image, keys("routing") if "image_tower" in self.trained else None)
+        key = keys("routing") if "image_tower" in self.trained else None
+        embedding, auxiliary_losses, of_tower = microbatches.apply(
+            model.image_tower, image, key, self.config.microbatches
+        )
         # Members of an ensemble that stay apart are as many examples, each with its own loss (e3 Sec. 4.1).
-        members = len(tower.embedding) // len(batch.valid)
+        members = len(embedding) // len(batch.valid)
         valid, target = jax.tree.map(lambda x: jnp.repeat(x, members, axis=0), (batch.valid, target))
         # An invalid row may be anything, not a number included, whose gradient no weight of zero would undo.
-        features = jnp.where(valid[:, None], tower.embedding, 1.0)
+        features = jnp.where(valid[:, None], embedding, 1.0)
         samples = model.head(features, keys("noise"))
         cross_entropy = softmax_cross_entropy if self.config.loss == "softmax" else sigmoid_cross_entropy
         result = cross_entropy(samples, target, valid)
@@ -116,9 +127,9 @@ class ClassificationTask:
             "top1": result.top1,
             "temperature": model.head.temperature(),
             "image_noise_norm": masked_mean(self._noise_norm(model, samples), valid),
-            **{f"image_{name}": value for name, value in tower.metrics.items()},
+            **{f"image_{name}": value for name, value in of_tower.items()},
         }
-        return result.loss + sum(tower.auxiliary_losses.values()), metrics
+        return result.loss + sum(auxiliary_losses.values()), metrics
 
     def choose(
         self, params: Params, features: Float[Array, "b f"], key: Key[Array, ""], num_samples: int
@@ -207,7 +218,7 @@ class ClassificationTask:
             UserError: with the shape and the flags.
         """
         k = self.config.num_classes
-        if len(shape) != (1 if self.config.loss == "softmax" else 2) or shape[1:] not in ((), (k,)):
+        if shape[1:] not in ([()] if self.config.loss == "softmax" else [(), (k,)]):
             raise UserError(
                 f"the {self.config.loss} loss over {k} classes cannot take labels of shape {shape}; "
                 "check --task.loss, --task.num-classes and the data's labels"
@@ -221,12 +232,12 @@ class ClassificationTask:
         """
         self.check_label_shape(label.shape)
         least, most = label.min(), label.max()
-        if self.config.loss == "softmax" and not 0 <= least <= most < self.config.num_classes:
+        if label.ndim == 1 and not 0 <= least <= most < self.config.num_classes:
             raise UserError(
                 f"label = {least if least < 0 else most} is no class: --task.num-classes {self.config.num_classes} "
                 f"allows 0 to {self.config.num_classes - 1}"
             )
-        if self.config.loss == "sigmoid" and not 0 <= least <= most <= 1:
+        if label.ndim == 2 and not 0 <= least <= most <= 1:
             raise UserError(
                 f"label = {least if least < 0 else most} is no target of the sigmoid loss (--task.loss): targets are "
                 "0 or 1, or between them where examples are mixed"

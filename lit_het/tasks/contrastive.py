@@ -8,19 +8,20 @@ from flax import nnx
 from jax.nn import logmeanexp, logsumexp
 from jaxtyping import Array, Float, Int, Key
 
-from lit_het.errors import UserError
+from lit_het.errors import UserError, require_at_least
 from lit_het.heads.base import ContrastiveHead
 from lit_het.heads.contrastive import ContrastiveHeadConfig, DeterministicContrastiveConfig
 from lit_het.losses.base import masked_mean
 from lit_het.losses.contrastive import ContrastiveLoss, SoftmaxLoss
 from lit_het.random import Keys
-from lit_het.tasks.base import trained_parts
-from lit_het.tasks.features import FeatureExtractor, ImageOrStored
+from lit_het.tasks import microbatches
+from lit_het.tasks.base import layers_above_towers, trained_parts
+from lit_het.tasks.features import FeatureExtractor
 from lit_het.towers.bert import BertConfig
 from lit_het.towers.resnet import ResNetConfig
 from lit_het.towers.text import TextConfig
 from lit_het.towers.vit import ViTConfig
-from lit_het.types import Batch, Metrics, Params, TowerOutput
+from lit_het.types import Batch, Metrics, Params
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +34,7 @@ class ContrastiveConfig:
         head: how pairs of embeddings become keys and queries.
         loss: what scores them.
         locked: patterns of parameters to lock: LiT locks the image tower, and only it.
+        microbatches: parts of a batch that go through the towers in turn, to save memory; all its texts stay negatives.
 
     Raises:
         UserError: the towers' embeddings differ in size, or members of an ensemble stay apart.
@@ -43,8 +45,10 @@ class ContrastiveConfig:
     head: ContrastiveHeadConfig = DeterministicContrastiveConfig()
     loss: ContrastiveLoss = SoftmaxLoss()
     locked: tuple[str, ...] = ("image_tower/.*",)
+    microbatches: int = 1
 
     def __post_init__(self) -> None:
+        require_at_least(1, self, "microbatches")
         image, text = self.image_tower.embedding_size, self.text_tower.embedding_size
         if image != text:
             raise UserError(f"text_tower.embedding_size = {text} must equal the image tower's embedding size {image}")
@@ -87,14 +91,25 @@ class ContrastiveTask:
         """Returns fresh parameters."""
         return nnx.to_pure_dict(nnx.state(TwoTowers(self.config, nnx.Rngs(params=key))))
 
+    def layers_above(self, params: Params) -> Params:
+        """Returns how many layers stand between each of some parameters and the output, see `layers_above_towers`."""
+        towers = {"image_tower": self.config.image_tower, "text_tower": self.config.text_tower}
+        return layers_above_towers(towers, params)
+
     def loss(self, params: Params, batch: Batch, keys: Keys) -> tuple[Float[Array, ""], Metrics]:
         """Returns the contrastive loss of the batch, and metrics."""
         assert batch.text is not None
         model = self._model(params)
-        image, routed = self._image_embedding(model, batch.view, self._routing_key("image_tower", keys))
-        text = model.text_tower(batch.text, self._routing_key("text_tower", keys))
+        parts = self.config.microbatches
+        seen = {"text": microbatches.apply(model.text_tower, batch.text, self._routing_key("text_tower", keys), parts)}
+        if batch.image_embedding is None:
+            key = self._routing_key("image_tower", keys)
+            seen["image"] = microbatches.apply(model.image_tower, batch.image, key, parts)
+            image = seen["image"][0]
+        else:
+            image = self.features.embedding(batch.image_embedding.astype(jnp.float32))
         # An invalid row may be anything, not a number included, whose gradient no weight of zero would undo.
-        image, words = (jnp.where(batch.valid[:, None], side, 1.0) for side in (image, text.embedding))
+        image, words = (jnp.where(batch.valid[:, None], side, 1.0) for side in (image, seen["text"][0]))
         samples = model.head(image, words, keys("noise"))
         loss = self.config.loss(samples, batch.valid)
         metrics = {
@@ -102,9 +117,9 @@ class ContrastiveTask:
             "image_noise_norm": masked_mean(model.head.image_noise_norm(image), batch.valid),
             "text_noise_norm": masked_mean(model.head.text_noise_norm(words), batch.valid),
         }
-        for name, tower in (("image", routed), ("text", text)):
-            metrics |= {f"{name}_{key}": value for key, value in (tower.metrics if tower else {}).items()}
-            loss = loss + sum((tower.auxiliary_losses if tower else {}).values())
+        for name, (_, auxiliary_losses, of_tower) in seen.items():
+            metrics |= {f"{name}_{key}": value for key, value in of_tower.items()}
+            loss = loss + sum(auxiliary_losses.values())
         return loss, metrics
 
     def encode_image(self, params: Params, features: Float[Array, "b f"]) -> Float[Array, "b d"]:
@@ -185,15 +200,6 @@ class ContrastiveTask:
     def _routing_key(self, tower: str, keys: Keys) -> Key[Array, ""] | None:
         """Returns the randomness of a tower's experts; a locked tower has none."""
         return keys(f"{tower}_routing") if tower in self.trained else None
-
-    def _image_embedding(
-        self, model: TwoTowers, image: ImageOrStored, key: Key[Array, ""] | None
-    ) -> tuple[Float[Array, "b d"], TowerOutput | None]:
-        """Returns the embedding of pixels, with what else the tower makes of them, or that of stored features."""
-        if image.ndim == 2:
-            return self.features.embedding(image.astype(jnp.float32)), None
-        output = model.image_tower(image, key)
-        return output.embedding, output
 
 
 def _divisor(number: int, limit: int) -> int:

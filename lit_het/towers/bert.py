@@ -6,10 +6,14 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int, Key
 
+from lit_het import sharding
 from lit_het.errors import UserError, require_at_least
 from lit_het.towers.layers import layer_norm, linear
-from lit_het.towers.transformer import Encoder, EncoderConfig
-from lit_het.types import TowerOutput
+from lit_het.towers.transformer import Encoder, EncoderConfig, layers_above
+from lit_het.types import Params, TowerOutput
+
+# Parameters of the tower before its encoder.
+_INPUTS = ("tokens", "positions", "segments", "input_norm")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,6 +59,10 @@ class BertConfig:
         """Returns the tower with fresh parameters."""
         return Bert(self, rngs)
 
+    def layers_above(self, params: Params) -> Params:
+        """Returns how many layers stand above each parameter, see `transformer.layers_above`."""
+        return layers_above(self.encoder, _INPUTS, params)
+
 
 class Bert(nnx.Module):
     """The tower of a `BertConfig`."""
@@ -92,7 +100,7 @@ class Bert(nnx.Module):
         encoded = self.encoder(self.input_norm(embedded), key, text != self.config.padding_id)
         embedding = self._pool(encoded.tokens)
         if self.config.projection_size is not None:
-            embedding = self.projection(embedding).astype(jnp.float32)
+            embedding = sharding.as_batch(self.projection(embedding)).astype(jnp.float32)
         return TowerOutput(embedding, encoded.tokens, encoded.auxiliary_losses, encoded.metrics)
 
     def _pool(self, tokens: Float[Array, "b l d"]) -> Float[Array, "b d"]:

@@ -4,6 +4,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
+from lit_het import sharding
 from lit_het.towers.layers import layer_norm
 from lit_het.towers.transformer import Attention, EncoderConfig
 
@@ -21,5 +22,10 @@ class AttentionPooling(nnx.Module):
         """Returns one embedding per example."""
         b, n, d = tokens.shape
         probes = jnp.broadcast_to(self.probe[...], (b, d))
-        pooled = self.attention(probes, tokens.reshape(b * n, d), b)
-        return (pooled + self.mlp(self.norm(pooled))).astype(jnp.float32)
+        pooled = sharding.as_batch(self.attention(probes, tokens.reshape(b * n, d), b))
+        return (pooled + self.mlp(self.norm(pooled), _by_rows)).astype(jnp.float32)
+
+
+def _by_rows(layer: nnx.Linear, x: Float[Array, "b i"]) -> Float[Array, "b o"]:
+    """Applies a layer where the rows are: one token an example is little, and would else be moved to the kernel."""
+    return sharding.as_batch(layer(x))

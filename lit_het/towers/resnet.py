@@ -8,9 +8,9 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Key, UInt8
 
-from lit_het.errors import require_at_least
+from lit_het.errors import UserError, require_at_least
 from lit_het.towers.layers import ComputeType
-from lit_het.types import TowerOutput
+from lit_het.types import Params, TowerOutput
 
 # Blocks of each stage (He et al. 2016, Table 1).
 _BLOCKS: dict[int, tuple[int, int, int, int]] = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}
@@ -43,6 +43,14 @@ class ResNetConfig:
     def build(self, rngs: nnx.Rngs) -> "ResNet":
         """Returns the tower with fresh parameters."""
         return ResNet(self, rngs)
+
+    def layers_above(self, params: Params) -> Params:
+        """Refuses: nobody has said how the layers of a ResNet count.
+
+        Raises:
+            UserError: always.
+        """
+        raise UserError("--optimizer.layer-decay needs a Transformer, and the tower is a ResNet; set it to 1")
 
 
 def standardize(kernel: Float[Array, "h w c_in c_out"]) -> Float[Array, "h w c_in c_out"]:

@@ -15,6 +15,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from lit_het import sharding
+
 # Slots come in multiples of this many (V-MoE).
 SLOT_MULTIPLE = 4
 
@@ -77,10 +79,18 @@ def route(
         return Gates(clean, importance_loss, jnp.zeros(()))
     scale = noise_scale / logits.shape[-1]
     noisy = logits + scale * noise
-    threshold = jax.lax.top_k(noisy, num_selected)[0][..., -1:]
+    threshold = _largest(noisy, num_selected)[0][..., -1:]
     chance = jax.scipy.stats.norm.cdf((logits - threshold) / scale)
     load_loss = jnp.mean(_squared_variation(jnp.sum(chance, axis=1, where=where)))
     return Gates(jax.nn.softmax(noisy, axis=-1), importance_loss, load_loss)
+
+
+def _largest(x: Float[Array, "g t e"], k: int) -> tuple[Float[Array, "g t k"], Int[Array, "g t k"]]:
+    """Returns the k largest of each token and where they stand, each device for its own groups."""
+    # The compiler does not split this operation: it would bring all groups to every device.
+    found = sharding.map_shares(lambda x, *_: jax.lax.top_k(x, k), x, ())
+    values, places = (part.reshape(*x.shape[:2], k) for part in found)
+    return values, places
 
 
 def _squared_variation(x: Float[Array, "g e"]) -> Float[Array, " g"]:
@@ -107,7 +117,7 @@ def choose(
     All first choices take slots before any second choice; within a choice in the order of tokens, or with batch
     priority by falling largest gate (V-MoE Sec. 4.1).
     """
-    gate, expert = jax.lax.top_k(probability, num_selected)
+    gate, expert = _largest(probability, num_selected)
     present = jnp.ones(gate.shape[:2], bool) if present is None else present
     gate = jnp.where(present[..., None], gate, 0.0)
     num_experts = probability.shape[-1]

@@ -8,12 +8,16 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int, Key
 
+from lit_het import sharding
 from lit_het.errors import UserError, require_at_least, require_choice
 from lit_het.towers.layers import linear
 from lit_het.towers.pooling import AttentionPooling
 from lit_het.towers.positions import sinusoidal_positions
-from lit_het.towers.transformer import Encoder, EncoderConfig
-from lit_het.types import TowerOutput
+from lit_het.towers.transformer import Encoder, EncoderConfig, layers_above
+from lit_het.types import Params, TowerOutput
+
+# Parameters of the tower before its encoder.
+_INPUTS = ("tokens", "positions")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,6 +59,10 @@ class TextConfig:
         """Returns the tower with fresh parameters."""
         return TextTransformer(self, rngs)
 
+    def layers_above(self, params: Params) -> Params:
+        """Returns how many layers stand above each parameter, see `transformer.layers_above`."""
+        return layers_above(self.encoder, _INPUTS, params)
+
 
 class TextTransformer(nnx.Module):
     """The tower of a `TextConfig`."""
@@ -80,7 +88,7 @@ class TextTransformer(nnx.Module):
     def __call__(self, text: Int[Array, "b l"], key: Key[Array, ""] | None = None) -> TowerOutput:
         """Returns embeddings ``[b d]`` and the encoder's tokens; the key is for experts, see `ViT`."""
         encoded = self.encoder(self.tokens(text) + self._positions()[None], key)
-        embedding = self.projection(self._pool(encoded.tokens)).astype(jnp.float32)
+        embedding = sharding.as_batch(self.projection(self._pool(encoded.tokens))).astype(jnp.float32)
         return TowerOutput(embedding, encoded.tokens, encoded.auxiliary_losses, encoded.metrics)
 
     def _positions(self) -> Float[Array, "l d"]:

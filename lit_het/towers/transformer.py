@@ -1,18 +1,20 @@
 """The Transformer encoder that image and text towers share, with its scans over blocks and remat."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Key
 
-from lit_het import sharding
+from lit_het import parameters, sharding
 from lit_het.errors import UserError, require_at_least, require_choice
 from lit_het.towers.experts import Experts, ExpertsConfig, Routing
 from lit_het.towers.layers import Activation, ComputeType, Mlp, layer_norm, linear
-from lit_het.types import Metrics
+from lit_het.types import Metrics, Params
 
 REMAT_POLICIES = {
     "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
@@ -72,6 +74,31 @@ class EncoderConfig:
         return Mlp(self.width, self.mlp_width, self.activation, self.compute_type, rngs)
 
 
+def layers_above(config: EncoderConfig, inputs: Sequence[str], params: Params) -> Params:
+    """Returns how many layers stand between each parameter of a tower and the layers behind its last block.
+
+    Args:
+        config: of the tower's ``encoder``.
+        inputs: names of the tower's parameters before the encoder, which count as one layer.
+        params: the tower's, or a part of them.
+
+    Returns:
+        A tree of numbers: ``depth + 1`` for inputs, ``depth`` to 1 for blocks, 0 behind them. Stacked blocks have one
+        each, ``[blocks 1 ...]``.
+    """
+    with_experts = () if config.experts is None else config.experts.block_numbers(config.depth)
+    plain = tuple(number for number in range(config.depth) if number not in with_experts)
+    stacks = {"encoder/blocks/": plain, "encoder/expert_blocks/": with_experts}
+
+    def above(path: str, param: Any) -> int | np.ndarray:
+        for stack, numbers in stacks.items():
+            if path.startswith(stack):
+                return config.depth - np.reshape(numbers, (-1,) + (1,) * (param.ndim - 1))
+        return config.depth + 1 if path.split("/")[0] in inputs else 0
+
+    return parameters.unflatten({path: above(path, param) for path, param in parameters.flatten(params).items()})
+
+
 # (width, depth, mlp_width, num_heads): ViT sizes of Dosovitskiy et al. 2021, Zhai et al. 2022 and SoViT Table 1.
 _SIZES: dict[str, tuple[int, int, int, int]] = {
     "mu": (32, 1, 128, 2),
@@ -121,8 +148,8 @@ class Attention(nnx.Module):
         present: Bool[Array, "b n"] | None = None,
     ) -> Float[Array, "bq d"]:
         """Attends within each of ``b`` examples, whose rows are adjacent, to the tokens that are present."""
-        query, key, value = self.query(queries), self.key(tokens), self.value(tokens)
-        query, key, value = (x.reshape(b, x.shape[0] // b, self.num_heads, -1) for x in (query, key, value))
+        projected = self.query(queries), self.key(tokens), self.value(tokens)
+        query, key, value = (sharding.as_batch(x).reshape(b, len(x) // b, self.num_heads, -1) for x in projected)
         mask = None if present is None else present[:, None, None]
         attended = jax.nn.dot_product_attention(query, key, value, mask=mask)
         return self.out(attended.reshape(queries.shape[0], -1))

@@ -9,12 +9,16 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Key, UInt8
 
+from lit_het import sharding
 from lit_het.errors import UserError, require_at_least, require_choice
 from lit_het.towers.layers import ComputeType, layer_norm, linear
 from lit_het.towers.pooling import AttentionPooling
 from lit_het.towers.positions import sine_cosine_positions
-from lit_het.towers.transformer import Encoder, EncoderConfig
-from lit_het.types import TowerOutput
+from lit_het.towers.transformer import Encoder, EncoderConfig, layers_above
+from lit_het.types import Params, TowerOutput
+
+# Parameters of the tower before its encoder.
+_INPUTS = ("patches", "positions", "class_token", "registers", "input_norm")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,6 +110,10 @@ class ViTConfig:
         """Returns the tower with fresh parameters."""
         return ViT(self, rngs)
 
+    def layers_above(self, params: Params) -> Params:
+        """Returns how many layers stand above each parameter, see `transformer.layers_above`."""
+        return layers_above(self.encoder, _INPUTS, params)
+
 
 class ViT(nnx.Module):
     """The tower of a `ViTConfig`. Positions are added before the class token is put in front, as in big_vision."""
@@ -182,7 +190,7 @@ class ViT(nnx.Module):
 
     def _project(self, embedding: Float[Array, "b _"]) -> Float[Array, "b d"]:
         if self.config.representation_size is not None:
-            embedding = jnp.tanh(self.pre_logits(embedding).astype(jnp.float32))
+            embedding = jnp.tanh(sharding.as_batch(self.pre_logits(embedding)).astype(jnp.float32))
         if self.config.projection_size is not None:
-            embedding = self.projection(embedding).astype(jnp.float32)
+            embedding = sharding.as_batch(self.projection(embedding)).astype(jnp.float32)
         return embedding

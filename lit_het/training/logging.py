@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -9,10 +10,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
 
-import jax
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from lit_het import distributed
 from lit_het.errors import UserError
 from lit_het.files import write_atomically
 
@@ -23,6 +24,8 @@ PLAIN_INTERVAL = 10.0
 class Bar:
     """A progress bar with rate and time left; plain lines where the output is not a terminal.
 
+    Of several processes only the first shows it.
+
     Use as a context manager; ``advance(n, note)`` counts ``n`` more units.
     """
 
@@ -31,9 +34,9 @@ class Bar:
         self._done = self._start = start
         self._last_line = time.monotonic()
         self._began: float | None = None
-        self._console = Console(stderr=True)
+        self._console = Console(stderr=True, quiet=not distributed.is_first())
         self._bar: Progress | None = None
-        if self._console.is_terminal:
+        if self._console.is_terminal and not self._console.quiet:
             columns = (
                 TextColumn("{task.description}"),
                 BarColumn(),
@@ -89,12 +92,14 @@ class Bar:
         rate = self._rate()
         left = f", {rate:.1f}/s, {(self.total - self._done) / rate:.0f} s left" if rate else ""
         line = f"{self.description}: {self._done}/{self.total} {self.unit}{left} {note}"
-        print(line.rstrip(), file=sys.stderr, flush=True)
+        if not self._console.quiet:
+            print(line.rstrip(), file=sys.stderr, flush=True)
 
 
-def say(line: str) -> None:
-    """Prints a remark of the program, beside its results."""
-    print(f"lit-het: {line}", file=sys.stderr, flush=True)
+def say(line: str, *, by_all: bool = False) -> None:
+    """Prints a remark of the program, beside its results; of several processes the first alone, or each its own."""
+    if by_all or distributed.is_first():
+        print(f"lit-het: {line}", file=sys.stderr, flush=True)
 
 
 class MetricLog:
@@ -107,7 +112,7 @@ class MetricLog:
     def __init__(self, directory: Path, *, first_step: int = 0):
         self.path = directory / "metrics.jsonl"
         self._file: TextIO | None = None
-        if jax.process_index() > 0:
+        if not distributed.is_first():
             return
         from tensorboardX import SummaryWriter  # takes a second, which who only reads metrics need not wait
 
@@ -123,7 +128,8 @@ class MetricLog:
         self._file.write(json.dumps({"step": step, **metrics}) + "\n")
         self._file.flush()
         for name, value in metrics.items():
-            self._board.add_scalar(name, value, step)
+            if math.isfinite(value):  # of others TensorBoard draws nothing, and warns
+                self._board.add_scalar(name, value, step)
 
     def close(self) -> None:
         """Flushes and closes both."""

@@ -1,17 +1,24 @@
-"""The training loop: when to step, log, evaluate and save."""
+"""The training loop: when to step, log, evaluate, save and leave."""
 
 import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import jax
+import numpy as np
 
-from lit_het.errors import UserError, require_at_least
+from lit_het import distributed
+from lit_het.errors import FieldError, UserError, require_at_least
+from lit_het.training import preemption
 from lit_het.training.logging import Bar, MetricLog
+from lit_het.training.preemption import Preempted
 from lit_het.training.step import TrainStep
 from lit_het.types import Batch, Metrics, Params, TrainState
+
+# So many steps in a row that are skipped end the run: no single batch is to blame then.
+MAX_SKIPPED = 10
 
 
 @runtime_checkable
@@ -22,25 +29,55 @@ class Saver(Protocol):
         """Saves the state after ``state.step`` updates."""
         ...
 
+    def finish(self) -> None:
+        """Waits for the last save, and raises a `UserError` if it has failed."""
+        ...
+
 
 @dataclasses.dataclass(frozen=True)
 class Cadence:
-    """How often things happen, in steps.
+    """How often things happen, in steps, and what stays of them.
 
     Attributes:
         log_steps: between two records; the host waits for the device only then.
         save_steps: between two checkpoints; the last step always saves. Each follows a record of its own, so that no
             checkpoint holds a loss that nobody looked at, and a resumed run averages over the same steps.
+        save_minutes: between two checkpoints at most, at the next record; None counts steps alone.
+        keep: how many of the newest checkpoints stay on disk.
+        keep_steps: checkpoints of multiples of so many steps stay for ever; None keeps none beside the newest.
         evaluate_steps: between two evaluations; 0 evaluates only after the last step.
     """
 
     log_steps: int = 50
     save_steps: int = 1000
+    save_minutes: float | None = None
+    keep: int = 2
+    keep_steps: int | None = None
     evaluate_steps: int = 0
 
     def __post_init__(self) -> None:
-        require_at_least(1, self, "log_steps", "save_steps")
+        require_at_least(1, self, "log_steps", "save_steps", "keep")
         require_at_least(0, self, "evaluate_steps")
+        if self.keep_steps is not None:
+            require_at_least(1, self, "keep_steps")
+        if self.save_minutes is not None and not self.save_minutes > 0:
+            raise FieldError(self, "save_minutes", f"{self.save_minutes} must be more than 0")
+
+    def evaluates_after(self, step: int, num_steps: int) -> bool:
+        """Returns whether an evaluation follows a step of a run with so many."""
+        return step == num_steps or bool(self.evaluate_steps and step and step % self.evaluate_steps == 0)
+
+
+class NonFinite(UserError):
+    """The loss, or its gradient, is not finite.
+
+    Attributes:
+        step: whose batch did it, counted from 1.
+    """
+
+    def __init__(self, message: str, step: int):
+        super().__init__(message)
+        self.step = step
 
 
 def train(
@@ -55,6 +92,7 @@ def train(
     saver: Saver,
     evaluate: Callable[[Params], Mapping[str, float]],
     description: str,
+    evaluate_first: bool = False,
 ) -> TrainState:
     """Trains from ``state.step`` to ``num_steps`` and returns the last state.
 
@@ -67,50 +105,121 @@ def train(
         cadence: how often to log, save and evaluate.
         log: where metrics go.
         saver: where checkpoints go.
-        evaluate: trainable parameters to metrics, run after the last step and every ``evaluate_steps``.
+        evaluate: trainable parameters (their average, if there is one) to metrics, run after the last step and every
+            ``evaluate_steps``.
         description: shown beside the progress bar.
+        evaluate_first: before the first step, as an evaluation there was interrupted.
 
     Raises:
-        UserError: the loss or its gradient is not finite.
+        NonFinite: the loss or its gradient is, or too many steps in a row were skipped for it.
+        Preempted: asked to end; the last step is saved.
     """
     start = int(state.step)
-    pending: list[Metrics] = []
-    began = time.monotonic()
+    pending, clock = _Pending(log), _Clock(cadence.save_minutes)
     with Bar(description, num_steps, "steps", start=start) as bar:
+
+        def measure(done: int) -> None:
+            with bar.paused():
+                evaluation = evaluate(state.evaluated)
+            if evaluation:
+                log.write(done, evaluation)
+            pending.restart()
+
+        def keep(done: int) -> str:
+            note = pending.write(done)
+            saver.save(state)
+            clock.restart()
+            return note
+
+        def leave(done: int) -> Preempted:
+            saver.finish()
+            return Preempted(f"ended by SIGTERM after step {done}, which is saved; --resume goes on from there")
+
+        if evaluate_first:
+            try:
+                measure(start)
+            except Preempted:
+                raise leave(start) from None
         for done in range(start + 1, num_steps + 1):
             state, metrics = step(state, locked, next(batches))
-            pending.append(metrics)
-            note = ""
-            saves = done % cadence.save_steps == 0 or done == num_steps
-            if saves or done % cadence.log_steps == 0:
-                record = _average(pending)
-                record["train/steps_per_second"] = len(pending) / (time.monotonic() - began)
-                log.write(done, record)
-                note = f"loss {record['train/loss']:.3f}"
-                _check_finite(record, done)
-                pending, began = [], time.monotonic()
+            pending.add(metrics)
+            ends, note, logs = preemption.is_due(), "", done % cadence.log_steps == 0
+            if logs:
+                note = pending.write(done)
+            saves = ends or done == num_steps or done % cadence.save_steps == 0 or (logs and clock.is_due())
             if saves:
-                saver.save(state)
-            if done == num_steps or (cadence.evaluate_steps and done % cadence.evaluate_steps == 0):
-                with bar.paused():
-                    evaluation = evaluate(state.params)
-                if evaluation:
-                    log.write(done, evaluation)
-                began = time.monotonic()
+                note = keep(done) or note
+            if ends:
+                raise leave(done)
+            if cadence.evaluates_after(done, num_steps):
+                try:
+                    measure(done)
+                except Preempted:
+                    if not saves:
+                        keep(done)
+                    raise leave(done) from None
             bar.advance(1, note)
     return state
 
 
-def _check_finite(record: Mapping[str, float], done: int) -> None:
-    for name in ("loss", "gradient_norm"):
-        value = record[f"train/{name}"]
-        if not math.isfinite(value):
-            raise UserError(
-                f"the {name.replace('_', ' ')} is {value} at step {done}; start again in another --run-dir with a "
-                "lower --schedule.learning-rate"
-            )
+class _Clock:
+    """Says when minutes have passed, the same on all processes."""
+
+    def __init__(self, minutes: float | None):
+        self._minutes = minutes
+        self.restart()
+
+    def restart(self) -> None:
+        self._began = time.monotonic()
+
+    def is_due(self) -> bool:
+        if self._minutes is None:
+            return False
+        passed = time.monotonic() - self._began >= 60 * self._minutes
+        return bool(distributed.rows_of_all(np.array([passed]))[0])  # process 0's clock
 
 
-def _average(pending: list[Metrics]) -> dict[str, float]:
-    fetched = jax.device_get(pending)
-    return {f"train/{name}": float(sum(m[name] for m in fetched) / len(fetched)) for name in fetched[0]}
+class _Pending:
+    """Metrics of the steps since the last record, still on the devices."""
+
+    def __init__(self, log: MetricLog):
+        self._log = log
+        self._skipped = 0  # in a row
+        self._metrics: list[Metrics] = []
+        self.restart()
+
+    def restart(self) -> None:
+        """Counts time from now on, as after an evaluation."""
+        self._began = time.monotonic()
+
+    def add(self, metrics: Metrics) -> None:
+        self._metrics.append(metrics)
+
+    def write(self, done: int) -> str:
+        """Writes a record of the steps up to ``done``, if there are any; returns a note about it."""
+        if not self._metrics:
+            return ""
+        fetched = jax.device_get(self._metrics)
+        used = [metrics for metrics in fetched if not metrics.get("skipped")]
+        names = [name for name in fetched[0] if name != "skipped"]
+        record = {f"train/{name}": float(sum(m[name] for m in used) / len(used)) for name in names if used}
+        if "skipped" in fetched[0]:
+            record["train/skipped"] = float(len(fetched) - len(used))
+        record["train/steps_per_second"] = len(fetched) / (time.monotonic() - self._began)
+        self._log.write(done, record)
+        self._metrics = []
+        self.restart()
+        for number, metrics in enumerate(fetched, done - len(fetched) + 1):
+            self._check(metrics, number)
+        return f"loss {record['train/loss']:.3f}" if used else "skipped"
+
+    def _check(self, metrics: Mapping[str, Any], step: int) -> None:
+        self._skipped = self._skipped + 1 if metrics.get("skipped") else 0
+        if self._skipped == MAX_SKIPPED:
+            what = f"the loss or its gradient was not finite in {MAX_SKIPPED} steps up to step {step}"
+        elif self._skipped or all(math.isfinite(metrics[name]) for name in ("loss", "gradient_norm")):
+            return
+        else:
+            name = "gradient_norm" if math.isfinite(metrics["loss"]) else "loss"
+            what = f"the {name.replace('_', ' ')} is {float(metrics[name])} at step {step}"
+        raise NonFinite(f"{what}; start again in another --run-dir with a lower --schedule.learning-rate", step)

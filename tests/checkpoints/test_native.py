@@ -8,15 +8,16 @@ import numpy as np
 import pytest
 
 from lit_het import parameters, sharding
-from lit_het.checkpoints.native import Checkpoints
+from lit_het.checkpoints.native import Checkpoints, Kept
+from lit_het.durations import Duration, RunLength
 from lit_het.errors import UserError
-from lit_het.optimizers import Adafactor
-from lit_het.schedules import CosineSchedule
+from lit_het.optimizers import Adafactor, Optimizer
+from lit_het.schedules import Schedule
 from lit_het.sharding import MeshConfig
 from lit_het.training.step import initial_state
 from lit_het.types import TrainState
 
-OPTIMIZER = Adafactor().build(CosineSchedule(warmup_steps=1), 10)
+OPTIMIZER = Optimizer(Adafactor()).build(Schedule(warmup=Duration(1)), RunLength(10, 8))
 INFO = {"position": 48, "locked_checksum": "abc"}
 
 
@@ -131,7 +132,7 @@ def test_a_directory_without_checkpoints_says_so(tmp_path):
 
 
 def test_only_the_newest_checkpoints_are_kept(tmp_path):
-    with Checkpoints(tmp_path, keep=2) as checkpoints:
+    with Checkpoints(tmp_path, kept=Kept(newest=2)) as checkpoints:
         for step in (1, 2, 3, 4):
             checkpoints.save(make_state(step), INFO)
     assert sorted(path.name for path in tmp_path.iterdir() if path.name.isdigit()) == ["3", "4"]

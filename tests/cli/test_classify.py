@@ -87,7 +87,7 @@ def test_a_classifier_chooses_between_the_names_of_its_classes(capsys, upstream,
 def test_noise_is_compared_with_the_sets_of_the_run(capsys, trained_lit, pictures):
     folder = trained_lit.run_dir / "evaluations"
     folder.mkdir()
-    step = trained_lit.num_steps
+    step = trained_lit.length.amount
     content = {key: {} for key in ("figures", "errors", "chance", "settings", "texts")}
     record = json.dumps({"kind": "zero_shot", "name": "shapes", "step": step, **content})
     (folder / "zero_shot_shapes.json").write_text(record)

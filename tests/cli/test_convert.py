@@ -25,6 +25,7 @@ from lit_het.checkpoints.huggingface_tokenizer import tokenizer_files
 from lit_het.cli import convert, runs
 from lit_het.cli.main import main
 from lit_het.cli.train import train
+from lit_het.durations import Duration
 from lit_het.errors import UserError
 from lit_het.tasks.classification import ClassificationConfig
 from lit_het.tasks.contrastive import ContrastiveTask
@@ -135,7 +136,7 @@ def test_training_starts_from_a_file_keeps_it_locked_and_finds_it_again(lit_on_s
 def test_a_tower_that_is_locked_in_part_is_found_again(lit_on_siglip, monkeypatch, tmp_path):
     locked = ("image_tower/encoder/.*", "image_tower/patches/.*")
     config = dataclasses.replace(
-        lit_on_siglip, task=dataclasses.replace(lit_on_siglip.task, locked=locked), num_steps=2
+        lit_on_siglip, task=dataclasses.replace(lit_on_siglip.task, locked=locked), length=Duration(2)
     )
     # Named relative to where training ran, found from elsewhere.
     monkeypatch.chdir(tmp_path)
@@ -150,7 +151,7 @@ def test_a_text_tower_without_a_last_layer_is_given_one(lit_config):
     assert (bert.embedding_size, bert.length) == (24, 6)
     wider = dataclasses.replace(bert, projection_size=64, pooler=False)
     task = dataclasses.replace(lit_config.task, text_tower=wider)
-    train(dataclasses.replace(lit_config, task=task, num_steps=2))
+    train(dataclasses.replace(lit_config, task=task, length=Duration(2)))
     params = params_of(lit_config.run_dir)["text_tower"]
     assert params["projection"]["kernel"].shape == (24, 64)
     assert "pre_logits" not in params
@@ -302,7 +303,9 @@ def test_both_towers_of_a_file_that_moved_are_found_again(lit_config, siglip):
     task = dataclasses.replace(lit_config.task, image_tower=image, text_tower=text, locked=(".*_tower/.*",))
     data = dataclasses.replace(lit_config.data, image_size=image.image_size)
     tokenizer = dataclasses.replace(lit_config.tokenizer, length=text.length)
-    config = dataclasses.replace(lit_config, task=task, data=data, tokenizer=tokenizer, pretrained=None, num_steps=2)
+    config = dataclasses.replace(
+        lit_config, task=task, data=data, tokenizer=tokenizer, pretrained=None, length=Duration(2)
+    )
     train(config)
     moved = siglip.rename(siglip.with_name("moved.npz"))
     assert runs.open_run(config.run_dir, moved).params["text_tower"]

@@ -25,6 +25,7 @@ from lit_het.cli import runs
 from lit_het.cli.embed import EmbedOptions, embed
 from lit_het.cli.main import main
 from lit_het.cli.train import train
+from lit_het.durations import Duration
 from lit_het.towers.vit import ViTConfig
 from lit_het.training.logging import read_metrics
 from tests import tiny
@@ -57,7 +58,11 @@ def test_a_run_on_embeddings_has_the_losses_of_the_run_on_pictures(trained_lit, 
 
 
 def test_a_run_may_go_on_with_embeddings_where_it_began_with_pictures(lit_config, trained_lit, embedded):
-    train(dataclasses.replace(lit_config, cadence=dataclasses.replace(lit_config.cadence, save_steps=1), num_steps=4))
+    train(
+        dataclasses.replace(
+            lit_config, cadence=dataclasses.replace(lit_config.cadence, save_steps=1), length=Duration(4)
+        )
+    )
     stored = dataclasses.replace(lit_config.data, embeddings=str(embedded))
     for folder in (lit_config.run_dir / "checkpoints").iterdir():
         if folder.name in ("3", "4"):

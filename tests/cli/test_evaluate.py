@@ -18,6 +18,7 @@ from eval.evaluators.retrieval import RetrievalConfig
 from eval.evaluators.zero_shot import ZeroShotConfig
 from eval.recognition import NamesConfig
 from eval.sets import ImageSet
+from lit_het import distributed
 from lit_het.cli.evaluate import evaluate, table
 from lit_het.cli.main import main
 from lit_het.cli.models import ModelMaker
@@ -113,8 +114,8 @@ def test_pictures_are_read_once_in_a_training_with_a_locked_tower(lit_config, sh
     train(dataclasses.replace(lit_config, evaluations=evaluations, cadence=cadence))
     records = read_metrics(lit_config.run_dir / "metrics.jsonl")
     losses = [record["zero_shot/shapes/nll"] for record in records if "zero_shot/shapes/nll" in record]
-    assert len(losses) == lit_config.num_steps
-    assert len(set(losses)) == lit_config.num_steps, "the text tower changes, and with it the figures"
+    assert len(losses) == lit_config.length.amount
+    assert len(set(losses)) == lit_config.length.amount, "the text tower changes, and with it the figures"
     assert capsys.readouterr().err.count("reading shapes: 40/40") == 1
 
 
@@ -162,7 +163,7 @@ def test_an_evaluation_that_cannot_work_ends_a_training_before_its_first_step(li
 def test_of_several_processes_only_the_first_tells_what_was_found(run, shapes, tmp_path, monkeypatch, capsys):
     output = tmp_path / "figures.json"
     monkeypatch.setattr(RetrievalConfig, "build", lambda config, sets: Told())
-    monkeypatch.setattr(jax, "process_index", lambda: 1)
+    monkeypatch.setattr(distributed, "is_first", lambda: False)
     config = RetrievalConfig(ImageSet("shapes", str(shapes), labelled=False))
     assert [one.kind for one in evaluate([run], [config], output=output)] == ["retrieval"]
     assert not output.exists()

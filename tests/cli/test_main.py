@@ -1,18 +1,23 @@
 """The command line as a process: what ends it ends what it has started."""
 
 import contextlib
+import dataclasses
 import os
 import signal
 import threading
 import time
 from pathlib import Path
 
+import jax
 import pytest
 
+from configs import quickstart_upstream
 from data_pipelines.loader import LoaderConfig, Streaming
 from data_pipelines.stream import Stream
 from lit_het.cli import train
 from lit_het.cli.main import main
+from lit_het.errors import UserError
+from lit_het.sharding import MeshConfig
 
 
 @pytest.fixture
@@ -97,3 +102,19 @@ def test_what_is_said_of_an_interrupted_command_is_true_of_it(monkeypatch, capsy
     monkeypatch.setattr(place, interrupt)
     assert main(arguments) == 130
     assert capsys.readouterr().err == f"{line}\n"
+
+
+@pytest.mark.parametrize(
+    ("backend", "variable", "kept"), [("tpu", None, "cache/lit-het/compiled"), ("tpu", "", None), ("cpu", None, None)]
+)
+def test_compiled_programs_are_kept_on_accelerators_unless_the_user_says_where(monkeypatch, backend, variable, kept):
+    told = {}
+    monkeypatch.setattr(jax.config, "update", told.__setitem__)
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    monkeypatch.setenv("XDG_CACHE_HOME", "cache")
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", variable)
+    with pytest.raises(UserError, match="mesh data x fsdp"):  # by then it is decided
+        train.train(dataclasses.replace(quickstart_upstream.get_config(), mesh=MeshConfig(data=999)))
+    assert told.get("jax_compilation_cache_dir") == kept

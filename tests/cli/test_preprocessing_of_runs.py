@@ -16,6 +16,7 @@ from eval.evaluators.zero_shot import ZeroShotConfig
 from eval.sets import ImageSet
 from lit_het.cli.main import main
 from lit_het.cli.train import train
+from lit_het.durations import Duration
 
 OURS, OTHER = Preprocessing(), Preprocessing("crop", 0.5, "bicubic")
 
@@ -65,7 +66,7 @@ def test_the_command_prepares_pictures_as_the_run_did(trained_lit, data, tmp_pat
 def test_evaluations_of_training_prepare_pictures_as_training_does(lit_config, data, seen, preprocessing):
     changed = dataclasses.replace(lit_config.data, preprocessing=preprocessing)
     shapes = ZeroShotConfig(ImageSet("shapes", str(data / "train"), split=".", batch_size=5))
-    config = dataclasses.replace(lit_config, data=changed, evaluations=(shapes,), num_steps=2)
+    config = dataclasses.replace(lit_config, data=changed, evaluations=(shapes,), length=Duration(2))
     train(config)
     expected = pictures(data, preprocessing, changed.image_size)
     assert seen

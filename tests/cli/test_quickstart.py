@@ -8,7 +8,8 @@ import pytest
 from configs import quickstart_lit_deterministic, quickstart_lit_het_xl, quickstart_upstream
 from data_pipelines.glyphs import GlyphConfig
 from lit_het.cli.main import main
-from lit_het.schedules import CosineSchedule
+from lit_het.durations import Duration
+from lit_het.schedules import Schedule
 from lit_het.towers.transformer import EncoderConfig
 from tests.cli.test_train import refusal
 
@@ -29,8 +30,10 @@ def small(monkeypatch):
             towers = {"image_tower": tower}
             if hasattr(task, "text_tower"):
                 towers["text_tower"] = dataclasses.replace(task.text_tower, encoder=small_encoder, embedding_size=64)
-            schedule = CosineSchedule(1e-3, warmup_steps=1)
-            return dataclasses.replace(config, task=dataclasses.replace(task, **towers), num_steps=3, schedule=schedule)
+            schedule = Schedule(1e-3, Duration(1))
+            return dataclasses.replace(
+                config, task=dataclasses.replace(task, **towers), length=Duration(3), schedule=schedule
+            )
 
         return get_small_config
 

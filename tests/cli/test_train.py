@@ -4,12 +4,14 @@ import dataclasses
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import tarfile
 import time
 
+import jax
 import pytest
 
 from configs import experiment, quickstart_lit_het_xl
@@ -18,7 +20,8 @@ from lit_het import parameters
 from lit_het.checkpoints.native import Checkpoints
 from lit_het.cli import runs
 from lit_het.cli.main import main
-from lit_het.cli.train import train
+from lit_het.cli.train import train, train_unless_done
+from lit_het.durations import Duration
 from lit_het.training.logging import read_metrics
 from tests import tiny
 from tests.cli.conftest import write_config_file
@@ -41,22 +44,28 @@ def command(config_file, *flags):
 
 def test_a_run_killed_twice_and_resumed_equals_an_uninterrupted_one_bit_by_bit(lit_config, tmp_path):
     environment = {**os.environ, "XLA_FLAGS": "--xla_backend_optimization_level=0"}  # one device, own processes
-    config = dataclasses.replace(lit_config, num_steps=60)
+    config = dataclasses.replace(lit_config, length=Duration(60))
     whole = write_config_file(config, tmp_path / "whole.py")
     killed = write_config_file(dataclasses.replace(config, run_dir=tmp_path / "killed"), tmp_path / "killed.py")
     reference = subprocess.Popen(command(whole), env=environment, stderr=subprocess.PIPE)
     metrics = tmp_path / "killed" / "metrics.jsonl"
-    for records, flags in ((7, ()), (25, ("--resume",))):
+    for records, flags, number in ((7, (), signal.SIGKILL), (25, ("--resume",), signal.SIGTERM)):
         process = subprocess.Popen(command(killed, *flags), env=environment, stderr=subprocess.PIPE)
         deadline = time.monotonic() + 300
         while len(read_metrics(metrics)) < records:
             assert process.poll() is None, process.communicate()[1].decode()
             assert time.monotonic() < deadline
             time.sleep(0.01)
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
-        assert len(read_metrics(metrics)) < config.num_steps, "the kill came too late to show anything"
+        process.send_signal(number)
+        messages = process.communicate()[1].decode()
+        assert process.returncode == (75 if number == signal.SIGTERM else -signal.SIGKILL), messages
+        assert len(read_metrics(metrics)) < config.length.amount, "the kill came too late to show anything"
+    assert re.search(r"lit-het: ended by SIGTERM after step \d+, which is saved; --resume", messages)
     subprocess.run(command(killed, "--resume"), env=environment, check=True, capture_output=True)
+    starts = [json.loads(line) for line in (tmp_path / "killed" / "starts.jsonl").read_text().splitlines()]
+    assert ["--resume" in start["command"] for start in starts] == [False, True, True]
+    assert set(starts[0]["environment"]) <= {name for name in environment if name.startswith(("XLA", "JAX", "LIBTPU"))}
+    assert starts[0]["versions"]["jax"] == jax.__version__
     messages = reference.communicate()[1].decode()
     assert reference.returncode == 0, messages
 
@@ -64,7 +73,7 @@ def test_a_run_killed_twice_and_resumed_equals_an_uninterrupted_one_bit_by_bit(l
         [(record["step"], record["train/loss"]) for record in read_metrics(run / "metrics.jsonl")]
         for run in (config.run_dir, tmp_path / "killed")
     ]
-    assert [step for step, _ in losses[0]] == list(range(1, config.num_steps + 1))
+    assert [step for step, _ in losses[0]] == list(range(1, config.length.amount + 1))
     assert losses[0] == losses[1]
     assert _final_checksum(config.run_dir, config) == _final_checksum(tmp_path / "killed", config)
 
@@ -73,7 +82,7 @@ def _final_checksum(run_dir, config):
     like = runs.abstract_params(config.task.build())
     _, trainable = parameters.partition(like, config.task.locked)
     with Checkpoints(runs.checkpoint_dir(run_dir)) as checkpoints:
-        assert checkpoints.latest_step == config.num_steps
+        assert checkpoints.latest_step == config.length.amount
         return parameters.checksum(checkpoints.restore_params(trainable)[0])
 
 
@@ -92,16 +101,26 @@ def test_the_locked_tower_of_a_finished_run_is_the_upstream_one_bit_by_bit(train
 
 
 def test_a_flag_changes_the_field_with_its_dotted_path(config_file, tmp_path):
-    flags = ["--num-steps", "2", "--task.head.covariance.num-factors", "3", "--run-dir", str(tmp_path / "flagged")]
+    flags = ["--length", "2", "--task.head.covariance.num-factors", "3", "--run-dir", str(tmp_path / "flagged")]
     assert main(["train", "--config", str(config_file), *flags]) == 0
     config = experiment.load(tmp_path / "flagged" / "config.json")
-    assert config.num_steps == 2
+    assert config.length.amount == 2
     assert experiment.fields(config)["task.head.covariance.num_factors"] == 3
 
 
+def test_a_run_of_an_epoch_is_opened_with_its_average_and_left_alone_once_done(lit_config, monkeypatch):
+    config = dataclasses.replace(lit_config, length=Duration(1, "epochs"), average_decay=0.75)
+    state = train(config)
+    assert int(state.step) == tiny.NUM_SAMPLES // config.data.batch_size == 2
+    opened = parameters.checksum({part: runs.open_run(config.run_dir).params[part] for part in state.params})
+    assert opened == parameters.checksum(state.evaluated) != parameters.checksum(state.params)
+    monkeypatch.setattr("lit_het.cli.train.train", lambda *_, **__: pytest.fail("trained once more"))
+    train_unless_done(config)
+
+
 def test_an_unknown_flag_is_one_line_with_the_nearest_flag(capsys, config_file):
-    line = refusal(capsys, "train", "--config", config_file, "--num-stps", 3)
-    assert "unknown flag --num-stps; did you mean --num-steps?" in line
+    line = refusal(capsys, "train", "--config", config_file, "--lenght", 3)
+    assert "unknown flag --lenght; did you mean --length?" in line
 
 
 def test_a_missing_configuration_file_is_one_line(capsys):
@@ -199,15 +218,15 @@ def test_a_run_that_ends_before_its_first_record_starts_anew_by_the_way_out_that
 def test_a_stream_of_a_command_is_trained_on_and_resumed_with_other_draws(capsys, lit_config, tmp_path):
     address = f"pipe:cat {lit_config.data.shards[0]}/shard-00000{{0..1}}.tar"
     data = dataclasses.replace(lit_config.data, shards=(address,), stream=Streaming(100))
-    config = dataclasses.replace(lit_config, data=data, num_steps=2)
+    config = dataclasses.replace(lit_config, data=data, length=Duration(2))
     path = write_config_file(config, tmp_path / "stream.py")
     assert main(["train", "--config", str(path), "--data.stream.shuffle-buffer", "30"]) == 0
     assert experiment.load(config.run_dir / "config.json").data.stream == Streaming(30)
     capsys.readouterr()
     saved = config.run_dir / "config.json"
-    longer = dataclasses.replace(experiment.load(saved), num_steps=4)
+    longer = dataclasses.replace(experiment.load(saved), length=Duration(4))
     experiment.save(longer, saved)  # as if the run had been killed half way
-    flags = ["--num-steps", "4", "--data.stream.shuffle-buffer", "30", "--resume"]
+    flags = ["--length", "4", "--data.stream.shuffle-buffer", "30", "--resume"]
     assert main(["train", "--config", str(path), *flags]) == 0
     assert "a stream cannot seek: from here on it draws samples anew" in capsys.readouterr().err
     assert [record["step"] for record in read_metrics(config.run_dir / "metrics.jsonl")] == [1, 2, 3, 4]
@@ -239,8 +258,11 @@ def test_metrics_of_a_classifier_count_right_classes(upstream):
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
-        (("--num-steps", "many"), "--num-steps"),
-        (("--schedule.learning-rate", "0"), "learning_rate = 0.0 must be positive"),
+        (("--length", "many"), "--length"),
+        (("--length", "20 percent"), "--length 20 percent must be some steps, examples or epochs"),
+        (("--schedule.warmup", "3 weeks"), "--schedule.warmup: '3 weeks' is no duration"),
+        (("--average-decay", "1"), "--average-decay 1.0 must be at least 0 and below 1"),
+        (("--schedule.learning-rate", "0"), "--schedule.learning-rate 0.0 must be positive"),
         (("--cadence.log-steps", "0"), "lit-het: --cadence.log-steps 0 must be at least 1"),
         (("--mesh.fsdp", "0"), "lit-het: --mesh.fsdp 0 must be at least 1"),
         (("--task.head.num-samples", "0"), "lit-het: --task.head.num-samples 0 must be at least 1"),

@@ -24,7 +24,7 @@ def test_a_run_is_evaluated_on_a_folder_of_shards(trained_lit, data, tmp_path, c
     for text in ("top1", "calibrated", "chance", "0.1250"):
         assert text in shown
     [record] = read_records(run)
-    assert (record.kind, record.name, record.step) == ("zero_shot", "shapes", trained_lit.num_steps)
+    assert (record.kind, record.name, record.step) == ("zero_shot", "shapes", trained_lit.length.amount)
     assert record.figures["nll"] == figures["zero_shot/shapes/nll"]
     assert record.drawing.texts["class_names"] == (data / "train" / "classnames.txt").read_text().split("\n")[:-1]
 
@@ -141,7 +141,7 @@ def test_a_tower_that_is_gone_is_one_line_with_the_flag(capsys, trained_lit, ups
 
 def test_a_checkpoint_with_missing_files_is_one_line_with_its_folder(capsys, trained_lit, data, tmp_path):
     shutil.copytree(trained_lit.run_dir, tmp_path / "lit")
-    step = tmp_path / "lit" / "checkpoints" / str(trained_lit.num_steps)
+    step = tmp_path / "lit" / "checkpoints" / str(trained_lit.length.amount)
     shutil.rmtree(step / "params")
     line = refusal(capsys, "zero-shot", "--checkpoint", tmp_path / "lit", "--data", data / "train")
     assert str(step) in line

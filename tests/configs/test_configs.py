@@ -1,16 +1,20 @@
 """Contracts that every configuration keeps."""
 
 import dataclasses
+import functools
 import json
 from pathlib import Path
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from configs import experiment
 from configs.experiment import ExperimentConfig
 from data_pipelines.augment import HorizontalFlip, RandomAffine
+from data_pipelines.labels import CaptionWords
 from data_pipelines.rand_augment import RandAugment
 from data_pipelines.tokenizers import SentencePieceConfig
 from data_pipelines.transforms import InceptionCrop, Preprocessing
@@ -18,6 +22,7 @@ from lit_het import parameters
 from lit_het.checkpoints.native import save_imported
 from lit_het.cli import runs
 from lit_het.cli.train import parse_config, train
+from lit_het.durations import Duration, RunLength
 from lit_het.errors import UserError
 from lit_het.heads.contrastive import DeterministicContrastiveConfig, HetXLContrastiveConfig
 from lit_het.heads.covariance import CovarianceConfig
@@ -33,11 +38,53 @@ from lit_het.towers.resnet import ResNetConfig
 from lit_het.towers.text import TextConfig
 from lit_het.towers.vit import ViTConfig
 from lit_het.training.logging import read_metrics
+from lit_het.training.step import initial_state, make_train_step
+from lit_het.types import Batch
 from tests import tiny
 
 EVALUATIONS = sorted(Path("configs").glob("*_evaluations.py"))
 OTHERS = [Path("configs/__init__.py"), Path("configs/experiment.py"), *EVALUATIONS]
 CONFIGS = sorted(set(Path("configs").glob("*.py")) - set(OTHERS))
+# Files whose get_config takes arguments, with all values.
+WITH_ARGUMENTS = {
+    "fine_tune_imagenet": [f"image_size={size}" for size in (224, 384, 518)],
+    "fine_tune_experts": [
+        f"data_set={data_set},model={model}"
+        for data_set in ("imagenet", "cifar10", "cifar100", "pets", "flowers")
+        for model in ("vit", "vmoe", "e3")
+    ],
+    "imagenet_experts": ["model=vmoe", "model=e3"],
+}
+RECIPES = [
+    *(path for path in CONFIGS if path.stem not in WITH_ARGUMENTS),
+    *(Path(f"configs/{stem}.py:{arguments}") for stem, all_of in WITH_ARGUMENTS.items() for arguments in all_of),
+]
+# One of a family: these differ in heads, losses, experts, locked towers, shardings and optimizers.
+TRAINED = [
+    Path(f"configs/{name}")
+    for name in (
+        "glyph_classifier.py",
+        "quickstart_upstream.py",
+        "lit_so400m_het_xl.py",
+        "lit_e3_b32_het_xl.py",
+        "fine_tune_imagenet.py:image_size=384",
+        "fine_tune_experts.py:model=vmoe",
+    )
+]
+
+# In full size.
+TRACED = [
+    Path(f"configs/{name}")
+    for name in (
+        "imagenet21k_het_xl.py",
+        "lit_so400m_het_xl.py",
+        "fine_tune_imagenet.py:image_size=384",
+        "linear_probe_imagenet.py",
+        "fine_tune_experts.py:model=vit",
+        "fine_tune_experts.py:model=e3",
+        "imagenet_experts.py:model=vmoe",
+    )
+]
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +104,7 @@ def shrunk(path: Path, data: Path, root: Path) -> ExperimentConfig:
     return tiny.shrink(config, data, root / "run", pretrained=upstream.run_dir)
 
 
-@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.name)
 def test_every_config_survives_a_round_trip_through_json(path, tmp_path):
     config = experiment.load_module_config(path)
     experiment.save(config, tmp_path / "config.json")
@@ -130,8 +177,68 @@ def test_transforms_of_pictures_have_flags():
     assert data.preprocessing == Preprocessing(filter="fast")
 
 
-@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
-def test_every_config_shrunk_trains_saves_and_resumes_to_the_same_bits(path, data, tmp_path):
+@pytest.mark.parametrize("path", TRACED, ids=lambda path: path.name)
+def test_a_config_in_full_size_has_a_train_step(path):
+    """It is traced, neither compiled nor run: what does not fit is found in a second."""
+    config = experiment.load_module_config(path)
+    size, mesh = config.data.image_size, config.mesh.build()
+    with jax.set_mesh(mesh):
+        task = config.task.build()
+        run = RunLength.resolve(config.length, config.data.batch_size, epoch_size=1_281_167)
+        optimizer = config.optimizer.build(config.schedule, run, task.layers_above)
+        shapes = jax.eval_shape(task.initialize, jax.random.key(0))
+        locked, trainable = parameters.partition(shapes, task.locked)
+        state = jax.eval_shape(functools.partial(initial_state, optimizer=optimizer), trainable)
+
+        def batch():
+            rows = config.data.batch_size
+            label = jnp.zeros(rows, jnp.int32)
+            if isinstance(config.data.labels, CaptionWords):
+                assert isinstance(config.task, ClassificationConfig)
+                label = jnp.zeros((rows, config.task.num_classes))
+            text = jnp.zeros((rows, config.tokenizer.length), jnp.int32) if config.tokenizer else None
+            image = jnp.zeros((rows, size, size, 3), jnp.uint8)
+            return Batch(jnp.ones(rows, bool), image=image, text=text, label=label)
+
+        step = make_train_step(task, optimizer, config.seed)
+        after, metrics = jax.eval_shape(step, state, locked, jax.eval_shape(batch))
+    assert jax.tree.map(lambda x: (x.shape, x.dtype), after) == jax.tree.map(lambda x: (x.shape, x.dtype), state)
+    assert metrics["loss"].shape == ()
+
+
+def test_a_file_may_have_arguments_with_choices_of_their_own():
+    config = parse_config(Path("configs/fine_tune_imagenet.py:image_size=384"), ["--length", "7"])
+    assert (config.data.image_size, config.length) == (384, Duration(7))
+    for wrong in ("image_size=300", "size=384", "image_size"):
+        with pytest.raises(UserError, match=rf"fine_tune_imagenet.py takes no '{wrong}', but image_size=224|384|518"):
+            experiment.load_module_config(Path(f"configs/fine_tune_imagenet.py:{wrong}"))
+
+
+def test_recipes_have_the_numbers_of_their_tables():
+    """SoViT Tables 8 and 9; e3 App. A.3 and Table 7."""
+
+    def load(name) -> Any:
+        return experiment.load_module_config(Path(f"configs/{name}"))
+
+    small, large = load("fine_tune_imagenet.py:image_size=224"), load("fine_tune_imagenet.py:image_size=518")
+    probe = load("linear_probe_imagenet.py")
+    assert [config.optimizer.layer_decay for config in (small, large, probe)] == [0.85, 0.9, 1.0]
+    assert [config.task.mixup for config in (small, large, probe)] == [0.0, 0.2, 0.1]
+    assert [config.optimizer.clip_norm for config in (small, large, probe)] == [1.0, 1.0, None]
+    assert [len(config.data.augmentations) for config in (small, large, probe)] == [1, 2, 1]
+    locked = parameters.partition(jax.eval_shape(probe.task.build().initialize, jax.random.key(0)), probe.task.locked)
+    assert parameters.count(locked[1]) == 1153 * 1000
+    run = RunLength.resolve(probe.length, probe.data.batch_size, len(probe.data.portion.of(1_281_167)))
+    assert run.steps(Duration(10, "epochs"), "length") == pytest.approx(24_700, rel=0.004)
+    flowers = load("fine_tune_experts.py:data_set=flowers,model=e3")
+    minival = flowers.evaluations[0].data.portion
+    assert (len(flowers.data.portion.of(1020)), len(minival.of(1020))) == (918, 102)
+    experts = flowers.task.image_tower.encoder.experts
+    assert (experts.capacity_factor, experts.eval_capacity_factor, experts.dropout_rate) == (1.5, 8.0, 0.1)
+
+
+@pytest.mark.parametrize("path", TRAINED, ids=lambda path: path.name)
+def test_every_kind_of_config_shrunk_trains_saves_and_resumes_to_the_same_bits(path, data, tmp_path):
     config = shrunk(path, data, tmp_path)
     whole = train(config)
     interrupted = dataclasses.replace(config, run_dir=tmp_path / "interrupted")
@@ -146,7 +253,7 @@ def test_every_config_shrunk_trains_saves_and_resumes_to_the_same_bits(path, dat
         for run in (config.run_dir, interrupted.run_dir)
     ]
     assert losses[0] == losses[1]
-    assert len(losses[0]) == config.num_steps
+    assert len(losses[0]) == config.length.amount
     assert np.isfinite(losses[0]).all()
 
 
@@ -172,7 +279,7 @@ def test_the_so400m_config_has_the_published_shapes_and_factors():
     d, r = 1152, 15
     one_side = (d * d * r + d * r) + (d * d + d)  # full factors and the second term, kernels and biases
     assert parameters.count(shapes["head"]) == 2 * one_side + 1  # and the temperature
-    assert config.num_steps == 900_000_000 // 32_768
+    assert RunLength.resolve(config.length, config.data.batch_size, None).num_steps == 900_000_000 // 32_768
     locked, trainable = parameters.partition(shapes, config.task.locked)
     assert set(locked) == {"image_tower"}
     assert set(trainable) == {"text_tower", "head"}
@@ -211,7 +318,7 @@ def test_differences_name_the_dotted_field_and_both_values():
 def test_a_saved_config_with_an_unknown_field_is_refused_by_name(tmp_path):
     config = experiment.load_module_config(Path("configs/quickstart_lit_het_xl.py"))
     experiment.save(config, tmp_path / "config.json")
-    text = (tmp_path / "config.json").read_text().replace('"num_steps"', '"number_of_steps"')
+    text = (tmp_path / "config.json").read_text().replace('"length"', '"number_of_steps"')
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(UserError, match="number_of_steps"):
         experiment.load(tmp_path / "config.json")

@@ -148,8 +148,24 @@ def test_a_picture_is_changed_by_its_place_in_the_stream_alone():
     assert len({picture.tobytes() for picture in first}) > 4
 
 
-def test_magnitudes_beyond_the_papers_scale_are_refused():
-    with pytest.raises(UserError, match=r"magnitude = 15\.0 must be at most 10"):
-        RandAugment(2, 15.0)
+def test_a_magnitude_of_15_goes_half_as_far_again_as_one_of_10():
+    """The recipe of e3 App. K takes 15."""
+    image = scene()
+    choice, sign = StreamRandom(0).at(0).random(2).tolist()
+    expected = CHANGES[int(choice * len(CHANGES))](image, 1.5 if sign < 0.5 else -1.5)
+    np.testing.assert_array_equal(RandAugment(1, 15.0).apply(image, StreamRandom(0).at(0)), expected)
+    for change in CHANGES:
+        assert change(image, 2.0).shape == change(image, -2.0).shape == image.shape
+
+
+def test_magnitudes_that_leave_nothing_are_refused():
+    with pytest.raises(UserError, match=r"magnitude = 25\.0 must be at most 20"):
+        RandAugment(2, 25.0)
     with pytest.raises(UserError, match="num_layers = -1"):
         dataclasses.replace(RandAugment(), num_layers=-1)
+
+
+@pytest.mark.parametrize("change", rand_augment.CHANGES, ids=lambda change: change.__name__)
+def test_at_magnitude_15_something_of_the_picture_stays(change):
+    for amount in (-1.5, 1.5):
+        assert change(scene(), amount).std() > 1

@@ -8,7 +8,7 @@ from PIL import Image
 from data_pipelines.augment import HorizontalFlip, RandomAffine, StreamRandom
 from data_pipelines.images import decode, encode_jpeg, resize
 from data_pipelines.rand_augment import RandAugment
-from data_pipelines.transforms import InceptionCrop, Preprocessing, Training
+from data_pipelines.transforms import InceptionCrop, Preprocessing, RandomCrop, Training
 from lit_het.errors import UserError
 
 BICUBIC = Image.Resampling.BICUBIC
@@ -26,6 +26,12 @@ def scene(height: int, width: int) -> np.ndarray:
 def jpeg(image: np.ndarray, quality: int = 90) -> bytes:
     stream = io.BytesIO()
     Image.fromarray(image).save(stream, "JPEG", quality=quality)  # Pillow subsamples colours unless told not to
+    return stream.getvalue()
+
+
+def png(image: np.ndarray) -> bytes:
+    stream = io.BytesIO()
+    Image.fromarray(image).save(stream, "PNG")
     return stream.getvalue()
 
 
@@ -211,3 +217,23 @@ def test_pictures_of_any_shape_become_squares(picture_bytes: Callable[..., bytes
             assert np.abs(pixels.astype(int) - 90).max() <= 2
             crop = InceptionCrop().apply(data, 32, filter, np.random.default_rng(0))
             assert np.abs(crop.astype(int) - 90).max() <= 2
+
+
+def test_a_random_crop_is_a_part_of_the_picture_resized_to_a_larger_square():
+    """Resize to 64 x 64, then 56 x 56 at any of 9 x 9 places (SoViT App. E.2 with 256 and 224)."""
+    image, crop = scene(90, 120), RandomCrop(0.875)
+    larger = np.asarray(Image.fromarray(image).resize((64, 64), BICUBIC)).astype(float)
+    data, places = png(image), set()
+    for position in range(200):
+        random = StreamRandom(1)
+        left, top, right, bottom = crop.draw(random.at(position), 56, 90, 120)
+        assert (right - left, bottom - top) == pytest.approx((56 / 64 * 120, 56 / 64 * 90))
+        column, row = round(left / 120 * 64), round(top / 90 * 64)
+        places.add((column, row))
+        if position < 5:
+            ours = crop.apply(data, 56, "bicubic", random.at(position))
+            assert mean_difference(ours, larger[row : row + 56, column : column + 56]) < 1.0
+    assert {column for column, _ in places} == {row for _, row in places} == set(range(9))
+    assert RandomCrop(1.0).draw(StreamRandom(0).at(0), 56, 90, 120) == (0.0, 0.0, 120.0, 90.0)
+    with pytest.raises(UserError, match=r"RandomCrop: fraction = 1\.5 must be above 0 and at most 1"):
+        RandomCrop(1.5)

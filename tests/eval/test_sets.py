@@ -6,6 +6,7 @@ import fsspec
 import numpy as np
 import pytest
 
+from data_pipelines.portions import Portion
 from eval.sets import ImageSet, parse_set
 from lit_het.types import ImageFeatures
 
@@ -81,3 +82,15 @@ def test_a_set_may_lie_at_an_address_in_a_folder_of_its_own(digits, sets, tmp_pa
         assert len(sets.open(captions).features(Counting().features).values) == 4
     finally:
         store.rm("/test_sets", recursive=True)
+
+
+def test_a_portion_is_a_set_of_its_own_with_its_labels_texts_and_pictures(digits, sets):
+    tower = Counting()
+    minival = sets.open(dataclasses.replace(digits, portion=Portion(50)))
+    assert minival.features(tower.features).labels.tolist() == minival.labels().tolist() == [2, 0]
+    assert minival.loader.num_samples == 2
+    whole = sets.open(digits)
+    for ours, theirs in zip(minival.pictures([0, 1]), whole.pictures([2, 3]), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    unlabelled = sets.open(dataclasses.replace(digits, portion=Portion(50), labelled=False))
+    assert unlabelled.texts("txt") == ["?", "?"]

@@ -295,3 +295,16 @@ def test_samples_hold_blocks_of_the_size_asked_for():
     for second in ("rank_one", "diagonal"):
         assert examples_per_block("HET", "full", second, "direct") == 1024 // (50 + R + 2)
         assert examples_per_block("HET", "efficient", second, "direct") == 1024 // (50 + 3)
+
+
+@pytest.mark.parametrize("config", [DeterministicConfig(), *KINDS.values()], ids=["DET", *KINDS])
+def test_a_head_for_fine_tuning_starts_with_equal_logits_and_otherwise_as_without(config):
+    fresh = config.build(D, K, nnx.Rngs(0))
+    start = dataclasses.replace(config, zero_kernel=True, initial_bias=-6.9).build(D, K, nnx.Rngs(0))
+    assert not start.logits.kernel[...].any()
+    np.testing.assert_array_equal(start.logits.bias[...], np.full(K, -6.9, np.float32))
+    one, other = (
+        {path: x for path, x in parameters.flatten(nnx.to_pure_dict(nnx.state(head))).items() if "logits/" not in path}
+        for head in (fresh, start)
+    )
+    jax.tree.map(np.testing.assert_array_equal, one, other)

@@ -17,7 +17,7 @@ def test_every_head_has_a_fixed_and_a_learned_temperature():
 
 
 def test_heads_are_compared_in_their_order(config_file, data, tmp_path):
-    flags = ["--config", config_file, "--held-out", data / "train", "--output", tmp_path, "--num-steps", 2]
+    flags = ["--config", config_file, "--held-out", data / "train", "--output", tmp_path, "--length", 2]
     arguments = [str(flag) for flag in [*flags, "--seeds", 0, "--batch-size", 16, "--heads"]]
     assert main([*arguments, "HET-XL"]) == 0
     assert main([*arguments, "DET"]) == 0

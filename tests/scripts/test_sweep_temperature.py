@@ -1,6 +1,5 @@
 """The sweep over τ: what it trains, what it leaves, what it refuses."""
 
-import dataclasses
 import fcntl
 import json
 from pathlib import Path
@@ -10,6 +9,7 @@ import pytest
 from configs import experiment, quickstart_lit_het_xl, quickstart_upstream
 from eval.sweeps import read_results
 from lit_het.cli import sweep
+from lit_het.durations import Duration
 from lit_het.errors import UserError
 from lit_het.heads.deterministic import DeterministicConfig
 from lit_het.heads.temperature import BoundedTemperature, FixedTemperature
@@ -23,7 +23,7 @@ from tests.scripts.conftest import refusal, write_config_file
 def arguments(config_file, data, tmp_path_factory):
     """A sweep of 2 steps over one fixed τ and the learned one, and one seed."""
     output = tmp_path_factory.mktemp("sweep")
-    flags = ["--config", config_file, "--held-out", data / "train", "--output", output, "--num-steps", 2]
+    flags = ["--config", config_file, "--held-out", data / "train", "--output", output, "--length", 2]
     return [str(flag) for flag in [*flags, "--taus", 0.5, "--seeds", 1, "--batch-size", 16]]
 
 
@@ -45,7 +45,7 @@ def test_every_temperature_is_trained_and_evaluated(finished):
     for result in results.values():
         assert 0 < result.metrics["nll"] < 20
         assert 0 <= result.metrics["top1"] <= 1
-        assert result.config["num_steps"] == 2
+        assert result.config["length"] == "2 steps"
         assert result.config["seed"] == result.config["data.seed"] == 1
         config = experiment.load(finished / "runs" / result.name / "config.json")
         assert (
@@ -97,8 +97,8 @@ def test_a_run_that_another_process_has_begun_is_left_to_it(finished, arguments,
 
 
 def test_results_of_another_configuration_are_refused(finished, arguments, capsys):
-    line = refusal(capsys, main, *arguments, "--num-steps", 3)
-    assert "was made with num_steps = 2, and now it is 3; give another --output" in line
+    line = refusal(capsys, main, *arguments, "--length", 3)
+    assert "was made with length = 2 steps, and now it is 3 steps; give another --output" in line
 
 
 def _forbidden(*_):
@@ -132,7 +132,7 @@ def test_a_plot_without_a_fixed_temperature_can_be_drawn(finished, tmp_path):
         (("--held-out", "nowhere"), "no folder nowhere; --held-out"),
         (("--taus", "9"), "--taus 9 lies outside"),
         (("--learned", "2", "1"), "0 < minimum < maximum"),
-        (("--num-steps", "1"), "warmup_steps"),
+        (("--length", "1"), "schedule.warmup"),
         (("--output", __file__), "is a file; --output takes a folder"),
         (("--seeds", "-1"), "seed = -1 must be at least 0"),
     ],
@@ -171,8 +171,7 @@ def test_glyphs_are_drawn_once_if_they_are_missing(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sweep, "write_data", write)
     path = Path(experiment.__file__).with_name("glyph_classifier.py")
-    for num_steps in (None, 7):
-        config = sweep.load_classifier(path, num_steps)
+    for length in (None, Duration(7)):
+        config = sweep.load_classifier(path, length)
     assert written == [0]
-    assert dataclasses.replace(config, num_steps=1000).num_steps == 1000
-    assert config.num_steps == 7
+    assert config.length == Duration(7)

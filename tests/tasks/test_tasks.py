@@ -207,9 +207,17 @@ def test_the_sigmoid_loss_counts_the_most_probable_class_as_right_if_it_is_one_o
     assert float(metrics["top1"]) == pytest.approx(2 / 3)
 
 
+def test_the_sigmoid_loss_takes_a_class_index_for_the_vector_that_marks_it():
+    task, params = start(dataclasses.replace(CLASSIFIER, loss="sigmoid", mixup=0.5))
+    with_index, with_vector = (
+        evaluate(task, params, Batch(VALID, image=IMAGE, label=label)) for label in (LABEL, jax.nn.one_hot(LABEL, K))
+    )
+    jax.tree.map(np.testing.assert_array_equal, with_index, with_vector)
+
+
 @pytest.mark.parametrize(
     ("loss", "label"),
-    [("softmax", jnp.zeros((B, K))), ("sigmoid", jnp.zeros((B, K + 1))), ("sigmoid", jnp.zeros(B, jnp.int32))],
+    [("softmax", jnp.zeros((B, K))), ("sigmoid", jnp.zeros((B, K + 1)))],
 )
 def test_labels_of_the_wrong_shape_are_refused_with_the_flags(loss, label):
     task, params = start(dataclasses.replace(CLASSIFIER, loss=loss, head=DeterministicConfig()))
@@ -224,6 +232,7 @@ def test_labels_of_the_wrong_shape_are_refused_with_the_flags(loss, label):
         ("softmax", np.array([0, 3], np.int32), "label = 3 is no class: --task.num-classes 3 allows 0 to 2"),
         ("softmax", np.array([2, -1], np.int32), "label = -1 is no class"),
         ("softmax", np.zeros((2, K), np.float32), r"cannot take labels of shape \(2, 3\)"),
+        ("sigmoid", np.array([0, 3], np.int32), "label = 3 is no class"),
         ("sigmoid", np.array([[0, 1, 1.5]], np.float32), r"label = 1.5 is no target of the sigmoid loss"),
         ("sigmoid", np.array([[0, -0.5, 1]], np.float32), r"label = -0.5 is no target of the sigmoid loss"),
     ],

@@ -1,15 +1,17 @@
 """A LiT task small enough to train for a few steps, with the batches, the mesh and the compiled step of a real run."""
 
 import dataclasses
+import functools
 
 import jax
 import numpy as np
 
 from lit_het import distributed, parameters, sharding
+from lit_het.durations import Duration, RunLength
 from lit_het.heads.contrastive import HetXLContrastiveConfig
 from lit_het.heads.covariance import CovarianceConfig
-from lit_het.optimizers import AdamW
-from lit_het.schedules import CosineSchedule
+from lit_het.optimizers import Optimizer
+from lit_het.schedules import Schedule
 from lit_het.sharding import MeshConfig
 from lit_het.tasks.contrastive import ContrastiveConfig
 from lit_het.towers.text import TextConfig
@@ -46,17 +48,19 @@ class Run:
     mesh: jax.sharding.Mesh = dataclasses.field(default_factory=lambda: ONE_DEVICE)
     config: ContrastiveConfig = TASK
     seed: int = 0
+    average_decay: float | None = 0.5
 
     def __post_init__(self):
         task, key = self.config.build(), jax.random.key(self.seed)
-        optimizer = AdamW().build(CosineSchedule(1e-2, warmup_steps=1), STEPS)
+        optimizer = Optimizer().build(Schedule(1e-2, Duration(1)), RunLength(STEPS, BATCH_SIZE))
         shardings = sharding.tree_shardings(jax.eval_shape(task.initialize, key), self.mesh)
         params = jax.jit(task.initialize, out_shardings=shardings)(key)
         self.locked, trainable = parameters.partition(params, task.locked)
-        like = jax.eval_shape(lambda p: initial_state(p, optimizer), trainable)
+        initial = functools.partial(initial_state, optimizer=optimizer, averages=self.average_decay is not None)
+        like = jax.eval_shape(initial, trainable)
         shardings = sharding.tree_shardings(like, self.mesh)
-        self.state = jax.jit(lambda p: initial_state(p, optimizer), out_shardings=shardings)(trainable)
-        train_step = make_train_step(task, optimizer, self.seed)
+        self.state = jax.jit(initial, out_shardings=shardings)(trainable)
+        train_step = make_train_step(task, optimizer, self.seed, self.average_decay)
         self.step = jax.jit(train_step, donate_argnums=0, out_shardings=(shardings, None))
 
     def batches(self, first=0):

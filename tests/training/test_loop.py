@@ -3,7 +3,9 @@
 import dataclasses
 import itertools
 import json
+import os
 import re
+import signal
 
 import jax
 import jax.numpy as jnp
@@ -13,20 +15,23 @@ import pytest
 from lit_het import parameters
 from lit_het.checkpoints.native import Checkpoints
 from lit_het.errors import UserError
-from lit_het.training import loop
+from lit_het.training import loop, preemption
 from lit_het.training.logging import MetricLog, read_metrics
-from lit_het.training.loop import Cadence
+from lit_het.training.loop import Cadence, NonFinite
+from lit_het.training.preemption import Preempted, watched
 from lit_het.types import Batch, TrainState
 from tests.training.pieces import STEPS, Run
 
 
-def fake_step(losses, norms):
+def fake_step(losses, norms, skips=False):
     """A step whose loss at update i is ``losses[i]`` and whose gradient has the norm ``norms[i]``."""
 
     def step(state, locked, batch):
         loss = jnp.float32(losses[int(state.step)])
         metrics = {"loss": loss, "gradient_norm": jnp.float32(norms[int(state.step)])}
-        return TrainState(state.step + 1, state.params, state.opt_state), metrics
+        if skips:
+            metrics["skipped"] = ~jnp.isfinite(loss)
+        return dataclasses.replace(state, step=state.step + 1), metrics
 
     return step
 
@@ -41,18 +46,22 @@ class Recorder:
     def save(self, state):
         self.saved.append(int(state.step))
 
+    def finish(self):
+        pass
+
     def evaluate(self, params):
+        assert params == {"average": 0.0}
         self.evaluated += 1
         return {"zero_shot/x/top1": 0.5}
 
 
-def train(directory, losses, cadence, *, start=0, norms=None):
-    recorder, log = Recorder(), MetricLog(directory, first_step=start)
-    state = TrainState(jnp.int32(start), {}, {})
+def train(directory, losses, cadence, *, start=0, norms=None, recorder=None, **options):
+    recorder, log = recorder or Recorder(), MetricLog(directory, first_step=start)
+    state = TrainState(jnp.int32(start), {}, {}, {"average": 0.0})
     batches = itertools.repeat(Batch(valid=np.ones(1, bool)))
     try:
         last = loop.train(
-            fake_step(losses, norms or [1.0] * len(losses)),
+            fake_step(losses, norms or [1.0] * len(losses), options.pop("skips", False)),
             state,
             {},
             batches,
@@ -62,6 +71,7 @@ def train(directory, losses, cadence, *, start=0, norms=None):
             saver=recorder,
             evaluate=recorder.evaluate,
             description="test",
+            **options,
         )
     finally:
         log.close()
@@ -98,17 +108,97 @@ def test_a_finished_run_does_nothing_more(tmp_path):
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
 def test_a_loss_that_is_not_finite_stops_the_run_before_it_is_saved(tmp_path, bad):
-    with pytest.raises(UserError) as error:
+    with pytest.raises(NonFinite) as error:
         train(tmp_path, [1.0, 1.0, bad, 1.0, 1.0, 1.0], Cadence(log_steps=100, save_steps=2))
     assert re.fullmatch(
-        r"the loss is (nan|inf|-inf) at step 4; .*--run-dir.*--schedule.learning-rate", str(error.value)
+        r"the loss is (nan|inf|-inf) at step 3; .*--run-dir.*--schedule.learning-rate", str(error.value)
     )
     assert [r["step"] for r in read_metrics(tmp_path / "metrics.jsonl")] == [2, 4]
+    assert error.value.step == 3
 
 
 def test_a_gradient_that_is_not_finite_stops_the_run_as_well(tmp_path):
     with pytest.raises(UserError, match="the gradient norm is nan at step 2; start again"):
         train(tmp_path, [1.0] * 3, Cadence(1, 1), norms=[1.0, float("nan"), 1.0])
+
+
+NAN = float("nan")
+
+
+def test_skipped_steps_are_counted_and_left_out_of_averages(tmp_path):
+    _, records = train(tmp_path, [1.0, NAN, 3.0, NAN, NAN], Cadence(3, 100), skips=True)
+    trained = [(r["step"], r.get("train/loss"), r["train/skipped"]) for r in records if "train/skipped" in r]
+    assert trained == [(3, 2.0, 1.0), (5, None, 2.0)]
+
+
+def test_too_many_skipped_steps_in_a_row_stop_the_run(tmp_path):
+    with pytest.raises(UserError, match="not finite in 10 steps up to step 14; start again"):
+        train(tmp_path, [NAN] * 3 + [1.0] + [NAN] * 20, Cadence(4, 100), skips=True)
+
+
+def test_a_save_by_minutes_waits_for_a_record_and_counts_from_the_last_save(tmp_path, monkeypatch):
+    minutes, add = [], loop._Pending.add
+    monkeypatch.setattr(loop._Pending, "add", lambda pending, metrics: (minutes.append(1), add(pending, metrics)))
+    monkeypatch.setattr(loop.time, "monotonic", lambda: 60.0 * len(minutes))  # a step takes a minute
+    recorder, _ = train(tmp_path, [1.0] * 14, Cadence(log_steps=2, save_steps=100, save_minutes=5.0))
+    assert recorder.saved == [6, 12, 14]
+
+
+@pytest.mark.parametrize(("field", "nothing"), [("keep", 0), ("keep_steps", 0), ("save_minutes", 0.0)])
+def test_a_cadence_of_nothing_is_refused(field, nothing):
+    with pytest.raises(UserError, match=f"Cadence: {field} = 0"):
+        Cadence(**{field: nothing})
+
+
+def test_an_evaluation_that_was_interrupted_is_made_up_for(tmp_path):
+    recorder, records = train(tmp_path, [1.0] * 3, Cadence(1, 1), start=3, evaluate_first=True)
+    assert [r["step"] for r in records] == [3]
+    assert (recorder.saved, recorder.evaluated) == ([], 1)
+
+
+class SignalledAt(Recorder):
+    """Gets SIGTERM in the evaluation after a step, or while it saves one."""
+
+    def __init__(self, *, saving=None, evaluating=False):
+        super().__init__()
+        self.saving, self.evaluating = saving, evaluating
+
+    def save(self, state):
+        super().save(state)
+        if int(state.step) == self.saving:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def evaluate(self, params):
+        if self.evaluating:
+            os.kill(os.getpid(), signal.SIGTERM)
+        preemption.leave_if_due()
+        return super().evaluate(params)
+
+
+@pytest.mark.parametrize(
+    ("recorder", "saved"),
+    [(SignalledAt(saving=2), [2, 3]), (SignalledAt(evaluating=True), [2, 3])],
+    ids=["while saving", "in an evaluation"],
+)
+def test_after_sigterm_the_run_saves_and_leaves_within_a_step(tmp_path, recorder, saved):
+    cadence = Cadence(log_steps=100, save_steps=2, evaluate_steps=3)
+    with pytest.raises(Preempted, match="ended by SIGTERM after step 3, which is saved; --resume") as error, watched():
+        train(tmp_path, [1.0] * 9, cadence, recorder=recorder)
+    assert recorder.saved == saved
+    assert error.value.code == 75
+    assert [r["step"] for r in read_metrics(tmp_path / "metrics.jsonl")] == [2, 3]
+    assert recorder.evaluated == 0
+
+
+def test_sigterm_is_handled_as_before_where_nothing_trains():
+    before = signal.getsignal(signal.SIGTERM)
+    with watched():
+        assert signal.getsignal(signal.SIGTERM) != before
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert preemption.is_due()
+        assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL  # a second one ends the process
+    assert signal.getsignal(signal.SIGTERM) == before
+    assert not preemption.is_due()
 
 
 def real_run(directory, run, *, first=0, until=STEPS, saves=True):
@@ -122,6 +212,9 @@ def real_run(directory, run, *, first=0, until=STEPS, saves=True):
         class Saver:
             def save(self, state):
                 checkpoints.save(state, {"position": int(state.step)})
+
+            def finish(self):
+                checkpoints.finish()
 
         state = loop.train(
             run.step,
@@ -153,6 +246,10 @@ def test_three_steps_saved_and_restored_and_three_more_are_six_steps_bit_by_bit(
     assert parameters.checksum(actual.params) == parameters.checksum(expected.params)
     for one, other in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
         np.testing.assert_array_equal(one, other)
+    with Checkpoints(tmp_path / "checkpoints") as checkpoints:
+        opened, _ = checkpoints.restore_params(actual.params)
+    assert parameters.checksum(opened) == parameters.checksum(expected.average)
+    assert parameters.checksum(opened) != parameters.checksum(expected.params)
 
 
 def test_a_checkpoint_holds_no_locked_parameter(tmp_path, uninterrupted):

@@ -6,8 +6,13 @@ import numpy as np
 import pytest
 
 from lit_het import parameters
+from lit_het.durations import Duration, RunLength
+from lit_het.optimizers import SGD, Optimizer
 from lit_het.random import keys_at
+from lit_het.schedules import Linear, Schedule
 from lit_het.sharding import MeshConfig
+from lit_het.training.step import initial_state, make_train_step
+from lit_het.types import Batch
 from tests.training.pieces import STEPS, TASK, Run
 
 # Softmax over tokens does not see a shift that all keys share: its gradient is rounding, which Adam scales up.
@@ -105,3 +110,61 @@ def test_metrics_count_valid_rows_and_measure_the_gradient(one_device):
     assert float(metrics["image_noise_norm"]) == pytest.approx(0.5, rel=0.3)
     assert float(metrics["gradient_norm"]) > 0
     assert all(jnp.shape(value) == () for value in metrics.values())
+
+
+class Square:
+    """A task whose loss is a square, or the square root of a negative number where the batch is invalid."""
+
+    locked, trained = (), ("w",)
+
+    def initialize(self, key):
+        return {"w": jnp.full(3, 2.0)}
+
+    def layers_above(self, params):
+        return {"w": 0}
+
+    def loss(self, params, batch, keys):
+        return jnp.sum(jnp.sqrt(params["w"] ** 4 * jnp.where(batch.valid[0], 1.0, -1.0))), {}
+
+
+@pytest.mark.parametrize("valid", [True, False])
+def test_a_step_that_is_not_finite_counts_and_changes_nothing_else(valid):
+    optimizer = Optimizer().build(Schedule(1e-2, Duration(1)), RunLength(5, 1))
+    step = jax.jit(make_train_step(Square(), optimizer, 0, skips_nonfinite=True))
+    before = initial_state({"w": jnp.full(3, 2.0)}, optimizer)
+    after, metrics = step(before, {}, Batch(valid=np.array([valid])))
+    assert bool(metrics["skipped"]) is not valid
+    assert int(after.step) == 1
+    same = jax.tree.map(lambda one, other: bool((one == other).all()), before.opt_state, after.opt_state)
+    assert all(jax.tree.leaves(same)) is not valid
+    assert np.isfinite(after.params["w"]).all()
+
+
+class Parabola:
+    """The loss w²."""
+
+    locked = ()
+
+    def initialize(self, key):
+        return {"w": jnp.float32(1.0)}
+
+    def loss(self, params, batch, keys):
+        return params["w"] ** 2, {}
+
+    def layers_above(self, params):
+        return {"w": 0}
+
+
+def test_the_average_follows_the_parameters_by_hand_arithmetic_and_does_not_steer_them():
+    """w ← w - 0.25 · 2 w = w / 2 and a ← 0.75 a + 0.25 w, from w = a = 1."""
+    rule = Optimizer(SGD(momentum=0.0), weight_decay=0.0, clip_norm=None)
+    optimizer = rule.build(Schedule(0.25, Duration(0), decay=Linear(1.0)), RunLength(4, 1))
+    state = initial_state({"w": jnp.float32(1.0)}, optimizer, averages=True)
+    step, batch = jax.jit(make_train_step(Parabola(), optimizer, 0, 0.75)), Batch(valid=jnp.ones(1, bool))
+    found = []
+    for _ in range(3):
+        state, _ = step(state, {}, batch)
+        found.append((float(state.params["w"]), float(state.average["w"])))
+    assert found == [(0.5, 0.875), (0.25, 0.71875), (0.125, 0.5703125)]
+    assert state.evaluated is state.average
+    assert initial_state({"w": jnp.float32(1.0)}, optimizer).evaluated == {"w": 1.0}

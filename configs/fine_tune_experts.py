@@ -1,0 +1,100 @@
+"""Fine-tuning a V-MoE-B/32, the e3 made of it, or a plain ViT-B/32, at 384 pixels (e3 App. A.3, Tables 5 and 7).
+
+    lit-het train --config configs/fine_tune_experts.py:data_set=pets,model=e3
+
+Resolution, clipping, optimizer, batch, capacities, expert dropout, minival, and the grid of learning rates and of
+factors of the steps are the paper's; of the grid stands here factor 1 and the rate 0.01, scripts/sweep.py searches it.
+It names no decay, loss, head or augmentation: taken are those of Dosovitskiy et al. 2021 (App. B.1.1), whose settings
+it follows: a cosine with 500 steps of warm-up (here a tenth of the run where that is less), softmax, crops and flips,
+and a head that starts at zero in the place of the pre-logits layer. A V-MoE keeps K = 2, an e3 has K = 1 and M = 2.
+Minival is the end of the shards, which must not be sorted by class: ``lit-het data prepare pets ... --shuffle``.
+"""
+
+import dataclasses
+from pathlib import Path
+from typing import Literal
+
+from configs.experiment import ExperimentConfig
+from data_pipelines.augment import HorizontalFlip
+from data_pipelines.labels import ClassIndex
+from data_pipelines.loader import LoaderConfig
+from data_pipelines.portions import Portion
+from data_pipelines.transforms import InceptionCrop, Preprocessing
+from eval.evaluators.zero_shot import ZeroShotConfig
+from eval.sets import ImageSet
+from lit_het.durations import Duration
+from lit_het.heads.deterministic import DeterministicConfig
+from lit_het.optimizers import SGD, Optimizer
+from lit_het.schedules import Schedule
+from lit_het.sharding import MeshConfig
+from lit_het.tasks.classification import ClassificationConfig
+from lit_het.towers.experts import ExpertsConfig
+from lit_het.towers.transformer import encoder_size
+from lit_het.towers.vit import ViTConfig
+from lit_het.training.loop import Cadence
+
+VMOE = ExpertsConfig(num_experts=32, num_selected=2, num_blocks=2, capacity_factor=1.5, dropout_rate=0.1)
+MODELS = {"vit": None, "vmoe": VMOE, "e3": dataclasses.replace(VMOE, num_selected=1, num_members=2)}
+WEIGHTS = {"vit": "weights/vit_b32.npz", "vmoe": "weights/vmoe_b32", "e3": "weights/vmoe_b32"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """What differs from data set to data set: classes, steps at factor 1 (Table 7), percent of train for minival."""
+
+    num_classes: int
+    num_steps: int
+    minival: int
+
+
+RECIPES = {
+    "imagenet": Recipe(1000, 20_000, 1),
+    "cifar10": Recipe(10, 5_000, 2),
+    "cifar100": Recipe(100, 5_000, 2),
+    "pets": Recipe(37, 500, 10),
+    "flowers": Recipe(102, 500, 10),
+}
+
+
+def get_config(
+    data_set: Literal["imagenet", "cifar10", "cifar100", "pets", "flowers"] = "imagenet",
+    model: Literal["vit", "vmoe", "e3"] = "e3",
+) -> ExperimentConfig:
+    """Returns the run; set ``--task.image-tower.weights``, or ``--pretrained.run`` and no weights."""
+    recipe, folder = RECIPES[data_set], f"data/{data_set}"
+    train, minival = Portion(0, 100 - recipe.minival), Portion(100 - recipe.minival)
+    return ExperimentConfig(
+        run_dir=Path(f"runs/fine_tune_{data_set}_{model}"),
+        task=ClassificationConfig(
+            image_tower=ViTConfig(
+                image_size=384,
+                patch_size=32,
+                encoder=dataclasses.replace(encoder_size("B"), experts=MODELS[model]),
+                pooling="class_token",
+                weights=WEIGHTS[model],
+                members="apart",
+            ),
+            head=DeterministicConfig(zero_kernel=True),
+            num_classes=recipe.num_classes,
+        ),
+        data=LoaderConfig(
+            shards=(f"{folder}/train",),
+            image_size=384,
+            batch_size=512,
+            labels=ClassIndex(),
+            portion=train,
+            preprocessing=Preprocessing(filter="fast"),
+            crop=InceptionCrop(),
+            augmentations=(HorizontalFlip(),),
+            threads=16,
+        ),
+        length=Duration(recipe.num_steps),
+        optimizer=Optimizer(SGD(), weight_decay=0.0, clip_norm=10.0),
+        schedule=Schedule(learning_rate=0.01, warmup=Duration(min(500, recipe.num_steps // 10))),
+        mesh=MeshConfig(data=-1, expert=8) if MODELS[model] else MeshConfig(data=-1),
+        cadence=Cadence(log_steps=50, save_steps=1000, evaluate_steps=recipe.num_steps // 5),
+        evaluations=(
+            ZeroShotConfig(ImageSet("minival", folder, split="train", portion=minival)),
+            ZeroShotConfig(ImageSet(data_set, folder)),
+        ),
+    )

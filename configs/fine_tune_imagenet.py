@@ -1,0 +1,79 @@
+"""Fine-tuning a SoViT-400m/14 on ImageNet at 224, 384 or 518 pixels, in full size (SoViT Table 8).
+
+    lit-het train --config configs/fine_tune_imagenet.py:image_size=384
+
+All numbers are the table's. It leaves open what evaluation sees (the whole picture, squashed, as the tower was trained)
+and RandAugment's and mixup's variants: docs/paper_map.md, 33 and 34. Shards must not be sorted by class, as minival is
+the end of them: ``lit-het data prepare imagenet --shuffle``.
+"""
+
+import dataclasses
+from pathlib import Path
+from typing import Literal
+
+from configs.experiment import ExperimentConfig, PretrainedConfig
+from data_pipelines.augment import HorizontalFlip
+from data_pipelines.labels import ClassIndex
+from data_pipelines.loader import LoaderConfig
+from data_pipelines.portions import Portion
+from data_pipelines.rand_augment import RandAugment
+from data_pipelines.transforms import InceptionCrop, Preprocessing
+from eval.evaluators.zero_shot import ZeroShotConfig
+from eval.sets import ImageSet
+from lit_het.durations import Duration
+from lit_het.heads.deterministic import DeterministicConfig
+from lit_het.optimizers import SGD, Optimizer
+from lit_het.schedules import Schedule
+from lit_het.sharding import MeshConfig
+from lit_het.tasks.classification import ClassificationConfig
+from lit_het.towers.transformer import encoder_size
+from lit_het.towers.vit import ViTConfig
+from lit_het.training.loop import Cadence
+
+LAYER_DECAY = {224: 0.85, 384: 0.9, 518: 0.9}
+HEAD = DeterministicConfig(initial_bias=-6.9, zero_kernel=True)
+SHARDS = "data/imagenet"
+EVALUATIONS = (
+    ZeroShotConfig(ImageSet("minival", SHARDS, split="train", portion=Portion(98))),
+    ZeroShotConfig(ImageSet("imagenet", SHARDS)),
+)
+
+
+def sovit(image_size: int) -> ViTConfig:
+    """Returns the tower of SoViT Table 1."""
+    # 512 pictures on 8 devices would leave 500 GB of each for the backward pass, at 518 pixels.
+    encoder = dataclasses.replace(encoder_size("So400m"), remat="full")
+    return ViTConfig(image_size, patch_size=14, encoder=encoder, pooling="attention")
+
+
+def get_config(image_size: Literal[224, 384, 518] = 518) -> ExperimentConfig:
+    """Returns the run; set ``--pretrained.run``. Any other head takes the place of this one: `lit_het/heads`."""
+    is_large = image_size >= 384
+    return ExperimentConfig(
+        run_dir=Path(f"runs/fine_tune_imagenet_{image_size}"),
+        task=ClassificationConfig(
+            image_tower=sovit(image_size),
+            head=HEAD,
+            num_classes=1000,
+            loss="sigmoid",
+            mixup=0.2 if is_large else 0.0,
+        ),
+        data=LoaderConfig(
+            shards=(f"{SHARDS}/train",),
+            image_size=image_size,
+            batch_size=512,
+            labels=ClassIndex(),
+            portion=Portion(0, 98),
+            preprocessing=Preprocessing(filter="fast"),
+            crop=InceptionCrop(),
+            augmentations=(HorizontalFlip(), *([RandAugment(2, 10.0)] if is_large else [])),
+            threads=16,
+        ),
+        pretrained=PretrainedConfig(run=Path("runs/so400m")),
+        length=Duration(50_000),
+        optimizer=Optimizer(SGD(), weight_decay=0.0, clip_norm=1.0, layer_decay=LAYER_DECAY[image_size]),
+        schedule=Schedule(learning_rate=0.03, warmup=Duration(500)),
+        mesh=MeshConfig(data=-1, fsdp=8),
+        cadence=Cadence(log_steps=50, save_steps=1000, evaluate_steps=5000),
+        evaluations=EVALUATIONS,
+    )

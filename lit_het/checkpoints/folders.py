@@ -1,0 +1,58 @@
+"""What lies in a folder of checkpoints: whole steps, what a kill or a fault left of others, and their sizes."""
+
+import contextlib
+import dataclasses
+import datetime
+import re
+from pathlib import Path
+
+from lit_het.errors import UserError
+
+# What stands behind the number of a step in the names of folders that are no checkpoints.
+HALF_WRITTEN, DAMAGED = ".orbax-checkpoint-tmp", ".damaged"
+_STATES = {"": "complete", HALF_WRITTEN: "half written", DAMAGED: "set aside: damaged"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """What lies in a folder of checkpoints.
+
+    Attributes:
+        step: optimizer updates that it has seen.
+        path: its folder.
+        state: of these, only ``complete`` ones are ever restored.
+        time: when it was last written to.
+        size: bytes on disk.
+    """
+
+    step: int
+    path: Path
+    state: str
+    time: datetime.datetime
+    size: int
+
+
+def entries(directory: Path) -> list[Entry]:
+    """Returns what lies in a folder of checkpoints, by step.
+
+    Raises:
+        UserError: there is no such folder.
+    """
+    if not directory.is_dir():
+        raise UserError(f"no checkpoints in {directory}; give a run, or its folder of checkpoints")
+    found = []
+    for path in directory.iterdir():
+        match = re.fullmatch(r"(\d+)(\..*)?", path.name)
+        if match is not None and (match[2] or "") in _STATES:
+            time = datetime.datetime.fromtimestamp(path.stat().st_mtime)
+            found.append(Entry(int(match[1]), path, _STATES[match[2] or ""], time, size_below(path)))
+    return sorted(found, key=lambda entry: (entry.step, entry.path.name))
+
+
+def size_below(directory: Path) -> int:
+    """Returns the bytes of all files in a folder, also while files come, go and change their names."""
+    size = 0
+    with contextlib.suppress(FileNotFoundError):
+        for path in directory.rglob("*"):
+            size += path.stat().st_size if path.is_file() else 0
+    return size

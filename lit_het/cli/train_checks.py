@@ -1,0 +1,103 @@
+"""What `lit-het train` refuses before it begins."""
+
+from collections.abc import Callable
+
+from configs import experiment
+from configs.experiment import ExperimentConfig
+from data_pipelines.loader import Loader
+from data_pipelines.stream import Stream
+from data_pipelines.tokenizers import Tokenizer
+from lit_het.cli import runs
+from lit_het.errors import UserError
+from lit_het.tasks.classification import ClassificationConfig, ClassificationTask
+from lit_het.tasks.contrastive import ContrastiveConfig, ContrastiveTask
+
+# Fields that a resumed run may change: they alter neither the model nor the sequence of batches, beyond rounding and
+# how experts group what they see.
+CHANGEABLE_FIELDS = (
+    "run_dir",
+    "mesh",
+    "cadence",
+    "on_nonfinite",
+    "evaluations",
+    "data.threads",
+    "data.prefetch_batches",
+    "data.max_bad_fraction",
+    "data.slow_read_seconds",
+    "data.stuck_read_seconds",
+    "data.embeddings",
+    "pretrained.run",
+    "task.image_tower.weights",
+    "task.text_tower.weights",
+    "task.image_tower.encoder.remat",
+    "task.image_tower.encoder.unrolled",
+    "task.text_tower.encoder.remat",
+    "task.text_tower.encoder.unrolled",
+    "task.loss.form",
+    "task.loss.block_size",
+    "task.microbatches",
+)
+
+
+def check_run_dir(config: ExperimentConfig, resume: bool) -> None:
+    """Refuses to write over another run, and to resume with a configuration that would train another one."""
+    path = runs.config_path(config.run_dir)
+    if config.run_dir.exists() and not config.run_dir.is_dir():
+        raise UserError(f"{config.run_dir} is a file; choose another --run-dir")
+    if not path.exists():
+        if resume:
+            raise UserError(f"{config.run_dir} holds no run to resume; leave out --resume to start one")
+        return
+    if not resume:
+        raise UserError(f"{config.run_dir} already holds a run; go on with --resume or choose another --run-dir")
+    changed = {
+        field: values
+        for field, values in experiment.differences(experiment.load(path), config).items()
+        if not field.startswith(CHANGEABLE_FIELDS)
+    }
+    if changed:
+        field, (before, now) = next(iter(changed.items()))
+        more = f" (and {', '.join(list(changed)[1:])})" if len(changed) > 1 else ""
+        raise UserError(
+            f"cannot resume {config.run_dir}: {field} was {before} and is now {now}{more}; "
+            "use the same values or another --run-dir"
+        )
+
+
+def check_data(config: ExperimentConfig, loader: Loader | Stream, tokenizer: Tokenizer | None) -> None:
+    """Refuses data that does not fit the model, before anything is compiled."""
+    task = config.task
+    if config.data.image_size != task.image_tower.image_size:
+        raise UserError(
+            f"--data.image-size {config.data.image_size} differs from --task.image-tower.image-size "
+            f"{task.image_tower.image_size}; make them equal"
+        )
+    match task:
+        case ClassificationConfig():
+            if loader.num_classes != task.num_classes:
+                raise UserError(
+                    f"the data has {loader.num_classes or 'no'} classes and the task {task.num_classes}; "
+                    "set --task.num-classes, or `data.labels` in the configuration file"
+                )
+        case ContrastiveConfig(text_tower=text):
+            if tokenizer is None:
+                raise UserError("a contrastive task needs captions; name a `tokenizer` in the configuration file")
+            if tokenizer.length != text.length or tokenizer.vocabulary_size > text.vocabulary_size:
+                raise UserError(
+                    f"the tokenizer yields {tokenizer.length} tokens of {tokenizer.vocabulary_size} kinds, the text "
+                    f"tower takes {text.length} of {text.vocabulary_size}; set --tokenizer.length and "
+                    "--task.text-tower.length, or --task.text-tower.vocabulary-size"
+                )
+
+
+def check_embeddings(
+    loader: Loader | Stream, task: ContrastiveTask | ClassificationTask, tower: Callable[[], str]
+) -> None:
+    """Refuses stored embeddings that are not what the image tower would make."""
+    if isinstance(loader, Stream) or loader.stored is None:
+        return
+    if not isinstance(task, ContrastiveTask):
+        raise UserError("a classifier is trained on pictures; leave out --data.embeddings")
+    if "image_tower" in task.trained:
+        raise UserError("an image tower that is trained needs pictures; lock it, or leave out --data.embeddings")
+    loader.stored.check_tower(tower())

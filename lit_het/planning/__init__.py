@@ -1,0 +1,1 @@
+"""What a training step will cost, found out without the devices that it is to run on."""

@@ -1,0 +1,158 @@
+#!/usr/bin/env bash
+# Trains on a TPU slice: creates or reuses it, installs this checkout on all workers, launches, follows worker 0, and
+# begins again where the slice is preempted.
+#
+#   scripts/train_lit.sh --name NAME --zone ZONE --type v5litepod-256 [OPTION ...] -- TRAIN_ARGUMENT ...
+#
+#   --project PROJECT   default: that of gcloud's configuration
+#   --version VERSION   software of the machines, default tpu-ubuntu2204-base
+#   --spot              cheap machines that may be taken away
+#   --install COMMAND   what installs lit-het on a worker, in the unpacked checkout; default: into .venv, with pip
+#   --env NAME=VALUE    a variable for training, may be given several times
+#   --restarts N        how often to begin again where workers end but the slice stays, default 10
+#   --delete            delete the slice once training has ended well
+#   --dry-run           print the commands in place of running them
+#
+# TRAIN_ARGUMENTs go to `lit-het train --distributed --start-or-resume`. The run directory must lie on storage that all
+# workers share. Ctrl-C leaves the training alone; the same command follows it again. docs/distributed.md tells more.
+set -euo pipefail
+
+usage() { sed -n '2,/^set/s/^# \{0,1\}//p' "$0" | grep -v '^set'; }
+die() { echo "train_lit.sh: $*" >&2; exit 1; }
+tell() { echo "train_lit.sh: $*" >&2; }
+
+name='' zone='' type='' project='' version=tpu-ubuntu2204-base spot='' restarts=10 delete='' dry_run='' environment=()
+install='command -v python3.11 >/dev/null || { sudo apt-get -qq update && sudo apt-get -qqy install python3.11-venv; }'
+install+='; PYTHON=python3.11 && source scripts/environment.sh "[tpu]"'
+while [ $# -gt 0 ]; do
+  case "$1" in
+    --name | --zone | --type | --project | --version | --install | --restarts)
+      [ $# -gt 1 ] || die "$1 needs a value"
+      printf -v "${1#--}" %s "$2"
+      shift 2
+      ;;
+    --env)
+      [[ ${2-} == [A-Za-z_]*=* ]] || die "--env takes NAME=VALUE"
+      environment+=("$2")
+      shift 2
+      ;;
+    --spot) spot=yes && shift ;;
+    --delete) delete=yes && shift ;;
+    --dry-run) dry_run=yes && shift ;;
+    --help | -h) usage && exit ;;
+    --) shift && break ;;
+    *) die "unknown option $1; see scripts/train_lit.sh --help" ;;
+  esac
+done
+for option in name zone type; do [ -n "${!option}" ] || die "--$option is missing; see scripts/train_lit.sh --help"; done
+[[ " $* " == *" --config"[\ =]* ]] || die "no --config FILE behind --; see scripts/train_lit.sh --help"
+[[ $restarts =~ ^[0-9]+$ ]] || die "--restarts $restarts is no number"
+cd "$(dirname "$0")/.."
+
+where=(--zone "$zone")
+[ -z "$project" ] || where+=(--project "$project")
+poll="${TRAIN_LIT_POLL_SECONDS:-30}"
+scratch="$(mktemp -d)"
+trap 'rm -rf "$scratch"' EXIT
+
+# What changes something, or only makes sense with a slice, is printed in a dry run.
+run() {
+  if [ -n "$dry_run" ]; then
+    local word
+    for word in "$@"; do [[ $word =~ ^[A-Za-z0-9_./:=+@,-]+$ ]] && printf '%s ' "$word" || printf '%s ' "${word@Q}"; done
+    echo
+  else
+    "$@"
+  fi
+}
+on_workers() { # WORKERS COMMAND
+  run gcloud compute tpus tpu-vm ssh "$name" "${where[@]}" --worker "$1" --command "$2"
+}
+state() {
+  [ -z "$dry_run" ] || { echo NONE && return; }
+  gcloud compute tpus queued-resources describe "$name" "${where[@]}" --format 'value(state.state)' 2>"$scratch/error" ||
+    { grep -qi 'not.found' "$scratch/error" && echo NONE || { cat "$scratch/error" >&2 && return 1; }; }
+}
+
+provide_slice() {
+  local found
+  while true; do
+    found="$(state)" || die "gcloud cannot tell the state of $name"
+    case "$found" in
+      ACTIVE) return ;;
+      FAILED | SUSPENDED | SUSPENDING)
+        tell "$name is $found: it is deleted and asked for anew"
+        run gcloud compute tpus queued-resources delete "$name" "${where[@]}" --force --quiet
+        ;;
+      NONE)
+        run gcloud compute tpus queued-resources create "$name" --node-id "$name" "${where[@]}" \
+          --accelerator-type "$type" --runtime-version "$version" ${spot:+--spot}
+        [ -z "$dry_run" ] || return 0
+        ;;
+      *) tell "$name is $found; next look in $poll s" && sleep "$poll" ;;
+    esac
+  done
+}
+
+install_on_workers() {
+  local archive="$scratch/lit-het.tar.gz"
+  [ -z "$(git status --porcelain --untracked-files=no)" ] || tell "uncommitted changes stay here: HEAD is installed"
+  git archive --format tar.gz --output "$archive" HEAD
+  run gcloud compute tpus tpu-vm scp "$archive" "$name:lit-het.tar.gz" "${where[@]}" --worker all
+  on_workers all "mkdir -p lit-het && tar -xzf lit-het.tar.gz -C lit-het && cd lit-het && { $install; }"
+}
+
+launch() { # nothing but the process itself holds on to the connection
+  local command
+  printf -v command '%q ' env ${environment[@]+"${environment[@]}"} .venv/bin/lit-het train --distributed \
+    --start-or-resume "$@"
+  command="$command> train.log 2>&1; echo \$? > exit_code"
+  command="setsid nohup bash -c ${command@Q} < /dev/null > /dev/null 2>&1 & echo \$! > train.pid"
+  on_workers all "cd lit-het && rm -f exit_code && { $command; }"
+}
+
+follow() {
+  local log="$scratch/train.log"
+  on_workers 0 "cd lit-het && tail -n +$(($(wc -l <"$log") + 1)) --pid \$(cat train.pid) -F train.log 2>/dev/null" |
+    tee -a "$log" || true
+}
+
+exit_codes() { # one a worker: a number, "running" or "lost"
+  on_workers all 'cd lit-het; cat exit_code 2>/dev/null || { kill -0 $(cat train.pid) && echo running || echo lost; }'
+}
+
+trap 'tell "training goes on; the same command follows it again, and kill -TERM on all workers ends it:
+  gcloud compute tpus tpu-vm ssh $name ${where[*]} --worker all --command \"pkill -TERM -s \\\$(cat lit-het/train.pid)\""
+  exit 130' INT
+
+while true; do
+  provide_slice
+  : >"$scratch/train.log"
+  if [ -n "$dry_run" ] || [[ $(exit_codes 2>/dev/null || true) != *running* ]]; then
+    install_on_workers
+    launch "$@"
+  else
+    tell "$name trains already"
+  fi
+  while true; do
+    follow
+    codes="$(exit_codes)" || codes=lost
+    [ -z "$dry_run" ] || { echo "$codes" && codes=0; }
+    [[ $codes == *running* ]] || break
+    sleep 1
+  done
+  if ! grep -qv '^0$' <<<"$codes"; then
+    [ -z "$delete" ] || run gcloud compute tpus queued-resources delete "$name" "${where[@]}" --force --quiet
+    exit 0
+  fi
+  # 1 is a mistake that would be made again; whoever misses another worker, or was told to leave, ends with 75.
+  ! grep -q '^1$' <<<"$codes" || die "training has ended with an error: see the last lines above, or train.log of workers"
+  codes="$(tr '\n' ' ' <<<"$codes")"
+  if [ "$(state)" != ACTIVE ]; then
+    tell "the slice was taken away (workers: ${codes% }): training begins again where it was"
+  else
+    [ $((restarts--)) -gt 0 ] || die "workers have ended too often (${codes% })"
+    tell "workers have ended (${codes% }): training begins again where it was"
+    on_workers all 'pkill -KILL -s $(cat lit-het/train.pid) || true; tail -n 5 lit-het/train.log' || true
+  fi
+done

@@ -1,0 +1,72 @@
+"""Checksums of arrays: the same wherever parts lie, another after any change."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.sharding import NamedSharding, PartitionSpec
+
+from lit_het.checkpoints import checksums
+from lit_het.sharding import MeshConfig
+
+SPLITS = (
+    PartitionSpec(),
+    PartitionSpec(None, "fsdp"),
+    PartitionSpec("data", None, "fsdp"),
+    PartitionSpec(("data", "fsdp")),
+)
+
+
+def checksum(array):
+    return checksums.marks({"x": array})["x"].checksum
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "bool"])
+def test_every_split_over_devices_has_the_checksum_of_the_whole(monkeypatch, dtype):
+    mesh = MeshConfig(data=2, fsdp=4).build()
+    whole = np.random.default_rng(0).normal(size=(8, 12, 16)).astype(dtype)
+    in_numpy = checksum(whole)
+    monkeypatch.setattr(checksums, "_SMALL", 0)
+    assert checksum(jnp.asarray(whole)) == in_numpy
+    for split in SPLITS:
+        assert checksum(jax.device_put(whole, NamedSharding(mesh, split))) == in_numpy, split
+
+
+def test_parts_are_summed_where_they_lie_and_never_gathered():
+    where = NamedSharding(MeshConfig(data=2, fsdp=4).build(), SPLITS[2])
+    array = jax.device_put(np.zeros((8, 12, 16), np.float32), where)
+    text = jax.jit(checksums._sum_of_parts(where)).lower(array).compile().as_text()
+    assert text is not None
+    assert "all-reduce(" in text
+    assert "all-gather" not in text
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.integers(0, 59), st.integers(1, 2**32 - 1))
+def test_an_element_with_any_other_bits_changes_both_sums(place, bits):
+    before = np.random.default_rng(0).normal(size=(3, 4, 5)).astype(np.float32)
+    after = before.copy()
+    after.reshape(-1).view(np.uint32)[place] ^= np.uint32(bits)
+    one, other = checksum(before), checksum(after)
+    assert one[:8] != other[:8]
+    assert one[8:] != other[8:]
+
+
+def test_arrays_with_the_same_elements_elsewhere_differ():
+    array = np.arange(24, dtype=np.float32).reshape(4, 6)
+    others = [array[::-1], array.T.reshape(4, 6), np.roll(array, 1)]
+    assert len({checksum(one) for one in (array, *others)}) == 4
+
+
+@pytest.mark.parametrize("array", [np.zeros((0, 3), np.float32), np.float32(1.5), jnp.int32(7)], ids=str)
+def test_empty_arrays_and_scalars_have_a_checksum_too(array):
+    assert len(checksum(np.asarray(array))) == 16
+
+
+def test_sealed_facts_come_back_and_one_changed_character_is_seen():
+    arrays = checksums.marks({"a": np.ones((2, 3), np.float32)})
+    item = checksums.sealed({"position": 48}, arrays)
+    assert checksums.unsealed(item) == ({"position": 48}, arrays)
+    assert checksums.unsealed({**item, "json": item["json"].replace("48", "49")}) is None

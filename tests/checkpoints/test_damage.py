@@ -1,0 +1,230 @@
+"""Damaged checkpoints: each is found and named, the last good one is used, and nothing is ever silently wrong."""
+
+import contextlib
+import os
+import random
+import resource
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from lit_het.checkpoints.folders import entries
+from lit_het.checkpoints.native import Checkpoints, Damaged, Kept, save_imported
+from lit_het.errors import UserError
+from tests.checkpoints.test_native import INFO, assert_equal, make_params, make_state
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory):
+    """Steps 1 and 2, whole."""
+    directory = tmp_path_factory.mktemp("good")
+    with Checkpoints(directory) as checkpoints:
+        for step in (1, 2):
+            checkpoints.save(make_state(step, make_params(step)), {**INFO, "position": 16 * step})
+    return directory
+
+
+@pytest.fixture
+def copied(good, tmp_path):
+    return shutil.copytree(good, tmp_path / "checkpoints")
+
+
+def data_file(step, item):
+    """Returns the file with the arrays of an item, the largest."""
+    return max((step / item).rglob("d/*"), key=lambda path: path.stat().st_size)
+
+
+def flip(path, place):
+    content = bytearray(path.read_bytes())
+    content[place] ^= 0x10
+    path.write_bytes(content)
+
+
+def flip_all_in_the_middle(path):
+    for place in range(path.stat().st_size // 3, 2 * path.stat().st_size // 3):
+        flip(path, place)
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+FAULTS = {
+    "a flipped byte of a parameter": lambda step: flip(data_file(step, "params"), 2000),
+    "a flipped byte of the optimizer": lambda step: flip(data_file(step, "optimizer"), 700),
+    "flipped bytes all over the parameters": lambda step: flip_all_in_the_middle(data_file(step, "params")),
+    "a flipped byte of the info": lambda step: flip(step / "info" / "_strings.json", 100),
+    "a truncated file of parameters": lambda step: cut(data_file(step, "params")),
+    "a truncated file of metadata": lambda step: cut(step / "params" / "_METADATA"),
+    "a truncated info": lambda step: cut(step / "info" / "_strings.json"),
+    "a missing file of parameters": lambda step: data_file(step, "params").unlink(),
+    "a missing manifest": lambda step: (step / "optimizer" / "manifest.ocdbt").unlink(),
+    "missing metadata": lambda step: (step / "optimizer" / "_METADATA").unlink(),
+    "a missing info": lambda step: shutil.rmtree(step / "info"),
+    "missing parameters": lambda step: shutil.rmtree(step / "params"),
+    "an empty folder": lambda step: [shutil.rmtree(path) for path in step.iterdir() if path.is_dir()],
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
+def test_after_a_fault_of_the_newest_step_the_one_before_is_restored_and_one_line_names_the_fault(copied, fault, capfd):
+    fault(copied / "2")
+    lines = []
+    with Checkpoints(copied, tell=lines.append) as checkpoints:
+        state, info = checkpoints.restore(make_state(0))
+        assert_equal(state, make_state(1, make_params(1)))
+        assert info == {**INFO, "position": 16}
+    assert len(lines) == 2
+    assert str(copied / "2") in lines[0]
+    assert lines[1].startswith("the run goes on from step 1;")
+    assert all("\n" not in line for line in lines)
+    assert [entry.state for entry in entries(copied)] == ["complete", "set aside: damaged"]
+    assert capfd.readouterr().err == ""
+
+
+def test_a_run_that_fell_back_saves_the_step_again_as_if_nothing_had_been(copied):
+    for again in (5, 7):
+        cut(data_file(copied / "2", "params"))
+        with Checkpoints(copied) as checkpoints:
+            state, _ = checkpoints.restore(make_state(0))
+            assert int(state.step) == 1
+            checkpoints.save(make_state(2, make_params(again)), INFO)
+    with Checkpoints(copied) as checkpoints:
+        assert_equal(checkpoints.restore(make_state(0))[0], make_state(2, make_params(7)))
+    assert [entry.state for entry in entries(copied)] == ["complete", "complete", "set aside: damaged"]
+
+
+def test_a_flipped_byte_is_never_restored_wherever_it_is(good, tmp_path):
+    """Any byte of any file: the state is that of step 2, or step 2 is refused."""
+    files = sorted(path.relative_to(good) for path in (good / "2").rglob("*") if path.is_file())
+    generator = random.Random(0)
+    for number in range(10):
+        copied = shutil.copytree(good, tmp_path / str(number))
+        path = copied / generator.choice([f for f in files if (good / f).stat().st_size])
+        flip(path, generator.randrange(path.stat().st_size))
+        with Checkpoints(copied) as checkpoints:
+            state, info = checkpoints.restore(make_state(0))
+        step = int(state.step)
+        assert_equal(state, make_state(step, make_params(step)))
+        assert info["position"] == 16 * step
+
+
+def test_the_array_that_was_changed_is_named(copied, monkeypatch):
+    with Checkpoints(copied) as checkpoints:
+        _, saved = checkpoints.about(2)
+        # As a fault between the disk and us would: Orbax reads what it is given.
+        state = make_state(2, make_params(2))
+        wrong = state.params["head"]["temperature"]["log_temperature"].at[()].add(1e-3)
+        state.params["head"]["temperature"]["log_temperature"] = wrong
+        read = {"params": state.params}
+        monkeypatch.setattr(checkpoints._checkpointer, "load_checkpointables", lambda *_: read)
+        with pytest.raises(Damaged, match=r"/2 is damaged \(params/head/temperature/log_temperature is not what"):
+            checkpoints._load(2, {}, saved)
+
+
+def test_if_no_step_is_whole_the_run_stops_and_everything_stays(copied):
+    for step in ("1", "2"):
+        data_file(copied / step, "params").unlink()
+    with Checkpoints(copied) as checkpoints, pytest.raises(UserError) as error:
+        checkpoints.restore(make_state(0))
+    assert "no other step is whole" in str(error.value)
+    assert "\n" not in str(error.value)
+    assert [entry.state for entry in entries(copied)] == ["complete", "complete"]
+
+
+def test_who_only_reads_a_damaged_step_is_told_and_nothing_moves(copied):
+    cut(data_file(copied / "2", "params"))
+    with Checkpoints(copied, read_only=True) as checkpoints, pytest.raises(UserError, match="move this folder away"):
+        checkpoints.restore_params(make_params())
+    assert (copied / "2").is_dir()
+
+
+def test_imported_parameters_are_checked_as_well(tmp_path):
+    save_imported(tmp_path, make_params(1), {"locked_checksum": ""})
+    with Checkpoints(tmp_path, read_only=True) as checkpoints:
+        assert_equal(checkpoints.restore_params(make_params())[0], make_params(1))
+    flip(data_file(tmp_path / "0", "params"), 3000)  # uncompressed: nothing but the checksum sees it
+    with (
+        Checkpoints(tmp_path, read_only=True) as checkpoints,
+        pytest.raises(UserError, match=r"/0 is damaged \(params/"),
+    ):
+        checkpoints.restore_params(make_params())
+
+
+@contextlib.contextmanager
+def full_disk(_):
+    """No file may grow beyond 2 KB, which the kernel refuses with another number than on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@contextlib.contextmanager
+def read_only(directory):
+    """A folder without the right to write, and, where the tests have all rights, the rights of nobody."""
+    mode, is_root = directory.stat().st_mode, os.geteuid() == 0
+    for folder in (directory, *directory.parents[:4]):
+        folder.chmod(folder.stat().st_mode | 0o055)
+    directory.chmod(0o555)
+    if is_root:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        if is_root:
+            os.seteuid(0)
+        directory.chmod(mode)
+
+
+@pytest.mark.parametrize("fault", [full_disk, read_only])
+def test_a_save_that_fails_is_told_in_a_line_and_the_next_one_is_whole(copied, fault, capfd):
+    lines = []
+    with Checkpoints(copied, tell=lines.append) as checkpoints:
+        with fault(copied):
+            checkpoints.save(make_state(3), INFO)
+            checkpoints.wait()
+        assert checkpoints.latest_step == 2
+        checkpoints.save(make_state(4, make_params(4)), INFO)
+    (line,) = lines
+    assert f"the checkpoint {copied / '3'} could not be saved (" in line
+    assert line.endswith("the last one that was stays; the next save tries again")
+    assert "\n" not in line
+    with Checkpoints(copied) as checkpoints:
+        assert_equal(checkpoints.restore(make_state(0))[0], make_state(4, make_params(4)))
+    assert {entry.state for entry in entries(copied)} == {"complete"}
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("fault", [full_disk, read_only])
+def test_if_the_last_save_fails_it_is_an_error(copied, fault):
+    def save():
+        with Checkpoints(copied) as checkpoints, fault(copied):
+            checkpoints.save(make_state(3), INFO)
+            checkpoints.wait()
+
+    with pytest.raises(UserError, match=r"/3 could not be saved"):
+        save()
+
+
+def test_every_nth_step_stays_beside_the_newest(tmp_path):
+    small = {"a": jnp.ones(3)}
+    with Checkpoints(tmp_path, kept=Kept(newest=1, every=3)) as checkpoints:
+        for step in range(1, 9):
+            checkpoints.save(make_state(step, small), INFO)
+    assert [entry.step for entry in entries(tmp_path)] == [3, 6, 8]
+
+
+def test_arrays_are_read_one_by_one_and_damage_stays_with_its_own(copied):
+    flip(copied / "2" / "params" / "_METADATA", 30)
+    with Checkpoints(copied, read_only=True) as checkpoints:
+        _, marks = checkpoints.about(2)
+        found = dict(checkpoints.arrays(2, marks))
+    assert found.keys() == marks.keys()
+    assert all(isinstance(content, np.ndarray) for path, content in found.items() if path.startswith("optimizer/"))
+    assert jax.tree.leaves(found)

@@ -1,0 +1,117 @@
+"""Parts of a data set: exact, apart, together everything, and the same whatever reads them."""
+
+import dataclasses
+import itertools
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from data_pipelines.labels import ClassIndex
+from data_pipelines.loader import Loader, LoaderConfig, Streaming, WeightedShards
+from data_pipelines.portions import ALL, Portion
+from lit_het.errors import UserError
+from tests.data_pipelines.conftest import NUM_SAMPLES
+
+
+def labels(batches):
+    return np.concatenate([np.asarray(batch.label)[np.asarray(batch.valid)] for batch in batches]).tolist()
+
+
+def take(loader, count, *place):
+    batches = loader.batches(*place)
+    try:
+        return labels(itertools.islice(batches, count))
+    finally:
+        batches.close()
+
+
+def loader(shards: Path, portion: Portion, **changes) -> Loader:
+    config = LoaderConfig((str(shards),), 8, 4, ClassIndex(), portion, threads=0, seed=3)
+    return dataclasses.replace(config, **changes).build()
+
+
+@given(
+    counts=st.lists(st.integers(0, 40), min_size=1, max_size=8),
+    cuts=st.lists(st.integers(1, 999), max_size=5, unique=True),
+)
+def test_portions_that_meet_share_no_sample_and_leave_none_out(counts, cuts):
+    bounds = [0, *(cut / 10 for cut in sorted(cuts)), 100]
+    portions = [Portion(start, end) for start, end in itertools.pairwise(bounds)]
+    total = sum(counts)
+    assert [number for portion in portions for number in portion.of(total)] == list(range(total))
+    for portion in portions:
+        assert Portion.parse(str(portion)) == portion
+        assert sum(portion.cut(counts)) == len(portion.of(total))
+        assert abs(len(portion.of(total)) - total * (portion.end - portion.start) / 100) < 1
+    by_shard = zip(*(portion.cut(counts) for portion in portions), strict=True)
+    assert [sum(parts) for parts in by_shard] == counts
+
+
+def test_a_tenth_of_a_percent_is_exact_where_floats_are_not():
+    assert Portion(0, 0.7).of(1000) == range(7)  # 0.7 * 1000 / 100 is less in floating point
+    assert Portion(98).of(1_281_167) == range(1_255_543, 1_281_167)
+
+
+@pytest.mark.parametrize(
+    ("text", "portion"), [(":98%", Portion(0, 98)), ("98%:", Portion(98)), ("0.5%:2%", Portion(0.5, 2)), (":", ALL)]
+)
+def test_a_portion_is_written_as_percentages_from_and_to(text, portion):
+    assert Portion.parse(text) == portion
+
+
+@pytest.mark.parametrize("text", ["98", "98%", "a%:b%", "1.2.3%:", "-1%:"])
+def test_another_text_is_refused(text):
+    with pytest.raises(ValueError, match=r"no portion; write percentages|could not convert"):
+        Portion.parse(text)
+
+
+@pytest.mark.parametrize("bounds", [(50, 50), (60, 40), (0, 101)])
+def test_percentages_out_of_order_are_refused(bounds):
+    with pytest.raises(UserError, match="must be from 0 to 100 and in order"):
+        Portion(*bounds)
+
+
+@pytest.mark.parametrize("changes", [{}, {"shuffle": False}, {"window": 1}], ids=["shuffled", "in turn", "windows"])
+def test_training_and_minival_together_see_each_sample_once_an_epoch(shards, changes):
+    parts = [loader(shards, portion, batch_size=1, **changes) for portion in (Portion(0, 80), Portion(80))]
+    train, minival = (take(part, part.num_samples) for part in parts)
+    assert (len(train), len(minival)) == (18, 5)
+    assert sorted(train) == list(range(18))
+    assert sorted(minival) == list(range(18, NUM_SAMPLES))
+    again = take(parts[0], 18, 18)
+    assert sorted(again) == sorted(train)
+    assert [labels(part.epoch()) for part in parts] == [list(range(18)), list(range(18, NUM_SAMPLES))]
+    if not changes:
+        assert again != train
+
+
+def test_a_portion_goes_on_anywhere_and_is_the_same_on_any_number_of_hosts(shards):
+    part = loader(shards, Portion(10, 60))
+    whole = take(part, 10)
+    assert take(part, 5, 20) == whole[20:]
+    halves = [take(part, 10, 0, process, 2) for process in range(2)]
+    rows = [np.reshape(half, (10, 2)) for half in halves]
+    assert np.concatenate(rows, axis=1).ravel().tolist() == whole
+    assert labels([part.read([0, 1])]) == [2, 3]
+
+
+def test_every_data_set_of_a_mixture_has_its_own_portion(shards):
+    more = WeightedShards((str(shards / "shard-000002.tar"),), 0.5, Portion(50))  # of 20, 21 and 22 the last two
+    part = loader(shards, Portion(0, 20), mixture=(more,))
+    assert part.num_samples == 4 + 2
+    seen = take(part, 30)
+    assert (sorted(set(seen)), seen.count(21) + seen.count(22)) == ([0, 1, 2, 3, 21, 22], 40)
+    assert labels(part.epoch()) == [0, 1, 2, 3, 21, 22]
+
+
+def test_a_portion_without_samples_is_refused(shards):
+    with pytest.raises(UserError, match=r"0%:1% of 23 samples are none; take a larger portion"):
+        loader(shards, Portion(0, 1))
+
+
+def test_a_stream_has_no_portions():
+    with pytest.raises(UserError, match="a `stream` has no `portion`"):
+        LoaderConfig(("a.tar",), portion=Portion(0, 50), stream=Streaming())

@@ -1,0 +1,69 @@
+import jax
+import jax.numpy as jnp
+import pytest
+
+from lit_het.planning import costs
+
+WIDTH, DEPTH, ROWS = 32, 6, 64
+KERNELS = jax.ShapeDtypeStruct((DEPTH, WIDTH, WIDTH), jnp.float32)
+
+
+def batch(rows):
+    return (jax.ShapeDtypeStruct((rows, WIDTH), jnp.float32),)
+
+
+def loss(kernels, x, policy=None):
+    """Scans over layers ``sin(x W)``."""
+
+    def layer(x, kernel):
+        return jnp.sin(x @ kernel), None
+
+    layer = layer if policy is None else jax.checkpoint(layer, policy=policy, prevent_cse=False)
+    return jnp.sum(jax.lax.scan(layer, x, kernels)[0])
+
+
+def test_products_in_a_loop_count_as_often_as_it_runs():
+    product = 2 * ROWS * WIDTH * WIDTH
+    assert costs.product_flops(loss, KERNELS, *batch(ROWS)) == DEPTH * product
+    # Backward, every layer has two: of what it saw and, but for the first, of its kernel; XLA drops none here.
+    assert costs.product_flops(jax.grad(loss), KERNELS, *batch(ROWS)) == DEPTH * 3 * product
+
+
+def test_convolutions_grouped_products_and_branches_count():
+    image, kernel = jnp.ones((2, 9, 9, 3)), jnp.ones((3, 3, 3, 5))
+    dimensions = ("NHWC", "HWIO", "NHWC")
+
+    def convolve(image, kernel):
+        return jax.lax.conv_general_dilated(image, kernel, (1, 1), "VALID", dimension_numbers=dimensions)
+
+    assert costs.product_flops(convolve, image, kernel) == 2 * (2 * 7 * 7 * 5) * (3 * 3 * 3)
+    rows, experts, sizes = jnp.ones((12, 4)), jnp.ones((3, 4, 5)), jnp.asarray([6, 4, 2])
+    assert costs.product_flops(jax.lax.ragged_dot, rows, experts, sizes) == 2 * 12 * 4 * 5
+
+    def branch(x):
+        return jax.lax.cond(x[0, 0] > 0, lambda x: x @ x, lambda x: x, x)
+
+    assert costs.product_flops(branch, jnp.ones((4, 4))) == 2 * 4**3
+
+
+def test_going_forward_leaves_what_the_policy_of_remat_says():
+    row = ROWS * WIDTH * 4
+
+    def of(policy):
+        return costs.intermediate_bytes(lambda k, x: loss(k, x, policy), KERNELS, batch, ROWS).kept
+
+    # What each layer saw, and the slope of its sine; or its products.
+    assert of(None) == 2 * DEPTH * row
+    assert of(jax.checkpoint_policies.nothing_saveable) == DEPTH * row
+    assert of(jax.checkpoint_policies.dots_with_no_batch_dims_saveable) == 2 * DEPTH * row
+
+
+@pytest.mark.parametrize("depth", [1, 6])
+def test_the_widest_moment_is_that_of_one_layer_however_many_there_are(depth):
+    def wide(kernel, x):
+        return jnp.sum(jax.lax.scan(lambda x, _: (jnp.tanh(x @ kernel) @ kernel.T, None), x, length=depth)[0])
+
+    kernel = jax.ShapeDtypeStruct((WIDTH, 8 * WIDTH), jnp.float32)
+    working = costs.intermediate_bytes(lambda *a: wide(*jax.lax.stop_gradient(a)), kernel, batch, ROWS).working
+    # Hidden values before and behind tanh, and the rows of one layer.
+    assert working == (2 * 8 + 2) * ROWS * WIDTH * 4

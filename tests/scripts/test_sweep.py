@@ -1,0 +1,165 @@
+"""A sweep over a grid: what it trains, goes on with, leaves, and says of it."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from configs import experiment, glyph_classifier
+from lit_het.cli import grid
+from lit_het.cli.grid import Axis
+from lit_het.errors import UserError
+from lit_het.training.logging import read_metrics
+from lit_het.training.loop import NonFinite
+from scripts.sweep import main
+from tests.scripts.conftest import refusal
+
+GRID = ["--grid", "schedule.learning-rate=0.001,0.5", "--grid", "optimizer.weight-decay=0.0"]
+
+
+@pytest.fixture(scope="module")
+def arguments(config_file, tmp_path_factory):
+    """Two settings of two steps, with one seed."""
+    output = tmp_path_factory.mktemp("grid")
+    flags = ["--config", config_file, *GRID, "--seeds", 1, "--metric", "train/loss", "--show", "train/gradient_norm"]
+    return [str(flag) for flag in [*flags, "--output", output, "--", "--length", 2]]
+
+
+def folder(arguments):
+    return Path(arguments[arguments.index("--output") + 1])
+
+
+@pytest.fixture(scope="module")
+def finished(arguments):
+    """The folder of the sweep, done as two parts of an array job and joined."""
+    head, tail = arguments[: arguments.index("--")], arguments[arguments.index("--") :]
+    for part in ("1/2", "0/2"):
+        assert main([*head, "--part", part, *tail]) == 0
+        assert not (folder(arguments) / "table.md").exists()
+    assert main([*head, "--table", *tail]) == 0
+    return folder(arguments)
+
+
+def test_every_setting_is_trained_with_its_fields_and_seed(finished):
+    names = {f"learning-rate={rate}_weight-decay=0.0_seed1" for rate in ("0.001", "0.5")}
+    assert {path.name for path in (finished / "runs").iterdir()} == names
+    for name in names:
+        config = experiment.load(finished / "runs" / name / "config.json")
+        assert f"={config.schedule.learning_rate}_" in name
+        assert (config.seed, config.data.seed, config.optimizer.weight_decay) == (1, 1, 0.0)
+        assert str(config.length) == "2 steps"
+
+
+def test_the_table_has_the_last_figures_and_the_best_setting_first(finished):
+    content = json.loads((finished / "table.json").read_text())
+    losses = {
+        rate: read_metrics(finished / "runs" / f"learning-rate={rate}_weight-decay=0.0_seed1" / "metrics.jsonl")[-1]
+        for rate in ("0.001", "0.5")
+    }
+    best = min(losses, key=lambda rate: losses[rate]["train/loss"])
+    assert content["best"] == {"schedule.learning-rate": best, "optimizer.weight-decay": "0.0"}
+    for row in content["rows"]:
+        of_run = losses[row["setting"]["schedule.learning-rate"]]
+        assert row["figures"]["train/loss"]["mean"] == of_run["train/loss"]
+        assert row["figures"]["train/gradient_norm"]["mean"] == of_run["train/gradient_norm"]
+    lines = (finished / "table.md").read_text().splitlines()
+    assert lines[0] == "| schedule.learning-rate | optimizer.weight-decay | train/loss | train/gradient_norm | seeds |"
+    assert lines[2].startswith(f"| {best} | 0.0 |")
+
+
+def test_a_second_start_trains_nothing(finished, arguments, capsys, monkeypatch):
+    monkeypatch.setattr(grid, "train_unless_done", lambda config: pytest.fail("nothing is left to train"))
+    assert main(arguments) == 0
+    assert capsys.readouterr().err.count("done before") == 2
+
+
+def test_a_run_that_was_interrupted_goes_on(finished, arguments):
+    name = "learning-rate=0.5_weight-decay=0.0_seed1"
+    path = finished / "results" / f"{name}.json"
+    before = path.read_text()
+    path.unlink()
+    assert main(arguments) == 0
+    assert path.read_text() == before
+    assert len(read_metrics(finished / "runs" / name / "metrics.jsonl")) == 2
+
+
+def test_figures_are_means_with_standard_errors_over_seeds_and_higher_is_better_unless_named_otherwise(tmp_path):
+    config = glyph_classifier.get_config()
+    axes = [Axis("length", ("5 steps", "6 steps"))]
+    planned = grid.plan(config, axes, [0, 1], tmp_path)
+    (tmp_path / "results").mkdir()
+    for one, value in zip(planned, (0.5, 0.6, 0.7, 0.6), strict=True):  # seed 0 of both lengths, then seed 1
+        figures = {"minival/top1": value, "minival/nll": value}
+        content = {"figures": figures, "config": experiment.fields(one.config)}
+        (tmp_path / "results" / f"{one.name}.json").write_text(json.dumps(content))
+    first, second = grid.table(planned, tmp_path, "minival/top1", [])
+    assert (first.figures["minival/top1"].mean, first.seeds) == (pytest.approx(0.6), (0, 1))
+    assert {first.setting["length"], second.setting["length"]} == {"5 steps", "6 steps"}
+    planned, results = planned[:2], tmp_path / "results"
+    assert grid.table(planned, tmp_path, "minival/top1", [])[0].setting == {"length": "6 steps"}
+    assert grid.table(planned, tmp_path, "minival/nll", [])[0].setting == {"length": "5 steps"}
+    assert {path.stem for path in results.iterdir()} >= {"length=5_steps_seed0", "length=6_steps_seed0"}
+    with pytest.raises(UserError, match=r"--metric minival/top5: .* they have minival/nll, minival/top1"):
+        grid.table(planned, tmp_path, "minival/top5", [])
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (("--grid", "schedule.rate=1"), "unknown flag --schedule.rate"),
+        (("--grid", "seed"), "write FIELD=VALUE,VALUE"),
+        (("--grid", "seed=1,,2"), "write FIELD=VALUE,VALUE"),
+        (("--grid", "schedule.learning-rate=3"), "a field stands in two axes"),
+        (("--metric", "minival/top1"), "no figure of these runs is called so; they have train/"),
+        (("--grid", "optimizer.layer-decay=1.0,0.9", "--table"), "no run is done; start without --table"),
+    ],
+)
+def test_wrong_input_is_one_line(finished, arguments, capsys, flags, expected):
+    place = arguments.index("--")
+    line = refusal(capsys, main, *arguments[:place], *flags, "--table", *arguments[place:])
+    assert line.startswith("sweep: ")
+    assert expected in line
+
+
+def test_results_of_another_configuration_are_refused(finished, arguments, capsys):
+    line = refusal(capsys, main, *arguments, "--cadence.log-steps", 1, "--task.mixup", 0.2)
+    assert "was made with task.mixup = 0.0, and now it is 0.2; give another --output" in line
+
+
+def test_a_part_that_is_none_is_refused(arguments, capsys):
+    with pytest.raises(SystemExit):
+        main([*arguments[: arguments.index("--")], "--part", "2/2"])
+    assert "write I/N with I from 0 to N - 1" in capsys.readouterr().err
+
+
+def test_a_setting_that_diverges_stands_last_and_the_others_are_trained(arguments, tmp_path, capsys, monkeypatch):
+    def trained(config):
+        if config.schedule.learning_rate == 0.5:
+            raise NonFinite("the loss is nan at step 2", 2)
+        config.run_dir.mkdir(parents=True)
+        (config.run_dir / "metrics.jsonl").write_text('{"step": 2, "train/loss": 1.5, "train/gradient_norm": 2.0}\n')
+
+    monkeypatch.setattr(grid, "train_unless_done", trained)
+    reversed_rates = [argument.replace("0.001,0.5", "0.5,0.001") for argument in arguments]
+    place = reversed_rates.index("--")
+    assert main([*reversed_rates[:place], "--output", str(tmp_path), *reversed_rates[place:]]) == 0
+    printed = capsys.readouterr()
+    assert "seed1: failed: the loss is nan at step 2" in printed.err
+    assert printed.out.index("| 0.001 |") < printed.out.index("| 0.5 |")
+
+
+def test_a_metric_that_no_run_has_is_told_after_the_first(arguments, tmp_path, capsys, monkeypatch):
+    trained = []
+
+    def train(config):
+        trained.append(config.run_dir)
+        config.run_dir.mkdir(parents=True)
+        (config.run_dir / "metrics.jsonl").write_text('{"step": 2, "train/loss": 1.5}\n')
+
+    monkeypatch.setattr(grid, "train_unless_done", train)
+    place = arguments.index("--")
+    line = refusal(
+        capsys, main, *arguments[:place], "--metric", "minival/top1", "--output", tmp_path, *arguments[place:]
+    )
+    assert "--metric minival/top1: no figure of these runs is called so; they have train/loss" in line
+    assert len(trained) == 1

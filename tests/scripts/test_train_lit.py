@@ -1,0 +1,175 @@
+"""``scripts/train_lit.sh`` against a cloud whose workers are local processes, which train for real."""
+
+import dataclasses
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from configs import quickstart_lit_deterministic
+from lit_het import parameters, sharding
+from lit_het.checkpoints.native import Checkpoints
+from lit_het.cli import runs
+from lit_het.cli.train import train
+from lit_het.durations import Duration
+from lit_het.sharding import MeshConfig
+from lit_het.training.logging import read_metrics
+from lit_het.training.loop import Cadence
+from tests import tiny
+from tests.scripts.conftest import write_config_file
+
+FAKE = Path(__file__).with_name("fake_gcloud.py")
+SCRIPT = Path("scripts/train_lit.sh").resolve()
+INSTALL = f"mkdir -p .venv/bin && echo 'exec {sys.executable} -m lit_het.cli.main \"$@\"' > .venv/bin/lit-het"
+NUM_STEPS = 10
+
+
+@pytest.fixture
+def cloud(tmp_path, monkeypatch):
+    """A folder in which ``gcloud`` keeps its slices."""
+    folder, programs = tmp_path / "cloud", tmp_path / "bin"
+    folder.mkdir()
+    programs.mkdir()
+    gcloud = programs / "gcloud"
+    gcloud.write_text(f'#!/bin/sh\nexec {sys.executable} {FAKE} "$@"\n')
+    gcloud.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    monkeypatch.setenv("FAKE_CLOUD", str(folder))
+    monkeypatch.setenv("FAKE_JOB", str(random.randrange(4096)))
+    monkeypatch.setenv("TRAIN_LIT_POLL_SECONDS", "0.1")
+    return folder
+
+
+def command(*options, config="configs/quickstart_lit_deterministic.py"):
+    where = ("--name", "lit", "--zone", "us-west4-a", "--type", "v5litepod-8")
+    return [str(SCRIPT), *where, *options, "--", "--config", str(config)]
+
+
+def commands_of(cloud):
+    lines = (cloud / "commands.txt").read_text().splitlines()
+    return [" ".join(line.split()[2:4]) for line in lines if "describe" not in line]
+
+
+@pytest.fixture
+def config(data, tmp_path):
+    """LiT with nothing locked; four of eight devices hold the same half of the parameters."""
+    lit = quickstart_lit_deterministic.get_config()
+    lit = dataclasses.replace(lit, task=dataclasses.replace(lit.task, locked=()))
+    return dataclasses.replace(
+        tiny.shrink(lit, data, tmp_path / "run"),
+        length=Duration(NUM_STEPS),
+        mesh=MeshConfig(fsdp=2),
+        cadence=Cadence(log_steps=1, save_steps=2),
+    )
+
+
+def steps(config):
+    return [record["step"] for record in read_metrics(config.run_dir / "metrics.jsonl") if "train/loss" in record]
+
+
+def test_two_workers_whose_slice_is_taken_away_train_what_one_process_trains(config, cloud, tmp_path):
+    path = write_config_file(config, tmp_path / "lit.py")
+    # The checkout that is sent is HEAD's, as a user's would be.
+    script = subprocess.Popen(
+        command("--spot", "--delete", "--install", f"{INSTALL} && chmod +x .venv/bin/lit-het", config=path),
+        env={**os.environ, "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "compiled")},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 300
+    while not len(steps(config)) >= 3:
+        assert time.monotonic() < deadline
+        assert script.poll() is None, script.communicate()
+        time.sleep(0.01)
+    (cloud / "state").write_text("SUSPENDED")
+    for worker in cloud.glob("worker-*"):
+        os.killpg(int((worker / "lit-het" / "train.pid").read_text()), signal.SIGKILL)
+    assert len(steps(config)) < NUM_STEPS, "the slice was taken away too late to show anything"
+    output, remarks = script.communicate(timeout=300)
+    assert script.returncode == 0, output + remarks
+    assert "training begins again where it was" in remarks
+    done = commands_of(cloud)
+    assert done[0] == "queued-resources create"
+    assert done.count("queued-resources create") == 2
+    assert done[-1] == "queued-resources delete"
+    assert f"{NUM_STEPS}/{NUM_STEPS} steps" in output, "the log of worker 0 comes through"
+
+    alone = dataclasses.replace(config, run_dir=tmp_path / "alone")
+    state = train(alone)
+    expected, found = (read_metrics(one.run_dir / "metrics.jsonl") for one in (alone, config))
+    assert steps(config) == list(range(1, NUM_STEPS + 1))
+    np.testing.assert_allclose(
+        [record["train/loss"] for record in found], [record["train/loss"] for record in expected], rtol=1e-5
+    )
+    for devices in (jax.devices()[:1], jax.devices()[:4]):
+        mesh = MeshConfig(fsdp=len(devices)).build(devices)
+        assert_restored(config, state, mesh)
+
+
+def assert_restored(config, expected, mesh):
+    """The checkpoint of two processes, on another number of devices, holds what one process has trained."""
+    places = sharding.tree_shardings(expected, mesh)
+    like = jax.tree.map(lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), expected, places)
+    with Checkpoints(runs.checkpoint_dir(config.run_dir), read_only=True) as checkpoints:
+        restored, _ = checkpoints.restore(like)
+    assert int(restored.step) == NUM_STEPS
+    theirs = parameters.flatten(expected.params)
+    for path, array in parameters.flatten(restored.params).items():
+        # A key's bias has no gradient but rounding, of which Adam makes whole steps.
+        if not path.endswith("key/bias"):
+            np.testing.assert_allclose(array, theirs[path], atol=1e-4, err_msg=path)
+
+
+def test_a_dry_run_prints_every_command_and_asks_for_nothing(cloud):
+    found = subprocess.run(command("--dry-run", "--spot", "--delete"), capture_output=True, text=True, check=True)
+    assert not (cloud / "commands.txt").exists()
+    lines = [line for line in found.stdout.splitlines() if line.startswith("gcloud compute tpus")]
+    assert [" ".join(line.split()[3:5]) for line in lines] == [
+        "queued-resources create",
+        "tpu-vm scp",
+        *["tpu-vm ssh"] * 4,
+        "queued-resources delete",
+    ]
+    assert "--accelerator-type v5litepod-8 --runtime-version tpu-ubuntu2204-base --spot" in lines[0]
+    assert "lit-het train --distributed --start-or-resume --config configs/quickstart_lit_deterministic.py" in lines[3]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "line"),
+    [
+        (["--nme", "lit"], "unknown option --nme; see scripts/train_lit.sh --help"),
+        (["--zone", "us-west4-a"], "--name is missing; see scripts/train_lit.sh --help"),
+        (["--env", "LIBTPU"], "--env takes NAME=VALUE"),
+        (
+            ["--name", "a", "--zone", "b", "--type", "c", "--"],
+            "no --config FILE behind --; see scripts/",
+        ),
+    ],
+)
+def test_a_wrong_option_ends_in_one_line(wrong, line):
+    found = subprocess.run([str(SCRIPT), *wrong], capture_output=True, text=True, check=False)
+    assert found.returncode == 1
+    assert found.stderr.startswith(f"train_lit.sh: {line}")
+    assert len(found.stderr.splitlines()) == 1
+
+
+def test_an_error_on_all_workers_is_not_tried_again(cloud):
+    found = subprocess.run(
+        command(
+            "--install", "mkdir -p .venv/bin && echo 'echo wrong; exit 1' > .venv/bin/lit-het && chmod +x .venv/bin/*"
+        ),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert found.returncode == 1
+    assert found.stdout == "wrong\n"
+    assert found.stderr.splitlines()[-1].startswith("train_lit.sh: training has ended with an error")

@@ -1,0 +1,93 @@
+"""A batch in parts has the loss and the gradient of the whole batch, in less memory."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from lit_het import distributed, parameters, sharding
+from lit_het.errors import UserError
+from lit_het.losses.contrastive import SigmoidLoss, SoftmaxLoss
+from lit_het.random import keys_at
+from lit_het.sharding import MeshConfig
+from lit_het.tasks.classification import ClassificationConfig
+from lit_het.towers.experts import ExpertsConfig
+from lit_het.towers.transformer import EncoderConfig
+from lit_het.towers.vit import ViTConfig
+from tests.tasks.test_contrastive_task import CONFIG, EIGHT_DEVICES, ENCODER, ONE_DEVICE, B, host_batch
+
+EXPERTS = ExpertsConfig(
+    num_experts=4,
+    num_selected=1,
+    num_blocks=1,
+    num_members=2,
+    capacity_factor=4.0,
+    noise_scale=0.0,
+    auxiliary_weight=0.0,
+)
+
+
+def loss_and_gradient(config, mesh, batch=None):
+    """Returns both of a fresh model."""
+    task = config.build()
+    params = jax.jit(task.initialize)(jax.random.key(0))
+    params = jax.device_put(params, sharding.tree_shardings(params, mesh))
+    with jax.set_mesh(mesh):
+        batch = distributed.to_global(batch or host_batch(), mesh)
+        (loss, metrics), gradient = jax.jit(jax.value_and_grad(task.loss, has_aux=True))(params, batch, keys_at(0, 0))
+    return float(loss), metrics, parameters.flatten(jax.device_get(gradient))
+
+
+def assert_equal(config, mesh, batch=None):
+    loss, metrics, gradient = loss_and_gradient(dataclasses.replace(config, microbatches=2), mesh, batch)
+    whole_loss, whole_metrics, whole = loss_and_gradient(config, ONE_DEVICE, batch)
+    assert loss == pytest.approx(whole_loss, rel=1e-5)
+    assert metrics.keys() == whole_metrics.keys()
+    largest = max(np.abs(array).max() for array in whole.values())
+    for path, expected in whole.items():
+        # Some gradients, those of keys' biases for example, are zero but for rounding.
+        tolerance = 1e-5 * np.abs(expected).max() + 1e-7 * largest
+        np.testing.assert_allclose(gradient[path], expected, rtol=1e-5, atol=tolerance, err_msg=path)
+
+
+@pytest.mark.parametrize("loss", [SoftmaxLoss("gather", 3), SigmoidLoss("ring", 3)], ids=str)
+def test_towers_that_see_a_batch_in_parts_have_the_gradient_with_all_its_negatives(loss):
+    assert_equal(dataclasses.replace(CONFIG, loss=loss), EIGHT_DEVICES.build())
+
+
+def test_a_classifier_that_mixes_rows_has_the_gradient_of_the_whole_batch():
+    config = ClassificationConfig(CONFIG.image_tower, num_classes=3, mixup=0.2)
+    labels = np.random.default_rng(0).integers(0, 3, B, dtype=np.int32)
+    assert_equal(config, ONE_DEVICE, dataclasses.replace(host_batch(), label=labels))
+
+
+def test_members_of_an_ensemble_stay_beside_one_another():
+    encoder = dataclasses.replace(ENCODER, depth=2, experts=EXPERTS)
+    config = ClassificationConfig(ViTConfig(8, 4, encoder, pooling="mean", members="apart"), num_classes=3)
+    labels = np.random.default_rng(0).integers(0, 3, B, dtype=np.int32)
+    assert_equal(config, ONE_DEVICE, dataclasses.replace(host_batch(), label=labels))
+
+
+def test_parts_need_less_memory():
+    deep = EncoderConfig(width=32, depth=4, mlp_width=128, num_heads=2, compute_type="float32", remat="none")
+    config = dataclasses.replace(CONFIG, image_tower=ViTConfig(32, 4, deep, pooling="mean", representation_size=16))
+
+    def temporary_bytes(microbatches):
+        task = dataclasses.replace(config, microbatches=microbatches).build()
+        params = jax.eval_shape(task.initialize, jax.random.key(0))
+        images = dataclasses.replace(host_batch(), image=np.zeros((B, 32, 32, 3), np.uint8))
+        images = jax.tree.map(jnp.asarray, images)
+        step = jax.jit(jax.grad(lambda params: task.loss(params, images, keys_at(0, 0))[0])).lower(params)
+        memory = step.compile().memory_analysis()
+        assert memory is not None
+        return memory.temp_size_in_bytes
+
+    assert temporary_bytes(4) < 0.4 * temporary_bytes(1)
+
+
+def test_a_batch_that_does_not_divide_is_refused_with_the_flags_that_help():
+    config = dataclasses.replace(CONFIG, microbatches=3)
+    with pytest.raises(UserError, match="a batch of 16 cannot be divided into 3 parts on 8 devices"):
+        loss_and_gradient(config, MeshConfig().build())
