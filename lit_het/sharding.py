@@ -178,10 +178,10 @@ def map_shares(function: Callable[[Any, Any, tuple[str, ...]], Any], rows: Any, 
     )(rows, shared)
 
 
-def summed_over_parts(
+def for_each_part(
     function: Callable[[jax.Array, Sequence[Any], tuple[int, ...]], jax.Array], where: NamedSharding
 ) -> Callable[[jax.Array], jax.Array]:
-    """Returns what sums a function over the parts of an array, each computed on the device that holds it.
+    """Returns what applies a function to the parts of an array, each on the devices that hold it: ``[parts, ...]``.
 
     Args:
         function: ``(part, where it begins along each axis, shape of the whole)`` to an array.
@@ -194,9 +194,10 @@ def summed_over_parts(
         axes = list(zip(part.shape, (*named, *[()] * (part.ndim - len(named))), strict=True))
         starts = [jax.lax.axis_index(names) * size if names else 0 for size, names in axes]
         shape = tuple(size * math.prod(mesh.shape[name] for name in names) for size, names in axes)
-        return jax.lax.psum(function(part, starts, shape), [name for _, names in axes for name in names])
+        return function(part, starts, shape)[None]
 
-    return jax.shard_map(of_part, mesh=mesh, in_specs=where.spec, out_specs=PartitionSpec(), check_vma=False)
+    parts = PartitionSpec(tuple(name for names in named for name in names))
+    return jax.shard_map(of_part, mesh=mesh, in_specs=where.spec, out_specs=parts, check_vma=False)
 
 
 def _stacked(tree: Any) -> Any:

@@ -1,7 +1,8 @@
 """A checksum for each array of a tree, the same however its parts are spread over devices and hosts.
 
 Every element gives two 32-bit numbers, of its bits and its place in the whole array, and the checksum is the sums of
-these modulo 2^32. Sums have no order, so that every device adds up its own part. For a given place each number is a
+these modulo 2^32. Sums have no order, so that every device adds up its own part, every process those of its devices,
+and one exchange all of them. For a given place each number is a
 bijection of the bits: an array of which one element has changed, in whatever bits, never has the same sums.
 """
 
@@ -19,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 
-from lit_het import sharding
+from lit_het import distributed, sharding
 from lit_het.errors import UserError
 
 # NumPy sums arrays of up to so many elements: compiling for each shape would take longer.
@@ -46,11 +47,15 @@ def marks(tree: Any) -> dict[str, Mark]:
     Args:
         tree: of arrays with at most 32 bits an element; where processes share them, all must ask.
     """
-    # All sums are under way before the first is waited for.
-    sums = [(path, leaf, _sums(leaf)) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)]
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    # All are under way before the first is waited for. Programs that wait for other devices could not be: two of them
+    # that each began on one device would wait for ever.
+    under_way = [_sums_of_parts(leaf) for _, leaf in leaves]
+    here = np.array([_of_this_process(sums) for sums in under_way], np.uint32).reshape(1, -1, 2)
+    pairs = distributed.rows_of_all(here).sum(axis=0, dtype=np.uint32).astype(">u4")
     return {
-        name_of(path): dataclasses.replace(form(leaf), checksum=np.asarray(pair).astype(">u4").tobytes().hex())
-        for path, leaf, pair in sums
+        name_of(path): dataclasses.replace(form(leaf), checksum=pair.tobytes().hex())
+        for (path, leaf), pair in zip(leaves, pairs, strict=True)
     }
 
 
@@ -81,7 +86,7 @@ def unsealed(item: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, Mark]] 
 
 
 def check_fit(saved: Mapping[str, Mark], wanted: Mapping[str, Mark], directory: Path) -> None:
-    """Refuses a checkpoint whose arrays have other paths, shapes or types than those of a model.
+    """Refuses a checkpoint whose arrays have other paths, shapes or types than the `forms` of a model.
 
     Raises:
         UserError: they have.
@@ -89,7 +94,7 @@ def check_fit(saved: Mapping[str, Mark], wanted: Mapping[str, Mark], directory: 
     differing = sorted(
         path
         for path in saved.keys() | wanted.keys()
-        if path not in saved or path not in wanted or _form(saved[path]) != _form(wanted[path])
+        if path not in saved or path not in wanted or dataclasses.replace(saved[path], checksum="") != wanted[path]
     )
     if differing:
         path = differing[0]
@@ -105,38 +110,43 @@ def check_fit(saved: Mapping[str, Mark], wanted: Mapping[str, Mark], directory: 
         )
 
 
-def _form(mark: Mark) -> tuple[str, tuple[int, ...]]:
-    return mark.dtype, mark.shape
-
-
 def name_of(path: Any) -> str:
     """Returns a path of `jax.tree_util` as ``a/b/0/c``."""
     return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
-def _sums(array: Any) -> Any:
-    """Returns both sums, ``[2]``."""
+def _sums_of_parts(array: Any) -> Any:
+    """Returns both sums of each part, ``[parts, 2]``, which may still be under way."""
     is_whole = not isinstance(array, jax.Array) or array.is_fully_addressable or array.is_fully_replicated
     if is_whole and array.size <= _SMALL:
         elements = np.asarray(array).reshape(-1)
         numbers = _numbers(elements, np.arange(elements.size, dtype=np.uint32))
-        return np.stack([number.sum(dtype=np.uint32) for number in numbers])
+        return np.stack([number.sum(dtype=np.uint32) for number in numbers])[None]
     if isinstance(array, jax.Array) and isinstance(array.sharding, NamedSharding):
-        return _sum_of_parts(array.sharding)(array)
-    return _sum_of_whole(array)
+        return _for_each_part(array.sharding)(array)
+    return _of_whole(array)
+
+
+def _of_this_process(sums: Any) -> np.ndarray:
+    """Returns what this process adds: of parts that several devices hold, the first device's is taken."""
+    if isinstance(sums, jax.Array) and not sums.is_fully_addressable:
+        parts = [shard.data for shard in sums.addressable_shards if shard.replica_id == 0]
+    else:
+        parts = [sums] if distributed.is_first() else []
+    return sum((np.asarray(part).sum(axis=0, dtype=np.uint32) for part in parts), np.zeros(2, np.uint32))
 
 
 @jax.jit
-def _sum_of_whole(array: jax.Array) -> jax.Array:
-    return _sum_of_part(array, [0] * array.ndim, array.shape)
+def _of_whole(array: jax.Array) -> jax.Array:
+    return _sums_of_part(array, [0] * array.ndim, array.shape)[None]
 
 
 @functools.cache
-def _sum_of_parts(where: NamedSharding) -> Callable[[jax.Array], jax.Array]:
-    return jax.jit(sharding.summed_over_parts(_sum_of_part, where))
+def _for_each_part(where: NamedSharding) -> Callable[[jax.Array], jax.Array]:
+    return jax.jit(sharding.for_each_part(_sums_of_part, where))
 
 
-def _sum_of_part(part: jax.Array, starts: Any, shape: Any) -> jax.Array:
+def _sums_of_part(part: jax.Array, starts: Any, shape: Any) -> jax.Array:
     """Returns both sums over a part that begins at ``starts`` of an array of some shape."""
     places = jnp.zeros(part.shape, jnp.uint32)
     for axis, start in enumerate(starts):

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 
 from configs import experiment
@@ -18,7 +19,7 @@ from data_pipelines.transforms import InceptionCrop
 from eval.evaluators.frozen import FewShotConfig
 from eval.few_shot import FewShotOptions
 from eval.sets import ImageSet
-from lit_het.checkpoints.native import Checkpoints
+from lit_het import parameters
 from lit_het.cli import runs
 from lit_het.durations import Duration
 from lit_het.heads.deterministic import DeterministicConfig
@@ -93,10 +94,13 @@ def logged(config, name):
     return {record["step"]: record[name] for record in records if name in record}
 
 
-def parameters_of(config):
-    """Returns the checksum of every array of the last checkpoint."""
-    with Checkpoints(runs.checkpoint_dir(config.run_dir), read_only=True) as checkpoints:
-        return checkpoints.about(NUM_STEPS)[1]
+def assert_same_parameters(config, other):
+    ours, theirs = (parameters.flatten(runs.open_run(one.run_dir).params) for one in (config, other))
+    assert ours.keys() == theirs.keys()
+    for path, array in ours.items():
+        # A key's bias has no gradient but rounding, of which Adam makes whole steps.
+        if not path.endswith("key/bias"):
+            np.testing.assert_allclose(array, theirs[path], atol=1e-4, err_msg=path)
 
 
 def losses(config):
@@ -148,9 +152,10 @@ def test_a_run_killed_on_two_processes_and_resumed_on_one_has_the_samples_and_lo
 
     expected = losses(whole)
     assert list(expected) == list(range(1, NUM_STEPS + 1))
-    assert before == {step: loss for step, loss in expected.items() if step <= last}
-    assert losses(killed) == expected
-    assert parameters_of(killed) == parameters_of(whole)
+    # Two processes add up four devices' gradients in another order than one.
+    assert before == pytest.approx({step: loss for step, loss in expected.items() if step <= last}, rel=1e-5)
+    assert losses(killed) == pytest.approx(expected, rel=1e-5)
+    assert_same_parameters(killed, whole)
     # Two processes read half of the evaluation's pictures each, and both see all features.
     assert accurate_before
     assert accurate_before == {step: value for step, value in accuracies(whole).items() if step in accurate_before}

@@ -1,5 +1,6 @@
 """``scripts/train_lit.sh`` against a cloud whose workers are local processes, which train for real."""
 
+import contextlib
 import dataclasses
 import os
 import random
@@ -44,7 +45,15 @@ def cloud(tmp_path, monkeypatch):
     monkeypatch.setenv("FAKE_CLOUD", str(folder))
     monkeypatch.setenv("FAKE_JOB", str(random.randrange(4096)))
     monkeypatch.setenv("TRAIN_LIT_POLL_SECONDS", "0.1")
-    return folder
+    yield folder
+    take_away(folder)
+
+
+def take_away(cloud):
+    """Ends all that runs on the slice."""
+    for file in cloud.glob("worker-*/lit-het/train.pid"):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(int(file.read_text()), signal.SIGKILL)
 
 
 def command(*options, config="configs/quickstart_lit_deterministic.py"):
@@ -90,10 +99,12 @@ def test_two_workers_whose_slice_is_taken_away_train_what_one_process_trains(con
         assert script.poll() is None, script.communicate()
         time.sleep(0.01)
     (cloud / "state").write_text("SUSPENDED")
-    for worker in cloud.glob("worker-*"):
-        os.killpg(int((worker / "lit-het" / "train.pid").read_text()), signal.SIGKILL)
+    take_away(cloud)
     assert len(steps(config)) < NUM_STEPS, "the slice was taken away too late to show anything"
-    output, remarks = script.communicate(timeout=300)
+    try:
+        output, remarks = script.communicate(timeout=300)
+    finally:
+        script.kill()
     assert script.returncode == 0, output + remarks
     assert "training begins again where it was" in remarks
     done = commands_of(cloud)
