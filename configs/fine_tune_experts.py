@@ -5,7 +5,7 @@
 Resolution, clipping, optimizer, batch, capacities, expert dropout, minival, and the grid of learning rates and of
 factors of the steps are the paper's; of the grid stands here factor 1 and the rate 0.01, scripts/sweep.py searches it.
 It names no decay, loss, head or augmentation: taken are those of Dosovitskiy et al. 2021 (App. B.1.1), whose settings
-it follows: a cosine with 500 steps of warm-up (here a tenth of the run where that is less), softmax, crops and flips,
+it follows: a cosine with 500 steps of warm-up (a tenth of the run for the small data sets), softmax, crops and flips,
 and a head that starts at zero in the place of the pre-logits layer. A V-MoE keeps K = 2, an e3 has K = 1 and M = 2.
 Minival is the end of the shards, which must not be sorted by class: ``lit-het data prepare pets ... --shuffle``.
 """
@@ -90,8 +90,10 @@ def get_config(
         ),
         length=Duration(recipe.num_steps),
         optimizer=Optimizer(SGD(), weight_decay=0.0, clip_norm=10.0),
-        schedule=Schedule(learning_rate=0.01, warmup=Duration(min(500, recipe.num_steps // 10))),
-        mesh=MeshConfig(data=-1, expert=8) if MODELS[model] else MeshConfig(data=-1),
+        schedule=Schedule(
+            learning_rate=0.01, warmup=Duration(500) if recipe.num_steps >= 5000 else Duration(10, "percent")
+        ),
+        mesh=MeshConfig(expert=-1) if MODELS[model] else MeshConfig(),
         cadence=Cadence(log_steps=50, save_steps=1000, evaluate_steps=recipe.num_steps // 5),
         evaluations=(
             ZeroShotConfig(ImageSet("minival", folder, split="train", portion=minival)),

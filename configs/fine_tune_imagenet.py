@@ -73,7 +73,7 @@ def get_config(image_size: Literal[224, 384, 518] = 518) -> ExperimentConfig:
         length=Duration(50_000),
         optimizer=Optimizer(SGD(), weight_decay=0.0, clip_norm=1.0, layer_decay=LAYER_DECAY[image_size]),
         schedule=Schedule(learning_rate=0.03, warmup=Duration(500)),
-        mesh=MeshConfig(data=-1, fsdp=8),
+        mesh=MeshConfig(fsdp=-1),
         cadence=Cadence(log_steps=50, save_steps=1000, evaluate_steps=5000),
         evaluations=EVALUATIONS,
     )

@@ -70,7 +70,7 @@ def get_config(model: Literal["vmoe", "e3"] = "e3") -> ExperimentConfig:
         # Adam's 0.1 is multiplied by the learning rate, ours is the fraction of a step.
         optimizer=Optimizer(AdamW(), weight_decay=0.1 * LEARNING_RATE, clip_norm=1.0),
         schedule=Schedule(learning_rate=LEARNING_RATE, warmup=Duration(10_000)),
-        mesh=MeshConfig(data=-1, expert=8),
+        mesh=MeshConfig(expert=-1),
         cadence=Cadence(log_steps=50, save_steps=1000, evaluate_steps=10_000),
         evaluations=(
             ZeroShotConfig(ImageSet("minival", SHARDS, split="train", portion=Portion(99))),

@@ -56,6 +56,6 @@ def get_config() -> ExperimentConfig:
         length=Duration(18_000_000_000, "examples"),
         optimizer=Optimizer(Adafactor(), weight_decay=1e-4, clip_norm=1.0),
         schedule=Schedule(learning_rate=1e-3, warmup=Duration(10_000)),
-        mesh=MeshConfig(data=-1, expert=8),
+        mesh=MeshConfig(expert=-1),
         cadence=Cadence(log_steps=50, save_steps=1000),
     )

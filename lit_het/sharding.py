@@ -14,6 +14,8 @@ from jaxtyping import Array, Float, Shaped
 from lit_het.errors import UserError, require_at_least
 
 AXES = ("data", "fsdp", "expert")
+# So many share the fastest network: the GPUs of a machine, or neighbours of a TPU slice.
+NEAR = 8
 # Devices that hold different experts have different examples too: nothing but experts' inputs travels between them.
 BATCH_AXES = ("data", "fsdp", "expert")
 
@@ -35,12 +37,15 @@ RULES: tuple[tuple[str, tuple[str | None, ...]], ...] = (
 
 @dataclasses.dataclass(frozen=True)
 class MeshConfig:
-    """Sizes of the mesh axes; ``data = -1`` takes the devices that the others leave.
+    """Sizes of the mesh axes, of which -1 leaves one to the devices that there are.
 
     Attributes:
-        data: batches are split, parameters repeated.
-        fsdp: batches and parameters are split.
-        expert: batches and the experts of a mixture are split, other parameters repeated.
+        data: batches are split, parameters repeated; -1 takes the devices that the others leave.
+        fsdp: batches and parameters are split; -1 takes 8 devices of a slice, or, where 8 do not divide theirs, 4 or 2.
+        expert: batches and the experts of a mixture are split, other parameters repeated; -1 as for ``fsdp``.
+
+    Raises:
+        UserError: another size below 1, or more than one of ``fsdp`` and ``expert`` left open.
     """
 
     data: int = -1
@@ -48,7 +53,11 @@ class MeshConfig:
     expert: int = 1
 
     def __post_init__(self) -> None:
-        require_at_least(1, self, "fsdp", "expert")
+        for name in AXES:
+            if getattr(self, name) != -1:
+                require_at_least(1, self, name)
+        if self.fsdp == self.expert == -1:
+            raise UserError("--mesh.fsdp -1 and --mesh.expert -1 both take the nearest devices; give one of them")
 
     def build(self, devices: Sequence[Any] | None = None) -> Mesh:
         """Returns the mesh over all devices, as their network lies: the closest share ``expert``, then ``fsdp``.
@@ -57,21 +66,23 @@ class MeshConfig:
             UserError: the sizes do not multiply to the number of devices, or ``data`` to that of slices.
         """
         devices = jax.devices() if devices is None else devices
-        fixed = self.fsdp * self.expert
-        data = len(devices) // fixed if self.data == -1 else self.data
-        if data * fixed != len(devices) or data < 1:
+        slices = len({getattr(device, "slice_index", 0) for device in devices})
+        # What is given of both: -1 counts as 1.
+        near = math.gcd(len(devices) // slices // abs(self.fsdp * self.expert), NEAR)
+        fsdp, expert = (near if size == -1 else size for size in (self.fsdp, self.expert))
+        data = len(devices) // (fsdp * expert) if self.data == -1 else self.data
+        if data * fsdp * expert != len(devices):
             raise UserError(
                 f"mesh data x fsdp x expert = {self.data} x {self.fsdp} x {self.expert} does not fit "
                 f"{len(devices)} devices; change --mesh.data, --mesh.fsdp or --mesh.expert"
             )
-        slices = len({getattr(device, "slice_index", 0) for device in devices})
         if data % slices:
             raise UserError(f"mesh data = {data} must be a multiple of the {slices} slices, between which it lies")
-        shape, types = (data, self.fsdp, self.expert), (AxisType.Auto,) * 3
+        shape, types = (data, fsdp, expert), (AxisType.Auto,) * 3
         if slices == 1:
             return jax.make_mesh(shape, AXES, axis_types=types, devices=devices)
         # Between slices the network is slow: gradients alone travel there, once a step.
-        within = (data // slices, self.fsdp, self.expert)
+        within = (data // slices, fsdp, expert)
         return Mesh(mesh_utils.create_hybrid_device_mesh(within, (slices, 1, 1), devices), AXES, axis_types=types)
 
 

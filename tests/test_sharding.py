@@ -84,7 +84,37 @@ def test_a_mesh_takes_the_devices_that_the_other_axes_leave():
     assert MeshConfig(data=2).build(jax.devices()[:2]).size == 2
 
 
-@pytest.mark.parametrize("config", [MeshConfig(data=3), MeshConfig(fsdp=3), MeshConfig(fsdp=16), MeshConfig(data=0)])
+@pytest.mark.parametrize(
+    ("config", "devices", "shape"),
+    [
+        (MeshConfig(fsdp=-1), 8, (1, 8, 1)),
+        (MeshConfig(fsdp=-1), 6, (3, 2, 1)),
+        (MeshConfig(fsdp=-1), 1, (1, 1, 1)),
+        (MeshConfig(expert=-1), 4, (1, 1, 4)),
+        (MeshConfig(fsdp=-1, expert=2), 8, (1, 4, 2)),
+        (MeshConfig(data=4, fsdp=-1), 4, None),
+    ],
+)
+def test_a_mesh_left_open_takes_near_devices_for_parameters_and_the_rest_for_batches(config, devices, shape):
+    if shape is None:
+        with pytest.raises(UserError, match="does not fit 4 devices"):
+            config.build(jax.devices()[:devices])
+    else:
+        assert config.build(jax.devices()[:devices]).devices.shape == shape
+
+
+def test_near_devices_lie_in_one_slice():
+    devices = [DeviceOfASlice(number, number // 4) for number in range(8)]
+    assert dict(MeshConfig(fsdp=-1).build(devices).shape) == {"data": 2, "fsdp": 4, "expert": 1}
+
+
+@pytest.mark.parametrize("sizes", [{"fsdp": 0}, {"data": 0}, {"expert": -2}, {"fsdp": -1, "expert": -1}])
+def test_sizes_that_no_mesh_has_are_refused_by_their_flags(sizes):
+    with pytest.raises(UserError, match=f"--mesh.{next(iter(sizes))} " if len(sizes) > 1 else "must be at least 1"):
+        MeshConfig(**sizes)
+
+
+@pytest.mark.parametrize("config", [MeshConfig(data=3), MeshConfig(fsdp=3), MeshConfig(fsdp=16)])
 def test_a_mesh_that_does_not_fit_the_devices_is_refused_by_its_flags(config):
     with pytest.raises(UserError, match=r"does not fit 8 devices; change --mesh.data, --mesh.fsdp") as error:
         config.build()

@@ -3,7 +3,7 @@
 import collections
 import dataclasses
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -13,10 +13,11 @@ from configs.experiment import ExperimentConfig
 from lit_het.cli.plan import Plan, Step, plan
 from lit_het.errors import UserError
 from lit_het.planning.program import Collective
+from lit_het.sharding import MeshConfig
 from lit_het.tasks.contrastive import ContrastiveConfig
 from lit_het.training.logging import say
 
-GIB = 2**30
+GIB, MIB = 2**30, 2**20
 _WIDTH_OF_FILES = 120
 
 REMARKS = (
@@ -64,25 +65,27 @@ def _parameters(made: Plan) -> Table:
 
 
 def _operations(made: Plan) -> Table:
-    table = _table("TFLOP of a step", "all devices", "a device", "an example")
+    unit, name = (1e12, "TFLOP") if made.flops >= 1e12 else (1e9, "GFLOP")
+    table = _table(f"{name} of a step", "all devices", "a device", "an example")
     for name, flops in (
         ("traced", made.flops),
         ("compiled", made.compiled.program.product_flops * made.mesh.size),
     ):
         parts = (flops, flops / made.mesh.size, flops / made.batch_size)
-        table.add_row(name, *(f"{part / 1e12:,.3f}" for part in parts))
+        table.add_row(name, *(f"{part / unit:,.3f}" for part in parts))
     return table
 
 
 def _memory(made: Plan) -> Table:
-    table = _table("GiB of a device", "by formula", "compiled")
+    unit, name = (GIB, "GiB") if max(totals(made)) >= GIB else (MIB, "MiB")
+    table = _table(f"{name} of a device", "by formula", "compiled")
     compiled, names = made.compiled, list(made.memory)
     for number, (name, size) in enumerate(made.memory.items()):
         # The compiler tells two sums, which stand where they end.
-        told = {3: f"{compiled.arguments / GIB:.3f} all above"}.get(number, "")
-        told = f"{compiled.temporary / GIB:.3f} the rest" if number == len(names) - 1 else told
-        table.add_row(name, f"{size / GIB:.3f}", told)
-    table.add_row("all", *(f"{size / GIB:.3f}" for size in totals(made)))
+        told = {3: f"{compiled.arguments / unit:.3f} all above"}.get(number, "")
+        told = f"{compiled.temporary / unit:.3f} the rest" if number == len(names) - 1 else told
+        table.add_row(name, f"{size / unit:.3f}", told)
+    table.add_row("all", *(f"{size / unit:.3f}" for size in totals(made)))
     return table
 
 
@@ -113,47 +116,55 @@ def _table(title: str, *columns: str) -> Table:
 
 
 def _verdict(console: Console, config: ExperimentConfig, made: Plan, memory_gib: int | float) -> bool:
-    formula, compiled = (size / GIB for size in totals(made))
-    sizes = f"{formula:.1f} GiB by formula, {compiled:.1f} GiB compiled"
-    if max(formula, compiled) <= memory_gib:
+    formula, compiled = totals(made)
+    sizes = f"{_told(formula)} by formula, {_told(compiled)} compiled"
+    if max(formula, compiled) <= memory_gib * GIB:
         console.print(f"It fits into {memory_gib:g} GiB of a device: {sizes}.")
         return True
-    certainty = "will not fit" if min(formula, compiled) > memory_gib else "may not fit"
+    certainty = "will not fit" if min(formula, compiled) > memory_gib * GIB else "may not fit"
     largest = max(made.memory, key=lambda name: made.memory[name])
     console.print(f"It {certainty} into {memory_gib:g} GiB of a device: {sizes}. The largest part: {largest}.")
-    for flag, changed in _remedies(config, made):
+    console.print("What helps, each beside those above it, by formula:")
+    smallest = formula
+    for flag, change in _remedies(config, made):
         try:
-            size = sum(Step(changed, changed.mesh.build(list(made.mesh.devices.flat))).memory().values()) / GIB
+            changed = change(config)
+            size = sum(Step(changed, changed.mesh.build(list(made.mesh.devices.flat))).memory().values())
         except UserError:
             continue  # neither experts nor examples can be split so
-        if size < formula:
-            console.print(f"  with {flag}: {size:.1f} GiB by formula{'' if size > memory_gib else ', which fits'}")
+        if size < smallest:
+            config, smallest = changed, size
+            console.print(f"  {flag}: {_told(size)}{'' if size > memory_gib * GIB else ', which fits'}")
+        if smallest <= memory_gib * GIB:
+            break
     return False
 
 
-def _remedies(config: ExperimentConfig, made: Plan) -> Iterator[tuple[str, ExperimentConfig]]:
-    """Yields flags that may help, each with the configuration that it makes."""
-    task = config.task
+def _remedies(config: ExperimentConfig, made: Plan) -> Iterator[tuple[str, Callable[[ExperimentConfig], Any]]]:
+    """Yields flags that may help, each with what makes its change, in the order of what they cost."""
+    mesh, task = MeshConfig(*made.mesh.devices.shape), config.task
+    for factor in (2, 4, 8):
+        wider = dataclasses.replace(mesh, data=-1, fsdp=factor * mesh.fsdp)
+        yield f"--mesh.fsdp {wider.fsdp}", lambda config, wider=wider: dataclasses.replace(config, mesh=wider)
+    if isinstance(task, ContrastiveConfig) and task.loss.form != "ring":
+        loss = dataclasses.replace(task.loss, form="ring")
+        yield "--task.loss.form ring", lambda config: _with_task(config, loss=loss)
     for part in ("text_tower", "image_tower"):
         tower: Any = getattr(task, part, None)
         if made.counts.get(part, (0, 0))[1] and (encoder := getattr(tower, "encoder", None)) is not None:
             for policy in ("dots", "full"):
                 changed: Any = dataclasses.replace(tower, encoder=dataclasses.replace(encoder, remat=policy))
                 flag = f"--task.{part.replace('_', '-')}.encoder.remat {policy}"
-                yield flag, dataclasses.replace(config, task=dataclasses.replace(task, **{part: changed}))
+                yield flag, lambda config, part=part, changed=changed: _with_task(config, **{part: changed})
     parts = 4 * task.microbatches
-    yield (
-        f"--task.microbatches {parts}",
-        dataclasses.replace(config, task=dataclasses.replace(task, microbatches=parts)),
-    )
-    for factor in (2, 4, 8):
-        mesh = dataclasses.replace(config.mesh, fsdp=factor * config.mesh.fsdp)
-        yield f"--mesh.fsdp {mesh.fsdp}", dataclasses.replace(config, mesh=mesh)
-    if isinstance(task, ContrastiveConfig) and task.loss.form != "ring":
-        ring = dataclasses.replace(task, loss=dataclasses.replace(task.loss, form="ring"))
-        yield "--task.loss.form ring", dataclasses.replace(config, task=ring)
-    rows = config.data.batch_size // 2
-    yield (
-        f"--data.batch-size {rows}",
-        dataclasses.replace(config, data=dataclasses.replace(config.data, batch_size=rows)),
-    )
+    yield f"--task.microbatches {parts}", lambda config: _with_task(config, microbatches=parts)
+    data = dataclasses.replace(config.data, batch_size=config.data.batch_size // 2)
+    yield f"--data.batch-size {data.batch_size}", lambda config: dataclasses.replace(config, data=data)
+
+
+def _with_task(config: ExperimentConfig, **fields: Any) -> ExperimentConfig:
+    return dataclasses.replace(config, task=dataclasses.replace(config.task, **fields))
+
+
+def _told(size: int) -> str:
+    return f"{size / GIB:.1f} GiB" if size >= GIB else f"{size / MIB:.1f} MiB"

@@ -1,5 +1,6 @@
 import dataclasses
 import functools
+import re
 from pathlib import Path
 
 import jax
@@ -129,9 +130,22 @@ def test_the_plan_says_what_does_not_fit_and_what_would_help(capsys, monkeypatch
     assert not plan_report.report(config, jax.devices(), size / 10)
     told = capsys.readouterr().out
     assert "It will not fit into" in told
-    for flag in ("--task.text-tower.encoder.remat full", "--mesh.fsdp 4", "--task.loss.form ring"):
-        assert f"with {flag}: " in told
+    helps = re.findall(r"(--\S+ \S+): (\S+) MiB(, which fits)?", told)
+    sizes = [float(size) for _, size, _ in helps]
+    assert sizes == sorted(sizes, reverse=True)
+    assert helps[0][0] == "--mesh.fsdp 4"
+    assert "--task.text-tower.encoder.remat full" in told
     assert "--mesh.fsdp 16" not in told  # there are eight devices
+
+
+def test_the_plan_ends_its_advice_where_the_step_fits(capsys, monkeypatch):
+    program = compiled("fsdp")
+    monkeypatch.setattr(Step, "compile", lambda _: program)
+    this = step("fsdp")
+    wider = dataclasses.replace(this.config, mesh=MeshConfig(fsdp=4))
+    enough = sum(Step(wider, wider.mesh.build()).memory().values()) / 2**30
+    assert not plan_report.report(this.config, jax.devices(), enough)
+    assert re.findall(r"(--\S+ \S+): \S+ MiB, which fits", capsys.readouterr().out) == ["--mesh.fsdp 4"]
 
 
 def test_a_batch_that_the_devices_cannot_share_is_refused_before_anything_is_compiled():

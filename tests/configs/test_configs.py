@@ -32,6 +32,7 @@ from lit_het.heads.het_h import HetHConfig
 from lit_het.heads.het_xl import HetXLConfig
 from lit_het.heads.sampling import SamplingConfig
 from lit_het.losses.contrastive import SigmoidLoss, SoftmaxLoss
+from lit_het.optimizers import Adafactor
 from lit_het.tasks.classification import ClassificationConfig
 from lit_het.tasks.contrastive import ContrastiveConfig, ContrastiveTask
 from lit_het.towers.resnet import ResNetConfig
@@ -47,6 +48,7 @@ OTHERS = [Path("configs/__init__.py"), Path("configs/experiment.py"), *EVALUATIO
 CONFIGS = sorted(set(Path("configs").glob("*.py")) - set(OTHERS))
 # Files whose get_config takes arguments, with all values.
 WITH_ARGUMENTS = {
+    "imagenet21k_het_xl": ["tower=vit_l32", "tower=resnet152"],
     "fine_tune_imagenet": [f"image_size={size}" for size in (224, 384, 518)],
     "fine_tune_experts": [
         f"data_set={data_set},model={model}"
@@ -77,7 +79,10 @@ TRACED = [
     Path(f"configs/{name}")
     for name in (
         "imagenet21k_het_xl.py",
+        "imagenet21k_het_xl.py:tower=resnet152",
         "lit_so400m_het_xl.py",
+        "lit_so400m_sigmoid.py",
+        "lit_gigantic14_het_xl.py",
         "fine_tune_imagenet.py:image_size=384",
         "linear_probe_imagenet.py",
         "fine_tune_experts.py:model=vit",
@@ -235,6 +240,46 @@ def test_recipes_have_the_numbers_of_their_tables():
     assert (len(flowers.data.portion.of(1020)), len(minival.of(1020))) == (918, 102)
     experts = flowers.task.image_tower.encoder.experts
     assert (experts.capacity_factor, experts.eval_capacity_factor, experts.dropout_rate) == (1.5, 8.0, 0.1)
+
+
+def test_upstream_recipes_have_the_numbers_of_their_tables():
+    """SoViT Table 7; HET-XL App. N.1 and N.2."""
+
+    def load(name) -> Any:
+        return experiment.load_module_config(Path(f"configs/{name}"))
+
+    sigmoid, both, gigantic = (
+        load(f"lit_{name}.py") for name in ("so400m_sigmoid", "so400m_het_xl", "gigantic14_het_xl")
+    )
+    assert (sigmoid.data.batch_size, both.data.batch_size, gigantic.data.batch_size) == (2**15, 2**15, 2**14)
+    for config, peak_at in ((sigmoid, 5493), (both, 5493), (gigantic, 10_000)):
+        run = RunLength.resolve(config.length, config.data.batch_size, None)
+        assert run.steps(config.schedule.warmup, "warmup") == peak_at
+        assert config.schedule.learning_rate == 1e-3
+        assert (config.optimizer.weight_decay, config.optimizer.clip_norm) == (1e-4, 1.0)
+        assert config.optimizer.rule == Adafactor()
+        assert config.data.crop is None
+        assert config.data.augmentations == ()
+        assert config.task.text_tower.vocabulary_size == 32_000
+    assert RunLength.resolve(gigantic.length, 2**14, None).num_steps == 18_000_000_000 // 2**14
+    assert (sigmoid.task.head.temperature.initial, sigmoid.task.head.initial_bias) == (0.1, -10.0)
+    for config in (both, gigantic):
+        head = config.task.head
+        assert (head.covariance.num_factors, head.covariance.form, head.num_samples) == (15, "full", 1)
+        assert head.temperature.initial == pytest.approx(1 / 3)
+    shapes = jax.eval_shape(gigantic.task.build().initialize, jax.random.key(0))
+    # The blocks of ViT-G and ViT-g (Zhai et al. 2022, Table 2).
+    assert parameters.count(shapes["image_tower"]["encoder"]) == pytest.approx(1843e6, rel=0.005)
+    assert parameters.count(shapes["text_tower"]["encoder"]) == pytest.approx(1011e6, rel=0.005)
+
+    transformer, resnet = (load(f"imagenet21k_het_xl.py:tower={tower}") for tower in ("vit_l32", "resnet152"))
+    for config, batch_size, weight_decay in ((transformer, 4096, 0.1), (resnet, 1024, 0.03)):
+        assert config.data.batch_size == batch_size
+        assert config.optimizer.weight_decay == pytest.approx(1e-3 * weight_decay)
+        assert config.length == Duration(90, "epochs")
+        assert (config.schedule.initial_rate, config.schedule.warmup) == (1e-5, Duration(10_000))
+        assert config.task.head.covariance == CovarianceConfig(num_factors=50, form="efficient")
+        assert config.task.head.sampling.num_samples == 1000
 
 
 @pytest.mark.parametrize("path", TRAINED, ids=lambda path: path.name)

@@ -1,0 +1,39 @@
+"""LiT on a locked ViT-G/14 with a ViT-g text tower and a HET-XL head, in full size (HET-XL App. N.2).
+
+Towers, batch, examples, schedule, weight decay, vocabulary, factors, samples and starting temperature are the paper's;
+Adafactor, clipping and length of texts are LiT's, as of `lit_so400m_het_xl`. It names no resolution: 224 pixels.
+"""
+
+import dataclasses
+from pathlib import Path
+
+from configs import lit_so400m_het_xl
+from configs.experiment import ExperimentConfig, PretrainedConfig
+from lit_het.durations import Duration
+from lit_het.towers.text import TextConfig
+from lit_het.towers.transformer import encoder_size
+from lit_het.towers.vit import ViTConfig
+
+BATCH_SIZE = 16_384
+
+
+def get_config() -> ExperimentConfig:
+    """Returns the run; set ``--data.shards``, ``--tokenizer.model`` and ``--pretrained.run``."""
+    config = lit_so400m_het_xl.get_config()
+    image_tower = ViTConfig(image_size=224, patch_size=14, encoder=encoder_size("G"), pooling="attention")
+    text_tower = TextConfig(
+        vocabulary_size=32_000,
+        length=16,
+        embedding_size=image_tower.embedding_size,
+        encoder=dataclasses.replace(encoder_size("g"), remat="full"),
+        pooling="last",
+    )
+    return dataclasses.replace(
+        config,
+        run_dir=Path("runs/lit_gigantic14_het_xl"),
+        task=dataclasses.replace(config.task, image_tower=image_tower, text_tower=text_tower),
+        data=dataclasses.replace(config.data, batch_size=BATCH_SIZE),
+        pretrained=PretrainedConfig(run=Path("runs/gigantic14")),
+        length=Duration(18_000_000_000, "examples"),
+        schedule=dataclasses.replace(config.schedule, warmup=Duration(10_000)),
+    )
