@@ -132,7 +132,7 @@ def _of_this_process(sums: Any) -> np.ndarray:
     if isinstance(sums, jax.Array) and not sums.is_fully_addressable:
         parts = [shard.data for shard in sums.addressable_shards if shard.replica_id == 0]
     else:
-        parts = [sums] if distributed.is_first() else []
+        parts = [sums] if jax.process_index() == 0 else []
     return sum((np.asarray(part).sum(axis=0, dtype=np.uint32) for part in parts), np.zeros(2, np.uint32))
 
 

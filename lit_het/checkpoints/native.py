@@ -23,7 +23,7 @@ from lit_het import distributed, parameters
 from lit_het.checkpoints import checksums
 from lit_het.checkpoints.checksums import Mark
 from lit_het.checkpoints.folders import DAMAGED, HALF_WRITTEN, size_below
-from lit_het.checkpoints.orbax_errors import say_errors_once
+from lit_het.checkpoints.orbax_errors import is_out_of_reach, reason_of, say_errors_once
 from lit_het.errors import UserError
 from lit_het.types import Params, TrainState
 
@@ -89,7 +89,7 @@ class Checkpoints:
             )
         except OSError as error:
             raise UserError(
-                f"{directory} cannot be written ({_one_line(error)}); mend it, or its permissions"
+                f"{directory} cannot be written ({reason_of(error)}); mend it, or its permissions"
             ) from error
 
     def __enter__(self) -> "Checkpoints":
@@ -159,7 +159,7 @@ class Checkpoints:
         folder = self.directory / str(self._saving)
         self._saving = None
         self._failure = UserError(
-            f"the checkpoint {folder} could not be saved ({_one_line(error)}); the last one that was stays"
+            f"the checkpoint {folder} could not be saved ({reason_of(error)}); the last one that was stays"
         )
         if jax.process_count() > 1:
             raise self._failure from error
@@ -270,18 +270,25 @@ class Checkpoints:
         return found
 
     def _read(self, step: int, read: Callable[[], Any]) -> Any:
-        """Returns what a call to Orbax returns, or raises `Damaged` on all processes where one of them cannot read."""
-        found, reason = None, ""
+        """Returns what a call to Orbax returns; where one of several processes cannot read, all of them raise.
+
+        Raises:
+            Damaged: what is there cannot be read.
+            UserError: files are out of reach.
+        """
+        found, reason, may_be_whole = None, "", False
         try:
             found = read()
         except (jax.errors.JaxRuntimeError, MemoryError):
             raise
         except Exception as error:  # a damaged file may raise anything
             # The error itself is let go: it holds what Orbax has begun, which would complain at its end.
-            reason = f"{type(error).__name__}: {_one_line(error)}"
+            reason, may_be_whole = reason_of(error), is_out_of_reach(error)
         if distributed.anywhere(bool(reason)):
-            folder = self.directory / str(step)
-            raise Damaged(f"the checkpoint {folder} cannot be read ({reason or 'by another process'})")
+            told = f"the checkpoint {self.directory / str(step)} cannot be read ({reason or 'by another process'})"
+            if distributed.anywhere(may_be_whole):
+                raise UserError(f"{told}; it may be whole: nothing was changed, try again once it can be")
+            raise Damaged(told)
         return found
 
     def newest_step(self) -> int:
@@ -355,10 +362,6 @@ def _below(item: str, marks: Mapping[str, Mark]) -> dict[str, Mark]:
     return {path.removeprefix(f"{item}/"): mark for path, mark in marks.items() if path.startswith(f"{item}/")}
 
 
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:200]
-
-
 def save_imported(
     directory: Path, params: Params, info: Mapping[str, Any], advance: Callable[[int], None] = lambda count: None
 ) -> None:
@@ -392,5 +395,5 @@ def save_imported(
         try:
             saved.result()
         except _UNWRITABLE as error:
-            raise UserError(f"{directory} cannot be written: {_one_line(error)}") from error
+            raise UserError(f"{directory} cannot be written: {reason_of(error)}") from error
     advance(total - written)

@@ -1,8 +1,9 @@
-"""Keeps quiet what Orbax says beside the errors that it raises: each is shown again by its threads and event loops."""
+"""Errors of Orbax: what lies behind them in a line, and quiet for what its threads and event loops say once more."""
 
 import functools
 import inspect
 import logging
+import re
 import sys
 import threading
 import types
@@ -31,6 +32,28 @@ def say_errors_once() -> None:
     logging.getLogger("asyncio").addFilter(lambda record: "exception was never retrieved" not in record.getMessage())
     logging.getLogger("absl").setLevel(logging.CRITICAL)
     warnings.filterwarnings("ignore", message="coroutine .* was never awaited", category=RuntimeWarning)
+
+
+def reason_of(error: BaseException) -> str:
+    """Returns in a line what lies behind an error: Orbax wraps what files and TensorStore say."""
+    cause = _cause_of(error)
+    if parts := re.search(r"Available checkpointables: \[(.*)\]", str(cause)):
+        return f"of its parts only these are there: {parts[1]}" if parts[1] else "it is empty"
+    text = re.sub(r"\s*\[tensorstore_spec.*", "", " ".join(str(cause).split()))
+    return text[:300] or type(cause).__name__
+
+
+def is_out_of_reach(error: BaseException) -> bool:
+    """Returns whether files may be whole, and only cannot be read now: no permission, or storage that is not there."""
+    cause = _cause_of(error)
+    codes = r"PERMISSION_DENIED|UNAUTHENTICATED|UNAVAILABLE|DEADLINE_EXCEEDED|RESOURCE_EXHAUSTED|ABORTED|CANCELLED"
+    return isinstance(cause, (PermissionError, TimeoutError, ConnectionError)) or bool(re.match(codes, str(cause)))
+
+
+def _cause_of(error: BaseException) -> BaseException:
+    while (cause := error.__cause__ or error.__context__) is not None:
+        error = cause
+    return error
 
 
 def _is_of_orbax(thing: Any) -> bool:

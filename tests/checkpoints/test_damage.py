@@ -5,6 +5,7 @@ import os
 import random
 import resource
 import shutil
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -123,6 +124,46 @@ def test_the_array_that_was_changed_is_named(copied, monkeypatch):
         monkeypatch.setattr(checkpoints._checkpointer, "load_checkpointables", lambda *_: read)
         with pytest.raises(Damaged, match=r"/2 is damaged \(params/head/temperature/log_temperature is not what"):
             checkpoints._load(2, {}, saved)
+
+
+REASONS = {
+    "a truncated file of parameters": "Requested byte range",
+    "a truncated file of metadata": "Expecting ':' delimiter",
+    "a missing manifest": "does not exist",
+    "missing metadata": "_METADATA",
+    "a missing info": "only these are there: 'params', 'optimizer'",
+    "an empty folder": "it is empty",
+}
+
+
+@pytest.mark.parametrize(("fault", "reason"), REASONS.items(), ids=REASONS)
+def test_the_line_tells_what_the_files_lack_and_nothing_of_who_reads_them(copied, fault, reason):
+    FAULTS[fault](copied / "2")
+    lines = []
+    with Checkpoints(copied, tell=lines.append) as checkpoints:
+        checkpoints.restore(make_state(0))
+    assert reason in lines[0]
+    assert "handler" not in lines[0]
+    assert "tensorstore_spec" not in lines[0]
+
+
+def wrapped(cause):
+    try:
+        raise RuntimeError("Failed to load") from cause
+    except RuntimeError as error:
+        return error
+
+
+@pytest.mark.parametrize(
+    "cause", [PermissionError(13, "Permission denied"), ValueError("UNAVAILABLE: bucket")], ids=str
+)
+def test_a_step_that_cannot_be_reached_now_is_no_damaged_one(copied, monkeypatch, cause):
+    with Checkpoints(copied) as checkpoints:
+        fail = mock.Mock(side_effect=wrapped(cause))
+        monkeypatch.setattr(checkpoints._checkpointer, "load_checkpointables", fail)
+        with pytest.raises(UserError, match=r"2 cannot be read \(.*\); it may be whole: nothing was changed"):
+            checkpoints.restore(make_state(0))
+    assert {entry.state for entry in entries(copied)} == {"complete"}
 
 
 def test_if_no_step_is_whole_the_run_stops_and_everything_stays(copied):
