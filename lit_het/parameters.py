@@ -1,6 +1,5 @@
-"""Parameter trees as nested dicts: paths, the locked/trainable partition, counts and checksums."""
+"""Parameter trees as nested dicts: paths, the locked/trainable partition and counts."""
 
-import hashlib
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -8,7 +7,6 @@ from typing import Any
 import jax
 import numpy as np
 from flax import traverse_util
-from jax.experimental import multihost_utils
 from jaxtyping import DTypeLike
 
 from lit_het.errors import UserError
@@ -56,20 +54,3 @@ def count(params: Params) -> int:
 def cast(params: Params, dtype: DTypeLike) -> Params:
     """Returns the tree with every array in ``dtype``."""
     return jax.tree.map(lambda array: array.astype(dtype), params)
-
-
-def checksum(params: Params) -> str:
-    """Returns the SHA-256 of paths, types, shapes and bytes; equal exactly when the trees are bit-identical."""
-    digest = hashlib.sha256()
-    for path, array in sorted(flatten(params).items()):
-        host = _on_host(array)
-        digest.update(f"{path}:{host.dtype}:{host.shape};".encode())
-        digest.update(host.tobytes())
-    return digest.hexdigest()
-
-
-def _on_host(array: Any) -> np.ndarray:
-    """Returns all of an array, also of one whose parts other processes hold; these must ask for it too."""
-    if isinstance(array, jax.Array) and not (array.is_fully_addressable or array.is_fully_replicated):
-        array = multihost_utils.process_allgather(array, tiled=True)
-    return np.asarray(array)

@@ -63,19 +63,8 @@ def main() -> None:
 
 def _compare(folder: Path, options: argparse.Namespace, length: int) -> None:
     config = towers_of(lit_so400m_het_xl.get_config(), options.tower, length, options.compute_type)
-    shards = folder / "shards"
-    tokenizer = photograph_shards(shards, options.images, seed=0, length=length)
-    data = LoaderConfig(
-        (str(shards),),
-        config.data.image_size,
-        options.batch_size,
-        preprocessing=Preprocessing(filter="fast"),
-        threads=options.threads,
-    )
-    store(folder / "embeddings", data, config.task.image_tower.embedding_size)
-    stored = dataclasses.replace(data, embeddings=str(folder / "embeddings"))
     run = Run(config)
-    batches = {PICTURES: Loader(data, tokenizer).batches(), STORED: Loader(stored, tokenizer).batches()}
+    batches = {name: loader.batches() for name, loader in loaders_of(folder, config, options, length).items()}
     on_device = jax.device_put(next(batches[STORED]))
     sources: dict[str, Iterator[Batch]] = {**batches, BOUND: iter(lambda: on_device, None)}
     seconds: dict[str, list[float]] = {name: [] for name in sources}
@@ -118,7 +107,23 @@ def towers_of(config: ExperimentConfig, tower: str, length: int, compute_type: A
     return dataclasses.replace(config, task=dataclasses.replace(task, image_tower=image, text_tower=text))
 
 
-def store(folder: Path, data: LoaderConfig, size: int) -> None:
+def loaders_of(folder: Path, config: ExperimentConfig, options: argparse.Namespace, length: int) -> dict[str, Loader]:
+    """Writes photographs, and embeddings for them, and returns what reads the ones or the others."""
+    shards = folder / "shards"
+    tokenizer = photograph_shards(shards, options.images, seed=0, length=length)
+    data = LoaderConfig(
+        (str(shards),),
+        config.data.image_size,
+        options.batch_size,
+        preprocessing=Preprocessing(filter="fast"),
+        threads=options.threads,
+    )
+    _store(folder / "embeddings", data, config.task.image_tower.embedding_size)
+    stored = dataclasses.replace(data, embeddings=str(folder / "embeddings"))
+    return {PICTURES: Loader(data, tokenizer), STORED: Loader(stored, tokenizer)}
+
+
+def _store(folder: Path, data: LoaderConfig, size: int) -> None:
     """Writes random embeddings of the pictures of ``data`` into a folder."""
     pictures = describe(Training(data.preprocessing), data.image_size, random=False)
     output = EmbeddingFolder(str(folder), Recipe("random", pictures, size, 0, "float16", 0))

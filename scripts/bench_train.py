@@ -1,11 +1,11 @@
 """Times training of LiT on a ViT-B/32 with a 12-layer text tower, beside a PyTorch model of the same shapes.
 
 Variants run in turn, several rounds, so that a machine that speeds up or slows down does so for all of them; ratios are
-taken round by round. MFU is the share of what bare matrix products reach in the same process. The pictures are those of
+taken round by round; of each variant's turn the first step is not timed. MFU is the share of what bare matrix products reach in the same process. The pictures are those of
 `bench_data`, read from shards; weights are random, which changes no time. PyTorch, of the extra "parity", has the
 deterministic head, reads nothing, and keeps its locked tower in `torch.inference_mode`.
 
-    python scripts/bench_train.py --rounds 5                  # about a minute a round and length on two idle cores
+    python scripts/bench_train.py --rounds 3                  # a quarter of an hour on two idle cores
     python scripts/bench_train.py --compute-type bfloat16 --batch-size 1024      # on an accelerator
 """
 
@@ -21,16 +21,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from bench_data import photograph_shards
-from bench_embeddings import store, towers_of
+from bench_embeddings import PICTURES, STORED, loaders_of, towers_of
 from bench_tools import MIB, Report, ratio, spread
 from rich.console import Console
 
 from configs import lit_so400m_het_xl
 from configs.experiment import ExperimentConfig
-from data_pipelines.loader import Loader, LoaderConfig
-from data_pipelines.tokenizers import Tokenizer
-from data_pipelines.transforms import Preprocessing
 from lit_het import parameters
 from lit_het.durations import RunLength
 from lit_het.heads.contrastive import DeterministicContrastiveConfig, HetXLContrastiveConfig
@@ -46,7 +42,6 @@ try:
 except ImportError:  # PyTorch is of the extra "parity"
     TorchStep = None
 
-PICTURES, STORED = "pictures", "stored embeddings"
 HEADS = {"DET": DeterministicContrastiveConfig(), "HET-XL": HetXLContrastiveConfig()}
 
 
@@ -113,7 +108,7 @@ class Split:
 def _measure(folder: Path, options: argparse.Namespace, length: int, peak: float, report: Report) -> None:
     config = _config(options, length)
     splits: dict[str, Split] = {}
-    for kind, loader in _loaders(folder, config, options, length).items():
+    for kind, loader in loaders_of(folder, config, options, length).items():
         # One kind after the other: the states of all would not fit into a small machine.
         source = loader.batches()
         steps = _steps(config, kind, next(source), options)
@@ -123,6 +118,7 @@ def _measure(folder: Path, options: argparse.Namespace, length: int, peak: float
             for number in range(options.rounds + 1):
                 for name, step in steps.items():
                     status.update(f"{length} tokens, round {number} of {options.rounds}: {name}")
+                    _timed(step, source)  # what ran before has left the memory in another state
                     times = np.mean([_timed(step, source) for _ in range(options.steps)], axis=0).tolist()
                     if number:  # the first round warms up
                         splits[name].add(times)
@@ -208,21 +204,6 @@ def _config(options: argparse.Namespace, length: int) -> ExperimentConfig:
         for part, tower in (("image_tower", task.image_tower), ("text_tower", task.text_tower))
     }
     return dataclasses.replace(config, task=dataclasses.replace(task, **towers), optimizer=Optimizer(rule=AdamW()))
-
-
-def _loaders(folder: Path, config: ExperimentConfig, options: argparse.Namespace, length: int) -> dict[str, Loader]:
-    shards = folder / "shards"
-    tokenizer: Tokenizer = photograph_shards(shards, options.images, seed=0, length=length)
-    data = LoaderConfig(
-        (str(shards),),
-        config.data.image_size,
-        options.batch_size,
-        preprocessing=Preprocessing(filter="fast"),
-        threads=options.threads,
-    )
-    store(folder / "embeddings", data, config.task.image_tower.embedding_size)
-    stored = dataclasses.replace(data, embeddings=str(folder / "embeddings"))
-    return {PICTURES: Loader(data, tokenizer), STORED: Loader(stored, tokenizer)}
 
 
 class JaxStep:

@@ -45,9 +45,20 @@ while [ $# -gt 0 ]; do
   esac
 done
 for option in name zone type; do [ -n "${!option}" ] || die "--$option is missing; see scripts/train_lit.sh --help"; done
-[[ " $* " == *" --config"[\ =]* ]] || die "no --config FILE behind --; see scripts/train_lit.sh --help"
+config=''
+for ((i = 1; i <= $#; i++)); do
+  case "${!i}" in
+    --config) ((i < $#)) && j=$((i + 1)) && config="${!j}" ;;
+    --config=*) config="${!i#--config=}" ;;
+    --resume | --start-or-resume | --distributed) die "${!i} is for this script to add; leave it out" ;;
+  esac
+done
+[ -n "$config" ] || die "no --config FILE behind --; see scripts/train_lit.sh --help"
 [[ $restarts =~ ^[0-9]+$ ]] || die "--restarts $restarts is no number"
 cd "$(dirname "$0")/.."
+# HEAD is what workers get; an absolute path they must share.
+[[ $config == /* ]] || git cat-file -e "HEAD:${config%%:*}" 2>/dev/null ||
+  die "--config ${config%%:*} is not in HEAD, which workers get: commit it, or give an absolute path that they share"
 
 where=(--zone "$zone")
 [ -z "$project" ] || where+=(--project "$project")
@@ -55,7 +66,8 @@ poll="${TRAIN_LIT_POLL_SECONDS:-30}"
 scratch="$(mktemp -d)"
 trap 'rm -rf "$scratch"' EXIT
 
-# What changes something, or only makes sense with a slice, is printed in a dry run.
+exec 3>&1
+# Is only printed in a dry run.
 run() {
   if [ -n "$dry_run" ]; then
     local word
@@ -69,8 +81,9 @@ on_workers() { # WORKERS COMMAND
   run gcloud compute tpus tpu-vm ssh "$name" "${where[@]}" --worker "$1" --command "$2"
 }
 state() {
-  [ -z "$dry_run" ] || { echo NONE && return; }
-  gcloud compute tpus queued-resources describe "$name" "${where[@]}" --format 'value(state.state)' 2>"$scratch/error" ||
+  local ask=(gcloud compute tpus queued-resources describe "$name" "${where[@]}" --format 'value(state.state)')
+  [ -z "$dry_run" ] || { run "${ask[@]}" >&3 && echo NONE && return; }
+  "${ask[@]}" 2>"$scratch/error" ||
     { grep -qi 'not.found' "$scratch/error" && echo NONE || { cat "$scratch/error" >&2 && return 1; }; }
 }
 
@@ -97,7 +110,7 @@ provide_slice() {
 install_on_workers() {
   local archive="$scratch/lit-het.tar.gz"
   [ -z "$(git status --porcelain --untracked-files=no)" ] || tell "uncommitted changes stay here: HEAD is installed"
-  git archive --format tar.gz --output "$archive" HEAD
+  run git archive --format tar.gz --output "$archive" HEAD
   run gcloud compute tpus tpu-vm scp "$archive" "$name:lit-het.tar.gz" "${where[@]}" --worker all
   on_workers all "mkdir -p lit-het && tar -xzf lit-het.tar.gz -C lit-het && cd lit-het && { $install; }"
 }

@@ -1,6 +1,5 @@
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 from lit_het import parameters
@@ -25,7 +24,7 @@ def test_partition_matches_whole_paths_and_merge_inverts_it():
     scales, others = parameters.partition(TREE, [".*/norm/scale", "head/.*"])
     assert set(parameters.flatten(scales)) == {"image_tower/norm/scale", "head/scale"}
     for first, second in ((locked, rest), (scales, others)):
-        assert parameters.checksum(parameters.merge(first, second)) == parameters.checksum(TREE)
+        assert parameters.flatten(parameters.merge(first, second)) == parameters.flatten(TREE)
 
 
 def test_no_pattern_matches_nothing():
@@ -52,19 +51,3 @@ def test_count_takes_arrays_and_shapes_and_counts_a_scalar_as_one():
 
 def test_cast_changes_every_type():
     assert {leaf.dtype for leaf in jax.tree.leaves(parameters.cast(TREE, jnp.bfloat16))} == {jnp.dtype("bfloat16")}
-
-
-def test_the_checksum_ignores_order_and_sees_every_bit_path_type_and_shape():
-    checksum = parameters.checksum(TREE)
-    reordered = {name: TREE[name] for name in reversed(TREE)}
-    assert parameters.checksum(reordered) == checksum
-    bits = np.ones((2, 3), np.float32)
-    bits[1, 2] = np.nextafter(np.float32(1), np.float32(2))
-    changes = [
-        {"kernel": jnp.asarray(bits)},
-        {"kernel": jnp.ones((3, 2))},
-        {"kernel": jnp.ones((2, 3), jnp.bfloat16)},
-        {"other": jnp.ones((2, 3))},
-    ]
-    found = {parameters.checksum({**TREE, "image_tower": {**TREE["image_tower"], **change}}) for change in changes}
-    assert len(found | {checksum}) == 5

@@ -59,6 +59,16 @@ def marks(tree: Any) -> dict[str, Mark]:
     }
 
 
+def digest(tree: Any) -> str:
+    """Returns a SHA-256 of the marks of all arrays: paths, types, shapes and checksums.
+
+    Args:
+        tree: as for `marks`.
+    """
+    found = {path: dataclasses.astuple(mark) for path, mark in marks(tree).items()}
+    return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()
+
+
 def forms(tree: Any) -> dict[str, Mark]:
     """Returns path → mark of every array or shape, without checksums."""
     return {name_of(path): form(leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}

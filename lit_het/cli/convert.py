@@ -21,7 +21,7 @@ from data_pipelines.tokenizers import (
 )
 from data_pipelines.transforms import Preprocessing
 from lit_het import parameters
-from lit_het.checkpoints import big_vision_export, huggingface_export, rename, weights
+from lit_het.checkpoints import big_vision_export, checksums, huggingface_export, rename, weights
 from lit_het.checkpoints.huggingface_tokenizer import read_settings
 from lit_het.checkpoints.imported import Imported
 from lit_het.checkpoints.native import save_imported
@@ -102,7 +102,7 @@ def import_weights(source: str, run_dir: Path, options: ImportOptions) -> None:
     with Bar(f"reading {source}", parameters.count(shapes), "parameters") as bar:
         params = rename.load(found.arrays, found.pieces, shapes, advance=bar.advance)
     with _partial(run_dir) as partial:
-        info = {"locked_checksum": parameters.checksum({}), "source": source}
+        info = {"locked_checksum": checksums.digest({}), "source": source}
         with Bar(f"writing {run_dir}", sum(array.nbytes for array in jax.tree.leaves(params)), "bytes") as bar:
             save_imported(runs.checkpoint_dir(partial), params, info, bar.advance)
         if config.tokenizer is not None:

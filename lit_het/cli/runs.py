@@ -19,7 +19,7 @@ from configs import experiment
 from configs.experiment import ExperimentConfig
 from data_pipelines.tokenizers import Tokenizer
 from lit_het import parameters, sharding
-from lit_het.checkpoints import rename, weights
+from lit_het.checkpoints import checksums, rename, weights
 from lit_het.checkpoints.imported import Imported
 from lit_het.checkpoints.native import Checkpoints
 from lit_het.checkpoints.resample import resample
@@ -83,7 +83,7 @@ class Run:
         fields = experiment.to_dict(self.config)
         vocabulary = hashlib.sha256(tokenizer_path(self.run_dir).read_bytes()).hexdigest()
         others = {part: params for part, params in self.params.items() if part != "image_tower"}
-        return json.dumps([fields["task"], fields["tokenizer"], vocabulary, parameters.checksum(others)])
+        return json.dumps([fields["task"], fields["tokenizer"], vocabulary, checksums.digest(others)])
 
 
 def config_path(run_dir: Path) -> Path:
@@ -137,7 +137,7 @@ def _restore_params(
     locked = _locked_params(_moved(config, pretrained), run_dir, locked_like)
     with Checkpoints(checkpoint_dir(run_dir), read_only=True) as checkpoints:
         trainable, info = checkpoints.restore_params(trainable_like)
-    if parameters.checksum(locked) != info["locked_checksum"]:
+    if checksums.digest(locked) != info["locked_checksum"]:
         origin = "the files named as `weights`" if config.pretrained is None else config.pretrained.run
         raise UserError(
             f"the locked parameters in {origin} are not those that {run_dir} was trained with; "
@@ -334,7 +334,7 @@ def tower_fingerprint(config: ExperimentConfig, params: Params) -> str:
     tower = config.task.image_tower
     fields = {field: value for field, value in experiment.fields(tower).items() if field not in EXECUTION_FIELDS}
     used = parameters.cast({"image_tower": params["image_tower"]}, tower.compute_type)
-    text = f"{json.dumps(fields, sort_keys=True)} {tower.compute_type} {parameters.checksum(used)}"
+    text = f"{json.dumps(fields, sort_keys=True)} {tower.compute_type} {checksums.digest(used)}"
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

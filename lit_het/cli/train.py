@@ -21,6 +21,7 @@ from data_pipelines.tokenizers import Tokenizer
 from data_pipelines.watchdog import watched as reads_watched
 from eval.sets import Sets
 from lit_het import distributed, parameters, sharding
+from lit_het.checkpoints import checksums
 from lit_het.checkpoints.native import Checkpoints, Kept
 from lit_het.cli import runs
 from lit_het.cli.flags import with_flags
@@ -70,7 +71,7 @@ def _train_on(mesh: Mesh, config: ExperimentConfig, resume: bool) -> TrainState:
     run = _run_length(config, loader)
     optimizer = config.optimizer.build(config.schedule, run, task.layers_above)
     locked, trainable = initial_params(config, task, mesh)
-    checksum = parameters.checksum(locked)
+    checksum = checksums.digest(locked)
     locked = parameters.cast(locked, config.task.image_tower.compute_type)
     # A hash of the whole tower, where anything needs it.
     tower = functools.cache(functools.partial(runs.tower_fingerprint, config, locked))

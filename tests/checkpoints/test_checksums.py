@@ -66,6 +66,22 @@ def test_empty_arrays_and_scalars_have_a_checksum_too(array):
     assert len(checksum(np.asarray(array))) == 16
 
 
+def test_the_digest_of_a_tree_ignores_order_and_sees_every_bit_path_type_and_shape():
+    tree = {"scale": jnp.float32(2.0), "kernel": jnp.ones((2, 3))}
+    expected = checksums.digest(tree)
+    assert checksums.digest({name: tree[name] for name in reversed(tree)}) == expected
+    bits = np.ones((2, 3), np.float32)
+    bits[1, 2] = np.nextafter(np.float32(1), np.float32(2))
+    changes = [
+        {"kernel": jnp.asarray(bits)},
+        {"kernel": jnp.ones((3, 2))},
+        {"kernel": jnp.ones((2, 3), jnp.bfloat16)},
+        {"other": jnp.ones((2, 3))},
+    ]
+    assert len({checksums.digest({**tree, **change}) for change in changes} | {expected}) == 5
+    assert checksums.digest({}) != expected
+
+
 def test_sealed_facts_come_back_and_one_changed_character_is_seen():
     arrays = checksums.marks({"a": np.ones((2, 3), np.float32)})
     item = checksums.sealed({"position": 48}, arrays)

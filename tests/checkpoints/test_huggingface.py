@@ -11,7 +11,7 @@ import pytest
 import safetensors.numpy
 
 from lit_het import parameters
-from lit_het.checkpoints import huggingface
+from lit_het.checkpoints import checksums, huggingface
 from lit_het.checkpoints.resample import resample_positions
 from lit_het.errors import UserError
 from tests.checkpoints.huggingface_models import load, logits, pixels, run
@@ -67,7 +67,7 @@ def test_names_of_transformers_4_and_5_give_the_same_parameters(tmp_path):
     shutil.copy(GOLDEN / "hf_siglip_vision/config.json", tmp_path)
     shutil.copy(GOLDEN / "hf_siglip_vision/model_v4_names.safetensors", tmp_path / "model.safetensors")
     old, new = load(tmp_path)[1], load(GOLDEN / "hf_siglip_vision")[1]
-    assert parameters.checksum(old) == parameters.checksum(new)
+    assert checksums.digest(old) == checksums.digest(new)
 
 
 def test_bert_gives_its_embedding_whatever_padding_and_further_positions_hold():
@@ -90,7 +90,7 @@ def test_bert_is_found_inside_a_language_model_with_old_names_and_without_a_pool
     assert not imported.text_tower.pooler
     published = load(GOLDEN / "hf_bert")[1]["text_tower"]
     del published["pre_logits"]
-    assert parameters.checksum(params["text_tower"]) == parameters.checksum(published)
+    assert checksums.digest(params["text_tower"]) == checksums.digest(published)
 
 
 def test_names_that_transformers_5_has_in_memory_are_understood_as_well(edited):
@@ -108,7 +108,7 @@ def test_names_that_transformers_5_has_in_memory_are_understood_as_well(edited):
         return {functools.reduce(lambda name, pair: name.replace(*pair), new.items(), k): v for k, v in arrays.items()}
 
     params, published = load(edited("hf_vit", renamed))[1], load(GOLDEN / "hf_vit")[1]
-    assert parameters.checksum(params) == parameters.checksum(published)
+    assert checksums.digest(params) == checksums.digest(published)
 
 
 def test_half_precision_is_read_as_float32(edited):

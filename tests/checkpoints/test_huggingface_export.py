@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from data_pipelines.tokenizers import SentencePieceTokenizer, train_sentencepiece
-from lit_het import parameters
+from lit_het.checkpoints import checksums
 from lit_het.checkpoints.huggingface_export import write_siglip
 from lit_het.errors import UserError
 from lit_het.towers.experts import ExpertsConfig
@@ -93,7 +93,7 @@ def test_what_is_imported_again_is_bit_identical(tmp_path):
     params = fresh()
     write_siglip(tmp_path, IMAGE, TEXT, params)
     imported, again = load(tmp_path)
-    assert parameters.checksum(again) == parameters.checksum(params)
+    assert checksums.digest(again) == checksums.digest(params)
     assert (imported.image_tower, imported.text_tower) == (IMAGE, TEXT)
 
 
@@ -102,7 +102,7 @@ def test_the_noise_of_a_head_stays_behind(tmp_path):
     params["head"]["image_covariance"] = {"factors": {"kernel": jnp.ones((16, 3))}}
     write_siglip(tmp_path, IMAGE, TEXT, params)
     del params["head"]["image_covariance"]
-    assert parameters.checksum(load(tmp_path)[1]) == parameters.checksum(params)
+    assert checksums.digest(load(tmp_path)[1]) == checksums.digest(params)
 
 
 @pytest.mark.filterwarnings("ignore")

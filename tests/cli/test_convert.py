@@ -20,7 +20,7 @@ from configs import experiment
 from data_pipelines.tokenizers import HuggingFaceTokenizer, SentencePieceTokenizer, TensorFlowTextConfig
 from data_pipelines.transforms import Preprocessing
 from lit_het import parameters
-from lit_het.checkpoints import big_vision_export, weights
+from lit_het.checkpoints import big_vision_export, checksums, weights
 from lit_het.checkpoints.huggingface_tokenizer import tokenizer_files
 from lit_het.cli import convert, runs
 from lit_het.cli.main import main
@@ -70,14 +70,14 @@ def test_an_imported_model_scores_as_recorded_and_goes_out_and_in_again_unchange
         temperature = opened.task.temperature(opened.params)
         np.testing.assert_allclose(temperature, np.exp(-golden["params/t"][0]), rtol=1e-5)
 
-    checksum = parameters.checksum(opened.params)
+    checksum = checksums.digest(opened.params)
     for to, name in (("npz", "again.npz"), ("huggingface", "folder")):
         run("export", "--checkpoint", tmp_path / "run", "--to", to, "--output", tmp_path / name)
         again = tmp_path / f"run_of_{to}"
         # The folder brings its own tokenizer.
         tokenizer = ("--tokenizer", data / "tokenizer.model") if to == "npz" else ()
         run("import", "--from", tmp_path / name, "--to", again, *tokenizer)
-        assert parameters.checksum(params_of(again)) == checksum
+        assert checksums.digest(params_of(again)) == checksum
         theirs, ours = (experiment.load(run / "config.json").tokenizer for run in (again, tmp_path / "run"))
         assert theirs is not None
         assert ours is not None
@@ -123,7 +123,7 @@ def test_training_starts_from_a_file_keeps_it_locked_and_finds_it_again(lit_on_s
     with pytest.raises(UserError, match=r"siglip.npz does not exist"):
         runs.open_run(lit_on_siglip.run_dir)
     again = runs.open_run(lit_on_siglip.run_dir, moved)
-    assert parameters.checksum(again.params) == parameters.checksum(opened.params)
+    assert checksums.digest(again.params) == checksums.digest(opened.params)
     siglip = moved.rename(siglip)
 
     with np.load(siglip) as file:
@@ -250,7 +250,7 @@ def test_a_trained_run_with_noise_is_exported_without_it(capsys, trained_lit, da
     run("import", "--from", tmp_path / "model.npz", "--to", tmp_path / "run", *options)
     ours, theirs = params_of(trained_lit.run_dir), params_of(tmp_path / "run")
     for part in ("image_tower", "text_tower"):
-        assert parameters.checksum(ours[part]) == parameters.checksum(theirs[part])
+        assert checksums.digest(ours[part]) == checksums.digest(theirs[part])
     assert set(theirs["head"]) == {"temperature"}
 
 
@@ -260,7 +260,7 @@ def test_a_classifier_goes_out_and_in_again_unchanged(capsys, upstream, tmp_path
     assert "a classifier has none; export with --to npz" in refusal(capsys, *export, "huggingface")
     run(*export, "npz")
     run("import", "--from", tmp_path / "vit.npz", "--to", tmp_path / "again")
-    checksums = {parameters.checksum(runs.open_run(tmp_path / name).params) for name in ("run", "again")}
+    checksums = {checksums.digest(runs.open_run(tmp_path / name).params) for name in ("run", "again")}
     assert len(checksums) == 1
     line = refusal(capsys, "export", "--checkpoint", upstream, "--to", "npz", "--output", tmp_path / "x.npz")
     assert "big_vision has no place for head/" in line  # a HET-XL classifier is no dense layer
@@ -272,7 +272,7 @@ def test_an_image_tower_goes_out_alone(tmp_path):
     run("import", "--from", tmp_path / "new" / "vit.npz", "--to", tmp_path / "again")
     one, other = (runs.open_run(tmp_path / name).params for name in ("run", "again"))
     assert set(one) == {"image_tower"}
-    assert parameters.checksum(one) == parameters.checksum(other)
+    assert checksums.digest(one) == checksums.digest(other)
 
 
 def test_places_that_cannot_be_written_to_are_refused_before_anything_is_read(capsys, siglip, tmp_path):
@@ -324,7 +324,7 @@ def test_a_file_is_imported_over_http(siglip, tmp_path, monkeypatch):
         run("import", "--from", f"http://127.0.0.1:{server.server_port}/{siglip.name}", "--to", tmp_path / "run")
         server.shutdown()
     run("import", "--from", siglip, "--to", tmp_path / "local")
-    assert parameters.checksum(params_of(tmp_path / "run")) == parameters.checksum(params_of(tmp_path / "local"))
+    assert checksums.digest(params_of(tmp_path / "run")) == checksums.digest(params_of(tmp_path / "local"))
 
 
 IMPORT_AND_MEASURE = """

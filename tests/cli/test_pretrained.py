@@ -11,6 +11,7 @@ from configs.experiment import ExperimentConfig, PretrainedConfig
 from data_pipelines.labels import ClassIndex
 from data_pipelines.loader import LoaderConfig
 from lit_het import parameters
+from lit_het.checkpoints import checksums
 from lit_het.checkpoints.native import save_imported
 from lit_het.checkpoints.resample import resample_patches, resample_positions
 from lit_het.cli import runs
@@ -44,7 +45,7 @@ def save(config, params, locked=()):
     config.run_dir.mkdir()
     experiment.save(config, runs.config_path(config.run_dir))
     locked, trained = parameters.partition(params, locked)
-    save_imported(runs.checkpoint_dir(config.run_dir), trained, {"locked_checksum": parameters.checksum(locked)})
+    save_imported(runs.checkpoint_dir(config.run_dir), trained, {"locked_checksum": checksums.digest(locked)})
 
 
 def drawn(config, seed=1):
@@ -98,7 +99,7 @@ def test_the_tower_of_a_lit_run_is_found_where_that_run_had_it_from(upstream, tm
     save(lit, parameters.unflatten(towers), lit.task.locked)
     ours = start(dataclasses.replace(TOWER, image_size=20), lit.run_dir, tmp_path / "run")
     direct = start(dataclasses.replace(TOWER, image_size=20), source.run_dir, tmp_path / "run")
-    assert parameters.checksum(parameters.unflatten(ours)) == parameters.checksum(parameters.unflatten(direct))
+    assert checksums.digest(parameters.unflatten(ours)) == checksums.digest(parameters.unflatten(direct))
 
 
 def test_a_dense_layer_behind_the_pooling_is_dropped_or_drawn(upstream, tmp_path):
@@ -129,4 +130,4 @@ def test_a_frozen_tower_at_another_resolution_is_opened_with_the_parameters_of_t
     locked, trained = initial_params(probe, task.build(), MeshConfig().build())
     save(probe, parameters.merge(locked, trained), task.locked)
     opened = runs.open_run(probe.run_dir)
-    assert parameters.checksum(opened.params) == parameters.checksum(parameters.merge(locked, trained))
+    assert checksums.digest(opened.params) == checksums.digest(parameters.merge(locked, trained))

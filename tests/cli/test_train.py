@@ -17,6 +17,7 @@ import pytest
 from configs import experiment, quickstart_lit_het_xl
 from data_pipelines.loader import Streaming
 from lit_het import parameters
+from lit_het.checkpoints import checksums
 from lit_het.checkpoints.native import Checkpoints
 from lit_het.cli import runs
 from lit_het.cli.main import main
@@ -83,7 +84,7 @@ def _final_checksum(run_dir, config):
     _, trainable = parameters.partition(like, config.task.locked)
     with Checkpoints(runs.checkpoint_dir(run_dir)) as checkpoints:
         assert checkpoints.latest_step == config.length.amount
-        return parameters.checksum(checkpoints.restore_params(trainable)[0])
+        return checksums.digest(checkpoints.restore_params(trainable)[0])
 
 
 def test_the_checkpoint_holds_no_locked_parameter(trained_lit):
@@ -97,7 +98,7 @@ def test_the_locked_tower_of_a_finished_run_is_the_upstream_one_bit_by_bit(train
     locked, _ = parameters.partition(run.params, ("image_tower/.*",))
     with Checkpoints(runs.checkpoint_dir(upstream)) as checkpoints:
         source, _ = checkpoints.restore_params(locked)
-    assert parameters.checksum(locked) == parameters.checksum(source)
+    assert checksums.digest(locked) == checksums.digest(source)
 
 
 def test_a_flag_changes_the_field_with_its_dotted_path(config_file, tmp_path):
@@ -112,8 +113,8 @@ def test_a_run_of_an_epoch_is_opened_with_its_average_and_left_alone_once_done(l
     config = dataclasses.replace(lit_config, length=Duration(1, "epochs"), average_decay=0.75)
     state = train(config)
     assert int(state.step) == tiny.NUM_SAMPLES // config.data.batch_size == 2
-    opened = parameters.checksum({part: runs.open_run(config.run_dir).params[part] for part in state.params})
-    assert opened == parameters.checksum(state.evaluated) != parameters.checksum(state.params)
+    opened = checksums.digest({part: runs.open_run(config.run_dir).params[part] for part in state.params})
+    assert opened == checksums.digest(state.evaluated) != checksums.digest(state.params)
     monkeypatch.setattr("lit_het.cli.train.train", lambda *_, **__: pytest.fail("trained once more"))
     train_unless_done(config)
 

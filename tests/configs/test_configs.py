@@ -19,6 +19,7 @@ from data_pipelines.rand_augment import RandAugment
 from data_pipelines.tokenizers import SentencePieceConfig
 from data_pipelines.transforms import InceptionCrop, Preprocessing
 from lit_het import parameters
+from lit_het.checkpoints import checksums
 from lit_het.checkpoints.native import save_imported
 from lit_het.cli import runs
 from lit_het.cli.train import parse_config, train
@@ -105,7 +106,7 @@ def shrunk(path: Path, data: Path, root: Path) -> ExperimentConfig:
     upstream.run_dir.mkdir()
     experiment.save(upstream, runs.config_path(upstream.run_dir))
     params = jax.jit(upstream.task.build().initialize)(jax.random.key(0))
-    save_imported(runs.checkpoint_dir(upstream.run_dir), params, {"locked_checksum": parameters.checksum({})})
+    save_imported(runs.checkpoint_dir(upstream.run_dir), params, {"locked_checksum": checksums.digest({})})
     return tiny.shrink(config, data, root / "run", pretrained=upstream.run_dir)
 
 
@@ -292,7 +293,7 @@ def test_every_kind_of_config_shrunk_trains_saves_and_resumes_to_the_same_bits(p
         with pytest.raises(KeyboardInterrupt):
             train(interrupted)
     resumed = train(interrupted, resume=True)
-    assert parameters.checksum(resumed.params) == parameters.checksum(whole.params)
+    assert checksums.digest(resumed.params) == checksums.digest(whole.params)
     losses = [
         [record["train/loss"] for record in read_metrics(run / "metrics.jsonl")]
         for run in (config.run_dir, interrupted.run_dir)

@@ -29,6 +29,7 @@ from tests.scripts.conftest import write_config_file
 FAKE = Path(__file__).with_name("fake_gcloud.py")
 SCRIPT = Path("scripts/train_lit.sh").resolve()
 INSTALL = f"mkdir -p .venv/bin && echo 'exec {sys.executable} -m lit_het.cli.main \"$@\"' > .venv/bin/lit-het"
+WHERE = ("--name", "lit", "--zone", "us-west4-a", "--type", "v5litepod-8")
 NUM_STEPS = 10
 
 
@@ -57,8 +58,7 @@ def take_away(cloud):
 
 
 def command(*options, config="configs/quickstart_lit_deterministic.py"):
-    where = ("--name", "lit", "--zone", "us-west4-a", "--type", "v5litepod-8")
-    return [str(SCRIPT), *where, *options, "--", "--config", str(config)]
+    return [str(SCRIPT), *WHERE, *options, "--", "--config", str(config)]
 
 
 def commands_of(cloud):
@@ -142,15 +142,17 @@ def assert_restored(config, expected, mesh):
 def test_a_dry_run_prints_every_command_and_asks_for_nothing(cloud):
     found = subprocess.run(command("--dry-run", "--spot", "--delete"), capture_output=True, text=True, check=True)
     assert not (cloud / "commands.txt").exists()
-    lines = [line for line in found.stdout.splitlines() if line.startswith("gcloud compute tpus")]
-    assert [" ".join(line.split()[3:5]) for line in lines] == [
+    lines = found.stdout.splitlines()
+    assert [" ".join(line.removeprefix("gcloud compute tpus ").split()[:2]) for line in lines] == [
+        "queued-resources describe",
         "queued-resources create",
+        "git archive",
         "tpu-vm scp",
         *["tpu-vm ssh"] * 4,
         "queued-resources delete",
     ]
-    assert "--accelerator-type v5litepod-8 --runtime-version tpu-ubuntu2204-base --spot" in lines[0]
-    assert "lit-het train --distributed --start-or-resume --config configs/quickstart_lit_deterministic.py" in lines[3]
+    assert "--accelerator-type v5litepod-8 --runtime-version tpu-ubuntu2204-base --spot" in lines[1]
+    assert "lit-het train --distributed --start-or-resume --config configs/quickstart_lit_deterministic.py" in lines[5]
 
 
 @pytest.mark.parametrize(
@@ -163,6 +165,8 @@ def test_a_dry_run_prints_every_command_and_asks_for_nothing(cloud):
             ["--name", "a", "--zone", "b", "--type", "c", "--"],
             "no --config FILE behind --; see scripts/",
         ),
+        ([*WHERE, "--", "--config", "mine.py"], "--config mine.py is not in HEAD, which workers get: commit it, or"),
+        ([*WHERE, "--", "--config=configs/quickstart_upstream.py", "--resume"], "--resume is for this script to add"),
     ],
 )
 def test_a_wrong_option_ends_in_one_line(wrong, line):

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lit_het import parameters
+from lit_het.checkpoints import checksums
 from lit_het.checkpoints.native import Checkpoints
 from lit_het.errors import UserError
 from lit_het.training import loop, preemption
@@ -243,13 +243,13 @@ def test_three_steps_saved_and_restored_and_three_more_are_six_steps_bit_by_bit(
     real_run(tmp_path, Run(), until=3)
     actual, resumed = real_run(tmp_path, Run(), first=3)
     assert resumed == records
-    assert parameters.checksum(actual.params) == parameters.checksum(expected.params)
+    assert checksums.digest(actual.params) == checksums.digest(expected.params)
     for one, other in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
         np.testing.assert_array_equal(one, other)
     with Checkpoints(tmp_path / "checkpoints") as checkpoints:
         opened, _ = checkpoints.restore_params(actual.params)
-    assert parameters.checksum(opened) == parameters.checksum(expected.average)
-    assert parameters.checksum(opened) != parameters.checksum(expected.params)
+    assert checksums.digest(opened) == checksums.digest(expected.average)
+    assert checksums.digest(opened) != checksums.digest(expected.params)
 
 
 def test_a_checkpoint_holds_no_locked_parameter(tmp_path, uninterrupted):

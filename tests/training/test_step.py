@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from lit_het import parameters
+from lit_het.checkpoints import checksums
 from lit_het.durations import Duration, RunLength
 from lit_het.optimizers import SGD, Optimizer
 from lit_het.random import keys_at
@@ -35,14 +36,14 @@ def losses(metrics):
 @pytest.fixture(scope="module")
 def one_device():
     run = Run()
-    before = parameters.checksum(run.locked)
+    before = checksums.digest(run.locked)
     trainable = jax.tree.map(np.asarray, run.state.params)
     return run, metrics_of(run), before, trainable
 
 
 def test_the_locked_tower_is_bit_identical_after_training_and_everything_else_has_moved(one_device):
     run, _, before, trainable = one_device
-    assert parameters.checksum(run.locked) == before
+    assert checksums.digest(run.locked) == before
     assert set(run.locked) == {"image_tower"}
     after = parameters.flatten(run.state.params)
     still = {path for path, array in parameters.flatten(trainable).items() if np.array_equal(array, after[path])}
