@@ -1,9 +1,9 @@
 """Times training of LiT on a ViT-B/32 with a 12-layer text tower, beside a PyTorch model of the same shapes.
 
 Variants run in turn, several rounds, so that a machine that speeds up or slows down does so for all of them; ratios are
-taken round by round; of each variant's turn the first step is not timed. MFU is the share of what bare matrix products reach in the same process. The pictures are those of
-`bench_data`, read from shards; weights are random, which changes no time. PyTorch, of the extra "parity", has the
-deterministic head, reads nothing, and keeps its locked tower in `torch.inference_mode`.
+taken round by round. Of each turn the first step is not timed. MFU is the share of what bare matrix products reach in
+the same process. The pictures are those of `bench_data`, read from shards; weights are random, which changes no time.
+PyTorch, of the extra "parity", has the deterministic head and keeps its locked tower in `torch.inference_mode`.
 
     python scripts/bench_train.py --rounds 3                  # a quarter of an hour on two idle cores
     python scripts/bench_train.py --compute-type bfloat16 --batch-size 1024      # on an accelerator
