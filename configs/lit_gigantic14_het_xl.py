@@ -25,7 +25,7 @@ def get_config() -> ExperimentConfig:
         vocabulary_size=32_000,
         length=16,
         embedding_size=image_tower.embedding_size,
-        encoder=dataclasses.replace(encoder_size("g"), remat="full"),
+        encoder=encoder_size("g"),
         pooling="last",
     )
     return dataclasses.replace(
