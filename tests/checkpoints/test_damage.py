@@ -1,10 +1,14 @@
 """Damaged checkpoints: each is found and named, the last good one is used, and nothing is ever silently wrong."""
 
 import contextlib
+import json
 import os
 import random
 import resource
 import shutil
+import socket
+import subprocess
+import sys
 from unittest import mock
 
 import jax
@@ -164,6 +168,38 @@ def test_a_step_that_cannot_be_reached_now_is_no_damaged_one(copied, monkeypatch
         with pytest.raises(UserError, match=r"2 cannot be read \(.*\); it may be whole: nothing was changed"):
             checkpoints.restore(make_state(0))
     assert {entry.state for entry in entries(copied)} == {"complete"}
+
+
+def test_what_one_of_two_processes_cannot_read_neither_uses(copied):
+    with socket.socket() as server:
+        server.bind(("localhost", 0))
+        port = server.getsockname()[1]
+    xla = "--xla_force_host_platform_device_count=1 --xla_backend_optimization_level=0"
+    command = [sys.executable, "-m", "tests.checkpoints.restore_with_faults", str(copied)]
+    processes = [
+        subprocess.Popen(
+            [*command, f"localhost:{port},{number}/2"],
+            env={**os.environ, "XLA_FLAGS": xla},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for number in (0, 1)
+    ]
+    found = []
+    try:
+        for process in processes:
+            output, errors = process.communicate(timeout=240)
+            assert process.returncode == 0, errors
+            found.append(json.loads(output.splitlines()[-1]))
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+    assert [one["step"] for one in found] == [1, 1]
+    assert "(by another process); it may be whole" in found[0]["told"]
+    assert "(no answer); it may be whole" in found[1]["told"]
+    assert [entry.state for entry in entries(copied)] == ["complete", "set aside: damaged"]
 
 
 def test_if_no_step_is_whole_the_run_stops_and_everything_stays(copied):
