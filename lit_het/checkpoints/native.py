@@ -244,7 +244,7 @@ class Checkpoints:
         Raises:
             Damaged: it cannot be read, or is not what was saved.
         """
-        info = self._read(step, lambda: self._checkpointer.load_checkpointables(step, {"info": None})["info"])
+        info = self._read(step, lambda: self._items_of(step, {"info": None})["info"])
         if checksums.SEAL in info:
             opened = checksums.unsealed(info)
             if opened is None:
@@ -258,7 +258,7 @@ class Checkpoints:
         self, step: int, wanted: dict[str, Any], saved: Mapping[str, Mark], checked: set[str] | None = None
     ) -> dict[str, Any]:
         """Returns items of a step whose arrays, or those ``checked``, are what was saved."""
-        found = self._read(step, lambda: self._checkpointer.load_checkpointables(step, wanted))
+        found = self._read(step, lambda: self._items_of(step, wanted))
         leaves = jax.tree_util.tree_leaves_with_path(found)
         named = {checksums.name_of(path): leaf for path, leaf in leaves}
         named = {path: leaf for path, leaf in named.items() if checked is None or path in checked}
@@ -269,12 +269,17 @@ class Checkpoints:
             raise Damaged(f"the checkpoint {self.directory / str(step)} is damaged ({which} is not what was saved)")
         return found
 
-    def _read(self, step: int, read: Callable[[], Any]) -> Any:
-        """Returns what a call to Orbax returns; where one of several processes cannot read, all of them raise.
+    def _items_of(self, step: int, wanted: dict[str, Any]) -> dict[str, Any]:
+        """Returns what Orbax reads, without its barriers: a process that fails would never come to them."""
+        context, here = ocp.Context(), jax.process_index()
+        context.multiprocessing.primary_host, context.multiprocessing.active_processes = here, {here}
+        with context:
+            return ocp.load_checkpointables(str((self.directory / str(step)).resolve()), wanted)
 
-        Raises:
-            Damaged: what is there cannot be read.
-            UserError: files are out of reach.
+    def _read(self, step: int, read: Callable[[], Any]) -> Any:
+        """Returns what a call to Orbax returns; of several processes all raise where one cannot read.
+
+        That is `Damaged`, or another `UserError` where files are out of reach.
         """
         found, reason, may_be_whole = None, "", False
         try:
@@ -301,11 +306,6 @@ class Checkpoints:
         if step is None:
             raise UserError(f"no checkpoint in {self.directory}; give the directory of a run that has saved one")
         return step
-
-    def saved_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Returns path and shape of every parameter in the newest step."""
-        _, marks = self.about(self.newest_step())
-        return {path: mark.shape for path, mark in _below("params", marks).items()}
 
     def arrays(self, step: int, saved: Mapping[str, Mark]) -> Iterator[tuple[str, np.ndarray | Damaged]]:
         """Yields path and content of every array of a step, one after the other on the host, or why it has none.

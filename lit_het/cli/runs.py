@@ -117,9 +117,10 @@ def open_run(run_dir: Path, pretrained: Path | None = None) -> Run:
     if config.tokenizer is not None:
         tokenizer = dataclasses.replace(config.tokenizer, model=tokenizer_path(run_dir)).build()
     with Checkpoints(checkpoint_dir(run_dir), read_only=True) as checkpoints:
-        step, saved = checkpoints.newest_step(), checkpoints.saved_shapes()
+        step = checkpoints.newest_step()
+        _, saved = checkpoints.about(step)
     shapes = abstract_params(task)
-    if isinstance(task, ClassificationTask) and not any(path.startswith("head/") for path in saved):
+    if isinstance(task, ClassificationTask) and not any(path.startswith("params/head/") for path in saved):
         shapes = {"image_tower": shapes["image_tower"]}
     return Run(run_dir, config, task, _restore_params(config, shapes, run_dir, pretrained), tokenizer, step)
 

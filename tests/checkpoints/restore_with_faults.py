@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import jax
+from orbax.checkpoint import v1 as ocp
 
 from lit_het import distributed
 from lit_het.checkpoints.native import Checkpoints
@@ -22,23 +23,23 @@ def main(directory: Path, place: str) -> None:
 
     like = on(MeshConfig(fsdp=2).build(), make_state(0))
     with Checkpoints(directory) as checkpoints:
-        load = checkpoints._checkpointer.load_checkpointables
+        load = ocp.load_checkpointables
 
         def failing(error):
-            def fails(step, wanted):
-                if step == 2 and jax.process_index() == 1:
+            def fails(folder, wanted):
+                if folder.endswith("/2") and jax.process_index() == 1:
                     raise error
-                return load(step, wanted)
+                return load(folder, wanted)
 
             return fails
 
         told = ""
-        checkpoints._checkpointer.load_checkpointables = failing(TimeoutError("no answer"))
+        ocp.load_checkpointables = failing(TimeoutError("no answer"))
         try:
             checkpoints.restore(like)
         except UserError as error:
             told = str(error)
-        checkpoints._checkpointer.load_checkpointables = failing(ValueError("DATA_LOSS"))
+        ocp.load_checkpointables = failing(ValueError("DATA_LOSS"))
         state, _ = checkpoints.restore(like)
         print(json.dumps({"told": told, "step": int(state.step)}))
 

@@ -125,7 +125,7 @@ def test_the_array_that_was_changed_is_named(copied, monkeypatch):
         wrong = state.params["head"]["temperature"]["log_temperature"].at[()].add(1e-3)
         state.params["head"]["temperature"]["log_temperature"] = wrong
         read = {"params": state.params}
-        monkeypatch.setattr(checkpoints._checkpointer, "load_checkpointables", lambda *_: read)
+        monkeypatch.setattr(checkpoints, "_items_of", lambda *_: read)
         with pytest.raises(Damaged, match=r"/2 is damaged \(params/head/temperature/log_temperature is not what"):
             checkpoints._load(2, {}, saved)
 
@@ -164,7 +164,7 @@ def wrapped(cause):
 def test_a_step_that_cannot_be_reached_now_is_no_damaged_one(copied, monkeypatch, cause):
     with Checkpoints(copied) as checkpoints:
         fail = mock.Mock(side_effect=wrapped(cause))
-        monkeypatch.setattr(checkpoints._checkpointer, "load_checkpointables", fail)
+        monkeypatch.setattr(checkpoints, "_items_of", fail)
         with pytest.raises(UserError, match=r"2 cannot be read \(.*\); it may be whole: nothing was changed"):
             checkpoints.restore(make_state(0))
     assert {entry.state for entry in entries(copied)} == {"complete"}

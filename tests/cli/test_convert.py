@@ -260,8 +260,8 @@ def test_a_classifier_goes_out_and_in_again_unchanged(capsys, upstream, tmp_path
     assert "a classifier has none; export with --to npz" in refusal(capsys, *export, "huggingface")
     run(*export, "npz")
     run("import", "--from", tmp_path / "vit.npz", "--to", tmp_path / "again")
-    checksums = {checksums.digest(runs.open_run(tmp_path / name).params) for name in ("run", "again")}
-    assert len(checksums) == 1
+    digests = {checksums.digest(runs.open_run(tmp_path / name).params) for name in ("run", "again")}
+    assert len(digests) == 1
     line = refusal(capsys, "export", "--checkpoint", upstream, "--to", "npz", "--output", tmp_path / "x.npz")
     assert "big_vision has no place for head/" in line  # a HET-XL classifier is no dense layer
 
