@@ -30,7 +30,7 @@ def join(place: str = "") -> None:
         UserError: ``place`` is none, nothing tells, or the others do not come.
     """
     found = re.fullmatch(r"(\S+:\d+),(\d+)/(\d+)", place)
-    if place and (found is None or int(found[2]) >= int(found[3])):
+    if place and (found is None or int(found[2]) >= int(found[3]) or not 0 < int(found[1].split(":")[-1]) < 2**16):
         raise UserError(
             f"--distributed {place} names no process; the first of two is HOST:PORT,0/2 and the second HOST:PORT,1/2"
         )
@@ -49,10 +49,11 @@ def is_first() -> bool:
     return not jax.distributed.is_initialized() or jax.process_index() == 0
 
 
-def is_loss_of_another(error: BaseException) -> bool:
-    """Whether an error says that another process is gone."""
-    signs = ("Gloo", "NCCL", "Connection reset", "Connection closed", "heartbeat", "coordination service")
-    return isinstance(error, jax.errors.JaxRuntimeError) and any(sign in str(error) for sign in signs)
+def is_fault_of_machines(error: BaseException) -> bool:
+    """Whether an error tells that another process, a device or the network is gone, not that the program is wrong."""
+    of_program = ("RESOURCE_EXHAUSTED", "INVALID_ARGUMENT", "UNIMPLEMENTED")
+    is_of_jax = isinstance(error, jax.errors.JaxRuntimeError) and jax.distributed.is_initialized()
+    return is_of_jax and not any(code in str(error) for code in of_program)
 
 
 def leave(code: int) -> None:

@@ -37,7 +37,7 @@ def require_at_least(least: int, config: Any, *fields: str) -> None:
     """
     for field in fields:
         value = getattr(config, field)
-        if value < least:
+        if not value >= least:  # nor NaN
             raise FieldError(config, field, f"{value} must be at least {least}")
 
 

@@ -1,6 +1,7 @@
 """Learning-rate schedules: a warm-up, then one of several decays."""
 
 import dataclasses
+import math
 
 import jax.numpy as jnp
 import optax
@@ -100,8 +101,8 @@ class Schedule:
 
     def __post_init__(self) -> None:
         require_at_least(0, self, "initial_rate")
-        if self.learning_rate <= 0:
-            raise FieldError(self, "learning_rate", f"{self.learning_rate} must be positive")
+        if not 0 < self.learning_rate < math.inf:
+            raise FieldError(self, "learning_rate", f"{self.learning_rate} must be positive and finite")
         if self.initial_rate > self.learning_rate:
             raise FieldError(self, "initial_rate", f"{self.initial_rate} must be at most the peak {self.learning_rate}")
 

@@ -23,7 +23,7 @@ tell() { echo "train_lit.sh: $*" >&2; }
 
 name='' zone='' type='' project='' version=tpu-ubuntu2204-base spot='' restarts=10 delete='' dry_run='' environment=()
 install='command -v python3.11 >/dev/null || { sudo apt-get -qq update && sudo apt-get -qqy install python3.11-venv; }'
-install+='; PYTHON=python3.11 && source scripts/environment.sh "[tpu]"'
+install+='; PYTHON=python3.11 && source scripts/environment.sh "[tpu,gcs]"'
 while [ $# -gt 0 ]; do
   case "$1" in
     --name | --zone | --type | --project | --version | --install | --restarts)
@@ -121,7 +121,7 @@ launch() { # nothing but the process itself holds on to the connection
     --start-or-resume "$@"
   command="$command> train.log 2>&1; echo \$? > exit_code"
   command="setsid nohup bash -c ${command@Q} < /dev/null > /dev/null 2>&1 & echo \$! > train.pid"
-  on_workers all "cd lit-het && rm -f exit_code && { $command; }"
+  on_workers all "cd lit-het && rm -f exit_code && { mv -f train.log train.log.before 2>/dev/null || true; } && { $command; }"
 }
 
 follow() {
@@ -131,7 +131,13 @@ follow() {
 }
 
 exit_codes() { # one a worker: a number, "running" or "lost"
-  on_workers all 'cd lit-het; cat exit_code 2>/dev/null || { kill -0 $(cat train.pid) && echo running || echo lost; }'
+  on_workers all '{ cd lit-het && cat exit_code || { kill -0 $(cat train.pid) && echo running || echo lost; }; } 2>/dev/null'
+}
+ask_exit_codes() { # a connection that breaks says nothing of the training
+  until codes="$(exit_codes)"; do
+    [ "$(state)" = ACTIVE ] || { codes=lost && break; }
+    tell "workers do not answer; next look in $poll s" && sleep "$poll"
+  done
 }
 
 trap 'tell "training goes on; the same command follows it again, and kill -TERM on all workers ends it:
@@ -141,7 +147,8 @@ trap 'tell "training goes on; the same command follows it again, and kill -TERM 
 while true; do
   provide_slice
   : >"$scratch/train.log"
-  if [ -n "$dry_run" ] || [[ $(exit_codes 2>/dev/null || true) != *running* ]]; then
+  [ -n "$dry_run" ] || ask_exit_codes
+  if [[ ${codes-} != *running* ]]; then
     install_on_workers
     launch "$@"
   else
@@ -149,7 +156,7 @@ while true; do
   fi
   while true; do
     follow
-    codes="$(exit_codes)" || codes=lost
+    ask_exit_codes
     [ -z "$dry_run" ] || { echo "$codes" && codes=0; }
     [[ $codes == *running* ]] || break
     sleep 1

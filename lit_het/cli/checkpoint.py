@@ -57,7 +57,7 @@ def verify(directory: Path, step: int | None = None) -> None:
         checkpoints.newest_step()
         steps = checkpoints.steps if step is None else [_existing(checkpoints, step)]
         for one in steps:
-            damaged += [(one, path, reason) for path, reason in _damaged(checkpoints, one)]
+            damaged += [(one, path, reason) for path, reason in damage(checkpoints, one)]
     if damaged:
         print(f"{'step':>10}  what is damaged")
         for one, path, reason in damaged:
@@ -68,8 +68,8 @@ def verify(directory: Path, step: int | None = None) -> None:
     print(f"whole: {len(steps)} checkpoints in {checkpoints.directory}")
 
 
-def _damaged(checkpoints: Checkpoints, step: int) -> list[tuple[str, str]]:
-    """Returns what is damaged in a step, and how."""
+def damage(checkpoints: Checkpoints, step: int) -> list[tuple[str, str]]:
+    """Returns path of what is damaged in a step, and how; where processes share it, all must ask."""
     try:
         _, saved = checkpoints.about(step)
     except Damaged as error:

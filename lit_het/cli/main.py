@@ -40,10 +40,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = _run(options, rest)
     except BaseException as error:
         code = 1
-        if distributed.is_loss_of_another(error):
+        if distributed.is_fault_of_machines(error):
             code = TRY_AGAIN  # whether that helps, the code of the other tells
             reason = " ".join(str(error).split())[:200]
-            print(f"lit-het: another process is gone ({reason}); start all again{_left_by(options)}", file=sys.stderr)
+            print(
+                f"lit-het: another process or a device is gone ({reason}); start all again{_left_by(options)}",
+                file=sys.stderr,
+            )
         else:
             traceback.print_exc()
     if code:

@@ -24,6 +24,7 @@ from lit_het import distributed, parameters, sharding
 from lit_het.checkpoints import checksums
 from lit_het.checkpoints.native import Checkpoints, Kept
 from lit_het.cli import runs
+from lit_het.cli.checkpoint import damage
 from lit_het.cli.flags import with_flags
 from lit_het.cli.initialization import initial_params
 from lit_het.cli.models import ModelMaker
@@ -191,6 +192,11 @@ def train_unless_done(config: ExperimentConfig) -> None:
     loader = _open_data(config.data, None) if config.length.unit == "epochs" else None
     num_steps = _run_length(config, loader).num_steps
     if newest is None or newest < num_steps or _lacks_evaluation(config, newest, num_steps):
+        train(config, resume=True)
+        return
+    with Checkpoints(runs.checkpoint_dir(config.run_dir), read_only=True) as checkpoints:
+        damaged = damage(checkpoints, newest)
+    if damaged:
         train(config, resume=True)
     else:
         say(f"{config.run_dir} is done: {newest} steps")

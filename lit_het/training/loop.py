@@ -14,7 +14,7 @@ from lit_het.errors import FieldError, UserError, require_at_least
 from lit_het.training import preemption
 from lit_het.training.logging import Bar, MetricLog
 from lit_het.training.preemption import Preempted
-from lit_het.training.step import TrainStep
+from lit_het.training.step import MUST_BE_FINITE, TrainStep
 from lit_het.types import Batch, Metrics, Params, TrainState
 
 # So many steps in a row that are skipped end the run: no single batch is to blame then.
@@ -216,10 +216,10 @@ class _Pending:
     def _check(self, metrics: Mapping[str, Any], step: int) -> None:
         self._skipped = self._skipped + 1 if metrics.get("skipped") else 0
         if self._skipped == MAX_SKIPPED:
-            what = f"the loss or its gradient was not finite in {MAX_SKIPPED} steps up to step {step}"
-        elif self._skipped or all(math.isfinite(metrics[name]) for name in ("loss", "gradient_norm")):
+            what = f"the loss, its gradient or the update was not finite in {MAX_SKIPPED} steps up to step {step}"
+        elif self._skipped or all(math.isfinite(metrics[name]) for name in MUST_BE_FINITE):
             return
         else:
-            name = "gradient_norm" if math.isfinite(metrics["loss"]) else "loss"
+            name = next(name for name in MUST_BE_FINITE if not math.isfinite(metrics[name]))
             what = f"the {name.replace('_', ' ')} is {float(metrics[name])} at step {step}"
         raise NonFinite(f"{what}; start again in another --run-dir with a lower --schedule.learning-rate", step)

@@ -23,6 +23,10 @@ def initial_state(params: Params, optimizer: optax.GradientTransformation, *, av
     return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), average)
 
 
+# Metrics that tell a step that went wrong, in the order in which it does.
+MUST_BE_FINITE = ("loss", "gradient_norm", "update_norm")
+
+
 def make_train_step(
     task: Task,
     optimizer: optax.GradientTransformation,
@@ -36,8 +40,8 @@ def make_train_step(
     Locked parameters are an argument of their own: they are not differentiated, have no optimizer state and
     are not part of the state that is donated and saved.
 
-    With ``skips_nonfinite`` a step whose loss or gradient is not finite counts and changes nothing else; whether it was
-    one is the metric ``skipped``.
+    With ``skips_nonfinite`` a step of which something in `MUST_BE_FINITE` is not counts and changes nothing else;
+    whether it was one is the metric ``skipped``.
     """
 
     def train_step(state: TrainState, locked: Params, batch: Batch) -> tuple[TrainState, Metrics]:
@@ -51,6 +55,7 @@ def make_train_step(
             "loss": value,
             **metrics,
             "gradient_norm": optax.tree.norm(gradient),
+            "update_norm": optax.tree.norm(updates),
             "valid": jnp.sum(batch.valid),
         }
         average: Any = None
@@ -59,7 +64,7 @@ def make_train_step(
             average = optax.incremental_update(params, state.average, 1 - average_decay)
         after = TrainState(state.step + 1, params, opt_state, average)
         if skips_nonfinite:
-            is_finite = jnp.isfinite(value) & jnp.isfinite(metrics["gradient_norm"])
+            is_finite = jnp.isfinite(jnp.stack([metrics[name] for name in MUST_BE_FINITE])).all()
             metrics["skipped"] = ~is_finite
             before = dataclasses.replace(state, step=after.step)
             after = jax.tree.map(lambda now, then: jnp.where(is_finite, now, then), after, before)

@@ -115,8 +115,15 @@ def test_a_run_of_an_epoch_is_opened_with_its_average_and_left_alone_once_done(l
     assert int(state.step) == tiny.NUM_SAMPLES // config.data.batch_size == 2
     opened = checksums.digest({part: runs.open_run(config.run_dir).params[part] for part in state.params})
     assert opened == checksums.digest(state.evaluated) != checksums.digest(state.params)
-    monkeypatch.setattr("lit_het.cli.train.train", lambda *_, **__: pytest.fail("trained once more"))
+    with monkeypatch.context() as patch:
+        patch.setattr("lit_het.cli.train.train", lambda *_, **__: pytest.fail("trained once more"))
+        train_unless_done(config)
+    arrays = max((config.run_dir / "checkpoints" / "2").rglob("d/*"), key=lambda path: path.stat().st_size)
+    arrays.write_bytes(arrays.read_bytes()[:1000])
+    again = []
+    monkeypatch.setattr("lit_het.cli.train.train", lambda config, resume: again.append(resume))
     train_unless_done(config)
+    assert again == [True], "what is done, and damaged, is not done"
 
 
 def test_an_unknown_flag_is_one_line_with_the_nearest_flag(capsys, config_file):
@@ -264,6 +271,9 @@ def test_metrics_of_a_classifier_count_right_classes(upstream):
         (("--schedule.warmup", "3 weeks"), "--schedule.warmup: '3 weeks' is no duration"),
         (("--average-decay", "1"), "--average-decay 1.0 must be at least 0 and below 1"),
         (("--schedule.learning-rate", "0"), "--schedule.learning-rate 0.0 must be positive"),
+        (("--schedule.learning-rate", "nan"), "--schedule.learning-rate nan must be positive and finite"),
+        (("--optimizer.weight-decay", "nan"), "--optimizer.weight-decay nan must be at least 0"),
+        (("--distributed", "localhost:70000,0/2"), "--distributed localhost:70000,0/2 names no process"),
         (("--cadence.log-steps", "0"), "lit-het: --cadence.log-steps 0 must be at least 1"),
         (("--mesh.fsdp", "0"), "lit-het: --mesh.fsdp 0 must be at least 1"),
         (("--task.head.num-samples", "0"), "lit-het: --task.head.num-samples 0 must be at least 1"),

@@ -47,7 +47,11 @@ def main(arguments: list[str]) -> int:
 
 
 def ssh(cloud: Path, worker: str, command: str) -> int:
-    """Runs a command on one worker or on all."""
+    """Runs a command on one worker or on all, or on none as often as ``$FAKE_CLOUD/broken`` tells."""
+    broken = cloud / "broken"
+    if broken.exists() and (left := int(broken.read_text())):
+        broken.write_text(str(left - 1))
+        return 255
     started = []
     for number in range(WORKERS) if worker == "all" else [int(worker)]:
         home = cloud / f"worker-{number}"

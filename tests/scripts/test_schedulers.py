@@ -13,7 +13,7 @@ from lit_het.cli.main import main
 SLURM, JOBSET = Path("scripts/train_lit.slurm"), Path("scripts/train_lit.jobset.yaml")
 
 
-@pytest.mark.parametrize(("code", "requeued"), [(0, False), (1, False), (75, True)])
+@pytest.mark.parametrize(("code", "requeued"), [(0, False), (1, False), (75, True), (134, True), (137, True)])
 def test_slurm_starts_a_job_anew_that_was_told_to_leave(tmp_path, code, requeued):
     programs = {"srun": f'echo "$@"; exit {code}', "scontrol": f"echo $@ > {tmp_path / 'requeued'}"}
     for name, body in programs.items():

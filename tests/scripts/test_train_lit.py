@@ -176,6 +176,24 @@ def test_a_wrong_option_ends_in_one_line(wrong, line):
     assert len(found.stderr.splitlines()) == 1
 
 
+def test_connections_that_break_end_and_begin_nothing(cloud):
+    trains = "echo trains; sleep 2; touch ended; exit 0"
+    install = f"mkdir -p .venv/bin && echo '{trains}' > .venv/bin/lit-het && chmod +x .venv/bin/*"
+    (cloud / "broken").write_text("2")  # before it is installed
+    script = subprocess.Popen(command("--install", install), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while not (cloud / "worker-0" / "lit-het" / "train.pid").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    (cloud / "broken").write_text("2")  # while it trains
+    output, remarks = script.communicate(timeout=60)
+    assert script.returncode == 0, output + remarks
+    assert remarks.count("workers do not answer; next look in 0.1 s") >= 3
+    assert "begins again" not in remarks
+    assert (cloud / "worker-1" / "lit-het" / "ended").exists()
+    assert sum("train.pid; }" in line for line in (cloud / "commands.txt").read_text().splitlines()) == 1
+
+
 def test_an_error_on_all_workers_is_not_tried_again(cloud):
     found = subprocess.run(
         command(

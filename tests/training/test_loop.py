@@ -28,7 +28,7 @@ def fake_step(losses, norms, skips=False):
 
     def step(state, locked, batch):
         loss = jnp.float32(losses[int(state.step)])
-        metrics = {"loss": loss, "gradient_norm": jnp.float32(norms[int(state.step)])}
+        metrics = {"loss": loss, "gradient_norm": jnp.float32(norms[int(state.step)]), "update_norm": jnp.float32(1.0)}
         if skips:
             metrics["skipped"] = ~jnp.isfinite(loss)
         return dataclasses.replace(state, step=state.step + 1), metrics

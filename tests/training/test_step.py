@@ -141,6 +141,17 @@ def test_a_step_that_is_not_finite_counts_and_changes_nothing_else(valid):
     assert np.isfinite(after.params["w"]).all()
 
 
+def test_a_step_whose_update_alone_is_not_finite_is_skipped_too():
+    optimizer = Optimizer().build(Schedule(3e38, Duration(1), initial_rate=3e38), RunLength(5, 1))
+    step = jax.jit(make_train_step(Square(), optimizer, 0, skips_nonfinite=True))
+    before = initial_state({"w": jnp.full(3, 2.0)}, optimizer)
+    after, metrics = step(before, {}, Batch(valid=np.array([True])))
+    assert np.isfinite([metrics["loss"], metrics["gradient_norm"]]).all()
+    assert not np.isfinite(metrics["update_norm"])
+    assert bool(metrics["skipped"])
+    np.testing.assert_array_equal(after.params["w"], before.params["w"])
+
+
 class Parabola:
     """The loss w²."""
 
