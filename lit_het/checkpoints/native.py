@@ -23,7 +23,7 @@ from lit_het import distributed, parameters
 from lit_het.checkpoints import checksums
 from lit_het.checkpoints.checksums import Mark
 from lit_het.checkpoints.folders import DAMAGED, HALF_WRITTEN, size_below
-from lit_het.checkpoints.orbax_errors import is_out_of_reach, reason_of, say_errors_once
+from lit_het.checkpoints.orbax_errors import cause_of, is_out_of_reach, reason_of, say_errors_once
 from lit_het.errors import UserError
 from lit_het.types import Params, TrainState
 
@@ -156,8 +156,9 @@ class Checkpoints:
             raise self._failure
 
     def _fail(self, error: Exception) -> None:
-        folder = self.directory / str(self._saving)
-        self._saving = None
+        folder, self._saving = self.directory / str(self._saving), None
+        if isinstance(cause := cause_of(error), jax.errors.JaxRuntimeError):
+            raise cause  # another process is gone, or its part has failed
         self._failure = UserError(
             f"the checkpoint {folder} could not be saved ({reason_of(error)}); the last one that was stays"
         )

@@ -36,7 +36,7 @@ def say_errors_once() -> None:
 
 def reason_of(error: BaseException) -> str:
     """Returns in a line what lies behind an error: Orbax wraps what files and TensorStore say."""
-    cause = _cause_of(error)
+    cause = cause_of(error)
     if parts := re.search(r"Available checkpointables: \[(.*)\]", str(cause)):
         return f"of its parts only these are there: {parts[1]}" if parts[1] else "it is empty"
     text = re.sub(r"\s*\[tensorstore_spec.*", "", " ".join(str(cause).split()))
@@ -45,12 +45,13 @@ def reason_of(error: BaseException) -> str:
 
 def is_out_of_reach(error: BaseException) -> bool:
     """Returns whether files may be whole, and only cannot be read now: no permission, or storage that is not there."""
-    cause = _cause_of(error)
+    cause = cause_of(error)
     codes = r"PERMISSION_DENIED|UNAUTHENTICATED|UNAVAILABLE|DEADLINE_EXCEEDED|RESOURCE_EXHAUSTED|ABORTED|CANCELLED"
     return isinstance(cause, (PermissionError, TimeoutError, ConnectionError)) or bool(re.match(codes, str(cause)))
 
 
-def _cause_of(error: BaseException) -> BaseException:
+def cause_of(error: BaseException) -> BaseException:
+    """Returns the error behind all that wrap it."""
     while (cause := error.__cause__ or error.__context__) is not None:
         error = cause
     return error

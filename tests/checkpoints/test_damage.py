@@ -151,10 +151,10 @@ def test_the_line_tells_what_the_files_lack_and_nothing_of_who_reads_them(copied
     assert "tensorstore_spec" not in lines[0]
 
 
-def wrapped(cause):
+def wrapped_as(kind, cause):
     try:
-        raise RuntimeError("Failed to load") from cause
-    except RuntimeError as error:
+        raise kind("Failed") from cause
+    except kind as error:
         return error
 
 
@@ -163,7 +163,7 @@ def wrapped(cause):
 )
 def test_a_step_that_cannot_be_reached_now_is_no_damaged_one(copied, monkeypatch, cause):
     with Checkpoints(copied) as checkpoints:
-        fail = mock.Mock(side_effect=wrapped(cause))
+        fail = mock.Mock(side_effect=wrapped_as(RuntimeError, cause))
         monkeypatch.setattr(checkpoints, "_items_of", fail)
         with pytest.raises(UserError, match=r"2 cannot be read \(.*\); it may be whole: nothing was changed"):
             checkpoints.restore(make_state(0))
@@ -287,6 +287,16 @@ def test_if_the_last_save_fails_it_is_an_error(copied, fault):
 
     with pytest.raises(UserError, match=r"/3 could not be saved"):
         save()
+
+
+def test_a_save_that_misses_another_process_is_no_fault_of_the_disk(copied, monkeypatch):
+    gone = jax.errors.JaxRuntimeError("UNKNOWN: Gloo AllGather failed: Connection reset by peer")
+    with pytest.raises(jax.errors.JaxRuntimeError, match="Connection reset"), Checkpoints(copied) as checkpoints:
+        checkpoints.save(make_state(3), INFO)
+        checkpoints._checkpointer.wait()
+        fails = mock.Mock(side_effect=wrapped_as(ValueError, gone))
+        monkeypatch.setattr(checkpoints._checkpointer, "wait", fails)
+        checkpoints.wait()
 
 
 def test_every_nth_step_stays_beside_the_newest(tmp_path):
