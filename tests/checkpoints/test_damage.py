@@ -291,12 +291,13 @@ def test_if_the_last_save_fails_it_is_an_error(copied, fault):
 
 def test_a_save_that_misses_another_process_is_no_fault_of_the_disk(copied, monkeypatch):
     gone = jax.errors.JaxRuntimeError("UNKNOWN: Gloo AllGather failed: Connection reset by peer")
-    with pytest.raises(jax.errors.JaxRuntimeError, match="Connection reset"), Checkpoints(copied) as checkpoints:
+    with Checkpoints(copied) as checkpoints:
         checkpoints.save(make_state(3), INFO)
         checkpoints._checkpointer.wait()
         fails = mock.Mock(side_effect=wrapped_as(ValueError, gone))
         monkeypatch.setattr(checkpoints._checkpointer, "wait", fails)
-        checkpoints.wait()
+        with pytest.raises(jax.errors.JaxRuntimeError, match="Connection reset"):
+            checkpoints.wait()
 
 
 def test_every_nth_step_stays_beside_the_newest(tmp_path):
