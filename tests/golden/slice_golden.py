@@ -89,10 +89,10 @@ def main(recordings: Path) -> None:
     )
     slice_model("two_towers_siglip", ("image", "text", "params/", "zimg", "ztxt", "logits"), ())
 
-    # One parameter of each kind: factored, too small to factor, a vector and a scalar; three of the five steps.
+    # One parameter of each kind: factored, over two of four axes, too small to factor, a vector and a scalar.
     with np.load(recordings / "bv/adafactor_default_bf16mom.npz") as arrays:
-        leaves = ("mat", "small", "vec", "scalar")
-        names = [f"{kind}{step}/{leaf}" for kind in ("grad", "update") for step in range(3) for leaf in leaves]
+        leaves = ("mat", "stack", "small", "vec", "scalar")
+        names = [f"{kind}{step}/{leaf}" for kind in ("grad", "update") for step in range(5) for leaf in leaves]
         save("adafactor_default_bf16mom", {name: arrays[name] for name in names})
 
     # Without what happens inside: 800 kB less.
