@@ -50,7 +50,7 @@ def marks(tree: Any) -> dict[str, Mark]:
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     # All are under way before the first is waited for. Programs that wait for other devices could not be: two of them
     # that each began on one device would wait for ever.
-    under_way = [_sums_of_parts(leaf) for _, leaf in leaves]
+    under_way = [_begin_sums(leaf) for _, leaf in leaves]
     here = np.array([_of_this_process(sums) for sums in under_way], np.uint32).reshape(1, -1, 2)
     pairs = distributed.rows_of_all(here).sum(axis=0, dtype=np.uint32).astype(">u4")
     return {
@@ -125,7 +125,7 @@ def name_of(path: Any) -> str:
     return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
-def _sums_of_parts(array: Any) -> Any:
+def _begin_sums(array: Any) -> Any:
     """Returns both sums of each part, ``[parts, 2]``, which may still be under way."""
     is_whole = not isinstance(array, jax.Array) or array.is_fully_addressable or array.is_fully_replicated
     if is_whole and array.size <= _SMALL:
