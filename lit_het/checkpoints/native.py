@@ -353,7 +353,6 @@ def _policy(kept: Kept) -> Any:
 
 def _context() -> ocp.Context:
     context = ocp.Context()
-    context.asynchronous.timeout_secs = 300  # others wait so long for a process whose part of a save has failed
     # Orbax compiles a slice for every replicated array, to spread the writing over replicas: not for small ones.
     context.array.saving.min_slice_bytes_for_replica_parallel = 2**20
     return context
