@@ -16,7 +16,6 @@ import os
 import random
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -118,9 +117,7 @@ class Soak:
         return wrong
 
     def _start(self, run: str, resume: bool) -> list[subprocess.Popen[bytes]]:
-        with socket.socket() as server:
-            server.bind(("localhost", 0))
-            port = server.getsockname()[1]
+        port = tiny.free_port()
         config = self._directory / f"{run}.json"
         experiment.save(dataclasses.replace(self._config, run_dir=self._directory / run), config)
         environment = {

@@ -1,6 +1,7 @@
 """Experiments small enough for tests, cut from the real configurations, and the data that they read."""
 
 import dataclasses
+import socket
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ from data_pipelines.images import encode_jpeg
 from data_pipelines.labels import CaptionWords, ClassIndex
 from data_pipelines.shards import write_shards
 from data_pipelines.tokenizers import SentencePieceConfig, train_sentencepiece
+from lit_het import parameters
 from lit_het.durations import Duration
 from lit_het.schedules import Schedule
 from lit_het.sharding import MeshConfig
@@ -19,6 +21,7 @@ from lit_het.towers.resnet import ResNetConfig
 from lit_het.towers.transformer import EncoderConfig
 from lit_het.towers.vit import ViTConfig
 from lit_het.training.loop import Cadence
+from lit_het.types import Params
 
 COLOURS = ("red", "green", "blue", "grey")
 SHAPES = ("square", "bar")
@@ -44,6 +47,23 @@ def write_data(directory: Path, *, image_size: int = 32) -> Path:
         (directory / "train" / name).write_text("".join(f"{line}\n" for line in lines))
     (directory / "tokenizer.model").write_bytes(train_sentencepiece(names, vocabulary_size=40))
     return directory
+
+
+def free_port() -> int:
+    """Returns a port of this machine on which nothing listens."""
+    with socket.socket() as server:
+        server.bind(("localhost", 0))
+        return server.getsockname()[1]
+
+
+def assert_same_training(params: Params, others: Params) -> None:
+    """Compares parameters that were trained in the same way on differently many devices."""
+    ours, theirs = parameters.flatten(params), parameters.flatten(others)
+    assert ours.keys() == theirs.keys()
+    for path, array in ours.items():
+        # A key's bias has no gradient but rounding, of which Adam makes whole steps.
+        if not path.endswith("key/bias"):
+            np.testing.assert_allclose(array, theirs[path], atol=1e-4, err_msg=path)
 
 
 def shrink(config: ExperimentConfig, data: Path, run_dir: Path, pretrained: Path | None = None) -> ExperimentConfig:

@@ -2,8 +2,8 @@
 
 Every element gives two 32-bit numbers, of its bits and its place in the whole array, and the checksum is the sums of
 these modulo 2^32. Sums have no order, so that every device adds up its own part, every process those of its devices,
-and one exchange all of them. For a given place each number is a
-bijection of the bits: an array of which one element has changed, in whatever bits, never has the same sums.
+and one exchange all of them. For a given place each number is a bijection of the bits: an array of which one element
+has changed, in whatever bits, never has the same sums.
 """
 
 import dataclasses

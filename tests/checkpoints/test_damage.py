@@ -6,7 +6,6 @@ import os
 import random
 import resource
 import shutil
-import socket
 import subprocess
 import sys
 from unittest import mock
@@ -19,6 +18,7 @@ import pytest
 from lit_het.checkpoints.folders import entries
 from lit_het.checkpoints.native import Checkpoints, Damaged, Kept, save_imported
 from lit_het.errors import UserError
+from tests import tiny
 from tests.checkpoints.test_native import INFO, assert_equal, make_params, make_state
 
 
@@ -171,9 +171,7 @@ def test_a_step_that_cannot_be_reached_now_is_no_damaged_one(copied, monkeypatch
 
 
 def test_what_one_of_two_processes_cannot_read_neither_uses(copied):
-    with socket.socket() as server:
-        server.bind(("localhost", 0))
-        port = server.getsockname()[1]
+    port = tiny.free_port()
     xla = "--xla_force_host_platform_device_count=1 --xla_backend_optimization_level=0"
     command = [sys.executable, "-m", "tests.checkpoints.restore_with_faults", str(copied)]
     processes = [

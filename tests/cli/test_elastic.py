@@ -5,12 +5,10 @@ import json
 import os
 import random
 import shutil
-import socket
 import subprocess
 import sys
 import time
 
-import numpy as np
 import pytest
 
 from configs import experiment
@@ -19,13 +17,13 @@ from data_pipelines.transforms import InceptionCrop
 from eval.evaluators.frozen import FewShotConfig
 from eval.few_shot import FewShotOptions
 from eval.sets import ImageSet
-from lit_het import parameters
 from lit_het.cli import runs
 from lit_het.durations import Duration
 from lit_het.heads.deterministic import DeterministicConfig
 from lit_het.sharding import MeshConfig
 from lit_het.training.logging import read_metrics
 from lit_het.training.loop import Cadence
+from tests import tiny
 
 NUM_STEPS, BATCH_SIZE = 12, 16
 
@@ -54,12 +52,6 @@ def start():
 def finish(process):
     messages = process.communicate()[1].decode()
     assert process.returncode == 0, messages
-
-
-def free_port():
-    with socket.socket() as server:
-        server.bind(("localhost", 0))
-        return server.getsockname()[1]
 
 
 def kill_at(records, config, processes):
@@ -92,15 +84,6 @@ def keys_by_position(*records):
 def logged(config, name):
     records = read_metrics(config.run_dir / "metrics.jsonl")
     return {record["step"]: record[name] for record in records if name in record}
-
-
-def assert_same_parameters(config, other):
-    ours, theirs = (parameters.flatten(runs.open_run(one.run_dir).params) for one in (config, other))
-    assert ours.keys() == theirs.keys()
-    for path, array in ours.items():
-        # A key's bias has no gradient but rounding, of which Adam makes whole steps.
-        if not path.endswith("key/bias"):
-            np.testing.assert_allclose(array, theirs[path], atol=1e-4, err_msg=path)
 
 
 def losses(config):
@@ -141,7 +124,7 @@ def test_a_run_killed_on_two_processes_and_resumed_on_one_has_the_samples_and_lo
     undisturbed = start(whole, tmp_path / "whole.txt", devices=4)
     killed = dataclasses.replace(whole, run_dir=tmp_path / "killed")
     records = [tmp_path / f"killed-{process}.txt" for process in (0, 1)]
-    address = f"localhost:{free_port()}"
+    address = f"localhost:{tiny.free_port()}"
     pair = [start(killed, record, "--distributed", f"{address},{i}/2", devices=2) for i, record in enumerate(records)]
     last = kill_at(random.randrange(2, NUM_STEPS - 4), killed, pair)  # after the first evaluation
     before, accurate_before = losses(killed), accuracies(killed)
@@ -155,7 +138,7 @@ def test_a_run_killed_on_two_processes_and_resumed_on_one_has_the_samples_and_lo
     # Two processes add up four devices' gradients in another order than one.
     assert before == pytest.approx({step: loss for step, loss in expected.items() if step <= last}, rel=1e-5)
     assert losses(killed) == pytest.approx(expected, rel=1e-5)
-    assert_same_parameters(killed, whole)
+    tiny.assert_same_training(*(runs.open_run(config.run_dir).params for config in (killed, whole)))
     # Two processes read half of the evaluation's pictures each, and both see all features.
     assert accurate_before
     assert accurate_before == {step: value for step, value in accuracies(whole).items() if step in accurate_before}
@@ -184,7 +167,7 @@ def test_a_broken_picture_that_one_process_reads_ends_all_of_them(whole, data, s
         task=dataclasses.replace(whole.task, head=DeterministicConfig()),
         evaluations=(),
     )
-    address = f"localhost:{free_port()}"
+    address = f"localhost:{tiny.free_port()}"
     pair = [start(config, tmp_path / f"{i}.txt", "--distributed", f"{address},{i}/2") for i in (0, 1)]
     messages = "".join(process.communicate(timeout=240)[1].decode() for process in pair)
     # Who misses the other may be started again; who has found the picture would find it again.
