@@ -82,7 +82,9 @@ def _train_on(mesh: Mesh, config: ExperimentConfig, resume: bool) -> TrainState:
     state = jax.jit(initial, out_shardings=places)(trainable)
 
     kept = Kept(config.cadence.keep, config.cadence.keep_steps)
-    with Checkpoints(runs.checkpoint_dir(config.run_dir), kept=kept, tell=say) as checkpoints:
+    with Checkpoints(
+        runs.checkpoint_dir(config.run_dir), kept=kept, max_failed_saves=config.cadence.max_failed_saves, tell=say
+    ) as checkpoints:
         position = 0
         if resume and checkpoints.latest_step is not None:
             state, position = _resumed(checkpoints, state, config, loader, checksum)

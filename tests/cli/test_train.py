@@ -89,7 +89,7 @@ def _final_checksum(run_dir, config):
 
 def test_the_checkpoint_holds_no_locked_parameter(trained_lit):
     with Checkpoints(runs.checkpoint_dir(trained_lit.run_dir)) as checkpoints:
-        _, marks = checkpoints.about(checkpoints.newest_step())
+        _, marks = checkpoints.at(checkpoints.newest_step()).about()
     assert {path.split("/")[1] for path in marks if path.startswith("params/")} == {"text_tower", "head"}
 
 
