@@ -22,6 +22,7 @@ from data_pipelines.watchdog import watched as reads_watched
 from eval.sets import Sets
 from lit_het import distributed, parameters, sharding
 from lit_het.checkpoints import checksums
+from lit_het.checkpoints.folders import COMPLETE, entries
 from lit_het.checkpoints.native import Checkpoints, Kept
 from lit_het.cli import runs
 from lit_het.cli.checkpoint import damage
@@ -38,6 +39,7 @@ from lit_het.tasks.contrastive import ContrastiveTask
 from lit_het.training import loop, preemption
 from lit_het.training.logging import Bar, MetricLog, read_metrics, say
 from lit_het.training.loop import NonFinite
+from lit_het.training.run_lock import locked
 from lit_het.training.step import initial_state, jit_step, make_train_step
 from lit_het.types import Batch, EvaluatedModel, Params, TrainState
 
@@ -59,12 +61,13 @@ def train(config: ExperimentConfig, *, resume: bool = False) -> TrainState:
     sharding.check_batch_size(config.data.batch_size, mesh)
     check_run_dir(config, resume)
     distributed.check_same(json.dumps(experiment.to_dict(config)), "the configuration")
-    # Losses look there for the devices that share a batch.
-    with jax.set_mesh(mesh):
-        return _train_on(mesh, config, resume)
+    # Losses look at the mesh for the devices that share a batch.
+    with locked(config.run_dir, say) as check_lock, jax.set_mesh(mesh):
+        check_run_dir(config, resume)  # again: another start may have begun, and ended, since then
+        return _train_on(mesh, config, resume, check_lock)
 
 
-def _train_on(mesh: Mesh, config: ExperimentConfig, resume: bool) -> TrainState:
+def _train_on(mesh: Mesh, config: ExperimentConfig, resume: bool, check_lock: Callable[[], None]) -> TrainState:
     tokenizer = config.tokenizer.build() if config.tokenizer else None
     loader = _open_data(config.data, tokenizer)
     check_data(config, loader, tokenizer)
@@ -105,7 +108,7 @@ def _train_on(mesh: Mesh, config: ExperimentConfig, resume: bool) -> TrainState:
                     num_steps=run.num_steps,
                     cadence=config.cadence,
                     log=log,
-                    saver=_Saver(checkpoints, config.data.batch_size, checksum, loader.digest),
+                    saver=_Saver(checkpoints, check_lock, config.data.batch_size, checksum, loader.digest),
                     evaluate=evaluate,
                     description=config.run_dir.name,
                     evaluate_first=_lacks_evaluation(config, int(state.step), run.num_steps),
@@ -188,8 +191,10 @@ def train_unless_done(config: ExperimentConfig) -> None:
         train(config)
         return
     check_run_dir(config, resume=True)
-    with Checkpoints(runs.checkpoint_dir(config.run_dir)) as checkpoints:
-        newest = checkpoints.latest_step
+    # Not opened, which would sweep away what another start is saving.
+    folder = runs.checkpoint_dir(config.run_dir)
+    found = [entry.step for entry in entries(folder) if entry.state == COMPLETE] if folder.is_dir() else []
+    newest = max(found, default=None)
     # Only epochs need the data to count their steps.
     loader = _open_data(config.data, None) if config.length.unit == "epochs" else None
     num_steps = _run_length(config, loader).num_steps
@@ -209,12 +214,14 @@ class _Saver:
     """Saves states with what resuming needs beside them."""
 
     checkpoints: Checkpoints
+    check_lock: Callable[[], None]
     batch_size: int
     locked_checksum: str
     data_digest: str
 
     def save(self, state: TrainState) -> None:
         """Implements `loop.Saver`."""
+        self.check_lock()
         info = {
             "position": int(state.step) * self.batch_size,
             "locked_checksum": self.locked_checksum,

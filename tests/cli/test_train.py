@@ -5,6 +5,7 @@ import io
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from lit_het.cli.main import main
 from lit_het.cli.train import train, train_unless_done
 from lit_het.durations import Duration
 from lit_het.training.logging import read_metrics
+from lit_het.training.run_lock import locked
 from tests import tiny
 from tests.cli.conftest import write_config_file
 
@@ -151,6 +153,20 @@ def test_a_second_run_in_the_same_directory_is_refused_and_nothing_is_lost(capsy
     assert "already holds a run" in line
     assert "--resume" in line
     assert sorted(path.name for path in trained_lit.run_dir.rglob("*")) == before
+
+
+@pytest.mark.parametrize("flag", ["--resume", "--start-or-resume"])
+def test_a_start_beside_one_that_trains_is_refused_and_leaves_its_half_written_save_alone(
+    capsys, trained_lit, tmp_path, flag
+):
+    run = shutil.copytree(trained_lit.run_dir, tmp_path / "run")
+    file = write_config_file(dataclasses.replace(trained_lit, run_dir=run), tmp_path / "again.py")
+    folder = runs.checkpoint_dir(run)
+    half_written = (folder / str(trained_lit.length.amount)).rename(folder / "4.orbax-checkpoint-tmp")
+    with locked(run, pytest.fail):
+        line = refusal(capsys, "train", "--config", file, flag)
+    assert f"{run} is in use: process {os.getpid()} on " in line
+    assert half_written.is_dir()
 
 
 def test_resuming_with_another_model_names_the_field_and_both_values(capsys, trained_lit, tmp_path):
