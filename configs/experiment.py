@@ -25,6 +25,7 @@ from lit_het.sharding import MeshConfig
 from lit_het.tasks.classification import ClassificationConfig
 from lit_het.tasks.contrastive import ContrastiveConfig
 from lit_het.training.loop import Cadence
+from lit_het.untrusted import read_json
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,8 +169,8 @@ def load(path: Path) -> ExperimentConfig:
     if not path.is_file():
         raise UserError(f"{path} is missing; give the directory of a run of lit-het")
     try:
-        return _CONVERTER.structure(json.loads(path.read_text()), ExperimentConfig)
-    except (cattrs.BaseValidationError, AttributeError, KeyError, TypeError, ValueError) as error:
+        return _CONVERTER.structure(read_json(path), ExperimentConfig)
+    except (OSError, cattrs.BaseValidationError, AttributeError, KeyError, TypeError, ValueError) as error:
         reasons = cattrs.transform_error(error) if isinstance(error, cattrs.BaseValidationError) else [repr(error)]
         raise UserError(f"{path} does not fit this version of lit-het: {'; '.join(reasons)}") from error
 

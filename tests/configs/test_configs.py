@@ -370,6 +370,13 @@ def test_a_saved_config_with_an_unknown_field_is_refused_by_name(tmp_path):
         experiment.load(tmp_path / "config.json")
 
 
+@pytest.mark.parametrize("text", ["[" * 100_000, "3", "", "{}", "\xff"])
+def test_json_that_is_no_configuration_is_one_line(tmp_path, text):
+    (tmp_path / "config.json").write_text(text, "latin1")
+    with pytest.raises(UserError, match=r"config\.json does not fit this version of lit-het: [^\n]*$"):
+        experiment.load(tmp_path / "config.json")
+
+
 def test_a_run_of_before_punctuation_could_be_removed_keeps_it(tmp_path):
     config = experiment.to_dict(experiment.load_module_config(Path("configs/lit_so400m_het_xl.py")))
     del config["tokenizer"]["remove_punctuation"]
