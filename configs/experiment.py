@@ -16,6 +16,7 @@ from data_pipelines.loader import LoaderConfig
 from data_pipelines.portions import Portion
 from data_pipelines.tokenizers import TokenizerConfig
 from eval.suite import EVALUATIONS, EvaluationConfig
+from lit_het import parameters
 from lit_het.durations import Duration
 from lit_het.errors import FieldError, UserError, require_at_least, require_choice
 from lit_het.files import write_atomically
@@ -25,6 +26,7 @@ from lit_het.sharding import MeshConfig
 from lit_het.tasks.classification import ClassificationConfig
 from lit_het.tasks.contrastive import ContrastiveConfig
 from lit_het.training.loop import Cadence
+from lit_het.untrusted import read_json
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,15 +165,23 @@ def load(path: Path) -> ExperimentConfig:
     """Reads a configuration that `save` wrote.
 
     Raises:
-        UserError: the file is missing, or was written by a version with other fields.
+        UserError: the file is missing, was written by a version with other fields, or has a pattern that may hang.
     """
     if not path.is_file():
         raise UserError(f"{path} is missing; give the directory of a run of lit-het")
     try:
-        return _CONVERTER.structure(json.loads(path.read_text()), ExperimentConfig)
-    except (cattrs.BaseValidationError, AttributeError, KeyError, TypeError, ValueError) as error:
+        config = _CONVERTER.structure(read_json(path), ExperimentConfig)
+    except (OSError, cattrs.BaseValidationError, AttributeError, KeyError, TypeError, ValueError) as error:
         reasons = cattrs.transform_error(error) if isinstance(error, cattrs.BaseValidationError) else [repr(error)]
         raise UserError(f"{path} does not fit this version of lit-het: {'; '.join(reasons)}") from error
+    groups = (group.pattern for group in config.optimizer.groups)
+    origin = () if config.pretrained is None else (config.pretrained.pattern,)
+    for pattern in (*config.task.locked, *origin, *groups):
+        try:
+            parameters.check_pattern(pattern)
+        except UserError as error:
+            raise UserError(f"{path}: {error}") from error
+    return config
 
 
 def to_dict(config: Any) -> dict[str, Any]:

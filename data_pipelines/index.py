@@ -15,7 +15,7 @@ import json
 import logging
 import tarfile
 import zipfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -241,8 +241,7 @@ def index_shard(address: str | Path) -> ShardTable:
     """
     address = str(address)
     stamp = f"{_INDEX_VERSION} {storage.stamp(address)}"
-    places = (index_path(address), _cached_path(address))
-    for place in places:
+    for place in _places(address):
         kept = _load(place, address, stamp)
         if kept is not None:
             return _with_images(kept)
@@ -253,7 +252,7 @@ def index_shard(address: str | Path) -> ShardTable:
             f"{address}: cannot be read ({storage.reason(error)}); check the store and start again"
         ) from error
     content, refusal = _packed(table, stamp), ""
-    for place in places:
+    for place in _places(address):
         try:
             storage.write(place, content)
             break
@@ -272,6 +271,11 @@ def summarize(
     table = attach(found)
     lacking = [_lack(table, kind) for kind in required if not table.has([kind]).all()]
     return ShardSummary(address, int(table.has(required).sum()), (*table.faults, *lacking), found.digest)
+
+
+def _places(address: str) -> Iterator[str]:
+    yield index_path(address)
+    yield _cached_path(address)  # only looked at where there is none beside the shard
 
 
 def _cached_path(address: str) -> str:

@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from data_pipelines.watchdog import reading
+from lit_het import stores
 from lit_het.errors import UserError
 from lit_het.files import completed
 
@@ -68,22 +68,17 @@ def is_pipe(address: str) -> bool:
     return address.startswith(PIPE)
 
 
+def shortened(address: str) -> str:
+    """Returns an address in quotes, on one line."""
+    return repr(address if len(address) <= 80 else f"{address[:80]}...")
+
+
 def is_remote(address: str) -> bool:
     """Returns whether an address is one for fsspec, such as ``gs://bucket/file``, and no local path."""
     return "://" in address and not is_pipe(address)
 
 
-@functools.lru_cache(maxsize=2**16)
-def filesystem(address: str) -> tuple[Any, str]:
-    """Returns fsspec's file system for an address, and the path there.
-
-    Raises:
-        UserError: no installed package knows this kind of address.
-    """
-    try:
-        return fsspec.url_to_fs(address)
-    except (ImportError, ValueError) as error:
-        raise UserError(f"{address}: {error}") from error
+filesystem = functools.lru_cache(maxsize=2**16)(stores.filesystem)
 
 
 def stamp(address: str) -> str:

@@ -40,6 +40,7 @@ class Stream:
     Args:
         config: which shards, and how.
         tokenizer: captions to ids ``[n l]``; None leaves ``Batch.text`` out.
+        allow_commands: whether lists of shards may name commands, too, as the configuration itself may.
 
     Attributes:
         config: as given.
@@ -50,8 +51,8 @@ class Stream:
         UserError: no shards; labels that cannot be read.
     """
 
-    def __init__(self, config: LoaderConfig, tokenizer: Tokenizer | None = None):
-        (self._addresses,) = config.data_sets()
+    def __init__(self, config: LoaderConfig, tokenizer: Tokenizer | None = None, *, allow_commands: bool = False):
+        (self._addresses,) = config.data_sets(allow_commands=allow_commands)
         self.config = config
         self.faults = FaultLog(config.max_bad_fraction)
         pictures = Pictures(config.training, config.image_size)

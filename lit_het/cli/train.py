@@ -30,7 +30,7 @@ from lit_het.cli.flags import with_flags
 from lit_het.cli.initialization import initial_params
 from lit_het.cli.models import ModelMaker
 from lit_het.cli.run_files import write_nonfinite, write_run_files
-from lit_het.cli.train_checks import check_data, check_embeddings, check_run_dir
+from lit_het.cli.train_checks import check_commands, check_data, check_embeddings, check_run_dir
 from lit_het.durations import RunLength
 from lit_het.errors import UserError
 from lit_het.files import cache_folder
@@ -44,14 +44,35 @@ from lit_het.training.step import initial_state, jit_step, make_train_step
 from lit_het.types import Batch, EvaluatedModel, Params, TrainState
 
 
-def parse_config(path: Path, flags: Sequence[str], command: str = "lit-het train") -> ExperimentConfig:
-    """Returns the configuration of a Python file, or that of a run as JSON, with the fields that ``flags`` change."""
-    config = experiment.load(path) if path.suffix == ".json" else experiment.load_module_config(path)
-    return with_flags(config, flags, f"{command} --config {path}")
+def parse_config(
+    path: Path, flags: Sequence[str], command: str = "lit-het train", *, allow_commands: bool = False
+) -> ExperimentConfig:
+    """Returns the configuration of a Python file, or that of a run as JSON, with the fields that ``flags`` change.
+
+    Args:
+        path: of the file.
+        flags: as the user typed them.
+        command: likewise, for messages.
+        allow_commands: whether JSON, which others may have written, may name shell commands.
+
+    Raises:
+        UserError: the file or a flag cannot be used, or JSON names a command that is not allowed.
+    """
+    is_json = path.suffix == ".json"
+    config = experiment.load(path) if is_json else experiment.load_module_config(path)
+    config = with_flags(config, flags, f"{command} --config {path}")
+    if is_json and not allow_commands:
+        check_commands(config, path, flags)
+    return config
 
 
-def train(config: ExperimentConfig, *, resume: bool = False) -> TrainState:
+def train(config: ExperimentConfig, *, resume: bool = False, allow_commands: bool = False) -> TrainState:
     """Trains a run to its end and returns its last state.
+
+    Args:
+        config: of the run.
+        resume: whether it goes on from the newest checkpoint.
+        allow_commands: whether lists of shards may name shell commands, as the configuration itself may.
 
     Raises:
         UserError: anything in the configuration, the data or the run directory that cannot work.
@@ -64,12 +85,14 @@ def train(config: ExperimentConfig, *, resume: bool = False) -> TrainState:
     # Losses look at the mesh for the devices that share a batch.
     with locked(config.run_dir, say) as check_lock, jax.set_mesh(mesh):
         check_run_dir(config, resume)  # again: another start may have begun, and ended, since then
-        return _train_on(mesh, config, resume, check_lock)
+        return _train_on(mesh, config, resume, check_lock, allow_commands)
 
 
-def _train_on(mesh: Mesh, config: ExperimentConfig, resume: bool, check_lock: Callable[[], None]) -> TrainState:
+def _train_on(
+    mesh: Mesh, config: ExperimentConfig, resume: bool, check_lock: Callable[[], None], allow_commands: bool
+) -> TrainState:
     tokenizer = config.tokenizer.build() if config.tokenizer else None
-    loader = _open_data(config.data, tokenizer)
+    loader = _open_data(config.data, tokenizer, allow_commands)
     check_data(config, loader, tokenizer)
     task = config.task.build()
     run = _run_length(config, loader)
@@ -133,9 +156,9 @@ def _keep_compiled_programs() -> None:
         jax.config.update("jax_compilation_cache_dir", str(cache_folder("compiled")))
 
 
-def _open_data(config: LoaderConfig, tokenizer: Tokenizer | None) -> Loader | Stream:
+def _open_data(config: LoaderConfig, tokenizer: Tokenizer | None, allow_commands: bool) -> Loader | Stream:
     if config.stream is not None:
-        return Stream(config, tokenizer)
+        return Stream(config, tokenizer, allow_commands=allow_commands)
     with Bar("indexing", sum(map(len, config.data_sets())), "shards") as bar:
         return Loader(config, tokenizer, bar.advance)
 
@@ -181,14 +204,14 @@ def _begun(loader: Loader | Stream, position: int) -> Iterator[Iterator[Batch]]:
         yield itertools.chain(first, batches)
 
 
-def train_unless_done(config: ExperimentConfig) -> None:
-    """Trains a run, goes on with one that was interrupted, and leaves a finished one alone.
+def train_unless_done(config: ExperimentConfig, *, allow_commands: bool = False) -> None:
+    """Trains a run, goes on with one that was interrupted, and leaves a finished one alone; arguments as of `train`.
 
     Raises:
         UserError: as `train`; the run directory holds a run of another configuration.
     """
     if not runs.config_path(config.run_dir).exists():
-        train(config)
+        train(config, allow_commands=allow_commands)
         return
     check_run_dir(config, resume=True)
     # Not opened, which would sweep away what another start is saving.
@@ -196,15 +219,15 @@ def train_unless_done(config: ExperimentConfig) -> None:
     found = [entry.step for entry in entries(folder) if entry.state == COMPLETE] if folder.is_dir() else []
     newest = max(found, default=None)
     # Only epochs need the data to count their steps.
-    loader = _open_data(config.data, None) if config.length.unit == "epochs" else None
+    loader = _open_data(config.data, None, allow_commands) if config.length.unit == "epochs" else None
     num_steps = _run_length(config, loader).num_steps
     if newest is None or newest < num_steps or _lacks_evaluation(config, newest, num_steps):
-        train(config, resume=True)
+        train(config, resume=True, allow_commands=allow_commands)
         return
     with Checkpoints(runs.checkpoint_dir(config.run_dir), read_only=True) as checkpoints:
         damaged = damage(checkpoints, newest)
     if damaged:
-        train(config, resume=True)
+        train(config, resume=True, allow_commands=allow_commands)
     else:
         say(f"{config.run_dir} is done: {newest} steps")
 
