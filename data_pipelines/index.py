@@ -382,8 +382,8 @@ def _members(address: str, faults: _Faults) -> Iterable[tuple[str, int, int, byt
         size = file.seek(0, io.SEEK_END)
         try:
             for member in whole_members(file, 0, size):
-                if member.isreg() and not member.issparse():
-                    yield member.name, member.offset_data, member.size, member_ends(file, member)
+                if member.is_file:
+                    yield member.name, member.offset, member.size, member_ends(file, member)
         except tarfile.TarError as error:
             faults.add(NO_TAR, f"is no uncompressed tar ({error}); unpack it or write it again")
         except DamagedTar as error:
