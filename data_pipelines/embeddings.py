@@ -17,7 +17,8 @@ import safetensors.numpy
 from jaxtyping import Float
 
 from data_pipelines import storage
-from data_pipelines.index import ShardSummary, ShardTable
+from data_pipelines.index import ShardSummary
+from data_pipelines.tables import ShardTable
 from data_pipelines.shards import IMAGE
 from data_pipelines.storage import Reader, Span, Unreadable, readable
 from data_pipelines.transforms import Training

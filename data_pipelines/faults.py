@@ -5,7 +5,7 @@ import math
 import threading
 from collections.abc import Iterable
 
-from data_pipelines.index import Fault
+from data_pipelines.tables import Fault
 from data_pipelines.labels import OUT_OF_RANGE
 from lit_het.errors import UserError
 

@@ -29,7 +29,7 @@ from data_pipelines.prepare.parquet import Columns, read_parquet
 from data_pipelines.prepare.pets import read_pets
 from data_pipelines.prepare.writer import SplitWriter, WriteOptions, write_names
 from data_pipelines.shards import expand
-from data_pipelines.storage import differs_from_checksum, keep_checksum
+from data_pipelines.checksums import differs_from_checksum, keep_checksum
 from lit_het.errors import UserError
 from lit_het.training.logging import Bar, say
 

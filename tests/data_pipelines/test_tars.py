@@ -67,7 +67,9 @@ def test_damage_is_found_where_jumps_find_it(shards: Path, place: int, junk: byt
 
 NAMES = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="/\0\n"), min_size=1, max_size=150)
 ENTRIES = st.lists(
-    st.tuples(NAMES, st.sampled_from([b"0", b"0", b"\0", b"1", b"2", b"3", b"5", b"6", b"7"]), st.binary(max_size=1500)),
+    st.tuples(
+        NAMES, st.sampled_from([b"0", b"0", b"\0", b"1", b"2", b"3", b"5", b"6", b"7"]), st.binary(max_size=1500)
+    ),
     min_size=1,
 )
 
@@ -152,5 +154,7 @@ def test_a_member_that_is_too_large_is_passed_over_not_read(monkeypatch: pytest.
 
 
 def test_what_is_not_wanted_is_not_kept():
-    wanted = streamed_members(OneWay(FIRST + header("b.jpg", 1) + b"2".ljust(512, b"\0") + END), lambda name: "b" in name)
+    wanted = streamed_members(
+        OneWay(FIRST + header("b.jpg", 1) + b"2".ljust(512, b"\0") + END), lambda name: "b" in name
+    )
     assert dict(wanted) == {"first.txt": b"", "b.jpg": b"2"}
