@@ -8,10 +8,6 @@ from pathlib import Path
 
 import numpy as np
 
-# NumPy parses the headers of its files as Python, whose parser counts its depth over all threads (CPython 3.11): two at
-# a time were seen to end in a SystemError.
-NUMPY_HEADERS = threading.Lock()
-
 
 @contextlib.contextmanager
 def completed(path: Path) -> Iterator[Path]:
