@@ -12,7 +12,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from data_pipelines.images import MAX_SCANS, BrokenImage, Filter, decode
+from data_pipelines.image_headers import MAX_SCANS, BrokenImage
+from data_pipelines.images import Filter, decode
 from data_pipelines.transforms import InceptionCrop, Preprocessing
 
 SIZE = 16
