@@ -69,7 +69,7 @@ class TarFiles:
     Args:
         path: the archive.
         scratch: a folder with room for the unpacked archive.
-        nested: archives within stand for folders: the files in ``a.tar`` are called ``a/...``.
+        nested: archives within stand for folders: the files in ``a.tar`` are called ``a/...``; those within these do not.
 
     Attributes:
         path: the archive.
@@ -113,7 +113,7 @@ class TarFiles:
                 continue
             elif nested and name.endswith(".tar"):
                 inner = f"{name.removesuffix('.tar')}/"
-                yield from self._scan(inner, member.offset, member.offset + member.size, nested)
+                yield from self._scan(inner, member.offset, member.offset + member.size, nested=False)
             else:
                 yield name, member.offset, member.size
 
