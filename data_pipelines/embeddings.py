@@ -19,9 +19,9 @@ from jaxtyping import Float
 
 from data_pipelines import storage
 from data_pipelines.index import ShardSummary
-from data_pipelines.tables import ShardTable
 from data_pipelines.shards import IMAGE
 from data_pipelines.storage import Reader, Span, Unreadable, readable
+from data_pipelines.tables import ShardTable
 from data_pipelines.transforms import Training
 from lit_het.errors import UserError
 from lit_het.untrusted import parse_json, parse_safetensors_header

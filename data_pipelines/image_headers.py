@@ -14,7 +14,7 @@ MAX_WEBP_PIXELS = 2**25
 """WebP images with more pixels than this are refused: their decoder takes about 20 bytes for each."""
 
 MAX_SIDE = 2**16
-"""Images with a longer side than 65,536 pixels are refused: JPEG, GIF and WebP have none, and panoramas are in bounds."""
+"""Images with a longer side than 65,536 pixels are refused: JPEG, GIF and WebP have none, and most panoramas less."""
 
 MAX_SCANS = 32
 """JPEGs with more scans than this are refused: encoders write about 10, and each costs as much as the whole image."""

@@ -43,8 +43,8 @@ Box: TypeAlias = tuple[float, float, float, float]
 
 # Of libjpeg's warnings the first is told, so that with this one all pixels were there; every reader shows the picture.
 _JUNK_BEFORE_END = "extraneous bytes before marker 0xd9"
-# Bytes of memory for each pixel, as measured, while an image is decoded and resized: by simplejpeg as a whole and shrunk
-# by its scaled DCT, in addition for the coefficients of progressive ones, by Pillow, and from WebP.
+# Bytes of memory for each pixel, as measured, while one is decoded and resized: by simplejpeg as a whole, and shrunk
+# by its scaled DCT; in addition for the coefficients of progressive ones; by Pillow; and from WebP.
 _JPEG_BYTES, _SHRUNK_BYTES, _PROGRESSIVE_BYTES, _PILLOW_BYTES, _WEBP_BYTES = 7, 1, 6, 12, 20
 _STRIP_PIXELS = 2**20
 _MAX_MARGIN = 12  # pixels read beside a box that does not begin with a whole one

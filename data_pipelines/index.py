@@ -10,7 +10,7 @@ import functools
 import hashlib
 import itertools
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -212,8 +212,8 @@ def index_shard(address: str | Path) -> ShardTable:
 def _tell_of_others(folder: str) -> None:
     """Says once a folder that it has indexes which are not believed."""
     _logger.warning(
-        "%s: has indexes that others have made, which are not believed; the shards are scanned. Hosts and users with the"
-        " same secret in %s believe one another",
+        "%s: has indexes that others have made, which are not believed; the shards are scanned. Hosts and users with"
+        " the same secret in %s believe one another",
         folder,
         seals.KEY_VARIABLE,
     )

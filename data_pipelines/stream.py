@@ -24,9 +24,9 @@ from webdataset.filters import shuffle
 from data_pipelines import storage
 from data_pipelines.batches import Pictures, RawSample, Tokenizer, rows_per_process
 from data_pipelines.faults import FaultLog
-from data_pipelines.scan import DAMAGED, EMPTY, NO_TAR, REPEATED
 from data_pipelines.loader import LoaderConfig, Streaming
 from data_pipelines.pipes import Pipe
+from data_pipelines.scan import DAMAGED, EMPTY, NO_TAR, REPEATED
 from data_pipelines.shards import extensions, key_and_extension
 from data_pipelines.storage import SequentialFile, Unreadable
 from data_pipelines.tars import DamagedTar, streamed_members

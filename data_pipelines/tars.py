@@ -235,7 +235,7 @@ def _member(
 
 
 def _attributes(content: bytes) -> dict[str, str]:
-    """Returns what a pax header says of the name, size and holes of a member: records ``LENGTH NAME=VALUE\\n``."""
+    """Returns what a pax header says of a member, whose records are lines ``LENGTH NAME=VALUE``."""
     found: dict[str, str] = {}
     place = 0
     while place < len(content) and content[place]:

@@ -69,7 +69,7 @@ class TarFiles:
     Args:
         path: the archive.
         scratch: a folder with room for the unpacked archive.
-        nested: archives within stand for folders: the files in ``a.tar`` are called ``a/...``; those within these do not.
+        nested: archives within stand for folders: the files in ``a.tar`` are called ``a/...``.
 
     Attributes:
         path: the archive.

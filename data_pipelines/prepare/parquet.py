@@ -128,16 +128,16 @@ def _class_names(metadata: bytes) -> dict[str, tuple[str, ...]]:
     for field in ("info", "features"):
         found = found.get(field) if isinstance(found, dict) else None
     features = found if isinstance(found, dict) else {}
-    labels = {
-        column: feature.get("names")
+    return {
+        column: _texts(feature.get("names"))
         for column, feature in features.items()
         if isinstance(feature, dict) and feature.get("_type") == "ClassLabel"
     }
-    are_texts = {
-        column: isinstance(names, list) and all(isinstance(name, str) for name in names)
-        for column, names in labels.items()
-    }
-    return {column: tuple(names) if are_texts[column] else () for column, names in labels.items()}
+
+
+def _texts(names: Any) -> tuple[str, ...]:
+    """Returns a list of texts, or none where it is something else."""
+    return tuple(names) if isinstance(names, list) and all(isinstance(name, str) for name in names) else ()
 
 
 def _find(file: _File, columns: Columns) -> Columns:

@@ -356,8 +356,8 @@ def test_only_its_owner_may_read_the_key(shard: Path, cache: Path):
     ],
 )
 def test_a_table_of_no_such_shard_is_malformed_whoever_has_sealed_it(name: str, value: np.ndarray):
-    places = {"offsets": {"txt": np.array([-1, 0, 3])}, "sizes": {"txt": np.array([0, 1, 2])}}
-    table = ShardTable("a.tar", np.array([b"a", b"b", b"c"]), **places, digest="1d9e")
+    offsets, sizes = {"txt": np.array([-1, 0, 3])}, {"txt": np.array([0, 1, 2])}
+    table = ShardTable("a.tar", np.array([b"a", b"b", b"c"]), offsets, sizes, "1d9e")
     content = packed(table, "10240 1")
     assert unpacked(content, "a.tar", "10240 1") is not None
     assert unpacked(content, "a.tar", "10240 2") is None
