@@ -4,17 +4,12 @@ import contextlib
 import os
 import secrets
 import stat
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
 from lit_het.errors import UserError
-
-# NumPy parses the headers of its files as Python, whose parser counts its depth over all threads (CPython 3.11): two at
-# a time were seen to end in a SystemError.
-NUMPY_HEADERS = threading.Lock()
 
 
 @contextlib.contextmanager

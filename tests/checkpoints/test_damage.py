@@ -353,12 +353,15 @@ def test_saving_costs_no_thread_and_no_file_descriptor(tmp_path):
 
     state = make_state(0, {"kernel": jnp.zeros(3)})
     with Checkpoints(tmp_path) as checkpoints:
-        for step in range(1, 301):
-            checkpoints.save(dataclasses.replace(state, step=jnp.int32(step)), {"position": step})
-            if step == 10:
-                checkpoints.wait()
-                first = held()
-        checkpoints.wait()
+
+        def save(*steps):
+            for step in steps:
+                checkpoints.save(dataclasses.replace(state, step=jnp.int32(step)), {"position": step})
+            checkpoints.wait()
+
+        save(*range(1, 11))
+        first = held()
+        save(*range(11, 301))
         assert held() == first
 
 

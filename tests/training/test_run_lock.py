@@ -26,6 +26,7 @@ def holder(run_dir):
     """Another process that holds the lock."""
     with subprocess.Popen([sys.executable, "-c", HOLDS, str(run_dir)], stdout=subprocess.PIPE, text=True) as process:
         try:
+            assert process.stdout is not None
             assert process.stdout.readline() == "holds\n"
             yield process
         finally:
