@@ -37,8 +37,9 @@ from lit_het.files import cache_folder
 from lit_het.tasks.classification import ClassificationTask
 from lit_het.tasks.contrastive import ContrastiveTask
 from lit_het.training import loop, preemption
-from lit_het.training.logging import Bar, MetricLog, read_metrics, say
+from lit_het.training.logging import Bar, read_metrics, say
 from lit_het.training.loop import NonFinite
+from lit_het.training.metric_log import MetricLog
 from lit_het.training.run_lock import locked
 from lit_het.training.step import initial_state, jit_step, make_train_step
 from lit_het.types import Batch, EvaluatedModel, Params, TrainState

@@ -1,21 +1,19 @@
-"""What a run tells: JSON lines and TensorBoard on disk, a progress bar or plain lines on the screen."""
+"""What a run shows, a progress bar or plain lines, and the records that it has written."""
 
 import contextlib
 import json
-import math
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TextIO
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from lit_het import distributed
 from lit_het.errors import UserError
-from lit_het.files import write_atomically
 
 # Seconds between two plain lines where there is no terminal to draw a bar on.
 PLAIN_INTERVAL = 10.0
@@ -100,43 +98,6 @@ def say(line: str, *, by_all: bool = False) -> None:
     """Prints a remark of the program, beside its results; of several processes the first alone, or each its own."""
     if by_all or distributed.is_first():
         print(f"lit-het: {line}", file=sys.stderr, flush=True)
-
-
-class MetricLog:
-    """Writes scalars to ``metrics.jsonl`` and to TensorBoard files in a run's directory.
-
-    A resumed run drops the records of steps that its checkpoint does not cover: each step stands there once. Of several
-    processes only the first writes.
-    """
-
-    def __init__(self, directory: Path, *, first_step: int = 0):
-        self.path = directory / "metrics.jsonl"
-        self._file: TextIO | None = None
-        if not distributed.is_first():
-            return
-        from tensorboardX import SummaryWriter  # takes a second, which who only reads metrics need not wait
-
-        kept = [record for record in read_metrics(self.path) if record["step"] <= first_step]
-        write_atomically(self.path, "".join(json.dumps(record) + "\n" for record in kept))
-        self._file = self.path.open("a")
-        self._board = SummaryWriter(str(directory / "tensorboard"), purge_step=first_step + 1)
-
-    def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Appends one record; ``step`` counts the optimizer updates done."""
-        if self._file is None:
-            return
-        self._file.write(json.dumps({"step": step, **metrics}) + "\n")
-        self._file.flush()
-        for name, value in metrics.items():
-            if math.isfinite(value):  # of others TensorBoard draws nothing, and warns
-                self._board.add_scalar(name, value, step)
-
-    def close(self) -> None:
-        """Flushes and closes both."""
-        if self._file is None:
-            return
-        self._file.close()
-        self._board.close()
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

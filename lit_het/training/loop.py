@@ -12,7 +12,8 @@ import numpy as np
 from lit_het import distributed
 from lit_het.errors import FieldError, UserError, require_at_least
 from lit_het.training import preemption
-from lit_het.training.logging import Bar, MetricLog
+from lit_het.training.logging import Bar
+from lit_het.training.metric_log import MetricLog
 from lit_het.training.preemption import Preempted
 from lit_het.training.step import MUST_BE_FINITE, TrainStep
 from lit_het.types import Batch, Metrics, Params, TrainState

@@ -297,6 +297,7 @@ def test_a_save_that_misses_another_process_is_no_fault_of_the_disk(copied, monk
     monkeypatch.setattr(jax.distributed, "is_initialized", lambda: True)
     with Checkpoints(copied) as checkpoints:
         checkpoints.save(make_state(3), INFO)
+        assert checkpoints._saving is not None
         step, response = checkpoints._saving
         response.result()
         checkpoints._saving = step, mock.Mock(result=mock.Mock(side_effect=wrapped_as(ValueError, gone)))

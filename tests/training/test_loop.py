@@ -5,6 +5,7 @@ import itertools
 import json
 import os
 import re
+import resource
 import signal
 
 import jax
@@ -16,8 +17,9 @@ from lit_het.checkpoints import checksums
 from lit_het.checkpoints.native import Checkpoints
 from lit_het.errors import UserError
 from lit_het.training import loop, preemption
-from lit_het.training.logging import MetricLog, read_metrics
+from lit_het.training.logging import read_metrics
 from lit_het.training.loop import Cadence, NonFinite
+from lit_het.training.metric_log import MetricLog
 from lit_het.training.preemption import Preempted, watched
 from lit_het.types import Batch, TrainState
 from tests.training.pieces import STEPS, Run
@@ -296,3 +298,34 @@ def test_scalars_reach_tensorboard(tmp_path):
     log.close()
     (events,) = (tmp_path / "tensorboard").iterdir()
     assert b"train/loss" in events.read_bytes()
+
+
+def test_records_wait_while_the_disk_is_full_and_none_is_lost(tmp_path, capsys):
+    path, limit = tmp_path / "metrics.jsonl", resource.getrlimit(resource.RLIMIT_FSIZE)
+    log = MetricLog(tmp_path)
+    log.write(1, {"train/loss": 1.0})
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 10, limit[1]))  # half a line fits
+        for step in range(2, 40):  # more than fit into any queue
+            log.write(step, {"train/loss": float(step)})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    assert [record["step"] for record in read_metrics(path)] == [1]
+    log.write(40, {"train/loss": 40.0})
+    log.close()
+    assert [record["step"] for record in read_metrics(path)] == list(range(1, 41))
+    (events,) = (tmp_path / "tensorboard").iterdir()
+    assert events.read_bytes().count(b"train/loss") == 40
+    lines = capsys.readouterr().err.splitlines()
+    assert len([line for line in lines if "metrics.jsonl cannot be written (File too large)" in line]) == 1
+
+
+def test_a_log_that_can_never_be_written_says_what_is_lost(tmp_path, capsys):
+    log, limit = MetricLog(tmp_path), resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, limit[1]))
+        log.write(1, {"train/loss": 1.0})
+        log.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    assert "metrics.jsonl cannot be written (File too large); its last records are lost" in capsys.readouterr().err
