@@ -1,0 +1,92 @@
+"""What a run meets beside kills: a full disk, few descriptors, and another start of the same run."""
+
+import contextlib
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from lit_het.checkpoints.folders import COMPLETE, entries
+from lit_het.durations import Duration
+from lit_het.errors import TRY_AGAIN
+from lit_het.training.loop import Cadence
+from scripts.soak_runs import Left, Runs, differences
+
+_DISK = "24m"
+_FEW_DESCRIPTORS = 256
+
+
+def full_disk(runs: Runs, expected: Left) -> list[str]:
+    """The disk fills after the first save; the run must end to be started again, and lose nothing once there is room.
+
+    Where nothing may be mounted, no file may grow beyond 20 kB instead.
+    """
+    wrong = []
+    with _small_disk(runs.directory / "disk") as disk:
+        run_dir = (disk or runs.directory) / "full"
+        (process,) = runs.start("full", 1, run_dir=run_dir, shell="" if disk else "trap '' XFSZ; ulimit -f 20 &&")
+        if disk:
+            while not (run_dir / "checkpoints" / "5").exists() and process.poll() is None:
+                time.sleep(0.01)
+            with contextlib.suppress(OSError), (disk / "junk").open("wb", buffering=0) as junk:
+                while True:
+                    junk.write(bytes(2**16))
+        if process.wait() != TRY_AGAIN:
+            wrong.append(f"ends with {process.returncode}: {runs.messages('full')}")
+        if left := [entry.path.name for entry in entries(run_dir / "checkpoints") if entry.state != COMPLETE]:
+            wrong.append(f"leaves {left}")
+        if disk:
+            (disk / "junk").unlink()
+        wrong += _resumed(runs, "full", run_dir, expected)
+    return wrong
+
+
+def few_descriptors(runs: Runs, _: Left) -> list[str]:
+    """A run saves more often than it may have files open."""
+    cadence, length = Cadence(log_steps=1, save_steps=1), Duration(_FEW_DESCRIPTORS)
+    shell = f"ulimit -n {_FEW_DESCRIPTORS} &&"
+    (process,) = runs.start("few", 1, shell=shell, cadence=cadence, length=length, evaluations=())
+    if process.wait() or "could not be saved" in runs.messages("few"):
+        return [f"ends with {process.returncode}: {runs.messages('few')}"]
+    return []
+
+
+def two_starts(runs: Runs, expected: Left) -> list[str]:
+    """Of two starts at the same time in the same directory one trains and the other is refused in a line."""
+    wrong = []
+    processes = [process for _ in range(2) for process in runs.start("twice", 1)]
+    codes = sorted(process.wait() for process in processes)
+    refusals = [line for line in runs.messages("twice").splitlines() if "is in use" in line or "already holds" in line]
+    if codes != [0, 1] or len(refusals) != 1 or "Traceback" in runs.messages("twice"):
+        wrong.append(f"end with {codes}: {runs.messages('twice')}")
+    return wrong + _compared(runs, "twice", runs.directory / "twice", expected)
+
+
+ALL = (full_disk, few_descriptors, two_starts)
+
+
+def _resumed(runs: Runs, run: str, run_dir: Path, expected: Left) -> list[str]:
+    (process,) = runs.start(run, 1, run_dir=run_dir)
+    if process.wait():
+        return [f"resumed, ends with {process.returncode}: {runs.messages(run)}"]
+    return _compared(runs, run, run_dir, expected)
+
+
+def _compared(runs: Runs, run: str, run_dir: Path, expected: Left) -> list[str]:
+    return differences(runs.left(run, run_dir), expected)
+
+
+@contextlib.contextmanager
+def _small_disk(place: Path) -> Iterator[Path | None]:
+    """Yields a disk with little room, or None where nothing may be mounted."""
+    place.mkdir(exist_ok=True)
+    command = ["mount", "-t", "tmpfs", "-o", f"size={_DISK}", "tmpfs", str(place)]
+    try:
+        is_mounted = subprocess.run(command, capture_output=True, timeout=10).returncode == 0
+    except (OSError, subprocess.SubprocessError):
+        is_mounted = False
+    try:
+        yield place if is_mounted else None
+    finally:
+        if is_mounted:
+            subprocess.run(["umount", str(place)], check=True, timeout=10)
