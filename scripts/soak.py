@@ -83,6 +83,7 @@ class Killer:
         for number in range(kills):
             run = f"killed-{number}"
             before = sum(self.kills.values())
+            self._runs.forget(run)
             while True:
                 processes = self._runs.start(run, self._random.choice((1, 2)))
                 done = sum(self.kills.values()) >= kills or not self._kill(run, processes, wrong)

@@ -57,6 +57,12 @@ class Runs:
             assert codes == [0, 0], self.messages(run)
         return self.left(run)
 
+    def forget(self, run: str) -> None:
+        """Removes what an earlier soak has left of a run."""
+        shutil.rmtree(self.directory / run, ignore_errors=True)
+        for path in self.directory.glob(f"{run}-*.*"):
+            path.unlink()
+
     def start(
         self, run: str, count: int = 2, *, run_dir: Path | None = None, shell: str = "", **changes: object
     ) -> list[subprocess.Popen[bytes]]:

@@ -24,6 +24,7 @@ def full_disk(runs: Runs, expected: Left) -> list[str]:
     wrong = []
     with _small_disk(runs.directory / "disk") as disk:
         run_dir = (disk or runs.directory) / "full"
+        runs.forget("full")
         (process,) = runs.start("full", 1, run_dir=run_dir, shell="" if disk else "trap '' XFSZ; ulimit -f 20 &&")
         if disk:
             while not (run_dir / "checkpoints" / "5").exists() and process.poll() is None:
@@ -44,6 +45,7 @@ def full_disk(runs: Runs, expected: Left) -> list[str]:
 def few_descriptors(runs: Runs, _: Left) -> list[str]:
     """A run saves more often than it may have files open."""
     cadence, length = Cadence(log_steps=1, save_steps=1), Duration(_FEW_DESCRIPTORS)
+    runs.forget("few")
     shell = f"ulimit -n {_FEW_DESCRIPTORS} &&"
     (process,) = runs.start("few", 1, shell=shell, cadence=cadence, length=length, evaluations=())
     if process.wait() or "could not be saved" in runs.messages("few"):
@@ -54,6 +56,7 @@ def few_descriptors(runs: Runs, _: Left) -> list[str]:
 def two_starts(runs: Runs, expected: Left) -> list[str]:
     """Of two starts at the same time in the same directory one trains and the other is refused in a line."""
     wrong = []
+    runs.forget("twice")
     processes = [process for _ in range(2) for process in runs.start("twice", 1)]
     codes = sorted(process.wait() for process in processes)
     refusals = [line for line in runs.messages("twice").splitlines() if "is in use" in line or "already holds" in line]
