@@ -161,9 +161,9 @@ def _longest_replacement(table: Any) -> int:
     if not table:
         return 1
     size = int.from_bytes(table[:4], "little")
-    units, texts = np.frombuffer(table[4 : 4 + size // 4 * 4], "<u4"), table[4 + size :]
-    if not size or size % 1024 or len(units) * 4 != size or not texts.endswith(b"\0"):
+    if not size or size % 1024 or not table[4 + size :].endswith(b"\0"):
         raise Malformed("its table of characters is cut short")
+    units, texts = np.frombuffer(table[4 : 4 + size], "<u4"), table[4 + size :]
     is_leaf = units >> 31 == 1
     # A darts-clone trie: where a unit leads to, for any next byte.
     offset = (units >> 10) << ((units & (1 << 9)) >> 6)

@@ -171,9 +171,12 @@ def read_npz_headers(file: Path | io.BytesIO) -> dict[str, NpyHeader]:
             raise Malformed(f"an archive of {len(members):,} arrays, at most {MAX_NPZ_MEMBERS:,} are read")
         found = {}
         for member in members:
-            header = _within_zip(lambda member=member: _header_of_member(archive, member))
+            try:
+                header = _within_zip(lambda member=member: _header_of_member(archive, member))
+            except Malformed as error:
+                raise Malformed(f"{member.filename!r:.200}: {error}") from error
             if header.nbytes != member.file_size - header.offset:
-                raise Malformed(f"{member.filename} has not as many bytes as it declares")
+                raise Malformed(f"{member.filename!r:.200} has not as many bytes as it declares")
             found[member.filename.removesuffix(".npy")] = header
         return found
 
