@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import functools
 import io
 import os
 import string
@@ -240,6 +239,7 @@ class HuggingFaceTokenizer:
             tokenizer_files.check_hugging_face(model_bytes)
             self._tokenizer = tokenizers.Tokenizer.from_buffer(model_bytes)
             control = self._tokenizer.num_special_tokens_to_add(is_pair=False)
+            self._vocabulary_size = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values())
         if length <= control:
             raise UserError(f"{length} tokens leave no room beside {control} control tokens; set length to more")
         self.model_bytes, self.length = model_bytes, length
@@ -281,10 +281,10 @@ class HuggingFaceTokenizer:
             raise UserError("does not say how it pads; set padding_id")
         return padding_id
 
-    @functools.cached_property
+    @property
     def vocabulary_size(self) -> int:
         """One more than the largest id, control tokens included."""
-        return 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values())
+        return self._vocabulary_size
 
     def __call__(self, captions: list[str]) -> Int32[np.ndarray, "n length"]:
         """Tokenises captions.
