@@ -229,7 +229,9 @@ def parse_safetensors_header(read: Callable[[int, int], bytes], size: int) -> tu
     metadata = header.pop("__metadata__", {})
     try:
         return {name: _tensor(name, fields, 8 + length, size) for name, fields in header.items()}, metadata
-    except (KeyError, TypeError) as error:
+    except Malformed:
+        raise
+    except (KeyError, TypeError, ValueError) as error:
         raise Malformed(f"no safetensors: a field is missing or of another type ({error})") from error
 
 

@@ -46,20 +46,24 @@ def find_pretrained(recorded: Path, run_dir: Path) -> Path:
     raise UserError(f"the locked parameters were in {recorded}, which is gone; say where it is with --pretrained DIR")
 
 
-def check_chain(origin: Path, run_dir: Path) -> None:
-    """Refuses runs whose locked parameters come, from run to run, out of one that has been passed."""
-    passed = [run_dir.resolve()]
-    while config_path(origin).is_file():
-        if origin.resolve() in passed:
+def check_chain(run_dir: Path) -> None:
+    """Refuses a run whose parameters come, from run to run, out of one that has been passed.
+
+    Raises:
+        UserError: with the run that takes them from itself.
+    """
+    place, passed = run_dir, []
+    while config_path(place).is_file():
+        if place.resolve() in passed:
             raise UserError(
-                f"the locked parameters of {run_dir} come from {origin}, which takes them from itself; name the run "
-                "that trained them with --pretrained.run"
+                f"the pretrained run of {run_dir} leads back to {place}, which takes its parameters from itself; name "
+                "the run that trained them with --pretrained.run"
             )
-        passed.append(origin.resolve())
+        passed.append(place.resolve())
         try:
-            pretrained = experiment.load(config_path(origin)).pretrained
+            pretrained = experiment.load(config_path(place)).pretrained
             if pretrained is None:
                 return
-            origin = find_pretrained(pretrained.run, origin)
+            place = find_pretrained(pretrained.run, place)
         except UserError:
             return  # one that may not be needed

@@ -104,8 +104,7 @@ def open_run(run_dir: Path, pretrained: Path | None = None) -> Run:
         UserError: something is missing, does not fit, or the locked parameters are not those of training.
     """
     config = load_config(run_dir)
-    if config.pretrained is not None:
-        check_chain(config.pretrained.run, run_dir)
+    check_chain(run_dir)
     task = config.task.build()
     tokenizer = None
     if config.tokenizer is not None:
@@ -198,7 +197,7 @@ def load_pretrained(config: ExperimentConfig, like: Params) -> Params:
         )
     origin = config.pretrained.run
     source = load_config(origin)
-    check_chain(origin, config.run_dir)
+    check_chain(origin)
     theirs, ours = source.task.image_tower, config.task.image_tower
     ends = _check_same_tower(theirs, ours, origin)
     wanted = {path: leaf for path, leaf in parameters.flatten(like).items() if not path.startswith(ends)}

@@ -108,6 +108,7 @@ def test_an_index_lists_files_of_its_folder_only(folder, name):
         ({"a": {"dtype": "F32", "shape": [0, 2**60], "data_offsets": [0, 0]}}, "holds nothing"),
         ({"a": {"dtype": "X", "shape": [1], "data_offsets": [0, 4]}}, "unknown type"),
         ({"a": None}, "no safetensors"),
+        ({"a": {"dtype": "F32", "shape": [1], "data_offsets": [0]}}, "a field is missing or of another type"),
         ([], "no object"),
     ],
 )
