@@ -87,10 +87,9 @@ class Checkpoints:
                 cleanup_tmp_directories=not read_only,
                 context=_context(),
             )
-        except OSError as error:
-            raise UserError(
-                f"{directory} cannot be written ({reason_of(error)}); mend it, or its permissions"
-            ) from error
+        except (OSError, ArithmeticError, AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
+            way = "written" if isinstance(error, OSError) else "read: move the step with the damaged metadata away"
+            raise UserError(f"{directory} cannot be {way} ({reason_of(error)}); mend it, or its permissions") from error
 
     def __enter__(self) -> "Checkpoints":
         return self
