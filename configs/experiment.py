@@ -16,7 +16,7 @@ from data_pipelines.loader import LoaderConfig
 from data_pipelines.portions import Portion
 from data_pipelines.tokenizers import TokenizerConfig
 from eval.suite import EVALUATIONS, EvaluationConfig
-from lit_het import untrusted
+from lit_het import parameters, untrusted
 from lit_het.durations import Duration
 from lit_het.errors import FieldError, UserError, require_at_least, require_choice
 from lit_het.files import write_atomically
@@ -176,20 +176,28 @@ def load(path: Path) -> ExperimentConfig:
 
     Raises:
         UserError: the file is missing or no JSON, was written by a version with other fields, or holds numbers that
-            are none or too large.
+            are none or too large, or a pattern that may hang.
     """
     if not path.is_file():
         raise UserError(f"{path} is missing; give the directory of a run of lit-het")
     try:
         content = untrusted.read_json(path, MAX_JSON_BYTES)
         _check_numbers(content)
-        return _CONVERTER.structure(content, ExperimentConfig)
+        config = _CONVERTER.structure(content, ExperimentConfig)
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}); mend it, or its permissions") from error
     except Exception as error:  # fields of other types make cattrs and the fields' own checks trip over anything
         reasons = cattrs.transform_error(error) if isinstance(error, cattrs.BaseValidationError) else [str(error)]
         reason = " ".join("; ".join(reasons).split())[:1000] or type(error).__name__
         raise UserError(f"{path} does not fit this version of lit-het: {reason}") from error
+    groups = (group.pattern for group in config.optimizer.groups)
+    origin = () if config.pretrained is None else (config.pretrained.pattern,)
+    for pattern in (*config.task.locked, *origin, *groups):
+        try:
+            parameters.check_pattern(pattern)
+        except UserError as error:
+            raise UserError(f"{path}: {error}") from error
+    return config
 
 
 def _check_numbers(value: Any) -> None:

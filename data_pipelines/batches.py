@@ -1,12 +1,12 @@
 """From the members of samples to the rows of a batch; a sample with something wrong leaves an invalid row."""
 
 import dataclasses
-import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from data_pipelines import storage
 from data_pipelines.augment import StreamRandom
 from data_pipelines.faults import FaultLog
 from data_pipelines.images import BrokenImage
@@ -16,6 +16,7 @@ from data_pipelines.storage import Unreadable, readable
 from data_pipelines.transforms import Training
 from lit_het.errors import UserError
 from lit_het.types import Batch
+from lit_het.untrusted import parse_json
 
 Tokenizer = Callable[[list[str]], np.ndarray]
 
@@ -115,13 +116,18 @@ class Captions:
         caption: Any = text
         if self._field:
             try:
-                caption = json.loads(text)[self._field]
-                str(caption).encode()  # JSON may hold half of a surrogate pair, which tokenizers cannot take
-            except (ValueError, KeyError, TypeError, RecursionError) as error:
+                caption = parse_json(text)[self._field]
+                if isinstance(caption, str):
+                    caption.encode()  # JSON may hold half of a surrogate pair, which tokenizers cannot take
+            except (ValueError, KeyError, TypeError) as error:
                 place = f".{self.member}/{self._field}"
-                raise Unreadable(f"no caption in {place}", f"{type(error).__name__}: {error}"[:200]) from error
-        if not isinstance(caption, str) or not caption.strip():
-            raise Unreadable("empty caption", repr(caption)[:100])
+                raise Unreadable(
+                    f"no caption in {place}", f"{type(error).__name__}: {storage.reason(error)}"
+                ) from error
+        if not isinstance(caption, str):
+            raise Unreadable("empty caption", f"it is no text, but of the type {type(caption).__name__}")
+        if not caption.strip():
+            raise Unreadable("empty caption", repr(caption[:100]))
         return caption
 
     def tokenize(self, captions: list[str], valid: np.ndarray) -> np.ndarray:

@@ -6,10 +6,11 @@ broken, and ``keys [samples bytes]``, UTF-8 filled up with zeros. ``embeddings.j
 """
 
 import dataclasses
+import functools
 import hashlib
 import json
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import ml_dtypes  # gives NumPy the type bfloat16
 import numpy as np
@@ -17,11 +18,13 @@ import safetensors.numpy
 from jaxtyping import Float
 
 from data_pipelines import storage
-from data_pipelines.index import ShardSummary, ShardTable
+from data_pipelines.index import ShardSummary
 from data_pipelines.shards import IMAGE
 from data_pipelines.storage import Reader, Span, Unreadable, readable
+from data_pipelines.tables import ShardTable
 from data_pipelines.transforms import Training
 from lit_het.errors import UserError
+from lit_het.untrusted import parse_json, parse_safetensors_header
 
 EMBEDDING = "embedding"
 """The kind of member that stands for a stored embedding, which lies in another file than the picture."""
@@ -31,7 +34,12 @@ Precision = Literal["float32", "bfloat16", "float16"]
 _DTYPES: dict[str, Any] = {"F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
 _RECIPE_FILE = "embeddings.json"
 _VERSION = 1
-_MAX_HEADER_BYTES = 100_000_000  # the limit of the format
+
+MAX_HEADER_BYTES = 2**20
+"""A file of embeddings with a longer header is refused: it declares two arrays."""
+
+MAX_SIZE, MAX_CROPS = 2**20, 2**16
+"""What numbers an embedding and embeddings a picture may have."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,6 +72,26 @@ class Recipe:
     def to_json(self) -> str:
         """Returns the text of ``embeddings.json``."""
         return json.dumps(dataclasses.asdict(self), indent=2, sort_keys=True) + "\n"
+
+    @staticmethod
+    def from_json(content: bytes) -> "Recipe":
+        """Returns the recipe in ``embeddings.json``.
+
+        Raises:
+            ValueError: there is none, or a field is missing, unknown or out of range.
+        """
+        fields = parse_json(content)
+        names = {field.name for field in dataclasses.fields(Recipe)}
+        if not isinstance(fields, dict) or set(fields) != names:
+            raise ValueError(f"it is no object with the fields {', '.join(sorted(names))}")
+        is_whole = all(type(fields[name]) is int for name in ("size", "num_crops", "seed"))
+        if not is_whole or not (1 <= fields["size"] <= MAX_SIZE and 0 <= fields["num_crops"] <= MAX_CROPS):
+            raise ValueError("size, num_crops or seed is no such number")
+        if not isinstance(fields["tower"], str) or not isinstance(fields["pictures"], dict):
+            raise ValueError("tower is no text, or pictures no object")
+        if fields["dtype"] not in get_args(Precision) or fields["version"] != _VERSION:
+            raise ValueError("dtype or version is unknown")
+        return Recipe(**fields)
 
 
 def describe(training: Training, image_size: int, *, random: bool) -> dict[str, Any]:
@@ -195,37 +223,35 @@ class StoredEmbeddings:
         """
         crops = np.frombuffer(content, self._dtype).reshape(-1, self.recipe.size)
         row = crops[0 if generator is None or len(crops) == 1 else generator.integers(len(crops))]
-        if np.isnan(row).any():
+        if not np.isfinite(row).all():
             raise Unreadable("no embedding", "the picture was broken when it was embedded")
         return row
 
     def _start_of_rows(self, path: str, table: ShardTable, shape: list[int]) -> int:
         """Returns where embeddings of the expected shape begin in a file, which may be anything."""
         try:
-            size = int.from_bytes(self._bytes(Span(path, 0, 8)), "little")
-            if size > _MAX_HEADER_BYTES:
-                raise ValueError("no safetensors")
-            header = json.loads(self._bytes(Span(path, 8, size)))
-            rows, made_by = header["embeddings"], header["__metadata__"]["recipe"]
-            found, dtype, start = rows["shape"], _DTYPES[rows["dtype"]], int(rows["data_offsets"][0])
-            self._bytes(Span(path, 7 + size + int(header["keys"]["data_offsets"][1]), 1))  # the last one
-        except (Unreadable, ValueError, KeyError, TypeError, RecursionError) as error:
+            arrays, metadata = parse_safetensors_header(functools.partial(self._bytes, path), storage.size(path))
+            rows, made_by = arrays["embeddings"], metadata["recipe"]
+        except (UserError, Unreadable, ValueError, KeyError, TypeError) as error:
             message = f"{path}: cannot be read ({storage.reason(error)}); remove it and run lit-het embed"
             if not storage.exists(path):
                 message = (
                     f"{table.address}: has no embeddings in {self.address}, or changed since then; run lit-het embed"
                 )
             raise UserError(message) from error
-        if found != shape or dtype != self._dtype:
+        if list(rows.shape) != shape or _DTYPES.get(rows.dtype) != self._dtype:
             raise UserError(
-                f"{path}: holds {found} {rows['dtype']}, not {shape} {self._dtype}; remove it and run lit-het embed"
+                f"{path}: holds {list(rows.shape)} {rows.dtype}, not {shape} {self._dtype}; remove it and run"
+                " lit-het embed"
             )
         if made_by != self.recipe.fingerprint:
             raise UserError(f"{path}: was not made as {_RECIPE_FILE} beside it says; remove it and run lit-het embed")
-        return 8 + size + start
+        return rows.start
 
-    def _bytes(self, span: Span) -> bytes:
-        (content,) = self._reader.read([span])
+    def _bytes(self, path: str, offset: int, size: int) -> bytes:
+        if size > MAX_HEADER_BYTES:
+            raise ValueError(f"a header of {size:,} bytes")
+        (content,) = self._reader.read([Span(path, offset, size)])
         return readable(content)
 
 
@@ -237,18 +263,18 @@ def _path_of(folder: str, shard: ShardTable | ShardSummary) -> str:
 def _read_recipe(address: str) -> Recipe:
     path = f"{address}/{_RECIPE_FILE}"
     try:
-        return Recipe(**json.loads(storage.read_whole(path)))
-    except (OSError, ValueError, TypeError) as error:
+        return Recipe.from_json(storage.read_whole(path))
+    except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read ({storage.reason(error)}); lit-het embed writes it") from error
 
 
-def _differences(theirs: Mapping[str, Any], ours: Mapping[str, Any], prefix: str = "") -> dict[str, tuple[Any, Any]]:
-    """Returns the dotted fields in which two JSON objects differ, with both values."""
-    found: dict[str, tuple[Any, Any]] = {}
+def _differences(theirs: Mapping[str, Any], ours: Mapping[str, Any], prefix: str = "") -> dict[str, tuple[str, str]]:
+    """Returns the dotted fields in which two JSON objects differ, with the beginnings of both values."""
+    found: dict[str, tuple[str, str]] = {}
     for name in {**theirs, **ours}:
         one, other = theirs.get(name), ours.get(name)
         if isinstance(one, dict) and isinstance(other, dict):
             found |= _differences(one, other, f"{prefix}{name}.")
         elif one != other:
-            found[f"{prefix}{name}"] = one, other
+            found[f"{prefix}{name}"] = str(one)[:200], str(other)[:200]
     return found

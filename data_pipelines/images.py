@@ -12,9 +12,9 @@ Where a box is at least four times as large as the square, the first two let lib
 first, to a box of no less than twice the square.
 """
 
+import contextlib
 import io
 import math
-import re
 from collections.abc import Callable, Iterator
 from typing import Literal, TypeAlias
 
@@ -22,44 +22,36 @@ import cv2
 import numpy as np
 import simplejpeg
 from jaxtyping import UInt8
-from PIL import GifImagePlugin, Image, ImageOps, JpegImagePlugin, PngImagePlugin, WebPImagePlugin
+from PIL import GifImagePlugin, Image, JpegImagePlugin, PngImagePlugin, WebPImagePlugin
 from PIL.ImageFile import ImageFile
 
-MAX_PIXELS = 2**26
-"""Pictures with more pixels than this (8192 x 8192) are refused before they are decoded."""
-
-MAX_SCANS = 32
-"""JPEGs with more scans than this are refused: encoders write about 10, and each costs as much as the whole picture."""
+from data_pipelines.image_headers import (
+    MAX_PIXELS,
+    BrokenImage,
+    check_parts,
+    check_size,
+    is_progressive,
+    jpeg_orientation,
+    orientation,
+)
+from data_pipelines.memory import DECODING
 
 Filter: TypeAlias = Literal["fast", "area", "bilinear", "bicubic"]
 
 Box: TypeAlias = tuple[float, float, float, float]
 """A part of a picture in its pixels: left, top, right, bottom."""
 
-_EXIF_ORIENTATION = 0x0112
-_START_OF_SCAN, _END_OF_IMAGE = 0xDA, 0xD9
-_SEQUENTIAL_FRAMES, _PROGRESSIVE_FRAMES = (0xC0, 0xC1, 0xC9), (0xC2, 0xCA)
 # Of libjpeg's warnings the first is told, so that with this one all pixels were there; every reader shows the picture.
 _JUNK_BEFORE_END = "extraneous bytes before marker 0xd9"
-# A marker with a segment behind it, or the end. Fill bytes, stuffed bytes and restarts are none.
-_MARKER = re.compile(rb"\xff[^\x00\x01\xff\xd0-\xd7]", re.DOTALL)
+# Bytes of memory for each pixel, as measured, while one is decoded and resized: by simplejpeg as a whole, and shrunk
+# by its scaled DCT; in addition for the coefficients of progressive ones; by Pillow; and from WebP.
+_JPEG_BYTES, _SHRUNK_BYTES, _PROGRESSIVE_BYTES, _PILLOW_BYTES, _WEBP_BYTES = 7, 1, 6, 12, 20
+_STRIP_PIXELS = 2**20
 _MAX_MARGIN = 12  # pixels read beside a box that does not begin with a whole one
 _PILLOW_FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 
 # OpenCV's own threads would fight with the loader's for the same cores.
 cv2.setNumThreads(0)
-
-
-class BrokenImage(ValueError):
-    """Bytes that are no readable picture.
-
-    Attributes:
-        cause: a few words that are the same for all pictures with this defect, for counting.
-    """
-
-    def __init__(self, cause: str, detail: str = ""):
-        super().__init__(f"{cause} ({detail})" if detail else cause)
-        self.cause = cause
 
 
 def whole(height: int, width: int) -> Box:
@@ -75,43 +67,58 @@ def decode(
     *,
     max_pixels: int = MAX_PIXELS,
 ) -> UInt8[np.ndarray, "size size 3"]:
-    """Decodes a picture to RGB and makes a part of it a square of ``size`` x ``size`` pixels.
+    """Decodes an image to RGB and makes a part of it a square of ``size`` x ``size`` pixels.
 
     The format is told by the first bytes, never by a name. JPEG goes through simplejpeg; PNG, WebP, GIF, CMYK and
     turned JPEG go through Pillow: the first frame of an animation, EXIF orientation applied, 16 bits cut to the
-    upper 8, transparency over white.
+    upper 8, transparency over white. All threads together take no more memory than `data_pipelines.memory.DECODING`
+    has: others wait.
 
     Args:
-        data: the encoded picture.
+        data: the encoded image.
         size: of the square.
-        choose_box: from height and width of the upright picture to the part that becomes the square.
+        choose_box: from height and width of the upright image to the part that becomes the square.
         filter: how that part is resized.
-        max_pixels: that a picture may have.
+        max_pixels: that an image may have.
 
     Raises:
-        BrokenImage: unknown format, more than ``max_pixels`` pixels or `MAX_SCANS` scans, or damaged bytes.
+        BrokenImage: unknown format, damaged bytes, or more than `data_pipelines.image_headers` allows.
     """
-    if data.startswith(b"\xff\xd8\xff"):
-        height, width, colorspace = _jpeg_header(data, max_pixels)
-        if colorspace in ("YCbCr", "Gray", "RGB") and not _is_turned(data):
-            box = choose_box(height, width)
-            pixels = _decode_jpeg(data, _least_side(box, height, width, size, filter), fast=filter == "fast")
-            return resize(pixels, size, filter, _scaled(box, (height, width), pixels.shape[:2]))
-    pixels = _decode_with_pillow(data, max_pixels)
-    return resize(pixels, size, filter, choose_box(*pixels.shape[:2]))
+    with _enough_memory():
+        if data.startswith(b"\xff\xd8\xff"):
+            height, width, memory = _jpeg_header(data, max_pixels)
+            if memory is not None:
+                box = choose_box(height, width)
+                least_side = _least_side(box, height, width, size, filter)
+                with DECODING.held(memory + height * width * (_SHRUNK_BYTES if least_side else _JPEG_BYTES)):
+                    pixels = _decode_jpeg(data, least_side, fast=filter == "fast")
+                    return resize(pixels, size, filter, _scaled(box, (height, width), pixels.shape[:2]))
+        with _decoded_with_pillow(data, max_pixels) as pixels:
+            return resize(pixels, size, filter, choose_box(*pixels.shape[:2]))
 
 
 def decode_whole(data: bytes) -> UInt8[np.ndarray, "h w 3"]:
-    """Decodes a picture to upright RGB in its own size, by the rules of `decode`.
+    """Decodes an image to upright RGB in its own size, by the rules of `decode`.
 
     Raises:
         BrokenImage: as `decode`.
     """
-    if data.startswith(b"\xff\xd8\xff"):
-        _, _, colorspace = _jpeg_header(data, MAX_PIXELS)
-        if colorspace in ("YCbCr", "Gray", "RGB") and not _is_turned(data):
-            return _decode_jpeg(data, 0, fast=False)
-    return _decode_with_pillow(data, MAX_PIXELS)
+    with _enough_memory():
+        if data.startswith(b"\xff\xd8\xff"):
+            height, width, memory = _jpeg_header(data, MAX_PIXELS)
+            if memory is not None:
+                with DECODING.held(memory + height * width * _JPEG_BYTES):
+                    return _decode_jpeg(data, 0, fast=False)
+        with _decoded_with_pillow(data, MAX_PIXELS) as pixels:
+            return pixels
+
+
+@contextlib.contextmanager
+def _enough_memory() -> Iterator[None]:
+    try:
+        yield
+    except (MemoryError, cv2.error) as error:
+        raise BrokenImage("too large for the memory", " ".join(str(error).split())) from error
 
 
 def encode_jpeg(image: UInt8[np.ndarray, "h w c"], quality: int = 95) -> bytes:
@@ -175,16 +182,17 @@ def _resize_by_area(image: np.ndarray, height: int, width: int) -> np.ndarray:
     return image
 
 
-def _jpeg_header(data: bytes, max_pixels: int) -> tuple[int, int, str]:
-    """Returns height, width and colour space."""
+def _jpeg_header(data: bytes, max_pixels: int) -> tuple[int, int, int | None]:
+    """Returns height, width, and the bytes for coefficients; None in their place if Pillow has to decode it."""
     try:
         rows, columns, colorspace, _ = simplejpeg.decode_jpeg_header(data)
     except ValueError as error:
         raise BrokenImage("damaged JPEG", str(error)) from error
     height, width = int(rows), int(columns)
-    _check_pixels(width, height, max_pixels)
-    _check_scans(data)
-    return height, width, colorspace
+    check_size(width, height, max_pixels)
+    memory = height * width * _PROGRESSIVE_BYTES * is_progressive(data)
+    is_plain = colorspace in ("YCbCr", "Gray", "RGB") and jpeg_orientation(data) == 1
+    return height, width, memory if is_plain else None
 
 
 def _least_side(box: Box, height: int, width: int, size: int, filter: Filter) -> int:
@@ -213,58 +221,44 @@ def _scaled(box: Box, before: tuple[int, int], now: tuple[int, ...]) -> Box:
     return left * columns / width, top * rows / height, right * columns / width, bottom * rows / height
 
 
-def _is_turned(data: bytes) -> bool:
-    if not _has_exif(data):
-        return False
-    image = _open(data, JpegImagePlugin.JpegImageFile)
-    try:
-        return image.getexif().get(_EXIF_ORIENTATION, 1) != 1
-    except Exception:  # damaged metadata say nothing of the pixels: Pillow's reader raises what it trips over
-        return False
+@contextlib.contextmanager
+def _decoded_with_pillow(data: bytes, max_pixels: int) -> Iterator[np.ndarray]:
+    """Yields RGB pixels, for which memory is held up to the end."""
+    reader = _reader(data)
+    check_parts(data, max_pixels)
+    image = _open(data, reader)
+    check_size(image.width, image.height, max_pixels)
+    with DECODING.held(image.width * image.height * (_WEBP_BYTES if image.format == "WEBP" else _PILLOW_BYTES)):
+        try:
+            pixels = _upright_rgb(image)
+        except MemoryError:
+            raise
+        except Exception as error:  # Pillow's readers raise whatever the damage makes them trip over
+            raise BrokenImage(f"damaged {image.format}", str(error)) from error
+        del image  # and its pixels, before they are resized
+        yield pixels
 
 
-def _has_exif(data: bytes) -> bool:
-    for marker, start in _segments(data):
-        if marker == _START_OF_SCAN:
-            return False
-        if data.startswith(b"Exif\0\0", start + 2):
-            return True
-    return False
+def _upright_rgb(image: ImageFile) -> np.ndarray:
+    image.load()
+    pixels = np.empty((image.height, image.width, 3), np.uint8)
+    rows = max(1, _STRIP_PIXELS // image.width)  # at a time: conversions take several copies
+    for top in range(0, image.height, rows):
+        part = image.crop((0, top, image.width, min(top + rows, image.height)))
+        pixels[top : top + rows] = np.asarray(_to_rgb(part))
+    exif, xmp = image.info.get("exif"), image.info.get("xmp") or image.info.get("XML:com.adobe.xmp", b"")
+    if exif is None and "Raw profile type exif" in image.info:
+        exif = bytes.fromhex("".join(image.info["Raw profile type exif"].split("\n")[3:]))
+    turn = orientation(exif or b"", xmp.encode() if isinstance(xmp, str) else xmp)
+    return _turned(pixels, turn)
 
 
-def _check_scans(data: bytes) -> None:
-    """Looks behind the header of those JPEGs only that can have several scans: it takes a twentieth of decoding."""
-    num_components, num_scans = b"", 0
-    for marker, start in _segments(data):
-        if marker in _SEQUENTIAL_FRAMES:
-            num_components = data[start + 7 : start + 8]
-        elif marker in _PROGRESSIVE_FRAMES:
-            num_components = b""
-        elif marker == _START_OF_SCAN:
-            num_scans += 1
-            if num_scans > MAX_SCANS:
-                raise BrokenImage("too many scans", f"more than {MAX_SCANS}")
-            if data[start + 2 : start + 3] == num_components:  # libjpeg admits no scan after one of all components
-                return
-
-
-def _segments(data: bytes) -> Iterator[tuple[int, int]]:
-    """Walks a JPEG, over entropy-coded data too: yields markers and where the lengths behind them stand."""
-    place = 2
-    while (found := _MARKER.search(data, place)) and data[found.end() - 1] != _END_OF_IMAGE:
-        start = found.end()
-        yield data[start - 1], start
-        place = start + int.from_bytes(data[start : start + 2])
-
-
-def _decode_with_pillow(data: bytes, max_pixels: int) -> np.ndarray:
-    image = _open(data, _reader(data))
-    _check_pixels(image.width, image.height, max_pixels)
-    try:
-        image.load()
-        return np.array(_to_rgb(ImageOps.exif_transpose(image)))
-    except Exception as error:  # Pillow's readers raise whatever the damage makes them trip over
-        raise BrokenImage(f"damaged {image.format}", str(error)) from error
+def _turned(pixels: np.ndarray, turn: int) -> np.ndarray:
+    """Turns pixels upright that are stored as one of EXIF's numbers says."""
+    if turn >= 5:
+        pixels = cv2.transpose(pixels)
+    axis = {2: 1, 3: -1, 4: 0, 6: 1, 7: -1, 8: 0}.get(turn)
+    return pixels if axis is None else cv2.flip(pixels, axis)
 
 
 def _reader(data: bytes) -> type[ImageFile]:
@@ -285,11 +279,6 @@ def _open(data: bytes, reader: type[ImageFile]) -> ImageFile:
         return reader(io.BytesIO(data))
     except Exception as error:
         raise BrokenImage("damaged header", str(error)) from error
-
-
-def _check_pixels(width: int, height: int, max_pixels: int) -> None:
-    if width * height > max_pixels:
-        raise BrokenImage("too many pixels", f"{width} x {height}, at most {max_pixels}")
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:

@@ -5,99 +5,33 @@ shard is part of its index: samples that cannot be told apart or are cut off are
 """
 
 import bisect
-import collections
 import dataclasses
 import functools
 import hashlib
-import io
 import itertools
-import json
 import logging
-import tarfile
-import zipfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 
-from data_pipelines import storage
-from data_pipelines.shards import IMAGE, IMAGE_EXTENSIONS, extensions, key_and_extension
+from data_pipelines import seals, storage
+from data_pipelines.scan import scan
+from data_pipelines.shards import IMAGE, IMAGE_EXTENSIONS, extensions
 from data_pipelines.storage import Span, Unreadable
-from data_pipelines.tars import DamagedTar, member_ends, whole_members
+from data_pipelines.tables import LACK, Fault, ShardTable, packed, unpacked
+from data_pipelines.tars import MAX_MEMBER_BYTES, too_large
 from lit_het.errors import UserError
-from lit_het.files import NUMPY_HEADERS, cache_folder
+from lit_het.files import cache_folder
+from lit_het.untrusted import Malformed
 
-_INDEX_VERSION = 3
-# Tables of shards that are kept in memory, some 300 kB each for 10,000 samples.
-_MAX_TABLES = 16_384
-# Keys are kept side by side, each as long as the longest.
-_MAX_KEY_LENGTH = 1024
+MAX_INDEX_BYTES = 2**28
+"""An index of more bytes is neither written nor read; some 300 kB are usual for 10,000 samples."""
 
-DAMAGED = "truncated or damaged shard"
-REPEATED = "repeated key"
-NO_TAR = "no uncompressed tar"
-EMPTY = "shard without samples"
-LONG_KEY = "key too long"
-_LACK = "no ."
+_MAX_TABLES = 16_384  # of shards that are kept in memory
 
 _logger = logging.getLogger(__name__)
-
-
-@dataclasses.dataclass(frozen=True)
-class Fault:
-    """A defect that some samples of a shard have, or the shard itself.
-
-    Attributes:
-        cause: the same words for all with this defect.
-        count: how many have it.
-        example: the first of them, and the way out.
-    """
-
-    cause: str
-    count: int
-    example: str
-
-    @property
-    def is_lack(self) -> bool:
-        """Whether samples lack a member, rather than that a shard is damaged."""
-        return self.cause.startswith(_LACK)
-
-
-@dataclasses.dataclass(frozen=True)
-class ShardTable:
-    """Where the members of one shard's samples lie; a missing member has offset -1.
-
-    Attributes:
-        address: of the tar file.
-        keys: UTF-8 bytes ``[samples]``.
-        offsets: for each kind of member, bytes from the start of the file ``[samples]`` int64.
-        sizes: for each kind of member, bytes ``[samples]`` int64.
-        digest: tells shards of other content apart, by names, sizes, first and last bytes of all members.
-        faults: what the scan left out.
-        elsewhere: kinds of members that lie in another file, and its address.
-    """
-
-    address: str
-    keys: np.ndarray
-    offsets: dict[str, np.ndarray]
-    sizes: dict[str, np.ndarray]
-    digest: str
-    faults: tuple[Fault, ...] = ()
-    elsewhere: Mapping[str, str] = dataclasses.field(default_factory=dict)
-
-    def has(self, kinds: Iterable[str]) -> np.ndarray:
-        """Returns which samples have a member of each kind, ``[samples]`` bool."""
-        found = np.ones(len(self.keys), bool)
-        for kind in kinds:
-            found &= self.offsets[kind] >= 0 if kind in self.offsets else False
-        return found
-
-    def only(self, rows: np.ndarray, kinds: Iterable[str]) -> "ShardTable":
-        """Returns some samples and kinds of members."""
-        offsets = {kind: self.offsets[kind][rows] for kind in kinds if kind in self.offsets}
-        sizes = {kind: self.sizes[kind][rows] for kind in offsets}
-        return dataclasses.replace(self, keys=self.keys[rows], offsets=offsets, sizes=sizes)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -201,9 +135,10 @@ class ShardIndex:
             for _ in self._pool.map(self._table, {self._locate(sample)[0] for sample in samples}):
                 pass
         spans = [self.span(sample, kind) for sample in samples for kind in kinds]
-        found = iter(self._reader.read([span for span in spans if span is not None]))
-        missing = Unreadable("missing member", "of these kinds the sample has not all")
-        flat = [next(found) if span is not None else missing for span in spans]
+        flat = [_unreadable(span) for span in spans]
+        asked = [span for span, reason in zip(spans, flat, strict=True) if span is not None and reason is None]
+        found = iter(self._reader.read(asked))
+        flat = [reason or next(found) for reason in flat]
         return [flat[start : start + len(kinds)] for start in range(0, len(flat), len(kinds))]
 
     def _locate(self, sample: int) -> tuple[int, int]:
@@ -220,12 +155,19 @@ class ShardIndex:
         return table.only(table.has(self._required), self._kinds)
 
 
+def _unreadable(span: Span | None) -> Unreadable | None:
+    """Returns why a member is not even asked for."""
+    if span is None:
+        return Unreadable("missing member", "of these kinds the sample has not all")
+    return too_large(span.size) if span.size > MAX_MEMBER_BYTES else None
+
+
 def _lack(table: ShardTable, kind: str) -> Fault:
     name = "/".join(extensions(kind))
     lacking = ~table.has([kind])
     key = table.keys[int(lacking.argmax())].decode("utf-8", "surrogateescape")
     example = f"{table.address}: key {key} has no .{name}; add the member or remove the sample"
-    return Fault(f"{_LACK}{name}", int(lacking.sum()), example)
+    return Fault(f"{LACK}{name}", int(lacking.sum()), example)
 
 
 def index_path(address: str | Path) -> str:
@@ -236,32 +178,60 @@ def index_path(address: str | Path) -> str:
 def index_shard(address: str | Path) -> ShardTable:
     """Reads the index of a shard, or scans the shard and writes one: beside it, or into the user's cache.
 
+    An index is believed that has our own seal. One beside the shard that others have sealed stays as it is.
+
     Raises:
         UserError: the shard cannot be read.
     """
     address = str(address)
-    stamp = f"{_INDEX_VERSION} {storage.stamp(address)}"
-    places = (index_path(address), _cached_path(address))
-    for place in places:
-        kept = _load(place, address, stamp)
-        if kept is not None:
-            return _with_images(kept)
+    stamp = storage.stamp(address)
+    beside, cached = index_path(address), _cached_path(address)
+    places = [beside, cached]
+    for place in (beside, cached):
+        try:
+            content = seals.opened(storage.read_whole(place, MAX_INDEX_BYTES))
+            if (kept := unpacked(content, address, stamp)) is not None:
+                return _with_images(kept)
+        except seals.OtherKey:
+            if place == beside:
+                places.remove(beside)
+                _tell_of_others(storage.parent(address))
+        except (OSError, Malformed):
+            continue  # an index is only a cache: whatever is wrong with it, the scan puts it right
     try:
-        table = _scan(address)
+        table = scan(address)
     except OSError as error:
         raise UserError(
             f"{address}: cannot be read ({storage.reason(error)}); check the store and start again"
         ) from error
-    content, refusal = _packed(table, stamp), ""
+    _keep(table, stamp, places)
+    return _with_images(table)
+
+
+@functools.cache
+def _tell_of_others(folder: str) -> None:
+    """Says once a folder that it has indexes which are not believed."""
+    _logger.warning(
+        "%s: has indexes that others have made, which are not believed; the shards are scanned. Hosts and users with"
+        " the same secret in %s believe one another",
+        folder,
+        seals.KEY_VARIABLE,
+    )
+
+
+def _keep(table: ShardTable, stamp: str, places: Sequence[str]) -> None:
+    """Writes an index to the first place that takes it."""
+    refusal = ""
     for place in places:
         try:
+            content = seals.sealed(packed(table, stamp))
+            if len(content) > MAX_INDEX_BYTES:
+                raise OSError(f"{len(content):,} bytes are more than {MAX_INDEX_BYTES:,}")
             storage.write(place, content)
-            break
+            return
         except Exception as error:  # read-only folders and stores, in their clients' words
             refusal = storage.reason(error)
-    else:
-        _logger.warning("%s: its index cannot be kept (%s); the next run scans again", address, refusal)
-    return _with_images(table)
+    _logger.warning("%s: its index cannot be kept (%s); the next run scans again", table.address, refusal)
 
 
 def summarize(
@@ -279,36 +249,6 @@ def _cached_path(address: str) -> str:
     return str(cache_folder("indexes") / f"{name}.npz")
 
 
-def _packed(table: ShardTable, stamp: str) -> bytes:
-    file = io.BytesIO()
-    np.savez(
-        file,
-        stamp=np.array(stamp),
-        keys=table.keys,
-        kinds=np.array(list(table.offsets), "U"),
-        offsets=np.array(list(table.offsets.values()), np.int64),
-        sizes=np.array(list(table.sizes.values()), np.int64),
-        digest=np.array(table.digest),
-        faults=np.array(json.dumps([dataclasses.astuple(fault) for fault in table.faults])),
-    )
-    return file.getvalue()
-
-
-def _load(place: str, address: str, stamp: str) -> ShardTable | None:
-    try:
-        content = io.BytesIO(storage.read_whole(place))
-        with NUMPY_HEADERS, np.load(content, allow_pickle=False) as arrays:
-            if str(arrays["stamp"]) != stamp:
-                return None
-            kinds = arrays["kinds"].tolist()
-            offsets = dict(zip(kinds, arrays["offsets"], strict=True))
-            sizes = dict(zip(kinds, arrays["sizes"], strict=True))
-            faults = tuple(Fault(*fault) for fault in json.loads(str(arrays["faults"])))
-            return ShardTable(address, arrays["keys"], offsets, sizes, str(arrays["digest"]), faults)
-    except (OSError, ValueError, TypeError, KeyError, EOFError, zipfile.BadZipFile):
-        return None  # an index is only a cache: whatever is wrong with it, the scan puts it right
-
-
 def _with_images(table: ShardTable) -> ShardTable:
     """Adds the kind ``"image"``: the first of ``IMAGE_EXTENSIONS`` that each sample has."""
     offsets = np.full(len(table.keys), -1, np.int64)
@@ -319,73 +259,3 @@ def _with_images(table: ShardTable) -> ShardTable:
             offsets[chosen] = table.offsets[extension][chosen]
             sizes[chosen] = table.sizes[extension][chosen]
     return dataclasses.replace(table, offsets={**table.offsets, IMAGE: offsets}, sizes={**table.sizes, IMAGE: sizes})
-
-
-class _Faults:
-    """Counts defects by cause, with the first example of each."""
-
-    def __init__(self, address: str):
-        self.address = address
-        self._counts: collections.Counter[str] = collections.Counter()
-        self._examples: dict[str, str] = {}
-
-    def add(self, cause: str, example: str) -> None:
-        self._counts[cause] += 1
-        self._examples.setdefault(cause, f"{self.address}: {example}")
-
-    def listed(self) -> tuple[Fault, ...]:
-        return tuple(Fault(cause, count, self._examples[cause]) for cause, count in self._counts.items())
-
-
-def _scan(address: str) -> ShardTable:
-    """Reads the headers of a shard, and of the payload no more than tells it from others."""
-    faults = _Faults(address)
-    samples: dict[str, dict[str, tuple[int, int]]] = {}
-    previous, is_repeated = "", False
-    digest = hashlib.sha256()
-    for name, offset, size, ends in _members(address, faults):
-        digest.update(f"{name} {offset} {size} ".encode("utf-8", "surrogateescape") + ends)
-        names = key_and_extension(name)
-        if names is None:
-            continue
-        key, kind = names
-        if len(key) > _MAX_KEY_LENGTH:
-            faults.add(LONG_KEY, f"key {key[:50]}... has more than {_MAX_KEY_LENGTH} characters; name it otherwise")
-            continue
-        if key != previous:
-            is_repeated = key in samples
-            if is_repeated:
-                faults.add(REPEATED, f"key {key} occurs twice; write the shard again with distinct keys")
-        elif not is_repeated and kind in samples[key]:
-            faults.add(REPEATED, f"key {key} has two members .{kind}; write the shard again with one")
-            continue
-        previous = key
-        if not is_repeated:
-            samples.setdefault(key, {})[kind] = (offset, size)
-    if not samples and not faults.listed():
-        faults.add(EMPTY, "holds no samples; remove the shard or write it again")
-    kinds = sorted({kind for sample in samples.values() for kind in sample})
-    table = {kind: np.array([sample.get(kind, (-1, 0)) for sample in samples.values()], np.int64) for kind in kinds}
-    return ShardTable(
-        address=address,
-        keys=np.array([key.encode("utf-8", "surrogateescape") for key in samples], "S"),
-        offsets={kind: table[kind][:, 0] for kind in kinds},
-        sizes={kind: table[kind][:, 1] for kind in kinds},
-        digest=digest.hexdigest()[:16],
-        faults=faults.listed(),
-    )
-
-
-def _members(address: str, faults: _Faults) -> Iterable[tuple[str, int, int, bytes]]:
-    """Returns name, place, size, first and last bytes of every whole file in a tar."""
-    with storage.open_to_scan(address) as file:
-        size = file.seek(0, io.SEEK_END)
-        try:
-            for member in whole_members(file, 0, size):
-                if member.isreg() and not member.issparse():
-                    yield member.name, member.offset_data, member.size, member_ends(file, member)
-        except tarfile.TarError as error:
-            faults.add(NO_TAR, f"is no uncompressed tar ({error}); unpack it or write it again")
-        except DamagedTar as error:
-            where = f"at byte {error.offset} of {size}"
-            faults.add(DAMAGED, f"is truncated or damaged {where}; fetch or write the shard again")

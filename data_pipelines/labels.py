@@ -1,7 +1,6 @@
 """What a sample is labelled with: the class in its ``.cls`` member, or the words of its caption."""
 
 import dataclasses
-import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol, TypeAlias, runtime_checkable
@@ -11,11 +10,15 @@ import numpy as np
 from data_pipelines import storage
 from data_pipelines.storage import Unreadable, read_lines
 from lit_het.errors import UserError
-from lit_het.files import NUMPY_HEADERS
+from lit_het.untrusted import Malformed, parse_npy
 
 OUT_OF_RANGE = "label is out of range"
 """Why a sample cannot be used whose label is beyond the names: then the names are wrong, and not a few samples."""
 
+MAX_TEXT_BYTES = 2**20
+"""A caption, a label or a JSON object of more bytes (1 MiB) cannot be used."""
+
+_NUMBERS = "biuf"  # NumPy's kinds of those that may be 0 or 1
 _MAX_DIGITS = 18  # Python reads thousands of them only to refuse them
 
 
@@ -139,11 +142,11 @@ class MultiHotLabels:
     def encode(self, content: bytes) -> np.ndarray:
         """The vector ``[k]``."""
         try:
-            with NUMPY_HEADERS:
-                label = np.load(io.BytesIO(content), allow_pickle=False)
-        except (ValueError, EOFError) as error:
-            raise Unreadable("label is no NumPy array", str(error)[:200]) from error
-        if not isinstance(label, np.ndarray) or label.shape != (self.num_classes,) or not np.isin(label, (0, 1)).all():
+            label = parse_npy(content)
+        except Malformed as error:
+            raise Unreadable("label is no NumPy array", storage.reason(error)) from error
+        is_vector = label.shape == (self.num_classes,) and label.dtype.kind in _NUMBERS
+        if not is_vector or not np.isin(label, (0, 1)).all():
             detail = f"it is not {self.num_classes} ones and zeros; make {self._path} and the shards agree"
             raise Unreadable("label is no vector of classes", detail)
         return label.astype(np.float32)
@@ -171,7 +174,7 @@ class CaptionWordsLabels:
         try:
             label[[self._columns[word] for word in words_of(text_of(content))]] = 1
         except KeyError as error:
-            detail = f"{error} is not in {self._path}; make the vocabulary from these captions"
+            detail = f"{str(error)[:100]} is not in {self._path}; make the vocabulary from these captions"
             raise Unreadable("unknown word", detail) from error
         return label
 
@@ -186,8 +189,10 @@ def text_of(content: bytes) -> str:
     """The text in a member.
 
     Raises:
-        Unreadable: it is not UTF-8.
+        Unreadable: it is not UTF-8, or too long.
     """
+    if len(content) > MAX_TEXT_BYTES:
+        raise Unreadable("text too long", f"{len(content):,} bytes, at most {MAX_TEXT_BYTES:,} are read")
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:

@@ -152,13 +152,17 @@ class LoaderConfig:
         labels = self.labels.build(storage.parent(address)) if self.labels else None
         return BatchMaker(views, captions, labels, self.seed, faults)
 
-    def data_sets(self) -> list[list[str]]:
+    def data_sets(self, *, allow_commands: bool = False) -> list[list[str]]:
         """Returns the tar files of each data set, that of ``shards`` first.
+
+        Args:
+            allow_commands: see ``expand``.
 
         Raises:
             UserError: as ``expand``.
         """
-        return [expand(shards) for shards in (self.shards, *(data_set.shards for data_set in self.mixture))]
+        data_sets = (self.shards, *(data_set.shards for data_set in self.mixture))
+        return [expand(shards, allow_commands=allow_commands) for shards in data_sets]
 
     def build(self, tokenizer: Tokenizer | None = None) -> "Loader":
         """Indexes the shards; captions are read only for a tokenizer or for labels made of words.

@@ -7,10 +7,11 @@ base name) and lie side by side: ``000017.jpg``, ``000017.txt``, ``000017.cls``.
 import glob
 import itertools
 import os
+import re
 import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from braceexpand import braceexpand
 from webdataset.writer import TarWriter
@@ -22,6 +23,14 @@ IMAGE = "image"
 """The kind of member that stands for whichever of ``IMAGE_EXTENSIONS`` a sample has."""
 
 IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp")
+
+MAX_ALTERNATIVES = 1_000_000
+"""Patterns whose braces stand for more addresses are refused."""
+
+MAX_DEPTH_OF_LISTS = 8
+"""Lists that name lists go no deeper: one that names itself would never end."""
+
+_RANGE = re.compile(r"\{(-?\d{1,18})\.\.(-?\d{1,18})")
 
 
 def extensions(kind: str) -> tuple[str, ...]:
@@ -102,40 +111,72 @@ def write_tar(path: Path, samples: Iterable[Mapping[str, Any]]) -> int:
     return count
 
 
-def expand(patterns: Path | str | Iterable[Path | str]) -> list[str]:
+def expand(patterns: Path | str | Iterable[Path | str], *, allow_commands: bool = False) -> list[str]:
     """Turns addresses, brace patterns (``{000..009}.tar``), globs, folders and lists into sorted tar files, each once.
 
     A list is a ``.txt`` file, here or at an address, with one of these a line; lines that are empty or begin with ``#``
     are left out. Addresses such as ``gs://bucket/{000..009}.tar`` are for fsspec;
     ``pipe:COMMAND`` is a shard that a shell command writes, with braces of its own, for a `Stream`.
 
+    Args:
+        patterns: as above.
+        allow_commands: whether lists, which come with data of others, may name commands, too.
+
     Raises:
-        UserError: a pattern, or one alternative of its braces, matches no tar file; a list cannot be read.
+        UserError: a pattern, or one alternative of its braces, matches no tar file; a list cannot be read, or names a
+            command that is not allowed; braces stand for more than `MAX_ALTERNATIVES`.
     """
     patterns = [patterns] if isinstance(patterns, (str, Path)) else list(patterns)
     if not patterns:
         raise UserError("no shards are given; name tar files, folders or patterns such as 'train-{000..009}.tar'")
-    return sorted({address for pattern in patterns for address in _expand_one(str(pattern))})
+    lists = _Lists(allow_commands)
+    return sorted({address for pattern in patterns for address in _expand_one(str(pattern), lists)})
 
 
-def _expand_one(pattern: str) -> list[str]:
-    if Path(pattern).is_file():  # before the braces: a file may carry them in its name
-        return _listed(pattern) if pattern.endswith(".txt") else [pattern]
-    is_pipe = storage.is_pipe(pattern)
+class _Lists(NamedTuple):
+    """What lists may name, and how many of them lie one inside the other."""
+
+    allow_commands: bool
+    depth: int = 0
+
+
+def _expand_one(pattern: str, lists: _Lists) -> list[str]:
+    if os.path.isfile(pattern):  # before the braces: a file may carry them in its name
+        return _listed(pattern, lists) if pattern.endswith(".txt") else [pattern]
+    if storage.is_pipe(pattern):
+        return _alternatives(pattern)
+    return [address for alternative in _alternatives(pattern) for address in _matches(alternative, lists)]
+
+
+def _alternatives(pattern: str) -> list[str]:
+    # Ranges are laid out before the first alternative comes.
+    is_long = any(abs(int(last) - int(first)) >= MAX_ALTERNATIVES for first, last in _RANGE.findall(pattern))
     try:
-        alternatives = list(braceexpand(pattern, escape=not is_pipe))  # backslashes of a command are the shell's
-    except ValueError as error:
+        # Backslashes of a command are the shell's.
+        found = [] if is_long else braceexpand(pattern, escape=not storage.is_pipe(pattern))
+        alternatives = list(itertools.islice(found, MAX_ALTERNATIVES + 1))
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{pattern}: {error}; close every brace") from error
-    return alternatives if is_pipe else [address for pattern in alternatives for address in _matches(pattern)]
+    if is_long or len(alternatives) > MAX_ALTERNATIVES:
+        raise UserError(f"{pattern}: its braces stand for more than {MAX_ALTERNATIVES:,} addresses; name a folder")
+    return alternatives
 
 
-def _listed(address: str) -> list[str]:
+def _listed(address: str, lists: _Lists) -> list[str]:
+    if lists.depth == MAX_DEPTH_OF_LISTS:
+        raise UserError(f"{address}: more than {MAX_DEPTH_OF_LISTS} lists one inside the other; name the shards")
+    inner = lists._replace(depth=lists.depth + 1)
     found: list[str] = []
     for number, line in enumerate(storage.text_lines(address), 1):
         if not line or line.startswith("#"):
             continue
+        if storage.is_pipe(line) and not lists.allow_commands:
+            raise UserError(
+                f"{address}:{number}: {storage.shortened(line)} is a shell command, which a list may name only with "
+                "lit-het train --allow-commands; read the list first"
+            )
         try:
-            found += _expand_one(line)
+            found += _expand_one(line, inner)
         except UserError as error:
             raise UserError(f"{address}:{number}: {error}") from error
     if not found:
@@ -143,20 +184,21 @@ def _listed(address: str) -> list[str]:
     return found
 
 
-def _matches(pattern: str) -> list[str]:
+def _matches(pattern: str, lists: _Lists) -> list[str]:
     if pattern.endswith(".txt") and not glob.has_magic(pattern):
-        return _listed(pattern)
+        return _listed(pattern, lists)
     if storage.is_remote(pattern):
         if pattern.endswith(".tar") and not glob.has_magic(pattern):
             return [pattern]  # thousands of them are not worth a request each
         found = matching(pattern if glob.has_magic(pattern) else f"{pattern.rstrip('/')}/*.tar")
-    elif Path(pattern).is_dir():
+    elif os.path.isdir(pattern):
         found = [str(path) for path in Path(pattern).glob("*.tar")]
     else:
         found = matching(pattern)
     if not found:
         raise UserError(f"{pattern}: no tar file matches; check the path of the shards")
-    return found
+    # Whoever names a file `pipe:...` must not have made a command of it.
+    return [f"./{address}" if storage.is_pipe(address) else address for address in found]
 
 
 def matching(pattern: str) -> list[str]:

@@ -1,21 +1,22 @@
 """Bytes of files wherever they lie: local ones by ``pread``, remote ones by fsspec, tried again where a store fails."""
 
 import functools
-import hashlib
 import os
-import re
 import stat
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from data_pipelines.watchdog import reading
+from lit_het import stores
 from lit_het.errors import UserError
 from lit_het.files import completed
+
+MAX_TEXT_BYTES = 2**26
+"""Text files, such as class names and lists of shards, of more bytes (64 MiB) are refused."""
 
 PIPE = "pipe:"
 # Seconds to wait before each new try of a remote store.
@@ -68,22 +69,17 @@ def is_pipe(address: str) -> bool:
     return address.startswith(PIPE)
 
 
+def shortened(address: str) -> str:
+    """Returns an address in quotes, on one line."""
+    return repr(address if len(address) <= 80 else f"{address[:80]}...")
+
+
 def is_remote(address: str) -> bool:
     """Returns whether an address is one for fsspec, such as ``gs://bucket/file``, and no local path."""
     return "://" in address and not is_pipe(address)
 
 
-@functools.lru_cache(maxsize=2**16)
-def filesystem(address: str) -> tuple[Any, str]:
-    """Returns fsspec's file system for an address, and the path there.
-
-    Raises:
-        UserError: no installed package knows this kind of address.
-    """
-    try:
-        return fsspec.url_to_fs(address)
-    except (ImportError, ValueError) as error:
-        raise UserError(f"{address}: {error}") from error
+filesystem = functools.lru_cache(maxsize=2**16)(stores.filesystem)
 
 
 def stamp(address: str) -> str:
@@ -119,16 +115,26 @@ def open_to_scan(address: str) -> Any:
     return _RetriedFile(address)
 
 
-def read_whole(address: str) -> bytes:
+def size(address: str) -> int:
+    """Returns the bytes of a file; raises as `stamp`."""
+    return int(stamp(address).partition(" ")[0])
+
+
+def read_whole(address: str, most_bytes: int = MAX_TEXT_BYTES) -> bytes:
     """Returns the content of a small file.
 
     Raises:
-        OSError: there is none.
+        OSError: there is none, or it has more than ``most_bytes``.
     """
-    if not is_remote(address):
-        return Path(address).read_bytes()
-    files, path = filesystem(address)
-    return retried(lambda: files.cat_file(path))
+    if is_remote(address):
+        files, path = filesystem(address)
+        content = retried(lambda: files.cat_file(path, 0, most_bytes + 1))
+    else:
+        with Path(address).open("rb") as file:
+            content = file.read(most_bytes + 1)
+    if len(content) > most_bytes:
+        raise OSError(f"more than {most_bytes:,} bytes")
+    return content
 
 
 def text_lines(address: str) -> tuple[str, ...]:
@@ -200,47 +206,6 @@ def parent(address: str) -> str:
 def absolute(address: str) -> str:
     """Returns an address that means the same file from every folder."""
     return address if is_remote(address) else str(Path(address).resolve())
-
-
-def checksum(address: str) -> str:
-    """Returns the SHA-256 of a file."""
-    with open_to_scan(address) as file:
-        digest = hashlib.sha256()
-        while block := file.read(2**23):
-            digest.update(block)
-    return digest.hexdigest()
-
-
-def keep_checksum(address: str) -> None:
-    """Writes ``FILE.sha256`` beside a file, as ``sha256sum`` does, or compares the file with the one that is there.
-
-    Raises:
-        UserError: the file differs from what was kept of it, or its checksum cannot be written.
-    """
-    place = f"{address}.sha256"
-    if exists(place):
-        if differs := differs_from_checksum(address):
-            raise UserError(f"{address}: {differs}")
-        return
-    content = f"{checksum(address)}  {address.rpartition('/')[2]}\n".encode()
-    try:
-        write(place, content)
-    except Exception as error:  # read-only folders and stores, in their clients' words
-        raise UserError(f"{place}: cannot be written ({reason(error)}); leave out --checksum") from error
-
-
-def differs_from_checksum(address: str) -> str:
-    """Returns how a file differs from its ``FILE.sha256`` and the way out, nothing if it does not."""
-    place = f"{address}.sha256"
-    anew = f"remove {place} and run lit-het data index --checksum"
-    if not exists(place):
-        return "no checksum was kept; make one with lit-het data index --checksum"
-    kept = re.match(rb"[0-9a-f]{64}\b", read_whole(place), re.IGNORECASE)
-    if kept is None:
-        return f"{place} holds no SHA-256; {anew}"
-    if checksum(address) == kept[0].decode().lower():
-        return ""
-    return f"differs from {place}; fetch or write the shard again or, where it was replaced on purpose, {anew}"
 
 
 class _RetriedFile:

@@ -24,9 +24,9 @@ from webdataset.filters import shuffle
 from data_pipelines import storage
 from data_pipelines.batches import Pictures, RawSample, Tokenizer, rows_per_process
 from data_pipelines.faults import FaultLog
-from data_pipelines.index import DAMAGED, EMPTY, NO_TAR, REPEATED
 from data_pipelines.loader import LoaderConfig, Streaming
 from data_pipelines.pipes import Pipe
+from data_pipelines.scan import DAMAGED, EMPTY, NO_TAR, REPEATED
 from data_pipelines.shards import extensions, key_and_extension
 from data_pipelines.storage import SequentialFile, Unreadable
 from data_pipelines.tars import DamagedTar, streamed_members
@@ -40,6 +40,7 @@ class Stream:
     Args:
         config: which shards, and how.
         tokenizer: captions to ids ``[n l]``; None leaves ``Batch.text`` out.
+        allow_commands: whether lists of shards may name commands, too, as the configuration itself may.
 
     Attributes:
         config: as given.
@@ -50,8 +51,8 @@ class Stream:
         UserError: no shards; labels that cannot be read.
     """
 
-    def __init__(self, config: LoaderConfig, tokenizer: Tokenizer | None = None):
-        (self._addresses,) = config.data_sets()
+    def __init__(self, config: LoaderConfig, tokenizer: Tokenizer | None = None, *, allow_commands: bool = False):
+        (self._addresses,) = config.data_sets(allow_commands=allow_commands)
         self.config = config
         self.faults = FaultLog(config.max_bad_fraction)
         pictures = Pictures(config.training, config.image_size)
@@ -157,6 +158,7 @@ class _ShardReader:
         advance: Callable[[int], None],
     ):
         self._addresses, self._kinds, self._faults = addresses, kinds, faults
+        self._extensions = {extension for kind in kinds for extension in extensions(kind)}
         self._random = random.Random(str(seed))
         self._lock, self._is_stopped = threading.Lock(), False
         self._pipe: Pipe | None = None
@@ -189,7 +191,7 @@ class _ShardReader:
                 self._skip(address, REPEATED, f"key {key} occurs twice; write the shard again with distinct keys")
                 continue
             keys.add(key)
-            found: dict[str, bytes] = {}
+            found: dict[str, bytes | Unreadable] = {}
             for _, extension, content in members:
                 if extension in found:
                     way_out = "write the shard again with one"
@@ -198,12 +200,12 @@ class _ShardReader:
                     found[extension] = content
             yield RawSample(address, key, {kind: _chosen(found, kind) for kind in self._kinds})
 
-    def _members(self, address: str) -> Iterator[tuple[str, str, bytes]]:
+    def _members(self, address: str) -> Iterator[tuple[str, str, bytes | Unreadable]]:
         """Yields key, extension and content; a shard that breaks off is counted and ends."""
         is_empty = True
         try:
             with self._opened(address) as file:
-                for name, content in streamed_members(file):
+                for name, content in streamed_members(file, self._is_read):
                     if self._is_stopped:
                         raise _Stopped
                     if names := key_and_extension(name):
@@ -217,6 +219,10 @@ class _ShardReader:
             self._skip(address, DAMAGED, f"is {error}; fetch or write the shard again")
         except Unreadable as error:
             self._skip(address, error.cause, str(error))
+
+    def _is_read(self, name: str) -> bool:
+        names = key_and_extension(name)
+        return names is not None and names[1] in self._extensions
 
     @contextlib.contextmanager
     def _opened(self, address: str) -> Iterator[SequentialFile | Pipe]:
@@ -249,7 +255,7 @@ def _counted(samples: Iterator[RawSample], count: int, advance: Callable[[int], 
     yield from samples
 
 
-def _chosen(found: dict[str, bytes], kind: str) -> bytes | Unreadable:
+def _chosen(found: dict[str, bytes | Unreadable], kind: str) -> bytes | Unreadable:
     names = extensions(kind)
     for extension in names:
         if extension in found:

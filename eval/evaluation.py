@@ -92,8 +92,10 @@ def write_record(evaluation: Evaluation, run_dir: Path, step: int, settings: Map
         The JSON file.
 
     Raises:
-        UserError: the files cannot be written.
+        UserError: the files cannot be written, or the name of the set would lead out of the folder.
     """
+    if "/" in evaluation.name or not evaluation.name.isprintable():  # a configuration in JSON may be anybody's
+        raise UserError(f"the set {evaluation.name!r} cannot be a part of a file's name; give it another name")
     drawing = evaluation.draw()
     content = {
         "kind": evaluation.kind,

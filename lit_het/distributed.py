@@ -1,22 +1,30 @@
 """One program on several processes: how they find one another, and how they join the rows that each has read."""
 
+import ctypes
 import hashlib
 import os
 import re
+import signal
+from typing import Any
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
-from lit_het.errors import UserError
+from lit_het.errors import TRY_AGAIN, UserError
 from lit_het.sharding import batch_sharding
 from lit_het.types import Batch
 
 # Seconds after which the others take a process for dead that is not heard of.
 HEARTBEAT_TIMEOUT = 30
+# How JAX's errors begin where a collective fails, and codes of those whose cause is the program.
+_LOST = re.compile(r"[A-Z_]+: .*(Gloo|NCCL|coordination|barrier|heartbeat)", re.DOTALL | re.IGNORECASE)
+_OF_PROGRAM = ("RESOURCE_EXHAUSTED", "INVALID_ARGUMENT", "UNIMPLEMENTED")
 # What JAX raises where processes do not come together.
 _NOT_JOINED = (RuntimeError, ValueError, TypeError, KeyError, OSError)
+
+_abort_handler: Any = None
 
 
 def join(place: str = "") -> None:
@@ -42,6 +50,22 @@ def join(place: str = "") -> None:
         raise UserError(
             f"no other processes found ({reason}); name them with --distributed HOST:PORT,I/N, or leave it out"
         ) from error
+    _end_aborts_with(TRY_AGAIN)
+
+
+def _end_aborts_with(code: int) -> None:
+    """Gives an exit code to SIGABRT, by which JAX's own threads end a process that has lost process 0.
+
+    Not by `signal.signal`: its handlers run when the main thread comes to them, and the process ends before.
+    """
+
+    def end(_: int) -> None:
+        os.write(2, b"lit-het: another process is gone; start all again\n")
+        os._exit(code)
+
+    global _abort_handler  # the C library keeps no reference
+    _abort_handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(end)
+    ctypes.CDLL(None).signal(signal.SIGABRT, _abort_handler)
 
 
 def is_first() -> bool:
@@ -49,11 +73,21 @@ def is_first() -> bool:
     return not jax.distributed.is_initialized() or jax.process_index() == 0
 
 
-def is_fault_of_machines(error: BaseException) -> bool:
-    """Whether an error tells that another process, a device or the network is gone, not that the program is wrong."""
-    of_program = ("RESOURCE_EXHAUSTED", "INVALID_ARGUMENT", "UNIMPLEMENTED")
-    is_of_jax = isinstance(error, jax.errors.JaxRuntimeError) and jax.distributed.is_initialized()
-    return is_of_jax and not any(code in str(error) for code in of_program)
+def fault_of_machines(error: BaseException) -> BaseException | None:
+    """Returns the error behind another that tells that another process, a device or the network is gone, if any does.
+
+    What the runtime reports comes as `jax.errors.JaxRuntimeError` from a computation, and as a plain ``ValueError``
+    where its result is fetched.
+    """
+    if not jax.distributed.is_initialized():
+        return None
+    cause: BaseException | None = error
+    while cause is not None:
+        is_of_runtime = isinstance(cause, jax.errors.JaxRuntimeError) or bool(_LOST.match(str(cause)))
+        if is_of_runtime and not any(code in str(cause) for code in _OF_PROGRAM):
+            break
+        cause = cause.__cause__ or cause.__context__
+    return cause
 
 
 def leave(code: int) -> None:

@@ -12,6 +12,32 @@ from jaxtyping import DTypeLike
 from lit_het.errors import UserError
 from lit_het.types import Params
 
+MAX_PATTERN_LENGTH = 500
+"""Characters of a pattern that others wrote."""
+
+MAX_REPETITIONS = 4
+"""``*``, ``+``, ``?`` and ``{...}`` in such a pattern; each multiplies the ways in which a path may be tried."""
+
+
+def check_pattern(pattern: str) -> None:
+    """Refuses a regular expression that may try for hours whether it matches a path.
+
+    Raises:
+        UserError: it is none, is longer than `MAX_PATTERN_LENGTH`, has flags, repeats a group, or repeats too often.
+    """
+    try:
+        # Of what escapes and sets stand for, only that it is one character matters.
+        bare = re.sub(r"\\.|\[\^?\]?[^\]]*\]", "x", pattern).replace("(?", "(")
+        # Behind a flag (?x) blanks and comments would stand between a group and what repeats it.
+        if len(pattern) > MAX_PATTERN_LENGTH or re.search(r"\)[*+{]", bare) or re.search(r"\(\?[aiLmsux-]", pattern):
+            raise ValueError("is too long, repeats a group, or has flags")
+        if len(re.findall(r"[*+?{]", bare)) > MAX_REPETITIONS:
+            raise ValueError(f"repeats more than {MAX_REPETITIONS} times")
+        re.compile(pattern)
+    except (ValueError, re.error, RecursionError, OverflowError) as error:
+        problem = f"{pattern[:100]!r} cannot be used as a pattern of parameters ({error})"
+        raise UserError(f"{problem}; write names of layers, '|' and a few '.*'") from error
+
 
 def flatten(params: Params) -> dict[str, Any]:
     """Returns ``{"image_tower/encoder/blocks/mlp/up/kernel": array, ...}``."""

@@ -34,6 +34,9 @@ MAX_NPZ_MEMBERS = 100_000
 MAX_SAFETENSORS_HEADER_BYTES = 100_000_000
 """The format's own limit."""
 
+MAX_AXES = 64
+"""Arrays of more axes are refused: NumPy takes as many at most."""
+
 # Python's parser counts its depth over all threads (CPython 3.11): two at a time were seen to end in a SystemError.
 _PYTHON_PARSER = threading.Lock()
 _NPY_MAGIC = b"\x93NUMPY"
@@ -237,6 +240,8 @@ def parse_safetensors_header(read: Callable[[int, int], bytes], size: int) -> tu
 
 def _tensor(name: str, fields: Any, base: int, size: int) -> TensorHeader:
     shape, (first, last) = tuple(fields["shape"]), fields["data_offsets"]
+    if len(shape) > MAX_AXES:
+        raise Malformed(f"{name} has {len(shape)} axes, at most {MAX_AXES} are read")
     if any(type(number) is not int or number < 0 for number in (*shape, first, last)):
         raise Malformed(f"{name} has no whole numbers for shape and place")
     if fields["dtype"] not in _SAFETENSORS_BITS:

@@ -122,9 +122,9 @@ def test_only_sharding_knows_the_axes_of_the_mesh(name):
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_only_native_checkpoints_know_orbax(name):
+def test_only_checkpoints_of_runs_know_orbax(name):
     knows = any(module.split(".")[0] == "orbax" for module in IMPORTS[name])
-    assert knows == (name == "lit_het.checkpoints.native")
+    assert knows == (name in ("lit_het.checkpoints.native", "lit_het.checkpoints.saved_step"))
 
 
 @pytest.mark.parametrize("name", MODULES)

@@ -1,3 +1,6 @@
+import re
+import time
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -51,3 +54,50 @@ def test_count_takes_arrays_and_shapes_and_counts_a_scalar_as_one():
 
 def test_cast_changes_every_type():
     assert {leaf.dtype for leaf in jax.tree.leaves(parameters.cast(TREE, jnp.bfloat16))} == {jnp.dtype("bfloat16")}
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "(a|[^x])*X",
+        "(?:.|.)+X",
+        "((.*))*X",
+        "(.*){9}X",
+        ".*.*.*.*.*X",
+        ".?" * 30,
+        "(?x)(.|.) *X",
+        "(.|.)(?#c)*X",
+        "(",
+        "a{99999999999999999999}",
+        "x" * 501,
+        "(" * 5000 + ")" * 5000,
+        r"(\)|.)*X",
+        "([)]|.)*X",
+        "([]x]|.)*X",
+    ],
+)
+def test_patterns_that_may_try_for_hours_are_refused(pattern):
+    with pytest.raises(UserError, match="cannot be used as a pattern of parameters"):
+        parameters.check_pattern(pattern)
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "image_tower/.*",
+        "(image_tower|text_tower)/.*",
+        r".*/blocks_\d+/mlp/.*",
+        "(?!head).*/(kernel|bias)",
+        r"a\*\*\*\*\*[*+]b",
+    ],
+)
+def test_patterns_of_parameters_are_taken(pattern):
+    parameters.check_pattern(pattern)
+
+
+def test_the_worst_pattern_that_is_taken_ends_soon():
+    pattern = ".*" * parameters.MAX_REPETITIONS + "X"
+    parameters.check_pattern(pattern)
+    began = time.monotonic()
+    assert not re.fullmatch(pattern, "image_tower/encoder/blocks/mlp/experts/up/kernel")
+    assert time.monotonic() - began < 2

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, NoReturn, TypeAlias
 
-from data_pipelines.tars import DamagedTar, whole_members
+from data_pipelines.tars import DamagedTar, Member, whole_members
 from lit_het.errors import UserError
 
 _COPY_BYTES = 2**20
@@ -107,17 +107,17 @@ class TarFiles:
     def _scan(self, prefix: str, start: int, end: int, nested: bool) -> Iterator[tuple[str, int, int]]:
         for member in self._members(start, end):
             name = prefix + member.name.removeprefix("./")
-            if member.isdir():
+            if member.is_folder:
                 self.folders.add(name)
-            elif not member.isfile() or name.rpartition("/")[2].startswith("."):
+            elif not member.is_file or name.rpartition("/")[2].startswith("."):
                 continue
             elif nested and name.endswith(".tar"):
                 inner = f"{name.removesuffix('.tar')}/"
-                yield from self._scan(inner, member.offset_data, member.offset_data + member.size, nested)
+                yield from self._scan(inner, member.offset, member.offset + member.size, nested=False)
             else:
-                yield name, member.offset_data, member.size
+                yield name, member.offset, member.size
 
-    def _members(self, start: int, end: int) -> Iterator[tarfile.TarInfo]:
+    def _members(self, start: int, end: int) -> Iterator[Member]:
         try:
             yield from whole_members(self._file, start, end)
         except tarfile.TarError as error:

@@ -1,7 +1,6 @@
 """Pictures with several captions each: Karpathy's splits of COCO and Flickr, and COCO's own caption files."""
 
 import dataclasses
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 from data_pipelines.prepare.archives import Files, open_files
 from data_pipelines.prepare.dataset import DataSet, Sample, Split, chosen, fingerprint, pictures_in
 from lit_het.errors import UserError
+from lit_het.untrusted import read_json
 
 # The part of COCO's validation pictures that everybody trains on.
 _TRAINED_ON_TOO = "restval"
@@ -61,7 +61,7 @@ def read_captions(source: Path, scratch: Path, split: str | None = None, picture
 
 def _read_json(source: Path) -> dict[str, Any]:
     try:
-        content = json.loads(source.read_text("utf-8"))
+        content = read_json(source)
     except OSError as error:
         raise UserError(f"{source}: cannot be read ({error.strerror}); name a caption file") from error
     except ValueError as error:
@@ -79,6 +79,8 @@ def _of_karpathy(content: dict[str, Any], source: Path) -> list[_Captioned]:
         texts = [_field(sentence, "raw", str, where) for sentence in _field(image, "sentences", list, where)]
         captions = tuple(_one_line(text, where) for text in texts)
         path = f"{image.get('filepath', '')}/{name}".lstrip("/")
+        if not re.fullmatch(r"\w{1,100}", split):  # it will be the name of a folder
+            raise UserError(f"{where}: is of the split {split[:100]!r}; take a published file")
         listed.append(_Captioned(where, path, "train" if split == _TRAINED_ON_TOO else split, captions))
     return listed
 
@@ -114,6 +116,10 @@ def _one_line(text: str, where: str) -> str:
     caption = " ".join(text.split())
     if not caption:
         raise UserError(f"{where}: has an empty caption; write one or remove the entry")
+    try:
+        caption.encode()
+    except UnicodeEncodeError as error:  # JSON may hold half of a surrogate pair
+        raise UserError(f"{where}: has a caption that is no text ({error.reason}); mend it") from error
     return caption
 
 

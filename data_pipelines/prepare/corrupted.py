@@ -78,7 +78,11 @@ def copy_names(shard: str, output: Path) -> None:
     for name in _BESIDE_SHARDS:
         for place in (f"{folder}/{name}", f"{storage.parent(folder)}/{name}"):
             if storage.exists(place):
-                write_atomically(output / name, storage.read_whole(place).decode("utf-8"))
+                try:
+                    text = storage.read_whole(place).decode("utf-8")
+                except (OSError, UnicodeDecodeError) as error:
+                    raise UserError(f"{place}: cannot be copied ({storage.reason(error)}); mend it") from error
+                write_atomically(output / name, text)
                 break
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from data_pipelines.index import ShardIndex
 from data_pipelines.prepare.dataset import DataSet, Sample, Split, fingerprint
 from data_pipelines.shards import IMAGE, expand
-from data_pipelines.storage import readable
+from data_pipelines.storage import Unreadable, readable
 from lit_het.errors import UserError
 
 
@@ -39,8 +39,11 @@ def read_img2dataset(source: Path, split: str | None = None) -> DataSet:
     def read(chosen: Sequence[int]) -> Iterator[Sample]:
         for number in numbers[np.asarray(chosen)].tolist():
             kinds = ["txt", "json"] if sizes["json"][number] >= 0 else ["txt"]
-            picture, *others = map(readable, index.read([number], [IMAGE, *kinds])[0])
             origin = f"{index.shard(number)}: key {index.key(number)}"
+            try:
+                picture, *others = map(readable, index.read([number], [IMAGE, *kinds])[0])
+            except Unreadable as error:
+                raise UserError(f"{origin}: {error}; remove it from the shard, or write the shard again") from error
             yield Sample(picture, origin, dict(zip(kinds, others, strict=True)))
 
     part = Split(

@@ -2,16 +2,20 @@
 
 import dataclasses
 import itertools
-import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from data_pipelines import storage
 from data_pipelines.prepare.dataset import DataSet, Sample, Split, chosen, fingerprint
 from lit_het.errors import UserError
+from lit_het.untrusted import parse_json
+
+MAX_ROWS = 2**24
+"""Files of more rows are refused: their labels are kept in memory."""
 
 _SPLIT_NAME = re.compile(r"(\w+)-\d+-of-\d+.*\.parquet")
 _ROWS_AT_A_TIME = 256
@@ -59,7 +63,7 @@ def read_parquet(source: Path, split: str | None = None, columns: Columns | None
     if columns.label is None:
         return DataSet({name: _split(files, columns) for name, files in parts.items()})
     values = {name: [value for file in files for value in file.column(columns.label)] for name, files in parts.items()}
-    names = first.features.get(columns.label, {}).get("names") or _distinct(values, columns.label, first)
+    names = first.class_names.get(columns.label) or _distinct(values, columns.label, first)
     labels = {name: _labels(part, names, columns.label, source) for name, part in values.items()}
     return DataSet({name: _split(files, columns, labels[name]) for name, files in parts.items()}, tuple(names))
 
@@ -78,11 +82,17 @@ class _File:
                 self.schema: Any = file.schema_arrow
                 self.num_rows = int(file.metadata.num_rows)
                 groups = [file.metadata.row_group(group).num_rows for group in range(file.metadata.num_row_groups)]
-            metadata = json.loads((self.schema.metadata or {}).get(b"huggingface", b"{}"))
-        except (OSError, ValueError) as error:  # pyarrow's own errors are among these
-            raise UserError(f"{path}: is no parquet file, or truncated ({error}); download it again") from error
+            self.class_names = _class_names((self.schema.metadata or {}).get(b"huggingface", b"{}"))
+        except Exception as error:  # pyarrow's own errors, and whatever damage makes it trip over
+            reason = storage.reason(error)
+            raise UserError(f"{path}: is no parquet file, or truncated ({reason}); download it again") from error
+        if min(groups, default=0) < 0 or sum(groups) != self.num_rows or self.num_rows > MAX_ROWS:
+            raise UserError(
+                f"{path}: {self.num_rows:,} rows are not those of its parts, or more than {MAX_ROWS:,}; write it again"
+            )
+        if len(set(self.schema.names)) < len(self.schema.names):
+            raise UserError(f"{path}: two of the columns {', '.join(self.schema.names)} have one name; rename one")
         self.group_starts = [0, *itertools.accumulate(groups)]
-        self.features: dict[str, dict[str, Any]] = metadata.get("info", {}).get("features", {})
 
     def column(self, name: str) -> list[Any]:
         """All values of one column."""
@@ -104,8 +114,30 @@ class _File:
                         part = batch.slice(first, last - first).select(list(types))
                         yield from part.cast(arrow.schema(types)).to_pylist()
                     row += batch.num_rows
-        except (OSError, ValueError) as error:
-            raise UserError(f"{self.path}: is damaged ({error}); download it again") from error
+        except Exception as error:  # as above
+            raise UserError(f"{self.path}: is damaged ({storage.reason(error)}); download it again") from error
+
+
+def _class_names(metadata: bytes) -> dict[str, tuple[str, ...]]:
+    """Returns the columns that a Hugging Face schema calls a ClassLabel, with their names if it has them.
+
+    Raises:
+        Malformed: it is no JSON.
+    """
+    found = parse_json(metadata)
+    for field in ("info", "features"):
+        found = found.get(field) if isinstance(found, dict) else None
+    features = found if isinstance(found, dict) else {}
+    return {
+        column: _texts(feature.get("names"))
+        for column, feature in features.items()
+        if isinstance(feature, dict) and feature.get("_type") == "ClassLabel"
+    }
+
+
+def _texts(names: Any) -> tuple[str, ...]:
+    """Returns a list of texts, or none where it is something else."""
+    return tuple(names) if isinstance(names, list) and all(isinstance(name, str) for name in names) else ()
 
 
 def _find(file: _File, columns: Columns) -> Columns:
@@ -115,7 +147,7 @@ def _find(file: _File, columns: Columns) -> Columns:
     image = columns.image or _only(images, file, "pictures", "--image")
     if columns.label or columns.caption:
         return dataclasses.replace(columns, image=image)
-    labels = [name for name, feature in file.features.items() if feature.get("_type") == "ClassLabel"]
+    labels = [name for name in file.schema.names if name in file.class_names]
     return Columns(image, _only(labels, file, "classes", "--label (or captions with --caption)"))
 
 
@@ -137,7 +169,9 @@ def _holds_bytes(file: _File, column: str) -> bool:
 
     held = file.schema.field(column).type
     if arrow.types.is_struct(held):
-        return held.get_field_index("bytes") >= 0
+        if held.get_field_index("bytes") < 0:
+            return False
+        held = held.field("bytes").type
     return arrow.types.is_binary(held) or arrow.types.is_large_binary(held)
 
 
@@ -167,18 +201,19 @@ def _only(names: Sequence[str], file: _File, what: str, flag: str) -> str:
 
 def _distinct(values: dict[str, list[Any]], column: str, file: _File) -> list[str]:
     """The names of classes that are strings, sorted."""
-    distinct = {value for part in values.values() for value in part}
-    if not all(isinstance(value, str) for value in distinct):
+    if not all(isinstance(value, str) for part in values.values() for value in part):
         raise UserError(f"{file.path}: {column!r} is neither text nor a ClassLabel, so that its classes have no names")
-    return sorted(distinct)
+    return sorted({value for part in values.values() for value in part})
 
 
 def _labels(values: Sequence[Any], names: Sequence[str], column: str, source: Path) -> np.ndarray:
     """Indices into names, of values that are names or indices themselves: ``[values]`` int32."""
     known: dict[Any, int] = {value: label for label, name in enumerate(names) for value in (label, name)}
     for value in values:
-        if value not in known:
-            raise UserError(f"{source}: {value!r} in column {column!r} is none of {len(names)} classes; mend the file")
+        if not isinstance(value, Hashable) or value not in known:
+            raise UserError(
+                f"{source}: {repr(value)[:100]} in column {column!r} is none of {len(names)} classes; mend the file"
+            )
     return np.array([known[value] for value in values], np.int32)
 
 

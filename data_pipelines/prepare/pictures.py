@@ -8,13 +8,16 @@ from jaxtyping import UInt8
 from PIL import BmpImagePlugin, GifImagePlugin, Image, TiffImagePlugin
 from PIL.ImageFile import ImageFile
 
-from data_pipelines.images import MAX_PIXELS, BrokenImage, decode
+from data_pipelines.image_headers import MAX_PIXELS, BrokenImage, check_parts, check_size
+from data_pipelines.images import decode
+from data_pipelines.memory import DECODING
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
 """What names of pictures end with, in lower case; the content decides what they are."""
 
 _PNG_MODES = {mode: mode for mode in ("1", "L", "LA", "P", "RGB", "RGBA", "I;16")}
 _PNG_MODES |= {"PA": "RGBA", "RGBX": "RGB", "CMYK": "RGB", "YCbCr": "RGB"}
+_BYTES_PER_PIXEL = 12  # at most, of memory
 _CHECKED_SIZE = 8  # pixels: every byte is decoded whatever the size, and a small one is resized fast
 
 
@@ -52,11 +55,12 @@ def encode_png(image: UInt8[np.ndarray, "h w 3"]) -> bytes:
 def _to_png(data: bytes) -> bytes:
     reader = _reader(data)
     stream = io.BytesIO()
+    check_parts(data, MAX_PIXELS)
     try:
         with reader(io.BytesIO(data)) as image:
-            if image.width * image.height > MAX_PIXELS:
-                raise BrokenImage("too many pixels", f"{image.width} x {image.height}, at most {MAX_PIXELS}")
-            _as_png_holds_it(image).save(stream, "PNG")
+            check_size(image.width, image.height)
+            with DECODING.held(image.width * image.height * _BYTES_PER_PIXEL):
+                _as_png_holds_it(image).save(stream, "PNG")
     except BrokenImage:
         raise
     except Exception as error:  # Pillow's readers raise whatever the damage makes them trip over

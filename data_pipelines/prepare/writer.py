@@ -34,6 +34,7 @@ from data_pipelines.prepare.pictures import as_stored
 from data_pipelines.shards import write_tar
 from lit_het.errors import UserError, require_at_least
 from lit_het.files import completed, write_atomically
+from lit_het.untrusted import read_json
 
 _RECORD = "prepared.json"
 _VERSION = 2  # of what follows from a source and options; another one begins anew
@@ -233,7 +234,7 @@ def _is_caption(text: bytes) -> bool:
 
 def _read_plan(folder: Path) -> Any:
     try:
-        return json.loads((folder / _RECORD).read_text("utf-8"))["plan"]
+        return read_json(folder / _RECORD)["plan"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

@@ -10,7 +10,8 @@ from lit_het.errors import UserError
 
 # What stands behind the number of a step in the names of folders that are no checkpoints.
 HALF_WRITTEN, DAMAGED = ".orbax-checkpoint-tmp", ".damaged"
-_STATES = {"": "complete", HALF_WRITTEN: "half written", DAMAGED: "set aside: damaged"}
+COMPLETE = "complete"
+_STATES = {"": COMPLETE, HALF_WRITTEN: "half written", DAMAGED: "set aside: damaged"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,7 +21,7 @@ class Entry:
     Attributes:
         step: optimizer updates that it has seen.
         path: its folder.
-        state: of these, only ``complete`` ones are ever restored.
+        state: of these, only `COMPLETE` ones are ever restored.
         time: when it was last written to.
         size: bytes on disk.
     """

@@ -1,4 +1,4 @@
-"""Checkpoints of a run: asynchronous, atomic, checked, restorable on another number of devices. The only user of Orbax.
+"""Checkpoints of a run: asynchronous, atomic, checked, restorable on another number of devices.
 
 A step's directory holds three items: ``params`` (trainable parameters only), ``optimizer`` and ``info`` (as JSON, with
 its SHA-256: loader position, checksum of the locked parameters, and the mark of every array). Where there is an average
@@ -9,7 +9,7 @@ interrupts stays under a temporary name and is ignored.
 import contextlib
 import dataclasses
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
@@ -21,10 +21,10 @@ from orbax.checkpoint import v1 as ocp
 
 from lit_het import distributed, parameters
 from lit_het.checkpoints import checksums
-from lit_het.checkpoints.checksums import Mark
 from lit_het.checkpoints.folders import DAMAGED, HALF_WRITTEN, size_below
-from lit_het.checkpoints.orbax_errors import cause_of, is_out_of_reach, reason_of, say_errors_once
-from lit_het.errors import UserError
+from lit_het.checkpoints.orbax_errors import reason_of, say_errors_once
+from lit_het.checkpoints.saved_step import Damaged, SavedStep, below
+from lit_het.errors import TRY_AGAIN, UserError
 from lit_het.types import Params, TrainState
 
 # What Orbax and TensorStore raise when files cannot be written.
@@ -34,8 +34,10 @@ _UNWRITABLE = (AssertionError, KeyError, OSError, ValueError)
 _LOOK_INTERVAL = 0.2
 
 
-class Damaged(UserError):
-    """A checkpoint is not what was saved."""
+class SaveFailed(UserError):
+    """What a run has learned could not be saved."""
+
+    code = TRY_AGAIN
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,6 +61,7 @@ class Checkpoints:
     Args:
         directory: created if missing, unless read-only.
         kept: which of them stay on disk.
+        max_failed_saves: so many in a row end the run, which would otherwise train for nothing.
         read_only: leaves everything as it is, also a save that another process has under way.
         tell: called with a line when a save has failed, or a damaged step is passed over.
 
@@ -71,25 +74,33 @@ class Checkpoints:
         directory: Path,
         *,
         kept: Kept = Kept(),
+        max_failed_saves: int = 3,
         read_only: bool = False,
         tell: Callable[[str], None] = lambda line: None,
     ):
         self.directory, self._tell = directory, tell
-        self._saving: int | None = None
-        self._failure: UserError | None = None
+        self._kept, self._read_only, self._max_failed_saves = kept, read_only, max_failed_saves
+        self._saving: tuple[int, Any] | None = None  # the step, and what Orbax promises
+        self._failures: list[SaveFailed] = []  # since the last save that succeeded
         say_errors_once()
         if read_only and not directory.is_dir():
             raise UserError(f"no checkpoints in {directory}; give the directory of a run that has saved one")
         try:
-            self._checkpointer = ocp.training.Checkpointer(
-                str(directory.resolve()),
-                preservation_policy=_policy(kept),
-                cleanup_tmp_directories=not read_only,
-                context=_context(),
-            )
+            self._checkpointer = self._opened()
         except (OSError, ArithmeticError, AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
             way = "written" if isinstance(error, OSError) else "read: move the step with the damaged metadata away"
-            raise UserError(f"{directory} cannot be {way} ({reason_of(error)}); mend it, or its permissions") from error
+            raise UserError(
+                f"{directory} cannot be {way} ({reason_of(error)}); free its disk, or change its permissions"
+            ) from error
+
+    def _opened(self) -> ocp.training.Checkpointer:
+        """Opens the folder, and removes what saves have left half written."""
+        return ocp.training.Checkpointer(
+            str(self.directory.resolve()),
+            preservation_policy=_policy(self._kept),
+            cleanup_tmp_directories=not self._read_only,
+            context=_context(),
+        )
 
     def __enter__(self) -> "Checkpoints":
         return self
@@ -119,54 +130,71 @@ class Checkpoints:
         """Starts saving ``state`` in the background; arrays are copied before this returns, so they may be donated.
 
         Raises:
-            UserError: with several processes, a save has failed.
+            SaveFailed: ``max_failed_saves`` in a row have failed, or, with several processes, one has.
         """
         self.wait()
-        self._failure, self._saving = None, int(state.step)
-        items = _items(state)
+        step, items = int(state.step), _items(state)
         items["info"] = checksums.sealed(info, checksums.marks(items))
         try:
-            self._checkpointer.save_checkpointables_async(self._saving, items, force=True)
+            if self._failures:
+                self._checkpointer = self._opened()
+            # Orbax frees the thread of a save, and its three descriptors, only where its response is waited for.
+            self._saving = step, self._checkpointer.save_checkpointables_async(step, items, force=True)
         except _UNWRITABLE as error:
-            self._fail(error)
+            self._fail(step, error)
 
     def wait(self) -> None:
         """Waits until what is being saved is on disk.
 
         Raises:
-            UserError: with several processes, it could not be saved.
+            SaveFailed: as `save`.
         """
         if self._saving is None:
             return
+        (step, response), self._saving = self._saving, None
         try:
-            self._checkpointer.wait()
+            response.result()
+            self._failures = []
         except _UNWRITABLE as error:
-            self._fail(error)
-        self._saving = None
+            self._fail(step, error)
 
     def finish(self) -> None:
         """Waits for the last save.
 
         Raises:
-            UserError: it has failed.
+            SaveFailed: it has failed.
         """
         self.wait()
-        if self._failure is not None:
-            raise self._failure
+        if self._failures:
+            raise self._failures[-1]
 
-    def _fail(self, error: Exception) -> None:
-        folder, self._saving = self.directory / str(self._saving), None
-        if isinstance(cause := cause_of(error), jax.errors.JaxRuntimeError):
-            raise cause  # another process is gone, or its part has failed
-        self._failure = UserError(
-            f"the checkpoint {folder} could not be saved ({reason_of(error)}); the last one that was stays"
+    def _fail(self, step: int, error: Exception) -> None:
+        if lost := distributed.fault_of_machines(error):
+            raise lost
+        failure = SaveFailed(
+            f"the checkpoint {self.directory / str(step)} could not be saved ({reason_of(error)}); "
+            "the last one that was stays"
         )
         if jax.process_count() > 1:
-            raise self._failure from error
-        # On a full disk its part would be missing for the next.
-        shutil.rmtree(folder.with_name(folder.name + HALF_WRITTEN), ignore_errors=True)
-        self._checkpointer.reload()
-        self._tell(f"{self._failure}; the next save tries again")
+            raise failure from error
+        # Orbax raises the error of a save again where anyone waits for it next, here to be dropped. What it still
+        # writes after its part on disk is removed may come back: the next save, or start, removes that.
+        for end in (self._checkpointer.wait, self._checkpointer.close):
+            with contextlib.suppress(*_UNWRITABLE):
+                end()
+        self._remove_half_written()
+        self._failures.append(failure)
+        if len(self._failures) >= self._max_failed_saves:
+            raise SaveFailed(
+                f"{len(self._failures)} saves in a row have failed, the last with: {failure}; "
+                "free the disk, or mend the storage, and go on with --resume"
+            ) from error
+        self._tell(f"{failure}; the next save tries again")
+
+    def _remove_half_written(self) -> None:
+        # A full disk has no room for them.
+        for folder in self.directory.glob(f"*{HALF_WRITTEN}"):
+            shutil.rmtree(folder, ignore_errors=True)
 
     def restore(self, like: TrainState) -> tuple[TrainState, dict[str, Any]]:
         """Returns the newest state that is whole, in the shapes and shardings of ``like``, and its info.
@@ -195,11 +223,12 @@ class Checkpoints:
 
     def _restore(self, step: int, like: TrainState) -> tuple[TrainState, dict[str, Any]]:
         wanted = _items(like)
-        info, saved = self.about(step)
-        checksums.check_fit(_below("params", saved), checksums.forms(wanted["params"]), self.directory)
+        saved_step = self.at(step)
+        info, saved = saved_step.about()
+        checksums.check_fit(below("params", saved), checksums.forms(wanted["params"]), self.directory)
         if any(path.startswith("optimizer/") for path in saved):
-            checksums.check_fit(_below("optimizer", saved), checksums.forms(wanted["optimizer"]), self.directory)
-        found = self._load(step, wanted, saved)
+            checksums.check_fit(below("optimizer", saved), checksums.forms(wanted["optimizer"]), self.directory)
+        found = saved_step.load(wanted, saved)
         count = jax.device_put(jnp.int32(step), like.step.sharding)
         params, optimizer = found["params"], found["optimizer"]
         if like.average is None:
@@ -222,79 +251,23 @@ class Checkpoints:
         Raises:
             UserError: there is no checkpoint, it is damaged, or it does not fit ``like``.
         """
-        step = self.newest_step()
-        info, marks = self.about(step)
-        saved, flat = _below("params", marks), parameters.flatten(like)
+        newest = self.at(self.newest_step())
+        info, marks = newest.about()
+        saved, flat = below("params", marks), parameters.flatten(like)
         checksums.check_fit(
             {path: saved[path] for path in flat if path in saved}, checksums.forms(like), self.directory
         )
         wanted = {**{path: ocp.PLACEHOLDER for path in saved}, **flat}
         try:
-            found = self._load(
-                step, {"params": parameters.unflatten(wanted)}, marks, {f"params/{path}" for path in flat}
-            )
+            found = newest.load({"params": parameters.unflatten(wanted)}, marks, {f"params/{path}" for path in flat})
         except Damaged as error:
             raise UserError(f"{error}; move this folder away to use the step before") from error
         loaded = parameters.flatten(found["params"])
         return parameters.unflatten({path: loaded[path] for path in flat}), info
 
-    def about(self, step: int) -> tuple[dict[str, Any], dict[str, Mark]]:
-        """Returns the info of a step, and the marks of its arrays below ``params/`` and ``optimizer/``.
-
-        Raises:
-            Damaged: it cannot be read, or is not what was saved.
-        """
-        info = self._read(step, lambda: self._items_of(step, {"info": None})["info"])
-        if checksums.SEAL in info:
-            opened = checksums.unsealed(info)
-            if opened is None:
-                raise Damaged(f"the checkpoint {self.directory / str(step)} is damaged (info is not what was saved)")
-            return opened
-        # Written by an earlier version, without checksums.
-        metadata = self._read(step, lambda: self._checkpointer.checkpointables_metadata(step).metadata)
-        return info, checksums.forms({"params": metadata["params"]})
-
-    def _load(
-        self, step: int, wanted: dict[str, Any], saved: Mapping[str, Mark], checked: set[str] | None = None
-    ) -> dict[str, Any]:
-        """Returns items of a step whose arrays, or those ``checked``, are what was saved."""
-        found = self._read(step, lambda: self._items_of(step, wanted))
-        leaves = jax.tree_util.tree_leaves_with_path(found)
-        named = {checksums.name_of(path): leaf for path, leaf in leaves}
-        named = {path: leaf for path, leaf in named.items() if checked is None or path in checked}
-        marks = {path: mark for path, mark in checksums.marks(named).items() if path in saved and saved[path].checksum}
-        differing = sorted(path for path, mark in marks.items() if mark != saved[path])
-        if distributed.anywhere(bool(differing)):
-            which = differing[0] if differing else "an array of another process"
-            raise Damaged(f"the checkpoint {self.directory / str(step)} is damaged ({which} is not what was saved)")
-        return found
-
-    def _items_of(self, step: int, wanted: dict[str, Any]) -> dict[str, Any]:
-        """Returns what Orbax reads, without its barriers: a process that fails would never come to them."""
-        context, here = ocp.Context(), jax.process_index()
-        context.multiprocessing.primary_host, context.multiprocessing.active_processes = here, {here}
-        with context:
-            return ocp.load_checkpointables(str((self.directory / str(step)).resolve()), wanted)
-
-    def _read(self, step: int, read: Callable[[], Any]) -> Any:
-        """Returns what a call to Orbax returns; of several processes all raise where one cannot read.
-
-        That is `Damaged`, or another `UserError` where files are out of reach.
-        """
-        found, reason, may_be_whole = None, "", False
-        try:
-            found = read()
-        except (jax.errors.JaxRuntimeError, MemoryError):
-            raise
-        except Exception as error:  # a damaged file may raise anything
-            # The error itself is let go: it holds what Orbax has begun, which would complain at its end.
-            reason, may_be_whole = reason_of(error), is_out_of_reach(error)
-        if distributed.anywhere(bool(reason)):
-            told = f"the checkpoint {self.directory / str(step)} cannot be read ({reason or 'by another process'})"
-            if distributed.anywhere(may_be_whole):
-                raise UserError(f"{told}; it may be whole: nothing was changed, try again once it can be")
-            raise Damaged(told)
-        return found
+    def at(self, step: int) -> SavedStep:
+        """Returns what is on disk of a step."""
+        return SavedStep(self.directory / str(step))
 
     def newest_step(self) -> int:
         """Returns how many updates the newest checkpoint has seen.
@@ -306,35 +279,6 @@ class Checkpoints:
         if step is None:
             raise UserError(f"no checkpoint in {self.directory}; give the directory of a run that has saved one")
         return step
-
-    def arrays(self, step: int, saved: Mapping[str, Mark]) -> Iterator[tuple[str, np.ndarray | Damaged]]:
-        """Yields path and content of every array of a step, one after the other on the host, or why it has none.
-
-        Args:
-            step: a complete one.
-            saved: its marks, from `about`.
-        """
-        here = jax.sharding.SingleDeviceSharding(jax.local_devices(backend="cpu")[0])
-        for item in sorted({path.partition("/")[0] for path in saved}):
-            of_item = _below(item, saved)
-            try:
-                metadata = self._read(step, lambda: self._checkpointer.checkpointables_metadata(step).metadata)[item]
-            except Damaged as error:
-                yield from ((f"{item}/{path}", error) for path in of_item)
-                continue
-            paths, tree = jax.tree_util.tree_flatten_with_path(metadata)
-            places = {checksums.name_of(path): number for number, (path, _) in enumerate(paths)}
-            for path, mark in of_item.items():
-                wanted: list[Any] = [ocp.PLACEHOLDER] * len(paths)
-                try:
-                    wanted[places[path]] = jax.ShapeDtypeStruct(mark.shape, mark.dtype, sharding=here)
-                    asked = {item: jax.tree.unflatten(tree, wanted)}
-                    found = self._load(step, asked, saved, {f"{item}/{path}"})[item]
-                    yield f"{item}/{path}", np.asarray(jax.tree.leaves(found)[places[path]])
-                except KeyError:
-                    yield f"{item}/{path}", Damaged("it is missing")
-                except Damaged as error:
-                    yield f"{item}/{path}", error
 
 
 def _items(state: TrainState) -> dict[str, Any]:
@@ -354,11 +298,9 @@ def _context() -> ocp.Context:
     context = ocp.Context()
     # Orbax compiles a slice for every replicated array, to spread the writing over replicas: not for small ones.
     context.array.saving.min_slice_bytes_for_replica_parallel = 2**20
+    # Where a directory cannot be made in the background, Orbax's threads wait for it for five minutes.
+    context.asynchronous.create_directories_asynchronously = False
     return context
-
-
-def _below(item: str, marks: Mapping[str, Mark]) -> dict[str, Mark]:
-    return {path.removeprefix(f"{item}/"): mark for path, mark in marks.items() if path.startswith(f"{item}/")}
 
 
 def save_imported(

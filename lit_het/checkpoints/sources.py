@@ -3,21 +3,19 @@
 import dataclasses
 import functools
 import hashlib
-import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias
 
-import fsspec
 import fsspec.callbacks
 import ml_dtypes  # gives NumPy the type bfloat16, in which safetensors may hold arrays
 import numpy as np
 import safetensors
 
-from lit_het import untrusted
+from lit_het import stores, untrusted
 from lit_het.errors import UserError
-from lit_het.files import cache_folder
+from lit_het.files import cache_folder, completed
 from lit_het.untrusted import Malformed
 
 
@@ -68,7 +66,7 @@ def fetch(address: str, names: tuple[str, ...] = (), advance: Advance = lambda c
             raise UserError(f"{address} does not exist; give a file, a folder or an address such as hf://owner/model")
         return Path(address)
     try:
-        filesystem, path = fsspec.url_to_fs(address)
+        filesystem, path = stores.filesystem(address)
         paths = [found for name in names if filesystem.exists(found := f"{path}/{name}")] if names else [path]
         folder = cache_folder("downloads") / hashlib.sha256(address.encode()).hexdigest()[:16]
         for remote in paths:
@@ -200,6 +198,5 @@ def _download(filesystem: Any, remote: str, local: Path, advance: Advance) -> No
     if local.exists():
         return
     local.parent.mkdir(parents=True, exist_ok=True)
-    partial = local.with_name(f"{local.name}.partial{os.getpid()}")
-    filesystem.get_file(remote, str(partial), callback=_Progress(advance))
-    partial.replace(local)
+    with completed(local) as partial:
+        filesystem.get_file(remote, str(partial), callback=_Progress(advance))

@@ -7,7 +7,8 @@ import numpy as np
 from lit_het.checkpoints import manifest
 from lit_het.checkpoints.checksums import Mark
 from lit_het.checkpoints.folders import entries
-from lit_het.checkpoints.native import Checkpoints, Damaged
+from lit_het.checkpoints.native import Checkpoints
+from lit_het.checkpoints.saved_step import Damaged
 from lit_het.cli import runs
 from lit_het.errors import UserError
 from lit_het.training.logging import Bar
@@ -35,12 +36,12 @@ def show(directory: Path, step: int | None = None) -> None:
     """
     with Checkpoints(_folder(directory), read_only=True) as checkpoints:
         step = checkpoints.newest_step() if step is None else _existing(checkpoints, step)
-        info, saved = checkpoints.about(step)
+        info, saved = checkpoints.at(step).about()
         print(f"step {step:,} in {checkpoints.directory}")
         for name, value in info.items():
             print(f"{name}: {value}")
         print(f"{'norm':>12}  type      shape and path")
-        for path, content in checkpoints.arrays(step, saved):
+        for path, content in checkpoints.at(step).arrays(saved):
             if isinstance(content, Damaged):
                 raise content
             norm = float(np.linalg.norm(content.astype(np.float64)))
@@ -74,14 +75,14 @@ def verify(directory: Path, step: int | None = None) -> None:
 def damage(checkpoints: Checkpoints, step: int) -> list[tuple[str, str]]:
     """Returns path of what is damaged in a step, and how; where processes share it, all must ask."""
     try:
-        _, saved = checkpoints.about(step)
+        _, saved = checkpoints.at(step).about()
     except Damaged as error:
         return [("info", str(error))]
     if not _has_checksums(saved):
         return [("info", "it was saved without checksums, by an earlier version: nothing can be said")]
     found = []
     with Bar(f"step {step}", len(saved), "arrays") as bar:
-        for path, content in checkpoints.arrays(step, saved):
+        for path, content in checkpoints.at(step).arrays(saved):
             if isinstance(content, Damaged):
                 found.append((path, str(content)))
             bar.advance(1)

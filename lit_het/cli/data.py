@@ -12,6 +12,7 @@ from typing import Literal
 
 import numpy as np
 
+from data_pipelines.checksums import differs_from_checksum, keep_checksum
 from data_pipelines.corruptions import CORRUPTIONS
 from data_pipelines.faults import FaultLog
 from data_pipelines.index import summarize
@@ -29,7 +30,6 @@ from data_pipelines.prepare.parquet import Columns, read_parquet
 from data_pipelines.prepare.pets import read_pets
 from data_pipelines.prepare.writer import SplitWriter, WriteOptions, write_names
 from data_pipelines.shards import expand
-from data_pipelines.storage import differs_from_checksum, keep_checksum
 from lit_het.errors import UserError
 from lit_het.training.logging import Bar, say
 

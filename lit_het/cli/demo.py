@@ -2,6 +2,7 @@
 
 import socket
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +24,13 @@ _NUM_CAPTIONS = 8
 
 
 def demo(
-    checkpoint: Path, captions: str | None, host: str, port: int | None, *, pretrained: Path | None = None
+    checkpoint: Path,
+    captions: str | None,
+    host: str,
+    port: int | None,
+    *,
+    pretrained: Path | None = None,
+    allow_hosts: Sequence[str] = (),
 ) -> None:
     """Serves the page until it is interrupted.
 
@@ -33,6 +40,7 @@ def demo(
         host: address to serve at.
         port: of the page; None takes `_PORT`, or a free one where that is taken.
         pretrained: where the run with the locked parameters lies now, if it has moved.
+        allow_hosts: further names under which browsers may ask for the page.
 
     Raises:
         UserError: the extra is missing, the address is taken, the run is no image-text model or cannot be opened, or
@@ -45,7 +53,7 @@ def demo(
     port = _free_port(host, port)
     subject = open_subject(checkpoint, captions, pretrained)
     say(f"the demo is at http://{f'[{host}]' if ':' in host else host}:{port} (Ctrl-C ends it)")
-    serve(subject, host, port)
+    serve(subject, host, port, allow_hosts)
 
 
 class Subject:
@@ -67,8 +75,8 @@ class Subject:
         Raises:
             UserError: the bytes are no picture.
         """
-        square = decode(data, self.run, name)
-        with self._lock:
+        with self._lock:  # one is decoded at a time: a small file may hold a very large image
+            square = decode(data, self.run, name)
             return square, next(features_of(self._model.features, [square]))
 
     def answer(

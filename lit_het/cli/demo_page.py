@@ -1,29 +1,32 @@
 """The page of ``lit-het demo``: the only module that loads the UI library, when a page is to be served."""
 
+import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float
-from nicegui import events, run, ui  # pyright: ignore[reportMissingImports]
+from nicegui import app, events, run, ui  # pyright: ignore[reportMissingImports]
 from PIL import Image
 
 from eval.answers import Answer, NoiseRank
 from eval.prompts import BARE_TEMPLATE, FAMILIES, PLACEHOLDER
 from lit_het.cli.demo import Subject
+from lit_het.cli.demo_guard import MAX_UPLOAD_BYTES, Doors, Guard
 from lit_het.cli.demo_style import ICON, STYLE
 from lit_het.errors import UserError
 
 _SAMPLES = (8, 32, 128, 512)
-_MAX_BYTES = 64 * 2**20
 _NUM_SHOWN = 12
 
 
-def serve(subject: Subject, host: str, port: int) -> None:
+def serve(subject: Subject, host: str, port: int, allow_hosts: Sequence[str] = ()) -> None:
     """Serves the page until it is interrupted; nothing is asked of or told to other machines."""
+    app.add_middleware(Guard, doors=Doors.of(host, allow_hosts))
+    turn = asyncio.Lock()
     ui.run(
-        lambda: Page(subject),
+        lambda: Page(subject, turn),
         host=host,
         port=port,
         title="lit-het demo",
@@ -36,10 +39,15 @@ def serve(subject: Subject, host: str, port: int) -> None:
 
 
 class Page:
-    """What one browser window shows and has asked."""
+    """What one browser window shows and has asked.
 
-    def __init__(self, subject: Subject):
-        self._subject = subject
+    Args:
+        subject: answers.
+        turn: held by the one window of all whose file is in memory.
+    """
+
+    def __init__(self, subject: Subject, turn: asyncio.Lock | None = None):
+        self._subject, self._turn = subject, turn or asyncio.Lock()
         self._features: Float[np.ndarray, " f"] | None = None
         self._seed = self._pending = 0
         self._numbers = Counter[str]()
@@ -68,9 +76,9 @@ class Page:
         self._upload = ui.upload(
             label="Drop a picture here, or press +",
             auto_upload=True,
-            max_file_size=_MAX_BYTES,
+            max_file_size=MAX_UPLOAD_BYTES,
             on_upload=self._take,
-            on_rejected=lambda: self._fail(f"only files below {_MAX_BYTES // 2**20} MB, one at a time"),
+            on_rejected=lambda: self._fail(f"only files below {MAX_UPLOAD_BYTES // 2**20} MB, one at a time"),
         ).props("flat bordered hide-upload-btn")
         with ui.element("figure") as self._figure:
             self._picture = ui.image().props("no-spinner no-transition")
@@ -89,9 +97,11 @@ class Page:
 
     async def _take(self, event: events.UploadEventArguments) -> None:
         """Looks at a picture that was dropped."""
-        data, name = await event.file.read(), event.file.name
         self._upload.reset()
-        looked = await self._computed("look", lambda: self._look(data, name))
+        async with self._turn:
+            data, name = await event.file.read(), event.file.name
+            looked = await self._computed("look", lambda: self._look(data, name))
+            del data
         if looked is None:
             return
         square, self._features, norm, ranks, nearest = looked

@@ -40,9 +40,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = _run(options, rest)
     except BaseException as error:
         code = 1
-        if distributed.is_fault_of_machines(error):
+        if lost := distributed.fault_of_machines(error):
             code = TRY_AGAIN  # whether that helps, the code of the other tells
-            reason = " ".join(str(error).split())[:200]
+            reason = " ".join(str(lost).split())[:200]
             print(
                 f"lit-het: another process or a device is gone ({reason}); start all again{_left_by(options)}",
                 file=sys.stderr,
@@ -63,6 +63,11 @@ def _run(options: argparse.Namespace, rest: Sequence[str]) -> int:
                 distributed.join(options.distributed)
             options.command(options, rest)
     except UserError as error:
+        if getattr(options, "distributed", None) is not None:
+            from lit_het import distributed
+
+            if distributed.fault_of_machines(error):
+                raise
         print(f"lit-het: {error}", file=sys.stderr)
         return error.code
     except KeyboardInterrupt:

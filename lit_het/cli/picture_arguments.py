@@ -44,6 +44,14 @@ def add_to(commands: Any) -> None:
     showing.add_argument("--captions", metavar="FILE", help="captions to search, one a line; embedded once, then kept")
     showing.add_argument("--host", default="127.0.0.1", help="default: %(default)s, which only this machine can reach")
     showing.add_argument("--port", type=int, help="default: 7860, or a free one where it is taken")
+    showing.add_argument(
+        "--allow-host",
+        nargs="+",
+        default=(),
+        metavar="NAME",
+        help="further names that browsers may know this machine by; requests under names that it has not been told are "
+        "refused, as another web site may have made them",
+    )
     showing.set_defaults(command=_demo, name="demo")
 
 
@@ -62,4 +70,5 @@ def _classify(options: argparse.Namespace, _: list[str]) -> None:
 def _demo(options: argparse.Namespace, _: list[str]) -> None:
     from lit_het.cli.demo import demo
 
-    demo(options.checkpoint, options.captions, options.host, options.port, pretrained=options.pretrained)
+    where = {"pretrained": options.pretrained, "allow_hosts": options.allow_host}
+    demo(options.checkpoint, options.captions, options.host, options.port, **where)

@@ -43,7 +43,7 @@ def _plan(options: argparse.Namespace, flags: list[str]) -> None:
         raise UserError(f"--memory-gib {options.memory_gib:g}: a device has more than 0, and not all")
     from lit_het.cli.train import parse_config
 
-    config = parse_config(options.config, flags, "lit-het plan")
+    config = parse_config(options.config, flags, "lit-het plan", allow_commands=True)  # none is run
     import jax
 
     # Devices must be asked for before JAX looks for any; accelerators that are there are left alone.

@@ -111,7 +111,7 @@ def open_run(run_dir: Path, pretrained: Path | None = None) -> Run:
         tokenizer = dataclasses.replace(config.tokenizer, model=tokenizer_path(run_dir)).build()
     with Checkpoints(checkpoint_dir(run_dir), read_only=True) as checkpoints:
         step = checkpoints.newest_step()
-        _, saved = checkpoints.about(step)
+        _, saved = checkpoints.at(step).about()
     shapes = abstract_params(task)
     if isinstance(task, ClassificationTask) and not any(path.startswith("params/head/") for path in saved):
         shapes = {"image_tower": shapes["image_tower"]}

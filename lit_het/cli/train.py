@@ -22,6 +22,7 @@ from data_pipelines.watchdog import watched as reads_watched
 from eval.sets import Sets
 from lit_het import distributed, parameters, sharding
 from lit_het.checkpoints import checksums
+from lit_het.checkpoints.folders import COMPLETE, entries
 from lit_het.checkpoints.native import Checkpoints, Kept
 from lit_het.cli import runs
 from lit_het.cli.checkpoint import damage
@@ -29,7 +30,7 @@ from lit_het.cli.flags import with_flags
 from lit_het.cli.initialization import initial_params
 from lit_het.cli.models import ModelMaker
 from lit_het.cli.run_files import write_nonfinite, write_run_files
-from lit_het.cli.train_checks import check_data, check_embeddings, check_run_dir
+from lit_het.cli.train_checks import check_commands, check_data, check_embeddings, check_run_dir
 from lit_het.durations import RunLength
 from lit_het.errors import UserError
 from lit_het.files import cache_folder
@@ -38,18 +39,40 @@ from lit_het.tasks.contrastive import ContrastiveTask
 from lit_het.training import loop, preemption
 from lit_het.training.logging import Bar, MetricLog, read_metrics, say
 from lit_het.training.loop import NonFinite
+from lit_het.training.run_lock import locked
 from lit_het.training.step import initial_state, jit_step, make_train_step
 from lit_het.types import Batch, EvaluatedModel, Params, TrainState
 
 
-def parse_config(path: Path, flags: Sequence[str], command: str = "lit-het train") -> ExperimentConfig:
-    """Returns the configuration of a Python file, or that of a run as JSON, with the fields that ``flags`` change."""
-    config = experiment.load(path) if path.suffix == ".json" else experiment.load_module_config(path)
-    return with_flags(config, flags, f"{command} --config {path}")
+def parse_config(
+    path: Path, flags: Sequence[str], command: str = "lit-het train", *, allow_commands: bool = False
+) -> ExperimentConfig:
+    """Returns the configuration of a Python file, or that of a run as JSON, with the fields that ``flags`` change.
+
+    Args:
+        path: of the file.
+        flags: as the user typed them.
+        command: likewise, for messages.
+        allow_commands: whether JSON, which others may have written, may name shell commands.
+
+    Raises:
+        UserError: the file or a flag cannot be used, or JSON names a command that is not allowed.
+    """
+    is_json = path.suffix == ".json"
+    config = experiment.load(path) if is_json else experiment.load_module_config(path)
+    config = with_flags(config, flags, f"{command} --config {path}")
+    if is_json and not allow_commands:
+        check_commands(config, path, flags)
+    return config
 
 
-def train(config: ExperimentConfig, *, resume: bool = False) -> TrainState:
+def train(config: ExperimentConfig, *, resume: bool = False, allow_commands: bool = False) -> TrainState:
     """Trains a run to its end and returns its last state.
+
+    Args:
+        config: of the run.
+        resume: whether it goes on from the newest checkpoint.
+        allow_commands: whether lists of shards may name shell commands, as the configuration itself may.
 
     Raises:
         UserError: anything in the configuration, the data or the run directory that cannot work.
@@ -59,14 +82,17 @@ def train(config: ExperimentConfig, *, resume: bool = False) -> TrainState:
     sharding.check_batch_size(config.data.batch_size, mesh)
     check_run_dir(config, resume)
     distributed.check_same(json.dumps(experiment.to_dict(config)), "the configuration")
-    # Losses look there for the devices that share a batch.
-    with jax.set_mesh(mesh):
-        return _train_on(mesh, config, resume)
+    # Losses look at the mesh for the devices that share a batch.
+    with locked(config.run_dir, say) as check_lock, jax.set_mesh(mesh):
+        check_run_dir(config, resume)  # again: another start may have begun, and ended, since then
+        return _train_on(mesh, config, resume, check_lock, allow_commands)
 
 
-def _train_on(mesh: Mesh, config: ExperimentConfig, resume: bool) -> TrainState:
+def _train_on(
+    mesh: Mesh, config: ExperimentConfig, resume: bool, check_lock: Callable[[], None], allow_commands: bool
+) -> TrainState:
     tokenizer = config.tokenizer.build() if config.tokenizer else None
-    loader = _open_data(config.data, tokenizer)
+    loader = _open_data(config.data, tokenizer, allow_commands)
     check_data(config, loader, tokenizer)
     task = config.task.build()
     run = _run_length(config, loader)
@@ -82,7 +108,9 @@ def _train_on(mesh: Mesh, config: ExperimentConfig, resume: bool) -> TrainState:
     state = jax.jit(initial, out_shardings=places)(trainable)
 
     kept = Kept(config.cadence.keep, config.cadence.keep_steps)
-    with Checkpoints(runs.checkpoint_dir(config.run_dir), kept=kept, tell=say) as checkpoints:
+    with Checkpoints(
+        runs.checkpoint_dir(config.run_dir), kept=kept, max_failed_saves=config.cadence.max_failed_saves, tell=say
+    ) as checkpoints:
         position = 0
         if resume and checkpoints.latest_step is not None:
             state, position = _resumed(checkpoints, state, config, loader, checksum)
@@ -103,7 +131,7 @@ def _train_on(mesh: Mesh, config: ExperimentConfig, resume: bool) -> TrainState:
                     num_steps=run.num_steps,
                     cadence=config.cadence,
                     log=log,
-                    saver=_Saver(checkpoints, config.data.batch_size, checksum, loader.digest),
+                    saver=_Saver(checkpoints, check_lock, config.data.batch_size, checksum, loader.digest),
                     evaluate=evaluate,
                     description=config.run_dir.name,
                     evaluate_first=_lacks_evaluation(config, int(state.step), run.num_steps),
@@ -128,9 +156,9 @@ def _keep_compiled_programs() -> None:
         jax.config.update("jax_compilation_cache_dir", str(cache_folder("compiled")))
 
 
-def _open_data(config: LoaderConfig, tokenizer: Tokenizer | None) -> Loader | Stream:
+def _open_data(config: LoaderConfig, tokenizer: Tokenizer | None, allow_commands: bool) -> Loader | Stream:
     if config.stream is not None:
-        return Stream(config, tokenizer)
+        return Stream(config, tokenizer, allow_commands=allow_commands)
     with Bar("indexing", sum(map(len, config.data_sets())), "shards") as bar:
         return Loader(config, tokenizer, bar.advance)
 
@@ -176,28 +204,30 @@ def _begun(loader: Loader | Stream, position: int) -> Iterator[Iterator[Batch]]:
         yield itertools.chain(first, batches)
 
 
-def train_unless_done(config: ExperimentConfig) -> None:
-    """Trains a run, goes on with one that was interrupted, and leaves a finished one alone.
+def train_unless_done(config: ExperimentConfig, *, allow_commands: bool = False) -> None:
+    """Trains a run, goes on with one that was interrupted, and leaves a finished one alone; arguments as of `train`.
 
     Raises:
         UserError: as `train`; the run directory holds a run of another configuration.
     """
     if not runs.config_path(config.run_dir).exists():
-        train(config)
+        train(config, allow_commands=allow_commands)
         return
     check_run_dir(config, resume=True)
-    with Checkpoints(runs.checkpoint_dir(config.run_dir)) as checkpoints:
-        newest = checkpoints.latest_step
+    # Not opened, which would sweep away what another start is saving.
+    folder = runs.checkpoint_dir(config.run_dir)
+    found = [entry.step for entry in entries(folder) if entry.state == COMPLETE] if folder.is_dir() else []
+    newest = max(found, default=None)
     # Only epochs need the data to count their steps.
-    loader = _open_data(config.data, None) if config.length.unit == "epochs" else None
+    loader = _open_data(config.data, None, allow_commands) if config.length.unit == "epochs" else None
     num_steps = _run_length(config, loader).num_steps
     if newest is None or newest < num_steps or _lacks_evaluation(config, newest, num_steps):
-        train(config, resume=True)
+        train(config, resume=True, allow_commands=allow_commands)
         return
     with Checkpoints(runs.checkpoint_dir(config.run_dir), read_only=True) as checkpoints:
         damaged = damage(checkpoints, newest)
     if damaged:
-        train(config, resume=True)
+        train(config, resume=True, allow_commands=allow_commands)
     else:
         say(f"{config.run_dir} is done: {newest} steps")
 
@@ -207,12 +237,14 @@ class _Saver:
     """Saves states with what resuming needs beside them."""
 
     checkpoints: Checkpoints
+    check_lock: Callable[[], None]
     batch_size: int
     locked_checksum: str
     data_digest: str
 
     def save(self, state: TrainState) -> None:
         """Implements `loop.Saver`."""
+        self.check_lock()
         info = {
             "position": int(state.step) * self.batch_size,
             "locked_checksum": self.locked_checksum,

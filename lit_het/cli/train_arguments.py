@@ -16,7 +16,7 @@ def add_to(commands: Any) -> None:
         allow_abbrev=False,
         help="train from a configuration file",
         usage="lit-het train --config FILE [--resume | --start-or-resume] [--distributed [HOST:PORT,I/N]] "
-        "[--any.field.of-the-configuration VALUE ...]",
+        "[--allow-commands] [--any.field.of-the-configuration VALUE ...]",
         description="Trains the experiment that FILE describes. Every field with a value can be "
         "changed by a flag with its dotted path, e.g. --length 100 --task.head.covariance.num-factors 8; "
         "'lit-het train --config FILE --help' lists them with their values.",
@@ -30,6 +30,12 @@ def add_to(commands: Any) -> None:
         "--start-or-resume",
         action="store_true",
         help="start, go on, or leave alone what is done: for jobs that restart",
+    )
+    train.add_argument(
+        "--allow-commands",
+        action="store_true",
+        help="run the shell commands (pipe:COMMAND) that a config.json or a list of shards names; those of a Python "
+        "configuration and of flags run anyway. Read them first: whoever wrote the file decides what they do",
     )
     add_distributed(train)
     train.add_argument("-h", "--help", action="store_true", help="this text; with --config every field as well")
@@ -67,8 +73,9 @@ def _train(options: argparse.Namespace, flags: list[str]) -> None:
     if options.help:
         options.parser.print_help()
         flags = [*flags, "--help"]
-    config = parse_config(options.config, flags)
+    allow_commands = options.allow_commands
+    config = parse_config(options.config, flags, allow_commands=allow_commands)
     if options.start_or_resume:
-        train_unless_done(config)
+        train_unless_done(config, allow_commands=allow_commands)
     else:
-        train(config, resume=options.resume)
+        train(config, resume=options.resume, allow_commands=allow_commands)

@@ -1,9 +1,12 @@
 """What `lit-het train` refuses before it begins."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
 from configs import experiment
 from configs.experiment import ExperimentConfig
+from data_pipelines import storage
 from data_pipelines.loader import Loader
 from data_pipelines.stream import Stream
 from data_pipelines.tokenizers import Tokenizer
@@ -37,6 +40,35 @@ CHANGEABLE_FIELDS = (
     "task.loss.block_size",
     "task.microbatches",
 )
+
+
+def check_commands(config: ExperimentConfig, path: Path, flags: Sequence[str]) -> None:
+    """Refuses shell commands in a configuration that was read from JSON, which others may have written.
+
+    Args:
+        config: with the fields that flags have changed.
+        path: of the JSON.
+        flags: as the user typed them; what stands there is the user's own word.
+    """
+    typed = {*flags, *(flag.partition("=")[2] for flag in flags)}
+    for field, text in _texts(experiment.to_dict(config), ""):
+        if storage.is_pipe(text) and text not in typed:
+            raise UserError(
+                f"{path}: {field} is the shell command {storage.shortened(text)}; run it with --allow-commands if you "
+                f"know who wrote it, or replace it with --{field.partition('[')[0].replace('_', '-')}"
+            )
+
+
+def _texts(value: Any, field: str) -> Iterator[tuple[str, str]]:
+    """Yields each text inside a configuration of JSON values, and its field."""
+    if isinstance(value, str):
+        yield field, value
+    elif isinstance(value, dict):
+        for name, inner in value.items():
+            yield from _texts(inner, f"{field}.{name}" if field else str(name))
+    elif isinstance(value, list | tuple):
+        for number, inner in enumerate(value):
+            yield from _texts(inner, f"{field}[{number}]")
 
 
 def check_run_dir(config: ExperimentConfig, resume: bool) -> None:

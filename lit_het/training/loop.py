@@ -44,6 +44,7 @@ class Cadence:
             checkpoint holds a loss that nobody looked at, and a resumed run averages over the same steps.
         save_minutes: between two checkpoints at most, at the next record; None counts steps alone.
         keep: how many of the newest checkpoints stay on disk.
+        max_failed_saves: so many saves in a row that fail end the run, to be started again where it can save.
         keep_steps: checkpoints of multiples of so many steps stay for ever; None keeps none beside the newest.
         evaluate_steps: between two evaluations; 0 evaluates only after the last step.
     """
@@ -52,11 +53,12 @@ class Cadence:
     save_steps: int = 1000
     save_minutes: float | None = None
     keep: int = 2
+    max_failed_saves: int = 3
     keep_steps: int | None = None
     evaluate_steps: int = 0
 
     def __post_init__(self) -> None:
-        require_at_least(1, self, "log_steps", "save_steps", "keep")
+        require_at_least(1, self, "log_steps", "save_steps", "keep", "max_failed_saves")
         require_at_least(0, self, "evaluate_steps")
         if self.keep_steps is not None:
             require_at_least(1, self, "keep_steps")

@@ -1,6 +1,7 @@
 """Damaged checkpoints: each is found and named, the last good one is used, and nothing is ever silently wrong."""
 
 import contextlib
+import dataclasses
 import json
 import os
 import random
@@ -8,6 +9,7 @@ import resource
 import shutil
 import subprocess
 import sys
+import threading
 from unittest import mock
 
 import jax
@@ -16,7 +18,8 @@ import numpy as np
 import pytest
 
 from lit_het.checkpoints.folders import entries
-from lit_het.checkpoints.native import Checkpoints, Damaged, Kept, save_imported
+from lit_het.checkpoints.native import Checkpoints, Kept, SaveFailed, save_imported
+from lit_het.checkpoints.saved_step import Damaged, SavedStep
 from lit_het.errors import UserError
 from tests import tiny
 from tests.checkpoints.test_native import INFO, assert_equal, make_params, make_state
@@ -119,15 +122,16 @@ def test_a_flipped_byte_is_never_restored_wherever_it_is(good, tmp_path):
 
 def test_the_array_that_was_changed_is_named(copied, monkeypatch):
     with Checkpoints(copied) as checkpoints:
-        _, saved = checkpoints.about(2)
+        step = checkpoints.at(2)
+        _, saved = step.about()
         # As a fault between the disk and us would: Orbax reads what it is given.
         state = make_state(2, make_params(2))
         wrong = state.params["head"]["temperature"]["log_temperature"].at[()].add(1e-3)
         state.params["head"]["temperature"]["log_temperature"] = wrong
         read = {"params": state.params}
-        monkeypatch.setattr(checkpoints, "_items_of", lambda *_: read)
+        monkeypatch.setattr(step, "_items", lambda *_: read)
         with pytest.raises(Damaged, match=r"/2 is damaged \(params/head/temperature/log_temperature is not what"):
-            checkpoints._load(2, {}, saved)
+            step.load({}, saved)
 
 
 REASONS = {
@@ -164,7 +168,7 @@ def wrapped_as(kind, cause):
 def test_a_step_that_cannot_be_reached_now_is_no_damaged_one(copied, monkeypatch, cause):
     with Checkpoints(copied) as checkpoints:
         fail = mock.Mock(side_effect=wrapped_as(RuntimeError, cause))
-        monkeypatch.setattr(checkpoints, "_items_of", fail)
+        monkeypatch.setattr(SavedStep, "_items", fail)
         with pytest.raises(UserError, match=r"2 cannot be read \(.*\); it may be whole: nothing was changed"):
             checkpoints.restore(make_state(0))
     assert {entry.state for entry in entries(copied)} == {"complete"}
@@ -230,10 +234,10 @@ def test_imported_parameters_are_checked_as_well(tmp_path):
 
 
 @contextlib.contextmanager
-def full_disk(_):
-    """No file may grow beyond 2 KB, which the kernel refuses with another number than on a full disk."""
+def full_disk(_, room=2000):
+    """No file may grow beyond some bytes, which the kernel refuses with another number than on a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, before[1]))
     try:
         yield
     finally:
@@ -287,15 +291,78 @@ def test_if_the_last_save_fails_it_is_an_error(copied, fault):
         save()
 
 
-def test_a_save_that_misses_another_process_is_no_fault_of_the_disk(copied, monkeypatch):
-    gone = jax.errors.JaxRuntimeError("UNKNOWN: Gloo AllGather failed: Connection reset by peer")
+@pytest.mark.parametrize("kind", [jax.errors.JaxRuntimeError, ValueError])
+def test_a_save_that_misses_another_process_is_no_fault_of_the_disk(copied, monkeypatch, kind):
+    gone = kind("UNKNOWN: Gloo AllGather failed: Connection reset by peer")
+    monkeypatch.setattr(jax.distributed, "is_initialized", lambda: True)
     with Checkpoints(copied) as checkpoints:
         checkpoints.save(make_state(3), INFO)
-        checkpoints._checkpointer.wait()
-        fails = mock.Mock(side_effect=wrapped_as(ValueError, gone))
-        monkeypatch.setattr(checkpoints._checkpointer, "wait", fails)
-        with pytest.raises(jax.errors.JaxRuntimeError, match="Connection reset"):
+        step, response = checkpoints._saving
+        response.result()
+        checkpoints._saving = step, mock.Mock(result=mock.Mock(side_effect=wrapped_as(ValueError, gone)))
+        with pytest.raises(kind, match="Connection reset"):
             checkpoints.wait()
+
+
+def large_state(step):
+    values = np.random.default_rng(step).normal(size=(20, 100, 100)).astype(np.float32)
+    return make_state(step, {f"layer_{number}": {"kernel": value} for number, value in enumerate(values)})
+
+
+def test_after_a_save_that_fails_in_the_background_nothing_is_left_and_the_next_one_is_whole(tmp_path):
+    lines = []
+    with Checkpoints(tmp_path, tell=lines.append) as checkpoints:
+        checkpoints.save(large_state(1), INFO)
+        checkpoints.wait()
+        with full_disk(tmp_path, 20_000):  # what is written in the background fails then, and not the call
+            checkpoints.save(large_state(2), INFO)
+            checkpoints.wait()
+        assert [path.name for path in tmp_path.iterdir()] == ["1"]
+        checkpoints.save(large_state(3), INFO)
+        checkpoints.wait()
+        assert checkpoints.steps == [1, 3]
+    assert len(lines) == 1
+
+
+def test_saves_that_fail_one_after_the_other_end_the_run_with_the_code_to_start_again(copied):
+    lines = []
+    with Checkpoints(copied, max_failed_saves=3, tell=lines.append) as checkpoints:
+
+        def save(step):
+            checkpoints.save(make_state(step), INFO)
+            checkpoints.wait()
+
+        with full_disk(copied):
+            save(3)
+            save(4)
+        save(5)  # which succeeds: from here on they are counted anew
+        with full_disk(copied):
+            save(6)
+            save(7)
+            with pytest.raises(SaveFailed, match="3 saves in a row have failed") as error:
+                save(8)
+        assert error.value.code == 75
+        save(9)
+    assert len(lines) == 4
+    assert {entry.state for entry in entries(copied)} == {"complete"}
+
+
+def test_saving_costs_no_thread_and_no_file_descriptor(tmp_path):
+    def held():
+        return threading.active_count(), len(os.listdir("/proc/self/fd"))
+
+    state = make_state(0, {"kernel": jnp.zeros(3)})
+    with Checkpoints(tmp_path) as checkpoints:
+
+        def save(*steps):
+            for step in steps:
+                checkpoints.save(dataclasses.replace(state, step=jnp.int32(step)), {"position": step})
+            checkpoints.wait()
+
+        save(*range(1, 11))
+        first = held()
+        save(*range(11, 301))
+        assert held() == first
 
 
 def test_every_nth_step_stays_beside_the_newest(tmp_path):
@@ -309,8 +376,8 @@ def test_every_nth_step_stays_beside_the_newest(tmp_path):
 def test_arrays_are_read_one_by_one_and_damage_stays_with_its_own(copied):
     flip(copied / "2" / "params" / "_METADATA", 30)
     with Checkpoints(copied, read_only=True) as checkpoints:
-        _, marks = checkpoints.about(2)
-        found = dict(checkpoints.arrays(2, marks))
+        _, marks = checkpoints.at(2).about()
+        found = dict(checkpoints.at(2).arrays(marks))
     assert found.keys() == marks.keys()
     assert all(isinstance(content, np.ndarray) for path, content in found.items() if path.startswith("optimizer/"))
     assert jax.tree.leaves(found)
@@ -319,5 +386,5 @@ def test_arrays_are_read_one_by_one_and_damage_stays_with_its_own(copied):
 @pytest.mark.parametrize("content", ["[" * 5000, "[]", "3", '{"commit_timestamp_nsecs": 1e300, "metrics": 3}'])
 def test_metadata_of_a_step_that_are_none_are_a_line(copied, content):
     (copied / "2" / "_CHECKPOINT_METADATA").write_text(content)
-    with pytest.raises(UserError, match="cannot be read: move the step with the damaged metadata away"):
+    with pytest.raises(UserError, match="cannot be read .*; move the step with the damaged metadata away"):
         Checkpoints(copied, read_only=True)

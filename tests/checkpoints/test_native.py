@@ -156,7 +156,7 @@ def test_locked_parameters_do_not_appear_in_a_checkpoint_of_the_trainable_ones(t
     with Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(make_state(1, trainable), INFO)
     with Checkpoints(tmp_path) as checkpoints:
-        _, marks = checkpoints.about(1)
+        _, marks = checkpoints.at(1).about()
         assert [path for path in marks if path.startswith("params/")] == ["params/head/temperature/log_temperature"]
         with pytest.raises(UserError, match="image_tower/mlp/up/bias is missing in the checkpoint"):
             checkpoints.restore_params(locked)

@@ -2,12 +2,15 @@
 
 import asyncio
 import contextlib
+import http.client
 import os
 import re
 import signal
 import socket
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -57,6 +60,22 @@ def test_a_page_gets_what_classify_tells(subject, picture):
     nearest = subject.nearest(features)
     assert sorted(caption for caption, _ in nearest) == sorted(NAMES)
     assert [score for _, score in nearest] == sorted((score for _, score in nearest), reverse=True)
+
+
+def test_one_picture_is_decoded_at_a_time(subject, picture, monkeypatch):
+    inside, most, real = [], [], demo.decode
+
+    def noted(*arguments):
+        inside.append(1)
+        most.append(len(inside))
+        time.sleep(0.02)
+        inside.pop()
+        return real(*arguments)
+
+    monkeypatch.setattr(demo, "decode", noted)
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda _: subject.see(picture.read_bytes(), "red.png"), range(8)))
+    assert most == [1] * 8
 
 
 def visit(subject, script):
@@ -144,6 +163,77 @@ def served(*arguments):
         process.communicate(timeout=60)
 
 
+def answered(address, method="GET", path="/", body=None, **headers):
+    """The status and the text that a server answers with."""
+    connection = http.client.HTTPConnection(address, timeout=60)
+    with contextlib.closing(connection):
+        connection.request(method, path, body, {name.replace("_", "-"): value for name, value in headers.items()})
+        response = connection.getresponse()
+        return response.status, response.read().decode()
+
+
+def wait_for(address):
+    """Returns when a server accepts connections; it names its address a moment before."""
+    host, port = address.split(":")
+    for _ in range(600):
+        with contextlib.suppress(ConnectionRefusedError), socket.create_connection((host, int(port))):
+            return
+        time.sleep(0.1)
+    raise AssertionError(f"nobody answers at {address}")
+
+
+def form(data):
+    head = b'--b\r\nContent-Disposition: form-data; name="f"; filename="x.png"\r\nContent-Type: image/png\r\n\r\n'
+    return head + data + b"\r\n--b--\r\n"
+
+
+def sent_before_the_end(address, path):
+    """How many bytes a server takes of a form of 300 MB whose length it is not told, until it closes the connection."""
+    host, port = address.split(":")
+    head = f"POST {path} HTTP/1.1\r\nHost: {address}\r\nTransfer-Encoding: chunked\r\n"
+    count, block = 0, form(bytes(2**20))[: 2**20]
+    with socket.create_connection((host, int(port)), timeout=60) as connection:
+        connection.sendall(f"{head}Content-Type: multipart/form-data; boundary=b\r\n\r\n".encode())
+        with contextlib.suppress(ConnectionError):
+            while count < 300 * 2**20:
+                connection.sendall(f"{len(block):x}\r\n".encode() + block + b"\r\n")
+                count, block = count + len(block), bytes(2**20)
+    return count
+
+
+def test_a_server_answers_its_own_page_alone_and_takes_no_more_than_it_says(
+    trained_lit, picture, tmp_path, monkeypatch
+):
+    pytest.importorskip("nicegui")
+    websockets = pytest.importorskip("websockets.sync.client")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    with served("--checkpoint", trained_lit.run_dir, "--allow-host", "gpu-box") as url:
+        address = url.removeprefix("http://")
+        wait_for(address)
+        status, page = answered(address)
+        assert status == 200
+        assert answered(address, Host="gpu-box:7860", Origin="http://gpu-box:7860")[0] == 200
+        status, text = answered(address, Host="evil.example:7860")
+        assert (status, "--allow-host evil.example" in text) == (403, True)
+        assert answered(address, Origin="http://evil.example")[0] == 403
+
+        socket_path = f"ws://{address}/_nicegui_ws/socket.io/?EIO=4&transport=websocket"
+        with websockets.connect(socket_path, origin=url) as connection:
+            assert connection.recv().startswith("0{")
+        for wrong in ({"origin": "http://evil.example"}, {"additional_headers": {"Origin": "null"}}):
+            with pytest.raises(Exception, match="HTTP 403"):
+                websockets.connect(socket_path, **wrong)
+
+        (upload,) = set(re.findall(r"/_nicegui/client/[\w-]+/upload/\d+", page))
+        kind = "multipart/form-data; boundary=b"
+        assert answered(address, "POST", upload, form(picture.read_bytes()), Content_Type=kind)[0] == 200
+        assert answered(address, "POST", upload, Content_Length=str(300 * 2**20), Content_Type=kind)[0] == 413
+        assert sent_before_the_end(address, upload) < 100 * 2**20
+        assert sum(file.stat().st_size for file in tmp_path.rglob("*") if file.is_file()) < 2**20  # nothing is left
+        assert answered(address)[0] == 200
+
+
 def test_a_browser_shows_bands_and_asks_no_other_machine(trained_lit, captions, picture, tmp_path, monkeypatch):
     pytest.importorskip("nicegui")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -199,6 +289,8 @@ def test_a_port_that_is_taken_is_refused_where_asked_for_and_else_another_is_fou
         assert f"--port {port}" in line
         monkeypatch.setattr(demo, "_PORT", port)
         served_at = []
-        monkeypatch.setattr("lit_het.cli.demo_page.serve", lambda subject, host, port: served_at.append(port))
+        monkeypatch.setattr(
+            "lit_het.cli.demo_page.serve", lambda subject, host, port, allow_hosts: served_at.append(port)
+        )
         demo.demo(trained_lit.run_dir, None, "127.0.0.1", None)
         assert served_at[0] not in (0, port)

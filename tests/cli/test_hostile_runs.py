@@ -72,7 +72,7 @@ def test_a_run_that_takes_its_parameters_from_itself_is_refused_at_once(copied, 
             assert time.monotonic() - began < 10
 
 
-VALUES = (None, True, -1, 10**30, float("nan"), float("inf"), "x", [], {}, {"type": "Nothing"}, {"type": []}, [[3]])
+VALUES = (None, True, -1, 10**30, float("nan"), float("inf"), "x", [], {}, {"type": "Nothing"}, {"type": []}, [3])
 
 
 def test_no_value_of_any_field_of_a_configuration_ends_in_a_traceback(trained_lit, tmp_path):

@@ -31,7 +31,7 @@ def sleeping(tmp_path, monkeypatch) -> Path:
         with contextlib.closing(stream.batches()) as batches:
             next(batches)
 
-    monkeypatch.setattr(train, "parse_config", lambda *_: None)
+    monkeypatch.setattr(train, "parse_config", lambda *_, **__: None)
     monkeypatch.setattr(train, "train", wait)
     return started
 
@@ -107,8 +107,11 @@ def test_what_is_said_of_an_interrupted_command_is_true_of_it(monkeypatch, capsy
 @pytest.mark.parametrize(
     ("backend", "variable", "kept"), [("tpu", None, "cache/lit-het/compiled"), ("tpu", "", None), ("cpu", None, None)]
 )
-def test_compiled_programs_are_kept_on_accelerators_unless_the_user_says_where(monkeypatch, backend, variable, kept):
+def test_compiled_programs_are_kept_on_accelerators_unless_the_user_says_where(
+    monkeypatch, tmp_path, backend, variable, kept
+):
     told = {}
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(jax.config, "update", told.__setitem__)
     monkeypatch.setattr(jax, "default_backend", lambda: backend)
     monkeypatch.setenv("XDG_CACHE_HOME", "cache")

@@ -16,6 +16,7 @@ from eval.evaluation import Drawing, Evaluation
 from eval.report.naming import STYLES
 from eval.report.tables import best_of
 from lit_het.cli.main import main
+from lit_het.errors import UserError
 from tests.cli.seeds_of_heads import fails_with, groups, write_seeds
 from tests.eval.report.kept_runs import DETERMINISTIC, NAMES, all_kinds, predictions, write_run, zero_shot
 from tests.eval.report.outline import Outline
@@ -279,6 +280,17 @@ def test_figures_never_stand_beside_the_drawing_of_another_evaluation(tmp_path: 
     assert not evaluation.read_records(run)
     evaluation.write_record(zero_shot(1), run, 60, {})
     assert [record.step for record in evaluation.read_records(run)] == [60]
+
+
+@pytest.mark.parametrize("name", ["/../../../out", "../out", "a/b", "a\0b", "a\ud800"])
+def test_no_set_has_a_name_that_leads_out_of_the_run(tmp_path: Path, name: str):
+    run = write_run(tmp_path / "run", [])
+    (run / "evaluations" / "zero_shot_").mkdir(parents=True)  # a run of others may hold such a folder
+    (run / "evaluations" / "zero_shot_..").mkdir()
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(UserError, match="cannot be a part of a file's name; give it another name"):
+        evaluation.write_record(dataclasses.replace(zero_shot(), name=name), run, 60, {})
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_a_folder_that_is_no_run_is_refused_and_runs_below_it_are_named(

@@ -5,6 +5,7 @@ import io
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,15 +16,19 @@ import jax
 import pytest
 
 from configs import experiment, quickstart_lit_het_xl
-from data_pipelines.loader import Streaming
+from data_pipelines.loader import Streaming, WeightedShards
+from eval.evaluators.zero_shot import ZeroShotConfig
+from eval.sets import ImageSet
 from lit_het import parameters
 from lit_het.checkpoints import checksums
 from lit_het.checkpoints.native import Checkpoints
 from lit_het.cli import runs
 from lit_het.cli.main import main
-from lit_het.cli.train import train, train_unless_done
+from lit_het.cli.train import parse_config, train, train_unless_done
 from lit_het.durations import Duration
+from lit_het.errors import UserError
 from lit_het.training.logging import read_metrics
+from lit_het.training.run_lock import locked
 from tests import tiny
 from tests.cli.conftest import write_config_file
 
@@ -89,7 +94,7 @@ def _final_checksum(run_dir, config):
 
 def test_the_checkpoint_holds_no_locked_parameter(trained_lit):
     with Checkpoints(runs.checkpoint_dir(trained_lit.run_dir)) as checkpoints:
-        _, marks = checkpoints.about(checkpoints.newest_step())
+        _, marks = checkpoints.at(checkpoints.newest_step()).about()
     assert {path.split("/")[1] for path in marks if path.startswith("params/")} == {"text_tower", "head"}
 
 
@@ -121,7 +126,7 @@ def test_a_run_of_an_epoch_is_opened_with_its_average_and_left_alone_once_done(l
     arrays = max((config.run_dir / "checkpoints" / "2").rglob("d/*"), key=lambda path: path.stat().st_size)
     arrays.write_bytes(arrays.read_bytes()[:1000])
     again = []
-    monkeypatch.setattr("lit_het.cli.train.train", lambda config, resume: again.append(resume))
+    monkeypatch.setattr("lit_het.cli.train.train", lambda config, resume, **_: again.append(resume))
     train_unless_done(config)
     assert again == [True], "what is done, and damaged, is not done"
 
@@ -151,6 +156,20 @@ def test_a_second_run_in_the_same_directory_is_refused_and_nothing_is_lost(capsy
     assert "already holds a run" in line
     assert "--resume" in line
     assert sorted(path.name for path in trained_lit.run_dir.rglob("*")) == before
+
+
+@pytest.mark.parametrize("flag", ["--resume", "--start-or-resume"])
+def test_a_start_beside_one_that_trains_is_refused_and_leaves_its_half_written_save_alone(
+    capsys, trained_lit, tmp_path, flag
+):
+    run = shutil.copytree(trained_lit.run_dir, tmp_path / "run")
+    file = write_config_file(dataclasses.replace(trained_lit, run_dir=run), tmp_path / "again.py")
+    folder = runs.checkpoint_dir(run)
+    half_written = (folder / str(trained_lit.length.amount)).rename(folder / "4.orbax-checkpoint-tmp")
+    with locked(run, pytest.fail):
+        line = refusal(capsys, "train", "--config", file, flag)
+    assert f"{run} is in use: process {os.getpid()} on " in line
+    assert half_written.is_dir()
 
 
 def test_resuming_with_another_model_names_the_field_and_both_values(capsys, trained_lit, tmp_path):
@@ -238,6 +257,93 @@ def test_a_stream_of_a_command_is_trained_on_and_resumed_with_other_draws(capsys
     assert main(["train", "--config", str(path), *flags]) == 0
     assert "a stream cannot seek: from here on it draws samples anew" in capsys.readouterr().err
     assert [record["step"] for record in read_metrics(config.run_dir / "metrics.jsonl")] == [1, 2, 3, 4]
+
+
+@pytest.fixture
+def with_command(lit_config, tmp_path):
+    """A configuration of somebody else's in JSON whose shards leave a mark, the mark, and the command."""
+    mark, shards = tmp_path / "mark", lit_config.data.shards[0]
+    address = f"pipe:touch {mark}; cat {shards}/shard-000000.tar"
+    data = dataclasses.replace(lit_config.data, shards=(address,), stream=Streaming(10))
+    experiment.save(dataclasses.replace(lit_config, data=data, length=Duration(2)), tmp_path / "config.json")
+    return tmp_path / "config.json", mark, address
+
+
+@pytest.mark.parametrize("mode", [(), ("--resume",), ("--start-or-resume",)])
+def test_commands_in_json_run_only_where_the_user_allows_them(capsys, with_command, mode):
+    path, mark, _ = with_command
+    line = refusal(capsys, "train", "--config", path, *mode)
+    assert "data.shards[0] is the shell command 'pipe:touch" in line
+    assert "--allow-commands" in line
+    assert not mark.exists()
+
+
+def test_commands_in_json_that_the_user_allows_are_run(with_command):
+    path, mark, _ = with_command
+    assert main(["train", "--config", str(path), "--allow-commands"]) == 0
+    assert mark.exists()
+    mark.unlink()
+    run = experiment.load(path).run_dir  # one's own run that was interrupted
+    experiment.save(dataclasses.replace(experiment.load(path), length=Duration(3)), run / "config.json")
+    assert main(["train", "--config", str(run / "config.json"), "--resume", "--allow-commands"]) == 0
+    assert mark.exists()
+
+
+@pytest.mark.parametrize("form", [("--data.shards", "{}"), ("--data.shards={}",)])
+def test_commands_that_the_user_has_typed_are_run(with_command, form):
+    path, mark, address = with_command
+    assert main(["train", "--config", str(path), *(part.format(address) for part in form)]) == 0
+    assert mark.exists()
+
+
+def test_commands_in_a_list_of_shards_run_only_where_the_user_allows_them(capsys, with_command, tmp_path):
+    path, mark, address = with_command
+    listed = tmp_path / "shards.txt"
+    listed.write_text(f"{address}\n")
+    arguments = ("train", "--config", path, "--data.shards", listed)
+    assert f"{listed}:1: 'pipe:touch" in (line := refusal(capsys, *arguments))
+    assert "--allow-commands" in line
+    assert not mark.exists()
+    assert main([*map(str, arguments), "--allow-commands"]) == 0
+    assert mark.exists()
+
+
+def test_no_other_command_runs_what_a_run_of_others_names(capsys, trained_lit, with_command, tmp_path):
+    _, mark, address = with_command
+    run = tmp_path / "theirs"
+    shutil.copytree(trained_lit.run_dir, run)
+    (tmp_path / "classnames.txt").write_text("a\nb\n")
+    config = dataclasses.replace(
+        experiment.load(run / "config.json"),
+        data=dataclasses.replace(trained_lit.data, shards=(address,), stream=Streaming(10)),
+        evaluations=(ZeroShotConfig(ImageSet("x", str(tmp_path), split=address)),),
+    )
+    experiment.save(config, run / "config.json")
+    assert "cannot seek" in refusal(capsys, "embed", "--tower", run, "--output", tmp_path / "embeddings")
+    assert "touch" in refusal(capsys, "evaluate", "--checkpoint", run)
+    experiment.save(
+        dataclasses.replace(config, evaluations=(ZeroShotConfig(ImageSet("x", address)),)), run / "config.json"
+    )
+    assert "touch" in refusal(capsys, "evaluate", "--checkpoint", run)
+    assert not mark.exists()
+
+
+def test_commands_anywhere_else_in_json_are_named_with_their_field(lit_config, tmp_path):
+    fields = {
+        "evaluations[0].data.directory": {"evaluations": (ZeroShotConfig(ImageSet("x", "pipe:x")),)},
+        "task.image_tower.weights": {
+            "task": dataclasses.replace(
+                lit_config.task, image_tower=dataclasses.replace(lit_config.task.image_tower, weights="pipe:x")
+            )
+        },
+        "data.mixture[0].shards[0]": {
+            "data": dataclasses.replace(lit_config.data, mixture=(WeightedShards(("pipe:x",)),))
+        },
+    }
+    for field, change in fields.items():
+        experiment.save(dataclasses.replace(lit_config, **change), tmp_path / "config.json")
+        with pytest.raises(UserError, match=re.escape(f"{field} is the shell command 'pipe:x'")):
+            parse_config(tmp_path / "config.json", [])
 
 
 def test_a_tokenizer_longer_than_the_text_tower_is_refused(capsys, config_file):

@@ -33,7 +33,7 @@ from lit_het.heads.het_h import HetHConfig
 from lit_het.heads.het_xl import HetXLConfig
 from lit_het.heads.sampling import SamplingConfig
 from lit_het.losses.contrastive import SigmoidLoss, SoftmaxLoss
-from lit_het.optimizers import Adafactor
+from lit_het.optimizers import Adafactor, ParameterGroup
 from lit_het.tasks.classification import ClassificationConfig
 from lit_het.tasks.contrastive import ContrastiveConfig, ContrastiveTask
 from lit_het.towers.resnet import ResNetConfig
@@ -368,6 +368,25 @@ def test_a_saved_config_with_an_unknown_field_is_refused_by_name(tmp_path):
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(UserError, match="number_of_steps"):
         experiment.load(tmp_path / "config.json")
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "3", "", "{}", "\xff"])
+def test_json_that_is_no_configuration_is_one_line(tmp_path, text):
+    (tmp_path / "config.json").write_text(text, "latin1")
+    with pytest.raises(UserError, match=r"config\.json does not fit this version of lit-het: [^\n]*$"):
+        experiment.load(tmp_path / "config.json")
+
+
+def test_a_pattern_in_json_that_would_hang_is_refused_with_the_file(tmp_path):
+    config = experiment.load_module_config(Path("configs/quickstart_lit_het_xl.py"))
+    for change in (
+        {"task": dataclasses.replace(config.task, locked=("(.|.)*X",))},
+        {"pretrained": experiment.PretrainedConfig(Path("run"), "(.|.)*X")},
+        {"optimizer": dataclasses.replace(config.optimizer, groups=(ParameterGroup("(.|.)*X"),))},
+    ):
+        experiment.save(dataclasses.replace(config, **change), tmp_path / "config.json")
+        with pytest.raises(UserError, match=r"config\.json: '\(\.\|\.\)\*X' cannot be used"):
+            experiment.load(tmp_path / "config.json")
 
 
 def test_a_run_of_before_punctuation_could_be_removed_keeps_it(tmp_path):

@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from PIL import Image
+from PIL import Image, ImageOps, PngImagePlugin
 
-from data_pipelines.images import MAX_SCANS, BrokenImage, Filter, decode
+from data_pipelines import images
+from data_pipelines.image_headers import MAX_SCANS, BrokenImage
+from data_pipelines.images import Filter, decode, decode_whole
 from data_pipelines.transforms import InceptionCrop, Preprocessing
 
 SIZE = 16
@@ -116,12 +118,23 @@ def test_a_file_cut_at_any_byte_is_a_picture_or_broken(name: str):
         check(data[:end], "fast")
 
 
-def png(width: int, height: int, body: bytes = b"") -> bytes:
-    def chunk(kind: bytes, content: bytes) -> bytes:
-        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+def chunk(kind: bytes, content: bytes) -> bytes:
+    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
 
+
+def png(width: int, height: int, body: bytes = b"", between: bytes = b"") -> bytes:
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", body) + chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + between + chunk(b"IDAT", body) + chunk(b"IEND", b"")
+
+
+def with_comment(data: bytes, size: int) -> bytes:
+    """A GIF with a comment of so many bytes before its first frame."""
+    place = 13 + (3 << (data[10] & 7) + 1)
+    return data[:place] + b"!\xfe" + (b"\xff" + bytes(255)) * (size // 256) + b"\0" + data[place:]
+
+
+def webp(kind: bytes, size: bytes) -> bytes:
+    return b"RIFF\x40\0\0\0WEBP" + kind + b"\x0a\0\0\0" + size + bytes(40)
 
 
 def claiming(data: bytes, width: int, height: int) -> bytes:
@@ -139,6 +152,21 @@ BROKEN = {
     "a JPEG that claims 30,000 x 30,000": (claiming(FILES["JPEG"], 30_000, 30_000), "too many pixels"),
     "a JPEG without width": (claiming(FILES["JPEG"], 0, 40), "damaged JPEG"),
     "a GIF of 65,535 x 65,535": (b"GIF89a" + b"\xff" * 4 + FILES["GIF"][10:], "too many pixels"),
+    "a PNG of 1 x 67 million": (png(1, 2**26, zlib.compress(bytes(2**20))), "side too long"),
+    "a PNG of 67 million x 1": (png(2**26, 1, zlib.compress(bytes(2**20))), "side too long"),
+    "a PNG of a million chunks": (png(8, 8, between=chunk(b"abCd", b"") * 2**18), "too many chunks"),
+    "a PNG with text of megabytes": (
+        png(8, 8, between=chunk(b"zTXt", b"a\0\0" + zlib.compress(bytes(10**7)))),
+        "damaged header",
+    ),
+    "a JPEG of a million segments": (
+        FILES["JPEG"][:2] + b"\xff\xfe\0\2" * 2**18 + FILES["JPEG"][2:],
+        "too many segments",
+    ),
+    "a GIF with a comment of megabytes": (with_comment(FILES["GIF"], 2**21), "too much before the pixels"),
+    "a WebP that claims 16,384 x 16,384": (webp(b"VP8X", bytes(4) + b"\xff\x3f\0" * 2), "too many pixels"),
+    "a lossless WebP that claims as many": (webp(b"VP8L", b"\x2f\xff\xff\xff\x0f"), "too many pixels"),
+    "a lossy WebP that claims as many": (webp(b"VP8 ", b"\0\0\0\x9d\x01\x2a\xff\x3f\xff\x3f"), "too many pixels"),
     "a PNG without pixels": (png(10, 10), "damaged PNG"),
     "a PNG that ends within its pixels": (png(10, 10, zlib.compress(bytes(310))[:-8]), "damaged PNG"),
 }
@@ -249,3 +277,46 @@ def test_a_turned_picture_is_cropped_after_it_was_turned(filter: Filter):
     turned = encoded(Image.fromarray(np.ascontiguousarray(np.rot90(upright))), "JPEG", quality=100, exif=EXIF)
     pixels = decode(turned, 8, lambda height, width: (0.0, 0.0, width / 1.0, height / 2), filter)
     assert pixels[1:7, 1:7].min() > 240
+
+
+def exif_of(turn: int, order: str = ">", fields: int = 0) -> bytes:
+    """EXIF with an orientation behind other fields, which all point to the same bytes."""
+    entries = [struct.pack(f"{order}HHII", number, 1, 2**18, 8) for number in range(fields)]
+    entries.append(struct.pack(f"{order}HHIHH", 0x0112, 3, 1, turn, 0))
+    start = {">": b"MM\0*", "<": b"II*\0"}[order] + struct.pack(f"{order}IH", 8, len(entries))
+    return b"Exif\0\0" + start + b"".join(entries) + bytes(4)
+
+
+@pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP"])
+@pytest.mark.parametrize("order", ["<", ">"])
+@pytest.mark.parametrize("turn", range(10))
+def test_pixels_are_turned_as_pillow_turns_them(turn: int, order: str, format: str):
+    data = encoded(scene(), format, exif=exif_of(turn, order), **({"lossless": True} if format == "WEBP" else {}))
+    expected = ImageOps.exif_transpose(Image.open(io.BytesIO(data))).convert("RGB")
+    found = decode_whole(data).astype(int)
+    assert found.shape == (expected.height, expected.width, 3)
+    assert np.abs(found - np.asarray(expected)).max() <= (3 if format == "JPEG" else 0)
+
+
+def test_where_exif_says_nothing_xmp_may_say_how_an_image_is_turned():
+    text = PngImagePlugin.PngInfo()
+    text.add_itxt("XML:com.adobe.xmp", '<rdf:Description tiff:Orientation="6"/>')
+    assert decode_whole(encoded(scene(40, 56), "PNG", pnginfo=text)).shape == (56, 40, 3)
+
+
+def test_metadata_whose_fields_all_point_to_the_same_megabytes_are_not_read():
+    data = png(8, 8, zlib.compress(bytes(200)), chunk(b"eXIf", exif_of(6, fields=50_000)))
+    began = time.monotonic()
+    assert decode(data, SIZE).shape == (SIZE, SIZE, 3)
+    assert time.monotonic() - began < 2
+
+
+def test_too_little_memory_for_an_image_breaks_it_not_the_run(monkeypatch: pytest.MonkeyPatch):
+    def refuse(*arguments: object, **options: object) -> None:
+        raise MemoryError
+
+    for name in ("JPEG", "PNG"):
+        monkeypatch.setattr(images, "_decode_jpeg" if name == "JPEG" else "_upright_rgb", refuse)
+        for read in (lambda name=name: decode(FILES[name], SIZE), lambda name=name: decode_whole(FILES[name])):
+            with pytest.raises(BrokenImage, match="too large for the memory"):
+                read()

@@ -33,6 +33,12 @@ def embedding_of(number: int, crop: int = 0) -> np.ndarray:
     return np.array([number, crop, 0.1 * number], np.float32)
 
 
+def safetensors_of(header: object) -> bytes:
+    """A file of four bytes of numbers with some header, which is a text or becomes JSON."""
+    text = (header if isinstance(header, str) else json.dumps(header)).encode()
+    return len(text).to_bytes(8, "little") + text + bytes(4)
+
+
 def stored(batch: Batch) -> np.ndarray:
     assert batch.image_embedding is not None
     return batch.image_embedding
@@ -225,8 +231,21 @@ def test_a_file_from_elsewhere_is_refused(shards, tmp_path):
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"\xff" * 100, b"\x10" + bytes(7) + b"no JSON whatever", b"\x02" + bytes(7) + b"{}"],
-    ids=["empty", "noise", "no header", "empty header"],
+    [
+        b"",
+        b"\xff" * 100,
+        b"\x10" + bytes(7) + b"no JSON whatever",
+        b"\x02" + bytes(7) + b"{}",
+        b"\x02" + bytes(7) + b"[]",
+        safetensors_of({"embeddings": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4, 8]}}),
+        safetensors_of({"embeddings": {"dtype": ["F32"], "shape": [1], "data_offsets": [0, 4]}}),
+        safetensors_of({"embeddings": {"dtype": "F32", "shape": [10**9] * 10_000, "data_offsets": [0, 4]}}),
+        safetensors_of({"embeddings": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}, "__metadata__": [1]}),
+        safetensors_of({"embeddings": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}, "__metadata__": "x"}),
+        safetensors_of({"embeddings": 3}),
+        safetensors_of("[" * 10_000),
+        safetensors_of(" " * 2**21),
+    ],
 )
 def test_a_damaged_file_is_one_line_with_its_path(shards, tmp_path, content):
     write(tmp_path / "e", shards, recipe())
@@ -244,9 +263,36 @@ def test_a_truncated_file_is_one_line_with_its_path(shards, tmp_path):
         loader(shards, tmp_path / "e")
 
 
-def test_a_damaged_recipe_is_one_line(shards, tmp_path):
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"tower": 3},
+        {"pictures": []},
+        {"size": 2**40},
+        {"size": "3"},
+        {"size": 0},
+        {"num_crops": 2**40},
+        {"num_crops": -1},
+        {"num_crops": True},
+        {"dtype": "float8"},
+        {"dtype": [1]},
+        {"seed": None},
+        {"version": 2},
+        {"more": 1},
+    ],
+)
+def test_a_recipe_that_nobody_wrote_is_one_line(shards, tmp_path, changed):
     write(tmp_path / "e", shards, recipe())
-    (tmp_path / "e" / "embeddings.json").write_text(json.dumps({"tower": "t"}))
+    path = tmp_path / "e" / "embeddings.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changed}))
+    with pytest.raises(UserError, match=r"embeddings.json cannot be read .*; lit-het embed writes it"):
+        loader(shards, tmp_path / "e")
+
+
+@pytest.mark.parametrize("content", ["", "[" * 100_000, "3", '{"tower": "t"}', '{"size": ' + "9" * 5000 + "}"])
+def test_a_damaged_recipe_is_one_line(shards, tmp_path, content):
+    write(tmp_path / "e", shards, recipe())
+    (tmp_path / "e" / "embeddings.json").write_text(content)
     with pytest.raises(UserError, match=r"embeddings.json cannot be read"):
         loader(shards, tmp_path / "e")
 

@@ -1,5 +1,6 @@
 """Indexes of shards: what lies where, what is wrong, and when it is looked up again."""
 
+import io
 import os
 import tarfile
 from pathlib import Path
@@ -9,11 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_pipelines import index, storage
-from data_pipelines.index import Fault, ShardIndex, index_path, index_shard
+from data_pipelines import index, scan, seals, storage
+from data_pipelines.index import ShardIndex, index_path, index_shard
 from data_pipelines.shards import IMAGE, write_shards, write_tar
 from data_pipelines.storage import Unreadable
+from data_pipelines.tables import Fault, ShardTable, packed, unpacked
 from lit_het.errors import UserError
+from lit_het.untrusted import Malformed
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +34,7 @@ def shard(tmp_path: Path) -> Path:
     return write_shards(tmp_path / "data", [sample("a"), sample("b"), sample("c")])[0]
 
 
-def keys(table: index.ShardTable) -> list[str]:
+def keys(table: ShardTable) -> list[str]:
     return [key.decode() for key in table.keys]
 
 
@@ -155,7 +158,7 @@ def test_no_damage_makes_the_scan_fail_or_hang(
 def test_the_index_is_used_again_and_equals_the_scan(shard: Path, monkeypatch: pytest.MonkeyPatch):
     scanned = index_shard(shard)
     assert Path(index_path(shard)).exists()
-    monkeypatch.setattr(index, "_scan", lambda address: pytest.fail("scanned again"))
+    monkeypatch.setattr(index, "scan", lambda address: pytest.fail("scanned again"))
     loaded = index_shard(shard)
     assert loaded.keys.tolist() == scanned.keys.tolist()
     assert loaded.faults == scanned.faults
@@ -194,7 +197,7 @@ def test_without_a_place_beside_the_shard_the_index_goes_into_the_cache(
     monkeypatch.setattr(storage, "write", refuse)
     assert keys(index_shard(shard))[2] == "c"
     assert len(list(cache.rglob("*.npz"))) == 1
-    monkeypatch.setattr(index, "_scan", lambda address: pytest.fail("scanned again"))
+    monkeypatch.setattr(index, "scan", lambda address: pytest.fail("scanned again"))
     assert keys(index_shard(shard))[2] == "c"
 
 
@@ -249,3 +252,116 @@ def test_a_key_that_is_too_long_is_left_out_and_counted(tmp_path: Path):
     assert table.keys.tolist() == [b"short", b"other"]
     assert [fault.cause for fault in table.faults] == ["key too long"] * 1
     assert table.faults[0].count == 3  # members
+
+
+def test_samples_and_kinds_of_members_beyond_the_limits_are_left_out_and_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(scan, "MAX_SAMPLES", 2)
+    monkeypatch.setattr(scan, "MAX_KINDS", 3)
+    samples = [sample("a"), sample("b", txt="b", json="{}", jpg=b""), sample("c", txt="c"), sample("d", txt="d")]
+    path = write_shards(tmp_path, samples)[0]
+    table = index_shard(path)
+    assert keys(table) == ["a", "b"]
+    assert sorted(table.offsets) == ["cls", IMAGE, "jpg", "txt"]
+    fault = only_fault(path)
+    assert (fault.cause, fault.count) == ("too many samples or kinds of members", 3)
+    assert "key b: at most 2 samples with 3 kinds of members are read; write the shard again" in fault.example
+
+
+def test_a_member_that_is_too_large_is_not_asked_for(shard: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(index, "MAX_MEMBER_BYTES", len("text of a"))
+    ((text, pixels),) = ShardIndex([shard], ["txt", IMAGE]).read([1], ["txt", IMAGE])
+    assert text == b"text of b"
+    assert isinstance(pixels, Unreadable)
+    assert pixels.cause == "member too large"
+
+
+def seal_by_another(shard: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, table: ShardTable) -> Path:
+    """Writes an index beside a shard as somebody else's programs would."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache / "of another"))
+    place = Path(index_path(shard))
+    place.write_bytes(seals.sealed(packed(table, storage.stamp(str(shard)))))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    return place
+
+
+def forged(shard: Path) -> ShardTable:
+    """A table in which captions are those of other samples."""
+    table = scan.scan(str(shard))
+    table.offsets["txt"][:] = table.offsets["txt"][::-1].copy()
+    return table
+
+
+def test_a_well_formed_forgery_that_came_with_the_shards_is_not_believed(
+    shard: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    place = seal_by_another(shard, cache, monkeypatch, forged(shard))
+    theirs = place.read_bytes()
+    assert ShardIndex([shard], ["txt"]).read([0], ["txt"]) == [[b"text of a"]]
+    assert "has indexes that others have made, which are not believed" in caplog.text
+    assert place.read_bytes() == theirs  # which others may use
+    monkeypatch.setattr(index, "scan", lambda address: pytest.fail("scanned again"))
+    assert ShardIndex([shard], ["txt"]).read([0], ["txt"]) == [[b"text of a"]]
+
+
+@pytest.mark.parametrize("place", [0, 100, -1, -33, -41])
+def test_an_index_that_was_changed_in_one_byte_is_made_anew(shard: Path, place: int):
+    index_shard(shard)
+    content = Path(index_path(shard)).read_bytes()
+    Path(index_path(shard)).write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place:][1:])
+    assert ShardIndex([shard], ["txt"]).read([0], ["txt"]) == [[b"text of a"]]
+
+
+def test_hosts_with_one_secret_believe_one_another(shard: Path, cache: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv(seals.KEY_VARIABLE, "a secret of the whole team")
+    seal_by_another(shard, cache, monkeypatch, scan.scan(str(shard)))
+    monkeypatch.setattr(index, "scan", lambda address: pytest.fail("scanned again"))
+    assert keys(index_shard(shard)) == ["a", "b", "c"]
+
+
+def test_a_secret_that_is_too_short_and_a_key_that_is_none_seal_nothing(
+    shard: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    (cache / "lit-het" / "keys").mkdir(parents=True)
+    (cache / "lit-het" / "keys" / "index").write_text("short")
+    assert keys(index_shard(shard))[0] == "a"
+    assert "index is no key of this user; remove it" in caplog.text
+    monkeypatch.setenv(seals.KEY_VARIABLE, "short")
+    assert keys(index_shard(shard))[0] == "a"
+    assert "LIT_HET_INDEX_KEY has fewer than 16 characters" in caplog.text
+    assert not Path(index_path(shard)).exists()
+
+
+def test_only_its_owner_may_read_the_key(shard: Path, cache: Path):
+    index_shard(shard)
+    assert (cache / "lit-het" / "keys" / "index").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("keys", np.array(["a", "b", "c"])),
+        ("keys", np.array([b"a", b"b"])),
+        ("offsets", np.array([[-2, 0, 0]])),
+        ("offsets", np.array([[10**6, 0, 0]])),
+        ("offsets", np.array([[0.0, 1.0, 2.0]])),
+        ("sizes", np.array([[-1, 0, 0]])),
+        ("sizes", np.array([[2**62, 0, 0]])),
+        ("kinds", np.array(["txt", "jpg"])),
+        ("faults", np.array("[" * 10_000)),
+        ("faults", np.array('[["cause", "1", "example"]]')),
+        ("faults", np.array("[1]")),
+        ("faults", np.array("1")),
+    ],
+)
+def test_a_table_of_no_such_shard_is_malformed_whoever_has_sealed_it(name: str, value: np.ndarray):
+    offsets, sizes = {"txt": np.array([-1, 0, 3])}, {"txt": np.array([0, 1, 2])}
+    table = ShardTable("a.tar", np.array([b"a", b"b", b"c"]), offsets, sizes, "1d9e")
+    content = packed(table, "10240 1")
+    assert unpacked(content, "a.tar", "10240 1") is not None
+    assert unpacked(content, "a.tar", "10240 2") is None
+    changed = io.BytesIO()
+    np.savez(changed, **{**np.load(io.BytesIO(content)), name: value})
+    with pytest.raises(Malformed):
+        unpacked(changed.getvalue(), "a.tar", "10240 1")

@@ -72,9 +72,29 @@ def test_several_classes_are_marked_in_a_vector(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    "content", [as_npy(np.array([1, 0])), as_npy(np.array([2, 0, 0])), as_npy(np.array([None] * 3)), b"", b"1 0 1"]
+    "content",
+    [
+        as_npy(np.array([1, 0])),
+        as_npy(np.array([2, 0, 0])),
+        as_npy(np.array([None] * 3)),
+        as_npy(np.array(["1", "0", "1"])),
+        as_npy(np.zeros(3, [("a", "i4")])),
+        as_npy(np.zeros(3, "M8[s]")),
+        as_npy(np.array([1, 0, 1]))[:-1],
+        as_npy(np.array([1, 0, 1])).replace(b"(3,)", b'(3""'),
+        as_npy(np.array([1, 0, 1])).replace(b"(3,)", b"9**9"),
+        b"PK\3\4",
+        b"",
+        b"1 0 1",
+    ],
 )
 def test_what_is_no_vector_of_ones_and_zeros_is_refused_and_never_unpickled(tmp_path: Path, content: bytes):
     (tmp_path / "classnames.txt").write_text("cat\ndog\nowl\n")
     with pytest.raises(Unreadable, match="label is no"):
         MultiHot().build(str(tmp_path)).encode(content)
+
+
+def test_a_text_of_more_than_a_mebibyte_is_refused_before_it_is_decoded(tmp_path: Path):
+    (tmp_path / "names.txt").write_text("cat\ndog\n")
+    with pytest.raises(Unreadable, match=r"text too long \(2,000,000 bytes, at most 1,048,576 are read\)"):
+        ClassIndex(str(tmp_path / "names.txt")).build("elsewhere").encode(b" " * 2_000_000)

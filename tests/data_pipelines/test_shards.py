@@ -5,7 +5,8 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from data_pipelines.shards import expand, write_shards
+from data_pipelines import storage
+from data_pipelines.shards import MAX_DEPTH_OF_LISTS, expand, write_shards
 from lit_het.errors import UserError
 
 
@@ -108,3 +109,42 @@ def test_an_entry_of_a_list_that_matches_nothing_is_named_with_its_line(
 def test_a_list_that_is_missing_is_named(tmp_path: Path, scheme: str):
     with pytest.raises(UserError, match=r"none\.txt: cannot be read \(.*\); check the path"):
         expand(f"{scheme}{tmp_path}/none.txt")
+
+
+@pytest.mark.parametrize("scheme", ["", "file://"])
+def test_a_list_names_commands_only_where_they_are_allowed(tmp_path: Path, scheme: str):
+    (tmp_path / "inner.txt").write_text("pipe:touch mark\n")
+    (tmp_path / "outer.txt").write_text(f"# more\n{tmp_path}/inner.txt\n")
+    for name, line in (("inner", 1), ("outer", 2)):
+        message = rf"{name}\.txt:{line}: .*'pipe:touch mark' is a shell command.*--allow-commands"
+        with pytest.raises(UserError, match=message):
+            expand(f"{scheme}{tmp_path}/{name}.txt")
+        assert expand(f"{scheme}{tmp_path}/{name}.txt", allow_commands=True) == ["pipe:touch mark"]
+
+
+@pytest.mark.parametrize("pattern", [".", "*.tar", "{pipe:a,pipe:b}.tar", "./pipe:{a,b}.tar"])
+def test_files_that_are_called_like_commands_are_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pattern: str):
+    monkeypatch.chdir(tmp_path)
+    for name in "ab":
+        Path(f"pipe:{name}.tar").write_bytes(b"")
+    found = expand(pattern)
+    assert [Path(address).name for address in found] == ["pipe:a.tar", "pipe:b.tar"]
+    assert not any(map(storage.is_pipe, found))
+
+
+def test_a_list_that_names_itself_ends(tmp_path: Path):
+    (tmp_path / "list.txt").write_text(f"{tmp_path}/list.txt\n")
+    with pytest.raises(UserError, match=rf"more than {MAX_DEPTH_OF_LISTS} lists one inside the other"):
+        expand(tmp_path / "list.txt")
+
+
+@pytest.mark.parametrize("pattern", ["x-{1..99999999999}.tar", "x-{-5..2000000}.tar", "{a,b}" * 40, "{1..999}" * 9])
+def test_braces_that_stand_for_too_much_are_refused_before_they_fill_the_memory(pattern: str):
+    with pytest.raises(UserError, match="stand for more than 1,000,000 addresses"):
+        expand(pattern)
+
+
+@pytest.mark.parametrize("pattern", ["x" * 5000, "x\0y", "{" * 5000 + "a,b" + "}" * 5000])
+def test_patterns_that_are_no_file_s_name_are_one_line(pattern: str):
+    with pytest.raises(UserError):
+        expand(pattern)

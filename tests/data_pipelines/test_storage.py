@@ -145,3 +145,16 @@ def test_a_pipe_in_the_place_of_a_shard_is_refused_not_waited_for(tmp_path: Path
     for address in (str(tmp_path / "shard.tar"), "/dev/zero"):
         with pytest.raises(UserError, match=r"cannot be read \(is no regular file\); check the path of the shards"):
             storage.stamp(address)
+
+
+def test_a_text_file_without_end_is_one_line(store: list[str], tmp_path: Path):
+    fsspec.filesystem("stumbling").pipe_file("/data/names.txt", b"cat\n" * 100)
+    (tmp_path / "names.txt").write_bytes(b"cat\n" * 100)
+    for address in ("stumbling:///data/names.txt", str(tmp_path / "names.txt")):
+        assert len(storage.text_lines(address)) == 100
+        with pytest.raises(OSError, match="more than 399 bytes"):
+            storage.read_whole(address, 399)
+    (tmp_path / "names.txt").write_bytes(b"")
+    os.truncate(tmp_path / "names.txt", storage.MAX_TEXT_BYTES + 1)
+    with pytest.raises(UserError, match=r"names\.txt: cannot be read \(more than 67,108,864 bytes\)"):
+        storage.read_lines(str(tmp_path / "names.txt"))

@@ -22,9 +22,9 @@ from configs import experiment
 from data_pipelines import pipes, storage
 from data_pipelines.augment import HorizontalFlip
 from data_pipelines.images import decode
-from data_pipelines.index import DAMAGED, EMPTY, NO_TAR, REPEATED
 from data_pipelines.labels import ClassIndex
 from data_pipelines.loader import Loader, LoaderConfig, Streaming, WeightedShards
+from data_pipelines.scan import DAMAGED, EMPTY, NO_TAR, REPEATED
 from data_pipelines.shards import expand, write_shards
 from data_pipelines.storage import readable
 from data_pipelines.stream import Stream

@@ -2,12 +2,16 @@
 
 import io
 import tarfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from data_pipelines import tars
+from data_pipelines.storage import Unreadable
 from data_pipelines.tars import DamagedTar, streamed_members, whole_members
 
 
@@ -59,3 +63,98 @@ def test_damage_is_found_where_jumps_find_it(shards: Path, place: int, junk: byt
     content = (shards / "shard-000000.tar").read_bytes()
     content = (content[:place] + junk + content[place + len(junk) :])[:cut]
     assert outcome(lambda: from_end_to_end(content)) == outcome(lambda: with_jumps(content))
+
+
+NAMES = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="/\0\n"), min_size=1, max_size=150)
+ENTRIES = st.lists(
+    st.tuples(
+        NAMES, st.sampled_from([b"0", b"0", b"\0", b"1", b"2", b"3", b"5", b"6", b"7"]), st.binary(max_size=1500)
+    ),
+    min_size=1,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(entries=ENTRIES, format=st.sampled_from([tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]), comment=st.text(max_size=9))
+def test_members_are_those_that_tarfile_finds(entries: list[tuple[str, bytes, bytes]], format: int, comment: str):
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w", format=format, pax_headers={"comment": comment}) as tar:
+        for name, kind, content in entries:
+            info = tarfile.TarInfo(name)
+            info.type, info.linkname, info.mtime = kind, name[::-1], 0.5
+            info.size = len(content) if info.isreg() else 0
+            tar.addfile(info, io.BytesIO(content))
+    content = stream.getvalue()
+    with tarfile.open(fileobj=io.BytesIO(content)) as tar:
+        expected = [(one.name, one.offset_data, one.size, one.isreg(), one.isdir()) for one in tar]
+        contents = [(one.name, file.read()) for one in tar if one.isreg() and (file := tar.extractfile(one))]
+    assert list(whole_members(io.BytesIO(content), 0, len(content))) == expected
+    assert list(streamed_members(OneWay(content))) == contents
+
+
+def header(name: str = "a.txt", size: int = 0, kind: bytes = b"0") -> bytes:
+    info = tarfile.TarInfo(name)
+    info.size, info.type = size, kind
+    return info.tobuf(tarfile.GNU_FORMAT)
+
+
+def extension(content: bytes, kind: bytes = b"x") -> bytes:
+    return header("extension", len(content), kind) + content.ljust(-(-len(content) // 512) * 512, b"\0")
+
+
+def record(name: str, value: str) -> bytes:
+    length = len(name) + len(value) + 3
+    length += len(str(length + len(str(length))))
+    return f"{length} {name}={value}\n".encode()
+
+
+END = bytes(1024)
+FIRST = header("first.txt", 1) + b"1".ljust(512, b"\0")
+BOMBS = {
+    "a size beyond all files": header(size=2**60) + END,
+    "a size that only Python can hold": extension(record("size", "9" * 400)) + header() + END,
+    "a size that is no number": extension(record("size", "-1")) + header() + END,
+    "two thousand headers of one member": extension(record("a", "b")) * 2000 + header() + END,
+    "a member without end of an unknown type": header(size=2**60, kind=b"Q") + END,
+    "a name without end": header(size=2**60, kind=b"L") + END,
+    "attributes of megabytes": extension(record("a", "b" * 2**21)) + header() + END,
+    "attributes that are digits": extension(b"1" * 2**20) + header() + END,
+    "attributes that overlap": extension(b"2 " * 2**19 + b"=") + header() + END,
+    "attributes that are cut off": extension(b"30 path=a\n") + header() + END,
+    "a list of holes without end": header(kind=b"S")[:482] + b"\1",
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+@pytest.mark.parametrize("read", [with_jumps, from_end_to_end])
+def test_a_bomb_is_damage_behind_the_members_before_it(name: str, read: Callable[[bytes], Iterator[str]]):
+    began = time.monotonic()
+    assert outcome(lambda: read(FIRST + BOMBS[name])) in (["first.txt", "damage"], ["first.txt", "a.txt", "damage"])
+    assert outcome(lambda: read(BOMBS[name]))[-1] in ("damage", "no tar")
+    assert time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize("read", [with_jumps, from_end_to_end])
+def test_a_file_with_holes_is_passed_over_whatever_its_map_says(read: Callable[[bytes], Iterator[str]]):
+    holes = extension(record("GNU.sparse.map", "x,y")) + header("holes.txt", 3) + b"abc".ljust(512, b"\0")
+    content = FIRST + holes + header("last.txt") + END
+    assert [name for name in outcome(lambda: read(content)) if name != "holes.txt"] == ["first.txt", "last.txt", "end"]
+    files = [member.name for member in whole_members(io.BytesIO(content), 0, len(content)) if member.is_file]
+    assert files == ["first.txt", "last.txt"]
+
+
+def test_a_member_that_is_too_large_is_passed_over_not_read(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(tars, "MAX_MEMBER_BYTES", 1)
+    content = FIRST + header("large.txt", 2) + b"22".ljust(512, b"\0") + FIRST + END
+    first, (name, reason), last = streamed_members(OneWay(content))
+    assert first == last == ("first.txt", b"1")
+    assert name == "large.txt"
+    assert isinstance(reason, Unreadable)
+    assert str(reason) == "member too large (2 bytes, at most 1 are read)"
+
+
+def test_what_is_not_wanted_is_not_kept():
+    wanted = streamed_members(
+        OneWay(FIRST + header("b.jpg", 1) + b"2".ljust(512, b"\0") + END), lambda name: "b" in name
+    )
+    assert dict(wanted) == {"first.txt": b"", "b.jpg": b"2"}

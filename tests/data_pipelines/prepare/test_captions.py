@@ -108,6 +108,9 @@ def changed(content, path: str, value: object):
     ("content", "message"),
     [
         ("{", r"coco\.json: is no JSON"),
+        ("[" * 100_000, r"coco\.json: is no JSON .*nested too deeply"),
+        (changed(COCO, "images.1.split", "../../elsewhere"), r"images\[1\]: is of the split '\.\./\.\./elsewhere'"),
+        (changed(COCO, "images.2.sentences.0.raw", "half \ud800"), r"images\[2\]: has a caption that is no text"),
         ([], r"coco\.json: is no caption file, but a list"),
         ({"type": "captions"}, r"coco\.json: has no 'images' as published"),
         (changed(COCO, "images.1.split", None), r"images\[1\]: has no 'split'"),

@@ -136,6 +136,22 @@ def test_a_row_without_bytes_is_named(tmp_path, save, picture, write):
             r"0 columns hold classes .* name one with --label \(or captions with --caption\)",
         ),
         ({"features": None}, Columns(label="label"), "'label' is neither text nor a ClassLabel"),
+        ({"label": [[0]] * 7}, Columns(), r"\[0\] in column 'label' is none of 2 classes"),
+        (
+            {"label": [{"a": 0}] * 7, "features": None},
+            Columns(label="label"),
+            "'label' is neither text nor a ClassLabel",
+        ),
+        ({"image": [{"bytes": "text"}] * 7}, Columns(image="image"), "column 'image' holds no bytes of pictures"),
+        ({"features": []}, Columns(), "0 columns hold classes"),
+        ({"features": {"label": 3}}, Columns(), "0 columns hold classes"),
+        ({"features": {"label": {"_type": ["ClassLabel"]}}}, Columns(), "0 columns hold classes"),
+        ({"features": {"elsewhere": FEATURES["label"]}}, Columns(), "0 columns hold classes"),
+        (
+            {"features": {"label": {"_type": "ClassLabel", "names": [[1], {}]}}},
+            Columns(),
+            "'label' is neither text nor a ClassLabel",
+        ),
         ({"label": [0, 1, 2, 0, 0, 0, 0]}, Columns(), "2 in column 'label' is none of 2 classes"),
         ({"label": [0, -1, None, 0, 0, 0, 0]}, Columns(), "-1 in column 'label' is none of 2 classes"),
     ],
@@ -171,3 +187,45 @@ def test_without_pyarrow_the_way_out_is_named(save, monkeypatch):
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(UserError, match=r"parquet needs pyarrow; install it with pip install 'lit-het\[parquet\]'"):
         read_parquet(path)
+
+
+@pytest.mark.parametrize("metadata", [b"[1]", b"3", b'{"info": 3}', b'{"info": []}'])
+def test_metadata_of_another_form_name_no_classes(save, metadata):
+    path = save()
+    parquet.write_table(parquet.read_table(path).replace_schema_metadata({"huggingface": metadata}), path)
+    with pytest.raises(UserError, match="0 columns hold classes"):
+        read_parquet(path)
+
+
+@pytest.mark.parametrize("metadata", [b"{", b"[" * 100_000, b"\xff"])
+def test_metadata_that_are_no_json_are_one_line(save, metadata):
+    path = save()
+    parquet.write_table(parquet.read_table(path).replace_schema_metadata({"huggingface": metadata}), path)
+    with pytest.raises(UserError, match=r"x\.parquet: is no parquet file, or truncated \(.*JSON") as caught:
+        read_parquet(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_two_columns_of_one_name_are_one_line(save, picture):
+    path = save()
+    columns = [arrow.array([picture(0)]), arrow.array([picture(1)])]
+    parquet.write_table(arrow.Table.from_arrays(columns, names=["image", "image"]), path)
+    with pytest.raises(UserError, match="two of the columns image, image have one name"):
+        read_parquet(path)
+
+
+def test_damage_anywhere_in_a_file_is_one_line_or_none(save):
+    path = save()
+    content, random = path.read_bytes(), np.random.default_rng(0)
+    for _ in range(200):
+        damaged = bytearray(content)
+        for place in random.integers(0, len(content), 4).tolist():
+            damaged[place] = random.integers(256)
+        path.write_bytes(damaged)
+        problem = ""
+        try:
+            split = read_parquet(path).splits["train"]
+            assert len(list(split.read(range(split.num_samples)))) <= split.num_samples
+        except UserError as error:
+            problem = str(error)
+        assert "\n" not in problem

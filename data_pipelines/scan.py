@@ -1,0 +1,121 @@
+"""Reads what a shard holds, and where, from the headers of the tar: once, as the index keeps it."""
+
+import collections
+import hashlib
+import io
+import tarfile
+from collections.abc import Iterable
+
+import numpy as np
+
+from data_pipelines import storage
+from data_pipelines.shards import key_and_extension
+from data_pipelines.tables import Fault, ShardTable
+from data_pipelines.tars import DamagedTar, member_ends, whole_members
+
+MAX_SAMPLES = 2**18
+"""Samples of a shard beyond the first 262,144 are left out."""
+
+MAX_KINDS = 64
+"""Kinds of members of a shard beyond the first 64 are left out: its table has a column for each."""
+
+MAX_KEY_BYTES = 1024
+"""Samples with longer keys are left out: keys are kept side by side, each as long as the longest."""
+
+DAMAGED = "truncated or damaged shard"
+REPEATED = "repeated key"
+NO_TAR = "no uncompressed tar"
+EMPTY = "shard without samples"
+LONG_KEY = "key too long"
+TOO_MANY = "too many samples or kinds of members"
+
+
+def scan(address: str) -> ShardTable:
+    """Reads the headers of a shard, and of the payload no more than tells it from others.
+
+    Raises:
+        OSError: the shard cannot be read.
+    """
+    faults = _Faults(address)
+    samples, digest = _Samples(faults), hashlib.sha256()
+    for name, offset, size, ends in _members(address, faults):
+        digest.update(f"{name} {offset} {size} ".encode("utf-8", "surrogateescape") + ends)
+        if names := key_and_extension(name):
+            samples.add(*names, offset, size)
+    if not samples.found and not faults.listed():
+        faults.add(EMPTY, "holds no samples; remove the shard or write it again")
+    return samples.table(address, digest.hexdigest()[:16])
+
+
+class _Samples:
+    """Puts members together to samples: those with one key, side by side."""
+
+    def __init__(self, faults: "_Faults"):
+        self.found: dict[str, dict[str, tuple[int, int]]] = {}
+        self._faults, self._kinds = faults, set[str]()
+        self._previous, self._is_repeated = "", False
+
+    def add(self, key: str, kind: str, offset: int, size: int) -> None:
+        """Adds a member, or counts why it is left out."""
+        if len(key.encode("utf-8", "surrogateescape")) > MAX_KEY_BYTES:
+            self._faults.add(LONG_KEY, f"key {key[:50]}... has more than {MAX_KEY_BYTES} bytes; name it otherwise")
+            return
+        if len(self._kinds | {kind}) > MAX_KINDS or (len(self.found) >= MAX_SAMPLES and key not in self.found):
+            most = f"at most {MAX_SAMPLES:,} samples with {MAX_KINDS} kinds of members are read"
+            self._faults.add(TOO_MANY, f"key {key}: {most}; write the shard again as several")
+            return
+        if key != self._previous:
+            self._is_repeated = key in self.found
+            if self._is_repeated:
+                self._faults.add(REPEATED, f"key {key} occurs twice; write the shard again with distinct keys")
+        elif not self._is_repeated and kind in self.found[key]:
+            self._faults.add(REPEATED, f"key {key} has two members .{kind}; write the shard again with one")
+            return
+        self._previous = key
+        if not self._is_repeated:
+            self._kinds.add(kind)
+            self.found.setdefault(key, {})[kind] = (offset, size)
+
+    def table(self, address: str, digest: str) -> ShardTable:
+        """Returns what was added."""
+        kinds, samples = sorted(self._kinds), self.found.values()
+        table = {kind: np.array([sample.get(kind, (-1, 0)) for sample in samples], np.int64) for kind in kinds}
+        return ShardTable(
+            address=address,
+            keys=np.array([key.encode("utf-8", "surrogateescape") for key in self.found], "S"),
+            offsets={kind: table[kind][:, 0] for kind in kinds},
+            sizes={kind: table[kind][:, 1] for kind in kinds},
+            digest=digest,
+            faults=self._faults.listed(),
+        )
+
+
+class _Faults:
+    """Counts defects by cause, with the first example of each."""
+
+    def __init__(self, address: str):
+        self.address = address
+        self._counts: collections.Counter[str] = collections.Counter()
+        self._examples: dict[str, str] = {}
+
+    def add(self, cause: str, example: str) -> None:
+        self._counts[cause] += 1
+        self._examples.setdefault(cause, f"{self.address}: {example}")
+
+    def listed(self) -> tuple[Fault, ...]:
+        return tuple(Fault(cause, count, self._examples[cause]) for cause, count in self._counts.items())
+
+
+def _members(address: str, faults: _Faults) -> Iterable[tuple[str, int, int, bytes]]:
+    """Returns name, place, size, first and last bytes of every whole file in a tar."""
+    with storage.open_to_scan(address) as file:
+        size = file.seek(0, io.SEEK_END)
+        try:
+            for member in whole_members(file, 0, size):
+                if member.is_file:
+                    yield member.name, member.offset, member.size, member_ends(file, member)
+        except tarfile.TarError as error:
+            faults.add(NO_TAR, f"is no uncompressed tar ({error}); unpack it or write it again")
+        except DamagedTar as error:
+            where = f"at byte {error.offset} of {size}"
+            faults.add(DAMAGED, f"is truncated or damaged {where}; fetch or write the shard again")

@@ -1,0 +1,89 @@
+"""Seals tell the files that this user's programs made from those that came along with a data set.
+
+A sealed file ends in the name of a key and in an HMAC over its content. The key is random and kept in the user's cache,
+or follows from the secret in `KEY_VARIABLE`, for hosts and users that shall believe one another.
+"""
+
+import contextlib
+import functools
+import hashlib
+import hmac
+import os
+import secrets
+import stat
+import tempfile
+from pathlib import Path
+
+from lit_het.files import cache_folder
+from lit_het.untrusted import Malformed
+
+KEY_VARIABLE = "LIT_HET_INDEX_KEY"
+"""The environment variable with the secret that several hosts or users share."""
+
+_MAGIC = b"lit-het sealed\n"
+_KEY_BYTES = 32
+_MIN_SECRET = 16  # characters
+_NAME_BYTES = 8
+
+
+class OtherKey(Malformed):
+    """A file that was sealed with another key."""
+
+
+def sealed(content: bytes) -> bytes:
+    """Returns content with a seal behind it.
+
+    Raises:
+        OSError: there is no key, nor a place to keep a new one.
+    """
+    key = _key()
+    return content + _MAGIC + _name(key) + hmac.digest(key, content, "sha256")
+
+
+def opened(content: bytes) -> bytes:
+    """Returns what was sealed, without the seal.
+
+    Raises:
+        OtherKey: it was sealed with another key than ours.
+        Malformed: it has no seal, or has changed since.
+        OSError: as `sealed`.
+    """
+    key, length = _key(), len(content) - len(_MAGIC) - _NAME_BYTES - hashlib.sha256().digest_size
+    content, seal = content[: max(0, length)], content[max(0, length) :]
+    if length < 0 or not seal.startswith(_MAGIC):
+        raise Malformed("there is no seal")
+    seal = seal.removeprefix(_MAGIC)
+    if seal[:_NAME_BYTES] != _name(key):
+        raise OtherKey("sealed with another key")
+    if not hmac.compare_digest(seal[_NAME_BYTES:], hmac.digest(key, content, "sha256")):
+        raise Malformed("the seal is broken")
+    return content
+
+
+def _name(key: bytes) -> bytes:
+    return hashlib.sha256(b"name of " + key).digest()[:_NAME_BYTES]
+
+
+def _key() -> bytes:
+    secret = os.environ.get(KEY_VARIABLE, "")
+    if not secret:
+        return _kept_key(cache_folder("keys") / "index")
+    if len(secret) < _MIN_SECRET:
+        raise OSError(f"{KEY_VARIABLE} has fewer than {_MIN_SECRET} characters")
+    return hashlib.sha256(secret.encode("utf-8", "surrogateescape")).digest()
+
+
+@functools.lru_cache
+def _kept_key(path: Path) -> bytes:
+    """Returns the key in a file, which is made where there is none, once for all processes."""
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent) as file:  # only its owner may read it
+            file.write(secrets.token_bytes(_KEY_BYTES))
+            file.flush()
+            with contextlib.suppress(FileExistsError):  # another process was faster, and its key is as good
+                os.link(file.name, path)
+    status = path.stat()
+    if status.st_uid != os.geteuid() or not stat.S_ISREG(status.st_mode) or status.st_size != _KEY_BYTES:
+        raise OSError(f"{path} is no key of this user; remove it")
+    return path.read_bytes()

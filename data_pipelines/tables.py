@@ -1,0 +1,123 @@
+"""What is known of one shard: where the members of its samples lie, what is wrong with it, and its form on disk."""
+
+import dataclasses
+import io
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from lit_het.untrusted import Malformed, parse_json, read_npz_array
+
+_VERSION = 4
+LACK = "no ."
+"""How the cause begins where samples lack a member."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Fault:
+    """A defect that some samples of a shard have, or the shard itself.
+
+    Attributes:
+        cause: the same words for all with this defect.
+        count: how many have it.
+        example: the first of them, and the way out.
+    """
+
+    cause: str
+    count: int
+    example: str
+
+    @property
+    def is_lack(self) -> bool:
+        """Whether samples lack a member, rather than that a shard is damaged."""
+        return self.cause.startswith(LACK)
+
+
+@dataclasses.dataclass(frozen=True)
+class ShardTable:
+    """Where the members of one shard's samples lie; a missing member has offset -1.
+
+    Attributes:
+        address: of the tar file.
+        keys: UTF-8 bytes ``[samples]``.
+        offsets: for each kind of member, bytes from the start of the file ``[samples]`` int64.
+        sizes: for each kind of member, bytes ``[samples]`` int64.
+        digest: tells shards of other content apart, by names, sizes, first and last bytes of all members.
+        faults: what the scan left out.
+        elsewhere: kinds of members that lie in another file, and its address.
+    """
+
+    address: str
+    keys: np.ndarray
+    offsets: dict[str, np.ndarray]
+    sizes: dict[str, np.ndarray]
+    digest: str
+    faults: tuple[Fault, ...] = ()
+    elsewhere: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    def has(self, kinds: Iterable[str]) -> np.ndarray:
+        """Returns which samples have a member of each kind, ``[samples]`` bool."""
+        found = np.ones(len(self.keys), bool)
+        for kind in kinds:
+            found &= self.offsets[kind] >= 0 if kind in self.offsets else False
+        return found
+
+    def only(self, rows: np.ndarray, kinds: Iterable[str]) -> "ShardTable":
+        """Returns some samples and kinds of members."""
+        offsets = {kind: self.offsets[kind][rows] for kind in kinds if kind in self.offsets}
+        sizes = {kind: self.sizes[kind][rows] for kind in offsets}
+        return dataclasses.replace(self, keys=self.keys[rows], offsets=offsets, sizes=sizes)
+
+
+def packed(table: ShardTable, stamp: str) -> bytes:
+    """Returns a table as an ``.npz`` archive, with the stamp of its shard (`data_pipelines.storage.stamp`)."""
+    file, shape = io.BytesIO(), (len(table.offsets), len(table.keys))
+    np.savez(
+        file,
+        stamp=np.array(f"{_VERSION} {stamp}"),
+        keys=table.keys,
+        kinds=np.array(list(table.offsets), "U"),
+        offsets=np.array(list(table.offsets.values()), np.int64).reshape(shape),
+        sizes=np.array(list(table.sizes.values()), np.int64).reshape(shape),
+        digest=np.array(table.digest),
+        faults=np.array(json.dumps([dataclasses.astuple(fault) for fault in table.faults])),
+    )
+    return file.getvalue()
+
+
+def unpacked(content: bytes, address: str, stamp: str) -> ShardTable | None:
+    """Returns the table that was packed; None where it is one of another version, or of another state of the shard.
+
+    Raises:
+        Malformed: it cannot be a table of such a shard.
+    """
+    file = io.BytesIO(content)
+    if str(read_npz_array(file, "stamp")) != f"{_VERSION} {stamp}":
+        return None
+    keys, kinds, offsets, sizes, digest, faults = (
+        read_npz_array(file, name) for name in ("keys", "kinds", "offsets", "sizes", "digest", "faults")
+    )
+    if [array.dtype.kind for array in (keys, kinds, offsets, sizes, digest, faults)] != list("SUiiUU"):
+        raise Malformed("arrays of an index have other types")
+    if (keys.ndim, kinds.ndim) != (1, 1) or {offsets.shape, sizes.shape} != {(len(kinds), len(keys))}:
+        raise Malformed("arrays of an index differ in length")
+    end = int(stamp.partition(" ")[0])
+    if (offsets < -1).any() or (sizes < 0).any() or (offsets > end - sizes).any():
+        raise Malformed("members of an index lie outside of the shard")
+    listed, names = parse_json(str(faults)), kinds.tolist()
+    if not isinstance(listed, list) or not all(map(_is_fault, listed)):
+        raise Malformed("faults of an index have other types")
+    return ShardTable(
+        address=address,
+        keys=keys,
+        offsets=dict(zip(names, offsets, strict=True)),
+        sizes=dict(zip(names, sizes, strict=True)),
+        digest=str(digest),
+        faults=tuple(Fault(*fields) for fields in listed),
+    )
+
+
+def _is_fault(fields: Any) -> bool:
+    return isinstance(fields, list) and list(map(type, fields)) == [str, int, str]

@@ -1,0 +1,145 @@
+"""Only one process trains in a directory: a second start is refused, and one that has died is in nobody's way."""
+
+import contextlib
+import json
+import subprocess
+import sys
+
+import pytest
+
+from lit_het.errors import UserError
+from lit_het.training import run_lock
+from lit_het.training.run_lock import InUse, locked
+
+HOLDS = """
+import sys, time
+from pathlib import Path
+from lit_het.training.run_lock import locked
+with locked(Path(sys.argv[1]), print):
+    print("holds", flush=True)
+    time.sleep(600)
+"""
+
+
+@contextlib.contextmanager
+def holder(run_dir):
+    """Another process that holds the lock."""
+    with subprocess.Popen([sys.executable, "-c", HOLDS, str(run_dir)], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "holds\n"
+            yield process
+        finally:
+            process.kill()
+
+
+def fail_if_told(line):
+    pytest.fail(f"waits: {line}")
+
+
+@pytest.fixture
+def elsewhere(tmp_path, monkeypatch):
+    """The lock of a process on another machine, and a function that changes it as a sign of life."""
+    monkeypatch.setattr(run_lock, "PATIENCE", 0.2)
+    monkeypatch.setattr(run_lock, "_LOOK_INTERVAL", 0.01)
+    owner = {"host": "far", "process": 7, "since": "2026-01-01T00:00:00+00:00", "machine": "another", "start": "ab"}
+    path = tmp_path / run_lock.NAME
+
+    def beat(number):
+        path.write_text(json.dumps({**owner, "beats": number}).ljust(1024))
+
+    beat(1)
+    return beat
+
+
+def test_a_second_start_is_refused_in_a_line_that_names_the_first(tmp_path):
+    with holder(tmp_path) as process, pytest.raises(InUse) as error, locked(tmp_path, fail_if_told):
+        pytest.fail("both are in")
+    message = str(error.value)
+    assert message.startswith(f"{tmp_path} is in use: process {process.pid} on ")
+    assert "--run-dir" in message
+    assert "\n" not in message
+
+
+def test_a_second_start_in_the_same_process_is_refused(tmp_path):
+    with locked(tmp_path, fail_if_told), pytest.raises(InUse), locked(tmp_path, fail_if_told):
+        pytest.fail("both are in")
+
+
+def test_after_a_kill_on_this_machine_the_next_start_begins_at_once(tmp_path):
+    with holder(tmp_path) as process:
+        process.kill()
+        process.wait()
+        assert json.loads((tmp_path / run_lock.NAME).read_text())["process"] == process.pid
+        with locked(tmp_path, fail_if_told) as check:
+            check()
+
+
+def test_one_start_after_the_other_leaves_no_owner(tmp_path):
+    for _ in range(2):
+        with locked(tmp_path / "new", fail_if_told) as check:
+            check()
+        assert (tmp_path / "new" / run_lock.NAME).read_bytes() == b""
+
+
+def test_a_start_on_another_machine_that_shows_life_is_not_disturbed(tmp_path, elsewhere):
+    with pytest.raises(InUse, match="process 7 on far"), locked(tmp_path, lambda line: elsewhere(2)):
+        pytest.fail("both are in")
+
+
+def test_a_start_on_another_machine_that_ends_meanwhile_makes_way(tmp_path, elsewhere):
+    with locked(tmp_path, lambda line: (tmp_path / run_lock.NAME).write_bytes(b"")) as check:
+        check()
+
+
+def test_a_start_on_another_machine_that_shows_no_life_is_taken_over(tmp_path, elsewhere):
+    lines = []
+    with locked(tmp_path, lines.append) as check:
+        check()
+    assert len(lines) == 1
+    assert "was in use by process 7 on far" in lines[0]
+
+
+def test_a_start_whose_directory_was_taken_over_ends_and_leaves_the_lock_alone(tmp_path, elsewhere):
+    (tmp_path / run_lock.NAME).unlink()
+    with locked(tmp_path, fail_if_told) as check:
+        elsewhere(5)  # as after this machine stood still
+        with pytest.raises(InUse, match="was taken over by process 7 on far"):
+            check()
+    assert json.loads((tmp_path / run_lock.NAME).read_text())["beats"] == 5
+
+
+def test_an_owner_shows_life_again_and_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(run_lock, "BEAT", 0.01)
+    path = tmp_path / run_lock.NAME
+    with locked(tmp_path, fail_if_told):
+        first = json.loads(path.read_text())
+        while (now := json.loads(path.read_text()))["beats"] < first["beats"] + 3:
+            pass
+    assert {**now, "beats": 0} == {**first, "beats": 0}
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"[1]", b"\xff\xfe", b"[" * 100_000, b'{"host": 1}'])
+def test_a_lock_that_cannot_be_read_is_nobodys(tmp_path, content):
+    (tmp_path / run_lock.NAME).write_bytes(content)
+    with locked(tmp_path, fail_if_told) as check:
+        check()
+
+
+def test_without_locks_of_the_system_an_owner_on_this_machine_must_show_life_too(tmp_path, monkeypatch, elsewhere):
+    (tmp_path / run_lock.NAME).unlink()
+    monkeypatch.setattr(run_lock, "_lock", lambda file: None)
+    with locked(tmp_path, fail_if_told):
+        content = json.loads((tmp_path / run_lock.NAME).read_text())
+
+        def beat(line):
+            (tmp_path / run_lock.NAME).write_text(json.dumps({**content, "beats": 99}).ljust(1024))
+
+        with pytest.raises(InUse), locked(tmp_path, beat):
+            pytest.fail("both are in")
+
+
+def test_a_directory_that_cannot_be_written_to_is_an_error_for_people(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="choose another --run-dir"), locked(tmp_path / "file" / "run", fail_if_told):
+        pytest.fail("is in")
