@@ -88,10 +88,11 @@ class Checkpoints:
         try:
             self._checkpointer = self._opened()
         except (OSError, ArithmeticError, AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
-            way = "written" if isinstance(error, OSError) else "read: move the step with the damaged metadata away"
-            raise UserError(
-                f"{directory} cannot be {way} ({reason_of(error)}); free its disk, or change its permissions"
-            ) from error
+            if isinstance(error, OSError):
+                problem, way_out = "written", "free its disk, or change its permissions"
+            else:
+                problem, way_out = "read", "move the step with the damaged metadata away"
+            raise UserError(f"{directory} cannot be {problem} ({reason_of(error)}); {way_out}") from error
 
     def _opened(self) -> ocp.training.Checkpointer:
         """Opens the folder, and removes what saves have left half written."""
