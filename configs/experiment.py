@@ -16,7 +16,7 @@ from data_pipelines.loader import LoaderConfig
 from data_pipelines.portions import Portion
 from data_pipelines.tokenizers import TokenizerConfig
 from eval.suite import EVALUATIONS, EvaluationConfig
-from lit_het import parameters
+from lit_het import parameters, untrusted
 from lit_het.durations import Duration
 from lit_het.errors import FieldError, UserError, require_at_least, require_choice
 from lit_het.files import write_atomically
@@ -26,7 +26,12 @@ from lit_het.sharding import MeshConfig
 from lit_het.tasks.classification import ClassificationConfig
 from lit_het.tasks.contrastive import ContrastiveConfig
 from lit_het.training.loop import Cadence
-from lit_het.untrusted import read_json
+
+MAX_JSON_BYTES = 2**24
+"""Larger configurations of runs are refused."""
+
+LARGEST_NUMBER = 2**53
+"""Larger numbers in them are refused: JSON does not hold them exactly."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,22 +163,33 @@ def _arguments(function: Callable[..., Any], text: str, path: Path) -> dict[str,
 
 def save(config: ExperimentConfig, path: Path) -> None:
     """Writes a configuration as JSON, read back by `load`; the file is never half written."""
-    write_atomically(path, json.dumps(to_dict(config), indent=2) + "\n")
+    write_atomically(path, to_json(config))
+
+
+def to_json(config: ExperimentConfig) -> str:
+    """Returns what `save` writes."""
+    return json.dumps(to_dict(config), indent=2) + "\n"
 
 
 def load(path: Path) -> ExperimentConfig:
     """Reads a configuration that `save` wrote.
 
     Raises:
-        UserError: the file is missing, was written by a version with other fields, or has a pattern that may hang.
+        UserError: the file is missing or no JSON, was written by a version with other fields, or holds numbers that
+            are none or too large, or a pattern that may hang.
     """
     if not path.is_file():
         raise UserError(f"{path} is missing; give the directory of a run of lit-het")
     try:
-        config = _CONVERTER.structure(read_json(path), ExperimentConfig)
-    except (OSError, cattrs.BaseValidationError, AttributeError, KeyError, TypeError, ValueError) as error:
-        reasons = cattrs.transform_error(error) if isinstance(error, cattrs.BaseValidationError) else [repr(error)]
-        raise UserError(f"{path} does not fit this version of lit-het: {'; '.join(reasons)}") from error
+        content = untrusted.read_json(path, MAX_JSON_BYTES)
+        _check_numbers(content)
+        config = _CONVERTER.structure(content, ExperimentConfig)
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror}); mend it, or its permissions") from error
+    except Exception as error:  # fields of other types make cattrs and the fields' own checks trip over anything
+        reasons = cattrs.transform_error(error) if isinstance(error, cattrs.BaseValidationError) else [str(error)]
+        reason = " ".join("; ".join(reasons).split())[:1000] or type(error).__name__
+        raise UserError(f"{path} does not fit this version of lit-het: {reason}") from error
     groups = (group.pattern for group in config.optimizer.groups)
     origin = () if config.pretrained is None else (config.pretrained.pattern,)
     for pattern in (*config.task.locked, *origin, *groups):
@@ -182,6 +198,15 @@ def load(path: Path) -> ExperimentConfig:
         except UserError as error:
             raise UserError(f"{path}: {error}") from error
     return config
+
+
+def _check_numbers(value: Any) -> None:
+    """Refuses NaN, infinities, and whole numbers that no array and no file could have."""
+    if isinstance(value, dict | list):
+        for one in value.values() if isinstance(value, dict) else value:
+            _check_numbers(one)
+    elif isinstance(value, int | float) and not abs(value) <= LARGEST_NUMBER:
+        raise ValueError(f"the number {value!r:.50}")
 
 
 def to_dict(config: Any) -> dict[str, Any]:

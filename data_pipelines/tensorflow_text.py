@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int32
 
+from data_pipelines import tokenizer_files
 from lit_het.errors import UserError
+from lit_het.untrusted import Malformed
 
 
 class TensorFlowTextTokenizer:
@@ -46,7 +48,12 @@ class TensorFlowTextTokenizer:
         self.padding_id = self._numbers["[PAD]"] if padding_id is None else padding_id
         if not 0 <= self.padding_id < self.vocabulary_size:
             raise UserError(f"padding id {self.padding_id} is not in the vocabulary; set padding_id to one that is")
-        self.word_pieces = _compile_word_pieces(self._numbers, lowercase)
+        try:
+            self.word_pieces = _compile_word_pieces(self._numbers, lowercase)
+        except UserError:
+            raise
+        except Exception as error:  # whatever TensorFlow says of a table
+            raise UserError(f"is no vocabulary ({type(error).__name__}); take the vocab.txt of a BERT") from error
 
     @property
     def vocabulary_size(self) -> int:
@@ -57,7 +64,7 @@ class TensorFlowTextTokenizer:
         """Tokenises captions."""
         ids = np.full((len(captions), self.length), self.padding_id, np.int32)
         room = self.length - 1 - len(self._last)
-        for row, pieces in enumerate(self.word_pieces(captions)):
+        for row, pieces in enumerate(self.word_pieces([tokenizer_files.cut(one) for one in captions])):
             kept = [self._first, *pieces[:room], *self._last]
             ids[row, : len(kept)] = kept
         return ids
@@ -71,7 +78,12 @@ def _vocabulary(model_bytes: bytes) -> dict[str, int]:
         raise UserError(
             "is no vocabulary, a text of word pieces; take the vocab.txt beside a BERT's weights"
         ) from error
-    numbers = {line.removesuffix("\r"): number for number, line in enumerate(lines)}
+    lines = [line.removesuffix("\r") for line in lines]
+    try:
+        tokenizer_files.check_vocabulary(lines)
+    except Malformed as error:
+        raise UserError(f"is no vocabulary ({error}); take the vocab.txt beside a BERT's weights") from error
+    numbers = {line: number for number, line in enumerate(lines)}
     if len(numbers) < len(lines):
         raise UserError("holds a word piece twice; take the vocab.txt beside the weights of a BERT")
     return numbers
@@ -100,7 +112,7 @@ def load_tensorflow() -> tuple[Any, Any]:
     """Returns TensorFlow, which sees no accelerator, and TensorFlow Text."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     try:
-        with _nothing_on_stderr():
+        with nothing_on_stderr():
             import tensorflow as tf  # pyright: ignore[reportMissingImports]
             import tensorflow_text as tf_text  # pyright: ignore[reportMissingImports]
 
@@ -112,8 +124,8 @@ def load_tensorflow() -> tuple[Any, Any]:
 
 
 @contextlib.contextmanager
-def _nothing_on_stderr() -> Iterator[None]:
-    """Silences libraries that speak while they are loaded, before a level of their log could be set."""
+def nothing_on_stderr() -> Iterator[None]:
+    """Silences libraries that speak before a level of their log could be set, or that know none."""
     saved = os.dup(2)
     try:
         with open(os.devnull, "wb") as nothing:

@@ -1,10 +1,12 @@
 """Captions to token ids: SentencePiece (trained in memory or from a file), Hugging Face, TensorFlow Text."""
 
+import contextlib
 import dataclasses
 import io
 import os
 import string
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Literal, Protocol, TypeAlias, runtime_checkable
 
@@ -13,12 +15,17 @@ import sentencepiece
 import tokenizers
 from jaxtyping import Int32
 
-from data_pipelines.tensorflow_text import TensorFlowTextTokenizer
+from data_pipelines import tokenizer_files
+from data_pipelines.tensorflow_text import TensorFlowTextTokenizer, nothing_on_stderr
 from lit_het.errors import UserError
+from lit_het.untrusted import Malformed
 
 _QUIET = 2  # SentencePiece's level for errors only
 # Names that padding has where a tokenizer.json does not say how it pads.
 _PADDING_NAMES = ("[PAD]", "<pad>", "<|pad|>")
+# What a tokenizer is tried out with, over and over, and how long it may take for as much as a caption may have.
+_TRIALS = ("A photo of 2 cats, 1 dog. ", "a", " ", "0", "-")
+_MOST_SECONDS = 0.25
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 # The loader's threads tokenise side by side already.
@@ -110,7 +117,7 @@ class SentencePieceConfig:
         Raises:
             UserError: the file is missing or holds no SentencePiece model with an end token and padding.
         """
-        model_bytes = _read(self.model)
+        model_bytes = tokenizer_files.read(self.model)
         try:
             return SentencePieceTokenizer(
                 model_bytes, self.length, self.lowercase, self.padding_id, self.remove_punctuation
@@ -145,7 +152,10 @@ class SentencePieceTokenizer:
     ):
         self._processor = sentencepiece.SentencePieceProcessor()
         try:
+            tokenizer_files.check_sentencepiece(model_bytes)
             self._processor.LoadFromSerializedProto(model_bytes)
+        except Malformed as error:
+            raise UserError(f"is no SentencePiece model ({error}); train one or copy it again") from error
         except RuntimeError as error:
             raise UserError("is no SentencePiece model; train one or copy it again") from error
         self._end_id = self._processor.eos_id()
@@ -176,6 +186,7 @@ class SentencePieceTokenizer:
         return ids
 
     def _prepared(self, caption: str) -> str:
+        caption = tokenizer_files.cut(caption)
         text = caption.lower() if self.lowercase else caption
         return " ".join(text.translate(_NO_PUNCTUATION).split()) if self.remove_punctuation else text
 
@@ -204,7 +215,7 @@ class HuggingFaceTokenizerConfig:
         Raises:
             UserError: it is missing or no tokenizer, or says no padding.
         """
-        model_bytes = _read(self.model)
+        model_bytes = tokenizer_files.read(self.model)
         try:
             return HuggingFaceTokenizer(model_bytes, self.length, self.padding_id)
         except UserError as error:
@@ -224,11 +235,11 @@ class HuggingFaceTokenizer:
     """
 
     def __init__(self, model_bytes: bytes, length: int, padding_id: int | None = None):
-        try:
+        with _in_one_line("is no tokenizer.json"), nothing_on_stderr():
+            tokenizer_files.check_hugging_face(model_bytes)
             self._tokenizer = tokenizers.Tokenizer.from_buffer(model_bytes)
-        except Exception as error:  # the library raises bare exceptions
-            raise UserError(f"is no tokenizer.json ({error}); take the one beside the model's weights") from error
-        control = self._tokenizer.num_special_tokens_to_add(is_pair=False)
+            control = self._tokenizer.num_special_tokens_to_add(is_pair=False)
+            self._vocabulary_size = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values())
         if length <= control:
             raise UserError(f"{length} tokens leave no room beside {control} control tokens; set length to more")
         self.model_bytes, self.length = model_bytes, length
@@ -236,8 +247,30 @@ class HuggingFaceTokenizer:
         token = self._tokenizer.id_to_token(self.padding_id)
         if token is None:
             raise UserError(f"padding id {self.padding_id} is not in the vocabulary; set padding_id to one that is")
-        self._tokenizer.enable_truncation(length)
-        self._tokenizer.enable_padding(length=length, pad_id=self.padding_id, pad_token=token)
+        with nothing_on_stderr():
+            self._tokenizer.enable_truncation(length)
+            self._tokenizer.enable_padding(length=length, pad_id=self.padding_id, pad_token=token)
+            self._try_out()
+
+    def _try_out(self) -> None:
+        """Refuses a tokenizer that cannot tokenise, or takes ever longer: a regular expression may take any time.
+
+        Captions are short at first, so that what is slow is found out soon.
+        """
+        size = 8
+        while size <= tokenizer_files.MAX_CAPTION_CHARACTERS:
+            for text in _TRIALS:
+                caption = text * (size // len(text) + 1)
+                seconds = self._seconds(caption)
+                # Once more, as the machine may have been busy.
+                if seconds > _MOST_SECONDS and (seconds > 1 or self._seconds(caption) > _MOST_SECONDS):
+                    raise UserError(f"takes {seconds:.1f} s for {size} characters; take another tokenizer")
+            size = size * 3 // 2
+
+    def _seconds(self, caption: str) -> float:
+        began = time.monotonic()
+        self([caption])
+        return time.monotonic() - began
 
     def _own_padding(self) -> int:
         if self._tokenizer.padding is not None:
@@ -251,12 +284,33 @@ class HuggingFaceTokenizer:
     @property
     def vocabulary_size(self) -> int:
         """One more than the largest id, control tokens included."""
-        return 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values())
+        return self._vocabulary_size
 
     def __call__(self, captions: list[str]) -> Int32[np.ndarray, "n length"]:
-        """Tokenises captions."""
-        ids = [encoding.ids for encoding in self._tokenizer.encode_batch(captions)]
+        """Tokenises captions.
+
+        Raises:
+            UserError: the file's steps fail, or make something else than ``length`` ids of the vocabulary.
+        """
+        with _in_one_line("the tokenizer.json fails"):
+            encodings = self._tokenizer.encode_batch([tokenizer_files.cut(caption) for caption in captions])
+        ids = [encoding.ids for encoding in encodings]
+        if any(len(row) != self.length or max(row) >= self.vocabulary_size for row in ids):
+            raise UserError(f"the tokenizer.json does not make {self.length} ids of its vocabulary; take another one")
         return np.array(ids, np.int32).reshape(len(captions), self.length)
+
+
+@contextlib.contextmanager
+def _in_one_line(what: str) -> Iterator[None]:
+    """Makes an error of what the library raises: bare exceptions and, where it fails itself, Rust's panics."""
+    try:
+        yield
+    except BaseException as error:
+        # Panics are no `Exception`, and their class cannot be imported.
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(f"{what} ({reason}); take the one beside the model's weights") from error
 
 
 @dataclasses.dataclass(frozen=True)
@@ -283,7 +337,7 @@ class TensorFlowTextConfig:
         Raises:
             UserError: it is missing or no vocabulary of BERT, or TensorFlow Text is not installed.
         """
-        model_bytes = _read(self.model)
+        model_bytes = tokenizer_files.read(self.model)
         try:
             return TensorFlowTextTokenizer(model_bytes, self.length, self.lowercase, self.end_token, self.padding_id)
         except UserError as error:
@@ -291,10 +345,3 @@ class TensorFlowTextConfig:
 
 
 TokenizerConfig: TypeAlias = SentencePieceConfig | HuggingFaceTokenizerConfig | TensorFlowTextConfig
-
-
-def _read(model: Path) -> bytes:
-    try:
-        return model.read_bytes()
-    except OSError as error:
-        raise UserError(f"{model}: cannot be read ({error.strerror}); check the tokenizer's path") from error

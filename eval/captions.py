@@ -55,7 +55,7 @@ def index_captions(encoder: Encoder, captions: Sequence[str]) -> CaptionIndex:
     path = cache_folder("captions") / f"{content.hexdigest()[:32]}.npy"
     try:
         embeddings = kept_array(path)
-        if embeddings is None:
+        if embeddings is None or embeddings.ndim != 2 or len(embeddings) != len(captions) or embeddings.dtype != "<f4":
             path.parent.mkdir(parents=True, exist_ok=True)
             with completed(path) as partial, partial.open("wb") as file:
                 _write(encoder, captions, file)

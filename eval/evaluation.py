@@ -3,16 +3,22 @@
 import dataclasses
 import json
 import math
-import zipfile
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from lit_het import untrusted
 from lit_het.errors import UserError
 from lit_het.files import completed, write_atomically
+from lit_het.untrusted import Malformed
+
+MAX_DRAWING_BYTES = 2**29
+"""Drawings of an evaluation with more bytes of arrays are refused."""
+
+# Larger whole numbers are no figures.
+_LARGEST = 2**63
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,15 +133,20 @@ def read_records(run_dir: Path) -> list[Record]:
 
 def _read(path: Path) -> Record:
     try:
-        content = json.loads(path.read_text("utf-8"))
+        content = untrusted.read_json(path)
         _check_types(content)
-        # Opened here: NumPy leaves a file open that it cannot read.
-        with path.with_suffix(".npz").open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-            content["drawing"] = Drawing(dict(arrays), content.pop("texts"))
+        content["drawing"] = Drawing(_arrays(path.with_suffix(".npz")), content.pop("texts"))
         return Record(**content)
-    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        reason = " ".join(str(error).split())
+    except (OSError, Malformed, KeyError, TypeError) as error:
+        reason = " ".join(str(error).split())[:300]
         raise UserError(f"{path} is no evaluation ({reason}); delete it, and evaluate again") from error
+
+
+def _arrays(path: Path) -> dict[str, np.ndarray]:
+    headers = untrusted.read_npz_headers(path)
+    if sum(header.nbytes for header in headers.values()) > MAX_DRAWING_BYTES:
+        raise Malformed(f"{path.name} holds more than {MAX_DRAWING_BYTES:,} bytes of arrays")
+    return {name: untrusted.read_npz_array(path, name) for name in headers}
 
 
 def _check_types(content: Any) -> None:
@@ -145,9 +156,13 @@ def _check_types(content: Any) -> None:
     for field, kind in (("kind", str), ("name", str), ("step", int), ("settings", dict)):
         if not isinstance(content[field], kind):
             raise TypeError(f"{field} is not of type {kind.__name__}")
+    if not 0 <= content["step"] < _LARGEST:
+        raise TypeError("step is no number of steps")
     for field, kind in (("figures", int | float), ("errors", int | float), ("chance", int | float), ("texts", list)):
         if not isinstance(content[field], dict):
             raise TypeError(f"{field} is not of type dict")
         for name, value in content[field].items():
-            if not isinstance(value, kind):
-                raise TypeError(f"{field}: {name} is {value!r:.100}")
+            is_too_large = type(value) is int and abs(value) > _LARGEST
+            are_no_texts = isinstance(value, list) and not all(isinstance(one, str) for one in value)
+            if not isinstance(value, kind) or is_too_large or are_no_texts:
+                raise TypeError(f"{field}: {name[:100]} is {value!r:.100}")

@@ -8,8 +8,11 @@ from typing import Any
 
 from eval.evaluation import Record, evaluations_folder, read_records
 from eval.sweeps import differences
+from lit_het import untrusted
+from lit_het.checkpoints import manifest
 from lit_het.errors import UserError
 from lit_het.training.logging import read_metrics
+from lit_het.untrusted import Malformed
 
 _CONFIG, _METRICS = "config.json", "metrics.jsonl"
 
@@ -107,9 +110,10 @@ def _read(directory: Path, name: str) -> KeptRun:
 def _read_config(path: Path) -> Mapping[str, Any]:
     if not path.exists():
         return {}
+    manifest.check(path.parent)
     try:
-        content = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
+        content = untrusted.read_json(path)
+    except (OSError, Malformed) as error:
         raise UserError(f"{path}: cannot be read as JSON ({' '.join(str(error).split())})") from error
     if not isinstance(content, dict):
         raise UserError(f"{path}: not the configuration of a run")

@@ -18,6 +18,7 @@ from eval.ensembles import mean_prediction
 from eval.predictions import Predictions, Predictor, SupervisedPredictor, ZeroShotPredictor, predict
 from eval.prompts import BARE_TEMPLATE, SET_PROMPTS, check_templates, fill_template, read_prompts
 from eval.sets import Features, OpenSet
+from lit_het import untrusted
 from lit_het.errors import UserError
 from lit_het.files import cache_folder, completed, kept_array
 from lit_het.training.logging import Bar
@@ -194,7 +195,8 @@ def embed_names(
         return _embed_names(encoder, names, templates)
     content = json.dumps([encoder.text_tower, list(names), list(templates)])
     path = cache_folder("names") / f"{hashlib.sha256(content.encode()).hexdigest()[:32]}.npy"
-    if (kept := kept_array(path)) is not None:
+    kept = kept_array(path)
+    if kept is not None and kept.ndim == 2 and len(kept) == len(names) and kept.dtype == np.float32:
         return np.array(kept)
     embeddings = _embed_names(encoder, names, templates)
     with contextlib.suppress(OSError):  # a cache that cannot be written is none
@@ -296,6 +298,6 @@ def read_json(path: Path) -> object:
         UserError: it is missing or malformed.
     """
     try:
-        return json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
+        return untrusted.read_json(path)
+    except (OSError, untrusted.Malformed) as error:
         raise UserError(f"{path}: cannot be read as JSON: {' '.join(str(error).split())}") from error

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from eval.significance import Estimate, estimate
+from lit_het import untrusted
 from lit_het.errors import UserError
 from lit_het.files import write_atomically
 
@@ -184,10 +185,9 @@ def _summarize(runs: Sequence[RunResult]) -> Summary:
 
 def _read(path: Path) -> RunResult:
     try:
-        content = json.loads(path.read_text("utf-8"))
-        return _CONVERTER.structure(content, RunResult)
-    except (cattrs.BaseValidationError, AttributeError, OSError, TypeError, ValueError) as error:
-        reason = " ".join(str(error).split())
+        return _CONVERTER.structure(untrusted.read_json(path), RunResult)
+    except Exception as error:  # numbers that are none make cattrs raise whatever Python does
+        reason = " ".join(str(error).split())[:300]
         raise UserError(f"{path} is no result of a run ({reason}); delete it, and the run is done again") from error
 
 

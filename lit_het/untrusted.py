@@ -22,6 +22,9 @@ import numpy as np
 MAX_JSON_BYTES = 2**28
 """JSON of more bytes is refused: parsed, it takes about ten times as much memory."""
 
+MAX_JSON_DEPTH = 100
+"""JSON that is nested deeper is refused: who walks through it would run out of stack."""
+
 MAX_NPY_HEADER_BYTES = 10_000
 """NumPy's own limit for the header of an array that is not trusted."""
 
@@ -90,16 +93,31 @@ def parse_json(content: bytes | str, most_bytes: int = MAX_JSON_BYTES) -> Any:
     """Returns the value of a JSON text in UTF-8.
 
     Raises:
-        Malformed: it is none, nested too deeply for Python's parser, or longer than ``most_bytes``.
+        Malformed: it is none, nested too deeply, or longer than ``most_bytes``.
     """
     if len(content) > most_bytes:
         raise Malformed(f"JSON of {len(content):,} bytes, at most {most_bytes:,} are read")
     try:
-        return json.loads(content)
+        value = json.loads(content)
     except RecursionError as error:
         raise Malformed("JSON that is nested too deeply") from error
     except (ValueError, MemoryError) as error:
         raise Malformed(f"no JSON ({error or 'out of memory'})") from error
+    is_bytes = isinstance(content, bytes)
+    opening = content.count(b"[") + content.count(b"{") if is_bytes else content.count("[") + content.count("{")
+    if opening > MAX_JSON_DEPTH and _is_deep(value):
+        raise Malformed("JSON that is nested too deeply")
+    return value
+
+
+def _is_deep(value: Any) -> bool:
+    level = [value] if isinstance(value, dict | list) else []
+    for _ in range(MAX_JSON_DEPTH):
+        inside = (one.values() if isinstance(one, dict) else one for one in level)
+        level = [child for children in inside for child in children if isinstance(child, dict | list)]
+        if not level:
+            return False
+    return True
 
 
 def read_json(path: Path, most_bytes: int = MAX_JSON_BYTES) -> Any:
@@ -174,9 +192,12 @@ def read_npz_headers(file: Path | io.BytesIO) -> dict[str, NpyHeader]:
             raise Malformed(f"an archive of {len(members):,} arrays, at most {MAX_NPZ_MEMBERS:,} are read")
         found = {}
         for member in members:
-            header = _within_zip(lambda member=member: _header_of_member(archive, member))
+            try:
+                header = _within_zip(lambda member=member: _header_of_member(archive, member))
+            except Malformed as error:
+                raise Malformed(f"{member.filename!r:.200}: {error}") from error
             if header.nbytes != member.file_size - header.offset:
-                raise Malformed(f"{member.filename} has not as many bytes as it declares")
+                raise Malformed(f"{member.filename!r:.200} has not as many bytes as it declares")
             found[member.filename.removesuffix(".npy")] = header
         return found
 

@@ -9,11 +9,20 @@ import numpy as np
 from lit_het.errors import UserError
 
 # How NumPy pickles an array, under the name of its old and its new module.
-_RECONSTRUCT = np.empty(0).__reduce__()[0]
+_NDARRAY = "numpy.ndarray"
+
+
+def _reconstruct(kind: object, shape: object, code: object) -> np.ndarray:
+    """Returns the empty array that NumPy begins with; any other shape would take as much memory as it says."""
+    if kind != _NDARRAY or shape != (0,):
+        raise ValueError("an array that NumPy does not write so")
+    return np.ndarray.__new__(np.ndarray, (0,), "b")
+
+
 _ADMITTED = {
-    ("numpy.core.multiarray", "_reconstruct"): _RECONSTRUCT,
-    ("numpy._core.multiarray", "_reconstruct"): _RECONSTRUCT,
-    ("numpy", "ndarray"): np.ndarray,
+    ("numpy.core.multiarray", "_reconstruct"): _reconstruct,
+    ("numpy._core.multiarray", "_reconstruct"): _reconstruct,
+    ("numpy", "ndarray"): _NDARRAY,  # a name, as the class itself could be called with any shape
     ("numpy", "dtype"): np.dtype,
 }
 
@@ -33,7 +42,8 @@ def load_arrays(data: bytes, source: str) -> Any:
     except UserError as error:
         raise UserError(f"{source}: {error}") from error
     except Exception as error:  # a damaged pickle makes it trip over anything
-        raise UserError(f"{source}: is damaged ({error}); download the archive again") from error
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(f"{source}: is damaged ({reason}); download the archive again") from error
 
 
 class _Unpickler(pickle.Unpickler):

@@ -1,7 +1,6 @@
 """Retrieval between the pictures and the captions of a set, several captions a picture (COCO, Flickr)."""
 
 import dataclasses
-import json
 
 import numpy as np
 
@@ -11,6 +10,7 @@ from eval.predictions import embed_images, highest
 from eval.recognition import embed_texts
 from eval.retrieval import retrieve
 from eval.sets import ImageSet, OpenSet, Sets
+from lit_het import untrusted
 from lit_het.errors import UserError
 from lit_het.training.logging import Bar
 from lit_het.types import Encoder, EvaluatedModel
@@ -119,8 +119,8 @@ def _captions(text: str, field: str) -> tuple[str, ...]:
     if not field:
         return tuple(line.strip() for line in text.splitlines() if line.strip())
     try:
-        found = json.loads(text)[field]
-    except (ValueError, KeyError, TypeError):
+        found = untrusted.parse_json(text)[field]
+    except (untrusted.Malformed, KeyError, TypeError):
         return ()
     found = [found] if isinstance(found, str) else found
     return tuple(found) if isinstance(found, list) and all(isinstance(one, str) and one for one in found) else ()

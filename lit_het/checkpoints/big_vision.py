@@ -22,7 +22,7 @@ from lit_het.checkpoints.big_vision_names import (
     Name,
 )
 from lit_het.checkpoints.imported import Imported
-from lit_het.checkpoints.rename import Piece, Rule, translate
+from lit_het.checkpoints.rename import Piece, Rule, depth_of, translate
 from lit_het.checkpoints.resample import resample_patches, resample_positions
 from lit_het.checkpoints.sources import Arrays, open_npz
 from lit_het.errors import UserError
@@ -186,7 +186,7 @@ class _Shapes:
             return f"{start}*", self.of(f"{start}*/mlp/up/bias", 2)[0]
         if not numbers:
             raise UserError(f"no array of the file belongs to a block of the {tower.replace('_', ' ')}")
-        return f"{start}0", 1 + max(int(number) for number in numbers)
+        return f"{start}0", depth_of(numbers)
 
 
 def _encoder(shapes: _Shapes, tower: str, compute_type: ComputeType) -> EncoderConfig:

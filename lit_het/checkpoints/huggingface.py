@@ -35,6 +35,8 @@ ACTIVATIONS: dict[str, Activation] = {
     "quick_gelu": "quick_gelu",
     "relu": "relu",
 }
+# No number of a configuration is larger.
+_LARGEST = 2**31 - 1
 _LEFT_OUT = (
     # Numbers 0, 1, 2, ... that old versions stored.
     Rule(r".*embeddings\.position_ids", None),
@@ -114,7 +116,9 @@ def read(
     kind = str(config.get("model_type"))
     if kind not in (*_IMAGE_FAMILIES, "bert"):
         known = ", ".join(sorted([*_IMAGE_FAMILIES, "bert"]))
-        raise UserError(f"{folder}/config.json: model_type = {kind!r} is none of those that can be imported: {known}")
+        raise UserError(
+            f"{folder}/config.json: model_type = {kind!r:.100} is none of those that can be imported: {known}"
+        )
     arrays = open_safetensors(folder)
     if kind == "bert":
         bert, pieces = _read_bert(arrays, config, text_length, compute_type)
@@ -131,7 +135,7 @@ def read(
         imported = dataclasses.replace(imported, text_tower=text_tower, has_bias=True)
     elif kind == "vit" and "classifier.weight" in arrays:
         pieces += names.pieces(arrays, names.dense("classifier", "logits"), "", "head/")
-        imported = dataclasses.replace(imported, num_classes=arrays["classifier.weight"].shape[0])
+        imported = dataclasses.replace(imported, num_classes=_shape(arrays, "classifier.weight", 2)[0])
     return dataclasses.replace(imported, pieces=translate(arrays, (*family.left_out, *_LEFT_OUT), pieces))
 
 
@@ -156,22 +160,25 @@ class _Tower:
             raise UserError(f"the source has no array {self.prefix}{candidates[0]}; is the file complete?")
         return found
 
-    def shape(self, target: str) -> tuple[int, ...]:
-        """Returns the shape, in the file, of what becomes a parameter."""
+    def shape(self, target: str, *ranks: int) -> tuple[int, ...]:
+        """Returns the shape, in the file, of what becomes a parameter, which must have one of so many axes."""
         if target not in self.sources:
             raise UserError(f"the source has nothing for {self.path}{target}; is the file complete?")
-        return self.arrays[self.sources[target]].shape
+        return _shape(self.arrays, self.sources[target], *ranks)
 
     def encoder(self, norm_placement: Literal["before", "after"] = "before") -> EncoderConfig:
         """Returns the configuration of the blocks."""
-        width, mlp_width = self.shape("encoder/blocks/0/mlp/down/kernel")
+        width, mlp_width = self.shape("encoder/blocks/0/mlp/down/kernel", 2)
         activation = str(self.config.get("hidden_act", self.family.activation))
         if activation not in ACTIVATIONS:
-            raise UserError(f"config.json: hidden_act = {activation!r} is none of {', '.join(ACTIVATIONS)}")
+            raise UserError(f"config.json: hidden_act = {activation!r:.100} is none of {', '.join(ACTIVATIONS)}")
         gated = "encoder/blocks/0/mlp/gate/kernel" in self.sources
+        depth = _number(self.config, "num_hidden_layers", 12)
+        if depth > len(self.arrays):
+            raise UserError(f"config.json: num_hidden_layers = {depth}, but the source has {len(self.arrays)} arrays")
         return EncoderConfig(
             width,
-            _number(self.config, "num_hidden_layers", 12),
+            depth,
             mlp_width,
             _number(self.config, "num_attention_heads", 12),
             activation="swiglu" if gated else ACTIVATIONS[activation],
@@ -196,15 +203,15 @@ class _ImageReader(_Tower):
         self, normalization: Float[np.ndarray, "2 c"], image_size: int | None, patch_size: int | None
     ) -> tuple[ViTConfig, list[Piece]]:
         """Returns the tower and its pieces."""
-        num_patches = self.arrays[self.positions].shape[-2] - bool(self.class_token)
-        side = round(num_patches**0.5)
-        if side * side != num_patches:
+        num_patches = _shape(self.arrays, self.positions, 2, 3)[-2] - bool(self.class_token)
+        side = round(max(0, num_patches) ** 0.5)
+        if side * side != num_patches or not side:
             raise UserError(
                 f"{self.positions} holds {num_patches} patches, which form no square; images here are square"
             )
         if self.config.get("pooler_act", "tanh") != "tanh":
-            raise UserError(f"config.json: pooler_act = {self.config['pooler_act']!r} is not 'tanh'")
-        shape = self.arrays[self.first].shape
+            raise UserError(f"config.json: pooler_act = {self.config['pooler_act']!r:.100} is not 'tanh'")
+        shape = _shape(self.arrays, self.first, 2, 4)
         # A convolution [d, c, p, p], or a dense layer over patches in rows [d, p·p·c].
         old_size = shape[-1] if len(shape) == 4 else round((shape[1] / 3) ** 0.5)
         config = ViTConfig(
@@ -212,15 +219,15 @@ class _ImageReader(_Tower):
             old_size if patch_size is None else patch_size,
             self.encoder(),
             pooling="class_token" if self.class_token else "attention",
-            num_registers=self.arrays[self.sources["registers"]].shape[-2] if "registers" in self.sources else 0,
+            num_registers=self.shape("registers", 2, 3)[-2] if "registers" in self.sources else 0,
             input_norm="input_norm/scale" in self.sources,
-            representation_size=self.shape("pre_logits/kernel")[0] if "pre_logits/kernel" in self.sources else None,
+            representation_size=self.shape("pre_logits/kernel", 2)[0] if "pre_logits/kernel" in self.sources else None,
         )
         first = functools.partial(_first_layer, normalization=normalization, old_size=old_size, size=config.patch_size)
         tokens = self._token_pieces(config.side, keeps_corners=config.patch_size == old_size)
         pieces = self.pieces + tokens + self._first_pieces(first)
         if "visual_projection.weight" in self.arrays:
-            config = dataclasses.replace(config, projection_size=self.arrays["visual_projection.weight"].shape[0])
+            config = dataclasses.replace(config, projection_size=_shape(self.arrays, "visual_projection.weight", 2)[0])
             pieces += _projection_pieces()
         return config, pieces
 
@@ -284,10 +291,10 @@ def _read_siglip_text(
 ) -> tuple[TextConfig, list[Piece]]:
     tower = _Tower(arrays, _SIGLIP_TEXT, config, compute_type, "text_tower/")
     source = tower.name("embeddings.position_embedding.weight")
-    if length not in (None, stored := arrays[source].shape[0]):
+    if length not in (None, stored := _shape(arrays, source, 2)[0]):
         raise UserError(f"{source} holds {stored} positions, the last of which pools; only a BERT's can have {length}")
     positions, length = _text_positions(tower, source.removeprefix(tower.prefix), stored)
-    vocabulary_size, size = tower.shape("tokens/embedding")[0], tower.shape("projection/kernel")[0]
+    vocabulary_size, size = tower.shape("tokens/embedding", 2)[0], tower.shape("projection/kernel", 2)[0]
     return TextConfig(vocabulary_size, length, size, tower.encoder()), [*tower.pieces, positions]
 
 
@@ -296,17 +303,17 @@ def _read_bert(
 ) -> tuple[BertConfig, list[Piece]]:
     if config.get("position_embedding_type", "absolute") != "absolute":
         raise UserError(
-            f"config.json: position_embedding_type = {config['position_embedding_type']!r} is not 'absolute'"
+            f"config.json: position_embedding_type = {config['position_embedding_type']!r:.100} is not 'absolute'"
         )
     tower = _Tower(arrays, _BERT, config, compute_type, "text_tower/")
     positions, length = _text_positions(tower, "embeddings.position_embeddings.weight", length)
     bert = BertConfig(
-        vocabulary_size=tower.shape("tokens/embedding")[0],
+        vocabulary_size=tower.shape("tokens/embedding", 2)[0],
         length=length,
         projection_size=None,
         encoder=tower.encoder("after"),
-        num_segments=tower.shape("segments/embedding")[0],
-        padding_id=config.get("pad_token_id") or 0,
+        num_segments=tower.shape("segments/embedding", 2)[0],
+        padding_id=_number({"pad_token_id": config.get("pad_token_id") or 0}, "pad_token_id", 0),
         pooler="pre_logits/kernel" in tower.sources,
     )
     return bert, [*tower.pieces, positions]
@@ -315,25 +322,32 @@ def _read_bert(
 def _text_positions(tower: _Tower, name: str, length: int | None) -> tuple[Piece, int]:
     """Returns the piece of the first ``length`` positions, and how many they are."""
     source = tower.name(name)
-    stored = tower.arrays[source].shape[0]
+    stored = _shape(tower.arrays, source, 2)[0]
     if length is not None and length > stored:
         raise UserError(f"{source} holds {stored} positions, too few for texts of {length} tokens")
     length = stored if length is None else length
     return Piece("text_tower/positions", (source,), lambda array: array[:length]), length
 
 
+def _shape(arrays: Arrays, name: str, *ranks: int) -> tuple[int, ...]:
+    """Returns the shape of an array, which must have one of so many axes."""
+    shape = arrays[name].shape
+    if len(shape) not in ranks:
+        raise UserError(f"{name} has shape {shape}, where {' or '.join(map(str, ranks))} axes are expected")
+    return shape
+
+
 def _number(config: Json, field: str, default: int | float) -> Any:
     """Returns a number of config.json: a whole one if its default is."""
     value = config.get(field, default)
-    if isinstance(value, bool) or not isinstance(value, (int, type(default))):
-        raise UserError(
-            f"config.json: {field} = {value!r} is not {'whole' if isinstance(default, int) else 'a number'}"
-        )
-    return value
+    if isinstance(value, bool) or not isinstance(value, (int, type(default))) or not 0 <= value <= _LARGEST:
+        what = f"{'whole' if isinstance(default, int) else 'a number'} from 0 to {_LARGEST:,}"
+        raise UserError(f"config.json: {field} = {value!r:.100} is not {what}")
+    return type(default)(value)
 
 
 def _section(config: Json, field: str, default: Json) -> Json:
     value = config.get(field, default)
     if not isinstance(value, dict):
-        raise UserError(f"config.json: {field} = {value!r} is no object")
+        raise UserError(f"config.json: {field} = {value!r:.100} is no object")
     return value

@@ -1,15 +1,20 @@
 """How pictures are prepared for a Hugging Face model: its ``preprocessor_config.json``, completed."""
 
-import json
+import math
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 from jaxtyping import Float
 
+from lit_het import untrusted
 from lit_het.errors import UserError
+from lit_het.untrusted import Malformed
 
 Json: TypeAlias = dict[str, Any]
+
+MAX_JSON_BYTES = 2**24
+"""Larger configurations and indexes of a Hugging Face folder are refused; the largest published have about 1 MB."""
 
 BILINEAR, BICUBIC = 2, 3
 """Pillow's numbers of filters, which stand in ``resample``."""
@@ -46,6 +51,8 @@ def read(folder: Path, default: Json) -> Json:
         found = read_json(folder / "processor_config.json").get("image_processor")
     if not found:
         return default
+    if not isinstance(found, dict):
+        raise UserError(f"{folder}/processor_config.json: image_processor = {found!r:.100} is no object")
     silent = {name: default[name] for name in ("image_mean", "image_std", "resample")}
     return silent | {name: value for name, value in found.items() if value is not None}
 
@@ -57,13 +64,13 @@ def read_json(path: Path) -> Json:
         UserError: it cannot be read or holds something else.
     """
     try:
-        content = json.loads(path.read_text("utf-8"))
+        content = untrusted.read_json(path, MAX_JSON_BYTES)
         if isinstance(content, dict):
             return content
-        raise ValueError(f"holds a {type(content).__name__}")
+        raise Malformed(f"holds a {type(content).__name__}")
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}); give a folder with config.json") from error
-    except ValueError as error:
+    except Malformed as error:
         raise UserError(f"{path} is no JSON object: {error}") from error
 
 
@@ -79,11 +86,12 @@ def normalization(processor: Json, folder: Path) -> Float[np.ndarray, "2 c"]:
         mean, deviation = (0.0,) * 3, (1.0,) * 3
     try:
         pair = np.array([mean, deviation], np.float64).reshape(2, 3)
-        if not (pair[1].min() > 0 and scale > 0):
+        if not (np.isfinite(pair).all() and pair[1].min() > 0 and 0 < float(scale) < math.inf):
             raise ValueError("a division by 0")
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, OverflowError) as error:
         raise UserError(
-            f"the image processor of {folder} has image_mean = {mean}, image_std = {deviation}, rescale_factor = "
-            f"{scale}; the first two must be three numbers each, image_std and rescale_factor above 0"
+            f"the image processor of {folder} has image_mean = {mean!r:.100}, image_std = {deviation!r:.100}, "
+            f"rescale_factor = {scale!r:.100}; the first two must be three numbers each, image_std and rescale_factor "
+            "above 0"
         ) from error
     return pair / (255 * scale)  # the model normalises 255 v scale

@@ -64,6 +64,8 @@ def tokenizer_files(tokenizer: SentencePiece) -> dict[str, dict[str, Any]]:
             "ids; export without the tokenizer"
         )
     pieces = [piece.piece for piece in model.pieces]
+    if not 0 <= trainer.eos_id < len(pieces):
+        raise UserError(f"the SentencePiece model's end token {trainer.eos_id} is none; export without the tokenizer")
     unknown = next(i for i, piece in enumerate(model.pieces) if piece.type == piece_types.UNKNOWN)
     special = sorted({trainer.eos_id, unknown, tokenizer.padding_id})
     return {
@@ -171,10 +173,10 @@ def read_settings(model: Path) -> Settings:
     )
     names = proto.trainer_spec
     padding = settings.get("pad_token") or (names.eos_piece if names.eos_piece == "</s>" else names.pad_piece)
-    padding = padding["content"] if isinstance(padding, dict) else padding
+    padding = padding.get("content") if isinstance(padding, dict) else padding
     pieces = [piece.piece for piece in proto.pieces]
     if padding not in pieces:
-        raise UserError(f"{path}: pad_token = {padding!r} is not in {model.name}")
+        raise UserError(f"{path}: pad_token = {padding!r:.100} is not in {model.name}")
     return Settings(
         lowercase=bool(settings.get("do_lower_case", True)),
         padding_id=pieces.index(padding),

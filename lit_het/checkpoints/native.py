@@ -87,10 +87,12 @@ class Checkpoints:
             raise UserError(f"no checkpoints in {directory}; give the directory of a run that has saved one")
         try:
             self._checkpointer = self._opened()
-        except OSError as error:
-            raise UserError(
-                f"{directory} cannot be written ({reason_of(error)}); free its disk, or change its permissions"
-            ) from error
+        except (OSError, ArithmeticError, AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
+            if isinstance(error, OSError):
+                problem, way_out = "written", "free its disk, or change its permissions"
+            else:
+                problem, way_out = "read", "move the step with the damaged metadata away"
+            raise UserError(f"{directory} cannot be {problem} ({reason_of(error)}); {way_out}") from error
 
     def _opened(self) -> ocp.training.Checkpointer:
         """Opens the folder, and removes what saves have left half written."""

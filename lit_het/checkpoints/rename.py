@@ -6,7 +6,7 @@ with experts apart from those without. Whole stacks go under ``encoder/blocks/*/
 
 import dataclasses
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import einops
@@ -21,6 +21,8 @@ from lit_het.types import Params
 
 # How many names an error shows of each kind.
 _SHOWN = 8
+# Blocks that may be missing, so that an error can name them.
+_MOST_MISSING = 1000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,6 +68,19 @@ def translate(arrays: Arrays, rules: Sequence[Rule], pieces: Sequence[Piece] = (
     if unknown:
         raise UserError(f"arrays of no known meaning: {_listed(unknown)}; is the file what --from says?")
     return translated
+
+
+def depth_of(numbers: Iterable[str]) -> int:
+    """Returns how many blocks there are of the numbers of some.
+
+    Raises:
+        UserError: far more than the numbers; a model of so many would be made before they are missed.
+    """
+    found = {int(number) for number in numbers}
+    depth = 1 + max(found)
+    if depth > _MOST_MISSING + len(found):
+        raise UserError(f"arrays of block {depth - 1}, but of {len(found)} blocks in all; is the file whole?")
+    return depth
 
 
 def load(
@@ -143,9 +158,13 @@ def _read(arrays: Arrays, path: str, pieces: Sequence[tuple[int | None, Piece]],
         if len(pieces) > 1:
             raise UserError(f"{path} has several sources: {_listed([p.sources[0] for _, p in pieces])}")
         return _combined(arrays, path, pieces[0][1], shape)
-    array = np.empty(shape, np.float32)
+    array: np.ndarray | None = None
     for index, piece in pieces:
-        array[index] = _combined(arrays, path, piece, shape[1:])
+        part = _combined(arrays, path, piece, shape[1:])
+        # Not before a part has been found to be of its size, which is the model's.
+        array = np.empty(shape, np.float32) if array is None else array
+        array[index] = part
+    assert array is not None
     return array
 
 

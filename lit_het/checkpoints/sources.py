@@ -3,21 +3,20 @@
 import dataclasses
 import functools
 import hashlib
-import json
-import zipfile
-import zlib
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, BinaryIO, TypeAlias
 
 import fsspec.callbacks
 import ml_dtypes  # gives NumPy the type bfloat16, in which safetensors may hold arrays
 import numpy as np
 import safetensors
 
-from lit_het import stores
+from lit_het import stores, untrusted
 from lit_het.errors import UserError
 from lit_het.files import cache_folder, completed
+from lit_het.untrusted import Malformed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,8 +32,19 @@ class Stored:
     read: Callable[[], np.ndarray]
 
 
-# What NumPy raises where an archive is damaged.
-_BROKEN = (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error)
+MAX_EXPANSION, FREE_BYTES = 32, 2**28
+"""The arrays of an ``.npz`` may have so many times the bytes of the file, and so many more; numbers that were trained
+hardly shrink when they are compressed."""
+
+MAX_NAME_CHARACTERS = 500
+"""Arrays with longer names are refused."""
+
+MAX_INDEX_BYTES = 2**24
+"""A larger ``model.safetensors.index.json`` is refused."""
+
+MAX_FILES = 1000
+"""An index that lists more files is refused."""
+
 Arrays: TypeAlias = Mapping[str, Stored]
 # Told of so many more bytes, of so many in all.
 Advance: TypeAlias = Callable[[int, int], None]
@@ -74,20 +84,42 @@ def open_npz(path: Path, subtree: str = "") -> dict[str, Stored]:
         UserError: it is no such file, holds nothing there, or holds pickled objects.
     """
     try:
-        with zipfile.ZipFile(path) as archive:
-            found = {name.removesuffix(".npy"): _npy_shape(archive, name) for name in archive.namelist()}
-    except _BROKEN as error:
+        headers = untrusted.read_npz_headers(path)
+        if sum(header.nbytes for header in headers.values()) > MAX_EXPANSION * path.stat().st_size + FREE_BYTES:
+            raise Malformed(f"its arrays have more than {MAX_EXPANSION} times as many bytes as the file")
+    except (OSError, Malformed) as error:
         raise UserError(f"{path} is not a readable .npz file: {error}") from error
     prefix = f"{subtree}/" if subtree else ""
     arrays = {
-        name.removeprefix(prefix): Stored(shape, lambda name=name: _read_npy(path, name))
-        for name, shape in found.items()
+        name.removeprefix(prefix): Stored(header.shape, functools.partial(_read_npy, path, name))
+        for name, header in headers.items()
         if name.startswith(prefix)
     }
     if not arrays:
-        tops = ", ".join(sorted({name.split("/")[0] for name in found}))
-        raise UserError(f"{path} holds nothing under {subtree!r}; its top level is {tops}")
+        check_names(headers, path)
+        tops = ", ".join(sorted({name.split("/")[0] for name in headers})[:8])
+        raise UserError(f"{path} holds nothing under {subtree!r}; its top level is {tops or 'empty'}")
+    return checked(arrays, path)
+
+
+def checked(arrays: dict[str, Stored], path: Path) -> dict[str, Stored]:
+    """Returns arrays whose names fit into a line and whose shapes hold numbers, so that no size exceeds the file's.
+
+    Raises:
+        UserError: others.
+    """
+    check_names(arrays, path)
+    for name, stored in arrays.items():
+        if 0 in stored.shape:
+            raise UserError(f"{path}: {name} of shape {stored.shape} holds nothing; is the file whole?")
     return arrays
+
+
+def check_names(names: Iterable[str], path: Path) -> None:
+    """Refuses names that do not fit into a line, with a `UserError`."""
+    for name in names:
+        if not name.isprintable() or len(name) > MAX_NAME_CHARACTERS:
+            raise UserError(f"{path} holds an array of the name {name!r:.100}; that is no name of a parameter")
 
 
 def safetensors_names(folder: Path) -> tuple[str, ...]:
@@ -100,11 +132,13 @@ def safetensors_names(folder: Path) -> tuple[str, ...]:
     if not index.is_file():
         return ("model.safetensors",)
     try:
-        names = sorted(map(str, set(json.loads(index.read_text("utf-8"))["weight_map"].values())))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        names = sorted(map(str, set(untrusted.read_json(index, MAX_INDEX_BYTES)["weight_map"].values())))
+    except (OSError, Malformed, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{index} is no index of safetensors ({type(error).__name__}: {error})") from error
-    if outside := [name for name in names if Path(name).name != name]:
-        raise UserError(f"{index} lists {outside[0]!r}, which is not in its folder")
+    if outside := [name for name in names if not re.fullmatch(r"[^/\\\0-\x1f]{1,200}\.safetensors", name)]:
+        raise UserError(f"{index} lists {outside[0]!r:.100}, which is no file of safetensors in its folder")
+    if not 0 < len(names) <= MAX_FILES:
+        raise UserError(f"{index} lists {len(names):,} files, not 1 to {MAX_FILES:,}")
     return tuple(names)
 
 
@@ -118,36 +152,34 @@ def open_safetensors(folder: Path) -> dict[str, Stored]:
     for name in safetensors_names(folder):
         path = folder / name
         try:
-            with safetensors.safe_open(path, framework="numpy") as file:
-                shapes = {key: tuple(file.get_slice(key).get_shape()) for key in file.keys()}  # noqa: SIM118
-        except (OSError, safetensors.SafetensorError) as error:
+            with path.open("rb") as file:
+                headers, _ = untrusted.parse_safetensors_header(functools.partial(_bytes, file), path.stat().st_size)
+        except (OSError, Malformed) as error:
             raise UserError(f"{path} cannot be read: {error}") from error
-        for key, shape in shapes.items():
-            arrays[key] = Stored(shape, functools.partial(_read_tensor, path, key))
+        for key, header in headers.items():
+            arrays[key] = Stored(header.shape, functools.partial(_read_tensor, path, key))
+        checked(arrays, path)
     return arrays
 
 
+def _bytes(file: BinaryIO, offset: int, count: int) -> bytes:
+    file.seek(offset)
+    return file.read(count)
+
+
 def _read_tensor(path: Path, key: str) -> np.ndarray:
-    # Opened anew: pages of a file that stays mapped would count as memory of ours, all of it in the end.
-    with safetensors.safe_open(path, framework="numpy") as file:
-        return file.get_tensor(key)
-
-
-def _npy_shape(archive: zipfile.ZipFile, name: str) -> tuple[int, ...]:
-    with archive.open(name) as file:
-        version = np.lib.format.read_magic(file)
-        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        shape, _, dtype = read(file)
-    if dtype.hasobject:
-        raise ValueError(f"{name} holds pickled objects, which are never loaded")
-    return shape
+    try:
+        # Opened anew: pages of a file that stays mapped would count as memory of ours, all of it in the end.
+        with safetensors.safe_open(path, framework="numpy") as file:
+            return file.get_tensor(key)
+    except Exception as error:  # also those of NumPy, which does not know all types
+        raise UserError(f"{key} in {path} cannot be read: {type(error).__name__}: {error}") from error
 
 
 def _read_npy(path: Path, name: str) -> np.ndarray:
     try:
-        with np.load(path) as file:
-            array = file[name]
-    except _BROKEN as error:
+        array = untrusted.read_npz_array(path, name)
+    except (OSError, Malformed) as error:
         raise UserError(f"{name} in {path} cannot be read: {error}") from error
     # NumPy knows no bfloat16: such arrays come back as two bytes without a meaning.
     return array.view(ml_dtypes.bfloat16) if array.dtype == np.dtype("V2") else array

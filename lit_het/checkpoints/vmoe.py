@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from lit_het.checkpoints.imported import Imported
-from lit_het.checkpoints.rename import Piece, Rule, translate
+from lit_het.checkpoints.rename import Piece, Rule, depth_of, translate
 from lit_het.checkpoints.resample import resample_positions
 from lit_het.checkpoints.sources import Arrays
 from lit_het.checkpoints.vmoe_files import open_vmoe
@@ -20,6 +20,8 @@ from lit_het.towers.transformer import EncoderConfig
 from lit_het.towers.vit import ViTConfig
 
 _POSITIONS = "Encoder/posembed_input/pos_embedding"
+# Dense layers that not all have.
+_OPTIONAL = {"pre_logits/kernel", "head/kernel"}
 # What sizes are read off, and its numbers of axes.
 _RANKS = {
     "embedding/kernel": 4,
@@ -66,8 +68,11 @@ def describe(
     for name, rank in _RANKS.items():
         if name not in arrays or len(arrays[name].shape) != rank:
             raise UserError(f"a V-MoE has {name} with {rank} axes, the checkpoint has not; it holds another model")
+    for name in _OPTIONAL & arrays.keys():
+        if len(arrays[name].shape) != 2:
+            raise UserError(f"{name} has shape {arrays[name].shape}, where 2 axes are expected")
     _, patch_size, _, width = arrays["embedding/kernel"].shape
-    depth = 1 + max(int(found[1]) for name in arrays if (found := re.match(r"Encoder/encoderblock_(\d+)/", name)))
+    depth = depth_of(found[1] for name in arrays if (found := re.match(r"Encoder/encoderblock_(\d+)/", name)))
     encoder = EncoderConfig(
         width=width,
         depth=depth,
@@ -108,6 +113,8 @@ def _experts(arrays: Arrays, depth: int, settings: Mapping[str, Any]) -> Experts
     if not numbers:
         return None
     _, *split = arrays[f"Encoder/encoderblock_{numbers[0]}/Moe/Router/dense/kernel"].shape
+    if len(split) not in (1, 2):
+        raise UserError(f"the router of block {numbers[0]} has {1 + len(split)} axes, where 2 or 3 are expected")
     read_off = {"num_experts": int(np.prod(split)), "num_blocks": len(numbers)}
     if len(split) == 2:
         read_off["num_members"] = split[0]

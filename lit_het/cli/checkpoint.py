@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
+from lit_het.checkpoints import manifest
 from lit_het.checkpoints.checksums import Mark
 from lit_het.checkpoints.folders import entries
 from lit_het.checkpoints.native import Checkpoints
@@ -48,11 +49,13 @@ def show(directory: Path, step: int | None = None) -> None:
 
 
 def verify(directory: Path, step: int | None = None) -> None:
-    """Compares every array of all steps, or of one, with its checksum; prints what is damaged.
+    """Compares a run's files with its manifest, and every array of all steps, or of one, with its checksum.
 
     Raises:
         UserError: there is nothing to compare, or something is damaged.
     """
+    if files := manifest.check(directory):
+        print(f"whole: {', '.join(files)} in {directory}")
     damaged: list[tuple[int, str, str]] = []
     with Checkpoints(_folder(directory), read_only=True) as checkpoints:
         checkpoints.newest_step()

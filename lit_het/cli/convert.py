@@ -9,7 +9,6 @@ from typing import Any
 
 import jax
 
-from configs import experiment
 from configs.experiment import ExperimentConfig
 from data_pipelines.loader import LoaderConfig
 from data_pipelines.tokenizers import (
@@ -25,7 +24,7 @@ from lit_het.checkpoints import big_vision_export, checksums, huggingface_export
 from lit_het.checkpoints.huggingface_tokenizer import read_settings
 from lit_het.checkpoints.imported import Imported
 from lit_het.checkpoints.native import save_imported
-from lit_het.cli import image_processors, runs
+from lit_het.cli import descriptions, image_processors, runs
 from lit_het.durations import Duration
 from lit_het.errors import UserError
 from lit_het.heads.contrastive import DeterministicContrastiveConfig
@@ -105,9 +104,7 @@ def import_weights(source: str, run_dir: Path, options: ImportOptions) -> None:
         info = {"locked_checksum": checksums.digest({}), "source": source}
         with Bar(f"writing {run_dir}", sum(array.nbytes for array in jax.tree.leaves(params)), "bytes") as bar:
             save_imported(runs.checkpoint_dir(partial), params, info, bar.advance)
-        if config.tokenizer is not None:
-            runs.tokenizer_path(partial).write_bytes(config.tokenizer.model.read_bytes())
-        experiment.save(config, runs.config_path(partial))
+        descriptions.write(partial, config, config.tokenizer and config.tokenizer.model.read_bytes())
     say(f"{parameters.count(shapes):,} parameters of {source} in {run_dir}")
 
 
@@ -138,7 +135,7 @@ def export(run_dir: Path, to: str, output: Path, pretrained: Path | None) -> Non
         raise UserError(f"{output} is a folder; name a file with --output, such as {output / 'model.npz'}")
     if to == "huggingface" and (output.is_file() or (output.is_dir() and any(output.iterdir()))):
         raise UserError(f"{output} is not an empty folder; choose another --output")
-    is_classifier = isinstance(experiment.load(runs.config_path(run_dir)).task, ClassificationConfig)
+    is_classifier = isinstance(runs.load_config(run_dir).task, ClassificationConfig)
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         (_export_classifier if is_classifier else _export_contrastive)(run_dir, to, output, pretrained)

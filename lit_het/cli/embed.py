@@ -129,7 +129,7 @@ def _addresses(data: LoaderConfig, part: tuple[int, int]) -> list[str]:
 
 def _configuration(source: Path, flags: Sequence[str]) -> ExperimentConfig:
     is_run = ".py" not in source.name
-    saved = experiment.load(runs.config_path(source)) if is_run else experiment.load_module_config(source)
+    saved = runs.load_config(source) if is_run else experiment.load_module_config(source)
     config = with_flags(saved, flags, f"lit-het embed --tower {source} --output DIR")
     changed = experiment.differences(saved, config)
     if is_run and not all(field.startswith(("data.", "mesh.")) for field in changed):

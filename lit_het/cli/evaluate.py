@@ -143,10 +143,7 @@ def evaluate_suite(
     Raises:
         UserError: there are none; otherwise as `evaluate_sets`.
     """
-    if config is None:
-        configs = experiment.load(runs.config_path(checkpoints[0])).evaluations
-    else:
-        configs = experiment.load_evaluations(config)
+    configs = runs.load_config(checkpoints[0]).evaluations if config is None else experiment.load_evaluations(config)
     if not configs:
         raise UserError(
             f"the configuration of {checkpoints[0]} lists no evaluations; name a file of some with --config"

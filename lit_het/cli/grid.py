@@ -16,6 +16,7 @@ from pathlib import Path
 from configs import experiment
 from configs.experiment import ExperimentConfig
 from eval.significance import Estimate, estimate
+from lit_het import untrusted
 from lit_het.cli import runs
 from lit_het.cli.flags import with_flags
 from lit_het.cli.sweep import claim
@@ -151,9 +152,9 @@ def table(planned: Sequence[Planned], output: Path, metric: str, shown: Sequence
     for one in planned:
         path = output / "results" / f"{one.name}.json"
         if path.exists():
-            kept = json.loads(path.read_text("utf-8"))
-            _check_same(path, kept["config"], one.config)
-            settings.setdefault(json.dumps(one.setting), []).append((one.config.seed, kept["figures"]))
+            found, figures = _kept(path)
+            _check_same(path, found, one.config)
+            settings.setdefault(json.dumps(one.setting), []).append((one.config.seed, figures))
     if not settings:
         raise UserError(f"{output}: no run is done; start without --table")
     rows = [_row(json.loads(setting), of_seeds, (metric, *shown)) for setting, of_seeds in settings.items()]
@@ -182,11 +183,11 @@ def _run_unless_done(one: Planned, output: Path, names: Sequence[str]) -> str:
         if not claimed:
             return "under way in another process"
         if path.exists():
-            _check_same(path, json.loads(path.read_text("utf-8"))["config"], config)
+            _check_same(path, _kept(path)[0], config)
             return "done before"
         kept = runs.config_path(config.run_dir)
         if kept.exists():
-            _check_same(kept, experiment.fields(experiment.load(kept)), config)
+            _check_same(kept, experiment.fields(runs.load_config(config.run_dir)), config)
         figures = {}
         try:
             train_unless_done(config)
@@ -203,6 +204,18 @@ def _run_unless_done(one: Planned, output: Path, names: Sequence[str]) -> str:
         content = {"setting": one.setting, "figures": figures, "config": experiment.fields(config)}
         write_atomically(path, json.dumps(content) + "\n")
         return note
+
+
+def _kept(path: Path) -> tuple[dict[str, object], dict[str, float]]:
+    """Returns configuration and figures of a run that is done."""
+    try:
+        content = untrusted.read_json(path)
+        config, figures = content["config"], content["figures"]
+        if not isinstance(config, dict):
+            raise TypeError("its configuration is no object")
+        return config, {name: float(value) for name, value in figures.items()}
+    except (OSError, ValueError, OverflowError, AttributeError, KeyError, TypeError) as error:
+        raise UserError(f"{path} is no result of a run ({error}); delete it, and the run is done again") from error
 
 
 def _row(setting: dict[str, str], of_seeds: list[tuple[int, dict[str, float]]], names: Sequence[str]) -> Row:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -27,6 +28,7 @@ from eval.recognition import embed_names, positions_of_names
 from eval.report.comparison import Comparison, compare, print_table
 from eval.report.statements import describe_comparison, describe_group_errors, describe_rank_test
 from eval.sets import ImageSet, Sets
+from lit_het import untrusted
 from lit_het.cli import runs
 from lit_het.cli.train import train_unless_done
 from lit_het.errors import UserError
@@ -167,12 +169,15 @@ class Clock:
         self._uncounted = time.monotonic() - _process_start()
         run_dir.mkdir(parents=True, exist_ok=True)
         if self._path.exists():
-            before = json.loads(self._path.read_text())
-            if before["seed"] != seed:
+            before = _read_json(self._path)
+            if before.get("seed") != seed:
                 raise UserError(
-                    f"{run_dir} was begun with seed {before['seed']}; give --seed {before['seed']} or another --run-dir"
+                    f"{run_dir} was begun with seed {before.get('seed')}; give this --seed or another --run-dir"
                 )
-            self.stages = before["stages"]
+            stages = before.get("stages")
+            if not isinstance(stages, dict) or not all(isinstance(value, int | float) for value in stages.values()):
+                raise UserError(f"{self._path} holds no times of stages; delete it")
+            self.stages = stages
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -188,6 +193,17 @@ class Clock:
     def seconds(self) -> float:
         """Returns the seconds of all stages together."""
         return sum(self.stages.values())
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """Returns the object that a file of an earlier start holds."""
+    try:
+        content = untrusted.read_json(path)
+    except (OSError, untrusted.Malformed) as error:
+        raise UserError(f"{path} cannot be read ({error}); delete {path.parent} to start anew") from error
+    if not isinstance(content, dict):
+        raise UserError(f"{path} is no JSON object; delete {path.parent} to start anew")
+    return content
 
 
 def peak_memory_bytes() -> int:
@@ -212,7 +228,8 @@ def write_data(directory: Path, seed: int) -> None:
         UserError: the folder holds characters that were drawn with another seed.
     """
     if directory.exists():
-        drawn_with = json.loads((directory / "glyphs.json").read_text("utf-8"))["config"]["seed"]
+        config = _read_json(directory / "glyphs.json").get("config")
+        drawn_with = config.get("seed") if isinstance(config, dict) else None
         if drawn_with != seed:
             raise UserError(
                 f"{directory} was drawn with seed {drawn_with}; give --seed {drawn_with} or another --run-dir"
@@ -235,7 +252,9 @@ def _with_seed(config: ExperimentConfig, seed: int) -> ExperimentConfig:
 def read_evaluation(directory: Path, trained_on: LoaderConfig) -> GlyphEvaluation:
     """Reads names, look-alikes and both held-out sets into memory, pictures as the model was trained on them."""
     names = read_lines(str(directory / "names.txt"))
-    first_of_shape = json.loads((directory / "homoglyphs.json").read_text("utf-8"))
+    first_of_shape = _read_json(directory / "homoglyphs.json")
+    if missing := [name for name in names if not isinstance(first_of_shape.get(name), str)]:
+        raise UserError(f"{directory}/homoglyphs.json says nothing of {missing[0]!r:.100}; delete {directory}")
     shapes = [first_of_shape[name] for name in names]
     pictures = {}
     for name in (FACE, CHARACTERS):

@@ -14,13 +14,12 @@ from typing import Any
 
 import jax
 
-from configs import experiment
 from configs.experiment import ExperimentConfig
 from data_pipelines.loader import Loader
 from data_pipelines.stream import Stream
 from data_pipelines.tokenizers import Tokenizer
 from lit_het import distributed
-from lit_het.cli import runs
+from lit_het.cli import descriptions, runs
 from lit_het.errors import UserError
 from lit_het.files import write_atomically
 
@@ -37,9 +36,8 @@ def write_run_files(config: ExperimentConfig, tokenizer: Tokenizer | None) -> No
     """
     if distributed.is_first():
         config.run_dir.mkdir(parents=True, exist_ok=True)
-        if tokenizer is not None:
-            runs.tokenizer_path(config.run_dir).write_bytes(tokenizer.model_bytes)
-        experiment.save(_openable_anywhere(config), runs.config_path(config.run_dir))
+        model = None if tokenizer is None else tokenizer.model_bytes
+        descriptions.write(config.run_dir, _openable_anywhere(config), model)
         _record_start(config.run_dir)
     distributed.wait_for_all("run files")
     if not runs.config_path(config.run_dir).exists():

@@ -1,7 +1,7 @@
 """Run directories: what a run leaves behind and how it is opened again.
 
-A run directory holds ``config.json``, ``tokenizer.model`` (if there is text), ``checkpoints/``, ``metrics.jsonl`` and
-``tensorboard/``.
+A run directory holds ``config.json``, ``tokenizer.model`` (if there is text), ``manifest.json`` with their SHA-256,
+``checkpoints/``, ``metrics.jsonl`` and ``tensorboard/``.
 """
 
 import dataclasses
@@ -23,6 +23,8 @@ from lit_het.checkpoints import checksums, rename, weights
 from lit_het.checkpoints.imported import Imported
 from lit_het.checkpoints.native import Checkpoints
 from lit_het.checkpoints.resample import resample
+from lit_het.cli.descriptions import check_chain, find_pretrained, load_config, tokenizer_path
+from lit_het.cli.descriptions import config_path as config_path  # who opens runs asks here
 from lit_het.cli.models import ModelMaker
 from lit_het.errors import UserError
 from lit_het.sharding import MeshConfig
@@ -86,19 +88,9 @@ class Run:
         return json.dumps([fields["task"], fields["tokenizer"], vocabulary, checksums.digest(others)])
 
 
-def config_path(run_dir: Path) -> Path:
-    """Returns where a run keeps its configuration."""
-    return run_dir / "config.json"
-
-
 def checkpoint_dir(run_dir: Path) -> Path:
     """Returns where a run keeps its checkpoints."""
     return run_dir / "checkpoints"
-
-
-def tokenizer_path(run_dir: Path) -> Path:
-    """Returns where a run keeps the model of its tokenizer."""
-    return run_dir / "tokenizer.model"
 
 
 def open_run(run_dir: Path, pretrained: Path | None = None) -> Run:
@@ -111,7 +103,8 @@ def open_run(run_dir: Path, pretrained: Path | None = None) -> Run:
     Raises:
         UserError: something is missing, does not fit, or the locked parameters are not those of training.
     """
-    config = experiment.load(config_path(run_dir))
+    config = load_config(run_dir)
+    check_chain(run_dir)
     task = config.task.build()
     tokenizer = None
     if config.tokenizer is not None:
@@ -157,7 +150,7 @@ def _locked_params(config: ExperimentConfig, run_dir: Path, like: Params) -> Par
     locked = {path: array for path, array in parameters.flatten(read).items() if path in wanted}
     rest = {path: shape for path, shape in wanted.items() if path not in locked}
     if rest and config.pretrained is not None:
-        source = _find_pretrained(config.pretrained.run, run_dir)
+        source = find_pretrained(config.pretrained.run, run_dir)
         config = dataclasses.replace(config, pretrained=dataclasses.replace(config.pretrained, run=source))
     if rest:
         locked |= parameters.flatten(load_pretrained(config, parameters.unflatten(rest)))
@@ -188,14 +181,6 @@ def _moved(config: ExperimentConfig, weights: Path | None) -> ExperimentConfig:
     return dataclasses.replace(config, task=dataclasses.replace(config.task, **moved))
 
 
-def _find_pretrained(recorded: Path, run_dir: Path) -> Path:
-    """Returns the run with the locked parameters: where it was, or beside this run if both have moved."""
-    for place in (recorded, run_dir.resolve().parent / recorded.name):
-        if config_path(place).is_file():
-            return place
-    raise UserError(f"the locked parameters were in {recorded}, which is gone; say where it is with --pretrained DIR")
-
-
 def load_pretrained(config: ExperimentConfig, like: Params) -> Params:
     """Returns the parameters that ``config.pretrained`` names, in the shapes of ``like``.
 
@@ -211,7 +196,8 @@ def load_pretrained(config: ExperimentConfig, like: Params) -> Params:
             "name the run that trained it as `pretrained` in the configuration file, or with --pretrained.run"
         )
     origin = config.pretrained.run
-    source = experiment.load(config_path(origin))
+    source = load_config(origin)
+    check_chain(origin)
     theirs, ours = source.task.image_tower, config.task.image_tower
     ends = _check_same_tower(theirs, ours, origin)
     wanted = {path: leaf for path, leaf in parameters.flatten(like).items() if not path.startswith(ends)}

@@ -218,7 +218,7 @@ def _run_unless_done(config: ExperimentConfig, setting: Setting, loader: Loader,
             return "done before"
         kept = runs.config_path(config.run_dir)
         if kept.exists():
-            _check_same(kept, _fields(experiment.load(kept)), _fields(config))
+            _check_same(kept, _fields(runs.load_config(config.run_dir)), _fields(config))
         began = time.monotonic()
         try:
             train_unless_done(config)

@@ -84,7 +84,7 @@ def check_run_dir(config: ExperimentConfig, resume: bool) -> None:
         raise UserError(f"{config.run_dir} already holds a run; go on with --resume or choose another --run-dir")
     changed = {
         field: values
-        for field, values in experiment.differences(experiment.load(path), config).items()
+        for field, values in experiment.differences(runs.load_config(config.run_dir), config).items()
         if not field.startswith(CHANGEABLE_FIELDS)
     }
     if changed:

@@ -12,11 +12,14 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from lit_het import distributed
+from lit_het import distributed, untrusted
 from lit_het.errors import UserError
 
 # Seconds between two plain lines where there is no terminal to draw a bar on.
 PLAIN_INTERVAL = 10.0
+_MOST_BYTES_OF_LINE = 2**20
+# Larger whole numbers are no figures.
+_LARGEST = 2**63
 
 
 class Bar:
@@ -110,10 +113,24 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
         return []
     try:
         # Whatever follows the last line feed was never completed.
-        records = [json.loads(line) for line in path.read_text("utf-8").split("\n")[:-1]]
+        lines = path.read_text("utf-8").split("\n")[:-1]
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: cannot be read as JSON lines ({' '.join(str(error).split())})") from error
-    for number, record in enumerate(records, 1):
-        if not isinstance(record, dict) or "step" not in record:
-            raise UserError(f"{path}: line {number} is no record of a step; delete it")
-    return records
+    return [_record(line, f"{path}: line {number}") for number, line in enumerate(lines, 1)]
+
+
+def _record(line: str, place: str) -> dict[str, Any]:
+    try:
+        record = untrusted.parse_json(line, _MOST_BYTES_OF_LINE)
+    except untrusted.Malformed as error:
+        raise UserError(f"{place} cannot be read as JSON lines ({error}); delete it") from error
+    if not isinstance(record, dict) or type(record.get("step")) is not int or not record["step"] < _LARGEST:
+        raise UserError(f"{place} is no record of a step; delete it")
+    for name, value in record.items():
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or (type(value) is int and abs(value) > _LARGEST)
+        ):
+            raise UserError(f"{place}: {name[:100]!r} is {value!r:.50}, no number; delete it")
+    return record

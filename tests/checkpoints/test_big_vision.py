@@ -321,7 +321,7 @@ def test_pickled_objects_are_refused_unread(tmp_path):
             return (pytest.fail, ("unpickled",))
 
     path = save(tmp_path / "file.npz", {**VIT, "cls": np.array([Trap()], dtype=object)})
-    with pytest.raises(UserError, match=r"cls.npy holds pickled objects") as error:
+    with pytest.raises(UserError, match=r"cls.npy': the array holds pickled objects") as error:
         big_vision.read(path)
     assert "\n" not in str(error.value)
 

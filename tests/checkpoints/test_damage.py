@@ -382,3 +382,10 @@ def test_arrays_are_read_one_by_one_and_damage_stays_with_its_own(copied):
     assert found.keys() == marks.keys()
     assert all(isinstance(content, np.ndarray) for path, content in found.items() if path.startswith("optimizer/"))
     assert jax.tree.leaves(found)
+
+
+@pytest.mark.parametrize("content", ["[" * 5000, "[]", "3", '{"commit_timestamp_nsecs": 1e300, "metrics": 3}'])
+def test_metadata_of_a_step_that_are_none_are_a_line(copied, content):
+    (copied / "2" / "_CHECKPOINT_METADATA").write_text(content)
+    with pytest.raises(UserError, match=r"cannot be read .*; move the step with the damaged metadata away"):
+        Checkpoints(copied, read_only=True)

@@ -311,6 +311,7 @@ def test_both_towers_of_a_file_that_moved_are_found_again(lit_config, siglip):
     assert runs.open_run(config.run_dir, moved).params["text_tower"]
     other = dataclasses.replace(task, text_tower=dataclasses.replace(text, weights="elsewhere.npz:txt"))
     experiment.save(dataclasses.replace(config, task=other), runs.config_path(config.run_dir))
+    (config.run_dir / "manifest.json").unlink()
     with pytest.raises(UserError, match="can stand for one only"):
         runs.open_run(config.run_dir, moved)
 

@@ -306,7 +306,7 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path, capsys: pytest.Capt
     (run / "metrics.jsonl").write_text("[1, 2]\n")
     assert "line 1 is no record" in fails_with(capsys, "report", run)
     (run / "metrics.jsonl").write_text("what?\n")
-    assert "metrics.jsonl: cannot be read" in fails_with(capsys, "report", run)
+    assert "metrics.jsonl: line 1 cannot be read" in fails_with(capsys, "report", run)
     (run / "config.json").write_text("{")
     assert "config.json: cannot be read" in fails_with(capsys, "report", run)
 

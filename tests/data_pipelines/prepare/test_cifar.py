@@ -183,3 +183,16 @@ def test_a_truncated_archive_is_one_line_and_leaves_nothing(tmp_path):
     with pytest.raises(UserError, match=r"cut\.tar\.gz: is truncated or damaged at byte \d+; download it again"):
         read_cifar10(tmp_path / "cut.tar.gz", tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["cut.tar.gz"]
+
+
+RECONSTRUCT = np.empty(0).__reduce__()[0]
+
+
+@pytest.mark.parametrize("made_of", [(np.ndarray, ((2**33,), "b")), (RECONSTRUCT, (np.ndarray, (2**33,), "b"))])
+def test_a_pickle_takes_no_memory_for_a_shape_without_content(made_of):
+    class Large:
+        def __reduce__(self):
+            return made_of
+
+    with pytest.raises(UserError, match="here: is damaged"):
+        load_arrays(pickle.dumps(Large(), 2), "here")

@@ -1,0 +1,241 @@
+"""Limits of tokenizers' files: what is refused before a library that trusts them is given them.
+
+Each of these has made a library hang, fill the memory, or end in a panic. Published tokenizers are well below all.
+"""
+
+import base64
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from sentencepiece import sentencepiece_model_pb2
+
+from lit_het import untrusted
+from lit_het.errors import UserError
+from lit_het.untrusted import Malformed
+
+MAX_FILE_BYTES = 40_000_000
+"""Larger files are refused; Gemma's ``tokenizer.json`` has 33 MB."""
+
+MAX_TOKENS = 2**21
+"""Vocabularies with more tokens, or with larger ids, are refused."""
+
+MAX_TOKEN_CHARACTERS = 1024
+"""Tokens, and texts that a step puts in, are refused if they are longer."""
+
+MAX_STEPS = 64
+"""Normalisers, pre-tokenizers, post-processors, and pieces of a template: more of a kind are refused."""
+
+MAX_NESTING = 8
+"""Sequences of steps within one another are refused from this depth on."""
+
+MAX_GROWTH = 1024
+"""A tokenizer may make so many characters of one before it looks for tokens."""
+
+MAX_WORD_CHARACTERS = 1000
+"""``max_input_chars_per_word`` may not be more: word pieces take time by the cube of it. BERT has 100."""
+
+MAX_CAPTION_CHARACTERS = 4096
+"""Captions are cut here before they are tokenised."""
+
+# How many characters a step makes of one, at the most; NFKD makes 18 of the Arabic letter U+FDFA.
+_GROWTH = {"NFC": 3, "NFD": 3, "NFKC": 18, "NFKD": 18, "BertNormalizer": 9, "ByteLevel": 4}
+
+
+def read(model: Path) -> bytes:
+    """Returns the content of a tokenizer's file.
+
+    Raises:
+        UserError: it cannot be read, or is too large.
+    """
+    try:
+        with model.open("rb") as file:
+            content = file.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise UserError(f"{model}: cannot be read ({error.strerror}); check the tokenizer's path") from error
+    if len(content) > MAX_FILE_BYTES:
+        raise UserError(f"{model}: has more than {MAX_FILE_BYTES:,} bytes; check the tokenizer's path")
+    return content
+
+
+def cut(caption: str) -> str:
+    """Returns what tokenizers are given of a caption: its first characters, as far as UTF-8 can hold them."""
+    return caption[:MAX_CAPTION_CHARACTERS].encode("utf-8", "replace").decode()
+
+
+def check_hugging_face(content: bytes) -> None:
+    """Refuses a ``tokenizer.json`` beyond the limits above.
+
+    Raises:
+        Malformed: with what is wrong.
+    """
+    fields = untrusted.parse_json(content, MAX_FILE_BYTES)
+    if not isinstance(fields, dict):
+        raise Malformed("no JSON object")
+    before = _steps(fields.get("normalizer"), "normalizers") + _steps(fields.get("pre_tokenizer"), "pretokenizers")
+    if (growth := math.prod(_growth(step) for step in before)) > MAX_GROWTH:
+        raise Malformed(f"its steps may make {growth:,} characters of one, at most {MAX_GROWTH:,} are allowed")
+    _steps(fields.get("decoder"), "decoders")
+    for step in _steps(fields.get("post_processor"), "processors"):
+        if step.get("type") == "TemplateProcessing":
+            _check_template(step)
+    _check_model(_object(fields, "model"))
+    added = _list(fields.get("added_tokens") or [], "added_tokens", MAX_TOKENS)
+    _check_tokens((token.get("content"), token.get("id")) for token in map(_as_object, added))
+
+
+def check_sentencepiece(content: bytes) -> None:
+    """Refuses a SentencePiece model beyond the limits above.
+
+    Raises:
+        Malformed: with what is wrong.
+    """
+    try:
+        model: Any = sentencepiece_model_pb2.ModelProto.FromString(  # pyright: ignore[reportAttributeAccessIssue]
+            content
+        )
+    except Exception as error:  # protobuf's own, which differs with its implementation
+        raise Malformed("no SentencePiece model") from error
+    _list(model.pieces, "pieces", MAX_TOKENS)
+    _check_tokens((piece.piece, number) for number, piece in enumerate(model.pieces))
+    if not all(math.isfinite(piece.score) for piece in model.pieces):
+        raise Malformed("a piece has a score that is not finite")
+    for spec in (model.normalizer_spec, model.denormalizer_spec):
+        if (growth := _longest_replacement(spec.precompiled_charsmap)) > MAX_GROWTH:
+            raise Malformed(f"its table makes {growth:,} characters of one, at most {MAX_GROWTH:,} are allowed")
+
+
+def check_vocabulary(words: list[str]) -> None:
+    """Refuses a ``vocab.txt`` beyond the limits above.
+
+    Raises:
+        Malformed: with what is wrong.
+    """
+    _list(words, "word pieces", MAX_TOKENS)
+    _check_tokens((word, number) for number, word in enumerate(words))
+
+
+def _steps(section: Any, children: str, depth: int = 0) -> list[dict[str, Any]]:
+    """Returns the steps of a section of ``tokenizer.json``, sequences of them resolved."""
+    if section is None:
+        return []
+    section = _as_object(section)
+    if section.get("type") != "Sequence":
+        return [section]
+    if depth == MAX_NESTING:
+        raise Malformed(f"its {children} are nested more than {MAX_NESTING} deep")
+    found = []
+    for child in _list(section.get(children), children, MAX_STEPS):
+        found += _steps(child, children, depth + 1)
+        _list(found, children, MAX_STEPS)
+    return found
+
+
+def _growth(step: dict[str, Any]) -> int:
+    """Returns how many characters a step may make of one."""
+    kind = step.get("type")
+    if kind == "Replace":
+        pattern, content = _object(step, "pattern"), _text(step.get("content"))
+        literal = _text(pattern.get("String", ""))
+        # A regular expression may match nothing, before every character.
+        return max(1, math.ceil(len(content) / len(literal))) if literal else 1 + len(content)
+    if kind == "Prepend":
+        _text(step.get("prepend"))
+    if kind == "Precompiled":
+        return _longest_replacement(step.get("precompiled_charsmap"))
+    return _GROWTH.get(str(kind), 1)
+
+
+def _longest_replacement(table: Any) -> int:
+    """Returns how many characters a table of SentencePiece makes of one: 4 bytes of size, a trie, and texts.
+
+    Raises:
+        Malformed: it is none, or the trie leads out of itself or of the texts.
+    """
+    if isinstance(table, str | list):  # of tokenizer.json, in base 64 or as numbers
+        table = _bytes(table)
+    if not isinstance(table, bytes):
+        raise Malformed("its table of characters is of another type")
+    if not table:
+        return 1
+    size = int.from_bytes(table[:4], "little")
+    if not size or size % 1024 or not table[4 + size :].endswith(b"\0"):
+        raise Malformed("its table of characters is cut short")
+    units, texts = np.frombuffer(table[4 : 4 + size], "<u4"), table[4 + size :]
+    is_leaf = units >> 31 == 1
+    # A darts-clone trie: where a unit leads to, for any next byte.
+    offset = (units >> 10) << ((units & (1 << 9)) >> 6)
+    reached = (np.arange(len(units), dtype=np.uint32) ^ offset) | 255
+    if (reached[~is_leaf] >= len(units)).any() or (units[is_leaf] & 0x7FFFFFFF >= len(texts)).any():
+        raise Malformed("its table of characters leads out of itself")
+    return max(len(text.decode("utf-8", "replace")) for text in texts.split(b"\0")) or 1
+
+
+def _bytes(table: str | list[Any]) -> bytes:
+    try:
+        return base64.b64decode(table, validate=True) if isinstance(table, str) else bytes(table)
+    except (ValueError, TypeError) as error:
+        raise Malformed("its table of characters is damaged") from error
+
+
+def _check_template(step: dict[str, Any]) -> None:
+    """Refuses a template that repeats captions, or adds more control tokens than any model has."""
+    single = _list(step.get("single"), "pieces of a template", MAX_STEPS)
+    _list(step.get("pair"), "pieces of a template", MAX_STEPS)
+    if sum("Sequence" in _as_object(piece) for piece in single) != 1:
+        raise Malformed("its template for a caption does not hold that caption once")
+    tokens = _object(step, "special_tokens")
+    for token in _list(list(tokens.values()), "special_tokens of its template", MAX_STEPS):
+        _list(_as_object(token).get("ids"), "ids of a token of its template", MAX_STEPS)
+
+
+def _check_model(model: dict[str, Any]) -> None:
+    vocabulary = model.get("vocab")
+    if isinstance(vocabulary, dict):
+        _list(list(vocabulary), "tokens", MAX_TOKENS)
+        _check_tokens(vocabulary.items())
+    else:
+        pairs = _list(vocabulary, "tokens", MAX_TOKENS)
+        _check_tokens((pair[0] if isinstance(pair, list) and pair else None, n) for n, pair in enumerate(pairs))
+    _list(model.get("merges") or [], "merges", MAX_TOKENS)
+    for name in ("continuing_subword_prefix", "end_of_word_suffix", "unk_token"):
+        _text(model.get(name) or "")
+    characters = model.get("max_input_chars_per_word", 0)
+    if type(characters) is not int or not 0 <= characters <= MAX_WORD_CHARACTERS:
+        raise Malformed(f"max_input_chars_per_word is {characters!r:.100}, at most {MAX_WORD_CHARACTERS} are allowed")
+
+
+def _check_tokens(tokens: Iterable[tuple[Any, Any]]) -> None:
+    for text, number in tokens:
+        _text(text)
+        if type(number) is not int or not 0 <= number < MAX_TOKENS:
+            raise Malformed(f"the id {number!r:.100} of {text!r:.50} is not in 0 ... {MAX_TOKENS - 1:,}")
+
+
+def _list(value: Any, name: str, most: int) -> Any:
+    """Returns a list, also one of a protobuf, that is not too long."""
+    if isinstance(value, dict | str) or not hasattr(value, "__len__"):
+        raise Malformed(f"its {name} are no list")
+    if len(value) > most:
+        raise Malformed(f"it has {len(value):,} {name}, at most {most:,} are allowed")
+    return value
+
+
+def _object(fields: dict[str, Any], name: str) -> dict[str, Any]:
+    if not isinstance(fields.get(name), dict):
+        raise Malformed(f"its {name} is no object")
+    return fields[name]
+
+
+def _as_object(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise Malformed(f"{value!r:.50} is no object")
+    return value
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str) or len(value) > MAX_TOKEN_CHARACTERS:
+        raise Malformed(f"{value!r:.50} is no text of at most {MAX_TOKEN_CHARACTERS:,} characters")
+    return value

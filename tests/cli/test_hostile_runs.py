@@ -1,0 +1,116 @@
+"""Runs whose files were changed, damaged, or written by someone else."""
+
+import dataclasses
+import json
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+
+from configs import experiment
+from eval.kept_runs import read_runs
+from lit_het.cli import runs
+from lit_het.cli.main import main
+from lit_het.cli.train import train
+from lit_het.errors import UserError
+from lit_het.training.logging import read_metrics
+from tests.checkpoints.test_damage import flip
+
+
+@pytest.fixture
+def copied(trained_lit, tmp_path):
+    """A copy of a finished run, and its configuration."""
+    return Path(shutil.copytree(trained_lit.run_dir, tmp_path / "copy")), trained_lit
+
+
+def test_a_changed_file_is_named_by_whoever_opens_the_run(copied, capsys):
+    run, config = copied
+    assert main(["checkpoint", "verify", str(run)]) == 0
+    assert "whole: config.json, tokenizer.model" in capsys.readouterr().out
+    flip(run / "tokenizer.model", 500)
+    told = r"tokenizer\.model is not what the run wrote"
+    for opening in (
+        lambda: runs.open_run(run),
+        lambda: train(dataclasses.replace(config, run_dir=run), resume=True),
+        lambda: runs.load_pretrained(with_pretrained(config, run), runs.abstract_params(config.task.build())),
+        lambda: read_runs([run]),
+    ):
+        with pytest.raises(UserError, match=told):
+            opening()
+    assert main(["checkpoint", "verify", str(run)]) == 1
+    assert "tokenizer.model is not what the run wrote" in capsys.readouterr().err
+
+
+def test_a_configuration_edited_by_hand_is_accepted_once_the_manifest_is_deleted(copied):
+    run, _ = copied
+    text = (run / "config.json").read_text()
+    (run / "config.json").write_text(text.replace('"on_nonfinite": "stop"', '"on_nonfinite": "skip"'))
+    with pytest.raises(UserError, match=r"config\.json is not what the run wrote: .* delete .*manifest\.json"):
+        runs.load_config(run)
+    (run / "manifest.json").unlink()
+    assert runs.load_config(run).on_nonfinite == "skip"
+    runs.open_run(run)
+
+
+def with_pretrained(config, run):
+    return dataclasses.replace(config, pretrained=dataclasses.replace(config.pretrained, run=run))
+
+
+def test_a_run_that_takes_its_parameters_from_itself_is_refused_at_once(copied, tmp_path):
+    one, config = copied
+    other = Path(shutil.copytree(one, tmp_path / "other"))
+    for here, there in ((one, one), (one, other), (other, one)):
+        (here / "manifest.json").unlink(missing_ok=True)
+        experiment.save(with_pretrained(config, there), runs.config_path(here))
+        if here == there or (here, there) == (other, one):
+            began = time.monotonic()
+            with pytest.raises(UserError, match="leads back to"):
+                runs.open_run(here)
+            with pytest.raises(UserError, match="leads back to"):
+                runs.load_pretrained(with_pretrained(config, here), runs.abstract_params(config.task.build()))
+            assert time.monotonic() - began < 10
+
+
+VALUES = (None, True, -1, 10**30, float("nan"), float("inf"), "x", [], {}, {"type": "Nothing"}, {"type": []}, [3])
+
+
+def test_no_value_of_any_field_of_a_configuration_ends_in_a_traceback(trained_lit, tmp_path):
+    path, fields = tmp_path / "config.json", experiment.to_dict(trained_lit)
+
+    def changed(tree, place, value):
+        return {**tree, place[0]: changed(tree[place[0]], place[1:], value)} if place else value
+
+    def places(tree, place=()):
+        yield place
+        if isinstance(tree, dict):
+            for name, child in tree.items():
+                yield from places(child, (*place, name))
+
+    refused = 0
+    for place in places(fields):
+        for value in VALUES:
+            path.write_text(json.dumps(changed(fields, place, value)))
+            try:
+                experiment.load(path)
+            except UserError as error:
+                refused += "\n" not in str(error) and str(path) in str(error)
+    assert refused > 500
+
+
+@pytest.mark.parametrize("content", [b"[" * 100_000, b"", b"null", b"\xff", b'{"run_dir": 1e999}', b"9" * 5000])
+def test_other_json_is_no_configuration(content, tmp_path):
+    (tmp_path / "config.json").write_bytes(content)
+    with pytest.raises(UserError, match="does not fit this version of lit-het"):
+        experiment.load(tmp_path / "config.json")
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["[" * 5000, "null", "{}", '{"step": "1"}', '{"step": 1, "loss": []}', '{"step": 1, "loss": 1' + "0" * 400 + "}"],
+)
+def test_a_line_that_is_no_record_of_metrics_is_named(line, tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(f'{{"step": 1, "train/loss": NaN}}\n{line}\n')
+    with pytest.raises(UserError, match="line 2"):
+        read_metrics(path)

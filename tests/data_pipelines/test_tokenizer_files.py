@@ -1,0 +1,144 @@
+"""Tokenizers' files that would hang, fill the memory or end a run are refused in a line when they are read."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tokenizers
+from sentencepiece import sentencepiece_model_pb2
+from tokenizers import models, pre_tokenizers, processors
+
+from data_pipelines import tokenizer_files
+from data_pipelines.tensorflow_text import TensorFlowTextTokenizer
+from data_pipelines.tokenizers import (
+    HuggingFaceTokenizer,
+    SentencePieceConfig,
+    SentencePieceTokenizer,
+    train_sentencepiece,
+)
+from lit_het.errors import UserError
+
+CAPTIONS = ["a red bar", "two green squares"]
+A_CAPTION = {"Sequence": {"id": "A", "type_id": 0}}
+
+
+@pytest.fixture(scope="module")
+def model() -> bytes:
+    return train_sentencepiece(CAPTIONS, vocabulary_size=40)
+
+
+@pytest.fixture
+def fields() -> dict[str, Any]:
+    """The content of a tokenizer.json like BERT's."""
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "red"]
+    tokenizer = tokenizers.Tokenizer(models.WordPiece({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    return json.loads(tokenizer.to_str())
+
+
+def replacing(pattern: dict[str, str], content: str) -> dict[str, Any]:
+    return {"type": "Replace", "pattern": pattern, "content": content}
+
+
+def sequence(steps: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"type": "Sequence", "normalizers": steps}
+
+
+def nested(depth: int) -> dict[str, Any]:
+    return sequence([nested(depth - 1)]) if depth else {"type": "Lowercase"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"normalizer": sequence([replacing({"String": "a"}, "a" * 100)] * 6)}, "1,000,000,000,000 characters of one"),
+        ({"normalizer": replacing({"String": ""}, "x" * 1024)}, "1,025 characters of one"),
+        ({"normalizer": replacing({"Regex": "(a|aa)+$c"}, "")}, "retry-limit-in-match over"),
+        ({"normalizer": replacing({"Regex": r"(.|..){0,20}\b\B"}, "")}, r"takes .* s for .* characters"),
+        ({"normalizer": nested(9)}, "nested more than 8 deep"),
+        ({"normalizer": sequence([{"type": "Lowercase"}] * 65)}, "at most 64 are allowed"),
+        ({"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAQAAA=="}}, "characters is cut short"),
+        ({"pre_tokenizer": {"type": "FixedLength", "length": 0}}, "chunk size must be non-zero"),
+        ({"post_processor": {"type": "TemplateProcessing", "single": [A_CAPTION] * 2, "pair": []}}, "once"),
+        ({"post_processor": {"type": "BertProcessing", "sep": ["x", 2**32 - 1], "cls": ["y", 2]}}, "ids of its vocab"),
+        ({"model": {"type": "WordLevel", "vocab": {"a": 2**32 - 1}, "unk_token": "a"}}, "the id 4294967295 of 'a'"),
+        ({"model": None}, "its model is no object"),
+        ({"added_tokens": {}}, "is no tokenizer.json"),
+        ({"added_tokens": [3]}, "3 is no object"),
+    ],
+)
+def test_a_tokenizer_json_that_would_stop_a_run_is_refused_in_a_line(fields, changes, message, capfd):
+    began = time.monotonic()
+    with pytest.raises(UserError, match=message) as error:
+        HuggingFaceTokenizer(json.dumps(fields | changes).encode(), 8, padding_id=0)
+    assert "\n" not in str(error.value)
+    assert time.monotonic() - began < 10
+    assert capfd.readouterr().err == ""
+
+
+def test_deep_json_is_no_tokenizer():
+    with pytest.raises(UserError, match="nested too deeply"):
+        HuggingFaceTokenizer(b"[" * 100_000, 8)
+
+
+def test_word_pieces_are_not_looked_for_in_long_words(fields):
+    fields["model"]["max_input_chars_per_word"] = 10**9
+    with pytest.raises(UserError, match="at most 1000 are allowed"):
+        HuggingFaceTokenizer(json.dumps(fields).encode(), 8)
+
+
+def test_a_panic_over_a_caption_is_a_line(fields):
+    # Found in captions only that hold this letter.
+    fields["normalizer"] = replacing({"Regex": r"(?<=ß)(a|aa)+$c"}, "")
+    tokenizer = HuggingFaceTokenizer(json.dumps(fields).encode(), 8)
+    assert tokenizer(["a red"]).tolist() == [[2, 4, 5, 3, 0, 0, 0, 0]]
+    with pytest.raises(UserError, match=r"^the tokenizer.json fails \(Onig"):
+        tokenizer(["ß" + "a" * 100])
+
+
+def test_long_captions_are_cut_and_those_that_utf_8_cannot_hold_are_tokenised(fields, model):
+    for tokenizer in (HuggingFaceTokenizer(json.dumps(fields).encode(), 8), SentencePieceTokenizer(model, 8)):
+        assert tokenizer(["a red \ud800"]).shape == (1, 8)
+    assert tokenizer_files.cut("a" * 10_000) == "a" * tokenizer_files.MAX_CAPTION_CHARACTERS
+
+
+def changed(model: bytes, change: Any) -> bytes:
+    proto: Any = sentencepiece_model_pb2.ModelProto.FromString(  # pyright: ignore[reportAttributeAccessIssue]
+        model
+    )
+    change(proto)
+    return proto.SerializeToString()
+
+
+def with_table(table: bytes) -> Any:
+    return lambda proto: setattr(proto.normalizer_spec, "precompiled_charsmap", table)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda proto: setattr(proto.pieces[5], "score", float("nan")), "a score that is not finite"),
+        (lambda proto: setattr(proto.pieces[5], "piece", "x" * 2000), "at most 1,024 characters"),
+        (with_table((1024).to_bytes(4, "little") + bytes(512)), "characters is cut short"),
+        (with_table((1024).to_bytes(4, "little") + b"\xff\xff\xff\x7f" * 256 + b"a\0"), "leads out of itself"),
+        (with_table((1024).to_bytes(4, "little") + bytes(1024) + b"x" * 2000 + b"\0"), "2,000 characters of one"),
+    ],
+)
+def test_a_sentencepiece_model_that_would_stop_a_run_is_refused_in_a_line(model, change, message):
+    with pytest.raises(UserError, match=message):
+        SentencePieceTokenizer(changed(model, change), 8)
+
+
+def test_word_pieces_beyond_the_limits_are_refused():
+    with pytest.raises(UserError, match="no text of at most 1,024 characters"):
+        TensorFlowTextTokenizer(b"[PAD]\n[UNK]\n[CLS]\n[SEP]\n" + b"x" * 2000, 8)
+
+
+def test_a_file_that_does_not_end_is_not_read_to_its_end():
+    with pytest.raises(UserError, match="/dev/zero: has more than 40,000,000 bytes"):
+        SentencePieceConfig(Path("/dev/zero")).build()
