@@ -6,7 +6,9 @@ import datetime
 import re
 from pathlib import Path
 
+from lit_het import untrusted
 from lit_het.errors import UserError
+from lit_het.untrusted import Malformed
 
 # What stands behind the number of a step in the names of folders that are no checkpoints.
 HALF_WRITTEN, DAMAGED = ".orbax-checkpoint-tmp", ".damaged"
@@ -48,6 +50,23 @@ def entries(directory: Path) -> list[Entry]:
             time = datetime.datetime.fromtimestamp(path.stat().st_mtime)
             found.append(Entry(int(match[1]), path, _STATES[match[2] or ""], time, size_below(path)))
     return sorted(found, key=lambda entry: (entry.step, entry.path.name))
+
+
+def complete_steps(directory: Path) -> list[int]:
+    """Returns the steps that a folder of checkpoints holds whole, oldest first; none where there is no folder."""
+    if not directory.is_dir():
+        return []
+    return sorted(int(path.name) for path in directory.iterdir() if re.fullmatch(r"[0-9]{1,18}", path.name))
+
+
+def has_metadata(step: Path) -> bool:
+    """Returns whether Orbax can read when a step was saved."""
+    try:
+        found = untrusted.read_json(step / "_CHECKPOINT_METADATA")
+    except (OSError, Malformed):
+        return False
+    times = [found.get(f"{name}_timestamp_nsecs") for name in ("init", "commit")] if isinstance(found, dict) else [""]
+    return all(time is None or (type(time) is int and 0 <= time < 2**63) for time in times)
 
 
 def size_below(directory: Path) -> int:

@@ -20,7 +20,7 @@ import numpy as np
 from orbax.checkpoint import v1 as ocp
 
 from lit_het import distributed, parameters
-from lit_het.checkpoints import checksums
+from lit_het.checkpoints import checksums, folders
 from lit_het.checkpoints.folders import DAMAGED, HALF_WRITTEN, size_below
 from lit_het.checkpoints.orbax_errors import reason_of, say_errors_once
 from lit_het.checkpoints.saved_step import Damaged, SavedStep, below
@@ -79,27 +79,30 @@ class Checkpoints:
         tell: Callable[[str], None] = lambda line: None,
     ):
         self.directory, self._tell = directory, tell
-        self._kept, self._read_only, self._max_failed_saves = kept, read_only, max_failed_saves
+        self._kept, self._max_failed_saves = kept, max_failed_saves
         self._saving: tuple[int, Any] | None = None  # the step, and what Orbax promises
         self._failures: list[SaveFailed] = []  # since the last save that succeeded
         say_errors_once()
-        if read_only and not directory.is_dir():
-            raise UserError(f"no checkpoints in {directory}; give the directory of a run that has saved one")
+        self._checkpointer: ocp.training.Checkpointer | None = None  # opened by the first save
+        if read_only:
+            if not directory.is_dir():
+                raise UserError(f"no checkpoints in {directory}; give the directory of a run that has saved one")
+            return
         try:
-            self._checkpointer = self._opened()
-        except (OSError, ArithmeticError, AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
-            if isinstance(error, OSError):
-                problem, way_out = "written", "free its disk, or change its permissions"
-            else:
-                problem, way_out = "read", "move the step with the damaged metadata away"
-            raise UserError(f"{directory} cannot be {problem} ({reason_of(error)}); {way_out}") from error
+            directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(
+                f"{directory} cannot be written ({reason_of(error)}); free its disk, or change its permissions"
+            ) from error
+        self._remove_half_written()
 
     def _opened(self) -> ocp.training.Checkpointer:
-        """Opens the folder, and removes what saves have left half written."""
+        """Opens the folder, where Orbax reads the metadata of every step: those that it cannot read are set aside."""
+        self._set_aside([step for step in self.steps if not folders.has_metadata(self.directory / str(step))])
         return ocp.training.Checkpointer(
             str(self.directory.resolve()),
             preservation_policy=_policy(self._kept),
-            cleanup_tmp_directories=not self._read_only,
+            cleanup_tmp_directories=True,
             context=_context(),
         )
 
@@ -113,19 +116,25 @@ class Checkpoints:
             if kind is None:
                 raise
         finally:
-            with contextlib.suppress(*_UNWRITABLE):
-                self._checkpointer.close()
+            self._close()
+
+    def _close(self) -> None:
+        # Orbax raises the error of a save again where anyone waits for it next, here to be dropped.
+        if self._checkpointer is not None:
+            for end in (self._checkpointer.wait, self._checkpointer.close):
+                with contextlib.suppress(*_UNWRITABLE):
+                    end()
+        self._checkpointer = None
 
     @property
     def latest_step(self) -> int | None:
         """The newest complete step, or None."""
-        latest = self._checkpointer.latest
-        return None if latest is None else int(latest.step)
+        return max(self.steps, default=None)
 
     @property
     def steps(self) -> list[int]:
         """The complete steps, oldest first."""
-        return [int(checkpoint.step) for checkpoint in self._checkpointer.checkpoints]
+        return folders.complete_steps(self.directory)
 
     def save(self, state: TrainState, info: Mapping[str, Any]) -> None:
         """Starts saving ``state`` in the background; arrays are copied before this returns, so they may be donated.
@@ -137,7 +146,7 @@ class Checkpoints:
         step, items = int(state.step), _items(state)
         items["info"] = checksums.sealed(info, checksums.marks(items))
         try:
-            if self._failures:
+            if self._checkpointer is None:
                 self._checkpointer = self._opened()
             # Orbax frees the thread of a save, and its three descriptors, only where its response is waited for.
             self._saving = step, self._checkpointer.save_checkpointables_async(step, items, force=True)
@@ -178,11 +187,8 @@ class Checkpoints:
         )
         if jax.process_count() > 1:
             raise failure from error
-        # Orbax raises the error of a save again where anyone waits for it next, here to be dropped. What it still
-        # writes after its part on disk is removed may come back: the next save, or start, removes that.
-        for end in (self._checkpointer.wait, self._checkpointer.close):
-            with contextlib.suppress(*_UNWRITABLE):
-                end()
+        # What Orbax still writes may come back after it is removed: the next save, or start, removes that.
+        self._close()
         self._remove_half_written()
         self._failures.append(failure)
         if len(self._failures) >= self._max_failed_saves:
@@ -193,7 +199,8 @@ class Checkpoints:
         self._tell(f"{failure}; the next save tries again")
 
     def _remove_half_written(self) -> None:
-        # A full disk has no room for them.
+        if jax.process_index():
+            return
         for folder in self.directory.glob(f"*{HALF_WRITTEN}"):
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -242,7 +249,6 @@ class Checkpoints:
                 shutil.rmtree(folder.with_name(folder.name + DAMAGED), ignore_errors=True)
                 folder.rename(folder.with_name(folder.name + DAMAGED))
         distributed.wait_for_all("damaged checkpoints are set aside")
-        self._checkpointer.reload()
 
     def restore_params(self, like: Params) -> tuple[Params, dict[str, Any]]:
         """Returns the newest step's parameters under the paths in ``like``, and the step's info.

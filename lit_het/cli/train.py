@@ -22,7 +22,7 @@ from data_pipelines.watchdog import watched as reads_watched
 from eval.sets import Sets
 from lit_het import distributed, parameters, sharding
 from lit_het.checkpoints import checksums
-from lit_het.checkpoints.folders import COMPLETE, entries
+from lit_het.checkpoints.folders import complete_steps
 from lit_het.checkpoints.native import Checkpoints, Kept
 from lit_het.cli import runs
 from lit_het.cli.checkpoint import damage
@@ -216,9 +216,7 @@ def train_unless_done(config: ExperimentConfig, *, allow_commands: bool = False)
         return
     check_run_dir(config, resume=True)
     # Not opened, which would sweep away what another start is saving.
-    folder = runs.checkpoint_dir(config.run_dir)
-    found = [entry.step for entry in entries(folder) if entry.state == COMPLETE] if folder.is_dir() else []
-    newest = max(found, default=None)
+    newest = max(complete_steps(runs.checkpoint_dir(config.run_dir)), default=None)
     # Only epochs need the data to count their steps.
     loader = _open_data(config.data, None, allow_commands) if config.length.unit == "epochs" else None
     num_steps = _run_length(config, loader).num_steps

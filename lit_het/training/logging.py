@@ -1,7 +1,6 @@
 """What a run shows, a progress bar or plain lines, and the records that it has written."""
 
 import contextlib
-import json
 import sys
 import time
 from collections.abc import Iterator
