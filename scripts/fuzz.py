@@ -28,9 +28,6 @@ from scripts.fuzzing.readers import TARGETS, Target
 from scripts.fuzzing.seeds import write_files
 from scripts.fuzzing.worker import Job, Outcome
 
-LIMIT = 10.0
-"""Seconds that an input may take."""
-
 KEPT = 3
 """Inputs that are kept of those with one defect."""
 
@@ -47,10 +44,12 @@ class Budget:
     Attributes:
         inputs: of each class, divided by what one costs; None goes on until the time is over.
         seconds: without ``inputs``, how long to go on.
+        limit: seconds that an input may take.
     """
 
     inputs: int | None
     seconds: float = 0.0
+    limit: float = 10.0
 
 
 @dataclasses.dataclass
@@ -116,21 +115,21 @@ class Fuzzer:
 
     def run(self) -> None:
         """Reads until the budget is used up."""
-        for number, target in enumerate(self._targets.values()):
-            for count, files in enumerate(target.seeds()):
-                write_files(self._seeds(number) / str(count), files)
+        for name, target in self._targets.items():
+            for number, files in enumerate(target.seeds()):
+                write_files(self._seeds(name) / str(number), files)
         self._began = self._told = time.monotonic()
         while self._start_some() or self._running:
             for connection in wait(list(self._running), timeout=1.0):
                 assert isinstance(connection, Connection)
                 self._hear(connection)
             for running in self._running.values():
-                if time.monotonic() - running.heard > LIMIT + _PATIENCE:
+                if time.monotonic() - running.heard > self._budget.limit + _PATIENCE:
                     running.process.kill()  # it did not even end itself
             self._tell()
 
-    def _seeds(self, number: int) -> Path:
-        return self._scratch / "seeds" / str(number)
+    def _seeds(self, name: str) -> Path:
+        return self._scratch / "seeds" / _in_path(name)
 
     def _start_some(self) -> bool:
         """Starts processes where there are too few; returns whether it did."""
@@ -159,8 +158,8 @@ class Fuzzer:
         if stop <= tally.planned:
             return None
         start, tally.planned = tally.planned, stop
-        scratch = self._scratch / f"{list(self._targets).index(name)}-{start}"
-        return Job(name, target, self._seeds(list(self._targets).index(name)), scratch, self._seed, start, stop, LIMIT)
+        scratch = self._scratch / f"{_in_path(name)}-{start}"
+        return Job(name, target, self._seeds(name), scratch, self._seed, start, stop, self._budget.limit)
 
     def _progress(self, name: str) -> float:
         """How far a class is: in inputs of those that it is to have, or in seconds."""
@@ -189,10 +188,10 @@ class Fuzzer:
         self.tallies[job.name].spent += time.monotonic() - running.began
         if running.number < job.stop:
             trace = job.trace.read_text() if job.trace.exists() else ""
-            is_hang = trace.startswith("Timeout") or time.monotonic() - running.heard > LIMIT + _PATIENCE
+            is_hang = trace.startswith("Timeout") or time.monotonic() - running.heard > job.seconds + _PATIENCE
             end = f"exit code {running.process.exitcode}"
             place = f"{'no end' if is_hang else end}: {worker.where_it_ended(trace)}"
-            outcome = Outcome("hang" if is_hang else "death", LIMIT if is_hang else 0.0, 0, place)
+            outcome = Outcome("hang" if is_hang else "death", job.seconds if is_hang else 0.0, 0, place)
             self._count(job, running.number, outcome)
             if running.number + 1 < job.stop:
                 again = job.scratch.with_name(f"{job.scratch.name}-{running.number + 1}")
@@ -209,7 +208,7 @@ class Fuzzer:
         defect = self.defects.setdefault((job.name, outcome.verdict, outcome.where), Defect(outcome.detail))
         defect.count += 1
         if len(defect.kept) < KEPT:
-            path = self._failures / f"{job.name.replace(' ', '-')}-{outcome.verdict}-{self._seed}-{number}.zip"
+            path = self._failures / f"{_in_path(job.name)}-{outcome.verdict}-{self._seed}-{number}.zip"
             path.parent.mkdir(parents=True, exist_ok=True)
             defect.kept.append(path)
             with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -241,13 +240,17 @@ class Fuzzer:
         return "\n".join(lines)
 
 
+def _in_path(name: str) -> str:
+    return name.replace(" ", "-")
+
+
 def replay(path: Path, targets: Mapping[str, Target]) -> int:
     """Reads an input that was kept, in this process, and prints what becomes of it."""
     with zipfile.ZipFile(path) as archive, tempfile.TemporaryDirectory() as folder:
-        os.environ["XDG_CACHE_HOME"] = f"{folder}/cache"
         write_files(Path(folder) / "input", {name: archive.read(name) for name in archive.namelist()})
-        faulthandler.enable()
-        faulthandler.dump_traceback_later(LIMIT, exit=True)
+        assert sys.__stderr__
+        faulthandler.enable(sys.__stderr__)
+        faulthandler.dump_traceback_later(Budget.limit, exit=True, file=sys.__stderr__)
         outcome = worker.judge(targets[archive.comment.decode()], Path(folder) / "input")
         faulthandler.cancel_dump_traceback_later()
     print(f"{outcome.verdict}, {outcome.seconds:.2f} s, {outcome.peak / 1e6:.0f} MB: {outcome.where} {outcome.detail}")
@@ -261,6 +264,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--inputs", type=int, help="of each class, fewer of costly ones; in place of --minutes")
     parser.add_argument("--classes", nargs="+", metavar="CLASS", help="default: all")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--limit", type=float, default=Budget.limit, help="seconds that an input may take")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--failures", type=Path, default=Path("fuzz-failures"), help="where inputs that fail are kept")
     parser.add_argument("--replay", type=Path, metavar="FILE", help="read an input that was kept, and nothing else")
@@ -274,7 +278,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as scratch:
         os.environ["XDG_CACHE_HOME"] = scratch
         os.environ["JAX_PLATFORMS"] = "cpu"
-        budget = Budget(options.inputs, 60 * options.minutes)
+        budget = Budget(options.inputs, 60 * options.minutes, options.limit)
         fuzzer = Fuzzer(chosen, budget, options.seed, Path(scratch), options.failures, options.workers)
         fuzzer.run()
     print(fuzzer.report())

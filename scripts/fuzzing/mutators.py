@@ -13,21 +13,24 @@ from scripts.fuzzing import containers, structures
 Random: TypeAlias = random.Random
 
 _STRUCTURED = 0.75  # of the changes of bytes whose structure is known
-_MOST_BYTES = 2**24  # that an input may have
 
 
 def changed(content: bytes, others: Sequence[bytes], random: Random) -> bytes:
     """Returns bytes with one to four changes; ``others`` are of the same format."""
-    for _ in range(random.choice((1, 1, 1, 2, 2, 4))):
-        content = _change(content, others, random, 0)[:_MOST_BYTES]
-    return content
+    made, count = content, random.choice((1, 1, 1, 2, 2, 4))
+    for _ in range(10):  # a change may leave all as it was, or undo another
+        for _ in range(count):
+            made = _change(made, others, random, 0)[: containers.MOST_BYTES]
+        if made != content:
+            break
+    return made
 
 
 def _change(content: bytes, others: Sequence[bytes], random: Random, depth: int) -> bytes:
     def part(inner: bytes) -> bytes:
         return _change(inner, (), random, depth + 1)
 
-    structured = [change for is_of, change in _STRUCTURES if is_of(content)] if depth < 4 else []
+    structured = [change for is_of, change in STRUCTURES if is_of(content)] if depth < 4 else []
     if structured and random.random() < _STRUCTURED:
         try:
             return random.choice(structured)(content, part, random)
@@ -95,8 +98,7 @@ def _splice(content: bytes, other: bytes, random: Random) -> bytes:
 
 _OF_BYTES = (_flip, _flip, _overwrite, _overwrite, _truncate, _delete, _duplicate, _insert, _shuffle)
 
-# Which bytes are of a structure, and what changes it, given the change of a part of it.
-_STRUCTURES: tuple[tuple[Callable[[bytes], bool], structures.Change], ...] = (
+STRUCTURES: tuple[tuple[Callable[[bytes], bool], structures.Change], ...] = (
     (lambda content: content[257:262] == b"ustar", containers.tar),
     (lambda content: content.startswith(b"PK\3\4"), containers.zip_archive),
     (lambda content: content.startswith(b"\x1f\x8b"), containers.gzipped),
@@ -107,10 +109,8 @@ _STRUCTURES: tuple[tuple[Callable[[bytes], bool], structures.Change], ...] = (
     (lambda content: content[8:9] == b"{", structures.safetensors),
     (lambda content: content.startswith(b"PAR1"), structures.parquet),
     (lambda content: content[:1] == b"\x80" and content[-1:] == b".", structures.pickled),
-    (
-        lambda content: b"\x80" < content[:1] < b"\xe0",
-        structures.msgpacked,
-    ),
+    (lambda content: b"\x80" < content[:1] < b"\xe0", structures.msgpacked),
     (lambda content: content[:1] in (b"\n", b"\x12", b"\x08"), structures.protobuf),
     (structures.is_text, structures.text),
 )
+"""Which bytes are of a structure, and what changes it, given the change of a part of it."""

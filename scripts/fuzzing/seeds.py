@@ -31,6 +31,7 @@ from lit_het.schedules import Schedule
 from lit_het.training.step import initial_state
 from lit_het.types import TrainState
 from tests import tiny
+from tests.eval.report import kept_runs
 
 Files: TypeAlias = dict[str, bytes]
 """What a reader is given, by names within a folder."""
@@ -76,7 +77,9 @@ def images() -> Iterator[Files]:
     """Images of every format that shards or published data sets hold."""
     exif = Image.Exif()
     exif[0x0112] = 6
-    for options in ({}, {"progressive": True}, {"subsampling": 2, "restart_marker_blocks": 2}, {"exif": exif}):
+    forms: list[dict[str, Any]] = [{}, {"progressive": True}, {"subsampling": 2, "restart_marker_blocks": 2}]
+    forms.append({"exif": exif})
+    for options in forms:
         yield {"image": _encoded("JPEG", **options)}
     yield from ({"image": _encoded("JPEG", mode)} for mode in ("L", "CMYK"))
     yield from ({"image": _encoded("PNG", mode)} for mode in ("1", "L", "LA", "P", "RGB", "RGBA", "I;16"))
@@ -322,6 +325,11 @@ def runs() -> Iterator[Files]:
 
     yield _made(lambda folder: make(folder, glyph_classifier))
     yield _made(lambda folder: make(folder, quickstart_lit_het_xl))
+
+
+def reported() -> Iterator[Files]:
+    """A run with evaluations of all kinds."""
+    yield _made(lambda folder: kept_runs.write_run(folder / "run", kept_runs.all_kinds()))
 
 
 def train_state(step: int) -> TrainState:

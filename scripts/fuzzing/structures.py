@@ -64,6 +64,11 @@ def number_bytes(random: Random) -> bytes:
     return (random.choice(NUMBERS) % 256**size).to_bytes(size, random.choice(("little", "big")))
 
 
+def _many(content: bytes) -> int:
+    """Returns how often something may stand side by side in a small file."""
+    return min(10_000, 1 + 10**6 // (len(content) + 1))
+
+
 def json_text(content: bytes, part: Part, random: Random) -> bytes:
     """Changes a value, a key or the nesting of JSON, or of one line of JSON lines."""
     lines = content.split(b"\n")
@@ -106,7 +111,7 @@ def _change_tree(whole: list[Any], random: Random, values: Any) -> None:
         case 2 if isinstance(holder, dict):
             holder[random.choice((f"{key}x", "", "type", "a/b"))] = holder.pop(key)
         case 3 if isinstance(holder, list):
-            holder[key:key] = [holder[key]] * random.choice((1, 2, 1000))
+            holder[key:key] = [holder[key]] * random.choice((1, 2, 1000 if len(places) < 1000 else 2))
         case 4:
             for _ in range(random.choice((1, 2, 500))):
                 holder[key] = [holder[key]] if random.random() < 0.5 else {"a": holder[key]}
@@ -246,7 +251,7 @@ def protobuf(content: bytes, part: Part, random: Random) -> bytes:
         case 0:
             del fields[number]
         case 1:
-            fields[number:number] = [(tag, wire, value)] * random.choice((1, 2, 1000))
+            fields[number:number] = [(tag, wire, value)] * random.choice((1, 2, _many(value)))
         case _:
             fields[number] = (tag, wire, inner)
     return b"".join(_varint(tag << 3 | wire) + (_varint(len(v)) if wire == 2 else b"") + v for tag, wire, v in fields)
@@ -306,7 +311,8 @@ def pickled(content: bytes, part: Part, random: Random) -> bytes:
         case 0:
             return content[:start] + content[stop:]
         case 1:
-            return content[:stop] + content[start:stop] * random.choice((1, 1000)) + content[stop:]
+            count = random.choice((1, _many(content[start:stop])))
+            return content[:start] + content[start:stop] * count + content[start:]
         case 2:
             return content[:start] + number_bytes(random) + content[stop:]
         case 3:
@@ -343,7 +349,7 @@ def text(content: bytes, part: Part, random: Random) -> bytes:
         case 0:
             del lines[number]
         case 1:
-            lines[number:number] = [lines[number]] * random.choice((1, 10_000))
+            lines[number:number] = [lines[number]] * random.choice((1, _many(lines[number])))
         case _:
             lines[number] = random.choice(others)
     return b"\n".join(lines)
