@@ -4,10 +4,11 @@ import functools
 import gzip
 import io
 import struct
+import warnings
 import zipfile
 import zlib
 
-from scripts.fuzzing.structures import NUMBERS, Part, Random
+from scripts.fuzzing.numbers import NUMBERS, Part, Random
 
 BOMB_BYTES = 1_100_000_000
 """What a bomb of some 1.1 MB unpacks to: more than a reader may take."""
@@ -131,6 +132,7 @@ def zip_archive(content: bytes, part: Part, random: Random) -> bytes:
 
 def _packed(members: list[tuple[str, bytes]], random: Random, bomb: tuple[str, bytes] | None = None) -> bytes:
     file = io.BytesIO()
+    warnings.simplefilter("ignore", UserWarning)  # of two members with one name
     with zipfile.ZipFile(file, "w", random.choice((zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)), compresslevel=1) as out:
         for name, held in members:
             out.writestr(zipfile.ZipInfo(name), held, out.compression)

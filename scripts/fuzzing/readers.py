@@ -49,14 +49,14 @@ class Target:
         seeds: whole files.
         read: reads a folder of such files, as a user's command would.
         refusals: what the reader raises, by its contract, where it refuses.
-        changed: names of files of which one is changed; None for any.
+        changed: patterns of names of files, of which one is changed.
         cost: inputs of the cheapest kind that one of this kind takes as long as.
     """
 
     seeds: Callable[[], Iterator[Files]]
     read: Callable[[Path], object]
     refusals: tuple[type[BaseException], ...] = ()
-    changed: tuple[str, ...] | None = None
+    changed: tuple[str, ...] = ("*",)
     cost: int = 1
 
 
@@ -213,16 +213,16 @@ TARGETS: Mapping[str, Target] = {
     "shard in order": Target(seeds.shards, _shard_in_order, _BROKEN_TAR, ("shard.tar",)),
     "stream": Target(seeds.shards, _stream, changed=("shard.tar",), cost=4),
     "index": Target(seeds.indexes, _shard_at_random, changed=("shard.tar.index.npz",), cost=4),
-    "embeddings": Target(seeds.embeddings, _embeddings, cost=4),
+    "embeddings": Target(seeds.embeddings, _embeddings, changed=("embedded/*",), cost=4),
     "member": Target(seeds.members, _member, (Unreadable,)),
     "image": Target(seeds.images, _image, (images.BrokenImage,)),
     "parquet": Target(seeds.parquet, _parquet, cost=4),
     "CIFAR": Target(seeds.cifar, _cifar, cost=4),
-    "caption file": Target(seeds.captions, _captions),
+    "caption file": Target(seeds.captions, _captions, changed=("*.json",)),
     "flowers": Target(seeds.flowers, functools.partial(_archives, read_flowers), cost=2),
     "pets": Target(seeds.pets, functools.partial(_archives, read_pets), cost=4),
     "tokenizer.json": Target(seeds.tokenizer_json, _huggingface_tokenizer),
-    "SentencePiece": Target(seeds.sentencepiece, _sentencepiece),
+    "SentencePiece": Target(seeds.sentencepiece, _sentencepiece, changed=("spiece.model", "tokenizer_config.json")),
     "vocab.txt": Target(seeds.vocabulary, _vocabulary),
     "big_vision": Target(seeds.big_vision, functools.partial(_weights, "weights.npz"), cost=10),
     "V-MoE": Target(seeds.vmoe, functools.partial(_weights, "x"), cost=10),

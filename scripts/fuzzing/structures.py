@@ -2,30 +2,16 @@
 
 import ast
 import binascii
-import json
 import pickle
 import pickletools
-import random
-import re
 import struct
 import zipfile
 import zlib
-from collections.abc import Callable
-from typing import Any, TypeAlias
 
 import msgpack
 
-Random: TypeAlias = random.Random
-
-Part: TypeAlias = Callable[[bytes], bytes]
-"""Changes a part of a file, which is a file of its own."""
-
-Change: TypeAlias = Callable[[bytes, Part, Random], bytes]
-
-NUMBERS = (
-    *(0, 1, 2, 3, 7, 127, 255, 256, 511, 512, 4096, 65535, 65536, 2**24, 2**28, 2**30, 2**31 - 1, 2**31),
-    *(2**32 - 1, 2**32, 2**40, 2**53, 2**62, 2**63 - 1, 2**63, 2**64 - 1),
-)
+from scripts.fuzzing import trees
+from scripts.fuzzing.numbers import NUMBERS, Part, Random, many, number_bytes
 
 UNSTRUCTURED = (ArithmeticError, AttributeError, EOFError, LookupError, OSError, RecursionError, SyntaxError, TypeError)
 UNSTRUCTURED += (ValueError, struct.error, pickle.UnpicklingError, msgpack.UnpackException, zipfile.BadZipFile)
@@ -41,82 +27,17 @@ _DTYPES = (
     *("('<f4', (3000000000,))", "[('a', '|O')]", "'<c16'", "'>i8'", "'|V2'", "{'names': 3}", "'f4, (2)f4'"),
 )
 _FIELDS = ("1", "{}", "[[]]", "b''", "-" * 2000 + "1")
-# JSON that no value of Python stands for.
-_RAW = ("NaN", "-Infinity", "1e999", "9" * 5000, "[" * 100_000, '{"a":' * 3000, "[" * 900 + "]" * 900, '"\\ud800"', "")
 _PNG_CHUNKS = (
     *(b"tEXt", b"zTXt", b"iTXt", b"iCCP", b"acTL", b"fcTL"),
     *(b"fdAT", b"tRNS", b"PLTE", b"eXIf", b"gAMA", b"IEND"),
 )
 _FRAMES = (0xC0, 0xC1, 0xC2)
 _MARKERS = (*_FRAMES, 0xC4, 0xC9, 0xCA, 0xDB, 0xDD, 0xE0, 0xE1, 0xE2, 0xEE, 0xFE)
-# Of MessagePack: lists, maps and bytes of 4 billion, lists in lists, and a code that means nothing.
-_RAW_PACKED = (b"\xdd\xff\xff\xff\xff", b"\xdf\xff\xff\xff\xff", b"\x91" * 5000, b"\xc6\x7f\xff\xff\xff", b"\xc1")
 _GLOBALS = (b"cnumpy\ndtype\n", b"cnumpy\nndarray\n", b"cos\nsystem\n", b"cnumpy.core.multiarray\n_reconstruct\n")
 _INSTRUCTIONS = (
     *(b"B\xff\xff\xff\x7f", b"\x8e" + b"\xff" * 7 + b"\x7f", b"r\xff\xff\xff\x7f", b"I1000000000\n", *_GLOBALS),
     *(b"R", b"b", b"(", b"t", b"N", b"}", b"]", b"0", b"2", b"(" * 5000),
 )
-
-
-def number_bytes(random: Random) -> bytes:
-    """Returns one of the numbers at which sizes overflow, in 1, 2, 4 or 8 bytes."""
-    size = random.choice((1, 2, 4, 8))
-    return (random.choice(NUMBERS) % 256**size).to_bytes(size, random.choice(("little", "big")))
-
-
-def _many(content: bytes) -> int:
-    """Returns how often something may stand side by side in a small file."""
-    return min(10_000, 1 + 10**6 // (len(content) + 1))
-
-
-def json_text(content: bytes, part: Part, random: Random) -> bytes:
-    """Changes a value, a key or the nesting of JSON, or of one line of JSON lines."""
-    lines = content.split(b"\n")
-    try:
-        document, before, after = json.loads(content), b"", b""
-    except ValueError:
-        number = random.randrange(len(lines))
-        document = json.loads(lines[number])
-        before, after = (b"\n".join(some) for some in (lines[:number], lines[number + 1 :]))
-        before, after = (before + b"\n" if before else b""), (b"\n" + after if after else b"")
-    mark, text = "@raw@", random.choice(_RAW)
-    whole = [document]
-    _change_tree(whole, random, (mark, *_json_values(random)))
-    written = json.dumps(whole[0], ensure_ascii=random.random() < 0.8).replace(f'"{mark}"', text)
-    if random.random() < 0.05:
-        written = re.sub(r'("[^"]*"): ', r"\1: 1, \1: ", written, count=1)  # a key twice
-    return before + written.encode("utf-8", "surrogatepass") + after
-
-
-def _json_values(random: Random) -> list[Any]:
-    number = random.choice(NUMBERS)
-    values: list[Any] = [None, True, False, number, -number, 0.5, -1, 1e308, 10**30, "", "x", "\0", str(number)]
-    return [*values, [], {}, [[]], [number], [None], ["x"], {"type": "X"}, {"a": number}, "é" * 3000, "../../x", "\n"]
-
-
-def _change_tree(whole: list[Any], random: Random, values: Any) -> None:
-    """Changes one place of nested lists and dicts."""
-    places: list[tuple[Any, Any]] = [(whole, 0)]
-    for holder, key in places:
-        held = holder[key]
-        if isinstance(held, dict | list) and len(places) < 3000:
-            places += [(held, inner) for inner in (held if isinstance(held, dict) else range(len(held)))]
-    holder, key = random.choice(places)
-    match random.randrange(8):
-        case 0 if holder is not whole:
-            del holder[key]
-        case 1:
-            other, place = random.choice(places[:1] if key == 0 and holder is whole else places[1:] or places)
-            holder[key] = json.loads(json.dumps(other[place])) if not isinstance(other[place], bytes) else None
-        case 2 if isinstance(holder, dict):
-            holder[random.choice((f"{key}x", "", "type", "a/b"))] = holder.pop(key)
-        case 3 if isinstance(holder, list):
-            holder[key:key] = [holder[key]] * random.choice((1, 2, 1000 if len(places) < 1000 else 2))
-        case 4:
-            for _ in range(random.choice((1, 2, 500))):
-                holder[key] = [holder[key]] if random.random() < 0.5 else {"a": holder[key]}
-        case _:
-            holder[key] = random.choice(values)
 
 
 def npy(content: bytes, part: Part, random: Random) -> bytes:
@@ -206,34 +127,9 @@ def jpeg(content: bytes, part: Part, random: Random) -> bytes:
 def safetensors(content: bytes, part: Part, random: Random) -> bytes:
     """Changes the header of a safetensors file."""
     size = int.from_bytes(content[:8], "little")
-    header = json_text(content[8 : 8 + size], part, random)
+    header = trees.json_text(content[8 : 8 + size], part, random)
     length = random.choice((len(header),) * 30 + NUMBERS)
     return struct.pack("<Q", length % 2**64) + header + content[8 + size :]
-
-
-def msgpacked(content: bytes, part: Part, random: Random) -> bytes:
-    """Changes a value of MessagePack; what extensions hold is MessagePack too."""
-    tree = [msgpack.unpackb(content, strict_map_key=False, raw=True, max_bin_len=2**31 - 1)]
-    mark = b"@raw@"
-    number = random.choice(NUMBERS)
-    values = (None, True, number, -min(number, 2**63), 0.5, b"", b"x", [], {}, [number], [None] * 3, [[]], mark)
-    places: list[tuple[Any, Any]] = [(tree, 0)]
-    for holder, key in places:
-        held = holder[key]
-        if isinstance(held, dict | list) and len(places) < 3000:
-            places += [(held, inner) for inner in (held if isinstance(held, dict) else range(len(held)))]
-    holder, key = random.choice(places)
-    if isinstance(held := holder[key], msgpack.ExtType) and random.random() < 0.8:
-        holder[key] = msgpack.ExtType(random.choice((held.code,) * 9 + (1, 4, 5, 6, 8, 42)), part(held.data))
-    elif isinstance(held, bytes) and random.random() < 0.5:
-        holder[key] = part(held)
-    elif holder is not tree and random.random() < 0.2:
-        del holder[key]
-    else:
-        holder[key] = random.choice(values)
-    packed = msgpack.packb(tree[0], use_bin_type=True)
-    assert packed is not None
-    return packed.replace(msgpack.packb(mark) or mark, random.choice(_RAW_PACKED))
 
 
 def protobuf(content: bytes, part: Part, random: Random) -> bytes:
@@ -251,7 +147,7 @@ def protobuf(content: bytes, part: Part, random: Random) -> bytes:
         case 0:
             del fields[number]
         case 1:
-            fields[number:number] = [(tag, wire, value)] * random.choice((1, 2, _many(value)))
+            fields[number:number] = [(tag, wire, value)] * random.choice((1, 2, many(value)))
         case _:
             fields[number] = (tag, wire, inner)
     return b"".join(_varint(tag << 3 | wire) + (_varint(len(v)) if wire == 2 else b"") + v for tag, wire, v in fields)
@@ -311,7 +207,7 @@ def pickled(content: bytes, part: Part, random: Random) -> bytes:
         case 0:
             return content[:start] + content[stop:]
         case 1:
-            count = random.choice((1, _many(content[start:stop])))
+            count = random.choice((1, many(content[start:stop])))
             return content[:start] + content[start:stop] * count + content[start:]
         case 2:
             return content[:start] + number_bytes(random) + content[stop:]
@@ -349,7 +245,7 @@ def text(content: bytes, part: Part, random: Random) -> bytes:
         case 0:
             del lines[number]
         case 1:
-            lines[number:number] = [lines[number]] * random.choice((1, _many(lines[number])))
+            lines[number:number] = [lines[number]] * random.choice((1, many(lines[number])))
         case _:
             lines[number] = random.choice(others)
     return b"\n".join(lines)

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import faulthandler
+import fnmatch
 import os
 import random
 import re
@@ -115,7 +116,7 @@ def make_input(job: Job, seeds: list[Files], number: int) -> Files:
     """Returns an input: the same for the same seed, class and number."""
     chance = random.Random(f"{job.seed} {job.name} {number}")
     files = dict(chance.choice(seeds))
-    name = chance.choice([name for name in files if job.target.changed is None or name in job.target.changed])
+    name = chance.choice([name for name in files if any(fnmatch.fnmatch(name, one) for one in job.target.changed)])
     if number:  # the first is as it should be
         files[name] = mutators.changed(files[name], [other[name] for other in seeds if name in other], chance)
     return files

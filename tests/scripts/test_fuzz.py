@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from scripts.fuzz import Budget, Fuzzer, replay
-from scripts.fuzzing import containers, mutators, structures
+from scripts.fuzzing import containers, mutators, structures, trees
 from scripts.fuzzing.readers import TARGETS
 from tests.scripts import planted_readers
 
@@ -113,9 +113,9 @@ STRUCTURED = {
     "member": ("sample.npy", structures.npy),
     "image": ("image", structures.jpeg),
     "parquet": ("train-00000-of-00001.parquet", structures.parquet),
-    "caption file": ("dataset_coco.json", structures.json_text),
+    "caption file": ("dataset_coco.json", trees.json_text),
     "Hugging Face": ("model.safetensors", structures.safetensors),
-    "V-MoE": ("x.index", structures.msgpacked),
+    "V-MoE": ("x.index", trees.msgpacked),
     "SentencePiece": ("spiece.model", structures.protobuf),
     "class names": ("classnames.txt", structures.text),
 }
@@ -125,7 +125,7 @@ STRUCTURED = {
 def test_structures_are_recognised_and_changed(files, name):
     file, change = STRUCTURED[name]
     content = files[name][file]
-    assert change in [other for is_of, other in mutators.STRUCTURES if is_of(content)]
+    assert change is next(other for is_of, other in mutators.STRUCTURES if is_of(content))
     changed = {change(content, lambda part, seed=seed: part[:seed], random.Random(seed)) for seed in range(20)}
     assert len(changed) > 5
 
