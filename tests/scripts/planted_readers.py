@@ -44,7 +44,8 @@ def two_lines(folder: Path) -> None:
 
 def spins(folder: Path) -> None:
     """Comes to no end."""
-    while _is_changed(folder):
+    spinning = _is_changed(folder)
+    while spinning:
         pass
 
 
