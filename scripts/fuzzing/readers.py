@@ -1,0 +1,235 @@
+"""Every kind of bytes from others, and how a user's command reads them."""
+
+import contextlib
+import dataclasses
+import functools
+import itertools
+import os
+import tarfile
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from configs import experiment
+from data_pipelines import images, storage
+from data_pipelines.batches import Captions
+from data_pipelines.embeddings import StoredEmbeddings, describe
+from data_pipelines.index import ShardIndex
+from data_pipelines.labels import CaptionWordsLabels, ClassIndex, ClassIndexLabels, MultiHotLabels
+from data_pipelines.loader import LoaderConfig, Streaming
+from data_pipelines.prepare.captions import read_captions
+from data_pipelines.prepare.cifar import read_cifar10
+from data_pipelines.prepare.dataset import DataSet
+from data_pipelines.prepare.flowers import read_flowers
+from data_pipelines.prepare.parquet import Columns, read_parquet
+from data_pipelines.prepare.pets import read_pets
+from data_pipelines.prepare.pictures import as_stored
+from data_pipelines.shards import IMAGE
+from data_pipelines.storage import Unreadable
+from data_pipelines.stream import Stream
+from data_pipelines.tars import DamagedTar, streamed_members
+from data_pipelines.tokenizers import HuggingFaceTokenizerConfig, SentencePieceConfig, TensorFlowTextConfig
+from eval.kept_runs import read_runs
+from lit_het.checkpoints.huggingface_tokenizer import read_settings, tokenizer_files
+from lit_het.checkpoints.native import Checkpoints
+from lit_het.checkpoints.weights import open_weights
+from lit_het.cli import checkpoint, report
+from lit_het.errors import UserError
+from scripts.fuzzing import seeds
+from scripts.fuzzing.seeds import Files
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """A kind of bytes from others.
+
+    Attributes:
+        seeds: whole files.
+        read: reads a folder of such files, as a user's command would.
+        refusals: what the reader raises, by its contract, where it refuses.
+        changed: patterns of names of files, of which one is changed.
+        cost: inputs of the cheapest kind that one of this kind takes as long as.
+    """
+
+    seeds: Callable[[], Iterator[Files]]
+    read: Callable[[Path], object]
+    refusals: tuple[type[BaseException], ...] = ()
+    changed: tuple[str, ...] = ("*",)
+    cost: int = 1
+
+
+def _tokenized(texts: list[str]) -> np.ndarray:
+    return np.zeros((len(texts), 4), np.int32)
+
+
+def _loader(folder: Path, **changed: Any) -> LoaderConfig:
+    os.utime(folder / "shard.tar", (seeds.SHARD_TIME, seeds.SHARD_TIME))
+    shard = (str(folder / "shard.tar"),)
+    plain = LoaderConfig(shard, seeds.IMAGE_SIZE, batch_size=2, threads=0, max_bad_fraction=1.0)
+    return dataclasses.replace(plain, labels=ClassIndex(str(folder / "classnames.txt")), **changed)
+
+
+def _shard_at_random(folder: Path) -> None:
+    for _ in _loader(folder).build(_tokenized).epoch():
+        pass
+    index = ShardIndex([str(folder / "shard.tar")], optional=(IMAGE, "json", "txt"))
+    index.read(range(min(len(index), 100)), (IMAGE, "json"))
+
+
+def _shard_in_order(folder: Path) -> None:
+    with (folder / "shard.tar").open("rb") as file:
+        for _ in streamed_members(file):
+            pass
+
+
+def _stream(folder: Path) -> None:
+    batches = Stream(_loader(folder, stream=Streaming(4)), _tokenized).batches()
+    try:
+        for _ in itertools.islice(batches, 2):
+            pass
+    finally:
+        batches.close()
+
+
+def _embeddings(folder: Path) -> None:
+    StoredEmbeddings(str(folder / "embedded"), describe(seeds.EMBEDDED, seeds.IMAGE_SIZE, random=False))
+    for _ in _loader(folder, embeddings=str(folder / "embedded")).build(_tokenized).epoch():
+        pass
+
+
+_MEMBERS: dict[str, Callable[[bytes], Any]] = {
+    "npy": MultiHotLabels("names", 8).encode,
+    "txt": CaptionWordsLabels("words", ("red", "bar")).encode,
+    "cls": ClassIndexLabels("names", 8).encode,
+    "json": Captions("json/caption", _tokenized).read,
+}
+
+
+def _member(folder: Path) -> None:
+    for path in folder.iterdir():
+        _MEMBERS[path.suffix[1:]](path.read_bytes())
+
+
+def _image(folder: Path) -> None:
+    content = (folder / "image").read_bytes()
+    # One way of five, as the content says: large images take seconds.
+    way = zlib.crc32(content) % (len(_FILTERS) + 1)
+    with contextlib.suppress(images.BrokenImage):
+        _, content = as_stored(content, check=True)
+    if way < len(_FILTERS):
+        images.decode(content, 16, filter=_FILTERS[way])
+    else:
+        images.decode_whole(content)
+
+
+def _samples(dataset: DataSet) -> None:
+    for split in dataset.splits.values():
+        for _ in split.read(range(min(split.num_samples, 50))):
+            pass
+
+
+def _parquet(folder: Path) -> None:
+    _samples(read_parquet(folder))
+    _samples(read_parquet(folder, columns=Columns(caption="text")))
+
+
+def _archives(read: Callable[[Path, Path], DataSet], folder: Path) -> None:
+    _samples(read(folder, folder))
+
+
+def _cifar(folder: Path) -> None:
+    (source,) = folder.iterdir()
+    _samples(read_cifar10(source, folder))
+
+
+def _captions(folder: Path) -> None:
+    (source,) = folder.glob("*.json")
+    _samples(read_captions(source, folder))
+
+
+def _huggingface_tokenizer(folder: Path) -> None:
+    HuggingFaceTokenizerConfig(folder / "tokenizer.json").build()(list(seeds.CAPTIONS))
+
+
+def _sentencepiece(folder: Path) -> None:
+    path = folder / "spiece.model"
+    how = read_settings(path)
+    tokenizer = SentencePieceConfig(path, 16, how.lowercase, how.padding_id, how.remove_punctuation).build()
+    tokenizer.decode(tokenizer(list(seeds.CAPTIONS)))
+    with contextlib.suppress(UserError):  # of models that cannot be exported
+        tokenizer_files(tokenizer)
+
+
+def _vocabulary(folder: Path) -> None:
+    TensorFlowTextConfig(folder / "vocab.txt").build()(list(seeds.CAPTIONS))
+
+
+def _weights(name: str, folder: Path) -> None:
+    for array in open_weights(str(folder / name) if name else str(folder)).arrays.values():
+        array.read()
+
+
+def _run(folder: Path) -> None:
+    (run,) = read_runs([folder / "run"])
+    run.settings()
+    assert run.last_step >= 0 or run.history
+    experiment.load(folder / "run" / "config.json")
+
+
+def _report(folder: Path) -> None:
+    report.report([folder / "run"])
+
+
+@functools.cache
+def _state() -> Any:
+    return seeds.train_state(0)
+
+
+def _checkpoint(folder: Path) -> None:
+    refusal = None
+    for call in (checkpoint.verify, checkpoint.show):
+        try:
+            call(folder / "checkpoints")
+        except UserError as error:
+            refusal = error
+    with Checkpoints(folder / "checkpoints") as kept:
+        kept.restore(_state())
+    if refusal:
+        raise refusal
+
+
+def _names(folder: Path) -> None:
+    storage.read_lines(str(folder / "classnames.txt"))
+    ClassIndex().build(str(folder))
+
+
+_FILTERS: tuple[images.Filter, ...] = ("fast", "area", "bilinear", "bicubic")
+_BROKEN_TAR = (DamagedTar, tarfile.TarError)
+
+TARGETS: Mapping[str, Target] = {
+    "shard at random": Target(seeds.shards, _shard_at_random, changed=("shard.tar",), cost=4),
+    "shard in order": Target(seeds.shards, _shard_in_order, _BROKEN_TAR, ("shard.tar",)),
+    "stream": Target(seeds.shards, _stream, changed=("shard.tar",), cost=4),
+    "index": Target(seeds.indexes, _shard_at_random, changed=("shard.tar.index.npz",), cost=4),
+    "embeddings": Target(seeds.embeddings, _embeddings, changed=("embedded/*",), cost=4),
+    "member": Target(seeds.members, _member, (Unreadable,)),
+    "image": Target(seeds.images, _image, (images.BrokenImage,)),
+    "parquet": Target(seeds.parquet, _parquet, cost=4),
+    "CIFAR": Target(seeds.cifar, _cifar, cost=4),
+    "caption file": Target(seeds.captions, _captions, changed=("*.json",)),
+    "flowers": Target(seeds.flowers, functools.partial(_archives, read_flowers), cost=2),
+    "pets": Target(seeds.pets, functools.partial(_archives, read_pets), cost=4),
+    "tokenizer.json": Target(seeds.tokenizer_json, _huggingface_tokenizer),
+    "SentencePiece": Target(seeds.sentencepiece, _sentencepiece, changed=("spiece.model", "tokenizer_config.json")),
+    "vocab.txt": Target(seeds.vocabulary, _vocabulary, cost=20),
+    "big_vision": Target(seeds.big_vision, functools.partial(_weights, "weights.npz"), cost=10),
+    "V-MoE": Target(seeds.vmoe, functools.partial(_weights, "x"), cost=10),
+    "Hugging Face": Target(seeds.huggingface, functools.partial(_weights, ""), cost=10),
+    "run": Target(seeds.runs, _run, cost=2),
+    "report": Target(seeds.reported, _report, cost=20),
+    "checkpoint": Target(seeds.checkpoints, _checkpoint, cost=20),
+    "class names": Target(seeds.names, _names),
+}

@@ -1,0 +1,359 @@
+"""Small whole files of every format, made by the project itself: what the fuzzer starts from."""
+
+import dataclasses
+import io
+import json
+import os
+import tarfile
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import jax.numpy as jnp
+import msgpack
+import numpy as np
+import tokenizers
+from PIL import Image
+from tokenizers import models, normalizers, pre_tokenizers, processors, trainers
+
+from configs import experiment, glyph_classifier, quickstart_lit_het_xl
+from data_pipelines import index
+from data_pipelines.embeddings import EmbeddingFolder, Recipe, describe
+from data_pipelines.shards import IMAGE, write_tar
+from data_pipelines.tokenizers import train_sentencepiece
+from data_pipelines.transforms import Preprocessing, Training
+from eval.evaluation import Drawing, Evaluation, write_record
+from lit_het.checkpoints.native import Checkpoints
+from lit_het.durations import Duration, RunLength
+from lit_het.optimizers import Adafactor, Optimizer
+from lit_het.schedules import Schedule
+from lit_het.training.step import initial_state
+from lit_het.types import TrainState
+from tests import tiny
+from tests.eval.report import kept_runs
+
+Files: TypeAlias = dict[str, bytes]
+"""What a reader is given, by names within a folder."""
+
+GOLDEN = Path(__file__).parents[2] / "tests" / "golden"
+CLASSES = ("red square", "red bar", "green square")
+CAPTIONS = ("a red square", "Zwei grüne Balken, 2!", "", "日本 \ud7ff 😀 </s> [SEP]", "x" * 300)
+EMBEDDED = Training(Preprocessing())
+IMAGE_SIZE = 16
+SHARD_TIME = 10**9
+"""When shards were changed: an index tells by it whether it is theirs."""
+
+
+def read_files(folder: Path) -> Files:
+    """Returns all files below a folder."""
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
+
+
+def write_files(folder: Path, files: Files) -> None:
+    """Writes files into a folder, which is made."""
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+
+
+def _made(make: Callable[[Path], Any]) -> Files:
+    """Returns what a function leaves in an empty folder."""
+    with tempfile.TemporaryDirectory() as folder:
+        make(Path(folder))
+        return read_files(Path(folder))
+
+
+def _encoded(format: str, mode: str = "RGB", size: tuple[int, int] = (24, 20), **options: Any) -> bytes:
+    pixels = np.random.default_rng(0).integers(0, 255, (size[1], size[0], 4), np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(pixels, "RGBA").convert("RGB").convert(mode).save(file, format, **options)
+    return file.getvalue()
+
+
+def images() -> Iterator[Files]:
+    """Images of every format that shards or published data sets hold."""
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    forms: list[dict[str, Any]] = [{}, {"progressive": True}, {"subsampling": 2, "restart_marker_blocks": 2}]
+    forms.append({"exif": exif})
+    for options in forms:
+        yield {"image": _encoded("JPEG", **options)}
+    yield from ({"image": _encoded("JPEG", mode)} for mode in ("L", "CMYK"))
+    yield from ({"image": _encoded("PNG", mode)} for mode in ("1", "L", "LA", "P", "RGB", "RGBA", "I;16"))
+    yield {"image": _encoded("WEBP", lossless=True)}
+    yield {"image": _encoded("WEBP", exif=exif)}
+    frames = [Image.new("P", (9, 9), number) for number in range(3)]
+    yield {"image": _encoded("GIF", "P", save_all=True, append_images=frames, transparency=0)}
+    yield {"image": _encoded("PNG", save_all=True, append_images=[Image.new("RGB", (9, 9), "red")])}
+    yield {"image": _encoded("BMP")}
+    yield from ({"image": _encoded("TIFF", compression=kind)} for kind in ("raw", "tiff_lzw", "tiff_deflate", "jpeg"))
+
+
+def _samples(count: int = 4) -> list[dict[str, Any]]:
+    def sample(number: int) -> dict[str, Any]:
+        image = {"png": _encoded("PNG")} if number % 2 else {"jpg": _encoded("JPEG")}
+        label = number % len(CLASSES)
+        described = {"caption": CLASSES[label], "id": number}
+        return {"__key__": f"a/{number:03}", **image, "txt": CLASSES[label], "cls": label, "json": described}
+
+    return [sample(number) for number in range(count)]
+
+
+def _shard(folder: Path) -> Path:
+    path = folder / "shard.tar"
+    write_tar(path, _samples())
+    os.utime(path, (SHARD_TIME, SHARD_TIME))
+    (folder / "classnames.txt").write_text("\n".join(CLASSES) + "\n")
+    return path
+
+
+def shards() -> Iterator[Files]:
+    """Shards with images, captions, labels and JSON, in the forms of tar."""
+    yield _made(_shard)
+    for form in (tarfile.PAX_FORMAT, tarfile.GNU_FORMAT):
+        file = io.BytesIO()
+        with tarfile.open(fileobj=file, mode="w", format=form) as tar:
+            for extension, content in (("jpg", _encoded("JPEG")), ("txt", b"a"), ("cls", b"1"), ("json", b"{}")):
+                info = tarfile.TarInfo("ä" * 70 + f"/1.{extension}")
+                info.size, info.mtime = len(content), 1.5 if form == tarfile.PAX_FORMAT else 1
+                tar.addfile(info, io.BytesIO(content))
+        yield {"shard.tar": file.getvalue(), "classnames.txt": "\n".join(CLASSES).encode()}
+
+
+def indexes() -> Iterator[Files]:
+    """A shard with its index."""
+    yield _made(lambda folder: index.index_shard(_shard(folder)))
+
+
+def embeddings() -> Iterator[Files]:
+    """A shard with its embeddings, of the picture and of crops."""
+
+    def make(folder: Path, crops: int, dtype: Any) -> None:
+        table = index.index_shard(_shard(folder))
+        pictures = describe(EMBEDDED, IMAGE_SIZE, random=False)
+        recipe = Recipe("tower", pictures, size=3, num_crops=crops, dtype=dtype, seed=0)
+        shape = int(table.has([IMAGE]).sum()), max(1, crops), 3
+        EmbeddingFolder(str(folder / "embedded"), recipe).write(table, np.ones(shape, np.float32))
+
+    yield _made(lambda folder: make(folder, 0, "float32"))
+    yield _made(lambda folder: make(folder, 2, "bfloat16"))
+
+
+def members() -> Iterator[Files]:
+    """What stands beside images: labels and captions."""
+    for dtype in (np.float32, np.int64, np.bool_):
+        file = io.BytesIO()
+        np.save(file, np.eye(8, dtype=dtype)[3])
+        yield {"sample.npy": file.getvalue()}
+    yield {"sample.txt": b"red bar"}
+    yield {"sample.cls": b"2"}
+    yield {"sample.json": json.dumps({"caption": "red bar", "key": [1, {"a": None}]}).encode()}
+
+
+def parquet() -> Iterator[Files]:
+    """Tables of Hugging Face's data sets."""
+    import pyarrow as arrow
+    from pyarrow import parquet
+
+    features = {"image": {"_type": "Image"}, "label": {"_type": "ClassLabel", "names": ["a", "b"]}}
+    metadata = {"huggingface": json.dumps({"info": {"features": features}})}
+    image = _encoded("JPEG")
+    columns = {
+        "image": [{"bytes": image, "path": f"{row}.jpg"} for row in range(5)],
+        "label": [row % 2 for row in range(5)],
+        "text": [f"caption {row}" for row in range(5)],
+    }
+    for compression in ("none", "snappy", "zstd", "gzip"):
+        file = io.BytesIO()
+        table = arrow.table(columns).replace_schema_metadata(metadata)
+        parquet.write_table(table, file, row_group_size=2, compression=compression)
+        yield {"train-00000-of-00001.parquet": file.getvalue()}
+
+
+def cifar() -> Iterator[Files]:
+    """The archive of CIFAR-10, and what is in it."""
+    archive = (GOLDEN / "data" / "cifar-10-python.tar.gz").read_bytes()
+    yield {"cifar-10-python.tar.gz": archive}
+    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+        held = {member.name: tar.extractfile(member) for member in tar if member.isfile()}
+        yield {f"unpacked/{name.rpartition('/')[2]}": file.read() for name, file in held.items() if file}
+
+
+def captions() -> Iterator[Files]:
+    """Caption files as they are published, with their images."""
+    image = {"a/1.jpg": _encoded("JPEG"), "a/2.jpg": _encoded("JPEG")}
+    karpathy = [
+        {"split": "train", "filename": f"{n}.jpg", "filepath": "a", "sentences": [{"raw": "x"}, {"raw": "y z"}]}
+        for n in (1, 2)
+    ]
+    yield {**image, "dataset_coco.json": json.dumps({"dataset": "coco", "images": karpathy}).encode()}
+    listed = [{"id": n, "file_name": f"{n}.jpg"} for n in (1, 2)]
+    annotations = [{"image_id": n, "id": n, "caption": "a bar"} for n in (1, 1, 2)]
+    yield {**image, "captions_val2017.json": json.dumps({"images": listed, "annotations": annotations}).encode()}
+
+
+def flowers() -> Iterator[Files]:
+    """The lists of Oxford Flowers, MATLAB's files."""
+    from scipy import io as matlab
+
+    def make(folder: Path, compressed: bool) -> None:
+        matlab.savemat(folder / "imagelabels.mat", {"labels": np.arange(1, 7)[None]}, do_compression=compressed)
+        lists = {"trnid": [[1, 2]], "valid": [[3, 4]], "tstid": [[5, 6]]}
+        matlab.savemat(folder / "setid.mat", {n: np.array(v) for n, v in lists.items()}, do_compression=compressed)
+        write_files(folder / "jpg", {f"image_{n:05}.jpg": _encoded("JPEG") for n in range(1, 7)})
+
+    yield _made(lambda folder: make(folder, True))
+    yield _made(lambda folder: make(folder, False))
+
+
+def pets() -> Iterator[Files]:
+    """The archives of the Oxford pets."""
+    yield {path.name: path.read_bytes() for path in sorted((GOLDEN / "data" / "pets").iterdir())}
+
+
+def tokenizer_json() -> Iterator[Files]:
+    """Tokenizers of the four models of Hugging Face's library."""
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
+    for model, trainer in (
+        (
+            models.WordPiece(unk_token="[UNK]"),
+            trainers.WordPieceTrainer(vocab_size=60, special_tokens=special, show_progress=False),
+        ),
+        (
+            models.BPE(unk_token="[UNK]"),
+            trainers.BpeTrainer(vocab_size=60, special_tokens=special, show_progress=False),
+        ),
+        (
+            models.Unigram(),
+            trainers.UnigramTrainer(vocab_size=60, special_tokens=special, unk_token="[UNK]", show_progress=False),
+        ),
+        (
+            models.WordLevel(unk_token="[UNK]"),
+            trainers.WordLevelTrainer(vocab_size=60, special_tokens=special, show_progress=False),
+        ),
+    ):
+        made = tokenizers.Tokenizer(model)
+        made.normalizer = normalizers.BertNormalizer()
+        made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        made.train_from_iterator(CLASSES * 3, trainer)
+        pairs = [(token, made.token_to_id(token)) for token in ("[CLS]", "[SEP]")]
+        made.post_processor = processors.TemplateProcessing("[CLS] $A [SEP]", "[CLS] $A [SEP] $B [SEP]", pairs)
+        yield {"tokenizer.json": made.to_str().encode()}
+
+
+def sentencepiece() -> Iterator[Files]:
+    """SentencePiece models, with the settings that lie beside them."""
+    settings = {"pad_token": {"content": "</s>"}, "do_lower_case": True, "tokenizer_class": "SiglipTokenizer"}
+    beside = {"tokenizer_config.json": json.dumps(settings).encode(), "config.json": b'{"model_type": "siglip"}'}
+    for kind in ("unigram", "bpe", "word"):
+        model = train_sentencepiece(CLASSES, vocabulary_size=12 if kind == "word" else 24, model_type=kind)
+        yield {"spiece.model": model, **beside}
+
+
+def vocabulary() -> Iterator[Files]:
+    """A word-piece vocabulary of BERT's."""
+    yield {"vocab.txt": (GOLDEN / "tensorflow_text" / "vocab.txt").read_bytes()}
+
+
+def big_vision() -> Iterator[Files]:
+    """Weights that big_vision wrote."""
+    for name in ("ckpt_vit_scan_layout", "ckpt_vit_old_names", "ckpt_two_towers_siglip_style"):
+        yield {"weights.npz": (GOLDEN / f"{name}.npz").read_bytes()}
+
+
+def huggingface() -> Iterator[Files]:
+    """Folders of Hugging Face, in one file and in several."""
+    for name in ("hf_bert", "hf_vit", "hf_siglip_vision"):
+        found = {file: (GOLDEN / name / file).read_bytes() for file in ("config.json", "model.safetensors")}
+        yield found
+    size = int.from_bytes(found["model.safetensors"][:8], "little")
+    names = json.loads(found["model.safetensors"][8 : 8 + size])
+    places = {name: "model-00001-of-00001.safetensors" for name in names if name != "__metadata__"}
+    processor = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3, "resample": 3, "size": {"height": 16, "width": 16}}
+    yield {
+        "config.json": found["config.json"],
+        "preprocessor_config.json": json.dumps(processor).encode(),
+        "model.safetensors.index.json": json.dumps({"weight_map": places}).encode(),
+        "model-00001-of-00001.safetensors": found["model.safetensors"],
+    }
+
+
+def vmoe() -> Iterator[Files]:
+    """A V-MoE in two files and their index."""
+    with np.load(GOLDEN / "model_last2_K1_eval.npz") as arrays:
+        tree = {name: arrays[name] for name in arrays.files if name.startswith("params/")}
+
+    def packed(value: Any) -> bytes:
+        return msgpack.packb(value, use_bin_type=True) or b""
+
+    def extension(code: int, value: Any) -> Any:
+        return msgpack.ExtType(code, packed(value))
+
+    root: dict[str, Any] = {}
+    held: list[dict[str, Any]] = [{"__msgpack_array_chunk_a87ca2__": True} for _ in range(2)]
+    for number, (name, array) in enumerate(sorted(tree.items(), key=lambda item: item[0].split("/"))):
+        place = packed([packed((0, size)) for size in array.shape])
+        piece = extension(1, (array.shape, array.dtype.name, array.tobytes()))
+        held[number % 2][str(number)] = [[[piece], msgpack.ExtType(6, place)]]
+        *folders, leaf = name.split("/")
+        node = root
+        for folder in folders:
+            node = node.setdefault(folder, {})
+        node[leaf] = extension(8, (packed((array.shape, array.dtype.name, False, {})), (place,), (number % 2,)))
+    files = {f"x.data-{n:05}-of-00002": packed(data) for n, data in enumerate(held)}
+    yield {"x.index": packed({"version": "1", "shard_count": 2, "index": root}), **files}
+
+
+def runs() -> Iterator[Files]:
+    """What a run writes down, beside checkpoints."""
+
+    def make(folder: Path, module: Any) -> None:
+        config = tiny.shrink(module.get_config(), folder / "data", folder / "run")
+        run = dataclasses.replace(config, evaluations=module.get_config().evaluations)
+        (folder / "run").mkdir()
+        experiment.save(run, folder / "run" / "config.json")
+        records = [{"step": step, "train/loss": 1 / step, "seconds": 0.1} for step in (1, 2, 3)]
+        (folder / "run" / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+        arrays = {"images": np.zeros((2, 4, 4, 3), np.uint8), "classes": np.zeros((2, 1), np.int32)}
+        drawing = Drawing(arrays, {"names": CLASSES})
+        figures = {"top1": 0.5, "top5": 0.75}
+        found = Evaluation("zero_shot", "shapes", figures, {"top1": 0.1}, {"top1": 0.3}, lambda: drawing)
+        write_record(found, folder / "run", 3, {"batch_size": 7})
+
+    yield _made(lambda folder: make(folder, glyph_classifier))
+    yield _made(lambda folder: make(folder, quickstart_lit_het_xl))
+
+
+def reported() -> Iterator[Files]:
+    """A run with evaluations of all kinds."""
+    yield _made(lambda folder: kept_runs.write_run(folder / "run", kept_runs.all_kinds()))
+
+
+def train_state(step: int) -> TrainState:
+    """Returns the state of a small run."""
+    random = np.random.default_rng(0)
+    kernel = jnp.asarray(random.normal(size=(8, 4)) + step, jnp.float32)
+    params = {"image_tower": {"mlp": {"kernel": kernel, "bias": kernel[0]}}, "head": {"temperature": kernel[0, 0]}}
+    optimizer = Optimizer(Adafactor()).build(Schedule(warmup=Duration(1)), RunLength(10, 8))
+    state = initial_state(params, optimizer)
+    return TrainState(jnp.int32(step), state.params, state.opt_state)
+
+
+def checkpoints() -> Iterator[Files]:
+    """Two steps of a run."""
+
+    def make(folder: Path) -> None:
+        with Checkpoints(folder / "checkpoints") as kept:
+            for step in (1, 2):
+                kept.save(train_state(step), {"position": 16 * step, "locked_checksum": "abc"})
+
+    yield _made(make)
+
+
+def names() -> Iterator[Files]:
+    """Names of classes."""
+    yield {"classnames.txt": ("\n".join(CLASSES) + "\n").encode()}
+    yield {"classnames.txt": "grüner Balken\r\nred\r\n".encode()}
