@@ -15,6 +15,14 @@ class UserError(Exception):
 
     code = 1
 
+    def __str__(self) -> str:
+        return printable(super().__str__())
+
+
+def printable(text: str) -> str:
+    """Returns text in one line without control characters, which names in the files of others may hold."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
 
 class FieldError(UserError):
     """A field of a configuration with a value that cannot be.

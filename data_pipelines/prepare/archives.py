@@ -4,7 +4,6 @@ import gzip
 import hashlib
 import logging
 import os
-import shutil
 import tarfile
 import tempfile
 import zlib
@@ -14,6 +13,9 @@ from typing import IO, NoReturn, TypeAlias
 
 from data_pipelines.tars import DamagedTar, Member, whole_members
 from lit_het.errors import UserError
+
+MAX_EXPANSION = 100
+"""Archives that unpack to more than so many times their size are refused: images grow by little, and texts tenfold."""
 
 _COPY_BYTES = 2**20
 
@@ -169,13 +171,24 @@ def _open(path: Path, scratch: Path) -> IO[bytes]:
     file.seek(0)
     unpacked = tempfile.TemporaryFile(dir=scratch)  # noqa: SIM115 (open as long as its reader)
     try:
-        with file, gzip.open(file) as packed:
-            shutil.copyfileobj(packed, unpacked, _COPY_BYTES)
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        with file:
+            _unpack(path, file, unpacked, scratch)
+    except BaseException:
         unpacked.close()
+        raise
+    return unpacked
+
+
+def _unpack(path: Path, file: IO[bytes], unpacked: IO[bytes], scratch: Path) -> None:
+    most = MAX_EXPANSION * path.stat().st_size + _COPY_BYTES
+    try:
+        with gzip.open(file) as packed:
+            while block := packed.read(_COPY_BYTES):
+                unpacked.write(block)
+                if unpacked.tell() > most:
+                    raise UserError(f"{path}: unpacks to more than {MAX_EXPANSION} times its size; download it again")
+        unpacked.flush()
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise UserError(f"{path}: is truncated or damaged ({error}); download it again") from error
     except OSError as error:
-        unpacked.close()
         raise UserError(f"{path}: cannot be unpacked in {scratch} ({error.strerror}); make room there") from error
-    unpacked.flush()
-    return unpacked

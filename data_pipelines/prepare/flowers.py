@@ -1,5 +1,6 @@
 """Oxford Flowers-102 (Nilsback and Zisserman 2008) from its pictures, labels and splits."""
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -40,6 +41,8 @@ blanket flower, trumpet creeper, blackberry lily
 # The smallest part is the one to train on, as in papers: the authors call it so, and the largest the test set.
 _LISTS = {"train": "trnid", "val": "valid", "test": "tstid"}
 _PUBLISHED = {"train": 1_020, "val": 1_020, "test": 6_149}
+_MOST_NUMBERS = 100_000  # ten times what is published
+_NUMERIC = ("double", "single", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
 _MD5 = {
     "102flowers.tgz": "52808999861908f626f3c1f4e79d11fa",
     "imagelabels.mat": "e0620be6f572b9609742df49c70aed4d",
@@ -85,7 +88,13 @@ def _numbers(source: Path, file: str, variable: str) -> Int[np.ndarray, " n"]:
     if not path.is_file():
         raise UserError(f"{source}: holds no {file}; put the official one there")
     try:
+        # Before any memory is taken for it.
+        shapes = {name: shape for name, shape, kind in scipy.io.whosmat(path) if kind in _NUMERIC}
+        if math.prod(shapes[variable]) > _MOST_NUMBERS:
+            raise UserError(f"{path}: {variable} has the shape {shapes[variable]}; download it again")
         numbers = np.asarray(scipy.io.loadmat(path, variable_names=[variable])[variable])
+    except UserError:
+        raise
     except Exception as error:  # whatever SciPy stumbles over
         raise UserError(f"{path}: holds no {variable} that can be read; download it again") from error
     if numbers.dtype.kind not in "iuf" or not (numbers == np.floor(numbers)).all():

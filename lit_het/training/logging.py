@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from lit_het import distributed, untrusted
-from lit_het.errors import UserError
+from lit_het.errors import UserError, printable
 
 # Seconds between two plain lines where there is no terminal to draw a bar on.
 PLAIN_INTERVAL = 10.0
@@ -99,7 +99,7 @@ class Bar:
 def say(line: str, *, by_all: bool = False) -> None:
     """Prints a remark of the program, beside its results; of several processes the first alone, or each its own."""
     if by_all or distributed.is_first():
-        print(f"lit-het: {line}", file=sys.stderr, flush=True)
+        print(f"lit-het: {printable(line)}", file=sys.stderr, flush=True)
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
