@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -173,3 +174,20 @@ def test_a_broken_picture_that_one_process_reads_ends_all_of_them(whole, data, s
     # Who misses the other may be started again; who has found the picture would find it again.
     assert sorted(process.returncode for process in pair) == [1, 75]
     assert "1 bad of 40 samples" in messages
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_who_misses_another_process_ends_with_the_code_to_start_again(whole, start, tmp_path, victim):
+    config = dataclasses.replace(whole, length=Duration(2000), cadence=Cadence(log_steps=1), evaluations=())
+    address = f"localhost:{tiny.free_port()}"
+    pair = [start(config, tmp_path / f"{i}.txt", "--distributed", f"{address},{i}/2") for i in (0, 1)]
+    deadline = time.monotonic() + 240
+    while len(losses(config)) < 2:
+        assert time.monotonic() < deadline
+        assert [process.poll() for process in pair] == [None, None], pair[0].communicate()[1].decode()
+        time.sleep(0.02)
+    pair[victim].kill()
+    pair[victim].communicate()
+    messages = pair[1 - victim].communicate(timeout=60)[1].decode()
+    assert pair[1 - victim].returncode == 75, messages
+    assert re.search(r"lit-het: another process .*is gone.*; start all again", messages)
