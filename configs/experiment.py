@@ -5,6 +5,7 @@ import importlib.util
 import json
 import traceback
 from collections.abc import Callable
+from math import isfinite
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
@@ -205,7 +206,7 @@ def _check_numbers(value: Any) -> None:
     if isinstance(value, dict | list):
         for one in value.values() if isinstance(value, dict) else value:
             _check_numbers(one)
-    elif isinstance(value, int | float) and not abs(value) <= LARGEST_NUMBER:
+    elif (isinstance(value, int) and abs(value) > LARGEST_NUMBER) or (isinstance(value, float) and not isfinite(value)):
         raise ValueError(f"the number {value!r:.50}")
 
 

@@ -24,8 +24,11 @@ IMAGE = "image"
 
 IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp")
 
-MAX_ALTERNATIVES = 1_000_000
+MAX_ALTERNATIVES = 2**18
 """Patterns whose braces stand for more addresses are refused."""
+
+MAX_BRACES = 8
+"""Patterns with more braces are refused: each makes every address take longer."""
 
 MAX_DEPTH_OF_LISTS = 8
 """Lists that name lists go no deeper: one that names itself would never end."""
@@ -150,7 +153,8 @@ def _expand_one(pattern: str, lists: _Lists) -> list[str]:
 
 def _alternatives(pattern: str) -> list[str]:
     # Ranges are laid out before the first alternative comes.
-    is_long = any(abs(int(last) - int(first)) >= MAX_ALTERNATIVES for first, last in _RANGE.findall(pattern))
+    lengths = (abs(int(last) - int(first)) for first, last in _RANGE.findall(pattern))
+    is_long = pattern.count("{") > MAX_BRACES or any(length >= MAX_ALTERNATIVES for length in lengths)
     try:
         # Backslashes of a command are the shell's.
         found = [] if is_long else braceexpand(pattern, escape=not storage.is_pipe(pattern))
@@ -158,7 +162,8 @@ def _alternatives(pattern: str) -> list[str]:
     except (ValueError, RecursionError) as error:
         raise UserError(f"{pattern}: {error}; close every brace") from error
     if is_long or len(alternatives) > MAX_ALTERNATIVES:
-        raise UserError(f"{pattern}: its braces stand for more than {MAX_ALTERNATIVES:,} addresses; name a folder")
+        problem = f"has more than {MAX_BRACES} braces, or they stand for more than {MAX_ALTERNATIVES:,} addresses"
+        raise UserError(f"{pattern}: {problem}; name a folder")
     return alternatives
 
 

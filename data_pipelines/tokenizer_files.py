@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from sentencepiece import sentencepiece_model_pb2
 
 from lit_het import untrusted
 from lit_het.errors import UserError
@@ -92,12 +91,7 @@ def check_sentencepiece(content: bytes) -> None:
     Raises:
         Malformed: with what is wrong.
     """
-    try:
-        model: Any = sentencepiece_model_pb2.ModelProto.FromString(  # pyright: ignore[reportAttributeAccessIssue]
-            content
-        )
-    except Exception as error:  # protobuf's own, which differs with its implementation
-        raise Malformed("no SentencePiece model") from error
+    model = untrusted.parse_sentencepiece(content)
     _list(model.pieces, "pieces", MAX_TOKENS)
     _check_tokens((piece.piece, number) for number, piece in enumerate(model.pieces))
     if not all(math.isfinite(piece.score) for piece in model.pieces):

@@ -238,6 +238,21 @@ def parse_safetensors_header(read: Callable[[int, int], bytes], size: int) -> tu
         raise Malformed(f"no safetensors: a field is missing or of another type ({error})") from error
 
 
+def parse_sentencepiece(content: bytes) -> Any:
+    """Returns the protocol buffer of a SentencePiece model.
+
+    Raises:
+        Malformed: it is none.
+    """
+    from sentencepiece import sentencepiece_model_pb2  # here alone, where a model is read
+
+    models: Any = sentencepiece_model_pb2  # its classes are made when it is imported
+    try:
+        return models.ModelProto.FromString(content)
+    except Exception as error:  # protobuf's own, which differs with its implementation
+        raise Malformed("no SentencePiece model") from error
+
+
 def _tensor(name: str, fields: Any, base: int, size: int) -> TensorHeader:
     shape, (first, last) = tuple(fields["shape"]), fields["data_offsets"]
     if len(shape) > MAX_AXES:

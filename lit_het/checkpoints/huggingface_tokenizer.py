@@ -8,10 +8,10 @@ import base64
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from sentencepiece import sentencepiece_model_pb2
-
+from lit_het import untrusted
 from lit_het.checkpoints.huggingface_processor import Json, read_json
 from lit_het.errors import UserError
+from lit_het.untrusted import Malformed
 
 _MARK = "▁"  # SentencePiece's word boundary
 _PUNCTUATION = r"[!-/:-@\[-`{-~]"  # of ASCII
@@ -54,9 +54,7 @@ def tokenizer_files(tokenizer: SentencePiece) -> dict[str, dict[str, Any]]:
     Raises:
         UserError: the model is no unigram model, or has pieces of the user's own.
     """
-    model: Any = sentencepiece_model_pb2.ModelProto.FromString(  # pyright: ignore[reportAttributeAccessIssue]
-        tokenizer.model_bytes
-    )
+    model = untrusted.parse_sentencepiece(tokenizer.model_bytes)
     trainer, piece_types = model.trainer_spec, model.SentencePiece
     if trainer.model_type != trainer.UNIGRAM or any(piece.type == piece_types.USER_DEFINED for piece in model.pieces):
         raise UserError(
@@ -168,9 +166,10 @@ def read_settings(model: Path) -> Settings:
     """
     path = model.with_name("tokenizer_config.json")
     settings = _object(path)
-    proto: Any = sentencepiece_model_pb2.ModelProto.FromString(  # pyright: ignore[reportAttributeAccessIssue]
-        model.read_bytes()
-    )
+    try:
+        proto = untrusted.parse_sentencepiece(model.read_bytes())
+    except (OSError, Malformed) as error:
+        raise UserError(f"{model} cannot be read ({error}); give a SentencePiece model") from error
     names = proto.trainer_spec
     padding = settings.get("pad_token") or (names.eos_piece if names.eos_piece == "</s>" else names.pad_piece)
     padding = padding.get("content") if isinstance(padding, dict) else padding

@@ -31,6 +31,7 @@ from lit_het.tasks.classification import ClassificationConfig
 from lit_het.tasks.contrastive import ContrastiveTask
 from lit_het.towers.transformer import EncoderConfig
 from lit_het.towers.vit import ViTConfig
+from tests import tiny
 from tests.cli.conftest import write_config_file
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -310,8 +311,7 @@ def test_both_towers_of_a_file_that_moved_are_found_again(lit_config, siglip):
     moved = siglip.rename(siglip.with_name("moved.npz"))
     assert runs.open_run(config.run_dir, moved).params["text_tower"]
     other = dataclasses.replace(task, text_tower=dataclasses.replace(text, weights="elsewhere.npz:txt"))
-    experiment.save(dataclasses.replace(config, task=other), runs.config_path(config.run_dir))
-    (config.run_dir / "manifest.json").unlink()
+    tiny.edit_config(config.run_dir, dataclasses.replace(config, task=other))
     with pytest.raises(UserError, match="can stand for one only"):
         runs.open_run(config.run_dir, moved)
 

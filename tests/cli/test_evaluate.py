@@ -103,7 +103,7 @@ def test_the_evaluations_of_a_run_are_those_of_its_configuration(run, shapes, ca
     assert "lists no evaluations" in refusal(capsys, "evaluate", "--checkpoint", run)
     config = experiment.load(run / "config.json")
     zero_shot = ZeroShotConfig(ImageSet("shapes", str(shapes)))
-    experiment.save(dataclasses.replace(config, evaluations=(zero_shot,)), run / "config.json")
+    tiny.edit_config(run, dataclasses.replace(config, evaluations=(zero_shot,)))
     assert main(["evaluate", "--checkpoint", str(run)]) == 0
     assert [record.name for record in read_records(run)] == ["shapes"]
 

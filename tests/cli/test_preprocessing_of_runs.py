@@ -17,6 +17,7 @@ from eval.sets import ImageSet
 from lit_het.cli.main import main
 from lit_het.cli.train import train
 from lit_het.durations import Duration
+from tests import tiny
 
 OURS, OTHER = Preprocessing(), Preprocessing("crop", 0.5, "bicubic")
 
@@ -52,7 +53,7 @@ def test_the_command_prepares_pictures_as_the_run_did(trained_lit, data, tmp_pat
         run_dir = shutil.copytree(trained_lit.run_dir, tmp_path / preprocessing.fit)
         config = experiment.load(run_dir / "config.json")
         changed = dataclasses.replace(config.data, preprocessing=preprocessing)
-        experiment.save(dataclasses.replace(config, data=changed), run_dir / "config.json")
+        tiny.edit_config(run_dir, dataclasses.replace(config, data=changed))
         output = tmp_path / f"{preprocessing.fit}.json"
         arguments = ("--checkpoint", run_dir, "--data", data / "train", "--batch-size", 5, "--output", output)
         assert main(["zero-shot", *map(str, arguments)]) == 0

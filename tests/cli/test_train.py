@@ -252,7 +252,7 @@ def test_a_stream_of_a_command_is_trained_on_and_resumed_with_other_draws(capsys
     capsys.readouterr()
     saved = config.run_dir / "config.json"
     longer = dataclasses.replace(experiment.load(saved), length=Duration(4))
-    experiment.save(longer, saved)  # as if the run had been killed half way
+    tiny.edit_config(config.run_dir, longer)  # as if the run had been killed half way
     flags = ["--length", "4", "--data.stream.shuffle-buffer", "30", "--resume"]
     assert main(["train", "--config", str(path), *flags]) == 0
     assert "a stream cannot seek: from here on it draws samples anew" in capsys.readouterr().err
@@ -284,7 +284,7 @@ def test_commands_in_json_that_the_user_allows_are_run(with_command):
     assert mark.exists()
     mark.unlink()
     run = experiment.load(path).run_dir  # one's own run that was interrupted
-    experiment.save(dataclasses.replace(experiment.load(path), length=Duration(3)), run / "config.json")
+    tiny.edit_config(run, dataclasses.replace(experiment.load(path), length=Duration(3)))
     assert main(["train", "--config", str(run / "config.json"), "--resume", "--allow-commands"]) == 0
     assert mark.exists()
 
@@ -318,12 +318,10 @@ def test_no_other_command_runs_what_a_run_of_others_names(capsys, trained_lit, w
         data=dataclasses.replace(trained_lit.data, shards=(address,), stream=Streaming(10)),
         evaluations=(ZeroShotConfig(ImageSet("x", str(tmp_path), split=address)),),
     )
-    experiment.save(config, run / "config.json")
+    tiny.edit_config(run, config)
     assert "cannot seek" in refusal(capsys, "embed", "--tower", run, "--output", tmp_path / "embeddings")
     assert "touch" in refusal(capsys, "evaluate", "--checkpoint", run)
-    experiment.save(
-        dataclasses.replace(config, evaluations=(ZeroShotConfig(ImageSet("x", address)),)), run / "config.json"
-    )
+    tiny.edit_config(run, dataclasses.replace(config, evaluations=(ZeroShotConfig(ImageSet("x", address)),)))
     assert "touch" in refusal(capsys, "evaluate", "--checkpoint", run)
     assert not mark.exists()
 

@@ -127,6 +127,7 @@ def test_a_run_that_moved_together_with_its_tower_is_found_again(trained_lit, up
     shutil.copytree(upstream, tmp_path / "moved" / upstream.name)
     config = tmp_path / "moved" / "lit" / "config.json"
     config.write_text(config.read_text().replace(str(upstream.parent), "/gone"))
+    config.with_name("manifest.json").unlink()
     assert main(["zero-shot", "--checkpoint", str(config.parent), "--data", str(data / "train")]) == 0
 
 
@@ -134,6 +135,7 @@ def test_a_tower_that_is_gone_is_one_line_with_the_flag(capsys, trained_lit, ups
     shutil.copytree(trained_lit.run_dir, tmp_path / "lit")
     config = tmp_path / "lit" / "config.json"
     config.write_text(config.read_text().replace(str(upstream), "/gone/tower"))
+    config.with_name("manifest.json").unlink()
     line = refusal(capsys, "zero-shot", "--checkpoint", config.parent, "--data", data / "train")
     assert "/gone/tower" in line
     assert "--pretrained" in line

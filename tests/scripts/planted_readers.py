@@ -36,10 +36,17 @@ def key_error(folder: Path) -> None:
         {}["missing"]
 
 
+class TwoLinesError(UserError):
+    """Has a message of two lines."""
+
+    def __str__(self) -> str:
+        return "the text is changed\nand that is bad"
+
+
 def two_lines(folder: Path) -> None:
     """Says too much."""
     if _is_changed(folder):
-        raise UserError("the text is changed\nand that is bad")
+        raise TwoLinesError
 
 
 def spins(folder: Path) -> None:

@@ -61,7 +61,7 @@ def test_defects_of_every_kind_are_found_and_told_by_reader_kind_and_place(plant
     here = "tests/scripts/planted_readers.py"
     assert set(planted.defects) == {
         ("key_error", "crash", f"KeyError: {here}:key_error"),
-        ("two_lines", "crash", f"message of several lines: UserError: {here}:two_lines"),
+        ("two_lines", "crash", f"message of several lines: TwoLinesError: {here}:two_lines"),
         ("spins", "hang", f"no end: {here}:spins"),
         ("allocates", "memory", f"MemoryError: {here}:allocates"),
         ("allocates_and_refuses", "memory", f"UserError: {here}:allocates_and_refuses"),
