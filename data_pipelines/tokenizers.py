@@ -262,15 +262,16 @@ class HuggingFaceTokenizer:
             for text in _TRIALS:
                 caption = text * (size // len(text) + 1)
                 seconds = self._seconds(caption)
-                # Once more, as the machine may have been busy.
+                # Once more, as other threads may have been busy.
                 if seconds > _MOST_SECONDS and (seconds > 1 or self._seconds(caption) > _MOST_SECONDS):
                     raise UserError(f"takes {seconds:.1f} s for {size} characters; take another tokenizer")
             size = size * 3 // 2
 
     def _seconds(self, caption: str) -> float:
-        began = time.monotonic()
+        # The processor's time: a machine may be busy, or still read the file from its disk.
+        began = time.process_time()
         self([caption])
-        return time.monotonic() - began
+        return time.process_time() - began
 
     def _own_padding(self) -> int:
         if self._tokenizer.padding is not None:
