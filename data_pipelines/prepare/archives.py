@@ -89,7 +89,7 @@ class TarFiles:
         found: dict[str, tuple[int, int]] = {}
         for name, offset, size in self._scan("", 0, os.fstat(self._file.fileno()).st_size, nested):
             if name in found:
-                raise UserError(f"{path}: holds {name} twice; download it again")
+                raise UserError(f"{path}: holds {name:.200} twice; download it again")
             found[name] = (offset, size)
         self._offsets = {name: offset for name, (offset, _) in found.items()}
         self.sizes = {name: found[name][1] for name in sorted(found)}

@@ -2,6 +2,7 @@
 
 import io
 import pickle
+import pickletools
 from typing import Any
 
 import numpy as np
@@ -38,12 +39,20 @@ def load_arrays(data: bytes, source: str) -> Any:
         UserError: it asks for something other than arrays and plain values, or is damaged.
     """
     try:
+        _check_memo(data)
         return _Unpickler(io.BytesIO(data), encoding="latin1").load()
     except UserError as error:
         raise UserError(f"{source}: {error}") from error
     except Exception as error:  # a damaged pickle makes it trip over anything
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"{source}: is damaged ({reason}); download the archive again") from error
+
+
+def _check_memo(data: bytes) -> None:
+    """Refuses places to remember things at, and sizes, beyond the pickle's own: memory is taken for them at once."""
+    for opcode, argument, _ in pickletools.genops(data):
+        if opcode.name in ("PUT", "LONG_BINPUT") and not 0 <= argument <= len(data):
+            raise ValueError("a place beyond its end")
 
 
 class _Unpickler(pickle.Unpickler):

@@ -20,8 +20,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 
-from lit_het import distributed, sharding
+from lit_het import distributed, sharding, untrusted
 from lit_het.errors import UserError
+from lit_het.untrusted import Malformed
 
 # NumPy sums arrays of up to so many elements: compiling for each shape would take longer.
 _SMALL = 2**16
@@ -86,13 +87,15 @@ def sealed(info: Mapping[str, Any], arrays: Mapping[str, Mark]) -> dict[str, str
 
 
 def unsealed(item: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, Mark]] | None:
-    """Inverts `sealed`; None where the text has changed."""
+    """Inverts `sealed`; None where the text has changed, or is none of ours."""
     if hashlib.sha256(item.get("json", "").encode()).hexdigest() != item[SEAL]:
         return None
-    info = json.loads(item["json"])
-    return info, {
-        path: Mark(dtype, tuple(shape), digits) for path, (dtype, shape, digits) in info.pop("arrays").items()
-    }
+    try:
+        info = untrusted.parse_json(item["json"])
+        arrays = info.pop("arrays").items()
+        return info, {path: Mark(dtype, tuple(shape), digits) for path, (dtype, shape, digits) in arrays}
+    except (Malformed, AttributeError, KeyError, TypeError, ValueError):
+        return None  # anybody can make a seal
 
 
 def check_fit(saved: Mapping[str, Mark], wanted: Mapping[str, Mark], directory: Path) -> None:

@@ -18,6 +18,10 @@ from lit_het.files import completed, write_atomically
 NAME = "manifest.json"
 _SEAL, _FILES = "sha256", "files"
 _MOST_BYTES = 2**16
+_MOST_FILE_BYTES = 2**26  # of a file that it names
+
+KNOWN = frozenset({"config.json", "tokenizer.model"})
+"""The files that a manifest may name: one that others wrote must not make us read any other."""
 
 
 def write(run_dir: Path, files: Mapping[str, bytes]) -> None:
@@ -64,7 +68,7 @@ def _opened(content: bytes, path: Path) -> dict[str, str]:
     files: Any = None
     with contextlib.suppress(untrusted.Malformed, KeyError, TypeError):
         files = untrusted.parse_json(content, _MOST_BYTES)[_FILES]
-    if not isinstance(files, dict) or _sealed(files).encode() != content:
+    if not isinstance(files, dict) or not set(files) <= KNOWN or _sealed(files).encode() != content:
         raise UserError(f"{path} is damaged: look whether the files beside it are right, then delete it")
     return files
 
@@ -85,7 +89,8 @@ def _content(path: Path) -> bytes | None:
         UserError: it cannot be read.
     """
     try:
-        return path.read_bytes()
+        with path.open("rb") as file:
+            return file.read(_MOST_FILE_BYTES)
     except FileNotFoundError:
         return None
     except OSError as error:

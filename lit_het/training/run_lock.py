@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from lit_het import distributed, untrusted
-from lit_het.errors import UserError
+from lit_het.errors import TRY_AGAIN, UserError
 from lit_het.untrusted import Malformed
 
 NAME = "lock.json"
@@ -32,7 +32,15 @@ _BYTES = 1024  # always as many, so that nothing of a longer one is left
 
 
 class InUse(UserError):
-    """Another process trains in the directory."""
+    """Another process trains in the directory, and may end soon."""
+
+    code = TRY_AGAIN
+
+
+class FullDisk(UserError):
+    """The directory cannot be written to now."""
+
+    code = TRY_AGAIN
 
 
 class RunLock:
@@ -136,6 +144,9 @@ def _acquired(run_dir: Path, tell: Callable[[str], None]) -> RunLock:
             if _changes(path, found):
                 raise _in_use(run_dir, found)
         return RunLock(path, file)
+    except OSError as error:
+        os.close(file)
+        raise FullDisk(f"{path} cannot be written ({error.strerror}); free the disk and start again") from error
     except BaseException:
         os.close(file)
         raise
