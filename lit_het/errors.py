@@ -24,6 +24,12 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
+class Unwritable(UserError):
+    """A disk that is full, or storage that cannot be written to now: the same start may succeed later."""
+
+    code = TRY_AGAIN
+
+
 class FieldError(UserError):
     """A field of a configuration with a value that cannot be.
 

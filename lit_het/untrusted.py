@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 MAX_JSON_BYTES = 2**28
-"""JSON of more bytes is refused: parsed, it takes about ten times as much memory."""
+"""JSON of more bytes is refused: parsed, it may take 27 times as much memory."""
 
 MAX_JSON_DEPTH = 100
 """JSON that is nested deeper is refused: who walks through it would run out of stack."""

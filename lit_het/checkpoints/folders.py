@@ -62,7 +62,7 @@ def complete_steps(directory: Path) -> list[int]:
 def has_metadata(step: Path) -> bool:
     """Returns whether Orbax can read when a step was saved."""
     try:
-        found = untrusted.read_json(step / "_CHECKPOINT_METADATA")
+        found = untrusted.read_json(step / "_CHECKPOINT_METADATA", 2**20)
     except (OSError, Malformed):
         return False
     times = [found.get(f"{name}_timestamp_nsecs") for name in ("init", "commit")] if isinstance(found, dict) else [""]

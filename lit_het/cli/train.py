@@ -32,7 +32,7 @@ from lit_het.cli.models import ModelMaker
 from lit_het.cli.run_files import write_nonfinite, write_run_files
 from lit_het.cli.train_checks import check_commands, check_data, check_embeddings, check_run_dir
 from lit_het.durations import RunLength
-from lit_het.errors import UserError
+from lit_het.errors import Unwritable, UserError
 from lit_het.files import cache_folder
 from lit_het.tasks.classification import ClassificationTask
 from lit_het.tasks.contrastive import ContrastiveTask
@@ -115,8 +115,12 @@ def _train_on(
         position = 0
         if resume and checkpoints.latest_step is not None:
             state, position = _resumed(checkpoints, state, config, loader, checksum)
-        write_run_files(config, tokenizer)
-        log = MetricLog(config.run_dir, first_step=int(state.step))
+        try:
+            write_run_files(config, tokenizer)
+            log = MetricLog(config.run_dir, first_step=int(state.step))
+        except OSError as error:
+            problem = f"{error.filename or config.run_dir} cannot be written ({error.strerror})"
+            raise Unwritable(f"{problem}; free the disk and start again") from error
         watchdog = reads_watched(config.data.slow_read_seconds, config.data.stuck_read_seconds)
         try:
             evaluate = _evaluation(config, task, locked, state.params, tokenizer, mesh, tower)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from lit_het import distributed, untrusted
-from lit_het.errors import TRY_AGAIN, UserError
+from lit_het.errors import TRY_AGAIN, Unwritable, UserError
 from lit_het.untrusted import Malformed
 
 NAME = "lock.json"
@@ -33,12 +33,6 @@ _BYTES = 1024  # always as many, so that nothing of a longer one is left
 
 class InUse(UserError):
     """Another process trains in the directory, and may end soon."""
-
-    code = TRY_AGAIN
-
-
-class FullDisk(UserError):
-    """The directory cannot be written to now."""
 
     code = TRY_AGAIN
 
@@ -146,7 +140,7 @@ def _acquired(run_dir: Path, tell: Callable[[str], None]) -> RunLock:
         return RunLock(path, file)
     except OSError as error:
         os.close(file)
-        raise FullDisk(f"{path} cannot be written ({error.strerror}); free the disk and start again") from error
+        raise Unwritable(f"{path} cannot be written ({error.strerror}); free the disk and start again") from error
     except BaseException:
         os.close(file)
         raise
@@ -176,7 +170,7 @@ def _changes(path: Path, before: dict[str, Any]) -> bool:
 def _read(path: Path) -> dict[str, Any]:
     """Returns what a lock says, nothing if nobody holds it; one that cannot be read is nobody's."""
     try:
-        found = untrusted.read_json(path)
+        found = untrusted.read_json(path, 2**16)
     except (OSError, Malformed):
         return {}
     return found if isinstance(found, dict) and found.keys() >= _FIELDS else {}
