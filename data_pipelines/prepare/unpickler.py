@@ -49,7 +49,7 @@ def load_arrays(data: bytes, source: str) -> Any:
 
 
 def _check_memo(data: bytes) -> None:
-    """Refuses places to remember things at, and sizes, beyond the pickle's own: memory is taken for them at once."""
+    """Refuses places in the memo beyond the pickle's own size: memory is taken for all places up to them at once."""
     for opcode, argument, _ in pickletools.genops(data):
         if opcode.name in ("PUT", "LONG_BINPUT") and not (isinstance(argument, int) and 0 <= argument <= len(data)):
             raise ValueError("a place beyond its end")

@@ -4,6 +4,8 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
+
 from data_pipelines.memory import MemoryBudget
 
 
@@ -61,10 +63,6 @@ def test_small_pieces_that_come_later_do_not_pass_a_large_one():
 def test_memory_comes_back_after_an_error():
     budget = MemoryBudget(1)
     for _ in range(3):
-        try:
-            with budget.held(1):
-                raise ValueError
-        except ValueError:
-            continue
-    with budget.held(1):
-        assert True
+        with pytest.raises(ValueError, match="broken"), budget.held(1):
+            raise ValueError("broken")
+    assert budget._held == 0
