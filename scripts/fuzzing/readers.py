@@ -220,7 +220,7 @@ TARGETS: Mapping[str, Target] = {
     "parquet": Target(seeds.parquet, _parquet, cost=4),
     "CIFAR": Target(seeds.cifar, _cifar, cost=4),
     "caption file": Target(seeds.captions, _captions, changed=("*.json",)),
-    "flowers": Target(seeds.flowers, functools.partial(_archives, read_flowers), cost=2),
+    "flowers": Target(seeds.flowers, functools.partial(_archives, read_flowers), cost=20),
     "pets": Target(seeds.pets, functools.partial(_archives, read_pets), cost=4),
     "tokenizer.json": Target(seeds.tokenizer_json, _huggingface_tokenizer),
     "SentencePiece": Target(seeds.sentencepiece, _sentencepiece, changed=("spiece.model", "tokenizer_config.json")),

@@ -1,0 +1,54 @@
+"""MATLAB's files are read in a process of their own, and whatever is wrong with one is a line."""
+
+import io
+import struct
+
+import numpy as np
+import pytest
+import scipy.io
+
+from data_pipelines.prepare import matlab
+from data_pipelines.prepare.matlab import load_variables
+from lit_het.untrusted import Malformed
+
+
+def _file(compress: bool = False, **variables: object) -> bytes:
+    stream = io.BytesIO()
+    scipy.io.savemat(stream, variables, do_compression=compress)
+    return stream.getvalue()
+
+
+def test_numbers_and_structures_are_lists():
+    rows = np.empty((2, 1), [("name", "O"), ("parts", "O")])
+    rows[:, 0] = [("a", [1, 2]), ("b", [3])]
+    content = _file(numbers=np.arange(3)[None], one=np.array([[7]]), rows=rows)
+    assert load_variables(content, "numbers", "one", "rows") == {
+        "numbers": [0, 1, 2],
+        "one": [7],
+        "rows": {"name": ["a", "b"], "parts": [[1, 2], 3]},
+    }
+
+
+def test_a_file_that_kills_its_reader_is_a_line():
+    content = _file(numbers=np.arange(2, dtype=np.int64))
+    # The type of the elements, beyond SciPy's table of types (SciPy 1.17 then reads beyond the table's end).
+    damaged = content.replace(b"\x0c\x00\x00\x00\x10\x00\x00\x00", b"\x0c\x10\x00\x00\x10\x00\x00\x00")
+    assert damaged != content
+    with pytest.raises(Malformed):
+        load_variables(damaged, "numbers")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"<html>404</html>", "MatReadError|ValueError"),
+        (_file(other=[1]), "KeyError: 'numbers'"),
+        (_file(compress=True, numbers=np.zeros(2**20, np.uint8)), "a variable of 1,048,576 values, at most 100,000"),
+        (struct.pack("<5i", 0, 2**15, 2**15, 0, 8) + b"numbers\0", "Not enough bytes"),  # 8 GiB of doubles
+        (bytes(matlab.MAX_BYTES + 1), "10,000,001 bytes, at most 10,000,000 are read"),
+    ],
+    ids=["page", "variable", "values", "declared", "bytes"],
+)
+def test_what_is_damaged_or_too_large_is_refused(content, message):
+    with pytest.raises(Malformed, match=message):
+        load_variables(content, "numbers")
