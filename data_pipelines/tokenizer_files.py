@@ -50,8 +50,7 @@ def read(model: Path) -> bytes:
         UserError: it cannot be read, or is too large.
     """
     try:
-        with model.open("rb") as file:
-            content = file.read(MAX_FILE_BYTES + 1)
+        content = untrusted.read_bytes(model, MAX_FILE_BYTES + 1)
     except OSError as error:
         raise UserError(f"{model}: cannot be read ({error.strerror}); check the tokenizer's path") from error
     if len(content) > MAX_FILE_BYTES:

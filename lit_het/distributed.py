@@ -60,7 +60,7 @@ def _end_aborts_with(code: int) -> None:
     """
 
     def end(_: int) -> None:
-        os.write(2, b"lit-het: another process is gone; start all again\n")
+        os.write(2, b"lit-het: ended by SIGABRT, as JAX ends those that have lost process 0; start all again\n")
         os._exit(code)
 
     global _abort_handler  # the C library keeps no reference

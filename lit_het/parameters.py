@@ -1,6 +1,7 @@
 """Parameter trees as nested dicts: paths, the locked/trainable partition and counts."""
 
 import re
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -33,7 +34,9 @@ def check_pattern(pattern: str) -> None:
             raise ValueError("is too long, repeats a group, or has flags")
         if len(re.findall(r"[*+?{]", bare)) > MAX_REPETITIONS:
             raise ValueError(f"repeats more than {MAX_REPETITIONS} times")
-        re.compile(pattern)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # of sets in sets, which Python may read otherwise one day
+            re.compile(pattern)
     except (ValueError, re.error, RecursionError, OverflowError) as error:
         problem = f"{pattern[:100]!r} cannot be used as a pattern of parameters ({error})"
         raise UserError(f"{problem}; write names of layers, '|' and a few '.*'") from error

@@ -7,9 +7,12 @@ compared with the bytes that are there before anything is allocated, nothing is 
 
 import ast
 import dataclasses
+import errno
 import io
 import json
 import math
+import os
+import stat
 import struct
 import threading
 import zipfile
@@ -19,8 +22,8 @@ from typing import Any
 
 import numpy as np
 
-MAX_JSON_BYTES = 2**28
-"""JSON of more bytes is refused: parsed, it may take 27 times as much memory."""
+MAX_JSON_BYTES = 2**24
+"""JSON of more bytes is refused where no other limit is given: parsed, it may take 27 times as much memory."""
 
 MAX_JSON_DEPTH = 100
 """JSON that is nested deeper is refused: who walks through it would run out of stack."""
@@ -127,8 +130,20 @@ def read_json(path: Path, most_bytes: int = MAX_JSON_BYTES) -> Any:
         OSError: it cannot be read.
         Malformed: as `parse_json`.
     """
-    with path.open("rb") as file:
-        return parse_json(file.read(most_bytes + 1), most_bytes)
+    return parse_json(read_bytes(path, most_bytes + 1), most_bytes)
+
+
+def read_bytes(path: Path, most_bytes: int) -> bytes:
+    """Returns the content of a file, or the first ``most_bytes`` of it.
+
+    Raises:
+        OSError: it cannot be read, or is a device or pipe, which might have no end or never begin.
+    """
+    # Without O_NONBLOCK, opening a named pipe would wait for someone who writes.
+    with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "no regular file", str(path))
+        return file.read(most_bytes)
 
 
 def parse_npy(content: bytes) -> np.ndarray:

@@ -21,6 +21,9 @@ _PUBLISHED = {
     "captions_val2017": {"val": 5_000},
 }
 
+MAX_FILE_BYTES = 2**28
+"""Larger caption files are refused: COCO's have 91 MB, and parsed they may take 27 times as much memory."""
+
 
 @dataclasses.dataclass(frozen=True)
 class _Captioned:
@@ -61,7 +64,7 @@ def read_captions(source: Path, scratch: Path, split: str | None = None, picture
 
 def _read_json(source: Path) -> dict[str, Any]:
     try:
-        content = read_json(source)
+        content = read_json(source, MAX_FILE_BYTES)
     except OSError as error:
         raise UserError(f"{source}: cannot be read ({error.strerror}); name a caption file") from error
     except ValueError as error:

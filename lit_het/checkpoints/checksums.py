@@ -86,11 +86,11 @@ def sealed(info: Mapping[str, Any], arrays: Mapping[str, Mark]) -> dict[str, str
     return {SEAL: hashlib.sha256(text.encode()).hexdigest(), "json": text}
 
 
-def unsealed(item: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, Mark]] | None:
+def unsealed(item: Any) -> tuple[dict[str, Any], dict[str, Mark]] | None:
     """Inverts `sealed`; None where the text has changed, or is none of ours."""
-    if hashlib.sha256(item.get("json", "").encode()).hexdigest() != item[SEAL]:
-        return None
     try:
+        if hashlib.sha256(item["json"].encode()).hexdigest() != item[SEAL]:
+            return None
         info = untrusted.parse_json(item["json"])
         arrays = info.pop("arrays").items()
         return info, {path: Mark(dtype, tuple(shape), digits) for path, (dtype, shape, digits) in arrays}

@@ -18,7 +18,7 @@ from lit_het.files import completed, write_atomically
 NAME = "manifest.json"
 _SEAL, _FILES = "sha256", "files"
 _MOST_BYTES = 2**16
-_MOST_FILE_BYTES = 2**26  # of a file that it names
+_MOST_FILE_BYTES = 2**26  # of a file that it names: the tokenizer's model
 
 KNOWN = frozenset({"config.json", "tokenizer.model"})
 """The files that a manifest may name: one that others wrote must not make us read any other."""
@@ -89,9 +89,11 @@ def _content(path: Path) -> bytes | None:
         UserError: it cannot be read.
     """
     try:
-        with path.open("rb") as file:
-            return file.read(_MOST_FILE_BYTES)
+        content = untrusted.read_bytes(path, _MOST_FILE_BYTES + 1)
     except FileNotFoundError:
         return None
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}); mend it, or its permissions") from error
+    if len(content) > _MOST_FILE_BYTES:
+        raise UserError(f"{path} has more than {_MOST_FILE_BYTES:,} bytes, which no run writes; bring back a copy")
+    return content

@@ -37,7 +37,7 @@ class SavedStep:
             Damaged: it cannot be read, or is not what was saved.
         """
         info = self._read(lambda: self._items({"info": None})["info"])
-        if checksums.SEAL in info:
+        if not isinstance(info, dict) or checksums.SEAL in info:
             opened = checksums.unsealed(info)
             if opened is None:
                 raise Damaged(f"the checkpoint {self._shown} is damaged (info is not what was saved)")

@@ -131,7 +131,7 @@ def _restore_params(
     locked = _locked_params(_moved(config, pretrained), run_dir, locked_like)
     with Checkpoints(checkpoint_dir(run_dir), read_only=True) as checkpoints:
         trainable, info = checkpoints.restore_params(trainable_like)
-    if checksums.digest(locked) != info["locked_checksum"]:
+    if checksums.digest(locked) != info.get("locked_checksum"):
         origin = "the files named as `weights`" if config.pretrained is None else config.pretrained.run
         raise UserError(
             f"the locked parameters in {origin} are not those that {run_dir} was trained with; "

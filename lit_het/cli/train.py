@@ -60,7 +60,10 @@ def parse_config(
         UserError: the file or a flag cannot be used, or JSON names a command that is not allowed.
     """
     is_json = path.suffix == ".json"
-    config = experiment.load(path) if is_json else experiment.load_module_config(path)
+    if path == runs.config_path(path.parent):
+        config = runs.load_config(path.parent)  # which compares it with the run's manifest
+    else:
+        config = experiment.load(path) if is_json else experiment.load_module_config(path)
     config = with_flags(config, flags, f"{command} --config {path}")
     if is_json and not allow_commands:
         check_commands(config, path, flags)
@@ -184,14 +187,17 @@ def _resumed(
             f"the shards are not those of {config.run_dir}: samples have come, gone or changed; "
             "restore them, or start another --run-dir"
         )
-    if info["locked_checksum"] != checksum:
+    if info.get("locked_checksum") != checksum:
         raise UserError(
             f"the locked parameters are not those that {config.run_dir} began with; "
             "set --pretrained.run to the original run"
         )
     if isinstance(loader, Stream):
         say("a stream cannot seek: from here on it draws samples anew")
-    return state, info["position"]
+    position = info.get("position")
+    if not isinstance(position, int) or not 0 <= position < 2**63:
+        raise UserError(f"the checkpoint in {config.run_dir} has no position in the data; start another --run-dir")
+    return state, position
 
 
 @contextlib.contextmanager

@@ -8,11 +8,13 @@ another start than its own, ends.
 
 import contextlib
 import datetime
+import errno
 import fcntl
 import json
 import os
 import platform
 import secrets
+import stat
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -125,7 +127,10 @@ def _acquired(run_dir: Path, tell: Callable[[str], None]) -> RunLock:
     path = run_dir / NAME
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
-        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
+        if not stat.S_ISREG(os.fstat(file).st_mode):
+            os.close(file)
+            raise OSError(errno.EINVAL, "no regular file")
     except OSError as error:
         raise UserError(f"{path} cannot be written ({error.strerror}); choose another --run-dir") from error
     try:

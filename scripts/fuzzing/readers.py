@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from configs import experiment
 from data_pipelines import images, storage
 from data_pipelines.batches import Captions
 from data_pipelines.embeddings import StoredEmbeddings, describe
@@ -36,7 +35,7 @@ from eval.kept_runs import read_runs
 from lit_het.checkpoints.huggingface_tokenizer import read_settings, tokenizer_files
 from lit_het.checkpoints.native import Checkpoints
 from lit_het.checkpoints.weights import open_weights
-from lit_het.cli import checkpoint, report
+from lit_het.cli import checkpoint, descriptions, report
 from lit_het.errors import UserError
 from scripts.fuzzing import seeds
 from scripts.fuzzing.seeds import Files
@@ -176,7 +175,7 @@ def _run(folder: Path) -> None:
     (run,) = read_runs([folder / "run"])
     run.settings()
     assert run.last_step >= 0 or run.history
-    experiment.load(folder / "run" / "config.json")
+    descriptions.load_config(folder / "run")
 
 
 def _report(folder: Path) -> None:

@@ -1,5 +1,6 @@
 """Checksums of arrays: the same wherever parts lie, another after any change."""
 
+import hashlib
 import re
 
 import jax
@@ -87,3 +88,11 @@ def test_sealed_facts_come_back_and_one_changed_character_is_seen():
     item = checksums.sealed({"position": 48}, arrays)
     assert checksums.unsealed(item) == ({"position": 48}, arrays)
     assert checksums.unsealed({**item, "json": item["json"].replace("48", "49")}) is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[]", "{}", "[" * 5000, "no JSON", '{"arrays": []}', '{"arrays": {"a": 1}}', '{"arrays": {"a": ["f", 3, ""]}}'],
+)
+def test_what_others_sealed_is_no_info_of_ours(text):
+    assert checksums.unsealed({checksums.SEAL: hashlib.sha256(text.encode()).hexdigest(), "json": text}) is None

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from lit_het.checkpoints import checksums
 from lit_het.checkpoints.folders import entries
 from lit_het.checkpoints.native import Checkpoints, Kept, SaveFailed, save_imported
 from lit_het.checkpoints.saved_step import Damaged, SavedStep
@@ -118,6 +119,18 @@ def test_a_flipped_byte_is_never_restored_wherever_it_is(good, tmp_path):
         step = int(state.step)
         assert_equal(state, make_state(step, make_params(step)))
         assert info["position"] == 16 * step
+
+
+INFOS = [3, [], {checksums.SEAL: 3}, {checksums.SEAL: "", "json": 3}, checksums.sealed({}, {}) | {"json": "{}"}]
+
+
+@pytest.mark.parametrize("info", INFOS, ids=str)
+def test_an_info_of_another_form_is_damaged(copied, monkeypatch, info):
+    with Checkpoints(copied) as checkpoints:
+        step = checkpoints.at(2)
+        monkeypatch.setattr(step, "_items", lambda *_: {"info": info})
+        with pytest.raises(Damaged, match=r"/2 is damaged \(info is not what was saved\)"):
+            step.about()
 
 
 def test_the_array_that_was_changed_is_named(copied, monkeypatch):

@@ -1,5 +1,7 @@
 """A run's configuration and tokenizer are what the run wrote, or a line says which is not."""
 
+import hashlib
+import json
 import os
 
 import pytest
@@ -46,6 +48,28 @@ def test_a_damaged_manifest_is_told_and_a_deleted_one_accepts_what_is_there(run)
             manifest.check(run)
     path.unlink()
     assert manifest.check(run) == ()
+
+
+@pytest.mark.parametrize("name", ["/dev/zero", "../other", "metrics.jsonl", "config.json\0", ""])
+def test_a_forged_manifest_makes_nobody_read_other_files(run, name):
+    files = {name: hashlib.sha256(b"").hexdigest()}
+    seal = hashlib.sha256(json.dumps(files).encode()).hexdigest()
+    (run / manifest.NAME).write_text(json.dumps({"sha256": seal, "files": files}, indent=1) + "\n")
+    with pytest.raises(UserError, match=r"manifest\.json is damaged"):
+        manifest.check(run)
+
+
+def test_a_pipe_a_device_or_a_huge_file_in_place_of_a_file_is_a_line(run):
+    path = run / "tokenizer.model"
+    for make, told in (
+        (os.mkfifo, r"tokenizer\.model cannot be read \(no regular file\)"),
+        (lambda path: path.symlink_to("/dev/zero"), "no regular file"),
+        (lambda path: path.write_bytes(bytes(2**26 + 1)), r"tokenizer\.model has more than 67,108,864 bytes"),
+    ):
+        path.unlink()
+        make(path)
+        with pytest.raises(UserError, match=told):
+            manifest.check(run)
 
 
 def test_a_kill_between_any_two_writes_leaves_a_run_that_opens(run, monkeypatch):

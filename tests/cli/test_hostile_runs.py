@@ -1,6 +1,7 @@
 """Runs whose files were changed, damaged, or written by someone else."""
 
 import dataclasses
+import errno
 import json
 import shutil
 import time
@@ -10,10 +11,11 @@ import pytest
 
 from configs import experiment
 from eval.kept_runs import read_runs
+from lit_het.checkpoints.saved_step import SavedStep
 from lit_het.cli import runs
 from lit_het.cli.main import main
-from lit_het.cli.train import train
-from lit_het.errors import UserError
+from lit_het.cli.train import parse_config, train
+from lit_het.errors import TRY_AGAIN, UserError
 from lit_het.training.logging import read_metrics
 from tests.checkpoints.test_damage import flip
 
@@ -70,6 +72,51 @@ def test_a_run_that_takes_its_parameters_from_itself_is_refused_at_once(copied, 
             with pytest.raises(UserError, match="leads back to"):
                 runs.load_pretrained(with_pretrained(config, here), runs.abstract_params(config.task.build()))
             assert time.monotonic() - began < 10
+
+
+@pytest.mark.parametrize(
+    ("field", "told"),
+    [("locked_checksum", "the locked parameters are not those"), ("position", "has no position in the data")],
+)
+def test_a_checkpoint_whose_info_lacks_a_field_is_a_line(copied, field, told, monkeypatch):
+    run, config = copied
+    monkeypatch.setattr(SavedStep, "about", _without(field, SavedStep.about))
+    with pytest.raises(UserError, match=told):
+        train(dataclasses.replace(config, run_dir=run), resume=True)
+
+
+def test_a_run_whose_info_lacks_the_checksum_of_the_locked_parameters_does_not_open(copied, monkeypatch):
+    run, _ = copied
+    monkeypatch.setattr(SavedStep, "about", _without("locked_checksum", SavedStep.about))
+    with pytest.raises(UserError, match="are not those that"):
+        runs.open_run(run)
+
+
+def _without(field, about):
+    def changed(step):
+        info, marks = about(step)
+        return {name: value for name, value in info.items() if name != field}, marks
+
+    return changed
+
+
+def test_a_changed_configuration_is_named_also_where_its_path_is_given(copied):
+    run, _ = copied
+    flip(run / "config.json", 100)
+    with pytest.raises(UserError, match=r"config\.json is not what the run wrote"):
+        parse_config(run / "config.json", ())
+
+
+def test_a_start_on_a_full_disk_may_be_tried_again(copied, monkeypatch, capsys):
+    run, _ = copied
+
+    def fail(*_):
+        raise OSError(errno.ENOSPC, "No space left on device", str(run / "config.json"))
+
+    monkeypatch.setattr("lit_het.cli.train.write_run_files", fail)
+    assert main(["train", "--config", str(run / "config.json"), "--run-dir", str(run), "--resume"]) == TRY_AGAIN
+    told = capsys.readouterr().err
+    assert "config.json cannot be written (No space left on device); free the disk and start again" in told
 
 
 VALUES = (None, True, -1, 10**30, float("nan"), float("inf"), "x", [], {}, {"type": "Nothing"}, {"type": []}, [3])

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import subprocess
 import sys
 
@@ -59,6 +60,7 @@ def test_a_second_start_is_refused_in_a_line_that_names_the_first(tmp_path):
     assert message.startswith(f"{tmp_path} is in use: process {process.pid} on ")
     assert "--run-dir" in message
     assert "\n" not in message
+    assert error.value.code == 75  # it may succeed when it is started again
 
 
 def test_a_second_start_in_the_same_process_is_refused(tmp_path):
@@ -137,6 +139,15 @@ def test_without_locks_of_the_system_an_owner_on_this_machine_must_show_life_too
 
         with pytest.raises(InUse), locked(tmp_path, beat):
             pytest.fail("both are in")
+
+
+def test_a_named_pipe_in_place_of_the_lock_is_an_error_for_people(tmp_path):
+    os.mkfifo(tmp_path / run_lock.NAME)
+    with (
+        pytest.raises(UserError, match=r"lock\.json cannot be written \(no regular file\)"),
+        locked(tmp_path, fail_if_told),
+    ):
+        pytest.fail("is in")
 
 
 def test_a_directory_that_cannot_be_written_to_is_an_error_for_people(tmp_path):

@@ -61,6 +61,11 @@ def test_a_name_that_an_archive_holds_twice_is_refused(tmp_path, make_tar):
     (tmp_path / "x.tar").write_bytes(twice)
     with pytest.raises(UserError, match="holds a twice"):
         TarFiles(tmp_path / "x.tar", tmp_path)
+    long = make_tar({"a/" * 15_000 + "b": b"1"})
+    (tmp_path / "x.tar").write_bytes(long[: -(-len(long.rstrip(b"\0")) // 512) * 512] + long)
+    with pytest.raises(UserError, match="twice") as error:
+        TarFiles(tmp_path / "x.tar", tmp_path)
+    assert len(str(error.value)) < 1000
 
 
 def test_what_is_not_there_or_no_archive_is_one_line(tmp_path):

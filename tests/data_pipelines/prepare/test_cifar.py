@@ -137,6 +137,14 @@ def test_a_pickle_that_would_run_something_is_refused_in_one_line(tmp_path, make
     assert not ran.exists()
 
 
+def test_a_place_to_remember_beyond_the_pickles_end_takes_no_memory():
+    # LONG_BINPUT: Python takes 8 bytes for each place up to this one.
+    content = b"\x80\x02]r" + struct.pack("<I", 2**31 - 1) + b"."
+    with pytest.raises(UserError, match=r"here: is damaged \(a place beyond its end\)"):
+        load_arrays(content, "here")
+    assert load_arrays(b"\x80\x02]r" + struct.pack("<I", 5) + b".", "here") == []
+
+
 def test_arrays_and_plain_values_of_new_pickles_are_read_too():
     value = {"a": np.arange(6, dtype=np.uint8).reshape(2, 3), "b": [1, "x", b"y", None, 2.5, (True,)]}
     loaded = load_arrays(pickle.dumps(value, 4), "x")
