@@ -25,6 +25,7 @@ from data_pipelines.tokenizers import train_sentencepiece
 from data_pipelines.transforms import Preprocessing, Training
 from eval.evaluation import Drawing, Evaluation, write_record
 from lit_het.checkpoints.native import Checkpoints
+from lit_het.cli import descriptions
 from lit_het.durations import Duration, RunLength
 from lit_het.optimizers import Adafactor, Optimizer
 from lit_het.schedules import Schedule
@@ -314,7 +315,10 @@ def runs() -> Iterator[Files]:
         config = tiny.shrink(module.get_config(), folder / "data", folder / "run")
         run = dataclasses.replace(config, evaluations=module.get_config().evaluations)
         (folder / "run").mkdir()
-        experiment.save(run, folder / "run" / "config.json")
+        if module is glyph_classifier:  # as those of earlier versions, without a manifest
+            experiment.save(run, folder / "run" / "config.json")
+        else:
+            descriptions.write(folder / "run", run, b"a tokenizer")
         records = [{"step": step, "train/loss": 1 / step, "seconds": 0.1} for step in (1, 2, 3)]
         (folder / "run" / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
         arrays = {"images": np.zeros((2, 4, 4, 3), np.uint8), "classes": np.zeros((2, 1), np.int32)}

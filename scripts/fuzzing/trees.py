@@ -1,6 +1,7 @@
 """Changes of values within values: JSON and MessagePack."""
 
 import copy
+import hashlib
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -29,11 +30,24 @@ def json_text(content: bytes, part: Part, random: Random) -> bytes:
         whole = [json.loads(lines[number])]
         before, after = (b"".join(line + b"\n" for line in some) for some in (lines[:number], lines[number + 1 :]))
         after = b"\n" + after[:-1]
+    if isinstance(whole[0], dict) and "sha256" in whole[0] and random.random() < 0.8:
+        return before + _resealed(whole[0], part, random) + after
     _change(whole, random, [*_values(random), 10**30, "é" * 3000, {"a": 1}], _other)
     text = json.dumps(whole[0], ensure_ascii=random.random() < 0.8).replace(f'"{_MARK}"', random.choice(_RAW))
     if random.random() < 0.03:
         text = re.sub(r'("[^"]*"): ', r"\1: 1, \1: ", text, count=1)  # a key twice
     return before + text.encode("utf-8", "surrogatepass") + after
+
+
+def _resealed(item: dict[str, Any], part: Part, random: Random) -> bytes:
+    """Changes the info of a step, or a run's manifest, and gives it the checksum of what it has become."""
+    ((name, held),) = ((name, held) for name, held in item.items() if name != "sha256")
+    text = part((held if isinstance(held, str) else json.dumps(held)).encode()).decode("utf-8", "replace")
+    if isinstance(held, str):
+        return json.dumps({name: text, "sha256": hashlib.sha256(text.encode()).hexdigest()}).encode()
+    changed = json.loads(text)
+    seal = hashlib.sha256(json.dumps(changed, sort_keys=True).encode()).hexdigest()
+    return (json.dumps({"sha256": seal, name: changed}, indent=1) + "\n").encode()
 
 
 def msgpacked(content: bytes, part: Part, random: Random) -> bytes:
