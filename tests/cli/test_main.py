@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import jax
@@ -21,7 +22,7 @@ from lit_het.sharding import MeshConfig
 
 
 @pytest.fixture
-def sleeping(tmp_path, monkeypatch) -> Path:
+def sleeping(tmp_path, monkeypatch) -> Iterator[Path]:
     """Makes training wait for a command that writes its process id into a file, and nothing else."""
     started = tmp_path / "started"
     command = f"pipe:sleep 1000 & echo $! > {started}; wait"
@@ -33,7 +34,12 @@ def sleeping(tmp_path, monkeypatch) -> Path:
 
     monkeypatch.setattr(train, "parse_config", lambda *_, **__: None)
     monkeypatch.setattr(train, "train", wait)
-    return started
+    # Whoever starts the tests, such as nohup, may ignore them.
+    usual = {signal.SIGTERM: signal.SIG_DFL, signal.SIGHUP: signal.SIG_DFL, signal.SIGINT: signal.default_int_handler}
+    before = {number: signal.signal(number, handler) for number, handler in usual.items()}
+    yield started
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 def signalled(started: Path, *numbers: int) -> int:
