@@ -6,6 +6,7 @@ point here (DNS rebinding) or as a request to another site. The headers Host and
 
 import dataclasses
 import ipaddress
+import re
 import urllib.parse
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, TypeAlias
@@ -15,6 +16,9 @@ MAX_UPLOAD_BYTES = 64 * 2**20
 
 _FORM_BYTES = 2**16  # what a form adds to a file
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
+
+# urlsplit would also find a name in user@name, or before a path.
+_HOST = re.compile(r"(\[[0-9a-fA-F:.]+\]|[\w.-]+)(:[0-9]{1,5})?", re.ASCII)
 
 _Message: TypeAlias = Mapping[str, Any]
 _Receive: TypeAlias = Callable[[], Awaitable[_Message]]
@@ -45,7 +49,7 @@ class Doors:
 
     def problem(self, hosts: list[str], origins: list[str]) -> str:
         """Returns why a request with these headers is refused, nothing if it is not."""
-        name = _name(f"//{hosts[0]}") if len(hosts) == 1 else None
+        name = _name(f"//{hosts[0]}") if len(hosts) == 1 and _HOST.fullmatch(hosts[0]) else None
         if name is None:
             return "a request names one host"
         if not (name in self.names or (self.any_address and _address(name) is not None)):

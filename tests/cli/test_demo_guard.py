@@ -27,6 +27,9 @@ def test_this_machine_may_ask_with_and_without_an_origin(host):
         [],
         ["localhost", "evil.example"],
         ["["],
+        ["evil.example@localhost:7860"],
+        ["localhost:7860/evil.example"],
+        ["localhost:7860, evil.example"],
     ],
 )
 def test_names_that_the_page_is_not_known_by_are_refused(hosts):
