@@ -36,7 +36,7 @@ def load_variables(content: bytes, *names: str) -> dict[str, Any]:
     if len(content) > MAX_BYTES:
         raise Malformed(f"{len(content):,} bytes, at most {MAX_BYTES:,} are read")
     # -P: nothing is imported from the current folder.
-    command = [sys.executable, "-P", "-c", f"from {__name__} import print_variables; print_variables()", *names]
+    command = [sys.executable, "-P", "-c", f"from {__name__} import write_variables; write_variables()", *names]
     # Each thread of OpenBLAS would take memory, of which there is little.
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
     try:
@@ -50,14 +50,14 @@ def load_variables(content: bytes, *names: str) -> dict[str, Any]:
     return parse_json(child.stdout, _JSON_BYTES)
 
 
-def print_variables() -> None:
-    """Reads a file from standard input and prints the variables that the arguments name, as JSON."""
+def write_variables() -> None:
+    """Reads a file from standard input and writes the variables that the arguments name to standard output, as JSON."""
     resource.setrlimit(resource.RLIMIT_DATA, (_MEMORY, _MEMORY))
     import scipy.io  # here alone, in the process that reads
 
     content = io.BytesIO(sys.stdin.buffer.read())
     variables = scipy.io.loadmat(content, squeeze_me=True, variable_names=sys.argv[1:])
-    print(json.dumps({name: _plain(variables[name]) for name in sys.argv[1:]}, default=_plain))
+    json.dump({name: _plain(variables[name]) for name in sys.argv[1:]}, sys.stdout, default=_plain)
 
 
 def _plain(value: Any) -> Any:
