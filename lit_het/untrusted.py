@@ -297,4 +297,4 @@ def _within_zip(call: Callable[[], Any]) -> Any:
     except (OSError, Malformed):
         raise
     except Exception as error:
-        raise Malformed(f"no readable .npz archive ({type(error).__name__}: {error})") from error
+        raise Malformed(f"no readable .npz archive ({type(error).__name__}: {str(error)[:200]})") from error

@@ -56,7 +56,7 @@ def _facts(run: KeptRun) -> dict[str, str]:
     found: dict[str, str] = {}
     if isinstance(task, Mapping):
         head = task.get("head")
-        kind = head.get("type", "") if isinstance(head, Mapping) else ""
+        kind = str(head.get("type", ""))[:100] if isinstance(head, Mapping) else ""
         found["model"] = "image-text" if task.get("text_tower") else "image tower"
         found["head"] = kind.removesuffix("Config").removesuffix("Contrastive") or "none"
     if run.seed is not None:
