@@ -93,6 +93,8 @@ def unsealed(item: Any) -> tuple[dict[str, Any], dict[str, Mark]] | None:
             return None
         info = untrusted.parse_json(item["json"])
         arrays = info.pop("arrays").items()
+        if any(np.dtype(dtype).name != dtype or min(shape, default=0) < 0 for _, (dtype, shape, _) in arrays):
+            return None
         return info, {path: Mark(dtype, tuple(shape), digits) for path, (dtype, shape, digits) in arrays}
     except (Malformed, AttributeError, KeyError, TypeError, ValueError):
         return None  # anybody can make a seal

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from eval.evaluation import evaluations_folder
 from eval.kept_runs import KeptRun, by_setting, read_runs
 from eval.report import exports
 from eval.report.page import render_page
@@ -56,13 +57,19 @@ def report(directories: Sequence[Path], output: Path | None = None) -> Path:
     comparison, remark = _comparison(settings)
     # Runs that differ in their seeds alone look alike.
     drawn = [members[0] for members in settings]
-    sections = [
-        runs_section(runs),
-        None if comparison is None else comparison_section(runs, comparison),
-        *evaluation_sections(runs, drawn),
-        training_section(runs),
-        configuration_section(runs),
-    ]
+    try:
+        sections = [
+            runs_section(runs),
+            None if comparison is None else comparison_section(runs, comparison),
+            *evaluation_sections(runs, drawn),
+            training_section(runs),
+            configuration_section(runs),
+        ]
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+        # Arrays that are missing, or numbers that cannot be drawn, in files that others may have written.
+        problem = f"{type(error).__name__}: {str(error)[:200]}"
+        places = ", ".join(str(evaluations_folder(run.directory)) for run in runs)[:500]
+        raise UserError(f"{places}: hold what lit-het does not write ({problem}); evaluate again") from error
     title = runs[0].name if len(runs) == 1 else f"{len(runs)} runs"
     told = " ".join(filter(None, (verdict(runs, comparison), remark)))
     page = render_page(title, [section for section in sections if section is not None], told, header(runs))

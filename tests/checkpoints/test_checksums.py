@@ -1,6 +1,7 @@
 """Checksums of arrays: the same wherever parts lie, another after any change."""
 
 import hashlib
+import json
 import re
 
 import jax
@@ -90,9 +91,24 @@ def test_sealed_facts_come_back_and_one_changed_character_is_seen():
     assert checksums.unsealed({**item, "json": item["json"].replace("48", "49")}) is None
 
 
+OTHERS = [
+    json.dumps({"arrays": {"a": mark}})
+    for mark in (["f", 3, ""], [["f"], [3], ""], ["?!", [3], ""], ["float32", [-1], ""])
+]
+
+
 @pytest.mark.parametrize(
     "text",
-    ["[]", "{}", "[" * 5000, "no JSON", '{"arrays": []}', '{"arrays": {"a": 1}}', '{"arrays": {"a": ["f", 3, ""]}}'],
+    [
+        *OTHERS,
+        "[]",
+        "{}",
+        "[" * 5000,
+        "no JSON",
+        '{"arrays": []}',
+        '{"arrays": {"a": 1}}',
+        '{"arrays": {"a": ["f", 3, ""]}}',
+    ],
 )
 def test_what_others_sealed_is_no_info_of_ours(text):
     assert checksums.unsealed({checksums.SEAL: hashlib.sha256(text.encode()).hexdigest(), "json": text}) is None
