@@ -34,6 +34,16 @@ MAX_JSON_BYTES = 2**24
 LARGEST_NUMBER = 2**53
 """Larger numbers in them are refused: JSON does not hold them exactly."""
 
+MAX_NAME_BYTES = 255
+"""Text with a longer part between slashes is refused: file systems take it for no name."""
+
+# What no model or machine has comes near to; beyond, memory and time run out before anything can tell.
+_LARGEST = {
+    **{"depth": 1_000, "width": 2**17, "mlp_width": 2**20, "num_heads": 2**12, "projection_size": 2**17},
+    **{"image_size": 2**13, "patch_size": 2**13, "vocabulary_size": 2**24, "num_classes": 2**26, "num_factors": 2**17},
+    **{"batch_size": 2**24, "threads": 2**10, "prefetch_batches": 2**10, "num_samples": 2**20, "length": 2**16},
+}
+
 
 @dataclasses.dataclass(frozen=True)
 class PretrainedConfig:
@@ -183,7 +193,7 @@ def load(path: Path) -> ExperimentConfig:
         raise UserError(f"{path} is missing; give the directory of a run of lit-het")
     try:
         content = untrusted.read_json(path, MAX_JSON_BYTES)
-        _check_numbers(content)
+        _check_values(content)
         config = _CONVERTER.structure(content, ExperimentConfig)
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}); mend it, or its permissions") from error
@@ -201,13 +211,21 @@ def load(path: Path) -> ExperimentConfig:
     return config
 
 
-def _check_numbers(value: Any) -> None:
-    """Refuses NaN, infinities, and whole numbers that no array and no file could have."""
-    if isinstance(value, dict | list):
-        for one in value.values() if isinstance(value, dict) else value:
-            _check_numbers(one)
-    elif (isinstance(value, int) and abs(value) > LARGEST_NUMBER) or (isinstance(value, float) and not isfinite(value)):
-        raise ValueError(f"the number {value!r:.50}")
+def _check_values(value: Any, field: str = "") -> None:
+    """Refuses NaN, infinities, whole numbers beyond any model's, and text that no file system takes for a path."""
+    if isinstance(value, dict):
+        for name, one in value.items():
+            _check_values(one, name)
+    elif isinstance(value, list):
+        for one in value:
+            _check_values(one, field)
+    elif isinstance(value, int) and abs(value) > _LARGEST.get(field, LARGEST_NUMBER):
+        raise ValueError(f"{field} = {value!r:.50} is beyond {_LARGEST.get(field, LARGEST_NUMBER):,}")
+    elif isinstance(value, float) and not isfinite(value):
+        raise ValueError(f"{field} = {value}")
+    # Encoding raises as well, where the text is no Unicode.
+    elif isinstance(value, str) and ("\0" in value or max(map(len, value.encode().split(b"/"))) > MAX_NAME_BYTES):
+        raise ValueError(f"{field} = {value!r:.50} has NUL or a name of more than {MAX_NAME_BYTES} bytes")
 
 
 def to_dict(config: Any) -> dict[str, Any]:

@@ -18,7 +18,7 @@ import threading
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -134,16 +134,23 @@ def read_json(path: Path, most_bytes: int = MAX_JSON_BYTES) -> Any:
 
 
 def read_bytes(path: Path, most_bytes: int) -> bytes:
-    """Returns the content of a file, or the first ``most_bytes`` of it.
+    """Returns the content of a file, or the first ``most_bytes`` of it; raises as `open_regular`."""
+    with open_regular(path) as file:
+        return file.read(most_bytes)
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Opens a file for reading.
 
     Raises:
         OSError: it cannot be read, or is a device or pipe, which might have no end or never begin.
     """
     # Without O_NONBLOCK, opening a named pipe would wait for someone who writes.
-    with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise OSError(errno.EINVAL, "no regular file", str(path))
-        return file.read(most_bytes)
+    file = open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb")  # noqa: SIM115
+    if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        return file
+    file.close()
+    raise OSError(errno.EINVAL, "no regular file", str(path))
 
 
 def parse_npy(content: bytes) -> np.ndarray:
@@ -159,7 +166,7 @@ def parse_npy(content: bytes) -> np.ndarray:
     try:
         array = np.frombuffer(content, header.dtype, math.prod(header.shape), header.offset)
         return array.reshape(header.shape, order="F" if header.fortran_order else "C")
-    except (ValueError, TypeError) as error:  # such as too many axes
+    except (ValueError, TypeError, OverflowError) as error:
         raise Malformed(f"no NumPy array ({error})") from error
 
 
@@ -185,10 +192,14 @@ def read_npy_header(file: Any) -> NpyHeader:
         found = np.lib.format.descr_to_dtype(dtype)
     except Exception as error:  # whatever the damage makes Python's parser and NumPy trip over
         raise Malformed(f"the header of the array is damaged ({type(error).__name__})") from error
-    if not (isinstance(shape, tuple) and all(type(size) is int and size >= 0 for size in shape)):
+    if not (isinstance(shape, tuple) and all(type(size) is int and abs(size) < 2**63 for size in shape)):
+        raise Malformed("the array has no shape, or one beyond any array's")
+    if any(size < 0 for size in shape):
         raise Malformed(f"the array has the shape {str(shape)[:100]}")
     if not isinstance(fortran_order, bool):
         raise Malformed("the header of the array is damaged (fortran_order)")
+    if found.itemsize == 0 or len(shape) > MAX_AXES:
+        raise Malformed(f"the array has elements of {found.itemsize} bytes and {len(shape)} axes")
     if found.hasobject:
         raise Malformed("the array holds pickled objects, which are never loaded")
     return NpyHeader(shape, found, fortran_order, len(start) + len(length) + size)

@@ -62,9 +62,15 @@ def test_a_damaged_array_is_malformed_or_still_an_array(data):
     check_damaged(lambda: untrusted.parse_npy(bytes(content)))
 
 
+def _declared(header: bytes) -> bytes:
+    return b"\x93NUMPY\1\0" + struct.pack("<H", len(header)) + header
+
+
 @pytest.mark.parametrize(
     "content",
     [
+        _declared(b"{'descr':'|S0','fortran_order':False,'shape':(%d,)}" % 2**70),
+        _declared(b"{'descr':'<f4','fortran_order':False,'shape':(0x" + b"f" * 8000 + b",)}"),
         b"PK\3\4",
         b"",
         b"\x93NUMPY",

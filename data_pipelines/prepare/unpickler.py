@@ -1,6 +1,7 @@
 """Pickles of the archives that CIFAR is published in: arrays, bytes, numbers and containers, nothing else."""
 
 import io
+import math
 import pickle
 import pickletools
 from typing import Any
@@ -9,22 +10,56 @@ import numpy as np
 
 from lit_het.errors import UserError
 
-# How NumPy pickles an array, under the name of its old and its new module.
-_NDARRAY = "numpy.ndarray"
+_CODES = ("b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8")
 
 
-def _reconstruct(kind: object, shape: object, code: object) -> np.ndarray:
-    """Returns the empty array that NumPy begins with; any other shape would take as much memory as it says."""
-    if kind != _NDARRAY or shape != (0,):
-        raise ValueError("an array that NumPy does not write so")
-    return np.ndarray.__new__(np.ndarray, (0,), "b")
+class _DType:
+    """What NumPy pickles a type as; NumPy itself would also build types whose elements lie outside of an array."""
+
+    def __init__(self, code: object, align: object, copy: object):
+        if code not in _CODES:
+            raise ValueError(f"an array of type {code!r:.20}")
+        self.dtype = np.dtype(str(code))
+
+    def __setstate__(self, state: Any) -> None:
+        _, order, subarray, names, fields, size, alignment, flags = state
+        if order not in ("<", ">", "|", "=") or (subarray, names, fields, size, alignment, flags) != _PLAIN:
+            raise ValueError("an array of a type that NumPy does not write so")
+        self.dtype = self.dtype.newbyteorder("=" if order == "|" else order)
 
 
+_PLAIN = (None, None, None, -1, -1, 0)
+_NDARRAY = object()  # stands for the class, which could be called with any shape
+
+
+class _Array:
+    """What NumPy pickles an array as: an empty one, and then its state."""
+
+    def __init__(self, kind: object, shape: object, code: object):
+        if kind is not _NDARRAY or shape != (0,):
+            raise ValueError("an array that NumPy does not write so")
+
+    def __setstate__(self, state: Any) -> None:
+        _, shape, kind, is_fortran, content = state
+        # Python 2 pickles bytes as text.
+        self.content = content.encode("latin1") if isinstance(content, str) else content
+        self.shape, self.dtype, self.is_fortran = shape, kind.dtype, bool(is_fortran)
+        if any(type(size) is not int or size < 0 for size in shape):
+            raise ValueError("an array with a shape that is none")
+        if math.prod(shape) * self.dtype.itemsize != len(self.content):
+            raise ValueError("an array that has not as many bytes as it declares")
+
+    def array(self) -> np.ndarray:
+        """Returns a copy, as an array."""
+        return np.frombuffer(self.content, self.dtype).reshape(self.shape, order="F" if self.is_fortran else "C").copy()
+
+
+# NumPy has given its module another name.
 _ADMITTED = {
-    ("numpy.core.multiarray", "_reconstruct"): _reconstruct,
-    ("numpy._core.multiarray", "_reconstruct"): _reconstruct,
-    ("numpy", "ndarray"): _NDARRAY,  # a name, as the class itself could be called with any shape
-    ("numpy", "dtype"): np.dtype,
+    ("numpy.core.multiarray", "_reconstruct"): _Array,
+    ("numpy._core.multiarray", "_reconstruct"): _Array,
+    ("numpy", "ndarray"): _NDARRAY,
+    ("numpy", "dtype"): _DType,
 }
 
 
@@ -40,12 +75,27 @@ def load_arrays(data: bytes, source: str) -> Any:
     """
     try:
         _check_memo(data)
-        return _Unpickler(io.BytesIO(data), encoding="latin1").load()
+        return _with_arrays(_Unpickler(io.BytesIO(data), encoding="latin1").load())
     except UserError as error:
         raise UserError(f"{source}: {error}") from error
     except Exception as error:  # a damaged pickle makes it trip over anything
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"{source}: is damaged ({reason}); download the archive again") from error
+
+
+def _with_arrays(value: Any) -> Any:
+    """Returns NumPy's arrays in place of what stands for them."""
+    match value:
+        case _Array():
+            return value.array()
+        case list() | tuple():
+            return type(value)(_with_arrays(one) for one in value)
+        case dict():
+            return {name: _with_arrays(one) for name, one in value.items()}
+        case bool() | int() | float() | str() | bytes() | None:
+            return value
+        case _:
+            raise ValueError(f"a value of type {type(value).__name__}")
 
 
 def _check_memo(data: bytes) -> None:

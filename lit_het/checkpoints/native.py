@@ -98,7 +98,10 @@ class Checkpoints:
 
     def _opened(self) -> ocp.training.Checkpointer:
         """Opens the folder, where Orbax reads the metadata of every step: those that it cannot read are set aside."""
-        self._set_aside([step for step in self.steps if not folders.has_metadata(self.directory / str(step))])
+        unreadable = [step for step in self.steps if not folders.has_metadata(self.directory / str(step))]
+        for step in unreadable:  # such as an old one that a kill has left half deleted
+            self._tell(f"{self.directory / str(step)} is not whole: it is set aside as {step}{DAMAGED}")
+        self._set_aside(unreadable)
         return ocp.training.Checkpointer(
             str(self.directory.resolve()),
             preservation_policy=_policy(self._kept),

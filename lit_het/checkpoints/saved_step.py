@@ -81,8 +81,9 @@ class SavedStep:
             of_item = below(item, saved)
             try:
                 metadata = self._metadata()[item]
-            except Damaged as error:
-                yield from ((f"{item}/{path}", error) for path in of_item)
+            except (Damaged, KeyError) as error:
+                found = error if isinstance(error, Damaged) else Damaged(f"{self._shown / item} is missing")
+                yield from ((f"{item}/{path}", found) for path in of_item)
                 continue
             paths, tree = jax.tree_util.tree_flatten_with_path(metadata)
             places = {checksums.name_of(path): number for number, (path, _) in enumerate(paths)}

@@ -70,6 +70,9 @@ def _run(options: argparse.Namespace, rest: Sequence[str]) -> int:
                 raise
         print(f"lit-het: {error}", file=sys.stderr)
         return error.code
+    except MemoryError as error:
+        print(f"lit-het: out of memory ({error}); use smaller sizes, or a machine with more", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print(f"lit-het: interrupted{_left_by(options)}", file=sys.stderr)
         return 130

@@ -65,7 +65,7 @@ def report(directories: Sequence[Path], output: Path | None = None) -> Path:
             training_section(runs),
             configuration_section(runs),
         ]
-    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+    except (ArithmeticError, LookupError, RuntimeError, StopIteration, TypeError, ValueError) as error:
         # Arrays that are missing, or numbers that cannot be drawn, in files that others may have written.
         problem = f"{type(error).__name__}: {str(error)[:200]}"
         places = ", ".join(str(evaluations_folder(run.directory)) for run in runs)[:500]

@@ -37,6 +37,9 @@ def write_run_files(config: ExperimentConfig, tokenizer: Tokenizer | None) -> No
     if distributed.is_first():
         config.run_dir.mkdir(parents=True, exist_ok=True)
         model = None if tokenizer is None else tokenizer.model_bytes
+        for name in ("config.json", "manifest.json", "metrics.jsonl", "tokenizer.model"):
+            for half_written in config.run_dir.glob(f"{name}.partial-*"):  # by a start that was killed
+                half_written.unlink()
         descriptions.write(config.run_dir, _openable_anywhere(config), model)
         _record_start(config.run_dir)
     distributed.wait_for_all("run files")
@@ -60,7 +63,10 @@ def _record_start(run_dir: Path) -> None:
         "devices": [f"{device.device_kind} ({device.platform})" for device in jax.devices()],
         "environment": environment,
     }
-    with (run_dir / "starts.jsonl").open("a") as file:
+    path = run_dir / "starts.jsonl"
+    if path.exists() and not path.is_file():  # a named pipe would wait for a reader
+        raise UserError(f"{path} is no regular file; remove it")
+    with path.open("a") as file:
         file.write(json.dumps(start) + "\n")
 
 

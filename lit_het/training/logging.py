@@ -110,15 +110,20 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     """
     if not path.exists():
         return []
+    records = []
     try:
-        # Whatever follows the last line feed was never completed.
-        lines = path.read_text("utf-8").split("\n")[:-1]
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path}: cannot be read as JSON lines ({' '.join(str(error).split())})") from error
-    return [_record(line, f"{path}: line {number}") for number, line in enumerate(lines, 1)]
+        with untrusted.open_regular(path) as file:
+            while (line := file.readline(_MOST_BYTES_OF_LINE + 2)).endswith(b"\n"):
+                records.append(_record(line, f"{path}: line {len(records) + 1}"))
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read as JSON lines ({error.strerror})") from error
+    # Whatever follows the last line feed was never completed.
+    if len(line) > _MOST_BYTES_OF_LINE:
+        raise UserError(f"{path}: line {len(records) + 1} is too long for a record of a step; delete it")
+    return records
 
 
-def _record(line: str, place: str) -> dict[str, Any]:
+def _record(line: bytes, place: str) -> dict[str, Any]:
     try:
         record = untrusted.parse_json(line, _MOST_BYTES_OF_LINE)
     except untrusted.Malformed as error:

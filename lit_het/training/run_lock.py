@@ -178,7 +178,8 @@ def _read(path: Path) -> dict[str, Any]:
         found = untrusted.read_json(path, 2**16)
     except (OSError, Malformed):
         return {}
-    return found if isinstance(found, dict) and found.keys() >= _FIELDS else {}
+    is_lock = isinstance(found, dict) and found.keys() >= _FIELDS and type(found["process"]) is int
+    return found if is_lock and all(isinstance(found[name], str) for name in _FIELDS - {"process"}) else {}
 
 
 def _machine() -> str:

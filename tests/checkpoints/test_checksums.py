@@ -93,9 +93,6 @@ def test_sealed_facts_come_back_and_one_changed_character_is_seen():
 
 MARKS = (["f", 3, ""], [["f"], [3], ""], ["?!", [3], ""], ["float32", [-1], ""])
 OTHERS = [json.dumps({"arrays": {"a": mark}}) for mark in MARKS]
-    json.dumps({"arrays": {"a": mark}})
-    for mark in (["f", 3, ""], [["f"], [3], ""], ["?!", [3], ""], ["float32", [-1], ""])
-]
 
 
 @pytest.mark.parametrize(

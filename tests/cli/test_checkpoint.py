@@ -19,6 +19,13 @@ def run(tmp_path):
     return tmp_path
 
 
+def test_a_step_without_its_parameters_is_damaged_and_the_others_are_shown(run, capsys):
+    shutil.rmtree(run / "checkpoints" / "2" / "params")
+    assert main(["checkpoint", "verify", str(run)]) == 1
+    assert "params is missing" in capsys.readouterr().out
+    assert main(["checkpoint", "show", str(run)]) == 1
+
+
 def test_steps_are_listed_with_what_a_kill_and_a_fault_have_left(run, capsys):
     folder = run / "checkpoints"
     shutil.copytree(folder / "2", folder / "3.orbax-checkpoint-tmp")

@@ -3,6 +3,8 @@
 import dataclasses
 import errno
 import json
+import os
+import re
 import shutil
 import time
 from pathlib import Path
@@ -143,6 +145,40 @@ def test_no_value_of_any_field_of_a_configuration_ends_in_a_traceback(trained_li
             except UserError as error:
                 refused += "\n" not in str(error) and str(path) in str(error)
     assert refused > 500
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *(("width", 2**40), ("depth", 2**40), ("threads", 2**30), ("batch_size", 2**40), ("image_size", 20_000)),
+        *(("run_dir", "/tmp/" + "a" * 300), ("run_dir", "a\0b"), ("run_dir", "\ud800")),
+    ],
+)
+def test_a_value_beyond_any_model_or_path_is_named(trained_lit, tmp_path, field, value):
+    text, changed = json.dumps(experiment.to_dict(trained_lit)), f'"{field}": {json.dumps(value)}'
+    (tmp_path / "config.json").write_text(re.sub(rf'"{field}": ("[^"]*"|\d+)', lambda _: changed, text))
+    with pytest.raises(UserError, match=rf"does not fit this version of lit-het: .*({field}|surrogates)"):
+        experiment.load(tmp_path / "config.json")
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "starts.jsonl"])
+def test_a_named_pipe_in_a_run_is_a_line(copied, name, tmp_path):
+    run, config = copied
+    (run / name).unlink()
+    os.mkfifo(run / name)
+    with pytest.raises(UserError, match=rf"{name}.*no regular file"):
+        train(dataclasses.replace(config, run_dir=run), resume=True)
+    if name == "metrics.jsonl":
+        assert main(["report", str(run), "--output", str(tmp_path / "r.html")]) == 1
+
+
+def test_what_a_killed_start_left_half_written_is_swept_away(copied):
+    run, config = copied
+    left = [run / f"{name}.partial-0123456789abcdef" for name in ("config.json", "metrics.jsonl")]
+    for path in left:
+        path.touch()
+    train(dataclasses.replace(config, run_dir=run), resume=True)
+    assert not any(path.exists() for path in left)
 
 
 @pytest.mark.parametrize("content", [b"[" * 100_000, b"", b"null", b"\xff", b'{"run_dir": 1e999}', b"9" * 5000])

@@ -137,6 +137,30 @@ def test_a_pickle_that_would_run_something_is_refused_in_one_line(tmp_path, make
     assert not ran.exists()
 
 
+@pytest.mark.parametrize(
+    ("code", "state"),
+    [
+        ("u1", (3, "|", (np.dtype("i8"), (2**20,)), None, None, 16, 1, 0)),  # equal to uint8, and 8 MB each
+        ("V16", (3, "|", None, ("a",), {"a": (np.dtype("u8"), 2**40)}, 16, 1, 16)),  # a field outside of the element
+        ("u1", (3, "|", None, None, None, -1, -1, 63)),
+        ("O", (3, "|", None, None, None, -1, -1, 63)),
+    ],
+)
+def test_types_that_reach_beyond_an_array_are_refused(code, state):
+    class Forged:
+        def __reduce__(self):
+            return np.dtype, (code, False, True), state
+
+    with pytest.raises(UserError, match="here: is damaged"):
+        load_arrays(pickle.dumps(Forged(), 2), "here")
+
+
+def test_an_array_without_as_many_bytes_as_it_declares_is_refused():
+    content = python2_pickle(np.zeros((3, 4), np.uint8)).replace(b"J\x04\0\0\0", b"J\x05\0\0\0")
+    with pytest.raises(UserError, match="has not as many bytes as it declares"):
+        load_arrays(content, "here")
+
+
 def test_a_place_to_remember_beyond_the_pickles_end_takes_no_memory():
     # LONG_BINPUT: Python takes 8 bytes for each place up to this one.
     content = b"\x80\x02]r" + struct.pack("<I", 2**31 - 1) + b"."
