@@ -140,5 +140,5 @@ def test_word_pieces_beyond_the_limits_are_refused():
 
 
 def test_a_file_that_does_not_end_is_not_read_to_its_end():
-    with pytest.raises(UserError, match="/dev/zero: has more than 40,000,000 bytes"):
+    with pytest.raises(UserError, match=r"/dev/zero: cannot be read \(no regular file\)"):
         SentencePieceConfig(Path("/dev/zero")).build()
