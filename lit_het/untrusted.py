@@ -145,11 +145,16 @@ def open_regular(path: Path) -> BinaryIO:
     Raises:
         OSError: it cannot be read, or is a device or pipe, which might have no end or never begin.
     """
-    # Without O_NONBLOCK, opening a named pipe would wait for someone who writes.
-    file = open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb")  # noqa: SIM115
-    if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+    return open(descriptor_of_regular(path, os.O_RDONLY), "rb")
+
+
+def descriptor_of_regular(path: Path, flags: int) -> int:
+    """Opens a file with the flags of `os.open`, and creates it for all to read; raises as `open_regular`."""
+    # Without O_NONBLOCK, opening a named pipe would wait for someone at its other end.
+    file = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK, 0o644)
+    if stat.S_ISREG(os.fstat(file).st_mode):
         return file
-    file.close()
+    os.close(file)
     raise OSError(errno.EINVAL, "no regular file", str(path))
 
 

@@ -8,13 +8,11 @@ another start than its own, ends.
 
 import contextlib
 import datetime
-import errno
 import fcntl
 import json
 import os
 import platform
 import secrets
-import stat
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -127,10 +125,7 @@ def _acquired(run_dir: Path, tell: Callable[[str], None]) -> RunLock:
     path = run_dir / NAME
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
-        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
-        if not stat.S_ISREG(os.fstat(file).st_mode):
-            os.close(file)
-            raise OSError(errno.EINVAL, "no regular file")
+        file = untrusted.descriptor_of_regular(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
     except OSError as error:
         raise UserError(f"{path} cannot be written ({error.strerror}); choose another --run-dir") from error
     try:
