@@ -1,7 +1,6 @@
 """Damaged checkpoints: each is found and named, the last good one is used, and nothing is ever silently wrong."""
 
 import contextlib
-import dataclasses
 import json
 import os
 import random
@@ -9,17 +8,15 @@ import resource
 import shutil
 import subprocess
 import sys
-import threading
 from unittest import mock
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from lit_het.checkpoints import checksums
 from lit_het.checkpoints.folders import entries
-from lit_het.checkpoints.native import Checkpoints, Kept, SaveFailed, save_imported
+from lit_het.checkpoints.native import Checkpoints, SaveFailed, save_imported
 from lit_het.checkpoints.saved_step import Damaged, SavedStep
 from lit_het.errors import UserError
 from tests import tiny
@@ -359,32 +356,6 @@ def test_saves_that_fail_one_after_the_other_end_the_run_with_the_code_to_start_
         save(9)
     assert len(lines) == 4
     assert {entry.state for entry in entries(copied)} == {"complete"}
-
-
-def test_saving_costs_no_thread_and_no_file_descriptor(tmp_path):
-    def held():
-        return threading.active_count(), len(os.listdir("/proc/self/fd"))
-
-    state = make_state(0, {"kernel": jnp.zeros(3)})
-    with Checkpoints(tmp_path) as checkpoints:
-
-        def save(*steps):
-            for step in steps:
-                checkpoints.save(dataclasses.replace(state, step=jnp.int32(step)), {"position": step})
-            checkpoints.wait()
-
-        save(*range(1, 11))
-        first = held()
-        save(*range(11, 301))
-        assert held() == first
-
-
-def test_every_nth_step_stays_beside_the_newest(tmp_path):
-    small = {"a": jnp.ones(3)}
-    with Checkpoints(tmp_path, kept=Kept(newest=1, every=3)) as checkpoints:
-        for step in range(1, 9):
-            checkpoints.save(make_state(step, small), INFO)
-    assert [entry.step for entry in entries(tmp_path)] == [3, 6, 8]
 
 
 def test_arrays_are_read_one_by_one_and_damage_stays_with_its_own(copied):

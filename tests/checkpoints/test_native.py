@@ -1,6 +1,9 @@
 """Checkpoints: saved on some devices, restored on others, in part or whole, and never half."""
 
+import dataclasses
+import os
 import shutil
+import threading
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +11,7 @@ import numpy as np
 import pytest
 
 from lit_het import parameters, sharding
+from lit_het.checkpoints.folders import entries
 from lit_het.checkpoints.native import Checkpoints, Kept
 from lit_het.durations import Duration, RunLength
 from lit_het.errors import UserError
@@ -160,3 +164,29 @@ def test_locked_parameters_do_not_appear_in_a_checkpoint_of_the_trainable_ones(t
         assert [path for path in marks if path.startswith("params/")] == ["params/head/temperature/log_temperature"]
         with pytest.raises(UserError, match="image_tower/mlp/up/bias is missing in the checkpoint"):
             checkpoints.restore_params(locked)
+
+
+def test_saving_costs_no_thread_and_no_file_descriptor(tmp_path):
+    def held():
+        return threading.active_count(), len(os.listdir("/proc/self/fd"))
+
+    state = make_state(0, {"kernel": jnp.zeros(3)})
+    with Checkpoints(tmp_path) as checkpoints:
+
+        def save(*steps):
+            for step in steps:
+                checkpoints.save(dataclasses.replace(state, step=jnp.int32(step)), {"position": step})
+            checkpoints.wait()
+
+        save(*range(1, 11))
+        first = held()
+        save(*range(11, 301))
+        assert held() == first
+
+
+def test_every_nth_step_stays_beside_the_newest(tmp_path):
+    small = {"a": jnp.ones(3)}
+    with Checkpoints(tmp_path, kept=Kept(newest=1, every=3)) as checkpoints:
+        for step in range(1, 9):
+            checkpoints.save(make_state(step, small), INFO)
+    assert [entry.step for entry in entries(tmp_path)] == [3, 6, 8]
