@@ -2,7 +2,7 @@
 
     lit-het train --config configs/fine_tune_imagenet.py:image_size=384
 
-All numbers are the table's. It leaves open what evaluation sees (the whole picture, squashed, as the tower was trained)
+All numbers are the table's. It leaves open what evaluation sees (the whole image, squashed, as the tower was trained)
 and RandAugment's and mixup's variants: docs/paper_map.md, 33 and 34. Shards must not be sorted by class, as minival is
 the end of them: ``lit-het data prepare imagenet --shuffle``.
 """
@@ -41,7 +41,7 @@ EVALUATIONS = (
 
 def sovit(image_size: int) -> ViTConfig:
     """Returns the tower of SoViT Table 1."""
-    # 512 pictures on 8 devices would leave 500 GB of each for the backward pass, at 518 pixels.
+    # 512 images on 8 devices would leave 500 GB of each for the backward pass, at 518 pixels.
     encoder = dataclasses.replace(encoder_size("So400m"), remat="full")
     return ViTConfig(image_size, patch_size=14, encoder=encoder, pooling="attention")
 

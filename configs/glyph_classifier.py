@@ -1,7 +1,7 @@
-"""A classifier of characters: pictures of the quickstart's data set into 1,379 names, with a HET-XL head.
+"""A classifier of characters: images of the quickstart's data set into 1,379 names, with a HET-XL head.
 
 Small enough to be trained many times: docs/temperature.md compares temperatures and heads on it. Training sees 15
-faces, ``data/held_out_face`` is a sixteenth: new pictures of the same characters. Some characters look the same in
+faces, ``data/held_out_face`` is a sixteenth: new images of the same characters. Some characters look the same in
 every face, so that no classifier can reach 100 %.
 """
 

@@ -1,7 +1,7 @@
 """LiT on a locked SoViT-400m/14 with a HET-XL head, in full size.
 
 Tower, resolution, batch, examples, optimizer, clipping, learning rate and schedule: SoViT Table 7. Head, factors,
-samples and starting temperature: HET-XL App. A.2 and N.2, which uses the softmax loss. Nothing changes pictures at
+samples and starting temperature: HET-XL App. A.2 and N.2, which uses the softmax loss. Nothing changes images at
 random: `lit-het embed` can compute the tower's embeddings once (``--data.embeddings``).
 """
 

@@ -1,4 +1,4 @@
-"""Random changes of training pictures, reproducible from the seed and the place of the sample in the stream."""
+"""Random changes of training images, reproducible from the seed and the place of the sample in the stream."""
 
 import dataclasses
 import math
@@ -34,7 +34,7 @@ class StreamRandom:
 
 @dataclasses.dataclass(frozen=True)
 class RandomAffine:
-    """Shifts, scales, turns and slants a picture about its centre, each by an evenly drawn amount.
+    """Shifts, scales, turns and slants an image about its centre, each by an evenly drawn amount.
 
     Attributes:
         max_shift_pixels: along each axis, either way.
@@ -52,7 +52,7 @@ class RandomAffine:
     border: Literal["white", "edge"] = "white"
 
     def apply(self, image: UInt8[np.ndarray, "h w 3"], generator: np.random.Generator) -> UInt8[np.ndarray, "h w 3"]:
-        """Returns a changed copy of the picture; always takes five numbers from the generator."""
+        """Returns a changed copy of the image; always takes five numbers from the generator."""
         u = generator.random(5).tolist()  # Python floats: NumPy scalars are slow to calculate with
         angle = math.radians(self.max_rotation_degrees) * (2 * u[0] - 1)
         slant = math.tan(math.radians(self.max_shear_degrees) * (2 * u[1] - 1))
@@ -77,7 +77,7 @@ class RandomAffine:
 
 @dataclasses.dataclass(frozen=True)
 class HorizontalFlip:
-    """Mirrors a picture, left to right.
+    """Mirrors an image, left to right.
 
     Attributes:
         probability: of doing so.
@@ -90,5 +90,5 @@ class HorizontalFlip:
             raise UserError(f"HorizontalFlip: probability = {self.probability} must be from 0 to 1")
 
     def apply(self, image: UInt8[np.ndarray, "h w 3"], generator: np.random.Generator) -> UInt8[np.ndarray, "h w 3"]:
-        """Returns the picture or its mirror image; always takes one number from the generator."""
+        """Returns the image or its mirror image; always takes one number from the generator."""
         return cv2.flip(image, 1) if generator.random() < self.probability else image

@@ -75,7 +75,7 @@ class Views(Protocol):
         ...
 
 
-class Pictures:
+class Images:
     """Pixels ``[b size size 3]`` uint8."""
 
     member, field = IMAGE, "image"
@@ -84,11 +84,11 @@ class Pictures:
         self._training, self._size = training, size
 
     def zeros(self, count: int) -> np.ndarray:
-        """Black pictures."""
+        """Black images."""
         return np.zeros((count, self._size, self._size, 3), np.uint8)
 
     def read(self, content: bytes, generator: np.random.Generator | None) -> np.ndarray:
-        """Decodes a picture, and in training changes it."""
+        """Decodes an image, and in training changes it."""
         if generator is None:
             return self._training.preprocessing.apply(content, self._size)
         return self._training.apply(content, self._size, generator)

@@ -1,9 +1,9 @@
-"""Common corruptions of pictures in five severities.
+"""Common corruptions of images in five severities.
 
 Hendrycks & Dietterich, "Benchmarking neural network robustness to common corruptions and perturbations", ICLR 2019.
-Severities are those published for pictures of 224 pixels. Lengths among them (radii, deviations, displacements, flakes)
+Severities are those published for images of 224 pixels. Lengths among them (radii, deviations, displacements, flakes)
 scale with the shorter side, to no less than a blur that can be seen; what is larger than 224 pixels is shrunk to it
-first, since the noise of a single pixel would vanish when an evaluation shrinks the picture. All that is random follows
+first, since the noise of a single pixel would vanish when an evaluation shrinks the image. All that is random follows
 from a generator, in the same way for every severity.
 
 Functions map float32 levels ``[h w 3]`` from 0 to 1, one severity's strength, the scale (shorter side / 224) and a
@@ -22,7 +22,7 @@ from jaxtyping import Float, UInt8
 PUBLISHED_SIZE = 224
 NUM_SEVERITIES = 5
 
-# The blur of pictures without extent, in pixels: severities 1 to 5 of a normal blur are then 0.5 to 1.2 at 32 pixels,
+# The blur of images without extent, in pixels: severities 1 to 5 of a normal blur are then 0.5 to 1.2 at 32 pixels,
 # where those published for CIFAR are 0.4 to 1.
 _LEAST_BLUR = 0.4
 
@@ -30,7 +30,7 @@ _LEAST_BLUR = 0.4
 def corrupt(
     image: UInt8[np.ndarray, "h w 3"], name: str, severity: int, generator: np.random.Generator
 ) -> UInt8[np.ndarray, "h2 w2 3"]:
-    """Corrupts a picture; its shorter side becomes at most 224 pixels.
+    """Corrupts an image; its shorter side becomes at most 224 pixels.
 
     Args:
         image: RGB.
@@ -120,7 +120,7 @@ def zoom_blur(image: np.ndarray, zoom: tuple[float, float], scale: float, genera
 
 
 def snow(image: np.ndarray, snow: tuple[float, ...], scale: float, generator: np.random.Generator) -> np.ndarray:
-    """Flakes that fall across a paler picture.
+    """Flakes that fall across a paler image.
 
     The strength is mean and deviation of the noise that flakes are cut from, their size, the threshold that cuts them,
     radius and deviation of their fall, and how much colour stays.
@@ -168,14 +168,14 @@ def contrast(image: np.ndarray, kept: float, scale: float, generator: np.random.
 def elastic_transform(
     image: np.ndarray, elastic: tuple[float, float, float], scale: float, generator: np.random.Generator
 ) -> np.ndarray:
-    """Pulls regions of the picture about (displacement, size of a region, affine jitter; of 224 pixels)."""
+    """Pulls regions of the image about (displacement, size of a region, affine jitter; of 224 pixels)."""
     displacement, region, jitter = (length * scale for length in elastic)
     height, width = image.shape[:2]
     third = min(height, width) / 3
     corners = np.array([[third, third], [third, -third], [-third, -third]], np.float32)
     corners += np.array([width, height], np.float32) / 2
     shifted = corners + generator.uniform(-jitter, jitter, corners.shape).astype(np.float32)
-    # From where each pixel of the jittered picture comes.
+    # From where each pixel of the jittered image comes.
     affine = cv2.getAffineTransform(shifted, corners).astype(np.float32)
     noise = generator.uniform(-1, 1, (height, width, 2)).astype(np.float32)
     ways = _blur(noise, region) * displacement
@@ -258,7 +258,7 @@ def _moved(image: np.ndarray, columns: np.ndarray, rows: np.ndarray, filter: int
 
 
 def _enlarged(image: np.ndarray, factor: float) -> np.ndarray:
-    """The centre, enlarged to the size of the picture."""
+    """The centre, enlarged to the size of the image."""
     height, width = image.shape[:2]
     centre = ((width - 1) / 2, (height - 1) / 2)
     matrix = cv2.getRotationMatrix2D(centre, 0, factor)

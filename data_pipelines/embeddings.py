@@ -1,7 +1,7 @@
-"""Embeddings of a locked tower, computed once: a folder with one safetensors file for each shard of pictures.
+"""Embeddings of a locked tower, computed once: a folder with one safetensors file for each shard of images.
 
 A file is named after its shard and what lies in it: shards and embeddings may move, and a shard that was written again
-has none. It holds ``embeddings [samples crops size]`` in the order of the shard, not-a-number where a picture was
+has none. It holds ``embeddings [samples crops size]`` in the order of the shard, not-a-number where an image was
 broken, and ``keys [samples bytes]``, UTF-8 filled up with zeros. ``embeddings.json`` tells what they were made with.
 """
 
@@ -27,7 +27,7 @@ from lit_het.errors import UserError
 from lit_het.untrusted import parse_json, parse_safetensors_header
 
 EMBEDDING = "embedding"
-"""The kind of member that stands for a stored embedding, which lies in another file than the picture."""
+"""The kind of member that stands for a stored embedding, which lies in another file than the image."""
 
 Precision = Literal["float32", "bfloat16", "float16"]
 
@@ -39,7 +39,7 @@ MAX_HEADER_BYTES = 2**20
 """A file of embeddings with a longer header is refused: it declares two arrays."""
 
 MAX_SIZE, MAX_CROPS = 2**20, 2**16
-"""What numbers an embedding and embeddings a picture may have."""
+"""What numbers an embedding and embeddings an image may have."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,16 +48,16 @@ class Recipe:
 
     Attributes:
         tower: fingerprint of the image tower.
-        pictures: how pictures became squares, see `describe`.
+        images: how images became squares, see `describe`.
         size: of an embedding; of the members of an ensemble side by side.
-        num_crops: K, random crops of each picture; 0 for the picture as evaluation sees it.
+        num_crops: K, random crops of each image; 0 for the image as evaluation sees it.
         dtype: as they are stored.
         seed: of the crops.
         version: of the format.
     """
 
     tower: str
-    pictures: dict[str, Any]
+    images: dict[str, Any]
     size: int
     num_crops: int
     dtype: Precision
@@ -87,15 +87,15 @@ class Recipe:
         is_whole = all(type(fields[name]) is int for name in ("size", "num_crops", "seed"))
         if not is_whole or not (1 <= fields["size"] <= MAX_SIZE and 0 <= fields["num_crops"] <= MAX_CROPS):
             raise ValueError("size, num_crops or seed is no such number")
-        if not isinstance(fields["tower"], str) or not isinstance(fields["pictures"], dict):
-            raise ValueError("tower is no text, or pictures no object")
+        if not isinstance(fields["tower"], str) or not isinstance(fields["images"], dict):
+            raise ValueError("tower is no text, or images no object")
         if fields["dtype"] not in get_args(Precision) or fields["version"] != _VERSION:
             raise ValueError("dtype or version is unknown")
         return Recipe(**fields)
 
 
 def describe(training: Training, image_size: int, *, random: bool) -> dict[str, Any]:
-    """Returns in JSON's types how pictures become squares, in training (``random``) or in evaluation."""
+    """Returns in JSON's types how images become squares, in training (``random``) or in evaluation."""
     changes: list[Any] = [*([] if training.crop is None else [training.crop]), *training.augmentations]
     return {
         "image_size": image_size,
@@ -136,7 +136,7 @@ class EmbeddingFolder:
         return storage.exists(_path_of(self.address, shard))
 
     def write(self, table: ShardTable, embeddings: Float[np.ndarray, "n crops d"]) -> None:
-        """Writes the embeddings of a shard's pictures; nobody sees half of a file.
+        """Writes the embeddings of a shard's images; nobody sees half of a file.
 
         Raises:
             UserError: a number is too large for the type, or the folder cannot be written to.
@@ -155,24 +155,24 @@ class EmbeddingFolder:
 
 
 class StoredEmbeddings:
-    """What a tower once made of pictures, in the place of pictures (`data_pipelines.batches.Views`).
+    """What a tower once made of images, in the place of images (`data_pipelines.batches.Views`).
 
     Args:
         address: of the folder.
-        pictures: how this run makes squares of pictures, see `describe`.
+        images: how this run makes squares of images, see `describe`.
 
     Raises:
-        UserError: there is no such folder, or its pictures were made otherwise.
+        UserError: there is no such folder, or its images were made otherwise.
     """
 
     member, field = EMBEDDING, "image_embedding"
 
-    def __init__(self, address: str, pictures: dict[str, Any]):
+    def __init__(self, address: str, images: dict[str, Any]):
         self.address = address.rstrip("/")
         self.recipe = _read_recipe(self.address)
         self._dtype = np.dtype(self.recipe.dtype)
         self._reader = Reader()
-        changed = _differences(self.recipe.pictures, pictures)
+        changed = _differences(self.recipe.images, images)
         if changed:
             field, (theirs, ours) = next(iter(changed.items()))
             raise UserError(
@@ -212,19 +212,19 @@ class StoredEmbeddings:
         )
 
     def zeros(self, count: int) -> np.ndarray:
-        """Embeddings of no pictures."""
+        """Embeddings of no images."""
         return np.zeros((count, self.recipe.size), self._dtype)
 
     def read(self, content: bytes, generator: np.random.Generator | None) -> np.ndarray:
         """Returns one embedding of a sample, of a random crop where there are several.
 
         Raises:
-            Unreadable: its picture was broken.
+            Unreadable: its image was broken.
         """
         crops = np.frombuffer(content, self._dtype).reshape(-1, self.recipe.size)
         row = crops[0 if generator is None or len(crops) == 1 else generator.integers(len(crops))]
         if not np.isfinite(row).all():
-            raise Unreadable("no embedding", "the picture was broken when it was embedded")
+            raise Unreadable("no embedding", "the image was broken when it was embedded")
         return row
 
     def _start_of_rows(self, path: str, table: ShardTable, shape: list[int]) -> int:

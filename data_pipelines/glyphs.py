@@ -1,10 +1,10 @@
-"""The embedded data set: pictures of characters and the names that Unicode gives them.
+"""The embedded data set: images of characters and the names that Unicode gives them.
 
-matplotlib ships TrueType fonts (DejaVu, STIX) that draw thousands of characters in 16 faces: real pictures with names
-that people wrote, such as "latin small letter e with acute". Some characters share one picture (Latin A, Greek Alpha,
+matplotlib ships TrueType fonts (DejaVu, STIX) that draw thousands of characters in 16 faces: real images with names
+that people wrote, such as "latin small letter e with acute". Some characters share one image (Latin A, Greek Alpha,
 Cyrillic A), so that part of the label noise depends on the input, which is what HET-XL models.
 
-Held out for evaluation: one face (new pictures of known names) and one character in ten (new names).
+Held out for evaluation: one face (new images of known names) and one character in ten (new names).
 """
 
 import dataclasses
@@ -67,7 +67,7 @@ class Glyph:
         character: a string of length one.
         face: one of ``FACES``.
         bitmap: grey levels ``[image_size image_size]``, black on white.
-        clipped: whether the drawing is larger than the picture.
+        clipped: whether the drawing is larger than the image.
     """
 
     character: str
@@ -88,8 +88,8 @@ class GlyphDataset:
     Attributes:
         directory: holds ``train/``, ``held_out_face/`` and ``held_out_characters/``.
         num_names: of training and held-out characters together.
-        num_train_images, num_held_out_face_images, num_held_out_character_images: pictures in each set.
-        num_clipped_images: pictures whose drawing is larger than they are.
+        num_train_images, num_held_out_face_images, num_held_out_character_images: images in each set.
+        num_clipped_images: images whose drawing is larger than they are.
         num_homoglyph_classes: groups of two or more characters that look the same.
     """
 

@@ -1,6 +1,6 @@
-"""Pictures to pixels: bytes of any common format to a square uint8 array, and back to JPEG.
+"""Images to pixels: bytes of any common format to a square uint8 array, and back to JPEG.
 
-A part of a picture, its *box*, becomes the square by one of four filters:
+A part of an image, its *box*, becomes the square by one of four filters:
 
 - ``"fast"`` approximates antialiased bicubic by what comes nearest at each ratio: enlarging is bicubic, shrinking to
   1 / 1.3 bilinear, to 1 / 2.3 bilinear to twice the size followed by the exact mean of 2 x 2 pixels, beyond that as
@@ -8,7 +8,7 @@ A part of a picture, its *box*, becomes the square by one of four filters:
 - ``"area"``: shrinking averages over areas (OpenCV ``INTER_AREA``), enlarging is bilinear.
 - ``"bilinear"`` and ``"bicubic"`` are antialiased: Pillow's ``Image.resize`` itself, on exactly decoded pixels.
 
-Where a box is at least four times as large as the square, the first two let libjpeg's scaled DCT shrink the picture
+Where a box is at least four times as large as the square, the first two let libjpeg's scaled DCT shrink the image
 first, to a box of no less than twice the square.
 """
 
@@ -39,9 +39,9 @@ from data_pipelines.memory import DECODING
 Filter: TypeAlias = Literal["fast", "area", "bilinear", "bicubic"]
 
 Box: TypeAlias = tuple[float, float, float, float]
-"""A part of a picture in its pixels: left, top, right, bottom."""
+"""A part of an image in its pixels: left, top, right, bottom."""
 
-# Of libjpeg's warnings the first is told, so that with this one all pixels were there; every reader shows the picture.
+# Of libjpeg's warnings the first is told, so that with this one all pixels were there; every reader shows the image.
 _JUNK_BEFORE_END = "extraneous bytes before marker 0xd9"
 # Bytes of memory for each pixel, as measured, while one is decoded and resized: by simplejpeg as a whole, and shrunk
 # by its scaled DCT; in addition for the coefficients of progressive ones; by Pillow; and from WebP.
@@ -55,7 +55,7 @@ cv2.setNumThreads(0)
 
 
 def whole(height: int, width: int) -> Box:
-    """The box that is the whole picture."""
+    """The box that is the whole image."""
     return 0.0, 0.0, float(width), float(height)
 
 
@@ -130,7 +130,7 @@ def encode_jpeg(image: UInt8[np.ndarray, "h w c"], quality: int = 95) -> bytes:
 def resize(
     image: UInt8[np.ndarray, "h w 3"], size: int, filter: Filter = "area", box: Box | None = None
 ) -> UInt8[np.ndarray, "size size 3"]:
-    """Resizes a box, or without one the whole picture, to ``size`` x ``size`` pixels."""
+    """Resizes a box, or without one the whole image, to ``size`` x ``size`` pixels."""
     if filter in _PILLOW_FILTERS:
         return np.array(Image.fromarray(image).resize((size, size), _PILLOW_FILTERS[filter], box))
     left, top, right, bottom = box or whole(*image.shape[:2])
@@ -196,7 +196,7 @@ def _jpeg_header(data: bytes, max_pixels: int) -> tuple[int, int, int | None]:
 
 
 def _least_side(box: Box, height: int, width: int, size: int, filter: Filter) -> int:
-    """Pixels that the scaled DCT must leave of a picture's shorter side; 0 where it is not to shrink the picture."""
+    """Pixels that the scaled DCT must leave of an image's shorter side; 0 where it is not to shrink the image."""
     left, top, right, bottom = box
     shorter = min(right - left, bottom - top)
     if filter in _PILLOW_FILTERS or shorter < 4 * size:
@@ -215,7 +215,7 @@ def _decode_jpeg(data: bytes, least_side: int, *, fast: bool) -> np.ndarray:
 
 
 def _scaled(box: Box, before: tuple[int, int], now: tuple[int, ...]) -> Box:
-    """The box in a picture whose height and width have changed; what was whole stays whole (product first)."""
+    """The box in an image whose height and width have changed; what was whole stays whole (product first)."""
     left, top, right, bottom = box
     (height, width), (rows, columns) = before, now
     return left * columns / width, top * rows / height, right * columns / width, bottom * rows / height
@@ -270,11 +270,11 @@ def _reader(data: bytes) -> type[ImageFile]:
         return GifImagePlugin.GifImageFile
     if data.startswith(b"RIFF") and data[8:12] == b"WEBP":
         return WebPImagePlugin.WebPImageFile
-    raise BrokenImage("no picture", f"{len(data)} bytes that start with {data[:8]!r}")
+    raise BrokenImage("no image", f"{len(data)} bytes that start with {data[:8]!r}")
 
 
 def _open(data: bytes, reader: type[ImageFile]) -> ImageFile:
-    # Not Image.open: it would try 40 formats, and warn about large pictures before they can be refused.
+    # Not Image.open: it would try 40 formats, and warn about large images before they can be refused.
     try:
         return reader(io.BytesIO(data))
     except Exception as error:
@@ -285,6 +285,6 @@ def _to_rgb(image: Image.Image) -> Image.Image:
     if image.mode.startswith("I"):  # Pillow's conversion would clip 16 bits instead of scaling them
         return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert("RGB")
     if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
-        picture = image.convert("RGBA")
-        return Image.alpha_composite(Image.new("RGBA", picture.size, "white"), picture).convert("RGB")
+        rgba = image.convert("RGBA")
+        return Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba).convert("RGB")
     return image.convert("RGB")

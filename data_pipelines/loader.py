@@ -1,7 +1,7 @@
 """Batches from shards: shuffled without end for training, in order once for evaluation.
 
 The order is a pure function of (seed, position), so the whole state of the loader is one integer: the number of
-samples consumed so far by all hosts together. Sample ``i`` of the stream, its picture, augmentation and label are the
+samples consumed so far by all hosts together. Sample ``i`` of the stream, its image, augmentation and label are the
 same on any number of hosts, after any restart; process ``p`` of ``P`` takes rows ``[p b/P, (p+1) b/P)`` of each batch.
 
 One element of the grain pipeline is a whole batch: the cost of grain's bookkeeping is paid once a batch, and a thread
@@ -21,7 +21,7 @@ import grain
 import numpy as np
 
 from data_pipelines import storage
-from data_pipelines.batches import BatchMaker, Captions, Pictures, RawSample, Tokenizer, Views, rows_per_process
+from data_pipelines.batches import BatchMaker, Captions, Images, RawSample, Tokenizer, Views, rows_per_process
 from data_pipelines.embeddings import StoredEmbeddings, describe
 from data_pipelines.faults import FaultLog
 from data_pipelines.index import ShardIndex
@@ -84,16 +84,16 @@ class LoaderConfig:
         portion: of the samples of ``shards``, to keep some of a training set for validation.
         mixture: further data sets, each in a fixed proportion to ``shards`` and with an order of its own.
         captions: the member that holds them; ``json/caption`` is the field ``caption`` of a JSON object.
-        preprocessing: how pictures become squares.
-        crop: which part of a picture training takes; None fits pictures as evaluation does.
-        augmentations: changes of training pictures, in order; evaluation never changes them.
+        preprocessing: how images become squares.
+        crop: which part of an image training takes; None fits images as evaluation does.
+        augmentations: changes of training images, in order; evaluation never changes them.
         seed: of order, crops and augmentations.
         shuffle: whether training takes each epoch in an order of its own.
         window: shards whose samples are shuffled together, where reads far apart are slow; None shuffles all.
         threads: that read and decode batches ahead; 0 reads each batch when it is asked for.
         prefetch_batches: kept ready.
         max_bad_fraction: part of the samples that may be broken or missing before the run stops.
-        embeddings: a folder that ``lit-het embed`` wrote for these shards, to be read in place of pictures.
+        embeddings: a folder that ``lit-het embed`` wrote for these shards, to be read in place of images.
         slow_read_seconds: after which a read that has not come back is named, again and again.
         stuck_read_seconds: after which it ends the run, so that it is started again.
         stream: reads shards that cannot seek from end to end, as a `Stream`; None reads at random, as a `Loader`.
@@ -139,7 +139,7 @@ class LoaderConfig:
 
     @property
     def training(self) -> Training:
-        """How pictures become squares in training."""
+        """How images become squares in training."""
         return Training(self.preprocessing, self.crop, self.augmentations)
 
     def batch_maker(self, views: Views, tokenizer: Tokenizer | None, address: str, faults: FaultLog) -> BatchMaker:
@@ -188,7 +188,7 @@ class Loader:
         numbers: which of them an epoch holds, as its `Portion` says.
         num_classes: of the labels, ``k``; None without labels.
         faults: what was left out or masked since the loader was built.
-        stored: the embeddings that are read in place of pictures, or None.
+        stored: the embeddings that are read in place of images, or None.
 
     Raises:
         UserError: no shards, or more of their samples are broken than ``max_bad_fraction`` allows.
@@ -207,10 +207,10 @@ class Loader:
         self.stored: StoredEmbeddings | None = None
         if config.embeddings is not None:
             self.stored = StoredEmbeddings(config.embeddings, describe(config.training, config.image_size, random=True))
-        views = self.stored or Pictures(config.training, config.image_size)
+        views = self.stored or Images(config.training, config.image_size)
         self._maker = config.batch_maker(views, tokenizer, data_sets[0][0], self.faults)
         self.num_classes = self._maker.num_classes
-        # Samples without pictures are left out, also where pictures are not read: the order is the same.
+        # Samples without images are left out, also where images are not read: the order is the same.
         required = [IMAGE if member == views.member else member for member in self._maker.members]
         addresses = [address for shards in data_sets for address in shards]
         attach = self.stored.attach if self.stored else lambda table: table

@@ -1,4 +1,4 @@
-"""RandAugment: a few of 14 changes, drawn anew for every picture (Cubuk et al. 2020)."""
+"""RandAugment: a few of 14 changes, drawn anew for every image (Cubuk et al. 2020)."""
 
 import dataclasses
 import math
@@ -20,7 +20,7 @@ _LUMA = np.array([[299, 587, 114]]) / 1000  # ITU-R 601-2, as Pillow's mode L
 _IDENTITY = ((1.0, 0.0), (0.0, 1.0))
 _SMOOTH = np.array([[1, 1, 1], [1, 5, 1], [1, 1, 1]]) / 13  # Pillow's SMOOTH
 
-# A picture [h w 3] and an amount to a picture of the same size.
+# An image [h w 3] and an amount to an image of the same size.
 _Change: TypeAlias = Callable[[np.ndarray, float], np.ndarray]
 
 
@@ -34,7 +34,7 @@ class RandAugment:
     torchvision; in the original code posterize and solarize change less.
 
     Attributes:
-        num_layers: changes of a picture, the paper's N.
+        num_layers: changes of an image, the paper's N.
         magnitude: the paper's M, from 0 to 20; beyond 10 changes go on as far beyond the ranges.
 
     Raises:
@@ -50,7 +50,7 @@ class RandAugment:
             raise UserError(f"RandAugment: magnitude = {self.magnitude} must be at most {MAX_MAGNITUDE:g}")
 
     def apply(self, image: UInt8[np.ndarray, "h w 3"], generator: np.random.Generator) -> UInt8[np.ndarray, "h w 3"]:
-        """Returns a changed picture; always takes two numbers for each layer from the generator."""
+        """Returns a changed image; always takes two numbers for each layer from the generator."""
         for choice, sign in generator.random((self.num_layers, 2)).tolist():
             change = CHANGES[int(choice * len(CHANGES))]
             amount = self.magnitude / FULL_MAGNITUDE
@@ -111,12 +111,12 @@ def contrast(image: np.ndarray, amount: float) -> np.ndarray:
 
 
 def colour(image: np.ndarray, amount: float) -> np.ndarray:
-    """Multiplies distances to the grey picture by 1 + 0.9 amount, at least 0.1."""
+    """Multiplies distances to the grey image by 1 + 0.9 amount, at least 0.1."""
     return _blend(image, cv2.merge([cv2.transform(image, _LUMA)] * 3), amount)
 
 
 def sharpness(image: np.ndarray, amount: float) -> np.ndarray:
-    """Multiplies distances to a smoothed picture by 1 + 0.9 amount, at least 0.1; the edge stays as it is."""
+    """Multiplies distances to a smoothed image by 1 + 0.9 amount, at least 0.1; the edge stays as it is."""
     smooth = image.copy()
     smooth[1:-1, 1:-1] = cv2.filter2D(image, -1, _SMOOTH)[1:-1, 1:-1]
     return _blend(image, smooth, amount)
@@ -157,7 +157,7 @@ CHANGES: tuple[_Change, ...] = (
 
 
 def _share(amount: float) -> float:
-    """Returns what stays of the picture: less than 0.1, at magnitudes above 10, would be none, or its negative."""
+    """Returns what stays of the image: less than 0.1, at magnitudes above 10, would be none, or its negative."""
     return max(0.1, 1 + 0.9 * amount)
 
 

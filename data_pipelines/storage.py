@@ -213,7 +213,7 @@ class _RetriedFile:
 
     def __init__(self, address: str):
         files, path = filesystem(address)
-        # Headers lie a picture apart: one long read is faster than a request for each.
+        # Headers lie an image apart: one long read is faster than a request for each.
         self._file = retried(lambda: files.open(path, "rb", block_size=2**23, cache_type="readahead"))
 
     def read(self, size: int = -1) -> bytes:

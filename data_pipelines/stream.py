@@ -22,7 +22,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from webdataset.filters import shuffle
 
 from data_pipelines import storage
-from data_pipelines.batches import Pictures, RawSample, Tokenizer, rows_per_process
+from data_pipelines.batches import Images, RawSample, Tokenizer, rows_per_process
 from data_pipelines.faults import FaultLog
 from data_pipelines.loader import LoaderConfig, Streaming
 from data_pipelines.pipes import Pipe
@@ -55,8 +55,8 @@ class Stream:
         (self._addresses,) = config.data_sets(allow_commands=allow_commands)
         self.config = config
         self.faults = FaultLog(config.max_bad_fraction)
-        pictures = Pictures(config.training, config.image_size)
-        self._maker = config.batch_maker(pictures, tokenizer, self._addresses[0], self.faults)
+        images = Images(config.training, config.image_size)
+        self._maker = config.batch_maker(images, tokenizer, self._addresses[0], self.faults)
         self.num_classes = self._maker.num_classes
 
     @property

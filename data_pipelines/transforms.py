@@ -1,4 +1,4 @@
-"""From the bytes of a picture to the square that a tower sees, in evaluation and in training."""
+"""From the bytes of an image to the square that a tower sees, in evaluation and in training."""
 
 import dataclasses
 import functools
@@ -17,15 +17,15 @@ _MAX_TRIES = 10
 _ASPECT_RATIOS = 3 / 4, 4 / 3  # width over height
 
 Augmentation: TypeAlias = RandomAffine | HorizontalFlip | RandAugment
-"""What changes a picture that is a square already."""
+"""What changes an image that is a square already."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Preprocessing:
-    """How a picture becomes a square in evaluation: a part of what a tower has learned.
+    """How an image becomes a square in evaluation: a part of what a tower has learned.
 
     Attributes:
-        fit: ``"squash"`` takes the whole picture, whose aspect ratio is lost; ``"crop"`` the central square.
+        fit: ``"squash"`` takes the whole image, whose aspect ratio is lost; ``"crop"`` the central square.
         crop_fraction: of the shorter side that the central square keeps, usually 1 or 0.875.
         filter: see `data_pipelines.images`.
 
@@ -43,7 +43,7 @@ class Preprocessing:
             raise UserError(f"Preprocessing: crop_fraction = {self.crop_fraction} must be above 0 and at most 1")
 
     def apply(self, data: bytes, size: int) -> UInt8[np.ndarray, "size size 3"]:
-        """Decodes a picture to RGB; raises as `data_pipelines.images.decode`."""
+        """Decodes an image to RGB; raises as `data_pipelines.images.decode`."""
         fit = whole if self.fit == "squash" else functools.partial(self._central_square, size)
         return decode(data, size, fit, self.filter)
 
@@ -61,14 +61,14 @@ class Preprocessing:
 
 @dataclasses.dataclass(frozen=True)
 class InceptionCrop:
-    """A random part of a picture, resized to a square (Szegedy et al. 2015, Sec. 6).
+    """A random part of an image, resized to a square (Szegedy et al. 2015, Sec. 6).
 
-    Its area is an evenly drawn fraction of the picture's, the logarithm of its aspect ratio is even over [3/4, 4/3].
-    Parts that do not fit into the picture are drawn again; after ten of them the largest central part with an aspect
+    Its area is an evenly drawn fraction of the image's, the logarithm of its aspect ratio is even over [3/4, 4/3].
+    Parts that do not fit into the image are drawn again; after ten of them the largest central part with an aspect
     ratio in that range is taken, as in torchvision's ``RandomResizedCrop``.
 
     Attributes:
-        min_area, max_area: fractions of the picture's area.
+        min_area, max_area: fractions of the image's area.
 
     Raises:
         UserError: fractions out of order, or not above 0 and at most 1.
@@ -86,11 +86,11 @@ class InceptionCrop:
     def apply(
         self, data: bytes, size: int, filter: Filter, generator: np.random.Generator
     ) -> UInt8[np.ndarray, "size size 3"]:
-        """Decodes a picture to RGB; raises as `data_pipelines.images.decode`."""
+        """Decodes an image to RGB; raises as `data_pipelines.images.decode`."""
         return decode(data, size, functools.partial(self.draw, generator), filter)
 
     def draw(self, generator: np.random.Generator, height: int, width: int) -> Box:
-        """Draws the part of one picture, in whole pixels."""
+        """Draws the part of one image, in whole pixels."""
         low, high = _ASPECT_RATIOS
         for _ in range(_MAX_TRIES):
             u = generator.random(4).tolist()
@@ -107,7 +107,7 @@ class InceptionCrop:
 
 @dataclasses.dataclass(frozen=True)
 class RandomCrop:
-    """A square cut at random out of the whole picture, which was resized to a larger one: 224 of 256 pixels, say.
+    """A square cut at random out of the whole image, which was resized to a larger one: 224 of 256 pixels, say.
 
     Attributes:
         fraction: of the larger square's side.
@@ -125,11 +125,11 @@ class RandomCrop:
     def apply(
         self, data: bytes, size: int, filter: Filter, generator: np.random.Generator
     ) -> UInt8[np.ndarray, "size size 3"]:
-        """Decodes a picture to RGB; raises as `data_pipelines.images.decode`."""
+        """Decodes an image to RGB; raises as `data_pipelines.images.decode`."""
         return decode(data, size, functools.partial(self.draw, generator, size), filter)
 
     def draw(self, generator: np.random.Generator, size: int, height: int, width: int) -> Box:
-        """Draws the part of one picture, in whole pixels of the larger square."""
+        """Draws the part of one image, in whole pixels of the larger square."""
         larger = max(size, round(size / self.fraction))
         left, top = generator.integers(0, larger - size, 2, endpoint=True).tolist()
         pixel_width, pixel_height = width / larger, height / larger
@@ -138,11 +138,11 @@ class RandomCrop:
 
 @dataclasses.dataclass(frozen=True)
 class Training:
-    """How a picture becomes a square in training.
+    """How an image becomes a square in training.
 
     Attributes:
         preprocessing: of evaluation; its filter serves training too.
-        crop: which part is taken; None fits pictures as evaluation does.
+        crop: which part is taken; None fits images as evaluation does.
         augmentations: change the square, one after the other.
     """
 
@@ -151,7 +151,7 @@ class Training:
     augmentations: tuple[Augmentation, ...] = ()
 
     def apply(self, data: bytes, size: int, generator: np.random.Generator) -> UInt8[np.ndarray, "size size 3"]:
-        """Decodes a picture to RGB; all that is random comes from the generator.
+        """Decodes an image to RGB; all that is random comes from the generator.
 
         Raises:
             BrokenImage: as `data_pipelines.images.decode`.

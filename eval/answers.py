@@ -1,4 +1,4 @@
-"""What a model says of single pictures: the probability of each label, and how far the head's noise scatters it."""
+"""What a model says of single images: the probability of each label, and how far the head's noise scatters it."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -16,7 +16,7 @@ from lit_het.types import Encoder, EvaluatedModel, ImageFeatures
 
 # Of the noise samples of a probability, those between these quantiles are its band.
 BAND = (0.05, 0.95)
-_PICTURES_AT_A_TIME = 32
+_IMAGES_AT_A_TIME = 32
 _AXIS_ENDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 
 Chooser: TypeAlias = ZeroShotPredictor | SupervisedPredictor
@@ -24,7 +24,7 @@ Chooser: TypeAlias = ZeroShotPredictor | SupervisedPredictor
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """What a model says of one picture.
+    """What a model says of one image.
 
     Attributes:
         probability: of each label, without noise.
@@ -94,21 +94,21 @@ def chooser(model: EvaluatedModel, labels: Sequence[str], templates: Sequence[st
 
 
 def features_of(
-    tower: ImageFeatures, pictures: Sequence[UInt8[np.ndarray, "h w c"]]
+    tower: ImageFeatures, images: Sequence[UInt8[np.ndarray, "h w c"]]
 ) -> Iterator[Float[np.ndarray, " f"]]:
-    """Yields what the image tower makes of each picture; all its batches have one shape."""
-    size = -(-min(len(pictures), _PICTURES_AT_A_TIME) // tower.num_shares) * tower.num_shares
-    for start in range(0, len(pictures), max(1, size)):
-        block = list(pictures[start : start + size])
+    """Yields what the image tower makes of each image; all its batches have one shape."""
+    size = -(-min(len(images), _IMAGES_AT_A_TIME) // tower.num_shares) * tower.num_shares
+    for start in range(0, len(images), max(1, size)):
+        block = list(images[start : start + size])
         yield from np.asarray(tower.extract(np.stack(block + block[-1:] * (size - len(block)))))[: len(block)]
 
 
 def answer(chooser: Chooser, features: Float[np.ndarray, " f"], samples: int = 32, seed: int = 0) -> Answer:
-    """Returns what a model says of one picture, which does not depend on pictures beside it.
+    """Returns what a model says of one image, which does not depend on images beside it.
 
     Args:
         chooser: see `chooser`.
-        features: of the picture.
+        features: of the image.
         samples: S, noise samples; 0 leaves the noise out.
         seed: of the noise.
 
@@ -128,20 +128,20 @@ def answer(chooser: Chooser, features: Float[np.ndarray, " f"], samples: int = 3
 
 @dataclasses.dataclass(frozen=True)
 class NoiseRank:
-    """How the noise norm of a picture compares with those of a set.
+    """How the noise norm of an image compares with those of a set.
 
     Attributes:
         name: of the set.
-        num_pictures: of the set.
-        fraction_below: of the set's pictures have less noise.
+        num_images: of the set.
+        fraction_below: of the set's images have less noise.
     """
 
     name: str
-    num_pictures: int
+    num_images: int
     fraction_below: float
 
     def __str__(self) -> str:
-        return f"{self.fraction_below:.0%} of the {self.num_pictures:,} pictures of {self.name} have less"
+        return f"{self.fraction_below:.0%} of the {self.num_images:,} images of {self.name} have less"
 
 
 def noise_ranks(noise_norm: float, records: Sequence[Record], step: int) -> list[NoiseRank]:

@@ -64,7 +64,7 @@ def check_labels(labels: Int[np.ndarray, " n"], num_classes: int) -> None:
 
 
 def brier_scores(log_probabilities: Float[np.ndarray, "n k"], labels: Int[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
-    """Squared distance between each picture's probabilities and its one-hot label, from 0 to 2, in float64.
+    """Squared distance between each image's probabilities and its one-hot label, from 0 to 2, in float64.
 
     The sum runs over all classes, as in Brier, "Verification of forecasts expressed in terms of
     probability", Monthly Weather Review 1950; some libraries halve it for two classes.

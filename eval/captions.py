@@ -1,4 +1,4 @@
-"""Captions nearest to a picture, among as many as fit on a disk."""
+"""Captions nearest to an image, among as many as fit on a disk."""
 
 import hashlib
 from collections.abc import Sequence

@@ -17,13 +17,13 @@ from lit_het.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class Confusion:
-    """How often pictures of one class were taken for another.
+    """How often images of one class were taken for another.
 
     Attributes:
-        true: the class of the pictures.
+        true: the class of the images.
         predicted: the class that they were taken for.
-        count: pictures of which that is so.
-        of: all pictures of the true class.
+        count: images of which that is so.
+        of: all images of the true class.
     """
 
     true: int
@@ -35,10 +35,10 @@ class Confusion:
 def recall_per_class(
     correct: Float[np.ndarray, " n"], labels: Int[np.ndarray, " n"], num_classes: int
 ) -> Float[np.ndarray, " k"]:
-    """Share of each class's pictures that were recognised, NaN for a class without pictures.
+    """Share of each class's images that were recognised, NaN for a class without images.
 
     Args:
-        correct: probability that a picture's prediction is its label, such as `eval.calibration.correctness`.
+        correct: probability that an image's prediction is its label, such as `eval.calibration.correctness`.
         labels: the true classes.
         num_classes: k.
 
@@ -51,7 +51,7 @@ def recall_per_class(
 
 
 def mean_class_recall(scores: Float[np.ndarray, "n k"], labels: Int[np.ndarray, " n"]) -> float:
-    """Mean of `recall_per_class` over the classes that have pictures ("balanced accuracy", and Pets' published figure).
+    """Mean of `recall_per_class` over the classes that have images ("balanced accuracy", and Pets' published figure).
 
     Brodersen et al., "The balanced accuracy and its posterior distribution", ICPR 2010; Parkhi et al., "Cats and dogs",
     CVPR 2012.
@@ -71,12 +71,12 @@ def worst_classes(
 ) -> Int[np.ndarray, " worst"]:
     """The at most ``count`` classes of the lowest recall, rising; classes that are always recognised are left out.
 
-    With few pictures a class many recalls are equal: then the classes that their pictures give the lowest mean
+    With few images a class many recalls are equal: then the classes that their images give the lowest mean
     log-probability come first.
 
     Args:
-        correct: probability that a picture's prediction is its label.
-        of_label: log-probability of a picture's label.
+        correct: probability that an image's prediction is its label.
+        of_label: log-probability of an image's label.
         labels: the true classes.
         num_classes: k.
         count: of the classes that are returned.
@@ -88,13 +88,13 @@ def worst_classes(
     with np.errstate(invalid="ignore"):
         likelihood = np.bincount(labels, of_label, num_classes) / np.bincount(labels, minlength=num_classes)
     order = np.lexsort((likelihood, recall))
-    return order[recall[order] < 1][:count]  # NaN, of classes without pictures, is not below 1
+    return order[recall[order] < 1][:count]  # NaN, of classes without images, is not below 1
 
 
 def most_confused(
     predictions: Int[np.ndarray, " n"], labels: Int[np.ndarray, " n"], classes: Sequence[int], count: int
 ) -> list[Confusion]:
-    """What pictures of each class were taken for: its ``count`` most frequent wrong predictions, ties by class number.
+    """What images of each class were taken for: its ``count`` most frequent wrong predictions, ties by class number.
 
     Args:
         predictions: the predicted classes.
@@ -134,7 +134,7 @@ def average_precision(scores: Float[np.ndarray, " n"], positive: Bool[np.ndarray
 def average_precision_per_class(
     scores: Float[np.ndarray, "n k"], targets: Bool[np.ndarray, "n k"]
 ) -> Float[np.ndarray, " k"]:
-    """`average_precision` of each class of a set with several labels a picture, NaN for a class without positives.
+    """`average_precision` of each class of a set with several labels an image, NaN for a class without positives.
 
     Everingham et al., "The Pascal visual object classes (VOC) challenge", IJCV 2010, without its
     interpolation.
@@ -152,40 +152,40 @@ def mean_average_precision(scores: Float[np.ndarray, "n k"], targets: Bool[np.nd
         UserError: a score is NaN, or no class has positives.
     """
     if not targets.any():
-        raise UserError("mean average precision: no picture has a label; check the set's labels")
+        raise UserError("mean average precision: no image has a label; check the set's labels")
     return float(np.nanmean(average_precision_per_class(scores, targets)))
 
 
 def relabelled_correctness(
     scores: Float[np.ndarray, "n k"], acceptable: Sequence[Sequence[int]]
 ) -> Float[np.ndarray, " n"]:
-    """Probability that the predicted class is one of a picture's acceptable ones, NaN where there are none.
+    """Probability that the predicted class is one of an image's acceptable ones, NaN where there are none.
 
     Args:
         scores: of all classes.
-        acceptable: the acceptable classes of each picture.
+        acceptable: the acceptable classes of each image.
 
     Raises:
-        UserError: as many sets as pictures are needed, classes inside the scores', and no score that is NaN.
+        UserError: as many sets as images are needed, classes inside the scores', and no score that is NaN.
     """
-    num_pictures, num_classes = scores.shape
-    if len(acceptable) != num_pictures:
-        raise UserError(f"{len(acceptable)} sets of labels for {num_pictures} pictures: both must be of one data set")
+    num_images, num_classes = scores.shape
+    if len(acceptable) != num_images:
+        raise UserError(f"{len(acceptable)} sets of labels for {num_images} images: both must be of one data set")
     _check_numbers(scores)
     # Once each: a class named twice would count twice among tied ones.
     sets = [sorted(set(classes)) for classes in acceptable]
     sizes = np.array([len(classes) for classes in sets], np.int64)
-    rows = np.repeat(np.arange(num_pictures), sizes)
+    rows = np.repeat(np.arange(num_images), sizes)
     columns = np.array([number for classes in sets for number in classes], np.int64)
     if len(columns):
         check_labels(columns, num_classes)
     winners = scores == scores.max(axis=1)[:, None]
-    hits = np.bincount(rows, winners[rows, columns], num_pictures) / winners.sum(axis=1)
+    hits = np.bincount(rows, winners[rows, columns], num_images) / winners.sum(axis=1)
     return np.where(sizes > 0, hits, np.nan)
 
 
 def relabelled_accuracy(scores: Float[np.ndarray, "n k"], acceptable: Sequence[Sequence[int]]) -> float:
-    """Share of pictures whose predicted class is an acceptable one, over the pictures that have any.
+    """Share of images whose predicted class is an acceptable one, over the images that have any.
 
     The accuracy on reassessed labels (ReaL) of Beyer et al., "Are we done with ImageNet?", 2020.
 
@@ -194,7 +194,7 @@ def relabelled_accuracy(scores: Float[np.ndarray, "n k"], acceptable: Sequence[S
     """
     correct = relabelled_correctness(scores, acceptable)
     if np.isnan(correct).all():
-        raise UserError("no picture has an acceptable label: check the file of labels")
+        raise UserError("no image has an acceptable label: check the file of labels")
     return float(np.nanmean(correct))
 
 
@@ -209,11 +209,11 @@ def merge_candidates(
     are renormalised one by one where they are given one by one, before their average.
 
     Args:
-        log_probabilities: of ``c`` candidate classes, for any rows of pictures, members or noise samples.
+        log_probabilities: of ``c`` candidate classes, for any rows of images, members or noise samples.
         candidates: those that make up each of the ``k`` classes; a candidate may be left out, and belongs to one class.
 
     Raises:
-        UserError: a class has no candidates, a candidate is outside the classes or in two of them, or a picture gives
+        UserError: a class has no candidates, a candidate is outside the classes or in two of them, or an image gives
             none of them any probability.
     """
     *shape, num_candidates = log_probabilities.shape
@@ -232,7 +232,7 @@ def _check_candidates(candidates: Sequence[Sequence[int]], num_candidates: int) 
     """All candidates, class after class."""
     for number, of_class in enumerate(candidates):
         if not len(of_class):
-            raise UserError(f"class {number} has no candidates: give it one, or leave it and its pictures out")
+            raise UserError(f"class {number} has no candidates: give it one, or leave it and its images out")
     order = np.array([candidate for of_class in candidates for candidate in of_class], np.int64)
     check_labels(order, num_candidates)
     values, counts = np.unique(order, return_counts=True)

@@ -1,4 +1,4 @@
-"""What reports draw of predictions: curves, confusions, and a few pictures that show them."""
+"""What reports draw of predictions: curves, confusions, and a few images that show them."""
 
 from collections.abc import Mapping, Sequence
 
@@ -11,19 +11,19 @@ from eval.predictions import Predictions
 from eval.sets import OpenSet
 
 NUM_EXTREMES = 12
-# Of the worst classes, what each is taken for, and pictures of each such confusion.
+# Of the worst classes, what each is taken for, and images of each such confusion.
 NUM_WORST, NUM_CONFUSIONS, NUM_OF_CONFUSION = 8, 3, 3
-# Reports show pictures at most this large.
+# Reports show images at most this large.
 _LARGEST_SIDE = 160
 
 
 def draw_predictions(parts: Mapping[str, Predictions], class_names: Sequence[str], opened: OpenSet) -> Drawing:
-    """Returns reliability curves of all parts, and of the first: worst classes, certainty, noise, pictures.
+    """Returns reliability curves of all parts, and of the first: worst classes, certainty, noise, images.
 
-    The arrays: ``reliability/<part>`` ``[4 bins]`` (lower edge, confidence, accuracy, count); for all pictures
+    The arrays: ``reliability/<part>`` ``[4 bins]`` (lower edge, confidence, accuracy, count); for all images
     ``confidence``, ``noise_norm`` and ``correct``; ``worst`` ``[c 4]`` (true, predicted, count, of), what the worst
-    classes are taken for, the worst first; and for those that are shown ``picture`` ``[p h w 3]``, ``row`` among all
-    pictures, ``label``, ``top_classes`` ``[p top]`` and ``top_probabilities``.
+    classes are taken for, the worst first; and for those that are shown ``image`` ``[p h w 3]``, ``row`` among all
+    images, ``label``, ``top_classes`` ``[p top]`` and ``top_probabilities``.
     """
     plain = next(iter(parts.values()))
     curves = {name: predictions.reliability() for name, predictions in parts.items()}
@@ -51,15 +51,15 @@ def draw_predictions(parts: Mapping[str, Predictions], class_names: Sequence[str
         "label": plain.labels[shown],
         "top_classes": top_classes,
         "top_probabilities": top_probabilities,
-        "picture": thumbnails(opened, plain.positions[shown]),
+        "image": thumbnails(opened, plain.positions[shown]),
     }
     return Drawing(arrays, {"class_names": class_names})
 
 
 def thumbnails(opened: OpenSet, positions: np.ndarray) -> np.ndarray:
-    """Returns small pictures ``[p h w 3]`` uint8, as the image tower sees them."""
+    """Returns small images ``[p h w 3]`` uint8, as the image tower sees them."""
     small = []
-    for pixels in opened.pictures([int(position) for position in positions]):
+    for pixels in opened.images([int(position) for position in positions]):
         image = Image.fromarray(pixels)
         image.thumbnail((_LARGEST_SIDE, _LARGEST_SIDE))
         small.append(np.asarray(image))

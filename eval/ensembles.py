@@ -1,4 +1,4 @@
-"""Several predictions for each picture: what their mean is worth, what each is worth, and how much they differ.
+"""Several predictions for each image: what their mean is worth, what each is worth, and how much they differ.
 
 Members are those of e3, separate models (a deep ensemble) or noise samples: whatever has log-probabilities ``[n m k]``.
 """
@@ -25,7 +25,7 @@ from lit_het.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class Scores:
-    """What one predictor says of each picture, or several side by side.
+    """What one predictor says of each image, or several side by side.
 
     Attributes:
         label_log_probability: log-probability of the true class, in nats.
@@ -42,12 +42,12 @@ class Scores:
     def figures(self) -> tuple[dict[str, float], dict[str, float]]:
         """Returns ``nll`` (nats), ``top1``, ``brier`` and ``ece``, means over predictors, and their standard errors.
 
-        These are over pictures, for the predictors as they are.
+        These are over images, for the predictors as they are.
         """
         parts = {"nll": -self.label_log_probability, "top1": self.correct, "brier": self.brier}
         values = {name: np.atleast_2d(of_predictors.T).mean(axis=0) for name, of_predictors in parts.items()}
-        found = {name: float(of_pictures.mean()) for name, of_pictures in values.items()}
-        errors = {name: standard_error(of_pictures) for name, of_pictures in values.items()}
+        found = {name: float(of_images.mean()) for name, of_images in values.items()}
+        errors = {name: standard_error(of_images) for name, of_images in values.items()}
         pairs = zip(np.atleast_2d(self.confidence.T), np.atleast_2d(self.correct.T), strict=True)
         curves = [reliability_of_confidence(confidence, correct) for confidence, correct in pairs]
         found["ece"] = float(np.mean([curve.expected_calibration_error for curve in curves]))
@@ -61,7 +61,7 @@ class Scores:
 
 @dataclasses.dataclass(frozen=True)
 class EnsembleResult:
-    """An ensemble and its members on the same pictures.
+    """An ensemble and its members on the same images.
 
     Attributes:
         members: each member alone, side by side.
@@ -82,7 +82,7 @@ class EnsembleResult:
         """Returns `Scores.figures` as ``joint_*`` and as ``individual_*``, the mean over members; ``kl``.
 
         e3 compares the same two in App. I. With ``each_member`` also ``member_<number>/*``, numbers from 1. Standard
-        errors are over pictures.
+        errors are over images.
         """
         parts = {"joint_": self.joint, "individual_": self.members}
         if each_member:
@@ -101,11 +101,11 @@ def mean_prediction(log_probabilities: Float[np.ndarray, "n m k"]) -> Float[np.n
     The prediction of Lakshminarayanan, Pritzel and Blundell, "Simple and scalable predictive uncertainty estimation
     using deep ensembles", NeurIPS 2017, and of e3, Sec. 2.2.
     """
-    num_pictures, num_members, num_classes = log_probabilities.shape
+    num_images, num_members, num_classes = log_probabilities.shape
     if num_members == 1:
         return log_probabilities[:, 0].astype(np.float32, copy=False)
-    result = np.empty((num_pictures, num_classes), np.float32)
-    for rows in row_blocks(num_pictures, num_members * num_classes):
+    result = np.empty((num_images, num_classes), np.float32)
+    for rows in row_blocks(num_images, num_members * num_classes):
         result[rows] = _log_mean(log_probabilities[rows].astype(np.float64))
     return result
 
@@ -117,9 +117,9 @@ def score_ensemble(log_probabilities: Float[np.ndarray, "n m k"], labels: Int[np
     of two different members in both orders, so that the order of members does not matter.
 
     Raises:
-        UserError: fewer than two members, no pictures, a label outside the classes, or a row without probabilities.
+        UserError: fewer than two members, no images, a label outside the classes, or a row without probabilities.
     """
-    num_pictures, num_members, num_classes = log_probabilities.shape
+    num_images, num_members, num_classes = log_probabilities.shape
     if num_members < 2:
         raise UserError("an ensemble needs at least two members")
     check_labels(labels, num_classes)
@@ -128,13 +128,13 @@ def score_ensemble(log_probabilities: Float[np.ndarray, "n m k"], labels: Int[np
     return join(
         [
             _score_block(log_probabilities[rows].astype(np.float64), labels[rows])
-            for rows in row_blocks(num_pictures, num_members * num_classes)
+            for rows in row_blocks(num_images, num_members * num_classes)
         ]
     )
 
 
 def join(results: Sequence[EnsembleResult]) -> EnsembleResult:
-    """The results of several batches of pictures, for the same members, as one."""
+    """The results of several batches of images, for the same members, as one."""
     return EnsembleResult(
         members=_join([result.members for result in results]),
         joint=_join([result.joint for result in results]),

@@ -1,4 +1,4 @@
-"""What an evaluator finds: figures for logs and tables, arrays for pictures, kept in the run's folder."""
+"""What an evaluator finds: figures for logs and tables, arrays for images, kept in the run's folder."""
 
 import dataclasses
 import json
@@ -44,7 +44,7 @@ class Evaluation:
         figures: by name, such as ``top1``; figures of parts are paths, such as ``fog/3/top1``.
         errors: standard errors of those figures that have one.
         chance: what a guess would give, for those figures that have it.
-        draw: makes what reports draw; called only where a report may follow, as it reads pictures again.
+        draw: makes what reports draw; called only where a report may follow, as it reads images again.
     """
 
     kind: str

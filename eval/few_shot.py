@@ -1,19 +1,19 @@
 """Few-shot classification: ridge regression in closed form on the features of a frozen tower (e3 App. A.5).
 
-A seed takes ``s`` training pictures of every class. Their features are whitened by their own mean and deviation, a
+A seed takes ``s`` training images of every class. Their features are whitened by their own mean and deviation, a
 constant joins them as a bias, targets are 1 for the class and -1 for the others, and
 
     w = (XᵀX + l2 I)⁻¹ XᵀY = Xᵀ (XXᵀ + l2 I)⁻¹ Y,
 
-whichever system is smaller. One eigendecomposition serves all ``l2``; test pictures see the chosen one alone.
+whichever system is smaller. One eigendecomposition serves all ``l2``; test images see the chosen one alone.
 
-``l2`` is chosen without the test set, by cross-validation on the pictures that the seed took: those of each class are
+``l2`` is chosen without the test set, by cross-validation on the images that the seed took: those of each class are
 dealt into ``min(s, 5)`` folds, each fold is classified by a fit to the others, and the ``l2`` with the most right
-answers wins, of several the middle one. A single shot leaves nothing to hold out: there the folds are of two pictures a
-class, so that each fit has one, as the final one has. A class with a single picture is never held out; where all are
+answers wins, of several the middle one. A single shot leaves nothing to hold out: there the folds are of two images a
+class, so that each fit has one, as the final one has. A class with a single image is never held out; where all are
 such classes, the middle ``l2`` is taken.
 
-Pure NumPy: fits in float64, scores of test pictures in float32, block by block.
+Pure NumPy: fits in float64, scores of test images in float32, block by block.
 """
 
 import dataclasses
@@ -39,8 +39,8 @@ class FewShotOptions:
     """What is fitted.
 
     Attributes:
-        shots: pictures of each class.
-        seeds: each takes pictures of its own.
+        shots: images of each class.
+        seeds: each takes images of its own.
         l2: strengths of the regularisation to choose from, rising.
         ensemble: members' features concatenated for one classifier (``"joint"``, as the paper does), or a classifier
             for each member and their scores averaged (``"disjoint"``; e3 App. A.5.1, Table 9).
@@ -73,11 +73,11 @@ class FewShotResult:
 
     Attributes:
         options: what was fitted.
-        test: accuracy on the test pictures at the chosen ``l2``.
-        held_out: accuracy of each ``l2`` on folds of the training pictures; NaN where there is but one ``l2``, or no
-            class has two pictures.
-        chosen: index of the ``l2`` that held-out pictures chose.
-        short_classes: for each number of shots, how many classes have fewer training pictures, and take these.
+        test: accuracy on the test images at the chosen ``l2``.
+        held_out: accuracy of each ``l2`` on folds of the training images; NaN where there is but one ``l2``, or no
+            class has two images.
+        chosen: index of the ``l2`` that held-out images chose.
+        short_classes: for each number of shots, how many classes have fewer training images, and take these.
     """
 
     options: FewShotOptions
@@ -105,18 +105,18 @@ def few_shot(
     options: FewShotOptions | None = None,
     advance: Callable[[int], object] = lambda count: None,
 ) -> FewShotResult:
-    """Fits a few pictures of each class and classifies the test pictures.
+    """Fits a few images of each class and classifies the test images.
 
     Args:
         train: features of each member of an ensemble, ``m`` = 1 for a single model.
-        train_labels: class of each training picture.
-        test: features of the test pictures.
+        train_labels: class of each training image.
+        test: features of the test images.
         test_labels: their classes.
         options: what is fitted; None for the defaults.
         advance: called with 1 after each of ``len(shots) * len(seeds)`` fits.
 
     Raises:
-        UserError: no pictures, a test label that no training picture has, or features that are not finite.
+        UserError: no images, a test label that no training image has, or features that are not finite.
     """
     options = options or FewShotOptions()
     classes, train_targets = np.unique(train_labels, return_inverse=True)
@@ -131,7 +131,7 @@ def few_shot(
             if len(options.l2) > 1:
                 held_out[row, column] = _cross_validate(train, train_targets, of_class, shots, options.l2)
                 chosen[row, column] = _middle_of_best(held_out[row, column])
-            taken = np.concatenate([pictures[:shots] for pictures in of_class])
+            taken = np.concatenate([images[:shots] for images in of_class])
             fits = _fit_members(train, train_targets, taken, len(classes))
             strength = options.l2[int(chosen[row, column])]
             hits = _hits(fits, test, test_targets, np.arange(len(test_targets)), [strength])
@@ -143,7 +143,7 @@ def few_shot(
 
 
 def pick(labels: Int[np.ndarray, " n"], num_classes: int, seed: int) -> list[Int[np.ndarray, " of_class"]]:
-    """The pictures of each class in the order in which a seed takes them; fewer shots take a prefix of more."""
+    """The images of each class in the order in which a seed takes them; fewer shots take a prefix of more."""
     generator = np.random.default_rng(seed)
     return [generator.permutation(np.flatnonzero(labels == number)) for number in range(num_classes)]
 
@@ -203,11 +203,11 @@ def _with_bias(features: Float[np.ndarray, "n f"]) -> Float[np.ndarray, "n f_plu
 def _targets(test_labels: np.ndarray, classes: np.ndarray) -> np.ndarray:
     """Test labels as positions among the classes."""
     if not len(classes) or not len(test_labels):
-        raise UserError(f"few-shot: no {'test' if len(classes) else 'training'} pictures; check the path of the split")
+        raise UserError(f"few-shot: no {'test' if len(classes) else 'training'} images; check the path of the split")
     unknown = np.setdiff1d(test_labels, classes)
     if len(unknown):
         raise UserError(
-            f"few-shot: label {unknown[0]} of the test pictures has no training picture ({len(unknown)} such labels); "
+            f"few-shot: label {unknown[0]} of the test images has no training image ({len(unknown)} such labels); "
             "take both splits from one data set"
         )
     return np.searchsorted(classes, test_labels)
@@ -216,7 +216,7 @@ def _targets(test_labels: np.ndarray, classes: np.ndarray) -> np.ndarray:
 def _members(features: Float[np.ndarray, "n m f"], ensemble: str, name: str) -> Float[np.ndarray, "n fits g"]:
     """Features of each classifier that is fitted."""
     if not np.isfinite(features).all():
-        raise UserError(f"few-shot: a feature of the {name} pictures is not finite; use an earlier checkpoint")
+        raise UserError(f"few-shot: a feature of the {name} images is not finite; use an earlier checkpoint")
     return features.reshape(len(features), 1, -1) if ensemble == "joint" else features
 
 
@@ -250,7 +250,7 @@ def _hits(
 def _cross_validate(
     features: np.ndarray, targets: np.ndarray, of_class: Sequence[np.ndarray], shots: int, l2: Sequence[float]
 ) -> Float[np.ndarray, " l2"]:
-    """Accuracy on pictures that were held out, for each ``l2``."""
+    """Accuracy on images that were held out, for each ``l2``."""
     hits = [
         _hits(_fit_members(features, targets, fitted, len(of_class)), features, targets, held_out, l2)
         for fitted, held_out in _folds(of_class, max(shots, 2))
@@ -259,14 +259,14 @@ def _cross_validate(
 
 
 def _folds(of_class: Sequence[np.ndarray], shots: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Pictures to fit and pictures to classify."""
+    """Images to fit and images to classify."""
     num_folds = min(shots, _NUM_FOLDS)
-    taken = [pictures[:shots] for pictures in of_class]
-    pictures = np.concatenate(taken)
+    taken = [images[:shots] for images in of_class]
+    images = np.concatenate(taken)
     fold = np.concatenate([np.arange(len(part)) % num_folds if len(part) > 1 else [num_folds] for part in taken])
     for number in range(num_folds):
         if (fold == number).any():
-            yield pictures[fold != number], pictures[fold == number]
+            yield images[fold != number], images[fold == number]
 
 
 def _middle_of_best(accuracy: Float[np.ndarray, " l2"]) -> int:

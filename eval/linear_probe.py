@@ -1,7 +1,7 @@
 """Linear probe: a linear classifier trained on the stored features of a frozen tower (SoViT App. E.2, Table 9).
 
 Stochastic gradient descent with momentum on the sigmoid cross-entropy, over a grid of learning rates, weight decays and
-numbers of epochs. The best setting on *minival*, a part of the training pictures drawn at random, is the probe. Those
+numbers of epochs. The best setting on *minival*, a part of the training images drawn at random, is the probe. Those
 with equally many epochs see the same batches and are trained together: one product of matrices scores a batch for all
 of them. Features stay on the host, in the precision they have, and reach the device some steps at a time.
 """
@@ -37,11 +37,11 @@ class LinearProbeOptions:
     Attributes:
         learning_rates: peaks of the schedules.
         weight_decays: the fraction of the kernel that a step at the peak removes.
-        epochs: passes over the training pictures.
-        pictures_per_step: pictures of a step; all, where there are fewer.
-        minival: the part of the training pictures that chooses among settings.
+        epochs: passes over the training images.
+        images_per_step: images of a step; all, where there are fewer.
+        minival: the part of the training images that chooses among settings.
         initial_bias: of every class; the kernel starts at 0.
-        seed: of the split and of the order of pictures.
+        seed: of the split and of the order of images.
 
     Raises:
         UserError: an empty grid, or a value out of range.
@@ -50,7 +50,7 @@ class LinearProbeOptions:
     learning_rates: tuple[float, ...] = (1e-3, 3e-4, 1e-4)
     weight_decays: tuple[float, ...] = (1e-4, 0.0)
     epochs: tuple[int, ...] = (1, 3, 10)
-    pictures_per_step: int = 512
+    images_per_step: int = 512
     minival: float = 0.02
     initial_bias: float = -6.9
     seed: int = 0
@@ -64,16 +64,16 @@ class LinearProbeOptions:
                 raise UserError(f"linear probe: {name} = {min(values)} must be at least {least}")
         if not 0 < self.minival < 1:
             raise UserError(f"linear probe: minival = {self.minival} must lie between 0 and 1")
-        require_at_least(1, self, "pictures_per_step")
+        require_at_least(1, self, "images_per_step")
 
-    def num_steps(self, num_pictures: int) -> int:
-        """How often ``advance`` counts for that many training pictures: the steps of all epochs of the grid."""
-        num_train = num_pictures - self.num_minival(num_pictures)
-        return sum(self.epochs) * (num_train // min(self.pictures_per_step, num_train))
+    def num_steps(self, num_images: int) -> int:
+        """How often ``advance`` counts for that many training images: the steps of all epochs of the grid."""
+        num_train = num_images - self.num_minival(num_images)
+        return sum(self.epochs) * (num_train // min(self.images_per_step, num_train))
 
-    def num_minival(self, num_pictures: int) -> int:
-        """How many of the training pictures choose among settings."""
-        return min(max(1, round(self.minival * num_pictures)), num_pictures - 1)
+    def num_minival(self, num_images: int) -> int:
+        """How many of the training images choose among settings."""
+        return min(max(1, round(self.minival * num_images)), num_images - 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,19 +128,19 @@ def train_linear_probe(
     """Trains every setting of the grid and returns the best on minival; of equal accuracies, the one of least loss.
 
     Args:
-        features: of the training pictures, in float32 or float16.
+        features: of the training images, in float32 or float16.
         labels: their classes.
         num_classes: k.
         options: the grid; None for the paper's.
         advance: called with the number of steps just done, ``options.num_steps(n)`` in all.
 
     Raises:
-        UserError: fewer than two pictures, a label outside the classes, or no setting with a finite loss.
+        UserError: fewer than two images, a label outside the classes, or no setting with a finite loss.
     """
     options = options or LinearProbeOptions()
     check_labels(labels, num_classes)
     if len(labels) < 2:
-        raise UserError("linear probe: one training picture leaves none to choose among settings; take more")
+        raise UserError("linear probe: one training image leaves none to choose among settings; take more")
     order = np.random.default_rng(options.seed).permutation(len(labels))
     minival, train = np.split(order, [options.num_minival(len(labels))])
     pairs = list(itertools.product(options.learning_rates, options.weight_decays))
@@ -171,9 +171,9 @@ def _train(
     advance: Callable[[int], object],
 ) -> tuple[Float[np.ndarray, "s f k"], Float[np.ndarray, "s k"]]:
     """Kernels and biases after some epochs, one for each pair of learning rate and weight decay."""
-    batches = _batches(rows, min(options.pictures_per_step, len(rows)), epochs, options.seed)
+    batches = _batches(rows, min(options.images_per_step, len(rows)), epochs, options.seed)
     num_steps = len(batches)
-    schedule = Schedule(1.0, _WARMUP).build(RunLength(num_steps, options.pictures_per_step))
+    schedule = Schedule(1.0, _WARMUP).build(RunLength(num_steps, options.images_per_step))
     rates = np.asarray(schedule(jnp.arange(num_steps)))
     params = {
         "kernel": jnp.zeros((len(pairs), features.shape[1], num_classes)),

@@ -1,6 +1,6 @@
-"""How well a model tells pictures of other kinds from those it knows: scores of pictures, and figures of scores.
+"""How well a model tells images of other kinds from those it knows: scores of images, and figures of scores.
 
-Every score ``[n]`` is higher the more likely its picture is out of distribution. The head's noise norm already is one.
+Every score ``[n]`` is higher the more likely its image is out of distribution. The head's noise norm already is one.
 """
 
 import dataclasses
@@ -15,12 +15,12 @@ from eval.rows import row_blocks
 from eval.significance import standard_error
 from lit_het.errors import UserError
 
-# The estimated share can be zero, of two pictures for one, where the covariance has no inverse without it.
+# The estimated share can be zero, of two images for one, where the covariance has no inverse without it.
 SMALLEST_SHRINKAGE = 1e-6
 
 
 def max_probability_score(log_probabilities: Float[np.ndarray, "n k"]) -> Float[np.ndarray, " n"]:
-    """Minus the log of the highest probability, which orders pictures as minus the probability does.
+    """Minus the log of the highest probability, which orders images as minus the probability does.
 
     The logarithm still tells apart probabilities that float32 rounds to one. Hendrycks and Gimpel, "A baseline for
     detecting misclassified and out-of-distribution examples in neural networks", ICLR 2017.
@@ -69,7 +69,7 @@ class Gaussians:
 
 @dataclasses.dataclass(frozen=True)
 class FeatureModel:
-    """What the features of training pictures look like: Gaussians of the classes, and one of all pictures.
+    """What the features of training images look like: Gaussians of the classes, and one of all images.
 
     Attributes:
         classes: a mean a class.
@@ -92,10 +92,10 @@ class FeatureModel:
         return self.classes.distance(features)
 
     def relative_mahalanobis_score(self, features: Float[np.ndarray, "n d"]) -> Float[np.ndarray, " n"]:
-        """The distance to the nearest class, less that to the mean of all pictures.
+        """The distance to the nearest class, less that to the mean of all images.
 
         Ren et al., "A simple fix to Mahalanobis distance for improving near-OOD detection", 2021: directions in which
-        all pictures vary alike say nothing of classes, and cancel.
+        all images vary alike say nothing of classes, and cancel.
 
         Raises:
             UserError: a feature is not finite.
@@ -104,16 +104,16 @@ class FeatureModel:
 
 
 def fit_features(features: Float[np.ndarray, "n d"], labels: Int[np.ndarray, " n"]) -> FeatureModel:
-    """Fits the Gaussians to training features; classes without pictures have none.
+    """Fits the Gaussians to training features; classes without images have none.
 
     Covariances are shrunk towards a multiple of the identity by the share of Ledoit and Wolf, "A well-conditioned
     estimator for large-dimensional covariance matrices", Journal of Multivariate Analysis 2004. The share goes to zero
-    as pictures become many, which leaves the papers' estimate; with fewer pictures than dimensions the covariance still
-    has an inverse. A pseudo-inverse would have one too, but would ignore every direction in which no training picture
-    lies, the very ones that a strange picture may take.
+    as images become many, which leaves the papers' estimate; with fewer images than dimensions the covariance still
+    has an inverse. A pseudo-inverse would have one too, but would ignore every direction in which no training image
+    lies, the very ones that a strange image may take.
 
     Raises:
-        UserError: no pictures, a feature is not finite, or pictures do not differ within their classes.
+        UserError: no images, a feature is not finite, or images do not differ within their classes.
     """
     _check_finite(features)
     check_labels(labels, int(labels.max(initial=0)) + 1)
@@ -122,23 +122,23 @@ def fit_features(features: Float[np.ndarray, "n d"], labels: Int[np.ndarray, " n
 
 
 def detection_figures(inside: Float[np.ndarray, " n"], outside: Float[np.ndarray, " m"]) -> dict[str, float]:
-    """How well scores tell pictures outside the distribution from those inside.
+    """How well scores tell images outside the distribution from those inside.
 
-    ``auroc`` is the probability that a picture outside scores higher, ties counting half. ``aupr_out`` and ``aupr_in``
-    are average precisions with the pictures outside as positives, found by high scores, or those inside, by low ones.
-    ``fpr95`` is the share of pictures outside that pass where 95 % of those inside do: the false positive rate at a
-    true positive rate of 95 % with the pictures inside as positives, as in Liang et al. (ODIN, ICLR 2018) and e3's
+    ``auroc`` is the probability that an image outside scores higher, ties counting half. ``aupr_out`` and ``aupr_in``
+    are average precisions with the images outside as positives, found by high scores, or those inside, by low ones.
+    ``fpr95`` is the share of images outside that pass where 95 % of those inside do: the false positive rate at a
+    true positive rate of 95 % with the images inside as positives, as in Liang et al. (ODIN, ICLR 2018) and e3's
     tables. See docs/paper_map.md.
 
     Args:
-        inside: scores of pictures in distribution.
-        outside: scores of pictures out of distribution.
+        inside: scores of images in distribution.
+        outside: scores of images out of distribution.
 
     Raises:
         UserError: one of the groups is empty, or a score is NaN.
     """
     if not inside.size or not outside.size:
-        raise UserError("out of distribution: both sets need at least one picture")
+        raise UserError("out of distribution: both sets need at least one image")
     scores = np.concatenate([inside, outside])
     if np.isnan(scores).any():
         raise UserError("out of distribution: a score is not a number; training diverged, use an earlier checkpoint")
@@ -156,16 +156,16 @@ def detection_figures(inside: Float[np.ndarray, " n"], outside: Float[np.ndarray
 
 
 def detection_errors(inside: Float[np.ndarray, " n"], outside: Float[np.ndarray, " m"]) -> dict[str, float]:
-    """Standard errors of `detection_figures` over the pictures of both sets; NaN where a set is a single picture.
+    """Standard errors of `detection_figures` over the images of both sets; NaN where a set is a single image.
 
     ``auroc`` has that of DeLong, DeLong and Clarke-Pearson, "Comparing the areas under two or more correlated receiver
     operating characteristic curves", Biometrics 1988. Average precisions have theirs of the same kind, from what each
-    picture weighs in them: the infinitesimal jackknife of Efron, "Nonparametric estimates of standard error",
+    image weighs in them: the infinitesimal jackknife of Efron, "Nonparametric estimates of standard error",
     Biometrika 1981. That of ``fpr95`` is the bootstrap's, threshold included, in its limit of infinitely many draws.
     """
     scores = np.concatenate([inside, outside])
     is_outside = np.arange(scores.size) >= inside.size
-    # The share of the other set that each picture beats (outside), or is beaten by (inside: less one, the same).
+    # The share of the other set that each image beats (outside), or is beaten by (inside: less one, the same).
     own_rank = np.concatenate([stats.rankdata(inside), stats.rankdata(outside)])
     beaten = (stats.rankdata(scores) - own_rank) / np.where(is_outside, inside.size, outside.size)
     weights = {
@@ -174,14 +174,14 @@ def detection_errors(inside: Float[np.ndarray, " n"], outside: Float[np.ndarray,
         "aupr_in": _weight_in_precision(-scores, ~is_outside),
     }
     errors = {
-        name: float(np.hypot(standard_error(of_picture[is_outside]), standard_error(of_picture[~is_outside])))
-        for name, of_picture in weights.items()
+        name: float(np.hypot(standard_error(of_image[is_outside]), standard_error(of_image[~is_outside])))
+        for name, of_image in weights.items()
     }
     return {**errors, "fpr95": _error_of_passing(inside, outside)}
 
 
 def _weight_in_precision(scores: Float[np.ndarray, " n"], positive: Bool[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
-    """How the average precision grows with the weight of each picture, times the pictures of its group."""
+    """How the average precision grows with the weight of each image, times the images of its group."""
     levels, level_of = np.unique(-scores, return_inverse=True)
     own, others = (np.bincount(level_of[group], minlength=len(levels)) for group in (positive, ~positive))
     found, passed = np.cumsum(own), np.cumsum(own + others)
@@ -193,7 +193,7 @@ def _weight_in_precision(scores: Float[np.ndarray, " n"], positive: Bool[np.ndar
 
 
 def _error_of_passing(inside: Float[np.ndarray, " n"], outside: Float[np.ndarray, " m"]) -> float:
-    """Bootstrap standard error of the share of pictures outside that pass the threshold of those inside."""
+    """Bootstrap standard error of the share of images outside that pass the threshold of those inside."""
     if min(inside.size, outside.size) < 2:
         return float("nan")
     rank = -(-19 * inside.size // 20)
@@ -206,7 +206,7 @@ def _error_of_passing(inside: Float[np.ndarray, " n"], outside: Float[np.ndarray
 
 
 def _fit(features: Float[np.ndarray, "n d"], classes: Int[np.ndarray, " n"]) -> Gaussians:
-    """Means and the shrunk covariance about them; every class up to the highest has pictures."""
+    """Means and the shrunk covariance about them; every class up to the highest has images."""
     size, dimension = features.shape
     means = np.zeros((int(classes.max()) + 1, dimension))
     for rows in row_blocks(size, dimension):
@@ -226,7 +226,7 @@ def _shrunk(covariance: Float[np.ndarray, "d d"], fourth: float, size: int) -> F
     identity = np.eye(len(covariance))
     scale = np.trace(covariance) / len(covariance)
     if scale == 0:
-        raise UserError("the features of a class do not differ: give more than one picture a class, or other features")
+        raise UserError("the features of a class do not differ: give more than one image a class, or other features")
     distance = ((covariance - scale * identity) ** 2).sum()
     noise = (fourth - (covariance**2).sum()) / size
     share = 1.0 if noise >= distance else max(noise / distance, SMALLEST_SHRINKAGE)

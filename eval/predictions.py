@@ -1,4 +1,4 @@
-"""What a model says of every picture of a set: log-probabilities of all classes, from which all figures follow.
+"""What a model says of every image of a set: log-probabilities of all classes, from which all figures follow.
 
 Ties are counted fairly: where several classes share the probability of the true one, each figure is its expectation
 over a random order of those classes. A collapsed model, or two classes with one name, thus score chance.
@@ -24,7 +24,7 @@ BLOCK_SIZE = 256
 
 @runtime_checkable
 class Predictor(Protocol):
-    """From features of pictures to what a model says of them."""
+    """From features of images to what a model says of them."""
 
     @property
     def num_classes(self) -> int:
@@ -37,7 +37,7 @@ class Predictor(Protocol):
         ...
 
     def __call__(self, blocks: Float[np.ndarray, "n b f"], seeds: Int[np.ndarray, " n"]) -> HeadOutput:
-        """Returns what the head says of blocks of pictures, one or as many as devices; seeds are the noise's."""
+        """Returns what the head says of blocks of images, one or as many as devices; seeds are the noise's."""
         ...
 
     def members(
@@ -98,7 +98,7 @@ class SupervisedPredictor:
 
     Attributes:
         classifier: the model.
-        samples: S, noise samples of each picture; 0 leaves the noise out.
+        samples: S, noise samples of each image; 0 leaves the noise out.
     """
 
     classifier: Classifier
@@ -131,12 +131,12 @@ class SupervisedPredictor:
 
 @dataclasses.dataclass(frozen=True)
 class Predictions:
-    """What a model says of each picture.
+    """What a model says of each image.
 
     Attributes:
         log_probabilities: of every class.
         labels: the true class, or a vector of ones and zeros.
-        positions: of the pictures in their set.
+        positions: of the images in their set.
         log_normalizer, noise_norm: see `lit_het.types.HeadOutput`.
     """
 
@@ -153,7 +153,7 @@ class Predictions:
 
     @property
     def predicted(self) -> Int[np.ndarray, " n"]:
-        """The best class of each picture; of tied ones, the first."""
+        """The best class of each image; of tied ones, the first."""
         return self.log_probabilities.argmax(axis=1)
 
     @property
@@ -187,7 +187,7 @@ class Predictions:
         return reliability_of_confidence(self.confidence, self.hits(1), bins)
 
     def take(self, rows: np.ndarray) -> "Predictions":
-        """Returns those of some pictures."""
+        """Returns those of some images."""
         fields = (field.name for field in dataclasses.fields(self))
         return Predictions(**{name: getattr(self, name)[rows] for name in fields})
 
@@ -198,7 +198,7 @@ def predict(predictor: Predictor, features: Features, block_size: int = BLOCK_SI
     Args:
         predictor: the head and the classes.
         features: of the set.
-        block_size: pictures of each device at a time, which has a seed of its own: their number changes no result.
+        block_size: images of each device at a time, which has a seed of its own: their number changes no result.
 
     Raises:
         UserError: a label outside the classes.
@@ -206,7 +206,7 @@ def predict(predictor: Predictor, features: Features, block_size: int = BLOCK_SI
     if features.labels.ndim == 1:
         check_labels(features.labels, predictor.num_classes)
     found = []
-    with Bar("predicting", len(features.values), "pictures") as bar:
+    with Bar("predicting", len(features.values), "images") as bar:
         for rows, blocks, seeds in _blocks(features.values, block_size, predictor.num_shares):
             found.append(predictor(blocks, seeds))
             bar.advance(len(rows))
@@ -220,13 +220,13 @@ def predict(predictor: Predictor, features: Features, block_size: int = BLOCK_SI
 def member_blocks(
     predictor: Predictor, features: Features, block_size: int = BLOCK_SIZE
 ) -> Iterator[tuple[Float[np.ndarray, "b m k"], Int[np.ndarray, " b"]]]:
-    """Yields the log-probabilities of all members for blocks of pictures, and labels."""
+    """Yields the log-probabilities of all members for blocks of images, and labels."""
     for rows, blocks, seeds in _blocks(features.values, block_size, predictor.num_shares):
         yield predictor.members(blocks, seeds)[: len(rows)], features.labels[rows]
 
 
 def scores_alone(predictor: Predictor, features: Features, block_size: int = BLOCK_SIZE) -> Float[np.ndarray, "n k"]:
-    """Returns what is said of each class by itself: scores by which pictures may be ranked, where they have several."""
+    """Returns what is said of each class by itself: scores by which images may be ranked, where they have several."""
     parts = _blocks(features.values, block_size, predictor.num_shares)
     return np.concatenate([predictor.alone(blocks)[: len(rows)] for rows, blocks, _ in parts])
 
@@ -247,7 +247,7 @@ def _blocks(
 def embed_images(
     encoder: Encoder, values: Float[np.ndarray, "n f"], block_size: int = BLOCK_SIZE
 ) -> Float[np.ndarray, "n d"]:
-    """Returns the unit embeddings of pictures with these features."""
+    """Returns the unit embeddings of images with these features."""
     return np.concatenate([encoder.image(block)[: len(rows)] for rows, (block,), _ in _blocks(values, block_size)])
 
 

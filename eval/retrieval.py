@@ -38,7 +38,7 @@ class Ranks:
         num_best: right items with that score, at least one.
         num_right: right items.
         num_items: of which the queries choose.
-        picture: that each query is, or belongs to.
+        image: that each query is, or belongs to.
     """
 
     num_above: Int[np.ndarray, " q"]
@@ -46,7 +46,7 @@ class Ranks:
     num_best: Int[np.ndarray, " q"]
     num_right: Int[np.ndarray, " q"]
     num_items: int
-    picture: Int[np.ndarray, " q"]
+    image: Int[np.ndarray, " q"]
 
     def hits(self, count: int) -> Float[np.ndarray, " q"]:
         """Probability that a right item is among the best ``count``, over random orders of tied items."""
@@ -68,8 +68,8 @@ class Ranks:
         return {**recalls, "median_rank": float(np.median(self.rank)), **chances}
 
     def standard_errors(self) -> dict[str, float]:
-        """Standard errors of the recalls over pictures with all their captions, among the items that there are."""
-        return {f"recall{count}": standard_error(self.hits(count), self.picture) for count in RECALL_AT}
+        """Standard errors of the recalls over images with all their captions, among the items that there are."""
+        return {f"recall{count}": standard_error(self.hits(count), self.image) for count in RECALL_AT}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,7 +133,7 @@ def retrieve(
 
 def _check(images: np.ndarray, texts: np.ndarray, owner: np.ndarray) -> None:
     if not len(owner):
-        raise UserError("retrieval: there are no captions; check that the split holds pictures with captions")
+        raise UserError("retrieval: there are no captions; check that the split holds images with captions")
     outside = np.flatnonzero((owner < 0) | (owner >= len(images)))
     if len(outside):
         text = outside[0]

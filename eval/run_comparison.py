@@ -169,7 +169,7 @@ def _remarks_on_places(runs: Sequence[KeptRun], kept: Sequence[tuple[str, str]])
     other = sorted(name for name, places in by_name.items() if len(places) > 1)
     if not other:
         return []
-    return [f"Not all runs were evaluated in the same folder: {', '.join(other)}. Are the pictures the same?"]
+    return [f"Not all runs were evaluated in the same folder: {', '.join(other)}. Are the images the same?"]
 
 
 def _remarks_on_steps(runs: Sequence[KeptRun], kept: Sequence[tuple[str, str]]) -> list[str]:

@@ -22,14 +22,14 @@ from lit_het.training.logging import say
 
 
 def figures(predictions: Predictions) -> tuple[dict[str, float], dict[str, float]]:
-    """Returns figures of pictures with one class each, and standard errors of most.
+    """Returns figures of images with one class each, and standard errors of most.
 
     ``top1``, ``top5``, ``mean_class_recall``, ``mean_reciprocal_rank``, ``nll`` (nats), ``brier`` (0 to 2), ``ece`` and
-    ``ece_equal_mass``. Standard errors are over pictures, those of the calibration errors by bootstrap.
+    ``ece_equal_mass``. Standard errors are over images, those of the calibration errors by bootstrap.
     """
-    values = per_picture(predictions)
-    found = {name: float(of_pictures.mean()) for name, of_pictures in values.items()}
-    errors = {name: standard_error(of_pictures) for name, of_pictures in values.items()}
+    values = per_image(predictions)
+    found = {name: float(of_images.mean()) for name, of_images in values.items()}
+    errors = {name: standard_error(of_images) for name, of_images in values.items()}
     confidence, hits = predictions.confidence, values["top1"]
     found["mean_class_recall"] = mean_class_recall(predictions.log_probabilities, predictions.labels)
     for name, equal_mass in (("ece", False), ("ece_equal_mass", True)):
@@ -40,15 +40,15 @@ def figures(predictions: Predictions) -> tuple[dict[str, float], dict[str, float
 
 
 def multi_label_figures(alone: Float[np.ndarray, "n k"], labels: Float[np.ndarray, "n k"]) -> dict[str, float]:
-    """Returns ``mean_average_precision`` of pictures with several classes.
+    """Returns ``mean_average_precision`` of images with several classes.
 
-    Pictures rank by what the model says of a class alone: its probability would depend on their other classes.
+    Images rank by what the model says of a class alone: its probability would depend on their other classes.
     """
     return {"mean_average_precision": mean_average_precision(alone, labels > 0)}
 
 
-def per_picture(predictions: Predictions) -> dict[str, Float[np.ndarray, " n"]]:
-    """Returns the values of every picture whose means are figures."""
+def per_image(predictions: Predictions) -> dict[str, Float[np.ndarray, " n"]]:
+    """Returns the values of every image whose means are figures."""
     above, tied = predictions.ranks()
     harmonic = _harmonic(predictions.num_classes)
     return {
@@ -62,12 +62,12 @@ def per_picture(predictions: Predictions) -> dict[str, Float[np.ndarray, " n"]]:
 
 
 def calibrated(predictions: Predictions, name: str, seed: int = 0) -> tuple[Predictions, float]:
-    """Scales each half of the pictures by the temperature that was fitted on the other half.
+    """Scales each half of the images by the temperature that was fitted on the other half.
 
-    So every picture counts in the figures, and none chose its own temperature. Halves are drawn at random.
+    So every image counts in the figures, and none chose its own temperature. Halves are drawn at random.
 
     Args:
-        predictions: of the pictures of a set.
+        predictions: of the images of a set.
         name: the set, for `say_if_unfitted`.
         seed: of the halves.
 

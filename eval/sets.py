@@ -1,7 +1,7 @@
-"""Labelled sets of pictures: opened once, and read once for every image tower that is evaluated on them.
+"""Labelled sets of images: opened once, and read once for every image tower that is evaluated on them.
 
-All evaluators of pictures begin with what the image tower makes of them (`Features`). A locked tower makes the same at
-every evaluation of a run, which then reads no picture again.
+All evaluators of images begin with what the image tower makes of them (`Features`). A locked tower makes the same at
+every evaluation of a run, which then reads no image again.
 """
 
 import contextlib
@@ -42,12 +42,12 @@ class ImageSet:
         name: as it stands in the names of figures.
         directory: holds ``classnames.txt``, which labels index, and the folders of shards; a path or an address.
         split: the folder of shards below it, or one that lies elsewhere: an address or an absolute path.
-        portion: of the split's pictures, such as the last 2 % of a training set.
-        batch_size: pictures that each device takes at a time, so that their number changes no result (nor what finds a
+        portion: of the split's images, such as the last 2 % of a training set.
+        batch_size: images that each device takes at a time, so that their number changes no result (nor what finds a
             slot in a mixture of experts).
-        embeddings: a folder that ``lit-het embed`` wrote for these shards, to be read in place of pictures.
-        multi_label: pictures have several classes, in vectors in members ``.npy``.
-        max_bad_fraction: of the pictures that may be broken or unlabelled: they count in no figure.
+        embeddings: a folder that ``lit-het embed`` wrote for these shards, to be read in place of images.
+        multi_label: images have several classes, in vectors in members ``.npy``.
+        max_bad_fraction: of the images that may be broken or unlabelled: they count in no figure.
         labelled: whether class names and labels are read at all.
 
     Raises:
@@ -79,12 +79,12 @@ class ImageSet:
 
 @dataclasses.dataclass(frozen=True)
 class Features:
-    """The pictures of a set that can be read, in its order.
+    """The images of a set that can be read, in its order.
 
     Attributes:
         values: what the image tower makes of them, members of an ensemble side by side.
         labels: class indices (zeros where labels are not read), or vectors of ones and zeros.
-        positions: of each among all pictures of the set, those that cannot be read included.
+        positions: of each among all images of the set, those that cannot be read included.
     """
 
     values: Float[np.ndarray, "n f"]
@@ -97,7 +97,7 @@ class Features:
 
 
 class _Place:
-    """Shards that are opened, with labels or without, and what an image tower made of their pictures."""
+    """Shards that are opened, with labels or without, and what an image tower made of their images."""
 
     def __init__(self, data: LoaderConfig):
         self._data = data
@@ -121,7 +121,7 @@ class _Place:
         return self._read[labels][1]
 
     def _of_labelled(self, tower: ImageFeatures, name: str) -> Features | None:
-        """Returns the features that are read with labels, if a label is missing nowhere: then all pictures are there.
+        """Returns the features that are read with labels, if a label is missing nowhere: then all images are there.
 
         Whoever has opened the shards with labels reads them, now or later.
         """
@@ -139,7 +139,7 @@ class OpenSet:
     Attributes:
         config: as given.
         class_names: names that labels index; none where labels are not read.
-        loader: of its pictures.
+        loader: of its images.
 
     Raises:
         UserError: a file that is missing or malformed, or embeddings of another tower.
@@ -157,15 +157,15 @@ class OpenSet:
         return read_templates(self.config.directory) if has_own else None
 
     def features(self, tower: ImageFeatures) -> Features:
-        """Returns the features of all pictures; those of the tower that was asked for last are kept.
+        """Returns the features of all images; those of the tower that was asked for last are kept.
 
         Raises:
-            UserError: too many pictures cannot be read, or none can.
+            UserError: too many images cannot be read, or none can.
         """
         return self._place.features(_labels(self.config), tower, self.config.name)
 
-    def pictures(self, positions: Sequence[int]) -> list[np.ndarray]:
-        """Returns pictures ``[h w c]`` as the tower sees them, for people to look at."""
+    def images(self, positions: Sequence[int]) -> list[np.ndarray]:
+        """Returns images ``[h w c]`` as the tower sees them, for people to look at."""
         data = dataclasses.replace(self.loader.config, embeddings=None)
         loader = self.loader if self.loader.stored is None else Loader(data)
         image = loader.read(positions).image
@@ -173,7 +173,7 @@ class OpenSet:
         return list(image)
 
     def labels(self) -> Int[np.ndarray, " n"]:
-        """Returns the labels that can be read, of a set with one label a picture; no picture is read."""
+        """Returns the labels that can be read, of a set with one label an image; no image is read."""
         labels, found = ClassIndex(f"{self.config.directory}/{CLASS_NAMES_FILE}").build(""), []
         for _, content in self._members(self.loader.index, labels.member):
             with contextlib.suppress(Unreadable):
@@ -234,17 +234,17 @@ class Sets:
 
 
 def require_one_label(config: ImageSet) -> None:
-    """Refuses a set whose pictures have several labels.
+    """Refuses a set whose images have several labels.
 
     Raises:
         UserError: they have.
     """
     if config.multi_label:
-        raise UserError(f"{config.name}: only zero-shot measures pictures with several labels; leave out --multi-label")
+        raise UserError(f"{config.name}: only zero-shot measures images with several labels; leave out --multi-label")
 
 
 def require_other_split(config: ImageSet, train_split: str) -> None:
-    """Refuses to train on the pictures that are tested.
+    """Refuses to train on the images that are tested.
 
     Raises:
         UserError: both splits are one folder, however they are written.
@@ -306,7 +306,7 @@ def _read(loader: Loader, tower: ImageFeatures, name: str) -> Features:
     if loader.stored is not None:
         loader.stored.check_tower(tower.tower)
     batches = loader.epoch(loader.config.batch_size * tower.num_shares, jax.process_index(), jax.process_count())
-    with Bar(f"reading {name}", loader.num_samples, "pictures") as bar:
+    with Bar(f"reading {name}", loader.num_samples, "images") as bar:
         found = read_features(tower, batches, bar.advance, name)
     for (shard, cause), count in sorted(loader.faults.counts.items()):
         say(f"{shard}: {count} samples left out: {cause}", by_all=True)
@@ -316,7 +316,7 @@ def _read(loader: Loader, tower: ImageFeatures, name: str) -> Features:
 def read_features(
     tower: ImageFeatures, batches: Iterable[Batch], advance: Callable[[int], object], name: str
 ) -> Features:
-    """Returns the features of the valid rows of all batches; ``advance`` is called with the pictures done.
+    """Returns the features of the valid rows of all batches; ``advance`` is called with the images done.
 
     Raises:
         UserError: features that are not finite, or no valid row.

@@ -126,7 +126,7 @@ def holm(p_values: Mapping[str, float], level: float = 0.05) -> frozenset[str]:
 def standard_error(values: Float[np.ndarray, " n"], groups: Int[np.ndarray, " n"] | None = None) -> float:
     """Standard error of a mean: the deviation, with n - 1 in the variance, over the root of the number.
 
-    Examples of one group, such as the captions of one picture, are counted as drawn together, and need not be
+    Examples of one group, such as the captions of one image, are counted as drawn together, and need not be
     independent: Liang and Zeger, "Longitudinal data analysis using generalized linear models", Biometrika 1986. NaN for
     a single example or group, and where a value is not finite.
     """

@@ -231,7 +231,7 @@ class ImageFeatures:
 @tree_of_arrays
 @dataclasses.dataclass(frozen=True)
 class HeadOutput:
-    """What a head says of pictures.
+    """What a head says of images.
 
     Attributes:
         log_probabilities: log of the mean probability over noise samples and members.
@@ -252,7 +252,7 @@ class Encoder:
         features: the image tower.
         image: features ``[b f]`` to unit embeddings ``[b d]``.
         choose: blocks of features ``[n b f]``, a seed for each ``[n]``, S and embeddings of names ``[k d]`` to what the
-            model says of all pictures; the mean is over S noise samples, 0 leaves the noise out. There are as many
+            model says of all images; the mean is over S noise samples, 0 leaves the noise out. There are as many
             blocks as ``features.num_shares``, each on a device of its own, or one.
         members: of the same, the log-probabilities of every noise sample ``[b s k]``; of one prediction without noise
             where S is 0 or the head has none for images.
@@ -285,7 +285,7 @@ class Classifier:
 
     Attributes:
         features: the image tower.
-        choose: blocks of features ``[n b f]``, a seed for each ``[n]`` and S to what the model says of all pictures;
+        choose: blocks of features ``[n b f]``, a seed for each ``[n]`` and S to what the model says of all images;
             the mean is over members and S noise samples, 0 leaves the noise out. There are as many blocks as
             ``features.num_shares``, each on a device of its own, or one.
         members: of the same, the log-probabilities of every member, or of S noise samples of each ``[b m k]``.

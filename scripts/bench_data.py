@@ -1,7 +1,7 @@
 """Times the way from shards to batches on photographs that it makes, and says how near each filter is to bicubic.
 
 Some 2,000 JPEGs of 500 x 375 pixels (quality 90, colours subsampled) with captions are written to shards. Variants run
-in turn over the same pictures, a chunk at a time; rates are pictures per CPU-second, ratios are taken chunk by chunk
+in turn over the same images, a chunk at a time; rates are images per CPU-second, ratios are taken chunk by chunk
 against simplejpeg's bare decoding (fast DCT, fast upsampling, no resize).
 
     python scripts/bench_data.py [--images 2000] [--directory DIR]
@@ -66,10 +66,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         directory = options.directory or Path(temporary)
         tokenizer = photograph_shards(directory, options.images, options.seed)
         index = ShardIndex(expand(str(directory)), [IMAGE, "txt"])
-        sizes = [len(_picture(index, number)) for number in range(len(index))]
-        print(
-            f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}; {len(index)} pictures"
-        )
+        sizes = [len(_image(index, number)) for number in range(len(index))]
+        print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}; {len(index)} images")
         print(f"of {WIDTH} x {HEIGHT}, {np.mean(sizes) / 1e3:.0f} KB on average ({min(sizes)} to {max(sizes)} bytes)\n")
         _rates(directory, index, tokenizer, options.chunk, options.rounds)
         _threads(directory, tokenizer, options.chunk, options.rounds)
@@ -80,16 +78,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--images", type=int, default=2000)
-    parser.add_argument("--chunk", type=int, default=100, help="pictures of a measurement, and of a batch")
-    parser.add_argument("--rounds", type=int, default=1, help="over all pictures")
-    parser.add_argument("--compared", type=int, default=300, help="pictures that the filters are compared on")
+    parser.add_argument("--chunk", type=int, default=100, help="images of a measurement, and of a batch")
+    parser.add_argument("--rounds", type=int, default=1, help="over all images")
+    parser.add_argument("--compared", type=int, default=300, help="images that the filters are compared on")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--directory", type=Path, default=None, help="keeps the shards, and takes those that it holds")
     return parser.parse_args(arguments)
 
 
 def photographs(count: int, seed: int) -> Iterator[np.ndarray]:
-    """Draws pictures with the statistics of photographs ``[375 500 3]``.
+    """Draws images with the statistics of photographs ``[375 500 3]``.
 
     Amplitudes fall with frequency (Field 1987), colours vary more slowly than light, and surfaces with textures of
     their own meet at sharp edges.
@@ -116,7 +114,7 @@ def photographs(count: int, seed: int) -> Iterator[np.ndarray]:
 
 
 def _texture(random: np.random.Generator, exponent: float) -> np.ndarray:
-    """Noise of unit variance whose amplitude is frequency ** -exponent, larger than a picture."""
+    """Noise of unit variance whose amplitude is frequency ** -exponent, larger than an image."""
     frequency = np.hypot(np.fft.fftfreq(2 * HEIGHT)[:, None], np.fft.rfftfreq(2 * WIDTH)[None])
     frequency[0, 0] = np.inf
     phases = random.normal(size=(*frequency.shape, 2)) @ [1, 1j]
@@ -138,8 +136,8 @@ def photograph_shards(directory: Path, count: int, seed: int, *, length: int = 6
     if not any(directory.glob("*.tar")):
 
         def samples() -> Iterator[dict[str, str | bytes]]:
-            pictures = track(photographs(count, seed), "making photographs", count, transient=True)
-            for number, (pixels, caption) in enumerate(zip(pictures, captions, strict=True)):
+            images = track(photographs(count, seed), "making photographs", count, transient=True)
+            for number, (pixels, caption) in enumerate(zip(images, captions, strict=True)):
                 data = simplejpeg.encode_jpeg(pixels, 90, "RGB", "420")
                 yield {"__key__": f"{number:06d}", "jpg": data, "txt": caption}
 
@@ -147,13 +145,13 @@ def photograph_shards(directory: Path, count: int, seed: int, *, length: int = 6
     return SentencePieceTokenizer(train_sentencepiece(captions, vocabulary_size=300), length)
 
 
-def _picture(index: ShardIndex, number: int) -> bytes:
+def _image(index: ShardIndex, number: int) -> bytes:
     return readable(index.read([number], [IMAGE])[0][0])
 
 
 def _rates(directory: Path, index: ShardIndex, tokenizer: SentencePieceTokenizer, chunk: int, rounds: int) -> None:
     def each(apply: Callable[[bytes, int], object]) -> Variant:
-        return lambda numbers: [apply(_picture(index, number), number) for number in numbers]
+        return lambda numbers: [apply(_image(index, number), number) for number in numbers]
 
     def through(loader: Loader) -> Variant:
         batches = itertools.cycle([loader.batches()])
@@ -187,7 +185,7 @@ def _rates(directory: Path, index: ShardIndex, tokenizer: SentencePieceTokenizer
             variants[name](numbers)
             seconds[name].append(time.process_time() - began)
     _table(
-        ("variant", "ms a picture", "pictures a CPU-second", f"rate over {BARE}"),
+        ("variant", "ms an image", "images a CPU-second", f"rate over {BARE}"),
         [
             (name, f"{1e3 * np.median(times) / chunk:.3f}", f"{chunk / np.median(times):,.0f}", _ratio(seconds, name))
             for name, times in seconds.items()
@@ -239,7 +237,7 @@ def _threads(directory: Path, tokenizer: SentencePieceTokenizer, batch_size: int
     for name, pick in (("median", np.median), ("best round", np.min)):
         one, two = (float(pick(seconds[threads])) for threads in (1, 2))
         rows.append((name, f"{1 / one:,.0f}", f"{1 / two:,.0f}", f"{one / two:.2f}"))
-    _table(("whole loader, training, fast: pictures a second", "1 thread", "2 threads", "ratio"), rows)
+    _table(("whole loader, training, fast: images a second", "1 thread", "2 threads", "ratio"), rows)
 
 
 def _streams(directory: Path, tokenizer: SentencePieceTokenizer, batch_size: int, rounds: int) -> None:
@@ -263,7 +261,7 @@ def _streams(directory: Path, tokenizer: SentencePieceTokenizer, batch_size: int
                     next(batches)
                 seconds[name].append((time.perf_counter() - began) / (_AHEAD * batch_size))
     _table(
-        ("2 threads, training, fast", "pictures a second", "rate over the loader's"),
+        ("2 threads, training, fast", "images a second", "rate over the loader's"),
         [(name, f"{1 / np.median(times):,.0f}", _ratio(seconds, name, "loader")) for name, times in seconds.items()],
     )
 
@@ -275,7 +273,7 @@ def _distances(index: ShardIndex, count: int) -> None:
     for name, fit in fits.items():
         found: dict[Filter, list[float]] = {filter: [] for filter in FILTERS}
         for number in track(range(count), f"comparing, {name}", transient=True):
-            data = _picture(index, number)
+            data = _image(index, number)
             expected = _pillow(data, SIZE, None if name == "squash" else fit.crop_fraction)
             for filter, values in found.items():
                 ours = Preprocessing(fit.fit, fit.crop_fraction, filter).apply(data, SIZE)
@@ -307,7 +305,7 @@ def _open_clip(index: ShardIndex) -> dict[str, Variant]:
     variants = {}
     for name, apply in (("training", transform(is_train=True)), ("evaluation", transform(is_train=False))):
         variants[f"open_clip, {name}"] = lambda numbers, apply=apply: [
-            apply(Image.open(io.BytesIO(_picture(index, number)))) for number in numbers
+            apply(Image.open(io.BytesIO(_image(index, number)))) for number in numbers
         ]
     return variants
 

@@ -1,4 +1,4 @@
-"""Times LiT training end to end: on pictures, on stored embeddings, and with no reading at all.
+"""Times LiT training end to end: on images, on stored embeddings, and with no reading at all.
 
 The last is the bound: the same step on a batch that lies on the device, so that nothing but the text tower, the head
 and the loss is left. The photographs are those of `bench_data`; towers have random weights, so their embeddings are
@@ -40,7 +40,7 @@ from lit_het.towers.vit import ViTConfig
 from lit_het.training.step import initial_state, make_train_step
 from lit_het.types import Batch
 
-PICTURES, STORED, BOUND = "pictures", "stored embeddings", "nothing read (bound)"
+IMAGES, STORED, BOUND = "images", "stored embeddings", "nothing read (bound)"
 
 
 def main() -> None:
@@ -80,9 +80,9 @@ def _compare(folder: Path, options: argparse.Namespace, length: int) -> None:
 
 
 def _print(options: argparse.Namespace, length: int, seconds: dict[str, list[float]]) -> None:
-    table = Table("step on", "s (median)", "min-max", "pairs/s", "over pictures", "of the bound")
+    table = Table("step on", "s (median)", "min-max", "pairs/s", "over images", "of the bound")
     for name, times in seconds.items():
-        faster, of_bound = (np.divide(seconds[other], times) for other in (PICTURES, BOUND))
+        faster, of_bound = (np.divide(seconds[other], times) for other in (IMAGES, BOUND))
         table.add_row(
             name,
             f"{np.median(times):.3f}",
@@ -120,13 +120,13 @@ def loaders_of(folder: Path, config: ExperimentConfig, options: argparse.Namespa
     )
     _store(folder / "embeddings", data, config.task.image_tower.embedding_size)
     stored = dataclasses.replace(data, embeddings=str(folder / "embeddings"))
-    return {PICTURES: Loader(data, tokenizer), STORED: Loader(stored, tokenizer)}
+    return {IMAGES: Loader(data, tokenizer), STORED: Loader(stored, tokenizer)}
 
 
 def _store(folder: Path, data: LoaderConfig, size: int) -> None:
-    """Writes random embeddings of the pictures of ``data`` into a folder."""
-    pictures = describe(Training(data.preprocessing), data.image_size, random=False)
-    output = EmbeddingFolder(str(folder), Recipe("random", pictures, size, 0, "float16", 0))
+    """Writes random embeddings of the images of ``data`` into a folder."""
+    images = describe(Training(data.preprocessing), data.image_size, random=False)
+    output = EmbeddingFolder(str(folder), Recipe("random", images, size, 0, "float16", 0))
     random = np.random.default_rng(0)
     for address in expand(data.shards):
         table = index_shard(address)

@@ -2,7 +2,7 @@
 
 Variants run in turn, several rounds, so that a machine that speeds up or slows down does so for all of them; ratios are
 taken round by round. Of each turn the first step is not timed. MFU is the share of what bare matrix products reach in
-the same process. The pictures are those of `bench_data`, read from shards; weights are random, which changes no time.
+the same process. The images are those of `bench_data`, read from shards; weights are random, which changes no time.
 PyTorch, of the extra "parity", has the deterministic head and keeps its locked tower in `torch.inference_mode`.
 
     python scripts/bench_train.py --rounds 3                  # a quarter of an hour on two idle cores
@@ -21,7 +21,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from bench_embeddings import PICTURES, STORED, loaders_of, towers_of
+from bench_embeddings import IMAGES, STORED, loaders_of, towers_of
 from bench_tools import MIB, Report, ratio, spread
 from rich.console import Console
 
@@ -181,7 +181,7 @@ def _tell(
     report.table(f"{options.tower}, {length} tokens, batch {options.batch_size}, {options.compute_type}", columns, rows)
     computed = {name: split.computed for name, split in splits.items()}
     lines = []
-    for kind in (PICTURES, STORED):
+    for kind in (IMAGES, STORED):
         for rival in ("PyTorch", "PyTorch compiled"):
             found = ratio(computed, f"{rival} DET, {kind}", f"DET, {kind}")
             lines.append((f"{rival} / DET, {kind}, without input", spread(found), "at least 1.0"))

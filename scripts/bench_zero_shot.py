@@ -3,7 +3,7 @@
 End to end is what `lit-het zero-shot` does from shards to the record, after programs are compiled and names embedded:
 reading and decoding photographs (those of `bench_data`), the tower, the head, log-probabilities of all names, figures
 with their standard errors, fitted temperatures, and what is drawn. The bare pass is the tower on a batch that lies on
-the device, for as many pictures. Both run in turn; ratios are taken round by round. Towers have random weights, which
+the device, for as many images. Both run in turn; ratios are taken round by round. Towers have random weights, which
 cost what trained ones do.
 
     python scripts/bench_zero_shot.py --tower B/32 --images 512
@@ -48,10 +48,10 @@ def main() -> None:
         "--tower", choices=("B/32", "B/16", "So400m/14"), default="B/32", help="and a text tower of its size"
     )
     parser.add_argument("--text-length", type=int, default=64)
-    parser.add_argument("--batch-size", type=int, default=64, help="pictures of a device")
+    parser.add_argument("--batch-size", type=int, default=64, help="images of a device")
     parser.add_argument("--images", type=int, default=512)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--samples", type=int, nargs="+", default=[0, 22], help="noise samples of a picture")
+    parser.add_argument("--samples", type=int, nargs="+", default=[0, 22], help="noise samples of an image")
     parser.add_argument("--captions", type=int, default=NUM_CLASSES * NUM_PROMPTS, help="that are really embedded")
     parser.add_argument("--compute-type", default="float32", help="bfloat16 on accelerators")
     options = parser.parse_args()
@@ -86,12 +86,12 @@ def _compare(folder: Path, options: argparse.Namespace) -> None:
         if number:  # the first round compiles
             for name, value in timed.items():
                 seconds[name].append(value)
-    _print_pictures(options, seconds)
+    _print_images(options, seconds)
     _print_names(options, model, names)
 
 
-def _print_pictures(options: argparse.Namespace, seconds: dict[str, list[float]]) -> None:
-    table = Table("what", "s (median)", "min-max", "pictures/s", "of the bare pass (aim: 1.15)")
+def _print_images(options: argparse.Namespace, seconds: dict[str, list[float]]) -> None:
+    table = Table("what", "s (median)", "min-max", "images/s", "of the bare pass (aim: 1.15)")
     for name, times in seconds.items():
         ratio = np.divide(times, seconds[BARE])
         table.add_row(

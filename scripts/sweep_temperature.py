@@ -68,8 +68,8 @@ def plot(summaries: Sequence[Summary], path: Path) -> None:
     """Draws NLL and Prec@1 over τ, with bars of one standard error, as a PNG."""
     figure = Figure(figsize=(8.4, 3.6), layout="constrained", dpi=160)
     panels = figure.subplots(1, 2)
-    _panel(panels[0], summaries, "nll", "NLL on held-out pictures, nats", "lower is better")
-    _panel(panels[1], summaries, "top1", "Prec@1 on held-out pictures, %", "higher is better", scale=100.0)
+    _panel(panels[0], summaries, "nll", "NLL on held-out images, nats", "lower is better")
+    _panel(panels[1], summaries, "top1", "Prec@1 on held-out images, %", "higher is better", scale=100.0)
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper center", ncols=2, frameon=False, fontsize=9)
     figure.savefig(path)

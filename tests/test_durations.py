@@ -43,7 +43,7 @@ def test_a_fraction_of_a_step_is_left_out(duration, steps):
 
 
 def test_a_run_is_as_long_as_papers_say():
-    """HET-XL App. N.1: 90 epochs of 12.8 M pictures at batch 4,096 are 281,250 steps."""
+    """HET-XL App. N.1: 90 epochs of 12.8 M images at batch 4,096 are 281,250 steps."""
     assert RunLength.resolve(Duration(90, "epochs"), 4096, 12_800_000) == RunLength(281_250, 4096, 12_800_000)
 
 

@@ -1,4 +1,4 @@
-"""Pictures with several captions each: Karpathy's splits of COCO and Flickr, and COCO's own caption files."""
+"""Images with several captions each: Karpathy's splits of COCO and Flickr, and COCO's own caption files."""
 
 import dataclasses
 import re
@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from data_pipelines.prepare.archives import Files, open_files
-from data_pipelines.prepare.dataset import DataSet, Sample, Split, chosen, fingerprint, pictures_in
+from data_pipelines.prepare.dataset import DataSet, Sample, Split, chosen, fingerprint, images_in
 from lit_het.errors import UserError
 from lit_het.untrusted import read_json
 
-# The part of COCO's validation pictures that everybody trains on.
+# The part of COCO's validation images that everybody trains on.
 _TRAINED_ON_TOO = "restval"
 _PUBLISHED = {
     "coco": {"train": 113_287, "val": 5_000, "test": 5_000},
@@ -27,7 +27,7 @@ MAX_FILE_BYTES = 2**28
 
 @dataclasses.dataclass(frozen=True)
 class _Captioned:
-    """A picture that a caption file lists: where, under which path, in which split, with which captions."""
+    """An image that a caption file lists: where, under which path, in which split, with which captions."""
 
     where: str
     path: str
@@ -35,18 +35,18 @@ class _Captioned:
     captions: tuple[str, ...]
 
 
-def read_captions(source: Path, scratch: Path, split: str | None = None, pictures: Path | None = None) -> DataSet:
-    """Opens a published caption file; each sample's ``txt`` has one caption a line and its key is the picture's name.
+def read_captions(source: Path, scratch: Path, split: str | None = None, images: Path | None = None) -> DataSet:
+    """Opens a published caption file; each sample's ``txt`` has one caption a line and its key is the image's name.
 
     Args:
         source: Karpathy's ``dataset_coco.json``, ``dataset_flickr30k.json`` or ``dataset_flickr8k.json``, or COCO's
             ``captions_val2017.json``.
         scratch: a folder with room for what is gzipped.
         split: which of Karpathy's splits to read; what to call COCO's, which else is as the file is called.
-        pictures: the folder, or tar, in or below which the pictures lie; None means the folder of ``source``.
+        images: the folder, or tar, in or below which the images lie; None means the folder of ``source``.
 
     Raises:
-        UserError: the file is no such one, a caption is empty or of no picture, or a picture is missing.
+        UserError: the file is no such one, a caption is empty or of no image, or an image is missing.
     """
     content = _read_json(source)
     if "annotations" in content:
@@ -56,7 +56,7 @@ def read_captions(source: Path, scratch: Path, split: str | None = None, picture
     else:
         listed, published = _of_karpathy(content, source), _PUBLISHED.get(str(content.get("dataset")), {})
     names = chosen(sorted({one.split for one in listed}), split, str(source))
-    files = open_files(pictures or source.parent, scratch)
+    files = open_files(images or source.parent, scratch)
     return DataSet(
         {name: _split([one for one in listed if one.split == name], files, published.get(name)) for name in names}
     )
@@ -151,18 +151,16 @@ def _split(listed: Sequence[_Captioned], files: Files, published: int | None) ->
 
 
 def _find(captioned: Sequence[_Captioned], files: Files) -> list[str]:
-    """The name of each picture among the files: under the path in the list, or in any folder."""
+    """The name of each image among the files: under the path in the list, or in any folder."""
     anywhere: dict[str, list[str]] = {}
-    for name in pictures_in(files):
+    for name in images_in(files):
         anywhere.setdefault(name.rpartition("/")[2], []).append(name)
     found = []
     for one in captioned:
         candidates = [one.path] if one.path in files.sizes else anywhere.get(one.path.rpartition("/")[2], [])
         if not candidates:
-            raise UserError(
-                f"{files.path}: holds no {one.path}, which {one.where} lists; name its folder by --pictures"
-            )
+            raise UserError(f"{files.path}: holds no {one.path}, which {one.where} lists; name its folder by --images")
         if len(candidates) > 1:
-            raise UserError(f"{one.where}: {' and '.join(candidates[:2])} may be meant; choose by --pictures")
+            raise UserError(f"{one.where}: {' and '.join(candidates[:2])} may be meant; choose by --images")
         found += candidates
     return found

@@ -8,7 +8,7 @@ import numpy as np
 
 from data_pipelines.prepare.archives import Files, note_unless_published, open_files
 from data_pipelines.prepare.dataset import DataSet, Sample, Split, chosen, fingerprint
-from data_pipelines.prepare.pictures import encode_png
+from data_pipelines.prepare.images import encode_png
 from data_pipelines.prepare.unpickler import load_arrays
 from lit_het.errors import UserError
 
@@ -120,7 +120,7 @@ def _rows(files: Files, base: str, key: str, num_classes: int) -> tuple[np.ndarr
         raise UserError(f"{files.path}: {base} holds no {key}; download it again")
     if len(labels) != len(data) or not all(0 <= label < num_classes for label in labels):
         raise UserError(
-            f"{files.path}: {base} has {len(labels)} {key} for {len(data)} pictures of {num_classes} classes; "
+            f"{files.path}: {base} has {len(labels)} {key} for {len(data)} images of {num_classes} classes; "
             "download it again"
         )
     return data, np.array(labels, np.int32)

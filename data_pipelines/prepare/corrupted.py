@@ -1,4 +1,4 @@
-"""Any set of shards again, its pictures corrupted, with the same keys, labels and captions."""
+"""Any set of shards again, its images corrupted, with the same keys, labels and captions."""
 
 import collections
 import hashlib
@@ -17,7 +17,7 @@ from data_pipelines.storage import Unreadable, readable
 from lit_het.errors import UserError
 from lit_het.files import write_atomically
 
-_VERSION = "1"  # of what becomes of a picture; another one begins anew
+_VERSION = "1"  # of what becomes of an image; another one begins anew
 _MEMBERS = ("cls", "npy", "txt", "json")
 _BESIDE_SHARDS = ("classnames.txt", "zeroshot_classification_templates.txt", "dataset_type.txt")
 
@@ -48,10 +48,10 @@ class CleanShards:
     def corrupted(self, corruption: str, severity: int, seed: int) -> Split:
         """The set in one corruption and severity, as JPEGs of quality 95.
 
-        What is random in a picture follows from (seed, key, corruption): severities differ in strength alone.
+        What is random in an image follows from (seed, key, corruption): severities differ in strength alone.
 
         Raises:
-            UserError: the corruption is none of `CORRUPTIONS`; when samples are read, a picture is broken.
+            UserError: the corruption is none of `CORRUPTIONS`; when samples are read, an image is broken.
         """
         if corruption not in CORRUPTIONS:
             raise UserError(f"--corruptions {corruption} is none of {', '.join(CORRUPTIONS)}")
@@ -61,8 +61,8 @@ class CleanShards:
                 key, origin = self._keys[number], f"{self._index.shard(number)}: {self._keys[number]}"
                 kinds = [kind for kind in _MEMBERS if self._index.span(number, kind)]
                 try:
-                    picture, *members = map(readable, self._index.read([number], [IMAGE, *kinds])[0])
-                    pixels = corrupt(decode_whole(picture), corruption, severity, _generator(seed, key, corruption))
+                    image, *members = map(readable, self._index.read([number], [IMAGE, *kinds])[0])
+                    pixels = corrupt(decode_whole(image), corruption, severity, _generator(seed, key, corruption))
                 except (BrokenImage, Unreadable) as error:
                     raise UserError(f"{origin}: {error}; remove it (lit-het data check lists all)") from error
                 yield Sample(encode_jpeg(pixels), origin, dict(zip(kinds, members, strict=True)), key)

@@ -8,25 +8,25 @@ import numpy as np
 from jaxtyping import Int
 
 from data_pipelines.prepare.archives import Files
-from data_pipelines.prepare.pictures import SUFFIXES
+from data_pipelines.prepare.images import SUFFIXES
 from lit_het.errors import UserError
 
 TEMPLATES = ("a photo of a {c}.", "a picture of the {c}.", "a close-up of a {c}.", "a {c}, seen from afar.")
-"""Prompts for pictures of which no more is known."""
+"""Prompts for images of which no more is known."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Sample:
-    """One picture with what belongs to it.
+    """One image with what belongs to it.
 
     Attributes:
-        picture: its bytes, in the format of the source.
+        image: its bytes, in the format of the source.
         origin: where it comes from, as messages name it.
         members: further members by extension, such as ``txt``, the caption.
         key: of the sample; None numbers it.
     """
 
-    picture: bytes
+    image: bytes
     origin: str
     members: Mapping[str, bytes] = dataclasses.field(default_factory=dict)
     key: str | None = None
@@ -70,7 +70,7 @@ class DataSet:
 
 def split_of_files(
     files: Files,
-    pictures: Sequence[str],
+    images: Sequence[str],
     labels: Sequence[int] | None = None,
     captions: Sequence[str] | None = None,
     *,
@@ -81,7 +81,7 @@ def split_of_files(
 
     Args:
         files: the folder or archive.
-        pictures: names in it.
+        images: names in it.
         labels: the class of each.
         captions: the name of the file with the caption of each.
         published: see `Split`.
@@ -91,11 +91,11 @@ def split_of_files(
     def read(numbers: Sequence[int]) -> Iterator[Sample]:
         for number in numbers:
             members = {} if captions is None else {"txt": files.read(captions[number]).strip()}
-            yield Sample(files.read(pictures[number]), files.where(pictures[number]), members)
+            yield Sample(files.read(images[number]), files.where(images[number]), members)
 
-    names = [*pictures, *(captions or ())]
+    names = [*images, *(captions or ())]
     return Split(
-        num_samples=len(pictures),
+        num_samples=len(images),
         read=read,
         fingerprint=fingerprint((*(f"{name}:{files.sizes[name]}" for name in names), *map(str, labels or ()))),
         labels=None if labels is None else np.asarray(labels, np.int32),
@@ -104,8 +104,8 @@ def split_of_files(
     )
 
 
-def pictures_in(files: Files) -> list[str]:
-    """The sorted names of the files that are called as pictures are."""
+def images_in(files: Files) -> list[str]:
+    """The sorted names of the files that are called as images are."""
     return [name for name in files.sizes if name.lower().endswith(SUFFIXES)]
 
 

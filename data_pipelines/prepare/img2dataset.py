@@ -1,4 +1,4 @@
-"""The webdataset tars that img2dataset writes: pictures with captions, and what was known of them."""
+"""The webdataset tars that img2dataset writes: images with captions, and what was known of them."""
 
 import collections
 from collections.abc import Iterator, Sequence
@@ -14,7 +14,7 @@ from lit_het.errors import UserError
 
 
 def read_img2dataset(source: Path, split: str | None = None) -> DataSet:
-    """Opens the tars of a folder or a pattern; samples without picture or caption, whose download failed, stay out.
+    """Opens the tars of a folder or a pattern; samples without image or caption, whose download failed, stay out.
 
     Args:
         source: a folder of tars, a tar, or a pattern.
@@ -30,21 +30,21 @@ def read_img2dataset(source: Path, split: str | None = None) -> DataSet:
         raise UserError(damaged[0].example)
     sizes = {kind: index.sizes(kind) for kind in (IMAGE, "txt", "json")}
     numbers = np.flatnonzero((sizes[IMAGE] > 0) & (sizes["txt"] > 0))
-    left_out = collections.Counter({"empty picture or caption": len(index) - len(numbers)})
+    left_out = collections.Counter({"empty image or caption": len(index) - len(numbers)})
     for fault in faults:
         left_out[fault.cause] += fault.count
     if not len(numbers):
-        raise UserError(f"{source}: none of {left_out.total()} samples has both picture and caption (.txt)")
+        raise UserError(f"{source}: none of {left_out.total()} samples has both image and caption (.txt)")
 
     def read(chosen: Sequence[int]) -> Iterator[Sample]:
         for number in numbers[np.asarray(chosen)].tolist():
             kinds = ["txt", "json"] if sizes["json"][number] >= 0 else ["txt"]
             origin = f"{index.shard(number)}: key {index.key(number)}"
             try:
-                picture, *others = map(readable, index.read([number], [IMAGE, *kinds])[0])
+                image, *others = map(readable, index.read([number], [IMAGE, *kinds])[0])
             except Unreadable as error:
                 raise UserError(f"{origin}: {error}; remove it from the shard, or write the shard again") from error
-            yield Sample(picture, origin, dict(zip(kinds, others, strict=True)))
+            yield Sample(image, origin, dict(zip(kinds, others, strict=True)))
 
     part = Split(
         num_samples=len(numbers),

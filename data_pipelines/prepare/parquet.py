@@ -1,4 +1,4 @@
-"""Parquet files with the bytes of pictures, as Hugging Face's data sets store them."""
+"""Parquet files with the bytes of images, as Hugging Face's data sets store them."""
 
 import dataclasses
 import itertools
@@ -144,7 +144,7 @@ def _find(file: _File, columns: Columns) -> Columns:
     """Fills in the columns that were not named."""
     _check(file, columns)
     images = [name for name in file.schema.names if _holds_bytes(file, name)]
-    image = columns.image or _only(images, file, "pictures", "--image")
+    image = columns.image or _only(images, file, "images", "--image")
     if columns.label or columns.caption:
         return dataclasses.replace(columns, image=image)
     labels = [name for name in file.schema.names if name in file.class_names]
@@ -157,9 +157,7 @@ def _check(file: _File, columns: Columns) -> None:
         if name is not None and name not in file.schema.names:
             raise UserError(f"{file.path}: has no column {name!r}, only {', '.join(file.schema.names)}")
     if columns.image is not None and not _holds_bytes(file, columns.image):
-        raise UserError(
-            f"{file.path}: column {columns.image!r} holds no bytes of pictures; choose another with --image"
-        )
+        raise UserError(f"{file.path}: column {columns.image!r} holds no bytes of images; choose another with --image")
     if columns.caption is not None:
         _caption_type(file, columns.caption)
 
@@ -231,8 +229,8 @@ def _split(files: Sequence[_File], columns: Columns, labels: np.ndarray | None =
             if caption:
                 types[caption] = _caption_type(file, caption)
             for row, values in enumerate(file.rows(types, first, last), first):
-                picture = values[image]
-                data = picture["bytes"] if isinstance(picture, dict) else picture
+                cell = values[image]
+                data = cell["bytes"] if isinstance(cell, dict) else cell
                 members = {"txt": _first(values[caption]) or b""} if caption else {}
                 yield Sample(data or b"", f"{file.path}: row {row}", members)
 

@@ -1,9 +1,9 @@
-"""The Oxford-IIIT Pet data set (Parkhi et al. 2012) from its pictures and annotations."""
+"""The Oxford-IIIT Pet data set (Parkhi et al. 2012) from its images and annotations."""
 
 from pathlib import Path
 
 from data_pipelines.prepare.archives import Files, FolderFiles, TarFiles, note_unless_published
-from data_pipelines.prepare.dataset import DataSet, Split, chosen, pictures_in, split_of_files
+from data_pipelines.prepare.dataset import DataSet, Split, chosen, images_in, split_of_files
 from lit_het.errors import UserError
 
 TEMPLATES = (
@@ -56,19 +56,19 @@ def _open(source: Path, name: str, scratch: Path) -> Files:
 
 
 def _split(images: Files, annotations: Files, split: str) -> Split:
-    pictures = {Path(name).stem: name for name in pictures_in(images)}
-    chosen_pictures: dict[str, int] = {}
+    paths = {Path(name).stem: name for name in images_in(images)}
+    chosen_images: dict[str, int] = {}
     for name, label in _read_list(annotations, _LISTS[split]):
-        if name not in pictures:
+        if name not in paths:
             raise UserError(f"{images.path}: holds no {name}.jpg, which {_LISTS[split]} names; download it again")
-        if pictures[name] in chosen_pictures:
+        if paths[name] in chosen_images:
             raise UserError(f"{annotations.path}: {_LISTS[split]} names {name} twice; download it again")
-        chosen_pictures[pictures[name]] = label
-    return split_of_files(images, [*chosen_pictures], [*chosen_pictures.values()], published=_PUBLISHED[split])
+        chosen_images[paths[name]] = label
+    return split_of_files(images, [*chosen_images], [*chosen_images.values()], published=_PUBLISHED[split])
 
 
 def _read_list(annotations: Files, base: str) -> list[tuple[str, int]]:
-    """The names of pictures and their classes, from 0."""
+    """The names of images and their classes, from 0."""
     path = next((name for name in annotations.sizes if name.rpartition("/")[2] == base), None)
     if path is None:
         raise UserError(f"{annotations.path}: holds no {base}; download it again")
@@ -79,6 +79,6 @@ def _read_list(annotations: Files, base: str) -> list[tuple[str, int]]:
         name, identifier = (*line.split(), "")[:2]
         label = int(identifier) - 1 if identifier.isdecimal() else -1
         if not 0 <= label < len(_BREEDS_IN_FILES) or name.rpartition("_")[0] != _BREEDS_IN_FILES[label]:
-            raise UserError(f"{annotations.where(path)} line {number}: {line!r} is no picture with its class")
+            raise UserError(f"{annotations.where(path)} line {number}: {line!r} is no image with its class")
         entries.append((name, label))
     return entries

@@ -30,7 +30,7 @@ import numpy as np
 from data_pipelines.images import BrokenImage
 from data_pipelines.prepare.archives import TarFiles
 from data_pipelines.prepare.dataset import DataSet, Sample, Split
-from data_pipelines.prepare.pictures import as_stored
+from data_pipelines.prepare.images import as_stored
 from data_pipelines.shards import write_tar
 from lit_het.errors import UserError, require_at_least
 from lit_het.files import completed, write_atomically
@@ -49,8 +49,8 @@ class WriteOptions:
         samples_per_shard: at most; shards differ by one sample at most.
         workers: threads that write a shard each.
         shuffle: write samples in a random order, the same every time, in place of the source's.
-        check_pictures: decode every picture, where else its first bytes must do.
-        skip_broken: leave out pictures that cannot be read, where else the first one is an error.
+        check_images: decode every image, where else its first bytes must do.
+        skip_broken: leave out images that cannot be read, where else the first one is an error.
 
     Raises:
         UserError: no samples in a shard, or no workers.
@@ -59,7 +59,7 @@ class WriteOptions:
     samples_per_shard: int = 10_000
     workers: int = 1
     shuffle: bool = False
-    check_pictures: bool = False
+    check_images: bool = False
     skip_broken: bool = False
 
     def __post_init__(self) -> None:
@@ -94,7 +94,7 @@ class SplitWriter:
             "samples": split.num_samples,
             "shards": self._num_shards,
             "shuffle": options.shuffle,
-            "check_pictures": options.check_pictures,
+            "check_images": options.check_images,
         }
         self.finished = folder.exists()
         self._kept: dict[int, int] = {}
@@ -124,7 +124,7 @@ class SplitWriter:
             The number of samples written, by this writer and those before: all but broken ones.
 
         Raises:
-            UserError: a picture is broken, the disk is full, or another process writes the same folder.
+            UserError: an image is broken, the disk is full, or another process writes the same folder.
         """
         try:
             return self._write(advance)
@@ -179,23 +179,23 @@ class SplitWriter:
         for position, number, sample in zip(positions, numbers, self._split.read(numbers), strict=True):
             stored = self._stored(sample)
             if stored is not None:
-                extension, picture = stored
-                members = {"__key__": sample.key or f"s{position:07d}", extension: picture, **sample.members}
+                extension, image = stored
+                members = {"__key__": sample.key or f"s{position:07d}", extension: image, **sample.members}
                 if self._split.labels is not None:
                     members["cls"] = int(self._split.labels[number])
                 yield members
             proceed()
 
     def _stored(self, sample: Sample) -> tuple[str, bytes] | None:
-        """The extension and bytes of a picture; None leaves its sample out."""
+        """The extension and bytes of an image; None leaves its sample out."""
         if "txt" in sample.members and not _is_caption(sample.members["txt"]):
             return None
         try:
-            return as_stored(sample.picture, check=self._options.check_pictures)
+            return as_stored(sample.image, check=self._options.check_images)
         except BrokenImage as error:
             if self._options.skip_broken:
                 return None
-            message = f"{sample.origin}: {error}; mend it, or leave out such pictures with --skip-broken"
+            message = f"{sample.origin}: {error}; mend it, or leave out such images with --skip-broken"
             raise UserError(message) from error
 
     def _range(self, shard: int) -> range:

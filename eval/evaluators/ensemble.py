@@ -24,7 +24,7 @@ class EnsembleConfig:
     Attributes:
         data: the set.
         names: between which names the members choose.
-        samples: S, noise samples of each picture, each of which counts as a member; 0 leaves the noise out, so that
+        samples: S, noise samples of each image, each of which counts as a member; 0 leaves the noise out, so that
             members are those of e3 or the models.
 
     Raises:
@@ -42,7 +42,7 @@ class EnsembleConfig:
         """Opens the set.
 
         Raises:
-            UserError: pictures of a class that is not among the candidates; otherwise as `OpenSet`.
+            UserError: images of a class that is not among the candidates; otherwise as `OpenSet`.
         """
         require_one_label(self.data)
         opened = sets.open(self.data)
@@ -62,7 +62,7 @@ class Ensemble:
     def check(self, *models: EvaluatedModel) -> None:
         """Refuses models that are no ensemble together.
 
-        Whether an image-text model's head has noise is seen only in what it makes of a picture.
+        Whether an image-text model's head has noise is seen only in what it makes of an image.
 
         Raises:
             UserError: there is but one member; otherwise as `Recognition.check`.
@@ -89,7 +89,7 @@ class Ensemble:
         predictors = [self.recognition.predictor(model, self.samples) for model in models]
         features = [self.recognition.matched(self.opened.features(model.features)) for model in models]
         streams, results = map(member_blocks, predictors, features), []
-        with Bar(f"scoring {self.opened.config.name}", len(features[0].labels), "pictures") as bar:
+        with Bar(f"scoring {self.opened.config.name}", len(features[0].labels), "images") as bar:
             for blocks in zip(*streams, strict=True):
                 members, labels = np.concatenate([members for members, _ in blocks], axis=1), blocks[0][1]
                 _require_several(members.shape[1])

@@ -23,7 +23,7 @@ class FewShotConfig:
 
     Attributes:
         data: the set to classify.
-        train_split: the folder of shards that the few pictures are taken from.
+        train_split: the folder of shards that the few images are taken from.
         fit: how many, and how they are fitted.
     """
 
@@ -62,10 +62,10 @@ class FewShot:
             )
         for shots, count in zip(self.fit.shots, found.short_classes, strict=True):
             if count:
-                say(f"{shots}_shot: {count} classes have fewer training pictures, and take what they have")
+                say(f"{shots}_shot: {count} classes have fewer training images, and take what they have")
         if len(self.fit.l2) > 1 and np.isnan(found.held_out).all():
             middle = self.fit.l2[found.chosen.flat[0]]
-            say(f"no class has two training pictures to choose l2 by: it is {middle:g}, the middle of the grid")
+            say(f"no class has two training images to choose l2 by: it is {middle:g}, the middle of the grid")
         names = [f"{shots}_shot" for shots in self.fit.shots]
         return Evaluation(
             kind="few_shot",

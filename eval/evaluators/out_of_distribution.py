@@ -1,4 +1,4 @@
-"""Whether a model knows what it has not learnt: scores that should be higher for pictures of other kinds."""
+"""Whether a model knows what it has not learnt: scores that should be higher for images of other kinds."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -22,15 +22,15 @@ from lit_het.types import EvaluatedModel
 
 @dataclasses.dataclass(frozen=True)
 class OutOfDistributionConfig:
-    """Detection of pictures that belong to none of a set's classes (e3 Sec. 5, App. L.5).
+    """Detection of images that belong to none of a set's classes (e3 Sec. 5, App. L.5).
 
     Attributes:
         data: the set in distribution.
-        near: sets of similar pictures with other classes, ``NAME=FOLDER`` or ``FOLDER`` with shards.
-        far: sets of other pictures.
+        near: sets of similar images with other classes, ``NAME=FOLDER`` or ``FOLDER`` with shards.
+        far: sets of other images.
         train_split: the folder of shards that Mahalanobis distances are fitted to; None leaves them out.
         names: between which names the model chooses.
-        samples: S, noise samples of each picture; 0 leaves the noise out.
+        samples: S, noise samples of each image; 0 leaves the noise out.
 
     Raises:
         UserError: a negative number of samples.

@@ -1,4 +1,4 @@
-"""Retrieval between the pictures and the captions of a set, several captions a picture (COCO, Flickr)."""
+"""Retrieval between the images and the captions of a set, several captions an image (COCO, Flickr)."""
 
 import dataclasses
 
@@ -25,7 +25,7 @@ class RetrievalConfig:
 
     Attributes:
         data: the set; it needs no class names.
-        captions: the member with a picture's captions: text, one caption a line, or ``json/FIELD`` with a list of them.
+        captions: the member with an image's captions: text, one caption a line, or ``json/FIELD`` with a list of them.
     """
 
     data: ImageSet
@@ -35,13 +35,13 @@ class RetrievalConfig:
         """Opens the set and reads all captions.
 
         Raises:
-            UserError: a picture has no captions, or they cannot be read; otherwise as `OpenSet`.
+            UserError: an image has no captions, or they cannot be read; otherwise as `OpenSet`.
         """
         opened = sets.open(dataclasses.replace(self.data, labelled=False))
         member, _, field = self.captions.partition("/")
         captions = tuple(_captions(text, field) for text in opened.texts(member))
-        for position, of_picture in enumerate(captions):
-            if not of_picture:
+        for position, of_image in enumerate(captions):
+            if not of_image:
                 index, number = opened.loader.index, opened.loader.numbers[position]
                 where = f"{index.shard(number)}: {index.key(number)}"
                 raise UserError(f"{where}: no caption in .{self.captions}; name the member with --captions")
@@ -50,7 +50,7 @@ class RetrievalConfig:
 
 @dataclasses.dataclass(frozen=True)
 class Retrieval:
-    """The evaluator of a `RetrievalConfig`; ``captions`` are those of each picture."""
+    """The evaluator of a `RetrievalConfig`; ``captions`` are those of each image."""
 
     opened: OpenSet
     captions: tuple[tuple[str, ...], ...]
@@ -63,8 +63,8 @@ class Retrieval:
         """
         if not isinstance(model, Encoder):
             raise UserError("retrieval needs a run with a text tower; a classifier has none")
-        for of_picture in self.captions[:1]:
-            model.tokenize(list(of_picture))
+        for of_image in self.captions[:1]:
+            model.tokenize(list(of_image))
 
     def __call__(self, model: EvaluatedModel) -> Evaluation:
         """Returns the figures of `eval.retrieval.RetrievalResult`; raises as `check`."""
@@ -72,12 +72,12 @@ class Retrieval:
         assert isinstance(model, Encoder)
         features = self.opened.features(model.features)
         images = embed_images(model, features.values)
-        # Captions of pictures that cannot be read are left out with them.
+        # Captions of images that cannot be read are left out with them.
         texts = [caption for position in features.positions for caption in self.captions[position]]
         owner = np.repeat(np.arange(len(images)), [len(self.captions[position]) for position in features.positions])
         with Bar("embedding captions", len(texts), "captions") as bar:
             embeddings = embed_texts(model, texts, bar.advance)
-        with Bar("ranking", len(images), "pictures") as bar:
+        with Bar("ranking", len(images), "images") as bar:
             ranks = retrieve(images, embeddings, owner, bar.advance)
         found = ranks.metrics()
         figures = {name: value for name, value in found.items() if "chance_" not in name}
@@ -93,7 +93,7 @@ class Retrieval:
     def _draw(
         self, images: np.ndarray, embeddings: np.ndarray, texts: list[str], owner: np.ndarray, positions: np.ndarray
     ) -> Drawing:
-        """Some pictures with the best captions, and some captions with the best pictures."""
+        """Some images with the best captions, and some captions with the best images."""
         asked = np.unique(np.linspace(0, len(images) - 1, _NUM_EXAMPLES).astype(int))
         best_texts = highest(images[asked] @ embeddings.T, _NUM_TOP)
         queries = np.unique(np.linspace(0, len(texts) - 1, _NUM_EXAMPLES).astype(int))
@@ -101,11 +101,11 @@ class Retrieval:
         shown, place = np.unique(np.concatenate([asked, best_images.ravel()]), return_inverse=True)
         return Drawing(
             {
-                "picture": thumbnails(self.opened, positions[shown]),
+                "image": thumbnails(self.opened, positions[shown]),
                 "asked": place[: len(asked)],
                 "caption_is_right": owner[best_texts] == asked[:, None],
                 "found": place[len(asked) :].reshape(best_images.shape),
-                "picture_is_right": best_images == owner[queries][:, None],
+                "image_is_right": best_images == owner[queries][:, None],
             },
             {
                 "best_captions": [texts[text] for text in best_texts.ravel()],

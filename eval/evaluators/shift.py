@@ -1,4 +1,4 @@
-"""How a model holds up where pictures are corrupted, and how it knows: accuracy and calibration by severity."""
+"""How a model holds up where images are corrupted, and how it knows: accuracy and calibration by severity."""
 
 import dataclasses
 import glob
@@ -34,7 +34,7 @@ class ShiftConfig:
             ``<corruption>/<severity>``, here or at an address; None means the folder ``corrupted`` beside the clean
             split.
         names: between which names the model chooses.
-        samples: S, noise samples of each picture; 0 leaves the noise out.
+        samples: S, noise samples of each image; 0 leaves the noise out.
 
     Raises:
         UserError: a negative number of samples.
@@ -52,7 +52,7 @@ class ShiftConfig:
         """Opens the clean set and all corrupted ones.
 
         Raises:
-            UserError: no folder of corrupted shards is found, or one says that it is of other classes; pictures of a
+            UserError: no folder of corrupted shards is found, or one says that it is of other classes; images of a
                 class that is not among the candidates; otherwise as `OpenSet`.
         """
         require_one_label(self.data)

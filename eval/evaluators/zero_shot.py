@@ -16,8 +16,8 @@ from lit_het.training.logging import Bar
 from lit_het.types import Encoder, EvaluatedModel
 
 NOISY, CALIBRATED = "noisy", "calibrated"
-# Pictures whose noise spectrum a report shows.
-SPECTRUM_PICTURES = 512
+# Images whose noise spectrum a report shows.
+SPECTRUM_IMAGES = 512
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,9 +29,9 @@ class ZeroShotConfig:
     Attributes:
         data: the set.
         names: between which names the model chooses.
-        samples: S, noise samples of each picture to average probabilities over, beside the prediction without noise,
+        samples: S, noise samples of each image to average probabilities over, beside the prediction without noise,
             which is what the paper takes for image-text models (HET-XL App. A.2, M); for classifiers it takes 1000.
-        relabels: a JSON list of the classes that each picture shows, in the order of the set: ImageNet's ReaL labels.
+        relabels: a JSON list of the classes that each image shows, in the order of the set: ImageNet's ReaL labels.
 
     Raises:
         UserError: a negative number of samples.
@@ -45,16 +45,16 @@ class ZeroShotConfig:
     def __post_init__(self) -> None:
         require_at_least(0, self, "samples")
         if self.data.multi_label and (self.samples or self.relabels):
-            raise UserError(f"{self.data.name}: of several labels a picture there are no --samples and no --relabels")
+            raise UserError(f"{self.data.name}: of several labels an image there are no --samples and no --relabels")
         if self.data.multi_label and self.names.candidates and not self.names.classes:
-            raise UserError(f"{self.data.name}: of several labels a picture --candidates need --classes FILE")
+            raise UserError(f"{self.data.name}: of several labels an image --candidates need --classes FILE")
 
     def build(self, sets: Sets) -> "ZeroShot":
         """Opens the set and reads all names.
 
         Raises:
             UserError: a file that is missing or malformed, a template without ``{c}``, embeddings of another tower, or
-                pictures of a class that is not among the candidates.
+                images of a class that is not among the candidates.
         """
         opened = sets.open(self.data)
         relabels = None if self.relabels is None else read_relabels(self.relabels, opened)
@@ -111,19 +111,19 @@ class ZeroShot:
 
     def _draw(self, model: EvaluatedModel, parts: Mapping[str, Predictions]) -> Drawing:
         drawing = draw_predictions(parts, self.recognition.class_names, self.opened)
-        some = self.opened.features(model.features).values[:SPECTRUM_PICTURES]
+        some = self.opened.features(model.features).values[:SPECTRUM_IMAGES]
         return dataclasses.replace(drawing, arrays={**drawing.arrays, "spectrum": model.image_spectrum(some)})
 
 
 def read_relabels(path: Path, opened: OpenSet) -> tuple[tuple[int, ...], ...]:
-    """Reads the acceptable classes of each picture, a list of lists of class indices.
+    """Reads the acceptable classes of each image, a list of lists of class indices.
 
     Raises:
-        UserError: the file is missing or malformed, or has not one entry for each picture.
+        UserError: the file is missing or malformed, or has not one entry for each image.
     """
-    content, num_pictures = read_json(path), opened.loader.num_samples
-    if not isinstance(content, list) or len(content) != num_pictures:
-        raise UserError(f"{path}: must be a JSON list with the classes of each of the set's {num_pictures:,} pictures")
+    content, num_images = read_json(path), opened.loader.num_samples
+    if not isinstance(content, list) or len(content) != num_images:
+        raise UserError(f"{path}: must be a JSON list with the classes of each of the set's {num_images:,} images")
     classes = range(len(opened.class_names))
     for position, answers in enumerate(content):
         if not isinstance(answers, list) or not all(type(answer) is int and answer in classes for answer in answers):

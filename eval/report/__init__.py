@@ -1,16 +1,16 @@
 """Self-contained HTML reports: building blocks that return markup, and a page that holds them.
 
-- `page`: text, facts, pictures, sections, and the file
+- `page`: text, facts, images, sections, and the file
 - `style`: the style sheet
 - `comparison`: two models side by side, for the page and for the terminal
-- `grids`: retrieval grids with pictures
+- `grids`: retrieval grids with images
 - `figures`: curves, reliability diagrams, distributions
 - `statements`: measurements as plain sentences
 """
 
 from eval.report.comparison import ComparedFigure, Comparison, compare, comparison_table, print_table
 from eval.report.figures import Chart, curves, distribution, reliability_diagrams
-from eval.report.grids import image_to_name_grid, mark_legend, name_to_image_grid, picture_strip
+from eval.report.grids import image_strip, image_to_name_grid, mark_legend, name_to_image_grid
 from eval.report.page import Html, Section, configuration, facts, paragraph, render_page, side_by_side, write_page
 from eval.report.statements import describe_comparison, describe_group_errors, describe_rank_test
 
@@ -29,11 +29,11 @@ __all__ = [
     "describe_rank_test",
     "distribution",
     "facts",
+    "image_strip",
     "image_to_name_grid",
     "mark_legend",
     "name_to_image_grid",
     "paragraph",
-    "picture_strip",
     "print_table",
     "reliability_diagrams",
     "render_page",

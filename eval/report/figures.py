@@ -68,7 +68,7 @@ def training_charts(histories: Mapping[str, Sequence[Mapping[str, Any]]]) -> lis
         Chart("train/loss", "Loss, nats"),
         Chart("train/learning_rate", "Learning rate"),
         Chart("train/temperature", "Temperature τ", logarithmic=True),
-        Chart("train/image_noise_norm", "Noise norm of pictures"),
+        Chart("train/image_noise_norm", "Noise norm of images"),
         Chart("train/text_noise_norm", "Noise norm of names"),
     )
     records = [record for history in histories.values() for record in history]

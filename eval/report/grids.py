@@ -1,4 +1,4 @@
-"""Retrieval grids with pictures: names for an image, images for a name, and strips of examples."""
+"""Retrieval grids with images: names for an image, images for a name, and strips of examples."""
 
 import enum
 from collections.abc import Sequence
@@ -7,10 +7,10 @@ import numpy as np
 from jaxtyping import Float, Int, UInt8
 
 from eval.ambiguity import NO_GROUP
-from eval.report.page import NOTHING, Html, escaped, joined, picture
+from eval.report.page import NOTHING, Html, escaped, img, joined
 
 # One image [h w c] each; sizes may differ.
-Pictures = Sequence[np.ndarray] | UInt8[np.ndarray, "n h w c"]
+Images = Sequence[np.ndarray] | UInt8[np.ndarray, "n h w c"]
 
 
 class Mark(enum.Enum):
@@ -43,17 +43,17 @@ def mark_legend(mate_meaning: str | None = Mark.MATE.meaning) -> Html:
 
 
 def image_to_name_grid(
-    images: Pictures,
+    images: Images,
     labels: Int[np.ndarray, " n"],
     top_classes: Int[np.ndarray, "n top"],
     top_probabilities: Float[np.ndarray, "n top"],
     class_names: Sequence[str],
     groups: Int[np.ndarray, " k"] | None = None,
 ) -> Html:
-    """A card for each picture: its true name, and the best names with their probabilities.
+    """A card for each image: its true name, and the best names with their probabilities.
 
     Args:
-        images: pictures.
+        images: images.
         labels: true classes.
         top_classes: best classes, falling (`eval.predictions.Predictions.top`).
         top_probabilities: their probabilities.
@@ -80,12 +80,12 @@ def answer_card(
     marks: Sequence[Mark],
     probabilities: Sequence[float] | Float[np.ndarray, " top"] | None = None,
 ) -> Html:
-    """A card with a picture, a title, and answers below each other, with their probabilities if there are any."""
+    """A card with an image, a title, and answers below each other, with their probabilities if there are any."""
     shares = [None] * len(answers) if probabilities is None else [float(share) for share in probabilities]
     lines = (_answer(text, mark, share) for text, mark, share in zip(answers, marks, shares, strict=True))
     shown = f"<h3>{escaped(title)}</h3>" if title else ""
     return Html(
-        f'<article class="card"><header>{picture(image, f"picture of {title}" if title else "picture")}{shown}</header>'
+        f'<article class="card"><header>{img(image, f"image of {title}" if title else "image")}{shown}</header>'
         f'<ol class="candidates">{"".join(lines)}</ol></article>'
     )
 
@@ -98,51 +98,51 @@ def _answer(text: str, mark: Mark, share: float | None) -> Html:
 
 def name_to_image_grid(
     names: Sequence[int],
-    images: Sequence[Pictures],
+    images: Sequence[Images],
     image_labels: Int[np.ndarray, "queries top"],
     class_names: Sequence[str],
     groups: Int[np.ndarray, " k"] | None = None,
 ) -> Html:
-    """A row for each name: the pictures nearest to it, the nearest first.
+    """A row for each name: the images nearest to it, the nearest first.
 
     Args:
         names: classes whose names are the queries.
-        images: for each query, its best pictures.
-        image_labels: true classes of those pictures.
+        images: for each query, its best images.
+        image_labels: true classes of those images.
         class_names: names of the classes.
         groups: look-alike group of each class.
     """
     rows = (
-        picture_row(
+        image_row(
             class_names[query],
-            pictures,
+            best,
             [mark_of(label, query, groups) for label in labels.tolist()],
             [class_names[int(label)] for label in labels],
         )
-        for query, pictures, labels in zip(names, images, image_labels, strict=True)
+        for query, best, labels in zip(names, images, image_labels, strict=True)
     )
     return Html(f'<div class="rows">{joined(rows)}</div>')
 
 
-def picture_row(title: str, pictures: Pictures, marks: Sequence[Mark], names: Sequence[str] | None = None) -> Html:
-    """A row with a title and pictures, with their marks, and with their names where a pointer rests on them."""
+def image_row(title: str, images: Images, marks: Sequence[Mark], names: Sequence[str] | None = None) -> Html:
+    """A row with a title and images, with their marks, and with their names where a pointer rests on them."""
     shown = []
-    for image, mark, name in zip(pictures, marks, names or [""] * len(marks), strict=True):
-        alt = f"{mark.meaning}: picture of {name}" if name else f"{mark.meaning}: picture"
+    for image, mark, name in zip(images, marks, names or [""] * len(marks), strict=True):
+        alt = f"{mark.meaning}: image of {name}" if name else f"{mark.meaning}: image"
         tip = f' title="{escaped(name)}"' if name else ""
         shown.append(
-            f'<figure class="{mark.style}"{tip}>{picture(image, alt)}<figcaption>{_sign(mark)}</figcaption></figure>'
+            f'<figure class="{mark.style}"{tip}>{img(image, alt)}<figcaption>{_sign(mark)}</figcaption></figure>'
         )
-    return Html(f'<div class="row"><h3>{escaped(title)}</h3><div class="pictures">{"".join(shown)}</div></div>')
+    return Html(f'<div class="row"><h3>{escaped(title)}</h3><div class="images">{"".join(shown)}</div></div>')
 
 
-def picture_strip(
-    title: str, images: Pictures, captions: Sequence[str], values: Sequence[str], marks: Sequence[Mark] | None = None
+def image_strip(
+    title: str, images: Images, captions: Sequence[str], values: Sequence[str], marks: Sequence[Mark] | None = None
 ) -> Html:
-    """A titled strip of pictures, each with a value, such as a noise norm, a caption, and a mark if there are any."""
+    """A titled strip of images, each with a value, such as a noise norm, a caption, and a mark if there are any."""
     figures = (
         Html(
-            f"<figure>{picture(image, f'picture of {caption}')}"
+            f"<figure>{img(image, f'image of {caption}')}"
             f"<figcaption><b>{_marked(mark)}{escaped(value)}</b>{escaped(caption)}</figcaption></figure>"
         )
         for image, caption, value, mark in zip(images, captions, values, marks or [None] * len(values), strict=True)

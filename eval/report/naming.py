@@ -59,7 +59,7 @@ KINDS: Mapping[str, str] = {
     "retrieval": "Retrieval",
     "few_shot": "Few-shot",
     "linear_probe": "Linear probe",
-    "shift": "Corrupted pictures",
+    "shift": "Corrupted images",
     "out_of_distribution": "Out of distribution",
     "ensemble": "Ensemble",
     "deep_ensemble": "Deep ensemble",
@@ -68,8 +68,8 @@ KINDS: Mapping[str, str] = {
 _PARTS = {
     "calibrated": "calibrated",
     "noisy": "mean over noise samples",
-    "image_to_text": "picture → text",
-    "text_to_image": "text → picture",
+    "image_to_text": "image → text",
+    "text_to_image": "text → image",
     "joint": "together",
     "individual": "members alone, mean",
     "corrupted": "all corrupted, mean",
@@ -116,7 +116,7 @@ def style_of(figure: str) -> FigureStyle:
         return STYLES[figure]
     shots = re.fullmatch(r"(\d+)_shot", figure)
     if shots:
-        noun = "picture" if shots[1] == "1" else "pictures"
+        noun = "image" if shots[1] == "1" else "images"
         return FigureStyle(f"{shots[1]} {noun} a class", "{:.1%}", higher_is_better=True)
     return FigureStyle(_spaced(figure), "{:.4g}", higher_is_better=None)
 
@@ -140,7 +140,7 @@ def title_of_part(part: str, plain: str = "as trained") -> str:
 
 
 def title_of_score(score: str) -> str:
-    """Returns how a score of pictures out of distribution is called."""
+    """Returns how a score of images out of distribution is called."""
     return "maximum probability" if score == "max_probability" else _spaced(score)
 
 

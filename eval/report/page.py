@@ -1,4 +1,4 @@
-"""The page of a report: text, facts, pictures, sections, and the file that holds them.
+"""The page of a report: text, facts, images, sections, and the file that holds them.
 
 Functions take plain text and return `Html`; text is escaped on the way in, so that a class name with a
 ``<`` cannot break a page, and a type checker tells the two apart.
@@ -26,8 +26,8 @@ NOTHING = Html("")
 # Series that the style sheet has a colour for.
 NUM_COLOURS = 8
 
-# Pictures in a grid are shown at most this large, twice over for dense screens.
-LARGEST_PICTURE_SIDE = 160
+# Images in a grid are shown at most this large, twice over for dense screens.
+LARGEST_IMAGE_SIDE = 160
 LARGEST_EXACT_SIDE = 64
 
 
@@ -108,14 +108,14 @@ def folded(summary: str, *parts: Html, unfolded: bool = False) -> Html:
     )
 
 
-def picture(pixels: UInt8[np.ndarray, "h w c"] | UInt8[np.ndarray, "h w"], alt: str) -> Html:
-    """A picture with its description, stored in the page; ``c`` is 1 or 3.
+def img(pixels: UInt8[np.ndarray, "h w c"] | UInt8[np.ndarray, "h w"], alt: str) -> Html:
+    """An image with its description, stored in the page; ``c`` is 1 or 3.
 
-    Small pictures keep every pixel; large ones are shrunk, and compressed as photographs.
+    Small images keep every pixel; large ones are shrunk, and compressed as photographs.
     """
     squeezed = pixels[..., 0] if pixels.ndim == 3 and pixels.shape[-1] == 1 else pixels
     image = Image.fromarray(np.ascontiguousarray(squeezed))
-    image.thumbnail((LARGEST_PICTURE_SIDE, LARGEST_PICTURE_SIDE))
+    image.thumbnail((LARGEST_IMAGE_SIDE, LARGEST_IMAGE_SIDE))
     buffer = io.BytesIO()
     kind = "png" if max(image.size) <= LARGEST_EXACT_SIDE else "jpeg"
     image.save(buffer, format=kind, optimize=True, quality=88)

@@ -1,4 +1,4 @@
-"""Sections that show what a model says of single pictures: calibration, worst classes, certainty, names, noise."""
+"""Sections that show what a model says of single images: calibration, worst classes, certainty, names, noise."""
 
 import itertools
 from collections.abc import Sequence
@@ -48,7 +48,7 @@ def _calibration(shown: Sequence[Titled]) -> Section:
         "Calibration",
         tuple(body),
         "How often the best name is right, against the probability that the model gives it. Calibrated: each half of "
-        "the pictures is scaled by the temperature that fits the other half.",
+        "the images is scaled by the temperature that fits the other half.",
     )
 
 
@@ -63,8 +63,8 @@ def _worst_classes(shown: Sequence[Titled]) -> Section:
     return Section(
         "Worst classes",
         _foldable([(title, _confusion_rows(record)) for title, record in drawn]),
-        "The classes of the lowest recall, what their pictures were taken for most often, and some of these pictures. "
-        "Of classes with the same recall, those come first whose pictures give the right name the lowest probability.",
+        "The classes of the lowest recall, what their images were taken for most often, and some of these images. "
+        "Of classes with the same recall, those come first whose images give the right name the lowest probability.",
     )
 
 
@@ -80,7 +80,7 @@ def _confusion_rows(record: Record) -> Html:
             examples += places
             answers += [f"{names[true]}, taken for {names[predicted]}"] * len(places)
         title = f"{names[true]}, taken for {', '.join(told)}"
-        rows.append(grids.picture_row(title, arrays["picture"][examples], [Mark.WRONG] * len(examples), answers))
+        rows.append(grids.image_row(title, arrays["image"][examples], [Mark.WRONG] * len(examples), answers))
     return Html(f'<div class="rows">{"".join(rows)}</div>')
 
 
@@ -98,7 +98,7 @@ def _certainty(shown: Sequence[Titled]) -> Section:
     return Section(
         "How certain it is",
         _foldable(parts),
-        "Pictures with the lowest and the highest probability of the best name. ✓: that name is right.",
+        "Images with the lowest and the highest probability of the best name. ✓: that name is right.",
     )
 
 
@@ -114,35 +114,35 @@ def _certainty_strip(title: str, record: Record, chosen: np.ndarray) -> Html:
         for label, answer in zip(labels, answers, strict=True)
     ]
     marks = [Mark.RIGHT if label == answer else Mark.WRONG for label, answer in zip(labels, answers, strict=True)]
-    return grids.picture_strip(title, arrays["picture"][chosen], captions, values, marks)
+    return grids.image_strip(title, arrays["image"][chosen], captions, values, marks)
 
 
 def _noise_of_errors(record: Record) -> Html:
-    """Whether the noise of pictures that are mistaken is larger."""
+    """Whether the noise of images that are mistaken is larger."""
     arrays = record.drawing.arrays
     right = arrays["correct"] > 0.5
     if not arrays["noise_norm"].any() or right.all() or not right.any():
         return NOTHING
     groups = {"wrong": arrays["noise_norm"][~right], "right": arrays["noise_norm"][right]}
-    return figures.distribution("Noise of pictures that were recognised or not", groups, "noise norm √tr Σ(x)")
+    return figures.distribution("Noise of images that were recognised or not", groups, "noise norm √tr Σ(x)")
 
 
 def _names(shown: Sequence[Titled]) -> Section:
     parts = [(title, _cards(record)) for title, record in shown]
     return Section(
-        "Picture to name",
+        "Image to name",
         (grids.mark_legend(None), *_foldable(parts)),
-        "The five best names of pictures spread evenly over the set.",
+        "The five best names of images spread evenly over the set.",
     )
 
 
 def _cards(record: Record) -> Html:
     arrays = record.drawing.arrays
-    # Of the pictures that are kept, those that nobody has picked.
+    # Of the images that are kept, those that nobody has picked.
     wanted = np.linspace(0, len(arrays["confidence"]) - 1, NUM_EXTREMES).astype(int)
     chosen = np.flatnonzero(np.isin(arrays["row"], wanted))
     return grids.image_to_name_grid(
-        arrays["picture"][chosen],
+        arrays["image"][chosen],
         arrays["label"][chosen],
         arrays["top_classes"][chosen],
         arrays["top_probabilities"][chosen],
@@ -167,17 +167,17 @@ def _spectrum(shown: Sequence[Titled]) -> Section:
         )
     if not lines:
         return Section("Spectrum of the noise", ())
-    pictures = " or ".join(f"{count:,}" for count in sorted(counts))
+    images = " or ".join(f"{count:,}" for count in sorted(counts))
     drawing = figures.plot(
         "Square roots of the eigenvalues of Σ(x)",
         lines,
         "number of the eigenvalue",
         "standard deviation",
         logarithmic=True,
-        caption=f"Mean over {pictures} pictures, and the band that holds 90 % of them.",
+        caption=f"Mean over {images} images, and the band that holds 90 % of them.",
     )
     note = (
-        "How the noise around a picture's embedding is spread over directions: a steep fall means that few directions "
+        "How the noise around an image's embedding is spread over directions: a steep fall means that few directions "
         "hold most of it."
     )
     return Section("Spectrum of the noise", (drawing,), note)

@@ -35,7 +35,7 @@ def header(runs: Sequence[KeptRun]) -> Html:
     if len(runs) > 1:
         return facts({"runs": len(runs), "evaluated": _date(runs)})
     (run,) = runs
-    return facts({"run": run.directory, **_facts(run), "evaluated": _date(runs), **_pictures(run)})
+    return facts({"run": run.directory, **_facts(run), "evaluated": _date(runs), **_images(run)})
 
 
 def runs_section(runs: Sequence[KeptRun]) -> Section | None:
@@ -65,13 +65,13 @@ def _facts(run: KeptRun) -> dict[str, str]:
     return found
 
 
-def _pictures(run: KeptRun) -> dict[str, str]:
+def _images(run: KeptRun) -> dict[str, str]:
     counts = {
         name: len(record.drawing.arrays["confidence"])
         for (_, name), record in run.records.items()
         if "confidence" in record.drawing.arrays
     }
-    return {"pictures": ", ".join(f"{count:,} of {name}" for name, count in counts.items())} if counts else {}
+    return {"images": ", ".join(f"{count:,} of {name}" for name, count in counts.items())} if counts else {}
 
 
 def _date(runs: Sequence[KeptRun]) -> str:

@@ -18,12 +18,12 @@ from eval.report.tables import evaluation_table
 CLASSIFICATION = ("zero_shot", "supervised")
 _BOLD = "Bold: best by more than the standard errors and the digits shown."
 _NOTES = {
-    "zero_shot": "Every picture is scored against the names of the classes.",
+    "zero_shot": "Every image is scored against the names of the classes.",
     "retrieval": "Recall: how often a right one is among the best 1, 5 or 10.",
-    "few_shot": "Ridge regression on frozen features; errors are over draws of the training pictures.",
+    "few_shot": "Ridge regression on frozen features; errors are over draws of the training images.",
     "linear_probe": "A linear classifier on frozen features.",
-    "shift": "The same pictures, corrupted more and more.",
-    "out_of_distribution": "Whether pictures of other kinds get higher scores; 0.5 is a guess.",
+    "shift": "The same images, corrupted more and more.",
+    "out_of_distribution": "Whether images of other kinds get higher scores; 0.5 is a guess.",
     "ensemble": "The mean of several predictions beside each of them.",
     "deep_ensemble": "The mean of several models' predictions beside each of them.",
 }
@@ -45,7 +45,7 @@ def evaluation_sections(runs: Sequence[KeptRun], drawn: Sequence[KeptRun]) -> li
 
     Args:
         runs: those whose figures stand in tables and charts.
-        drawn: those whose pictures and diagrams are shown.
+        drawn: those whose images and diagrams are shown.
     """
     sections: list[Section] = []
     keys = keys_of(runs)
@@ -90,19 +90,19 @@ def _retrieval_grids(record: Record) -> Html:
     arrays, texts = record.drawing.arrays, record.drawing.texts
     captions = iter(texts["best_captions"])
     cards = [
-        grids.answer_card(arrays["picture"][place], "", [next(captions) for _ in is_right], _marks(is_right))
+        grids.answer_card(arrays["image"][place], "", [next(captions) for _ in is_right], _marks(is_right))
         for place, is_right in zip(arrays["asked"], arrays["caption_is_right"], strict=True)
     ]
     rows = [
-        grids.picture_row(query, arrays["picture"][places], _marks(is_right))
-        for query, places, is_right in zip(texts["queries"], arrays["found"], arrays["picture_is_right"], strict=True)
+        grids.image_row(query, arrays["image"][places], _marks(is_right))
+        for query, places, is_right in zip(texts["queries"], arrays["found"], arrays["image_is_right"], strict=True)
     ]
     return joined(
         [
             grids.mark_legend(None),
-            heading("The best texts of pictures"),
+            heading("The best texts of images"),
             Html(f'<div class="cards">{joined(cards)}</div>'),
-            heading("The best pictures of texts"),
+            heading("The best images of texts"),
             Html(f'<div class="rows">{joined(rows)}</div>'),
         ]
     )
@@ -133,7 +133,7 @@ def _few_shot(runs: Sequence[KeptRun], drawn: Sequence[KeptRun], key: tuple[str,
     ticks = {float(np.log2(count)): str(count) for count in sorted(shots)}
     return [
         figures.plot(
-            f"{key[1]}: accuracy against shots", lines, "pictures a class", "accuracy", ticks=ticks, as_share=True
+            f"{key[1]}: accuracy against shots", lines, "images a class", "accuracy", ticks=ticks, as_share=True
         )
     ]
 
@@ -213,7 +213,7 @@ def _histogram(score: str, record: Record) -> Html:
     everything = everything[np.isfinite(everything)]
     if not everything.size:
         return NOTHING
-    # A few pictures far out would leave no room for the others.
+    # A few images far out would leave no room for the others.
     low, high = np.quantile(everything, (0.005, 0.995))
     shown = {
         title_of_set(name): np.clip(np.nan_to_num(of_set, posinf=high, neginf=low), low, high)

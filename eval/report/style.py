@@ -91,10 +91,10 @@ img { display: block; background: #fff; border-radius: .3rem; object-fit: contai
 .row { display: grid; grid-template-columns: minmax(0, 16rem) 1fr; gap: .5rem 1.5rem; align-items: center; }
 .row:first-child { border-top: 0; }
 .row h3 { margin: 0; font-size: .9rem; overflow-wrap: anywhere; }
-.pictures { display: grid; grid-template-columns: repeat(5, minmax(0, 4.5rem)); gap: .6rem; }
-.pictures img { width: 100%; aspect-ratio: 1; border: 1px solid var(--line); }
-.pictures .right img, .pictures .mate img { border: 2px solid currentColor; }
-.pictures figcaption { margin-top: .15rem; text-align: center; font-size: .75rem; line-height: 1.3; color: inherit; }
+.images { display: grid; grid-template-columns: repeat(5, minmax(0, 4.5rem)); gap: .6rem; }
+.images img { width: 100%; aspect-ratio: 1; border: 1px solid var(--line); }
+.images .right img, .images .mate img { border: 2px solid currentColor; }
+.images figcaption { margin-top: .15rem; text-align: center; font-size: .75rem; line-height: 1.3; color: inherit; }
 .strip { display: grid; grid-template-columns: repeat(auto-fill, minmax(5.5rem, 1fr)); gap: .9rem .75rem; }
 .strip { margin: 0 0 1.25rem; }
 .strip img { width: 4.5rem; height: 4.5rem; border: 1px solid var(--line); }

@@ -58,7 +58,7 @@ class _Family:
         table: its names.
         prefix: what its names begin with inside a larger model.
         activation, epsilon: where the configuration is silent.
-        processor: how pictures are prepared, where no file says it.
+        processor: how images are prepared, where no file says it.
         left_out: arrays that no model here has a place for.
     """
 

@@ -46,7 +46,7 @@ def write_siglip(
         text_tower: that reads the last position.
         params: of the contrastive task: ``image_tower``, ``text_tower`` and ``head``.
         tokenizer: of the captions that the model was trained on.
-        image_processor: fields of ``preprocessor_config.json`` that say how pictures become squares; without them they
+        image_processor: fields of ``preprocessor_config.json`` that say how images become squares; without them they
             are squashed and shrunk bilinearly.
 
     Raises:

@@ -1,4 +1,4 @@
-"""How pictures are prepared for a Hugging Face model: its ``preprocessor_config.json``, completed."""
+"""How images are prepared for a Hugging Face model: its ``preprocessor_config.json``, completed."""
 
 import math
 from pathlib import Path

@@ -24,7 +24,7 @@ class Imported:
             ``head/temperature/log_temperature``: log τ, where τ divides inner products.
         num_classes: of a classifier's head ``head/logits/...``, or None.
         tokenizer: a SentencePiece model beside the weights, or None.
-        image_processor: how pictures were prepared, in the words of a ``preprocessor_config.json``; None where nothing
+        image_processor: how images were prepared, in the words of a ``preprocessor_config.json``; None where nothing
             tells.
     """
 

@@ -36,7 +36,7 @@ def resample_positions(
         positions: row by row.
         side: of the new grid.
         keeps_corners: True puts corners on corners (Dosovitskiy et al. 2021, Sec. 3.2; big_vision does the same); False
-            the edges of the picture on its edges, smoothing where the grid gets coarser (FlexiViT's model).
+            the edges of the image on its edges, smoothing where the grid gets coarser (FlexiViT's model).
 
     Raises:
         UserError: the old positions form no square.
@@ -58,7 +58,7 @@ def resample_positions(
 def resample_patches(kernel: Float[np.ndarray, "p p c d"], size: int) -> Float[np.ndarray, "q q c d"]:
     """Returns the first layer for patches of ``size`` pixels: ``pinv(Bᵀ) w``, B the bilinear resizing of a patch.
 
-    A larger patch then gives the same token for the resized picture (FlexiViT, Beyer et al. 2023, Eq. 3-5).
+    A larger patch then gives the same token for the resized image (FlexiViT, Beyer et al. 2023, Eq. 3-5).
     """
     old_height, old_width, channels, width = kernel.shape
     if (old_height, old_width) == (size, size):

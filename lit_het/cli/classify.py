@@ -1,4 +1,4 @@
-"""``lit-het classify``: what a trained model says of single pictures, in the terminal."""
+"""``lit-het classify``: what a trained model says of single images, in the terminal."""
 
 import dataclasses
 import json
@@ -30,14 +30,14 @@ _BAR_WIDTH = 16
 
 @dataclasses.dataclass(frozen=True)
 class ClassifyOptions:
-    """How pictures are classified.
+    """How images are classified.
 
     Attributes:
         labels: between commas, or a file with one a line.
         prompts: a family of `eval.prompts.FAMILIES`, or a file; None means the bare labels.
-        samples: S, noise samples of each picture; 0 leaves the noise out.
+        samples: S, noise samples of each image; 0 leaves the noise out.
         seed: of the noise.
-        top: how many labels of each picture a table shows.
+        top: how many labels of each image a table shows.
     """
 
     labels: str
@@ -52,42 +52,42 @@ class ClassifyOptions:
 
 
 def classify(
-    pictures: Sequence[str],
+    images: Sequence[str],
     checkpoint: Path,
     options: ClassifyOptions,
     *,
     pretrained: Path | None = None,
     as_json: bool = False,
 ) -> None:
-    """Prints a table for each picture, or one JSON list for all.
+    """Prints a table for each image, or one JSON list for all.
 
     Args:
-        pictures: paths, addresses, or ``-`` for the standard input.
+        images: paths, addresses, or ``-`` for the standard input.
         checkpoint: directory of the run.
         options: how.
         pretrained: where the run with the locked parameters lies now, if it has moved.
         as_json: print JSON.
 
     Raises:
-        UserError: a picture, the labels or the prompts cannot be used, or the run cannot be opened.
+        UserError: an image, the labels or the prompts cannot be used, or the run cannot be opened.
     """
     labels, templates = read_labels(options.labels), read_templates(options.prompts)
-    encoded = [read_picture(picture) for picture in pictures]
+    encoded = [read_image(image) for image in images]
     run = runs.open_run(checkpoint, pretrained)
     if options.prompts is not None and isinstance(run.task, ClassificationTask):
         raise UserError(f"{checkpoint} is a classifier, which reads no text: leave out --prompts")
-    squares = [decode(data, run, picture) for picture, data in zip(pictures, encoded, strict=True)]
+    squares = [decode(data, run, image) for image, data in zip(images, encoded, strict=True)]
     model = run.model()
     choose = chooser(model, labels, templates)
     answers = [answer(choose, row, options.samples, options.seed) for row in features_of(model.features, squares)]
     records = read_records(checkpoint)
     ranks = [noise_ranks(found.noise_norm, records, run.step) for found in answers]
-    shown = list(zip(pictures, answers, ranks, strict=True))
+    shown = list(zip(images, answers, ranks, strict=True))
     if as_json:
         print(json.dumps([_json(*one, labels) for one in shown], indent=1, ensure_ascii=False))
         return
-    for picture, found, ranked in shown:
-        Console().print(_table(picture, found, labels, options.top))
+    for image, found, ranked in shown:
+        Console().print(_table(image, found, labels, options.top))
         Console().print(_noise(found, ranked), "", sep="\n", markup=False, highlight=False)
 
 
@@ -118,25 +118,25 @@ def read_templates(prompts: str | None) -> tuple[str, ...]:
     return BARE_TEMPLATE if prompts is None else read_prompts(prompts)
 
 
-def read_picture(picture: str) -> bytes:
+def read_image(image: str) -> bytes:
     """Reads a file, an address or the standard input.
 
     Raises:
         UserError: it cannot be read.
     """
-    if picture == STANDARD_INPUT:
+    if image == STANDARD_INPUT:
         return sys.stdin.buffer.read()
     try:
-        return storage.read_whole(picture)
+        return storage.read_whole(image)
     except (OSError, ValueError) as error:
-        raise UserError(f"{picture}: cannot be read ({reason(error)}); check the path") from error
+        raise UserError(f"{image}: cannot be read ({reason(error)}); check the path") from error
 
 
 def decode(data: bytes, run: runs.Run, name: str) -> UInt8[np.ndarray, "size size 3"]:
-    """Returns a picture as the run's image tower sees it.
+    """Returns an image as the run's image tower sees it.
 
     Raises:
-        UserError: the bytes are no picture.
+        UserError: the bytes are no image.
     """
     trained_on = run.config.data
     try:
@@ -146,8 +146,8 @@ def decode(data: bytes, run: runs.Run, name: str) -> UInt8[np.ndarray, "size siz
         raise UserError(f"{where}: {reason(error)}") from error
 
 
-def _table(picture: str, found: Answer, labels: Sequence[str], top: int) -> Table:
-    shown = Table(title=Text(picture), title_justify="left", caption_justify="left", box=box.SIMPLE_HEAD)
+def _table(image: str, found: Answer, labels: Sequence[str], top: int) -> Table:
+    shown = Table(title=Text(image), title_justify="left", caption_justify="left", box=box.SIMPLE_HEAD)
     shown.add_column("label", overflow="fold")
     shown.add_column("no noise", justify="right")
     if found.noisy is not None:
@@ -178,23 +178,23 @@ def _bar(probability: float, band: np.ndarray | None, scale: float) -> str:
 
 
 def _noise(found: Answer, ranks: Sequence[NoiseRank]) -> str:
-    """Says how much noise a picture has, and beside which others."""
+    """Says how much noise an image has, and beside which others."""
     if not found.noise_norm:
-        return "no noise: the head is deterministic for pictures"
+        return "no noise: the head is deterministic for images"
     lines = [", ".join((f"noise norm {found.noise_norm:.3f}", *map(str, ranks)))]
     if found.samples is not None:
         lines.append(f"▒ holds 90 % of {len(found.samples)} noise samples")
     return "\n".join(lines)
 
 
-def _json(picture: str, found: Answer, ranks: Sequence[NoiseRank], labels: Sequence[str]) -> dict[str, Any]:
+def _json(image: str, found: Answer, ranks: Sequence[NoiseRank], labels: Sequence[str]) -> dict[str, Any]:
     low, high = (None, None) if found.band is None else found.band
 
     def at(values: np.ndarray | None, place: int) -> float | None:
         return None if values is None else float(values[place])
 
     return {
-        "picture": picture,
+        "image": image,
         "noise_norm": found.noise_norm,
         "noise_above": {rank.name: rank.fraction_below for rank in ranks},
         "samples": 0 if found.samples is None else len(found.samples),

@@ -221,13 +221,13 @@ def tokenizer_config(model: Path, length: int) -> TokenizerConfig:
 
 
 def _preprocessing(found: Imported, source: str, image_size: int, *, was_chosen: bool) -> Preprocessing:
-    """Returns how pictures are prepared for a source; what cannot be done as there is said on stderr."""
+    """Returns how images are prepared for a source; what cannot be done as there is said on stderr."""
     if found.image_processor is None:
         return Preprocessing()
     reading = image_processors.read(found.image_processor, image_size)
     remarks = reading.remarks
     if reading.image_size != image_size and not was_chosen:
-        remarks += (f"size: pictures had {reading.image_size} pixels, the tower takes {image_size}; see --image-size",)
+        remarks += (f"size: images had {reading.image_size} pixels, the tower takes {image_size}; see --image-size",)
     for remark in remarks:
         say(f"preprocessing of {source}: {remark}")
     return reading.preprocessing

@@ -45,14 +45,14 @@ class SourceOptions:
         labels: of CIFAR-100.
         devkit: of ImageNet; None looks beside the source.
         columns: of parquet files.
-        pictures: where those of a caption file lie; None means beside it.
+        images: where those of a caption file lie; None means beside it.
     """
 
     split: str | None = None
     labels: Literal["fine", "coarse"] = "fine"
     devkit: Path | None = None
     columns: Columns = dataclasses.field(default_factory=Columns)
-    pictures: Path | None = None
+    images: Path | None = None
 
 
 def prepare(kind: Kind, source: Path, output: Path, of_source: SourceOptions, options: WriteOptions) -> None:
@@ -78,10 +78,10 @@ def prepare(kind: Kind, source: Path, output: Path, of_source: SourceOptions, op
         if writer.finished:
             say(f"{name}: is all in {output / name} already")
             continue
-        with Bar(f"{name}", split.num_samples, "pictures", start=writer.num_kept) as bar:
+        with Bar(f"{name}", split.num_samples, "images", start=writer.num_kept) as bar:
             written = writer.write(bar.advance)
         broken = split.num_samples - written
-        say(f"{name}: {written:,} pictures in {output / name}" + (f", {broken:,} broken ones left out" * bool(broken)))
+        say(f"{name}: {written:,} images in {output / name}" + (f", {broken:,} broken ones left out" * bool(broken)))
 
 
 def corrupt(
@@ -90,7 +90,7 @@ def corrupt(
     """Writes a set once for each corruption and severity, to ``OUTPUT/<corruption>/<severity>``.
 
     Raises:
-        UserError: the shards cannot be read, a picture is broken, or the output was made of others.
+        UserError: the shards cannot be read, an image is broken, or the output was made of others.
     """
     addresses = expand(shards)
     with Bar("indexing", len(addresses), "shards") as bar:
@@ -101,11 +101,11 @@ def corrupt(
     for name in names:
         copy_names(addresses[0], output / name)
     total, kept = len(clean) * len(writers), sum(writer.num_kept for writer in writers)
-    with Bar("corrupting", total, "pictures", start=kept) as bar:
+    with Bar("corrupting", total, "images", start=kept) as bar:
         for writer in writers:
             if not writer.finished:
                 writer.write(bar.advance)
-    say(f"{len(clean):,} pictures in {len(writers)} sets in {output}")
+    say(f"{len(clean):,} images in {len(writers)} sets in {output}")
 
 
 def index(shards: Sequence[str], workers: int, *, checksum: bool = False) -> None:
@@ -201,7 +201,7 @@ def _read(kind: Kind, source: Path, scratch: Path, options: SourceOptions) -> Da
         case "folder":
             return read_folder(source, scratch, options.split)
         case "captions":
-            return read_captions(source, scratch, options.split, options.pictures)
+            return read_captions(source, scratch, options.split, options.images)
         case "img2dataset":
             return read_img2dataset(source, options.split)
         case "parquet":
@@ -227,11 +227,9 @@ def _remarks(split: Split, class_names: tuple[str, ...] | None) -> list[str]:
     """What is worth knowing of a split before it is written."""
     remarks = [f"{count:,} samples {reason} left out" for reason, count in split.left_out.items() if count]
     if split.published not in (None, split.num_samples):
-        remarks.append(f"{split.num_samples:,} pictures, where {split.published:,} were published")
+        remarks.append(f"{split.num_samples:,} images, where {split.published:,} were published")
     if split.labels is not None and class_names is not None:
         empty = np.flatnonzero(np.bincount(split.labels, minlength=len(class_names)) == 0)
         if len(empty):
-            remarks.append(
-                f"{len(empty)} of {len(class_names)} classes have no pictures, {class_names[empty[0]]} first"
-            )
+            remarks.append(f"{len(empty)} of {len(class_names)} classes have no images, {class_names[empty[0]]} first")
     return remarks

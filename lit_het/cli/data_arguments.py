@@ -25,7 +25,7 @@ def add_to(data: argparse.ArgumentParser) -> None:
         "check",
         allow_abbrev=False,
         help="read every sample as training would, and list what is broken",
-        description="Decodes every picture and caption, and counts what cannot be used by shard and cause. The exit "
+        description="Decodes every image and caption, and counts what cannot be used by shard and cause. The exit "
         "code is 1 if there is anything.",
     )
     for parser in (index, check):
@@ -60,7 +60,7 @@ def add_to(data: argparse.ArgumentParser) -> None:
         allow_abbrev=False,
         help="write shards of a published data set, with class names and prompts",
         description="Writes SOURCE as webdataset shards in clip_benchmark's layout: OUTPUT/SPLIT/0.tar and so on, "
-        "OUTPUT/classnames.txt, OUTPUT/zeroshot_classification_templates.txt. Pictures stay the bytes that they are. "
+        "OUTPUT/classnames.txt, OUTPUT/zeroshot_classification_templates.txt. Images stay the bytes that they are. "
         "The same command goes on where it was stopped.",
     )
     kinds = prepare.add_subparsers(required=True, metavar="KIND", dest="kind")
@@ -82,8 +82,8 @@ def add_to(data: argparse.ArgumentParser) -> None:
             metavar="N",
             help="shards at a time; default: %(default)s",
         )
-        parser.add_argument("--check-pictures", action="store_true", help="decode every picture, not its header alone")
-        parser.add_argument("--skip-broken", action="store_true", help="leave out pictures that cannot be read")
+        parser.add_argument("--check-images", action="store_true", help="decode every image, not its header alone")
+        parser.add_argument("--skip-broken", action="store_true", help="leave out images that cannot be read")
         parser.set_defaults(command=_prepare, name=f"data prepare {kind}", if_stopped=_SHARDS_STAY)
         return parser
 
@@ -101,12 +101,12 @@ def add_to(data: argparse.ArgumentParser) -> None:
     cifar100.add_argument("--labels", choices=("fine", "coarse"), default="fine", help="100 classes (default) or 20")
     add_any_order(
         "pets",
-        "Oxford-IIIT Pet, pictures and annotations",
+        "Oxford-IIIT Pet, images and annotations",
         "folder with images.tar.gz and annotations.tar.gz, or what is in them",
     )
     add_any_order(
         "flowers",
-        "Oxford Flowers-102, pictures, labels and splits",
+        "Oxford Flowers-102, images, labels and splits",
         "folder with 102flowers.tgz (or jpg/ from it), imagelabels.mat and setid.mat",
     )
     imagenet = add_any_order(
@@ -119,25 +119,25 @@ def add_to(data: argparse.ArgumentParser) -> None:
     )
     add_any_order(
         "folder",
-        "a folder of pictures for each class, or pictures with captions",
-        "a sub folder for each class, or pictures with captions in .txt",
+        "a folder of images for each class, or images with captions",
+        "a sub folder for each class, or images with captions in .txt",
     )
     captions = add_any_order(
         "captions",
-        "pictures with several captions each: COCO and Flickr, Karpathy's splits or COCO's own",
+        "images with several captions each: COCO and Flickr, Karpathy's splits or COCO's own",
         "dataset_coco.json, dataset_flickr30k.json, dataset_flickr8k.json, or captions_val2017.json and the like",
     )
     captions.add_argument(
-        "--pictures", type=Path, metavar="PATH", help="where they lie; default: beside SOURCE, or below"
+        "--images", type=Path, metavar="PATH", help="where they lie; default: beside SOURCE, or below"
     )
     add_any_order("img2dataset", "the webdataset tars that img2dataset writes", "folder with tars of .jpg and .txt")
     parquet = add(
         "parquet",
-        "parquet files with the bytes of pictures, as Hugging Face stores them",
+        "parquet files with the bytes of images, as Hugging Face stores them",
         "file, or folder with files such as test-00000-of-00001.parquet",
     )
     for column, help in (
-        ("image", "bytes of pictures (the only such column)"),
+        ("image", "bytes of images (the only such column)"),
         ("label", "classes, as text or numbers with names in the schema (the only column of these)"),
         ("caption", "captions"),
     ):

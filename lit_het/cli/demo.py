@@ -1,4 +1,4 @@
-"""``lit-het demo``: a page on this machine that shows what a trained model says of pictures."""
+"""``lit-het demo``: a page on this machine that shows what a trained model says of images."""
 
 import socket
 import threading
@@ -70,10 +70,10 @@ class Subject:
         self._lock = threading.Lock()
 
     def see(self, data: bytes, name: str) -> tuple[UInt8[np.ndarray, "h w c"], Float[np.ndarray, " f"]]:
-        """Returns a picture as the image tower sees it, and what it makes of it.
+        """Returns an image as the image tower sees it, and what it makes of it.
 
         Raises:
-            UserError: the bytes are no picture.
+            UserError: the bytes are no image.
         """
         with self._lock:  # one is decoded at a time: a small file may hold a very large image
             square = decode(data, self.run, name)
@@ -82,7 +82,7 @@ class Subject:
     def answer(
         self, features: Float[np.ndarray, " f"], labels: str, prompts: str, samples: int, seed: int
     ) -> tuple[tuple[str, ...], Answer]:
-        """Returns the labels that somebody wrote, and what the model says of a picture.
+        """Returns the labels that somebody wrote, and what the model says of an image.
 
         Raises:
             UserError: the labels are not two or more, all different.
@@ -92,13 +92,13 @@ class Subject:
             return found, answer(chooser(self._model, found, read_templates(prompts)), features, samples, seed)
 
     def noise(self, features: Float[np.ndarray, " f"]) -> tuple[float, list[NoiseRank]]:
-        """Returns a picture's noise norm, and how it compares with the sets that the run was evaluated on."""
+        """Returns an image's noise norm, and how it compares with the sets that the run was evaluated on."""
         with self._lock:
             norm = float(self._model.image_noise_norm(features[None])[0])
         return norm, noise_ranks(norm, self._records, self.run.step)
 
     def nearest(self, features: Float[np.ndarray, " f"]) -> list[tuple[str, float]]:
-        """Returns the captions nearest to a picture and their cosines; none without an index."""
+        """Returns the captions nearest to an image and their cosines; none without an index."""
         if self.captions is None:
             return []
         with self._lock:

@@ -74,14 +74,14 @@ class Page:
     def _add_questions(self) -> None:
         size = self._subject.run.config.data.image_size
         self._upload = ui.upload(
-            label="Drop a picture here, or press +",
+            label="Drop an image here, or press +",
             auto_upload=True,
             max_file_size=MAX_UPLOAD_BYTES,
             on_upload=self._take,
             on_rejected=lambda: self._fail(f"only files below {MAX_UPLOAD_BYTES // 2**20} MB, one at a time"),
         ).props("flat bordered hide-upload-btn")
         with ui.element("figure") as self._figure:
-            self._picture = ui.image().props("no-spinner no-transition")
+            self._image = ui.image().props("no-spinner no-transition")
             ui.label(f"as the image tower sees it, {size} × {size}").classes("muted")
         self._figure.set_visibility(False)
         self._labels = ui.textarea("Labels", on_change=self._ask)
@@ -96,7 +96,7 @@ class Page:
         self._sampling.set_visibility(False)
 
     async def _take(self, event: events.UploadEventArguments) -> None:
-        """Looks at a picture that was dropped."""
+        """Looks at an image that was dropped."""
         self._upload.reset()
         async with self._turn:
             data, name = await event.file.read(), event.file.name
@@ -105,7 +105,7 @@ class Page:
         if looked is None:
             return
         square, self._features, norm, ranks, nearest = looked
-        self._picture.set_source(Image.fromarray(square))
+        self._image.set_source(Image.fromarray(square))
         self._figure.set_visibility(True)
         self._sampling.set_visibility(norm > 0)
         self._noise.set_text(_noise(norm, ranks))
@@ -159,7 +159,7 @@ class Page:
             self._answer.clear()
 
     def _show_hint(self) -> None:
-        missing = [] if self._features is not None else ["drop a picture"]
+        missing = [] if self._features is not None else ["drop an image"]
         missing += [] if (self._labels.value or "").strip() else ["write two labels or more"]
         self._hint.set_text(" and ".join(missing).capitalize() + "." if missing else "")
         self._hint.set_visibility(bool(missing))
@@ -207,7 +207,7 @@ def _described(family: str) -> str:
 
 def _noise(norm: float, ranks: Sequence[NoiseRank]) -> str:
     if not norm:
-        return "No noise: the head is deterministic for pictures."
+        return "No noise: the head is deterministic for images."
     return f"Noise norm {norm:.3f}: {'; '.join(map(str, ranks))}." if ranks else f"Noise norm {norm:.3f}."
 
 

@@ -1,4 +1,4 @@
-"""``lit-het embed``: what a locked image tower makes of the pictures in shards, computed once."""
+"""``lit-het embed``: what a locked image tower makes of the images in shards, computed once."""
 
 import dataclasses
 import itertools
@@ -36,9 +36,9 @@ class EmbedOptions:
     """How embeddings are stored.
 
     Attributes:
-        shards: whose pictures to embed; empty takes those of the tower's configuration.
+        shards: whose images to embed; empty takes those of the tower's configuration.
         dtype: of the files.
-        num_crops: K, random crops of each picture; 0 for the picture as evaluation sees it.
+        num_crops: K, random crops of each image; 0 for the image as evaluation sees it.
         part: (I, N): take every N-th shard from the I-th on, as other hosts take the others.
     """
 
@@ -55,7 +55,7 @@ class EmbedOptions:
 
 
 def embed(source: Path, output: str, options: EmbedOptions, flags: Sequence[str] = ()) -> None:
-    """Writes the embeddings of all pictures; a command that was stopped goes on with the shards that are missing.
+    """Writes the embeddings of all images; a command that was stopped goes on with the shards that are missing.
 
     Each host embeds shards of its own on its own devices: they need not know of one another, and any number of them
     may take up what others have left.
@@ -83,7 +83,7 @@ def embed(source: Path, output: str, options: EmbedOptions, flags: Sequence[str]
     params = _tower_params(source, config)
     recipe = Recipe(
         tower=runs.tower_fingerprint(config, params),
-        pictures=describe(data.training, data.image_size, random=options.num_crops > 0),
+        images=describe(data.training, data.image_size, random=options.num_crops > 0),
         size=FeatureExtractor(config.task.image_tower).size,
         num_crops=options.num_crops,
         dtype=options.dtype,
@@ -101,13 +101,13 @@ def embed(source: Path, output: str, options: EmbedOptions, flags: Sequence[str]
     shards = tuple(shard.address for shard in missing)
     loader = Loader(dataclasses.replace(data, shards=shards, mixture=(), max_bad_fraction=min(1.0, allowed)))
     encode = _encoder(config, params, mesh)
-    with Bar("embedding", loader.num_samples * max(1, options.num_crops), "pictures") as bar:
+    with Bar("embedding", loader.num_samples * max(1, options.num_crops), "images") as bar:
         unread = _write(folder, loader, encode, bar.advance)
     for (shard, cause), count in sorted(loader.faults.counts.items()):
-        say(f"{shard}: {count} pictures without embeddings: {cause}")
+        say(f"{shard}: {count} images without embeddings: {cause}")
     if unread:
         raise UserError(f"{unread} of {len(missing)} shards could not be read to their end; start again to embed them")
-    say(f"the pictures of {len(missing):,} shards have their embeddings in {output}")
+    say(f"the images of {len(missing):,} shards have their embeddings in {output}")
 
 
 def _missing(folder: EmbeddingFolder, addresses: Sequence[str]) -> tuple[list[ShardSummary], int]:

@@ -76,10 +76,10 @@ def evaluate(
     sets = Sets(run.config.data.image_size, run.config.data.preprocessing, lambda: run.tower)
     for other in opened[1:]:
         if (other.config.data.image_size, other.config.data.preprocessing) != (sets.image_size, sets.preprocessing):
-            raise UserError(f"{other.run_dir} sees pictures otherwise than {run.run_dir}: they are no ensemble")
+            raise UserError(f"{other.run_dir} sees images otherwise than {run.run_dir}: they are no ensemble")
     evaluators = [config.build(sets) for config in configs]
     models = [one.model() for one in opened]
-    for evaluator in evaluators:  # before the first reads pictures
+    for evaluator in evaluators:  # before the first reads images
         evaluator.check(*models)
     found, console = [], Console()
     if not console.is_terminal:

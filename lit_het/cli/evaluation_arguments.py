@@ -12,30 +12,30 @@ from lit_het.errors import UserError
 _FIGURES_STAY = "evaluations that were done are kept in the run's folder"
 _KINDS = {
     "zero-shot": (
-        "classify pictures by the names of their classes",
-        "Scores every picture of each data set against the names of its classes; a classifier is scored on the classes "
-        "that it was trained on. Figures stand side by side: as trained, with a temperature fitted on other pictures "
+        "classify images by the names of their classes",
+        "Scores every image of each data set against the names of its classes; a classifier is scored on the classes "
+        "that it was trained on. Figures stand side by side: as trained, with a temperature fitted on other images "
         "(calibrated), and averaged over noise --samples (noisy).",
     ),
     "retrieval": (
-        "find texts for pictures and pictures for texts",
-        "Recall of captions by pictures and of pictures by captions, several captions a picture.",
+        "find texts for images and images for texts",
+        "Recall of captions by images and of images by captions, several captions an image.",
     ),
     "few-shot": (
-        "classify by a few training pictures of each class",
-        "Fits ridge regressions to the features of 1, 5, 10 and 25 pictures of each class.",
+        "classify by a few training images of each class",
+        "Fits ridge regressions to the features of 1, 5, 10 and 25 images of each class.",
     ),
     "linear-probe": (
         "train a linear classifier on the features of an image tower",
         "Trains a grid of linear classifiers on the features of the training split and measures the best.",
     ),
     "shift": (
-        "measure accuracy and calibration on corrupted pictures",
+        "measure accuracy and calibration on corrupted images",
         "Scores a set and its corrupted copies, which 'lit-het data corrupt' makes.",
     ),
     "out-of-distribution": (
-        "measure whether pictures of no class are noticed",
-        "Tells pictures of the set from those of others by probability, entropy, energy, noise, and the distance of "
+        "measure whether images of no class are noticed",
+        "Tells images of the set from those of others by probability, entropy, energy, noise, and the distance of "
         "features.",
     ),
     "ensemble": (

@@ -38,7 +38,7 @@ def read(processor: Mapping[str, Any], image_size: int) -> Reading:
     """
     remarks = [f"{name} = {processor[name]!r} has no counterpart here" for name in _CHANGES if processor.get(name)]
     if not processor.get("do_resize", True):
-        remarks.append("do_resize = False, but pictures are resized here")
+        remarks.append("do_resize = False, but images are resized here")
     resample = processor.get("resample")
     filter = _FILTERS.get(resample) if isinstance(resample, int) else None
     if filter is None:
@@ -56,13 +56,13 @@ def _square(processor: Mapping[str, Any], image_size: int) -> tuple[float | None
     of_shorter = size.get("shortest_edge") if isinstance(size, Mapping) else size if crops else None
     edge = _side(size if of_shorter is None else of_shorter)
     if edge is None:
-        return 1.0 if crops else None, image_size, f"size = {size!r} is no square; pictures fill one here"
+        return 1.0 if crops else None, image_size, f"size = {size!r} is no square; images fill one here"
     crop = processor.get("crop_size", edge)
     kept = _side(crop) if crops else edge
     if of_shorter is None:
-        return None, edge, None if kept == edge else f"crop_size = {crop!r} of squashed pictures; all of them is taken"
+        return None, edge, None if kept == edge else f"crop_size = {crop!r} of squashed images; all of them is taken"
     if kept is None or kept > edge:
-        return 1.0, edge, f"crop_size = {crop!r} is no square in pictures of {edge}; the largest one is taken"
+        return 1.0, edge, f"crop_size = {crop!r} is no square in images of {edge}; the largest one is taken"
     return kept / edge, kept, None if crops else "do_center_crop = False, but the central square is taken here"
 
 
@@ -74,7 +74,7 @@ def _side(size: Any) -> int | None:
 
 
 def write(preprocessing: Preprocessing, image_size: int) -> dict[str, Any]:
-    """Returns the fields of a processor that say how pictures become squares; the nearest filter stands for ours."""
+    """Returns the fields of a processor that say how images become squares; the nearest filter stands for ours."""
     resample = _NUMBERS[preprocessing.filter]
     side = {"height": image_size, "width": image_size}
     if preprocessing.fit == "squash":

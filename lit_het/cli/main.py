@@ -16,7 +16,7 @@ from lit_het.cli import (
     checkpoint_arguments,
     data_arguments,
     evaluation_arguments,
-    picture_arguments,
+    image_arguments,
     plan_arguments,
     train_arguments,
 )
@@ -129,7 +129,7 @@ def _parser() -> argparse.ArgumentParser:
     quickstart = commands.add_parser(
         "quickstart",
         allow_abbrev=False,
-        help="train LiT with and without HET-XL on pictures of characters, and write a report (about 5 minutes)",
+        help="train LiT with and without HET-XL on images of characters, and write a report (about 5 minutes)",
         description="Renders characters in many faces, trains an image tower on them, locks it, trains text towers "
         "with a deterministic and with a HET-XL head, evaluates both zero-shot and writes a report. "
         "A quickstart that was stopped goes on where it was.",
@@ -146,8 +146,8 @@ def _parser() -> argparse.ArgumentParser:
         help="compute the embeddings of a locked image tower once, to train on them",
         usage="lit-het embed --tower RUN|FILE --output DIR [--data SHARDS ...] [--dtype TYPE] [--crops K] [--part I/N] "
         "[--any.field.of-the-configuration VALUE ...]",
-        description="Embeds every picture of the shards, as the tower sees it in evaluation, into one file a shard. "
-        "Then --data.embeddings DIR lets 'lit-het train' read them in place of pictures, and --embeddings DIR "
+        description="Embeds every image of the shards, as the tower sees it in evaluation, into one file a shard. "
+        "Then --data.embeddings DIR lets 'lit-het train' read them in place of images, and --embeddings DIR "
         "'lit-het zero-shot'. The same command goes on where it was stopped.",
         add_help=False,
     )
@@ -167,7 +167,7 @@ def _parser() -> argparse.ArgumentParser:
         type=int,
         default=0,
         metavar="K",
-        help="store K random views of each picture, by `crop` and `augmentations` of the configuration (none)",
+        help="store K random views of each image, by `crop` and `augmentations` of the configuration (none)",
     )
     embedding.add_argument(
         "--part", default="0/1", metavar="I/N", help="this host's part of the shards, where N hosts run the command"
@@ -186,7 +186,7 @@ def _parser() -> argparse.ArgumentParser:
     checkpoint_arguments.add_to(commands)
 
     evaluation_arguments.add_to(commands)
-    picture_arguments.add_to(commands)
+    image_arguments.add_to(commands)
 
     data_arguments.add_to(
         commands.add_parser("data", allow_abbrev=False, help="make shards, index them and check them")
@@ -203,7 +203,7 @@ def _parser() -> argparse.ArgumentParser:
     importing.add_argument("--from", dest="source", required=True, metavar="SOURCE", help="path or address")
     importing.add_argument("--to", type=Path, required=True, metavar="DIR", help="the run directory to write")
     for flag, text in (
-        ("--image-size", "resample positions for pictures of this size"),
+        ("--image-size", "resample positions for images of this size"),
         ("--patch-size", "resample the first layer for patches of this size"),
         ("--text-length", "keep the positions of so many tokens"),
         ("--num-selected", "K, experts of a token, which no file says (2)"),

@@ -1,4 +1,4 @@
-"""Trained models as evaluators see them: compiled once, pictures split over the devices of a mesh."""
+"""Trained models as evaluators see them: compiled once, images split over the devices of a mesh."""
 
 import functools
 from collections.abc import Callable

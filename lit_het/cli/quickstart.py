@@ -45,12 +45,12 @@ TITLES = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Pictures:
+class Images:
     """One evaluation set in memory.
 
     Attributes:
         image: pixels ``[n h w c]``.
-        labels: index of each picture's name among all names ``[n]``.
+        labels: index of each image's name among all names ``[n]``.
     """
 
     image: np.ndarray
@@ -59,7 +59,7 @@ class Pictures:
 
 @dataclasses.dataclass(frozen=True)
 class GlyphEvaluation:
-    """The evaluation data: all names, those held out, look-alike groups, and pictures of both held-out sets.
+    """The evaluation data: all names, those held out, look-alike groups, and images of both held-out sets.
 
     Attributes:
         names: every name; labels index it.
@@ -67,7 +67,7 @@ class GlyphEvaluation:
         groups: look-alike group of every name, -1 for none.
         training_groups: the same among training names only: held-out names make no training label ambiguous.
         shapes: number of every name's shape; look-alikes share one.
-        pictures: by set.
+        images: by set.
     """
 
     names: tuple[str, ...]
@@ -75,7 +75,7 @@ class GlyphEvaluation:
     groups: np.ndarray
     training_groups: np.ndarray
     shapes: np.ndarray
-    pictures: dict[str, Pictures]
+    images: dict[str, Images]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,7 +87,7 @@ class ModelEvaluation:
         image_embeddings: by set, ``[n d]``.
         class_embeddings: of all names ``[k d]``.
         group_errors: by set, how many errors stay among look-alikes.
-        noise_norms: by set, ``sqrt(tr Σ(x))`` of each picture.
+        noise_norms: by set, ``sqrt(tr Σ(x))`` of each image.
     """
 
     results: dict[str, Predictions]
@@ -250,13 +250,13 @@ def _with_seed(config: ExperimentConfig, seed: int) -> ExperimentConfig:
 
 
 def read_evaluation(directory: Path, trained_on: LoaderConfig) -> GlyphEvaluation:
-    """Reads names, look-alikes and both held-out sets into memory, pictures as the model was trained on them."""
+    """Reads names, look-alikes and both held-out sets into memory, images as the model was trained on them."""
     names = read_lines(str(directory / "names.txt"))
     first_of_shape = _read_json(directory / "homoglyphs.json")
     if missing := [name for name in names if not isinstance(first_of_shape.get(name), str)]:
         raise UserError(f"{directory}/homoglyphs.json says nothing of {missing[0]!r:.100}; delete {directory}")
     shapes = [first_of_shape[name] for name in names]
-    pictures = {}
+    by_set = {}
     for name in (FACE, CHARACTERS):
         shards, image_size = (str(directory / name),), trained_on.image_size
         loader = LoaderConfig(shards, image_size, labels=ClassIndex(), preprocessing=trained_on.preprocessing).build()
@@ -268,7 +268,7 @@ def read_evaluation(directory: Path, trained_on: LoaderConfig) -> GlyphEvaluatio
             images.append(batch.image[batch.valid])
             labels.append(batch.label[batch.valid])
         positions = positions_of_names(np.concatenate(labels), label_names, names)
-        pictures[name] = Pictures(np.concatenate(images), positions)
+        by_set[name] = Images(np.concatenate(images), positions)
     held_out_names = read_lines(str(directory / CHARACTERS / "classnames.txt"))
     alone = set(held_out_names)
     return GlyphEvaluation(
@@ -279,7 +279,7 @@ def read_evaluation(directory: Path, trained_on: LoaderConfig) -> GlyphEvaluatio
             [(name,) if name in alone else shape for name, shape in zip(names, shapes, strict=True)]
         ),
         shapes=np.unique(shapes, return_inverse=True)[1],
-        pictures=pictures,
+        images=by_set,
     )
 
 
@@ -289,11 +289,11 @@ def _evaluate(config: ExperimentConfig, data: GlyphEvaluation, directory: Path) 
     sets = Sets(config.data.image_size, config.data.preprocessing, lambda: model.features.tower)
     class_embeddings = embed_names(model, data.names)
     features, results, group_errors = {}, {}, {}
-    for name, pictures in data.pictures.items():
+    for name, images in data.images.items():
         read = sets.open(ImageSet(name, str(directory / name), split=".")).features(model.features)
-        features[name] = dataclasses.replace(read, labels=pictures.labels)
+        features[name] = dataclasses.replace(read, labels=images.labels)
         results[name] = predict(ZeroShotPredictor(model, class_embeddings), features[name])
-        group_errors[name] = ambiguity.errors_within_groups(results[name].predicted, pictures.labels, data.groups)
+        group_errors[name] = ambiguity.errors_within_groups(results[name].predicted, images.labels, data.groups)
     # The held-out characters with only held-out names to choose from.
     held_out = np.flatnonzero(np.isin(data.names, data.held_out_names))
     labels = np.searchsorted(held_out, features[CHARACTERS].labels)
@@ -324,12 +324,12 @@ def compare_models(evaluations: dict[str, ModelEvaluation]) -> Comparison:
 
 
 def noise_tests(evaluation: ModelEvaluation, data: GlyphEvaluation) -> dict[str, RankTest]:
-    """Returns whether pictures of look-alikes (among training names) get more noise than others, on the held-out face.
+    """Returns whether images of look-alikes (among training names) get more noise than others, on the held-out face.
 
     Look-alikes are mostly plain letters, so a head that only tells plain letters from marked ones would pass the test
     over all characters: it is repeated within both kinds.
     """
-    marked = np.array([" with " in name for name in data.names])[data.pictures[FACE].labels]
+    marked = np.array([" with " in name for name in data.names])[data.images[FACE].labels]
     kinds = {"all characters": np.ones_like(marked), "plain characters": ~marked, "characters with marks": marked}
     return {
         kind: ambiguity.rank_test(*noise_by_ambiguity(evaluation, data, members)) for kind, members in kinds.items()
@@ -339,8 +339,8 @@ def noise_tests(evaluation: ModelEvaluation, data: GlyphEvaluation) -> dict[str,
 def noise_by_ambiguity(
     evaluation: ModelEvaluation, data: GlyphEvaluation, members: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns mean noise norms of (look-alike, unique) shapes among some pictures of the held-out face ``[n]``."""
-    labels = data.pictures[FACE].labels[members]
+    """Returns mean noise norms of (look-alike, unique) shapes among some images of the held-out face ``[n]``."""
+    labels = data.images[FACE].labels[members]
     ambiguous = data.training_groups[labels] != ambiguity.NO_GROUP
     return ambiguity.split_by_ambiguity(evaluation.noise_norms[FACE][members], ambiguous, data.shapes[labels])
 

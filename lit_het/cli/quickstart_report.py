@@ -41,8 +41,8 @@ def write_report(
             "so chance has no calibration error.",
         ),
         _noise(het_xl, data, noise),
-        _names_of_pictures(het_xl, data),
-        _pictures_of_names(het_xl, data),
+        _names_of_images(het_xl, data),
+        _images_of_names(het_xl, data),
         Section(
             "Reliability",
             (
@@ -53,7 +53,7 @@ def write_report(
                     }
                 ),
             ),
-            "Pictures of the held-out face, all names to choose from: how often the best name is right, "
+            "Images of the held-out face, all names to choose from: how often the best name is right, "
             "against the probability that the model gives it.",
         ),
         _curves(run_dir),
@@ -78,15 +78,15 @@ def write_report(
 
 
 def _noise(model: ModelEvaluation, data: GlyphEvaluation, tests: dict[str, RankTest]) -> Section:
-    everything = np.ones(len(data.pictures[FACE].labels), bool)
+    everything = np.ones(len(data.images[FACE].labels), bool)
     look_alikes, unique = noise_by_ambiguity(model, data, everything)
-    pictures, norms = data.pictures[FACE], model.noise_norms[FACE]
+    images, norms = data.images[FACE], model.noise_norms[FACE]
     order = np.argsort(norms)
     strips = [
-        grids.picture_strip(
+        grids.image_strip(
             title,
-            pictures.image[chosen],
-            [data.names[label] for label in pictures.labels[chosen]],
+            images.image[chosen],
+            [data.names[label] for label in images.labels[chosen]],
             [f"{norm:.3f}" for norm in norms[chosen]],
         )
         for title, chosen in (("Most noise", order[::-1][:NUM_EXAMPLES]), ("Least noise", order[:NUM_EXAMPLES]))
@@ -105,22 +105,22 @@ def _noise(model: ModelEvaluation, data: GlyphEvaluation, tests: dict[str, RankT
             ),
             *strips,
         ),
-        "The head draws noise around every picture's embedding; its size depends on the picture. Some characters "
+        "The head draws noise around every image's embedding; its size depends on the image. Some characters "
         "of different scripts share one shape, so their names cannot be told apart. Look-alikes are mostly "
         "plain letters: a difference over all characters that vanishes within plain and within marked ones says that "
         "the noise follows marks, not ambiguity.",
     )
 
 
-def _names_of_pictures(model: ModelEvaluation, data: GlyphEvaluation) -> Section:
+def _names_of_images(model: ModelEvaluation, data: GlyphEvaluation) -> Section:
     bodies = []
     for name in (FACE, CHARACTERS):
-        chosen = _spread(len(data.pictures[name].labels))
+        chosen = _spread(len(data.images[name].labels))
         top_classes, top_probabilities = model.results[name].take(chosen).top()
         bodies.append(
             grids.image_to_name_grid(
-                data.pictures[name].image[chosen],
-                data.pictures[name].labels[chosen],
+                data.images[name].image[chosen],
+                data.images[name].labels[chosen],
                 top_classes,
                 top_probabilities,
                 data.names,
@@ -128,35 +128,35 @@ def _names_of_pictures(model: ModelEvaluation, data: GlyphEvaluation) -> Section
             )
         )
     return Section(
-        "Picture to name",
+        "Image to name",
         (
             grids.mark_legend("looks the same as the right answer"),
-            page.paragraph("Held-out face: known names, new pictures."),
+            page.paragraph("Held-out face: known names, new images."),
             bodies[0],
-            page.paragraph("Held-out characters: neither pictures nor names were seen in training."),
+            page.paragraph("Held-out characters: neither images nor names were seen in training."),
             bodies[1],
         ),
-        "The five best of all names for pictures spread evenly over each set, by the HET-XL model.",
+        "The five best of all names for images spread evenly over each set, by the HET-XL model.",
     )
 
 
-def _pictures_of_names(model: ModelEvaluation, data: GlyphEvaluation) -> Section:
-    pictures = data.pictures[FACE]
-    names = pictures.labels[_spread(len(pictures.labels))]
+def _images_of_names(model: ModelEvaluation, data: GlyphEvaluation) -> Section:
+    images = data.images[FACE]
+    names = images.labels[_spread(len(images.labels))]
     best = highest(model.class_embeddings[names] @ model.image_embeddings[FACE].T, NUM_TOP)
     return Section(
-        "Name to picture",
+        "Name to image",
         (
             grids.mark_legend("looks the same as the right answer"),
             grids.name_to_image_grid(
                 [int(name) for name in names],
-                [pictures.image[row] for row in best],
-                pictures.labels[best],
+                [images.image[row] for row in best],
+                images.labels[best],
                 data.names,
                 data.groups,
             ),
         ),
-        "The five nearest pictures of the held-out face; each name has one picture there.",
+        "The five nearest images of the held-out face; each name has one image there.",
     )
 
 

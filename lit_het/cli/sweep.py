@@ -84,7 +84,7 @@ def add_arguments(parser: argparse.ArgumentParser, output: Path) -> None:
         help=f"bounds of the learned τ; default: {bounds.minimum:g} {bounds.maximum:g}",
     )
     parser.add_argument("--length", type=Duration.parse, help="in place of the configuration's")
-    parser.add_argument("--batch-size", type=int, default=128, help="pictures at a time in evaluation")
+    parser.add_argument("--batch-size", type=int, default=128, help="images at a time in evaluation")
 
 
 def run_main(name: str, body: Callable[[], None]) -> int:
@@ -115,7 +115,7 @@ def load_classifier(path: Path, length: Duration | None) -> ExperimentConfig:
         )
     if config.task.loss != "softmax" or not isinstance(config.data.labels, ClassIndex):
         raise UserError(
-            f"{path} trains on several labels a picture; NLL and Prec@1 need one: "
+            f"{path} trains on several labels an image; NLL and Prec@1 need one: "
             "give a --config with the softmax loss and ClassIndex labels"
         )
     if config.data.shards == glyph_classifier.get_config().data.shards:
@@ -150,7 +150,7 @@ def sweep(
         seeds: seeds of every setting.
         held_out: folder of labelled shards.
         output: where everything goes.
-        batch_size: pictures at a time in evaluation.
+        batch_size: images at a time in evaluation.
         order: sorts the rows of the table.
 
     Raises:
@@ -170,7 +170,7 @@ def sweep(
     summaries = sweeps.summarize(results, order)
     (output / "table.md").write_text(sweeps.markdown(summaries), "utf-8")
     console = Console()
-    console.print(sweeps.table(summaries, f"{loader.num_classes:,} classes, {loader.num_samples:,} held-out pictures"))
+    console.print(sweeps.table(summaries, f"{loader.num_classes:,} classes, {loader.num_samples:,} held-out images"))
     console.print(sweeps.NOTE, highlight=False, soft_wrap=True)
     missing = {sweeps.run_name(setting.name, seed) for setting, seed in todo} - {result.name for result in results}
     if missing:
@@ -189,7 +189,7 @@ def _held_out_loader(config: ExperimentConfig, held_out: Path, batch_size: int) 
     if loader.num_classes != config.task.num_classes:
         raise UserError(
             f"--held-out {held_out} has {loader.num_classes} classes and the classifier {config.task.num_classes}; "
-            "evaluate on pictures of the classes that it learns"
+            "evaluate on images of the classes that it learns"
         )
     return loader
 
@@ -228,7 +228,7 @@ def _run_unless_done(config: ExperimentConfig, setting: Setting, loader: Loader,
         run = runs.open_run(config.run_dir)
         model = run.model()
         assert isinstance(model, Classifier)
-        with Bar(f"evaluating {name}", loader.num_samples, "pictures") as bar:
+        with Bar(f"evaluating {name}", loader.num_samples, "images") as bar:
             features = read_features(model.features, loader.epoch(), bar.advance, name)
         metrics, _ = scores.figures(predict(SupervisedPredictor(model, model.num_samples), features))
         result = RunResult(

@@ -129,7 +129,7 @@ def check_embeddings(
     if isinstance(loader, Stream) or loader.stored is None:
         return
     if not isinstance(task, ContrastiveTask):
-        raise UserError("a classifier is trained on pictures; leave out --data.embeddings")
+        raise UserError("a classifier is trained on images; leave out --data.embeddings")
     if "image_tower" in task.trained:
-        raise UserError("an image tower that is trained needs pictures; lock it, or leave out --data.embeddings")
+        raise UserError("an image tower that is trained needs images; lock it, or leave out --data.embeddings")
     loader.stored.check_tower(tower())

@@ -62,7 +62,7 @@ class ContrastiveConfig:
         return ContrastiveTask(self)
 
 
-# Of a picture, for all names and noise samples.
+# Of an image, for all names and noise samples.
 _PROBABILITIES_AT_A_TIME = 2**16
 
 

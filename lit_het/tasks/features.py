@@ -1,4 +1,4 @@
-"""What an image tower makes of pictures, with the members of an ensemble side by side: the input of every head."""
+"""What an image tower makes of images, with the members of an ensemble side by side: the input of every head."""
 
 import dataclasses
 from typing import TypeAlias
@@ -22,7 +22,7 @@ class FeatureExtractor:
 
     Attributes:
         num_members: m.
-        size: of a picture's features, f.
+        size: of an image's features, f.
     """
 
     def __init__(self, config: ImageTowerConfig):
@@ -34,7 +34,7 @@ class FeatureExtractor:
         self._graph, _ = nnx.split(nnx.eval_shape(lambda: config.build(nnx.Rngs(0))))
 
     def __call__(self, params: Params, view: ImageOrStored) -> Float[Array, "b f"]:
-        """Returns the features of pictures, with the tower's parameters below its name; stored features as float32.
+        """Returns the features of images, with the tower's parameters below its name; stored features as float32.
 
         Raises:
             UserError: stored features of another size.
@@ -45,7 +45,7 @@ class FeatureExtractor:
         return nnx.merge(self._graph, params["image_tower"])(view).embedding
 
     def embedding(self, features: Float[Array, "b f"]) -> Float[Array, "_ d"]:
-        """Returns the embeddings that the tower's configuration makes of all members': one a picture, or one a member.
+        """Returns the embeddings that the tower's configuration makes of all members': one an image, or one a member.
 
         Raises:
             UserError: features of another size.

@@ -20,7 +20,7 @@ def draw_share(key: Key[Array, ""], alpha: float, valid: Bool[Array, " b"]) -> F
 
 
 def mix_pixels(image: UInt8[Array, "b h w c"], share: Float[Array, " b"]) -> UInt8[Array, "b h w c"]:
-    """Returns the mixed pictures, rounded to whole levels as towers take them."""
+    """Returns the mixed images, rounded to whole levels as towers take them."""
     return jnp.round(_mean(image, share[:, None, None, None])).astype(jnp.uint8)
 
 

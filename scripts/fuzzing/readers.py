@@ -23,9 +23,9 @@ from data_pipelines.prepare.captions import read_captions
 from data_pipelines.prepare.cifar import read_cifar10
 from data_pipelines.prepare.dataset import DataSet
 from data_pipelines.prepare.flowers import read_flowers
+from data_pipelines.prepare.images import as_stored
 from data_pipelines.prepare.parquet import Columns, read_parquet
 from data_pipelines.prepare.pets import read_pets
-from data_pipelines.prepare.pictures import as_stored
 from data_pipelines.shards import IMAGE
 from data_pipelines.storage import Unreadable
 from data_pipelines.stream import Stream

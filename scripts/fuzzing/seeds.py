@@ -130,12 +130,12 @@ def indexes() -> Iterator[Files]:
 
 
 def embeddings() -> Iterator[Files]:
-    """A shard with its embeddings, of the picture and of crops."""
+    """A shard with its embeddings, of the image and of crops."""
 
     def make(folder: Path, crops: int, dtype: Any) -> None:
         table = index.index_shard(_shard(folder))
-        pictures = describe(EMBEDDED, IMAGE_SIZE, random=False)
-        recipe = Recipe("tower", pictures, size=3, num_crops=crops, dtype=dtype, seed=0)
+        preprocessing = describe(EMBEDDED, IMAGE_SIZE, random=False)
+        recipe = Recipe("tower", preprocessing, size=3, num_crops=crops, dtype=dtype, seed=0)
         shape = int(table.has([IMAGE]).sum()), max(1, crops), 3
         EmbeddingFolder(str(folder / "embedded"), recipe).write(table, np.ones(shape, np.float32))
 

@@ -153,7 +153,7 @@ def test_larger_images_see_positions_between_the_old_ones_and_larger_patches_the
     new, old = params["image_tower"], old["image_tower"]
     half_pixel = resample_positions(np.asarray(old["positions"]), 4, keeps_corners=False)
     np.testing.assert_array_equal(new["positions"], half_pixel)
-    # A patch of one colour is the same picture at any size.
+    # A patch of one colour is the same image at any size.
     for colour in np.eye(3, dtype=np.float32):
         tokens = [np.tile(colour, size**2) @ layer["patches"]["kernel"] for size, layer in ((16, new), (8, old))]
         assert_close(*tokens)

@@ -61,7 +61,7 @@ def transformers():
 
 
 def scores(transformers, folder, ids):
-    """Returns the logits that transformers gives for the pictures and token ids."""
+    """Returns the logits that transformers gives for the images and token ids."""
     torch = pytest.importorskip("torch")
     model, told = transformers.AutoModel.from_pretrained(folder, output_loading_info=True)
     assert not told["missing_keys"] | told["unexpected_keys"] | told["mismatched_keys"]

@@ -28,7 +28,7 @@ def test_patches_of_other_sizes_equal_flexivits(number):
     np.testing.assert_allclose(resampled, new, atol=2e-4 * np.abs(new).max())
 
 
-def test_a_larger_patch_sees_in_a_larger_picture_what_the_old_one_saw():
+def test_a_larger_patch_sees_in_a_larger_image_what_the_old_one_saw():
     random = np.random.default_rng(0)
     kernel = random.normal(size=(4, 4, 1, 3)).astype(np.float32)
     small = np.array([[0.0, 1, 2, 3]] * 4)  # a ramp, which resizing keeps exactly but at the edges

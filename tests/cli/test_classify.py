@@ -17,8 +17,8 @@ NAMES = [f"{colour} {shape}" for colour in tiny.COLOURS for shape in tiny.SHAPES
 
 
 @pytest.fixture
-def pictures(tmp_path):
-    """A red and a blue picture."""
+def images(tmp_path):
+    """A red and a blue image."""
     paths = [tmp_path / f"{name}.png" for name in ("red", "blue")]
     for path, colour in zip(paths, ((255, 0, 0), (0, 0, 255)), strict=True):
         Image.new("RGB", (40, 30), colour).save(path)
@@ -31,22 +31,22 @@ def classified(capsys, *arguments):
     return capsys.readouterr().out
 
 
-def test_a_table_for_each_picture_shows_probabilities_bands_and_noise(capsys, trained_lit, pictures):
-    shown = classified(capsys, *pictures, "--checkpoint", trained_lit.run_dir, "--labels", ", ".join(NAMES), "--top", 3)
-    for picture in pictures:
-        assert picture.name in shown.replace("\n", "")
+def test_a_table_for_each_image_shows_probabilities_bands_and_noise(capsys, trained_lit, images):
+    shown = classified(capsys, *images, "--checkpoint", trained_lit.run_dir, "--labels", ", ".join(NAMES), "--top", 3)
+    for image in images:
+        assert image.name in shown.replace("\n", "")
     assert shown.count("noise norm ") == 2
     assert shown.count("and 5 other labels with") == 2
     assert "5–95 %" in shown
     assert "of 32 noise samples" in shown
 
 
-def test_json_has_the_same_for_a_picture_alone_and_beside_another(capsys, trained_lit, pictures, tmp_path):
+def test_json_has_the_same_for_an_image_alone_and_beside_another(capsys, trained_lit, images, tmp_path):
     (tmp_path / "labels.txt").write_text("\n".join(NAMES))
     arguments = ("--checkpoint", trained_lit.run_dir, "--labels", tmp_path / "labels.txt", "--samples", 8, "--json")
-    both = json.loads(classified(capsys, *pictures, *arguments))
-    (alone,) = json.loads(classified(capsys, pictures[1], *arguments))
-    assert [found["picture"] for found in both] == [str(path) for path in pictures]
+    both = json.loads(classified(capsys, *images, *arguments))
+    (alone,) = json.loads(classified(capsys, images[1], *arguments))
+    assert [found["image"] for found in both] == [str(path) for path in images]
     assert {found["label"] for found in alone["labels"]} == set(NAMES)
     assert alone["samples"] == 8
     for mine, beside in zip(alone["labels"], both[1]["labels"], strict=True):
@@ -57,34 +57,34 @@ def test_json_has_the_same_for_a_picture_alone_and_beside_another(capsys, traine
     assert sum(found["probability"] for found in alone["labels"]) == pytest.approx(1, rel=1e-5)
 
 
-def test_other_seeds_draw_other_noise_and_the_same_seed_the_same(capsys, trained_lit, pictures):
+def test_other_seeds_draw_other_noise_and_the_same_seed_the_same(capsys, trained_lit, images):
     def drawn(seed: int) -> list[float]:
         arguments = ("--checkpoint", trained_lit.run_dir, "--labels", ",".join(NAMES), "--seed", seed, "--json")
-        (found,) = json.loads(classified(capsys, pictures[0], *arguments))
+        (found,) = json.loads(classified(capsys, images[0], *arguments))
         return [label["noisy_mean"] for label in found["labels"]]
 
     assert drawn(0) == drawn(0)
     assert drawn(0) != drawn(1)
 
 
-def test_a_picture_comes_from_standard_input(capsys, monkeypatch, trained_lit, pictures):
-    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(pictures[0].read_bytes())))
+def test_an_image_comes_from_standard_input(capsys, monkeypatch, trained_lit, images):
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(images[0].read_bytes())))
     arguments = ("--checkpoint", trained_lit.run_dir, "--labels", ",".join(NAMES), "--samples", 0, "--json")
-    piped, read = json.loads(classified(capsys, "-", pictures[0], *arguments))
+    piped, read = json.loads(classified(capsys, "-", images[0], *arguments))
     assert piped["labels"] == read["labels"]
     assert piped["labels"][0]["noisy_mean"] is None
 
 
-def test_a_classifier_chooses_between_the_names_of_its_classes(capsys, upstream, pictures, data):
+def test_a_classifier_chooses_between_the_names_of_its_classes(capsys, upstream, images, data):
     words = data / "train" / "words.txt"
-    (found,) = json.loads(classified(capsys, pictures[0], "--checkpoint", upstream, "--labels", words, "--json"))
+    (found,) = json.loads(classified(capsys, images[0], "--checkpoint", upstream, "--labels", words, "--json"))
     assert {label["label"] for label in found["labels"]} == set(words.read_text().split())
     for label in found["labels"]:
         assert label["noisy_5_percent"] <= label["noisy_95_percent"]
     assert found["labels"][0]["noisy_5_percent"] < found["labels"][0]["noisy_95_percent"]
 
 
-def test_noise_is_compared_with_the_sets_of_the_run(capsys, trained_lit, pictures):
+def test_noise_is_compared_with_the_sets_of_the_run(capsys, trained_lit, images):
     folder = trained_lit.run_dir / "evaluations"
     folder.mkdir()
     step = trained_lit.length.amount
@@ -92,11 +92,11 @@ def test_noise_is_compared_with_the_sets_of_the_run(capsys, trained_lit, picture
     record = json.dumps({"kind": "zero_shot", "name": "shapes", "step": step, **content})
     (folder / "zero_shot_shapes.json").write_text(record)
     np.savez(folder / "zero_shot_shapes.npz", noise_norm=np.zeros(3))
-    shown = classified(capsys, pictures[0], "--checkpoint", trained_lit.run_dir, "--labels", ",".join(NAMES))
+    shown = classified(capsys, images[0], "--checkpoint", trained_lit.run_dir, "--labels", ",".join(NAMES))
     for path in folder.iterdir():
         path.unlink()
     folder.rmdir()
-    assert "100% of the 3 pictures of shapes have less" in shown
+    assert "100% of the 3 images of shapes have less" in shown
 
 
 @pytest.mark.parametrize(
@@ -108,31 +108,31 @@ def test_noise_is_compared_with_the_sets_of_the_run(capsys, trained_lit, picture
         ("a cat,a dog,a cat", "'a cat' stands twice"),
     ],
 )
-def test_labels_that_are_no_choice_are_one_line(capsys, trained_lit, pictures, labels, message):
-    line = refusal(capsys, "classify", pictures[0], "--checkpoint", trained_lit.run_dir, "--labels", labels)
+def test_labels_that_are_no_choice_are_one_line(capsys, trained_lit, images, labels, message):
+    line = refusal(capsys, "classify", images[0], "--checkpoint", trained_lit.run_dir, "--labels", labels)
     assert message in line
 
 
-def test_a_file_of_labels_with_an_empty_line_is_one_line(capsys, trained_lit, pictures, tmp_path):
+def test_a_file_of_labels_with_an_empty_line_is_one_line(capsys, trained_lit, images, tmp_path):
     (tmp_path / "labels.txt").write_text("a cat\n\na dog\n")
     arguments = ("--checkpoint", trained_lit.run_dir, "--labels", tmp_path / "labels.txt")
-    assert "line 2 is empty" in refusal(capsys, "classify", pictures[0], *arguments)
+    assert "line 2 is empty" in refusal(capsys, "classify", images[0], *arguments)
 
 
-def test_a_picture_that_is_missing_or_none_is_one_line(capsys, trained_lit, pictures, tmp_path):
-    (tmp_path / "text.jpg").write_text("no picture at all")
+def test_an_image_that_is_missing_or_none_is_one_line(capsys, trained_lit, images, tmp_path):
+    (tmp_path / "text.jpg").write_text("no image at all")
     for path in (tmp_path / "nowhere.jpg", tmp_path / "text.jpg", tmp_path):
         arguments = ("--checkpoint", trained_lit.run_dir, "--labels", "a cat,a dog")
-        assert str(path) in refusal(capsys, "classify", pictures[0], path, *arguments)
+        assert str(path) in refusal(capsys, "classify", images[0], path, *arguments)
 
 
-def test_a_run_without_tokenizer_is_one_line(capsys, trained_lit, pictures, monkeypatch):
+def test_a_run_without_tokenizer_is_one_line(capsys, trained_lit, images, monkeypatch):
     from lit_het.cli import runs
 
     opened = runs.open_run(trained_lit.run_dir)
     without = runs.Run(opened.run_dir, opened.config, opened.task, opened.params, None, opened.step)
     monkeypatch.setattr(runs, "open_run", lambda *_: without)
-    line = refusal(capsys, "classify", pictures[0], "--checkpoint", trained_lit.run_dir, "--labels", "a cat,a dog")
+    line = refusal(capsys, "classify", images[0], "--checkpoint", trained_lit.run_dir, "--labels", "a cat,a dog")
     assert "has no tokenizer" in line
 
 
@@ -145,12 +145,12 @@ def test_a_run_without_tokenizer_is_one_line(capsys, trained_lit, pictures, monk
         (("--prompts", "nowhere.txt"), "neither a file nor one of"),
     ],
 )
-def test_flags_that_mean_nothing_are_one_line(capsys, trained_lit, pictures, flags, message):
+def test_flags_that_mean_nothing_are_one_line(capsys, trained_lit, images, flags, message):
     arguments = ("--checkpoint", trained_lit.run_dir, "--labels", "a cat,a dog", *flags)
-    assert message in refusal(capsys, "classify", pictures[0], *arguments)
+    assert message in refusal(capsys, "classify", images[0], *arguments)
 
 
-def test_a_classifier_reads_no_prompts_and_only_its_own_classes(capsys, upstream, pictures):
+def test_a_classifier_reads_no_prompts_and_only_its_own_classes(capsys, upstream, images):
     arguments = ("--checkpoint", upstream, "--labels", "a cat,a dog")
-    assert "leave out --prompts" in refusal(capsys, "classify", pictures[0], *arguments, "--prompts", "photo")
-    assert "give the names of its classes" in refusal(capsys, "classify", pictures[0], *arguments)
+    assert "leave out --prompts" in refusal(capsys, "classify", images[0], *arguments, "--prompts", "photo")
+    assert "give the names of its classes" in refusal(capsys, "classify", images[0], *arguments)

@@ -201,7 +201,7 @@ def test_a_tokenizer_may_be_of_hugging_face_or_a_vocabulary_of_bert(siglip, data
     assert config == TensorFlowTextConfig(tmp_path / "vocab.txt", 12, end_token=False)
 
 
-def test_an_import_prepares_pictures_as_the_folders_processor_says(tmp_path, capsys):
+def test_an_import_prepares_images_as_the_folders_processor_says(tmp_path, capsys):
     folder = shutil.copytree(GOLDEN / "hf_siglip", tmp_path / "siglip")
     (folder / "preprocessor_config.json").unlink(missing_ok=True)
     run("import", "--from", folder, "--to", tmp_path / "plain")
@@ -216,7 +216,7 @@ def test_an_import_prepares_pictures_as_the_folders_processor_says(tmp_path, cap
     remarks = [line for line in capsys.readouterr().err.splitlines() if "preprocessing of" in line]
     assert [line.partition(f"{folder}: ")[2] for line in remarks] == [
         "do_pad = True has no counterpart here",
-        f"size: pictures had 32 pixels, the tower takes {size}; see --image-size",
+        f"size: images had 32 pixels, the tower takes {size}; see --image-size",
     ]
 
     run("export", "--checkpoint", tmp_path / "run", "--to", "huggingface", "--output", tmp_path / "out")
@@ -246,7 +246,7 @@ def test_a_trained_run_with_noise_is_exported_without_it(capsys, trained_lit, da
     run(*export, "npz")
     options = ("--text-pooling", "mean", "--tokenizer", data / "tokenizer.model")
     line = refusal(capsys, "import", "--from", tmp_path / "model.npz", "--to", tmp_path / "run", *options)
-    assert "sines and cosines" in line  # a file does not tell how large its pictures are
+    assert "sines and cosines" in line  # a file does not tell how large its images are
     options += ("--image-size", trained_lit.data.image_size)
     run("import", "--from", tmp_path / "model.npz", "--to", tmp_path / "run", *options)
     ours, theirs = params_of(trained_lit.run_dir), params_of(tmp_path / "run")

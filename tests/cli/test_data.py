@@ -40,32 +40,32 @@ def test_zero_shot_reads_what_was_prepared(tmp_path, capsys):
     assert labels(f"{tmp_path}/cifar") == labels(f"{tmp_path}/cifar/test") == TRUTH["cifar10"]["labels"]["test_batch"]
     assert len(labels(f"{tmp_path}/cifar/train")) == 100
     said = capsys.readouterr().err
-    assert "train: 100 pictures, where 50,000 were published" in said
-    assert "test: 1 of 10 classes have no pictures, truck first" in said
-    assert re.search(r"train: 100/100 pictures, [\d.]+/s, 0 s left", said)
-    assert f"test: 20 pictures in {tmp_path}/cifar/test" in said
+    assert "train: 100 images, where 50,000 were published" in said
+    assert "test: 1 of 10 classes have no images, truck first" in said
+    assert re.search(r"train: 100/100 images, [\d.]+/s, 0 s left", said)
+    assert f"test: 20 images in {tmp_path}/cifar/test" in said
 
 
 def test_the_same_command_again_writes_nothing_and_another_split_joins(tmp_path, capsys):
     assert prepare("pets", GOLDEN / "pets", tmp_path / "out", "--split", "test") == 0
     written = {path: path.stat().st_mtime_ns for path in (tmp_path / "out" / "test").iterdir()}
-    assert prepare("pets", GOLDEN / "pets", tmp_path / "out", "--check-pictures", "--split", "train") == 0
+    assert prepare("pets", GOLDEN / "pets", tmp_path / "out", "--check-images", "--split", "train") == 0
     assert prepare("pets", GOLDEN / "pets", tmp_path / "out", "--split", "test") == 0
     assert f"test: is all in {tmp_path}/out/test already" in capsys.readouterr().err
     assert {path: path.stat().st_mtime_ns for path in written} == written
     assert labels(f"{tmp_path}/out") == [label for _, label in TRUTH["pets"]["test"]]
 
 
-def test_broken_pictures_end_in_one_line_or_are_left_out(tmp_path, capsys):
-    (tmp_path / "pictures" / "a").mkdir(parents=True)
-    Image.new("RGB", (4, 4)).save(tmp_path / "pictures" / "a" / "1.jpg")
-    (tmp_path / "pictures" / "a" / "2.jpg").write_bytes(b"not found")
-    assert prepare("folder", tmp_path / "pictures", tmp_path / "out", "--split", "test") == 1
+def test_broken_images_end_in_one_line_or_are_left_out(tmp_path, capsys):
+    (tmp_path / "images" / "a").mkdir(parents=True)
+    Image.new("RGB", (4, 4)).save(tmp_path / "images" / "a" / "1.jpg")
+    (tmp_path / "images" / "a" / "2.jpg").write_bytes(b"not found")
+    assert prepare("folder", tmp_path / "images", tmp_path / "out", "--split", "test") == 1
     line = capsys.readouterr().err.strip().splitlines()[-1]
-    assert re.match(r"lit-het: .*/a/2\.jpg: no picture \(9 bytes .*; mend it, or leave .* with --skip-broken", line)
+    assert re.match(r"lit-het: .*/a/2\.jpg: no image \(9 bytes .*; mend it, or leave .* with --skip-broken", line)
     assert not (tmp_path / "out" / "test").exists()
-    assert prepare("folder", tmp_path / "pictures", tmp_path / "out", "--split", "test", "--skip-broken") == 0
-    assert "test: 1 pictures in" in (said := capsys.readouterr().err)
+    assert prepare("folder", tmp_path / "images", tmp_path / "out", "--split", "test", "--skip-broken") == 0
+    assert "test: 1 images in" in (said := capsys.readouterr().err)
     assert "1 broken ones left out" in said
     assert labels(f"{tmp_path}/out") == [0]
 
@@ -74,7 +74,7 @@ def test_broken_pictures_end_in_one_line_or_are_left_out(tmp_path, capsys):
     ("arguments", "message"),
     [
         (("cifar100", CIFAR, "OUT", "--labels", "coarse"), "cifar-10-python.tar.gz: holds no meta"),
-        (("imagenet", GOLDEN, "OUT", "--devkit", "none.tar.gz"), "holds no pictures"),
+        (("imagenet", GOLDEN, "OUT", "--devkit", "none.tar.gz"), "holds no images"),
         (("img2dataset", "no-such-folder", "OUT"), "no-such-folder: no tar file matches"),
         (("parquet", "none.parquet", "OUT", "--image", "x"), "none.parquet: is no parquet file"),
         (("folder", GOLDEN, GOLDEN / "out"), "where it would be a class; choose another output"),
@@ -162,12 +162,12 @@ def test_checking_lists_what_is_broken_and_has_an_exit_code(shards, tmp_path, ca
     (shards / "1.tar").write_bytes(data)
     assert main([*check, "--checksum"]) == 1
     table, errors = capsys.readouterr()
-    assert "no picture" in table
+    assert "no image" in table
     assert "other checksum" in table
     assert "2 defects; mend them" in errors
     found = json.loads((tmp_path / "faults.json").read_text())
     assert [(Path(row["shard"]).name, row["cause"], row["count"]) for row in found] == [
-        ("1.tar", "no picture", 1),
+        ("1.tar", "no image", 1),
         ("1.tar", "other checksum", 1),
     ]
 

@@ -23,7 +23,7 @@ def test_every_corruption_and_severity_becomes_a_split_with_the_labels_of_the_cl
     assert labels(tmp_path / "out" / "fog" / "4") == labels(tmp_path / "cifar" / "test")
     assert (tmp_path / "out/fog/classnames.txt").read_text() == (tmp_path / "cifar/classnames.txt").read_text()
     assert sorted(path.name for path in (tmp_path / "out" / "pixelate").glob("[0-9]")) == ["1", "4"]
-    assert "20 pictures in 4 sets" in capsys.readouterr().err
+    assert "20 images in 4 sets" in capsys.readouterr().err
     written = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("*/*/*.tar")}
     assert len(written) == 4 * 3
     assert main(command) == 0

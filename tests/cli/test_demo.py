@@ -27,7 +27,7 @@ LABELS = ", ".join(NAMES[:4])
 
 
 @pytest.fixture
-def picture(tmp_path):
+def image(tmp_path):
     Image.new("RGB", (40, 30), (255, 0, 0)).save(tmp_path / "red.png")
     return tmp_path / "red.png"
 
@@ -46,8 +46,8 @@ def subject(trained_lit, captions, tmp_path_factory):
         return demo.open_subject(trained_lit.run_dir, str(captions))
 
 
-def test_a_page_gets_what_classify_tells(subject, picture):
-    square, features = subject.see(picture.read_bytes(), "red.png")
+def test_a_page_gets_what_classify_tells(subject, image):
+    square, features = subject.see(image.read_bytes(), "red.png")
     size = subject.run.config.data.image_size
     assert square.shape == (size, size, 3)
     labels, found = subject.answer(features, LABELS, "photo", 16, 3)
@@ -62,7 +62,7 @@ def test_a_page_gets_what_classify_tells(subject, picture):
     assert [score for _, score in nearest] == sorted((score for _, score in nearest), reverse=True)
 
 
-def test_one_picture_is_decoded_at_a_time(subject, picture, monkeypatch):
+def test_one_image_is_decoded_at_a_time(subject, image, monkeypatch):
     inside, most, real = [], [], demo.decode
 
     def noted(*arguments):
@@ -74,7 +74,7 @@ def test_one_picture_is_decoded_at_a_time(subject, picture, monkeypatch):
 
     monkeypatch.setattr(demo, "decode", noted)
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda _: subject.see(picture.read_bytes(), "red.png"), range(8)))
+        list(pool.map(lambda _: subject.see(image.read_bytes(), "red.png"), range(8)))
     assert most == [1] * 8
 
 
@@ -93,7 +93,7 @@ def visit(subject, script):
     asyncio.run(simulate())
 
 
-async def drop(user, data, name="picture.png"):
+async def drop(user, data, name="image.png"):
     from nicegui import ui  # pyright: ignore[reportMissingImports]
 
     await (
@@ -108,10 +108,10 @@ async def write(user, labels):
         user.find(ui.textarea).elements.copy().pop().value = labels
 
 
-def test_a_user_drops_a_picture_writes_labels_and_draws_again(subject, picture):
+def test_a_user_drops_an_image_writes_labels_and_draws_again(subject, image):
     async def script(user):
-        await user.should_see("Drop a picture and write two labels or more.")
-        await drop(user, picture.read_bytes())
+        await user.should_see("Drop an image and write two labels or more.")
+        await drop(user, image.read_bytes())
         await user.should_see("Nearest captions", retries=100)
         await user.should_see("Write two labels or more.")
         await write(user, LABELS)
@@ -128,12 +128,12 @@ def test_a_user_drops_a_picture_writes_labels_and_draws_again(subject, picture):
     visit(subject, script)
 
 
-def test_mistakes_are_messages_on_the_page(subject, picture):
+def test_mistakes_are_messages_on_the_page(subject, image):
     async def script(user):
-        await drop(user, b"no picture at all", "text.png")
-        await user.should_see("text.png: no picture", retries=100)
-        await drop(user, picture.read_bytes())
-        await user.should_not_see("text.png: no picture", retries=100)
+        await drop(user, b"no image at all", "text.png")
+        await user.should_see("text.png: no image", retries=100)
+        await drop(user, image.read_bytes())
+        await user.should_not_see("text.png: no image", retries=100)
         await write(user, "a cat")
         await user.should_see("'a cat' is the only label", retries=100)
         await write(user, "a cat,a cat")
@@ -201,9 +201,7 @@ def sent_before_the_end(address, path):
     return count
 
 
-def test_a_server_answers_its_own_page_alone_and_takes_no_more_than_it_says(
-    trained_lit, picture, tmp_path, monkeypatch
-):
+def test_a_server_answers_its_own_page_alone_and_takes_no_more_than_it_says(trained_lit, image, tmp_path, monkeypatch):
     pytest.importorskip("nicegui")
     websockets = pytest.importorskip("websockets.sync.client")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -227,14 +225,14 @@ def test_a_server_answers_its_own_page_alone_and_takes_no_more_than_it_says(
 
         (upload,) = set(re.findall(r"/_nicegui/client/[\w-]+/upload/\d+", page))
         kind = "multipart/form-data; boundary=b"
-        assert answered(address, "POST", upload, form(picture.read_bytes()), Content_Type=kind)[0] == 200
+        assert answered(address, "POST", upload, form(image.read_bytes()), Content_Type=kind)[0] == 200
         assert answered(address, "POST", upload, Content_Length=str(300 * 2**20), Content_Type=kind)[0] == 413
         assert sent_before_the_end(address, upload) < 100 * 2**20
         assert sum(file.stat().st_size for file in tmp_path.rglob("*") if file.is_file()) < 2**20  # nothing is left
         assert answered(address)[0] == 200
 
 
-def test_a_browser_shows_bands_and_asks_no_other_machine(trained_lit, captions, picture, tmp_path, monkeypatch):
+def test_a_browser_shows_bands_and_asks_no_other_machine(trained_lit, captions, image, tmp_path, monkeypatch):
     pytest.importorskip("nicegui")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with (
@@ -243,8 +241,8 @@ def test_a_browser_shows_bands_and_asks_no_other_machine(trained_lit, captions, 
     ):
         page.look(1100, 800)
         page.open(address)
-        page.wait_for("Drop a picture")
-        page.choose_file(picture)
+        page.wait_for("Drop an image")
+        page.choose_file(image)
         page.wait_for("Nearest captions")
         page.write("textarea", "\n".join(["<b>bold</b>", *NAMES[:3]]))
         page.wait_for("with noise")

@@ -140,7 +140,7 @@ def test_a_run_killed_on_two_processes_and_resumed_on_one_has_the_samples_and_lo
     assert before == pytest.approx({step: loss for step, loss in expected.items() if step <= last}, rel=1e-5)
     assert losses(killed) == pytest.approx(expected, rel=1e-5)
     tiny.assert_same_training(*(runs.open_run(config.run_dir).params for config in (killed, whole)))
-    # Two processes read half of the evaluation's pictures each, and both see all features.
+    # Two processes read half of the evaluation's images each, and both see all features.
     assert accurate_before
     assert accurate_before == {step: value for step, value in accuracies(whole).items() if step in accurate_before}
     assert accuracies(killed) == accuracies(whole)
@@ -154,7 +154,7 @@ def test_a_run_killed_on_two_processes_and_resumed_on_one_has_the_samples_and_lo
     assert {p: both[p] for p in consumed} == {p: samples[p] for p in consumed}
 
 
-def test_a_broken_picture_that_one_process_reads_ends_all_of_them(whole, data, start, tmp_path):
+def test_a_broken_image_that_one_process_reads_ends_all_of_them(whole, data, start, tmp_path):
     broken = tmp_path / "d"
     shutil.copytree(data / "train", broken)
     shard = broken / "shard-000001.tar"
@@ -171,7 +171,7 @@ def test_a_broken_picture_that_one_process_reads_ends_all_of_them(whole, data, s
     address = f"localhost:{tiny.free_port()}"
     pair = [start(config, tmp_path / f"{i}.txt", "--distributed", f"{address},{i}/2") for i in (0, 1)]
     messages = "".join(process.communicate(timeout=240)[1].decode() for process in pair)
-    # Who misses the other may be started again; who has found the picture would find it again.
+    # Who misses the other may be started again; who has found the image would find it again.
     assert sorted(process.returncode for process in pair) == [1, 75]
     assert "1 bad of 40 samples" in messages
 

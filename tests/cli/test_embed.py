@@ -1,4 +1,4 @@
-"""`lit-het embed`: the losses of pictures without pictures, restarts, and what is refused."""
+"""`lit-het embed`: the losses of images without images, restarts, and what is refused."""
 
 import dataclasses
 import json
@@ -45,19 +45,19 @@ def on_embeddings(config, folder):
 
 @pytest.fixture(scope="module")
 def embedded(trained_lit, tmp_path_factory):
-    """The embeddings of the training pictures by the tower of a finished LiT run."""
+    """The embeddings of the training images by the tower of a finished LiT run."""
     folder = tmp_path_factory.mktemp("embeddings") / "float32"
     embed(trained_lit.run_dir, str(folder), EmbedOptions(dtype="float32"))
     return folder
 
 
-def test_a_run_on_embeddings_has_the_losses_of_the_run_on_pictures(trained_lit, embedded, tmp_path):
+def test_a_run_on_embeddings_has_the_losses_of_the_run_on_images(trained_lit, embedded, tmp_path):
     config = on_embeddings(dataclasses.replace(trained_lit, run_dir=tmp_path / "lit"), embedded)
     train(config)
     np.testing.assert_allclose(losses(config.run_dir), losses(trained_lit.run_dir), rtol=1e-5)
 
 
-def test_a_run_may_go_on_with_embeddings_where_it_began_with_pictures(lit_config, trained_lit, embedded):
+def test_a_run_may_go_on_with_embeddings_where_it_began_with_images(lit_config, trained_lit, embedded):
     train(
         dataclasses.replace(
             lit_config, cadence=dataclasses.replace(lit_config.cadence, save_steps=1), length=Duration(4)
@@ -92,12 +92,12 @@ def test_the_members_of_an_ensemble_are_stored_side_by_side_and_joined_as_a_towe
     embed(tmp_path / "upstream", str(tmp_path / "e"), EmbedOptions(dtype="float32"))
     assert isinstance(tower, ViTConfig)
     params = runs.open_run(tmp_path / "upstream").params["image_tower"]
-    pictures = next(dataclasses.replace(upstream.data, labels=None).build().epoch())
+    images = next(dataclasses.replace(upstream.data, labels=None).build().epoch())
     stored = next(dataclasses.replace(upstream.data, labels=None, embeddings=str(tmp_path / "e")).build().epoch())
     for members in ("mean", "concatenated"):
         joining = dataclasses.replace(tower, members=members)
         graph, _ = nnx.split(nnx.eval_shape(lambda joining=joining: joining.build(nnx.Rngs(0))))
-        embedding = jax.jit(lambda image, graph=graph: nnx.merge(graph, params)(image).embedding)(pictures.image)
+        embedding = jax.jit(lambda image, graph=graph: nnx.merge(graph, params)(image).embedding)(images.image)
         assert stored.image_embedding is not None
         assert stored.image_embedding.shape[1] == tower.encoder.num_members * tower.member_size
         joined = joining.join_members(jnp.asarray(stored.image_embedding).reshape(-1, tower.member_size))
@@ -116,7 +116,7 @@ def test_crops_train_by_the_views_that_were_stored(lit_config, tmp_path):
     assert np.isfinite(losses(config.run_dir)).all()
 
 
-def test_a_broken_picture_has_no_embedding_and_is_counted(trained_lit, data, tmp_path, capsys):
+def test_a_broken_image_has_no_embedding_and_is_counted(trained_lit, data, tmp_path, capsys):
     shard = tmp_path / "d" / "shard-000000.tar"
     shard.parent.mkdir()
     content = bytearray((data / "train" / "shard-000000.tar").read_bytes())
@@ -124,13 +124,13 @@ def test_a_broken_picture_has_no_embedding_and_is_counted(trained_lit, data, tmp
     content[start : start + 4] = b"oops"
     shard.write_bytes(content)
     flags = ["--tower", trained_lit.run_dir, "--data", shard, "--output", tmp_path / "e"]
-    assert "no picture" in refusal(capsys, "embed", *flags)
+    assert "no image" in refusal(capsys, "embed", *flags)
     assert not list((tmp_path / "e").glob("*.safetensors"))
     assert main(["embed", *map(str, flags), "--data.max-bad-fraction", "0.1"]) == 0
-    assert "1 pictures without embeddings: no picture" in capsys.readouterr().err
-    # Of a command that was stopped the fraction is still one of all pictures.
+    assert "1 images without embeddings: no image" in capsys.readouterr().err
+    # Of a command that was stopped the fraction is still one of all images.
     few = tmp_path / "d" / "few.tar"
-    write_tar(few, [{"__key__": "a", "jpg": b"no picture"}])
+    write_tar(few, [{"__key__": "a", "jpg": b"no image"}])
     flags[3:4] = [shard, few]
     assert main(["embed", *map(str, flags), "--data.max-bad-fraction", "0.1"]) == 0
 
@@ -201,7 +201,7 @@ def test_embeddings_of_other_pixels_are_refused(capsys, config_file, embedded):
 
 def test_a_tower_that_is_trained_takes_no_embeddings(capsys, config_file, embedded):
     line = refusal(capsys, "train", "--config", config_file, "--data.embeddings", embedded, "--task.locked")
-    assert "an image tower that is trained needs pictures" in line
+    assert "an image tower that is trained needs images" in line
 
 
 def test_crops_without_anything_random_are_refused(capsys, config_file, tmp_path):

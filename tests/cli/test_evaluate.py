@@ -75,13 +75,13 @@ def test_every_evaluation_of_a_file_is_printed_and_kept(run, shapes, tmp_path, c
     figures = json.loads(output.read_text())
     for kind, record in kept.items():
         assert {f"{kind}/shapes/{name}": value for name, value in record.figures.items()}.items() <= figures.items()
-    # The same pictures inside and outside: nothing can tell them apart.
+    # The same images inside and outside: nothing can tell them apart.
     assert kept["out_of_distribution"].figures["near/train/entropy/auroc"] == 0.5
     assert kept["zero_shot"].settings["samples"] == 2
     said = capsys.readouterr()
     for kind in ("zero-shot", "ensemble", "few-shot", "out-of-distribution", "retrieval"):
         assert f"{kind} shapes" in said.out
-    # Pictures of one set are read once, whatever is measured on them.
+    # Images of one set are read once, whatever is measured on them.
     assert said.err.count("reading shapes: 40/40") == 1  # also for captions, without labels
 
 
@@ -108,7 +108,7 @@ def test_the_evaluations_of_a_run_are_those_of_its_configuration(run, shapes, ca
     assert [record.name for record in read_records(run)] == ["shapes"]
 
 
-def test_pictures_are_read_once_in_a_training_with_a_locked_tower(lit_config, shapes, capsys):
+def test_images_are_read_once_in_a_training_with_a_locked_tower(lit_config, shapes, capsys):
     evaluations = (ZeroShotConfig(ImageSet("shapes", str(shapes))),)
     cadence = dataclasses.replace(lit_config.cadence, evaluate_steps=1)
     train(dataclasses.replace(lit_config, evaluations=evaluations, cadence=cadence))
@@ -130,7 +130,7 @@ def test_figures_after_training_are_those_of_the_command(lit_config, shapes, tmp
         assert logged[name] == pytest.approx(value, rel=1e-5), name
 
 
-def test_an_evaluation_that_cannot_work_ends_a_list_before_the_first_picture(upstream, shapes, tmp_path, capsys):
+def test_an_evaluation_that_cannot_work_ends_a_list_before_the_first_image(upstream, shapes, tmp_path, capsys):
     suite = tmp_path / "suite.py"
     suite.write_text(
         "from eval.evaluators.frozen import FewShotConfig\n"
@@ -172,7 +172,7 @@ def test_of_several_processes_only_the_first_tells_what_was_found(run, shapes, t
 
 
 class Told:
-    """An evaluator that reads no picture."""
+    """An evaluator that reads no image."""
 
     def check(self, model):
         """Refuses none."""
@@ -204,8 +204,8 @@ def test_members_of_an_efficient_ensemble_have_predictions_of_their_own(data, tm
     model = ModelMaker(task, mesh, None).model(params, "a tower")
     assert isinstance(model, Classifier)
     size = tower.image_size
-    pictures = np.random.default_rng(0).integers(0, 256, (4, size, size, 3), dtype=np.uint8)
-    features = np.asarray(model.features.extract(pictures))
+    images = np.random.default_rng(0).integers(0, 256, (4, size, size, 3), dtype=np.uint8)
+    features = np.asarray(model.features.extract(images))
     members = model.features.num_members
     assert members == tower.encoder.num_members > 1
     assert features.shape == (4, task.features.size)

@@ -47,8 +47,8 @@ def test_processors_of_the_known_kinds_are_understood_in_full(processor, expecte
         ({"size": {"height": 224, "width": 448}}, "size = .*448.* is no square"),
         ({"size": {"longest_edge": 224}}, "size = .*longest_edge.* is no square"),
         ({"size": {"shortest_edge": 224}}, "do_center_crop = False, but"),
-        ({**CROP, "crop_size": 112}, "crop_size = 112 of squashed pictures"),
-        ({**CROP, "size": {"shortest_edge": 224}, "crop_size": 256}, "crop_size = 256 is no square in pictures of 224"),
+        ({**CROP, "crop_size": 112}, "crop_size = 112 of squashed images"),
+        ({**CROP, "size": {"shortest_edge": 224}, "crop_size": 256}, "crop_size = 256 is no square in images of 224"),
         ({**CROP, "size": 224, "crop_size": {"height": 100, "width": 99}}, "crop_size = .*99.* is no square"),
     ],
 )
@@ -82,7 +82,7 @@ def test_what_is_written_is_read_again(preprocessing):
         ("BitImageProcessor", {"size": {"shortest_edge": 74}, "crop_size": {"height": 64, "width": 64}}),
     ],
 )
-def test_pictures_are_those_of_transformers(kind, fields):
+def test_images_are_those_of_transformers(kind, fields):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         transformers = pytest.importorskip("transformers")
@@ -90,10 +90,10 @@ def test_pictures_are_those_of_transformers(kind, fields):
     random = np.random.default_rng(0)
     coarse = Image.fromarray(random.integers(0, 256, (12, 17, 3), np.uint8))
     # Nothing is cut off by half a pixel: their two backends round it differently.
-    picture, file = coarse.resize((170, 120), Image.Resampling.BICUBIC), io.BytesIO()
-    picture.save(file, "png")
+    image, file = coarse.resize((170, 120), Image.Resampling.BICUBIC), io.BytesIO()
+    image.save(file, "png")
     processor = getattr(transformers, kind)(**fields, do_rescale=False, do_normalize=False)
-    theirs = np.moveaxis(np.asarray(processor(picture, return_tensors="np")["pixel_values"][0]), 0, -1)
+    theirs = np.moveaxis(np.asarray(processor(image, return_tensors="np")["pixel_values"][0]), 0, -1)
     reading = image_processors.read(processor.to_dict(), 64)
     assert not reading.remarks
     ours = reading.preprocessing.apply(file.getvalue(), 64)

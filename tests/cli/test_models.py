@@ -15,22 +15,22 @@ from lit_het.cli.models import ModelMaker
 from lit_het.sharding import MeshConfig
 from lit_het.types import Batch, Classifier, Encoder
 
-NUM_PICTURES = 10_000
+NUM_IMAGES = 10_000
 NAMES = ("red bar", "green bar", "red square", "blue square")
 
 
 def batches(size: int) -> Iterator[Batch]:
-    """Random pictures in batches, the last of which is filled up."""
-    pictures = np.random.default_rng(0).integers(0, 256, (NUM_PICTURES, 32, 32, 3), dtype=np.uint8)
-    labels = np.random.default_rng(1).integers(0, len(NAMES), NUM_PICTURES, dtype=np.int32)
-    for start in range(0, NUM_PICTURES, size):
+    """Random images in batches, the last of which is filled up."""
+    images = np.random.default_rng(0).integers(0, 256, (NUM_IMAGES, 32, 32, 3), dtype=np.uint8)
+    labels = np.random.default_rng(1).integers(0, len(NAMES), NUM_IMAGES, dtype=np.int32)
+    for start in range(0, NUM_IMAGES, size):
         rows = np.arange(start, start + size)
-        within = np.minimum(rows, NUM_PICTURES - 1)
-        yield Batch(valid=rows < NUM_PICTURES, image=pictures[within], label=labels[within])
+        within = np.minimum(rows, NUM_IMAGES - 1)
+        yield Batch(valid=rows < NUM_IMAGES, image=images[within], label=labels[within])
 
 
 def evaluate(run: runs.Run, num_devices: int) -> tuple[Features, dict[str, float], dict[str, float]]:
-    """Features, and figures without and with noise, each device taking 96 pictures at a time."""
+    """Features, and figures without and with noise, each device taking 96 images at a time."""
     mesh = MeshConfig().build(jax.devices()[:num_devices])
     params = jax.device_put(run.params, sharding.tree_shardings(run.params, mesh))
     model = ModelMaker(run.task, mesh, run.tokenizer).model(params, "a tower")
@@ -42,10 +42,10 @@ def evaluate(run: runs.Run, num_devices: int) -> tuple[Features, dict[str, float
     return features, quiet, noisy
 
 
-def test_ten_thousand_pictures_give_the_same_figures_on_one_device_and_on_eight(trained_lit):
+def test_ten_thousand_images_give_the_same_figures_on_one_device_and_on_eight(trained_lit):
     run = runs.open_run(trained_lit.run_dir)
     one, eight = (evaluate(run, num_devices) for num_devices in (1, 8))
-    assert len(one[0].labels) == NUM_PICTURES
+    assert len(one[0].labels) == NUM_IMAGES
     for field in ("values", "labels", "positions"):
         np.testing.assert_array_equal(getattr(one[0], field), getattr(eight[0], field))
     assert one[1:] == eight[1:]
@@ -54,7 +54,7 @@ def test_ten_thousand_pictures_give_the_same_figures_on_one_device_and_on_eight(
 def test_a_classifier_with_noise_says_the_same_on_one_device_and_on_eight(upstream):
     run = runs.open_run(upstream)
     values = np.random.default_rng(0).normal(size=(3000, run.task.features.size)).astype(np.float32)
-    pictures = Features(values, np.zeros(len(values), np.int32), np.arange(len(values)))
+    images = Features(values, np.zeros(len(values), np.int32), np.arange(len(values)))
 
     def said(num_devices: int) -> list[np.ndarray]:
         mesh = MeshConfig().build(jax.devices()[:num_devices])
@@ -62,8 +62,8 @@ def test_a_classifier_with_noise_says_the_same_on_one_device_and_on_eight(upstre
         model = ModelMaker(run.task, mesh, None).model(params, "a tower")
         assert isinstance(model, Classifier)
         predictor = SupervisedPredictor(model, samples=3)
-        members = np.concatenate([of_block for of_block, _ in member_blocks(predictor, pictures)])
-        return [*vars(predict(predictor, pictures)).values(), members, scores_alone(predictor, pictures)]
+        members = np.concatenate([of_block for of_block, _ in member_blocks(predictor, images)])
+        return [*vars(predict(predictor, images)).values(), members, scores_alone(predictor, images)]
 
     for one, eight in zip(said(1), said(8), strict=True):
         np.testing.assert_array_equal(one, eight)

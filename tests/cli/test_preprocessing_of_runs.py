@@ -1,4 +1,4 @@
-"""Zero-shot evaluation sees pictures as the run's own preprocessing makes them."""
+"""Zero-shot evaluation sees images as the run's own preprocessing makes them."""
 
 import dataclasses
 import io
@@ -38,8 +38,8 @@ def seen(monkeypatch):
     return pixels
 
 
-def pictures(data, preprocessing, size):
-    """Returns all pictures of the shards, prepared."""
+def images(data, preprocessing, size):
+    """Returns all images of the shards, prepared."""
     files = []
     for shard in sorted((data / "train").glob("*.tar")):
         with tarfile.open(fileobj=io.BytesIO(shard.read_bytes())) as tar:
@@ -47,7 +47,7 @@ def pictures(data, preprocessing, size):
     return np.stack([preprocessing.apply(file, size) for file in files])
 
 
-def test_the_command_prepares_pictures_as_the_run_did(trained_lit, data, tmp_path, seen):
+def test_the_command_prepares_images_as_the_run_did(trained_lit, data, tmp_path, seen):
     figures = []
     for preprocessing in (OURS, OTHER):
         run_dir = shutil.copytree(trained_lit.run_dir, tmp_path / preprocessing.fit)
@@ -57,19 +57,19 @@ def test_the_command_prepares_pictures_as_the_run_did(trained_lit, data, tmp_pat
         output = tmp_path / f"{preprocessing.fit}.json"
         arguments = ("--checkpoint", run_dir, "--data", data / "train", "--batch-size", 5, "--output", output)
         assert main(["zero-shot", *map(str, arguments)]) == 0
-        np.testing.assert_array_equal(seen.pop(), pictures(data, preprocessing, config.data.image_size))
+        np.testing.assert_array_equal(seen.pop(), images(data, preprocessing, config.data.image_size))
         assert not seen
         figures.append(json.loads(output.read_text())["zero_shot/train/nll"])
     assert figures[0] != figures[1]
 
 
 @pytest.mark.parametrize("preprocessing", [OURS, OTHER], ids=lambda preprocessing: preprocessing.fit)
-def test_evaluations_of_training_prepare_pictures_as_training_does(lit_config, data, seen, preprocessing):
+def test_evaluations_of_training_prepare_images_as_training_does(lit_config, data, seen, preprocessing):
     changed = dataclasses.replace(lit_config.data, preprocessing=preprocessing)
     shapes = ZeroShotConfig(ImageSet("shapes", str(data / "train"), split=".", batch_size=5))
     config = dataclasses.replace(lit_config, data=changed, evaluations=(shapes,), length=Duration(2))
     train(config)
-    expected = pictures(data, preprocessing, changed.image_size)
+    expected = images(data, preprocessing, changed.image_size)
     assert seen
     for batch in seen:
         np.testing.assert_array_equal(batch, expected)

@@ -70,7 +70,7 @@ def test_the_quickstart_writes_results_and_report_and_goes_on_where_it_stopped(s
     assert (run_dir / "data" / "glyphs.json").stat().st_mtime_ns == drawn, "finished stages are not done again"
 
     page = (run_dir / "report.html").read_text()
-    for heading in ("Results", "What HET-XL learnt", "Picture to name", "Name to picture", "Reliability", "Training"):
+    for heading in ("Results", "What HET-XL learnt", "Image to name", "Name to image", "Reliability", "Training"):
         assert f"<h2>{heading}</h2>" in page
     assert "http://" not in page.replace("http://www.w3.org/", "")
     assert "https://" not in page

@@ -12,11 +12,11 @@ from lit_het.types import Classifier
 
 
 def test_a_classifier_answers_with_log_probabilities_and_its_noise_follows_from_the_seed(upstream):
-    pictures = np.random.default_rng(0).integers(0, 256, (8, 32, 32, 3), dtype=np.uint8)
+    images = np.random.default_rng(0).integers(0, 256, (8, 32, 32, 3), dtype=np.uint8)
     first, second = (runs.open_run(upstream).model() for _ in range(2))
     assert isinstance(first, Classifier)
     assert isinstance(second, Classifier)
-    features = np.asarray(first.features.extract(pictures))
+    features = np.asarray(first.features.extract(images))
     blocks, seeds = features[None], np.array([1])
     once, quiet = first.members(blocks, seeds, 3), first.members(blocks, seeds, 0)
     assert once.shape == (8, 3, 6)

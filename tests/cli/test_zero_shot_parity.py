@@ -1,4 +1,4 @@
-"""A SigLIP folder in transformers and, imported, in `lit-het zero-shot`: the same answer for every picture."""
+"""A SigLIP folder in transformers and, imported, in `lit-het zero-shot`: the same answer for every image."""
 
 import io
 import json
@@ -54,7 +54,7 @@ def siglip(tmp_path_factory):
         for parameter in model.parameters():
             scale = 0.2 if parameter.ndim < 2 else 1.5 * parameter[0].numel() ** -0.5
             parameter.add_(scale * torch.randn_like(parameter))
-        # Centred embeddings, so that pictures and names differ much.
+        # Centred embeddings, so that images and names differ much.
         prompts = tokenizer(captions, padding="max_length", truncation=True, return_tensors="pt")
         texts, images = model.text_model(**prompts), model.vision_model(torch.randn(64, 3, SIDE, SIDE))
         model.text_model.head.bias.sub_(texts.pooler_output.mean(0))
@@ -65,7 +65,7 @@ def siglip(tmp_path_factory):
     return folder
 
 
-def pictures(sizes):
+def image_files(sizes):
     """Returns PNG files of soft patches of colours, with some noise."""
     files, random = [], np.random.default_rng(1)
     for height, width in sizes:
@@ -79,7 +79,7 @@ def pictures(sizes):
 
 
 def prepare(folder, in_a_file_of_its_own, **options):
-    """Writes how pictures are prepared, in either of the files that transformers has for it, and returns the processor.
+    """Writes how images are prepared, in either of the files that transformers has for it, and returns the processor.
 
     It is Pillow's, whether or not torchvision is there.
     """
@@ -93,7 +93,7 @@ def prepare(folder, in_a_file_of_its_own, **options):
 
 
 def answers_of_transformers(folder, processor, files):
-    """Returns the probabilities of all names for every picture; a softmax over names ignores the model's bias."""
+    """Returns the probabilities of all names for every image; a softmax over names ignores the model's bias."""
     model = transformers.AutoModel.from_pretrained(folder)
     inputs = processor(
         text=[TEMPLATE.format(c=name) for name in NAMES],
@@ -118,22 +118,22 @@ def write_set(folder, files):
 
 @pytest.fixture(
     params=[
-        pytest.param((SQUARES, False, {}), id="pictures of the model's size"),
+        pytest.param((SQUARES, False, {}), id="images of the model's size"),
         pytest.param((OBLONGS, False, {}), id="resized by the default filter"),
         pytest.param((OBLONGS, True, BILINEAR), id="resized bilinearly, otherwise normalised, in a file of its own"),
     ]
 )
 def compared(request, siglip, tmp_path):
-    """Returns an imported run, a set, and what transformers says of its pictures."""
+    """Returns an imported run, a set, and what transformers says of its images."""
     sizes, in_a_file_of_its_own, options = request.param
-    folder, files = shutil.copytree(siglip, tmp_path / "folder"), pictures(sizes)
+    folder, files = shutil.copytree(siglip, tmp_path / "folder"), image_files(sizes)
     processor = prepare(folder, in_a_file_of_its_own, **options)
     write_set(tmp_path / "set", files)
     assert main(["import", "--from", str(folder), "--to", str(tmp_path / "run")]) == 0
     return tmp_path / "run", tmp_path / "set", answers_of_transformers(folder, processor, files)
 
 
-def test_every_picture_has_the_probabilities_of_transformers(compared, tmp_path):
+def test_every_image_has_the_probabilities_of_transformers(compared, tmp_path):
     run_dir, folder, theirs = compared
     run = runs.open_run(run_dir)
     sets = Sets(run.config.data.image_size, run.config.data.preprocessing, lambda: run.tower)

@@ -153,7 +153,7 @@ def test_every_contrastive_head_and_loss_survives_a_round_trip_through_json(head
     assert (saved["head"]["type"], saved["loss"]["type"]) == (type(head).__name__, type(loss).__name__)
 
 
-def test_transforms_of_pictures_survive_a_round_trip_through_json(tmp_path):
+def test_transforms_of_images_survive_a_round_trip_through_json(tmp_path):
     config = experiment.load_module_config(Path("configs/quickstart_lit_het_xl.py"))
     data = dataclasses.replace(
         config.data,
@@ -174,7 +174,7 @@ def test_mixup_is_a_flag():
     assert config.task.mixup == 0.2
 
 
-def test_transforms_of_pictures_have_flags():
+def test_transforms_of_images_have_flags():
     flags = ["--data.augmentations.0.max-shift-pixels", "3", "--data.preprocessing.filter", "fast"]
     data = parse_config(Path("configs/quickstart_upstream.py"), flags).data
     (change,) = data.augmentations

@@ -16,7 +16,7 @@ IMAGE_SIZE = 8
 
 
 @pytest.fixture(scope="session")
-def picture_bytes() -> Callable[..., bytes]:
+def image_bytes() -> Callable[..., bytes]:
     def encode(image: Image.Image, format: str, **options: object) -> bytes:
         stream = io.BytesIO()
         image.save(stream, format, **options)

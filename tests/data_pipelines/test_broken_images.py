@@ -1,4 +1,4 @@
-"""Whatever the bytes, decoding gives a picture or says that it is broken: no other exception, no crash, no hang."""
+"""Whatever the bytes, decoding gives an image or says that it is broken: no other exception, no crash, no hang."""
 
 import io
 import struct
@@ -99,7 +99,7 @@ MAGIC = [b"", b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF89a", b"RIFF\x40\0\0\0
 
 @settings(max_examples=300, deadline=None)
 @given(magic=st.sampled_from(MAGIC), rest=st.binary(max_size=300), filter=st.sampled_from(FILTERS))
-def test_random_bytes_are_a_picture_or_broken(magic: bytes, rest: bytes, filter: Filter):
+def test_random_bytes_are_an_image_or_broken(magic: bytes, rest: bytes, filter: Filter):
     check(magic + rest, filter)
 
 
@@ -107,12 +107,12 @@ def test_random_bytes_are_a_picture_or_broken(magic: bytes, rest: bytes, filter:
 @given(data=damaged(), filter=st.sampled_from(FILTERS))
 @example(data=FILES["JPEG"][:-1], filter="fast")
 @example(data=FILES["animated GIF"][:200], filter="area")
-def test_damaged_files_are_a_picture_or_broken(data: bytes, filter: Filter):
+def test_damaged_files_are_an_image_or_broken(data: bytes, filter: Filter):
     check(data, filter)
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_file_cut_at_any_byte_is_a_picture_or_broken(name: str):
+def test_a_file_cut_at_any_byte_is_an_image_or_broken(name: str):
     data = FILES[name]
     for end in {*range(0, min(len(data), 64)), *range(64, len(data), max(1, len(data) // 50))}:
         check(data[:end], "fast")
@@ -144,9 +144,9 @@ def claiming(data: bytes, width: int, height: int) -> bytes:
 
 
 BROKEN = {
-    "nothing": (b"", "no picture"),
-    "text": (b"<html>404</html>", "no picture"),
-    "a TIFF": (encoded(scene(), "TIFF"), "no picture"),
+    "nothing": (b"", "no image"),
+    "text": (b"<html>404</html>", "no image"),
+    "a TIFF": (encoded(scene(), "TIFF"), "no image"),
     "a JPEG's first bytes": (b"\xff\xd8\xff\xe0", "damaged JPEG"),
     "a PNG of 30,000 x 30,000": (png(30_000, 30_000), "too many pixels"),
     "a JPEG that claims 30,000 x 30,000": (claiming(FILES["JPEG"], 30_000, 30_000), "too many pixels"),
@@ -222,7 +222,7 @@ def test_junk_before_the_end_of_a_jpeg_changes_nothing_but_what_is_cut_stays_bro
             decode(cut, SIZE, filter=filter)
 
 
-def test_scans_of_a_thumbnail_are_not_those_of_the_picture():
+def test_scans_of_a_thumbnail_are_not_those_of_the_image():
     thumbnail = b"Exif\0\0" + b"\xff\xda\0\2" * 100
     segment = b"\xff\xe1" + struct.pack(">H", len(thumbnail) + 2) + thumbnail
     data = FILES["progressive JPEG"]
@@ -256,7 +256,7 @@ ODD = {
 
 @pytest.mark.parametrize("name", ODD)
 @pytest.mark.parametrize("filter", FILTERS)
-def test_odd_pictures_are_pictures_and_warn_of_nothing(name: str, filter: Filter):
+def test_odd_images_are_images_and_warn_of_nothing(name: str, filter: Filter):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         whole = decode(ODD[name], SIZE, filter=filter)
@@ -271,7 +271,7 @@ def test_odd_pictures_are_pictures_and_warn_of_nothing(name: str, filter: Filter
 
 
 @pytest.mark.parametrize("filter", FILTERS)
-def test_a_turned_picture_is_cropped_after_it_was_turned(filter: Filter):
+def test_a_turned_image_is_cropped_after_it_was_turned(filter: Filter):
     upright = np.zeros((64, 32, 3), np.uint8)
     upright[:32] = 255
     turned = encoded(Image.fromarray(np.ascontiguousarray(np.rot90(upright))), "JPEG", quality=100, exif=EXIF)

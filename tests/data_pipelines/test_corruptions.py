@@ -41,7 +41,7 @@ def test_distance_rises_with_severity(name, size):
 
 @pytest.mark.parametrize("name", CORRUPTIONS)
 @pytest.mark.parametrize("shape", [(1, 1), (2, 3), (7, 5), (40, 64), (300, 90)], ids=str)
-def test_pictures_of_any_size_keep_it(name, shape):
+def test_images_of_any_size_keep_it(name, shape):
     image = photograph(max(shape[0], 2), max(shape[1], 2))[: shape[0], : shape[1]]
     for severity in (1, 5):
         changed = corrupted(image, name, severity)
@@ -50,19 +50,19 @@ def test_pictures_of_any_size_keep_it(name, shape):
 
 
 @pytest.mark.parametrize("name", CORRUPTIONS)
-def test_grey_black_and_white_pictures_are_corrupted_without_a_warning(name):
+def test_grey_black_and_white_images_are_corrupted_without_a_warning(name):
     grey = np.repeat(photograph(48, 48)[:, :, :1], 3, axis=2)
     for image in (grey, np.zeros_like(grey), np.full_like(grey, 255)):
         assert corrupted(image, name, 5).shape == grey.shape
 
 
-def test_large_pictures_are_shrunk_to_the_size_of_the_published_severities():
+def test_large_images_are_shrunk_to_the_size_of_the_published_severities():
     assert corrupted(photograph(448, 600), "fog", 3).shape == (224, 300, 3)
     assert corrupted(photograph(900, 225), "gaussian_noise", 1).shape == (896, 224, 3)
 
 
 @pytest.mark.parametrize("name", CORRUPTIONS)
-def test_equal_seeds_give_equal_pictures(name):
+def test_equal_seeds_give_equal_images(name):
     image = photograph(64, 48)
     before = image.copy()
     np.testing.assert_array_equal(corrupted(image, name, 3), corrupted(image, name, 3))
@@ -70,7 +70,7 @@ def test_equal_seeds_give_equal_pictures(name):
 
 
 @pytest.mark.parametrize("name", ["gaussian_noise", "motion_blur", "fog", "snow", "glass_blur", "elastic_transform"])
-def test_other_seeds_give_other_pictures(name):
+def test_other_seeds_give_other_images(name):
     image = photograph(64, 48)
     assert distance(corrupted(image, name, 3, seed=0), corrupted(image, name, 3, seed=1)) > 0.1
 

@@ -23,9 +23,9 @@ CROPPED = Training(Preprocessing(), InceptionCrop(), (HorizontalFlip(),))
 
 
 def recipe(**changed) -> Recipe:
-    pictures = describe(PLAIN, IMAGE_SIZE, random=False)
+    images = describe(PLAIN, IMAGE_SIZE, random=False)
     return Recipe(
-        **{"tower": "t", "pictures": pictures, "size": SIZE, "num_crops": 0, "dtype": "float32", "seed": 0, **changed}
+        **{"tower": "t", "images": images, "size": SIZE, "num_crops": 0, "dtype": "float32", "seed": 0, **changed}
     )
 
 
@@ -82,7 +82,7 @@ def test_every_sample_finds_its_own_embedding_beside_its_caption(shards, tmp_pat
     assert sorted(seen) == list(range(NUM_SAMPLES))
 
 
-def test_the_order_of_training_is_that_of_the_pictures(shards, tmp_path):
+def test_the_order_of_training_is_that_of_the_images(shards, tmp_path):
     write(tmp_path / "e", shards, recipe())
     numbers = []
     for folder in (str(tmp_path / "e"), None):
@@ -91,7 +91,7 @@ def test_the_order_of_training_is_that_of_the_pictures(shards, tmp_path):
     assert numbers[0] == numbers[1]
 
 
-def test_samples_without_a_picture_or_a_caption_do_not_move_the_others(make_shards, tmp_path):
+def test_samples_without_an_image_or_a_caption_do_not_move_the_others(make_shards, tmp_path):
     folder = make_shards(tmp_path / "holes", s3={"jpg": b""}, s11={"txt": b"\xff"})
     write(tmp_path / "e", folder, recipe(), broken=(3,))
     found = loader(folder, tmp_path / "e", max_bad_fraction=0.5)
@@ -105,7 +105,7 @@ def test_samples_without_a_picture_or_a_caption_do_not_move_the_others(make_shar
     assert found.faults.causes == {"no embedding": 1, "text is not UTF-8": 1}
 
 
-def test_samples_that_lack_the_picture_are_left_out_as_without_embeddings(tmp_path):
+def test_samples_that_lack_the_image_are_left_out_as_without_embeddings(tmp_path):
     samples = [{"__key__": f"s{i}", "txt": f"word{i}", **({"png": b"x"} if i != 2 else {})} for i in range(5)]
     write_shards(tmp_path / "d", samples)
     table = index_shard(expand(tmp_path / "d")[0])
@@ -119,7 +119,7 @@ def test_samples_that_lack_the_picture_are_left_out_as_without_embeddings(tmp_pa
 
 
 def test_training_takes_one_of_the_crops_by_the_position_in_the_stream(shards, tmp_path):
-    write(tmp_path / "e", shards, recipe(num_crops=4, pictures=describe(CROPPED, IMAGE_SIZE, random=True)))
+    write(tmp_path / "e", shards, recipe(num_crops=4, images=describe(CROPPED, IMAGE_SIZE, random=True)))
     changes = {"crop": CROPPED.crop, "augmentations": CROPPED.augmentations}
     first, again = (loader(shards, tmp_path / "e", **changes).batches() for _ in range(2))
     crops, last = [], None
@@ -175,7 +175,7 @@ def test_embeddings_lie_in_stores_too(shards):
         ({"crop": InceptionCrop()}, "augmentations"),
     ],
 )
-def test_embeddings_of_other_pictures_are_refused(shards, tmp_path, changes, message):
+def test_embeddings_of_other_images_are_refused(shards, tmp_path, changes, message):
     write(tmp_path / "e", shards, recipe())
     with pytest.raises(UserError, match=message):
         loader(shards, tmp_path / "e", **changes)
@@ -191,11 +191,11 @@ def test_a_shard_that_was_written_again_has_no_embeddings(make_shards, tmp_path)
         loader(folder, tmp_path / "e")
 
 
-def test_pictures_of_equal_size_and_name_are_told_apart_by_what_is_in_them(make_shards, tmp_path):
+def test_images_of_equal_size_and_name_are_told_apart_by_what_is_in_them(make_shards, tmp_path):
     first, second = make_shards(tmp_path / "a"), make_shards(tmp_path / "b")
     shard = second / "shard-000001.tar"
     content = bytearray(shard.read_bytes())
-    place = content.index(b"\xff\xda") + 30  # among the entropy coded data of the shard's first picture
+    place = content.index(b"\xff\xda") + 30  # among the entropy coded data of the shard's first image
     content[place] ^= 0x10
     shard.write_bytes(content)
     write(tmp_path / "e", first, recipe())
@@ -267,7 +267,7 @@ def test_a_truncated_file_is_one_line_with_its_path(shards, tmp_path):
     "changed",
     [
         {"tower": 3},
-        {"pictures": []},
+        {"images": []},
         {"size": 2**40},
         {"size": "3"},
         {"size": 0},

@@ -114,7 +114,7 @@ def test_the_loader_reads_every_set(dataset: GlyphDataset):
         assert sum(batch.valid.sum() for batch in loader.epoch()) == len(loader.index)
 
 
-def test_pictures_are_black_on_white_and_case_stays_visible(samples: dict[str, list[dict]]):
+def test_images_are_black_on_white_and_case_stays_visible(samples: dict[str, list[dict]]):
     small, capital = (
         next(
             s["pixels"]
@@ -149,12 +149,12 @@ def test_a_tall_glyph_leaves_the_baseline_just_as_far_as_it_must():
     assert rows[0] == 0
 
 
-def test_hardly_a_picture_is_clipped(dataset: GlyphDataset):
+def test_hardly_an_image_is_clipped(dataset: GlyphDataset):
     images = dataset.num_train_images + dataset.num_held_out_face_images + dataset.num_held_out_character_images
     assert dataset.num_clipped_images < 0.005 * images
 
 
-def test_a_glyph_larger_than_the_picture_counts_as_clipped():
+def test_a_glyph_larger_than_the_image_counts_as_clipped():
     assert all(glyph.clipped for glyph in draw_face("DejaVuSans", GlyphConfig(font_size=200, scripts=("digit",))))
     assert not any(glyph.clipped for glyph in draw_face("DejaVuSans", GlyphConfig(scripts=("digit",))))
 

@@ -36,71 +36,71 @@ def test_a_grey_jpeg_has_three_equal_channels():
 
 
 @pytest.mark.parametrize(("format", "options"), [("PNG", {}), ("WEBP", {"lossless": True}), ("GIF", {})])
-def test_lossless_formats_are_exact(picture_bytes: Encode, format: str, options: dict):
-    np.testing.assert_array_equal(decode(picture_bytes(Image.fromarray(quarters()), format, **options), 16), quarters())
+def test_lossless_formats_are_exact(image_bytes: Encode, format: str, options: dict):
+    np.testing.assert_array_equal(decode(image_bytes(Image.fromarray(quarters()), format, **options), 16), quarters())
 
 
 @pytest.mark.parametrize("mode", ["L", "1", "P", "LA", "RGBA"])
-def test_every_mode_of_png_becomes_rgb(picture_bytes: Encode, mode: str):
+def test_every_mode_of_png_becomes_rgb(image_bytes: Encode, mode: str):
     image = Image.fromarray(quarters()).convert(mode)
-    np.testing.assert_array_equal(decode(picture_bytes(image, "PNG"), 16), np.array(image.convert("RGB")))
+    np.testing.assert_array_equal(decode(image_bytes(image, "PNG"), 16), np.array(image.convert("RGB")))
 
 
-def test_sixteen_bits_are_scaled_not_clipped(picture_bytes: Encode):
+def test_sixteen_bits_are_scaled_not_clipped(image_bytes: Encode):
     levels = (np.arange(256, dtype=np.uint16) * 256 + 130).reshape(16, 16)
-    pixels = decode(picture_bytes(Image.fromarray(levels), "PNG"), 16)
+    pixels = decode(image_bytes(Image.fromarray(levels), "PNG"), 16)
     np.testing.assert_array_equal(pixels[..., 0], np.arange(256).reshape(16, 16))
 
 
-def test_cmyk_jpeg_shows_its_colours(picture_bytes: Encode):
+def test_cmyk_jpeg_shows_its_colours(image_bytes: Encode):
     image = Image.fromarray(quarters()).convert("CMYK")
-    assert_close(decode(picture_bytes(image, "JPEG", quality=100, subsampling=0), 16), quarters())
+    assert_close(decode(image_bytes(image, "JPEG", quality=100, subsampling=0), 16), quarters())
 
 
-def test_transparency_lies_over_white(picture_bytes: Encode):
+def test_transparency_lies_over_white(image_bytes: Encode):
     rgba = np.zeros((4, 4, 4), np.uint8)
     rgba[..., 3] = [0, 51, 204, 255]
-    pixels = decode(picture_bytes(Image.fromarray(rgba), "PNG"), 4)
+    pixels = decode(image_bytes(Image.fromarray(rgba), "PNG"), 4)
     assert_close(pixels, np.broadcast_to(np.array([255, 204, 51, 0])[None, :, None], (4, 4, 3)), 1)
 
 
-def test_a_transparent_palette_lies_over_white(picture_bytes: Encode):
+def test_a_transparent_palette_lies_over_white(image_bytes: Encode):
     image = Image.new("P", (4, 4), 0)
     image.putpalette([0, 0, 0, 255, 0, 0])
-    assert decode(picture_bytes(image, "PNG", transparency=0), 4).min() == 255
+    assert decode(image_bytes(image, "PNG", transparency=0), 4).min() == 255
 
 
-def test_an_animation_gives_its_first_frame(picture_bytes: Encode):
+def test_an_animation_gives_its_first_frame(image_bytes: Encode):
     frames = [Image.fromarray(quarters()), Image.new("RGB", (16, 16), "black")]
     for format in ("GIF", "WEBP", "PNG"):
-        data = picture_bytes(frames[0], format, save_all=True, append_images=frames[1:], lossless=True)
+        data = image_bytes(frames[0], format, save_all=True, append_images=frames[1:], lossless=True)
         np.testing.assert_array_equal(decode(data, 16), quarters())
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_exif_orientation_is_applied(picture_bytes: Encode, orientation: int):
-    # How a camera stores the upright picture under each orientation (EXIF 2.32, tag 274).
+def test_exif_orientation_is_applied(image_bytes: Encode, orientation: int):
+    # How a camera stores the upright image under each orientation (EXIF 2.32, tag 274).
     q = quarters()
     stored = {1: q, 2: q[:, ::-1], 3: q[::-1, ::-1], 4: q[::-1], 5: q.swapaxes(0, 1), 7: q[::-1, ::-1].swapaxes(0, 1)}
     stored |= {6: np.rot90(q, 1), 8: np.rot90(q, -1)}
     exif = Image.Exif()
     exif[274] = orientation
     image = Image.fromarray(np.ascontiguousarray(stored[orientation]))
-    assert_close(decode(picture_bytes(image, "JPEG", quality=100, subsampling=0, exif=exif), 16), q)
+    assert_close(decode(image_bytes(image, "JPEG", quality=100, subsampling=0, exif=exif), 16), q)
 
 
 @pytest.mark.parametrize("fill", [1, 2, 5])
-def test_exif_orientation_is_found_behind_fill_bytes(picture_bytes: Encode, fill: int):
+def test_exif_orientation_is_found_behind_fill_bytes(image_bytes: Encode, fill: int):
     exif = Image.Exif()
     exif[274] = 6
-    data = picture_bytes(Image.fromarray(np.rot90(quarters()).copy()), "JPEG", quality=100, subsampling=0, exif=exif)
+    data = image_bytes(Image.fromarray(np.rot90(quarters()).copy()), "JPEG", quality=100, subsampling=0, exif=exif)
     at = data.index(b"\xff\xe1")
     assert_close(decode(data[:at] + b"\xff" * fill + data[at:], 16), quarters())
 
 
-def test_the_format_is_told_by_the_bytes_not_by_jpeg_habits(picture_bytes: Encode):
+def test_the_format_is_told_by_the_bytes_not_by_jpeg_habits(image_bytes: Encode):
     # Oxford-IIIT Pets holds PNG and GIF files under the name .jpg; decode never sees a name.
-    assert decode(picture_bytes(Image.new("RGB", (5, 3), "red"), "GIF"), 4)[0, 0].tolist() == [255, 0, 0]
+    assert decode(image_bytes(Image.new("RGB", (5, 3), "red"), "GIF"), 4)[0, 0].tolist() == [255, 0, 0]
 
 
 def test_shrinking_averages_over_areas():
@@ -109,7 +109,7 @@ def test_shrinking_averages_over_areas():
     np.testing.assert_array_equal(resize(stripes, 4), np.full((4, 4, 3), 100))
 
 
-def test_a_picture_that_is_long_one_way_and_short_the_other_is_antialiased():
+def test_an_image_that_is_long_one_way_and_short_the_other_is_antialiased():
     stripes = np.zeros((2, 64, 3), np.uint8)
     stripes[:, ::2] = 200
     np.testing.assert_array_equal(resize(stripes, 8), np.full((8, 8, 3), 100))
@@ -120,14 +120,14 @@ def test_a_large_jpeg_is_shrunk_to_the_mean_of_its_areas():
 
 
 @pytest.mark.parametrize("format", ["JPEG", "PNG", "GIF", "WEBP"])
-def test_too_many_pixels_are_refused(picture_bytes: Encode, format: str):
-    data = picture_bytes(Image.new("RGB", (40, 30)), format)
+def test_too_many_pixels_are_refused(image_bytes: Encode, format: str):
+    data = image_bytes(Image.new("RGB", (40, 30)), format)
     decode(data, 8, max_pixels=1200)
     with pytest.raises(BrokenImage, match=r"too many pixels \(40 x 30, at most 1199\)"):
         decode(data, 8, max_pixels=1199)
 
 
-def test_a_decompression_bomb_is_refused_by_its_header_alone(picture_bytes: Encode):
+def test_a_decompression_bomb_is_refused_by_its_header_alone(image_bytes: Encode):
     def chunk(kind: bytes, body: bytes) -> bytes:
         return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
 
@@ -137,16 +137,16 @@ def test_a_decompression_bomb_is_refused_by_its_header_alone(picture_bytes: Enco
 
 
 @pytest.mark.parametrize("format", ["JPEG", "PNG", "GIF", "WEBP"])
-def test_a_picture_cut_short_is_broken(picture_bytes: Encode, format: str):
+def test_an_image_cut_short_is_broken(image_bytes: Encode, format: str):
     pixels = np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)
-    data = picture_bytes(Image.fromarray(pixels), format)
+    data = image_bytes(Image.fromarray(pixels), format)
     for kept in (12, 40, len(data) // 2):
         with pytest.raises(BrokenImage):
             decode(data[:kept], 64)
 
 
 @pytest.mark.parametrize("data", [b"", b"<html>404</html>", b"RIFF1234WAVE", b"\xff\xd8\xff"])
-def test_bytes_that_are_no_picture_say_so(data: bytes):
-    with pytest.raises(BrokenImage, match=r"no picture|damaged") as caught:
+def test_bytes_that_are_no_image_say_so(data: bytes):
+    with pytest.raises(BrokenImage, match=r"no image|damaged") as caught:
         decode(data, 8)
-    assert caught.value.cause in ("no picture", "damaged JPEG")
+    assert caught.value.cause in ("no image", "damaged JPEG")

@@ -70,10 +70,10 @@ def test_samples_without_a_member_are_left_out_and_counted(tmp_path: Path):
     path = write_shards(tmp_path, [sample("a"), sample("b", jpg=b"x"), sample("c"), sample("d", txt="x", gif=b"")])[0]
     (of_shard,) = ShardIndex([path], [IMAGE, "txt"]).summaries
     assert of_shard.count == 2
-    no_picture, no_text = of_shard.faults
+    no_image, no_text = of_shard.faults
     assert (no_text.cause, no_text.count) == ("no .txt", 1)
     assert no_text.example.endswith("shard-000000.tar: key b has no .txt; add the member or remove the sample")
-    assert "key d has no .jpg/jpeg/png/webp" in no_picture.example
+    assert "key d has no .jpg/jpeg/png/webp" in no_image.example
     found = ShardIndex([path], [IMAGE, "txt"])
     assert [found.key(i) for i in range(2)] == ["a", "c"]
     assert found.read([1], ["txt"]) == [[b"text of c"]]

@@ -52,7 +52,7 @@ def take(loader: Loader, count: int, *arguments: int) -> list[Batch]:
         batches.close()
 
 
-def picture(loader: Loader, sample: int) -> bytes:
+def stored_image(loader: Loader, sample: int) -> bytes:
     return readable(loader.index.read([sample], ["image"])[0][0])
 
 
@@ -84,7 +84,7 @@ def uninterrupted(augmented: Loader) -> Batch:
     return joined(take(augmented, 25))
 
 
-def test_a_batch_holds_each_sample_s_own_picture_text_and_label(shards: Path):
+def test_a_batch_holds_each_sample_s_own_image_text_and_label(shards: Path):
     loader = config(shards).build(number_tokens)
     batch = joined(take(loader, 3))
     assert batch.valid.all()
@@ -94,7 +94,7 @@ def test_a_batch_holds_each_sample_s_own_picture_text_and_label(shards: Path):
     assert (batch.image.dtype, batch.text.dtype, batch.label.dtype) == (np.uint8, np.int32, np.int32)
     for image, text, label in zip(batch.image, batch.text, batch.label, strict=True):
         assert text.tolist() == [label, 99]
-        np.testing.assert_array_equal(image, decode(picture(loader, int(label)), IMAGE_SIZE))
+        np.testing.assert_array_equal(image, decode(stored_image(loader, int(label)), IMAGE_SIZE))
     assert loader.num_samples == loader.num_classes == NUM_SAMPLES
 
 
@@ -162,7 +162,7 @@ def test_an_evaluation_epoch_is_in_order_and_ends_in_invalid_rows(augmented: Loa
     assert labels_of(batch) == [*range(NUM_SAMPLES), 0]
     assert not np.asarray(batch.image)[-1].any()
     assert not np.asarray(batch.text)[-1].any()
-    neither_cropped_nor_augmented = decode(picture(augmented, 7), IMAGE_SIZE, filter="fast")
+    neither_cropped_nor_augmented = decode(stored_image(augmented, 7), IMAGE_SIZE, filter="fast")
     np.testing.assert_array_equal(np.asarray(batch.image)[7], neither_cropped_nor_augmented)
 
 
@@ -173,10 +173,10 @@ def test_captions_become_multi_hot_labels(shards: Path):
     assert loader.num_classes == NUM_SAMPLES
 
 
-def test_the_first_broken_picture_stops_the_run_by_name(tmp_path: Path, make_shards: Callable[..., Path]):
+def test_the_first_broken_image_stops_the_run_by_name(tmp_path: Path, make_shards: Callable[..., Path]):
     loader = config(make_shards(tmp_path, s13=BROKEN), threads=2).build()
     with pytest.raises(
-        UserError, match=r"shard-000001\.tar: key s13: no picture .*<html>.*allow more with --data\.max-bad-fraction"
+        UserError, match=r"shard-000001\.tar: key s13: no image .*<html>.*allow more with --data\.max-bad-fraction"
     ):
         list(loader.epoch())
 
@@ -194,7 +194,7 @@ def test_a_broken_sample_is_masked_and_counted_and_moves_no_other(
         expected = getattr(whole, name).copy()
         expected[~batch.valid] = 0
         np.testing.assert_array_equal(getattr(batch, name), expected)
-    assert loader.faults.causes == {"no picture": 1, "text is not UTF-8": 1, "damaged JPEG": 1}
+    assert loader.faults.causes == {"no image": 1, "text is not UTF-8": 1, "damaged JPEG": 1}
 
 
 def test_more_broken_samples_than_allowed_stop_the_run(tmp_path: Path, make_shards: Callable[..., Path]):
@@ -220,15 +220,15 @@ def test_every_kind_of_fault_is_counted_by_shard_and_cause(tmp_path: Path, make_
     shards = [str(directory / f"shard-00000{i}.tar") for i in range(3)]
     assert loader.faults.counts == {
         (shards[0], "empty caption"): 1,
-        (shards[0], "no picture"): 1,
+        (shards[0], "no image"): 1,
         (shards[0], "damaged JPEG"): 1,
         (shards[1], "text is not UTF-8"): 1,
-        (shards[1], "no picture"): 1,
+        (shards[1], "no image"): 1,
         (shards[2], "truncated or damaged shard"): 1,
         (str(directory / "y-000000.tar"), "no .txt"): 1,
         (str(directory / "z.tar"), "no uncompressed tar"): 1,
     }
-    assert loader.faults.causes["no picture"] == 2
+    assert loader.faults.causes["no image"] == 2
     assert valid == loader.num_samples - 5
 
 
@@ -354,7 +354,7 @@ def test_random_crops_of_an_epoch_depend_on_the_shard_the_key_and_their_number(t
 def test_a_broken_sample_counts_once_however_often_it_comes(tmp_path: Path, make_shards: Callable[..., Path]):
     loader = config(make_shards(tmp_path, s4=BROKEN), max_bad_fraction=0.5).build()
     take(loader, 5 * NUM_SAMPLES // 4)
-    assert loader.faults.causes == {"no picture": 1}
+    assert loader.faults.causes == {"no image": 1}
 
 
 @pytest.mark.parametrize("weight", [0.0, -1.0, float("nan"), float("inf")])

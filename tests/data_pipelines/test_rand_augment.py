@@ -16,7 +16,7 @@ AMOUNTS = (-1.0, -0.3, 0.0, 0.5, 1.0)
 
 
 def scene(height: int = 24, width: int = 32) -> np.ndarray:
-    """A smooth picture with an own range of levels in each channel."""
+    """A smooth image with an own range of levels in each channel."""
     y, x = np.mgrid[:height, :width]
     waves = np.stack([np.sin(x / 5), np.cos(y / 4), np.sin((x + y) / 6)], axis=-1)
     noise = np.random.default_rng(0).normal(0, 4, (height, width, 3))
@@ -33,11 +33,11 @@ def largest_difference(one: np.ndarray, other: np.ndarray) -> int:
 
 
 @pytest.mark.parametrize("name", ["autocontrast", "equalize"])
-@pytest.mark.parametrize("picture", [scene(), np.full((4, 4, 3), 7, np.uint8), np.arange(48).reshape(4, 4, 3) // 20])
-def test_changes_of_histograms_are_pillows(name: str, picture: np.ndarray):
-    picture = picture.astype(np.uint8)
-    expected = np.asarray(getattr(ImageOps, name)(Image.fromarray(picture)))
-    np.testing.assert_array_equal(getattr(rand_augment, name)(picture, 1.0), expected)
+@pytest.mark.parametrize("image", [scene(), np.full((4, 4, 3), 7, np.uint8), np.arange(48).reshape(4, 4, 3) // 20])
+def test_changes_of_histograms_are_pillows(name: str, image: np.ndarray):
+    image = image.astype(np.uint8)
+    expected = np.asarray(getattr(ImageOps, name)(Image.fromarray(image)))
+    np.testing.assert_array_equal(getattr(rand_augment, name)(image, 1.0), expected)
 
 
 @pytest.mark.parametrize("amount", AMOUNTS)
@@ -80,7 +80,7 @@ def turned(x: float, y: float, amount: float) -> tuple[float, float]:
     return c * x - s * y, s * x + c * y
 
 
-# Where the pixel at (x, y) from the centre comes from, in a picture 32 wide and 24 high.
+# Where the pixel at (x, y) from the centre comes from, in an image 32 wide and 24 high.
 ORIGINS = {
     "rotate": turned,
     "shear_x": lambda x, y, amount: (x - 0.3 * amount * y, y),
@@ -105,7 +105,7 @@ def test_a_positive_turn_is_pillows_turn():
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
-def test_no_change_writes_into_the_picture_that_it_was_given(change: Callable):
+def test_no_change_writes_into_the_image_that_it_was_given(change: Callable):
     given = scene()
     changed = change(given, 0.7)
     assert (changed.shape, changed.dtype) == (given.shape, np.uint8)
@@ -140,12 +140,12 @@ def test_layers_are_drawn_with_replacement_and_signs_evenly(monkeypatch: pytest.
     assert abs((amounts > 0).mean() - 0.5) < 0.03
 
 
-def test_a_picture_is_changed_by_its_place_in_the_stream_alone():
+def test_an_image_is_changed_by_its_place_in_the_stream_alone():
     random, policy = StreamRandom(3), RandAugment()
     first = [policy.apply(scene(), random.at(position)) for position in range(8)]
     for position in (5, 2):
         np.testing.assert_array_equal(policy.apply(scene(), StreamRandom(3).at(position)), first[position])
-    assert len({picture.tobytes() for picture in first}) > 4
+    assert len({image.tobytes() for image in first}) > 4
 
 
 def test_a_magnitude_of_15_goes_half_as_far_again_as_one_of_10():
@@ -166,6 +166,6 @@ def test_magnitudes_that_leave_nothing_are_refused():
 
 
 @pytest.mark.parametrize("change", rand_augment.CHANGES, ids=lambda change: change.__name__)
-def test_at_magnitude_15_something_of_the_picture_stays(change):
+def test_at_magnitude_15_something_of_the_image_stays(change):
     for amount in (-1.5, 1.5):
         assert change(scene(), amount).std() > 1

@@ -69,7 +69,7 @@ def assert_no_child_is_left():
 
 
 @pytest.mark.parametrize("threads", [0, 2])
-def test_samples_of_all_shards_come_with_their_own_picture_text_and_label(shards: Path, threads: int):
+def test_samples_of_all_shards_come_with_their_own_image_text_and_label(shards: Path, threads: int):
     batch = take(Stream(config(shards, labels=ClassIndex(), threads=threads), number_tokens), 60)
     labels = np.asarray(batch.label)
     assert batch.valid.all()
@@ -77,8 +77,8 @@ def test_samples_of_all_shards_come_with_their_own_picture_text_and_label(shards
     np.testing.assert_array_equal(np.asarray(batch.text)[:, 0], labels)
     loader = Loader(config(shards, stream=None))
     found = loader.index.read(labels.tolist(), ["image"])
-    pictures = [decode(readable(content), IMAGE_SIZE) for (content,) in found]
-    np.testing.assert_array_equal(np.asarray(batch.image), pictures)
+    decoded = [decode(readable(content), IMAGE_SIZE) for (content,) in found]
+    np.testing.assert_array_equal(np.asarray(batch.image), decoded)
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])

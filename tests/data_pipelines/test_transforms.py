@@ -82,13 +82,13 @@ def test_the_fast_filter_comes_near_to_antialiased_bicubic(ratio):
     assert psnr(resize(np.asarray(Image.open(io.BytesIO(data))), 96, "fast"), expected) > 38
 
 
-def test_the_fast_filter_decodes_large_pictures_at_a_part_of_their_size():
+def test_the_fast_filter_decodes_large_images_at_a_part_of_their_size():
     data = jpeg(scene(512, 640))
     expected = np.asarray(Image.open(io.BytesIO(data)).resize((64, 64), BICUBIC))
     assert psnr(Preprocessing(filter="fast").apply(data, 64), expected) > 34
 
 
-def test_a_small_part_of_a_large_picture_is_as_sharp_as_the_whole_would_be():
+def test_a_small_part_of_a_large_image_is_as_sharp_as_the_whole_would_be():
     data = jpeg(scene(512, 640))
     box = (100.0, 50.0, 180.0, 130.0)
     expected = np.asarray(Image.open(io.BytesIO(data)).resize((64, 64), BICUBIC, box))
@@ -140,13 +140,13 @@ def test_inception_crops_have_the_drawn_areas_and_aspect_ratios():
     np.testing.assert_array_equal(boxes, boxes.astype(int))
 
 
-def test_a_picture_too_long_for_any_crop_gives_its_centre():
+def test_an_image_too_long_for_any_crop_gives_its_centre():
     assert InceptionCrop(0.9, 1.0).draw(np.random.default_rng(0), 30, 3000) == (1480.0, 0.0, 1520.0, 30.0)
     assert InceptionCrop(0.9, 1.0).draw(np.random.default_rng(0), 3000, 30) == (0.0, 1480.0, 30.0, 1520.0)
     assert InceptionCrop().draw(np.random.default_rng(0), 1, 1) == (0.0, 0.0, 1.0, 1.0)
 
 
-def test_a_crop_of_everything_is_the_whole_picture():
+def test_a_crop_of_everything_is_the_whole_image():
     data = jpeg(scene(60, 60))
     for filter in ("fast", "area", "bilinear", "bicubic"):
         for seed in range(20):
@@ -161,10 +161,10 @@ def test_crops_of_impossible_areas_are_refused(areas: tuple[float, float]):
         InceptionCrop(*areas)
 
 
-def test_half_of_the_pictures_are_mirrored():
+def test_half_of_the_images_are_mirrored():
     image, random = scene(8, 9), StreamRandom(1)
     flipped = [HorizontalFlip().apply(image, random.at(i)) for i in range(1000)]
-    mirrored = [not np.array_equal(picture, image) for picture in flipped]
+    mirrored = [not np.array_equal(one, image) for one in flipped]
     assert 430 < sum(mirrored) < 570
     np.testing.assert_array_equal(flipped[mirrored.index(True)], image[:, ::-1])
     np.testing.assert_array_equal(HorizontalFlip(1.0).apply(image, random.at(0)), image[:, ::-1])
@@ -184,17 +184,17 @@ def test_training_is_crop_then_augmentations_in_order_from_one_generator():
         for augmentation in augmentations:
             expected = augmentation.apply(expected, generator)
         np.testing.assert_array_equal(pixels[position], expected)
-    assert len({picture.tobytes() for picture in pixels}) == 10
+    assert len({one.tobytes() for one in pixels}) == 10
 
 
-def test_without_a_crop_training_pictures_are_fitted_as_in_evaluation():
+def test_without_a_crop_training_images_are_fitted_as_in_evaluation():
     data, preprocessing = jpeg(scene(60, 80)), Preprocessing("crop", 0.875, "bicubic")
     pixels = Training(preprocessing).apply(data, 32, np.random.default_rng(0))
     np.testing.assert_array_equal(pixels, preprocessing.apply(data, 32))
 
 
 @pytest.mark.parametrize("filter", ["fast", "area", "bilinear", "bicubic"])
-def test_boxes_stay_within_pictures_of_every_size(filter):
+def test_boxes_stay_within_images_of_every_size(filter):
     for side in range(1, 400, 3):
         data = encode_jpeg(np.full((side, 400 - side, 3), 90, np.uint8))
         for preprocessing in (Preprocessing(filter=filter), Preprocessing("crop", 1.0, filter)):
@@ -207,11 +207,11 @@ ODD_SIZES = [(1, 1), (1, 5000), (5000, 1), (7, 3), (1, 64), (33, 32)]
 
 @pytest.mark.parametrize("filter", ["fast", "area", "bilinear", "bicubic"])
 @pytest.mark.parametrize("fit", ["squash", "crop"])
-def test_pictures_of_any_shape_become_squares(picture_bytes: Callable[..., bytes], fit, filter):
+def test_images_of_any_shape_become_squares(image_bytes: Callable[..., bytes], fit, filter):
     for height, width in ODD_SIZES:
         image = Image.fromarray(np.full((height, width, 3), 90, np.uint8))
         for format in ("JPEG", "PNG"):
-            data = picture_bytes(image, format)
+            data = image_bytes(image, format)
             pixels = Preprocessing(fit, 0.875, filter).apply(data, 32)
             assert pixels.shape == (32, 32, 3)
             assert np.abs(pixels.astype(int) - 90).max() <= 2
@@ -219,7 +219,7 @@ def test_pictures_of_any_shape_become_squares(picture_bytes: Callable[..., bytes
             assert np.abs(crop.astype(int) - 90).max() <= 2
 
 
-def test_a_random_crop_is_a_part_of_the_picture_resized_to_a_larger_square():
+def test_a_random_crop_is_a_part_of_the_image_resized_to_a_larger_square():
     """Resize to 64 x 64, then 56 x 56 at any of 9 x 9 places (SoViT App. E.2 with 256 and 224)."""
     image, crop = scene(90, 120), RandomCrop(0.875)
     larger = np.asarray(Image.fromarray(image).resize((64, 64), BICUBIC)).astype(float)

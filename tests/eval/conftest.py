@@ -1,4 +1,4 @@
-"""A model whose embeddings are chosen by the test: pictures and captions are keys into tables of vectors."""
+"""A model whose embeddings are chosen by the test: images and captions are keys into tables of vectors."""
 
 import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,7 +17,7 @@ from lit_het.types import Batch, Encoder, HeadOutput, ImageFeatures
 
 @pytest.fixture
 def make_encoder() -> Callable[..., Encoder]:
-    """Features of a picture are the number in its first pixel."""
+    """Features of an image are the number in its first pixel."""
 
     def make(
         image_vectors: np.ndarray,
@@ -79,7 +79,7 @@ def make_encoder() -> Callable[..., Encoder]:
 
 @pytest.fixture
 def make_batches() -> Callable[..., Callable[[], Iterator[Batch]]]:
-    """Pictures 0, 1, 2, ... with the given labels, in batches whose last is padded."""
+    """Images 0, 1, 2, ... with the given labels, in batches whose last is padded."""
 
     def make(labels: Sequence[int], batch_size: int = 4, padding_label: int = -1) -> Callable[[], Iterator[Batch]]:
         def batches() -> Iterator[Batch]:
@@ -99,7 +99,7 @@ def make_batches() -> Callable[..., Callable[[], Iterator[Batch]]]:
 
 @pytest.fixture
 def write_set(tmp_path: Path) -> Callable[..., ImageSet]:
-    """Writes pictures 0, 1, 2, ... (the numbers are their pixels) with members of their own as shards of a set."""
+    """Writes images 0, 1, 2, ... (the numbers are their pixels) with members of their own as shards of a set."""
 
     def write(
         name: str, members: Sequence[Mapping[str, object]], names: Sequence[str] = (), split: str = "test"
@@ -120,7 +120,7 @@ def write_set(tmp_path: Path) -> Callable[..., ImageSet]:
 
 @pytest.fixture
 def sets() -> Sets:
-    """Opens sets of pictures of two pixels a side."""
+    """Opens sets of images of two pixels a side."""
     return Sets(2, Preprocessing(), lambda: "a tower")
 
 

@@ -1,4 +1,4 @@
-"""What a model says of one picture: bands over noise samples, bad choices, and beside which sets."""
+"""What a model says of one image: bands over noise samples, bad choices, and beside which sets."""
 
 from dataclasses import replace
 
@@ -18,7 +18,7 @@ NOISE = np.random.default_rng(0).normal(0, 0.2, (3, 64, 3))
 
 @pytest.fixture
 def encoder(make_encoder):
-    """Picture number n is nearest to label n; picture 0 has no noise norm."""
+    """Image number n is nearest to label n; image 0 has no noise norm."""
     return make_encoder(VECTORS, dict(zip(LABELS, VECTORS, strict=True)), noise=NOISE)
 
 
@@ -36,9 +36,9 @@ def test_probabilities_are_the_softmax_of_cosines_and_bands_hold_the_samples(enc
     assert found.order[0] == 2
 
 
-@pytest.mark.parametrize(("picture", "samples"), [(0, 32), (1, 0)])
-def test_without_noise_or_samples_there_is_no_band(encoder, picture: int, samples: int):
-    found = answer(chooser(encoder, LABELS), np.array([picture], np.float32), samples)
+@pytest.mark.parametrize(("image", "samples"), [(0, 32), (1, 0)])
+def test_without_noise_or_samples_there_is_no_band(encoder, image: int, samples: int):
+    found = answer(chooser(encoder, LABELS), np.array([image], np.float32), samples)
     assert found.noisy is found.samples is found.band is None
 
 
@@ -52,7 +52,7 @@ def test_the_axis_ends_at_a_round_probability_that_holds_all(encoder):
 
 @pytest.mark.parametrize("num_shares", [1, 4])
 @pytest.mark.parametrize("count", [1, 3, 70])
-def test_features_are_those_of_each_picture_in_batches_of_one_shape(make_encoder, num_shares: int, count: int):
+def test_features_are_those_of_each_image_in_batches_of_one_shape(make_encoder, num_shares: int, count: int):
     tower = make_encoder(VECTORS, {"a": VECTORS[0]}, num_shares=num_shares).features
     shapes = set()
 
@@ -60,8 +60,8 @@ def test_features_are_those_of_each_picture_in_batches_of_one_shape(make_encoder
         shapes.add(view.shape)
         return np.asarray(tower.extract(view))
 
-    pictures = [np.full((2, 2, 3), number, np.uint8) for number in range(count)]
-    found = list(features_of(replace(tower, extract=extract), pictures))
+    images = [np.full((2, 2, 3), number, np.uint8) for number in range(count)]
+    found = list(features_of(replace(tower, extract=extract), images))
     np.testing.assert_array_equal(np.stack(found)[:, 0], range(count))
     assert len(shapes) == 1
 
@@ -132,5 +132,5 @@ def test_noise_is_compared_with_sets_that_the_same_checkpoint_was_evaluated_on()
     norms = np.array([0.1, 0.2, 0.3, 0.4], np.float32)
     records = [record("pets", 7, noise_norm=norms), record("old", 6, noise_norm=norms), record("other", 7)]
     (rank,) = noise_ranks(0.35, records, step=7)
-    assert str(rank) == "75% of the 4 pictures of pets have less"
+    assert str(rank) == "75% of the 4 images of pets have less"
     assert noise_ranks(0.0, records, step=7) == []

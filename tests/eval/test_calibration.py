@@ -279,7 +279,7 @@ def test_the_standard_error_of_the_calibration_error_is_that_of_a_plain_bootstra
     assert found == calibration_standard_error(confidence, correct, equal_mass=equal_mass)
 
 
-def test_the_standard_error_of_several_predictors_is_that_of_their_mean_on_the_same_pictures():
+def test_the_standard_error_of_several_predictors_is_that_of_their_mean_on_the_same_images():
     generator = np.random.default_rng(0)
     confidence = generator.random((400, 3)).round(2)
     correct = (generator.random((400, 3)) < confidence**2).astype(float)

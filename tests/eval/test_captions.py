@@ -1,4 +1,4 @@
-"""Captions nearest to a picture."""
+"""Captions nearest to an image."""
 
 from dataclasses import replace
 

@@ -32,7 +32,7 @@ def log_probabilities_of(seed: int, count: int = 30, classes: int = 6) -> np.nda
 
 
 def test_recall_counts_classes_alike_and_leaves_empty_ones_out():
-    # Class 0: three of three. Class 2: none of one. Class 1 has no pictures.
+    # Class 0: three of three. Class 2: none of one. Class 1 has no images.
     correct, labels = np.array([1.0, 1.0, 1.0, 0.0]), np.array([0, 0, 0, 2])
     np.testing.assert_array_equal(recall_per_class(correct, labels, 3), [1, np.nan, 0])
     assert mean_class_recall(np.array([[3.0, 0, 0]] * 4), labels) == 0.5
@@ -44,7 +44,7 @@ def test_mean_recall_agrees_with_scikit_learn(seed: int):
     scores = log_probabilities_of(seed)
     labels = np.random.default_rng(seed).integers(6, size=30)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of a predicted class without pictures
+        warnings.simplefilter("ignore")  # of a predicted class without images
         expected = balanced_accuracy_score(labels, scores.argmax(axis=1))
     assert mean_class_recall(scores, labels) == pytest.approx(expected)
 
@@ -127,7 +127,7 @@ def test_classes_without_positives_are_left_out_of_the_mean():
 
 
 def test_average_precision_of_no_labels_or_no_numbers_is_refused():
-    with pytest.raises(UserError, match="no picture has a label"):
+    with pytest.raises(UserError, match="no image has a label"):
         mean_average_precision(np.zeros((2, 2)), np.zeros((2, 2), bool))
     with pytest.raises(UserError, match="not a number"):
         mean_average_precision(np.array([[np.nan]]), np.array([[True]]))
@@ -151,14 +151,14 @@ def test_sets_of_one_class_give_the_ordinary_accuracy(seed: int):
     np.testing.assert_allclose(relabelled_correctness(scores, labels[:, None].tolist()), correctness(scores, labels))
 
 
-def test_sets_that_do_not_fit_the_pictures_are_refused():
-    with pytest.raises(UserError, match="1 sets of labels for 2 pictures"):
+def test_sets_that_do_not_fit_the_images_are_refused():
+    with pytest.raises(UserError, match="1 sets of labels for 2 images"):
         relabelled_accuracy(np.zeros((2, 3)), [[0]])
     with pytest.raises(UserError, match="label 3 lies outside"):
         relabelled_accuracy(np.zeros((1, 3)), [[3]])
-    with pytest.raises(UserError, match="no picture has an acceptable label"):
+    with pytest.raises(UserError, match="no image has an acceptable label"):
         relabelled_accuracy(np.zeros((2, 3)), [[], []])
-    with pytest.raises(UserError, match="no picture has an acceptable label"):
+    with pytest.raises(UserError, match="no image has an acceptable label"):
         relabelled_accuracy(np.zeros((0, 3)), [])
     with pytest.raises(UserError, match="not a number"):
         relabelled_accuracy(np.full((1, 2), np.nan), [[0]])
@@ -212,6 +212,6 @@ def test_candidates_that_are_no_mapping_are_refused(candidates: list[list[int]],
         merge_candidates(log_probabilities_of(0), candidates)
 
 
-def test_a_picture_without_probability_for_any_candidate_is_refused():
+def test_an_image_without_probability_for_any_candidate_is_refused():
     with pytest.raises(UserError, match="example 0 has no finite"):
         merge_candidates(np.array([[-np.inf, 0.0]]), [[0]])

@@ -113,7 +113,7 @@ def test_batches_join_to_the_result_of_all_and_blocks_change_nothing(monkeypatch
     np.testing.assert_array_equal(mean_prediction(log_probabilities), mean)
 
 
-def test_standard_errors_are_those_of_a_plain_bootstrap_over_pictures(monkeypatch):
+def test_standard_errors_are_those_of_a_plain_bootstrap_over_images(monkeypatch):
     log_probabilities, labels = members_of(4, members=3, count=300)
     labels = np.where(np.arange(300) % 3, log_probabilities.mean(axis=1).argmax(axis=1), labels)
     whole = score_ensemble(log_probabilities, labels)

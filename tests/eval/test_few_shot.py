@@ -46,12 +46,12 @@ def test_accuracies_are_those_that_big_vision_recorded(case):
 
 @pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("shots", [1, 5])
-def test_a_seed_takes_the_pictures_that_big_vision_takes(seed, shots):
-    taken = np.concatenate([pictures[:shots] for pictures in pick(GOLDEN["pick/labels"], 4, seed)])
+def test_a_seed_takes_the_images_that_big_vision_takes(seed, shots):
+    taken = np.concatenate([images[:shots] for images in pick(GOLDEN["pick/labels"], 4, seed)])
     np.testing.assert_array_equal(taken, GOLDEN[f"pick/seed{seed}_shots{shots}"])
 
 
-@pytest.mark.parametrize("count", [5, 30], ids=["fewer pictures than features", "more"])
+@pytest.mark.parametrize("count", [5, 30], ids=["fewer images than features", "more"])
 def test_weights_solve_the_normal_equations(count):
     random = np.random.default_rng(0)
     features, labels = random.normal(size=(count, 8)), np.arange(count) % 3
@@ -75,7 +75,7 @@ def test_more_shots_classify_better_and_every_seed_counts():
     np.testing.assert_allclose(result.standard_error, result.test.std(axis=1, ddof=1) / 3**0.5)
 
 
-def test_l2_is_chosen_on_training_pictures_alone():
+def test_l2_is_chosen_on_training_images_alone():
     train, train_labels = clusters(10, spread=1.0)
     test, test_labels = clusters(20, seed=1)
     right = few_shot(train, train_labels, test, test_labels)
@@ -96,7 +96,7 @@ def test_a_regularisation_that_learns_nothing_is_not_chosen():
     assert result.mean[0] > strong.mean[0] == 0.5
 
 
-def test_the_test_pictures_are_classified_with_the_chosen_l2():
+def test_the_test_images_are_classified_with_the_chosen_l2():
     (train, train_labels), (test, test_labels) = clusters(8, spread=2.5), clusters(50, seed=1, spread=2.5)
     options = FewShotOptions(shots=(1, 8), seeds=(0, 1), l2=(0.01, 10.0, 1e4, 1e6))
     result = few_shot(train, train_labels, test, test_labels, options)
@@ -134,9 +134,9 @@ def test_joint_members_are_concatenated_and_disjoint_members_vote_with_their_mea
     assert disjoint.test[0, 0] == pytest.approx(expected)
 
 
-def test_a_class_with_too_few_pictures_gives_what_it_has_and_is_counted():
+def test_a_class_with_too_few_images_gives_what_it_has_and_is_counted():
     features, labels = clusters(10)
-    kept = (labels != 3) | (np.arange(len(labels)) < 12)  # three pictures of class 3
+    kept = (labels != 3) | (np.arange(len(labels)) < 12)  # three images of class 3
     result = few_shot(features[kept], labels[kept], features, labels, FewShotOptions(shots=(1, 3, 5), seeds=(0,)))
     assert result.short_classes == (0, 0, 1)
     assert result.mean[2] > 0.9
@@ -172,13 +172,13 @@ def test_one_seed_has_no_standard_error():
 
 def test_what_cannot_be_fitted_is_refused_in_one_line():
     features, labels = clusters(3)
-    with pytest.raises(UserError, match="label 7 of the test pictures has no training picture"):
+    with pytest.raises(UserError, match="label 7 of the test images has no training image"):
         few_shot(features, labels, features, np.where(labels == 2, 7, labels))
-    with pytest.raises(UserError, match="no test pictures"):
+    with pytest.raises(UserError, match="no test images"):
         few_shot(features, labels, features[:0], labels[:0])
-    with pytest.raises(UserError, match="no training pictures"):
+    with pytest.raises(UserError, match="no training images"):
         few_shot(features[:0], labels[:0], features, labels)
-    with pytest.raises(UserError, match="a feature of the test pictures is not finite"):
+    with pytest.raises(UserError, match="a feature of the test images is not finite"):
         few_shot(features, labels, np.full_like(features, np.nan), labels)
     single = few_shot(features[:4], labels[:4], features, labels, FewShotOptions(shots=(1,), l2=(1.0,)))
     assert np.isnan(single.held_out).all()

@@ -8,7 +8,7 @@ import pytest
 from eval.linear_probe import LinearProbeOptions, train_linear_probe
 from lit_het.errors import UserError
 
-SMALL = LinearProbeOptions(learning_rates=(0.1,), weight_decays=(0.01,), epochs=(2,), pictures_per_step=16)
+SMALL = LinearProbeOptions(learning_rates=(0.1,), weight_decays=(0.01,), epochs=(2,), images_per_step=16)
 
 
 def clusters(count: int = 120, classes: int = 3, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -41,7 +41,7 @@ def test_the_probe_is_what_plain_gradient_descent_with_momentum_gives(monkeypatc
     original = np.random.default_rng
 
     class Recorder:
-        """Notes the orders of pictures."""
+        """Notes the orders of images."""
 
         def __init__(self, seed):
             self.generator = original(seed)
@@ -69,9 +69,9 @@ def test_untrained_probes_hold_every_class_improbable():
     assert probe.best.loss == pytest.approx(3 * np.log1p(np.exp(-6.9)) + 6.9, rel=1e-5)
 
 
-def test_the_best_setting_of_the_whole_grid_classifies_new_pictures():
+def test_the_best_setting_of_the_whole_grid_classifies_new_images():
     features, labels = clusters(600)
-    options = LinearProbeOptions(learning_rates=(0.0, 0.1, 1e-4), epochs=(1, 5), pictures_per_step=32, minival=0.1)
+    options = LinearProbeOptions(learning_rates=(0.0, 0.1, 1e-4), epochs=(1, 5), images_per_step=32, minival=0.1)
     steps = []
     probe = train_linear_probe(features, labels, 3, options, steps.append)
     assert sum(steps) == options.num_steps(600) == 6 * (540 // 32)
@@ -86,7 +86,7 @@ def test_the_best_setting_of_the_whole_grid_classifies_new_pictures():
 
 def test_settings_that_train_together_do_not_touch_one_another():
     features, labels = clusters()
-    together = train_linear_probe(features, labels, 3, LinearProbeOptions(epochs=(1, 2), pictures_per_step=16))
+    together = train_linear_probe(features, labels, 3, LinearProbeOptions(epochs=(1, 2), images_per_step=16))
     for setting in (together.grid[0], together.grid[-1]):
         alone = dataclasses.replace(
             SMALL,
@@ -110,14 +110,14 @@ def test_the_probe_follows_from_the_seed_and_not_from_blocks(monkeypatch):
     assert np.abs(probe.kernel - other.kernel).max() > 1e-4
 
 
-def test_half_precision_features_and_classes_without_pictures_are_taken():
+def test_half_precision_features_and_classes_without_images_are_taken():
     features, labels = clusters()
     probe = train_linear_probe(features.astype(np.float16), labels, 5, SMALL)
     assert probe.kernel.shape == (5, 5)
     assert (probe.logits(features.astype(np.float16)).argmax(axis=1) == labels).mean() > 0.9
 
 
-def test_a_handful_of_pictures_is_one_batch():
+def test_a_handful_of_images_is_one_batch():
     features, labels = clusters(3)
     options = LinearProbeOptions()
     assert options.num_steps(3) == 14
@@ -140,7 +140,7 @@ def test_what_cannot_be_trained_is_refused_in_one_line():
         train_linear_probe(features, labels, 2, SMALL)
     with pytest.raises(UserError, match="no valid example"):
         train_linear_probe(features[:0], labels[:0], 3, SMALL)
-    with pytest.raises(UserError, match="one training picture"):
+    with pytest.raises(UserError, match="one training image"):
         train_linear_probe(features[:1], labels[:1], 3, SMALL)
 
 
@@ -151,7 +151,7 @@ def test_what_cannot_be_trained_is_refused_in_one_line():
         ({"weight_decays": (-1.0,)}, "weight_decays = -1.0 must be at least 0"),
         ({"epochs": (0,)}, "epochs = 0 must be at least 1"),
         ({"minival": 1.0}, "minival = 1.0 must lie between 0 and 1"),
-        ({"pictures_per_step": 0}, "pictures_per_step = 0 must be at least 1"),
+        ({"images_per_step": 0}, "images_per_step = 0 must be at least 1"),
     ],
 )
 def test_options_out_of_range_are_refused(changed, message):

@@ -89,38 +89,38 @@ def test_distances_agree_with_the_inverse_of_scikit_learns_shrunk_covariance(see
     )
 
 
-def test_with_many_pictures_the_covariance_is_that_of_lee_et_al():
+def test_with_many_images_the_covariance_is_that_of_lee_et_al():
     features, labels = features_of(0, count=30000)
     model = fit_features(features, labels)
     centred = features - np.stack([features[labels == label].mean(axis=0) for label in range(3)])[labels]
     np.testing.assert_allclose(model.classes.factor @ model.classes.factor.T, np.cov(centred.T, ddof=0), atol=2e-3)
 
 
-def test_classes_without_pictures_have_no_mean():
+def test_classes_without_images_have_no_mean():
     features, labels = features_of(0)
     gap = fit_features(features, labels * 5)
     assert gap.classes.means.shape == (3, 4)
     np.testing.assert_array_equal(gap.classes.means, fit_features(features, labels).classes.means)
 
 
-def test_a_direction_in_which_all_pictures_vary_counts_in_the_distance_and_not_in_the_relative_one():
+def test_a_direction_in_which_all_images_vary_counts_in_the_distance_and_not_in_the_relative_one():
     generator = np.random.default_rng(0)
     labels = np.arange(4000) % 2
     features = generator.normal(size=(4000, 2))
-    features[:, 0] += 20 * labels  # classes differ along the first axis, all pictures vary along the second
+    features[:, 0] += 20 * labels  # classes differ along the first axis, all images vary along the second
     model = fit_features(features, labels)
     near, far = np.array([[0.0, 0.0], [20.0, 0.0]]), np.array([[0.0, 8.0], [20.0, -8.0]])
     assert (model.mahalanobis_score(far) > model.mahalanobis_score(near) + 50).all()
     np.testing.assert_allclose(model.relative_mahalanobis_score(far), model.relative_mahalanobis_score(near), atol=2)
 
 
-def test_with_fewer_pictures_than_dimensions_a_direction_never_seen_is_far():
+def test_with_fewer_images_than_dimensions_a_direction_never_seen_is_far():
     features = np.random.default_rng(0).normal(size=(12, 40)) * (np.arange(40) < 20)
     model = fit_features(features, np.arange(12) % 2)
     assert model.mahalanobis_score(10 * np.eye(40)[[39]])[0] > model.mahalanobis_score(features).max()
 
 
-def test_two_pictures_are_enough_for_a_finite_distance():
+def test_two_images_are_enough_for_a_finite_distance():
     model = fit_features(np.array([[1.0, 2.0, 3.0], [2.0, 2.0, 3.0]]), np.array([0, 0]))
     assert np.isfinite(model.mahalanobis_score(np.ones((1, 3)))).all()
 
@@ -172,7 +172,7 @@ def test_figures_of_scores_that_separate_reverse_or_tell_nothing():
     assert same == pytest.approx({"auroc": 0.5, "aupr_out": 0.25, "aupr_in": 0.75, "fpr95": 1})
 
 
-def test_the_false_positive_rate_keeps_nineteen_of_twenty_pictures_inside():
+def test_the_false_positive_rate_keeps_nineteen_of_twenty_images_inside():
     inside = np.arange(20.0)
     assert detection_figures(inside, np.array([17.5, 18.0, 18.5]))["fpr95"] == pytest.approx(2 / 3)
 
@@ -235,5 +235,5 @@ def test_scores_that_separate_or_tell_nothing_have_no_deviation():
 
 
 @pytest.mark.parametrize(("num_inside", "num_outside"), [(1, 5), (5, 1)])
-def test_a_set_of_one_picture_has_no_errors(num_inside: int, num_outside: int):
+def test_a_set_of_one_image_has_no_errors(num_inside: int, num_outside: int):
     assert np.isnan(list(detection_errors(np.zeros(num_inside), np.ones(num_outside)).values())).all()

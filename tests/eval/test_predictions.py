@@ -1,4 +1,4 @@
-"""What a model says of pictures: probabilities, ranks, ties and the figures that follow."""
+"""What a model says of images: probabilities, ranks, ties and the figures that follow."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ from tests.eval import plain
 
 
 def features(labels) -> Features:
-    """Pictures 0, 1, 2, ... with the given labels."""
+    """Images 0, 1, 2, ... with the given labels."""
     labels = np.asarray(labels)
     numbers = np.arange(len(labels))
     return Features(numbers[:, None].astype(np.float32), labels, numbers)
@@ -154,7 +154,7 @@ def test_noise_samples_average_probabilities_and_not_embeddings(unit_vectors, ma
     np.testing.assert_allclose(np.exp(quiet.log_probabilities), special.softmax(logits, axis=1), rtol=1e-5)
 
 
-def test_each_half_of_the_pictures_is_calibrated_by_the_other(capsys):
+def test_each_half_of_the_images_is_calibrated_by_the_other(capsys):
     """A model that is ten times too sure of itself; the factor that mends it is ten."""
     generator = np.random.default_rng(0)
     logits = generator.normal(size=(6000, 5))
@@ -195,7 +195,7 @@ def test_a_diverged_model_is_an_error_and_not_a_score(make_encoder):
         predict(ZeroShotPredictor(encoder, np.eye(2)), features([0]))
 
 
-def test_several_labels_a_picture_have_a_mean_average_precision():
+def test_several_labels_an_image_have_a_mean_average_precision():
     alone = np.array([[2.0, 1, 0], [0, 2, 1], [2, 0, 1]])
     labels = np.array([[1, 0, 0], [0, 1, 0], [0, 0, 1]], np.float32)
     several = scores.multi_label_figures(alone, labels)

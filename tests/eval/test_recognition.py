@@ -122,7 +122,7 @@ def test_a_file_of_classes_that_is_no_json_is_named(tmp_path):
 def test_candidates_that_stand_for_a_class_share_it_and_others_cannot_be_chosen(
     write_set, sets, make_encoder, tmp_path
 ):
-    """Two pictures: a cup, which counts as a dish; a fork, that the model takes for a cup among the mapped names."""
+    """Two images: a cup, which counts as a dish; a fork, that the model takes for a cup among the mapped names."""
     data = write_set("things", [{"cls": 1}, {"cls": 0}], ["bird", "dish"])
     (tmp_path / "names.txt").write_text("".join(f"{name}\n" for name in NAMES))
     (tmp_path / "classes.json").write_text(json.dumps({"bird": "crane", "dish": ["plate", "cup"]}))

@@ -70,15 +70,13 @@ def test_the_rank_of_tied_items_is_its_expectation():
     # Two of four tied items are right: the first of them stands at (4 + 1) / (2 + 1) on average.
     one = np.array([1])
     assert (
-        Ranks(num_above=3 * one, num_tied=2 * one, num_best=2 * one, num_right=2 * one, num_items=9, picture=one).rank[
-            0
-        ]
+        Ranks(num_above=3 * one, num_tied=2 * one, num_best=2 * one, num_right=2 * one, num_items=9, image=one).rank[0]
         == 14 / 3
     )
 
 
-def test_errors_of_recalls_are_those_of_drawing_whole_pictures(unit_vectors: Callable):
-    """Five captions of a picture are found together or not at all, and tell no more than one."""
+def test_errors_of_recalls_are_those_of_drawing_whole_images(unit_vectors: Callable):
+    """Five captions of an image are found together or not at all, and tell no more than one."""
     images, owner = unit_vectors(60, 4), np.repeat(np.arange(60), 5)
     texts = unit_vectors(60, 4, seed=1)[owner] + 2 * images[owner]
     result = retrieve(images, texts, owner)
@@ -86,7 +84,7 @@ def test_errors_of_recalls_are_those_of_drawing_whole_pictures(unit_vectors: Cal
     assert set(errors) == {f"{way}_recall{k}" for way in ("image_to_text", "text_to_image") for k in (1, 5, 10)}
     assert set(errors) <= set(result.metrics())
     for way, ranks in (("image_to_text", result.image_to_text), ("text_to_image", result.text_to_image)):
-        found = np.array([ranks.hits(1)[ranks.picture == picture].mean() for picture in range(60)])
+        found = np.array([ranks.hits(1)[ranks.image == image].mean() for image in range(60)])
         assert 0.2 < found.mean() < 0.8
         assert errors[f"{way}_recall1"] == pytest.approx(found.std(ddof=1) / 60**0.5)
 
@@ -94,7 +92,7 @@ def test_errors_of_recalls_are_those_of_drawing_whole_pictures(unit_vectors: Cal
 def test_images_without_captions_leave_the_error_to_the_others(unit_vectors: Callable):
     images, texts = unit_vectors(40, 4), unit_vectors(20, 4, seed=1)
     result = retrieve(images, texts, np.arange(20) * 2)
-    assert result.image_to_text.picture.tolist() == result.text_to_image.picture.tolist() == list(range(0, 40, 2))
+    assert result.image_to_text.image.tolist() == result.text_to_image.image.tolist() == list(range(0, 40, 2))
     hits = result.image_to_text.hits(5)
     assert result.standard_errors()["image_to_text_recall5"] == pytest.approx(hits.std(ddof=1) / 20**0.5)
 

@@ -1,4 +1,4 @@
-"""The image tower sees the pictures of a place once, whatever the sets there are called."""
+"""The image tower sees the images of a place once, whatever the sets there are called."""
 
 import dataclasses
 
@@ -14,7 +14,7 @@ NAMES = ("zero", "one", "two")
 
 
 class Counting:
-    """An image tower whose features are the number in each picture, and the pictures that it has seen."""
+    """An image tower whose features are the number in each image, and the images that it has seen."""
 
     def __init__(self, tower: str = "a tower"):
         self.seen = 0
@@ -50,8 +50,8 @@ def test_what_is_read_with_labels_serves_without_whichever_is_asked_for_first(di
 
 
 @pytest.mark.parametrize("unlabelled", [{"txt": "?"}, {"cls": "third"}])
-def test_pictures_without_a_label_are_missing_only_where_labels_are_read(write_set, sets, unlabelled):
-    """A label that is not there leaves its picture out of the index, and one that cannot be read makes it invalid."""
+def test_images_without_a_label_are_missing_only_where_labels_are_read(write_set, sets, unlabelled):
+    """A label that is not there leaves its image out of the index, and one that cannot be read makes it invalid."""
     config = write_set("digits", [{"cls": 0}, unlabelled, {"cls": 2}], NAMES)
     config = dataclasses.replace(config, max_bad_fraction=0.5)
     opened = [sets.open(one) for one in (config, dataclasses.replace(config, labelled=False))]
@@ -60,7 +60,7 @@ def test_pictures_without_a_label_are_missing_only_where_labels_are_read(write_s
     assert values == [[0, 2], [0, 1, 2]]
 
 
-def test_another_tower_another_batch_and_other_pictures_are_read_anew(digits, sets, write_set):
+def test_another_tower_another_batch_and_other_images_are_read_anew(digits, sets, write_set):
     tower, other = Counting(), Counting("another tower")
     larger = dataclasses.replace(digits, batch_size=2)
     train = write_set("digits", [{"cls": 2}] * 4, split="train")
@@ -84,13 +84,13 @@ def test_a_set_may_lie_at_an_address_in_a_folder_of_its_own(digits, sets, tmp_pa
         store.rm("/test_sets", recursive=True)
 
 
-def test_a_portion_is_a_set_of_its_own_with_its_labels_texts_and_pictures(digits, sets):
+def test_a_portion_is_a_set_of_its_own_with_its_labels_texts_and_images(digits, sets):
     tower = Counting()
     minival = sets.open(dataclasses.replace(digits, portion=Portion(50)))
     assert minival.features(tower.features).labels.tolist() == minival.labels().tolist() == [2, 0]
     assert minival.loader.num_samples == 2
     whole = sets.open(digits)
-    for ours, theirs in zip(minival.pictures([0, 1]), whole.pictures([2, 3]), strict=True):
+    for ours, theirs in zip(minival.images([0, 1]), whole.images([2, 3]), strict=True):
         np.testing.assert_array_equal(ours, theirs)
     unlabelled = sets.open(dataclasses.replace(digits, portion=Portion(50), labelled=False))
     assert unlabelled.texts("txt") == ["?", "?"]

@@ -151,10 +151,10 @@ def test_an_image_text_model_is_refused(arguments, data, tmp_path, capsys):
 
 def test_a_classifier_of_words_is_refused(arguments, data, tmp_path, capsys):
     path = write_config_file(tiny.shrink(quickstart_upstream.get_config(), data, tmp_path / "run"), tmp_path / "w.py")
-    assert "several labels a picture" in refusal(capsys, main, *arguments, "--config", path)
+    assert "several labels an image" in refusal(capsys, main, *arguments, "--config", path)
 
 
-def test_held_out_pictures_of_other_classes_are_refused(arguments, data, tmp_path, capsys):
+def test_held_out_images_of_other_classes_are_refused(arguments, data, tmp_path, capsys):
     other = tiny.write_data(tmp_path / "other") / "train"
     (other / "classnames.txt").write_text("one\ntwo\n")
     line = refusal(capsys, main, *arguments, "--held-out", other, "--output", tmp_path)

@@ -1,4 +1,4 @@
-"""Mixup: pictures and labels of rows are averaged, invalid rows left out of it, whatever the number of devices."""
+"""Mixup: images and labels of rows are averaged, invalid rows left out of it, whatever the number of devices."""
 
 import dataclasses
 import re
@@ -83,18 +83,18 @@ def test_neither_an_invalid_example_nor_the_one_after_it_is_mixed():
     np.testing.assert_array_equal(draw(0) == 1, ~VALID | ~np.roll(VALID, 1))
 
 
-def test_pictures_and_labels_are_the_means_that_a_loop_computes():
+def test_images_and_labels_are_the_means_that_a_loop_computes():
     share = draw(0)
     mixed = mixup.mix_labels(jnp.asarray(LABELS["softmax"]), jnp.asarray(share))
     targets = mixup.mix_labels(jnp.asarray(LABELS["sigmoid"]), jnp.asarray(share))
     assert isinstance(mixed, LabelMixture)
     assert isinstance(targets, jax.Array)
-    pictures = np.asarray(mixup.mix_pixels(jnp.asarray(IMAGE), jnp.asarray(share)), np.int32)
+    averaged = np.asarray(mixup.mix_pixels(jnp.asarray(IMAGE), jnp.asarray(share)), np.int32)
     for row in range(B):
         own, other = share[row], 1 - share[row]
         # Rounded to the nearest level, and no further.
-        picture = own * IMAGE[row].astype(np.float64) + other * IMAGE[row - 1]
-        assert np.abs(pictures[row] - picture).max() <= 0.5 + 1e-4
+        expected_row = own * IMAGE[row].astype(np.float64) + other * IMAGE[row - 1]
+        assert np.abs(averaged[row] - expected_row).max() <= 0.5 + 1e-4
         target = own * LABELS["sigmoid"][row] + other * LABELS["sigmoid"][row - 1]
         np.testing.assert_allclose(targets[row], target, rtol=1e-6)
         np.testing.assert_array_equal(mixed.label[row], [LABELS["softmax"][row], LABELS["softmax"][row - 1]])
@@ -103,19 +103,19 @@ def test_pictures_and_labels_are_the_means_that_a_loop_computes():
 
 @pytest.mark.parametrize(("loss", "encoder"), [("softmax", ENCODER), ("sigmoid", ENCODER), ("softmax", ENSEMBLE)])
 def test_the_loss_is_the_weighted_mean_of_the_losses_for_both_labels_with_the_same_noise(loss, encoder):
-    """Example by example with the plain task, which is told of mixed pictures and one label at a time."""
+    """Example by example with the plain task, which is told of mixed images and one label at a time."""
     members = "mean" if encoder is ENCODER else "apart"
     tower = dataclasses.replace(PLAIN.image_tower, encoder=encoder, members=members)
     plain = dataclasses.replace(PLAIN, loss=loss, image_tower=tower)
     run, params = loss_and_gradient(plain), initial(plain)
     share = np.asarray(mixup.draw_share(KEYS("mixup"), ALPHA, jnp.asarray(VALID)))
-    pictures = np.asarray(mixup.mix_pixels(jnp.asarray(IMAGE), jnp.asarray(share)))
-    # The losses that a router adds count once: they depend on pictures alone.
-    nothing = run(params, batch(loss, valid=np.zeros(B, bool), image=pictures))
+    averaged = np.asarray(mixup.mix_pixels(jnp.asarray(IMAGE), jnp.asarray(share)))
+    # The losses that a router adds count once: they depend on images alone.
+    nothing = run(params, batch(loss, valid=np.zeros(B, bool), image=averaged))
     expected = nothing
     for row in np.flatnonzero(VALID):
         for weight, label in ((share[row], LABELS[loss]), (1 - share[row], np.roll(LABELS[loss], 1, axis=0))):
-            one = run(params, batch(loss, valid=np.arange(B) == row, image=pictures, label=label))
+            one = run(params, batch(loss, valid=np.arange(B) == row, image=averaged, label=label))
             weight /= VALID.sum()
             expected = jax.tree.map(lambda e, x, n, w=weight: e + w * (x - n), expected, one, nothing)
     actual = loss_and_gradient(dataclasses.replace(plain, mixup=ALPHA))(params, batch(loss))
@@ -133,7 +133,7 @@ def test_what_an_invalid_example_holds_shows_in_no_other(loss):
     assert_close(run(params, batch(loss, image=image, label=label)), expected)
 
 
-def test_eight_devices_give_the_loss_and_the_gradient_of_one_and_pass_on_one_picture_each():
+def test_eight_devices_give_the_loss_and_the_gradient_of_one_and_pass_on_one_image_each():
     run, params = loss_and_gradient(MIXED), initial(MIXED)
     expected = run(params, batch())
     mesh = MeshConfig(fsdp=2, expert=2).build()

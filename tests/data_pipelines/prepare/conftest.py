@@ -1,4 +1,4 @@
-"""Pictures to prepare, and what became of them."""
+"""Images to prepare, and what became of them."""
 
 import dataclasses
 import io
@@ -23,7 +23,7 @@ class Written:
     """One sample of a shard; ``members`` by extension."""
 
     key: str
-    picture: bytes
+    image: bytes
     members: dict[str, bytes]
 
     @property
@@ -32,7 +32,7 @@ class Written:
 
     @property
     def pixels(self) -> np.ndarray:
-        return np.asarray(Image.open(io.BytesIO(self.picture)))
+        return np.asarray(Image.open(io.BytesIO(self.image)))
 
 
 @pytest.fixture(scope="session")
@@ -44,8 +44,8 @@ def written() -> Callable[[Path], list[Written]]:
         samples = []
         for number in range(len(index)):
             kinds = [kind for kind in optional if sizes[kind][number] >= 0]
-            picture, *others = map(readable, index.read([number], [IMAGE, *kinds])[0])
-            samples.append(Written(index.key(number), picture, dict(zip(kinds, others, strict=True))))
+            make_image, *others = map(readable, index.read([number], [IMAGE, *kinds])[0])
+            samples.append(Written(index.key(number), make_image, dict(zip(kinds, others, strict=True))))
         # in the order of shards' numbers, not of their names
         return sorted(samples, key=lambda sample: sample.key)
 
@@ -63,13 +63,13 @@ def write(written: Callable[[Path], list[Written]]) -> Callable[..., list[Writte
 
 
 @pytest.fixture(scope="session")
-def picture() -> Callable[..., bytes]:
-    def picture(colour: int = 0, format: str = "JPEG", mode: str = "RGB") -> bytes:
+def make_image() -> Callable[..., bytes]:
+    def make_image(colour: int = 0, format: str = "JPEG", mode: str = "RGB") -> bytes:
         stream = io.BytesIO()
         Image.new(mode, (6, 4), (colour,) * len(mode) if mode in ("RGB", "CMYK") else colour).save(stream, format)
         return stream.getvalue()
 
-    return picture
+    return make_image
 
 
 @pytest.fixture(scope="session")

@@ -38,15 +38,15 @@ OWN = {
 
 
 @pytest.fixture
-def make(tmp_path, picture):
-    """Writes a caption file, and pictures beside it."""
+def make(tmp_path, make_image):
+    """Writes a caption file, and images beside it."""
 
     def make(content: object, *names: str, file: str = "dataset_coco.json"):
         folder = tmp_path / "source"
         folder.mkdir(exist_ok=True)
         for number, name in enumerate(names):
             (folder / name).parent.mkdir(exist_ok=True)
-            (folder / name).write_bytes(picture(40 * number))
+            (folder / name).write_bytes(make_image(40 * number))
         (folder / file).write_text(content if isinstance(content, str) else json.dumps(content))
         return folder / file
 
@@ -57,12 +57,12 @@ def captions(samples) -> dict[str, str]:
     return {sample.key: sample.members["txt"].decode() for sample in samples}
 
 
-def test_karpathys_splits_have_a_line_for_each_caption_and_restval_is_train(make, write, tmp_path, picture):
+def test_karpathys_splits_have_a_line_for_each_caption_and_restval_is_train(make, write, tmp_path, make_image):
     dataset = read_captions(make(COCO, "val2014/a.jpg", "val2014/b.jpg", "train2014/c.jpg"), tmp_path)
     assert dataset.class_names is None
     assert list(dataset.splits) == ["test", "train"]
     [cats] = write(dataset, tmp_path, "test")
-    assert (cats.key, cats.members["txt"], cats.picture) == ("b", b"a cat .\ntwo cats", picture(40))
+    assert (cats.key, cats.members["txt"], cats.image) == ("b", b"a cat .\ntwo cats", make_image(40))
     assert captions(write(dataset, tmp_path, "train")) == {"c": "a dog", "a": "an owl"}
     test = dataset.splits["test"]
     assert (test.published, test.left_out) == (5_000, {"without caption": 1})
@@ -75,11 +75,11 @@ def test_a_split_is_chosen_by_its_name(make, tmp_path):
         read_captions(source, tmp_path, "val")
 
 
-def test_pictures_may_lie_in_any_folder_of_another_place(make, write, tmp_path):
+def test_images_may_lie_in_any_folder_of_another_place(make, write, tmp_path):
     source = make(FLICKR, "deep/12_3.jpg")
     elsewhere = (tmp_path / "dataset.json", tmp_path / "source")
     source.rename(elsewhere[0])
-    dataset = read_captions(elsewhere[0], tmp_path, pictures=elsewhere[1])
+    dataset = read_captions(elsewhere[0], tmp_path, images=elsewhere[1])
     assert captions(write(dataset, tmp_path, "val")) == {"12_3": "a cat\nTwo cats."}
 
 
@@ -136,7 +136,7 @@ def test_a_name_in_two_folders_is_told_by_the_path_in_the_file_or_refused(make, 
     source = make(COCO, "val2014/a.jpg", "val2014/b.jpg", "train2014/c.jpg", "train2014/b.jpg")
     assert len(write(read_captions(source, tmp_path), tmp_path, "test")) == 1
     source = make(FLICKR, "one/12_3.jpg", "two/12_3.jpg")
-    with pytest.raises(UserError, match=r"one/12_3\.jpg and two/12_3\.jpg may be meant; choose by --pictures"):
+    with pytest.raises(UserError, match=r"one/12_3\.jpg and two/12_3\.jpg may be meant; choose by --images"):
         read_captions(source, tmp_path)
 
 

@@ -41,7 +41,7 @@ def _pickled(value) -> bytes:
 
 
 def cifar100(**changed) -> dict[str, bytes]:
-    """Files of a CIFAR-100 whose fine label is 5 times the coarse one, for 3 pictures to train on and 2 to test."""
+    """Files of a CIFAR-100 whose fine label is 5 times the coarse one, for 3 images to train on and 2 to test."""
     batches = {}
     for name, fine in (("train", [95, 0, 50]), ("test", [5, 10])):
         pixels = np.random.default_rng(len(fine)).integers(0, 256, (len(fine), 3072), np.uint8)
@@ -187,9 +187,9 @@ def test_a_damaged_pickle_is_one_line(data):
     [
         ({"data": np.zeros((3, 3071), np.uint8)}, "are no rows of 3072 bytes"),
         ({"data": [1, 2]}, "are no rows of 3072 bytes"),
-        ({"data": np.zeros((4, 3072), np.uint8)}, "has 3 fine_labels for 4 pictures of 100 classes"),
-        ({"fine_labels": [1, 2, 100]}, "has 3 fine_labels for 3 pictures of 100 classes"),
-        ({"fine_labels": [1, 2, -1]}, "has 3 fine_labels for 3 pictures of 100 classes"),
+        ({"data": np.zeros((4, 3072), np.uint8)}, "has 3 fine_labels for 4 images of 100 classes"),
+        ({"fine_labels": [1, 2, 100]}, "has 3 fine_labels for 3 images of 100 classes"),
+        ({"fine_labels": [1, 2, -1]}, "has 3 fine_labels for 3 images of 100 classes"),
         ({"fine_labels": ["x", "y", "z"]}, "train holds no fine_labels"),
     ],
 )

@@ -1,4 +1,4 @@
-"""A set of shards in its corrupted forms: same keys, same members, other pictures."""
+"""A set of shards in its corrupted forms: same keys, same members, other images."""
 
 import numpy as np
 import pytest
@@ -6,20 +6,21 @@ import pytest
 from data_pipelines.corruptions import corrupt
 from data_pipelines.images import decode_whole, encode_jpeg
 from data_pipelines.prepare.corrupted import CleanShards, copy_names
-from data_pipelines.prepare.pictures import encode_png
+from data_pipelines.prepare.images import encode_png
 from data_pipelines.prepare.writer import SplitWriter, WriteOptions
 from data_pipelines.shards import expand, write_shards
 from lit_het.errors import UserError
 
 
-def picture(number: int) -> np.ndarray:
+def make_image(number: int) -> np.ndarray:
     return np.random.default_rng(number).integers(0, 256, (20, 30, 3), np.uint8)
 
 
 @pytest.fixture
 def clean(tmp_path):
     samples = [
-        {"__key__": f"p{n:02d}", "png": encode_png(picture(n)), "cls": n % 3, "txt": f"caption {n}"} for n in range(9)
+        {"__key__": f"p{n:02d}", "png": encode_png(make_image(n)), "cls": n % 3, "txt": f"caption {n}"}
+        for n in range(9)
     ]
     write_shards(tmp_path / "set" / "test", samples, samples_per_shard=4)
     (tmp_path / "set" / "classnames.txt").write_text("a\nb\nc\n")
@@ -37,7 +38,7 @@ def bytes_of(folder):
     return [path.read_bytes() for path in sorted(folder.glob("*.tar"))]
 
 
-def test_keys_labels_and_captions_stay_and_pictures_are_corrupted(tmp_path, clean, written):
+def test_keys_labels_and_captions_stay_and_images_are_corrupted(tmp_path, clean, written):
     write(clean, tmp_path / "out" / "fog" / "3", "fog", 3, samples_per_shard=5)
     samples = written(tmp_path / "out" / "fog" / "3")
     assert [sample.key for sample in samples] == [f"p{n:02d}" for n in range(9)]
@@ -45,16 +46,16 @@ def test_keys_labels_and_captions_stay_and_pictures_are_corrupted(tmp_path, clea
     assert [sample.members["txt"].decode() for sample in samples] == [f"caption {n}" for n in range(9)]
     for number, sample in enumerate(samples):
         assert sample.pixels.shape == (20, 30, 3)
-        assert np.abs(sample.pixels.astype(float) - picture(number)).mean() > 10
+        assert np.abs(sample.pixels.astype(float) - make_image(number)).mean() > 10
 
 
-def test_pictures_follow_from_the_seed_and_the_key_and_not_from_the_workers_or_the_shards(tmp_path, clean, written):
+def test_images_follow_from_the_seed_and_the_key_and_not_from_the_workers_or_the_shards(tmp_path, clean, written):
     write(clean, tmp_path / "a", workers=1)
     write(clean, tmp_path / "b", workers=3)
     assert bytes_of(tmp_path / "a") == bytes_of(tmp_path / "b")
     write(clean, tmp_path / "c", samples_per_shard=2)
     write(clean[1:2], tmp_path / "d")
-    a, c, d = ({s.key: s.picture for s in written(tmp_path / name)} for name in "acd")
+    a, c, d = ({s.key: s.image for s in written(tmp_path / name)} for name in "acd")
     assert a == c
     assert d.items() <= a.items()
     write(clean, tmp_path / "e", seed=1)
@@ -76,11 +77,11 @@ def test_names_and_prompts_are_copied_from_beside_the_shards_or_above(tmp_path, 
     assert len(list((tmp_path / "fog").iterdir())) == 2
 
 
-def test_a_broken_picture_and_a_repeated_key_are_named(tmp_path, clean):
+def test_a_broken_image_and_a_repeated_key_are_named(tmp_path, clean):
     write_shards(tmp_path / "broken", [{"__key__": "x", "jpg": b"\xff\xd8\xff oops", "cls": 0}])
     with pytest.raises(UserError, match=r"shard-000000.tar: x: damaged JPEG .*lit-het data check"):
         write(expand(tmp_path / "broken"), tmp_path / "out")
-    write_shards(tmp_path / "again", [{"__key__": "p01", "jpg": encode_jpeg(picture(0)), "cls": 0}])
+    write_shards(tmp_path / "again", [{"__key__": "p01", "jpg": encode_jpeg(make_image(0)), "cls": 0}])
     with pytest.raises(UserError, match="key p01 occurs 2 times"):
         CleanShards([*clean, *expand(tmp_path / "again")])
 
@@ -90,8 +91,8 @@ def test_an_unknown_corruption_is_refused_with_the_known_ones(clean):
         CleanShards(clean).corrupted("rain", 1, 0)
 
 
-def test_whole_pictures_keep_their_size_and_pixels():
-    pixels = picture(0)
+def test_whole_images_keep_their_size_and_pixels():
+    pixels = make_image(0)
     np.testing.assert_array_equal(decode_whole(encode_png(pixels)), pixels)
     assert np.abs(decode_whole(encode_jpeg(pixels, 100)).astype(int) - pixels).mean() < 2
     grey = encode_jpeg(pixels[:, :, :1])

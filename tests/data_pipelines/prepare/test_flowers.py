@@ -14,31 +14,31 @@ SPLITS = {"trnid": [6, 1], "valid": [3], "tstid": [2, 7, 5, 4]}
 
 
 @pytest.fixture
-def flowers(tmp_path, make_tar, picture) -> Path:
+def flowers(tmp_path, make_tar, make_image) -> Path:
     folder = tmp_path / "flowers"
     folder.mkdir()
-    pictures = {f"jpg/image_{number:05}.jpg": picture(30 * number) for number in range(1, len(LABELS) + 1)}
-    (folder / "102flowers.tgz").write_bytes(make_tar(pictures, "w:gz"))
+    images = {f"jpg/image_{number:05}.jpg": make_image(30 * number) for number in range(1, len(LABELS) + 1)}
+    (folder / "102flowers.tgz").write_bytes(make_tar(images, "w:gz"))
     scipy.io.savemat(folder / "imagelabels.mat", {"labels": np.array([LABELS], np.uint8)})
     scipy.io.savemat(folder / "setid.mat", {name: np.array([numbers], np.uint16) for name, numbers in SPLITS.items()})
     return folder
 
 
 @pytest.mark.parametrize(("split", "official"), [("train", "trnid"), ("val", "valid"), ("test", "tstid")])
-def test_the_official_splits_arrive_with_their_labels_and_bytes(flowers, tmp_path, write, picture, split, official):
+def test_the_official_splits_arrive_with_their_labels_and_bytes(flowers, tmp_path, write, make_image, split, official):
     samples = write(read_flowers(flowers, tmp_path), tmp_path / "out", split)
     assert [sample.label for sample in samples] == [LABELS[number - 1] - 1 for number in SPLITS[official]]
-    assert [sample.picture for sample in samples] == [picture(30 * number) for number in SPLITS[official]]
+    assert [sample.image for sample in samples] == [make_image(30 * number) for number in SPLITS[official]]
 
 
-def test_the_unpacked_folder_is_as_good_as_the_archive(flowers, tmp_path, picture):
+def test_the_unpacked_folder_is_as_good_as_the_archive(flowers, tmp_path, make_image):
     (flowers / "jpg").mkdir()
     for number in range(1, len(LABELS) + 1):
-        (flowers / "jpg" / f"image_{number:05}.jpg").write_bytes(picture(30 * number))
+        (flowers / "jpg" / f"image_{number:05}.jpg").write_bytes(make_image(30 * number))
     (flowers / "102flowers.tgz").unlink()
     dataset = read_flowers(flowers, tmp_path, "test")
     assert list(dataset.splits) == ["test"]
-    assert [sample.picture for sample in dataset.splits["test"].read([1])] == [picture(210)]
+    assert [sample.image for sample in dataset.splits["test"].read([1])] == [make_image(210)]
 
 
 def test_there_are_102_names():
@@ -50,10 +50,10 @@ def test_there_are_102_names():
 @pytest.mark.parametrize(
     ("file", "variables", "message"),
     [
-        ("setid.mat", {"trnid": [8]}, r"image_00008\.jpg, which setid\.mat names, has no picture or label"),
+        ("setid.mat", {"trnid": [8]}, r"image_00008\.jpg, which setid\.mat names, has no image or label"),
         ("setid.mat", {"tstid": [1]}, r"setid\.mat: holds no trnid that can be read"),
         ("imagelabels.mat", {"labels": [103] * 7}, r"imagelabels\.mat: has labels that are not from 1 to 102"),
-        ("imagelabels.mat", {"labels": [0.5] * 7}, r"imagelabels\.mat: labels are no whole numbers of pictures"),
+        ("imagelabels.mat", {"labels": [0.5] * 7}, r"imagelabels\.mat: labels are no whole numbers of images"),
     ],
 )
 def test_files_that_do_not_belong_together_are_refused(flowers, tmp_path, file, variables, message):

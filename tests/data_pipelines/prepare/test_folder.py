@@ -6,23 +6,27 @@ from lit_het.errors import UserError
 
 
 @pytest.fixture
-def make(tmp_path, picture):
+def make(tmp_path, make_image):
     def make(*names: str):
         for number, name in enumerate(names):
             path = tmp_path / "source" / name
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(picture(number) if path.suffix != ".txt" else f" caption of {path.stem}\n".encode())
+            path.write_bytes(make_image(number) if path.suffix != ".txt" else f" caption of {path.stem}\n".encode())
         return tmp_path / "source"
 
     return make
 
 
-def test_sub_folders_are_classes_in_the_order_of_their_names(tmp_path, make, picture, write):
+def test_sub_folders_are_classes_in_the_order_of_their_names(tmp_path, make, make_image, write):
     dataset = read_folder(make("kit_fox/2.jpg", "crane/a.PNG", "kit_fox/deep/1.jpeg", "crane/notes.md"), tmp_path)
     assert dataset.class_names == ("crane", "kit fox")
     samples = write(dataset, tmp_path, "train")
     # the content of a.PNG is a JPEG
-    assert [(sample.label, sample.picture) for sample in samples] == [(0, picture(1)), (1, picture(0)), (1, picture(2))]
+    assert [(sample.label, sample.image) for sample in samples] == [
+        (0, make_image(1)),
+        (1, make_image(0)),
+        (1, make_image(2)),
+    ]
     assert all(sorted(sample.members) == ["cls", "jpg"] for sample in samples)
 
 
@@ -43,7 +47,7 @@ def test_a_source_without_splits_is_called_as_asked(tmp_path, make):
     assert list(read_folder(make("a/1.jpg"), tmp_path, "test").splits) == ["test"]
 
 
-def test_captions_lie_beside_pictures_and_what_has_none_is_counted(tmp_path, make, write):
+def test_captions_lie_beside_images_and_what_has_none_is_counted(tmp_path, make, write):
     source = make("1.jpg", "1.txt", "2.b.jpg", "2.b.txt", "3.jpg", "4.jpg")
     (source / "4.txt").write_text("")
     dataset = read_folder(source, tmp_path)
@@ -53,8 +57,8 @@ def test_captions_lie_beside_pictures_and_what_has_none_is_counted(tmp_path, mak
     assert [sample.members["txt"] for sample in samples] == [b"caption of 1", b"caption of 2.b"]
 
 
-def test_a_tar_of_folders_is_as_good(tmp_path, make_tar, picture):
-    (tmp_path / "x.tar").write_bytes(make_tar({"b/1.jpg": picture(), "a/1.jpg": picture()}))
+def test_a_tar_of_folders_is_as_good(tmp_path, make_tar, make_image):
+    (tmp_path / "x.tar").write_bytes(make_tar({"b/1.jpg": make_image(), "a/1.jpg": make_image()}))
     dataset = read_folder(tmp_path / "x.tar", tmp_path)
     assert dataset.class_names == ("a", "b")
 
@@ -62,10 +66,10 @@ def test_a_tar_of_folders_is_as_good(tmp_path, make_tar, picture):
 @pytest.mark.parametrize(
     ("names", "message"),
     [
-        (["a/notes.md"], "holds no pictures"),
+        (["a/notes.md"], "holds no images"),
         (["1.jpg", "2.jpg"], r"neither sub folders, which would be classes, nor captions"),
-        (["1.jpg", "1.txt", "a/2.jpg"], r"a/2\.jpg: lies in a sub folder, other pictures do not"),
-        (["a/1.jpg", "b/notes.md"], "class b has no pictures; add some or remove its folder"),
+        (["1.jpg", "1.txt", "a/2.jpg"], r"a/2\.jpg: lies in a sub folder, other images do not"),
+        (["a/1.jpg", "b/notes.md"], "class b has no images; add some or remove its folder"),
         (["train/a/1.jpg", "test/1.jpg", "test/1.txt"], r"train/a/1\.jpg: lies in a sub folder"),
     ],
 )
@@ -77,5 +81,5 @@ def test_what_is_no_data_set_is_refused(tmp_path, make, names, message):
 def test_an_empty_class_is_refused(tmp_path, make):
     source = make("a/1.jpg")
     (source / "b").mkdir()
-    with pytest.raises(UserError, match="class b has no pictures"):
+    with pytest.raises(UserError, match="class b has no images"):
         read_folder(source, tmp_path)

@@ -38,7 +38,7 @@ def meta() -> bytes:
 
 
 def devkit(**changed: bytes) -> dict[str, bytes]:
-    """The files of a devkit with all classes and the ground truth of six pictures."""
+    """The files of a devkit with all classes and the ground truth of six images."""
     identifiers = [int(np.flatnonzero(label == LEAVES)[0]) + 1 for label in LABELS]
     files = {"meta.mat": meta(), "truth.txt": "".join(f"{i}\n" for i in identifiers).encode(), **changed}
     folder = "ILSVRC2012_devkit_t12/data"
@@ -48,38 +48,38 @@ def devkit(**changed: bytes) -> dict[str, bytes]:
     }
 
 
-def validation(picture) -> dict[str, bytes]:
-    """Pictures whose colour tells their number, from 1."""
-    return {f"ILSVRC2012_val_{number:08d}.JPEG": picture(10 * number) for number in range(1, len(LABELS) + 1)}
+def validation(make_image) -> dict[str, bytes]:
+    """Images whose colour tells their number, from 1."""
+    return {f"ILSVRC2012_val_{number:08d}.JPEG": make_image(10 * number) for number in range(1, len(LABELS) + 1)}
 
 
 @pytest.fixture
-def official(tmp_path, make_tar, picture):
+def official(tmp_path, make_tar, make_image):
     """A folder with the official archives in small."""
     source = tmp_path / "official"
     source.mkdir()
-    (source / "ILSVRC2012_img_val.tar").write_bytes(make_tar(dict(reversed(validation(picture).items()))))
+    (source / "ILSVRC2012_img_val.tar").write_bytes(make_tar(dict(reversed(validation(make_image).items()))))
     (source / "ILSVRC2012_devkit_t12.tar.gz").write_bytes(make_tar(devkit(), "w:gz"))
     classes = {
-        f"{WNIDS[label]}.tar": make_tar({f"{WNIDS[label]}_{i}.JPEG": picture(label % 250) for i in range(2)})
+        f"{WNIDS[label]}.tar": make_tar({f"{WNIDS[label]}_{i}.JPEG": make_image(label % 250) for i in range(2)})
         for label in (998, 3)
     }
     (source / "ILSVRC2012_img_train.tar").write_bytes(make_tar(classes))
     return source
 
 
-def test_validation_labels_are_ranks_of_wnids_among_the_leaves(tmp_path, official, picture, write):
+def test_validation_labels_are_ranks_of_wnids_among_the_leaves(tmp_path, official, make_image, write):
     assert sorted(WNIDS) == WNIDS
     samples = write(read_imagenet(official, tmp_path, "test"), tmp_path, "test")
     assert [sample.label for sample in samples] == LABELS
-    assert [sample.picture for sample in samples] == list(validation(picture).values())
+    assert [sample.image for sample in samples] == list(validation(make_image).values())
     assert all(sorted(sample.members) == ["cls", "jpg"] for sample in samples)
 
 
-def test_a_tar_of_tars_is_the_training_set(tmp_path, official, picture, write):
+def test_a_tar_of_tars_is_the_training_set(tmp_path, official, make_image, write):
     samples = write(read_imagenet(official, tmp_path, "train"), tmp_path, "train", samples_per_shard=3)
-    assert [(sample.label, sample.picture) for sample in samples] == [
-        (label, picture(label % 250)) for label in (3, 3, 998, 998)
+    assert [(sample.label, sample.image) for sample in samples] == [
+        (label, make_image(label % 250)) for label in (3, 3, 998, 998)
     ]
 
 
@@ -97,14 +97,14 @@ def test_an_archive_alone_tells_its_split(tmp_path, official, name):
     assert list(dataset.splits) == ["train" if "train" in name else "test"]
 
 
-def test_the_folder_layout_is_as_good_as_the_archives(tmp_path, official, picture):
+def test_the_folder_layout_is_as_good_as_the_archives(tmp_path, official, make_image):
     folder = tmp_path / "folder"
     for number, label in enumerate(LABELS, 1):
         path = folder / "val" / WNIDS[label] / f"ILSVRC2012_val_{number:08d}.JPEG"
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(picture(10 * number))
+        path.write_bytes(make_image(10 * number))
     (folder / "train" / WNIDS[5]).mkdir(parents=True)
-    (folder / "train" / WNIDS[5] / "x.JPEG").write_bytes(picture())
+    (folder / "train" / WNIDS[5] / "x.JPEG").write_bytes(make_image())
     dataset = read_imagenet(folder, tmp_path)
     assert np.asarray(dataset.splits["train"].labels).tolist() == [5]
     assert sorted(np.asarray(dataset.splits["test"].labels).tolist()) == sorted(LABELS)
@@ -112,10 +112,10 @@ def test_the_folder_layout_is_as_good_as_the_archives(tmp_path, official, pictur
     assert np.asarray(read_imagenet(folder / "train", tmp_path, "test").splits["test"].labels).tolist() == [5]
 
 
-def test_pictures_in_a_flat_folder_take_their_labels_from_the_devkit(tmp_path, official, picture):
+def test_images_in_a_flat_folder_take_their_labels_from_the_devkit(tmp_path, official, make_image):
     flat = tmp_path / "flat" / "val"
     flat.mkdir(parents=True)
-    for name, content in validation(picture).items():
+    for name, content in validation(make_image).items():
         (flat / name).write_bytes(content)
     with pytest.raises(
         UserError, match=r"ILSVRC2012_devkit_t12\.tar\.gz, which has the labels, .* name it with --devkit"
@@ -125,14 +125,14 @@ def test_pictures_in_a_flat_folder_take_their_labels_from_the_devkit(tmp_path, o
     assert np.asarray(dataset.splits["test"].labels).tolist() == LABELS
 
 
-def test_a_validation_set_that_the_devkit_does_not_fit_is_refused(tmp_path, official, make_tar, picture):
-    path, pictures = official / "ILSVRC2012_img_val.tar", validation(picture)
-    path.write_bytes(make_tar({name: pictures[name] for name in list(pictures)[:-2]}))
-    with pytest.raises(UserError, match=r"img_val\.tar: lacks picture 5 of 6"):
+def test_a_validation_set_that_the_devkit_does_not_fit_is_refused(tmp_path, official, make_tar, make_image):
+    path, images = official / "ILSVRC2012_img_val.tar", validation(make_image)
+    path.write_bytes(make_tar({name: images[name] for name in list(images)[:-2]}))
+    with pytest.raises(UserError, match=r"img_val\.tar: lacks image 5 of 6"):
         read_imagenet(path, tmp_path)
     for stranger in ("ILSVRC2012_val_00000007.JPEG", "ILSVRC2012_test_00000001.JPEG"):
-        path.write_bytes(make_tar({**pictures, stranger: b""}))
-        with pytest.raises(UserError, match=f"{stranger}: is none of the 6 pictures that the devkit labels"):
+        path.write_bytes(make_tar({**images, stranger: b""}))
+        with pytest.raises(UserError, match=f"{stranger}: is none of the 6 images that the devkit labels"):
             read_imagenet(path, tmp_path)
 
 
@@ -140,7 +140,7 @@ def test_a_validation_set_that_the_devkit_does_not_fit_is_refused(tmp_path, offi
     ("changed", "message"),
     [
         ({"truth.txt": b"1\n2\nthree\n"}, "ground truth holds other lines than numbers"),
-        ({"truth.txt": b"1\n2\n3\n4\n5\n1005\n"}, r"class 1005 of picture 6 is not in meta\.mat"),
+        ({"truth.txt": b"1\n2\n3\n4\n5\n1005\n"}, r"class 1005 of image 6 is not in meta\.mat"),
         ({"meta.mat": b"MATLAB 5.0 MAT-file" + bytes(200)}, r"meta\.mat cannot be read"),
     ],
 )
@@ -150,9 +150,9 @@ def test_a_damaged_devkit_is_one_line(tmp_path, official, make_tar, changed, mes
         read_imagenet(official, tmp_path, "test")
 
 
-def test_a_class_that_is_not_among_the_thousand_is_refused(tmp_path, picture):
+def test_a_class_that_is_not_among_the_thousand_is_refused(tmp_path, make_image):
     (tmp_path / "n00000001").mkdir()
-    (tmp_path / "n00000001" / "x.JPEG").write_bytes(picture())
+    (tmp_path / "n00000001" / "x.JPEG").write_bytes(make_image())
     with pytest.raises(UserError, match="n00000001 is none of ILSVRC 2012's classes"):
         read_imagenet(tmp_path, tmp_path)
 

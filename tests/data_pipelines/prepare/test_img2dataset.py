@@ -7,7 +7,7 @@ from lit_het.errors import UserError
 
 
 @pytest.fixture
-def source(tmp_path, make_tar, picture):
+def source(tmp_path, make_tar, make_image):
     """Two tars as img2dataset writes them; of the second one's samples two are not whole."""
     folder = tmp_path / "source"
     folder.mkdir()
@@ -15,7 +15,7 @@ def source(tmp_path, make_tar, picture):
     def sample(key: str, **changed: bytes | None) -> dict[str, bytes]:
         number = int(key)
         members = {
-            "jpg": picture(number),
+            "jpg": make_image(number),
             "txt": f"café {number}".encode(),
             "json": b'{"key": "%d"}' % number,
             **changed,
@@ -29,19 +29,19 @@ def source(tmp_path, make_tar, picture):
     return folder
 
 
-def test_pictures_captions_and_what_is_known_of_them_are_kept(tmp_path, source, picture, write):
+def test_images_captions_and_what_is_known_of_them_are_kept(tmp_path, source, make_image, write):
     dataset = read_img2dataset(source)
     assert dataset.class_names is None
     samples = write(dataset, tmp_path, "train")
     assert [sample.key for sample in samples] == ["s0000000", "s0000001", "s0000002"]
-    assert [sample.picture for sample in samples] == [picture(number) for number in (0, 1, 10002)]
+    assert [sample.image for sample in samples] == [make_image(number) for number in (0, 1, 10002)]
     assert [sample.members["txt"].decode() for sample in samples] == ["café 0", "café 1", "café 10002"]
     assert json.loads(samples[1].members["json"]) == {"key": "1"}
     assert sorted(samples[2].members) == ["jpg", "txt"]
 
 
 def test_failed_downloads_are_left_out_and_counted(source):
-    expected = {"no .jpg/jpeg/png/webp": 1, "empty picture or caption": 1}
+    expected = {"no .jpg/jpeg/png/webp": 1, "empty image or caption": 1}
     assert read_img2dataset(source).splits["train"].left_out == expected
 
 
@@ -59,5 +59,5 @@ def test_a_truncated_tar_is_named(source):
 
 def test_tars_without_any_whole_sample_are_refused(tmp_path, make_tar):
     (tmp_path / "0.tar").write_bytes(make_tar({"1.jpg": b"x", "2.txt": b"x"}))
-    with pytest.raises(UserError, match="none of 2 samples has both picture and caption"):
+    with pytest.raises(UserError, match="none of 2 samples has both image and caption"):
         read_img2dataset(tmp_path)

@@ -13,11 +13,11 @@ FEATURES = {"image": {"_type": "Image"}, "label": {"_type": "ClassLabel", "names
 
 
 @pytest.fixture
-def save(tmp_path, picture):
+def save(tmp_path, make_image):
     def save(count: int = 7, name: str = "x.parquet", features=FEATURES, **changed):
         """A table in Hugging Face's form, in row groups of 3; colours and captions tell the row."""
         columns = {
-            "image": [{"bytes": picture(row), "path": f"{row}.jpg"} for row in range(count)],
+            "image": [{"bytes": make_image(row), "path": f"{row}.jpg"} for row in range(count)],
             "label": [row % 2 for row in range(count)],
             "text": [f"caption {row}" for row in range(count)],
             **changed,
@@ -34,22 +34,24 @@ def save(tmp_path, picture):
 
 
 @pytest.mark.parametrize("samples_per_shard", [2, 4, 100])
-def test_class_labels_and_their_names_come_from_the_schema(tmp_path, save, picture, write, samples_per_shard):
+def test_class_labels_and_their_names_come_from_the_schema(tmp_path, save, make_image, write, samples_per_shard):
     dataset = read_parquet(save())
     assert dataset.class_names == ("tench", "kit fox")
     samples = write(dataset, tmp_path, "train", samples_per_shard=samples_per_shard, workers=2)
-    assert [(sample.label, sample.picture) for sample in samples] == [(row % 2, picture(row)) for row in range(7)]
+    assert [(sample.label, sample.image) for sample in samples] == [(row % 2, make_image(row)) for row in range(7)]
     assert all(sorted(sample.members) == ["cls", "jpg"] for sample in samples)
 
 
-def test_captions_are_taken_from_the_column_that_is_named_and_bytes_need_no_structure(tmp_path, save, picture, write):
-    path = save(image=[picture(row) for row in range(7)], features=None)
+def test_captions_are_taken_from_the_column_that_is_named_and_bytes_need_no_structure(
+    tmp_path, save, make_image, write
+):
+    path = save(image=[make_image(row) for row in range(7)], features=None)
     dataset = read_parquet(path, "val", Columns(caption="text"))
     assert dataset.class_names is None
     samples = write(dataset, tmp_path, "val", samples_per_shard=3)
-    assert [sample.picture for sample in samples] == [picture(row) for row in range(7)]
+    assert [sample.image for sample in samples] == [make_image(row) for row in range(7)]
     assert [sample.members for sample in samples] == [
-        {"jpg": picture(row), "txt": b"caption %d" % row} for row in range(7)
+        {"jpg": make_image(row), "txt": b"caption %d" % row} for row in range(7)
     ]
 
 
@@ -80,7 +82,7 @@ def test_captions_of_bytes_are_as_good_as_text(tmp_path, save, write):
     [
         ({"text": None}, r"train-00001-of-00002\.parquet: has no column 'text', only image, label"),
         ({"text": [1] * 7}, r"train-00001.*column 'text' holds int64, neither text nor lists of it; .* --caption"),
-        ({"image": ["a.jpg"] * 7}, r"train-00001.*column 'image' holds no bytes of pictures"),
+        ({"image": ["a.jpg"] * 7}, r"train-00001.*column 'image' holds no bytes of images"),
     ],
 )
 def test_a_later_file_of_a_split_that_differs_is_named(save, changed, message):
@@ -102,34 +104,34 @@ def test_labels_that_are_text_become_classes_in_the_order_of_their_names(save):
     assert np.asarray(dataset.splits["train"].labels).tolist() == [1, 2, 0, 1, 1, 0, 2]
 
 
-def test_names_of_files_tell_splits_and_several_files_are_one(tmp_path, save, picture, write):
+def test_names_of_files_tell_splits_and_several_files_are_one(tmp_path, save, make_image, write):
     for name, count in (("train-00000-of-00002.parquet", 4), ("train-00001-of-00002-ab12.parquet", 5)):
         source = save(count, name).parent
     save(3, "test-00000-of-00001.parquet")
     dataset = read_parquet(source)
     assert {name: split.num_samples for name, split in dataset.splits.items()} == {"test": 3, "train": 9}
     samples = write(dataset, tmp_path, "train", samples_per_shard=6)
-    assert [sample.picture for sample in samples] == [picture(row) for row in (*range(4), *range(5))]
+    assert [sample.image for sample in samples] == [make_image(row) for row in (*range(4), *range(5))]
     assert list(read_parquet(source, "test").splits) == ["test"]
     with pytest.raises(UserError, match="has no split 'val', only test, train"):
         read_parquet(source, "val")
 
 
-def test_a_row_without_bytes_is_named(tmp_path, save, picture, write):
-    images = [{"bytes": None if row == 4 else picture(row), "path": "somewhere"} for row in range(7)]
-    with pytest.raises(UserError, match=r"x\.parquet: row 4: no picture \(0 bytes"):
+def test_a_row_without_bytes_is_named(tmp_path, save, make_image, write):
+    images = [{"bytes": None if row == 4 else make_image(row), "path": "somewhere"} for row in range(7)]
+    with pytest.raises(UserError, match=r"x\.parquet: row 4: no image \(0 bytes"):
         write(read_parquet(save(image=images)), tmp_path, "train")
 
 
 @pytest.mark.parametrize(
     ("changed", "columns", "message"),
     [
-        ({}, Columns(image="picture"), "has no column 'picture', only image, label, text"),
-        ({}, Columns(image="text"), "column 'text' holds no bytes of pictures"),
+        ({}, Columns(image="photo"), "has no column 'photo', only image, label, text"),
+        ({}, Columns(image="text"), "column 'text' holds no bytes of images"),
         ({}, Columns(caption="label"), "column 'label' holds int64, neither text nor lists of it"),
         ({"text": [[[1]]] * 7}, Columns(caption="text"), "column 'text' holds list<.*, neither text nor lists of it"),
-        ({"image": None}, Columns(), r"0 columns hold pictures \(label, text\); name one with --image"),
-        ({"mask": [b""] * 7}, Columns(), r"2 columns hold pictures \(image, label, text, mask\)"),
+        ({"image": None}, Columns(), r"0 columns hold images \(label, text\); name one with --image"),
+        ({"mask": [b""] * 7}, Columns(), r"2 columns hold images \(image, label, text, mask\)"),
         (
             {"features": None},
             Columns(),
@@ -142,7 +144,7 @@ def test_a_row_without_bytes_is_named(tmp_path, save, picture, write):
             Columns(label="label"),
             "'label' is neither text nor a ClassLabel",
         ),
-        ({"image": [{"bytes": "text"}] * 7}, Columns(image="image"), "column 'image' holds no bytes of pictures"),
+        ({"image": [{"bytes": "text"}] * 7}, Columns(image="image"), "column 'image' holds no bytes of images"),
         ({"features": []}, Columns(), "0 columns hold classes"),
         ({"features": {"label": 3}}, Columns(), "0 columns hold classes"),
         ({"features": {"label": {"_type": ["ClassLabel"]}}}, Columns(), "0 columns hold classes"),
@@ -206,9 +208,9 @@ def test_metadata_that_are_no_json_are_one_line(save, metadata):
     assert "\n" not in str(caught.value)
 
 
-def test_two_columns_of_one_name_are_one_line(save, picture):
+def test_two_columns_of_one_name_are_one_line(save, make_image):
     path = save()
-    columns = [arrow.array([picture(0)]), arrow.array([picture(1)])]
+    columns = [arrow.array([make_image(0)]), arrow.array([make_image(1)])]
     parquet.write_table(arrow.Table.from_arrays(columns, names=["image", "image"]), path)
     with pytest.raises(UserError, match="two of the columns image, image have one name"):
         read_parquet(path)

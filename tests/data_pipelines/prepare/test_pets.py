@@ -30,8 +30,8 @@ def originals() -> dict[str, bytes]:
 
 @pytest.mark.parametrize(("split", "official"), [("train", "trainval"), ("test", "test")])
 def test_the_official_splits_arrive_with_their_labels_and_bytes(tmp_path, write, split, official):
-    truth, pictures = TRUTH["pets"][official], originals()
-    samples = write(read_pets(PETS, tmp_path), tmp_path, split, check_pictures=True)
+    truth, images = TRUTH["pets"][official], originals()
+    samples = write(read_pets(PETS, tmp_path), tmp_path, split, check_images=True)
     assert [sample.label for sample in samples] == [label for _, label in truth]
     for (name, _), sample in zip(truth, samples, strict=True):
         kind = TRUTH["pets_kinds"][name].partition("-")[0]
@@ -40,10 +40,10 @@ def test_the_official_splits_arrive_with_their_labels_and_bytes(tmp_path, write,
         if kind == "gif":
             from PIL import Image
 
-            ours, theirs = (Image.open(io.BytesIO(data)).convert("RGB") for data in (sample.picture, pictures[name]))
+            ours, theirs = (Image.open(io.BytesIO(data)).convert("RGB") for data in (sample.image, images[name]))
             assert ours.tobytes() == theirs.tobytes()
         else:
-            assert sample.picture == pictures[name]
+            assert sample.image == images[name]
 
 
 def test_names_are_readable_and_in_the_order_of_the_ids():
@@ -58,8 +58,8 @@ def test_unpacked_folders_are_as_good_as_the_archives(tmp_path, unpacked):
     assert [np.asarray(split.labels).tolist() for split in ours.values()] == [
         np.asarray(split.labels).tolist() for split in theirs.values()
     ]
-    assert [sample.picture for sample in ours["test"].read([3, 0])] == [
-        sample.picture for sample in theirs["test"].read([3, 0])
+    assert [sample.image for sample in ours["test"].read([3, 0])] == [
+        sample.image for sample in theirs["test"].read([3, 0])
     ]
 
 
@@ -68,10 +68,10 @@ def test_unpacked_folders_are_as_good_as_the_archives(tmp_path, unpacked):
     [
         ("Abyssinian_7 1 1 1", r"holds no Abyssinian_7\.jpg, which test\.txt names"),
         ("Abyssinian_2 1 1 1", r"test\.txt names Abyssinian_2 twice"),
-        ("Abyssinian_1 2 1 1", r"test\.txt line 13: 'Abyssinian_1 2 1 1' is no picture with its class"),
-        ("Abyssinian_1", "is no picture with its class"),
-        ("Abyssinian_1 38 1 1", "is no picture with its class"),
-        ("Abyssinian_1 x 1 1", "is no picture with its class"),
+        ("Abyssinian_1 2 1 1", r"test\.txt line 13: 'Abyssinian_1 2 1 1' is no image with its class"),
+        ("Abyssinian_1", "is no image with its class"),
+        ("Abyssinian_1 38 1 1", "is no image with its class"),
+        ("Abyssinian_1 x 1 1", "is no image with its class"),
     ],
 )
 def test_a_list_that_does_not_fit_is_refused(tmp_path, unpacked, line, message):

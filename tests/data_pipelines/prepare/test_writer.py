@@ -15,7 +15,7 @@ import pytest
 
 from data_pipelines.prepare.dataset import DataSet, Sample, Split
 from data_pipelines.prepare.folder import read_folder
-from data_pipelines.prepare.pictures import encode_png
+from data_pipelines.prepare.images import encode_png
 from data_pipelines.prepare.writer import SplitWriter, WriteOptions, write_names
 from eval.prompts import read_classnames, read_templates
 from lit_het.errors import UserError
@@ -24,12 +24,12 @@ GOLDEN = Path(__file__).parents[2] / "golden" / "data"
 
 
 def numbered(count: int, broken: Sequence[int] = (), **changed) -> Split:
-    """Pictures whose colour and label tell their number."""
+    """Images whose colour and label tell their number."""
 
     def read(numbers: Sequence[int]) -> Iterator[Sample]:
         for number in numbers:
             image = encode_png(np.full((2, 2, 3), number % 256, np.uint8))
-            yield Sample(b"oops" if number in broken else image, f"picture {number}")
+            yield Sample(b"oops" if number in broken else image, f"image {number}")
 
     return Split(count, read, "numbers", **{"labels": np.arange(count, dtype=np.int32), **changed})
 
@@ -81,7 +81,7 @@ import sys, time
 from pathlib import Path
 import numpy as np
 from data_pipelines.prepare.dataset import Sample, Split
-from data_pipelines.prepare.pictures import encode_png
+from data_pipelines.prepare.images import encode_png
 from data_pipelines.prepare.writer import SplitWriter, WriteOptions
 
 def read(numbers):
@@ -131,7 +131,7 @@ def test_what_is_finished_is_not_written_again(tmp_path):
     ],
 )
 def test_another_source_or_other_options_never_mix_with_what_is_there(tmp_path, split, options):
-    with pytest.raises(UserError, match=r"picture 5: no picture"):
+    with pytest.raises(UserError, match=r"image 5: no image"):
         SplitWriter(tmp_path / "test", numbered(6, broken=[5]), WriteOptions(2)).write(advance)
     with pytest.raises(UserError, match=r"\.test\.partial was begun from another source or with other options"):
         SplitWriter(tmp_path / "test", split, options)
@@ -146,9 +146,9 @@ def test_a_folder_of_somebody_else_is_not_touched(tmp_path):
         SplitWriter(tmp_path / "test", numbered(6), WriteOptions(2))
 
 
-def test_a_broken_picture_is_named_and_left_out_on_request_from_where_the_writer_stopped(tmp_path, written):
+def test_a_broken_image_is_named_and_left_out_on_request_from_where_the_writer_stopped(tmp_path, written):
     split = numbered(9, broken=[4, 7])
-    with pytest.raises(UserError, match=r"picture 4: no picture \(4 bytes .*oops.* with --skip-broken"):
+    with pytest.raises(UserError, match=r"image 4: no image \(4 bytes .*oops.* with --skip-broken"):
         SplitWriter(tmp_path / "test", split, WriteOptions(3)).write(advance)
     assert not (tmp_path / "test").exists()
     writer = SplitWriter(tmp_path / "test", split, WriteOptions(3, skip_broken=True))
@@ -157,7 +157,7 @@ def test_a_broken_picture_is_named_and_left_out_on_request_from_where_the_writer
     assert [sample.label for sample in written(tmp_path / "test")] == [0, 1, 2, 3, 5, 6, 8]
 
 
-def test_broken_pictures_in_shards_that_were_kept_are_counted(tmp_path):
+def test_broken_images_in_shards_that_were_kept_are_counted(tmp_path):
     options = WriteOptions(3, skip_broken=True)
     with pytest.raises(UserError, match="no sample of shard 2 can be used"):
         SplitWriter(tmp_path / "test", numbered(9, broken=[1, 6, 7, 8]), options).write(advance)
@@ -169,8 +169,8 @@ def test_captions_that_training_would_refuse_are_left_out_and_counted(tmp_path, 
 
     def read(numbers: Sequence[int]) -> Iterator[Sample]:
         for number in numbers:
-            picture = encode_png(np.full((2, 2, 3), number, np.uint8))
-            yield Sample(picture, f"picture {number}", {"txt": captions[number]})
+            encoded = encode_png(np.full((2, 2, 3), number, np.uint8))
+            yield Sample(encoded, f"image {number}", {"txt": captions[number]})
 
     split = Split(6, read, "captions", left_out={"without caption": 3})
     assert SplitWriter(tmp_path / "test", split, WriteOptions()).write(advance) == 2
@@ -179,14 +179,14 @@ def test_captions_that_training_would_refuse_are_left_out_and_counted(tmp_path, 
     assert (record["samples"], record["left_out"]) == (2, {"without caption": 3, "broken": 4})
 
 
-def test_damage_behind_the_header_is_found_where_every_picture_is_checked(tmp_path):
+def test_damage_behind_the_header_is_found_where_every_image_is_checked(tmp_path):
     def read(numbers: Sequence[int]) -> Iterator[Sample]:
-        yield Sample(encode_png(np.zeros((9, 9, 3), np.uint8))[:-30], "picture")
+        yield Sample(encode_png(np.zeros((9, 9, 3), np.uint8))[:-30], "image")
 
     split = Split(1, read, "one")
     SplitWriter(tmp_path / "fast", split, WriteOptions()).write(advance)
-    with pytest.raises(UserError, match="picture: damaged PNG"):
-        SplitWriter(tmp_path / "checked", split, WriteOptions(check_pictures=True)).write(advance)
+    with pytest.raises(UserError, match="image: damaged PNG"):
+        SplitWriter(tmp_path / "checked", split, WriteOptions(check_images=True)).write(advance)
 
 
 def test_two_processes_do_not_write_the_same_split(tmp_path):
@@ -255,7 +255,7 @@ def test_the_layout_is_the_one_that_clip_benchmark_writes(tmp_path, written):
     for sample in theirs:
         folder = tmp_path / "source" / "test" / f"{sample.label} {names[sample.label]}"
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"{sample.key}.jpg").write_bytes(sample.picture)
+        (folder / f"{sample.key}.jpg").write_bytes(sample.image)
     dataset = read_folder(tmp_path / "source", tmp_path)
     SplitWriter(tmp_path / "output" / "test", dataset.splits["test"], WriteOptions()).write(advance)
     write_names(tmp_path / "output", dataset)
@@ -267,6 +267,6 @@ def test_the_layout_is_the_one_that_clip_benchmark_writes(tmp_path, written):
     ours, golden = tmp_path / "output" / "test", GOLDEN / "wds_tiny_jpg" / "test"
     assert names_in(ours / "0.tar") == names_in(golden / "0.tar")
     assert (ours / "nshards.txt").read_bytes() == (golden / "nshards.txt").read_bytes()
-    # a class without pictures has no folder
+    # a class without images has no folder
     ranks = {label: rank for rank, label in enumerate(sorted({sample.label for sample in theirs}))}
-    assert {s.picture: s.members["cls"] for s in written(ours)} == {s.picture: b"%d" % ranks[s.label] for s in theirs}
+    assert {s.image: s.members["cls"] for s in written(ours)} == {s.image: b"%d" % ranks[s.label] for s in theirs}

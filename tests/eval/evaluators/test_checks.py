@@ -1,4 +1,4 @@
-"""What cannot be measured is refused before any picture is read."""
+"""What cannot be measured is refused before any image is read."""
 
 import dataclasses
 from typing import NoReturn
@@ -20,7 +20,7 @@ NAMES = ("zero", "one", "two")
 
 
 def refuse(*_: object) -> NoReturn:
-    raise AssertionError("a picture was read")
+    raise AssertionError("an image was read")
 
 
 UNREAD = ImageFeatures(refuse, num_members=1, num_shares=1, tower="a tower")
@@ -28,7 +28,7 @@ UNREAD = ImageFeatures(refuse, num_members=1, num_shares=1, tower="a tower")
 
 @pytest.fixture
 def digits(write_set):
-    """Three classes, of which the last has no picture; corrupted copies and captions."""
+    """Three classes, of which the last has no image; corrupted copies and captions."""
     members = [{"cls": number % 2, "txt": NAMES[number % 2]} for number in range(6)]
     for part in ("digits/train", "digits/corrupted/fog/1"):
         directory, _, split = part.partition("/")
@@ -105,7 +105,7 @@ def test_an_image_tower_is_enough_for_what_measures_its_features(digits, sets):
 
 
 @pytest.mark.parametrize("of", [ZeroShotConfig, ShiftConfig, EnsembleConfig])
-def test_pictures_of_a_class_that_cannot_be_chosen(digits, sets, tmp_path, of, capsys):
+def test_images_of_a_class_that_cannot_be_chosen(digits, sets, tmp_path, of, capsys):
     """Only names that stand among the candidates once, as many as there are, need no look at the labels."""
     path = tmp_path / "names.txt"
     for candidates, num_read in (("two\none\nzero\nsix\n", 0), ("one\nzero\n", 1)):
@@ -129,5 +129,5 @@ def test_labels_that_cannot_be_read_are_not_looked_at(write_set, sets, tmp_path)
 
 def test_several_labels_of_other_names(digits, tmp_path):
     data = dataclasses.replace(digits, multi_label=True)
-    with pytest.raises(UserError, match="of several labels a picture --candidates need --classes FILE"):
+    with pytest.raises(UserError, match="of several labels an image --candidates need --classes FILE"):
         ZeroShotConfig(data, NamesConfig(candidates=tmp_path / "names.txt"))

@@ -16,7 +16,7 @@ NAMES = ("low", "high")
 
 @pytest.fixture
 def splits(write_set):
-    """Pictures 0 to 11, of which those from 6 on are "high", in both splits."""
+    """Images 0 to 11, of which those from 6 on are "high", in both splits."""
     members = [{"cls": int(number >= 6)} for number in range(12)]
     write_set("numbers", members, NAMES, split="train")
     return write_set("numbers", members, NAMES)
@@ -51,7 +51,7 @@ def test_members_of_an_ensemble_are_fitted_together_or_apart(splits, sets, make_
         assert found.figures["5_shot"] == 1
 
 
-def test_classes_with_one_picture_each_take_the_middle_of_the_grid_and_say_so(write_set, sets, make_encoder, capsys):
+def test_classes_with_one_image_each_take_the_middle_of_the_grid_and_say_so(write_set, sets, make_encoder, capsys):
     write_set("numbers", [{"cls": 0}, {"cls": 1}], NAMES, split="train")
     data = write_set("numbers", [{"cls": 0}, {"cls": 1}], NAMES)
     encoder: Encoder = make_encoder(np.eye(2), {"x": np.zeros(2)})
@@ -74,13 +74,13 @@ def test_a_linear_probe_learns_a_threshold(splits, sets, make_encoder):
     assert found.chance["top1"] == 0.5
 
 
-def test_training_on_the_pictures_that_are_tested_is_refused(splits, sets):
+def test_training_on_the_images_that_are_tested_is_refused(splits, sets):
     for config in (FewShotConfig(splits, train_split="test"), LinearProbeConfig(splits, train_split="./test/")):
         with pytest.raises(UserError, match="cannot train and test on the same split, test"):
             config.build(sets)
 
 
-def test_the_pictures_that_are_tested_are_known_by_their_folder_however_it_is_written(splits, sets, tmp_path):
+def test_the_images_that_are_tested_are_known_by_their_folder_however_it_is_written(splits, sets, tmp_path):
     folder = f"{splits.directory}/test"
     (tmp_path / "elsewhere").symlink_to(folder)
     below = dataclasses.replace(splits, directory=folder, split=".")
@@ -96,7 +96,7 @@ def test_the_pictures_that_are_tested_are_known_by_their_folder_however_it_is_wr
             FewShotConfig(data, train_split=train_split).build(sets)
 
 
-def test_pictures_with_several_labels_are_refused(splits, sets):
+def test_images_with_several_labels_are_refused(splits, sets):
     several = dataclasses.replace(splits, multi_label=True)
     for config in (FewShotConfig(several), LinearProbeConfig(several)):
         with pytest.raises(UserError, match="several labels"):

@@ -27,7 +27,7 @@ def names_of(folder: Path) -> list[str]:
 
 
 def test_cifar_of_a_model_that_reads_colours_and_takes_dogs_for_cats(tmp_path, make_encoder):
-    """The red of a recorded picture is 2 * label + 1. Two of the twenty test pictures are dogs."""
+    """The red of a recorded image is 2 * label + 1. Two of the twenty test images are dogs."""
     assert main(["data", "prepare", "cifar10", str(GOLDEN / "cifar-10-python.tar.gz"), str(tmp_path)]) == 0
     names = names_of(tmp_path)
     says = np.eye(10)[[names.index("cat" if name == "dog" else name) for name in names]]
@@ -38,7 +38,7 @@ def test_cifar_of_a_model_that_reads_colours_and_takes_dogs_for_cats(tmp_path, m
     found = ZeroShotConfig(ImageSet("cifar10", str(tmp_path)), NamesConfig("bare")).build(sets)(encoder)
     assert TRUTH["cifar10"]["labels"]["test_batch"].count(names.index("dog")) == 2
     assert found.figures["top1"] == pytest.approx(18 / 20)
-    # Nine of ten classes have pictures; of these one is never right.
+    # Nine of ten classes have images; of these one is never right.
     assert found.figures["mean_class_recall"] == pytest.approx(8 / 9)
 
 
@@ -48,7 +48,7 @@ def test_pets_of_a_model_that_knows_the_published_lists_but_for_one_breed(tmp_pa
     wrong = [label if label != 11 else 12 for label in truth]
     encoder = make_encoder(np.eye(37)[wrong], dict(zip(names, np.eye(37), strict=True)), temperature=0.01)
     opened = Sets(8, Preprocessing(), lambda: "").open(ImageSet("pets", str(tmp_path)))
-    # Pictures are told by their place in the published list.
+    # Images are told by their place in the published list.
     batch = next(opened.loader.epoch())
     assert batch.image is not None
     seen = {image.tobytes(): number for number, image in enumerate(batch.image[batch.valid])}
@@ -65,19 +65,19 @@ def test_pets_of_a_model_that_knows_the_published_lists_but_for_one_breed(tmp_pa
     assert found.figures["mean_class_recall"] == pytest.approx(5 / 6)
 
 
-def test_coco_of_a_model_that_takes_one_of_five_captions_for_another_pictures(tmp_path, make_encoder):
-    """Karpathy's file in small: three test pictures, whose red is 10 times their number."""
+def test_coco_of_a_model_that_takes_one_of_five_captions_for_another_images(tmp_path, make_encoder):
+    """Karpathy's file in small: three test images, whose red is 10 times their number."""
     captions = [["a cat", "a cat\nasleep"], ["a dog"], ["an owl", "two owls ."]]
     images = [{"filepath": "val2014", "filename": "train.png", "split": "restval", "sentences": [{"raw": "a newt"}]}]
     for number, texts in enumerate(captions):
         sentences = [{"raw": text} for text in texts]
         images.append({"filepath": "val2014", "filename": f"{number}.png", "split": "test", "sentences": sentences})
-    pictures, coco = tmp_path / "pictures" / "val2014", tmp_path / "coco"
-    pictures.mkdir(parents=True)
+    folder, coco = tmp_path / "images" / "val2014", tmp_path / "coco"
+    folder.mkdir(parents=True)
     for number, image in enumerate(images):
-        Image.new("RGB", (8, 8), (10 * max(number - 1, 0), 0, 0)).save(pictures / image["filename"])
+        Image.new("RGB", (8, 8), (10 * max(number - 1, 0), 0, 0)).save(folder / image["filename"])
     (tmp_path / "dataset_coco.json").write_text(json.dumps({"dataset": "coco", "images": images}))
-    source = (str(tmp_path / "dataset_coco.json"), str(coco), "--pictures", str(tmp_path / "pictures"))
+    source = (str(tmp_path / "dataset_coco.json"), str(coco), "--images", str(tmp_path / "images"))
     assert main(["data", "prepare", "captions", *source]) == 0
 
     by_red = np.zeros((256, 3))
@@ -108,7 +108,7 @@ def grey(level: int) -> bytes:
 
 
 def test_imagenet_of_a_model_that_reads_greys_and_fails_at_one_class(tmp_path, make_encoder):
-    """The n-th validation picture has the grey 10 n; two of the six are of class 7, which the model never sees."""
+    """The n-th validation image has the grey 10 n; two of the six are of class 7, which the model never sees."""
     source = tmp_path / "official"
     source.mkdir()
     pack(source / "ILSVRC2012_img_val.tar", validation(grey), "w")

@@ -1,4 +1,4 @@
-"""Captions find pictures and pictures captions; several predictions are one."""
+"""Captions find images and images captions; several predictions are one."""
 
 import dataclasses
 import json
@@ -19,7 +19,7 @@ CAPTIONS = ("a cat", "my cat", "a dog", "two owls", "an owl")
 
 
 @pytest.fixture
-def pictures(write_set):
+def images(write_set):
     """A cat with two captions, a dog with one, owls with two."""
     texts = ["a cat\nmy cat\n", "a dog", "\ntwo owls\n an owl \n"]
     members = [{"txt": text, "json": {"captions": text.split("\n")[:1] or [""]}} for text in texts]
@@ -33,26 +33,26 @@ def encoder(make_encoder):
     return make_encoder(np.eye(3), dict(zip(CAPTIONS, vectors, strict=True)))
 
 
-def test_a_picture_may_be_found_by_any_of_its_captions(pictures, sets, encoder):
-    found = RetrievalConfig(pictures).build(sets)(encoder)
+def test_an_image_may_be_found_by_any_of_its_captions(images, sets, encoder):
+    found = RetrievalConfig(images).build(sets)(encoder)
     figures = found.metrics()
     assert figures["retrieval/pets/image_to_text_recall1"] == 1
     assert figures["retrieval/pets/text_to_image_recall1"] == pytest.approx(4 / 5)
     assert figures["retrieval/pets/text_to_image_recall5"] == 1
-    # The dog's caption is one of five, and one of three pictures.
+    # The dog's caption is one of five, and one of three images.
     assert found.errors["text_to_image_recall1"] == pytest.approx(np.sqrt(3 / 2 * (0.4**2 + 0.8**2 + 0.4**2)) / 5)
     assert found.errors["image_to_text_recall1"] == 0
     assert found.chance["text_to_image_recall1"] == pytest.approx(1 / 3)
     assert found.chance["image_to_text_recall1"] == pytest.approx((2 / 5 + 1 / 5 + 2 / 5) / 3)
 
 
-def test_what_a_report_draws_pairs_pictures_with_their_captions(pictures, sets, encoder):
-    drawing = RetrievalConfig(pictures).build(sets)(encoder).draw()
+def test_what_a_report_draws_pairs_images_with_their_captions(images, sets, encoder):
+    drawing = RetrievalConfig(images).build(sets)(encoder).draw()
     arrays, texts = drawing.arrays, drawing.texts
     best = np.array(texts["best_captions"]).reshape(3, 5)
     assert best[:, 0].tolist() == ["a cat", "a dog", "two owls"]
     assert arrays["caption_is_right"][:, 0].all()
-    first = arrays["picture"][arrays["found"][:, 0], 0, 0, 0]
+    first = arrays["image"][arrays["found"][:, 0], 0, 0, 0]
     assert dict(zip(texts["queries"], first.tolist(), strict=True)) == {
         "a cat": 0,
         "my cat": 0,
@@ -60,7 +60,7 @@ def test_what_a_report_draws_pairs_pictures_with_their_captions(pictures, sets, 
         "two owls": 2,
         "an owl": 2,
     }
-    assert arrays["picture_is_right"][:, 0].tolist() == [True, True, False, True, True]
+    assert arrays["image_is_right"][:, 0].tolist() == [True, True, False, True, True]
 
 
 def test_captions_may_lie_in_json(write_set, sets, encoder):
@@ -79,7 +79,7 @@ def test_captions_may_lie_in_json(write_set, sets, encoder):
         ([{"json": b"{"}], "json/caption", r"s0000000: no caption in \.json/caption"),
     ],
 )
-def test_a_picture_without_captions_is_named(write_set, sets, members, captions, message):
+def test_an_image_without_captions_is_named(write_set, sets, members, captions, message):
     data = dataclasses.replace(write_set("bad", members), labelled=False)
     with pytest.raises(UserError, match=message):
         RetrievalConfig(data, captions=captions).build(sets)
@@ -131,13 +131,13 @@ def test_several_models_are_an_ensemble_and_one_alone_is_none(labelled, sets, ma
         evaluator(models[0])
 
 
-def test_sets_with_several_labels_a_picture_are_refused(labelled, sets):
-    with pytest.raises(UserError, match="only zero-shot measures pictures with several labels"):
+def test_sets_with_several_labels_an_image_are_refused(labelled, sets):
+    with pytest.raises(UserError, match="only zero-shot measures images with several labels"):
         EnsembleConfig(dataclasses.replace(labelled, multi_label=True)).build(sets)
 
 
-def test_who_waits_sees_how_far_it_is(pictures, labelled, sets, encoder, make_encoder, capsys):
-    RetrievalConfig(pictures).build(sets)(encoder)
+def test_who_waits_sees_how_far_it_is(images, labelled, sets, encoder, make_encoder, capsys):
+    RetrievalConfig(images).build(sets)(encoder)
     noise = np.random.default_rng(0).normal(size=(7, 2, 3))
     noisy = make_encoder(np.eye(3)[np.arange(7) % 3], dict(zip(NAMES, np.eye(3), strict=True)), noise=noise)
     for config in (EnsembleConfig(labelled, samples=2), ZeroShotConfig(labelled)):
@@ -145,7 +145,7 @@ def test_who_waits_sees_how_far_it_is(pictures, labelled, sets, encoder, make_en
     said = capsys.readouterr().err
     for step in (
         "reading .txt of pets: 3/3 samples",
-        "scoring digits: 7/7 pictures",
+        "scoring digits: 7/7 images",
         "scoring digits: 2/2 predictions",
     ):
         assert step in said

@@ -1,4 +1,4 @@
-"""Corrupted copies of a set, and pictures that belong to none of its classes."""
+"""Corrupted copies of a set, and images that belong to none of its classes."""
 
 import dataclasses
 from pathlib import Path
@@ -20,7 +20,7 @@ CAPTIONS = dict(zip(NAMES, np.eye(3), strict=True))
 
 
 def test_every_corruption_and_severity_has_figures_and_so_have_their_means(write_set, sets, make_encoder):
-    """Pictures 0, 1, 2; the model is right on those below 2, and copies hold fewer of them."""
+    """Images 0, 1, 2; the model is right on those below 2, and copies hold fewer of them."""
     clean = write_set("digits", [{"cls": 0}, {"cls": 1}, {"cls": 0}], NAMES)
     for part, labels in {"fog/1": (0, 1, 2), "fog/2": (1, 1, 0), "noise/1": (1, 0, 0), "noise/2": (2, 2, 0)}.items():
         write_set("digits/corrupted", [{"cls": label} for label in labels], split=part)
@@ -43,7 +43,7 @@ def test_every_corruption_and_severity_has_figures_and_so_have_their_means(write
     assert found.errors["fog/1/top1"] == 0
 
 
-def test_no_picture_chooses_the_temperature_it_is_scored_with_and_copies_have_that_of_both_halves(
+def test_no_image_chooses_the_temperature_it_is_scored_with_and_copies_have_that_of_both_halves(
     write_set, sets, make_encoder
 ):
     labels = [0, 1, 2, 0, 1, 2, 2, 0]
@@ -113,7 +113,7 @@ def test_a_set_without_corrupted_copies_is_one_line(write_set, sets):
 
 @pytest.fixture
 def strangers(write_set):
-    """Eight pictures of two classes, and eight strange ones, without labels or names."""
+    """Eight images of two classes, and eight strange ones, without labels or names."""
     inside = write_set("known", [{"cls": number % 2} for number in range(8)], NAMES[:2])
     write_set("known", [{"cls": number % 2} for number in range(8)], NAMES[:2], split="train")
     outside = write_set("strange", [{"txt": "?"} for _ in range(8)])
@@ -121,14 +121,14 @@ def strangers(write_set):
 
 
 def test_scores_tell_strangers_as_scikit_learn_counts_it(strangers, sets, make_encoder):
-    """Picture n is as strange as 255 - n here: strange pictures have the numbers of known ones, so look at ranks."""
+    """Image n is as strange as 255 - n here: strange images have the numbers of known ones, so look at ranks."""
     inside, outside = strangers
     logits = np.random.default_rng(0).normal(size=(8, 2))
     captions = dict(zip(NAMES, np.eye(2), strict=False))
     encoder = make_encoder(logits, captions, temperature=0.5)
     found = OutOfDistributionConfig(inside, near=(f"odd={outside}",), far=(outside,)).build(sets)(encoder)
     figures = found.figures
-    # The same pictures inside and outside cannot be told apart.
+    # The same images inside and outside cannot be told apart.
     for score in ("max_probability", "entropy", "energy", "noise_norm"):
         for place in ("near/odd", "far/strange"):
             assert figures[f"{place}/{score}/auroc"] == 0.5
@@ -143,7 +143,7 @@ def test_scores_tell_strangers_as_scikit_learn_counts_it(strangers, sets, make_e
 
 def test_a_model_that_is_unsure_of_strangers_is_credited(strangers, sets, make_encoder):
     inside, outside = strangers
-    # What the model makes of strange pictures, which have numbers of their own, lies between both names.
+    # What the model makes of strange images, which have numbers of their own, lies between both names.
     vectors = np.concatenate([np.eye(2)[np.zeros(8, int)], np.full((8, 2), 0.5)])
     unsure = make_encoder(vectors, dict(zip(NAMES, np.eye(2), strict=False)), has_noise_norm=False)
     opened = sets.open
@@ -183,9 +183,9 @@ def test_strangers_must_be_named_once_each(strangers, sets):
         OutOfDistributionConfig(inside, near=(outside, outside)).build(sets)
 
 
-def test_as_many_strange_pictures_may_be_broken_as_known_ones(strangers, sets, make_encoder, write_set):
+def test_as_many_strange_images_may_be_broken_as_known_ones(strangers, sets, make_encoder, write_set):
     inside, _ = strangers
-    broken = write_set("broken", [{"png": b"no picture"}, *({"txt": "?"} for _ in range(7))])
+    broken = write_set("broken", [{"png": b"no image"}, *({"txt": "?"} for _ in range(7))])
     encoder = make_encoder(np.eye(8)[:, :2], dict(zip(NAMES, np.eye(2), strict=False)))
     config = OutOfDistributionConfig(inside, far=(f"{broken.directory}/test",))
     allowed = dataclasses.replace(config, data=dataclasses.replace(inside, max_bad_fraction=0.2))

@@ -19,7 +19,7 @@ NAMES = ("tench", "kit fox", "crane", "lantern", "plate", "cup", "fork")
 
 @pytest.fixture
 def perfect(make_encoder):
-    """Seven pictures, one of each class, on the axes; captions are the bare names."""
+    """Seven images, one of each class, on the axes; captions are the bare names."""
     return make_encoder(np.eye(7), dict(zip(NAMES, np.eye(7), strict=True)), temperature=0.01)
 
 
@@ -71,7 +71,7 @@ def test_figures_are_named_after_the_set_and_both_kinds_of_predictions_stand_sid
     assert quiet.figures["nll"] == found.figures["nll"]
 
 
-def test_pictures_are_read_once_for_each_tower(write_set, sets, perfect):
+def test_images_are_read_once_for_each_tower(write_set, sets, perfect):
     data = write_set("glyphs", [{"cls": 0}, {"cls": 1}], NAMES)
     batches = []
 
@@ -113,7 +113,7 @@ def test_two_classes_with_one_name_share_the_credit(write_set, sets, make_encode
     assert predictions(ZeroShotConfig(data).build(sets), encoder).hits(1).tolist() == [0.5, 1.0]
 
 
-def test_reassessed_labels_accept_any_of_their_classes_and_skip_pictures_without(write_set, sets, perfect, tmp_path):
+def test_reassessed_labels_accept_any_of_their_classes_and_skip_images_without(write_set, sets, perfect, tmp_path):
     data = write_set("real", [{"cls": number} for number in range(4)], NAMES)
     (tmp_path / "real.json").write_text(json.dumps([[0, 5], [2], [], [3]]))
     found = ZeroShotConfig(data, relabels=tmp_path / "real.json").build(sets)(perfect)
@@ -123,7 +123,7 @@ def test_reassessed_labels_accept_any_of_their_classes_and_skip_pictures_without
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [("[[0]]", "of the set's 2 pictures"), ("[[0], [7]]", "entry 1 is no list of class"), ("[[0], 1]", "entry 1")],
+    [("[[0]]", "of the set's 2 images"), ("[[0], [7]]", "entry 1 is no list of class"), ("[[0], 1]", "entry 1")],
 )
 def test_reassessed_labels_of_another_set_are_refused(write_set, sets, tmp_path, content, message):
     data = write_set("real", [{"cls": 0}, {"cls": 1}], NAMES)
@@ -132,7 +132,7 @@ def test_reassessed_labels_of_another_set_are_refused(write_set, sets, tmp_path,
         ZeroShotConfig(data, relabels=tmp_path / "real.json").build(sets)
 
 
-def test_pictures_with_several_labels_have_a_mean_average_precision(write_set, sets, make_encoder):
+def test_images_with_several_labels_have_a_mean_average_precision(write_set, sets, make_encoder):
     def vector(*classes: int) -> bytes:
         buffer = io.BytesIO()
         np.save(buffer, np.isin(range(3), classes).astype(np.int8))
@@ -146,19 +146,19 @@ def test_pictures_with_several_labels_have_a_mean_average_precision(write_set, s
     assert found.metrics() == {"zero_shot/voc/mean_average_precision": 1.0}
 
 
-def test_what_a_report_draws_names_its_pictures_by_row(write_set, sets, perfect):
+def test_what_a_report_draws_names_its_images_by_row(write_set, sets, perfect):
     data = write_set("glyphs", [{"cls": number} for number in (0, 1, 2, 4, 3)], NAMES)
     drawing = ZeroShotConfig(data).build(sets)(perfect).draw()
     arrays = drawing.arrays
     assert arrays["worst"].tolist() == [[3, 4, 1, 1], [4, 3, 1, 1]]
-    assert arrays["picture"][:, 0, 0, 0].tolist() == arrays["row"].tolist() == [0, 1, 2, 3, 4]
+    assert arrays["image"][:, 0, 0, 0].tolist() == arrays["row"].tolist() == [0, 1, 2, 3, 4]
     assert arrays["label"].tolist() == [0, 1, 2, 4, 3]
     assert arrays["top_classes"][:, 0].tolist() == [0, 1, 2, 3, 4]
     assert arrays["reliability/plain"].shape == (4, 15)
     assert drawing.texts["class_names"] == NAMES
 
 
-def test_with_one_picture_a_class_the_most_surely_mistaken_ones_are_drawn_as_the_worst(write_set, sets, make_encoder):
+def test_with_one_image_a_class_the_most_surely_mistaken_ones_are_drawn_as_the_worst(write_set, sets, make_encoder):
     data = write_set("glyphs", [{"cls": number} for number in range(3)], NAMES[:3])
     answers = np.array([[0.45, 0.55, 0], [0, 1, 0], [0.9, 0, 0.1]])
     encoder = make_encoder(answers, dict(zip(NAMES, np.eye(3), strict=False)))
@@ -177,8 +177,8 @@ def test_a_negative_number_of_noise_samples_is_refused(write_set):
         ZeroShotConfig(write_set("glyphs", [{"cls": 0}], NAMES), samples=-1)
 
 
-def test_broken_pictures_end_an_evaluation_unless_some_are_allowed(write_set, sets, perfect):
-    data = write_set("glyphs", [{"cls": 0}, {"cls": 1, "png": b"no picture"}, {"cls": 2}], NAMES)
+def test_broken_images_end_an_evaluation_unless_some_are_allowed(write_set, sets, perfect):
+    data = write_set("glyphs", [{"cls": 0}, {"cls": 1, "png": b"no image"}, {"cls": 2}], NAMES)
     with pytest.raises(UserError, match=r"bad of 3 samples.*--max-bad-fraction"):
         ZeroShotConfig(data).build(sets)(perfect)
     evaluator = ZeroShotConfig(replace(data, max_bad_fraction=0.5)).build(sets)

@@ -11,7 +11,7 @@ from eval.evaluation import Drawing, Evaluation, write_record
 
 # Names that would break a page that does not escape them.
 NAMES = ('a <b>cat</b> & "dog"', "it's | a\\ [trap](x)", "plain", "other")
-NUM_PICTURES = 30
+NUM_IMAGES = 30
 
 
 def config(seed: int = 0, **changes: Any) -> dict[str, Any]:
@@ -26,26 +26,26 @@ def config(seed: int = 0, **changes: Any) -> dict[str, Any]:
 
 def predictions(seed: int = 0) -> Drawing:
     generator = np.random.default_rng(seed)
-    confidence = np.sort(generator.uniform(0.3, 1.0, NUM_PICTURES))
+    confidence = np.sort(generator.uniform(0.3, 1.0, NUM_IMAGES))
     edges, centres = np.arange(15) / 15, (np.arange(15) + 0.5) / 15
-    curve = np.stack([edges, centres, centres * 0.9, np.full(15, NUM_PICTURES / 15)])
+    curve = np.stack([edges, centres, centres * 0.9, np.full(15, NUM_IMAGES / 15)])
     curve[1:3, 2] = np.nan
     curve[3, 2] = 0
-    label = np.arange(NUM_PICTURES) % 4
-    top_classes = np.stack([(label + np.arange(NUM_PICTURES) % 3) % 4, (label + 3) % 4], axis=1)
+    label = np.arange(NUM_IMAGES) % 4
+    top_classes = np.stack([(label + np.arange(NUM_IMAGES) % 3) % 4, (label + 3) % 4], axis=1)
     return Drawing(
         {
             **{f"reliability/{part}": curve for part in ("plain", "calibrated", "noisy")},
             "confidence": confidence,
-            "noise_norm": generator.uniform(0.1, 0.5, NUM_PICTURES),
+            "noise_norm": generator.uniform(0.1, 0.5, NUM_IMAGES),
             "correct": (top_classes[:, 0] == label).astype(np.float64),
             "worst": np.array([(0, 1, 2, 8), (0, 2, 3, 8), (1, 2, 3, 8)]),
-            "row": np.arange(NUM_PICTURES),
+            "row": np.arange(NUM_IMAGES),
             "label": label,
             "top_classes": top_classes,
             "top_probabilities": np.stack([confidence, 1 - confidence], axis=1),
-            "picture": generator.integers(0, 256, (NUM_PICTURES, 8, 8, 3), np.uint8),
-            "spectrum": -np.sort(-generator.uniform(0.0, 1.0, (NUM_PICTURES, 5)), axis=1),
+            "image": generator.integers(0, 256, (NUM_IMAGES, 8, 8, 3), np.uint8),
+            "spectrum": -np.sort(-generator.uniform(0.0, 1.0, (NUM_IMAGES, 5)), axis=1),
         },
         {"class_names": NAMES},
     )
@@ -89,11 +89,11 @@ def all_kinds(seed: int = 0) -> list[Evaluation]:
     }
     retrieval = Drawing(
         {
-            "picture": generator.integers(0, 256, (3, 100, 80, 3), np.uint8),
+            "image": generator.integers(0, 256, (3, 100, 80, 3), np.uint8),
             "asked": np.array([0, 1]),
             "caption_is_right": np.array([[True, False], [False, False]]),
             "found": np.array([[0, 1], [2, 1]]),
-            "picture_is_right": np.array([[True, False], [False, True]]),
+            "image_is_right": np.array([[True, False], [False, True]]),
         },
         {"best_captions": (*NAMES[:2], "three", "four"), "queries": ("a <i>query</i>", "another")},
     )

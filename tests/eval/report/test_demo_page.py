@@ -30,11 +30,11 @@ from eval.report import (
     describe_rank_test,
     distribution,
     facts,
+    image_strip,
     image_to_name_grid,
     mark_legend,
     name_to_image_grid,
     paragraph,
-    picture_strip,
     reliability_diagrams,
     render_page,
     side_by_side,
@@ -67,7 +67,7 @@ def draw(character: str) -> np.ndarray:
 
 
 class Simulated:
-    """360 pictures whose embeddings lie near those of their shapes, not of their characters."""
+    """360 images whose embeddings lie near those of their shapes, not of their characters."""
 
     def __init__(self, seed: int, noise: float):
         generator = np.random.default_rng(seed)
@@ -108,7 +108,7 @@ def demo_page() -> Html:
         "held-out characters, held-out names": (Simulated(2, 0.7).figures(), Simulated(3, 0.75).figures()),
     }
     comparison = compare("DET", "HET-XL", results, dict.fromkeys(results, scores.chance(len(NAMES))))
-    pictures = [draw(character) for character in CHARACTERS]
+    drawn = [draw(character) for character in CHARACTERS]
     generator = np.random.default_rng(5)
     characters = np.arange(600)
     ambiguous = characters < 140
@@ -168,12 +168,8 @@ def demo_page() -> Html:
                         outcome,
                     ),
                     Html(
-                        picture_strip(
-                            "Most noise", pictures[:8], NAMES[:8], [f"{0.61 - 0.01 * n:.2f}" for n in range(8)]
-                        )
-                        + picture_strip(
-                            "Least noise", pictures[7:], NAMES[7:], [f"{0.21 + 0.01 * n:.2f}" for n in range(5)]
-                        )
+                        image_strip("Most noise", drawn[:8], NAMES[:8], [f"{0.61 - 0.01 * n:.2f}" for n in range(8)])
+                        + image_strip("Least noise", drawn[7:], NAMES[7:], [f"{0.21 + 0.01 * n:.2f}" for n in range(5)])
                     ),
                 ),
             ),
@@ -183,7 +179,7 @@ def demo_page() -> Html:
             (
                 mark_legend("another character of the same shape"),
                 image_to_name_grid(
-                    [pictures[label] for label in found.labels[shown]],
+                    [drawn[label] for label in found.labels[shown]],
                     found.labels[shown],
                     top_classes,
                     top_probabilities,
@@ -197,7 +193,7 @@ def demo_page() -> Html:
             (
                 mark_legend("another character of the same shape"),
                 name_to_image_grid(
-                    queries, [[pictures[label] for label in row] for row in best_labels], best_labels, NAMES, GROUPS
+                    queries, [[drawn[label] for label in row] for row in best_labels], best_labels, NAMES, GROUPS
                 ),
             ),
         ),
@@ -244,10 +240,10 @@ def test_the_page_asks_for_nothing_from_outside(page: Html, outline: Outline):
     assert "://" not in page
 
 
-def test_every_picture_and_figure_has_a_description(outline: Outline):
-    pictures = [attributes for tag, attributes in outline.tags if tag == "img"]
-    assert len(pictures) == 8 + 5 + 9 + 4 * 5
-    assert all(attributes["alt"] for attributes in pictures)
+def test_every_image_and_figure_has_a_description(outline: Outline):
+    drawn = [attributes for tag, attributes in outline.tags if tag == "img"]
+    assert len(drawn) == 8 + 5 + 9 + 4 * 5
+    assert all(attributes["alt"] for attributes in drawn)
     figures = [attributes for tag, attributes in outline.tags if tag == "svg"]
     assert len(figures) == 4 + 2 + 1
     assert all(attributes["role"] == "img" and attributes["aria-label"] for attributes in figures)

@@ -25,7 +25,7 @@ from eval.report import (
     write_page,
 )
 from eval.report.grids import Mark, mark_of
-from eval.report.page import picture
+from eval.report.page import img
 from eval.scores import chance
 
 
@@ -90,19 +90,19 @@ def test_an_answer_is_right_or_a_look_alike_or_wrong():
     assert mark_of(1, 0, None) is Mark.WRONG
 
 
-def test_a_small_picture_is_stored_pixel_for_pixel():
+def test_a_small_image_is_stored_pixel_for_pixel():
     pixels = np.random.default_rng(0).integers(0, 256, size=(24, 32, 3), dtype=np.uint8)
-    np.testing.assert_array_equal(np.asarray(decode(picture(pixels, "noise"))), pixels)
-    np.testing.assert_array_equal(np.asarray(decode(picture(pixels[:, :, :1], "noise"))), pixels[:, :, 0])
-    np.testing.assert_array_equal(np.asarray(decode(picture(pixels[:, :, 0], "noise"))), pixels[:, :, 0])
+    np.testing.assert_array_equal(np.asarray(decode(img(pixels, "noise"))), pixels)
+    np.testing.assert_array_equal(np.asarray(decode(img(pixels[:, :, :1], "noise"))), pixels[:, :, 0])
+    np.testing.assert_array_equal(np.asarray(decode(img(pixels[:, :, 0], "noise"))), pixels[:, :, 0])
 
 
-def test_a_large_picture_is_shrunk_and_keeps_its_shape():
-    assert decode(picture(np.zeros((640, 320, 3), np.uint8), "tall")).size == (80, 160)
+def test_a_large_image_is_shrunk_and_keeps_its_shape():
+    assert decode(img(np.zeros((640, 320, 3), np.uint8), "tall")).size == (80, 160)
 
 
 def test_a_description_with_quotes_stays_inside_its_attribute():
-    assert 'alt="&quot;&gt;&lt;b&gt;"' in picture(np.zeros((2, 2, 3), np.uint8), '"><b>')
+    assert 'alt="&quot;&gt;&lt;b&gt;"' in img(np.zeros((2, 2, 3), np.uint8), '"><b>')
 
 
 def test_a_configuration_is_shown_as_json_whatever_it_holds():

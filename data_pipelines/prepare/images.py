@@ -1,4 +1,4 @@
-"""Pictures as shards hold them: the bytes of the source where readers know the format, PNG where they do not."""
+"""Images as shards hold them: the bytes of the source where readers know the format, PNG where they do not."""
 
 import io
 
@@ -13,7 +13,7 @@ from data_pipelines.images import decode
 from data_pipelines.memory import DECODING
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
-"""What names of pictures end with, in lower case; the content decides what they are."""
+"""What names of images end with, in lower case; the content decides what they are."""
 
 _PNG_MODES = {mode: mode for mode in ("1", "L", "LA", "P", "RGB", "RGBA", "I;16")}
 _PNG_MODES |= {"PA": "RGBA", "RGBX": "RGB", "CMYK": "RGB", "YCbCr": "RGB"}
@@ -22,13 +22,13 @@ _CHECKED_SIZE = 8  # pixels: every byte is decoded whatever the size, and a smal
 
 
 def as_stored(data: bytes, *, check: bool = False) -> tuple[str, bytes]:
-    """Returns a picture's extension and bytes in a shard, told by its first bytes.
+    """Returns an image's extension and bytes in a shard, told by its first bytes.
 
     JPEG, PNG and WebP stay as they are. The first frame of a GIF, a BMP and a TIFF become PNG: levels of 8 bits, and of
     16 in grey, stay what they are; CMYK and YCbCr become RGB.
 
     Args:
-        data: the picture as its source holds it.
+        data: the image as its source holds it.
         check: also decode it, as the loader would.
 
     Raises:
@@ -85,4 +85,4 @@ def _reader(data: bytes) -> type[ImageFile]:
         return BmpImagePlugin.BmpImageFile
     if data.startswith((b"II*\0", b"MM\0*")):
         return TiffImagePlugin.TiffImageFile
-    raise BrokenImage("no picture", f"{len(data)} bytes that start with {data[:8]!r}")
+    raise BrokenImage("no image", f"{len(data)} bytes that start with {data[:8]!r}")

@@ -5,12 +5,12 @@ import pytest
 from PIL import Image
 
 from data_pipelines.images import BrokenImage, decode
-from data_pipelines.prepare.pictures import as_stored, encode_png
+from data_pipelines.prepare.images import as_stored, encode_png
 
 
 @pytest.mark.parametrize(("format", "extension"), [("JPEG", "jpg"), ("PNG", "png"), ("WEBP", "webp")])
-def test_what_readers_know_stays_as_it_is(picture, format, extension):
-    data = picture(7, format)
+def test_what_readers_know_stays_as_it_is(make_image, format, extension):
+    data = make_image(7, format)
     assert as_stored(data, check=True) == (extension, data)
 
 
@@ -18,8 +18,8 @@ def test_what_readers_know_stays_as_it_is(picture, format, extension):
     ("format", "mode"),
     [("GIF", "P"), ("GIF", "RGB"), ("BMP", "RGB"), ("BMP", "L"), ("TIFF", "RGB"), ("TIFF", "CMYK"), ("TIFF", "I;16")],
 )
-def test_the_rest_becomes_png_with_the_same_pixels(picture, format, mode):
-    data = picture(9, format, mode)
+def test_the_rest_becomes_png_with_the_same_pixels(make_image, format, mode):
+    data = make_image(9, format, mode)
     extension, stored = as_stored(data, check=True)
     assert extension == "png"
     ours, theirs = Image.open(io.BytesIO(stored)), Image.open(io.BytesIO(data))
@@ -77,14 +77,14 @@ def test_pixels_become_png_without_loss():
 @pytest.mark.parametrize(
     ("data", "cause"),
     [
-        (b"", "no picture"),
-        (b"<html>", "no picture"),
+        (b"", "no image"),
+        (b"<html>", "no image"),
         (b"GIF89a", "damaged GIF"),
         (b"BM" + bytes(60), "damaged BMP"),
         (b"II*\0" + bytes(9), "damaged TIFF"),
     ],
 )
-def test_what_is_no_picture_is_refused(data, cause):
+def test_what_is_no_image_is_refused(data, cause):
     with pytest.raises(BrokenImage, match=cause):
         as_stored(data)
 

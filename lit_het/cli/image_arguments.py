@@ -1,4 +1,4 @@
-"""The arguments of the commands that show what a model says of single pictures."""
+"""The arguments of the commands that show what a model says of single images."""
 
 import argparse
 from pathlib import Path
@@ -12,12 +12,12 @@ def add_to(commands: Any) -> None:
     classifying = commands.add_parser(
         "classify",
         allow_abbrev=False,
-        help="say what a picture shows, and how sure the model is",
+        help="say what an image shows, and how sure the model is",
         description="Prints the probability of each label without noise, its mean and 5-95 % band over noise samples, "
-        "and the noise norm of each picture. A classifier chooses between its own classes: --labels names them all, in "
+        "and the noise norm of each image. A classifier chooses between its own classes: --labels names them all, in "
         "their order.",
     )
-    classifying.add_argument("pictures", nargs="+", metavar="IMAGE", help="files, addresses, or - for standard input")
+    classifying.add_argument("images", nargs="+", metavar="IMAGE", help="files, addresses, or - for standard input")
     _add_checkpoint(classifying)
     classifying.add_argument(
         "--labels", required=True, metavar="LABELS|FILE", help='such as "a cat,a dog", or a file with one a line'
@@ -37,7 +37,7 @@ def add_to(commands: Any) -> None:
         "demo",
         allow_abbrev=False,
         help="try a model on a local web page",
-        description="Serves a page on this machine: drop a picture, write labels, and see probabilities, how noise "
+        description="Serves a page on this machine: drop an image, write labels, and see probabilities, how noise "
         "scatters them, and the nearest of your captions. Needs the extra: pip install 'lit-het[demo]'.",
     )
     _add_checkpoint(showing)
@@ -64,7 +64,7 @@ def _classify(options: argparse.Namespace, _: list[str]) -> None:
     from lit_het.cli.classify import ClassifyOptions, classify
 
     how = ClassifyOptions(options.labels, options.prompts, options.samples, options.seed, options.top)
-    classify(options.pictures, options.checkpoint, how, pretrained=options.pretrained, as_json=options.json)
+    classify(options.images, options.checkpoint, how, pretrained=options.pretrained, as_json=options.json)
 
 
 def _demo(options: argparse.Namespace, _: list[str]) -> None:
