@@ -13,13 +13,13 @@ from typing import Any, Literal, TypeAlias, Union, get_args, get_origin, get_typ
 import cattrs
 from flax import traverse_util
 
-from data_pipelines.loader import LoaderConfig
-from data_pipelines.portions import Portion
-from data_pipelines.tokenizers import TokenizerConfig
-from eval.suite import EVALUATIONS, EvaluationConfig
 from lit_het import parameters, untrusted
+from lit_het.data_pipelines.loader import LoaderConfig
+from lit_het.data_pipelines.portions import Portion
+from lit_het.data_pipelines.tokenizers import TokenizerConfig
 from lit_het.durations import Duration
 from lit_het.errors import FieldError, UserError, require_at_least, require_choice
+from lit_het.eval.suite import EVALUATIONS, EvaluationConfig
 from lit_het.files import write_atomically
 from lit_het.optimizers import Optimizer
 from lit_het.schedules import Schedule

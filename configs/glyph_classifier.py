@@ -7,10 +7,10 @@ every face, so that no classifier can reach 100 %.
 
 from pathlib import Path
 
-from configs import quickstart_upstream
-from configs.experiment import ExperimentConfig
-from data_pipelines.labels import ClassIndex
-from data_pipelines.loader import LoaderConfig
+from lit_het.configs import quickstart_upstream
+from lit_het.configs.experiment import ExperimentConfig
+from lit_het.data_pipelines.labels import ClassIndex
+from lit_het.data_pipelines.loader import LoaderConfig
 from lit_het.durations import Duration
 from lit_het.heads.covariance import CovarianceConfig
 from lit_het.heads.het_xl import HetXLConfig

@@ -7,17 +7,17 @@ Paths are those of a quickstart in ``runs/quickstart``. Copies of the held-out f
 import dataclasses
 from pathlib import Path
 
-from eval.evaluators.ensemble import EnsembleConfig
-from eval.evaluators.frozen import FewShotConfig, LinearProbeConfig
-from eval.evaluators.out_of_distribution import OutOfDistributionConfig
-from eval.evaluators.retrieval import RetrievalConfig
-from eval.evaluators.shift import ShiftConfig
-from eval.evaluators.zero_shot import ZeroShotConfig
-from eval.few_shot import FewShotOptions
-from eval.linear_probe import LinearProbeOptions
-from eval.recognition import NamesConfig
-from eval.sets import ImageSet
-from eval.suite import EvaluationConfig
+from lit_het.eval.evaluators.ensemble import EnsembleConfig
+from lit_het.eval.evaluators.frozen import FewShotConfig, LinearProbeConfig
+from lit_het.eval.evaluators.out_of_distribution import OutOfDistributionConfig
+from lit_het.eval.evaluators.retrieval import RetrievalConfig
+from lit_het.eval.evaluators.shift import ShiftConfig
+from lit_het.eval.evaluators.zero_shot import ZeroShotConfig
+from lit_het.eval.few_shot import FewShotOptions
+from lit_het.eval.linear_probe import LinearProbeOptions
+from lit_het.eval.recognition import NamesConfig
+from lit_het.eval.sets import ImageSet
+from lit_het.eval.suite import EvaluationConfig
 
 DATA = Path("runs/quickstart/data")
 

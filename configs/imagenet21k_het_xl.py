@@ -10,11 +10,11 @@ authors have published in uncertainty-baselines, from which come loss, bias, cli
 from pathlib import Path
 from typing import Literal
 
-from configs.experiment import ExperimentConfig
-from data_pipelines.augment import HorizontalFlip
-from data_pipelines.labels import ClassIndex
-from data_pipelines.loader import LoaderConfig
-from data_pipelines.transforms import InceptionCrop, Preprocessing
+from lit_het.configs.experiment import ExperimentConfig
+from lit_het.data_pipelines.augment import HorizontalFlip
+from lit_het.data_pipelines.labels import ClassIndex
+from lit_het.data_pipelines.loader import LoaderConfig
+from lit_het.data_pipelines.transforms import InceptionCrop, Preprocessing
 from lit_het.durations import Duration
 from lit_het.heads.covariance import CovarianceConfig
 from lit_het.heads.het_xl import HetXLConfig

@@ -13,16 +13,16 @@ import dataclasses
 from pathlib import Path
 from typing import Literal
 
-from configs.experiment import ExperimentConfig
-from data_pipelines.augment import HorizontalFlip
-from data_pipelines.labels import ClassIndex
-from data_pipelines.loader import LoaderConfig
-from data_pipelines.portions import Portion
-from data_pipelines.rand_augment import RandAugment
-from data_pipelines.transforms import InceptionCrop, Preprocessing
-from eval.evaluators.zero_shot import ZeroShotConfig
-from eval.sets import ImageSet
+from lit_het.configs.experiment import ExperimentConfig
+from lit_het.data_pipelines.augment import HorizontalFlip
+from lit_het.data_pipelines.labels import ClassIndex
+from lit_het.data_pipelines.loader import LoaderConfig
+from lit_het.data_pipelines.portions import Portion
+from lit_het.data_pipelines.rand_augment import RandAugment
+from lit_het.data_pipelines.transforms import InceptionCrop, Preprocessing
 from lit_het.durations import Duration
+from lit_het.eval.evaluators.zero_shot import ZeroShotConfig
+from lit_het.eval.sets import ImageSet
 from lit_het.heads.deterministic import DeterministicConfig
 from lit_het.optimizers import AdamW, Optimizer
 from lit_het.schedules import Schedule

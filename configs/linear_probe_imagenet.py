@@ -8,14 +8,14 @@ stored features in minutes, without flips, crops and mixup; ``scripts/sweep.py``
 import dataclasses
 from pathlib import Path
 
-from configs import fine_tune_imagenet
-from configs.experiment import ExperimentConfig
-from data_pipelines.augment import HorizontalFlip
-from data_pipelines.portions import Portion
-from data_pipelines.transforms import RandomCrop
-from eval.evaluators.zero_shot import ZeroShotConfig
-from eval.sets import ImageSet
+from lit_het.configs import fine_tune_imagenet
+from lit_het.configs.experiment import ExperimentConfig
+from lit_het.data_pipelines.augment import HorizontalFlip
+from lit_het.data_pipelines.portions import Portion
+from lit_het.data_pipelines.transforms import RandomCrop
 from lit_het.durations import Duration
+from lit_het.eval.evaluators.zero_shot import ZeroShotConfig
+from lit_het.eval.sets import ImageSet
 from lit_het.optimizers import SGD, Optimizer
 from lit_het.schedules import Schedule
 

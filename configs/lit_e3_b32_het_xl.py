@@ -8,10 +8,10 @@ HET-XL App. N.2.
 import dataclasses
 from pathlib import Path
 
-from configs.experiment import ExperimentConfig
-from data_pipelines.loader import LoaderConfig
-from data_pipelines.tokenizers import SentencePieceConfig
-from data_pipelines.transforms import Preprocessing
+from lit_het.configs.experiment import ExperimentConfig
+from lit_het.data_pipelines.loader import LoaderConfig
+from lit_het.data_pipelines.tokenizers import SentencePieceConfig
+from lit_het.data_pipelines.transforms import Preprocessing
 from lit_het.durations import Duration
 from lit_het.heads.contrastive import HetXLContrastiveConfig
 from lit_het.optimizers import Adafactor, Optimizer

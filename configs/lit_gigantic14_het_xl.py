@@ -7,8 +7,8 @@ Adafactor, clipping and length of texts are LiT's, as of `lit_so400m_het_xl`. It
 import dataclasses
 from pathlib import Path
 
-from configs import lit_so400m_het_xl
-from configs.experiment import ExperimentConfig, PretrainedConfig
+from lit_het.configs import lit_so400m_het_xl
+from lit_het.configs.experiment import ExperimentConfig, PretrainedConfig
 from lit_het.durations import Duration
 from lit_het.towers.text import TextConfig
 from lit_het.towers.transformer import encoder_size

@@ -7,10 +7,10 @@ random: `lit-het embed` can compute the tower's embeddings once (``--data.embedd
 
 from pathlib import Path
 
-from configs.experiment import ExperimentConfig, PretrainedConfig
-from data_pipelines.loader import LoaderConfig
-from data_pipelines.tokenizers import SentencePieceConfig
-from data_pipelines.transforms import Preprocessing
+from lit_het.configs.experiment import ExperimentConfig, PretrainedConfig
+from lit_het.data_pipelines.loader import LoaderConfig
+from lit_het.data_pipelines.tokenizers import SentencePieceConfig
+from lit_het.data_pipelines.transforms import Preprocessing
 from lit_het.durations import Duration
 from lit_het.heads.contrastive import HetXLContrastiveConfig
 from lit_het.optimizers import Adafactor, Optimizer

@@ -6,8 +6,8 @@ The table's temperature of 10 multiplies logits, as in LiT: ours divides by a te
 import dataclasses
 from pathlib import Path
 
-from configs import lit_so400m_het_xl
-from configs.experiment import ExperimentConfig
+from lit_het.configs import lit_so400m_het_xl
+from lit_het.configs.experiment import ExperimentConfig
 from lit_het.heads.contrastive import DeterministicContrastiveConfig
 from lit_het.heads.temperature import LogTemperature
 from lit_het.losses.contrastive import SigmoidLoss

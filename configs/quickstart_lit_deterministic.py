@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from configs.experiment import ExperimentConfig, PretrainedConfig
-from configs.quickstart_upstream import IMAGE_TOWER, ROOT
-from data_pipelines.loader import LoaderConfig
-from data_pipelines.tokenizers import SentencePieceConfig
+from lit_het.configs.experiment import ExperimentConfig, PretrainedConfig
+from lit_het.configs.quickstart_upstream import IMAGE_TOWER, ROOT
+from lit_het.data_pipelines.loader import LoaderConfig
+from lit_het.data_pipelines.tokenizers import SentencePieceConfig
 from lit_het.durations import Duration
 from lit_het.heads.contrastive import DeterministicContrastiveConfig
 from lit_het.optimizers import AdamW, Optimizer

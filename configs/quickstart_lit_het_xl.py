@@ -3,9 +3,9 @@
 import dataclasses
 from pathlib import Path
 
-from configs import quickstart_lit_deterministic
-from configs.experiment import ExperimentConfig
-from configs.quickstart_upstream import ROOT
+from lit_het.configs import quickstart_lit_deterministic
+from lit_het.configs.experiment import ExperimentConfig
+from lit_het.configs.quickstart_upstream import ROOT
 from lit_het.heads.contrastive import HetXLContrastiveConfig
 
 

@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from configs.experiment import ExperimentConfig
-from data_pipelines.augment import RandomAffine
-from data_pipelines.glyphs import GlyphConfig
-from data_pipelines.labels import CaptionWords
-from data_pipelines.loader import LoaderConfig
+from lit_het.configs.experiment import ExperimentConfig
+from lit_het.data_pipelines.augment import RandomAffine
+from lit_het.data_pipelines.glyphs import GlyphConfig
+from lit_het.data_pipelines.labels import CaptionWords
+from lit_het.data_pipelines.loader import LoaderConfig
 from lit_het.durations import Duration
 from lit_het.heads.covariance import CovarianceConfig
 from lit_het.heads.het_xl import HetXLConfig

@@ -6,14 +6,14 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from data_pipelines import storage
-from data_pipelines.augment import StreamRandom
-from data_pipelines.faults import FaultLog
-from data_pipelines.images import BrokenImage
-from data_pipelines.labels import Labels, text_of
-from data_pipelines.shards import IMAGE
-from data_pipelines.storage import Unreadable, readable
-from data_pipelines.transforms import Training
+from lit_het.data_pipelines import storage
+from lit_het.data_pipelines.augment import StreamRandom
+from lit_het.data_pipelines.faults import FaultLog
+from lit_het.data_pipelines.images import BrokenImage
+from lit_het.data_pipelines.labels import Labels, text_of
+from lit_het.data_pipelines.shards import IMAGE
+from lit_het.data_pipelines.storage import Unreadable, readable
+from lit_het.data_pipelines.transforms import Training
 from lit_het.errors import UserError
 from lit_het.types import Batch
 from lit_het.untrusted import parse_json

@@ -3,7 +3,7 @@
 import hashlib
 import re
 
-from data_pipelines import storage
+from lit_het.data_pipelines import storage
 from lit_het.errors import UserError
 
 

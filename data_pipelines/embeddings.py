@@ -17,12 +17,12 @@ import numpy as np
 import safetensors.numpy
 from jaxtyping import Float
 
-from data_pipelines import storage
-from data_pipelines.index import ShardSummary
-from data_pipelines.shards import IMAGE
-from data_pipelines.storage import Reader, Span, Unreadable, readable
-from data_pipelines.tables import ShardTable
-from data_pipelines.transforms import Training
+from lit_het.data_pipelines import storage
+from lit_het.data_pipelines.index import ShardSummary
+from lit_het.data_pipelines.shards import IMAGE
+from lit_het.data_pipelines.storage import Reader, Span, Unreadable, readable
+from lit_het.data_pipelines.tables import ShardTable
+from lit_het.data_pipelines.transforms import Training
 from lit_het.errors import UserError
 from lit_het.untrusted import parse_json, parse_safetensors_header
 
@@ -155,7 +155,7 @@ class EmbeddingFolder:
 
 
 class StoredEmbeddings:
-    """What a tower once made of images, in the place of images (`data_pipelines.batches.Views`).
+    """What a tower once made of images, in the place of images (`lit_het.data_pipelines.batches.Views`).
 
     Args:
         address: of the folder.

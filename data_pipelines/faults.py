@@ -5,8 +5,8 @@ import math
 import threading
 from collections.abc import Iterable
 
-from data_pipelines.labels import OUT_OF_RANGE
-from data_pipelines.tables import Fault
+from lit_het.data_pipelines.labels import OUT_OF_RANGE
+from lit_het.data_pipelines.tables import Fault
 from lit_het.errors import UserError
 
 # A rate of broken samples means little at the start of a run; it is taken over no fewer samples than this.

@@ -20,9 +20,9 @@ import numpy as np
 from fontTools.ttLib import TTFont
 from PIL import Image, ImageDraw, ImageFont
 
-from data_pipelines.images import encode_jpeg
-from data_pipelines.labels import words_of
-from data_pipelines.shards import write_shards
+from lit_het.data_pipelines.images import encode_jpeg
+from lit_het.data_pipelines.labels import words_of
+from lit_het.data_pipelines.shards import write_shards
 from lit_het.errors import UserError
 
 FACES = (

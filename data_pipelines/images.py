@@ -25,7 +25,7 @@ from jaxtyping import UInt8
 from PIL import GifImagePlugin, Image, JpegImagePlugin, PngImagePlugin, WebPImagePlugin
 from PIL.ImageFile import ImageFile
 
-from data_pipelines.image_headers import (
+from lit_het.data_pipelines.image_headers import (
     MAX_PIXELS,
     BrokenImage,
     check_parts,
@@ -34,7 +34,7 @@ from data_pipelines.image_headers import (
     jpeg_orientation,
     orientation,
 )
-from data_pipelines.memory import DECODING
+from lit_het.data_pipelines.memory import DECODING
 
 Filter: TypeAlias = Literal["fast", "area", "bilinear", "bicubic"]
 
@@ -71,7 +71,7 @@ def decode(
 
     The format is told by the first bytes, never by a name. JPEG goes through simplejpeg; PNG, WebP, GIF, CMYK and
     turned JPEG go through Pillow: the first frame of an animation, EXIF orientation applied, 16 bits cut to the
-    upper 8, transparency over white. All threads together take no more memory than `data_pipelines.memory.DECODING`
+    upper 8, transparency over white. All threads together take no more memory than `memory.DECODING`
     has: others wait.
 
     Args:
@@ -82,7 +82,7 @@ def decode(
         max_pixels: that an image may have.
 
     Raises:
-        BrokenImage: unknown format, damaged bytes, or more than `data_pipelines.image_headers` allows.
+        BrokenImage: unknown format, damaged bytes, or more than `lit_het.data_pipelines.image_headers` allows.
     """
     with _enough_memory():
         if data.startswith(b"\xff\xd8\xff"):

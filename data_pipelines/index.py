@@ -16,12 +16,12 @@ from pathlib import Path
 
 import numpy as np
 
-from data_pipelines import seals, storage
-from data_pipelines.scan import scan
-from data_pipelines.shards import IMAGE, IMAGE_EXTENSIONS, extensions
-from data_pipelines.storage import Span, Unreadable
-from data_pipelines.tables import LACK, Fault, ShardTable, packed, unpacked
-from data_pipelines.tars import MAX_MEMBER_BYTES, too_large
+from lit_het.data_pipelines import seals, storage
+from lit_het.data_pipelines.scan import scan
+from lit_het.data_pipelines.shards import IMAGE, IMAGE_EXTENSIONS, extensions
+from lit_het.data_pipelines.storage import Span, Unreadable
+from lit_het.data_pipelines.tables import LACK, Fault, ShardTable, packed, unpacked
+from lit_het.data_pipelines.tars import MAX_MEMBER_BYTES, too_large
 from lit_het.errors import UserError
 from lit_het.files import cache_folder
 from lit_het.untrusted import Malformed

@@ -7,8 +7,8 @@ from typing import Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
-from data_pipelines import storage
-from data_pipelines.storage import Unreadable, read_lines
+from lit_het.data_pipelines import storage
+from lit_het.data_pipelines.storage import Unreadable, read_lines
 from lit_het.errors import UserError
 from lit_het.untrusted import Malformed, parse_npy
 

@@ -20,17 +20,17 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 import grain
 import numpy as np
 
-from data_pipelines import storage
-from data_pipelines.batches import BatchMaker, Captions, Images, RawSample, Tokenizer, Views, rows_per_process
-from data_pipelines.embeddings import StoredEmbeddings, describe
-from data_pipelines.faults import FaultLog
-from data_pipelines.index import ShardIndex
-from data_pipelines.labels import LabelsConfig
-from data_pipelines.order import InTurn, Mixed, Order, Shifted, Shuffled, WindowShuffled
-from data_pipelines.portions import ALL, Numbers, Portion
-from data_pipelines.shards import IMAGE, expand
-from data_pipelines.storage import Unreadable
-from data_pipelines.transforms import Augmentation, InceptionCrop, Preprocessing, RandomCrop, Training
+from lit_het.data_pipelines import storage
+from lit_het.data_pipelines.batches import BatchMaker, Captions, Images, RawSample, Tokenizer, Views, rows_per_process
+from lit_het.data_pipelines.embeddings import StoredEmbeddings, describe
+from lit_het.data_pipelines.faults import FaultLog
+from lit_het.data_pipelines.index import ShardIndex
+from lit_het.data_pipelines.labels import LabelsConfig
+from lit_het.data_pipelines.order import InTurn, Mixed, Order, Shifted, Shuffled, WindowShuffled
+from lit_het.data_pipelines.portions import ALL, Numbers, Portion
+from lit_het.data_pipelines.shards import IMAGE, expand
+from lit_het.data_pipelines.storage import Unreadable
+from lit_het.data_pipelines.transforms import Augmentation, InceptionCrop, Preprocessing, RandomCrop, Training
 from lit_het.errors import UserError, require_at_least
 from lit_het.types import Batch
 

@@ -6,7 +6,7 @@ import select
 import signal
 import subprocess
 
-from data_pipelines.storage import PIPE, Unreadable
+from lit_het.data_pipelines.storage import PIPE, Unreadable
 
 # Seconds without a byte after which a command is taken for stuck.
 PATIENCE = 300.0

@@ -8,10 +8,10 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from data_pipelines import storage
-from data_pipelines.shards import key_and_extension
-from data_pipelines.tables import Fault, ShardTable
-from data_pipelines.tars import DamagedTar, member_ends, whole_members
+from lit_het.data_pipelines import storage
+from lit_het.data_pipelines.shards import key_and_extension
+from lit_het.data_pipelines.tables import Fault, ShardTable
+from lit_het.data_pipelines.tars import DamagedTar, member_ends, whole_members
 
 MAX_SAMPLES = 2**18
 """Samples of a shard beyond the first 262,144 are left out."""

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from braceexpand import braceexpand
 from webdataset.writer import TarWriter
 
-from data_pipelines import storage
+from lit_het.data_pipelines import storage
 from lit_het.errors import UserError
 
 IMAGE = "image"

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from fsspec.implementations.local import LocalFileSystem
 
-from data_pipelines.watchdog import reading
 from lit_het import stores
+from lit_het.data_pipelines.watchdog import reading
 from lit_het.errors import UserError
 from lit_het.files import completed
 

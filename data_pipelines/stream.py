@@ -21,15 +21,15 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from webdataset.filters import shuffle
 
-from data_pipelines import storage
-from data_pipelines.batches import Images, RawSample, Tokenizer, rows_per_process
-from data_pipelines.faults import FaultLog
-from data_pipelines.loader import LoaderConfig, Streaming
-from data_pipelines.pipes import Pipe
-from data_pipelines.scan import DAMAGED, EMPTY, NO_TAR, REPEATED
-from data_pipelines.shards import extensions, key_and_extension
-from data_pipelines.storage import SequentialFile, Unreadable
-from data_pipelines.tars import DamagedTar, streamed_members
+from lit_het.data_pipelines import storage
+from lit_het.data_pipelines.batches import Images, RawSample, Tokenizer, rows_per_process
+from lit_het.data_pipelines.faults import FaultLog
+from lit_het.data_pipelines.loader import LoaderConfig, Streaming
+from lit_het.data_pipelines.pipes import Pipe
+from lit_het.data_pipelines.scan import DAMAGED, EMPTY, NO_TAR, REPEATED
+from lit_het.data_pipelines.shards import extensions, key_and_extension
+from lit_het.data_pipelines.storage import SequentialFile, Unreadable
+from lit_het.data_pipelines.tars import DamagedTar, streamed_members
 from lit_het.errors import UserError
 from lit_het.types import Batch
 

@@ -72,7 +72,7 @@ class ShardTable:
 
 
 def packed(table: ShardTable, stamp: str) -> bytes:
-    """Returns a table as an ``.npz`` archive, with the stamp of its shard (`data_pipelines.storage.stamp`)."""
+    """Returns a table as an ``.npz`` archive, with the stamp of its shard (`lit_het.data_pipelines.storage.stamp`)."""
     file, shape = io.BytesIO(), (len(table.offsets), len(table.keys))
     np.savez(
         file,

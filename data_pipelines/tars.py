@@ -9,7 +9,7 @@ import tarfile
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from data_pipelines.storage import Unreadable
+from lit_het.data_pipelines.storage import Unreadable
 
 MAX_MEMBER_BYTES = 2**27
 """A member of more bytes (128 MiB) is not read into memory."""

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int32
 
-from data_pipelines import tokenizer_files
+from lit_het.data_pipelines import tokenizer_files
 from lit_het.errors import UserError
 from lit_het.untrusted import Malformed
 

@@ -15,8 +15,8 @@ import sentencepiece
 import tokenizers
 from jaxtyping import Int32
 
-from data_pipelines import tokenizer_files
-from data_pipelines.tensorflow_text import TensorFlowTextTokenizer, nothing_on_stderr
+from lit_het.data_pipelines import tokenizer_files
+from lit_het.data_pipelines.tensorflow_text import TensorFlowTextTokenizer, nothing_on_stderr
 from lit_het.errors import UserError
 from lit_het.untrusted import Malformed
 

@@ -8,9 +8,9 @@ from typing import Literal, TypeAlias
 import numpy as np
 from jaxtyping import UInt8
 
-from data_pipelines.augment import HorizontalFlip, RandomAffine
-from data_pipelines.images import Box, Filter, decode, whole
-from data_pipelines.rand_augment import RandAugment
+from lit_het.data_pipelines.augment import HorizontalFlip, RandomAffine
+from lit_het.data_pipelines.images import Box, Filter, decode, whole
+from lit_het.data_pipelines.rand_augment import RandAugment
 from lit_het.errors import UserError, require_choice
 
 _MAX_TRIES = 10
@@ -27,7 +27,7 @@ class Preprocessing:
     Attributes:
         fit: ``"squash"`` takes the whole image, whose aspect ratio is lost; ``"crop"`` the central square.
         crop_fraction: of the shorter side that the central square keeps, usually 1 or 0.875.
-        filter: see `data_pipelines.images`.
+        filter: see `lit_het.data_pipelines.images`.
 
     Raises:
         UserError: an unknown fit or filter, or a fraction that is not above 0 and at most 1.
@@ -43,7 +43,7 @@ class Preprocessing:
             raise UserError(f"Preprocessing: crop_fraction = {self.crop_fraction} must be above 0 and at most 1")
 
     def apply(self, data: bytes, size: int) -> UInt8[np.ndarray, "size size 3"]:
-        """Decodes an image to RGB; raises as `data_pipelines.images.decode`."""
+        """Decodes an image to RGB; raises as `lit_het.data_pipelines.images.decode`."""
         fit = whole if self.fit == "squash" else functools.partial(self._central_square, size)
         return decode(data, size, fit, self.filter)
 
@@ -86,7 +86,7 @@ class InceptionCrop:
     def apply(
         self, data: bytes, size: int, filter: Filter, generator: np.random.Generator
     ) -> UInt8[np.ndarray, "size size 3"]:
-        """Decodes an image to RGB; raises as `data_pipelines.images.decode`."""
+        """Decodes an image to RGB; raises as `lit_het.data_pipelines.images.decode`."""
         return decode(data, size, functools.partial(self.draw, generator), filter)
 
     def draw(self, generator: np.random.Generator, height: int, width: int) -> Box:
@@ -125,7 +125,7 @@ class RandomCrop:
     def apply(
         self, data: bytes, size: int, filter: Filter, generator: np.random.Generator
     ) -> UInt8[np.ndarray, "size size 3"]:
-        """Decodes an image to RGB; raises as `data_pipelines.images.decode`."""
+        """Decodes an image to RGB; raises as `lit_het.data_pipelines.images.decode`."""
         return decode(data, size, functools.partial(self.draw, generator, size), filter)
 
     def draw(self, generator: np.random.Generator, size: int, height: int, width: int) -> Box:
@@ -154,7 +154,7 @@ class Training:
         """Decodes an image to RGB; all that is random comes from the generator.
 
         Raises:
-            BrokenImage: as `data_pipelines.images.decode`.
+            BrokenImage: as `lit_het.data_pipelines.images.decode`.
         """
         if self.crop is None:
             pixels = self.preprocessing.apply(data, size)

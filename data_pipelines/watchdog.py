@@ -6,8 +6,8 @@ import threading
 import time
 from collections.abc import Iterator
 
+from lit_het.console import say
 from lit_het.errors import TRY_AGAIN
-from lit_het.training.logging import say
 
 # Seconds between two looks.
 _INTERVAL = 1.0

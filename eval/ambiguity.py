@@ -11,8 +11,8 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from scipy import stats
 
-from eval.calibration import check_labels
 from lit_het.errors import UserError
+from lit_het.eval.calibration import check_labels
 
 NO_GROUP = -1
 

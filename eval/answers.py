@@ -7,11 +7,11 @@ from typing import TypeAlias
 import numpy as np
 from jaxtyping import Float, UInt8
 
-from eval.evaluation import Record
-from eval.predictions import SupervisedPredictor, ZeroShotPredictor
-from eval.prompts import BARE_TEMPLATE
-from eval.recognition import embed_names
 from lit_het.errors import UserError
+from lit_het.eval.evaluation import Record
+from lit_het.eval.predictions import SupervisedPredictor, ZeroShotPredictor
+from lit_het.eval.prompts import BARE_TEMPLATE
+from lit_het.eval.recognition import embed_names
 from lit_het.types import Encoder, EvaluatedModel, ImageFeatures
 
 # Of the noise samples of a probability, those between these quantiles are its band.

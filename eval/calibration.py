@@ -11,9 +11,9 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from scipy import optimize, sparse, special
 
-from eval.rows import row_blocks
-from eval.significance import bootstrap_error
 from lit_het.errors import UserError
+from lit_het.eval.rows import row_blocks
+from lit_het.eval.significance import bootstrap_error
 
 DEFAULT_BINS = 15
 # Outside these bounds a fitted temperature says no more than "all right" or "no better than chance".

@@ -7,13 +7,13 @@ from typing import IO
 import numpy as np
 from jaxtyping import Float
 
-from data_pipelines.storage import reason
-from eval.predictions import highest
-from eval.recognition import embed_texts
-from eval.rows import row_blocks
+from lit_het.console import Bar
+from lit_het.data_pipelines.storage import reason
 from lit_het.errors import UserError
+from lit_het.eval.predictions import highest
+from lit_het.eval.recognition import embed_texts
+from lit_het.eval.rows import row_blocks
 from lit_het.files import cache_folder, completed, kept_array
-from lit_het.training.logging import Bar
 from lit_het.types import Encoder
 
 _CAPTIONS_AT_A_TIME = 8192

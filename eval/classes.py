@@ -1,7 +1,7 @@
 """Figures that look at classes one by one: recall, average precision, confusions, sets of classes.
 
 Scores ``[n k]`` are log-probabilities or anything that rises with them. Of tied classes the prediction is drawn evenly,
-as in `eval.calibration`: such a figure is its expectation.
+as in `lit_het.eval.calibration`: such a figure is its expectation.
 """
 
 import dataclasses
@@ -10,9 +10,9 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from eval.calibration import check_labels, check_log_probabilities, correctness
-from eval.rows import row_blocks
 from lit_het.errors import UserError
+from lit_het.eval.calibration import check_labels, check_log_probabilities, correctness
+from lit_het.eval.rows import row_blocks
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +38,7 @@ def recall_per_class(
     """Share of each class's images that were recognised, NaN for a class without images.
 
     Args:
-        correct: probability that an image's prediction is its label, such as `eval.calibration.correctness`.
+        correct: probability that an image's prediction is its label, such as `lit_het.eval.calibration.correctness`.
         labels: the true classes.
         num_classes: k.
 

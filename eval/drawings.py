@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from PIL import Image
 
-from eval.classes import most_confused, worst_classes
-from eval.evaluation import Drawing
-from eval.predictions import Predictions
-from eval.sets import OpenSet
+from lit_het.eval.classes import most_confused, worst_classes
+from lit_het.eval.evaluation import Drawing
+from lit_het.eval.predictions import Predictions
+from lit_het.eval.sets import OpenSet
 
 NUM_EXTREMES = 12
 # Of the worst classes, what each is taken for, and images of each such confusion.

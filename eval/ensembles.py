@@ -10,7 +10,8 @@ import numpy as np
 from jaxtyping import Float, Int
 from scipy import special
 
-from eval.calibration import (
+from lit_het.errors import UserError
+from lit_het.eval.calibration import (
     brier_scores,
     calibration_standard_error,
     check_labels,
@@ -18,9 +19,8 @@ from eval.calibration import (
     correctness,
     reliability_of_confidence,
 )
-from eval.rows import row_blocks
-from eval.significance import standard_error
-from lit_het.errors import UserError
+from lit_het.eval.rows import row_blocks
+from lit_het.eval.significance import standard_error
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,9 +23,9 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Float, Int
 
-from eval.calibration import correctness
-from eval.significance import standard_error
 from lit_het.errors import UserError, require_choice
+from lit_het.eval.calibration import correctness
+from lit_het.eval.significance import standard_error
 
 BIAS = 100.0
 """What the column of the bias holds: large, so that ``l2`` hardly holds the bias back."""

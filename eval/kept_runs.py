@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from eval.evaluation import Record, evaluations_folder, read_records
-from eval.sweeps import differences
 from lit_het import untrusted
 from lit_het.checkpoints import manifest
 from lit_het.errors import UserError
-from lit_het.training.logging import read_metrics
+from lit_het.eval.evaluation import Record, evaluations_folder, read_records
+from lit_het.eval.sweeps import differences
+from lit_het.training.metric_log import read_metrics
 from lit_het.untrusted import Malformed
 
 _CONFIG, _METRICS = "config.json", "metrics.jsonl"

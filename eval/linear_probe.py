@@ -18,9 +18,9 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float, Int
 
-from eval.calibration import check_labels, correctness
 from lit_het.durations import Duration, RunLength
 from lit_het.errors import UserError, require_at_least
+from lit_het.eval.calibration import check_labels, correctness
 from lit_het.schedules import Schedule
 from lit_het.types import Params
 

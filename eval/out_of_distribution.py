@@ -9,11 +9,11 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from scipy import linalg, special, stats
 
-from eval.calibration import check_labels, check_log_probabilities
-from eval.classes import average_precision
-from eval.rows import row_blocks
-from eval.significance import standard_error
 from lit_het.errors import UserError
+from lit_het.eval.calibration import check_labels, check_log_probabilities
+from lit_het.eval.classes import average_precision
+from lit_het.eval.rows import row_blocks
+from lit_het.eval.significance import standard_error
 
 # The estimated share can be zero, of two images for one, where the covariance has no inverse without it.
 SMALLEST_SHRINKAGE = 1e-6

@@ -12,10 +12,10 @@ import jax
 import numpy as np
 from jaxtyping import Float, Int
 
-from eval.calibration import ReliabilityCurve, check_labels, reliability_of_confidence
-from eval.sets import Features
+from lit_het.console import Bar
 from lit_het.errors import UserError
-from lit_het.training.logging import Bar
+from lit_het.eval.calibration import ReliabilityCurve, check_labels, reliability_of_confidence
+from lit_het.eval.sets import Features
 from lit_het.types import Classifier, Encoder, HeadOutput
 
 NUM_TOP = 5

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from data_pipelines.storage import read_lines
+from lit_het.data_pipelines.storage import read_lines
 from lit_het.errors import UserError
 
 CLASS_NAMES_FILE = "classnames.txt"

@@ -11,17 +11,17 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float, Int
 
-from data_pipelines.storage import read_lines
-from eval.calibration import check_labels
-from eval.classes import merge_candidates
-from eval.ensembles import mean_prediction
-from eval.predictions import Predictions, Predictor, SupervisedPredictor, ZeroShotPredictor, predict
-from eval.prompts import BARE_TEMPLATE, SET_PROMPTS, check_templates, fill_template, read_prompts
-from eval.sets import Features, OpenSet
 from lit_het import untrusted
+from lit_het.console import Bar
+from lit_het.data_pipelines.storage import read_lines
 from lit_het.errors import UserError
+from lit_het.eval.calibration import check_labels
+from lit_het.eval.classes import merge_candidates
+from lit_het.eval.ensembles import mean_prediction
+from lit_het.eval.predictions import Predictions, Predictor, SupervisedPredictor, ZeroShotPredictor, predict
+from lit_het.eval.prompts import BARE_TEMPLATE, SET_PROMPTS, check_templates, fill_template, read_prompts
+from lit_het.eval.sets import Features, OpenSet
 from lit_het.files import cache_folder, completed, kept_array
-from lit_het.training.logging import Bar
 from lit_het.types import Encoder, EvaluatedModel, HeadOutput
 
 # By each device: the same computation, whatever their number.
@@ -34,7 +34,7 @@ class NamesConfig:
 
     Attributes:
         prompts: around each name: ``set`` takes the set's own templates, or the bare names where it has none; a family
-            of `eval.prompts.FAMILIES`; or a file with templates, one a line, with ``{c}`` for the name.
+            of `lit_het.eval.prompts.FAMILIES`; or a file with templates, one a line, with ``{c}`` for the name.
         candidates: a file of names to choose from, one a line; None means the set's class names. For a classifier they
             are the names of its classes.
         classes: a JSON object from each class name of the set to the candidate, or the list of candidates, that count

@@ -6,7 +6,7 @@ without captions is no query, but texts may find it.
 The rank of the best right item follows from how many others score strictly higher. These are counted block by block, in
 both directions at once, so that memory holds both sets of embeddings and one block of scores. The rows of a block are
 split over the devices of this process. Ties are counted fairly, as the expectation over a random order of the items
-that tie. `eval.predictions.highest` names the best items of a few queries.
+that tie. `lit_het.eval.predictions.highest` names the best items of a few queries.
 """
 
 import dataclasses
@@ -17,8 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from eval.significance import standard_error
 from lit_het.errors import UserError
+from lit_het.eval.significance import standard_error
 from lit_het.sharding import MeshConfig, batch_sharding, num_batch_shares, tree_shardings
 
 RECALL_AT = (1, 5, 10)

@@ -6,12 +6,12 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from eval.evaluation import Record
-from eval.kept_runs import KeptRun, flattened
-from eval.report.naming import is_of_member, is_rank_of_calibrated, is_setting, place_of_kind
-from eval.significance import WelchTest, holm, welch_tests
-from eval.sweeps import differences
 from lit_het.errors import UserError
+from lit_het.eval.evaluation import Record
+from lit_het.eval.kept_runs import KeptRun, flattened
+from lit_het.eval.report.naming import is_of_member, is_rank_of_calibrated, is_setting, place_of_kind
+from lit_het.eval.significance import WelchTest, holm, welch_tests
+from lit_het.eval.sweeps import differences
 
 LEVEL = 0.05
 # Fields of evaluations that change no figure (but of mixtures of experts, whose slots a batch shares).

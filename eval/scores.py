@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from jaxtyping import Float
 
-from eval.calibration import (
+from lit_het.console import say
+from lit_het.eval.calibration import (
     HIGHEST_TEMPERATURE,
     LOWEST_TEMPERATURE,
     brier_scores,
@@ -15,10 +16,9 @@ from eval.calibration import (
     reliability_of_confidence,
     scaled,
 )
-from eval.classes import mean_average_precision, mean_class_recall
-from eval.predictions import Predictions
-from eval.significance import standard_error
-from lit_het.training.logging import say
+from lit_het.eval.classes import mean_average_precision, mean_class_recall
+from lit_het.eval.predictions import Predictions
+from lit_het.eval.significance import standard_error
 
 
 def figures(predictions: Predictions) -> tuple[dict[str, float], dict[str, float]]:

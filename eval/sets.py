@@ -16,19 +16,19 @@ import numpy as np
 import tyro
 from jaxtyping import Float, Int
 
-from data_pipelines import storage
-from data_pipelines.index import ShardIndex
-from data_pipelines.labels import ClassIndex, LabelsConfig, MultiHot, text_of
-from data_pipelines.loader import Loader, LoaderConfig
-from data_pipelines.portions import ALL, Portion
-from data_pipelines.shards import IMAGE, expand
-from data_pipelines.storage import Unreadable, readable
-from data_pipelines.transforms import Preprocessing
-from eval.prompts import CLASS_NAMES_FILE, TEMPLATES_FILE, read_classnames, read_templates
 from lit_het import distributed
+from lit_het.console import Bar, say
+from lit_het.data_pipelines import storage
+from lit_het.data_pipelines.index import ShardIndex
+from lit_het.data_pipelines.labels import ClassIndex, LabelsConfig, MultiHot, text_of
+from lit_het.data_pipelines.loader import Loader, LoaderConfig
+from lit_het.data_pipelines.portions import ALL, Portion
+from lit_het.data_pipelines.shards import IMAGE, expand
+from lit_het.data_pipelines.storage import Unreadable, readable
+from lit_het.data_pipelines.transforms import Preprocessing
 from lit_het.errors import UserError, require_at_least
+from lit_het.eval.prompts import CLASS_NAMES_FILE, TEMPLATES_FILE, read_classnames, read_templates
 from lit_het.training import preemption
-from lit_het.training.logging import Bar, say
 from lit_het.types import Batch, ImageFeatures
 
 _MEMBERS_AT_A_TIME = 1024

@@ -10,8 +10,8 @@ import numpy as np
 from jaxtyping import Float, Int
 from scipy import stats
 
-from eval.rows import row_blocks
 from lit_het.errors import UserError
+from lit_het.eval.rows import row_blocks
 
 RESAMPLES = 1000
 # Why there is no test of a figure that does not depend on what differs between the groups.

@@ -2,12 +2,12 @@
 
 from typing import TypeAlias
 
-from eval.evaluators.ensemble import EnsembleConfig
-from eval.evaluators.frozen import FewShotConfig, LinearProbeConfig
-from eval.evaluators.out_of_distribution import OutOfDistributionConfig
-from eval.evaluators.retrieval import RetrievalConfig
-from eval.evaluators.shift import ShiftConfig
-from eval.evaluators.zero_shot import ZeroShotConfig
+from lit_het.eval.evaluators.ensemble import EnsembleConfig
+from lit_het.eval.evaluators.frozen import FewShotConfig, LinearProbeConfig
+from lit_het.eval.evaluators.out_of_distribution import OutOfDistributionConfig
+from lit_het.eval.evaluators.retrieval import RetrievalConfig
+from lit_het.eval.evaluators.shift import ShiftConfig
+from lit_het.eval.evaluators.zero_shot import ZeroShotConfig
 
 EvaluationConfig: TypeAlias = (
     ZeroShotConfig

@@ -10,9 +10,9 @@ import cattrs
 from rich.table import Table
 from rich.text import Text
 
-from eval.significance import Estimate, estimate
 from lit_het import untrusted
 from lit_het.errors import UserError
+from lit_het.eval.significance import Estimate, estimate
 from lit_het.files import write_atomically
 
 
@@ -27,7 +27,7 @@ class RunResult:
         learned: whether τ was learned.
         temperature: τ at the end of training.
         num_parameters: of the whole model.
-        metrics: `eval.scores.figures` on the held-out set.
+        metrics: `lit_het.eval.scores.figures` on the held-out set.
         seconds: of training, compilation included.
         device: what it was trained on.
         held_out: the shards of the held-out set.

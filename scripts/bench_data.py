@@ -29,15 +29,15 @@ import simplejpeg
 from PIL import Image
 from rich.progress import track
 
-from data_pipelines.augment import HorizontalFlip, StreamRandom
-from data_pipelines.images import Filter
-from data_pipelines.index import ShardIndex
-from data_pipelines.loader import Loader, LoaderConfig, Streaming
-from data_pipelines.shards import IMAGE, expand, write_shards
-from data_pipelines.storage import readable
-from data_pipelines.stream import Stream
-from data_pipelines.tokenizers import SentencePieceTokenizer, train_sentencepiece
-from data_pipelines.transforms import InceptionCrop, Preprocessing, Training
+from lit_het.data_pipelines.augment import HorizontalFlip, StreamRandom
+from lit_het.data_pipelines.images import Filter
+from lit_het.data_pipelines.index import ShardIndex
+from lit_het.data_pipelines.loader import Loader, LoaderConfig, Streaming
+from lit_het.data_pipelines.shards import IMAGE, expand, write_shards
+from lit_het.data_pipelines.storage import readable
+from lit_het.data_pipelines.stream import Stream
+from lit_het.data_pipelines.tokenizers import SentencePieceTokenizer, train_sentencepiece
+from lit_het.data_pipelines.transforms import InceptionCrop, Preprocessing, Training
 
 SIZE = 224
 HEIGHT, WIDTH = 375, 500

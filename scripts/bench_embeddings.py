@@ -24,14 +24,14 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from configs import lit_so400m_het_xl
-from configs.experiment import ExperimentConfig
-from data_pipelines.embeddings import EmbeddingFolder, Recipe, describe
-from data_pipelines.index import index_shard, summarize
-from data_pipelines.loader import Loader, LoaderConfig
-from data_pipelines.shards import IMAGE, expand
-from data_pipelines.transforms import Preprocessing, Training
 from lit_het import parameters
+from lit_het.configs import lit_so400m_het_xl
+from lit_het.configs.experiment import ExperimentConfig
+from lit_het.data_pipelines.embeddings import EmbeddingFolder, Recipe, describe
+from lit_het.data_pipelines.index import index_shard, summarize
+from lit_het.data_pipelines.loader import Loader, LoaderConfig
+from lit_het.data_pipelines.shards import IMAGE, expand
+from lit_het.data_pipelines.transforms import Preprocessing, Training
 from lit_het.durations import RunLength
 from lit_het.tasks.contrastive import ContrastiveConfig
 from lit_het.towers.text import TextConfig

@@ -25,9 +25,9 @@ from bench_embeddings import IMAGES, STORED, loaders_of, towers_of
 from bench_tools import MIB, Report, ratio, spread
 from rich.console import Console
 
-from configs import lit_so400m_het_xl
-from configs.experiment import ExperimentConfig
 from lit_het import parameters
+from lit_het.configs import lit_so400m_het_xl
+from lit_het.configs.experiment import ExperimentConfig
 from lit_het.durations import RunLength
 from lit_het.heads.contrastive import DeterministicContrastiveConfig, HetXLContrastiveConfig
 from lit_het.optimizers import AdamW, Optimizer

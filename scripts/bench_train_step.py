@@ -17,9 +17,9 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from configs import quickstart_lit_deterministic, quickstart_lit_het_xl, quickstart_upstream
-from configs.experiment import ExperimentConfig
 from lit_het import parameters
+from lit_het.configs import quickstart_lit_deterministic, quickstart_lit_het_xl, quickstart_upstream
+from lit_het.configs.experiment import ExperimentConfig
 from lit_het.durations import RunLength
 from lit_het.towers.vit import ViTConfig
 from lit_het.training.step import initial_state, make_train_step

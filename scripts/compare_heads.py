@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from configs import glyph_classifier
-from eval.sweeps import RunResult
-from lit_het.cli import sweep
-from lit_het.cli.sweep import Setting
+from lit_het.apps import sweep
+from lit_het.apps.sweep import Setting
+from lit_het.configs import glyph_classifier
 from lit_het.errors import UserError
+from lit_het.eval.sweeps import RunResult
 from lit_het.heads.deterministic import DeterministicConfig
 from lit_het.heads.het import HetConfig
 from lit_het.heads.het_h import HetHConfig

@@ -8,15 +8,15 @@ import subprocess
 import sys
 from pathlib import Path
 
-from configs import experiment, quickstart_lit_het_xl
-from configs.experiment import ExperimentConfig
-from eval.evaluators.frozen import FewShotConfig
-from eval.few_shot import FewShotOptions
-from eval.sets import ImageSet
+from lit_het.configs import experiment, quickstart_lit_het_xl
+from lit_het.configs.experiment import ExperimentConfig
 from lit_het.durations import Duration
+from lit_het.eval.evaluators.frozen import FewShotConfig
+from lit_het.eval.few_shot import FewShotOptions
+from lit_het.eval.sets import ImageSet
 from lit_het.sharding import MeshConfig
-from lit_het.training.logging import read_metrics
 from lit_het.training.loop import Cadence
+from lit_het.training.metric_log import read_metrics
 from tests import tiny
 
 NUM_STEPS, BATCH_SIZE = 40, 16

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from lit_het.checkpoints.folders import COMPLETE, entries
+from lit_het.checkpoints.native.folders import COMPLETE, entries
 from lit_het.durations import Duration
 from lit_het.errors import TRY_AGAIN
 from lit_het.training.loop import Cadence

@@ -14,10 +14,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from lit_het.cli import grid
-from lit_het.cli.grid import Axis
-from lit_het.cli.sweep import run_main
-from lit_het.cli.train import parse_config
+from lit_het.apps import grid
+from lit_het.apps.grid import Axis
+from lit_het.apps.sweep import run_main
+from lit_het.runs.training import parse_config
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -18,10 +18,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from eval.sweeps import RunResult, Summary
-from lit_het.cli import sweep
-from lit_het.cli.sweep import Setting
+from lit_het.apps import sweep
+from lit_het.apps.sweep import Setting
 from lit_het.errors import UserError
+from lit_het.eval.sweeps import RunResult, Summary
 from lit_het.heads.temperature import BoundedTemperature, FixedTemperature
 
 TAUS = (0.05, 0.1, 0.2, 0.4, 0.8, 1.5, 3.0, 5.0)  # App. G.1

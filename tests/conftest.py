@@ -20,7 +20,7 @@ gc.set_threshold(100_000, 20, 20)
 
 from jaxtyping import install_import_hook
 
-install_import_hook(["lit_het", "data_pipelines", "eval"], "beartype.beartype")
+install_import_hook(["lit_het"], "beartype.beartype")
 
 import jax
 

@@ -4,23 +4,30 @@ import ast
 import re
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("lit_het", "data_pipelines", "eval", "configs")
+# These lie at the top of the repository and are imported as parts of lit_het.
+LINKED = ("data_pipelines", "eval", "configs")
 MODULES = {
-    str(path.relative_to(ROOT).with_suffix("")).replace("/", ".").removesuffix(".__init__"): path
-    for package in PACKAGES
+    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+    for path in sorted((ROOT / "lit_het").rglob("*.py"))
+}
+MODULES |= {
+    "lit_het." + ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+    for package in LINKED
     for path in sorted((ROOT / package).rglob("*.py"))
 }
 TREES = {name: ast.parse(path.read_text()) for name, path in MODULES.items()}
-# lit_het.cli → configs → eval → data_pipelines → lit_het: a room sees the rooms with lower numbers.
-FLOORS = {"lit_het": 0, "data_pipelines": 1, "eval": 2, "configs": 3, "lit_het.cli": 4}
+# A package sees those with lower numbers; what is not named here is the learner, 0.
+LEVELS = {"data_pipelines": 1, "eval": 2, "configs": 3, "runs": 4, "apps": 5, "cli": 6}
 
 
-def room(module):
-    """Returns the top-level room of a module, the command line being one of its own."""
-    return "lit_het.cli" if (module + ".").startswith("lit_het.cli.") else module.split(".")[0]
+def package_of(module):
+    """Returns "heads" for lit_het.heads.covariance and "" for lit_het.types."""
+    parts = module.split(".")
+    return parts[1] if len(parts) > 2 or (len(parts) == 2 and module in PACKAGES) else ""
+
+
+PACKAGES = {name for name, path in MODULES.items() if path.name == "__init__.py"}
 
 
 def imports(name, tree):
@@ -44,39 +51,36 @@ IMPORTS = {name: imports(name, tree) for name, tree in TREES.items()}
 
 
 def ours(name):
-    return {module for module in IMPORTS[name] if module.split(".")[0] in PACKAGES}
+    return {module for module in IMPORTS[name] if module.split(".")[0] == "lit_het"}
 
 
 def test_the_tree_was_found():
     assert {
         "lit_het.heads.covariance",
         "lit_het.cli.main",
-        "data_pipelines.loader",
-        "eval.evaluators.zero_shot",
+        "lit_het.data_pipelines.loader",
+        "lit_het.eval.evaluators.zero_shot",
     } <= set(MODULES)
     assert "lit_het.tasks.base" in IMPORTS["lit_het.training.step"]
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_imports_never_go_up(name):
-    floor = FLOORS[room(name)]
-    upward = {module for module in ours(name) if FLOORS[room(module)] > floor}
-    assert not upward, f"{name} imports {upward}"
+def test_folders_at_the_top_are_parts_of_the_package():
+    for name in LINKED:
+        assert (ROOT / "lit_het" / name).is_symlink()
+        assert (ROOT / "lit_het" / name).resolve() == ROOT / name
+    outside = {name: module for name in MODULES for module in IMPORTS[name] if module.split(".")[0] in LINKED}
+    assert not outside
 
 
-def test_only_the_command_line_and_recipes_import_learner_data_evaluation_and_configurations_together():
-    together = {n for n in MODULES if {"data_pipelines", "eval", "configs"} <= {room(m) for m in ours(n)}}
-    assert {room(name) for name in together} <= {"lit_het.cli", "configs"}
+def test_imports_never_go_up():
+    def level(module):
+        return LEVELS.get(package_of(module), 0)
+
+    upward = {name: {module for module in ours(name) if level(module) > level(name)} for name in MODULES}
+    assert not {name: found for name, found in upward.items() if found}
 
 
-def subpackage(module):
-    """Returns "heads" for lit_het.heads.covariance and "" for lit_het.types."""
-    parts = module.split(".")
-    return parts[1] if len(parts) > 2 or (len(parts) == 2 and module in PACKAGE_NAMES) else ""
-
-
-PACKAGE_NAMES = {name for name, path in MODULES.items() if path.name == "__init__.py"}
-# Which other subpackages of lit_het each may import; modules at the root (types, errors, ...) are free to all.
+# Which other packages of the learner each may import; modules at the root (types, errors, ...) are free to all.
 ALLOWED = {
     "": set(),
     "towers": set(),
@@ -85,23 +89,27 @@ ALLOWED = {
     "tasks": {"towers", "heads", "losses"},
     "training": {"tasks"},
     "checkpoints": {"towers"},  # importers infer a tower from a file
-    "shape_law": set(),
     "planning": set(),
-    "cli": {"towers", "heads", "losses", "tasks", "training", "checkpoints", "shape_law", "planning"},
 }
 
 
-@pytest.mark.parametrize("name", [name for name in MODULES if name.startswith("lit_het")])
-def test_subpackages_of_the_learner_keep_their_order(name):
-    own = subpackage(name)
-    reached = {subpackage(module) for module in ours(name) if module.startswith("lit_het.")} - {"", own}
-    assert reached <= ALLOWED[own], f"{name} imports {reached - ALLOWED[own]}"
+def test_packages_of_the_learner_keep_their_order():
+    for name in MODULES:
+        own = package_of(name)
+        if own in ALLOWED:
+            reached = {package_of(module) for module in ours(name)} - {"", own}
+            assert reached <= ALLOWED[own], f"{name} imports {reached - ALLOWED[own]}"
 
 
-@pytest.mark.parametrize("name", [name for name in MODULES if name.startswith("lit_het.training")])
-def test_training_knows_of_tasks_only_what_a_task_is(name):
-    of_tasks = {module for module in ours(name) if module.startswith("lit_het.tasks")}
-    assert of_tasks <= {"lit_het.tasks.base"}
+def test_training_knows_of_tasks_only_what_a_task_is():
+    for name in MODULES:
+        if package_of(name) == "training":
+            assert {module for module in ours(name) if package_of(module) == "tasks"} <= {"lit_het.tasks.base"}
+
+
+def test_no_two_modules_import_one_another():
+    circles = {(one, other) for one in MODULES for other in ours(one) if other != one and one in IMPORTS.get(other, ())}
+    assert not circles
 
 
 def literals(tree):
@@ -115,43 +123,47 @@ def identifiers(tree):
     return names | {a.name for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) for a in n.names}
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_only_sharding_knows_the_axes_of_the_mesh(name):
-    known = literals(TREES[name]) & {"fsdp", "expert"} or identifiers(TREES[name]) & {"PartitionSpec", "P"}
-    assert bool(known) == (name == "lit_het.sharding"), f"{name}: {known}"
+def calls(tree):
+    """Returns the names of all functions that are called."""
+    return {ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_only_checkpoints_of_runs_know_orbax(name):
-    knows = any(module.split(".")[0] == "orbax" for module in IMPORTS[name])
-    assert knows == (name in ("lit_het.checkpoints.native", "lit_het.checkpoints.saved_step"))
+def test_only_sharding_knows_the_axes_of_the_mesh():
+    knowing = {
+        name
+        for name, tree in TREES.items()
+        if literals(tree) & {"fsdp", "expert"} or identifiers(tree) & {"PartitionSpec", "P"}
+    }
+    assert knowing == {"lit_het.sharding"}
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_only_one_module_draws_noise(name):
+def test_only_checkpoints_of_runs_know_orbax():
+    knowing = {name for name in MODULES if any(module.split(".")[0] == "orbax" for module in IMPORTS[name])}
+    assert knowing == {"lit_het.checkpoints.native.saving", "lit_het.checkpoints.native.saved_step"}
+
+
+def test_only_one_module_draws_noise():
     """Gaussian noise on features or embeddings comes from heads/covariance.py alone; initializers are not meant.
 
-    A mixture of experts has noise of its own, on the logits of its router.
+    A mixture of experts has noise of its own, on the logits of its router, and data pipelines draw with NumPy.
     """
-    calls = {ast.unparse(node.func) for node in ast.walk(TREES[name]) if isinstance(node, ast.Call)}
-    draws = {call for call in calls if re.fullmatch(r"(jax\.)?random\.(normal|multivariate_normal)", call)}
-    if name.startswith("lit_het"):
-        assert not draws or name in ("lit_het.heads.covariance", "lit_het.towers.experts")
+    drawing = {
+        name
+        for name, tree in TREES.items()
+        if package_of(name) not in ("data_pipelines", "eval")
+        and any(re.fullmatch(r"(jax\.)?random\.(normal|multivariate_normal)", call) for call in calls(tree))
+    }
+    assert drawing == {"lit_het.heads.covariance", "lit_het.towers.experts"}
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_modules_stay_short_and_none_is_called_utils(name):
-    assert len(MODULES[name].read_text().splitlines()) <= 400
-    assert MODULES[name].stem not in ("utils", "util", "helpers", "misc", "common")
+def test_modules_stay_short_and_none_is_called_utils():
+    assert not [name for name, path in MODULES.items() if len(path.read_text().splitlines()) > 400]
+    assert not {path.stem for path in MODULES.values()} & {"utils", "util", "helpers", "misc", "common"}
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_only_the_log_and_the_command_line_print(name):
-    prints = any(
-        isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
-        for node in ast.walk(TREES[name])
-    )
-    assert not prints or name == "lit_het.training.logging" or room(name) == "lit_het.cli"
+def test_only_the_console_commands_and_applications_print():
+    printing = {name for name, tree in TREES.items() if "print" in calls(tree)}
+    assert {name for name in printing if package_of(name) not in ("cli", "runs", "apps")} <= {"lit_het.console"}
 
 
 def public(tree, prefix=""):
@@ -164,21 +176,19 @@ def public(tree, prefix=""):
             yield from public(node, f"{prefix}{node.name}.")
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_everything_public_has_a_docstring(name):
-    assert ast.get_docstring(TREES[name]), name
-    missing = [path for path, node in public(TREES[name]) if not ast.get_docstring(node)]
+def test_everything_public_has_a_docstring():
+    missing = [name for name, tree in TREES.items() if not ast.get_docstring(tree)]
+    missing += [f"{name}.{path}" for name in TREES for path, node in public(TREES[name]) if not ast.get_docstring(node)]
     assert not missing
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_nothing_is_pickled_and_no_class_is_named_by_a_string(name):
-    # The one reader of pickles admits nothing but arrays and plain values.
-    pickles = {module.split(".")[0] for module in IMPORTS[name]} & {"pickle", "dill", "cloudpickle"}
-    assert not pickles or name == "data_pipelines.prepare.unpickler"
-    # A configuration file is loaded by its path, never looked up by a name.
-    calls = {ast.unparse(node.func) for node in ast.walk(TREES[name]) if isinstance(node, ast.Call)}
-    assert not calls & {"importlib.import_module", "__import__", "eval", "exec"}
+def test_nothing_is_pickled_and_no_class_is_named_by_a_string():
+    for name, tree in TREES.items():
+        # The one reader of pickles admits nothing but arrays and plain values.
+        pickles = {module.split(".")[0] for module in IMPORTS[name]} & {"pickle", "dill", "cloudpickle"}
+        assert not pickles or name == "lit_het.data_pipelines.prepare.unpickler"
+        # A configuration file is loaded by its path, never looked up by a name.
+        assert not calls(tree) & {"importlib.import_module", "__import__", "eval", "exec"}, name
 
 
 def test_a_violation_would_be_seen():
@@ -192,9 +202,9 @@ def test_a_violation_would_be_seen():
     finally:
         del MODULES["lit_het.heads.example"]
     assert found == {"lit_het.towers.vit", "lit_het.losses.base", "eval.report"}
-    assert {subpackage(module) for module in found if module.startswith("lit_het")} == {"towers", "losses"}
-    assert room("lit_het.cli") == room("lit_het.cli.main") == "lit_het.cli"
-    assert room("lit_het.clicks") == "lit_het"
+    assert {package_of(module) for module in found if module.startswith("lit_het")} == {"towers", "losses"}
+    assert package_of("lit_het.cli") == package_of("lit_het.cli.main") == "cli"
+    assert package_of("lit_het.clicks") == ""
     assert [path for path, _ in public(ast.parse("class A:\n  def b(self): pass\n  def _c(self): pass"))] == [
         "A",
         "A.b",

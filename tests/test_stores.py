@@ -3,8 +3,8 @@
 import fsspec
 import pytest
 
-from data_pipelines import storage
 from lit_het.checkpoints import sources
+from lit_het.data_pipelines import storage
 from lit_het.errors import UserError
 from lit_het.stores import REFUSED, filesystem
 

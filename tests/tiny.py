@@ -6,13 +6,13 @@ from pathlib import Path
 
 import numpy as np
 
-from configs import experiment
-from configs.experiment import ExperimentConfig, PretrainedConfig
-from data_pipelines.images import encode_jpeg
-from data_pipelines.labels import CaptionWords, ClassIndex
-from data_pipelines.shards import write_shards
-from data_pipelines.tokenizers import SentencePieceConfig, train_sentencepiece
 from lit_het import parameters
+from lit_het.configs import experiment
+from lit_het.configs.experiment import ExperimentConfig, PretrainedConfig
+from lit_het.data_pipelines.images import encode_jpeg
+from lit_het.data_pipelines.labels import CaptionWords, ClassIndex
+from lit_het.data_pipelines.shards import write_shards
+from lit_het.data_pipelines.tokenizers import SentencePieceConfig, train_sentencepiece
 from lit_het.durations import Duration
 from lit_het.schedules import Schedule
 from lit_het.sharding import MeshConfig

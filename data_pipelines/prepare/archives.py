@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, NoReturn, TypeAlias
 
-from data_pipelines.tars import DamagedTar, Member, whole_members
+from lit_het.data_pipelines.tars import DamagedTar, Member, whole_members
 from lit_het.errors import UserError
 
 MAX_EXPANSION = 100

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from data_pipelines.prepare.archives import Files, open_files
-from data_pipelines.prepare.dataset import DataSet, Sample, Split, chosen, fingerprint, images_in
+from lit_het.data_pipelines.prepare.archives import Files, open_files
+from lit_het.data_pipelines.prepare.dataset import DataSet, Sample, Split, chosen, fingerprint, images_in
 from lit_het.errors import UserError
 from lit_het.untrusted import read_json
 

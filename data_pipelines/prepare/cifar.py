@@ -6,10 +6,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from data_pipelines.prepare.archives import Files, note_unless_published, open_files
-from data_pipelines.prepare.dataset import DataSet, Sample, Split, chosen, fingerprint
-from data_pipelines.prepare.images import encode_png
-from data_pipelines.prepare.unpickler import load_arrays
+from lit_het.data_pipelines.prepare.archives import Files, note_unless_published, open_files
+from lit_het.data_pipelines.prepare.dataset import DataSet, Sample, Split, chosen, fingerprint
+from lit_het.data_pipelines.prepare.images import encode_png
+from lit_het.data_pipelines.prepare.unpickler import load_arrays
 from lit_het.errors import UserError
 
 TEMPLATES = (

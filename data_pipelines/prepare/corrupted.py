@@ -7,13 +7,13 @@ from pathlib import Path
 
 import numpy as np
 
-from data_pipelines import storage
-from data_pipelines.corruptions import CORRUPTIONS, corrupt
-from data_pipelines.images import BrokenImage, decode_whole, encode_jpeg
-from data_pipelines.index import ShardIndex
-from data_pipelines.prepare.dataset import Sample, Split, fingerprint
-from data_pipelines.shards import IMAGE
-from data_pipelines.storage import Unreadable, readable
+from lit_het.data_pipelines import storage
+from lit_het.data_pipelines.corruptions import CORRUPTIONS, corrupt
+from lit_het.data_pipelines.images import BrokenImage, decode_whole, encode_jpeg
+from lit_het.data_pipelines.index import ShardIndex
+from lit_het.data_pipelines.prepare.dataset import Sample, Split, fingerprint
+from lit_het.data_pipelines.shards import IMAGE
+from lit_het.data_pipelines.storage import Unreadable, readable
 from lit_het.errors import UserError
 from lit_het.files import write_atomically
 

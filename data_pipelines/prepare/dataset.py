@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import numpy as np
 from jaxtyping import Int
 
-from data_pipelines.prepare.archives import Files
-from data_pipelines.prepare.images import SUFFIXES
+from lit_het.data_pipelines.prepare.archives import Files
+from lit_het.data_pipelines.prepare.images import SUFFIXES
 from lit_het.errors import UserError
 
 TEMPLATES = ("a photo of a {c}.", "a picture of the {c}.", "a close-up of a {c}.", "a {c}, seen from afar.")

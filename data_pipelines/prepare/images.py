@@ -8,9 +8,9 @@ from jaxtyping import UInt8
 from PIL import BmpImagePlugin, GifImagePlugin, Image, TiffImagePlugin
 from PIL.ImageFile import ImageFile
 
-from data_pipelines.image_headers import MAX_PIXELS, BrokenImage, check_parts, check_size
-from data_pipelines.images import decode
-from data_pipelines.memory import DECODING
+from lit_het.data_pipelines.image_headers import MAX_PIXELS, BrokenImage, check_parts, check_size
+from lit_het.data_pipelines.images import decode
+from lit_het.data_pipelines.memory import DECODING
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
 """What names of images end with, in lower case; the content decides what they are."""

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
-from data_pipelines.index import ShardIndex
-from data_pipelines.prepare.dataset import DataSet, Sample, Split, fingerprint
-from data_pipelines.shards import IMAGE, expand
-from data_pipelines.storage import Unreadable, readable
+from lit_het.data_pipelines.index import ShardIndex
+from lit_het.data_pipelines.prepare.dataset import DataSet, Sample, Split, fingerprint
+from lit_het.data_pipelines.shards import IMAGE, expand
+from lit_het.data_pipelines.storage import Unreadable, readable
 from lit_het.errors import UserError
 
 

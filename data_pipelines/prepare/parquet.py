@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from data_pipelines import storage
-from data_pipelines.prepare.dataset import DataSet, Sample, Split, chosen, fingerprint
+from lit_het.data_pipelines import storage
+from lit_het.data_pipelines.prepare.dataset import DataSet, Sample, Split, chosen, fingerprint
 from lit_het.errors import UserError
 from lit_het.untrusted import parse_json
 

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from data_pipelines.prepare.archives import Files, FolderFiles, TarFiles, note_unless_published
-from data_pipelines.prepare.dataset import DataSet, Split, chosen, images_in, split_of_files
+from lit_het.data_pipelines.prepare.archives import Files, FolderFiles, TarFiles, note_unless_published
+from lit_het.data_pipelines.prepare.dataset import DataSet, Split, chosen, images_in, split_of_files
 from lit_het.errors import UserError
 
 TEMPLATES = (

@@ -4,13 +4,13 @@ import dataclasses
 
 import numpy as np
 
-from eval.ensembles import join, score_ensemble
-from eval.evaluation import Evaluation
-from eval.predictions import member_blocks
-from eval.recognition import NamesConfig, Recognition
-from eval.sets import ImageSet, OpenSet, Sets, require_one_label
+from lit_het.console import Bar
 from lit_het.errors import UserError, require_at_least
-from lit_het.training.logging import Bar
+from lit_het.eval.ensembles import join, score_ensemble
+from lit_het.eval.evaluation import Evaluation
+from lit_het.eval.predictions import member_blocks
+from lit_het.eval.recognition import NamesConfig, Recognition
+from lit_het.eval.sets import ImageSet, OpenSet, Sets, require_one_label
 from lit_het.types import Classifier, EvaluatedModel
 
 # Each of more members has no figures of its own.

@@ -6,14 +6,14 @@ import numpy as np
 from jaxtyping import Float
 from scipy import special
 
-from data_pipelines.portions import ALL
-from eval import scores
-from eval.evaluation import Evaluation
-from eval.few_shot import FewShotOptions, few_shot
-from eval.linear_probe import LinearProbeOptions, train_linear_probe
-from eval.predictions import Predictions
-from eval.sets import Features, ImageSet, OpenSet, Sets, require_one_label, require_other_split
-from lit_het.training.logging import Bar, say
+from lit_het.console import Bar, say
+from lit_het.data_pipelines.portions import ALL
+from lit_het.eval import scores
+from lit_het.eval.evaluation import Evaluation
+from lit_het.eval.few_shot import FewShotOptions, few_shot
+from lit_het.eval.linear_probe import LinearProbeOptions, train_linear_probe
+from lit_het.eval.predictions import Predictions
+from lit_het.eval.sets import Features, ImageSet, OpenSet, Sets, require_one_label, require_other_split
 from lit_het.types import EvaluatedModel
 
 
@@ -107,7 +107,7 @@ class Probe:
         """Refuses none: every model has an image tower."""
 
     def __call__(self, model: EvaluatedModel) -> Evaluation:
-        """Returns the figures of `eval.scores` for the probe that was best on minival, and its setting.
+        """Returns the figures of `lit_het.eval.scores` for the probe that was best on minival, and its setting.
 
         Probabilities are the softmax of the logits, though each was trained by itself.
         """

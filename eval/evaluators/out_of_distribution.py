@@ -5,18 +5,18 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from eval.evaluation import Drawing, Evaluation
-from eval.out_of_distribution import (
+from lit_het.errors import UserError, require_at_least
+from lit_het.eval.evaluation import Drawing, Evaluation
+from lit_het.eval.out_of_distribution import (
     detection_errors,
     detection_figures,
     entropy_score,
     fit_features,
     max_probability_score,
 )
-from eval.predictions import Predictions, predict
-from eval.recognition import NamesConfig, Recognition
-from eval.sets import ImageSet, OpenSet, Sets, parse_set, require_one_label, require_other_split
-from lit_het.errors import UserError, require_at_least
+from lit_het.eval.predictions import Predictions, predict
+from lit_het.eval.recognition import NamesConfig, Recognition
+from lit_het.eval.sets import ImageSet, OpenSet, Sets, parse_set, require_one_label, require_other_split
 from lit_het.types import EvaluatedModel
 
 
@@ -90,7 +90,7 @@ class OutOfDistribution:
         self.recognition.check(model)
 
     def __call__(self, model: EvaluatedModel) -> Evaluation:
-        """Returns ``<near or far>/<set>/<score>/<figure>`` of `eval.out_of_distribution`, with standard errors."""
+        """Returns ``<near or far>/<set>/<score>/<figure>`` with standard errors."""
         predictor = self.recognition.predictor(model, self.samples)
         fitted = None
         if self.train is not None:

@@ -4,15 +4,15 @@ import dataclasses
 
 import numpy as np
 
-from eval.drawings import thumbnails
-from eval.evaluation import Drawing, Evaluation
-from eval.predictions import embed_images, highest
-from eval.recognition import embed_texts
-from eval.retrieval import retrieve
-from eval.sets import ImageSet, OpenSet, Sets
 from lit_het import untrusted
+from lit_het.console import Bar
 from lit_het.errors import UserError
-from lit_het.training.logging import Bar
+from lit_het.eval.drawings import thumbnails
+from lit_het.eval.evaluation import Drawing, Evaluation
+from lit_het.eval.predictions import embed_images, highest
+from lit_het.eval.recognition import embed_texts
+from lit_het.eval.retrieval import retrieve
+from lit_het.eval.sets import ImageSet, OpenSet, Sets
 from lit_het.types import Encoder, EvaluatedModel
 
 _NUM_EXAMPLES = 12
@@ -67,7 +67,7 @@ class Retrieval:
             model.tokenize(list(of_image))
 
     def __call__(self, model: EvaluatedModel) -> Evaluation:
-        """Returns the figures of `eval.retrieval.RetrievalResult`; raises as `check`."""
+        """Returns the figures of `lit_het.eval.retrieval.RetrievalResult`; raises as `check`."""
         self.check(model)
         assert isinstance(model, Encoder)
         features = self.opened.features(model.features)

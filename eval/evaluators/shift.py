@@ -6,16 +6,16 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from data_pipelines import storage
-from data_pipelines.shards import matching
-from eval import scores
-from eval.calibration import scaled
-from eval.evaluation import Drawing, Evaluation
-from eval.predictions import Predictions
-from eval.prompts import CLASS_NAMES_FILE, read_classnames
-from eval.recognition import NamesConfig, Recognition
-from eval.sets import ImageSet, OpenSet, Sets, require_one_label
+from lit_het.data_pipelines import storage
+from lit_het.data_pipelines.shards import matching
 from lit_het.errors import UserError, require_at_least
+from lit_het.eval import scores
+from lit_het.eval.calibration import scaled
+from lit_het.eval.evaluation import Drawing, Evaluation
+from lit_het.eval.predictions import Predictions
+from lit_het.eval.prompts import CLASS_NAMES_FILE, read_classnames
+from lit_het.eval.recognition import NamesConfig, Recognition
+from lit_het.eval.sets import ImageSet, OpenSet, Sets, require_one_label
 from lit_het.types import EvaluatedModel
 
 FIGURES = ("top1", "nll", "brier", "ece", "ece_equal_mass")

@@ -4,15 +4,15 @@ import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 
-from eval import scores
-from eval.classes import relabelled_accuracy
-from eval.drawings import draw_predictions
-from eval.evaluation import Drawing, Evaluation
-from eval.predictions import Predictions, scores_alone
-from eval.recognition import NamesConfig, Recognition, read_json
-from eval.sets import ImageSet, OpenSet, Sets
+from lit_het.console import Bar
 from lit_het.errors import UserError, require_at_least
-from lit_het.training.logging import Bar
+from lit_het.eval import scores
+from lit_het.eval.classes import relabelled_accuracy
+from lit_het.eval.drawings import draw_predictions
+from lit_het.eval.evaluation import Drawing, Evaluation
+from lit_het.eval.predictions import Predictions, scores_alone
+from lit_het.eval.recognition import NamesConfig, Recognition, read_json
+from lit_het.eval.sets import ImageSet, OpenSet, Sets
 from lit_het.types import Encoder, EvaluatedModel
 
 NOISY, CALIBRATED = "noisy", "calibrated"
@@ -77,7 +77,7 @@ class ZeroShot:
         self.recognition.check(model)
 
     def __call__(self, model: EvaluatedModel) -> Evaluation:
-        """Returns the figures of `eval.scores`, plain, ``calibrated/`` and ``noisy/``."""
+        """Returns the figures of `lit_het.eval.scores`, plain, ``calibrated/`` and ``noisy/``."""
         without_noise, with_noise = self.recognition.predictors(model, 0, self.samples)
         features = self.opened.features(model.features)
         kind = "zero_shot" if isinstance(model, Encoder) else "supervised"

@@ -8,11 +8,20 @@
 - `statements`: measurements as plain sentences
 """
 
-from eval.report.comparison import ComparedFigure, Comparison, compare, comparison_table, print_table
-from eval.report.figures import Chart, curves, distribution, reliability_diagrams
-from eval.report.grids import image_strip, image_to_name_grid, mark_legend, name_to_image_grid
-from eval.report.page import Html, Section, configuration, facts, paragraph, render_page, side_by_side, write_page
-from eval.report.statements import describe_comparison, describe_group_errors, describe_rank_test
+from lit_het.eval.report.comparison import ComparedFigure, Comparison, compare, comparison_table, print_table
+from lit_het.eval.report.figures import Chart, curves, distribution, reliability_diagrams
+from lit_het.eval.report.grids import image_strip, image_to_name_grid, mark_legend, name_to_image_grid
+from lit_het.eval.report.page import (
+    Html,
+    Section,
+    configuration,
+    facts,
+    paragraph,
+    render_page,
+    side_by_side,
+    write_page,
+)
+from lit_het.eval.report.statements import describe_comparison, describe_group_errors, describe_rank_test
 
 __all__ = [
     "Chart",

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from rich.table import Table
 from rich.text import Text
 
-from eval.report.naming import STYLES, FigureStyle
-from eval.report.page import Html, escaped, joined
+from lit_het.eval.report.naming import STYLES, FigureStyle
+from lit_het.eval.report.page import Html, escaped, joined
 
-# Of the figures of `eval.scores`, those that are compared.
+# Of the figures of `lit_het.eval.scores`, those that are compared.
 FIGURE_STYLES: Mapping[str, FigureStyle] = {
     name: STYLES[name] for name in ("top1", "top5", "mean_reciprocal_rank", "mean_class_recall", "nll", "brier", "ece")
 }
@@ -58,7 +58,7 @@ def compare(
     results: Mapping[str, tuple[Mapping[str, float], Mapping[str, float]]],
     chances: Mapping[str, Mapping[str, float]],
 ) -> Comparison:
-    """Compare two models from their `eval.scores.figures`.
+    """Compare two models from their `lit_het.eval.scores.figures`.
 
     A tie is a tie to the digits shown: a table never prefers one of two equal numbers.
 

@@ -7,12 +7,12 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from eval.kept_runs import KeptRun
-from eval.report.naming import title_of_kind
-from eval.report.sections import keys_of, measured_by
-from eval.report.tables import evaluation_table, in_markdown
-from eval.report.welch import welch_table
-from eval.run_comparison import RunComparison, json_of, rows_of
+from lit_het.eval.kept_runs import KeptRun
+from lit_het.eval.report.naming import title_of_kind
+from lit_het.eval.report.sections import keys_of, measured_by
+from lit_het.eval.report.tables import evaluation_table, in_markdown
+from lit_het.eval.report.welch import welch_table
+from lit_het.eval.run_comparison import RunComparison, json_of, rows_of
 
 
 def report_json(runs: Sequence[KeptRun], comparison: RunComparison | None, verdict: str) -> str:

@@ -14,8 +14,8 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator, PercentFormatter
 
-from eval.calibration import ReliabilityCurve
-from eval.report.page import NOTHING, NUM_COLOURS, Html, escaped, legend, side_by_side
+from lit_het.eval.calibration import ReliabilityCurve
+from lit_het.eval.report.page import NOTHING, NUM_COLOURS, Html, escaped, legend, side_by_side
 
 # matplotlib wants real colours; these stand for variables of the style sheet and are replaced in the SVG.
 _INK, _MUTED, _LINE = "#0a0a01", "#0a0a02", "#0a0a03"

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Float, Int, UInt8
 
-from eval.ambiguity import NO_GROUP
-from eval.report.page import NOTHING, Html, escaped, img, joined
+from lit_het.eval.ambiguity import NO_GROUP
+from lit_het.eval.report.page import NOTHING, Html, escaped, img, joined
 
 # One image [h w c] each; sizes may differ.
 Images = Sequence[np.ndarray] | UInt8[np.ndarray, "n h w c"]
@@ -55,10 +55,10 @@ def image_to_name_grid(
     Args:
         images: images.
         labels: true classes.
-        top_classes: best classes, falling (`eval.predictions.Predictions.top`).
+        top_classes: best classes, falling (`lit_het.eval.predictions.Predictions.top`).
         top_probabilities: their probabilities.
         class_names: names of the classes.
-        groups: look-alike group of each class (`eval.ambiguity.groups_of`).
+        groups: look-alike group of each class (`lit_het.eval.ambiguity.groups_of`).
     """
     cards = (
         answer_card(

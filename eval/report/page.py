@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import UInt8
 from PIL import Image
 
-from eval.report.style import STYLE
+from lit_het.eval.report.style import STYLE
 
 Html = NewType("Html", str)
 NOTHING = Html("")

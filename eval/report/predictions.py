@@ -5,13 +5,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from eval.calibration import ReliabilityCurve
-from eval.drawings import NUM_EXTREMES, NUM_OF_CONFUSION
-from eval.evaluation import Record
-from eval.report import figures, grids
-from eval.report.grids import Mark
-from eval.report.naming import title_of_part
-from eval.report.page import NOTHING, Html, Section, folded, heading
+from lit_het.eval.calibration import ReliabilityCurve
+from lit_het.eval.drawings import NUM_EXTREMES, NUM_OF_CONFUSION
+from lit_het.eval.evaluation import Record
+from lit_het.eval.report import figures, grids
+from lit_het.eval.report.grids import Mark
+from lit_het.eval.report.naming import title_of_part
+from lit_het.eval.report.page import NOTHING, Html, Section, folded, heading
 
 # A record beside what it is of, such as a run and a set.
 Titled = tuple[str, Record]

@@ -5,16 +5,16 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from eval.evaluation import Record, evaluations_folder
-from eval.kept_runs import KeptRun, differing_fields
-from eval.report import figures
-from eval.report.naming import STYLES, split, style_of, title_of_kind
-from eval.report.page import Html, Section, configuration, facts, folded
-from eval.report.sections import keys_of, measured_by
-from eval.report.tables import NO_FIGURE, Cell, Row, Table, best_of
-from eval.report.welch import shown_p, welch_tables
-from eval.run_comparison import RunComparison
-from eval.significance import WelchTest
+from lit_het.eval.evaluation import Record, evaluations_folder
+from lit_het.eval.kept_runs import KeptRun, differing_fields
+from lit_het.eval.report import figures
+from lit_het.eval.report.naming import STYLES, split, style_of, title_of_kind
+from lit_het.eval.report.page import Html, Section, configuration, facts, folded
+from lit_het.eval.report.sections import keys_of, measured_by
+from lit_het.eval.report.tables import NO_FIGURE, Cell, Row, Table, best_of
+from lit_het.eval.report.welch import shown_p, welch_tables
+from lit_het.eval.run_comparison import RunComparison
+from lit_het.eval.significance import WelchTest
 
 # What a verdict looks at, the first first.
 _HEADLINES = (

@@ -5,15 +5,15 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from eval.evaluation import Record
-from eval.kept_runs import KeptRun
-from eval.report import figures, grids
-from eval.report.figures import Line
-from eval.report.grids import Mark
-from eval.report.naming import place_of_kind, style_of, title_of_kind, title_of_part, title_of_score
-from eval.report.page import NOTHING, Html, Section, folded, heading, joined, paragraph, side_by_side
-from eval.report.predictions import Titled, sections_of_predictions
-from eval.report.tables import evaluation_table
+from lit_het.eval.evaluation import Record
+from lit_het.eval.kept_runs import KeptRun
+from lit_het.eval.report import figures, grids
+from lit_het.eval.report.figures import Line
+from lit_het.eval.report.grids import Mark
+from lit_het.eval.report.naming import place_of_kind, style_of, title_of_kind, title_of_part, title_of_score
+from lit_het.eval.report.page import NOTHING, Html, Section, folded, heading, joined, paragraph, side_by_side
+from lit_het.eval.report.predictions import Titled, sections_of_predictions
+from lit_het.eval.report.tables import evaluation_table
 
 CLASSIFICATION = ("zero_shot", "supervised")
 _BOLD = "Bold: best by more than the standard errors and the digits shown."

@@ -1,7 +1,7 @@
 """Measurements as plain sentences, the same on the page and in the terminal."""
 
-from eval.ambiguity import GroupErrors, RankTest
-from eval.report.comparison import Comparison
+from lit_het.eval.ambiguity import GroupErrors, RankTest
+from lit_het.eval.report.comparison import Comparison
 
 
 def describe_comparison(comparison: Comparison) -> str:

@@ -9,9 +9,9 @@ import rich.box
 import rich.table
 from rich.text import Text
 
-from eval.evaluation import Record
-from eval.report.naming import STYLES, FigureStyle, is_setting, split, style_of, title_of_part
-from eval.report.page import Html, escaped, joined
+from lit_het.eval.evaluation import Record
+from lit_het.eval.report.naming import STYLES, FigureStyle, is_setting, split, style_of, title_of_part
+from lit_het.eval.report.page import Html, escaped, joined
 
 # Of more parts than this, corruptions say, a table shows those that sum up.
 _MOST_PARTS = 12

@@ -7,10 +7,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, TypeAlias
 
-from lit_het.checkpoints import big_vision, huggingface, rename, vmoe
+from lit_het.checkpoints import rename
+from lit_het.checkpoints.big_vision import importing as big_vision
+from lit_het.checkpoints.huggingface import importing as huggingface
 from lit_het.checkpoints.imported import Imported
 from lit_het.checkpoints.sources import Advance, fetch, safetensors_names
-from lit_het.checkpoints.vmoe_files import shard_names
+from lit_het.checkpoints.vmoe import importing as vmoe
+from lit_het.checkpoints.vmoe.files import shard_names
 from lit_het.errors import UserError
 from lit_het.towers.bert import BertConfig
 from lit_het.towers.layers import ComputeType

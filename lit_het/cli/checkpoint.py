@@ -1,106 +1,45 @@
-"""``lit-het checkpoint``: what lies in a run's folder of checkpoints, and whether it is what was saved."""
+"""The arguments of ``lit-het checkpoint``."""
 
+import argparse
 from pathlib import Path
+from typing import Any
 
-import numpy as np
-
-from lit_het.checkpoints import manifest
-from lit_het.checkpoints.checksums import Mark
-from lit_het.checkpoints.folders import entries
-from lit_het.checkpoints.native import Checkpoints
-from lit_het.checkpoints.saved_step import Damaged
-from lit_het.cli import runs
-from lit_het.errors import UserError
-from lit_het.training.logging import Bar
+# Imports of JAX and its friends wait until a subcommand runs.
 
 
-def list_checkpoints(directory: Path) -> None:
-    """Prints a line for every step, and for what a kill or a fault left of one.
-
-    Raises:
-        UserError: there is no such folder, or nothing in it.
-    """
-    found = list(entries(_folder(directory)))
-    if not found:
-        raise UserError(f"no checkpoints in {directory}; give the directory of a run that has saved one")
-    print(f"{'step':>10}  {'saved':16}  {'MB':>10}  state")
-    for entry in found:
-        print(f"{entry.step:>10,}  {entry.time:%Y-%m-%d %H:%M}  {entry.size / 1e6:>10,.1f}  {entry.state}")
-
-
-def show(directory: Path, step: int | None = None) -> None:
-    """Prints the info of a step and a line for every array; the newest step by default.
-
-    Raises:
-        UserError: there is no such step, or it is damaged.
-    """
-    with Checkpoints(_folder(directory), read_only=True) as checkpoints:
-        step = checkpoints.newest_step() if step is None else _existing(checkpoints, step)
-        info, saved = checkpoints.at(step).about()
-        print(f"step {step:,} in {checkpoints.directory}")
-        for name, value in info.items():
-            print(f"{name}: {value}")
-        print(f"{'norm':>12}  type      shape and path")
-        for path, content in checkpoints.at(step).arrays(saved):
-            if isinstance(content, Damaged):
-                raise content
-            norm = float(np.linalg.norm(content.astype(np.float64)))
-            print(f"{norm:>12.6g}  {saved[path].dtype:8}  {list(saved[path].shape)} {path}")
+def add_to(commands: Any) -> None:
+    """Adds the command to those of ``lit-het``."""
+    kinds = commands.add_parser(
+        "checkpoint",
+        allow_abbrev=False,
+        help="list a run's checkpoints, look into one, and compare it with its checksums",
+    ).add_subparsers(required=True, metavar="KIND")
+    for name, command, text in (
+        ("list", _list, "which steps were saved to the end, when, and how large; verify tells whether they are whole"),
+        ("show", _show, "what a step holds: path, shape, type and norm of every array, and the info beside them"),
+        ("verify", _verify, "read every array and compare it with its checksum; exit code 1 if one is damaged"),
+    ):
+        kind = kinds.add_parser(name, allow_abbrev=False, help=text)
+        kind.add_argument("directory", type=Path, metavar="DIR", help="a run, or its folder of checkpoints")
+        if command is not _list:
+            which = "the newest" if command is _show else "all of them"
+            kind.add_argument("--step", type=int, metavar="N", help=f"instead of {which}")
+        kind.set_defaults(command=command, name=f"checkpoint {name}")
 
 
-def verify(directory: Path, step: int | None = None) -> None:
-    """Compares a run's files with its manifest, and every array of all steps, or of one, with its checksum.
+def _list(options: argparse.Namespace, _: list[str]) -> None:
+    from lit_het.runs.inspection import list_checkpoints
 
-    Raises:
-        UserError: there is nothing to compare, or something is damaged.
-    """
-    if files := manifest.check(directory):
-        print(f"whole: {', '.join(files)} in {directory}")
-    damaged: list[tuple[int, str, str]] = []
-    with Checkpoints(_folder(directory), read_only=True) as checkpoints:
-        checkpoints.newest_step()
-        steps = checkpoints.steps if step is None else [_existing(checkpoints, step)]
-        for one in steps:
-            damaged += [(one, path, reason) for path, reason in damage(checkpoints, one)]
-    if damaged:
-        print(f"{'step':>10}  what is damaged")
-        for one, path, reason in damaged:
-            print(f"{one:>10,}  {path}: {reason}")
-        places = len({one for one, _, _ in damaged})
-        way_out = "training goes on from one that is not" if places < len(steps) else "bring back a copy"
-        raise UserError(f"{places} of {len(steps)} checkpoints in {checkpoints.directory} damaged; {way_out}")
-    print(f"whole: {len(steps)} checkpoints in {checkpoints.directory}")
+    list_checkpoints(options.directory)
 
 
-def damage(checkpoints: Checkpoints, step: int) -> list[tuple[str, str]]:
-    """Returns path of what is damaged in a step, and how; where processes share it, all must ask."""
-    try:
-        _, saved = checkpoints.at(step).about()
-    except Damaged as error:
-        return [("info", str(error))]
-    if not _has_checksums(saved):
-        return [("info", "it was saved without checksums, by an earlier version: nothing can be said")]
-    found = []
-    with Bar(f"step {step}", len(saved), "arrays") as bar:
-        for path, content in checkpoints.at(step).arrays(saved):
-            if isinstance(content, Damaged):
-                found.append((path, str(content)))
-            bar.advance(1)
-    return found
+def _show(options: argparse.Namespace, _: list[str]) -> None:
+    from lit_het.runs.inspection import show
+
+    show(options.directory, options.step)
 
 
-def _has_checksums(saved: dict[str, Mark]) -> bool:
-    return all(mark.checksum for mark in saved.values())
+def _verify(options: argparse.Namespace, _: list[str]) -> None:
+    from lit_het.runs.inspection import verify
 
-
-def _folder(directory: Path) -> Path:
-    """Returns the folder of checkpoints that a run has, or that was given itself."""
-    below = runs.checkpoint_dir(directory)
-    return below if below.is_dir() else directory
-
-
-def _existing(checkpoints: Checkpoints, step: int) -> int:
-    if step not in checkpoints.steps:
-        there = ", ".join(map(str, checkpoints.steps)) or "none"
-        raise UserError(f"{checkpoints.directory} holds no whole checkpoint of step {step}; there are: {there}")
-    return step
+    verify(options.directory, options.step)

@@ -1,211 +1,47 @@
-"""``lit-het classify``: what a trained model says of single images, in the terminal."""
+"""The arguments of ``lit-het classify``."""
 
-import dataclasses
-import json
-import sys
-from collections.abc import Sequence
+import argparse
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from jaxtyping import UInt8
-from rich import box
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
-from data_pipelines import storage
-from data_pipelines.images import BrokenImage
-from data_pipelines.storage import reason
-from eval.answers import Answer, NoiseRank, answer, check_choice, chooser, features_of, noise_ranks, split_labels
-from eval.evaluation import read_records
-from eval.prompts import BARE_TEMPLATE, FAMILIES, SET_PROMPTS, read_prompts
-from lit_het.cli import runs
-from lit_het.errors import UserError, require_at_least
-from lit_het.tasks.classification import ClassificationTask
-
-STANDARD_INPUT = "-"
-_BAR_WIDTH = 16
+# Imports of JAX and its friends wait until a subcommand runs.
 
 
-@dataclasses.dataclass(frozen=True)
-class ClassifyOptions:
-    """How images are classified.
-
-    Attributes:
-        labels: between commas, or a file with one a line.
-        prompts: a family of `eval.prompts.FAMILIES`, or a file; None means the bare labels.
-        samples: S, noise samples of each image; 0 leaves the noise out.
-        seed: of the noise.
-        top: how many labels of each image a table shows.
-    """
-
-    labels: str
-    prompts: str | None = None
-    samples: int = 32
-    seed: int = 0
-    top: int = 10
-
-    def __post_init__(self) -> None:
-        require_at_least(0, self, "samples")
-        require_at_least(1, self, "top")
-
-
-def classify(
-    images: Sequence[str],
-    checkpoint: Path,
-    options: ClassifyOptions,
-    *,
-    pretrained: Path | None = None,
-    as_json: bool = False,
-) -> None:
-    """Prints a table for each image, or one JSON list for all.
-
-    Args:
-        images: paths, addresses, or ``-`` for the standard input.
-        checkpoint: directory of the run.
-        options: how.
-        pretrained: where the run with the locked parameters lies now, if it has moved.
-        as_json: print JSON.
-
-    Raises:
-        UserError: an image, the labels or the prompts cannot be used, or the run cannot be opened.
-    """
-    labels, templates = read_labels(options.labels), read_templates(options.prompts)
-    encoded = [read_image(image) for image in images]
-    run = runs.open_run(checkpoint, pretrained)
-    if options.prompts is not None and isinstance(run.task, ClassificationTask):
-        raise UserError(f"{checkpoint} is a classifier, which reads no text: leave out --prompts")
-    squares = [decode(data, run, image) for image, data in zip(images, encoded, strict=True)]
-    model = run.model()
-    choose = chooser(model, labels, templates)
-    answers = [answer(choose, row, options.samples, options.seed) for row in features_of(model.features, squares)]
-    records = read_records(checkpoint)
-    ranks = [noise_ranks(found.noise_norm, records, run.step) for found in answers]
-    shown = list(zip(images, answers, ranks, strict=True))
-    if as_json:
-        print(json.dumps([_json(*one, labels) for one in shown], indent=1, ensure_ascii=False))
-        return
-    for image, found, ranked in shown:
-        Console().print(_table(image, found, labels, options.top))
-        Console().print(_noise(found, ranked), "", sep="\n", markup=False, highlight=False)
+def add_to(commands: Any) -> None:
+    """Adds the commands to those of ``lit-het``."""
+    classifying = commands.add_parser(
+        "classify",
+        allow_abbrev=False,
+        help="say what an image shows, and how sure the model is",
+        description="Prints the probability of each label without noise, its mean and 5-95 % band over noise samples, "
+        "and the noise norm of each image. A classifier chooses between its own classes: --labels names them all, in "
+        "their order.",
+    )
+    classifying.add_argument("images", nargs="+", metavar="IMAGE", help="files, addresses, or - for standard input")
+    add_checkpoint(classifying)
+    classifying.add_argument(
+        "--labels", required=True, metavar="LABELS|FILE", help='such as "a cat,a dog", or a file with one a line'
+    )
+    classifying.add_argument(
+        "--prompts", metavar="NAME|FILE", help="templates around each label: bare (default), photo, photos, pet, a file"
+    )
+    classifying.add_argument(
+        "--samples", type=int, default=32, metavar="S", help="noise samples (%(default)s); 0 leaves the noise out"
+    )
+    classifying.add_argument("--seed", type=int, default=0, help="of the noise")
+    classifying.add_argument("--top", type=int, default=10, metavar="N", help="labels in a table (%(default)s)")
+    classifying.add_argument("--json", action="store_true", help="print JSON in place of tables")
+    classifying.set_defaults(command=_classify, name="classify")
 
 
-def read_labels(labels: str) -> tuple[str, ...]:
-    """Reads the argument of ``--labels``.
-
-    Raises:
-        UserError: the file cannot be read, or these are not two labels or more, all different.
-    """
-    is_file = Path(labels).is_file()
-    found = storage.read_lines(labels) if is_file else split_labels(labels)
-    try:
-        check_choice(found)
-    except UserError as error:
-        hint = "" if is_file else " (there is no file of that name)"
-        raise UserError(f"--labels {labels}: {error}{hint}") from error
-    return found
+def add_checkpoint(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments that name a run."""
+    parser.add_argument("--checkpoint", type=Path, required=True, metavar="DIR", help="directory of a run")
+    parser.add_argument("--pretrained", type=Path, metavar="PATH", help="where the locked tower's run or file is now")
 
 
-def read_templates(prompts: str | None) -> tuple[str, ...]:
-    """Reads the argument of ``--prompts``.
+def _classify(options: argparse.Namespace, _: list[str]) -> None:
+    from lit_het.apps.classify import ClassifyOptions, classify
 
-    Raises:
-        UserError: as `eval.prompts.read_prompts`, or it names the prompts of a set, which there is none of.
-    """
-    if prompts == SET_PROMPTS:
-        raise UserError(f"--prompts {SET_PROMPTS}: there is no set; take a file or one of {', '.join(FAMILIES)}")
-    return BARE_TEMPLATE if prompts is None else read_prompts(prompts)
-
-
-def read_image(image: str) -> bytes:
-    """Reads a file, an address or the standard input.
-
-    Raises:
-        UserError: it cannot be read.
-    """
-    if image == STANDARD_INPUT:
-        return sys.stdin.buffer.read()
-    try:
-        return storage.read_whole(image)
-    except (OSError, ValueError) as error:
-        raise UserError(f"{image}: cannot be read ({reason(error)}); check the path") from error
-
-
-def decode(data: bytes, run: runs.Run, name: str) -> UInt8[np.ndarray, "size size 3"]:
-    """Returns an image as the run's image tower sees it.
-
-    Raises:
-        UserError: the bytes are no image.
-    """
-    trained_on = run.config.data
-    try:
-        return trained_on.preprocessing.apply(data, trained_on.image_size)
-    except BrokenImage as error:
-        where = "the standard input" if name == STANDARD_INPUT else name
-        raise UserError(f"{where}: {reason(error)}") from error
-
-
-def _table(image: str, found: Answer, labels: Sequence[str], top: int) -> Table:
-    shown = Table(title=Text(image), title_justify="left", caption_justify="left", box=box.SIMPLE_HEAD)
-    shown.add_column("label", overflow="fold")
-    shown.add_column("no noise", justify="right")
-    if found.noisy is not None:
-        shown.add_column("mean", justify="right")
-    if found.band is not None:
-        shown.add_column("5–95 %", justify="right", no_wrap=True)
-    shown.add_column("0" + f"{found.scale:.0%}".rjust(_BAR_WIDTH - 1), no_wrap=True)
-    for place in found.order[:top]:
-        band = None if found.band is None else found.band[:, place]
-        cells = [f"{found.probability[place]:.1%}"]
-        cells += [] if found.noisy is None else [f"{found.noisy[place]:.1%}"]
-        cells += [] if band is None else [f"{band[0]:.1%} – {band[1]:.1%}"]
-        shown.add_row(Text(labels[place]), *cells, _bar(float(found.probability[place]), band, found.scale))
-    rest = found.order[top:]
-    if len(rest):
-        shown.caption = f"and {len(rest):,} other labels with {found.probability[rest].sum():.1%}"
-    return shown
-
-
-def _bar(probability: float, band: np.ndarray | None, scale: float) -> str:
-    """Draws a probability as a solid bar and its band shaded, where they overlap in a darker shade."""
-    low, high = (0, 0) if band is None else band / scale
-    starts = np.arange(_BAR_WIDTH) / _BAR_WIDTH
-    shaded = (starts < high) & (starts + 1 / _BAR_WIDTH > low)
-    filled = starts + 0.5 / _BAR_WIDTH < probability / scale
-    signs = np.array([[" ", "▒"], ["█", "▓"]])
-    return "".join(signs[filled.astype(int), shaded.astype(int)])
-
-
-def _noise(found: Answer, ranks: Sequence[NoiseRank]) -> str:
-    """Says how much noise an image has, and beside which others."""
-    if not found.noise_norm:
-        return "no noise: the head is deterministic for images"
-    lines = [", ".join((f"noise norm {found.noise_norm:.3f}", *map(str, ranks)))]
-    if found.samples is not None:
-        lines.append(f"▒ holds 90 % of {len(found.samples)} noise samples")
-    return "\n".join(lines)
-
-
-def _json(image: str, found: Answer, ranks: Sequence[NoiseRank], labels: Sequence[str]) -> dict[str, Any]:
-    low, high = (None, None) if found.band is None else found.band
-
-    def at(values: np.ndarray | None, place: int) -> float | None:
-        return None if values is None else float(values[place])
-
-    return {
-        "image": image,
-        "noise_norm": found.noise_norm,
-        "noise_above": {rank.name: rank.fraction_below for rank in ranks},
-        "samples": 0 if found.samples is None else len(found.samples),
-        "labels": [
-            {
-                "label": labels[place],
-                "probability": float(found.probability[place]),
-                "noisy_mean": at(found.noisy, place),
-                "noisy_5_percent": at(low, place),
-                "noisy_95_percent": at(high, place),
-            }
-            for place in found.order
-        ],
-    }
+    how = ClassifyOptions(options.labels, options.prompts, options.samples, options.seed, options.top)
+    classify(options.images, options.checkpoint, how, pretrained=options.pretrained, as_json=options.json)

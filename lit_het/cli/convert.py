@@ -1,253 +1,71 @@
-"""``lit-het import`` and ``lit-het export``: other programs' weights to a run directory, and a run to theirs."""
+"""The arguments of ``lit-het import`` and ``lit-het export``."""
 
-import contextlib
+import argparse
 import dataclasses
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import jax
-
-from configs.experiment import ExperimentConfig
-from data_pipelines.loader import LoaderConfig
-from data_pipelines.tokenizers import (
-    HuggingFaceTokenizerConfig,
-    SentencePieceConfig,
-    SentencePieceTokenizer,
-    TensorFlowTextConfig,
-    TokenizerConfig,
-)
-from data_pipelines.transforms import Preprocessing
-from lit_het import parameters
-from lit_het.checkpoints import big_vision_export, checksums, huggingface_export, rename, weights
-from lit_het.checkpoints.huggingface_tokenizer import read_settings
-from lit_het.checkpoints.imported import Imported
-from lit_het.checkpoints.native import save_imported
-from lit_het.cli import descriptions, image_processors, runs
-from lit_het.durations import Duration
-from lit_het.errors import UserError
-from lit_het.heads.contrastive import DeterministicContrastiveConfig
-from lit_het.heads.deterministic import DeterministicConfig
-from lit_het.losses.contrastive import SigmoidLoss, SoftmaxLoss
-from lit_het.tasks.classification import ClassificationConfig
-from lit_het.tasks.contrastive import ContrastiveConfig, ContrastiveTask
-from lit_het.towers.bert import BertConfig
-from lit_het.towers.resnet import ResNetConfig
-from lit_het.towers.vit import ViTConfig
-from lit_het.training.logging import Bar, say
+# Imports of JAX and its friends wait until the command runs.
 
 
-@dataclasses.dataclass(frozen=True)
-class ImportOptions:
-    """What a source does not say; None takes what it says.
-
-    Attributes:
-        image_size, patch_size, text_length: other ones than the source's.
-        text_pooling: of a text tower in a big_vision file.
-        num_selected, num_members: K and M of experts.
-        tokenizer: makes the text tower's tokens: a SentencePiece model, a ``tokenizer.json``, or the ``vocab.txt`` of a
-            BERT in a big_vision file; None takes the SentencePiece model beside the weights.
-    """
-
-    image_size: int | None = None
-    patch_size: int | None = None
-    text_length: int | None = None
-    text_pooling: weights.TextPooling | None = None
-    num_selected: int | None = None
-    num_members: int | None = None
-    tokenizer: Path | None = None
-
-
-def import_weights(source: str, run_dir: Path, options: ImportOptions) -> None:
-    """Writes a run directory that holds the model of another program, to evaluate, fine-tune or lock.
-
-    Raises:
-        UserError: the source cannot be read or has no image tower, or the directory holds a run already.
-    """
-    if run_dir.exists() and (not run_dir.is_dir() or any(run_dir.iterdir())):
-        what = "already holds a run" if runs.config_path(run_dir).exists() else "is not an empty folder"
-        raise UserError(f"{run_dir} {what}; choose another --to")
-    experts = {name: getattr(options, name) for name in ("num_selected", "num_members")}
-    experts = {name: value for name, value in experts.items() if value is not None}
-    with _Download(source) as download:
-        found = weights.open_weights(
-            source,
-            image_size=options.image_size,
-            patch_size=options.patch_size,
-            text_length=options.text_length,
-            text_pooling=options.text_pooling,
-            experts=experts,
-            advance=download,
-        )
-    if options.text_pooling is not None and ".npz" not in source:
-        raise UserError(f"{source} tells how texts are pooled (big_vision files do not): leave out --text-pooling")
-    if experts and (found.image_tower is None or found.image_tower.encoder.experts is None):
-        raise UserError(f"{source} holds no experts; leave out --{next(iter(experts)).replace('_', '-')}")
-    task = _task_of(found, source)
-    tokenizer = options.tokenizer or found.tokenizer
-    image_size = task.image_tower.image_size
-    preprocessing = _preprocessing(found, source, image_size, was_chosen=options.image_size is not None)
-    config = ExperimentConfig(
-        run_dir=run_dir,
-        task=task,
-        data=LoaderConfig((), image_size, preprocessing=preprocessing),
-        length=Duration(1),
-        tokenizer=_tokenizer(task, tokenizer) if tokenizer else None,
+def add_to(commands: Any) -> None:
+    """Adds the command to those of ``lit-het``."""
+    importing = commands.add_parser(
+        "import",
+        allow_abbrev=False,
+        help="make a run of weights that another program wrote",
+        description="Reads big_vision files (x.npz, or x.npz:img for a part), V-MoE and e3 checkpoints (the path of "
+        "x.index) and Hugging Face folders (SigLIP, SigLIP 2, ViT, DINOv2, CLIP's image tower), here or at an address "
+        "such as hf://owner/model. Sizes are inferred.",
     )
-    shapes = jax.eval_shape(task.build().initialize, jax.random.key(0))
-    if isinstance(task, ClassificationConfig) and found.num_classes is None:
-        shapes = {"image_tower": shapes["image_tower"]}
-    with Bar(f"reading {source}", parameters.count(shapes), "parameters") as bar:
-        params = rename.load(found.arrays, found.pieces, shapes, advance=bar.advance)
-    with _partial(run_dir) as partial:
-        info = {"locked_checksum": checksums.digest({}), "source": source}
-        with Bar(f"writing {run_dir}", sum(array.nbytes for array in jax.tree.leaves(params)), "bytes") as bar:
-            save_imported(runs.checkpoint_dir(partial), params, info, bar.advance)
-        descriptions.write(partial, config, config.tokenizer and config.tokenizer.model.read_bytes())
-    say(f"{parameters.count(shapes):,} parameters of {source} in {run_dir}")
-
-
-@contextlib.contextmanager
-def _partial(run_dir: Path) -> Iterator[Path]:
-    """Yields a folder that takes the place of ``run_dir`` when it is whole; nothing is left of half a one."""
-    partial = run_dir.with_name(f"{run_dir.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    try:
-        partial.mkdir(parents=True)
-        yield partial
-        partial.replace(run_dir)
-    except OSError as error:
-        raise UserError(f"{run_dir} cannot be written: {error}") from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-
-
-def export(run_dir: Path, to: str, output: Path, pretrained: Path | None) -> None:
-    """Writes a run as a Hugging Face folder or as a big_vision file.
-
-    The noise of a HET-XL image-text model has no counterpart there: the model scores as ours does without noise.
-
-    Raises:
-        UserError: the run cannot be opened, or has something that the format cannot express.
-    """
-    if to == "npz" and output.is_dir():
-        raise UserError(f"{output} is a folder; name a file with --output, such as {output / 'model.npz'}")
-    if to == "huggingface" and (output.is_file() or (output.is_dir() and any(output.iterdir()))):
-        raise UserError(f"{output} is not an empty folder; choose another --output")
-    is_classifier = isinstance(runs.load_config(run_dir).task, ClassificationConfig)
-    try:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        (_export_classifier if is_classifier else _export_contrastive)(run_dir, to, output, pretrained)
-    except OSError as error:
-        raise UserError(f"{output} cannot be written: {error}") from error
-    say(f"{run_dir} as {to} in {output}")
-
-
-def _export_classifier(run_dir: Path, to: str, output: Path, pretrained: Path | None) -> None:
-    if to != "npz":
-        raise UserError("a SiglipModel has a text tower, a classifier has none; export with --to npz")
-    run = runs.open_run(run_dir, pretrained)
-    big_vision_export.write_npz(output, _vit(run.config.task.image_tower), None, run.params)
-
-
-def _export_contrastive(run_dir: Path, to: str, output: Path, pretrained: Path | None) -> None:
-    run = runs.open_run(run_dir, pretrained)
-    assert isinstance(run.task, ContrastiveTask)
-    image, text = _vit(run.task.config.image_tower), run.task.config.text_tower
-    # What gives noise to queries stays behind.
-    head = {name: value for name, value in run.params["head"].items() if name in ("temperature", "bias")}
-    params = {**run.params, "head": head}
-    if to == "npz":
-        big_vision_export.write_npz(output, image, text, params)
-    elif isinstance(text, BertConfig):
-        raise UserError("a SiglipModel has no BERT; export with --to npz")
-    elif run.tokenizer is not None and not isinstance(run.tokenizer, SentencePieceTokenizer):
-        raise UserError("a SiglipModel's tokenizer is made of a SentencePiece model; export with --to npz")
-    else:
-        processor = image_processors.write(run.config.data.preprocessing, image.image_size)
-        huggingface_export.write_siglip(output, image, text, params, run.tokenizer, processor)
-
-
-def _vit(tower: ViTConfig | ResNetConfig) -> ViTConfig:
-    if isinstance(tower, ResNetConfig):
-        raise UserError("a ResNet cannot be exported, only a ViT")
-    return tower
-
-
-def _task_of(found: Imported, source: str) -> ContrastiveConfig | ClassificationConfig:
-    if found.image_tower is None:
-        raise UserError(
-            f"{source} holds a text tower alone; name it as `weights` of a text tower in a configuration file"
-        )
-    if found.text_tower is None:
-        head: Any = {} if found.num_classes is None else {"num_classes": found.num_classes}
-        tower = dataclasses.replace(found.image_tower, members="apart")
-        return ClassificationConfig(image_tower=tower, head=DeterministicConfig(), **head)
-    return ContrastiveConfig(
-        image_tower=found.image_tower,
-        text_tower=found.text_tower,
-        head=DeterministicContrastiveConfig(initial_bias=0.0 if found.has_bias else None),
-        loss=SigmoidLoss() if found.has_bias else SoftmaxLoss(),
-        locked=(),
+    importing.add_argument("--from", dest="source", required=True, metavar="SOURCE", help="path or address")
+    importing.add_argument("--to", type=Path, required=True, metavar="DIR", help="the run directory to write")
+    for flag, text in (
+        ("--image-size", "resample positions for images of this size"),
+        ("--patch-size", "resample the first layer for patches of this size"),
+        ("--text-length", "keep the positions of so many tokens"),
+        ("--num-selected", "K, experts of a token, which no file says (2)"),
+        ("--num-members", "M, to make an efficient ensemble of a V-MoE"),
+    ):
+        importing.add_argument(flag, type=int, metavar="N", help=text)
+    importing.add_argument(
+        "--text-pooling",
+        choices=("last", "first", "mean", "max"),
+        help="of a text tower in a big_vision file, which does not tell (last)",
     )
+    importing.add_argument(
+        "--tokenizer",
+        type=Path,
+        metavar="FILE",
+        help="the text tower's, if none lies beside the weights: SentencePiece model, tokenizer.json or vocab.txt",
+    )
+    importing.set_defaults(command=_import, name="import")
+
+    exporting = commands.add_parser(
+        "export",
+        allow_abbrev=False,
+        help="write a trained model for other programs",
+        description="A model with a ViT and a text Transformer becomes a SiglipModel folder of Hugging Face "
+        "transformers, or a file with big_vision's names; a HET-XL head is left without its noise. A classifier with a "
+        "deterministic head becomes a file with big_vision's names.",
+    )
+    exporting.add_argument("--checkpoint", type=Path, required=True, metavar="DIR", help="directory of a run")
+    exporting.add_argument("--to", choices=("huggingface", "npz"), required=True)
+    exporting.add_argument("--output", type=Path, required=True, help="folder, or file, to write")
+    exporting.add_argument(
+        "--pretrained", type=Path, metavar="PATH", help="where the locked tower's run or file is now"
+    )
+    exporting.set_defaults(command=_export, name="export")
 
 
-def _tokenizer(task: ContrastiveConfig | ClassificationConfig, model: Path) -> TokenizerConfig | None:
-    """Returns the tokenizer of a text tower, which it must fit.
+def _import(options: argparse.Namespace, _: list[str]) -> None:
+    from lit_het.runs.conversion import ImportOptions, import_weights
 
-    Raises:
-        UserError: it is none, or has more pieces than the tower.
-    """
-    if isinstance(task, ClassificationConfig):
-        return None
-    config = tokenizer_config(model, task.text_tower.length)
-    size, most = config.build().vocabulary_size, task.text_tower.vocabulary_size
-    if size > most:
-        raise UserError(f"{model} has {size} pieces, the text tower {most}; is it the tokenizer of this model?")
-    return config
+    fields = (field.name for field in dataclasses.fields(ImportOptions))
+    import_weights(options.source, options.to, ImportOptions(**{field: getattr(options, field) for field in fields}))
 
 
-def tokenizer_config(model: Path, length: int) -> TokenizerConfig:
-    """Returns the tokenizer that a file's name promises; raises `UserError` where a SentencePiece model is none."""
-    if model.suffix == ".json":
-        return HuggingFaceTokenizerConfig(model, length)
-    if model.suffix == ".txt":
-        # The image-text models with a BERT are LiT's, which never saw [SEP].
-        return TensorFlowTextConfig(model, length, end_token=False)
-    # That it is a model is found out before its settings are read.
-    SentencePieceConfig(model, length).build()
-    return SentencePieceConfig(model, length, **read_settings(model)._asdict())
+def _export(options: argparse.Namespace, _: list[str]) -> None:
+    from lit_het.runs.conversion import export
 
-
-def _preprocessing(found: Imported, source: str, image_size: int, *, was_chosen: bool) -> Preprocessing:
-    """Returns how images are prepared for a source; what cannot be done as there is said on stderr."""
-    if found.image_processor is None:
-        return Preprocessing()
-    reading = image_processors.read(found.image_processor, image_size)
-    remarks = reading.remarks
-    if reading.image_size != image_size and not was_chosen:
-        remarks += (f"size: images had {reading.image_size} pixels, the tower takes {image_size}; see --image-size",)
-    for remark in remarks:
-        say(f"preprocessing of {source}: {remark}")
-    return reading.preprocessing
-
-
-class _Download:
-    """A bar that appears with the first byte."""
-
-    def __init__(self, source: str):
-        self.source = source
-        self.bar: Bar | None = None
-
-    def __enter__(self) -> "_Download":
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        if self.bar:
-            self.bar.__exit__(*error)
-
-    def __call__(self, count: int, total: int) -> None:
-        if self.bar is None:
-            self.bar = Bar(f"downloading {self.source}", total, "bytes").__enter__()
-        self.bar.advance(count)
+    export(options.checkpoint, options.to, options.output, options.pretrained)

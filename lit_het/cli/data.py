@@ -1,235 +1,227 @@
-"""``lit-het data``: shards of the data sets that others publish, their indexes, and what is wrong with them."""
+"""The arguments of ``lit-het data`` and its actions."""
 
-import collections
+import argparse
 import dataclasses
-import json
-import math
-import multiprocessing
-from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+import os
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
-import numpy as np
+# Imports of NumPy and its friends wait until an action runs.
 
-from data_pipelines.checksums import differs_from_checksum, keep_checksum
-from data_pipelines.corruptions import CORRUPTIONS
-from data_pipelines.faults import FaultLog
-from data_pipelines.index import summarize
-from data_pipelines.labels import ClassIndex
-from data_pipelines.loader import Loader, LoaderConfig
-from data_pipelines.prepare.captions import read_captions
-from data_pipelines.prepare.cifar import read_cifar10, read_cifar100
-from data_pipelines.prepare.corrupted import CleanShards, copy_names
-from data_pipelines.prepare.dataset import DataSet, Split
-from data_pipelines.prepare.flowers import read_flowers
-from data_pipelines.prepare.folder import read_folder
-from data_pipelines.prepare.imagenet import read_imagenet
-from data_pipelines.prepare.img2dataset import read_img2dataset
-from data_pipelines.prepare.parquet import Columns, read_parquet
-from data_pipelines.prepare.pets import read_pets
-from data_pipelines.prepare.writer import SplitWriter, WriteOptions, write_names
-from data_pipelines.shards import expand
-from lit_het.errors import UserError
-from lit_het.training.logging import Bar, say
-
-Kind = Literal["cifar10", "cifar100", "pets", "flowers", "imagenet", "folder", "captions", "img2dataset", "parquet"]
+_SHARDS_STAY = "shards that are done stay, the same command goes on"
 
 
-@dataclasses.dataclass(frozen=True)
-class SourceOptions:
-    """What a source alone does not say.
-
-    Attributes:
-        split: which one to prepare, or what to call it where the source names none; None means all.
-        labels: of CIFAR-100.
-        devkit: of ImageNet; None looks beside the source.
-        columns: of parquet files.
-        images: where those of a caption file lie; None means beside it.
-    """
-
-    split: str | None = None
-    labels: Literal["fine", "coarse"] = "fine"
-    devkit: Path | None = None
-    columns: Columns = dataclasses.field(default_factory=Columns)
-    images: Path | None = None
-
-
-def prepare(kind: Kind, source: Path, output: Path, of_source: SourceOptions, options: WriteOptions) -> None:
-    """Writes the splits of a published data set as shards in clip_benchmark's layout.
-
-    Raises:
-        UserError: the source cannot be read, or the output lies in it or was made of another one.
-    """
-    if kind == "folder" and output.resolve().is_relative_to(source.resolve()):
-        raise UserError(f"{output} lies in {source}, where it would be a class; choose another output")
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"{output}: cannot be made ({error.strerror}); choose another output") from error
-    say(f"reading {source}")
-    dataset = _read(kind, source, output, of_source)
-    writers = {name: SplitWriter(output / name, split, options) for name, split in dataset.splits.items()}
-    write_names(output, dataset)
-    for name, split in dataset.splits.items():
-        for remark in _remarks(split, dataset.class_names):
-            say(f"{name}: {remark}")
-        writer = writers[name]
-        if writer.finished:
-            say(f"{name}: is all in {output / name} already")
-            continue
-        with Bar(f"{name}", split.num_samples, "images", start=writer.num_kept) as bar:
-            written = writer.write(bar.advance)
-        broken = split.num_samples - written
-        say(f"{name}: {written:,} images in {output / name}" + (f", {broken:,} broken ones left out" * bool(broken)))
-
-
-def corrupt(
-    shards: str, output: Path, corruptions: Sequence[str], severities: Sequence[int], seed: int, options: WriteOptions
-) -> None:
-    """Writes a set once for each corruption and severity, to ``OUTPUT/<corruption>/<severity>``.
-
-    Raises:
-        UserError: the shards cannot be read, an image is broken, or the output was made of others.
-    """
-    addresses = expand(shards)
-    with Bar("indexing", len(addresses), "shards") as bar:
-        clean = CleanShards(addresses, bar.advance)
-    names = corruptions or tuple(CORRUPTIONS)
-    splits = {(name, str(severity)): clean.corrupted(name, severity, seed) for name in names for severity in severities}
-    writers = [SplitWriter(output / name / severity, split, options) for (name, severity), split in splits.items()]
-    for name in names:
-        copy_names(addresses[0], output / name)
-    total, kept = len(clean) * len(writers), sum(writer.num_kept for writer in writers)
-    with Bar("corrupting", total, "images", start=kept) as bar:
-        for writer in writers:
-            if not writer.finished:
-                writer.write(bar.advance)
-    say(f"{len(clean):,} images in {len(writers)} sets in {output}")
-
-
-def index(shards: Sequence[str], workers: int, *, checksum: bool = False) -> None:
-    """Makes the index of every shard that has none; one that was stopped goes on where it was.
-
-    Raises:
-        UserError: a shard cannot be read; with ``checksum``, one differs from what was kept of it.
-    """
-    addresses, faults, num_samples = expand(shards), collections.Counter[str](), 0
-    # Scanning headers keeps a processor busy; processes that are spawned share no threads with this one.
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, context) as pool, Bar("indexing", len(addresses), "shards") as bar:
-        for summary in pool.map(summarize, addresses):
-            num_samples += summary.count
-            faults.update({fault.cause: fault.count for fault in summary.faults})
-            bar.advance(1)
-        if checksum:
-            with Bar("hashing", len(addresses), "shards") as hashing:
-                for _ in pool.map(keep_checksum, addresses):
-                    hashing.advance(1)
-    say(f"{num_samples:,} samples in {len(addresses):,} shards")
-    for cause, count in faults.items():
-        say(f"{count:,} times: {cause}; see lit-het data check")
-
-
-def check(
-    shards: Sequence[str],
-    workers: int,
-    captions: str | None,
-    *,
-    labels: ClassIndex | None = None,
-    checksum: bool = False,
-    output: Path | None = None,
-) -> None:
-    """Reads every sample as training would and prints what is broken, by shard and cause.
-
-    Raises:
-        UserError: something is, after the table; before it, a shard that is missing, or no folder for the output.
-    """
-    if output is not None and not output.resolve().parent.is_dir():
-        raise UserError(f"no folder {output.parent} to write {output.name} to; make it first")
-    addresses = expand(shards)
-    config = LoaderConfig(
-        tuple(addresses),
-        image_size=32,
-        batch_size=64,
-        labels=labels,
-        captions=captions or "txt",
-        threads=workers,
+def add_to(commands: Any) -> None:
+    """Adds the command to those of ``lit-het``."""
+    data = commands.add_parser("data", allow_abbrev=False, help="make shards, index them and check them")
+    actions = data.add_subparsers(required=True, metavar="ACTION")
+    index = actions.add_parser(
+        "index",
+        allow_abbrev=False,
+        help="scan shards once, so that training begins at once",
+        description="Reads the headers of shards that have no index yet, or have changed, and keeps what lies where "
+        "beside them (or in the user's cache, where their folder cannot be written to). May be stopped and run again.",
     )
-    # Any tokenizer makes the loader read captions.
-    tokenizer = (lambda texts: np.zeros((len(texts), 1), np.int32)) if captions else None
-    with Bar("indexing", len(addresses), "shards") as bar:
-        loader = Loader(config, tokenizer, bar.advance, FaultLog(math.inf))
-    with Bar("checking", -(-loader.num_samples // config.batch_size), "batches") as bar:
-        for _ in loader.epoch():
-            bar.advance(1)
-    if checksum:
-        with ThreadPoolExecutor(workers) as pool, Bar("hashing", len(addresses), "shards") as bar:
-            for address, differs in zip(addresses, pool.map(differs_from_checksum, addresses), strict=True):
-                if differs:
-                    loader.faults.counts[address, "other checksum"] += 1
-                    loader.faults.examples[address, "other checksum"] = f"{address}: {differs}"
-                bar.advance(1)
-    rows = [
-        (_printable(shard), _printable(cause), count, _printable(loader.faults.examples[shard, cause]))
-        for (shard, cause), count in sorted(loader.faults.counts.items())
-    ]
-    _print_table(rows)
-    if output is not None:
-        names = ("shard", "cause", "count", "example")
-        output.write_text(json.dumps([dict(zip(names, row, strict=True)) for row in rows], indent=2) + "\n")
-    if not rows:
-        say(f"all {loader.num_samples:,} samples can be used")
-        return
-    raise UserError(
-        f"{loader.faults.counts.total():,} defects; mend them, or allow some in training with --data.max-bad-fraction"
+    check = actions.add_parser(
+        "check",
+        allow_abbrev=False,
+        help="read every sample as training would, and list what is broken",
+        description="Decodes every image and caption, and counts what cannot be used by shard and cause. The exit "
+        "code is 1 if there is anything.",
+    )
+    for parser in (index, check):
+        parser.add_argument(
+            "shards", nargs="+", metavar="SHARDS", help="tar files, folders, globs, patterns {000..099}.tar, lists .txt"
+        )
+        parser.add_argument(
+            "--workers", type=_positive, default=os.cpu_count() or 1, metavar="N", help="default: %(default)s"
+        )
+        parser.add_argument(
+            "--checksum",
+            action="store_true",
+            help="also hash every shard: index keeps SHARD.sha256, check compares",
+        )
+    check.add_argument(
+        "--captions", metavar="MEMBER", help="that samples must have, such as txt or json/caption; none by default"
+    )
+    check.add_argument(
+        "--labels",
+        type=Path,
+        nargs="?",
+        const=Path(),
+        metavar="FILE",
+        help="samples must have a .cls that indexes the names in FILE, classnames.txt beside the shards by default",
+    )
+    check.add_argument("--output", type=Path, metavar="FILE", help="also write the table as JSON")
+    index.set_defaults(command=_index, name="data index", if_stopped=_SHARDS_STAY)
+    check.set_defaults(command=_check, name="data check")
+    _add_corrupt(actions)
+    prepare = actions.add_parser(
+        "prepare",
+        allow_abbrev=False,
+        help="write shards of a published data set, with class names and prompts",
+        description="Writes SOURCE as webdataset shards in clip_benchmark's layout: OUTPUT/SPLIT/0.tar and so on, "
+        "OUTPUT/classnames.txt, OUTPUT/zeroshot_classification_templates.txt. Images stay the bytes that they are. "
+        "The same command goes on where it was stopped.",
+    )
+    kinds = prepare.add_subparsers(required=True, metavar="KIND", dest="kind")
+
+    def add(kind: str, help: str, source: str) -> argparse.ArgumentParser:
+        parser = kinds.add_parser(kind, allow_abbrev=False, help=help, description=f"Writes shards of {help}.")
+        parser.add_argument("source", type=Path, metavar="SOURCE", help=source)
+        parser.add_argument("output", type=Path, metavar="OUTPUT", help="the folder to write")
+        parser.add_argument(
+            "--split", metavar="NAME", help="this split alone; where SOURCE names none, what to call it (train)"
+        )
+        parser.add_argument(
+            "--samples-per-shard", type=_positive, default=10_000, metavar="N", help="at most; default: %(default)s"
+        )
+        parser.add_argument(
+            "--workers",
+            type=_positive,
+            default=min(os.cpu_count() or 1, 8),
+            metavar="N",
+            help="shards at a time; default: %(default)s",
+        )
+        parser.add_argument("--check-images", action="store_true", help="decode every image, not its header alone")
+        parser.add_argument("--skip-broken", action="store_true", help="leave out images that cannot be read")
+        parser.set_defaults(command=_prepare, name=f"data prepare {kind}", if_stopped=_SHARDS_STAY)
+        return parser
+
+    def add_any_order(kind: str, help: str, source: str) -> argparse.ArgumentParser:
+        parser = add(kind, help, source)
+        parser.add_argument("--shuffle", action="store_true", help="in random order, for readers that cannot shuffle")
+        return parser
+
+    add_any_order(
+        "cifar10", "CIFAR-10, as its site offers it for Python", "cifar-10-python.tar.gz, or the folder in it"
+    )
+    cifar100 = add_any_order(
+        "cifar100", "CIFAR-100, as its site offers it for Python", "cifar-100-python.tar.gz, or the folder in it"
+    )
+    cifar100.add_argument("--labels", choices=("fine", "coarse"), default="fine", help="100 classes (default) or 20")
+    add_any_order(
+        "pets",
+        "Oxford-IIIT Pet, images and annotations",
+        "folder with images.tar.gz and annotations.tar.gz, or what is in them",
+    )
+    add_any_order(
+        "flowers",
+        "Oxford Flowers-102, images, labels and splits",
+        "folder with 102flowers.tgz (or jpg/ from it), imagelabels.mat and setid.mat",
+    )
+    imagenet = add_any_order(
+        "imagenet",
+        "ImageNet (ILSVRC 2012), tars or folders",
+        "ILSVRC2012_img_val.tar, ILSVRC2012_img_train.tar, a folder with them, or folders such as n01440764/",
+    )
+    imagenet.add_argument(
+        "--devkit", type=Path, metavar="PATH", help="ILSVRC2012_devkit_t12.tar.gz, if not beside SOURCE"
+    )
+    add_any_order(
+        "folder",
+        "a folder of images for each class, or images with captions",
+        "a sub folder for each class, or images with captions in .txt",
+    )
+    captions = add_any_order(
+        "captions",
+        "images with several captions each: COCO and Flickr, Karpathy's splits or COCO's own",
+        "dataset_coco.json, dataset_flickr30k.json, dataset_flickr8k.json, or captions_val2017.json and the like",
+    )
+    captions.add_argument(
+        "--images", type=Path, metavar="PATH", help="where they lie; default: beside SOURCE, or below"
+    )
+    add_any_order("img2dataset", "the webdataset tars that img2dataset writes", "folder with tars of .jpg and .txt")
+    parquet = add(
+        "parquet",
+        "parquet files with the bytes of images, as Hugging Face stores them",
+        "file, or folder with files such as test-00000-of-00001.parquet",
+    )
+    for column, help in (
+        ("image", "bytes of images (the only such column)"),
+        ("label", "classes, as text or numbers with names in the schema (the only column of these)"),
+        ("caption", "captions"),
+    ):
+        parquet.add_argument(f"--{column}", metavar="COLUMN", help=help)
+
+
+def _add_corrupt(actions: Any) -> None:
+    corrupt = actions.add_parser(
+        "corrupt",
+        allow_abbrev=False,
+        help="write a set again with common corruptions, from noise to fog, in five severities",
+        description="Writes OUTPUT/CORRUPTION/SEVERITY/0.tar and so on with the keys and labels of SHARDS, class names "
+        "and prompts beside them: lit-het zero-shot --data OUTPUT/fog/3 reads them. The same command "
+        "goes on where it was stopped.",
+    )
+    corrupt.add_argument("shards", metavar="SHARDS", help="folder, glob, pattern {000..099}.tar or list .txt")
+    corrupt.add_argument("output", type=Path, metavar="OUTPUT", help="the folder to write")
+    corrupt.add_argument(
+        "--corruptions", nargs="+", default=(), metavar="NAME", help="such as fog and gaussian_noise; all by default"
+    )
+    corrupt.add_argument(
+        "--severities",
+        nargs="+",
+        type=int,
+        choices=range(1, 6),
+        default=range(1, 6),
+        metavar="1-5",
+        help="default: all",
+    )
+    corrupt.add_argument("--seed", type=int, default=0, help="of all that is random; default: %(default)s")
+    corrupt.add_argument(
+        "--samples-per-shard", type=_positive, default=1_000, metavar="N", help="at most; default: %(default)s"
+    )
+    corrupt.add_argument(
+        "--workers", type=_positive, default=min(os.cpu_count() or 1, 8), metavar="N", help="default: %(default)s"
+    )
+    corrupt.set_defaults(command=_corrupt, name="data corrupt", if_stopped=_SHARDS_STAY)
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is no whole number from 1 on")
+    return int(text)
+
+
+def _index(options: argparse.Namespace, _: list[str]) -> None:
+    from lit_het.apps.data import index
+
+    index(options.shards, options.workers, checksum=options.checksum)
+
+
+def _check(options: argparse.Namespace, _: list[str]) -> None:
+    from lit_het.apps.data import check
+    from lit_het.data_pipelines.labels import ClassIndex
+
+    check(
+        options.shards,
+        options.workers,
+        options.captions,
+        labels=None if options.labels is None else ClassIndex(str(options.labels) if options.labels.name else None),
+        checksum=options.checksum,
+        output=options.output,
     )
 
 
-def _read(kind: Kind, source: Path, scratch: Path, options: SourceOptions) -> DataSet:
-    match kind:
-        case "cifar10":
-            return read_cifar10(source, scratch, options.split)
-        case "cifar100":
-            return read_cifar100(source, scratch, options.split, options.labels)
-        case "pets":
-            return read_pets(source, scratch, options.split)
-        case "flowers":
-            return read_flowers(source, scratch, options.split)
-        case "imagenet":
-            return read_imagenet(source, scratch, options.split, options.devkit)
-        case "folder":
-            return read_folder(source, scratch, options.split)
-        case "captions":
-            return read_captions(source, scratch, options.split, options.images)
-        case "img2dataset":
-            return read_img2dataset(source, options.split)
-        case "parquet":
-            return read_parquet(source, options.split, options.columns)
+def _corrupt(options: argparse.Namespace, _: list[str]) -> None:
+    from lit_het.apps.data import corrupt
+    from lit_het.data_pipelines.prepare.writer import WriteOptions
+
+    of_writer = WriteOptions(options.samples_per_shard, options.workers)
+    corrupt(options.shards, options.output, options.corruptions, options.severities, options.seed, of_writer)
 
 
-def _printable(text: str) -> str:
-    """Returns text in which bytes that are not UTF-8, as names of files and members may hold, are escaped."""
-    return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+def _prepare(options: argparse.Namespace, _: list[str]) -> None:
+    from lit_het.apps.data import SourceOptions, prepare
+    from lit_het.data_pipelines.prepare.parquet import Columns
+    from lit_het.data_pipelines.prepare.writer import WriteOptions
 
+    given = vars(options)
 
-def _print_table(rows: Sequence[tuple[str, str, int, str]]) -> None:
-    """Prints no borders, which would break paths in the middle."""
-    if not rows:
-        return
-    width = max(len(cause) for _, cause, *_ in rows)
-    print(f"{'count':>9}  {'cause':{width}}  shard and first example")
-    for shard, cause, count, example in rows:
-        print(f"{count:>9,}  {cause:{width}}  {example if shard in example else f'{shard}: {example}'}")
+    def of(config: type[Any]) -> dict[str, Any]:
+        """The fields of a configuration that are flags of this kind of source."""
+        return {field.name: given[field.name] for field in dataclasses.fields(config) if field.name in given}
 
-
-def _remarks(split: Split, class_names: tuple[str, ...] | None) -> list[str]:
-    """What is worth knowing of a split before it is written."""
-    remarks = [f"{count:,} samples {reason} left out" for reason, count in split.left_out.items() if count]
-    if split.published not in (None, split.num_samples):
-        remarks.append(f"{split.num_samples:,} images, where {split.published:,} were published")
-    if split.labels is not None and class_names is not None:
-        empty = np.flatnonzero(np.bincount(split.labels, minlength=len(class_names)) == 0)
-        if len(empty):
-            remarks.append(f"{len(empty)} of {len(class_names)} classes have no images, {class_names[empty[0]]} first")
-    return remarks
+    of_source = SourceOptions(**of(SourceOptions), columns=Columns(**of(Columns)))
+    prepare(options.kind, options.source, options.output, of_source, WriteOptions(**of(WriteOptions)))

@@ -1,151 +1,116 @@
-"""``lit-het zero-shot`` and its siblings, one for each kind of evaluation, and ``lit-het evaluate`` for many."""
+"""The arguments of the commands that measure models and show what was measured."""
 
-import dataclasses
-import json
-import math
-from collections.abc import Sequence
+import argparse
 from pathlib import Path
+from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
-from configs import experiment
-from eval.evaluation import Evaluation, write_record
-from eval.evaluators.ensemble import EnsembleConfig
-from eval.sets import ImageSet, Sets, parse_set
-from eval.suite import EVALUATIONS, EvaluationConfig
-from lit_het import distributed
-from lit_het.cli import runs
-from lit_het.cli.flags import with_flags
+from lit_het.cli.train import add_distributed
 from lit_het.errors import UserError
-from lit_het.files import write_atomically
-from lit_het.training.logging import say
+
+# Imports of JAX and its friends wait until a subcommand runs.
+
+_FIGURES_STAY = "evaluations that were done are kept in the run's folder"
+_KINDS = {
+    "zero-shot": (
+        "classify images by the names of their classes",
+        "Scores every image of each data set against the names of its classes; a classifier is scored on the classes "
+        "that it was trained on. Figures stand side by side: as trained, with a temperature fitted on other images "
+        "(calibrated), and averaged over noise --samples (noisy).",
+    ),
+    "retrieval": (
+        "find texts for images and images for texts",
+        "Recall of captions by images and of images by captions, several captions an image.",
+    ),
+    "few-shot": (
+        "classify by a few training images of each class",
+        "Fits ridge regressions to the features of 1, 5, 10 and 25 images of each class.",
+    ),
+    "linear-probe": (
+        "train a linear classifier on the features of an image tower",
+        "Trains a grid of linear classifiers on the features of the training split and measures the best.",
+    ),
+    "shift": (
+        "measure accuracy and calibration on corrupted images",
+        "Scores a set and its corrupted copies, which 'lit-het data corrupt' makes.",
+    ),
+    "out-of-distribution": (
+        "measure whether images of no class are noticed",
+        "Tells images of the set from those of others by probability, entropy, energy, noise, and the distance of "
+        "features.",
+    ),
+    "ensemble": (
+        "measure several predictions together, and how they differ",
+        "Joint and individual figures of the members of an e3 model, of noise samples, or of several checkpoints.",
+    ),
+}
 
 
-def evaluate_sets(
-    kind: str,
-    checkpoints: Sequence[Path],
-    data: Sequence[str],
-    flags: Sequence[str],
-    *,
-    pretrained: Path | None = None,
-    output: Path | None = None,
-) -> list[Evaluation]:
-    """Runs one kind of evaluation on several sets.
-
-    Args:
-        kind: a key of `eval.suite.EVALUATIONS`.
-        checkpoints: directory of the run; those of the members of an ensemble.
-        data: ``NAME=FOLDER`` or ``FOLDER`` each, see `parse_set`.
-        flags: fields of the evaluation's configuration.
-        pretrained: where the run with the locked parameters lies now, if it has moved.
-        output: a JSON file to write the figures to.
-
-    Raises:
-        UserError: the run or a set cannot be read, or a flag is wrong.
-    """
-    like = with_flags(
-        EVALUATIONS[kind](ImageSet("", "", labelled=kind != "retrieval")), flags, f"lit-het {kind}", flat=True
+def add_to(commands: Any) -> None:
+    """Adds the commands to those of ``lit-het``."""
+    for kind, (summary, description) in _KINDS.items():
+        _add_kind(commands, kind, summary, description)
+    suite = commands.add_parser(
+        "evaluate",
+        allow_abbrev=False,
+        help="run all evaluations of a configuration on a trained run",
+        description="Runs what a configuration file lists as `evaluations`, or the run's own configuration. What is "
+        "found is kept in the run's folder, for 'lit-het report'.",
     )
-    configs = [dataclasses.replace(like, data=parse_set(argument, like.data)) for argument in data]
-    return evaluate(checkpoints, configs, pretrained=pretrained, output=output)
+    _add_checkpoint(suite)
+    suite.add_argument("--config", type=Path, metavar="FILE", help="a file with get_evaluations(); default: the run's")
+    suite.set_defaults(command=_suite, name="evaluate", if_stopped=_FIGURES_STAY)
 
 
-def evaluate(
-    checkpoints: Sequence[Path],
-    configs: Sequence[EvaluationConfig],
-    *,
-    pretrained: Path | None = None,
-    output: Path | None = None,
-) -> list[Evaluation]:
-    """Evaluates a run, prints a table, and keeps what was found in the run's folder, for reports.
-
-    Arguments and errors are those of `evaluate_sets`.
-    """
-    titles = [(type(config), config.data.name) for config in configs]
-    for title in titles:
-        if titles.count(title) > 1:
-            raise UserError(f"two sets are called {title[1]}; give each a name of its own with --data NAME=FOLDER")
-    if output is not None and (output.is_dir() or not output.resolve().parent.is_dir()):
-        raise UserError(f"--output {output} is no file in a folder that there is; make the folder, or name a file")
-    if len(checkpoints) > 1 and not all(isinstance(config, EnsembleConfig) for config in configs):
-        raise UserError("several checkpoints are members of an ensemble; for other evaluations give one --checkpoint")
-    opened = [runs.open_run(checkpoint, pretrained) for checkpoint in checkpoints]
-    run = opened[0]
-    sets = Sets(run.config.data.image_size, run.config.data.preprocessing, lambda: run.tower)
-    for other in opened[1:]:
-        if (other.config.data.image_size, other.config.data.preprocessing) != (sets.image_size, sets.preprocessing):
-            raise UserError(f"{other.run_dir} sees images otherwise than {run.run_dir}: they are no ensemble")
-    evaluators = [config.build(sets) for config in configs]
-    models = [one.model() for one in opened]
-    for evaluator in evaluators:  # before the first reads images
-        evaluator.check(*models)
-    found, console = [], Console()
-    if not console.is_terminal:
-        console.width = 120
-    for config, evaluator in zip(configs, evaluators, strict=True):
-        found.append(evaluator(*models))
-        if not distributed.is_first():
-            continue  # all processes found the same, the first one tells it
-        console.print(table(found[-1]))
-        settings = experiment.to_dict(config)
-        if len(opened) > 1:
-            settings["checkpoints"] = [f"{one.run_dir} at step {one.step}" for one in opened]
-        write_record(found[-1], run.run_dir, run.step, settings)
-        if output is not None:  # anew after each, should a later one fail
-            metrics = {name: value for evaluation in found for name, value in evaluation.metrics().items()}
-            write_atomically(output, json.dumps(metrics, indent=2) + "\n")
-    say(f"kept in {run.run_dir}; lit-het report {run.run_dir} draws it")
-    return found
+def _add_kind(commands: Any, kind: str, summary: str, description: str) -> None:
+    parser = commands.add_parser(
+        kind,
+        allow_abbrev=False,
+        help=summary,
+        usage=f"lit-het {kind} --checkpoint DIR --data [NAME=]DIR ... [--field-of-the-evaluation VALUE ...]",
+        description=description,
+        add_help=False,
+    )
+    _add_checkpoint(parser)
+    parser.add_argument(
+        "--data",
+        nargs="+",
+        metavar="[NAME=]DIR",
+        help="folders with classnames.txt and shards (or shards in a folder test/ below), as clip_benchmark lays out",
+    )
+    parser.add_argument("-h", "--help", action="store_true", help="this text, with every field of the evaluation")
+    parser.set_defaults(command=_evaluate, name=kind, parser=parser, takes_fields=True, if_stopped=_FIGURES_STAY)
 
 
-def table(evaluation: Evaluation) -> Table:
-    """Returns the figures of an evaluation, those of each part in a column of its own, with their standard errors.
-
-    Many parts stand below each other, without errors.
-    """
-    rows, parts = {}, {}
-    for path in evaluation.figures:
-        part, _, figure = path.rpartition("/")
-        rows[figure], parts[part] = None, None
-    # The longer way is down.
-    turned = len(parts) >= len(rows)
-    # Many columns leave no room for errors.
-    caption = "standard errors: in the run's folder, and in lit-het report" if turned and evaluation.errors else None
-    title = Text(f"{evaluation.kind.replace('_', '-')} {evaluation.name}")
-    shown = Table(title=title, title_justify="left", caption=caption, caption_justify="left")
-    shown.add_column("part" if turned else "figure", overflow="fold")
-    for column in rows if turned else parts:
-        shown.add_column(Text(column or "value"), justify="right")
-    if not turned:
-        shown.add_column("chance", justify="right")
-    for row in parts if turned else rows:
-        paths = [f"{row}/{column}" if turned else f"{column}/{row}" for column in (rows if turned else parts)]
-        cells = [_cell(evaluation, path.removeprefix("/"), with_error=not turned) for path in paths]
-        chance = [] if turned else [f"{evaluation.chance[row]:.4f}" if row in evaluation.chance else ""]
-        shown.add_row(Text(row), *cells, *chance)
-    return shown
+def _add_checkpoint(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--checkpoint", type=Path, nargs="+", metavar="DIR", help="directory of a run; an ensemble takes several"
+    )
+    parser.add_argument("--pretrained", type=Path, metavar="PATH", help="where the locked tower's run or file is now")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="also write all figures to this JSON file")
+    add_distributed(parser)
 
 
-def _cell(evaluation: Evaluation, path: str, *, with_error: bool) -> str:
-    if path not in evaluation.figures:
-        return ""
-    error = evaluation.errors.get(path, math.nan) if with_error else math.nan
-    return f"{evaluation.figures[path]:.4f}" + ("" if math.isnan(error) else f" ± {error:.4f}")
+def _evaluate(options: argparse.Namespace, flags: list[str]) -> None:
+    if options.help:
+        options.parser.print_help()
+        flags = [*flags, "--help"]
+    elif options.checkpoint is None or not options.data:
+        raise UserError(f"{options.name} needs --checkpoint DIR and --data DIR, see lit-het {options.name} --help")
+    from lit_het.runs.evaluation import evaluate_sets
+
+    evaluate_sets(
+        options.name,
+        options.checkpoint or (),
+        options.data or (),
+        flags,
+        pretrained=options.pretrained,
+        output=options.output,
+    )
 
 
-def evaluate_suite(
-    checkpoints: Sequence[Path], config: Path | None, *, pretrained: Path | None = None, output: Path | None = None
-) -> list[Evaluation]:
-    """Runs the evaluations that a file's ``get_evaluations()`` returns, or those of the run's own configuration.
+def _suite(options: argparse.Namespace, _: list[str]) -> None:
+    if options.checkpoint is None:
+        raise UserError("evaluate needs --checkpoint DIR")
+    from lit_het.runs.evaluation import evaluate_suite
 
-    Raises:
-        UserError: there are none; otherwise as `evaluate_sets`.
-    """
-    configs = runs.load_config(checkpoints[0]).evaluations if config is None else experiment.load_evaluations(config)
-    if not configs:
-        raise UserError(
-            f"the configuration of {checkpoints[0]} lists no evaluations; name a file of some with --config"
-        )
-    return evaluate(checkpoints, configs, pretrained=pretrained, output=output)
+    evaluate_suite(options.checkpoint, options.config, pretrained=options.pretrained, output=options.output)

@@ -1,135 +1,58 @@
-"""``lit-het report`` and ``lit-het compare``: what runs have left, as a page, tables and files."""
+"""The arguments of ``lit-het report`` and ``lit-het compare``."""
 
-import dataclasses
-import sys
-from collections.abc import Callable, Mapping, Sequence
+import argparse
 from pathlib import Path
+from typing import Any
 
-from rich.console import Console
-
-from eval.evaluation import evaluations_folder
-from eval.kept_runs import KeptRun, by_setting, read_runs
-from eval.report import exports
-from eval.report.page import render_page
-from eval.report.runs import (
-    comparison_section,
-    configuration_section,
-    header,
-    runs_section,
-    training_section,
-    verdict,
-)
-from eval.report.sections import evaluation_sections
-from eval.report.welch import welch_tables
-from eval.run_comparison import RunComparison, compare_runs
 from lit_het.errors import UserError
-from lit_het.files import write_atomically
-from lit_het.training.logging import say
 
-# Of lines that are written to a file or a pipe.
-_WIDTH_OF_FILES = 120
-_COMPARISONS: Mapping[str, Callable[[RunComparison], str]] = {
-    ".md": exports.comparison_markdown,
-    ".csv": exports.comparison_csv,
-    ".json": exports.comparison_json,
-}
+# Imports of JAX and its friends wait until the command runs.
 
 
-def report(directories: Sequence[Path], output: Path | None = None) -> Path:
-    """Writes a page on runs from what lies in their folders, and the same figures as JSON, CSV and Markdown beside it.
+def add_to(commands: Any) -> None:
+    """Adds the commands to those of ``lit-het``."""
+    _add_report(commands)
+    _add_comparison(commands)
 
-    Args:
-        directories: of the runs.
-        output: the page; by default ``report.html`` in the folder of a single run, or here.
 
-    Returns:
-        The page.
-
-    Raises:
-        UserError: a folder is no run, a file in it cannot be read, or the page cannot be written.
-    """
-    if output is None:
-        output = (directories[0] if len(directories) == 1 else Path()) / "report.html"
-    if output.suffix != ".html" or output.stem == "config":
-        raise UserError(f"--output {output}: name a file that ends in .html, and not config.html beside a run's own")
-    runs = read_runs(directories)
-    settings = by_setting(runs)
-    comparison, remark = _comparison(settings)
-    # Runs that differ in their seeds alone look alike.
-    drawn = [members[0] for members in settings]
-    try:
-        sections = [
-            runs_section(runs),
-            None if comparison is None else comparison_section(runs, comparison),
-            *evaluation_sections(runs, drawn),
-            training_section(runs),
-            configuration_section(runs),
-        ]
-    except (ArithmeticError, LookupError, RuntimeError, StopIteration, TypeError, ValueError) as error:
-        # Arrays that are missing, or numbers that cannot be drawn, in files that others may have written.
-        problem = f"{type(error).__name__}: {str(error)[:200]}"
-        places = ", ".join(str(evaluations_folder(run.directory)) for run in runs)[:500]
-        raise UserError(f"{places}: hold what lit-het does not write ({problem}); evaluate again") from error
-    title = runs[0].name if len(runs) == 1 else f"{len(runs)} runs"
-    told = " ".join(filter(None, (verdict(runs, comparison), remark)))
-    page = render_page(title, [section for section in sections if section is not None], told, header(runs))
-    _write(
-        {
-            output: page,
-            output.with_suffix(".json"): exports.report_json(runs, comparison, told),
-            output.with_suffix(".csv"): exports.report_csv(runs),
-            output.with_suffix(".md"): exports.report_markdown(runs, comparison, title, told),
-        }
+def _add_report(commands: Any) -> None:
+    parser = commands.add_parser(
+        "report",
+        allow_abbrev=False,
+        help="draw what was measured of runs on one page",
+        description="Writes a page from what lies in the folders of runs: configurations, curves and evaluations. It "
+        "asks for nothing from outside. The same figures go beside it as .json, .csv and .md.",
     )
-    say(f"{output} and {output.stem}.json, .csv and .md beside it")
-    return output
+    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN_DIR", help="directory of a run")
+    parser.add_argument(
+        "--output", type=Path, metavar="FILE.html", help="default: RUN_DIR/report.html; of several runs, ./report.html"
+    )
+    parser.set_defaults(command=_report, name="report")
 
 
-def compare(directories: Sequence[Path], against: Sequence[Path], output: Path | None = None) -> RunComparison:
-    """Prints Welch's test of every figure that all runs have, and writes it to a file if one is named.
-
-    Args:
-        directories: the first group of runs.
-        against: the second.
-        output: a file .md, .csv or .json.
-
-    Raises:
-        UserError: as `read_runs` and `compare_runs`, or the file cannot be written.
-    """
-    if output is not None and output.suffix not in _COMPARISONS:
-        raise UserError(f"--output {output}: its name must end in {', '.join(_COMPARISONS)}")
-    runs = read_runs([*directories, *against])
-    comparison = compare_runs(runs[: len(directories)], runs[len(directories) :])
-    console = Console(width=None if sys.stdout.isatty() else _WIDTH_OF_FILES)
-    for title, table in welch_tables(comparison).items():
-        console.print(dataclasses.replace(table, caption=title).terminal())
-    for title, names in zip(comparison.titles, (comparison.one, comparison.other), strict=True):
-        console.print(f"{title}: {', '.join(names)}", markup=False, highlight=False)
-    for sentence in (comparison.verdict, *comparison.remarks):
-        console.print(sentence, markup=False, highlight=False)
-    if output is not None:
-        _write({output: _COMPARISONS[output.suffix](comparison)})
-    return comparison
+def _add_comparison(commands: Any) -> None:
+    parser = commands.add_parser(
+        "compare",
+        allow_abbrev=False,
+        help="test whether two groups of runs differ",
+        description="Means, standard errors and Welch's t-test of every figure that all runs have, where the runs of a "
+        "group differ in their seeds.",
+    )
+    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN_DIR", help="the first group")
+    parser.add_argument("--against", type=Path, nargs="+", metavar="RUN_DIR", help="the second group")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="also write the table to a file .md, .csv or .json")
+    parser.set_defaults(command=_compare, name="compare")
 
 
-def _comparison(settings: Sequence[Sequence[KeptRun]]) -> tuple[RunComparison | None, str]:
-    """Returns the comparison of two settings with several seeds each, or why runs with such cannot be compared."""
-    if len(settings) != 2 or min(map(len, settings)) < 2:
-        return None, ""
-    if not all(run.records for members in settings for run in members):
-        return None, ""
-    try:
-        return compare_runs(*settings), ""
-    except UserError as error:
-        return None, f"The two groups of runs are not compared: {error}."
+def _report(options: argparse.Namespace, _: list[str]) -> None:
+    from lit_het.apps.report import report
+
+    report(options.runs, options.output)
 
 
-def _write(files: Mapping[Path, str]) -> None:
-    for path, text in files.items():
-        if path.is_dir():
-            raise UserError(f"{path} is a folder; name a file with --output")
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(path, text)
-        except OSError as error:
-            raise UserError(f"{path}: cannot be written ({error.strerror})") from error
+def _compare(options: argparse.Namespace, _: list[str]) -> None:
+    if options.against is None:
+        raise UserError("compare needs two groups of runs: RUN_DIR ... --against RUN_DIR ...")
+    from lit_het.apps.report import compare
+
+    compare(options.runs, options.against, options.output)

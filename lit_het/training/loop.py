@@ -10,9 +10,9 @@ import jax
 import numpy as np
 
 from lit_het import distributed
+from lit_het.console import Bar
 from lit_het.errors import FieldError, UserError, require_at_least
 from lit_het.training import preemption
-from lit_het.training.logging import Bar
 from lit_het.training.metric_log import MetricLog
 from lit_het.training.preemption import Preempted
 from lit_het.training.step import MUST_BE_FINITE, TrainStep

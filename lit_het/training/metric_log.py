@@ -9,9 +9,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lit_het import distributed
+from lit_het import distributed, untrusted
+from lit_het.console import say
+from lit_het.errors import UserError
 from lit_het.files import write_atomically
-from lit_het.training.logging import read_metrics, say
+
+_MOST_BYTES_OF_LINE = 2**20
+# Larger whole numbers are no figures.
+_LARGEST = 2**63
 
 
 class MetricLog:
@@ -100,3 +105,41 @@ def _event(**fields: Any) -> bytes:
     return b"".join(
         [length, struct.pack("<I", masked_crc32c(length)), content, struct.pack("<I", masked_crc32c(content))]
     )
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """Returns the records of a ``metrics.jsonl``; a last line cut short by a kill is left out.
+
+    Raises:
+        UserError: the file cannot be read, or a line is no record.
+    """
+    if not path.exists():
+        return []
+    records = []
+    try:
+        with untrusted.open_regular(path) as file:
+            while (line := file.readline(_MOST_BYTES_OF_LINE + 2)).endswith(b"\n"):
+                records.append(_record(line, f"{path}: line {len(records) + 1}"))
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read as JSON lines ({error.strerror})") from error
+    # Whatever follows the last line feed was never completed.
+    if len(line) > _MOST_BYTES_OF_LINE:
+        raise UserError(f"{path}: line {len(records) + 1} is too long for a record of a step; delete it")
+    return records
+
+
+def _record(line: bytes, place: str) -> dict[str, Any]:
+    try:
+        record = untrusted.parse_json(line, _MOST_BYTES_OF_LINE)
+    except untrusted.Malformed as error:
+        raise UserError(f"{place} cannot be read as JSON lines ({error}); delete it") from error
+    if not isinstance(record, dict) or type(record.get("step")) is not int or not record["step"] < _LARGEST:
+        raise UserError(f"{place} is no record of a step; delete it")
+    for name, value in record.items():
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or (type(value) is int and abs(value) > _LARGEST)
+        ):
+            raise UserError(f"{place}: {name[:100]!r} is {value!r:.50}, no number; delete it")
+    return record

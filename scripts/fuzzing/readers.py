@@ -13,30 +13,32 @@ from typing import Any
 
 import numpy as np
 
-from data_pipelines import images, storage
-from data_pipelines.batches import Captions
-from data_pipelines.embeddings import StoredEmbeddings, describe
-from data_pipelines.index import ShardIndex
-from data_pipelines.labels import CaptionWordsLabels, ClassIndex, ClassIndexLabels, MultiHotLabels
-from data_pipelines.loader import LoaderConfig, Streaming
-from data_pipelines.prepare.captions import read_captions
-from data_pipelines.prepare.cifar import read_cifar10
-from data_pipelines.prepare.dataset import DataSet
-from data_pipelines.prepare.flowers import read_flowers
-from data_pipelines.prepare.images import as_stored
-from data_pipelines.prepare.parquet import Columns, read_parquet
-from data_pipelines.prepare.pets import read_pets
-from data_pipelines.shards import IMAGE
-from data_pipelines.storage import Unreadable
-from data_pipelines.stream import Stream
-from data_pipelines.tars import DamagedTar, streamed_members
-from data_pipelines.tokenizers import HuggingFaceTokenizerConfig, SentencePieceConfig, TensorFlowTextConfig
-from eval.kept_runs import read_runs
-from lit_het.checkpoints.huggingface_tokenizer import read_settings, tokenizer_files
-from lit_het.checkpoints.native import Checkpoints
+from lit_het.apps import report
+from lit_het.checkpoints.huggingface.tokenizer import read_settings, tokenizer_files
+from lit_het.checkpoints.native.saving import Checkpoints
 from lit_het.checkpoints.weights import open_weights
-from lit_het.cli import checkpoint, descriptions, report
+from lit_het.data_pipelines import images, storage
+from lit_het.data_pipelines.batches import Captions
+from lit_het.data_pipelines.embeddings import StoredEmbeddings, describe
+from lit_het.data_pipelines.index import ShardIndex
+from lit_het.data_pipelines.labels import CaptionWordsLabels, ClassIndex, ClassIndexLabels, MultiHotLabels
+from lit_het.data_pipelines.loader import LoaderConfig, Streaming
+from lit_het.data_pipelines.prepare.captions import read_captions
+from lit_het.data_pipelines.prepare.cifar import read_cifar10
+from lit_het.data_pipelines.prepare.dataset import DataSet
+from lit_het.data_pipelines.prepare.flowers import read_flowers
+from lit_het.data_pipelines.prepare.images import as_stored
+from lit_het.data_pipelines.prepare.parquet import Columns, read_parquet
+from lit_het.data_pipelines.prepare.pets import read_pets
+from lit_het.data_pipelines.shards import IMAGE
+from lit_het.data_pipelines.storage import Unreadable
+from lit_het.data_pipelines.stream import Stream
+from lit_het.data_pipelines.tars import DamagedTar, streamed_members
+from lit_het.data_pipelines.tokenizers import HuggingFaceTokenizerConfig, SentencePieceConfig, TensorFlowTextConfig
 from lit_het.errors import UserError
+from lit_het.eval.kept_runs import read_runs
+from lit_het.runs import inspection as checkpoint
+from lit_het.runs.directory import load_config
 from scripts.fuzzing import seeds
 from scripts.fuzzing.seeds import Files
 
@@ -175,7 +177,7 @@ def _run(folder: Path) -> None:
     (run,) = read_runs([folder / "run"])
     run.settings()
     assert run.last_step >= 0 or run.history
-    descriptions.load_config(folder / "run")
+    load_config(folder / "run")
 
 
 def _report(folder: Path) -> None:

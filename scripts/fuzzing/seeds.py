@@ -17,17 +17,17 @@ import tokenizers
 from PIL import Image
 from tokenizers import models, normalizers, pre_tokenizers, processors, trainers
 
-from configs import experiment, glyph_classifier, quickstart_lit_het_xl
-from data_pipelines import index
-from data_pipelines.embeddings import EmbeddingFolder, Recipe, describe
-from data_pipelines.shards import IMAGE, write_tar
-from data_pipelines.tokenizers import train_sentencepiece
-from data_pipelines.transforms import Preprocessing, Training
-from eval.evaluation import Drawing, Evaluation, write_record
-from lit_het.checkpoints.native import Checkpoints
-from lit_het.cli import descriptions
+from lit_het.checkpoints.native.saving import Checkpoints
+from lit_het.configs import experiment, glyph_classifier, quickstart_lit_het_xl
+from lit_het.data_pipelines import index
+from lit_het.data_pipelines.embeddings import EmbeddingFolder, Recipe, describe
+from lit_het.data_pipelines.shards import IMAGE, write_tar
+from lit_het.data_pipelines.tokenizers import train_sentencepiece
+from lit_het.data_pipelines.transforms import Preprocessing, Training
 from lit_het.durations import Duration, RunLength
+from lit_het.eval.evaluation import Drawing, Evaluation, write_record
 from lit_het.optimizers import Adafactor, Optimizer
+from lit_het.runs import directory
 from lit_het.schedules import Schedule
 from lit_het.training.step import initial_state
 from lit_het.types import TrainState
@@ -318,7 +318,7 @@ def runs() -> Iterator[Files]:
         if module is glyph_classifier:  # as those of earlier versions, without a manifest
             experiment.save(run, folder / "run" / "config.json")
         else:
-            descriptions.write(folder / "run", run, b"a tokenizer")
+            directory.write(folder / "run", run, b"a tokenizer")
         records = [{"step": step, "train/loss": 1 / step, "seconds": 0.1} for step in (1, 2, 3)]
         (folder / "run" / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
         arrays = {"images": np.zeros((2, 4, 4, 3), np.uint8), "classes": np.zeros((2, 1), np.int32)}

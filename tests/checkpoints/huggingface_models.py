@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from lit_het.checkpoints import huggingface, rename
+from lit_het.checkpoints import rename
+from lit_het.checkpoints.huggingface import importing as huggingface
 
 
 def shapes(config):

@@ -11,7 +11,7 @@ import jax
 from orbax.checkpoint import v1 as ocp
 
 from lit_het import distributed
-from lit_het.checkpoints.native import Checkpoints
+from lit_het.checkpoints.native.saving import Checkpoints
 from lit_het.errors import UserError
 from lit_het.sharding import MeshConfig
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from lit_het import parameters
-from lit_het.checkpoints import big_vision
-from lit_het.checkpoints.big_vision_export import write_npz
+from lit_het.checkpoints.big_vision import importing as big_vision
+from lit_het.checkpoints.big_vision.exporting import write_npz
 from lit_het.checkpoints.resample import resample_patches
 from lit_het.errors import UserError
 from lit_het.heads.contrastive import unit

@@ -4,8 +4,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lit_het.checkpoints import big_vision
-from lit_het.checkpoints.big_vision_export import write_npz
+from lit_het.checkpoints.big_vision import importing as big_vision
+from lit_het.checkpoints.big_vision.exporting import write_npz
 from lit_het.errors import UserError
 from tests.checkpoints.importing import (
     GOLDEN,

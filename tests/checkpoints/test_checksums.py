@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import NamedSharding, PartitionSpec
 
-from lit_het.checkpoints import checksums
+from lit_het.checkpoints.native import checksums
 from lit_het.sharding import MeshConfig
 
 SPLITS = (

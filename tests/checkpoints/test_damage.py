@@ -14,10 +14,9 @@ import jax
 import numpy as np
 import pytest
 
-from lit_het.checkpoints import checksums
-from lit_het.checkpoints.folders import entries
-from lit_het.checkpoints.native import Checkpoints, SaveFailed, save_imported
-from lit_het.checkpoints.saved_step import Damaged, SavedStep
+from lit_het.checkpoints.native.folders import entries
+from lit_het.checkpoints.native.saved_step import Damaged, SavedStep
+from lit_het.checkpoints.native.saving import Checkpoints, Kept, SaveFailed, checksums, save_imported
 from lit_het.errors import UserError
 from tests import tiny
 from tests.checkpoints.test_native import INFO, assert_equal, make_params, make_state

@@ -11,7 +11,8 @@ import pytest
 import safetensors.numpy
 
 from lit_het import parameters
-from lit_het.checkpoints import checksums, huggingface
+from lit_het.checkpoints.huggingface import importing as huggingface
+from lit_het.checkpoints.native import checksums
 from lit_het.checkpoints.resample import resample_positions
 from lit_het.errors import UserError
 from tests.checkpoints.huggingface_models import load, logits, pixels, run

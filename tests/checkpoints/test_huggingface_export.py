@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from data_pipelines.tokenizers import SentencePieceTokenizer, train_sentencepiece
-from lit_het.checkpoints import checksums
-from lit_het.checkpoints.huggingface_export import write_siglip
+from lit_het.checkpoints.huggingface.exporting import write_siglip
+from lit_het.checkpoints.native import checksums
+from lit_het.data_pipelines.tokenizers import SentencePieceTokenizer, train_sentencepiece
 from lit_het.errors import UserError
 from lit_het.towers.experts import ExpertsConfig
 from lit_het.towers.text import TextConfig

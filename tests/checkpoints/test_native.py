@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from lit_het import parameters, sharding
-from lit_het.checkpoints.folders import entries
-from lit_het.checkpoints.native import Checkpoints, Kept
+from lit_het.checkpoints.native.saving import Checkpoints, Kept
 from lit_het.durations import Duration, RunLength
 from lit_het.errors import UserError
 from lit_het.optimizers import Adafactor, Optimizer

@@ -14,9 +14,9 @@ import pytest
 from flax import nnx
 
 from lit_het import parameters
-from lit_het.checkpoints import vmoe
 from lit_het.checkpoints.rename import load
 from lit_het.checkpoints.sources import Stored
+from lit_het.checkpoints.vmoe import importing as vmoe
 from lit_het.errors import UserError
 from lit_het.towers import routing
 

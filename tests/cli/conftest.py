@@ -3,8 +3,8 @@ import json
 
 import pytest
 
-from configs import experiment, quickstart_lit_het_xl
-from lit_het.cli.train import train
+from lit_het.configs import experiment, quickstart_lit_het_xl
+from lit_het.runs.training import train
 from tests import tiny
 
 
@@ -47,7 +47,7 @@ def write_config_file(config, path):
     saved.write_text(json.dumps(experiment.to_dict(dataclasses.replace(config))))
     path.write_text(
         "from pathlib import Path\n"
-        "from configs import experiment\n\n\n"
+        "from lit_het.configs import experiment\n\n\n"
         f"def get_config():\n    return experiment.load(Path({str(saved)!r}))\n"
     )
     return path

@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 from unittest import mock
 
-from data_pipelines.batches import BatchMaker
 from lit_het.cli.main import main
+from lit_het.data_pipelines.batches import BatchMaker
 
 _MAKE = BatchMaker.make
 

@@ -127,11 +127,11 @@ def test_an_image_that_is_missing_or_none_is_one_line(capsys, trained_lit, image
 
 
 def test_a_run_without_tokenizer_is_one_line(capsys, trained_lit, images, monkeypatch):
-    from lit_het.cli import runs
+    from lit_het.runs import opening
 
-    opened = runs.open_run(trained_lit.run_dir)
-    without = runs.Run(opened.run_dir, opened.config, opened.task, opened.params, None, opened.step)
-    monkeypatch.setattr(runs, "open_run", lambda *_: without)
+    opened = opening.open_run(trained_lit.run_dir)
+    without = opening.Run(opened.run_dir, opened.config, opened.task, opened.params, None, opened.step)
+    monkeypatch.setattr("lit_het.apps.classify.open_run", lambda *_: without)
     line = refusal(capsys, "classify", images[0], "--checkpoint", trained_lit.run_dir, "--labels", "a cat,a dog")
     assert "has no tokenizer" in line
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from eval.evaluation import Evaluation
 from lit_het.cli.main import main
+from lit_het.eval.evaluation import Evaluation
 from tests.cli.seeds_of_heads import fails_with, groups, write_seeds
 from tests.eval.report.kept_runs import all_kinds, write_run, zero_shot
 

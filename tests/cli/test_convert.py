@@ -16,17 +16,20 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from configs import experiment
-from data_pipelines.tokenizers import HuggingFaceTokenizer, SentencePieceTokenizer, TensorFlowTextConfig
-from data_pipelines.transforms import Preprocessing
 from lit_het import parameters
-from lit_het.checkpoints import big_vision_export, checksums, weights
-from lit_het.checkpoints.huggingface_tokenizer import tokenizer_files
-from lit_het.cli import convert, runs
+from lit_het.checkpoints import weights
+from lit_het.checkpoints.big_vision import exporting as big_vision_export
+from lit_het.checkpoints.huggingface.tokenizer import tokenizer_files
+from lit_het.checkpoints.native import checksums
 from lit_het.cli.main import main
-from lit_het.cli.train import train
+from lit_het.configs import experiment
+from lit_het.data_pipelines.tokenizers import HuggingFaceTokenizer, SentencePieceTokenizer, TensorFlowTextConfig
+from lit_het.data_pipelines.transforms import Preprocessing
 from lit_het.durations import Duration
 from lit_het.errors import UserError
+from lit_het.runs import conversion as convert
+from lit_het.runs.opening import abstract_params, load_pretrained, open_run
+from lit_het.runs.training import train
 from lit_het.tasks.classification import ClassificationConfig
 from lit_het.tasks.contrastive import ContrastiveTask
 from lit_het.towers.transformer import EncoderConfig
@@ -58,12 +61,12 @@ def siglip(tmp_path):
 
 
 def params_of(run_dir):
-    return runs.open_run(run_dir).params
+    return open_run(run_dir).params
 
 
 def test_an_imported_model_scores_as_recorded_and_goes_out_and_in_again_unchanged(siglip, data, tmp_path):
     run("import", "--from", siglip, "--to", tmp_path / "run", "--tokenizer", data / "tokenizer.model")
-    opened = runs.open_run(tmp_path / "run")
+    opened = open_run(tmp_path / "run")
     with np.load(GOLDEN / "two_towers_siglip.npz") as golden:
         assert isinstance(opened.task, ContrastiveTask)
         words = opened.task.encode_text(opened.params, jnp.asarray(golden["text"]))
@@ -92,8 +95,8 @@ def test_a_tower_alone_becomes_a_run_whose_tower_others_can_lock(tmp_path):
     assert isinstance(config.task, ClassificationConfig)
     assert isinstance(config.task.image_tower, ViTConfig)
     assert config.task.image_tower.representation_size == 24
-    shapes = runs.abstract_params(config.task.build())
-    loaded = runs.load_pretrained(
+    shapes = abstract_params(config.task.build())
+    loaded = load_pretrained(
         dataclasses.replace(config, pretrained=experiment.PretrainedConfig(tmp_path / "vit")),
         {"image_tower": shapes["image_tower"]},
     )
@@ -113,7 +116,7 @@ def lit_on_siglip(lit_config, siglip):
 
 def test_training_starts_from_a_file_keeps_it_locked_and_finds_it_again(lit_on_siglip, siglip):
     train(lit_on_siglip)
-    opened = runs.open_run(lit_on_siglip.run_dir)
+    opened = open_run(lit_on_siglip.run_dir)
     with np.load(siglip) as file:
         kernel = file["params/img/embedding/kernel"].reshape(48, 16)
     np.testing.assert_array_equal(opened.params["image_tower"]["patches"]["kernel"], kernel)
@@ -122,8 +125,8 @@ def test_training_starts_from_a_file_keeps_it_locked_and_finds_it_again(lit_on_s
     # The file may move, byte for byte.
     moved = siglip.rename(siglip.with_name("moved.npz"))
     with pytest.raises(UserError, match=r"siglip.npz does not exist"):
-        runs.open_run(lit_on_siglip.run_dir)
-    again = runs.open_run(lit_on_siglip.run_dir, moved)
+        open_run(lit_on_siglip.run_dir)
+    again = open_run(lit_on_siglip.run_dir, moved)
     assert checksums.digest(again.params) == checksums.digest(opened.params)
     siglip = moved.rename(siglip)
 
@@ -131,7 +134,7 @@ def test_training_starts_from_a_file_keeps_it_locked_and_finds_it_again(lit_on_s
         changed = {name: array + 1 for name, array in file.items()}
     np.savez(siglip, **changed)
     with pytest.raises(UserError, match="the files named as `weights` are not those"):
-        runs.open_run(lit_on_siglip.run_dir)
+        open_run(lit_on_siglip.run_dir)
 
 
 def test_a_tower_that_is_locked_in_part_is_found_again(lit_on_siglip, monkeypatch, tmp_path):
@@ -144,7 +147,7 @@ def test_a_tower_that_is_locked_in_part_is_found_again(lit_on_siglip, monkeypatc
     tower = dataclasses.replace(config.task.image_tower, weights="siglip.npz:img")
     train(dataclasses.replace(config, task=dataclasses.replace(config.task, image_tower=tower)))
     monkeypatch.chdir("/")
-    assert runs.open_run(config.run_dir).params["image_tower"]["positions"].shape == (36, 16)
+    assert open_run(config.run_dir).params["image_tower"]["positions"].shape == (36, 16)
 
 
 def test_a_text_tower_without_a_last_layer_is_given_one(lit_config):
@@ -191,7 +194,7 @@ def test_a_tokenizer_may_be_of_hugging_face_or_a_vocabulary_of_bert(siglip, data
     pieces = SentencePieceTokenizer((data / "tokenizer.model").read_bytes(), 6)
     (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer_files(pieces)["tokenizer.json"]))
     run("import", "--from", siglip, "--to", tmp_path / "run", "--tokenizer", tmp_path / "tokenizer.json")
-    opened = runs.open_run(tmp_path / "run")
+    opened = open_run(tmp_path / "run")
     assert isinstance(opened.tokenizer, HuggingFaceTokenizer)
     ids = opened.tokenizer(["red bar"])[0].tolist()
     assert ids[:6] == pieces(["red bar"])[0, : len(ids)].tolist()
@@ -261,7 +264,7 @@ def test_a_classifier_goes_out_and_in_again_unchanged(capsys, upstream, tmp_path
     assert "a classifier has none; export with --to npz" in refusal(capsys, *export, "huggingface")
     run(*export, "npz")
     run("import", "--from", tmp_path / "vit.npz", "--to", tmp_path / "again")
-    digests = {checksums.digest(runs.open_run(tmp_path / name).params) for name in ("run", "again")}
+    digests = {checksums.digest(open_run(tmp_path / name).params) for name in ("run", "again")}
     assert len(digests) == 1
     line = refusal(capsys, "export", "--checkpoint", upstream, "--to", "npz", "--output", tmp_path / "x.npz")
     assert "big_vision has no place for head/" in line  # a HET-XL classifier is no dense layer
@@ -271,7 +274,7 @@ def test_an_image_tower_goes_out_alone(tmp_path):
     run("import", "--from", GOLDEN / "hf_siglip_vision", "--to", tmp_path / "run")
     run("export", "--checkpoint", tmp_path / "run", "--to", "npz", "--output", tmp_path / "new" / "vit.npz")
     run("import", "--from", tmp_path / "new" / "vit.npz", "--to", tmp_path / "again")
-    one, other = (runs.open_run(tmp_path / name).params for name in ("run", "again"))
+    one, other = (open_run(tmp_path / name).params for name in ("run", "again"))
     assert set(one) == {"image_tower"}
     assert checksums.digest(one) == checksums.digest(other)
 
@@ -291,7 +294,7 @@ def test_an_import_that_is_stopped_leaves_nothing(siglip, tmp_path, monkeypatch,
     def stop(*_):
         raise error
 
-    monkeypatch.setattr("lit_het.cli.convert.save_imported", stop)
+    monkeypatch.setattr("lit_het.runs.conversion.save_imported", stop)
     before = sorted(tmp_path.iterdir())
     code = main(["import", "--from", str(siglip), "--to", str(tmp_path / "run")])
     assert code == (130 if isinstance(error, KeyboardInterrupt) else 1)
@@ -309,11 +312,11 @@ def test_both_towers_of_a_file_that_moved_are_found_again(lit_config, siglip):
     )
     train(config)
     moved = siglip.rename(siglip.with_name("moved.npz"))
-    assert runs.open_run(config.run_dir, moved).params["text_tower"]
+    assert open_run(config.run_dir, moved).params["text_tower"]
     other = dataclasses.replace(task, text_tower=dataclasses.replace(text, weights="elsewhere.npz:txt"))
     tiny.edit_config(config.run_dir, dataclasses.replace(config, task=other))
     with pytest.raises(UserError, match="can stand for one only"):
-        runs.open_run(config.run_dir, moved)
+        open_run(config.run_dir, moved)
 
 
 def test_a_file_is_imported_over_http(siglip, tmp_path, monkeypatch):

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from data_pipelines import storage
-from data_pipelines.checksums import keep_checksum
-from data_pipelines.transforms import Preprocessing
-from eval.sets import ImageSet, Sets, parse_set
 from lit_het.cli.main import main
+from lit_het.data_pipelines import storage
+from lit_het.data_pipelines.checksums import keep_checksum
+from lit_het.data_pipelines.transforms import Preprocessing
 from lit_het.errors import UserError
+from lit_het.eval.sets import ImageSet, Sets, parse_set
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "data"
 CIFAR = GOLDEN / "cifar-10-python.tar.gz"

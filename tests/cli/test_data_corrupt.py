@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from data_pipelines.index import ShardIndex
-from data_pipelines.shards import IMAGE, expand
-from data_pipelines.storage import readable
 from lit_het.cli.main import main
+from lit_het.data_pipelines.index import ShardIndex
+from lit_het.data_pipelines.shards import IMAGE, expand
+from lit_het.data_pipelines.storage import readable
 
 CIFAR = Path(__file__).parents[1] / "golden" / "data" / "cifar-10-python.tar.gz"
 

@@ -16,8 +16,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from eval.answers import answer, chooser
-from lit_het.cli import demo
+from lit_het.apps.demo import model
+from lit_het.apps.demo import server as demo
+from lit_het.eval.answers import answer, chooser
 from tests import tiny
 from tests.cli.browser import browser
 from tests.cli.test_train import refusal
@@ -63,7 +64,7 @@ def test_a_page_gets_what_classify_tells(subject, image):
 
 
 def test_one_image_is_decoded_at_a_time(subject, image, monkeypatch):
-    inside, most, real = [], [], demo.decode
+    inside, most, real = [], [], model.decode
 
     def noted(*arguments):
         inside.append(1)
@@ -72,7 +73,7 @@ def test_one_image_is_decoded_at_a_time(subject, image, monkeypatch):
         inside.pop()
         return real(*arguments)
 
-    monkeypatch.setattr(demo, "decode", noted)
+    monkeypatch.setattr(model, "decode", noted)
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda _: subject.see(image.read_bytes(), "red.png"), range(8)))
     assert most == [1] * 8
@@ -83,7 +84,7 @@ def visit(subject, script):
     pytest.importorskip("nicegui")
     from nicegui.testing import user_simulation  # pyright: ignore[reportMissingImports]
 
-    from lit_het.cli.demo_page import Page
+    from lit_het.apps.demo.page import Page
 
     async def simulate():
         async with user_simulation(root=lambda: Page(subject)) as user:
@@ -262,7 +263,7 @@ def test_a_browser_shows_bands_and_asks_no_other_machine(trained_lit, captions, 
 
 def test_without_the_extra_one_line_names_it(capsys, monkeypatch, trained_lit):
     monkeypatch.setitem(sys.modules, "nicegui", None)
-    monkeypatch.delitem(sys.modules, "lit_het.cli.demo_page", raising=False)
+    monkeypatch.delitem(sys.modules, "lit_het.apps.demo.page", raising=False)
     assert "pip install 'lit-het[demo]'" in refusal(capsys, "demo", "--checkpoint", trained_lit.run_dir)
 
 
@@ -288,7 +289,7 @@ def test_a_port_that_is_taken_is_refused_where_asked_for_and_else_another_is_fou
         monkeypatch.setattr(demo, "_PORT", port)
         served_at = []
         monkeypatch.setattr(
-            "lit_het.cli.demo_page.serve", lambda subject, host, port, allow_hosts: served_at.append(port)
+            "lit_het.apps.demo.page.serve", lambda subject, host, port, allow_hosts: served_at.append(port)
         )
         demo.demo(trained_lit.run_dir, None, "127.0.0.1", None)
         assert served_at[0] not in (0, port)

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from lit_het.cli.demo_guard import Doors, Guard
+from lit_het.apps.demo.guard import Doors, Guard
 
 LOOPBACK = Doors.of("127.0.0.1", ())
 ANYWHERE = Doors.of("0.0.0.0", ("gpu-box", "proxy.example"))

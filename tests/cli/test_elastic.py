@@ -12,18 +12,19 @@ import time
 
 import pytest
 
-from configs import experiment
-from configs.experiment import PretrainedConfig
-from data_pipelines.transforms import InceptionCrop
-from eval.evaluators.frozen import FewShotConfig
-from eval.few_shot import FewShotOptions
-from eval.sets import ImageSet
-from lit_het.cli import runs
+from lit_het.configs import experiment
+from lit_het.configs.experiment import PretrainedConfig
+from lit_het.data_pipelines.transforms import InceptionCrop
 from lit_het.durations import Duration
+from lit_het.eval.evaluators.frozen import FewShotConfig
+from lit_het.eval.few_shot import FewShotOptions
+from lit_het.eval.sets import ImageSet
 from lit_het.heads.deterministic import DeterministicConfig
+from lit_het.runs.directory import config_path
+from lit_het.runs.opening import open_run
 from lit_het.sharding import MeshConfig
-from lit_het.training.logging import read_metrics
 from lit_het.training.loop import Cadence
+from lit_het.training.metric_log import read_metrics
 from tests import tiny
 
 NUM_STEPS, BATCH_SIZE = 12, 16
@@ -101,7 +102,7 @@ def whole(data, upstream, tmp_path):
 
     Two devices hold half of the parameters each, of the locked ones too.
     """
-    config = experiment.load(runs.config_path(upstream))
+    config = experiment.load(config_path(upstream))
     shutil.copytree(data / "train", tmp_path / "shapes" / "test")
     shutil.copytree(data / "train", tmp_path / "shapes" / "train")
     shutil.copy(data / "train" / "classnames.txt", tmp_path / "shapes")
@@ -139,7 +140,7 @@ def test_a_run_killed_on_two_processes_and_resumed_on_one_has_the_samples_and_lo
     # Two processes add up four devices' gradients in another order than one.
     assert before == pytest.approx({step: loss for step, loss in expected.items() if step <= last}, rel=1e-5)
     assert losses(killed) == pytest.approx(expected, rel=1e-5)
-    tiny.assert_same_training(*(runs.open_run(config.run_dir).params for config in (killed, whole)))
+    tiny.assert_same_training(*(open_run(config.run_dir).params for config in (killed, whole)))
     # Two processes read half of the evaluation's images each, and both see all features.
     assert accurate_before
     assert accurate_before == {step: value for step, value in accuracies(whole).items() if step in accurate_before}

@@ -16,18 +16,18 @@ import pytest
 import safetensors
 from flax import nnx
 
-from configs import lit_e3_b32_het_xl
-from configs.experiment import PretrainedConfig
-from data_pipelines.shards import write_tar
-from data_pipelines.storage import Reader, Unreadable
-from data_pipelines.transforms import InceptionCrop
-from lit_het.cli import runs
-from lit_het.cli.embed import EmbedOptions, embed
 from lit_het.cli.main import main
-from lit_het.cli.train import train
+from lit_het.configs import lit_e3_b32_het_xl
+from lit_het.configs.experiment import PretrainedConfig
+from lit_het.data_pipelines.shards import write_tar
+from lit_het.data_pipelines.storage import Reader, Unreadable
+from lit_het.data_pipelines.transforms import InceptionCrop
 from lit_het.durations import Duration
+from lit_het.runs.embedding import EmbedOptions, embed
+from lit_het.runs.opening import open_run
+from lit_het.runs.training import train
 from lit_het.towers.vit import ViTConfig
-from lit_het.training.logging import read_metrics
+from lit_het.training.metric_log import read_metrics
 from tests import tiny
 from tests.cli.conftest import write_config_file
 from tests.cli.test_train import refusal
@@ -91,7 +91,7 @@ def test_the_members_of_an_ensemble_are_stored_side_by_side_and_joined_as_a_towe
     train(dataclasses.replace(upstream, task=dataclasses.replace(upstream.task, image_tower=tower)))
     embed(tmp_path / "upstream", str(tmp_path / "e"), EmbedOptions(dtype="float32"))
     assert isinstance(tower, ViTConfig)
-    params = runs.open_run(tmp_path / "upstream").params["image_tower"]
+    params = open_run(tmp_path / "upstream").params["image_tower"]
     images = next(dataclasses.replace(upstream.data, labels=None).build().epoch())
     stored = next(dataclasses.replace(upstream.data, labels=None, embeddings=str(tmp_path / "e")).build().epoch())
     for members in ("mean", "concatenated"):

@@ -11,23 +11,23 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from configs import experiment, lit_e3_b32_het_xl
-from eval.evaluation import Evaluation, read_records
-from eval.evaluators.ensemble import EnsembleConfig
-from eval.evaluators.retrieval import RetrievalConfig
-from eval.evaluators.zero_shot import ZeroShotConfig
-from eval.recognition import NamesConfig
-from eval.sets import ImageSet
 from lit_het import distributed
-from lit_het.cli.evaluate import evaluate, table
 from lit_het.cli.main import main
-from lit_het.cli.models import ModelMaker
-from lit_het.cli.train import train
+from lit_het.configs import experiment, lit_e3_b32_het_xl
 from lit_het.errors import UserError
+from lit_het.eval.evaluation import Evaluation, read_records
+from lit_het.eval.evaluators.ensemble import EnsembleConfig
+from lit_het.eval.evaluators.retrieval import RetrievalConfig
+from lit_het.eval.evaluators.zero_shot import ZeroShotConfig
+from lit_het.eval.recognition import NamesConfig
+from lit_het.eval.sets import ImageSet
+from lit_het.runs.evaluation import evaluate, table
+from lit_het.runs.predictor import ModelMaker
+from lit_het.runs.training import train
 from lit_het.sharding import MeshConfig
 from lit_het.tasks.classification import ClassificationConfig, ClassificationTask
 from lit_het.towers.vit import ViTConfig
-from lit_het.training.logging import read_metrics
+from lit_het.training.metric_log import read_metrics
 from lit_het.types import Classifier
 from tests import tiny
 from tests.cli.test_train import refusal
@@ -51,13 +51,13 @@ def test_every_evaluation_of_a_file_is_printed_and_kept(run, shapes, tmp_path, c
     suite = tmp_path / "suite.py"
     suite.write_text(
         "import dataclasses\n"
-        "from eval.evaluators.ensemble import EnsembleConfig\n"
-        "from eval.evaluators.frozen import FewShotConfig\n"
-        "from eval.evaluators.out_of_distribution import OutOfDistributionConfig\n"
-        "from eval.evaluators.retrieval import RetrievalConfig\n"
-        "from eval.evaluators.zero_shot import ZeroShotConfig\n"
-        "from eval.few_shot import FewShotOptions\n"
-        "from eval.sets import ImageSet\n\n\n"
+        "from lit_het.eval.evaluators.ensemble import EnsembleConfig\n"
+        "from lit_het.eval.evaluators.frozen import FewShotConfig\n"
+        "from lit_het.eval.evaluators.out_of_distribution import OutOfDistributionConfig\n"
+        "from lit_het.eval.evaluators.retrieval import RetrievalConfig\n"
+        "from lit_het.eval.evaluators.zero_shot import ZeroShotConfig\n"
+        "from lit_het.eval.few_shot import FewShotOptions\n"
+        "from lit_het.eval.sets import ImageSet\n\n\n"
         "def get_evaluations():\n"
         f"    shapes = ImageSet('shapes', {str(shapes)!r}, batch_size=5)\n"
         "    return [\n"
@@ -133,9 +133,9 @@ def test_figures_after_training_are_those_of_the_command(lit_config, shapes, tmp
 def test_an_evaluation_that_cannot_work_ends_a_list_before_the_first_image(upstream, shapes, tmp_path, capsys):
     suite = tmp_path / "suite.py"
     suite.write_text(
-        "from eval.evaluators.frozen import FewShotConfig\n"
-        "from eval.evaluators.retrieval import RetrievalConfig\n"
-        "from eval.sets import ImageSet\n\n\n"
+        "from lit_het.eval.evaluators.frozen import FewShotConfig\n"
+        "from lit_het.eval.evaluators.retrieval import RetrievalConfig\n"
+        "from lit_het.eval.sets import ImageSet\n\n\n"
         "def get_evaluations():\n"
         f"    shapes = ImageSet('shapes', {str(shapes)!r})\n"
         "    return [FewShotConfig(shapes), RetrievalConfig(shapes)]\n"

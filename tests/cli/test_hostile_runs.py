@@ -11,14 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from configs import experiment
-from eval.kept_runs import read_runs
-from lit_het.checkpoints.saved_step import SavedStep
-from lit_het.cli import runs
+from lit_het.checkpoints.native.saved_step import SavedStep
 from lit_het.cli.main import main
-from lit_het.cli.train import parse_config, train
+from lit_het.configs import experiment
 from lit_het.errors import TRY_AGAIN, UserError
-from lit_het.training.logging import read_metrics
+from lit_het.eval.kept_runs import read_runs
+from lit_het.runs.directory import config_path, load_config
+from lit_het.runs.opening import abstract_params, load_pretrained, open_run
+from lit_het.runs.training import parse_config, train
+from lit_het.training.metric_log import read_metrics
 from tests.checkpoints.test_damage import flip
 
 
@@ -35,9 +36,9 @@ def test_a_changed_file_is_named_by_whoever_opens_the_run(copied, capsys):
     flip(run / "tokenizer.model", 500)
     told = r"tokenizer\.model is not what the run wrote"
     for opening in (
-        lambda: runs.open_run(run),
+        lambda: open_run(run),
         lambda: train(dataclasses.replace(config, run_dir=run), resume=True),
-        lambda: runs.load_pretrained(with_pretrained(config, run), runs.abstract_params(config.task.build())),
+        lambda: load_pretrained(with_pretrained(config, run), abstract_params(config.task.build())),
         lambda: read_runs([run]),
     ):
         with pytest.raises(UserError, match=told):
@@ -51,10 +52,10 @@ def test_a_configuration_edited_by_hand_is_accepted_once_the_manifest_is_deleted
     text = (run / "config.json").read_text()
     (run / "config.json").write_text(text.replace('"on_nonfinite": "stop"', '"on_nonfinite": "skip"'))
     with pytest.raises(UserError, match=r"config\.json is not what the run wrote: .* delete .*manifest\.json"):
-        runs.load_config(run)
+        load_config(run)
     (run / "manifest.json").unlink()
-    assert runs.load_config(run).on_nonfinite == "skip"
-    runs.open_run(run)
+    assert load_config(run).on_nonfinite == "skip"
+    open_run(run)
 
 
 def with_pretrained(config, run):
@@ -66,13 +67,13 @@ def test_a_run_that_takes_its_parameters_from_itself_is_refused_at_once(copied, 
     other = Path(shutil.copytree(one, tmp_path / "other"))
     for here, there in ((one, one), (one, other), (other, one)):
         (here / "manifest.json").unlink(missing_ok=True)
-        experiment.save(with_pretrained(config, there), runs.config_path(here))
+        experiment.save(with_pretrained(config, there), config_path(here))
         if here == there or (here, there) == (other, one):
             began = time.monotonic()
             with pytest.raises(UserError, match="leads back to"):
-                runs.open_run(here)
+                open_run(here)
             with pytest.raises(UserError, match="leads back to"):
-                runs.load_pretrained(with_pretrained(config, here), runs.abstract_params(config.task.build()))
+                load_pretrained(with_pretrained(config, here), abstract_params(config.task.build()))
             assert time.monotonic() - began < 10
 
 
@@ -91,7 +92,7 @@ def test_a_run_whose_info_lacks_the_checksum_of_the_locked_parameters_does_not_o
     run, _ = copied
     monkeypatch.setattr(SavedStep, "about", _without("locked_checksum", SavedStep.about))
     with pytest.raises(UserError, match="are not those that"):
-        runs.open_run(run)
+        open_run(run)
 
 
 def _without(field, about):
@@ -115,7 +116,7 @@ def test_a_start_on_a_full_disk_may_be_tried_again(copied, monkeypatch, capsys):
     def fail(*_):
         raise OSError(errno.ENOSPC, "No space left on device", str(run / "config.json"))
 
-    monkeypatch.setattr("lit_het.cli.train.write_run_files", fail)
+    monkeypatch.setattr("lit_het.runs.training.write_run_files", fail)
     assert main(["train", "--config", str(run / "config.json"), "--run-dir", str(run), "--resume"]) == TRY_AGAIN
     told = capsys.readouterr().err
     assert "config.json cannot be written (No space left on device); free the disk and start again" in told

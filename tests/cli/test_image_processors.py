@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from data_pipelines.transforms import Preprocessing
-from lit_het.checkpoints import huggingface_processor
-from lit_het.cli import image_processors
+from lit_het.checkpoints.huggingface import processor as huggingface_processor
+from lit_het.data_pipelines.transforms import Preprocessing
+from lit_het.runs import image_processors
 
 BILINEAR, BICUBIC = 2, 3
 SQUARE = {"height": 224, "width": 224}

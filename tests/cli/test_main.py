@@ -12,12 +12,12 @@ from pathlib import Path
 import jax
 import pytest
 
-from configs import quickstart_upstream
-from data_pipelines.loader import LoaderConfig, Streaming
-from data_pipelines.stream import Stream
-from lit_het.cli import train
 from lit_het.cli.main import main
+from lit_het.configs import quickstart_upstream
+from lit_het.data_pipelines.loader import LoaderConfig, Streaming
+from lit_het.data_pipelines.stream import Stream
 from lit_het.errors import UserError
+from lit_het.runs import training as train
 from lit_het.sharding import MeshConfig
 
 
@@ -90,15 +90,15 @@ def test_a_hangup_that_is_ignored_stays_ignored(sleeping, capsys):
     [
         (
             ["zero-shot", "--checkpoint", "run", "--data", "set"],
-            "lit_het.cli.evaluate.evaluate_sets",
+            "lit_het.runs.evaluation.evaluate_sets",
             "lit-het: interrupted; evaluations that were done are kept in the run's folder",
         ),
         (
             ["data", "index", "shards"],
-            "lit_het.cli.data.index",
+            "lit_het.apps.data.index",
             "lit-het: interrupted; shards that are done stay, the same command goes on",
         ),
-        (["report", "run"], "lit_het.cli.report.report", "lit-het: interrupted"),
+        (["report", "run"], "lit_het.apps.report.report", "lit-het: interrupted"),
     ],
 )
 def test_what_is_said_of_an_interrupted_command_is_true_of_it(monkeypatch, capsys, arguments, place, line):

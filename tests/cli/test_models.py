@@ -5,13 +5,13 @@ from collections.abc import Iterator
 import jax
 import numpy as np
 
-from eval import scores
-from eval.predictions import SupervisedPredictor, ZeroShotPredictor, member_blocks, predict, scores_alone
-from eval.recognition import embed_names
-from eval.sets import Features, read_features
 from lit_het import sharding
-from lit_het.cli import runs
-from lit_het.cli.models import ModelMaker
+from lit_het.eval import scores
+from lit_het.eval.predictions import SupervisedPredictor, ZeroShotPredictor, member_blocks, predict, scores_alone
+from lit_het.eval.recognition import embed_names
+from lit_het.eval.sets import Features, read_features
+from lit_het.runs.opening import Run, open_run
+from lit_het.runs.predictor import ModelMaker
 from lit_het.sharding import MeshConfig
 from lit_het.types import Batch, Classifier, Encoder
 
@@ -29,7 +29,7 @@ def batches(size: int) -> Iterator[Batch]:
         yield Batch(valid=rows < NUM_IMAGES, image=images[within], label=labels[within])
 
 
-def evaluate(run: runs.Run, num_devices: int) -> tuple[Features, dict[str, float], dict[str, float]]:
+def evaluate(run: Run, num_devices: int) -> tuple[Features, dict[str, float], dict[str, float]]:
     """Features, and figures without and with noise, each device taking 96 images at a time."""
     mesh = MeshConfig().build(jax.devices()[:num_devices])
     params = jax.device_put(run.params, sharding.tree_shardings(run.params, mesh))
@@ -43,7 +43,7 @@ def evaluate(run: runs.Run, num_devices: int) -> tuple[Features, dict[str, float
 
 
 def test_ten_thousand_images_give_the_same_figures_on_one_device_and_on_eight(trained_lit):
-    run = runs.open_run(trained_lit.run_dir)
+    run = open_run(trained_lit.run_dir)
     one, eight = (evaluate(run, num_devices) for num_devices in (1, 8))
     assert len(one[0].labels) == NUM_IMAGES
     for field in ("values", "labels", "positions"):
@@ -52,7 +52,7 @@ def test_ten_thousand_images_give_the_same_figures_on_one_device_and_on_eight(tr
 
 
 def test_a_classifier_with_noise_says_the_same_on_one_device_and_on_eight(upstream):
-    run = runs.open_run(upstream)
+    run = open_run(upstream)
     values = np.random.default_rng(0).normal(size=(3000, run.task.features.size)).astype(np.float32)
     images = Features(values, np.zeros(len(values), np.int32), np.arange(len(values)))
 

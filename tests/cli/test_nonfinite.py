@@ -9,12 +9,12 @@ import jax
 import numpy as np
 import pytest
 
-from configs import experiment, glyph_classifier
-from data_pipelines.labels import ClassIndex
-from data_pipelines.loader import Loader
-from lit_het.cli import runs
 from lit_het.cli.main import main
+from lit_het.configs import experiment, glyph_classifier
+from lit_het.data_pipelines.labels import ClassIndex
+from lit_het.data_pipelines.loader import Loader
 from lit_het.durations import Duration
+from lit_het.runs.opening import open_run
 from lit_het.schedules import Schedule
 from lit_het.training.loop import Cadence
 from tests import tiny
@@ -52,6 +52,6 @@ def test_the_samples_of_the_batch_are_written_down_and_the_step_before_stays(exp
     shards = {sample["shard"] for sample in told["samples"]}
     assert shards <= {str(path) for path in (tmp_path / "train").glob("*.tar")}
 
-    opened = runs.open_run(exploding.run_dir)
+    opened = open_run(exploding.run_dir)
     assert opened.step == step - 1
     assert all(np.isfinite(array).all() for array in jax.tree.leaves(opened.params))

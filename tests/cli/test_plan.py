@@ -6,15 +6,15 @@ from pathlib import Path
 import jax
 import pytest
 
-from configs import imagenet21k_het_xl, lit_e3_b32_het_xl, lit_so400m_het_xl
-from lit_het.cli import plan_report
 from lit_het.cli.main import main
-from lit_het.cli.plan import Step
+from lit_het.configs import imagenet21k_het_xl, lit_e3_b32_het_xl, lit_so400m_het_xl
 from lit_het.errors import UserError
 from lit_het.heads.contrastive import DeterministicContrastiveConfig
 from lit_het.heads.het_xl import HetXLConfig
 from lit_het.heads.sampling import SamplingConfig
 from lit_het.losses.contrastive import SoftmaxLoss
+from lit_het.runs import plan_report
+from lit_het.runs.plan import Step
 from lit_het.sharding import MeshConfig
 from lit_het.training.step import initial_state
 from tests import tiny

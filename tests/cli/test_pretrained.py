@@ -6,20 +6,21 @@ import jax
 import numpy as np
 import pytest
 
-from configs import experiment
-from configs.experiment import ExperimentConfig, PretrainedConfig
-from data_pipelines.labels import ClassIndex
-from data_pipelines.loader import LoaderConfig
 from lit_het import parameters
-from lit_het.checkpoints import checksums
-from lit_het.checkpoints.native import save_imported
+from lit_het.checkpoints.native import checksums
+from lit_het.checkpoints.native.saving import save_imported
 from lit_het.checkpoints.resample import resample_patches, resample_positions
-from lit_het.cli import runs
-from lit_het.cli.initialization import initial_params
+from lit_het.configs import experiment
+from lit_het.configs.experiment import ExperimentConfig, PretrainedConfig
+from lit_het.data_pipelines.labels import ClassIndex
+from lit_het.data_pipelines.loader import LoaderConfig
 from lit_het.durations import Duration
 from lit_het.errors import UserError
 from lit_het.heads.deterministic import DeterministicConfig
 from lit_het.heads.het_xl import HetXLConfig
+from lit_het.runs.directory import checkpoint_dir, config_path
+from lit_het.runs.initialization import initial_params
+from lit_het.runs.opening import open_run
 from lit_het.sharding import MeshConfig
 from lit_het.tasks.classification import ClassificationConfig
 from lit_het.tasks.contrastive import ContrastiveConfig
@@ -43,9 +44,9 @@ def experiment_on(tower, run_dir, **changes) -> ExperimentConfig:
 
 def save(config, params, locked=()):
     config.run_dir.mkdir()
-    experiment.save(config, runs.config_path(config.run_dir))
+    experiment.save(config, config_path(config.run_dir))
     locked, trained = parameters.partition(params, locked)
-    save_imported(runs.checkpoint_dir(config.run_dir), trained, {"locked_checksum": checksums.digest(locked)})
+    save_imported(checkpoint_dir(config.run_dir), trained, {"locked_checksum": checksums.digest(locked)})
 
 
 def drawn(config, seed=1):
@@ -129,5 +130,5 @@ def test_a_frozen_tower_at_another_resolution_is_opened_with_the_parameters_of_t
     probe = dataclasses.replace(probe, task=task)
     locked, trained = initial_params(probe, task.build(), MeshConfig().build())
     save(probe, parameters.merge(locked, trained), task.locked)
-    opened = runs.open_run(probe.run_dir)
+    opened = open_run(probe.run_dir)
     assert checksums.digest(opened.params) == checksums.digest(parameters.merge(locked, trained))

@@ -5,9 +5,9 @@ import json
 
 import pytest
 
-from configs import quickstart_lit_deterministic, quickstart_lit_het_xl, quickstart_upstream
-from data_pipelines.glyphs import GlyphConfig
 from lit_het.cli.main import main
+from lit_het.configs import quickstart_lit_deterministic, quickstart_lit_het_xl, quickstart_upstream
+from lit_het.data_pipelines.glyphs import GlyphConfig
 from lit_het.durations import Duration
 from lit_het.schedules import Schedule
 from lit_het.towers.transformer import EncoderConfig
@@ -48,7 +48,7 @@ def small(monkeypatch):
 def test_the_quickstart_writes_results_and_report_and_goes_on_where_it_stopped(small, tmp_path, capsys, monkeypatch):
     run_dir = tmp_path / "quickstart"
     with monkeypatch.context() as patch:
-        patch.setattr("lit_het.cli.quickstart.train_sentencepiece", _interrupt)
+        patch.setattr("lit_het.apps.quickstart.train_sentencepiece", _interrupt)
         assert main(["quickstart", "--run-dir", str(run_dir)]) == 130
     assert not (run_dir / "data").exists(), "half of the data is not taken for all of it"
     with monkeypatch.context() as patch:

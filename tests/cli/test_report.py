@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from eval import evaluation
-from eval.evaluation import Drawing, Evaluation
-from eval.report.naming import STYLES
-from eval.report.tables import best_of
 from lit_het.cli.main import main
 from lit_het.errors import UserError
+from lit_het.eval import evaluation
+from lit_het.eval.evaluation import Drawing, Evaluation
+from lit_het.eval.report.naming import STYLES
+from lit_het.eval.report.tables import best_of
 from tests.cli.seeds_of_heads import fails_with, groups, write_seeds
 from tests.eval.report.kept_runs import DETERMINISTIC, NAMES, all_kinds, predictions, write_run, zero_shot
 from tests.eval.report.outline import Outline

@@ -5,15 +5,15 @@ import json
 import numpy as np
 import pytest
 
-from lit_het.cli import runs
-from lit_het.cli.quickstart import write_data
+from lit_het.apps.quickstart import write_data
 from lit_het.errors import UserError
+from lit_het.runs.opening import open_run
 from lit_het.types import Classifier
 
 
 def test_a_classifier_answers_with_log_probabilities_and_its_noise_follows_from_the_seed(upstream):
     images = np.random.default_rng(0).integers(0, 256, (8, 32, 32, 3), dtype=np.uint8)
-    first, second = (runs.open_run(upstream).model() for _ in range(2))
+    first, second = (open_run(upstream).model() for _ in range(2))
     assert isinstance(first, Classifier)
     assert isinstance(second, Classifier)
     features = np.asarray(first.features.extract(images))

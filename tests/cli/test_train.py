@@ -15,16 +15,16 @@ import time
 import jax
 import pytest
 
-from configs import experiment, quickstart_lit_het_xl
-from data_pipelines.loader import Streaming
 from lit_het import parameters
-from lit_het.checkpoints import checksums
-from lit_het.checkpoints.native import Checkpoints
-from lit_het.cli import runs
+from lit_het.checkpoints.native.saving import Checkpoints, checksums
 from lit_het.cli.main import main
-from lit_het.cli.train import train, train_unless_done
+from lit_het.configs import experiment, quickstart_lit_het_xl
+from lit_het.data_pipelines.loader import Streaming
 from lit_het.durations import Duration
-from lit_het.training.logging import read_metrics
+from lit_het.runs.directory import checkpoint_dir
+from lit_het.runs.opening import abstract_params, open_run
+from lit_het.runs.training import train, train_unless_done
+from lit_het.training.metric_log import read_metrics
 from lit_het.training.run_lock import locked
 from tests import tiny
 from tests.cli.conftest import write_config_file
@@ -82,23 +82,23 @@ def test_a_run_killed_twice_and_resumed_equals_an_uninterrupted_one_bit_by_bit(l
 
 
 def _final_checksum(run_dir, config):
-    like = runs.abstract_params(config.task.build())
+    like = abstract_params(config.task.build())
     _, trainable = parameters.partition(like, config.task.locked)
-    with Checkpoints(runs.checkpoint_dir(run_dir)) as checkpoints:
+    with Checkpoints(checkpoint_dir(run_dir)) as checkpoints:
         assert checkpoints.latest_step == config.length.amount
         return checksums.digest(checkpoints.restore_params(trainable)[0])
 
 
 def test_the_checkpoint_holds_no_locked_parameter(trained_lit):
-    with Checkpoints(runs.checkpoint_dir(trained_lit.run_dir)) as checkpoints:
+    with Checkpoints(checkpoint_dir(trained_lit.run_dir)) as checkpoints:
         _, marks = checkpoints.at(checkpoints.newest_step()).about()
     assert {path.split("/")[1] for path in marks if path.startswith("params/")} == {"text_tower", "head"}
 
 
 def test_the_locked_tower_of_a_finished_run_is_the_upstream_one_bit_by_bit(trained_lit, upstream):
-    run = runs.open_run(trained_lit.run_dir)
+    run = open_run(trained_lit.run_dir)
     locked, _ = parameters.partition(run.params, ("image_tower/.*",))
-    with Checkpoints(runs.checkpoint_dir(upstream)) as checkpoints:
+    with Checkpoints(checkpoint_dir(upstream)) as checkpoints:
         source, _ = checkpoints.restore_params(locked)
     assert checksums.digest(locked) == checksums.digest(source)
 
@@ -115,15 +115,15 @@ def test_a_run_of_an_epoch_is_opened_with_its_average_and_left_alone_once_done(l
     config = dataclasses.replace(lit_config, length=Duration(1, "epochs"), average_decay=0.75)
     state = train(config)
     assert int(state.step) == tiny.NUM_SAMPLES // config.data.batch_size == 2
-    opened = checksums.digest({part: runs.open_run(config.run_dir).params[part] for part in state.params})
+    opened = checksums.digest({part: open_run(config.run_dir).params[part] for part in state.params})
     assert opened == checksums.digest(state.evaluated) != checksums.digest(state.params)
     with monkeypatch.context() as patch:
-        patch.setattr("lit_het.cli.train.train", lambda *_, **__: pytest.fail("trained once more"))
+        patch.setattr("lit_het.runs.training.train", lambda *_, **__: pytest.fail("trained once more"))
         train_unless_done(config)
     arrays = max((config.run_dir / "checkpoints" / "2").rglob("d/*"), key=lambda path: path.stat().st_size)
     arrays.write_bytes(arrays.read_bytes()[:1000])
     again = []
-    monkeypatch.setattr("lit_het.cli.train.train", lambda config, resume, **_: again.append(resume))
+    monkeypatch.setattr("lit_het.runs.training.train", lambda config, resume, **_: again.append(resume))
     train_unless_done(config)
     assert again == [True], "what is done, and damaged, is not done"
 
@@ -161,7 +161,7 @@ def test_a_start_beside_one_that_trains_is_refused_and_leaves_its_half_written_s
 ):
     run = shutil.copytree(trained_lit.run_dir, tmp_path / "run")
     file = write_config_file(dataclasses.replace(trained_lit, run_dir=run), tmp_path / "again.py")
-    folder = runs.checkpoint_dir(run)
+    folder = checkpoint_dir(run)
     half_written = (folder / str(trained_lit.length.amount)).rename(folder / "4.orbax-checkpoint-tmp")
     with locked(run, pytest.fail):
         line = refusal(capsys, "train", "--config", file, flag)

@@ -6,10 +6,10 @@ import shutil
 
 import pytest
 
-from configs import experiment
-from eval.evaluation import read_records
 from lit_het.cli.main import main
-from lit_het.cli.train import train
+from lit_het.configs import experiment
+from lit_het.eval.evaluation import read_records
+from lit_het.runs.training import train
 from tests.cli.test_train import refusal
 
 

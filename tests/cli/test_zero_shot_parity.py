@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from data_pipelines.shards import write_shards
-from data_pipelines.tokenizers import train_sentencepiece
-from eval.evaluators.zero_shot import ZeroShotConfig
-from eval.sets import ImageSet, Sets
-from lit_het.cli import runs
 from lit_het.cli.main import main
+from lit_het.data_pipelines.shards import write_shards
+from lit_het.data_pipelines.tokenizers import train_sentencepiece
+from lit_het.eval.evaluators.zero_shot import ZeroShotConfig
+from lit_het.eval.sets import ImageSet, Sets
+from lit_het.runs.opening import open_run
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -135,7 +135,7 @@ def compared(request, siglip, tmp_path):
 
 def test_every_image_has_the_probabilities_of_transformers(compared, tmp_path):
     run_dir, folder, theirs = compared
-    run = runs.open_run(run_dir)
+    run = open_run(run_dir)
     sets = Sets(run.config.data.image_size, run.config.data.preprocessing, lambda: run.tower)
     evaluator = ZeroShotConfig(ImageSet("set", str(folder))).build(sets)
     model, recognition = run.model(), evaluator.recognition

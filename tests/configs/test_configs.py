@@ -11,18 +11,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from configs import experiment
-from configs.experiment import ExperimentConfig
-from data_pipelines.augment import HorizontalFlip, RandomAffine
-from data_pipelines.labels import CaptionWords
-from data_pipelines.rand_augment import RandAugment
-from data_pipelines.tokenizers import SentencePieceConfig
-from data_pipelines.transforms import InceptionCrop, Preprocessing
 from lit_het import parameters
-from lit_het.checkpoints import checksums
-from lit_het.checkpoints.native import save_imported
-from lit_het.cli import runs
-from lit_het.cli.train import parse_config, train
+from lit_het.checkpoints.native import checksums
+from lit_het.checkpoints.native.saving import save_imported
+from lit_het.configs import experiment
+from lit_het.configs.experiment import ExperimentConfig
+from lit_het.data_pipelines.augment import HorizontalFlip, RandomAffine
+from lit_het.data_pipelines.labels import CaptionWords
+from lit_het.data_pipelines.rand_augment import RandAugment
+from lit_het.data_pipelines.tokenizers import SentencePieceConfig
+from lit_het.data_pipelines.transforms import InceptionCrop, Preprocessing
 from lit_het.durations import Duration, RunLength
 from lit_het.errors import UserError
 from lit_het.heads.contrastive import DeterministicContrastiveConfig, HetXLContrastiveConfig
@@ -34,12 +32,14 @@ from lit_het.heads.het_xl import HetXLConfig
 from lit_het.heads.sampling import SamplingConfig
 from lit_het.losses.contrastive import SigmoidLoss, SoftmaxLoss
 from lit_het.optimizers import Adafactor, ParameterGroup
+from lit_het.runs.directory import checkpoint_dir, config_path
+from lit_het.runs.training import parse_config, train
 from lit_het.tasks.classification import ClassificationConfig
 from lit_het.tasks.contrastive import ContrastiveConfig, ContrastiveTask
 from lit_het.towers.resnet import ResNetConfig
 from lit_het.towers.text import TextConfig
 from lit_het.towers.vit import ViTConfig
-from lit_het.training.logging import read_metrics
+from lit_het.training.metric_log import read_metrics
 from lit_het.training.step import initial_state, make_train_step
 from lit_het.types import Batch
 from tests import tiny
@@ -104,9 +104,9 @@ def shrunk(path: Path, data: Path, root: Path) -> ExperimentConfig:
         return tiny.shrink(config, data, root / "run")
     upstream = tiny.classifier(config, data, root / "upstream")
     upstream.run_dir.mkdir()
-    experiment.save(upstream, runs.config_path(upstream.run_dir))
+    experiment.save(upstream, config_path(upstream.run_dir))
     params = jax.jit(upstream.task.build().initialize)(jax.random.key(0))
-    save_imported(runs.checkpoint_dir(upstream.run_dir), params, {"locked_checksum": checksums.digest({})})
+    save_imported(checkpoint_dir(upstream.run_dir), params, {"locked_checksum": checksums.digest({})})
     return tiny.shrink(config, data, root / "run", pretrained=upstream.run_dir)
 
 

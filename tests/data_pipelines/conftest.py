@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from data_pipelines.images import encode_jpeg
-from data_pipelines.shards import write_shards
+from lit_het.data_pipelines.images import encode_jpeg
+from lit_het.data_pipelines.shards import write_shards
 
 NUM_SAMPLES = 23
 IMAGE_SIZE = 8

@@ -12,10 +12,10 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageOps, PngImagePlugin
 
-from data_pipelines import images
-from data_pipelines.image_headers import MAX_SCANS, BrokenImage
-from data_pipelines.images import Filter, decode, decode_whole
-from data_pipelines.transforms import InceptionCrop, Preprocessing
+from lit_het.data_pipelines import images
+from lit_het.data_pipelines.image_headers import MAX_SCANS, BrokenImage
+from lit_het.data_pipelines.images import Filter, decode, decode_whole
+from lit_het.data_pipelines.transforms import InceptionCrop, Preprocessing
 
 SIZE = 16
 FILTERS: tuple[Filter, ...] = ("fast", "area", "bilinear", "bicubic")

@@ -4,7 +4,7 @@ import cv2
 import numpy as np
 import pytest
 
-from data_pipelines.corruptions import CORRUPTIONS, NUM_SEVERITIES, corrupt
+from lit_het.data_pipelines.corruptions import CORRUPTIONS, NUM_SEVERITIES, corrupt
 
 # As published these are not in order: the severities of an elastic transform and of saturation are of different kinds,
 # the second and third of snow differ in the size of flakes, and a grid of 0.5 meets pixels where one of 0.6 does not.

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import safetensors
 
-from data_pipelines.augment import HorizontalFlip
-from data_pipelines.embeddings import EmbeddingFolder, Recipe, describe
-from data_pipelines.index import index_shard
-from data_pipelines.loader import LoaderConfig, WeightedShards
-from data_pipelines.shards import expand, write_shards
-from data_pipelines.transforms import InceptionCrop, Preprocessing, Training
+from lit_het.data_pipelines.augment import HorizontalFlip
+from lit_het.data_pipelines.embeddings import EmbeddingFolder, Recipe, describe
+from lit_het.data_pipelines.index import index_shard
+from lit_het.data_pipelines.loader import LoaderConfig, WeightedShards
+from lit_het.data_pipelines.shards import expand, write_shards
+from lit_het.data_pipelines.transforms import InceptionCrop, Preprocessing, Training
 from lit_het.errors import UserError
 from lit_het.types import Batch
 from tests.data_pipelines.conftest import IMAGE_SIZE, NUM_SAMPLES

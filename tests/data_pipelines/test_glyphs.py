@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_pipelines.glyphs import (
+from lit_het.data_pipelines.glyphs import (
     FACES,
     Glyph,
     GlyphConfig,
@@ -16,12 +16,12 @@ from data_pipelines.glyphs import (
     split_characters,
     write_glyph_shards,
 )
-from data_pipelines.images import decode
-from data_pipelines.index import ShardIndex
-from data_pipelines.labels import CaptionWords, ClassIndex
-from data_pipelines.loader import LoaderConfig
-from data_pipelines.shards import expand
-from data_pipelines.storage import readable
+from lit_het.data_pipelines.images import decode
+from lit_het.data_pipelines.index import ShardIndex
+from lit_het.data_pipelines.labels import CaptionWords, ClassIndex
+from lit_het.data_pipelines.loader import LoaderConfig
+from lit_het.data_pipelines.shards import expand
+from lit_het.data_pipelines.storage import readable
 from lit_het.errors import UserError
 
 SETS = ("train", "held_out_face", "held_out_characters")

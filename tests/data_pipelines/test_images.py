@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from data_pipelines.images import BrokenImage, decode, encode_jpeg, resize
+from lit_het.data_pipelines.images import BrokenImage, decode, encode_jpeg, resize
 
 Encode = Callable[..., bytes]
 

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_pipelines import index, scan, seals, storage
-from data_pipelines.index import ShardIndex, index_path, index_shard
-from data_pipelines.shards import IMAGE, write_shards, write_tar
-from data_pipelines.storage import Unreadable
-from data_pipelines.tables import Fault, ShardTable, packed, unpacked
+from lit_het.data_pipelines import index, scan, seals, storage
+from lit_het.data_pipelines.index import ShardIndex, index_path, index_shard
+from lit_het.data_pipelines.shards import IMAGE, write_shards, write_tar
+from lit_het.data_pipelines.storage import Unreadable
+from lit_het.data_pipelines.tables import Fault, ShardTable, packed, unpacked
 from lit_het.errors import UserError
 from lit_het.untrusted import Malformed
 

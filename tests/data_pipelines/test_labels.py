@@ -4,8 +4,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_pipelines.labels import CaptionWords, ClassIndex, MultiHot
-from data_pipelines.storage import Unreadable
+from lit_het.data_pipelines.labels import CaptionWords, ClassIndex, MultiHot
+from lit_het.data_pipelines.storage import Unreadable
 from lit_het.errors import UserError
 
 

@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_pipelines.augment import HorizontalFlip, RandomAffine
-from data_pipelines.images import decode, encode_jpeg
-from data_pipelines.labels import CaptionWords, ClassIndex
-from data_pipelines.loader import Loader, LoaderConfig, WeightedShards
-from data_pipelines.rand_augment import RandAugment
-from data_pipelines.shards import write_shards
-from data_pipelines.storage import readable
-from data_pipelines.transforms import InceptionCrop, Preprocessing
+from lit_het.data_pipelines.augment import HorizontalFlip, RandomAffine
+from lit_het.data_pipelines.images import decode, encode_jpeg
+from lit_het.data_pipelines.labels import CaptionWords, ClassIndex
+from lit_het.data_pipelines.loader import Loader, LoaderConfig, WeightedShards
+from lit_het.data_pipelines.rand_augment import RandAugment
+from lit_het.data_pipelines.shards import write_shards
+from lit_het.data_pipelines.storage import readable
+from lit_het.data_pipelines.transforms import InceptionCrop, Preprocessing
 from lit_het.errors import UserError
 from lit_het.types import Batch
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_pipelines.labels import ClassIndex
-from data_pipelines.loader import Loader, LoaderConfig, Streaming, WeightedShards
-from data_pipelines.portions import ALL, Portion
+from lit_het.data_pipelines.labels import ClassIndex
+from lit_het.data_pipelines.loader import Loader, LoaderConfig, Streaming, WeightedShards
+from lit_het.data_pipelines.portions import ALL, Portion
 from lit_het.errors import UserError
 from tests.data_pipelines.conftest import NUM_SAMPLES
 

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from PIL import Image, ImageEnhance, ImageOps
 
-from data_pipelines import rand_augment
-from data_pipelines.augment import StreamRandom
-from data_pipelines.rand_augment import CHANGES, RandAugment
+from lit_het.data_pipelines import rand_augment
+from lit_het.data_pipelines.augment import StreamRandom
+from lit_het.data_pipelines.rand_augment import CHANGES, RandAugment
 from lit_het.errors import UserError
 
 AMOUNTS = (-1.0, -0.3, 0.0, 0.5, 1.0)

@@ -5,8 +5,8 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from data_pipelines import storage
-from data_pipelines.shards import MAX_DEPTH_OF_LISTS, expand, write_shards
+from lit_het.data_pipelines import storage
+from lit_het.data_pipelines.shards import MAX_DEPTH_OF_LISTS, expand, write_shards
 from lit_het.errors import UserError
 
 

@@ -8,10 +8,10 @@ import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from data_pipelines import storage
-from data_pipelines.index import ShardIndex, index_path
-from data_pipelines.shards import write_shards
-from data_pipelines.storage import Reader, Span, Unreadable
+from lit_het.data_pipelines import storage
+from lit_het.data_pipelines.index import ShardIndex, index_path
+from lit_het.data_pipelines.shards import write_shards
+from lit_het.data_pipelines.storage import Reader, Span, Unreadable
 from lit_het.errors import UserError
 
 

@@ -18,17 +18,17 @@ from fsspec.implementations.memory import MemoryFile, MemoryFileSystem
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from configs import experiment
-from data_pipelines import pipes, storage
-from data_pipelines.augment import HorizontalFlip
-from data_pipelines.images import decode
-from data_pipelines.labels import ClassIndex
-from data_pipelines.loader import Loader, LoaderConfig, Streaming, WeightedShards
-from data_pipelines.scan import DAMAGED, EMPTY, NO_TAR, REPEATED
-from data_pipelines.shards import expand, write_shards
-from data_pipelines.storage import readable
-from data_pipelines.stream import Stream
-from data_pipelines.transforms import InceptionCrop
+from lit_het.configs import experiment
+from lit_het.data_pipelines import pipes, storage
+from lit_het.data_pipelines.augment import HorizontalFlip
+from lit_het.data_pipelines.images import decode
+from lit_het.data_pipelines.labels import ClassIndex
+from lit_het.data_pipelines.loader import Loader, LoaderConfig, Streaming, WeightedShards
+from lit_het.data_pipelines.scan import DAMAGED, EMPTY, NO_TAR, REPEATED
+from lit_het.data_pipelines.shards import expand, write_shards
+from lit_het.data_pipelines.storage import readable
+from lit_het.data_pipelines.stream import Stream
+from lit_het.data_pipelines.transforms import InceptionCrop
 from lit_het.errors import UserError
 from lit_het.types import Batch
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_pipelines import tars
-from data_pipelines.storage import Unreadable
-from data_pipelines.tars import DamagedTar, streamed_members, whole_members
+from lit_het.data_pipelines import tars
+from lit_het.data_pipelines.storage import Unreadable
+from lit_het.data_pipelines.tars import DamagedTar, streamed_members, whole_members
 
 
 class OneWay(io.RawIOBase):

@@ -16,10 +16,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import models, normalizers, pre_tokenizers, processors
 
-from configs import experiment
-from configs.lit_e3_b32_het_xl import get_config
-from data_pipelines.tensorflow_text import TensorFlowTextTokenizer, load_tensorflow
-from data_pipelines.tokenizers import HuggingFaceTokenizer, SentencePieceTokenizer, TensorFlowTextConfig, Tokenizer
+from lit_het.configs import experiment
+from lit_het.configs.lit_e3_b32_het_xl import get_config
+from lit_het.data_pipelines.tensorflow_text import TensorFlowTextTokenizer, load_tensorflow
+from lit_het.data_pipelines.tokenizers import (
+    HuggingFaceTokenizer,
+    SentencePieceTokenizer,
+    TensorFlowTextConfig,
+    Tokenizer,
+)
 from lit_het.errors import UserError
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "tensorflow_text"
@@ -170,7 +175,7 @@ def test_threads_share_a_tokenizer(bert: TensorFlowTextTokenizer):
 
 def test_tensorflow_says_nothing_and_sees_no_accelerator(bert: TensorFlowTextTokenizer):
     command = (
-        "from pathlib import Path; from data_pipelines.tokenizers import TensorFlowTextConfig;"
+        "from pathlib import Path; from lit_het.data_pipelines.tokenizers import TensorFlowTextConfig;"
         f"TensorFlowTextConfig(Path({str(GOLDEN / 'vocab.txt')!r})).build()(['a']);"
         "import tensorflow; print(tensorflow.config.get_visible_devices('GPU'))"
     )

@@ -10,9 +10,9 @@ import tokenizers
 from sentencepiece import sentencepiece_model_pb2
 from tokenizers import models, pre_tokenizers, processors
 
-from data_pipelines import tokenizer_files
-from data_pipelines.tensorflow_text import TensorFlowTextTokenizer
-from data_pipelines.tokenizers import (
+from lit_het.data_pipelines import tokenizer_files
+from lit_het.data_pipelines.tensorflow_text import TensorFlowTextTokenizer
+from lit_het.data_pipelines.tokenizers import (
     HuggingFaceTokenizer,
     SentencePieceConfig,
     SentencePieceTokenizer,

@@ -7,7 +7,8 @@ import pytest
 import tokenizers
 from tokenizers import models, normalizers, pre_tokenizers, processors
 
-from data_pipelines.tokenizers import (
+from lit_het.checkpoints.huggingface.tokenizer import tokenizer_files
+from lit_het.data_pipelines.tokenizers import (
     HuggingFaceTokenizer,
     HuggingFaceTokenizerConfig,
     SentencePieceConfig,
@@ -15,7 +16,6 @@ from data_pipelines.tokenizers import (
     Tokenizer,
     train_sentencepiece,
 )
-from lit_het.checkpoints.huggingface_tokenizer import tokenizer_files
 from lit_het.errors import UserError
 
 CAPTIONS = [f"latin {size} letter {letter}" for size in ("small", "capital") for letter in "abcdefghij"]

@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from data_pipelines.augment import HorizontalFlip, RandomAffine, StreamRandom
-from data_pipelines.images import decode, encode_jpeg, resize
-from data_pipelines.rand_augment import RandAugment
-from data_pipelines.transforms import InceptionCrop, Preprocessing, RandomCrop, Training
+from lit_het.data_pipelines.augment import HorizontalFlip, RandomAffine, StreamRandom
+from lit_het.data_pipelines.images import decode, encode_jpeg, resize
+from lit_het.data_pipelines.rand_augment import RandAugment
+from lit_het.data_pipelines.transforms import InceptionCrop, Preprocessing, RandomCrop, Training
 from lit_het.errors import UserError
 
 BICUBIC = Image.Resampling.BICUBIC

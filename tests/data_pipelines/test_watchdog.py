@@ -6,9 +6,9 @@ import time
 
 import pytest
 
-from data_pipelines import watchdog
-from data_pipelines.loader import LoaderConfig
-from data_pipelines.storage import SequentialFile
+from lit_het.data_pipelines import watchdog
+from lit_het.data_pipelines.loader import LoaderConfig
+from lit_het.data_pipelines.storage import SequentialFile
 from lit_het.errors import UserError
 
 

@@ -9,9 +9,9 @@ import pytest
 from PIL import Image
 from scipy import special
 
-from data_pipelines.shards import write_shards
-from data_pipelines.transforms import Preprocessing
-from eval.sets import ImageSet, Sets
+from lit_het.data_pipelines.shards import write_shards
+from lit_het.data_pipelines.transforms import Preprocessing
+from lit_het.eval.sets import ImageSet, Sets
 from lit_het.types import Batch, Encoder, HeadOutput, ImageFeatures
 
 

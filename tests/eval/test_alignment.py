@@ -8,13 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.linalg import subspace_angles
 
-from eval.alignment import (
+from lit_het.errors import UserError
+from lit_het.eval.alignment import (
     cosine_of_smallest_angle,
     mean_and_deviation,
     random_cosine,
     row_space,
 )
-from lit_het.errors import UserError
 
 K = 8
 AXES = np.eye(K)

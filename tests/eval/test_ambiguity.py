@@ -5,14 +5,14 @@ from hypothesis import strategies as st
 from scipy import stats
 from sklearn.metrics import roc_auc_score
 
-from eval.ambiguity import (
+from lit_het.errors import UserError
+from lit_het.eval.ambiguity import (
     errors_within_groups,
     groups_of,
     means_by_unit,
     rank_test,
     split_by_ambiguity,
 )
-from lit_het.errors import UserError
 
 
 def test_equal_keys_form_a_group_and_a_lone_key_none():

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from scipy import special
 
-from eval.answers import answer, check_choice, chooser, features_of, noise_ranks, split_labels
-from eval.evaluation import Drawing, Record
 from lit_het.errors import UserError
+from lit_het.eval.answers import answer, check_choice, chooser, features_of, noise_ranks, split_labels
+from lit_het.eval.evaluation import Drawing, Record
 from lit_het.types import Classifier, HeadOutput, ImageFeatures
 
 LABELS = ("a cat", "a dog", "a bird")

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from scipy import optimize, special
 from sklearn.metrics import brier_score_loss, log_loss
 
-from eval.calibration import (
+from lit_het.errors import UserError
+from lit_het.eval.calibration import (
     HIGHEST_TEMPERATURE,
     LOWEST_TEMPERATURE,
     ReliabilityCurve,
@@ -18,9 +19,8 @@ from eval.calibration import (
     reliability_of_confidence,
     scaled,
 )
-from eval.predictions import Predictions
-from eval.scores import figures
-from lit_het.errors import UserError
+from lit_het.eval.predictions import Predictions
+from lit_het.eval.scores import figures
 from tests.eval import plain
 
 
@@ -178,7 +178,7 @@ def test_one_confidence_for_all_is_one_bin_and_the_others_are_empty():
 def test_brier_scores_do_not_depend_on_blocks(monkeypatch):
     log_probabilities, labels = log_predictions(0)
     whole = brier_scores(log_probabilities, labels)
-    monkeypatch.setattr("eval.rows.VALUES_PER_BLOCK", 17)
+    monkeypatch.setattr("lit_het.eval.rows.VALUES_PER_BLOCK", 17)
     np.testing.assert_array_equal(brier_scores(log_probabilities, labels), whole)
 
 
@@ -242,7 +242,7 @@ def test_a_label_of_probability_zero_and_numbers_that_are_none_are_refused():
 def test_the_fit_and_the_scaling_do_not_depend_on_blocks(monkeypatch):
     log_probabilities, labels = log_predictions(5)
     temperature, whole = fit_temperature(log_probabilities, labels), scaled(log_probabilities, 1.7)
-    monkeypatch.setattr("eval.rows.VALUES_PER_BLOCK", 30)
+    monkeypatch.setattr("lit_het.eval.rows.VALUES_PER_BLOCK", 30)
     assert fit_temperature(log_probabilities, labels) == pytest.approx(temperature)
     np.testing.assert_array_equal(scaled(log_probabilities, 1.7), whole)
 

@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from eval import captions as module
-from eval import rows
-from eval.captions import CaptionIndex, index_captions
 from lit_het.errors import UserError
+from lit_het.eval import captions as module
+from lit_het.eval import rows
+from lit_het.eval.captions import CaptionIndex, index_captions
 
 
 @pytest.mark.parametrize("values_per_block", [1, 12, 10**6])

@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 from scipy import special
 from sklearn.metrics import average_precision_score, balanced_accuracy_score, confusion_matrix
 
-from eval.calibration import correctness
-from eval.classes import (
+from lit_het.errors import UserError
+from lit_het.eval.calibration import correctness
+from lit_het.eval.classes import (
     Confusion,
     average_precision,
     average_precision_per_class,
@@ -21,7 +22,6 @@ from eval.classes import (
     relabelled_correctness,
     worst_classes,
 )
-from lit_het.errors import UserError
 
 seeds = st.integers(0, 2**32 - 1)
 
@@ -194,7 +194,7 @@ def test_merging_does_not_depend_on_blocks_and_takes_probabilities_of_zero(monke
     log_probabilities[3, :2] = -np.inf
     whole = merge_candidates(log_probabilities, [[0, 1], [4]])
     assert whole[3].tolist() == [-np.inf, 0]
-    monkeypatch.setattr("eval.rows.VALUES_PER_BLOCK", 8)
+    monkeypatch.setattr("lit_het.eval.rows.VALUES_PER_BLOCK", 8)
     np.testing.assert_array_equal(merge_candidates(log_probabilities, [[0, 1], [4]]), whole)
 
 

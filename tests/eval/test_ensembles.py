@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from scipy import special, stats
 from sklearn.metrics import accuracy_score, brier_score_loss, log_loss
 
-from eval.ensembles import join, mean_prediction, score_ensemble
 from lit_het.errors import UserError
+from lit_het.eval.ensembles import join, mean_prediction, score_ensemble
 from tests.eval import plain
 
 seeds = st.integers(0, 2**32 - 1)
@@ -108,7 +108,7 @@ def test_batches_join_to_the_result_of_all_and_blocks_change_nothing(monkeypatch
     parts = [score_ensemble(log_probabilities[rows], labels[rows]) for rows in (slice(0, 5), slice(5, 12))]
     assert join(parts).figures() == whole.figures()
     mean = mean_prediction(log_probabilities)
-    monkeypatch.setattr("eval.rows.VALUES_PER_BLOCK", 40)
+    monkeypatch.setattr("lit_het.eval.rows.VALUES_PER_BLOCK", 40)
     assert score_ensemble(log_probabilities, labels).figures() == whole.figures()
     np.testing.assert_array_equal(mean_prediction(log_probabilities), mean)
 
@@ -120,7 +120,7 @@ def test_standard_errors_are_those_of_a_plain_bootstrap_over_images(monkeypatch)
     found, errors = whole.figures()
     assert set(found) == set(errors)
     monkeypatch.setattr(
-        "eval.ensembles.calibration_standard_error", lambda confidence, correct: 0.0
+        "lit_het.eval.ensembles.calibration_standard_error", lambda confidence, correct: 0.0
     )  # not of draws too
     draws = np.random.default_rng(0).integers(300, size=(400, 300))
     resampled = [score_ensemble(log_probabilities[rows], labels[rows]).figures()[0] for rows in draws]

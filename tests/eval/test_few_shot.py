@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from eval.few_shot import BIAS, FewShotOptions, few_shot, fit_ridge, pick
 from lit_het.errors import UserError
+from lit_het.eval.few_shot import BIAS, FewShotOptions, few_shot, fit_ridge, pick
 
 GOLDEN = np.load(Path(__file__).parents[1] / "golden" / "fewshot_lsr.npz")
 CASES = ("N_ge_D", "N_lt_D", "oneshot")
@@ -146,7 +146,7 @@ def test_labels_may_have_gaps_and_blocks_change_nothing(monkeypatch):
     (train, train_labels), (test, test_labels) = clusters(6), clusters(20, seed=1)
     options = FewShotOptions(shots=(5,), seeds=(3,))
     plain = few_shot(train, train_labels, test, test_labels, options)
-    monkeypatch.setattr("eval.few_shot._BLOCK_ROWS", 7)
+    monkeypatch.setattr("lit_het.eval.few_shot._BLOCK_ROWS", 7)
     gaps = few_shot(train, 10 * train_labels + 5, test, 10 * test_labels + 5, options)
     np.testing.assert_allclose(plain.test, gaps.test)
 

@@ -5,8 +5,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-from eval.linear_probe import LinearProbeOptions, train_linear_probe
 from lit_het.errors import UserError
+from lit_het.eval.linear_probe import LinearProbeOptions, train_linear_probe
 
 SMALL = LinearProbeOptions(learning_rates=(0.1,), weight_decays=(0.01,), epochs=(2,), images_per_step=16)
 
@@ -100,8 +100,8 @@ def test_settings_that_train_together_do_not_touch_one_another():
 def test_the_probe_follows_from_the_seed_and_not_from_blocks(monkeypatch):
     features, labels = clusters()
     probe = train_linear_probe(features, labels, 3, SMALL)
-    monkeypatch.setattr("eval.linear_probe._STEPS_AT_A_TIME", 3)
-    monkeypatch.setattr("eval.linear_probe._BLOCK_ROWS", 7)
+    monkeypatch.setattr("lit_het.eval.linear_probe._STEPS_AT_A_TIME", 3)
+    monkeypatch.setattr("lit_het.eval.linear_probe._BLOCK_ROWS", 7)
     again = train_linear_probe(features, labels, 3, SMALL)
     np.testing.assert_allclose(probe.kernel, again.kernel, atol=1e-6)
     assert probe.best.loss == pytest.approx(again.best.loss)

@@ -6,7 +6,8 @@ from scipy import special, stats
 from sklearn.covariance import ledoit_wolf
 from sklearn.metrics import average_precision_score, roc_auc_score, roc_curve
 
-from eval.out_of_distribution import (
+from lit_het.errors import UserError
+from lit_het.eval.out_of_distribution import (
     FeatureModel,
     detection_errors,
     detection_figures,
@@ -14,7 +15,6 @@ from eval.out_of_distribution import (
     fit_features,
     max_probability_score,
 )
-from lit_het.errors import UserError
 
 seeds = st.integers(0, 2**32 - 1)
 score = st.sampled_from([-np.inf, -1.0, 0.0, 0.5, 2.0])
@@ -54,7 +54,7 @@ def test_scores_do_not_depend_on_blocks(monkeypatch):
     features, labels = features_of(0)
     model = fit_features(features, labels)
     whole = entropy_score(logits), model.relative_mahalanobis_score(features)
-    monkeypatch.setattr("eval.rows.VALUES_PER_BLOCK", 17)
+    monkeypatch.setattr("lit_het.eval.rows.VALUES_PER_BLOCK", 17)
     model = fit_features(features, labels)
     parts = entropy_score(logits), model.relative_mahalanobis_score(features)
     for one, other in zip(whole, parts, strict=True):

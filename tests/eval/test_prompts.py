@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from eval.prompts import check_templates, fill_template, read_classnames, read_templates
 from lit_het.errors import UserError
+from lit_het.eval.prompts import check_templates, fill_template, read_classnames, read_templates
 
 
 def write(directory: Path, classnames: str, templates: str) -> Path:

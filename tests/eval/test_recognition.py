@@ -6,9 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from eval.predictions import scores_alone
-from eval.recognition import NamesConfig, embed_names, embed_texts, positions_of_names, read_classes
 from lit_het.errors import UserError
+from lit_het.eval.predictions import scores_alone
+from lit_het.eval.recognition import NamesConfig, embed_names, embed_texts, positions_of_names, read_classes
 from lit_het.types import Classifier, HeadOutput, ImageFeatures
 
 NAMES = ("tench", "kit fox", "crane", "lantern", "plate", "cup", "fork")

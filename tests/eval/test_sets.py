@@ -6,8 +6,8 @@ import fsspec
 import numpy as np
 import pytest
 
-from data_pipelines.portions import Portion
-from eval.sets import ImageSet, parse_set
+from lit_het.data_pipelines.portions import Portion
+from lit_het.eval.sets import ImageSet, parse_set
 from lit_het.types import ImageFeatures
 
 NAMES = ("zero", "one", "two")

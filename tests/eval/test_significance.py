@@ -6,8 +6,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from eval.significance import WelchTest, bootstrap_error, estimate, holm, standard_error, welch, welch_tests
 from lit_het.errors import UserError
+from lit_het.eval.significance import WelchTest, bootstrap_error, estimate, holm, standard_error, welch, welch_tests
 
 
 def test_the_standard_error_is_that_of_the_mean():
@@ -142,7 +142,7 @@ def test_the_bootstrap_repeats_with_its_seed():
 def test_the_bootstrap_does_not_depend_on_how_draws_are_blocked(monkeypatch):
     values = np.random.default_rng(1).normal(size=30)
     whole = bootstrap_error(mean_of(values), 30)
-    monkeypatch.setattr("eval.rows.VALUES_PER_BLOCK", 64)
+    monkeypatch.setattr("lit_het.eval.rows.VALUES_PER_BLOCK", 64)
     assert bootstrap_error(mean_of(values), 30) == pytest.approx(whole, rel=1e-12)
 
 

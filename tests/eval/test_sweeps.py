@@ -3,9 +3,9 @@ import dataclasses
 import pytest
 from rich.console import Console
 
-from eval import sweeps
-from eval.sweeps import RunResult
 from lit_het.errors import UserError
+from lit_het.eval import sweeps
+from lit_het.eval.sweeps import RunResult
 
 
 def result(setting="tau1", seed=0, *, nll=2.0, learned=False, temperature=1.0, **config):

@@ -7,7 +7,7 @@ import importlib
 import json
 from pathlib import Path
 
-from data_pipelines.tokenizers import train_sentencepiece
+from lit_het.data_pipelines.tokenizers import train_sentencepiece
 
 FOLDER = Path(__file__).parent / "hf_siglip_tokenizer"
 LENGTH = 12

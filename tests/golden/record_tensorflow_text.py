@@ -7,8 +7,8 @@ the ids, which have no control tokens.
 import json
 from pathlib import Path
 
-from data_pipelines.tensorflow_text import TensorFlowTextTokenizer, load_tensorflow
-from data_pipelines.tokenizers import train_sentencepiece
+from lit_het.data_pipelines.tensorflow_text import TensorFlowTextTokenizer, load_tensorflow
+from lit_het.data_pipelines.tokenizers import train_sentencepiece
 
 FOLDER = Path(__file__).parent / "tensorflow_text"
 CAPTIONS = [

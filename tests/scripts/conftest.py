@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from configs import experiment, glyph_classifier
+from lit_het.configs import experiment, glyph_classifier
 from tests import tiny
 
 
@@ -23,7 +23,7 @@ def write_config_file(config, path):
     saved.write_text(json.dumps(experiment.to_dict(config)))
     path.write_text(
         "from pathlib import Path\n"
-        "from configs import experiment\n\n\n"
+        "from lit_het.configs import experiment\n\n\n"
         f"def get_config():\n    return experiment.load(Path({str(saved)!r}))\n"
     )
     return path

@@ -1,6 +1,6 @@
 """The comparison of heads shares everything but its settings with the sweep over τ."""
 
-from eval.sweeps import read_results
+from lit_het.eval.sweeps import read_results
 from lit_het.heads.temperature import BoundedTemperature, FixedTemperature
 from scripts.compare_heads import HEADS, main, settings
 from tests.scripts.conftest import refusal

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from configs import lit_so400m_het_xl
 from lit_het.cli.main import main
+from lit_het.configs import lit_so400m_het_xl
 
 SLURM, JOBSET = Path("scripts/train_lit.slurm"), Path("scripts/train_lit.jobset.yaml")
 

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from configs import experiment, glyph_classifier
-from lit_het.cli import grid
-from lit_het.cli.grid import Axis
+from lit_het.apps import grid
+from lit_het.apps.grid import Axis
+from lit_het.configs import experiment, glyph_classifier
 from lit_het.errors import UserError
-from lit_het.training.logging import read_metrics
 from lit_het.training.loop import NonFinite
+from lit_het.training.metric_log import read_metrics
 from scripts.sweep import main
 from tests.scripts.conftest import refusal
 

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from configs import experiment, quickstart_lit_het_xl, quickstart_upstream
-from eval.sweeps import read_results
-from lit_het.cli import sweep
+from lit_het.apps import sweep
+from lit_het.configs import experiment, quickstart_lit_het_xl, quickstart_upstream
 from lit_het.durations import Duration
 from lit_het.errors import UserError
+from lit_het.eval.sweeps import read_results
 from lit_het.heads.deterministic import DeterministicConfig
 from lit_het.heads.temperature import BoundedTemperature, FixedTemperature
-from lit_het.training.logging import read_metrics
+from lit_het.training.metric_log import read_metrics
 from scripts.sweep_temperature import TAUS, main, plot, row_order, settings
 from tests import tiny
 from tests.scripts.conftest import refusal, write_config_file
@@ -64,7 +64,7 @@ def test_a_second_start_trains_nothing_and_prints_the_same_table(finished, argum
     before = {path: path.stat().st_mtime_ns for path in (finished / "results").iterdir()}
     table = (finished / "table.md").read_text()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("lit_het.cli.sweep.train_unless_done", _forbidden)
+        patch.setattr("lit_het.apps.sweep.train_unless_done", _forbidden)
         assert main(arguments) == 0
     assert {path: path.stat().st_mtime_ns for path in (finished / "results").iterdir()} == before
     assert (finished / "table.md").read_text() == table
@@ -86,7 +86,7 @@ def test_a_run_that_another_process_has_begun_is_left_to_it(finished, arguments,
     with (tmp_path / "locks" / "tau0.5_seed1").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("lit_het.cli.sweep.train_unless_done", _forbidden)
+            patch.setattr("lit_het.apps.sweep.train_unless_done", _forbidden)
             (tmp_path / "results").mkdir()
             kept = "learned_seed1.json"
             (tmp_path / "results" / kept).write_text((finished / "results" / kept).read_text())

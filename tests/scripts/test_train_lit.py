@@ -14,15 +14,15 @@ import jax
 import numpy as np
 import pytest
 
-from configs import quickstart_lit_deterministic
 from lit_het import sharding
-from lit_het.checkpoints.native import Checkpoints
-from lit_het.cli import runs
-from lit_het.cli.train import train
+from lit_het.checkpoints.native.saving import Checkpoints
+from lit_het.configs import quickstart_lit_deterministic
 from lit_het.durations import Duration
+from lit_het.runs.directory import checkpoint_dir
+from lit_het.runs.training import train
 from lit_het.sharding import MeshConfig
-from lit_het.training.logging import read_metrics
 from lit_het.training.loop import Cadence
+from lit_het.training.metric_log import read_metrics
 from tests import tiny
 from tests.scripts.conftest import write_config_file
 
@@ -129,7 +129,7 @@ def assert_restored(config, expected, mesh):
     """The checkpoint of two processes, on another number of devices, holds what one process has trained."""
     places = sharding.tree_shardings(expected, mesh)
     like = jax.tree.map(lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), expected, places)
-    with Checkpoints(runs.checkpoint_dir(config.run_dir), read_only=True) as checkpoints:
+    with Checkpoints(checkpoint_dir(config.run_dir), read_only=True) as checkpoints:
         restored, _ = checkpoints.restore(like)
     assert int(restored.step) == NUM_STEPS
     tiny.assert_same_training(restored.params, expected.params)

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lit_het.checkpoints import big_vision
+from lit_het.checkpoints.big_vision import importing as big_vision
 from lit_het.errors import UserError
 from lit_het.towers.positions import sine_cosine_positions
 from lit_het.towers.vit import ViT

@@ -43,7 +43,7 @@ def host_batches(count=STEPS):
 
 @dataclasses.dataclass
 class Run:
-    """What `lit_het.cli.train` puts together, without files."""
+    """What `lit_het.runs.training` puts together, without files."""
 
     mesh: jax.sharding.Mesh = dataclasses.field(default_factory=lambda: ONE_DEVICE)
     config: ContrastiveConfig = TASK

@@ -13,13 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lit_het.checkpoints import checksums
-from lit_het.checkpoints.native import Checkpoints
+from lit_het.checkpoints.native.saving import Checkpoints, checksums
 from lit_het.errors import UserError
 from lit_het.training import loop, preemption
-from lit_het.training.logging import read_metrics
 from lit_het.training.loop import Cadence, NonFinite
-from lit_het.training.metric_log import MetricLog
+from lit_het.training.metric_log import MetricLog, read_metrics
 from lit_het.training.preemption import Preempted, watched
 from lit_het.types import Batch, TrainState
 from tests.training.pieces import STEPS, Run

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lit_het import parameters
-from lit_het.checkpoints import checksums
+from lit_het.checkpoints.native import checksums
 from lit_het.durations import Duration, RunLength
 from lit_het.optimizers import SGD, Optimizer
 from lit_het.random import keys_at

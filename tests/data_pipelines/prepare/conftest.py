@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from data_pipelines.index import ShardIndex
-from data_pipelines.prepare.dataset import DataSet
-from data_pipelines.prepare.writer import SplitWriter, WriteOptions
-from data_pipelines.shards import IMAGE, expand
-from data_pipelines.storage import readable
+from lit_het.data_pipelines.index import ShardIndex
+from lit_het.data_pipelines.prepare.dataset import DataSet
+from lit_het.data_pipelines.prepare.writer import SplitWriter, WriteOptions
+from lit_het.data_pipelines.shards import IMAGE, expand
+from lit_het.data_pipelines.storage import readable
 
 
 @dataclasses.dataclass(frozen=True)

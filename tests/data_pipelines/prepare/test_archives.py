@@ -3,7 +3,7 @@ import os
 
 import pytest
 
-from data_pipelines.prepare.archives import FolderFiles, TarFiles, note_unless_published, open_files
+from lit_het.data_pipelines.prepare.archives import FolderFiles, TarFiles, note_unless_published, open_files
 from lit_het.errors import UserError
 
 CONTENTS = {"a/1.txt": b"one", "a/2.txt": b"two" * 1000, "b.txt": b""}

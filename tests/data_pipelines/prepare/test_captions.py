@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from data_pipelines.prepare.captions import read_captions
 from lit_het.cli.main import main
+from lit_het.data_pipelines.prepare.captions import read_captions
 from lit_het.errors import UserError
 
 

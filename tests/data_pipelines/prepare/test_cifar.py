@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_pipelines.prepare.cifar import read_cifar10, read_cifar100
-from data_pipelines.prepare.unpickler import load_arrays
+from lit_het.data_pipelines.prepare.cifar import read_cifar10, read_cifar100
+from lit_het.data_pipelines.prepare.unpickler import load_arrays
 from lit_het.errors import UserError
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "data"

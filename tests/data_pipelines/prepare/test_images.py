@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from data_pipelines.images import BrokenImage, decode
-from data_pipelines.prepare.images import as_stored, encode_png
+from lit_het.data_pipelines.images import BrokenImage, decode
+from lit_het.data_pipelines.prepare.images import as_stored, encode_png
 
 
 @pytest.mark.parametrize(("format", "extension"), [("JPEG", "jpg"), ("PNG", "png"), ("WEBP", "webp")])

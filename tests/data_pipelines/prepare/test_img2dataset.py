@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from data_pipelines.prepare.img2dataset import read_img2dataset
+from lit_het.data_pipelines.prepare.img2dataset import read_img2dataset
 from lit_het.errors import UserError
 
 

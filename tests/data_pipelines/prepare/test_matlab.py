@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import scipy.io
 
-from data_pipelines.prepare import matlab
-from data_pipelines.prepare.matlab import load_variables
+from lit_het.data_pipelines.prepare import matlab
+from lit_het.data_pipelines.prepare.matlab import load_variables
 from lit_het.untrusted import Malformed
 
 

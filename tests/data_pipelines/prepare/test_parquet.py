@@ -4,7 +4,7 @@ import json
 import numpy as np
 import pytest
 
-from data_pipelines.prepare.parquet import Columns, read_parquet
+from lit_het.data_pipelines.prepare.parquet import Columns, read_parquet
 from lit_het.errors import UserError
 
 arrow = pytest.importorskip("pyarrow")

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_pipelines.prepare.pets import CLASS_NAMES, read_pets
+from lit_het.data_pipelines.prepare.pets import CLASS_NAMES, read_pets
 from lit_het.errors import UserError
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "data"

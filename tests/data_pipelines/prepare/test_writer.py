@@ -13,12 +13,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_pipelines.prepare.dataset import DataSet, Sample, Split
-from data_pipelines.prepare.folder import read_folder
-from data_pipelines.prepare.images import encode_png
-from data_pipelines.prepare.writer import SplitWriter, WriteOptions, write_names
-from eval.prompts import read_classnames, read_templates
+from lit_het.data_pipelines.prepare.dataset import DataSet, Sample, Split
+from lit_het.data_pipelines.prepare.folder import read_folder
+from lit_het.data_pipelines.prepare.images import encode_png
+from lit_het.data_pipelines.prepare.writer import SplitWriter, WriteOptions, write_names
 from lit_het.errors import UserError
+from lit_het.eval.prompts import read_classnames, read_templates
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "data"
 
@@ -80,9 +80,9 @@ WRITE_SLOWLY = """
 import sys, time
 from pathlib import Path
 import numpy as np
-from data_pipelines.prepare.dataset import Sample, Split
-from data_pipelines.prepare.images import encode_png
-from data_pipelines.prepare.writer import SplitWriter, WriteOptions
+from lit_het.data_pipelines.prepare.dataset import Sample, Split
+from lit_het.data_pipelines.prepare.images import encode_png
+from lit_het.data_pipelines.prepare.writer import SplitWriter, WriteOptions
 
 def read(numbers):
     for number in numbers:
@@ -204,7 +204,7 @@ def test_a_full_disk_is_one_line(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("data_pipelines.prepare.writer.write_tar", full)
+    monkeypatch.setattr("lit_het.data_pipelines.prepare.writer.write_tar", full)
     with pytest.raises(UserError, match=r"No space left on device\); mend that and run the same again"):
         SplitWriter(tmp_path / "test", numbered(6), WriteOptions(2)).write(advance)
 

@@ -6,14 +6,14 @@ from typing import NoReturn
 import numpy as np
 import pytest
 
-from eval.evaluators.ensemble import EnsembleConfig
-from eval.evaluators.frozen import FewShotConfig, LinearProbeConfig
-from eval.evaluators.out_of_distribution import OutOfDistributionConfig
-from eval.evaluators.retrieval import RetrievalConfig
-from eval.evaluators.shift import ShiftConfig
-from eval.evaluators.zero_shot import ZeroShotConfig
-from eval.recognition import NamesConfig
 from lit_het.errors import UserError
+from lit_het.eval.evaluators.ensemble import EnsembleConfig
+from lit_het.eval.evaluators.frozen import FewShotConfig, LinearProbeConfig
+from lit_het.eval.evaluators.out_of_distribution import OutOfDistributionConfig
+from lit_het.eval.evaluators.retrieval import RetrievalConfig
+from lit_het.eval.evaluators.shift import ShiftConfig
+from lit_het.eval.evaluators.zero_shot import ZeroShotConfig
+from lit_het.eval.recognition import NamesConfig
 from lit_het.types import Classifier, Encoder, ImageFeatures
 
 NAMES = ("zero", "one", "two")

@@ -5,10 +5,10 @@ import dataclasses
 import numpy as np
 import pytest
 
-from eval.evaluators.frozen import FewShotConfig, LinearProbeConfig
-from eval.few_shot import FewShotOptions, few_shot
-from eval.linear_probe import LinearProbeOptions
 from lit_het.errors import UserError
+from lit_het.eval.evaluators.frozen import FewShotConfig, LinearProbeConfig
+from lit_het.eval.few_shot import FewShotOptions, few_shot
+from lit_het.eval.linear_probe import LinearProbeOptions
 from lit_het.types import Encoder
 
 NAMES = ("low", "high")

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from data_pipelines.transforms import Preprocessing
-from eval.evaluators.retrieval import RetrievalConfig
-from eval.evaluators.zero_shot import ZeroShotConfig
-from eval.recognition import NamesConfig
-from eval.sets import ImageSet, Sets
 from lit_het.cli.main import main
+from lit_het.data_pipelines.transforms import Preprocessing
+from lit_het.eval.evaluators.retrieval import RetrievalConfig
+from lit_het.eval.evaluators.zero_shot import ZeroShotConfig
+from lit_het.eval.recognition import NamesConfig
+from lit_het.eval.sets import ImageSet, Sets
 from tests.data_pipelines.prepare.test_imagenet import LABELS, devkit, validation
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "data"

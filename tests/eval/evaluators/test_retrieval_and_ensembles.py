@@ -6,14 +6,14 @@ import json
 import numpy as np
 import pytest
 
-from eval.ensembles import score_ensemble
-from eval.evaluators.ensemble import EnsembleConfig
-from eval.evaluators.retrieval import RetrievalConfig
-from eval.evaluators.zero_shot import ZeroShotConfig
-from eval.predictions import ZeroShotPredictor, member_blocks
-from eval.recognition import NamesConfig
-from eval.sets import Features
 from lit_het.errors import UserError
+from lit_het.eval.ensembles import score_ensemble
+from lit_het.eval.evaluators.ensemble import EnsembleConfig
+from lit_het.eval.evaluators.retrieval import RetrievalConfig
+from lit_het.eval.evaluators.zero_shot import ZeroShotConfig
+from lit_het.eval.predictions import ZeroShotPredictor, member_blocks
+from lit_het.eval.recognition import NamesConfig
+from lit_het.eval.sets import Features
 
 CAPTIONS = ("a cat", "my cat", "a dog", "two owls", "an owl")
 

@@ -9,11 +9,11 @@ import pytest
 from scipy import special
 from sklearn.metrics import roc_auc_score
 
-from eval.evaluators.out_of_distribution import OutOfDistributionConfig
-from eval.evaluators.shift import ShiftConfig
-from eval.evaluators.zero_shot import ZeroShotConfig
-from eval.recognition import NamesConfig
 from lit_het.errors import UserError
+from lit_het.eval.evaluators.out_of_distribution import OutOfDistributionConfig
+from lit_het.eval.evaluators.shift import ShiftConfig
+from lit_het.eval.evaluators.zero_shot import ZeroShotConfig
+from lit_het.eval.recognition import NamesConfig
 
 NAMES = ("zero", "one", "two")
 CAPTIONS = dict(zip(NAMES, np.eye(3), strict=True))

@@ -7,11 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from eval.evaluators.zero_shot import ZeroShot, ZeroShotConfig
-from eval.predictions import Predictions
-from eval.recognition import NamesConfig
-from eval.sets import read_features
 from lit_het.errors import UserError
+from lit_het.eval.evaluators.zero_shot import ZeroShot, ZeroShotConfig
+from lit_het.eval.predictions import Predictions
+from lit_het.eval.recognition import NamesConfig
+from lit_het.eval.sets import read_features
 from lit_het.types import Batch, Encoder
 
 NAMES = ("tench", "kit fox", "crane", "lantern", "plate", "cup", "fork")

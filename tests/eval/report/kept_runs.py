@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from eval.evaluation import Drawing, Evaluation, write_record
+from lit_het.eval.evaluation import Drawing, Evaluation, write_record
 
 # Names that would break a page that does not escape them.
 NAMES = ('a <b>cat</b> & "dog"', "it's | a\\ [trap](x)", "plain", "other")

@@ -14,10 +14,10 @@ import pytest
 from PIL import Image, ImageDraw, ImageFont
 from scipy import special
 
-from eval import scores
-from eval.ambiguity import errors_within_groups, groups_of, rank_test, split_by_ambiguity
-from eval.predictions import Predictions, highest
-from eval.report import (
+from lit_het.eval import scores
+from lit_het.eval.ambiguity import errors_within_groups, groups_of, rank_test, split_by_ambiguity
+from lit_het.eval.predictions import Predictions, highest
+from lit_het.eval.report import (
     Chart,
     Html,
     Section,

@@ -7,8 +7,8 @@ import numpy as np
 from PIL import Image
 from rich.console import Console
 
-from eval.ambiguity import GroupErrors, RankTest
-from eval.report import (
+from lit_het.eval.ambiguity import GroupErrors, RankTest
+from lit_het.eval.report import (
     Chart,
     Comparison,
     Html,
@@ -24,9 +24,9 @@ from eval.report import (
     print_table,
     write_page,
 )
-from eval.report.grids import Mark, mark_of
-from eval.report.page import img
-from eval.scores import chance
+from lit_het.eval.report.grids import Mark, mark_of
+from lit_het.eval.report.page import img
+from lit_het.eval.scores import chance
 
 
 def figures(**changes: float) -> dict[str, float]:

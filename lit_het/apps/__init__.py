@@ -1,0 +1,1 @@
+"""Programs made of the rest: the quickstart, the demo, sweeps."""

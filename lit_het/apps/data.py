@@ -1,0 +1,235 @@
+"""``lit-het data``: shards of the data sets that others publish, their indexes, and what is wrong with them."""
+
+import collections
+import dataclasses
+import json
+import math
+import multiprocessing
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from lit_het.console import Bar, say
+from lit_het.data_pipelines.checksums import differs_from_checksum, keep_checksum
+from lit_het.data_pipelines.corruptions import CORRUPTIONS
+from lit_het.data_pipelines.faults import FaultLog
+from lit_het.data_pipelines.index import summarize
+from lit_het.data_pipelines.labels import ClassIndex
+from lit_het.data_pipelines.loader import Loader, LoaderConfig
+from lit_het.data_pipelines.prepare.captions import read_captions
+from lit_het.data_pipelines.prepare.cifar import read_cifar10, read_cifar100
+from lit_het.data_pipelines.prepare.corrupted import CleanShards, copy_names
+from lit_het.data_pipelines.prepare.dataset import DataSet, Split
+from lit_het.data_pipelines.prepare.flowers import read_flowers
+from lit_het.data_pipelines.prepare.folder import read_folder
+from lit_het.data_pipelines.prepare.imagenet import read_imagenet
+from lit_het.data_pipelines.prepare.img2dataset import read_img2dataset
+from lit_het.data_pipelines.prepare.parquet import Columns, read_parquet
+from lit_het.data_pipelines.prepare.pets import read_pets
+from lit_het.data_pipelines.prepare.writer import SplitWriter, WriteOptions, write_names
+from lit_het.data_pipelines.shards import expand
+from lit_het.errors import UserError
+
+Kind = Literal["cifar10", "cifar100", "pets", "flowers", "imagenet", "folder", "captions", "img2dataset", "parquet"]
+
+
+@dataclasses.dataclass(frozen=True)
+class SourceOptions:
+    """What a source alone does not say.
+
+    Attributes:
+        split: which one to prepare, or what to call it where the source names none; None means all.
+        labels: of CIFAR-100.
+        devkit: of ImageNet; None looks beside the source.
+        columns: of parquet files.
+        images: where those of a caption file lie; None means beside it.
+    """
+
+    split: str | None = None
+    labels: Literal["fine", "coarse"] = "fine"
+    devkit: Path | None = None
+    columns: Columns = dataclasses.field(default_factory=Columns)
+    images: Path | None = None
+
+
+def prepare(kind: Kind, source: Path, output: Path, of_source: SourceOptions, options: WriteOptions) -> None:
+    """Writes the splits of a published data set as shards in clip_benchmark's layout.
+
+    Raises:
+        UserError: the source cannot be read, or the output lies in it or was made of another one.
+    """
+    if kind == "folder" and output.resolve().is_relative_to(source.resolve()):
+        raise UserError(f"{output} lies in {source}, where it would be a class; choose another output")
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{output}: cannot be made ({error.strerror}); choose another output") from error
+    say(f"reading {source}")
+    dataset = _read(kind, source, output, of_source)
+    writers = {name: SplitWriter(output / name, split, options) for name, split in dataset.splits.items()}
+    write_names(output, dataset)
+    for name, split in dataset.splits.items():
+        for remark in _remarks(split, dataset.class_names):
+            say(f"{name}: {remark}")
+        writer = writers[name]
+        if writer.finished:
+            say(f"{name}: is all in {output / name} already")
+            continue
+        with Bar(f"{name}", split.num_samples, "images", start=writer.num_kept) as bar:
+            written = writer.write(bar.advance)
+        broken = split.num_samples - written
+        say(f"{name}: {written:,} images in {output / name}" + (f", {broken:,} broken ones left out" * bool(broken)))
+
+
+def corrupt(
+    shards: str, output: Path, corruptions: Sequence[str], severities: Sequence[int], seed: int, options: WriteOptions
+) -> None:
+    """Writes a set once for each corruption and severity, to ``OUTPUT/<corruption>/<severity>``.
+
+    Raises:
+        UserError: the shards cannot be read, an image is broken, or the output was made of others.
+    """
+    addresses = expand(shards)
+    with Bar("indexing", len(addresses), "shards") as bar:
+        clean = CleanShards(addresses, bar.advance)
+    names = corruptions or tuple(CORRUPTIONS)
+    splits = {(name, str(severity)): clean.corrupted(name, severity, seed) for name in names for severity in severities}
+    writers = [SplitWriter(output / name / severity, split, options) for (name, severity), split in splits.items()]
+    for name in names:
+        copy_names(addresses[0], output / name)
+    total, kept = len(clean) * len(writers), sum(writer.num_kept for writer in writers)
+    with Bar("corrupting", total, "images", start=kept) as bar:
+        for writer in writers:
+            if not writer.finished:
+                writer.write(bar.advance)
+    say(f"{len(clean):,} images in {len(writers)} sets in {output}")
+
+
+def index(shards: Sequence[str], workers: int, *, checksum: bool = False) -> None:
+    """Makes the index of every shard that has none; one that was stopped goes on where it was.
+
+    Raises:
+        UserError: a shard cannot be read; with ``checksum``, one differs from what was kept of it.
+    """
+    addresses, faults, num_samples = expand(shards), collections.Counter[str](), 0
+    # Scanning headers keeps a processor busy; processes that are spawned share no threads with this one.
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, context) as pool, Bar("indexing", len(addresses), "shards") as bar:
+        for summary in pool.map(summarize, addresses):
+            num_samples += summary.count
+            faults.update({fault.cause: fault.count for fault in summary.faults})
+            bar.advance(1)
+        if checksum:
+            with Bar("hashing", len(addresses), "shards") as hashing:
+                for _ in pool.map(keep_checksum, addresses):
+                    hashing.advance(1)
+    say(f"{num_samples:,} samples in {len(addresses):,} shards")
+    for cause, count in faults.items():
+        say(f"{count:,} times: {cause}; see lit-het data check")
+
+
+def check(
+    shards: Sequence[str],
+    workers: int,
+    captions: str | None,
+    *,
+    labels: ClassIndex | None = None,
+    checksum: bool = False,
+    output: Path | None = None,
+) -> None:
+    """Reads every sample as training would and prints what is broken, by shard and cause.
+
+    Raises:
+        UserError: something is, after the table; before it, a shard that is missing, or no folder for the output.
+    """
+    if output is not None and not output.resolve().parent.is_dir():
+        raise UserError(f"no folder {output.parent} to write {output.name} to; make it first")
+    addresses = expand(shards)
+    config = LoaderConfig(
+        tuple(addresses),
+        image_size=32,
+        batch_size=64,
+        labels=labels,
+        captions=captions or "txt",
+        threads=workers,
+    )
+    # Any tokenizer makes the loader read captions.
+    tokenizer = (lambda texts: np.zeros((len(texts), 1), np.int32)) if captions else None
+    with Bar("indexing", len(addresses), "shards") as bar:
+        loader = Loader(config, tokenizer, bar.advance, FaultLog(math.inf))
+    with Bar("checking", -(-loader.num_samples // config.batch_size), "batches") as bar:
+        for _ in loader.epoch():
+            bar.advance(1)
+    if checksum:
+        with ThreadPoolExecutor(workers) as pool, Bar("hashing", len(addresses), "shards") as bar:
+            for address, differs in zip(addresses, pool.map(differs_from_checksum, addresses), strict=True):
+                if differs:
+                    loader.faults.counts[address, "other checksum"] += 1
+                    loader.faults.examples[address, "other checksum"] = f"{address}: {differs}"
+                bar.advance(1)
+    rows = [
+        (_printable(shard), _printable(cause), count, _printable(loader.faults.examples[shard, cause]))
+        for (shard, cause), count in sorted(loader.faults.counts.items())
+    ]
+    _print_table(rows)
+    if output is not None:
+        names = ("shard", "cause", "count", "example")
+        output.write_text(json.dumps([dict(zip(names, row, strict=True)) for row in rows], indent=2) + "\n")
+    if not rows:
+        say(f"all {loader.num_samples:,} samples can be used")
+        return
+    raise UserError(
+        f"{loader.faults.counts.total():,} defects; mend them, or allow some in training with --data.max-bad-fraction"
+    )
+
+
+def _read(kind: Kind, source: Path, scratch: Path, options: SourceOptions) -> DataSet:
+    match kind:
+        case "cifar10":
+            return read_cifar10(source, scratch, options.split)
+        case "cifar100":
+            return read_cifar100(source, scratch, options.split, options.labels)
+        case "pets":
+            return read_pets(source, scratch, options.split)
+        case "flowers":
+            return read_flowers(source, scratch, options.split)
+        case "imagenet":
+            return read_imagenet(source, scratch, options.split, options.devkit)
+        case "folder":
+            return read_folder(source, scratch, options.split)
+        case "captions":
+            return read_captions(source, scratch, options.split, options.images)
+        case "img2dataset":
+            return read_img2dataset(source, options.split)
+        case "parquet":
+            return read_parquet(source, options.split, options.columns)
+
+
+def _printable(text: str) -> str:
+    """Returns text in which bytes that are not UTF-8, as names of files and members may hold, are escaped."""
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+
+
+def _print_table(rows: Sequence[tuple[str, str, int, str]]) -> None:
+    """Prints no borders, which would break paths in the middle."""
+    if not rows:
+        return
+    width = max(len(cause) for _, cause, *_ in rows)
+    print(f"{'count':>9}  {'cause':{width}}  shard and first example")
+    for shard, cause, count, example in rows:
+        print(f"{count:>9,}  {cause:{width}}  {example if shard in example else f'{shard}: {example}'}")
+
+
+def _remarks(split: Split, class_names: tuple[str, ...] | None) -> list[str]:
+    """What is worth knowing of a split before it is written."""
+    remarks = [f"{count:,} samples {reason} left out" for reason, count in split.left_out.items() if count]
+    if split.published not in (None, split.num_samples):
+        remarks.append(f"{split.num_samples:,} images, where {split.published:,} were published")
+    if split.labels is not None and class_names is not None:
+        empty = np.flatnonzero(np.bincount(split.labels, minlength=len(class_names)) == 0)
+        if len(empty):
+            remarks.append(f"{len(empty)} of {len(class_names)} classes have no images, {class_names[empty[0]]} first")
+    return remarks

@@ -1,0 +1,71 @@
+"""``lit-het demo``: a page on this machine that shows what a trained model says of images."""
+
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+
+from lit_het.apps.demo.model import open_subject
+from lit_het.console import say
+from lit_het.data_pipelines.storage import reason
+from lit_het.errors import UserError
+
+_PORT = 7860
+
+
+def demo(
+    checkpoint: Path,
+    captions: str | None,
+    host: str,
+    port: int | None,
+    *,
+    pretrained: Path | None = None,
+    allow_hosts: Sequence[str] = (),
+) -> None:
+    """Serves the page until it is interrupted.
+
+    Args:
+        checkpoint: directory of the run.
+        captions: a file of captions to search, one a line, or None.
+        host: address to serve at.
+        port: of the page; None takes `_PORT`, or a free one where that is taken.
+        pretrained: where the run with the locked parameters lies now, if it has moved.
+        allow_hosts: further names under which browsers may ask for the page.
+
+    Raises:
+        UserError: the extra is missing, the address is taken, the run is no image-text model or cannot be opened, or
+            the captions cannot be read.
+    """
+    try:
+        from lit_het.apps.demo.page import serve
+    except ImportError as error:
+        raise UserError(f"the demo needs {error.name}: pip install 'lit-het[demo]'") from error
+    port = _free_port(host, port)
+    subject = open_subject(checkpoint, captions, pretrained)
+    say(f"the demo is at http://{f'[{host}]' if ':' in host else host}:{port} (Ctrl-C ends it)")
+    serve(subject, host, port, allow_hosts)
+
+
+def _free_port(host: str, port: int | None) -> int:
+    """Returns the port asked for, or one that is free.
+
+    Raises:
+        UserError: the port asked for is taken, or there is no such host.
+    """
+    try:
+        return _bound(host, _PORT if port is None else port)
+    except (OSError, OverflowError) as error:
+        if port is not None:
+            message = f"--host {host} --port {port}: {reason(error)}; leave out --port to take a free one"
+            raise UserError(message) from error
+    try:
+        return _bound(host, 0)
+    except OSError as error:
+        raise UserError(f"--host {host}: {reason(error)}; leave it out to serve this machine alone") from error
+
+
+def _bound(host: str, port: int) -> int:
+    """Returns the port that a socket gets; raises OSError where it gets none."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind((host, port))
+        return probe.getsockname()[1]

@@ -1,0 +1,163 @@
+"""``lit-het quickstart``: data, upstream tower, LiT twice, evaluation and a report, from nothing in minutes."""
+
+import dataclasses
+import json
+import resource
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+
+from lit_het.apps.quickstart_evaluation import (
+    compare_models,
+    evaluate,
+    findings,
+    noise_tests,
+    read_evaluation,
+    read_json,
+)
+from lit_het.configs import quickstart_lit_deterministic, quickstart_lit_het_xl, quickstart_upstream
+from lit_het.configs.experiment import ExperimentConfig
+from lit_het.console import Bar
+from lit_het.data_pipelines.glyphs import FACES, write_glyph_shards
+from lit_het.data_pipelines.storage import read_lines
+from lit_het.data_pipelines.tokenizers import train_sentencepiece
+from lit_het.errors import UserError
+from lit_het.eval.report.comparison import print_table
+from lit_het.files import write_atomically
+from lit_het.runs.training import train_unless_done
+
+
+def quickstart(run_dir: Path, seed: int) -> None:
+    """Runs every stage that is not done yet, then evaluates and reports.
+
+    Raises:
+        UserError: ``run_dir`` holds a finished quickstart, or one with another seed.
+    """
+    if (run_dir / "results.json").exists():
+        raise UserError(f"{run_dir} holds a finished quickstart; open {run_dir}/report.html or give another --run-dir")
+    clock = Clock(run_dir, seed)
+    with clock.stage("data"):
+        write_data(run_dir / "data", seed)
+    upstream = quickstart_upstream.get_config(run_dir)
+    num_words = len(read_lines(str(run_dir / "data" / "words.txt")))
+    upstream = dataclasses.replace(upstream, task=dataclasses.replace(upstream.task, num_classes=num_words))
+    deterministic = quickstart_lit_deterministic.get_config(run_dir)
+    het_xl = quickstart_lit_het_xl.get_config(run_dir)
+    for config in (upstream, deterministic, het_xl):
+        with clock.stage(config.run_dir.name):
+            train_unless_done(_with_seed(config, seed))
+    with clock.stage("evaluation"):
+        data = read_evaluation(run_dir / "data", deterministic.data)
+        evaluations = {
+            "deterministic": evaluate(deterministic, data, run_dir / "data"),
+            "het_xl": evaluate(het_xl, data, run_dir / "data"),
+        }
+    # matplotlib is slow to import and only the report needs it.
+    from lit_het.apps.quickstart_report import write_report
+
+    comparison = compare_models(evaluations)
+    noise = noise_tests(evaluations["het_xl"], data)
+    sentences = findings(evaluations, comparison, noise)
+    seconds = clock.seconds()
+    results = {
+        **{name: evaluation.metrics() for name, evaluation in evaluations.items()},
+        "noise_of_look_alikes": {kind: dataclasses.asdict(test) for kind, test in noise.items()},
+        "seconds": seconds,
+        "seconds_by_stage": clock.stages,
+        "peak_memory_bytes": peak_memory_bytes(),
+        "num_names": len(data.names),
+        "seed": seed,
+    }
+    write_report(run_dir, data, evaluations, comparison, noise, sentences, results)
+    write_atomically(run_dir / "results.json", json.dumps(results, indent=2) + "\n")
+    console = Console()
+    console.print(print_table(comparison, "Zero-shot classification of characters by name"))
+    for sentence in sentences:
+        console.print(sentence, highlight=False)
+    console.print(f"{seconds:.0f} s, {results['peak_memory_bytes'] / 1e9:.2f} GB at most", highlight=False)
+    console.print(f"report: {run_dir / 'report.html'}", highlight=False, soft_wrap=True)
+
+
+class Clock:
+    """Adds up the seconds of all stages, over interruptions, in ``stages.json``; remembers the seed."""
+
+    def __init__(self, run_dir: Path, seed: int):
+        self._path = run_dir / "stages.json"
+        self._seed = seed
+        self.stages: dict[str, float] = {}
+        # The time between the start of the process and now: imports.
+        self._uncounted = time.monotonic() - _process_start()
+        run_dir.mkdir(parents=True, exist_ok=True)
+        if self._path.exists():
+            before = read_json(self._path)
+            if before.get("seed") != seed:
+                raise UserError(
+                    f"{run_dir} was begun with seed {before.get('seed')}; give this --seed or another --run-dir"
+                )
+            stages = before.get("stages")
+            if not isinstance(stages, dict) or not all(isinstance(value, int | float) for value in stages.values()):
+                raise UserError(f"{self._path} holds no times of stages; delete it")
+            self.stages = stages
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Counts the time inside for stage ``name``."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self.stages[name] = self.stages.get(name, 0.0) + time.monotonic() - began + self._uncounted
+            self._uncounted = 0.0
+            write_atomically(self._path, json.dumps({"seed": self._seed, "stages": self.stages}) + "\n")
+
+    def seconds(self) -> float:
+        """Returns the seconds of all stages together."""
+        return sum(self.stages.values())
+
+
+def peak_memory_bytes() -> int:
+    """Returns the largest resident size that this process has had."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def _process_start() -> float:
+    """Returns when this process started, on the monotonic clock."""
+    import psutil
+
+    return time.monotonic() - (time.time() - psutil.Process().create_time())
+
+
+def write_data(directory: Path, seed: int) -> None:
+    """Writes shards and tokenizer unless they are there.
+
+    They are written under a temporary name first: the folder is there only when it is complete.
+
+    Raises:
+        UserError: the folder holds characters that were drawn with another seed.
+    """
+    if directory.exists():
+        config = read_json(directory / "glyphs.json").get("config")
+        drawn_with = config.get("seed") if isinstance(config, dict) else None
+        if drawn_with != seed:
+            raise UserError(
+                f"{directory} was drawn with seed {drawn_with}; give --seed {drawn_with} or another --run-dir"
+            )
+        return
+    partial = directory.with_name(f"{directory.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    with Bar("drawing characters", len(FACES) + 3, "steps") as bar:
+        write_glyph_shards(quickstart_upstream.glyphs(seed), partial, bar.advance)
+    names = read_lines(str(partial / "train" / "classnames.txt"))
+    size = quickstart_lit_deterministic.VOCABULARY_SIZE
+    (partial / "tokenizer.model").write_bytes(train_sentencepiece(names, vocabulary_size=size, model_type="bpe"))
+    partial.rename(directory)
+
+
+def _with_seed(config: ExperimentConfig, seed: int) -> ExperimentConfig:
+    return dataclasses.replace(config, seed=seed, data=dataclasses.replace(config.data, seed=seed))

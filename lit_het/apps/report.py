@@ -1,0 +1,135 @@
+"""``lit-het report`` and ``lit-het compare``: what runs have left, as a page, tables and files."""
+
+import dataclasses
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from lit_het.console import say
+from lit_het.errors import UserError
+from lit_het.eval.evaluation import evaluations_folder
+from lit_het.eval.kept_runs import KeptRun, by_setting, read_runs
+from lit_het.eval.report import exports
+from lit_het.eval.report.page import render_page
+from lit_het.eval.report.runs import (
+    comparison_section,
+    configuration_section,
+    header,
+    runs_section,
+    training_section,
+    verdict,
+)
+from lit_het.eval.report.sections import evaluation_sections
+from lit_het.eval.report.welch import welch_tables
+from lit_het.eval.run_comparison import RunComparison, compare_runs
+from lit_het.files import write_atomically
+
+# Of lines that are written to a file or a pipe.
+_WIDTH_OF_FILES = 120
+_COMPARISONS: Mapping[str, Callable[[RunComparison], str]] = {
+    ".md": exports.comparison_markdown,
+    ".csv": exports.comparison_csv,
+    ".json": exports.comparison_json,
+}
+
+
+def report(directories: Sequence[Path], output: Path | None = None) -> Path:
+    """Writes a page on runs from what lies in their folders, and the same figures as JSON, CSV and Markdown beside it.
+
+    Args:
+        directories: of the runs.
+        output: the page; by default ``report.html`` in the folder of a single run, or here.
+
+    Returns:
+        The page.
+
+    Raises:
+        UserError: a folder is no run, a file in it cannot be read, or the page cannot be written.
+    """
+    if output is None:
+        output = (directories[0] if len(directories) == 1 else Path()) / "report.html"
+    if output.suffix != ".html" or output.stem == "config":
+        raise UserError(f"--output {output}: name a file that ends in .html, and not config.html beside a run's own")
+    runs = read_runs(directories)
+    settings = by_setting(runs)
+    comparison, remark = _comparison(settings)
+    # Runs that differ in their seeds alone look alike.
+    drawn = [members[0] for members in settings]
+    try:
+        sections = [
+            runs_section(runs),
+            None if comparison is None else comparison_section(runs, comparison),
+            *evaluation_sections(runs, drawn),
+            training_section(runs),
+            configuration_section(runs),
+        ]
+    except (ArithmeticError, LookupError, RuntimeError, StopIteration, TypeError, ValueError) as error:
+        # Arrays that are missing, or numbers that cannot be drawn, in files that others may have written.
+        problem = f"{type(error).__name__}: {str(error)[:200]}"
+        places = ", ".join(str(evaluations_folder(run.directory)) for run in runs)[:500]
+        raise UserError(f"{places}: hold what lit-het does not write ({problem}); evaluate again") from error
+    title = runs[0].name if len(runs) == 1 else f"{len(runs)} runs"
+    told = " ".join(filter(None, (verdict(runs, comparison), remark)))
+    page = render_page(title, [section for section in sections if section is not None], told, header(runs))
+    _write(
+        {
+            output: page,
+            output.with_suffix(".json"): exports.report_json(runs, comparison, told),
+            output.with_suffix(".csv"): exports.report_csv(runs),
+            output.with_suffix(".md"): exports.report_markdown(runs, comparison, title, told),
+        }
+    )
+    say(f"{output} and {output.stem}.json, .csv and .md beside it")
+    return output
+
+
+def compare(directories: Sequence[Path], against: Sequence[Path], output: Path | None = None) -> RunComparison:
+    """Prints Welch's test of every figure that all runs have, and writes it to a file if one is named.
+
+    Args:
+        directories: the first group of runs.
+        against: the second.
+        output: a file .md, .csv or .json.
+
+    Raises:
+        UserError: as `read_runs` and `compare_runs`, or the file cannot be written.
+    """
+    if output is not None and output.suffix not in _COMPARISONS:
+        raise UserError(f"--output {output}: its name must end in {', '.join(_COMPARISONS)}")
+    runs = read_runs([*directories, *against])
+    comparison = compare_runs(runs[: len(directories)], runs[len(directories) :])
+    console = Console(width=None if sys.stdout.isatty() else _WIDTH_OF_FILES)
+    for title, table in welch_tables(comparison).items():
+        console.print(dataclasses.replace(table, caption=title).terminal())
+    for title, names in zip(comparison.titles, (comparison.one, comparison.other), strict=True):
+        console.print(f"{title}: {', '.join(names)}", markup=False, highlight=False)
+    for sentence in (comparison.verdict, *comparison.remarks):
+        console.print(sentence, markup=False, highlight=False)
+    if output is not None:
+        _write({output: _COMPARISONS[output.suffix](comparison)})
+    return comparison
+
+
+def _comparison(settings: Sequence[Sequence[KeptRun]]) -> tuple[RunComparison | None, str]:
+    """Returns the comparison of two settings with several seeds each, or why runs with such cannot be compared."""
+    if len(settings) != 2 or min(map(len, settings)) < 2:
+        return None, ""
+    if not all(run.records for members in settings for run in members):
+        return None, ""
+    try:
+        return compare_runs(*settings), ""
+    except UserError as error:
+        return None, f"The two groups of runs are not compared: {error}."
+
+
+def _write(files: Mapping[Path, str]) -> None:
+    for path, text in files.items():
+        if path.is_dir():
+            raise UserError(f"{path} is a folder; name a file with --output")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, text)
+        except OSError as error:
+            raise UserError(f"{path}: cannot be written ({error.strerror})") from error

@@ -1,0 +1,1 @@
+"""big_vision's `.npz` files: read and written."""

@@ -1,0 +1,116 @@
+"""Our towers as a file that big_vision loads: the table of the importer, read from right to left."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lit_het import parameters
+from lit_het.checkpoints.big_vision.names import (
+    BERT_HEAD_SIZE,
+    BERT_TOWER,
+    CLASSIFIER,
+    IMAGE_TOWER,
+    PROJECTION,
+    TEXT_TOWER,
+    Name,
+)
+from lit_het.errors import UserError
+from lit_het.files import completed
+from lit_het.towers.bert import BertConfig
+from lit_het.towers.text import TextConfig
+from lit_het.towers.transformer import EncoderConfig
+from lit_het.towers.vit import ViTConfig
+from lit_het.types import Params
+
+# The only values that big_vision's models have.
+_ENCODER = {
+    "activation": "gelu_tanh",
+    "norm_placement": "before",
+    "norm_epsilon": 1e-6,
+    "layer_scale": False,
+    "experts": None,
+}
+_BERT_ENCODER = {**_ENCODER, "norm_placement": "after", "norm_epsilon": 1e-12}
+_IMAGE_TOWER = {"num_registers": 0, "input_norm": False}
+
+
+def write_npz(path: Path, image_tower: ViTConfig, text_tower: TextConfig | BertConfig | None, params: Params) -> None:
+    """Writes a two-tower model, or without a text tower a ViT, in big_vision's layout.
+
+    How the text tower pools, and that positions are sines and cosines, big_vision's configurations say, not its files.
+
+    Args:
+        path: of the file; it is replaced at the end.
+        image_tower: what its parameters belong to.
+        text_tower: the same, or None.
+        params: ``image_tower``, ``text_tower`` and ``head``: temperature and bias, or a classifier's ``logits``.
+
+    Raises:
+        UserError: a setting or a parameter that big_vision does not have.
+    """
+    _check_image_tower(image_tower)
+    encoder, flat = image_tower.encoder, parameters.flatten(params)
+    if text_tower is None:
+        if image_tower.projection_size is not None:
+            raise UserError(f"a lone ViT there has no projection: projection_size = {image_tower.projection_size}")
+        arrays = _taken(flat, IMAGE_TOWER, "image_tower/", "", encoder, image_tower.patch_size)
+        arrays |= _taken(flat, CLASSIFIER, "head/", "", encoder)
+    else:
+        _check_text_tower(text_tower)
+        names = BERT_TOWER if isinstance(text_tower, BertConfig) else TEXT_TOWER
+        arrays = _taken(flat, IMAGE_TOWER + PROJECTION, "image_tower/", "img/", encoder, image_tower.patch_size)
+        arrays |= _taken(flat, names, "text_tower/", "txt/", text_tower.encoder) | _scalars(flat)
+    if flat:
+        raise UserError(f"big_vision has no place for {', '.join(sorted(flat)[:8])}")
+    with completed(path) as temporary, temporary.open("wb") as file:
+        np.savez(file, **arrays)  # pyright: ignore[reportArgumentType]
+
+
+def _check_image_tower(config: ViTConfig) -> None:
+    _check(config, _IMAGE_TOWER)
+    _check(config.encoder, _ENCODER)
+    if config.pooling == "none":
+        raise UserError("big_vision has no image tower with pooling = 'none'")
+
+
+def _check_text_tower(config: TextConfig | BertConfig) -> None:
+    if isinstance(config, BertConfig):
+        _check(config, {"pooler": False, "padding_id": 0})
+        _check(config.encoder, {**_BERT_ENCODER, "num_heads": config.encoder.width // BERT_HEAD_SIZE})
+    else:
+        _check(config, {"positions": "learned"})
+        _check(config.encoder, _ENCODER)
+
+
+def _check(config: Any, only: dict[str, Any]) -> None:
+    for field, value in only.items():
+        if (ours := getattr(config, field)) != value:
+            raise UserError(f"big_vision has no {type(config).__name__} with {field} = {ours!r}, only {value!r}")
+
+
+def _taken(
+    flat: dict[str, Any], names: Sequence[Name], ours: str, theirs: str, encoder: EncoderConfig, patch_size: int = 1
+) -> dict[str, np.ndarray]:
+    """Takes a tower's parameters out of ``flat`` and returns them under their names, every block apart."""
+    arrays = {}
+    for name in names:
+        path = ours + name.ours.replace("/*/", "/")
+        if path not in flat:
+            continue
+        array = np.asarray(flat.pop(path))
+        target = theirs + name.theirs
+        for number, block in enumerate(array) if "*" in target else [(0, array)]:
+            arrays[target.replace("*", str(number))] = name.to_theirs(block, encoder.num_heads, patch_size)
+    return arrays
+
+
+def _scalars(flat: dict[str, Any]) -> dict[str, np.ndarray]:
+    """Takes temperature and bias out of ``flat``; their exp(t) multiplies where our τ divides."""
+    arrays = {}
+    if "head/temperature/log_temperature" in flat:
+        arrays["t"] = -np.asarray(flat.pop("head/temperature/log_temperature")).reshape(1)
+    if "head/bias" in flat:
+        arrays["b"] = np.asarray(flat.pop("head/bias")).reshape(1)
+    return arrays

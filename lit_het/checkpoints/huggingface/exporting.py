@@ -1,0 +1,178 @@
+"""A trained LiT model as a folder that `transformers` loads as a `SiglipModel` and scores the same."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import safetensors.numpy
+
+from lit_het import parameters
+from lit_het.checkpoints.huggingface.importing import ACTIVATIONS, names
+from lit_het.checkpoints.huggingface.processor import BILINEAR
+from lit_het.checkpoints.huggingface.tokenizer import SentencePiece, tokenizer_files
+from lit_het.errors import UserError
+from lit_het.files import write_atomically
+from lit_het.towers.positions import sine_cosine_positions, sinusoidal_positions
+from lit_het.towers.text import TextConfig
+from lit_het.towers.transformer import EncoderConfig
+from lit_het.towers.vit import ViTConfig
+from lit_het.types import Params
+
+# The first name that `transformers` has for each nonlinearity.
+_ACTIVATIONS = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}
+
+
+def write_siglip(
+    folder: Path,
+    image_tower: ViTConfig,
+    text_tower: TextConfig,
+    params: Params,
+    tokenizer: SentencePiece | None = None,
+    image_processor: Mapping[str, Any] = MappingProxyType({}),
+) -> None:
+    """Writes parameters, configuration, preprocessing and, if there is one, the tokenizer.
+
+    Their model scores noiseless embeddings: the noise of a HET-XL head stays behind. Fixed positions are written out
+    as learned ones, a missing bias as zero. As with every SigLIP, `transformers` must be told to tokenise with
+    ``padding="max_length", truncation=True``.
+
+    Args:
+        folder: created if it is not there.
+        image_tower: with attention pooling.
+        text_tower: that reads the last position.
+        params: of the contrastive task: ``image_tower``, ``text_tower`` and ``head``.
+        tokenizer: of the captions that the model was trained on.
+        image_processor: fields of ``preprocessor_config.json`` that say how images become squares; without them they
+            are squashed and shrunk bilinearly.
+
+    Raises:
+        UserError: a field that a `SiglipModel` cannot express, a temperature that is not a learned logarithm, or a
+            tokenizer whose ids `transformers` would not give.
+    """
+    _check(image_tower, text_tower)
+    flat = {path: np.asarray(array, np.float32) for path, array in parameters.flatten(params).items()}
+    if "head/temperature/log_temperature" not in flat:
+        raise UserError("a SiglipModel learns log τ: head.temperature must be a LogTemperature to be exported")
+    if tokenizer is not None and tokenizer.length != text_tower.length:
+        raise UserError(f"captions of {tokenizer.length} tokens do not fit text_tower.length = {text_tower.length}")
+    files = {} if tokenizer is None else tokenizer_files(tokenizer)
+    folder.mkdir(parents=True, exist_ok=True)
+    if tokenizer is not None:
+        (folder / "spiece.model").write_bytes(tokenizer.model_bytes)
+    partial = folder / "model.safetensors.partial"
+    arrays = _arrays(image_tower, text_tower, {"head/bias": np.zeros((), np.float32)} | flat)
+    safetensors.numpy.save_file(arrays, partial, metadata={"format": "pt"})
+    partial.replace(folder / "model.safetensors")
+    files["preprocessor_config.json"] = {**_preprocessing(image_tower), **image_processor}
+    files["config.json"] = _config(image_tower, text_tower)
+    for name, content in files.items():
+        write_atomically(folder / name, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+
+
+def _check(image: ViTConfig, text: TextConfig) -> None:
+    wanted: list[tuple[str, Any, Any]] = [
+        ("image_tower.pooling", image.pooling, "attention"),
+        ("image_tower.num_registers", image.num_registers, 0),
+        ("image_tower.input_norm", image.input_norm, False),
+        ("image_tower.representation_size", image.representation_size, None),
+        ("image_tower.projection_size", image.projection_size, None),
+        ("text_tower.pooling", text.pooling, "last"),
+    ]
+    for tower, encoder in (("image_tower", image.encoder), ("text_tower", text.encoder)):
+        wanted += [
+            (f"{tower}.encoder.experts", encoder.experts, None),
+            (f"{tower}.encoder.norm_placement", encoder.norm_placement, "before"),
+            (f"{tower}.encoder.layer_scale", encoder.layer_scale, False),
+        ]
+        if encoder.activation not in _ACTIVATIONS:
+            wanted.append((f"{tower}.encoder.activation", encoder.activation, "gelu_tanh"))
+    for field, value, needed in wanted:
+        if value != needed:
+            raise UserError(f"{field} = {value!r} has no place in a SiglipModel, where it is {needed!r}")
+
+
+def _arrays(image: ViTConfig, text: TextConfig, params: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Returns their arrays by name, from ours by path."""
+    tables = (
+        (names.SIGLIP_IMAGE, "vision_model.", "image_tower/"),
+        (names.SIGLIP_TEXT, "text_model.", "text_tower/"),
+        (names.SIGLIP_HEAD, "", "head/"),
+    )
+    arrays = {
+        name: array
+        for table, prefix, path in tables
+        for match in table
+        for name, array in match.arrays(prefix, path, params).items()
+    }
+    size, side = image.patch_size, image.side
+    kernel = params["image_tower/patches/kernel"].reshape(size, size, 3, -1).transpose(3, 2, 0, 1)
+    image_positions = params.get("image_tower/positions")
+    if image_positions is None:
+        image_positions = sine_cosine_positions(side, side, image.encoder.width)
+    text_positions = params.get("text_tower/positions")
+    if text_positions is None:
+        text_positions = sinusoidal_positions(text.length, text.encoder.width)
+    return arrays | {
+        "vision_model.embeddings.patch_embedding.weight": np.ascontiguousarray(kernel),
+        "vision_model.embeddings.patch_embedding.bias": params["image_tower/patches/bias"],
+        "vision_model.embeddings.position_embedding.weight": image_positions,
+        "text_model.embeddings.position_embedding.weight": text_positions,
+    }
+
+
+def _encoder(config: EncoderConfig) -> dict[str, Any]:
+    return {
+        "hidden_size": config.width,
+        "num_hidden_layers": config.depth,
+        "intermediate_size": config.mlp_width,
+        "num_attention_heads": config.num_heads,
+        "hidden_act": _ACTIVATIONS[config.activation],
+        "layer_norm_eps": config.norm_epsilon,
+        "attention_dropout": 0.0,
+    }
+
+
+def _config(image: ViTConfig, text: TextConfig) -> dict[str, Any]:
+    return {
+        "architectures": ["SiglipModel"],
+        "model_type": "siglip",
+        "dtype": "float32",
+        "initializer_factor": 1.0,
+        "vision_config": {
+            "model_type": "siglip_vision_model",
+            "image_size": image.image_size,
+            "patch_size": image.patch_size,
+            "num_channels": 3,
+            "vision_use_head": True,
+            **_encoder(image.encoder),
+        },
+        "text_config": {
+            "model_type": "siglip_text_model",
+            "vocab_size": text.vocabulary_size,
+            "max_position_embeddings": text.length,
+            "projection_size": text.embedding_size,
+            # Their defaults are tokens of CLIP; the tokenizer's own stand in its files.
+            "pad_token_id": None,
+            "bos_token_id": None,
+            "eos_token_id": None,
+            **_encoder(text.encoder),
+        },
+    }
+
+
+def _preprocessing(image: ViTConfig) -> dict[str, Any]:
+    return {
+        "image_processor_type": "SiglipImageProcessor",
+        "do_convert_rgb": True,
+        "do_resize": True,
+        "size": {"height": image.image_size, "width": image.image_size},
+        "resample": BILINEAR,
+        "do_rescale": True,
+        "rescale_factor": 1 / 255,
+        "do_normalize": True,
+        "image_mean": [0.5, 0.5, 0.5],
+        "image_std": [0.5, 0.5, 0.5],
+    }

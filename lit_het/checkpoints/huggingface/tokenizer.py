@@ -1,0 +1,194 @@
+"""A SentencePiece tokenizer as the files that `transformers` reads, giving the ids that training saw, and back.
+
+`SiglipTokenizer` would load the model itself, but it always drops punctuation; so the files describe each step in the
+form of the `tokenizers` library instead, which has unigram models alone.
+"""
+
+import base64
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+from lit_het import untrusted
+from lit_het.checkpoints.huggingface.processor import Json, read_json
+from lit_het.errors import UserError
+from lit_het.untrusted import Malformed
+
+_MARK = "▁"  # SentencePiece's word boundary
+_PUNCTUATION = r"[!-/:-@\[-`{-~]"  # of ASCII
+_BLANKS = r"[\s\x1c-\x1f]+"  # what Python counts as white space
+_STRIP = {"type": "Strip", "strip_left": True, "strip_right": True}
+
+
+@runtime_checkable
+class SentencePiece(Protocol):
+    """What a tokenizer tells of itself.
+
+    Attributes:
+        model_bytes: the serialised model.
+        length: tokens per caption, the end token included.
+        lowercase: whether captions are lowered first.
+        padding_id: fills the rest of a row.
+        remove_punctuation: whether captions lose ASCII punctuation and repeated white space first.
+    """
+
+    model_bytes: bytes
+    length: int
+    lowercase: bool
+    padding_id: int
+    remove_punctuation: bool
+
+
+class Settings(NamedTuple):
+    """What a folder says of its SentencePiece tokenizer; the fields are those of `SentencePiece`."""
+
+    lowercase: bool
+    padding_id: int
+    remove_punctuation: bool
+
+
+def tokenizer_files(tokenizer: SentencePiece) -> dict[str, dict[str, Any]]:
+    """Returns the contents of ``tokenizer.json`` and ``tokenizer_config.json``.
+
+    Ids are the same but for captions that spell out a control token such as ``</s>``.
+
+    Raises:
+        UserError: the model is no unigram model, or has pieces of the user's own.
+    """
+    model = untrusted.parse_sentencepiece(tokenizer.model_bytes)
+    trainer, piece_types = model.trainer_spec, model.SentencePiece
+    if trainer.model_type != trainer.UNIGRAM or any(piece.type == piece_types.USER_DEFINED for piece in model.pieces):
+        raise UserError(
+            "only SentencePiece models of the type unigram, without user-defined pieces, give transformers the same "
+            "ids; export without the tokenizer"
+        )
+    pieces = [piece.piece for piece in model.pieces]
+    if not 0 <= trainer.eos_id < len(pieces):
+        raise UserError(f"the SentencePiece model's end token {trainer.eos_id} is none; export without the tokenizer")
+    unknown = next(i for i, piece in enumerate(model.pieces) if piece.type == piece_types.UNKNOWN)
+    special = sorted({trainer.eos_id, unknown, tokenizer.padding_id})
+    return {
+        "tokenizer.json": {
+            "version": "1.0",
+            "truncation": _truncation(tokenizer.length),
+            "padding": _padding(tokenizer, pieces[tokenizer.padding_id]),
+            "added_tokens": [_special_token(i, pieces[i]) for i in special],
+            "normalizer": {"type": "Sequence", "normalizers": _normalizers(model, tokenizer)},
+            "pre_tokenizer": _words(model),
+            "post_processor": _end_token(trainer.eos_id, pieces[trainer.eos_id]),
+            "decoder": _words(model),
+            "model": {
+                "type": "Unigram",
+                "unk_id": unknown,
+                "vocab": [[piece.piece, piece.score] for piece in model.pieces],
+                "byte_fallback": trainer.byte_fallback,
+            },
+        },
+        "tokenizer_config.json": {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            # They read these two in tokenizer.json, we here.
+            "do_lower_case": tokenizer.lowercase,
+            "remove_punctuation": tokenizer.remove_punctuation,
+            "model_max_length": tokenizer.length,
+            "pad_token": pieces[tokenizer.padding_id],
+            "eos_token": pieces[trainer.eos_id],
+            "unk_token": pieces[unknown],
+            "padding_side": "right",
+            "clean_up_tokenization_spaces": False,
+            # No mask: the text tower reads padding like any other token.
+            "model_input_names": ["input_ids"],
+        },
+    }
+
+
+def _normalizers(model: Any, tokenizer: SentencePiece) -> list[dict[str, Any]]:
+    """Returns lowering, dropping punctuation, the model's own table of characters, and one space for many."""
+    spec, steps = model.normalizer_spec, []
+    if tokenizer.lowercase:
+        steps.append({"type": "Lowercase"})
+    if tokenizer.remove_punctuation:
+        steps += [_replacement(_PUNCTUATION, ""), _replacement(_BLANKS, " "), _STRIP]
+    if spec.precompiled_charsmap:
+        table = base64.b64encode(spec.precompiled_charsmap).decode()
+        steps.append({"type": "Precompiled", "precompiled_charsmap": table})
+    if spec.remove_extra_whitespaces:
+        steps += [_STRIP, _replacement(" {2,}", " ")]
+    return steps
+
+
+def _replacement(pattern: str, content: str) -> dict[str, Any]:
+    return {"type": "Replace", "pattern": {"Regex": pattern}, "content": content}
+
+
+def _words(model: Any) -> dict[str, Any]:
+    scheme = "always" if model.normalizer_spec.add_dummy_prefix else "never"
+    return {"type": "Metaspace", "replacement": _MARK, "prepend_scheme": scheme, "split": True}
+
+
+def _truncation(length: int) -> dict[str, Any]:
+    return {"direction": "Right", "max_length": length, "strategy": "LongestFirst", "stride": 0}
+
+
+def _padding(tokenizer: SentencePiece, piece: str) -> dict[str, Any]:
+    return {
+        "strategy": {"Fixed": tokenizer.length},
+        "direction": "Right",
+        "pad_to_multiple_of": None,
+        "pad_id": tokenizer.padding_id,
+        "pad_type_id": 0,
+        "pad_token": piece,
+    }
+
+
+def _special_token(number: int, piece: str) -> dict[str, Any]:
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    return {"id": number, "content": piece, **flags}
+
+
+def _end_token(number: int, piece: str) -> dict[str, Any]:
+    caption, end = {"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": piece, "type_id": 0}}
+    return {
+        "type": "TemplateProcessing",
+        "single": [caption, end],
+        "pair": [caption, {"Sequence": {"id": "B", "type_id": 0}}, end],
+        "special_tokens": {piece: {"id": piece, "ids": [number], "tokens": [piece]}},
+    }
+
+
+def read_settings(model: Path) -> Settings:
+    """Returns how captions were prepared for a SentencePiece model, as the folder that it lies in tells.
+
+    Where the folder does not tell, captions are lowered, and rows are filled with the end token ``</s>`` as in SigLIP,
+    or in vocabularies without it, as SigLIP 2's, with the padding token. Punctuation is dropped where `transformers`
+    would take its `SiglipTokenizer`.
+
+    Raises:
+        UserError: a file is no JSON object, or the token that fills rows is not in the model.
+    """
+    path = model.with_name("tokenizer_config.json")
+    settings = _object(path)
+    try:
+        proto = untrusted.parse_sentencepiece(model.read_bytes())
+    except (OSError, Malformed) as error:
+        raise UserError(f"{model} cannot be read ({error}); give a SentencePiece model") from error
+    names = proto.trainer_spec
+    padding = settings.get("pad_token") or (names.eos_piece if names.eos_piece == "</s>" else names.pad_piece)
+    padding = padding.get("content") if isinstance(padding, dict) else padding
+    pieces = [piece.piece for piece in proto.pieces]
+    if padding not in pieces:
+        raise UserError(f"{path}: pad_token = {padding!r:.100} is not in {model.name}")
+    return Settings(
+        lowercase=bool(settings.get("do_lower_case", True)),
+        padding_id=pieces.index(padding),
+        remove_punctuation=bool(settings.get("remove_punctuation", _is_siglip(settings, model))),
+    )
+
+
+def _is_siglip(settings: Json, model: Path) -> bool:
+    """Returns whether `transformers` reads the folder with its `SiglipTokenizer`, told by name or by the model."""
+    config = _object(model.with_name("config.json"))
+    named = settings.get("tokenizer_class") or config.get("tokenizer_class")
+    return named == "SiglipTokenizer" if named else config.get("model_type") == "siglip"
+
+
+def _object(path: Path) -> Json:
+    return read_json(path) if path.is_file() else {}

@@ -1,0 +1,1 @@
+"""Checkpoints of runs: saved asynchronously, checked, and restored on any number of devices."""

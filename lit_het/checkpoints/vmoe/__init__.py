@@ -1,0 +1,1 @@
+"""Checkpoints of V-MoE and e3: read."""

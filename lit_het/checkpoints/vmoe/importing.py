@@ -1,0 +1,161 @@
+"""V-MoE and e3 as their authors released them (Riquelme et al. 2021; Allingham et al. 2022)."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from lit_het.checkpoints.imported import Imported
+from lit_het.checkpoints.rename import Piece, Rule, depth_of, translate
+from lit_het.checkpoints.resample import resample_positions
+from lit_het.checkpoints.sources import Arrays
+from lit_het.checkpoints.vmoe.files import open_vmoe
+from lit_het.errors import UserError
+from lit_het.towers.experts import ExpertsConfig
+from lit_het.towers.layers import ComputeType
+from lit_het.towers.transformer import EncoderConfig
+from lit_het.towers.vit import ViTConfig
+
+_POSITIONS = "Encoder/posembed_input/pos_embedding"
+# Dense layers that not all have.
+_OPTIONAL = {"pre_logits/kernel", "head/kernel"}
+# What sizes are read off, and its numbers of axes.
+_RANKS = {
+    "embedding/kernel": 4,
+    "Encoder/encoderblock_0/Mlp/Dense_0/kernel": 2,
+    "Encoder/encoderblock_0/SelfAttention/query/kernel": 3,
+    _POSITIONS: 3,
+}
+
+
+def read(
+    prefix: Path,
+    *,
+    experts: Mapping[str, Any] = MappingProxyType({}),
+    image_size: int | None = None,
+    compute_type: ComputeType = "float32",
+) -> Imported:
+    """Returns what a checkpoint ``NAME.index`` holds; arguments are those of `describe`.
+
+    Raises:
+        UserError: files are missing or broken, or hold another model.
+    """
+    return describe(_parameters(open_vmoe(prefix)), experts=experts, image_size=image_size, compute_type=compute_type)
+
+
+def describe(
+    arrays: Arrays,
+    *,
+    experts: Mapping[str, Any] = MappingProxyType({}),
+    image_size: int | None = None,
+    compute_type: ComputeType = "float32",
+) -> Imported:
+    """Returns the tower and head whose parameters have V-MoE's names.
+
+    Args:
+        arrays: by name, such as ``Encoder/encoderblock_5/Moe/Router/dense/kernel``.
+        experts: fields of `ExpertsConfig` that the file does not say: K, capacities, and for an ensemble made of a
+            V-MoE M. The number of experts and their blocks are read off the file, and M if it is that of an e3.
+        image_size: resamples positions; None keeps the size of the file.
+        compute_type: of the tower.
+
+    Raises:
+        UserError: arrays that this model does not have, or experts in other than the last odd blocks.
+    """
+    for name, rank in _RANKS.items():
+        if name not in arrays or len(arrays[name].shape) != rank:
+            raise UserError(f"a V-MoE has {name} with {rank} axes, the checkpoint has not; it holds another model")
+    for name in _OPTIONAL & arrays.keys():
+        if len(arrays[name].shape) != 2:
+            raise UserError(f"{name} has shape {arrays[name].shape}, where 2 axes are expected")
+    _, patch_size, _, width = arrays["embedding/kernel"].shape
+    depth = depth_of(found[1] for name in arrays if (found := re.match(r"Encoder/encoderblock_(\d+)/", name)))
+    encoder = EncoderConfig(
+        width=width,
+        depth=depth,
+        mlp_width=arrays["Encoder/encoderblock_0/Mlp/Dense_0/kernel"].shape[-1],
+        num_heads=arrays["Encoder/encoderblock_0/SelfAttention/query/kernel"].shape[1],
+        experts=_experts(arrays, depth, experts),
+        compute_type=compute_type,
+    )
+    has_class_token, has_pre_logits = "cls" in arrays, "pre_logits/kernel" in arrays
+    num_patches = arrays[_POSITIONS].shape[1] - has_class_token
+    tower = ViTConfig(
+        image_size=round(num_patches**0.5) * patch_size if image_size is None else image_size,
+        patch_size=patch_size,
+        encoder=encoder,
+        pooling="class_token" if has_class_token else "mean",
+        representation_size=arrays["pre_logits/kernel"].shape[1] if has_pre_logits else None,
+    )
+    pieces = [
+        Piece("image_tower/positions", (_POSITIONS,), lambda x: resample_positions(x[0, -num_patches:], tower.side))
+    ]
+    if has_class_token:
+        # Positions are added to the class token too: that one can as well be a part of it.
+        pieces.append(Piece("image_tower/class_token", ("cls", _POSITIONS), lambda cls, x: cls[0, 0] + x[0, 0]))
+    num_classes = arrays["head/kernel"].shape[1] if "head/kernel" in arrays else None
+    return Imported(arrays, translate(arrays, _RULES, pieces), image_tower=tower, num_classes=num_classes)
+
+
+def _parameters(arrays: Arrays) -> Arrays:
+    """Returns the parameters of a checkpoint that may hold the whole state of a training."""
+    if not any(name.startswith("params/") for name in arrays):
+        return arrays
+    return {name.removeprefix("params/"): array for name, array in arrays.items() if name.startswith("params/")}
+
+
+def _experts(arrays: Arrays, depth: int, settings: Mapping[str, Any]) -> ExpertsConfig | None:
+    found = [re.fullmatch(r"Encoder/encoderblock_(\d+)/Moe/Router/dense/kernel", name) for name in arrays]
+    numbers = tuple(sorted(int(match[1]) for match in found if match))
+    if not numbers:
+        return None
+    _, *split = arrays[f"Encoder/encoderblock_{numbers[0]}/Moe/Router/dense/kernel"].shape
+    if len(split) not in (1, 2):
+        raise UserError(f"the router of block {numbers[0]} has {1 + len(split)} axes, where 2 or 3 are expected")
+    read_off = {"num_experts": int(np.prod(split)), "num_blocks": len(numbers)}
+    if len(split) == 2:
+        read_off["num_members"] = split[0]
+    experts = ExpertsConfig(**{**settings, **read_off})
+    if experts.block_numbers(depth) != numbers:
+        raise UserError(f"experts in blocks {numbers} of {depth}: only the last odd blocks can have them")
+    return experts
+
+
+def _block(source: str, target: str, transform: str) -> Rule:
+    return Rule(
+        rf"Encoder/encoderblock_(\d+)/{source}", rf"image_tower/encoder/blocks/\1/{target}", _TRANSFORMS[transform]
+    )
+
+
+_TRANSFORMS = {
+    "same": lambda x: x,
+    "heads in": lambda x: x.reshape(x.shape[0], -1),
+    "heads out": lambda x: x.reshape(-1, x.shape[-1]),
+    "flat": lambda x: x.reshape(-1),
+    # An e3's router has the experts of each member apart: [d, M, E/M].
+    "router": lambda x: x.reshape(x.shape[0], -1),
+}
+_RULES = (
+    *(
+        _block(rf"SelfAttention/{name}/{kind}", f"attention/{name}/{kind}", how)
+        for name in ("query", "key", "value")
+        for kind, how in (("kernel", "heads in"), ("bias", "flat"))
+    ),
+    _block("SelfAttention/out/kernel", "attention/out/kernel", "heads out"),
+    _block("SelfAttention/out/bias", "attention/out/bias", "same"),
+    _block("LayerNorm_0/(scale|bias)", r"attention_norm/\2", "same"),
+    _block("LayerNorm_1/(scale|bias)", r"mlp_norm/\2", "same"),
+    _block("Mlp/Dense_0/(kernel|bias)", r"mlp/up/\2", "same"),
+    _block("Mlp/Dense_1/(kernel|bias)", r"mlp/down/\2", "same"),
+    _block("Moe/Mlp/Dense_0/(kernel|bias)", r"mixture/experts/up/\2", "same"),
+    _block("Moe/Mlp/Dense_1/(kernel|bias)", r"mixture/experts/down/\2", "same"),
+    _block("Moe/Router/dense/kernel", "mixture/router/kernel", "router"),
+    Rule(r"Encoder/encoder_norm/(scale|bias)", r"image_tower/encoder/norm/\1"),
+    Rule(r"embedding/kernel", "image_tower/patches/kernel", _TRANSFORMS["heads out"]),
+    Rule(r"embedding/bias", "image_tower/patches/bias"),
+    Rule(r"pre_logits/(kernel|bias)", r"image_tower/pre_logits/\1"),
+    Rule(r"head/(kernel|bias)", r"head/logits/\1"),
+)

@@ -1,0 +1,258 @@
+"""``lit-het import`` and ``lit-het export``: other programs' weights to a run directory, and a run to theirs."""
+
+import contextlib
+import dataclasses
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from lit_het import parameters
+from lit_het.checkpoints import rename, weights
+from lit_het.checkpoints.big_vision import exporting as big_vision_export
+from lit_het.checkpoints.huggingface import exporting as huggingface_export
+from lit_het.checkpoints.huggingface.tokenizer import read_settings
+from lit_het.checkpoints.imported import Imported
+from lit_het.checkpoints.native import checksums
+from lit_het.checkpoints.native.saving import save_imported
+from lit_het.configs.experiment import ExperimentConfig
+from lit_het.console import Bar, say
+from lit_het.data_pipelines.loader import LoaderConfig
+from lit_het.data_pipelines.tokenizers import (
+    HuggingFaceTokenizerConfig,
+    SentencePieceConfig,
+    SentencePieceTokenizer,
+    TensorFlowTextConfig,
+    TokenizerConfig,
+)
+from lit_het.data_pipelines.transforms import Preprocessing
+from lit_het.durations import Duration
+from lit_het.errors import UserError
+from lit_het.heads.contrastive import DeterministicContrastiveConfig
+from lit_het.heads.deterministic import DeterministicConfig
+from lit_het.losses.contrastive import SigmoidLoss, SoftmaxLoss
+from lit_het.runs import directory, image_processors
+from lit_het.runs.directory import checkpoint_dir, config_path, load_config
+from lit_het.runs.opening import open_run
+from lit_het.tasks.classification import ClassificationConfig
+from lit_het.tasks.contrastive import ContrastiveConfig, ContrastiveTask
+from lit_het.towers.bert import BertConfig
+from lit_het.towers.resnet import ResNetConfig
+from lit_het.towers.vit import ViTConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class ImportOptions:
+    """What a source does not say; None takes what it says.
+
+    Attributes:
+        image_size, patch_size, text_length: other ones than the source's.
+        text_pooling: of a text tower in a big_vision file.
+        num_selected, num_members: K and M of experts.
+        tokenizer: makes the text tower's tokens: a SentencePiece model, a ``tokenizer.json``, or the ``vocab.txt`` of a
+            BERT in a big_vision file; None takes the SentencePiece model beside the weights.
+    """
+
+    image_size: int | None = None
+    patch_size: int | None = None
+    text_length: int | None = None
+    text_pooling: weights.TextPooling | None = None
+    num_selected: int | None = None
+    num_members: int | None = None
+    tokenizer: Path | None = None
+
+
+def import_weights(source: str, run_dir: Path, options: ImportOptions) -> None:
+    """Writes a run directory that holds the model of another program, to evaluate, fine-tune or lock.
+
+    Raises:
+        UserError: the source cannot be read or has no image tower, or the directory holds a run already.
+    """
+    if run_dir.exists() and (not run_dir.is_dir() or any(run_dir.iterdir())):
+        what = "already holds a run" if config_path(run_dir).exists() else "is not an empty folder"
+        raise UserError(f"{run_dir} {what}; choose another --to")
+    experts = {name: getattr(options, name) for name in ("num_selected", "num_members")}
+    experts = {name: value for name, value in experts.items() if value is not None}
+    with _Download(source) as download:
+        found = weights.open_weights(
+            source,
+            image_size=options.image_size,
+            patch_size=options.patch_size,
+            text_length=options.text_length,
+            text_pooling=options.text_pooling,
+            experts=experts,
+            advance=download,
+        )
+    if options.text_pooling is not None and ".npz" not in source:
+        raise UserError(f"{source} tells how texts are pooled (big_vision files do not): leave out --text-pooling")
+    if experts and (found.image_tower is None or found.image_tower.encoder.experts is None):
+        raise UserError(f"{source} holds no experts; leave out --{next(iter(experts)).replace('_', '-')}")
+    task = _task_of(found, source)
+    tokenizer = options.tokenizer or found.tokenizer
+    image_size = task.image_tower.image_size
+    preprocessing = _preprocessing(found, source, image_size, was_chosen=options.image_size is not None)
+    config = ExperimentConfig(
+        run_dir=run_dir,
+        task=task,
+        data=LoaderConfig((), image_size, preprocessing=preprocessing),
+        length=Duration(1),
+        tokenizer=_tokenizer(task, tokenizer) if tokenizer else None,
+    )
+    shapes = jax.eval_shape(task.build().initialize, jax.random.key(0))
+    if isinstance(task, ClassificationConfig) and found.num_classes is None:
+        shapes = {"image_tower": shapes["image_tower"]}
+    with Bar(f"reading {source}", parameters.count(shapes), "parameters") as bar:
+        params = rename.load(found.arrays, found.pieces, shapes, advance=bar.advance)
+    with _partial(run_dir) as partial:
+        info = {"locked_checksum": checksums.digest({}), "source": source}
+        with Bar(f"writing {run_dir}", sum(array.nbytes for array in jax.tree.leaves(params)), "bytes") as bar:
+            save_imported(checkpoint_dir(partial), params, info, bar.advance)
+        directory.write(partial, config, config.tokenizer and config.tokenizer.model.read_bytes())
+    say(f"{parameters.count(shapes):,} parameters of {source} in {run_dir}")
+
+
+@contextlib.contextmanager
+def _partial(run_dir: Path) -> Iterator[Path]:
+    """Yields a folder that takes the place of ``run_dir`` when it is whole; nothing is left of half a one."""
+    partial = run_dir.with_name(f"{run_dir.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        partial.mkdir(parents=True)
+        yield partial
+        partial.replace(run_dir)
+    except OSError as error:
+        raise UserError(f"{run_dir} cannot be written: {error}") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def export(run_dir: Path, to: str, output: Path, pretrained: Path | None) -> None:
+    """Writes a run as a Hugging Face folder or as a big_vision file.
+
+    The noise of a HET-XL image-text model has no counterpart there: the model scores as ours does without noise.
+
+    Raises:
+        UserError: the run cannot be opened, or has something that the format cannot express.
+    """
+    if to == "npz" and output.is_dir():
+        raise UserError(f"{output} is a folder; name a file with --output, such as {output / 'model.npz'}")
+    if to == "huggingface" and (output.is_file() or (output.is_dir() and any(output.iterdir()))):
+        raise UserError(f"{output} is not an empty folder; choose another --output")
+    is_classifier = isinstance(load_config(run_dir).task, ClassificationConfig)
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        (_export_classifier if is_classifier else _export_contrastive)(run_dir, to, output, pretrained)
+    except OSError as error:
+        raise UserError(f"{output} cannot be written: {error}") from error
+    say(f"{run_dir} as {to} in {output}")
+
+
+def _export_classifier(run_dir: Path, to: str, output: Path, pretrained: Path | None) -> None:
+    if to != "npz":
+        raise UserError("a SiglipModel has a text tower, a classifier has none; export with --to npz")
+    run = open_run(run_dir, pretrained)
+    big_vision_export.write_npz(output, _vit(run.config.task.image_tower), None, run.params)
+
+
+def _export_contrastive(run_dir: Path, to: str, output: Path, pretrained: Path | None) -> None:
+    run = open_run(run_dir, pretrained)
+    assert isinstance(run.task, ContrastiveTask)
+    image, text = _vit(run.task.config.image_tower), run.task.config.text_tower
+    # What gives noise to queries stays behind.
+    head = {name: value for name, value in run.params["head"].items() if name in ("temperature", "bias")}
+    params = {**run.params, "head": head}
+    if to == "npz":
+        big_vision_export.write_npz(output, image, text, params)
+    elif isinstance(text, BertConfig):
+        raise UserError("a SiglipModel has no BERT; export with --to npz")
+    elif run.tokenizer is not None and not isinstance(run.tokenizer, SentencePieceTokenizer):
+        raise UserError("a SiglipModel's tokenizer is made of a SentencePiece model; export with --to npz")
+    else:
+        processor = image_processors.write(run.config.data.preprocessing, image.image_size)
+        huggingface_export.write_siglip(output, image, text, params, run.tokenizer, processor)
+
+
+def _vit(tower: ViTConfig | ResNetConfig) -> ViTConfig:
+    if isinstance(tower, ResNetConfig):
+        raise UserError("a ResNet cannot be exported, only a ViT")
+    return tower
+
+
+def _task_of(found: Imported, source: str) -> ContrastiveConfig | ClassificationConfig:
+    if found.image_tower is None:
+        raise UserError(
+            f"{source} holds a text tower alone; name it as `weights` of a text tower in a configuration file"
+        )
+    if found.text_tower is None:
+        head: Any = {} if found.num_classes is None else {"num_classes": found.num_classes}
+        tower = dataclasses.replace(found.image_tower, members="apart")
+        return ClassificationConfig(image_tower=tower, head=DeterministicConfig(), **head)
+    return ContrastiveConfig(
+        image_tower=found.image_tower,
+        text_tower=found.text_tower,
+        head=DeterministicContrastiveConfig(initial_bias=0.0 if found.has_bias else None),
+        loss=SigmoidLoss() if found.has_bias else SoftmaxLoss(),
+        locked=(),
+    )
+
+
+def _tokenizer(task: ContrastiveConfig | ClassificationConfig, model: Path) -> TokenizerConfig | None:
+    """Returns the tokenizer of a text tower, which it must fit.
+
+    Raises:
+        UserError: it is none, or has more pieces than the tower.
+    """
+    if isinstance(task, ClassificationConfig):
+        return None
+    config = tokenizer_config(model, task.text_tower.length)
+    size, most = config.build().vocabulary_size, task.text_tower.vocabulary_size
+    if size > most:
+        raise UserError(f"{model} has {size} pieces, the text tower {most}; is it the tokenizer of this model?")
+    return config
+
+
+def tokenizer_config(model: Path, length: int) -> TokenizerConfig:
+    """Returns the tokenizer that a file's name promises; raises `UserError` where a SentencePiece model is none."""
+    if model.suffix == ".json":
+        return HuggingFaceTokenizerConfig(model, length)
+    if model.suffix == ".txt":
+        # The image-text models with a BERT are LiT's, which never saw [SEP].
+        return TensorFlowTextConfig(model, length, end_token=False)
+    # That it is a model is found out before its settings are read.
+    SentencePieceConfig(model, length).build()
+    return SentencePieceConfig(model, length, **read_settings(model)._asdict())
+
+
+def _preprocessing(found: Imported, source: str, image_size: int, *, was_chosen: bool) -> Preprocessing:
+    """Returns how images are prepared for a source; what cannot be done as there is said on stderr."""
+    if found.image_processor is None:
+        return Preprocessing()
+    reading = image_processors.read(found.image_processor, image_size)
+    remarks = reading.remarks
+    if reading.image_size != image_size and not was_chosen:
+        remarks += (f"size: images had {reading.image_size} pixels, the tower takes {image_size}; see --image-size",)
+    for remark in remarks:
+        say(f"preprocessing of {source}: {remark}")
+    return reading.preprocessing
+
+
+class _Download:
+    """A bar that appears with the first byte."""
+
+    def __init__(self, source: str):
+        self.source = source
+        self.bar: Bar | None = None
+
+    def __enter__(self) -> "_Download":
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        if self.bar:
+            self.bar.__exit__(*error)
+
+    def __call__(self, count: int, total: int) -> None:
+        if self.bar is None:
+            self.bar = Bar(f"downloading {self.source}", total, "bytes").__enter__()
+        self.bar.advance(count)

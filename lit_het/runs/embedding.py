@@ -1,0 +1,225 @@
+"""``lit-het embed``: what a locked image tower makes of the images in shards, computed once."""
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+from jaxtyping import Float
+
+from lit_het import parameters, sharding
+from lit_het.runs.flags import with_flags
+from lit_het.configs import experiment
+from lit_het.configs.experiment import ExperimentConfig
+from lit_het.console import Bar, say
+from lit_het.data_pipelines import storage
+from lit_het.data_pipelines.embeddings import EmbeddingFolder, Precision, Recipe, describe
+from lit_het.data_pipelines.index import ShardIndex, ShardSummary, index_shard
+from lit_het.data_pipelines.loader import Loader, LoaderConfig
+from lit_het.data_pipelines.portions import ALL
+from lit_het.data_pipelines.shards import IMAGE
+from lit_het.errors import UserError, require_at_least
+from lit_het.runs.directory import load_config
+from lit_het.runs.opening import abstract_params, load_pretrained, load_weights, open_run, tower_fingerprint
+from lit_het.tasks.features import FeatureExtractor
+from lit_het.types import Batch, Params
+
+# A batch as it comes from the loader to the embeddings of its rows.
+Encode = Callable[[Batch], jax.Array]
+
+
+@dataclasses.dataclass(frozen=True)
+class EmbedOptions:
+    """How embeddings are stored.
+
+    Attributes:
+        shards: whose images to embed; empty takes those of the tower's configuration.
+        dtype: of the files.
+        num_crops: K, random crops of each image; 0 for the image as evaluation sees it.
+        part: (I, N): take every N-th shard from the I-th on, as other hosts take the others.
+    """
+
+    shards: tuple[str, ...] = ()
+    dtype: Precision = "float16"
+    num_crops: int = 0
+    part: tuple[int, int] = (0, 1)
+
+    def __post_init__(self) -> None:
+        number, count = self.part
+        if not 0 <= number < count:
+            raise UserError(f"--part {number}/{count} is none: N hosts take the parts 0/N to N-1/N")
+        require_at_least(0, self, "num_crops")
+
+
+def embed(source: Path, output: str, options: EmbedOptions, flags: Sequence[str] = ()) -> None:
+    """Writes the embeddings of all images; a command that was stopped goes on with the shards that are missing.
+
+    Each host embeds shards of its own on its own devices: they need not know of one another, and any number of them
+    may take up what others have left.
+
+    Args:
+        source: a run, or the configuration file of the run that is to be trained on the embeddings.
+        output: the folder to write, here or at an address that fsspec knows.
+        options: how.
+        flags: fields of the tower's configuration to change, as of ``lit-het train``.
+
+    Raises:
+        UserError: the tower, the shards or the output cannot be used.
+    """
+    config = _configuration(source, flags)
+    data = dataclasses.replace(config.data, labels=None, portion=ALL, embeddings=None, stream=None)
+    if options.shards:
+        data = dataclasses.replace(data, shards=options.shards, mixture=())
+    if options.num_crops and data.crop is None and not data.augmentations:
+        raise UserError(
+            "all crops would be the same: give `crop` or `augmentations` in the configuration, or leave out --crops"
+        )
+    addresses = _addresses(data, options.part)
+    mesh = config.mesh.build(jax.local_devices())
+    sharding.check_batch_size(data.batch_size, mesh)
+    params = _tower_params(source, config)
+    recipe = Recipe(
+        tower=tower_fingerprint(config, params),
+        images=describe(data.training, data.image_size, random=options.num_crops > 0),
+        size=FeatureExtractor(config.task.image_tower).size,
+        num_crops=options.num_crops,
+        dtype=options.dtype,
+        seed=data.seed,
+    )
+    folder = EmbeddingFolder(output, recipe)
+    missing, num_samples = _missing(folder, addresses)
+    if len(missing) < len(addresses):
+        there = len(addresses) - len(missing)
+        say(f"{there} of {len(addresses)} shards have their embeddings in {output} already")
+    if not missing:
+        return
+    # Of all samples, not of those that a command which was stopped has left.
+    allowed = data.max_bad_fraction * num_samples / max(1, sum(shard.count for shard in missing))
+    shards = tuple(shard.address for shard in missing)
+    loader = Loader(dataclasses.replace(data, shards=shards, mixture=(), max_bad_fraction=min(1.0, allowed)))
+    encode = _encoder(config, params, mesh)
+    with Bar("embedding", loader.num_samples * max(1, options.num_crops), "images") as bar:
+        unread = _write(folder, loader, encode, bar.advance)
+    for (shard, cause), count in sorted(loader.faults.counts.items()):
+        say(f"{shard}: {count} images without embeddings: {cause}")
+    if unread:
+        raise UserError(f"{unread} of {len(missing)} shards could not be read to their end; start again to embed them")
+    say(f"the images of {len(missing):,} shards have their embeddings in {output}")
+
+
+def _missing(folder: EmbeddingFolder, addresses: Sequence[str]) -> tuple[list[ShardSummary], int]:
+    """Returns the shards without embeddings, and the number of samples in all."""
+    with Bar("indexing", len(addresses), "shards") as bar:
+        index = ShardIndex(addresses, [IMAGE], advance=bar.advance)
+    with ThreadPoolExecutor(storage.MAX_REQUESTS) as pool:
+        there = pool.map(folder.has, index.summaries)
+        missing = [shard for shard, is_there in zip(index.summaries, there, strict=True) if not is_there]
+    return missing, len(index)
+
+
+def _addresses(data: LoaderConfig, part: tuple[int, int]) -> list[str]:
+    addresses = list(dict.fromkeys(itertools.chain(*data.data_sets())))
+    for address in filter(storage.is_pipe, addresses):
+        raise UserError(f"{address}: a command cannot seek, and embed reads at random; name files with --data")
+    return addresses[part[0] :: part[1]]
+
+
+def _configuration(source: Path, flags: Sequence[str]) -> ExperimentConfig:
+    is_run = ".py" not in source.name
+    saved = load_config(source) if is_run else experiment.load_module_config(source)
+    config = with_flags(saved, flags, f"lit-het embed --tower {source} --output DIR")
+    changed = experiment.differences(saved, config)
+    if is_run and not all(field.startswith(("data.", "mesh.")) for field in changed):
+        raise UserError(f"the tower of {source} is what it is; flags of embed may change --data and --mesh only")
+    return config
+
+
+def _tower_params(source: Path, config: ExperimentConfig) -> Params:
+    """Returns the parameters of the image tower, below its name."""
+    if ".py" in source.name:
+        shapes = {"image_tower": abstract_params(config.task.build())["image_tower"]}
+        return load_weights(config.task, shapes) or load_pretrained(config, shapes)
+    return open_run(source).params
+
+
+def _encoder(config: ExperimentConfig, params: Params, mesh: Mesh) -> Encode:
+    """Returns the compiled tower, with its parameters on the devices of the mesh."""
+    tower = config.task.image_tower
+    weights = parameters.cast({"image_tower": params["image_tower"]}, tower.compute_type)
+    placed = jax.device_put(weights, sharding.tree_shardings(weights, mesh))
+    features = jax.jit(FeatureExtractor(tower))
+
+    def encode(batch: Batch) -> jax.Array:
+        with jax.set_mesh(mesh):
+            return features(placed, jax.device_put(batch.image, sharding.batch_sharding(mesh)))
+
+    return encode
+
+
+def _write(folder: EmbeddingFolder, loader: Loader, encode: Encode, advance: Callable[[int], None]) -> int:
+    """Embeds all samples of a loader, and writes the file of each shard when its last sample is there.
+
+    Returns:
+        How many shards were not written, as not all of their bytes could be had.
+    """
+    views, size = max(1, folder.recipe.num_crops), folder.recipe.size
+    counts = loader.index.counts
+    rows = _rows(loader.epoch(num_crops=folder.recipe.num_crops), encode, sum(counts) * views, advance)
+    in_shards = _regrouped(rows, [count * views for count in counts], size)
+    unread = 0
+    for summary, count, embeddings in zip(loader.index.summaries, counts, in_shards, strict=True):
+        if any((summary.address, cause) in loader.faults.counts for cause in storage.PASSING):
+            unread += 1
+            continue
+        table = index_shard(summary.address)
+        if table.digest != summary.digest:
+            raise UserError(f"{summary.address}: changed while it was embedded; start again")
+        folder.write(table, embeddings.reshape(count, views, size))
+    return unread
+
+
+def _rows(
+    batches: Iterable[Batch], encode: Encode, total: int, advance: Callable[[int], None]
+) -> Iterator[Float[np.ndarray, "rows d"]]:
+    """Yields the embeddings of each batch, ``total`` rows in all, not-a-number in invalid ones."""
+    left = total
+
+    def fetched(batch: Batch, embeddings: jax.Array) -> np.ndarray:
+        nonlocal left
+        rows = np.array(embeddings, np.float32)
+        if not np.isfinite(rows[batch.valid]).all():
+            raise UserError("the tower makes an embedding that is not finite; check its weights and compute_type")
+        rows[~batch.valid] = np.nan
+        rows = rows[:left]  # the last batch is filled up
+        left -= len(rows)
+        advance(len(rows))
+        return rows
+
+    before: tuple[Batch, jax.Array] | None = None
+    for batch in batches:
+        # The device has its next batch before the host waits for this one.
+        now = batch, encode(batch)
+        if before is not None:
+            yield fetched(*before)
+        before = now
+    if before is not None:
+        yield fetched(*before)
+
+
+def _regrouped(
+    parts: Iterator[Float[np.ndarray, "rows d"]], counts: Iterable[int], size: int
+) -> Iterator[Float[np.ndarray, "rows d"]]:
+    """Cuts a stream of rows into pieces of the given lengths."""
+    left = np.empty((0, size), np.float32)
+    for count in counts:
+        held, have = [left], len(left)
+        while have < count:
+            held.append(next(parts))
+            have += len(held[-1])
+        joined = np.concatenate(held)
+        yield joined[:count]
+        left = joined[count:].copy()

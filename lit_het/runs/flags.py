@@ -1,0 +1,88 @@
+"""Every field of a configuration that has a value is a flag."""
+
+import contextlib
+import difflib
+import io
+import itertools
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import tyro
+from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
+
+from lit_het.configs import experiment
+from lit_het.data_pipelines.portions import Portion
+from lit_het.durations import Duration
+from lit_het.errors import FieldError, UserError
+
+_Config = TypeVar("_Config", bound=Any)
+_REGISTRY = ConstructorRegistry()
+
+
+# Dataclasses that are one flag with a text, such as ``--length "90 epochs"``.
+_TEXTS: dict[type[Any], str] = {Duration: "DURATION", Portion: "PORTION"}
+
+
+@_REGISTRY.primitive_rule
+def _text(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
+    form: Any = info.type
+    if form not in _TEXTS:
+        return None
+    return PrimitiveConstructorSpec(
+        nargs=1,
+        metavar=_TEXTS[form],
+        instance_from_str=lambda texts: form.parse(texts[0]),
+        is_instance=lambda value: isinstance(value, form),
+        str_from_instance=lambda value: [str(value)],
+    )
+
+
+def with_flags(default: _Config, flags: Sequence[str], command: str, *, flat: bool = False) -> _Config:
+    """Returns a configuration with the fields that ``flags`` of a command change.
+
+    Args:
+        default: a frozen dataclass.
+        flags: ``--field.of.it VALUE``.
+        command: as the user wrote it, for messages.
+        flat: flags are the last parts of the fields' paths only.
+
+    Raises:
+        UserError: a flag that is no field, or a value that does not fit.
+    """
+    messages = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(messages):
+            config, unknown = tyro.cli(
+                type(default),
+                default=default,
+                args=list(flags),
+                prog=command,
+                description="Every field of the configuration that has a value.",
+                config=(tyro.conf.AvoidSubcommands, *((tyro.conf.OmitArgPrefixes,) if flat else ())),
+                return_unknown_args=True,
+                registry=_REGISTRY,
+            )
+    except FieldError as error:
+        names = (flag.partition("=")[0] for flag in flags if flag.startswith("--"))
+        given = [name for name in names if name.strip("-").rpartition(".")[2].replace("-", "_") == error.field]
+        if len(given) != 1:
+            raise  # not from the command line, or from one of several
+        raise UserError(f"{given[0]} {error.problem}") from error
+    except SystemExit as stop:
+        if not stop.code:
+            raise
+        raise UserError(_in_one_line(messages.getvalue())) from stop
+    if unknown:
+        fields = (field.rpartition(".")[2] if flat else field for field in experiment.fields(default))
+        # Which of several classes a field has is set in the file.
+        known = [f"--{field.replace('_', '-')}" for field in fields if field.rpartition(".")[2] != "type"]
+        close = difflib.get_close_matches(unknown[0], known, n=1)
+        hint = f"did you mean {close[0]}? " if close else ""
+        raise UserError(f"unknown flag {unknown[0]}; {hint}'{command} --help' lists all")
+    return config
+
+
+def _in_one_line(message: str) -> str:
+    """Returns the first paragraph inside the box that tyro draws around an error."""
+    lines = [line.strip("│ ") for line in message.splitlines() if not line.startswith(("╭", "╰"))]
+    return " ".join(itertools.takewhile(lambda line: set(line) != {"─"}, lines))

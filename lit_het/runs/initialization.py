@@ -1,0 +1,44 @@
+"""Where the parameters of a run start."""
+
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+from lit_het import parameters, sharding
+from lit_het.runs.opening import load_pretrained, load_weights
+from lit_het.configs.experiment import ExperimentConfig
+from lit_het.errors import UserError
+from lit_het.tasks.classification import ClassificationTask
+from lit_het.tasks.contrastive import ContrastiveTask
+from lit_het.types import Params
+
+
+def initial_params(
+    config: ExperimentConfig, task: ContrastiveTask | ClassificationTask, mesh: Mesh
+) -> tuple[Params, Params]:
+    """Returns (locked, trainable) parameters on the mesh: what comes from elsewhere is read, only the rest drawn."""
+    key = jax.random.key(config.seed)
+    shapes = jax.eval_shape(task.initialize, key)
+    shardings = sharding.tree_shardings(shapes, mesh)
+    like = parameters.flatten(
+        jax.tree.map(lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), shapes, shardings)
+    )
+    loaded = parameters.flatten(load_weights(config.task, shapes, shardings))
+    locked = parameters.flatten(parameters.partition(shapes, task.locked)[0])
+    pattern = config.pretrained.pattern if config.pretrained else None
+    if pattern or locked.keys() - loaded.keys():
+        wanted = parameters.flatten(parameters.partition(shapes, (pattern,))[0]) if pattern else locked
+        if pattern and (both := wanted.keys() & loaded.keys()):
+            raise UserError(f"both `pretrained` and `weights` say where {min(both)} comes from; leave out one")
+        paths = wanted.keys() - loaded.keys()
+        loaded |= parameters.flatten(load_pretrained(config, parameters.unflatten({p: like[p] for p in paths})))
+    if missing := locked.keys() - loaded.keys():
+        raise UserError(f"{min(missing)} is locked but --pretrained.pattern {pattern!r} does not load it")
+
+    def draw(key: Any) -> dict[str, Any]:
+        return {path: array for path, array in parameters.flatten(task.initialize(key)).items() if path not in loaded}
+
+    places = {path: shape.sharding for path, shape in like.items() if path not in loaded}
+    drawn = jax.jit(draw, out_shardings=places)(key)
+    return parameters.partition(parameters.unflatten({**drawn, **loaded}), task.locked)

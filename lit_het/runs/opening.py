@@ -1,0 +1,348 @@
+"""Run directories: what a run leaves behind and how it is opened again.
+
+A run directory holds ``config.json``, ``tokenizer.model`` (if there is text), ``manifest.json`` with their SHA-256,
+``checkpoints/``, ``metrics.jsonl`` and ``tensorboard/``.
+"""
+
+import dataclasses
+import functools
+import hashlib
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from lit_het import parameters, sharding
+from lit_het.checkpoints import rename, weights
+from lit_het.checkpoints.native import checksums
+from lit_het.checkpoints.imported import Imported
+from lit_het.checkpoints.native.saving import Checkpoints
+from lit_het.checkpoints.resample import resample
+from lit_het.runs.directory import check_chain, checkpoint_dir, config_path, find_pretrained, load_config, tokenizer_path
+from lit_het.runs.predictor import ModelMaker
+from lit_het.configs import experiment
+from lit_het.configs.experiment import ExperimentConfig
+from lit_het.data_pipelines.tokenizers import Tokenizer
+from lit_het.errors import UserError
+from lit_het.sharding import MeshConfig
+from lit_het.tasks.classification import ClassificationConfig, ClassificationTask
+from lit_het.tasks.contrastive import ContrastiveConfig, ContrastiveTask
+from lit_het.towers.bert import BertConfig
+from lit_het.towers.text import TextConfig
+from lit_het.towers.vit import ViTConfig
+from lit_het.console import Bar
+from lit_het.types import EvaluatedModel, Params
+
+# Fields that say how the same model is computed, or where it comes from; two runs may differ in them.
+EXECUTION_FIELDS = ("encoder.unrolled", "encoder.remat", "encoder.compute_type", "compute_type", "weights", "members")
+# The only fields of experts that parameters depend on.
+EXPERT_FIELDS = ("encoder.experts.num_experts", "encoder.experts.num_blocks")
+TOWERS = ("image_tower", "text_tower")
+# Fields of towers whose parameters are resampled where they differ.
+RESAMPLED_FIELDS = ("image_size", "patch_size")
+# Fields of towers and the dense layers behind the pooling that they stand for.
+LAST_LAYERS = (("representation_size", "pre_logits"), ("pooler", "pre_logits"), ("projection_size", "projection"))
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """A trained model, opened for use; a classifier has no tokenizer.
+
+    Attributes:
+        run_dir: where it was opened.
+        config: of its training.
+        task: what computes with the parameters.
+        params: of all parts; an image tower that was imported alone has no ``head``.
+        tokenizer: for captions, or None.
+        step: optimizer updates of the checkpoint.
+    """
+
+    run_dir: Path
+    config: ExperimentConfig
+    task: ContrastiveTask | ClassificationTask
+    params: Params
+    tokenizer: Tokenizer | None
+    step: int
+
+    def model(self) -> EvaluatedModel:
+        """Returns the model as evaluators see it, on all devices."""
+        mesh = MeshConfig().build()
+        placed = jax.device_put(self.params, sharding.tree_shardings(self.params, mesh))
+        return ModelMaker(self.task, mesh, self.tokenizer).model(placed, self.tower, self._text_tower())
+
+    @functools.cached_property
+    def tower(self) -> str:
+        """What tells the image tower apart."""
+        return tower_fingerprint(self.config, self.params)
+
+    def _text_tower(self) -> str:
+        """Returns what tells apart models that embed texts otherwise."""
+        if self.tokenizer is None:
+            return ""
+        fields = experiment.to_dict(self.config)
+        vocabulary = hashlib.sha256(tokenizer_path(self.run_dir).read_bytes()).hexdigest()
+        others = {part: params for part, params in self.params.items() if part != "image_tower"}
+        return json.dumps([fields["task"], fields["tokenizer"], vocabulary, checksums.digest(others)])
+
+
+def open_run(run_dir: Path, pretrained: Path | None = None) -> Run:
+    """Opens the newest checkpoint of a run, with its locked parameters from where they came.
+
+    Args:
+        run_dir: the run.
+        pretrained: where the run or file with the locked parameters lies now, if it has moved.
+
+    Raises:
+        UserError: something is missing, does not fit, or the locked parameters are not those of training.
+    """
+    config = load_config(run_dir)
+    check_chain(run_dir)
+    task = config.task.build()
+    tokenizer = None
+    if config.tokenizer is not None:
+        tokenizer = dataclasses.replace(config.tokenizer, model=tokenizer_path(run_dir)).build()
+    with Checkpoints(checkpoint_dir(run_dir), read_only=True) as checkpoints:
+        step = checkpoints.newest_step()
+        _, saved = checkpoints.at(step).about()
+    shapes = abstract_params(task)
+    if isinstance(task, ClassificationTask) and not any(path.startswith("params/head/") for path in saved):
+        shapes = {"image_tower": shapes["image_tower"]}
+    return Run(run_dir, config, task, _restore_params(config, shapes, run_dir, pretrained), tokenizer, step)
+
+
+def _restore_params(
+    config: ExperimentConfig,
+    shapes: Params,
+    run_dir: Path,
+    pretrained: Path | None,
+) -> Params:
+    """Returns the newest checkpoint's parameters with the locked ones that they were trained on."""
+    locked_like, trainable_like = parameters.partition(shapes, config.task.locked)
+    if config.pretrained is not None and pretrained is not None:
+        config = dataclasses.replace(config, pretrained=dataclasses.replace(config.pretrained, run=pretrained))
+    locked = _locked_params(_moved(config, pretrained), run_dir, locked_like)
+    with Checkpoints(checkpoint_dir(run_dir), read_only=True) as checkpoints:
+        trainable, info = checkpoints.restore_params(trainable_like)
+    if checksums.digest(locked) != info.get("locked_checksum"):
+        origin = "the files named as `weights`" if config.pretrained is None else config.pretrained.run
+        raise UserError(
+            f"the locked parameters in {origin} are not those that {run_dir} was trained with; "
+            "point --pretrained at the original"
+        )
+    locked = parameters.cast(locked, config.task.image_tower.compute_type)  # as in training
+    return parameters.merge(locked, trainable)
+
+
+def _locked_params(config: ExperimentConfig, run_dir: Path, like: Params) -> Params:
+    """Returns some of a run's locked parameters, which its checkpoints do not hold, from where they came."""
+    wanted = parameters.flatten(like)
+    # A tower that is locked in part is read whole.
+    shapes = abstract_params(config.task.build())
+    read = load_weights(config.task, {part: shapes[part] for part in like})
+    locked = {path: array for path, array in parameters.flatten(read).items() if path in wanted}
+    rest = {path: shape for path, shape in wanted.items() if path not in locked}
+    if rest and config.pretrained is not None:
+        source = find_pretrained(config.pretrained.run, run_dir)
+        config = dataclasses.replace(config, pretrained=dataclasses.replace(config.pretrained, run=source))
+    if rest:
+        locked |= parameters.flatten(load_pretrained(config, parameters.unflatten(rest)))
+    return parameters.unflatten(locked)
+
+
+def _moved(config: ExperimentConfig, weights: Path | None) -> ExperimentConfig:
+    """Returns the configuration with the towers' weights where they are now.
+
+    Raises:
+        UserError: the towers came from two places, of which one path cannot tell both.
+    """
+    towers: dict[str, Any] = {part: getattr(config.task, part, None) for part in TOWERS}
+    addresses = {part: tower.weights for part, tower in towers.items() if getattr(tower, "weights", None)}
+    if weights is None or not addresses:
+        return config
+    # A part of a file is named behind it, as in x.npz:img.
+    places = {part: address.partition(".npz:") for part, address in addresses.items()}
+    if len({file.removesuffix(".npz") for file, _, _ in places.values()}) > 1:
+        raise UserError(
+            f"the towers came from {' and '.join(addresses.values())}: --pretrained {weights} can stand for one only; "
+            "put the files back, or link them"
+        )
+    moved = {
+        part: dataclasses.replace(towers[part], weights=f"{weights}:{subtree}" if subtree else str(weights))
+        for part, (_, _, subtree) in places.items()
+    }
+    return dataclasses.replace(config, task=dataclasses.replace(config.task, **moved))
+
+
+def load_pretrained(config: ExperimentConfig, like: Params) -> Params:
+    """Returns the parameters that ``config.pretrained`` names, in the shapes of ``like``.
+
+    Where images or patches have another size, positions and the first layer are resampled. A dense layer at the end of
+    the tower may be missing in the source, and is then missing in the result, or in the tower.
+
+    Raises:
+        UserError: no source is configured, or its image tower differs from this configuration's.
+    """
+    if config.pretrained is None:
+        raise UserError(
+            f"the configuration locks {sorted(like)[0]} but nothing says where its weights come from; "
+            "name the run that trained it as `pretrained` in the configuration file, or with --pretrained.run"
+        )
+    origin = config.pretrained.run
+    source = load_config(origin)
+    check_chain(origin)
+    theirs, ours = source.task.image_tower, config.task.image_tower
+    ends = _check_same_tower(theirs, ours, origin)
+    wanted = {path: leaf for path, leaf in parameters.flatten(like).items() if not path.startswith(ends)}
+    as_saved = {**wanted, **_resampled(source, wanted)}
+    locked = {path for path in wanted if any(re.fullmatch(pattern, path) for pattern in source.task.locked)}
+    found = {}
+    if trained := {path: leaf for path, leaf in as_saved.items() if path not in locked}:
+        with Checkpoints(checkpoint_dir(origin), read_only=True) as checkpoints:
+            found |= parameters.flatten(checkpoints.restore_params(parameters.unflatten(trained))[0])
+    if locked:
+        there = _locked_params(source, origin, parameters.unflatten({path: as_saved[path] for path in locked}))
+        found |= parameters.flatten(there)
+    for path in found:
+        if path in locked or as_saved[path] is not wanted[path]:
+            array = np.asarray(found[path])
+            if isinstance(theirs, ViTConfig) and isinstance(ours, ViTConfig):
+                array = resample(path.removeprefix("image_tower/"), array, theirs, ours)
+            found[path] = rename.placed(array, wanted[path].sharding)
+    return parameters.unflatten(found)
+
+
+def _resampled(source: ExperimentConfig, wanted: dict[str, Any]) -> dict[str, Any]:
+    """Returns the shapes in which a run has the parameters of a tower that depend on the size of images or patches."""
+    saved = parameters.flatten(abstract_params(source.task.build()))
+    shapes = {}
+    for path in {"image_tower/positions", "image_tower/patches/kernel"} & wanted.keys() & saved.keys():
+        leaf = wanted[path]
+        if saved[path].shape != leaf.shape:
+            mesh = getattr(leaf.sharding, "mesh", None)
+            place = leaf.sharding if mesh is None else sharding.whole(mesh)
+            shapes[path] = jax.ShapeDtypeStruct(saved[path].shape, leaf.dtype, sharding=place)
+    return shapes
+
+
+def load_weights(
+    config: ContrastiveConfig | ClassificationConfig, shapes: Params, shardings: Params | None = None
+) -> Params:
+    """Returns what towers take from the ``weights`` that they name, below the towers' names.
+
+    A dense layer at the end may be missing in the source, and is then missing in the result, or in the tower.
+
+    Args:
+        config: of the model.
+        shapes: of its parameters; towers that are not among them are left alone.
+        shardings: where they go, None for one device.
+
+    Raises:
+        UserError: a source cannot be read, or holds another tower than the configuration's.
+    """
+    loaded = {}
+    for part in TOWERS:
+        tower = getattr(config, part, None)
+        # A ResNet has no weights to name.
+        if part not in shapes or getattr(tower, "weights", None) is None:
+            continue
+        assert isinstance(tower, ViTConfig | TextConfig | BertConfig)
+        found = _open_weights(tower)
+        source = getattr(found, part)
+        ends = {field: layer for field, layer in LAST_LAYERS if _is_in_one(field, source, tower)}
+        _check_same_source(source, tower, part, tuple(ends))
+        wanted = {name: tree for name, tree in shapes[part].items() if name not in ends.values()}
+        found = weights.without(found, tuple(f"{part}/{layer}/" for layer in ends.values()))
+        with Bar(f"reading {tower.weights}", parameters.count(wanted), "parameters") as bar:
+            places = None if shardings is None else {name: shardings[part][name] for name in wanted}
+            loaded[part] = weights.load_part(found, part, wanted, places, bar.advance)
+    return loaded
+
+
+def with_absolute_weights(config: Any) -> Any:
+    """Returns a task's configuration whose towers name files by absolute paths, to open it from elsewhere."""
+    for part in TOWERS:
+        tower: Any = getattr(config, part, None)
+        address = getattr(tower, "weights", None)
+        if address is not None and "://" not in address:
+            config = dataclasses.replace(
+                config, **{part: dataclasses.replace(tower, weights=str(Path(address).resolve()))}
+            )
+    return config
+
+
+def _is_in_one(field: str, *towers: Any) -> bool:
+    """Returns whether one of two towers has the layer of a field and the other has not."""
+    return len({bool(getattr(tower, field, None)) for tower in towers}) == 2
+
+
+def _open_weights(tower: ViTConfig | TextConfig | BertConfig) -> Imported:
+    assert tower.weights is not None
+    experts = {} if tower.encoder.experts is None else dataclasses.asdict(tower.encoder.experts)
+    options: dict[str, Any] = {"compute_type": tower.encoder.compute_type, "experts": experts}
+    if isinstance(tower, ViTConfig):
+        options |= {"image_size": tower.image_size, "patch_size": tower.patch_size}
+    else:
+        options |= {"text_length": tower.length}
+    if isinstance(tower, TextConfig) and tower.pooling != "attention":
+        options |= {"text_pooling": tower.pooling}
+    return weights.open_weights(tower.weights, **options)
+
+
+def _check_same_source(found: Any, tower: Any, part: str, optional: tuple[str, ...]) -> None:
+    if found is None:
+        raise UserError(f"{tower.weights} holds no {part.replace('_', ' ')}")
+    if type(found) is not type(tower):
+        theirs, ours = type(found).__name__, type(tower).__name__
+        raise UserError(f"{tower.weights} holds a {theirs}, the configuration says {ours}")
+    for field, (theirs, ours) in _differences(found, tower).items():
+        if field not in optional:
+            flag = f"--task.{part}.{field}".replace("_", "-")
+            raise UserError(
+                f"the {part.replace('_', ' ')} in {tower.weights} has {field} = {theirs}, this configuration {ours}; "
+                f"set {flag} {theirs}, or let lit_het.checkpoints.weights.{part} make the configuration"
+            )
+
+
+def tower_fingerprint(config: ExperimentConfig, params: Params) -> str:
+    """Returns what tells image towers apart: their fields, and the parameters as they compute with them.
+
+    Args:
+        config: of a run.
+        params: its parameters, or those of the image tower alone below its name.
+    """
+    tower = config.task.image_tower
+    fields = {field: value for field, value in experiment.fields(tower).items() if field not in EXECUTION_FIELDS}
+    used = parameters.cast({"image_tower": params["image_tower"]}, tower.compute_type)
+    text = f"{json.dumps(fields, sort_keys=True)} {tower.compute_type} {checksums.digest(used)}"
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def abstract_params(task: ContrastiveTask | ClassificationTask) -> Params:
+    """Returns the shapes of a task's parameters on one device, to restore into."""
+    sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    shapes = jax.eval_shape(task.initialize, jax.random.key(0))
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), shapes)
+
+
+def _check_same_tower(theirs: Any, ours: Any, origin: Path) -> tuple[str, ...]:
+    """Returns what paths of layers that one of two towers lacks begin with; refuses towers that differ otherwise."""
+    ends = {field: f"image_tower/{layer}/" for field, layer in LAST_LAYERS if _is_in_one(field, theirs, ours)}
+    for field, (before, now) in _differences(theirs, ours).items():
+        if field not in (*ends, *RESAMPLED_FIELDS):
+            raise UserError(
+                f"the image tower of {origin} has {field} = {before}, this configuration {now}; "
+                f"set --task.image-tower.{field.replace('_', '-')} {before}"
+            )
+    return tuple(ends.values())
+
+
+def _differences(theirs: Any, ours: Any) -> dict[str, tuple[Any, Any]]:
+    """Returns the fields in which two towers differ as models."""
+    return {
+        field: values
+        for field, values in experiment.differences(theirs, ours).items()
+        if field not in EXECUTION_FIELDS and (field in EXPERT_FIELDS or not field.startswith("encoder.experts."))
+    }

@@ -1,0 +1,215 @@
+"""``lit-het plan``: what a training step will take on so many devices, without them."""
+
+import dataclasses
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from lit_het import parameters, sharding
+from lit_het.configs.experiment import ExperimentConfig
+from lit_het.durations import RunLength
+from lit_het.planning import costs
+from lit_het.planning.program import Program, read_program
+from lit_het.random import keys_at
+from lit_het.tasks.contrastive import ContrastiveConfig
+from lit_het.training.step import initial_state, jit_step, make_train_step
+from lit_het.types import Batch, Params, TrainState
+
+# Of a block of logits: themselves, what they are made into and their gradient.
+_COPIES_OF_LOGITS = 3
+# A step costs the same however many there are.
+_ANY_LENGTH = RunLength(num_steps=10**9, batch_size=1, epoch_size=1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Compiled:
+    """The compiled step of one device.
+
+    Attributes:
+        arguments: bytes of state, locked parameters and batch.
+        temporary: bytes beside them.
+        program: its products and collectives.
+        seconds: that compiling took.
+    """
+
+    arguments: int
+    temporary: int
+    program: Program
+    seconds: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What a step takes.
+
+    Attributes:
+        mesh: of the devices.
+        batch_size: of all devices.
+        counts: parameters (locked, trainable) of each part of the model.
+        flops: of all matrix products of a step, on all devices together.
+        memory: bytes on a device by formula, by what they hold.
+        compiled: the same by the compiler.
+    """
+
+    mesh: Mesh
+    batch_size: int
+    counts: dict[str, tuple[int, int]]
+    flops: int
+    memory: dict[str, int]
+    compiled: Compiled
+
+
+@dataclasses.dataclass(frozen=True)
+class _Inputs:
+    """Shapes of what a step takes, with their places on the mesh."""
+
+    state: TrainState
+    locked: Params
+    batch: Batch
+
+
+class Step:
+    """The training step of a configuration, of which nothing exists but shapes."""
+
+    def __init__(self, config: ExperimentConfig, mesh: Mesh):
+        sharding.check_batch_size(config.data.batch_size, mesh)
+        self.config, self.mesh = config, mesh
+        self._task = config.task.build()
+        self.optimizer = config.optimizer.build(config.schedule, _ANY_LENGTH, self._task.layers_above)
+        locked, trainable = parameters.partition(
+            jax.eval_shape(self._task.initialize, jax.random.key(0)), self._task.locked
+        )
+        locked = jax.eval_shape(lambda params: parameters.cast(params, config.task.image_tower.compute_type), locked)
+        averages = config.average_decay is not None
+        state = jax.eval_shape(lambda params: initial_state(params, self.optimizer, averages=averages), trainable)
+        self.inputs = _Inputs(self._placed(state), self._placed(locked), self._batch(config.data.batch_size))
+
+    def _placed(self, tree: Any) -> Any:
+        places = sharding.tree_shardings(tree, self.mesh)
+        return jax.tree.map(lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), tree, places)
+
+    def _batch(self, rows: int) -> Batch:
+        """Returns the shapes of so many examples, as the loader yields them."""
+        place, task = sharding.batch_sharding(self.mesh), self.config.task
+
+        def of(*shape: int, dtype: Any) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct((rows, *shape), dtype, sharding=place)
+
+        size = task.image_tower.image_size
+        image, stored = of(size, size, 3, dtype=jnp.uint8), of(self._task.features.size, dtype=jnp.float32)
+        is_stored = self.config.data.embeddings is not None
+        text = label = None
+        if isinstance(task, ContrastiveConfig):
+            text = of(task.text_tower.length, dtype=jnp.int32)
+        else:
+            label = of(dtype=jnp.int32) if task.loss == "softmax" else of(task.num_classes, dtype=jnp.float32)
+        fields: Any = {
+            "valid": of(dtype=jnp.bool_),
+            "image": None if is_stored else image,
+            "image_embedding": stored if is_stored else None,
+            "text": text,
+            "label": label,
+        }
+        return Batch(**fields)
+
+    def counts(self) -> dict[str, tuple[int, int]]:
+        """Returns `Plan.counts`."""
+        locked, trainable = self.inputs.locked, self.inputs.state.params
+        return {
+            part: (parameters.count(locked.get(part, {})), parameters.count(trainable.get(part, {})))
+            for part in ("image_tower", "text_tower", "head")
+            if part in locked or part in trainable
+        }
+
+    def flops(self) -> int:
+        """Returns `Plan.flops`."""
+        arguments = self.inputs.state.params, self.inputs.locked, self.inputs.batch
+        with jax.set_mesh(self.mesh):  # how images are grouped for experts follows from the devices
+            return costs.product_flops(jax.grad(self._loss), *arguments)
+
+    def _loss(self, trainable: Params, locked: Params, batch: Batch) -> Any:
+        return self._task.loss(parameters.merge(locked, trainable), batch, keys_at(self.config.seed, 0))[0]
+
+    def memory(self) -> dict[str, int]:
+        """Returns `Plan.memory`."""
+        params, locked = self.inputs.state.params, self.inputs.locked
+        rows = self.config.data.batch_size // sharding.num_batch_shares(self.mesh)
+        values = costs.intermediate_bytes(self._loss, params, lambda rows: (locked, self._batch(rows)), rows)
+        return {
+            "trainable parameters": _on_a_device(params),
+            "optimizer state": _on_a_device(dataclasses.replace(self.inputs.state, params={})),
+            "locked parameters": _on_a_device(locked),
+            "batch": _on_a_device(self.inputs.batch),
+            "gradients": _on_a_device(params),
+            "kept for the backward pass": values.kept,
+            "work of the widest moment": values.working,
+            "kernels gathered": _gathered(params, locked),
+            "logits and keys": self._logits(rows),
+        }
+
+    def _logits(self, rows: int) -> int:
+        """Returns the bytes of a block of logits in its copies, and of the keys of other devices."""
+        task, item = self.config.task, jnp.dtype(jnp.float32).itemsize
+        if not isinstance(task, ContrastiveConfig):
+            block = getattr(task.head, "sampling", None)
+            vectors = rows if block is None else min(block.block_size, rows * block.num_samples)
+            return _COPIES_OF_LOGITS * vectors * task.num_classes * item
+        all_rows, width = self.config.data.batch_size, task.image_tower.embedding_size
+        num_keys = rows if task.loss.form == "ring" else all_rows
+        vectors = rows if task.loss.form == "dense" else min(rows, task.loss.block_size)
+        # Keys of both sides, and the gradient of those that are being scored.
+        return (_COPIES_OF_LOGITS * vectors + 3 * width) * num_keys * item
+
+    def compile(self) -> Compiled:
+        """Compiles the step for the devices of the mesh; nothing is allocated on them."""
+        began = time.monotonic()
+        config = self.config
+        skips = config.on_nonfinite == "skip"
+        step = make_train_step(self._task, self.optimizer, config.seed, config.average_decay, skips_nonfinite=skips)
+        inputs = self.inputs
+        with jax.set_mesh(self.mesh):
+            compiled = jit_step(step, inputs.state).lower(inputs.state, inputs.locked, inputs.batch).compile()
+        memory, text = compiled.memory_analysis(), compiled.as_text()
+        assert memory is not None
+        assert text is not None
+        arguments = memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
+        program = read_program(text, self.mesh)
+        return Compiled(arguments, memory.temp_size_in_bytes, program, time.monotonic() - began)
+
+
+def plan(config: ExperimentConfig, devices: Sequence[Any]) -> Plan:
+    """Returns what a step of the configuration takes on devices, which are only compiled for.
+
+    Raises:
+        UserError: the mesh does not fit the devices, or the batch the mesh.
+    """
+    step = Step(config, config.mesh.build(devices))
+    compiled = step.compile()
+    return Plan(step.mesh, config.data.batch_size, step.counts(), step.flops(), step.memory(), compiled)
+
+
+def _on_a_device(tree: Any) -> int:
+    """Returns the bytes of a tree's parts on each device."""
+    return sum(sharding.part_bytes(leaf) for leaf in jax.tree.leaves(tree))
+
+
+def _gathered(trainable: Params, locked: Params) -> int:
+    """Returns the bytes of kernels that a device has whole for a while: those outside of stacks, and of one block."""
+    outside, of_blocks = 0, 0
+    for tree in (trainable, locked):
+        blocks: dict[str, int] = {}
+        for path, leaf in parameters.flatten(tree).items():
+            whole = sharding.used_bytes(leaf)
+            if whole == sharding.part_bytes(leaf):
+                continue
+            if "blocks/" in path:
+                stack = path.rpartition("blocks/")[0]
+                blocks[stack] = blocks.get(stack, 0) + whole // leaf.shape[0]
+            elif tree is trainable:
+                outside += whole
+        of_blocks = max(of_blocks, *blocks.values(), 0)
+    return outside + of_blocks

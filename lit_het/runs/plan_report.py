@@ -1,0 +1,170 @@
+"""What ``lit-het plan`` prints."""
+
+import collections
+import dataclasses
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from lit_het.runs.plan import Plan, Step, plan
+from lit_het.configs.experiment import ExperimentConfig
+from lit_het.console import say
+from lit_het.errors import UserError
+from lit_het.planning.program import Collective
+from lit_het.sharding import MeshConfig
+from lit_het.tasks.contrastive import ContrastiveConfig
+
+GIB, MIB = 2**30, 2**20
+_WIDTH_OF_FILES = 120
+
+REMARKS = (
+    "The compiler is XLA's for CPUs. It widens bfloat16 to float32, in memory and on the way, and writes a "
+    "reduce-scatter as an all-reduce and a slice, of twice its bytes; accelerators' compilers do neither, but choose "
+    "other fusions, layouts and padding. State is exact in both columns.",
+    "Bytes of collectives are what a device sends in a step, in rings of their groups. Operations are those of matrix "
+    "products and convolutions, with what remat repeats.",
+)
+
+
+def report(config: ExperimentConfig, devices: Sequence[Any], memory_gib: int | float) -> bool:
+    """Prints the plan of a configuration on devices, and returns whether it fits into their memory.
+
+    Args:
+        config: of the run.
+        devices: virtual ones are enough.
+        memory_gib: memory of each.
+
+    Raises:
+        UserError: the mesh does not fit the devices, or the batch the mesh.
+    """
+    say(f"compiling the step for {len(devices)} virtual devices")
+    made = plan(config, devices)
+    console = Console(width=None if sys.stdout.isatty() else _WIDTH_OF_FILES, highlight=False)
+    mesh = " x ".join(f"{name} {size}" for name, size in made.mesh.shape.items())
+    console.print(f"{made.mesh.size} devices: {mesh}; batch {made.batch_size:,}, {_rows(made):,} on a device")
+    for table in (_parameters(made), _operations(made), _memory(made), _collectives(made)):
+        console.print(table)
+    for remark in REMARKS:
+        console.print(remark)
+    return _verdict(console, config, made, memory_gib)
+
+
+def _rows(made: Plan) -> int:
+    return made.batch_size // made.mesh.size
+
+
+def _parameters(made: Plan) -> Table:
+    table = _table("parameters", "locked", "trainable", "all")
+    rows = {**made.counts, "all": tuple(map(sum, zip(*made.counts.values(), strict=True)))}
+    for part, counts in rows.items():
+        table.add_row(part.replace("_", " "), *(f"{count:,}" for count in (*counts, sum(counts))))
+    return table
+
+
+def _operations(made: Plan) -> Table:
+    unit, name = (1e12, "TFLOP") if made.flops >= 1e12 else (1e9, "GFLOP")
+    table = _table(f"{name} of a step", "all devices", "a device", "an example")
+    for name, flops in (
+        ("traced", made.flops),
+        ("compiled", made.compiled.program.product_flops * made.mesh.size),
+    ):
+        parts = (flops, flops / made.mesh.size, flops / made.batch_size)
+        table.add_row(name, *(f"{part / unit:,.3f}" for part in parts))
+    return table
+
+
+def _memory(made: Plan) -> Table:
+    unit, name = (GIB, "GiB") if max(totals(made)) >= GIB else (MIB, "MiB")
+    table = _table(f"{name} of a device", "by formula", "compiled")
+    compiled, names = made.compiled, list(made.memory)
+    for number, (name, size) in enumerate(made.memory.items()):
+        # The compiler tells two sums, which stand where they end.
+        told = {3: f"{compiled.arguments / unit:.3f} all above"}.get(number, "")
+        told = f"{compiled.temporary / unit:.3f} the rest" if number == len(names) - 1 else told
+        table.add_row(name, f"{size / unit:.3f}", told)
+    table.add_row("all", *(f"{size / unit:.3f}" for size in totals(made)))
+    return table
+
+
+def totals(made: Plan) -> tuple[int, int]:
+    """Returns the bytes of a device by formula and by the compiler."""
+    return sum(made.memory.values()), made.compiled.arguments + made.compiled.temporary
+
+
+def _collectives(made: Plan) -> Table:
+    by_kind: dict[tuple[str, str], list[Collective]] = collections.defaultdict(list)
+    for one in made.compiled.program.collectives:
+        axes = "other devices" if one.axes is None else ", ".join(one.axes)
+        by_kind[one.kind, f"{axes} ({one.group})"].append(one)
+    table = _table("collectives of a step", "over", "instructions", "times", "MB sent")
+    for (kind, axes), ones in sorted(by_kind.items(), key=lambda item: -sum(one.bytes_sent for one in item[1])):
+        times, sent = sum(one.times for one in ones), sum(one.bytes_sent for one in ones)
+        table.add_row(kind, axes, str(len(ones)), str(times), f"{sent / 1e6:,.1f}")
+    if made.compiled.program.unknown_loops:
+        table.caption = f"{made.compiled.program.unknown_loops} loops of unknown length are counted once"
+    return table
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title)
+    for column in columns:
+        table.add_column(column, justify="right")
+    return table
+
+
+def _verdict(console: Console, config: ExperimentConfig, made: Plan, memory_gib: int | float) -> bool:
+    formula, compiled = totals(made)
+    sizes = f"{_told(formula)} by formula, {_told(compiled)} compiled"
+    if max(formula, compiled) <= memory_gib * GIB:
+        console.print(f"It fits into {memory_gib:g} GiB of a device: {sizes}.")
+        return True
+    certainty = "will not fit" if min(formula, compiled) > memory_gib * GIB else "may not fit"
+    largest = max(made.memory, key=lambda name: made.memory[name])
+    console.print(f"It {certainty} into {memory_gib:g} GiB of a device: {sizes}. The largest part: {largest}.")
+    console.print("What helps, each beside those above it, by formula:")
+    smallest = formula
+    for flag, change in _remedies(config, made):
+        try:
+            changed = change(config)
+            size = sum(Step(changed, changed.mesh.build(list(made.mesh.devices.flat))).memory().values())
+        except UserError:
+            continue  # neither experts nor examples can be split so
+        if size < smallest:
+            config, smallest = changed, size
+            console.print(f"  {flag}: {_told(size)}{'' if size > memory_gib * GIB else ', which fits'}")
+        if smallest <= memory_gib * GIB:
+            break
+    return False
+
+
+def _remedies(config: ExperimentConfig, made: Plan) -> Iterator[tuple[str, Callable[[ExperimentConfig], Any]]]:
+    """Yields flags that may help, each with what makes its change, in the order of what they cost."""
+    mesh, task = MeshConfig(*made.mesh.devices.shape), config.task
+    for factor in (2, 4, 8):
+        wider = dataclasses.replace(mesh, data=-1, fsdp=factor * mesh.fsdp)
+        yield f"--mesh.fsdp {wider.fsdp}", lambda config, wider=wider: dataclasses.replace(config, mesh=wider)
+    if isinstance(task, ContrastiveConfig) and task.loss.form != "ring":
+        loss = dataclasses.replace(task.loss, form="ring")
+        yield "--task.loss.form ring", lambda config: _with_task(config, loss=loss)
+    for part in ("text_tower", "image_tower"):
+        tower: Any = getattr(task, part, None)
+        if made.counts.get(part, (0, 0))[1] and (encoder := getattr(tower, "encoder", None)) is not None:
+            for policy in ("dots", "full"):
+                changed: Any = dataclasses.replace(tower, encoder=dataclasses.replace(encoder, remat=policy))
+                flag = f"--task.{part.replace('_', '-')}.encoder.remat {policy}"
+                yield flag, lambda config, part=part, changed=changed: _with_task(config, **{part: changed})
+    parts = 4 * task.microbatches
+    yield f"--task.microbatches {parts}", lambda config: _with_task(config, microbatches=parts)
+    data = dataclasses.replace(config.data, batch_size=config.data.batch_size // 2)
+    yield f"--data.batch-size {data.batch_size}", lambda config: dataclasses.replace(config, data=data)
+
+
+def _with_task(config: ExperimentConfig, **fields: Any) -> ExperimentConfig:
+    return dataclasses.replace(config, task=dataclasses.replace(config.task, **fields))
+
+
+def _told(size: int) -> str:
+    return f"{size / GIB:.1f} GiB" if size >= GIB else f"{size / MIB:.1f} MiB"

@@ -1,0 +1,318 @@
+"""``lit-het train``: from a configuration to a trained run."""
+
+import contextlib
+import dataclasses
+import functools
+import itertools
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from lit_het import distributed, parameters, sharding
+from lit_het.checkpoints.native import checksums
+from lit_het.checkpoints.native.folders import complete_steps
+from lit_het.checkpoints.native.saving import Checkpoints, Kept
+from lit_het.runs.directory import checkpoint_dir, config_path, load_config
+from lit_het.runs.opening import tower_fingerprint
+from lit_het.runs.inspection import damage
+from lit_het.runs.flags import with_flags
+from lit_het.runs.initialization import initial_params
+from lit_het.runs.predictor import ModelMaker
+from lit_het.runs.files import write_nonfinite, write_run_files
+from lit_het.runs.checks import check_commands, check_data, check_embeddings, check_run_dir
+from lit_het.configs import experiment
+from lit_het.configs.experiment import ExperimentConfig
+from lit_het.data_pipelines.loader import Loader, LoaderConfig
+from lit_het.data_pipelines.stream import Stream
+from lit_het.data_pipelines.tokenizers import Tokenizer
+from lit_het.data_pipelines.watchdog import watched as reads_watched
+from lit_het.durations import RunLength
+from lit_het.errors import Unwritable, UserError
+from lit_het.eval.sets import Sets
+from lit_het.files import cache_folder
+from lit_het.tasks.classification import ClassificationTask
+from lit_het.tasks.contrastive import ContrastiveTask
+from lit_het.training import loop, preemption
+from lit_het.console import Bar, say
+from lit_het.training.metric_log import read_metrics
+from lit_het.training.loop import NonFinite
+from lit_het.training.metric_log import MetricLog
+from lit_het.training.run_lock import locked
+from lit_het.training.step import initial_state, jit_step, make_train_step
+from lit_het.types import Batch, EvaluatedModel, Params, TrainState
+
+
+def parse_config(
+    path: Path, flags: Sequence[str], command: str = "lit-het train", *, allow_commands: bool = False
+) -> ExperimentConfig:
+    """Returns the configuration of a Python file, or that of a run as JSON, with the fields that ``flags`` change.
+
+    Args:
+        path: of the file.
+        flags: as the user typed them.
+        command: likewise, for messages.
+        allow_commands: whether JSON, which others may have written, may name shell commands.
+
+    Raises:
+        UserError: the file or a flag cannot be used, or JSON names a command that is not allowed.
+    """
+    is_json = path.suffix == ".json"
+    if path == config_path(path.parent):
+        config = load_config(path.parent)  # which compares it with the run's manifest
+    else:
+        config = experiment.load(path) if is_json else experiment.load_module_config(path)
+    config = with_flags(config, flags, f"{command} --config {path}")
+    if is_json and not allow_commands:
+        check_commands(config, path, flags)
+    return config
+
+
+def train(config: ExperimentConfig, *, resume: bool = False, allow_commands: bool = False) -> TrainState:
+    """Trains a run to its end and returns its last state.
+
+    Args:
+        config: of the run.
+        resume: whether it goes on from the newest checkpoint.
+        allow_commands: whether lists of shards may name shell commands, as the configuration itself may.
+
+    Raises:
+        UserError: anything in the configuration, the data or the run directory that cannot work.
+    """
+    _keep_compiled_programs()
+    mesh = config.mesh.build()
+    sharding.check_batch_size(config.data.batch_size, mesh)
+    check_run_dir(config, resume)
+    distributed.check_same(json.dumps(experiment.to_dict(config)), "the configuration")
+    # Losses look at the mesh for the devices that share a batch.
+    with locked(config.run_dir, say) as check_lock, jax.set_mesh(mesh):
+        check_run_dir(config, resume)  # again: another start may have begun, and ended, since then
+        return _train_on(mesh, config, resume, check_lock, allow_commands)
+
+
+def _train_on(
+    mesh: Mesh, config: ExperimentConfig, resume: bool, check_lock: Callable[[], None], allow_commands: bool
+) -> TrainState:
+    tokenizer = config.tokenizer.build() if config.tokenizer else None
+    loader = _open_data(config.data, tokenizer, allow_commands)
+    check_data(config, loader, tokenizer)
+    task = config.task.build()
+    run = _run_length(config, loader)
+    optimizer = config.optimizer.build(config.schedule, run, task.layers_above)
+    locked, trainable = initial_params(config, task, mesh)
+    checksum = checksums.digest(locked)
+    locked = parameters.cast(locked, config.task.image_tower.compute_type)
+    # A hash of the whole tower, where anything needs it.
+    tower = functools.cache(functools.partial(tower_fingerprint, config, locked))
+    check_embeddings(loader, task, tower)
+    initial = functools.partial(initial_state, optimizer=optimizer, averages=config.average_decay is not None)
+    places = sharding.tree_shardings(jax.eval_shape(initial, trainable), mesh)
+    state = jax.jit(initial, out_shardings=places)(trainable)
+
+    kept = Kept(config.cadence.keep, config.cadence.keep_steps)
+    with Checkpoints(
+        checkpoint_dir(config.run_dir), kept=kept, max_failed_saves=config.cadence.max_failed_saves, tell=say
+    ) as checkpoints:
+        position = 0
+        if resume and checkpoints.latest_step is not None:
+            state, position = _resumed(checkpoints, state, config, loader, checksum)
+        try:
+            write_run_files(config, tokenizer)
+            log = MetricLog(config.run_dir, first_step=int(state.step))
+        except OSError as error:
+            problem = f"{error.filename or config.run_dir} cannot be written ({error.strerror})"
+            raise Unwritable(f"{problem}; free the disk and start again") from error
+        watchdog = reads_watched(config.data.slow_read_seconds, config.data.stuck_read_seconds)
+        try:
+            evaluate = _evaluation(config, task, locked, state.params, tokenizer, mesh, tower)
+            step = make_train_step(
+                task, optimizer, config.seed, config.average_decay, skips_nonfinite=config.on_nonfinite == "skip"
+            )
+            with watchdog, _begun(loader, position) as batches, preemption.watched():
+                state = loop.train(
+                    jit_step(step, state),
+                    state,
+                    locked,
+                    _to_devices(batches, task, mesh),
+                    num_steps=run.num_steps,
+                    cadence=config.cadence,
+                    log=log,
+                    saver=_Saver(checkpoints, check_lock, config.data.batch_size, checksum, loader.digest),
+                    evaluate=evaluate,
+                    description=config.run_dir.name,
+                    evaluate_first=_lacks_evaluation(config, int(state.step), run.num_steps),
+                )
+        except NonFinite as error:
+            named = write_nonfinite(config, loader, error.step)
+            raise NonFinite(f"{error}; {named} names its samples", error.step) from error
+        finally:
+            log.close()
+            if distributed.is_first() and checkpoints.latest_step is None and not read_metrics(log.path):
+                # Nothing is lost: once the cause is mended, the same command starts anew.
+                config_path(config.run_dir).unlink(missing_ok=True)
+    for (shard, cause), count in sorted(loader.faults.counts.items()):
+        say(f"{shard}: {count} samples left out: {cause}", by_all=True)
+    return state
+
+
+def _keep_compiled_programs() -> None:
+    """Lets a restart find what took long to compile, where the user has not said where, or that it should not."""
+    # Those for CPUs are bound to the features of one, which machines that share a home may not have.
+    if "JAX_COMPILATION_CACHE_DIR" not in os.environ and jax.default_backend() != "cpu":
+        jax.config.update("jax_compilation_cache_dir", str(cache_folder("compiled")))
+
+
+def _open_data(config: LoaderConfig, tokenizer: Tokenizer | None, allow_commands: bool) -> Loader | Stream:
+    if config.stream is not None:
+        return Stream(config, tokenizer, allow_commands=allow_commands)
+    with Bar("indexing", sum(map(len, config.data_sets())), "shards") as bar:
+        return Loader(config, tokenizer, bar.advance)
+
+
+def _run_length(config: ExperimentConfig, loader: Loader | Stream | None) -> RunLength:
+    epoch_size = loader.num_samples if isinstance(loader, Loader) else None
+    return RunLength.resolve(config.length, config.data.batch_size, epoch_size)
+
+
+def _resumed(
+    checkpoints: Checkpoints, state: TrainState, config: ExperimentConfig, loader: Loader | Stream, checksum: str
+) -> tuple[TrainState, int]:
+    """Returns the newest state that is whole, and the position of the sample that comes next."""
+    state, info = checkpoints.restore(state)
+    # Runs of earlier versions have no digest.
+    if info.get("data_digest", loader.digest) != loader.digest:
+        raise UserError(
+            f"the shards are not those of {config.run_dir}: samples have come, gone or changed; "
+            "restore them, or start another --run-dir"
+        )
+    if info.get("locked_checksum") != checksum:
+        raise UserError(
+            f"the locked parameters are not those that {config.run_dir} began with; "
+            "set --pretrained.run to the original run"
+        )
+    if isinstance(loader, Stream):
+        say("a stream cannot seek: from here on it draws samples anew")
+    position = info.get("position")
+    if not isinstance(position, int) or not 0 <= position < 2**63:
+        raise UserError(f"the checkpoint in {config.run_dir} has no position in the data; start another --run-dir")
+    return state, position
+
+
+@contextlib.contextmanager
+def _begun(loader: Loader | Stream, position: int) -> Iterator[Iterator[Batch]]:
+    """Yields the batches from a position on, those of a stream when the first is there; closes them at the end."""
+    place = position, jax.process_index(), jax.process_count()
+    first: list[Batch] = []
+    if isinstance(loader, Stream):
+        with Bar("filling the shuffle buffer", loader.buffer_size, "samples") as bar:
+            batches = loader.batches(*place, advance=bar.advance)
+            first.append(next(batches))
+    else:
+        batches = loader.batches(*place)
+    with contextlib.closing(batches):
+        yield itertools.chain(first, batches)
+
+
+def train_unless_done(config: ExperimentConfig, *, allow_commands: bool = False) -> None:
+    """Trains a run, goes on with one that was interrupted, and leaves a finished one alone; arguments as of `train`.
+
+    Raises:
+        UserError: as `train`; the run directory holds a run of another configuration.
+    """
+    if not config_path(config.run_dir).exists():
+        train(config, allow_commands=allow_commands)
+        return
+    check_run_dir(config, resume=True)
+    # Not opened, which would sweep away what another start is saving.
+    newest = max(complete_steps(checkpoint_dir(config.run_dir)), default=None)
+    # Only epochs need the data to count their steps.
+    loader = _open_data(config.data, None, allow_commands) if config.length.unit == "epochs" else None
+    num_steps = _run_length(config, loader).num_steps
+    if newest is None or newest < num_steps or _lacks_evaluation(config, newest, num_steps):
+        train(config, resume=True, allow_commands=allow_commands)
+        return
+    with Checkpoints(checkpoint_dir(config.run_dir), read_only=True) as checkpoints:
+        damaged = damage(checkpoints, newest)
+    if damaged:
+        train(config, resume=True, allow_commands=allow_commands)
+    else:
+        say(f"{config.run_dir} is done: {newest} steps")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Saver:
+    """Saves states with what resuming needs beside them."""
+
+    checkpoints: Checkpoints
+    check_lock: Callable[[], None]
+    batch_size: int
+    locked_checksum: str
+    data_digest: str
+
+    def save(self, state: TrainState) -> None:
+        """Implements `loop.Saver`."""
+        self.check_lock()
+        info = {
+            "position": int(state.step) * self.batch_size,
+            "locked_checksum": self.locked_checksum,
+            "data_digest": self.data_digest,
+        }
+        self.checkpoints.save(state, info)
+
+    def finish(self) -> None:
+        """Implements `loop.Saver`."""
+        self.checkpoints.finish()
+
+
+def _evaluation(
+    config: ExperimentConfig,
+    task: ContrastiveTask | ClassificationTask,
+    locked: Params,
+    trainable: Params,
+    tokenizer: Tokenizer | None,
+    mesh: Mesh,
+    tower: Callable[[], str],
+) -> Callable[[Params], Mapping[str, float]]:
+    """Opens what the run is evaluated on, and checks it; returns what measures its trainable parameters."""
+    stored = any(evaluation.data.embeddings is not None for evaluation in config.evaluations)
+    if stored and "image_tower" in task.trained:
+        raise UserError("evaluations cannot read `embeddings` of an image tower that is trained; leave them out")
+    sets = Sets(config.data.image_size, config.data.preprocessing, tower)
+    evaluators = [evaluation.build(sets) for evaluation in config.evaluations]
+    maker = ModelMaker(task, mesh, tokenizer)
+    versions = itertools.count()
+
+    def model_of(trainable: Params) -> EvaluatedModel:
+        # A locked tower makes the same features every time: they are read once.
+        version = f"version {next(versions)}" if "image_tower" in task.trained else tower() if stored else "locked"
+        return maker.model(parameters.merge(locked, trainable), version)
+
+    if evaluators:
+        model = model_of(trainable)
+        for evaluator in evaluators:  # hours before the first evaluation
+            evaluator.check(model)
+
+    def evaluate(trainable: Params) -> Mapping[str, float]:
+        model = model_of(trainable)
+        return {name: value for evaluator in evaluators for name, value in evaluator(model).metrics().items()}
+
+    return evaluate
+
+
+def _lacks_evaluation(config: ExperimentConfig, step: int, num_steps: int) -> bool:
+    """Returns whether a run ended in the evaluation that belongs to a step, the last one saved."""
+    if not step or not config.evaluations or not config.cadence.evaluates_after(step, num_steps):
+        return False
+    records = [record for record in read_metrics(config.run_dir / "metrics.jsonl") if record["step"] == step]
+    return all(any(name.startswith("train/") for name in record) for record in records)
+
+
+def _to_devices(batches: Iterator[Batch], task: ContrastiveTask | ClassificationTask, mesh: Mesh) -> Iterator[Batch]:
+    for batch in batches:
+        if isinstance(task, ClassificationTask):
+            task.check_labels(np.asarray(batch.label))
+        yield distributed.to_global(batch, mesh)
