@@ -1,1 +1,1 @@
-"""Experiments worth naming: one plain Python module each."""
+"""Shipped experiments, one Python module each, and their format, `experiment`."""

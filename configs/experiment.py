@@ -1,4 +1,4 @@
-"""The root of every configuration, and its form on disk."""
+"""`ExperimentConfig`, the root of every configuration, and its JSON format."""
 
 import dataclasses
 import importlib.util
@@ -22,6 +22,7 @@ from lit_het.errors import FieldError, UserError, require_at_least, require_choi
 from lit_het.eval.suite import EVALUATIONS, EvaluationConfig
 from lit_het.files import write_atomically
 from lit_het.optimizers import Optimizer
+from lit_het.paths import locate_config
 from lit_het.schedules import Schedule
 from lit_het.sharding import MeshConfig
 from lit_het.tasks.classification import ClassificationConfig
@@ -35,9 +36,9 @@ LARGEST_NUMBER = 2**53
 """Larger numbers in them are refused: JSON does not hold them exactly."""
 
 MAX_NAME_BYTES = 255
-"""Text with a longer part between slashes is refused: file systems take it for no name."""
+"""Strings with a longer part between slashes are refused: file systems do not allow such names."""
 
-# What no model or machine has comes near to; beyond, memory and time run out before anything can tell.
+# Limits far beyond any model or machine. Larger values would exhaust memory or time before any check fails.
 _LARGEST = {
     **{"depth": 1_000, "width": 2**17, "mlp_width": 2**20, "num_heads": 2**12, "projection_size": 2**17},
     **{"image_size": 2**13, "patch_size": 2**13, "vocabulary_size": 2**24, "num_classes": 2**26, "num_factors": 2**17},
@@ -51,7 +52,7 @@ class PretrainedConfig:
 
     Attributes:
         run: directory of the run that trained them.
-        pattern: which of its parameters to take; they keep their paths.
+        pattern: regular expression of the paths of the parameters to take; the paths stay the same.
     """
 
     run: Path
@@ -63,21 +64,21 @@ class ExperimentConfig:
     """One training run.
 
     Attributes:
-        run_dir: where everything that the run writes goes.
+        run_dir: directory for everything that the run writes.
         task: towers, head and loss.
-        data: what to read.
-        length: of the training, in steps, examples or epochs.
-        tokenizer: captions to token ids; None where there is no text tower.
-        pretrained: where parameters start that are not drawn afresh; locked parameters need it.
+        data: training data.
+        length: length of the training, in steps, examples or epochs.
+        tokenizer: tokenizer of captions; None without a text tower.
+        pretrained: run to load parameters from; locked parameters need it, or `weights` of their tower.
         optimizer: the optimizer.
-        average_decay: what a step leaves of the moving average of parameters that is evaluated and opened in the place
-            of the last ones; None for no average.
-        schedule: its learning rate.
-        mesh: how devices share the work.
+        average_decay: decay per step of the moving average of the parameters, which is evaluated and opened instead of
+            the last parameters; None for no average.
+        schedule: learning rate schedule.
+        mesh: mesh of the devices.
         cadence: how often to log, save and evaluate.
-        on_nonfinite: ``stop`` at a step whose loss or gradient is not finite, or ``skip`` it: it then changes nothing.
-        evaluations: what to measure the model on.
-        seed: of initialisation and noise; the order of the data has its own, ``data.seed``.
+        on_nonfinite: ``stop`` at a step whose loss or gradient is not finite, or ``skip`` its update.
+        evaluations: evaluations during and after training.
+        seed: seed of initialisation and noise; ``data.seed`` is that of the order of the data.
     """
 
     run_dir: Path
@@ -97,7 +98,7 @@ class ExperimentConfig:
 
     def __post_init__(self) -> None:
         if self.length.unit == "percent" or self.length.amount == 0:
-            raise FieldError(self, "length", f"{self.length} must be some steps, examples or epochs")
+            raise FieldError(self, "length", f"{self.length} must be a positive number of steps, examples or epochs")
         if self.average_decay is not None and not 0 <= self.average_decay < 1:
             raise FieldError(self, "average_decay", f"{self.average_decay} must be at least 0 and below 1")
         require_at_least(0, self, "seed")
@@ -105,7 +106,9 @@ class ExperimentConfig:
 
 
 def load_module_config(path: Path) -> ExperimentConfig:
-    """Returns ``get_config()`` of a Python file; ``x.py:image_size=384,head=b`` gives it arguments.
+    """Returns ``get_config()`` of a Python file, or of a shipped configuration, given by its name.
+
+    ``x.py:image_size=384,head=b`` gives it arguments.
 
     Raises:
         UserError: the file is missing, has an error in it, or has no ``get_config`` that returns a configuration or
@@ -134,11 +137,9 @@ def load_evaluations(path: Path) -> tuple[EvaluationConfig, ...]:
 
 
 def _call(path: Path, function: str, example: str) -> Any:
-    """Returns what a function of a Python file returns; an error in the file is told with its line."""
-    file, colon, arguments = str(path).rpartition(".py:")
-    path = Path(f"{file}.py") if colon else path
-    if not path.is_file():
-        raise UserError(f"no configuration file {path}; the project's own are configs/*.py")
+    """Returns the result of a function in a Python file; an error in the file is reported with its line."""
+    file, colon, arguments = str(locate_config(path, function)).rpartition(".py:")
+    path = Path(f"{file}.py") if colon else Path(arguments)
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
         raise UserError(f"{path} is not a Python file; a configuration is a module with {function}()")
@@ -151,15 +152,15 @@ def _call(path: Path, function: str, example: str) -> Any:
         return called(**_arguments(called, arguments, path) if colon else {})
     except UserError:
         raise
-    except Exception as error:  # any, as the code is the user's
+    except Exception as error:  # the user's code may raise anything
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == spec.origin]
-        place = f"{path}, line {lines[-1]}" if lines else path  # of its syntax the error itself tells the line
+        place = f"{path}, line {lines[-1]}" if lines else path  # syntax errors contain the line
         message = " ".join(f"{type(error).__name__}: {error}".split())
-        raise UserError(f"{place}: {message}; mend the file") from error
+        raise UserError(f"{place}: {message}; fix the file") from error
 
 
 def _arguments(function: Callable[..., Any], text: str, path: Path) -> dict[str, Any]:
-    """Returns the arguments ``name=value,name=value`` of a function; its annotations say which values there are."""
+    """Parses the arguments ``name=value,name=value`` of a function, whose annotations are literals of the values."""
     hints = get_type_hints(function)
     choices = {name: get_args(hint) for name, hint in hints.items() if get_origin(hint) is Literal}
     found = {}
@@ -167,13 +168,13 @@ def _arguments(function: Callable[..., Any], text: str, path: Path) -> dict[str,
         name, _, value = argument.partition("=")
         if value not in map(str, choices.get(name, ())):
             known = ", ".join(f"{name}={'|'.join(map(str, values))}" for name, values in choices.items())
-            raise UserError(f"{path} takes no {argument!r}, but {known or 'no arguments'}")
+            raise UserError(f"{path} does not accept {argument!r}; it accepts {known or 'no arguments'}")
         found[name] = next(choice for choice in choices[name] if str(choice) == value)
     return found
 
 
 def save(config: ExperimentConfig, path: Path) -> None:
-    """Writes a configuration as JSON, read back by `load`; the file is never half written."""
+    """Writes a configuration as JSON, read back by `load`; the file is replaced atomically."""
     write_atomically(path, to_json(config))
 
 
@@ -186,8 +187,8 @@ def load(path: Path) -> ExperimentConfig:
     """Reads a configuration that `save` wrote.
 
     Raises:
-        UserError: the file is missing or no JSON, was written by a version with other fields, or holds numbers that
-            are none or too large, or a pattern that may hang.
+        UserError: the file is missing or not JSON, was written by a version with other fields, or contains invalid
+            or too large numbers, or a regular expression that may not terminate.
     """
     if not path.is_file():
         raise UserError(f"{path} is missing; give the directory of a run of lit-het")
@@ -196,8 +197,8 @@ def load(path: Path) -> ExperimentConfig:
         _check_values(content)
         config = _CONVERTER.structure(content, ExperimentConfig)
     except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror}); mend it, or its permissions") from error
-    except Exception as error:  # fields of other types make cattrs and the fields' own checks trip over anything
+        raise UserError(f"{path} cannot be read ({error.strerror}); check the file and its permissions") from error
+    except Exception as error:  # with wrong types, cattrs and the checks of fields may raise anything
         reasons = cattrs.transform_error(error) if isinstance(error, cattrs.BaseValidationError) else [str(error)]
         reason = " ".join("; ".join(reasons).split())[:1000] or type(error).__name__
         raise UserError(f"{path} does not fit this version of lit-het: {reason}") from error
@@ -212,20 +213,20 @@ def load(path: Path) -> ExperimentConfig:
 
 
 def _check_values(value: Any, field: str = "") -> None:
-    """Refuses NaN, infinities, whole numbers beyond any model's, and text that no file system takes for a path."""
+    """Checks for NaN, infinities, too large integers, and strings that cannot be paths; raises `ValueError`."""
     if isinstance(value, dict):
-        for name, one in value.items():
-            _check_values(one, name)
+        for name, inner in value.items():
+            _check_values(inner, name)
     elif isinstance(value, list):
-        for one in value:
-            _check_values(one, field)
+        for inner in value:
+            _check_values(inner, field)
     elif isinstance(value, int) and abs(value) > _LARGEST.get(field, LARGEST_NUMBER):
         raise ValueError(f"{field} = {value!r:.50} is beyond {_LARGEST.get(field, LARGEST_NUMBER):,}")
     elif isinstance(value, float) and not isfinite(value):
         raise ValueError(f"{field} = {value}")
-    # Encoding raises as well, where the text is no Unicode.
+    # Encoding also raises ValueError, if the string is not valid Unicode.
     elif isinstance(value, str) and ("\0" in value or max(map(len, value.encode().split(b"/"))) > MAX_NAME_BYTES):
-        raise ValueError(f"{field} = {value!r:.50} has NUL or a name of more than {MAX_NAME_BYTES} bytes")
+        raise ValueError(f"{field} = {value!r:.50} contains NUL or a name of more than {MAX_NAME_BYTES} bytes")
 
 
 def to_dict(config: Any) -> dict[str, Any]:
@@ -248,7 +249,7 @@ def fields(config: Any) -> dict[str, Any]:
     return traverse_util.flatten_dict(to_dict(config), sep=".")
 
 
-_UnionForm: TypeAlias = Any  # what X | Y evaluates to
+_UnionForm: TypeAlias = Any  # the type of X | Y
 
 
 def _is_union(form: _UnionForm) -> bool:
@@ -256,7 +257,7 @@ def _is_union(form: _UnionForm) -> bool:
 
 
 def _structure_union(value: Any, form: _UnionForm) -> Any:
-    """Reads a value that may be None or one of several dataclasses, told apart by ``type``."""
+    """Reads a value that may be None or one of several dataclasses, identified by ``type``."""
     options = [option for option in get_args(form) if option is not NoneType]
     if value is None and len(options) < len(get_args(form)):
         return None

@@ -2,12 +2,12 @@
 
     lit-het train --config configs/fine_tune_experts.py:data_set=pets,model=e3
 
-Resolution, clipping, optimizer, batch, capacities, expert dropout, minival, and the grid of learning rates and of
-factors of the steps are the paper's; of the grid stands here factor 1 and the rate 0.01, scripts/sweep.py searches it.
-It names no decay, loss, head or augmentation: taken are those of Dosovitskiy et al. 2021 (App. B.1.1), whose settings
-it follows: a cosine with 500 steps of warm-up (a tenth of the run for the small data sets), softmax, crops and flips,
-and a head that starts at zero in the place of the pre-logits layer. A V-MoE keeps K = 2, an e3 has K = 1 and M = 2.
-Minival is the end of the shards, which must not be sorted by class: ``lit-het data prepare pets ... --shuffle``.
+Resolution, clipping, optimizer, batch size, capacities, expert dropout, minival, and the grid of learning rates and
+factors of the steps are the paper's. The configuration has factor 1 and rate 0.01; scripts/sweep.py searches the grid.
+The paper gives no decay, loss, head or augmentation; they are those of Dosovitskiy et al. 2021 (App. B.1.1), whose
+settings it follows: cosine decay with 500 steps of warm-up (a tenth of the run for the small data sets), softmax, crops
+and flips, and a head with zero initialisation in place of the pre-logits layer. A V-MoE has K = 2, an e3 K = 1 and
+M = 2. Minival is the end of the shards, which must not be sorted by class: ``lit-het data prepare pets --shuffle``.
 """
 
 import dataclasses
@@ -40,7 +40,7 @@ WEIGHTS = {"vit": "weights/vit_b32.npz", "vmoe": "weights/vmoe_b32", "e3": "weig
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """What differs from data set to data set: classes, steps at factor 1 (Table 7), percent of train for minival."""
+    """Settings of a data set: classes, steps at factor 1 (Table 7), percent of train for minival."""
 
     num_classes: int
     num_steps: int

@@ -2,9 +2,9 @@
 
     lit-het train --config configs/fine_tune_imagenet.py:image_size=384
 
-All numbers are the table's. It leaves open what evaluation sees (the whole image, squashed, as the tower was trained)
-and RandAugment's and mixup's variants: docs/paper_map.md, 33 and 34. Shards must not be sorted by class, as minival is
-the end of them: ``lit-het data prepare imagenet --shuffle``.
+All numbers are the table's. It does not specify the preprocessing of evaluation (here the whole image, squashed, as
+for the training of the tower) and the variants of RandAugment and mixup: docs/paper_map.md, 33 and 34. Minival is the
+end of the shards, which must not be sorted by class: ``lit-het data prepare imagenet --shuffle``.
 """
 
 import dataclasses
@@ -41,13 +41,13 @@ EVALUATIONS = (
 
 def sovit(image_size: int) -> ViTConfig:
     """Returns the tower of SoViT Table 1."""
-    # 512 images on 8 devices would leave 500 GB of each for the backward pass, at 518 pixels.
+    # Without remat, 512 images of 518 pixels on 8 devices would save 500 GB per device for the backward pass.
     encoder = dataclasses.replace(encoder_size("So400m"), remat="full")
     return ViTConfig(image_size, patch_size=14, encoder=encoder, pooling="attention")
 
 
 def get_config(image_size: Literal[224, 384, 518] = 518) -> ExperimentConfig:
-    """Returns the run; set ``--pretrained.run``. Any other head takes the place of this one: `lit_het/heads`."""
+    """Returns the run; set ``--pretrained.run``. ``head`` can be any of `lit_het/heads`."""
     is_large = image_size >= 384
     return ExperimentConfig(
         run_dir=Path(f"runs/fine_tune_imagenet_{image_size}"),

@@ -1,8 +1,8 @@
-"""A classifier of characters: images of the quickstart's data set into 1,379 names, with a HET-XL head.
+"""A classifier of the quickstart's characters by 1,379 names, with a HET-XL head.
 
 Small enough to be trained many times: docs/temperature.md compares temperatures and heads on it. Training sees 15
-faces, ``data/held_out_face`` is a sixteenth: new images of the same characters. Some characters look the same in
-every face, so that no classifier can reach 100 %.
+typefaces, ``data/held_out_typeface`` is a sixteenth: new images of the same characters. Some characters look the same
+in every typeface, so that no classifier can reach 100 %.
 """
 
 from pathlib import Path
@@ -31,13 +31,13 @@ HEAD = HetXLConfig(
 
 
 def get_config(root: Path = ROOT, head: ClassificationHeadConfig = HEAD) -> ExperimentConfig:
-    """Returns the run; ``root`` holds the data that ``lit-het quickstart`` writes, in ``data/``."""
+    """Returns the run; ``root / "data"`` contains the data that ``lit-het quickstart`` writes."""
     return ExperimentConfig(
         run_dir=root / "glyph_classifier",
         task=ClassificationConfig(
             image_tower=ViTConfig(
                 image_size=32,
-                # A single patch: at this budget more of them learn less.
+                # A single patch: more patches learn less at this budget.
                 patch_size=32,
                 encoder=EncoderConfig(width=256, depth=1, mlp_width=1024, num_heads=4, unrolled=True),
                 pooling="attention",

@@ -2,9 +2,9 @@
 
     lit-het train --config configs/imagenet21k_het_xl.py:tower=resnet152
 
-Batch, epochs, Adam, weight decay, warm-up, factors and samples are the paper's. It names neither loss, decay nor
-augmentation. Its likelihoods (NLL 5.72 at 47 % precision) are those of a sigmoid loss, as in the scripts that its
-authors have published in uncertainty-baselines, from which come loss, bias, clipping, linear decay, crops and flips.
+Batch size, epochs, Adam, weight decay, warm-up, factors and samples are the paper's. It specifies no loss, decay or
+augmentation. Its likelihoods (NLL 5.72 at 47 % precision) are those of a sigmoid loss. Loss, bias, clipping, linear
+decay, crops and flips are those of the authors' scripts in uncertainty-baselines.
 """
 
 from pathlib import Path
@@ -40,7 +40,7 @@ WEIGHT_DECAYS = {"vit_l32": 0.1, "resnet152": 0.03}
 
 
 def get_config(tower: Literal["vit_l32", "resnet152"] = "vit_l32") -> ExperimentConfig:
-    """Returns the run; set ``--data.shards``. Any other head takes the place of this one: `lit_het/heads`."""
+    """Returns the run; set ``--data.shards``. ``head`` can be any of `lit_het/heads`."""
     return ExperimentConfig(
         run_dir=Path(f"runs/imagenet21k_{tower}_het_xl"),
         task=ClassificationConfig(
@@ -64,7 +64,7 @@ def get_config(tower: Literal["vit_l32", "resnet152"] = "vit_l32") -> Experiment
             labels=ClassIndex(),
         ),
         length=Duration(90, "epochs"),
-        # The paper's weight decay is multiplied by the learning rate, ours is the fraction of a step.
+        # The paper's weight decay is multiplied by the learning rate; ours is the decay per step.
         optimizer=Optimizer(AdamW(), weight_decay=WEIGHT_DECAYS[tower] * LEARNING_RATE),
         schedule=Schedule(
             learning_rate=LEARNING_RATE, warmup=Duration(10_000), initial_rate=1e-5, decay=Linear(final_fraction=0.01)

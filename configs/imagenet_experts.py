@@ -2,11 +2,11 @@
 
     lit-het train --config configs/imagenet_experts.py:model=vmoe
 
-Mixup, RandAugment, expert dropout, K and M are the paper's, as are the learning rates to choose from, 0.001 and 0.003.
-For the rest it points to "AugReg" (Steiner et al. 2022): Adam, batch 4096, 300 epochs, cosine with 10,000 steps of
+Mixup, RandAugment, expert dropout, K, M and the learning rates to search, 0.001 and 0.003, are the paper's.
+For the rest it refers to "AugReg" (Steiner et al. 2022): Adam, batch 4096, 300 epochs, cosine with 10,000 steps of
 warm-up, clipping at 1, weight decay 0.1 times the learning rate, Inception crops and flips. Sizes are those of e3
-App. A.1 (its S is 512 wide and 8 deep), the 8 experts those of the published V-MoE-S/32. Minival, which the paper used
-to choose, is 1 % of train (App. A.3). docs/paper_map.md, 52, says where the published code differs.
+App. A.1 (its S is 512 wide and 8 deep), the 8 experts those of the published V-MoE-S/32. Minival, on which the
+paper selects, is 1 % of train (App. A.3). docs/paper_map.md, 52, lists differences from the published code.
 """
 
 import dataclasses
@@ -67,7 +67,7 @@ def get_config(model: Literal["vmoe", "e3"] = "e3") -> ExperimentConfig:
             threads=16,
         ),
         length=Duration(300, "epochs"),
-        # Adam's 0.1 is multiplied by the learning rate, ours is the fraction of a step.
+        # AugReg's weight decay of 0.1 is multiplied by the learning rate; ours is the decay per step.
         optimizer=Optimizer(AdamW(), weight_decay=0.1 * LEARNING_RATE, clip_norm=1.0),
         schedule=Schedule(learning_rate=LEARNING_RATE, warmup=Duration(10_000)),
         mesh=MeshConfig(expert=-1),

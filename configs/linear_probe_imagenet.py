@@ -1,8 +1,8 @@
 """A linear probe of a frozen SoViT-400m/14 on ImageNet at 224 pixels, in full size (SoViT Table 9, App. E.2).
 
-All numbers are the paper's, the fine-tuning recipe's where Table 9 says nothing (it shares the rest). Images are
-resized to 256 x 256 and cut to 224 x 224; evaluation sees them whole. ``lit-het linear-probe`` searches the grid on
-stored features in minutes, without flips, crops and mixup; ``scripts/sweep.py`` searches it as the paper did.
+All numbers are the paper's; what Table 9 does not specify is from the fine-tuning recipe. Training images are resized
+to 256 x 256 and cropped to 224 x 224; evaluation uses the whole image. ``lit-het linear-probe`` searches the grid on
+stored features in minutes, without flips, crops and mixup; ``scripts/sweep.py`` searches it as in the paper.
 """
 
 import dataclasses

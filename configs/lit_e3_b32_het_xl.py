@@ -1,8 +1,7 @@
-"""LiT on a locked e3-B/32: two members of 16 experts each see every image, a HET-XL head scores both side by side.
+"""LiT on a locked e3-B/32, an ensemble of two members with 16 experts each, with a HET-XL head.
 
-The tower is that of e3 Table 5 (K = 1, M = 2), made of the weights of a V-MoE-B/32, whose parameters it shares (e3 Sec.
-4.1); its members' embeddings are concatenated, as for few-shot evaluation there (App. A.5). The rest is the recipe of
-HET-XL App. N.2.
+The tower is that of e3 Table 5 (K = 1, M = 2) and has the parameters of a V-MoE-B/32 (e3 Sec. 4.1). The members'
+embeddings are concatenated, as in e3's few-shot evaluation (App. A.5). The rest is the recipe of HET-XL App. N.2.
 """
 
 import dataclasses

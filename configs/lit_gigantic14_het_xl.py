@@ -1,7 +1,8 @@
 """LiT on a locked ViT-G/14 with a ViT-g text tower and a HET-XL head, in full size (HET-XL App. N.2).
 
 Towers, batch, examples, schedule, weight decay, vocabulary, factors, samples and starting temperature are the paper's;
-Adafactor, clipping and length of texts are LiT's, as of `lit_so400m_het_xl`. It names no resolution: 224 pixels.
+Adafactor, clipping and length of texts are LiT's, as in `lit_so400m_het_xl`. The paper gives no resolution; it is 224
+pixels here.
 """
 
 import dataclasses

@@ -1,8 +1,8 @@
 """LiT on a locked SoViT-400m/14 with a HET-XL head, in full size.
 
 Tower, resolution, batch, examples, optimizer, clipping, learning rate and schedule: SoViT Table 7. Head, factors,
-samples and starting temperature: HET-XL App. A.2 and N.2, which uses the softmax loss. Nothing changes images at
-random: `lit-het embed` can compute the tower's embeddings once (``--data.embeddings``).
+samples and starting temperature: HET-XL App. A.2 and N.2, which uses the softmax loss. Images are not
+augmented, so `lit-het embed` can compute the tower's embeddings once (``--data.embeddings``).
 """
 
 from pathlib import Path

@@ -1,6 +1,6 @@
 """LiT on a locked SoViT-400m/14 with the sigmoid loss and no noise, in full size: SoViT Table 7 as it stands.
 
-The table's temperature of 10 multiplies logits, as in LiT: ours divides by a tenth. Length of texts is LiT's.
+The table's temperature of 10 multiplies logits, as in LiT; ours divides them by 0.1. Length of texts is LiT's.
 """
 
 import dataclasses

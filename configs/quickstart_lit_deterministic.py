@@ -20,7 +20,7 @@ TEXT_LENGTH = 12
 
 
 def get_config(root: Path = ROOT) -> ExperimentConfig:
-    """Returns the run; ``root`` holds the data and the upstream run of ``lit-het quickstart``."""
+    """Returns the run; ``root`` contains the data and the upstream run of ``lit-het quickstart``."""
     return ExperimentConfig(
         run_dir=root / "deterministic",
         task=ContrastiveConfig(

@@ -1,4 +1,4 @@
-"""Quickstart, third stage: the second with a HET-XL head; seed, data order and towers are the same."""
+"""Quickstart, third stage: the second stage with a HET-XL head, and the same seed, data order and towers."""
 
 import dataclasses
 from pathlib import Path
@@ -10,7 +10,7 @@ from lit_het.heads.contrastive import HetXLContrastiveConfig
 
 
 def get_config(root: Path = ROOT) -> ExperimentConfig:
-    """Returns the run; ``root`` holds the data and the upstream run of ``lit-het quickstart``."""
+    """Returns the run; ``root`` contains the data and the upstream run of ``lit-het quickstart``."""
     config = quickstart_lit_deterministic.get_config(root)
     task = dataclasses.replace(config.task, head=HetXLContrastiveConfig())
     return dataclasses.replace(config, run_dir=root / "het_xl", task=task)

@@ -1,4 +1,4 @@
-"""Quickstart, first stage: a small ViT learns which words stand in the name of a character, with a HET-XL head."""
+"""Quickstart, first stage: a small ViT with a HET-XL head learns to predict the words in a character's name."""
 
 from pathlib import Path
 
@@ -38,7 +38,7 @@ def glyphs(seed: int = 0) -> GlyphConfig:
 
 
 def get_config(root: Path = ROOT) -> ExperimentConfig:
-    """Returns the run; ``root`` holds the data that ``lit-het quickstart`` writes, in ``data/``."""
+    """Returns the run; ``root / "data"`` contains the data that ``lit-het quickstart`` writes."""
     return ExperimentConfig(
         run_dir=root / "upstream",
         task=ClassificationConfig(

@@ -1,4 +1,4 @@
-"""Random changes of training images, reproducible from the seed and the place of the sample in the stream."""
+"""Random augmentations of training images, reproducible from the seed and the sample's position in the stream."""
 
 import dataclasses
 import math
@@ -14,10 +14,10 @@ _BORDERS = {"white": cv2.BORDER_CONSTANT, "edge": cv2.BORDER_REPLICATE}
 
 
 class StreamRandom:
-    """Random numbers that depend on a seed and a position only, whatever was drawn before.
+    """Random numbers that depend only on a seed and a position, not on earlier draws.
 
-    Philox counts: each position owns 2^64 draws of one stream. Moving the counter costs 2 µs, where a new generator
-    costs 30. Not to be shared between threads.
+    Philox is counter-based: each position has 2^64 draws of one stream. Setting the counter takes 2 µs, a new generator
+    30 µs. Not safe to share between threads.
     """
 
     def __init__(self, seed: int):
@@ -26,7 +26,7 @@ class StreamRandom:
         self._generator = np.random.Generator(self._bits)
 
     def at(self, position: int) -> np.random.Generator:
-        """The generator of one position; valid until the next call."""
+        """Returns the generator of one position, valid until the next call."""
         self._state["state"]["counter"][1] = position
         self._bits.state = self._state
         return self._generator
@@ -34,14 +34,14 @@ class StreamRandom:
 
 @dataclasses.dataclass(frozen=True)
 class RandomAffine:
-    """Shifts, scales, turns and slants an image about its centre, each by an evenly drawn amount.
+    """Translates, scales, rotates and shears an image about its centre, each by a uniformly drawn amount.
 
     Attributes:
-        max_shift_pixels: along each axis, either way.
-        min_scale, max_scale: factor of the size, one for both axes.
-        max_rotation_degrees: either way.
-        max_shear_degrees: horizontal slant, either way.
-        border: what comes into view: white, or the pixels of the edge again.
+        max_shift_pixels: along each axis, in either direction.
+        min_scale, max_scale: scale factor, the same for both axes.
+        max_rotation_degrees: in either direction.
+        max_shear_degrees: horizontal shear, in either direction.
+        border: fills the uncovered area: white, or the replicated edge pixels.
     """
 
     max_shift_pixels: float = 2.0
@@ -52,8 +52,8 @@ class RandomAffine:
     border: Literal["white", "edge"] = "white"
 
     def apply(self, image: UInt8[np.ndarray, "h w 3"], generator: np.random.Generator) -> UInt8[np.ndarray, "h w 3"]:
-        """Returns a changed copy of the image; always takes five numbers from the generator."""
-        u = generator.random(5).tolist()  # Python floats: NumPy scalars are slow to calculate with
+        """Returns a transformed copy of the image; always draws five numbers from the generator."""
+        u = generator.random(5).tolist()  # Python floats: arithmetic on NumPy scalars is slow
         angle = math.radians(self.max_rotation_degrees) * (2 * u[0] - 1)
         slant = math.tan(math.radians(self.max_shear_degrees) * (2 * u[1] - 1))
         scale = self.min_scale + (self.max_scale - self.min_scale) * u[2]
@@ -77,10 +77,10 @@ class RandomAffine:
 
 @dataclasses.dataclass(frozen=True)
 class HorizontalFlip:
-    """Mirrors an image, left to right.
+    """Mirrors an image horizontally.
 
     Attributes:
-        probability: of doing so.
+        probability: of mirroring.
     """
 
     probability: float = 0.5
@@ -90,5 +90,5 @@ class HorizontalFlip:
             raise UserError(f"HorizontalFlip: probability = {self.probability} must be from 0 to 1")
 
     def apply(self, image: UInt8[np.ndarray, "h w 3"], generator: np.random.Generator) -> UInt8[np.ndarray, "h w 3"]:
-        """Returns the image or its mirror image; always takes one number from the generator."""
+        """Returns the image or its mirror image; always draws one number from the generator."""
         return cv2.flip(image, 1) if generator.random() < self.probability else image

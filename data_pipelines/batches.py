@@ -1,4 +1,4 @@
-"""From the members of samples to the rows of a batch; a sample with something wrong leaves an invalid row."""
+"""Turns the members of samples into the rows of a batch; a broken sample becomes an invalid row."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +12,7 @@ from lit_het.data_pipelines.faults import FaultLog
 from lit_het.data_pipelines.images import BrokenImage
 from lit_het.data_pipelines.labels import Labels, text_of
 from lit_het.data_pipelines.shards import IMAGE
-from lit_het.data_pipelines.storage import Unreadable, readable
+from lit_het.data_pipelines.storage import Unreadable, content_or_raise
 from lit_het.data_pipelines.transforms import Training
 from lit_het.errors import UserError
 from lit_het.types import Batch
@@ -37,12 +37,12 @@ def rows_per_process(batch_size: int, process_count: int) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class RawSample:
-    """A sample as it lies in a shard.
+    """A sample as stored in a shard.
 
     Attributes:
         shard: the address of the tar file.
         key: within the shard.
-        members: by kind, their bytes or why they cannot be read.
+        members: content by kind, or why it cannot be read.
     """
 
     shard: str
@@ -51,26 +51,26 @@ class RawSample:
 
 
 @runtime_checkable
-class Views(Protocol):
-    """What an image tower is given of a sample: pixels, or what it once made of them.
+class ImageInput(Protocol):
+    """The input of the image side: pixels, or stored embeddings of them.
 
     Attributes:
-        member: the kind that is read.
-        field: of a `Batch`, that it goes to.
+        member: the kind of member that is read.
+        field: the field of a `Batch` that is filled.
     """
 
     member: str
     field: str
 
     def zeros(self, count: int) -> np.ndarray:
-        """Rows of samples without any."""
+        """Placeholder rows for invalid samples."""
         ...
 
     def read(self, content: bytes, generator: np.random.Generator | None) -> np.ndarray:
-        """One row; all that is random in training comes from the generator, which evaluation has none of.
+        """Returns one row; the generator is for training, None for evaluation.
 
         Raises:
-            BrokenImage, Unreadable: there is something wrong with the content.
+            BrokenImage, Unreadable: the content is broken.
         """
         ...
 
@@ -88,7 +88,7 @@ class Images:
         return np.zeros((count, self._size, self._size, 3), np.uint8)
 
     def read(self, content: bytes, generator: np.random.Generator | None) -> np.ndarray:
-        """Decodes an image, and in training changes it."""
+        """Decodes an image with the training preprocessing, or without a generator with that of evaluation."""
         if generator is None:
             return self._training.preprocessing.apply(content, self._size)
         return self._training.apply(content, self._size, generator)
@@ -110,7 +110,7 @@ class Captions:
         """Returns the caption in a member, which is never empty.
 
         Raises:
-            Unreadable: there is none.
+            Unreadable: the caption is missing, empty or not text.
         """
         text = text_of(content)
         caption: Any = text
@@ -118,14 +118,14 @@ class Captions:
             try:
                 caption = parse_json(text)[self._field]
                 if isinstance(caption, str):
-                    caption.encode()  # JSON may hold half of a surrogate pair, which tokenizers cannot take
+                    caption.encode()  # JSON may contain lone surrogates, which tokenizers reject
             except (ValueError, KeyError, TypeError) as error:
                 place = f".{self.member}/{self._field}"
                 raise Unreadable(
                     f"no caption in {place}", f"{type(error).__name__}: {storage.reason(error)}"
                 ) from error
         if not isinstance(caption, str):
-            raise Unreadable("empty caption", f"it is no text, but of the type {type(caption).__name__}")
+            raise Unreadable("empty caption", f"it is not text, but of type {type(caption).__name__}")
         if not caption.strip():
             raise Unreadable("empty caption", repr(caption[:100]))
         return caption
@@ -138,26 +138,28 @@ class Captions:
 
 
 class BatchMaker:
-    """Makes batches of samples from wherever; safe to share between threads.
+    """Makes batches from samples; safe to share between threads.
 
     Args:
-        views: for the image tower.
+        image_input: for the image tower.
         captions: for the text tower, or None.
         labels: or None.
-        seed: of all that is random in training.
-        faults: where broken samples are counted.
+        seed: of all random draws in training.
+        faults: counts broken samples.
 
     Attributes:
-        members: the kinds that are read of a sample.
+        members: the kinds of members that are read.
         num_classes: of the labels; None without labels.
     """
 
-    def __init__(self, views: Views, captions: Captions | None, labels: Labels | None, seed: int, faults: FaultLog):
-        self._views, self._captions, self._labels = views, captions, labels
+    def __init__(
+        self, image_input: ImageInput, captions: Captions | None, labels: Labels | None, seed: int, faults: FaultLog
+    ):
+        self._image_input, self._captions, self._labels = image_input, captions, labels
         self._seed, self._faults = seed, faults
         self.num_classes = labels.num_classes if labels else None
         texts = [part.member for part in (captions, labels) if part is not None]
-        self.members = tuple(dict.fromkeys([views.member, *texts]))
+        self.members = tuple(dict.fromkeys([image_input.member, *texts]))
 
     def make(
         self, samples: Sequence[RawSample | None], positions: Sequence[int] | None, num_samples: int | None
@@ -166,32 +168,32 @@ class BatchMaker:
 
         Args:
             samples: with their members; None for rows that only fill the batch.
-            positions: in the stream, that all randomness of training depends on; None for evaluation.
-            num_samples: in one epoch, as for `FaultLog.mask`.
+            positions: in the stream, which seed the random draws of training; None for evaluation.
+            num_samples: per epoch, as for `FaultLog.count_masked`.
 
         Raises:
-            UserError: more samples are broken than may be.
+            UserError: more samples are broken than the limit of ``faults`` allows.
         """
         count = len(samples)
-        rows, valid, captions = self._views.zeros(count), np.zeros(count, bool), [""] * count
+        rows, valid, captions = self._image_input.zeros(count), np.zeros(count, bool), [""] * count
         label = self._labels.zeros(count) if self._labels else None
         random = StreamRandom(self._seed)
-        self._faults.note_read(count)
+        self._faults.count_read(count)
         for row, sample in enumerate(samples):
             if sample is None:
                 continue
             try:
-                members = {member: readable(sample.members[member]) for member in self.members}
+                members = {member: content_or_raise(sample.members[member]) for member in self.members}
                 generator = None if positions is None else random.at(positions[row])
-                view = self._views.read(members[self._views.member], generator)
+                image = self._image_input.read(members[self._image_input.member], generator)
                 if self._captions:
                     captions[row] = self._captions.read(members[self._captions.member])
                 if label is not None and self._labels:
                     label[row] = self._labels.encode(members[self._labels.member])
             except (BrokenImage, Unreadable) as error:
-                self._faults.mask(sample.shard, sample.key, error.cause, str(error), num_samples)
+                self._faults.count_masked(sample.shard, sample.key, error.cause, str(error), num_samples)
                 continue
-            rows[row], valid[row] = view, True
+            rows[row], valid[row] = image, True
         text = self._captions.tokenize(captions, valid) if self._captions else None
-        views: dict[str, Any] = {self._views.field: rows}
-        return Batch(valid=valid, text=text, label=label, **views)
+        images: dict[str, Any] = {self._image_input.field: rows}
+        return Batch(valid=valid, text=text, label=label, **images)

@@ -16,33 +16,33 @@ def checksum(address: str) -> str:
     return digest.hexdigest()
 
 
-def keep_checksum(address: str) -> None:
-    """Writes ``FILE.sha256`` beside a file, as ``sha256sum`` does, or compares the file with the one that is there.
+def save_checksum(address: str) -> None:
+    """Writes ``FILE.sha256`` beside a file, in the format of ``sha256sum``, or compares the file with an existing one.
 
     Raises:
-        UserError: the file differs from what was kept of it, or its checksum cannot be written.
+        UserError: the file differs from its saved checksum, or the checksum cannot be written.
     """
-    place = f"{address}.sha256"
-    if storage.exists(place):
-        if differs := differs_from_checksum(address):
-            raise UserError(f"{address}: {differs}")
+    path = f"{address}.sha256"
+    if storage.exists(path):
+        if mismatch := checksum_mismatch(address):
+            raise UserError(f"{address}: {mismatch}")
         return
     content = f"{checksum(address)}  {address.rpartition('/')[2]}\n".encode()
     try:
-        storage.write(place, content)
-    except Exception as error:  # read-only folders and stores, in their clients' words
-        raise UserError(f"{place}: cannot be written ({storage.reason(error)}); leave out --checksum") from error
+        storage.write(path, content)
+    except Exception as error:  # clients of stores raise their own types
+        raise UserError(f"{path}: cannot be written ({storage.reason(error)}); leave out --checksum") from error
 
 
-def differs_from_checksum(address: str) -> str:
-    """Returns how a file differs from its ``FILE.sha256`` and the way out, nothing if it does not."""
-    place = f"{address}.sha256"
-    anew = f"remove {place} and run lit-het data index --checksum"
-    if not storage.exists(place):
-        return "no checksum was kept; make one with lit-het data index --checksum"
-    kept = re.match(rb"[0-9a-f]{64}\b", storage.read_whole(place), re.IGNORECASE)
-    if kept is None:
-        return f"{place} holds no SHA-256; {anew}"
-    if checksum(address) == kept[0].decode().lower():
+def checksum_mismatch(address: str) -> str:
+    """Returns why a file does not match its ``FILE.sha256`` and how to fix it, or an empty string if it matches."""
+    path = f"{address}.sha256"
+    renewal = f"remove {path} and run lit-het data index --checksum"
+    if not storage.exists(path):
+        return "has no saved checksum; make one with lit-het data index --checksum"
+    saved = re.match(rb"[0-9a-f]{64}\b", storage.read_whole(path), re.IGNORECASE)
+    if saved is None:
+        return f"{path} holds no SHA-256; {renewal}"
+    if checksum(address) == saved[0].decode().lower():
         return ""
-    return f"differs from {place}; fetch or write the shard again or, where it was replaced on purpose, {anew}"
+    return f"differs from {path}; fetch or write the shard again or, if it was replaced on purpose, {renewal}"

@@ -1,12 +1,12 @@
 """Common corruptions of images in five severities.
 
 Hendrycks & Dietterich, "Benchmarking neural network robustness to common corruptions and perturbations", ICLR 2019.
-Severities are those published for images of 224 pixels. Lengths among them (radii, deviations, displacements, flakes)
-scale with the shorter side, to no less than a blur that can be seen; what is larger than 224 pixels is shrunk to it
-first, since the noise of a single pixel would vanish when an evaluation shrinks the image. All that is random follows
-from a generator, in the same way for every severity.
+Severities are those published for images of 224 pixels. Departures: lengths (radii, standard deviations, displacements,
+flakes) scale with the shorter side, with a lower bound for blurs so that they stay visible. Larger images are first
+shrunk to 224 pixels, because an evaluation that shrinks an image averages out the noise of single pixels. All
+severities of a corruption use the same random draws.
 
-Functions map float32 levels ``[h w 3]`` from 0 to 1, one severity's strength, the scale (shorter side / 224) and a
+Functions map float32 levels ``[h w 3]`` from 0 to 1, the strength of a severity, the scale (shorter side / 224) and a
 generator to levels that `corrupt` clips.
 """
 
@@ -22,9 +22,9 @@ from jaxtyping import Float, UInt8
 PUBLISHED_SIZE = 224
 NUM_SEVERITIES = 5
 
-# The blur of images without extent, in pixels: severities 1 to 5 of a normal blur are then 0.5 to 1.2 at 32 pixels,
-# where those published for CIFAR are 0.4 to 1.
-_LEAST_BLUR = 0.4
+# The limit of a blur for images of size zero, in pixels. It makes severities 1 to 5 of a Gaussian blur 0.5 to 1.2 at 32
+# pixels; those published for CIFAR are 0.4 to 1.
+_MIN_BLUR = 0.4
 
 
 def corrupt(
@@ -36,7 +36,7 @@ def corrupt(
         image: RGB.
         name: one of `CORRUPTIONS`.
         severity: 1 to 5.
-        generator: of all that is random.
+        generator: of all random draws.
     """
     function, strengths = CORRUPTIONS[name]
     image = _shrunk(image)
@@ -54,39 +54,39 @@ def _shrunk(image: np.ndarray) -> np.ndarray:
 
 
 def gaussian_noise(image: np.ndarray, deviation: float, scale: float, generator: np.random.Generator) -> np.ndarray:
-    """Noise as of a sensor in little light."""
+    """Gaussian noise, as of a sensor in low light."""
     return image + deviation * generator.standard_normal(image.shape, np.float32)
 
 
 def shot_noise(image: np.ndarray, photons: float, scale: float, generator: np.random.Generator) -> np.ndarray:
-    """Light comes in whole photons, so many for white."""
+    """Poisson noise of a given number of photons for white."""
     return generator.poisson(image * photons).astype(np.float32) / photons
 
 
-def impulse_noise(image: np.ndarray, share: float, scale: float, generator: np.random.Generator) -> np.ndarray:
-    """A share of the levels become black or white."""
+def impulse_noise(image: np.ndarray, fraction: float, scale: float, generator: np.random.Generator) -> np.ndarray:
+    """Salt-and-pepper noise: a fraction of the levels become 0 or 1."""
     chance, white = generator.random(image.shape, np.float32), generator.random(image.shape, np.float32) < 0.5
-    return np.where(chance < share, white.astype(np.float32), image)
+    return np.where(chance < fraction, white.astype(np.float32), image)
 
 
 def speckle_noise(image: np.ndarray, deviation: float, scale: float, generator: np.random.Generator) -> np.ndarray:
-    """Noise in proportion to the level."""
+    """Gaussian noise proportional to the level."""
     return image * (1 + deviation * generator.standard_normal(image.shape, np.float32))
 
 
 def gaussian_blur(image: np.ndarray, deviation: float, scale: float, generator: np.random.Generator) -> np.ndarray:
-    """A normal blur."""
+    """Gaussian blur."""
     return _blur(image, _scaled(deviation, scale))
 
 
 def defocus_blur(
     image: np.ndarray, disk: tuple[float, float], scale: float, generator: np.random.Generator
 ) -> np.ndarray:
-    """Every point becomes a disk (radius, deviation of its soft edge), as out of focus."""
+    """Blur out of focus: each point becomes a disk (radius, standard deviation of its soft edge)."""
     radius, softness = disk[0] * scale, _scaled(disk[1], scale)
     reach = math.ceil(radius + 3 * softness)
     y, x = np.mgrid[-reach : reach + 1, -reach : reach + 1]
-    # What the disk covers of each pixel, nearly.
+    # Approximately the fraction of each pixel that the disk covers.
     kernel = _blur(np.clip(radius + 0.5 - np.hypot(x, y), 0, 1).astype(np.float32), softness)
     return cv2.filter2D(image, -1, kernel / kernel.sum(), borderType=cv2.BORDER_REFLECT_101)
 
@@ -94,49 +94,51 @@ def defocus_blur(
 def glass_blur(
     image: np.ndarray, glass: tuple[float, int, int], scale: float, generator: np.random.Generator
 ) -> np.ndarray:
-    """Pixels change places with near ones (deviation of two blurs, farthest way, rounds), as through frosted glass."""
+    """Frosted glass: nearby pixels are shuffled (standard deviation of two blurs, largest displacement, rounds)."""
     deviation, farthest, rounds = glass
     rows, columns = np.indices(image.shape[:2], np.float32)
     image = _blur(image, _scaled(deviation, scale))
     for _ in range(rounds):
-        # Drawn from the same numbers whatever the way: all severities then shuffle alike.
-        ways = np.rint(_scaled(farthest, scale) * generator.uniform(-1, 1, (2, *image.shape[:2]))).astype(np.float32)
-        image = _moved(image, columns + ways[0], rows + ways[1], cv2.INTER_NEAREST)
+        # Uniform draws that are scaled afterwards, so that all severities use the same directions.
+        displacements = np.rint(_scaled(farthest, scale) * generator.uniform(-1, 1, (2, *image.shape[:2]))).astype(
+            np.float32
+        )
+        image = _remapped(image, columns + displacements[0], rows + displacements[1], cv2.INTER_NEAREST)
     return _blur(image, _scaled(deviation, scale))
 
 
 def motion_blur(
     image: np.ndarray, motion: tuple[float, float], scale: float, generator: np.random.Generator
 ) -> np.ndarray:
-    """A shake of the camera (radius, deviation) in a direction within 45° of horizontal."""
-    return _dragged(image, motion[0] * scale, motion[1] * scale, generator.uniform(-45, 45))
+    """Camera motion (radius, standard deviation) in a direction within 45° of horizontal."""
+    return _motion_blurred(image, motion[0] * scale, motion[1] * scale, generator.uniform(-45, 45))
 
 
 def zoom_blur(image: np.ndarray, zoom: tuple[float, float], scale: float, generator: np.random.Generator) -> np.ndarray:
-    """A move towards the scene: the mean over enlargements (largest, step)."""
+    """Camera motion towards the scene: the mean over zoom factors (largest, step)."""
     largest, step = zoom
     factors = np.arange(1, largest, step)
     return (image + np.sum([_enlarged(image, factor) for factor in factors], axis=0)) / (len(factors) + 1)
 
 
 def snow(image: np.ndarray, snow: tuple[float, ...], scale: float, generator: np.random.Generator) -> np.ndarray:
-    """Flakes that fall across a paler image.
+    """Falling snowflakes over a whitened image.
 
-    The strength is mean and deviation of the noise that flakes are cut from, their size, the threshold that cuts them,
-    radius and deviation of their fall, and how much colour stays.
+    The strength is the mean and standard deviation of the noise, the size of flakes, the threshold above which noise
+    is a flake, the radius and standard deviation of their motion blur, and the weight of the original colours.
     """
     mean, deviation, size, threshold, radius, spread, colour = snow
     flakes = mean + deviation * generator.standard_normal(image.shape[:2], np.float32)
     angle = generator.uniform(-135, -45)
     flakes = _enlarged(flakes, max(size * scale, 1.0))
     flakes = np.where(flakes < threshold, 0, np.clip(flakes, 0, 1)).astype(np.float32)
-    flakes = _dragged(flakes, radius * scale, spread * scale, angle)[:, :, None]
+    flakes = _motion_blurred(flakes, radius * scale, spread * scale, angle)[:, :, None]
     pale = cv2.cvtColor(image, cv2.COLOR_RGB2GRAY)[:, :, None] * 1.5 + 0.5
     return colour * image + (1 - colour) * np.maximum(image, pale) + flakes + flakes[::-1, ::-1]
 
 
 def fog(image: np.ndarray, fog: tuple[float, float], scale: float, generator: np.random.Generator) -> np.ndarray:
-    """Clouds of all sizes (density, decay of the small ones)."""
+    """Fractal fog (density, decay of small clouds)."""
     density, decay = fog
     height, width = image.shape[:2]
     clouds = _clouds(max(height, width), decay, generator)[:height, :width, None]
@@ -145,55 +147,56 @@ def fog(image: np.ndarray, fog: tuple[float, float], scale: float, generator: np
 
 
 def brightness(image: np.ndarray, added: float, scale: float, generator: np.random.Generator) -> np.ndarray:
-    """A higher value in HSV."""
+    """A larger value in HSV."""
     return _with_hsv(image, lambda hsv: hsv + np.array([0, 0, added], np.float32))
 
 
 def saturate(
     image: np.ndarray, saturation: tuple[float, float], scale: float, generator: np.random.Generator
 ) -> np.ndarray:
-    """Paler (severities 1 and 2) or stronger colours (factor, addition)."""
+    """Lower (severities 1 and 2) or higher saturation (factor, addition)."""
     factor, added = saturation
     return _with_hsv(
         image, lambda hsv: hsv * np.array([1, factor, 1], np.float32) + np.array([0, added, 0], np.float32)
     )
 
 
-def contrast(image: np.ndarray, kept: float, scale: float, generator: np.random.Generator) -> np.ndarray:
-    """Levels come nearer to the mean of their colour."""
+def contrast(image: np.ndarray, factor: float, scale: float, generator: np.random.Generator) -> np.ndarray:
+    """Reduces the distance of levels to the mean of their channel."""
     mean = image.mean(axis=(0, 1), keepdims=True)
-    return mean + kept * (image - mean)
+    return mean + factor * (image - mean)
 
 
 def elastic_transform(
     image: np.ndarray, elastic: tuple[float, float, float], scale: float, generator: np.random.Generator
 ) -> np.ndarray:
-    """Pulls regions of the image about (displacement, size of a region, affine jitter; of 224 pixels)."""
+    """Local distortions (displacement, size of a region, affine jitter; for 224 pixels)."""
     displacement, region, jitter = (length * scale for length in elastic)
     height, width = image.shape[:2]
     third = min(height, width) / 3
     corners = np.array([[third, third], [third, -third], [-third, -third]], np.float32)
     corners += np.array([width, height], np.float32) / 2
     shifted = corners + generator.uniform(-jitter, jitter, corners.shape).astype(np.float32)
-    # From where each pixel of the jittered image comes.
+    # Maps each pixel of the jittered image to its source.
     affine = cv2.getAffineTransform(shifted, corners).astype(np.float32)
     noise = generator.uniform(-1, 1, (height, width, 2)).astype(np.float32)
-    ways = _blur(noise, region) * displacement
+    displacements = _blur(noise, region) * displacement
     rows, columns = np.indices((height, width), np.float32)
-    places = np.stack([columns, rows], axis=2) + ways
+    places = np.stack([columns, rows], axis=2) + displacements
     places = places @ affine[:, :2].T + affine[:, 2]
-    return _moved(image, places[:, :, 0], places[:, :, 1], cv2.INTER_LINEAR)
+    return _remapped(image, places[:, :, 0], places[:, :, 1], cv2.INTER_LINEAR)
 
 
-def pixelate(image: np.ndarray, kept: float, scale: float, generator: np.random.Generator) -> np.ndarray:
-    """Fewer, larger pixels."""
+def pixelate(image: np.ndarray, fraction: float, scale: float, generator: np.random.Generator) -> np.ndarray:
+    """Lower resolution."""
     height, width = image.shape[:2]
-    small = cv2.resize(image, (max(1, int(width * kept)), max(1, int(height * kept))), interpolation=cv2.INTER_AREA)
+    size = max(1, int(width * fraction)), max(1, int(height * fraction))
+    small = cv2.resize(image, size, interpolation=cv2.INTER_AREA)
     return cv2.resize(small, (width, height), interpolation=cv2.INTER_NEAREST)
 
 
 def jpeg_compression(image: np.ndarray, quality: int, scale: float, generator: np.random.Generator) -> np.ndarray:
-    """The artefacts of a JPEG of low quality."""
+    """Artefacts of JPEG at low quality."""
     pixels = np.ascontiguousarray(np.rint(image[:, :, ::-1] * 255).astype(np.uint8))
     data = cv2.imencode(".jpg", pixels, [cv2.IMWRITE_JPEG_QUALITY, quality])[1]
     return simplejpeg.decode_jpeg(data.tobytes(), "RGB").astype(np.float32) / 255
@@ -238,11 +241,11 @@ CORRUPTIONS: dict[str, tuple[Corruption, tuple[Any, ...]]] = {
     "gaussian_blur": (gaussian_blur, (1.0, 2.0, 3.0, 4.0, 6.0)),
     "saturate": (saturate, ((0.3, 0.0), (0.1, 0.0), (2.0, 0.0), (5.0, 0.1), (20.0, 0.2))),
 }
-"""By name, each with the strengths of severities 1 to 5; the last three are among the paper's extra corruptions."""
+"""Corruptions by name, with the strengths of severities 1 to 5; the last three are from the paper's extra set."""
 
 
 def _scaled(length: int | float, scale: float) -> float:
-    return length * scale + _LEAST_BLUR * (1 - scale)
+    return length * scale + _MIN_BLUR * (1 - scale)
 
 
 def _blur(image: np.ndarray, deviation: float) -> np.ndarray:
@@ -252,28 +255,29 @@ def _blur(image: np.ndarray, deviation: float) -> np.ndarray:
     return cv2.GaussianBlur(image, (2 * reach + 1,) * 2, deviation, borderType=cv2.BORDER_REFLECT_101)
 
 
-def _moved(image: np.ndarray, columns: np.ndarray, rows: np.ndarray, filter: int) -> np.ndarray:
-    """Every pixel comes from the given place."""
+def _remapped(image: np.ndarray, columns: np.ndarray, rows: np.ndarray, filter: int) -> np.ndarray:
+    """Samples the image at the given coordinates."""
     return cv2.remap(image, columns, rows, filter, borderMode=cv2.BORDER_REFLECT_101)
 
 
 def _enlarged(image: np.ndarray, factor: float) -> np.ndarray:
-    """The centre, enlarged to the size of the image."""
+    """Enlarges the centre to the size of the image."""
     height, width = image.shape[:2]
     centre = ((width - 1) / 2, (height - 1) / 2)
     matrix = cv2.getRotationMatrix2D(centre, 0, factor)
     return cv2.warpAffine(image, matrix, (width, height), flags=cv2.INTER_LINEAR, borderMode=cv2.BORDER_REFLECT_101)
 
 
-def _dragged(image: np.ndarray, radius: float, deviation: float, angle: float) -> np.ndarray:
-    """Every point becomes half a bell curve of length 2 x radius in a direction, in degrees."""
+def _motion_blurred(image: np.ndarray, radius: float, deviation: float, angle: float) -> np.ndarray:
+    """Convolves with half a Gaussian along a line of length 2 x radius, at an angle in degrees."""
     reach = max(1, math.ceil(2 * radius))
     steps = np.linspace(0, 2 * radius, 8 * reach + 1)
     weights = np.exp(-0.5 * (steps / max(deviation, 1e-3)) ** 2)
     x, y = steps * math.cos(math.radians(angle)), steps * math.sin(math.radians(angle))
     kernel = np.zeros((2 * reach + 3,) * 2, np.float32)
     left, top = np.floor(x).astype(int), np.floor(y).astype(int)
-    for right, bottom in ((0, 0), (0, 1), (1, 0), (1, 1)):  # each point falls between four pixels
+    # Bilinear weights: each point of the line lies between four pixels.
+    for right, bottom in ((0, 0), (0, 1), (1, 0), (1, 1)):
         share = (1 - abs(x - left - right)) * (1 - abs(y - top - bottom))
         np.add.at(kernel, (top + bottom + reach + 1, left + right + reach + 1), weights * share)
     return cv2.filter2D(image, -1, kernel / kernel.sum(), borderType=cv2.BORDER_REFLECT_101)
@@ -288,7 +292,7 @@ def _with_hsv(image: np.ndarray, change: Callable[[np.ndarray], np.ndarray]) -> 
 def _clouds(size: int, decay: float, generator: np.random.Generator) -> Float[np.ndarray, "side side"]:
     """Fractal noise from 0 to 1 on a square of at least ``size`` pixels, by the diamond-square algorithm.
 
-    From halving to halving the noise shrinks by ``decay²``.
+    The noise shrinks by ``decay²`` with each halving of the step.
     """
     step = max(2, 2 ** math.ceil(math.log2(size)))
     field, amplitude = np.zeros((step, step), np.float32), 1.0

@@ -1,8 +1,8 @@
-"""Embeddings of a locked tower, computed once: a folder with one safetensors file for each shard of images.
+"""Embeddings of a locked tower, computed once and stored: one safetensors file per shard of images.
 
-A file is named after its shard and what lies in it: shards and embeddings may move, and a shard that was written again
-has none. It holds ``embeddings [samples crops size]`` in the order of the shard, not-a-number where an image was
-broken, and ``keys [samples bytes]``, UTF-8 filled up with zeros. ``embeddings.json`` tells what they were made with.
+A file is named after its shard and the shard's digest. So shards and embeddings may move, and a shard that was
+rewritten has no embeddings. A file holds ``embeddings [samples crops size]`` in the order of the shard (NaN where an
+image was broken) and ``keys [samples bytes]`` (UTF-8, padded with zeros). ``embeddings.json`` records the recipe.
 """
 
 import dataclasses
@@ -12,7 +12,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
-import ml_dtypes  # gives NumPy the type bfloat16
+import ml_dtypes  # registers bfloat16 with NumPy
 import numpy as np
 import safetensors.numpy
 from jaxtyping import Float
@@ -20,14 +20,14 @@ from jaxtyping import Float
 from lit_het.data_pipelines import storage
 from lit_het.data_pipelines.index import ShardSummary
 from lit_het.data_pipelines.shards import IMAGE
-from lit_het.data_pipelines.storage import Reader, Span, Unreadable, readable
+from lit_het.data_pipelines.storage import Reader, Span, Unreadable, content_or_raise
 from lit_het.data_pipelines.tables import ShardTable
 from lit_het.data_pipelines.transforms import Training
 from lit_het.errors import UserError
 from lit_het.untrusted import parse_json, parse_safetensors_header
 
 EMBEDDING = "embedding"
-"""The kind of member that stands for a stored embedding, which lies in another file than the image."""
+"""The member kind of a stored embedding, which lies in another file than the image."""
 
 Precision = Literal["float32", "bfloat16", "float16"]
 
@@ -36,22 +36,22 @@ _RECIPE_FILE = "embeddings.json"
 _VERSION = 1
 
 MAX_HEADER_BYTES = 2**20
-"""A file of embeddings with a longer header is refused: it declares two arrays."""
+"""The longest accepted header of an embedding file, which declares two arrays."""
 
 MAX_SIZE, MAX_CROPS = 2**20, 2**16
-"""What numbers an embedding and embeddings an image may have."""
+"""The largest accepted size of an embedding, and number of crops per image."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """What embeddings were made with.
+    """How embeddings were computed.
 
     Attributes:
         tower: fingerprint of the image tower.
-        images: how images became squares, see `describe`.
-        size: of an embedding; of the members of an ensemble side by side.
-        num_crops: K, random crops of each image; 0 for the image as evaluation sees it.
-        dtype: as they are stored.
+        images: the preprocessing of the images, see `describe`.
+        size: of an embedding; for an ensemble, of its members' embeddings concatenated.
+        num_crops: K, random crops of each image; 0 uses the evaluation preprocessing.
+        dtype: of the stored embeddings.
         seed: of the crops.
         version: of the format.
     """
@@ -66,7 +66,7 @@ class Recipe:
 
     @property
     def fingerprint(self) -> str:
-        """Tells recipes apart."""
+        """Identifies the recipe."""
         return hashlib.sha256(self.to_json().encode()).hexdigest()[:16]
 
     def to_json(self) -> str:
@@ -78,24 +78,24 @@ class Recipe:
         """Returns the recipe in ``embeddings.json``.
 
         Raises:
-            ValueError: there is none, or a field is missing, unknown or out of range.
+            ValueError: it is not a recipe, or a field is missing, unknown or out of range.
         """
         fields = parse_json(content)
         names = {field.name for field in dataclasses.fields(Recipe)}
         if not isinstance(fields, dict) or set(fields) != names:
-            raise ValueError(f"it is no object with the fields {', '.join(sorted(names))}")
-        is_whole = all(type(fields[name]) is int for name in ("size", "num_crops", "seed"))
-        if not is_whole or not (1 <= fields["size"] <= MAX_SIZE and 0 <= fields["num_crops"] <= MAX_CROPS):
-            raise ValueError("size, num_crops or seed is no such number")
+            raise ValueError(f"it is not an object with the fields {', '.join(sorted(names))}")
+        are_integers = all(type(fields[name]) is int for name in ("size", "num_crops", "seed"))
+        if not are_integers or not (1 <= fields["size"] <= MAX_SIZE and 0 <= fields["num_crops"] <= MAX_CROPS):
+            raise ValueError("size, num_crops or seed is not an integer in range")
         if not isinstance(fields["tower"], str) or not isinstance(fields["images"], dict):
-            raise ValueError("tower is no text, or images no object")
+            raise ValueError("tower is not a string, or images is not an object")
         if fields["dtype"] not in get_args(Precision) or fields["version"] != _VERSION:
             raise ValueError("dtype or version is unknown")
         return Recipe(**fields)
 
 
 def describe(training: Training, image_size: int, *, random: bool) -> dict[str, Any]:
-    """Returns in JSON's types how images become squares, in training (``random``) or in evaluation."""
+    """Returns the preprocessing of training (``random``) or evaluation images as JSON types."""
     changes: list[Any] = [*([] if training.crop is None else [training.crop]), *training.augmentations]
     return {
         "image_size": image_size,
@@ -107,7 +107,7 @@ def describe(training: Training, image_size: int, *, random: bool) -> dict[str, 
 
 
 class EmbeddingFolder:
-    """A folder to write embeddings to, by any number of processes, each for shards of its own.
+    """Writes embeddings to a folder; several processes may write different shards at once.
 
     Raises:
         UserError: it holds embeddings of another recipe, or cannot be written to.
@@ -126,43 +126,45 @@ class EmbeddingFolder:
             return
         try:
             storage.write(path, recipe.to_json().encode())
-        except Exception as error:  # of a store, in its client's words
+        except Exception as error:  # clients of stores raise their own types
             raise UserError(
                 f"{address} cannot be written ({storage.reason(error)}); choose another --output"
             ) from error
 
     def has(self, shard: ShardSummary) -> bool:
-        """Returns whether the embeddings of a shard are all there."""
+        """Returns whether the embeddings of a shard were written."""
         return storage.exists(_path_of(self.address, shard))
 
     def write(self, table: ShardTable, embeddings: Float[np.ndarray, "n crops d"]) -> None:
-        """Writes the embeddings of a shard's images; nobody sees half of a file.
+        """Writes the embeddings of a shard's images atomically.
 
         Raises:
-            UserError: a number is too large for the type, or the folder cannot be written to.
+            UserError: a value overflows the dtype, or the folder cannot be written to.
         """
         with np.errstate(over="ignore"):
             stored = embeddings.astype(np.dtype(self.recipe.dtype))
         if np.isinf(stored).any():
-            raise UserError(f"an embedding of {table.address} is beyond {self.recipe.dtype}; take --dtype bfloat16")
+            raise UserError(f"an embedding of {table.address} overflows {self.recipe.dtype}; use --dtype bfloat16")
         keys = table.keys[table.has([IMAGE])]
         arrays = {"embeddings": stored, "keys": keys.view(np.uint8).reshape(len(keys), keys.dtype.itemsize)}
         content = safetensors.numpy.save(arrays, {"recipe": self.recipe.fingerprint})
         try:
             storage.write(_path_of(self.address, table), content)
-        except Exception as error:  # of a store, in its client's words
-            raise UserError(f"{self.address} cannot be written ({storage.reason(error)}); then start again") from error
+        except Exception as error:  # clients of stores raise their own types
+            raise UserError(
+                f"{self.address} cannot be written ({storage.reason(error)}); fix that and start again"
+            ) from error
 
 
 class StoredEmbeddings:
-    """What a tower once made of images, in the place of images (`lit_het.data_pipelines.batches.Views`).
+    """Stored embeddings of a tower, read in place of images (`lit_het.data_pipelines.batches.ImageInput`).
 
     Args:
         address: of the folder.
-        images: how this run makes squares of images, see `describe`.
+        images: the preprocessing of this run, see `describe`.
 
     Raises:
-        UserError: there is no such folder, or its images were made otherwise.
+        UserError: the folder has no recipe, or another preprocessing.
     """
 
     member, field = EMBEDDING, "image_embedding"
@@ -181,22 +183,22 @@ class StoredEmbeddings:
             )
 
     def check_tower(self, fingerprint: str) -> None:
-        """Refuses embeddings of another tower.
+        """Checks that the embeddings come from this run's image tower.
 
         Raises:
-            UserError: they are.
+            UserError: they come from another one.
         """
         if fingerprint != self.recipe.tower:
             raise UserError(
-                f"{self.address} was made by another image tower ({self.recipe.tower}) than this run's"
-                f" ({fingerprint}); embed again into another folder"
+                f"{self.address} was computed by image tower {self.recipe.tower}, this run has {fingerprint};"
+                " embed again into another folder"
             )
 
     def attach(self, table: ShardTable) -> ShardTable:
-        """Adds the kind `EMBEDDING` to what is known of a shard.
+        """Returns the table of a shard with the member kind `EMBEDDING` added.
 
         Raises:
-            UserError: the shard has no embeddings here, or not of this recipe.
+            UserError: the folder has no embeddings of the shard, or they were made with another recipe.
         """
         path = _path_of(self.address, table)
         has = table.has([IMAGE])
@@ -212,11 +214,11 @@ class StoredEmbeddings:
         )
 
     def zeros(self, count: int) -> np.ndarray:
-        """Embeddings of no images."""
+        """Placeholder embeddings for invalid rows."""
         return np.zeros((count, self.recipe.size), self._dtype)
 
     def read(self, content: bytes, generator: np.random.Generator | None) -> np.ndarray:
-        """Returns one embedding of a sample, of a random crop where there are several.
+        """Returns one embedding of a sample: of a random crop if there are several.
 
         Raises:
             Unreadable: its image was broken.
@@ -228,7 +230,7 @@ class StoredEmbeddings:
         return row
 
     def _start_of_rows(self, path: str, table: ShardTable, shape: list[int]) -> int:
-        """Returns where embeddings of the expected shape begin in a file, which may be anything."""
+        """Returns the offset of the embeddings in a file, after checking its untrusted header."""
         try:
             arrays, metadata = parse_safetensors_header(functools.partial(self._bytes, path), storage.size(path))
             rows, made_by = arrays["embeddings"], metadata["recipe"]
@@ -236,7 +238,8 @@ class StoredEmbeddings:
             message = f"{path}: cannot be read ({storage.reason(error)}); remove it and run lit-het embed"
             if not storage.exists(path):
                 message = (
-                    f"{table.address}: has no embeddings in {self.address}, or changed since then; run lit-het embed"
+                    f"{table.address}: has no embeddings in {self.address}, or changed after they were computed;"
+                    " run lit-het embed"
                 )
             raise UserError(message) from error
         if list(rows.shape) != shape or _DTYPES.get(rows.dtype) != self._dtype:
@@ -245,14 +248,16 @@ class StoredEmbeddings:
                 " lit-het embed"
             )
         if made_by != self.recipe.fingerprint:
-            raise UserError(f"{path}: was not made as {_RECIPE_FILE} beside it says; remove it and run lit-het embed")
+            raise UserError(
+                f"{path}: was made with another recipe than {_RECIPE_FILE}; remove it and run lit-het embed"
+            )
         return rows.start
 
     def _bytes(self, path: str, offset: int, size: int) -> bytes:
         if size > MAX_HEADER_BYTES:
             raise ValueError(f"a header of {size:,} bytes")
         (content,) = self._reader.read([Span(path, offset, size)])
-        return readable(content)
+        return content_or_raise(content)
 
 
 def _path_of(folder: str, shard: ShardTable | ShardSummary) -> str:
@@ -269,7 +274,7 @@ def _read_recipe(address: str) -> Recipe:
 
 
 def _differences(theirs: Mapping[str, Any], ours: Mapping[str, Any], prefix: str = "") -> dict[str, tuple[str, str]]:
-    """Returns the dotted fields in which two JSON objects differ, with the beginnings of both values."""
+    """Returns the dotted fields in which two JSON objects differ, each with both values, truncated."""
     found: dict[str, tuple[str, str]] = {}
     for name in {**theirs, **ours}:
         one, other = theirs.get(name), ours.get(name)

@@ -1,4 +1,4 @@
-"""What is wrong with samples: counted by shard and cause, with the first example of each, and stopped above a limit."""
+"""Counts broken samples by shard and cause, with the first example of each, and stops a run above a limit."""
 
 import collections
 import math
@@ -9,20 +9,20 @@ from lit_het.data_pipelines.labels import OUT_OF_RANGE
 from lit_het.data_pipelines.tables import Fault
 from lit_het.errors import UserError
 
-# A rate of broken samples means little at the start of a run; it is taken over no fewer samples than this.
+# The rate of broken samples is noisy at the start of a run: its denominator is at least this.
 _MIN_SAMPLES_FOR_RATE = 10_000
 
 
 class FaultLog:
-    """Counts samples that cannot be used; safe to share between threads.
+    """Counts unusable samples; safe to share between threads.
 
     Args:
-        max_bad_fraction: part of the samples that may be left out, and of those that may be masked; infinity only
-            counts, also where nothing can be used.
+        max_bad_fraction: the largest fraction of samples that may be excluded, and of those that may be masked;
+            infinity never stops a run, not even one without usable samples.
 
     Attributes:
-        counts: how many samples were left out or masked, by shard and cause.
-        examples: the first of each of these.
+        counts: number of samples excluded or masked, by shard and cause.
+        examples: a description of the first one, by shard and cause.
     """
 
     def __init__(self, max_bad_fraction: float):
@@ -35,21 +35,21 @@ class FaultLog:
 
     @property
     def causes(self) -> collections.Counter[str]:
-        """For each cause, how many samples of all shards."""
+        """Number of samples by cause, over all shards."""
         causes: collections.Counter[str] = collections.Counter()
         for (_, cause), count in self.counts.items():
             causes[cause] += count
         return causes
 
-    def leave_out(self, faults: Iterable[tuple[str, Fault]], num_samples: int) -> None:
-        """Counts what the indexes of shards found.
+    def count_excluded(self, faults: Iterable[tuple[str, Fault]], num_samples: int) -> None:
+        """Counts the samples that the indexes of the shards exclude.
 
         Args:
             faults: each with the address of its shard.
-            num_samples: that can be used.
+            num_samples: number of usable samples.
 
         Raises:
-            UserError: it is too much, or nothing can be used and the limit is finite.
+            UserError: the limit is exceeded, or no sample is usable and the limit is finite.
         """
         faults = list(faults)
         for address, fault in faults:
@@ -64,38 +64,39 @@ class FaultLog:
                 f" --data.max-bad-fraction allows {self._max_bad_fraction:g}"
             )
 
-    def note_read(self, count: int) -> None:
-        """Counts samples that were read, sound or not."""
+    def count_read(self, count: int) -> None:
+        """Counts samples that were read, valid or not."""
         with self._lock:
             self._num_read += count
 
-    def skip(self, shard: str, cause: str, example: str) -> None:
-        """Counts what a stream passes over.
+    def count_skipped(self, shard: str, cause: str, example: str) -> None:
+        """Counts a defect that a stream skips.
 
         Args:
             shard: its address.
-            cause: the same words for all with this defect.
-            example: what happened here, and the way out.
+            cause: a short description, equal for all samples with this defect.
+            example: what happened here, and how to fix it.
 
         Raises:
-            UserError: it is too much of what was read.
+            UserError: the limit is exceeded.
         """
         with self._lock:
             self._count(shard, cause, example)
             self._check_stream(example)
 
-    def mask(self, shard: str, key: str, cause: str, reason: str, num_samples: int | None) -> None:
-        """Counts a sample that keeps its place as an invalid row.
+    def count_masked(self, shard: str, key: str, cause: str, reason: str, num_samples: int | None) -> None:
+        """Counts a sample that becomes an invalid row of its batch.
 
         Args:
             shard: its address.
             key: of the sample.
-            cause: the same words for all with this defect.
+            cause: a short description, equal for all samples with this defect.
             reason: what happened here.
-            num_samples: in one epoch, of which a broken one counts once; None for a stream, where each time counts.
+            num_samples: samples per epoch: a broken sample counts once, however often it is read. None for a stream:
+                a broken sample counts each time.
 
         Raises:
-            UserError: there are too many.
+            UserError: the limit is exceeded.
         """
         name = f"{shard}: key {key}"
         with self._lock:
@@ -104,7 +105,7 @@ class FaultLog:
                 self._check_stream(f"{name}: {reason}")
                 return
             if (shard, key) in self._masked:
-                return  # of an earlier epoch
+                return  # already counted in an earlier epoch
             self._count(shard, cause, f"{name}: {reason}")
             self._masked.add((shard, key))
             bad, seen = len(self._masked), min(num_samples, max(self._num_read, _MIN_SAMPLES_FOR_RATE))
@@ -112,7 +113,7 @@ class FaultLog:
             if cause == OUT_OF_RANGE:
                 raise UserError(f"{name}: {reason}")
             raise UserError(
-                f"{name}: {reason}; {bad} bad of {seen} samples: mend them, or allow more with --data.max-bad-fraction "
+                f"{name}: {reason}; {bad} bad of {seen} samples: fix them, or allow more with --data.max-bad-fraction "
                 "(of an evaluation --max-bad-fraction)"
             )
 
@@ -127,5 +128,5 @@ class FaultLog:
             defects = "1 defect" if bad == 1 else f"{bad} defects"
             where = f"in the first {self._num_read} samples" if self._num_read else "before the first sample"
             raise UserError(
-                f"{example}; {defects} {where} of a stream: mend them, or allow more with --data.max-bad-fraction"
+                f"{example}; {defects} {where} of a stream: fix them, or allow more with --data.max-bad-fraction"
             )

@@ -1,10 +1,10 @@
-"""The embedded data set: images of characters and the names that Unicode gives them.
+"""The glyph data set: images of characters with their Unicode names as captions.
 
-matplotlib ships TrueType fonts (DejaVu, STIX) that draw thousands of characters in 16 faces: real images with names
-that people wrote, such as "latin small letter e with acute". Some characters share one image (Latin A, Greek Alpha,
-Cyrillic A), so that part of the label noise depends on the input, which is what HET-XL models.
+matplotlib ships TrueType fonts (DejaVu, STIX) with 16 typefaces that draw thousands of characters: real images with
+human-written names, such as "latin small letter e with acute". Homoglyphs share one image (Latin A, Greek Alpha,
+Cyrillic A): label noise that depends on the input, which HET-XL models.
 
-Held out for evaluation: one face (new images of known names) and one character in ten (new names).
+Held out for evaluation: one typeface (new images of known names) and one character in ten (new names).
 """
 
 import dataclasses
@@ -25,13 +25,13 @@ from lit_het.data_pipelines.labels import words_of
 from lit_het.data_pipelines.shards import write_shards
 from lit_het.errors import UserError
 
-FACES = (
+TYPEFACES = (
     *("DejaVuSans", "DejaVuSans-Bold", "DejaVuSans-Oblique", "DejaVuSans-BoldOblique"),
     *("DejaVuSansMono", "DejaVuSansMono-Bold", "DejaVuSansMono-Oblique", "DejaVuSansMono-BoldOblique"),
     *("DejaVuSerif", "DejaVuSerif-Bold", "DejaVuSerif-Italic", "DejaVuSerif-BoldItalic"),
     *("STIXGeneral", "STIXGeneralBol", "STIXGeneralItalic", "STIXGeneralBolIta"),
 )
-"""The faces that draw characters as text does; matplotlib's others hold parts of formulas."""
+"""The typefaces for text; matplotlib's other typefaces hold parts of formulas."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,36 +42,36 @@ class GlyphConfig:
         image_size: pixels along each side.
         font_size: pixels per em.
         baseline: pixels from the top edge.
-        scripts: first words of the names of the characters that take part.
-        min_faces: that must draw a character, the held-out face among them.
-        held_out_face: one of ``FACES``.
-        held_out_fraction: part of the characters that training never sees.
-        seed: of the choice of held-out characters and of the order of samples.
+        scripts: first words of the Unicode names of the included characters.
+        min_typefaces: in how many typefaces, the held-out one included, a character must exist.
+        held_out_typeface: one of ``TYPEFACES``.
+        held_out_fraction: fraction of the characters that training never sees.
+        seed: of the held-out characters and of the order of samples.
     """
 
     image_size: int = 32
     font_size: int = 22
     baseline: int = 25
     scripts: tuple[str, ...] = ("latin", "greek", "cyrillic", "digit")
-    min_faces: int = 6
-    held_out_face: str = "DejaVuSerif-Italic"
+    min_typefaces: int = 6
+    held_out_typeface: str = "DejaVuSerif-Italic"
     held_out_fraction: float = 0.1
     seed: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
 class Glyph:
-    """One character drawn in one face.
+    """One character drawn in one typeface.
 
     Attributes:
         character: a string of length one.
-        face: one of ``FACES``.
+        typeface: one of ``TYPEFACES``.
         bitmap: grey levels ``[image_size image_size]``, black on white.
-        clipped: whether the drawing is larger than the image.
+        clipped: whether the glyph is larger than the image.
     """
 
     character: str
-    face: str
+    typeface: str
     bitmap: np.ndarray
     clipped: bool
 
@@ -83,20 +83,20 @@ class Glyph:
 
 @dataclasses.dataclass(frozen=True)
 class GlyphDataset:
-    """What ``write_glyph_shards`` has written.
+    """The summary of the data set that ``write_glyph_shards`` has written.
 
     Attributes:
-        directory: holds ``train/``, ``held_out_face/`` and ``held_out_characters/``.
+        directory: holds ``train/``, ``held_out_typeface/`` and ``held_out_characters/``.
         num_names: of training and held-out characters together.
-        num_train_images, num_held_out_face_images, num_held_out_character_images: images in each set.
-        num_clipped_images: images whose drawing is larger than they are.
-        num_homoglyph_classes: groups of two or more characters that look the same.
+        num_train_images, num_held_out_typeface_images, num_held_out_character_images: images in each set.
+        num_clipped_images: images that are smaller than their glyph.
+        num_homoglyph_classes: groups of two or more homoglyphs.
     """
 
     directory: Path
     num_names: int
     num_train_images: int
-    num_held_out_face_images: int
+    num_held_out_typeface_images: int
     num_held_out_character_images: int
     num_clipped_images: int
     num_homoglyph_classes: int
@@ -107,39 +107,39 @@ def name_of(character: str) -> str:
     return unicodedata.name(character, "").lower()
 
 
-def font_path(face: str) -> Path:
-    """The TrueType file of a face, in the installed matplotlib."""
-    # Found without importing matplotlib, which would take longer than drawing a face.
+def font_path(typeface: str) -> Path:
+    """The TrueType file of a typeface, in the installed matplotlib."""
+    # Without importing matplotlib, which would take longer than drawing a typeface.
     matplotlib = importlib.util.find_spec("matplotlib")
     if matplotlib is None or matplotlib.origin is None:
         raise UserError("the glyph data set takes its fonts from matplotlib; install it with 'pip install matplotlib'")
-    return Path(matplotlib.origin).parent / "mpl-data" / "fonts" / "ttf" / f"{face}.ttf"
+    return Path(matplotlib.origin).parent / "mpl-data" / "fonts" / "ttf" / f"{typeface}.ttf"
 
 
-def characters_of(face: str, scripts: Sequence[str]) -> list[str]:
-    """The characters of some scripts that a face maps to a glyph, by code point."""
-    with TTFont(font_path(face), lazy=True) as font:
+def characters_of(typeface: str, scripts: Sequence[str]) -> list[str]:
+    """The characters of some scripts that a typeface maps to a glyph, by code point."""
+    with TTFont(font_path(typeface), lazy=True) as font:
         code_points = sorted(font.getBestCmap() or {})
     return [chr(point) for point in code_points if name_of(chr(point)).partition(" ")[0] in scripts]
 
 
-def draw_face(face: str, config: GlyphConfig) -> Iterator[Glyph]:
-    """Draws the characters that a face has and that leave a mark."""
-    font = ImageFont.truetype(str(font_path(face)), config.font_size, layout_engine=ImageFont.Layout.BASIC)
-    for character in characters_of(face, config.scripts):
+def draw_typeface(typeface: str, config: GlyphConfig) -> Iterator[Glyph]:
+    """Draws the characters of a typeface whose glyphs are not blank."""
+    font = ImageFont.truetype(str(font_path(typeface)), config.font_size, layout_engine=ImageFont.Layout.BASIC)
+    for character in characters_of(typeface, config.scripts):
         bitmap, clipped = draw(character, font, config)
         if bitmap.min() < 255:
-            yield Glyph(character, face, bitmap, clipped)
+            yield Glyph(character, typeface, bitmap, clipped)
 
 
 def draw(character: str, font: ImageFont.FreeTypeFont, config: GlyphConfig) -> tuple[np.ndarray, bool]:
-    """Draws one character: centred from left to right, on a fixed baseline, so that "o" differs from "O".
+    """Draws one character, centred horizontally and on a fixed baseline, so that "o" differs from "O".
 
-    A drawing that would cross the upper or lower edge is moved off the baseline just as far as needed; one that is
-    too large is centred and loses its margins.
+    A glyph that would cross the upper or lower edge is moved off the baseline just as far as needed. A glyph that is
+    too large is centred and clipped.
 
     Returns:
-        Grey levels ``[image_size image_size]``, and whether anything was cut off.
+        Grey levels ``[image_size image_size]``, and whether the glyph was clipped.
     """
     size = config.image_size
     left, top, right, bottom = font.getbbox(character, anchor="ls")
@@ -152,22 +152,22 @@ def draw(character: str, font: ImageFont.FreeTypeFont, config: GlyphConfig) -> t
 
 
 def homoglyph_classes(glyphs: Iterable[Glyph]) -> dict[str, str]:
-    """Maps each character to the first of those that look the same.
+    """Maps each character to the first of its homoglyphs.
 
-    Two characters belong together if their bitmaps are equal in at least half of the faces that draw both, or if a
-    chain of such characters joins them.
+    Two characters are homoglyphs if their bitmaps are equal in at least half of the typefaces that draw both. The
+    relation is made transitive: a chain of homoglyphs is one class.
     """
-    faces: dict[str, set[str]] = defaultdict(set)
-    lookalikes: dict[tuple[str, bytes], list[str]] = defaultdict(list)
+    typefaces: dict[str, set[str]] = defaultdict(set)
+    same_shape: dict[tuple[str, bytes], list[str]] = defaultdict(list)
     for glyph in glyphs:
-        faces[glyph.character].add(glyph.face)
-        lookalikes[glyph.face, glyph.bitmap.tobytes()].append(glyph.character)
+        typefaces[glyph.character].add(glyph.typeface)
+        same_shape[glyph.typeface, glyph.bitmap.tobytes()].append(glyph.character)
     num_equal: dict[tuple[str, str], int] = defaultdict(int)
-    for characters in lookalikes.values():
+    for characters in same_shape.values():
         for pair in itertools.combinations(sorted(characters), 2):
             num_equal[pair] += 1
 
-    parent = {character: character for character in sorted(faces)}
+    parent = {character: character for character in sorted(typefaces)}
 
     def root(character: str) -> str:
         while parent[character] != character:
@@ -175,7 +175,7 @@ def homoglyph_classes(glyphs: Iterable[Glyph]) -> dict[str, str]:
         return character
 
     for (one, other), count in num_equal.items():
-        if 2 * count >= len(faces[one] & faces[other]):
+        if 2 * count >= len(typefaces[one] & typefaces[other]):
             first, second = sorted((root(one), root(other)))
             parent[second] = first
     return {character: root(character) for character in parent}
@@ -186,36 +186,42 @@ def write_glyph_shards(
 ) -> GlyphDataset:
     """Draws the data set and writes it as shards; equal configs give equal bytes.
 
-    ``train/`` holds the training characters in the training faces, ``held_out_face/`` the training characters in the
-    held-out face, ``held_out_characters/`` the other characters in the training faces. A sample is ``key.jpg``,
-    ``key.txt`` (its name), ``key.cls`` (the line in the set's ``classnames.txt``) and ``key.json`` (character, code
-    point, face). Beside the sets: ``names.txt`` (all names), ``words.txt`` (the words of training names),
-    ``homoglyphs.json`` (name to the name of the first character that looks the same) and, last, ``glyphs.json`` (the
-    config and the counts).
+    ``train/`` holds the training characters in the training typefaces, ``held_out_typeface/`` the training characters
+    in the held-out typeface, ``held_out_characters/`` the other characters in the training typefaces. A sample is
+    ``key.jpg``, ``key.txt`` (its name), ``key.cls`` (the line in the set's ``classnames.txt``) and ``key.json``
+    (character, code point, typeface). Beside the sets are ``names.txt`` (all names), ``words.txt`` (the words of
+    training names), ``homoglyphs.json`` (from each name to the name of its first homoglyph) and, written last,
+    ``glyphs.json`` (the config and the counts).
 
     Args:
         config: what to draw.
-        directory: where to write; its sets must not hold shards yet.
-        advance: called with 1 for each of the ``len(FACES)`` faces drawn and for each of the 3 sets written.
+        directory: the output folder; its sets must not hold shards yet.
+        advance: called with 1 for each of the ``len(TYPEFACES)`` typefaces drawn and for each of the 3 sets written.
 
     Raises:
-        UserError: the held-out face is unknown, the rules leave no characters, or there are shards already.
+        UserError: the held-out typeface is unknown, the config selects no characters, or there are shards already.
     """
     directory = Path(directory)
-    if config.held_out_face not in FACES:
-        raise UserError(f"held-out face {config.held_out_face!r} is unknown; choose one of {', '.join(FACES)}")
+    if config.held_out_typeface not in TYPEFACES:
+        raise UserError(
+            f"held-out typeface {config.held_out_typeface!r} is unknown; choose one of {', '.join(TYPEFACES)}"
+        )
     advance = advance or (lambda _: None)
     glyphs = list(_draw_all(config, advance))
     training, held_out = split_characters(glyphs, config)
 
     counts = {}
-    for name, characters, in_held_out_face in (
+    for name, characters, in_held_out_typeface in (
         ("train", training, False),
-        ("held_out_face", training, True),
+        ("held_out_typeface", training, True),
         ("held_out_characters", held_out, False),
     ):
         chosen = set(characters)
-        members = [g for g in glyphs if g.character in chosen and (g.face == config.held_out_face) == in_held_out_face]
+        members = [
+            g
+            for g in glyphs
+            if g.character in chosen and (g.typeface == config.held_out_typeface) == in_held_out_typeface
+        ]
         write_shards(directory / name, _samples(members, characters, config.seed))
         _write_lines(directory / name / "classnames.txt", [name_of(character) for character in characters])
         counts[name] = len(members)
@@ -229,7 +235,7 @@ def write_glyph_shards(
         directory=directory,
         num_names=len(training) + len(held_out),
         num_train_images=counts["train"],
-        num_held_out_face_images=counts["held_out_face"],
+        num_held_out_typeface_images=counts["held_out_typeface"],
         num_held_out_character_images=counts["held_out_characters"],
         num_clipped_images=sum(glyph.clipped for glyph in glyphs),
         num_homoglyph_classes=len({first for c, first in classes.items() if c != first}),
@@ -249,23 +255,23 @@ def split_characters(glyphs: Sequence[Glyph], config: GlyphConfig) -> tuple[list
 
 
 def _draw_all(config: GlyphConfig, advance: Callable[[int], None]) -> Iterator[Glyph]:
-    """Draws all faces and keeps the characters that enough of them draw, the held-out face among them."""
+    """Draws all typefaces; yields the characters that enough typefaces have, the held-out one included."""
     drawn: dict[str, dict[str, Glyph]] = defaultdict(dict)
-    for face in FACES:
-        for glyph in draw_face(face, config):
-            drawn[glyph.character][face] = glyph
+    for typeface in TYPEFACES:
+        for glyph in draw_typeface(typeface, config):
+            drawn[glyph.character][typeface] = glyph
         advance(1)
-    kept = [g for g in drawn.values() if config.held_out_face in g and len(g) >= config.min_faces]
-    if len(kept) < 2:
+    selected = [g for g in drawn.values() if config.held_out_typeface in g and len(g) >= config.min_typefaces]
+    if len(selected) < 2:
         raise UserError(
-            f"no characters of {', '.join(config.scripts)} are drawn by {config.min_faces} faces;"
-            " lower min_faces or add scripts"
+            f"no characters of {', '.join(config.scripts)} are drawn by {config.min_typefaces} typefaces;"
+            " lower min_typefaces or add scripts"
         )
-    return itertools.chain.from_iterable(by_face.values() for by_face in kept)
+    return itertools.chain.from_iterable(by_typeface.values() for by_typeface in selected)
 
 
 def _samples(glyphs: Sequence[Glyph], characters: Sequence[str], seed: int) -> Iterator[Mapping[str, object]]:
-    """Samples in an order that mixes faces and characters, for readers that cannot shuffle globally."""
+    """Yields samples in random order, for readers that cannot shuffle globally."""
     class_index = {character: index for index, character in enumerate(characters)}
     for key, i in enumerate(np.random.default_rng(seed).permutation(len(glyphs))):
         glyph = glyphs[i]
@@ -277,7 +283,7 @@ def _samples(glyphs: Sequence[Glyph], characters: Sequence[str], seed: int) -> I
             "json": {
                 "character": glyph.character,
                 "code_point": f"U+{ord(glyph.character):04X}",
-                "face": glyph.face,
+                "typeface": glyph.typeface,
             },
         }
 

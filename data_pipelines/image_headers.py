@@ -1,6 +1,6 @@
-"""What the headers of an image tell before it is decoded, and limits for it: a small file may stand for a large image.
+"""Checks the headers of an image before it is decoded, because a small file may declare a huge image.
 
-Decoders of libraries allocate what a header asks for, and some read what stands before the pixels in quadratic time.
+Decoders allocate what a header declares, and some parse metadata in quadratic time.
 """
 
 import re
@@ -8,26 +8,26 @@ from collections.abc import Iterator
 from typing import Literal
 
 MAX_PIXELS = 2**26
-"""Images with more pixels than this (8192 x 8192) are refused before they are decoded."""
+"""The largest accepted image: 8192 x 8192 pixels."""
 
 MAX_WEBP_PIXELS = 2**25
-"""WebP images with more pixels than this are refused: their decoder takes about 20 bytes for each."""
+"""The largest accepted WebP image, in pixels: its decoder takes about 20 bytes for each."""
 
 MAX_SIDE = 2**16
-"""Images with a longer side than 65,536 pixels are refused: JPEG, GIF and WebP have none, and most panoramas less."""
+"""The longest accepted side, in pixels; JPEG, GIF and WebP cannot have a longer one."""
 
 MAX_SCANS = 32
-"""JPEGs with more scans than this are refused: encoders write about 10, and each costs as much as the whole image."""
+"""The most scans of a JPEG: encoders write about 10, and each costs as much as decoding the whole image."""
 
 MAX_PARTS = 2**17
-"""Images of more segments (JPEG) or chunks (PNG) than this are refused; 8 KiB of pixels each are usual."""
+"""The most segments of a JPEG or chunks of a PNG; usually each holds 8 KiB of pixels."""
 
 MAX_PREAMBLE_BYTES = 2**20
-"""GIFs whose first frame begins later than this are refused: comments are read in quadratic time."""
+"""The latest start of a GIF's first frame: Pillow reads the comments before it in quadratic time."""
 
 _START_OF_SCAN, _END_OF_IMAGE = 0xDA, 0xD9
 _SEQUENTIAL_FRAMES, _PROGRESSIVE_FRAMES = (0xC0, 0xC1, 0xC9), (0xC2, 0xCA)
-# A marker with a segment behind it, or the end. Fill bytes, stuffed bytes and restarts are none.
+# A marker that a segment follows, or the end of the image; not fill bytes, stuffed bytes or restart markers.
 _MARKER = re.compile(rb"\xff[^\x00\x01\xff\xd0-\xd7]", re.DOTALL)
 _EXIF, _XMP = b"Exif\0\0", b"http://ns.adobe.com/xap/1.0/\0"
 _ORIENTATION = 0x0112
@@ -35,10 +35,10 @@ _XMP_ORIENTATION = re.compile(rb'tiff:Orientation(?:="|>)([1-8])')
 
 
 class BrokenImage(ValueError):
-    """Bytes that are no readable image.
+    """Bytes that cannot be decoded as an image.
 
     Attributes:
-        cause: a few words that are the same for all images with this defect, for counting.
+        cause: a short description, equal for all images with this defect, for counting.
     """
 
     def __init__(self, cause: str, detail: str = ""):
@@ -47,7 +47,7 @@ class BrokenImage(ValueError):
 
 
 def check_size(width: int, height: int, max_pixels: int = MAX_PIXELS) -> None:
-    """Refuses images that are too large.
+    """Checks the size of an image.
 
     Raises:
         BrokenImage: there are more than ``max_pixels``, or a side is longer than `MAX_SIDE`.
@@ -59,21 +59,22 @@ def check_size(width: int, height: int, max_pixels: int = MAX_PIXELS) -> None:
 
 
 def check_parts(data: bytes, max_pixels: int) -> None:
-    """Refuses a PNG, GIF or WebP that a decoder would not come to an end with; `check_size` follows when it is open.
+    """Checks the parts of a PNG, GIF or WebP before it is opened; `check_size` follows after it was opened.
 
     Raises:
-        BrokenImage: for what the limits of this module say.
+        BrokenImage: it exceeds a limit of this module.
     """
     if data.startswith(b"\x89PNG"):
         _check_chunks(data)
     elif data.startswith(b"GIF8"):
         _check_preamble(data)
     elif data.startswith(b"RIFF"):
-        check_size(*_webp_size(data), min(max_pixels, MAX_WEBP_PIXELS))  # its decoder allocates when it is opened
+        # Pillow's WebP decoder allocates all pixels when it opens the file.
+        check_size(*_webp_size(data), min(max_pixels, MAX_WEBP_PIXELS))
 
 
 def is_progressive(data: bytes) -> bool:
-    """Returns whether a JPEG has several scans for the same pixels; others are looked at up to their first scan.
+    """Returns whether a JPEG has several scans; a JPEG with one scan is parsed only up to it.
 
     Raises:
         BrokenImage: it has more than `MAX_SCANS`, or too many segments.
@@ -88,13 +89,14 @@ def is_progressive(data: bytes) -> bool:
             num_scans += 1
             if num_scans > MAX_SCANS:
                 raise BrokenImage("too many scans", f"more than {MAX_SCANS}")
-            if data[start + 2 : start + 3] == num_components:  # libjpeg admits no scan after one of all components
+            # A sequential scan of all components is the last one that libjpeg accepts.
+            if data[start + 2 : start + 3] == num_components:
                 return False
     return progressive or num_scans > 1
 
 
 def jpeg_orientation(data: bytes) -> int:
-    """Returns how the pixels of a JPEG are turned, by EXIF's numbers from 1 (upright) to 8."""
+    """Returns the EXIF orientation of a JPEG, from 1 (upright) to 8."""
     exif, xmp = b"", b""
     for marker, start in _segments(data):
         if marker == _START_OF_SCAN:
@@ -108,9 +110,9 @@ def jpeg_orientation(data: bytes) -> int:
 
 
 def orientation(exif: bytes, xmp: bytes = b"") -> int:
-    """Returns EXIF's number for how pixels are turned, which XMP may give instead; 1 where neither can be read.
+    """Returns the orientation from EXIF, else from XMP, else 1.
 
-    No other field is read. A library reads them all, and some 65,000 of them may point to the same megabytes.
+    No other field is parsed. Libraries parse all fields, and 65,000 of them may point to the same megabytes.
     """
     exif = exif.removeprefix(_EXIF)
     orders: dict[bytes, Literal["little", "big"]] = {b"II*\0": "little", b"MM\0*": "big"}
@@ -127,7 +129,7 @@ def orientation(exif: bytes, xmp: bytes = b"") -> int:
 
 
 def _segments(data: bytes) -> Iterator[tuple[int, int]]:
-    """Walks a JPEG, over entropy-coded data too: yields markers and where the lengths behind them stand."""
+    """Yields each marker of a JPEG and the offset of the segment length after it; skips entropy-coded data."""
     place = 2
     for _ in range(MAX_PARTS):
         found = _MARKER.search(data, place)
@@ -149,7 +151,7 @@ def _check_chunks(data: bytes) -> None:
 
 
 def _check_preamble(data: bytes) -> None:
-    """Walks over the extensions before a GIF's first frame: blocks of up to 255 bytes, the last of which is empty."""
+    """Skips the extensions before a GIF's first frame: blocks of up to 255 bytes, ended by an empty one."""
     place = 13 + (3 << (data[10] & 7) + 1 if len(data) > 10 and data[10] & 0x80 else 0)
     while data[place : place + 1] == b"!" and place < MAX_PREAMBLE_BYTES:
         place += 2

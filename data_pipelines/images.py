@@ -1,15 +1,15 @@
-"""Images to pixels: bytes of any common format to a square uint8 array, and back to JPEG.
+"""Decodes images of common formats to square uint8 arrays, and encodes JPEG.
 
-A part of an image, its *box*, becomes the square by one of four filters:
+A rectangular part of an image, its *box*, is resized to the square with one of four filters:
 
-- ``"fast"`` approximates antialiased bicubic by what comes nearest at each ratio: enlarging is bicubic, shrinking to
-  1 / 1.3 bilinear, to 1 / 2.3 bilinear to twice the size followed by the exact mean of 2 x 2 pixels, beyond that as
-  ``"area"``. JPEGs are decoded with libjpeg's fast transforms and fast upsampling of colours.
+- ``"fast"`` approximates antialiased bicubic with the nearest cheap method at each ratio. Enlarging is bicubic.
+  Shrinking is bilinear down to 1 / 1.3; bilinear to twice the size, then the exact mean of 2 x 2 pixels, down to
+  1 / 2.3; and as ``"area"`` beyond that. JPEGs are decoded with libjpeg's fast DCT and fast chroma upsampling.
 - ``"area"``: shrinking averages over areas (OpenCV ``INTER_AREA``), enlarging is bilinear.
-- ``"bilinear"`` and ``"bicubic"`` are antialiased: Pillow's ``Image.resize`` itself, on exactly decoded pixels.
+- ``"bilinear"`` and ``"bicubic"`` are antialiased: Pillow's ``Image.resize`` on exactly decoded pixels.
 
-Where a box is at least four times as large as the square, the first two let libjpeg's scaled DCT shrink the image
-first, to a box of no less than twice the square.
+If a box is at least four times as large as the square, the first two filters first shrink the image with libjpeg's
+scaled DCT, so that the box is still at least twice as large as the square.
 """
 
 import contextlib
@@ -41,21 +41,21 @@ Filter: TypeAlias = Literal["fast", "area", "bilinear", "bicubic"]
 Box: TypeAlias = tuple[float, float, float, float]
 """A part of an image in its pixels: left, top, right, bottom."""
 
-# Of libjpeg's warnings the first is told, so that with this one all pixels were there; every reader shows the image.
+# libjpeg reports its first warning only. If that is this one, all pixels were read before: the image is complete.
 _JUNK_BEFORE_END = "extraneous bytes before marker 0xd9"
-# Bytes of memory for each pixel, as measured, while one is decoded and resized: by simplejpeg as a whole, and shrunk
-# by its scaled DCT; in addition for the coefficients of progressive ones; by Pillow; and from WebP.
+# Measured bytes of memory per pixel while an image is decoded and resized: simplejpeg at full size; simplejpeg with
+# scaled DCT; the additional coefficients of a progressive JPEG; Pillow; Pillow's WebP decoder.
 _JPEG_BYTES, _SHRUNK_BYTES, _PROGRESSIVE_BYTES, _PILLOW_BYTES, _WEBP_BYTES = 7, 1, 6, 12, 20
 _STRIP_PIXELS = 2**20
-_MAX_MARGIN = 12  # pixels read beside a box that does not begin with a whole one
+_MAX_MARGIN = 12  # pixels read beside a box that does not start at a whole pixel
 _PILLOW_FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 
-# OpenCV's own threads would fight with the loader's for the same cores.
+# OpenCV's threads would compete with the loader's for the same cores.
 cv2.setNumThreads(0)
 
 
 def whole(height: int, width: int) -> Box:
-    """The box that is the whole image."""
+    """Returns the box of the whole image."""
     return 0.0, 0.0, float(width), float(height)
 
 
@@ -67,54 +67,53 @@ def decode(
     *,
     max_pixels: int = MAX_PIXELS,
 ) -> UInt8[np.ndarray, "size size 3"]:
-    """Decodes an image to RGB and makes a part of it a square of ``size`` x ``size`` pixels.
+    """Decodes an image to RGB and resizes a part of it to ``size`` x ``size`` pixels.
 
-    The format is told by the first bytes, never by a name. JPEG goes through simplejpeg; PNG, WebP, GIF, CMYK and
-    turned JPEG go through Pillow: the first frame of an animation, EXIF orientation applied, 16 bits cut to the
-    upper 8, transparency over white. All threads together take no more memory than `memory.DECODING`
-    has: others wait.
+    The first bytes decide the format. simplejpeg decodes JPEG. Pillow decodes PNG, WebP, GIF, and JPEG that is CMYK or
+    has an EXIF orientation: the first frame of an animation, upright, the upper 8 of 16 bits, transparency over white.
+    Threads wait while all together would exceed `memory.DECODING`.
 
     Args:
         data: the encoded image.
-        size: of the square.
-        choose_box: from height and width of the upright image to the part that becomes the square.
-        filter: how that part is resized.
-        max_pixels: that an image may have.
+        size: of the square, in pixels.
+        choose_box: maps height and width of the upright image to the box.
+        filter: how the box is resized.
+        max_pixels: the largest accepted image.
 
     Raises:
-        BrokenImage: unknown format, damaged bytes, or more than `lit_het.data_pipelines.image_headers` allows.
+        BrokenImage: unknown format, damaged bytes, or beyond the limits of `lit_het.data_pipelines.image_headers`.
     """
-    with _enough_memory():
+    with _out_of_memory_as_broken():
         if data.startswith(b"\xff\xd8\xff"):
             height, width, memory = _jpeg_header(data, max_pixels)
             if memory is not None:
                 box = choose_box(height, width)
-                least_side = _least_side(box, height, width, size, filter)
-                with DECODING.held(memory + height * width * (_SHRUNK_BYTES if least_side else _JPEG_BYTES)):
-                    pixels = _decode_jpeg(data, least_side, fast=filter == "fast")
+                min_side = _min_side(box, height, width, size, filter)
+                with DECODING.reserve(memory + height * width * (_SHRUNK_BYTES if min_side else _JPEG_BYTES)):
+                    pixels = _decode_jpeg(data, min_side, fast=filter == "fast")
                     return resize(pixels, size, filter, _scaled(box, (height, width), pixels.shape[:2]))
         with _decoded_with_pillow(data, max_pixels) as pixels:
             return resize(pixels, size, filter, choose_box(*pixels.shape[:2]))
 
 
 def decode_whole(data: bytes) -> UInt8[np.ndarray, "h w 3"]:
-    """Decodes an image to upright RGB in its own size, by the rules of `decode`.
+    """Decodes an image to upright RGB at its own size, by the rules of `decode`.
 
     Raises:
         BrokenImage: as `decode`.
     """
-    with _enough_memory():
+    with _out_of_memory_as_broken():
         if data.startswith(b"\xff\xd8\xff"):
             height, width, memory = _jpeg_header(data, MAX_PIXELS)
             if memory is not None:
-                with DECODING.held(memory + height * width * _JPEG_BYTES):
+                with DECODING.reserve(memory + height * width * _JPEG_BYTES):
                     return _decode_jpeg(data, 0, fast=False)
         with _decoded_with_pillow(data, MAX_PIXELS) as pixels:
             return pixels
 
 
 @contextlib.contextmanager
-def _enough_memory() -> Iterator[None]:
+def _out_of_memory_as_broken() -> Iterator[None]:
     try:
         yield
     except (MemoryError, cv2.error) as error:
@@ -122,7 +121,7 @@ def _enough_memory() -> Iterator[None]:
 
 
 def encode_jpeg(image: UInt8[np.ndarray, "h w c"], quality: int = 95) -> bytes:
-    """Encodes RGB (``c`` = 3, colours not subsampled) or grey (``c`` = 1) pixels; quality is libjpeg's, 1 to 100."""
+    """Encodes RGB (``c`` = 3, no chroma subsampling) or grey (``c`` = 1) pixels; quality is libjpeg's, 1 to 100."""
     colorspace, subsampling = ("GRAY", "Gray") if image.shape[2] == 1 else ("RGB", "444")
     return simplejpeg.encode_jpeg(np.ascontiguousarray(image), quality, colorspace, subsampling)
 
@@ -130,23 +129,24 @@ def encode_jpeg(image: UInt8[np.ndarray, "h w c"], quality: int = 95) -> bytes:
 def resize(
     image: UInt8[np.ndarray, "h w 3"], size: int, filter: Filter = "area", box: Box | None = None
 ) -> UInt8[np.ndarray, "size size 3"]:
-    """Resizes a box, or without one the whole image, to ``size`` x ``size`` pixels."""
+    """Resizes a box, or the whole image, to ``size`` x ``size`` pixels."""
     if filter in _PILLOW_FILTERS:
         return np.array(Image.fromarray(image).resize((size, size), _PILLOW_FILTERS[filter], box))
     left, top, right, bottom = box or whole(*image.shape[:2])
-    rows, height, above = _cut(top, bottom, size, image.shape[0])
-    columns, width, before = _cut(left, right, size, image.shape[1])
+    rows, height, above = _whole_pixels(top, bottom, size, image.shape[0])
+    columns, width, before = _whole_pixels(left, right, size, image.shape[1])
     resize_part = _resize_fast if filter == "fast" else _resize_by_area
     return resize_part(image[rows, columns], height, width)[above : above + size, before : before + size]
 
 
-def _cut(start: float, stop: float, size: int, length: int) -> tuple[slice, int, int]:
-    """Finds whole pixels of an axis that hold a part which becomes ``size`` pixels.
+def _whole_pixels(start: float, stop: float, size: int, length: int) -> tuple[slice, int, int]:
+    """Returns whole pixels of an axis that cover an interval, which is resized to ``size`` pixels.
 
-    Among the next pixels outside of the part, those are taken that the resize moves nearest to whole pixels.
+    OpenCV resizes whole pixels only. The interval is extended to those nearby pixels whose positions after the resize
+    are closest to whole pixels.
 
     Returns:
-        The pixels, how many they become, and how many of these lie before the part.
+        The pixels, their number after the resize, and how many of these precede the interval.
     """
     scale = size / (stop - start)
     first, last = math.floor(start), math.ceil(stop)
@@ -173,7 +173,7 @@ def _resize_fast(image: np.ndarray, height: int, width: int) -> np.ndarray:
 
 
 def _resize_by_area(image: np.ndarray, height: int, width: int) -> np.ndarray:
-    """First shrinks by area what is too long, then enlarges bilinearly."""
+    """Shrinks the axes that are too long by area, then enlarges the others bilinearly."""
     rows, columns = image.shape[:2]
     if rows > height or columns > width:
         image = cv2.resize(image, (min(columns, width), min(rows, height)), interpolation=cv2.INTER_AREA)
@@ -183,7 +183,7 @@ def _resize_by_area(image: np.ndarray, height: int, width: int) -> np.ndarray:
 
 
 def _jpeg_header(data: bytes, max_pixels: int) -> tuple[int, int, int | None]:
-    """Returns height, width, and the bytes for coefficients; None in their place if Pillow has to decode it."""
+    """Returns height, width, and the memory for coefficients in bytes, or None for it if Pillow has to decode."""
     try:
         rows, columns, colorspace, _ = simplejpeg.decode_jpeg_header(data)
     except ValueError as error:
@@ -195,8 +195,8 @@ def _jpeg_header(data: bytes, max_pixels: int) -> tuple[int, int, int | None]:
     return height, width, memory if is_plain else None
 
 
-def _least_side(box: Box, height: int, width: int, size: int, filter: Filter) -> int:
-    """Pixels that the scaled DCT must leave of an image's shorter side; 0 where it is not to shrink the image."""
+def _min_side(box: Box, height: int, width: int, size: int, filter: Filter) -> int:
+    """Returns the least length of the image's shorter side after the scaled DCT; 0 to decode at full size."""
     left, top, right, bottom = box
     shorter = min(right - left, bottom - top)
     if filter in _PILLOW_FILTERS or shorter < 4 * size:
@@ -204,8 +204,8 @@ def _least_side(box: Box, height: int, width: int, size: int, filter: Filter) ->
     return math.ceil(2 * size * min(height, width) / shorter)
 
 
-def _decode_jpeg(data: bytes, least_side: int, *, fast: bool) -> np.ndarray:
-    size = (least_side, least_side, 2 if least_side else 1)
+def _decode_jpeg(data: bytes, min_side: int, *, fast: bool) -> np.ndarray:
+    size = (min_side, min_side, 2 if min_side else 1)
     try:
         return simplejpeg.decode_jpeg(data, "RGB", fast, fast, *size)
     except ValueError as error:
@@ -215,7 +215,7 @@ def _decode_jpeg(data: bytes, least_side: int, *, fast: bool) -> np.ndarray:
 
 
 def _scaled(box: Box, before: tuple[int, int], now: tuple[int, ...]) -> Box:
-    """The box in an image whose height and width have changed; what was whole stays whole (product first)."""
+    """Returns the box after the image was scaled; multiplies before it divides, so that a whole image stays whole."""
     left, top, right, bottom = box
     (height, width), (rows, columns) = before, now
     return left * columns / width, top * rows / height, right * columns / width, bottom * rows / height
@@ -223,26 +223,27 @@ def _scaled(box: Box, before: tuple[int, int], now: tuple[int, ...]) -> Box:
 
 @contextlib.contextmanager
 def _decoded_with_pillow(data: bytes, max_pixels: int) -> Iterator[np.ndarray]:
-    """Yields RGB pixels, for which memory is held up to the end."""
+    """Yields RGB pixels and keeps their memory reserved until the context ends."""
     reader = _reader(data)
     check_parts(data, max_pixels)
     image = _open(data, reader)
     check_size(image.width, image.height, max_pixels)
-    with DECODING.held(image.width * image.height * (_WEBP_BYTES if image.format == "WEBP" else _PILLOW_BYTES)):
+    with DECODING.reserve(image.width * image.height * (_WEBP_BYTES if image.format == "WEBP" else _PILLOW_BYTES)):
         try:
             pixels = _upright_rgb(image)
         except MemoryError:
             raise
-        except Exception as error:  # Pillow's readers raise whatever the damage makes them trip over
+        except Exception as error:  # Pillow's readers raise arbitrary exceptions on damage
             raise BrokenImage(f"damaged {image.format}", str(error)) from error
-        del image  # and its pixels, before they are resized
+        del image  # frees its pixels before the resize
         yield pixels
 
 
 def _upright_rgb(image: ImageFile) -> np.ndarray:
     image.load()
     pixels = np.empty((image.height, image.width, 3), np.uint8)
-    rows = max(1, _STRIP_PIXELS // image.width)  # at a time: conversions take several copies
+    # In strips, because conversions make several copies.
+    rows = max(1, _STRIP_PIXELS // image.width)
     for top in range(0, image.height, rows):
         part = image.crop((0, top, image.width, min(top + rows, image.height)))
         pixels[top : top + rows] = np.asarray(_to_rgb(part))
@@ -254,7 +255,7 @@ def _upright_rgb(image: ImageFile) -> np.ndarray:
 
 
 def _turned(pixels: np.ndarray, turn: int) -> np.ndarray:
-    """Turns pixels upright that are stored as one of EXIF's numbers says."""
+    """Turns pixels upright that were stored with an EXIF orientation."""
     if turn >= 5:
         pixels = cv2.transpose(pixels)
     axis = {2: 1, 3: -1, 4: 0, 6: 1, 7: -1, 8: 0}.get(turn)
@@ -270,11 +271,11 @@ def _reader(data: bytes) -> type[ImageFile]:
         return GifImagePlugin.GifImageFile
     if data.startswith(b"RIFF") and data[8:12] == b"WEBP":
         return WebPImagePlugin.WebPImageFile
-    raise BrokenImage("no image", f"{len(data)} bytes that start with {data[:8]!r}")
+    raise BrokenImage("not an image", f"{len(data)} bytes that start with {data[:8]!r}")
 
 
 def _open(data: bytes, reader: type[ImageFile]) -> ImageFile:
-    # Not Image.open: it would try 40 formats, and warn about large images before they can be refused.
+    # Not Image.open of Pillow 13.0: it tries 40 formats, and warns about large images before they are rejected.
     try:
         return reader(io.BytesIO(data))
     except Exception as error:
@@ -282,7 +283,8 @@ def _open(data: bytes, reader: type[ImageFile]) -> ImageFile:
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
-    if image.mode.startswith("I"):  # Pillow's conversion would clip 16 bits instead of scaling them
+    # The conversion of Pillow 13.0 would clip 16-bit levels instead of scaling them.
+    if image.mode.startswith("I"):
         return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert("RGB")
     if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
         rgba = image.convert("RGBA")

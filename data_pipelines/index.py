@@ -1,7 +1,7 @@
-"""What shards hold and where: scanned once, kept beside them, and then read in any order.
+"""Indexes of shards: each shard is scanned once, its index is saved beside it, and samples are read in any order.
 
-An index is a cache: it is made again when the size or the time of change of its shard differ. What is wrong with a
-shard is part of its index: samples that cannot be told apart or are cut off are left out, and counted by cause.
+An index is a cache: it is rebuilt when the size or modification time of its shard changes. It includes the faults of
+the shard: samples with repeated keys and truncated samples are excluded, and counted by cause.
 """
 
 import bisect
@@ -20,28 +20,28 @@ from lit_het.data_pipelines import seals, storage
 from lit_het.data_pipelines.scan import scan
 from lit_het.data_pipelines.shards import IMAGE, IMAGE_EXTENSIONS, extensions
 from lit_het.data_pipelines.storage import Span, Unreadable
-from lit_het.data_pipelines.tables import LACK, Fault, ShardTable, packed, unpacked
+from lit_het.data_pipelines.tables import MISSING_MEMBER, Fault, ShardTable, from_bytes, to_bytes
 from lit_het.data_pipelines.tars import MAX_MEMBER_BYTES, too_large
 from lit_het.errors import UserError
 from lit_het.files import cache_folder
 from lit_het.untrusted import Malformed
 
 MAX_INDEX_BYTES = 2**28
-"""An index of more bytes is neither written nor read; some 300 kB are usual for 10,000 samples."""
+"""The largest index that is written or read; one of 10,000 samples usually has 300 kB."""
 
-_MAX_TABLES = 16_384  # of shards that are kept in memory
+_MAX_TABLES = 16_384  # cached in memory
 
 _logger = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
 class ShardSummary:
-    """What is known of a shard whose table is not in memory.
+    """The summary of a shard, which stays in memory when its table does not.
 
     Attributes:
         address: of the tar file.
-        count: samples with all members that are asked for.
-        faults: what was left out.
+        count: number of samples with all required members.
+        faults: what was excluded.
         digest: as in `ShardTable`.
     """
 
@@ -57,9 +57,9 @@ class ShardIndex:
     Args:
         addresses: tar files, as ``expand`` returns them.
         required: kinds of members that every sample must have: an extension, or ``"image"`` for any of
-            ``IMAGE_EXTENSIONS``. Samples without one are left out and counted.
-        optional: kinds that may be read where a sample has them.
-        attach: adds kinds that lie in other files to what is known of a shard.
+            ``IMAGE_EXTENSIONS``. Samples without one are excluded and counted.
+        optional: kinds that some samples may lack.
+        attach: adds to the table of a shard kinds that lie in other files.
         advance: called with 1 after each shard, for a progress bar.
 
     Attributes:
@@ -80,11 +80,11 @@ class ShardIndex:
         self._required, self._kinds, self._attach = tuple(required), (*required, *optional), attach
         self.summaries: list[ShardSummary] = []
         summary = functools.partial(summarize, required=self._required, attach=attach)
-        # Stores answer many at once; scanning a local shard is work for the processor.
+        # Requests to a store overlap; scanning a local shard is bound by the processor.
         is_remote = any(map(storage.is_remote, map(str, addresses)))
         self._pool = ThreadPoolExecutor(storage.MAX_REQUESTS) if is_remote else None
-        for of_shard in (self._pool.map if self._pool else map)(summary, map(str, addresses)):
-            self.summaries.append(of_shard)
+        for result in (self._pool.map if self._pool else map)(summary, map(str, addresses)):
+            self.summaries.append(result)
             advance(1)
         self._starts = [0, *itertools.accumulate(summary.count for summary in self.summaries)]
         self._reader = storage.Reader()
@@ -95,16 +95,16 @@ class ShardIndex:
 
     @property
     def counts(self) -> list[int]:
-        """Samples of each shard."""
+        """Number of samples of each shard."""
         return [summary.count for summary in self.summaries]
 
     @property
     def digest(self) -> str:
-        """Tells whether two indexes hold the same samples in the same order."""
+        """Identifies the samples and their order."""
         return hashlib.sha256(" ".join(summary.digest for summary in self.summaries).encode()).hexdigest()[:16]
 
     def sizes(self, kind: str) -> np.ndarray:
-        """The bytes of one kind of member of every sample, -1 where there is none: ``[samples]`` int64."""
+        """Sizes in bytes of one kind of member of every sample, -1 if it is missing: ``[samples]`` int64."""
         parts = [np.empty(0, np.int64)]
         for number, summary in enumerate(self.summaries):
             table = self._table(number)
@@ -122,7 +122,7 @@ class ShardIndex:
         return self.summaries[self._locate(sample)[0]].address
 
     def span(self, sample: int, kind: str) -> Span | None:
-        """Where one member of a sample lies, or None if it has none."""
+        """The byte range of one member of a sample, or None if it is missing."""
         number, row = self._locate(sample)
         table = self._table(number)
         offset = int(table.offsets[kind][row]) if kind in table.offsets else -1
@@ -130,14 +130,14 @@ class ShardIndex:
         return Span(address, offset, int(table.sizes[kind][row])) if offset >= 0 else None
 
     def read(self, samples: Sequence[int], kinds: Sequence[str]) -> list[list[bytes | Unreadable]]:
-        """Returns the members of each sample, or why they cannot be read; all are asked for at once."""
+        """Returns the members of each sample, or why they cannot be read; requests are concurrent."""
         if self._pool is not None:
             for _ in self._pool.map(self._table, {self._locate(sample)[0] for sample in samples}):
                 pass
         spans = [self.span(sample, kind) for sample in samples for kind in kinds]
         flat = [_unreadable(span) for span in spans]
-        asked = [span for span, reason in zip(spans, flat, strict=True) if span is not None and reason is None]
-        found = iter(self._reader.read(asked))
+        requested = [span for span, reason in zip(spans, flat, strict=True) if span is not None and reason is None]
+        found = iter(self._reader.read(requested))
         flat = [reason or next(found) for reason in flat]
         return [flat[start : start + len(kinds)] for start in range(0, len(flat), len(kinds))]
 
@@ -156,29 +156,30 @@ class ShardIndex:
 
 
 def _unreadable(span: Span | None) -> Unreadable | None:
-    """Returns why a member is not even asked for."""
+    """Returns why a member is not requested, or None if it is."""
     if span is None:
-        return Unreadable("missing member", "of these kinds the sample has not all")
+        return Unreadable("missing member", "the sample lacks one of the requested kinds")
     return too_large(span.size) if span.size > MAX_MEMBER_BYTES else None
 
 
-def _lack(table: ShardTable, kind: str) -> Fault:
+def _missing_member_fault(table: ShardTable, kind: str) -> Fault:
     name = "/".join(extensions(kind))
     lacking = ~table.has([kind])
     key = table.keys[int(lacking.argmax())].decode("utf-8", "surrogateescape")
     example = f"{table.address}: key {key} has no .{name}; add the member or remove the sample"
-    return Fault(f"{LACK}{name}", int(lacking.sum()), example)
+    return Fault(f"{MISSING_MEMBER}{name}", int(lacking.sum()), example)
 
 
 def index_path(address: str | Path) -> str:
-    """Returns where the index of a shard is kept, if its folder can be written to."""
+    """Returns the address of a shard's index, if its folder is writable."""
     return f"{address}.index.npz"
 
 
 def index_shard(address: str | Path) -> ShardTable:
-    """Reads the index of a shard, or scans the shard and writes one: beside it, or into the user's cache.
+    """Returns the table of a shard: from its index, or by scanning the shard and saving an index.
 
-    An index is believed that has our own seal. One beside the shard that others have sealed stays as it is.
+    The index is saved beside the shard, or in the user's cache. Only an index with our own seal is trusted. An index
+    beside the shard with a foreign seal is not overwritten.
 
     Raises:
         UserError: the shard cannot be read.
@@ -190,57 +191,57 @@ def index_shard(address: str | Path) -> ShardTable:
     for place in (beside, cached):
         try:
             content = seals.opened(storage.read_whole(place, MAX_INDEX_BYTES))
-            if (kept := unpacked(content, address, stamp)) is not None:
-                return _with_images(kept)
-        except seals.OtherKey:
+            if (saved := from_bytes(content, address, stamp)) is not None:
+                return _with_images(saved)
+        except seals.ForeignKey:
             if place == beside:
                 places.remove(beside)
-                _tell_of_others(storage.parent(address))
+                _warn_of_foreign_indexes(storage.parent(address))
         except (OSError, Malformed):
-            continue  # an index is only a cache: whatever is wrong with it, the scan puts it right
+            continue  # an index is only a cache: the scan replaces a missing or damaged one
     try:
         table = scan(address)
     except OSError as error:
         raise UserError(
             f"{address}: cannot be read ({storage.reason(error)}); check the store and start again"
         ) from error
-    _keep(table, stamp, places)
+    _save_index(table, stamp, places)
     return _with_images(table)
 
 
 @functools.cache
-def _tell_of_others(folder: str) -> None:
-    """Says once a folder that it has indexes which are not believed."""
+def _warn_of_foreign_indexes(folder: str) -> None:
+    """Warns once per folder that it has indexes which are not trusted."""
     _logger.warning(
-        "%s: has indexes that others have made, which are not believed; the shards are scanned. Hosts and users with"
-        " the same secret in %s believe one another",
+        "%s: has indexes of other users, which are not trusted; the shards are scanned. Hosts and users with the same"
+        " secret in %s trust each other's indexes",
         folder,
         seals.KEY_VARIABLE,
     )
 
 
-def _keep(table: ShardTable, stamp: str, places: Sequence[str]) -> None:
-    """Writes an index to the first place that takes it."""
-    refusal = ""
+def _save_index(table: ShardTable, stamp: str, places: Sequence[str]) -> None:
+    """Writes an index to the first address that is writable."""
+    failure = ""
     for place in places:
         try:
-            content = seals.sealed(packed(table, stamp))
+            content = seals.sealed(to_bytes(table, stamp))
             if len(content) > MAX_INDEX_BYTES:
                 raise OSError(f"{len(content):,} bytes are more than {MAX_INDEX_BYTES:,}")
             storage.write(place, content)
             return
-        except Exception as error:  # read-only folders and stores, in their clients' words
-            refusal = storage.reason(error)
-    _logger.warning("%s: its index cannot be kept (%s); the next run scans again", table.address, refusal)
+        except Exception as error:  # clients of stores raise their own types
+            failure = storage.reason(error)
+    _logger.warning("%s: its index cannot be saved (%s); the next run scans again", table.address, failure)
 
 
 def summarize(
     address: str, required: Sequence[str] = (), attach: Callable[[ShardTable], ShardTable] = lambda table: table
 ) -> ShardSummary:
-    """Returns how many samples of a shard have all members that are asked for, and what is wrong with the others."""
+    """Returns how many samples of a shard have all required members, and the faults of the others."""
     found = index_shard(address)
     table = attach(found)
-    lacking = [_lack(table, kind) for kind in required if not table.has([kind]).all()]
+    lacking = [_missing_member_fault(table, kind) for kind in required if not table.has([kind]).all()]
     return ShardSummary(address, int(table.has(required).sum()), (*table.faults, *lacking), found.digest)
 
 

@@ -1,4 +1,4 @@
-"""What a sample is labelled with: the class in its ``.cls`` member, or the words of its caption."""
+"""Labels of samples: the class in the member ``.cls``, a multi-hot vector, or the words of the caption."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -13,13 +13,13 @@ from lit_het.errors import UserError
 from lit_het.untrusted import Malformed, parse_npy
 
 OUT_OF_RANGE = "label is out of range"
-"""Why a sample cannot be used whose label is beyond the names: then the names are wrong, and not a few samples."""
+"""The cause for a label beyond the class names. Then the file of names is wrong, not a few samples."""
 
 MAX_TEXT_BYTES = 2**20
-"""A caption, a label or a JSON object of more bytes (1 MiB) cannot be used."""
+"""The largest caption, label or JSON object: 1 MiB."""
 
-_NUMBERS = "biuf"  # NumPy's kinds of those that may be 0 or 1
-_MAX_DIGITS = 18  # Python reads thousands of them only to refuse them
+_NUMBERS = "biuf"  # NumPy kinds of booleans, integers and floats
+_MAX_DIGITS = 18  # int() raises an error above 4,300 digits
 
 
 @runtime_checkable
@@ -35,14 +35,14 @@ class Labels(Protocol):
     num_classes: int
 
     def zeros(self, count: int) -> np.ndarray:
-        """Labels of samples without one: ``[count]`` int32 or ``[count k]`` float32."""
+        """Placeholder labels: ``[count]`` int32 or ``[count k]`` float32."""
         ...
 
     def encode(self, content: bytes) -> int | np.ndarray:
-        """One label, to be put into a row of ``zeros``.
+        """Returns one label, for a row of ``zeros``.
 
         Raises:
-            Unreadable: the content is no label of this vocabulary.
+            Unreadable: the content is not a label of this vocabulary.
         """
         ...
 
@@ -52,39 +52,39 @@ class ClassIndex:
     """Labels that are class indices in the member ``.cls``.
 
     Attributes:
-        names: a file with one class name a line; None means ``classnames.txt`` in the folder of the shards or the one
-            above.
+        names: a file with one class name per line; None means ``classnames.txt`` in the folder of the shards or its
+            parent.
     """
 
     names: str | None = None
 
     def build(self, directory: str) -> Labels:
-        """Reads the names; ``directory`` is where the shards lie."""
-        path = self.names or _near(directory, "classnames.txt")
+        """Reads the names; ``directory`` is the folder of the shards."""
+        path = self.names or _find_beside(directory, "classnames.txt")
         return ClassIndexLabels(path, len(read_lines(path)))
 
 
 @dataclasses.dataclass(frozen=True)
 class CaptionWords:
-    """Labels that mark which words of a fixed vocabulary stand in the caption (multi-label).
+    """Multi-hot labels of the words of a fixed vocabulary that occur in the caption.
 
-    A word is what white space separates, in lower case, so that ``double-struck`` is one word.
+    Words are lowercased and separated by white space, so that ``double-struck`` is one word.
 
     Attributes:
-        vocabulary: a file with one word a line; None means ``words.txt`` in the folder of the shards or the one above.
+        vocabulary: a file with one word per line; None means ``words.txt`` in the folder of the shards or its parent.
     """
 
     vocabulary: Path | None = None
 
     def build(self, directory: str) -> Labels:
-        """Reads the vocabulary; ``directory`` is where the shards lie."""
-        path = str(self.vocabulary or _near(directory, "words.txt"))
+        """Reads the vocabulary; ``directory`` is the folder of the shards."""
+        path = str(self.vocabulary or _find_beside(directory, "words.txt"))
         return CaptionWordsLabels(path, read_lines(path))
 
 
 @dataclasses.dataclass(frozen=True)
 class MultiHot:
-    """Labels that mark several classes: a NumPy vector of ones and zeros in the member ``.npy`` (clip_benchmark).
+    """Multi-hot labels: a NumPy vector of ones and zeros in the member ``.npy``, as in clip_benchmark.
 
     Attributes:
         names: as for `ClassIndex`.
@@ -93,8 +93,8 @@ class MultiHot:
     names: str | None = None
 
     def build(self, directory: str) -> Labels:
-        """Reads the names; ``directory`` is where the shards lie."""
-        path = self.names or _near(directory, "classnames.txt")
+        """Reads the names; ``directory`` is the folder of the shards."""
+        path = self.names or _find_beside(directory, "classnames.txt")
         return MultiHotLabels(path, len(read_lines(path)))
 
 
@@ -111,23 +111,25 @@ class ClassIndexLabels:
         self.num_classes = num_classes
 
     def zeros(self, count: int) -> np.ndarray:
-        """Class 0 for each of ``count`` samples."""
+        """Returns class 0 for each of ``count`` samples."""
         return np.zeros(count, np.int32)
 
     def encode(self, content: bytes) -> int:
-        """The class index."""
+        """Returns the class index."""
         digits = text_of(content).strip()
         if not digits.isdecimal() or len(digits) > _MAX_DIGITS:
-            detail = f"{digits[:100]!r} is no index below {self.num_classes}; make {self._path} and the shards agree"
-            raise Unreadable("label is no class", detail)
+            detail = (
+                f"{digits[:100]!r} is not an index below {self.num_classes}; make {self._path} and the shards agree"
+            )
+            raise Unreadable("label is not a class", detail)
         if int(digits) >= self.num_classes:
-            detail = f"{digits!r} is no index below {self.num_classes}; {self._path} has too few names"
+            detail = f"{digits!r} is not an index below {self.num_classes}; {self._path} has too few names"
             raise Unreadable(OUT_OF_RANGE, detail)
         return int(digits)
 
 
 class MultiHotLabels:
-    """Multi-hot vectors ``[b k]`` float32 as they are stored."""
+    """Stored multi-hot vectors ``[b k]`` float32."""
 
     member = "npy"
 
@@ -136,19 +138,19 @@ class MultiHotLabels:
         self.num_classes = num_classes
 
     def zeros(self, count: int) -> np.ndarray:
-        """No class for each of ``count`` samples."""
+        """Returns zeros for each of ``count`` samples."""
         return np.zeros((count, self.num_classes), np.float32)
 
     def encode(self, content: bytes) -> np.ndarray:
-        """The vector ``[k]``."""
+        """Returns the vector ``[k]``."""
         try:
             label = parse_npy(content)
         except Malformed as error:
-            raise Unreadable("label is no NumPy array", storage.reason(error)) from error
+            raise Unreadable("label is not a NumPy array", storage.reason(error)) from error
         is_vector = label.shape == (self.num_classes,) and label.dtype.kind in _NUMBERS
         if not is_vector or not np.isin(label, (0, 1)).all():
-            detail = f"it is not {self.num_classes} ones and zeros; make {self._path} and the shards agree"
-            raise Unreadable("label is no vector of classes", detail)
+            detail = f"expected {self.num_classes} ones and zeros; make {self._path} and the shards agree"
+            raise Unreadable("label is not a multi-hot vector", detail)
         return label.astype(np.float32)
 
 
@@ -162,14 +164,14 @@ class CaptionWordsLabels:
         self._columns = {word: column for column, word in enumerate(words)}
         self.num_classes = len(words)
         if len(self._columns) < len(words):
-            raise UserError(f"{path}: a word stands in it twice; keep each word once")
+            raise UserError(f"{path}: a word is repeated; list each word once")
 
     def zeros(self, count: int) -> np.ndarray:
-        """No word for each of ``count`` samples."""
+        """Returns zeros for each of ``count`` samples."""
         return np.zeros((count, self.num_classes), np.float32)
 
     def encode(self, content: bytes) -> np.ndarray:
-        """One for each word of the caption, ``[k]``."""
+        """Returns the multi-hot vector ``[k]`` of the caption's words."""
         label = np.zeros(self.num_classes, np.float32)
         try:
             label[[self._columns[word] for word in words_of(text_of(content))]] = 1
@@ -179,14 +181,14 @@ class CaptionWordsLabels:
         return label
 
 
-def _near(directory: str, name: str) -> str:
-    """Returns the file in a folder, or in the one above where that alone has it."""
+def _find_beside(directory: str, name: str) -> str:
+    """Returns the path of a file in a folder, or in its parent if only the parent has the file."""
     near, above = f"{directory}/{name}", f"{storage.parent(directory)}/{name}"
     return above if not storage.exists(near) and storage.exists(above) else near
 
 
 def text_of(content: bytes) -> str:
-    """The text in a member.
+    """Decodes the text in a member.
 
     Raises:
         Unreadable: it is not UTF-8, or too long.
@@ -200,5 +202,5 @@ def text_of(content: bytes) -> str:
 
 
 def words_of(caption: str) -> list[str]:
-    """The words of a caption: what white space separates, in lower case."""
+    """Returns the lowercased words of a caption, split at white space."""
     return caption.lower().split()

@@ -1,14 +1,14 @@
-"""Batches from shards: shuffled without end for training, in order once for evaluation.
+"""Batches from shards: shuffled and endless for training, in order and once for evaluation.
 
-The order is a pure function of (seed, position), so the whole state of the loader is one integer: the number of
-samples consumed so far by all hosts together. Sample ``i`` of the stream, its image, augmentation and label are the
-same on any number of hosts, after any restart; process ``p`` of ``P`` takes rows ``[p b/P, (p+1) b/P)`` of each batch.
+The order is a pure function of (seed, position). So the state of the loader is one integer: the number of samples that
+all hosts together have consumed. Sample ``i`` of the stream, its image, augmentation and label are the same on any
+number of hosts and after any restart. Process ``p`` of ``P`` takes rows ``[p b/P, (p+1) b/P)`` of each batch.
 
-One element of the grain pipeline is a whole batch: the cost of grain's bookkeeping is paid once a batch, and a thread
-works on a batch of its own.
+One element of the grain pipeline is a whole batch: grain's overhead is paid once per batch, and each thread makes a
+batch of its own.
 
-What is wrong with a sample never moves the others. Samples that the index knows to be broken are in nobody's order;
-what reading and decoding find keeps its place as an invalid row. Both are counted by cause and shard.
+A broken sample does not move the others. Samples that the index excludes are not part of the order. Samples that
+cannot be read or decoded become invalid rows. Both are counted by cause and shard.
 """
 
 import dataclasses
@@ -21,20 +21,28 @@ import grain
 import numpy as np
 
 from lit_het.data_pipelines import storage
-from lit_het.data_pipelines.batches import BatchMaker, Captions, Images, RawSample, Tokenizer, Views, rows_per_process
+from lit_het.data_pipelines.batches import (
+    BatchMaker,
+    Captions,
+    ImageInput,
+    Images,
+    RawSample,
+    Tokenizer,
+    rows_per_process,
+)
 from lit_het.data_pipelines.embeddings import StoredEmbeddings, describe
 from lit_het.data_pipelines.faults import FaultLog
 from lit_het.data_pipelines.index import ShardIndex
 from lit_het.data_pipelines.labels import LabelsConfig
-from lit_het.data_pipelines.order import InTurn, Mixed, Order, Shifted, Shuffled, WindowShuffled
-from lit_het.data_pipelines.portions import ALL, Numbers, Portion
+from lit_het.data_pipelines.order import Mixed, Order, Sequential, Shifted, Shuffled, WindowShuffled
+from lit_het.data_pipelines.portions import ALL, ConcatenatedRanges, Portion
 from lit_het.data_pipelines.shards import IMAGE, expand
 from lit_het.data_pipelines.storage import Unreadable
 from lit_het.data_pipelines.transforms import Augmentation, InceptionCrop, Preprocessing, RandomCrop, Training
 from lit_het.errors import UserError, require_at_least
 from lit_het.types import Batch
 
-_PADDING = -1  # stands for a sample in rows that only fill the last batch
+_PADDING = -1  # the sample of a row that only fills the last batch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +71,7 @@ class Streaming:
     """How a `Stream` reads shards that cannot seek.
 
     Attributes:
-        shuffle_buffer: samples, undecoded, that the threads of a host hold together and draw from.
+        shuffle_buffer: size of the shuffle buffer of a host, in undecoded samples over all threads.
     """
 
     shuffle_buffer: int = 10_000
@@ -77,26 +85,26 @@ class LoaderConfig:
     """Which shards to read and how.
 
     Attributes:
-        shards: tar files, brace patterns, globs, folders or lists of these, here or at addresses that fsspec knows.
+        shards: tar files, brace patterns, globs, folders or lists of these, local or at addresses of fsspec.
         image_size: pixels along each side.
-        batch_size: samples of all hosts together.
+        batch_size: samples over all hosts.
         labels: how to read labels; None reads none.
-        portion: of the samples of ``shards``, to keep some of a training set for validation.
-        mixture: further data sets, each in a fixed proportion to ``shards`` and with an order of its own.
-        captions: the member that holds them; ``json/caption`` is the field ``caption`` of a JSON object.
-        preprocessing: how images become squares.
-        crop: which part of an image training takes; None fits images as evaluation does.
-        augmentations: changes of training images, in order; evaluation never changes them.
+        portion: of the samples of ``shards``, to hold out a part of a training set for validation.
+        mixture: further data sets, each in a fixed proportion to ``shards`` and with its own order.
+        captions: the member with the captions; ``json/caption`` is the field ``caption`` of a JSON object.
+        preprocessing: of evaluation images.
+        crop: the random crop of training images; None uses the evaluation preprocessing.
+        augmentations: of training images, in order; not applied in evaluation.
         seed: of order, crops and augmentations.
-        shuffle: whether training takes each epoch in an order of its own.
-        window: shards whose samples are shuffled together, where reads far apart are slow; None shuffles all.
-        threads: that read and decode batches ahead; 0 reads each batch when it is asked for.
-        prefetch_batches: kept ready.
-        max_bad_fraction: part of the samples that may be broken or missing before the run stops.
-        embeddings: a folder that ``lit-het embed`` wrote for these shards, to be read in place of images.
-        slow_read_seconds: after which a read that has not come back is named, again and again.
-        stuck_read_seconds: after which it ends the run, so that it is started again.
-        stream: reads shards that cannot seek from end to end, as a `Stream`; None reads at random, as a `Loader`.
+        shuffle: whether to shuffle each training epoch.
+        window: number of shards that are shuffled together, for stores with slow random access; None shuffles all.
+        threads: that read and decode batches ahead; 0 makes each batch on demand.
+        prefetch_batches: number of batches prepared ahead.
+        max_bad_fraction: fraction of the samples that may be broken or missing before the run stops.
+        embeddings: a folder that ``lit-het embed`` wrote for these shards, read in place of images.
+        slow_read_seconds: after which a pending read is reported, and again at growing intervals.
+        stuck_read_seconds: after which a pending read ends the process, so that a scheduler restarts it.
+        stream: reads shards that cannot seek sequentially, as a `Stream`; None has random access, as a `Loader`.
     """
 
     shards: tuple[str, ...]
@@ -139,18 +147,20 @@ class LoaderConfig:
 
     @property
     def training(self) -> Training:
-        """How images become squares in training."""
+        """The preprocessing of training images."""
         return Training(self.preprocessing, self.crop, self.augmentations)
 
-    def batch_maker(self, views: Views, tokenizer: Tokenizer | None, address: str, faults: FaultLog) -> BatchMaker:
-        """Joins views with captions and labels, whose files are looked for near the address of a shard.
+    def batch_maker(
+        self, image_input: ImageInput, tokenizer: Tokenizer | None, address: str, faults: FaultLog
+    ) -> BatchMaker:
+        """Returns the maker of batches; label files are searched beside a shard's address.
 
         Raises:
             UserError: the labels cannot be read.
         """
         captions = Captions(self.captions, tokenizer) if tokenizer else None
         labels = self.labels.build(storage.parent(address)) if self.labels else None
-        return BatchMaker(views, captions, labels, self.seed, faults)
+        return BatchMaker(image_input, captions, labels, self.seed, faults)
 
     def data_sets(self, *, allow_commands: bool = False) -> list[list[str]]:
         """Returns the tar files of each data set, that of ``shards`` first.
@@ -165,7 +175,7 @@ class LoaderConfig:
         return [expand(shards, allow_commands=allow_commands) for shards in data_sets]
 
     def build(self, tokenizer: Tokenizer | None = None) -> "Loader":
-        """Indexes the shards; captions are read only for a tokenizer or for labels made of words.
+        """Indexes the shards; captions are read only if there is a tokenizer or labels are caption words.
 
         Raises:
             UserError: as ``expand``, ``ShardIndex`` and the labels do.
@@ -179,15 +189,15 @@ class Loader:
     Args:
         config: which shards, and how.
         tokenizer: captions to ids ``[n l]``; None leaves ``Batch.text`` out.
-        advance: called with 1 after each shard that was indexed, for a progress bar.
-        faults: where to count what is wrong; None makes one that stops at ``max_bad_fraction``.
+        advance: called with 1 after each indexed shard, for a progress bar.
+        faults: counts broken samples; None creates a log that stops at ``max_bad_fraction``.
 
     Attributes:
         config: as given.
         index: the samples of all shards.
-        numbers: which of them an epoch holds, as its `Portion` says.
+        numbers: indices of the samples in an epoch, selected by the `Portion`.
         num_classes: of the labels, ``k``; None without labels.
-        faults: what was left out or masked since the loader was built.
+        faults: samples excluded or masked since the loader was built.
         stored: the embeddings that are read in place of images, or None.
 
     Raises:
@@ -207,33 +217,33 @@ class Loader:
         self.stored: StoredEmbeddings | None = None
         if config.embeddings is not None:
             self.stored = StoredEmbeddings(config.embeddings, describe(config.training, config.image_size, random=True))
-        views = self.stored or Images(config.training, config.image_size)
-        self._maker = config.batch_maker(views, tokenizer, data_sets[0][0], self.faults)
+        image_input = self.stored or Images(config.training, config.image_size)
+        self._maker = config.batch_maker(image_input, tokenizer, data_sets[0][0], self.faults)
         self.num_classes = self._maker.num_classes
-        # Samples without images are left out, also where images are not read: the order is the same.
-        required = [IMAGE if member == views.member else member for member in self._maker.members]
+        # Images are required even if embeddings are read instead: so both give the same order of samples.
+        required = [IMAGE if member == image_input.member else member for member in self._maker.members]
         addresses = [address for shards in data_sets for address in shards]
         attach = self.stored.attach if self.stored else lambda table: table
-        self.index = ShardIndex(addresses, required, [views.member], attach, advance)
+        self.index = ShardIndex(addresses, required, [image_input.member], attach, advance)
         found = ((summary.address, fault) for summary in self.index.summaries for fault in summary.faults)
-        self.faults.leave_out(found, len(self.index))
+        self.faults.count_excluded(found, len(self.index))
         self._order, self.numbers = _order(config, self.index.counts, [len(shards) for shards in data_sets])
 
     @property
     def num_samples(self) -> int:
-        """Samples in one epoch, over all hosts."""
+        """Number of samples per epoch, over all hosts."""
         return len(self.numbers)
 
     @property
     def digest(self) -> str:
-        """Tells whether two loaders read the same samples."""
+        """Identifies the samples: equal for two loaders that read the same ones."""
         return self.index.digest
 
     def batches(self, position: int = 0, process_index: int = 0, process_count: int = 1) -> Generator[Batch]:
-        """Training batches without end, from any position of the stream.
+        """Endless training batches, from any position of the stream.
 
         Args:
-            position: samples that all hosts together have consumed before.
+            position: number of samples that all hosts together have consumed before.
             process_index: this host's number.
             process_count: how many hosts share each batch.
 
@@ -260,14 +270,14 @@ class Loader:
     def epoch(
         self, batch_size: int | None = None, process_index: int = 0, process_count: int = 1, num_crops: int = 0
     ) -> Generator[Batch]:
-        """Each sample once, in the order of the shards, as evaluation sees it; the last batch ends in invalid rows.
+        """Each sample once, in shard order, with the evaluation preprocessing; the last batch is padded.
 
         Args:
-            batch_size: rows of all hosts together; None takes the config's.
+            batch_size: rows over all hosts; None takes the config's.
             process_index: this host's number.
-            process_count: how many hosts share each batch; all see the same number of batches.
-            num_crops: K; each sample K times in a row, changed at random as in training. What is random is a function
-                of the seed, the shard's name, the key and the number of the crop.
+            process_count: how many hosts share each batch; all get the same number of batches.
+            num_crops: K; each sample K times in a row with the training preprocessing, whose randomness is a function
+                of the seed, the shard's name, the key and the crop's number.
 
         Yields:
             This host's rows of each global batch, ``[b / process_count, ...]``.
@@ -277,31 +287,31 @@ class Loader:
         """
         size = batch_size or self.config.batch_size
         rows = rows_per_process(size, process_count)
-        views = max(1, num_crops)
-        num_rows = views * self.num_samples
+        repeats = max(1, num_crops)
+        num_rows = repeats * self.num_samples
 
         def read(number: int) -> Batch:
             start = number * size + process_index * rows
             of_batch = range(start, start + rows)
-            samples = [self.numbers[i // views] if i < num_rows else _PADDING for i in of_batch]
+            samples = [self.numbers[i // repeats] if i < num_rows else _PADDING for i in of_batch]
             if not num_crops:
                 return self._read(samples, None)
-            crops = zip(samples, (i % views for i in of_batch), strict=True)
+            crops = zip(samples, (i % repeats for i in of_batch), strict=True)
             return self._read(samples, [0 if s == _PADDING else self._position_of_crop(s, crop) for s, crop in crops])
 
         return self._prefetch(grain.MapDataset.range(-(-num_rows // size)).map(read))
 
     def sources(self, positions: Iterable[int]) -> list[tuple[str, str]]:
-        """Shard and key of the samples at some positions of the stream of training batches."""
+        """Shard and key of the samples at the given positions of the training stream."""
         samples = [self._order[position] for position in positions]
         return [(self.index.shard(sample), self.index.key(sample)) for sample in samples]
 
     def read(self, samples: Sequence[int]) -> Batch:
-        """Some samples, by their place in ``epoch``, as evaluation sees them; raises as ``batches``."""
+        """Returns samples by their index in ``epoch``, with the evaluation preprocessing; raises as ``batches``."""
         return self._read([self.numbers[sample] for sample in samples], None)
 
     def _position_of_crop(self, sample: int, crop: int) -> int:
-        """Returns a place among random streams that does not change where other shards come or go."""
+        """Returns the position of a crop's random stream, which does not depend on the other shards."""
         name = self.index.shard(sample).rpartition("/")[2]
         digest = hashlib.blake2b(f"{name} {self.index.key(sample)} {crop}".encode("utf-8", "surrogateescape"))
         return int.from_bytes(digest.digest()[:8], "little")
@@ -313,10 +323,10 @@ class Loader:
         try:
             yield from iterator
         finally:
-            iterator.close()  # ends the threads, also when the consumer stops early
+            iterator.close()  # ends the threads, even if the consumer stops early
 
     def _read(self, samples: Sequence[int], positions: Sequence[int] | None) -> Batch:
-        """Reads samples into a batch; in training each is changed as its position in the stream says."""
+        """Makes a batch; positions seed the training preprocessing, None means evaluation preprocessing."""
         members = self._maker.members
         rows = [sample for sample in samples if sample != _PADDING]
         found = iter(self.index.read(rows, members))
@@ -328,32 +338,39 @@ class Loader:
         return RawSample(self.index.shard(sample), self.index.key(sample), members)
 
 
-def _order(config: LoaderConfig, counts: Sequence[int], num_shards: Sequence[int]) -> tuple[Order, Numbers]:
-    """Returns the order of a mixture, whose data sets have so many of the shards each, and the samples in it."""
+def _order(config: LoaderConfig, counts: Sequence[int], num_shards: Sequence[int]) -> tuple[Order, ConcatenatedRanges]:
+    """Returns the order of the samples, and their indices.
+
+    Args:
+        config: which data sets are mixed.
+        counts: samples of each shard, over all data sets.
+        num_shards: of each data set.
+    """
     ends = np.cumsum(num_shards).tolist()
-    orders, chosen, first = [], [], 0
+    orders, ranges, first = [], [], 0
     for number, data_set in enumerate((config, *config.mixture)):
-        of_set = counts[ends[number] - num_shards[number] : ends[number]]
-        if config.mixture and not sum(of_set):
-            raise UserError(f"{data_set.shards[0]}: no sample can be used; mend it, or leave it out of the mixture")
-        within = data_set.portion.of(sum(of_set))
-        if sum(of_set) and not within:
+        set_counts = counts[ends[number] - num_shards[number] : ends[number]]
+        num_samples = sum(set_counts)
+        if config.mixture and not num_samples:
+            raise UserError(f"{data_set.shards[0]}: no sample can be used; fix it, or leave it out of the mixture")
+        selected = data_set.portion.sample_range(num_samples)
+        if num_samples and not selected:
             raise UserError(
-                f"{data_set.shards[0]}: {data_set.portion} of {sum(of_set)} samples are none; take a larger portion"
+                f"{data_set.shards[0]}: {data_set.portion} of {num_samples} samples is empty; take a larger portion"
             )
-        # Data sets of a mixture do not share their permutations.
-        orders.append(_order_of_one(config, data_set.portion.cut(of_set), config.seed + number))
-        chosen.append(range(first + within.start, first + within.stop))
-        first += sum(of_set)
-    starts = [samples.start for samples in chosen]
+        # Each data set of a mixture has its own seed, so that they do not share permutations.
+        orders.append(_data_set_order(config, data_set.portion.counts_per_shard(set_counts), config.seed + number))
+        ranges.append(range(first + selected.start, first + selected.stop))
+        first += num_samples
+    starts = [samples.start for samples in ranges]
     if not config.mixture:
-        return (Shifted(orders[0], starts[0]) if starts[0] else orders[0]), Numbers(chosen)
-    return Mixed(orders, [1.0, *(data_set.weight for data_set in config.mixture)], starts), Numbers(chosen)
+        return (Shifted(orders[0], starts[0]) if starts[0] else orders[0]), ConcatenatedRanges(ranges)
+    return Mixed(orders, [1.0, *(data_set.weight for data_set in config.mixture)], starts), ConcatenatedRanges(ranges)
 
 
-def _order_of_one(config: LoaderConfig, counts: Sequence[int], seed: int) -> Order:
+def _data_set_order(config: LoaderConfig, counts: Sequence[int], seed: int) -> Order:
     if not config.shuffle:
-        return InTurn(sum(counts))
+        return Sequential(sum(counts))
     if config.window is None:
         return Shuffled(sum(counts), seed)
     return WindowShuffled(counts, config.window, seed)

@@ -1,4 +1,4 @@
-"""Memory that threads share: who needs much at a time waits for others to give some back."""
+"""A memory budget that threads share: a thread that needs more than is free waits."""
 
 import contextlib
 import os
@@ -7,33 +7,37 @@ from collections.abc import Iterator
 
 
 class MemoryBudget:
-    """So many bytes for all threads of a process together.
+    """Limits how many bytes the threads of a process reserve together.
 
     Args:
-        total: bytes.
+        total: capacity in bytes.
     """
 
     def __init__(self, total: int):
-        self._total, self._held = total, 0
+        self._total, self._reserved = total, 0
         self._turn, self._change = threading.Lock(), threading.Condition()
 
     @contextlib.contextmanager
-    def held(self, size: int) -> Iterator[None]:
-        """Waits for a piece of the memory, and gives it back at the end; a piece larger than all is all of it."""
+    def reserve(self, size: int) -> Iterator[None]:
+        """Waits until ``size`` bytes are free, reserves them, and releases them at the end.
+
+        Args:
+            size: bytes; more than the capacity reserves all of it.
+        """
         size = min(size, self._total)
-        # First come, first served: else many small pieces would keep a large one waiting for ever.
+        # First come, first served: otherwise many small requests would starve a large one.
         with self._turn, self._change:
-            while self._held + size > self._total:
+            while self._reserved + size > self._total:
                 self._change.wait()
-            self._held += size
+            self._reserved += size
         try:
             yield
         finally:
             with self._change:
-                self._held -= size
+                self._reserved -= size
                 self._change.notify()
 
 
-# As much as a photograph of 12 million pixels takes, for each processor.
+# 128 MiB per processor: a photograph of 12 million pixels takes that much.
 DECODING = MemoryBudget(max(2**30, 2**27 * (os.cpu_count() or 1)))
-"""What all threads together decode images in: 128 MiB for each processor, 1 GiB at least."""
+"""The memory in which all threads together decode images: 128 MiB per processor, at least 1 GiB."""

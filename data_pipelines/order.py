@@ -1,6 +1,6 @@
-"""Which sample stands where in the endless stream: pure functions of (seed, position), computed in constant memory.
+"""Orders of the samples in the endless training stream: pure functions of (seed, position), in constant memory.
 
-No array of a shuffled epoch exists anywhere, so that the order of a billion samples costs nothing to begin or resume.
+No array of a shuffled epoch is stored, so a stream of a billion samples starts and resumes immediately.
 """
 
 import bisect
@@ -15,15 +15,16 @@ import numpy as np
 
 from lit_het.errors import UserError
 
-# In this many samples every data set of a mixture has its share, to one sample.
+# A mixture repeats its pattern of sources after this many samples.
 _CYCLE = 10_000
-# grain's permutations of few samples are far from even: in 1 of 500, sixteen of them stay as they are.
-_FEW = 1024
+# Up to this size NumPy permutes samples: permutations of grain 0.2.18 are far from uniform for few samples. For sixteen
+# samples, about 1 in 300 is the identity.
+_SMALL = 1024
 
 
 @runtime_checkable
 class Order(Protocol):
-    """An endless stream of samples."""
+    """An endless stream of sample indices."""
 
     def __getitem__(self, position: int) -> int:
         """Returns the sample at a position."""
@@ -31,8 +32,8 @@ class Order(Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
-class InTurn:
-    """Samples as they lie in the shards, again and again."""
+class Sequential:
+    """The samples in shard order, repeated."""
 
     num_samples: int
 
@@ -42,7 +43,7 @@ class InTurn:
 
 @dataclasses.dataclass(frozen=True)
 class Shifted:
-    """Another order, of samples whose numbers begin with ``first``."""
+    """An order whose sample indices are shifted by ``first``."""
 
     order: Order
     first: int
@@ -52,30 +53,30 @@ class Shifted:
 
 
 class Shuffled:
-    """Every epoch is a permutation of its own of all samples."""
+    """Each epoch is a new permutation of all samples."""
 
     def __init__(self, num_samples: int, seed: int):
         self._num_samples = num_samples
-        # grain numbers the epochs' seeds upwards: neighbouring seeds would share orders if they were not hashed
+        # grain 0.2.18 adds the epoch's number to the seed. Hashing keeps adjacent seeds from sharing permutations.
         self._order = grain.MapDataset.range(num_samples).shuffle(_hashed(seed)).repeat()
-        self._few = functools.lru_cache(maxsize=4)(lambda epoch: _permutation_of_few(num_samples, seed, epoch))
+        self._small = functools.lru_cache(maxsize=4)(lambda epoch: _small_permutation(num_samples, seed, epoch))
 
     def __getitem__(self, position: int) -> int:
-        if self._num_samples > _FEW:
+        if self._num_samples > _SMALL:
             return cast(int, self._order[position])
         epoch, place = divmod(position, self._num_samples)
-        return self._few(epoch)[place]
+        return self._small(epoch)[place]
 
 
 class WindowShuffled:
-    """Every epoch takes the shards in an order of its own, some at a time, and permutes the samples of these.
+    """Each epoch permutes the shards, and then the samples within windows of consecutive shards.
 
-    For stores where reads far apart are slow, and indexes that are too large for memory: neighbours in the stream come
-    from few shards.
+    Neighbours in the stream come from few shards: for stores with slow random access, and for indexes that do not fit
+    into memory.
 
     Args:
         counts: samples of each shard.
-        window: shards that are open together.
+        window: number of shards in a window.
         seed: of every permutation.
     """
 
@@ -83,7 +84,7 @@ class WindowShuffled:
         self._counts = np.asarray(counts, np.int64)
         self._starts = np.concatenate([[0], np.cumsum(self._counts)])
         self._window, self._seed = window, seed
-        # Rows of one batch lie in one or two windows; threads may be an epoch apart.
+        # Rows of one batch lie in one or two windows, but threads may be an epoch apart: the caches hold a few.
         self._epoch = functools.lru_cache(maxsize=4)(self._make_epoch)
         self._permutation = functools.lru_cache(maxsize=64)(self._make_permutation)
 
@@ -97,29 +98,30 @@ class WindowShuffled:
         return int(self._starts[shards[number]]) + place - shard_starts[number]
 
     def _make_epoch(self, epoch: int) -> tuple[list[int], list[int], list[int]]:
-        """Returns the shards in their order, and where windows and shards begin in the epoch."""
+        """Returns the permuted shards, and the positions in the epoch where windows and shards start."""
         order = np.random.default_rng((self._seed, epoch)).permutation(len(self._counts))
         shard_starts = [0, *itertools.accumulate(self._counts[order].tolist())]
         window_starts = [*shard_starts[: -1 : self._window], shard_starts[-1]]
-        # Windows without samples would share their beginnings with the next.
+        # Empty windows are dropped: they would start at the same position as the next one.
         return order.tolist(), sorted(set(window_starts)), shard_starts
 
     def _make_permutation(self, epoch: int, window: int, size: int) -> Order | list[int]:
-        if size <= _FEW:
-            return _permutation_of_few(size, self._seed, epoch, window + 1)  # with a 0 it would be that of the shards
+        if size <= _SMALL:
+            # NumPy ignores trailing zeros of a seed: with 0 it would equal the permutation of the shards.
+            return _small_permutation(size, self._seed, epoch, window + 1)
         return cast(Order, grain.MapDataset.range(size).shuffle(_hashed(self._seed, epoch, window)))
 
 
 class Mixed:
-    """Several streams in fixed proportions; each goes on where it was, whatever the others do.
+    """Interleaves several streams in fixed proportions; each stream is consumed in its own order.
 
     Args:
         orders: of each data set, over its own samples.
-        weights: shares of the samples, to be normalised.
-        starts: number of the first sample of each data set among all.
+        weights: shares of the samples, not normalised.
+        starts: index of the first sample of each data set among all.
 
     Raises:
-        UserError: a share is so small that none of the samples would be of its data set.
+        UserError: a weight is too small for a single sample in a cycle.
     """
 
     def __init__(self, orders: Sequence[Order], weights: Sequence[float], starts: Sequence[int]):
@@ -143,7 +145,7 @@ class Mixed:
 
 
 def _proportional(weights: np.ndarray) -> np.ndarray:
-    """Returns a cycle of sources, each spread evenly: the one that lags most behind its share is next."""
+    """Returns a cycle of sources: each slot takes the source that lags most behind its share."""
     shares = weights / weights.sum()
     given, cycle = np.zeros(len(weights)), np.empty(_CYCLE, np.int64)
     for slot in range(_CYCLE):
@@ -152,7 +154,7 @@ def _proportional(weights: np.ndarray) -> np.ndarray:
     return cycle
 
 
-def _permutation_of_few(size: int, *seed: int) -> list[int]:
+def _small_permutation(size: int, *seed: int) -> list[int]:
     return np.random.default_rng(seed).permutation(size).tolist()
 
 

@@ -1,4 +1,4 @@
-"""What a shell command writes, read to its end; no command outlives its reader."""
+"""Reads the output of a shell command; no command outlives its reader."""
 
 import contextlib
 import os
@@ -8,17 +8,17 @@ import subprocess
 
 from lit_het.data_pipelines.storage import PIPE, Unreadable
 
-# Seconds without a byte after which a command is taken for stuck.
+# Seconds without output after which a command counts as stuck.
 PATIENCE = 300.0
-# What may follow the end of an archive: tars are filled up to 10 KiB, with some writers to more.
+# Padding that may follow the end of an archive: tars are padded to 10 KiB, by some writers to more.
 _MAX_REST_BYTES = 2**20
 _READ_BYTES = 2**16
 
 
 class Pipe:
-    """The output of ``pipe:COMMAND``; all methods but `kill` are for one thread.
+    """The output of ``pipe:COMMAND``; only `kill` may be called from another thread.
 
-    The command has a process group of its own, so that it ends together with all that it has started.
+    The command runs in its own process group, so that it can be killed together with its child processes.
     """
 
     def __init__(self, address: str):
@@ -36,17 +36,17 @@ class Pipe:
         self._poll.register(self._output, select.POLLIN)
 
     def read(self, size: int) -> bytes:
-        """Returns what has come, at most ``size`` bytes, and none at the end.
+        """Returns the next bytes, at most ``size``; none at the end of the output.
 
         Raises:
-            Unreadable: nothing comes any more.
+            Unreadable: there was no output for `PATIENCE` seconds.
         """
         if not self._poll.poll(1000 * PATIENCE):
             raise Unreadable("command is stuck", f"no byte in {PATIENCE:g} s")
         return os.read(self._output.fileno(), size)
 
     def check(self) -> None:
-        """Waits for the end of the command, after all that is of interest was read.
+        """Waits for the end of the command, after the archive was read.
 
         Raises:
             Unreadable: the command has failed.
@@ -55,7 +55,7 @@ class Pipe:
         while read := len(self.read(_READ_BYTES)):
             rest += read
             if rest > _MAX_REST_BYTES:
-                return  # it goes on for no one, and will not be waited for
+                return  # its further output is not needed: `close` will kill it
         try:
             code = self._process.wait(PATIENCE)
         except subprocess.TimeoutExpired as error:
@@ -64,15 +64,15 @@ class Pipe:
             raise Unreadable("command failed", f"exit code {code}")
 
     def kill(self) -> None:
-        """Ends the command and what it has started at once, for whichever thread.
+        """Kills the command and its child processes; any thread may call it.
 
-        The shell may have gone before: as long as one of its group is left, no other can have the group's number.
+        The shell may have ended before its children. The group's id is not reused while one of its processes lives.
         """
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
 
     def close(self) -> None:
-        """Ends the command, if it runs still, and lets go of it."""
+        """Kills the command if it still runs, and releases its resources."""
         self.kill()
         self._output.close()
         self._process.wait()

@@ -1,4 +1,4 @@
-"""A part of a data set by position, such as the last 2 % of a training set for validation."""
+"""A contiguous part of a data set, such as the last 2 % of a training set for validation."""
 
 import bisect
 import dataclasses
@@ -13,10 +13,10 @@ from lit_het.errors import FieldError
 
 @dataclasses.dataclass(frozen=True)
 class Portion:
-    """Consecutive samples, in the order of the shards; ``parse`` reads what ``str`` writes.
+    """Consecutive samples, in shard order; ``parse`` is the inverse of ``str``.
 
-    Portions that meet at a percentage share no sample and leave none out, on any number of hosts. Samples that the
-    index leaves out are counted in none.
+    Adjacent portions (``:98%`` and ``98%:``) are disjoint and cover all samples, on any number of hosts. Percentages
+    count only the samples that the index holds.
 
     Attributes:
         start, end: percent of the samples.
@@ -37,11 +37,13 @@ class Portion:
         """Returns the portion of a text such as "98%:" or "10%:20%".
 
         Raises:
-            ValueError: the text is none.
+            ValueError: the text is not a portion.
         """
         match = re.fullmatch(r"(?:([0-9.]+)%)?:(?:([0-9.]+)%)?", text.replace(" ", ""))
         if match is None:
-            raise ValueError(f"{text!r} is no portion; write percentages from and to, such as ':98%' or '98%:100%'")
+            raise ValueError(
+                f"{text!r} is not a portion; write a start and an end in percent, such as ':98%' or '98%:100%'"
+            )
         start, end = (
             default if part is None else float(part) if "." in part else int(part)
             for part, default in zip(match.groups(), (0, 100), strict=True)
@@ -51,15 +53,15 @@ class Portion:
     def __str__(self) -> str:
         return f"{self.start}%:{self.end}%"
 
-    def of(self, num_samples: int) -> range:
-        """Returns the numbers of its samples among so many."""
-        # 0.1 means a tenth, not the float beside it.
+    def sample_range(self, num_samples: int) -> range:
+        """Returns the indices of its samples in a data set of ``num_samples``."""
+        # Exact decimal arithmetic: as a float, 0.7 % of 1,000 samples would be fewer than 7.
         start, end = (math.floor(Fraction(str(part)) * num_samples / 100) for part in (self.start, self.end))
         return range(start, end)
 
-    def cut(self, counts: Sequence[int]) -> list[int]:
-        """Returns how many of each shard's samples belong to it."""
-        chosen = self.of(sum(counts))
+    def counts_per_shard(self, counts: Sequence[int]) -> list[int]:
+        """Returns how many samples of each shard belong to the portion."""
+        chosen = self.sample_range(sum(counts))
         ends = itertools.accumulate(counts)
         return [
             max(0, min(end, chosen.stop) - max(end - count, chosen.start))
@@ -70,8 +72,8 @@ class Portion:
 ALL = Portion()
 
 
-class Numbers(Sequence[int]):
-    """The numbers of some ranges, one range after the other."""
+class ConcatenatedRanges(Sequence[int]):
+    """Several ranges of integers, one after the other, without storing the integers."""
 
     def __init__(self, ranges: Sequence[range]):
         self._ranges = tuple(ranges)

@@ -1,4 +1,4 @@
-"""RandAugment: a few of 14 changes, drawn anew for every image (Cubuk et al. 2020)."""
+"""RandAugment: a few of 14 operations, drawn for every image (Cubuk et al. 2020)."""
 
 import dataclasses
 import math
@@ -12,8 +12,8 @@ from jaxtyping import UInt8
 from lit_het.errors import UserError, require_at_least
 
 FULL_MAGNITUDE = 10.0
-"""At which changes reach the ends of AutoAugment's ranges."""
-MAX_MAGNITUDE = 20.0  # posterize then keeps no bit
+"""The magnitude at which operations reach the ends of AutoAugment's ranges."""
+MAX_MAGNITUDE = 20.0  # at which posterize leaves no bit
 _GREY = (128, 128, 128)
 _LEVELS = np.arange(256)
 _LUMA = np.array([[299, 587, 114]]) / 1000  # ITU-R 601-2, as Pillow's mode L
@@ -26,16 +26,16 @@ _Change: TypeAlias = Callable[[np.ndarray, float], np.ndarray]
 
 @dataclasses.dataclass(frozen=True)
 class RandAugment:
-    """Applies some changes, drawn with replacement from the 14 of the paper, all at one magnitude.
+    """Applies some operations, drawn with replacement from the 14 of the paper, all at one magnitude.
 
     Ranges are AutoAugment's (Cubuk et al. 2019, Table 6), reached at magnitude 10: shears of 0.3, shifts of 150/331 of
-    a side and turns of 30 degrees either way, what comes into view being grey; colour, contrast, brightness and
-    sharpness times 1 - 0.9 or 1 + 0.9; posterize to 4 bits; solarize all levels. A larger magnitude changes more, as in
-    torchvision; in the original code posterize and solarize change less.
+    a side and rotations of 30 degrees in either direction, with grey borders; colour, contrast, brightness and
+    sharpness times 1 - 0.9 or 1 + 0.9; posterize to 4 bits; solarize all levels. A larger magnitude always changes
+    more, as in torchvision; in the original code posterize and solarize then change less.
 
     Attributes:
-        num_layers: changes of an image, the paper's N.
-        magnitude: the paper's M, from 0 to 20; beyond 10 changes go on as far beyond the ranges.
+        num_layers: operations per image, the paper's N.
+        magnitude: the paper's M, from 0 to 20; above 10 the ranges are extended proportionally.
 
     Raises:
         UserError: a negative number of layers, or a magnitude out of range.
@@ -50,7 +50,7 @@ class RandAugment:
             raise UserError(f"RandAugment: magnitude = {self.magnitude} must be at most {MAX_MAGNITUDE:g}")
 
     def apply(self, image: UInt8[np.ndarray, "h w 3"], generator: np.random.Generator) -> UInt8[np.ndarray, "h w 3"]:
-        """Returns a changed image; always takes two numbers for each layer from the generator."""
+        """Returns a changed image; always draws two numbers per layer from the generator."""
         for choice, sign in generator.random((self.num_layers, 2)).tolist():
             change = CHANGES[int(choice * len(CHANGES))]
             amount = self.magnitude / FULL_MAGNITUDE
@@ -153,11 +153,11 @@ CHANGES: tuple[_Change, ...] = (
     *(identity, autocontrast, equalize, rotate, solarize, colour, posterize),
     *(contrast, brightness, sharpness, shear_x, shear_y, translate_x, translate_y),
 )
-"""The changes of the paper (Fig. 2), in its order."""
+"""The operations of the paper (Fig. 2), in its order."""
 
 
 def _share(amount: float) -> float:
-    """Returns what stays of the image: less than 0.1, at magnitudes above 10, would be none, or its negative."""
+    """Returns the weight of the image: at least 0.1, as magnitudes above 10 would give zero or a negative image."""
     return max(0.1, 1 + 0.9 * amount)
 
 

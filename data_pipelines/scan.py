@@ -1,4 +1,4 @@
-"""Reads what a shard holds, and where, from the headers of the tar: once, as the index keeps it."""
+"""Scans the tar headers of a shard for the keys, offsets and sizes of its samples; the index saves the result."""
 
 import collections
 import hashlib
@@ -14,24 +14,24 @@ from lit_het.data_pipelines.tables import Fault, ShardTable
 from lit_het.data_pipelines.tars import DamagedTar, member_ends, whole_members
 
 MAX_SAMPLES = 2**18
-"""Samples of a shard beyond the first 262,144 are left out."""
+"""The most samples of a shard; further ones are excluded."""
 
 MAX_KINDS = 64
-"""Kinds of members of a shard beyond the first 64 are left out: its table has a column for each."""
+"""The most kinds of members of a shard, each a column of its table; further ones are excluded."""
 
 MAX_KEY_BYTES = 1024
-"""Samples with longer keys are left out: keys are kept side by side, each as long as the longest."""
+"""The longest key; samples with longer ones are excluded, because all keys are padded to the longest."""
 
 DAMAGED = "truncated or damaged shard"
 REPEATED = "repeated key"
-NO_TAR = "no uncompressed tar"
+NO_TAR = "not an uncompressed tar"
 EMPTY = "shard without samples"
 LONG_KEY = "key too long"
 TOO_MANY = "too many samples or kinds of members"
 
 
 def scan(address: str) -> ShardTable:
-    """Reads the headers of a shard, and of the payload no more than tells it from others.
+    """Reads the headers of a shard, and the first and last bytes of each member for its digest.
 
     Raises:
         OSError: the shard cannot be read.
@@ -48,7 +48,7 @@ def scan(address: str) -> ShardTable:
 
 
 class _Samples:
-    """Puts members together to samples: those with one key, side by side."""
+    """Groups consecutive members with the same key into samples."""
 
     def __init__(self, faults: "_Faults"):
         self.found: dict[str, dict[str, tuple[int, int]]] = {}
@@ -56,13 +56,13 @@ class _Samples:
         self._previous, self._is_repeated = "", False
 
     def add(self, key: str, kind: str, offset: int, size: int) -> None:
-        """Adds a member, or counts why it is left out."""
+        """Adds a member, or counts why it is excluded."""
         if len(key.encode("utf-8", "surrogateescape")) > MAX_KEY_BYTES:
-            self._faults.add(LONG_KEY, f"key {key[:50]}... has more than {MAX_KEY_BYTES} bytes; name it otherwise")
+            self._faults.add(LONG_KEY, f"key {key[:50]}... has more than {MAX_KEY_BYTES} bytes; use a shorter key")
             return
         if len(self._kinds | {kind}) > MAX_KINDS or (len(self.found) >= MAX_SAMPLES and key not in self.found):
             most = f"at most {MAX_SAMPLES:,} samples with {MAX_KINDS} kinds of members are read"
-            self._faults.add(TOO_MANY, f"key {key}: {most}; write the shard again as several")
+            self._faults.add(TOO_MANY, f"key {key}: {most}; split the shard")
             return
         if key != self._previous:
             self._is_repeated = key in self.found
@@ -77,7 +77,7 @@ class _Samples:
             self.found.setdefault(key, {})[kind] = (offset, size)
 
     def table(self, address: str, digest: str) -> ShardTable:
-        """Returns what was added."""
+        """Returns the table of the samples."""
         kinds, samples = sorted(self._kinds), self.found.values()
         table = {kind: np.array([sample.get(kind, (-1, 0)) for sample in samples], np.int64) for kind in kinds}
         return ShardTable(
@@ -107,7 +107,7 @@ class _Faults:
 
 
 def _members(address: str, faults: _Faults) -> Iterable[tuple[str, int, int, bytes]]:
-    """Returns name, place, size, first and last bytes of every whole file in a tar."""
+    """Yields name, offset, size, and first and last bytes of every complete file in a tar."""
     with storage.open_to_scan(address) as file:
         size = file.seek(0, io.SEEK_END)
         try:
@@ -115,7 +115,7 @@ def _members(address: str, faults: _Faults) -> Iterable[tuple[str, int, int, byt
                 if member.is_file:
                     yield member.name, member.offset, member.size, member_ends(file, member)
         except tarfile.TarError as error:
-            faults.add(NO_TAR, f"is no uncompressed tar ({error}); unpack it or write it again")
+            faults.add(NO_TAR, f"is not an uncompressed tar ({error}); unpack it or write it again")
         except DamagedTar as error:
             where = f"at byte {error.offset} of {size}"
             faults.add(DAMAGED, f"is truncated or damaged {where}; fetch or write the shard again")

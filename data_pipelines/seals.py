@@ -1,7 +1,7 @@
-"""Seals tell the files that this user's programs made from those that came along with a data set.
+"""Seals: message authentication codes that distinguish this user's indexes from those that came with a data set.
 
-A sealed file ends in the name of a key and in an HMAC over its content. The key is random and kept in the user's cache,
-or follows from the secret in `KEY_VARIABLE`, for hosts and users that shall believe one another.
+A sealed file ends in a key identifier and an HMAC of its content. The key is random and stored in the user's cache, or
+derived from the secret in `KEY_VARIABLE`, which hosts and users share in order to trust each other's indexes.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from lit_het.files import cache_folder
 from lit_het.untrusted import Malformed
 
 KEY_VARIABLE = "LIT_HET_INDEX_KEY"
-"""The environment variable with the secret that several hosts or users share."""
+"""The environment variable with a secret that several hosts or users share."""
 
 _MAGIC = b"lit-het sealed\n"
 _KEY_BYTES = 32
@@ -26,26 +26,26 @@ _MIN_SECRET = 16  # characters
 _NAME_BYTES = 8
 
 
-class OtherKey(Malformed):
-    """A file that was sealed with another key."""
+class ForeignKey(Malformed):
+    """A file was sealed with another key."""
 
 
 def sealed(content: bytes) -> bytes:
-    """Returns content with a seal behind it.
+    """Returns content with a seal appended.
 
     Raises:
-        OSError: there is no key, nor a place to keep a new one.
+        OSError: the key can be neither read nor created.
     """
     key = _key()
     return content + _MAGIC + _name(key) + hmac.digest(key, content, "sha256")
 
 
 def opened(content: bytes) -> bytes:
-    """Returns what was sealed, without the seal.
+    """Verifies the seal and returns the content without it.
 
     Raises:
-        OtherKey: it was sealed with another key than ours.
-        Malformed: it has no seal, or has changed since.
+        ForeignKey: it was sealed with another key.
+        Malformed: it has no seal, or was modified.
         OSError: as `sealed`.
     """
     key, length = _key(), len(content) - len(_MAGIC) - _NAME_BYTES - hashlib.sha256().digest_size
@@ -54,7 +54,7 @@ def opened(content: bytes) -> bytes:
         raise Malformed("there is no seal")
     seal = seal.removeprefix(_MAGIC)
     if seal[:_NAME_BYTES] != _name(key):
-        raise OtherKey("sealed with another key")
+        raise ForeignKey("sealed with another key")
     if not hmac.compare_digest(seal[_NAME_BYTES:], hmac.digest(key, content, "sha256")):
         raise Malformed("the seal is broken")
     return content
@@ -67,23 +67,25 @@ def _name(key: bytes) -> bytes:
 def _key() -> bytes:
     secret = os.environ.get(KEY_VARIABLE, "")
     if not secret:
-        return _kept_key(cache_folder("keys") / "index")
+        return _saved_key(cache_folder("keys") / "index")
     if len(secret) < _MIN_SECRET:
         raise OSError(f"{KEY_VARIABLE} has fewer than {_MIN_SECRET} characters")
     return hashlib.sha256(secret.encode("utf-8", "surrogateescape")).digest()
 
 
 @functools.lru_cache
-def _kept_key(path: Path) -> bytes:
-    """Returns the key in a file, which is made where there is none, once for all processes."""
+def _saved_key(path: Path) -> bytes:
+    """Returns the key in a file, which is created if it is missing, by one of several processes."""
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent) as file:  # only its owner may read it
+        # Only its owner can read a temporary file.
+        with tempfile.NamedTemporaryFile(dir=path.parent) as file:
             file.write(secrets.token_bytes(_KEY_BYTES))
             file.flush()
-            with contextlib.suppress(FileExistsError):  # another process was faster, and its key is as good
+            # If another process was faster, its key is used.
+            with contextlib.suppress(FileExistsError):
                 os.link(file.name, path)
     status = path.stat()
     if status.st_uid != os.geteuid() or not stat.S_ISREG(status.st_mode) or status.st_size != _KEY_BYTES:
-        raise OSError(f"{path} is no key of this user; remove it")
+        raise OSError(f"{path} is not a key of this user; remove it")
     return path.read_bytes()

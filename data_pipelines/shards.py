@@ -1,7 +1,7 @@
-"""Webdataset shards: write them and find them.
+"""Writes webdataset shards and expands patterns of shard addresses.
 
-A shard is an uncompressed tar. The members of one sample share a key (the path up to the first dot of the
-base name) and lie side by side: ``000017.jpg``, ``000017.txt``, ``000017.cls``.
+A shard is an uncompressed tar. The members of one sample share a key (the path up to the first dot of the base name)
+and are consecutive: ``000017.jpg``, ``000017.txt``, ``000017.cls``.
 """
 
 import glob
@@ -20,33 +20,33 @@ from lit_het.data_pipelines import storage
 from lit_het.errors import UserError
 
 IMAGE = "image"
-"""The kind of member that stands for whichever of ``IMAGE_EXTENSIONS`` a sample has."""
+"""The kind of member for an image with any of the ``IMAGE_EXTENSIONS``."""
 
 IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp")
 
 MAX_ALTERNATIVES = 2**18
-"""Patterns whose braces stand for more addresses are refused."""
+"""The most addresses that the braces of a pattern may expand to."""
 
 MAX_BRACES = 8
-"""Patterns with more braces are refused: each makes every address take longer."""
+"""The most braces of a pattern: each adds to the time of every address."""
 
 MAX_DEPTH_OF_LISTS = 8
-"""Lists that name lists go no deeper: one that names itself would never end."""
+"""How deep lists may be nested; a list that contains itself would never end."""
 
 _RANGE = re.compile(r"\{(-?\d{1,18})\.\.(-?\d{1,18})")
 
 
 def extensions(kind: str) -> tuple[str, ...]:
-    """Returns what the members of a kind may be called, the first choice first."""
+    """Returns the file extensions of a kind of member, in order of preference."""
     return IMAGE_EXTENSIONS if kind == IMAGE else (kind,)
 
 
 def key_and_extension(name: str) -> tuple[str, str] | None:
-    """Returns to which sample a member belongs and what it is; None for hidden files and those without extension."""
+    """Splits a member's name into sample key and extension; None for hidden files and files without extension."""
     folder, _, base = name.rpartition("/")
     stem, dot, extension = base.partition(".")
     if not stem or not dot:
-        return None  # no part of a sample, as in webdataset
+        return None  # webdataset ignores these files too
     return (f"{folder}/{stem}" if folder else stem), extension.lower()
 
 
@@ -59,8 +59,8 @@ def write_shards(
 ) -> list[Path]:
     """Writes samples to ``<directory>/<name>-000000.tar`` and so on; equal samples give equal bytes.
 
-    A sample is ``{"__key__": "000017", "jpg": bytes, "txt": str, "cls": int, "json": dict}``. All shards are written
-    under a temporary folder first, so that a writer that is killed leaves no shard under its final name.
+    A sample is ``{"__key__": "000017", "jpg": bytes, "txt": str, "cls": int, "json": dict}``. All shards are first
+    written to a temporary folder, so that an interrupted writer leaves no incomplete shards.
 
     Returns:
         The paths of the shards, in order.
@@ -92,7 +92,7 @@ def write_shards(
 
 
 def write_tar(path: Path, samples: Iterable[Mapping[str, Any]]) -> int:
-    """Writes one shard, of samples as in `write_shards`, through to the disk; equal samples give equal bytes.
+    """Writes one shard of samples as in `write_shards`, and flushes it to disk; equal samples give equal bytes.
 
     Returns:
         The number of samples.
@@ -106,7 +106,7 @@ def write_tar(path: Path, samples: Iterable[Mapping[str, Any]]) -> int:
             for sample in samples:
                 key = sample["__key__"]
                 if not key or "." in key.rpartition("/")[2]:
-                    raise UserError(f"{path.name}: key {key!r} must not be empty nor hold a dot; name it otherwise")
+                    raise UserError(f"{path.name}: key {key!r} must not be empty or contain a dot; rename it")
                 writer.write(dict(sample))
                 count += 1
         file.flush()
@@ -115,19 +115,19 @@ def write_tar(path: Path, samples: Iterable[Mapping[str, Any]]) -> int:
 
 
 def expand(patterns: Path | str | Iterable[Path | str], *, allow_commands: bool = False) -> list[str]:
-    """Turns addresses, brace patterns (``{000..009}.tar``), globs, folders and lists into sorted tar files, each once.
+    """Expands addresses, brace patterns (``{000..009}.tar``), globs, folders and lists to sorted, unique tar files.
 
-    A list is a ``.txt`` file, here or at an address, with one of these a line; lines that are empty or begin with ``#``
-    are left out. Addresses such as ``gs://bucket/{000..009}.tar`` are for fsspec;
-    ``pipe:COMMAND`` is a shard that a shell command writes, with braces of its own, for a `Stream`.
+    A list is a ``.txt`` file, local or remote, with one of these per line; empty lines and lines that start with ``#``
+    are ignored. Addresses such as ``gs://bucket/{000..009}.tar`` are read through fsspec. ``pipe:COMMAND``, with
+    braces too, is a shard that a shell command writes, for a `Stream`.
 
     Args:
         patterns: as above.
-        allow_commands: whether lists, which come with data of others, may name commands, too.
+        allow_commands: whether lists, which may come from other people, may contain commands.
 
     Raises:
-        UserError: a pattern, or one alternative of its braces, matches no tar file; a list cannot be read, or names a
-            command that is not allowed; braces stand for more than `MAX_ALTERNATIVES`.
+        UserError: a pattern, or one alternative of its braces, matches no tar file; a list cannot be read, or contains
+            a command that is not allowed; braces expand to more than `MAX_ALTERNATIVES`.
     """
     patterns = [patterns] if isinstance(patterns, (str, Path)) else list(patterns)
     if not patterns:
@@ -137,14 +137,15 @@ def expand(patterns: Path | str | Iterable[Path | str], *, allow_commands: bool 
 
 
 class _Lists(NamedTuple):
-    """What lists may name, and how many of them lie one inside the other."""
+    """Whether lists may contain commands, and the depth of the current list."""
 
     allow_commands: bool
     depth: int = 0
 
 
 def _expand_one(pattern: str, lists: _Lists) -> list[str]:
-    if os.path.isfile(pattern):  # before the braces: a file may carry them in its name
+    # Before braces are expanded, because the name of a file may contain them.
+    if os.path.isfile(pattern):
         return _listed(pattern, lists) if pattern.endswith(".txt") else [pattern]
     if storage.is_pipe(pattern):
         return _alternatives(pattern)
@@ -152,24 +153,24 @@ def _expand_one(pattern: str, lists: _Lists) -> list[str]:
 
 
 def _alternatives(pattern: str) -> list[str]:
-    # Ranges are laid out before the first alternative comes.
+    # braceexpand 0.1.7 builds a whole range before it yields the first alternative: so check the length before.
     lengths = (abs(int(last) - int(first)) for first, last in _RANGE.findall(pattern))
     is_long = pattern.count("{") > MAX_BRACES or any(length >= MAX_ALTERNATIVES for length in lengths)
     try:
-        # Backslashes of a command are the shell's.
+        # Backslashes in a command are for the shell.
         found = [] if is_long else braceexpand(pattern, escape=not storage.is_pipe(pattern))
         alternatives = list(itertools.islice(found, MAX_ALTERNATIVES + 1))
     except (ValueError, RecursionError) as error:
         raise UserError(f"{pattern}: {error}; close every brace") from error
     if is_long or len(alternatives) > MAX_ALTERNATIVES:
-        problem = f"has more than {MAX_BRACES} braces, or they stand for more than {MAX_ALTERNATIVES:,} addresses"
+        problem = f"has more than {MAX_BRACES} braces, or they expand to more than {MAX_ALTERNATIVES:,} addresses"
         raise UserError(f"{pattern}: {problem}; name a folder")
     return alternatives
 
 
 def _listed(address: str, lists: _Lists) -> list[str]:
     if lists.depth == MAX_DEPTH_OF_LISTS:
-        raise UserError(f"{address}: more than {MAX_DEPTH_OF_LISTS} lists one inside the other; name the shards")
+        raise UserError(f"{address}: lists are nested more than {MAX_DEPTH_OF_LISTS} deep; name the shards")
     inner = lists._replace(depth=lists.depth + 1)
     found: list[str] = []
     for number, line in enumerate(storage.text_lines(address), 1):
@@ -177,7 +178,7 @@ def _listed(address: str, lists: _Lists) -> list[str]:
             continue
         if storage.is_pipe(line) and not lists.allow_commands:
             raise UserError(
-                f"{address}:{number}: {storage.shortened(line)} is a shell command, which a list may name only with "
+                f"{address}:{number}: {storage.shortened(line)} is a shell command, which a list may contain only with "
                 "lit-het train --allow-commands; read the list first"
             )
         try:
@@ -194,7 +195,7 @@ def _matches(pattern: str, lists: _Lists) -> list[str]:
         return _listed(pattern, lists)
     if storage.is_remote(pattern):
         if pattern.endswith(".tar") and not glob.has_magic(pattern):
-            return [pattern]  # thousands of them are not worth a request each
+            return [pattern]  # not checked: it would take one request per shard
         found = matching(pattern if glob.has_magic(pattern) else f"{pattern.rstrip('/')}/*.tar")
     elif os.path.isdir(pattern):
         found = [str(path) for path in Path(pattern).glob("*.tar")]
@@ -202,7 +203,7 @@ def _matches(pattern: str, lists: _Lists) -> list[str]:
         found = matching(pattern)
     if not found:
         raise UserError(f"{pattern}: no tar file matches; check the path of the shards")
-    # Whoever names a file `pipe:...` must not have made a command of it.
+    # The name of a file must not run as a command.
     return [f"./{address}" if storage.is_pipe(address) else address for address in found]
 
 
@@ -216,7 +217,7 @@ def matching(pattern: str) -> list[str]:
         return glob.glob(pattern, recursive=True)
     files, path = storage.filesystem(pattern)
     try:
-        found = storage.retried(lambda: files.glob(path))
+        found = storage.with_retries(lambda: files.glob(path))
     except Exception as error:
         raise UserError(f"{pattern}: the store does not answer ({error}); check the address") from error
     return [files.unstrip_protocol(name) for name in found]

@@ -1,4 +1,4 @@
-"""Bytes of files wherever they lie: local ones by ``pread``, remote ones by fsspec, tried again where a store fails."""
+"""Reads and writes files: local ones with ``pread``, remote ones through fsspec, with retries."""
 
 import functools
 import os
@@ -16,25 +16,27 @@ from lit_het.errors import UserError
 from lit_het.files import completed
 
 MAX_TEXT_BYTES = 2**26
-"""Text files, such as class names and lists of shards, of more bytes (64 MiB) are refused."""
+"""The largest accepted text file, such as class names and lists of shards: 64 MiB."""
 
 PIPE = "pipe:"
-# Seconds to wait before each new try of a remote store.
+# Seconds to wait before each retry of a request to a remote store.
 BACK_OFF = (0.5, 1.0, 2.0, 4.0, 8.0)
-MAX_REQUESTS = 16  # to a store, at a time
+MAX_REQUESTS = 16  # to a store, concurrently
 _MAX_OPEN_FILES = 512  # below the usual limit of 1,024 descriptors per process
-# What no second try would mend.
-_FINAL = (FileNotFoundError, PermissionError, IsADirectoryError, ImportError)
+# Errors that a retry cannot fix.
+_PERMANENT_ERRORS = (FileNotFoundError, PermissionError, IsADirectoryError, ImportError)
 
-_UNREADABLE, _NO_ANSWER, _SHORTER = "unreadable shard", "store does not answer", "shard is shorter than its index says"
-# What another try, another day, may not meet again.
-PASSING = (_UNREADABLE, _NO_ANSWER, _SHORTER)
+_UNREADABLE = "unreadable shard"
+_NO_ANSWER = "store does not answer"
+_TRUNCATED = "shard is shorter than its index says"
+# Causes that a later run may not meet again.
+TRANSIENT_CAUSES = (_UNREADABLE, _NO_ANSWER, _TRUNCATED)
 
 _Result = TypeVar("_Result")
 
 
 class Span(NamedTuple):
-    """A piece of a file: its address, the first byte, and how many."""
+    """A byte range of a file: its address, the first byte, and the number of bytes."""
 
     address: str
     offset: int
@@ -42,10 +44,10 @@ class Span(NamedTuple):
 
 
 class Unreadable(Exception):
-    """Bytes that cannot be had.
+    """Content that cannot be read.
 
     Attributes:
-        cause: a few words that are the same for all with this defect, for counting.
+        cause: a short description, equal for all files with this defect, for counting.
     """
 
     def __init__(self, cause: str, detail: str):
@@ -53,11 +55,11 @@ class Unreadable(Exception):
         self.cause = cause
 
 
-def readable(content: bytes | Unreadable) -> bytes:
-    """Returns bytes that were read.
+def content_or_raise(content: bytes | Unreadable) -> bytes:
+    """Returns content that was read, or raises the reason why it was not.
 
     Raises:
-        Unreadable: they could not be.
+        Unreadable: the content could not be read.
     """
     if isinstance(content, Unreadable):
         raise content
@@ -65,17 +67,17 @@ def readable(content: bytes | Unreadable) -> bytes:
 
 
 def is_pipe(address: str) -> bool:
-    """Returns whether an address is a shell command whose output is to be read, such as ``pipe:zcat file``."""
+    """Returns whether an address is a shell command whose output is a shard, such as ``pipe:zcat file``."""
     return address.startswith(PIPE)
 
 
 def shortened(address: str) -> str:
-    """Returns an address in quotes, on one line."""
+    """Returns an address in quotes, truncated to 80 characters."""
     return repr(address if len(address) <= 80 else f"{address[:80]}...")
 
 
 def is_remote(address: str) -> bool:
-    """Returns whether an address is one for fsspec, such as ``gs://bucket/file``, and no local path."""
+    """Returns whether an address is for fsspec, such as ``gs://bucket/file``, rather than a local path."""
     return "://" in address and not is_pipe(address)
 
 
@@ -83,7 +85,7 @@ filesystem = functools.lru_cache(maxsize=2**16)(stores.filesystem)
 
 
 def stamp(address: str) -> str:
-    """Returns what changes when a file does: its size and time of change, or the tag that its store gives it.
+    """Returns a string that changes with the file: its size and modification time, or its tag in a store.
 
     Raises:
         UserError: there is no such file, it is a pipe or device, or its store does not answer.
@@ -94,10 +96,10 @@ def stamp(address: str) -> str:
         if not is_remote(address):
             status = Path(address).stat()
             if not stat.S_ISREG(status.st_mode):
-                raise OSError("is no regular file")
+                raise OSError("not a regular file")
             return f"{status.st_size} {status.st_mtime_ns}"
         files, path = filesystem(address)
-        info = retried(lambda: files.info(path))
+        info = with_retries(lambda: files.info(path))
     except Exception as error:
         raise UserError(f"{address}: cannot be read ({reason(error)}); check the path of the shards") from error
     tags = (
@@ -109,36 +111,36 @@ def stamp(address: str) -> str:
 
 
 def open_to_scan(address: str) -> Any:
-    """Returns a binary file to be read from its beginning to its end, with jumps."""
+    """Opens a binary file for sequential reads with seeks."""
     if not is_remote(address):
         return Path(address).open("rb")
     return _RetriedFile(address)
 
 
 def size(address: str) -> int:
-    """Returns the bytes of a file; raises as `stamp`."""
+    """Returns the size of a file in bytes; raises as `stamp`."""
     return int(stamp(address).partition(" ")[0])
 
 
-def read_whole(address: str, most_bytes: int = MAX_TEXT_BYTES) -> bytes:
+def read_whole(address: str, max_bytes: int = MAX_TEXT_BYTES) -> bytes:
     """Returns the content of a small file.
 
     Raises:
-        OSError: there is none, or it has more than ``most_bytes``.
+        OSError: it cannot be read, or has more than ``max_bytes``.
     """
     if is_remote(address):
         files, path = filesystem(address)
-        content = retried(lambda: files.cat_file(path, 0, most_bytes + 1))
+        content = with_retries(lambda: files.cat_file(path, 0, max_bytes + 1))
     else:
         with Path(address).open("rb") as file:
-            content = file.read(most_bytes + 1)
-    if len(content) > most_bytes:
-        raise OSError(f"more than {most_bytes:,} bytes")
+            content = file.read(max_bytes + 1)
+    if len(content) > max_bytes:
+        raise OSError(f"more than {max_bytes:,} bytes")
     return content
 
 
 def text_lines(address: str) -> tuple[str, ...]:
-    """Returns the lines of a UTF-8 file, without surrounding blanks; empty ones at its end are left out.
+    """Returns the lines of a UTF-8 file, each stripped, without empty lines at the end.
 
     Raises:
         UserError: the file is missing or not UTF-8.
@@ -148,26 +150,26 @@ def text_lines(address: str) -> tuple[str, ...]:
     except OSError as error:
         raise UserError(f"{address}: cannot be read ({reason(error)}); check the path") from error
     except UnicodeDecodeError as error:
-        raise UserError(f"{address}: not UTF-8 text; save it as UTF-8, one entry a line") from error
-    # Not str.splitlines, which also splits at characters that may stand in a name (U+0085, U+2028).
+        raise UserError(f"{address}: not UTF-8 text; save it as UTF-8, one entry per line") from error
+    # Not str.splitlines, which also splits at characters that names may contain (U+0085, U+2028).
     return tuple(line.strip() for line in text.rstrip().split("\n"))
 
 
 def read_lines(address: str) -> tuple[str, ...]:
-    """Returns the lines of a UTF-8 file such as ``classnames.txt``, whose numbers mean something.
+    """Returns the lines of a UTF-8 file such as ``classnames.txt``, in which line numbers are labels.
 
     Raises:
-        UserError: as `text_lines`; the file is empty, or holds an empty line before its end.
+        UserError: as `text_lines`; the file is empty, or has an empty line before its end.
     """
     lines = text_lines(address)
     if "" in lines:
         what = "the file is empty" if len(lines) == 1 else f"line {lines.index('') + 1} is empty"
-        raise UserError(f"{address}: {what}; write one entry a line")
+        raise UserError(f"{address}: {what}; write one entry per line")
     return lines
 
 
 def write(address: str, content: bytes) -> None:
-    """Writes a small file that is never seen half written.
+    """Writes a small file atomically.
 
     Raises:
         OSError: it cannot be written.
@@ -175,7 +177,8 @@ def write(address: str, content: bytes) -> None:
     if is_remote(address):
         files, path = filesystem(address)
         if not isinstance(files, LocalFileSystem):
-            retried(lambda: files.pipe_file(path, content))  # stores show an object when it is whole
+            # Object stores make an object visible only when it is complete.
+            with_retries(lambda: files.pipe_file(path, content))
             return
         address = path
     Path(address).parent.mkdir(parents=True, exist_ok=True)
@@ -184,7 +187,7 @@ def write(address: str, content: bytes) -> None:
 
 
 def exists(address: str) -> bool:
-    """Returns whether there is a file.
+    """Returns whether a file exists.
 
     Raises:
         UserError: its store does not answer.
@@ -193,7 +196,7 @@ def exists(address: str) -> bool:
         return Path(address).is_file()
     files, path = filesystem(address)
     try:
-        return retried(lambda: files.isfile(path))
+        return with_retries(lambda: files.isfile(path))
     except OSError as error:
         raise UserError(f"{address}: the store does not answer ({reason(error)}); start again") from error
 
@@ -204,20 +207,20 @@ def parent(address: str) -> str:
 
 
 def absolute(address: str) -> str:
-    """Returns an address that means the same file from every folder."""
+    """Returns the absolute form of an address."""
     return address if is_remote(address) else str(Path(address).resolve())
 
 
 class _RetriedFile:
-    """A file in a store, for long reads; each is asked for again where the store fails, and then is an `OSError`."""
+    """A file in a store, for sequential reads with retries; a read that still fails raises `OSError`."""
 
     def __init__(self, address: str):
         files, path = filesystem(address)
-        # Headers lie an image apart: one long read is faster than a request for each.
-        self._file = retried(lambda: files.open(path, "rb", block_size=2**23, cache_type="readahead"))
+        # Headers lie one image apart: one long read is faster than a request per header.
+        self._file = with_retries(lambda: files.open(path, "rb", block_size=2**23, cache_type="readahead"))
 
     def read(self, size: int = -1) -> bytes:
-        return retried(lambda: self._file.read(size))
+        return with_retries(lambda: self._file.read(size))
 
     def seek(self, offset: int, whence: int = 0) -> int:
         return self._file.seek(offset, whence)
@@ -236,41 +239,41 @@ class _RetriedFile:
 
 
 class SequentialFile:
-    """A file that is read from its beginning to its end; a store is asked again where it fails.
+    """A file that is read sequentially, from a store with retries.
 
     Raises:
-        Unreadable: it cannot be opened, or later not be read.
+        Unreadable: it cannot be opened, or a later read fails.
     """
 
     def __init__(self, address: str):
         self._address, self._is_remote = address, is_remote(address)
-        self._file = self._tried(lambda: open_to_scan(address))
+        self._file = self._guarded(lambda: open_to_scan(address))
 
     def read(self, size: int) -> bytes:
-        """Returns the next bytes, none at the end."""
-        return self._tried(lambda: self._file.read(size))
+        """Returns the next bytes; none at the end of the file."""
+        return self._guarded(lambda: self._file.read(size))
 
     def close(self) -> None:
         """Closes the file."""
         self._file.close()
 
-    def _tried(self, call: Callable[[], _Result]) -> _Result:
+    def _guarded(self, call: Callable[[], _Result]) -> _Result:
         try:
             with reading(self._address):
                 return call()
         except OSError as error:
-            is_final = not self._is_remote or isinstance(error, _FINAL)
-            raise Unreadable(_UNREADABLE if is_final else _NO_ANSWER, reason(error)) from error
+            is_permanent = not self._is_remote or isinstance(error, _PERMANENT_ERRORS)
+            raise Unreadable(_UNREADABLE if is_permanent else _NO_ANSWER, reason(error)) from error
 
 
 class Reader:
-    """Reads pieces of files, which it keeps open; safe to share between threads."""
+    """Reads byte ranges of files and caches open files; safe to share between threads."""
 
     def __init__(self) -> None:
         self._open = functools.lru_cache(maxsize=_MAX_OPEN_FILES)(_OpenFile)
 
     def read(self, spans: Sequence[Span]) -> list[bytes | Unreadable]:
-        """Returns the bytes of each piece, or why it cannot be read; pieces of a remote store are read at once."""
+        """Returns the content of each byte range, or why it cannot be read; those of a store are read concurrently."""
         found: list[bytes | Unreadable] = [b""] * len(spans)
         remote: dict[str, list[int]] = {}
         for number, span in enumerate(spans):
@@ -289,25 +292,25 @@ class Reader:
                 data = self._open(span.address).read(span.size, span.offset)
         except OSError as error:
             return Unreadable(_UNREADABLE, reason(error))
-        return data if len(data) == span.size else _shorter(span)
+        return data if len(data) == span.size else _truncated(span)
 
 
-def retried(call: Callable[[], _Result]) -> _Result:
-    """Returns what a call to a store returns, after as many tries as `BACK_OFF` has pauses, and one.
+def with_retries(call: Callable[[], _Result]) -> _Result:
+    """Returns the result of a call to a store, retried after each pause of `BACK_OFF`.
 
     Raises:
-        OSError: all have failed; stores themselves raise what their clients' libraries raise.
+        OSError: every attempt failed. Clients of stores raise various types; all become this one.
     """
     for pause in (*BACK_OFF, None):
         try:
             return call()
-        except _FINAL:
+        except _PERMANENT_ERRORS:
             raise
         except Exception as error:
             if pause is None:
                 raise OSError(reason(error)) from error
             time.sleep(pause)
-    raise AssertionError("the last try returns or raises")
+    raise AssertionError("the last attempt returns or raises")
 
 
 def _read_remote(spans: Sequence[Span]) -> list[bytes | Unreadable]:
@@ -321,11 +324,13 @@ def _read_remote(spans: Sequence[Span]) -> list[bytes | Unreadable]:
         try:
             with reading(spans[waiting[0]].address):
                 results = files.cat_ranges([paths[n] for n in waiting], starts, ends, on_error="return")
-        except Exception as error:  # of the whole request
+        except Exception as error:  # the whole request failed
             results = [error] * len(waiting)
         for number, result in zip(waiting, results, strict=True):
             found[number] = result
-        waiting = [n for n in waiting if isinstance(found[n], Exception) and not isinstance(found[n], _FINAL)]
+        waiting = [
+            n for n in waiting if isinstance(found[n], Exception) and not isinstance(found[n], _PERMANENT_ERRORS)
+        ]
         if not waiting or pause is None:
             break
         time.sleep(pause)
@@ -333,25 +338,25 @@ def _read_remote(spans: Sequence[Span]) -> list[bytes | Unreadable]:
 
 
 def _checked(span: Span, result: Any) -> bytes | Unreadable:
-    if isinstance(result, _FINAL):
+    if isinstance(result, _PERMANENT_ERRORS):
         return Unreadable(_UNREADABLE, reason(result))
     if isinstance(result, Exception):
         return Unreadable(_NO_ANSWER, reason(result))
-    return bytes(result) if len(result) == span.size else _shorter(span)
+    return bytes(result) if len(result) == span.size else _truncated(span)
 
 
-def _shorter(span: Span) -> Unreadable:
-    return Unreadable(_SHORTER, f"{span.address} changed after it was indexed")
+def _truncated(span: Span) -> Unreadable:
+    return Unreadable(_TRUNCATED, f"{span.address} changed after it was indexed")
 
 
 class _OpenFile:
-    """A descriptor that closes itself when its last reader, or the cache of open files, lets go of it."""
+    """A file descriptor that closes when neither a reader nor the cache refers to it."""
 
     def __init__(self, path: str):
         self._descriptor = os.open(path, os.O_RDONLY)
 
     def read(self, size: int, offset: int) -> bytes:
-        # a method, so that the caller holds the file as long as it reads: the cache may have dropped it already
+        # As a method it holds a reference to the file, which the cache may evict during the read.
         return os.pread(self._descriptor, size, offset)
 
     def __del__(self):
@@ -360,6 +365,6 @@ class _OpenFile:
 
 
 def reason(error: BaseException) -> str:
-    """Returns what an error says, on one line."""
+    """Returns the message of an error, on one line and truncated."""
     text = " ".join(str(getattr(error, "strerror", None) or error).split())[:200]
     return text or type(error).__name__

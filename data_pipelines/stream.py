@@ -1,12 +1,11 @@
-"""Batches from shards that cannot seek: commands, sockets, stores where only long reads are fast.
+"""Batches from shards that cannot seek: commands, sockets, stores where only sequential reads are fast.
 
-There is no index and no epoch. Every worker of every host draws shards with replacement, without end, reads each from
-its beginning to its end, and draws samples from a buffer of its own; worker ``w`` of ``W`` makes the batches ``w``,
-``w + W`` and so on, which are taken in turn. So no host waits for another's shard, all have equally many steps, and
-the batches are a function of (seed, first position, process, number of workers). What a run has read cannot be told
-by one integer: one that is resumed starts anew, with other draws.
+There is no index and no epoch. Every worker of every host draws shards with replacement, reads each one sequentially,
+and draws samples from its own shuffle buffer. Worker ``w`` of ``W`` makes the batches ``w``, ``w + W`` and so on. So no
+host waits for another host's shard, all hosts take the same number of steps, and the batches are a function of (seed,
+first position, process, number of workers). The state is not a single integer: a resumed run draws other samples.
 
-What is wrong is counted by shard and cause, as by the `Loader`; a rate is one of the samples read.
+Defects are counted by shard and cause, as in the `Loader`; rates are relative to the samples read.
 """
 
 import collections
@@ -35,17 +34,17 @@ from lit_het.types import Batch
 
 
 class Stream:
-    """Reads batches of NumPy arrays from shards that are read from end to end.
+    """Reads batches of NumPy arrays from shards sequentially.
 
     Args:
         config: which shards, and how.
         tokenizer: captions to ids ``[n l]``; None leaves ``Batch.text`` out.
-        allow_commands: whether lists of shards may name commands, too, as the configuration itself may.
+        allow_commands: whether lists of shards may contain commands; the configuration itself always may.
 
     Attributes:
         config: as given.
         num_classes: of the labels, ``k``; None without labels.
-        faults: what was passed over or masked since the stream was built.
+        faults: defects skipped and samples masked since the stream was built.
 
     Raises:
         UserError: no shards; labels that cannot be read.
@@ -61,12 +60,12 @@ class Stream:
 
     @property
     def digest(self) -> str:
-        """Tells whether two streams read shards of the same addresses; what is in them is not known beforehand."""
+        """Identifies the addresses of the shards; their content is unknown before they are read."""
         return hashlib.sha256("\n".join(self._addresses).encode()).hexdigest()[:16]
 
     @property
     def buffer_size(self) -> int:
-        """Samples that each worker collects before its first batch."""
+        """Number of samples that each worker collects before its first batch."""
         return max(1, (self.config.stream or Streaming()).shuffle_buffer // max(1, self.config.threads))
 
     def batches(
@@ -77,19 +76,20 @@ class Stream:
         *,
         advance: Callable[[int], None] = lambda count: None,
     ) -> Generator[Batch]:
-        """Training batches without end; another position gives other draws, not the same ones from there on.
+        """Endless training batches; another position gives other draws, not a continuation of the same stream.
 
         Args:
-            position: samples that all hosts together have consumed before.
+            position: number of samples that all hosts together have consumed before.
             process_index: this host's number.
             process_count: how many hosts share each batch.
-            advance: called with 1 for each of the ``buffer_size`` samples that the first batch waits for.
+            advance: called with 1 for each of the ``buffer_size`` samples that are read before the first batch.
 
         Yields:
             This host's rows of each global batch, ``[b / process_count, ...]``.
 
         Raises:
-            UserError: the batch cannot be divided among the hosts; later, no shard can be read, or too much is broken.
+            UserError: the batch cannot be divided among the hosts; later, no shard can be read, or too many samples are
+                broken.
         """
         config, size = self.config, self.config.batch_size
         rows = rows_per_process(size, process_count)
@@ -111,7 +111,7 @@ class Stream:
             samples = list(itertools.islice(readers[number % count].samples, rows))
             return self._maker.make(samples, range(first, first + rows), None)
 
-        # One thread for each reader: its batches come in order, and no two threads meet.
+        # One thread per reader: its batches come in order, and a reader is never used by two threads.
         pools = [ThreadPoolExecutor(1, "stream") for _ in readers]
         ahead = max(count, config.prefetch_batches) if config.threads else 0
         waiting: collections.deque[Future[Batch]] = collections.deque()
@@ -130,22 +130,22 @@ class Stream:
 
 
 class _Stopped(Exception):
-    """Nobody wants more samples."""
+    """The consumer has stopped."""
 
 
 class _ShardReader:
-    """The samples of one worker; all but `stop` is for one thread at a time.
+    """The samples of one worker; only `stop` may be called from another thread.
 
     Args:
         addresses: of the shards.
         kinds: of members that every sample must have.
-        faults: where defects are counted.
-        buffer: samples to draw from.
+        faults: counts defects.
+        buffer: size of the shuffle buffer, in samples.
         seed: of all draws.
         advance: called with 1 for each sample until the buffer is full.
 
     Attributes:
-        samples: without end; those that lack a member have the reason in its place.
+        samples: endless; a missing member is replaced by the reason.
     """
 
     def __init__(
@@ -167,22 +167,22 @@ class _ShardReader:
         )
 
     def stop(self) -> None:
-        """Makes the thread that reads raise `_Stopped` soon: a command that it waits for is killed."""
+        """Makes the reading thread raise `_Stopped` soon; kills a command that it waits for."""
         with self._lock:
             self._is_stopped = True
             if self._pipe:
                 self._pipe.kill()
 
     def _in_order(self) -> Iterator[RawSample]:
-        barren: set[str] = set()  # shards of which the last reading gave nothing
-        while len(barren) < len(self._addresses):
+        empty: set[str] = set()  # shards whose last reading gave no sample
+        while len(empty) < len(self._addresses):
             address = self._random.choice(self._addresses)
-            barren.add(address)
+            empty.add(address)
             for sample in self._shard(address):
-                barren.discard(address)
+                empty.discard(address)
                 yield sample
         example = next(iter(self._faults.examples.values()))
-        raise UserError(f"{example}; none of {len(barren)} shards holds a sample that can be read: check --data.shards")
+        raise UserError(f"{example}; none of {len(empty)} shards holds a readable sample: check --data.shards")
 
     def _shard(self, address: str) -> Iterator[RawSample]:
         keys: set[str] = set()
@@ -198,10 +198,10 @@ class _ShardReader:
                     self._skip(address, REPEATED, f"key {key} has two members .{extension}; {way_out}")
                 else:
                     found[extension] = content
-            yield RawSample(address, key, {kind: _chosen(found, kind) for kind in self._kinds})
+            yield RawSample(address, key, {kind: _first_member(found, kind) for kind in self._kinds})
 
     def _members(self, address: str) -> Iterator[tuple[str, str, bytes | Unreadable]]:
-        """Yields key, extension and content; a shard that breaks off is counted and ends."""
+        """Yields key, extension and content; counts a shard that is truncated or damaged."""
         is_empty = True
         try:
             with self._opened(address) as file:
@@ -214,7 +214,7 @@ class _ShardReader:
             if is_empty:
                 self._skip(address, EMPTY, "holds no samples; remove the shard or write it again")
         except tarfile.TarError as error:
-            self._skip(address, NO_TAR, f"is no uncompressed tar ({error}); unpack it or write it again")
+            self._skip(address, NO_TAR, f"is not an uncompressed tar ({error}); unpack it or write it again")
         except DamagedTar as error:
             self._skip(address, DAMAGED, f"is {error}; fetch or write the shard again")
         except Unreadable as error:
@@ -238,14 +238,14 @@ class _ShardReader:
             try:
                 yield pipe
             except (tarfile.TarError, DamagedTar):
-                pipe.check()  # a command that failed explains what is wrong with the tar
+                pipe.check()  # if the command failed, its exit code explains the damage
                 raise
             pipe.check()
 
     def _skip(self, address: str, cause: str, what: str) -> None:
         if self._is_stopped:
-            raise _Stopped  # a command that was killed is no defect
-        self._faults.skip(address, cause, f"{address}: {what}")
+            raise _Stopped  # the reader killed the command: not a defect
+        self._faults.count_skipped(address, cause, f"{address}: {what}")
 
 
 def _counted(samples: Iterator[RawSample], count: int, advance: Callable[[int], None]) -> Iterator[RawSample]:
@@ -255,7 +255,7 @@ def _counted(samples: Iterator[RawSample], count: int, advance: Callable[[int], 
     yield from samples
 
 
-def _chosen(found: dict[str, bytes | Unreadable], kind: str) -> bytes | Unreadable:
+def _first_member(found: dict[str, bytes | Unreadable], kind: str) -> bytes | Unreadable:
     names = extensions(kind)
     for extension in names:
         if extension in found:

@@ -1,4 +1,4 @@
-"""What is known of one shard: where the members of its samples lie, what is wrong with it, and its form on disk."""
+"""The table of one shard: offsets and sizes of its samples' members, its faults, and the table's format on disk."""
 
 import dataclasses
 import io
@@ -11,18 +11,18 @@ import numpy as np
 from lit_het.untrusted import Malformed, parse_json, read_npz_array
 
 _VERSION = 4
-LACK = "no ."
-"""How the cause begins where samples lack a member."""
+MISSING_MEMBER = "no ."
+"""The start of the cause of a `Fault` for samples that lack a member."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Fault:
-    """A defect that some samples of a shard have, or the shard itself.
+    """A defect of some samples of a shard, or of the shard itself.
 
     Attributes:
-        cause: the same words for all with this defect.
-        count: how many have it.
-        example: the first of them, and the way out.
+        cause: a short description, equal for all samples with this defect.
+        count: number of samples with it.
+        example: the first of them, and how to fix it.
     """
 
     cause: str
@@ -30,23 +30,23 @@ class Fault:
     example: str
 
     @property
-    def is_lack(self) -> bool:
-        """Whether samples lack a member, rather than that a shard is damaged."""
-        return self.cause.startswith(LACK)
+    def is_missing_member(self) -> bool:
+        """Whether samples lack a member; otherwise the shard is damaged."""
+        return self.cause.startswith(MISSING_MEMBER)
 
 
 @dataclasses.dataclass(frozen=True)
 class ShardTable:
-    """Where the members of one shard's samples lie; a missing member has offset -1.
+    """Offsets and sizes of the members of one shard's samples; a missing member has offset -1.
 
     Attributes:
         address: of the tar file.
         keys: UTF-8 bytes ``[samples]``.
-        offsets: for each kind of member, bytes from the start of the file ``[samples]`` int64.
-        sizes: for each kind of member, bytes ``[samples]`` int64.
-        digest: tells shards of other content apart, by names, sizes, first and last bytes of all members.
-        faults: what the scan left out.
-        elsewhere: kinds of members that lie in another file, and its address.
+        offsets: by kind of member, bytes from the start of the file ``[samples]`` int64.
+        sizes: by kind of member, bytes ``[samples]`` int64.
+        digest: of the names, sizes, first and last bytes of all members, to identify the shard's content.
+        faults: what the scan excluded.
+        elsewhere: the address of the file for each kind of member that lies in another file.
     """
 
     address: str
@@ -65,14 +65,14 @@ class ShardTable:
         return found
 
     def only(self, rows: np.ndarray, kinds: Iterable[str]) -> "ShardTable":
-        """Returns some samples and kinds of members."""
+        """Returns the table of the selected samples and kinds of members."""
         offsets = {kind: self.offsets[kind][rows] for kind in kinds if kind in self.offsets}
         sizes = {kind: self.sizes[kind][rows] for kind in offsets}
         return dataclasses.replace(self, keys=self.keys[rows], offsets=offsets, sizes=sizes)
 
 
-def packed(table: ShardTable, stamp: str) -> bytes:
-    """Returns a table as an ``.npz`` archive, with the stamp of its shard (`lit_het.data_pipelines.storage.stamp`)."""
+def to_bytes(table: ShardTable, stamp: str) -> bytes:
+    """Serialises a table as an ``.npz`` archive, with its shard's stamp (`lit_het.data_pipelines.storage.stamp`)."""
     file, shape = io.BytesIO(), (len(table.offsets), len(table.keys))
     np.savez(
         file,
@@ -87,11 +87,11 @@ def packed(table: ShardTable, stamp: str) -> bytes:
     return file.getvalue()
 
 
-def unpacked(content: bytes, address: str, stamp: str) -> ShardTable | None:
-    """Returns the table that was packed; None where it is one of another version, or of another state of the shard.
+def from_bytes(content: bytes, address: str, stamp: str) -> ShardTable | None:
+    """Parses a serialised table; returns None if it has another version, or the shard has changed since.
 
     Raises:
-        Malformed: it cannot be a table of such a shard.
+        Malformed: it is not a valid table of a shard of this size.
     """
     file = io.BytesIO(content)
     if str(read_npz_array(file, "stamp")) != f"{_VERSION} {stamp}":

@@ -1,7 +1,7 @@
-"""The members of tar archives. Where damage begins is told, not taken for the end, as tarfile does.
+"""Reads the members of tar archives, and reports damage with its offset instead of taking it for the end.
 
-Only single header blocks are parsed by tarfile. Its reader of archives nests as deeply as their extension headers do,
-copies what they hold, follows sizes past the end of the file, and raises whatever damage makes it trip over.
+The standard library's tarfile parses single header blocks only. Its archive reader recurses once per extension header,
+copies their content, follows sizes past the end of the file, and raises arbitrary exceptions on damage.
 """
 
 import io
@@ -12,17 +12,17 @@ from typing import Any, NamedTuple
 from lit_het.data_pipelines.storage import Unreadable
 
 MAX_MEMBER_BYTES = 2**27
-"""A member of more bytes (128 MiB) is not read into memory."""
+"""The largest member that is read into memory: 128 MiB."""
 
 MAX_EXTENSION_BYTES = 2**20
-"""An archive in which a long name, or the attributes of a member, take more bytes is damaged."""
+"""The largest extension header (a long name or pax attributes); a larger one counts as damage."""
 
 MAX_EXTENSIONS = 16
-"""An archive with more headers than this for one member is damaged: writers take four at most."""
+"""The most extension headers of one member; more count as damage. Writers use four at most."""
 
 _BLOCK_BYTES = 512
-_READ_BYTES = 2**16  # what a pipe holds
-_END_BYTES = 1024  # at each end of a member, that tell it from others of its size
+_READ_BYTES = 2**16  # the capacity of a pipe
+_END_BYTES = 1024  # hashed at each end of a member, to distinguish members of equal size
 _ATTRIBUTES = (tarfile.XHDTYPE, tarfile.SOLARIS_XHDTYPE)
 _EXTENSION_TYPES = (*_ATTRIBUTES, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
 _MAX_DIGITS = 18  # of a number in attributes
@@ -34,10 +34,10 @@ class Member(NamedTuple):
     """A file, folder or link in an archive.
 
     Attributes:
-        name: with its folders.
-        offset: of the content, bytes from the start of the file.
-        size: of the content, bytes.
-        is_file: whether it is a regular file, none with holes.
+        name: path within the archive.
+        offset: of the content, in bytes from the start of the file.
+        size: of the content, in bytes.
+        is_file: whether it is a regular file that is not sparse.
         is_folder: whether it is a folder.
     """
 
@@ -52,7 +52,7 @@ class DamagedTar(Exception):
     """An archive that is truncated or damaged.
 
     Attributes:
-        offset: of the damage, bytes from the start of the file.
+        offset: of the damage, in bytes from the start of the file.
     """
 
     def __init__(self, offset: int):
@@ -61,21 +61,21 @@ class DamagedTar(Exception):
 
 
 def whole_members(file: Any, start: int, end: int) -> Iterator[Member]:
-    """Reads the headers of an archive between two places of a binary file, not the payload.
+    """Reads the headers, not the payload, of an archive between two positions of a binary file.
 
     Yields:
-        Every member up to the first that is damaged; places are those in the file.
+        Every member before the first damage; offsets are relative to the file.
 
     Raises:
-        tarfile.TarError: it is no uncompressed tar.
+        tarfile.TarError: it is not an uncompressed tar.
         DamagedTar: after the last whole member.
     """
 
-    def read_at(place: int, size: int) -> bytes:
-        if place >= end:
+    def read_at(position: int, size: int) -> bytes:
+        if position >= end:
             return b""
-        file.seek(place)
-        return file.read(min(size, end - place))
+        file.seek(position)
+        return file.read(min(size, end - position))
 
     for member in _members(read_at, start):
         if member.offset + member.size > end:
@@ -84,7 +84,7 @@ def whole_members(file: Any, start: int, end: int) -> Iterator[Member]:
 
 
 def member_ends(file: Any, member: Member) -> bytes:
-    """Returns the first and the last bytes of a member's content, or all of a small one."""
+    """Returns the first and last kilobyte of a member's content, or all of it if it is smaller."""
     file.seek(member.offset)
     first = file.read(min(member.size, _END_BYTES))
     rest = min(member.size - len(first), _END_BYTES)
@@ -95,18 +95,18 @@ def member_ends(file: Any, member: Member) -> bytes:
 def streamed_members(
     file: Any, is_wanted: Callable[[str], bool] = lambda name: True
 ) -> Iterator[tuple[str, bytes | Unreadable]]:
-    """Reads an archive from its beginning to its end, with nothing but ``file.read``.
+    """Reads an archive sequentially, from a file that cannot seek.
 
     Args:
-        file: with ``read``.
-        is_wanted: whether the content of the file of a name is to be read; else it is passed over and empty.
+        file: an object with ``read``.
+        is_wanted: whether to read the content of a file with this name; otherwise its content is empty.
 
     Yields:
-        Name and content of every regular file up to the first that is damaged; of one that is too large, why it is not
-        read.
+        Name and content of every regular file before the first damage; for a file that is too large, the reason in
+        place of the content.
 
     Raises:
-        tarfile.TarError: it is no uncompressed tar.
+        tarfile.TarError: it is not an uncompressed tar.
         DamagedTar: after the last whole member.
     """
     stream = _Stream(file)
@@ -118,7 +118,7 @@ def streamed_members(
         elif is_wanted(member.name):
             content = stream.read_at(member.offset, member.size)
             if len(content) < member.size:
-                raise DamagedTar(stream.place)
+                raise DamagedTar(stream.position)
             yield member.name, content
         else:
             yield member.name, b""
@@ -130,21 +130,21 @@ def too_large(size: int) -> Unreadable:
 
 
 class _Stream:
-    """Bytes at places that only grow, of a file that can be read but not sought."""
+    """Reads at increasing positions of a file that cannot seek."""
 
     def __init__(self, file: Any):
         self._file = io.BufferedReader(_Raw(file), _READ_BYTES)
-        self.place = 0
+        self.position = 0
 
-    def read_at(self, place: int, size: int) -> bytes:
-        """Returns the bytes at a place, fewer at the end of the file."""
-        while self.place < place and self._read(min(place - self.place, _READ_BYTES)):
+    def read_at(self, position: int, size: int) -> bytes:
+        """Returns the bytes at a position; fewer than ``size`` at the end of the file."""
+        while self.position < position and self._read(min(position - self.position, _READ_BYTES)):
             pass
-        return self._read(size) if self.place == place else b""
+        return self._read(size) if self.position == position else b""
 
     def _read(self, size: int) -> bytes:
         content = self._file.read(size)
-        self.place += len(content)
+        self.position += len(content)
         return content
 
 
@@ -162,11 +162,11 @@ class _Raw(io.RawIOBase):
 
 
 def _members(read_at: _ReadAt, start: int) -> Iterator[Member]:
-    """Yields the members of an archive that begins at a place; their contents may lie beyond its end."""
-    place = start
+    """Yields the members of an archive that starts at a position, whether or not their contents are complete."""
+    position = start
     try:
-        while (found := _next_member(read_at, place)) is not None:
-            member, place = found
+        while (found := _next_member(read_at, position)) is not None:
+            member, position = found
             yield member
     except DamagedTar as error:
         if error.offset == start:
@@ -174,20 +174,20 @@ def _members(read_at: _ReadAt, start: int) -> Iterator[Member]:
         raise
 
 
-def _next_member(read_at: _ReadAt, place: int) -> tuple[Member, int] | None:
-    """Returns the member whose headers begin at a place, and the place behind it; None at the end of the archive."""
+def _next_member(read_at: _ReadAt, position: int) -> tuple[Member, int] | None:
+    """Returns the member whose headers start at a position, and the next position; None at the end of the archive."""
     extensions: dict[str, str] = {}
     for _ in range(MAX_EXTENSIONS + 1):
-        block = read_at(place, _BLOCK_BYTES)
+        block = read_at(position, _BLOCK_BYTES)
         if block == bytes(_BLOCK_BYTES) and not extensions:
             return None
         try:
             header = _header(block)
             if header.type not in _EXTENSION_TYPES:
-                return _member(read_at, place, block, header, extensions)
+                return _member(read_at, position, block, header, extensions)
             if header.size > MAX_EXTENSION_BYTES:
                 raise ValueError(f"attributes of {header.size:,} bytes")
-            content = read_at(place + _BLOCK_BYTES, header.size)
+            content = read_at(position + _BLOCK_BYTES, header.size)
             if len(content) < header.size:
                 raise ValueError("truncated attributes")
             if header.type in _ATTRIBUTES:
@@ -195,20 +195,20 @@ def _next_member(read_at: _ReadAt, place: int) -> tuple[Member, int] | None:
             elif header.type == tarfile.GNUTYPE_LONGNAME:
                 extensions["path"] = _text(content.partition(b"\0")[0])
         except ValueError as error:
-            raise DamagedTar(place) from error
-        place += _BLOCK_BYTES + _padded(header.size)
-    raise DamagedTar(place)
+            raise DamagedTar(position) from error
+        position += _BLOCK_BYTES + _padded(header.size)
+    raise DamagedTar(position)
 
 
 def _header(block: bytes) -> tarfile.TarInfo:
     """Parses a block.
 
     Raises:
-        ValueError: it is no header.
+        ValueError: it is not a header.
     """
     try:
         header = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
-    except Exception as error:  # tarfile promises a HeaderError, and raises what it trips over
+    except Exception as error:  # tarfile documents HeaderError, but raises other types on damage
         raise ValueError(f"{error}") from error
     if header.size < 0:
         raise ValueError("negative size")
@@ -216,38 +216,38 @@ def _header(block: bytes) -> tarfile.TarInfo:
 
 
 def _member(
-    read_at: _ReadAt, place: int, block: bytes, header: tarfile.TarInfo, extensions: dict[str, str]
+    read_at: _ReadAt, position: int, block: bytes, header: tarfile.TarInfo, extensions: dict[str, str]
 ) -> tuple[Member, int]:
     size = _number(extensions["size"]) if "size" in extensions else header.size
-    offset = place + _BLOCK_BYTES
+    offset = position + _BLOCK_BYTES
     is_sparse = header.type == tarfile.GNUTYPE_SPARSE or any(name.startswith("GNU.sparse.") for name in extensions)
     has_more = header.type == tarfile.GNUTYPE_SPARSE and block[482] != 0
-    while has_more:  # blocks that list where the holes are
+    while has_more:  # further blocks of the sparse map
         more = read_at(offset, _BLOCK_BYTES)
         if len(more) < _BLOCK_BYTES:
             raise ValueError("truncated header")
         offset, has_more = offset + _BLOCK_BYTES, more[504] != 0
-    # what tarfile knows not to have content has none, whatever its size says
-    held = size if header.isreg() or header.type not in tarfile.SUPPORTED_TYPES else 0
+    # Links and other types without content may still declare a size, which tarfile ignores too.
+    content_size = size if header.isreg() or header.type not in tarfile.SUPPORTED_TYPES else 0
     name = extensions.get("path", header.name).rstrip("/")
-    member = Member(name, offset, held, header.isreg() and not is_sparse, header.isdir())
-    return member, offset + _padded(held)
+    member = Member(name, offset, content_size, header.isreg() and not is_sparse, header.isdir())
+    return member, offset + _padded(content_size)
 
 
 def _attributes(content: bytes) -> dict[str, str]:
-    """Returns what a pax header says of a member, whose records are lines ``LENGTH NAME=VALUE``."""
+    """Parses the records ``LENGTH NAME=VALUE`` of a pax header; keeps path, size and sparse attributes."""
     found: dict[str, str] = {}
-    place = 0
-    while place < len(content) and content[place]:
-        digits = content[place : place + _MAX_DIGITS + 1].partition(b" ")[0]
+    position = 0
+    while position < len(content) and content[position]:
+        digits = content[position : position + _MAX_DIGITS + 1].partition(b" ")[0]
         length = _number(digits.decode("ascii"))
-        record = content[place + len(digits) + 1 : place + length]
+        record = content[position + len(digits) + 1 : position + length]
         if len(record) < 2 or len(digits) + 1 + len(record) != length or record[-1:] != b"\n":
             raise ValueError("damaged attributes")
         name, _, value = record[:-1].partition(b"=")
         if name in (b"path", b"size") or name.startswith(b"GNU.sparse."):
             found[_text(name)] = _text(value)
-        place += length
+        position += length
     return found
 
 

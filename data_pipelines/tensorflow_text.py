@@ -1,4 +1,4 @@
-"""BERT's word pieces by TensorFlow Text; the only module that loads TensorFlow, and only when asked."""
+"""BERT's WordPiece tokenizer by TensorFlow Text; the only module that imports TensorFlow, and only on first use."""
 
 import contextlib
 import functools
@@ -24,7 +24,7 @@ class TensorFlowTextTokenizer:
         word_pieces: captions to the ids of their word pieces, without control tokens.
 
     Raises:
-        UserError: the bytes are no vocabulary with the control tokens, the length leaves no room beside them, or
+        UserError: the bytes are not a vocabulary with the control tokens, the length is too short for them, or
             TensorFlow Text is not installed.
     """
 
@@ -40,9 +40,11 @@ class TensorFlowTextTokenizer:
         control = ("[CLS]", "[SEP]") if end_token else ("[CLS]",)
         needed = ("[UNK]", *control) if padding_id is not None else ("[UNK]", *control, "[PAD]")
         if missing := [token for token in needed if token not in self._numbers]:
-            raise UserError(f"has no {missing[0]}; take the vocab.txt beside the weights of a BERT")
+            raise UserError(f"has no {missing[0]}; use the vocab.txt that comes with BERT's weights")
         if length <= len(control):
-            raise UserError(f"{length} tokens leave no room beside {len(control)} control tokens; set length to more")
+            raise UserError(
+                f"{length} tokens are too few for {len(control)} control tokens and a caption; increase length"
+            )
         self._first, *self._last = (self._numbers[token] for token in control)
         self.model_bytes, self.length = model_bytes, length
         self.padding_id = self._numbers["[PAD]"] if padding_id is None else padding_id
@@ -52,8 +54,10 @@ class TensorFlowTextTokenizer:
             self.word_pieces = _compile_word_pieces(self._numbers, lowercase)
         except UserError:
             raise
-        except Exception as error:  # whatever TensorFlow says of a table
-            raise UserError(f"is no vocabulary ({type(error).__name__}); take the vocab.txt of a BERT") from error
+        except Exception as error:  # TensorFlow raises various types for an invalid table
+            raise UserError(
+                f"is not a vocabulary ({type(error).__name__}); use the vocab.txt that comes with BERT's weights"
+            ) from error
 
     @property
     def vocabulary_size(self) -> int:
@@ -63,42 +67,42 @@ class TensorFlowTextTokenizer:
     def __call__(self, captions: list[str]) -> Int32[np.ndarray, "n length"]:
         """Tokenises captions."""
         ids = np.full((len(captions), self.length), self.padding_id, np.int32)
-        room = self.length - 1 - len(self._last)
-        for row, pieces in enumerate(self.word_pieces([tokenizer_files.cut(one) for one in captions])):
-            kept = [self._first, *pieces[:room], *self._last]
-            ids[row, : len(kept)] = kept
+        capacity = self.length - 1 - len(self._last)
+        for row, pieces in enumerate(self.word_pieces([tokenizer_files.truncate(caption) for caption in captions])):
+            tokens = [self._first, *pieces[:capacity], *self._last]
+            ids[row, : len(tokens)] = tokens
         return ids
 
 
 def _vocabulary(model_bytes: bytes) -> dict[str, int]:
-    """Returns the number of each word piece."""
+    """Returns the id of each word piece."""
     try:
         lines = model_bytes.decode().removesuffix("\n").split("\n")
     except UnicodeDecodeError as error:
         raise UserError(
-            "is no vocabulary, a text of word pieces; take the vocab.txt beside a BERT's weights"
+            "is not a vocabulary (a text file of word pieces); use the vocab.txt that comes with BERT's weights"
         ) from error
     lines = [line.removesuffix("\r") for line in lines]
     try:
         tokenizer_files.check_vocabulary(lines)
     except Malformed as error:
-        raise UserError(f"is no vocabulary ({error}); take the vocab.txt beside a BERT's weights") from error
+        raise UserError(f"is not a vocabulary ({error}); use the vocab.txt that comes with BERT's weights") from error
     numbers = {line: number for number, line in enumerate(lines)}
     if len(numbers) < len(lines):
-        raise UserError("holds a word piece twice; take the vocab.txt beside the weights of a BERT")
+        raise UserError("holds a word piece twice; use the vocab.txt that comes with BERT's weights")
     return numbers
 
 
 def _compile_word_pieces(numbers: dict[str, int], lowercase: bool) -> Callable[[list[str]], list[list[int]]]:
-    """Returns captions to the numbers of their word pieces, without control tokens."""
+    """Returns a function from captions to the ids of their word pieces, without control tokens."""
     tf, tf_text = load_tensorflow()
     with tf.device("CPU"):
         words = tf.lookup.KeyValueTensorInitializer(list(numbers), list(numbers.values()), tf.string, tf.int64)
-        # A table must say where unknown words go; the tokenizer has replaced them by [UNK] before.
+        # The table needs a bucket for unknown words, though the tokenizer has replaced them by [UNK] before.
         table = tf.lookup.StaticVocabularyTable(words, num_oov_buckets=1)
     bert = tf_text.BertTokenizer(table, token_out_type=tf.int32, lower_case=lowercase)
 
-    # Compiled, a single caption takes a twentieth of the time.
+    # Compilation makes a single caption 20 times faster.
     @tf.function(input_signature=[tf.TensorSpec([None], tf.string)], autograph=False)
     def tokenize(captions: Any) -> Any:
         with tf.device("CPU"):
@@ -109,14 +113,14 @@ def _compile_word_pieces(numbers: dict[str, int], lowercase: bool) -> Callable[[
 
 @functools.cache
 def load_tensorflow() -> tuple[Any, Any]:
-    """Returns TensorFlow, which sees no accelerator, and TensorFlow Text."""
+    """Imports TensorFlow, without accelerators, and TensorFlow Text."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     try:
-        with nothing_on_stderr():
+        with silenced_stderr():
             import tensorflow as tf  # pyright: ignore[reportMissingImports]
             import tensorflow_text as tf_text  # pyright: ignore[reportMissingImports]
 
-            # It would take all of their memory, which is JAX's.
+            # TensorFlow would allocate all accelerator memory, which JAX needs.
             tf.config.set_visible_devices([], "GPU")
     except ImportError as error:
         raise UserError(f"needs TensorFlow Text ({error}); pip install 'lit-het[tf-text]'") from error
@@ -124,8 +128,8 @@ def load_tensorflow() -> tuple[Any, Any]:
 
 
 @contextlib.contextmanager
-def nothing_on_stderr() -> Iterator[None]:
-    """Silences libraries that speak before a level of their log could be set, or that know none."""
+def silenced_stderr() -> Iterator[None]:
+    """Silences libraries that print before their log level can be set, or that have no log level."""
     saved = os.dup(2)
     try:
         with open(os.devnull, "wb") as nothing:

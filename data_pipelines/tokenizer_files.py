@@ -1,6 +1,7 @@
-"""Limits of tokenizers' files: what is refused before a library that trusts them is given them.
+"""Checks of tokenizer files before a library parses them.
 
-Each of these has made a library hang, fill the memory, or end in a panic. Published tokenizers are well below all.
+Without each of these limits some file made a library hang, exhaust the memory, or panic. Published tokenizers are far
+below all of them.
 """
 
 import base64
@@ -16,30 +17,30 @@ from lit_het.errors import UserError
 from lit_het.untrusted import Malformed
 
 MAX_FILE_BYTES = 40_000_000
-"""Larger files are refused; Gemma's ``tokenizer.json`` has 33 MB."""
+"""The largest accepted file; Gemma's ``tokenizer.json`` has 33 MB."""
 
 MAX_TOKENS = 2**21
-"""Vocabularies with more tokens, or with larger ids, are refused."""
+"""The largest accepted vocabulary; ids must be below it too."""
 
 MAX_TOKEN_CHARACTERS = 1024
-"""Tokens, and texts that a step puts in, are refused if they are longer."""
+"""The longest accepted token, and the longest text that a step may insert."""
 
 MAX_STEPS = 64
-"""Normalisers, pre-tokenizers, post-processors, and pieces of a template: more of a kind are refused."""
+"""How many normalisers, pre-tokenizers, post-processors, or pieces of a template a tokenizer may have, each."""
 
 MAX_NESTING = 8
-"""Sequences of steps within one another are refused from this depth on."""
+"""How deep sequences of steps may be nested."""
 
 MAX_GROWTH = 1024
-"""A tokenizer may make so many characters of one before it looks for tokens."""
+"""How many characters the steps before tokenisation may make from one character."""
 
 MAX_WORD_CHARACTERS = 1000
-"""``max_input_chars_per_word`` may not be more: word pieces take time by the cube of it. BERT has 100."""
+"""The largest accepted ``max_input_chars_per_word``, whose cube bounds the time of WordPiece; BERT has 100."""
 
 MAX_CAPTION_CHARACTERS = 4096
-"""Captions are cut here before they are tokenised."""
+"""Captions are truncated to this length before they are tokenised."""
 
-# How many characters a step makes of one, at the most; NFKD makes 18 of the Arabic letter U+FDFA.
+# The most characters that a step makes from one; NFKD makes 18 from the Arabic letter U+FDFA.
 _GROWTH = {"NFC": 3, "NFD": 3, "NFKC": 18, "NFKD": 18, "BertNormalizer": 9, "ByteLevel": 4}
 
 
@@ -58,23 +59,23 @@ def read(model: Path) -> bytes:
     return content
 
 
-def cut(caption: str) -> str:
-    """Returns what tokenizers are given of a caption: its first characters, as far as UTF-8 can hold them."""
+def truncate(caption: str) -> str:
+    """Returns the first `MAX_CAPTION_CHARACTERS` of a caption, lone surrogates replaced by question marks."""
     return caption[:MAX_CAPTION_CHARACTERS].encode("utf-8", "replace").decode()
 
 
 def check_hugging_face(content: bytes) -> None:
-    """Refuses a ``tokenizer.json`` beyond the limits above.
+    """Checks a ``tokenizer.json`` against the limits above.
 
     Raises:
-        Malformed: with what is wrong.
+        Malformed: it exceeds one of them, or is not a tokenizer.
     """
     fields = untrusted.parse_json(content, MAX_FILE_BYTES)
     if not isinstance(fields, dict):
-        raise Malformed("no JSON object")
+        raise Malformed("not a JSON object")
     before = _steps(fields.get("normalizer"), "normalizers") + _steps(fields.get("pre_tokenizer"), "pretokenizers")
     if (growth := math.prod(_growth(step) for step in before)) > MAX_GROWTH:
-        raise Malformed(f"its steps may make {growth:,} characters of one, at most {MAX_GROWTH:,} are allowed")
+        raise Malformed(f"its steps may make {growth:,} characters from one, at most {MAX_GROWTH:,} are allowed")
     _steps(fields.get("decoder"), "decoders")
     for step in _steps(fields.get("post_processor"), "processors"):
         if step.get("type") == "TemplateProcessing":
@@ -85,10 +86,10 @@ def check_hugging_face(content: bytes) -> None:
 
 
 def check_sentencepiece(content: bytes) -> None:
-    """Refuses a SentencePiece model beyond the limits above.
+    """Checks a SentencePiece model against the limits above.
 
     Raises:
-        Malformed: with what is wrong.
+        Malformed: it exceeds one of them, or is not a model.
     """
     model = untrusted.parse_sentencepiece(content)
     _list(model.pieces, "pieces", MAX_TOKENS)
@@ -97,21 +98,21 @@ def check_sentencepiece(content: bytes) -> None:
         raise Malformed("a piece has a score that is not finite")
     for spec in (model.normalizer_spec, model.denormalizer_spec):
         if (growth := _longest_replacement(spec.precompiled_charsmap)) > MAX_GROWTH:
-            raise Malformed(f"its table makes {growth:,} characters of one, at most {MAX_GROWTH:,} are allowed")
+            raise Malformed(f"its table makes {growth:,} characters from one, at most {MAX_GROWTH:,} are allowed")
 
 
 def check_vocabulary(words: list[str]) -> None:
-    """Refuses a ``vocab.txt`` beyond the limits above.
+    """Checks a ``vocab.txt`` against the limits above.
 
     Raises:
-        Malformed: with what is wrong.
+        Malformed: it exceeds one of them.
     """
     _list(words, "word pieces", MAX_TOKENS)
     _check_tokens((word, number) for number, word in enumerate(words))
 
 
 def _steps(section: Any, children: str, depth: int = 0) -> list[dict[str, Any]]:
-    """Returns the steps of a section of ``tokenizer.json``, sequences of them resolved."""
+    """Returns the steps of a section of ``tokenizer.json`` as a flat list, nested sequences expanded."""
     if section is None:
         return []
     section = _as_object(section)
@@ -127,7 +128,7 @@ def _steps(section: Any, children: str, depth: int = 0) -> list[dict[str, Any]]:
 
 
 def _growth(step: dict[str, Any]) -> int:
-    """Returns how many characters a step may make of one."""
+    """Returns how many characters a step may make from one."""
     kind = step.get("type")
     if kind == "Replace":
         pattern, content = _object(step, "pattern"), _text(step.get("content"))
@@ -142,15 +143,18 @@ def _growth(step: dict[str, Any]) -> int:
 
 
 def _longest_replacement(table: Any) -> int:
-    """Returns how many characters a table of SentencePiece makes of one: 4 bytes of size, a trie, and texts.
+    """Returns how many characters SentencePiece's normalisation table makes from one.
+
+    The table is the trie's size in 4 bytes, the trie, and the replacement texts.
 
     Raises:
-        Malformed: it is none, or the trie leads out of itself or of the texts.
+        Malformed: it is not such a table, or the trie points outside of itself or of the texts.
     """
-    if isinstance(table, str | list):  # of tokenizer.json, in base 64 or as numbers
+    # In a tokenizer.json the table is base 64 or a list of numbers.
+    if isinstance(table, str | list):
         table = _bytes(table)
     if not isinstance(table, bytes):
-        raise Malformed("its table of characters is of another type")
+        raise Malformed("its table of characters is not bytes")
     if not table:
         return 1
     size = int.from_bytes(table[:4], "little")
@@ -158,11 +162,11 @@ def _longest_replacement(table: Any) -> int:
         raise Malformed("its table of characters is cut short")
     units, texts = np.frombuffer(table[4 : 4 + size], "<u4"), table[4 + size :]
     is_leaf = units >> 31 == 1
-    # A darts-clone trie: where a unit leads to, for any next byte.
+    # A darts-clone trie: the largest index that a unit may lead to, over all next bytes. The library does not check it.
     offset = (units >> 10) << ((units & (1 << 9)) >> 6)
     reached = (np.arange(len(units), dtype=np.uint32) ^ offset) | 255
     if (reached[~is_leaf] >= len(units)).any() or (units[is_leaf] & 0x7FFFFFFF >= len(texts)).any():
-        raise Malformed("its table of characters leads out of itself")
+        raise Malformed("its table of characters points outside of itself")
     return max(len(text.decode("utf-8", "replace")) for text in texts.split(b"\0")) or 1
 
 
@@ -174,7 +178,7 @@ def _bytes(table: str | list[Any]) -> bytes:
 
 
 def _check_template(step: dict[str, Any]) -> None:
-    """Refuses a template that repeats captions, or adds more control tokens than any model has."""
+    """Checks that a template holds the caption once, and no more control tokens than `MAX_STEPS`."""
     single = _list(step.get("single"), "pieces of a template", MAX_STEPS)
     _list(step.get("pair"), "pieces of a template", MAX_STEPS)
     if sum("Sequence" in _as_object(piece) for piece in single) != 1:
@@ -208,9 +212,9 @@ def _check_tokens(tokens: Iterable[tuple[Any, Any]]) -> None:
 
 
 def _list(value: Any, name: str, most: int) -> Any:
-    """Returns a list, also one of a protobuf, that is not too long."""
+    """Returns a list, or a repeated field of a protobuf, of at most ``most`` items."""
     if isinstance(value, dict | str) or not hasattr(value, "__len__"):
-        raise Malformed(f"its {name} are no list")
+        raise Malformed(f"its {name} are not a list")
     if len(value) > most:
         raise Malformed(f"it has {len(value):,} {name}, at most {most:,} are allowed")
     return value
@@ -218,17 +222,17 @@ def _list(value: Any, name: str, most: int) -> Any:
 
 def _object(fields: dict[str, Any], name: str) -> dict[str, Any]:
     if not isinstance(fields.get(name), dict):
-        raise Malformed(f"its {name} is no object")
+        raise Malformed(f"its {name} is not an object")
     return fields[name]
 
 
 def _as_object(value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise Malformed(f"{value!r:.50} is no object")
+        raise Malformed(f"{value!r:.50} is not an object")
     return value
 
 
 def _text(value: Any) -> str:
     if not isinstance(value, str) or len(value) > MAX_TOKEN_CHARACTERS:
-        raise Malformed(f"{value!r:.50} is no text of at most {MAX_TOKEN_CHARACTERS:,} characters")
+        raise Malformed(f"{value!r:.50} is not a text of at most {MAX_TOKEN_CHARACTERS:,} characters")
     return value

@@ -16,28 +16,28 @@ import tokenizers
 from jaxtyping import Int32
 
 from lit_het.data_pipelines import tokenizer_files
-from lit_het.data_pipelines.tensorflow_text import TensorFlowTextTokenizer, nothing_on_stderr
+from lit_het.data_pipelines.tensorflow_text import TensorFlowTextTokenizer, silenced_stderr
 from lit_het.errors import UserError
 from lit_het.untrusted import Malformed
 
 _QUIET = 2  # SentencePiece's level for errors only
-# Names that padding has where a tokenizer.json does not say how it pads.
+# Names of the padding token, for a tokenizer.json that does not configure padding.
 _PADDING_NAMES = ("[PAD]", "<pad>", "<|pad|>")
-# What a tokenizer is tried out with, over and over, and how long it may take for as much as a caption may have.
-_TRIALS = ("A photo of 2 cats, 1 dog. ", "a", " ", "0", "-")
-_MOST_SECONDS = 0.25
+# Texts to measure a tokenizer's speed with, and the most seconds that a caption of the largest size may take.
+_SPEED_TEST_TEXTS = ("A photo of 2 cats, 1 dog. ", "a", " ", "0", "-")
+_MAX_SECONDS = 0.25
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
-# The loader's threads tokenise side by side already.
+# The loader's threads tokenise in parallel already.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
 @runtime_checkable
 class Tokenizer(Protocol):
-    """Turns captions into token ids of one length.
+    """Turns captions into token ids of a fixed length.
 
     Attributes:
-        model_bytes: the file that it was made of, to travel with a checkpoint.
+        model_bytes: the content of its file, to be stored with a checkpoint.
         length: tokens per caption, control tokens included.
     """
 
@@ -46,7 +46,7 @@ class Tokenizer(Protocol):
 
     @property
     def vocabulary_size(self) -> int:
-        """Ids are below this."""
+        """Upper bound of the ids, exclusive."""
         ...
 
     def __call__(self, captions: list[str]) -> np.ndarray:
@@ -63,8 +63,8 @@ def train_sentencepiece(
 ) -> bytes:
     """Trains a SentencePiece model in memory; equal captions give equal bytes.
 
-    Padding is id 0, end of sequence 1, unknown 2. Every character of the captions is covered. The vocabulary comes
-    out smaller than ``vocabulary_size`` where the captions do not yield as many pieces.
+    Padding is id 0, end of sequence 1, unknown 2. Every character of the captions is covered. The vocabulary is smaller
+    than ``vocabulary_size`` if the captions do not yield that many pieces.
 
     Raises:
         UserError: the captions cannot fill or fit the vocabulary.
@@ -82,7 +82,7 @@ def train_sentencepiece(
             eos_id=1,
             unk_id=2,
             bos_id=-1,
-            num_threads=1,  # the order of floating point sums, and so the model, depends on it
+            num_threads=1,  # more threads change the order of floating-point sums, and so the model
             minloglevel=_QUIET,
         )
     except (RuntimeError, ValueError) as error:
@@ -100,8 +100,8 @@ class SentencePieceConfig:
     Attributes:
         model: the ``.model`` file.
         length: tokens per caption, the end token included.
-        lowercase: lower the case of captions first, if the model was trained so.
-        padding_id: None takes the model's own; SigLIP pads with its end token, 1.
+        lowercase: lowercase captions first, if the model was trained so.
+        padding_id: None uses the model's own; SigLIP pads with its end token, 1.
         remove_punctuation: drop ASCII punctuation and join white space first, as Hugging Face's SigLIP does.
     """
 
@@ -115,7 +115,7 @@ class SentencePieceConfig:
         """Reads the model.
 
         Raises:
-            UserError: the file is missing or holds no SentencePiece model with an end token and padding.
+            UserError: the file is missing, or is not a SentencePiece model with an end token and padding.
         """
         model_bytes = tokenizer_files.read(self.model)
         try:
@@ -127,19 +127,19 @@ class SentencePieceConfig:
 
 
 class SentencePieceTokenizer:
-    """Turns captions into token ids of one length; safe to share between threads.
+    """Turns captions into token ids of a fixed length; safe to share between threads.
 
-    The end token is sticky: it closes every caption, also one that was cut.
+    The end token is sticky: it ends every caption, even one that was truncated.
 
     Attributes:
-        model_bytes: the serialised model, to travel with a checkpoint.
+        model_bytes: the serialised model, to be stored with a checkpoint.
         length: tokens per caption.
-        lowercase: whether captions are lowered first.
+        lowercase: whether captions are lowercased first.
         padding_id: fills the rest of a row.
-        remove_punctuation: whether captions lose ASCII punctuation and repeated white space first.
+        remove_punctuation: whether ASCII punctuation and repeated white space are removed first.
 
     Raises:
-        UserError: the bytes are no model, or the model has no end token or no padding.
+        UserError: the bytes are not a model, or the model has no end token or no padding.
     """
 
     def __init__(
@@ -155,9 +155,9 @@ class SentencePieceTokenizer:
             tokenizer_files.check_sentencepiece(model_bytes)
             self._processor.LoadFromSerializedProto(model_bytes)
         except Malformed as error:
-            raise UserError(f"is no SentencePiece model ({error}); train one or copy it again") from error
+            raise UserError(f"is not a SentencePiece model ({error}); train one or copy it again") from error
         except RuntimeError as error:
-            raise UserError("is no SentencePiece model; train one or copy it again") from error
+            raise UserError("is not a SentencePiece model; train one or copy it again") from error
         self._end_id = self._processor.eos_id()
         if self._end_id < 0:
             raise UserError("the model has no end token; train it with an eos_id")
@@ -165,7 +165,7 @@ class SentencePieceTokenizer:
         if not 0 <= self.padding_id < self.vocabulary_size:
             raise UserError(f"padding id {self.padding_id} is not in the vocabulary; set padding_id to one that is")
         if length < 1:
-            raise UserError(f"a caption of {length} tokens has no room for the end token; set length to 1 or more")
+            raise UserError(f"a caption of {length} tokens is too short for the end token; set length to 1 or more")
         self.model_bytes = model_bytes
         self.length = length
         self.lowercase = lowercase
@@ -186,7 +186,7 @@ class SentencePieceTokenizer:
         return ids
 
     def _prepared(self, caption: str) -> str:
-        caption = tokenizer_files.cut(caption)
+        caption = tokenizer_files.truncate(caption)
         text = caption.lower() if self.lowercase else caption
         return " ".join(text.translate(_NO_PUNCTUATION).split()) if self.remove_punctuation else text
 
@@ -197,12 +197,12 @@ class SentencePieceTokenizer:
 
 @dataclasses.dataclass(frozen=True)
 class HuggingFaceTokenizerConfig:
-    """A ``tokenizer.json`` of Hugging Face: BERT's word pieces, CLIP's byte pairs and others.
+    """A ``tokenizer.json`` of Hugging Face: BERT's WordPiece, CLIP's byte-pair encoding and others.
 
     Attributes:
         model: the file.
         length: tokens per caption, control tokens included.
-        padding_id: None takes what the file pads with, or its token ``[PAD]`` or ``<pad>``.
+        padding_id: None uses the padding that the file configures, or its token ``[PAD]`` or ``<pad>``.
     """
 
     model: Path
@@ -213,7 +213,7 @@ class HuggingFaceTokenizerConfig:
         """Reads the file.
 
         Raises:
-            UserError: it is missing or no tokenizer, or says no padding.
+            UserError: it is missing, not a tokenizer, or has no padding token.
         """
         model_bytes = tokenizer_files.read(self.model)
         try:
@@ -223,7 +223,7 @@ class HuggingFaceTokenizerConfig:
 
 
 class HuggingFaceTokenizer:
-    """Turns captions into token ids as the file says: its normalisation, its control tokens, kept when text is cut.
+    """Turns captions into token ids with the file's normalisation and control tokens; truncation keeps the latter.
 
     Attributes:
         model_bytes: the content of the file.
@@ -231,44 +231,44 @@ class HuggingFaceTokenizer:
         padding_id: fills the rest of a row.
 
     Raises:
-        UserError: the bytes are no tokenizer, it has no padding, or the length leaves no room beside control tokens.
+        UserError: the bytes are not a tokenizer, it has no padding, or the length is too short for control tokens.
     """
 
     def __init__(self, model_bytes: bytes, length: int, padding_id: int | None = None):
-        with _in_one_line("is no tokenizer.json"), nothing_on_stderr():
+        with _one_line_errors("is not a tokenizer.json"), silenced_stderr():
             tokenizer_files.check_hugging_face(model_bytes)
             self._tokenizer = tokenizers.Tokenizer.from_buffer(model_bytes)
             control = self._tokenizer.num_special_tokens_to_add(is_pair=False)
             self._vocabulary_size = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values())
         if length <= control:
-            raise UserError(f"{length} tokens leave no room beside {control} control tokens; set length to more")
+            raise UserError(f"{length} tokens are too few for {control} control tokens and a caption; increase length")
         self.model_bytes, self.length = model_bytes, length
         self.padding_id = self._own_padding() if padding_id is None else padding_id
         token = self._tokenizer.id_to_token(self.padding_id)
         if token is None:
             raise UserError(f"padding id {self.padding_id} is not in the vocabulary; set padding_id to one that is")
-        with nothing_on_stderr():
+        with silenced_stderr():
             self._tokenizer.enable_truncation(length)
             self._tokenizer.enable_padding(length=length, pad_id=self.padding_id, pad_token=token)
-            self._try_out()
+            self._check_speed()
 
-    def _try_out(self) -> None:
-        """Refuses a tokenizer that cannot tokenise, or takes ever longer: a regular expression may take any time.
+    def _check_speed(self) -> None:
+        """Checks that the tokenizer works and is fast: its regular expressions may take exponential time.
 
-        Captions are short at first, so that what is slow is found out soon.
+        Captions grow from short to long, so that a slow tokenizer is found early.
         """
         size = 8
         while size <= tokenizer_files.MAX_CAPTION_CHARACTERS:
-            for text in _TRIALS:
+            for text in _SPEED_TEST_TEXTS:
                 caption = text * (size // len(text) + 1)
                 seconds = self._seconds(caption)
-                # Once more, as other threads may have been busy.
-                if seconds > _MOST_SECONDS and (seconds > 1 or self._seconds(caption) > _MOST_SECONDS):
-                    raise UserError(f"takes {seconds:.1f} s for {size} characters; take another tokenizer")
+                # Measured twice, as other threads may have been busy.
+                if seconds > _MAX_SECONDS and (seconds > 1 or self._seconds(caption) > _MAX_SECONDS):
+                    raise UserError(f"takes {seconds:.1f} s for {size} characters; use another tokenizer")
             size = size * 3 // 2
 
     def _seconds(self, caption: str) -> float:
-        # The processor's time: a machine may be busy, or still read the file from its disk.
+        # CPU time: in wall time a busy machine or a slow disk would look like a slow tokenizer.
         began = time.process_time()
         self([caption])
         return time.process_time() - began
@@ -279,7 +279,7 @@ class HuggingFaceTokenizer:
         found = (self._tokenizer.token_to_id(name) for name in _PADDING_NAMES)
         padding_id = next((number for number in found if number is not None), None)
         if padding_id is None:
-            raise UserError("does not say how it pads; set padding_id")
+            raise UserError("has no padding token; set padding_id")
         return padding_id
 
     @property
@@ -291,39 +291,41 @@ class HuggingFaceTokenizer:
         """Tokenises captions.
 
         Raises:
-            UserError: the file's steps fail, or make something else than ``length`` ids of the vocabulary.
+            UserError: the file's steps fail, or do not make ``length`` ids of the vocabulary.
         """
-        with _in_one_line("the tokenizer.json fails"):
-            encodings = self._tokenizer.encode_batch([tokenizer_files.cut(caption) for caption in captions])
+        with _one_line_errors("the tokenizer.json fails"):
+            encodings = self._tokenizer.encode_batch([tokenizer_files.truncate(caption) for caption in captions])
         ids = [encoding.ids for encoding in encodings]
         if any(len(row) != self.length or max(row) >= self.vocabulary_size for row in ids):
-            raise UserError(f"the tokenizer.json does not make {self.length} ids of its vocabulary; take another one")
+            raise UserError(
+                f"the tokenizer.json does not make {self.length} ids of its vocabulary; use another tokenizer"
+            )
         return np.array(ids, np.int32).reshape(len(captions), self.length)
 
 
 @contextlib.contextmanager
-def _in_one_line(what: str) -> Iterator[None]:
-    """Makes an error of what the library raises: bare exceptions and, where it fails itself, Rust's panics."""
+def _one_line_errors(what: str) -> Iterator[None]:
+    """Turns the library's exceptions, and the panics of its Rust code, into one-line errors."""
     try:
         yield
     except BaseException as error:
-        # Panics are no `Exception`, and their class cannot be imported.
+        # Panics of tokenizers 0.23 (Rust) derive from BaseException, and their class cannot be imported.
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         reason = " ".join(str(error).split())[:200]
-        raise UserError(f"{what} ({reason}); take the one beside the model's weights") from error
+        raise UserError(f"{what} ({reason}); use the one that comes with the model's weights") from error
 
 
 @dataclasses.dataclass(frozen=True)
 class TensorFlowTextConfig:
-    """A ``vocab.txt`` of BERT, read by TensorFlow Text, which made the tokens of LiT's published BERT towers.
+    """A ``vocab.txt`` of BERT, read by TensorFlow Text, which LiT's published BERT towers were trained with.
 
     Attributes:
-        model: the file, a word piece a line.
+        model: the file, one word piece per line.
         length: tokens per caption, control tokens included.
         lowercase: fold case and remove accents first; False for a cased vocabulary.
-        end_token: close captions with ``[SEP]``; LiT's own towers saw none.
-        padding_id: None takes ``[PAD]``.
+        end_token: end captions with ``[SEP]``; LiT's own towers were trained without it.
+        padding_id: None uses ``[PAD]``.
     """
 
     model: Path
@@ -336,7 +338,7 @@ class TensorFlowTextConfig:
         """Reads the file.
 
         Raises:
-            UserError: it is missing or no vocabulary of BERT, or TensorFlow Text is not installed.
+            UserError: it is missing or not a vocabulary of BERT, or TensorFlow Text is not installed.
         """
         model_bytes = tokenizer_files.read(self.model)
         try:

@@ -1,4 +1,4 @@
-"""From the bytes of an image to the square that a tower sees, in evaluation and in training."""
+"""Preprocessing: decodes an image and resizes it to the square input of a tower, in evaluation and training."""
 
 import dataclasses
 import functools
@@ -17,20 +17,20 @@ _MAX_TRIES = 10
 _ASPECT_RATIOS = 3 / 4, 4 / 3  # width over height
 
 Augmentation: TypeAlias = RandomAffine | HorizontalFlip | RandAugment
-"""What changes an image that is a square already."""
+"""A change of a training image after it was resized to a square."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Preprocessing:
-    """How an image becomes a square in evaluation: a part of what a tower has learned.
+    """Evaluation preprocessing. It belongs to a tower: with another one its accuracy drops.
 
     Attributes:
-        fit: ``"squash"`` takes the whole image, whose aspect ratio is lost; ``"crop"`` the central square.
-        crop_fraction: of the shorter side that the central square keeps, usually 1 or 0.875.
+        fit: ``"squash"`` resizes the whole image and ignores its aspect ratio; ``"crop"`` takes the central square.
+        crop_fraction: side of the central square over the shorter side of the image, usually 1 or 0.875.
         filter: see `lit_het.data_pipelines.images`.
 
     Raises:
-        UserError: an unknown fit or filter, or a fraction that is not above 0 and at most 1.
+        UserError: an unknown fit or filter, or a fraction outside (0, 1].
     """
 
     fit: Literal["squash", "crop"] = "squash"
@@ -48,24 +48,25 @@ class Preprocessing:
         return decode(data, size, fit, self.filter)
 
     def _central_square(self, size: int, height: int, width: int) -> Box:
-        """The box that resizing the shorter side to size / crop_fraction and cutting the centre out would keep.
+        """Returns the box equivalent to resizing the shorter side to size / crop_fraction and cropping the centre.
 
         Sides and offsets are rounded as in torchvision's ``Resize`` and ``CenterCrop``.
         """
         shorter = max(size, round(size / self.crop_fraction))
         rows, columns = (int(shorter * side / min(height, width)) for side in (height, width))
         top, left = round((rows - size) / 2), round((columns - size) / 2)
-        right, bottom = (left + size) * width / columns, (top + size) * height / rows  # exact where nothing is cut off
+        # Multiply before dividing: then a box of the whole image has exactly its width and height.
+        right, bottom = (left + size) * width / columns, (top + size) * height / rows
         return left * width / columns, top * height / rows, right, bottom
 
 
 @dataclasses.dataclass(frozen=True)
 class InceptionCrop:
-    """A random part of an image, resized to a square (Szegedy et al. 2015, Sec. 6).
+    """A random crop, resized to a square (Szegedy et al. 2015, Sec. 6).
 
-    Its area is an evenly drawn fraction of the image's, the logarithm of its aspect ratio is even over [3/4, 4/3].
-    Parts that do not fit into the image are drawn again; after ten of them the largest central part with an aspect
-    ratio in that range is taken, as in torchvision's ``RandomResizedCrop``.
+    Its fraction of the image's area is uniform, and its aspect ratio is log-uniform over [3/4, 4/3]. A crop that does
+    not fit into the image is drawn again; after ten attempts the largest central crop with an aspect ratio in that
+    range is taken, as in torchvision's ``RandomResizedCrop``.
 
     Attributes:
         min_area, max_area: fractions of the image's area.
@@ -90,7 +91,7 @@ class InceptionCrop:
         return decode(data, size, functools.partial(self.draw, generator), filter)
 
     def draw(self, generator: np.random.Generator, height: int, width: int) -> Box:
-        """Draws the part of one image, in whole pixels."""
+        """Draws a crop of one image, in whole pixels."""
         low, high = _ASPECT_RATIOS
         for _ in range(_MAX_TRIES):
             u = generator.random(4).tolist()
@@ -107,13 +108,13 @@ class InceptionCrop:
 
 @dataclasses.dataclass(frozen=True)
 class RandomCrop:
-    """A square cut at random out of the whole image, which was resized to a larger one: 224 of 256 pixels, say.
+    """A random square crop of the image after resizing to a larger square, such as 224 of 256 pixels.
 
     Attributes:
-        fraction: of the larger square's side.
+        fraction: side of the crop over the side of the larger square.
 
     Raises:
-        UserError: a fraction that is not above 0 and at most 1.
+        UserError: a fraction outside (0, 1].
     """
 
     fraction: float = 0.875
@@ -129,7 +130,7 @@ class RandomCrop:
         return decode(data, size, functools.partial(self.draw, generator, size), filter)
 
     def draw(self, generator: np.random.Generator, size: int, height: int, width: int) -> Box:
-        """Draws the part of one image, in whole pixels of the larger square."""
+        """Draws a crop of one image, in whole pixels of the larger square."""
         larger = max(size, round(size / self.fraction))
         left, top = generator.integers(0, larger - size, 2, endpoint=True).tolist()
         pixel_width, pixel_height = width / larger, height / larger
@@ -138,12 +139,12 @@ class RandomCrop:
 
 @dataclasses.dataclass(frozen=True)
 class Training:
-    """How an image becomes a square in training.
+    """Training preprocessing.
 
     Attributes:
-        preprocessing: of evaluation; its filter serves training too.
-        crop: which part is taken; None fits images as evaluation does.
-        augmentations: change the square, one after the other.
+        preprocessing: of evaluation; training uses its filter.
+        crop: the random crop; None uses the evaluation preprocessing.
+        augmentations: changes of the resized image, in order.
     """
 
     preprocessing: Preprocessing
@@ -151,7 +152,7 @@ class Training:
     augmentations: tuple[Augmentation, ...] = ()
 
     def apply(self, data: bytes, size: int, generator: np.random.Generator) -> UInt8[np.ndarray, "size size 3"]:
-        """Decodes an image to RGB; all that is random comes from the generator.
+        """Decodes an image to RGB; all random draws come from the generator.
 
         Raises:
             BrokenImage: as `lit_het.data_pipelines.images.decode`.

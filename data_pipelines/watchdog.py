@@ -1,4 +1,4 @@
-"""Says which shard a read waits for, again and again, and ends a run whose read never comes back."""
+"""Reports reads of shards that take long, and ends the process when one never returns."""
 
 import contextlib
 import os
@@ -6,17 +6,18 @@ import threading
 import time
 from collections.abc import Iterator
 
-from lit_het.console import say
+from lit_het.console import message
 from lit_het.errors import TRY_AGAIN
 
-# Seconds between two looks.
+# Seconds between two checks of all reads.
 _INTERVAL = 1.0
-_reads: dict[int, tuple[str, float]] = {}  # by thread: address, and since when
+# By thread: the address that it reads, and when the read began.
+_reads: dict[int, tuple[str, float]] = {}
 
 
 @contextlib.contextmanager
 def reading(address: str) -> Iterator[None]:
-    """Marks this thread as waiting for an address."""
+    """Registers that this thread waits for a read of an address."""
     thread = threading.get_ident()
     _reads[thread] = address, time.monotonic()
     try:
@@ -27,11 +28,11 @@ def reading(address: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def watched(slow: float, stuck: float) -> Iterator[None]:
-    """Watches all threads that are `reading`.
+    """Watches the threads that are `reading`.
 
     Args:
-        slow: seconds after which a read is told; then after twice as many, and so on.
-        stuck: seconds after which the process ends with exit code 75, so that it is started again.
+        slow: seconds after which a read is reported; each further report comes after twice as many seconds.
+        stuck: seconds after which the process ends with exit code 75, so that a scheduler restarts it.
     """
     is_over = threading.Event()
     thread = threading.Thread(target=_watch, args=(slow, stuck, is_over), name="watchdog", daemon=True)
@@ -44,16 +45,17 @@ def watched(slow: float, stuck: float) -> Iterator[None]:
 
 
 def _watch(slow: float, stuck: float, is_over: threading.Event) -> None:
-    told: dict[tuple[str, float], float] = {}
+    next_report: dict[tuple[str, float], float] = {}
     while not is_over.wait(min(_INTERVAL, slow / 2)):
         waiting = sorted(set(_reads.copy().values()), key=lambda read: read[1])
-        told = {read: seconds for read, seconds in told.items() if read in waiting}
+        next_report = {read: seconds for read, seconds in next_report.items() if read in waiting}
         for address, since in waiting:
             seconds = time.monotonic() - since
-            if seconds >= told.get((address, since), slow):
-                told[address, since] = 2 * seconds
-                say(f"still waiting for {address} after {seconds:.0f} s", by_all=True)
+            if seconds >= next_report.get((address, since), slow):
+                next_report[address, since] = 2 * seconds
+                message(f"still waiting for {address} after {seconds:.0f} s", on_all_processes=True)
             if seconds >= stuck:
-                way_out = "--resume goes on, --data.stuck-read-seconds waits longer"
-                say(f"nothing came from {address} in {seconds:.0f} s: the run ends; {way_out}", by_all=True)
-                os._exit(TRY_AGAIN)  # the thread that waits cannot be ended
+                way_out = "continue with --resume, or wait longer with --data.stuck-read-seconds"
+                message(f"no data from {address} in {seconds:.0f} s: the run ends; {way_out}", on_all_processes=True)
+                # Python cannot interrupt a thread that blocks in a system call: only the process can end.
+                os._exit(TRY_AGAIN)

@@ -1,7 +1,7 @@
-"""What a heteroscedastic model learnt about ambiguous classes: noise norms, and errors among look-alikes.
+"""Whether a heteroscedastic model has learnt which classes are ambiguous: noise norms, and errors among homoglyphs.
 
-Groups of classes that look alike are given as one integer a class, ``groups [k]``; a class that looks like no
-other has -1 (`NO_GROUP`).
+Homoglyphs are classes whose images look the same. Homoglyph groups are given as one integer per class, ``groups [k]``;
+a class without homoglyphs has -1 (`NO_GROUP`).
 """
 
 import dataclasses
@@ -19,12 +19,12 @@ NO_GROUP = -1
 
 @dataclasses.dataclass(frozen=True)
 class GroupErrors:
-    """How many wrong predictions stayed within the group of the true class.
+    """How many wrong predictions fall into the group of the true class.
 
     Attributes:
         errors: wrong predictions.
-        within: those of them that fall on another class of the same group.
-        chance: share to expect if each error fell evenly on the other classes; NaN without errors.
+        within: wrong predictions that are another class of the same group.
+        chance: expected share if errors were spread evenly over all other classes; NaN without errors.
     """
 
     errors: int
@@ -33,18 +33,18 @@ class GroupErrors:
 
     @property
     def share(self) -> float:
-        """Share of the errors within a group; NaN without errors."""
+        """The share of errors within a group; NaN without errors."""
         return self.within / self.errors if self.errors else float("nan")
 
 
 @dataclasses.dataclass(frozen=True)
 class RankTest:
-    """A two-sided Mann-Whitney test of whether one group's values tend to exceed another's.
+    """A two-sided Mann-Whitney test of whether the values of one group tend to be higher than those of another.
 
     Attributes:
-        statistic: U of the first group: the pairs in which it is higher, ties counting one half.
+        statistic: U of the first group: the number of pairs in which its value is higher; ties count one half.
         p_value: two-sided.
-        auc: U over the number of pairs, the effect size: 0.5 no difference, 1 the first is always higher.
+        auc: U over the number of pairs, the effect size: 0.5 is no difference, at 1 the first group is always higher.
         first_count, second_count: independent values in each group.
         first_median, second_median: their medians.
     """
@@ -59,7 +59,7 @@ class RankTest:
 
 
 def groups_of(shapes: Sequence[Hashable]) -> Int[np.ndarray, " k"]:
-    """Group numbers from one key a class: classes with equal keys form a group, a lone key gives -1."""
+    """Returns group numbers from one key per class: classes with equal keys form a group, a unique key gives -1."""
     members: dict[Hashable, list[int]] = {}
     for index, shape in enumerate(shapes):
         members.setdefault(shape, []).append(index)
@@ -72,7 +72,7 @@ def groups_of(shapes: Sequence[Hashable]) -> Int[np.ndarray, " k"]:
 def errors_within_groups(
     predictions: Int[np.ndarray, " n"], labels: Int[np.ndarray, " n"], groups: Int[np.ndarray, " k"]
 ) -> GroupErrors:
-    """Share of the top-1 errors that confuse two classes of one group, beside its chance level.
+    """Counts the top-1 errors that confuse two classes of one group, and computes the level expected by chance.
 
     Raises:
         UserError: no examples, or a prediction or label outside ``groups``.
@@ -83,16 +83,16 @@ def errors_within_groups(
     truth = groups[labels[wrong]]
     grouped = truth != NO_GROUP
     sizes = np.bincount(groups[groups != NO_GROUP], minlength=1)
-    mates = np.where(grouped, sizes[np.where(grouped, truth, 0)] - 1, 0)
+    homoglyphs = np.where(grouped, sizes[np.where(grouped, truth, 0)] - 1, 0)
     return GroupErrors(
         errors=int(wrong.sum()),
         within=int((grouped & (truth == groups[predictions[wrong]])).sum()),
-        chance=float(mates.mean() / (len(groups) - 1)) if wrong.any() else float("nan"),
+        chance=float(homoglyphs.mean() / (len(groups) - 1)) if wrong.any() else float("nan"),
     )
 
 
 def rank_test(first: Float[np.ndarray, " n"], second: Float[np.ndarray, " m"]) -> RankTest:
-    """Compare two samples of independent values.
+    """Compares two samples of independent values.
 
     Mann and Whitney, "On a test of whether one of two random variables is stochastically larger than the
     other", Annals of Mathematical Statistics 1947. The effect size U / (n m) is the area under the ROC curve.
@@ -105,7 +105,7 @@ def rank_test(first: Float[np.ndarray, " n"], second: Float[np.ndarray, " m"]) -
     if not (np.isfinite(first).all() and np.isfinite(second).all()):
         raise UserError("rank test: a value is not finite; training diverged, use an earlier checkpoint")
     statistic, p_value = first.size * second.size / 2, 1.0
-    # With one value everywhere (a deterministic head) the test's variance is zero and its p undefined.
+    # A deterministic head gives one value everywhere: the variance of the test is zero, and SciPy's p is undefined.
     if np.ptp(np.concatenate([first, second])) > 0:
         outcome = stats.mannwhitneyu(first, second, alternative="two-sided")
         statistic, p_value = float(outcome.statistic), float(outcome.pvalue)
@@ -123,7 +123,7 @@ def rank_test(first: Float[np.ndarray, " n"], second: Float[np.ndarray, " m"]) -
 def means_by_unit(
     values: Float[np.ndarray, " n"], units: Int[np.ndarray, " n"]
 ) -> tuple[Int[np.ndarray, " u"], Float[np.ndarray, " u"]]:
-    """The distinct units, rising, and the mean value of each."""
+    """Returns the distinct units in ascending order, and the mean value of each."""
     distinct, inverse = np.unique(units, return_inverse=True)
     return distinct, np.bincount(inverse, weights=values) / np.bincount(inverse)
 
@@ -131,10 +131,10 @@ def means_by_unit(
 def split_by_ambiguity(
     values: Float[np.ndarray, " n"], ambiguous: Bool[np.ndarray, " n"], units: Int[np.ndarray, " n"]
 ) -> tuple[Float[np.ndarray, " a"], Float[np.ndarray, " u"]]:
-    """Mean values of the ambiguous and of the unambiguous units, ready for `rank_test`.
+    """Returns the mean values of ambiguous and of unambiguous units, ready for `rank_test`.
 
-    Several images of one character are not independent, and neither are characters of one shape, whose
-    images are equal: let ``units`` number the characters, or more strictly the shapes.
+    Images of one character are not independent, and characters of one shape have equal images. ``units`` should
+    therefore number the characters or, more strictly, the shapes.
 
     Raises:
         UserError: a unit with both ambiguous and unambiguous values.
@@ -143,5 +143,7 @@ def split_by_ambiguity(
     _, shares = means_by_unit(ambiguous.astype(np.float64), units)
     mixed = (shares > 0) & (shares < 1)
     if mixed.any():
-        raise UserError(f"rank test: unit {distinct[mixed][0]} is ambiguous in some images only; mark it one way")
+        raise UserError(
+            f"rank test: unit {distinct[mixed][0]} is ambiguous in some images only; mark all its images the same way"
+        )
     return means[shares == 1], means[shares == 0]

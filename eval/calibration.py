@@ -1,8 +1,8 @@
-"""How far predicted probabilities can be trusted: Brier score, calibration error, temperature.
+"""Calibration of predicted probabilities: Brier score, expected calibration error, temperature scaling.
 
-Pure NumPy functions on log-probabilities ``[n k]`` and class indices ``[n]``. Where several classes share the highest
-probability, the prediction is taken as drawn evenly among them, so that a model that cannot tell its classes apart
-scores chance and not the luck of the lowest index.
+Pure NumPy functions on log-probabilities ``[n k]`` and class indices ``[n]``. Where several classes tie for the highest
+probability, the prediction counts as drawn evenly among them. A model that cannot distinguish its classes thus scores
+chance, and not the luck of the lowest index.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from lit_het.eval.rows import row_blocks
 from lit_het.eval.significance import bootstrap_error
 
 DEFAULT_BINS = 15
-# Outside these bounds a fitted temperature says no more than "all right" or "no better than chance".
+# Beyond these bounds a fitted temperature only says "all predictions are correct" or "no better than chance".
 LOWEST_TEMPERATURE, HIGHEST_TEMPERATURE = 1e-2, 1e2
 
 
@@ -25,10 +25,10 @@ class ReliabilityCurve:
     """Accuracy against confidence in bins of equal width or of equal mass.
 
     Attributes:
-        edges: bounds of the bins, from 0 to 1; a bin holds its upper bound, the first also its lower.
+        edges: bounds of the bins, from 0 to 1; a bin includes its upper bound, the first bin also its lower bound.
         confidence: mean confidence in a bin, NaN where the bin is empty.
-        accuracy: share of right predictions in a bin, NaN where the bin is empty.
-        count: examples in a bin.
+        accuracy: share of correct predictions in a bin, NaN where the bin is empty.
+        count: number of examples in a bin.
     """
 
     edges: Float[np.ndarray, " bins_plus_one"]
@@ -38,7 +38,7 @@ class ReliabilityCurve:
 
     @property
     def expected_calibration_error(self) -> float:
-        """Mean distance between confidence and accuracy, weighted by the examples in each bin.
+        """Mean distance between confidence and accuracy, weighted by the number of examples in each bin.
 
         Naeini, Cooper and Hauskrecht, "Obtaining well calibrated probabilities using Bayesian binning", AAAI 2015; in
         the form of Guo et al., "On calibration of modern neural networks", ICML 2017, Eq. 3.
@@ -48,10 +48,10 @@ class ReliabilityCurve:
 
 
 def check_labels(labels: Int[np.ndarray, " n"], num_classes: int) -> None:
-    """Demand at least one label and every label in ``[0, num_classes)``.
+    """Checks that there is at least one label and that every label is in ``[0, num_classes)``.
 
     Raises:
-        UserError: there are no labels, or one lies outside the classes.
+        UserError: there are no labels, or a label is outside the classes.
     """
     if labels.size == 0:
         raise UserError("no valid example to score: check that the split holds labelled images that can be read")
@@ -64,7 +64,7 @@ def check_labels(labels: Int[np.ndarray, " n"], num_classes: int) -> None:
 
 
 def brier_scores(log_probabilities: Float[np.ndarray, "n k"], labels: Int[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
-    """Squared distance between each image's probabilities and its one-hot label, from 0 to 2, in float64.
+    """Returns the squared distance between each image's probabilities and its one-hot label, from 0 to 2, in float64.
 
     The sum runs over all classes, as in Brier, "Verification of forecasts expressed in terms of
     probability", Monthly Weather Review 1950; some libraries halve it for two classes.
@@ -77,20 +77,20 @@ def brier_scores(log_probabilities: Float[np.ndarray, "n k"], labels: Int[np.nda
     for rows in row_blocks(*log_probabilities.shape):
         squares[rows] = np.exp(2 * log_probabilities[rows].astype(np.float64)).sum(axis=1)
     # |p - e_y|² = |p|² - 2 p_y + 1, without building the one-hot matrix.
-    return squares - 2 * np.exp(_of_label(log_probabilities, labels).astype(np.float64)) + 1
+    return squares - 2 * np.exp(_at_label(log_probabilities, labels).astype(np.float64)) + 1
 
 
 def correctness(scores: Float[np.ndarray, "n k"], labels: Int[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
-    """Probability that the predicted class is the label: 1 or 0, or a fraction where the highest scores tie.
+    """Returns the probability that the predicted class is the label: 1 or 0, or a fraction if the highest scores tie.
 
-    Scores are probabilities or anything that rises with them, such as their logarithms.
+    Scores are probabilities or any increasing function of them, such as their logarithms.
 
     Raises:
         UserError: no examples, or a label outside the classes.
     """
     check_labels(labels, scores.shape[1])
     winners = scores == scores.max(axis=1)[:, None]
-    return _of_label(winners, labels) / winners.sum(axis=1)
+    return _at_label(winners, labels) / winners.sum(axis=1)
 
 
 def reliability_of_confidence(
@@ -100,12 +100,11 @@ def reliability_of_confidence(
     *,
     equal_mass: bool = False,
 ) -> ReliabilityCurve:
-    """Reliability curve from the confidence in each prediction and whether it was right (0 to 1).
+    """Computes the reliability curve from the confidence of each prediction and its correctness (0 to 1).
 
     Bins of equal mass (Nguyen and O'Connor, "Posterior calibration and exploratory analysis for natural language
-    processing models", EMNLP 2015) hold n / bins examples each, rounded; examples of one confidence share a bin, the
-    lowest that one of them would have been in, so that the curve never depends on their order. Bins left without any
-    are empty.
+    processing models", EMNLP 2015) hold n / bins examples each, rounded; examples of equal confidence share a bin, the
+    lowest that any of them would be in, so that the curve never depends on their order. Remaining bins are empty.
 
     Raises:
         UserError: no examples.
@@ -129,53 +128,55 @@ def calibration_standard_error(
     *,
     equal_mass: bool = False,
 ) -> float:
-    """Bootstrap standard error over examples of the expected calibration error, its bins kept where they are.
+    """Returns the bootstrap standard error over examples of the expected calibration error, with fixed bins.
 
-    Of several predictors it is that of the mean of their errors.
+    With several predictors, it is the standard error of the mean of their calibration errors.
 
     Raises:
         UserError: no examples.
     """
-    size, of_predictors = len(confidence), np.atleast_2d(confidence.T)
-    bin_of = np.stack([_bin_of(values, _edges(values, bins, equal_mass)) for values in of_predictors])
+    size, by_predictor = len(confidence), np.atleast_2d(confidence.T)
+    bin_of = np.stack([_bin_of(values, _edges(values, bins, equal_mass)) for values in by_predictor])
     # Σ_b count_b |confidence_b - accuracy_b| / n is the sum over bins of |Σ gap| / n.
-    gap = of_predictors.astype(np.float64) - np.atleast_2d(correct.T)
+    gap = by_predictor.astype(np.float64) - np.atleast_2d(correct.T)
     bin_of += bins * np.arange(len(bin_of))[:, None]
     example = np.broadcast_to(np.arange(size), bin_of.shape)
     gap_by_bin = sparse.csr_array(
-        (gap.ravel(), (bin_of.ravel(), example.ravel())), shape=(bins * len(of_predictors), size)
+        (gap.ravel(), (bin_of.ravel(), example.ravel())), shape=(bins * len(by_predictor), size)
     )
 
-    def error_of(times: Int[np.ndarray, "r n"]) -> Float[np.ndarray, " r"]:
+    def resampled(times: Int[np.ndarray, "r n"]) -> Float[np.ndarray, " r"]:
         return np.abs(gap_by_bin @ times.T).sum(axis=0) / gap.size
 
-    return bootstrap_error(error_of, size)
+    return bootstrap_error(resampled, size)
 
 
 def fit_temperature(log_probabilities: Float[np.ndarray, "n k"], labels: Int[np.ndarray, " n"]) -> float:
-    """The T > 0 for which ``softmax(log p / T)`` gives the labels the lowest mean negative log-likelihood.
+    """Returns the T > 0 for which ``softmax(log p / T)`` has the lowest mean negative log-likelihood of the labels.
 
     Temperature scaling of Guo et al., "On calibration of modern neural networks", ICML 2017, Sec. 4.2. On
     probabilities averaged over noise samples or members it is "pool, then calibrate" of Rahaman and Thiery,
-    "Uncertainty quantification and deep ensembles", NeurIPS 2021: the average is scaled, not its parts.
+    "Uncertainty quantification and deep ensembles", NeurIPS 2021: the average is scaled, not the single predictions.
 
-    The loss is convex in 1/T, so that its slope has one sign change at most. Where it has none between the bounds,
-    the bound with the lower loss is returned: `LOWEST_TEMPERATURE` where every label is the most probable class (the
-    loss falls as T goes to 0), `HIGHEST_TEMPERATURE` where predictions are no better than chance. Where every class
-    is equally probable T changes nothing and is 1.
+    The loss is convex in 1/T, so its slope changes sign at most once. Where the slope has no sign change between the
+    bounds, the bound with the lower loss is returned: `LOWEST_TEMPERATURE` if every label is the most probable class
+    (the loss decreases as T goes to 0), `HIGHEST_TEMPERATURE` if predictions are no better than chance. If all classes
+    are equally probable, T has no effect, and 1 is returned.
 
     Raises:
-        UserError: no examples, a label outside the classes, or one of probability zero.
+        UserError: no examples, a label outside the classes, or a label of probability zero.
     """
     check_labels(labels, log_probabilities.shape[1])
     check_log_probabilities(log_probabilities)
-    of_label = _of_label(log_probabilities, labels)
-    if np.isneginf(of_label).any():
-        example = int(np.flatnonzero(np.isneginf(of_label))[0])
-        raise UserError(f"example {example} has a label of probability zero: no temperature can mend that")
+    label_log_p = _at_label(log_probabilities, labels)
+    if np.isneginf(label_log_p).any():
+        example = int(np.flatnonzero(np.isneginf(label_log_p))[0])
+        raise UserError(
+            f"example {example} has a label of probability zero: no temperature can fix that; use an earlier checkpoint"
+        )
 
     def slope(log_inverse: float) -> float:
-        return _slope_of_loss(log_probabilities, of_label, np.exp(log_inverse))
+        return _slope_of_loss(log_probabilities, label_log_p, np.exp(log_inverse))
 
     hottest, coldest = -np.log(HIGHEST_TEMPERATURE), -np.log(LOWEST_TEMPERATURE)
     at_hottest, at_coldest = slope(hottest), slope(coldest)
@@ -190,10 +191,10 @@ def fit_temperature(log_probabilities: Float[np.ndarray, "n k"], labels: Int[np.
 
 
 def scaled(log_probabilities: Float[np.ndarray, "n k"], temperature: float) -> Float[np.ndarray, "n k"]:
-    """Log-probabilities of ``softmax(log p / T)``, in float32.
+    """Returns the log-probabilities of ``softmax(log p / T)``, in float32.
 
     Raises:
-        UserError: the temperature is not above zero, or a row holds no probabilities.
+        UserError: the temperature is not above zero, or a row has no finite log-probabilities.
     """
     if not temperature > 0:
         raise UserError(f"the temperature is {temperature}: it must be above zero")
@@ -205,12 +206,12 @@ def scaled(log_probabilities: Float[np.ndarray, "n k"], temperature: float) -> F
 
 
 def check_log_probabilities(log_probabilities: Float[np.ndarray, "n k"]) -> None:
-    """Demand numbers below infinity, and in every row at least one class of some probability.
+    """Checks that every row has no NaN or infinity, and at least one class of nonzero probability.
 
     Raises:
-        UserError: a row holds NaN or infinity, or nothing but zero probabilities.
+        UserError: a row contains NaN or infinity, or only zero probabilities.
     """
-    # The highest of a row is NaN if any is, and minus infinity only if all are.
+    # The maximum of a row is NaN if any entry is NaN, and minus infinity only if all entries are.
     bad = ~np.isfinite(log_probabilities.max(axis=1))
     if bad.any():
         raise UserError(
@@ -220,42 +221,42 @@ def check_log_probabilities(log_probabilities: Float[np.ndarray, "n k"]) -> None
 
 
 def _slope_of_loss(
-    log_probabilities: Float[np.ndarray, "n k"], of_label: Float[np.ndarray, " n"], inverse: float
+    log_probabilities: Float[np.ndarray, "n k"], label_log_p: Float[np.ndarray, " n"], inverse: float
 ) -> float:
     """Derivative of the mean negative log-likelihood by 1/T: the mean of E[log p] - log p(label) under the scaled p."""
     total = 0.0
     for rows in row_blocks(*log_probabilities.shape):
         block = log_probabilities[rows].astype(np.float64)
         highest = block.max(axis=1)
-        # Relative to the highest: no overflow, and rows of equal entries give exactly zero.
+        # Subtracting the maximum prevents overflow, and rows of equal entries give exactly zero.
         block -= highest[:, None]
         weights = np.exp(block * inverse)
-        # Classes of probability zero have weight zero, and add nothing.
+        # Classes of probability zero have weight zero: 0 instead of minus infinity keeps the product from being NaN.
         block[np.isneginf(block)] = 0.0
         total += float(((weights * block).sum(axis=1) / weights.sum(axis=1)).sum())
-        total -= float((of_label[rows] - highest).sum())
+        total -= float((label_log_p[rows] - highest).sum())
     return total / len(log_probabilities)
 
 
 def _edges(confidence: Float[np.ndarray, " n"], bins: int, equal_mass: bool) -> Float[np.ndarray, " bins_plus_one"]:
-    """Bounds of the bins, from 0 to 1."""
+    """Returns the bounds of the bins, from 0 to 1."""
     if confidence.size == 0:
         raise UserError("no valid example to score: check that the split holds labelled images that can be read")
     edges = np.linspace(0.0, 1.0, bins + 1)
     if equal_mass:
-        # The last example of each share, itself: no bound lies between the values of a tie.
+        # A bound is the confidence of the last example in its bin: ties never straddle a bound.
         edges[1:-1] = np.sort(confidence)[-(-np.arange(1, bins) * confidence.size // bins) - 1]
     return edges
 
 
 def _bin_of(confidence: Float[np.ndarray, " n"], edges: Float[np.ndarray, " bins_plus_one"]) -> Int[np.ndarray, " n"]:
-    """The bin of each example."""
+    """Returns the bin of each example."""
     # A softmax can round to slightly more than one; digitize on inner edges puts it in the last bin.
     return np.digitize(confidence, edges[1:-1], right=True)
 
 
-def _of_label(
+def _at_label(
     values: Float[np.ndarray, "n k"] | Bool[np.ndarray, "n k"], labels: Int[np.ndarray, " n"]
 ) -> Float[np.ndarray, " n"] | Bool[np.ndarray, " n"]:
-    """The entry of each row at its label."""
+    """Returns the entry of each row at its label."""
     return np.take_along_axis(values, labels[:, None], axis=1)[:, 0]

@@ -1,7 +1,7 @@
-"""Figures that look at classes one by one: recall, average precision, confusions, sets of classes.
+"""Metrics by class: recall, average precision, confusions, sets of acceptable classes.
 
-Scores ``[n k]`` are log-probabilities or anything that rises with them. Of tied classes the prediction is drawn evenly,
-as in `lit_het.eval.calibration`: such a figure is its expectation.
+Scores ``[n k]`` are log-probabilities or any increasing function of them. Where classes tie, the prediction counts as
+drawn evenly among them, as in `lit_het.eval.calibration`: the metric is its expectation.
 """
 
 import dataclasses
@@ -17,12 +17,12 @@ from lit_het.eval.rows import row_blocks
 
 @dataclasses.dataclass(frozen=True)
 class Confusion:
-    """How often images of one class were taken for another.
+    """How often images of one class were predicted as another.
 
     Attributes:
         true: the class of the images.
-        predicted: the class that they were taken for.
-        count: images of which that is so.
+        predicted: the class that was predicted.
+        count: images of the true class with that prediction.
         of: all images of the true class.
     """
 
@@ -35,7 +35,7 @@ class Confusion:
 def recall_per_class(
     correct: Float[np.ndarray, " n"], labels: Int[np.ndarray, " n"], num_classes: int
 ) -> Float[np.ndarray, " k"]:
-    """Share of each class's images that were recognised, NaN for a class without images.
+    """Returns the recall of each class, NaN for a class without images.
 
     Args:
         correct: probability that an image's prediction is its label, such as `lit_het.eval.calibration.correctness`.
@@ -51,7 +51,7 @@ def recall_per_class(
 
 
 def mean_class_recall(scores: Float[np.ndarray, "n k"], labels: Int[np.ndarray, " n"]) -> float:
-    """Mean of `recall_per_class` over the classes that have images ("balanced accuracy", and Pets' published figure).
+    """Returns the mean of `recall_per_class` over classes with images ("balanced accuracy", as published for Pets).
 
     Brodersen et al., "The balanced accuracy and its posterior distribution", ICPR 2010; Parkhi et al., "Cats and dogs",
     CVPR 2012.
@@ -64,59 +64,60 @@ def mean_class_recall(scores: Float[np.ndarray, "n k"], labels: Int[np.ndarray, 
 
 def worst_classes(
     correct: Float[np.ndarray, " n"],
-    of_label: Float[np.ndarray, " n"],
+    label_log_p: Float[np.ndarray, " n"],
     labels: Int[np.ndarray, " n"],
     num_classes: int,
     count: int,
 ) -> Int[np.ndarray, " worst"]:
-    """The at most ``count`` classes of the lowest recall, rising; classes that are always recognised are left out.
+    """Returns up to ``count`` classes in ascending order of recall, without classes of recall 1.
 
-    With few images a class many recalls are equal: then the classes that their images give the lowest mean
-    log-probability come first.
+    With few images per class, many recalls are equal. Classes of equal recall are ordered by the mean log-probability
+    of the label, the lowest first.
 
     Args:
         correct: probability that an image's prediction is its label.
-        of_label: log-probability of an image's label.
+        label_log_p: log-probability of an image's label.
         labels: the true classes.
         num_classes: k.
-        count: of the classes that are returned.
+        count: the maximum number of classes.
 
     Raises:
         UserError: no examples, or a label outside the classes.
     """
     recall = recall_per_class(correct, labels, num_classes)
     with np.errstate(invalid="ignore"):
-        likelihood = np.bincount(labels, of_label, num_classes) / np.bincount(labels, minlength=num_classes)
+        likelihood = np.bincount(labels, label_log_p, num_classes) / np.bincount(labels, minlength=num_classes)
     order = np.lexsort((likelihood, recall))
-    return order[recall[order] < 1][:count]  # NaN, of classes without images, is not below 1
+    # NaN < 1 is false, which drops classes without images.
+    return order[recall[order] < 1][:count]
 
 
 def most_confused(
     predictions: Int[np.ndarray, " n"], labels: Int[np.ndarray, " n"], classes: Sequence[int], count: int
 ) -> list[Confusion]:
-    """What images of each class were taken for: its ``count`` most frequent wrong predictions, ties by class number.
+    """Returns the ``count`` most frequent wrong predictions of each class; ties are in the order of class indices.
 
     Args:
         predictions: the predicted classes.
         labels: the true classes.
-        classes: those that are looked at, in the order of what is returned.
-        count: of wrong predictions for each.
+        classes: true classes to report, in the order of the result.
+        count: the maximum number of wrong predictions per class.
     """
     found = []
     for true in classes:
         answers = predictions[labels == true]
         wrong, counts = np.unique(answers[answers != true], return_counts=True)
-        # A stable sort keeps the rising order of classes among equals.
+        # A stable sort keeps equal counts in ascending order of classes.
         for place in np.argsort(-counts, kind="stable")[:count]:
             found.append(Confusion(int(true), int(wrong[place]), int(counts[place]), len(answers)))
     return found
 
 
 def average_precision(scores: Float[np.ndarray, " n"], positive: Bool[np.ndarray, " n"]) -> float:
-    """Precision at each distinct score, weighted by the recall gained there; NaN without positives.
+    """Returns the precision at each distinct score, weighted by the increase in recall; NaN without positives.
 
-    The sum without interpolation, which scikit-learn too calls average precision; tied scores are one threshold, so
-    that their order does not matter.
+    The sum is not interpolated, as in scikit-learn's ``average_precision_score``. Tied scores are one threshold, so
+    their order does not matter.
 
     Raises:
         UserError: a score is NaN.
@@ -134,10 +135,9 @@ def average_precision(scores: Float[np.ndarray, " n"], positive: Bool[np.ndarray
 def average_precision_per_class(
     scores: Float[np.ndarray, "n k"], targets: Bool[np.ndarray, "n k"]
 ) -> Float[np.ndarray, " k"]:
-    """`average_precision` of each class of a set with several labels an image, NaN for a class without positives.
+    """Returns the `average_precision` of each class of a multi-label set, NaN for a class without positives.
 
-    Everingham et al., "The Pascal visual object classes (VOC) challenge", IJCV 2010, without its
-    interpolation.
+    Everingham et al., "The Pascal visual object classes (VOC) challenge", IJCV 2010, without its interpolation.
 
     Raises:
         UserError: a score is NaN.
@@ -146,7 +146,7 @@ def average_precision_per_class(
 
 
 def mean_average_precision(scores: Float[np.ndarray, "n k"], targets: Bool[np.ndarray, "n k"]) -> float:
-    """Mean of `average_precision_per_class` over the classes that have positives (mAP).
+    """Returns the mean of `average_precision_per_class` over classes with positives (mAP).
 
     Raises:
         UserError: a score is NaN, or no class has positives.
@@ -159,20 +159,22 @@ def mean_average_precision(scores: Float[np.ndarray, "n k"], targets: Bool[np.nd
 def relabelled_correctness(
     scores: Float[np.ndarray, "n k"], acceptable: Sequence[Sequence[int]]
 ) -> Float[np.ndarray, " n"]:
-    """Probability that the predicted class is one of an image's acceptable ones, NaN where there are none.
+    """Returns the probability that the predicted class is an acceptable class of the image; NaN where there is none.
 
     Args:
-        scores: of all classes.
+        scores: of every class.
         acceptable: the acceptable classes of each image.
 
     Raises:
-        UserError: as many sets as images are needed, classes inside the scores', and no score that is NaN.
+        UserError: the number of sets is not that of images, a class is out of range, or a score is NaN.
     """
     num_images, num_classes = scores.shape
     if len(acceptable) != num_images:
-        raise UserError(f"{len(acceptable)} sets of labels for {num_images} images: both must be of one data set")
+        raise UserError(
+            f"{len(acceptable)} sets of labels for {num_images} images: both must come from the same data set"
+        )
     _check_numbers(scores)
-    # Once each: a class named twice would count twice among tied ones.
+    # Duplicates are removed: a repeated class would count twice in a tie.
     sets = [sorted(set(classes)) for classes in acceptable]
     sizes = np.array([len(classes) for classes in sets], np.int64)
     rows = np.repeat(np.arange(num_images), sizes)
@@ -185,7 +187,7 @@ def relabelled_correctness(
 
 
 def relabelled_accuracy(scores: Float[np.ndarray, "n k"], acceptable: Sequence[Sequence[int]]) -> float:
-    """Share of images whose predicted class is an acceptable one, over the images that have any.
+    """Returns the share of images whose predicted class is acceptable, among images with an acceptable class.
 
     The accuracy on reassessed labels (ReaL) of Beyer et al., "Are we done with ImageNet?", 2020.
 
@@ -201,20 +203,23 @@ def relabelled_accuracy(scores: Float[np.ndarray, "n k"], acceptable: Sequence[S
 def merge_candidates(
     log_probabilities: Float[np.ndarray, "*rows c"], candidates: Sequence[Sequence[int]]
 ) -> Float[np.ndarray, "*rows k"]:
-    """Log-probabilities of a set's classes, each the sum over its candidates, renormalised over all candidates.
+    """Sums the probabilities of each class's candidates, and renormalises over the candidates of all classes.
 
-    With one candidate a class it is the softmax over those logits alone, as ImageNet-A and -R are scored (Hendrycks
-    et al., "Natural adversarial examples", CVPR 2021, and "The many faces of robustness", ICCV 2021); several are what
-    ObjectNet needs, some of whose classes hold several of ImageNet's (Barbu et al., NeurIPS 2019). Noise samples
-    are renormalised one by one where they are given one by one, before their average.
+    With one candidate per class, this is the softmax over those logits only, as ImageNet-A and ImageNet-R are scored
+    (Hendrycks et al., "Natural adversarial examples", CVPR 2021, and "The many faces of robustness", ICCV 2021).
+    ObjectNet needs several candidates per class: some of its classes contain several of ImageNet's (Barbu et al.,
+    NeurIPS 2019). Every row is renormalised separately: noise samples given as rows are renormalised before averaging.
 
     Args:
-        log_probabilities: of ``c`` candidate classes, for any rows of images, members or noise samples.
-        candidates: those that make up each of the ``k`` classes; a candidate may be left out, and belongs to one class.
+        log_probabilities: of ``c`` candidates; rows may be images, members or noise samples.
+        candidates: the candidates of each of the ``k`` classes. A candidate belongs to at most one class.
+
+    Returns:
+        Log-probabilities of the ``k`` classes.
 
     Raises:
-        UserError: a class has no candidates, a candidate is outside the classes or in two of them, or an image gives
-            none of them any probability.
+        UserError: a class has no candidates, a candidate is out of range or in two classes, or all candidates of an
+            image have probability zero.
     """
     *shape, num_candidates = log_probabilities.shape
     order = _check_candidates(candidates, num_candidates)
@@ -229,16 +234,16 @@ def merge_candidates(
 
 
 def _check_candidates(candidates: Sequence[Sequence[int]], num_candidates: int) -> Int[np.ndarray, " mapped"]:
-    """All candidates, class after class."""
-    for number, of_class in enumerate(candidates):
-        if not len(of_class):
-            raise UserError(f"class {number} has no candidates: give it one, or leave it and its images out")
-    order = np.array([candidate for of_class in candidates for candidate in of_class], np.int64)
+    """Returns the candidates of all classes, concatenated in the order of classes."""
+    for number, class_candidates in enumerate(candidates):
+        if not len(class_candidates):
+            raise UserError(f"class {number} has no candidates: give it one, or remove the class and its images")
+    order = np.array([candidate for class_candidates in candidates for candidate in class_candidates], np.int64)
     check_labels(order, num_candidates)
     values, counts = np.unique(order, return_counts=True)
     if (counts > 1).any():
         raise UserError(
-            f"candidate {values[counts > 1][0]} is named twice: its probability can count in one class only"
+            f"candidate {values[counts > 1][0]} is listed twice: its probability can count in one class only"
         )
     return order
 

@@ -1,4 +1,4 @@
-"""What reports draw of predictions: curves, confusions, and a few images that show them."""
+"""The data that reports draw for predictions: reliability curves, confusions, and a few example images."""
 
 from collections.abc import Mapping, Sequence
 
@@ -11,23 +11,26 @@ from lit_het.eval.predictions import Predictions
 from lit_het.eval.sets import OpenSet
 
 NUM_EXTREMES = 12
-# Of the worst classes, what each is taken for, and images of each such confusion.
+# The number of worst classes, of confusions per class, and of images per confusion.
 NUM_WORST, NUM_CONFUSIONS, NUM_OF_CONFUSION = 8, 3, 3
-# Reports show images at most this large.
+# The longest side, in pixels, of images in reports.
 _LARGEST_SIDE = 160
 
 
 def draw_predictions(parts: Mapping[str, Predictions], class_names: Sequence[str], opened: OpenSet) -> Drawing:
-    """Returns reliability curves of all parts, and of the first: worst classes, certainty, noise, images.
+    """Returns reliability curves of all parts; worst classes, confidences, noise norms and images of the first part.
 
-    The arrays: ``reliability/<part>`` ``[4 bins]`` (lower edge, confidence, accuracy, count); for all images
-    ``confidence``, ``noise_norm`` and ``correct``; ``worst`` ``[c 4]`` (true, predicted, count, of), what the worst
-    classes are taken for, the worst first; and for those that are shown ``image`` ``[p h w 3]``, ``row`` among all
-    images, ``label``, ``top_classes`` ``[p top]`` and ``top_probabilities``.
+    The arrays:
+
+    - ``reliability/<part>`` ``[4 bins]``: lower edge, confidence, accuracy, count
+    - for all images: ``confidence``, ``noise_norm`` and ``correct``
+    - ``worst`` ``[c 4]``: confusions of the worst classes (true, predicted, count, of), the worst class first
+    - for the images that are shown: ``image`` ``[p h w 3]``, ``row`` among all images, ``label``, ``top_classes``
+      ``[p top]`` and ``top_probabilities``
     """
     plain = next(iter(parts.values()))
     curves = {name: predictions.reliability() for name, predictions in parts.items()}
-    worst = worst_classes(plain.hits(1), plain.of_label, plain.labels, plain.num_classes, NUM_WORST)
+    worst = worst_classes(plain.hits(1), plain.label_log_p, plain.labels, plain.num_classes, NUM_WORST)
     confusions = most_confused(plain.predicted, plain.labels, worst.tolist(), NUM_CONFUSIONS)
     confidence = plain.confidence
     order = np.argsort(confidence, kind="stable")
@@ -57,7 +60,7 @@ def draw_predictions(parts: Mapping[str, Predictions], class_names: Sequence[str
 
 
 def thumbnails(opened: OpenSet, positions: np.ndarray) -> np.ndarray:
-    """Returns small images ``[p h w 3]`` uint8, as the image tower sees them."""
+    """Returns the preprocessed images, shrunk for reports ``[p h w 3]``, uint8."""
     small = []
     for pixels in opened.images([int(position) for position in positions]):
         image = Image.fromarray(pixels)

@@ -1,6 +1,6 @@
-"""Several predictions for each image: what their mean is worth, what each is worth, and how much they differ.
+"""Metrics of ensembles: of the mean prediction, of each member, and the diversity of members.
 
-Members are those of e3, separate models (a deep ensemble) or noise samples: whatever has log-probabilities ``[n m k]``.
+Members are e3 members, separate models (a deep ensemble) or noise samples, with log-probabilities ``[n m k]``.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ from lit_het.eval.significance import standard_error
 
 @dataclasses.dataclass(frozen=True)
 class Scores:
-    """What one predictor says of each image, or several side by side.
+    """Scores of each image, for one predictor ``[n]`` or several predictors ``[n m]``.
 
     Attributes:
         label_log_probability: log-probability of the true class, in nats.
@@ -40,22 +40,22 @@ class Scores:
     correct: Float[np.ndarray, "n *m"]
 
     def figures(self) -> tuple[dict[str, float], dict[str, float]]:
-        """Returns ``nll`` (nats), ``top1``, ``brier`` and ``ece``, means over predictors, and their standard errors.
+        """Returns ``nll`` (nats), ``top1``, ``brier`` and ``ece`` as means over predictors, and their standard errors.
 
-        These are over images, for the predictors as they are.
+        Standard errors are over images, with the predictors fixed.
         """
         parts = {"nll": -self.label_log_probability, "top1": self.correct, "brier": self.brier}
-        values = {name: np.atleast_2d(of_predictors.T).mean(axis=0) for name, of_predictors in parts.items()}
-        found = {name: float(of_images.mean()) for name, of_images in values.items()}
-        errors = {name: standard_error(of_images) for name, of_images in values.items()}
+        by_image = {name: np.atleast_2d(values.T).mean(axis=0) for name, values in parts.items()}
+        found = {name: float(values.mean()) for name, values in by_image.items()}
+        errors = {name: standard_error(values) for name, values in by_image.items()}
         pairs = zip(np.atleast_2d(self.confidence.T), np.atleast_2d(self.correct.T), strict=True)
         curves = [reliability_of_confidence(confidence, correct) for confidence, correct in pairs]
         found["ece"] = float(np.mean([curve.expected_calibration_error for curve in curves]))
         errors["ece"] = calibration_standard_error(self.confidence, self.correct)
         return found, errors
 
-    def of_member(self, member: int) -> "Scores":
-        """Returns those of one predictor of several."""
+    def member(self, member: int) -> "Scores":
+        """Returns the scores of one of several predictors."""
         return Scores(*(getattr(self, field.name)[:, member] for field in dataclasses.fields(self)))
 
 
@@ -64,8 +64,8 @@ class EnsembleResult:
     """An ensemble and its members on the same images.
 
     Attributes:
-        members: each member alone, side by side.
-        joint: the mean of their probabilities.
+        members: scores of each member.
+        joint: scores of the mean of the members' probabilities.
         diversity: KL divergence between the predictions of two members, averaged over all ordered pairs, in nats.
     """
 
@@ -79,24 +79,24 @@ class EnsembleResult:
         return self.members.correct.shape[1]
 
     def figures(self, *, each_member: bool = False) -> tuple[dict[str, float], dict[str, float]]:
-        """Returns `Scores.figures` as ``joint_*`` and as ``individual_*``, the mean over members; ``kl``.
+        """Returns metrics and their standard errors over images.
 
-        e3 compares the same two in App. I. With ``each_member`` also ``member_<number>/*``, numbers from 1. Standard
-        errors are over images.
+        ``joint_*`` are the `Scores.figures` of the ensemble, ``individual_*`` their means over members, as compared in
+        e3 App. I; ``kl`` is the diversity. With ``each_member`` there are also ``member_<number>/*``, numbered from 1.
         """
         parts = {"joint_": self.joint, "individual_": self.members}
         if each_member:
-            parts |= {f"member_{number + 1}/": self.members.of_member(number) for number in range(self.num_members)}
+            parts |= {f"member_{number + 1}/": self.members.member(number) for number in range(self.num_members)}
         found, errors = {"kl": float(self.diversity.mean())}, {"kl": standard_error(self.diversity)}
         for part, scores in parts.items():
-            of_part, errors_of_part = scores.figures()
-            found |= {f"{part}{name}": value for name, value in of_part.items()}
-            errors |= {f"{part}{name}": value for name, value in errors_of_part.items()}
+            part_figures, part_errors = scores.figures()
+            found |= {f"{part}{name}": value for name, value in part_figures.items()}
+            errors |= {f"{part}{name}": value for name, value in part_errors.items()}
         return found, errors
 
 
 def mean_prediction(log_probabilities: Float[np.ndarray, "n m k"]) -> Float[np.ndarray, "n k"]:
-    """Log of the members' mean probability, in float32.
+    """Returns the log of the members' mean probability, in float32.
 
     The prediction of Lakshminarayanan, Pritzel and Blundell, "Simple and scalable predictive uncertainty estimation
     using deep ensembles", NeurIPS 2017, and of e3, Sec. 2.2.
@@ -111,13 +111,14 @@ def mean_prediction(log_probabilities: Float[np.ndarray, "n m k"]) -> Float[np.n
 
 
 def score_ensemble(log_probabilities: Float[np.ndarray, "n m k"], labels: Int[np.ndarray, " n"]) -> EnsembleResult:
-    """Scores an ensemble, the members' mean prediction and each member alone.
+    """Scores the members' mean prediction and each member.
 
-    Diversity is e3's (Sec. 2.2): the mean over pairs of ``KL(p_i || p_j)``. The paper's "all pairs" are read as those
-    of two different members in both orders, so that the order of members does not matter.
+    Diversity is e3's (Sec. 2.2): the mean over pairs of ``KL(p_i || p_j)``. The paper's "all pairs" are taken as pairs
+    of different members in both orders, so that the order of members does not matter.
 
     Raises:
-        UserError: fewer than two members, no images, a label outside the classes, or a row without probabilities.
+        UserError: fewer than two members, no images, a label outside the classes, or a row without finite
+            log-probabilities.
     """
     num_images, num_members, num_classes = log_probabilities.shape
     if num_members < 2:
@@ -134,7 +135,7 @@ def score_ensemble(log_probabilities: Float[np.ndarray, "n m k"], labels: Int[np
 
 
 def join(results: Sequence[EnsembleResult]) -> EnsembleResult:
-    """The results of several batches of images, for the same members, as one."""
+    """Concatenates the results of several batches of images for the same members."""
     return EnsembleResult(
         members=_join([result.members for result in results]),
         joint=_join([result.joint for result in results]),
@@ -169,12 +170,13 @@ def _log_mean(log_probabilities: Float[np.ndarray, "b m k"]) -> Float[np.ndarray
 
 
 def _mean_divergence(log_probabilities: Float[np.ndarray, "b m k"]) -> Float[np.ndarray, " b"]:
-    """Mean of KL(p_i || p_j) over ordered pairs, in time linear in the members."""
-    # Pairs of a member with itself add nothing, and over all m² pairs, with sums over classes,
+    """Returns the mean of KL(p_i || p_j) over ordered pairs, in time linear in the number of members."""
+    # KL(p_i || p_i) is zero, so the sum runs over all m² pairs. With sums over classes,
     # Σ_ij Σ p_i (log p_i - log p_j) = m Σ_i Σ p_i log p_i - Σ (Σ_i p_i) (Σ_j log p_j).
     num_members = log_probabilities.shape[1]
     probabilities = np.exp(log_probabilities)
     mass, logs = probabilities.sum(axis=1), log_probabilities.sum(axis=1)
-    logs[mass == 0] = 0.0  # a class that no member believes in adds nothing
+    # A class of probability zero in every member adds nothing; 0 * -inf would be NaN.
+    logs[mass == 0] = 0.0
     own = -special.entr(probabilities).sum(axis=(1, 2))
     return (num_members * own - (mass * logs).sum(axis=1)).clip(min=0) / (num_members * (num_members - 1))

@@ -1,4 +1,4 @@
-"""What an evaluator finds: figures for logs and tables, arrays for images, kept in the run's folder."""
+"""Results of evaluators: metrics for logs and tables, arrays for plots, saved in the run's folder."""
 
 import dataclasses
 import json
@@ -15,19 +15,19 @@ from lit_het.files import completed, write_atomically
 from lit_het.untrusted import Malformed
 
 MAX_DRAWING_BYTES = 2**29
-"""Drawings of an evaluation with more bytes of arrays are refused."""
+"""The largest size of an evaluation's arrays, in bytes; larger files are rejected."""
 
-# Larger whole numbers are no figures.
+# Larger integers in a file are rejected.
 _LARGEST = 2**63
 
 
 @dataclasses.dataclass(frozen=True)
 class Drawing:
-    """What reports draw of an evaluation.
+    """The data of an evaluation that reports draw.
 
     Attributes:
         arrays: by name.
-        texts: names that arrays index, by name.
+        texts: lists of strings that arrays index, by name.
     """
 
     arrays: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
@@ -36,15 +36,15 @@ class Drawing:
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-    """What one evaluator finds on one set.
+    """The results of one evaluator on one set.
 
     Attributes:
         kind: the evaluator, such as ``zero_shot``.
         name: the set.
-        figures: by name, such as ``top1``; figures of parts are paths, such as ``fog/3/top1``.
-        errors: standard errors of those figures that have one.
-        chance: what a guess would give, for those figures that have it.
-        draw: makes what reports draw; called only where a report may follow, as it reads images again.
+        figures: metrics by name, such as ``top1``; metrics of parts are paths, such as ``fog/3/top1``.
+        errors: standard errors, for the metrics that have one.
+        chance: values of a uniform guess, for the metrics that have one.
+        draw: returns the data that reports draw. It reads images again, and is called only where a report may follow.
     """
 
     kind: str
@@ -55,19 +55,19 @@ class Evaluation:
     draw: Callable[[], Drawing] = Drawing
 
     def metrics(self) -> dict[str, float]:
-        """Returns the figures as logs name them, ``<kind>/<name>/<figure>``."""
+        """Returns the metrics under their names in logs, ``<kind>/<name>/<figure>``."""
         return {f"{self.kind}/{self.name}/{figure}": value for figure, value in self.figures.items()}
 
 
 @dataclasses.dataclass(frozen=True)
 class Record:
-    """An evaluation as it is kept.
+    """A saved evaluation.
 
     Attributes:
         kind, name, figures, errors, chance: as in `Evaluation`.
-        step: optimizer updates of the checkpoint.
+        step: the number of optimizer updates of the checkpoint.
         settings: fields of the evaluator's configuration.
-        drawing: what reports draw.
+        drawing: the data that reports draw.
     """
 
     kind: str
@@ -81,21 +81,22 @@ class Record:
 
 
 def evaluations_folder(run_dir: Path) -> Path:
-    """Returns where a run keeps its evaluations."""
+    """Returns the folder of a run's evaluations."""
     return run_dir / "evaluations"
 
 
 def write_record(evaluation: Evaluation, run_dir: Path, step: int, settings: Mapping[str, Any]) -> Path:
-    """Writes ``evaluations/<kind>_<name>.json`` and ``.npz`` into a run's folder, in place of an earlier one.
+    """Writes ``evaluations/<kind>_<name>.json`` and ``.npz`` into a run's folder, and replaces earlier ones.
 
     Returns:
-        The JSON file.
+        The path of the JSON file.
 
     Raises:
-        UserError: the files cannot be written, or the name of the set would lead out of the folder.
+        UserError: the files cannot be written, or the name of the set cannot be part of a file name.
     """
-    if "/" in evaluation.name or not evaluation.name.isprintable():  # a configuration in JSON may be anybody's
-        raise UserError(f"the set {evaluation.name!r} cannot be a part of a file's name; give it another name")
+    # The configuration may be an untrusted JSON file: a slash in the name would lead out of the folder.
+    if "/" in evaluation.name or not evaluation.name.isprintable():
+        raise UserError(f"the set {evaluation.name!r} cannot be part of a file name; give it another name")
     drawing = evaluation.draw()
     content = {
         "kind": evaluation.kind,
@@ -115,7 +116,8 @@ def write_record(evaluation: Evaluation, run_dir: Path, step: int, settings: Map
         with completed(path.with_suffix(".npz")) as partial:
             with partial.open("wb") as file:
                 np.savez_compressed(file, **arrays)
-            path.unlink(missing_ok=True)  # rather none for a moment than figures of one and drawings of another
+            # Old figures must never be paired with new arrays, so the old JSON file is removed first.
+            path.unlink(missing_ok=True)
         write_atomically(path, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
     except OSError as error:
         raise UserError(f"{folder}: cannot be written ({error.strerror})") from error
@@ -139,30 +141,30 @@ def _read(path: Path) -> Record:
         return Record(**content)
     except (OSError, Malformed, KeyError, TypeError) as error:
         reason = " ".join(str(error).split())[:300]
-        raise UserError(f"{path} is no evaluation ({reason}); delete it, and evaluate again") from error
+        raise UserError(f"{path} is not a valid evaluation ({reason}); delete it, and evaluate again") from error
 
 
 def _arrays(path: Path) -> dict[str, np.ndarray]:
     headers = untrusted.read_npz_headers(path)
     if sum(header.nbytes for header in headers.values()) > MAX_DRAWING_BYTES:
-        raise Malformed(f"{path.name} holds more than {MAX_DRAWING_BYTES:,} bytes of arrays")
+        raise Malformed(f"{path.name} has more than {MAX_DRAWING_BYTES:,} bytes of arrays")
     return {name: untrusted.read_npz_array(path, name) for name in headers}
 
 
 def _check_types(content: Any) -> None:
-    """Refuses JSON that is not of the form that `write_record` gives it, with a `TypeError` or `KeyError`."""
+    """Checks that JSON has the structure that `write_record` writes; raises `TypeError` or `KeyError`."""
     if not isinstance(content, dict):
-        raise TypeError("no JSON object")
+        raise TypeError("not a JSON object")
     for field, kind in (("kind", str), ("name", str), ("step", int), ("settings", dict)):
         if not isinstance(content[field], kind):
             raise TypeError(f"{field} is not of type {kind.__name__}")
     if not 0 <= content["step"] < _LARGEST:
-        raise TypeError("step is no number of steps")
+        raise TypeError("step is not a valid number of steps")
     for field, kind in (("figures", int | float), ("errors", int | float), ("chance", int | float), ("texts", list)):
         if not isinstance(content[field], dict):
             raise TypeError(f"{field} is not of type dict")
         for name, value in content[field].items():
             is_too_large = type(value) is int and abs(value) > _LARGEST
-            are_no_texts = isinstance(value, list) and not all(isinstance(one, str) for one in value)
-            if not isinstance(value, kind) or is_too_large or are_no_texts:
+            has_non_strings = isinstance(value, list) and not all(isinstance(one, str) for one in value)
+            if not isinstance(value, kind) or is_too_large or has_non_strings:
                 raise TypeError(f"{field}: {name[:100]} is {value!r:.100}")

@@ -1,9 +1,10 @@
-"""Linear probe: a linear classifier trained on the stored features of a frozen tower (SoViT App. E.2, Table 9).
+"""Linear probe: a linear classifier trained on the features of a frozen tower (SoViT App. E.2, Table 9).
 
-Stochastic gradient descent with momentum on the sigmoid cross-entropy, over a grid of learning rates, weight decays and
-numbers of epochs. The best setting on *minival*, a part of the training images drawn at random, is the probe. Those
-with equally many epochs see the same batches and are trained together: one product of matrices scores a batch for all
-of them. Features stay on the host, in the precision they have, and reach the device some steps at a time.
+The optimizer is SGD with momentum on the sigmoid cross-entropy. It trains a grid of learning rates, weight decays and
+numbers of epochs, and the setting that is best on *minival*, a random part of the training images, is the probe.
+Settings with the same number of epochs see the same batches and are trained together: one matrix product computes the
+logits of a batch for all of them. Features stay on the host in their own precision, and are copied to the device a few
+steps at a time.
 """
 
 import dataclasses
@@ -26,22 +27,22 @@ from lit_het.types import Params
 
 _MOMENTUM = 0.9
 _WARMUP = Duration(10, "percent")
-_STEPS_AT_A_TIME = 32
+_STEPS_PER_CHUNK = 32
 _BLOCK_ROWS = 4096
 
 
 @dataclasses.dataclass(frozen=True)
 class LinearProbeOptions:
-    """The grid, and what its settings share.
+    """The grid, and options that all its settings share.
 
     Attributes:
-        learning_rates: peaks of the schedules.
-        weight_decays: the fraction of the kernel that a step at the peak removes.
+        learning_rates: peak values of the schedules.
+        weight_decays: the fraction of the kernel that a step at the peak removes; not scaled by the learning rate.
         epochs: passes over the training images.
-        images_per_step: images of a step; all, where there are fewer.
-        minival: the part of the training images that chooses among settings.
-        initial_bias: of every class; the kernel starts at 0.
-        seed: of the split and of the order of images.
+        images_per_step: the batch size; at most the number of training images.
+        minival: the fraction of the training images that chooses the setting.
+        initial_bias: of every class; the kernel is initialised to 0.
+        seed: of the minival split and of the order of images.
 
     Raises:
         UserError: an empty grid, or a value out of range.
@@ -67,22 +68,22 @@ class LinearProbeOptions:
         require_at_least(1, self, "images_per_step")
 
     def num_steps(self, num_images: int) -> int:
-        """How often ``advance`` counts for that many training images: the steps of all epochs of the grid."""
+        """Returns the total of the counts passed to ``advance``: the steps of all epochs of the grid."""
         num_train = num_images - self.num_minival(num_images)
         return sum(self.epochs) * (num_train // min(self.images_per_step, num_train))
 
     def num_minival(self, num_images: int) -> int:
-        """How many of the training images choose among settings."""
+        """Returns the number of images in minival."""
         return min(max(1, round(self.minival * num_images)), num_images - 1)
 
 
 @dataclasses.dataclass(frozen=True)
 class ProbeSetting:
-    """One setting of the grid and how good it is on minival.
+    """One setting of the grid, and its scores on minival.
 
     Attributes:
         learning_rate, weight_decay, epochs: the setting.
-        accuracy: on minival; classes that tie share the answer.
+        accuracy: on minival; ties count as the expectation over random choices.
         loss: sigmoid cross-entropy on minival, summed over classes.
     """
 
@@ -98,7 +99,7 @@ class LinearProbe:
     """The best classifier of a grid.
 
     Attributes:
-        kernel: from features to logits.
+        kernel: maps features to logits.
         bias: of each class.
         best: its setting.
         grid: all settings.
@@ -110,8 +111,9 @@ class LinearProbe:
     grid: tuple[ProbeSetting, ...]
 
     def logits(self, features: Float[np.ndarray, "t f"]) -> Float[np.ndarray, "t k"]:
-        """Logits of each class, independent of one another; their sigmoids are probabilities."""
+        """Returns logits of independent classes; their sigmoids are probabilities."""
         logits = np.empty((len(features), len(self.bias)), np.float32)
+        # Blocks of rows bound the memory of the float32 copy of the features.
         for start in range(0, len(features), _BLOCK_ROWS):
             block = slice(start, start + _BLOCK_ROWS)
             logits[block] = features[block].astype(np.float32) @ self.kernel + self.bias
@@ -125,14 +127,14 @@ def train_linear_probe(
     options: LinearProbeOptions | None = None,
     advance: Callable[[int], object] = lambda count: None,
 ) -> LinearProbe:
-    """Trains every setting of the grid and returns the best on minival; of equal accuracies, the one of least loss.
+    """Trains every setting of the grid, and returns the most accurate on minival; ties go to the lower loss.
 
     Args:
         features: of the training images, in float32 or float16.
         labels: their classes.
         num_classes: k.
         options: the grid; None for the paper's.
-        advance: called with the number of steps just done, ``options.num_steps(n)`` in all.
+        advance: called with the number of steps just finished; the total is ``options.num_steps(n)``.
 
     Raises:
         UserError: fewer than two images, a label outside the classes, or no setting with a finite loss.
@@ -140,7 +142,7 @@ def train_linear_probe(
     options = options or LinearProbeOptions()
     check_labels(labels, num_classes)
     if len(labels) < 2:
-        raise UserError("linear probe: one training image leaves none to choose among settings; take more")
+        raise UserError("linear probe: one training image leaves none for minival; use more training images")
     order = np.random.default_rng(options.seed).permutation(len(labels))
     minival, train = np.split(order, [options.num_minival(len(labels))])
     pairs = list(itertools.product(options.learning_rates, options.weight_decays))
@@ -170,7 +172,7 @@ def _train(
     options: LinearProbeOptions,
     advance: Callable[[int], object],
 ) -> tuple[Float[np.ndarray, "s f k"], Float[np.ndarray, "s k"]]:
-    """Kernels and biases after some epochs, one for each pair of learning rate and weight decay."""
+    """Returns trained kernels and biases, one for each pair of learning rate and weight decay."""
     batches = _batches(rows, min(options.images_per_step, len(rows)), epochs, options.seed)
     num_steps = len(batches)
     schedule = Schedule(1.0, _WARMUP).build(RunLength(num_steps, options.images_per_step))
@@ -181,9 +183,9 @@ def _train(
     }
     state = (params, optax.trace(_MOMENTUM).init(params))
     learning_rates, weight_decays = jnp.array(pairs).T
-    for start in range(0, num_steps, _STEPS_AT_A_TIME):
-        chunk = batches[start : start + _STEPS_AT_A_TIME]
-        # The device works on the last chunk while the host gathers this one.
+    for start in range(0, num_steps, _STEPS_PER_CHUNK):
+        chunk = batches[start : start + _STEPS_PER_CHUNK]
+        # JAX dispatches asynchronously: the device trains on the last chunk while the host gathers this one.
         data = (features[chunk], labels[chunk].astype(np.int32), rates[start : start + len(chunk)])
         state = _take_steps(state, data, learning_rates, weight_decays)
         advance(len(chunk))
@@ -191,16 +193,17 @@ def _train(
 
 
 def _batches(rows: Int[np.ndarray, " n"], size: int, epochs: int, seed: int) -> Int[np.ndarray, "steps b"]:
-    """Whole batches of every epoch, each in an order of its own."""
+    """Returns the full batches of every epoch; each epoch has its own random order."""
     generator = np.random.default_rng((seed, epochs))
     count = len(rows) // size
     orders = [generator.permutation(rows)[: count * size].reshape(count, size) for _ in range(epochs)]
     return np.concatenate(orders)
 
 
+# The state is donated: parameters and momentum are updated in place.
 @functools.partial(jax.jit, donate_argnums=0)
 def _take_steps(state: Any, data: Any, learning_rates: Float[Array, " s"], weight_decays: Float[Array, " s"]) -> Any:
-    """Runs all settings over some batches."""
+    """Trains all settings on a chunk of batches."""
     momentum = optax.trace(_MOMENTUM)
 
     def loss(params: Params, features: Float[Array, "b f"], labels: Int[Array, " b"]) -> Float[Array, ""]:
@@ -213,31 +216,32 @@ def _take_steps(state: Any, data: Any, learning_rates: Float[Array, " s"], weigh
         updates, velocity = momentum.update(gradients, velocity)
         decay = {"kernel": weight_decays[:, None, None] * params["kernel"], "bias": 0.0}
 
-        def moved(old: Array, update: Array, decay: Array | float) -> Array:
-            of_setting = learning_rates.reshape(-1, *[1] * (old.ndim - 1))
-            return old - rate * (of_setting * update + decay)
+        def updated(old: Array, update: Array, decay: Array | float) -> Array:
+            by_setting = learning_rates.reshape(-1, *[1] * (old.ndim - 1))
+            return old - rate * (by_setting * update + decay)
 
-        return (jax.tree.map(moved, params, updates, decay), velocity), None
+        return (jax.tree.map(updated, params, updates, decay), velocity), None
 
     return jax.lax.scan(step, state, data)[0]
 
 
 def _cross_entropy(logits: Float[Array, "b k"], labels: Int[Array, " b"]) -> Float[Array, " b"]:
-    """Sum over classes of the binary cross-entropies: Σ softplus(z) - z_label."""
-    of_label = jnp.take_along_axis(logits, labels[:, None], axis=1)[:, 0]
-    return jnp.sum(jax.nn.softplus(logits), axis=1) - of_label
+    """Returns the sum over classes of the binary cross-entropies: Σ softplus(z) - z_label."""
+    label_logits = jnp.take_along_axis(logits, labels[:, None], axis=1)[:, 0]
+    return jnp.sum(jax.nn.softplus(logits), axis=1) - label_logits
 
 
-@np.errstate(invalid="ignore", over="ignore")  # of settings that diverged
+# Settings that diverged have infinite or NaN logits; their loss is then not finite, and they are never chosen.
+@np.errstate(invalid="ignore", over="ignore")
 def _evaluate(
     features: np.ndarray, labels: np.ndarray, rows: np.ndarray, kernel: np.ndarray, bias: np.ndarray
 ) -> tuple[float, float]:
-    """Accuracy and loss on some rows."""
+    """Returns accuracy and loss on the given rows."""
     hits, losses = [], []
     for start in range(0, len(rows), _BLOCK_ROWS):
         block = rows[start : start + _BLOCK_ROWS]
         logits = features[block].astype(np.float32) @ kernel + bias
-        of_label = np.take_along_axis(logits, labels[block][:, None], axis=1)[:, 0]
+        label_logits = np.take_along_axis(logits, labels[block][:, None], axis=1)[:, 0]
         hits.append(correctness(logits, labels[block]))
-        losses.append(np.logaddexp(0, logits).sum(axis=1) - of_label)
+        losses.append(np.logaddexp(0, logits).sum(axis=1) - label_logits)
     return float(np.concatenate(hits).mean()), float(np.concatenate(losses).mean())

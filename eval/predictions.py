@@ -1,7 +1,7 @@
-"""What a model says of every image of a set: log-probabilities of all classes, from which all figures follow.
+"""Predictions for a set of images: log-probabilities of all classes, from which all metrics are computed.
 
-Ties are counted fairly: where several classes share the probability of the true one, each figure is its expectation
-over a random order of those classes. A collapsed model, or two classes with one name, thus score chance.
+Where classes tie with the true class, each metric is its expectation over random orders of the tied classes. A
+collapsed model, or two classes with the same name, thus score chance.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ BLOCK_SIZE = 256
 
 @runtime_checkable
 class Predictor(Protocol):
-    """From features of images to what a model says of them."""
+    """Maps features of images to predictions."""
 
     @property
     def num_classes(self) -> int:
@@ -37,30 +37,30 @@ class Predictor(Protocol):
         ...
 
     def __call__(self, blocks: Float[np.ndarray, "n b f"], seeds: Int[np.ndarray, " n"]) -> HeadOutput:
-        """Returns what the head says of blocks of images, one or as many as devices; seeds are the noise's."""
+        """Returns the predictions for one block of images, or one block per device; each block has a noise seed."""
         ...
 
     def members(
         self, blocks: Float[np.ndarray, "n b f"], seeds: Int[np.ndarray, " n"]
     ) -> Float[np.ndarray, "rows m k"]:
-        """Returns the log-probabilities of m members of an ensemble, or noise samples."""
+        """Returns the log-probabilities of each of m ensemble members or noise samples."""
         ...
 
-    def alone(self, blocks: Float[np.ndarray, "n b f"]) -> Float[np.ndarray, "rows k"]:
-        """Returns what is said of each class by itself, whatever the others are, without noise."""
+    def scores(self, blocks: Float[np.ndarray, "n b f"]) -> Float[np.ndarray, "rows k"]:
+        """Returns the score of each class without noise, independent of the other classes."""
         ...
 
 
 @dataclasses.dataclass(frozen=True)
 class ZeroShotPredictor:
-    """An image-text model among given names: ``softmax(cosine / τ)``, of S noise samples where there are some.
+    """Zero-shot predictions of an image-text model: ``softmax(cosine / τ)`` over class names.
 
-    With noise it is ``1/S Σ_s softmax((α + ε_s) · β / τ)`` (HET-XL App. M).
+    With noise, ``1/S Σ_s softmax((α + ε_s) · β / τ)`` (HET-XL App. M).
 
     Attributes:
         encoder: the model.
-        class_embeddings: unit embeddings of the names.
-        samples: S; 0 leaves the noise out.
+        class_embeddings: unit embeddings of the class names.
+        samples: S, the number of noise samples; 0 disables the noise.
     """
 
     encoder: Encoder
@@ -69,7 +69,7 @@ class ZeroShotPredictor:
 
     @property
     def num_classes(self) -> int:
-        """The number of names."""
+        """The number of class names."""
         return len(self.class_embeddings)
 
     @property
@@ -78,27 +78,27 @@ class ZeroShotPredictor:
         return self.encoder.features.num_shares
 
     def __call__(self, blocks: Float[np.ndarray, "n b f"], seeds: Int[np.ndarray, " n"]) -> HeadOutput:
-        """Returns the mean over noise samples, or what is said without noise."""
+        """Returns the mean over noise samples, or the prediction without noise."""
         return self.encoder.choose(blocks, seeds, self.samples, self.class_embeddings)
 
     def members(
         self, blocks: Float[np.ndarray, "n b f"], seeds: Int[np.ndarray, " n"]
     ) -> Float[np.ndarray, "rows m k"]:
-        """Returns log-probabilities of every noise sample, or of one prediction without noise."""
+        """Returns the log-probabilities of every noise sample, or of the single prediction without noise."""
         return self.encoder.members(blocks, seeds, self.samples, self.class_embeddings)
 
-    def alone(self, blocks: Float[np.ndarray, "n b f"]) -> Float[np.ndarray, "rows k"]:
+    def scores(self, blocks: Float[np.ndarray, "n b f"]) -> Float[np.ndarray, "rows k"]:
         """Returns ``cosine / τ`` without noise."""
         return self.encoder.alone(blocks, self.class_embeddings)
 
 
 @dataclasses.dataclass(frozen=True)
 class SupervisedPredictor:
-    """A classifier among the classes that it was trained on.
+    """Predictions of a classifier for its own classes.
 
     Attributes:
         classifier: the model.
-        samples: S, noise samples of each image; 0 leaves the noise out.
+        samples: S, the number of noise samples per image; 0 disables the noise.
     """
 
     classifier: Classifier
@@ -121,22 +121,22 @@ class SupervisedPredictor:
     def members(
         self, blocks: Float[np.ndarray, "n b f"], seeds: Int[np.ndarray, " n"]
     ) -> Float[np.ndarray, "rows m k"]:
-        """Returns log-probabilities of every member, or of every noise sample of every member."""
+        """Returns the log-probabilities of every member, or of every noise sample of every member."""
         return self.classifier.members(blocks, seeds, self.samples)
 
-    def alone(self, blocks: Float[np.ndarray, "n b f"]) -> Float[np.ndarray, "rows k"]:
-        """Returns logits, or of a sigmoid log-probabilities, without noise."""
+    def scores(self, blocks: Float[np.ndarray, "n b f"]) -> Float[np.ndarray, "rows k"]:
+        """Returns the logits (softmax) or the log-probabilities (sigmoid), without noise."""
         return self.classifier.alone(blocks)
 
 
 @dataclasses.dataclass(frozen=True)
 class Predictions:
-    """What a model says of each image.
+    """Predictions for a set of images.
 
     Attributes:
         log_probabilities: of every class.
-        labels: the true class, or a vector of ones and zeros.
-        positions: of the images in their set.
+        labels: true classes, or vectors of zeros and ones.
+        positions: indices of the images in their set.
         log_normalizer, noise_norm: see `lit_het.types.HeadOutput`.
     """
 
@@ -153,55 +153,55 @@ class Predictions:
 
     @property
     def predicted(self) -> Int[np.ndarray, " n"]:
-        """The best class of each image; of tied ones, the first."""
+        """The most probable class of each image; in a tie, the first."""
         return self.log_probabilities.argmax(axis=1)
 
     @property
     def confidence(self) -> Float[np.ndarray, " n"]:
-        """The probability of the best class."""
+        """The probability of the most probable class."""
         return np.exp(self.log_probabilities.max(axis=1))
 
     @property
-    def of_label(self) -> Float[np.ndarray, " n"]:
+    def label_log_p(self) -> Float[np.ndarray, " n"]:
         """The log-probability of the true class, in nats."""
         return np.take_along_axis(self.log_probabilities, self.labels[:, None], axis=1)[:, 0]
 
     def ranks(self) -> tuple[Int[np.ndarray, " n"], Int[np.ndarray, " n"]]:
-        """Returns how many classes are more probable than the true one, and how many exactly as probable, with it."""
-        of_label = self.of_label[:, None]
-        above = (self.log_probabilities > of_label).sum(axis=1)
-        return above, (self.log_probabilities == of_label).sum(axis=1)
+        """Returns how many classes are more probable than the true class, and how many tie with it, itself included."""
+        true = self.label_log_p[:, None]
+        above = (self.log_probabilities > true).sum(axis=1)
+        return above, (self.log_probabilities == true).sum(axis=1)
 
     def hits(self, count: int) -> Float[np.ndarray, " n"]:
-        """Returns the probability that the true class is among the best ``count``, over random orders of tied ones."""
+        """Returns the probability that the true class is in the top ``count``, over random orders of tied classes."""
         above, tied = self.ranks()
         return np.clip((count - above) / tied, 0.0, 1.0)
 
     def top(self, count: int = NUM_TOP) -> tuple[Int[np.ndarray, "n top"], Float[np.ndarray, "n top"]]:
-        """Returns the best classes (all, if fewer), falling, and their probabilities."""
+        """Returns the top classes (all, if fewer), most probable first, and their probabilities."""
         best = highest(self.log_probabilities, count)
         return best, np.exp(np.take_along_axis(self.log_probabilities, best, axis=1))
 
     def reliability(self, bins: int = 15) -> ReliabilityCurve:
-        """Returns the reliability curve of the best class."""
+        """Returns the reliability curve of the most probable class."""
         return reliability_of_confidence(self.confidence, self.hits(1), bins)
 
     def take(self, rows: np.ndarray) -> "Predictions":
-        """Returns those of some images."""
+        """Returns the predictions for the given rows."""
         fields = (field.name for field in dataclasses.fields(self))
         return Predictions(**{name: getattr(self, name)[rows] for name in fields})
 
 
 def predict(predictor: Predictor, features: Features, block_size: int = BLOCK_SIZE) -> Predictions:
-    """Runs a head on the features of a set; members of an ensemble, and noise samples, are averaged as probabilities.
+    """Predicts a whole set from its features; probabilities are averaged over ensemble members and noise samples.
 
     Args:
-        predictor: the head and the classes.
+        predictor: the model and its classes.
         features: of the set.
-        block_size: images of each device at a time, which has a seed of its own: their number changes no result.
+        block_size: images per block. Every block has its own noise seed, so the number of devices changes no result.
 
     Raises:
-        UserError: a label outside the classes.
+        UserError: a label outside the classes, or a probability is NaN.
     """
     if features.labels.ndim == 1:
         check_labels(features.labels, predictor.num_classes)
@@ -210,7 +210,7 @@ def predict(predictor: Predictor, features: Features, block_size: int = BLOCK_SI
         for rows, blocks, seeds in _blocks(features.values, block_size, predictor.num_shares):
             found.append(predictor(blocks, seeds))
             bar.advance(len(rows))
-    # Padding comes last.
+    # Only the last blocks are padded, so slicing removes all padding.
     output = jax.tree.map(lambda *parts: np.concatenate(parts)[: len(features.values)], *found)
     if np.isnan(output.log_probabilities).any():
         raise UserError("a probability is not a number; training diverged, use an earlier checkpoint")
@@ -220,25 +220,28 @@ def predict(predictor: Predictor, features: Features, block_size: int = BLOCK_SI
 def member_blocks(
     predictor: Predictor, features: Features, block_size: int = BLOCK_SIZE
 ) -> Iterator[tuple[Float[np.ndarray, "b m k"], Int[np.ndarray, " b"]]]:
-    """Yields the log-probabilities of all members for blocks of images, and labels."""
+    """Yields the log-probabilities of all members, and the labels, for batches of images."""
     for rows, blocks, seeds in _blocks(features.values, block_size, predictor.num_shares):
         yield predictor.members(blocks, seeds)[: len(rows)], features.labels[rows]
 
 
-def scores_alone(predictor: Predictor, features: Features, block_size: int = BLOCK_SIZE) -> Float[np.ndarray, "n k"]:
-    """Returns what is said of each class by itself: scores by which images may be ranked, where they have several."""
-    parts = _blocks(features.values, block_size, predictor.num_shares)
-    return np.concatenate([predictor.alone(blocks)[: len(rows)] for rows, blocks, _ in parts])
+def class_scores(predictor: Predictor, features: Features, block_size: int = BLOCK_SIZE) -> Float[np.ndarray, "n k"]:
+    """Returns scores that do not depend on other classes, to rank the images of multi-label sets."""
+    batches = _blocks(features.values, block_size, predictor.num_shares)
+    return np.concatenate([predictor.scores(blocks)[: len(rows)] for rows, blocks, _ in batches])
 
 
 def _blocks(
     values: Float[np.ndarray, "n f"], size: int, num_shares: int = 1
 ) -> Iterator[tuple[Int[np.ndarray, " rows"], Float[np.ndarray, "shares b f"], Int[np.ndarray, " shares"]]]:
-    """Yields rows in a block for each device, of one static shape, the last padded with zeros, and seeds of blocks."""
-    of_all = size * num_shares
-    for number, start in enumerate(range(0, len(values), of_all)):
-        rows = np.arange(start, min(start + of_all, len(values)))
-        padded = np.zeros((of_all, values.shape[1]), values.dtype)
+    """Yields row indices, a zero-padded block of features per device, and a seed per block.
+
+    Shapes are static, so that JAX compiles once.
+    """
+    batch_size = size * num_shares
+    for number, start in enumerate(range(0, len(values), batch_size)):
+        rows = np.arange(start, min(start + batch_size, len(values)))
+        padded = np.zeros((batch_size, values.shape[1]), values.dtype)
         padded[: len(rows)] = values[rows]
         seeds = number * num_shares + np.arange(num_shares, dtype=np.int32)
         yield rows, padded.reshape(num_shares, size, -1), seeds
@@ -247,12 +250,12 @@ def _blocks(
 def embed_images(
     encoder: Encoder, values: Float[np.ndarray, "n f"], block_size: int = BLOCK_SIZE
 ) -> Float[np.ndarray, "n d"]:
-    """Returns the unit embeddings of images with these features."""
+    """Returns the unit embeddings of images from their features."""
     return np.concatenate([encoder.image(block)[: len(rows)] for rows, (block,), _ in _blocks(values, block_size)])
 
 
 def highest(scores: Float[np.ndarray, "q n"], count: int) -> Int[np.ndarray, "q top"]:
-    """Returns the indices of the ``count`` highest scores of each row (or all, if fewer), falling."""
+    """Returns the indices of the ``count`` highest scores of each row (or all, if fewer), in descending order."""
     count = min(count, scores.shape[1])
     best = np.sort(np.argpartition(-scores, count - 1, axis=1)[:, :count], axis=1)
     order = np.argsort(-np.take_along_axis(scores, best, axis=1), axis=1, kind="stable")

@@ -1,4 +1,4 @@
-"""Class names, and prompt templates: of a set in clip_benchmark's layout, of a family, or of a file."""
+"""Class names and prompt templates: from a set in clip_benchmark's layout, a built-in family, or a file."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,7 +10,7 @@ CLASS_NAMES_FILE = "classnames.txt"
 TEMPLATES_FILE = "zeroshot_classification_templates.txt"
 PLACEHOLDER = "{c}"
 BARE_TEMPLATE = (PLACEHOLDER,)
-# Takes the templates in the set's own folder.
+# Selects the templates in the folder of the set.
 SET_PROMPTS = "set"
 # Written for this project: captions as people write them below photographs, in varying light, distance and style.
 _PHOTOS = (
@@ -52,7 +52,7 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
 
 
 def read_classnames(directory: str | Path) -> tuple[str, ...]:
-    """Class names of a data set, one a line of ``classnames.txt``; the line number is the label.
+    """Reads the class names of a data set from ``classnames.txt``: one per line; the line number is the label.
 
     Raises:
         UserError: the file is missing, empty, not UTF-8, or has an empty line (labels would shift).
@@ -61,7 +61,7 @@ def read_classnames(directory: str | Path) -> tuple[str, ...]:
 
 
 def read_templates(directory: str | Path) -> tuple[str, ...]:
-    """Prompt templates of a data set, one a line of ``zeroshot_classification_templates.txt``.
+    """Reads the prompt templates of a data set from ``zeroshot_classification_templates.txt``: one per line.
 
     Raises:
         UserError: the file is missing, empty, not UTF-8, or a line lacks the placeholder ``{c}``.
@@ -73,10 +73,10 @@ def read_templates(directory: str | Path) -> tuple[str, ...]:
 
 
 def read_prompts(prompts: str) -> tuple[str, ...]:
-    """Prompt templates of a family of `FAMILIES`, or of a file with one a line.
+    """Returns the templates of a family in `FAMILIES`, or reads them from a file with one per line.
 
     Raises:
-        UserError: there is neither, or a line lacks the placeholder ``{c}``.
+        UserError: no such family or file, or a line lacks the placeholder ``{c}``.
     """
     if prompts in FAMILIES:
         return FAMILIES[prompts]
@@ -89,22 +89,22 @@ def read_prompts(prompts: str) -> tuple[str, ...]:
 
 
 def check_templates(templates: Sequence[str], source: str = "templates") -> None:
-    """Demand at least one template, and the placeholder ``{c}`` in each.
+    """Checks that there is at least one template and that each has the placeholder ``{c}``.
 
     Raises:
-        UserError: with the source and the template at fault.
+        UserError: with the source and the invalid template.
     """
     if not templates:
         raise UserError(f"{source}: no prompt template; give at least {PLACEHOLDER!r}")
     for template in templates:
         if PLACEHOLDER not in template:
-            hint = "; write {c} for {}" if "{}" in template else ""
+            hint = "; write {c} instead of {}" if "{}" in template else ""
             raise UserError(
                 f"{source}: template {template!r} lacks the placeholder {PLACEHOLDER} for the class name{hint}"
             )
 
 
 def fill_template(template: str, name: str) -> str:
-    """The caption of a class: the template with the class name in place of ``{c}``."""
-    # Not str.format: names such as "set {a, b}" and templates with other braces are legitimate.
+    """Returns the template with ``{c}`` replaced by the class name."""
+    # Not str.format: class names such as "set {a, b}" and templates with other braces are valid.
     return template.replace(PLACEHOLDER, name)

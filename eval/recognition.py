@@ -1,4 +1,4 @@
-"""Between which names a model chooses, and how its choice is compared with the labels of a set."""
+"""Candidate class names of a prediction, and how predictions are matched with the labels of a set."""
 
 import collections
 import contextlib
@@ -21,25 +21,25 @@ from lit_het.eval.ensembles import mean_prediction
 from lit_het.eval.predictions import Predictions, Predictor, SupervisedPredictor, ZeroShotPredictor, predict
 from lit_het.eval.prompts import BARE_TEMPLATE, SET_PROMPTS, check_templates, fill_template, read_prompts
 from lit_het.eval.sets import Features, OpenSet
-from lit_het.files import cache_folder, completed, kept_array
+from lit_het.files import cache_folder, cached_array, completed
 from lit_het.types import Encoder, EvaluatedModel, HeadOutput
 
-# By each device: the same computation, whatever their number.
-_CAPTIONS_AT_A_TIME = 64
+# Per device: each device runs the same computation, so the number of devices changes no result.
+_MAX_CAPTIONS_PER_DEVICE = 64
 
 
 @dataclasses.dataclass(frozen=True)
-class NamesConfig:
-    """Between which names a model chooses.
+class ClassNamesConfig:
+    """Candidate class names and prompts.
 
     Attributes:
-        prompts: around each name: ``set`` takes the set's own templates, or the bare names where it has none; a family
-            of `lit_het.eval.prompts.FAMILIES`; or a file with templates, one a line, with ``{c}`` for the name.
-        candidates: a file of names to choose from, one a line; None means the set's class names. For a classifier they
+        prompts: templates around each name: ``set`` uses the set's own templates, or bare names where it has none; a
+            family of `lit_het.eval.prompts.FAMILIES`; or a file of templates, one per line, with ``{c}`` for the name.
+        candidates: a file of candidate names, one per line; None uses the set's class names. For a classifier, they
             are the names of its classes.
-        classes: a JSON object from each class name of the set to the candidate, or the list of candidates, that count
-            as that class: ImageNet-R's among ImageNet's, say. Other candidates cannot be chosen then. None matches by
-            name.
+        classes: a JSON file that maps each class name of the set to the candidate, or the list of candidates, that
+            count as this class, such as ImageNet-R's classes among ImageNet's. Other candidates are then excluded. None
+            matches candidates by name.
     """
 
     prompts: str = SET_PROMPTS
@@ -47,10 +47,10 @@ class NamesConfig:
     classes: Path | None = None
 
     def build(self, opened: OpenSet) -> "Recognition":
-        """Reads the names and the templates.
+        """Reads the class names and the templates.
 
         Raises:
-            UserError: a file that is missing or malformed, or a template without ``{c}``.
+            UserError: a file is missing or malformed, or a template lacks ``{c}``.
         """
         templates = opened.templates or BARE_TEMPLATE if self.prompts == SET_PROMPTS else read_prompts(self.prompts)
         check_templates(templates, f"set {opened.config.name}")
@@ -62,13 +62,13 @@ class NamesConfig:
 
 @dataclasses.dataclass(frozen=True)
 class Recognition:
-    """The choice of a `NamesConfig`.
+    """Classification over candidate class names; built by `ClassNamesConfig`.
 
     Attributes:
-        candidates: the names to choose from.
+        candidates: the candidate names.
         templates: prompts with the placeholder ``{c}``.
-        label_names: the names that the labels of the set index.
-        groups: for each of these the candidates that count as it, or None to match by name.
+        label_names: the class names that the labels of the set index.
+        groups: for each label name, the candidates that count as this class; None to match by name.
     """
 
     candidates: tuple[str, ...]
@@ -78,44 +78,47 @@ class Recognition:
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """The classes that predictions are about."""
+        """The names of the predicted classes."""
         return self.candidates if self.groups is None else self.label_names
 
     @property
     def _labels_are_classes(self) -> bool:
-        # Without other candidates labels are used as they are: two classes may then share a name.
+        # With the set's own class names, labels are used as they are: two classes may share a name.
         return self.groups is not None or self.candidates is self.label_names
 
     def check(self, model: EvaluatedModel) -> None:
-        """Refuses a model that cannot choose between the names.
+        """Checks that a model can classify over the candidates.
 
         Raises:
-            UserError: a classifier without head or of another number of classes, a text tower without tokenizer.
+            UserError: a classifier without head or with another number of classes, or a text tower without tokenizer.
         """
         if isinstance(model, Encoder):
             model.tokenize([fill_template(self.templates[0], self.candidates[0])])
         elif not model.num_classes:
             raise UserError(
-                "an image tower that was imported alone has no head: few-shot and linear-probe measure its features"
+                "an image tower that was imported alone has no head: evaluate its features with few-shot or "
+                "linear-probe"
             )
         elif model.num_classes != len(self.candidates):
             raise UserError(
-                f"the classifier has {model.num_classes} classes and there are {len(self.candidates)} names; give "
-                "the names of its classes with --candidates FILE"
+                f"the classifier has {model.num_classes} classes and there are {len(self.candidates)} candidates; "
+                "give the names of its classes with --candidates FILE"
             )
 
     def check_labels(self, opened: OpenSet) -> None:
-        """Refuses a set with a class that cannot be chosen; its labels are read only where there is such a class.
+        """Checks that every class with images is among the candidates.
+
+        Labels are read only if a class name is missing or repeated among the candidates.
 
         Raises:
             UserError: as `matched`.
         """
         times = collections.Counter(self.candidates)
         if not self._labels_are_classes and any(times[name] != 1 for name in self.label_names):
-            positions_of_names(opened.labels(), self.label_names, self.candidates)
+            class_indices(opened.labels(), self.label_names, self.candidates)
 
     def predictor(self, model: EvaluatedModel, samples: int = 0) -> Predictor:
-        """Returns what chooses between the names, averaged over S noise samples; 0 leaves the noise out.
+        """Returns a predictor over the candidates, averaged over S noise samples; 0 disables the noise.
 
         Raises:
             UserError: as `check`.
@@ -123,28 +126,28 @@ class Recognition:
         return self.predictors(model, samples)[0]
 
     def predictors(self, model: EvaluatedModel, *samples: int) -> list[Predictor]:
-        """Returns a `predictor` for each number of noise samples; the names are embedded once."""
+        """Returns a `predictor` for each number of noise samples; the class names are embedded once."""
         self.check(model)
         if isinstance(model, Encoder):
-            embeddings = embed_names(model, self.candidates, self.templates)
-            choosers: list[Predictor] = [ZeroShotPredictor(model, embeddings, count) for count in samples]
+            embeddings = embed_class_names(model, self.candidates, self.templates)
+            predictors: list[Predictor] = [ZeroShotPredictor(model, embeddings, count) for count in samples]
         else:
-            choosers = [SupervisedPredictor(model, count) for count in samples]
-        return choosers if self.groups is None else [_Grouped(chooser, self.groups) for chooser in choosers]
+            predictors = [SupervisedPredictor(model, count) for count in samples]
+        return predictors if self.groups is None else [_Grouped(predictor, self.groups) for predictor in predictors]
 
     def predict(self, predictor: Predictor, features: Features) -> Predictions:
-        """Returns the predictions for a set, whose labels index ``label_names``, about ``class_names``."""
+        """Returns predictions over ``class_names`` for a set whose labels index ``label_names``."""
         return predict(predictor, self.matched(features))
 
     def matched(self, features: Features) -> Features:
         """Returns features with labels that index ``class_names``.
 
         Raises:
-            UserError: the name of a label is not among the candidates.
+            UserError: the name of a label is not among the candidates, or is repeated there.
         """
         if self._labels_are_classes:
             return features
-        labels = positions_of_names(features.labels, self.label_names, self.candidates)
+        labels = class_indices(features.labels, self.label_names, self.candidates)
         return dataclasses.replace(features, labels=labels)
 
 
@@ -164,7 +167,7 @@ class _Grouped:
         return self.predictor.num_shares
 
     def __call__(self, blocks: Float[np.ndarray, "n b f"], seeds: Int[np.ndarray, " n"]) -> HeadOutput:
-        # Each prediction is renormalised among the candidates that can be chosen, before the mean over all.
+        # Each member is renormalised over the allowed candidates before the mean over members.
         merged = mean_prediction(self.members(blocks, seeds))
         return dataclasses.replace(self.predictor(blocks, seeds), log_probabilities=merged)
 
@@ -173,33 +176,35 @@ class _Grouped:
     ) -> Float[np.ndarray, "rows m k"]:
         return merge_candidates(self.predictor.members(blocks, seeds), self.groups)
 
-    def alone(self, blocks: Float[np.ndarray, "n b f"]) -> Float[np.ndarray, "rows k"]:
-        of_candidates = self.predictor.alone(blocks)
-        return np.stack([np.logaddexp.reduce(of_candidates[:, list(group)], axis=1) for group in self.groups], axis=1)
+    def scores(self, blocks: Float[np.ndarray, "n b f"]) -> Float[np.ndarray, "rows k"]:
+        scores = self.predictor.scores(blocks)
+        return np.stack([np.logaddexp.reduce(scores[:, list(group)], axis=1) for group in self.groups], axis=1)
 
 
-def embed_names(
+def embed_class_names(
     encoder: Encoder, names: Sequence[str], templates: Sequence[str] = BARE_TEMPLATE
 ) -> Float[np.ndarray, "k d"]:
-    """Unit embedding of each class name: the mean over its prompts, renormalised (CLIP Sec. 3.1.4).
+    """Returns the unit embedding of each class name: the normalised mean over its prompts (CLIP Sec. 3.1.4).
 
-    Those of a text tower that does not change any more are kept in the user's cache.
+    Embeddings of a trained text tower are cached in the user's cache folder.
 
     Raises:
-        UserError: no names, or a template without ``{c}``.
+        UserError: no class names, or a template without ``{c}``.
     """
     if not names:
-        raise UserError("no class names to choose from: give at least one")
+        raise UserError("no class names; give at least one")
     check_templates(templates)
     if not encoder.text_tower:
         return _embed_names(encoder, names, templates)
     content = json.dumps([encoder.text_tower, list(names), list(templates)])
     path = cache_folder("names") / f"{hashlib.sha256(content.encode()).hexdigest()[:32]}.npy"
-    kept = kept_array(path)
-    if kept is not None and kept.ndim == 2 and len(kept) == len(names) and kept.dtype == np.float32:
-        return np.array(kept)
+    cached = cached_array(path)
+    # A file with another shape or type was cut short or written by another program: it is replaced.
+    if cached is not None and cached.ndim == 2 and len(cached) == len(names) and cached.dtype == np.float32:
+        return np.array(cached)
     embeddings = _embed_names(encoder, names, templates)
-    with contextlib.suppress(OSError):  # a cache that cannot be written is none
+    # Without a writable cache, the embeddings are computed every time.
+    with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         with completed(path) as partial, partial.open("wb") as file:
             np.save(file, embeddings)
@@ -209,7 +214,7 @@ def embed_names(
 def _embed_names(encoder: Encoder, names: Sequence[str], templates: Sequence[str]) -> Float[np.ndarray, "k d"]:
     captions = [fill_template(template, name) for name in names for template in templates]
     owners = np.repeat(np.arange(len(names)), len(templates))
-    with Bar("embedding names", len(captions), "captions") as bar:
+    with Bar("embedding class names", len(captions), "captions") as bar:
         embeddings = embed_texts(encoder, captions, bar.advance)
     sums = np.zeros((len(names), embeddings.shape[1]), np.float32)
     np.add.at(sums, owners, embeddings)
@@ -220,13 +225,13 @@ def _embed_names(encoder: Encoder, names: Sequence[str], templates: Sequence[str
 def embed_texts(
     encoder: Encoder, texts: Sequence[str], advance: Callable[[int], object] = lambda count: None
 ) -> Float[np.ndarray, "n d"]:
-    """Unit embedding of each text; ``advance`` is called with the texts done.
+    """Returns the unit embedding of each text; ``advance`` is called with the number of texts just finished.
 
-    Every call of the encoder has the same shape, so that nothing is compiled twice; a few texts make a small one, whose
-    size on each device is a power of two, so that other few texts mostly find it compiled.
+    All batches have the same shape, so that JAX compiles once. The batch size per device is at most 64. For fewer texts
+    it is a power of two, so that calls with similar numbers of texts share a compiled function.
     """
-    of_device = min(_CAPTIONS_AT_A_TIME, 1 << (len(texts) - 1).bit_length())
-    size = of_device * encoder.features.num_shares
+    per_device = min(_MAX_CAPTIONS_PER_DEVICE, 1 << (len(texts) - 1).bit_length())
+    size = per_device * encoder.features.num_shares
     parts = []
     for start in range(0, len(texts), size):
         chunk = list(texts[start : start + size])
@@ -236,14 +241,13 @@ def embed_texts(
     return np.concatenate(parts)
 
 
-def positions_of_names(
+def class_indices(
     labels: Int[np.ndarray, " n"], label_names: Sequence[str], class_names: Sequence[str]
 ) -> Int[np.ndarray, " n"]:
-    """Labels that index ``label_names`` as indices into ``class_names``, matched by the string.
+    """Maps labels from indices into ``label_names`` to indices into ``class_names``, matched by name.
 
     Raises:
-        UserError: a label outside ``label_names``, or whose name is missing from ``class_names`` or
-            stands there twice.
+        UserError: a label is outside ``label_names``, or its name is missing from ``class_names`` or repeated there.
     """
     check_labels(labels, len(label_names))
     position = {name: index for index, name in enumerate(class_names)}
@@ -253,35 +257,37 @@ def positions_of_names(
         name = label_names[label]
         if name not in position:
             raise UserError(
-                f"class {name!r} has images but is not among the {len(class_names)} candidate names; add it "
-                "to --candidates, or say with --classes FILE which of them count as it"
+                f"class {name!r} has images but is not among the {len(class_names)} candidates; add it to "
+                "--candidates, or list the candidates that count as this class with --classes FILE"
             )
         if name in repeated:
-            raise UserError(f"class {name!r} stands twice among the candidate names; keep one")
+            raise UserError(f"class {name!r} is repeated among the candidates; keep one")
         table[label] = position[name]
     return table[labels]
 
 
 def read_classes(path: Path, labels: Sequence[str], candidates: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-    """Reads which candidates count as each class of a set, from a JSON object of names.
+    """Reads the candidates that count as each class of a set, from a JSON object of names.
 
     Raises:
-        UserError: the file is missing or malformed, lacks a class, or names a candidate that there is not.
+        UserError: the file is missing or malformed, lacks a class, or lists an unknown candidate.
     """
     content = read_json(path)
     if not isinstance(content, dict):
-        raise UserError(f"{path}: not a JSON object from class names to candidates")
+        raise UserError(f"{path}: not a JSON object that maps class names to candidates")
     position = {name: index for index, name in enumerate(candidates)}
     groups, used = [], []
     for label in labels:
         found = content.get(label)
         chosen = [found] if isinstance(found, str) else found
         if not isinstance(chosen, list) or not chosen or not all(isinstance(name, str) for name in chosen):
-            raise UserError(f"{path}: class {label!r} has no candidates; name one or a list")
+            raise UserError(f"{path}: class {label!r} has no candidates; give one or a list")
         used += chosen
         twice = [name for name in chosen if used.count(name) > 1]
         if twice:
-            raise UserError(f"{path}: {twice[0]!r} (of class {label!r}) is named twice; it can count in one class only")
+            raise UserError(
+                f"{path}: {twice[0]!r} (of class {label!r}) is listed twice; it can count in one class only"
+            )
         unknown = [name for name in chosen if name not in position]
         if unknown:
             raise UserError(

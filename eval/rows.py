@@ -1,13 +1,13 @@
-"""Rows of a large array a block at a time, so that float64 copies of it never exist whole."""
+"""Blocks of rows of a large array, so that no float64 copy of the whole array is needed."""
 
 from collections.abc import Iterator
 
-# Eight megabytes of float64: several temporaries of this size stay in a processor's cache and cost no memory.
+# 8 MiB of float64: temporaries of this size fit in the cache of a processor.
 VALUES_PER_BLOCK = 2**20
 
 
 def row_blocks(num_rows: int, values_per_row: int) -> Iterator[slice]:
-    """Slices that cover ``num_rows`` rows in order, each of at most `VALUES_PER_BLOCK` values or of one row."""
+    """Yields slices that cover ``num_rows`` rows in order, each of at most `VALUES_PER_BLOCK` values or of one row."""
     size = max(1, VALUES_PER_BLOCK // max(1, values_per_row))
     for start in range(0, num_rows, size):
         yield slice(start, min(start + size, num_rows))

@@ -1,4 +1,4 @@
-"""Two groups of runs compared figure by figure, as runs with several seeds must be (HET-XL Table 6)."""
+"""Compares two groups of runs over several seeds, figure by figure (HET-XL Table 6)."""
 
 import dataclasses
 import itertools
@@ -8,16 +8,16 @@ from typing import Any
 
 from lit_het.errors import UserError
 from lit_het.eval.evaluation import Record
-from lit_het.eval.kept_runs import KeptRun, flattened
 from lit_het.eval.report.naming import is_of_member, is_rank_of_calibrated, is_setting, place_of_kind
+from lit_het.eval.saved_runs import SavedRun, flattened
 from lit_het.eval.significance import WelchTest, holm, welch_tests
 from lit_het.eval.sweeps import differences
 
 LEVEL = 0.05
-# Fields of evaluations that change no figure (but of mixtures of experts, whose slots a batch shares).
+# Settings that change no figure, except for mixtures of experts, where images of a batch compete for slots.
 _WITHOUT_EFFECT = ("data.batch_size", "data.embeddings")
-# Fields that name files and folders: a seed may have data of its own, so that only the last parts must be alike.
-_PLACES = ("data.directory", "names.candidates", "names.classes", "relabels", "corrupted", "near", "far")
+# Settings that are paths. Every seed may have its own data folder, so only the last component of a path must agree.
+_PATHS = ("data.directory", "names.candidates", "names.classes", "relabels", "corrupted", "near", "far")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,11 +25,11 @@ class RunComparison:
     """Two groups of runs.
 
     Attributes:
-        one: names of the first group's runs.
-        other: those of the second's.
+        one: names of the runs in the first group.
+        other: names of the runs in the second group.
         figures: the comparison of each figure, ``<kind>/<set>/<figure>``.
-        survivors: figures whose difference stays significant when Holm's correction counts all tests.
-        remarks: what a reader should know before the figures, as sentences.
+        survivors: figures whose difference is still significant after Holm's correction.
+        remarks: warnings about the comparison, as sentences.
     """
 
     one: tuple[str, ...]
@@ -40,7 +40,7 @@ class RunComparison:
 
     @property
     def titles(self) -> tuple[str, str]:
-        """A short name for each group: the beginning or end that the names of its runs share, or A and B."""
+        """A short name for each group: the common prefix or suffix of its runs' names, or A and B."""
         for shared in (_shared_start, _shared_end):
             one, other = shared(self.one), shared(self.other)
             if one and other and one != other:
@@ -49,12 +49,12 @@ class RunComparison:
 
     @property
     def tested(self) -> dict[str, WelchTest]:
-        """The figures with a test."""
+        """The figures that were tested."""
         return {name: found for name, found in self.figures.items() if not found.untested}
 
     @property
     def verdict(self) -> str:
-        """How many figures differ, in a sentence or three."""
+        """How many figures differ, in one to three sentences."""
         groups = f"{len(self.one)} {_runs(self.one)} against {len(self.other)}"
         if not self.tested:
             reasons = ", ".join(dict.fromkeys(found.untested for found in self.figures.values()))
@@ -62,41 +62,41 @@ class RunComparison:
         differing = sum(found.p_value < LEVEL for found in self.tested.values())
         untested = len(self.figures) - len(self.tested)
         return (
-            f"{groups}: {differing} of {len(self.tested)} tested figures differ at p < {LEVEL}. That many tests at "
-            f"once would give about {LEVEL * len(self.tested):.1f} by chance alone; "
-            f"{len(self.survivors)} {'stays' if len(self.survivors) == 1 else 'stay'} significant after Holm's "
+            f"{groups}: {differing} of {len(self.tested)} tested figures differ at p < {LEVEL}. By chance, about "
+            f"{LEVEL * len(self.tested):.1f} of this many tests would; "
+            f"{len(self.survivors)} {'is' if len(self.survivors) == 1 else 'are'} significant after Holm's "
             f"correction." + (f" {untested} {'has' if untested == 1 else 'have'} no test." if untested else "")
         )
 
 
-def compare_runs(runs: Sequence[KeptRun], against: Sequence[KeptRun]) -> RunComparison:
-    """Compares every figure that all runs have by Welch's test.
+def compare_runs(runs: Sequence[SavedRun], against: Sequence[SavedRun]) -> RunComparison:
+    """Compares every figure that all runs have, with Welch's test.
 
     Raises:
-        UserError: a run without evaluations, evaluations with other settings, or no figure in all runs.
+        UserError: a run has no evaluations, evaluations have different settings, or no figure is in all runs.
     """
-    everyone = [*runs, *against]
-    for run in everyone:
+    all_runs = [*runs, *against]
+    for run in all_runs:
         if not run.records:
-            raise UserError(f"{run.directory} holds no evaluations; lit-het zero-shot and its siblings make some")
-    shared = (key for key in everyone[0].records if all(key in run.records for run in everyone))
-    kept = sorted(shared, key=lambda key: (place_of_kind(key[0]), key))
-    for key in kept:
-        check_same_settings({run.name: run.records[key] for run in everyone})
-    figures = [figures_of(run.records[key] for key in kept) for run in everyone]
+            raise UserError(f"{run.directory} has no evaluations; run lit-het zero-shot or lit-het evaluate first")
+    shared = (key for key in all_runs[0].records if all(key in run.records for run in all_runs))
+    compared = sorted(shared, key=lambda key: (place_of_kind(key[0]), key))
+    for key in compared:
+        check_same_settings({run.name: run.records[key] for run in all_runs})
+    figures = [figures_of(run.records[key] for key in compared) for run in all_runs]
     found = welch_tests(figures[: len(runs)], figures[len(runs) :])
     repeats = _repeats(figures, [name for name, one in found.items() if not one.untested])
     found = {name: one for name, one in found.items() if name not in repeats}
     p_values = {name: one.p_value for name, one in found.items() if not one.untested}
-    left_out = sorted({key for run in everyone for key in run.records} - set(kept))
+    left_out = sorted({key for run in all_runs for key in run.records} - set(compared))
     return RunComparison(
         tuple(run.name for run in runs),
         tuple(run.name for run in against),
         found,
         holm(p_values, LEVEL),
         (
-            *_remarks_on_steps(everyone, kept),
-            *_remarks_on_places(everyone, kept),
+            *_remarks_on_steps(all_runs, compared),
+            *_remarks_on_folders(all_runs, compared),
             *_remarks_on_rest(left_out),
             *_remarks_on_repeats(repeats),
         ),
@@ -104,9 +104,9 @@ def compare_runs(runs: Sequence[KeptRun], against: Sequence[KeptRun]) -> RunComp
 
 
 def figures_of(records: Iterable[Record]) -> dict[str, float]:
-    """Returns the figures of evaluations, ``<kind>/<set>/<figure>``, that tell of runs what no other figure does.
+    """Returns the figures of evaluations that can be compared between runs, ``<kind>/<set>/<figure>``.
 
-    That is without settings, single members, and ranks of calibrated predictions.
+    Settings, single members and ranks of calibrated predictions are left out.
     """
     return {
         f"{record.kind}/{record.name}/{figure}": value
@@ -117,22 +117,22 @@ def figures_of(records: Iterable[Record]) -> dict[str, float]:
 
 
 def _repeats(figures: Sequence[Mapping[str, float]], tested: Sequence[str]) -> dict[str, str]:
-    """Returns the figures that are an earlier one again in every run, with that: both would count as tests."""
+    """Returns figures that equal an earlier figure in every run, with that figure; both would count as tests."""
     first: dict[tuple[float, ...], str] = {}
     repeats = {}
     for name in tested:
-        # Sums of the same numbers in another order differ in their last digits.
-        values = tuple(float(f"{of_run[name]:.12g}") for of_run in figures)
+        # Sums in another order differ in their last digits.
+        values = tuple(float(f"{run_figures[name]:.12g}") for run_figures in figures)
         if first.setdefault(values, name) != name:
             repeats[name] = first[values]
     return repeats
 
 
 def check_same_settings(measured: Mapping[str, Record]) -> None:
-    """Demands that runs were evaluated alike.
+    """Checks that runs were evaluated with the same settings.
 
     Args:
-        measured: the records of one kind and name, by the runs' names.
+        measured: the records of one kind and name, by run name.
 
     Raises:
         UserError: a setting of the evaluation differs.
@@ -142,56 +142,57 @@ def check_same_settings(measured: Mapping[str, Record]) -> None:
         before, now = (_comparable(flattened(record.settings)) for record in (one, other))
         for field, (ours, theirs) in differences(before, now, lambda field: field in _WITHOUT_EFFECT).items():
             raise UserError(
-                f"{one.kind.replace('_', '-')} {one.name}: {field} is {_told(ours)} in {first} and {_told(theirs)} in "
-                f"{name}: evaluate both alike first"
+                f"{one.kind.replace('_', '-')} {one.name}: {field} is {_shown(ours)} in {first} and {_shown(theirs)} "
+                f"in {name}: evaluate both with the same settings first"
             )
 
 
 def _comparable(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns settings in which places are named by their last parts, and members of a deep ensemble are counted."""
+    """Returns settings with paths reduced to their last components, and checkpoints to their number."""
 
     def last_part(value: Any) -> Any:
         if isinstance(value, list):
             return [last_part(one) for one in value]
         return value.rstrip("/").rpartition("/")[2] if isinstance(value, str) else value
 
-    told = {field: last_part(value) if field in _PLACES else value for field, value in settings.items()}
-    # Which models are the members is what two groups differ in; how many they are is a setting.
-    return told | {field: len(told[field]) for field in ("checkpoints",) if field in told}
+    reduced = {field: last_part(value) if field in _PATHS else value for field, value in settings.items()}
+    # The groups differ in the members of a deep ensemble; the number of members is a setting.
+    return reduced | {field: len(reduced[field]) for field in ("checkpoints",) if field in reduced}
 
 
-def _remarks_on_places(runs: Sequence[KeptRun], kept: Sequence[tuple[str, str]]) -> list[str]:
-    settings = (flattened(run.records[key].settings) for run in runs for key in kept)
-    folders = {str(of_one.get("data.directory")).rstrip("/") for of_one in settings}
+def _remarks_on_folders(runs: Sequence[SavedRun], compared: Sequence[tuple[str, str]]) -> list[str]:
+    settings = (flattened(run.records[key].settings) for run in runs for key in compared)
+    folders = {str(fields.get("data.directory")).rstrip("/") for fields in settings}
     by_name: dict[str, set[str]] = {}
     for folder in folders:
         by_name.setdefault(folder.rpartition("/")[2], set()).add(folder)
-    other = sorted(name for name, places in by_name.items() if len(places) > 1)
-    if not other:
+    several = sorted(name for name, paths in by_name.items() if len(paths) > 1)
+    if not several:
         return []
-    return [f"Not all runs were evaluated in the same folder: {', '.join(other)}. Are the images the same?"]
+    names = ", ".join(several)
+    return [f"Runs were evaluated on different folders of the same name: {names}. Check that the images are the same."]
 
 
-def _remarks_on_steps(runs: Sequence[KeptRun], kept: Sequence[tuple[str, str]]) -> list[str]:
-    steps = {run.name: sorted({run.records[key].step for key in kept}) for run in runs}
-    if len({step for of_run in steps.values() for step in of_run}) < 2:
+def _remarks_on_steps(runs: Sequence[SavedRun], compared: Sequence[tuple[str, str]]) -> list[str]:
+    steps = {run.name: sorted({run.records[key].step for key in compared}) for run in runs}
+    if len({step for run_steps in steps.values() for step in run_steps}) < 2:
         return []
-    told = ", ".join(f"{name} {' and '.join(f'{step:,}' for step in of_run)}" for name, of_run in steps.items())
-    return [f"Evaluations are of different steps: {told}."]
+    listed = ", ".join(f"{name} {' and '.join(f'{step:,}' for step in run_steps)}" for name, run_steps in steps.items())
+    return [f"Checkpoints were evaluated at different steps: {listed}."]
 
 
 def _remarks_on_rest(left_out: Sequence[tuple[str, str]]) -> list[str]:
     if not left_out:
         return []
     names = ", ".join(f"{kind.replace('_', '-')} {name}" for kind, name in left_out)
-    return [f"Left out, as not all runs have it: {names}."]
+    return [f"Left out because not all runs have them: {names}."]
 
 
 def _remarks_on_repeats(repeats: Mapping[str, str]) -> list[str]:
     if not repeats:
         return []
-    told = ", ".join(f"{name} ({first})" for name, first in repeats.items())
-    return [f"Left out, as another figure is the same in every run: {told}."]
+    listed = ", ".join(f"{name} ({first})" for name, first in repeats.items())
+    return [f"Left out because another figure has the same value in every run: {listed}."]
 
 
 def _shared_start(names: Sequence[str]) -> str:
@@ -203,7 +204,7 @@ def _shared_end(names: Sequence[str]) -> str:
     return _shared_start([name[::-1] for name in names])[::-1]
 
 
-def _told(value: Any) -> str:
+def _shown(value: Any) -> str:
     return "not set" if value is None else str(value)
 
 
@@ -212,7 +213,7 @@ def _runs(names: Sequence[str]) -> str:
 
 
 def json_of(comparison: RunComparison) -> dict[str, Any]:
-    """Returns a comparison as JSON values; what is not finite is null."""
+    """Returns a comparison as JSON values; values that are not finite are null."""
     return {
         "runs": list(comparison.one),
         "against": list(comparison.other),
@@ -226,7 +227,7 @@ def json_of(comparison: RunComparison) -> dict[str, Any]:
 
 
 def rows_of(comparison: RunComparison) -> list[dict[str, Any]]:
-    """Returns each compared figure with all its numbers by name."""
+    """Returns a row of named values for each compared figure."""
     return [
         {
             "figure": name,

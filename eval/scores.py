@@ -1,4 +1,4 @@
-"""The figures of predictions, their standard errors, and what chance would give."""
+"""Metrics of predictions, their standard errors, and their chance levels."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from jaxtyping import Float
 
-from lit_het.console import say
+from lit_het.console import message
 from lit_het.eval.calibration import (
     HIGHEST_TEMPERATURE,
     LOWEST_TEMPERATURE,
@@ -22,14 +22,14 @@ from lit_het.eval.significance import standard_error
 
 
 def figures(predictions: Predictions) -> tuple[dict[str, float], dict[str, float]]:
-    """Returns figures of images with one class each, and standard errors of most.
+    """Returns the metrics of single-label images, and standard errors of all but ``mean_class_recall``.
 
-    ``top1``, ``top5``, ``mean_class_recall``, ``mean_reciprocal_rank``, ``nll`` (nats), ``brier`` (0 to 2), ``ece`` and
-    ``ece_equal_mass``. Standard errors are over images, those of the calibration errors by bootstrap.
+    The metrics are ``top1``, ``top5``, ``mean_class_recall``, ``mean_reciprocal_rank``, ``nll`` (nats), ``brier`` (0 to
+    2), ``ece`` and ``ece_equal_mass``. Standard errors are over images; those of calibration errors are bootstrapped.
     """
     values = per_image(predictions)
-    found = {name: float(of_images.mean()) for name, of_images in values.items()}
-    errors = {name: standard_error(of_images) for name, of_images in values.items()}
+    found = {name: float(by_image.mean()) for name, by_image in values.items()}
+    errors = {name: standard_error(by_image) for name, by_image in values.items()}
     confidence, hits = predictions.confidence, values["top1"]
     found["mean_class_recall"] = mean_class_recall(predictions.log_probabilities, predictions.labels)
     for name, equal_mass in (("ece", False), ("ece_equal_mass", True)):
@@ -39,40 +39,42 @@ def figures(predictions: Predictions) -> tuple[dict[str, float], dict[str, float
     return found, errors
 
 
-def multi_label_figures(alone: Float[np.ndarray, "n k"], labels: Float[np.ndarray, "n k"]) -> dict[str, float]:
-    """Returns ``mean_average_precision`` of images with several classes.
+def multi_label_figures(scores: Float[np.ndarray, "n k"], labels: Float[np.ndarray, "n k"]) -> dict[str, float]:
+    """Returns ``mean_average_precision`` of multi-label images.
 
-    Images rank by what the model says of a class alone: its probability would depend on their other classes.
+    Images are ranked by the scores of a class, not by its softmax probability, which depends on the other classes.
     """
-    return {"mean_average_precision": mean_average_precision(alone, labels > 0)}
+    return {"mean_average_precision": mean_average_precision(scores, labels > 0)}
 
 
 def per_image(predictions: Predictions) -> dict[str, Float[np.ndarray, " n"]]:
-    """Returns the values of every image whose means are figures."""
+    """Returns per-image values of the metrics that are means over images."""
     above, tied = predictions.ranks()
     harmonic = _harmonic(predictions.num_classes)
     return {
         "top1": np.clip((1 - above) / tied, 0.0, 1.0),
         "top5": np.clip((5 - above) / tied, 0.0, 1.0),
-        # The true class's rank is even over (above, above + tied]: the mean of 1 / rank is a difference of sums.
+        # With ties the rank is uniform over above + 1, ..., above + tied: the mean of 1 / rank is a difference of
+        # harmonic numbers.
         "mean_reciprocal_rank": (harmonic[above + tied] - harmonic[above]) / tied,
-        "nll": -predictions.of_label.astype(np.float64),
+        "nll": -predictions.label_log_p.astype(np.float64),
         "brier": brier_scores(predictions.log_probabilities, predictions.labels),
     }
 
 
 def calibrated(predictions: Predictions, name: str, seed: int = 0) -> tuple[Predictions, float]:
-    """Scales each half of the images by the temperature that was fitted on the other half.
+    """Scales each random half of the images by the temperature that was fitted on the other half.
 
-    So every image counts in the figures, and none chose its own temperature. Halves are drawn at random.
+    Thus all images count in the metrics, and no image affects its own temperature.
 
     Args:
-        predictions: of the images of a set.
-        name: the set, for `say_if_unfitted`.
+        predictions: for the images of a set.
+        name: of the set, for `report_if_unfitted`.
         seed: of the halves.
 
     Returns:
-        Scaled predictions, and the geometric mean of both temperatures: what the model's own should be multiplied by.
+        Scaled predictions, and the geometric mean of both temperatures: the factor by which to multiply the model's
+        temperature.
     """
     count = len(predictions.labels)
     if count < 2:
@@ -84,24 +86,24 @@ def calibrated(predictions: Predictions, name: str, seed: int = 0) -> tuple[Pred
     for fitted, held_out in (halves, halves[::-1]):
         temperatures.append(fit_temperature(predictions.log_probabilities[fitted], predictions.labels[fitted]))
         log_p[held_out] = scaled(predictions.log_probabilities[held_out], temperatures[-1])
-    say_if_unfitted(name, temperatures)
+    report_if_unfitted(name, temperatures)
     return dataclasses.replace(predictions, log_probabilities=log_p), float(np.exp(np.mean(np.log(temperatures))))
 
 
-def say_if_unfitted(name: str, temperatures: Sequence[float]) -> None:
-    """Says in a line that `fit_temperature` ended at a bound of its search, where that is so."""
+def report_if_unfitted(name: str, temperatures: Sequence[float]) -> None:
+    """Reports temperatures at a bound of the search of `fit_temperature`: no temperature fits."""
     for bound, which in ((LOWEST_TEMPERATURE, "lowest"), (HIGHEST_TEMPERATURE, "highest")):
         if bound in temperatures:
-            say(
-                f"{name}: no temperature fits: the loss still falls at {bound:g} times the model's, the {which} "
-                "that is searched, and calibrated figures take that one"
+            message(
+                f"{name}: no temperature fits: the loss still decreases at {bound:g} times the model's temperature, "
+                f"the {which} in the search; calibrated figures use this temperature"
             )
 
 
 def chance(num_classes: int) -> Mapping[str, float]:
     """Returns the figures of a uniform guess over the classes.
 
-    A uniform guess is perfectly calibrated: a low calibration error is worth something only beside accuracy.
+    A uniform guess is perfectly calibrated: read a low calibration error together with the accuracy.
     """
     return {
         "top1": 1 / num_classes,

@@ -1,7 +1,7 @@
-"""Labelled sets of images: opened once, and read once for every image tower that is evaluated on them.
+"""Labelled sets of images: opened once, and read once for each image tower.
 
-All evaluators of images begin with what the image tower makes of them (`Features`). A locked tower makes the same at
-every evaluation of a run, which then reads no image again.
+All evaluators start from the features of the image tower (`Features`). A locked tower has the same features in every
+evaluation of a run, so its images are read only once.
 """
 
 import contextlib
@@ -9,7 +9,6 @@ import dataclasses
 import os
 import posixpath
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from pathlib import Path
 
 import jax
 import numpy as np
@@ -17,41 +16,42 @@ import tyro
 from jaxtyping import Float, Int
 
 from lit_het import distributed
-from lit_het.console import Bar, say
+from lit_het.console import Bar, message
 from lit_het.data_pipelines import storage
 from lit_het.data_pipelines.index import ShardIndex
 from lit_het.data_pipelines.labels import ClassIndex, LabelsConfig, MultiHot, text_of
 from lit_het.data_pipelines.loader import Loader, LoaderConfig
 from lit_het.data_pipelines.portions import ALL, Portion
 from lit_het.data_pipelines.shards import IMAGE, expand
-from lit_het.data_pipelines.storage import Unreadable, readable
+from lit_het.data_pipelines.storage import Unreadable, content_or_raise
 from lit_het.data_pipelines.transforms import Preprocessing
 from lit_het.errors import UserError, require_at_least
 from lit_het.eval.prompts import CLASS_NAMES_FILE, TEMPLATES_FILE, read_classnames, read_templates
+from lit_het.paths import named_folder
 from lit_het.training import preemption
 from lit_het.types import Batch, ImageFeatures
 
-_MEMBERS_AT_A_TIME = 1024
+_MEMBERS_PER_READ = 1024
 
 
 @dataclasses.dataclass(frozen=True)
 class ImageSet:
-    """A set in clip_benchmark's layout: shards in a folder, ``classnames.txt`` beside or above them.
+    """A set in clip_benchmark's layout: shards in a folder, with ``classnames.txt`` in it or in its parent.
 
     Attributes:
-        name: as it stands in the names of figures.
-        directory: holds ``classnames.txt``, which labels index, and the folders of shards; a path or an address.
-        split: the folder of shards below it, or one that lies elsewhere: an address or an absolute path.
-        portion: of the split's images, such as the last 2 % of a training set.
-        batch_size: images that each device takes at a time, so that their number changes no result (nor what finds a
-            slot in a mixture of experts).
-        embeddings: a folder that ``lit-het embed`` wrote for these shards, to be read in place of images.
-        multi_label: images have several classes, in vectors in members ``.npy``.
-        max_bad_fraction: of the images that may be broken or unlabelled: they count in no figure.
-        labelled: whether class names and labels are read at all.
+        name: used in the names of metrics.
+        directory: the folder with ``classnames.txt``, which labels index, and the folders of shards; a path or a URL.
+        split: the folder of shards in the directory; or, for shards elsewhere, a URL or an absolute path.
+        portion: the part of the split's images to use, such as the last 2 % of a training set.
+        batch_size: images per device. The number of devices then changes no result, nor which images get a slot in a
+            mixture of experts.
+        embeddings: a folder written by ``lit-het embed`` for these shards, read in place of images.
+        multi_label: images have several classes, as vectors in members ``.npy``.
+        max_bad_fraction: the fraction of images that may be broken or unlabelled; these are left out of all metrics.
+        labelled: whether class names and labels are read.
 
     Raises:
-        UserError: a batch without rows.
+        UserError: the batch size is below 1.
     """
 
     name: tyro.conf.Suppress[str]
@@ -69,7 +69,7 @@ class ImageSet:
 
     @property
     def shards(self) -> str:
-        """The folder of shards: below the set's, unless the split is an address or an absolute path itself."""
+        """The folder of shards: in the set's directory, unless the split is a URL or an absolute path."""
         if storage.is_remote(self.split) or os.path.isabs(self.split):
             return self.split
         if storage.is_remote(self.directory):
@@ -79,12 +79,12 @@ class ImageSet:
 
 @dataclasses.dataclass(frozen=True)
 class Features:
-    """The images of a set that can be read, in its order.
+    """Features of the readable images of a set, in order.
 
     Attributes:
-        values: what the image tower makes of them, members of an ensemble side by side.
-        labels: class indices (zeros where labels are not read), or vectors of ones and zeros.
-        positions: of each among all images of the set, those that cannot be read included.
+        values: features of the image tower; those of ensemble members are concatenated.
+        labels: class indices (zeros if labels are not read), or vectors of zeros and ones.
+        positions: the index of each image among all images of the set, unreadable ones included.
     """
 
     values: Float[np.ndarray, "n f"]
@@ -92,12 +92,12 @@ class Features:
     positions: Int[np.ndarray, " n"]
 
     def take(self, rows: np.ndarray) -> "Features":
-        """Returns those in some rows."""
+        """Returns the features of the given rows."""
         return Features(self.values[rows], self.labels[rows], self.positions[rows])
 
 
-class _Place:
-    """Shards that are opened, with labels or without, and what an image tower made of their images."""
+class _OpenShards:
+    """Opened shards, with and without labels, and the features of their images."""
 
     def __init__(self, data: LoaderConfig):
         self._data = data
@@ -113,17 +113,17 @@ class _Place:
         return self.loaders[labels]
 
     def features(self, labels: LabelsConfig | None, tower: ImageFeatures, name: str) -> Features:
-        """Returns the features with some of the labels; those of the tower that was asked for last are kept."""
+        """Returns the features and the given kind of labels; only the features of the last tower are cached."""
         if labels not in self._read or self._read[labels][0] != tower.tower:
             loader = self.loaders[labels]
-            found = self._of_labelled(tower, name) if labels is None else None
+            found = self._from_labelled(tower, name) if labels is None else None
             self._read[labels] = tower.tower, _read(loader, tower, name) if found is None else found
         return self._read[labels][1]
 
-    def _of_labelled(self, tower: ImageFeatures, name: str) -> Features | None:
-        """Returns the features that are read with labels, if a label is missing nowhere: then all images are there.
+    def _from_labelled(self, tower: ImageFeatures, name: str) -> Features | None:
+        """Returns the features that are read with labels, if every image has a label; None otherwise.
 
-        Whoever has opened the shards with labels reads them, now or later.
+        Shards that are opened with labels are read with labels sooner or later, so that reading them now costs nothing.
         """
         for labels in self.loaders:
             if labels is not None:
@@ -137,35 +137,35 @@ class OpenSet:
     """An `ImageSet` whose shards are indexed.
 
     Attributes:
-        config: as given.
-        class_names: names that labels index; none where labels are not read.
+        config: of the set.
+        class_names: the names that labels index; empty if labels are not read.
         loader: of its images.
 
     Raises:
-        UserError: a file that is missing or malformed, or embeddings of another tower.
+        UserError: a file is missing or malformed, or the embeddings are of another tower.
     """
 
-    def __init__(self, config: ImageSet, place: _Place, fingerprint: Callable[[], str]):
-        self.config, self._place = config, place
+    def __init__(self, config: ImageSet, shards: _OpenShards, fingerprint: Callable[[], str]):
+        self.config, self._shards = config, shards
         self.class_names = read_classnames(config.directory) if config.labelled else ()
-        self.loader = place.open(_labels(config), fingerprint)
+        self.loader = shards.open(_labels(config), fingerprint)
 
     @property
     def templates(self) -> tuple[str, ...] | None:
-        """The set's own prompt templates, if it has some."""
+        """The set's own prompt templates; None if it has none."""
         has_own = storage.exists(f"{self.config.directory}/{TEMPLATES_FILE}")
         return read_templates(self.config.directory) if has_own else None
 
     def features(self, tower: ImageFeatures) -> Features:
-        """Returns the features of all images; those of the tower that was asked for last are kept.
+        """Returns the features of all images; only the features of the last tower are cached.
 
         Raises:
-            UserError: too many images cannot be read, or none can.
+            UserError: more images are unreadable than allowed, or all are.
         """
-        return self._place.features(_labels(self.config), tower, self.config.name)
+        return self._shards.features(_labels(self.config), tower, self.config.name)
 
     def images(self, positions: Sequence[int]) -> list[np.ndarray]:
-        """Returns images ``[h w c]`` as the tower sees them, for people to look at."""
+        """Returns the preprocessed images ``[h w c]``, for display."""
         data = dataclasses.replace(self.loader.config, embeddings=None)
         loader = self.loader if self.loader.stored is None else Loader(data)
         image = loader.read(positions).image
@@ -173,51 +173,51 @@ class OpenSet:
         return list(image)
 
     def labels(self) -> Int[np.ndarray, " n"]:
-        """Returns the labels that can be read, of a set with one label an image; no image is read."""
+        """Returns the readable labels of a single-label set, without reading images."""
         labels, found = ClassIndex(f"{self.config.directory}/{CLASS_NAMES_FILE}").build(""), []
         for _, content in self._members(self.loader.index, labels.member):
             with contextlib.suppress(Unreadable):
-                found.append(labels.encode(readable(content)))
+                found.append(labels.encode(content_or_raise(content)))
         return np.array(found, np.int32)
 
     def texts(self, member: str) -> list[str]:
-        """Returns the text members of all samples of a set without labels.
+        """Returns the text member of every sample, for a set opened without labels.
 
         Raises:
-            UserError: one is missing or cannot be read.
+            UserError: a member is missing or unreadable.
         """
         addresses = [summary.address for summary in self.loader.index.summaries]
         index, found = ShardIndex(addresses, [IMAGE], [member]), []
         for position, content in self._members(index, member):
             try:
-                found.append(text_of(readable(content)))
+                found.append(text_of(content_or_raise(content)))
             except Unreadable as error:
                 where = f"{index.shard(position)}: {index.key(position)}.{member}"
-                raise UserError(f"{where}: {error}; name the member with captions by --captions") from error
+                raise UserError(f"{where}: {error}; give the member with captions as --captions") from error
         return found
 
     def _members(self, index: ShardIndex, member: str) -> Iterator[tuple[int, bytes | Unreadable]]:
-        numbers = self.config.portion.of(len(index))
+        numbers = self.config.portion.sample_range(len(index))
         with Bar(f"reading .{member} of {self.config.name}", len(numbers), "samples") as bar:
-            for start in range(0, len(numbers), _MEMBERS_AT_A_TIME):
-                block = numbers[start : start + _MEMBERS_AT_A_TIME]
+            for start in range(0, len(numbers), _MEMBERS_PER_READ):
+                block = numbers[start : start + _MEMBERS_PER_READ]
                 for position, (content,) in zip(block, index.read(block, [member]), strict=True):
                     yield position, content
                 bar.advance(len(block))
 
 
 class Sets:
-    """The sets of one model's evaluations: those in one place, whatever they are called, share what is read there.
+    """Opens the sets of one model's evaluations; sets on the same shards share their features, whatever their names.
 
     Args:
-        image_size: pixels along each side that the tower takes.
+        image_size: side length of the tower's input, in pixels.
         preprocessing: that of the model's training.
-        fingerprint: of the model's image tower, which stored embeddings must be of.
+        fingerprint: of the model's image tower; stored embeddings must have the same.
     """
 
     def __init__(self, image_size: int, preprocessing: Preprocessing, fingerprint: Callable[[], str]):
         self.image_size, self.preprocessing, self._fingerprint = image_size, preprocessing, fingerprint
-        self._places: dict[LoaderConfig, _Place] = {}
+        self._opened: dict[LoaderConfig, _OpenShards] = {}
 
     def open(self, config: ImageSet) -> OpenSet:
         """Opens a set; raises as `OpenSet`."""
@@ -230,59 +230,50 @@ class Sets:
             embeddings=config.embeddings,
             max_bad_fraction=config.max_bad_fraction,
         )
-        return OpenSet(config, self._places.setdefault(data, _Place(data)), self._fingerprint)
+        return OpenSet(config, self._opened.setdefault(data, _OpenShards(data)), self._fingerprint)
 
 
 def require_one_label(config: ImageSet) -> None:
-    """Refuses a set whose images have several labels.
+    """Checks that a set has one label per image.
 
     Raises:
-        UserError: they have.
+        UserError: the set is multi-label.
     """
     if config.multi_label:
-        raise UserError(f"{config.name}: only zero-shot measures images with several labels; leave out --multi-label")
+        raise UserError(f"{config.name}: only zero-shot supports several labels per image; leave out --multi-label")
 
 
 def require_other_split(config: ImageSet, train_split: str) -> None:
-    """Refuses to train on the images that are tested.
+    """Checks that the training split is not the test split.
 
     Raises:
-        UserError: both splits are one folder, however they are written.
+        UserError: both splits are the same folder, also where their paths are written differently.
     """
     shards = (config.shards, dataclasses.replace(config, split=train_split).shards)
-    tested, trained_on = (posixpath.normpath(storage.absolute(folder)) for folder in shards)
-    if tested == trained_on:
+    test, train = (posixpath.normpath(storage.absolute(folder)) for folder in shards)
+    if test == train:
         raise UserError(
             f"{config.name}: cannot train and test on the same split, {config.split}; give another --train-split"
         )
 
 
 def parse_set(argument: str, like: ImageSet) -> ImageSet:
-    """Returns the set that ``NAME=FOLDER`` or ``FOLDER`` names, with the other fields of ``like``.
+    """Parses ``NAME=FOLDER`` or ``FOLDER`` into a set; all other fields are those of ``like``.
 
-    The folder holds ``classnames.txt`` (if the set has classes) and either shards or a folder ``like.split`` of them;
-    or it holds shards and the folder above it ``classnames.txt``. Without a name it has the folder's, ``test`` that of
-    the folder above.
+    The folder contains ``classnames.txt`` (if the set is labelled), and either shards or a folder ``like.split`` of
+    shards. Or it contains shards, and its parent ``classnames.txt``. Without NAME, the set has the name of the
+    folder, or of its parent if the folder is ``like.split``.
 
     Raises:
-        UserError: there is no such folder, no class names, or a name with a slash.
+        UserError: the folder or its class names are missing, or the name has a slash.
     """
-    name, equals, path = argument.partition("=")
-    if not equals or Path(argument).is_dir():
-        name, path = "", argument
-    if "/" in name:
-        raise UserError(f"{argument}: the name of a set becomes that of a file; leave out the slash")
-    folder = path.rstrip("/")
-    if not folder:
-        raise UserError(f"{argument!r} names no folder; write NAME=FOLDER, or FOLDER with classnames.txt and shards")
+    name, folder = named_folder(argument)
     parent, _, last = folder.rpartition("/")
-    if not storage.is_remote(folder) and not Path(folder).is_dir():
-        raise UserError(f"no folder {folder}; name a folder with classnames.txt and shards")
     directory, split = folder, "." if _has_shards(folder) else like.split
     if like.labelled and not storage.exists(f"{folder}/{CLASS_NAMES_FILE}"):
         directory, split = parent or ".", last
         if not storage.exists(f"{directory}/{CLASS_NAMES_FILE}"):
-            raise UserError(f"no classnames.txt in {folder} or above it; write one with a class name a line")
+            raise UserError(f"no classnames.txt in {folder} or its parent; write one with one class name per line")
     if not name:
         name = parent.rpartition("/")[2] if last == like.split and parent.rpartition("/")[2] else last
     return dataclasses.replace(like, name=name, directory=directory, split=split)
@@ -309,39 +300,42 @@ def _read(loader: Loader, tower: ImageFeatures, name: str) -> Features:
     with Bar(f"reading {name}", loader.num_samples, "images") as bar:
         found = read_features(tower, batches, bar.advance, name)
     for (shard, cause), count in sorted(loader.faults.counts.items()):
-        say(f"{shard}: {count} samples left out: {cause}", by_all=True)
+        message(f"{shard}: {count} samples left out: {cause}", on_all_processes=True)
     return found
 
 
 def read_features(
     tower: ImageFeatures, batches: Iterable[Batch], advance: Callable[[int], object], name: str
 ) -> Features:
-    """Returns the features of the valid rows of all batches; ``advance`` is called with the images done.
+    """Returns the features of the valid rows of all batches; ``advance`` is called with the number of images just read.
 
     Raises:
-        UserError: features that are not finite, or no valid row.
-        Preempted: the run that this is a part of is to end.
+        UserError: features are not finite, or there is no valid row.
+        Preempted: the run was asked to stop.
     """
     values, labels, positions, seen = [], [], [], 0
     for batch, features in _ahead(tower, batches):
         preemption.leave_if_due()
-        valid = distributed.rows_of_all(batch.valid)
+        valid = distributed.gather_rows(batch.valid)
         rows = np.asarray(features)[valid]
         if not np.isfinite(rows).all():
             raise UserError(f"{name}: an embedding is not finite; training diverged, use an earlier checkpoint")
         values.append(rows)
-        of_batch = np.zeros(len(batch.valid), np.int32) if batch.label is None else np.asarray(batch.label)
-        labels.append(distributed.rows_of_all(of_batch)[valid])
+        label = np.zeros(len(batch.valid), np.int32) if batch.label is None else np.asarray(batch.label)
+        labels.append(distributed.gather_rows(label)[valid])
         positions.append(seen + np.flatnonzero(valid))
         seen += len(valid)
         advance(len(rows))
     if not sum(map(len, values)):
-        raise UserError(f"{name}: the set holds no valid image; check its path and its shards")
+        raise UserError(f"{name}: the set has no valid image; check its path and its shards")
     return Features(*(np.concatenate(parts) for parts in (values, labels, positions)))
 
 
 def _ahead(tower: ImageFeatures, batches: Iterable[Batch]) -> Iterator[tuple[Batch, object]]:
-    """Yields each batch with its features, when the device has the next batch already."""
+    """Yields each batch with its features, after the next batch was sent to the device.
+
+    The device thus computes while the host reads the features of the batch before.
+    """
     before = None
     for batch in batches:
         assert batch.view is not None

@@ -1,4 +1,4 @@
-"""How far a figure can be trusted: over seeds, over examples, and between two groups of runs."""
+"""Statistics of figures: standard errors over seeds and examples, and tests between two groups of runs."""
 
 import dataclasses
 import math
@@ -14,36 +14,36 @@ from lit_het.errors import UserError
 from lit_het.eval.rows import row_blocks
 
 RESAMPLES = 1000
-# Why there is no test of a figure that does not depend on what differs between the groups.
+# The reason for no test where both groups have the same values: the figure does not depend on their difference.
 EQUAL = "equal"
 
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-    """Mean over seeds and its standard error, which is NaN for a single seed."""
+    """A mean over seeds and its standard error; NaN for a single seed."""
 
     mean: float
     error: float
 
     def shown(self, digits: int) -> str:
-        """The estimate with some digits after the point; a single seed has no error to show."""
+        """Returns the estimate with ``digits`` decimals; the error is left out for a single seed."""
         error = "" if np.isnan(self.error) else f" ± {self.error:.{digits}f}"
         return f"{self.mean:.{digits}f}{error}"
 
 
 @dataclasses.dataclass(frozen=True)
 class WelchTest:
-    """A figure in two groups of runs, and Welch's test of whether their means differ.
+    """A figure in two groups of runs, and Welch's test for equal means.
 
     Attributes:
         one: estimate from the first group.
         other: estimate from the second.
-        difference: mean of the first group less that of the second.
+        difference: mean of the first group minus mean of the second group.
         interval: bounds of the difference's 95 % confidence interval.
         statistic: Welch's t.
         degrees: its degrees of freedom, after Welch and Satterthwaite.
-        p_value: probability of a |t| as large if the means were equal (two-sided).
-        untested: why there is no test, or nothing; the four before are NaN then.
+        p_value: two-sided: the probability of a |t| at least as large if the means were equal.
+        untested: the reason for no test, or empty; without a test, interval, statistic, degrees and p-value are NaN.
     """
 
     one: Estimate
@@ -57,14 +57,15 @@ class WelchTest:
 
 
 def estimate(values: Sequence[float]) -> Estimate:
-    """Mean and standard error ``s / sqrt(n)``, with n - 1 in the variance; NaN where a value is not finite."""
-    with np.errstate(invalid="ignore"):  # infinity less infinity
+    """Returns the mean and its standard error ``s / sqrt(n)``, which is NaN if a value is not finite."""
+    # Infinity minus infinity is NaN here, which needs no warning.
+    with np.errstate(invalid="ignore"):
         mean = float(np.mean(values))
     return Estimate(mean, standard_error(np.asarray(values, np.float64)))
 
 
 def welch(one: Sequence[float], other: Sequence[float]) -> WelchTest:
-    """Compares a figure between two groups of runs by Welch's t-test, which takes no equal variances.
+    """Compares a figure between two groups of runs with Welch's t-test, which does not assume equal variances.
 
     Welch, "The generalization of 'Student's' problem when several different population variances are involved",
     Biometrika 1947; the two-sample unequal variance t-test of HET-XL, Table 6.
@@ -73,7 +74,7 @@ def welch(one: Sequence[float], other: Sequence[float]) -> WelchTest:
         UserError: a group is empty.
     """
     if not one or not other:
-        raise UserError("a comparison needs at least one run on either side")
+        raise UserError("a comparison needs at least one run in each group")
     estimates = estimate(one), estimate(other)
     untested = _why_untested(one, other)
     if untested:
@@ -81,7 +82,7 @@ def welch(one: Sequence[float], other: Sequence[float]) -> WelchTest:
             difference = float(np.float64(estimates[0].mean) - estimates[1].mean)
         return WelchTest(*estimates, difference, (math.nan, math.nan), math.nan, math.nan, math.nan, untested)
     with warnings.catch_warnings():
-        # SciPy warns where one group varies by rounding only; Welch's test is sound while the other one varies.
+        # SciPy warns if one group varies by rounding only; Welch's test is valid as long as the other group varies.
         warnings.filterwarnings("ignore", "Precision loss", RuntimeWarning)
         test: Any = stats.ttest_ind(one, other, equal_var=False)
     bounds = test.confidence_interval(0.95)
@@ -96,13 +97,13 @@ def welch(one: Sequence[float], other: Sequence[float]) -> WelchTest:
 
 
 def welch_tests(runs: Sequence[Mapping[str, float]], against: Sequence[Mapping[str, float]]) -> dict[str, WelchTest]:
-    """`welch` for each figure that all runs of both groups have, in the order of the first run.
+    """Runs `welch` for each figure that all runs of both groups have, in the order of the first run.
 
     Raises:
         UserError: a group is empty, or no figure is in all runs.
     """
     if not runs or not against:
-        raise UserError("a comparison needs at least one run on either side")
+        raise UserError("a comparison needs at least one run in each group")
     names = [name for name in runs[0] if all(name in run for run in (*runs, *against))]
     if not names:
         raise UserError("no figure is in all of these runs: evaluate them on the same data sets first")
@@ -110,10 +111,10 @@ def welch_tests(runs: Sequence[Mapping[str, float]], against: Sequence[Mapping[s
 
 
 def holm(p_values: Mapping[str, float], level: float = 0.05) -> frozenset[str]:
-    """The names of the tests that stay significant when all count: at most ``level`` to find any by chance.
+    """Returns the names of significant tests after Holm's correction: the family-wise error rate is at most ``level``.
 
-    Holm, "A simple sequentially rejective multiple test procedure", Scandinavian Journal of Statistics 1979; it holds
-    whatever the tests have to do with one another.
+    Holm, "A simple sequentially rejective multiple test procedure", Scandinavian Journal of Statistics 1979. The tests
+    may be dependent.
     """
     found = []
     for number, name in enumerate(sorted(p_values, key=lambda name: p_values[name])):
@@ -124,13 +125,14 @@ def holm(p_values: Mapping[str, float], level: float = 0.05) -> frozenset[str]:
 
 
 def standard_error(values: Float[np.ndarray, " n"], groups: Int[np.ndarray, " n"] | None = None) -> float:
-    """Standard error of a mean: the deviation, with n - 1 in the variance, over the root of the number.
+    """Returns the standard error of a mean: ``s / sqrt(n)``, with n - 1 in the variance.
 
-    Examples of one group, such as the captions of one image, are counted as drawn together, and need not be
-    independent: Liang and Zeger, "Longitudinal data analysis using generalized linear models", Biometrika 1986. NaN for
-    a single example or group, and where a value is not finite.
+    Examples of one group, such as the captions of one image, may be dependent: the error is cluster-robust, after Liang
+    and Zeger, "Longitudinal data analysis using generalized linear models", Biometrika 1986. It is NaN for a single
+    example or group, and if a value is not finite.
     """
-    with np.errstate(invalid="ignore"):  # infinity less infinity
+    # Infinity minus infinity is NaN here, which needs no warning.
+    with np.errstate(invalid="ignore"):
         deviations = values - values.mean(dtype=np.float64)
     if groups is not None:
         deviations = np.bincount(np.unique(groups, return_inverse=True)[1], deviations)
@@ -141,14 +143,14 @@ def standard_error(values: Float[np.ndarray, " n"], groups: Int[np.ndarray, " n"
 def bootstrap_error(
     figure: Callable[[Int[np.ndarray, "r n"]], Float[np.ndarray, " r"]], num_examples: int, seed: int = 0
 ) -> float:
-    """Standard error of a figure over examples: its deviation over `RESAMPLES` draws of n examples with replacement.
+    """Returns the bootstrap standard error of a figure: its deviation over `RESAMPLES` resamples of n examples.
 
     Efron, "Bootstrap methods: another look at the jackknife", Annals of Statistics 1979.
 
     Args:
-        figure: maps how often each example was drawn to the figure of each draw.
+        figure: maps the counts of each example in each of ``r`` resamples to the figure of each resample.
         num_examples: n.
-        seed: of the draws.
+        seed: of the resamples.
 
     Raises:
         UserError: no examples.
@@ -173,5 +175,5 @@ def _why_untested(one: Sequence[float], other: Sequence[float]) -> str:
     if sorted(one) == sorted(other):
         return EQUAL
     if np.ptp(one) == np.ptp(other) == 0:
-        return "no run differs from the others of its group"
+        return "the figure does not vary within the groups"
     return ""

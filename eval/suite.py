@@ -1,4 +1,4 @@
-"""All that a model can be evaluated on."""
+"""All evaluations, by the name of their command."""
 
 from typing import TypeAlias
 
@@ -19,7 +19,6 @@ EvaluationConfig: TypeAlias = (
     | EnsembleConfig
 )
 
-# By the names of the commands.
 EVALUATIONS: dict[str, type[EvaluationConfig]] = {
     "zero-shot": ZeroShotConfig,
     "retrieval": RetrievalConfig,

@@ -1,4 +1,4 @@
-"""Results of a classifier trained in several settings and with several seeds: one file a run, one table for all."""
+"""Results of training with several settings and seeds: one file per run, one table for all."""
 
 import dataclasses
 import json
@@ -18,20 +18,20 @@ from lit_het.files import write_atomically
 
 @dataclasses.dataclass(frozen=True)
 class RunResult:
-    """What one finished run leaves behind.
+    """The result of one finished run.
 
     Attributes:
-        setting: what the run varies, in a form that suits file names.
-        title: the same for people.
-        seed: of initialisation, noise and order of data.
+        setting: the varied setting, as part of file names.
+        title: the varied setting, as shown in tables.
+        seed: of initialisation, noise and data order.
         learned: whether τ was learned.
         temperature: τ at the end of training.
-        num_parameters: of the whole model.
+        num_parameters: of the model.
         metrics: `lit_het.eval.scores.figures` on the held-out set.
-        seconds: of training, compilation included.
-        device: what it was trained on.
+        seconds: training time, compilation included.
+        device: the device of the training.
         held_out: the shards of the held-out set.
-        config: the fields of its configuration by their dotted names.
+        config: the configuration, by dotted field names.
     """
 
     setting: str
@@ -48,7 +48,7 @@ class RunResult:
 
     @property
     def name(self) -> str:
-        """Name of the run among those of its sweep."""
+        """The name of the run in its sweep."""
         return run_name(self.setting, self.seed)
 
 
@@ -59,8 +59,8 @@ class Summary:
     Attributes:
         setting, title, learned, num_parameters: as in `RunResult`.
         temperature: τ at the end of training.
-        metrics: each metric.
-        seeds: of the runs, rising.
+        metrics: mean and standard error of each metric.
+        seeds: of the runs, ascending.
     """
 
     setting: str
@@ -72,17 +72,17 @@ class Summary:
     seeds: tuple[int, ...]
 
 
-# What the reader of a table must know.
-NOTE = "Mean ± standard error over seeds; NLL in nats, a lower one is better; τ is that of the trained model."
+# The legend of a table.
+NOTE = "Mean ± standard error over seeds; NLL in nats, lower is better; τ is that of the trained model."
 
 
 def run_name(setting: str, seed: int) -> str:
-    """Name of a run among those of its sweep."""
+    """Returns the name of a run in its sweep."""
     return f"{setting}_seed{seed}"
 
 
 def write_result(result: RunResult, directory: Path) -> None:
-    """Writes ``<setting>_seed<k>.json``, a single line; the file is never half written."""
+    """Writes ``<setting>_seed<k>.json`` atomically, as a single line."""
     directory.mkdir(parents=True, exist_ok=True)
     write_atomically(
         directory / f"{result.name}.json", json.dumps(dataclasses.asdict(result), ensure_ascii=False) + "\n"
@@ -90,7 +90,7 @@ def write_result(result: RunResult, directory: Path) -> None:
 
 
 def read_results(directory: Path) -> list[RunResult]:
-    """The results of all runs that have finished, by name.
+    """Reads the results of all finished runs, by name.
 
     Raises:
         UserError: a file cannot be read.
@@ -99,7 +99,7 @@ def read_results(directory: Path) -> list[RunResult]:
 
 
 def summarize(results: Iterable[RunResult], order: Callable[[RunResult], Any]) -> list[Summary]:
-    """One summary for each setting, those with the smallest ``order`` first."""
+    """Returns one summary per setting, sorted by ``order``."""
     members: dict[str, list[RunResult]] = {}
     for result in sorted(results, key=lambda result: (order(result), result.setting, result.seed)):
         members.setdefault(result.setting, []).append(result)
@@ -107,7 +107,7 @@ def summarize(results: Iterable[RunResult], order: Callable[[RunResult], Any]) -
 
 
 def table(summaries: Sequence[Summary], title: str) -> Table:
-    """The table for the terminal."""
+    """Returns the table for the terminal."""
     shown = Table(title=title, title_justify="left", header_style="bold")
     for number, column in enumerate(_COLUMNS):
         shown.add_column(column, justify="left" if number == 0 else "right")
@@ -117,17 +117,17 @@ def table(summaries: Sequence[Summary], title: str) -> Table:
 
 
 def markdown(summaries: Sequence[Summary]) -> str:
-    """The same rows as Markdown, with what the reader must know about them below."""
+    """Returns the same rows as Markdown, with the legend below."""
     lines = [_COLUMNS, ("---",) * len(_COLUMNS), *map(_cells, summaries)]
     rows = "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
     return f"{rows}\n{NOTE}\n"
 
 
 def check_comparable(results: Iterable[RunResult], varied: Callable[[str], bool]) -> None:
-    """Demand that runs differ in nothing but the fields that ``varied`` accepts.
+    """Checks that runs differ only in fields that ``varied`` accepts.
 
     Raises:
-        UserError: a field has other values in one of the runs.
+        UserError: runs differ in another field.
     """
     first: RunResult | None = None
     for result in results:
@@ -138,14 +138,14 @@ def check_comparable(results: Iterable[RunResult], varied: Callable[[str], bool]
             field, (before, now) = next(iter(differing.items()))
             raise UserError(
                 f"{field} is {before} in {first.name}.json and {now} in {result.name}.json: one table cannot compare "
-                "them; give each a folder of its own with --output"
+                "them; give each experiment its own folder with --output"
             )
 
 
 def differences(
     one: Mapping[str, Any], other: Mapping[str, Any], ignored: Callable[[str], bool]
 ) -> dict[str, tuple[Any, Any]]:
-    """The fields with different values, with both, but for those that ``ignored`` accepts."""
+    """Returns fields with different values, with both values; without fields that ``ignored`` accepts."""
     return {
         field: (one.get(field), other.get(field))
         for field in sorted(one.keys() | other.keys())
@@ -186,9 +186,10 @@ def _summarize(runs: Sequence[RunResult]) -> Summary:
 def _read(path: Path) -> RunResult:
     try:
         return _CONVERTER.structure(untrusted.read_json(path), RunResult)
-    except Exception as error:  # numbers that are none make cattrs raise whatever Python does
+    # cattrs passes on any exception of a conversion, such as that of a number from a string.
+    except Exception as error:
         reason = " ".join(str(error).split())[:300]
-        raise UserError(f"{path} is no result of a run ({reason}); delete it, and the run is done again") from error
+        raise UserError(f"{path} is not a result of a run ({reason}); delete it, and the run is repeated") from error
 
 
 _CONVERTER = cattrs.Converter(forbid_extra_keys=True)

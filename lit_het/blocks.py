@@ -1,8 +1,7 @@
 """Sums over blocks of examples and means over blocks of samples, in memory that does not grow with either.
 
-A gradient is taken block by block, so that no block's intermediate values outlive it. The functions that are summed may
-close over arrays of floats, whose gradients are right too; keys, labels and masks are given as ``constants`` or as
-``context``.
+Gradients are taken block by block, so that no block's intermediate values outlive it. The functions may close over
+differentiated float arrays; random keys, labels and masks must be arguments, ``constants`` or ``context``.
 """
 
 import functools
@@ -17,10 +16,11 @@ from jaxtyping import Array, Float, Int
 from lit_het import sharding
 from lit_het.errors import UserError
 
-# Blocks of equal size may leave so much of their room unused before they count as slow.
-MOST_ROOM_LEFT = 4
+# Blocks have equal sizes, so a block may be smaller than requested. Below 1/4 of the requested size the computation
+# would be so slow that an error is better.
+MAX_BLOCK_SHRINKAGE = 4
 
-# (rows, constants) of n examples and the context to a scalar to differentiate and to further sums.
+# (rows, constants, context) to (scalar to differentiate, tree of sums without a gradient).
 BlockFunction: TypeAlias = Callable[[Any, Any, Any], tuple[Float[Array, ""], Any]]
 
 
@@ -29,18 +29,19 @@ def sum_over_examples(
 ) -> tuple[Float[Array, ""], Any]:
     """Returns the sum of ``function`` over blocks of examples.
 
-    The gradient is taken together with the value: a block is computed once, not once more going backward.
+    The forward pass computes the gradient together with the value, so that the backward pass recomputes nothing.
 
     Args:
-        function: ``(rows, constants, context)`` of some examples to a scalar and to a tree of sums without a gradient.
+        function: ``(rows, constants, context)`` of one block to a scalar and a tree of sums without a gradient.
         rows: a tree of float arrays with a leading example axis, differentiated.
         constants: a tree with the same leading axis, not differentiated.
-        examples_per_block: at most so many examples a device at a time.
-        context: a tree that every block sees whole, not differentiated.
+        examples_per_block: maximum number of examples per block on each device.
+        context: a tree that every block receives whole, not differentiated.
     """
     if (size := _block_size(rows, examples_per_block)) is None:
         return function(rows, constants, context)
     rows, constants = _split((rows, constants), size)
+    # Differentiated arrays that the function closes over become arguments: custom_vjp cannot differentiate closures.
     function, shared = jax.closure_convert(function, *_first((rows, constants)), context)
     return _block_sum(function, shared, rows, constants, context)
 
@@ -48,13 +49,13 @@ def sum_over_examples(
 def scan_examples(
     function: Callable[[Any, Any], tuple[Any, Any]], carry: Any, rows: Any, examples_per_block: int
 ) -> tuple[Any, Any]:
-    """Carries something through all examples, block by block, as `jax.lax.scan`; without a gradient of its own.
+    """Scans over blocks of examples like `jax.lax.scan`, and joins the blocks' results; no custom gradient.
 
     Args:
-        function: ``(carry, rows)`` to the next carry and to a tree with a leading example axis.
-        carry: at the start.
+        function: ``(carry, rows)`` of one block to the next carry and a tree with a leading example axis.
+        carry: the initial carry.
         rows: all examples.
-        examples_per_block: at most so many examples a device at a time.
+        examples_per_block: maximum number of examples per block on each device.
     """
     if (size := _block_size(rows, examples_per_block)) is None:
         return function(carry, rows)
@@ -69,18 +70,19 @@ def log_mean_over_samples(
     num_samples: int,
     samples_per_block: int,
 ) -> tuple[Float[Array, "n *rest"], Float[Array, " n"]]:
-    """Returns ``log (1/S Σ_s p_s)`` and the mean of a second figure, which has no gradient.
+    """Returns ``log (1/S Σ_s p_s)`` and the mean of a metric over samples, which has no gradient.
 
-    Several blocks are joined by a running log-sum-exp; the backward pass computes each block anew.
+    A running log-sum-exp joins the blocks; the backward pass recomputes each block.
 
     Args:
-        function: ``(common, constants, numbers of t samples)`` to ``log p`` and the second figure of each sample.
+        function: ``(common, constants, indices of t samples)`` to ``log p`` and the metric of each sample.
         common: a tree of float arrays, differentiated.
         constants: a tree, not differentiated.
         num_samples: S.
-        samples_per_block: at most so many samples at a time.
+        samples_per_block: maximum number of samples per block.
     """
     num_blocks = -(-num_samples // samples_per_block)
+    # Equal blocks; samples of the last block beyond S are masked.
     size = -(-num_samples // num_blocks)
     if num_blocks == 1:
         log_p, figure = function(common, constants, jnp.arange(num_samples))
@@ -89,6 +91,7 @@ def log_mean_over_samples(
     return _running_log_mean((function, num_samples, num_blocks, size), shared, common, constants)
 
 
+# A custom gradient, as that of a scan would save the intermediate values of all blocks at the same time.
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _block_sum(function: Callable, shared: list, rows: Any, constants: Any, context: Any) -> Any:
     def add(total: Any, block: Any) -> tuple[Any, None]:
@@ -100,42 +103,48 @@ def _block_sum(function: Callable, shared: list, rows: Any, constants: Any, cont
 
 def _block_sum_forward(function: Callable, shared: list, rows: Any, constants: Any, context: Any) -> tuple[Any, Any]:
     def value_and_grad(block: Any) -> tuple[Any, Any]:
-        def of(shared: list, rows: Any) -> Any:
-            return function(rows, block[1], context, *shared)
+        rows, constants = block
 
-        return jax.value_and_grad(of, argnums=(0, 1), has_aux=True)(shared, block[0])
+        def value(shared: list, rows: Any) -> Any:
+            return function(rows, constants, context, *shared)
+
+        return jax.value_and_grad(value, argnums=(0, 1), has_aux=True)(shared, rows)
 
     def add(total: Any, block: Any) -> tuple[Any, Any]:
-        sums, (of_shared, of_rows) = value_and_grad(block)
-        return jax.tree.map(jnp.add, total, (sums, of_shared)), of_rows
+        sums, (shared_gradient, row_gradient) = value_and_grad(block)
+        # Gradients of shared arrays are summed over blocks; those of rows are stacked, as each row is in one block.
+        return jax.tree.map(jnp.add, total, (sums, shared_gradient)), row_gradient
 
-    sums, (of_shared, _) = _zeros(lambda: value_and_grad(_first((rows, constants))))
-    total: Any = (sums, of_shared)
-    (sums, of_shared), of_rows = jax.lax.scan(add, total, (rows, constants))
-    return sums, (of_shared, of_rows)
+    sums, (shared_gradient, _) = _zeros(lambda: value_and_grad(_first((rows, constants))))
+    total: Any = (sums, shared_gradient)
+    (sums, shared_gradient), row_gradient = jax.lax.scan(add, total, (rows, constants))
+    return sums, (shared_gradient, row_gradient)
 
 
 def _block_sum_backward(function: Callable, gradients: Any, cotangent: Any) -> tuple[Any, Any, None, None]:
-    of_shared, of_rows = jax.tree.map(lambda gradient: cotangent[0] * gradient, gradients)
-    return of_shared, of_rows, None, None
+    # The result is a scalar: its chain rule is a product with the saved gradient.
+    shared_gradient, row_gradient = jax.tree.map(lambda gradient: cotangent[0] * gradient, gradients)
+    return shared_gradient, row_gradient, None, None
 
 
 _block_sum.defvjp(_block_sum_forward, _block_sum_backward)
 
 
+# A custom gradient, as that of a scan would save log p and what led to it for all samples.
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _running_log_mean(plan: tuple, shared: list, common: Any, constants: Any) -> Any:
     function, num_samples, num_blocks, size = plan
 
     def add(running: Any, block: Int[Array, ""]) -> tuple[Any, None]:
         log_sum, total = running
-        log_p, figure, present = _samples_of_block(plan, block, shared, common, constants)
+        log_p, metric, is_sample = _block_samples(plan, block, shared, common, constants)
+        # Sums stay in the logarithm: probabilities of many classes round to zero in float32.
         log_sum = jnp.logaddexp(log_sum, jax.nn.logsumexp(log_p, axis=1))
-        return (log_sum, total + jnp.sum(jnp.where(present[None], figure, 0.0), axis=1)), None
+        return (log_sum, total + jnp.sum(jnp.where(is_sample[None], metric, 0.0), axis=1)), None
 
     shapes = jax.eval_shape(lambda: function(common, constants, jnp.arange(size), *shared))
-    log_p, figure = (jnp.zeros((shape.shape[0], *shape.shape[2:]), shape.dtype) for shape in shapes)
-    (log_sum, total), _ = jax.lax.scan(add, (jnp.full_like(log_p, -jnp.inf), figure), jnp.arange(num_blocks))
+    log_p, metric = (jnp.zeros((shape.shape[0], *shape.shape[2:]), shape.dtype) for shape in shapes)
+    (log_sum, total), _ = jax.lax.scan(add, (jnp.full_like(log_p, -jnp.inf), metric), jnp.arange(num_blocks))
     return log_sum - math.log(num_samples), total / num_samples
 
 
@@ -145,59 +154,63 @@ def _running_log_mean_forward(plan: tuple, shared: list, common: Any, constants:
 
 
 def _running_log_mean_backward(plan: tuple, residuals: Any, cotangent: Any) -> tuple[Any, Any, None]:
-    """Weighs every sample by its share of the probability: ``∂ log(1/S Σ p) / ∂ log p_s = p_s / Σ p``."""
+    """Weights every sample by its share of the probability: ``∂ log(1/S Σ p) / ∂ log p_s = p_s / Σ p``."""
     shared, common, constants, log_mean = residuals
     _, num_samples, num_blocks, _ = plan
 
     def add(total: Any, block: Int[Array, ""]) -> tuple[Any, None]:
         def log_probability(shared: list, common: Any) -> Array:
-            return _samples_of_block(plan, block, shared, common, constants)[0]
+            return _block_samples(plan, block, shared, common, constants)[0]
 
         log_p, pull_back = jax.vjp(log_probability, shared, common)
+        # At most 1, as log p never exceeds the log of the sum: the exponential cannot overflow.
         share = jnp.exp(log_p - (log_mean + math.log(num_samples))[:, None])
         return jax.tree.map(jnp.add, total, pull_back(cotangent[0][:, None] * share)), None
 
     zeros = jax.tree.map(jnp.zeros_like, (shared, common))
-    of_shared, of_common = jax.lax.scan(add, zeros, jnp.arange(num_blocks))[0]
-    return of_shared, of_common, None
+    shared_gradient, common_gradient = jax.lax.scan(add, zeros, jnp.arange(num_blocks))[0]
+    return shared_gradient, common_gradient, None
 
 
 _running_log_mean.defvjp(_running_log_mean_forward, _running_log_mean_backward)
 
 
-def _samples_of_block(plan: tuple, block: Int[Array, ""], shared: list, common: Any, constants: Any) -> Any:
-    """Returns log p and the figure of a block's samples, and which of them are among the S."""
+def _block_samples(plan: tuple, block: Int[Array, ""], shared: list, common: Any, constants: Any) -> Any:
+    """Returns log p and the metric of a block's samples, and which of them are among the S."""
     function, num_samples, _, size = plan
-    numbers = block * size + jnp.arange(size)
-    present = numbers < num_samples
-    log_p, figure = function(common, constants, numbers, *shared)
+    indices = block * size + jnp.arange(size)
+    is_sample = indices < num_samples
+    log_p, metric = function(common, constants, indices, *shared)
     shape = (1, size, *(1,) * (log_p.ndim - 2))
-    return jnp.where(present.reshape(shape), log_p, -jnp.inf), figure, present
+    return jnp.where(is_sample.reshape(shape), log_p, -jnp.inf), metric, is_sample
 
 
 def _block_size(rows: Any, examples_per_block: int) -> int | None:
-    """Returns how many examples of all devices make a block that divides them evenly, or None if all do.
+    """Returns the number of examples of a block over all devices, or None if one block holds all examples.
 
     Raises:
-        UserError: a number of examples whose divisors would make far smaller blocks than there is room for.
+        UserError: the number of examples has no divisor near ``examples_per_block``.
     """
     num_examples = jax.tree.leaves(rows)[0].shape[0]
-    shares = sharding.num_automatic_shares()
-    if num_examples % shares:
-        shares = 1
-    share = num_examples // shares
-    room = min(share, examples_per_block)
-    size = largest_divisor(share, room)
-    if MOST_ROOM_LEFT * size < room:
+    devices = sharding.num_automatic_shards()
+    if num_examples % devices:
+        devices = 1
+    per_device = num_examples // devices
+    largest = min(per_device, examples_per_block)
+    size = largest_divisor(per_device, largest)
+    if MAX_BLOCK_SHRINKAGE * size < largest:
+        better = devices * (per_device // largest + 1) * largest
         raise UserError(
-            f"{share} examples on a device can only be computed {size} at a time where there is room for {room}, "
-            f"which is slow; take a batch size with more divisors, for example {shares * (share // room + 1) * room}"
+            f"{per_device} examples per device can only be divided into blocks of {size}, although {largest} fit, "
+            f"which is slow; choose a batch size with more divisors, for example {better}"
         )
-    return None if size == share else shares * size
+    return None if size == per_device else devices * size
 
 
 def _split(tree: Any, size: int) -> Any:
-    """Returns ``[blocks size ...]``; a block takes examples at equal distances, so that devices keep their own."""
+    """Returns ``[blocks size ...]`` for ``[examples ...]``."""
+    # A block takes every n-th example, not neighbours: then it has equal parts of every device's rows, and no row
+    # moves between devices.
     return jax.tree.map(lambda x: x.reshape(size, -1, *x.shape[1:]).swapaxes(0, 1), tree)
 
 
@@ -211,5 +224,5 @@ def _zeros(function: Callable[[], Any]) -> Any:
 
 
 def largest_divisor(number: int, at_most: int) -> int:
-    """Returns the largest divisor of a number that is at most so large."""
+    """Returns the largest divisor of ``number`` that is at most ``at_most``."""
     return next(divisor for divisor in range(min(number, at_most), 0, -1) if number % divisor == 0)

@@ -1,4 +1,4 @@
-"""What a command shows: a progress bar or plain lines, and messages."""
+"""What commands print beside their results: progress bars and messages."""
 
 import contextlib
 import sys
@@ -12,16 +12,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from lit_het import distributed
 from lit_het.errors import printable
 
-# Seconds between two plain lines where there is no terminal to draw a bar on.
+# Seconds between two progress lines where the output is not a terminal.
 PLAIN_INTERVAL = 10.0
 
 
 class Bar:
     """A progress bar with rate and time left; plain lines where the output is not a terminal.
 
-    Of several processes only the first shows it.
-
-    Use as a context manager; ``advance(n, note)`` counts ``n`` more units.
+    Only the main process shows it. Use as a context manager.
     """
 
     def __init__(self, description: str, total: int, unit: str, *, start: int = 0):
@@ -29,7 +27,7 @@ class Bar:
         self._done = self._start = start
         self._last_line = time.monotonic()
         self._began: float | None = None
-        self._console = Console(stderr=True, quiet=not distributed.is_first())
+        self._console = Console(stderr=True, quiet=not distributed.is_main_process())
         self._bar: Progress | None = None
         if self._console.is_terminal and not self._console.quiet:
             columns = (
@@ -60,7 +58,7 @@ class Bar:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Leaves the screen to the bars of others."""
+        """Hides the bar while another one is shown."""
         if self._bar:
             self._bar.stop()
         yield
@@ -68,10 +66,10 @@ class Bar:
             self._bar.start()
 
     def advance(self, count: int, note: str = "") -> None:
-        """Counts ``count`` more units done and shows ``note`` beside the bar."""
+        """Adds ``count`` completed units and shows ``note`` beside the bar."""
         self._done += count
         if self._began is None:
-            # The first units wait for compilation: the rate leaves them out.
+            # The first units include compilation, so the rate does not count them.
             self._began, self._start = time.monotonic(), self._done
         if self._bar:
             self._bar.update(self._task, completed=self._done, rate=f"{self._rate():.1f} {self.unit}/s", note=note)
@@ -91,7 +89,7 @@ class Bar:
             print(line.rstrip(), file=sys.stderr, flush=True)
 
 
-def say(line: str, *, by_all: bool = False) -> None:
-    """Prints a remark of the program, beside its results; of several processes the first alone, or each its own."""
-    if by_all or distributed.is_first():
+def message(line: str, *, on_all_processes: bool = False) -> None:
+    """Prints a message to standard error, on the main process only or on every process."""
+    if on_all_processes or distributed.is_main_process():
         print(f"lit-het: {printable(line)}", file=sys.stderr, flush=True)

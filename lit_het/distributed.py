@@ -1,4 +1,4 @@
-"""One program on several processes: how they find one another, and how they join the rows that each has read."""
+"""Programs of several processes: how they connect, and how they exchange rows and errors."""
 
 import ctypes
 import hashlib
@@ -16,31 +16,31 @@ from lit_het.errors import TRY_AGAIN, UserError
 from lit_het.sharding import batch_sharding
 from lit_het.types import Batch
 
-# Seconds after which the others take a process for dead that is not heard of.
+# Seconds without a heartbeat after which a process counts as dead.
 HEARTBEAT_TIMEOUT = 30
-# How JAX's errors begin where a collective fails, and codes of those whose cause is the program.
+# How messages of JAX begin where a collective fails, and codes of errors that the program itself has caused.
 _LOST = re.compile(r"[A-Z_]+: .*(Gloo|NCCL|coordination|barrier|heartbeat)", re.DOTALL | re.IGNORECASE)
 _OF_PROGRAM = ("RESOURCE_EXHAUSTED", "INVALID_ARGUMENT", "UNIMPLEMENTED")
-# What JAX raises where processes do not come together.
+# What `jax.distributed.initialize` raises where processes cannot connect.
 _NOT_JOINED = (RuntimeError, ValueError, TypeError, KeyError, OSError)
 
 _abort_handler: Any = None
 
 
 def join(place: str = "") -> None:
-    """Makes this process one of several that share every batch; before any computation.
+    """Connects this process to the others that share every batch. Call it before any computation.
 
     Args:
-        place: ``HOST:PORT,I/N``: the address of process 0, this process's number from 0, and how many there are. If
-            empty, a TPU slice, Slurm, Kubernetes or MPI tells.
+        place: ``HOST:PORT,I/N``: the address of process 0, the index of this process and the number of processes. If
+            empty, JAX detects them on a TPU slice, Slurm, Kubernetes or MPI.
 
     Raises:
-        UserError: ``place`` is none, nothing tells, or the others do not come.
+        UserError: ``place`` is malformed, nothing was detected, or the processes cannot connect.
     """
     found = re.fullmatch(r"(\S+:\d+),(\d+)/(\d+)", place)
     if place and (found is None or int(found[2]) >= int(found[3]) or not 0 < int(found[1].split(":")[-1]) < 2**16):
         raise UserError(
-            f"--distributed {place} names no process; the first of two is HOST:PORT,0/2 and the second HOST:PORT,1/2"
+            f"--distributed {place} is malformed; the first of two processes is HOST:PORT,0/2, the second HOST:PORT,1/2"
         )
     address, number, count = (found[1], int(found[2]), int(found[3])) if found else (None, None, None)
     try:
@@ -54,31 +54,29 @@ def join(place: str = "") -> None:
 
 
 def _end_aborts_with(code: int) -> None:
-    """Gives an exit code to SIGABRT, by which JAX's own threads end a process that has lost process 0.
-
-    Not by `signal.signal`: its handlers run when the main thread comes to them, and the process ends before.
-    """
+    """Sets the exit code for SIGABRT, with which JAX's threads end a process that has lost process 0."""
+    # A handler of `signal.signal` runs in the main thread, which the abort does not wait for; a handler in C runs at
+    # once.
 
     def end(_: int) -> None:
-        os.write(2, b"lit-het: ended by SIGABRT, as JAX ends those that have lost process 0; start all again\n")
+        os.write(2, b"lit-het: ended by SIGABRT: JAX lost the connection to process 0; restart all processes\n")
         os._exit(code)
 
-    global _abort_handler  # the C library keeps no reference
+    # The C library holds no reference to the handler: without a global one Python would free it.
+    global _abort_handler
     _abort_handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(end)
     ctypes.CDLL(None).signal(signal.SIGABRT, _abort_handler)
 
 
-def is_first() -> bool:
-    """Whether this process is the one of several that tells and writes; asks without starting any device."""
+def is_main_process() -> bool:
+    """Returns whether this is process 0, the only one that prints messages and writes the run's files."""
+    # `jax.process_index` would start the devices of a program that has only one process.
     return not jax.distributed.is_initialized() or jax.process_index() == 0
 
 
-def fault_of_machines(error: BaseException) -> BaseException | None:
-    """Returns the error behind another that tells that another process, a device or the network is gone, if any does.
-
-    What the runtime reports comes as `jax.errors.JaxRuntimeError` from a computation, and as a plain ``ValueError``
-    where its result is fetched.
-    """
+def lost_process_error(error: BaseException) -> BaseException | None:
+    """Returns the error in a chain of causes that reports the loss of a process, a device or the network, or None."""
+    # JAX raises JaxRuntimeError from a computation, but a plain ValueError where its result is fetched.
     if not jax.distributed.is_initialized():
         return None
     cause: BaseException | None = error
@@ -91,36 +89,39 @@ def fault_of_machines(error: BaseException) -> BaseException | None:
 
 
 def leave(code: int) -> None:
-    """Ends this process at once if there are several: they wait for it in a collective, and it would wait for them."""
+    """Ends this process at once if there are several."""
+    # A normal exit would wait for the others, which wait for this process in a collective.
     if jax.distributed.is_initialized() and jax.process_count() > 1:
         os._exit(code)
 
 
 def to_global(batch: Batch, mesh: Mesh) -> Batch:
-    """Returns the global batch, sharded over the mesh, of which this host holds the rows in ``batch``."""
+    """Returns the global batch, sharded over the mesh; ``batch`` has this host's rows."""
     return jax.tree.map(lambda rows: split_rows(rows, mesh), batch)
 
 
 def wait_for_all(name: str) -> None:
-    """Returns when every process has come to the place with this name."""
+    """Waits until every process has called this function with the same name."""
     if jax.process_count() > 1:
         multihost_utils.sync_global_devices(name)
 
 
-def anywhere(here: bool) -> bool:
-    """Returns whether something is so on one of the processes, which all ask."""
-    return bool(rows_of_all(np.array([here])).any())
+def any_process(here: bool) -> bool:
+    """Returns whether the condition is true on at least one process; all processes must call this."""
+    return bool(gather_rows(np.array([here])).any())
 
 
 def check_same(text: str, what: str) -> None:
-    """Refuses what should be, and is not, the same on all processes; returns when all have come here.
+    """Checks that a text is the same on all processes, all of which must call this.
 
     Raises:
-        UserError: it differs from that of process 0.
+        UserError: the text differs from that of process 0.
     """
     digest = np.frombuffer(hashlib.sha256(text.encode()).digest(), np.uint8)
-    if not np.array_equal(digest, rows_of_all(digest[None])[0]):
-        raise UserError(f"{what} of process {jax.process_index()} differs from that of process 0; give all the same")
+    if not np.array_equal(digest, gather_rows(digest[None])[0]):
+        raise UserError(
+            f"{what} of process {jax.process_index()} differs from that of process 0; start all processes with the same"
+        )
 
 
 def split_rows(rows: np.ndarray, mesh: Mesh) -> jax.Array:
@@ -128,7 +129,7 @@ def split_rows(rows: np.ndarray, mesh: Mesh) -> jax.Array:
     return jax.make_array_from_process_local_data(batch_sharding(mesh), rows)
 
 
-def rows_of_all(rows: np.ndarray) -> np.ndarray:
+def gather_rows(rows: np.ndarray) -> np.ndarray:
     """Returns the rows of all hosts, in their order, on every host."""
     if jax.process_count() == 1:
         return rows

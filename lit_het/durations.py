@@ -1,4 +1,4 @@
-"""How long things last: steps, examples, epochs or a percentage of the run, as papers say it."""
+"""Durations of training in steps, examples, epochs or percent of the run, as papers give them."""
 
 import dataclasses
 import math
@@ -16,7 +16,7 @@ class Duration:
 
     Attributes:
         amount: how many units.
-        unit: steps, examples, epochs, or percent of the run, for its parts alone.
+        unit: steps, examples or epochs; parts of a run, such as the warm-up, may also be given in percent of it.
     """
 
     amount: int | float
@@ -28,14 +28,14 @@ class Duration:
         if not math.isfinite(self.amount):
             raise FieldError(self, "amount", f"{self.amount} must be finite")
         if self.unit == "steps" and self.amount != int(self.amount):
-            raise FieldError(self, "amount", f"{self.amount} steps are no whole number; did you mean percent?")
+            raise FieldError(self, "amount", f"{self.amount} steps are not a whole number; did you mean percent?")
 
     @staticmethod
     def parse(text: str) -> "Duration":
         """Returns the duration of a text such as "90 epochs"; a bare number counts steps.
 
         Raises:
-            ValueError: the text is none.
+            ValueError: the text is not a duration.
         """
         number, _, rest = text.strip().partition(" ")
         try:
@@ -44,7 +44,7 @@ class Duration:
         except (KeyError, ValueError, UserError) as error:
             *units, last = get_args(Unit)
             raise ValueError(
-                f"{text!r} is no duration; write a number of {', '.join(units)} or {last}, such as '90 epochs'"
+                f"{text!r} is not a duration; write a number of {', '.join(units)} or {last}, such as '90 epochs'"
             ) from error
 
     def __str__(self) -> str:
@@ -53,12 +53,12 @@ class Duration:
 
 @dataclasses.dataclass(frozen=True)
 class RunLength:
-    """The length of a run in steps, and what turns other units into steps.
+    """The length of a run in steps, and the sizes that convert other units to steps.
 
     Attributes:
         num_steps: optimizer updates.
-        batch_size: examples of a step.
-        epoch_size: examples of an epoch; None for a stream, which has no epochs.
+        batch_size: examples per step.
+        epoch_size: examples per epoch; None for a stream, which has no epochs.
     """
 
     num_steps: int
@@ -70,24 +70,25 @@ class RunLength:
         """Returns the length of a run of ``length``.
 
         Raises:
-            UserError: a stream has no epochs, or the run has no step.
+            UserError: epochs of a stream, or a run of less than one step.
         """
         num_steps = RunLength(0, batch_size, epoch_size).steps(length, "length")
         if num_steps < 1:
-            raise UserError(f"--length {length} is not one batch of {batch_size}; train longer")
+            raise UserError(f"--length {length} is less than one batch of {batch_size} examples; train longer")
         return RunLength(num_steps, batch_size, epoch_size)
 
     def steps(self, duration: Duration, flag: str) -> int:
-        """Returns the whole steps that fit into a duration: a fraction of a step is left out.
+        """Returns a duration in steps, rounded down.
 
         Args:
-            duration: of the run or of a part of it.
-            flag: its name, for messages.
+            duration: the run or a part of it.
+            flag: name of the setting, for error messages.
 
         Raises:
-            UserError: a stream has no epochs.
+            UserError: epochs of a stream.
         """
-        amount = Fraction(str(duration.amount))  # 0.1 means a tenth, not the float beside it
+        # Exact: the float nearest to 0.1 is larger than 0.1, and might add a step.
+        amount = Fraction(str(duration.amount))
         match duration.unit:
             case "steps":
                 return math.floor(amount)

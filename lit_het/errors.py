@@ -1,16 +1,16 @@
-"""The one exception for mistakes a user can mend; the CLI prints it as one line without a traceback."""
+"""The exception for mistakes that the user can fix; the CLI prints it as one line without a traceback."""
 
 from typing import Any, get_args, get_type_hints
 
-# The exit code of what passes, and may succeed when it is started again (sysexits.h).
+# Exit code of a temporary failure, EX_TEMPFAIL in sysexits.h: the same command may succeed later.
 TRY_AGAIN = 75
 
 
 class UserError(Exception):
-    """Bad input, configuration or file; the message names the culprit and the way out.
+    """Wrong input, configuration or file; the message names the cause and the way out.
 
     Attributes:
-        code: with which the command ends.
+        code: the command's exit code.
     """
 
     code = 1
@@ -20,22 +20,22 @@ class UserError(Exception):
 
 
 def printable(text: str) -> str:
-    """Returns text in one line without control characters, which names in the files of others may hold."""
+    """Returns text in one line, control characters escaped: names in downloaded files may contain any."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 class Unwritable(UserError):
-    """A disk that is full, or storage that cannot be written to now: the same start may succeed later."""
+    """A full disk or unavailable storage; the same command may succeed later."""
 
     code = TRY_AGAIN
 
 
 class FieldError(UserError):
-    """A field of a configuration with a value that cannot be.
+    """A field of a configuration with an invalid value.
 
     Attributes:
-        field: its name.
-        problem: the value, and what it should be.
+        field: name of the field.
+        problem: the value, and what it must be.
     """
 
     def __init__(self, config: Any, field: str, problem: str):
@@ -44,25 +44,25 @@ class FieldError(UserError):
 
 
 def require_at_least(least: int, config: Any, *fields: str) -> None:
-    """Refuses a configuration with a field below ``least``.
+    """Checks that fields of a configuration are at least ``least``.
 
     Raises:
-        FieldError: with the field and its value.
+        FieldError: a field is smaller, or not a number.
     """
     for field in fields:
         value = getattr(config, field)
-        if not value >= least:  # nor NaN
+        if not value >= least:  # NaN fails too
             raise FieldError(config, field, f"{value} must be at least {least}")
 
 
 def require_choice(config: Any, *fields: str) -> None:
-    """Refuses a configuration with a field that is none of the choices its annotation, a ``Literal``, names.
+    """Checks that fields of a configuration have one of the values of their ``Literal`` annotation.
 
     Raises:
-        FieldError: with the field, its value and the choices.
+        FieldError: a field has another value.
     """
     hints = get_type_hints(type(config))
     for field in fields:
         value, choices = getattr(config, field), get_args(hints[field])
         if value not in choices:
-            raise FieldError(config, field, f"{value!r} is none of {', '.join(map(repr, choices))}")
+            raise FieldError(config, field, f"{value!r} is not one of {', '.join(map(repr, choices))}")

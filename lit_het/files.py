@@ -1,4 +1,4 @@
-"""Files that are never half written, and the folder for those that can be made again."""
+"""Atomic writes, and the user's cache directory."""
 
 import contextlib
 import os
@@ -14,12 +14,9 @@ from lit_het.errors import UserError
 
 @contextlib.contextmanager
 def completed(path: Path) -> Iterator[Path]:
-    """Yields a temporary path that takes the place of ``path`` at the end: nobody ever sees half of a file.
-
-    The temporary file is there already, and empty.
-    """
-    # Other threads, processes and hosts may be writing the same file; and where others may write to the folder, none
-    # can have put a link to a file of ours under a name that nobody can guess.
+    """Yields the path of an empty temporary file, which replaces ``path`` at the end; readers never see half a file."""
+    # A random name, as other threads, processes and hosts may write the same file. O_EXCL and O_NOFOLLOW, as another
+    # user of a shared directory could otherwise plant a link that makes us overwrite one of our own files.
     temporary = path.with_name(f"{path.name}.partial-{secrets.token_hex(8)}")
     os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666))
     try:
@@ -30,20 +27,19 @@ def completed(path: Path) -> Iterator[Path]:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Writes a file under a temporary name and renames it."""
+    """Writes a text file under a temporary name and renames it."""
     with completed(path) as temporary:
         temporary.write_text(text, "utf-8")
 
 
 def cache_folder(name: str) -> Path:
-    """Returns where the user's cache keeps files of one kind, a folder that nobody else can write to.
+    """Returns the directory of the user's cache for one kind of file, to which only this user can write.
 
-    It is made, where it can be: what reads or writes there meets the error where it cannot. One of ours that the group
-    may write to, as a umask of 002 makes it, is made private.
+    The directory is created if possible; if not, reading or writing there raises the error. A directory of this user
+    that its group can write to (umask 002) is made private.
 
     Raises:
-        UserError: it belongs to another user, or all may write to it. They could change what is read from it, or run
-            as programs that JAX has compiled.
+        UserError: the directory belongs to another user, or all users can write to it.
     """
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lit-het"
     with contextlib.suppress(OSError):
@@ -56,7 +52,8 @@ def cache_folder(name: str) -> Path:
 
 
 def _check_private(folder: Path) -> None:
-    """Refuses a folder, or a link to one, that others own or may write to; root may do what it wants anyway."""
+    """Checks that no other user owns or can write to a directory or the link to it; root may."""
+    # Another user could replace cached files, such as compiled programs, which JAX would run as this user.
     try:
         link, found = folder.lstat(), folder.stat()
     except OSError:
@@ -65,19 +62,19 @@ def _check_private(folder: Path) -> None:
     if not {link.st_uid, found.st_uid} <= {os.geteuid(), 0}:
         problem = "belongs to another user"
     elif found.st_mode & stat.S_IWOTH:
-        problem = "may be written to by all users"
+        problem = "can be written to by all users"
     elif found.st_mode & stat.S_IWGRP and found.st_uid == os.geteuid():
         folder.chmod(0o700)
     if problem:
         raise UserError(
-            f"{folder} {problem}, who could change what is kept there; remove it, or set XDG_CACHE_HOME to a folder of "
-            "your own"
+            f"{folder} {problem}, so cached files could be replaced; remove it, or set XDG_CACHE_HOME to a directory "
+            "of your own"
         )
 
 
-def kept_array(path: Path) -> np.ndarray | None:
-    """Returns the array of a ``.npy`` file of the cache, left on the disk; None where it is missing or damaged."""
+def cached_array(path: Path) -> np.ndarray | None:
+    """Returns the memory-mapped array of a ``.npy`` file in the cache, or None if it is missing or damaged."""
     try:
         return np.lib.format.open_memmap(path, mode="r")
-    except Exception:  # whatever is wrong with the file, it can be made again
+    except Exception:  # a cached file can be recreated, whatever is wrong with it
         return None

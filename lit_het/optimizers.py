@@ -1,4 +1,4 @@
-"""Optimizers with decoupled weight decay, and with rates of their own for groups of parameters and for layers.
+"""Optimizers with decoupled weight decay, and with learning rates per parameter group and per layer.
 
 ``weight_decay`` is the fraction of a decayed parameter that one step at the peak of the schedule removes (the
 convention of LiT and big_vision). PyTorch's and optax's AdamW multiply theirs by the learning rate: divide
@@ -21,7 +21,7 @@ from lit_het.errors import FieldError, UserError, require_at_least
 from lit_het.schedules import Schedule
 from lit_het.types import Params
 
-# Weight decay acts on kernels, as in big_vision: not on token embeddings, biases, norms, positions, temperatures.
+# Weight decay acts on kernels only, as in big_vision: not on token embeddings, biases, norms, positions, temperatures.
 DECAYED = r".*/kernel"
 
 
@@ -33,7 +33,7 @@ def _require_decays(config: Any, *fields: str) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class AdamW:
-    """Adam, whose weight decay is decoupled as for all rules here.
+    """Adam with decoupled weight decay, like all rules here.
 
     Attributes:
         first_decay, second_decay: β1 and β2 of the moments.
@@ -46,7 +46,7 @@ class AdamW:
         _require_decays(self, "first_decay", "second_decay")
 
     def build(self) -> optax.GradientTransformation:
-        """Returns what makes updates of gradients."""
+        """Returns the transformation from gradients to updates."""
         return optax.scale_by_adam(b1=self.first_decay, b2=self.second_decay)
 
 
@@ -66,8 +66,9 @@ class Adafactor:
         _require_decays(self, "momentum", "second_decay_cap")
 
     def build(self) -> optax.GradientTransformation:
-        """Returns what makes updates of gradients."""
+        """Returns the transformation from gradients to updates."""
 
+        # optax has no cap on β2: without one, the second moment of a long run would hardly move.
         def second_decay(step: ArrayLike, exponent: ArrayLike) -> ArrayLike:
             return jnp.minimum(self.second_decay_cap, 1.0 - (jnp.asarray(step) + 1.0) ** -jnp.asarray(exponent))
 
@@ -91,18 +92,18 @@ class SGD:
         _require_decays(self, "momentum")
 
     def build(self) -> optax.GradientTransformation:
-        """Returns what makes updates of gradients."""
+        """Returns the transformation from gradients to updates."""
         return optax.trace(self.momentum, accumulator_dtype=jnp.bfloat16)
 
 
 @dataclasses.dataclass(frozen=True)
 class ParameterGroup:
-    """Parameters with a learning rate and a weight decay of their own.
+    """Parameters with their own learning rate and weight decay.
 
     Attributes:
-        pattern: of their whole paths.
-        learning_rate_factor: of the schedule's learning rate; weight decay does not see it.
-        weight_decay_factor: of the optimizer's weight decay.
+        pattern: regular expression that matches the whole path of a parameter.
+        learning_rate_factor: multiplies the schedule's learning rate, but not weight decay.
+        weight_decay_factor: multiplies the optimizer's weight decay.
     """
 
     pattern: str
@@ -114,19 +115,19 @@ class ParameterGroup:
         try:
             re.compile(self.pattern)
         except re.error as error:
-            raise FieldError(self, "pattern", f"{self.pattern!r} is no regular expression: {error}") from error
+            raise FieldError(self, "pattern", f"{self.pattern!r} is not a regular expression: {error}") from error
 
 
 @dataclasses.dataclass(frozen=True)
 class Optimizer:
-    """A rule, between clipping before it and learning rates and weight decay behind it.
+    """Gradient clipping, then an update rule, then weight decay and learning rates.
 
     Attributes:
         rule: gradients to updates.
         weight_decay: see the module's docstring.
-        clip_norm: largest global norm of the gradient of all parameters; None for any.
-        groups: the first whose pattern matches a parameter decides; the others have the factors 1.
-        layer_decay: factor of the learning rate from a layer to the one below it; the head has 1.
+        clip_norm: maximum global norm of the gradient of all parameters; None does not clip.
+        groups: a parameter belongs to the first group whose pattern matches; without a group its factors are 1.
+        layer_decay: factor of the learning rate from a layer to the one below it; the head has the factor 1.
     """
 
     rule: AdamW | Adafactor | SGD = AdamW()
@@ -147,12 +148,12 @@ class Optimizer:
 
         Args:
             schedule: the learning rate.
-            run: its length.
-            layers_above: trainable parameters to the number of layers between each and the output, as
-                `lit_het.tasks.base.Task` has it; needed for ``layer_decay``.
+            run: the length of the run.
+            layers_above: trainable parameters to the number of layers between each and the output, see
+                `lit_het.tasks.base.Task`; needed for ``layer_decay``.
 
         Raises:
-            UserError: the schedule does not fit the run; when initialised, a group has no parameter.
+            UserError: the schedule does not fit the run; at initialization, a group has no parameter.
         """
 
         def init(params: Params) -> optax.EmptyState:
@@ -171,7 +172,7 @@ class Optimizer:
         )
 
     def _factors(self, params: Params, layers_above: Callable[[Params], Params] | None) -> Params:
-        """Returns the factors of the learning rate: numbers, or one for each of stacked layers ``[layers 1 ...]``."""
+        """Returns learning-rate factors: a number per parameter, or ``[layers 1 ...]`` for stacked layers."""
         factors = {path: self._group(path).learning_rate_factor for path in parameters.flatten(params)}
         if self.layer_decay != 1.0:
             assert layers_above is not None
@@ -180,7 +181,8 @@ class Optimizer:
         return parameters.unflatten(factors)
 
     def _decays(self, params: Params, peak: float) -> Params:
-        """Returns what of each parameter joins its update: with the learning rate's peak it is the weight decay."""
+        """Returns the fraction of each parameter that is added to its update."""
+        # Divided by the peak, as the learning rate multiplies it later: at the peak a step removes ``weight_decay``.
         return parameters.unflatten(
             {
                 path: self.weight_decay / peak * self._group(path).weight_decay_factor
@@ -199,11 +201,12 @@ class Optimizer:
             if group not in deciding:
                 tops = ", ".join(sorted(params))
                 raise UserError(
-                    f"optimizer.groups: the pattern {group.pattern!r} matches no parameter that is trained, or none "
-                    f"that an earlier group has not taken; they begin with {tops}"
+                    f"optimizer.groups: the pattern {group.pattern!r} matches no trained parameter, or only parameters "
+                    f"of earlier groups; their paths begin with {tops}"
                 )
 
 
 def _scaled_and_decayed(update: Any, param: Any, factor: Any, decay: float) -> Any:
+    # No product with 1 and no sum with 0: updates of plain optimizers stay equal to big_vision's bit by bit.
     scaled = update if isinstance(factor, float) and factor == 1.0 else update * factor
     return scaled + decay * param if decay else scaled

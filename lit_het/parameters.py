@@ -14,32 +14,33 @@ from lit_het.errors import UserError
 from lit_het.types import Params
 
 MAX_PATTERN_LENGTH = 500
-"""Characters of a pattern that others wrote."""
+"""Maximum number of characters of a pattern from a downloaded file."""
 
 MAX_REPETITIONS = 4
-"""``*``, ``+``, ``?`` and ``{...}`` in such a pattern; each multiplies the ways in which a path may be tried."""
+"""Maximum number of ``*``, ``+``, ``?`` and ``{...}`` in such a pattern; each multiplies the time of a match."""
 
 
 def check_pattern(pattern: str) -> None:
-    """Refuses a regular expression that may try for hours whether it matches a path.
+    """Checks that a regular expression from a downloaded file is valid and cannot backtrack for hours.
 
     Raises:
-        UserError: it is none, is longer than `MAX_PATTERN_LENGTH`, has flags, repeats a group, or repeats too often.
+        UserError: it is invalid, longer than `MAX_PATTERN_LENGTH`, has flags, repeats a group, or repeats too often.
     """
     try:
-        # Of what escapes and sets stand for, only that it is one character matters.
+        # An escape or a set matches one character; replaced by one, its brackets and stars are not counted below.
         bare = re.sub(r"\\.|\[\^?\]?[^\]]*\]", "x", pattern).replace("(?", "(")
-        # Behind a flag (?x) blanks and comments would stand between a group and what repeats it.
+        # Flags are rejected, as after (?x) blanks and comments could hide the repetition of a group.
         if len(pattern) > MAX_PATTERN_LENGTH or re.search(r"\)[*+{]", bare) or re.search(r"\(\?[aiLmsux-]", pattern):
             raise ValueError("is too long, repeats a group, or has flags")
         if len(re.findall(r"[*+?{]", bare)) > MAX_REPETITIONS:
             raise ValueError(f"repeats more than {MAX_REPETITIONS} times")
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # of sets in sets, which Python may read otherwise one day
+            # Python warns that nested sets may change their meaning.
+            warnings.simplefilter("ignore", FutureWarning)
             re.compile(pattern)
     except (ValueError, re.error, RecursionError, OverflowError) as error:
         problem = f"{pattern[:100]!r} cannot be used as a pattern of parameters ({error})"
-        raise UserError(f"{problem}; write names of layers, '|' and a few '.*'") from error
+        raise UserError(f"{problem}; use layer names, '|' and a few '.*'") from error
 
 
 def flatten(params: Params) -> dict[str, Any]:
@@ -48,21 +49,21 @@ def flatten(params: Params) -> dict[str, Any]:
 
 
 def unflatten(flat: dict[str, Any]) -> Params:
-    """Inverts `flatten`."""
+    """The inverse of `flatten`."""
     return traverse_util.unflatten_dict(flat, sep="/")
 
 
 def partition(params: Params, patterns: Sequence[str]) -> tuple[Params, Params]:
-    """Splits a tree into (parameters whose whole path matches any pattern, the rest); no pattern matches nothing.
+    """Splits a tree into the parameters whose whole path matches any pattern, and the rest.
 
     Raises:
-        UserError: a pattern matches nothing, which is always a mistake.
+        UserError: a pattern matches no parameter.
     """
     flat = flatten(params)
     for pattern in patterns:
         if not any(re.fullmatch(pattern, path) for path in flat):
             tops = ", ".join(sorted(params))
-            raise UserError(f"pattern {pattern!r} matches no parameter; the tree's top level holds: {tops}")
+            raise UserError(f"pattern {pattern!r} matches no parameter; paths begin with: {tops}")
     matching = {path for path in flat if any(re.fullmatch(pattern, path) for pattern in patterns)}
     return (
         unflatten({path: array for path, array in flat.items() if path in matching}),
@@ -71,7 +72,7 @@ def partition(params: Params, patterns: Sequence[str]) -> tuple[Params, Params]:
 
 
 def merge(first: Params, second: Params) -> Params:
-    """Joins two trees without common leaves; inverts `partition`."""
+    """Joins two trees without common leaves; the inverse of `partition`."""
     return unflatten({**flatten(first), **flatten(second)})
 
 

@@ -1,4 +1,4 @@
-"""Random keys as a pure function of (seed, stream name, step): no generator state, so resuming is exact."""
+"""Random keys as a pure function of (seed, stream name, step): there is no state, so a resumed run is exact."""
 
 import dataclasses
 import zlib
@@ -15,7 +15,8 @@ class Keys:
     base: Key[Array, ""]
 
     def __call__(self, name: str) -> Key[Array, ""]:
-        """Returns the key of stream ``name``; other names and other steps give independent keys."""
+        """Returns the key of a stream; other names and other steps have independent keys."""
+        # CRC32, as Python's hash of a string differs between processes.
         return jax.random.fold_in(self.base, zlib.crc32(name.encode()))
 
 

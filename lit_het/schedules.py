@@ -1,4 +1,4 @@
-"""Learning-rate schedules: a warm-up, then one of several decays."""
+"""Learning-rate schedules: a linear warm-up, then a decay."""
 
 import dataclasses
 import math
@@ -13,7 +13,7 @@ from lit_het.errors import FieldError, UserError, require_at_least
 
 @dataclasses.dataclass(frozen=True)
 class Cosine:
-    """Half a cosine.
+    """Cosine decay.
 
     Attributes:
         final_fraction: learning rate at the last step, as a fraction of the peak.
@@ -31,7 +31,7 @@ class Cosine:
 
 @dataclasses.dataclass(frozen=True)
 class Linear:
-    """A straight line.
+    """Linear decay.
 
     Attributes:
         final_fraction: learning rate at the last step, as a fraction of the peak.
@@ -49,11 +49,11 @@ class Linear:
 
 @dataclasses.dataclass(frozen=True)
 class ReverseSquareRoot:
-    """``1 / sqrt(1 + t / timescale)``, which does not depend on the run's length, times a line to 0 at its end.
+    """``1 / sqrt(1 + t / timescale)``, which does not depend on the run's length, with a linear cool-down to 0.
 
     Attributes:
-        timescale: after three of them the learning rate is half the peak.
-        cooldown: length of the line.
+        timescale: after three timescales the learning rate is half the peak.
+        cooldown: length of the cool-down.
     """
 
     timescale: Duration = Duration(10_000)
@@ -67,7 +67,7 @@ class ReverseSquareRoot:
         """Returns the decay over ``num_steps`` steps, counted from the end of the warm-up.
 
         Raises:
-            UserError: the cool-down is longer than they are.
+            UserError: the cool-down is longer than the decay.
         """
         timescale = max(run.steps(self.timescale, "schedule.decay.timescale"), 1)
         cooldown = run.steps(self.cooldown, "schedule.decay.cooldown")
@@ -85,13 +85,13 @@ class ReverseSquareRoot:
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-    """A line from ``initial_rate`` up to the peak, then a decay.
+    """A linear warm-up from ``initial_rate`` to the peak, then a decay.
 
     Attributes:
         learning_rate: the peak.
-        warmup: length of the line.
-        initial_rate: learning rate of the first step, where there is a warm-up.
-        decay: what follows.
+        warmup: length of the warm-up.
+        initial_rate: learning rate of the first step, if there is a warm-up.
+        decay: after the warm-up.
     """
 
     learning_rate: float = 1e-3
@@ -110,7 +110,7 @@ class Schedule:
         """Returns the learning rate of every step of a run.
 
         Raises:
-            UserError: the warm-up does not leave a step for the decay.
+            UserError: the warm-up is as long as the run.
         """
         warmup = run.steps(self.warmup, "schedule.warmup")
         if warmup >= run.num_steps:

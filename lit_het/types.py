@@ -1,4 +1,4 @@
-"""Contracts between the rooms, and the glossary of dimensions.
+"""Types that modules exchange, and the glossary of dimensions.
 
 Dimension letters, everywhere in the project:
 
@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key, UInt8
 
-# A plain nested dict of arrays; parameters never travel in any other form outside modules.
+# A nested dict of arrays, the only form of parameters outside Flax modules.
 Params: TypeAlias = dict[str, Any]
 Metrics: TypeAlias = dict[str, Array]
 
@@ -28,11 +28,9 @@ _Class = TypeVar("_Class", bound=type)
 
 
 def tree_of_arrays(cls: _Class) -> _Class:
-    """Makes a dataclass a tree of its fields, those with the metadata ``static`` apart.
-
-    Unlike `jax.tree_util.register_dataclass` it does not go through ``__init__``, whose annotations hold for arrays
-    alone: JAX rebuilds trees of shapes, of stacked blocks and of placeholders too.
-    """
+    """Registers a dataclass as a pytree of its fields; fields with the metadata ``static`` are auxiliary data."""
+    # Not `jax.tree_util.register_dataclass`, which rebuilds trees by `__init__`: its annotations describe arrays, but
+    # JAX also rebuilds trees of shapes, of stacked blocks and of placeholders.
     static = [field.name for field in dataclasses.fields(cls) if field.metadata.get("static")]
     names = [field.name for field in dataclasses.fields(cls) if field.name not in static]
 
@@ -60,11 +58,10 @@ class Batch:
     """One batch of examples, on the host (NumPy) or on devices (JAX).
 
     Attributes:
-        valid: False marks a row that pads the batch or whose sample could not be read; such rows take
-            no part in losses or metrics.
+        valid: False marks padding and samples that could not be read; losses and metrics ignore these rows.
         image: pixels as stored; towers normalise them on the device.
-        image_embedding: what a locked image tower once made, in place of ``image``; of an ensemble's members side by
-            side.
+        image_embedding: precomputed features of a locked image tower, in place of ``image``; those of an ensemble's
+            members are concatenated.
         text: token ids.
         label: class indices ``[b]``, or target probabilities in [0, 1] ``[b k]`` for multi-label data.
     """
@@ -77,20 +74,20 @@ class Batch:
 
     @property
     def view(self) -> Any:
-        """What there is for the image tower: pixels, or its stored embeddings."""
+        """The input of the image tower: pixels, or its precomputed embeddings."""
         return self.image if self.image_embedding is None else self.image_embedding
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TowerOutput:
-    """What a tower returns.
+    """The output of a tower.
 
     Attributes:
-        embedding: one per example, or M where the members of an ensemble stay apart, those of an example adjacent.
-        tokens: what the encoder made of patches or words; their width may be another one.
-        auxiliary_losses: to be added to the loss.
-        metrics: to be logged.
+        embedding: one per example; with separate members of an ensemble M per example, adjacent.
+        tokens: the encoder's outputs for patches or words; their width may differ from that of the embedding.
+        auxiliary_losses: scalars to add to the loss.
+        metrics: scalars to log.
     """
 
     embedding: Float[Array, "b d"]
@@ -101,16 +98,16 @@ class TowerOutput:
 
 @dataclasses.dataclass(frozen=True)
 class LogitSamples:
-    """S noise samples of the logits of a batch, which exist only in blocks: some examples, some samples.
+    """S noise samples of the logits of a batch, computed lazily for blocks of n examples and t samples.
 
     Attributes:
-        features: what the logits are a function of.
-        keys: one random key per example; the noise of an example depends on its key and the sample's number alone,
-            not on blocks or devices. None where there is no noise.
-        prepare: features of some examples ``[n d]`` to what their samples have in common, a tree of float arrays.
-        logits: that tree, keys ``[n]`` and numbers of samples ``[t]`` to logits divided by τ ``[n t k]``.
+        features: inputs of the head.
+        keys: one random key per example; the noise depends only on the example's key and the sample's index, not on
+            blocks or devices. None without noise.
+        prepare: features of a block ``[n d]`` to values that all samples share, a tree of float arrays.
+        logits: shared values, keys ``[n]`` and sample indices ``[t]`` to logits divided by τ ``[n t k]``.
         num_samples: S.
-        examples_per_block, samples_per_block: how much exists at a time, per device.
+        examples_per_block, samples_per_block: size of a block on each device.
     """
 
     features: Float[Array, "b d"]
@@ -128,10 +125,10 @@ class Queries:
     """S noisy embeddings per example: ``query_s = (samples_s + normals_s @ factors) * scale_s``.
 
     Attributes:
-        samples: the queries themselves, or in factored form, with ``s = 1``, their mean.
-        factors: rows of V(x) and d(x), each as long as an embedding; None if samples are held one by one.
-        normals: the standard normals of every sample; None without factors.
-        scale: a factor for every sample (normalisation after the noise), or None.
+        samples: the queries, or in factored form their mean ``[b 1 d]``.
+        factors: rows of V(x) and d(x); None unless in factored form.
+        normals: standard normals of every sample; None unless in factored form.
+        scale: factor of every sample (normalisation after the noise), or None.
     """
 
     samples: Float[Array, "b _ d"]
@@ -146,13 +143,13 @@ class Queries:
 
     @property
     def num_vectors(self) -> int:
-        """How many vectors of an example meet the keys: its queries, or their mean, factors and products."""
+        """Vectors of logits per example: those of its queries, and in factored form of the mean and the factors."""
         return self.num_samples + (0 if self.factors is None else self.factors.shape[1] + 1)
 
     def products(self, keys: Float[Array, "m d"]) -> Float[Array, "b s m"]:
         """Returns the inner products of all samples with all keys.
 
-        In factored form ``K^T (β + V ξ) = K^T β + (K^T V) ξ``: the factors meet the keys once, whatever S is.
+        In factored form ``Kᵀ (β + V ξ) = Kᵀ β + (Kᵀ V) ξ``: the products of factors and keys do not depend on S.
         """
         products = _rows_times(self.samples, keys)
         if self.factors is not None and self.normals is not None:
@@ -161,7 +158,7 @@ class Queries:
 
 
 def _rows_times(rows: Float[Array, "b s d"], keys: Float[Array, "m d"]) -> Float[Array, "b s m"]:
-    # Flat: XLA's CPU code is slow on products with two leading dimensions.
+    # Flattened, as XLA's CPU backend is slow at products with two leading dimensions.
     b, s, d = rows.shape
     return (rows.reshape(b * s, d) @ keys.T).reshape(b, s, -1)
 
@@ -169,12 +166,12 @@ def _rows_times(rows: Float[Array, "b s d"], keys: Float[Array, "m d"]) -> Float
 @tree_of_arrays
 @dataclasses.dataclass(frozen=True)
 class EmbeddingSamples:
-    """A contrastive head's view of one batch: noiseless keys and noisy queries (HET-XL Sec. 5.2).
+    """The output of a contrastive head: noiseless keys and noisy queries (HET-XL Sec. 5.2).
 
     Attributes:
-        image, text: keys, never noisy.
-        image_queries, text_queries: samples of the same embeddings with noise; None where there is none, so that the
-            keys are the queries.
+        image, text: keys, without noise.
+        image_queries, text_queries: samples of the same embeddings with noise; None without noise, where the
+            deterministic embeddings are used as queries and as keys.
         temperature: τ, which divides inner products.
         bias: added to logits after the division (sigmoid loss), or None.
     """
@@ -190,13 +187,13 @@ class EmbeddingSamples:
 @tree_of_arrays
 @dataclasses.dataclass(frozen=True)
 class TrainState:
-    """Everything that training changes: the optimizer's view holds no locked parameter.
+    """Everything that training changes; locked parameters are not part of it.
 
     Attributes:
-        step: optimizer updates done, a scalar int32. The same tree also carries shapes and shardings, hence Any.
+        step: number of optimizer updates, a scalar int32; Any, as the same tree also holds shapes and shardings.
         params: trainable parameters.
-        opt_state: the optimizer's.
-        average: moving average of ``params``, or None for none.
+        opt_state: state of the optimizer.
+        average: moving average of ``params``, or None.
     """
 
     step: Any
@@ -206,7 +203,7 @@ class TrainState:
 
     @property
     def evaluated(self) -> Params:
-        """The parameters that others use: the average where there is one."""
+        """The parameters to evaluate: the moving average if there is one."""
         return self.params if self.average is None else self.average
 
 

@@ -1,8 +1,8 @@
-"""Parsers for bytes that others wrote: JSON, NumPy arrays, and the headers of safetensors files.
+"""Parsers for untrusted bytes: JSON, NumPy arrays, and the headers of safetensors files.
 
-Parsers of libraries trust what a file declares and raise whatever damage makes them trip over. Here declared sizes are
-compared with the bytes that are there before anything is allocated, nothing is unpickled, and all that is wrong is one
-`Malformed`, whose message fits into a line.
+Library parsers trust the sizes that a file declares, and raise many kinds of exceptions. Here declared sizes are
+compared with the size of the file before memory is allocated, nothing is unpickled, and every error is a `Malformed`
+with a message of one line.
 """
 
 import ast
@@ -23,24 +23,24 @@ from typing import Any, BinaryIO
 import numpy as np
 
 MAX_JSON_BYTES = 2**24
-"""JSON of more bytes is refused where no other limit is given: parsed, it may take 27 times as much memory."""
+"""Default limit of a JSON text; parsed, it may take 27 times as much memory."""
 
 MAX_JSON_DEPTH = 100
-"""JSON that is nested deeper is refused: who walks through it would run out of stack."""
+"""Maximum nesting of JSON; recursive functions on deeper values would exceed Python's stack."""
 
 MAX_NPY_HEADER_BYTES = 10_000
-"""NumPy's own limit for the header of an array that is not trusted."""
+"""Maximum header of an array, NumPy's own limit for untrusted files."""
 
 MAX_NPZ_MEMBERS = 100_000
-"""Archives of more arrays are refused."""
+"""Maximum number of arrays in an archive."""
 
 MAX_SAFETENSORS_HEADER_BYTES = 100_000_000
-"""The format's own limit."""
+"""Maximum header of a safetensors file, the format's own limit."""
 
 MAX_AXES = 64
-"""Arrays of more axes are refused: NumPy takes as many at most."""
+"""Maximum number of axes of an array, NumPy's own limit."""
 
-# Python's parser counts its depth over all threads (CPython 3.11): two at a time were seen to end in a SystemError.
+# CPython 3.11 counts the parser's depth over all threads: two threads at a time have ended in a SystemError.
 _PYTHON_PARSER = threading.Lock()
 _NPY_MAGIC = b"\x93NUMPY"
 _SAFETENSORS_BITS = {
@@ -50,18 +50,18 @@ _SAFETENSORS_BITS = {
 
 
 class Malformed(ValueError):
-    """Bytes that are not of the format that they should be, or beyond its limits."""
+    """Bytes that are not of the expected format, or exceed its limits."""
 
 
 @dataclasses.dataclass(frozen=True)
 class NpyHeader:
-    """What a ``.npy`` file declares.
+    """The header of a ``.npy`` file.
 
     Attributes:
-        shape: of the array.
-        dtype: of its elements, no objects.
+        shape: shape of the array.
+        dtype: type of the elements, never objects.
         fortran_order: whether the first index varies fastest.
-        offset: of the elements, bytes from the start of the file.
+        offset: first byte of the elements, from the start of the file.
     """
 
     shape: tuple[int, ...]
@@ -77,13 +77,13 @@ class NpyHeader:
 
 @dataclasses.dataclass(frozen=True)
 class TensorHeader:
-    """What a safetensors file declares of one array.
+    """The entry of one array in the header of a safetensors file.
 
     Attributes:
-        dtype: the format's name of its type, such as ``BF16``.
-        shape: of the array.
-        start: first byte of its elements, from the start of the file.
-        stop: one more than their last.
+        dtype: the format's name of the type, such as ``BF16``.
+        shape: shape of the array.
+        start: first byte of the elements, from the start of the file.
+        stop: the byte after the last one.
     """
 
     dtype: str
@@ -96,16 +96,17 @@ def parse_json(content: bytes | str, most_bytes: int = MAX_JSON_BYTES) -> Any:
     """Returns the value of a JSON text in UTF-8.
 
     Raises:
-        Malformed: it is none, nested too deeply, or longer than ``most_bytes``.
+        Malformed: the text is not JSON, nested too deeply, or longer than ``most_bytes``.
     """
     if len(content) > most_bytes:
-        raise Malformed(f"JSON of {len(content):,} bytes, at most {most_bytes:,} are read")
+        raise Malformed(f"JSON of {len(content):,} bytes is longer than the limit of {most_bytes:,}")
     try:
         value = json.loads(content)
     except RecursionError as error:
         raise Malformed("JSON that is nested too deeply") from error
     except (ValueError, MemoryError) as error:
-        raise Malformed(f"no JSON ({error or 'out of memory'})") from error
+        raise Malformed(f"not JSON ({error or 'out of memory'})") from error
+    # Only a text with many brackets can be nested deeply: others need no walk through the value.
     is_bytes = isinstance(content, bytes)
     opening = content.count(b"[") + content.count(b"{") if is_bytes else content.count("[") + content.count("{")
     if opening > MAX_JSON_DEPTH and _is_deep(value):
@@ -127,7 +128,7 @@ def read_json(path: Path, most_bytes: int = MAX_JSON_BYTES) -> Any:
     """Returns the value in a JSON file.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
         Malformed: as `parse_json`.
     """
     return parse_json(read_bytes(path, most_bytes + 1), most_bytes)
@@ -143,26 +144,26 @@ def open_regular(path: Path) -> BinaryIO:
     """Opens a file for reading.
 
     Raises:
-        OSError: it cannot be read, or is a device or pipe, which might have no end or never begin.
+        OSError: the file cannot be read, or is not a regular file: a device or pipe may block or never end.
     """
-    return open(descriptor_of_regular(path, os.O_RDONLY), "rb")
+    return open(regular_descriptor(path, os.O_RDONLY), "rb")
 
 
-def descriptor_of_regular(path: Path, flags: int) -> int:
-    """Opens a file with the flags of `os.open`, and creates it for all to read; raises as `open_regular`."""
-    # Without O_NONBLOCK, opening a named pipe would wait for someone at its other end.
+def regular_descriptor(path: Path, flags: int) -> int:
+    """Opens a file with the flags of `os.open`, creating it with mode 0o644 if asked to; raises as `open_regular`."""
+    # Without O_NONBLOCK, opening a named pipe would wait for a writer.
     file = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK, 0o644)
     if stat.S_ISREG(os.fstat(file).st_mode):
         return file
     os.close(file)
-    raise OSError(errno.EINVAL, "no regular file", str(path))
+    raise OSError(errno.EINVAL, "not a regular file", str(path))
 
 
 def parse_npy(content: bytes) -> np.ndarray:
     """Returns the array of a ``.npy`` file, read-only.
 
     Raises:
-        Malformed: it is none, holds pickled objects, or has not as many bytes as it declares.
+        Malformed: the content is not an array, has pickled objects, or has not as many bytes as it declares.
     """
     file = io.BytesIO(content)
     header = read_npy_header(file)
@@ -172,33 +173,33 @@ def parse_npy(content: bytes) -> np.ndarray:
         array = np.frombuffer(content, header.dtype, math.prod(header.shape), header.offset)
         return array.reshape(header.shape, order="F" if header.fortran_order else "C")
     except (ValueError, TypeError, OverflowError) as error:
-        raise Malformed(f"no NumPy array ({error})") from error
+        raise Malformed(f"not a NumPy array ({error})") from error
 
 
 def read_npy_header(file: Any) -> NpyHeader:
-    """Returns the header of a ``.npy`` file, which `read` gives from its beginning.
+    """Returns the header of a ``.npy`` file, which must be at its beginning.
 
     Raises:
-        Malformed: there is none, or the array holds objects, which NumPy would unpickle.
+        Malformed: there is no valid header, or the array has objects, which NumPy would unpickle.
     """
     start = file.read(len(_NPY_MAGIC) + 2)
     if start[:-2] != _NPY_MAGIC or len(start) != len(_NPY_MAGIC) + 2 or start[-2] not in (1, 2, 3):
-        raise Malformed(f"no NumPy array: it starts with {start!r}")
+        raise Malformed(f"not a NumPy array: it starts with {start!r}")
     form = "<H" if start[-2] == 1 else "<I"
     length = file.read(struct.calcsize(form))
     size = struct.unpack(form, length)[0] if len(length) == struct.calcsize(form) else 0
     if size > MAX_NPY_HEADER_BYTES:
-        raise Malformed(f"the header of the array has {size:,} bytes, at most {MAX_NPY_HEADER_BYTES:,} are read")
+        raise Malformed(f"the header of the array has {size:,} bytes, more than {MAX_NPY_HEADER_BYTES:,}")
     text = file.read(size).decode("utf-8" if start[-2] == 3 else "latin1", "replace").strip()
     try:
         with _PYTHON_PARSER:
             header = ast.literal_eval(text)
         shape, fortran_order, dtype = (header[name] for name in ("shape", "fortran_order", "descr"))
         found = np.lib.format.descr_to_dtype(dtype)
-    except Exception as error:  # whatever the damage makes Python's parser and NumPy trip over
+    except Exception as error:  # Python's parser and NumPy raise many kinds of exceptions for damaged headers
         raise Malformed(f"the header of the array is damaged ({type(error).__name__})") from error
     if not (isinstance(shape, tuple) and all(type(size) is int and abs(size) < 2**63 for size in shape)):
-        raise Malformed("the array has no shape, or one beyond any array's")
+        raise Malformed("the array has no valid shape")
     if any(size < 0 for size in shape):
         raise Malformed(f"the array has the shape {str(shape)[:100]}")
     if not isinstance(fortran_order, bool):
@@ -211,16 +212,16 @@ def read_npy_header(file: Any) -> NpyHeader:
 
 
 def read_npz_headers(file: Path | io.BytesIO) -> dict[str, NpyHeader]:
-    """Returns what the arrays of an ``.npz`` archive declare, by their names without ``.npy``.
+    """Returns the headers of the arrays of an ``.npz`` archive by their names without ``.npy``.
 
     Raises:
-        OSError: it cannot be read.
-        Malformed: it is no such archive, or an array has not as many bytes as it declares.
+        OSError: the archive cannot be read.
+        Malformed: it is not an archive, or an array has not as many bytes as it declares.
     """
     with _opened_zip(file) as archive:
         members = archive.infolist()
         if len(members) > MAX_NPZ_MEMBERS:
-            raise Malformed(f"an archive of {len(members):,} arrays, at most {MAX_NPZ_MEMBERS:,} are read")
+            raise Malformed(f"the archive has {len(members):,} arrays, more than {MAX_NPZ_MEMBERS:,}")
         found = {}
         for member in members:
             try:
@@ -234,66 +235,66 @@ def read_npz_headers(file: Path | io.BytesIO) -> dict[str, NpyHeader]:
 
 
 def read_npz_array(file: Path | io.BytesIO, name: str) -> np.ndarray:
-    """Returns one array of an ``.npz`` archive, read-only; memory is taken for no more than its header declares.
+    """Returns one array of an ``.npz`` archive, read-only; allocates no more memory than its header declares.
 
     Raises:
         OSError: the archive cannot be read.
-        Malformed: as `read_npz_headers`, or its bytes are damaged.
+        Malformed: as `read_npz_headers`, or the data is damaged.
     """
     with _opened_zip(file) as archive:
         return parse_npy(_within_zip(lambda: archive.read(f"{name}.npy")))
 
 
 def parse_safetensors_header(read: Callable[[int, int], bytes], size: int) -> tuple[dict[str, TensorHeader], Any]:
-    """Returns what a safetensors file declares of its arrays, and its metadata.
+    """Returns the entries of a safetensors header by the names of their arrays, and the metadata.
 
     Args:
-        read: returns so many bytes from an offset of the file.
+        read: (offset, number of bytes) to these bytes of the file.
         size: bytes of the file.
 
     Raises:
-        Malformed: it is no such file, or an array lies beyond its end.
+        Malformed: the file is not safetensors, or an array lies beyond its end.
     """
     length = int.from_bytes(read(0, 8), "little") if size >= 8 else 0
     if not 2 <= length <= min(MAX_SAFETENSORS_HEADER_BYTES, size - 8):
-        raise Malformed(f"no safetensors: {size:,} bytes, of which the header would have {length:,}")
+        raise Malformed(f"not safetensors: a file of {size:,} bytes declares a header of {length:,}")
     header = parse_json(read(8, length), MAX_SAFETENSORS_HEADER_BYTES)
     if not isinstance(header, dict):
-        raise Malformed("no safetensors: the header is no object")
+        raise Malformed("not safetensors: the header is not a JSON object")
     metadata = header.pop("__metadata__", {})
     try:
         return {name: _tensor(name, fields, 8 + length, size) for name, fields in header.items()}, metadata
     except Malformed:
         raise
     except (KeyError, TypeError, ValueError) as error:
-        raise Malformed(f"no safetensors: a field is missing or of another type ({error})") from error
+        raise Malformed(f"not safetensors: a field is missing or has another type ({error})") from error
 
 
 def parse_sentencepiece(content: bytes) -> Any:
     """Returns the protocol buffer of a SentencePiece model.
 
     Raises:
-        Malformed: it is none.
+        Malformed: the content is not a SentencePiece model.
     """
-    from sentencepiece import sentencepiece_model_pb2  # here alone, where a model is read
+    from sentencepiece import sentencepiece_model_pb2  # only here, as few commands read a model
 
-    models: Any = sentencepiece_model_pb2  # its classes are made when it is imported
+    models: Any = sentencepiece_model_pb2  # its classes are created at import: unknown to type checkers
     try:
         return models.ModelProto.FromString(content)
-    except Exception as error:  # protobuf's own, which differs with its implementation
-        raise Malformed("no SentencePiece model") from error
+    except Exception as error:  # the exception depends on the implementation of protobuf
+        raise Malformed("not a SentencePiece model") from error
 
 
 def _tensor(name: str, fields: Any, base: int, size: int) -> TensorHeader:
     shape, (first, last) = tuple(fields["shape"]), fields["data_offsets"]
     if len(shape) > MAX_AXES:
-        raise Malformed(f"{name} has {len(shape)} axes, at most {MAX_AXES} are read")
+        raise Malformed(f"{name} has {len(shape)} axes, more than {MAX_AXES}")
     if any(type(number) is not int or number < 0 for number in (*shape, first, last)):
-        raise Malformed(f"{name} has no whole numbers for shape and place")
+        raise Malformed(f"the shape and the offsets of {name} are not whole numbers")
     if fields["dtype"] not in _SAFETENSORS_BITS:
-        raise Malformed(f"{name} is of the unknown type {fields['dtype']!r}")
+        raise Malformed(f"{name} has the unknown type {fields['dtype']!r}")
     if 8 * (last - first) != math.prod(shape) * _SAFETENSORS_BITS[fields["dtype"]] or base + last > size:
-        raise Malformed(f"{name} of shape {shape} does not fit into its {last - first:,} bytes, or not into the file")
+        raise Malformed(f"{name} of shape {shape} does not match its {last - first:,} bytes, or exceeds the file")
     return TensorHeader(fields["dtype"], shape, base + first, base + last)
 
 
@@ -307,10 +308,10 @@ def _opened_zip(file: Path | io.BytesIO) -> zipfile.ZipFile:
 
 
 def _within_zip(call: Callable[[], Any]) -> Any:
-    """Returns what a call to zipfile returns, whose reader and decompressors have many ways to fail."""
+    """Calls a function of zipfile; its reader and decompressors raise many kinds of exceptions."""
     try:
         return call()
     except (OSError, Malformed):
         raise
     except Exception as error:
-        raise Malformed(f"no readable .npz archive ({type(error).__name__}: {str(error)[:200]})") from error
+        raise Malformed(f"not a readable .npz archive ({type(error).__name__}: {str(error)[:200]})") from error

@@ -34,7 +34,7 @@ from lit_het.data_pipelines.images import Filter
 from lit_het.data_pipelines.index import ShardIndex
 from lit_het.data_pipelines.loader import Loader, LoaderConfig, Streaming
 from lit_het.data_pipelines.shards import IMAGE, expand, write_shards
-from lit_het.data_pipelines.storage import readable
+from lit_het.data_pipelines.storage import content_or_raise
 from lit_het.data_pipelines.stream import Stream
 from lit_het.data_pipelines.tokenizers import SentencePieceTokenizer, train_sentencepiece
 from lit_het.data_pipelines.transforms import InceptionCrop, Preprocessing, Training
@@ -146,7 +146,7 @@ def photograph_shards(directory: Path, count: int, seed: int, *, length: int = 6
 
 
 def _image(index: ShardIndex, number: int) -> bytes:
-    return readable(index.read([number], [IMAGE])[0][0])
+    return content_or_raise(index.read([number], [IMAGE])[0][0])
 
 
 def _rates(directory: Path, index: ShardIndex, tokenizer: SentencePieceTokenizer, chunk: int, rounds: int) -> None:
@@ -164,13 +164,15 @@ def _rates(directory: Path, index: ShardIndex, tokenizer: SentencePieceTokenizer
         "simplejpeg decode, exact": each(lambda data, _: simplejpeg.decode_jpeg(data, "RGB")),
     }
     for filter in ("fast", "bicubic"):
-        kept = Preprocessing("crop", 1.0, filter)
-        training = Training(kept, InceptionCrop(), AUGMENTATIONS)
+        evaluation = Preprocessing("crop", 1.0, filter)
+        training = Training(evaluation, InceptionCrop(), AUGMENTATIONS)
         variants |= {
             f"training (crop, flip), {filter}": each(
                 lambda data, number, training=training: training.apply(data, SIZE, random.at(number))
             ),
-            f"evaluation (central crop), {filter}": each(lambda data, _, kept=kept: kept.apply(data, SIZE)),
+            f"evaluation (central crop), {filter}": each(
+                lambda data, _, evaluation=evaluation: evaluation.apply(data, SIZE)
+            ),
             f"whole loader, training, {filter}": through(_loader(directory, tokenizer, chunk, filter, threads=0)),
         }
     variants["Pillow + NumPy, evaluation"] = each(lambda data, _: _pillow(data, SIZE))

@@ -1,7 +1,7 @@
 """Times LiT training end to end: on images, on stored embeddings, and with no reading at all.
 
-The last is the bound: the same step on a batch that lies on the device, so that nothing but the text tower, the head
-and the loss is left. The photographs are those of `bench_data`; towers have random weights, so their embeddings are
+The last is the bound: the same step on a batch in device memory, so that only the text tower, the head and the loss
+remain. The photographs are those of `bench_data`; towers have random weights, so their embeddings are
 random too. Variants run in turn; ratios are taken round by round.
 
     python scripts/bench_embeddings.py --tower B/32 --text-lengths 16 77 --batch-size 32
@@ -108,7 +108,7 @@ def towers_of(config: ExperimentConfig, tower: str, length: int, compute_type: A
 
 
 def loaders_of(folder: Path, config: ExperimentConfig, options: argparse.Namespace, length: int) -> dict[str, Loader]:
-    """Writes photographs, and embeddings for them, and returns what reads the ones or the others."""
+    """Writes photographs, and embeddings for them, and returns a loader of each."""
     shards = folder / "shards"
     tokenizer = photograph_shards(shards, options.images, seed=0, length=length)
     data = LoaderConfig(

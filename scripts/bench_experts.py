@@ -1,7 +1,7 @@
 """Time and memory of a mixture of experts by dispatch: one-hot products of three group sizes, and sorted tokens.
 
-One mixture alone, forward and backward, gradients of parameters and tokens, beside the MLP that it replaces. All forms
-have room for every token, so that they compute the same; the script checks that they do.
+One mixture, forward and backward, with gradients of parameters and tokens, compared with the MLP that it replaces. The
+script checks that all forms agree when their capacity suffices for every token.
 """
 
 import argparse
@@ -117,7 +117,7 @@ def _tokens(images: int) -> Any:
 
 
 def _check(num_experts: int) -> None:
-    """Stops where the forms do not agree."""
+    """Asserts that all forms agree."""
     values = {}
     for name, config in _forms(2, num_experts, 2, float(num_experts)).items():
         function, params, tokens = _mixture(config, 2)

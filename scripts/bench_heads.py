@@ -25,7 +25,7 @@ from rich.console import Console
 from lit_het.heads.covariance import CovarianceConfig
 from lit_het.heads.deterministic import DeterministicConfig
 from lit_het.heads.het import HetConfig
-from lit_het.heads.het_h import COST_OF_MOVE, HetHConfig
+from lit_het.heads.het_h import GATHER_COST, HetHConfig
 from lit_het.heads.het_xl import HetXLConfig
 from lit_het.heads.sampling import Order, SamplingConfig, is_factored
 from lit_het.losses.classification import softmax_cross_entropy
@@ -180,7 +180,7 @@ def _is_factored(config: Config, size: Size) -> bool:
         noise_size=_noise_size(config, size),
         num_classes=size.classes,
         num_samples=size.samples,
-        cost=COST_OF_MOVE * size.classes if isinstance(config, HetHConfig) else None,
+        cost=GATHER_COST * size.classes if isinstance(config, HetHConfig) else None,
     )
 
 

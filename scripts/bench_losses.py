@@ -285,7 +285,7 @@ def _torch_device() -> str:
 def _torch_tensors(arrays: list[np.ndarray]) -> list[Any]:
     assert torch is not None
     torch.set_num_threads(len(os.sched_getaffinity(0)))
-    # JAX multiplies float32 matrices in TF32 on a GPU unless told otherwise.
+    # JAX multiplies float32 matrices in TF32 on a GPU by default.
     torch.backends.cuda.matmul.allow_tf32 = True
     return [torch.tensor(array, device=_torch_device(), requires_grad=True) for array in arrays]
 

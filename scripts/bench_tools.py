@@ -1,4 +1,4 @@
-"""What the benchmark scripts share: timing in turn, memory of compiled programs, tables and plots."""
+"""Helpers of the benchmark scripts: interleaved timing, memory of compiled programs, tables and plots."""
 
 import dataclasses
 import json
@@ -15,7 +15,7 @@ from matplotlib.ticker import LogLocator
 from rich.console import Console
 from rich.table import Table
 
-# A measurement repeats short calls until it is this long, so that it shows neither the clock nor the dispatch.
+# Short calls are repeated for this many seconds, so that clock resolution and dispatch do not matter.
 SHORTEST_MEASUREMENT = 0.05
 GIB = 2**30
 MIB = 2**20
@@ -33,7 +33,7 @@ class Program:
     Attributes:
         call: runs it once and waits.
         temporary: bytes of intermediate values.
-        peak: bytes altogether, see `MEMORY_NOTE`.
+        peak: total bytes, see `MEMORY_NOTE`.
         compile_seconds: how long the compilation took.
     """
 
@@ -58,15 +58,15 @@ class Program:
 def seconds_in_turn(
     calls: Mapping[str, Callable[[], Any]], rounds: int, budget: float, progress: Callable[[str], None]
 ) -> dict[str, list[float]]:
-    """Times functions in turn, so that a machine that changes its speed does so for all of them.
+    """Times functions in turn, so that changes of the machine's speed affect all of them.
 
-    Every function is called once to warm up; a call that uses up the budget is also the measurement.
+    Every function is called once to warm up; if that call exceeds the budget, it is the measurement.
 
     Args:
         calls: functions that wait for their results, by name.
         rounds: measurements of each.
         budget: seconds for each, all rounds together; at least one round is measured.
-        progress: is told what is being measured.
+        progress: receives the name of the current measurement.
 
     Returns:
         Seconds of a call, by round.
@@ -115,7 +115,7 @@ def assert_close(found: Any, wanted: Any, name: str = "") -> None:
 
 
 def machine() -> str:
-    """Returns what the figures were measured on."""
+    """Returns devices and JAX version of the measurement."""
     devices = jax.devices()
     return f"{len(devices)} x {devices[0].device_kind}, jax {jax.__version__}"
 
@@ -169,7 +169,7 @@ def plot(lines: Lines, x_label: str, title: str) -> Figure:
             shown = [(point[0], point[1 + index]) for point in points if point[1 + index] is not None]
             if shown:
                 x, y = np.array(shown, float).T
-                # Lines may lie on one another: markers and widths tell them apart.
+                # Lines may coincide: markers and widths distinguish them.
                 marker, width = "osD^vPX*<>"[number % 10], 3 - 2 * number / len(lines)
                 scale = 1e3 if index == 0 else 1 / MIB
                 style = "-" if number < 10 else "--"

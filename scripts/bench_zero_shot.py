@@ -57,7 +57,7 @@ def main() -> None:
     options = parser.parse_args()
     print(machine())
     with tempfile.TemporaryDirectory() as folder:
-        os.environ["XDG_CACHE_HOME"] = folder  # embeddings of names are kept there
+        os.environ["XDG_CACHE_HOME"] = folder  # embeddings of class names are cached there
         _compare(Path(folder), options)
 
 

@@ -1,8 +1,8 @@
 """Compares the heads of HET-XL on one classifier, each with τ = 1 and with a learned τ (as HET-XL App. B, Table 8).
 
-    python scripts/compare_heads.py --held-out runs/quickstart/data/held_out_face --seeds 0 1 2 --output runs/heads
+    python scripts/compare_heads.py --held-out runs/quickstart/data/held_out_typeface --seeds 0 1 2 --output runs/heads
 
-Runs, results and the table are kept as by scripts/sweep_temperature.py.
+Runs, results and the table are saved as by scripts/sweep_temperature.py.
 """
 
 import argparse
@@ -27,7 +27,9 @@ SAME = {"covariance": glyph_classifier.HEAD.covariance, "sampling": glyph_classi
 HEADS: Mapping[str, Any] = {
     "DET": DeterministicConfig(),
     "HET": HetConfig(**SAME),
-    "HET-H": HetHConfig(num_buckets=256, **SAME),  # as many as features: the parameters of HET-XL (Sec. 6.1)
+    "HET-H": HetHConfig(
+        num_buckets=256, **SAME
+    ),  # as many buckets as features: as many parameters as HET-XL (Sec. 6.1)
     "HET-XL": HetXLConfig(**SAME),
     "HET-XL-unshared": HetXLConfig(unshared_size=256, **SAME),
 }
@@ -35,7 +37,7 @@ TAU = 1.0  # where τ is not learned
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the comparison; mistakes of the user end in one line and exit code 1."""
+    """Runs the comparison; user errors are printed as one line, with exit code 1."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
@@ -55,11 +57,11 @@ def settings(names: Sequence[str], bounds: tuple[float, float]) -> list[Setting]
     """Returns each head with τ = 1 and with a learned τ.
 
     Raises:
-        UserError: a head is unknown, or the bounds of τ are none.
+        UserError: a head is unknown, or the bounds of τ are invalid.
     """
     unknown = [name for name in names if name not in HEADS]
     if unknown:
-        raise UserError(f"--heads {unknown[0]} is unknown; choose among {', '.join(HEADS)}")
+        raise UserError(f"--heads {unknown[0]} is unknown; choose from {', '.join(HEADS)}")
     learned = BoundedTemperature(*bounds)
     return [
         Setting(f"{name}_{suffix}", f"{name}, {title}", sweep.with_temperature(HEADS[name], temperature))
@@ -72,8 +74,8 @@ def settings(names: Sequence[str], bounds: tuple[float, float]) -> list[Setting]
 
 
 def row_order(result: RunResult) -> tuple[int, bool]:
-    """Heads stand in the order of ``HEADS``, τ = 1 before the learned one."""
-    names = [*HEADS, result.setting.rpartition("_")[0]]  # a head that is no longer listed stands last
+    """Sorts in the order of ``HEADS``, τ = 1 before the learned τ."""
+    names = [*HEADS, result.setting.rpartition("_")[0]]  # heads that are no longer listed are last
     return names.index(names[-1]), result.learned
 
 

@@ -1,7 +1,7 @@
 """Changes files of every format that the project reads from others, reads them, and reports what goes wrong.
 
 A reader must take an input, or refuse it with one line: a traceback, a process that dies, 10 seconds and 1 GiB are
-failures. Their inputs are kept, to be read again by `--replay FILE`. What is changed, and how, is a function of
+failures. Their inputs are saved, to be read again by `--replay FILE`. What is changed, and how, is a function of
 (seed, class, number).
 
     python -m scripts.fuzz [--minutes 20 | --inputs 1000] [--classes image stream] [--seed 0] [--failures DIR]
@@ -28,8 +28,8 @@ from scripts.fuzzing.readers import TARGETS, Target
 from scripts.fuzzing.seeds import write_files
 from scripts.fuzzing.worker import Job, Outcome
 
-KEPT = 3
-"""Inputs that are kept of those with one defect."""
+MAX_SAVED = 3
+"""Number of inputs that are saved for each defect."""
 
 _PATIENCE = 30.0  # seconds for what a process does beside reading
 _BATCH = 200  # cheap inputs that a process reads
@@ -69,7 +69,7 @@ class Defect:
 
     detail: str
     count: int = 0
-    kept: list[Path] = dataclasses.field(default_factory=list)
+    saved: list[Path] = dataclasses.field(default_factory=list)
 
 
 @dataclasses.dataclass
@@ -91,7 +91,7 @@ class Fuzzer:
         budget: how much is read.
         seed: of all changes.
         scratch: a folder to work in.
-        failures: where inputs that fail are kept.
+        failures: folder for inputs that fail.
         workers: processes at a time.
 
     Attributes:
@@ -207,10 +207,10 @@ class Fuzzer:
             return
         defect = self.defects.setdefault((job.name, outcome.verdict, outcome.where), Defect(outcome.detail))
         defect.count += 1
-        if len(defect.kept) < KEPT:
+        if len(defect.saved) < MAX_SAVED:
             path = self._failures / f"{_in_path(job.name)}-{outcome.verdict}-{self._seed}-{number}.zip"
             path.parent.mkdir(parents=True, exist_ok=True)
-            defect.kept.append(path)
+            defect.saved.append(path)
             with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
                 archive.comment = job.name.encode()
                 for name, content in worker.make_input(job, worker.load_seeds(job.seeds), number).items():
@@ -226,7 +226,7 @@ class Fuzzer:
             print(f"{total:,} inputs, {rate:.0f}/s, {failed} failed by {len(self.defects)} defects", flush=True)
 
     def report(self) -> str:
-        """Returns a table of the classes, and what failed with the inputs that were kept."""
+        """Returns a table of the classes, and what failed, with the saved inputs."""
         columns = ("accepted", "refused", "crash", "death", "hang", "memory")
         lines = ["| class | inputs | " + " | ".join(columns) + " | slowest | peak |", "|" + "---|" * (len(columns) + 4)]
         for name, tally in self.tallies.items():
@@ -236,7 +236,7 @@ class Fuzzer:
             )
         for (name, verdict, where), defect in sorted(self.defects.items()):
             lines += [f"\n{name}: {defect.count} x {verdict}: {where}", f"  {defect.detail!r}"]
-            lines += [f"  python -m scripts.fuzz --replay {path}" for path in defect.kept]
+            lines += [f"  python -m scripts.fuzz --replay {path}" for path in defect.saved]
         return "\n".join(lines)
 
 
@@ -245,7 +245,7 @@ def _in_path(name: str) -> str:
 
 
 def replay(path: Path, targets: Mapping[str, Target]) -> int:
-    """Reads an input that was kept, in this process, and prints what becomes of it."""
+    """Reads a saved input in this process and prints the outcome."""
     with zipfile.ZipFile(path) as archive, tempfile.TemporaryDirectory() as folder:
         write_files(Path(folder) / "input", {name: archive.read(name) for name in archive.namelist()})
         assert sys.__stderr__
@@ -266,8 +266,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--limit", type=float, default=Budget.limit, help="seconds that an input may take")
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--failures", type=Path, default=Path("fuzz-failures"), help="where inputs that fail are kept")
-    parser.add_argument("--replay", type=Path, metavar="FILE", help="read an input that was kept, and nothing else")
+    parser.add_argument("--failures", type=Path, default=Path("fuzz-failures"), help="folder for inputs that fail")
+    parser.add_argument("--replay", type=Path, metavar="FILE", help="read only this saved input")
     options = parser.parse_args(arguments)
     if options.replay:
         return replay(options.replay, TARGETS)

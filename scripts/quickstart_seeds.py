@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-FIGURES = ("top1", "top5", "mean_reciprocal_rank", "nll", "ece", "errors_among_look_alikes")
+FIGURES = ("top1", "top5", "mean_reciprocal_rank", "nll", "ece", "errors_among_homoglyphs")
 
 
 def main() -> None:
@@ -18,7 +18,7 @@ def main() -> None:
     parser.add_argument("runs", nargs="+", type=Path, help="directories of finished quickstarts")
     results = [json.loads((run / "results.json").read_text()) for run in parser.parse_args().runs]
     print("| set | figure | chance | deterministic | HET-XL |\n|---|---|---|---|---|")
-    for name in ("held_out_face", "held_out_characters", "held_out_characters_among_held_out"):
+    for name in ("held_out_typeface", "held_out_characters", "held_out_characters_among_held_out"):
         for figure in FIGURES:
             key = f"{name}/{figure}"
             if key in results[0]["het_xl"]:
@@ -26,10 +26,10 @@ def main() -> None:
                 cells = [_mean([result[model][key] for result in results]) for model in ("deterministic", "het_xl")]
                 print(f"| {name} | {figure} | {'' if chance is None else f'{chance:.4f}'} | {' | '.join(cells)} |")
     print()
-    for kind in results[0]["noise_of_look_alikes"]:
-        areas = [result["noise_of_look_alikes"][kind]["auc"] for result in results]
-        values = [result["noise_of_look_alikes"][kind]["p_value"] for result in results]
-        print(f"noise of look-alikes, {kind}: AUC {_mean(areas)}; p = {', '.join(f'{p:.2g}' for p in values)}")
+    for kind in results[0]["noise_of_homoglyphs"]:
+        areas = [result["noise_of_homoglyphs"][kind]["auc"] for result in results]
+        values = [result["noise_of_homoglyphs"][kind]["p_value"] for result in results]
+        print(f"noise of homoglyphs, {kind}: AUC {_mean(areas)}; p = {', '.join(f'{p:.2g}' for p in values)}")
     print("seconds:", ", ".join(f"{result['seconds']:.0f}" for result in results))
     print("peak memory, GB:", ", ".join(f"{result['peak_memory_bytes'] / 1e9:.2f}" for result in results))
 

@@ -1,13 +1,13 @@
-"""Kills a small run again and again, and compares what is left with a run that nobody disturbed.
+"""Kills a small run repeatedly, and compares its results with those of an undisturbed run.
 
 Each start is on one process or on two. A kill is SIGKILL or SIGTERM, of one process or of both, at a random moment;
-every process must end with an exit code that launchers know (`ALLOWED`), and the run is then resumed. At the end every
-batch (the keys of its samples by their position) and every loss must be that of the undisturbed run. After the kills
-come a full disk, few file descriptors, and two starts at once.
+every process must end with an exit code that launchers handle (`ALLOWED`), and the run is then resumed. At the
+end every batch (the keys of its samples by position) and every loss must equal those of the undisturbed run. Further
+trials are a full disk, few file descriptors, and two simultaneous starts.
 
     python -m scripts.soak [--kills 200 | --nightly] [--seed 0] [--directory DIR]
 
-Starting again takes most of the time, some 10 s; compiled programs are kept in the folder.
+Each start takes about 10 s, most of the time; compiled programs are cached in the folder.
 """
 
 import argparse
@@ -23,25 +23,25 @@ from pathlib import Path
 from lit_het.errors import TRY_AGAIN
 from lit_het.training.metric_log import read_metrics
 from scripts import soak_trials
-from scripts.soak_runs import NUM_STEPS, Left, Runs, differences
+from scripts.soak_runs import NUM_STEPS, Results, Runs, differences
 
 NIGHTLY_KILLS = 1000
-# Seconds within which every process must have ended after a kill of any.
+# Seconds within which every process must end after a kill.
 LIMIT = 90.0
 LONGEST_LIFE = 2.5
-# Exit codes after a signal, of processes that got it and of others; 0 is that of a run that was just done.
+# Exit codes after a signal, of processes that received it and of others; 0 if the run had just finished.
 ALLOWED = {
     (signal.SIGKILL, "victim"): {-signal.SIGKILL, 0},
     (signal.SIGKILL, "other"): {TRY_AGAIN, 0},
     (signal.SIGTERM, "victim"): {TRY_AGAIN, 0},
     (signal.SIGTERM, "other"): {TRY_AGAIN, 0},
-    # Before the program has taken the signal, or where nothing is trained yet that could be saved.
+    # Before the signal handler is installed, or before there is anything to save.
     (signal.SIGTERM, "starting"): {TRY_AGAIN, -signal.SIGTERM, 128 + signal.SIGTERM, 0},
 }
 
 
 def main() -> int:
-    """Prints a table of the kills, and what was lost, repeated or different: exit code 1 if anything was."""
+    """Prints a table of the kills, and every lost, repeated or different batch; exit code 1 if there are any."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     kills = parser.add_mutually_exclusive_group()
     kills.add_argument("--kills", type=int, default=200)
@@ -69,7 +69,7 @@ def main() -> int:
 
 
 class Killer:
-    """Kills runs, and judges what is left."""
+    """Kills runs and checks their results."""
 
     def __init__(self, runs: Runs, generator: random.Random):
         self._runs, self._random = runs, generator
@@ -77,8 +77,8 @@ class Killer:
         self.seconds: dict[tuple[str, str], list[float]] = collections.defaultdict(list)
         self.codes: dict[tuple[str, str], set[str]] = collections.defaultdict(set)
 
-    def kill_and_compare(self, kills: int, expected: Left) -> list[str]:
-        """Kills runs until there were enough kills; returns a line for everything that is not as expected."""
+    def kill_and_compare(self, kills: int, expected: Results) -> list[str]:
+        """Kills runs ``kills`` times; returns one line per fault."""
         wrong: list[str] = []
         for number in range(kills):
             run = f"killed-{number}"
@@ -93,18 +93,18 @@ class Killer:
                 if any(codes):
                     return [*wrong, f"{run}: ended with {codes}: {self._runs.messages(run)}"]
                 break
-            wrong += [f"{run}: {line}" for line in differences(self._runs.left(run), expected)]
+            wrong += [f"{run}: {line}" for line in differences(self._runs.results(run), expected)]
             print(f"{run}: {sum(self.kills.values()) - before} kills, {len(wrong)} faults", flush=True)
             if sum(self.kills.values()) >= kills:
                 break
         return wrong
 
     def _kill(self, run: str, processes: list[subprocess.Popen[bytes]], wrong: list[str]) -> bool:
-        """Waits for a random moment of a run and kills; returns whether it came to that."""
-        starts, kept, begins = self._starts(run), self._kept(run), self._random.random() < 0.1
+        """Kills a run at a random moment; returns False if it finished before."""
+        starts, saved, is_early = self._starts(run), self._saved_step(run), self._random.random() < 0.1
         deadline = time.monotonic() + 300
-        # One in ten dies while it starts.
-        while not (begins or self._trains(run, starts, kept)) and time.monotonic() < deadline:
+        # One in ten is killed while it starts.
+        while not (is_early or self._trains(run, starts, saved)) and time.monotonic() < deadline:
             codes = [process.poll() for process in processes]
             assert not any(codes), f"{run}: ended by itself with {codes}: {self._runs.messages(run)}"
             if 0 in codes:
@@ -114,8 +114,8 @@ class Killer:
         if all(process.poll() == 0 for process in processes) or self._runs.last_step(run) >= NUM_STEPS - 2:
             return False
         number = signal.SIGKILL if self._random.random() < 0.5 else signal.SIGTERM
-        when = self._phase(run) if self._trains(run, starts, kept) else "starting"
-        # A process that the others wait for at the beginning, in vain, they miss after five minutes only.
+        when = self._phase(run) if self._trains(run, starts, saved) else "starting"
+        # During the start all processes are killed: survivors would wait five minutes for the others.
         parts = [processes] if when == "starting" or len(processes) == 1 else [processes, processes[:1], processes[1:]]
         victims = self._random.choice(parts)
         which = "both" if len(victims) == 2 else f"process {processes.index(victims[0])} of {len(processes)}"
@@ -147,16 +147,16 @@ class Killer:
         is_due = self._runs.config.cadence.evaluates_after(records[-1]["step"], NUM_STEPS)
         return "evaluation" if is_due and "train/loss" in records[-1] else "step"
 
-    def _trains(self, run: str, starts: int, kept: int) -> bool:
-        """Returns whether a run that was started has done a step: its log may still hold those of the start before."""
-        return self._starts(run) > starts and self._runs.last_step(run) > kept
+    def _trains(self, run: str, starts: int, saved: int) -> bool:
+        """Returns whether the newest start of a run has done a step; the log also contains those of earlier starts."""
+        return self._starts(run) > starts and self._runs.last_step(run) > saved
 
     def _starts(self, run: str) -> int:
         path = self._runs.directory / run / "starts.jsonl"
         return len(path.read_text().splitlines()) if path.exists() else 0
 
-    def _kept(self, run: str) -> int:
-        """Returns the step from which the run goes on."""
+    def _saved_step(self, run: str) -> int:
+        """Returns the step from which the run resumes."""
         folder = self._runs.directory / run / "checkpoints"
         return max((int(path.name) for path in folder.glob("*") if path.name.isdigit()), default=0)
 

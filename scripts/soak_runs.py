@@ -1,4 +1,4 @@
-"""Small runs for `scripts.soak`: how they are started, and what they leave."""
+"""Small runs for `scripts.soak`: starts them and reads their results."""
 
 import dataclasses
 import json
@@ -23,8 +23,8 @@ NUM_STEPS, BATCH_SIZE = 40, 16
 
 
 @dataclasses.dataclass(frozen=True)
-class Left:
-    """What a run leaves: the sample at each position that it trained on, the losses, and the accuracies, by step."""
+class Results:
+    """Results of a run: the sample at each position, and losses and accuracies by step."""
 
     samples: dict[int, str]
     losses: list[tuple[int, float]]
@@ -36,7 +36,7 @@ class Runs:
 
     Attributes:
         directory: the folder.
-        config: of every run, before changes.
+        config: base configuration of all runs.
     """
 
     def __init__(self, directory: Path):
@@ -49,16 +49,16 @@ class Runs:
             shutil.copy(data / "train" / "classnames.txt", data / "shapes")
         self.directory, self.config = directory, _config(data, directory)
 
-    def undisturbed(self) -> Left:
-        """Returns what a run leaves that nobody kills."""
+    def undisturbed(self) -> Results:
+        """Returns the results of an undisturbed run."""
         run = "undisturbed"
         if self.last_step(run) < NUM_STEPS:  # else the folder has one
             codes = [process.wait() for process in self.start(run)]
             assert codes == [0, 0], self.messages(run)
-        return self.left(run)
+        return self.results(run)
 
     def forget(self, run: str) -> None:
-        """Removes what an earlier soak has left of a run."""
+        """Removes the files of an earlier soak of a run."""
         shutil.rmtree(self.directory / run, ignore_errors=True)
         for path in self.directory.glob(f"{run}-*.*"):
             path.unlink()
@@ -66,13 +66,13 @@ class Runs:
     def start(
         self, run: str, count: int = 2, *, run_dir: Path | None = None, shell: str = "", **changes: object
     ) -> list[subprocess.Popen[bytes]]:
-        """Starts a run, or goes on with it, on one process with two devices or on two with one each.
+        """Starts or resumes a run on one process with two devices, or on two with one each.
 
         Args:
             run: its name.
             count: of processes.
             run_dir: where it writes; None for the folder of the soak.
-            shell: of the commands before it, such as ``ulimit -n 256 &&``.
+            shell: commands to run before it, such as ``ulimit -n 256 &&``.
             changes: fields of its configuration.
         """
         run_dir = run_dir or self.directory / run
@@ -102,11 +102,11 @@ class Runs:
         return records[-1]["step"] if records else 0
 
     def messages(self, run: str) -> str:
-        """Returns the ends of what the processes of a run have said."""
+        """Returns the ends of the logs of a run's processes."""
         return "\n".join(path.read_text()[-2000:] for path in sorted(self.directory.glob(f"{run}-*.log")))
 
-    def left(self, run: str, run_dir: Path | None = None) -> Left:
-        """Returns what a run leaves."""
+    def results(self, run: str, run_dir: Path | None = None) -> Results:
+        """Returns the results of a run."""
         samples: dict[int, str] = {}
         for record in sorted(self.directory.glob(f"{run}-*.txt")):
             for line in record.read_text().splitlines():
@@ -119,7 +119,7 @@ class Runs:
             return [(record["step"], record[name]) for record in records if name in record]
 
         consumed = {position: samples.get(position, "") for position in range(NUM_STEPS * BATCH_SIZE)}
-        return Left(consumed, logged("train/loss"), logged("few_shot/shapes/2_shot"))
+        return Results(consumed, logged("train/loss"), logged("few_shot/shapes/2_shot"))
 
 
 def _config(data: Path, directory: Path) -> ExperimentConfig:
@@ -135,7 +135,7 @@ def _config(data: Path, directory: Path) -> ExperimentConfig:
     )
 
 
-def differences(found: Left, expected: Left) -> list[str]:
+def differences(found: Results, expected: Results) -> list[str]:
     """Returns how a run differs from the undisturbed one."""
     others = sum(found.samples[position] != key for position, key in expected.samples.items())
     steps = [step for step, _ in found.losses]

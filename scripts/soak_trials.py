@@ -1,4 +1,4 @@
-"""What a run meets beside kills: a full disk, few descriptors, and another start of the same run."""
+"""Trials of `scripts.soak` other than kills: a full disk, few file descriptors, and two starts of one run."""
 
 import contextlib
 import subprocess
@@ -10,16 +10,16 @@ from lit_het.checkpoints.native.folders import COMPLETE, entries
 from lit_het.durations import Duration
 from lit_het.errors import TRY_AGAIN
 from lit_het.training.loop import Cadence
-from scripts.soak_runs import Left, Runs, differences
+from scripts.soak_runs import Results, Runs, differences
 
 _DISK = "24m"
 _FEW_DESCRIPTORS = 256
 
 
-def full_disk(runs: Runs, expected: Left) -> list[str]:
-    """The disk fills after the first save; the run must end to be started again, and lose nothing once there is room.
+def full_disk(runs: Runs, expected: Results) -> list[str]:
+    """Fills the disk after the first save: the run must end with `TRY_AGAIN`, and lose nothing once there is space.
 
-    Where nothing may be mounted, no file may grow beyond 20 kB instead.
+    If mounting is not allowed, the size of files is limited to 20 kB instead.
     """
     wrong = []
     with _small_disk(runs.directory / "disk") as disk:
@@ -37,7 +37,7 @@ def full_disk(runs: Runs, expected: Left) -> list[str]:
         if left := [entry.path.name for entry in entries(run_dir / "checkpoints") if entry.state != COMPLETE]:
             wrong.append(f"leaves {left}")
         if disk:
-            (process,) = runs.start("full", 1, run_dir=run_dir)  # nothing has changed: it ends in the same way
+            (process,) = runs.start("full", 1, run_dir=run_dir)  # the disk is still full: it must end in the same way
             if process.wait() != TRY_AGAIN or "Traceback" in runs.messages("full"):
                 wrong.append(f"started again, ends with {process.returncode}: {runs.messages('full')}")
             (disk / "junk").unlink()
@@ -45,8 +45,8 @@ def full_disk(runs: Runs, expected: Left) -> list[str]:
     return wrong
 
 
-def few_descriptors(runs: Runs, _: Left) -> list[str]:
-    """A run saves more often than it may have files open."""
+def few_descriptors(runs: Runs, _: Results) -> list[str]:
+    """Saves more often than the limit of open files."""
     cadence, length = Cadence(log_steps=1, save_steps=1), Duration(_FEW_DESCRIPTORS)
     runs.forget("few")
     shell = f"ulimit -n {_FEW_DESCRIPTORS} &&"
@@ -56,8 +56,8 @@ def few_descriptors(runs: Runs, _: Left) -> list[str]:
     return []
 
 
-def two_starts(runs: Runs, expected: Left) -> list[str]:
-    """Of two starts at the same time in the same directory one trains and the other is refused in a line."""
+def two_starts(runs: Runs, expected: Results) -> list[str]:
+    """Starts a run twice at once in one directory: one must train, the other must end with a one-line error."""
     wrong = []
     runs.forget("twice")
     processes = [process for _ in range(2) for process in runs.start("twice", 1)]
@@ -71,20 +71,20 @@ def two_starts(runs: Runs, expected: Left) -> list[str]:
 ALL = (full_disk, few_descriptors, two_starts)
 
 
-def _resumed(runs: Runs, run: str, run_dir: Path, expected: Left) -> list[str]:
+def _resumed(runs: Runs, run: str, run_dir: Path, expected: Results) -> list[str]:
     (process,) = runs.start(run, 1, run_dir=run_dir)
     if process.wait():
         return [f"resumed, ends with {process.returncode}: {runs.messages(run)}"]
     return _compared(runs, run, run_dir, expected)
 
 
-def _compared(runs: Runs, run: str, run_dir: Path, expected: Left) -> list[str]:
-    return differences(runs.left(run, run_dir), expected)
+def _compared(runs: Runs, run: str, run_dir: Path, expected: Results) -> list[str]:
+    return differences(runs.results(run, run_dir), expected)
 
 
 @contextlib.contextmanager
 def _small_disk(place: Path) -> Iterator[Path | None]:
-    """Yields a disk with little room, or None where nothing may be mounted."""
+    """Yields a small disk, or None if mounting is not allowed."""
     place.mkdir(exist_ok=True)
     command = ["mount", "-t", "tmpfs", "-o", f"size={_DISK}", "tmpfs", str(place)]
     try:

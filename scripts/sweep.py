@@ -4,8 +4,8 @@ r"""Trains every setting of a grid of fields with several seeds, and writes a ta
         --grid length=2500,5000,7500,10000 --grid schedule.learning-rate=0.001,0.003,0.01,0.03 \
         --seeds 0 1 2 --metric supervised/minival/top1 --show supervised/cifar10/top1 --output runs/cifar10_e3
 
-The same command goes on where it was stopped. As an array job every process takes ``--part I/N`` and the table is made
-afterwards, by the command with ``--table``. What follows ``--`` are flags of all runs, as of ``lit-het train``.
+The same command continues an interrupted sweep. In an array job every process takes ``--part I/N``; afterwards the same
+command with ``--table`` writes the table. Flags of ``lit-het train`` for all runs follow ``--``.
 """
 
 import argparse
@@ -21,32 +21,41 @@ from lit_het.runs.training import parse_config
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the sweep; mistakes of the user end in one line and exit code 1."""
+    """Runs the sweep; user errors are printed as one line, with exit code 1."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    parser.add_argument("--config", type=Path, required=True, metavar="FILE", help="what to train")
+    parser.add_argument("--config", type=Path, required=True, metavar="FILE", help="configuration to train")
     parser.add_argument(
         "--grid",
         action="append",
         required=True,
         metavar="FIELD=VALUE,VALUE",
-        help="an axis; may be given several times",
+        help="an axis; may be repeated",
     )
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="of initialisation, noise, data order")
-    parser.add_argument("--metric", required=True, metavar="NAME", help="what decides, such as supervised/minival/top1")
-    parser.add_argument("--show", nargs="+", default=[], metavar="NAME", help="further figures for the table")
-    parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="where runs and the table go")
-    parser.add_argument("--part", type=_part, default=(0, 1), metavar="I/N", help="do every N-th run, from the I-th on")
-    parser.add_argument("--table", action="store_true", help="train nothing, make the table of what is done")
-    parser.add_argument("flags", nargs="*", metavar="-- FLAGS", help="fields that all runs change")
+    parser.add_argument(
+        "--seeds", type=int, nargs="+", default=[0], help="seeds of initialisation, noise and data order"
+    )
+    parser.add_argument(
+        "--metric",
+        required=True,
+        metavar="NAME",
+        help="metric that sorts the settings, such as supervised/minival/top1",
+    )
+    parser.add_argument("--show", nargs="+", default=[], metavar="NAME", help="further metrics in the table")
+    parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="folder for runs and the table")
+    parser.add_argument(
+        "--part", type=_part, default=(0, 1), metavar="I/N", help="train every N-th run, from the I-th on"
+    )
+    parser.add_argument("--table", action="store_true", help="train nothing; write the table of the finished runs")
+    parser.add_argument("flags", nargs="*", metavar="-- FLAGS", help="flags of all runs")
     return run_main("sweep", lambda: _sweep(parser.parse_args(arguments)))
 
 
 def _part(text: str) -> tuple[int, int]:
     match = re.fullmatch(r"(\d+)/(\d+)", text)
     if not match or not int(match[1]) < int(match[2]):
-        raise argparse.ArgumentTypeError(f"{text!r} is no part; write I/N with I from 0 to N - 1")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a part; write I/N with I from 0 to N - 1")
     return int(match[1]), int(match[2])
 
 

@@ -1,10 +1,10 @@
 r"""Compares temperatures of one classifier: the fixed τ of HET-XL App. G.1 and the learned τ of Eq. 16.
 
 Trains the configuration once for each τ and seed, evaluates every run on held-out shards, and writes a table and a
-plot. A run that is done is not done again, and several processes with the same flags share the runs among them.
+plot. Finished runs are skipped, and several processes with the same flags share the runs.
 
     python scripts/sweep_temperature.py --config configs/glyph_classifier.py \
-        --held-out runs/quickstart/data/held_out_face --seeds 0 1 2 --output runs/temperature
+        --held-out runs/quickstart/data/held_out_typeface --seeds 0 1 2 --output runs/temperature
 """
 
 import argparse
@@ -29,7 +29,7 @@ FIXED_COLOUR, LEARNED_COLOUR, MUTED = "#52708c", "#c8501e", "#5f6a73"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the sweep; mistakes of the user end in one line and exit code 1."""
+    """Runs the sweep; user errors are printed as one line, with exit code 1."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
@@ -43,7 +43,7 @@ def settings(head: Any, taus: Sequence[float], bounds: tuple[float, float]) -> l
     """Returns the head with each fixed τ and with the learned one.
 
     Raises:
-        UserError: the bounds are none, or a τ lies outside them, where the learned one cannot go.
+        UserError: the bounds are invalid, or a τ lies outside them.
     """
     learned = BoundedTemperature(*bounds)
     for tau in taus:
@@ -60,7 +60,7 @@ def settings(head: Any, taus: Sequence[float], bounds: tuple[float, float]) -> l
 
 
 def row_order(result: RunResult) -> tuple[bool, float]:
-    """Fixed τ rise; the learned one, which differs from seed to seed, stands last."""
+    """Sorts by fixed τ; the learned one, which differs between seeds, is last."""
     return result.learned, 0.0 if result.learned else result.temperature
 
 
@@ -87,7 +87,7 @@ def _panel(axes: Axes, summaries: Sequence[Summary], metric: str, label: str, hi
                 "marker": "D",
                 "markersize": 6,
                 "linestyle": "",
-                "label": "learned τ, where it ended",
+                "label": "learned τ, final value",
             },
         ),
     ):
@@ -95,7 +95,7 @@ def _panel(axes: Axes, summaries: Sequence[Summary], metric: str, label: str, hi
             axes.errorbar(
                 [summary.temperature.mean for summary in runs],
                 [scale * summary.metrics[metric].mean for summary in runs],
-                # A single seed has no standard error, hence no bar.
+                # A single seed has no standard error and no error bar.
                 yerr=np.nan_to_num([scale * summary.metrics[metric].error for summary in runs]),
                 xerr=np.nan_to_num([summary.temperature.error for summary in runs]),
                 capsize=2.5,

@@ -1,25 +1,25 @@
 #!/usr/bin/env bash
 # Trains on a TPU slice: creates or reuses it, installs this checkout on all workers, launches, follows worker 0, and
-# begins again where the slice is preempted.
+# restarts after preemption.
 #
 #   scripts/train_lit.sh --name NAME --zone ZONE --type v5litepod-256 [OPTION ...] -- TRAIN_ARGUMENT ...
 #
 #   --project PROJECT   default: that of gcloud's configuration
 #   --version VERSION   software of the machines, default tpu-ubuntu2204-base
-#   --spot              cheap machines that may be taken away
+#   --spot              cheaper machines that may be preempted
 #   --install COMMAND   what installs lit-het on a worker, in the unpacked checkout; default: into .venv, with pip
 #   --env NAME=VALUE    a variable for training, may be given several times
-#   --restarts N        how often to begin again where workers end but the slice stays, default 10
-#   --delete            delete the slice once training has ended well
-#   --dry-run           print the commands in place of running them
+#   --restarts N        how often to restart if workers end but the slice is alive, default 10
+#   --delete            delete the slice after training has succeeded
+#   --dry-run           print the commands instead of running them
 #
 # TRAIN_ARGUMENTs go to `lit-het train --distributed --start-or-resume`. The run directory must lie on storage that all
-# workers share. Ctrl-C leaves the training alone; the same command follows it again. docs/distributed.md tells more.
+# workers share. Ctrl-C does not stop the training; the same command follows it again. See docs/distributed.md.
 set -euo pipefail
 
 usage() { sed -n '2,/^set/s/^# \{0,1\}//p' "$0" | grep -v '^set'; }
 die() { echo "train_lit.sh: $*" >&2; exit 1; }
-tell() { echo "train_lit.sh: $*" >&2; }
+message() { echo "train_lit.sh: $*" >&2; }
 
 name='' zone='' type='' project='' version=tpu-ubuntu2204-base spot='' restarts=10 delete='' dry_run='' environment=()
 install='command -v python3.11 >/dev/null || { sudo apt-get -qq update && sudo apt-get -qqy install python3.11-venv; }'
@@ -50,13 +50,13 @@ for ((i = 1; i <= $#; i++)); do
   case "${!i}" in
     --config) ((i < $#)) && j=$((i + 1)) && config="${!j}" ;;
     --config=*) config="${!i#--config=}" ;;
-    --resume | --start-or-resume | --distributed) die "${!i} is for this script to add; leave it out" ;;
+    --resume | --start-or-resume | --distributed) die "${!i} is added by this script; leave it out" ;;
   esac
 done
-[ -n "$config" ] || die "no --config FILE behind --; see scripts/train_lit.sh --help"
+[ -n "$config" ] || die "no --config FILE after --; see scripts/train_lit.sh --help"
 [[ $restarts =~ ^[0-9]+$ ]] || die "--restarts $restarts is no number"
 cd "$(dirname "$0")/.."
-# HEAD is what workers get; an absolute path they must share.
+# Workers get HEAD; absolute paths must be shared by all workers.
 [[ $config == /* ]] || git cat-file -e "HEAD:${config%%:*}" 2>/dev/null ||
   die "--config ${config%%:*} is not in HEAD, which workers get: commit it, or give an absolute path that they share"
 
@@ -67,7 +67,7 @@ scratch="$(mktemp -d)"
 trap 'rm -rf "$scratch"' EXIT
 
 exec 3>&1
-# Is only printed in a dry run.
+# In a dry run commands are only printed.
 run() {
   if [ -n "$dry_run" ]; then
     local word
@@ -81,20 +81,20 @@ on_workers() { # WORKERS COMMAND
   run gcloud compute tpus tpu-vm ssh "$name" "${where[@]}" --worker "$1" --command "$2"
 }
 state() {
-  local ask=(gcloud compute tpus queued-resources describe "$name" "${where[@]}" --format 'value(state.state)')
-  [ -z "$dry_run" ] || { run "${ask[@]}" >&3 && echo NONE && return; }
-  "${ask[@]}" 2>"$scratch/error" ||
+  local describe=(gcloud compute tpus queued-resources describe "$name" "${where[@]}" --format 'value(state.state)')
+  [ -z "$dry_run" ] || { run "${describe[@]}" >&3 && echo NONE && return; }
+  "${describe[@]}" 2>"$scratch/error" ||
     { grep -qi 'not.found' "$scratch/error" && echo NONE || { cat "$scratch/error" >&2 && return 1; }; }
 }
 
 provide_slice() {
   local found
   while true; do
-    found="$(state)" || die "gcloud cannot tell the state of $name"
+    found="$(state)" || die "gcloud cannot get the state of $name"
     case "$found" in
       ACTIVE) return ;;
       FAILED | SUSPENDED | SUSPENDING)
-        tell "$name is $found: it is deleted and asked for anew"
+        message "$name is $found: deleting and requesting it again"
         run gcloud compute tpus queued-resources delete "$name" "${where[@]}" --force --quiet
         ;;
       NONE)
@@ -102,20 +102,20 @@ provide_slice() {
           --accelerator-type "$type" --runtime-version "$version" ${spot:+--spot}
         [ -z "$dry_run" ] || return 0
         ;;
-      *) tell "$name is $found; next look in $poll s" && sleep "$poll" ;;
+      *) message "$name is $found; next check in $poll s" && sleep "$poll" ;;
     esac
   done
 }
 
 install_on_workers() {
   local archive="$scratch/lit-het.tar.gz"
-  [ -z "$(git status --porcelain --untracked-files=no)" ] || tell "uncommitted changes stay here: HEAD is installed"
+  [ -z "$(git status --porcelain --untracked-files=no)" ] || message "uncommitted changes are not installed on workers: they get HEAD"
   run git archive --format tar.gz --output "$archive" HEAD
   run gcloud compute tpus tpu-vm scp "$archive" "$name:lit-het.tar.gz" "${where[@]}" --worker all
   on_workers all "mkdir -p lit-het && tar -xzf lit-het.tar.gz -C lit-het && cd lit-het && { $install; }"
 }
 
-launch() { # nothing but the process itself holds on to the connection
+launch() { # detached, so that the training survives the connection
   local command
   printf -v command '%q ' env ${environment[@]+"${environment[@]}"} .venv/bin/lit-het train --distributed \
     --start-or-resume "$@"
@@ -133,30 +133,30 @@ follow() {
 exit_codes() { # one a worker: a number, "running" or "lost"
   on_workers all '{ cd lit-het && cat exit_code || { kill -0 $(cat train.pid) && echo running || echo lost; }; } 2>/dev/null'
 }
-ask_exit_codes() { # a connection that breaks says nothing of the training
+wait_for_exit_codes() { # retries: a broken connection does not mean that training has ended
   until codes="$(exit_codes)"; do
     [ "$(state)" = ACTIVE ] || { codes=lost && break; }
-    tell "workers do not answer; next look in $poll s" && sleep "$poll"
+    message "workers do not answer; next check in $poll s" && sleep "$poll"
   done
 }
 
-trap 'tell "training goes on; the same command follows it again, and kill -TERM on all workers ends it:
+trap 'message "training continues; the same command follows it again, and this command stops it:
   gcloud compute tpus tpu-vm ssh $name ${where[*]} --worker all --command \"pkill -TERM -s \\\$(cat lit-het/train.pid)\""
   exit 130' INT
 
 while true; do
   provide_slice
   : >"$scratch/train.log"
-  [ -n "$dry_run" ] || ask_exit_codes
+  [ -n "$dry_run" ] || wait_for_exit_codes
   if [[ ${codes-} != *running* ]]; then
     install_on_workers
     launch "$@"
   else
-    tell "$name trains already"
+    message "$name is already training"
   fi
   while true; do
     follow
-    ask_exit_codes
+    wait_for_exit_codes
     [ -z "$dry_run" ] || { echo "$codes" && codes=0; }
     [[ $codes == *running* ]] || break
     sleep 1
@@ -165,14 +165,14 @@ while true; do
     [ -z "$delete" ] || run gcloud compute tpus queued-resources delete "$name" "${where[@]}" --force --quiet
     exit 0
   fi
-  # 1 is a mistake that would be made again; whoever misses another worker, or was told to leave, ends with 75.
+  # 1 is an error that a restart would repeat. Workers that lost another one, or were stopped by a signal, exit with 75.
   ! grep -q '^1$' <<<"$codes" || die "training has ended with an error: see the last lines above, or train.log of workers"
   codes="$(tr '\n' ' ' <<<"$codes")"
   if [ "$(state)" != ACTIVE ]; then
-    tell "the slice was taken away (workers: ${codes% }): training begins again where it was"
+    message "the slice was preempted (workers: ${codes% }): resuming training"
   else
     [ $((restarts--)) -gt 0 ] || die "workers have ended too often (${codes% })"
-    tell "workers have ended (${codes% }): training begins again where it was"
+    message "workers have ended (${codes% }): resuming training"
     on_workers all 'pkill -KILL -s $(cat lit-het/train.pid) || true; tail -n 5 lit-het/train.log' || true
   fi
 done

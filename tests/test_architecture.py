@@ -101,7 +101,7 @@ def test_packages_of_the_learner_keep_their_order():
             assert reached <= ALLOWED[own], f"{name} imports {reached - ALLOWED[own]}"
 
 
-def test_training_knows_of_tasks_only_what_a_task_is():
+def test_training_imports_only_the_protocol_of_tasks():
     for name in MODULES:
         if package_of(name) == "training":
             assert {module for module in ours(name) if package_of(module) == "tasks"} <= {"lit_het.tasks.base"}
@@ -128,7 +128,7 @@ def calls(tree):
     return {ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
 
 
-def test_only_sharding_knows_the_axes_of_the_mesh():
+def test_only_sharding_names_the_axes_of_the_mesh():
     knowing = {
         name
         for name, tree in TREES.items()
@@ -137,7 +137,7 @@ def test_only_sharding_knows_the_axes_of_the_mesh():
     assert knowing == {"lit_het.sharding"}
 
 
-def test_only_checkpoints_of_runs_know_orbax():
+def test_only_checkpoints_of_runs_import_orbax():
     knowing = {name for name in MODULES if any(module.split(".")[0] == "orbax" for module in IMPORTS[name])}
     assert knowing == {"lit_het.checkpoints.native.saving", "lit_het.checkpoints.native.saved_step"}
 

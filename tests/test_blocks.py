@@ -82,7 +82,7 @@ def test_a_sum_over_blocks_has_the_value_and_gradient_of_a_plain_one(outermost, 
 
 
 def test_a_number_of_examples_that_only_tiny_blocks_divide_is_refused_with_a_better_one():
-    with pytest.raises(UserError, match=r"13 examples .* 1 at a time where there is room for 8.* for example 16"):
+    with pytest.raises(UserError, match=r"13 examples per device .* blocks of 1, although 8 fit.* for example 16"):
         blocks.scan_examples(lambda carry, rows: (carry, rows), 0.0, jnp.zeros((13, D)), 8)
 
 
@@ -171,7 +171,7 @@ def test_a_mean_over_blocks_of_samples_has_the_value_and_gradient_of_a_plain_one
     assert_trees_close(gradient, expected_gradient, rtol=1e-4, atol=1e-5)
 
 
-def test_improbable_samples_do_not_lose_what_probable_ones_have():
+def test_improbable_samples_do_not_change_the_sum_of_probable_ones():
     """log (1/4 (e^-1000 + e^-1000 + e^-1 + e^-3)): the running sum starts where exp underflows."""
     values = jnp.asarray([[-1000.0, -1000.0, -1.0, -3.0]])
     expected = np.log((np.exp(-1) + np.exp(-3)) / 4)

@@ -1,4 +1,4 @@
-"""What tells a lost process from a mistake of the program."""
+"""Errors of lost processes are distinguished from errors of the program."""
 
 import jax
 import pytest
@@ -21,10 +21,10 @@ def on_several_processes(monkeypatch):
 
 @pytest.mark.parametrize("kind", [ValueError, jax.errors.JaxRuntimeError, RuntimeError])
 @pytest.mark.parametrize("text", [GLOO, "UNAVAILABLE: the coordination service is gone", "INTERNAL: NCCL failed"])
-def test_a_failed_collective_is_found_whatever_its_class_and_whoever_wraps_it(on_several_processes, kind, text):
+def test_a_failed_collective_is_found_for_every_class_and_as_a_cause(on_several_processes, kind, text):
     lost = kind(text)
-    assert distributed.fault_of_machines(lost) is lost
-    assert distributed.fault_of_machines(raised(KeyError("x"), lost)) is lost
+    assert distributed.lost_process_error(lost) is lost
+    assert distributed.lost_process_error(raised(KeyError("x"), lost)) is lost
 
 
 @pytest.mark.parametrize(
@@ -38,9 +38,9 @@ def test_a_failed_collective_is_found_whatever_its_class_and_whoever_wraps_it(on
     ],
     ids=repr,
 )
-def test_mistakes_of_the_program_are_none(on_several_processes, error):
-    assert distributed.fault_of_machines(error) is None
+def test_errors_of_the_program_are_not_lost_processes(on_several_processes, error):
+    assert distributed.lost_process_error(error) is None
 
 
-def test_alone_there_is_no_other_process_to_lose():
-    assert distributed.fault_of_machines(ValueError(GLOO)) is None
+def test_a_single_process_cannot_lose_another_one():
+    assert distributed.lost_process_error(ValueError(GLOO)) is None

@@ -22,7 +22,7 @@ def test_durations_are_texts(text, duration):
 
 @pytest.mark.parametrize("text", ["", "many", "3 weeks", "-1 steps", "steps", "1 2 steps", "nan", "1e999 steps"])
 def test_other_texts_are_refused_with_an_example(text):
-    with pytest.raises(ValueError, match=r"is no duration; .* such as '90 epochs'"):
+    with pytest.raises(ValueError, match=r"is not a duration; .* such as '90 epochs'"):
         Duration.parse(text)
 
 
@@ -51,7 +51,7 @@ def test_a_run_is_as_long_as_papers_say():
     ("length", "message"),
     [
         (Duration(2, "epochs"), "--length 2 epochs: a stream has no epochs; give steps or examples"),
-        (Duration(7, "examples"), "--length 7 examples is not one batch of 8"),
+        (Duration(7, "examples"), "--length 7 examples is less than one batch of 8 examples"),
     ],
 )
 def test_lengths_without_a_number_of_steps_are_refused(length, message):

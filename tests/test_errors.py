@@ -16,7 +16,7 @@ class Config:
 
 def test_a_misspelt_choice_is_refused_with_the_choices():
     require_choice(Config("efficient"), "form")
-    with pytest.raises(UserError, match=r"^Config: form = 'ful' is none of 'full', 'efficient'$"):
+    with pytest.raises(UserError, match=r"^Config: form = 'ful' is not one of 'full', 'efficient'$"):
         require_choice(Config("ful"), "form")  # pyright: ignore[reportArgumentType]
 
 

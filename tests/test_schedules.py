@@ -65,7 +65,7 @@ def test_a_warm_up_may_begin_above_zero():
         ),
     ],
 )
-def test_parts_that_do_not_fit_the_run_are_refused_by_their_flags(schedule, message):
+def test_durations_that_do_not_fit_the_run_are_refused_with_their_flags(schedule, message):
     with pytest.raises(UserError) as error:
         schedule.build(RunLength(10, 8))
     assert message in str(error.value)
@@ -80,6 +80,6 @@ def test_parts_that_do_not_fit_the_run_are_refused_by_their_flags(schedule, mess
         lambda: ReverseSquareRoot(Duration(0)),
     ],
 )
-def test_rates_and_timescales_that_cannot_be_are_refused(make):
+def test_invalid_rates_and_timescales_are_refused(make):
     with pytest.raises(UserError):
         make()

@@ -95,7 +95,7 @@ def test_a_mesh_takes_the_devices_that_the_other_axes_leave():
         (MeshConfig(data=4, fsdp=-1), 4, None),
     ],
 )
-def test_a_mesh_left_open_takes_near_devices_for_parameters_and_the_rest_for_batches(config, devices, shape):
+def test_an_open_mesh_takes_near_devices_for_parameters_and_the_rest_for_batches(config, devices, shape):
     if shape is None:
         with pytest.raises(UserError, match="does not fit 4 devices"):
             config.build(jax.devices()[:devices])
@@ -109,13 +109,13 @@ def test_near_devices_lie_in_one_slice():
 
 
 @pytest.mark.parametrize("sizes", [{"fsdp": 0}, {"data": 0}, {"expert": -2}, {"fsdp": -1, "expert": -1}])
-def test_sizes_that_no_mesh_has_are_refused_by_their_flags(sizes):
+def test_invalid_mesh_sizes_are_refused_with_their_flags(sizes):
     with pytest.raises(UserError, match=f"--mesh.{next(iter(sizes))} " if len(sizes) > 1 else "must be at least 1"):
         MeshConfig(**sizes)
 
 
 @pytest.mark.parametrize("config", [MeshConfig(data=3), MeshConfig(fsdp=3), MeshConfig(fsdp=16)])
-def test_a_mesh_that_does_not_fit_the_devices_is_refused_by_its_flags(config):
+def test_a_mesh_that_does_not_fit_the_devices_is_refused_with_its_flags(config):
     with pytest.raises(UserError, match=r"does not fit 8 devices; change --mesh.data, --mesh.fsdp") as error:
         config.build()
     assert "\n" not in str(error.value)
@@ -144,8 +144,8 @@ def test_batches_are_split_over_all_devices():
     assert batch.image.sharding.shard_shape(batch.image.shape) == (2, 2, 2, 3)
     assert len({shard.index[0].start for shard in batch.image.addressable_shards}) == 8
     np.testing.assert_array_equal(batch.image, image)
-    assert sharding.num_batch_shares(MESH) == 8
-    assert sharding.num_batch_shares(MeshConfig(data=2, expert=4).build()) == 8
+    assert sharding.num_batch_shards(MESH) == 8
+    assert sharding.num_batch_shards(MeshConfig(data=2, expert=4).build()) == 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,11 +159,11 @@ class DeviceOfASlice:
     process_index: int = 0
 
 
-def test_between_slices_lies_the_data_axis_alone():
+def test_only_the_data_axis_crosses_slices():
     devices = [DeviceOfASlice(number, number % 2) for number in range(16)]
     mesh = MeshConfig(fsdp=2, expert=2).build(devices)
     assert dict(mesh.shape) == {"data": 4, "fsdp": 2, "expert": 2}
     slices = np.vectorize(lambda device: device.slice_index)(mesh.devices)
     assert slices.reshape(4, -1).tolist() == [[0] * 4, [0] * 4, [1] * 4, [1] * 4]
-    with pytest.raises(UserError, match="mesh data = 1 must be a multiple of the 2 slices"):
+    with pytest.raises(UserError, match="mesh data = 1 must be a multiple of the number of slices, 2"):
         MeshConfig(fsdp=16).build(devices)

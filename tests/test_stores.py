@@ -11,15 +11,15 @@ from lit_het.stores import REFUSED, filesystem
 
 @pytest.mark.parametrize("protocol", REFUSED)
 @pytest.mark.parametrize("form", ["{}://x/y.tar", "{}::memory:///x.json", "simplecache::{}://x", "{}://::file:///x"])
-def test_stores_that_do_more_than_read_are_refused_wherever_they_stand_in_an_address(protocol, form):
+def test_stores_that_do_more_than_read_are_refused_anywhere_in_an_address(protocol, form):
     address = form.format(protocol)
-    with pytest.raises(UserError, match=rf"{protocol}:// .*; give the address of the file itself"):
+    with pytest.raises(UserError, match=rf"{protocol}:// .*; use the address of the file itself"):
         filesystem(address)
 
 
-def test_data_and_weights_go_through_the_same_door():
+def test_data_and_weights_use_the_same_file_systems():
     for opened in (storage.filesystem, sources.fetch):
-        with pytest.raises(UserError, match="reference:// fills in templates"):
+        with pytest.raises(UserError, match="reference:// evaluates templates"):
             opened("reference://::memory:///refs.json")
 
 

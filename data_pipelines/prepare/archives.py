@@ -1,4 +1,4 @@
-"""Files by name, in a folder or in a tar archive, read in any order and never unpacked under their own names."""
+"""Random access by name to the files of a folder or a tar archive, which is never extracted."""
 
 import gzip
 import hashlib
@@ -15,7 +15,7 @@ from lit_het.data_pipelines.tars import DamagedTar, Member, whole_members
 from lit_het.errors import UserError
 
 MAX_EXPANSION = 100
-"""Archives that unpack to more than so many times their size are refused: images grow by little, and texts tenfold."""
+"""The largest accepted compression ratio of an archive: images hardly compress, texts about tenfold."""
 
 _COPY_BYTES = 2**20
 
@@ -23,15 +23,15 @@ _logger = logging.getLogger(__name__)
 
 
 class FolderFiles:
-    """The files below a folder; links are followed, hidden files left out.
+    """The files below a folder; links are followed, hidden files ignored.
 
     Attributes:
         path: the folder.
-        sizes: the bytes of each file, by its name below the folder; names are sorted.
-        folders: the names of all folders below, empty ones included.
+        sizes: of the files in bytes, by relative path, sorted.
+        folders: the relative paths of all folders, empty ones included.
 
     Raises:
-        UserError: something below cannot be read.
+        UserError: a file or folder cannot be read.
     """
 
     def __init__(self, path: Path):
@@ -48,7 +48,7 @@ class FolderFiles:
         self.sizes = dict(sorted(found.items()))
 
     def read(self, name: str) -> bytes:
-        """The content of a file.
+        """Returns the content of a file.
 
         Raises:
             UserError: it cannot be read.
@@ -59,23 +59,23 @@ class FolderFiles:
             _refuse(error)
 
     def where(self, name: str) -> str:
-        """A file, as messages name it."""
+        """Returns the location of a file, for error messages."""
         return str(self.path / name)
 
 
 class TarFiles:
     """The files in a tar archive, plain or gzipped; several threads may read at once.
 
-    What is gzipped is unpacked into a file without a name, which vanishes with the process whatever ends it.
+    A gzipped archive is decompressed into an anonymous file, which is removed with the process however it ends.
 
     Args:
         path: the archive.
-        scratch: a folder with room for the unpacked archive.
-        nested: archives within stand for folders: the files in ``a.tar`` are called ``a/...``.
+        scratch: a folder with space for the decompressed archive.
+        nested: treat inner archives as folders: the files in ``a.tar`` are named ``a/...``.
 
     Attributes:
         path: the archive.
-        sizes: the bytes of each file, by name; names are sorted.
+        sizes: of the files in bytes, by name, sorted.
         folders: the names of all folders.
 
     Raises:
@@ -95,11 +95,11 @@ class TarFiles:
         self.sizes = {name: found[name][1] for name in sorted(found)}
 
     def read(self, name: str) -> bytes:
-        """The content of a file."""
+        """Returns the content of a file."""
         return os.pread(self._file.fileno(), self.sizes[name], self._offsets[name])
 
     def where(self, name: str) -> str:
-        """A file, as messages name it."""
+        """Returns the location of a file, for error messages."""
         return f"{self.path}: {name}"
 
     def __del__(self):
@@ -123,7 +123,7 @@ class TarFiles:
         try:
             yield from whole_members(self._file, start, end)
         except tarfile.TarError as error:
-            raise UserError(f"{self.path}: is no tar archive ({error}); download it again") from error
+            raise UserError(f"{self.path}: is not a tar archive ({error}); download it again") from error
         except DamagedTar as error:
             raise UserError(f"{self.path}: is {error}; download it again") from error
 
@@ -135,19 +135,19 @@ def open_files(path: Path, scratch: Path, *, nested: bool = False) -> Files:
     """Opens a folder or a tar archive; see `TarFiles` for the arguments.
 
     Raises:
-        UserError: there is nothing at the path, or the archive cannot be read.
+        UserError: the path does not exist, or the archive cannot be read.
     """
     if path.is_dir():
         return FolderFiles(path)
     return TarFiles(path, scratch, nested=nested)
 
 
-def note_unless_published(path: Path, md5: str) -> None:
-    """Says in one line that an archive is another than the published one, which its MD5 tells."""
+def warn_unless_published(path: Path, md5: str) -> None:
+    """Logs a warning if the MD5 of an archive differs from that of the published one."""
     with path.open("rb") as file:
         found = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
     if found != md5:
-        _logger.warning("%s: is not the published archive (MD5 %s, not %s); what it holds is taken", path, found, md5)
+        _logger.warning("%s: is not the published archive (MD5 %s, not %s); it is used as it is", path, found, md5)
 
 
 def _size(path: Path) -> int:
@@ -158,7 +158,7 @@ def _size(path: Path) -> int:
 
 
 def _refuse(error: OSError) -> NoReturn:
-    raise UserError(f"{error.filename}: cannot be read ({error.strerror}); mend or remove it") from error
+    raise UserError(f"{error.filename}: cannot be read ({error.strerror}); fix or remove it") from error
 
 
 def _open(path: Path, scratch: Path) -> IO[bytes]:
@@ -169,7 +169,7 @@ def _open(path: Path, scratch: Path) -> IO[bytes]:
     if file.read(2) != b"\x1f\x8b":
         return file
     file.seek(0)
-    unpacked = tempfile.TemporaryFile(dir=scratch)  # noqa: SIM115 (open as long as its reader)
+    unpacked = tempfile.TemporaryFile(dir=scratch)  # noqa: SIM115 (its reader closes it)
     try:
         with file:
             _unpack(path, file, unpacked, scratch)
@@ -180,15 +180,15 @@ def _open(path: Path, scratch: Path) -> IO[bytes]:
 
 
 def _unpack(path: Path, file: IO[bytes], unpacked: IO[bytes], scratch: Path) -> None:
-    most = MAX_EXPANSION * path.stat().st_size + _COPY_BYTES
+    max_bytes = MAX_EXPANSION * path.stat().st_size + _COPY_BYTES
     try:
         with gzip.open(file) as packed:
             while block := packed.read(_COPY_BYTES):
                 unpacked.write(block)
-                if unpacked.tell() > most:
+                if unpacked.tell() > max_bytes:
                     raise UserError(f"{path}: unpacks to more than {MAX_EXPANSION} times its size; download it again")
         unpacked.flush()
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise UserError(f"{path}: is truncated or damaged ({error}); download it again") from error
     except OSError as error:
-        raise UserError(f"{path}: cannot be unpacked in {scratch} ({error.strerror}); make room there") from error
+        raise UserError(f"{path}: cannot be unpacked in {scratch} ({error.strerror}); free space there") from error

@@ -6,8 +6,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from lit_het.data_pipelines.prepare.archives import Files, note_unless_published, open_files
-from lit_het.data_pipelines.prepare.dataset import DataSet, Sample, Split, chosen, fingerprint
+from lit_het.data_pipelines.prepare.archives import Files, open_files, warn_unless_published
+from lit_het.data_pipelines.prepare.dataset import DataSet, Sample, Split, fingerprint, select_splits
 from lit_het.data_pipelines.prepare.images import encode_png
 from lit_het.data_pipelines.prepare.unpickler import load_arrays
 from lit_het.errors import UserError
@@ -23,24 +23,25 @@ _CIFAR10_MD5 = "c58f30108f718f92721af3b95e74349a"
 _CIFAR100_MD5 = "eb9058c3a382ffc7106e4002c42a8d85"
 _BATCHES = {"train": [f"data_batch_{number}" for number in range(1, 6)], "test": ["test_batch"]}
 _PUBLISHED = {"train": 50_000, "test": 10_000}
-_SIZE = 32  # pixels; a row holds red, then green, then blue, each row by row
+_SIZE = 32  # pixels; a data row holds the red, green and blue planes, each in row-major order
 
 
 def read_cifar10(source: Path, scratch: Path, split: str | None = None) -> DataSet:
-    """Opens ``cifar-10-python.tar.gz`` or the folder that was unpacked from it.
+    """Opens ``cifar-10-python.tar.gz`` or the folder extracted from it.
 
     Args:
         source: the archive or folder.
-        scratch: a folder with room for the unpacked archive.
+        scratch: a folder with space for the decompressed archive.
         split: ``train`` or ``test``; None means both.
 
     Raises:
-        UserError: the source is damaged or another one.
+        UserError: the source is damaged or another archive.
     """
     files = _open(source, scratch, _CIFAR10_MD5)
     names = _names(files, "batches.meta", "label_names")
     splits = {
-        name: _split(files, name, _BATCHES[name], "labels", len(names)) for name in chosen(_BATCHES, split, "CIFAR-10")
+        name: _split(files, name, _BATCHES[name], "labels", len(names))
+        for name in select_splits(_BATCHES, split, "CIFAR-10")
     }
     return DataSet(splits, names, TEMPLATES)
 
@@ -48,22 +49,22 @@ def read_cifar10(source: Path, scratch: Path, split: str | None = None) -> DataS
 def read_cifar100(
     source: Path, scratch: Path, split: str | None = None, labels: Literal["fine", "coarse"] = "fine"
 ) -> DataSet:
-    """Opens ``cifar-100-python.tar.gz`` or the folder that was unpacked from it.
+    """Opens ``cifar-100-python.tar.gz`` or the folder extracted from it.
 
     Args:
         source: the archive or folder.
-        scratch: a folder with room for the unpacked archive.
+        scratch: a folder with space for the decompressed archive.
         split: ``train`` or ``test``; None means both.
-        labels: the 100 classes, or the 20 that contain them.
+        labels: the 100 classes, or the 20 superclasses.
 
     Raises:
-        UserError: the source is damaged or another one.
+        UserError: the source is damaged or another archive.
     """
     files = _open(source, scratch, _CIFAR100_MD5)
     names = _names(files, "meta", f"{labels}_label_names")
     splits = {
         name: _split(files, name, [name], f"{labels}_labels", len(names))
-        for name in chosen(_PUBLISHED, split, "CIFAR-100")
+        for name in select_splits(_PUBLISHED, split, "CIFAR-100")
     }
     return DataSet(splits, names, TEMPLATES)
 
@@ -71,17 +72,17 @@ def read_cifar100(
 def _open(source: Path, scratch: Path, md5: str) -> Files:
     files = open_files(source, scratch)
     if source.is_file():
-        note_unless_published(source, md5)
+        warn_unless_published(source, md5)
     return files
 
 
 def _load(files: Files, base: str) -> dict[str, Any]:
     name = next((name for name in files.sizes if name.rpartition("/")[2] == base), None)
     if name is None:
-        raise UserError(f"{files.path}: holds no {base}; take the archive that is called 'python version'")
+        raise UserError(f"{files.path}: holds no {base}; use the archive called 'python version'")
     content = load_arrays(files.read(name), files.where(name))
     if not isinstance(content, dict):
-        raise UserError(f"{files.where(name)}: is no dictionary; download the archive again")
+        raise UserError(f"{files.where(name)}: is not a dictionary; download the archive again")
     return content
 
 
@@ -111,11 +112,11 @@ def _split(files: Files, split: str, batches: Sequence[str], key: str, num_class
 
 
 def _rows(files: Files, base: str, key: str, num_classes: int) -> tuple[np.ndarray, np.ndarray]:
-    """Pixels ``[rows 3072]`` uint8 and classes ``[rows]`` int32."""
+    """Returns pixels ``[rows 3072]`` uint8 and classes ``[rows]`` int32."""
     batch = _load(files, base)
     data, labels = batch.get("data"), batch.get(key)
     if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or data.shape[1:] != (3 * _SIZE**2,):
-        raise UserError(f"{files.path}: data of {base} are no rows of {3 * _SIZE**2} bytes; download it again")
+        raise UserError(f"{files.path}: data of {base} are not rows of {3 * _SIZE**2} bytes; download it again")
     if not isinstance(labels, list) or not all(isinstance(label, int) for label in labels):
         raise UserError(f"{files.path}: {base} holds no {key}; download it again")
     if len(labels) != len(data) or not all(0 <= label < num_classes for label in labels):

@@ -1,4 +1,4 @@
-"""Any set of shards again, its images corrupted, with the same keys, labels and captions."""
+"""Copies of shards with corrupted images and the same keys, labels and captions."""
 
 import collections
 import hashlib
@@ -13,24 +13,24 @@ from lit_het.data_pipelines.images import BrokenImage, decode_whole, encode_jpeg
 from lit_het.data_pipelines.index import ShardIndex
 from lit_het.data_pipelines.prepare.dataset import Sample, Split, fingerprint
 from lit_het.data_pipelines.shards import IMAGE
-from lit_het.data_pipelines.storage import Unreadable, readable
+from lit_het.data_pipelines.storage import Unreadable, content_or_raise
 from lit_het.errors import UserError
 from lit_het.files import write_atomically
 
-_VERSION = "1"  # of what becomes of an image; another one begins anew
+_VERSION = "1"  # of the corrupted images; splits of other versions are not resumed
 _MEMBERS = ("cls", "npy", "txt", "json")
 _BESIDE_SHARDS = ("classnames.txt", "zeroshot_classification_templates.txt", "dataset_type.txt")
 
 
 class CleanShards:
-    """The set that is corrupted.
+    """The clean set of shards.
 
     Args:
         addresses: tar files, as ``expand`` returns them.
         advance: called with 1 after each shard.
 
     Raises:
-        UserError: a shard cannot be read, or two samples have one key.
+        UserError: a shard cannot be read, or two samples have the same key.
     """
 
     def __init__(self, addresses: Sequence[str], advance: Callable[[int], None] = lambda count: None):
@@ -46,9 +46,9 @@ class CleanShards:
         return len(self._index)
 
     def corrupted(self, corruption: str, severity: int, seed: int) -> Split:
-        """The set in one corruption and severity, as JPEGs of quality 95.
+        """Returns the set with one corruption and severity, as JPEGs of quality 95.
 
-        What is random in an image follows from (seed, key, corruption): severities differ in strength alone.
+        The random draws of an image depend on (seed, key, corruption): severities differ only in strength.
 
         Raises:
             UserError: the corruption is none of `CORRUPTIONS`; when samples are read, an image is broken.
@@ -61,7 +61,7 @@ class CleanShards:
                 key, origin = self._keys[number], f"{self._index.shard(number)}: {self._keys[number]}"
                 kinds = [kind for kind in _MEMBERS if self._index.span(number, kind)]
                 try:
-                    image, *members = map(readable, self._index.read([number], [IMAGE, *kinds])[0])
+                    image, *members = map(content_or_raise, self._index.read([number], [IMAGE, *kinds])[0])
                     pixels = corrupt(decode_whole(image), corruption, severity, _generator(seed, key, corruption))
                 except (BrokenImage, Unreadable) as error:
                     raise UserError(f"{origin}: {error}; remove it (lit-het data check lists all)") from error
@@ -72,7 +72,7 @@ class CleanShards:
 
 
 def copy_names(shard: str, output: Path) -> None:
-    """Copies class names and prompts that lie beside a shard, or in the folder above, into a folder that is made."""
+    """Copies class names and prompts from the folder of a shard, or its parent, to a new folder."""
     output.mkdir(parents=True, exist_ok=True)
     folder = storage.parent(shard)
     for name in _BESIDE_SHARDS:
@@ -81,7 +81,7 @@ def copy_names(shard: str, output: Path) -> None:
                 try:
                     text = storage.read_whole(place).decode("utf-8")
                 except (OSError, UnicodeDecodeError) as error:
-                    raise UserError(f"{place}: cannot be copied ({storage.reason(error)}); mend it") from error
+                    raise UserError(f"{place}: cannot be copied ({storage.reason(error)}); fix it") from error
                 write_atomically(output / name, text)
                 break
 

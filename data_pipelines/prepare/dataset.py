@@ -1,4 +1,4 @@
-"""What a source offers to the writer: splits whose samples can be read in any order."""
+"""The interface between a source and the writer: splits whose samples can be read in any order."""
 
 import dataclasses
 import hashlib
@@ -12,18 +12,18 @@ from lit_het.data_pipelines.prepare.images import SUFFIXES
 from lit_het.errors import UserError
 
 TEMPLATES = ("a photo of a {c}.", "a picture of the {c}.", "a close-up of a {c}.", "a {c}, seen from afar.")
-"""Prompts for images of which no more is known."""
+"""Default prompt templates."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Sample:
-    """One image with what belongs to it.
+    """One image and its other members.
 
     Attributes:
         image: its bytes, in the format of the source.
-        origin: where it comes from, as messages name it.
+        origin: its location in the source, for error messages.
         members: further members by extension, such as ``txt``, the caption.
-        key: of the sample; None numbers it.
+        key: of the sample; None uses its number.
     """
 
     image: bytes
@@ -38,11 +38,11 @@ class Split:
 
     Attributes:
         num_samples: ``n``.
-        read: yields the samples of the given numbers in their order; several threads may call it at once.
-        fingerprint: differs when the source holds other samples or other labels.
+        read: yields the samples with the given numbers in that order; several threads may call it at once.
+        fingerprint: identifies the samples and labels of the source.
         labels: class of each sample, or None.
-        published: how many samples the published data set has, or None.
-        left_out: how many samples of the source are none, by reason.
+        published: number of samples of the published data set, or None.
+        left_out: number of excluded samples of the source, by reason.
     """
 
     num_samples: int
@@ -55,12 +55,12 @@ class Split:
 
 @dataclasses.dataclass(frozen=True)
 class DataSet:
-    """Splits with, if they have classes, the names of these.
+    """Splits and, if they have classes, class names.
 
     Attributes:
         splits: by the name of their folder.
-        class_names: what labels index; None if there are captions in place of labels.
-        templates: prompts with the placeholder ``{c}`` for a name.
+        class_names: indexed by the labels; None if there are captions in place of labels.
+        templates: prompts with the placeholder ``{c}`` for a class name.
     """
 
     splits: Mapping[str, Split]
@@ -77,13 +77,13 @@ def split_of_files(
     published: int | None = None,
     left_out: Mapping[str, int] | None = None,
 ) -> Split:
-    """Returns the split of some files of a folder or an archive.
+    """Returns a split of image files in a folder or an archive.
 
     Args:
         files: the folder or archive.
-        images: names in it.
-        labels: the class of each.
-        captions: the name of the file with the caption of each.
+        images: names of the image files.
+        labels: the class of each image.
+        captions: the name of each image's caption file.
         published: see `Split`.
         left_out: see `Split`.
     """
@@ -105,12 +105,12 @@ def split_of_files(
 
 
 def images_in(files: Files) -> list[str]:
-    """The sorted names of the files that are called as images are."""
+    """Returns the sorted names of the files with an image suffix."""
     return [name for name in files.sizes if name.lower().endswith(SUFFIXES)]
 
 
 def fingerprint(parts: Iterable[str | bytes]) -> str:
-    """A checksum over strings and bytes."""
+    """Returns a checksum over strings and bytes."""
     digest = hashlib.sha256()
     for part in parts:
         digest.update(part.encode("utf-8", "surrogateescape") if isinstance(part, str) else part)
@@ -118,8 +118,8 @@ def fingerprint(parts: Iterable[str | bytes]) -> str:
     return digest.hexdigest()
 
 
-def chosen(available: Iterable[str], split: str | None, source: str) -> list[str]:
-    """The splits to read: all, or the one that was asked for.
+def select_splits(available: Iterable[str], split: str | None, source: str) -> list[str]:
+    """Returns the splits to read: the requested one, or all.
 
     Raises:
         UserError: the source has no such split.

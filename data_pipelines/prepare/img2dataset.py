@@ -1,4 +1,4 @@
-"""The webdataset tars that img2dataset writes: images with captions, and what was known of them."""
+"""The webdataset tars that img2dataset writes: images with captions and metadata."""
 
 import collections
 from collections.abc import Iterator, Sequence
@@ -9,24 +9,24 @@ import numpy as np
 from lit_het.data_pipelines.index import ShardIndex
 from lit_het.data_pipelines.prepare.dataset import DataSet, Sample, Split, fingerprint
 from lit_het.data_pipelines.shards import IMAGE, expand
-from lit_het.data_pipelines.storage import Unreadable, readable
+from lit_het.data_pipelines.storage import Unreadable, content_or_raise
 from lit_het.errors import UserError
 
 
 def read_img2dataset(source: Path, split: str | None = None) -> DataSet:
-    """Opens the tars of a folder or a pattern; samples without image or caption, whose download failed, stay out.
+    """Opens the tars of a folder or a pattern; excludes samples without image or caption, whose download failed.
 
     Args:
         source: a folder of tars, a tar, or a pattern.
-        split: what to call them; None means ``train``.
+        split: the name of the split; None means ``train``.
 
     Raises:
-        UserError: a tar is truncated or repeats a key, or no sample is whole.
+        UserError: a tar is truncated or repeats a key, or no sample is complete.
     """
     addresses = expand(source)
     index = ShardIndex(addresses, [IMAGE, "txt"], ["json"])
     faults = [fault for summary in index.summaries for fault in summary.faults]
-    if damaged := [fault for fault in faults if not fault.is_lack]:
+    if damaged := [fault for fault in faults if not fault.is_missing_member]:
         raise UserError(damaged[0].example)
     sizes = {kind: index.sizes(kind) for kind in (IMAGE, "txt", "json")}
     numbers = np.flatnonzero((sizes[IMAGE] > 0) & (sizes["txt"] > 0))
@@ -41,7 +41,7 @@ def read_img2dataset(source: Path, split: str | None = None) -> DataSet:
             kinds = ["txt", "json"] if sizes["json"][number] >= 0 else ["txt"]
             origin = f"{index.shard(number)}: key {index.key(number)}"
             try:
-                image, *others = map(readable, index.read([number], [IMAGE, *kinds])[0])
+                image, *others = map(content_or_raise, index.read([number], [IMAGE, *kinds])[0])
             except Unreadable as error:
                 raise UserError(f"{origin}: {error}; remove it from the shard, or write the shard again") from error
             yield Sample(image, origin, dict(zip(kinds, others, strict=True)))

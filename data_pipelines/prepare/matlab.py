@@ -1,4 +1,4 @@
-"""Variables of MATLAB's `.mat` files, which a process of its own reads: SciPy's reader can die of a damaged one."""
+"""Reads variables of MATLAB's `.mat` files in a subprocess, because a damaged file can crash SciPy's reader."""
 
 import io
 import json
@@ -13,31 +13,31 @@ import numpy as np
 from lit_het.untrusted import Malformed, parse_json
 
 MAX_BYTES = 10_000_000
-"""Larger files are refused; those of published data sets have 100 kB."""
+"""The largest accepted file; those of published data sets have 100 kB."""
 
 MAX_VALUES = 100_000
-"""Variables of more values are refused."""
+"""The most values of a variable."""
 
 _SECONDS = 60.0
-_MEMORY = 2**30  # bytes that the process may take, of which SciPy takes a fifth
+_MEMORY = 2**30  # limit of the subprocess in bytes; SciPy alone takes a fifth
 _JSON_BYTES = 2**26
 
 
 def load_variables(content: bytes, *names: str) -> dict[str, Any]:
-    """Returns variables of a ``.mat`` file: a list of values each, or for a structure such a list of every field.
+    """Returns variables of a ``.mat`` file: a list of values, or for a structure a dict of such lists.
 
     Args:
         content: the file.
         names: of the variables.
 
     Raises:
-        Malformed: it is no such file, lacks a variable, or is beyond the limits of this module.
+        Malformed: it is not a ``.mat`` file, lacks a variable, or exceeds a limit of this module.
     """
     if len(content) > MAX_BYTES:
         raise Malformed(f"{len(content):,} bytes, at most {MAX_BYTES:,} are read")
-    # -P: nothing is imported from the current folder.
+    # -P: do not import modules from the current folder.
     command = [sys.executable, "-P", "-c", f"from {__name__} import write_variables; write_variables()", *names]
-    # Each thread of OpenBLAS would take memory, of which there is little.
+    # Each thread of OpenBLAS would take some of the limited memory.
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
     try:
         child = subprocess.run(command, input=content, capture_output=True, timeout=_SECONDS, env=environment)
@@ -51,9 +51,9 @@ def load_variables(content: bytes, *names: str) -> dict[str, Any]:
 
 
 def write_variables() -> None:
-    """Reads a file from standard input and writes the variables that the arguments name to standard output, as JSON."""
+    """Reads a file from standard input and writes the variables named by the arguments to standard output, as JSON."""
     resource.setrlimit(resource.RLIMIT_DATA, (_MEMORY, _MEMORY))
-    import scipy.io  # here alone, in the process that reads
+    import scipy.io  # only in the subprocess
 
     content = io.BytesIO(sys.stdin.buffer.read())
     variables = scipy.io.loadmat(content, squeeze_me=True, variable_names=sys.argv[1:])
@@ -61,7 +61,7 @@ def write_variables() -> None:
 
 
 def _plain(value: Any) -> Any:
-    """Returns lists in place of NumPy's arrays, also where an array holds others."""
+    """Converts NumPy arrays, also nested ones, to lists."""
     array = np.atleast_1d(value)
     if array.size > MAX_VALUES:
         raise ValueError(f"a variable of {array.size:,} values, at most {MAX_VALUES:,} are read")

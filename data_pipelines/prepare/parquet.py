@@ -1,4 +1,4 @@
-"""Parquet files with the bytes of images, as Hugging Face's data sets store them."""
+"""Parquet files with encoded images, as in Hugging Face's data sets."""
 
 import dataclasses
 import itertools
@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from lit_het.data_pipelines import storage
-from lit_het.data_pipelines.prepare.dataset import DataSet, Sample, Split, chosen, fingerprint
+from lit_het.data_pipelines.prepare.dataset import DataSet, Sample, Split, fingerprint, select_splits
 from lit_het.errors import UserError
 from lit_het.untrusted import parse_json
 
 MAX_ROWS = 2**24
-"""Files of more rows are refused: their labels are kept in memory."""
+"""The most rows of a file, whose labels are all read into memory."""
 
 _SPLIT_NAME = re.compile(r"(\w+)-\d+-of-\d+.*\.parquet")
 _ROWS_AT_A_TIME = 256
@@ -26,10 +26,10 @@ class Columns:
     """Which columns to read.
 
     Attributes:
-        image: bytes, or a structure with a field ``bytes``; None takes the one that there is.
-        label: the class, a string or a number that the schema names; None takes the column that the schema calls a
-            ClassLabel if ``caption`` is None too.
-        caption: text, or a list of texts, of which the first is taken.
+        image: bytes, or a structure with a field ``bytes``; None uses the only column of this type.
+        label: the class, a string or an index of the schema's class names; None uses the schema's ClassLabel column,
+            if ``caption`` is None too.
+        caption: text, or a list of texts, of which the first is used.
     """
 
     image: str | None = None
@@ -38,15 +38,15 @@ class Columns:
 
 
 def read_parquet(source: Path, split: str | None = None, columns: Columns | None = None) -> DataSet:
-    """Opens a parquet file or a folder of them; files called ``test-00000-of-00003...`` are of the split ``test``.
+    """Opens a parquet file or a folder of them; files named ``test-00000-of-00003...`` form the split ``test``.
 
     Args:
         source: the file or folder.
-        split: which split to read; where names of files tell none, what to call it (``train``).
-        columns: which ones to read; None finds them.
+        split: which split to read; if file names have no splits, the name of the only one (``train``).
+        columns: which ones to read; None detects them.
 
     Raises:
-        UserError: pyarrow is not installed, a file is damaged, or it is not clear which columns are meant.
+        UserError: pyarrow is not installed, a file is damaged, or the columns are ambiguous.
     """
     paths = sorted(source.rglob("*.parquet")) if source.is_dir() else [source]
     if not paths:
@@ -55,7 +55,7 @@ def read_parquet(source: Path, split: str | None = None, columns: Columns | None
     by_split: dict[str, list[_File]] = {}
     for path, match in zip(paths, matches, strict=True):
         by_split.setdefault(match[1] if match and all(matches) else split or "train", []).append(_File(path))
-    parts = {name: by_split[name] for name in chosen(by_split, split, str(source))}
+    parts = {name: by_split[name] for name in select_splits(by_split, split, str(source))}
     first = next(iter(parts.values()))[0]
     columns = _find(first, columns or Columns())
     for file in itertools.chain.from_iterable(parts.values()):
@@ -69,7 +69,7 @@ def read_parquet(source: Path, split: str | None = None, columns: Columns | None
 
 
 class _File:
-    """One file: its schema, and its rows a few at a time."""
+    """One file: its schema, and its rows in small batches."""
 
     def __init__(self, path: Path):
         try:
@@ -83,23 +83,24 @@ class _File:
                 self.num_rows = int(file.metadata.num_rows)
                 groups = [file.metadata.row_group(group).num_rows for group in range(file.metadata.num_row_groups)]
             self.class_names = _class_names((self.schema.metadata or {}).get(b"huggingface", b"{}"))
-        except Exception as error:  # pyarrow's own errors, and whatever damage makes it trip over
+        except Exception as error:  # pyarrow raises arbitrary exceptions on damage
             reason = storage.reason(error)
-            raise UserError(f"{path}: is no parquet file, or truncated ({reason}); download it again") from error
+            raise UserError(f"{path}: is not a parquet file, or truncated ({reason}); download it again") from error
         if min(groups, default=0) < 0 or sum(groups) != self.num_rows or self.num_rows > MAX_ROWS:
             raise UserError(
-                f"{path}: {self.num_rows:,} rows are not those of its parts, or more than {MAX_ROWS:,}; write it again"
+                f"{path}: its {self.num_rows:,} rows differ from the sum of its row groups, or exceed {MAX_ROWS:,};"
+                " write it again"
             )
         if len(set(self.schema.names)) < len(self.schema.names):
             raise UserError(f"{path}: two of the columns {', '.join(self.schema.names)} have one name; rename one")
         self.group_starts = [0, *itertools.accumulate(groups)]
 
     def column(self, name: str) -> list[Any]:
-        """All values of one column."""
+        """Returns all values of one column."""
         return [row[name] for row in self.rows({name: self.schema.field(name).type}, 0, self.num_rows)]
 
     def rows(self, types: Mapping[str, Any], start: int, stop: int) -> Iterator[dict[str, Any]]:
-        """The rows from ``start`` up to ``stop``, of some columns, read as these types."""
+        """Yields the rows from ``start`` to ``stop`` (exclusive) of the given columns, cast to the given types."""
         import pyarrow as arrow
         import pyarrow.parquet as parquet
 
@@ -119,10 +120,10 @@ class _File:
 
 
 def _class_names(metadata: bytes) -> dict[str, tuple[str, ...]]:
-    """Returns the columns that a Hugging Face schema calls a ClassLabel, with their names if it has them.
+    """Returns the ClassLabel columns of a Hugging Face schema, each with its class names, if any.
 
     Raises:
-        Malformed: it is no JSON.
+        Malformed: it is not JSON.
     """
     found = parse_json(metadata)
     for field in ("info", "features"):
@@ -136,12 +137,12 @@ def _class_names(metadata: bytes) -> dict[str, tuple[str, ...]]:
 
 
 def _texts(names: Any) -> tuple[str, ...]:
-    """Returns a list of texts, or none where it is something else."""
+    """Returns the items of a list of strings, or nothing for any other value."""
     return tuple(names) if isinstance(names, list) and all(isinstance(name, str) for name in names) else ()
 
 
 def _find(file: _File, columns: Columns) -> Columns:
-    """Fills in the columns that were not named."""
+    """Detects the columns that were not given."""
     _check(file, columns)
     images = [name for name in file.schema.names if _holds_bytes(file, name)]
     image = columns.image or _only(images, file, "images", "--image")
@@ -152,7 +153,7 @@ def _find(file: _File, columns: Columns) -> Columns:
 
 
 def _check(file: _File, columns: Columns) -> None:
-    """Refuses a file that lacks a column, or holds something else in it than what it is for."""
+    """Checks that a file has the columns, each with a suitable type."""
     for name in (columns.image, columns.label, columns.caption):
         if name is not None and name not in file.schema.names:
             raise UserError(f"{file.path}: has no column {name!r}, only {', '.join(file.schema.names)}")
@@ -174,7 +175,7 @@ def _holds_bytes(file: _File, column: str) -> bool:
 
 
 def _caption_type(file: _File, column: str) -> Any:
-    """What to read captions as: bytes, which unlike strings need not be UTF-8, or lists of them."""
+    """Returns the type to read captions as: bytes, which unlike strings need not be UTF-8, or lists of bytes."""
     import pyarrow as arrow
 
     held = file.schema.field(column).type
@@ -198,19 +199,19 @@ def _only(names: Sequence[str], file: _File, what: str, flag: str) -> str:
 
 
 def _distinct(values: dict[str, list[Any]], column: str, file: _File) -> list[str]:
-    """The names of classes that are strings, sorted."""
+    """Returns the sorted class names of a column of strings."""
     if not all(isinstance(value, str) for part in values.values() for value in part):
-        raise UserError(f"{file.path}: {column!r} is neither text nor a ClassLabel, so that its classes have no names")
+        raise UserError(f"{file.path}: {column!r} is neither text nor a ClassLabel: its classes have no names")
     return sorted({value for part in values.values() for value in part})
 
 
 def _labels(values: Sequence[Any], names: Sequence[str], column: str, source: Path) -> np.ndarray:
-    """Indices into names, of values that are names or indices themselves: ``[values]`` int32."""
+    """Converts values, which are names or indices, to indices into names: ``[values]`` int32."""
     known: dict[Any, int] = {value: label for label, name in enumerate(names) for value in (label, name)}
     for value in values:
         if not isinstance(value, Hashable) or value not in known:
             raise UserError(
-                f"{source}: {repr(value)[:100]} in column {column!r} is none of {len(names)} classes; mend the file"
+                f"{source}: {repr(value)[:100]} in column {column!r} is none of {len(names)} classes; fix the file"
             )
     return np.array([known[value] for value in values], np.int32)
 
@@ -220,7 +221,7 @@ def _split(files: Sequence[_File], columns: Columns, labels: np.ndarray | None =
     image, caption = columns.image or "", columns.caption
 
     def read(numbers: Sequence[int]) -> Iterator[Sample]:
-        # a shard asks for consecutive samples
+        # The writer requests the samples of a shard, which are consecutive.
         for file, start in zip(files, starts[:-1], strict=True):
             first, last = max(numbers[0] - start, 0), min(numbers[-1] + 1 - start, file.num_rows)
             if first >= last:

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from lit_het.data_pipelines.prepare.archives import Files, FolderFiles, TarFiles, note_unless_published
-from lit_het.data_pipelines.prepare.dataset import DataSet, Split, chosen, images_in, split_of_files
+from lit_het.data_pipelines.prepare.archives import Files, FolderFiles, TarFiles, warn_unless_published
+from lit_het.data_pipelines.prepare.dataset import DataSet, Split, images_in, select_splits, split_of_files
 from lit_het.errors import UserError
 
 TEMPLATES = (
@@ -13,7 +13,7 @@ TEMPLATES = (
     "a picture of the {c}.",
 )
 
-# In the order of the ids in the lists, which begin with 1; file names begin with these names.
+# In the order of the ids in the lists, which start at 1; file names start with these names.
 _BREEDS = """
 Abyssinian american_bulldog american_pit_bull_terrier basset_hound beagle Bengal Birman Bombay boxer British_Shorthair
 chihuahua Egyptian_Mau english_cocker_spaniel english_setter german_shorthaired great_pyrenees havanese japanese_chin
@@ -33,13 +33,13 @@ def read_pets(source: Path, scratch: Path, split: str | None = None) -> DataSet:
 
     Args:
         source: the folder.
-        scratch: a folder with room for the unpacked archives.
+        scratch: a folder with space for the decompressed archives.
         split: ``train``, which is the official trainval, or ``test``; None means both.
 
     Raises:
-        UserError: an archive is missing or damaged, or a list names what is not there.
+        UserError: an archive is missing or damaged, or a list contains an unknown image.
     """
-    splits = chosen(_LISTS, split, "Oxford-IIIT Pet")
+    splits = select_splits(_LISTS, split, "Oxford-IIIT Pet")
     images, annotations = (_open(source, name, scratch) for name in ("images", "annotations"))
     return DataSet({name: _split(images, annotations, name) for name in splits}, CLASS_NAMES, TEMPLATES)
 
@@ -51,7 +51,7 @@ def _open(source: Path, name: str, scratch: Path) -> Files:
     if not archive.is_file():
         raise UserError(f"{source}: holds neither {archive.name} nor a folder {name}; put the official archives there")
     files = TarFiles(archive, scratch)
-    note_unless_published(archive, _MD5[name])
+    warn_unless_published(archive, _MD5[name])
     return files
 
 
@@ -68,7 +68,7 @@ def _split(images: Files, annotations: Files, split: str) -> Split:
 
 
 def _read_list(annotations: Files, base: str) -> list[tuple[str, int]]:
-    """The names of images and their classes, from 0."""
+    """Returns the names of images and their classes, from 0."""
     path = next((name for name in annotations.sizes if name.rpartition("/")[2] == base), None)
     if path is None:
         raise UserError(f"{annotations.path}: holds no {base}; download it again")
@@ -79,6 +79,6 @@ def _read_list(annotations: Files, base: str) -> list[tuple[str, int]]:
         name, identifier = (*line.split(), "")[:2]
         label = int(identifier) - 1 if identifier.isdecimal() else -1
         if not 0 <= label < len(_BREEDS_IN_FILES) or name.rpartition("_")[0] != _BREEDS_IN_FILES[label]:
-            raise UserError(f"{annotations.where(path)} line {number}: {line!r} is no image with its class")
+            raise UserError(f"{annotations.where(path)} line {number}: {line!r} is not an image with its class")
         entries.append((name, label))
     return entries

@@ -1,15 +1,15 @@
-"""Writes a split as balanced shards in clip_benchmark's layout, in parallel; a writer that was killed goes on.
+"""Writes a split as balanced shards in clip_benchmark's layout, in parallel; an interrupted writer can be resumed.
 
 ```
-OUTPUT/classnames.txt                               a name a line; the line number is the label
+OUTPUT/classnames.txt                               one name per line; the line number is the label
 OUTPUT/zeroshot_classification_templates.txt        prompts with {c} for a name
 OUTPUT/<split>/nshards.txt                          the number of shards
 OUTPUT/<split>/0.tar  1.tar  ...                    s0000000.cls  s0000000.jpg  s0000001.cls  ...
-OUTPUT/<split>/prepared.json                        what the split was made of
+OUTPUT/<split>/prepared.json                        source, options and counts of the split
 ```
 
-Shards are written to ``OUTPUT/.<split>.partial``, which takes its name at the end. Every shard there is complete, and
-which samples it holds follows from the source and the options alone.
+Shards are written to ``OUTPUT/.<split>.partial``, which is renamed at the end. Every shard there is complete, and its
+samples depend only on the source and the options.
 """
 
 import concurrent.futures
@@ -37,7 +37,7 @@ from lit_het.files import completed, write_atomically
 from lit_het.untrusted import read_json
 
 _RECORD = "prepared.json"
-_VERSION = 2  # of what follows from a source and options; another one begins anew
+_VERSION = 2  # of the assignment of samples to shards; splits of other versions are not resumed
 _SHUFFLE_SEED = 0
 
 
@@ -46,14 +46,14 @@ class WriteOptions:
     """How samples become shards.
 
     Attributes:
-        samples_per_shard: at most; shards differ by one sample at most.
-        workers: threads that write a shard each.
-        shuffle: write samples in a random order, the same every time, in place of the source's.
-        check_images: decode every image, where else its first bytes must do.
-        skip_broken: leave out images that cannot be read, where else the first one is an error.
+        samples_per_shard: upper bound; the sizes of shards differ by at most one sample.
+        workers: threads, each of which writes one shard at a time.
+        shuffle: write samples in a fixed random order instead of the source's order.
+        check_images: decode every image; otherwise only its first bytes are checked.
+        skip_broken: exclude unreadable images; otherwise the first one is an error.
 
     Raises:
-        UserError: no samples in a shard, or no workers.
+        UserError: samples_per_shard or workers is below 1.
     """
 
     samples_per_shard: int = 10_000
@@ -67,19 +67,19 @@ class WriteOptions:
 
 
 class SplitWriter:
-    """Writes one split, from where an earlier writer was stopped.
+    """Writes one split, and resumes an interrupted one.
 
     Args:
-        folder: where the shards go, ``OUTPUT/<split>``.
+        folder: the output, ``OUTPUT/<split>``.
         split: the samples.
-        options: how they become shards.
+        options: how samples become shards.
 
     Attributes:
-        num_kept: samples that are there already.
-        finished: whether all are.
+        num_written: number of samples in the shards of earlier writers.
+        finished: whether the split is complete.
 
     Raises:
-        UserError: the split is empty, or the folder was made, or begun, of something else.
+        UserError: the split is empty, or the folder holds shards of another source or of other options.
     """
 
     def __init__(self, folder: Path, split: Split, options: WriteOptions):
@@ -97,31 +97,33 @@ class SplitWriter:
             "check_images": options.check_images,
         }
         self.finished = folder.exists()
-        self._kept: dict[int, int] = {}
+        self._written: dict[int, int] = {}
         if self.finished:
             if _read_plan(folder) != self._plan:
-                raise UserError(f"{folder} exists and was made otherwise; remove it or choose another output")
-            self.num_kept = split.num_samples
+                raise UserError(
+                    f"{folder} exists, from another source or with other options; remove it or choose another output"
+                )
+            self.num_written = split.num_samples
             return
         begun = _read_plan(self._partial)
         if begun is None:
             shutil.rmtree(self._partial, ignore_errors=True)
         elif begun != self._plan:
-            raise UserError(f"{self._partial} was begun from another source or with other options; remove it first")
+            raise UserError(f"{self._partial} was started from another source or with other options; remove it first")
         for shard in range(self._num_shards):
             path = self._partial / f"{shard}.tar"
-            with contextlib.suppress(UserError):  # not there, or not whole
-                self._kept[shard] = len({name.partition(".")[0] for name in TarFiles(path, self._partial).sizes})
-        self.num_kept = sum(len(self._range(shard)) for shard in self._kept)
+            with contextlib.suppress(UserError):  # missing or incomplete
+                self._written[shard] = len({name.partition(".")[0] for name in TarFiles(path, self._partial).sizes})
+        self.num_written = sum(len(self._range(shard)) for shard in self._written)
 
     def write(self, advance: Callable[[int], None]) -> int:
-        """Writes what is missing and gives the folder its name.
+        """Writes the missing shards and renames the folder.
 
         Args:
-            advance: called with the number of samples that were just done.
+            advance: called with the number of newly processed samples.
 
         Returns:
-            The number of samples written, by this writer and those before: all but broken ones.
+            The number of samples written by this and earlier writers: all except broken ones.
 
         Raises:
             UserError: an image is broken, the disk is full, or another process writes the same folder.
@@ -129,16 +131,18 @@ class SplitWriter:
         try:
             return self._write(advance)
         except OSError as error:
-            raise UserError(f"{self._partial}: cannot go on ({error}); mend that and run the same again") from error
+            raise UserError(
+                f"{self._partial}: cannot be written ({error}); fix that and run the command again"
+            ) from error
 
     def _write(self, advance: Callable[[int], None]) -> int:
         self._partial.mkdir(parents=True, exist_ok=True)
         with _locked(self._partial):
-            for half_written in self._partial.glob("*.partial-*"):  # by a writer that was killed
-                half_written.unlink()
+            for incomplete in self._partial.glob("*.partial-*"):  # of an interrupted writer
+                incomplete.unlink()
             write_atomically(self._partial / _RECORD, _json({"plan": self._plan}))
-            missing = [shard for shard in range(self._num_shards) if shard not in self._kept]
-            counts = [*self._kept.values(), *self._write_shards(missing, advance)]
+            missing = [shard for shard in range(self._num_shards) if shard not in self._written]
+            counts = [*self._written.values(), *self._write_shards(missing, advance)]
             write_atomically(self._partial / "nshards.txt", f"{self._num_shards}\n")
             left_out = {**self._split.left_out, "broken": self._split.num_samples - sum(counts)}
             record = {"plan": self._plan, "samples": sum(counts), "left_out": left_out}
@@ -187,7 +191,7 @@ class SplitWriter:
             proceed()
 
     def _stored(self, sample: Sample) -> tuple[str, bytes] | None:
-        """The extension and bytes of an image; None leaves its sample out."""
+        """Returns the extension and bytes of an image; None excludes the sample."""
         if "txt" in sample.members and not _is_caption(sample.members["txt"]):
             return None
         try:
@@ -195,20 +199,20 @@ class SplitWriter:
         except BrokenImage as error:
             if self._options.skip_broken:
                 return None
-            message = f"{sample.origin}: {error}; mend it, or leave out such images with --skip-broken"
+            message = f"{sample.origin}: {error}; fix it, or skip broken images with --skip-broken"
             raise UserError(message) from error
 
     def _range(self, shard: int) -> range:
-        """The positions of a shard's samples: equally many in each, but for one."""
+        """Returns the positions of a shard's samples; the lengths differ by at most one."""
         bounds = [(shard + more) * self._split.num_samples // self._num_shards for more in (0, 1)]
         return range(*bounds)
 
 
 def write_names(output: Path, dataset: DataSet) -> None:
-    """Writes class names and prompt templates, where there are classes; templates that lie there already stay.
+    """Writes class names and prompt templates, if there are classes; does not overwrite existing templates.
 
     Raises:
-        UserError: other class names lie there, or a name has a line break.
+        UserError: the folder has other class names, or a name has a line break.
     """
     if dataset.class_names is None:
         return
@@ -225,7 +229,7 @@ def write_names(output: Path, dataset: DataSet) -> None:
 
 
 def _is_caption(text: bytes) -> bool:
-    """Whether training takes it."""
+    """Returns whether a text is a caption that training accepts."""
     try:
         return bool(text.decode("utf-8").strip())
     except UnicodeDecodeError:
@@ -245,7 +249,7 @@ def _json(content: dict[str, Any]) -> str:
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Holds a folder against other processes; the lock ends with the process, however it ends."""
+    """Locks a folder against other processes; the lock ends with the process, however it ends."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,1 +1,1 @@
-"""Evaluators: a configuration each, and what measures a model on the sets that it names."""
+"""Evaluators: each has a configuration, and computes the metrics of a model on the configured sets."""

@@ -1,4 +1,4 @@
-"""What averaging several predictions is worth: members of e3, noise samples, or separate models (a deep ensemble)."""
+"""Evaluates ensembles of e3 members, noise samples, or separate models (deep ensembles)."""
 
 import dataclasses
 
@@ -9,30 +9,30 @@ from lit_het.errors import UserError, require_at_least
 from lit_het.eval.ensembles import join, score_ensemble
 from lit_het.eval.evaluation import Evaluation
 from lit_het.eval.predictions import member_blocks
-from lit_het.eval.recognition import NamesConfig, Recognition
+from lit_het.eval.recognition import ClassNamesConfig, Recognition
 from lit_het.eval.sets import ImageSet, OpenSet, Sets, require_one_label
 from lit_het.types import Classifier, EvaluatedModel
 
-# Each of more members has no figures of its own.
+# With more members, the metrics of single members are left out.
 MOST_SHOWN = 10
 
 
 @dataclasses.dataclass(frozen=True)
 class EnsembleConfig:
-    """Joint and individual figures of an ensemble, and how much its members differ (e3 Sec. 2.2, App. I).
+    """Joint and individual metrics of an ensemble, and the diversity of its members (e3 Sec. 2.2, App. I).
 
     Attributes:
         data: the set.
-        names: between which names the members choose.
-        samples: S, noise samples of each image, each of which counts as a member; 0 leaves the noise out, so that
-            members are those of e3 or the models.
+        names: candidate class names.
+        samples: S, the number of noise samples per image; each sample is a member. 0 disables the noise: members are
+            then e3 members or models.
 
     Raises:
         UserError: a negative number of samples.
     """
 
     data: ImageSet
-    names: NamesConfig = NamesConfig()
+    names: ClassNamesConfig = ClassNamesConfig()
     samples: int = 0
 
     def __post_init__(self) -> None:
@@ -42,7 +42,7 @@ class EnsembleConfig:
         """Opens the set.
 
         Raises:
-            UserError: images of a class that is not among the candidates; otherwise as `OpenSet`.
+            UserError: a class with images is not among the candidates; otherwise as `OpenSet`.
         """
         require_one_label(self.data)
         opened = sets.open(self.data)
@@ -60,12 +60,12 @@ class Ensemble:
     samples: int
 
     def check(self, *models: EvaluatedModel) -> None:
-        """Refuses models that are no ensemble together.
+        """Checks that the models have at least two members together.
 
-        Whether an image-text model's head has noise is seen only in what it makes of an image.
+        Whether the head of an image-text model has noise is only known from its output, so it is checked later.
 
         Raises:
-            UserError: there is but one member; otherwise as `Recognition.check`.
+            UserError: there is only one member; otherwise as `Recognition.check`.
         """
         for model in models:
             self.recognition.check(model)
@@ -75,12 +75,13 @@ class Ensemble:
         samples = max(1, self.samples)
         if isinstance(model, Classifier):
             return model.features.num_members * (samples if model.num_samples else 1)
-        return samples  # members of the tower make one embedding
+        # The members of an e3 image tower produce one embedding.
+        return samples
 
     def __call__(self, *models: EvaluatedModel) -> Evaluation:
-        """Returns the figures of all members of all models together: ``joint_*``, ``individual_*`` and ``kl``.
+        """Returns ``joint_*``, ``individual_*`` and ``kl`` over the members of all models.
 
-        Of at most `MOST_SHOWN` members that are no noise samples also ``member_<number>/*``, in the order of models.
+        For up to `MOST_SHOWN` members without noise samples also returns ``member_<number>/*``, in the order of models.
 
         Raises:
             UserError: as `check`.
@@ -96,7 +97,7 @@ class Ensemble:
                 results.append(score_ensemble(members, labels))
                 bar.advance(len(labels))
         found = join(results)
-        # One noise sample is like another.
+        # Single noise samples are interchangeable, so they have no metrics of their own.
         figures, errors = found.figures(each_member=not self.samples and found.num_members <= MOST_SHOWN)
         kind = "ensemble" if len(models) == 1 else "deep_ensemble"
         return Evaluation(kind, self.opened.config.name, figures, errors)
@@ -105,6 +106,6 @@ class Ensemble:
 def _require_several(num_members: int) -> None:
     if num_members < 2:
         raise UserError(
-            "there is but one member (a deterministic head has no noise): take noise --samples of a HET-XL head, "
-            "several checkpoints, or a classifier on an e3 model"
+            "there is only one member (a deterministic head has no noise): use --samples with a HET-XL head, several "
+            "checkpoints, or a classifier on an e3 model"
         )

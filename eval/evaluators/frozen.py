@@ -1,4 +1,4 @@
-"""Evaluators of what an image tower's features are worth: few-shot classification and the linear probe."""
+"""Evaluates the features of an image tower: few-shot classification and the linear probe."""
 
 import dataclasses
 
@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Float
 from scipy import special
 
-from lit_het.console import Bar, say
+from lit_het.console import Bar, message
 from lit_het.data_pipelines.portions import ALL
 from lit_het.eval import scores
 from lit_het.eval.evaluation import Evaluation
@@ -23,8 +23,8 @@ class FewShotConfig:
 
     Attributes:
         data: the set to classify.
-        train_split: the folder of shards that the few images are taken from.
-        fit: how many, and how they are fitted.
+        train_split: the folder of shards with the training images.
+        fit: options of the fits.
     """
 
     data: ImageSet
@@ -45,7 +45,7 @@ class FewShot:
     fit: FewShotOptions
 
     def check(self, model: EvaluatedModel) -> None:
-        """Refuses none: every model has an image tower."""
+        """Accepts any model: every model has an image tower."""
 
     def __call__(self, model: EvaluatedModel) -> Evaluation:
         """Returns ``<shots>_shot``, the mean accuracy over seeds, with standard errors over seeds."""
@@ -62,10 +62,10 @@ class FewShot:
             )
         for shots, count in zip(self.fit.shots, found.short_classes, strict=True):
             if count:
-                say(f"{shots}_shot: {count} classes have fewer training images, and take what they have")
+                message(f"{shots}_shot: {count} classes have fewer training images, and use all of them")
         if len(self.fit.l2) > 1 and np.isnan(found.held_out).all():
             middle = self.fit.l2[found.chosen.flat[0]]
-            say(f"no class has two training images to choose l2 by: it is {middle:g}, the middle of the grid")
+            message(f"no class has two training images for the choice of l2: it is {middle:g}, the middle of the grid")
         names = [f"{shots}_shot" for shots in self.fit.shots]
         return Evaluation(
             kind="few_shot",
@@ -104,20 +104,20 @@ class Probe:
     fit: LinearProbeOptions
 
     def check(self, model: EvaluatedModel) -> None:
-        """Refuses none: every model has an image tower."""
+        """Accepts any model: every model has an image tower."""
 
     def __call__(self, model: EvaluatedModel) -> Evaluation:
-        """Returns the figures of `lit_het.eval.scores` for the probe that was best on minival, and its setting.
+        """Returns the metrics of `lit_het.eval.scores` for the probe that is best on minival, and its setting.
 
-        Probabilities are the softmax of the logits, though each was trained by itself.
+        Probabilities are the softmax of the logits, although training used a sigmoid per class.
         """
         train, test = self.train.features(model.features), self.test.features(model.features)
         with Bar("probing", self.fit.num_steps(len(train.labels)), "steps") as bar:
             probe = train_linear_probe(train.values, train.labels, len(self.train.class_names), self.fit, bar.advance)
         logits = probe.logits(test.values)
-        nothing = np.zeros(len(logits), np.float32)
+        zeros = np.zeros(len(logits), np.float32)
         log_p = special.log_softmax(logits, axis=1)
-        found, errors = scores.figures(Predictions(log_p, test.labels, test.positions, nothing, nothing))
+        found, errors = scores.figures(Predictions(log_p, test.labels, test.positions, zeros, zeros))
         setting = dataclasses.asdict(probe.best)
         found |= {f"best/{name}": float(value) for name, value in setting.items()}
         chance = scores.chance(len(self.train.class_names))

@@ -1,4 +1,4 @@
-"""Whether a model knows what it has not learnt: scores that should be higher for images of other kinds."""
+"""Evaluates out-of-distribution detection: scores that should be higher for out-of-distribution images."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -15,22 +15,22 @@ from lit_het.eval.out_of_distribution import (
     max_probability_score,
 )
 from lit_het.eval.predictions import Predictions, predict
-from lit_het.eval.recognition import NamesConfig, Recognition
+from lit_het.eval.recognition import ClassNamesConfig, Recognition
 from lit_het.eval.sets import ImageSet, OpenSet, Sets, parse_set, require_one_label, require_other_split
 from lit_het.types import EvaluatedModel
 
 
 @dataclasses.dataclass(frozen=True)
 class OutOfDistributionConfig:
-    """Detection of images that belong to none of a set's classes (e3 Sec. 5, App. L.5).
+    """Detection of images without a class of the set (e3 Sec. 5, App. L.5).
 
     Attributes:
-        data: the set in distribution.
-        near: sets of similar images with other classes, ``NAME=FOLDER`` or ``FOLDER`` with shards.
-        far: sets of other images.
-        train_split: the folder of shards that Mahalanobis distances are fitted to; None leaves them out.
-        names: between which names the model chooses.
-        samples: S, noise samples of each image; 0 leaves the noise out.
+        data: the in-distribution set.
+        near: out-of-distribution sets of similar images, ``NAME=FOLDER`` or ``FOLDER`` with shards.
+        far: out-of-distribution sets of dissimilar images.
+        train_split: the folder of shards to fit Mahalanobis distances to; None leaves these scores out.
+        names: candidate class names.
+        samples: S, the number of noise samples per image; 0 disables the noise.
 
     Raises:
         UserError: a negative number of samples.
@@ -40,7 +40,7 @@ class OutOfDistributionConfig:
     near: tuple[str, ...] = ()
     far: tuple[str, ...] = ()
     train_split: str | None = None
-    names: NamesConfig = NamesConfig()
+    names: ClassNamesConfig = ClassNamesConfig()
     samples: int = 0
 
     def __post_init__(self) -> None:
@@ -50,11 +50,11 @@ class OutOfDistributionConfig:
         """Opens all sets.
 
         Raises:
-            UserError: no set out of distribution is named; otherwise as `OpenSet`.
+            UserError: no out-of-distribution set is given; otherwise as `OpenSet`.
         """
         require_one_label(self.data)
         if not self.near + self.far:
-            raise UserError("name sets out of distribution with --near NAME=DIR or --far NAME=DIR")
+            raise UserError("give out-of-distribution sets with --near NAME=DIR or --far NAME=DIR")
         size, allowed = self.data.batch_size, self.data.max_bad_fraction
         like = ImageSet("", "", batch_size=size, max_bad_fraction=allowed, labelled=False)
         outside = {}
@@ -63,7 +63,7 @@ class OutOfDistributionConfig:
                 found = parse_set(place, like)
                 title = f"{distance}/{found.name}"
                 if title in outside:
-                    raise UserError(f"two sets are called {title}; give each a name of its own, NAME=DIR")
+                    raise UserError(f"two sets have the name {title}; give each its own name, NAME=DIR")
                 outside[title] = sets.open(dataclasses.replace(found, name=title))
         inside = sets.open(self.data)
         train = None
@@ -77,7 +77,7 @@ class OutOfDistributionConfig:
 
 @dataclasses.dataclass(frozen=True)
 class OutOfDistribution:
-    """The evaluator of an `OutOfDistributionConfig`; ``outside`` are named ``near/<set>`` and ``far/<set>``."""
+    """The evaluator of an `OutOfDistributionConfig`; keys of ``outside`` are ``near/<set>`` and ``far/<set>``."""
 
     inside: OpenSet
     outside: dict[str, OpenSet]
@@ -86,7 +86,7 @@ class OutOfDistribution:
     samples: int
 
     def check(self, model: EvaluatedModel) -> None:
-        """Refuses a model as `Recognition.check` does."""
+        """Checks a model as `Recognition.check` does."""
         self.recognition.check(model)
 
     def __call__(self, model: EvaluatedModel) -> Evaluation:
@@ -97,9 +97,9 @@ class OutOfDistribution:
             train = self.train.features(model.features)
             fitted = fit_features(train.values, train.labels)
 
-        def scores_of(opened: OpenSet) -> Mapping[str, np.ndarray]:
+        def score(opened: OpenSet) -> Mapping[str, np.ndarray]:
             features = opened.features(model.features)
-            # Labels of other sets mean other classes.
+            # Labels of out-of-distribution sets index other classes: zeros replace them.
             unlabelled = dataclasses.replace(features, labels=np.zeros(len(features.values), np.int64))
             found = _scores(predict(predictor, unlabelled))
             if fitted is not None:
@@ -107,22 +107,22 @@ class OutOfDistribution:
                 found["relative_mahalanobis"] = fitted.relative_mahalanobis_score(features.values)
             return found
 
-        inside = scores_of(self.inside)
-        outside = {name: scores_of(opened) for name, opened in self.outside.items()}
+        inside = score(self.inside)
+        outside = {name: score(opened) for name, opened in self.outside.items()}
         figures = {
-            f"{name}/{score}/{figure}": value
-            for name, of_set in outside.items()
-            for score, values in of_set.items()
-            for figure, value in detection_figures(inside[score], values).items()
+            f"{name}/{kind}/{figure}": value
+            for name, by_kind in outside.items()
+            for kind, values in by_kind.items()
+            for figure, value in detection_figures(inside[kind], values).items()
         }
         errors = {
-            f"{name}/{score}/{figure}": value
-            for name, of_set in outside.items()
-            for score, values in of_set.items()
-            for figure, value in detection_errors(inside[score], values).items()
+            f"{name}/{kind}/{figure}": value
+            for name, by_kind in outside.items()
+            for kind, values in by_kind.items()
+            for figure, value in detection_errors(inside[kind], values).items()
         }
-        arrays = {f"inside/{score}": values for score, values in inside.items()}
-        arrays |= {f"{name}/{score}": values for name, of_set in outside.items() for score, values in of_set.items()}
+        arrays = {f"inside/{kind}": values for kind, values in inside.items()}
+        arrays |= {f"{name}/{kind}": values for name, by_kind in outside.items() for kind, values in by_kind.items()}
         return Evaluation(
             kind="out_of_distribution",
             name=self.inside.config.name,
@@ -140,7 +140,7 @@ def _scores(predictions: Predictions) -> dict[str, np.ndarray]:
         # Liu et al., "Energy-based out-of-distribution detection", NeurIPS 2020, at temperature 1.
         "energy": -predictions.log_normalizer,
     }
-    # A head without noise has the same norm everywhere, which says nothing.
+    # A head without noise has a norm of zero everywhere, which carries no information.
     if predictions.noise_norm.any():
         found["noise_norm"] = predictions.noise_norm
     return found

@@ -1,4 +1,4 @@
-"""Retrieval between the images and the captions of a set, several captions an image (COCO, Flickr)."""
+"""Evaluates retrieval between the images and captions of a set, such as COCO or Flickr30k."""
 
 import dataclasses
 
@@ -24,8 +24,9 @@ class RetrievalConfig:
     """Retrieval in both directions.
 
     Attributes:
-        data: the set; it needs no class names.
-        captions: the member with an image's captions: text, one caption a line, or ``json/FIELD`` with a list of them.
+        data: the set; class names are not needed.
+        captions: the member with the captions of an image: text with one caption per line, or ``json/FIELD`` with a
+            list of captions.
     """
 
     data: ImageSet
@@ -35,16 +36,16 @@ class RetrievalConfig:
         """Opens the set and reads all captions.
 
         Raises:
-            UserError: an image has no captions, or they cannot be read; otherwise as `OpenSet`.
+            UserError: an image has no captions, or they are unreadable; otherwise as `OpenSet`.
         """
         opened = sets.open(dataclasses.replace(self.data, labelled=False))
         member, _, field = self.captions.partition("/")
         captions = tuple(_captions(text, field) for text in opened.texts(member))
-        for position, of_image in enumerate(captions):
-            if not of_image:
+        for position, image_captions in enumerate(captions):
+            if not image_captions:
                 index, number = opened.loader.index, opened.loader.numbers[position]
                 where = f"{index.shard(number)}: {index.key(number)}"
-                raise UserError(f"{where}: no caption in .{self.captions}; name the member with --captions")
+                raise UserError(f"{where}: no caption in .{self.captions}; give the member with captions as --captions")
         return Retrieval(opened, captions)
 
 
@@ -56,23 +57,23 @@ class Retrieval:
     captions: tuple[tuple[str, ...], ...]
 
     def check(self, model: EvaluatedModel) -> None:
-        """Refuses a classifier, and a text tower without tokenizer.
+        """Checks that the model can embed captions.
 
         Raises:
-            UserError: the model is one of these.
+            UserError: the model is a classifier, or its text tower has no tokenizer.
         """
         if not isinstance(model, Encoder):
             raise UserError("retrieval needs a run with a text tower; a classifier has none")
-        for of_image in self.captions[:1]:
-            model.tokenize(list(of_image))
+        for image_captions in self.captions[:1]:
+            model.tokenize(list(image_captions))
 
     def __call__(self, model: EvaluatedModel) -> Evaluation:
-        """Returns the figures of `lit_het.eval.retrieval.RetrievalResult`; raises as `check`."""
+        """Returns the metrics of `lit_het.eval.retrieval.RetrievalResult`; raises as `check`."""
         self.check(model)
         assert isinstance(model, Encoder)
         features = self.opened.features(model.features)
         images = embed_images(model, features.values)
-        # Captions of images that cannot be read are left out with them.
+        # Captions of unreadable images are left out.
         texts = [caption for position in features.positions for caption in self.captions[position]]
         owner = np.repeat(np.arange(len(images)), [len(self.captions[position]) for position in features.positions])
         with Bar("embedding captions", len(texts), "captions") as bar:
@@ -93,29 +94,29 @@ class Retrieval:
     def _draw(
         self, images: np.ndarray, embeddings: np.ndarray, texts: list[str], owner: np.ndarray, positions: np.ndarray
     ) -> Drawing:
-        """Some images with the best captions, and some captions with the best images."""
-        asked = np.unique(np.linspace(0, len(images) - 1, _NUM_EXAMPLES).astype(int))
-        best_texts = highest(images[asked] @ embeddings.T, _NUM_TOP)
+        """Returns examples: some images with their top captions, and some captions with their top images."""
+        examples = np.unique(np.linspace(0, len(images) - 1, _NUM_EXAMPLES).astype(int))
+        top_texts = highest(images[examples] @ embeddings.T, _NUM_TOP)
         queries = np.unique(np.linspace(0, len(texts) - 1, _NUM_EXAMPLES).astype(int))
-        best_images = highest(embeddings[queries] @ images.T, _NUM_TOP)
-        shown, place = np.unique(np.concatenate([asked, best_images.ravel()]), return_inverse=True)
+        top_images = highest(embeddings[queries] @ images.T, _NUM_TOP)
+        shown, place = np.unique(np.concatenate([examples, top_images.ravel()]), return_inverse=True)
         return Drawing(
             {
                 "image": thumbnails(self.opened, positions[shown]),
-                "asked": place[: len(asked)],
-                "caption_is_right": owner[best_texts] == asked[:, None],
-                "found": place[len(asked) :].reshape(best_images.shape),
-                "image_is_right": best_images == owner[queries][:, None],
+                "asked": place[: len(examples)],
+                "caption_is_right": owner[top_texts] == examples[:, None],
+                "found": place[len(examples) :].reshape(top_images.shape),
+                "image_is_right": top_images == owner[queries][:, None],
             },
             {
-                "best_captions": [texts[text] for text in best_texts.ravel()],
+                "best_captions": [texts[text] for text in top_texts.ravel()],
                 "queries": [texts[query] for query in queries],
             },
         )
 
 
 def _captions(text: str, field: str) -> tuple[str, ...]:
-    """Returns the captions in a member; none if there is something wrong with it."""
+    """Returns the captions in a member; empty if the member is malformed."""
     if not field:
         return tuple(line.strip() for line in text.splitlines() if line.strip())
     try:

@@ -1,4 +1,4 @@
-"""How a model holds up where images are corrupted, and how it knows: accuracy and calibration by severity."""
+"""Evaluates robustness to corrupted images: accuracy and calibration by severity."""
 
 import dataclasses
 import glob
@@ -14,13 +14,13 @@ from lit_het.eval.calibration import scaled
 from lit_het.eval.evaluation import Drawing, Evaluation
 from lit_het.eval.predictions import Predictions
 from lit_het.eval.prompts import CLASS_NAMES_FILE, read_classnames
-from lit_het.eval.recognition import NamesConfig, Recognition
+from lit_het.eval.recognition import ClassNamesConfig, Recognition
 from lit_het.eval.sets import ImageSet, OpenSet, Sets, require_one_label
 from lit_het.types import EvaluatedModel
 
 FIGURES = ("top1", "nll", "brier", "ece", "ece_equal_mass")
-# With the temperature that fits the clean set, as by Ovadia et al. 2019: does calibration last? Of the clean set itself
-# each half has the other's, and copies the geometric mean of both.
+# Calibrated by the temperature that fits the clean set, as in Ovadia et al. 2019. Each half of the clean set is scaled
+# by the temperature of the other half, and copies by the geometric mean of both temperatures.
 CALIBRATED = ("calibrated_nll", "calibrated_ece")
 
 
@@ -30,11 +30,10 @@ class ShiftConfig:
 
     Attributes:
         data: the clean set.
-        corrupted: the folder that ``lit-het data corrupt`` wrote, or another one with shards in folders
-            ``<corruption>/<severity>``, here or at an address; None means the folder ``corrupted`` beside the clean
-            split.
-        names: between which names the model chooses.
-        samples: S, noise samples of each image; 0 leaves the noise out.
+        corrupted: a folder written by ``lit-het data corrupt``, or any folder with shards in folders
+            ``<corruption>/<severity>``; a path or a URL. None means the folder ``corrupted`` beside the clean split.
+        names: candidate class names.
+        samples: S, the number of noise samples per image; 0 disables the noise.
 
     Raises:
         UserError: a negative number of samples.
@@ -42,7 +41,7 @@ class ShiftConfig:
 
     data: ImageSet
     corrupted: str | None = None
-    names: NamesConfig = NamesConfig()
+    names: ClassNamesConfig = ClassNamesConfig()
     samples: int = 0
 
     def __post_init__(self) -> None:
@@ -52,8 +51,8 @@ class ShiftConfig:
         """Opens the clean set and all corrupted ones.
 
         Raises:
-            UserError: no folder of corrupted shards is found, or one says that it is of other classes; images of a
-                class that is not among the candidates; otherwise as `OpenSet`.
+            UserError: no corrupted shards are found, or they have other class names; a class with images is not among
+                the candidates; otherwise as `OpenSet`.
         """
         require_one_label(self.data)
         folder = self.corrupted or f"{self.data.directory}/corrupted"
@@ -65,7 +64,7 @@ class ShiftConfig:
             _check_names(place, clean)
         copies = {}
         for part, place in places.items():
-            # Class names are the clean set's, wherever the copies lie.
+            # Copies have the class names of the clean set, even in another folder.
             name, split = f"{self.data.name} {part}", storage.absolute(place)
             copies[part] = sets.open(dataclasses.replace(self.data, name=name, split=split, embeddings=None))
         recognition = self.names.build(clean)
@@ -75,7 +74,7 @@ class ShiftConfig:
 
 @dataclasses.dataclass(frozen=True)
 class Shift:
-    """The evaluator of a `ShiftConfig`; ``copies`` are named ``<corruption>/<severity>``."""
+    """The evaluator of a `ShiftConfig`; keys of ``copies`` are ``<corruption>/<severity>``."""
 
     clean: OpenSet
     copies: dict[str, OpenSet]
@@ -83,23 +82,23 @@ class Shift:
     samples: int
 
     def check(self, model: EvaluatedModel) -> None:
-        """Refuses a model as `Recognition.check` does."""
+        """Checks a model as `Recognition.check` does."""
         self.recognition.check(model)
 
     def __call__(self, model: EvaluatedModel) -> Evaluation:
-        """Returns figures of the clean set, of every copy, and the means by severity and over all copies."""
+        """Returns metrics of the clean set and of every copy, and their means by severity and over all copies."""
         predictor = self.recognition.predictor(model, self.samples)
         by_part, errors, temperature = {}, {}, 1.0
         for part, opened in {"clean": self.clean, **self.copies}.items():
             predictions = self.recognition.predict(predictor, opened.features(model.features))
-            found, errors_of_part = scores.figures(predictions)
+            found, part_errors = scores.figures(predictions)
             if part == "clean":
-                cooled, temperature = scores.calibrated(predictions, self.clean.config.name)
+                rescaled, temperature = scores.calibrated(predictions, self.clean.config.name)
             else:
                 log_p = scaled(predictions.log_probabilities, temperature)
-                cooled = dataclasses.replace(predictions, log_probabilities=log_p)
-            by_part[part] = found | _calibrated(cooled)
-            errors |= {f"{part}/{name}": errors_of_part[name] for name in FIGURES if name in errors_of_part}
+                rescaled = dataclasses.replace(predictions, log_probabilities=log_p)
+            by_part[part] = found | _calibrated(rescaled)
+            errors |= {f"{part}/{name}": part_errors[name] for name in FIGURES if name in part_errors}
         severities = sorted({part.rpartition("/")[2] for part in self.copies})
         for severity in severities:
             by_part[f"severity_{severity}"] = _mean([by_part[p] for p in self.copies if p.endswith(f"/{severity}")])
@@ -118,24 +117,24 @@ class Shift:
 
 
 def _severities(folder: str) -> Mapping[str, str]:
-    """Returns the folders two levels down that hold shards, by what they are called there, in order."""
+    """Returns the folders of shards two levels below, in order, by ``<corruption>/<severity>``."""
     shards = matching(f"{glob.escape(folder.rstrip('/'))}/*/*/*.tar")
     return {"/".join(place.split("/")[-2:]): place for place in sorted(set(map(storage.parent, shards)))}
 
 
 def _check_names(place: str, clean: OpenSet) -> None:
-    """Refuses copies whose own class names are not the clean set's; most have none."""
+    """Checks that copies with their own class names have those of the clean set; most copies have none."""
     if storage.exists(f"{place}/{CLASS_NAMES_FILE}") and read_classnames(place) != clean.class_names:
         raise UserError(
-            f"{place}/{CLASS_NAMES_FILE} differs from {clean.config.directory}/{CLASS_NAMES_FILE}: these are no copies "
-            f"of {clean.config.name}; name the folder of its copies with --corrupted"
+            f"{place}/{CLASS_NAMES_FILE} differs from {clean.config.directory}/{CLASS_NAMES_FILE}: these are not "
+            f"copies of {clean.config.name}; give the folder of its copies with --corrupted"
         )
 
 
 def _mean(figures: list[dict[str, float]]) -> dict[str, float]:
-    return {name: float(np.mean([of_part[name] for of_part in figures])) for name in (*FIGURES, *CALIBRATED)}
+    return {name: float(np.mean([part[name] for part in figures])) for name in (*FIGURES, *CALIBRATED)}
 
 
-def _calibrated(cooled: Predictions) -> dict[str, float]:
-    values = -float(cooled.of_label.mean()), cooled.reliability().expected_calibration_error
+def _calibrated(rescaled: Predictions) -> dict[str, float]:
+    values = -float(rescaled.label_log_p.mean()), rescaled.reliability().expected_calibration_error
     return dict(zip(CALIBRATED, values, strict=True))

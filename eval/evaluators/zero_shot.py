@@ -1,4 +1,4 @@
-"""Zero-shot classification of a set, and a classifier's on the classes that it was trained on."""
+"""Evaluates zero-shot classification, and classifiers on their own classes."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -10,13 +10,13 @@ from lit_het.eval import scores
 from lit_het.eval.classes import relabelled_accuracy
 from lit_het.eval.drawings import draw_predictions
 from lit_het.eval.evaluation import Drawing, Evaluation
-from lit_het.eval.predictions import Predictions, scores_alone
-from lit_het.eval.recognition import NamesConfig, Recognition, read_json
+from lit_het.eval.predictions import Predictions, class_scores
+from lit_het.eval.recognition import ClassNamesConfig, Recognition, read_json
 from lit_het.eval.sets import ImageSet, OpenSet, Sets
 from lit_het.types import Encoder, EvaluatedModel
 
 NOISY, CALIBRATED = "noisy", "calibrated"
-# Images whose noise spectrum a report shows.
+# The number of images whose noise spectrum a report shows.
 SPECTRUM_IMAGES = 512
 
 
@@ -24,37 +24,39 @@ SPECTRUM_IMAGES = 512
 class ZeroShotConfig:
     """Zero-shot classification of a set in clip_benchmark's layout.
 
-    A classifier is measured in the same way, on the classes that it was trained on.
+    A classifier is evaluated in the same way, on the classes that it was trained on.
 
     Attributes:
         data: the set.
-        names: between which names the model chooses.
-        samples: S, noise samples of each image to average probabilities over, beside the prediction without noise,
-            which is what the paper takes for image-text models (HET-XL App. A.2, M); for classifiers it takes 1000.
-        relabels: a JSON list of the classes that each image shows, in the order of the set: ImageNet's ReaL labels.
+        names: candidate class names.
+        samples: S, the number of noise samples per image. Probabilities averaged over them are reported in addition to
+            the prediction without noise, which the paper uses for image-text models (HET-XL App. A.2, M); for
+            classifiers it uses S = 1000.
+        relabels: a JSON list with the acceptable classes of each image, in the order of the set, such as ImageNet's
+            ReaL labels.
 
     Raises:
         UserError: a negative number of samples.
     """
 
     data: ImageSet
-    names: NamesConfig = NamesConfig()
+    names: ClassNamesConfig = ClassNamesConfig()
     samples: int = 0
     relabels: Path | None = None
 
     def __post_init__(self) -> None:
         require_at_least(0, self, "samples")
         if self.data.multi_label and (self.samples or self.relabels):
-            raise UserError(f"{self.data.name}: of several labels an image there are no --samples and no --relabels")
+            raise UserError(f"{self.data.name}: --multi-label cannot be combined with --samples or --relabels")
         if self.data.multi_label and self.names.candidates and not self.names.classes:
-            raise UserError(f"{self.data.name}: of several labels an image --candidates need --classes FILE")
+            raise UserError(f"{self.data.name}: with --multi-label, --candidates need --classes FILE")
 
     def build(self, sets: Sets) -> "ZeroShot":
-        """Opens the set and reads all names.
+        """Opens the set, and reads class names and templates.
 
         Raises:
-            UserError: a file that is missing or malformed, a template without ``{c}``, embeddings of another tower, or
-                images of a class that is not among the candidates.
+            UserError: a file is missing or malformed, a template lacks ``{c}``, embeddings are of another tower, or a
+                class with images is not among the candidates.
         """
         opened = sets.open(self.data)
         relabels = None if self.relabels is None else read_relabels(self.relabels, opened)
@@ -73,33 +75,35 @@ class ZeroShot:
     relabels: tuple[tuple[int, ...], ...] | None = None
 
     def check(self, model: EvaluatedModel) -> None:
-        """Refuses a model as `Recognition.check` does."""
+        """Checks a model as `Recognition.check` does."""
         self.recognition.check(model)
 
     def __call__(self, model: EvaluatedModel) -> Evaluation:
-        """Returns the figures of `lit_het.eval.scores`, plain, ``calibrated/`` and ``noisy/``."""
+        """Returns the metrics of `lit_het.eval.scores`: without prefix, ``calibrated/`` and ``noisy/``."""
         without_noise, with_noise = self.recognition.predictors(model, 0, self.samples)
         features = self.opened.features(model.features)
         kind = "zero_shot" if isinstance(model, Encoder) else "supervised"
         if features.labels.ndim == 2:
-            found = scores.multi_label_figures(scores_alone(without_noise, features), features.labels)
+            found = scores.multi_label_figures(class_scores(without_noise, features), features.labels)
             return Evaluation(kind, self.opened.config.name, found)
         quiet = self.recognition.predict(without_noise, features)
         calibrated, factor = scores.calibrated(quiet, self.opened.config.name)
         parts = {"": quiet, CALIBRATED: calibrated}
-        if self.samples and quiet.noise_norm.any():  # a deterministic head has none
+        # A deterministic head has noise norms of zero, and no noisy predictions.
+        if self.samples and quiet.noise_norm.any():
             parts[NOISY] = self.recognition.predict(with_noise, features)
         found, errors = {}, {}
-        with Bar(f"scoring {self.opened.config.name}", len(parts), "predictions") as bar:  # seconds each, by bootstrap
+        # The bootstrap takes seconds per part.
+        with Bar(f"scoring {self.opened.config.name}", len(parts), "predictions") as bar:
             for part, predictions in parts.items():
-                of_part, errors_of_part = scores.figures(predictions)
-                found |= {f"{part}/{name}".removeprefix("/"): value for name, value in of_part.items()}
-                errors |= {f"{part}/{name}".removeprefix("/"): value for name, value in errors_of_part.items()}
+                part_figures, part_errors = scores.figures(predictions)
+                found |= {f"{part}/{name}".removeprefix("/"): value for name, value in part_figures.items()}
+                errors |= {f"{part}/{name}".removeprefix("/"): value for name, value in part_errors.items()}
                 bar.advance(1)
         found[f"{CALIBRATED}/temperature_factor"] = factor
         if self.relabels is not None:
-            answers = [self.relabels[position] for position in quiet.positions]
-            found["relabelled_top1"] = relabelled_accuracy(quiet.log_probabilities, answers)
+            acceptable = [self.relabels[position] for position in quiet.positions]
+            found["relabelled_top1"] = relabelled_accuracy(quiet.log_probabilities, acceptable)
         return Evaluation(
             kind=kind,
             name=self.opened.config.name,
@@ -111,15 +115,15 @@ class ZeroShot:
 
     def _draw(self, model: EvaluatedModel, parts: Mapping[str, Predictions]) -> Drawing:
         drawing = draw_predictions(parts, self.recognition.class_names, self.opened)
-        some = self.opened.features(model.features).values[:SPECTRUM_IMAGES]
-        return dataclasses.replace(drawing, arrays={**drawing.arrays, "spectrum": model.image_spectrum(some)})
+        features = self.opened.features(model.features).values[:SPECTRUM_IMAGES]
+        return dataclasses.replace(drawing, arrays={**drawing.arrays, "spectrum": model.image_spectrum(features)})
 
 
 def read_relabels(path: Path, opened: OpenSet) -> tuple[tuple[int, ...], ...]:
     """Reads the acceptable classes of each image, a list of lists of class indices.
 
     Raises:
-        UserError: the file is missing or malformed, or has not one entry for each image.
+        UserError: the file is missing or malformed, or does not have one entry per image.
     """
     content, num_images = read_json(path), opened.loader.num_samples
     if not isinstance(content, list) or len(content) != num_images:
@@ -127,5 +131,7 @@ def read_relabels(path: Path, opened: OpenSet) -> tuple[tuple[int, ...], ...]:
     classes = range(len(opened.class_names))
     for position, answers in enumerate(content):
         if not isinstance(answers, list) or not all(type(answer) is int and answer in classes for answer in answers):
-            raise UserError(f"{path}: entry {position} is no list of class indices below {len(classes)}: {answers!r}")
+            raise UserError(
+                f"{path}: entry {position} is not a list of class indices below {len(classes)}: {answers!r}"
+            )
     return tuple(map(tuple, content))

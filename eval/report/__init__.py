@@ -1,11 +1,11 @@
-"""Self-contained HTML reports: building blocks that return markup, and a page that holds them.
+"""Self-contained HTML reports: functions that return markup, and a page of sections.
 
-- `page`: text, facts, images, sections, and the file
+- `page`: text, facts, images, sections, and the output file
 - `style`: the style sheet
-- `comparison`: two models side by side, for the page and for the terminal
+- `comparison`: two models side by side, for pages and the terminal
 - `grids`: retrieval grids with images
 - `figures`: curves, reliability diagrams, distributions
-- `statements`: measurements as plain sentences
+- `statements`: results as sentences
 """
 
 from lit_het.eval.report.comparison import ComparedFigure, Comparison, compare, comparison_table, print_table

@@ -1,4 +1,4 @@
-"""Two models side by side, each figure beside chance: one table for the page and for the terminal."""
+"""Two models side by side, each figure with its chance level: a table for pages and the terminal."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from rich.text import Text
 from lit_het.eval.report.naming import STYLES, FigureStyle
 from lit_het.eval.report.page import Html, escaped, joined
 
-# Of the figures of `lit_het.eval.scores`, those that are compared.
+# The figures of `lit_het.eval.scores` that are compared.
 FIGURE_STYLES: Mapping[str, FigureStyle] = {
     name: STYLES[name] for name in ("top1", "top5", "mean_reciprocal_rank", "mean_class_recall", "nll", "brier", "ece")
 }
@@ -23,7 +23,7 @@ class ComparedFigure:
         group: the set.
         label: the figure.
         chance, baseline, candidate: values as printed.
-        winner: +1 where the candidate is better, -1 where the baseline is, 0 where both print the same.
+        winner: +1 if the candidate is better, -1 if the baseline is, 0 if both print the same.
     """
 
     group: str
@@ -48,7 +48,7 @@ class Comparison:
     rows: tuple[ComparedFigure, ...]
 
     def count(self, winner: int) -> int:
-        """Figures that the candidate (+1) or the baseline (-1) wins, or that are equal (0)."""
+        """Counts the figures where the candidate (+1) or the baseline (-1) is better, or that are equal (0)."""
         return sum(row.winner == winner for row in self.rows)
 
 
@@ -58,15 +58,15 @@ def compare(
     results: Mapping[str, tuple[Mapping[str, float], Mapping[str, float]]],
     chances: Mapping[str, Mapping[str, float]],
 ) -> Comparison:
-    """Compare two models from their `lit_het.eval.scores.figures`.
+    """Compares two models by their `lit_het.eval.scores.figures`.
 
-    A tie is a tie to the digits shown: a table never prefers one of two equal numbers.
+    Values that print the same are equal, so a table never prefers one of two equal numbers.
 
     Args:
         baseline: name of the first model.
         candidate: name of the second model.
         results: for each set, the figures of the baseline and of the candidate.
-        chances: for each set, those of a guess.
+        chances: for each set, the figures of a uniform guess.
     """
     rows = []
     for group, (first, second) in results.items():
@@ -83,7 +83,7 @@ def _compare_figure(group: str, style: FigureStyle, chance: float, first: float,
 
 
 def comparison_table(comparison: Comparison, caption: str = "") -> Html:
-    """The table for the page, the better value of each pair in bold."""
+    """Returns the table for a page, with the better value of each pair in bold."""
     head = "".join(
         f'<th scope="col">{escaped(name)}</th>' for name in ("", "chance", comparison.baseline, comparison.candidate)
     ).replace('<th scope="col"></th>', "<td></td>")
@@ -106,7 +106,7 @@ def comparison_table(comparison: Comparison, caption: str = "") -> Html:
 
 
 def print_table(comparison: Comparison, title: str | None = None) -> Table:
-    """The same rows as a `rich.table.Table` for the terminal."""
+    """Returns the same rows as a `rich.table.Table` for the terminal."""
     table = Table(title=title, title_justify="left", header_style="bold", pad_edge=False)
     table.add_column("set")
     table.add_column("figure")
@@ -117,7 +117,7 @@ def print_table(comparison: Comparison, title: str | None = None) -> Table:
         if group is not None and row.group != group:
             table.add_section()
         table.add_row(
-            # Text, not str: rich would read brackets in a set's name as markup.
+            # Text, not str: rich would parse brackets in a set's name as markup.
             Text("" if row.group == group else row.group),
             row.label,
             row.chance,

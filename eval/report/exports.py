@@ -7,16 +7,16 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lit_het.eval.kept_runs import KeptRun
 from lit_het.eval.report.naming import title_of_kind
 from lit_het.eval.report.sections import keys_of, measured_by
 from lit_het.eval.report.tables import evaluation_table, in_markdown
 from lit_het.eval.report.welch import welch_table
 from lit_het.eval.run_comparison import RunComparison, json_of, rows_of
+from lit_het.eval.saved_runs import SavedRun
 
 
-def report_json(runs: Sequence[KeptRun], comparison: RunComparison | None, verdict: str) -> str:
-    """Returns all figures of all runs, and their comparison if there is one; what is not finite is null."""
+def report_json(runs: Sequence[SavedRun], comparison: RunComparison | None, verdict: str) -> str:
+    """Returns all figures of all runs, and their comparison if given; values that are not finite are null."""
     content: dict[str, Any] = {
         "verdict": verdict,
         "runs": [
@@ -44,8 +44,8 @@ def report_json(runs: Sequence[KeptRun], comparison: RunComparison | None, verdi
     return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
 
 
-def report_csv(runs: Sequence[KeptRun]) -> str:
-    """Returns a line for every figure of every run; empty where there is no error or chance."""
+def report_csv(runs: Sequence[SavedRun]) -> str:
+    """Returns a line for every figure of every run; missing errors and chance levels are empty."""
     lines = [
         {
             "run": run.name,
@@ -64,7 +64,7 @@ def report_csv(runs: Sequence[KeptRun]) -> str:
     return _csv(("run", "kind", "set", "figure", "value", "error", "chance", "step"), lines)
 
 
-def report_markdown(runs: Sequence[KeptRun], comparison: RunComparison | None, title: str, verdict: str) -> str:
+def report_markdown(runs: Sequence[SavedRun], comparison: RunComparison | None, title: str, verdict: str) -> str:
     """Returns the tables of the page."""
     parts = [f"# {in_markdown(title)}\n", f"{in_markdown(verdict)}\n"]
     for key in keys_of(runs):
@@ -75,22 +75,22 @@ def report_markdown(runs: Sequence[KeptRun], comparison: RunComparison | None, t
 
 
 def comparison_json(comparison: RunComparison) -> str:
-    """Returns a comparison with all digits."""
+    """Returns a comparison in full precision."""
     return json.dumps(json_of(comparison), indent=1, ensure_ascii=False) + "\n"
 
 
 def comparison_csv(comparison: RunComparison) -> str:
-    """Returns a line for every compared figure, with all digits; empty where there is no number."""
+    """Returns a line for every compared figure, in full precision; missing numbers are empty."""
     rows = [{name: _or_empty(value) for name, value in row.items()} for row in rows_of(comparison)]
     return _csv(tuple(rows[0]), rows)
 
 
 def comparison_markdown(comparison: RunComparison) -> str:
-    """Returns the table of the terminal, with what must be known of it."""
+    """Returns the table of the terminal, with its verdict and remarks."""
     groups = zip(comparison.titles, (comparison.one, comparison.other), strict=True)
     members = "; ".join(f"{title}: {', '.join(names)}" for title, names in groups)
-    told = (comparison.verdict, *comparison.remarks, "Bold: significant after Holm's correction.", f"{members}.")
-    return "\n".join([welch_table(comparison).markdown(), *(f"{in_markdown(sentence)}\n" for sentence in told)])
+    notes = (comparison.verdict, *comparison.remarks, "Bold: significant after Holm's correction.", f"{members}.")
+    return "\n".join([welch_table(comparison).markdown(), *(f"{in_markdown(sentence)}\n" for sentence in notes)])
 
 
 def _csv(fields: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> str:

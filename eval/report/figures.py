@@ -1,4 +1,4 @@
-"""Figures as inline SVG that follow the page's colours, in light and in dark."""
+"""Figures as inline SVG in the colours of the page, for light and dark mode."""
 
 import dataclasses
 import io
@@ -17,13 +17,13 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator, PercentFor
 from lit_het.eval.calibration import ReliabilityCurve
 from lit_het.eval.report.page import NOTHING, NUM_COLOURS, Html, escaped, legend, side_by_side
 
-# matplotlib wants real colours; these stand for variables of the style sheet and are replaced in the SVG.
+# Placeholders: matplotlib needs hexadecimal colours, which are replaced by variables of the style sheet in the SVG.
 _INK, _MUTED, _LINE = "#0a0a01", "#0a0a02", "#0a0a03"
 _SERIES = tuple(f"#0a0a1{number}" for number in range(NUM_COLOURS))
 _VARIABLES = {_INK: "--ink", _MUTED: "--muted", _LINE: "--line"} | {
     colour: f"--series-{number}" for number, colour in enumerate(_SERIES)
 }
-# Drawn so narrow that the text is still readable when a phone shrinks the figure.
+# Narrow, so that text is still readable when a phone shrinks the figure.
 _WIDTH_INCHES = 4.4
 
 
@@ -34,7 +34,7 @@ class Chart:
     Attributes:
         metric: key of the records, such as ``train/loss``.
         title: heading.
-        logarithmic: scale of the vertical axis.
+        logarithmic: whether the vertical axis is logarithmic.
     """
 
     metric: str
@@ -47,11 +47,11 @@ class Line:
     """One line of a plot.
 
     Attributes:
-        x, y: points; a gap where y is NaN.
-        error: standard errors of y, or nothing to show none.
-        band: lowest and highest y around each point, or nothing.
-        colour: number of its colour; those beyond the palette are dashed. None means faint, as chance is.
-        bold: whether it stands out among the others.
+        x, y: points; NaN in y makes a gap.
+        error: standard errors of y; empty for none.
+        band: lower and upper bounds around each point; None for no band.
+        colour: index of its colour; indices beyond the palette are dashed. None is a faint line, for chance.
+        bold: whether the line is emphasised.
     """
 
     x: Sequence[int | float]
@@ -63,26 +63,26 @@ class Line:
 
 
 def training_charts(histories: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Chart]:
-    """Returns the charts of what training tells of itself, as far as a run recorded it."""
+    """Returns the charts of training metrics that at least one run recorded."""
     charts = (
         Chart("train/loss", "Loss, nats"),
         Chart("train/learning_rate", "Learning rate"),
         Chart("train/temperature", "Temperature τ", logarithmic=True),
         Chart("train/image_noise_norm", "Noise norm of images"),
-        Chart("train/text_noise_norm", "Noise norm of names"),
+        Chart("train/text_noise_norm", "Noise norm of texts"),
     )
     records = [record for history in histories.values() for record in history]
-    # A head without noise records zeros.
+    # A head without noise records noise norms of zero, which need no chart.
     return [chart for chart in charts if any(record.get(chart.metric) for record in records)]
 
 
 def curves(histories: Mapping[str, Sequence[Mapping[str, Any]]], charts: Sequence[Chart]) -> Html:
-    """Training curves of several runs, a chart for each metric.
+    """Returns training curves of several runs, with one chart per metric.
 
     Args:
-        histories: for each run, its records: mappings with ``step`` and metrics. Records without the metric
-            of a chart are left out, and so is a run that never recorded it.
-        charts: what to show.
+        histories: the records of each run: mappings with ``step`` and metrics. Records and runs without the metric of a
+            chart are left out.
+        charts: to draw.
     """
     plots = [_curve_chart(histories, chart) for chart in charts]
     return Html(legend({name: number for number, name in enumerate(histories)}) + side_by_side(*plots))
@@ -117,17 +117,17 @@ def plot(
     logarithmic: bool = False,
     caption: str = "",
 ) -> Html:
-    """A plot of several lines with their legend.
+    """Returns a plot of several lines with a legend.
 
     Args:
         title: heading.
         lines: by name.
-        x_label: what the horizontal axis shows.
-        y_label: what the vertical one shows, with its unit.
-        ticks: text at places of the horizontal axis, in place of numbers.
-        as_share: y are shares, shown in per cent.
-        logarithmic: scale of the vertical axis.
-        caption: plain text below.
+        x_label: label of the horizontal axis.
+        y_label: label of the vertical axis, with its unit.
+        ticks: tick labels by position on the horizontal axis; None for numbers.
+        as_share: whether y are fractions, shown in per cent.
+        logarithmic: whether the vertical axis is logarithmic.
+        caption: plain text below the plot.
     """
     figure, axes = _canvas(2.9)
     for line in lines.values():
@@ -160,12 +160,12 @@ def _make_logarithmic(axes: Axes) -> None:
 
 
 def _stroke(number: int) -> dict[str, Any]:
-    """The colour of a series; where there are more series than colours, they come again in dashes."""
+    """Returns the line style of a series; series beyond the palette reuse its colours, dashed."""
     return {"color": _SERIES[number % NUM_COLOURS], "linestyle": "-" if number < NUM_COLOURS else "--"}
 
 
 def reliability_diagrams(reliabilities: Mapping[str, ReliabilityCurve]) -> Html:
-    """A reliability diagram for each model: accuracy against confidence, and how often each confidence occurs."""
+    """Returns a reliability diagram per model: accuracy against confidence, above a histogram of confidence."""
     return side_by_side(
         *(_reliability(name, curve, n % NUM_COLOURS) for n, (name, curve) in enumerate(reliabilities.items()))
     )
@@ -195,15 +195,15 @@ def _reliability(name: str, curve: ReliabilityCurve, number: int) -> Html:
 def distribution(
     title: str, groups: Mapping[str, Float[np.ndarray, " n"]], x_label: str, caption: str = "", bins: int = 40
 ) -> Html:
-    """Overlaid histograms of groups of values, each as shares of its own group, medians as vertical lines.
+    """Returns overlaid histograms of groups of values, as shares of each group, with medians as vertical lines.
 
     Args:
         title: heading.
-        groups: values of each group, at most as many as there are colours; the first has the palette's second colour,
-            to stand out.
-        x_label: what the values are, with their unit.
-        caption: plain text under the figure, such as the outcome of a test.
-        bins: bins of equal width over the range of all values.
+        groups: values of each group; at most as many groups as colours. The first group has the second colour of the
+            palette, which is the most salient.
+        x_label: name of the values, with their unit.
+        caption: plain text below the figure, such as the result of a test.
+        bins: number of bins of equal width over the range of all values.
     """
     figure, axes = _canvas(2.9)
     edges = np.histogram_bin_edges(np.concatenate(list(groups.values())), bins=bins)
@@ -222,7 +222,7 @@ def distribution(
 
 
 def _canvas(height: float) -> tuple[Figure, Axes]:
-    """A figure and its axes, free of pyplot's global state."""
+    """Returns a figure and its axes, without the global state of pyplot."""
     figure = Figure(figsize=(_WIDTH_INCHES, height), layout="constrained")
     FigureCanvasSVG(figure)
     axes = figure.subplots()
@@ -231,7 +231,7 @@ def _canvas(height: float) -> tuple[Figure, Axes]:
 
 
 def _stacked_canvas(height: float) -> tuple[Figure, Axes, Axes]:
-    """A figure with a tall panel above a flat one on the same horizontal axis."""
+    """Returns a figure with a tall panel above a flat panel, on one horizontal axis."""
     figure = Figure(figsize=(_WIDTH_INCHES, height), layout="constrained")
     FigureCanvasSVG(figure)
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3.2, 1))
@@ -241,7 +241,7 @@ def _stacked_canvas(height: float) -> tuple[Figure, Axes, Axes]:
 
 
 def _tidy(axes: Axes) -> None:
-    """Two quiet spines, a faint horizontal grid, and text in the page's colours."""
+    """Styles axes: two spines, a faint horizontal grid, and text in the colours of the page."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(_LINE)
     axes.tick_params(which="both", color=_LINE, labelcolor=_MUTED, labelsize=9)
@@ -252,16 +252,16 @@ def _tidy(axes: Axes) -> None:
 
 
 def _figure(title: str, figure: Figure, caption: str, key: Html = NOTHING) -> Html:
-    """A drawn figure with heading, legend and caption, as markup."""
+    """Returns a figure with heading, legend and caption, as markup."""
     shown = f"<figcaption>{escaped(caption)}</figcaption>" if caption else ""
     drawing = _svg(figure, f"{title}. {caption}")
     return Html(f'<figure class="plot"><h3>{escaped(title)}</h3>{key}{drawing}{shown}</figure>')
 
 
 def _svg(figure: Figure, alt: str) -> Html:
-    """The figure as inline SVG: the page's fonts and colours, a description, and no names that could clash."""
+    """Returns the figure as inline SVG with the fonts and colours of the page, a description and unique ids."""
     buffer = io.StringIO()
-    # Text stays text (small, selectable); a salt makes the names of clip paths differ between figures.
+    # "none" keeps text as text: small and selectable. The salt makes ids of clip paths differ between figures.
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": alt}):
         figure.savefig(
             buffer, format="svg", transparent=True, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type"))

@@ -1,4 +1,4 @@
-"""Retrieval grids with images: names for an image, images for a name, and strips of examples."""
+"""Grids of images: the top class names of an image, the top images of a class name, and strips of examples."""
 
 import enum
 from collections.abc import Sequence
@@ -9,15 +9,15 @@ from jaxtyping import Float, Int, UInt8
 from lit_het.eval.ambiguity import NO_GROUP
 from lit_het.eval.report.page import NOTHING, Html, escaped, img, joined
 
-# One image [h w c] each; sizes may differ.
+# Images [h w c]; sizes may differ.
 Images = Sequence[np.ndarray] | UInt8[np.ndarray, "n h w c"]
 
 
 class Mark(enum.Enum):
-    """How an answer relates to the truth: a style of its own, a sign that needs no colour, and a word."""
+    """How an answer relates to the true class: a CSS class, a sign that needs no colour, and a description."""
 
     RIGHT = ("right", "✓", "right answer")
-    MATE = ("mate", "≈", "looks like the right answer")
+    HOMOGLYPH = ("homoglyph", "≈", "homoglyph of the right answer")
     WRONG = ("wrong", "", "wrong answer")
 
     def __init__(self, style: str, sign: str, meaning: str):
@@ -25,19 +25,19 @@ class Mark(enum.Enum):
 
 
 def mark_of(answer: int, truth: int, groups: Int[np.ndarray, " k"] | None) -> Mark:
-    """Right, a look-alike of the truth (same group), or wrong; without groups there are no look-alikes."""
+    """Returns whether an answer is right, a homoglyph of the truth (in the same group), or wrong."""
     if answer == truth:
         return Mark.RIGHT
     if groups is not None and groups[truth] != NO_GROUP and groups[answer] == groups[truth]:
-        return Mark.MATE
+        return Mark.HOMOGLYPH
     return Mark.WRONG
 
 
-def mark_legend(mate_meaning: str | None = Mark.MATE.meaning) -> Html:
-    """What the signs in the grids mean; None where there are no look-alikes."""
+def mark_legend(homoglyph_meaning: str | None = Mark.HOMOGLYPH.meaning) -> Html:
+    """Returns the legend of the signs in grids; None if there are no homoglyphs."""
     meanings = [(Mark.RIGHT, Mark.RIGHT.meaning)]
-    if mate_meaning is not None:
-        meanings.append((Mark.MATE, mate_meaning))
+    if homoglyph_meaning is not None:
+        meanings.append((Mark.HOMOGLYPH, homoglyph_meaning))
     items = (f'<li><span class="{mark.style}">{mark.sign}</span> {escaped(text)}</li>' for mark, text in meanings)
     return Html(f'<ul class="legend">{"".join(items)}</ul>')
 
@@ -50,15 +50,15 @@ def image_to_name_grid(
     class_names: Sequence[str],
     groups: Int[np.ndarray, " k"] | None = None,
 ) -> Html:
-    """A card for each image: its true name, and the best names with their probabilities.
+    """Returns a card per image: its true class name, and the top class names with their probabilities.
 
     Args:
         images: images.
         labels: true classes.
-        top_classes: best classes, falling (`lit_het.eval.predictions.Predictions.top`).
+        top_classes: top classes, most probable first (`lit_het.eval.predictions.Predictions.top`).
         top_probabilities: their probabilities.
         class_names: names of the classes.
-        groups: look-alike group of each class (`lit_het.eval.ambiguity.groups_of`).
+        groups: homoglyph group of each class (`lit_het.eval.ambiguity.groups_of`); None for no homoglyphs.
     """
     cards = (
         answer_card(
@@ -80,7 +80,7 @@ def answer_card(
     marks: Sequence[Mark],
     probabilities: Sequence[float] | Float[np.ndarray, " top"] | None = None,
 ) -> Html:
-    """A card with an image, a title, and answers below each other, with their probabilities if there are any."""
+    """Returns a card with an image, a title and a list of answers, with their probabilities if given."""
     shares = [None] * len(answers) if probabilities is None else [float(share) for share in probabilities]
     lines = (_answer(text, mark, share) for text, mark, share in zip(answers, marks, shares, strict=True))
     shown = f"<h3>{escaped(title)}</h3>" if title else ""
@@ -103,14 +103,14 @@ def name_to_image_grid(
     class_names: Sequence[str],
     groups: Int[np.ndarray, " k"] | None = None,
 ) -> Html:
-    """A row for each name: the images nearest to it, the nearest first.
+    """Returns a row per class name: its nearest images, nearest first.
 
     Args:
         names: classes whose names are the queries.
-        images: for each query, its best images.
-        image_labels: true classes of those images.
+        images: the top images of each query.
+        image_labels: true classes of these images.
         class_names: names of the classes.
-        groups: look-alike group of each class.
+        groups: homoglyph group of each class; None for no homoglyphs.
     """
     rows = (
         image_row(
@@ -125,7 +125,7 @@ def name_to_image_grid(
 
 
 def image_row(title: str, images: Images, marks: Sequence[Mark], names: Sequence[str] | None = None) -> Html:
-    """A row with a title and images, with their marks, and with their names where a pointer rests on them."""
+    """Returns a row with a title and marked images; names are tooltips."""
     shown = []
     for image, mark, name in zip(images, marks, names or [""] * len(marks), strict=True):
         alt = f"{mark.meaning}: image of {name}" if name else f"{mark.meaning}: image"
@@ -139,7 +139,7 @@ def image_row(title: str, images: Images, marks: Sequence[Mark], names: Sequence
 def image_strip(
     title: str, images: Images, captions: Sequence[str], values: Sequence[str], marks: Sequence[Mark] | None = None
 ) -> Html:
-    """A titled strip of images, each with a value, such as a noise norm, a caption, and a mark if there are any."""
+    """Returns a titled strip of images, each with a value (such as a noise norm), a caption, and a mark if given."""
     figures = (
         Html(
             f"<figure>{img(image, f'image of {caption}')}"
@@ -155,7 +155,7 @@ def _marked(mark: Mark | None) -> Html:
 
 
 def _sign(mark: Mark) -> Html:
-    """The sign of a mark, read aloud as its meaning."""
+    """Returns the sign of a mark; screen readers read its meaning."""
     return Html(f'<span role="img" aria-label="{mark.meaning}">{mark.sign}</span>') if mark.sign else NOTHING
 
 

@@ -1,4 +1,4 @@
-"""How figures, their parts and evaluations are called and printed."""
+"""Names and formats of figures, their parts, and evaluations."""
 
 import dataclasses
 import math
@@ -8,12 +8,12 @@ from collections.abc import Mapping
 
 @dataclasses.dataclass(frozen=True)
 class FigureStyle:
-    """How one figure is named, printed and judged.
+    """The name and format of a figure.
 
     Attributes:
-        label: name for people.
+        label: name in reports.
         format: of its values.
-        higher_is_better: or lower; None where neither is.
+        higher_is_better: False if lower is better; None if neither is.
     """
 
     label: str
@@ -21,7 +21,7 @@ class FigureStyle:
     higher_is_better: bool | None
 
     def shown(self, value: float, error: float = math.nan) -> str:
-        """Returns a value as printed, with its standard error unless that is NaN."""
+        """Returns the formatted value, with its standard error unless that is NaN."""
         text = self.format.format(value)
         return text if math.isnan(error) else f"{text} ± {self.format.format(error).removesuffix('%')}"
 
@@ -46,8 +46,8 @@ STYLES: Mapping[str, FigureStyle] = {
     "recall10": FigureStyle("recall@10", "{:.1%}", higher_is_better=True),
     "median_rank": FigureStyle("median rank", "{:.1f}", higher_is_better=False),
     "auroc": FigureStyle("AUROC", "{:.3f}", higher_is_better=True),
-    "aupr_out": FigureStyle("AUPR, outside found", "{:.3f}", higher_is_better=True),
-    "aupr_in": FigureStyle("AUPR, inside found", "{:.3f}", higher_is_better=True),
+    "aupr_out": FigureStyle("AUPR, out-of-distribution as positives", "{:.3f}", higher_is_better=True),
+    "aupr_in": FigureStyle("AUPR, in-distribution as positives", "{:.3f}", higher_is_better=True),
     "fpr95": FigureStyle("FPR at 95 % TPR", "{:.1%}", higher_is_better=False),
     "kl": FigureStyle("divergence between members (KL), nats", "{:.3f}", higher_is_better=None),
 }
@@ -70,8 +70,8 @@ _PARTS = {
     "noisy": "mean over noise samples",
     "image_to_text": "image → text",
     "text_to_image": "text → image",
-    "joint": "together",
-    "individual": "members alone, mean",
+    "joint": "ensemble",
+    "individual": "members, mean",
     "corrupted": "all corrupted, mean",
 }
 _OF_RANKS = ("top1", "top5", "mean_reciprocal_rank", "mean_class_recall")
@@ -79,7 +79,7 @@ _PREFIXED = re.compile(r"(image_to_text|text_to_image|joint|individual)_(\w+)")
 
 
 def split(path: str) -> tuple[str, str]:
-    """Returns the part (or nothing) and the figure that the path of a figure names."""
+    """Splits the path of a figure into part (or an empty string) and figure."""
     if path == "kl":
         return "individual", path
     prefixed = _PREFIXED.fullmatch(path)
@@ -90,34 +90,34 @@ def split(path: str) -> tuple[str, str]:
 
 
 def is_setting(path: str) -> bool:
-    """Whether what stands among figures is the setting that was found best, as a linear probe's learning rate."""
+    """Returns whether a path is a selected setting, such as the learning rate of a linear probe, and not a figure."""
     return path.startswith("best/")
 
 
 def is_of_member(path: str) -> bool:
-    """Whether a figure is of one member of an ensemble: its number means nothing in another run."""
+    """Returns whether a figure is of one ensemble member; members of different runs do not correspond."""
     return path.startswith("member_")
 
 
 def is_rank_of_calibrated(path: str) -> bool:
-    """Whether a figure is the plain one again: a temperature changes no rank."""
+    """Returns whether a figure is a rank of calibrated predictions, which a temperature does not change."""
     part, figure = split(path)
     return part == "calibrated" and figure in _OF_RANKS
 
 
 def place_of_kind(kind: str) -> int:
-    """Returns the place of a kind in the order of reports; those that are not known come last."""
+    """Returns the index of a kind in the order of reports; unknown kinds come last."""
     return list(KINDS).index(kind) if kind in KINDS else len(KINDS)
 
 
 def style_of(figure: str) -> FigureStyle:
-    """Returns the style of a figure; one that is not known is printed with four digits, and not judged."""
+    """Returns the style of a figure; unknown figures have four digits, and no better direction."""
     if figure in STYLES:
         return STYLES[figure]
     shots = re.fullmatch(r"(\d+)_shot", figure)
     if shots:
         noun = "image" if shots[1] == "1" else "images"
-        return FigureStyle(f"{shots[1]} {noun} a class", "{:.1%}", higher_is_better=True)
+        return FigureStyle(f"{shots[1]} {noun} per class", "{:.1%}", higher_is_better=True)
     return FigureStyle(_spaced(figure), "{:.4g}", higher_is_better=None)
 
 
@@ -127,7 +127,7 @@ def title_of_kind(kind: str) -> str:
 
 
 def title_of_part(part: str, plain: str = "as trained") -> str:
-    """Returns the heading of a part of an evaluation; ``plain`` is that of figures of none."""
+    """Returns the heading of a part of an evaluation; ``plain`` is the heading of figures without part."""
     if not part:
         return plain
     if part in _PARTS:
@@ -140,7 +140,7 @@ def title_of_part(part: str, plain: str = "as trained") -> str:
 
 
 def title_of_score(score: str) -> str:
-    """Returns how a score of images out of distribution is called."""
+    """Returns the name of an out-of-distribution score."""
     return "maximum probability" if score == "max_probability" else _spaced(score)
 
 

@@ -1,7 +1,7 @@
-"""The page of a report: text, facts, images, sections, and the file that holds them.
+"""The page of a report: text, facts, images, sections, and the output file.
 
-Functions take plain text and return `Html`; text is escaped on the way in, so that a class name with a
-``<`` cannot break a page, and a type checker tells the two apart.
+Functions take plain text and return `Html`. Text is escaped, so that a class name with a ``<`` cannot break a page, and
+a type checker distinguishes text from markup.
 """
 
 import base64
@@ -23,10 +23,11 @@ from lit_het.eval.report.style import STYLE
 Html = NewType("Html", str)
 NOTHING = Html("")
 
-# Series that the style sheet has a colour for.
+# The number of series colours in the style sheet.
 NUM_COLOURS = 8
 
-# Images in a grid are shown at most this large, twice over for dense screens.
+# The longest side of stored images, in pixels: twice the displayed size, for high-density screens. Images up to
+# `LARGEST_EXACT_SIDE` are stored without loss.
 LARGEST_IMAGE_SIDE = 160
 LARGEST_EXACT_SIDE = 64
 
@@ -38,7 +39,7 @@ class Section:
     Attributes:
         title: heading, plain text.
         body: markup, in order.
-        note: a plain sentence under the heading that says how to read the section.
+        note: plain text below the heading that explains how to read the section.
     """
 
     title: str
@@ -47,42 +48,42 @@ class Section:
 
 
 def escaped(text: object) -> Html:
-    """Text as markup that shows it literally."""
+    """Returns text escaped for HTML."""
     return Html(html.escape(str(text), quote=True))
 
 
 def joined(parts: Iterable[Html]) -> Html:
-    """Markup, one part a line."""
+    """Returns the parts joined by line breaks."""
     return Html("\n".join(parts))
 
 
 def paragraph(text: str) -> Html:
-    """A paragraph of plain text."""
+    """Returns a paragraph of plain text."""
     return Html(f"<p>{escaped(text)}</p>")
 
 
 def facts(items: Mapping[str, object]) -> Html:
-    """A strip of short facts, such as seed, commit, machine and seconds."""
+    """Returns a strip of short facts, such as seed, commit, machine and seconds."""
     pairs = (f"<div><dt>{escaped(name)}</dt><dd>{escaped(value)}</dd></div>" for name, value in items.items())
     return Html(f'<dl class="facts">{"".join(pairs)}</dl>')
 
 
 def configuration(config: str | Mapping[str, object], summary: str = "Configuration") -> Html:
-    """A collapsed block with a configuration: text as it is, a mapping as JSON."""
+    """Returns a collapsed block with a configuration; a mapping is shown as JSON."""
     text = config if isinstance(config, str) else json.dumps(config, indent=2, default=str, ensure_ascii=False)
     return Html(f"<details><summary>{escaped(summary)}</summary><pre>{escaped(text)}</pre></details>")
 
 
 def side_by_side(*parts: Html) -> Html:
-    """Parts next to one another where the screen is wide enough."""
+    """Returns parts side by side where the screen is wide enough."""
     cells = joined(Html(f"<div>{part}</div>") for part in parts)
     return Html(f'<div class="columns">{cells}</div>')
 
 
 def legend(swatches: Mapping[str, int | None]) -> Html:
-    """Names of the series of a chart beside the colours (numbers of the palette) that they are drawn in.
+    """Returns the legend of a chart: names and colour indices of its series.
 
-    Numbers beyond the palette are its colours again, dashed; None is a faint dotted line.
+    Indices beyond the palette reuse its colours, dashed; None is a faint dotted line.
     """
     items = (f"<li>{_swatch(colour)}{escaped(name)}</li>" for name, colour in swatches.items())
     return Html(f'<ul class="legend">{"".join(items)}</ul>')
@@ -96,12 +97,12 @@ def _swatch(colour: int | None) -> Html:
 
 
 def heading(text: str) -> Html:
-    """A heading inside a section."""
+    """Returns a heading inside a section."""
     return Html(f"<h3>{escaped(text)}</h3>")
 
 
 def folded(summary: str, *parts: Html, unfolded: bool = False) -> Html:
-    """A block that shows its parts when its summary is clicked, or hides them."""
+    """Returns a collapsible block."""
     state = " open" if unfolded else ""
     return Html(
         f'<details class="folded"{state}><summary>{escaped(summary)}</summary><div>{joined(parts)}</div></details>'
@@ -109,9 +110,9 @@ def folded(summary: str, *parts: Html, unfolded: bool = False) -> Html:
 
 
 def img(pixels: UInt8[np.ndarray, "h w c"] | UInt8[np.ndarray, "h w"], alt: str) -> Html:
-    """An image with its description, stored in the page; ``c`` is 1 or 3.
+    """Returns an image stored in the page, with its description; ``c`` is 1 or 3.
 
-    Small images keep every pixel; large ones are shrunk, and compressed as photographs.
+    Small images are stored without loss; large images are shrunk and stored as JPEG.
     """
     squeezed = pixels[..., 0] if pixels.ndim == 3 and pixels.shape[-1] == 1 else pixels
     image = Image.fromarray(np.ascontiguousarray(squeezed))
@@ -124,13 +125,13 @@ def img(pixels: UInt8[np.ndarray, "h w c"] | UInt8[np.ndarray, "h w"], alt: str)
 
 
 def render_page(title: str, sections: Sequence[Section], verdict: str = "", header: Html = NOTHING) -> Html:
-    """The whole page as one string, which asks for nothing from outside.
+    """Returns the whole page as one string, without references to other files.
 
     Args:
         title: heading and window title.
-        sections: the parts, in order.
-        verdict: the summary in one line, shown first.
-        header: markup under the verdict, such as `facts`.
+        sections: in order.
+        verdict: one-line summary below the title.
+        header: markup below the verdict, such as `facts`.
     """
     links = "".join(f'<a href="#{_anchor(section.title)}">{escaped(section.title)}</a>' for section in sections)
     return Html(f"""<!DOCTYPE html>
@@ -160,7 +161,7 @@ def render_page(title: str, sections: Sequence[Section], verdict: str = "", head
 def write_page(
     path: str | Path, title: str, sections: Sequence[Section], verdict: str = "", header: Html = NOTHING
 ) -> None:
-    """Write `render_page` to a file, making its folder where needed."""
+    """Writes `render_page` to a file, and creates its folder if needed."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(render_page(title, sections, verdict, header), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Sections that show what a model says of single images: calibration, worst classes, certainty, names, noise."""
+"""Report sections on predictions: calibration, worst classes, confidence, top class names, noise."""
 
 import itertools
 from collections.abc import Sequence
@@ -13,12 +13,12 @@ from lit_het.eval.report.grids import Mark
 from lit_het.eval.report.naming import title_of_part
 from lit_het.eval.report.page import NOTHING, Html, Section, folded, heading
 
-# A record beside what it is of, such as a run and a set.
+# A title, such as the name of a run or of a set, and a record.
 Titled = tuple[str, Record]
 
 
 def sections_of_predictions(drawn: Sequence[Titled]) -> list[Section]:
-    """Returns the sections for which records of classification hold something to draw."""
+    """Returns the sections for which classification records have data to draw."""
     shown = [(title, record) for title, record in drawn if "confidence" in record.drawing.arrays]
     if not shown:
         return []
@@ -27,8 +27,8 @@ def sections_of_predictions(drawn: Sequence[Titled]) -> list[Section]:
         for section in (
             _calibration(shown),
             _worst_classes(shown),
-            _certainty(shown),
-            _names(shown),
+            _confidence(shown),
+            _top_names(shown),
             _spectrum(shown),
         )
         if section.body
@@ -47,8 +47,8 @@ def _calibration(shown: Sequence[Titled]) -> Section:
     return Section(
         "Calibration",
         tuple(body),
-        "How often the best name is right, against the probability that the model gives it. Calibrated: each half of "
-        "the images is scaled by the temperature that fits the other half.",
+        "Accuracy of the top class name against its predicted probability. Calibrated: each half of the images is "
+        "scaled by the temperature that fits the other half.",
     )
 
 
@@ -58,13 +58,13 @@ def _curve(stored: np.ndarray) -> ReliabilityCurve:
 
 
 def _worst_classes(shown: Sequence[Titled]) -> Section:
-    # Evaluations of earlier versions kept the most frequent confusions, whatever the class.
+    # Evaluations of earlier versions have no "worst" array.
     drawn = [(title, record) for title, record in shown if len(record.drawing.arrays.get("worst", ()))]
     return Section(
         "Worst classes",
         _foldable([(title, _confusion_rows(record)) for title, record in drawn]),
-        "The classes of the lowest recall, what their images were taken for most often, and some of these images. "
-        "Of classes with the same recall, those come first whose images give the right name the lowest probability.",
+        "The classes with the lowest recall, their most frequent wrong predictions, and example images. Classes with "
+        "equal recall are sorted by the probability of the correct class name, lowest first.",
     )
 
 
@@ -72,37 +72,37 @@ def _confusion_rows(record: Record) -> Html:
     arrays, names = record.drawing.arrays, record.drawing.texts["class_names"]
     rows = []
     for true, confusions in itertools.groupby(arrays["worst"].tolist(), key=lambda confusion: confusion[0]):
-        told, examples, answers = [], [], []
+        confused, examples, answers = [], [], []
         for _, predicted, count, of in confusions:
-            told.append(f"{names[predicted]} ({count:,} of {of:,})")
+            confused.append(f"{names[predicted]} ({count:,} of {of:,})")
             is_example = (arrays["label"] == true) & (arrays["top_classes"][:, 0] == predicted)
             places = np.flatnonzero(is_example)[:NUM_OF_CONFUSION].tolist()
             examples += places
-            answers += [f"{names[true]}, taken for {names[predicted]}"] * len(places)
-        title = f"{names[true]}, taken for {', '.join(told)}"
+            answers += [f"{names[true]}, predicted as {names[predicted]}"] * len(places)
+        title = f"{names[true]}, predicted as {', '.join(confused)}"
         rows.append(grids.image_row(title, arrays["image"][examples], [Mark.WRONG] * len(examples), answers))
     return Html(f'<div class="rows">{"".join(rows)}</div>')
 
 
-def _certainty(shown: Sequence[Titled]) -> Section:
+def _confidence(shown: Sequence[Titled]) -> Section:
     parts = []
     for title, record in shown:
         confidence = record.drawing.arrays["confidence"][record.drawing.arrays["row"]]
         order = np.argsort(confidence, kind="stable")
         body = Html(
-            _certainty_strip("Least certain", record, order[:NUM_EXTREMES])
-            + _certainty_strip("Most certain", record, order[::-1][:NUM_EXTREMES])
+            _confidence_strip("Least confident", record, order[:NUM_EXTREMES])
+            + _confidence_strip("Most confident", record, order[::-1][:NUM_EXTREMES])
             + _noise_of_errors(record)
         )
         parts.append((title, body))
     return Section(
-        "How certain it is",
+        "Confidence",
         _foldable(parts),
-        "Images with the lowest and the highest probability of the best name. ✓: that name is right.",
+        "Images with the lowest and highest probability of the top class name. ✓: the prediction is correct.",
     )
 
 
-def _certainty_strip(title: str, record: Record, chosen: np.ndarray) -> Html:
+def _confidence_strip(title: str, record: Record, chosen: np.ndarray) -> Html:
     arrays, names = record.drawing.arrays, record.drawing.texts["class_names"]
     rows, labels, answers = arrays["row"][chosen], arrays["label"][chosen], arrays["top_classes"][chosen, 0]
     noise = arrays["noise_norm"][rows]
@@ -110,7 +110,7 @@ def _certainty_strip(title: str, record: Record, chosen: np.ndarray) -> Html:
     if arrays["noise_norm"].any():
         values = [f"{value}, noise {norm:.3f}" for value, norm in zip(values, noise, strict=True)]
     captions = [
-        f"{names[label]}, taken for {names[answer]}" if label != answer else str(names[label])
+        f"{names[label]}, predicted as {names[answer]}" if label != answer else str(names[label])
         for label, answer in zip(labels, answers, strict=True)
     ]
     marks = [Mark.RIGHT if label == answer else Mark.WRONG for label, answer in zip(labels, answers, strict=True)]
@@ -118,27 +118,27 @@ def _certainty_strip(title: str, record: Record, chosen: np.ndarray) -> Html:
 
 
 def _noise_of_errors(record: Record) -> Html:
-    """Whether the noise of images that are mistaken is larger."""
+    """Returns histograms of the noise norms of wrong and of correct predictions."""
     arrays = record.drawing.arrays
     right = arrays["correct"] > 0.5
     if not arrays["noise_norm"].any() or right.all() or not right.any():
         return NOTHING
-    groups = {"wrong": arrays["noise_norm"][~right], "right": arrays["noise_norm"][right]}
-    return figures.distribution("Noise of images that were recognised or not", groups, "noise norm √tr Σ(x)")
+    groups = {"wrong": arrays["noise_norm"][~right], "correct": arrays["noise_norm"][right]}
+    return figures.distribution("Noise norm of wrong and correct predictions", groups, "noise norm √tr Σ(x)")
 
 
-def _names(shown: Sequence[Titled]) -> Section:
+def _top_names(shown: Sequence[Titled]) -> Section:
     parts = [(title, _cards(record)) for title, record in shown]
     return Section(
-        "Image to name",
+        "Top class names",
         (grids.mark_legend(None), *_foldable(parts)),
-        "The five best names of images spread evenly over the set.",
+        "The five most probable class names of images spread evenly over the set.",
     )
 
 
 def _cards(record: Record) -> Html:
     arrays = record.drawing.arrays
-    # Of the images that are kept, those that nobody has picked.
+    # Saved images also include the least and most confident ones; the evenly spread ones are selected by row.
     wanted = np.linspace(0, len(arrays["confidence"]) - 1, NUM_EXTREMES).astype(int)
     chosen = np.flatnonzero(np.isin(arrays["row"], wanted))
     return grids.image_to_name_grid(
@@ -157,7 +157,7 @@ def _spectrum(shown: Sequence[Titled]) -> Section:
         if not spectrum.size or not (spectrum > 0).any():
             continue
         counts.add(len(spectrum))
-        # Zeros have no place on a logarithmic axis.
+        # NaN leaves a gap: a logarithmic axis cannot show zero.
         mean, low, high = (
             np.where(values > 0, values, np.nan)
             for values in (spectrum.mean(axis=0), *np.quantile(spectrum, (0.05, 0.95), axis=0))
@@ -171,20 +171,20 @@ def _spectrum(shown: Sequence[Titled]) -> Section:
     drawing = figures.plot(
         "Square roots of the eigenvalues of Σ(x)",
         lines,
-        "number of the eigenvalue",
+        "index of the eigenvalue",
         "standard deviation",
         logarithmic=True,
-        caption=f"Mean over {images} images, and the band that holds 90 % of them.",
+        caption=f"Mean over {images} images, and the band between the 5th and 95th percentile.",
     )
     note = (
-        "How the noise around an image's embedding is spread over directions: a steep fall means that few directions "
-        "hold most of it."
+        "How the noise of an image's embedding is distributed over directions: a steep decrease means that few "
+        "directions have most of the variance."
     )
     return Section("Spectrum of the noise", (drawing,), note)
 
 
 def _foldable(parts: Sequence[tuple[str, Html]]) -> tuple[Html, ...]:
-    """Several parts below each other, the first of which is unfolded."""
+    """Returns a single part with its heading, or several collapsible parts, the first open."""
     if len(parts) == 1:
         return (heading(parts[0][0]), parts[0][1])
     return tuple(folded(title, body, unfolded=number == 0) for number, (title, body) in enumerate(parts))

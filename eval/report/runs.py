@@ -1,4 +1,4 @@
-"""What a report says of the runs themselves: facts, curves, configurations, how they compare, and a verdict."""
+"""Report sections on the runs: facts, training curves, configurations, comparison, and the verdict."""
 
 import datetime
 import math
@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lit_het.eval.evaluation import Record, evaluations_folder
-from lit_het.eval.kept_runs import KeptRun, differing_fields
 from lit_het.eval.report import figures
 from lit_het.eval.report.naming import STYLES, split, style_of, title_of_kind
 from lit_het.eval.report.page import Html, Section, configuration, facts, folded
@@ -14,9 +13,10 @@ from lit_het.eval.report.sections import keys_of, measured_by
 from lit_het.eval.report.tables import NO_FIGURE, Cell, Row, Table, best_of
 from lit_het.eval.report.welch import shown_p, welch_tables
 from lit_het.eval.run_comparison import RunComparison
+from lit_het.eval.saved_runs import SavedRun, differing_fields
 from lit_het.eval.significance import WelchTest
 
-# What a verdict looks at, the first first.
+# The figures that a verdict reports; earlier entries take precedence.
 _HEADLINES = (
     ("zero_shot", ("top1", "mean_average_precision")),
     ("supervised", ("top1", "mean_average_precision")),
@@ -26,32 +26,32 @@ _HEADLINES = (
     ("shift", ("corrupted/top1",)),
     ("ensemble", ("joint_top1",)),
 )
-# Of what is evaluated during training, the figures that curves show.
+# The figures of evaluations during training that curves show.
 _CURVES = ("top1", "nll", "ece", "mean_average_precision", "image_to_text_recall1", "text_to_image_recall1", "10_shot")
 
 
-def header(runs: Sequence[KeptRun]) -> Html:
-    """Returns the facts of a single run; those of several are a section, `runs_section`."""
+def header(runs: Sequence[SavedRun]) -> Html:
+    """Returns the facts of a single run, or a summary of several runs; see also `runs_section`."""
     if len(runs) > 1:
         return facts({"runs": len(runs), "evaluated": _date(runs)})
     (run,) = runs
     return facts({"run": run.directory, **_facts(run), "evaluated": _date(runs), **_images(run)})
 
 
-def runs_section(runs: Sequence[KeptRun]) -> Section | None:
-    """Returns the facts of several runs as a table."""
+def runs_section(runs: Sequence[SavedRun]) -> Section | None:
+    """Returns the facts of several runs as a table; None for a single run."""
     if len(runs) < 2:
         return None
-    of_runs = [_facts(run) for run in runs]
-    names = list(dict.fromkeys(name for of_run in of_runs for name in of_run))
+    all_facts = [_facts(run) for run in runs]
+    names = list(dict.fromkeys(name for run_facts in all_facts for name in run_facts))
     rows = [
-        Row(run.name, tuple(Cell(of_run.get(name, NO_FIGURE)) for name in names))
-        for run, of_run in zip(runs, of_runs, strict=True)
+        Row(run.name, tuple(Cell(run_facts.get(name, NO_FIGURE)) for name in names))
+        for run, run_facts in zip(runs, all_facts, strict=True)
     ]
     return Section("Runs", (Table("", tuple(names), tuple(rows)).html(),))
 
 
-def _facts(run: KeptRun) -> dict[str, str]:
+def _facts(run: SavedRun) -> dict[str, str]:
     task = run.config.get("task")
     found: dict[str, str] = {}
     if isinstance(task, Mapping):
@@ -65,7 +65,7 @@ def _facts(run: KeptRun) -> dict[str, str]:
     return found
 
 
-def _images(run: KeptRun) -> dict[str, str]:
+def _images(run: SavedRun) -> dict[str, str]:
     counts = {
         name: len(record.drawing.arrays["confidence"])
         for (_, name), record in run.records.items()
@@ -74,13 +74,13 @@ def _images(run: KeptRun) -> dict[str, str]:
     return {"images": ", ".join(f"{count:,} of {name}" for name, count in counts.items())} if counts else {}
 
 
-def _date(runs: Sequence[KeptRun]) -> str:
+def _date(runs: Sequence[SavedRun]) -> str:
     times = [path.stat().st_mtime for run in runs for path in evaluations_folder(run.directory).glob("*.json")]
     return datetime.date.fromtimestamp(max(times)).isoformat() if times else "not yet"
 
 
-def training_section(runs: Sequence[KeptRun]) -> Section | None:
-    """Returns the curves of training, and of what was evaluated on the way."""
+def training_section(runs: Sequence[SavedRun]) -> Section | None:
+    """Returns training curves, and curves of evaluations during training."""
     histories = {run.name: run.history for run in runs if run.history}
     charts = [*figures.training_charts(histories), *_evaluation_charts(histories)]
     return Section("Training", (figures.curves(histories, charts),)) if charts else None
@@ -89,22 +89,22 @@ def training_section(runs: Sequence[KeptRun]) -> Section | None:
 def _evaluation_charts(histories: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[figures.Chart]:
     counts: dict[str, int] = {}
     for history in histories.values():
-        of_run: dict[str, int] = {}
+        run_counts: dict[str, int] = {}
         for metric in (metric for record in history for metric in record):
-            of_run[metric] = of_run.get(metric, 0) + 1
-        counts |= {metric: max(count, counts.get(metric, 0)) for metric, count in of_run.items()}
+            run_counts[metric] = run_counts.get(metric, 0) + 1
+        counts |= {metric: max(count, counts.get(metric, 0)) for metric, count in run_counts.items()}
     charts = []
     for metric, count in counts.items():
         kind, _, rest = metric.partition("/")
         name, _, figure = rest.rpartition("/")
-        # Parts, such as the calibrated one, would be many more.
+        # Parts, such as calibrated predictions, are left out: they would be many charts.
         if kind == "train" or figure not in _CURVES or "/" in name or count < 2:
             continue
         charts.append(figures.Chart(metric, f"{title_of_kind(kind)} {name}: {style_of(split(figure)[1]).label}"))
     return charts
 
 
-def configuration_section(runs: Sequence[KeptRun]) -> Section | None:
+def configuration_section(runs: Sequence[SavedRun]) -> Section | None:
     """Returns the configurations, and the fields in which they differ."""
     with_config = [run for run in runs if run.config]
     if not with_config:
@@ -113,25 +113,25 @@ def configuration_section(runs: Sequence[KeptRun]) -> Section | None:
     fields = differing_fields(with_config) if len(with_config) > 1 else {}
     if not fields:
         return Section("Configuration", tuple(body))
-    rows = [Row(field, tuple(Cell(_told(value)) for value in values)) for field, values in fields.items()]
+    rows = [Row(field, tuple(Cell(_shown(value)) for value in values)) for field, values in fields.items()]
     table = Table("", tuple(run.name for run in with_config), tuple(rows)).html()
-    note = "The fields in which the runs differ; then all fields of each."
+    note = "The fields in which the runs differ, and the full configuration of each run."
     return Section("Configuration", (table, *body), note)
 
 
-def _told(value: Any) -> str:
+def _shown(value: Any) -> str:
     return NO_FIGURE if value is None else str(value)
 
 
-def comparison_section(runs: Sequence[KeptRun], comparison: RunComparison) -> Section:
-    """Returns Welch's test between two groups of runs, and the fields in which the groups differ."""
+def comparison_section(runs: Sequence[SavedRun], comparison: RunComparison) -> Section:
+    """Returns Welch's tests between two groups of runs, and the fields in which the groups differ."""
     members = (
         f"{title}: {', '.join(names)}"
         for title, names in zip(comparison.titles, (comparison.one, comparison.other), strict=True)
     )
     fields = [field for field in differing_fields(runs) if field != "seed"]
     note = (
-        f"{'; '.join(members)}. Beside their seeds the groups differ in {_summed_up(fields)}. {comparison.verdict} "
+        f"{'; '.join(members)}. Besides their seeds, the groups differ in {_summarized(fields)}. {comparison.verdict} "
         "Bold: significant after Holm's correction. " + " ".join(comparison.remarks)
     )
     tables = enumerate(welch_tables(comparison).items())
@@ -139,18 +139,18 @@ def comparison_section(runs: Sequence[KeptRun], comparison: RunComparison) -> Se
     return Section("Comparison", body, note)
 
 
-def _summed_up(fields: Sequence[str]) -> str:
-    """Returns the part of a configuration that holds all of the fields, or their names."""
+def _summarized(fields: Sequence[str]) -> str:
+    """Returns the common prefix of the fields or, without one, their names."""
     shared = [parts[0] for parts in zip(*(field.split(".") for field in fields), strict=False) if len(set(parts)) == 1]
     return ".".join(shared) or ", ".join(fields)
 
 
-def verdict(runs: Sequence[KeptRun], comparison: RunComparison | None) -> str:
-    """Returns what was found in a few plain sentences."""
+def verdict(runs: Sequence[SavedRun], comparison: RunComparison | None) -> str:
+    """Returns the main results in a few sentences."""
     keys = keys_of(runs)
     if not keys:
-        return "Nothing has been measured yet: lit-het zero-shot and its siblings do so, or lit-het evaluate."
-    sentences = [_tested(comparison)] if comparison is not None else []
+        return "No evaluations yet: run lit-het zero-shot or lit-het evaluate."
+    sentences = [_test_summary(comparison)] if comparison is not None else []
     for kind, figures_of_kind in _HEADLINES:
         for key in (key for key in keys if key[0] == kind):
             measured = measured_by(runs, key)
@@ -159,21 +159,21 @@ def verdict(runs: Sequence[KeptRun], comparison: RunComparison | None) -> str:
             )
             if figure is not None:
                 path = "/".join((*key, figure))
-                of_groups = None if comparison is None else comparison.figures.get(path)
+                test = None if comparison is None else comparison.figures.get(path)
                 sentences.append(
                     _headline(key, figure, measured)
-                    if comparison is None or of_groups is None
-                    else _headline_of_groups(key, figure, comparison.titles, of_groups)
+                    if comparison is None or test is None
+                    else _headline_of_groups(key, figure, comparison.titles, test)
                 )
                 break
         if len(sentences) > bool(comparison):
             break
     if len(runs) == 1:
-        sentences += _certainty(runs[0])
+        sentences += _overconfidence(runs[0])
     return " ".join(sentences) or f"{len(keys)} evaluations."
 
 
-def _tested(comparison: RunComparison) -> str:
+def _test_summary(comparison: RunComparison) -> str:
     one, other = comparison.titles
     return f"{one} against {other}, {comparison.verdict}"
 
@@ -193,10 +193,10 @@ def _headline(key: tuple[str, str], path: str, measured: Mapping[str, Record]) -
     second = max((number for number in range(len(values)) if number != first), key=lambda number: values[number])
     beside = f"{names[second]} with {style.shown(values[second], errors[second])}"
     if math.isnan(errors[first] + errors[second]):
-        apart = "without standard errors nobody knows whether they differ"
+        apart = "without standard errors it is unknown whether they differ"
     else:
         is_clear = best_of([values[first], values[second]], [errors[first], errors[second]], style) is not None
-        apart = f"which is {'more' if is_clear else 'no more'} than the standard errors away"
+        apart = f"a difference of {'more' if is_clear else 'no more'} than the standard errors"
     return (
         f"{subject}: highest with {names[first]}, {style.shown(values[first], errors[first])}; next is {beside}, "
         f"{apart}."
@@ -210,11 +210,11 @@ def _headline_of_groups(key: tuple[str, str], path: str, titles: tuple[str, str]
     return f"{title_of_kind(key[0])} on {key[1]}, {style.label}: {titles[0]} {one}, {titles[1]} {other} ({test})."
 
 
-def _certainty(run: KeptRun) -> list[str]:
+def _overconfidence(run: SavedRun) -> list[str]:
     for record in run.records.values():
         if "confidence" in record.drawing.arrays and "top1" in record.figures:
-            sure, right = float(record.drawing.arrays["confidence"].mean()), record.figures["top1"]
-            error = STYLES["ece"].shown(record.figures.get("ece", abs(sure - right)))
-            way = "less sure than it should be" if sure < right else "surer than it should be"
-            return [f"It gives its best name {sure:.1%} on average and is {way} (calibration error {error})."]
+            confidence, accuracy = float(record.drawing.arrays["confidence"].mean()), record.figures["top1"]
+            error = STYLES["ece"].shown(record.figures.get("ece", abs(confidence - accuracy)))
+            direction = "underconfident" if confidence < accuracy else "overconfident"
+            return [f"Its mean confidence is {confidence:.1%}: it is {direction} (calibration error {error})."]
     return []

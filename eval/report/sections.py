@@ -1,4 +1,4 @@
-"""Sections of a report on runs: a table for each evaluation, and what goes with it."""
+"""Report sections on evaluations: a table and plots for each."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from lit_het.eval.evaluation import Record
-from lit_het.eval.kept_runs import KeptRun
 from lit_het.eval.report import figures, grids
 from lit_het.eval.report.figures import Line
 from lit_het.eval.report.grids import Mark
@@ -14,38 +13,39 @@ from lit_het.eval.report.naming import place_of_kind, style_of, title_of_kind, t
 from lit_het.eval.report.page import NOTHING, Html, Section, folded, heading, joined, paragraph, side_by_side
 from lit_het.eval.report.predictions import Titled, sections_of_predictions
 from lit_het.eval.report.tables import evaluation_table
+from lit_het.eval.saved_runs import SavedRun
 
 CLASSIFICATION = ("zero_shot", "supervised")
-_BOLD = "Bold: best by more than the standard errors and the digits shown."
+_BOLD = "Bold: best by more than the standard errors and the shown digits."
 _NOTES = {
-    "zero_shot": "Every image is scored against the names of the classes.",
-    "retrieval": "Recall: how often a right one is among the best 1, 5 or 10.",
-    "few_shot": "Ridge regression on frozen features; errors are over draws of the training images.",
+    "zero_shot": "Every image is compared with the class names.",
+    "retrieval": "Recall: how often a correct item is in the top 1, 5 or 10.",
+    "few_shot": "Ridge regression on frozen features; standard errors are over random draws of the training images.",
     "linear_probe": "A linear classifier on frozen features.",
-    "shift": "The same images, corrupted more and more.",
-    "out_of_distribution": "Whether images of other kinds get higher scores; 0.5 is a guess.",
-    "ensemble": "The mean of several predictions beside each of them.",
-    "deep_ensemble": "The mean of several models' predictions beside each of them.",
+    "shift": "The same images, with corruptions of increasing severity.",
+    "out_of_distribution": "Whether out-of-distribution images have higher scores; an AUROC of 0.5 is chance.",
+    "ensemble": "The mean of several predictions, and each of them.",
+    "deep_ensemble": "The mean of several models' predictions, and each of them.",
 }
 
 
-def keys_of(runs: Sequence[KeptRun]) -> list[tuple[str, str]]:
+def keys_of(runs: Sequence[SavedRun]) -> list[tuple[str, str]]:
     """Returns kinds and names of all evaluations of the runs, in the order of reports."""
     keys = {key for run in runs for key in run.records}
     return sorted(keys, key=lambda key: (place_of_kind(key[0]), key))
 
 
-def measured_by(runs: Sequence[KeptRun], key: tuple[str, str]) -> dict[str, Record]:
-    """Returns the records of one evaluation by the names of the runs that have it."""
+def measured_by(runs: Sequence[SavedRun], key: tuple[str, str]) -> dict[str, Record]:
+    """Returns the records of one evaluation, by the names of the runs that have it."""
     return {run.name: run.records[key] for run in runs if key in run.records}
 
 
-def evaluation_sections(runs: Sequence[KeptRun], drawn: Sequence[KeptRun]) -> list[Section]:
+def evaluation_sections(runs: Sequence[SavedRun], drawn: Sequence[SavedRun]) -> list[Section]:
     """Returns the sections of all evaluations.
 
     Args:
-        runs: those whose figures stand in tables and charts.
-        drawn: those whose images and diagrams are shown.
+        runs: shown in tables and charts.
+        drawn: the runs whose images and diagrams are shown.
     """
     sections: list[Section] = []
     keys = keys_of(runs)
@@ -61,24 +61,26 @@ def evaluation_sections(runs: Sequence[KeptRun], drawn: Sequence[KeptRun]) -> li
     return sections
 
 
-def titled(drawn: Sequence[KeptRun], keys: Sequence[tuple[str, str]]) -> list[Titled]:
-    """Returns the records of runs beside titles that name run and set, as far as there are several."""
+def titled(drawn: Sequence[SavedRun], keys: Sequence[tuple[str, str]]) -> list[Titled]:
+    """Returns records with titles: the name of the run, of the set, or both, as far as there are several."""
     found = [(run.name, key[1], run.records[key]) for key in keys for run in drawn if key in run.records]
-    several_runs, several_sets = (len({one[place] for one in found}) > 1 for place in (0, 1))
+    several_runs, several_sets = (len({entry[column] for entry in found}) > 1 for column in (0, 1))
     return [
         (
-            ", ".join(part for part, told in ((run, several_runs), (name, several_sets or not several_runs)) if told),
+            ", ".join(
+                part for part, is_shown in ((run, several_runs), (name, several_sets or not several_runs)) if is_shown
+            ),
             record,
         )
         for run, name, record in found
     ]
 
 
-def _nothing(runs: Sequence[KeptRun], drawn: Sequence[KeptRun], key: tuple[str, str]) -> list[Html]:
+def _nothing(runs: Sequence[SavedRun], drawn: Sequence[SavedRun], key: tuple[str, str]) -> list[Html]:
     return []
 
 
-def _retrieval(runs: Sequence[KeptRun], drawn: Sequence[KeptRun], key: tuple[str, str]) -> list[Html]:
+def _retrieval(runs: Sequence[SavedRun], drawn: Sequence[SavedRun], key: tuple[str, str]) -> list[Html]:
     shown = [(title, record) for title, record in titled(drawn, [key]) if "asked" in record.drawing.arrays]
     return [
         folded(f"{title}: examples", _retrieval_grids(record), unfolded=number == 0)
@@ -100,9 +102,9 @@ def _retrieval_grids(record: Record) -> Html:
     return joined(
         [
             grids.mark_legend(None),
-            heading("The best texts of images"),
+            heading("Top texts of images"),
             Html(f'<div class="cards">{joined(cards)}</div>'),
-            heading("The best images of texts"),
+            heading("Top images of texts"),
             Html(f'<div class="rows">{joined(rows)}</div>'),
         ]
     )
@@ -112,7 +114,7 @@ def _marks(is_right: np.ndarray) -> list[Mark]:
     return [Mark.RIGHT if right else Mark.WRONG for right in is_right.tolist()]
 
 
-def _few_shot(runs: Sequence[KeptRun], drawn: Sequence[KeptRun], key: tuple[str, str]) -> list[Html]:
+def _few_shot(runs: Sequence[SavedRun], drawn: Sequence[SavedRun], key: tuple[str, str]) -> list[Html]:
     lines, shots = {}, set()
     for number, (name, record) in enumerate(measured_by(runs, key).items()):
         points = sorted(
@@ -133,22 +135,22 @@ def _few_shot(runs: Sequence[KeptRun], drawn: Sequence[KeptRun], key: tuple[str,
     ticks = {float(np.log2(count)): str(count) for count in sorted(shots)}
     return [
         figures.plot(
-            f"{key[1]}: accuracy against shots", lines, "images a class", "accuracy", ticks=ticks, as_share=True
+            f"{key[1]}: accuracy against shots", lines, "images per class", "accuracy", ticks=ticks, as_share=True
         )
     ]
 
 
-def _linear_probe(runs: Sequence[KeptRun], drawn: Sequence[KeptRun], key: tuple[str, str]) -> list[Html]:
-    told = []
+def _linear_probe(runs: Sequence[SavedRun], drawn: Sequence[SavedRun], key: tuple[str, str]) -> list[Html]:
+    paragraphs = []
     for name, record in measured_by(runs, key).items():
         best = {path.partition("/")[2]: value for path, value in record.figures.items() if path.startswith("best/")}
         if best:
             settings = ", ".join(f"{setting.replace('_', ' ')} {value:g}" for setting, value in best.items())
-            told.append(paragraph(f"{name}: best of the grid with {settings}."))
-    return told
+            paragraphs.append(paragraph(f"{name}: best setting of the grid: {settings}."))
+    return paragraphs
 
 
-def _shift(runs: Sequence[KeptRun], drawn: Sequence[KeptRun], key: tuple[str, str]) -> list[Html]:
+def _shift(runs: Sequence[SavedRun], drawn: Sequence[SavedRun], key: tuple[str, str]) -> list[Html]:
     measured = measured_by(runs, key)
     plots = []
     if len(measured) > 1:
@@ -192,7 +194,7 @@ def _severity_plot(title: str, lines: Mapping[str, Line], measured: Mapping[str,
     return figures.plot(title, lines, "severity", "", ticks=ticks, as_share=is_share)
 
 
-def _out_of_distribution(runs: Sequence[KeptRun], drawn: Sequence[KeptRun], key: tuple[str, str]) -> list[Html]:
+def _out_of_distribution(runs: Sequence[SavedRun], drawn: Sequence[SavedRun], key: tuple[str, str]) -> list[Html]:
     blocks = []
     for number, (title, record) in enumerate(titled(drawn, [key])):
         arrays = record.drawing.arrays
@@ -206,33 +208,33 @@ def _out_of_distribution(runs: Sequence[KeptRun], drawn: Sequence[KeptRun], key:
 def _histogram(score: str, record: Record) -> Html:
     arrays = record.drawing.arrays
     sets = [path.rpartition("/")[0] for path in arrays if path.endswith(f"/{score}") and not path.startswith("inside/")]
-    # The palette ends somewhere.
+    # One colour per set: further sets are left out.
     sets = sets[: figures.NUM_COLOURS - 1]
     values = {name: arrays[f"{name}/{score}"] for name in ("inside", *sets)}
     everything = np.concatenate(list(values.values()))
     everything = everything[np.isfinite(everything)]
     if not everything.size:
         return NOTHING
-    # A few images far out would leave no room for the others.
+    # Outliers would compress the rest of the histogram, so values are clipped.
     low, high = np.quantile(everything, (0.005, 0.995))
     shown = {
-        title_of_set(name): np.clip(np.nan_to_num(of_set, posinf=high, neginf=low), low, high)
-        for name, of_set in values.items()
+        title_of_set(name): np.clip(np.nan_to_num(set_values, posinf=high, neginf=low), low, high)
+        for name, set_values in values.items()
     }
     areas = ", ".join(
         f"{title_of_set(name)} {record.figures.get(f'{name}/{score}/auroc', np.nan):.3f}" for name in sets
     )
     title = title_of_score(score).capitalize()
-    return figures.distribution(title, shown, "score, higher: rather outside", f"AUROC: {areas}.")
+    return figures.distribution(title, shown, "score (higher: more likely out of distribution)", f"AUROC: {areas}.")
 
 
 def title_of_set(path: str) -> str:
-    """Returns how a set out of distribution, ``near/<name>`` or ``far/<name>``, is called."""
+    """Returns the title of an out-of-distribution set ``near/<name>`` or ``far/<name>``."""
     distance, _, name = path.partition("/")
     return f"{name} ({distance})" if name else path
 
 
-_Drawings = Callable[[Sequence[KeptRun], Sequence[KeptRun], tuple[str, str]], list[Html]]
+_Drawings = Callable[[Sequence[SavedRun], Sequence[SavedRun], tuple[str, str]], list[Html]]
 _DRAWINGS: Mapping[str, _Drawings] = {
     "retrieval": _retrieval,
     "few_shot": _few_shot,

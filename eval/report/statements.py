@@ -1,11 +1,11 @@
-"""Measurements as plain sentences, the same on the page and in the terminal."""
+"""Results as sentences, for pages and the terminal."""
 
 from lit_het.eval.ambiguity import GroupErrors, RankTest
 from lit_het.eval.report.comparison import Comparison
 
 
 def describe_comparison(comparison: Comparison) -> str:
-    """Say on how many figures the candidate was better, and plainly if it was not better overall."""
+    """Returns on how many figures the candidate was better, and whether it was better overall."""
     better, worse, equal = (comparison.count(winner) for winner in (1, -1, 0))
     verb = "was better than" if better > worse else "was not better than"
     tail = f" and equal on {equal}" if equal else ""
@@ -15,18 +15,18 @@ def describe_comparison(comparison: Comparison) -> str:
     )
 
 
-def describe_group_errors(errors: GroupErrors, model: str, group: str = "look-alike group") -> str:
-    """Say which share of a model's errors stayed within a group, beside chance."""
+def describe_group_errors(errors: GroupErrors, model: str, group: str = "homoglyph group") -> str:
+    """Returns the share of a model's errors within a group, with its chance level."""
     if not errors.errors:
         return f"{model} made no errors."
     return (
         f"{errors.share:.1%} of the {errors.errors:,} errors of {model} fall within a {group} "
-        f"({errors.within:,}; {errors.chance:.2%} if errors fell evenly on all classes)."
+        f"({errors.within:,}; {errors.chance:.2%} if errors were spread evenly over all classes)."
     )
 
 
 def describe_rank_test(test: RankTest, first: str, second: str, what: str = "noise norm") -> str:
-    """Say which of two groups has the higher values, with the test and its effect size."""
+    """Returns which of two groups has the higher values, with the test and its effect size."""
     if test.p_value >= 0.05:
         finding = f"no significant difference in {what} between {first} and {second}"
     else:
@@ -39,7 +39,7 @@ def describe_rank_test(test: RankTest, first: str, second: str, what: str = "noi
 
 
 def _format_p(p_value: float) -> str:
-    """A p-value in two digits, or the bound below which floats cannot tell it from zero."""
+    """Formats a p-value; zero, where the float underflows, becomes a bound."""
     if p_value == 0:
         return "p < 1e-300"
     return f"p = {p_value:.3f}" if p_value >= 0.001 else f"p = {p_value:.1e}"

@@ -1,4 +1,4 @@
-"""The style sheet of a report: light and dark, from a phone to a wide screen, without any download."""
+"""The style sheet of a report: light and dark mode, phones to wide screens, no downloads."""
 
 STYLE = """
 :root {
@@ -6,14 +6,14 @@ STYLE = """
   --paper: #fcfcfa; --card: #ffffff; --ink: #1d2328; --muted: #5f6a73; --line: #dfe3e6;
   --series-0: #52708c; --series-1: #c8501e; --series-2: #2f8558; --series-3: #7b4fb3;
   --series-4: #b0387f; --series-5: #94720a; --series-6: #1b8a99; --series-7: #6b6257;
-  --right: #1d7a46; --mate: #8a5a00; --bar: #e8edf1;
+  --right: #1d7a46; --homoglyph: #8a5a00; --bar: #e8edf1;
 }
 @media (prefers-color-scheme: dark) {
   :root {
     --paper: #14181b; --card: #1c2226; --ink: #e6e9eb; --muted: #9ba6ae; --line: #333c42;
     --series-0: #93b4d1; --series-1: #f4894f; --series-2: #63c08f; --series-3: #b594e6;
     --series-4: #ec82bb; --series-5: #d9b84a; --series-6: #5cc7d6; --series-7: #b8aea2;
-    --right: #5fcb8d; --mate: #e0b04c; --bar: #2b343a;
+    --right: #5fcb8d; --homoglyph: #e0b04c; --bar: #2b343a;
   }
 }
 * { box-sizing: border-box; }
@@ -86,14 +86,14 @@ img { display: block; background: #fff; border-radius: .3rem; object-fit: contai
 }
 .candidates .share { color: var(--muted); font-variant-numeric: tabular-nums; white-space: nowrap; }
 .right { color: var(--right); font-weight: 600; }
-.mate { color: var(--mate); font-weight: 600; }
+.homoglyph { color: var(--homoglyph); font-weight: 600; }
 .row { padding: .8rem 0; border-top: 1px solid var(--line); }
 .row { display: grid; grid-template-columns: minmax(0, 16rem) 1fr; gap: .5rem 1.5rem; align-items: center; }
 .row:first-child { border-top: 0; }
 .row h3 { margin: 0; font-size: .9rem; overflow-wrap: anywhere; }
 .images { display: grid; grid-template-columns: repeat(5, minmax(0, 4.5rem)); gap: .6rem; }
 .images img { width: 100%; aspect-ratio: 1; border: 1px solid var(--line); }
-.images .right img, .images .mate img { border: 2px solid currentColor; }
+.images .right img, .images .homoglyph img { border: 2px solid currentColor; }
 .images figcaption { margin-top: .15rem; text-align: center; font-size: .75rem; line-height: 1.3; color: inherit; }
 .strip { display: grid; grid-template-columns: repeat(auto-fill, minmax(5.5rem, 1fr)); gap: .9rem .75rem; }
 .strip { margin: 0 0 1.25rem; }

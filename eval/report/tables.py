@@ -1,4 +1,4 @@
-"""Tables of figures: evaluations of several runs side by side, for the page and as Markdown."""
+"""Tables of figures: evaluations of several runs side by side, for pages, the terminal and Markdown."""
 
 import dataclasses
 import math
@@ -13,7 +13,7 @@ from lit_het.eval.evaluation import Record
 from lit_het.eval.report.naming import STYLES, FigureStyle, is_setting, split, style_of, title_of_part
 from lit_het.eval.report.page import Html, escaped, joined
 
-# Of more parts than this, corruptions say, a table shows those that sum up.
+# With more parts (such as corruptions), a table only shows their means.
 _MOST_PARTS = 12
 NO_FIGURE = "–"
 CHANCE = "chance"
@@ -25,8 +25,8 @@ class Cell:
 
     Attributes:
         text: as printed.
-        strong: whether it is the best of its row.
-        faint: whether it is there for comparison only, as chance is.
+        strong: whether it is bold, such as the best of its row.
+        faint: whether it is muted, such as chance.
     """
 
     text: str
@@ -36,7 +36,7 @@ class Cell:
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """A row of a table, or with no cells the heading of those that follow."""
+    """A row of a table; without cells, the heading of the rows below."""
 
     label: str
     cells: tuple[Cell, ...] = ()
@@ -47,8 +47,8 @@ class Table:
     """A table.
 
     Attributes:
-        caption: above it.
-        columns: their headings, but for that of the labels.
+        caption: above the table.
+        columns: headings of all columns but the first, which has the row labels.
         rows: in order.
     """
 
@@ -91,7 +91,7 @@ class Table:
                     shown.add_row()
                 shown.add_row(Text(row.label, style="bold"))
             else:
-                # Text, not str: rich would read brackets in a name as markup.
+                # Text, not str: rich would parse brackets in a name as markup.
                 cells = (Text(cell.text, style="bold" if cell.strong else "") for cell in row.cells)
                 shown.add_row(Text(row.label), *cells)
         return shown
@@ -107,7 +107,7 @@ class Table:
 
 
 def _breakable(text: str) -> Html:
-    """Returns text that may go on in another line after marks that names of runs are made of."""
+    """Returns escaped text with optional line breaks after slashes and underscores, for long names of runs."""
     return Html(re.sub("([/_])", r"\1<wbr>", escaped(text)))
 
 
@@ -117,19 +117,17 @@ def _html_cell(cell: Cell) -> Html:
 
 
 def in_markdown(text: str) -> str:
-    """Returns plain text so that a Markdown table shows it literally."""
+    """Returns plain text escaped for a Markdown table."""
     for special in "\\|*_<>`[]":
         text = text.replace(special, f"\\{special}")
     return " ".join(text.split())
 
 
 def evaluation_table(measured: Mapping[str, Record]) -> Table:
-    """Returns the figures of one evaluation, those of several runs side by side.
-
-    Of one run, parts of the evaluation stand side by side.
+    """Returns a table of one evaluation, with a column per run; for a single run, with a column per part.
 
     Args:
-        measured: the records of the runs, by the runs' names.
+        measured: the records of the evaluation, by run name.
     """
     first = next(iter(measured.values()))
     paths = [path for path in first.figures if not is_setting(path)]
@@ -162,21 +160,23 @@ def evaluation_table(measured: Mapping[str, Record]) -> Table:
 
 def _caption(first: Record, measured: Mapping[str, Record]) -> str:
     steps = {record.step for record in measured.values()}
-    told = f"step {first.step:,}" if len(steps) == 1 else "steps " + ", ".join(f"{step:,}" for step in sorted(steps))
+    shown_steps = (
+        f"step {first.step:,}" if len(steps) == 1 else "steps " + ", ".join(f"{step:,}" for step in sorted(steps))
+    )
     errors = ", ± standard error" if any(record.errors for record in measured.values()) else ""
-    return f"{first.name}, at {told}{errors}"
+    return f"{first.name}, at {shown_steps}{errors}"
 
 
 @dataclasses.dataclass(frozen=True)
 class _Shown:
-    """Cells of records; ``paths`` are those of a part's figure."""
+    """Builds cells from records; ``paths`` maps part and figure to the path of the figure."""
 
     measured: Mapping[str, Record]
     paths: Mapping[tuple[str, str], str]
 
     @property
     def chance_column(self) -> tuple[str, ...]:
-        """The heading of the column for chance, if it is known of anything."""
+        """The heading of the chance column; empty if no figure has a chance level."""
         return (CHANCE,) if any(record.chance for record in self.measured.values()) else ()
 
     def grouped_by_part(self, parts: Sequence[str], figures: Sequence[str]) -> list[Row]:
@@ -184,7 +184,7 @@ class _Shown:
         for part in parts:
             rows += [Row(title_of_part(part))] if len(parts) > 1 else []
             rows += [
-                Row(style_of(figure).label, self.of_runs(part, figure))
+                Row(style_of(figure).label, self.cells_of_runs(part, figure))
                 for figure in figures
                 if (part, figure) in self.paths
             ]
@@ -195,11 +195,13 @@ class _Shown:
         for figure in figures:
             rows.append(Row(style_of(figure).label))
             rows += [
-                Row(title_of_part(part), self.of_runs(part, figure)) for part in parts if (part, figure) in self.paths
+                Row(title_of_part(part), self.cells_of_runs(part, figure))
+                for part in parts
+                if (part, figure) in self.paths
             ]
         return rows
 
-    def of_runs(self, part: str, figure: str) -> tuple[Cell, ...]:
+    def cells_of_runs(self, part: str, figure: str) -> tuple[Cell, ...]:
         path, style = self.paths[part, figure], style_of(figure)
         values = [record.figures.get(path, math.nan) for record in self.measured.values()]
         errors = [record.errors.get(path, math.nan) for record in self.measured.values()]
@@ -233,7 +235,7 @@ class _Shown:
         return Cell(style_of(figure).shown(record.figures[path], record.errors.get(path, math.nan)))
 
     def _chance(self, part: str, figure: str) -> Cell:
-        # Calibrated and noisy predictions have the chance of plain ones.
+        # Calibrated and noisy predictions have the chance level of plain predictions.
         for path in (self.paths.get((part, figure), ""), figure):
             for record in self.measured.values():
                 if path in record.chance:
@@ -242,14 +244,14 @@ class _Shown:
 
 
 def best_of(values: Sequence[float], errors: Sequence[float], style: FigureStyle) -> int | None:
-    """Returns which value is better than all others by more than the standard errors and digits that are shown.
+    """Returns the index of the value that is better than all others by more than the standard errors and shown digits.
 
-    Where the error of a value is not known (NaN), nobody knows whether another is better.
+    Returns None if no value is. A value with unknown standard error (NaN) is never distinguished from others.
     """
     known = [number for number, value in enumerate(values) if not math.isnan(value)]
     if style.higher_is_better is None or len(known) < 2:
         return None
     first, *others = sorted(known, key=lambda number: values[number], reverse=style.higher_is_better)
-    # False where an error is NaN.
+    # Comparisons with NaN are false: unknown errors never make a value the best.
     is_better = all(abs(values[first] - values[other]) > errors[first] + errors[other] for other in others)
     return first if is_better and style.shown(values[first]) != style.shown(values[others[0]]) else None

@@ -1,4 +1,4 @@
-"""The table of two groups of runs, for the page, the terminal and Markdown."""
+"""The table that compares two groups of runs, for pages, the terminal and Markdown."""
 
 import math
 
@@ -11,9 +11,9 @@ _CAPTION = "Mean ± standard error over runs; Welch's t-test"
 
 
 def welch_table(comparison: RunComparison) -> Table:
-    """Returns means, differences with their intervals, and Welch's test of every figure, those of a part together.
+    """Returns means, differences, confidence intervals and Welch's test of every figure, grouped by part.
 
-    Differences that survive Holm's correction are bold.
+    Differences that are significant after Holm's correction are bold.
     """
     rows = []
     for title, parts in _parts_of_sets(comparison).items():
@@ -23,7 +23,7 @@ def welch_table(comparison: RunComparison) -> Table:
 
 
 def welch_tables(comparison: RunComparison) -> dict[str, Table]:
-    """Returns the parts of `welch_table` that belong to one evaluation each, by the evaluation's title."""
+    """Returns `welch_table` split by evaluation, by the title of the evaluation."""
     tables = {}
     for title, parts in _parts_of_sets(comparison).items():
         rows = []
@@ -34,7 +34,7 @@ def welch_tables(comparison: RunComparison) -> dict[str, Table]:
 
 
 def shown_p(p_value: float) -> str:
-    """Returns a p-value in two or three digits."""
+    """Formats a p-value with two or three digits."""
     return f"{p_value:.3f}" if p_value >= 0.001 else f"{p_value:.1e}"
 
 
@@ -43,13 +43,13 @@ def _columns(comparison: RunComparison) -> tuple[str, ...]:
 
 
 def _parts_of_sets(comparison: RunComparison) -> dict[str, dict[str, list[Row]]]:
-    """Returns the rows of each part of each evaluation, by the titles of both; that of figures of no part is empty."""
+    """Returns the rows by title of the evaluation and of the part; the latter is empty for figures without part."""
     found: dict[str, dict[str, list[Row]]] = {}
-    for path, of_figure in comparison.figures.items():
+    for path, test in comparison.figures.items():
         kind, name, rest = path.split("/", 2)
         part, figure = split(rest)
         style = style_of(figure)
-        row = Row(style.label, _cells(of_figure, style, path in comparison.survivors))
+        row = Row(style.label, _cells(test, style, path in comparison.survivors))
         parts = found.setdefault(f"{title_of_kind(kind)}, {name}", {})
         parts.setdefault(title_of_part(part, ""), []).append(row)
     return found

@@ -1,1 +1,1 @@
-"""Programs made of the rest: the quickstart, the demo, sweeps."""
+"""Applications: quickstart, demo, classification, data preparation, reports and sweeps."""

@@ -1,4 +1,4 @@
-"""``lit-het classify``: what a trained model says of single images, in the terminal."""
+"""``lit-het classify``: predictions of a trained model for single images, in the terminal."""
 
 import dataclasses
 import json
@@ -22,10 +22,10 @@ from lit_het.eval.answers import (
     Answer,
     NoiseRank,
     answer,
-    check_choice,
-    chooser,
     features_of,
+    label_predictor,
     noise_ranks,
+    require_distinct_labels,
     split_labels,
 )
 from lit_het.eval.evaluation import read_records
@@ -39,14 +39,14 @@ _BAR_WIDTH = 16
 
 @dataclasses.dataclass(frozen=True)
 class ClassifyOptions:
-    """How images are classified.
+    """Options of a classification.
 
     Attributes:
-        labels: between commas, or a file with one a line.
-        prompts: a family of `lit_het.eval.prompts.FAMILIES`, or a file; None means the bare labels.
-        samples: S, noise samples of each image; 0 leaves the noise out.
-        seed: of the noise.
-        top: how many labels of each image a table shows.
+        labels: separated by commas, or a file with one label per line.
+        prompts: a family of `lit_het.eval.prompts.FAMILIES`, or a file; None for the labels without a template.
+        samples: S, noise samples per image; 0 for no noise.
+        seed: seed of the noise.
+        top: number of labels in a table.
     """
 
     labels: str
@@ -73,9 +73,9 @@ def classify(
     Args:
         images: paths, addresses, or ``-`` for the standard input.
         checkpoint: directory of the run.
-        options: how.
-        pretrained: where the run with the locked parameters lies now, if it has moved.
-        as_json: print JSON.
+        options: of the classification.
+        pretrained: current path of the run with the locked parameters, if it was moved.
+        as_json: whether to print JSON.
 
     Raises:
         UserError: an image, the labels or the prompts cannot be used, or the run cannot be opened.
@@ -84,18 +84,18 @@ def classify(
     encoded = [read_image(image) for image in images]
     run = open_run(checkpoint, pretrained)
     if options.prompts is not None and isinstance(run.task, ClassificationTask):
-        raise UserError(f"{checkpoint} is a classifier, which reads no text: leave out --prompts")
+        raise UserError(f"{checkpoint} is a classifier and takes no prompts; leave out --prompts")
     squares = [decode(data, run, image) for image, data in zip(images, encoded, strict=True)]
     model = run.model()
-    choose = chooser(model, labels, templates)
-    answers = [answer(choose, row, options.samples, options.seed) for row in features_of(model.features, squares)]
+    predictor = label_predictor(model, labels, templates)
+    answers = [answer(predictor, row, options.samples, options.seed) for row in features_of(model.features, squares)]
     records = read_records(checkpoint)
     ranks = [noise_ranks(found.noise_norm, records, run.step) for found in answers]
-    shown = list(zip(images, answers, ranks, strict=True))
+    rows = list(zip(images, answers, ranks, strict=True))
     if as_json:
-        print(json.dumps([_json(*one, labels) for one in shown], indent=1, ensure_ascii=False))
+        print(json.dumps([_json(*row, labels) for row in rows], indent=1, ensure_ascii=False))
         return
-    for image, found, ranked in shown:
+    for image, found, ranked in rows:
         Console().print(_table(image, found, labels, options.top))
         Console().print(_noise(found, ranked), "", sep="\n", markup=False, highlight=False)
 
@@ -104,14 +104,14 @@ def read_labels(labels: str) -> tuple[str, ...]:
     """Reads the argument of ``--labels``.
 
     Raises:
-        UserError: the file cannot be read, or these are not two labels or more, all different.
+        UserError: the file cannot be read, or there are not at least two different labels.
     """
     is_file = Path(labels).is_file()
     found = storage.read_lines(labels) if is_file else split_labels(labels)
     try:
-        check_choice(found)
+        require_distinct_labels(found)
     except UserError as error:
-        hint = "" if is_file else " (there is no file of that name)"
+        hint = "" if is_file else " (there is no such file)"
         raise UserError(f"--labels {labels}: {error}{hint}") from error
     return found
 
@@ -120,10 +120,10 @@ def read_templates(prompts: str | None) -> tuple[str, ...]:
     """Reads the argument of ``--prompts``.
 
     Raises:
-        UserError: as `lit_het.eval.prompts.read_prompts`, or it names the prompts of a set, which there is none of.
+        UserError: as `lit_het.eval.prompts.read_prompts`, or it names the prompts of a data set, as there is none.
     """
     if prompts == SET_PROMPTS:
-        raise UserError(f"--prompts {SET_PROMPTS}: there is no set; take a file or one of {', '.join(FAMILIES)}")
+        raise UserError(f"--prompts {SET_PROMPTS}: there is no data set; give a file or one of {', '.join(FAMILIES)}")
     return BARE_TEMPLATE if prompts is None else read_prompts(prompts)
 
 
@@ -142,10 +142,10 @@ def read_image(image: str) -> bytes:
 
 
 def decode(data: bytes, run: Run, name: str) -> UInt8[np.ndarray, "size size 3"]:
-    """Returns an image as the run's image tower sees it.
+    """Returns an image, preprocessed for the run's image tower.
 
     Raises:
-        UserError: the bytes are no image.
+        UserError: the bytes are not an image.
     """
     trained_on = run.config.data
     try:
@@ -177,7 +177,7 @@ def _table(image: str, found: Answer, labels: Sequence[str], top: int) -> Table:
 
 
 def _bar(probability: float, band: np.ndarray | None, scale: float) -> str:
-    """Draws a probability as a solid bar and its band shaded, where they overlap in a darker shade."""
+    """Draws a probability as a solid bar and its band shaded; the overlap is darker."""
     low, high = (0, 0) if band is None else band / scale
     starts = np.arange(_BAR_WIDTH) / _BAR_WIDTH
     shaded = (starts < high) & (starts + 1 / _BAR_WIDTH > low)
@@ -187,7 +187,7 @@ def _bar(probability: float, band: np.ndarray | None, scale: float) -> str:
 
 
 def _noise(found: Answer, ranks: Sequence[NoiseRank]) -> str:
-    """Says how much noise an image has, and beside which others."""
+    """Returns the noise norm of an image and its rank among the images of evaluated sets."""
     if not found.noise_norm:
         return "no noise: the head is deterministic for images"
     lines = [", ".join((f"noise norm {found.noise_norm:.3f}", *map(str, ranks)))]

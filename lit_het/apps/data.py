@@ -1,4 +1,4 @@
-"""``lit-het data``: shards of the data sets that others publish, their indexes, and what is wrong with them."""
+"""``lit-het data``: prepares shards of published data sets, indexes shards and checks them."""
 
 import collections
 import dataclasses
@@ -12,8 +12,8 @@ from typing import Literal
 
 import numpy as np
 
-from lit_het.console import Bar, say
-from lit_het.data_pipelines.checksums import differs_from_checksum, keep_checksum
+from lit_het.console import Bar, message
+from lit_het.data_pipelines.checksums import checksum_mismatch, save_checksum
 from lit_het.data_pipelines.corruptions import CORRUPTIONS
 from lit_het.data_pipelines.faults import FaultLog
 from lit_het.data_pipelines.index import summarize
@@ -38,14 +38,14 @@ Kind = Literal["cifar10", "cifar100", "pets", "flowers", "imagenet", "folder", "
 
 @dataclasses.dataclass(frozen=True)
 class SourceOptions:
-    """What a source alone does not say.
+    """Options of a source.
 
     Attributes:
-        split: which one to prepare, or what to call it where the source names none; None means all.
-        labels: of CIFAR-100.
-        devkit: of ImageNet; None looks beside the source.
-        columns: of parquet files.
-        images: where those of a caption file lie; None means beside it.
+        split: the only split to prepare, or the name of the split if the source has none; None for all.
+        labels: kind of labels of CIFAR-100.
+        devkit: path of ImageNet's devkit; None searches beside the source.
+        columns: columns of parquet files.
+        images: folder of the images of a caption file; None for the file's folder.
     """
 
     split: str | None = None
@@ -59,29 +59,31 @@ def prepare(kind: Kind, source: Path, output: Path, of_source: SourceOptions, op
     """Writes the splits of a published data set as shards in clip_benchmark's layout.
 
     Raises:
-        UserError: the source cannot be read, or the output lies in it or was made of another one.
+        UserError: the source cannot be read, or the output lies in it or was made from another source.
     """
     if kind == "folder" and output.resolve().is_relative_to(source.resolve()):
-        raise UserError(f"{output} lies in {source}, where it would be a class; choose another output")
+        raise UserError(f"{output} lies in {source} and would become a class; choose another output")
     try:
         output.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"{output}: cannot be made ({error.strerror}); choose another output") from error
-    say(f"reading {source}")
+        raise UserError(f"{output}: cannot be created ({error.strerror}); choose another output") from error
+    message(f"reading {source}")
     dataset = _read(kind, source, output, of_source)
     writers = {name: SplitWriter(output / name, split, options) for name, split in dataset.splits.items()}
     write_names(output, dataset)
     for name, split in dataset.splits.items():
         for remark in _remarks(split, dataset.class_names):
-            say(f"{name}: {remark}")
+            message(f"{name}: {remark}")
         writer = writers[name]
         if writer.finished:
-            say(f"{name}: is all in {output / name} already")
+            message(f"{name}: already complete in {output / name}")
             continue
-        with Bar(f"{name}", split.num_samples, "images", start=writer.num_kept) as bar:
+        with Bar(f"{name}", split.num_samples, "images", start=writer.num_written) as bar:
             written = writer.write(bar.advance)
         broken = split.num_samples - written
-        say(f"{name}: {written:,} images in {output / name}" + (f", {broken:,} broken ones left out" * bool(broken)))
+        message(
+            f"{name}: {written:,} images in {output / name}" + (f", {broken:,} broken images skipped" * bool(broken))
+        )
 
 
 def corrupt(
@@ -90,7 +92,7 @@ def corrupt(
     """Writes a set once for each corruption and severity, to ``OUTPUT/<corruption>/<severity>``.
 
     Raises:
-        UserError: the shards cannot be read, an image is broken, or the output was made of others.
+        UserError: the shards cannot be read, an image is broken, or the output was made from other shards.
     """
     addresses = expand(shards)
     with Bar("indexing", len(addresses), "shards") as bar:
@@ -100,22 +102,22 @@ def corrupt(
     writers = [SplitWriter(output / name / severity, split, options) for (name, severity), split in splits.items()]
     for name in names:
         copy_names(addresses[0], output / name)
-    total, kept = len(clean) * len(writers), sum(writer.num_kept for writer in writers)
-    with Bar("corrupting", total, "images", start=kept) as bar:
+    total, written = len(clean) * len(writers), sum(writer.num_written for writer in writers)
+    with Bar("corrupting", total, "images", start=written) as bar:
         for writer in writers:
             if not writer.finished:
                 writer.write(bar.advance)
-    say(f"{len(clean):,} images in {len(writers)} sets in {output}")
+    message(f"{len(clean):,} images in {len(writers)} sets in {output}")
 
 
 def index(shards: Sequence[str], workers: int, *, checksum: bool = False) -> None:
-    """Makes the index of every shard that has none; one that was stopped goes on where it was.
+    """Writes the index of every shard that has none.
 
     Raises:
-        UserError: a shard cannot be read; with ``checksum``, one differs from what was kept of it.
+        UserError: a shard cannot be read or, with ``checksum``, differs from its saved checksum.
     """
     addresses, faults, num_samples = expand(shards), collections.Counter[str](), 0
-    # Scanning headers keeps a processor busy; processes that are spawned share no threads with this one.
+    # Scanning headers is bound by the CPU, hence processes; spawned ones do not inherit this one's threads.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, context) as pool, Bar("indexing", len(addresses), "shards") as bar:
         for summary in pool.map(summarize, addresses):
@@ -124,11 +126,11 @@ def index(shards: Sequence[str], workers: int, *, checksum: bool = False) -> Non
             bar.advance(1)
         if checksum:
             with Bar("hashing", len(addresses), "shards") as hashing:
-                for _ in pool.map(keep_checksum, addresses):
+                for _ in pool.map(save_checksum, addresses):
                     hashing.advance(1)
-    say(f"{num_samples:,} samples in {len(addresses):,} shards")
+    message(f"{num_samples:,} samples in {len(addresses):,} shards")
     for cause, count in faults.items():
-        say(f"{count:,} times: {cause}; see lit-het data check")
+        message(f"{count:,} times: {cause}; see lit-het data check")
 
 
 def check(
@@ -140,13 +142,13 @@ def check(
     checksum: bool = False,
     output: Path | None = None,
 ) -> None:
-    """Reads every sample as training would and prints what is broken, by shard and cause.
+    """Reads every sample as training does and prints the broken ones, by shard and cause.
 
     Raises:
-        UserError: something is, after the table; before it, a shard that is missing, or no folder for the output.
+        UserError: a sample is broken (after the table), a shard is missing, or the output's folder does not exist.
     """
     if output is not None and not output.resolve().parent.is_dir():
-        raise UserError(f"no folder {output.parent} to write {output.name} to; make it first")
+        raise UserError(f"no folder {output.parent} for {output.name}; create it first")
     addresses = expand(shards)
     config = LoaderConfig(
         tuple(addresses),
@@ -156,7 +158,7 @@ def check(
         captions=captions or "txt",
         threads=workers,
     )
-    # Any tokenizer makes the loader read captions.
+    # The loader reads captions only with a tokenizer; any tokenizer will do.
     tokenizer = (lambda texts: np.zeros((len(texts), 1), np.int32)) if captions else None
     with Bar("indexing", len(addresses), "shards") as bar:
         loader = Loader(config, tokenizer, bar.advance, FaultLog(math.inf))
@@ -165,7 +167,7 @@ def check(
             bar.advance(1)
     if checksum:
         with ThreadPoolExecutor(workers) as pool, Bar("hashing", len(addresses), "shards") as bar:
-            for address, differs in zip(addresses, pool.map(differs_from_checksum, addresses), strict=True):
+            for address, differs in zip(addresses, pool.map(checksum_mismatch, addresses), strict=True):
                 if differs:
                     loader.faults.counts[address, "other checksum"] += 1
                     loader.faults.examples[address, "other checksum"] = f"{address}: {differs}"
@@ -179,10 +181,10 @@ def check(
         names = ("shard", "cause", "count", "example")
         output.write_text(json.dumps([dict(zip(names, row, strict=True)) for row in rows], indent=2) + "\n")
     if not rows:
-        say(f"all {loader.num_samples:,} samples can be used")
+        message(f"all {loader.num_samples:,} samples can be used")
         return
     raise UserError(
-        f"{loader.faults.counts.total():,} defects; mend them, or allow some in training with --data.max-bad-fraction"
+        f"{loader.faults.counts.total():,} defects; fix them, or allow some in training with --data.max-bad-fraction"
     )
 
 
@@ -209,12 +211,12 @@ def _read(kind: Kind, source: Path, scratch: Path, options: SourceOptions) -> Da
 
 
 def _printable(text: str) -> str:
-    """Returns text in which bytes that are not UTF-8, as names of files and members may hold, are escaped."""
+    """Returns text with escaped non-UTF-8 bytes, which names of files and members may contain."""
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
 def _print_table(rows: Sequence[tuple[str, str, int, str]]) -> None:
-    """Prints no borders, which would break paths in the middle."""
+    """Prints a table without borders, so that long paths are not wrapped."""
     if not rows:
         return
     width = max(len(cause) for _, cause, *_ in rows)
@@ -224,10 +226,10 @@ def _print_table(rows: Sequence[tuple[str, str, int, str]]) -> None:
 
 
 def _remarks(split: Split, class_names: tuple[str, ...] | None) -> list[str]:
-    """What is worth knowing of a split before it is written."""
-    remarks = [f"{count:,} samples {reason} left out" for reason, count in split.left_out.items() if count]
+    """Returns remarks on a split before it is written."""
+    remarks = [f"{count:,} samples {reason} skipped" for reason, count in split.left_out.items() if count]
     if split.published not in (None, split.num_samples):
-        remarks.append(f"{split.num_samples:,} images, where {split.published:,} were published")
+        remarks.append(f"{split.num_samples:,} images; {split.published:,} were published")
     if split.labels is not None and class_names is not None:
         empty = np.flatnonzero(np.bincount(split.labels, minlength=len(class_names)) == 0)
         if len(empty):

@@ -1,8 +1,8 @@
-"""Trains every setting of a grid of fields with every seed, and says which is best on a validation figure.
+"""Trains every setting of a grid of fields with every seed, and sorts the settings by a validation metric.
 
-``output`` holds ``runs/<setting>_seed<k>``, ``results/<setting>_seed<k>.json`` for every finished run, and the tables.
-A run that is done is never done again, one that was interrupted goes on, and one that another process has begun is left
-to it: several processes can share a grid.
+``output`` contains ``runs/<setting>_seed<k>``, ``results/<setting>_seed<k>.json`` for every finished run, and the
+tables. Finished runs are skipped, interrupted runs are resumed, and runs of other processes are left to them: several
+processes can share a grid.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ from lit_het import untrusted
 from lit_het.apps.sweep import claim
 from lit_het.configs import experiment
 from lit_het.configs.experiment import ExperimentConfig
-from lit_het.console import Bar, say
+from lit_het.console import Bar, message
 from lit_het.errors import UserError
 from lit_het.eval.significance import Estimate, estimate
 from lit_het.files import write_atomically
@@ -28,17 +28,17 @@ from lit_het.runs.training import train_unless_done
 from lit_het.training.loop import NonFinite
 from lit_het.training.metric_log import read_metrics
 
-# Part of a figure that is better the lower it is.
-_FALLING = ("loss", "nll", "ece", "brier", "error", "fpr")
+# Parts of the names of metrics that are better if lower.
+_LOWER_IS_BETTER = ("loss", "nll", "ece", "brier", "error", "fpr")
 
 
 @dataclasses.dataclass(frozen=True)
 class Axis:
-    """A field of the configuration with the values that it takes.
+    """A field of the configuration with its values.
 
     Attributes:
-        field: its dotted path, as in a flag.
-        values: as a flag takes them.
+        field: dotted path, as in a flag.
+        values: as in a flag.
     """
 
     field: str
@@ -49,7 +49,7 @@ class Axis:
         """Returns the axis of ``FIELD=VALUE,VALUE``.
 
         Raises:
-            UserError: the text is none, or a value stands in it twice.
+            UserError: the text has another form, or contains a value twice.
         """
         field, _, values = text.partition("=")
         axis = Axis(field.strip().lstrip("-"), tuple(value.strip() for value in values.split(",")))
@@ -64,7 +64,7 @@ class Planned:
 
     Attributes:
         setting: the value of every axis by its field.
-        config: of the run.
+        config: configuration of the run.
     """
 
     setting: dict[str, str]
@@ -82,8 +82,8 @@ class Row:
 
     Attributes:
         setting: the value of every axis by its field.
-        seeds: of the runs that are done.
-        figures: of the runs, over seeds.
+        seeds: seeds of the finished runs.
+        figures: metrics of the runs, over seeds.
     """
 
     setting: dict[str, str]
@@ -92,13 +92,13 @@ class Row:
 
 
 def plan(config: ExperimentConfig, axes: Sequence[Axis], seeds: Sequence[int], output: Path) -> list[Planned]:
-    """Returns all runs of a grid, one seed after the other.
+    """Returns all runs of a grid, ordered by seed.
 
     Raises:
-        UserError: an axis is no field, a value does not fit it, or two axes are one field.
+        UserError: an axis is not a field, a value is invalid, or two axes have the same field.
     """
     if len({axis.field for axis in axes}) < len(axes):
-        raise UserError("--grid: a field stands in two axes; list all of its values in one")
+        raise UserError("--grid: two axes have the same field; list all of its values in one axis")
     planned = []
     for seed in dict.fromkeys(seeds):
         for values in itertools.product(*(axis.values for axis in axes)):
@@ -116,50 +116,50 @@ def plan(config: ExperimentConfig, axes: Sequence[Axis], seeds: Sequence[int], o
 
 
 def run(planned: Sequence[Planned], output: Path, names: Sequence[str]) -> None:
-    """Does every run that nobody has done, and keeps the last value of each of its figures.
+    """Trains every unfinished run, and saves the last value of each of its metrics.
 
-    A run whose loss is not finite has none, and is not tried again.
+    A run whose loss is not finite has no metrics, and is not repeated.
 
     Args:
-        planned: which runs.
-        output: where they go.
-        names: of figures that the table will need.
+        planned: the runs.
+        output: folder of the grid.
+        names: metrics that the table needs.
 
     Raises:
-        UserError: a run cannot be trained, or has no such figure; ``output`` holds one of another configuration under
-            its name.
+        UserError: a run cannot be trained or lacks a metric, or ``output`` contains a run of the same name with another
+            configuration.
     """
     with Bar("sweep", len(planned), "runs") as bar:
-        for one in planned:
+        for run in planned:
             with bar.paused():
-                note = _run_unless_done(one, output, names)
-                say(f"{one.name}: {note}")
+                note = _run_unless_done(run, output, names)
+                message(f"{run.name}: {note}")
             bar.advance(1)
 
 
 def table(planned: Sequence[Planned], output: Path, metric: str, shown: Sequence[str]) -> list[Row]:
-    """Writes ``table.md`` and ``table.json`` of the runs that are done, the best setting first; returns the rows.
+    """Writes ``table.md`` and ``table.json`` of the finished runs, the best setting first; returns the rows.
 
     Args:
-        planned: all runs of the grid, of which some may not be done.
-        output: where they are.
-        metric: the figure that decides.
-        shown: further figures.
+        planned: all runs of the grid, finished or not.
+        output: folder of the grid.
+        metric: metric that sorts the settings.
+        shown: further metrics.
 
     Raises:
-        UserError: no run is done, or one has no such figure.
+        UserError: no run is finished, or a run lacks a metric.
     """
     settings: dict[str, list[tuple[int, dict[str, float]]]] = {}
     for one in planned:
         path = output / "results" / f"{one.name}.json"
         if path.exists():
-            found, figures = _kept(path)
+            found, figures = _read_result(path)
             _check_same(path, found, one.config)
             settings.setdefault(json.dumps(one.setting), []).append((one.config.seed, figures))
     if not settings:
-        raise UserError(f"{output}: no run is done; start without --table")
+        raise UserError(f"{output}: no run is finished; start without --table")
     rows = [_row(json.loads(setting), of_seeds, (metric, *shown)) for setting, of_seeds in settings.items()]
-    sign = 1 if any(part in metric.rpartition("/")[2] for part in _FALLING) else -1
+    sign = 1 if any(part in metric.rpartition("/")[2] for part in _LOWER_IS_BETTER) else -1
     rows.sort(key=lambda row: (math.isnan(row.figures[metric].mean), sign * row.figures[metric].mean))
     write_atomically(output / "table.md", markdown(rows))
     content = {"metric": metric, "best": rows[0].setting, "rows": [dataclasses.asdict(row) for row in rows]}
@@ -168,7 +168,7 @@ def table(planned: Sequence[Planned], output: Path, metric: str, shown: Sequence
 
 
 def markdown(rows: Sequence[Row]) -> str:
-    """Returns the rows as a table, with what its reader must know below."""
+    """Returns the rows as a Markdown table with a note."""
     titles = (*rows[0].setting, *rows[0].figures, "seeds")
     cells = [
         (*row.setting.values(), *(found.shown(4) for found in row.figures.values()), ", ".join(map(str, row.seeds)))
@@ -182,22 +182,22 @@ def _run_unless_done(one: Planned, output: Path, names: Sequence[str]) -> str:
     path, config = output / "results" / f"{one.name}.json", one.config
     with claim(output / "locks" / one.name) as claimed:
         if not claimed:
-            return "under way in another process"
+            return "in progress in another process"
         if path.exists():
-            _check_same(path, _kept(path)[0], config)
-            return "done before"
-        kept = config_path(config.run_dir)
-        if kept.exists():
-            _check_same(kept, experiment.fields(load_config(config.run_dir)), config)
+            _check_same(path, _read_result(path)[0], config)
+            return "already finished"
+        saved = config_path(config.run_dir)
+        if saved.exists():
+            _check_same(saved, experiment.fields(load_config(config.run_dir)), config)
         figures = {}
         try:
             train_unless_done(config)
-            # Of each figure the last one stays.
+            # The last value of each metric is saved.
             for record in read_metrics(config.run_dir / "metrics.jsonl"):
                 figures |= {name: float(value) for name, value in record.items() if name != "step"}
             _check_named(figures, names)
             note = f"loss {figures['train/loss']:.3f}"
-        except NonFinite as error:  # a rate may be too high for one setting, and right for others
+        except NonFinite as error:  # a learning rate may be too high for one setting only
             note = f"failed: {error}"
         except UserError as error:
             raise UserError(f"{one.name}: {error}") from error
@@ -207,8 +207,8 @@ def _run_unless_done(one: Planned, output: Path, names: Sequence[str]) -> str:
         return note
 
 
-def _kept(path: Path) -> tuple[dict[str, object], dict[str, float]]:
-    """Returns configuration and figures of a run that is done."""
+def _read_result(path: Path) -> tuple[dict[str, object], dict[str, float]]:
+    """Returns the configuration and the metrics of a finished run."""
     try:
         content = untrusted.read_json(path)
         config, figures = content["config"], content["figures"]
@@ -216,14 +216,14 @@ def _kept(path: Path) -> tuple[dict[str, object], dict[str, float]]:
             raise TypeError("its configuration is no object")
         return config, {name: float(value) for name, value in figures.items()}
     except (OSError, ValueError, OverflowError, AttributeError, KeyError, TypeError) as error:
-        raise UserError(f"{path} is no result of a run ({error}); delete it, and the run is done again") from error
+        raise UserError(f"{path} is not a result of a run ({error}); delete it to repeat the run") from error
 
 
 def _row(setting: dict[str, str], of_seeds: list[tuple[int, dict[str, float]]], names: Sequence[str]) -> Row:
     for _, figures in of_seeds:
         if figures:
             _check_named(figures, names)
-    # A run that failed has none.
+    # A failed run has no metrics.
     figures = {name: estimate([figures.get(name, math.nan) for _, figures in of_seeds]) for name in names}
     return Row(setting, tuple(seed for seed, _ in of_seeds), figures)
 
@@ -232,23 +232,23 @@ def _check_named(figures: Mapping[str, float], names: Sequence[str]) -> None:
     for name in names:
         if name not in figures:
             known = ", ".join(sorted(figures))
-            raise UserError(f"--metric {name}: no figure of these runs is called so; they have {known}")
+            raise UserError(f"--metric {name}: these runs have no such metric; they have {known}")
 
 
 def _check_same(path: Path, found: Mapping[str, object], config: ExperimentConfig) -> None:
-    """Refuses what another configuration has left under the same name."""
+    """Checks that a file was written with the same configuration."""
     wanted, found = (json.loads(json.dumps(fields)) for fields in (experiment.fields(config), found))
     for field in sorted(wanted.keys() | found.keys()):
         if wanted.get(field) != found.get(field) and not field.startswith(CHANGEABLE_FIELDS):
             before, now = found.get(field), wanted.get(field)
-            raise UserError(f"{path} was made with {field} = {before}, and now it is {now}; give another --output")
+            raise UserError(f"{path} was written with {field} = {before}, which is now {now}; give another --output")
 
 
 def _name(setting: Mapping[str, str], seed: int) -> str:
-    """Returns the name of a run: the last parts of its fields with their values, whole paths where these are equal."""
-    lasts = [field.rpartition(".")[2] for field in setting]
+    """Returns the name of a run: its fields with their values; a full path where two fields end alike."""
+    names = [field.rpartition(".")[2] for field in setting]
     parts = [
-        f"{last if lasts.count(last) == 1 else field}={value}"
-        for (field, value), last in zip(setting.items(), lasts, strict=True)
+        f"{name if names.count(name) == 1 else field}={value}"
+        for (field, value), name in zip(setting.items(), names, strict=True)
     ]
     return re.sub(r"[^\w.=-]+", "_", "_".join([*parts, f"seed{seed}"]))

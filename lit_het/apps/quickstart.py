@@ -1,4 +1,4 @@
-"""``lit-het quickstart``: data, upstream tower, LiT twice, evaluation and a report, from nothing in minutes."""
+"""``lit-het quickstart``: data, upstream tower, two LiT runs, evaluation and a report in minutes."""
 
 import dataclasses
 import json
@@ -23,7 +23,7 @@ from lit_het.apps.quickstart_evaluation import (
 from lit_het.configs import quickstart_lit_deterministic, quickstart_lit_het_xl, quickstart_upstream
 from lit_het.configs.experiment import ExperimentConfig
 from lit_het.console import Bar
-from lit_het.data_pipelines.glyphs import FACES, write_glyph_shards
+from lit_het.data_pipelines.glyphs import TYPEFACES, write_glyph_shards
 from lit_het.data_pipelines.storage import read_lines
 from lit_het.data_pipelines.tokenizers import train_sentencepiece
 from lit_het.errors import UserError
@@ -33,7 +33,7 @@ from lit_het.runs.training import train_unless_done
 
 
 def quickstart(run_dir: Path, seed: int) -> None:
-    """Runs every stage that is not done yet, then evaluates and reports.
+    """Runs every unfinished stage, then evaluates and reports.
 
     Raises:
         UserError: ``run_dir`` holds a finished quickstart, or one with another seed.
@@ -57,7 +57,7 @@ def quickstart(run_dir: Path, seed: int) -> None:
             "deterministic": evaluate(deterministic, data, run_dir / "data"),
             "het_xl": evaluate(het_xl, data, run_dir / "data"),
         }
-    # matplotlib is slow to import and only the report needs it.
+    # matplotlib is slow to import, and only the report needs it.
     from lit_het.apps.quickstart_report import write_report
 
     comparison = compare_models(evaluations)
@@ -66,7 +66,7 @@ def quickstart(run_dir: Path, seed: int) -> None:
     seconds = clock.seconds()
     results = {
         **{name: evaluation.metrics() for name, evaluation in evaluations.items()},
-        "noise_of_look_alikes": {kind: dataclasses.asdict(test) for kind, test in noise.items()},
+        "noise_of_homoglyphs": {kind: dataclasses.asdict(test) for kind, test in noise.items()},
         "seconds": seconds,
         "seconds_by_stage": clock.stages,
         "peak_memory_bytes": peak_memory_bytes(),
@@ -84,29 +84,29 @@ def quickstart(run_dir: Path, seed: int) -> None:
 
 
 class Clock:
-    """Adds up the seconds of all stages, over interruptions, in ``stages.json``; remembers the seed."""
+    """Sums the seconds of all stages over interruptions in ``stages.json``, which also stores the seed."""
 
     def __init__(self, run_dir: Path, seed: int):
         self._path = run_dir / "stages.json"
         self._seed = seed
         self.stages: dict[str, float] = {}
-        # The time between the start of the process and now: imports.
+        # The first stage includes the time of imports: from the start of the process until now.
         self._uncounted = time.monotonic() - _process_start()
         run_dir.mkdir(parents=True, exist_ok=True)
         if self._path.exists():
             before = read_json(self._path)
             if before.get("seed") != seed:
                 raise UserError(
-                    f"{run_dir} was begun with seed {before.get('seed')}; give this --seed or another --run-dir"
+                    f"{run_dir} was started with seed {before.get('seed')}; give this --seed or another --run-dir"
                 )
             stages = before.get("stages")
             if not isinstance(stages, dict) or not all(isinstance(value, int | float) for value in stages.values()):
-                raise UserError(f"{self._path} holds no times of stages; delete it")
+                raise UserError(f"{self._path} contains no times of stages; delete it")
             self.stages = stages
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Counts the time inside for stage ``name``."""
+        """Adds the time inside the context to stage ``name``."""
         began = time.monotonic()
         try:
             yield
@@ -116,30 +116,30 @@ class Clock:
             write_atomically(self._path, json.dumps({"seed": self._seed, "stages": self.stages}) + "\n")
 
     def seconds(self) -> float:
-        """Returns the seconds of all stages together."""
+        """Returns the total seconds of all stages."""
         return sum(self.stages.values())
 
 
 def peak_memory_bytes() -> int:
-    """Returns the largest resident size that this process has had."""
+    """Returns the peak resident size of this process."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 
 
 def _process_start() -> float:
-    """Returns when this process started, on the monotonic clock."""
+    """Returns the start time of this process on the monotonic clock."""
     import psutil
 
     return time.monotonic() - (time.time() - psutil.Process().create_time())
 
 
 def write_data(directory: Path, seed: int) -> None:
-    """Writes shards and tokenizer unless they are there.
+    """Writes shards and tokenizer unless they exist.
 
-    They are written under a temporary name first: the folder is there only when it is complete.
+    The folder is written under a temporary name and renamed when it is complete.
 
     Raises:
-        UserError: the folder holds characters that were drawn with another seed.
+        UserError: the folder contains characters of another seed.
     """
     if directory.exists():
         config = read_json(directory / "glyphs.json").get("config")
@@ -151,7 +151,7 @@ def write_data(directory: Path, seed: int) -> None:
         return
     partial = directory.with_name(f"{directory.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
-    with Bar("drawing characters", len(FACES) + 3, "steps") as bar:
+    with Bar("drawing characters", len(TYPEFACES) + 3, "steps") as bar:
         write_glyph_shards(quickstart_upstream.glyphs(seed), partial, bar.advance)
     names = read_lines(str(partial / "train" / "classnames.txt"))
     size = quickstart_lit_deterministic.VOCABULARY_SIZE

@@ -1,4 +1,4 @@
-"""The page that the quickstart writes: which sections, in which order."""
+"""The sections of the quickstart's report."""
 
 import platform
 import subprocess
@@ -7,7 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from lit_het.apps.quickstart_evaluation import CHARACTERS, FACE, GlyphEvaluation, ModelEvaluation, noise_by_ambiguity
+from lit_het.apps.quickstart_evaluation import (
+    CHARACTERS,
+    TYPEFACE,
+    GlyphEvaluation,
+    ModelEvaluation,
+    noise_by_ambiguity,
+)
 from lit_het.configs import experiment
 from lit_het.eval.ambiguity import RankTest
 from lit_het.eval.predictions import NUM_TOP, highest
@@ -36,8 +42,8 @@ def write_report(
         Section(
             "Results",
             (comparison_table(comparison), *(page.paragraph(text) for text in sentences[: 1 + len(evaluations)])),
-            "HET-XL is evaluated without its noise, as in the paper (App. A.2), at a temperature that was learnt with "
-            "it: read its likelihood and calibration error with that in mind. A uniform guess is perfectly calibrated, "
+            "HET-XL is evaluated without noise, as in the paper (App. A.2), but its temperature was learned with "
+            "noise, which affects its likelihood and calibration error. A uniform prediction is perfectly calibrated, "
             "so chance has no calibration error.",
         ),
         _noise(het_xl, data, noise),
@@ -48,13 +54,13 @@ def write_report(
             (
                 figures.reliability_diagrams(
                     {
-                        "deterministic": evaluations["deterministic"].results[FACE].reliability(),
-                        "HET-XL": het_xl.results[FACE].reliability(),
+                        "deterministic": evaluations["deterministic"].results[TYPEFACE].reliability(),
+                        "HET-XL": het_xl.results[TYPEFACE].reliability(),
                     }
                 ),
             ),
-            "Images of the held-out face, all names to choose from: how often the best name is right, "
-            "against the probability that the model gives it.",
+            "Images of the held-out typeface, all names as candidates: the accuracy of the top prediction "
+            "against its probability.",
         ),
         _curves(run_dir),
         Section("Configuration", tuple(_configuration(run_dir / name) for name in ("upstream", *evaluations))),
@@ -78,9 +84,9 @@ def write_report(
 
 
 def _noise(model: ModelEvaluation, data: GlyphEvaluation, tests: dict[str, RankTest]) -> Section:
-    everything = np.ones(len(data.images[FACE].labels), bool)
-    look_alikes, unique = noise_by_ambiguity(model, data, everything)
-    images, norms = data.images[FACE], model.noise_norms[FACE]
+    everything = np.ones(len(data.images[TYPEFACE].labels), bool)
+    homoglyphs, unique = noise_by_ambiguity(model, data, everything)
+    images, norms = data.images[TYPEFACE], model.noise_norms[TYPEFACE]
     order = np.argsort(norms)
     strips = [
         grids.image_strip(
@@ -92,29 +98,29 @@ def _noise(model: ModelEvaluation, data: GlyphEvaluation, tests: dict[str, RankT
         for title, chosen in (("Most noise", order[::-1][:NUM_EXAMPLES]), ("Least noise", order[:NUM_EXAMPLES]))
     ]
     return Section(
-        "What HET-XL learnt",
+        "What HET-XL learned",
         (
             figures.distribution(
-                "Noise of look-alikes and of unique shapes",
-                {"look-alikes": look_alikes, "unique shapes": unique},
+                "Noise of homoglyphs and of unique shapes",
+                {"homoglyphs": homoglyphs, "unique shapes": unique},
                 "noise norm √tr Σ(x)",
             ),
             *(
-                page.paragraph(f"{kind.capitalize()}: {describe_rank_test(test, 'look-alikes', 'unique shapes')}")
+                page.paragraph(f"{kind.capitalize()}: {describe_rank_test(test, 'homoglyphs', 'unique shapes')}")
                 for kind, test in tests.items()
             ),
             *strips,
         ),
-        "The head draws noise around every image's embedding; its size depends on the image. Some characters "
-        "of different scripts share one shape, so their names cannot be told apart. Look-alikes are mostly "
-        "plain letters: a difference over all characters that vanishes within plain and within marked ones says that "
-        "the noise follows marks, not ambiguity.",
+        "The head adds noise to every image's embedding; its norm depends on the image. Some characters of different "
+        "scripts have the same shape, so their names cannot be distinguished. Homoglyphs are mostly plain letters: if "
+        "a difference over all characters vanishes within plain and within marked ones, the noise follows marks, not "
+        "ambiguity.",
     )
 
 
 def _names_of_images(model: ModelEvaluation, data: GlyphEvaluation) -> Section:
     bodies = []
-    for name in (FACE, CHARACTERS):
+    for name in (TYPEFACE, CHARACTERS):
         chosen = _spread(len(data.images[name].labels))
         top_classes, top_probabilities = model.results[name].take(chosen).top()
         bodies.append(
@@ -131,19 +137,19 @@ def _names_of_images(model: ModelEvaluation, data: GlyphEvaluation) -> Section:
         "Image to name",
         (
             grids.mark_legend("looks the same as the right answer"),
-            page.paragraph("Held-out face: known names, new images."),
+            page.paragraph("Held-out typeface: known names, new images."),
             bodies[0],
-            page.paragraph("Held-out characters: neither images nor names were seen in training."),
+            page.paragraph("Held-out characters: neither their images nor their names were in training."),
             bodies[1],
         ),
-        "The five best of all names for images spread evenly over each set, by the HET-XL model.",
+        "The five best of all names for evenly spaced images of each set, by the HET-XL model.",
     )
 
 
 def _images_of_names(model: ModelEvaluation, data: GlyphEvaluation) -> Section:
-    images = data.images[FACE]
+    images = data.images[TYPEFACE]
     names = images.labels[_spread(len(images.labels))]
-    best = highest(model.class_embeddings[names] @ model.image_embeddings[FACE].T, NUM_TOP)
+    best = highest(model.class_embeddings[names] @ model.image_embeddings[TYPEFACE].T, NUM_TOP)
     return Section(
         "Name to image",
         (
@@ -156,7 +162,7 @@ def _images_of_names(model: ModelEvaluation, data: GlyphEvaluation) -> Section:
                 data.groups,
             ),
         ),
-        "The five nearest images of the held-out face; each name has one image there.",
+        "The five nearest images of the held-out typeface; each name has one image there.",
     )
 
 
@@ -170,7 +176,7 @@ def _curves(run_dir: Path) -> Section:
     return Section(
         "Training",
         (
-            page.paragraph("LiT: the text towers, with the same seed and the same order of data."),
+            page.paragraph("LiT: the text towers, with equal seeds and equal order of data."),
             figures.curves(histories, figures.training_charts(histories)),
             page.paragraph("Upstream: the image tower, as a classifier of the words of the names."),
             figures.curves(upstream, upstream_charts),
@@ -183,7 +189,7 @@ def _configuration(run_dir: Path) -> page.Html:
 
 
 def _spread(count: int) -> np.ndarray:
-    """Returns indices spread evenly over ``count`` items: examples that nobody has picked."""
+    """Returns evenly spaced indices of ``count`` items, so that examples are not picked by hand."""
     return np.linspace(0, count - 1, min(NUM_EXAMPLES, count)).astype(int)
 
 

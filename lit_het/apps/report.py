@@ -1,4 +1,4 @@
-"""``lit-het report`` and ``lit-het compare``: what runs have left, as a page, tables and files."""
+"""``lit-het report`` and ``lit-het compare``: pages and tables of runs."""
 
 import dataclasses
 import sys
@@ -7,10 +7,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from lit_het.console import say
+from lit_het.console import message
 from lit_het.errors import UserError
 from lit_het.eval.evaluation import evaluations_folder
-from lit_het.eval.kept_runs import KeptRun, by_setting, read_runs
 from lit_het.eval.report import exports
 from lit_het.eval.report.page import render_page
 from lit_het.eval.report.runs import (
@@ -24,9 +23,10 @@ from lit_het.eval.report.runs import (
 from lit_het.eval.report.sections import evaluation_sections
 from lit_het.eval.report.welch import welch_tables
 from lit_het.eval.run_comparison import RunComparison, compare_runs
+from lit_het.eval.saved_runs import SavedRun, by_setting, read_runs
 from lit_het.files import write_atomically
 
-# Of lines that are written to a file or a pipe.
+# Width of lines if the output is a file or a pipe.
 _WIDTH_OF_FILES = 120
 _COMPARISONS: Mapping[str, Callable[[RunComparison], str]] = {
     ".md": exports.comparison_markdown,
@@ -36,17 +36,17 @@ _COMPARISONS: Mapping[str, Callable[[RunComparison], str]] = {
 
 
 def report(directories: Sequence[Path], output: Path | None = None) -> Path:
-    """Writes a page on runs from what lies in their folders, and the same figures as JSON, CSV and Markdown beside it.
+    """Writes a page on runs from the files in their folders, and the same figures as JSON, CSV and Markdown.
 
     Args:
         directories: of the runs.
-        output: the page; by default ``report.html`` in the folder of a single run, or here.
+        output: path of the page; by default ``report.html`` in the folder of a single run, or in the working directory.
 
     Returns:
-        The page.
+        The path of the page.
 
     Raises:
-        UserError: a folder is no run, a file in it cannot be read, or the page cannot be written.
+        UserError: a folder is not a run, a file in it cannot be read, or the page cannot be written.
     """
     if output is None:
         output = (directories[0] if len(directories) == 1 else Path()) / "report.html"
@@ -55,7 +55,7 @@ def report(directories: Sequence[Path], output: Path | None = None) -> Path:
     runs = read_runs(directories)
     settings = by_setting(runs)
     comparison, remark = _comparison(settings)
-    # Runs that differ in their seeds alone look alike.
+    # One run of each setting is drawn: those that differ only in their seeds look alike.
     drawn = [members[0] for members in settings]
     try:
         sections = [
@@ -66,27 +66,27 @@ def report(directories: Sequence[Path], output: Path | None = None) -> Path:
             configuration_section(runs),
         ]
     except (ArithmeticError, LookupError, RuntimeError, StopIteration, TypeError, ValueError) as error:
-        # Arrays that are missing, or numbers that cannot be drawn, in files that others may have written.
+        # Files may come from others: arrays may be missing, and numbers impossible to draw.
         problem = f"{type(error).__name__}: {str(error)[:200]}"
         places = ", ".join(str(evaluations_folder(run.directory)) for run in runs)[:500]
-        raise UserError(f"{places}: hold what lit-het does not write ({problem}); evaluate again") from error
+        raise UserError(f"{places}: contain values that lit-het does not write ({problem}); evaluate again") from error
     title = runs[0].name if len(runs) == 1 else f"{len(runs)} runs"
-    told = " ".join(filter(None, (verdict(runs, comparison), remark)))
-    page = render_page(title, [section for section in sections if section is not None], told, header(runs))
+    summary = " ".join(filter(None, (verdict(runs, comparison), remark)))
+    page = render_page(title, [section for section in sections if section is not None], summary, header(runs))
     _write(
         {
             output: page,
-            output.with_suffix(".json"): exports.report_json(runs, comparison, told),
+            output.with_suffix(".json"): exports.report_json(runs, comparison, summary),
             output.with_suffix(".csv"): exports.report_csv(runs),
-            output.with_suffix(".md"): exports.report_markdown(runs, comparison, title, told),
+            output.with_suffix(".md"): exports.report_markdown(runs, comparison, title, summary),
         }
     )
-    say(f"{output} and {output.stem}.json, .csv and .md beside it")
+    message(f"{output} and {output.stem}.json, .csv and .md beside it")
     return output
 
 
 def compare(directories: Sequence[Path], against: Sequence[Path], output: Path | None = None) -> RunComparison:
-    """Prints Welch's test of every figure that all runs have, and writes it to a file if one is named.
+    """Prints Welch's test of every metric that all runs have, and writes it to ``output`` if given.
 
     Args:
         directories: the first group of runs.
@@ -112,8 +112,8 @@ def compare(directories: Sequence[Path], against: Sequence[Path], output: Path |
     return comparison
 
 
-def _comparison(settings: Sequence[Sequence[KeptRun]]) -> tuple[RunComparison | None, str]:
-    """Returns the comparison of two settings with several seeds each, or why runs with such cannot be compared."""
+def _comparison(settings: Sequence[Sequence[SavedRun]]) -> tuple[RunComparison | None, str]:
+    """Returns the comparison of two settings with several seeds each, or why they cannot be compared."""
     if len(settings) != 2 or min(map(len, settings)) < 2:
         return None, ""
     if not all(run.records for members in settings for run in members):

@@ -1,8 +1,8 @@
 """Trains one classifier in several settings and with several seeds, and evaluates each on held-out data.
 
-What the scripts of docs/temperature.md share. ``output`` holds ``results/<setting>_seed<k>.json`` for every finished
-run, the run directories in ``runs/``, and ``table.md``. A run that is done is never done again; runs that another
-process has begun are left to it, so that several processes can share one sweep.
+The scripts of docs/temperature.md use it. ``output`` contains ``results/<setting>_seed<k>.json`` for every finished
+run, the run directories in ``runs/``, and ``table.md``. Finished runs are skipped, and runs of other processes are left
+to them, so that several processes can share one sweep.
 """
 
 import argparse
@@ -42,7 +42,7 @@ from lit_het.tasks.classification import ClassificationConfig
 from lit_het.training.metric_log import read_metrics
 from lit_het.types import Classifier
 
-# What the runs of one table may differ in: the head, the seeds, and what training may change when it resumes.
+# Fields in which the runs of one table may differ.
 _VARIED_FIELDS = ("task.head.", "seed", "data.seed", *CHANGEABLE_FIELDS)
 
 
@@ -51,9 +51,9 @@ class Setting:
     """One variant of a classifier.
 
     Attributes:
-        name: part of file names.
-        title: for people.
-        head: the head's configuration.
+        name: name in file names.
+        title: name in tables.
+        head: configuration of the head.
     """
 
     name: str
@@ -72,9 +72,11 @@ def with_temperature(head: Any, temperature: TemperatureConfig) -> Any:
 
 
 def add_arguments(parser: argparse.ArgumentParser, output: Path) -> None:
-    """Adds the flags that all sweeps have."""
+    """Adds the common flags of sweeps."""
     parser.add_argument("--held-out", type=Path, required=True, metavar="DIR", help="shards to evaluate on")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="of initialisation, noise, data order")
+    parser.add_argument(
+        "--seeds", type=int, nargs="+", default=[0, 1, 2], help="seeds of initialisation, noise and data order"
+    )
     parser.add_argument("--output", type=Path, default=output, metavar="DIR", help="default: %(default)s")
     bounds = BoundedTemperature()
     parser.add_argument(
@@ -85,39 +87,39 @@ def add_arguments(parser: argparse.ArgumentParser, output: Path) -> None:
         metavar=("MIN", "MAX"),
         help=f"bounds of the learned τ; default: {bounds.minimum:g} {bounds.maximum:g}",
     )
-    parser.add_argument("--length", type=Duration.parse, help="in place of the configuration's")
-    parser.add_argument("--batch-size", type=int, default=128, help="images at a time in evaluation")
+    parser.add_argument("--length", type=Duration.parse, help="default: the configuration's")
+    parser.add_argument("--batch-size", type=int, default=128, help="batch size of the evaluation")
 
 
 def run_main(name: str, body: Callable[[], None]) -> int:
-    """Runs a script: mistakes of the user end in one line and exit code 1."""
-    logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax reports every file it writes
+    """Runs a script; user errors are printed as one line, with exit code 1."""
+    logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax logs every file that it writes
     try:
         body()
     except UserError as error:
         print(f"{name}: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print(f"{name}: interrupted; start it again to go on", file=sys.stderr)
+        print(f"{name}: interrupted; run the same command to continue", file=sys.stderr)
         return 130
     return 0
 
 
 def load_classifier(path: Path, length: Duration | None) -> ExperimentConfig:
-    """Returns the classifier of a configuration file; writes the glyph data if it is their file and they are missing.
+    """Returns the classifier of a configuration file; writes the glyph data if it needs them and they are missing.
 
     Raises:
-        UserError: as `load_module_config`; the file describes no classifier with class indices as labels.
+        UserError: as `load_module_config`; the file does not describe a classifier with class indices as labels.
     """
     config = experiment.load_module_config(path)
     if not isinstance(config.task, ClassificationConfig):
         raise UserError(
-            f"{path} trains an image-text model, and sweeps compare classifiers; "
+            f"{path} trains an image-text model, but sweeps compare classifiers; "
             "give a --config with a ClassificationConfig, such as configs/glyph_classifier.py"
         )
     if config.task.loss != "softmax" or not isinstance(config.data.labels, ClassIndex):
         raise UserError(
-            f"{path} trains on several labels an image; NLL and Prec@1 need one: "
+            f"{path} trains with several labels per image, but NLL and Prec@1 need one; "
             "give a --config with the softmax loss and ClassIndex labels"
         )
     if config.data.shards == glyph_classifier.get_config().data.shards:
@@ -128,7 +130,7 @@ def load_classifier(path: Path, length: Duration | None) -> ExperimentConfig:
 def _write_glyphs(directory: Path) -> None:
     directory.parent.mkdir(parents=True, exist_ok=True)
     with (directory.parent / "data.lock").open("w") as file:
-        # Several processes may start at once: the others wait. The lock ends with the process, however it ends.
+        # Only one of several processes writes; the others wait. The lock is released when the process ends.
         fcntl.flock(file, fcntl.LOCK_EX)
         if not directory.exists():
             write_data(directory, seed=0)
@@ -144,19 +146,19 @@ def sweep(
     batch_size: int,
     order: Callable[[RunResult], Any],
 ) -> list[Summary]:
-    """Does every run that nobody has done, prints the table of all that are done and returns its rows.
+    """Trains every unfinished run, prints the table of all finished runs and returns its rows.
 
     Args:
-        config: the classifier; head, seeds and run directory are replaced.
-        settings: its heads.
+        config: classifier; its head, seeds and run directory are replaced.
+        settings: heads to compare.
         seeds: seeds of every setting.
-        held_out: folder of labelled shards.
-        output: where everything goes.
-        batch_size: images at a time in evaluation.
-        order: sorts the rows of the table.
+        held_out: folder of labelled shards to evaluate on.
+        output: folder of the sweep.
+        batch_size: batch size of the evaluation.
+        order: sort key of the rows.
 
     Raises:
-        UserError: the data cannot be read, a run cannot be trained, or ``output`` holds runs of something else.
+        UserError: the data cannot be read, a run cannot be trained, or ``output`` has runs of another configuration.
     """
     if output.exists() and not output.is_dir():
         raise UserError(f"{output} is a file; --output takes a folder")
@@ -176,7 +178,7 @@ def sweep(
     console.print(sweeps.NOTE, highlight=False, soft_wrap=True)
     missing = {sweeps.run_name(setting.name, seed) for setting, seed in todo} - {result.name for result in results}
     if missing:
-        console.print(f"{len(missing)} runs are under way in other processes; start again for the whole table")
+        console.print(f"{len(missing)} runs are in progress in other processes; repeat the command for the whole table")
     return summaries
 
 
@@ -190,8 +192,8 @@ def _held_out_loader(config: ExperimentConfig, held_out: Path, batch_size: int) 
     ).build()
     if loader.num_classes != config.task.num_classes:
         raise UserError(
-            f"--held-out {held_out} has {loader.num_classes} classes and the classifier {config.task.num_classes}; "
-            "evaluate on images of the classes that it learns"
+            f"--held-out {held_out} has {loader.num_classes} classes, but the classifier has "
+            f"{config.task.num_classes}; give images of its classes"
         )
     return loader
 
@@ -207,20 +209,20 @@ def _run_config(config: ExperimentConfig, setting: Setting, seed: int, output: P
 
 
 def _run_unless_done(config: ExperimentConfig, setting: Setting, loader: Loader, held_out: Path, output: Path) -> str:
-    """Trains, evaluates and writes the result, and says what was done."""
+    """Trains and evaluates a run, writes the result, and returns a note for the console."""
     name = sweeps.run_name(setting.name, config.seed)
     path = output / "results" / f"{name}.json"
     with claim(output / "locks" / name) as claimed:
         if not claimed:
-            return "under way in another process"
+            return "in progress in another process"
         if path.exists():
             [found] = [result for result in sweeps.read_results(path.parent) if result.name == name]
             _check_same(path, found.config, _fields(config))
             _check_same(path, {"held_out": found.held_out}, {"held_out": str(held_out)})
-            return "done before"
-        kept = config_path(config.run_dir)
-        if kept.exists():
-            _check_same(kept, _fields(load_config(config.run_dir)), _fields(config))
+            return "already finished"
+        saved = config_path(config.run_dir)
+        if saved.exists():
+            _check_same(saved, _fields(load_config(config.run_dir)), _fields(config))
         began = time.monotonic()
         try:
             train_unless_done(config)
@@ -238,7 +240,7 @@ def _run_unless_done(config: ExperimentConfig, setting: Setting, loader: Loader,
             title=setting.title,
             seed=config.seed,
             learned=setting.learned,
-            # The learning rate ends at zero, so that the mean over the last logged steps is the last value.
+            # The learning rate decays to zero, so the mean over the last logged steps equals the last value.
             temperature=read_metrics(config.run_dir / "metrics.jsonl")[-1]["train/temperature"],
             num_parameters=parameters.count(run.params),
             metrics=metrics,
@@ -253,7 +255,7 @@ def _run_unless_done(config: ExperimentConfig, setting: Setting, loader: Loader,
 
 @contextlib.contextmanager
 def claim(path: Path) -> Iterator[bool]:
-    """Yields whether this process is the only one inside; the claim ends with the process, however it ends."""
+    """Yields whether this process holds the claim; it is released when the process ends."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as file:
         try:
@@ -265,13 +267,13 @@ def claim(path: Path) -> Iterator[bool]:
 
 
 def _check_same(path: Path, found: dict[str, Any], wanted: dict[str, Any]) -> None:
-    """Refuses what another configuration has left under the same name."""
+    """Checks that a file was written with the same configuration."""
     differing = sweeps.differences(found, wanted, lambda field: field.startswith(CHANGEABLE_FIELDS))
     if differing:
         field, (before, now) = next(iter(differing.items()))
-        raise UserError(f"{path} was made with {field} = {before}, and now it is {now}; give another --output")
+        raise UserError(f"{path} was written with {field} = {before}, which is now {now}; give another --output")
 
 
 def _fields(config: ExperimentConfig) -> dict[str, Any]:
-    """Returns the fields of a configuration as JSON gives them back."""
+    """Returns the fields of a configuration as values that JSON preserves."""
     return json.loads(json.dumps(experiment.fields(config)))

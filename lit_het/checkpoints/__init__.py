@@ -1,1 +1,1 @@
-"""Checkpoints: ours (Orbax)."""
+"""Checkpoints of runs (Orbax), and imports and exports of the weights of other programs."""

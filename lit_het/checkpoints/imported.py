@@ -1,11 +1,11 @@
-"""What an importer finds in a source: configurations inferred from it, and where each of its arrays goes."""
+"""The result of an importer: inferred configurations and the sources of all parameters."""
 
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lit_het.checkpoints.rename import Piece
+from lit_het.checkpoints.rename import ParameterSource
 from lit_het.checkpoints.sources import Arrays
 from lit_het.towers.bert import BertConfig
 from lit_het.towers.text import TextConfig
@@ -14,22 +14,22 @@ from lit_het.towers.vit import ViTConfig
 
 @dataclasses.dataclass(frozen=True)
 class Imported:
-    """A model of another program, not yet read.
+    """A model of another program. Its arrays are opened but not yet read.
 
     Attributes:
         arrays: the opened source.
-        pieces: parameters under the names that tasks give them: ``image_tower/...``, ``text_tower/...``, ``head/...``.
-        image_tower, text_tower: towers of the source's sizes, or None.
-        has_bias: whether the source scores pairs with a bias ``head/bias`` (sigmoid loss). Its temperature is
-            ``head/temperature/log_temperature``: log τ, where τ divides inner products.
-        num_classes: of a classifier's head ``head/logits/...``, or None.
-        tokenizer: a SentencePiece model beside the weights, or None.
-        image_processor: how images were prepared, in the words of a ``preprocessor_config.json``; None where nothing
-            tells.
+        parameter_sources: one for each parameter, by its path in a task: ``image_tower/...``, ``text_tower/...`` or
+            ``head/...``.
+        image_tower, text_tower: configurations with the sizes of the source, or None without such a tower.
+        has_bias: whether the logits have a bias ``head/bias`` (sigmoid loss). The temperature is stored as
+            ``head/temperature/log_temperature``: log τ, where inner products are divided by τ.
+        num_classes: number of classes of the head ``head/logits/...``, or None without a classifier.
+        tokenizer: path of the SentencePiece model beside the weights, or None.
+        image_processor: image preprocessing as in ``preprocessor_config.json``, or None if unknown.
     """
 
     arrays: Arrays
-    pieces: list[Piece]
+    parameter_sources: list[ParameterSource]
     image_tower: ViTConfig | None = None
     text_tower: TextConfig | BertConfig | None = None
     has_bias: bool = False

@@ -1,7 +1,7 @@
-"""The SHA-256 of what a run has written down about itself: its configuration and its tokenizer.
+"""Writes and verifies ``RUN/manifest.json``: the SHA-256 of a run's configuration and tokenizer.
 
-``RUN/manifest.json`` names each file with its SHA-256, and has one of its own. It is gone while the files change, so
-that a kill between two of them leaves a run that opens unchecked, as runs of earlier versions do.
+The manifest also contains a SHA-256 of itself. It is deleted before the files change and written after them. If the
+process is killed in between, the run has no manifest and opens unchecked, like runs of earlier versions.
 """
 
 import contextlib
@@ -16,23 +16,23 @@ from lit_het.errors import UserError
 from lit_het.files import completed, write_atomically
 
 NAME = "manifest.json"
-_SEAL, _FILES = "sha256", "files"
-_MOST_BYTES = 2**16
-_MOST_FILE_BYTES = 2**26  # of a file that it names: the tokenizer's model
+_DIGEST_KEY, _FILES_KEY = "sha256", "files"
+_MAX_BYTES = 2**16
+_MAX_FILE_BYTES = 2**26  # of a listed file; the largest is the tokenizer's model
 
 KNOWN = frozenset({"config.json", "tokenizer.model"})
-"""The files that a manifest may name: one that others wrote must not make us read any other."""
+"""The only files that a manifest may list: a forged manifest must not cause other files to be read."""
 
 
 def write(run_dir: Path, files: Mapping[str, bytes]) -> None:
-    """Writes files into a run's directory and then their manifest; what is there already stays untouched.
+    """Writes files into a run's directory, then their manifest. Files with the same content are not written again.
 
     Args:
-        run_dir: which exists.
+        run_dir: an existing directory.
         files: content by name.
     """
     path = run_dir / NAME
-    text = _sealed({name: _digest(content) for name, content in files.items()})
+    text = _serialized({name: _digest(content) for name, content in files.items()})
     changed = {name: content for name, content in files.items() if _content(run_dir / name) != content}
     if not changed and _content(path) == text.encode():
         return
@@ -44,38 +44,38 @@ def write(run_dir: Path, files: Mapping[str, bytes]) -> None:
 
 
 def check(run_dir: Path) -> tuple[str, ...]:
-    """Returns the names of a run's files that are what was written; none where there is no manifest.
+    """Returns the names of a run's verified files; an empty tuple if there is no manifest.
 
     Raises:
-        UserError: one is not, or the manifest itself is damaged.
+        UserError: a file differs from what was written, or the manifest is damaged.
     """
     path = run_dir / NAME
     while (before := _content(path)) is not None:
-        files = _opened(before, path)
+        files = _parsed(before, path)
         differing = [name for name, digest in files.items() if _digest(_content(run_dir / name)) != digest]
         if not differing:
             return tuple(files)
-        # Another process may have written them anew since the manifest was read.
+        # Another process may have rewritten the files since the manifest was read: then check again.
         if _content(path) == before:
             raise UserError(
-                f"{run_dir / differing[0]} is not what the run wrote: bring back a copy, or, if you have changed it "
+                f"{run_dir / differing[0]} is not what the run wrote: restore a backup, or, if you changed it "
                 f"yourself, delete {path}"
             )
     return ()
 
 
-def _opened(content: bytes, path: Path) -> dict[str, str]:
+def _parsed(content: bytes, path: Path) -> dict[str, str]:
     files: Any = None
     with contextlib.suppress(untrusted.Malformed, KeyError, TypeError):
-        files = untrusted.parse_json(content, _MOST_BYTES)[_FILES]
-    if not isinstance(files, dict) or not set(files) <= KNOWN or _sealed(files).encode() != content:
-        raise UserError(f"{path} is damaged: look whether the files beside it are right, then delete it")
+        files = untrusted.parse_json(content, _MAX_BYTES)[_FILES_KEY]
+    if not isinstance(files, dict) or not set(files) <= KNOWN or _serialized(files).encode() != content:
+        raise UserError(f"{path} is damaged: check the files beside it, then delete it")
     return files
 
 
-def _sealed(files: Mapping[str, str]) -> str:
+def _serialized(files: Mapping[str, str]) -> str:
     text = json.dumps(files, sort_keys=True)
-    return json.dumps({_SEAL: _digest(text.encode()), _FILES: dict(sorted(files.items()))}, indent=1) + "\n"
+    return json.dumps({_DIGEST_KEY: _digest(text.encode()), _FILES_KEY: dict(sorted(files.items()))}, indent=1) + "\n"
 
 
 def _digest(content: bytes | None) -> str:
@@ -83,17 +83,17 @@ def _digest(content: bytes | None) -> str:
 
 
 def _content(path: Path) -> bytes | None:
-    """Returns what a file holds, or None where there is none.
+    """Returns the content of a file, or None if it does not exist.
 
     Raises:
-        UserError: it cannot be read.
+        UserError: the file cannot be read.
     """
     try:
-        content = untrusted.read_bytes(path, _MOST_FILE_BYTES + 1)
+        content = untrusted.read_bytes(path, _MAX_FILE_BYTES + 1)
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror}); mend it, or its permissions") from error
-    if len(content) > _MOST_FILE_BYTES:
-        raise UserError(f"{path} has more than {_MOST_FILE_BYTES:,} bytes, which no run writes; bring back a copy")
+        raise UserError(f"{path} cannot be read ({error.strerror}); fix the file or its permissions") from error
+    if len(content) > _MAX_FILE_BYTES:
+        raise UserError(f"{path} has more than {_MAX_FILE_BYTES:,} bytes, which no run writes; restore a backup")
     return content

@@ -1,4 +1,4 @@
-"""A trained ViT at another image size or with other patches: what its positions and its first layer become."""
+"""Resamples the positions and the first layer of a trained ViT for another image or patch size."""
 
 import numpy as np
 import scipy.ndimage
@@ -11,13 +11,13 @@ from lit_het.towers.vit import ViTConfig
 def resample(
     path: str, param: Float[np.ndarray, "..."], source: ViTConfig, target: ViTConfig
 ) -> Float[np.ndarray, "..."]:
-    """Returns a parameter of one of our towers for another image size and other patches.
+    """Returns a parameter of an image tower, resampled for another image and patch size.
 
     Args:
         path: of the parameter within the tower.
         param: its value.
-        source: the tower that it comes from.
-        target: the tower that it goes to.
+        source: the tower of ``param``.
+        target: the tower with the new sizes.
     """
     if path == "positions":
         return resample_positions(param, target.side, keeps_corners=source.patch_size == target.patch_size)
@@ -30,16 +30,16 @@ def resample(
 def resample_positions(
     positions: Float[np.ndarray, "n d"], side: int, *, keeps_corners: bool = True
 ) -> Float[np.ndarray, "m d"]:
-    """Returns the positions of a grid of ``side`` x ``side`` patches, bilinear between those of the old square grid.
+    """Returns positions for ``side`` x ``side`` patches, by bilinear interpolation of the old square grid.
 
     Args:
-        positions: row by row.
-        side: of the new grid.
-        keeps_corners: True puts corners on corners (Dosovitskiy et al. 2021, Sec. 3.2; big_vision does the same); False
-            the edges of the image on its edges, smoothing where the grid gets coarser (FlexiViT's model).
+        positions: of the old grid, in row-major order.
+        side: number of rows of the new grid.
+        keeps_corners: True aligns the centres of the corner patches (Dosovitskiy et al. 2021, Sec. 3.2, and
+            big_vision). False aligns the edges of the image, with antialiasing for a coarser grid (FlexiViT).
 
     Raises:
-        UserError: the old positions form no square.
+        UserError: the old grid is not square.
     """
     old = round(len(positions) ** 0.5)
     if old * old != len(positions):
@@ -56,9 +56,9 @@ def resample_positions(
 
 
 def resample_patches(kernel: Float[np.ndarray, "p p c d"], size: int) -> Float[np.ndarray, "q q c d"]:
-    """Returns the first layer for patches of ``size`` pixels: ``pinv(Bᵀ) w``, B the bilinear resizing of a patch.
+    """Returns the first layer for patches of ``size`` pixels: ``pinv(Bᵀ) w``, where B resizes a patch bilinearly.
 
-    A larger patch then gives the same token for the resized image (FlexiViT, Beyer et al. 2023, Eq. 3-5).
+    A larger patch of the resized image then gives the same token (FlexiViT, Beyer et al. 2023, Eq. 3-5).
     """
     old_height, old_width, channels, width = kernel.shape
     if (old_height, old_width) == (size, size):
@@ -69,8 +69,9 @@ def resample_patches(kernel: Float[np.ndarray, "p p c d"], size: int) -> Float[n
 
 
 def _bilinear(old: int, new: int, *, smooth: bool = False) -> Float[np.ndarray, "new old"]:
-    """Returns linear interpolation between pixel centres with edges repeated; ``smooth`` widens it to shrink."""
+    """Returns the matrix of linear interpolation between pixel centres; ``smooth`` antialiases when shrinking."""
     position = (np.arange(new) + 0.5) * old / new - 0.5
     reach = max(old / new, 1.0) if smooth else 1.0
+    # At the edges, where a neighbour is missing, the weights are renormalised: this repeats the edge.
     weights = np.maximum(1 - np.abs(position[:, None] - np.arange(old)) / reach, 0)
     return weights / weights.sum(axis=1, keepdims=True)

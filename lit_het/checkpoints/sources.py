@@ -1,4 +1,4 @@
-"""Files of arrays that other programs wrote, read one array at a time; nothing is ever unpickled."""
+"""Opens array files of other programs and reads one array at a time, without ever unpickling."""
 
 import dataclasses
 import functools
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias
 
 import fsspec.callbacks
-import ml_dtypes  # gives NumPy the type bfloat16, in which safetensors may hold arrays
+import ml_dtypes  # registers bfloat16 with NumPy, which safetensors files may contain
 import numpy as np
 import safetensors
 
@@ -20,12 +20,12 @@ from lit_het.untrusted import Malformed
 
 
 @dataclasses.dataclass(frozen=True)
-class Stored:
-    """An array in a file.
+class StoredArray:
+    """An array in a file, not yet read.
 
     Attributes:
-        shape: known before it is read.
-        read: returns the array.
+        shape: from the header of the file.
+        read: reads the array and returns it.
     """
 
     shape: tuple[int, ...]
@@ -33,33 +33,33 @@ class Stored:
 
 
 MAX_EXPANSION, FREE_BYTES = 32, 2**28
-"""The arrays of an ``.npz`` may have so many times the bytes of the file, and so many more; numbers that were trained
-hardly shrink when they are compressed."""
+"""An ``.npz`` is refused if its arrays take more than MAX_EXPANSION times the bytes of the file plus FREE_BYTES.
+Trained weights are hardly compressible, so larger ratios indicate an archive that would exhaust the memory."""
 
 MAX_NAME_CHARACTERS = 500
-"""Arrays with longer names are refused."""
+"""A file with a longer array name is refused."""
 
 MAX_INDEX_BYTES = 2**24
 """A larger ``model.safetensors.index.json`` is refused."""
 
 MAX_FILES = 1000
-"""An index that lists more files is refused."""
+"""An index with more files is refused."""
 
-Arrays: TypeAlias = Mapping[str, Stored]
-# Told of so many more bytes, of so many in all.
+Arrays: TypeAlias = Mapping[str, StoredArray]
+# Called with the number of new bytes and the total number of bytes.
 Advance: TypeAlias = Callable[[int, int], None]
 
 
 def fetch(address: str, names: tuple[str, ...] = (), advance: Advance = lambda count, total: None) -> Path:
-    """Returns a local path for an address, after downloading what is not here.
+    """Returns a local path for an address, after downloading files that are not in the cache.
 
     Args:
-        address: a local path or an address that fsspec knows: ``gs://``, ``hf://``, ``https://`` and others.
-        names: of files to take from a folder, where they exist; none takes a file.
+        address: a local path or an address of fsspec: ``gs://``, ``hf://``, ``https://`` and others.
+        names: files to download from a folder if they exist there; empty if the address is a single file.
         advance: see `Advance`.
 
     Raises:
-        UserError: there is nothing, or no way to reach it.
+        UserError: the address does not exist or cannot be reached.
     """
     if "://" not in address:
         if not Path(address).exists():
@@ -77,11 +77,11 @@ def fetch(address: str, names: tuple[str, ...] = (), advance: Advance = lambda c
     return folder if names else folder / path.rsplit("/", 1)[-1]
 
 
-def open_npz(path: Path, subtree: str = "") -> dict[str, Stored]:
-    """Returns the arrays of an ``.npz`` file, or those below ``subtree`` without its name.
+def open_npz(path: Path, subtree: str = "") -> dict[str, StoredArray]:
+    """Returns the arrays of an ``.npz`` file, or only those below ``subtree``, under their names within it.
 
     Raises:
-        UserError: it is no such file, holds nothing there, or holds pickled objects.
+        UserError: the file cannot be read, has no arrays there, or contains pickled objects.
     """
     try:
         headers = untrusted.read_npz_headers(path)
@@ -91,42 +91,43 @@ def open_npz(path: Path, subtree: str = "") -> dict[str, Stored]:
         raise UserError(f"{path} is not a readable .npz file: {error}") from error
     prefix = f"{subtree}/" if subtree else ""
     arrays = {
-        name.removeprefix(prefix): Stored(header.shape, functools.partial(_read_npy, path, name))
+        name.removeprefix(prefix): StoredArray(header.shape, functools.partial(_read_npy, path, name))
         for name, header in headers.items()
         if name.startswith(prefix)
     }
     if not arrays:
         check_names(headers, path)
         tops = ", ".join(sorted({name.split("/")[0] for name in headers})[:8])
-        raise UserError(f"{path} holds nothing under {subtree!r}; its top level is {tops or 'empty'}")
-    return checked(arrays, path)
+        raise UserError(f"{path} holds no arrays under {subtree!r}; its top level is {tops or 'empty'}")
+    return validated(arrays, path)
 
 
-def checked(arrays: dict[str, Stored], path: Path) -> dict[str, Stored]:
-    """Returns arrays whose names fit into a line and whose shapes hold numbers, so that no size exceeds the file's.
+def validated(arrays: dict[str, StoredArray], path: Path) -> dict[str, StoredArray]:
+    """Returns the arrays after checking their names and shapes.
 
     Raises:
-        UserError: others.
+        UserError: an array has an unprintable or too long name, or is empty. An empty shape such as (0, 2**60) takes no
+            bytes in the file, but its other sizes would be used for a model.
     """
     check_names(arrays, path)
     for name, stored in arrays.items():
         if 0 in stored.shape:
-            raise UserError(f"{path}: {name} of shape {stored.shape} holds nothing; is the file whole?")
+            raise UserError(f"{path}: {name} of shape {stored.shape} is empty; is the file complete?")
     return arrays
 
 
 def check_names(names: Iterable[str], path: Path) -> None:
-    """Refuses names that do not fit into a line, with a `UserError`."""
+    """Raises a `UserError` if a name is unprintable or too long for a one-line message."""
     for name in names:
         if not name.isprintable() or len(name) > MAX_NAME_CHARACTERS:
-            raise UserError(f"{path} holds an array of the name {name!r:.100}; that is no name of a parameter")
+            raise UserError(f"{path} holds an array named {name!r:.100}, which cannot be the name of a parameter")
 
 
 def safetensors_names(folder: Path) -> tuple[str, ...]:
-    """Returns the names of the files that hold a folder's arrays: one, or those that its index lists.
+    """Returns the names of a folder's safetensors files: a single file, or those in the index.
 
     Raises:
-        UserError: the index is broken, or lists files outside the folder.
+        UserError: the index is malformed, or lists files outside the folder.
     """
     index = folder / "model.safetensors.index.json"
     if not index.is_file():
@@ -134,21 +135,21 @@ def safetensors_names(folder: Path) -> tuple[str, ...]:
     try:
         names = sorted(map(str, set(untrusted.read_json(index, MAX_INDEX_BYTES)["weight_map"].values())))
     except (OSError, Malformed, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{index} is no index of safetensors ({type(error).__name__}: {error})") from error
+        raise UserError(f"{index} is not a valid safetensors index ({type(error).__name__}: {error})") from error
     if outside := [name for name in names if not re.fullmatch(r"[^/\\\0-\x1f]{1,200}\.safetensors", name)]:
-        raise UserError(f"{index} lists {outside[0]!r:.100}, which is no file of safetensors in its folder")
+        raise UserError(f"{index} lists {outside[0]!r:.100}, which is not a .safetensors file in its folder")
     if not 0 < len(names) <= MAX_FILES:
         raise UserError(f"{index} lists {len(names):,} files, not 1 to {MAX_FILES:,}")
     return tuple(names)
 
 
-def open_safetensors(folder: Path) -> dict[str, Stored]:
-    """Returns the arrays of a folder's ``model.safetensors``, or of the files that its index names.
+def open_safetensors(folder: Path) -> dict[str, StoredArray]:
+    """Returns the arrays of a folder's ``model.safetensors``, or of the files in its index.
 
     Raises:
-        UserError: files are missing or broken.
+        UserError: files are missing or malformed.
     """
-    arrays: dict[str, Stored] = {}
+    arrays: dict[str, StoredArray] = {}
     for name in safetensors_names(folder):
         path = folder / name
         try:
@@ -157,8 +158,8 @@ def open_safetensors(folder: Path) -> dict[str, Stored]:
         except (OSError, Malformed) as error:
             raise UserError(f"{path} cannot be read: {error}") from error
         for key, header in headers.items():
-            arrays[key] = Stored(header.shape, functools.partial(_read_tensor, path, key))
-        checked(arrays, path)
+            arrays[key] = StoredArray(header.shape, functools.partial(_read_tensor, path, key))
+        validated(arrays, path)
     return arrays
 
 
@@ -169,10 +170,11 @@ def _bytes(file: BinaryIO, offset: int, count: int) -> bytes:
 
 def _read_tensor(path: Path, key: str) -> np.ndarray:
     try:
-        # Opened anew: pages of a file that stays mapped would count as memory of ours, all of it in the end.
+        # The file is opened for each array: the pages of a file that stays mapped count as memory of this process, up
+        # to the size of the whole file.
         with safetensors.safe_open(path, framework="numpy") as file:
             return file.get_tensor(key)
-    except Exception as error:  # also those of NumPy, which does not know all types
+    except Exception as error:  # NumPy too raises errors, for types that it lacks
         raise UserError(f"{key} in {path} cannot be read: {type(error).__name__}: {error}") from error
 
 
@@ -181,7 +183,7 @@ def _read_npy(path: Path, name: str) -> np.ndarray:
         array = untrusted.read_npz_array(path, name)
     except (OSError, Malformed) as error:
         raise UserError(f"{name} in {path} cannot be read: {error}") from error
-    # NumPy knows no bfloat16: such arrays come back as two bytes without a meaning.
+    # NumPy writes bfloat16 to .npz files as two bytes of no type ("V2").
     return array.view(ml_dtypes.bfloat16) if array.dtype == np.dtype("V2") else array
 
 

@@ -1,4 +1,4 @@
-"""Weights of other programs by one address: which format it is, what it holds, and its parameters."""
+"""Opens weights of other programs by address, in any supported format."""
 
 import dataclasses
 import re
@@ -8,12 +8,12 @@ from types import MappingProxyType
 from typing import Any, Literal, TypeAlias
 
 from lit_het.checkpoints import rename
-from lit_het.checkpoints.big_vision import importing as big_vision
-from lit_het.checkpoints.huggingface import importing as huggingface
+from lit_het.checkpoints.big_vision.importing import read_big_vision
+from lit_het.checkpoints.huggingface.importing import read_huggingface
 from lit_het.checkpoints.imported import Imported
 from lit_het.checkpoints.sources import Advance, fetch, safetensors_names
-from lit_het.checkpoints.vmoe import importing as vmoe
 from lit_het.checkpoints.vmoe.files import shard_names
+from lit_het.checkpoints.vmoe.importing import read_vmoe
 from lit_het.errors import UserError
 from lit_het.towers.bert import BertConfig
 from lit_het.towers.layers import ComputeType
@@ -23,7 +23,7 @@ from lit_het.types import Params
 
 TextPooling: TypeAlias = Literal["last", "first", "mean", "max"]
 _TOKENIZERS = ("spiece.model", "tokenizer.model")
-# Files of a Hugging Face folder that are of use here; others are not downloaded.
+# Only these files of a Hugging Face folder are downloaded.
 _HUGGING_FACE_FILES = (
     "config.json",
     "preprocessor_config.json",
@@ -46,30 +46,31 @@ def open_weights(
     compute_type: ComputeType = "float32",
     advance: Advance = lambda count, total: None,
 ) -> Imported:
-    """Returns what a file or folder of another program holds; sizes are inferred from it.
+    """Opens weights of another program and infers the configurations of its towers.
 
     Args:
-        address: a big_vision file ``x.npz`` or a part of it, ``x.npz:img``; the path ``x`` of a V-MoE checkpoint
-            ``x.index``; a Hugging Face folder. Local, or with a protocol that fsspec knows (``gs://``, ``hf://``,
+        address: a big_vision file ``x.npz``, or a subtree of it, ``x.npz:img``; the path ``x`` of a V-MoE checkpoint
+            ``x.index``; or a Hugging Face folder. Local, or with a protocol of fsspec (``gs://``, ``hf://``,
             ``https://``).
-        image_size: other than the source's, resamples positions.
-        patch_size: other than the source's, resamples the first layer too.
-        text_length: less than the source's, drops the last positions of a text tower that pools its first token.
-        text_pooling: of a text tower in a big_vision file, which does not tell; None for "last".
-        experts: fields of `ExpertsConfig` that a V-MoE checkpoint does not say, see `vmoe.describe`.
+        image_size: in pixels; another size than the source's resamples the positions. None for the source's.
+        patch_size: in pixels; another size than the source's also resamples the first layer. None for the source's.
+        text_length: in tokens; a smaller length than the source's drops the last positions of a text tower that pools
+            its first token. None for the source's.
+        text_pooling: of a text tower in a big_vision file, which does not record it; None for "last".
+        experts: fields of `ExpertsConfig` that a V-MoE checkpoint does not record, see `describe_vmoe`.
         compute_type: of the towers.
-        advance: told of bytes that are downloaded.
+        advance: called with the number of downloaded bytes.
 
     Raises:
-        UserError: there is nothing, or nothing of a known format.
+        UserError: the address does not exist or has an unknown format.
     """
     sizes: Any = {"image_size": image_size, "compute_type": compute_type}
     if match := re.fullmatch(r"(.*\.npz)(?::(.+))?", address):
         path = fetch(match[1], advance=advance)
-        of_text: Any = {"text_length": text_length, "text_pooling": text_pooling or "last"}
-        return big_vision.read(path, match[2] or "", patch_size=patch_size, **of_text, **sizes)
+        text_options: Any = {"text_length": text_length, "text_pooling": text_pooling or "last"}
+        return read_big_vision(path, match[2] or "", patch_size=patch_size, **text_options, **sizes)
     if (prefix := _vmoe_prefix(address, advance)) is not None:
-        found = vmoe.read(prefix, experts=experts, **sizes)
+        found = read_vmoe(prefix, experts=experts, **sizes)
         if patch_size not in (None, found.image_tower and found.image_tower.patch_size):
             raise UserError(f"the patches of a V-MoE cannot be resampled; leave out patch_size = {patch_size}")
         return found
@@ -78,28 +79,36 @@ def open_weights(
         fetch(address, safetensors_names(folder), advance)
     if not (folder / "config.json").is_file():
         raise UserError(
-            f"{address} is of no known format: neither a file .npz, nor a V-MoE checkpoint with an .index, nor a "
+            f"{address} has an unknown format; give an .npz file, a V-MoE checkpoint with an .index file, or a "
             "Hugging Face folder with a config.json"
         )
-    found = huggingface.read(folder, patch_size=patch_size, text_length=text_length, **sizes)
+    found = read_huggingface(folder, patch_size=patch_size, text_length=text_length, **sizes)
     tokenizers = (folder / name for name in _TOKENIZERS)
     return dataclasses.replace(found, tokenizer=next((path for path in tokenizers if path.is_file()), None))
 
 
 def image_tower(address: str, **options: Any) -> ViTConfig:
-    """Returns the image tower that an address holds, to start from its weights; options are those of `open_weights`.
+    """Returns the configuration of an image tower that starts from the weights at an address.
+
+    Args:
+        address: of the weights.
+        **options: as for `open_weights`.
 
     Raises:
-        UserError: it holds none.
+        UserError: there is no image tower.
     """
     return _tower(address, "image_tower", options)
 
 
 def text_tower(address: str, **options: Any) -> TextConfig | BertConfig:
-    """Returns the text tower that an address holds, to start from its weights; options are those of `open_weights`.
+    """Returns the configuration of a text tower that starts from the weights at an address.
+
+    Args:
+        address: of the weights.
+        **options: as for `open_weights`.
 
     Raises:
-        UserError: it holds none.
+        UserError: there is no text tower.
     """
     return _tower(address, "text_tower", options)
 
@@ -111,9 +120,10 @@ def _tower(address: str, part: str, options: dict[str, Any]) -> Any:
     return dataclasses.replace(tower, weights=address)
 
 
-def without(found: Imported, prefixes: tuple[str, ...]) -> Imported:
-    """Returns a source less the parameters whose paths begin with one of some prefixes."""
-    return dataclasses.replace(found, pieces=[piece for piece in found.pieces if not piece.target.startswith(prefixes)])
+def without_parameters(found: Imported, prefixes: tuple[str, ...]) -> Imported:
+    """Returns an imported model without the parameters whose paths start with one of the prefixes."""
+    remaining = [source for source in found.parameter_sources if not source.target.startswith(prefixes)]
+    return dataclasses.replace(found, parameter_sources=remaining)
 
 
 def load_part(
@@ -123,17 +133,17 @@ def load_part(
     shardings: Params | None = None,
     advance: Callable[[int], None] = lambda count: None,
 ) -> Params:
-    """Returns the parameters of a part, ``image_tower`` or ``text_tower``; arguments and errors are those of `load`."""
-    pieces = [
-        dataclasses.replace(piece, target=piece.target.removeprefix(f"{part}/"))
-        for piece in found.pieces
-        if piece.target.startswith(f"{part}/")
+    """Returns the parameters of one part, ``image_tower`` or ``text_tower``; otherwise as `rename.load`."""
+    sources = [
+        dataclasses.replace(source, target=source.target.removeprefix(f"{part}/"))
+        for source in found.parameter_sources
+        if source.target.startswith(f"{part}/")
     ]
-    return rename.load(found.arrays, pieces, shapes, shardings, advance)
+    return rename.load(found.arrays, sources, shapes, shardings, advance)
 
 
 def _vmoe_prefix(address: str, advance: Advance) -> Path | None:
-    """Returns the local path of a V-MoE checkpoint without its ending, or None if the address is of no such thing."""
+    """Returns the local path of a V-MoE checkpoint without its suffix, or None for addresses of other formats."""
     address = address.removesuffix(".index")
     parent, _, name = address.rpartition("/")
     if "://" not in address:

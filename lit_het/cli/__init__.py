@@ -1,1 +1,1 @@
-"""The composition root: the only place that joins learner, data, evaluation and configurations."""
+"""The command line: one module of arguments per command, free of heavy imports."""

@@ -4,7 +4,9 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-# Imports of JAX and its friends wait until a subcommand runs.
+from lit_het.paths import require_file, require_run
+
+# JAX and the other heavy packages are imported only when the command runs, so that --help is fast.
 
 
 def add_to(commands: Any) -> None:
@@ -12,35 +14,44 @@ def add_to(commands: Any) -> None:
     classifying = commands.add_parser(
         "classify",
         allow_abbrev=False,
-        help="say what an image shows, and how sure the model is",
+        help="classify images and show how certain the model is",
         description="Prints the probability of each label without noise, its mean and 5-95 % band over noise samples, "
-        "and the noise norm of each image. A classifier chooses between its own classes: --labels names them all, in "
-        "their order.",
+        "and the noise norm of each image. For a classifier, --labels must name all of its classes, in "
+        "order.",
     )
     classifying.add_argument("images", nargs="+", metavar="IMAGE", help="files, addresses, or - for standard input")
     add_checkpoint(classifying)
     classifying.add_argument(
-        "--labels", required=True, metavar="LABELS|FILE", help='such as "a cat,a dog", or a file with one a line'
+        "--labels",
+        required=True,
+        metavar="LABELS|FILE",
+        help='such as "a cat,a dog", or a file with one label per line',
     )
     classifying.add_argument(
         "--prompts", metavar="NAME|FILE", help="templates around each label: bare (default), photo, photos, pet, a file"
     )
     classifying.add_argument(
-        "--samples", type=int, default=32, metavar="S", help="noise samples (%(default)s); 0 leaves the noise out"
+        "--samples", type=int, default=32, metavar="S", help="noise samples (%(default)s); 0 for no noise"
     )
-    classifying.add_argument("--seed", type=int, default=0, help="of the noise")
+    classifying.add_argument("--seed", type=int, default=0, help="seed of the noise")
     classifying.add_argument("--top", type=int, default=10, metavar="N", help="labels in a table (%(default)s)")
-    classifying.add_argument("--json", action="store_true", help="print JSON in place of tables")
+    classifying.add_argument("--json", action="store_true", help="print JSON instead of tables")
     classifying.set_defaults(command=_classify, name="classify")
 
 
 def add_checkpoint(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments that name a run."""
     parser.add_argument("--checkpoint", type=Path, required=True, metavar="DIR", help="directory of a run")
-    parser.add_argument("--pretrained", type=Path, metavar="PATH", help="where the locked tower's run or file is now")
+    parser.add_argument(
+        "--pretrained", type=Path, metavar="PATH", help="current path of the locked tower's run or file"
+    )
 
 
 def _classify(options: argparse.Namespace, _: list[str]) -> None:
+    for image in options.images:
+        if image != "-":  # the standard input
+            require_file(image)
+    require_run(options.checkpoint)
     from lit_het.apps.classify import ClassifyOptions, classify
 
     how = ClassifyOptions(options.labels, options.prompts, options.samples, options.seed, options.top)

@@ -5,7 +5,9 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-# Imports of JAX and its friends wait until the command runs.
+from lit_het.paths import require_file, require_run, require_weights
+
+# JAX and the other heavy packages are imported only when the command runs, so that --help is fast.
 
 
 def add_to(commands: Any) -> None:
@@ -13,52 +15,55 @@ def add_to(commands: Any) -> None:
     importing = commands.add_parser(
         "import",
         allow_abbrev=False,
-        help="make a run of weights that another program wrote",
+        help="convert the weights of another library to a run",
         description="Reads big_vision files (x.npz, or x.npz:img for a part), V-MoE and e3 checkpoints (the path of "
-        "x.index) and Hugging Face folders (SigLIP, SigLIP 2, ViT, DINOv2, CLIP's image tower), here or at an address "
-        "such as hf://owner/model. Sizes are inferred.",
+        "x.index) and Hugging Face folders (SigLIP, SigLIP 2, ViT, DINOv2, CLIP's image tower), local or at an address "
+        "such as hf://owner/model. Sizes are read from the weights.",
     )
     importing.add_argument("--from", dest="source", required=True, metavar="SOURCE", help="path or address")
     importing.add_argument("--to", type=Path, required=True, metavar="DIR", help="the run directory to write")
     for flag, text in (
         ("--image-size", "resample positions for images of this size"),
         ("--patch-size", "resample the first layer for patches of this size"),
-        ("--text-length", "keep the positions of so many tokens"),
-        ("--num-selected", "K, experts of a token, which no file says (2)"),
-        ("--num-members", "M, to make an efficient ensemble of a V-MoE"),
+        ("--text-length", "keep the positions of the first N tokens"),
+        ("--num-selected", "K, experts per token; not stored in the file (2)"),
+        ("--num-members", "M, members, to turn a V-MoE into an efficient ensemble"),
     ):
         importing.add_argument(flag, type=int, metavar="N", help=text)
     importing.add_argument(
         "--text-pooling",
         choices=("last", "first", "mean", "max"),
-        help="of a text tower in a big_vision file, which does not tell (last)",
+        help="pooling of a text tower in a big_vision file, which does not store it (last)",
     )
     importing.add_argument(
         "--tokenizer",
         type=Path,
         metavar="FILE",
-        help="the text tower's, if none lies beside the weights: SentencePiece model, tokenizer.json or vocab.txt",
+        help="the text tower's, if not beside the weights: SentencePiece model, tokenizer.json or vocab.txt",
     )
     importing.set_defaults(command=_import, name="import")
 
     exporting = commands.add_parser(
         "export",
         allow_abbrev=False,
-        help="write a trained model for other programs",
+        help="export a trained model for other libraries",
         description="A model with a ViT and a text Transformer becomes a SiglipModel folder of Hugging Face "
-        "transformers, or a file with big_vision's names; a HET-XL head is left without its noise. A classifier with a "
+        "transformers, or a file with big_vision's names; a HET-XL head is exported without noise. A classifier with a "
         "deterministic head becomes a file with big_vision's names.",
     )
     exporting.add_argument("--checkpoint", type=Path, required=True, metavar="DIR", help="directory of a run")
     exporting.add_argument("--to", choices=("huggingface", "npz"), required=True)
     exporting.add_argument("--output", type=Path, required=True, help="folder, or file, to write")
     exporting.add_argument(
-        "--pretrained", type=Path, metavar="PATH", help="where the locked tower's run or file is now"
+        "--pretrained", type=Path, metavar="PATH", help="current path of the locked tower's run or file"
     )
     exporting.set_defaults(command=_export, name="export")
 
 
 def _import(options: argparse.Namespace, _: list[str]) -> None:
+    require_weights(options.source)
+    if options.tokenizer is not None:
+        require_file(str(options.tokenizer))
     from lit_het.runs.conversion import ImportOptions, import_weights
 
     fields = (field.name for field in dataclasses.fields(ImportOptions))
@@ -66,6 +71,7 @@ def _import(options: argparse.Namespace, _: list[str]) -> None:
 
 
 def _export(options: argparse.Namespace, _: list[str]) -> None:
+    require_run(options.checkpoint)
     from lit_het.runs.conversion import export
 
     export(options.checkpoint, options.to, options.output, options.pretrained)

@@ -6,9 +6,11 @@ import os
 from pathlib import Path
 from typing import Any
 
-# Imports of NumPy and its friends wait until an action runs.
+from lit_het.paths import require_shards, require_source
 
-_SHARDS_STAY = "shards that are done stay, the same command goes on"
+# NumPy and the other heavy packages are imported only when an action runs, so that --help is fast.
+
+_SHARDS_STAY = "finished shards are kept; the same command continues"
 
 
 def add_to(commands: Any) -> None:
@@ -18,16 +20,16 @@ def add_to(commands: Any) -> None:
     index = actions.add_parser(
         "index",
         allow_abbrev=False,
-        help="scan shards once, so that training begins at once",
-        description="Reads the headers of shards that have no index yet, or have changed, and keeps what lies where "
-        "beside them (or in the user's cache, where their folder cannot be written to). May be stopped and run again.",
+        help="index shards, so that training starts at once",
+        description="Reads the headers of new and changed shards and saves an index beside each shard, or in the "
+        "user's cache if the folder is read-only. Can be interrupted and run again.",
     )
     check = actions.add_parser(
         "check",
         allow_abbrev=False,
-        help="read every sample as training would, and list what is broken",
-        description="Decodes every image and caption, and counts what cannot be used by shard and cause. The exit "
-        "code is 1 if there is anything.",
+        help="read every sample as training does and list the broken ones",
+        description="Decodes every image and caption and counts unusable samples by shard and cause. The exit code is "
+        "1 if there are any.",
     )
     for parser in (index, check):
         parser.add_argument(
@@ -39,10 +41,12 @@ def add_to(commands: Any) -> None:
         parser.add_argument(
             "--checksum",
             action="store_true",
-            help="also hash every shard: index keeps SHARD.sha256, check compares",
+            help="also hash every shard: index writes SHARD.sha256, check compares with it",
         )
     check.add_argument(
-        "--captions", metavar="MEMBER", help="that samples must have, such as txt or json/caption; none by default"
+        "--captions",
+        metavar="MEMBER",
+        help="member that every sample must have, such as txt or json/caption; default: none",
     )
     check.add_argument(
         "--labels",
@@ -50,7 +54,7 @@ def add_to(commands: Any) -> None:
         nargs="?",
         const=Path(),
         metavar="FILE",
-        help="samples must have a .cls that indexes the names in FILE, classnames.txt beside the shards by default",
+        help="every sample must have a .cls that indexes the names in FILE; default: classnames.txt beside the shards",
     )
     check.add_argument("--output", type=Path, metavar="FILE", help="also write the table as JSON")
     index.set_defaults(command=_index, name="data index", if_stopped=_SHARDS_STAY)
@@ -61,8 +65,8 @@ def add_to(commands: Any) -> None:
         allow_abbrev=False,
         help="write shards of a published data set, with class names and prompts",
         description="Writes SOURCE as webdataset shards in clip_benchmark's layout: OUTPUT/SPLIT/0.tar and so on, "
-        "OUTPUT/classnames.txt, OUTPUT/zeroshot_classification_templates.txt. Images stay the bytes that they are. "
-        "The same command goes on where it was stopped.",
+        "OUTPUT/classnames.txt, OUTPUT/zeroshot_classification_templates.txt. Images are copied byte by byte. "
+        "The same command continues an interrupted one.",
     )
     kinds = prepare.add_subparsers(required=True, metavar="KIND", dest="kind")
 
@@ -71,7 +75,7 @@ def add_to(commands: Any) -> None:
         parser.add_argument("source", type=Path, metavar="SOURCE", help=source)
         parser.add_argument("output", type=Path, metavar="OUTPUT", help="the folder to write")
         parser.add_argument(
-            "--split", metavar="NAME", help="this split alone; where SOURCE names none, what to call it (train)"
+            "--split", metavar="NAME", help="only this split; the name of the split where SOURCE names none (train)"
         )
         parser.add_argument(
             "--samples-per-shard", type=_positive, default=10_000, metavar="N", help="at most; default: %(default)s"
@@ -83,27 +87,29 @@ def add_to(commands: Any) -> None:
             metavar="N",
             help="shards at a time; default: %(default)s",
         )
-        parser.add_argument("--check-images", action="store_true", help="decode every image, not its header alone")
+        parser.add_argument("--check-images", action="store_true", help="decode every image, not only its header")
         parser.add_argument("--skip-broken", action="store_true", help="leave out images that cannot be read")
         parser.set_defaults(command=_prepare, name=f"data prepare {kind}", if_stopped=_SHARDS_STAY)
         return parser
 
     def add_any_order(kind: str, help: str, source: str) -> argparse.ArgumentParser:
         parser = add(kind, help, source)
-        parser.add_argument("--shuffle", action="store_true", help="in random order, for readers that cannot shuffle")
+        parser.add_argument(
+            "--shuffle", action="store_true", help="write in random order, for readers that cannot shuffle"
+        )
         return parser
 
     add_any_order(
-        "cifar10", "CIFAR-10, as its site offers it for Python", "cifar-10-python.tar.gz, or the folder in it"
+        "cifar10", "CIFAR-10, the Python version from its site", "cifar-10-python.tar.gz, or the unpacked folder"
     )
     cifar100 = add_any_order(
-        "cifar100", "CIFAR-100, as its site offers it for Python", "cifar-100-python.tar.gz, or the folder in it"
+        "cifar100", "CIFAR-100, the Python version from its site", "cifar-100-python.tar.gz, or the unpacked folder"
     )
     cifar100.add_argument("--labels", choices=("fine", "coarse"), default="fine", help="100 classes (default) or 20")
     add_any_order(
         "pets",
         "Oxford-IIIT Pet, images and annotations",
-        "folder with images.tar.gz and annotations.tar.gz, or what is in them",
+        "folder with images.tar.gz and annotations.tar.gz, or with their content",
     )
     add_any_order(
         "flowers",
@@ -121,7 +127,7 @@ def add_to(commands: Any) -> None:
     add_any_order(
         "folder",
         "a folder of images for each class, or images with captions",
-        "a sub folder for each class, or images with captions in .txt",
+        "one subfolder per class, or images with captions in .txt",
     )
     captions = add_any_order(
         "captions",
@@ -129,7 +135,7 @@ def add_to(commands: Any) -> None:
         "dataset_coco.json, dataset_flickr30k.json, dataset_flickr8k.json, or captions_val2017.json and the like",
     )
     captions.add_argument(
-        "--images", type=Path, metavar="PATH", help="where they lie; default: beside SOURCE, or below"
+        "--images", type=Path, metavar="PATH", help="folder of the images; default: beside SOURCE, or below it"
     )
     add_any_order("img2dataset", "the webdataset tars that img2dataset writes", "folder with tars of .jpg and .txt")
     parquet = add(
@@ -149,10 +155,10 @@ def _add_corrupt(actions: Any) -> None:
     corrupt = actions.add_parser(
         "corrupt",
         allow_abbrev=False,
-        help="write a set again with common corruptions, from noise to fog, in five severities",
+        help="write a data set with common corruptions, from noise to fog, in five severities",
         description="Writes OUTPUT/CORRUPTION/SEVERITY/0.tar and so on with the keys and labels of SHARDS, class names "
         "and prompts beside them: lit-het zero-shot --data OUTPUT/fog/3 reads them. The same command "
-        "goes on where it was stopped.",
+        "continues an interrupted one.",
     )
     corrupt.add_argument("shards", metavar="SHARDS", help="folder, glob, pattern {000..099}.tar or list .txt")
     corrupt.add_argument("output", type=Path, metavar="OUTPUT", help="the folder to write")
@@ -168,7 +174,7 @@ def _add_corrupt(actions: Any) -> None:
         metavar="1-5",
         help="default: all",
     )
-    corrupt.add_argument("--seed", type=int, default=0, help="of all that is random; default: %(default)s")
+    corrupt.add_argument("--seed", type=int, default=0, help="seed of the random corruptions; default: %(default)s")
     corrupt.add_argument(
         "--samples-per-shard", type=_positive, default=1_000, metavar="N", help="at most; default: %(default)s"
     )
@@ -180,17 +186,21 @@ def _add_corrupt(actions: Any) -> None:
 
 def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text} is no whole number from 1 on")
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number of at least 1")
     return int(text)
 
 
 def _index(options: argparse.Namespace, _: list[str]) -> None:
+    for pattern in options.shards:
+        require_shards(pattern)
     from lit_het.apps.data import index
 
     index(options.shards, options.workers, checksum=options.checksum)
 
 
 def _check(options: argparse.Namespace, _: list[str]) -> None:
+    for pattern in options.shards:
+        require_shards(pattern)
     from lit_het.apps.data import check
     from lit_het.data_pipelines.labels import ClassIndex
 
@@ -205,6 +215,7 @@ def _check(options: argparse.Namespace, _: list[str]) -> None:
 
 
 def _corrupt(options: argparse.Namespace, _: list[str]) -> None:
+    require_shards(options.shards)
     from lit_het.apps.data import corrupt
     from lit_het.data_pipelines.prepare.writer import WriteOptions
 
@@ -213,6 +224,10 @@ def _corrupt(options: argparse.Namespace, _: list[str]) -> None:
 
 
 def _prepare(options: argparse.Namespace, _: list[str]) -> None:
+    if options.kind == "img2dataset":
+        require_shards(str(options.source))
+    else:
+        require_source(options.source)
     from lit_het.apps.data import SourceOptions, prepare
     from lit_het.data_pipelines.prepare.parquet import Columns
     from lit_het.data_pipelines.prepare.writer import WriteOptions

@@ -4,8 +4,9 @@ import argparse
 from typing import Any
 
 from lit_het.cli.classify import add_checkpoint
+from lit_het.paths import require_file, require_run
 
-# Imports of JAX and its friends wait until the command runs.
+# JAX and the other heavy packages are imported only when the command runs, so that --help is fast.
 
 
 def add_to(commands: Any) -> None:
@@ -14,25 +15,30 @@ def add_to(commands: Any) -> None:
         "demo",
         allow_abbrev=False,
         help="try a model on a local web page",
-        description="Serves a page on this machine: drop an image, write labels, and see probabilities, how noise "
-        "scatters them, and the nearest of your captions. Needs the extra: pip install 'lit-het[demo]'.",
+        description="Serves a page on this machine: drop an image, write labels, and see probabilities, their spread "
+        "over noise samples, and the nearest captions. Needs the extra: pip install 'lit-het[demo]'.",
     )
     add_checkpoint(showing)
-    showing.add_argument("--captions", metavar="FILE", help="captions to search, one a line; embedded once, then kept")
-    showing.add_argument("--host", default="127.0.0.1", help="default: %(default)s, which only this machine can reach")
-    showing.add_argument("--port", type=int, help="default: 7860, or a free one where it is taken")
+    showing.add_argument(
+        "--captions", metavar="FILE", help="captions to search, one per line; their embeddings are cached"
+    )
+    showing.add_argument("--host", default="127.0.0.1", help="default: %(default)s, reachable from this machine only")
+    showing.add_argument("--port", type=int, help="default: 7860, or any free port if it is taken")
     showing.add_argument(
         "--allow-host",
         nargs="+",
         default=(),
         metavar="NAME",
-        help="further names that browsers may know this machine by; requests under names that it has not been told are "
-        "refused, as another web site may have made them",
+        help="further host names of this machine; requests to other host names are refused, since another web site "
+        "may have sent them",
     )
     showing.set_defaults(command=_demo, name="demo")
 
 
 def _demo(options: argparse.Namespace, _: list[str]) -> None:
+    if options.captions is not None:
+        require_file(options.captions)
+    require_run(options.checkpoint)
     from lit_het.apps.demo.server import demo
 
     where = {"pretrained": options.pretrained, "allow_hosts": options.allow_host}

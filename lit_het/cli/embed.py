@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from lit_het.errors import UserError
+from lit_het.paths import locate_config, require_run, require_shards
 
-# Imports of JAX and its friends wait until the command runs.
+# JAX and the other heavy packages are imported only when the command runs, so that --help is fast.
 
 
 def add_to(commands: Any) -> None:
@@ -17,19 +18,21 @@ def add_to(commands: Any) -> None:
         help="compute the embeddings of a locked image tower once, to train on them",
         usage="lit-het embed --tower RUN|FILE --output DIR [--data SHARDS ...] [--dtype TYPE] [--crops K] [--part I/N] "
         "[--any.field.of-the-configuration VALUE ...]",
-        description="Embeds every image of the shards, as the tower sees it in evaluation, into one file a shard. "
-        "Then --data.embeddings DIR lets 'lit-het train' read them in place of images, and --embeddings DIR "
-        "'lit-het zero-shot'. The same command goes on where it was stopped.",
+        description="Embeds every image of the shards, preprocessed as in evaluation, into one file per shard. "
+        "'lit-het train --data.embeddings DIR' and 'lit-het zero-shot --embeddings DIR' then read them in place "
+        "of images. The same command continues an interrupted one.",
         add_help=False,
     )
     embedding.add_argument(
         "--tower",
         type=Path,
         metavar="RUN|FILE",
-        help="directory of a run, or the configuration file of the run to be trained, with its flags",
+        help="directory of a run, or the configuration file (and its flags) of the run to be trained",
     )
-    embedding.add_argument("--output", metavar="DIR", help="folder or address to write")
-    embedding.add_argument("--data", nargs="+", default=(), metavar="SHARDS", help="default: those of the tower's run")
+    embedding.add_argument("--output", metavar="DIR", help="folder or address to write to")
+    embedding.add_argument(
+        "--data", nargs="+", default=(), metavar="SHARDS", help="default: the shards of the tower's run"
+    )
     embedding.add_argument(
         "--dtype", choices=("float16", "bfloat16", "float32"), default="float16", help="default: %(default)s"
     )
@@ -38,20 +41,20 @@ def add_to(commands: Any) -> None:
         type=int,
         default=0,
         metavar="K",
-        help="store K random views of each image, by `crop` and `augmentations` of the configuration (none)",
+        help="store K random views of each image, made by `crop` and `augmentations` of the configuration (none)",
     )
     embedding.add_argument(
-        "--part", default="0/1", metavar="I/N", help="this host's part of the shards, where N hosts run the command"
+        "--part", default="0/1", metavar="I/N", help="embed shards I, I + N, ... where N hosts run the command"
     )
     embedding.add_argument(
-        "-h", "--help", action="store_true", help="this text; with --tower and --output every field as well"
+        "-h", "--help", action="store_true", help="show this text; with --tower and --output also every field"
     )
     embedding.set_defaults(
         command=_embed,
         name="embed",
         parser=embedding,
         takes_fields=True,
-        if_stopped="shards that are done stay, the same command goes on",
+        if_stopped="finished shards are kept; the same command continues",
     )
 
 
@@ -63,11 +66,18 @@ def _embed(options: argparse.Namespace, flags: list[str]) -> None:
         if options.help:
             return
         raise UserError("embed needs --tower RUN|FILE and --output DIR, see lit-het embed --help")
-    from lit_het.runs.embedding import EmbedOptions, embed
-
     try:
         number, count = map(int, options.part.split("/"))
     except ValueError as error:
-        raise UserError(f"--part {options.part} is no part; two hosts take 0/2 and 1/2") from error
+        raise UserError(f"--part {options.part} is not of the form I/N; two hosts take 0/2 and 1/2") from error
+    tower = options.tower
+    if ".py" in tower.name:
+        tower = locate_config(tower)
+    else:
+        require_run(tower)
+    for pattern in options.data:
+        require_shards(pattern)
+    from lit_het.runs.embedding import EmbedOptions, embed
+
     how = EmbedOptions(tuple(options.data), options.dtype, options.crops, (number, count))
-    embed(options.tower, options.output, how, flags)
+    embed(tower, options.output, how, flags)

@@ -1,4 +1,4 @@
-"""The arguments of the commands that measure models and show what was measured."""
+"""The arguments of ``lit-het evaluate`` and of the single evaluations, such as ``lit-het zero-shot``."""
 
 import argparse
 from pathlib import Path
@@ -6,41 +6,42 @@ from typing import Any
 
 from lit_het.cli.train import add_distributed
 from lit_het.errors import UserError
+from lit_het.paths import locate_config, named_folder, require_run
 
-# Imports of JAX and its friends wait until a subcommand runs.
+# JAX and the other heavy packages are imported only when the command runs, so that --help is fast.
 
-_FIGURES_STAY = "evaluations that were done are kept in the run's folder"
+_FIGURES_STAY = "finished evaluations are saved in the run's folder"
 _KINDS = {
     "zero-shot": (
-        "classify images by the names of their classes",
-        "Scores every image of each data set against the names of its classes; a classifier is scored on the classes "
-        "that it was trained on. Figures stand side by side: as trained, with a temperature fitted on other images "
-        "(calibrated), and averaged over noise --samples (noisy).",
+        "classify images by the class names",
+        "Scores every image of each data set against the class names; a classifier is scored on the classes that it "
+        "was trained on. Reports the model as trained, with a temperature fitted on other images (calibrated), and "
+        "averaged over noise --samples (noisy).",
     ),
     "retrieval": (
         "find texts for images and images for texts",
-        "Recall of captions by images and of images by captions, several captions an image.",
+        "Recall of captions by images and of images by captions, with several captions per image.",
     ),
     "few-shot": (
-        "classify by a few training images of each class",
-        "Fits ridge regressions to the features of 1, 5, 10 and 25 images of each class.",
+        "classify with a few training images per class",
+        "Fits ridge regressions to the features of 1, 5, 10 and 25 images per class.",
     ),
     "linear-probe": (
         "train a linear classifier on the features of an image tower",
-        "Trains a grid of linear classifiers on the features of the training split and measures the best.",
+        "Trains a grid of linear classifiers on the features of the training split and evaluates the best.",
     ),
     "shift": (
         "measure accuracy and calibration on corrupted images",
-        "Scores a set and its corrupted copies, which 'lit-het data corrupt' makes.",
+        "Evaluates a data set and its corrupted copies, made by 'lit-het data corrupt'.",
     ),
     "out-of-distribution": (
-        "measure whether images of no class are noticed",
-        "Tells images of the set from those of others by probability, entropy, energy, noise, and the distance of "
-        "features.",
+        "measure the detection of out-of-distribution images",
+        "Distinguishes images of the data set from those of other sets by probability, entropy, energy, noise and "
+        "feature distance.",
     ),
     "ensemble": (
-        "measure several predictions together, and how they differ",
-        "Joint and individual figures of the members of an e3 model, of noise samples, or of several checkpoints.",
+        "evaluate an ensemble and the diversity of its members",
+        "Joint and individual metrics of the members of an e3 model, of noise samples, or of several checkpoints.",
     ),
 }
 
@@ -53,11 +54,16 @@ def add_to(commands: Any) -> None:
         "evaluate",
         allow_abbrev=False,
         help="run all evaluations of a configuration on a trained run",
-        description="Runs what a configuration file lists as `evaluations`, or the run's own configuration. What is "
-        "found is kept in the run's folder, for 'lit-het report'.",
+        description="Runs the `evaluations` of a configuration file, or of the run's own configuration. The results "
+        "are saved in the run's folder, for 'lit-het report'.",
     )
     _add_checkpoint(suite)
-    suite.add_argument("--config", type=Path, metavar="FILE", help="a file with get_evaluations(); default: the run's")
+    suite.add_argument(
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help="a file with get_evaluations(), or the name of a shipped one; default: the run's",
+    )
     suite.set_defaults(command=_suite, name="evaluate", if_stopped=_FIGURES_STAY)
 
 
@@ -75,9 +81,9 @@ def _add_kind(commands: Any, kind: str, summary: str, description: str) -> None:
         "--data",
         nargs="+",
         metavar="[NAME=]DIR",
-        help="folders with classnames.txt and shards (or shards in a folder test/ below), as clip_benchmark lays out",
+        help="folders with classnames.txt and shards (or shards in the subfolder test/), the layout of clip_benchmark",
     )
-    parser.add_argument("-h", "--help", action="store_true", help="this text, with every field of the evaluation")
+    parser.add_argument("-h", "--help", action="store_true", help="show this text; with --data also every field")
     parser.set_defaults(command=_evaluate, name=kind, parser=parser, takes_fields=True, if_stopped=_FIGURES_STAY)
 
 
@@ -85,17 +91,26 @@ def _add_checkpoint(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--checkpoint", type=Path, nargs="+", metavar="DIR", help="directory of a run; an ensemble takes several"
     )
-    parser.add_argument("--pretrained", type=Path, metavar="PATH", help="where the locked tower's run or file is now")
-    parser.add_argument("--output", type=Path, metavar="FILE", help="also write all figures to this JSON file")
+    parser.add_argument(
+        "--pretrained", type=Path, metavar="PATH", help="current path of the locked tower's run or file"
+    )
+    parser.add_argument("--output", type=Path, metavar="FILE", help="also write all metrics to this JSON file")
     add_distributed(parser)
 
 
 def _evaluate(options: argparse.Namespace, flags: list[str]) -> None:
     if options.help:
         options.parser.print_help()
+        if not options.data:
+            return
         flags = [*flags, "--help"]
     elif options.checkpoint is None or not options.data:
         raise UserError(f"{options.name} needs --checkpoint DIR and --data DIR, see lit-het {options.name} --help")
+    else:
+        for argument in options.data:
+            named_folder(argument)
+        for run_dir in options.checkpoint:
+            require_run(run_dir)
     from lit_het.runs.evaluation import evaluate_sets
 
     evaluate_sets(
@@ -111,6 +126,9 @@ def _evaluate(options: argparse.Namespace, flags: list[str]) -> None:
 def _suite(options: argparse.Namespace, _: list[str]) -> None:
     if options.checkpoint is None:
         raise UserError("evaluate needs --checkpoint DIR")
+    config = None if options.config is None else locate_config(options.config, "get_evaluations")
+    for run_dir in options.checkpoint:
+        require_run(run_dir)
     from lit_het.runs.evaluation import evaluate_suite
 
-    evaluate_suite(options.checkpoint, options.config, pretrained=options.pretrained, output=options.output)
+    evaluate_suite(options.checkpoint, config, pretrained=options.pretrained, output=options.output)

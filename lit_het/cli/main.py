@@ -25,15 +25,15 @@ from lit_het.cli import (
 )
 from lit_het.errors import TRY_AGAIN, UserError
 
-# In the order in which --help lists them.
+# In the order of --help.
 _COMMANDS = (quickstart, train, plan, embed, checkpoint, evaluate, report, classify, demo, data, convert)
 
-# Imports of JAX and its friends wait until a subcommand runs: `lit-het --help` answers at once.
+# JAX and the other heavy packages are imported only when a command runs, so that --help is fast.
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one subcommand; mistakes of the user end in one line and exit code 1."""
-    logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax reports every file it writes
+    """Runs one command; user errors are printed as one line, with exit code 1."""
+    logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax logs every file that it writes
     parser = _parser()
     options, rest = parser.parse_known_args(arguments)
     if rest and not getattr(options, "takes_fields", False):
@@ -46,11 +46,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = _run(options, rest)
     except BaseException as error:
         code = 1
-        if lost := distributed.fault_of_machines(error):
-            code = TRY_AGAIN  # whether that helps, the code of the other tells
+        if lost := distributed.lost_process_error(error):
+            code = TRY_AGAIN  # the exit code of the lost process says whether a restart helps
             reason = " ".join(str(lost).split())[:200]
             print(
-                f"lit-het: another process or a device is gone ({reason}); start all again{_left_by(options)}",
+                f"lit-het: lost another process or a device ({reason}); restart all processes{_left_by(options)}",
                 file=sys.stderr,
             )
         else:
@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(options: argparse.Namespace, rest: Sequence[str]) -> int:
     try:
-        with _endings_unwind():
+        with _signals_as_exceptions():
             if getattr(options, "distributed", None) is not None:
                 from lit_het import distributed
 
@@ -72,55 +72,55 @@ def _run(options: argparse.Namespace, rest: Sequence[str]) -> int:
         if getattr(options, "distributed", None) is not None:
             from lit_het import distributed
 
-            if distributed.fault_of_machines(error):
+            if distributed.lost_process_error(error):
                 raise
         print(f"lit-het: {error}", file=sys.stderr)
         return error.code
     except MemoryError as error:
-        print(f"lit-het: out of memory ({error}); use smaller sizes, or a machine with more", file=sys.stderr)
+        print(f"lit-het: out of memory ({error}); use smaller sizes, or a machine with more memory", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print(f"lit-het: interrupted{_left_by(options)}", file=sys.stderr)
         return 130
-    except _Ended as error:
-        with contextlib.suppress(OSError):  # the terminal may be what has gone
-            print(f"lit-het: ended by {error.signal.name}{_left_by(options)}", file=sys.stderr)
+    except _Stopped as error:
+        with contextlib.suppress(OSError):  # the terminal may be closed
+            print(f"lit-het: stopped by {error.signal.name}{_left_by(options)}", file=sys.stderr)
         return 128 + error.signal
     return 0
 
 
 def _left_by(options: argparse.Namespace) -> str:
-    """Returns what a command leaves behind that is stopped, if anything."""
+    """Returns what an interrupted command leaves behind, as the end of a message."""
     return f"; {options.if_stopped}" if hasattr(options, "if_stopped") else ""
 
 
-class _Ended(BaseException):
-    """A signal asks for the end."""
+class _Stopped(BaseException):
+    """The process received a signal to stop."""
 
     def __init__(self, number: int):
         self.signal = signal.Signals(number)
 
 
 @contextlib.contextmanager
-def _endings_unwind() -> Iterator[None]:
-    """Makes SIGTERM and SIGHUP raise `_Ended`, as Ctrl-C raises: commands that streams read end with this process."""
-    # What is ignored (nohup) or handled by others stays so; handlers are for the main thread.
+def _signals_as_exceptions() -> Iterator[None]:
+    """Makes SIGTERM and SIGHUP raise `_Stopped`, so that commands that streams read from are stopped as well."""
+    # Signals that are ignored (nohup) or handled elsewhere stay so. Only the main thread may set handlers.
     is_main = threading.current_thread() is threading.main_thread()
-    ours = [
+    handled = [
         number for number in (signal.SIGTERM, signal.SIGHUP) if is_main and signal.getsignal(number) == signal.SIG_DFL
     ]
 
     def end(number: int, _: types.FrameType | None) -> None:
-        for one in ours:
-            signal.signal(one, signal.SIG_IGN)  # a second one must not interrupt the clearing up
-        raise _Ended(number)
+        for other in handled:
+            signal.signal(other, signal.SIG_IGN)  # a second signal must not interrupt the clean-up
+        raise _Stopped(number)
 
-    for number in ours:
+    for number in handled:
         signal.signal(number, end)
     try:
         yield
     finally:
-        for number in ours:
+        for number in handled:
             signal.signal(number, signal.SIG_DFL)
 
 
@@ -128,7 +128,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="lit-het",
         allow_abbrev=False,
-        description="Image-text models that know how sure they are: LiT with HET-XL heads, in JAX.",
+        description="Image-text models with uncertainty: LiT with HET-XL heads, in JAX.",
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 

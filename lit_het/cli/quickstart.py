@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-# Imports of JAX and its friends wait until the command runs.
+# JAX and the other heavy packages are imported only when the command runs, so that --help is fast.
 
 
 def add_to(commands: Any) -> None:
@@ -13,13 +13,13 @@ def add_to(commands: Any) -> None:
         "quickstart",
         allow_abbrev=False,
         help="train LiT with and without HET-XL on images of characters, and write a report (about 5 minutes)",
-        description="Renders characters in many faces, trains an image tower on them, locks it, trains text towers "
+        description="Renders characters in many typefaces, trains an image tower on them, locks it, trains text towers "
         "with a deterministic and with a HET-XL head, evaluates both zero-shot and writes a report. "
-        "A quickstart that was stopped goes on where it was.",
+        "The same command continues an interrupted quickstart.",
     )
     quickstart.add_argument("--run-dir", type=Path, default=Path("runs/quickstart"), help="default: %(default)s")
-    quickstart.add_argument("--seed", type=int, default=0, help="of everything: data order, initialisation, noise")
-    quickstart.set_defaults(command=_quickstart, name="quickstart", if_stopped="the same command goes on")
+    quickstart.add_argument("--seed", type=int, default=0, help="seed of data order, initialisation and noise")
+    quickstart.set_defaults(command=_quickstart, name="quickstart", if_stopped="the same command continues")
 
 
 def _quickstart(options: argparse.Namespace, _: list[str]) -> None:

@@ -1,12 +1,13 @@
 """The arguments of ``lit-het report`` and ``lit-het compare``."""
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from lit_het.errors import UserError
 
-# Imports of JAX and its friends wait until the command runs.
+# JAX and the other heavy packages are imported only when the command runs, so that --help is fast.
 
 
 def add_to(commands: Any) -> None:
@@ -19,13 +20,13 @@ def _add_report(commands: Any) -> None:
     parser = commands.add_parser(
         "report",
         allow_abbrev=False,
-        help="draw what was measured of runs on one page",
-        description="Writes a page from what lies in the folders of runs: configurations, curves and evaluations. It "
-        "asks for nothing from outside. The same figures go beside it as .json, .csv and .md.",
+        help="write a page with the configurations, curves and evaluations of runs",
+        description="Writes one self-contained HTML page with the configurations, curves and evaluations of runs, and "
+        "the same figures beside it as .json, .csv and .md.",
     )
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN_DIR", help="directory of a run")
     parser.add_argument(
-        "--output", type=Path, metavar="FILE.html", help="default: RUN_DIR/report.html; of several runs, ./report.html"
+        "--output", type=Path, metavar="FILE.html", help="default: RUN_DIR/report.html; for several runs ./report.html"
     )
     parser.set_defaults(command=_report, name="report")
 
@@ -35,8 +36,8 @@ def _add_comparison(commands: Any) -> None:
         "compare",
         allow_abbrev=False,
         help="test whether two groups of runs differ",
-        description="Means, standard errors and Welch's t-test of every figure that all runs have, where the runs of a "
-        "group differ in their seeds.",
+        description="Prints means, standard errors and Welch's t-test of every metric that all runs have. The runs of "
+        "a group differ in their seeds.",
     )
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN_DIR", help="the first group")
     parser.add_argument("--against", type=Path, nargs="+", metavar="RUN_DIR", help="the second group")
@@ -44,7 +45,14 @@ def _add_comparison(commands: Any) -> None:
     parser.set_defaults(command=_compare, name="compare")
 
 
+def _check(runs: Sequence[Path]) -> None:
+    for directory in runs:
+        if not directory.exists():
+            raise UserError(f"{directory} is no run: it holds neither config.json nor evaluations")
+
+
 def _report(options: argparse.Namespace, _: list[str]) -> None:
+    _check(options.runs)
     from lit_het.apps.report import report
 
     report(options.runs, options.output)
@@ -53,6 +61,7 @@ def _report(options: argparse.Namespace, _: list[str]) -> None:
 def _compare(options: argparse.Namespace, _: list[str]) -> None:
     if options.against is None:
         raise UserError("compare needs two groups of runs: RUN_DIR ... --against RUN_DIR ...")
+    _check([*options.runs, *options.against])
     from lit_het.apps.report import compare
 
     compare(options.runs, options.against, options.output)

@@ -1,4 +1,4 @@
-"""What tasks expect of heads."""
+"""The protocols of heads."""
 
 from typing import Protocol, runtime_checkable
 
@@ -9,12 +9,12 @@ from lit_het.types import EmbeddingSamples, LogitSamples, Queries
 
 @runtime_checkable
 class ClassificationHead(Protocol):
-    """From features to samples of logits, already divided by the temperature."""
+    """Maps features to samples of logits divided by the temperature."""
 
     def __call__(
         self, features: Float[Array, "b d"], key: Key[Array, ""] | None, *, training: bool = True
     ) -> LogitSamples:
-        """Returns as many samples as training or evaluation takes; without a key one sample without noise."""
+        """Returns S samples, as configured for training or evaluation; without a key one sample without noise."""
         ...
 
     def temperature(self) -> Float[Array, ""]:
@@ -22,34 +22,34 @@ class ClassificationHead(Protocol):
         ...
 
     def noise_norm(self, features: Float[Array, "b d"]) -> Float[Array, " b"]:
-        """Returns the root mean square norm of the noise, sqrt(tr Σ(x)); zeros where there is none."""
+        """Returns the root mean square norm of the noise, sqrt(tr Σ(x)); zeros without noise."""
         ...
 
     def spectrum(self, features: Float[Array, "b d"]) -> Float[Array, "b _"]:
-        """Returns the noise's standard deviations along its principal axes, falling; none where there is no noise."""
+        """Returns standard deviations of the noise along its principal axes, descending; none without noise."""
         ...
 
 
 @runtime_checkable
 class ContrastiveHead(Protocol):
-    """From a pair of embeddings to keys and noisy queries."""
+    """Maps image and text embeddings to keys and noisy queries."""
 
     def __call__(
         self, image: Float[Array, "b d"], text: Float[Array, "b d"], key: Key[Array, ""] | None
     ) -> EmbeddingSamples:
-        """Returns keys and queries; without a key queries have no noise."""
+        """Returns keys and queries; without a random key queries have no noise."""
         ...
 
     def image_queries(self, image: Float[Array, "b d"], key: Key[Array, ""], num_samples: int) -> Queries | None:
-        """Returns noisy image embeddings for evaluation; None where there is no noise."""
+        """Returns noisy image embeddings for evaluation; None without noise."""
         ...
 
     def image_key(self, image: Float[Array, "b d"]) -> Float[Array, "b d"]:
-        """Returns the noiseless image embeddings that inner products are taken with."""
+        """Returns the noiseless image embeddings, which queries are compared with."""
         ...
 
     def text_key(self, text: Float[Array, "b d"]) -> Float[Array, "b d"]:
-        """Returns the noiseless text embeddings that inner products are taken with."""
+        """Returns the noiseless text embeddings, which queries are compared with."""
         ...
 
     def temperature(self) -> Float[Array, ""]:
@@ -57,13 +57,13 @@ class ContrastiveHead(Protocol):
         ...
 
     def image_noise_norm(self, image: Float[Array, "b d"]) -> Float[Array, " b"]:
-        """Returns sqrt(tr Σ(a)) for image embeddings; zeros where there is no noise."""
+        """Returns sqrt(tr Σ(a)) for image embeddings; zeros without noise."""
         ...
 
     def text_noise_norm(self, text: Float[Array, "b d"]) -> Float[Array, " b"]:
-        """Returns sqrt(tr Σ(b)) for text embeddings; zeros where there is no noise."""
+        """Returns sqrt(tr Σ(b)) for text embeddings; zeros without noise."""
         ...
 
     def image_spectrum(self, image: Float[Array, "b d"]) -> Float[Array, "b _"]:
-        """Returns the noise's standard deviations along its principal axes, falling; none where there is no noise."""
+        """Returns standard deviations of the noise along its principal axes, descending; none without noise."""
         ...

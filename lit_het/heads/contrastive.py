@@ -25,8 +25,8 @@ class DeterministicContrastiveConfig:
     """Unit-normalised embeddings without noise.
 
     Attributes:
-        temperature: τ, starting at 1/10 as in LiT.
-        initial_bias: start of a learned bias of the logits, for the sigmoid loss; None has no bias.
+        temperature: τ, initially 1/10 as in LiT.
+        initial_bias: initial value of a learned bias of the logits, for the sigmoid loss; None for no bias.
     """
 
     temperature: TemperatureConfig = LogTemperature(1 / 10)
@@ -47,12 +47,12 @@ class DeterministicContrastive(nnx.Module):
     def __call__(
         self, image: Float[Array, "b d"], text: Float[Array, "b d"], key: Key[Array, ""] | None
     ) -> EmbeddingSamples:
-        """Returns keys that are their own queries; the key is not used."""
+        """Returns deterministic embeddings, used as queries and as keys; the random key is unused."""
         bias = None if self.bias is None else self.bias[...]
         return EmbeddingSamples(self.image_key(image), self.text_key(text), None, None, self.temperature(), bias)
 
     def image_queries(self, image: Float[Array, "b d"], key: Key[Array, ""], num_samples: int) -> Queries | None:
-        """Returns None: there is no noise."""
+        """Returns None, as there is no noise."""
         return None
 
     def image_key(self, image: Float[Array, "b d"]) -> Float[Array, "b d"]:
@@ -72,7 +72,7 @@ class DeterministicContrastive(nnx.Module):
         return jnp.zeros(text.shape[0])
 
     def image_spectrum(self, image: Float[Array, "b d"]) -> Float[Array, "b zero"]:
-        """Returns no axes."""
+        """Returns an empty array, as there is no noise."""
         return jnp.zeros((image.shape[0], 0))
 
 
@@ -81,15 +81,15 @@ class HetXLContrastiveConfig:
     """Noisy queries, noiseless keys; defaults follow HET-XL App. A.2 and N.2.
 
     Attributes:
-        covariance: Σ of either side; each side has its own parameters.
-        temperature: τ, starting at 1/3.
-        num_samples: S, noise samples per example in training; evaluators say how many they take (App. M: it matters
-            little, so that none is the usual choice).
-        order: of products, where S > 1 (`lit_het.heads.sampling`).
-        normalize_before_noise, normalize_after_noise: where embeddings are scaled to norm 1 (HET-XL Table 7);
-            keys follow the same settings.
-        noisy: which sides' queries get noise.
-        initial_bias: start of a learned bias of the logits, for the sigmoid loss; None has no bias.
+        covariance: Σ of images and of texts; both have their own parameters.
+        temperature: τ, initially 1/3.
+        num_samples: S, noise samples per example in training; evaluators have their own number, usually none, as it
+            matters little (App. M).
+        order: order of products for S > 1, see `lit_het.heads.sampling`.
+        normalize_before_noise, normalize_after_noise: when embeddings are scaled to norm 1 (HET-XL Table 7); keys have
+            the same settings.
+        noisy: whose queries have noise.
+        initial_bias: initial value of a learned bias of the logits, for the sigmoid loss; None for no bias.
     """
 
     covariance: CovarianceConfig = CovarianceConfig(num_factors=15, form="full", initial_noise_norm=0.1)
@@ -133,7 +133,7 @@ class HetXLContrastive(nnx.Module):
     def __call__(
         self, image: Float[Array, "b d"], text: Float[Array, "b d"], key: Key[Array, ""] | None
     ) -> EmbeddingSamples:
-        """Returns keys and S noisy queries a side, or without a key keys that are their own queries."""
+        """Returns keys and S noisy queries of each side; without a random key deterministic embeddings only."""
         image_queries, text_queries = None, None
         if key is not None:
             image_noise, text_noise = jax.random.split(key)
@@ -149,7 +149,7 @@ class HetXLContrastive(nnx.Module):
         )
 
     def image_queries(self, image: Float[Array, "b d"], key: Key[Array, ""], num_samples: int) -> Queries | None:
-        """Returns noisy image embeddings, or None if the image side has no noise."""
+        """Returns noisy image embeddings, or None if images have no noise."""
         return self._queries(image, self.image_covariance, key, num_samples)
 
     def image_key(self, image: Float[Array, "b d"]) -> Float[Array, "b d"]:
@@ -169,7 +169,7 @@ class HetXLContrastive(nnx.Module):
         return self._noise_norm(text, self.text_covariance)
 
     def image_spectrum(self, image: Float[Array, "b d"]) -> Float[Array, "b _"]:
-        """Returns the square roots of the largest eigenvalues of Σ(a), falling."""
+        """Returns the square roots of the largest eigenvalues of Σ(a), in descending order."""
         if self.image_covariance is None:
             return jnp.zeros((image.shape[0], 0))
         return self.image_covariance.spectrum(self._before(image))
@@ -183,7 +183,7 @@ class HetXLContrastive(nnx.Module):
         noise = covariance(embedding)
         b, d = embedding.shape
         normals = standard_normals(jax.random.split(key, b), jnp.arange(num_samples), noise.num_normals)
-        # The keys are as many as the batch.
+        # A query meets one key per example of the batch, as a classifier meets its classes.
         if not is_factored(self.config.order, covariance.config, noise_size=d, num_classes=b, num_samples=num_samples):
             return Queries(self._after(embedding[:, None] + noise.apply(normals)))
         rows = noise.rows()
@@ -206,7 +206,9 @@ def _norms(
     mean: Float[Array, "b d"], rows: Float[Array, "b r d"], normals: Float[Array, "b s r"]
 ) -> Float[Array, "b s"]:
     """Returns ``|mean + normals @ rows|`` (plus 1e-8, as `unit`) from the inner products of mean and rows."""
+    # By the Gram matrix of r + 2 vectors, so that no noisy embedding [b s d] is ever computed.
     vectors = jnp.concatenate([mean[:, None], rows], axis=1)
     gram = jnp.einsum("bpd,bqd->bpq", vectors, vectors)
     weights = jnp.concatenate([jnp.ones((*normals.shape[:2], 1)), normals], axis=2)
+    # Rounding may make the square of a tiny norm negative.
     return jnp.sqrt(jnp.maximum(jnp.einsum("bsp,bpq,bsq->bs", weights, gram, weights), 0.0)) + 1e-8

@@ -1,4 +1,4 @@
-"""Input-dependent Gaussian noise ε(x) ~ N(0, Σ(x)): the one place where noise is drawn (HET-XL Sec. 2.2, App. L).
+"""Input-dependent Gaussian noise ε(x) ~ N(0, Σ(x)): the only module that draws noise (HET-XL Sec. 2.2, App. L).
 
 With factors ``V(x)`` ``[r q]`` and a positive vector ``d(x)`` ``[q]``, a sample is ``ε = V(x)ᵀ ξ + d(x) η`` with
 ``ξ ~ N(0, I_r)`` and η
@@ -21,24 +21,24 @@ from lit_het import sharding
 from lit_het.errors import UserError, require_at_least, require_choice
 from lit_het.types import tree_of_arrays
 
-# d(x) = softplus(...) + this: the covariance never vanishes.
+# d(x) = softplus(...) + MINIMUM_SCALE, so that the covariance is never zero.
 MINIMUM_SCALE = 1e-3
 
 
 @dataclasses.dataclass(frozen=True)
 class CovarianceConfig:
-    """The shape of Σ(x) and of its starting value.
+    """The form of Σ(x), and its initial size.
 
     Attributes:
-        num_factors: r, the rank of the low-rank part; 0 leaves the diagonal alone, whatever ``second_term`` says.
+        num_factors: r, the rank of the low-rank part; with 0 Σ is diagonal, whatever ``second_term`` is.
         form: "full" gives every example its own ``V(x) = reshape(C φ(x))``, O(d q r) parameters; "efficient"
             scales a shared ``J`` per coordinate, ``V(x) = J ∘ v(x)``, O(d q + q r) parameters.
         second_term: "rank_one" or "diagonal", see the module's docstring.
-        initial_noise_norm: root mean square norm of the noise at the start, half of its square from each
-            term; None starts from ordinary dense layers, whose noise has a norm near 0.7 √q on unit features.
+        initial_noise_norm: root mean square norm of the initial noise, half of its square from each term; None
+            initializes ordinary dense layers, whose noise has a norm near 0.7 √q on unit features.
 
     Raises:
-        UserError: a negative rank, a form or second term that there is not, or a noise that is not finite and positive.
+        UserError: a negative rank, an unknown form or second term, or a norm that is not finite and positive.
     """
 
     num_factors: int = 15
@@ -63,8 +63,8 @@ class CovarianceConfig:
         Args:
             feature_size: d, size of φ(x).
             noise_size: q, size of ε.
-            feature_norm: typical norm of φ(x), which the starting scales are derived from.
-            rngs: where the parameters come from.
+            feature_norm: typical norm of φ(x), from which the initial scales are derived.
+            rngs: random keys of the parameters.
         """
         return Covariance(self, feature_size, noise_size, feature_norm, rngs)
 
@@ -72,7 +72,7 @@ class CovarianceConfig:
 @tree_of_arrays
 @dataclasses.dataclass(frozen=True)
 class Noise:
-    """Σ(x) of some examples in factored form.
+    """Σ(x) of n examples in factored form.
 
     Attributes:
         scale: d(x).
@@ -97,7 +97,7 @@ class Noise:
 
     @property
     def num_normals(self) -> int:
-        """How many standard normals a sample takes: those of ξ and η."""
+        """Number of standard normals per sample: those of ξ and η."""
         return self.rank + (self.scale.shape[1] if self.is_diagonal else 1)
 
     def apply(self, normals: Float[Array, "n t z"]) -> Float[Array, "n t q"]:
@@ -113,7 +113,7 @@ class Noise:
         return noise
 
     def low_rank(self) -> Float[Array, "n r q"]:
-        """Returns V(x), whichever form it has."""
+        """Returns V(x)."""
         if self.shared_factors is not None and self.factor_scale is not None:
             return self.shared_factors[None] * self.factor_scale[:, None]
         if self.factors is not None:
@@ -121,17 +121,17 @@ class Noise:
         return jnp.zeros((self.scale.shape[0], 0, self.scale.shape[1]))
 
     def rows(self) -> Float[Array, "n _ q"]:
-        """Returns V(x) and, below it, d(x): a rank-one noise is their combination by ``[ξ, η]``.
+        """Returns the rows of V(x) and d(x): rank-one noise is their linear combination with ``[ξ, η]``.
 
         Raises:
-            ValueError: the second term is diagonal, hence no combination of few rows.
+            ValueError: the second term is diagonal, so that there are no such rows.
         """
         if self.is_diagonal:
             raise ValueError("a diagonal term has no low-rank factors")
         return jnp.concatenate([self.low_rank(), self.scale[:, None]], axis=1)
 
     def project(self, kernel: Float[Array, "q k"]) -> "Noise":
-        """Returns the noise ``kernelᵀ ε``: the same samples in another space, from r + 1 products an example."""
+        """Returns the noise ``kernelᵀ ε``, the same samples in another space, by r + 1 products per example."""
         n, _, q = (rows := self.rows()).shape
         projected = (rows.reshape(-1, q) @ kernel).reshape(n, -1, kernel.shape[1])
         return Noise(projected[:, -1], projected[:, :-1], None, None, is_diagonal=False)
@@ -140,17 +140,17 @@ class Noise:
         """Returns the noise ``ε[index]``.
 
         Raises:
-            ValueError: the second term is diagonal: coordinates of one index would not share their noise.
+            ValueError: the second term is diagonal, so that coordinates with the same index would have different noise.
         """
         if self.is_diagonal:
-            raise ValueError("a diagonal term cannot be moved before its samples are drawn")
+            raise ValueError("a diagonal term can only be indexed after its samples are drawn")
         parts = (self.factors, self.shared_factors, self.factor_scale)
         taken = (None if part is None else part[..., index] for part in parts)
         return Noise(self.scale[..., index], *taken, is_diagonal=False)
 
 
 class Covariance(nnx.Module):
-    """Maps features φ(x) to Σ(x). Computes in float32."""
+    """Maps features φ(x) to Σ(x), in float32."""
 
     def __init__(
         self, config: CovarianceConfig, feature_size: int, noise_size: int, feature_norm: float, rngs: nnx.Rngs
@@ -185,7 +185,7 @@ class Covariance(nnx.Module):
         )
 
     def covariance(self, features: Float[Array, "n d"]) -> Float[Array, "n q q"]:
-        """Returns Σ(x) itself, O(n q²) memory: for inspection."""
+        """Returns the matrix Σ(x), O(n q²) memory; for inspection and tests."""
         noise = self(features)
         factors, scale = noise.low_rank(), noise.scale
         low_rank = jnp.einsum("nrq,nrp->nqp", factors, factors)
@@ -194,14 +194,15 @@ class Covariance(nnx.Module):
         return low_rank + scale[:, :, None] * scale[:, None, :]
 
     def spectrum(self, features: Float[Array, "n d"]) -> Float[Array, "n r_plus_one"]:
-        """Returns the square roots of the r + 1 largest eigenvalues of Σ(x), falling: all but zeros of a low rank."""
+        """Returns the square roots of the r + 1 largest eigenvalues of Σ(x), in descending order."""
         noise = self(features)
         if noise.is_diagonal:
             values = jnp.linalg.eigvalsh(self.covariance(features))[:, ::-1][:, : self.config.num_factors + 1]
         else:
             rows = noise.rows()
-            # The eigenvalues of Σ = RᵀR that are not zero are those of R Rᵀ.
+            # Σ = RᵀR and the small matrix R Rᵀ have the same nonzero eigenvalues.
             values = jnp.linalg.eigvalsh(jnp.einsum("npq,nrq->npr", rows, rows))[:, ::-1]
+        # Rounding may make an eigenvalue of zero negative.
         return jnp.sqrt(jnp.maximum(values, 0.0))
 
     def noise_norm(self, features: Float[Array, "n d"]) -> Float[Array, " n"]:
@@ -216,9 +217,9 @@ class Covariance(nnx.Module):
 
 
 def standard_normals(keys: Key[Array, " n"], samples: Int[Array, " t"], count: int) -> Float[Array, "n t {count}"]:
-    """Draws the standard normals of some samples of some examples.
+    """Returns the standard normals of t samples of n examples.
 
-    Each depends on its example's key and its sample's number alone, so that neither blocks nor devices matter.
+    A sample depends only on its example's key and its own index, so that blocks and devices do not change it.
     """
 
     def draw(key: Key[Array, ""], sample: Int[Array, ""]) -> Float[Array, " _"]:
@@ -230,12 +231,12 @@ def standard_normals(keys: Key[Array, " n"], samples: Int[Array, " t"], count: i
 def _initial_scales(
     config: CovarianceConfig, noise_size: int, feature_norm: float
 ) -> tuple[jax.nn.initializers.Initializer, jax.nn.initializers.Initializer, float]:
-    """Returns the initializer of the layer behind V, and that of the kernel and the value of the bias behind d.
+    """Returns the initializer of the layer of V, that of the kernel of d, and the initial bias of d.
 
     With kernel entries of variance σ² the entries of V (full form) have variance σ² |φ|², so E |V ξ|² = q r σ² |φ|²;
     in the efficient form E |V ξ|² = q σ² |φ|², as J's entries have variance 1/r. Both are set to half of the
-    squared norm asked for, and so is |d|² = q d₀², which holds for every example if the kernel behind d starts at 0.
-    Without factors the second term has all of it.
+    requested squared norm, and so is |d|² = q d₀², for every example if the kernel of d is initially 0. Without factors
+    the second term has the whole norm.
     """
     if config.initial_noise_norm is None:
         return nnx.initializers.lecun_normal(), nnx.initializers.lecun_normal(), 0.0
@@ -246,7 +247,7 @@ def _initial_scales(
     if scale <= MINIMUM_SCALE:
         least = MINIMUM_SCALE * math.sqrt(terms * noise_size)
         raise UserError(
-            f"initial_noise_norm = {config.initial_noise_norm} is below {least:.3g}, the least for {noise_size} "
+            f"initial_noise_norm = {config.initial_noise_norm} is below {least:.3g}, the minimum for {noise_size} "
             f"dimensions (d(x) is at least {MINIMUM_SCALE}); choose a larger one"
         )
     kernel = nnx.initializers.normal(share / math.sqrt(columns) / feature_norm)
@@ -254,4 +255,5 @@ def _initial_scales(
 
 
 def _inverse_softplus(value: float) -> float:
+    # The usual log(exp(value) - 1) overflows for large values and loses the digits of small ones.
     return value + math.log(-math.expm1(-value))

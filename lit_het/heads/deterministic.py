@@ -7,7 +7,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Key
 
 from lit_het.heads.logits import logits_layer
-from lit_het.heads.sampling import certain
+from lit_het.heads.sampling import noiseless_samples
 from lit_het.heads.temperature import FixedTemperature, TemperatureConfig
 from lit_het.types import LogitSamples
 
@@ -18,8 +18,8 @@ class DeterministicConfig:
 
     Attributes:
         temperature: τ.
-        initial_bias: start of every bias; about -6.9 suits sigmoid losses with many classes (SoViT Table 8).
-        zero_kernel: whether the kernel of the logits starts at zero, for fine-tuning, instead of at random.
+        initial_bias: initial value of the biases; about -6.9 suits sigmoid losses with many classes (SoViT Table 8).
+        zero_kernel: whether the kernel of the logits is initially zero, for fine-tuning, instead of random.
     """
 
     temperature: TemperatureConfig = FixedTemperature()
@@ -43,14 +43,14 @@ class DeterministicClassifier(nnx.Module):
     def __call__(
         self, features: Float[Array, "b d"], key: Key[Array, ""] | None, *, training: bool = True
     ) -> LogitSamples:
-        """Returns one sample, logits divided by τ; neither key nor ``training`` matters."""
+        """Returns one sample, logits divided by τ; ``key`` and ``training`` are unused."""
         temperature = self.temperature()
-        return certain(features, lambda phi: self.logits(phi) / temperature)
+        return noiseless_samples(features, lambda phi: self.logits(phi) / temperature)
 
     def noise_norm(self, features: Float[Array, "b d"]) -> Float[Array, " b"]:
         """Returns zeros."""
         return jnp.zeros(features.shape[0])
 
     def spectrum(self, features: Float[Array, "b d"]) -> Float[Array, "b _"]:
-        """Returns nothing: there is no noise."""
+        """Returns an empty array, as there is no noise."""
         return jnp.zeros((features.shape[0], 0))

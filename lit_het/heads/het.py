@@ -1,4 +1,4 @@
-"""The HET classifier: logits = (Wᵀ φ + bias + ε(x)) / τ, the noise lives in the logits (HET-XL Eq. 2)."""
+"""The HET classifier, with noise in the logits: (Wᵀ φ + bias + ε(x)) / τ (HET-XL Eq. 2)."""
 
 import dataclasses
 
@@ -7,7 +7,7 @@ from jaxtyping import Array, Float, Key
 
 from lit_het.heads.covariance import CovarianceConfig, Noise
 from lit_het.heads.logits import logits_layer
-from lit_het.heads.sampling import SamplingConfig, certain, noisy_in_logits
+from lit_het.heads.sampling import SamplingConfig, noiseless_samples, noisy_logit_samples
 from lit_het.heads.temperature import BoundedTemperature, TemperatureConfig
 from lit_het.types import LogitSamples
 
@@ -19,9 +19,9 @@ class HetConfig:
     Attributes:
         covariance: Σ(x) of the noise in the logits.
         temperature: τ.
-        sampling: how many noise samples, and how; ``order`` has no effect, the noise is in the logits already.
-        initial_bias: start of every bias of the logits.
-        zero_kernel: whether the kernel of the logits starts at zero, for fine-tuning, instead of at random.
+        sampling: number of noise samples, and how they are computed; ``order`` has no effect on noise in the logits.
+        initial_bias: initial value of the biases of the logits.
+        zero_kernel: whether the kernel of the logits is initially zero, for fine-tuning, instead of random.
     """
 
     covariance: CovarianceConfig = CovarianceConfig(num_factors=50, form="efficient")
@@ -43,7 +43,7 @@ class HetClassifier(nnx.Module):
         self.logits = logits_layer(
             feature_size, num_classes, rngs, zero_kernel=config.zero_kernel, initial_bias=config.initial_bias
         )
-        # Features come from a LayerNorm: their norm is about the square root of their size.
+        # Features are outputs of a LayerNorm, so their norm is about the square root of their size.
         self.covariance = config.covariance.build(feature_size, num_classes, feature_size**0.5, rngs)
         self.temperature = config.temperature.build()
 
@@ -53,18 +53,18 @@ class HetClassifier(nnx.Module):
         """Returns samples of logits divided by τ, or without a key one sample without noise."""
         temperature, sampling = self.temperature(), self.config.sampling
         if key is None:
-            return certain(features, lambda phi: self.logits(phi) / temperature)
+            return noiseless_samples(features, lambda phi: self.logits(phi) / temperature)
 
         def prepare(phi: Float[Array, "n d"]) -> tuple[Float[Array, "n k"], Noise]:
             return self.logits(phi), self.covariance(phi)
 
         samples = sampling.samples(training)
-        return noisy_in_logits(features, key, samples, sampling.block_size, prepare, temperature)
+        return noisy_logit_samples(features, key, samples, sampling.block_size, prepare, temperature)
 
     def noise_norm(self, features: Float[Array, "b d"]) -> Float[Array, " b"]:
         """Returns ``sqrt(tr Σ(x))``."""
         return self.covariance.noise_norm(features)
 
     def spectrum(self, features: Float[Array, "b d"]) -> Float[Array, "b _"]:
-        """Returns the square roots of the largest eigenvalues of the covariance, falling."""
+        """Returns the square roots of the largest eigenvalues of the covariance, in descending order."""
         return self.covariance.spectrum(features)

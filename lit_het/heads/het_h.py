@@ -1,4 +1,4 @@
-"""The HET-H classifier: logits = (Wᵀ φ + bias + ε''(x)[h(c)]) / τ, classes share noise by a hash (HET-XL Eq. 9)."""
+"""The HET-H classifier, whose classes share noise by a hash: (Wᵀ φ + bias + ε''(x)[h(c)]) / τ (HET-XL Eq. 9)."""
 
 import dataclasses
 import functools
@@ -11,12 +11,19 @@ from jaxtyping import Array, Float, Int, Key
 from lit_het.errors import UserError, require_at_least
 from lit_het.heads.covariance import CovarianceConfig, Noise
 from lit_het.heads.logits import logits_layer
-from lit_het.heads.sampling import SamplingConfig, certain, check_order, is_factored, noisy, noisy_in_logits
+from lit_het.heads.sampling import (
+    SamplingConfig,
+    check_order,
+    is_factored,
+    noiseless_samples,
+    noisy_logit_samples,
+    noisy_samples,
+)
 from lit_het.heads.temperature import BoundedTemperature, TemperatureConfig
 from lit_het.types import LogitSamples
 
-# Multiply-adds that take as long as moving one number to its class, forward and back (docs/benchmarks.md).
-COST_OF_MOVE = 100
+# Multiply-adds that take as long as gathering one number for its class, forward and backward (docs/benchmarks.md).
+GATHER_COST = 100
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,13 +31,13 @@ class HetHConfig:
     """A classifier whose classes share H coordinates of noise.
 
     Attributes:
-        num_buckets: H; the paper takes the size of the features.
-        hash_seed: of the hash from classes to buckets; a run keeps it.
+        num_buckets: H; in the paper the size of the features.
+        hash_seed: seed of the hash from classes to buckets.
         covariance: Σ''(x) of the noise in the buckets.
         temperature: τ.
-        sampling: how many noise samples, and how.
-        initial_bias: start of every bias of the logits.
-        zero_kernel: whether the kernel of the logits starts at zero, for fine-tuning, instead of at random.
+        sampling: number of noise samples, and how they are computed.
+        initial_bias: initial value of the biases of the logits.
+        zero_kernel: whether the kernel of the logits is initially zero, for fine-tuning, instead of random.
 
     Raises:
         UserError: no buckets, or the factored order without a second term of rank one.
@@ -57,17 +64,15 @@ class HetHConfig:
         if self.num_buckets > num_classes:
             raise UserError(
                 f"HetHConfig: num_buckets = {self.num_buckets} is more than the {num_classes} classes; "
-                f"set --task.head.num-buckets to at most {num_classes}, or take HetConfig"
+                f"set --task.head.num-buckets to at most {num_classes}, or use HetConfig"
             )
         return HetHClassifier(self, feature_size, num_classes, rngs)
 
 
 @functools.lru_cache
 def hash_classes(num_classes: int, num_buckets: int, seed: int) -> Int[np.ndarray, " k"]:
-    """Returns h, each class's bucket: the same on every machine and in every version.
-
-    A CRC would not do: it is linear, so that with 2ⁿ buckets the same classes would collide whatever the seed.
-    """
+    """Returns h, the bucket of each class: the same on every machine and in every version."""
+    # Not a CRC: it is linear, so that with 2ⁿ buckets the same classes would collide for every seed.
 
     def bucket(number: int) -> int:
         digest = hashlib.blake2b(f"{seed}/{number}".encode(), digest_size=8).digest()
@@ -84,13 +89,13 @@ class HetHClassifier(nnx.Module):
         self.logits = logits_layer(
             feature_size, num_classes, rngs, zero_kernel=config.zero_kernel, initial_bias=config.initial_bias
         )
-        # Features come from a LayerNorm: their norm is about the square root of their size.
+        # Features are outputs of a LayerNorm, so their norm is about the square root of their size.
         self.covariance = config.covariance.build(feature_size, config.num_buckets, feature_size**0.5, rngs)
         self.temperature = config.temperature.build()
 
     @property
     def bucket_of_class(self) -> Int[np.ndarray, " k"]:
-        """h, each class's bucket."""
+        """h, the bucket of each class."""
         return hash_classes(self.logits.out_features, self.config.num_buckets, self.config.hash_seed)
 
     def __call__(
@@ -99,7 +104,7 @@ class HetHClassifier(nnx.Module):
         """Returns samples of logits divided by τ, or without a key one sample without noise."""
         temperature, sampling = self.temperature(), self.config.sampling
         if key is None:
-            return certain(features, lambda phi: self.logits(phi) / temperature)
+            return noiseless_samples(features, lambda phi: self.logits(phi) / temperature)
         num_samples, num_classes, buckets = sampling.samples(training), self.logits.out_features, self.bucket_of_class
 
         def prepare(phi: Float[Array, "n d"]) -> tuple[Float[Array, "n k"], Noise]:
@@ -111,24 +116,24 @@ class HetHClassifier(nnx.Module):
             noise_size=self.config.num_buckets,
             num_classes=num_classes,
             num_samples=num_samples,
-            cost=COST_OF_MOVE * num_classes,
+            cost=GATHER_COST * num_classes,
         ):
 
-            def prepare_moved(phi: Float[Array, "n d"]) -> tuple[Float[Array, "n k"], Noise]:
+            def prepare_gathered(phi: Float[Array, "n d"]) -> tuple[Float[Array, "n k"], Noise]:
                 base, noise = prepare(phi)
                 return base, noise.take(buckets)
 
-            return noisy_in_logits(features, key, num_samples, sampling.block_size, prepare_moved, temperature)
+            return noisy_logit_samples(features, key, num_samples, sampling.block_size, prepare_gathered, temperature)
 
         def logits(base: Float[Array, "n k"], noise: Noise, normals: Float[Array, "n t z"]) -> Float[Array, "n t k"]:
             return (base[:, None] + noise.apply(normals)[..., buckets]) / temperature
 
-        return noisy(features, key, num_samples, sampling.block_size, prepare, logits)
+        return noisy_samples(features, key, num_samples, sampling.block_size, prepare, logits)
 
     def noise_norm(self, features: Float[Array, "b d"]) -> Float[Array, " b"]:
         """Returns ``sqrt(tr Σ''(x))``, over buckets."""
         return self.covariance.noise_norm(features)
 
     def spectrum(self, features: Float[Array, "b d"]) -> Float[Array, "b _"]:
-        """Returns the square roots of the largest eigenvalues of the covariance, falling."""
+        """Returns the square roots of the largest eigenvalues of the covariance, in descending order."""
         return self.covariance.spectrum(features)

@@ -1,6 +1,6 @@
-"""The HET-XL classifier: logits = (Wᵀ (φ + ε'(x)) + bias) / τ, the noise lives in the features (HET-XL Eq. 5).
+"""The HET-XL classifier, with noise in the features: (Wᵀ (φ + ε'(x)) + bias) / τ (HET-XL Eq. 5).
 
-Without sharing W the noise has a space and a matrix of its own: (Wᵀ φ + W'ᵀ ε'(x) + bias) / τ (Eq. 14).
+If W is not shared, the noise has its own space and matrix: (Wᵀ φ + W'ᵀ ε'(x) + bias) / τ (Eq. 14).
 """
 
 import dataclasses
@@ -12,22 +12,29 @@ from jaxtyping import Array, Float, Key
 from lit_het.errors import UserError, require_at_least
 from lit_het.heads.covariance import CovarianceConfig, Noise
 from lit_het.heads.logits import logits_layer
-from lit_het.heads.sampling import SamplingConfig, certain, check_order, is_factored, noisy, noisy_in_logits
+from lit_het.heads.sampling import (
+    SamplingConfig,
+    check_order,
+    is_factored,
+    noiseless_samples,
+    noisy_logit_samples,
+    noisy_samples,
+)
 from lit_het.heads.temperature import BoundedTemperature, TemperatureConfig
 from lit_het.types import LogitSamples
 
 
 @dataclasses.dataclass(frozen=True)
 class HetXLConfig:
-    """A classifier with noise in its features; about 2d² + rd more parameters, whatever the number of classes.
+    """A classifier with noise in its features; about 2d² + rd more parameters, independent of the number of classes.
 
     Attributes:
         covariance: Σ'(x) of the noise in the features.
-        unshared_size: M, the size of a noise space of its own with its own matrix W' (Eq. 14); None shares W.
+        unshared_size: M, the size of the noise's own space with the matrix W' (Eq. 14); None shares W.
         temperature: τ.
-        sampling: how many noise samples, and how.
-        initial_bias: start of every bias of the logits.
-        zero_kernel: whether the kernel of the logits starts at zero, for fine-tuning, instead of at random.
+        sampling: number of noise samples, and how they are computed.
+        initial_bias: initial value of the biases of the logits.
+        zero_kernel: whether the kernel of the logits is initially zero, for fine-tuning, instead of random.
 
     Raises:
         UserError: M below 1, or the factored order without a second term of rank one.
@@ -61,7 +68,7 @@ class HetXLClassifier(nnx.Module):
         self.noise_size = config.unshared_size or feature_size
         shares = config.unshared_size is None
         self.unshared = None if shares else nnx.Linear(self.noise_size, num_classes, use_bias=False, rngs=rngs)
-        # Features come from a LayerNorm: their norm is about the square root of their size.
+        # Features are outputs of a LayerNorm, so their norm is about the square root of their size.
         self.covariance = config.covariance.build(feature_size, self.noise_size, feature_size**0.5, rngs)
         self.temperature = config.temperature.build()
 
@@ -77,19 +84,19 @@ class HetXLClassifier(nnx.Module):
 
         Args:
             features: φ(x).
-            key: randomness of the noise.
-            training: whether S is that of training or of evaluation.
-            get_logits: replaces ``Wᵀ φ + bias``, for a sharded or approximate softmax (HET-XL Sec. 3.1); every sample
-                goes through it, in the direct order.
+            key: random key of the noise.
+            training: whether to use S of training or of evaluation.
+            get_logits: replaces ``Wᵀ φ + bias``, for a sharded or approximate softmax (HET-XL Sec. 3.1); it is applied
+                to every sample, in the direct order.
 
         Raises:
-            UserError: ``get_logits`` where W is not shared, so that it would not see the noise.
+            UserError: ``get_logits`` although W is not shared: it would not see the noise.
         """
         temperature, sampling = self.temperature(), self.config.sampling
         if get_logits is not None and self.unshared is not None:
-            raise UserError("get_logits needs a head that shares W with the noise; leave out unshared_size")
+            raise UserError("get_logits needs a head that shares W with the noise; remove unshared_size")
         if key is None:
-            return certain(features, lambda phi: (get_logits or self.logits)(phi) / temperature)
+            return noiseless_samples(features, lambda phi: (get_logits or self.logits)(phi) / temperature)
         num_samples = sampling.samples(training)
         if get_logits is None and is_factored(
             sampling.order,
@@ -99,7 +106,7 @@ class HetXLClassifier(nnx.Module):
             num_samples=num_samples,
         ):
             prepare = self._prepare_factored
-            return noisy_in_logits(features, key, num_samples, sampling.block_size, prepare, temperature)
+            return noisy_logit_samples(features, key, num_samples, sampling.block_size, prepare, temperature)
         logits_of = get_logits or self.logits
 
         def prepare_direct(phi: Float[Array, "n d"]) -> tuple[Float[Array, "n _"], Noise]:
@@ -112,14 +119,14 @@ class HetXLClassifier(nnx.Module):
                 return (base[:, None] + self.unshared(epsilon.reshape(n * t, -1)).reshape(n, t, -1)) / temperature
             return logits_of((base[:, None] + epsilon).reshape(n * t, -1)).reshape(n, t, -1) / temperature
 
-        return noisy(features, key, num_samples, sampling.block_size, prepare_direct, logits)
+        return noisy_samples(features, key, num_samples, sampling.block_size, prepare_direct, logits)
 
     def noise_norm(self, features: Float[Array, "b d"]) -> Float[Array, " b"]:
         """Returns ``sqrt(tr Σ'(x))``."""
         return self.covariance.noise_norm(features)
 
     def spectrum(self, features: Float[Array, "b d"]) -> Float[Array, "b _"]:
-        """Returns the square roots of the largest eigenvalues of the covariance, falling."""
+        """Returns the square roots of the largest eigenvalues of the covariance, in descending order."""
         return self.covariance.spectrum(features)
 
     def _prepare_factored(self, phi: Float[Array, "n d"]) -> tuple[Float[Array, "n k"], Noise]:

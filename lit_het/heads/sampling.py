@@ -1,12 +1,12 @@
-"""Monte-Carlo samples of logits: how many, in which order of products, and how many at a time.
+"""Monte-Carlo samples of logits: their number, the order of products, and the size of blocks.
 
-Noise that reaches logits through a linear map L (HET-XL: W, Eq. 5; unshared: W', Eq. 14; HET-H: the hash, Eq. 9) has
-two orders of products that differ in cost alone::
+Noise is mapped to logits by a linear map L (HET-XL: W, Eq. 5; unshared: W', Eq. 14; HET-H: the hash, Eq. 9). Two orders
+of products give the same logits at different costs::
 
-    direct      L(φ + Vᵀ ξ + d η)                 q k products a sample
-    factored    L φ + (L Vᵀ) ξ + (L d) η          (r + 1) q k products an example, then (r + 1) k a sample
+    direct      L(φ + Vᵀ ξ + d η)                 q k products per sample
+    factored    L φ + (L Vᵀ) ξ + (L d) η          (r + 1) q k products per example, then (r + 1) k per sample
 
-The factored order needs a second term of rank one: a diagonal one has as many normals as coordinates.
+The factored order needs a rank-one second term: a diagonal one has as many normals as coordinates.
 """
 
 import dataclasses
@@ -22,23 +22,23 @@ from lit_het.types import LogitSamples
 
 Order = Literal["cheaper", "direct", "factored"]
 
-# More samples than this at a time win nothing, and leave room for fewer examples.
+# Larger blocks of samples are not faster, and leave memory for fewer examples.
 SAMPLES_PER_BLOCK = 64
 
 
 @dataclasses.dataclass(frozen=True)
 class SamplingConfig:
-    """How the expectation over the noise is estimated (HET-XL Sec. 2.1); the paper takes S = 1000 (App. N.1).
+    """How the expectation over the noise is estimated (HET-XL Sec. 2.1); the paper uses S = 1000 (App. N.1).
 
     Attributes:
         num_samples: S in training.
         num_eval_samples: S in evaluation.
-        block_size: vectors of k numbers that exist at a time on a device, memory for time; one for every sample of
-            every example, and in the factored order one for every factor of every example.
-        order: of products; "cheaper" takes the one with fewer operations.
+        block_size: vectors of k numbers in memory at a time on a device; an example has one per sample, and in the
+            factored order one per factor. Larger blocks are faster and need more memory.
+        order: order of products; "cheaper" chooses the one with fewer operations.
 
     Raises:
-        UserError: a number below 1, or an order that there is not.
+        UserError: a number below 1, or an unknown order.
     """
 
     num_samples: int = 16
@@ -56,16 +56,16 @@ class SamplingConfig:
 
 
 def check_order(order: Order, covariance: CovarianceConfig) -> None:
-    """Refuses the factored order where there is none.
+    """Checks that the covariance supports the order.
 
     Raises:
-        UserError: with both fields.
+        UserError: the factored order of a diagonal covariance.
     """
     if order == "factored" and covariance.is_diagonal:
         second_term = f"second_term = {covariance.second_term!r} with num_factors = {covariance.num_factors}"
         raise UserError(
             f"order = 'factored' needs covariance.second_term = 'rank_one' and factors, not {second_term}; "
-            "take the order 'cheaper'"
+            "use the order 'cheaper'"
         )
 
 
@@ -78,15 +78,15 @@ def is_factored(
     num_samples: int,
     cost: int | None = None,
 ) -> bool:
-    """Returns whether to map the covariance's factors to logits once, instead of every sample.
+    """Returns whether to use the factored order: to map the factors of the covariance to logits instead of the samples.
 
     Args:
-        order: what the configuration asks for.
-        covariance: its rank r, and whether it has a factored order at all.
+        order: the configured order.
+        covariance: its rank is r; a diagonal one has no factored order.
         noise_size: q.
         num_classes: k.
         num_samples: S.
-        cost: multiply-adds of mapping one vector of noise to logits; None is that of a matrix, q k.
+        cost: multiply-adds of mapping one noise vector to logits; None for a matrix product, q k.
     """
     if covariance.is_diagonal or order == "direct":
         return False
@@ -99,14 +99,14 @@ def is_factored(
     return factored < direct
 
 
-def certain(
+def noiseless_samples(
     features: Float[Array, "b d"], logits: Callable[[Float[Array, "b d"]], Float[Array, "b k"]]
 ) -> LogitSamples:
-    """Returns logits without noise as their only sample."""
+    """Returns logits without noise, as one sample."""
     return LogitSamples(features, None, logits, lambda common, *_: common[:, None], 1, features.shape[0], 1)
 
 
-def noisy(
+def noisy_samples(
     features: Float[Array, "b d"],
     key: Key[Array, ""],
     num_samples: int,
@@ -119,17 +119,17 @@ def noisy(
 
     Args:
         features: φ(x).
-        key: randomness.
+        key: random key of the noise.
         num_samples: S.
         block_size: as in `SamplingConfig`.
-        prepare: features to what samples have in common and to their noise.
-        logits: these two and standard normals to logits divided by τ.
-        vectors_per_example: vectors of k numbers that samples have in common.
+        prepare: features to the values that all samples share, and to their noise.
+        logits: (shared values, noise, standard normals) to logits divided by τ.
+        vectors_per_example: number of vectors of size k that the samples of an example share.
     """
     num_blocks = -(-num_samples // min(SAMPLES_PER_BLOCK, block_size))
     samples_per_block = -(-num_samples // num_blocks)
 
-    def of_samples(
+    def sample_logits(
         common: tuple[Any, Noise], keys: Key[Array, " n"] | None, samples: Int[Array, " t"]
     ) -> Float[Array, "n t k"]:
         assert keys is not None
@@ -140,14 +140,14 @@ def noisy(
         features=features,
         keys=jax.random.split(key, features.shape[0]),
         prepare=prepare,
-        logits=of_samples,
+        logits=sample_logits,
         num_samples=num_samples,
         examples_per_block=max(1, block_size // (samples_per_block + vectors_per_example)),
         samples_per_block=samples_per_block,
     )
 
 
-def noisy_in_logits(
+def noisy_logit_samples(
     features: Float[Array, "b d"],
     key: Key[Array, ""],
     num_samples: int,
@@ -155,12 +155,12 @@ def noisy_in_logits(
     prepare: Callable[[Float[Array, "n d"]], tuple[Float[Array, "n k"], Noise]],
     temperature: Float[Array, ""],
 ) -> LogitSamples:
-    """Returns S samples ``(base + ε) / τ`` for a prepared base and noise in the space of logits."""
+    """Returns S samples ``(base + ε) / τ`` with noise in the space of logits."""
 
     def logits(base: Float[Array, "n k"], noise: Noise, normals: Float[Array, "n t z"]) -> Float[Array, "n t k"]:
         return (base[:, None] + noise.apply(normals)) / temperature
 
     factors = jax.eval_shape(lambda phi: prepare(phi)[1].factors, features[:1])
-    # An example's base and d(x), and its factors or, where they are shared, v(x).
+    # Vectors of size k that the samples of an example share: base and d(x), and its factors, or v(x) of shared factors.
     vectors = 2 + (1 if factors is None else factors.shape[1])
-    return noisy(features, key, num_samples, block_size, prepare, logits, vectors)
+    return noisy_samples(features, key, num_samples, block_size, prepare, logits, vectors)

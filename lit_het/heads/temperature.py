@@ -1,6 +1,6 @@
 """The temperature τ, which always divides logits.
 
-LiT and big_vision write their "temperature" as a factor: theirs of 10 is our τ of 1/10.
+LiT and big_vision multiply by their "temperature": a factor of 10 is τ = 1/10.
 """
 
 import dataclasses
@@ -36,7 +36,7 @@ class FixedTemperature:
 
 @dataclasses.dataclass(frozen=True)
 class LogTemperature:
-    """τ = exp(t), t learned: the usual form of contrastive losses; ``initial`` is the first τ.
+    """τ = exp(t) with a learned t, the usual form for contrastive losses; ``initial`` is the initial τ.
 
     Raises:
         UserError: ``initial`` is not positive and finite.
@@ -55,14 +55,14 @@ class LogTemperature:
 
 @dataclasses.dataclass(frozen=True)
 class BoundedTemperature:
-    """τ(t) = (τmax - τmin) sigmoid(t) + τmin, t learned (HET-XL Eq. 16).
+    """τ(t) = (τmax - τmin) sigmoid(t) + τmin with a learned t (HET-XL Eq. 16).
 
     Attributes:
         minimum, maximum: τmin and τmax.
-        initial: the first τ; None is the midpoint.
+        initial: the initial τ; None for the midpoint.
 
     Raises:
-        UserError: the bounds are not 0 < minimum < maximum < infinity, or the start is not between them.
+        UserError: the bounds are not 0 < minimum < maximum < infinity, or ``initial`` is not between them.
     """
 
     minimum: float = 0.05

@@ -1,6 +1,6 @@
 """Classification losses on noise samples: minus the log of the mean probability (HET-XL Eq. 2, Sec. 2.1).
 
-Logits exist in blocks of examples and samples only (`lit_het.blocks`).
+Logits are computed in blocks of examples and samples only (`lit_het.blocks`).
 """
 
 import dataclasses
@@ -19,25 +19,25 @@ from lit_het.types import LogitSamples, tree_of_arrays
 @tree_of_arrays
 @dataclasses.dataclass(frozen=True)
 class LabelMixture:
-    """The classes of examples that may be mixed from several.
+    """The classes of examples that are mixed from several others.
 
     Attributes:
-        label: class indices, that of the largest share first.
-        share: what each class counts; those of an example sum to 1.
+        label: class indices, beginning with the class of the largest weight.
+        weight: weight of each class; the weights of an example sum to 1.
     """
 
     label: Int[Array, "b c"]
-    share: Float[Array, "b c"]
+    weight: Float[Array, "b c"]
 
 
 @dataclasses.dataclass(frozen=True)
 class ClassificationLoss:
-    """What a classification loss returns.
+    """The output of a classification loss.
 
     Attributes:
         loss: mean over valid examples of ``-log p(y|x)``; differentiable.
-        top1: share of all noise samples of valid examples whose most probable class is right (of a mixture: that of the
-            largest share; for targets of several classes: one of those above 1/2).
+        top1: fraction of noise samples of valid examples whose most probable class is correct: the class of the largest
+            weight of a mixture, or any class with a target above 1/2.
     """
 
     loss: Float[Array, ""]
@@ -49,24 +49,24 @@ def softmax_cross_entropy(
 ) -> ClassificationLoss:
     """Returns ``-Σ_c w_c log (1/S Σ_s softmax(u_s)[y_c])``, averaged; ``w = 1`` for the one class of a plain label."""
 
-    def of_samples(
+    def log_probabilities(
         logits: Float[Array, "n t k"], target: LabelMixture
     ) -> tuple[Float[Array, "n t c"], Float[Array, "n t"]]:
-        def of_label(label: Int[Array, " n"]) -> Float[Array, "n t"]:
-            # A comparison and a sum: XLA fuses them, and their gradient is no scatter.
+        def label_logit(label: Int[Array, " n"]) -> Float[Array, "n t"]:
+            # Not an index: XLA fuses the comparison and the sum, and their gradient is not a scatter.
             is_label = jnp.arange(logits.shape[-1])[None] == label[:, None]
             return jnp.sum(logits, axis=-1, where=is_label[:, None])
 
-        of_labels = jnp.stack([of_label(label) for label in target.label.T], axis=-1)
-        log_p = of_labels - jax.nn.logsumexp(logits, axis=-1, keepdims=True)
-        return log_p, (of_labels[:, :, 0] >= jnp.max(logits, axis=-1)).astype(jnp.float32)
+        label_logits = jnp.stack([label_logit(label) for label in target.label.T], axis=-1)
+        log_p = label_logits - jax.nn.logsumexp(logits, axis=-1, keepdims=True)
+        return log_p, (label_logits[:, :, 0] >= jnp.max(logits, axis=-1)).astype(jnp.float32)
 
     def cross_entropy(log_p: Float[Array, "n c"], target: LabelMixture) -> Float[Array, " n"]:
-        return -jnp.sum(target.share * log_p, axis=-1)
+        return -jnp.sum(target.weight * log_p, axis=-1)
 
     if not isinstance(label, LabelMixture):
         label = LabelMixture(label[:, None], jnp.ones((len(label), 1)))
-    return _mean(samples, label, valid, of_samples, cross_entropy)
+    return _mean(samples, label, valid, log_probabilities, cross_entropy)
 
 
 def sigmoid_cross_entropy(
@@ -74,7 +74,7 @@ def sigmoid_cross_entropy(
 ) -> ClassificationLoss:
     """Returns the binary cross-entropy of the mean probabilities ``1/S Σ_s σ(u_s)``, summed over classes, averaged."""
 
-    def of_samples(
+    def log_probabilities(
         logits: Float[Array, "n t k"], target: Float[Array, "n k"]
     ) -> tuple[Float[Array, "n t two k"], Float[Array, "n t"]]:
         best = jnp.max(logits, axis=-1)
@@ -85,7 +85,7 @@ def sigmoid_cross_entropy(
     def cross_entropy(log_p: Float[Array, "n two k"], target: Float[Array, "n k"]) -> Float[Array, " n"]:
         return -jnp.sum(target * log_p[:, 0] + (1 - target) * log_p[:, 1], axis=-1)
 
-    return _mean(samples, target, valid, of_samples, cross_entropy)
+    return _mean(samples, target, valid, log_probabilities, cross_entropy)
 
 
 def mean_probabilities(
@@ -98,64 +98,64 @@ def mean_probabilities(
 def mean_log_probabilities(
     samples: LogitSamples, activation: Callable[[Float[Array, "n t k"]], Float[Array, "n t _"]]
 ) -> Float[Array, "b _"]:
-    """Returns ``log 1/S Σ_s σ(u_s)``, for evaluation, which is finite where probabilities round to zero.
+    """Returns ``log 1/S Σ_s σ(u_s)``, for evaluation; finite even where probabilities round to zero.
 
     Args:
-        samples: of the logits.
+        samples: samples of the logits.
         activation: logits to log-probabilities, over the last axis.
     """
 
-    def of_block(_: None, rows: Any) -> tuple[None, Float[Array, "n _"]]:
+    def block(_: None, rows: Any) -> tuple[None, Float[Array, "n _"]]:
         features, keys = rows
 
-        def of_samples(common: Any, keys: Any, numbers: Int[Array, " t"]) -> tuple[Array, Array]:
-            log_p = activation(samples.logits(common, keys, numbers))
+        def log_probabilities(common: Any, keys: Any, indices: Int[Array, " t"]) -> tuple[Array, Array]:
+            log_p = activation(samples.logits(common, keys, indices))
             return log_p, jnp.zeros(log_p.shape[:2])
 
-        return None, _over_samples(of_samples, samples, features, keys)[0]
+        return None, _log_mean_over_samples(log_probabilities, samples, features, keys)[0]
 
-    return blocks.scan_examples(of_block, None, (samples.features, samples.keys), samples.examples_per_block)[1]
+    return blocks.scan_examples(block, None, (samples.features, samples.keys), samples.examples_per_block)[1]
 
 
 def _mean(
     samples: LogitSamples,
     target: Any,
     valid: Bool[Array, " b"],
-    of_samples: Callable[[Array, Any], tuple[Array, Array]],
+    log_probabilities: Callable[[Array, Any], tuple[Array, Array]],
     loss: Callable[[Array, Any], Float[Array, " n"]],
 ) -> ClassificationLoss:
-    """Averages a loss over valid examples.
+    """Returns the mean of a loss over valid examples.
 
     Args:
-        samples: of the logits.
+        samples: samples of the logits.
         target: a tree with a leading example axis.
         valid: which examples count.
-        of_samples: logits of some samples and the targets to log-probabilities and hits of every sample.
-        loss: log mean probabilities and targets to the loss of every example.
+        log_probabilities: (logits of t samples, targets) to log-probabilities and to 1 for every correct sample.
+        loss: (log mean probabilities, targets) to the loss of every example.
     """
 
-    def of_block(features: Any, constants: Any, _: None) -> tuple[Array, Array]:
+    def block_loss(features: Any, constants: Any, _: None) -> tuple[Array, Array]:
         keys, target, weight = constants
 
-        def function(common: Any, constants: Any, numbers: Int[Array, " t"]) -> tuple[Array, Array]:
+        def function(common: Any, constants: Any, indices: Int[Array, " t"]) -> tuple[Array, Array]:
             keys, target = constants
-            return of_samples(samples.logits(common, keys, numbers), target)
+            return log_probabilities(samples.logits(common, keys, indices), target)
 
-        log_p, hits = _over_samples(function, samples, features, (keys, target))
-        # Not a product alone: the loss of an invalid row need not be a number.
+        log_p, correct = _log_mean_over_samples(function, samples, features, (keys, target))
+        # The loss of an invalid row may be NaN, which a weight of 0 would not remove.
         losses = jnp.where(weight > 0, loss(log_p, target), 0.0)
-        return jnp.sum(weight * losses), jnp.sum(weight * hits)
+        return jnp.sum(weight * losses), jnp.sum(weight * correct)
 
-    def of_share(rows: Any, _: None, __: tuple[str, ...]) -> Float[Array, " two"]:
+    def device_loss(rows: Any, _: None, __: tuple[str, ...]) -> Float[Array, " two"]:
         features, *constants = rows
-        return jnp.stack(blocks.sum_over_examples(of_block, features, constants, samples.examples_per_block))
+        return jnp.stack(blocks.sum_over_examples(block_loss, features, constants, samples.examples_per_block))
 
-    # Every device sums its blocks before devices meet: gradients of parameters travel once, not once a block.
+    # A map over devices outside the loop over blocks: parameter gradients are summed over devices once, not per block.
     rows = (samples.features, samples.keys, target, weights(valid))
-    return ClassificationLoss(*jnp.sum(sharding.map_shares(of_share, rows, None), axis=0))
+    return ClassificationLoss(*jnp.sum(sharding.map_shards(device_loss, rows, None), axis=0))
 
 
-def _over_samples(function: Any, samples: LogitSamples, features: Any, constants: Any) -> tuple[Array, Array]:
+def _log_mean_over_samples(function: Any, samples: LogitSamples, features: Any, constants: Any) -> tuple[Array, Array]:
     return blocks.log_mean_over_samples(
         function, samples.prepare(features), constants, samples.num_samples, samples.samples_per_block
     )

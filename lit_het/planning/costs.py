@@ -1,4 +1,4 @@
-"""Costs of a function by its traced form, before any compiler: products, and memory of its intermediate values."""
+"""Costs of a traced function before compilation: matrix products, and memory of intermediate values."""
 
 import dataclasses
 import math
@@ -8,17 +8,17 @@ from typing import Any
 import jax
 from jax.extend import core
 
-# Operations with an inner loop over what they read.
+# Operations with an inner loop over their operands, which must be in memory.
 _READS_WHOLE = frozenset({"dot_general", "ragged_dot", "ragged_dot_general", "conv_general_dilated", "sort", "scatter"})
-# Operations whose result is written whole.
+# Operations whose result is written to memory.
 _WRITES = _READS_WHOLE | {"gather", "scatter-add", "concatenate", "dynamic_update_slice", "cumsum", "while"}
 
 
 def product_flops(function: Callable, *arguments: Any) -> int:
-    """Returns the floating-point operations of matrix products and convolutions, those of loops as often as they run.
+    """Returns floating-point operations of matrix products and convolutions, multiplied by the iterations of loops.
 
     Args:
-        function: what to trace; nothing is computed.
+        function: the function to trace; it is not computed.
         arguments: arrays or shapes.
     """
     return _product_flops(jax.make_jaxpr(function)(*arguments).jaxpr)
@@ -29,42 +29,42 @@ class Intermediate:
     """Bytes of intermediate values on one device, without parameters and their gradient.
 
     Attributes:
-        kept: what going forward leaves for going backward.
-        working: what the moment of greatest need takes beside that, whatever the order that a compiler chooses.
+        saved: values that the forward pass saves for the backward pass.
+        working: further values at the peak, in the order of the traced operations.
     """
 
-    kept: int
+    saved: int
     working: int
 
 
 def intermediate_bytes(loss: Callable[..., Any], params: Any, rest: Callable[[int], Any], rows: int) -> Intermediate:
     """Returns the memory of a loss and its gradient that grows with the batch.
 
-    Operations are taken one by one, as they are traced; a compiler merges some and copies others.
+    It is that of the traced operations; a compiler merges some of them, and copies values for others.
 
     Args:
         loss: ``(params, *rest)`` to a scalar.
-        params: shapes of what is differentiated.
+        params: shapes of differentiated parameters.
         rest: a number of rows to the shapes of other inputs.
-        rows: of the batch on a device.
+        rows: rows of the batch on a device.
     """
-    # What does not grow is of parameters: kernels in another type, and gradients.
-    few, many = (_of_rows(loss, params, rest(count)) for count in (rows, 2 * rows))
-    kept, forward, backward = (max(0, more - less) for more, less in zip(many, few, strict=True))
-    return Intermediate(kept, max(forward, backward - kept))
+    # The difference of two batch sizes leaves out constants: kernels in another type, and gradients of parameters.
+    few, many = (_memory(loss, params, rest(count)) for count in (rows, 2 * rows))
+    saved, forward, backward = (max(0, more - less) for more, less in zip(many, few, strict=True))
+    return Intermediate(saved, max(forward, backward - saved))
 
 
-def _of_rows(loss: Callable[..., Any], params: Any, rest: Any) -> tuple[int, int, int]:
-    """Returns bytes that going forward leaves, and at most needs without leaving them; and those of both ways."""
-    left = jax.make_jaxpr(lambda params, *rest: jax.vjp(lambda p: loss(p, *rest), params)[1])(params, *rest).jaxpr
-    inputs = set(map(id, left.invars)) | set(map(id, left.constvars))
-    kept = sum(_bytes(v.aval) for v in _distinct(left.outvars) if id(v) not in inputs)
+def _memory(loss: Callable[..., Any], params: Any, rest: Any) -> tuple[int, int, int]:
+    """Returns bytes that the forward pass saves, and the peaks of the forward pass alone and of both passes."""
+    residuals = jax.make_jaxpr(lambda params, *rest: jax.vjp(lambda p: loss(p, *rest), params)[1])(params, *rest).jaxpr
+    inputs = set(map(id, residuals.invars)) | set(map(id, residuals.constvars))
+    saved = sum(_bytes(v.aval) for v in _distinct(residuals.outvars) if id(v) not in inputs)
     forward, both = (jax.make_jaxpr(function)(params, *rest).jaxpr for function in (loss, jax.grad(loss)))
-    return kept, _peak(forward), _peak(both)
+    return saved, _peak(forward), _peak(both)
 
 
 def tree_bytes(tree: Any) -> int:
-    """Returns the bytes of all arrays or shapes of a tree, as if each device held them whole."""
+    """Returns the bytes of all arrays or shapes of a tree, not split over devices."""
     return sum(_bytes(leaf) for leaf in jax.tree.leaves(tree))
 
 
@@ -87,18 +87,18 @@ def _product_flops(jaxpr: core.Jaxpr) -> int:
                 inner = [_product_flops(jaxpr) for jaxpr in _inner(eqn)]
                 if eqn.primitive.name == "cond":
                     inner = [max(inner)]
-                # What stands in a map over devices is the work of one.
+                # The body of a shard_map is the work of one device.
                 times = eqn.params["mesh"].size if eqn.primitive.name == "shard_map" else eqn.params.get("length", 1)
                 total += times * sum(inner)
     return total
 
 
 def _peak(jaxpr: core.Jaxpr) -> int:
-    """Returns the most bytes that are alive at a time, inputs of the program apart."""
+    """Returns the peak of live bytes, without inputs of the program."""
     merged = _merged(jaxpr)
     last_use = {id(v): len(jaxpr.eqns) for v in jaxpr.outvars}
     for number, eqn in reversed(list(enumerate(jaxpr.eqns))):
-        # Whoever reads a value that is never written computes it from what it is made of.
+        # The operation that reads a merged value computes it from the operands of the merged operation.
         end = max((last_use.get(id(v), number) for v in eqn.outvars if id(v) in merged), default=number)
         for v in eqn.invars:
             last_use[id(v)] = max(last_use.get(id(v), 0), end)
@@ -107,7 +107,7 @@ def _peak(jaxpr: core.Jaxpr) -> int:
     for number, eqn in enumerate(jaxpr.eqns):
         made = {id(v): _bytes(v.aval) for v in eqn.outvars if id(v) not in merged}
         inner = max(map(_peak, _inner(eqn)), default=0)
-        # What a loop makes in one turn lies beside what it has stacked; what another call returns is made inside it.
+        # The values of one iteration of a scan exist beside its stacked results; other calls create results inside.
         need = sum(made.values()) + inner if eqn.primitive.name == "scan" else max(sum(made.values()), inner)
         peak = max(peak, sum(alive.values()) + need)
         alive = {name: size for name, size in (alive | made).items() if last_use.get(name, -1) > number}
@@ -115,7 +115,7 @@ def _peak(jaxpr: core.Jaxpr) -> int:
 
 
 def _merged(jaxpr: core.Jaxpr) -> set[int]:
-    """Returns the values that are never written: element by element, they go into the operation that reads them."""
+    """Returns values that are never written: elementwise operations, merged into the operation that reads them."""
     read_whole = {id(v) for v in jaxpr.outvars}
     for eqn in jaxpr.eqns:
         if eqn.primitive.name in _READS_WHOLE or any(_inner(eqn)):

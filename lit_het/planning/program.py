@@ -1,4 +1,4 @@
-"""Reads a compiled program as XLA prints it: what travels between devices, and how often the body of a loop runs."""
+"""Reads the text of a compiled program: collectives between devices, and iterations of loops."""
 
 import collections
 import dataclasses
@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 Shape: TypeAlias = tuple[str, tuple[int, ...]]
-"""Type of the elements and sizes, such as ``("f32", (16, 1152))``."""
+"""Element type and sizes, such as ``("f32", (16, 1152))``."""
 
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute", "collective-broadcast")
 _ITEM_BITS = re.compile(r"[a-z]+(\d+)")
@@ -26,11 +26,11 @@ class Collective:
 
     Attributes:
         kind: one of `COLLECTIVES`.
-        shapes: of its results on a device.
-        axes: of the mesh, whose devices take part together; None where they are not those of whole axes.
-        group: how many devices that are.
-        times: how often it runs in a step.
-        origin: the operation that it was made for, as JAX names it.
+        shapes: shapes of its results on a device.
+        axes: mesh axes along which devices communicate; None if the devices do not form whole axes.
+        group: number of devices that communicate.
+        times: number of runs per step.
+        origin: JAX's name of the operation that caused it.
     """
 
     kind: str
@@ -42,7 +42,7 @@ class Collective:
 
     @property
     def bytes_sent(self) -> int | float:
-        """Bytes that a device sends in a step, in a ring of the group."""
+        """Bytes that a device sends per step, if the group forms a ring."""
         size, share = sum(map(shape_bytes, self.shapes)), 1 / self.group
         factors = {"all-reduce": 2 * (1 - share), "reduce-scatter": self.group - 1, "collective-permute": 1.0}
         return self.times * size * factors.get(self.kind, 1 - share)
@@ -50,12 +50,12 @@ class Collective:
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """What a device runs in a step.
+    """The program that a device runs per step.
 
     Attributes:
         collectives: every instruction that moves data, in no order.
         product_flops: floating-point operations of matrix products and convolutions.
-        unknown_loops: loops whose number of turns the compiler does not tell, taken as one.
+        unknown_loops: loops with an unknown number of iterations, which are counted as one.
     """
 
     collectives: tuple[Collective, ...]
@@ -73,11 +73,11 @@ class _Instruction:
 
 
 def read_program(text: str, mesh: Mesh) -> Program:
-    """Returns what matters of a compiled program's text (`jax.stages.Compiled.as_text`).
+    """Returns collectives and products of a compiled program.
 
     Args:
-        text: of the program of one device, whose loops carry the number of their turns.
-        mesh: whose axes collectives are told by.
+        text: the program of one device, from `jax.stages.Compiled.as_text`.
+        mesh: the mesh, by whose axes collectives are named.
     """
     computations = dict(_computations(text))
     times = _times(computations)
@@ -90,7 +90,7 @@ def read_program(text: str, mesh: Mesh) -> Program:
                 collectives.append(_collective(one, kind, times[name], mesh))
             elif kind in ("dot", "convolution"):
                 flops += times[name] * _product_flops(one, shapes)
-            elif kind == "while" and times[name] and _turns(one) is None:
+            elif kind == "while" and times[name] and _iterations(one) is None:
                 unknown += 1
     return Program(tuple(c for c in collectives if c.times), flops, unknown)
 
@@ -99,11 +99,11 @@ def shape_bytes(shape: Shape) -> int:
     """Returns the bytes of an array."""
     dtype, sizes = shape
     bits = _ITEM_BITS.match(dtype)
-    return math.prod(sizes) * (max(1, int(bits[1]) // 8) if bits else 1)  # pred has one byte
+    return math.prod(sizes) * (max(1, int(bits[1]) // 8) if bits else 1)  # booleans, pred, take one byte
 
 
 def _computations(text: str) -> Iterator[tuple[str, list[_Instruction]]]:
-    """Yields computations, callers behind what they call."""
+    """Yields computations; callers come after the computations that they call."""
     name, instructions = "", []
     for line in text.splitlines():
         if line.endswith("{") and not line.startswith((" ", "HloModule")):
@@ -123,19 +123,19 @@ def _shapes(text: str) -> tuple[Shape, ...]:
 
 
 def _times(computations: dict[str, list[_Instruction]]) -> dict[str, int]:
-    """Returns how often each computation runs: the last one once."""
+    """Returns the number of runs of each computation; the last one, the entry, runs once."""
     times: dict[str, int] = collections.Counter()
     times[list(computations)[-1]] = 1
     for name in reversed(computations):
         for one in computations[name]:
             for role, called in _CALLED.findall(one.text):
-                turns = _turns(one) or 1 if role == "body" else 1
+                iterations = _iterations(one) or 1 if role == "body" else 1
                 for callee in re.findall(r"[\w.-]+", called):
-                    times[callee] += times[name] * turns
+                    times[callee] += times[name] * iterations
     return times
 
 
-def _turns(loop: _Instruction) -> int | None:
+def _iterations(loop: _Instruction) -> int | None:
     found = re.search(r'"known_trip_count":\{"n":"(\d+)"', loop.text)
     return int(found[1]) if found else None
 
@@ -155,14 +155,14 @@ def _product_flops(one: _Instruction, shapes: dict[str, tuple[Shape, ...]]) -> i
 def _collective(one: _Instruction, kind: str, times: int, mesh: Mesh) -> Collective:
     shapes = one.shapes
     if one.kind.endswith("-start") and kind in ("all-gather", "collective-permute"):
-        shapes = shapes[len(shapes) // 2 :]  # operands stand before results
+        shapes = shapes[len(shapes) // 2 :]  # operands precede results
     groups = _groups(one.text, mesh.size)
     origin = re.search(r'op_name="([^"]*)"', one.text)
     return Collective(kind, shapes, _axes(groups, mesh), len(groups[0]), times, origin[1] if origin else "")
 
 
 def _groups(text: str, num_devices: int) -> list[list[int]]:
-    """Returns the positions of devices in the mesh that meet, in any of the forms that XLA writes."""
+    """Returns groups of device positions in the mesh, from any of XLA's notations."""
     if found := re.search(r"source_target_pairs=\{(\{.*?\})\}", text):
         pairs = [list(map(int, pair.split(","))) for pair in re.findall(r"\{([\d,]+)\}", found[1])]
         return _connected(pairs)
@@ -182,7 +182,7 @@ def _groups(text: str, num_devices: int) -> list[list[int]]:
 
 
 def _listed(text: str) -> np.ndarray:
-    """Returns the numbers that ``<=[8,4]T(1,0)`` stands for."""
+    """Returns the numbers of a notation such as ``<=[8,4]T(1,0)``."""
     sizes, _, order = text.removeprefix("<=[").partition("]")
     dims = list(map(int, sizes.split(",")))
     numbers = np.arange(math.prod(dims)).reshape(dims)
@@ -190,7 +190,7 @@ def _listed(text: str) -> np.ndarray:
 
 
 def _connected(pairs: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Returns the devices that a chain of (source, target) pairs joins."""
+    """Returns the cycles or chains of devices that (source, target) pairs form."""
     target = {source: target for source, target in pairs}
     groups, left = [], set(itertools.chain.from_iterable(pairs))
     while left:
@@ -204,7 +204,7 @@ def _connected(pairs: Sequence[Sequence[int]]) -> list[list[int]]:
 
 
 def _axes(groups: Sequence[Sequence[int]], mesh: Mesh) -> tuple[str, ...] | None:
-    """Returns the axes of the mesh that groups of devices lie along."""
+    """Returns the mesh axes along which groups of devices lie, or None."""
     wanted = {frozenset(group) for group in groups}
     positions = np.arange(mesh.size).reshape(mesh.devices.shape)
     names = [name for name in mesh.axis_names if mesh.shape[name] > 1]

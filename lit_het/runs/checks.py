@@ -1,10 +1,9 @@
-"""What `lit-het train` refuses before it begins."""
+"""Checks of a configuration, its data and its run directory before training starts."""
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from lit_het.runs.directory import config_path, load_config
 from lit_het.configs import experiment
 from lit_het.configs.experiment import ExperimentConfig
 from lit_het.data_pipelines import storage
@@ -12,11 +11,12 @@ from lit_het.data_pipelines.loader import Loader
 from lit_het.data_pipelines.stream import Stream
 from lit_het.data_pipelines.tokenizers import Tokenizer
 from lit_het.errors import UserError
+from lit_het.runs.directory import config_path, load_config
 from lit_het.tasks.classification import ClassificationConfig, ClassificationTask
 from lit_het.tasks.contrastive import ContrastiveConfig, ContrastiveTask
 
-# Fields that a resumed run may change: they alter neither the model nor the sequence of batches, beyond rounding and
-# how experts group what they see.
+# Fields that a resumed run may change. Apart from rounding and the grouping of tokens for experts, they change neither
+# the model nor the sequence of batches.
 CHANGEABLE_FIELDS = (
     "run_dir",
     "mesh",
@@ -43,24 +43,27 @@ CHANGEABLE_FIELDS = (
 
 
 def check_commands(config: ExperimentConfig, path: Path, flags: Sequence[str]) -> None:
-    """Refuses shell commands in a configuration that was read from JSON, which others may have written.
+    """Checks that a configuration read from JSON, which may come from others, contains no shell command.
 
     Args:
-        config: with the fields that flags have changed.
-        path: of the JSON.
-        flags: as the user typed them; what stands there is the user's own word.
+        config: the configuration after flags were applied.
+        path: the JSON file.
+        flags: the user's flags; commands in them are allowed.
+
+    Raises:
+        UserError: it contains a command.
     """
     typed = {*flags, *(flag.partition("=")[2] for flag in flags)}
     for field, text in _texts(experiment.to_dict(config), ""):
         if storage.is_pipe(text) and text not in typed:
             raise UserError(
-                f"{path}: {field} is the shell command {storage.shortened(text)}; run it with --allow-commands if you "
-                f"know who wrote it, or replace it with --{field.partition('[')[0].replace('_', '-')}"
+                f"{path}: {field} is the shell command {storage.shortened(text)}; allow it with --allow-commands if "
+                f"you trust the file, or replace it with --{field.partition('[')[0].replace('_', '-')}"
             )
 
 
 def _texts(value: Any, field: str) -> Iterator[tuple[str, str]]:
-    """Yields each text inside a configuration of JSON values, and its field."""
+    """Yields the field and the value of every string in a configuration of JSON values."""
     if isinstance(value, str):
         yield field, value
     elif isinstance(value, dict):
@@ -72,16 +75,16 @@ def _texts(value: Any, field: str) -> Iterator[tuple[str, str]]:
 
 
 def check_run_dir(config: ExperimentConfig, resume: bool) -> None:
-    """Refuses to write over another run, and to resume with a configuration that would train another one."""
+    """Checks that training does not overwrite a run, and that a resumed run has the same configuration."""
     path = config_path(config.run_dir)
     if config.run_dir.exists() and not config.run_dir.is_dir():
         raise UserError(f"{config.run_dir} is a file; choose another --run-dir")
     if not path.exists():
         if resume:
-            raise UserError(f"{config.run_dir} holds no run to resume; leave out --resume to start one")
+            raise UserError(f"{config.run_dir} contains no run to resume; leave out --resume to start one")
         return
     if not resume:
-        raise UserError(f"{config.run_dir} already holds a run; go on with --resume or choose another --run-dir")
+        raise UserError(f"{config.run_dir} already holds a run; continue it with --resume or choose another --run-dir")
     changed = {
         field: values
         for field, values in experiment.differences(load_config(config.run_dir), config).items()
@@ -97,7 +100,7 @@ def check_run_dir(config: ExperimentConfig, resume: bool) -> None:
 
 
 def check_data(config: ExperimentConfig, loader: Loader | Stream, tokenizer: Tokenizer | None) -> None:
-    """Refuses data that does not fit the model, before anything is compiled."""
+    """Checks, before anything is compiled, that the data fits the model."""
     task = config.task
     if config.data.image_size != task.image_tower.image_size:
         raise UserError(
@@ -108,7 +111,7 @@ def check_data(config: ExperimentConfig, loader: Loader | Stream, tokenizer: Tok
         case ClassificationConfig():
             if loader.num_classes != task.num_classes:
                 raise UserError(
-                    f"the data has {loader.num_classes or 'no'} classes and the task {task.num_classes}; "
+                    f"the data has {loader.num_classes or 'no'} classes, the task has {task.num_classes}; "
                     "set --task.num-classes, or `data.labels` in the configuration file"
                 )
         case ContrastiveConfig(text_tower=text):
@@ -116,8 +119,8 @@ def check_data(config: ExperimentConfig, loader: Loader | Stream, tokenizer: Tok
                 raise UserError("a contrastive task needs captions; name a `tokenizer` in the configuration file")
             if tokenizer.length != text.length or tokenizer.vocabulary_size > text.vocabulary_size:
                 raise UserError(
-                    f"the tokenizer yields {tokenizer.length} tokens of {tokenizer.vocabulary_size} kinds, the text "
-                    f"tower takes {text.length} of {text.vocabulary_size}; set --tokenizer.length and "
+                    f"the tokenizer has length {tokenizer.length} and {tokenizer.vocabulary_size} tokens, the text "
+                    f"tower has length {text.length} and {text.vocabulary_size} tokens; set --tokenizer.length and "
                     "--task.text-tower.length, or --task.text-tower.vocabulary-size"
                 )
 
@@ -125,11 +128,11 @@ def check_data(config: ExperimentConfig, loader: Loader | Stream, tokenizer: Tok
 def check_embeddings(
     loader: Loader | Stream, task: ContrastiveTask | ClassificationTask, tower: Callable[[], str]
 ) -> None:
-    """Refuses stored embeddings that are not what the image tower would make."""
+    """Checks that stored embeddings are those of the image tower."""
     if isinstance(loader, Stream) or loader.stored is None:
         return
     if not isinstance(task, ContrastiveTask):
         raise UserError("a classifier is trained on images; leave out --data.embeddings")
     if "image_tower" in task.trained:
-        raise UserError("an image tower that is trained needs images; lock it, or leave out --data.embeddings")
+        raise UserError("a trainable image tower needs images; lock it, or leave out --data.embeddings")
     loader.stored.check_tower(tower())

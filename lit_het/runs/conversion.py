@@ -1,4 +1,4 @@
-"""``lit-het import`` and ``lit-het export``: other programs' weights to a run directory, and a run to theirs."""
+"""``lit-het import`` and ``lit-het export``: conversion of runs from and to the formats of other libraries."""
 
 import contextlib
 import dataclasses
@@ -11,14 +11,14 @@ import jax
 
 from lit_het import parameters
 from lit_het.checkpoints import rename, weights
-from lit_het.checkpoints.big_vision import exporting as big_vision_export
-from lit_het.checkpoints.huggingface import exporting as huggingface_export
+from lit_het.checkpoints.big_vision.exporting import write_npz
+from lit_het.checkpoints.huggingface.exporting import write_siglip
 from lit_het.checkpoints.huggingface.tokenizer import read_settings
 from lit_het.checkpoints.imported import Imported
 from lit_het.checkpoints.native import checksums
 from lit_het.checkpoints.native.saving import save_imported
 from lit_het.configs.experiment import ExperimentConfig
-from lit_het.console import Bar, say
+from lit_het.console import Bar, message
 from lit_het.data_pipelines.loader import LoaderConfig
 from lit_het.data_pipelines.tokenizers import (
     HuggingFaceTokenizerConfig,
@@ -45,14 +45,15 @@ from lit_het.towers.vit import ViTConfig
 
 @dataclasses.dataclass(frozen=True)
 class ImportOptions:
-    """What a source does not say; None takes what it says.
+    """Settings that override the source, or that it does not store; None takes the source's value.
 
     Attributes:
-        image_size, patch_size, text_length: other ones than the source's.
-        text_pooling: of a text tower in a big_vision file.
+        image_size, patch_size: in pixels.
+        text_length: in tokens.
+        text_pooling: pooling of a text tower in a big_vision file.
         num_selected, num_members: K and M of experts.
-        tokenizer: makes the text tower's tokens: a SentencePiece model, a ``tokenizer.json``, or the ``vocab.txt`` of a
-            BERT in a big_vision file; None takes the SentencePiece model beside the weights.
+        tokenizer: file of the text tower's tokenizer: a SentencePiece model, a ``tokenizer.json``, or the ``vocab.txt``
+            of a BERT in a big_vision file; None takes the SentencePiece model beside the weights.
     """
 
     image_size: int | None = None
@@ -65,7 +66,7 @@ class ImportOptions:
 
 
 def import_weights(source: str, run_dir: Path, options: ImportOptions) -> None:
-    """Writes a run directory that holds the model of another program, to evaluate, fine-tune or lock.
+    """Writes a run directory with the model of another library, to evaluate, fine-tune or lock it.
 
     Raises:
         UserError: the source cannot be read or has no image tower, or the directory holds a run already.
@@ -86,7 +87,7 @@ def import_weights(source: str, run_dir: Path, options: ImportOptions) -> None:
             advance=download,
         )
     if options.text_pooling is not None and ".npz" not in source:
-        raise UserError(f"{source} tells how texts are pooled (big_vision files do not): leave out --text-pooling")
+        raise UserError(f"{source} stores its text pooling (only big_vision files do not); leave out --text-pooling")
     if experts and (found.image_tower is None or found.image_tower.encoder.experts is None):
         raise UserError(f"{source} holds no experts; leave out --{next(iter(experts)).replace('_', '-')}")
     task = _task_of(found, source)
@@ -104,18 +105,18 @@ def import_weights(source: str, run_dir: Path, options: ImportOptions) -> None:
     if isinstance(task, ClassificationConfig) and found.num_classes is None:
         shapes = {"image_tower": shapes["image_tower"]}
     with Bar(f"reading {source}", parameters.count(shapes), "parameters") as bar:
-        params = rename.load(found.arrays, found.pieces, shapes, advance=bar.advance)
+        params = rename.load(found.arrays, found.parameter_sources, shapes, advance=bar.advance)
     with _partial(run_dir) as partial:
         info = {"locked_checksum": checksums.digest({}), "source": source}
         with Bar(f"writing {run_dir}", sum(array.nbytes for array in jax.tree.leaves(params)), "bytes") as bar:
             save_imported(checkpoint_dir(partial), params, info, bar.advance)
         directory.write(partial, config, config.tokenizer and config.tokenizer.model.read_bytes())
-    say(f"{parameters.count(shapes):,} parameters of {source} in {run_dir}")
+    message(f"{parameters.count(shapes):,} parameters of {source} in {run_dir}")
 
 
 @contextlib.contextmanager
 def _partial(run_dir: Path) -> Iterator[Path]:
-    """Yields a folder that takes the place of ``run_dir`` when it is whole; nothing is left of half a one."""
+    """Yields a temporary folder that is renamed to ``run_dir`` at the end, and removed after an error."""
     partial = run_dir.with_name(f"{run_dir.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     try:
@@ -131,7 +132,7 @@ def _partial(run_dir: Path) -> Iterator[Path]:
 def export(run_dir: Path, to: str, output: Path, pretrained: Path | None) -> None:
     """Writes a run as a Hugging Face folder or as a big_vision file.
 
-    The noise of a HET-XL image-text model has no counterpart there: the model scores as ours does without noise.
+    The formats have no noise: a HET-XL image-text model is exported without it.
 
     Raises:
         UserError: the run cannot be opened, or has something that the format cannot express.
@@ -146,44 +147,44 @@ def export(run_dir: Path, to: str, output: Path, pretrained: Path | None) -> Non
         (_export_classifier if is_classifier else _export_contrastive)(run_dir, to, output, pretrained)
     except OSError as error:
         raise UserError(f"{output} cannot be written: {error}") from error
-    say(f"{run_dir} as {to} in {output}")
+    message(f"{run_dir} as {to} in {output}")
 
 
 def _export_classifier(run_dir: Path, to: str, output: Path, pretrained: Path | None) -> None:
     if to != "npz":
-        raise UserError("a SiglipModel has a text tower, a classifier has none; export with --to npz")
+        raise UserError("a SiglipModel has a text tower and a classifier has none; export with --to npz")
     run = open_run(run_dir, pretrained)
-    big_vision_export.write_npz(output, _vit(run.config.task.image_tower), None, run.params)
+    write_npz(output, _vit(run.config.task.image_tower), None, run.params)
 
 
 def _export_contrastive(run_dir: Path, to: str, output: Path, pretrained: Path | None) -> None:
     run = open_run(run_dir, pretrained)
     assert isinstance(run.task, ContrastiveTask)
     image, text = _vit(run.task.config.image_tower), run.task.config.text_tower
-    # What gives noise to queries stays behind.
+    # The parameters of the noise are left out.
     head = {name: value for name, value in run.params["head"].items() if name in ("temperature", "bias")}
     params = {**run.params, "head": head}
     if to == "npz":
-        big_vision_export.write_npz(output, image, text, params)
+        write_npz(output, image, text, params)
     elif isinstance(text, BertConfig):
-        raise UserError("a SiglipModel has no BERT; export with --to npz")
+        raise UserError("a SiglipModel cannot have a BERT as text tower; export with --to npz")
     elif run.tokenizer is not None and not isinstance(run.tokenizer, SentencePieceTokenizer):
-        raise UserError("a SiglipModel's tokenizer is made of a SentencePiece model; export with --to npz")
+        raise UserError("a SiglipModel needs a SentencePiece tokenizer; export with --to npz")
     else:
         processor = image_processors.write(run.config.data.preprocessing, image.image_size)
-        huggingface_export.write_siglip(output, image, text, params, run.tokenizer, processor)
+        write_siglip(output, image, text, params, run.tokenizer, processor)
 
 
 def _vit(tower: ViTConfig | ResNetConfig) -> ViTConfig:
     if isinstance(tower, ResNetConfig):
-        raise UserError("a ResNet cannot be exported, only a ViT")
+        raise UserError("a ResNet cannot be exported; only a ViT can")
     return tower
 
 
 def _task_of(found: Imported, source: str) -> ContrastiveConfig | ClassificationConfig:
     if found.image_tower is None:
         raise UserError(
-            f"{source} holds a text tower alone; name it as `weights` of a text tower in a configuration file"
+            f"{source} holds only a text tower; name it as `weights` of a text tower in a configuration file"
         )
     if found.text_tower is None:
         head: Any = {} if found.num_classes is None else {"num_classes": found.num_classes}
@@ -199,47 +200,53 @@ def _task_of(found: Imported, source: str) -> ContrastiveConfig | Classification
 
 
 def _tokenizer(task: ContrastiveConfig | ClassificationConfig, model: Path) -> TokenizerConfig | None:
-    """Returns the tokenizer of a text tower, which it must fit.
+    """Returns the configuration of a text tower's tokenizer.
 
     Raises:
-        UserError: it is none, or has more pieces than the tower.
+        UserError: the file is not a tokenizer, or its vocabulary is larger than the tower's.
     """
     if isinstance(task, ClassificationConfig):
         return None
     config = tokenizer_config(model, task.text_tower.length)
     size, most = config.build().vocabulary_size, task.text_tower.vocabulary_size
     if size > most:
-        raise UserError(f"{model} has {size} pieces, the text tower {most}; is it the tokenizer of this model?")
+        raise UserError(f"{model} has {size} tokens, the text tower {most}; give the tokenizer of this model")
     return config
 
 
 def tokenizer_config(model: Path, length: int) -> TokenizerConfig:
-    """Returns the tokenizer that a file's name promises; raises `UserError` where a SentencePiece model is none."""
+    """Returns the tokenizer configuration for a file, by its suffix.
+
+    Raises:
+        UserError: the file should be a SentencePiece model and is not.
+    """
     if model.suffix == ".json":
         return HuggingFaceTokenizerConfig(model, length)
     if model.suffix == ".txt":
-        # The image-text models with a BERT are LiT's, which never saw [SEP].
+        # Image-text models with a BERT are LiT's, which were trained without [SEP].
         return TensorFlowTextConfig(model, length, end_token=False)
-    # That it is a model is found out before its settings are read.
+    # Building checks the file before its settings are read.
     SentencePieceConfig(model, length).build()
     return SentencePieceConfig(model, length, **read_settings(model)._asdict())
 
 
 def _preprocessing(found: Imported, source: str, image_size: int, *, was_chosen: bool) -> Preprocessing:
-    """Returns how images are prepared for a source; what cannot be done as there is said on stderr."""
+    """Returns the preprocessing of a source; differences from the source are printed to stderr."""
     if found.image_processor is None:
         return Preprocessing()
     reading = image_processors.read(found.image_processor, image_size)
     remarks = reading.remarks
     if reading.image_size != image_size and not was_chosen:
-        remarks += (f"size: images had {reading.image_size} pixels, the tower takes {image_size}; see --image-size",)
+        remarks += (
+            f"size: the processor makes {reading.image_size} pixels, the tower takes {image_size}; see --image-size",
+        )
     for remark in remarks:
-        say(f"preprocessing of {source}: {remark}")
+        message(f"preprocessing of {source}: {remark}")
     return reading.preprocessing
 
 
 class _Download:
-    """A bar that appears with the first byte."""
+    """A progress bar that appears when the download starts."""
 
     def __init__(self, source: str):
         self.source = source

@@ -1,4 +1,4 @@
-"""What a run says of itself in its directory: configuration, tokenizer, and the run that its parameters came from."""
+"""Paths and files of a run directory: configuration, tokenizer, and the run of the locked parameters."""
 
 from pathlib import Path
 
@@ -9,22 +9,22 @@ from lit_het.errors import UserError
 
 
 def config_path(run_dir: Path) -> Path:
-    """Returns where a run keeps its configuration."""
+    """Returns the path of a run's configuration."""
     return run_dir / "config.json"
 
 
 def tokenizer_path(run_dir: Path) -> Path:
-    """Returns where a run keeps the model of its tokenizer."""
+    """Returns the path of a run's tokenizer model."""
     return run_dir / "tokenizer.model"
 
 
 def checkpoint_dir(run_dir: Path) -> Path:
-    """Returns where a run keeps its checkpoints."""
+    """Returns the folder of a run's checkpoints."""
     return run_dir / "checkpoints"
 
 
 def write(run_dir: Path, config: ExperimentConfig, tokenizer: bytes | None) -> None:
-    """Writes a run's configuration, the file of its tokenizer if there is one, and their manifest."""
+    """Writes a run's configuration, its tokenizer file if it has one, and their manifest."""
     files = {config_path(run_dir).name: experiment.to_json(config).encode()}
     if tokenizer is not None:
         files[tokenizer_path(run_dir).name] = tokenizer
@@ -32,10 +32,10 @@ def write(run_dir: Path, config: ExperimentConfig, tokenizer: bytes | None) -> N
 
 
 def load_config(run_dir: Path) -> ExperimentConfig:
-    """Returns the configuration of a run, after a look whether it and the tokenizer are what the run wrote.
+    """Returns the configuration of a run after it and the tokenizer were compared with the run's manifest.
 
     Raises:
-        UserError: they are not, or there is no run.
+        UserError: a file differs from the manifest, or there is no run.
     """
     if config_path(run_dir).is_file():
         manifest.check(run_dir)
@@ -43,32 +43,36 @@ def load_config(run_dir: Path) -> ExperimentConfig:
 
 
 def find_pretrained(recorded: Path, run_dir: Path) -> Path:
-    """Returns the run with the locked parameters: where it was, or beside this run if both have moved."""
+    """Returns the run with the locked parameters: at its recorded path, or beside this run if both were moved.
+
+    Raises:
+        UserError: it is at neither place.
+    """
     beside = run_dir.resolve().parent / recorded.name
     for place in (recorded, beside):
         if config_path(place).is_file() and (place is recorded or place != run_dir.resolve()):
             return place
-    raise UserError(f"the locked parameters were in {recorded}, which is gone; say where it is with --pretrained DIR")
+    raise UserError(f"the run with the locked parameters, {recorded}, is missing; give its path with --pretrained DIR")
 
 
 def check_chain(run_dir: Path) -> None:
-    """Refuses a run whose parameters come, from run to run, out of one that has been passed.
+    """Checks that the chain of pretrained runs has no cycle.
 
     Raises:
-        UserError: with the run that takes them from itself.
+        UserError: a run takes its parameters, directly or through others, from itself.
     """
-    place, passed = run_dir, []
+    place, visited = run_dir, []
     while config_path(place).is_file():
-        if place.resolve() in passed:
+        if place.resolve() in visited:
             raise UserError(
                 f"the pretrained run of {run_dir} leads back to {place}, which takes its parameters from itself; name "
                 "the run that trained them with --pretrained.run"
             )
-        passed.append(place.resolve())
+        visited.append(place.resolve())
         try:
             pretrained = experiment.load(config_path(place)).pretrained
             if pretrained is None:
                 return
             place = find_pretrained(pretrained.run, place)
         except UserError:
-            return  # one that may not be needed
+            return  # opening the run reports the error, if it needs this one

@@ -1,4 +1,4 @@
-"""``lit-het embed``: what a locked image tower makes of the images in shards, computed once."""
+"""``lit-het embed``: computes the embeddings of a locked image tower once and stores them."""
 
 import dataclasses
 import itertools
@@ -12,10 +12,9 @@ from jax.sharding import Mesh
 from jaxtyping import Float
 
 from lit_het import parameters, sharding
-from lit_het.runs.flags import with_flags
 from lit_het.configs import experiment
 from lit_het.configs.experiment import ExperimentConfig
-from lit_het.console import Bar, say
+from lit_het.console import Bar, message
 from lit_het.data_pipelines import storage
 from lit_het.data_pipelines.embeddings import EmbeddingFolder, Precision, Recipe, describe
 from lit_het.data_pipelines.index import ShardIndex, ShardSummary, index_shard
@@ -24,11 +23,12 @@ from lit_het.data_pipelines.portions import ALL
 from lit_het.data_pipelines.shards import IMAGE
 from lit_het.errors import UserError, require_at_least
 from lit_het.runs.directory import load_config
+from lit_het.runs.flags import with_flags
 from lit_het.runs.opening import abstract_params, load_pretrained, load_weights, open_run, tower_fingerprint
 from lit_het.tasks.features import FeatureExtractor
 from lit_het.types import Batch, Params
 
-# A batch as it comes from the loader to the embeddings of its rows.
+# Maps a batch of the loader to the embeddings of its rows.
 Encode = Callable[[Batch], jax.Array]
 
 
@@ -37,10 +37,10 @@ class EmbedOptions:
     """How embeddings are stored.
 
     Attributes:
-        shards: whose images to embed; empty takes those of the tower's configuration.
-        dtype: of the files.
-        num_crops: K, random crops of each image; 0 for the image as evaluation sees it.
-        part: (I, N): take every N-th shard from the I-th on, as other hosts take the others.
+        shards: shards to embed; empty takes those of the tower's configuration.
+        dtype: type of the stored embeddings.
+        num_crops: K, random crops per image; 0 for the preprocessing of evaluation.
+        part: (I, N): embed every N-th shard from the I-th on; other hosts embed the others.
     """
 
     shards: tuple[str, ...] = ()
@@ -51,19 +51,18 @@ class EmbedOptions:
     def __post_init__(self) -> None:
         number, count = self.part
         if not 0 <= number < count:
-            raise UserError(f"--part {number}/{count} is none: N hosts take the parts 0/N to N-1/N")
+            raise UserError(f"--part {number}/{count} is invalid; N hosts take the parts 0/N to N-1/N")
         require_at_least(0, self, "num_crops")
 
 
 def embed(source: Path, output: str, options: EmbedOptions, flags: Sequence[str] = ()) -> None:
-    """Writes the embeddings of all images; a command that was stopped goes on with the shards that are missing.
+    """Writes the embeddings of all images; shards that already have embeddings are skipped.
 
-    Each host embeds shards of its own on its own devices: they need not know of one another, and any number of them
-    may take up what others have left.
+    Each host embeds its own shards on its own devices. Hosts do not communicate.
 
     Args:
         source: a run, or the configuration file of the run that is to be trained on the embeddings.
-        output: the folder to write, here or at an address that fsspec knows.
+        output: the folder to write to: a local path or an fsspec address.
         options: how.
         flags: fields of the tower's configuration to change, as of ``lit-het train``.
 
@@ -76,7 +75,7 @@ def embed(source: Path, output: str, options: EmbedOptions, flags: Sequence[str]
         data = dataclasses.replace(data, shards=options.shards, mixture=())
     if options.num_crops and data.crop is None and not data.augmentations:
         raise UserError(
-            "all crops would be the same: give `crop` or `augmentations` in the configuration, or leave out --crops"
+            "all crops would be equal: give `crop` or `augmentations` in the configuration, or leave out --crops"
         )
     addresses = _addresses(data, options.part)
     mesh = config.mesh.build(jax.local_devices())
@@ -94,10 +93,10 @@ def embed(source: Path, output: str, options: EmbedOptions, flags: Sequence[str]
     missing, num_samples = _missing(folder, addresses)
     if len(missing) < len(addresses):
         there = len(addresses) - len(missing)
-        say(f"{there} of {len(addresses)} shards have their embeddings in {output} already")
+        message(f"{there} of {len(addresses)} shards already have embeddings in {output}")
     if not missing:
         return
-    # Of all samples, not of those that a command which was stopped has left.
+    # The allowed fraction refers to all samples, not only to those of the missing shards.
     allowed = data.max_bad_fraction * num_samples / max(1, sum(shard.count for shard in missing))
     shards = tuple(shard.address for shard in missing)
     loader = Loader(dataclasses.replace(data, shards=shards, mixture=(), max_bad_fraction=min(1.0, allowed)))
@@ -105,14 +104,16 @@ def embed(source: Path, output: str, options: EmbedOptions, flags: Sequence[str]
     with Bar("embedding", loader.num_samples * max(1, options.num_crops), "images") as bar:
         unread = _write(folder, loader, encode, bar.advance)
     for (shard, cause), count in sorted(loader.faults.counts.items()):
-        say(f"{shard}: {count} images without embeddings: {cause}")
+        message(f"{shard}: {count} images have no embedding: {cause}")
     if unread:
-        raise UserError(f"{unread} of {len(missing)} shards could not be read to their end; start again to embed them")
-    say(f"the images of {len(missing):,} shards have their embeddings in {output}")
+        raise UserError(
+            f"{unread} of {len(missing)} shards could not be read completely; run the command again to embed them"
+        )
+    message(f"wrote the embeddings of {len(missing):,} shards to {output}")
 
 
 def _missing(folder: EmbeddingFolder, addresses: Sequence[str]) -> tuple[list[ShardSummary], int]:
-    """Returns the shards without embeddings, and the number of samples in all."""
+    """Returns the shards without embeddings, and the number of samples of all shards."""
     with Bar("indexing", len(addresses), "shards") as bar:
         index = ShardIndex(addresses, [IMAGE], advance=bar.advance)
     with ThreadPoolExecutor(storage.MAX_REQUESTS) as pool:
@@ -124,7 +125,7 @@ def _missing(folder: EmbeddingFolder, addresses: Sequence[str]) -> tuple[list[Sh
 def _addresses(data: LoaderConfig, part: tuple[int, int]) -> list[str]:
     addresses = list(dict.fromkeys(itertools.chain(*data.data_sets())))
     for address in filter(storage.is_pipe, addresses):
-        raise UserError(f"{address}: a command cannot seek, and embed reads at random; name files with --data")
+        raise UserError(f"{address}: a command cannot seek, which embed needs; name files with --data")
     return addresses[part[0] :: part[1]]
 
 
@@ -134,12 +135,14 @@ def _configuration(source: Path, flags: Sequence[str]) -> ExperimentConfig:
     config = with_flags(saved, flags, f"lit-het embed --tower {source} --output DIR")
     changed = experiment.differences(saved, config)
     if is_run and not all(field.startswith(("data.", "mesh.")) for field in changed):
-        raise UserError(f"the tower of {source} is what it is; flags of embed may change --data and --mesh only")
+        raise UserError(
+            f"the tower of the run {source} cannot be changed; flags of embed may change only --data and --mesh"
+        )
     return config
 
 
 def _tower_params(source: Path, config: ExperimentConfig) -> Params:
-    """Returns the parameters of the image tower, below its name."""
+    """Returns the parameters of the image tower under the key ``image_tower``."""
     if ".py" in source.name:
         shapes = {"image_tower": abstract_params(config.task.build())["image_tower"]}
         return load_weights(config.task, shapes) or load_pretrained(config, shapes)
@@ -161,10 +164,10 @@ def _encoder(config: ExperimentConfig, params: Params, mesh: Mesh) -> Encode:
 
 
 def _write(folder: EmbeddingFolder, loader: Loader, encode: Encode, advance: Callable[[int], None]) -> int:
-    """Embeds all samples of a loader, and writes the file of each shard when its last sample is there.
+    """Embeds all samples of a loader and writes the file of each shard after its last sample.
 
     Returns:
-        How many shards were not written, as not all of their bytes could be had.
+        The number of shards that were not written because they could not be read completely.
     """
     views, size = max(1, folder.recipe.num_crops), folder.recipe.size
     counts = loader.index.counts
@@ -172,12 +175,12 @@ def _write(folder: EmbeddingFolder, loader: Loader, encode: Encode, advance: Cal
     in_shards = _regrouped(rows, [count * views for count in counts], size)
     unread = 0
     for summary, count, embeddings in zip(loader.index.summaries, counts, in_shards, strict=True):
-        if any((summary.address, cause) in loader.faults.counts for cause in storage.PASSING):
+        if any((summary.address, cause) in loader.faults.counts for cause in storage.TRANSIENT_CAUSES):
             unread += 1
             continue
         table = index_shard(summary.address)
         if table.digest != summary.digest:
-            raise UserError(f"{summary.address}: changed while it was embedded; start again")
+            raise UserError(f"{summary.address} changed while it was embedded; run the command again")
         folder.write(table, embeddings.reshape(count, views, size))
     return unread
 
@@ -185,35 +188,35 @@ def _write(folder: EmbeddingFolder, loader: Loader, encode: Encode, advance: Cal
 def _rows(
     batches: Iterable[Batch], encode: Encode, total: int, advance: Callable[[int], None]
 ) -> Iterator[Float[np.ndarray, "rows d"]]:
-    """Yields the embeddings of each batch, ``total`` rows in all, not-a-number in invalid ones."""
+    """Yields the embeddings of each batch, ``total`` rows in all; invalid rows are NaN."""
     left = total
 
     def fetched(batch: Batch, embeddings: jax.Array) -> np.ndarray:
         nonlocal left
         rows = np.array(embeddings, np.float32)
         if not np.isfinite(rows[batch.valid]).all():
-            raise UserError("the tower makes an embedding that is not finite; check its weights and compute_type")
+            raise UserError("an embedding is not finite; check the tower's weights and compute_type")
         rows[~batch.valid] = np.nan
-        rows = rows[:left]  # the last batch is filled up
+        rows = rows[:left]  # the last batch is padded
         left -= len(rows)
         advance(len(rows))
         return rows
 
-    before: tuple[Batch, jax.Array] | None = None
+    previous: tuple[Batch, jax.Array] | None = None
     for batch in batches:
-        # The device has its next batch before the host waits for this one.
-        now = batch, encode(batch)
-        if before is not None:
-            yield fetched(*before)
-        before = now
-    if before is not None:
-        yield fetched(*before)
+        # Dispatch the next batch before waiting for this one, so that the device is never idle.
+        current = batch, encode(batch)
+        if previous is not None:
+            yield fetched(*previous)
+        previous = current
+    if previous is not None:
+        yield fetched(*previous)
 
 
 def _regrouped(
     parts: Iterator[Float[np.ndarray, "rows d"]], counts: Iterable[int], size: int
 ) -> Iterator[Float[np.ndarray, "rows d"]]:
-    """Cuts a stream of rows into pieces of the given lengths."""
+    """Regroups a stream of rows into arrays of the given lengths."""
     left = np.empty((0, size), np.float32)
     for count in counts:
         held, have = [left], len(left)

@@ -1,4 +1,4 @@
-"""What a run writes down about itself before it begins."""
+"""Files that a run writes before training starts: configuration, tokenizer, and a record of the environment."""
 
 import dataclasses
 import datetime
@@ -15,45 +15,45 @@ from typing import Any
 import jax
 
 from lit_het import distributed
-from lit_het.runs import directory
-from lit_het.runs.directory import config_path
-from lit_het.runs.opening import with_absolute_weights
 from lit_het.configs.experiment import ExperimentConfig
 from lit_het.data_pipelines.loader import Loader
 from lit_het.data_pipelines.stream import Stream
 from lit_het.data_pipelines.tokenizers import Tokenizer
 from lit_het.errors import UserError
 from lit_het.files import write_atomically
+from lit_het.runs import directory
+from lit_het.runs.directory import config_path
+from lit_het.runs.opening import with_absolute_weights
 
-# What computation depends on, and nothing secret.
+# Variables that change the computation; none of them holds a secret.
 _ENVIRONMENT = re.compile(r"XLA_FLAGS$|JAX_|LIBTPU")
 _PACKAGES = ("lit-het", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint")
 
 
 def write_run_files(config: ExperimentConfig, tokenizer: Tokenizer | None) -> None:
-    """Writes the configuration and the tokenizer into the run's directory; of several processes the first does.
+    """Writes the configuration and the tokenizer to the run's directory; only the main process writes.
 
     Raises:
         UserError: another process does not see the directory.
     """
-    if distributed.is_first():
+    if distributed.is_main_process():
         config.run_dir.mkdir(parents=True, exist_ok=True)
         model = None if tokenizer is None else tokenizer.model_bytes
         for name in ("config.json", "manifest.json", "metrics.jsonl", "tokenizer.model"):
-            for half_written in config.run_dir.glob(f"{name}.partial-*"):  # by a start that was killed
+            for half_written in config.run_dir.glob(f"{name}.partial-*"):  # by a killed process
                 half_written.unlink()
         directory.write(config.run_dir, _openable_anywhere(config), model)
         _record_start(config.run_dir)
     distributed.wait_for_all("run files")
     if not config_path(config.run_dir).exists():
         raise UserError(
-            f"process 0 has written to {config.run_dir}, which this one does not see; "
-            "take a --run-dir that all machines share"
+            f"process 0 has written to {config.run_dir}, but this process cannot see it; "
+            "choose a --run-dir on storage that all machines share"
         )
 
 
 def _record_start(run_dir: Path) -> None:
-    """Appends a line about this start, by which results can be had again."""
+    """Appends what is needed to reproduce the run to ``starts.jsonl``."""
     environment = {name: value for name, value in sorted(os.environ.items()) if _ENVIRONMENT.match(name)}
     start = {
         "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -66,14 +66,14 @@ def _record_start(run_dir: Path) -> None:
         "environment": environment,
     }
     path = run_dir / "starts.jsonl"
-    if path.exists() and not path.is_file():  # a named pipe would wait for a reader
-        raise UserError(f"{path} is no regular file; remove it")
+    if path.exists() and not path.is_file():  # opening a named pipe would block
+        raise UserError(f"{path} is not a regular file; remove it")
     with path.open("a") as file:
         file.write(json.dumps(start) + "\n")
 
 
 def _commit() -> str | None:
-    """Returns the commit of the code, with ``-dirty`` where files differ from it; None where there is no repository."""
+    """Returns the commit of the code, with ``-dirty`` if files were changed; None without a repository."""
     command = [
         "git",
         "-C",
@@ -92,19 +92,19 @@ def _commit() -> str | None:
 
 
 def write_nonfinite(config: ExperimentConfig, loader: Loader | Stream, step: int) -> Path:
-    """Writes which samples were in the batch of a step, for a look at them; returns the file."""
+    """Writes the samples in the batch of a step to a JSON file, and returns its path."""
     positions = range((step - 1) * config.data.batch_size, step * config.data.batch_size)
     content: dict[str, Any] = {"step": step, "positions": [positions.start, positions.stop]}
-    if isinstance(loader, Loader):  # what a stream has drawn is not known any more
+    if isinstance(loader, Loader):  # a stream does not record its samples
         content["samples"] = [{"shard": shard, "key": key} for shard, key in loader.sources(positions)]
     path = config.run_dir / f"nonfinite_{step}.json"
-    if distributed.is_first():
+    if distributed.is_main_process():
         write_atomically(path, json.dumps(content, indent=1) + "\n")
     return path
 
 
 def _openable_anywhere(config: ExperimentConfig) -> ExperimentConfig:
-    """Returns the configuration with absolute paths: the run will be opened from other working directories."""
+    """Returns the configuration with absolute paths, since the run is opened from other working directories."""
     if config.pretrained is not None:
         pretrained = dataclasses.replace(config.pretrained, run=config.pretrained.run.resolve())
         config = dataclasses.replace(config, pretrained=pretrained)

@@ -1,4 +1,4 @@
-"""Every field of a configuration that has a value is a flag."""
+"""Command line flags for all fields of a configuration."""
 
 import contextlib
 import difflib
@@ -19,7 +19,7 @@ _Config = TypeVar("_Config", bound=Any)
 _REGISTRY = ConstructorRegistry()
 
 
-# Dataclasses that are one flag with a text, such as ``--length "90 epochs"``.
+# Dataclasses that are set by one flag with a string, such as ``--length "90 epochs"``.
 _TEXTS: dict[type[Any], str] = {Duration: "DURATION", Portion: "PORTION"}
 
 
@@ -38,16 +38,16 @@ def _text(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
 
 
 def with_flags(default: _Config, flags: Sequence[str], command: str, *, flat: bool = False) -> _Config:
-    """Returns a configuration with the fields that ``flags`` of a command change.
+    """Returns a configuration with the changes of ``flags``.
 
     Args:
         default: a frozen dataclass.
         flags: ``--field.of.it VALUE``.
-        command: as the user wrote it, for messages.
-        flat: flags are the last parts of the fields' paths only.
+        command: the command line of the user, for messages.
+        flat: whether flags are only the last parts of the fields' paths.
 
     Raises:
-        UserError: a flag that is no field, or a value that does not fit.
+        UserError: a flag is not a field, or its value is invalid.
     """
     messages = io.StringIO()
     try:
@@ -66,7 +66,7 @@ def with_flags(default: _Config, flags: Sequence[str], command: str, *, flat: bo
         names = (flag.partition("=")[0] for flag in flags if flag.startswith("--"))
         given = [name for name in names if name.strip("-").rpartition(".")[2].replace("-", "_") == error.field]
         if len(given) != 1:
-            raise  # not from the command line, or from one of several
+            raise  # the field was not set by a flag, or several flags match
         raise UserError(f"{given[0]} {error.problem}") from error
     except SystemExit as stop:
         if not stop.code:
@@ -74,15 +74,15 @@ def with_flags(default: _Config, flags: Sequence[str], command: str, *, flat: bo
         raise UserError(_in_one_line(messages.getvalue())) from stop
     if unknown:
         fields = (field.rpartition(".")[2] if flat else field for field in experiment.fields(default))
-        # Which of several classes a field has is set in the file.
+        # The class of a field is set in the file, not by a flag.
         known = [f"--{field.replace('_', '-')}" for field in fields if field.rpartition(".")[2] != "type"]
         close = difflib.get_close_matches(unknown[0], known, n=1)
         hint = f"did you mean {close[0]}? " if close else ""
-        raise UserError(f"unknown flag {unknown[0]}; {hint}'{command} --help' lists all")
+        raise UserError(f"unknown flag {unknown[0]}; {hint}'{command} --help' lists all flags")
     return config
 
 
 def _in_one_line(message: str) -> str:
-    """Returns the first paragraph inside the box that tyro draws around an error."""
+    """Returns the first paragraph of tyro's error message, without the box around it."""
     lines = [line.strip("│ ") for line in message.splitlines() if not line.startswith(("╭", "╰"))]
     return " ".join(itertools.takewhile(lambda line: set(line) != {"─"}, lines))

@@ -1,4 +1,4 @@
-"""Where the parameters of a run start."""
+"""Initial parameters of a run."""
 
 from typing import Any
 
@@ -6,9 +6,9 @@ import jax
 from jax.sharding import Mesh
 
 from lit_het import parameters, sharding
-from lit_het.runs.opening import load_pretrained, load_weights
 from lit_het.configs.experiment import ExperimentConfig
 from lit_het.errors import UserError
+from lit_het.runs.opening import load_pretrained, load_weights
 from lit_het.tasks.classification import ClassificationTask
 from lit_het.tasks.contrastive import ContrastiveTask
 from lit_het.types import Params
@@ -17,7 +17,7 @@ from lit_het.types import Params
 def initial_params(
     config: ExperimentConfig, task: ContrastiveTask | ClassificationTask, mesh: Mesh
 ) -> tuple[Params, Params]:
-    """Returns (locked, trainable) parameters on the mesh: what comes from elsewhere is read, only the rest drawn."""
+    """Returns (locked, trainable) parameters on the mesh; only those that are not loaded are drawn."""
     key = jax.random.key(config.seed)
     shapes = jax.eval_shape(task.initialize, key)
     shardings = sharding.tree_shardings(shapes, mesh)
@@ -30,7 +30,7 @@ def initial_params(
     if pattern or locked.keys() - loaded.keys():
         wanted = parameters.flatten(parameters.partition(shapes, (pattern,))[0]) if pattern else locked
         if pattern and (both := wanted.keys() & loaded.keys()):
-            raise UserError(f"both `pretrained` and `weights` say where {min(both)} comes from; leave out one")
+            raise UserError(f"both `pretrained` and `weights` set {min(both)}; leave out one of them")
         paths = wanted.keys() - loaded.keys()
         loaded |= parameters.flatten(load_pretrained(config, parameters.unflatten({p: like[p] for p in paths})))
     if missing := locked.keys() - loaded.keys():

@@ -1,11 +1,11 @@
-"""``lit-het checkpoint``: what lies in a run's folder of checkpoints, and whether it is what was saved."""
+"""``lit-het checkpoint``: lists, shows and verifies the checkpoints of a run."""
 
 from pathlib import Path
 
 import numpy as np
 
 from lit_het.checkpoints import manifest
-from lit_het.checkpoints.native.checksums import Mark
+from lit_het.checkpoints.native.checksums import Fingerprint
 from lit_het.checkpoints.native.folders import entries
 from lit_het.checkpoints.native.saved_step import Damaged
 from lit_het.checkpoints.native.saving import Checkpoints
@@ -15,10 +15,10 @@ from lit_het.runs.directory import checkpoint_dir
 
 
 def list_checkpoints(directory: Path) -> None:
-    """Prints a line for every step, and for what a kill or a fault left of one.
+    """Prints one line per step, including incomplete and damaged ones.
 
     Raises:
-        UserError: there is no such folder, or nothing in it.
+        UserError: the folder is missing or empty.
     """
     found = list(entries(_folder(directory)))
     if not found:
@@ -29,14 +29,14 @@ def list_checkpoints(directory: Path) -> None:
 
 
 def show(directory: Path, step: int | None = None) -> None:
-    """Prints the info of a step and a line for every array; the newest step by default.
+    """Prints the info of a step and one line per array; the newest step by default.
 
     Raises:
-        UserError: there is no such step, or it is damaged.
+        UserError: the step is missing or damaged.
     """
     with Checkpoints(_folder(directory), read_only=True) as checkpoints:
         step = checkpoints.newest_step() if step is None else _existing(checkpoints, step)
-        info, saved = checkpoints.at(step).about()
+        info, saved = checkpoints.at(step).read_info()
         print(f"step {step:,} in {checkpoints.directory}")
         for name, value in info.items():
             print(f"{name}: {value}")
@@ -49,10 +49,10 @@ def show(directory: Path, step: int | None = None) -> None:
 
 
 def verify(directory: Path, step: int | None = None) -> None:
-    """Compares a run's files with its manifest, and every array of all steps, or of one, with its checksum.
+    """Compares a run's files with its manifest, and every array of all steps, or of one step, with its checksum.
 
     Raises:
-        UserError: there is nothing to compare, or something is damaged.
+        UserError: there is no checkpoint, or one is damaged.
     """
     if files := manifest.check(directory):
         print(f"whole: {', '.join(files)} in {directory}")
@@ -60,26 +60,26 @@ def verify(directory: Path, step: int | None = None) -> None:
     with Checkpoints(_folder(directory), read_only=True) as checkpoints:
         checkpoints.newest_step()
         steps = checkpoints.steps if step is None else [_existing(checkpoints, step)]
-        for one in steps:
-            damaged += [(one, path, reason) for path, reason in damage(checkpoints, one)]
+        for number in steps:
+            damaged += [(number, path, reason) for path, reason in damage(checkpoints, number)]
     if damaged:
-        print(f"{'step':>10}  what is damaged")
-        for one, path, reason in damaged:
-            print(f"{one:>10,}  {path}: {reason}")
-        places = len({one for one, _, _ in damaged})
-        way_out = "training goes on from one that is not" if places < len(steps) else "bring back a copy"
-        raise UserError(f"{places} of {len(steps)} checkpoints in {checkpoints.directory} damaged; {way_out}")
+        print(f"{'step':>10}  damage")
+        for number, path, reason in damaged:
+            print(f"{number:>10,}  {path}: {reason}")
+        count = len({number for number, _, _ in damaged})
+        way_out = "training continues from an intact one" if count < len(steps) else "restore a copy"
+        raise UserError(f"{count} of {len(steps)} checkpoints in {checkpoints.directory} damaged; {way_out}")
     print(f"whole: {len(steps)} checkpoints in {checkpoints.directory}")
 
 
 def damage(checkpoints: Checkpoints, step: int) -> list[tuple[str, str]]:
-    """Returns path of what is damaged in a step, and how; where processes share it, all must ask."""
+    """Returns the path and the problem of everything damaged in a step; all processes of a run must call it."""
     try:
-        _, saved = checkpoints.at(step).about()
+        _, saved = checkpoints.at(step).read_info()
     except Damaged as error:
         return [("info", str(error))]
     if not _has_checksums(saved):
-        return [("info", "it was saved without checksums, by an earlier version: nothing can be said")]
+        return [("info", "it was saved without checksums, by an earlier version, and cannot be verified")]
     found = []
     with Bar(f"step {step}", len(saved), "arrays") as bar:
         for path, content in checkpoints.at(step).arrays(saved):
@@ -89,12 +89,12 @@ def damage(checkpoints: Checkpoints, step: int) -> list[tuple[str, str]]:
     return found
 
 
-def _has_checksums(saved: dict[str, Mark]) -> bool:
+def _has_checksums(saved: dict[str, Fingerprint]) -> bool:
     return all(mark.checksum for mark in saved.values())
 
 
 def _folder(directory: Path) -> Path:
-    """Returns the folder of checkpoints that a run has, or that was given itself."""
+    """Returns the folder of checkpoints of a run; ``directory`` itself if it has no such subfolder."""
     below = checkpoint_dir(directory)
     return below if below.is_dir() else directory
 
@@ -102,5 +102,5 @@ def _folder(directory: Path) -> Path:
 def _existing(checkpoints: Checkpoints, step: int) -> int:
     if step not in checkpoints.steps:
         there = ", ".join(map(str, checkpoints.steps)) or "none"
-        raise UserError(f"{checkpoints.directory} holds no whole checkpoint of step {step}; there are: {there}")
+        raise UserError(f"{checkpoints.directory} holds no complete checkpoint of step {step}; it has steps: {there}")
     return step

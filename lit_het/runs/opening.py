@@ -1,4 +1,4 @@
-"""Run directories: what a run leaves behind and how it is opened again.
+"""Opens trained runs from their directories.
 
 A run directory holds ``config.json``, ``tokenizer.model`` (if there is text), ``manifest.json`` with their SHA-256,
 ``checkpoints/``, ``metrics.jsonl`` and ``tensorboard/``.
@@ -17,47 +17,53 @@ import numpy as np
 
 from lit_het import parameters, sharding
 from lit_het.checkpoints import rename, weights
-from lit_het.checkpoints.native import checksums
 from lit_het.checkpoints.imported import Imported
+from lit_het.checkpoints.native import checksums
 from lit_het.checkpoints.native.saving import Checkpoints
 from lit_het.checkpoints.resample import resample
-from lit_het.runs.directory import check_chain, checkpoint_dir, config_path, find_pretrained, load_config, tokenizer_path
-from lit_het.runs.predictor import ModelMaker
 from lit_het.configs import experiment
 from lit_het.configs.experiment import ExperimentConfig
+from lit_het.console import Bar
 from lit_het.data_pipelines.tokenizers import Tokenizer
 from lit_het.errors import UserError
+from lit_het.runs.directory import (
+    check_chain,
+    checkpoint_dir,
+    find_pretrained,
+    load_config,
+    tokenizer_path,
+)
+from lit_het.runs.predictor import ModelMaker
 from lit_het.sharding import MeshConfig
 from lit_het.tasks.classification import ClassificationConfig, ClassificationTask
 from lit_het.tasks.contrastive import ContrastiveConfig, ContrastiveTask
 from lit_het.towers.bert import BertConfig
 from lit_het.towers.text import TextConfig
 from lit_het.towers.vit import ViTConfig
-from lit_het.console import Bar
 from lit_het.types import EvaluatedModel, Params
 
-# Fields that say how the same model is computed, or where it comes from; two runs may differ in them.
+# Fields that change how a model is computed or where it comes from, but not the model.
 EXECUTION_FIELDS = ("encoder.unrolled", "encoder.remat", "encoder.compute_type", "compute_type", "weights", "members")
-# The only fields of experts that parameters depend on.
+# The only fields of experts that change the parameters.
 EXPERT_FIELDS = ("encoder.experts.num_experts", "encoder.experts.num_blocks")
 TOWERS = ("image_tower", "text_tower")
-# Fields of towers whose parameters are resampled where they differ.
+# Fields of towers that may differ: the parameters are resampled.
 RESAMPLED_FIELDS = ("image_size", "patch_size")
-# Fields of towers and the dense layers behind the pooling that they stand for.
+# Fields of towers, and the dense layer after the pooling that each of them adds.
 LAST_LAYERS = (("representation_size", "pre_logits"), ("pooler", "pre_logits"), ("projection_size", "projection"))
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """A trained model, opened for use; a classifier has no tokenizer.
+    """A trained model.
 
     Attributes:
-        run_dir: where it was opened.
-        config: of its training.
-        task: what computes with the parameters.
-        params: of all parts; an image tower that was imported alone has no ``head``.
-        tokenizer: for captions, or None.
-        step: optimizer updates of the checkpoint.
+        run_dir: directory of the run.
+        config: configuration of its training.
+        task: computes with the parameters.
+        params: of all parts; without ``head`` if only an image tower was imported.
+        tokenizer: for captions; None for a classifier.
+        step: number of optimizer updates of the checkpoint.
     """
 
     run_dir: Path
@@ -68,18 +74,18 @@ class Run:
     step: int
 
     def model(self) -> EvaluatedModel:
-        """Returns the model as evaluators see it, on all devices."""
+        """Returns the model for evaluators, on all devices."""
         mesh = MeshConfig().build()
         placed = jax.device_put(self.params, sharding.tree_shardings(self.params, mesh))
         return ModelMaker(self.task, mesh, self.tokenizer).model(placed, self.tower, self._text_tower())
 
     @functools.cached_property
     def tower(self) -> str:
-        """What tells the image tower apart."""
+        """Fingerprint of the image tower."""
         return tower_fingerprint(self.config, self.params)
 
     def _text_tower(self) -> str:
-        """Returns what tells apart models that embed texts otherwise."""
+        """Returns a key that differs between models that embed texts differently."""
         if self.tokenizer is None:
             return ""
         fields = experiment.to_dict(self.config)
@@ -89,14 +95,14 @@ class Run:
 
 
 def open_run(run_dir: Path, pretrained: Path | None = None) -> Run:
-    """Opens the newest checkpoint of a run, with its locked parameters from where they came.
+    """Opens the newest checkpoint of a run, and loads its locked parameters from their source.
 
     Args:
         run_dir: the run.
-        pretrained: where the run or file with the locked parameters lies now, if it has moved.
+        pretrained: current path of the run or file with the locked parameters, if it was moved.
 
     Raises:
-        UserError: something is missing, does not fit, or the locked parameters are not those of training.
+        UserError: a file is missing or does not fit, or the locked parameters are not those of training.
     """
     config = load_config(run_dir)
     check_chain(run_dir)
@@ -106,7 +112,7 @@ def open_run(run_dir: Path, pretrained: Path | None = None) -> Run:
         tokenizer = dataclasses.replace(config.tokenizer, model=tokenizer_path(run_dir)).build()
     with Checkpoints(checkpoint_dir(run_dir), read_only=True) as checkpoints:
         step = checkpoints.newest_step()
-        _, saved = checkpoints.at(step).about()
+        _, saved = checkpoints.at(step).read_info()
     shapes = abstract_params(task)
     if isinstance(task, ClassificationTask) and not any(path.startswith("params/head/") for path in saved):
         shapes = {"image_tower": shapes["image_tower"]}
@@ -119,7 +125,7 @@ def _restore_params(
     run_dir: Path,
     pretrained: Path | None,
 ) -> Params:
-    """Returns the newest checkpoint's parameters with the locked ones that they were trained on."""
+    """Returns the newest checkpoint's parameters, merged with the locked parameters."""
     locked_like, trainable_like = parameters.partition(shapes, config.task.locked)
     if config.pretrained is not None and pretrained is not None:
         config = dataclasses.replace(config, pretrained=dataclasses.replace(config.pretrained, run=pretrained))
@@ -130,16 +136,16 @@ def _restore_params(
         origin = "the files named as `weights`" if config.pretrained is None else config.pretrained.run
         raise UserError(
             f"the locked parameters in {origin} are not those that {run_dir} was trained with; "
-            "point --pretrained at the original"
+            "give the original with --pretrained"
         )
     locked = parameters.cast(locked, config.task.image_tower.compute_type)  # as in training
     return parameters.merge(locked, trainable)
 
 
 def _locked_params(config: ExperimentConfig, run_dir: Path, like: Params) -> Params:
-    """Returns some of a run's locked parameters, which its checkpoints do not hold, from where they came."""
+    """Returns locked parameters of a run from their source, as checkpoints do not contain them."""
     wanted = parameters.flatten(like)
-    # A tower that is locked in part is read whole.
+    # A partly locked tower is read completely.
     shapes = abstract_params(config.task.build())
     read = load_weights(config.task, {part: shapes[part] for part in like})
     locked = {path: array for path, array in parameters.flatten(read).items() if path in wanted}
@@ -153,21 +159,21 @@ def _locked_params(config: ExperimentConfig, run_dir: Path, like: Params) -> Par
 
 
 def _moved(config: ExperimentConfig, weights: Path | None) -> ExperimentConfig:
-    """Returns the configuration with the towers' weights where they are now.
+    """Returns the configuration with the current path of the towers' weights.
 
     Raises:
-        UserError: the towers came from two places, of which one path cannot tell both.
+        UserError: the towers' weights come from two files, which one path cannot replace.
     """
     towers: dict[str, Any] = {part: getattr(config.task, part, None) for part in TOWERS}
     addresses = {part: tower.weights for part, tower in towers.items() if getattr(tower, "weights", None)}
     if weights is None or not addresses:
         return config
-    # A part of a file is named behind it, as in x.npz:img.
+    # The part of a file follows a colon, as in x.npz:img.
     places = {part: address.partition(".npz:") for part, address in addresses.items()}
     if len({file.removesuffix(".npz") for file, _, _ in places.values()}) > 1:
         raise UserError(
-            f"the towers came from {' and '.join(addresses.values())}: --pretrained {weights} can stand for one only; "
-            "put the files back, or link them"
+            f"the towers' weights come from {' and '.join(addresses.values())}; --pretrained {weights} can replace "
+            "only one of them: move the files back, or link them"
         )
     moved = {
         part: dataclasses.replace(towers[part], weights=f"{weights}:{subtree}" if subtree else str(weights))
@@ -179,15 +185,15 @@ def _moved(config: ExperimentConfig, weights: Path | None) -> ExperimentConfig:
 def load_pretrained(config: ExperimentConfig, like: Params) -> Params:
     """Returns the parameters that ``config.pretrained`` names, in the shapes of ``like``.
 
-    Where images or patches have another size, positions and the first layer are resampled. A dense layer at the end of
-    the tower may be missing in the source, and is then missing in the result, or in the tower.
+    If images or patches have another size, positions and the first layer are resampled. The last dense layer may exist
+    only in the source or only in the tower; it is then not loaded.
 
     Raises:
         UserError: no source is configured, or its image tower differs from this configuration's.
     """
     if config.pretrained is None:
         raise UserError(
-            f"the configuration locks {sorted(like)[0]} but nothing says where its weights come from; "
+            f"the configuration locks {sorted(like)[0]} but names no source of its weights; "
             "name the run that trained it as `pretrained` in the configuration file, or with --pretrained.run"
         )
     origin = config.pretrained.run
@@ -210,19 +216,19 @@ def load_pretrained(config: ExperimentConfig, like: Params) -> Params:
             array = np.asarray(found[path])
             if isinstance(theirs, ViTConfig) and isinstance(ours, ViTConfig):
                 array = resample(path.removeprefix("image_tower/"), array, theirs, ours)
-            found[path] = rename.placed(array, wanted[path].sharding)
+            found[path] = rename.place_on_devices(array, wanted[path].sharding)
     return parameters.unflatten(found)
 
 
 def _resampled(source: ExperimentConfig, wanted: dict[str, Any]) -> dict[str, Any]:
-    """Returns the shapes in which a run has the parameters of a tower that depend on the size of images or patches."""
+    """Returns the shapes, in the source run, of the tower's parameters that depend on the image or patch size."""
     saved = parameters.flatten(abstract_params(source.task.build()))
     shapes = {}
     for path in {"image_tower/positions", "image_tower/patches/kernel"} & wanted.keys() & saved.keys():
         leaf = wanted[path]
         if saved[path].shape != leaf.shape:
             mesh = getattr(leaf.sharding, "mesh", None)
-            place = leaf.sharding if mesh is None else sharding.whole(mesh)
+            place = leaf.sharding if mesh is None else sharding.replicated(mesh)
             shapes[path] = jax.ShapeDtypeStruct(saved[path].shape, leaf.dtype, sharding=place)
     return shapes
 
@@ -230,22 +236,22 @@ def _resampled(source: ExperimentConfig, wanted: dict[str, Any]) -> dict[str, An
 def load_weights(
     config: ContrastiveConfig | ClassificationConfig, shapes: Params, shardings: Params | None = None
 ) -> Params:
-    """Returns what towers take from the ``weights`` that they name, below the towers' names.
+    """Returns the parameters of all towers that have ``weights``, by tower.
 
-    A dense layer at the end may be missing in the source, and is then missing in the result, or in the tower.
+    The last dense layer may exist only in the source or only in the tower; it is then not loaded.
 
     Args:
         config: of the model.
-        shapes: of its parameters; towers that are not among them are left alone.
-        shardings: where they go, None for one device.
+        shapes: of its parameters; towers without shapes are skipped.
+        shardings: of the parameters; None for one device.
 
     Raises:
-        UserError: a source cannot be read, or holds another tower than the configuration's.
+        UserError: a source cannot be read, or its tower differs from the configuration's.
     """
     loaded = {}
     for part in TOWERS:
         tower = getattr(config, part, None)
-        # A ResNet has no weights to name.
+        # ResNets have no field `weights`.
         if part not in shapes or getattr(tower, "weights", None) is None:
             continue
         assert isinstance(tower, ViTConfig | TextConfig | BertConfig)
@@ -254,7 +260,7 @@ def load_weights(
         ends = {field: layer for field, layer in LAST_LAYERS if _is_in_one(field, source, tower)}
         _check_same_source(source, tower, part, tuple(ends))
         wanted = {name: tree for name, tree in shapes[part].items() if name not in ends.values()}
-        found = weights.without(found, tuple(f"{part}/{layer}/" for layer in ends.values()))
+        found = weights.without_parameters(found, tuple(f"{part}/{layer}/" for layer in ends.values()))
         with Bar(f"reading {tower.weights}", parameters.count(wanted), "parameters") as bar:
             places = None if shardings is None else {name: shardings[part][name] for name in wanted}
             loaded[part] = weights.load_part(found, part, wanted, places, bar.advance)
@@ -262,7 +268,7 @@ def load_weights(
 
 
 def with_absolute_weights(config: Any) -> Any:
-    """Returns a task's configuration whose towers name files by absolute paths, to open it from elsewhere."""
+    """Returns a task's configuration with absolute paths of weights, to open it from other directories."""
     for part in TOWERS:
         tower: Any = getattr(config, part, None)
         address = getattr(tower, "weights", None)
@@ -274,7 +280,7 @@ def with_absolute_weights(config: Any) -> Any:
 
 
 def _is_in_one(field: str, *towers: Any) -> bool:
-    """Returns whether one of two towers has the layer of a field and the other has not."""
+    """Returns whether exactly one of two towers has the layer of a field."""
     return len({bool(getattr(tower, field, None)) for tower in towers}) == 2
 
 
@@ -296,22 +302,23 @@ def _check_same_source(found: Any, tower: Any, part: str, optional: tuple[str, .
         raise UserError(f"{tower.weights} holds no {part.replace('_', ' ')}")
     if type(found) is not type(tower):
         theirs, ours = type(found).__name__, type(tower).__name__
-        raise UserError(f"{tower.weights} holds a {theirs}, the configuration says {ours}")
+        raise UserError(f"{tower.weights} holds a {theirs}, but the configuration has a {ours}")
     for field, (theirs, ours) in _differences(found, tower).items():
         if field not in optional:
             flag = f"--task.{part}.{field}".replace("_", "-")
             raise UserError(
-                f"the {part.replace('_', ' ')} in {tower.weights} has {field} = {theirs}, this configuration {ours}; "
-                f"set {flag} {theirs}, or let lit_het.checkpoints.weights.{part} make the configuration"
+                f"the {part.replace('_', ' ')} in {tower.weights} has {field} = {theirs}, "
+                f"but this configuration has {ours}; set {flag} {theirs}, "
+                f"or build the configuration with lit_het.checkpoints.weights.{part}"
             )
 
 
 def tower_fingerprint(config: ExperimentConfig, params: Params) -> str:
-    """Returns what tells image towers apart: their fields, and the parameters as they compute with them.
+    """Returns a fingerprint of an image tower: a hash of its fields and of its parameters in the compute type.
 
     Args:
         config: of a run.
-        params: its parameters, or those of the image tower alone below its name.
+        params: its parameters, at least those under ``image_tower``.
     """
     tower = config.task.image_tower
     fields = {field: value for field, value in experiment.fields(tower).items() if field not in EXECUTION_FIELDS}
@@ -328,12 +335,16 @@ def abstract_params(task: ContrastiveTask | ClassificationTask) -> Params:
 
 
 def _check_same_tower(theirs: Any, ours: Any, origin: Path) -> tuple[str, ...]:
-    """Returns what paths of layers that one of two towers lacks begin with; refuses towers that differ otherwise."""
+    """Returns the path prefixes of layers that only one of two towers has.
+
+    Raises:
+        UserError: the towers differ in anything else.
+    """
     ends = {field: f"image_tower/{layer}/" for field, layer in LAST_LAYERS if _is_in_one(field, theirs, ours)}
     for field, (before, now) in _differences(theirs, ours).items():
         if field not in (*ends, *RESAMPLED_FIELDS):
             raise UserError(
-                f"the image tower of {origin} has {field} = {before}, this configuration {now}; "
+                f"the image tower of {origin} has {field} = {before}, but this configuration has {now}; "
                 f"set --task.image-tower.{field.replace('_', '-')} {before}"
             )
     return tuple(ends.values())

@@ -1,4 +1,4 @@
-"""``lit-het plan``: what a training step will take on so many devices, without them."""
+"""``lit-het plan``: memory and operations of a training step on N devices, without the devices."""
 
 import dataclasses
 import time
@@ -19,9 +19,9 @@ from lit_het.tasks.contrastive import ContrastiveConfig
 from lit_het.training.step import initial_state, jit_step, make_train_step
 from lit_het.types import Batch, Params, TrainState
 
-# Of a block of logits: themselves, what they are made into and their gradient.
+# Arrays of the size of a block of logits: the logits, their probabilities and their gradient.
 _COPIES_OF_LOGITS = 3
-# A step costs the same however many there are.
+# The number of steps does not change the cost of a step.
 _ANY_LENGTH = RunLength(num_steps=10**9, batch_size=1, epoch_size=1)
 
 
@@ -30,10 +30,10 @@ class Compiled:
     """The compiled step of one device.
 
     Attributes:
-        arguments: bytes of state, locked parameters and batch.
-        temporary: bytes beside them.
-        program: its products and collectives.
-        seconds: that compiling took.
+        arguments: bytes of state, locked parameters and batch per device.
+        temporary: bytes of intermediate values per device.
+        program: its matrix products and collectives.
+        seconds: compile time.
     """
 
     arguments: int
@@ -44,15 +44,15 @@ class Compiled:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What a step takes.
+    """Memory, operations and collectives of a training step.
 
     Attributes:
         mesh: of the devices.
-        batch_size: of all devices.
+        batch_size: number of examples on all devices.
         counts: parameters (locked, trainable) of each part of the model.
-        flops: of all matrix products of a step, on all devices together.
-        memory: bytes on a device by formula, by what they hold.
-        compiled: the same by the compiler.
+        flops: floating point operations of all matrix products of a step, on all devices together.
+        memory: bytes per device by formula, by content.
+        compiled: the step as compiled.
     """
 
     mesh: Mesh
@@ -65,7 +65,7 @@ class Plan:
 
 @dataclasses.dataclass(frozen=True)
 class _Inputs:
-    """Shapes of what a step takes, with their places on the mesh."""
+    """Shapes and shardings of the inputs of a step."""
 
     state: TrainState
     locked: Params
@@ -73,7 +73,7 @@ class _Inputs:
 
 
 class Step:
-    """The training step of a configuration, of which nothing exists but shapes."""
+    """The training step of a configuration, as shapes only: nothing is allocated."""
 
     def __init__(self, config: ExperimentConfig, mesh: Mesh):
         sharding.check_batch_size(config.data.batch_size, mesh)
@@ -93,7 +93,7 @@ class Step:
         return jax.tree.map(lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), tree, places)
 
     def _batch(self, rows: int) -> Batch:
-        """Returns the shapes of so many examples, as the loader yields them."""
+        """Returns the shapes of a batch of ``rows`` examples."""
         place, task = sharding.batch_sharding(self.mesh), self.config.task
 
         def of(*shape: int, dtype: Any) -> jax.ShapeDtypeStruct:
@@ -128,7 +128,7 @@ class Step:
     def flops(self) -> int:
         """Returns `Plan.flops`."""
         arguments = self.inputs.state.params, self.inputs.locked, self.inputs.batch
-        with jax.set_mesh(self.mesh):  # how images are grouped for experts follows from the devices
+        with jax.set_mesh(self.mesh):  # the grouping of tokens for experts depends on the devices
             return costs.product_flops(jax.grad(self._loss), *arguments)
 
     def _loss(self, trainable: Params, locked: Params, batch: Batch) -> Any:
@@ -137,22 +137,22 @@ class Step:
     def memory(self) -> dict[str, int]:
         """Returns `Plan.memory`."""
         params, locked = self.inputs.state.params, self.inputs.locked
-        rows = self.config.data.batch_size // sharding.num_batch_shares(self.mesh)
+        rows = self.config.data.batch_size // sharding.num_batch_shards(self.mesh)
         values = costs.intermediate_bytes(self._loss, params, lambda rows: (locked, self._batch(rows)), rows)
         return {
-            "trainable parameters": _on_a_device(params),
-            "optimizer state": _on_a_device(dataclasses.replace(self.inputs.state, params={})),
-            "locked parameters": _on_a_device(locked),
-            "batch": _on_a_device(self.inputs.batch),
-            "gradients": _on_a_device(params),
-            "kept for the backward pass": values.kept,
-            "work of the widest moment": values.working,
-            "kernels gathered": _gathered(params, locked),
+            "trainable parameters": _bytes_per_device(params),
+            "optimizer state": _bytes_per_device(dataclasses.replace(self.inputs.state, params={})),
+            "locked parameters": _bytes_per_device(locked),
+            "batch": _bytes_per_device(self.inputs.batch),
+            "gradients": _bytes_per_device(params),
+            "saved for the backward pass": values.saved,
+            "peak of temporary values": values.working,
+            "gathered kernels": _gathered(params, locked),
             "logits and keys": self._logits(rows),
         }
 
     def _logits(self, rows: int) -> int:
-        """Returns the bytes of a block of logits in its copies, and of the keys of other devices."""
+        """Returns the bytes of a block of logits, its copies, and the keys of other devices."""
         task, item = self.config.task, jnp.dtype(jnp.float32).itemsize
         if not isinstance(task, ContrastiveConfig):
             block = getattr(task.head, "sampling", None)
@@ -161,11 +161,11 @@ class Step:
         all_rows, width = self.config.data.batch_size, task.image_tower.embedding_size
         num_keys = rows if task.loss.form == "ring" else all_rows
         vectors = rows if task.loss.form == "dense" else min(rows, task.loss.block_size)
-        # Keys of both sides, and the gradient of those that are being scored.
+        # Keys of images and texts, and the gradient of the keys of the current block.
         return (_COPIES_OF_LOGITS * vectors + 3 * width) * num_keys * item
 
     def compile(self) -> Compiled:
-        """Compiles the step for the devices of the mesh; nothing is allocated on them."""
+        """Compiles the step for the devices of the mesh without allocating memory on them."""
         began = time.monotonic()
         config = self.config
         skips = config.on_nonfinite == "skip"
@@ -182,7 +182,7 @@ class Step:
 
 
 def plan(config: ExperimentConfig, devices: Sequence[Any]) -> Plan:
-    """Returns what a step of the configuration takes on devices, which are only compiled for.
+    """Returns the plan of a configuration for devices; nothing is run on them.
 
     Raises:
         UserError: the mesh does not fit the devices, or the batch the mesh.
@@ -192,24 +192,24 @@ def plan(config: ExperimentConfig, devices: Sequence[Any]) -> Plan:
     return Plan(step.mesh, config.data.batch_size, step.counts(), step.flops(), step.memory(), compiled)
 
 
-def _on_a_device(tree: Any) -> int:
-    """Returns the bytes of a tree's parts on each device."""
-    return sum(sharding.part_bytes(leaf) for leaf in jax.tree.leaves(tree))
+def _bytes_per_device(tree: Any) -> int:
+    """Returns the bytes of a tree on each device."""
+    return sum(sharding.shard_bytes(leaf) for leaf in jax.tree.leaves(tree))
 
 
 def _gathered(trainable: Params, locked: Params) -> int:
-    """Returns the bytes of kernels that a device has whole for a while: those outside of stacks, and of one block."""
-    outside, of_blocks = 0, 0
+    """Returns the bytes of sharded kernels that a device gathers: all outside of stacks, and one block of a stack."""
+    outside, largest_block = 0, 0
     for tree in (trainable, locked):
         blocks: dict[str, int] = {}
         for path, leaf in parameters.flatten(tree).items():
-            whole = sharding.used_bytes(leaf)
-            if whole == sharding.part_bytes(leaf):
+            size = sharding.used_bytes(leaf)
+            if size == sharding.shard_bytes(leaf):  # not sharded
                 continue
             if "blocks/" in path:
                 stack = path.rpartition("blocks/")[0]
-                blocks[stack] = blocks.get(stack, 0) + whole // leaf.shape[0]
+                blocks[stack] = blocks.get(stack, 0) + size // leaf.shape[0]
             elif tree is trainable:
-                outside += whole
-        of_blocks = max(of_blocks, *blocks.values(), 0)
-    return outside + of_blocks
+                outside += size
+        largest_block = max(largest_block, *blocks.values(), 0)
+    return outside + largest_block

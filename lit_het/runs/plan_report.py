@@ -1,4 +1,4 @@
-"""What ``lit-het plan`` prints."""
+"""The output of ``lit-het plan``."""
 
 import collections
 import dataclasses
@@ -9,11 +9,11 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from lit_het.runs.plan import Plan, Step, plan
 from lit_het.configs.experiment import ExperimentConfig
-from lit_het.console import say
+from lit_het.console import message
 from lit_het.errors import UserError
 from lit_het.planning.program import Collective
+from lit_het.runs.plan import Plan, Step, plan
 from lit_het.sharding import MeshConfig
 from lit_het.tasks.contrastive import ContrastiveConfig
 
@@ -21,26 +21,26 @@ GIB, MIB = 2**30, 2**20
 _WIDTH_OF_FILES = 120
 
 REMARKS = (
-    "The compiler is XLA's for CPUs. It widens bfloat16 to float32, in memory and on the way, and writes a "
-    "reduce-scatter as an all-reduce and a slice, of twice its bytes; accelerators' compilers do neither, but choose "
-    "other fusions, layouts and padding. State is exact in both columns.",
-    "Bytes of collectives are what a device sends in a step, in rings of their groups. Operations are those of matrix "
-    "products and convolutions, with what remat repeats.",
+    "The step is compiled by XLA for CPUs. It converts bfloat16 to float32, in memory and in collectives, and turns a "
+    "reduce-scatter into an all-reduce and a slice, with twice the bytes. Compilers for accelerators do neither, but "
+    "choose other fusions, layouts and padding. The bytes of the state are exact in both columns.",
+    "Bytes of collectives are sent by each device in a step, with ring algorithms. Operations are those of matrix "
+    "products and convolutions, including recomputation by remat.",
 )
 
 
 def report(config: ExperimentConfig, devices: Sequence[Any], memory_gib: int | float) -> bool:
-    """Prints the plan of a configuration on devices, and returns whether it fits into their memory.
+    """Prints the plan of a configuration and returns whether it fits into the devices' memory.
 
     Args:
-        config: of the run.
-        devices: virtual ones are enough.
-        memory_gib: memory of each.
+        config: configuration of the run.
+        devices: may be virtual.
+        memory_gib: memory per device.
 
     Raises:
         UserError: the mesh does not fit the devices, or the batch the mesh.
     """
-    say(f"compiling the step for {len(devices)} virtual devices")
+    message(f"compiling the step for {len(devices)} virtual devices")
     made = plan(config, devices)
     console = Console(width=None if sys.stdout.isatty() else _WIDTH_OF_FILES, highlight=False)
     mesh = " x ".join(f"{name} {size}" for name, size in made.mesh.shape.items())
@@ -81,10 +81,10 @@ def _memory(made: Plan) -> Table:
     table = _table(f"{name} of a device", "by formula", "compiled")
     compiled, names = made.compiled, list(made.memory)
     for number, (name, size) in enumerate(made.memory.items()):
-        # The compiler tells two sums, which stand where they end.
-        told = {3: f"{compiled.arguments / unit:.3f} all above"}.get(number, "")
-        told = f"{compiled.temporary / unit:.3f} the rest" if number == len(names) - 1 else told
-        table.add_row(name, f"{size / unit:.3f}", told)
+        # The compiler reports two sums; each stands in the last row that it covers.
+        total = {3: f"{compiled.arguments / unit:.3f} all above"}.get(number, "")
+        total = f"{compiled.temporary / unit:.3f} the rest" if number == len(names) - 1 else total
+        table.add_row(name, f"{size / unit:.3f}", total)
     table.add_row("all", *(f"{size / unit:.3f}" for size in totals(made)))
     return table
 
@@ -96,15 +96,15 @@ def totals(made: Plan) -> tuple[int, int]:
 
 def _collectives(made: Plan) -> Table:
     by_kind: dict[tuple[str, str], list[Collective]] = collections.defaultdict(list)
-    for one in made.compiled.program.collectives:
-        axes = "other devices" if one.axes is None else ", ".join(one.axes)
-        by_kind[one.kind, f"{axes} ({one.group})"].append(one)
+    for collective in made.compiled.program.collectives:
+        axes = "other devices" if collective.axes is None else ", ".join(collective.axes)
+        by_kind[collective.kind, f"{axes} ({collective.group})"].append(collective)
     table = _table("collectives of a step", "over", "instructions", "times", "MB sent")
     for (kind, axes), ones in sorted(by_kind.items(), key=lambda item: -sum(one.bytes_sent for one in item[1])):
         times, sent = sum(one.times for one in ones), sum(one.bytes_sent for one in ones)
         table.add_row(kind, axes, str(len(ones)), str(times), f"{sent / 1e6:,.1f}")
     if made.compiled.program.unknown_loops:
-        table.caption = f"{made.compiled.program.unknown_loops} loops of unknown length are counted once"
+        table.caption = f"{made.compiled.program.unknown_loops} loops of unknown length are counted as one iteration"
     return table
 
 
@@ -117,31 +117,31 @@ def _table(title: str, *columns: str) -> Table:
 
 def _verdict(console: Console, config: ExperimentConfig, made: Plan, memory_gib: int | float) -> bool:
     formula, compiled = totals(made)
-    sizes = f"{_told(formula)} by formula, {_told(compiled)} compiled"
+    sizes = f"{_size_text(formula)} by formula, {_size_text(compiled)} compiled"
     if max(formula, compiled) <= memory_gib * GIB:
-        console.print(f"It fits into {memory_gib:g} GiB of a device: {sizes}.")
+        console.print(f"It fits into {memory_gib:g} GiB per device: {sizes}.")
         return True
     certainty = "will not fit" if min(formula, compiled) > memory_gib * GIB else "may not fit"
     largest = max(made.memory, key=lambda name: made.memory[name])
-    console.print(f"It {certainty} into {memory_gib:g} GiB of a device: {sizes}. The largest part: {largest}.")
-    console.print("What helps, each beside those above it, by formula:")
+    console.print(f"It {certainty} into {memory_gib:g} GiB per device: {sizes}. The largest part: {largest}.")
+    console.print("Flags that help, each in addition to those above it, by formula:")
     smallest = formula
     for flag, change in _remedies(config, made):
         try:
             changed = change(config)
             size = sum(Step(changed, changed.mesh.build(list(made.mesh.devices.flat))).memory().values())
         except UserError:
-            continue  # neither experts nor examples can be split so
+            continue  # experts or examples cannot be split over this mesh
         if size < smallest:
             config, smallest = changed, size
-            console.print(f"  {flag}: {_told(size)}{'' if size > memory_gib * GIB else ', which fits'}")
+            console.print(f"  {flag}: {_size_text(size)}{'' if size > memory_gib * GIB else ', which fits'}")
         if smallest <= memory_gib * GIB:
             break
     return False
 
 
 def _remedies(config: ExperimentConfig, made: Plan) -> Iterator[tuple[str, Callable[[ExperimentConfig], Any]]]:
-    """Yields flags that may help, each with what makes its change, in the order of what they cost."""
+    """Yields flags that may help, with the change that each makes, cheapest first."""
     mesh, task = MeshConfig(*made.mesh.devices.shape), config.task
     for factor in (2, 4, 8):
         wider = dataclasses.replace(mesh, data=-1, fsdp=factor * mesh.fsdp)
@@ -166,5 +166,5 @@ def _with_task(config: ExperimentConfig, **fields: Any) -> ExperimentConfig:
     return dataclasses.replace(config, task=dataclasses.replace(config.task, **fields))
 
 
-def _told(size: int) -> str:
+def _size_text(size: int) -> str:
     return f"{size / GIB:.1f} GiB" if size >= GIB else f"{size / MIB:.1f} MiB"

@@ -1,4 +1,4 @@
-"""Trained models as evaluators see them: compiled once, images split over the devices of a mesh."""
+"""Trained models for evaluators: compiled once, with images sharded over the devices of a mesh."""
 
 import functools
 from collections.abc import Callable
@@ -18,11 +18,11 @@ from lit_het.types import Classifier, Encoder, EvaluatedModel, HeadOutput, Image
 
 
 class ModelMaker:
-    """Makes models of parameters that change; what is compiled for the first serves the others.
+    """Builds models from parameters that change; compiled functions are shared by all of them.
 
     Args:
-        task: of the model.
-        mesh: the devices; parameters lie on them.
+        task: task of the model.
+        mesh: devices that hold the parameters.
         tokenizer: for captions; None for a classifier.
     """
 
@@ -31,12 +31,12 @@ class ModelMaker:
         self._compiled: dict[str, Callable[..., Any]] = {}
 
     def model(self, params: Params, tower: str, text_tower: str = "") -> EvaluatedModel:
-        """Returns the model of some parameters, on the devices.
+        """Returns the model with these parameters.
 
         Args:
-            params: of all parts.
-            tower: equal for parameters of equal image towers.
-            text_tower: equal for models that embed texts alike; empty for one that is trained.
+            params: parameters of all parts.
+            tower: key of the image tower; equal for equal towers.
+            text_tower: key of everything that embeds texts; empty during training.
         """
         if isinstance(self._task, ClassificationTask):
             return self._classifier(params, tower)
@@ -57,7 +57,7 @@ class ModelMaker:
             image_noise_norm=lambda features: run("image_noise_norm", features),
             image_spectrum=lambda features: run("image_spectrum", features),
             text=lambda tokens: run("encode_text", self._split(tokens)),
-            tokenize=self._tokenizer or _refuse_texts,
+            tokenize=self._tokenizer or _no_tokenizer,
             temperature=float(run("temperature")),
             text_tower=text_tower,
         )
@@ -65,7 +65,7 @@ class ModelMaker:
     def _classifier(self, params: Params, tower: str) -> Classifier:
         assert isinstance(self._task, ClassificationTask)
         if "head" not in params:
-            run = blocks = _refuse
+            run = blocks = _no_head
         else:
             run, blocks = functools.partial(self._run, params), functools.partial(self._run_blocks, params)
         head = self._task.config.head
@@ -85,52 +85,53 @@ class ModelMaker:
         def extract(view: np.ndarray) -> jax.Array:
             return self._call("features", self._task.features, params, distributed.split_rows(view, self._mesh))
 
-        return ImageFeatures(extract, self._task.features.num_members, sharding.num_batch_shares(self._mesh), tower)
+        return ImageFeatures(extract, self._task.features.num_members, sharding.num_batch_shards(self._mesh), tower)
 
     def _split(self, rows: Any) -> Any:
-        shares = sharding.num_batch_shares(self._mesh)
+        shares = sharding.num_batch_shards(self._mesh)
         is_even = not jax.tree.leaves(rows)[0].shape[0] % shares
-        return jax.device_put(rows, sharding.batch_sharding(self._mesh) if is_even else sharding.whole(self._mesh))
+        return jax.device_put(rows, sharding.batch_sharding(self._mesh) if is_even else sharding.replicated(self._mesh))
 
     def _run_blocks(self, params: Params, name: str, rows: tuple[np.ndarray, ...], *shared: Any, **static: Any) -> Any:
-        """Runs a method on blocks of features, with a key of the seed of each if there are seeds; devices share them.
+        """Runs a method on blocks of features, which are sharded over the devices, with a key for each block's seed.
 
-        Programs with several costly results were seen to round differently on one device and on eight: hence a method
-        for each. Products are in full precision: τ, which divides them, would magnify their rounding.
+        Each result is a method of its own, since programs with several results were observed to round differently on
+        one device and on eight.
         """
         method = getattr(self._task, name)
 
-        def of_blocks(params: Params, rows: tuple[jax.Array, ...], *shared: Any, **static: Any) -> Any:
-            def of_block(rows: tuple[jax.Array, ...], shared: Any, _: tuple[str, ...]) -> Any:
+        def all_blocks(params: Params, rows: tuple[jax.Array, ...], *shared: Any, **static: Any) -> Any:
+            def one_block(rows: tuple[jax.Array, ...], shared: Any, _: tuple[str, ...]) -> Any:
                 (block,), *seeds = rows
                 keys = [jax.random.key(seed) for (seed,) in seeds]
                 return method(shared[0], block, *keys, *shared[1:], **static)
 
+            # Full precision: the division by τ would amplify rounding errors of the products.
             with jax.default_matmul_precision("highest"):
-                return sharding.map_shares(of_block, rows, (params, *shared))
+                return sharding.map_shards(one_block, rows, (params, *shared))
 
-        shared = jax.device_put(shared, sharding.whole(self._mesh))
-        found = self._call(name, of_blocks, params, self._split(rows), *shared, **static)
+        shared = jax.device_put(shared, sharding.replicated(self._mesh))
+        found = self._call(name, all_blocks, params, self._split(rows), *shared, **static)
         return jax.tree.map(lambda array: np.asarray(array).reshape(-1, *array.shape[2:]), found)
 
     def _run(self, params: Params, name: str, *arguments: Any, **static: Any) -> np.ndarray:
         return np.asarray(self._call(name, getattr(self._task, name), params, *arguments, **static))
 
     def _call(self, name: str, function: Callable[..., Any], params: Params, *arguments: Any, **static: Any) -> Any:
-        """Runs what is compiled under a name; its result is whole on every device, and every process."""
+        """Runs a function that is compiled once per name; the result is replicated on all devices and processes."""
         if name not in self._compiled:
             self._compiled[name] = jax.jit(
                 function,
                 static_argnames=tuple(static),
-                out_shardings=sharding.whole(self._mesh),
+                out_shardings=sharding.replicated(self._mesh),
             )
         with jax.set_mesh(self._mesh):
             return self._compiled[name](params, *arguments, **static)
 
 
-def _refuse_texts(captions: list[str]) -> np.ndarray:
+def _no_tokenizer(captions: list[str]) -> np.ndarray:
     raise UserError("the run has no tokenizer; import it again with --tokenizer FILE")
 
 
-def _refuse(*_: Any, **__: Any) -> np.ndarray:
-    raise UserError("an image tower that was imported alone has no head: only its features can be evaluated")
+def _no_head(*_: Any, **__: Any) -> np.ndarray:
+    raise UserError("an imported image tower has no head; only its features can be evaluated")

@@ -1,4 +1,4 @@
-"""``lit-het train``: from a configuration to a trained run."""
+"""``lit-het train``: trains a run from its configuration."""
 
 import contextlib
 import dataclasses
@@ -16,17 +16,10 @@ from jax.sharding import Mesh
 from lit_het import distributed, parameters, sharding
 from lit_het.checkpoints.native import checksums
 from lit_het.checkpoints.native.folders import complete_steps
-from lit_het.checkpoints.native.saving import Checkpoints, Kept
-from lit_het.runs.directory import checkpoint_dir, config_path, load_config
-from lit_het.runs.opening import tower_fingerprint
-from lit_het.runs.inspection import damage
-from lit_het.runs.flags import with_flags
-from lit_het.runs.initialization import initial_params
-from lit_het.runs.predictor import ModelMaker
-from lit_het.runs.files import write_nonfinite, write_run_files
-from lit_het.runs.checks import check_commands, check_data, check_embeddings, check_run_dir
+from lit_het.checkpoints.native.saving import Checkpoints, Retention
 from lit_het.configs import experiment
 from lit_het.configs.experiment import ExperimentConfig
+from lit_het.console import Bar, message
 from lit_het.data_pipelines.loader import Loader, LoaderConfig
 from lit_het.data_pipelines.stream import Stream
 from lit_het.data_pipelines.tokenizers import Tokenizer
@@ -35,13 +28,19 @@ from lit_het.durations import RunLength
 from lit_het.errors import Unwritable, UserError
 from lit_het.eval.sets import Sets
 from lit_het.files import cache_folder
+from lit_het.runs.checks import check_commands, check_data, check_embeddings, check_run_dir
+from lit_het.runs.directory import checkpoint_dir, config_path, load_config
+from lit_het.runs.files import write_nonfinite, write_run_files
+from lit_het.runs.flags import with_flags
+from lit_het.runs.initialization import initial_params
+from lit_het.runs.inspection import damage
+from lit_het.runs.opening import tower_fingerprint
+from lit_het.runs.predictor import ModelMaker
 from lit_het.tasks.classification import ClassificationTask
 from lit_het.tasks.contrastive import ContrastiveTask
 from lit_het.training import loop, preemption
-from lit_het.console import Bar, say
-from lit_het.training.metric_log import read_metrics
 from lit_het.training.loop import NonFinite
-from lit_het.training.metric_log import MetricLog
+from lit_het.training.metric_log import MetricLog, read_metrics
 from lit_het.training.run_lock import locked
 from lit_het.training.step import initial_state, jit_step, make_train_step
 from lit_het.types import Batch, EvaluatedModel, Params, TrainState
@@ -50,20 +49,20 @@ from lit_het.types import Batch, EvaluatedModel, Params, TrainState
 def parse_config(
     path: Path, flags: Sequence[str], command: str = "lit-het train", *, allow_commands: bool = False
 ) -> ExperimentConfig:
-    """Returns the configuration of a Python file, or that of a run as JSON, with the fields that ``flags`` change.
+    """Returns the configuration in a Python or JSON file, with the changes of ``flags``.
 
     Args:
         path: of the file.
-        flags: as the user typed them.
-        command: likewise, for messages.
-        allow_commands: whether JSON, which others may have written, may name shell commands.
+        flags: flags of the user.
+        command: command of the user, for messages.
+        allow_commands: whether JSON, which may come from others, may contain shell commands.
 
     Raises:
-        UserError: the file or a flag cannot be used, or JSON names a command that is not allowed.
+        UserError: the file or a flag is invalid, or JSON contains a command that is not allowed.
     """
     is_json = path.suffix == ".json"
     if path == config_path(path.parent):
-        config = load_config(path.parent)  # which compares it with the run's manifest
+        config = load_config(path.parent)  # also compares it with the run's manifest
     else:
         config = experiment.load(path) if is_json else experiment.load_module_config(path)
     config = with_flags(config, flags, f"{command} --config {path}")
@@ -73,24 +72,24 @@ def parse_config(
 
 
 def train(config: ExperimentConfig, *, resume: bool = False, allow_commands: bool = False) -> TrainState:
-    """Trains a run to its end and returns its last state.
+    """Trains a run to its end and returns the last state.
 
     Args:
-        config: of the run.
-        resume: whether it goes on from the newest checkpoint.
-        allow_commands: whether lists of shards may name shell commands, as the configuration itself may.
+        config: configuration of the run.
+        resume: whether to continue from the newest checkpoint.
+        allow_commands: whether lists of shards may contain shell commands; the configuration always may.
 
     Raises:
-        UserError: anything in the configuration, the data or the run directory that cannot work.
+        UserError: the configuration, the data or the run directory cannot be used.
     """
-    _keep_compiled_programs()
+    _cache_compiled_programs()
     mesh = config.mesh.build()
     sharding.check_batch_size(config.data.batch_size, mesh)
     check_run_dir(config, resume)
     distributed.check_same(json.dumps(experiment.to_dict(config)), "the configuration")
-    # Losses look at the mesh for the devices that share a batch.
-    with locked(config.run_dir, say) as check_lock, jax.set_mesh(mesh):
-        check_run_dir(config, resume)  # again: another start may have begun, and ended, since then
+    # Losses read the current mesh to find the devices that share a batch.
+    with locked(config.run_dir, message) as check_lock, jax.set_mesh(mesh):
+        check_run_dir(config, resume)  # again: another process may have trained here meanwhile
         return _train_on(mesh, config, resume, check_lock, allow_commands)
 
 
@@ -106,16 +105,19 @@ def _train_on(
     locked, trainable = initial_params(config, task, mesh)
     checksum = checksums.digest(locked)
     locked = parameters.cast(locked, config.task.image_tower.compute_type)
-    # A hash of the whole tower, where anything needs it.
+    # Cached, and computed only if needed: it hashes the whole tower.
     tower = functools.cache(functools.partial(tower_fingerprint, config, locked))
     check_embeddings(loader, task, tower)
     initial = functools.partial(initial_state, optimizer=optimizer, averages=config.average_decay is not None)
     places = sharding.tree_shardings(jax.eval_shape(initial, trainable), mesh)
     state = jax.jit(initial, out_shardings=places)(trainable)
 
-    kept = Kept(config.cadence.keep, config.cadence.keep_steps)
+    retention = Retention(config.cadence.keep, config.cadence.keep_steps)
     with Checkpoints(
-        checkpoint_dir(config.run_dir), kept=kept, max_failed_saves=config.cadence.max_failed_saves, tell=say
+        checkpoint_dir(config.run_dir),
+        retention=retention,
+        max_failed_saves=config.cadence.max_failed_saves,
+        warn=message,
     ) as checkpoints:
         position = 0
         if resume and checkpoints.latest_step is not None:
@@ -132,7 +134,7 @@ def _train_on(
             step = make_train_step(
                 task, optimizer, config.seed, config.average_decay, skips_nonfinite=config.on_nonfinite == "skip"
             )
-            with watchdog, _begun(loader, position) as batches, preemption.watched():
+            with watchdog, _opened_batches(loader, position) as batches, preemption.watched():
                 state = loop.train(
                     jit_step(step, state),
                     state,
@@ -148,20 +150,20 @@ def _train_on(
                 )
         except NonFinite as error:
             named = write_nonfinite(config, loader, error.step)
-            raise NonFinite(f"{error}; {named} names its samples", error.step) from error
+            raise NonFinite(f"{error}; {named} lists its samples", error.step) from error
         finally:
             log.close()
-            if distributed.is_first() and checkpoints.latest_step is None and not read_metrics(log.path):
-                # Nothing is lost: once the cause is mended, the same command starts anew.
+            if distributed.is_main_process() and checkpoints.latest_step is None and not read_metrics(log.path):
+                # Nothing was trained yet: after the cause is fixed, the same command starts again.
                 config_path(config.run_dir).unlink(missing_ok=True)
     for (shard, cause), count in sorted(loader.faults.counts.items()):
-        say(f"{shard}: {count} samples left out: {cause}", by_all=True)
+        message(f"{shard}: {count} samples skipped: {cause}", on_all_processes=True)
     return state
 
 
-def _keep_compiled_programs() -> None:
-    """Lets a restart find what took long to compile, where the user has not said where, or that it should not."""
-    # Those for CPUs are bound to the features of one, which machines that share a home may not have.
+def _cache_compiled_programs() -> None:
+    """Caches compiled programs for restarts, unless the user has set JAX's cache."""
+    # Programs for CPUs depend on the CPU's features, which may differ between machines with one home directory.
     if "JAX_COMPILATION_CACHE_DIR" not in os.environ and jax.default_backend() != "cpu":
         jax.config.update("jax_compilation_cache_dir", str(cache_folder("compiled")))
 
@@ -181,30 +183,30 @@ def _run_length(config: ExperimentConfig, loader: Loader | Stream | None) -> Run
 def _resumed(
     checkpoints: Checkpoints, state: TrainState, config: ExperimentConfig, loader: Loader | Stream, checksum: str
 ) -> tuple[TrainState, int]:
-    """Returns the newest state that is whole, and the position of the sample that comes next."""
+    """Returns the newest intact state, and the position of the next sample."""
     state, info = checkpoints.restore(state)
-    # Runs of earlier versions have no digest.
+    # Runs of earlier versions have no data_digest.
     if info.get("data_digest", loader.digest) != loader.digest:
         raise UserError(
-            f"the shards are not those of {config.run_dir}: samples have come, gone or changed; "
-            "restore them, or start another --run-dir"
+            f"the shards differ from those of {config.run_dir}: samples were added, removed or changed; "
+            "restore them, or choose another --run-dir"
         )
     if info.get("locked_checksum") != checksum:
         raise UserError(
-            f"the locked parameters are not those that {config.run_dir} began with; "
+            f"the locked parameters are not those that {config.run_dir} started with; "
             "set --pretrained.run to the original run"
         )
     if isinstance(loader, Stream):
-        say("a stream cannot seek: from here on it draws samples anew")
+        message("a stream cannot seek; it continues with new samples")
     position = info.get("position")
     if not isinstance(position, int) or not 0 <= position < 2**63:
-        raise UserError(f"the checkpoint in {config.run_dir} has no position in the data; start another --run-dir")
+        raise UserError(f"the checkpoint in {config.run_dir} has no position in the data; choose another --run-dir")
     return state, position
 
 
 @contextlib.contextmanager
-def _begun(loader: Loader | Stream, position: int) -> Iterator[Iterator[Batch]]:
-    """Yields the batches from a position on, those of a stream when the first is there; closes them at the end."""
+def _opened_batches(loader: Loader | Stream, position: int) -> Iterator[Iterator[Batch]]:
+    """Yields the batches from a position on and closes them at the end; a stream's buffer is filled first."""
     place = position, jax.process_index(), jax.process_count()
     first: list[Batch] = []
     if isinstance(loader, Stream):
@@ -218,18 +220,18 @@ def _begun(loader: Loader | Stream, position: int) -> Iterator[Iterator[Batch]]:
 
 
 def train_unless_done(config: ExperimentConfig, *, allow_commands: bool = False) -> None:
-    """Trains a run, goes on with one that was interrupted, and leaves a finished one alone; arguments as of `train`.
+    """Starts or resumes a run; does nothing if it is finished. Arguments are those of `train`.
 
     Raises:
-        UserError: as `train`; the run directory holds a run of another configuration.
+        UserError: as `train`, or the run directory holds a run of another configuration.
     """
     if not config_path(config.run_dir).exists():
         train(config, allow_commands=allow_commands)
         return
     check_run_dir(config, resume=True)
-    # Not opened, which would sweep away what another start is saving.
+    # `Checkpoints` is not opened for writing here: that would remove a save in progress of another process.
     newest = max(complete_steps(checkpoint_dir(config.run_dir)), default=None)
-    # Only epochs need the data to count their steps.
+    # The data is needed only to convert epochs to steps.
     loader = _open_data(config.data, None, allow_commands) if config.length.unit == "epochs" else None
     num_steps = _run_length(config, loader).num_steps
     if newest is None or newest < num_steps or _lacks_evaluation(config, newest, num_steps):
@@ -240,12 +242,12 @@ def train_unless_done(config: ExperimentConfig, *, allow_commands: bool = False)
     if damaged:
         train(config, resume=True, allow_commands=allow_commands)
     else:
-        say(f"{config.run_dir} is done: {newest} steps")
+        message(f"{config.run_dir} is finished: {newest} steps")
 
 
 @dataclasses.dataclass(frozen=True)
 class _Saver:
-    """Saves states with what resuming needs beside them."""
+    """Saves states together with the info needed to resume."""
 
     checkpoints: Checkpoints
     check_lock: Callable[[], None]
@@ -277,23 +279,23 @@ def _evaluation(
     mesh: Mesh,
     tower: Callable[[], str],
 ) -> Callable[[Params], Mapping[str, float]]:
-    """Opens what the run is evaluated on, and checks it; returns what measures its trainable parameters."""
+    """Opens and checks the evaluation sets; returns the function that evaluates trainable parameters."""
     stored = any(evaluation.data.embeddings is not None for evaluation in config.evaluations)
     if stored and "image_tower" in task.trained:
-        raise UserError("evaluations cannot read `embeddings` of an image tower that is trained; leave them out")
+        raise UserError("evaluations cannot use `embeddings` if the image tower is trained; leave them out")
     sets = Sets(config.data.image_size, config.data.preprocessing, tower)
     evaluators = [evaluation.build(sets) for evaluation in config.evaluations]
     maker = ModelMaker(task, mesh, tokenizer)
     versions = itertools.count()
 
     def model_of(trainable: Params) -> EvaluatedModel:
-        # A locked tower makes the same features every time: they are read once.
+        # The features of a locked tower do not change and are cached under one version.
         version = f"version {next(versions)}" if "image_tower" in task.trained else tower() if stored else "locked"
         return maker.model(parameters.merge(locked, trainable), version)
 
     if evaluators:
         model = model_of(trainable)
-        for evaluator in evaluators:  # hours before the first evaluation
+        for evaluator in evaluators:  # an error shows at the start, not at the first evaluation
             evaluator.check(model)
 
     def evaluate(trainable: Params) -> Mapping[str, float]:
@@ -304,7 +306,7 @@ def _evaluation(
 
 
 def _lacks_evaluation(config: ExperimentConfig, step: int, num_steps: int) -> bool:
-    """Returns whether a run ended in the evaluation that belongs to a step, the last one saved."""
+    """Returns whether the evaluation after the last saved step is missing, as the run was stopped in it."""
     if not step or not config.evaluations or not config.cadence.evaluates_after(step, num_steps):
         return False
     records = [record for record in read_metrics(config.run_dir / "metrics.jsonl") if record["step"] == step]

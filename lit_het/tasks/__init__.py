@@ -1,1 +1,1 @@
-"""Tasks join towers, a head and a loss into one differentiable function of parameters and a batch."""
+"""Tasks combine towers, a head and a loss into one differentiable function of parameters and a batch."""

@@ -1,4 +1,4 @@
-"""What the training loop knows of a task."""
+"""The protocol of tasks, all that the training loop uses of one."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
@@ -16,7 +16,7 @@ class Task(Protocol):
     """A learning problem.
 
     Attributes:
-        locked: patterns of the parameters that training never differentiates, optimizes, donates or saves.
+        locked: patterns of parameters that training does not differentiate, optimize, donate or save.
     """
 
     locked: tuple[str, ...]
@@ -30,19 +30,19 @@ class Task(Protocol):
         ...
 
     def layers_above(self, params: Params) -> Params:
-        """Returns how many layers stand between each of some parameters and the output, see `layers_above_towers`."""
+        """Returns the number of layers between each parameter and the output, see `layers_above_towers`."""
         ...
 
 
 def layers_above_towers(towers: Mapping[str, Any], params: Params) -> Params:
-    """Returns how many layers stand between each parameter of a model and the output; 0 outside its towers.
+    """Returns the number of layers between each parameter of a model and the output; 0 outside its towers.
 
     Args:
-        towers: configurations by the names that their parameters begin with.
-        params: the model's, or a part of them.
+        towers: configurations by the first name in the paths of their parameters.
+        params: parameters of the model, or a part of them.
 
     Raises:
-        UserError: the layers of a tower have no numbers.
+        UserError: a tower does not define how its layers count.
     """
     return {
         part: towers[part].layers_above(tree) if part in towers else jax.tree.map(lambda _: 0, tree)
@@ -51,9 +51,9 @@ def layers_above_towers(towers: Mapping[str, Any], params: Params) -> Params:
 
 
 def trained_parts(params: Params, locked: Sequence[str]) -> frozenset[str]:
-    """Returns the parts of a model, such as "image_tower", that are not locked whole.
+    """Returns the parts of a model, such as "image_tower", with at least one parameter that is not locked.
 
     Raises:
-        UserError: a pattern of ``locked`` matches nothing.
+        UserError: a pattern of ``locked`` matches no parameter.
     """
     return frozenset(parameters.partition(params, locked)[1])

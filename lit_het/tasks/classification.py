@@ -1,4 +1,4 @@
-"""Supervised classification: image tower, head, softmax or sigmoid loss; pre-training and fine-tuning."""
+"""Supervised classification: image tower, head, and softmax or sigmoid loss; for pre-training and fine-tuning."""
 
 import dataclasses
 from typing import Literal, TypeAlias
@@ -35,16 +35,15 @@ class ClassificationConfig:
 
     Attributes:
         image_tower: the tower.
-        head: how its features become a distribution of logits.
+        head: maps features to a distribution of logits.
         num_classes: number of classes.
-        loss: "softmax" takes class indices; "sigmoid" target probabilities of every class, or class indices.
+        loss: "softmax" takes class indices; "sigmoid" takes target probabilities of every class, or class indices.
         locked: patterns of parameters to lock; empty trains everything.
-        mixup: α of the Beta(α, α) that training examples are mixed by; 0 does not mix them.
-        microbatches: parts of a batch that go through the tower in turn, to save memory.
+        mixup: α of the Beta(α, α) distribution of mixup weights; 0 does not mix examples.
+        microbatches: number of parts of a batch that are processed by the tower in turn, to save memory.
 
     Raises:
-        UserError: no classes, an α below 0, a loss that there is not, or members of an ensemble averaged before the
-            head.
+        UserError: no classes, an α below 0, an unknown loss, or ensemble members that are averaged before the head.
     """
 
     image_tower: ViTConfig | ResNetConfig = ViTConfig()
@@ -72,7 +71,7 @@ class ClassificationConfig:
 
 
 class Classifier(nnx.Module):
-    """Image tower and head under the names that parameter paths begin with."""
+    """Image tower and head; the names of its attributes begin parameter paths."""
 
     head: ClassificationHead
 
@@ -96,7 +95,7 @@ class ClassificationTask:
         return nnx.to_pure_dict(nnx.state(Classifier(self.config, nnx.Rngs(params=key))))
 
     def layers_above(self, params: Params) -> Params:
-        """Returns how many layers stand between each of some parameters and the output, see `layers_above_towers`."""
+        """Returns the number of layers between each parameter and the output, see `layers_above_towers`."""
         return layers_above_towers({"image_tower": self.config.image_tower}, params)
 
     def loss(self, params: Params, batch: Batch, keys: Keys) -> tuple[Float[Array, ""], Metrics]:
@@ -108,17 +107,17 @@ class ClassificationTask:
         if self.config.loss == "sigmoid" and target.ndim == 1:
             target = jax.nn.one_hot(target, self.config.num_classes)
         if self.config.mixup:
-            share = mixup.draw_share(keys("mixup"), self.config.mixup, batch.valid)
-            image, target = mixup.mix_pixels(image, share), mixup.mix_labels(target, share)
+            weight = mixup.draw_weight(keys("mixup"), self.config.mixup, batch.valid)
+            image, target = mixup.mix_pixels(image, weight), mixup.mix_labels(target, weight)
         model = self._model(params)
         key = keys("routing") if "image_tower" in self.trained else None
-        embedding, auxiliary_losses, of_tower = microbatches.apply(
+        embedding, auxiliary_losses, tower_metrics = microbatches.apply(
             model.image_tower, image, key, self.config.microbatches
         )
-        # Members of an ensemble that stay apart are as many examples, each with its own loss (e3 Sec. 4.1).
+        # Separate members of an ensemble count as examples, each with its own loss (e3 Sec. 4.1).
         members = len(embedding) // len(batch.valid)
         valid, target = jax.tree.map(lambda x: jnp.repeat(x, members, axis=0), (batch.valid, target))
-        # An invalid row may be anything, not a number included, whose gradient no weight of zero would undo.
+        # The embedding of an invalid row may be NaN: its gradient would be NaN even with a weight of 0 in the loss.
         features = jnp.where(valid[:, None], embedding, 1.0)
         samples = model.head(features, keys("noise"))
         cross_entropy = softmax_cross_entropy if self.config.loss == "softmax" else sigmoid_cross_entropy
@@ -127,7 +126,7 @@ class ClassificationTask:
             "top1": result.top1,
             "temperature": model.head.temperature(),
             "image_noise_norm": masked_mean(self._noise_norm(model, samples), valid),
-            **{f"image_{name}": value for name, value in of_tower.items()},
+            **{f"image_{name}": value for name, value in tower_metrics.items()},
         }
         return result.loss + sum(auxiliary_losses.values()), metrics
 
@@ -136,23 +135,22 @@ class ClassificationTask:
     ) -> Float[Array, "b k"]:
         """Returns the log of the mean probability over members (e3 Sec. 4.1) and S noise samples (HET-XL Eq. 2).
 
-        Without samples, S = 0, the noise is left out. A sigmoid loss trains each class by itself: the probabilities of
-        a sample are divided by their sum.
+        S = 0 omits the noise. A sigmoid loss trains each class independently, so the probabilities of each sample are
+        divided by their sum.
         """
-        of_members = self._of_members(params, features, key, num_samples)
-        return jax.nn.logmeanexp(of_members, axis=1)
+        return jax.nn.logmeanexp(self._member_log_probabilities(params, features, key, num_samples), axis=1)
 
     def members(
         self, params: Params, features: Float[Array, "b f"], key: Key[Array, ""], num_samples: int
     ) -> Float[Array, "b m k"]:
         """Returns the log-probabilities of every member, or of S noise samples of every member.
 
-        A deterministic head has no samples. Members of an ensemble that stay apart have their own; others count as one.
+        A deterministic head has no samples. Members are those of an ensemble with separate predictions; otherwise 1.
         """
         if not num_samples or isinstance(self.config.head, DeterministicConfig):
-            return self._of_members(params, features, key, 0)
+            return self._member_log_probabilities(params, features, key, 0)
         samples = jax.lax.map(
-            lambda key: self._of_members(params, features, key, 1), jax.random.split(key, num_samples)
+            lambda key: self._member_log_probabilities(params, features, key, 1), jax.random.split(key, num_samples)
         )
         return jnp.moveaxis(samples, 0, 1).reshape(len(features), -1, self.config.num_classes)
 
@@ -164,14 +162,14 @@ class ClassificationTask:
         def activation(logits: Float[Array, "n t k"]) -> Float[Array, "n t one"]:
             return jax.nn.logsumexp(logits, axis=-1, keepdims=True)
 
-        of_members = mean_log_probabilities(samples, activation)[:, 0], self._noise_norm(model, samples)
-        log_normalizer, noise_norm = (x.reshape(len(features), -1).mean(axis=1) for x in of_members)
+        by_member = mean_log_probabilities(samples, activation)[:, 0], self._noise_norm(model, samples)
+        log_normalizer, noise_norm = (x.reshape(len(features), -1).mean(axis=1) for x in by_member)
         return log_normalizer, noise_norm
 
     def alone(self, params: Params, features: Float[Array, "b f"]) -> Float[Array, "b k"]:
-        """Returns what is said of each class by itself, without noise: logits, or of a sigmoid ``log σ(u)``.
+        """Returns the score of each class without noise, independent of other classes: the logit, or ``log σ(u)``.
 
-        Of several members it is the mean logit, or the log of the mean probability.
+        With several members it is the mean logit, or the log of the mean probability.
         """
         samples = self._model(params).head(self.features.embedding(features), None, training=False)
         is_softmax = self.config.loss == "softmax"
@@ -180,11 +178,11 @@ class ClassificationTask:
         return found.mean(axis=1) if is_softmax else jax.nn.logmeanexp(found, axis=1)
 
     def image_spectrum(self, params: Params, features: Float[Array, "b f"]) -> Float[Array, "b _"]:
-        """Returns the noise's standard deviations along its principal axes, falling, means over members."""
+        """Returns standard deviations of the noise along its principal axes, descending, means over members."""
         found = self._model(params).head.spectrum(self.features.embedding(features))
         return found.reshape(len(features), -1, found.shape[1]).mean(axis=1)
 
-    def _of_members(
+    def _member_log_probabilities(
         self, params: Params, features: Float[Array, "b f"], key: Key[Array, ""], num_samples: int
     ) -> Float[Array, "b m k"]:
         """Returns ``log 1/S Σ_s σ(u_s)`` of every member."""
@@ -197,13 +195,13 @@ class ClassificationTask:
         return mean_log_probabilities(samples, activation).reshape(len(features), -1, self.config.num_classes)
 
     def _noise_norm(self, model: Classifier, samples: LogitSamples) -> Float[Array, " b"]:
-        def of_block(_: None, features: Float[Array, "n d"]) -> tuple[None, Float[Array, " n"]]:
+        def block(_: None, features: Float[Array, "n d"]) -> tuple[None, Float[Array, " n"]]:
             return None, model.head.noise_norm(features)
 
-        return blocks.scan_examples(of_block, None, samples.features, samples.examples_per_block)[1]
+        return blocks.scan_examples(block, None, samples.features, samples.examples_per_block)[1]
 
     def _model(self, params: Params, num_eval_samples: int = 0) -> Classifier:
-        """Returns the model, which takes S samples in evaluation if S is given."""
+        """Returns the model; with a positive S its head takes S samples in evaluation."""
         graph, head = self.graph, self.config.head
         if num_eval_samples and not isinstance(head, DeterministicConfig):
             sampling = dataclasses.replace(head.sampling, num_eval_samples=num_eval_samples)
@@ -212,10 +210,10 @@ class ClassificationTask:
         return nnx.merge(graph, params)
 
     def check_label_shape(self, shape: tuple[int, ...]) -> None:
-        """Refuses labels that the loss cannot take.
+        """Checks the shape of labels.
 
         Raises:
-            UserError: with the shape and the flags.
+            UserError: the loss cannot take labels of this shape.
         """
         k = self.config.num_classes
         if shape[1:] not in ([()] if self.config.loss == "softmax" else [(), (k,)]):
@@ -225,20 +223,20 @@ class ClassificationTask:
             )
 
     def check_labels(self, label: Int[np.ndarray, " b"] | Float[np.ndarray, "b k"]) -> None:
-        """Refuses labels on the host, where their values are known.
+        """Checks the shape and the values of labels, on the host.
 
         Raises:
-            UserError: a shape that does not fit, a class that does not exist, or a target outside [0, 1].
+            UserError: a wrong shape, a class that does not exist, or a target outside [0, 1].
         """
         self.check_label_shape(label.shape)
         least, most = label.min(), label.max()
         if label.ndim == 1 and not 0 <= least <= most < self.config.num_classes:
             raise UserError(
-                f"label = {least if least < 0 else most} is no class: --task.num-classes {self.config.num_classes} "
+                f"label = {least if least < 0 else most} is not a class: --task.num-classes {self.config.num_classes} "
                 f"allows 0 to {self.config.num_classes - 1}"
             )
         if label.ndim == 2 and not 0 <= least <= most <= 1:
             raise UserError(
-                f"label = {least if least < 0 else most} is no target of the sigmoid loss (--task.loss): targets are "
-                "0 or 1, or between them where examples are mixed"
+                f"label = {least if least < 0 else most} is not a target of the sigmoid loss (--task.loss): targets "
+                "are 0 or 1, or between them for mixed examples"
             )

@@ -29,15 +29,15 @@ class ContrastiveConfig:
     """An image-text model.
 
     Attributes:
-        image_tower: the tower whose embedding the text tower learns to meet.
-        text_tower: the text tower; its ``embedding_size`` equals the image tower's.
-        head: how pairs of embeddings become keys and queries.
-        loss: what scores them.
-        locked: patterns of parameters to lock: LiT locks the image tower, and only it.
-        microbatches: parts of a batch that go through the towers in turn, to save memory; all its texts stay negatives.
+        image_tower: the image tower.
+        text_tower: the text tower; its ``embedding_size`` equals that of the image tower.
+        head: maps pairs of embeddings to keys and queries.
+        loss: the loss of keys and queries.
+        locked: patterns of parameters to lock; LiT locks only the image tower.
+        microbatches: number of parts in which the towers process a batch, to save memory; the loss sees all negatives.
 
     Raises:
-        UserError: the towers' embeddings differ in size, or members of an ensemble stay apart.
+        UserError: the towers' embeddings differ in size, or members of an ensemble have separate embeddings.
     """
 
     image_tower: ViTConfig | ResNetConfig = ViTConfig()
@@ -62,12 +62,12 @@ class ContrastiveConfig:
         return ContrastiveTask(self)
 
 
-# Of an image, for all names and noise samples.
+# Maximum number of probabilities of an image, over all candidates and noise samples, in memory at a time.
 _PROBABILITIES_AT_A_TIME = 2**16
 
 
 class TwoTowers(nnx.Module):
-    """Both towers and the head under the names that parameter paths begin with."""
+    """Both towers and the head; the names of its attributes begin parameter paths."""
 
     head: ContrastiveHead
 
@@ -92,7 +92,7 @@ class ContrastiveTask:
         return nnx.to_pure_dict(nnx.state(TwoTowers(self.config, nnx.Rngs(params=key))))
 
     def layers_above(self, params: Params) -> Params:
-        """Returns how many layers stand between each of some parameters and the output, see `layers_above_towers`."""
+        """Returns the number of layers between each parameter and the output, see `layers_above_towers`."""
         towers = {"image_tower": self.config.image_tower, "text_tower": self.config.text_tower}
         return layers_above_towers(towers, params)
 
@@ -101,24 +101,26 @@ class ContrastiveTask:
         assert batch.text is not None
         model = self._model(params)
         parts = self.config.microbatches
-        seen = {"text": microbatches.apply(model.text_tower, batch.text, self._routing_key("text_tower", keys), parts)}
+        outputs = {
+            "text": microbatches.apply(model.text_tower, batch.text, self._routing_key("text_tower", keys), parts)
+        }
         if batch.image_embedding is None:
             key = self._routing_key("image_tower", keys)
-            seen["image"] = microbatches.apply(model.image_tower, batch.image, key, parts)
-            image = seen["image"][0]
+            outputs["image"] = microbatches.apply(model.image_tower, batch.image, key, parts)
+            image = outputs["image"][0]
         else:
             image = self.features.embedding(batch.image_embedding.astype(jnp.float32))
-        # An invalid row may be anything, not a number included, whose gradient no weight of zero would undo.
-        image, words = (jnp.where(batch.valid[:, None], side, 1.0) for side in (image, seen["text"][0]))
-        samples = model.head(image, words, keys("noise"))
+        # The embedding of an invalid row may be NaN: its gradient would be NaN even with a weight of 0 in the loss.
+        image, text = (jnp.where(batch.valid[:, None], side, 1.0) for side in (image, outputs["text"][0]))
+        samples = model.head(image, text, keys("noise"))
         loss = self.config.loss(samples, batch.valid)
         metrics = {
             "temperature": samples.temperature,
             "image_noise_norm": masked_mean(model.head.image_noise_norm(image), batch.valid),
-            "text_noise_norm": masked_mean(model.head.text_noise_norm(words), batch.valid),
+            "text_noise_norm": masked_mean(model.head.text_noise_norm(text), batch.valid),
         }
-        for name, (_, auxiliary_losses, of_tower) in seen.items():
-            metrics |= {f"{name}_{key}": value for key, value in of_tower.items()}
+        for name, (_, auxiliary_losses, tower_metrics) in outputs.items():
+            metrics |= {f"{name}_{key}": value for key, value in tower_metrics.items()}
             loss = loss + sum(auxiliary_losses.values())
         return loss, metrics
 
@@ -134,21 +136,22 @@ class ContrastiveTask:
         names: Float[Array, "k d"],
         num_samples: int,
     ) -> Float[Array, "b k"]:
-        """Returns the log of ``1/S Σ_s softmax((α + ε_s) · β / τ)`` for texts β to choose among.
+        """Returns the log of ``1/S Σ_s softmax((α + ε_s) · β / τ)`` over candidate texts β.
 
-        It is HET-XL Eq. 2 with noise on the image alone, as in the ablation of App. M; without samples, S = 0, the
-        softmax of α · β / τ, as the paper evaluates.
+        This is HET-XL Eq. 2 with noise on the image only, as in the ablation of App. M; S = 0 is the softmax of
+        α · β / τ, with which the paper evaluates.
         """
         at_a_time = _divisor(num_samples, _PROBABILITIES_AT_A_TIME // len(names))
         if at_a_time == num_samples:
             return logmeanexp(self.members(params, features, key, names, num_samples), axis=1)
 
-        def of_some(total: Float[Array, "b k"], key: Key[Array, ""]) -> tuple[Float[Array, "b k"], None]:
+        # In parts, as the log-probabilities of all samples and candidates might not fit into memory.
+        def add(total: Float[Array, "b k"], key: Key[Array, ""]) -> tuple[Float[Array, "b k"], None]:
             return jnp.logaddexp(total, logmeanexp(self.members(params, features, key, names, at_a_time), axis=1)), None
 
-        nothing = jnp.full((len(features), len(names)), -jnp.inf)
+        start = jnp.full((len(features), len(names)), -jnp.inf)
         num_parts = num_samples // at_a_time
-        return jax.lax.scan(of_some, nothing, jax.random.split(key, num_parts))[0] - jnp.log(num_parts)
+        return jax.lax.scan(add, start, jax.random.split(key, num_parts))[0] - jnp.log(num_parts)
 
     def members(
         self,
@@ -158,7 +161,7 @@ class ContrastiveTask:
         names: Float[Array, "k d"],
         num_samples: int,
     ) -> Float[Array, "b s k"]:
-        """Returns the log-probabilities of every noise sample, or of one prediction where there is no noise."""
+        """Returns the log-probabilities of every noise sample, or of one prediction without noise."""
         head, embedding = self._model(params).head, self.features.embedding(features)
         queries = head.image_queries(embedding, key, num_samples) if num_samples else None
         if queries is None:
@@ -173,7 +176,7 @@ class ContrastiveTask:
         return log_normalizer, self.image_noise_norm(params, features)
 
     def alone(self, params: Params, features: Float[Array, "b f"], names: Float[Array, "k d"]) -> Float[Array, "b k"]:
-        """Returns what is said of each text by itself, without noise: ``α · β / τ``."""
+        """Returns the logit of each text without noise, independent of other texts: ``α · β / τ``."""
         head = self._model(params).head
         return head.image_key(self.features.embedding(features)) @ names.T / head.temperature()
 
@@ -182,7 +185,7 @@ class ContrastiveTask:
         return self._model(params).head.image_noise_norm(self.features.embedding(features))
 
     def image_spectrum(self, params: Params, features: Float[Array, "b f"]) -> Float[Array, "b _"]:
-        """Returns the noise's standard deviations along its principal axes, falling."""
+        """Returns standard deviations of the noise along its principal axes, in descending order."""
         return self._model(params).head.image_spectrum(self.features.embedding(features))
 
     def encode_text(self, params: Params, text: Int[Array, "b l"]) -> Float[Array, "b d"]:
@@ -198,10 +201,10 @@ class ContrastiveTask:
         return nnx.merge(self.graph, params)
 
     def _routing_key(self, tower: str, keys: Keys) -> Key[Array, ""] | None:
-        """Returns the randomness of a tower's experts; a locked tower has none."""
+        """Returns the random key of a tower's experts; None for a locked tower."""
         return keys(f"{tower}_routing") if tower in self.trained else None
 
 
 def _divisor(number: int, limit: int) -> int:
-    """Returns the largest divisor of a number that is no larger than a limit, and at least 1; of 0 it is 0."""
+    """Returns the largest divisor of a number up to a limit (at least 1); 0 for the number 0."""
     return max((d for d in range(1, number + 1) if number % d == 0 and d <= max(1, limit)), default=0)

@@ -1,4 +1,4 @@
-"""What an image tower makes of images, with the members of an ensemble side by side: the input of every head."""
+"""Features of an image tower, the input of every head; those of an ensemble's members are concatenated."""
 
 import dataclasses
 from typing import TypeAlias
@@ -14,15 +14,15 @@ from lit_het.types import Params
 
 ImageTowerConfig: TypeAlias = ViTConfig | ResNetConfig
 ImageOrStored: TypeAlias = UInt8[Array, "b h w c"] | Float[Array, "b f"]
-"""Pixels, or the features that the image tower once made of them."""
+"""Pixels, or precomputed features of the image tower."""
 
 
 class FeatureExtractor:
-    """An image tower alone.
+    """An image tower without a head.
 
     Attributes:
         num_members: m.
-        size: of an image's features, f.
+        size: f, the size of an image's features.
     """
 
     def __init__(self, config: ImageTowerConfig):
@@ -34,10 +34,14 @@ class FeatureExtractor:
         self._graph, _ = nnx.split(nnx.eval_shape(lambda: config.build(nnx.Rngs(0))))
 
     def __call__(self, params: Params, view: ImageOrStored) -> Float[Array, "b f"]:
-        """Returns the features of images, with the tower's parameters below its name; stored features as float32.
+        """Returns the features of images, or stored features in float32.
+
+        Args:
+            params: a tree with the tower's parameters under "image_tower".
+            view: pixels or stored features.
 
         Raises:
-            UserError: stored features of another size.
+            UserError: stored features of a wrong size.
         """
         if view.ndim == 2:
             self._check_size(view)
@@ -45,10 +49,10 @@ class FeatureExtractor:
         return nnx.merge(self._graph, params["image_tower"])(view).embedding
 
     def embedding(self, features: Float[Array, "b f"]) -> Float[Array, "_ d"]:
-        """Returns the embeddings that the tower's configuration makes of all members': one an image, or one a member.
+        """Returns the embeddings of features, one per image or one per member, as the tower is configured.
 
         Raises:
-            UserError: features of another size.
+            UserError: features of a wrong size.
         """
         self._check_size(features)
         if not isinstance(self._config, ViTConfig):
@@ -58,5 +62,5 @@ class FeatureExtractor:
     def _check_size(self, features: Float[Array, "b f"]) -> None:
         if features.shape[1] != self.size:
             raise UserError(
-                f"stored image embeddings have size {features.shape[1]}, the image tower's have {self.size}"
+                f"stored image embeddings have size {features.shape[1]}, those of the image tower {self.size}"
             )

@@ -1,7 +1,7 @@
-"""Gradients of a batch that is too large for its towers: they see parts of it in turn, the loss sees all of it.
+"""Microbatches: towers process a batch in parts, to save memory, while the loss sees the whole batch.
 
-First every part's embeddings are computed and nothing else is kept; then, going backward, every part runs once more and
-adds its gradient (GradCache, Gao et al. 2021, Sec. 3). A contrastive loss keeps all its negatives.
+The forward pass saves only the embeddings of each part; the backward pass recomputes each part and adds its gradient
+(GradCache, Gao et al. 2021, Sec. 3). A contrastive loss has all its negatives.
 """
 
 from collections.abc import Callable
@@ -21,37 +21,40 @@ Tower: TypeAlias = Callable[[Any, Key[Array, ""] | None], TowerOutput]
 def apply(
     tower: Tower, inputs: Any, key: Key[Array, ""] | None, microbatches: int
 ) -> tuple[Float[Array, "rows d"], Metrics, Metrics]:
-    """Returns a tower's embeddings, auxiliary losses and metrics, of the latter two the means over parts.
+    """Returns a tower's embeddings, and the means of its auxiliary losses and metrics over microbatches.
 
     Args:
-        tower: may close over parameters, whose gradients are right too.
+        tower: may close over parameters, which are differentiated.
         inputs: pixels or tokens ``[b ...]``.
-        key: randomness; every part has its own.
-        microbatches: how many parts, of examples at equal distances, so that devices keep their own.
+        key: random key, or None; every part has its own.
+        microbatches: number of parts.
 
     Raises:
-        UserError: the batch does not divide into so many parts on as many devices.
+        UserError: the batch cannot be divided into equal parts on every device.
     """
     if microbatches == 1:
         output = tower(inputs, key)
         return output.embedding, output.auxiliary_losses, output.metrics
-    size, shares = len(inputs), sharding.num_automatic_shares()
+    size, shares = len(inputs), sharding.num_automatic_shards()
     if size % (microbatches * shares):
         raise UserError(
             f"a batch of {size} cannot be divided into {microbatches} parts on {shares} devices; "
             "change --task.microbatches or --data.batch-size"
         )
 
+    # Recomputed in the backward pass: only embeddings are saved.
     @jax.checkpoint
-    def of_part(part: Any, number: Any) -> tuple[Float[Array, "rows d"], Metrics, Metrics]:
+    def apply_part(part: Any, number: Any) -> tuple[Float[Array, "rows d"], Metrics, Metrics]:
         output = tower(sharding.as_batch(part), None if key is None else jax.random.fold_in(key, number))
         return output.embedding, output.auxiliary_losses, output.metrics
 
+    # A part takes every n-th example, not neighbours: then it has equal parts of every device's rows, and no row moves
+    # between devices.
     parts = inputs.reshape(size // microbatches, microbatches, *inputs.shape[1:]).swapaxes(0, 1)
     _, (embedding, *scalars) = jax.lax.scan(
-        lambda _, part: (None, of_part(*part)), None, (parts, jnp.arange(microbatches))
+        lambda _, part: (None, apply_part(*part)), None, (parts, jnp.arange(microbatches))
     )
     losses, metrics = jax.tree.map(lambda x: jnp.mean(x, axis=0), scalars)
-    # An example may have the embeddings of several members, side by side.
+    # An example may have embeddings of several ensemble members, in adjacent rows.
     in_order = embedding.reshape(microbatches, size // microbatches, -1, embedding.shape[-1]).swapaxes(0, 1)
     return sharding.as_batch(in_order.reshape(-1, embedding.shape[-1])), losses, metrics

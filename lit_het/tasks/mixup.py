@@ -1,6 +1,6 @@
-"""Mixup: every example of a batch becomes a weighted mean with the one before it (Zhang et al. 2018, Sec. 2).
+"""Mixup: every example of a batch is averaged with the previous one (Zhang et al. 2018, Sec. 2).
 
-It acts on the global batch, on the devices, so that neither hosts nor their number matter.
+It is computed on the global batch, so that the result does not depend on the number of hosts.
 """
 
 import jax
@@ -10,33 +10,32 @@ from jaxtyping import Array, Bool, Float, Int, Key, Shaped, UInt8
 from lit_het.losses.classification import LabelMixture
 
 
-def draw_share(key: Key[Array, ""], alpha: float, valid: Bool[Array, " b"]) -> Float[Array, " b"]:
-    """Returns what each example keeps of itself: one λ ~ Beta(α, α) for all, or 1 - λ if that is more.
-
-    An invalid example keeps itself, and so does the one after it: nothing of it may show elsewhere.
-    """
+def draw_weight(key: Key[Array, ""], alpha: float, valid: Bool[Array, " b"]) -> Float[Array, " b"]:
+    """Returns the weight of each example in its own mixture: max(λ, 1 - λ) with one λ ~ Beta(α, α) for the batch."""
+    # Not in the paper: an invalid example and the one after it are not mixed, so that no invalid pixels enter a valid
+    # example.
     drawn = jax.random.beta(key, alpha, alpha)
     return jnp.where(valid & _before(valid), jnp.maximum(drawn, 1 - drawn), 1.0)
 
 
-def mix_pixels(image: UInt8[Array, "b h w c"], share: Float[Array, " b"]) -> UInt8[Array, "b h w c"]:
-    """Returns the mixed images, rounded to whole levels as towers take them."""
-    return jnp.round(_mean(image, share[:, None, None, None])).astype(jnp.uint8)
+def mix_pixels(image: UInt8[Array, "b h w c"], weight: Float[Array, " b"]) -> UInt8[Array, "b h w c"]:
+    """Returns the mixed images, rounded to uint8 as towers take them."""
+    return jnp.round(_mean(image, weight[:, None, None, None])).astype(jnp.uint8)
 
 
 def mix_labels(
-    label: Int[Array, " b"] | Float[Array, "b k"], share: Float[Array, " b"]
+    label: Int[Array, " b"] | Float[Array, "b k"], weight: Float[Array, " b"]
 ) -> LabelMixture | Float[Array, "b k"]:
-    """Returns both classes of every example with their shares, or the mean of its target probabilities."""
+    """Returns both classes of every example with their weights, or mixed target probabilities."""
     if label.ndim == 1:
-        return LabelMixture(jnp.stack([label, _before(label)], axis=1), jnp.stack([share, 1 - share], axis=1))
-    return _mean(label, share[:, None])
+        return LabelMixture(jnp.stack([label, _before(label)], axis=1), jnp.stack([weight, 1 - weight], axis=1))
+    return _mean(label, weight[:, None])
 
 
-def _mean(rows: Shaped[Array, "b *rest"], share: Float[Array, "b *ones"]) -> Float[Array, "b *rest"]:
-    return share * rows + (1 - share) * _before(rows)
+def _mean(rows: Shaped[Array, "b *rest"], weight: Float[Array, "b *ones"]) -> Float[Array, "b *rest"]:
+    return weight * rows + (1 - weight) * _before(rows)
 
 
 def _before(rows: Shaped[Array, "b *rest"]) -> Shaped[Array, "b *rest"]:
-    # Where rows are split over devices, one row of each travels.
+    # If rows are split over devices, each device sends one row to the next.
     return jnp.roll(rows, 1, axis=0)

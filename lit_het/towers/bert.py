@@ -24,10 +24,10 @@ class BertConfig:
         vocabulary_size: number of token ids.
         length: tokens per text, padding included.
         projection_size: size of the dense layer at the very end; None for none (BERT as published).
-        encoder: the stack of blocks; its norms stand after the layers.
-        weights: what to start from: a path or address, see `lit_het.checkpoints.weights`; None for nothing.
-        num_segments: kinds of segment; texts here are all of segment 0.
-        padding_id: the token that nothing attends to.
+        encoder: the stack of blocks, with norms after layers.
+        weights: pretrained weights, a path or address, see `lit_het.checkpoints.weights`; None for random weights.
+        num_segments: number of segment embeddings; all texts here are segment 0.
+        padding_id: token id of padding, which is masked in attention.
         pooler: whether the first token goes through BERT's dense layer with tanh before the projection (not in LiT).
 
     Raises:
@@ -60,7 +60,7 @@ class BertConfig:
         return Bert(self, rngs)
 
     def layers_above(self, params: Params) -> Params:
-        """Returns how many layers stand above each parameter, see `transformer.layers_above`."""
+        """Returns the number of layers above each parameter, see `transformer.layers_above`."""
         return layers_above(self.encoder, _INPUTS, params)
 
 
@@ -92,8 +92,8 @@ class Bert(nnx.Module):
 
         Args:
             text: token ids.
-            key: randomness of training, for experts.
-            segment: of each token; None for 0.
+            key: random key of training, for experts.
+            segment: segment of each token; None for 0.
         """
         segments = self.segments(jnp.zeros_like(text) if segment is None else segment)
         embedded = self.tokens(text) + self.positions[...][None] + segments

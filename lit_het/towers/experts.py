@@ -20,26 +20,26 @@ Dispatch: TypeAlias = Literal["einsum", "ragged"]
 
 @dataclasses.dataclass(frozen=True)
 class ExpertsConfig:
-    """Which blocks of an encoder hold experts, and how tokens reach them.
+    """Which blocks of an encoder have experts, and how tokens are routed to them.
 
     Attributes:
         num_experts: E.
-        num_selected: K, experts of a token (e3: of a token of each member).
-        num_blocks: how many blocks have experts, the last odd ones counting from 0 ("last-n"); None for every odd one.
-        num_members: M; more than one makes an efficient ensemble (e3): the batch is repeated M times before the first
-            block with experts, and each copy has E / M experts of its own.
-        capacity_factor: slots of all experts in training, per chosen expert of a token.
+        num_selected: K, number of experts per token (e3: per token of each member).
+        num_blocks: number of blocks with experts, the last odd ones counting from 0 ("last-n"); None for every odd one.
+        num_members: M; with more than one the tower is an efficient ensemble (e3): the batch is repeated M times before
+            the first block with experts, and each copy has its own E / M experts.
+        capacity_factor: slots of all experts in training, per selected expert of a token.
         eval_capacity_factor: the same in evaluation and in a locked tower.
-        batch_priority: whether slots go by falling gate instead of in the order of tokens.
-        dispatch: "einsum" respects the capacity and lets experts live on several devices; "ragged" sorts tokens by
-            expert, has no capacity, hence drops none, and brings all experts to each device.
-        noise_scale: the router's noise has the standard deviation noise_scale M / E; 0 has no noise and no load loss.
-        auxiliary_weight: of the mean of importance and load loss.
-        dropout_rate: of the experts' hidden layer and output, in training.
-        tokens_per_group: at most so many tokens are routed together; a group holds whole images.
+        batch_priority: whether tokens with larger gates get slots first, instead of earlier tokens.
+        dispatch: "einsum" has a capacity, and can split experts over devices; "ragged" sorts tokens by expert, has no
+            capacity, so that no token is dropped, and gathers all experts on each device.
+        noise_scale: the router's noise has the standard deviation noise_scale M / E; 0 means no noise and no load loss.
+        auxiliary_weight: weight of the mean of importance and load loss.
+        dropout_rate: dropout of the experts' hidden layer and output, in training.
+        tokens_per_group: maximum number of tokens that are routed together; a group has whole images.
 
     Raises:
-        UserError: numbers that do not fit one another, or a dispatch that there is not.
+        UserError: inconsistent numbers, or an unknown dispatch.
     """
 
     num_experts: int = 32
@@ -80,10 +80,10 @@ class ExpertsConfig:
         return self.num_experts // self.num_members
 
     def block_numbers(self, depth: int) -> tuple[int, ...]:
-        """Returns which of ``depth`` blocks, counting from 0, have experts.
+        """Returns the indices of the blocks with experts among ``depth`` blocks.
 
         Raises:
-            UserError: there are fewer odd blocks.
+            UserError: there are fewer than ``num_blocks`` odd blocks.
         """
         odd = tuple(range(1, depth, 2))
         count = len(odd) if self.num_blocks is None else self.num_blocks
@@ -95,12 +95,12 @@ class ExpertsConfig:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Routing:
-    """What became of the tokens of one block, or of several.
+    """Losses and metrics of the routing of one block, or of several.
 
     Attributes:
-        importance_loss, load_loss: mean over groups and members; summed over blocks.
-        dropped: share of (token, choice) that found no slot; mean over blocks.
-        busiest: tokens of the busiest expert over the mean of all; mean over blocks.
+        importance_loss, load_loss: means over groups and members.
+        dropped: fraction of (token, choice) without a slot.
+        busiest: tokens of the busiest expert, divided by the mean over experts.
     """
 
     importance_loss: Float[Array, "*blocks"]
@@ -110,12 +110,12 @@ class Routing:
 
 
 class Experts(nnx.Module):
-    """A router and E MLPs; the parameters of an ensemble are those of a single model (e3 Sec. 4.1)."""
+    """A router and E MLPs; an ensemble has the same parameters as a single model (e3 Sec. 4.1)."""
 
     def __init__(self, config: ExpertsConfig, width: int, build_mlp: Callable[[nnx.Rngs], Mlp], rngs: nnx.Rngs):
         self.config = config
         init = nnx.initializers.normal(0.02)
-        # In float32 whatever the type of the activations: a choice is discrete.
+        # Always float32: rounding in bfloat16 could change which experts are selected.
         self.router = nnx.Linear(width, config.num_experts, use_bias=False, kernel_init=init, rngs=rngs)
 
         @nnx.split_rngs(splits=config.num_experts)
@@ -132,13 +132,13 @@ class Experts(nnx.Module):
         key: Key[Array, ""] | None,
         present: Bool[Array, "b n"] | None = None,
     ) -> tuple[Float[Array, "bn d"], Routing]:
-        """Returns the weighted sum of the chosen experts' outputs, and what became of the tokens.
+        """Returns the weighted sum of the selected experts' outputs, and losses and metrics of routing.
 
         Args:
-            x: tokens of ``b`` examples; the copies of one image for the members of an ensemble are adjacent.
-            b: how many.
-            key: randomness of training; without it routing is deterministic and has the capacity of evaluation.
-            present: False marks padding, which no expert sees; None for none.
+            x: tokens of ``b`` examples; the copies of an image for the members of an ensemble are adjacent.
+            b: number of examples.
+            key: random key of training; without it routing is deterministic, with the capacity of evaluation.
+            present: False marks padding, which no expert processes; None for no padding.
         """
         config = self.config
         groups = _groups(b, x.shape[0] // b, config)
@@ -148,7 +148,7 @@ class Experts(nnx.Module):
             present = groups.split(present.reshape(-1, 1))[..., 0]
         noise_key, dropout_key = (None, None) if key is None else jax.random.split(key)
         gates = self._gates(tokens, present, noise_key)
-        choices = routing.choose(
+        choices = routing.select(
             gates.probability, config.num_selected, batch_priority=config.batch_priority, present=present
         )
         tokens = tokens.astype(self.experts.up.dtype)
@@ -158,11 +158,11 @@ class Experts(nnx.Module):
         else:
             factor = config.eval_capacity_factor if key is None else config.capacity_factor
             num_slots = routing.capacity(tokens.shape[1], config.num_selected, config.experts_per_member, factor)
-            # A token takes an expert once at most.
+            # A token selects an expert at most once.
             num_slots = min(num_slots, tokens.shape[1])
             mixed = self._einsum(tokens, choices, num_slots, dropout_key)
-        figures = self._figures(choices, present, num_slots)
-        return groups.join(mixed), Routing(gates.importance_loss, gates.load_loss, *figures)
+        metrics = self._metrics(choices, present, num_slots)
+        return groups.join(mixed), Routing(gates.importance_loss, gates.load_loss, *metrics)
 
     def _gates(
         self, tokens: Float[Array, "gm t d"], present: Bool[Array, "gm t"] | None, key: Key[Array, ""] | None
@@ -174,22 +174,22 @@ class Experts(nnx.Module):
         noise = jax.random.normal(key, logits.shape) if key is not None and config.noise_scale else None
         return routing.route(logits, config.num_selected, noise, config.noise_scale, present)
 
-    def _figures(
+    def _metrics(
         self, choices: Choices, present: Bool[Array, "gm t"] | None, num_slots: int
     ) -> tuple[Float[Array, ""], Float[Array, ""]]:
-        """Returns `Routing`'s share of dropped tokens and load of the busiest expert."""
-        there = jnp.ones(choices.slot.shape)
+        """Returns the fraction of dropped tokens and the load of the busiest expert."""
+        weight = jnp.ones(choices.slot.shape)
         if present is not None:
-            there *= present[..., None]
-        total = jnp.maximum(jnp.sum(there), 1.0)
-        dropped = jnp.sum(there * (choices.slot >= num_slots)) / total
-        taken = jnp.bincount(self._number(choices).reshape(-1), there.reshape(-1), length=self.config.num_experts)
+            weight *= present[..., None]
+        total = jnp.maximum(jnp.sum(weight), 1.0)
+        dropped = jnp.sum(weight * (choices.slot >= num_slots)) / total
+        taken = jnp.bincount(self._number(choices).reshape(-1), weight.reshape(-1), length=self.config.num_experts)
         return dropped, jnp.max(taken) * self.config.num_experts / total
 
     def _einsum(
         self, tokens: Float[Array, "gm t d"], choices: Choices, num_slots: int, key: Key[Array, ""] | None
     ) -> Float[Array, "gm t d"]:
-        """Moves tokens to the experts' slots and back by products with one-hot places."""
+        """Moves tokens to slots of experts and back by products with one-hot vectors."""
         config, (_, t, d) = self.config, tokens.shape
         m, e = config.num_members, config.experts_per_member
         place, weight = (
@@ -197,6 +197,7 @@ class Experts(nnx.Module):
             for x in routing.places(choices, config.experts_per_member, num_slots)
         )
         slots = jnp.einsum("gmtd,gmtec->megcd", tokens.reshape(-1, m, t, d), place)
+        # Tokens travel to the devices of their experts; parameters of experts stay where they are.
         slots = sharding.to_experts(slots.reshape(config.num_experts, *slots.shape[2:]))
         graph, params = nnx.split(self.experts)
         keys = None if key is None else jax.random.split(key, config.num_experts)
@@ -212,13 +213,15 @@ class Experts(nnx.Module):
     def _ragged(
         self, tokens: Float[Array, "gm t d"], choices: Choices, key: Key[Array, ""] | None
     ) -> Float[Array, "gm t d"]:
-        """Sorts tokens by expert, so that an expert's product takes rows that lie side by side."""
+        """Sorts tokens by expert, so that each expert multiplies adjacent rows."""
         graph, params = nnx.split(self.experts)
         k, num_experts = self.config.num_selected, self.config.num_experts
 
-        def of_share(rows: Any, shared: Any, axes: tuple[str, ...]) -> Float[Array, "n d"]:
+        # Per device: sorting the tokens of all devices would move them between devices.
+        def apply_experts(rows: Any, shared: Any, axes: tuple[str, ...]) -> Float[Array, "n d"]:
             (tokens, expert, gate), (params, key) = rows, shared
             if key is not None and axes:
+                # Every device needs its own dropout mask.
                 key = jax.random.fold_in(key, jax.lax.axis_index(axes))
             order = jnp.argsort(expert.reshape(-1))
             expert = expert.reshape(-1)[order]
@@ -239,10 +242,10 @@ class Experts(nnx.Module):
             tokens.reshape(-1, tokens.shape[-1]),
             *(x.reshape(-1, k) for x in (self._number(choices), choices.gate)),
         )
-        return sharding.map_shares(of_share, flat, (params, key)).reshape(tokens.shape)
+        return sharding.map_shards(apply_experts, flat, (params, key)).reshape(tokens.shape)
 
     def _number(self, choices: Choices) -> Int[Array, "gm t k"]:
-        """Returns which of all E experts a choice is."""
+        """Returns the indices of choices among all E experts."""
         config = self.config
         member = jnp.arange(choices.expert.shape[0]) % config.num_members
         return choices.expert + (member * config.experts_per_member)[:, None, None]
@@ -250,20 +253,20 @@ class Experts(nnx.Module):
 
 @dataclasses.dataclass(frozen=True)
 class _Groups:
-    """A batch as groups of whole images, which are routed by themselves, each member's apart.
+    """A batch as groups of whole images, which are routed independently, for each member of an ensemble.
 
-    Every device's share has equal groups; where they do not divide it, its last one is filled up with zeros.
+    Groups have equal sizes; the last one of each device is padded with zeros if necessary.
 
     Attributes:
-        shares: how many parts of the batch have groups of their own.
-        images: of a share.
-        groups: of a share.
-        images_of_group: at least ``images / groups``.
+        shards: number of parts of the batch, one per device; no group spans two devices.
+        images: images per shard.
+        groups: groups per shard.
+        images_of_group: images per group.
         members: M.
-        tokens: of an image.
+        tokens: tokens per image.
     """
 
-    shares: int
+    shards: int
     images: int
     groups: int
     images_of_group: int
@@ -276,26 +279,26 @@ class _Groups:
 
     def split(self, x: Array) -> Array:
         """Returns ``[groups*members tokens_of_group d]`` for ``[b*n d]``."""
-        x = x.reshape(self.shares, self.images, self.members, self.tokens, -1)
+        x = x.reshape(self.shards, self.images, self.members, self.tokens, -1)
         fill = self.groups * self.images_of_group - self.images
         x = jnp.pad(x, ((0, 0), (0, fill), (0, 0), (0, 0), (0, 0)))
         x = x.reshape(-1, self.images_of_group, self.members, self.tokens, x.shape[-1]).swapaxes(1, 2)
         return x.reshape(-1, self.images_of_group * self.tokens, x.shape[-1])
 
     def join(self, x: Array) -> Array:
-        """Inverts `split`."""
+        """The inverse of `split`."""
         x = x.reshape(-1, self.members, self.images_of_group, self.tokens, x.shape[-1]).swapaxes(1, 2)
-        x = x.reshape(self.shares, -1, self.members, self.tokens, x.shape[-1])[:, : self.images]
+        x = x.reshape(self.shards, -1, self.members, self.tokens, x.shape[-1])[:, : self.images]
         return x.reshape(-1, x.shape[-1])
 
 
 def _groups(b: int, tokens: int, config: ExpertsConfig) -> _Groups:
-    """Returns the groups of ``b`` examples of so many tokens: as few as ``tokens_per_group`` allows."""
-    images, shares = b // config.num_members, sharding.num_automatic_shares()
-    shares = shares if images % shares == 0 else 1
-    images //= shares
+    """Returns the smallest number of groups of ``b`` examples that ``tokens_per_group`` allows."""
+    images, shards = b // config.num_members, sharding.num_automatic_shards()
+    shards = shards if images % shards == 0 else 1
+    images //= shards
     groups = -(-images // max(1, config.tokens_per_group // tokens))
-    return _Groups(shares, images, groups, -(-images // groups), config.num_members, tokens)
+    return _Groups(shards, images, groups, -(-images // groups), config.num_members, tokens)
 
 
 def _dropout(rate: float, key: Key[Array, ""] | None) -> Callable[[Array, int], Array]:

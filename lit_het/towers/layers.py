@@ -1,4 +1,4 @@
-"""The layers that all Transformers here are made of: dense, norm and MLP."""
+"""Layers of all Transformers: dense, norm and MLP."""
 
 from collections.abc import Callable
 from typing import Literal, TypeAlias
@@ -33,7 +33,7 @@ def linear(size_in: int, size_out: int, dtype: ComputeType, rngs: nnx.Rngs) -> n
 
 
 def layer_norm(width: int, epsilon: float, rngs: nnx.Rngs) -> nnx.LayerNorm:
-    """Returns a LayerNorm that computes in float32 whatever the type of the activations."""
+    """Returns a LayerNorm that computes in float32 for any type of activations."""
     return nnx.LayerNorm(width, epsilon=epsilon, dtype=jnp.float32, rngs=rngs)
 
 
@@ -57,11 +57,11 @@ class Mlp(nnx.Module):
         apply: Callable[[nnx.Linear, Array], Array] = nnx.Linear.__call__,
         drop: Callable[[Array, int], Array] = _same,
     ) -> Float[Array, "n d"]:
-        """Maps every token by itself.
+        """Maps every token independently.
 
         Args:
             x: tokens.
-            apply: how a dense layer meets its input; an MLP whose layers are stacked takes another product.
+            apply: applies a dense layer to its input; stacked experts use another product.
             drop: dropout of the hidden layer (0) and of the output (1).
         """
         hidden = apply(self.up, x)

@@ -1,4 +1,4 @@
-"""From the tokens of an encoder to one embedding per example."""
+"""Attention pooling: from the tokens of an encoder to one embedding per example."""
 
 import jax.numpy as jnp
 from flax import nnx
@@ -10,7 +10,7 @@ from lit_het.towers.transformer import Attention, EncoderConfig
 
 
 class AttentionPooling(nnx.Module):
-    """A learned probe attends to all tokens; an MLP refines what it found (MAP, Zhai et al. 2022)."""
+    """A learned probe attends to all tokens, then an MLP with a residual connection (MAP, Zhai et al. 2022)."""
 
     def __init__(self, config: EncoderConfig, rngs: nnx.Rngs):
         self.probe = nnx.Param(nnx.initializers.xavier_uniform()(rngs.params(), (1, config.width)))
@@ -27,5 +27,6 @@ class AttentionPooling(nnx.Module):
 
 
 def _by_rows(layer: nnx.Linear, x: Float[Array, "b i"]) -> Float[Array, "b o"]:
-    """Applies a layer where the rows are: one token an example is little, and would else be moved to the kernel."""
+    """Applies a layer and keeps the rows split over devices like the batch."""
+    # With only one token per example, the compiler would otherwise move the tokens to the shards of the kernel.
     return sharding.as_batch(layer(x))

@@ -1,4 +1,4 @@
-"""Fixed positions, of patches and of words."""
+"""Fixed position embeddings of patches and of words."""
 
 import numpy as np
 from jaxtyping import Float

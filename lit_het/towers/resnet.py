@@ -45,12 +45,12 @@ class ResNetConfig:
         return ResNet(self, rngs)
 
     def layers_above(self, params: Params) -> Params:
-        """Refuses: nobody has said how the layers of a ResNet count.
+        """Raises an error, as the papers define no layer decay for a ResNet.
 
         Raises:
             UserError: always.
         """
-        raise UserError("--optimizer.layer-decay needs a Transformer, and the tower is a ResNet; set it to 1")
+        raise UserError("--optimizer.layer-decay needs a Transformer, but the tower is a ResNet; set it to 1")
 
 
 def standardize(kernel: Float[Array, "h w c_in c_out"]) -> Float[Array, "h w c_in c_out"]:
@@ -61,8 +61,8 @@ def standardize(kernel: Float[Array, "h w c_in c_out"]) -> Float[Array, "h w c_i
 
 
 def group_norm(width: int, rngs: nnx.Rngs) -> nnx.GroupNorm:
-    """Returns a norm of 32 groups of channels that computes in float32 whatever the type of the activations."""
-    # Weights of variance 1 make activations large: E[x²] - E[x]² would lose digits.
+    """Returns a norm of 32 groups of channels that computes in float32 for any type of activations."""
+    # No fast variance E[x²] - E[x]²: with weights of variance 1 activations are large, and it would lose digits.
     return nnx.GroupNorm(width, 32, epsilon=1e-5, dtype=jnp.float32, use_fast_variance=False, rngs=rngs)
 
 
@@ -72,20 +72,20 @@ class StandardizedConv(nnx.Module):
     Args:
         size_in, size_out: numbers of channels.
         size: height and width of the kernel, odd; ``size // 2`` zeros surround the image, whatever the stride.
-        stride: distance of two outputs.
+        stride: stride of the convolution.
         dtype: type of the product.
-        rngs: where the kernel is drawn from.
+        rngs: random key of the kernel.
     """
 
     def __init__(self, size_in: int, size_out: int, size: int, stride: int, dtype: ComputeType, rngs: nnx.Rngs):
         self.stride, self.dtype = stride, dtype
-        # The initial scale changes no output, only how far a step of the optimizer turns the kernel.
+        # The initial scale does not change outputs, only the relative size of optimizer steps.
         kernel = nnx.initializers.lecun_normal()(rngs.params(), (size, size, size_in, size_out))
         self.kernel = nnx.Param(kernel)
 
     def __call__(self, x: Float[Array, "b h_in w_in c_in"]) -> Float[Array, "b h_out w_out c_out"]:
         """Returns the feature map, its height and width divided by the stride and rounded up."""
-        # Rounded to the compute type only after its mean is taken away, which may be large beside what remains.
+        # Standardised before rounding to the compute type: the mean may be large compared with the deviations.
         kernel = standardize(self.kernel[...])
         margin = kernel.shape[0] // 2
         return jax.lax.conv_general_dilated(
@@ -98,7 +98,7 @@ class StandardizedConv(nnx.Module):
 
 
 class Bottleneck(nnx.Module):
-    """A pre-activation block: x + expand(mix(reduce(x))), each convolution behind group norm and ReLU.
+    """A pre-activation block: x + expand(mix(reduce(x))), each convolution after group norm and ReLU.
 
     A block that changes the shape projects x too, after the first norm and ReLU; the 3 x 3 convolution and the
     projection carry the stride.
@@ -122,7 +122,7 @@ class Bottleneck(nnx.Module):
 
 
 class Stage(nnx.Module):
-    """``depth`` blocks; those behind the first have equal shapes and are stacked along a leading axis."""
+    """``depth`` blocks; those after the first have equal shapes and are stacked along a leading axis."""
 
     def __init__(self, size_in: int, size: int, depth: int, stride: int, dtype: ComputeType, rngs: nnx.Rngs):
         self.first = Bottleneck(size_in, size, stride, projected=True, dtype=dtype, rngs=rngs)
@@ -162,11 +162,11 @@ class ResNet(nnx.Module):
 
         Args:
             image: pixels as stored.
-            key: unused, nothing here is random.
+            key: unused.
         """
         del key
         x = self.root(image.astype(jnp.float32) / 127.5 - 1.0)
-        # Zeros take part in the maximum, as in BiT: a pool that pads by itself would leave them out.
+        # Explicit padding, as in BiT: its zeros take part in the maximum, while max_pool would pad with -inf.
         x = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
         x = nnx.max_pool(x, (3, 3), strides=(2, 2))
         for stage in (self.stage1, self.stage2, self.stage3, self.stage4):

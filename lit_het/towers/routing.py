@@ -1,10 +1,10 @@
-"""Which expert sees which token: gates, auxiliary losses, capacity and slots (V-MoE; e3 Sec. 2.1, App. C).
+"""Routing of tokens to experts: gates, auxiliary losses, capacity and slots (V-MoE; e3 Sec. 2.1, App. C).
 
-Dimensions: ``g`` groups that are routed by themselves, ``t`` tokens of a group, ``e`` experts, ``k`` experts chosen
-per token, ``c`` slots of an expert. An efficient ensemble routes every member's tokens among the member's own experts,
-which is the same thing with more groups and fewer experts.
+Dimensions: ``g`` groups that are routed independently, ``t`` tokens per group, ``e`` experts, ``k`` selected experts
+per token, ``c`` slots per expert. An efficient ensemble routes each member's tokens to the member's own experts: it has
+more groups and fewer experts.
 
-Tokens that are not ``present`` fill up texts and groups: they take no slots and count in no loss.
+Tokens that are not ``present`` are padding of texts and groups: they take no slots and are not part of any loss.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ SLOT_MULTIPLE = 4
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Gates:
-    """What a router says of a batch of groups.
+    """Gates and auxiliary losses of a batch of groups.
 
     Attributes:
         probability: softmax of the (noisy) logits; never renormalised over the chosen experts.
@@ -39,11 +39,11 @@ class Gates:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Choices:
-    """Where tokens go.
+    """The selected experts and slots of tokens.
 
     Attributes:
-        expert: each token's experts, by falling gate; the lower one of two equals comes first.
-        slot: position among the tokens of that expert; a slot of the capacity or more means that the token is dropped.
+        expert: experts of each token by descending gate; of equal gates the lower index comes first.
+        slot: position among the tokens of the expert; the token is dropped if it is not below the capacity.
         gate: weight of the expert's output.
     """
 
@@ -69,8 +69,8 @@ def route(
         logits: of every token and expert, in float32.
         num_selected: k.
         noise: standard normals, or None.
-        noise_scale: see above.
-        present: which tokens there are; None for all.
+        noise_scale: as in ``σ`` above.
+        present: False marks padding; None for no padding.
     """
     where = None if present is None else present[..., None]
     clean = jax.nn.softmax(logits, axis=-1)
@@ -86,36 +86,36 @@ def route(
 
 
 def _largest(x: Float[Array, "g t e"], k: int) -> tuple[Float[Array, "g t k"], Int[Array, "g t k"]]:
-    """Returns the k largest of each token and where they stand, each device for its own groups."""
-    # The compiler does not split this operation: it would bring all groups to every device.
-    found = sharding.map_shares(lambda x, *_: jax.lax.top_k(x, k), x, ())
+    """Returns the k largest values of each token and their indices."""
+    # Per device: the compiler does not split top_k, and would gather all groups on every device.
+    found = sharding.map_shards(lambda x, *_: jax.lax.top_k(x, k), x, ())
     values, places = (part.reshape(*x.shape[:2], k) for part in found)
     return values, places
 
 
 def _squared_variation(x: Float[Array, "g e"]) -> Float[Array, " g"]:
-    # The variance, as the deviation has no slope at 0. A group without tokens has no load.
+    # By the variance, as the gradient of a standard deviation at 0 is infinite. A group of padding only has the mean 0.
     mean = jnp.mean(x, axis=-1)
     return jnp.var(x, axis=-1) / jnp.where(mean > 0, mean, 1.0) ** 2
 
 
 def capacity(num_tokens: int, num_selected: int, num_experts: int, factor: float) -> int:
-    """Returns how many slots an expert has: ``ceil(t k f / e)``, then up to a multiple of 4."""
+    """Returns the number of slots per expert: ``ceil(t k f / e)``, rounded up to a multiple of 4."""
     slots = math.ceil(num_tokens * num_selected * factor / num_experts)
     return -(-slots // SLOT_MULTIPLE) * SLOT_MULTIPLE
 
 
-def choose(
+def select(
     probability: Float[Array, "g t e"],
     num_selected: int,
     *,
     batch_priority: bool = False,
     present: Bool[Array, "g t"] | None = None,
 ) -> Choices:
-    """Returns each token's experts and slots; tokens that are not present have the gate 0 and no slot.
+    """Returns each token's experts and slots; padding has the gate 0 and no slot.
 
-    All first choices take slots before any second choice; within a choice in the order of tokens, or with batch
-    priority by falling largest gate (V-MoE Sec. 4.1).
+    All first choices get slots before any second choice; within a choice in the order of tokens, or with batch
+    priority by descending largest gate (V-MoE Sec. 4.1).
     """
     gate, expert = _largest(probability, num_selected)
     present = jnp.ones(gate.shape[:2], bool) if present is None else present
@@ -131,21 +131,21 @@ def choose(
 
 
 def _slots(expert: Int[Array, "g t k"], present: Bool[Array, "g t"], num_experts: int) -> Int[Array, "g t k"]:
-    """Returns how many earlier choices, choice by choice and token by token, fell on the same expert."""
+    """Returns the number of earlier choices of the same expert, ordered by choice, then by token."""
     g, t, k = expert.shape
     in_turn = expert.swapaxes(1, 2).reshape(g, k * t)
     chosen = jax.nn.one_hot(in_turn, num_experts, dtype=jnp.int32) * jnp.tile(present, (1, k))[..., None]
     taken = jnp.cumsum(chosen, axis=1)
     slot = jnp.take_along_axis(taken, in_turn[:, :, None], axis=2)[:, :, 0] - 1
-    # No expert has more slots than tokens.
+    # Padding gets the slot t, beyond any capacity: no expert has more slots than tokens.
     return jnp.where(present[..., None], slot.reshape(g, k, t).swapaxes(1, 2), t)
 
 
 def places(
     choices: Choices, num_experts: int, num_slots: int
 ) -> tuple[Float[Array, "g t e c"], Float[Array, "g t e c"]]:
-    """Returns the one-hot places of tokens in the experts' slots, and the same weighted by the gates."""
-    # A slot beyond the capacity has no one-hot vector: the token is dropped.
+    """Returns one-hot vectors of tokens' slots, and the same weighted by the gates."""
+    # One-hot vectors of slots beyond the capacity are zero, which drops the token.
     each = [
         jax.nn.one_hot(choices.expert[..., k], num_experts)[..., None]
         * jax.nn.one_hot(choices.slot[..., k], num_slots)[..., None, :]

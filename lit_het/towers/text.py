@@ -29,14 +29,14 @@ class TextConfig:
         length: tokens per text, padding included.
         embedding_size: size of the projected embedding.
         encoder: the stack of blocks.
-        weights: what to start from: a path or address, see `lit_het.checkpoints.weights`; None for nothing.
-        pooling: the last position whatever it holds (the tokenizer's sticky end token or padding), the first one, the
-            mean or the maximum over all positions, or attention pooling.
+        weights: pretrained weights, a path or address, see `lit_het.checkpoints.weights`; None for random weights.
+        pooling: the last position (the tokenizer's end token or padding), the first one, the mean or the maximum over
+            all positions, or attention pooling.
         positions: learned, or fixed sines and cosines (the original Transformer, whose encoder has the activation
             "relu" and norms after layers).
 
     Raises:
-        UserError: a size below 1, a choice that there is not, or an ensemble of experts.
+        UserError: a size below 1, an unknown pooling or kind of positions, or an ensemble of experts.
     """
 
     vocabulary_size: int = 32_000
@@ -60,7 +60,7 @@ class TextConfig:
         return TextTransformer(self, rngs)
 
     def layers_above(self, params: Params) -> Params:
-        """Returns how many layers stand above each parameter, see `transformer.layers_above`."""
+        """Returns the number of layers above each parameter, see `transformer.layers_above`."""
         return layers_above(self.encoder, _INPUTS, params)
 
 

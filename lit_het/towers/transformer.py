@@ -1,4 +1,4 @@
-"""The Transformer encoder that image and text towers share, with its scans over blocks and remat."""
+"""The Transformer encoder of image and text towers, with scans over blocks and rematerialization."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -32,14 +32,14 @@ class EncoderConfig:
         mlp_width: size of the hidden layer of the MLPs.
         num_heads: attention heads; divides ``width``.
         activation: of the MLPs.
-        norm_placement: of LayerNorms, before each layer with one more behind the last block (ViT), or after each
-            residual sum (the original Transformer, BERT).
+        norm_placement: LayerNorms before each layer and after the last block (ViT), or after each residual sum (the
+            original Transformer, BERT).
         norm_epsilon: added to variances.
-        layer_scale: whether what a layer adds is scaled by a learned vector (DINOv2).
+        layer_scale: whether a learned vector scales the output of each layer before the residual sum (DINOv2).
         experts: mixtures of experts in place of some MLPs, or None.
         compute_type: type of activations; parameters are float32.
-        unrolled: True compiles every block by itself (faster steps on CPUs), False scans over one (compiles
-            fast at any depth). Parameters are the same.
+        unrolled: whether to compile every block separately, with faster steps on CPUs; otherwise a scan over blocks,
+            which compiles fast at any depth. Parameters are the same.
         remat: what the backward pass recomputes: nothing, all but matrix products, or everything.
     """
 
@@ -66,7 +66,7 @@ class EncoderConfig:
 
     @property
     def num_members(self) -> int:
-        """M: how many times as many examples leave the encoder as enter it (e3)."""
+        """M: outputs of the encoder per example (e3)."""
         return 1 if self.experts is None else self.experts.num_members
 
     def build_mlp(self, rngs: nnx.Rngs) -> Mlp:
@@ -75,16 +75,16 @@ class EncoderConfig:
 
 
 def layers_above(config: EncoderConfig, inputs: Sequence[str], params: Params) -> Params:
-    """Returns how many layers stand between each parameter of a tower and the layers behind its last block.
+    """Returns the number of layers between each parameter of a tower and the layers after its last block.
 
     Args:
-        config: of the tower's ``encoder``.
+        config: configuration of the tower's ``encoder``.
         inputs: names of the tower's parameters before the encoder, which count as one layer.
-        params: the tower's, or a part of them.
+        params: parameters of the tower, or a part of them.
 
     Returns:
-        A tree of numbers: ``depth + 1`` for inputs, ``depth`` to 1 for blocks, 0 behind them. Stacked blocks have one
-        each, ``[blocks 1 ...]``.
+        A tree of numbers: ``depth + 1`` for inputs, ``depth`` to 1 for blocks, 0 after them. Stacked blocks have an
+        array ``[blocks 1 ...]``.
     """
     with_experts = () if config.experts is None else config.experts.block_numbers(config.depth)
     plain = tuple(number for number in range(config.depth) if number not in with_experts)
@@ -129,7 +129,7 @@ def encoder_size(name: str, *, compute_type: ComputeType = "bfloat16") -> Encode
 class Attention(nnx.Module):
     """Multi-head attention of queries to tokens.
 
-    Dense layers see flat ``[b*n d]`` operands: XLA's CPU backend is slow at the gradient of batched products.
+    Dense layers have flat operands ``[b*n d]``, as XLA's CPU backend is slow at gradients of batched products.
     """
 
     def __init__(self, config: EncoderConfig, rngs: nnx.Rngs):
@@ -147,7 +147,7 @@ class Attention(nnx.Module):
         b: int,
         present: Bool[Array, "b n"] | None = None,
     ) -> Float[Array, "bq d"]:
-        """Attends within each of ``b`` examples, whose rows are adjacent, to the tokens that are present."""
+        """Attends to the present tokens of the same example; the rows of each of ``b`` examples are adjacent."""
         projected = self.query(queries), self.key(tokens), self.value(tokens)
         query, key, value = (sharding.as_batch(x).reshape(b, len(x) // b, self.num_heads, -1) for x in projected)
         mask = None if present is None else present[:, None, None]
@@ -156,7 +156,7 @@ class Attention(nnx.Module):
 
 
 class Block(nnx.Module):
-    """Attention and an MLP or experts, each added to what it sees: ``x + f(norm(x))``, or ``norm(x + f(x))``."""
+    """Attention and an MLP or experts with residual connections: ``x + f(norm(x))``, or ``norm(x + f(x))``."""
 
     def __init__(self, config: EncoderConfig, experts: ExpertsConfig | None, rngs: nnx.Rngs):
         self.norms_before = config.norm_placement == "before"
@@ -171,7 +171,7 @@ class Block(nnx.Module):
     def __call__(
         self, x: Float[Array, "bn d"], b: int, present: Bool[Array, "b n"] | None, key: Key[Array, ""] | None
     ) -> tuple[Float[Array, "bn d"], Routing | None]:
-        """Maps the tokens of ``b`` examples; the key is for experts."""
+        """Maps the tokens of ``b`` examples; the random key is for experts."""
         seen = self.attention_norm(x) if self.norms_before else x
         x = self._add(x, self.attention(seen, seen, b, present), self.attention_scale, self.attention_norm)
         seen, routing = self.mlp_norm(x) if self.norms_before else x, None
@@ -227,9 +227,9 @@ class Encoder(nnx.Module):
         """Returns the encoded tokens.
 
         Args:
-            tokens: of all examples.
-            key: randomness of training; without it experts are routed deterministically and add no loss.
-            present: False marks padding that no token attends to; None for none.
+            tokens: input tokens.
+            key: random key of training; without it routing is deterministic and adds no loss.
+            present: False marks padding, to which no token attends; None for no padding.
         """
         b, n, d = tokens.shape
         x = tokens.reshape(b * n, d).astype(self.config.compute_type)
@@ -247,7 +247,7 @@ class Encoder(nnx.Module):
     def _run_with_experts(
         self, x: Float[Array, "bn d"], b: int, present: Bool[Array, "b n"] | None, key: Key[Array, ""] | None
     ) -> tuple[Float[Array, "bmn d"], Routing]:
-        """Runs plain blocks, then pairs of an expert block and a plain one, then what is left."""
+        """Runs plain blocks, then pairs of an expert block and a plain one, then a last expert block if any."""
         assert self.config.experts is not None
         numbers, m = self.config.experts.block_numbers(self.config.depth), self.config.num_members
         before, num_pairs = numbers[0], self.config.depth - len(numbers) - numbers[0]
@@ -259,8 +259,10 @@ class Encoder(nnx.Module):
         x, routing = self._run(x, b * m, present, key, *pair)
         if num_pairs < len(numbers):
             last = _Part(self.expert_blocks, num_pairs, len(numbers))
-            x, of_last = self._run(x, b * m, present, key, last)
-            routing = of_last if routing is None else jax.tree.map(lambda *r: jnp.concatenate(r), routing, of_last)
+            x, last_routing = self._run(x, b * m, present, key, last)
+            routing = (
+                last_routing if routing is None else jax.tree.map(lambda *r: jnp.concatenate(r), routing, last_routing)
+            )
         assert routing is not None
         return x, routing
 
@@ -272,7 +274,7 @@ class Encoder(nnx.Module):
         key: Key[Array, ""] | None,
         *parts: "_Part",
     ) -> tuple[Float[Array, "bn d"], Routing | None]:
-        """Runs equal numbers of blocks of each part in turn."""
+        """Runs the first block of each part, then the second of each, and so on; parts have equal lengths."""
         length = parts[0].stop - parts[0].start
         if length == 0:
             return x, None
@@ -281,14 +283,16 @@ class Encoder(nnx.Module):
         def blocks(x: Float[Array, "bn d"], inputs: Any) -> tuple[Float[Array, "bn d"], Routing | None]:
             params, key = inputs
             routing = None
-            for graph, of_part in zip(graphs, params, strict=True):
-                x, of_block = nnx.merge(graph, of_part)(sharding.as_batch(x), b, present, key)
-                routing = of_block or routing
+            # Constrained at every block: without it the compiler may split activations like sharded kernels.
+            for graph, block_params in zip(graphs, params, strict=True):
+                x, block_routing = nnx.merge(graph, block_params)(sharding.as_batch(x), b, present, key)
+                routing = block_routing or routing
             return sharding.as_batch(x), routing
 
         if self.config.remat != "none":
+            # A scan prevents the merging of recomputed values (CSE) by itself; unrolled blocks need the option.
             blocks = jax.checkpoint(blocks, policy=REMAT_POLICIES[self.config.remat], prevent_cse=self.config.unrolled)
-        # Blocks with experts are numbered from 0, whatever part they are run in.
+        # Keys depend on the index among blocks with experts, so that they do not change with the way blocks are run.
         keys = (
             None
             if key is None
@@ -299,7 +303,7 @@ class Encoder(nnx.Module):
 
 @dataclasses.dataclass(frozen=True)
 class _Part:
-    """Neighbours among stacked blocks."""
+    """A range of stacked blocks."""
 
     blocks: Block
     start: int

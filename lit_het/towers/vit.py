@@ -26,21 +26,21 @@ class ViTConfig:
     """A Vision Transformer on square images; with experts in its encoder a V-MoE or an efficient ensemble (e3).
 
     Attributes:
-        image_size: height and width in pixels; what is left of the last whole patch takes no part (384 is 27 x 14 + 6).
+        image_size: height and width in pixels; pixels beyond the last whole patch are ignored (384 is 27 x 14 + 6).
         patch_size: height and width of a patch in pixels.
         encoder: the stack of blocks.
-        pooling: the class token, the mean of the patches, attention pooling, or none: all tokens side by side.
+        pooling: the class token, the mean of the patches, attention pooling, or none: all tokens concatenated.
         positions: learned, or fixed 2-D sine-cosine.
-        num_registers: learned tokens behind the class token, without positions (DINOv2).
-        input_norm: whether a LayerNorm stands before the first block (CLIP).
+        num_registers: number of learned tokens after the class token, without positions (DINOv2).
+        input_norm: whether there is a LayerNorm before the first block (CLIP).
         representation_size: size of a dense layer with tanh after pooling, as in the original ViT; None for none.
         projection_size: size of a dense layer without tanh at the very end (CLIP); None for none.
-        weights: what to start from: a path or address, see `lit_het.checkpoints.weights`; None for nothing.
-        members: what becomes of the embeddings of an ensemble's members: their mean, one beside the other, or apart,
-            as as many examples (which supervised training takes).
+        weights: pretrained weights, a path or address, see `lit_het.checkpoints.weights`; None for random weights.
+        members: how embeddings of an ensemble's members are combined: by their mean, concatenated, or "apart", as
+            separate examples, for supervised training.
 
     Raises:
-        UserError: sizes that do not fit one another, or a choice that there is not.
+        UserError: inconsistent sizes, or an unknown choice.
     """
 
     image_size: int = 224
@@ -87,7 +87,7 @@ class ViTConfig:
 
     @property
     def member_size(self) -> int:
-        """Size of the embedding that each member of an ensemble makes."""
+        """Size of the embedding of each member of an ensemble."""
         return self.projection_size or self.representation_size or self._pooled_size
 
     @property
@@ -96,7 +96,7 @@ class ViTConfig:
         return tokens * self.encoder.width
 
     def join_members(self, embedding: Float[Array, "bm d"]) -> Float[Array, "_ _"]:
-        """Returns what ``members`` says of embeddings, those of an image adjacent."""
+        """Returns embeddings of an ensemble's members, adjacent for each image, combined as ``members`` defines."""
         by_image = embedding.reshape(-1, self.encoder.num_members, embedding.shape[-1])
         match self.members:
             case "mean":
@@ -111,12 +111,12 @@ class ViTConfig:
         return ViT(self, rngs)
 
     def layers_above(self, params: Params) -> Params:
-        """Returns how many layers stand above each parameter, see `transformer.layers_above`."""
+        """Returns the number of layers above each parameter, see `transformer.layers_above`."""
         return layers_above(self.encoder, _INPUTS, params)
 
 
 class ViT(nnx.Module):
-    """The tower of a `ViTConfig`. Positions are added before the class token is put in front, as in big_vision."""
+    """The tower of a `ViTConfig`; the class token has no position, as in big_vision."""
 
     def __init__(self, config: ViTConfig, rngs: nnx.Rngs):
         self.config = config
@@ -147,11 +147,11 @@ class ViT(nnx.Module):
 
         Args:
             image: pixels as stored.
-            key: randomness of training, for experts; without it the tower is deterministic.
+            key: random key of training, for experts; without it the tower is deterministic.
         """
         b, size = image.shape[0], self.config.patch_size
         height, width = (length // size * size for length in image.shape[1:3])
-        # One flat matrix product instead of a convolution: patches do not overlap.
+        # Patches do not overlap, so the convolution is one matrix product.
         pixels = einops.rearrange(image[:, :height, :width], "b (h p) (w q) c -> (b h w) (p q c)", p=size, q=size)
         tokens = self.patches(pixels.astype(jnp.float32) / 127.5 - 1.0)
         tokens = self._with_first_tokens(tokens.reshape(b, -1, tokens.shape[-1]) + self._positions()[None])

@@ -1,1 +1,1 @@
-"""Training: a pure step, the loop around it, and what it writes."""
+"""Training: a pure step, the loop around it, its log, and the lock of the run's directory."""

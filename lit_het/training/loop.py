@@ -1,4 +1,4 @@
-"""The training loop: when to step, log, evaluate, save and leave."""
+"""The training loop: when to step, log, evaluate, save and stop."""
 
 import dataclasses
 import math
@@ -18,13 +18,13 @@ from lit_het.training.preemption import Preempted
 from lit_het.training.step import MUST_BE_FINITE, TrainStep
 from lit_het.types import Batch, Metrics, Params, TrainState
 
-# So many steps in a row that are skipped end the run: no single batch is to blame then.
+# This many consecutive skipped steps end the run: then the cause is not a single batch.
 MAX_SKIPPED = 10
 
 
 @runtime_checkable
 class Saver(Protocol):
-    """Where the loop leaves its state."""
+    """Saves checkpoints."""
 
     def save(self, state: TrainState) -> None:
         """Saves the state after ``state.step`` updates."""
@@ -37,17 +37,17 @@ class Saver(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Cadence:
-    """How often things happen, in steps, and what stays of them.
+    """Intervals in steps of logging, saving and evaluation, and which checkpoints to keep.
 
     Attributes:
-        log_steps: between two records; the host waits for the device only then.
-        save_steps: between two checkpoints; the last step always saves. Each follows a record of its own, so that no
-            checkpoint holds a loss that nobody looked at, and a resumed run averages over the same steps.
-        save_minutes: between two checkpoints at most, at the next record; None counts steps alone.
-        keep: how many of the newest checkpoints stay on disk.
-        max_failed_saves: so many saves in a row that fail end the run, to be started again where it can save.
-        keep_steps: checkpoints of multiples of so many steps stay for ever; None keeps none beside the newest.
-        evaluate_steps: between two evaluations; 0 evaluates only after the last step.
+        log_steps: steps between two records; the host waits for the device only then.
+        save_steps: steps between two checkpoints; the last step always saves. A record precedes each checkpoint, so
+            that its loss was checked, and a resumed run averages metrics over the same steps.
+        save_minutes: maximum minutes between two checkpoints, checked at each record; None for no maximum.
+        keep: number of newest checkpoints to keep on disk.
+        max_failed_saves: this many consecutive failed saves end the run.
+        keep_steps: checkpoints at multiples of this number are kept forever; None keeps only the newest.
+        evaluate_steps: steps between two evaluations; 0 evaluates only after the last step.
     """
 
     log_steps: int = 50
@@ -67,15 +67,15 @@ class Cadence:
             raise FieldError(self, "save_minutes", f"{self.save_minutes} must be more than 0")
 
     def evaluates_after(self, step: int, num_steps: int) -> bool:
-        """Returns whether an evaluation follows a step of a run with so many."""
+        """Returns whether an evaluation follows a step of a run of ``num_steps``."""
         return step == num_steps or bool(self.evaluate_steps and step and step % self.evaluate_steps == 0)
 
 
 class NonFinite(UserError):
-    """The loss, or its gradient, is not finite.
+    """The loss, its gradient or the update is not finite.
 
     Attributes:
-        step: whose batch did it, counted from 1.
+        step: number of the step, counted from 1.
     """
 
     def __init__(self, message: str, step: int):
@@ -101,21 +101,21 @@ def train(
 
     Args:
         step: the compiled step; donates the state.
-        state: where to start.
-        locked: parameters that never change.
-        batches: global batches, beginning with the one of ``state.step``.
+        state: initial state.
+        locked: locked parameters.
+        batches: global batches, beginning with that of ``state.step``.
         num_steps: optimizer updates of the whole run.
         cadence: how often to log, save and evaluate.
-        log: where metrics go.
-        saver: where checkpoints go.
-        evaluate: trainable parameters (their average, if there is one) to metrics, run after the last step and every
+        log: receives metrics.
+        saver: receives checkpoints.
+        evaluate: trainable parameters (their average, if there is one) to metrics; called after the last step and every
             ``evaluate_steps``.
-        description: shown beside the progress bar.
-        evaluate_first: before the first step, as an evaluation there was interrupted.
+        description: label of the progress bar.
+        evaluate_first: whether to evaluate before the first step, because this evaluation was interrupted.
 
     Raises:
-        NonFinite: the loss or its gradient is, or too many steps in a row were skipped for it.
-        Preempted: asked to end; the last step is saved.
+        NonFinite: the loss or its gradient is not finite, or too many consecutive steps were skipped.
+        Preempted: SIGTERM was received; the last step is saved.
     """
     start = int(state.step)
     pending, clock = _Pending(log), _Clock(cadence.save_minutes)
@@ -136,7 +136,7 @@ def train(
 
         def leave(done: int) -> Preempted:
             saver.finish()
-            return Preempted(f"ended by SIGTERM after step {done}, which is saved; --resume goes on from there")
+            return Preempted(f"ended by SIGTERM after step {done}, which is saved; --resume continues from there")
 
         if evaluate_first:
             try:
@@ -166,7 +166,7 @@ def train(
 
 
 class _Clock:
-    """Says when minutes have passed, the same on all processes."""
+    """Returns whether minutes have passed; the answer is the same on all processes."""
 
     def __init__(self, minutes: float | None):
         self._minutes = minutes
@@ -179,11 +179,12 @@ class _Clock:
         if self._minutes is None:
             return False
         passed = time.monotonic() - self._began >= 60 * self._minutes
-        return bool(distributed.rows_of_all(np.array([passed]))[0])  # process 0's clock
+        # The clock of process 0: a save is collective, so all processes must start it at the same step.
+        return bool(distributed.gather_rows(np.array([passed]))[0])
 
 
 class _Pending:
-    """Metrics of the steps since the last record, still on the devices."""
+    """Metrics of the steps since the last record, on the devices: fetching them would make the host wait."""
 
     def __init__(self, log: MetricLog):
         self._log = log
@@ -192,14 +193,14 @@ class _Pending:
         self.restart()
 
     def restart(self) -> None:
-        """Counts time from now on, as after an evaluation."""
+        """Restarts the clock, after a record or an evaluation."""
         self._began = time.monotonic()
 
     def add(self, metrics: Metrics) -> None:
         self._metrics.append(metrics)
 
     def write(self, done: int) -> str:
-        """Writes a record of the steps up to ``done``, if there are any; returns a note about it."""
+        """Writes a record of the steps up to ``done``, if there are any; returns a note for the progress bar."""
         if not self._metrics:
             return ""
         fetched = jax.device_get(self._metrics)
@@ -219,10 +220,10 @@ class _Pending:
     def _check(self, metrics: Mapping[str, Any], step: int) -> None:
         self._skipped = self._skipped + 1 if metrics.get("skipped") else 0
         if self._skipped == MAX_SKIPPED:
-            what = f"the loss, its gradient or the update was not finite in {MAX_SKIPPED} steps up to step {step}"
+            problem = f"the loss, its gradient or the update was not finite in {MAX_SKIPPED} steps up to step {step}"
         elif self._skipped or all(math.isfinite(metrics[name]) for name in MUST_BE_FINITE):
             return
         else:
             name = next(name for name in MUST_BE_FINITE if not math.isfinite(metrics[name]))
-            what = f"the {name.replace('_', ' ')} is {float(metrics[name])} at step {step}"
-        raise NonFinite(f"{what}; start again in another --run-dir with a lower --schedule.learning-rate", step)
+            problem = f"the {name.replace('_', ' ')} is {float(metrics[name])} at step {step}"
+        raise NonFinite(f"{problem}; start again in another --run-dir with a lower --schedule.learning-rate", step)

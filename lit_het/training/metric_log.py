@@ -1,4 +1,4 @@
-"""Where a run's scalars go: JSON lines and a TensorBoard file, whose records wait in memory while a disk is full."""
+"""The log of a run's scalars: JSON lines and a TensorBoard file; records wait in memory while a disk is full."""
 
 import json
 import math
@@ -10,25 +10,24 @@ from pathlib import Path
 from typing import Any
 
 from lit_het import distributed, untrusted
-from lit_het.console import say
+from lit_het.console import message
 from lit_het.errors import UserError
 from lit_het.files import write_atomically
 
 _MOST_BYTES_OF_LINE = 2**20
-# Larger whole numbers are no figures.
+# Larger whole numbers are not metrics.
 _LARGEST = 2**63
 
 
 class MetricLog:
-    """Writes scalars to ``metrics.jsonl`` and to TensorBoard files in a run's directory.
+    """Writes scalars to ``metrics.jsonl`` and to TensorBoard files in a run's directory; only on the main process.
 
-    A resumed run drops the records of steps that its checkpoint does not cover: each step stands there once. Of several
-    processes only the main one writes.
+    A resumed run removes records after its checkpoint, so that each step has one record.
     """
 
     def __init__(self, directory: Path, *, first_step: int = 0):
         self.path = directory / "metrics.jsonl"
-        self._writes = distributed.is_first()
+        self._writes = distributed.is_main_process()
         if not self._writes:
             return
         lines = [json.dumps(record) + "\n" for record in read_metrics(self.path) if record["step"] <= first_step]
@@ -38,29 +37,30 @@ class MetricLog:
         name = f"events.out.tfevents.{time.time_ns() / 1e9:.6f}.{platform.node()}"
         self._lines, self._events = _AppendedFile(self.path), _AppendedFile(board / name)
         self._events.append(_event(file_version="brain.Event:2"))
-        self._events.append(_event(step=first_step + 1, session_log={"status": "START"}))  # drops what came later
+        self._events.append(
+            _event(step=first_step + 1, session_log={"status": "START"})
+        )  # TensorBoard drops later records
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Appends one record; ``step`` counts the optimizer updates done."""
+        """Appends one record after ``step`` optimizer updates."""
         if self._writes:
             self._lines.append(json.dumps({"step": step, **metrics}).encode() + b"\n")
-            # Of what is not finite TensorBoard draws nothing, and warns.
+            # TensorBoard cannot draw values that are not finite, and warns of them.
             finite = [{"tag": name, "simple_value": value} for name, value in metrics.items() if math.isfinite(value)]
             self._events.append(_event(step=step, summary={"value": finite}))
 
     def close(self) -> None:
-        """Writes what still waits, and says what is lost."""
+        """Writes waiting records, and reports lost ones."""
         if self._writes:
             self._lines.close()
             self._events.close()
 
 
 class _AppendedFile:
-    """A file that grows by whole records: what a full disk does not take waits for the next one.
+    """A file that grows by whole records, which wait in memory while the disk is full."""
 
-    Not `tensorboardX.SummaryWriter`, whose thread ends with the first error (2.6.5): a run would wait for ever once ten
-    records are in its queue.
-    """
+    # Not `tensorboardX.SummaryWriter` (2.6.5): its thread ends at the first error, and after ten more records the run
+    # would wait forever.
 
     def __init__(self, path: Path):
         self._path = path
@@ -71,18 +71,18 @@ class _AppendedFile:
         waits, self._waiting = bool(self._waiting), self._waiting + record
         error = self._write()
         if error is not None and not waits:
-            say(f"{self._path} cannot be written ({error.strerror}); its records wait in memory until it can be")
+            message(f"{self._path} cannot be written ({error.strerror}); its records wait in memory until it can be")
 
     def close(self) -> None:
         error = self._write() if self._waiting else None
         if error is not None:
-            say(f"{self._path} cannot be written ({error.strerror}); its last records are lost")
+            message(f"{self._path} cannot be written ({error.strerror}); its last records are lost")
 
     def _write(self) -> OSError | None:
         try:
-            # Without a buffer, which would be written, and raise, once more at the end.
+            # Unbuffered: a buffer would be written a second time on close, and raise again.
             with self._path.open("r+b" if self._size else "wb", buffering=0) as file:
-                file.truncate(self._size)  # of half a record that a full disk had room for
+                file.truncate(self._size)  # removes half a record, written before the disk was full
                 file.seek(self._size)
                 content = memoryview(self._waiting)
                 while content:
@@ -95,11 +95,11 @@ class _AppendedFile:
 
 
 def _event(**fields: Any) -> bytes:
-    """Returns a record of TensorBoard's: an event with the length before it, and CRCs of both."""
-    from tensorboardX.proto import event_pb2  # takes a second, which who only reads metrics need not wait
+    """Returns a TensorBoard record: the length, the event, and a CRC of each."""
+    from tensorboardX.proto import event_pb2  # takes a second, which readers of metrics need not wait
     from tensorboardX.record_writer import masked_crc32c
 
-    events: Any = event_pb2  # its classes are made when it is imported
+    events: Any = event_pb2  # its classes are created at import: unknown to type checkers
     content = events.Event(wall_time=time.time(), **fields).SerializeToString()
     length = struct.pack("<Q", len(content))
     return b"".join(
@@ -108,10 +108,10 @@ def _event(**fields: Any) -> bytes:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Returns the records of a ``metrics.jsonl``; a last line cut short by a kill is left out.
+    """Returns the records of a ``metrics.jsonl``, without a last line that was cut off by a kill.
 
     Raises:
-        UserError: the file cannot be read, or a line is no record.
+        UserError: the file cannot be read, or a line is not a record.
     """
     if not path.exists():
         return []
@@ -122,9 +122,9 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
                 records.append(_record(line, f"{path}: line {len(records) + 1}"))
     except OSError as error:
         raise UserError(f"{path}: cannot be read as JSON lines ({error.strerror})") from error
-    # Whatever follows the last line feed was never completed.
+    # A last line without a line feed is incomplete.
     if len(line) > _MOST_BYTES_OF_LINE:
-        raise UserError(f"{path}: line {len(records) + 1} is too long for a record of a step; delete it")
+        raise UserError(f"{path}: line {len(records) + 1} is too long for a record; delete it")
     return records
 
 
@@ -134,12 +134,12 @@ def _record(line: bytes, place: str) -> dict[str, Any]:
     except untrusted.Malformed as error:
         raise UserError(f"{place} cannot be read as JSON lines ({error}); delete it") from error
     if not isinstance(record, dict) or type(record.get("step")) is not int or not record["step"] < _LARGEST:
-        raise UserError(f"{place} is no record of a step; delete it")
+        raise UserError(f"{place} is not a record of a step; delete it")
     for name, value in record.items():
         if (
             isinstance(value, bool)
             or not isinstance(value, int | float)
             or (type(value) is int and abs(value) > _LARGEST)
         ):
-            raise UserError(f"{place}: {name[:100]!r} is {value!r:.50}, no number; delete it")
+            raise UserError(f"{place}: {name[:100]!r} is {value!r:.50}, not a number; delete it")
     return record

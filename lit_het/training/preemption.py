@@ -1,7 +1,8 @@
-"""Leaving in good order: a run that is sent SIGTERM saves, and ends with an exit code of its own.
+"""Preemption: after SIGTERM a run saves, and ends with its own exit code.
 
-Whoever works long asks here between two steps or blocks. Several processes must ask at the same places, as all leave at
-the same one: JAX's preemption service, which `jax.distributed` starts, tells each of the signal that any of them got.
+Long computations call `is_due` or `leave_if_due` between steps or blocks. With several processes all must call them at
+the same places, as they stop together: JAX's preemption service, which `jax.distributed` starts, tells all processes of
+a signal that one of them received.
 """
 
 import contextlib
@@ -17,28 +18,32 @@ from lit_het.errors import TRY_AGAIN, UserError
 
 
 class Preempted(UserError):
-    """The run was asked to end, and has saved."""
+    """The run received SIGTERM, and has saved."""
 
     code = TRY_AGAIN
 
 
 class _Watch:
-    """Whether the end was asked for, and how often we have looked."""
+    """Whether SIGTERM was received, and the number of checks, which all processes count alike."""
 
     def __init__(self) -> None:
-        self._asked = False
-        self._looks = 0
+        self._received = False
+        self._num_checks = 0
 
-    def ask(self, *_: int | types.FrameType | None) -> None:
-        """Handles the signal; the next one has its usual effect, at once."""
-        self._asked = True
+    def receive(self, *_: int | types.FrameType | None) -> None:
+        """Handles the signal; a second one ends the process at once."""
+        self._received = True
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     def is_due(self) -> bool:
-        self._looks += 1
-        if not self._asked and jax.process_count() > 1 and multihost_utils.reached_preemption_sync_point(self._looks):
-            self.ask()
-        return self._asked
+        self._num_checks += 1
+        if (
+            not self._received
+            and jax.process_count() > 1
+            and multihost_utils.reached_preemption_sync_point(self._num_checks)
+        ):
+            self.receive()
+        return self._received
 
 
 _watch: _Watch | None = None
@@ -46,32 +51,33 @@ _watch: _Watch | None = None
 
 @contextlib.contextmanager
 def watched() -> Iterator[None]:
-    """Makes SIGTERM wait for `is_due` and `leave_if_due`; a second one ends the process at once."""
+    """Defers SIGTERM to the next `is_due` or `leave_if_due`; a second one ends the process at once."""
     global _watch
-    # Of several processes JAX has taken the signal; one that is ignored stays so, and handlers are for the main thread.
+    # With several processes JAX has its own handler. An ignored signal stays ignored. Only the main thread may set
+    # handlers.
     before = signal.getsignal(signal.SIGTERM)
-    takes = threading.current_thread() is threading.main_thread() and before != signal.SIG_IGN
+    handles = threading.current_thread() is threading.main_thread() and before != signal.SIG_IGN
     _watch = _Watch()
-    if takes and jax.process_count() == 1:
-        signal.signal(signal.SIGTERM, _watch.ask)
+    if handles and jax.process_count() == 1:
+        signal.signal(signal.SIGTERM, _watch.receive)
     try:
         yield
     finally:
         _watch = None
-        if takes:
+        if handles:
             signal.signal(signal.SIGTERM, before)
 
 
 def is_due() -> bool:
-    """Returns whether all processes are to save and leave at this place; never where nobody watches."""
+    """Returns whether all processes must now save and stop; always False outside `watched`."""
     return _watch is not None and _watch.is_due()
 
 
 def leave_if_due() -> None:
-    """Ends what a run does between two steps, such as an evaluation, where `is_due`.
+    """Interrupts work between two steps, such as an evaluation, if `is_due`.
 
     Raises:
-        Preempted: for the loop, which saves.
+        Preempted: SIGTERM was received; the loop catches it and saves.
     """
     if is_due():
         raise Preempted("ended by SIGTERM")

@@ -1,9 +1,9 @@
-"""One training at a time in a run's directory: a second start would write over the first one's checkpoints.
+"""The lock of a run's directory: a second training would overwrite the checkpoints of the first one.
 
-``RUN/lock.json`` says who trains there, and changes every `BEAT` seconds as long as they do. The operating system's
-lock on this file answers at once for processes of one machine, also after a kill. Another machine's, which file systems
-do not all pass on, is taken over only after nothing in the file has changed for `PATIENCE` seconds; whoever finds there
-another start than its own, ends.
+``RUN/lock.json`` names the process that trains there, which rewrites it every `BEAT` seconds. On one machine the
+operating system's lock on this file decides at once, also after a kill. Not all file systems share these locks between
+machines, so the lock of another machine is taken over after the file has not changed for `PATIENCE` seconds. A process
+that finds another owner in the file ends.
 """
 
 import contextlib
@@ -24,25 +24,25 @@ from lit_het.errors import TRY_AGAIN, Unwritable, UserError
 from lit_het.untrusted import Malformed
 
 NAME = "lock.json"
-# Seconds between two signs of life, and without one after which a start on another machine counts as dead.
+# Seconds between two heartbeats, and seconds without one after which a process on another machine counts as dead.
 BEAT, PATIENCE = 10.0, 60.0
-_LOOK_INTERVAL = 1.0
+_POLL_INTERVAL = 1.0
 _FIELDS = {"host", "process", "since", "machine", "start"}
-_BYTES = 1024  # always as many, so that nothing of a longer one is left
+_BYTES = 1024  # a constant size, so that nothing of a longer text remains
 
 
 class InUse(UserError):
-    """Another process trains in the directory, and may end soon."""
+    """Another process trains in the directory."""
 
     code = TRY_AGAIN
 
 
 class RunLock:
-    """What a process holds that trains in a directory.
+    """The lock of a process that trains in a directory.
 
     Args:
-        path: of the lock, open.
-        file: its descriptor, with the operating system's lock if there is one.
+        path: path of the lock file.
+        file: its open descriptor, with the operating system's lock if the file system supports it.
     """
 
     def __init__(self, path: Path, file: int):
@@ -56,21 +56,21 @@ class RunLock:
         }
         self._beats = 0
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._live, name="run lock", daemon=True)
+        self._thread = threading.Thread(target=self._beat, name="run lock", daemon=True)
         self._write()
         self._thread.start()
 
     def check(self) -> None:
-        """Ends a training whose directory another start has taken, as after a machine that stood still.
+        """Checks that no other process has taken over the directory, for example while this machine was suspended.
 
         Raises:
-            InUse: it has.
+            InUse: another process has taken over.
         """
         if (found := _read(self._path)) and found["start"] != self._owner["start"]:
             raise InUse(f"{self._path.parent} was taken over by {_described(found)}; this one ends")
 
     def release(self) -> None:
-        """Lets the next start begin."""
+        """Releases the lock."""
         self._ended.set()
         self._thread.join()
         with contextlib.suppress(OSError, InUse):
@@ -78,9 +78,9 @@ class RunLock:
             os.ftruncate(self._file, 0)
         os.close(self._file)
 
-    def _live(self) -> None:
+    def _beat(self) -> None:
         while not self._ended.wait(BEAT):
-            # On a full disk, or while storage is away, there is no sign of life: `check` tells what came of it.
+            # No heartbeat while the disk is full or the storage is unavailable; `check` reports a takeover later.
             with contextlib.suppress(OSError, InUse):
                 self.check()
                 self._write()
@@ -93,27 +93,27 @@ class RunLock:
 
 
 @contextlib.contextmanager
-def locked(run_dir: Path, tell: Callable[[str], None]) -> Iterator[Callable[[], None]]:
-    """Keeps other starts out of a directory, which is created if missing; yields `RunLock.check`.
+def locked(run_dir: Path, notify: Callable[[str], None]) -> Iterator[Callable[[], None]]:
+    """Locks a run's directory, which is created if missing; yields `RunLock.check`.
 
-    Of several processes the main one holds the lock for all.
+    Only the main process takes the lock.
 
     Args:
-        run_dir: of the run.
-        tell: called with a line before a wait.
+        run_dir: the run's directory.
+        notify: called with a message before a wait.
 
     Raises:
         InUse: another process trains there.
         UserError: the directory cannot be written to.
     """
     lock, problem = None, None
-    if distributed.is_first():
+    if distributed.is_main_process():
         try:
-            lock = _acquired(run_dir, tell)
+            lock = _acquired(run_dir, notify)
         except UserError as error:
             problem = error
     try:
-        if distributed.anywhere(problem is not None):
+        if distributed.any_process(problem is not None):
             raise problem or InUse(f"process 0 cannot train in {run_dir}")
         yield (lambda: None) if lock is None else lock.check
     finally:
@@ -121,11 +121,11 @@ def locked(run_dir: Path, tell: Callable[[str], None]) -> Iterator[Callable[[], 
             lock.release()
 
 
-def _acquired(run_dir: Path, tell: Callable[[str], None]) -> RunLock:
+def _acquired(run_dir: Path, notify: Callable[[str], None]) -> RunLock:
     path = run_dir / NAME
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
-        file = untrusted.descriptor_of_regular(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
+        file = untrusted.regular_descriptor(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
     except OSError as error:
         raise UserError(f"{path} cannot be written ({error.strerror}); choose another --run-dir") from error
     try:
@@ -134,7 +134,7 @@ def _acquired(run_dir: Path, tell: Callable[[str], None]) -> RunLock:
         if has_lock is False:
             raise _in_use(run_dir, found)
         if found and not (has_lock and found["machine"] == _machine()):
-            tell(f"{run_dir} was in use by {_described(found)}; looking for {PATIENCE:.0f} s whether it still is")
+            notify(f"{run_dir} was in use by {_described(found)}; waiting {PATIENCE:.0f} s to see whether it still is")
             if _changes(path, found):
                 raise _in_use(run_dir, found)
         return RunLock(path, file)
@@ -147,7 +147,7 @@ def _acquired(run_dir: Path, tell: Callable[[str], None]) -> RunLock:
 
 
 def _lock(file: int) -> bool | None:
-    """Takes the operating system's lock; returns False where another has it, and None where there are no locks."""
+    """Takes the operating system's lock; returns False if another process has it, None without support for locks."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -158,17 +158,17 @@ def _lock(file: int) -> bool | None:
 
 
 def _changes(path: Path, before: dict[str, Any]) -> bool:
-    """Returns whether the owner of a lock gives a sign of life within `PATIENCE` seconds."""
+    """Returns whether the owner of a lock writes a heartbeat within `PATIENCE` seconds."""
     deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline:
-        time.sleep(_LOOK_INTERVAL)
+        time.sleep(_POLL_INTERVAL)
         if (found := _read(path)) != before:
-            return bool(found)  # one that has ended leaves nothing
+            return bool(found)  # an owner that has ended leaves an empty file
     return False
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Returns what a lock says, nothing if nobody holds it; one that cannot be read is nobody's."""
+    """Returns the owner of a lock, empty if there is none or the file cannot be read."""
     try:
         found = untrusted.read_json(path, 2**16)
     except (OSError, Malformed):
@@ -178,10 +178,8 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _machine() -> str:
-    """Returns what tells machines apart, a machine before and after it was started anew, and containers on it.
-
-    Two containers may each have mounted the directory for itself, and then do not see each other's locks.
-    """
+    """Returns an identifier of this boot of the machine, and of the container."""
+    # Two containers on one machine may not see each other's locks, if each has mounted the directory itself.
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {Path('/proc/self/ns/pid').readlink()}"

@@ -1,4 +1,4 @@
-"""One training step as a pure function: how parameters change, never when."""
+"""One training step as a pure function."""
 
 import dataclasses
 from collections.abc import Callable
@@ -17,13 +17,13 @@ TrainStep = Callable[[TrainState, Params, Batch], tuple[TrainState, Metrics]]
 
 
 def initial_state(params: Params, optimizer: optax.GradientTransformation, *, averages: bool = False) -> TrainState:
-    """Returns the state before the first step; ``params`` are the trainable ones only, from which averages start."""
-    # A copy, as both are donated.
+    """Returns the state before the first step; ``params`` are the trainable parameters, where averages start."""
+    # A copy, as a donated buffer cannot be an input twice.
     average = jax.tree.map(jnp.copy, params) if averages else None
     return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), average)
 
 
-# Metrics that tell a step that went wrong, in the order in which it does.
+# Metrics that reveal a failed step, in the order in which a value that is not finite spreads.
 MUST_BE_FINITE = ("loss", "gradient_norm", "update_norm")
 
 
@@ -35,13 +35,18 @@ def make_train_step(
     *,
     skips_nonfinite: bool = False,
 ) -> TrainStep:
-    """Returns ``train_step(state, locked, batch) -> (state, metrics)``; states have an average if there is a decay.
+    """Returns ``train_step(state, locked, batch) -> (state, metrics)``.
 
-    Locked parameters are an argument of their own: they are not differentiated, have no optimizer state and
-    are not part of the state that is donated and saved.
+    Locked parameters are a separate argument: they are not differentiated, have no optimizer state, and are not part
+    of the state, which is donated and saved.
 
-    With ``skips_nonfinite`` a step of which something in `MUST_BE_FINITE` is not counts and changes nothing else;
-    whether it was one is the metric ``skipped``.
+    Args:
+        task: defines the loss.
+        optimizer: updates the trainable parameters.
+        seed: seed of all random keys.
+        average_decay: decay of the moving average of parameters; None for no average.
+        skips_nonfinite: whether a step with a value in `MUST_BE_FINITE` that is not finite changes only the step
+            number; the metric ``skipped`` reports it.
     """
 
     def train_step(state: TrainState, locked: Params, batch: Batch) -> tuple[TrainState, Metrics]:
@@ -74,6 +79,7 @@ def make_train_step(
 
 
 def jit_step(step: TrainStep, state: TrainState) -> Any:
-    """Returns the step under `jax.jit`, for a state (or its shapes) that is donated and keeps its places."""
-    places = jax.tree.map(lambda array: array.sharding, state)
-    return jax.jit(step, donate_argnums=0, out_shardings=(places, None))
+    """Returns the step under `jax.jit`, which donates the state (given by arrays or shapes) and keeps its shardings."""
+    # Without out_shardings the compiler may choose others for the new state, and the next call would compile again.
+    shardings = jax.tree.map(lambda array: array.sharding, state)
+    return jax.jit(step, donate_argnums=0, out_shardings=(shardings, None))

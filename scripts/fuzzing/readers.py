@@ -36,7 +36,7 @@ from lit_het.data_pipelines.stream import Stream
 from lit_het.data_pipelines.tars import DamagedTar, streamed_members
 from lit_het.data_pipelines.tokenizers import HuggingFaceTokenizerConfig, SentencePieceConfig, TensorFlowTextConfig
 from lit_het.errors import UserError
-from lit_het.eval.kept_runs import read_runs
+from lit_het.eval.saved_runs import read_runs
 from lit_het.runs import inspection as checkpoint
 from lit_het.runs.directory import load_config
 from scripts.fuzzing import seeds

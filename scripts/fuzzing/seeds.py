@@ -32,7 +32,7 @@ from lit_het.schedules import Schedule
 from lit_het.training.step import initial_state
 from lit_het.types import TrainState
 from tests import tiny
-from tests.eval.report import kept_runs
+from tests.eval.report import saved_runs
 
 Files: TypeAlias = dict[str, bytes]
 """What a reader is given, by names within a folder."""
@@ -43,7 +43,7 @@ CAPTIONS = ("a red square", "Zwei grüne Balken, 2!", "", "日本 \ud7ff 😀 </
 EMBEDDED = Training(Preprocessing())
 IMAGE_SIZE = 16
 SHARD_TIME = 10**9
-"""When shards were changed: an index tells by it whether it is theirs."""
+"""Modification time of shards, by which an index recognises them."""
 
 
 def read_files(folder: Path) -> Files:
@@ -333,7 +333,7 @@ def runs() -> Iterator[Files]:
 
 def reported() -> Iterator[Files]:
     """A run with evaluations of all kinds."""
-    yield _made(lambda folder: kept_runs.write_run(folder / "run", kept_runs.all_kinds()))
+    yield _made(lambda folder: saved_runs.write_run(folder / "run", saved_runs.all_kinds()))
 
 
 def train_state(step: int) -> TrainState:

@@ -1,4 +1,4 @@
-"""A process that reads changed files one after the other, and tells what became of each."""
+"""A process that reads mutated files one after the other, and reports the outcome of each."""
 
 import contextlib
 import dataclasses

@@ -1,4 +1,4 @@
-"""What tests of imported models share: reading a folder, building and running its towers."""
+"""Shared by tests of imported Hugging Face models: loads a folder, builds and runs its towers."""
 
 import inspect
 from typing import Any
@@ -9,7 +9,7 @@ import numpy as np
 from flax import nnx
 
 from lit_het.checkpoints import rename
-from lit_het.checkpoints.huggingface import importing as huggingface
+from lit_het.checkpoints.huggingface.importing import read_huggingface
 
 
 def shapes(config):
@@ -18,7 +18,7 @@ def shapes(config):
 
 
 def expected(imported):
-    """Returns the tree that an import must fill, of shapes."""
+    """Returns the parameter tree of an imported model, as shapes."""
     tree = {"image_tower": imported.image_tower, "text_tower": imported.text_tower}
     tree = {name: shapes(config) for name, config in tree.items() if config is not None}
     head = {}
@@ -36,13 +36,13 @@ def expected(imported):
 
 
 def load(folder, **options) -> tuple[Any, Any]:
-    """Returns what a folder holds and its parameters."""
-    imported = huggingface.read(folder, **options)
-    return imported, rename.load(imported.arrays, imported.pieces, expected(imported))
+    """Returns the imported model of a folder and its parameters."""
+    imported = read_huggingface(folder, **options)
+    return imported, rename.load(imported.arrays, imported.parameter_sources, expected(imported))
 
 
 def run(config, params, inputs):
-    """Returns a tower's output; images may be floats, which the bare function takes as well."""
+    """Returns a tower's output; images may be floats, because the unwrapped function skips the type check."""
     graph = nnx.graphdef(nnx.eval_shape(lambda: config.build(nnx.Rngs(0))))
 
     def call(params, inputs):

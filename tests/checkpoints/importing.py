@@ -1,4 +1,4 @@
-"""Files for importers, the parameters that come of them, and towers that hold them."""
+"""Shared by tests of importers: recorded files, loaded parameters and compiled towers."""
 
 import functools
 import inspect
@@ -25,7 +25,7 @@ def golden(name):
 
 
 def params_of(recording):
-    """Returns a recording's parameters as they stand at the root of a file."""
+    """Returns a recording's parameters without the prefix params/."""
     return {name.removeprefix("params/"): array for name, array in recording.items() if name.startswith("params/")}
 
 
@@ -35,7 +35,7 @@ def save(path, arrays):
 
 
 def shapes(imported):
-    """Returns the tree that a task would have for what was found."""
+    """Returns the parameter tree of an imported model, as shapes."""
 
     def of(build):
         return nnx.eval_shape(lambda: nnx.to_pure_dict(nnx.state(build(rngs=nnx.Rngs(0)))))
@@ -48,7 +48,7 @@ def shapes(imported):
     if imported.num_classes is not None:
         size = image_tower(imported).embedding_size
         tree["head"] = of(functools.partial(DeterministicConfig().build, size, imported.num_classes))
-    if any(piece.target == "head/temperature/log_temperature" for piece in imported.pieces):
+    if any(one.target == "head/temperature/log_temperature" for one in imported.parameter_sources):
         head = DeterministicContrastiveConfig(initial_bias=0.0 if imported.has_bias else None)
         tree["head"] = of(functools.partial(head.build, 1))
     return tree
@@ -70,11 +70,11 @@ def bert_tower(imported):
 
 
 def loaded(imported):
-    return load(imported.arrays, imported.pieces, shapes(imported))
+    return load(imported.arrays, imported.parameter_sources, shapes(imported))
 
 
 def compiled(config, params):
-    """Returns the tower as a function of its input, which may be floats where the signature asks for uint8."""
+    """Returns the tower as a function of its input; images may be floats, because the type check is skipped."""
     graph = nnx.graphdef(nnx.eval_shape(lambda: config.build(nnx.Rngs(0))))
 
     def call(params, x):
@@ -85,10 +85,10 @@ def compiled(config, params):
 
 
 def pixels(image):
-    """Returns what the tower maps to the recorded floats: (x + 1) · 127.5, left unrounded."""
+    """Returns the pixels, not rounded, that the tower normalises to the recorded floats: (x + 1) · 127.5."""
     return jnp.asarray((image.astype(np.float64) + 1) * 127.5, jnp.float32)
 
 
 def assert_recorded(actual, expected):
-    """Both are equal to 1e-5 of the largest number."""
+    """Asserts equality up to 1e-5 of the largest expected value."""
     np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-5 * np.abs(expected).max())

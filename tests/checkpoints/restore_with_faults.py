@@ -1,6 +1,6 @@
-"""Restores a run of which process 1 alone cannot read step 2: ``python -m tests.checkpoints.restore_with_faults``.
+"""Restores a run whose step 2 only process 1 cannot read: ``python -m tests.checkpoints.restore_with_faults``.
 
-Prints, as JSON, what this process is told while storage does not answer, and from which step it goes on once it does.
+Prints JSON with the error message while storage is unavailable, and the step that is restored afterwards.
 """
 
 import json
@@ -17,8 +17,8 @@ from lit_het.sharding import MeshConfig
 
 
 def main(directory: Path, place: str) -> None:
-    """Tries twice, the second time with a damaged step."""
-    distributed.join(place)  # before tests are imported, which compute
+    """Restores twice: with unavailable storage, then with a damaged step 2."""
+    distributed.join(place)  # before the import of tests, which run computations
     from tests.checkpoints.test_native import make_state, on
 
     like = on(MeshConfig(fsdp=2).build(), make_state(0))
@@ -33,15 +33,15 @@ def main(directory: Path, place: str) -> None:
 
             return fails
 
-        told = ""
+        message = ""
         ocp.load_checkpointables = failing(TimeoutError("no answer"))
         try:
             checkpoints.restore(like)
         except UserError as error:
-            told = str(error)
+            message = str(error)
         ocp.load_checkpointables = failing(ValueError("DATA_LOSS"))
         state, _ = checkpoints.restore(like)
-        print(json.dumps({"told": told, "step": int(state.step)}))
+        print(json.dumps({"message": message, "step": int(state.step)}))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""big_vision's files of every generation become our towers, with their recorded outputs, and come out again."""
+"""big_vision files of all versions are imported with their recorded outputs, and exported unchanged."""
 
 import dataclasses
 
@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from lit_het import parameters
-from lit_het.checkpoints.big_vision import importing as big_vision
 from lit_het.checkpoints.big_vision.exporting import write_npz
+from lit_het.checkpoints.big_vision.importing import read_big_vision
 from lit_het.checkpoints.resample import resample_patches
 from lit_het.errors import UserError
 from lit_het.heads.contrastive import unit
@@ -54,7 +54,7 @@ def normal(*shape):
 
 
 def test_a_classifier_with_attention_pooling_gives_the_recorded_logits():
-    recording, imported = golden("vit_sovit_shape"), big_vision.read(GOLDEN / "vit_sovit_shape.npz")
+    recording, imported = golden("vit_sovit_shape"), read_big_vision(GOLDEN / "vit_sovit_shape.npz")
     config, params = image_tower(imported), loaded(imported)
     assert (config.image_size, config.patch_size, config.pooling, imported.num_classes) == (28, 7, "attention", 5)
     assert (config.encoder.depth, config.encoder.mlp_width, config.encoder.num_heads) == (3, 52, 3)
@@ -65,8 +65,8 @@ def test_a_classifier_with_attention_pooling_gives_the_recorded_logits():
     assert_recorded(output.embedding @ head["kernel"] + head["bias"][None], recording["output"])
 
 
-def test_a_file_with_names_of_before_linen_gives_the_recorded_logits():
-    recording, imported = golden("ckpt_vit_old_names_expected"), big_vision.read(GOLDEN / "ckpt_vit_old_names.npz")
+def test_a_file_with_names_from_before_flax_linen_gives_the_recorded_logits():
+    recording, imported = golden("ckpt_vit_old_names_expected"), read_big_vision(GOLDEN / "ckpt_vit_old_names.npz")
     params = loaded(imported)
     embedding = compiled(imported.image_tower, params["image_tower"])(pixels(recording["image"])).embedding
     head = params["head"]["logits"]
@@ -75,7 +75,7 @@ def test_a_file_with_names_of_before_linen_gives_the_recorded_logits():
 
 
 def test_siglips_towers_temperature_and_bias_give_the_recorded_embeddings_and_logits():
-    recording, imported = golden("two_towers_siglip"), big_vision.read(GOLDEN / "two_towers_siglip.npz")
+    recording, imported = golden("two_towers_siglip"), read_big_vision(GOLDEN / "two_towers_siglip.npz")
     params = loaded(imported)
     image = unit(compiled(imported.image_tower, params["image_tower"])(pixels(recording["image"])).embedding)
     text = unit(compiled(imported.text_tower, params["text_tower"])(jnp.asarray(recording["text"])).embedding)
@@ -86,7 +86,7 @@ def test_siglips_towers_temperature_and_bias_give_the_recorded_embeddings_and_lo
     assert_recorded(logits, recording["logits"])
 
 
-# Layouts and generations.
+# Layouts and versions.
 
 
 @pytest.mark.parametrize(
@@ -98,17 +98,17 @@ def test_siglips_towers_temperature_and_bias_give_the_recorded_embeddings_and_lo
         ("ckpt_vit_old_names", "ckpt_vit_old_names_expected"),
     ],
 )
-def test_what_is_imported_and_exported_is_the_file_again_with_the_names_of_today(name, expected, tmp_path):
-    imported = big_vision.read(GOLDEN / f"{name}.npz")
+def test_import_and_export_give_the_same_file_with_current_names(name, expected, tmp_path):
+    imported = read_big_vision(GOLDEN / f"{name}.npz")
     write_npz(tmp_path / "out.npz", image_tower(imported), imported.text_tower, loaded(imported))
     with np.load(tmp_path / "out.npz") as exported:
         assert_same(dict(exported), params_of(golden(expected)))
-    assert_same(flat(big_vision.read(tmp_path / "out.npz")), flat(imported))
+    assert_same(flat(read_big_vision(tmp_path / "out.npz")), flat(imported))
     assert [file.name for file in tmp_path.iterdir()] == ["out.npz"]
 
 
-def test_blocks_that_are_stacked_in_the_file_are_exported_apart(tmp_path):
-    imported = big_vision.read(GOLDEN / "ckpt_vit_scan_layout.npz")
+def test_stacked_blocks_are_exported_separately(tmp_path):
+    imported = read_big_vision(GOLDEN / "ckpt_vit_scan_layout.npz")
     stacked = params_of(golden("ckpt_vit_scan_layout"))
     write_npz(tmp_path / "out.npz", image_tower(imported), None, loaded(imported))
     with np.load(tmp_path / "out.npz") as exported:
@@ -126,7 +126,7 @@ def renamed(arrays, *changes):
 
 
 def with_stacked_blocks(arrays):
-    """Returns both towers as big_vision's scan writes them: SigLIP2's layout."""
+    """Returns both towers with stacked blocks, as written by big_vision with scan (SigLIP 2)."""
     apart = {name: array for name, array in arrays.items() if "encoderblock_" not in name}
     firsts = [name for name in arrays if "encoderblock_0/" in name]
     names = {name: [name, name.replace("block_0", "block_1")] for name in firsts}
@@ -137,7 +137,7 @@ def with_stacked_blocks(arrays):
 
 
 def with_doubled_positions(arrays):
-    """Returns a text tower whose positions are the sum of two arrays, of exact halves."""
+    """Returns a text tower whose positions are split into two arrays, each exactly half."""
     half = arrays["txt/pos_embedding"] / 2
     return {**arrays, "txt/pos_embedding": half, "txt/Encoder_0/pos_embedding": half}
 
@@ -159,15 +159,15 @@ def prefixed(arrays, prefix):
     ],
 )
 def test_every_layout_of_the_same_model_gives_the_same_parameters(arrays, variant, tmp_path):
-    expected = big_vision.read(save(tmp_path / "plain.npz", arrays))
-    actual = big_vision.read(save(tmp_path / "variant.npz", variant))
+    expected = read_big_vision(save(tmp_path / "plain.npz", arrays))
+    actual = read_big_vision(save(tmp_path / "variant.npz", variant))
     assert (actual.image_tower, actual.text_tower) == (expected.image_tower, expected.text_tower)
     assert_same(flat(actual), flat(expected))
 
 
-def test_a_tower_of_two_is_read_alone_as_it_is_in_the_file(tmp_path):
+def test_one_tower_of_a_two_tower_file_can_be_read_alone(tmp_path):
     path = GOLDEN / "ckpt_two_towers_siglip_style.npz"
-    both, image, text = (big_vision.read(path, subtree) for subtree in ("", "img", "txt"))
+    both, image, text = (read_big_vision(path, subtree) for subtree in ("", "img", "txt"))
     assert (image.image_tower, image.text_tower, image.num_classes) == (both.image_tower, None, None)
     assert (text.image_tower, text.text_tower, text.has_bias) == (None, both.text_tower, False)
     assert image_tower(both).projection_size == text_tower(both).embedding_size == 8
@@ -183,14 +183,14 @@ def test_bfloat16_is_widened_and_summed_in_float32(tmp_path):
     path = save(tmp_path / "half.npz", {name: rounded(array) for name, array in old_names.items()})
     with np.load(path) as file:
         assert {array.dtype.str for array in file.values()} == {"|V2"}
-    actual = flat(big_vision.read(path))
+    actual = flat(read_big_vision(path))
     exact = {name: rounded(array).astype(np.float32) for name, array in old_names.items()}
-    assert_same(actual, flat(big_vision.read(save(tmp_path / "exact.npz", exact))))
+    assert_same(actual, flat(read_big_vision(save(tmp_path / "exact.npz", exact))))
 
 
 def test_pre_logits_become_the_representation(tmp_path):
     dense = {"pre_logits/kernel": normal(24, 10), "pre_logits/bias": normal(10), "head/kernel": normal(10, 5)}
-    imported = big_vision.read(save(tmp_path / "vit.npz", VIT | dense))
+    imported = read_big_vision(save(tmp_path / "vit.npz", VIT | dense))
     assert (image_tower(imported).representation_size, imported.num_classes) == (10, 5)
     params = flat(imported)
     for part in ("kernel", "bias"):
@@ -198,12 +198,12 @@ def test_pre_logits_become_the_representation(tmp_path):
     np.testing.assert_array_equal(params["head/logits/kernel"], dense["head/kernel"])
 
 
-def test_text_pooling_is_attention_where_the_file_has_it_and_what_one_says_elsewhere(tmp_path):
+def test_text_pooling_is_attention_if_the_file_has_it_and_the_given_one_otherwise(tmp_path):
     pooled = {name.replace("img/", "txt/"): array for name, array in TWO_TOWERS.items() if "MAPHead_0" in name}
-    with_attention = big_vision.read(save(tmp_path / "map.npz", TWO_TOWERS | pooled))
+    with_attention = read_big_vision(save(tmp_path / "map.npz", TWO_TOWERS | pooled))
     assert text_tower(with_attention).pooling == "attention"
     loaded(with_attention)
-    plain = big_vision.read(GOLDEN / "two_towers_siglip.npz", text_pooling="max")
+    plain = read_big_vision(GOLDEN / "two_towers_siglip.npz", text_pooling="max")
     assert text_tower(plain).pooling == "max"
 
 
@@ -211,14 +211,14 @@ def test_text_pooling_is_attention_where_the_file_has_it_and_what_one_says_elsew
 
 
 def test_positions_of_a_larger_image_equal_big_visions():
-    imported = big_vision.read(GOLDEN / "ckpt_vit_old_names.npz", image_size=24)
+    imported = read_big_vision(GOLDEN / "ckpt_vit_old_names.npz", image_size=24)
     positions = flat(imported)["image_tower/positions"]
     assert_recorded(positions, golden("ckpt_vit_old_names_expected")["pos_embedding_at_24"][0])
 
 
 @pytest.mark.parametrize(("image_size", "patch_size", "side"), [(60, 10, 6), (30, 10, 3), (28, 14, 2)])
-def test_other_patches_are_flexivits_with_its_kernels_and_positions(image_size, patch_size, side):
-    imported = big_vision.read(GOLDEN / "vit_sovit_shape.npz", image_size=image_size, patch_size=patch_size)
+def test_other_patch_sizes_resize_kernels_and_positions_as_in_flexivit(image_size, patch_size, side):
+    imported = read_big_vision(GOLDEN / "vit_sovit_shape.npz", image_size=image_size, patch_size=patch_size)
     params = flat(imported)
     grid = VIT["pos_embedding"].reshape(4, 4, 24)
     positions = jax.image.resize(grid, (side, side, 24), "linear").reshape(-1, 24)
@@ -227,7 +227,7 @@ def test_other_patches_are_flexivits_with_its_kernels_and_positions(image_size, 
     np.testing.assert_array_equal(params["image_tower/patches/kernel"], kernel.reshape(-1, 24))
 
 
-# What cannot be read is said in one line.
+# Unreadable files give a one-line error.
 
 
 def without(arrays, name):
@@ -240,12 +240,12 @@ BLOCK = "Transformer/encoderblock_1/MultiHeadDotProductAttention_0"
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
-        pytest.param({**VIT, "extra/kernel": normal(2)}, "no known meaning: extra/kernel", id="unknown"),
-        pytest.param(without(VIT, "embedding/bias"), "nothing for image_tower/patches/bias", id="missing"),
+        pytest.param({**VIT, "extra/kernel": normal(2)}, "unknown arrays: extra/kernel", id="unknown"),
+        pytest.param(without(VIT, "embedding/bias"), "no array for image_tower/patches/bias", id="missing"),
         pytest.param(without(VIT, "embedding/kernel"), "becomes image_tower/patches/kernel", id="missing, needed"),
         pytest.param(
             without(VIT, f"{BLOCK}/key/bias"),
-            "nothing for image_tower/encoder/blocks/1/attention/key/bias",
+            "no array for image_tower/encoder/blocks/1/attention/key/bias",
             id="in a block",
         ),
         pytest.param({**VIT, f"{BLOCK}/key/bias": normal(3, 7)}, f"{BLOCK}/key/bias .3, 7. becomes .21", id="shape"),
@@ -261,72 +261,72 @@ BLOCK = "Transformer/encoderblock_1/MultiHeadDotProductAttention_0"
         pytest.param({name: VIT[name] for name in ("embedding/kernel", "pos_embedding")}, "a block", id="no blocks"),
     ],
 )
-def test_files_of_other_contents_are_refused_by_the_name_of_what_is_wrong(arrays, message, tmp_path):
+def test_files_of_another_model_are_refused_with_the_name_of_the_array(arrays, message, tmp_path):
     with pytest.raises(UserError, match=message) as error:
-        loaded(big_vision.read(save(tmp_path / "file.npz", arrays)))
+        loaded(read_big_vision(save(tmp_path / "file.npz", arrays)))
     assert "\n" not in str(error.value)
 
 
-def test_blocks_that_are_missing_are_listed(tmp_path):
+def test_missing_arrays_of_blocks_are_listed(tmp_path):
     with np.load(GOLDEN / "ckpt_vit_old_names.npz") as file:
         arrays = dict(file)
     block = [name for name in arrays if "encoderblock_1/" in name]
     assert block
     np.savez(tmp_path / "x.npz", **{name: array for name, array in arrays.items() if name != block[0]})
-    found = big_vision.read(tmp_path / "x.npz")
-    with pytest.raises(UserError, match=r"nothing for image_tower/encoder/blocks/1/[a-z_/]+$"):
+    found = read_big_vision(tmp_path / "x.npz")
+    with pytest.raises(UserError, match=r"no array for image_tower/encoder/blocks/1/[a-z_/]+$"):
         loaded(found)
 
 
 @pytest.mark.parametrize("sizes", [{"image_size": 0}, {"patch_size": 0}])
-def test_a_size_of_zero_is_no_default(sizes):
+def test_a_size_of_zero_is_refused(sizes):
     with pytest.raises(UserError, match="= 0 must be at least 1"):
-        big_vision.read(GOLDEN / "ckpt_vit_old_names.npz", **sizes)
+        read_big_vision(GOLDEN / "ckpt_vit_old_names.npz", **sizes)
 
 
 @pytest.mark.parametrize("array", [np.array(["a", "b"]), np.ones((1, 1), np.complex64)])
-def test_arrays_that_are_no_real_numbers_are_refused(array, tmp_path):
+def test_arrays_that_are_not_real_numbers_are_refused(array, tmp_path):
     with np.load(GOLDEN / "ckpt_vit_old_names.npz") as file:
         arrays = dict(file)
     name = next(name for name in arrays if name.endswith("head/bias"))
     np.savez(tmp_path / "x.npz", **{**arrays, name: np.broadcast_to(array.ravel()[0], arrays[name].shape)})
-    found = big_vision.read(tmp_path / "x.npz")
-    with pytest.raises(UserError, match=r"head/bias holds .*, which are no real numbers"):
+    found = read_big_vision(tmp_path / "x.npz")
+    with pytest.raises(UserError, match=r"head/bias holds .*, not real numbers"):
         loaded(found)
 
 
-def test_a_folder_and_damaged_headers_are_no_npz(tmp_path):
+def test_folders_and_damaged_headers_are_refused_as_npz(tmp_path):
     (tmp_path / "x.npz").mkdir()
     with pytest.raises(UserError, match=r"x\.npz is not a readable .npz file"):
-        big_vision.read(tmp_path / "x.npz")
+        read_big_vision(tmp_path / "x.npz")
     np.savez_compressed(tmp_path / "y.npz", a=np.arange(1000.0))
     data = bytearray((tmp_path / "y.npz").read_bytes())
     data[60:90] = b"\xff" * 30
     (tmp_path / "y.npz").write_bytes(data)
     with pytest.raises(UserError, match=r"y\.npz is not a readable .npz file"):
-        big_vision.read(tmp_path / "y.npz")
+        read_big_vision(tmp_path / "y.npz")
 
 
 def test_a_truncated_file_is_refused(tmp_path):
     path = save(tmp_path / "file.npz", VIT)
     path.write_bytes(path.read_bytes()[:-1000])
     with pytest.raises(UserError, match=r"file\.npz is not a readable \.npz file") as error:
-        big_vision.read(path)
+        read_big_vision(path)
     assert "\n" not in str(error.value)
 
 
-def test_pickled_objects_are_refused_unread(tmp_path):
+def test_pickled_objects_are_refused_without_unpickling(tmp_path):
     class Trap:
         def __reduce__(self):
             return (pytest.fail, ("unpickled",))
 
     path = save(tmp_path / "file.npz", {**VIT, "cls": np.array([Trap()], dtype=object)})
     with pytest.raises(UserError, match=r"cls.npy': the array holds pickled objects") as error:
-        big_vision.read(path)
+        read_big_vision(path)
     assert "\n" not in str(error.value)
 
 
-# What big_vision cannot hold.
+# Models that big_vision does not support.
 
 IMAGE, TEXT = ViTConfig(32, 16), TextConfig()
 
@@ -352,21 +352,21 @@ def encoder(config, **fields):
         (dataclasses.replace(IMAGE, projection_size=8), None, "projection_size"),
     ],
 )
-def test_a_model_that_big_vision_does_not_have_is_not_exported(image, text, field, tmp_path):
+def test_a_model_that_big_vision_does_not_support_is_not_exported(image, text, field, tmp_path):
     with pytest.raises(UserError, match=field):
         write_npz(tmp_path / "out.npz", image, text, {})
     assert not list(tmp_path.iterdir())
 
 
-def test_parameters_without_a_place_in_the_file_are_named(tmp_path):
+def test_parameters_that_big_vision_does_not_have_are_named(tmp_path):
     params = {"head": {"image_covariance": {"kernel": normal(2)}}}
-    with pytest.raises(UserError, match="no place for head/image_covariance/kernel"):
+    with pytest.raises(UserError, match="no parameter for head/image_covariance/kernel"):
         write_npz(tmp_path / "out.npz", IMAGE, TEXT, params)
 
 
 def test_sine_cosine_positions_are_not_stored(tmp_path):
     arrays = without(VIT, "pos_embedding")
-    imported = big_vision.read(save(tmp_path / "in.npz", arrays), image_size=28)
+    imported = read_big_vision(save(tmp_path / "in.npz", arrays), image_size=28)
     assert "positions" not in shapes(imported)["image_tower"]
     write_npz(tmp_path / "out.npz", image_tower(imported), None, loaded(imported))
     with np.load(tmp_path / "out.npz") as exported:

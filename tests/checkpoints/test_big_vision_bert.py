@@ -1,11 +1,11 @@
-"""LiT's BERT text tower, imported from flaxformer's names, equals its equations on the arrays of the file."""
+"""LiT's BERT text tower, imported from flaxformer's names, equals a NumPy implementation."""
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lit_het.checkpoints.big_vision import importing as big_vision
 from lit_het.checkpoints.big_vision.exporting import write_npz
+from lit_het.checkpoints.big_vision.importing import read_big_vision
 from lit_het.errors import UserError
 from tests.checkpoints.importing import (
     GOLDEN,
@@ -49,7 +49,7 @@ def bert_arrays():
 
 
 def bert_reference(arrays, text):
-    """LN(x + f(x)) twice a block, tanh GELU, nothing attends to token 0, the first token is projected (float64)."""
+    """Computes BERT in float64: LN(x + f(x)) twice per block, tanh GELU, masked token 0, projected first token."""
     arrays = {name.removeprefix("txt/BertEncoder_0/"): array.astype(np.float64) for name, array in arrays.items()}
 
     def dense(name, x):
@@ -83,9 +83,9 @@ def bert_reference(arrays, text):
     return np.stack(embeddings)
 
 
-def test_lits_bert_equals_a_slow_reference(tmp_path):
+def test_lits_bert_equals_the_numpy_implementation(tmp_path):
     arrays = bert_arrays()
-    imported = big_vision.read(save(tmp_path / "lit.npz", arrays), text_length=6)
+    imported = read_big_vision(save(tmp_path / "lit.npz", arrays), text_length=6)
     config = bert_tower(imported)
     assert (config.length, config.encoder.num_heads) == (6, HEADS)
     text = np.array([[3, 7, 7, 19, 1, 2], [5, 4, 1, 0, 0, 0]], np.int32)
@@ -95,10 +95,10 @@ def test_lits_bert_equals_a_slow_reference(tmp_path):
     assert params["head"]["temperature"]["log_temperature"] == -arrays["t"][0]
 
 
-def test_a_locked_image_tower_and_a_bert_are_exported_as_they_came(tmp_path):
+def test_a_locked_image_tower_and_a_bert_are_exported_unchanged(tmp_path):
     vit = params_of(golden("vit_sovit_shape"))
     arrays = bert_arrays() | {f"img/{name}": array for name, array in vit.items() if not name.startswith("head/")}
-    imported = big_vision.read(save(tmp_path / "lit.npz", arrays))
+    imported = read_big_vision(save(tmp_path / "lit.npz", arrays))
     write_npz(tmp_path / "out.npz", image_tower(imported), bert_tower(imported), loaded(imported))
     with np.load(tmp_path / "out.npz") as exported:
         assert exported.keys() == arrays.keys()
@@ -106,10 +106,10 @@ def test_a_locked_image_tower_and_a_bert_are_exported_as_they_came(tmp_path):
             np.testing.assert_array_equal(exported[name], arrays[name], err_msg=name)
 
 
-def test_a_bert_keeps_all_positions_unless_asked_and_has_no_more_than_the_file(tmp_path):
+def test_a_bert_has_all_positions_of_the_file_by_default_and_never_more(tmp_path):
     path = save(tmp_path / "lit.npz", bert_arrays())
-    assert bert_tower(big_vision.read(path)).length == LENGTH
+    assert bert_tower(read_big_vision(path)).length == LENGTH
     with pytest.raises(UserError, match="positions for 9 tokens, fewer than 10"):
-        big_vision.read(path, text_length=10)
-    with pytest.raises(UserError, match="8 tokens; only a BERT's can have 4"):
-        big_vision.read(GOLDEN / "two_towers_siglip.npz", text_length=4)
+        read_big_vision(path, text_length=10)
+    with pytest.raises(UserError, match="8 tokens; only a BERT can be read with another text_length, such as 4"):
+        read_big_vision(GOLDEN / "two_towers_siglip.npz", text_length=4)

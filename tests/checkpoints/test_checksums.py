@@ -1,4 +1,4 @@
-"""Checksums of arrays: the same wherever parts lie, another after any change."""
+"""Checksums of arrays do not depend on the sharding and change with every bit."""
 
 import hashlib
 import json
@@ -24,31 +24,31 @@ SPLITS = (
 
 
 def checksum(array):
-    return checksums.marks({"x": array})["x"].checksum
+    return checksums.fingerprints({"x": array})["x"].checksum
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "bool"])
-def test_every_split_over_devices_has_the_checksum_of_the_whole(monkeypatch, dtype):
+def test_the_checksum_does_not_depend_on_the_sharding(monkeypatch, dtype):
     mesh = MeshConfig(data=2, fsdp=4).build()
     whole = np.random.default_rng(0).normal(size=(8, 12, 16)).astype(dtype)
     in_numpy = checksum(whole)
-    monkeypatch.setattr(checksums, "_SMALL", 0)
+    monkeypatch.setattr(checksums, "_MAX_NUMPY_ELEMENTS", 0)
     assert checksum(jnp.asarray(whole)) == in_numpy
     for split in SPLITS:
         assert checksum(jax.device_put(whole, NamedSharding(mesh, split))) == in_numpy, split
 
 
-def test_no_device_waits_for_another_while_parts_are_summed():
+def test_the_sums_of_shards_need_no_collectives():
     where = NamedSharding(MeshConfig(data=2, fsdp=4).build(), SPLITS[2])
     array = jax.device_put(np.zeros((8, 12, 16), np.float32), where)
-    text = jax.jit(checksums._for_each_part(where)).lower(array).compile().as_text()
+    text = jax.jit(checksums._sums_per_shard(where)).lower(array).compile().as_text()
     assert text is not None
     assert not re.search("all-|permute|reduce-scatter", text)
 
 
 @settings(deadline=None, max_examples=50)
 @given(st.integers(0, 59), st.integers(1, 2**32 - 1))
-def test_an_element_with_any_other_bits_changes_both_sums(place, bits):
+def test_any_changed_bit_of_one_element_changes_both_sums(place, bits):
     before = np.random.default_rng(0).normal(size=(3, 4, 5)).astype(np.float32)
     after = before.copy()
     after.reshape(-1).view(np.uint32)[place] ^= np.uint32(bits)
@@ -57,7 +57,7 @@ def test_an_element_with_any_other_bits_changes_both_sums(place, bits):
     assert one[8:] != other[8:]
 
 
-def test_arrays_with_the_same_elements_elsewhere_differ():
+def test_permuted_elements_change_the_checksum():
     array = np.arange(24, dtype=np.float32).reshape(4, 6)
     others = [array[::-1], array.T.reshape(4, 6), np.roll(array, 1)]
     assert len({checksum(one) for one in (array, *others)}) == 4
@@ -68,7 +68,7 @@ def test_empty_arrays_and_scalars_have_a_checksum_too(array):
     assert len(checksum(np.asarray(array))) == 16
 
 
-def test_the_digest_of_a_tree_ignores_order_and_sees_every_bit_path_type_and_shape():
+def test_the_digest_of_a_tree_depends_on_every_bit_path_type_and_shape_but_not_on_order():
     tree = {"scale": jnp.float32(2.0), "kernel": jnp.ones((2, 3))}
     expected = checksums.digest(tree)
     assert checksums.digest({name: tree[name] for name in reversed(tree)}) == expected
@@ -84,21 +84,21 @@ def test_the_digest_of_a_tree_ignores_order_and_sees_every_bit_path_type_and_sha
     assert checksums.digest({}) != expected
 
 
-def test_sealed_facts_come_back_and_one_changed_character_is_seen():
-    arrays = checksums.marks({"a": np.ones((2, 3), np.float32)})
-    item = checksums.sealed({"position": 48}, arrays)
-    assert checksums.unsealed(item) == ({"position": 48}, arrays)
-    assert checksums.unsealed({**item, "json": item["json"].replace("48", "49")}) is None
+def test_encoded_info_is_decoded_and_one_changed_character_is_detected():
+    arrays = checksums.fingerprints({"a": np.ones((2, 3), np.float32)})
+    item = checksums.encode_info({"position": 48}, arrays)
+    assert checksums.decode_info(item) == ({"position": 48}, arrays)
+    assert checksums.decode_info({**item, "json": item["json"].replace("48", "49")}) is None
 
 
-MARKS = (["f", 3, ""], [["f"], [3], ""], ["?!", [3], ""], ["float32", [-1], ""])
-OTHERS = [json.dumps({"arrays": {"a": mark}}) for mark in MARKS]
+INVALID_FINGERPRINTS = (["f", 3, ""], [["f"], [3], ""], ["?!", [3], ""], ["float32", [-1], ""])
+INVALID_INFOS = [json.dumps({"arrays": {"a": one}}) for one in INVALID_FINGERPRINTS]
 
 
 @pytest.mark.parametrize(
     "text",
     [
-        *OTHERS,
+        *INVALID_INFOS,
         "[]",
         "{}",
         "[" * 5000,
@@ -108,5 +108,7 @@ OTHERS = [json.dumps({"arrays": {"a": mark}}) for mark in MARKS]
         '{"arrays": {"a": ["f", 3, ""]}}',
     ],
 )
-def test_what_others_sealed_is_no_info_of_ours(text):
-    assert checksums.unsealed({checksums.SEAL: hashlib.sha256(text.encode()).hexdigest(), "json": text}) is None
+def test_info_of_another_format_with_a_valid_digest_is_rejected(text):
+    assert (
+        checksums.decode_info({checksums.DIGEST_KEY: hashlib.sha256(text.encode()).hexdigest(), "json": text}) is None
+    )

@@ -1,4 +1,4 @@
-"""Damaged checkpoints: each is found and named, the last good one is used, and nothing is ever silently wrong."""
+"""Damaged checkpoints are detected and named, and the newest undamaged one is restored."""
 
 import contextlib
 import json
@@ -14,9 +14,10 @@ import jax
 import numpy as np
 import pytest
 
+from lit_het.checkpoints.native import checksums
 from lit_het.checkpoints.native.folders import entries
 from lit_het.checkpoints.native.saved_step import Damaged, SavedStep
-from lit_het.checkpoints.native.saving import Checkpoints, Kept, SaveFailed, checksums, save_imported
+from lit_het.checkpoints.native.saving import Checkpoints, SaveFailed, save_imported
 from lit_het.errors import UserError
 from tests import tiny
 from tests.checkpoints.test_native import INFO, assert_equal, make_params, make_state
@@ -24,7 +25,7 @@ from tests.checkpoints.test_native import INFO, assert_equal, make_params, make_
 
 @pytest.fixture(scope="module")
 def good(tmp_path_factory):
-    """Steps 1 and 2, whole."""
+    """A folder with the undamaged steps 1 and 2."""
     directory = tmp_path_factory.mktemp("good")
     with Checkpoints(directory) as checkpoints:
         for step in (1, 2):
@@ -38,7 +39,7 @@ def copied(good, tmp_path):
 
 
 def data_file(step, item):
-    """Returns the file with the arrays of an item, the largest."""
+    """Returns the largest file of an item, which holds its arrays."""
     return max((step / item).rglob("d/*"), key=lambda path: path.stat().st_size)
 
 
@@ -75,22 +76,24 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
-def test_after_a_fault_of_the_newest_step_the_one_before_is_restored_and_one_line_names_the_fault(copied, fault, capfd):
+def test_after_a_fault_of_the_newest_step_the_previous_one_is_restored_and_one_line_names_the_fault(
+    copied, fault, capfd
+):
     fault(copied / "2")
     lines = []
-    with Checkpoints(copied, tell=lines.append) as checkpoints:
+    with Checkpoints(copied, warn=lines.append) as checkpoints:
         state, info = checkpoints.restore(make_state(0))
         assert_equal(state, make_state(1, make_params(1)))
         assert info == {**INFO, "position": 16}
     assert len(lines) == 2
     assert str(copied / "2") in lines[0]
-    assert lines[1].startswith("the run goes on from step 1;")
+    assert lines[1].startswith("the run continues from step 1;")
     assert all("\n" not in line for line in lines)
     assert [entry.state for entry in entries(copied)] == ["complete", "set aside: damaged"]
     assert capfd.readouterr().err == ""
 
 
-def test_a_run_that_fell_back_saves_the_step_again_as_if_nothing_had_been(copied):
+def test_after_falling_back_the_run_saves_the_damaged_step_again(copied):
     for again in (5, 7):
         cut(data_file(copied / "2", "params"))
         with Checkpoints(copied) as checkpoints:
@@ -102,8 +105,8 @@ def test_a_run_that_fell_back_saves_the_step_again_as_if_nothing_had_been(copied
     assert [entry.state for entry in entries(copied)] == ["complete", "complete", "set aside: damaged"]
 
 
-def test_a_flipped_byte_is_never_restored_wherever_it_is(good, tmp_path):
-    """Any byte of any file: the state is that of step 2, or step 2 is refused."""
+def test_any_flipped_byte_in_any_file_is_harmless_or_detected(good, tmp_path):
+    """The restored state is exactly that of step 2, or step 2 is refused."""
     files = sorted(path.relative_to(good) for path in (good / "2").rglob("*") if path.is_file())
     generator = random.Random(0)
     for number in range(10):
@@ -117,23 +120,29 @@ def test_a_flipped_byte_is_never_restored_wherever_it_is(good, tmp_path):
         assert info["position"] == 16 * step
 
 
-INFOS = [3, [], {checksums.SEAL: 3}, {checksums.SEAL: "", "json": 3}, checksums.sealed({}, {}) | {"json": "{}"}]
+INFOS = [
+    3,
+    [],
+    {checksums.DIGEST_KEY: 3},
+    {checksums.DIGEST_KEY: "", "json": 3},
+    checksums.encode_info({}, {}) | {"json": "{}"},
+]
 
 
 @pytest.mark.parametrize("info", INFOS, ids=str)
-def test_an_info_of_another_form_is_damaged(copied, monkeypatch, info):
+def test_info_of_another_format_counts_as_damaged(copied, monkeypatch, info):
     with Checkpoints(copied) as checkpoints:
         step = checkpoints.at(2)
         monkeypatch.setattr(step, "_items", lambda *_: {"info": info})
         with pytest.raises(Damaged, match=r"/2 is damaged \(info is not what was saved\)"):
-            step.about()
+            step.read_info()
 
 
-def test_the_array_that_was_changed_is_named(copied, monkeypatch):
+def test_a_changed_array_is_named(copied, monkeypatch):
     with Checkpoints(copied) as checkpoints:
         step = checkpoints.at(2)
-        _, saved = step.about()
-        # As a fault between the disk and us would: Orbax reads what it is given.
+        _, saved = step.read_info()
+        # Simulates a fault that Orbax does not notice: the array is changed after reading.
         state = make_state(2, make_params(2))
         wrong = state.params["head"]["temperature"]["log_temperature"].at[()].add(1e-3)
         state.params["head"]["temperature"]["log_temperature"] = wrong
@@ -148,16 +157,16 @@ REASONS = {
     "a truncated file of metadata": "Expecting ':' delimiter",
     "a missing manifest": "does not exist",
     "missing metadata": "_METADATA",
-    "a missing info": "only these are there: 'params', 'optimizer'",
+    "a missing info": "it holds only the items 'params', 'optimizer'",
     "an empty folder": "it is empty",
 }
 
 
 @pytest.mark.parametrize(("fault", "reason"), REASONS.items(), ids=REASONS)
-def test_the_line_tells_what_the_files_lack_and_nothing_of_who_reads_them(copied, fault, reason):
+def test_the_message_names_the_fault_of_the_files_without_internals_of_orbax(copied, fault, reason):
     FAULTS[fault](copied / "2")
     lines = []
-    with Checkpoints(copied, tell=lines.append) as checkpoints:
+    with Checkpoints(copied, warn=lines.append) as checkpoints:
         checkpoints.restore(make_state(0))
     assert reason in lines[0]
     assert "handler" not in lines[0]
@@ -174,16 +183,16 @@ def wrapped_as(kind, cause):
 @pytest.mark.parametrize(
     "cause", [PermissionError(13, "Permission denied"), ValueError("UNAVAILABLE: bucket")], ids=str
 )
-def test_a_step_that_cannot_be_reached_now_is_no_damaged_one(copied, monkeypatch, cause):
+def test_a_step_that_is_unavailable_for_now_does_not_count_as_damaged(copied, monkeypatch, cause):
     with Checkpoints(copied) as checkpoints:
         fail = mock.Mock(side_effect=wrapped_as(RuntimeError, cause))
         monkeypatch.setattr(SavedStep, "_items", fail)
-        with pytest.raises(UserError, match=r"2 cannot be read \(.*\); it may be whole: nothing was changed"):
+        with pytest.raises(UserError, match=r"2 cannot be read \(.*\); it may be complete: nothing was changed"):
             checkpoints.restore(make_state(0))
     assert {entry.state for entry in entries(copied)} == {"complete"}
 
 
-def test_what_one_of_two_processes_cannot_read_neither_uses(copied):
+def test_a_step_that_one_of_two_processes_cannot_read_is_used_by_neither(copied):
     port = tiny.free_port()
     xla = "--xla_force_host_platform_device_count=1 --xla_backend_optimization_level=0"
     command = [sys.executable, "-m", "tests.checkpoints.restore_with_faults", str(copied)]
@@ -208,33 +217,33 @@ def test_what_one_of_two_processes_cannot_read_neither_uses(copied):
             process.kill()
             process.communicate()
     assert [one["step"] for one in found] == [1, 1]
-    assert "(by another process); it may be whole" in found[0]["told"]
-    assert "(no answer); it may be whole" in found[1]["told"]
+    assert "(by another process); it may be complete" in found[0]["message"]
+    assert "(no answer); it may be complete" in found[1]["message"]
     assert [entry.state for entry in entries(copied)] == ["complete", "set aside: damaged"]
 
 
-def test_if_no_step_is_whole_the_run_stops_and_everything_stays(copied):
+def test_if_all_steps_are_damaged_the_run_stops_and_nothing_is_renamed(copied):
     for step in ("1", "2"):
         data_file(copied / step, "params").unlink()
     with Checkpoints(copied) as checkpoints, pytest.raises(UserError) as error:
         checkpoints.restore(make_state(0))
-    assert "no other step is whole" in str(error.value)
+    assert "all other steps are damaged too" in str(error.value)
     assert "\n" not in str(error.value)
     assert [entry.state for entry in entries(copied)] == ["complete", "complete"]
 
 
-def test_who_only_reads_a_damaged_step_is_told_and_nothing_moves(copied):
+def test_reading_a_damaged_step_raises_an_error_and_renames_nothing(copied):
     cut(data_file(copied / "2", "params"))
     with Checkpoints(copied, read_only=True) as checkpoints, pytest.raises(UserError, match="move this folder away"):
         checkpoints.restore_params(make_params())
     assert (copied / "2").is_dir()
 
 
-def test_imported_parameters_are_checked_as_well(tmp_path):
+def test_imported_parameters_are_verified_too(tmp_path):
     save_imported(tmp_path, make_params(1), {"locked_checksum": ""})
     with Checkpoints(tmp_path, read_only=True) as checkpoints:
         assert_equal(checkpoints.restore_params(make_params())[0], make_params(1))
-    flip(data_file(tmp_path / "0", "params"), 3000)  # uncompressed: nothing but the checksum sees it
+    flip(data_file(tmp_path / "0", "params"), 3000)  # uncompressed: only the checksum detects it
     with (
         Checkpoints(tmp_path, read_only=True) as checkpoints,
         pytest.raises(UserError, match=r"/0 is damaged \(params/"),
@@ -243,10 +252,10 @@ def test_imported_parameters_are_checked_as_well(tmp_path):
 
 
 @contextlib.contextmanager
-def full_disk(_, room=2000):
-    """No file may grow beyond some bytes, which the kernel refuses with another number than on a full disk."""
+def full_disk(_, max_bytes=2000):
+    """Simulates a full disk by limiting the size of files; only the errno differs."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (room, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (max_bytes, before[1]))
     try:
         yield
     finally:
@@ -255,7 +264,7 @@ def full_disk(_, room=2000):
 
 @contextlib.contextmanager
 def read_only(directory):
-    """A folder without the right to write, and, where the tests have all rights, the rights of nobody."""
+    """Removes write permission from a folder; as root, also switches to the user nobody."""
     mode, is_root = directory.stat().st_mode, os.geteuid() == 0
     for folder in (directory, *directory.parents[:4]):
         folder.chmod(folder.stat().st_mode | 0o055)
@@ -271,9 +280,9 @@ def read_only(directory):
 
 
 @pytest.mark.parametrize("fault", [full_disk, read_only])
-def test_a_save_that_fails_is_told_in_a_line_and_the_next_one_is_whole(copied, fault, capfd):
+def test_a_failed_save_gives_a_one_line_warning_and_the_next_save_succeeds(copied, fault, capfd):
     lines = []
-    with Checkpoints(copied, tell=lines.append) as checkpoints:
+    with Checkpoints(copied, warn=lines.append) as checkpoints:
         with fault(copied):
             checkpoints.save(make_state(3), INFO)
             checkpoints.wait()
@@ -281,7 +290,7 @@ def test_a_save_that_fails_is_told_in_a_line_and_the_next_one_is_whole(copied, f
         checkpoints.save(make_state(4, make_params(4)), INFO)
     (line,) = lines
     assert f"the checkpoint {copied / '3'} could not be saved (" in line
-    assert line.endswith("the last one that was stays; the next save tries again")
+    assert line.endswith("earlier checkpoints are unchanged; the next save tries again")
     assert "\n" not in line
     with Checkpoints(copied) as checkpoints:
         assert_equal(checkpoints.restore(make_state(0))[0], make_state(4, make_params(4)))
@@ -290,7 +299,7 @@ def test_a_save_that_fails_is_told_in_a_line_and_the_next_one_is_whole(copied, f
 
 
 @pytest.mark.parametrize("fault", [full_disk, read_only])
-def test_if_the_last_save_fails_it_is_an_error(copied, fault):
+def test_a_failed_last_save_raises_an_error(copied, fault):
     def save():
         with Checkpoints(copied) as checkpoints, fault(copied):
             checkpoints.save(make_state(3), INFO)
@@ -301,7 +310,7 @@ def test_if_the_last_save_fails_it_is_an_error(copied, fault):
 
 
 @pytest.mark.parametrize("kind", [jax.errors.JaxRuntimeError, ValueError])
-def test_a_save_that_misses_another_process_is_no_fault_of_the_disk(copied, monkeypatch, kind):
+def test_a_save_that_loses_another_process_raises_the_error_of_jax(copied, monkeypatch, kind):
     gone = kind("UNKNOWN: Gloo AllGather failed: Connection reset by peer")
     monkeypatch.setattr(jax.distributed, "is_initialized", lambda: True)
     with Checkpoints(copied) as checkpoints:
@@ -319,12 +328,12 @@ def large_state(step):
     return make_state(step, {f"layer_{number}": {"kernel": value} for number, value in enumerate(values)})
 
 
-def test_after_a_save_that_fails_in_the_background_nothing_is_left_and_the_next_one_is_whole(tmp_path):
+def test_a_save_that_fails_in_the_background_leaves_nothing_and_the_next_save_succeeds(tmp_path):
     lines = []
-    with Checkpoints(tmp_path, tell=lines.append) as checkpoints:
+    with Checkpoints(tmp_path, warn=lines.append) as checkpoints:
         checkpoints.save(large_state(1), INFO)
         checkpoints.wait()
-        with full_disk(tmp_path, 20_000):  # what is written in the background fails then, and not the call
+        with full_disk(tmp_path, 20_000):  # so large that the background write fails, not the call
             checkpoints.save(large_state(2), INFO)
             checkpoints.wait()
         assert [path.name for path in tmp_path.iterdir()] == ["1"]
@@ -334,9 +343,9 @@ def test_after_a_save_that_fails_in_the_background_nothing_is_left_and_the_next_
     assert len(lines) == 1
 
 
-def test_saves_that_fail_one_after_the_other_end_the_run_with_the_code_to_start_again(copied):
+def test_consecutive_failed_saves_end_the_run_with_the_exit_code_for_retrying(copied):
     lines = []
-    with Checkpoints(copied, max_failed_saves=3, tell=lines.append) as checkpoints:
+    with Checkpoints(copied, max_failed_saves=3, warn=lines.append) as checkpoints:
 
         def save(step):
             checkpoints.save(make_state(step), INFO)
@@ -345,7 +354,7 @@ def test_saves_that_fail_one_after_the_other_end_the_run_with_the_code_to_start_
         with full_disk(copied):
             save(3)
             save(4)
-        save(5)  # which succeeds: from here on they are counted anew
+        save(5)  # succeeds, which resets the count of failures
         with full_disk(copied):
             save(6)
             save(7)
@@ -357,21 +366,21 @@ def test_saves_that_fail_one_after_the_other_end_the_run_with_the_code_to_start_
     assert {entry.state for entry in entries(copied)} == {"complete"}
 
 
-def test_arrays_are_read_one_by_one_and_damage_stays_with_its_own(copied):
+def test_arrays_are_read_one_by_one_and_damage_of_one_item_does_not_affect_the_other(copied):
     flip(copied / "2" / "params" / "_METADATA", 30)
     with Checkpoints(copied, read_only=True) as checkpoints:
-        _, marks = checkpoints.at(2).about()
-        found = dict(checkpoints.at(2).arrays(marks))
-    assert found.keys() == marks.keys()
+        _, fingerprints = checkpoints.at(2).read_info()
+        found = dict(checkpoints.at(2).arrays(fingerprints))
+    assert found.keys() == fingerprints.keys()
     assert all(isinstance(content, np.ndarray) for path, content in found.items() if path.startswith("optimizer/"))
     assert jax.tree.leaves(found)
 
 
 @pytest.mark.parametrize("content", ["[" * 5000, "[]", "3", '{"commit_timestamp_nsecs": 1e300, "metrics": 3}'])
-def test_damaged_metadata_of_a_step_do_not_hide_the_others(copied, content):
+def test_damaged_metadata_of_one_step_does_not_affect_the_others(copied, content):
     (copied / "2" / "_CHECKPOINT_METADATA").write_text(content)
     lines = []
-    with Checkpoints(copied, tell=lines.append) as checkpoints:
+    with Checkpoints(copied, warn=lines.append) as checkpoints:
         step = int(checkpoints.restore(make_state(0))[0].step)
     assert (step == 1) == bool(lines)
     assert step in (1, 2)

@@ -1,4 +1,4 @@
-"""Weights of others that would stop a run or fill the memory are refused in a line that names the file."""
+"""Malformed weights that would crash a run or exhaust the memory give a one-line error that names the file."""
 
 import contextlib
 import io
@@ -13,6 +13,7 @@ import pytest
 
 from lit_het.checkpoints import weights
 from lit_het.checkpoints.rename import load
+from lit_het.checkpoints.vmoe.files import open_vmoe
 from lit_het.errors import UserError
 from tests.checkpoints.importing import GOLDEN, golden, save, shapes
 from tests.checkpoints.test_vmoe import packed, slices, write_checkpoint
@@ -20,7 +21,7 @@ from tests.checkpoints.test_vmoe import packed, slices, write_checkpoint
 
 def read(address):
     found = weights.open_weights(str(address))
-    return load(found.arrays, found.pieces, shapes(found))
+    return load(found.arrays, found.parameter_sources, shapes(found))
 
 
 def npy(shape, content=b"", dtype="<f4"):
@@ -43,20 +44,20 @@ def npz(path, members):
         ({"cls.npy": npy((-1, 4))}, r"shape \(-1, 4\)"),
         ({"cls.npy": b"\x93NUMPY\x02\x00" + b"\xff" * 4}, "header of the array"),
         ({"cls.npy": npy((2**27,), bytes(2**29))}, "more than 32 times as many bytes as the file"),
-        ({"cls.npy": npy((0, 2**60))}, r"holds nothing; is the file whole"),
-        ({"a\nb.npy": npy((1,), bytes(4))}, r"the name 'a\\nb'"),
-        ({"x" * 600 + ".npy": npy((1,), bytes(4))}, "that is no name of a parameter"),
-        ({"cls": b"text"}, "no NumPy array"),
+        ({"cls.npy": npy((0, 2**60))}, r"is empty; is the file complete"),
+        ({"a\nb.npy": npy((1,), bytes(4))}, r"named 'a\\nb'"),
+        ({"x" * 600 + ".npy": npy((1,), bytes(4))}, "which cannot be the name of a parameter"),
+        ({"cls": b"text"}, "not a NumPy array"),
         ({"Transformer/encoderblock_" + "9" * 30 + "/LayerNorm_0/bias.npy": npy((4,), bytes(16))}, "no array|of block"),
     ],
 )
-def test_an_npz_that_would_fill_the_memory_is_refused(members, message, tmp_path):
+def test_an_npz_that_would_exhaust_the_memory_is_refused(members, message, tmp_path):
     with pytest.raises(UserError, match=message) as error:
         read(npz(tmp_path / "x.npz", members))
     assert "\n" not in str(error.value)
 
 
-def test_a_block_far_from_all_others_makes_no_model_of_that_depth(tmp_path):
+def test_a_block_number_far_above_the_others_is_refused(tmp_path):
     arrays = golden("ckpt_vit_old_names")
     moved = {name.replace("encoderblock_1/", "encoderblock_900000000/"): array for name, array in arrays.items()}
     assert moved.keys() != arrays.keys()
@@ -86,7 +87,7 @@ def test_no_value_in_a_config_json_ends_in_a_traceback(folder, section):
 
 @pytest.mark.parametrize("name", ["config.json", "preprocessor_config.json", "model.safetensors.index.json"])
 @pytest.mark.parametrize("content", ["[" * 100_000, "null", "[]", "{", '{"weight_map": {"a": [1]}}'])
-def test_other_json_than_an_object_is_a_line_with_the_files_name(folder, name, content):
+def test_json_that_is_not_an_object_gives_a_one_line_error_with_the_file_name(folder, name, content):
     (folder / name).write_text(content)
     if (name, content) == ("preprocessor_config.json", '{"weight_map": {"a": [1]}}'):
         return
@@ -95,21 +96,21 @@ def test_other_json_than_an_object_is_a_line_with_the_files_name(folder, name, c
 
 
 @pytest.mark.parametrize("name", ["", "..", "/etc/passwd", "a\0b.safetensors", "a/b.safetensors", "x.bin"])
-def test_an_index_lists_files_of_its_folder_only(folder, name):
+def test_an_index_that_lists_files_outside_its_folder_is_refused(folder, name):
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": name}}))
-    with pytest.raises(UserError, match="which is no file of safetensors in its folder"):
+    with pytest.raises(UserError, match=r"which is not a \.safetensors file in its folder"):
         read(folder)
 
 
 @pytest.mark.parametrize(
     ("header", "message"),
     [
-        ({"a": {"dtype": "F32", "shape": [2**40], "data_offsets": [0, 4]}}, "does not fit"),
-        ({"a": {"dtype": "F32", "shape": [0, 2**60], "data_offsets": [0, 0]}}, "holds nothing"),
+        ({"a": {"dtype": "F32", "shape": [2**40], "data_offsets": [0, 4]}}, "does not match"),
+        ({"a": {"dtype": "F32", "shape": [0, 2**60], "data_offsets": [0, 0]}}, "is empty"),
         ({"a": {"dtype": "X", "shape": [1], "data_offsets": [0, 4]}}, "unknown type"),
-        ({"a": None}, "no safetensors"),
-        ({"a": {"dtype": "F32", "shape": [1], "data_offsets": [0]}}, "a field is missing or of another type"),
-        ([], "no object"),
+        ({"a": None}, "not safetensors"),
+        ({"a": {"dtype": "F32", "shape": [1], "data_offsets": [0]}}, "a field is missing or has another type"),
+        ([], "not a JSON object"),
     ],
 )
 def test_headers_of_safetensors_are_compared_with_the_file(folder, header, message):
@@ -143,28 +144,28 @@ def info(shape=(2, 3), places=(((0, 2), (0, 3)),), shards=(0,)):
         ((info(), 2**40), "shard_count = 1099511627776 is not 1 to 10,000"),
         ((info(), -1), "shard_count = -1"),
         ((info(), "2"), "shard_count = '2'"),
-        ((info(shards=(2,)),), r"lies in the files \(2,\) of 2"),
+        ((info(shards=(2,)),), r"refers to the shards \(2,\), but there are 2"),
         ((info(shape=(-2, 3)),), r"has the shape \(-2, 3\)"),
         ((info(shape=(2**40, 3)),), "does not fit into the files"),
-        ((5,), "is no array"),
-        (({"b": [1]},), "is no array"),
+        ((5,), "is not an array"),
+        (({"b": [1]},), "is not an array"),
     ],
 )
-def test_an_index_of_v_moe_speaks_of_files_and_shapes_that_can_be(checkpoint, content, message):
+def test_an_index_of_v_moe_with_impossible_files_or_shapes_is_refused(checkpoint, content, message):
     index_of(checkpoint, *content)
     with pytest.raises(UserError, match=message):
         read(checkpoint)
 
 
-def test_deep_and_empty_messagepack_is_no_index(checkpoint):
+def test_deep_and_empty_messagepack_is_refused_as_an_index(checkpoint):
     for content in (b"\x91" * 10_000, b"", b"\xc1", b"\x81\xa1a" * 400 + b"\x01", b"\xdd\xff\xff\xff\xff" * 1000):
         Path(f"{checkpoint}.index").write_bytes(content)
-        with pytest.raises(UserError, match=r"vmoe\.index is no index of a V-MoE checkpoint"):
+        with pytest.raises(UserError, match=r"vmoe\.index is not the index of a V-MoE checkpoint"):
             read(checkpoint)
 
 
 @pytest.mark.parametrize("place", [((0, 2**30), (0, 3)), ((-2, 2), (0, 3)), ((0, 2),)])
-def test_a_piece_outside_its_array_is_damage(checkpoint, place):
+def test_a_chunk_outside_its_array_is_reported_as_damage(checkpoint, place):
     run = np.ones(6, np.float32)
     entry = [
         [msgpack.ExtType(1, packed((run.shape, run.dtype.name, run.tobytes())))],
@@ -172,14 +173,14 @@ def test_a_piece_outside_its_array_is_damage(checkpoint, place):
     ]
     index_of(checkpoint, info())
     Path(f"{checkpoint}.data-00000-of-00002").write_bytes(packed({"0": [entry]}))
-    found = weights.vmoe.open_vmoe(checkpoint)
+    found = open_vmoe(checkpoint)
     with pytest.raises(UserError, match=r"data-00000-of-00002: array 0 of shape \(2, 3\) is damaged"):
         found["a"].read()
 
 
-def test_numbers_of_other_types_are_damage(checkpoint):
+def test_unsupported_number_types_are_reported_as_damage(checkpoint):
     entry = [[msgpack.ExtType(1, packed(((6,), "O", bytes(48))))], msgpack.ExtType(6, slices(((0, 2), (0, 3))))]
     index_of(checkpoint, info())
     Path(f"{checkpoint}.data-00000-of-00002").write_bytes(packed({"0": [entry]}))
     with pytest.raises(UserError, match="numbers of the type"):
-        weights.vmoe.open_vmoe(checkpoint)["a"].read()
+        open_vmoe(checkpoint)["a"].read()

@@ -1,4 +1,4 @@
-"""Imported Hugging Face folders give the outputs that transformers recorded, and broken ones say what is wrong."""
+"""Imported Hugging Face folders reproduce the outputs of transformers; malformed folders raise clear errors."""
 
 import functools
 import json
@@ -11,7 +11,7 @@ import pytest
 import safetensors.numpy
 
 from lit_het import parameters
-from lit_het.checkpoints.huggingface import importing as huggingface
+from lit_het.checkpoints.huggingface.importing import read_huggingface
 from lit_het.checkpoints.native import checksums
 from lit_het.checkpoints.resample import resample_positions
 from lit_het.errors import UserError
@@ -71,7 +71,7 @@ def test_names_of_transformers_4_and_5_give_the_same_parameters(tmp_path):
     assert checksums.digest(old) == checksums.digest(new)
 
 
-def test_bert_gives_its_embedding_whatever_padding_and_further_positions_hold():
+def test_berts_embedding_does_not_depend_on_padding_or_unused_positions():
     imported, params = load(GOLDEN / "hf_bert", text_length=8)
     io = recorded("hf_bert")
     np.testing.assert_array_equal(io["in/input_ids"] != imported.text_tower.padding_id, io["in/attention_mask"] == 1)
@@ -84,8 +84,8 @@ def test_bert_is_found_inside_a_language_model_with_old_names_and_without_a_pool
     def as_language_model(arrays):
         old = {name.replace("LayerNorm.weight", "LayerNorm.gamma"): array for name, array in arrays.items()}
         old = {name.replace("LayerNorm.bias", "LayerNorm.beta"): array for name, array in old.items()}
-        kept = {f"bert.{name}": array for name, array in old.items() if not name.startswith("pooler")}
-        return kept | {"cls.predictions.bias": np.zeros(64, np.float32)}
+        without_pooler = {f"bert.{name}": array for name, array in old.items() if not name.startswith("pooler")}
+        return without_pooler | {"cls.predictions.bias": np.zeros(64, np.float32)}
 
     imported, params = load(edited("hf_bert", as_language_model))
     assert not imported.text_tower.pooler
@@ -94,7 +94,7 @@ def test_bert_is_found_inside_a_language_model_with_old_names_and_without_a_pool
     assert checksums.digest(params["text_tower"]) == checksums.digest(published)
 
 
-def test_names_that_transformers_5_has_in_memory_are_understood_as_well(edited):
+def test_the_in_memory_names_of_transformers_5_are_supported(edited):
     new = {
         "encoder.layer.": "layers.",
         "attention.attention.query": "attention.q_proj",
@@ -138,16 +138,16 @@ def test_a_vits_classifier_becomes_the_head(edited):
     np.testing.assert_array_equal(params["head"]["logits"]["bias"], bias)
 
 
-def test_sizes_that_a_configuration_leaves_out_are_read_off_the_arrays(edited):
+def test_sizes_missing_in_the_configuration_are_inferred_from_the_arrays(edited):
     towers = {
         "vision_config": {"model_type": "siglip_vision_model", "num_hidden_layers": 2, "num_attention_heads": 3},
         "text_config": {"model_type": "siglip_text_model", "num_hidden_layers": 2, "num_attention_heads": 3},
     }
-    sparse, full = huggingface.read(edited("hf_siglip", **towers)), huggingface.read(GOLDEN / "hf_siglip")
+    sparse, full = read_huggingface(edited("hf_siglip", **towers)), read_huggingface(GOLDEN / "hf_siglip")
     assert (sparse.image_tower, sparse.text_tower) == (full.image_tower, full.text_tower)
 
 
-def test_larger_images_see_positions_between_the_old_ones_and_larger_patches_the_same_grey():
+def test_larger_images_interpolate_positions_and_larger_patches_of_one_colour_give_the_same_token():
     imported, params = load(GOLDEN / "hf_vit", image_size=64, patch_size=16)
     _, old = load(GOLDEN / "hf_vit")
     assert (imported.image_tower.image_size, imported.image_tower.patch_size) == (64, 16)
@@ -179,7 +179,7 @@ def test_other_normalisations_are_folded_into_the_first_layer(edited):
         {"rescale_factor": 2 / 255, "do_normalize": False},
     ],
 )
-def test_another_range_of_pixels_is_folded_too(edited, processor):
+def test_other_pixel_ranges_are_folded_into_the_first_layer(edited, processor):
     folder = edited("hf_vit")
     (folder / "preprocessor_config.json").write_text(json.dumps(processor))
     layer = load(folder)[1]["image_tower"]["patches"]
@@ -191,34 +191,34 @@ def test_another_range_of_pixels_is_folded_too(edited, processor):
 
 
 @pytest.mark.parametrize("factor", [0, -1, "a"])
-def test_a_factor_that_is_no_positive_number_is_refused(edited, factor):
+def test_a_rescale_factor_that_is_not_a_positive_number_is_refused(edited, factor):
     folder = edited("hf_vit")
     (folder / "preprocessor_config.json").write_text(json.dumps({"rescale_factor": factor}))
     with pytest.raises(UserError, match="rescale_factor = "):
-        huggingface.read(folder)
+        read_huggingface(folder)
 
 
-def test_an_unknown_kind_of_model_lists_those_that_can_be_imported(edited):
-    with pytest.raises(UserError, match=r"model_type = 'llama' is none of .*: bert, clip, .*vit"):
-        huggingface.read(edited("hf_vit", model_type="llama"))
+def test_an_unsupported_model_type_lists_the_supported_ones(edited):
+    with pytest.raises(UserError, match=r"model_type = 'llama' cannot be imported; supported are bert, clip, .*vit"):
+        read_huggingface(edited("hf_vit", model_type="llama"))
 
 
-def test_an_unknown_activation_lists_those_that_there_are(edited):
-    with pytest.raises(UserError, match="hidden_act = 'silu' is none of gelu, gelu_pytorch_tanh"):
-        huggingface.read(edited("hf_vit", hidden_act="silu"))
+def test_an_unsupported_activation_lists_the_supported_ones(edited):
+    with pytest.raises(UserError, match="hidden_act = 'silu' is not supported; choose from gelu, gelu_pytorch_tanh"):
+        read_huggingface(edited("hf_vit", hidden_act="silu"))
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"num_hidden_layers": "2"}, "config.json: num_hidden_layers = '2' is not whole"),
-        ({"num_attention_heads": None}, "config.json: num_attention_heads = None is not whole"),
+        ({"num_hidden_layers": "2"}, "config.json: num_hidden_layers = '2' is not an integer"),
+        ({"num_attention_heads": None}, "config.json: num_attention_heads = None is not an integer"),
         ({"layer_norm_eps": "1e-6"}, "config.json: layer_norm_eps = '1e-6' is not a number"),
     ],
 )
-def test_a_configuration_of_other_types_is_refused(edited, changes, message):
+def test_configuration_values_of_a_wrong_type_are_refused(edited, changes, message):
     with pytest.raises(UserError, match=message):
-        huggingface.read(edited("hf_vit", **changes))
+        read_huggingface(edited("hf_vit", **changes))
 
 
 @pytest.mark.parametrize("mean", [0.5, ["a", "b", "c"], [0.5]])
@@ -226,25 +226,25 @@ def test_means_that_are_not_three_numbers_are_refused(edited, mean):
     folder = edited("hf_vit")
     (folder / "preprocessor_config.json").write_text(json.dumps({"image_mean": mean}))
     with pytest.raises(UserError, match="must be three numbers each"):
-        huggingface.read(folder)
+        read_huggingface(folder)
 
 
 def test_a_folder_without_a_configuration_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"config\.json cannot be read"):
-        huggingface.read(tmp_path)
+        read_huggingface(tmp_path)
 
 
 def test_an_array_without_a_rule_is_named(edited):
-    with pytest.raises(UserError, match=r"no known meaning: encoder\.layer\.0\.adapter\.weight"):
-        huggingface.read(edited("hf_vit", lambda arrays: arrays | {"encoder.layer.0.adapter.weight": np.zeros(2)}))
+    with pytest.raises(UserError, match=r"unknown arrays: encoder\.layer\.0\.adapter\.weight"):
+        read_huggingface(edited("hf_vit", lambda arrays: arrays | {"encoder.layer.0.adapter.weight": np.zeros(2)}))
 
 
 @pytest.mark.parametrize(
     ("missing", "message"),
     [
-        ("encoder.layer.1.output.dense.weight", "nothing for image_tower/encoder/blocks/1/mlp/down/kernel"),
-        ("encoder.layer.0.output.dense.weight", "nothing for image_tower/encoder/blocks/0/mlp/down/kernel"),
-        ("layernorm.bias", "nothing for image_tower/encoder/norm/bias"),
+        ("encoder.layer.1.output.dense.weight", "no array for image_tower/encoder/blocks/1/mlp/down/kernel"),
+        ("encoder.layer.0.output.dense.weight", "no array for image_tower/encoder/blocks/0/mlp/down/kernel"),
+        ("layernorm.bias", "no array for image_tower/encoder/norm/bias"),
         ("embeddings.position_embeddings", "no array embeddings.position_embedding"),
     ],
 )
@@ -259,12 +259,12 @@ def test_an_array_of_a_wrong_shape_is_named_with_both_shapes(edited):
         load(edited("hf_vit", lambda arrays: arrays | {name: np.zeros((40, 23), np.float32)}))
 
 
-def test_positions_that_form_no_square_are_refused(edited):
+def test_positions_that_do_not_form_a_square_are_refused(edited):
     positions = {"embeddings.position_embeddings": np.zeros((1, 13, 24), np.float32)}
     with pytest.raises(UserError, match="12 patches, which form no square"):
-        huggingface.read(edited("hf_vit", lambda arrays: arrays | positions))
+        read_huggingface(edited("hf_vit", lambda arrays: arrays | positions))
 
 
 def test_texts_longer_than_the_stored_positions_are_refused():
     with pytest.raises(UserError, match="16 positions, too few for texts of 17 tokens"):
-        huggingface.read(GOLDEN / "hf_bert", text_length=17)
+        read_huggingface(GOLDEN / "hf_bert", text_length=17)

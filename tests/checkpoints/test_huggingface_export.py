@@ -1,4 +1,4 @@
-"""Exported models: transformers loads them and scores the same, and what it cannot express is refused."""
+"""Exported models give the same logits in transformers; models that it does not support are refused."""
 
 import dataclasses
 import json
@@ -31,14 +31,14 @@ UINT8 = np.random.default_rng(0).integers(0, 256, (3, 16, 16, 3), np.uint8)
 
 @dataclasses.dataclass(frozen=True)
 class Towers:
-    """Stands for an import: what `logits` asks for."""
+    """Stands in for an imported model in `logits`."""
 
     image_tower: ViTConfig
     text_tower: TextConfig
 
 
 def fresh(image=IMAGE, text=TEXT, bias=-3.0):
-    """Returns parameters all of which are drawn, also those that begin as zero or one."""
+    """Returns random parameters, including those that are initialised to zero or one."""
     random = np.random.default_rng(0)
     tree = {"image_tower": shapes(image), "text_tower": shapes(text)}
     drawn = jax.tree.map(lambda leaf: jnp.asarray(0.3 * random.normal(size=leaf.shape), jnp.float32), tree)
@@ -53,7 +53,7 @@ def tokenizer():
 
 @pytest.fixture(scope="module")
 def transformers():
-    """Returns the library, whose warnings are its own affair."""
+    """Returns the library, imported without its warnings."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         pytest.importorskip("torch")
@@ -63,8 +63,8 @@ def transformers():
 def scores(transformers, folder, ids):
     """Returns the logits that transformers gives for the images and token ids."""
     torch = pytest.importorskip("torch")
-    model, told = transformers.AutoModel.from_pretrained(folder, output_loading_info=True)
-    assert not told["missing_keys"] | told["unexpected_keys"] | told["mismatched_keys"]
+    model, loading_info = transformers.AutoModel.from_pretrained(folder, output_loading_info=True)
+    assert not any(loading_info[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     values = torch.tensor(np.moveaxis(UINT8 / 127.5 - 1, -1, 1), dtype=torch.float32)
     with torch.no_grad():
         return model(input_ids=torch.tensor(np.asarray(ids), dtype=torch.long), pixel_values=values).logits_per_image
@@ -72,7 +72,7 @@ def scores(transformers, folder, ids):
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("bias", [-3.0, None])
-def test_transformers_scores_pairs_the_same(transformers, tokenizer, tmp_path, bias):
+def test_transformers_gives_the_same_logits(transformers, tokenizer, tmp_path, bias):
     params, ids = fresh(bias=bias), tokenizer(CAPTIONS)
     write_siglip(tmp_path, IMAGE, TEXT, params, tokenizer)
     ours = logits(Towers(IMAGE, TEXT), params, UINT8, ids)
@@ -89,7 +89,7 @@ def test_fixed_positions_are_written_out(transformers, tmp_path):
     np.testing.assert_allclose(ours, scores(transformers, tmp_path, ids), rtol=0, atol=1e-4)
 
 
-def test_what_is_imported_again_is_bit_identical(tmp_path):
+def test_importing_an_export_gives_bit_identical_parameters(tmp_path):
     params = fresh()
     write_siglip(tmp_path, IMAGE, TEXT, params)
     imported, again = load(tmp_path)
@@ -97,7 +97,7 @@ def test_what_is_imported_again_is_bit_identical(tmp_path):
     assert (imported.image_tower, imported.text_tower) == (IMAGE, TEXT)
 
 
-def test_the_noise_of_a_head_stays_behind(tmp_path):
+def test_the_covariance_of_a_head_is_not_exported(tmp_path):
     params = fresh()
     params["head"]["image_covariance"] = {"factors": {"kernel": jnp.ones((16, 3))}}
     write_siglip(tmp_path, IMAGE, TEXT, params)
@@ -124,7 +124,7 @@ def test_captions_of_another_length_than_the_text_towers_are_refused(tokenizer, 
         write_siglip(tmp_path, IMAGE, TEXT, fresh(), short)
 
 
-def test_the_sentencepiece_model_itself_travels_along(tokenizer, tmp_path):
+def test_the_sentencepiece_model_is_exported_too(tokenizer, tmp_path):
     write_siglip(tmp_path, IMAGE, TEXT, fresh(), tokenizer)
     assert (tmp_path / "spiece.model").read_bytes() == tokenizer.model_bytes
 
@@ -161,17 +161,17 @@ FIRST = dataclasses.replace(TEXT, pooling="first")
         (IMAGE, FIRST, "text_tower.pooling = 'first'"),
     ],
 )
-def test_a_field_that_cannot_be_expressed_is_named(image, text, message, tmp_path):
-    with pytest.raises(UserError, match=f"{message}.* has no place in a SiglipModel"):
+def test_an_unsupported_field_is_named(image, text, message, tmp_path):
+    with pytest.raises(UserError, match=f"{message}.* is not supported by SiglipModel"):
         write_siglip(tmp_path, image, text, {})
 
 
-def test_a_temperature_that_is_no_logarithm_is_refused(tmp_path):
+def test_a_temperature_that_is_not_a_logarithm_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"head\.temperature must be a LogTemperature"):
         write_siglip(tmp_path, IMAGE, TEXT, {"head": {"temperature": {"position": jnp.float32(0)}}})
 
 
-def test_every_size_stands_in_the_configuration(tmp_path):
+def test_the_configuration_contains_every_size(tmp_path):
     write_siglip(tmp_path, IMAGE, TEXT, fresh())
     config = json.loads((tmp_path / "config.json").read_text())
     assert config["vision_config"]["image_size"] == 16

@@ -1,4 +1,4 @@
-"""Random models of transformers itself and their imports agree; these tests run where torch is installed."""
+"""Imports of random models agree with transformers itself; these tests need torch."""
 
 import functools
 import warnings
@@ -32,7 +32,7 @@ def normalised(images, mean=(0.5,) * 3, deviation=(0.5,) * 3):
 
 @pytest.fixture
 def saved(tmp_path):
-    """Returns a function that draws every parameter of a model anew, also what begins as zero or one, and saves it."""
+    """Returns a function that randomises every parameter of a model, including zeros and ones, and saves it."""
 
     def save(model):
         torch.manual_seed(0)
@@ -47,7 +47,7 @@ def saved(tmp_path):
 
 
 def agree(model, folder, theirs, mean, deviation):
-    """Asserts that the imported tower gives the embedding that ``theirs`` finds in the output of the model."""
+    """Asserts that the imported tower gives the embedding ``theirs(output)`` of the model."""
     imported, params = load(folder)
     output = run(imported.image_tower, params["image_tower"], UINT8).embedding
     with torch.no_grad():
@@ -104,8 +104,8 @@ def test_siglip_2_whose_first_layer_is_dense(saved):
     assert_close(logits(imported, params, UINT8, IDS), theirs, atol=1e-4)
 
 
-def test_the_shape_of_sovit_400m_whose_images_make_no_whole_patches(saved):
-    """SigLIP So400m/14 sees 384 pixels, of which 27 patches cover 378; here 30 pixels and 2 patches, one block."""
+def test_sovit_400m_ignores_pixels_beyond_whole_patches(saved):
+    """27 patches of SigLIP So400m/14 cover 378 of 384 pixels; here 2 patches cover 28 of 30 pixels."""
     wide = {"hidden_size": 1152, "intermediate_size": 4304, "num_attention_heads": 16, "num_hidden_layers": 1}
     config = transformers.SiglipVisionConfig(**wide, image_size=30, patch_size=14)
     model, folder = saved(transformers.SiglipVisionModel(config))

@@ -1,4 +1,4 @@
-"""SigLIP's tokenizer drops punctuation: an import does as `transformers` does, and an export says so."""
+"""SigLIP's tokenizer removes punctuation: imports follow `transformers`, and exports record the setting."""
 
 import json
 import shutil
@@ -51,7 +51,7 @@ def test_texts_have_the_ids_of_transformers_with_another_vocabulary_and_case(fol
         np.testing.assert_array_equal(ours(HARD), theirs(HARD, padding="max_length", truncation=True)["input_ids"])
 
 
-def test_an_exported_folder_says_the_same_and_has_the_same_ids(folder, tmp_path):
+def test_an_exported_folder_has_the_same_settings_and_ids(folder, tmp_path):
     ours = imported(folder)
     files = tokenizer_files(ours)
     exported = HuggingFaceTokenizer(json.dumps(files["tokenizer.json"]).encode(), LENGTH)
@@ -59,7 +59,7 @@ def test_an_exported_folder_says_the_same_and_has_the_same_ids(folder, tmp_path)
     (tmp_path / "spiece.model").write_bytes(ours.model_bytes)
     for name, content in files.items():
         (tmp_path / name).write_text(json.dumps(content))
-    # What an export adds says it, although the model is a SigLIP.
+    # The exported setting takes precedence over the default of a SigLIP model.
     (tmp_path / "config.json").write_text('{"model_type": "siglip"}')
     assert read_settings(tmp_path / "spiece.model") == read_settings(folder / "spiece.model")
 
@@ -85,9 +85,9 @@ def test_punctuation_is_dropped_where_transformers_would_take_its_siglip_tokeniz
     assert read_settings(folder / "spiece.model").remove_punctuation is drops
 
 
-def test_settings_that_are_no_json_are_one_line(folder):
+def test_settings_that_are_not_json_give_a_one_line_error(folder):
     (folder / "tokenizer_config.json").write_text("{")
-    with pytest.raises(UserError, match=r"tokenizer_config\.json is no JSON object"):
+    with pytest.raises(UserError, match=r"tokenizer_config\.json is not a JSON object"):
         imported(folder)
 
 

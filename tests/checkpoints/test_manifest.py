@@ -1,4 +1,4 @@
-"""A run's configuration and tokenizer are what the run wrote, or a line says which is not."""
+"""A run's configuration and tokenizer are verified; a one-line error names a changed file."""
 
 import hashlib
 import json
@@ -19,7 +19,7 @@ def run(tmp_path):
     return tmp_path
 
 
-def test_what_was_written_is_whole_also_where_it_is_moved(run, tmp_path_factory):
+def test_written_files_are_verified_also_after_moving_the_run(run, tmp_path_factory):
     moved = run.rename(tmp_path_factory.mktemp("moved") / "run")
     assert {name: (moved / name).read_bytes() for name in FILES} == FILES
     assert manifest.check(moved) == ("config.json", "tokenizer.model")
@@ -38,7 +38,7 @@ def test_every_flipped_bit_is_found_and_the_file_is_named(run, name):
         manifest.check(run)
 
 
-def test_a_damaged_manifest_is_told_and_a_deleted_one_accepts_what_is_there(run):
+def test_a_damaged_manifest_raises_an_error_and_a_missing_one_accepts_any_files(run):
     (run / "config.json").write_text("edited")
     path = run / manifest.NAME
     content = path.read_bytes()
@@ -51,24 +51,24 @@ def test_a_damaged_manifest_is_told_and_a_deleted_one_accepts_what_is_there(run)
 
 
 @pytest.mark.parametrize("name", ["/dev/zero", "../other", "metrics.jsonl", "config.json\0", ""])
-def test_a_forged_manifest_makes_nobody_read_other_files(run, name):
+def test_a_forged_manifest_cannot_cause_other_files_to_be_read(run, name):
     files = {name: hashlib.sha256(b"").hexdigest()}
-    seal = hashlib.sha256(json.dumps(files).encode()).hexdigest()
-    (run / manifest.NAME).write_text(json.dumps({"sha256": seal, "files": files}, indent=1) + "\n")
+    digest = hashlib.sha256(json.dumps(files).encode()).hexdigest()
+    (run / manifest.NAME).write_text(json.dumps({"sha256": digest, "files": files}, indent=1) + "\n")
     with pytest.raises(UserError, match=r"manifest\.json is damaged"):
         manifest.check(run)
 
 
-def test_a_pipe_a_device_or_a_huge_file_in_place_of_a_file_is_a_line(run):
+def test_a_pipe_a_device_or_a_huge_file_gives_a_one_line_error(run):
     path = run / "tokenizer.model"
-    for make, told in (
-        (os.mkfifo, r"tokenizer\.model cannot be read \(no regular file\)"),
-        (lambda path: path.symlink_to("/dev/zero"), "no regular file"),
+    for make, message in (
+        (os.mkfifo, r"tokenizer\.model cannot be read \(not a regular file\)"),
+        (lambda path: path.symlink_to("/dev/zero"), "not a regular file"),
         (lambda path: path.write_bytes(bytes(2**26 + 1)), r"tokenizer\.model has more than 67,108,864 bytes"),
     ):
         path.unlink()
         make(path)
-        with pytest.raises(UserError, match=told):
+        with pytest.raises(UserError, match=message):
             manifest.check(run)
 
 
@@ -103,7 +103,7 @@ def test_a_kill_between_any_two_writes_leaves_a_run_that_opens(run, monkeypatch)
     assert manifest.check(run) == tuple(changed)
 
 
-def test_what_has_not_changed_is_not_written_again(run):
+def test_unchanged_files_are_not_written_again(run):
     before = {path: path.stat().st_mtime_ns for path in run.iterdir()}
     manifest.write(run, FILES)
     assert {path: path.stat().st_mtime_ns for path in run.iterdir()} == before

@@ -1,4 +1,4 @@
-"""Checkpoints: saved on some devices, restored on others, in part or whole, and never half."""
+"""Checkpoints are saved on some devices and restored on others, completely or in part."""
 
 import dataclasses
 import os
@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from lit_het import parameters, sharding
-from lit_het.checkpoints.native.saving import Checkpoints, Kept
+from lit_het.checkpoints.native import folders
+from lit_het.checkpoints.native.saving import Checkpoints, Retention
 from lit_het.durations import Duration, RunLength
 from lit_het.errors import UserError
 from lit_het.optimizers import Adafactor, Optimizer
@@ -78,7 +79,7 @@ def test_the_newest_state_is_restored_bit_by_bit_on_any_number_of_devices(saved,
     assert state.step.dtype == jnp.int32
 
 
-def test_a_part_of_the_parameters_can_be_restored_alone(saved):
+def test_a_subtree_of_the_parameters_can_be_restored(saved):
     like = {"image_tower": jax.tree.map(jnp.zeros_like, make_params()["image_tower"])}
     with Checkpoints(saved) as checkpoints:
         params, info = checkpoints.restore_params(like)
@@ -119,14 +120,14 @@ def test_a_checkpoint_that_does_not_fit_is_refused_by_path_and_shape(saved, chan
     assert "\n" not in str(error.value)
 
 
-def test_a_part_that_does_not_fit_is_refused_by_path(saved):
+def test_a_subtree_that_does_not_fit_is_refused_by_path(saved):
     like = {"image_tower": {"norm": {"scale": jnp.zeros(8)}, "other": jnp.zeros(2)}}
     with Checkpoints(saved) as checkpoints, pytest.raises(UserError) as error:
         checkpoints.restore_params(like)
     assert "image_tower/norm/scale is (32,) in the checkpoint and (8,) in the model (and 1 more)" in str(error.value)
 
 
-def test_a_directory_without_checkpoints_says_so(tmp_path):
+def test_a_directory_without_checkpoints_raises_an_error(tmp_path):
     with Checkpoints(tmp_path / "new") as checkpoints:
         assert checkpoints.latest_step is None
         for restore in (lambda: checkpoints.restore(make_state(0)), lambda: checkpoints.restore_params(make_params())):
@@ -134,17 +135,25 @@ def test_a_directory_without_checkpoints_says_so(tmp_path):
                 restore()
 
 
-def test_only_the_newest_checkpoints_are_kept(tmp_path):
-    with Checkpoints(tmp_path, kept=Kept(newest=2)) as checkpoints:
+def test_only_the_newest_checkpoints_are_retained(tmp_path):
+    with Checkpoints(tmp_path, retention=Retention(newest=2)) as checkpoints:
         for step in (1, 2, 3, 4):
             checkpoints.save(make_state(step), INFO)
     assert sorted(path.name for path in tmp_path.iterdir() if path.name.isdigit()) == ["3", "4"]
 
 
-def test_a_save_that_was_interrupted_is_ignored_and_swept_away(tmp_path, monkeypatch):
+def test_every_nth_step_is_retained_with_the_newest(tmp_path):
+    small = {"a": jnp.ones(3)}
+    with Checkpoints(tmp_path, retention=Retention(newest=1, every=3)) as checkpoints:
+        for step in range(1, 9):
+            checkpoints.save(make_state(step, small), INFO)
+    assert [entry.step for entry in folders.entries(tmp_path)] == [3, 6, 8]
+
+
+def test_an_interrupted_save_is_ignored_and_removed(tmp_path, monkeypatch):
     with Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(make_state(2), INFO)
-    # What a kill leaves behind: everything written, the last rename missing.
+    # The state after a kill just before the final rename.
     partial = tmp_path / "5.orbax-checkpoint-tmp"
     shutil.copytree(tmp_path / "2", partial)
     with Checkpoints(tmp_path) as checkpoints:
@@ -154,19 +163,21 @@ def test_a_save_that_was_interrupted_is_ignored_and_swept_away(tmp_path, monkeyp
     assert not partial.exists()
 
 
-def test_locked_parameters_do_not_appear_in_a_checkpoint_of_the_trainable_ones(tmp_path):
+def test_a_checkpoint_of_the_trainable_parameters_contains_no_locked_ones(tmp_path):
     locked, trainable = parameters.partition(make_params(), ["image_tower/.*"])
     with Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(make_state(1, trainable), INFO)
     with Checkpoints(tmp_path) as checkpoints:
-        _, marks = checkpoints.at(1).about()
-        assert [path for path in marks if path.startswith("params/")] == ["params/head/temperature/log_temperature"]
+        _, fingerprints = checkpoints.at(1).read_info()
+        assert [path for path in fingerprints if path.startswith("params/")] == [
+            "params/head/temperature/log_temperature"
+        ]
         with pytest.raises(UserError, match="image_tower/mlp/up/bias is missing in the checkpoint"):
             checkpoints.restore_params(locked)
 
 
-def test_saving_costs_no_thread_and_no_file_descriptor(tmp_path):
-    def held():
+def test_saving_leaks_neither_threads_nor_file_descriptors(tmp_path):
+    def resources():
         return threading.active_count(), len(os.listdir("/proc/self/fd"))
 
     state = make_state(0, {"kernel": jnp.zeros(3)})
@@ -178,14 +189,6 @@ def test_saving_costs_no_thread_and_no_file_descriptor(tmp_path):
             checkpoints.wait()
 
         save(*range(1, 11))
-        first = held()
+        first = resources()
         save(*range(11, 301))
-        assert held() == first
-
-
-def test_every_nth_step_stays_beside_the_newest(tmp_path):
-    small = {"a": jnp.ones(3)}
-    with Checkpoints(tmp_path, kept=Kept(newest=1, every=3)) as checkpoints:
-        for step in range(1, 9):
-            checkpoints.save(make_state(step, small), INFO)
-    assert [entry.step for entry in entries(tmp_path)] == [3, 6, 8]
+        assert resources() == first

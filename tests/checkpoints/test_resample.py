@@ -1,4 +1,4 @@
-"""Positions and patches at other sizes equal those of big_vision."""
+"""Resampled positions and patches equal those of big_vision."""
 
 from pathlib import Path
 
@@ -14,30 +14,30 @@ PATCHES = np.load(GOLDEN / "flexi_resample_patchemb.npz")
 
 
 @pytest.mark.parametrize("sizes", [name.removeprefix("old_") for name in POSITIONS.files if name.startswith("old_")])
-def test_positions_of_other_grids_equal_big_visions(sizes):
+def test_resampled_positions_equal_big_visions(sizes):
     resampled = resample_positions(POSITIONS[f"old_{sizes}"][0], int(sizes.split("_")[1]))
     np.testing.assert_allclose(resampled, POSITIONS[f"new_{sizes}"][0], atol=1e-5)
 
 
 @pytest.mark.parametrize("number", range(9))
-def test_patches_of_other_sizes_equal_flexivits(number):
+def test_resampled_patches_equal_flexivits(number):
     new = PATCHES[f"new_{number}"]
     if new.shape[0] != new.shape[1]:
-        pytest.skip("patches here are square")
+        pytest.skip("our patches are square")
     resampled = resample_patches(PATCHES[f"old_{number}"], new.shape[0])
     np.testing.assert_allclose(resampled, new, atol=2e-4 * np.abs(new).max())
 
 
-def test_a_larger_patch_sees_in_a_larger_image_what_the_old_one_saw():
+def test_a_larger_patch_gives_the_same_token_for_the_enlarged_image():
     random = np.random.default_rng(0)
     kernel = random.normal(size=(4, 4, 1, 3)).astype(np.float32)
-    small = np.array([[0.0, 1, 2, 3]] * 4)  # a ramp, which resizing keeps exactly but at the edges
+    small = np.array([[0.0, 1, 2, 3]] * 4)  # linear: resizing is exact except at the edges
     columns = np.clip((np.arange(8) + 0.5) / 2 - 0.5, 0, 3)
     large = np.broadcast_to(columns, (8, 8))
     token = np.einsum("hw,hwcd->d", small, kernel)
     np.testing.assert_allclose(np.einsum("hw,hwcd->d", large, resample_patches(kernel, 8)), token, rtol=1e-4)
 
 
-def test_positions_that_form_no_square_are_refused():
+def test_positions_that_do_not_form_a_square_are_refused():
     with pytest.raises(UserError, match="12 positions form no square"):
         resample_positions(np.zeros((12, 4), np.float32), 4)

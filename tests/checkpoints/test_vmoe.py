@@ -1,4 +1,4 @@
-"""V-MoE and e3 towers, imported, do what their authors' code recorded; and their file format is read."""
+"""Imported V-MoE and e3 towers reproduce the recorded outputs of the original code; their file format is read."""
 
 import dataclasses
 import functools
@@ -15,8 +15,8 @@ from flax import nnx
 
 from lit_het import parameters
 from lit_het.checkpoints.rename import load
-from lit_het.checkpoints.sources import Stored
-from lit_het.checkpoints.vmoe import importing as vmoe
+from lit_het.checkpoints.sources import StoredArray
+from lit_het.checkpoints.vmoe.importing import describe_vmoe, read_vmoe
 from lit_het.errors import UserError
 from lit_het.towers import routing
 
@@ -31,7 +31,7 @@ def recorded(name):
 
 def stored(tree, top="params/"):
     return {
-        name.removeprefix(top): Stored(array.shape, lambda array=array: array)
+        name.removeprefix(top): StoredArray(array.shape, lambda array=array: array)
         for name, array in tree.items()
         if name.startswith(top)
     }
@@ -48,19 +48,19 @@ def imported(name, **changes):
         "tokens_per_group": meta["moe"]["group_size"],
         **changes,
     }
-    found = vmoe.describe(stored(golden), experts=experts)
+    found = describe_vmoe(stored(golden), experts=experts)
     assert found.image_tower is not None
     tower = dataclasses.replace(found.image_tower, members="apart")
     shapes = nnx.to_pure_dict(nnx.state(nnx.eval_shape(lambda: tower.build(nnx.Rngs(0)))))
     head = {"kernel": (meta["hidden_size"], 7), "bias": (7,)}
     shapes = {"image_tower": shapes, "head": {"logits": {k: jax.ShapeDtypeStruct(s, float) for k, s in head.items()}}}
-    return golden, tower, load(found.arrays, found.pieces, shapes)
+    return golden, tower, load(found.arrays, found.parameter_sources, shapes)
 
 
 def logits(tower, params, images, key=None):
     graph = nnx.graphdef(nnx.eval_shape(lambda: tower.build(nnx.Rngs(0))))
     model = nnx.merge(graph, params["image_tower"])
-    # Recorded images are floats where the signature asks for uint8: this is the bare function.
+    # Recorded images are floats; the unwrapped function skips the type check for uint8.
     output = inspect.unwrap(type(model).__call__)(model, (images + 1) * 127.5, key)
     head = params["head"]["logits"]
     return output.embedding @ head["kernel"] + head["bias"][None], output
@@ -84,8 +84,8 @@ def test_the_imported_tower_gives_the_recorded_logits(name):
 def test_an_ensemble_is_checked_against_the_experts_of_the_file():
     golden, _ = recorded("last2_K1_eval")
     with pytest.raises(UserError, match="num_experts = 4 cannot be split in 3 members"):
-        vmoe.describe(stored(golden), experts={"num_members": 3})
-    found = vmoe.describe(stored(golden), experts={"num_members": 4, "num_selected": 1}).image_tower
+        describe_vmoe(stored(golden), experts={"num_members": 3})
+    found = describe_vmoe(stored(golden), experts={"num_members": 4, "num_selected": 1}).image_tower
     assert found is not None
     assert found.encoder.num_members == 4
 
@@ -116,7 +116,7 @@ def test_both_dispatches_agree_where_nothing_is_dropped(name):
 
 @pytest.fixture
 def recorded_noise(monkeypatch):
-    """Puts the recorded noise of every block in the place of what its key would give, and adds GShard's loss."""
+    """Replaces the random noise of every block by the recorded noise, and adds GShard's loss."""
 
     def install(noise, key):
         keys = [jax.random.split(jax.random.fold_in(key, number))[0] for number in range(len(noise))]
@@ -133,7 +133,7 @@ def recorded_noise(monkeypatch):
             e = gates.probability.shape[-1]
             share = jax.nn.one_hot(jnp.argmax(gates.probability, axis=-1), e).mean(axis=1)
             gshard = jnp.mean(e**2 * jnp.mean(share * gates.probability.mean(axis=1), axis=-1))
-            # Recorded with the weight 0.01, twice what each of our two losses has.
+            # Recorded with the weight 0.01, twice the weight of each of our two losses.
             return dataclasses.replace(gates, importance_loss=gates.importance_loss + 2 * gshard)
 
         monkeypatch.setattr("lit_het.towers.experts.jax.random.normal", normal)
@@ -142,7 +142,7 @@ def recorded_noise(monkeypatch):
     return install
 
 
-def test_training_has_the_recorded_loss_and_gradients(recorded_noise):
+def test_training_gives_the_recorded_loss_and_gradients(recorded_noise):
     golden, tower, params = imported("every2_K1_train_grads_indices")
     key = jax.random.key(0)
     recorded_noise([golden[f"noise/{number}"] for number in range(3)], key)
@@ -159,10 +159,10 @@ def test_training_has_the_recorded_loss_and_gradients(recorded_noise):
     np.testing.assert_allclose(main, golden["main_loss"], rtol=1e-5)
     np.testing.assert_allclose(total, golden["total_loss"], rtol=1e-5)
 
-    # Recorded gradients, brought to our layout as parameters are; positions and class token share one there.
+    # Recorded gradients in our layout. An import adds its position to the class token, whose gradient is checked below.
     assert tower.encoder.experts is not None
-    found = vmoe.describe(stored(golden, "grads/"), experts=dataclasses.asdict(tower.encoder.experts))
-    recorded_gradient = load(found.arrays, found.pieces, jax.eval_shape(lambda: params))
+    found = describe_vmoe(stored(golden, "grads/"), experts=dataclasses.asdict(tower.encoder.experts))
+    recorded_gradient = load(found.arrays, found.parameter_sources, jax.eval_shape(lambda: params))
     theirs, ours = parameters.flatten(recorded_gradient), parameters.flatten(gradient)
     for path in sorted(ours.keys() - {"image_tower/class_token"}):
         scale = np.abs(theirs[path]).max()
@@ -170,7 +170,7 @@ def test_training_has_the_recorded_loss_and_gradients(recorded_noise):
     np.testing.assert_allclose(ours["image_tower/class_token"], golden["grads/cls"][0, 0], rtol=1e-3, atol=1e-6)
 
 
-# ---- the file format, written here as V-MoE's own code writes it ----
+# ---- the file format, written as by the original code ----
 
 
 def packed(value) -> bytes:
@@ -184,7 +184,7 @@ def slices(start_stop):
 
 
 def write_checkpoint(prefix, tree, num_shards=2):
-    """Writes arrays cut in halves along their first axis, one half a shard, each in two runs of numbers."""
+    """Writes arrays split along the first axis into one slice per shard, each slice in two chunks."""
     index: dict = {}
     shards: list[dict] = [{"__msgpack_array_chunk_a87ca2__": True} for _ in range(num_shards)]
     flat = {tuple(path.split("/")): array for path, array in tree.items()}
@@ -223,9 +223,9 @@ def checkpoint(tmp_path):
     return tmp_path / "vmoe_1", tree
 
 
-def test_a_checkpoint_in_shards_is_read_whole(checkpoint):
+def test_a_sharded_checkpoint_is_read_completely(checkpoint):
     prefix, tree = checkpoint
-    found = vmoe.read(prefix)
+    found = read_vmoe(prefix)
     tower = found.image_tower
     assert tower is not None
     assert tower.encoder.experts is not None
@@ -237,30 +237,30 @@ def test_a_checkpoint_in_shards_is_read_whole(checkpoint):
 
 
 def test_positions_are_resampled_for_another_image_size(checkpoint):
-    found = vmoe.read(checkpoint[0], image_size=24)
-    (positions,) = (piece for piece in found.pieces if piece.target == "image_tower/positions")
-    assert positions.combine(found.arrays[positions.sources[0]].read()).shape == (36, 16)
+    found = read_vmoe(checkpoint[0], image_size=24)
+    (positions,) = (one for one in found.parameter_sources if one.target == "image_tower/positions")
+    assert positions.combine(found.arrays[positions.array_names[0]].read()).shape == (36, 16)
 
 
-def test_a_missing_shard_and_one_that_is_cut_short_are_told(checkpoint):
+def test_missing_and_truncated_shards_are_named(checkpoint):
     prefix, _ = checkpoint
     second = Path(f"{prefix}.data-00001-of-00002")
     second.write_bytes(second.read_bytes()[:-100])
-    found = vmoe.read(prefix)
-    with pytest.raises(UserError, match=r"00001-of-00002 is cut short"):
+    found = read_vmoe(prefix)
+    with pytest.raises(UserError, match=r"00001-of-00002 is truncated"):
         [array.read() for array in found.arrays.values()]
     second.unlink()
     with pytest.raises(UserError, match=r"1 of 2 files are missing, the first is .*data-00001-of-00002"):
-        vmoe.read(prefix)
+        read_vmoe(prefix)
     with pytest.raises(UserError, match=r"nothing\.index is missing; give the path of a V-MoE checkpoint"):
-        vmoe.read(prefix.with_name("nothing"))
+        read_vmoe(prefix.with_name("nothing"))
 
 
 def test_unknown_arrays_and_experts_in_other_blocks_are_refused(checkpoint):
     golden, _ = recorded("last2_K1_eval")
     extra = {**golden, "params/Encoder/encoderblock_0/Surprise/kernel": np.zeros(3)}
     with pytest.raises(UserError, match="Encoder/encoderblock_0/Surprise/kernel"):
-        vmoe.describe(stored(extra))
+        describe_vmoe(stored(extra))
     moved = {name.replace("encoderblock_3/Moe", "encoderblock_2/Moe"): array for name, array in golden.items()}
     with pytest.raises(UserError, match=r"experts in blocks \(1, 2\) of 4"):
-        vmoe.describe(stored(moved))
+        describe_vmoe(stored(moved))

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from lit_het.cli.main import main
-from tests.eval.report.kept_runs import DETERMINISTIC, write_run, zero_shot
+from tests.eval.report.saved_runs import DETERMINISTIC, write_run, zero_shot
 
 
 def fails_with(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:

@@ -47,7 +47,7 @@ def test_a_step_is_shown_with_its_arrays_norms_and_position(run, capsys):
     assert f"{48**0.5:>12.6g}  float32   [3, 4] params/a" in shown
     assert "int32     [] optimizer/" in shown
     assert main(["checkpoint", "show", str(run), "--step", "7"]) == 1
-    assert "no whole checkpoint of step 7; there are: 1, 2" in capsys.readouterr().err
+    assert "no complete checkpoint of step 7; it has steps: 1, 2" in capsys.readouterr().err
 
 
 def test_verifying_ends_with_exit_code_1_and_a_table_of_what_is_damaged(run, capsys):

@@ -41,7 +41,7 @@ def test_a_table_for_each_image_shows_probabilities_bands_and_noise(capsys, trai
     assert "of 32 noise samples" in shown
 
 
-def test_json_has_the_same_for_an_image_alone_and_beside_another(capsys, trained_lit, images, tmp_path):
+def test_json_is_equal_for_an_image_alone_and_with_another(capsys, trained_lit, images, tmp_path):
     (tmp_path / "labels.txt").write_text("\n".join(NAMES))
     arguments = ("--checkpoint", trained_lit.run_dir, "--labels", tmp_path / "labels.txt", "--samples", 8, "--json")
     both = json.loads(classified(capsys, *images, *arguments))
@@ -75,7 +75,7 @@ def test_an_image_comes_from_standard_input(capsys, monkeypatch, trained_lit, im
     assert piped["labels"][0]["noisy_mean"] is None
 
 
-def test_a_classifier_chooses_between_the_names_of_its_classes(capsys, upstream, images, data):
+def test_a_classifier_predicts_its_own_class_names(capsys, upstream, images, data):
     words = data / "train" / "words.txt"
     (found,) = json.loads(classified(capsys, images[0], "--checkpoint", upstream, "--labels", words, "--json"))
     assert {label["label"] for label in found["labels"]} == set(words.read_text().split())
@@ -104,29 +104,29 @@ def test_noise_is_compared_with_the_sets_of_the_run(capsys, trained_lit, images)
     [
         ("", "no labels"),
         ("a cat", "'a cat' is the only label"),
-        ("labels.txt", "no file of that name"),
-        ("a cat,a dog,a cat", "'a cat' stands twice"),
+        ("labels.txt", "there is no such file"),
+        ("a cat,a dog,a cat", "'a cat' is repeated"),
     ],
 )
-def test_labels_that_are_no_choice_are_one_line(capsys, trained_lit, images, labels, message):
+def test_invalid_labels_are_a_one_line_error(capsys, trained_lit, images, labels, message):
     line = refusal(capsys, "classify", images[0], "--checkpoint", trained_lit.run_dir, "--labels", labels)
     assert message in line
 
 
-def test_a_file_of_labels_with_an_empty_line_is_one_line(capsys, trained_lit, images, tmp_path):
+def test_a_file_of_labels_with_an_empty_line_is_a_one_line_error(capsys, trained_lit, images, tmp_path):
     (tmp_path / "labels.txt").write_text("a cat\n\na dog\n")
     arguments = ("--checkpoint", trained_lit.run_dir, "--labels", tmp_path / "labels.txt")
     assert "line 2 is empty" in refusal(capsys, "classify", images[0], *arguments)
 
 
-def test_an_image_that_is_missing_or_none_is_one_line(capsys, trained_lit, images, tmp_path):
+def test_a_missing_or_invalid_image_is_a_one_line_error(capsys, trained_lit, images, tmp_path):
     (tmp_path / "text.jpg").write_text("no image at all")
     for path in (tmp_path / "nowhere.jpg", tmp_path / "text.jpg", tmp_path):
         arguments = ("--checkpoint", trained_lit.run_dir, "--labels", "a cat,a dog")
         assert str(path) in refusal(capsys, "classify", images[0], path, *arguments)
 
 
-def test_a_run_without_tokenizer_is_one_line(capsys, trained_lit, images, monkeypatch):
+def test_a_run_without_tokenizer_is_a_one_line_error(capsys, trained_lit, images, monkeypatch):
     from lit_het.runs import opening
 
     opened = opening.open_run(trained_lit.run_dir)
@@ -141,11 +141,11 @@ def test_a_run_without_tokenizer_is_one_line(capsys, trained_lit, images, monkey
     [
         (("--samples", "-1"), "samples = -1"),
         (("--top", "0"), "top = 0"),
-        (("--prompts", "set"), "there is no set"),
+        (("--prompts", "set"), "there is no data set"),
         (("--prompts", "nowhere.txt"), "neither a file nor one of"),
     ],
 )
-def test_flags_that_mean_nothing_are_one_line(capsys, trained_lit, images, flags, message):
+def test_invalid_flags_are_a_one_line_error(capsys, trained_lit, images, flags, message):
     arguments = ("--checkpoint", trained_lit.run_dir, "--labels", "a cat,a dog", *flags)
     assert message in refusal(capsys, "classify", images[0], *arguments)
 

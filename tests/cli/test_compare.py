@@ -8,7 +8,7 @@ import pytest
 from lit_het.cli.main import main
 from lit_het.eval.evaluation import Evaluation
 from tests.cli.seeds_of_heads import fails_with, groups, write_seeds
-from tests.eval.report.kept_runs import all_kinds, write_run, zero_shot
+from tests.eval.report.saved_runs import all_kinds, write_run, zero_shot
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ def test_the_comparison_counts_its_tests_and_those_that_survive_holm(seeds: Path
     assert main(["compare", *map(str, het), "--against", *map(str, det)]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "3 runs against 3: 1 of 1 tested figures differ at p < 0.05" in text
-    assert "1 stays significant after Holm's correction. 6 have no test." in text
+    assert "1 is significant after Holm's correction. 6 have no test." in text
 
 
 def compared(tmp_path: Path, **changes: tuple[list[float], list[float]]) -> dict[str, Any]:
@@ -69,7 +69,7 @@ def test_a_figure_that_equals_another_in_every_run_is_tested_once(tmp_path: Path
     found = compared(tmp_path, top1=values, mean_class_recall=summed_otherwise, brier=(values[0], [0.4, 0.5, 0.6]))
     assert "zero_shot/pets/mean_class_recall" not in found["figures"]
     assert "of 2 tested figures" in found["verdict"]
-    told = "another figure is the same in every run: zero_shot/pets/mean_class_recall (zero_shot/pets/top1)."
+    told = "another figure has the same value in every run: zero_shot/pets/mean_class_recall (zero_shot/pets/top1)."
     assert told in found["remarks"][-1]
 
 
@@ -113,7 +113,8 @@ def test_seeds_may_have_data_of_their_own(tmp_path: Path, capsys: pytest.Capture
         tmp_path / "moved", [zero_shot()], settings={"data": {"directory": "/elsewhere/pets/"}, "near": ["x/a"]}
     )
     assert main(["compare", *map(str, [*runs[:2], moved]), "--against", *map(str, runs[2:])]) == 0
-    assert "Not all runs were evaluated in the same folder: pets" in " ".join(capsys.readouterr().out.split())
+    text = " ".join(capsys.readouterr().out.split())
+    assert "Runs were evaluated on different folders of the same name: pets" in text
 
 
 def deep_ensemble(folder: Path, *members: str) -> Path:
@@ -149,7 +150,7 @@ def test_runs_with_no_evaluation_in_common_are_not_compared(tmp_path: Path, caps
     first, second = write_run(tmp_path / "a", [all_kinds()[1]]), write_run(tmp_path / "b", [all_kinds()[2]])
     assert "no figure is in all of these runs" in fails_with(capsys, "compare", first, "--against", second)
     empty = write_run(tmp_path / "c", [])
-    assert "holds no evaluations" in fails_with(capsys, "compare", first, "--against", empty)
+    assert "has no evaluations" in fails_with(capsys, "compare", first, "--against", empty)
 
 
 def test_other_steps_and_evaluations_left_out_are_remarked_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -157,8 +158,8 @@ def test_other_steps_and_evaluations_left_out_are_remarked_on(tmp_path: Path, ca
     second = write_run(tmp_path / "second", [zero_shot(), all_kinds()[1]], step=60)
     assert main(["compare", str(first), "--against", str(second)]) == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert "Evaluations are of different steps: first 50, second 60." in text
-    assert "Left out, as not all runs have it: retrieval coco." in text
+    assert "Checkpoints were evaluated at different steps: first 50, second 60." in text
+    assert "Left out because not all runs have them: retrieval coco." in text
 
 
 def test_a_comparison_is_written_to_known_kinds_of_files_only(seeds: Path, capsys: pytest.CaptureFixture[str]):

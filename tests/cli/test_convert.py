@@ -18,7 +18,7 @@ from flax import nnx
 
 from lit_het import parameters
 from lit_het.checkpoints import weights
-from lit_het.checkpoints.big_vision import exporting as big_vision_export
+from lit_het.checkpoints.big_vision.exporting import write_npz
 from lit_het.checkpoints.huggingface.tokenizer import tokenizer_files
 from lit_het.checkpoints.native import checksums
 from lit_het.cli.main import main
@@ -64,7 +64,7 @@ def params_of(run_dir):
     return open_run(run_dir).params
 
 
-def test_an_imported_model_scores_as_recorded_and_goes_out_and_in_again_unchanged(siglip, data, tmp_path):
+def test_an_imported_model_scores_as_recorded_and_survives_export_and_import(siglip, data, tmp_path):
     run("import", "--from", siglip, "--to", tmp_path / "run", "--tokenizer", data / "tokenizer.model")
     opened = open_run(tmp_path / "run")
     with np.load(GOLDEN / "two_towers_siglip.npz") as golden:
@@ -164,25 +164,25 @@ def test_a_text_tower_without_a_last_layer_is_given_one(lit_config):
 def test_a_tower_of_other_sizes_than_the_files_names_field_and_flag(lit_on_siglip, capsys, tmp_path):
     path = write_config_file(lit_on_siglip, tmp_path / "lit.py")
     line = refusal(capsys, "train", "--config", path, "--task.image-tower.encoder.mlp-width", "48")
-    assert "has encoder.mlp_width = 40, this configuration 48" in line
+    assert "has encoder.mlp_width = 40, but this configuration has 48" in line
     assert "--task.image-tower.encoder.mlp-width 40" in line
 
 
-def test_sources_that_are_nothing_are_refused_in_one_line(capsys, tmp_path, siglip):
+def test_invalid_sources_are_a_one_line_error(capsys, tmp_path, siglip):
     target = ("--to", tmp_path / "run")
     assert "does not exist" in refusal(capsys, "import", "--from", tmp_path / "nothing", *target)
-    assert "is of no known format" in refusal(capsys, "import", "--from", tmp_path, *target)
-    assert "text tower alone" in refusal(capsys, "import", "--from", GOLDEN / "hf_bert", *target)
+    assert "has an unknown format" in refusal(capsys, "import", "--from", tmp_path, *target)
+    assert "only a text tower" in refusal(capsys, "import", "--from", GOLDEN / "hf_bert", *target)
     siglip.write_bytes(siglip.read_bytes()[:5000])
     assert "siglip.npz is not a readable .npz file" in refusal(capsys, "import", "--from", siglip, *target)
     assert not (tmp_path / "run").exists()
 
 
-def test_a_model_that_is_no_tokenizer_is_refused_before_anything_is_written(capsys, tmp_path, data):
+def test_an_invalid_tokenizer_is_refused_before_anything_is_written(capsys, tmp_path, data):
     source = ("import", "--from", GOLDEN / "hf_siglip", "--to", tmp_path / "run")
     (tmp_path / "text.model").write_text("hello")
     assert "nope.model: cannot be read" in refusal(capsys, *source, "--tokenizer", tmp_path / "nope.model")
-    assert "no SentencePiece model" in refusal(capsys, *source, "--tokenizer", tmp_path / "text.model")
+    assert "not a SentencePiece model" in refusal(capsys, *source, "--tokenizer", tmp_path / "text.model")
     assert not (tmp_path / "run").exists()
     run(*source)
     line = refusal(capsys, "zero-shot", "--checkpoint", tmp_path / "run", "--data", data / "train")
@@ -218,8 +218,8 @@ def test_an_import_prepares_images_as_the_folders_processor_says(tmp_path, capsy
     size = experiment.load(tmp_path / "run" / "config.json").data.image_size
     remarks = [line for line in capsys.readouterr().err.splitlines() if "preprocessing of" in line]
     assert [line.partition(f"{folder}: ")[2] for line in remarks] == [
-        "do_pad = True has no counterpart here",
-        f"size: images had 32 pixels, the tower takes {size}; see --image-size",
+        "do_pad = True is not supported",
+        f"size: the processor makes 32 pixels, the tower takes {size}; see --image-size",
     ]
 
     run("export", "--checkpoint", tmp_path / "run", "--to", "huggingface", "--output", tmp_path / "out")
@@ -231,11 +231,11 @@ def preparation(run_dir):
     return experiment.load(run_dir / "config.json").data.preprocessing
 
 
-def test_options_that_a_source_has_no_use_for_are_refused(capsys, tmp_path):
+def test_options_that_do_not_apply_to_a_source_are_refused(capsys, tmp_path):
     source = ("import", "--from", GOLDEN / "hf_siglip", "--to", tmp_path / "run")
     assert "leave out --text-pooling" in refusal(capsys, *source, "--text-pooling", "mean")
     assert "holds no experts; leave out --num-members" in refusal(capsys, *source, "--num-members", "2")
-    assert "the last of which pools" in refusal(capsys, *source, "--text-length", "2")
+    assert "of which the last is pooled" in refusal(capsys, *source, "--text-length", "2")
 
 
 def test_an_import_never_writes_over_a_run(capsys, trained_lit):
@@ -245,7 +245,7 @@ def test_an_import_never_writes_over_a_run(capsys, trained_lit):
 
 def test_a_trained_run_with_noise_is_exported_without_it(capsys, trained_lit, data, tmp_path):
     export = ("export", "--checkpoint", trained_lit.run_dir, "--output", tmp_path / "model.npz", "--to")
-    assert "text_tower.pooling = 'mean' has no place in a SiglipModel" in refusal(capsys, *export, "huggingface")
+    assert "text_tower.pooling = 'mean' is not supported by SiglipModel" in refusal(capsys, *export, "huggingface")
     run(*export, "npz")
     options = ("--text-pooling", "mean", "--tokenizer", data / "tokenizer.model")
     line = refusal(capsys, "import", "--from", tmp_path / "model.npz", "--to", tmp_path / "run", *options)
@@ -258,7 +258,7 @@ def test_a_trained_run_with_noise_is_exported_without_it(capsys, trained_lit, da
     assert set(theirs["head"]) == {"temperature"}
 
 
-def test_a_classifier_goes_out_and_in_again_unchanged(capsys, upstream, tmp_path):
+def test_a_classifier_is_exported_and_imported_unchanged(capsys, upstream, tmp_path):
     run("import", "--from", GOLDEN / "ckpt_vit_old_names.npz", "--to", tmp_path / "run")
     export = ("export", "--checkpoint", tmp_path / "run", "--output", tmp_path / "vit.npz", "--to")
     assert "a classifier has none; export with --to npz" in refusal(capsys, *export, "huggingface")
@@ -267,10 +267,10 @@ def test_a_classifier_goes_out_and_in_again_unchanged(capsys, upstream, tmp_path
     digests = {checksums.digest(open_run(tmp_path / name).params) for name in ("run", "again")}
     assert len(digests) == 1
     line = refusal(capsys, "export", "--checkpoint", upstream, "--to", "npz", "--output", tmp_path / "x.npz")
-    assert "big_vision has no place for head/" in line  # a HET-XL classifier is no dense layer
+    assert "big_vision has no parameter for head/" in line  # a HET-XL classifier is not a dense layer
 
 
-def test_an_image_tower_goes_out_alone(tmp_path):
+def test_an_image_tower_is_exported_alone(tmp_path):
     run("import", "--from", GOLDEN / "hf_siglip_vision", "--to", tmp_path / "run")
     run("export", "--checkpoint", tmp_path / "run", "--to", "npz", "--output", tmp_path / "new" / "vit.npz")
     run("import", "--from", tmp_path / "new" / "vit.npz", "--to", tmp_path / "again")
@@ -279,7 +279,7 @@ def test_an_image_tower_goes_out_alone(tmp_path):
     assert checksums.digest(one) == checksums.digest(other)
 
 
-def test_places_that_cannot_be_written_to_are_refused_before_anything_is_read(capsys, siglip, tmp_path):
+def test_outputs_that_cannot_be_written_are_refused_before_anything_is_read(capsys, siglip, tmp_path):
     run("import", "--from", siglip, "--to", tmp_path / "run")
     export = ("export", "--checkpoint", tmp_path / "run", "--output")
     assert "is a folder; name a file" in refusal(capsys, *export, tmp_path, "--to", "npz")
@@ -315,7 +315,7 @@ def test_both_towers_of_a_file_that_moved_are_found_again(lit_config, siglip):
     assert open_run(config.run_dir, moved).params["text_tower"]
     other = dataclasses.replace(task, text_tower=dataclasses.replace(text, weights="elsewhere.npz:txt"))
     tiny.edit_config(config.run_dir, dataclasses.replace(config, task=other))
-    with pytest.raises(UserError, match="can stand for one only"):
+    with pytest.raises(UserError, match="can replace only"):
         open_run(config.run_dir, moved)
 
 
@@ -356,7 +356,7 @@ def test_importing_takes_little_more_memory_than_the_file_is_large(tmp_path):
     shapes = nnx.to_pure_dict(nnx.state(nnx.eval_shape(lambda: tower.build(nnx.Rngs(0)))))
     random = np.random.default_rng(0)
     params = jax.tree.map(lambda shape: random.random(shape.shape, np.float32), shapes)
-    big_vision_export.write_npz(tmp_path / "vit.npz", tower, None, {"image_tower": params})
+    write_npz(tmp_path / "vit.npz", tower, None, {"image_tower": params})
     size = (tmp_path / "vit.npz").stat().st_size
     assert size > 400e6
     paths = map(str, (GOLDEN / "ckpt_vit_old_names.npz", tmp_path / "vit.npz", tmp_path / "run"))

@@ -15,7 +15,7 @@ from PIL import Image
 
 from lit_het.cli.main import main
 from lit_het.data_pipelines import storage
-from lit_het.data_pipelines.checksums import keep_checksum
+from lit_het.data_pipelines.checksums import save_checksum
 from lit_het.data_pipelines.transforms import Preprocessing
 from lit_het.errors import UserError
 from lit_het.eval.sets import ImageSet, Sets, parse_set
@@ -35,12 +35,12 @@ def labels(argument: str) -> list[int]:
     return [int(label) for batch in opened.loader.epoch() for label in np.asarray(batch.label)[batch.valid]]
 
 
-def test_zero_shot_reads_what_was_prepared(tmp_path, capsys):
+def test_zero_shot_reads_prepared_shards(tmp_path, capsys):
     assert prepare("cifar10", CIFAR, tmp_path / "cifar", "--samples-per-shard", 7, "--workers", 2) == 0
     assert labels(f"{tmp_path}/cifar") == labels(f"{tmp_path}/cifar/test") == TRUTH["cifar10"]["labels"]["test_batch"]
     assert len(labels(f"{tmp_path}/cifar/train")) == 100
     said = capsys.readouterr().err
-    assert "train: 100 images, where 50,000 were published" in said
+    assert "train: 100 images; 50,000 were published" in said
     assert "test: 1 of 10 classes have no images, truck first" in said
     assert re.search(r"train: 100/100 images, [\d.]+/s, 0 s left", said)
     assert f"test: 20 images in {tmp_path}/cifar/test" in said
@@ -51,7 +51,7 @@ def test_the_same_command_again_writes_nothing_and_another_split_joins(tmp_path,
     written = {path: path.stat().st_mtime_ns for path in (tmp_path / "out" / "test").iterdir()}
     assert prepare("pets", GOLDEN / "pets", tmp_path / "out", "--check-images", "--split", "train") == 0
     assert prepare("pets", GOLDEN / "pets", tmp_path / "out", "--split", "test") == 0
-    assert f"test: is all in {tmp_path}/out/test already" in capsys.readouterr().err
+    assert f"test: already complete in {tmp_path}/out/test" in capsys.readouterr().err
     assert {path: path.stat().st_mtime_ns for path in written} == written
     assert labels(f"{tmp_path}/out") == [label for _, label in TRUTH["pets"]["test"]]
 
@@ -62,11 +62,11 @@ def test_broken_images_end_in_one_line_or_are_left_out(tmp_path, capsys):
     (tmp_path / "images" / "a" / "2.jpg").write_bytes(b"not found")
     assert prepare("folder", tmp_path / "images", tmp_path / "out", "--split", "test") == 1
     line = capsys.readouterr().err.strip().splitlines()[-1]
-    assert re.match(r"lit-het: .*/a/2\.jpg: no image \(9 bytes .*; mend it, or leave .* with --skip-broken", line)
+    assert re.match(r"lit-het: .*/a/2\.jpg: not an image \(9 bytes .*; fix it, or skip .* with --skip-broken", line)
     assert not (tmp_path / "out" / "test").exists()
     assert prepare("folder", tmp_path / "images", tmp_path / "out", "--split", "test", "--skip-broken") == 0
     assert "test: 1 images in" in (said := capsys.readouterr().err)
-    assert "1 broken ones left out" in said
+    assert "1 broken images skipped" in said
     assert labels(f"{tmp_path}/out") == [0]
 
 
@@ -76,12 +76,13 @@ def test_broken_images_end_in_one_line_or_are_left_out(tmp_path, capsys):
         (("cifar100", CIFAR, "OUT", "--labels", "coarse"), "cifar-10-python.tar.gz: holds no meta"),
         (("imagenet", GOLDEN, "OUT", "--devkit", "none.tar.gz"), "holds no images"),
         (("img2dataset", "no-such-folder", "OUT"), "no-such-folder: no tar file matches"),
-        (("parquet", "none.parquet", "OUT", "--image", "x"), "none.parquet: is no parquet file"),
-        (("folder", GOLDEN, GOLDEN / "out"), "where it would be a class; choose another output"),
-        (("cifar10", CIFAR, CIFAR), "cannot be made (File exists)"),
+        (("parquet", CIFAR, "OUT", "--image", "x"), "cifar-10-python.tar.gz: is not a parquet file"),
+        (("parquet", "none.parquet", "OUT", "--image", "x"), "none.parquet: cannot be read"),
+        (("folder", GOLDEN, GOLDEN / "out"), "would become a class; choose another output"),
+        (("cifar10", CIFAR, CIFAR), "cannot be created (File exists)"),
     ],
 )
-def test_what_cannot_be_prepared_ends_in_one_line(tmp_path, capsys, arguments, message):
+def test_sources_that_cannot_be_prepared_are_a_one_line_error(tmp_path, capsys, arguments, message):
     assert prepare(*(tmp_path / "out" if argument == "OUT" else argument for argument in arguments)) == 1
     assert message in capsys.readouterr().err.strip().splitlines()[-1]
     assert not list(tmp_path.rglob("*.t*"))
@@ -90,7 +91,7 @@ def test_what_cannot_be_prepared_ends_in_one_line(tmp_path, capsys, arguments, m
 @pytest.mark.parametrize(
     "arguments", [(), ("prepare",), ("prepare", "mnist"), ("prepare", "cifar10", "x", "y", "--label", "z")]
 )
-def test_what_is_not_understood_is_answered_with_the_usage(capsys, arguments):
+def test_invalid_arguments_print_the_usage(capsys, arguments):
     with pytest.raises(SystemExit, match="2"):
         main(["data", *arguments])
     assert "usage: lit-het" in capsys.readouterr().err
@@ -108,7 +109,7 @@ def test_what_is_not_understood_is_answered_with_the_usage(capsys, arguments):
 def test_a_number_below_one_is_refused_with_the_name_of_its_flag(capsys, arguments, flag):
     with pytest.raises(SystemExit, match="2"):
         main(["data", *arguments])
-    assert f"argument {flag}: {arguments[-1]} is no whole number from 1 on" in capsys.readouterr().err
+    assert f"argument {flag}: {arguments[-1]} is not a whole number of at least 1" in capsys.readouterr().err
 
 
 def test_help_names_every_source_and_its_flags(capsys):
@@ -141,7 +142,7 @@ def test_shards_are_indexed_once_and_then_the_new_and_the_changed_ones(shards, c
     assert "1 times: truncated or damaged shard; see lit-het data check" in capsys.readouterr().err
 
 
-def test_checking_lists_what_is_broken_and_has_an_exit_code(shards, tmp_path, capsys):
+def test_checking_lists_broken_samples_and_has_an_exit_code(shards, tmp_path, capsys):
     check = ["data", "check", str(shards), "--output", str(tmp_path / "faults.json")]
     assert main(check) == 0
     assert json.loads((tmp_path / "faults.json").read_text()) == []
@@ -162,17 +163,17 @@ def test_checking_lists_what_is_broken_and_has_an_exit_code(shards, tmp_path, ca
     (shards / "1.tar").write_bytes(data)
     assert main([*check, "--checksum"]) == 1
     table, errors = capsys.readouterr()
-    assert "no image" in table
+    assert "not an image" in table
     assert "other checksum" in table
-    assert "2 defects; mend them" in errors
+    assert "2 defects; fix them" in errors
     found = json.loads((tmp_path / "faults.json").read_text())
     assert [(Path(row["shard"]).name, row["cause"], row["count"]) for row in found] == [
-        ("1.tar", "no image", 1),
+        ("1.tar", "not an image", 1),
         ("1.tar", "other checksum", 1),
     ]
 
 
-def test_the_sum_of_a_shard_that_was_replaced_is_no_secret_and_the_way_out_works(shards, capsys):
+def test_the_checksum_of_a_replaced_shard_differs_and_the_message_helps(shards, capsys):
     index = ["data", "index", str(shards), "--checksum", "--workers", "1"]
     check = ["data", "check", str(shards), "--checksum"]
     assert main(index) == 0
@@ -197,7 +198,7 @@ def test_a_checksum_that_holds_none_is_a_defect_with_a_way_out(shards, capsys, c
     assert f"{shards}/0.tar.sha256 holds no SHA-256; remove {shards}/0.tar.sha256 and run" in capsys.readouterr().out
 
 
-def test_a_checksum_that_can_be_kept_nowhere_is_one_line(shards, capsys, monkeypatch):
+def test_a_checksum_that_cannot_be_saved_is_a_one_line_error(shards, capsys, monkeypatch):
     def refuse(address: str, content: bytes) -> None:
         raise PermissionError(13, "Permission denied")
 
@@ -205,11 +206,11 @@ def test_a_checksum_that_can_be_kept_nowhere_is_one_line(shards, capsys, monkeyp
     with pytest.raises(
         UserError, match=r"0\.tar\.sha256: cannot be written \(Permission denied\); leave out --checksum"
     ):
-        keep_checksum(f"{shards}/0.tar")
+        save_checksum(f"{shards}/0.tar")
 
 
 @pytest.mark.parametrize("damage", ["empty", "no tar", "gzip", "no captions"])
-def test_shards_of_which_nothing_can_be_used_have_a_table_too(shards, tmp_path, capsys, damage):
+def test_shards_without_usable_samples_have_a_table_too(shards, tmp_path, capsys, damage):
     for path in shards.glob("*.tar"):
         content = path.read_bytes()
         changed = {"empty": bytes(10240), "no tar": b"<html>" * 99, "gzip": gzip.compress(content)}
@@ -220,13 +221,13 @@ def test_shards_of_which_nothing_can_be_used_have_a_table_too(shards, tmp_path, 
     table, errors = capsys.readouterr()
     assert len(table.splitlines()) == 1 + 3
     assert len(json.loads(found.read_text())) == 3
-    assert "defects; mend them" in errors.splitlines()[-1]
+    assert "defects; fix them" in errors.splitlines()[-1]
 
 
-def test_a_folder_for_the_table_that_is_missing_is_told_before_anything_is_read(shards, tmp_path, capsys):
+def test_a_missing_output_folder_is_reported_before_anything_is_read(shards, tmp_path, capsys):
     assert main(["data", "check", str(shards), "--output", str(tmp_path / "none" / "x.json")]) == 1
     (line,) = capsys.readouterr().err.splitlines()
-    assert line == f"lit-het: no folder {tmp_path}/none to write x.json to; make it first"
+    assert line == f"lit-het: no folder {tmp_path}/none for x.json; create it first"
 
 
 def test_names_that_are_no_utf8_are_escaped_in_the_table(tmp_path):

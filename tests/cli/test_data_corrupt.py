@@ -5,14 +5,14 @@ from pathlib import Path
 from lit_het.cli.main import main
 from lit_het.data_pipelines.index import ShardIndex
 from lit_het.data_pipelines.shards import IMAGE, expand
-from lit_het.data_pipelines.storage import readable
+from lit_het.data_pipelines.storage import content_or_raise
 
 CIFAR = Path(__file__).parents[1] / "golden" / "data" / "cifar-10-python.tar.gz"
 
 
 def labels(folder: Path) -> dict[str, bytes]:
     index = ShardIndex(expand(folder), [IMAGE, "cls"])
-    return {index.key(number): readable(index.read([number], ["cls"])[0][0]) for number in range(len(index))}
+    return {index.key(number): content_or_raise(index.read([number], ["cls"])[0][0]) for number in range(len(index))}
 
 
 def test_every_corruption_and_severity_becomes_a_split_with_the_labels_of_the_clean_one(tmp_path, capsys):

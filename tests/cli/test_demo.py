@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lit_het.apps.demo import model
+from lit_het.apps.demo import model as demo_model
 from lit_het.apps.demo import server as demo
-from lit_het.eval.answers import answer, chooser
+from lit_het.eval.answers import answer, label_predictor
 from tests import tiny
 from tests.cli.browser import browser
 from tests.cli.test_train import refusal
@@ -41,30 +41,30 @@ def captions(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def subject(trained_lit, captions, tmp_path_factory):
+def model(trained_lit, captions, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        return demo.open_subject(trained_lit.run_dir, str(captions))
+        return demo.open_model(trained_lit.run_dir, str(captions))
 
 
-def test_a_page_gets_what_classify_tells(subject, image):
-    square, features = subject.see(image.read_bytes(), "red.png")
-    size = subject.run.config.data.image_size
+def test_a_page_gets_the_predictions_of_classify(model, image):
+    square, features = model.see(image.read_bytes(), "red.png")
+    size = model.run.config.data.image_size
     assert square.shape == (size, size, 3)
-    labels, found = subject.answer(features, LABELS, "photo", 16, 3)
+    labels, found = model.answer(features, LABELS, "photo", 16, 3)
     assert labels == tuple(NAMES[:4])
-    expected = answer(chooser(subject.run.model(), labels, ["a photo of a {c}."]), features, 16, 3)
+    expected = answer(label_predictor(model.run.model(), labels, ["a photo of a {c}."]), features, 16, 3)
     assert found.samples is not None
     assert expected.samples is not None
     np.testing.assert_allclose(found.samples, expected.samples, rtol=1e-5)
-    assert subject.noise(features) == (pytest.approx(expected.noise_norm), [])
-    nearest = subject.nearest(features)
+    assert model.noise(features) == (pytest.approx(expected.noise_norm), [])
+    nearest = model.nearest(features)
     assert sorted(caption for caption, _ in nearest) == sorted(NAMES)
     assert [score for _, score in nearest] == sorted((score for _, score in nearest), reverse=True)
 
 
-def test_one_image_is_decoded_at_a_time(subject, image, monkeypatch):
-    inside, most, real = [], [], model.decode
+def test_one_image_is_decoded_at_a_time(model, image, monkeypatch):
+    inside, most, real = [], [], demo_model.decode
 
     def noted(*arguments):
         inside.append(1)
@@ -73,13 +73,13 @@ def test_one_image_is_decoded_at_a_time(subject, image, monkeypatch):
         inside.pop()
         return real(*arguments)
 
-    monkeypatch.setattr(model, "decode", noted)
+    monkeypatch.setattr(demo_model, "decode", noted)
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda _: subject.see(image.read_bytes(), "red.png"), range(8)))
+        list(pool.map(lambda _: model.see(image.read_bytes(), "red.png"), range(8)))
     assert most == [1] * 8
 
 
-def visit(subject, script):
+def visit(model, script):
     """Runs a script as a user of the page."""
     pytest.importorskip("nicegui")
     from nicegui.testing import user_simulation  # pyright: ignore[reportMissingImports]
@@ -87,7 +87,7 @@ def visit(subject, script):
     from lit_het.apps.demo.page import Page
 
     async def simulate():
-        async with user_simulation(root=lambda: Page(subject)) as user:
+        async with user_simulation(root=lambda: Page(model)) as user:
             await user.open("/")
             await script(user)
 
@@ -109,7 +109,7 @@ async def write(user, labels):
         user.find(ui.textarea).elements.copy().pop().value = labels
 
 
-def test_a_user_drops_an_image_writes_labels_and_draws_again(subject, image):
+def test_a_user_drops_an_image_writes_labels_and_draws_again(model, image):
     async def script(user):
         await user.should_see("Drop an image and write two labels or more.")
         await drop(user, image.read_bytes())
@@ -126,23 +126,23 @@ def test_a_user_drops_an_image_writes_labels_and_draws_again(subject, image):
                 return
         raise AssertionError("the same noise was drawn again")
 
-    visit(subject, script)
+    visit(model, script)
 
 
-def test_mistakes_are_messages_on_the_page(subject, image):
+def test_mistakes_are_messages_on_the_page(model, image):
     async def script(user):
         await drop(user, b"no image at all", "text.png")
-        await user.should_see("text.png: no image", retries=100)
+        await user.should_see("text.png: not an image", retries=100)
         await drop(user, image.read_bytes())
-        await user.should_not_see("text.png: no image", retries=100)
+        await user.should_not_see("text.png: not an image", retries=100)
         await write(user, "a cat")
         await user.should_see("'a cat' is the only label", retries=100)
         await write(user, "a cat,a cat")
-        await user.should_see("'a cat' stands twice", retries=100)
+        await user.should_see("'a cat' is repeated", retries=100)
         await write(user, " ")
-        await user.should_not_see("stands twice", retries=100)
+        await user.should_not_see("is repeated", retries=100)
 
-    visit(subject, script)
+    visit(model, script)
 
 
 @contextlib.contextmanager
@@ -202,7 +202,7 @@ def sent_before_the_end(address, path):
     return count
 
 
-def test_a_server_answers_its_own_page_alone_and_takes_no_more_than_it_says(trained_lit, image, tmp_path, monkeypatch):
+def test_a_server_answers_only_its_own_page_and_limits_uploads(trained_lit, image, tmp_path, monkeypatch):
     pytest.importorskip("nicegui")
     websockets = pytest.importorskip("websockets.sync.client")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -233,7 +233,7 @@ def test_a_server_answers_its_own_page_alone_and_takes_no_more_than_it_says(trai
         assert answered(address)[0] == 200
 
 
-def test_a_browser_shows_bands_and_asks_no_other_machine(trained_lit, captions, image, tmp_path, monkeypatch):
+def test_a_browser_shows_bands_and_contacts_no_other_machine(trained_lit, captions, image, tmp_path, monkeypatch):
     pytest.importorskip("nicegui")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with (
@@ -268,7 +268,7 @@ def test_without_the_extra_one_line_names_it(capsys, monkeypatch, trained_lit):
 
 
 @pytest.mark.parametrize("problem", ["classifier", "captions", "host"])
-def test_what_cannot_be_served_is_one_line(capsys, trained_lit, upstream, tmp_path, problem):
+def test_runs_that_cannot_be_served_are_a_one_line_error(capsys, trained_lit, upstream, tmp_path, problem):
     pytest.importorskip("nicegui")
     arguments, message = {
         "classifier": (("--checkpoint", upstream), "needs a run with a text tower"),
@@ -289,7 +289,7 @@ def test_a_port_that_is_taken_is_refused_where_asked_for_and_else_another_is_fou
         monkeypatch.setattr(demo, "_PORT", port)
         served_at = []
         monkeypatch.setattr(
-            "lit_het.apps.demo.page.serve", lambda subject, host, port, allow_hosts: served_at.append(port)
+            "lit_het.apps.demo.page.serve", lambda model, host, port, allow_hosts: served_at.append(port)
         )
         demo.demo(trained_lit.run_dir, None, "127.0.0.1", None)
         assert served_at[0] not in (0, port)

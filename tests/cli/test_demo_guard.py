@@ -4,14 +4,14 @@ import asyncio
 
 import pytest
 
-from lit_het.apps.demo.guard import Doors, Guard
+from lit_het.apps.demo.guard import AllowedHosts, Guard
 
-LOOPBACK = Doors.of("127.0.0.1", ())
-ANYWHERE = Doors.of("0.0.0.0", ("gpu-box", "proxy.example"))
+LOOPBACK = AllowedHosts.of("127.0.0.1", ())
+ANYWHERE = AllowedHosts.of("0.0.0.0", ("gpu-box", "proxy.example"))
 
 
 @pytest.mark.parametrize("host", ["localhost", "LOCALHOST:7860", "127.0.0.1:7860", "[::1]:7860"])
-def test_this_machine_may_ask_with_and_without_an_origin(host):
+def test_this_machine_is_allowed_with_and_without_an_origin(host):
     assert not LOOPBACK.problem([host], [])
     assert not LOOPBACK.problem([host], [f"http://{host}"])
 
@@ -32,7 +32,7 @@ def test_this_machine_may_ask_with_and_without_an_origin(host):
         ["localhost:7860, evil.example"],
     ],
 )
-def test_names_that_the_page_is_not_known_by_are_refused(hosts):
+def test_unknown_host_names_are_refused(hosts):
     assert LOOPBACK.problem(hosts, [])
 
 
@@ -41,18 +41,18 @@ def test_names_that_the_page_is_not_known_by_are_refused(hosts):
     ["http://evil.example", "null", "http://localhost:3000", "file://", "http://localhost:7860.evil.example", "", "["],
 )
 def test_pages_from_elsewhere_are_refused(origin):
-    assert "may not ask" in LOOPBACK.problem(["localhost:7860"], [origin])
-    assert "may not ask" in LOOPBACK.problem(["localhost:7860"], ["http://localhost:7860", origin])
+    assert "may not send requests" in LOOPBACK.problem(["localhost:7860"], [origin])
+    assert "may not send requests" in LOOPBACK.problem(["localhost:7860"], ["http://localhost:7860", origin])
 
 
-def test_a_page_for_all_networks_is_known_by_addresses_and_by_names_that_the_user_gives():
+def test_a_page_for_all_networks_allows_addresses_and_the_names_of_the_user():
     for host in ("192.168.1.5:7860", "[fe80::1]:7860", "gpu-box:7860", "Proxy.Example", "localhost:7860"):
         assert not ANYWHERE.problem([host], [f"http://{host}"])
     assert not ANYWHERE.problem(["10.0.0.7:7860"], ["https://proxy.example"])  # which changes the host
     assert "--allow-host evil.example" in ANYWHERE.problem(["evil.example"], ["http://evil.example"])
 
 
-def asked(doors, kind="http", headers=(), chunks=(b"",), max_bytes=100):
+def asked(allowed, kind="http", headers=(), chunks=(b"",), max_bytes=100):
     """What a guard lets an application see of a request, and what it answers itself."""
     seen, sent, left = [], [], list(chunks)
 
@@ -68,7 +68,7 @@ def asked(doors, kind="http", headers=(), chunks=(b"",), max_bytes=100):
         sent.append(message)
 
     scope = {"type": kind, "headers": [(b"host", b"localhost"), *headers]}
-    asyncio.run(Guard(app, doors, max_bytes)(scope, receive, send))
+    asyncio.run(Guard(app, allowed, max_bytes)(scope, receive, send))
     return seen, sent[0].get("status", sent[0]["type"])
 
 

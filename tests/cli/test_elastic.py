@@ -178,7 +178,7 @@ def test_a_broken_image_that_one_process_reads_ends_all_of_them(whole, data, sta
 
 
 @pytest.mark.parametrize("victim", [0, 1])
-def test_who_misses_another_process_ends_with_the_code_to_start_again(whole, start, tmp_path, victim):
+def test_a_process_that_lost_another_exits_with_the_code_to_restart(whole, start, tmp_path, victim):
     config = dataclasses.replace(whole, length=Duration(2000), cadence=Cadence(log_steps=1), evaluations=())
     address = f"localhost:{tiny.free_port()}"
     pair = [start(config, tmp_path / f"{i}.txt", "--distributed", f"{address},{i}/2") for i in (0, 1)]
@@ -191,4 +191,4 @@ def test_who_misses_another_process_ends_with_the_code_to_start_again(whole, sta
     pair[victim].communicate()
     messages = pair[1 - victim].communicate(timeout=60)[1].decode()
     assert pair[1 - victim].returncode == 75, messages
-    assert re.search(r"lit-het: another process .*is gone.*; start all again", messages)
+    assert re.search(r"lit-het: lost another process or a device .*; restart all processes", messages)

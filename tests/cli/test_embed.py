@@ -57,7 +57,7 @@ def test_a_run_on_embeddings_has_the_losses_of_the_run_on_images(trained_lit, em
     np.testing.assert_allclose(losses(config.run_dir), losses(trained_lit.run_dir), rtol=1e-5)
 
 
-def test_a_run_may_go_on_with_embeddings_where_it_began_with_images(lit_config, trained_lit, embedded):
+def test_a_run_may_resume_with_embeddings_after_images(lit_config, trained_lit, embedded):
     train(
         dataclasses.replace(
             lit_config, cadence=dataclasses.replace(lit_config.cadence, save_steps=1), length=Duration(4)
@@ -124,10 +124,10 @@ def test_a_broken_image_has_no_embedding_and_is_counted(trained_lit, data, tmp_p
     content[start : start + 4] = b"oops"
     shard.write_bytes(content)
     flags = ["--tower", trained_lit.run_dir, "--data", shard, "--output", tmp_path / "e"]
-    assert "no image" in refusal(capsys, "embed", *flags)
+    assert "not an image" in refusal(capsys, "embed", *flags)
     assert not list((tmp_path / "e").glob("*.safetensors"))
     assert main(["embed", *map(str, flags), "--data.max-bad-fraction", "0.1"]) == 0
-    assert "1 images without embeddings: no image" in capsys.readouterr().err
+    assert "1 images have no embedding: not an image" in capsys.readouterr().err
     # Of a command that was stopped the fraction is still one of all images.
     few = tmp_path / "d" / "few.tar"
     write_tar(few, [{"__key__": "a", "jpg": b"no image"}])
@@ -135,7 +135,9 @@ def test_a_broken_image_has_no_embedding_and_is_counted(trained_lit, data, tmp_p
     assert main(["embed", *map(str, flags), "--data.max-bad-fraction", "0.1"]) == 0
 
 
-def test_what_a_store_did_not_give_is_not_kept_as_broken(trained_lit, data, tmp_path, monkeypatch, capsys):
+def test_images_that_a_store_did_not_return_are_not_recorded_as_broken(
+    trained_lit, data, tmp_path, monkeypatch, capsys
+):
     away = Unreadable("store does not answer", "for a while")
     read, flags = Reader.read, ["--tower", str(trained_lit.run_dir), "--output", str(tmp_path / "e")]
     calls = []
@@ -146,7 +148,7 @@ def test_what_a_store_did_not_give_is_not_kept_as_broken(trained_lit, data, tmp_
 
     monkeypatch.setattr(Reader, "read", failing_once)
     assert main(["embed", *flags, "--data.max-bad-fraction", "0.9", "--data.threads", "0"]) == 1
-    assert "start again to embed them" in capsys.readouterr().err
+    assert "run the command again to embed them" in capsys.readouterr().err
     assert main(["embed", *flags]) == 0
     for path in (tmp_path / "e").glob("*.safetensors"):
         with safetensors.safe_open(path, "numpy") as file:
@@ -176,7 +178,7 @@ def test_a_killed_command_goes_on_with_the_shards_that_are_missing_on_two_hosts(
     ]
     messages = "".join(half.communicate()[1].decode() for half in halves)
     assert [half.returncode for half in halves] == [0, 0], messages
-    there = re.findall(r"(\d+) of 100 shards have their embeddings", messages)
+    there = re.findall(r"(\d+) of 100 shards already have embeddings", messages)
     assert sum(map(int, there)) == len(before)
     after = {path: path.stat().st_mtime_ns for path in (tmp_path / "e").glob("*.safetensors")}
     assert len(after) == 200
@@ -189,7 +191,7 @@ def test_embeddings_of_another_tower_are_refused(capsys, lit_config, embedded, u
     changed = dataclasses.replace(lit_config, pretrained=PretrainedConfig(tmp_path / "other"))
     file = write_config_file(changed, tmp_path / "changed.py")
     line = refusal(capsys, "train", "--config", file, "--data.embeddings", embedded)
-    assert "was made by another image tower" in line
+    assert "was computed by image tower" in line
     assert not (lit_config.run_dir / "checkpoints").exists() or not any((lit_config.run_dir / "checkpoints").iterdir())
 
 
@@ -201,21 +203,21 @@ def test_embeddings_of_other_pixels_are_refused(capsys, config_file, embedded):
 
 def test_a_tower_that_is_trained_takes_no_embeddings(capsys, config_file, embedded):
     line = refusal(capsys, "train", "--config", config_file, "--data.embeddings", embedded, "--task.locked")
-    assert "an image tower that is trained needs images" in line
+    assert "a trainable image tower needs images" in line
 
 
 def test_crops_without_anything_random_are_refused(capsys, config_file, tmp_path):
     line = refusal(capsys, "embed", "--tower", config_file, "--output", tmp_path / "e", "--crops", 2)
-    assert "all crops would be the same" in line
+    assert "all crops would be equal" in line
 
 
 def test_the_tower_of_a_run_cannot_be_changed_by_flags(capsys, trained_lit, tmp_path):
     flags = ["--output", tmp_path / "e", "--task.image-tower.members", "concatenated"]
-    assert "is what it is" in refusal(capsys, "embed", "--tower", trained_lit.run_dir, *flags)
+    assert "cannot be changed" in refusal(capsys, "embed", "--tower", trained_lit.run_dir, *flags)
 
 
 @pytest.mark.parametrize("part", ["2/2", "-1/2", "0/0", "half"])
-def test_a_part_that_there_is_not_is_refused(capsys, config_file, tmp_path, part):
+def test_an_invalid_part_is_refused(capsys, config_file, tmp_path, part):
     assert part in refusal(capsys, "embed", "--tower", config_file, "--output", tmp_path / "e", f"--part={part}")
 
 

@@ -19,7 +19,7 @@ from lit_het.eval.evaluation import Evaluation, read_records
 from lit_het.eval.evaluators.ensemble import EnsembleConfig
 from lit_het.eval.evaluators.retrieval import RetrievalConfig
 from lit_het.eval.evaluators.zero_shot import ZeroShotConfig
-from lit_het.eval.recognition import NamesConfig
+from lit_het.eval.recognition import ClassNamesConfig
 from lit_het.eval.sets import ImageSet
 from lit_het.runs.evaluation import evaluate, table
 from lit_het.runs.predictor import ModelMaker
@@ -47,7 +47,7 @@ def run(trained_lit, tmp_path):
     return shutil.copytree(trained_lit.run_dir, tmp_path / "run", ignore=shutil.ignore_patterns("evaluations"))
 
 
-def test_every_evaluation_of_a_file_is_printed_and_kept(run, shapes, tmp_path, capsys):
+def test_every_evaluation_of_a_file_is_printed_and_saved(run, shapes, tmp_path, capsys):
     suite = tmp_path / "suite.py"
     suite.write_text(
         "import dataclasses\n"
@@ -92,10 +92,8 @@ def printed(errors: Mapping[str, float], *parts: str) -> str:
     return " ".join(console.export_text().split())
 
 
-def test_a_table_that_has_no_room_for_errors_says_where_they_stand():
-    assert "standard errors: in the run's folder, and in lit-het report" in printed(
-        {"clean/top1": 0.1}, "clean", "fog/1"
-    )
+def test_a_table_without_space_for_errors_says_where_they_are():
+    assert "standard errors: see the run's folder or lit-het report" in printed({"clean/top1": 0.1}, "clean", "fog/1")
     assert "standard errors" not in printed({}, "clean", "fog/1")
 
 
@@ -148,11 +146,11 @@ def test_an_evaluation_that_cannot_work_ends_a_list_before_the_first_image(upstr
 
 @pytest.mark.parametrize(
     ("wrong", "message"),
-    [(EnsembleConfig, "there is but one member"), (ZeroShotConfig, "'red square' has images but is not among")],
+    [(EnsembleConfig, "there is only one member"), (ZeroShotConfig, "'red square' has images but is not among")],
 )
 def test_an_evaluation_that_cannot_work_ends_a_training_before_its_first_step(lit_config, shapes, wrong, message):
     (shapes / "names.txt").write_text("grey bar\n")
-    names = NamesConfig(candidates=shapes / "names.txt" if wrong is ZeroShotConfig else None)
+    names = ClassNamesConfig(candidates=shapes / "names.txt" if wrong is ZeroShotConfig else None)
     config = dataclasses.replace(lit_config, evaluations=(wrong(ImageSet("shapes", str(shapes)), names),))
     with pytest.raises(UserError, match=message):
         train(config)
@@ -160,10 +158,10 @@ def test_an_evaluation_that_cannot_work_ends_a_training_before_its_first_step(li
     assert not (config.run_dir / "config.json").exists(), "the same command starts anew"
 
 
-def test_of_several_processes_only_the_first_tells_what_was_found(run, shapes, tmp_path, monkeypatch, capsys):
+def test_only_the_main_process_prints_results(run, shapes, tmp_path, monkeypatch, capsys):
     output = tmp_path / "figures.json"
     monkeypatch.setattr(RetrievalConfig, "build", lambda config, sets: Told())
-    monkeypatch.setattr(distributed, "is_first", lambda: False)
+    monkeypatch.setattr(distributed, "is_main_process", lambda: False)
     config = RetrievalConfig(ImageSet("shapes", str(shapes), labelled=False))
     assert [one.kind for one in evaluate([run], [config], output=output)] == ["retrieval"]
     assert not output.exists()
@@ -181,7 +179,7 @@ class Told:
         return Evaluation("retrieval", "shapes", {"recall": 1.0})
 
 
-def test_two_checkpoints_are_an_ensemble_and_nothing_else(run, trained_lit, shapes, capsys):
+def test_two_checkpoints_are_an_ensemble_only(run, trained_lit, shapes, capsys):
     both = ("--checkpoint", run, trained_lit.run_dir, "--data", shapes)
     assert main(["ensemble", *map(str, both)]) == 0
     [record] = read_records(run)
@@ -216,7 +214,7 @@ def test_members_of_an_efficient_ensemble_have_predictions_of_their_own(data, tm
     np.testing.assert_allclose(np.exp(joint), np.exp(log_p).mean(axis=1), rtol=1e-4)
 
 
-def test_what_is_no_list_of_evaluations_is_refused(run, capsys, tmp_path):
+def test_an_invalid_list_of_evaluations_is_refused(run, capsys, tmp_path):
     suite = tmp_path / "suite.py"
     for text, message in {
         "x = 1": "has no get_evaluations()",

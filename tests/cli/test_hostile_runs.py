@@ -15,7 +15,7 @@ from lit_het.checkpoints.native.saved_step import SavedStep
 from lit_het.cli.main import main
 from lit_het.configs import experiment
 from lit_het.errors import TRY_AGAIN, UserError
-from lit_het.eval.kept_runs import read_runs
+from lit_het.eval.saved_runs import read_runs
 from lit_het.runs.directory import config_path, load_config
 from lit_het.runs.opening import abstract_params, load_pretrained, open_run
 from lit_het.runs.training import parse_config, train
@@ -29,7 +29,7 @@ def copied(trained_lit, tmp_path):
     return Path(shutil.copytree(trained_lit.run_dir, tmp_path / "copy")), trained_lit
 
 
-def test_a_changed_file_is_named_by_whoever_opens_the_run(copied, capsys):
+def test_a_changed_file_is_named_when_the_run_is_opened(copied, capsys):
     run, config = copied
     assert main(["checkpoint", "verify", str(run)]) == 0
     assert "whole: config.json, tokenizer.model" in capsys.readouterr().out
@@ -81,24 +81,24 @@ def test_a_run_that_takes_its_parameters_from_itself_is_refused_at_once(copied, 
     ("field", "told"),
     [("locked_checksum", "the locked parameters are not those"), ("position", "has no position in the data")],
 )
-def test_a_checkpoint_whose_info_lacks_a_field_is_a_line(copied, field, told, monkeypatch):
+def test_a_checkpoint_whose_info_lacks_a_field_is_a_one_line_error(copied, field, told, monkeypatch):
     run, config = copied
-    monkeypatch.setattr(SavedStep, "about", _without(field, SavedStep.about))
+    monkeypatch.setattr(SavedStep, "read_info", _without(field, SavedStep.read_info))
     with pytest.raises(UserError, match=told):
         train(dataclasses.replace(config, run_dir=run), resume=True)
 
 
 def test_a_run_whose_info_lacks_the_checksum_of_the_locked_parameters_does_not_open(copied, monkeypatch):
     run, _ = copied
-    monkeypatch.setattr(SavedStep, "about", _without("locked_checksum", SavedStep.about))
+    monkeypatch.setattr(SavedStep, "read_info", _without("locked_checksum", SavedStep.read_info))
     with pytest.raises(UserError, match="are not those that"):
         open_run(run)
 
 
-def _without(field, about):
+def _without(field, read_info):
     def changed(step):
-        info, marks = about(step)
-        return {name: value for name, value in info.items() if name != field}, marks
+        info, fingerprints = read_info(step)
+        return {name: value for name, value in info.items() if name != field}, fingerprints
 
     return changed
 
@@ -110,7 +110,7 @@ def test_a_changed_configuration_is_named_also_where_its_path_is_given(copied):
         parse_config(run / "config.json", ())
 
 
-def test_a_start_on_a_full_disk_may_be_tried_again(copied, monkeypatch, capsys):
+def test_a_start_on_a_full_disk_can_be_retried(copied, monkeypatch, capsys):
     run, _ = copied
 
     def fail(*_):
@@ -163,17 +163,17 @@ def test_a_value_beyond_any_model_or_path_is_named(trained_lit, tmp_path, field,
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "starts.jsonl"])
-def test_a_named_pipe_in_a_run_is_a_line(copied, name, tmp_path):
+def test_a_named_pipe_in_a_run_is_a_one_line_error(copied, name, tmp_path):
     run, config = copied
     (run / name).unlink()
     os.mkfifo(run / name)
-    with pytest.raises(UserError, match=rf"{name}.*no regular file"):
+    with pytest.raises(UserError, match=rf"{name}.*(no|not a) regular file"):
         train(dataclasses.replace(config, run_dir=run), resume=True)
     if name == "metrics.jsonl":
         assert main(["report", str(run), "--output", str(tmp_path / "r.html")]) == 1
 
 
-def test_what_a_killed_start_left_half_written_is_swept_away(copied):
+def test_half_written_files_of_a_killed_start_are_removed(copied):
     run, config = copied
     left = [run / f"{name}.partial-0123456789abcdef" for name in ("config.json", "metrics.jsonl")]
     for path in left:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lit_het.checkpoints.huggingface import processor as huggingface_processor
+from lit_het.checkpoints.huggingface.processor import CLIP_PROCESSOR, DINO_PROCESSOR, SIGLIP_PROCESSOR, VIT_PROCESSOR
 from lit_het.data_pipelines.transforms import Preprocessing
 from lit_het.runs import image_processors
 
@@ -27,10 +27,10 @@ CROP = {"do_center_crop": True, "resample": BICUBIC}
         ({"size": 224, "resample": BILINEAR}, Preprocessing("squash", filter="bilinear"), 224),
         ({**CROP, "size": 256, "crop_size": 224}, Preprocessing("crop", 0.875, "bicubic"), 224),
         # What kinds do where nothing is said.
-        (huggingface_processor.VIT, Preprocessing("squash", filter="bilinear"), 32),
-        (huggingface_processor.SIGLIP, Preprocessing("squash", filter="bicubic"), 32),
-        (huggingface_processor.CLIP, Preprocessing("crop", 1.0, "bicubic"), 32),
-        (huggingface_processor.DINO, Preprocessing("crop", 0.875, "bicubic"), 224),
+        (VIT_PROCESSOR, Preprocessing("squash", filter="bilinear"), 32),
+        (SIGLIP_PROCESSOR, Preprocessing("squash", filter="bicubic"), 32),
+        (CLIP_PROCESSOR, Preprocessing("crop", 1.0, "bicubic"), 32),
+        (DINO_PROCESSOR, Preprocessing("crop", 0.875, "bicubic"), 224),
     ],
 )
 def test_processors_of_the_known_kinds_are_understood_in_full(processor, expected, size):
@@ -41,18 +41,21 @@ def test_processors_of_the_known_kinds_are_understood_in_full(processor, expecte
     ("changes", "remark"),
     [
         ({"do_resize": False}, "do_resize = False, but"),
-        ({"resample": 1}, "resample = 1 is no filter here; bicubic"),
-        ({"resample": {"a": 1}}, "resample = .* is no filter here"),
-        ({"do_pad": True}, "do_pad = True has no counterpart"),
-        ({"size": {"height": 224, "width": 448}}, "size = .*448.* is no square"),
-        ({"size": {"longest_edge": 224}}, "size = .*longest_edge.* is no square"),
+        ({"resample": 1}, "resample = 1 is not a supported filter; bicubic"),
+        ({"resample": {"a": 1}}, "resample = .* is not a supported filter"),
+        ({"do_pad": True}, "do_pad = True is not supported"),
+        ({"size": {"height": 224, "width": 448}}, "size = .*448.* is not square"),
+        ({"size": {"longest_edge": 224}}, "size = .*longest_edge.* is not square"),
         ({"size": {"shortest_edge": 224}}, "do_center_crop = False, but"),
         ({**CROP, "crop_size": 112}, "crop_size = 112 of squashed images"),
-        ({**CROP, "size": {"shortest_edge": 224}, "crop_size": 256}, "crop_size = 256 is no square in images of 224"),
-        ({**CROP, "size": 224, "crop_size": {"height": 100, "width": 99}}, "crop_size = .*99.* is no square"),
+        (
+            {**CROP, "size": {"shortest_edge": 224}, "crop_size": 256},
+            "crop_size = 256 is not a square within 224 pixels",
+        ),
+        ({**CROP, "size": 224, "crop_size": {"height": 100, "width": 99}}, "crop_size = .*99.* is not a square within"),
     ],
 )
-def test_what_has_no_counterpart_is_remarked_on_with_its_field(changes, remark):
+def test_unsupported_fields_are_remarked_on(changes, remark):
     reading = image_processors.read({"size": SQUARE, "resample": BILINEAR, **changes}, 224)
     assert len(reading.remarks) == 1
     with pytest.raises(ValueError, match=remark):
@@ -67,7 +70,7 @@ def test_what_has_no_counterpart_is_remarked_on_with_its_field(changes, remark):
         Preprocessing("crop", 0.875, "bicubic"),
     ],
 )
-def test_what_is_written_is_read_again(preprocessing):
+def test_written_processors_are_read_back(preprocessing):
     processor = image_processors.write(preprocessing, 224)
     assert image_processors.read(processor, 224) == image_processors.Reading(preprocessing, 224, ())
 

@@ -34,7 +34,7 @@ def sleeping(tmp_path, monkeypatch) -> Iterator[Path]:
 
     monkeypatch.setattr(train, "parse_config", lambda *_, **__: None)
     monkeypatch.setattr(train, "train", wait)
-    # Whoever starts the tests, such as nohup, may ignore them.
+    # The parent process of the tests, such as nohup, may ignore them.
     usual = {signal.SIGTERM: signal.SIG_DFL, signal.SIGHUP: signal.SIG_DFL, signal.SIGINT: signal.default_int_handler}
     before = {number: signal.signal(number, handler) for number, handler in usual.items()}
     yield started
@@ -55,7 +55,7 @@ def signalled(started: Path, *numbers: int) -> int:
     sender = threading.Thread(target=send)
     sender.start()
     try:
-        return main(["train", "--config", "none.py"])
+        return main(["train", "--config", "quickstart_upstream"])  # its content is not read
     finally:
         sender.join()
 
@@ -63,16 +63,16 @@ def signalled(started: Path, *numbers: int) -> int:
 def wait_for_end(process: str) -> None:
     deadline = time.monotonic() + 5
     with contextlib.suppress(FileNotFoundError):
-        while Path(f"/proc/{process}/cmdline").read_bytes():  # what nobody has waited for has an empty one
+        while Path(f"/proc/{process}/cmdline").read_bytes():  # a process that was not waited for has an empty one
             assert time.monotonic() < deadline
             time.sleep(0.01)
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130)])
-def test_a_signal_ends_the_commands_of_a_stream_and_says_so_in_one_line(sleeping, capsys, number, code):
+def test_a_signal_stops_the_commands_of_a_stream_with_a_one_line_message(sleeping, capsys, number, code):
     assert signalled(sleeping, number, number if number != signal.SIGINT else 0) == code
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.endswith("; checkpoints that were saved stay, --resume goes on from the newest")
+    assert line.endswith("; saved checkpoints are kept; --resume continues from the newest")
     wait_for_end(sleeping.read_text().strip())
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
@@ -91,20 +91,24 @@ def test_a_hangup_that_is_ignored_stays_ignored(sleeping, capsys):
         (
             ["zero-shot", "--checkpoint", "run", "--data", "set"],
             "lit_het.runs.evaluation.evaluate_sets",
-            "lit-het: interrupted; evaluations that were done are kept in the run's folder",
+            "lit-het: interrupted; finished evaluations are saved in the run's folder",
         ),
         (
             ["data", "index", "shards"],
             "lit_het.apps.data.index",
-            "lit-het: interrupted; shards that are done stay, the same command goes on",
+            "lit-het: interrupted; finished shards are kept; the same command continues",
         ),
         (["report", "run"], "lit_het.apps.report.report", "lit-het: interrupted"),
     ],
 )
-def test_what_is_said_of_an_interrupted_command_is_true_of_it(monkeypatch, capsys, arguments, place, line):
+def test_an_interrupted_command_says_what_is_kept(monkeypatch, capsys, tmp_path, arguments, place, line):
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
+    for folder in ("run", "set", "shards"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "run" / "config.json").touch()
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(place, interrupt)
     assert main(arguments) == 130
     assert capsys.readouterr().err == f"{line}\n"
@@ -113,7 +117,7 @@ def test_what_is_said_of_an_interrupted_command_is_true_of_it(monkeypatch, capsy
 @pytest.mark.parametrize(
     ("backend", "variable", "kept"), [("tpu", None, "cache/lit-het/compiled"), ("tpu", "", None), ("cpu", None, None)]
 )
-def test_compiled_programs_are_kept_on_accelerators_unless_the_user_says_where(
+def test_compiled_programs_are_cached_on_accelerators_unless_the_user_sets_a_cache(
     monkeypatch, tmp_path, backend, variable, kept
 ):
     told = {}

@@ -7,8 +7,8 @@ import numpy as np
 
 from lit_het import sharding
 from lit_het.eval import scores
-from lit_het.eval.predictions import SupervisedPredictor, ZeroShotPredictor, member_blocks, predict, scores_alone
-from lit_het.eval.recognition import embed_names
+from lit_het.eval.predictions import SupervisedPredictor, ZeroShotPredictor, class_scores, member_blocks, predict
+from lit_het.eval.recognition import embed_class_names
 from lit_het.eval.sets import Features, read_features
 from lit_het.runs.opening import Run, open_run
 from lit_het.runs.predictor import ModelMaker
@@ -37,7 +37,7 @@ def evaluate(run: Run, num_devices: int) -> tuple[Features, dict[str, float], di
     assert isinstance(model, Encoder)
     assert model.features.num_shares == num_devices
     features = read_features(model.features, batches(96 * num_devices), lambda count: None, "random")
-    names = embed_names(model, NAMES)
+    names = embed_class_names(model, NAMES)
     quiet, noisy = (scores.figures(predict(ZeroShotPredictor(model, names, s), features))[0] for s in (0, 3))
     return features, quiet, noisy
 
@@ -51,7 +51,7 @@ def test_ten_thousand_images_give_the_same_figures_on_one_device_and_on_eight(tr
     assert one[1:] == eight[1:]
 
 
-def test_a_classifier_with_noise_says_the_same_on_one_device_and_on_eight(upstream):
+def test_a_classifier_with_noise_predicts_the_same_on_one_device_and_on_eight(upstream):
     run = open_run(upstream)
     values = np.random.default_rng(0).normal(size=(3000, run.task.features.size)).astype(np.float32)
     images = Features(values, np.zeros(len(values), np.int32), np.arange(len(values)))
@@ -63,7 +63,7 @@ def test_a_classifier_with_noise_says_the_same_on_one_device_and_on_eight(upstre
         assert isinstance(model, Classifier)
         predictor = SupervisedPredictor(model, samples=3)
         members = np.concatenate([of_block for of_block, _ in member_blocks(predictor, images)])
-        return [*vars(predict(predictor, images)).values(), members, scores_alone(predictor, images)]
+        return [*vars(predict(predictor, images)).values(), members, class_scores(predictor, images)]
 
     for one, eight in zip(said(1), said(8), strict=True):
         np.testing.assert_array_equal(one, eight)

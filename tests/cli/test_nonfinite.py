@@ -38,7 +38,7 @@ def test_the_samples_of_the_batch_are_written_down_and_the_step_before_stays(exp
     experiment.save(exploding, tmp_path / "exploding.json")
     assert main(["train", "--config", str(tmp_path / "exploding.json")]) == 1
     last = capsys.readouterr().err.splitlines()[-1]
-    found = re.search(r"nonfinite_(\d+)\.json names its samples", last)
+    found = re.search(r"nonfinite_(\d+)\.json lists its samples", last)
     assert found, last
     step = int(found[1])
     assert step > 1

@@ -118,7 +118,7 @@ def test_the_state_takes_what_a_real_one_takes():
     assert sum(held) == 8 * (memory["trainable parameters"] + memory["optimizer state"])
 
 
-def test_the_plan_says_what_does_not_fit_and_what_would_help(capsys, monkeypatch):
+def test_the_plan_reports_what_does_not_fit_and_flags_that_help(capsys, monkeypatch):
     program = compiled("fsdp")
     monkeypatch.setattr(Step, "compile", lambda _: program)
     config = step("fsdp").config
@@ -161,7 +161,7 @@ def test_a_batch_that_the_devices_cannot_share_is_refused_before_anything_is_com
     [
         ([], "plan needs --config FILE and --devices N"),
         (["--config", "x.py"], "plan needs --config FILE and --devices N"),
-        (["--config", "x.py", "--devices", "0"], "--devices 0: there must be at least one"),
+        (["--config", "x.py", "--devices", "0"], "--devices 0 must be at least 1"),
         (["--config", "x.py", "--devices", "8", "--memory-gib", "0"], "--memory-gib 0"),
     ],
 )

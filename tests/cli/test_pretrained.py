@@ -117,7 +117,9 @@ def test_a_dense_layer_behind_the_pooling_is_dropped_or_drawn(upstream, tmp_path
 
 def test_towers_that_differ_otherwise_are_refused(upstream, tmp_path):
     config, _ = upstream
-    with pytest.raises(UserError, match=r"has pooling = class_token, this configuration mean; set --task.image-tower"):
+    with pytest.raises(
+        UserError, match=r"has pooling = class_token, but this configuration has mean; set --task.image-tower"
+    ):
         start(dataclasses.replace(TOWER, pooling="mean"), config.run_dir, tmp_path / "run")
 
 

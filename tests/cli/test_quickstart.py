@@ -13,7 +13,7 @@ from lit_het.schedules import Schedule
 from lit_het.towers.transformer import EncoderConfig
 from tests.cli.test_train import refusal
 
-SETS = ("held_out_face", "held_out_characters", "held_out_characters_among_held_out")
+SETS = ("held_out_typeface", "held_out_characters", "held_out_characters_among_held_out")
 FIGURES = ("top1", "top5", "mean_reciprocal_rank", "nll", "ece")
 
 
@@ -66,11 +66,11 @@ def test_the_quickstart_writes_results_and_report_and_goes_on_where_it_stopped(s
     assert results["num_names"] > 200
     assert results["seconds"] > 0
     assert 1e8 < results["peak_memory_bytes"] < 1e11
-    assert set(results["noise_of_look_alikes"]) == {"all characters", "plain characters", "characters with marks"}
+    assert set(results["noise_of_homoglyphs"]) == {"all characters", "plain characters", "characters with marks"}
     assert (run_dir / "data" / "glyphs.json").stat().st_mtime_ns == drawn, "finished stages are not done again"
 
     page = (run_dir / "report.html").read_text()
-    for heading in ("Results", "What HET-XL learnt", "Image to name", "Name to image", "Reliability", "Training"):
+    for heading in ("Results", "What HET-XL learned", "Image to name", "Name to image", "Reliability", "Training"):
         assert f"<h2>{heading}</h2>" in page
     assert "http://" not in page.replace("http://www.w3.org/", "")
     assert "https://" not in page
@@ -81,7 +81,7 @@ def test_the_quickstart_writes_results_and_report_and_goes_on_where_it_stopped(s
 
 def test_another_seed_in_the_same_directory_is_refused(small, tmp_path, capsys):
     (tmp_path / "stages.json").write_text('{"seed": 3, "stages": {}}')
-    assert "begun with seed 3" in refusal(capsys, "quickstart", "--run-dir", tmp_path, "--seed", 4)
+    assert "started with seed 3" in refusal(capsys, "quickstart", "--run-dir", tmp_path, "--seed", 4)
 
 
 def _interrupt(*_, **__):

@@ -18,8 +18,8 @@ from lit_het.eval.evaluation import Drawing, Evaluation
 from lit_het.eval.report.naming import STYLES
 from lit_het.eval.report.tables import best_of
 from tests.cli.seeds_of_heads import fails_with, groups, write_seeds
-from tests.eval.report.kept_runs import DETERMINISTIC, NAMES, all_kinds, predictions, write_run, zero_shot
 from tests.eval.report.outline import Outline
+from tests.eval.report.saved_runs import DETERMINISTIC, NAMES, all_kinds, predictions, write_run, zero_shot
 
 
 def report(*arguments: object) -> None:
@@ -48,8 +48,8 @@ def test_there_is_a_section_for_everything_that_was_measured(page: str):
         "Zero-shot",
         "Calibration",
         "Worst classes",
-        "How certain it is",
-        "Image to name",
+        "Confidence",
+        "Top class names",
         "Spectrum of the noise",
         "Retrieval",
         "Few-shot",
@@ -89,14 +89,14 @@ def test_the_verdict_tells_accuracy_beside_chance_and_whether_the_model_is_too_s
     verdict = re.search('class="verdict">(.*?)<', page)
     assert verdict
     assert "top-1 accuracy: 50.0% ± 2.0 (chance 25.0%)" in verdict[1]
-    assert "surer than it should be (calibration error 12.5%)" in verdict[1]
+    assert "overconfident (calibration error 12.5%)" in verdict[1]
 
 
 def test_the_worst_classes_stand_beside_all_that_they_were_taken_for(page: str):
-    titles = re.findall("<h3>([^<]*taken for[^<]*)</h3>", page)
+    titles = re.findall("<h3>([^<]*predicted as[^<]*)</h3>", page)
     assert [html.unescape(title) for title in titles] == [
-        f"{NAMES[0]}, taken for {NAMES[1]} (2 of 8), {NAMES[2]} (3 of 8)",
-        f"{NAMES[1]}, taken for {NAMES[2]} (3 of 8)",
+        f"{NAMES[0]}, predicted as {NAMES[1]} (2 of 8), {NAMES[2]} (3 of 8)",
+        f"{NAMES[1]}, predicted as {NAMES[2]} (3 of 8)",
     ]
 
 
@@ -141,7 +141,7 @@ def test_a_run_that_only_trained_has_curves_and_says_that_nothing_was_measured(t
     report(run)
     page = (run / "report.html").read_text()
     assert Outline(page).titles == ["Training", "Configuration"]
-    assert "Nothing has been measured yet" in page
+    assert "No evaluations yet" in page
 
 
 def test_an_imported_image_tower_has_a_page_with_its_configuration(tmp_path: Path):
@@ -207,15 +207,17 @@ def side_by_side(tmp_path: Path, *precisions: float, errors: Mapping[str, float]
 
 def test_without_a_standard_error_nothing_is_said_to_be_better(tmp_path: Path):
     page = side_by_side(tmp_path, 0.501, 0.4, errors={})
-    assert "without standard errors nobody knows whether they differ" in page
-    assert "than the standard errors away" not in page
+    assert "without standard errors it is unknown whether they differ" in page
+    assert "a difference of" not in page
     assert "<strong>" not in page
 
 
 def test_with_standard_errors_the_verdict_says_whether_a_run_is_better_by_more(tmp_path: Path):
     errors = {"mean_average_precision": 0.01}
-    assert "which is more than the standard errors away" in side_by_side(tmp_path / "far", 0.5, 0.4, errors=errors)
-    assert "which is no more than the standard errors away" in side_by_side(tmp_path / "near", 0.5, 0.49, errors=errors)
+    assert "a difference of more than the standard errors" in side_by_side(tmp_path / "far", 0.5, 0.4, errors=errors)
+    assert "a difference of no more than the standard errors" in side_by_side(
+        tmp_path / "near", 0.5, 0.49, errors=errors
+    )
 
 
 @pytest.mark.parametrize(
@@ -237,7 +239,7 @@ def test_an_evaluation_that_was_cut_short_is_named(tmp_path: Path, capsys: pytes
     path = run / "evaluations" / name
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     message = fails_with(capsys, "report", run)
-    assert "zero_shot_pets.json is no evaluation" in message
+    assert "zero_shot_pets.json is not a valid evaluation" in message
     assert "evaluate again" in message
 
 
@@ -261,10 +263,10 @@ def test_an_evaluation_with_something_else_in_a_field_is_named(
     path = run / "evaluations" / "zero_shot_pets.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | wrong))
     message = fails_with(capsys, "report", run)
-    assert "zero_shot_pets.json is no evaluation" in message
+    assert "zero_shot_pets.json is not a valid evaluation" in message
     assert reason in message
     path.write_text("3")
-    assert "is no evaluation (no JSON object)" in fails_with(capsys, "report", run)
+    assert "is not a valid evaluation (not a JSON object)" in fails_with(capsys, "report", run)
 
 
 def test_figures_never_stand_beside_the_drawing_of_another_evaluation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -288,7 +290,7 @@ def test_no_set_has_a_name_that_leads_out_of_the_run(tmp_path: Path, name: str):
     (run / "evaluations" / "zero_shot_").mkdir(parents=True)  # a run of others may hold such a folder
     (run / "evaluations" / "zero_shot_..").mkdir()
     before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(UserError, match="cannot be a part of a file's name; give it another name"):
+    with pytest.raises(UserError, match="cannot be part of a file name; give it another name"):
         evaluation.write_record(dataclasses.replace(zero_shot(), name=name), run, 60, {})
     assert sorted(tmp_path.rglob("*")) == before
 
@@ -298,13 +300,13 @@ def test_a_folder_that_is_no_run_is_refused_and_runs_below_it_are_named(
 ):
     write_run(tmp_path / "quickstart" / "het_xl", [])
     assert "is no run" in fails_with(capsys, "report", tmp_path / "missing")
-    assert "the runs below it are het_xl" in fails_with(capsys, "report", tmp_path / "quickstart")
+    assert "it contains the runs het_xl" in fails_with(capsys, "report", tmp_path / "quickstart")
 
 
 def test_files_that_cannot_be_read_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     run = write_run(tmp_path / "run", [])
     (run / "metrics.jsonl").write_text("[1, 2]\n")
-    assert "line 1 is no record" in fails_with(capsys, "report", run)
+    assert "line 1 is not a record" in fails_with(capsys, "report", run)
     (run / "metrics.jsonl").write_text("what?\n")
     assert "metrics.jsonl: line 1 cannot be read" in fails_with(capsys, "report", run)
     (run / "config.json").write_text("{")
@@ -313,8 +315,8 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path, capsys: pytest.Capt
 
 def test_a_run_cannot_be_named_twice(seeds: Path, capsys: pytest.CaptureFixture[str]):
     run = seeds / "seed0" / "het"
-    assert "is named twice" in fails_with(capsys, "report", run, run)
-    assert "is named twice" in fails_with(capsys, "compare", run, "--against", run)
+    assert "is listed twice" in fails_with(capsys, "report", run, run)
+    assert "is listed twice" in fails_with(capsys, "compare", run, "--against", run)
 
 
 def test_a_page_that_would_write_over_a_configuration_is_refused(full: Path, capsys: pytest.CaptureFixture[str]):

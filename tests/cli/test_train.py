@@ -91,8 +91,8 @@ def _final_checksum(run_dir, config):
 
 def test_the_checkpoint_holds_no_locked_parameter(trained_lit):
     with Checkpoints(checkpoint_dir(trained_lit.run_dir)) as checkpoints:
-        _, marks = checkpoints.at(checkpoints.newest_step()).about()
-    assert {path.split("/")[1] for path in marks if path.startswith("params/")} == {"text_tower", "head"}
+        _, fingerprints = checkpoints.at(checkpoints.newest_step()).read_info()
+    assert {path.split("/")[1] for path in fingerprints if path.startswith("params/")} == {"text_tower", "head"}
 
 
 def test_the_locked_tower_of_a_finished_run_is_the_upstream_one_bit_by_bit(trained_lit, upstream):
@@ -218,7 +218,7 @@ def _rewrite(shard, damage):
             tar.addfile(member, io.BytesIO(content))
 
 
-def test_a_broken_image_is_survived_when_the_user_allows_it(lit_config, tmp_path):
+def test_a_broken_image_is_skipped_if_the_user_allows_it(lit_config, tmp_path):
     shards = tiny.write_data(tmp_path / "damaged") / "train"
     _rewrite(sorted(shards.glob("*.tar"))[0], "broken image")
     data = dataclasses.replace(lit_config.data, shards=(str(shards),), max_bad_fraction=0.1)
@@ -227,7 +227,7 @@ def test_a_broken_image_is_survived_when_the_user_allows_it(lit_config, tmp_path
     assert min(valid) == lit_config.data.batch_size - 1
 
 
-def test_a_run_that_ends_before_its_first_record_starts_anew_by_the_way_out_that_it_names(capsys, lit_config, tmp_path):
+def test_a_run_that_failed_before_its_first_record_can_be_restarted_as_the_message_says(capsys, lit_config, tmp_path):
     shards = tiny.write_data(tmp_path / "damaged") / "train"
     _rewrite(sorted(shards.glob("*.tar"))[0], "broken image")
     data = dataclasses.replace(lit_config.data, shards=(str(shards),))
@@ -252,7 +252,7 @@ def test_a_stream_of_a_command_is_trained_on_and_resumed_with_other_draws(capsys
     tiny.edit_config(config.run_dir, longer)  # as if the run had been killed half way
     flags = ["--length", "4", "--data.stream.shuffle-buffer", "30", "--resume"]
     assert main(["train", "--config", str(path), *flags]) == 0
-    assert "a stream cannot seek: from here on it draws samples anew" in capsys.readouterr().err
+    assert "a stream cannot seek; it continues with new samples" in capsys.readouterr().err
     assert [record["step"] for record in read_metrics(config.run_dir / "metrics.jsonl")] == [1, 2, 3, 4]
 
 
@@ -264,7 +264,7 @@ def test_a_classifier_with_the_wrong_number_of_classes_is_refused(capsys, data, 
     config = tiny.classifier(quickstart_lit_het_xl.get_config(), data, tmp_path / "run")
     config = dataclasses.replace(config, task=dataclasses.replace(config.task, num_classes=9))
     line = refusal(capsys, "train", "--config", write_config_file(config, tmp_path / "wrong.py"))
-    assert "the data has 6 classes and the task 9" in line
+    assert "the data has 6 classes, the task has 9" in line
 
 
 def test_metrics_of_a_run_are_json_lines_with_the_documented_names(trained_lit):
@@ -283,13 +283,13 @@ def test_metrics_of_a_classifier_count_right_classes(upstream):
     ("flags", "expected"),
     [
         (("--length", "many"), "--length"),
-        (("--length", "20 percent"), "--length 20 percent must be some steps, examples or epochs"),
-        (("--schedule.warmup", "3 weeks"), "--schedule.warmup: '3 weeks' is no duration"),
+        (("--length", "20 percent"), "--length 20 percent must be a positive number of steps, examples or epochs"),
+        (("--schedule.warmup", "3 weeks"), "--schedule.warmup: '3 weeks' is not a duration"),
         (("--average-decay", "1"), "--average-decay 1.0 must be at least 0 and below 1"),
         (("--schedule.learning-rate", "0"), "--schedule.learning-rate 0.0 must be positive"),
         (("--schedule.learning-rate", "nan"), "--schedule.learning-rate nan must be positive and finite"),
         (("--optimizer.weight-decay", "nan"), "--optimizer.weight-decay nan must be at least 0"),
-        (("--distributed", "localhost:70000,0/2"), "--distributed localhost:70000,0/2 names no process"),
+        (("--distributed", "localhost:70000,0/2"), "--distributed localhost:70000,0/2 is malformed"),
         (("--cadence.log-steps", "0"), "lit-het: --cadence.log-steps 0 must be at least 1"),
         (("--mesh.fsdp", "0"), "lit-het: --mesh.fsdp 0 must be at least 1"),
         (("--task.head.num-samples", "0"), "lit-het: --task.head.num-samples 0 must be at least 1"),
@@ -303,7 +303,7 @@ def test_a_value_that_cannot_work_is_one_line_with_the_field(capsys, config_file
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
-        ("def get_config(:\n", "(broken.py, line 1); mend the file"),
+        ("def get_config(:\n", "(broken.py, line 1); fix the file"),
         ("import no_such_module\n", "line 1: ModuleNotFoundError"),
         ("def get_config():\n    return 3\n", "returns a int, not an ExperimentConfig"),
     ],

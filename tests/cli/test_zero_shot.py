@@ -29,7 +29,7 @@ def test_a_run_is_evaluated_on_a_folder_of_shards(trained_lit, data, tmp_path, c
     assert record.drawing.texts["class_names"] == (data / "train" / "classnames.txt").read_text().split("\n")[:-1]
 
 
-def test_candidates_widen_the_choice(trained_lit, data, tmp_path, capsys):
+def test_candidates_add_class_names(trained_lit, data, tmp_path, capsys):
     names = (data / "train" / "classnames.txt").read_text()
     (tmp_path / "names.txt").write_text(names + "yellow bar\nyellow square\n")
     output = tmp_path / "figures.json"
@@ -49,7 +49,7 @@ def test_the_layout_of_clip_benchmark_is_read_as_it_is(trained_lit, data, tmp_pa
     assert "zero_shot/shapes/top1" in json.loads(output.read_text())
 
 
-def test_a_folder_that_is_not_there_is_one_line(capsys, trained_lit):
+def test_a_missing_folder_is_a_one_line_error(capsys, trained_lit):
     line = refusal(capsys, "zero-shot", "--checkpoint", trained_lit.run_dir, "--data", "/no/such/folder")
     assert "no folder /no/such/folder" in line
 
@@ -63,9 +63,9 @@ def test_a_folder_that_holds_no_run_is_one_line(capsys, data, tmp_path):
     assert "config.json is missing" in refusal(capsys, "zero-shot", "--checkpoint", tmp_path, "--data", data / "train")
 
 
-def test_a_classifier_chooses_between_its_own_classes(capsys, upstream, data, tmp_path):
+def test_a_classifier_is_scored_on_its_own_classes(capsys, upstream, data, tmp_path):
     line = refusal(capsys, "zero-shot", "--checkpoint", upstream, "--data", data / "train")
-    assert "the classifier has 6 classes and there are 8 names" in line
+    assert "the classifier has 6 classes and there are 8 candidates" in line
 
 
 def test_a_locked_tower_that_was_replaced_is_noticed(capsys, trained_lit, upstream, data, tmp_path):
@@ -98,18 +98,18 @@ def test_an_unknown_argument_is_refused_with_the_nearest(capsys, trained_lit, da
     ("flag", "value", "expected"),
     [("--samples", -1, "at least 0"), ("--batch-size", 0, "at least 1"), ("--batch_size", 0, "at least 1")],
 )
-def test_a_value_that_cannot_be_is_told_with_its_flag(capsys, data, tmp_path, flag, value, expected):
-    line = refusal(capsys, "zero-shot", "--checkpoint", tmp_path, "--data", data / "train", flag, value)
+def test_an_invalid_value_is_reported_with_its_flag(capsys, trained_lit, data, flag, value, expected):
+    line = refusal(capsys, "zero-shot", "--checkpoint", trained_lit.run_dir, "--data", data / "train", flag, value)
     assert f"lit-het: {flag} {value} must be {expected}" in line
 
 
-def test_a_set_without_a_folder_is_told_as_it_was_written(capsys, tmp_path):
+def test_a_set_without_a_folder_is_reported_as_it_was_written(capsys, tmp_path):
     assert "'x=' names no folder" in refusal(capsys, "zero-shot", "--checkpoint", tmp_path, "--data", "x=")
 
 
 def test_help_shows_every_field(capsys):
     with pytest.raises(SystemExit):
-        main(["zero-shot", "--help"])
+        main(["zero-shot", "--data", "anything", "--help"])
     shown = capsys.readouterr().out
     for flag in ("--checkpoint", "--data", "--prompts", "--candidates", "--samples", "--relabels", "--batch-size"):
         assert flag in shown
@@ -119,7 +119,7 @@ def test_two_sets_of_one_name_are_refused(capsys, trained_lit, data):
     line = refusal(
         capsys, "zero-shot", "--checkpoint", trained_lit.run_dir, "--data", data / "train", f"train={data / 'train'}"
     )
-    assert "two sets are called train" in line
+    assert "two data sets are called train" in line
 
 
 def test_a_run_that_moved_together_with_its_tower_is_found_again(trained_lit, upstream, data, tmp_path):
@@ -131,7 +131,7 @@ def test_a_run_that_moved_together_with_its_tower_is_found_again(trained_lit, up
     assert main(["zero-shot", "--checkpoint", str(config.parent), "--data", str(data / "train")]) == 0
 
 
-def test_a_tower_that_is_gone_is_one_line_with_the_flag(capsys, trained_lit, upstream, data, tmp_path):
+def test_a_missing_tower_is_a_one_line_error_with_the_flag(capsys, trained_lit, upstream, data, tmp_path):
     shutil.copytree(trained_lit.run_dir, tmp_path / "lit")
     config = tmp_path / "lit" / "config.json"
     config.write_text(config.read_text().replace(str(upstream), "/gone/tower"))
@@ -149,7 +149,7 @@ def test_a_checkpoint_with_missing_files_is_one_line_with_its_folder(capsys, tra
     assert str(step) in line
 
 
-def test_evaluating_a_run_leaves_a_save_that_is_under_way_alone(trained_lit, data, tmp_path):
+def test_evaluating_a_run_does_not_touch_a_save_in_progress(trained_lit, data, tmp_path):
     shutil.copytree(trained_lit.run_dir, tmp_path / "lit")
     pending = tmp_path / "lit" / "checkpoints" / "99.orbax-checkpoint-tmp"
     pending.mkdir()

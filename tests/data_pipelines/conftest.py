@@ -1,4 +1,4 @@
-"""A tiny shard set whose labels number its samples, so that a test can tell which ones a batch holds."""
+"""A tiny shard set whose labels number its samples, so that a test can identify the samples of a batch."""
 
 import io
 from collections.abc import Callable

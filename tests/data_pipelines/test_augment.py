@@ -12,12 +12,12 @@ def dot(row: int, column: int) -> np.ndarray:
     return image
 
 
-def test_without_amounts_nothing_changes():
+def test_zero_amounts_change_nothing():
     image = np.random.default_rng(0).integers(0, 256, (9, 9, 3), np.uint8)
     np.testing.assert_array_equal(STILL.apply(image, np.random.default_rng(1)), image)
 
 
-def test_what_comes_into_view_is_white_or_the_edge_again():
+def test_uncovered_areas_are_white_or_the_replicated_edge():
     black = np.zeros((9, 9, 3), np.uint8)
     white = RandomAffine(2.0, 1.0, 1.0, 0.0, 0.0, border="white").apply(black, np.random.default_rng(0))
     edge = RandomAffine(2.0, 1.0, 1.0, 0.0, 0.0, border="edge").apply(black, np.random.default_rng(0))
@@ -34,14 +34,14 @@ def test_what_comes_into_view_is_white_or_the_edge_again():
         RandomAffine(0.0, 1.0, 1.0, 0.0, 45.0),
     ],
 )
-def test_the_centre_stays_where_it_is(config: RandomAffine):
+def test_the_centre_is_a_fixed_point(config: RandomAffine):
     image = dot(4, 4)
     image[3:6, 3:6] = 0
     for seed in range(5):
         assert config.apply(image, np.random.default_rng(seed))[4, 4].max() < 40
 
 
-def test_a_quarter_turn_is_a_quarter_turn():
+def test_a_rotation_of_90_degrees_is_exact():
     config = RandomAffine(0.0, 1.0, 1.0, 90.0, 0.0)
     image = dot(1, 4)
     darkest = set()
@@ -57,7 +57,7 @@ def test_a_quarter_turn_is_a_quarter_turn():
     assert len(darkest) > 4
 
 
-def test_every_position_has_its_own_numbers_whatever_was_drawn_before():
+def test_the_numbers_of_a_position_do_not_depend_on_earlier_draws():
     random = StreamRandom(3)
     first = [random.at(position).random(5) for position in range(6)]
     random.at(2).random(1000)
@@ -70,7 +70,7 @@ def test_every_position_has_its_own_numbers_whatever_was_drawn_before():
     np.testing.assert_array_equal(random.at(1).random(5), first[1])
 
 
-def test_the_amounts_stay_within_their_bounds_and_spread_over_them():
+def test_amounts_are_spread_over_their_ranges():
     random = StreamRandom(0)
     config = RandomAffine(2.0, 1.0, 1.0, 0.0, 0.0)
     centres = []

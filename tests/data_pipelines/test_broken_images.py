@@ -1,4 +1,4 @@
-"""Whatever the bytes, decoding gives an image or says that it is broken: no other exception, no crash, no hang."""
+"""Any bytes decode to an image or raise `BrokenImage`: no other exception, no crash, no hang."""
 
 import io
 import struct
@@ -144,9 +144,9 @@ def claiming(data: bytes, width: int, height: int) -> bytes:
 
 
 BROKEN = {
-    "nothing": (b"", "no image"),
-    "text": (b"<html>404</html>", "no image"),
-    "a TIFF": (encoded(scene(), "TIFF"), "no image"),
+    "nothing": (b"", "not an image"),
+    "text": (b"<html>404</html>", "not an image"),
+    "a TIFF": (encoded(scene(), "TIFF"), "not an image"),
     "a JPEG's first bytes": (b"\xff\xd8\xff\xe0", "damaged JPEG"),
     "a PNG of 30,000 x 30,000": (png(30_000, 30_000), "too many pixels"),
     "a JPEG that claims 30,000 x 30,000": (claiming(FILES["JPEG"], 30_000, 30_000), "too many pixels"),
@@ -187,14 +187,14 @@ MANY_SCANS = {
 
 
 @pytest.mark.parametrize("name", MANY_SCANS)
-def test_scans_without_end_are_refused_before_they_are_decoded(name: str):
+def test_too_many_scans_are_refused_before_they_are_decoded(name: str):
     assert decode(MANY_SCANS[name], SIZE).shape == (SIZE, SIZE, 3)
     with pytest.raises(BrokenImage, match=f"more than {MAX_SCANS}") as caught:
         decode(with_last_scan_again(MANY_SCANS[name], MAX_SCANS), SIZE)
     assert caught.value.cause == "too many scans"
 
 
-def test_a_small_file_does_not_hold_a_thread_for_minutes():
+def test_a_small_file_does_not_block_a_thread_for_minutes():
     grey = encoded(Image.new("L", (8192, 8192)), "JPEG", progressive=True)
     began = time.monotonic()
     with pytest.raises(BrokenImage, match="too many scans"):
@@ -204,7 +204,7 @@ def test_a_small_file_does_not_hold_a_thread_for_minutes():
 
 @pytest.mark.parametrize("name", ["JPEG", "progressive JPEG", "large JPEG"])
 @pytest.mark.parametrize("filter", FILTERS)
-def test_junk_before_the_end_of_a_jpeg_changes_nothing_but_what_is_cut_stays_broken(name: str, filter: Filter):
+def test_junk_before_the_end_of_a_jpeg_is_ignored_but_truncation_is_not(name: str, filter: Filter):
     data, junk = FILES[name], bytes(range(1, 33))
     np.testing.assert_array_equal(
         decode(data[:-2] + junk + data[-2:], SIZE, filter=filter), decode(data, SIZE, filter=filter)
@@ -222,7 +222,7 @@ def test_junk_before_the_end_of_a_jpeg_changes_nothing_but_what_is_cut_stays_bro
             decode(cut, SIZE, filter=filter)
 
 
-def test_scans_of_a_thumbnail_are_not_those_of_the_image():
+def test_scans_of_a_thumbnail_do_not_count():
     thumbnail = b"Exif\0\0" + b"\xff\xda\0\2" * 100
     segment = b"\xff\xe1" + struct.pack(">H", len(thumbnail) + 2) + thumbnail
     data = FILES["progressive JPEG"]
@@ -231,7 +231,7 @@ def test_scans_of_a_thumbnail_are_not_those_of_the_image():
 
 @pytest.mark.parametrize("name", BROKEN)
 @pytest.mark.parametrize("filter", FILTERS)
-def test_what_is_broken_is_counted_under_its_cause(name: str, filter: Filter):
+def test_every_defect_has_its_cause(name: str, filter: Filter):
     data, cause = BROKEN[name]
     began = time.monotonic()
     with pytest.raises(BrokenImage) as caught:
@@ -256,7 +256,7 @@ ODD = {
 
 @pytest.mark.parametrize("name", ODD)
 @pytest.mark.parametrize("filter", FILTERS)
-def test_odd_images_are_images_and_warn_of_nothing(name: str, filter: Filter):
+def test_unusual_images_are_decoded_without_warnings(name: str, filter: Filter):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         whole = decode(ODD[name], SIZE, filter=filter)
@@ -271,7 +271,7 @@ def test_odd_images_are_images_and_warn_of_nothing(name: str, filter: Filter):
 
 
 @pytest.mark.parametrize("filter", FILTERS)
-def test_a_turned_image_is_cropped_after_it_was_turned(filter: Filter):
+def test_a_rotated_image_is_cropped_after_it_was_turned_upright(filter: Filter):
     upright = np.zeros((64, 32, 3), np.uint8)
     upright[:32] = 255
     turned = encoded(Image.fromarray(np.ascontiguousarray(np.rot90(upright))), "JPEG", quality=100, exif=EXIF)
@@ -290,7 +290,7 @@ def exif_of(turn: int, order: str = ">", fields: int = 0) -> bytes:
 @pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP"])
 @pytest.mark.parametrize("order", ["<", ">"])
 @pytest.mark.parametrize("turn", range(10))
-def test_pixels_are_turned_as_pillow_turns_them(turn: int, order: str, format: str):
+def test_orientations_are_applied_as_in_pillow(turn: int, order: str, format: str):
     data = encoded(scene(), format, exif=exif_of(turn, order), **({"lossless": True} if format == "WEBP" else {}))
     expected = ImageOps.exif_transpose(Image.open(io.BytesIO(data))).convert("RGB")
     found = decode_whole(data).astype(int)
@@ -298,20 +298,20 @@ def test_pixels_are_turned_as_pillow_turns_them(turn: int, order: str, format: s
     assert np.abs(found - np.asarray(expected)).max() <= (3 if format == "JPEG" else 0)
 
 
-def test_where_exif_says_nothing_xmp_may_say_how_an_image_is_turned():
+def test_without_exif_the_orientation_comes_from_xmp():
     text = PngImagePlugin.PngInfo()
     text.add_itxt("XML:com.adobe.xmp", '<rdf:Description tiff:Orientation="6"/>')
     assert decode_whole(encoded(scene(40, 56), "PNG", pnginfo=text)).shape == (56, 40, 3)
 
 
-def test_metadata_whose_fields_all_point_to_the_same_megabytes_are_not_read():
+def test_metadata_fields_that_share_megabytes_are_not_read():
     data = png(8, 8, zlib.compress(bytes(200)), chunk(b"eXIf", exif_of(6, fields=50_000)))
     began = time.monotonic()
     assert decode(data, SIZE).shape == (SIZE, SIZE, 3)
     assert time.monotonic() - began < 2
 
 
-def test_too_little_memory_for_an_image_breaks_it_not_the_run(monkeypatch: pytest.MonkeyPatch):
+def test_too_little_memory_for_an_image_masks_it_and_does_not_stop_the_run(monkeypatch: pytest.MonkeyPatch):
     def refuse(*arguments: object, **options: object) -> None:
         raise MemoryError
 

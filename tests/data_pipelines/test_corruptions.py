@@ -1,4 +1,4 @@
-"""Common corruptions: stronger ones change more, nothing else changes."""
+"""Common corruptions change images more with each severity."""
 
 import cv2
 import numpy as np
@@ -29,7 +29,7 @@ def corrupted(image: np.ndarray, name: str, severity: int, seed: int = 0) -> np.
 
 @pytest.mark.parametrize("name", CORRUPTIONS)
 @pytest.mark.parametrize("size", [(128, 160), (32, 32)], ids=str)
-def test_distance_rises_with_severity(name, size):
+def test_the_distance_to_the_image_rises_with_severity(name, size):
     image = photograph(*size)
     distances = [distance(image, corrupted(image, name, severity)) for severity in range(1, NUM_SEVERITIES + 1)]
     assert distances[0] > 0.1
@@ -41,7 +41,7 @@ def test_distance_rises_with_severity(name, size):
 
 @pytest.mark.parametrize("name", CORRUPTIONS)
 @pytest.mark.parametrize("shape", [(1, 1), (2, 3), (7, 5), (40, 64), (300, 90)], ids=str)
-def test_images_of_any_size_keep_it(name, shape):
+def test_corrupted_images_keep_their_size(name, shape):
     image = photograph(max(shape[0], 2), max(shape[1], 2))[: shape[0], : shape[1]]
     for severity in (1, 5):
         changed = corrupted(image, name, severity)
@@ -85,7 +85,7 @@ def test_noise_has_the_published_strength():
 
 
 @pytest.mark.parametrize("name", ["gaussian_blur", "defocus_blur", "motion_blur", "zoom_blur", "pixelate"])
-def test_a_blur_keeps_an_even_area(name):
+def test_a_blur_does_not_change_a_uniform_area(name):
     even = np.full((50, 70, 3), 77, np.uint8)
     np.testing.assert_array_equal(corrupted(even, name, 5), even)
 
@@ -97,7 +97,7 @@ def test_a_defocused_point_becomes_a_disk_of_the_published_radius():
     assert len(rows) == pytest.approx(2 * 10 + 8, abs=2)
 
 
-def test_contrast_keeps_the_mean_and_a_share_of_the_deviation():
+def test_contrast_keeps_the_mean_and_scales_the_deviation():
     image = photograph()
     changed = corrupted(image, "contrast", 1)
     np.testing.assert_allclose(changed.mean(axis=(0, 1)), image.mean(axis=(0, 1)), atol=0.5)

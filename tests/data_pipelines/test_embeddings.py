@@ -1,4 +1,4 @@
-"""Stored embeddings: files, what is found in them again, and what is refused."""
+"""Stored embeddings are read back, and files of other recipes or damaged files are refused."""
 
 import dataclasses
 import json
@@ -34,7 +34,7 @@ def embedding_of(number: int, crop: int = 0) -> np.ndarray:
 
 
 def safetensors_of(header: object) -> bytes:
-    """A file of four bytes of numbers with some header, which is a text or becomes JSON."""
+    """A file with four bytes of data after a header, which is a string or becomes JSON."""
     text = (header if isinstance(header, str) else json.dumps(header)).encode()
     return len(text).to_bytes(8, "little") + text + bytes(4)
 
@@ -45,13 +45,13 @@ def stored(batch: Batch) -> np.ndarray:
 
 
 def numbers_of(batch: Batch) -> np.ndarray:
-    """The numbers of the samples, as their captions tell them."""
+    """The numbers of the samples, from their captions."""
     assert batch.text is not None
     return batch.text[:, 0]
 
 
 def write(folder, shards, how: Recipe, broken: tuple[int, ...] = ()) -> None:
-    """Writes embeddings that tell the number of their sample, as the loader's labels do."""
+    """Writes embeddings that encode the number of their sample."""
     output, views = EmbeddingFolder(str(folder), how), max(1, how.num_crops)
     for address in expand(shards):
         table = index_shard(address)
@@ -68,7 +68,7 @@ def loader(shards, folder, **changed):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-def test_every_sample_finds_its_own_embedding_beside_its_caption(shards, tmp_path, dtype):
+def test_every_sample_has_its_own_embedding_and_caption(shards, tmp_path, dtype):
     write(tmp_path / "e", shards, recipe(dtype=dtype))
     seen = []
     for batch in loader(shards, tmp_path / "e").epoch():
@@ -105,7 +105,7 @@ def test_samples_without_an_image_or_a_caption_do_not_move_the_others(make_shard
     assert found.faults.causes == {"no embedding": 1, "text is not UTF-8": 1}
 
 
-def test_samples_that_lack_the_image_are_left_out_as_without_embeddings(tmp_path):
+def test_samples_without_an_image_are_excluded_as_without_embeddings(tmp_path):
     samples = [{"__key__": f"s{i}", "txt": f"word{i}", **({"png": b"x"} if i != 2 else {})} for i in range(5)]
     write_shards(tmp_path / "d", samples)
     table = index_shard(expand(tmp_path / "d")[0])
@@ -187,11 +187,13 @@ def test_a_shard_that_was_written_again_has_no_embeddings(make_shards, tmp_path)
     for shard in folder.glob("*.tar*"):
         shard.unlink()
     make_shards(folder, s12={"txt": "another caption"})
-    with pytest.raises(UserError, match=r"shard-000001.tar: has no embeddings in .*, or changed since then; run"):
+    with pytest.raises(
+        UserError, match=r"shard-000001.tar: has no embeddings in .*, or changed after they were computed; run"
+    ):
         loader(folder, tmp_path / "e")
 
 
-def test_images_of_equal_size_and_name_are_told_apart_by_what_is_in_them(make_shards, tmp_path):
+def test_images_of_equal_size_and_name_are_distinguished_by_their_content(make_shards, tmp_path):
     first, second = make_shards(tmp_path / "a"), make_shards(tmp_path / "b")
     shard = second / "shard-000001.tar"
     content = bytearray(shard.read_bytes())
@@ -214,18 +216,18 @@ def test_a_row_with_any_number_missing_is_invalid(shards, tmp_path):
     assert sum(batch.valid.sum() for batch in loader(shards, tmp_path / "e", max_bad_fraction=1.0).epoch()) == 20
 
 
-def test_a_folder_takes_no_embeddings_of_another_recipe(shards, tmp_path):
+def test_a_folder_with_embeddings_of_another_recipe_is_refused(shards, tmp_path):
     write(tmp_path / "e", shards, recipe())
     with pytest.raises(UserError, match=r"holds embeddings with tower = t, not u; choose another --output"):
         EmbeddingFolder(str(tmp_path / "e"), recipe(tower="u"))
 
 
-def test_a_file_from_elsewhere_is_refused(shards, tmp_path):
+def test_a_file_of_another_recipe_is_refused(shards, tmp_path):
     write(tmp_path / "e", shards, recipe())
     write(tmp_path / "other", shards, recipe(tower="u"))
     for path in (tmp_path / "other").glob("*.safetensors"):
         path.replace(tmp_path / "e" / path.name)
-    with pytest.raises(UserError, match=r"was not made as embeddings.json beside it says"):
+    with pytest.raises(UserError, match=r"was made with another recipe than embeddings.json"):
         loader(shards, tmp_path / "e")
 
 
@@ -247,7 +249,7 @@ def test_a_file_from_elsewhere_is_refused(shards, tmp_path):
         safetensors_of(" " * 2**21),
     ],
 )
-def test_a_damaged_file_is_one_line_with_its_path(shards, tmp_path, content):
+def test_a_damaged_file_is_a_one_line_error_with_its_path(shards, tmp_path, content):
     write(tmp_path / "e", shards, recipe())
     path = sorted((tmp_path / "e").glob("*.safetensors"))[0]
     path.write_bytes(content)
@@ -255,7 +257,7 @@ def test_a_damaged_file_is_one_line_with_its_path(shards, tmp_path, content):
         loader(shards, tmp_path / "e")
 
 
-def test_a_truncated_file_is_one_line_with_its_path(shards, tmp_path):
+def test_a_truncated_file_is_a_one_line_error_with_its_path(shards, tmp_path):
     write(tmp_path / "e", shards, recipe())
     path = sorted((tmp_path / "e").glob("*.safetensors"))[-1]
     path.write_bytes(path.read_bytes()[:-1])
@@ -281,7 +283,7 @@ def test_a_truncated_file_is_one_line_with_its_path(shards, tmp_path):
         {"more": 1},
     ],
 )
-def test_a_recipe_that_nobody_wrote_is_one_line(shards, tmp_path, changed):
+def test_an_invalid_recipe_is_a_one_line_error(shards, tmp_path, changed):
     write(tmp_path / "e", shards, recipe())
     path = tmp_path / "e" / "embeddings.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **changed}))
@@ -290,14 +292,14 @@ def test_a_recipe_that_nobody_wrote_is_one_line(shards, tmp_path, changed):
 
 
 @pytest.mark.parametrize("content", ["", "[" * 100_000, "3", '{"tower": "t"}', '{"size": ' + "9" * 5000 + "}"])
-def test_a_damaged_recipe_is_one_line(shards, tmp_path, content):
+def test_a_damaged_recipe_is_a_one_line_error(shards, tmp_path, content):
     write(tmp_path / "e", shards, recipe())
     (tmp_path / "e" / "embeddings.json").write_text(content)
     with pytest.raises(UserError, match=r"embeddings.json cannot be read"):
         loader(shards, tmp_path / "e")
 
 
-def test_numbers_beyond_the_type_are_refused(shards, tmp_path):
+def test_values_that_overflow_the_dtype_are_refused(shards, tmp_path):
     output = EmbeddingFolder(str(tmp_path / "e"), recipe(dtype="float16"))
-    with pytest.raises(UserError, match="beyond float16; take --dtype bfloat16"):
+    with pytest.raises(UserError, match="overflows float16; use --dtype bfloat16"):
         output.write(index_shard(expand(shards)[0]), np.full((10, 1, SIZE), 1e6, np.float32))

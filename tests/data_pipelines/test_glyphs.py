@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from lit_het.data_pipelines.glyphs import (
-    FACES,
+    TYPEFACES,
     Glyph,
     GlyphConfig,
     GlyphDataset,
     characters_of,
-    draw_face,
+    draw_typeface,
     homoglyph_classes,
     split_characters,
     write_glyph_shards,
@@ -21,11 +21,11 @@ from lit_het.data_pipelines.index import ShardIndex
 from lit_het.data_pipelines.labels import CaptionWords, ClassIndex
 from lit_het.data_pipelines.loader import LoaderConfig
 from lit_het.data_pipelines.shards import expand
-from lit_het.data_pipelines.storage import readable
+from lit_het.data_pipelines.storage import content_or_raise
 from lit_het.errors import UserError
 
-SETS = ("train", "held_out_face", "held_out_characters")
-SMALL = GlyphConfig(scripts=("digit", "greek"), min_faces=16)
+SETS = ("train", "held_out_typeface", "held_out_characters")
+SMALL = GlyphConfig(scripts=("digit", "greek"), min_typefaces=16)
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,8 @@ def samples(dataset: GlyphDataset) -> dict[str, list[dict]]:
                 "pixels": decode(image, SMALL.image_size),
             }
             for about, name, number, image in (
-                map(readable, contents) for contents in index.read(range(len(index)), ["json", "txt", "cls", "image"])
+                map(content_or_raise, contents)
+                for contents in index.read(range(len(index)), ["json", "txt", "cls", "image"])
             )
         ]
 
@@ -60,27 +61,27 @@ def square(level: int) -> np.ndarray:
     return np.full((2, 2), level, np.uint8)
 
 
-def test_sixteen_faces_draw_the_small_letters():
-    for face in FACES:
-        assert set("abcxyz") <= set(characters_of(face, ("latin",)))
+def test_sixteen_typefaces_draw_the_small_letters():
+    for typeface in TYPEFACES:
+        assert set("abcxyz") <= set(characters_of(typeface, ("latin",)))
 
 
 def test_the_default_config_has_at_least_1500_names():
     drawn: dict[str, int] = {}
-    for face in FACES:
-        for character in characters_of(face, GlyphConfig().scripts):
+    for typeface in TYPEFACES:
+        for character in characters_of(typeface, GlyphConfig().scripts):
             drawn[character] = drawn.get(character, 0) + 1
-    held_out_face = set(characters_of(GlyphConfig().held_out_face, GlyphConfig().scripts))
-    assert sum(n >= GlyphConfig().min_faces for c, n in drawn.items() if c in held_out_face) >= 1500
+    held_out_typeface = set(characters_of(GlyphConfig().held_out_typeface, GlyphConfig().scripts))
+    assert sum(n >= GlyphConfig().min_typefaces for c, n in drawn.items() if c in held_out_typeface) >= 1500
 
 
-def test_characters_and_faces_are_held_out(samples: dict[str, list[dict]]):
+def test_one_typeface_and_some_characters_are_held_out(samples: dict[str, list[dict]]):
     characters = {name: {s["character"] for s in samples[name]} for name in SETS}
-    faces = {name: {s["face"] for s in samples[name]} for name in SETS}
+    typefaces = {name: {s["typeface"] for s in samples[name]} for name in SETS}
     assert not characters["train"] & characters["held_out_characters"]
-    assert characters["held_out_face"] <= characters["train"]
-    assert faces["held_out_face"] == {SMALL.held_out_face}
-    assert SMALL.held_out_face not in faces["train"] | faces["held_out_characters"]
+    assert characters["held_out_typeface"] <= characters["train"]
+    assert typefaces["held_out_typeface"] == {SMALL.held_out_typeface}
+    assert SMALL.held_out_typeface not in typefaces["train"] | typefaces["held_out_characters"]
     total = len(characters["train"] | characters["held_out_characters"])
     assert len(characters["held_out_characters"]) == round(0.1 * total) > 0
 
@@ -90,7 +91,7 @@ def test_classes_names_and_counts_agree(dataset: GlyphDataset, samples: dict[str
         classes = lines(dataset.directory / name / "classnames.txt")
         assert all(classes[s["class"]] == s["name"] for s in samples[name])
     assert dataset.num_train_images == len(samples["train"])
-    assert dataset.num_held_out_face_images == len(samples["held_out_face"])
+    assert dataset.num_held_out_typeface_images == len(samples["held_out_typeface"])
     assert dataset.num_held_out_character_images == len(samples["held_out_characters"])
     names = lines(dataset.directory / "names.txt")
     assert len(set(names)) == len(names) == dataset.num_names
@@ -98,7 +99,7 @@ def test_classes_names_and_counts_agree(dataset: GlyphDataset, samples: dict[str
     assert json.loads((dataset.directory / "glyphs.json").read_text())["config"]["font_size"] == SMALL.font_size
 
 
-def test_a_sample_says_which_character_it_shows(samples: dict[str, list[dict]]):
+def test_samples_record_their_character(samples: dict[str, list[dict]]):
     omega = next(s for s in [*samples["train"], *samples["held_out_characters"]] if s["character"] == "Ω")
     assert omega["name"] == "greek capital letter omega"
     assert omega["code_point"] == "U+03A9"
@@ -119,7 +120,7 @@ def test_images_are_black_on_white_and_case_stays_visible(samples: dict[str, lis
         next(
             s["pixels"]
             for s in samples["train"]
-            if s["name"] == f"greek {case} letter omicron" and s["face"] == FACES[0]
+            if s["name"] == f"greek {case} letter omicron" and s["typeface"] == TYPEFACES[0]
         )
         for case in ("small", "capital")
     )
@@ -134,49 +135,51 @@ def test_letters_stand_on_the_baseline_and_marks_keep_their_height():
     config = GlyphConfig(scripts=("latin", "greek"))
     bottom = {
         glyph.character: int(np.flatnonzero((glyph.bitmap < 128).any(axis=1))[-1]) + 1
-        for glyph in draw_face("DejaVuSans", config)
+        for glyph in draw_typeface("DejaVuSans", config)
         if glyph.character in "xXzZÁp\N{GREEK TONOS}"
     }
     assert {bottom[character] for character in "xXzZÁ"} == {config.baseline}
     assert bottom["p"] > config.baseline > bottom["\N{GREEK TONOS}"] + 10
 
 
-def test_a_tall_glyph_leaves_the_baseline_just_as_far_as_it_must():
+def test_a_tall_glyph_leaves_the_baseline_only_as_far_as_needed():
     config = GlyphConfig(scripts=("latin",), baseline=10)
-    tall = next(glyph for glyph in draw_face("DejaVuSans", config) if glyph.character == "X")
+    tall = next(glyph for glyph in draw_typeface("DejaVuSans", config) if glyph.character == "X")
     rows = np.flatnonzero((tall.bitmap < 255).any(axis=1))
     assert not tall.clipped
     assert rows[0] == 0
 
 
-def test_hardly_an_image_is_clipped(dataset: GlyphDataset):
-    images = dataset.num_train_images + dataset.num_held_out_face_images + dataset.num_held_out_character_images
+def test_few_images_are_clipped(dataset: GlyphDataset):
+    images = dataset.num_train_images + dataset.num_held_out_typeface_images + dataset.num_held_out_character_images
     assert dataset.num_clipped_images < 0.005 * images
 
 
 def test_a_glyph_larger_than_the_image_counts_as_clipped():
-    assert all(glyph.clipped for glyph in draw_face("DejaVuSans", GlyphConfig(font_size=200, scripts=("digit",))))
-    assert not any(glyph.clipped for glyph in draw_face("DejaVuSans", GlyphConfig(scripts=("digit",))))
+    assert all(glyph.clipped for glyph in draw_typeface("DejaVuSans", GlyphConfig(font_size=200, scripts=("digit",))))
+    assert not any(glyph.clipped for glyph in draw_typeface("DejaVuSans", GlyphConfig(scripts=("digit",))))
 
 
 def test_latin_greek_and_cyrillic_capital_a_look_the_same():
     config = GlyphConfig(scripts=("latin", "greek", "cyrillic"))
     wanted = "AΑАaаbЬ"
-    classes = homoglyph_classes(g for face in FACES[:4] for g in draw_face(face, config) if g.character in wanted)
+    classes = homoglyph_classes(
+        g for typeface in TYPEFACES[:4] for g in draw_typeface(typeface, config) if g.character in wanted
+    )
     assert classes["A"] == classes["Α"] == classes["А"] == "A"
     assert classes["a"] == classes["а"] == "a"
     assert classes["b"] == "b"
     assert classes["Ь"] == "Ь"
 
 
-def test_lookalikes_agree_in_half_of_their_common_faces_and_chains_join():
+def test_homoglyphs_agree_in_half_of_their_common_typefaces_and_chains_join():
     def glyphs(character: str, *levels: int) -> list[Glyph]:
-        return [Glyph(character, FACES[i], square(level), False) for i, level in enumerate(levels) if level >= 0]
+        return [Glyph(character, TYPEFACES[i], square(level), False) for i, level in enumerate(levels) if level >= 0]
 
     classes = homoglyph_classes(
         [
             *glyphs("a", 1, 1, 1, 1),
-            *glyphs("b", 1, 1, 2, 3),  # half of four faces
+            *glyphs("b", 1, 1, 2, 3),  # half of four typefaces
             *glyphs("c", 9, 9, 2, 3),  # like b in half, unlike a
             *glyphs("d", 1, 4, 4, -1),  # like a in one of three
             *glyphs("e", 5, 4, -1, -1),  # like d in one of two
@@ -201,20 +204,22 @@ def test_equal_configs_give_equal_bytes(tmp_path: Path):
 
 
 def test_another_seed_holds_out_other_characters():
-    glyphs = list(draw_face("DejaVuSerif", GlyphConfig(scripts=("latin",))))
+    glyphs = list(draw_typeface("DejaVuSerif", GlyphConfig(scripts=("latin",))))
     one, other = (split_characters(glyphs, GlyphConfig(seed=seed))[1] for seed in (0, 1))
     assert len(one) == len(other)
     assert one != other
 
 
-def test_progress_counts_faces_and_sets(tmp_path: Path):
+def test_progress_counts_typefaces_and_sets(tmp_path: Path):
     steps: list[int] = []
     write_glyph_shards(GlyphConfig(scripts=("digit",)), tmp_path, steps.append)
-    assert steps == [1] * (len(FACES) + 3)
+    assert steps == [1] * (len(TYPEFACES) + 3)
 
 
-def test_rules_that_leave_nothing_say_which(tmp_path: Path):
-    with pytest.raises(UserError, match="held-out face 'Arial' is unknown; choose one of DejaVuSans"):
-        write_glyph_shards(GlyphConfig(held_out_face="Arial"), tmp_path)
-    with pytest.raises(UserError, match="no characters of klingon are drawn by 6 faces; lower min_faces or add"):
-        write_glyph_shards(dataclasses.replace(SMALL, scripts=("klingon",), min_faces=6), tmp_path)
+def test_configs_without_characters_are_refused(tmp_path: Path):
+    with pytest.raises(UserError, match="held-out typeface 'Arial' is unknown; choose one of DejaVuSans"):
+        write_glyph_shards(GlyphConfig(held_out_typeface="Arial"), tmp_path)
+    with pytest.raises(
+        UserError, match="no characters of klingon are drawn by 6 typefaces; lower min_typefaces or add"
+    ):
+        write_glyph_shards(dataclasses.replace(SMALL, scripts=("klingon",), min_typefaces=6), tmp_path)

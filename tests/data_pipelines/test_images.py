@@ -26,7 +26,7 @@ def assert_close(actual: np.ndarray, expected: np.ndarray, tolerance: int = 6):
     assert np.abs(actual.astype(int) - expected).max() <= tolerance
 
 
-def test_a_jpeg_of_the_right_size_comes_back_as_it_was():
+def test_a_jpeg_of_the_right_size_is_not_resized():
     assert_close(decode(encode_jpeg(quarters()), 16), quarters())
 
 
@@ -52,7 +52,7 @@ def test_sixteen_bits_are_scaled_not_clipped(image_bytes: Encode):
     np.testing.assert_array_equal(pixels[..., 0], np.arange(256).reshape(16, 16))
 
 
-def test_cmyk_jpeg_shows_its_colours(image_bytes: Encode):
+def test_cmyk_jpeg_is_converted_to_rgb(image_bytes: Encode):
     image = Image.fromarray(quarters()).convert("CMYK")
     assert_close(decode(image_bytes(image, "JPEG", quality=100, subsampling=0), 16), quarters())
 
@@ -98,7 +98,7 @@ def test_exif_orientation_is_found_behind_fill_bytes(image_bytes: Encode, fill: 
     assert_close(decode(data[:at] + b"\xff" * fill + data[at:], 16), quarters())
 
 
-def test_the_format_is_told_by_the_bytes_not_by_jpeg_habits(image_bytes: Encode):
+def test_the_first_bytes_decide_the_format(image_bytes: Encode):
     # Oxford-IIIT Pets holds PNG and GIF files under the name .jpg; decode never sees a name.
     assert decode(image_bytes(Image.new("RGB", (5, 3), "red"), "GIF"), 4)[0, 0].tolist() == [255, 0, 0]
 
@@ -146,7 +146,7 @@ def test_an_image_cut_short_is_broken(image_bytes: Encode, format: str):
 
 
 @pytest.mark.parametrize("data", [b"", b"<html>404</html>", b"RIFF1234WAVE", b"\xff\xd8\xff"])
-def test_bytes_that_are_no_image_say_so(data: bytes):
-    with pytest.raises(BrokenImage, match=r"no image|damaged") as caught:
+def test_bytes_that_are_not_an_image_are_broken(data: bytes):
+    with pytest.raises(BrokenImage, match=r"not an image|damaged") as caught:
         decode(data, 8)
-    assert caught.value.cause in ("no image", "damaged JPEG")
+    assert caught.value.cause in ("not an image", "damaged JPEG")

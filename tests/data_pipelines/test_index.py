@@ -1,4 +1,4 @@
-"""Indexes of shards: what lies where, what is wrong, and when it is looked up again."""
+"""Indexes of shards: contents, faults, and when a shard is scanned again."""
 
 import io
 import os
@@ -14,7 +14,7 @@ from lit_het.data_pipelines import index, scan, seals, storage
 from lit_het.data_pipelines.index import ShardIndex, index_path, index_shard
 from lit_het.data_pipelines.shards import IMAGE, write_shards, write_tar
 from lit_het.data_pipelines.storage import Unreadable
-from lit_het.data_pipelines.tables import Fault, ShardTable, packed, unpacked
+from lit_het.data_pipelines.tables import Fault, ShardTable, from_bytes, to_bytes
 from lit_het.errors import UserError
 from lit_het.untrusted import Malformed
 
@@ -43,7 +43,7 @@ def only_fault(path: Path) -> Fault:
     return fault
 
 
-def test_what_was_written_is_read_back_in_any_order(tmp_path: Path):
+def test_samples_are_read_back_in_any_order(tmp_path: Path):
     written = write_shards(tmp_path, [sample(f"k{i}") for i in range(7)], samples_per_shard=3)
     assert [path.name for path in written] == [f"shard-00000{i}.tar" for i in range(3)]
     found = ShardIndex(written, [IMAGE, "txt", "cls"])
@@ -90,12 +90,12 @@ def test_a_truncated_tar_keeps_its_whole_samples(shard: Path, kept: int, whole: 
     assert len(ShardIndex([shard], [IMAGE, "txt", "cls"])) == whole
 
 
-def test_a_tar_cut_at_the_border_of_a_member_is_truncated_all_the_same(shard: Path):
+def test_a_tar_cut_between_members_counts_as_truncated(shard: Path):
     os.truncate(shard, 3 * 1024)
     assert "is truncated or damaged at byte 3072 of 3072" in only_fault(shard).example
 
 
-def test_a_damaged_header_is_not_taken_for_the_end(shard: Path):
+def test_a_damaged_header_is_not_mistaken_for_the_end(shard: Path):
     data = bytearray(shard.read_bytes())
     data[1024:1030] = b"\xff" * 6
     shard.write_bytes(data)
@@ -108,16 +108,16 @@ def test_a_header_that_points_backwards_does_not_hang_the_scan(shard: Path):
     data[148:156] = b" " * 8
     data[148:155] = f"{sum(data[:512]):06o}\0".encode()
     shard.write_bytes(data)
-    assert only_fault(shard).cause in ("truncated or damaged shard", "no uncompressed tar")
+    assert only_fault(shard).cause in ("truncated or damaged shard", "not an uncompressed tar")
 
 
-def test_a_compressed_shard_and_a_text_file_are_no_tars(tmp_path: Path):
+def test_a_compressed_shard_and_a_text_file_are_not_tars(tmp_path: Path):
     with tarfile.open(tmp_path / "zip.tar", "w:gz") as tar:
         tar.addfile(tarfile.TarInfo("a.txt"))
     (tmp_path / "text.tar").write_text("hello " * 1000)
     (tmp_path / "nothing.tar").write_bytes(b"")
     for name in ("zip.tar", "text.tar", "nothing.tar"):
-        assert f"{name}: is no uncompressed tar" in only_fault(tmp_path / name).example
+        assert f"{name}: is not an uncompressed tar" in only_fault(tmp_path / name).example
         assert len(ShardIndex([tmp_path / name], [IMAGE])) == 0
 
 
@@ -155,7 +155,7 @@ def test_no_damage_makes_the_scan_fail_or_hang(
         assert all(isinstance(content, bytes) for content in found.read([row], kinds)[0])
 
 
-def test_the_index_is_used_again_and_equals_the_scan(shard: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_index_is_reused_and_equals_the_scan(shard: Path, monkeypatch: pytest.MonkeyPatch):
     scanned = index_shard(shard)
     assert Path(index_path(shard)).exists()
     monkeypatch.setattr(index, "scan", lambda address: pytest.fail("scanned again"))
@@ -178,13 +178,13 @@ def test_a_changed_shard_is_scanned_again_and_has_another_digest(shard: Path):
 
 
 @pytest.mark.parametrize("damage", [b"", b"PK\x03\x04 not a zip", b"\x93NUMPY"])
-def test_a_damaged_index_is_written_anew(shard: Path, damage: bytes):
+def test_a_damaged_index_is_rewritten(shard: Path, damage: bytes):
     Path(index_path(shard)).write_bytes(damage)
     assert keys(index_shard(shard))[1] == "b"
     assert Path(index_path(shard)).read_bytes() != damage
 
 
-def test_without_a_place_beside_the_shard_the_index_goes_into_the_cache(
+def test_the_index_goes_into_the_cache_if_the_folder_is_not_writable(
     shard: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ):
     write = storage.write
@@ -201,7 +201,7 @@ def test_without_a_place_beside_the_shard_the_index_goes_into_the_cache(
     assert keys(index_shard(shard))[2] == "c"
 
 
-def test_an_index_that_can_be_kept_nowhere_is_told(
+def test_an_index_that_cannot_be_saved_is_reported(
     shard: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     def refuse(address: str, content: bytes) -> None:
@@ -209,7 +209,7 @@ def test_an_index_that_can_be_kept_nowhere_is_told(
 
     monkeypatch.setattr(storage, "write", refuse)
     assert keys(index_shard(shard))[2] == "c"
-    assert "its index cannot be kept (Read-only file system); the next run scans again" in caplog.text
+    assert "its index cannot be saved (Read-only file system); the next run scans again" in caplog.text
 
 
 def test_a_shard_that_shrinks_after_indexing_cannot_be_read(shard: Path):
@@ -266,10 +266,10 @@ def test_samples_and_kinds_of_members_beyond_the_limits_are_left_out_and_counted
     assert sorted(table.offsets) == ["cls", IMAGE, "jpg", "txt"]
     fault = only_fault(path)
     assert (fault.cause, fault.count) == ("too many samples or kinds of members", 3)
-    assert "key b: at most 2 samples with 3 kinds of members are read; write the shard again" in fault.example
+    assert "key b: at most 2 samples with 3 kinds of members are read; split the shard" in fault.example
 
 
-def test_a_member_that_is_too_large_is_not_asked_for(shard: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_member_that_is_too_large_is_not_requested(shard: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(index, "MAX_MEMBER_BYTES", len("text of a"))
     ((text, pixels),) = ShardIndex([shard], ["txt", IMAGE]).read([1], ["txt", IMAGE])
     assert text == b"text of b"
@@ -278,10 +278,10 @@ def test_a_member_that_is_too_large_is_not_asked_for(shard: Path, monkeypatch: p
 
 
 def seal_by_another(shard: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, table: ShardTable) -> Path:
-    """Writes an index beside a shard as somebody else's programs would."""
+    """Writes an index beside a shard with another user's key."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache / "of another"))
     place = Path(index_path(shard))
-    place.write_bytes(seals.sealed(packed(table, storage.stamp(str(shard)))))
+    place.write_bytes(seals.sealed(to_bytes(table, storage.stamp(str(shard)))))
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
     return place
 
@@ -293,40 +293,42 @@ def forged(shard: Path) -> ShardTable:
     return table
 
 
-def test_a_well_formed_forgery_that_came_with_the_shards_is_not_believed(
+def test_a_well_formed_forgery_that_came_with_the_shards_is_not_trusted(
     shard: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     place = seal_by_another(shard, cache, monkeypatch, forged(shard))
     theirs = place.read_bytes()
     assert ShardIndex([shard], ["txt"]).read([0], ["txt"]) == [[b"text of a"]]
-    assert "has indexes that others have made, which are not believed" in caplog.text
+    assert "has indexes of other users, which are not trusted" in caplog.text
     assert place.read_bytes() == theirs  # which others may use
     monkeypatch.setattr(index, "scan", lambda address: pytest.fail("scanned again"))
     assert ShardIndex([shard], ["txt"]).read([0], ["txt"]) == [[b"text of a"]]
 
 
 @pytest.mark.parametrize("place", [0, 100, -1, -33, -41])
-def test_an_index_that_was_changed_in_one_byte_is_made_anew(shard: Path, place: int):
+def test_an_index_with_one_changed_byte_is_rebuilt(shard: Path, place: int):
     index_shard(shard)
     content = Path(index_path(shard)).read_bytes()
     Path(index_path(shard)).write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place:][1:])
     assert ShardIndex([shard], ["txt"]).read([0], ["txt"]) == [[b"text of a"]]
 
 
-def test_hosts_with_one_secret_believe_one_another(shard: Path, cache: Path, monkeypatch: pytest.MonkeyPatch):
+def test_hosts_with_the_same_secret_trust_each_others_indexes(
+    shard: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setenv(seals.KEY_VARIABLE, "a secret of the whole team")
     seal_by_another(shard, cache, monkeypatch, scan.scan(str(shard)))
     monkeypatch.setattr(index, "scan", lambda address: pytest.fail("scanned again"))
     assert keys(index_shard(shard)) == ["a", "b", "c"]
 
 
-def test_a_secret_that_is_too_short_and_a_key_that_is_none_seal_nothing(
+def test_without_a_valid_secret_or_key_no_index_is_saved(
     shard: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     (cache / "lit-het" / "keys").mkdir(parents=True)
     (cache / "lit-het" / "keys" / "index").write_text("short")
     assert keys(index_shard(shard))[0] == "a"
-    assert "index is no key of this user; remove it" in caplog.text
+    assert "index is not a key of this user; remove it" in caplog.text
     monkeypatch.setenv(seals.KEY_VARIABLE, "short")
     assert keys(index_shard(shard))[0] == "a"
     assert "LIT_HET_INDEX_KEY has fewer than 16 characters" in caplog.text
@@ -355,13 +357,13 @@ def test_only_its_owner_may_read_the_key(shard: Path, cache: Path):
         ("faults", np.array("1")),
     ],
 )
-def test_a_table_of_no_such_shard_is_malformed_whoever_has_sealed_it(name: str, value: np.ndarray):
+def test_a_sealed_table_that_does_not_match_its_shard_is_malformed(name: str, value: np.ndarray):
     offsets, sizes = {"txt": np.array([-1, 0, 3])}, {"txt": np.array([0, 1, 2])}
     table = ShardTable("a.tar", np.array([b"a", b"b", b"c"]), offsets, sizes, "1d9e")
-    content = packed(table, "10240 1")
-    assert unpacked(content, "a.tar", "10240 1") is not None
-    assert unpacked(content, "a.tar", "10240 2") is None
+    content = to_bytes(table, "10240 1")
+    assert from_bytes(content, "a.tar", "10240 1") is not None
+    assert from_bytes(content, "a.tar", "10240 2") is None
     changed = io.BytesIO()
     np.savez(changed, **{**np.load(io.BytesIO(content)), name: value})
     with pytest.raises(Malformed):
-        unpacked(changed.getvalue(), "a.tar", "10240 1")
+        from_bytes(changed.getvalue(), "a.tar", "10240 1")

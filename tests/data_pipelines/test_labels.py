@@ -20,13 +20,15 @@ def test_class_indices_count_the_names_beside_the_shards(tmp_path: Path):
 @pytest.mark.parametrize("content", [b"-1", b"cat", b"", b"1.0", b"1" * 5000])
 def test_a_class_without_a_name_is_an_error(tmp_path: Path, content: bytes):
     (tmp_path / "names.txt").write_text("cat\ndog\n")
-    with pytest.raises(Unreadable, match=r"is no index below 2; make .*names\.txt and the shards agree"):
+    with pytest.raises(Unreadable, match=r"is not an index below 2; make .*names\.txt and the shards agree"):
         ClassIndex(str(tmp_path / "names.txt")).build("elsewhere").encode(content)
 
 
-def test_a_label_beyond_the_names_says_that_there_are_too_few(tmp_path: Path):
+def test_a_label_beyond_the_names_reports_too_few_names(tmp_path: Path):
     (tmp_path / "names.txt").write_text("cat\ndog\n")
-    with pytest.raises(Unreadable, match=r"label is out of range \('2' is no index below 2; .*names\.txt has too few"):
+    with pytest.raises(
+        Unreadable, match=r"label is out of range \('2' is not an index below 2; .*names\.txt has too few"
+    ):
         ClassIndex(str(tmp_path / "names.txt")).build("elsewhere").encode(b"2")
 
 
@@ -53,7 +55,7 @@ def test_a_vocabulary_that_is_missing_empty_or_repeats_a_word_is_refused(tmp_pat
     with pytest.raises(UserError, match=r"words\.txt: the file is empty"):
         CaptionWords().build(str(tmp_path))
     (tmp_path / "words.txt").write_text("a\nb\na\n")
-    with pytest.raises(UserError, match="stands in it twice"):
+    with pytest.raises(UserError, match="a word is repeated"):
         CaptionWords().build(str(tmp_path))
 
 
@@ -88,9 +90,9 @@ def test_several_classes_are_marked_in_a_vector(tmp_path: Path):
         b"1 0 1",
     ],
 )
-def test_what_is_no_vector_of_ones_and_zeros_is_refused_and_never_unpickled(tmp_path: Path, content: bytes):
+def test_labels_that_are_not_multi_hot_vectors_are_refused_and_never_unpickled(tmp_path: Path, content: bytes):
     (tmp_path / "classnames.txt").write_text("cat\ndog\nowl\n")
-    with pytest.raises(Unreadable, match="label is no"):
+    with pytest.raises(Unreadable, match="label is not a"):
         MultiHot().build(str(tmp_path)).encode(content)
 
 

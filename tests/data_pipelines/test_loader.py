@@ -18,7 +18,7 @@ from lit_het.data_pipelines.labels import CaptionWords, ClassIndex
 from lit_het.data_pipelines.loader import Loader, LoaderConfig, WeightedShards
 from lit_het.data_pipelines.rand_augment import RandAugment
 from lit_het.data_pipelines.shards import write_shards
-from lit_het.data_pipelines.storage import readable
+from lit_het.data_pipelines.storage import content_or_raise
 from lit_het.data_pipelines.transforms import InceptionCrop, Preprocessing
 from lit_het.errors import UserError
 from lit_het.types import Batch
@@ -53,7 +53,7 @@ def take(loader: Loader, count: int, *arguments: int) -> list[Batch]:
 
 
 def stored_image(loader: Loader, sample: int) -> bytes:
-    return readable(loader.index.read([sample], ["image"])[0][0])
+    return content_or_raise(loader.index.read([sample], ["image"])[0][0])
 
 
 def joined(batches: list[Batch]) -> Batch:
@@ -98,7 +98,7 @@ def test_a_batch_holds_each_sample_s_own_image_text_and_label(shards: Path):
     assert loader.num_samples == loader.num_classes == NUM_SAMPLES
 
 
-def test_what_is_not_asked_for_is_not_read(shards: Path):
+def test_captions_and_labels_are_read_only_on_request(shards: Path):
     batch = take(config(shards, labels=None).build(), 1)[0]
     assert batch.text is None
     assert batch.label is None
@@ -136,7 +136,7 @@ def test_a_new_loader_with_threads_continues_where_the_old_one_stopped(shards: P
     assert_equal(joined(take(resumed, 15, 40)), rows(uninterrupted, slice(40, None)))
 
 
-def test_a_sample_is_augmented_anew_in_each_epoch(augmented: Loader, uninterrupted: Batch):
+def test_a_sample_is_augmented_differently_in_each_epoch(augmented: Loader, uninterrupted: Batch):
     labels = np.asarray(uninterrupted.label)
     one, other, *_ = np.flatnonzero(labels == labels[0])
     image = np.asarray(uninterrupted.image)
@@ -176,12 +176,12 @@ def test_captions_become_multi_hot_labels(shards: Path):
 def test_the_first_broken_image_stops_the_run_by_name(tmp_path: Path, make_shards: Callable[..., Path]):
     loader = config(make_shards(tmp_path, s13=BROKEN), threads=2).build()
     with pytest.raises(
-        UserError, match=r"shard-000001\.tar: key s13: no image .*<html>.*allow more with --data\.max-bad-fraction"
+        UserError, match=r"shard-000001\.tar: key s13: not an image .*<html>.*allow more with --data\.max-bad-fraction"
     ):
         list(loader.epoch())
 
 
-def test_a_broken_sample_is_masked_and_counted_and_moves_no_other(
+def test_a_broken_sample_is_masked_and_counted_and_does_not_move_the_others(
     tmp_path: Path, shards: Path, make_shards: Callable[..., Path]
 ):
     broken = make_shards(tmp_path, s13=BROKEN, s2={"txt": b"\xff\xfe"}, s5={"jpg": b"\xff\xd8\xff\xe0"})
@@ -194,7 +194,7 @@ def test_a_broken_sample_is_masked_and_counted_and_moves_no_other(
         expected = getattr(whole, name).copy()
         expected[~batch.valid] = 0
         np.testing.assert_array_equal(getattr(batch, name), expected)
-    assert loader.faults.causes == {"no image": 1, "text is not UTF-8": 1, "damaged JPEG": 1}
+    assert loader.faults.causes == {"not an image": 1, "text is not UTF-8": 1, "damaged JPEG": 1}
 
 
 def test_more_broken_samples_than_allowed_stop_the_run(tmp_path: Path, make_shards: Callable[..., Path]):
@@ -220,19 +220,19 @@ def test_every_kind_of_fault_is_counted_by_shard_and_cause(tmp_path: Path, make_
     shards = [str(directory / f"shard-00000{i}.tar") for i in range(3)]
     assert loader.faults.counts == {
         (shards[0], "empty caption"): 1,
-        (shards[0], "no image"): 1,
+        (shards[0], "not an image"): 1,
         (shards[0], "damaged JPEG"): 1,
         (shards[1], "text is not UTF-8"): 1,
-        (shards[1], "no image"): 1,
+        (shards[1], "not an image"): 1,
         (shards[2], "truncated or damaged shard"): 1,
         (str(directory / "y-000000.tar"), "no .txt"): 1,
-        (str(directory / "z.tar"), "no uncompressed tar"): 1,
+        (str(directory / "z.tar"), "not an uncompressed tar"): 1,
     }
-    assert loader.faults.causes["no image"] == 2
+    assert loader.faults.causes["not an image"] == 2
     assert valid == loader.num_samples - 5
 
 
-def test_captions_may_stand_in_json(tmp_path: Path, make_shards: Callable[..., Path]):
+def test_captions_may_be_fields_of_json(tmp_path: Path, make_shards: Callable[..., Path]):
     texts = {f"s{i}": {"json": {"caption": f"word{i}"}, "txt": "other"} for i in range(NUM_SAMPLES)}
     texts["s4"] = {"json": {"caption": None}}
     texts["s5"] = {"json": b"{"}
@@ -249,7 +249,7 @@ def test_a_data_set_of_a_mixture_that_cannot_be_used_is_named(tmp_path: Path, ma
     write_shards(tmp_path / "none", [{"__key__": "a", "jpg": b"x"}])
     first = make_shards(tmp_path / "first", **dict(list(without.items())[:1]))
     more = WeightedShards((str(tmp_path / "none"),))
-    with pytest.raises(UserError, match=r"none: no sample can be used; mend it, or leave it out of the mixture"):
+    with pytest.raises(UserError, match=r"none: no sample can be used; fix it, or leave it out of the mixture"):
         config(first, mixture=(more,), max_bad_fraction=0.9).build(number_tokens)
 
 
@@ -293,10 +293,10 @@ def test_a_loader_reads_a_store(shards: Path, tmp_path: Path, monkeypatch: pytes
     assert_equal(here, there)
 
 
-def test_a_label_that_makes_no_sense_names_the_sample(tmp_path: Path, make_shards: Callable[..., Path]):
+def test_an_invalid_label_names_the_sample(tmp_path: Path, make_shards: Callable[..., Path]):
     directory = make_shards(tmp_path, s4={"cls": 23, "txt": "strange"})
     with pytest.raises(
-        UserError, match=r"key s4: label is out of range \('23' is no index below 23.*has too few names\)(?!;)"
+        UserError, match=r"key s4: label is out of range \('23' is not an index below 23.*has too few names\)(?!;)"
     ):
         list(config(directory).build().epoch())
     with pytest.raises(UserError, match=r"key s4: unknown word \('strange' is not in"):
@@ -351,19 +351,19 @@ def test_random_crops_of_an_epoch_depend_on_the_shard_the_key_and_their_number(t
     np.testing.assert_array_equal(same.image, batch.image[6:])
 
 
-def test_a_broken_sample_counts_once_however_often_it_comes(tmp_path: Path, make_shards: Callable[..., Path]):
+def test_a_broken_sample_counts_once_however_often_it_is_read(tmp_path: Path, make_shards: Callable[..., Path]):
     loader = config(make_shards(tmp_path, s4=BROKEN), max_bad_fraction=0.5).build()
     take(loader, 5 * NUM_SAMPLES // 4)
-    assert loader.faults.causes == {"no image": 1}
+    assert loader.faults.causes == {"not an image": 1}
 
 
 @pytest.mark.parametrize("weight", [0.0, -1.0, float("nan"), float("inf")])
-def test_a_weight_that_is_no_share_is_refused(weight: float):
+def test_an_invalid_weight_is_refused(weight: float):
     with pytest.raises(UserError, match=r"WeightedShards: weight = .* must be more than 0 and finite"):
         WeightedShards(("a.tar",), weight)
 
 
 @pytest.mark.parametrize("fraction", [-0.1, 1.5, float("nan"), float("inf")])
-def test_a_fraction_of_bad_samples_is_a_fraction(fraction: float):
+def test_an_invalid_fraction_of_bad_samples_is_refused(fraction: float):
     with pytest.raises(UserError, match=r"LoaderConfig: max_bad_fraction = .* must be from 0 to 1"):
         LoaderConfig(("a.tar",), max_bad_fraction=fraction)

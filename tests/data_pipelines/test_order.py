@@ -1,4 +1,4 @@
-"""Orders are permutations in constant memory, and functions of (seed, position) alone."""
+"""Orders are permutations in constant memory, and pure functions of (seed, position)."""
 
 import collections
 import itertools
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lit_het.data_pipelines.order import InTurn, Mixed, Shuffled, WindowShuffled
+from lit_het.data_pipelines.order import Mixed, Sequential, Shuffled, WindowShuffled
 from lit_het.errors import UserError
 
 
@@ -52,13 +52,13 @@ def test_every_epoch_of_a_shuffle_is_a_permutation(size, seed, number):
     assert sorted(epoch(Shuffled(size, seed), number, size)) == list(range(size))
 
 
-def test_windows_of_one_size_are_permuted_each_in_its_own_way():
+def test_windows_of_equal_size_have_different_permutations():
     order = WindowShuffled([12] * 6, window=1, seed=0)
     samples = [sample % 12 for sample in epoch(order, 0, 72)]
     assert len({tuple(samples[start : start + 12]) for start in range(0, 72, 12)}) == 6
 
 
-def test_a_billion_samples_are_begun_anywhere_at_once_and_in_little_memory():
+def test_a_billion_samples_start_anywhere_immediately_in_little_memory():
     tracemalloc.start()
     order = Shuffled(10**9, 0)
     samples = {order[7 * 10**11 + i] for i in range(1000)}
@@ -70,8 +70,8 @@ def test_a_billion_samples_are_begun_anywhere_at_once_and_in_little_memory():
     tracemalloc.stop()
 
 
-def test_a_mixture_keeps_its_proportions_everywhere_and_every_set_its_own_epochs():
-    mixed = Mixed([InTurn(7), Shuffled(5, 0), InTurn(11)], [1.0, 0.5, 0.25], [0, 7, 12])
+def test_a_mixture_keeps_its_proportions_and_the_epochs_of_each_set():
+    mixed = Mixed([Sequential(7), Shuffled(5, 0), Sequential(11)], [1.0, 0.5, 0.25], [0, 7, 12])
     for start in (0, 123_456):
         samples = [mixed[start + i] for i in range(700)]
         sources = collections.Counter("first" if s < 7 else "second" if s < 12 else "third" for s in samples)
@@ -85,7 +85,7 @@ def test_a_mixture_keeps_its_proportions_everywhere_and_every_set_its_own_epochs
     assert all((b - a) % 7 == 1 for a, b in itertools.pairwise(of_first))
 
 
-def test_permutations_of_a_small_window_are_even():
+def test_permutations_of_a_small_window_are_uniform():
     order = WindowShuffled([16], 1, 0)
     places = np.array([epoch(order, number, 16) for number in range(2000)])
     assert not (places == np.arange(16)[None]).all(axis=1).any()
@@ -97,4 +97,4 @@ def test_permutations_of_a_small_window_are_even():
 @pytest.mark.parametrize("weights", [[1.0, 1e-9], [1e-9, 1.0], [1.0, 2.0, 1e-5]])
 def test_a_weight_too_small_for_a_single_sample_is_refused(weights):
     with pytest.raises(UserError, match=r"mixture: a data set of weight 1e-0[59] among .* has none of 10,000"):
-        Mixed([InTurn(5)] * len(weights), weights, [0] * len(weights))
+        Mixed([Sequential(5)] * len(weights), weights, [0] * len(weights))

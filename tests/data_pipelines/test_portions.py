@@ -1,4 +1,4 @@
-"""Parts of a data set: exact, apart, together everything, and the same whatever reads them."""
+"""Portions of a data set are exact, disjoint and complete, on any number of hosts."""
 
 import dataclasses
 import itertools
@@ -37,34 +37,34 @@ def loader(shards: Path, portion: Portion, **changes) -> Loader:
     counts=st.lists(st.integers(0, 40), min_size=1, max_size=8),
     cuts=st.lists(st.integers(1, 999), max_size=5, unique=True),
 )
-def test_portions_that_meet_share_no_sample_and_leave_none_out(counts, cuts):
+def test_adjacent_portions_are_disjoint_and_complete(counts, cuts):
     bounds = [0, *(cut / 10 for cut in sorted(cuts)), 100]
     portions = [Portion(start, end) for start, end in itertools.pairwise(bounds)]
     total = sum(counts)
-    assert [number for portion in portions for number in portion.of(total)] == list(range(total))
+    assert [number for portion in portions for number in portion.sample_range(total)] == list(range(total))
     for portion in portions:
         assert Portion.parse(str(portion)) == portion
-        assert sum(portion.cut(counts)) == len(portion.of(total))
-        assert abs(len(portion.of(total)) - total * (portion.end - portion.start) / 100) < 1
-    by_shard = zip(*(portion.cut(counts) for portion in portions), strict=True)
+        assert sum(portion.counts_per_shard(counts)) == len(portion.sample_range(total))
+        assert abs(len(portion.sample_range(total)) - total * (portion.end - portion.start) / 100) < 1
+    by_shard = zip(*(portion.counts_per_shard(counts) for portion in portions), strict=True)
     assert [sum(parts) for parts in by_shard] == counts
 
 
 def test_a_tenth_of_a_percent_is_exact_where_floats_are_not():
-    assert Portion(0, 0.7).of(1000) == range(7)  # 0.7 * 1000 / 100 is less in floating point
-    assert Portion(98).of(1_281_167) == range(1_255_543, 1_281_167)
+    assert Portion(0, 0.7).sample_range(1000) == range(7)  # 0.7 * 1000 / 100 is less in floating point
+    assert Portion(98).sample_range(1_281_167) == range(1_255_543, 1_281_167)
 
 
 @pytest.mark.parametrize(
     ("text", "portion"), [(":98%", Portion(0, 98)), ("98%:", Portion(98)), ("0.5%:2%", Portion(0.5, 2)), (":", ALL)]
 )
-def test_a_portion_is_written_as_percentages_from_and_to(text, portion):
+def test_a_portion_is_written_as_a_start_and_an_end_in_percent(text, portion):
     assert Portion.parse(text) == portion
 
 
 @pytest.mark.parametrize("text", ["98", "98%", "a%:b%", "1.2.3%:", "-1%:"])
-def test_another_text_is_refused(text):
-    with pytest.raises(ValueError, match=r"no portion; write percentages|could not convert"):
+def test_text_that_is_not_a_portion_is_refused(text):
+    with pytest.raises(ValueError, match=r"not a portion; write a start and an end|could not convert"):
         Portion.parse(text)
 
 
@@ -75,7 +75,7 @@ def test_percentages_out_of_order_are_refused(bounds):
 
 
 @pytest.mark.parametrize("changes", [{}, {"shuffle": False}, {"window": 1}], ids=["shuffled", "in turn", "windows"])
-def test_training_and_minival_together_see_each_sample_once_an_epoch(shards, changes):
+def test_training_and_minival_together_see_each_sample_once_per_epoch(shards, changes):
     parts = [loader(shards, portion, batch_size=1, **changes) for portion in (Portion(0, 80), Portion(80))]
     train, minival = (take(part, part.num_samples) for part in parts)
     assert (len(train), len(minival)) == (18, 5)
@@ -88,7 +88,7 @@ def test_training_and_minival_together_see_each_sample_once_an_epoch(shards, cha
         assert again != train
 
 
-def test_a_portion_goes_on_anywhere_and_is_the_same_on_any_number_of_hosts(shards):
+def test_a_portion_resumes_anywhere_and_is_the_same_on_any_number_of_hosts(shards):
     part = loader(shards, Portion(10, 60))
     whole = take(part, 10)
     assert take(part, 5, 20) == whole[20:]
@@ -108,7 +108,7 @@ def test_every_data_set_of_a_mixture_has_its_own_portion(shards):
 
 
 def test_a_portion_without_samples_is_refused(shards):
-    with pytest.raises(UserError, match=r"0%:1% of 23 samples are none; take a larger portion"):
+    with pytest.raises(UserError, match=r"0%:1% of 23 samples is empty; take a larger portion"):
         loader(shards, Portion(0, 1))
 
 

@@ -1,4 +1,4 @@
-"""Each change against Pillow's own operation, or against a slow warp."""
+"""Each operation equals Pillow's, or a slow reference warp."""
 
 import dataclasses
 from collections.abc import Callable
@@ -34,14 +34,14 @@ def largest_difference(one: np.ndarray, other: np.ndarray) -> int:
 
 @pytest.mark.parametrize("name", ["autocontrast", "equalize"])
 @pytest.mark.parametrize("image", [scene(), np.full((4, 4, 3), 7, np.uint8), np.arange(48).reshape(4, 4, 3) // 20])
-def test_changes_of_histograms_are_pillows(name: str, image: np.ndarray):
+def test_histogram_operations_equal_pillows(name: str, image: np.ndarray):
     image = image.astype(np.uint8)
     expected = np.asarray(getattr(ImageOps, name)(Image.fromarray(image)))
     np.testing.assert_array_equal(getattr(rand_augment, name)(image, 1.0), expected)
 
 
 @pytest.mark.parametrize("amount", AMOUNTS)
-def test_solarize_and_posterize_are_pillows(amount: float):
+def test_solarize_and_posterize_equal_pillows(amount: float):
     expected = pillow(lambda image: ImageOps.solarize(image, round(256 * (1 - abs(amount)) + 0.49)))
     np.testing.assert_array_equal(rand_augment.solarize(scene(), amount), expected)
     expected = pillow(lambda image: ImageOps.posterize(image, 8 - round(4 * abs(amount))))
@@ -50,7 +50,7 @@ def test_solarize_and_posterize_are_pillows(amount: float):
 
 @pytest.mark.parametrize("amount", AMOUNTS)
 @pytest.mark.parametrize("name", ["brightness", "contrast", "colour", "sharpness"])
-def test_enhancements_are_pillows_to_a_level(name: str, amount: float):
+def test_enhancements_equal_pillows_within_one_level(name: str, amount: float):
     enhancer = getattr(ImageEnhance, "Color" if name == "colour" else name.capitalize())
     expected = pillow(lambda image: enhancer(image).enhance(1 + 0.9 * amount))
     assert largest_difference(getattr(rand_augment, name)(scene(), amount), expected) <= 2  # Pillow cuts, we round
@@ -92,33 +92,33 @@ ORIGINS = {
 
 @pytest.mark.parametrize("amount", AMOUNTS)
 @pytest.mark.parametrize("name", ORIGINS)
-def test_moves_are_slow_warps(name: str, amount: float):
+def test_geometric_operations_equal_slow_warps(name: str, amount: float):
     expected = slow_warp(scene(), lambda x, y: ORIGINS[name](x, y, amount))
     # OpenCV looks up at 1/32 of a pixel
     assert largest_difference(getattr(rand_augment, name)(scene(), amount), expected) <= 5
 
 
-def test_a_positive_turn_is_pillows_turn():
+def test_a_positive_rotation_is_pillows_rotation():
     ours = rand_augment.rotate(scene(), 1.0)[6:-6, 8:-8].astype(int)
     theirs = pillow(lambda image: image.rotate(30, Image.Resampling.BILINEAR))[6:-6, 8:-8]
     assert np.abs(ours - theirs).mean() < 1
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
-def test_no_change_writes_into_the_image_that_it_was_given(change: Callable):
+def test_operations_do_not_modify_their_input(change: Callable):
     given = scene()
     changed = change(given, 0.7)
     assert (changed.shape, changed.dtype) == (given.shape, np.uint8)
     np.testing.assert_array_equal(given, scene())
 
 
-def test_magnitude_0_leaves_all_but_histograms_as_they_are():
+def test_at_magnitude_0_only_histogram_operations_change_the_image():
     for change in CHANGES:
         if change.__name__ not in ("autocontrast", "equalize"):
             np.testing.assert_array_equal(change(scene(), 0.0), scene(), change.__name__)
 
 
-def test_layers_are_drawn_with_replacement_and_signs_evenly(monkeypatch: pytest.MonkeyPatch):
+def test_layers_are_drawn_with_replacement_and_signs_uniformly(monkeypatch: pytest.MonkeyPatch):
     calls: list[tuple[int, float]] = []
 
     def recorder(number: int):
@@ -140,7 +140,7 @@ def test_layers_are_drawn_with_replacement_and_signs_evenly(monkeypatch: pytest.
     assert abs((amounts > 0).mean() - 0.5) < 0.03
 
 
-def test_an_image_is_changed_by_its_place_in_the_stream_alone():
+def test_augmentation_depends_only_on_the_position_in_the_stream():
     random, policy = StreamRandom(3), RandAugment()
     first = [policy.apply(scene(), random.at(position)) for position in range(8)]
     for position in (5, 2):
@@ -148,7 +148,7 @@ def test_an_image_is_changed_by_its_place_in_the_stream_alone():
     assert len({image.tobytes() for image in first}) > 4
 
 
-def test_a_magnitude_of_15_goes_half_as_far_again_as_one_of_10():
+def test_magnitude_15_changes_1_5_times_as_much_as_10():
     """The recipe of e3 App. K takes 15."""
     image = scene()
     choice, sign = StreamRandom(0).at(0).random(2).tolist()
@@ -158,7 +158,7 @@ def test_a_magnitude_of_15_goes_half_as_far_again_as_one_of_10():
         assert change(image, 2.0).shape == change(image, -2.0).shape == image.shape
 
 
-def test_magnitudes_that_leave_nothing_are_refused():
+def test_invalid_magnitudes_and_layers_are_refused():
     with pytest.raises(UserError, match=r"magnitude = 25\.0 must be at most 20"):
         RandAugment(2, 25.0)
     with pytest.raises(UserError, match="num_layers = -1"):
@@ -166,6 +166,6 @@ def test_magnitudes_that_leave_nothing_are_refused():
 
 
 @pytest.mark.parametrize("change", rand_augment.CHANGES, ids=lambda change: change.__name__)
-def test_at_magnitude_15_something_of_the_image_stays(change):
+def test_at_magnitude_15_the_image_remains_visible(change):
     for amount in (-1.5, 1.5):
         assert change(scene(), amount).std() > 1

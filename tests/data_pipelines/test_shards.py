@@ -1,4 +1,4 @@
-"""Shards are written whole or not at all, and found by every kind of pattern."""
+"""Shards are written atomically, and found by every kind of pattern."""
 
 from pathlib import Path
 
@@ -24,7 +24,7 @@ def test_equal_samples_give_equal_bytes(tmp_path: Path):
     assert one.read_bytes() == other.read_bytes()
 
 
-def test_a_writer_that_dies_leaves_no_shard(tmp_path: Path):
+def test_an_interrupted_writer_leaves_no_shard(tmp_path: Path):
     def samples():
         yield from (sample(f"k{i}") for i in range(5))
         raise KeyboardInterrupt
@@ -41,13 +41,13 @@ def test_a_second_writer_does_not_mix_its_shards_with_the_first_ones(tmp_path: P
 
 
 @pytest.mark.parametrize("key", ["a.b", "", "folder/x.y"])
-def test_a_key_that_would_be_read_back_otherwise_is_refused(tmp_path: Path, key: str):
-    with pytest.raises(UserError, match="must not be empty nor hold a dot"):
+def test_a_key_that_would_be_read_back_differently_is_refused(tmp_path: Path, key: str):
+    with pytest.raises(UserError, match="must not be empty or contain a dot"):
         write_shards(tmp_path, [sample(key)])
     assert list(tmp_path.iterdir()) == []
 
 
-def test_patterns_expand_to_sorted_addresses_each_one_once(tmp_path: Path):
+def test_patterns_expand_to_sorted_unique_addresses(tmp_path: Path):
     written = [str(path) for path in write_shards(tmp_path, [sample(f"k{i}") for i in range(3)], samples_per_shard=1)]
     assert expand(tmp_path) == written
     assert expand(f"{tmp_path}/shard-{{000000..000002}}.tar") == written
@@ -112,7 +112,7 @@ def test_a_list_that_is_missing_is_named(tmp_path: Path, scheme: str):
 
 
 @pytest.mark.parametrize("scheme", ["", "file://"])
-def test_a_list_names_commands_only_where_they_are_allowed(tmp_path: Path, scheme: str):
+def test_a_list_may_contain_commands_only_if_they_are_allowed(tmp_path: Path, scheme: str):
     (tmp_path / "inner.txt").write_text("pipe:touch mark\n")
     (tmp_path / "outer.txt").write_text(f"# more\n{tmp_path}/inner.txt\n")
     for name, line in (("inner", 1), ("outer", 2)):
@@ -123,7 +123,7 @@ def test_a_list_names_commands_only_where_they_are_allowed(tmp_path: Path, schem
 
 
 @pytest.mark.parametrize("pattern", [".", "*.tar", "{pipe:a,pipe:b}.tar", "./pipe:{a,b}.tar"])
-def test_files_that_are_called_like_commands_are_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pattern: str):
+def test_files_whose_names_look_like_commands_are_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pattern: str):
     monkeypatch.chdir(tmp_path)
     for name in "ab":
         Path(f"pipe:{name}.tar").write_bytes(b"")
@@ -132,19 +132,19 @@ def test_files_that_are_called_like_commands_are_files(tmp_path: Path, monkeypat
     assert not any(map(storage.is_pipe, found))
 
 
-def test_a_list_that_names_itself_ends(tmp_path: Path):
+def test_a_list_that_contains_itself_is_refused(tmp_path: Path):
     (tmp_path / "list.txt").write_text(f"{tmp_path}/list.txt\n")
-    with pytest.raises(UserError, match=rf"more than {MAX_DEPTH_OF_LISTS} lists one inside the other"):
+    with pytest.raises(UserError, match=rf"lists are nested more than {MAX_DEPTH_OF_LISTS} deep"):
         expand(tmp_path / "list.txt")
 
 
 @pytest.mark.parametrize("pattern", ["x-{1..99999999999}.tar", "x-{-5..2000000}.tar", "{a,b}" * 40, "{1..999}" * 9])
-def test_braces_that_stand_for_too_much_are_refused_before_they_fill_the_memory(pattern: str):
-    with pytest.raises(UserError, match="has more than 8 braces, or they stand for more than 262,144 addresses"):
+def test_braces_with_too_many_alternatives_are_refused_before_they_exhaust_the_memory(pattern: str):
+    with pytest.raises(UserError, match="has more than 8 braces, or they expand to more than 262,144 addresses"):
         expand(pattern)
 
 
 @pytest.mark.parametrize("pattern", ["x" * 5000, "x\0y", "{" * 5000 + "a,b" + "}" * 5000])
-def test_patterns_that_are_no_file_s_name_are_one_line(pattern: str):
+def test_patterns_that_are_not_file_names_are_one_line_errors(pattern: str):
     with pytest.raises(UserError):
         expand(pattern)

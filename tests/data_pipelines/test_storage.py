@@ -1,4 +1,4 @@
-"""Bytes come from local files and from stores, which may stumble."""
+"""Files are read from local disks and from stores whose requests may fail."""
 
 import io
 import os
@@ -16,7 +16,7 @@ from lit_het.errors import UserError
 
 
 class ReadFromRange(io.RawIOBase):
-    """A file that asks its store for every piece."""
+    """A file that makes one request per read."""
 
     def __init__(self, files, path):
         self._content, self._place = files.store[files._strip_protocol(path)].getvalue(), 0
@@ -38,7 +38,7 @@ class ReadFromRange(io.RawIOBase):
 
 
 class Stumbling(MemoryFileSystem):
-    """A store of which the first requests fail."""
+    """A store whose first requests fail."""
 
     protocol = "stumbling"
     failures = 0
@@ -83,14 +83,14 @@ def test_a_store_is_read_like_a_folder(store: list[str]):
     assert fsspec.filesystem("stumbling").exists(index_path(store[0]))
 
 
-def test_a_store_that_stumbles_is_asked_again(store: list[str]):
+def test_requests_that_fail_are_retried(store: list[str]):
     Stumbling.failures = 3
     index = ShardIndex(store[:1], ["txt"])
     Stumbling.failures = 3
     assert index.read([0, 1], ["txt"]) == [[b"text 0"], [b"text 1"]]
 
 
-def test_a_scan_goes_on_where_the_store_stumbled_and_keeps_nothing_of_a_store_that_fails(store: list[str], monkeypatch):
+def test_a_scan_survives_failed_requests_and_saves_no_index_when_the_store_stays_down(store: list[str], monkeypatch):
     def failing(self, start, end):
         if left and left.pop():
             raise ValueError("what tarfile would take for damage")
@@ -106,7 +106,7 @@ def test_a_scan_goes_on_where_the_store_stumbled_and_keeps_nothing_of_a_store_th
     assert len(ShardIndex(store[:1], ["txt"])) == 3
 
 
-def test_a_store_that_stays_away_is_told_apart_from_a_file_that_is_gone(store: list[str]):
+def test_a_store_that_does_not_answer_is_distinguished_from_a_missing_file(store: list[str]):
     index = ShardIndex(store, ["txt"])
     index.read([0, 4], ["txt"])
     Stumbling.failures = 10**6
@@ -122,7 +122,7 @@ def test_a_store_that_stays_away_is_told_apart_from_a_file_that_is_gone(store: l
     assert content.cause == "unreadable shard"
 
 
-def test_local_and_remote_pieces_are_read_together_in_order(store: list[str], tmp_path: Path):
+def test_local_and_remote_byte_ranges_are_read_together_in_order(store: list[str], tmp_path: Path):
     (tmp_path / "file").write_bytes(b"0123456789")
     local, remote = str(tmp_path / "file"), store[0]
     spans = [Span(local, 2, 3), Span(remote, 0, 2), Span(local, 8, 5), Span(str(tmp_path / "none"), 0, 1)]
@@ -140,14 +140,14 @@ def test_an_object_that_changes_has_another_stamp(store: list[str]):
     assert storage.stamp(store[0]) != before
 
 
-def test_a_pipe_in_the_place_of_a_shard_is_refused_not_waited_for(tmp_path: Path):
+def test_a_pipe_or_device_in_place_of_a_shard_is_refused(tmp_path: Path):
     os.mkfifo(tmp_path / "shard.tar")
     for address in (str(tmp_path / "shard.tar"), "/dev/zero"):
-        with pytest.raises(UserError, match=r"cannot be read \(is no regular file\); check the path of the shards"):
+        with pytest.raises(UserError, match=r"cannot be read \(not a regular file\); check the path of the shards"):
             storage.stamp(address)
 
 
-def test_a_text_file_without_end_is_one_line(store: list[str], tmp_path: Path):
+def test_a_text_file_above_the_limit_is_a_one_line_error(store: list[str], tmp_path: Path):
     fsspec.filesystem("stumbling").pipe_file("/data/names.txt", b"cat\n" * 100)
     (tmp_path / "names.txt").write_bytes(b"cat\n" * 100)
     for address in ("stumbling:///data/names.txt", str(tmp_path / "names.txt")):

@@ -1,4 +1,4 @@
-"""Shards that cannot seek are read from end to end, and what is wrong with them ends no run in silence."""
+"""Shards that cannot seek are read sequentially, and their defects are counted."""
 
 import contextlib
 import dataclasses
@@ -26,7 +26,7 @@ from lit_het.data_pipelines.labels import ClassIndex
 from lit_het.data_pipelines.loader import Loader, LoaderConfig, Streaming, WeightedShards
 from lit_het.data_pipelines.scan import DAMAGED, EMPTY, NO_TAR, REPEATED
 from lit_het.data_pipelines.shards import expand, write_shards
-from lit_het.data_pipelines.storage import readable
+from lit_het.data_pipelines.storage import content_or_raise
 from lit_het.data_pipelines.stream import Stream
 from lit_het.data_pipelines.transforms import InceptionCrop
 from lit_het.errors import UserError
@@ -77,7 +77,7 @@ def test_samples_of_all_shards_come_with_their_own_image_text_and_label(shards: 
     np.testing.assert_array_equal(np.asarray(batch.text)[:, 0], labels)
     loader = Loader(config(shards, stream=None))
     found = loader.index.read(labels.tolist(), ["image"])
-    decoded = [decode(readable(content), IMAGE_SIZE) for (content,) in found]
+    decoded = [decode(content_or_raise(content), IMAGE_SIZE) for (content,) in found]
     np.testing.assert_array_equal(np.asarray(batch.image), decoded)
 
 
@@ -89,7 +89,7 @@ def test_the_same_seed_gives_the_same_batches(shards: Path, threads: int):
         np.testing.assert_array_equal(part, again)
 
 
-def test_another_seed_process_or_place_of_resumption_gives_other_samples(shards: Path):
+def test_another_seed_process_or_position_gives_other_samples(shards: Path):
     stream = Stream(config(shards, batch_size=8), number_tokens)
     draws = [numbers(take(stream, 6 // count, *arguments)) for *arguments, count in [(0, 0, 1), (8, 0, 1)]]
     draws += [numbers(take(stream, 6, 0, process, 2)) for process in range(2)]
@@ -115,7 +115,7 @@ def test_commands_are_shards_and_have_braces(shards: Path):
     assert_no_child_is_left()
 
 
-def test_backslashes_of_a_command_are_the_shell_s():
+def test_backslashes_in_a_command_are_for_the_shell():
     assert expand(r"pipe:cat my\ shard.tar") == [r"pipe:cat my\ shard.tar"]
 
 
@@ -139,12 +139,12 @@ def test_a_command_that_fails_is_counted_with_its_exit_code(shards: Path):
     assert "exit code 3" in stream.faults.examples[failing, "command failed"]
     with pytest.raises(UserError, match=r"exit 3: command failed \(exit code 3\); 1 defect in the first \d+ samples"):
         read(failing, 30, stream=Streaming(1))
-    with pytest.raises(UserError, match=r"\(exit code 1\); 1 defect before the first sample of a stream: mend them"):
+    with pytest.raises(UserError, match=r"\(exit code 1\); 1 defect before the first sample of a stream: fix them"):
         read("pipe:exit 1", 1)
     assert_no_child_is_left()
 
 
-def test_a_command_that_says_nothing_is_given_up(shards: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_command_without_output_times_out(shards: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(pipes, "PATIENCE", 0.05)
     stuck = "pipe:sleep 1000 & sleep 1000"
     stream = Stream(config(shards / "shard-000000.tar", stuck, max_bad_fraction=0.5), number_tokens)
@@ -153,12 +153,12 @@ def test_a_command_that_says_nothing_is_given_up(shards: Path, monkeypatch: pyte
     assert_no_child_is_left()
 
 
-def test_a_command_that_never_ends_after_its_tar_is_ended(shards: Path):
+def test_a_command_that_keeps_running_after_its_tar_is_killed(shards: Path):
     assert set(read(f"pipe:cat {shards}/shard-000000.tar; yes", 10)) <= set(range(10))
     assert_no_child_is_left()
 
 
-def test_what_a_command_has_left_running_ends_with_it(shards: Path, tmp_path: Path):
+def test_background_processes_of_a_command_are_killed_with_it(shards: Path, tmp_path: Path):
     mark = tmp_path / "mark"
     read(f"pipe:(sleep 1; touch {mark}) > /dev/null & cat {shards}/shard-000000.tar", 10)
     time.sleep(1.5)
@@ -200,10 +200,10 @@ def test_every_defect_of_a_shard_is_counted(tmp_path: Path, make_shards: Callabl
     }
 
 
-def test_shards_of_which_none_can_be_read_end_the_run(tmp_path: Path):
+def test_a_run_without_readable_shards_ends(tmp_path: Path):
     for name in ("a", "b", "c"):
         (tmp_path / f"{name}.tar").write_bytes(b"no tar")
-    with pytest.raises(UserError, match=r"none of 3 shards holds a sample that can be read: check --data\.shards"):
+    with pytest.raises(UserError, match=r"none of 3 shards holds a readable sample: check --data\.shards"):
         read(tmp_path, 1, max_bad_fraction=1.0, threads=2)
     with pytest.raises(UserError, match=r"pipe:exit 1: command failed \(exit code 1\); none of 1 shards"):
         read("pipe:exit 1", 1, max_bad_fraction=1.0)
@@ -216,7 +216,7 @@ def test_a_shard_that_vanishes_is_counted(tmp_path: Path, make_shards: Callable[
     assert stream.faults.causes.keys() == {"unreadable shard"}
 
 
-def test_every_time_that_a_broken_sample_comes_counts(tmp_path: Path, make_shards: Callable[..., Path]):
+def test_a_broken_sample_counts_each_time_it_is_read(tmp_path: Path, make_shards: Callable[..., Path]):
     # A rate is taken over 10,000 samples at least; the one that is broken comes 11 times much earlier.
     directory = make_shards(tmp_path, s7={"jpg": b"<html>"})
     with pytest.raises(UserError, match=r"11 defects in the first [1-4]\d{2} samples of a stream"):
@@ -262,7 +262,7 @@ class StumblingFile(MemoryFile):
         return super().read(size)
 
 
-def test_a_store_that_stumbles_is_asked_again_and_one_that_is_gone_is_counted(
+def test_failed_requests_are_retried_and_a_store_that_stays_down_is_counted(
     shards: Path, monkeypatch: pytest.MonkeyPatch
 ):
     fsspec.register_implementation("stumbling-stream", Stumbling, clobber=True)
@@ -292,12 +292,12 @@ def test_no_damage_crashes_or_hangs_a_stream(
 @pytest.mark.parametrize(
     ("field", "value"), [("mixture", (WeightedShards(("x",)),)), ("window", 3), ("shuffle", False), ("embeddings", "x")]
 )
-def test_what_needs_random_access_is_refused(field: str, value: object):
+def test_options_that_need_random_access_are_refused(field: str, value: object):
     with pytest.raises(UserError, match=f"LoaderConfig: a `stream` has no `{field}`; leave out one of them"):
         config("x", **{field: value})
 
 
-def test_a_stream_survives_the_configuration_s_form_on_disk():
+def test_a_stream_configuration_survives_serialisation():
     kept = experiment.to_dict(config("x", stream=Streaming(7)))
     assert kept["stream"] == {"type": "Streaming", "shuffle_buffer": 7}
     assert experiment.fields(config("x", stream=None))["stream"] is None

@@ -1,4 +1,4 @@
-"""An archive that is read from end to end holds what one holds that is read with jumps."""
+"""Sequential reads and reads with seeks find the same members of an archive."""
 
 import io
 import tarfile
@@ -49,7 +49,7 @@ def from_end_to_end(content: bytes) -> Iterator[str]:
     return (name for name, _ in streamed_members(OneWay(content)))
 
 
-def test_contents_are_those_of_the_shard(shards: Path):
+def test_sequential_reads_give_the_contents_of_the_shard(shards: Path):
     shard = shards / "shard-000000.tar"
     with tarfile.open(shard) as tar:
         files = {name: tar.extractfile(name) for name in tar.getnames()}
@@ -59,7 +59,7 @@ def test_contents_are_those_of_the_shard(shards: Path):
 
 @settings(max_examples=150, deadline=None)
 @given(place=st.integers(0, 6000), junk=st.binary(max_size=40), cut=st.integers(0, 12_000))
-def test_damage_is_found_where_jumps_find_it(shards: Path, place: int, junk: bytes, cut: int):
+def test_sequential_reads_find_damage_at_the_same_offset(shards: Path, place: int, junk: bytes, cut: int):
     content = (shards / "shard-000000.tar").read_bytes()
     content = (content[:place] + junk + content[place + len(junk) :])[:cut]
     assert outcome(lambda: from_end_to_end(content)) == outcome(lambda: with_jumps(content))
@@ -76,7 +76,7 @@ ENTRIES = st.lists(
 
 @settings(max_examples=200, deadline=None)
 @given(entries=ENTRIES, format=st.sampled_from([tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]), comment=st.text(max_size=9))
-def test_members_are_those_that_tarfile_finds(entries: list[tuple[str, bytes, bytes]], format: int, comment: str):
+def test_members_equal_those_of_tarfile(entries: list[tuple[str, bytes, bytes]], format: int, comment: str):
     stream = io.BytesIO()
     with tarfile.open(fileobj=stream, mode="w", format=format, pax_headers={"comment": comment}) as tar:
         for name, kind, content in entries:
@@ -127,7 +127,7 @@ BOMBS = {
 
 @pytest.mark.parametrize("name", BOMBS)
 @pytest.mark.parametrize("read", [with_jumps, from_end_to_end])
-def test_a_bomb_is_damage_behind_the_members_before_it(name: str, read: Callable[[bytes], Iterator[str]]):
+def test_a_tar_bomb_counts_as_damage_after_earlier_members(name: str, read: Callable[[bytes], Iterator[str]]):
     began = time.monotonic()
     assert outcome(lambda: read(FIRST + BOMBS[name])) in (["first.txt", "damage"], ["first.txt", "a.txt", "damage"])
     assert outcome(lambda: read(BOMBS[name]))[-1] in ("damage", "no tar")
@@ -135,7 +135,7 @@ def test_a_bomb_is_damage_behind_the_members_before_it(name: str, read: Callable
 
 
 @pytest.mark.parametrize("read", [with_jumps, from_end_to_end])
-def test_a_file_with_holes_is_passed_over_whatever_its_map_says(read: Callable[[bytes], Iterator[str]]):
+def test_a_sparse_file_is_skipped_whatever_its_map(read: Callable[[bytes], Iterator[str]]):
     holes = extension(record("GNU.sparse.map", "x,y")) + header("holes.txt", 3) + b"abc".ljust(512, b"\0")
     content = FIRST + holes + header("last.txt") + END
     assert [name for name in outcome(lambda: read(content)) if name != "holes.txt"] == ["first.txt", "last.txt", "end"]
@@ -143,7 +143,7 @@ def test_a_file_with_holes_is_passed_over_whatever_its_map_says(read: Callable[[
     assert files == ["first.txt", "last.txt"]
 
 
-def test_a_member_that_is_too_large_is_passed_over_not_read(monkeypatch: pytest.MonkeyPatch):
+def test_a_member_that_is_too_large_is_skipped(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(tars, "MAX_MEMBER_BYTES", 1)
     content = FIRST + header("large.txt", 2) + b"22".ljust(512, b"\0") + FIRST + END
     first, (name, reason), last = streamed_members(OneWay(content))
@@ -153,7 +153,7 @@ def test_a_member_that_is_too_large_is_passed_over_not_read(monkeypatch: pytest.
     assert str(reason) == "member too large (2 bytes, at most 1 are read)"
 
 
-def test_what_is_not_wanted_is_not_kept():
+def test_unwanted_members_are_not_read():
     wanted = streamed_members(
         OneWay(FIRST + header("b.jpg", 1) + b"2".ljust(512, b"\0") + END), lambda name: "b" in name
     )

@@ -1,4 +1,4 @@
-"""BERT's word pieces by TensorFlow Text: as recorded everywhere, live where it is installed."""
+"""BERT's word pieces by TensorFlow Text: against recorded ids, and live if it is installed."""
 
 import dataclasses
 import json
@@ -54,9 +54,9 @@ def without_control(rows, control=(FIRST, END, PADDING)):
 
 
 def folded(caption: str, lowercase: bool) -> str:
-    """Returns what TensorFlow Text makes of a caption before Hugging Face's rules, which are its others, apply."""
+    """Applies the normalisation of TensorFlow Text; Hugging Face applies the remaining rules."""
     if lowercase:
-        # The case folding of Unicode's compatibility forms.
+        # Unicode compatibility case folding (NFKC_Casefold).
         caption = unicodedata.normalize("NFKC", unicodedata.normalize("NFD", caption).casefold())
         caption = unicodedata.normalize("NFKC", caption.casefold())
         ignorable = "\u00ad\u200b\u200d\ufe0f"
@@ -73,8 +73,8 @@ def test_hugging_face_gives_the_recorded_word_pieces_of_plain_captions(recorded,
 def test_other_captions_differ_by_case_folding_control_characters_and_the_length_of_words(recorded, lowercase):
     ids = without_control(hugging_face(lowercase)([folded(caption, lowercase) for caption in CAPTIONS]))
     differing = [c for c, ours, theirs in zip(CAPTIONS, ids, RECORDED[recorded], strict=True) if ours != theirs]
-    # 60 letters of two bytes are longer than 100 bytes; what is assigned to nobody is dropped by Hugging Face;
-    # without case folding a space that does not break lines is no space.
+    # 60 letters of two bytes are longer than 100 bytes; Hugging Face drops U+FFFD and private-use code points;
+    # without case folding a no-break space is not a space.
     expected = {"\ufffd bad \ue000 private"}
     expected |= set() if lowercase else {"é" * 60, "\u00a0no\u00a0break wide\u3000space"}
     assert set(differing) == expected
@@ -93,7 +93,7 @@ def test_without_tensorflow_text_the_error_names_the_extra(monkeypatch):
         TensorFlowTextConfig(GOLDEN / "vocab.txt").build()
 
 
-def test_a_run_keeps_the_configuration_in_its_json(tmp_path):
+def test_a_runs_json_holds_the_configuration(tmp_path):
     config = dataclasses.replace(get_config(), tokenizer=TensorFlowTextConfig(Path("vocab.txt"), 12, end_token=False))
     experiment.save(config, tmp_path / "config.json")
     assert experiment.load(tmp_path / "config.json") == config
@@ -102,15 +102,15 @@ def test_a_run_keeps_the_configuration_in_its_json(tmp_path):
 @pytest.mark.parametrize(
     ("content", "options", "message"),
     [
-        (b"\xff\xfe", {}, "is no vocabulary"),
-        (b"[UNK]\n[CLS]\n[SEP]\na\n", {}, r"has no \[PAD\]; take the vocab.txt"),
+        (b"\xff\xfe", {}, "is not a vocabulary"),
+        (b"[UNK]\n[CLS]\n[SEP]\na\n", {}, r"has no \[PAD\]; use the vocab.txt"),
         (b"[UNK]\n[SEP]\n[PAD]\n", {}, r"has no \[CLS\]"),
         (VOCABULARY + b"the\n", {}, "holds a word piece twice"),
-        (VOCABULARY, {"length": 2}, "2 tokens leave no room beside 2 control tokens"),
+        (VOCABULARY, {"length": 2}, "2 tokens are too few for 2 control tokens and a caption"),
         (VOCABULARY, {"padding_id": 999}, "padding id 999 is not in the vocabulary"),
     ],
 )
-def test_files_and_lengths_that_make_no_tokenizer_are_refused(tmp_path, content, options, message):
+def test_invalid_files_and_lengths_are_refused(tmp_path, content, options, message):
     (tmp_path / "vocab.txt").write_bytes(content)
     with pytest.raises(UserError, match=rf"vocab\.txt: .*{message}"):
         TensorFlowTextConfig(tmp_path / "vocab.txt", **options).build()
@@ -124,12 +124,12 @@ def bert() -> TensorFlowTextTokenizer:
     return TensorFlowTextTokenizer(VOCABULARY, LONG)
 
 
-def test_tensorflow_text_gives_what_was_recorded(bert: TensorFlowTextTokenizer):
+def test_tensorflow_text_gives_the_recorded_ids(bert: TensorFlowTextTokenizer):
     assert bert.word_pieces(CAPTIONS) == RECORDED["bert"]
     assert TensorFlowTextTokenizer(VOCABULARY, LONG, lowercase=False).word_pieces(CAPTIONS) == RECORDED["bert_cased"]
 
 
-def test_captions_are_cut_and_padded_between_their_control_tokens(bert: TensorFlowTextTokenizer):
+def test_captions_are_truncated_and_padded_between_their_control_tokens(bert: TensorFlowTextTokenizer):
     tokenizer = TensorFlowTextConfig(GOLDEN / "vocab.txt", length=5).build()
     assert isinstance(tokenizer, Tokenizer)
     assert tokenizer.model_bytes == VOCABULARY
@@ -151,13 +151,13 @@ HARD = st.sampled_from("中文日本語アあ가한ไทย👍😀…™ﬁ½�
 
 @settings(max_examples=300, deadline=None)
 @given(st.text(LETTERS | HARD, max_size=20))
-def test_any_caption_is_folded_and_then_as_hugging_face_has_it(bert: TensorFlowTextTokenizer, caption: str):
+def test_any_folded_caption_has_hugging_faces_ids(bert: TensorFlowTextTokenizer, caption: str):
     np.testing.assert_array_equal(bert([caption]), hugging_face(lowercase=True)([folded(caption, True)]))
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.text(max_size=30))
-def test_sentence_piece_of_tensorflow_text_has_our_ids(bert: TensorFlowTextTokenizer, caption: str):
+def test_sentence_piece_of_tensorflow_text_gives_our_ids(bert: TensorFlowTextTokenizer, caption: str):
     import tensorflow_text  # pyright: ignore[reportMissingImports]
 
     model = (GOLDEN / "pieces.model").read_bytes()
@@ -173,7 +173,7 @@ def test_threads_share_a_tokenizer(bert: TensorFlowTextTokenizer):
             np.testing.assert_array_equal(ids, expected)
 
 
-def test_tensorflow_says_nothing_and_sees_no_accelerator(bert: TensorFlowTextTokenizer):
+def test_tensorflow_prints_nothing_and_uses_no_accelerator(bert: TensorFlowTextTokenizer):
     command = (
         "from pathlib import Path; from lit_het.data_pipelines.tokenizers import TensorFlowTextConfig;"
         f"TensorFlowTextConfig(Path({str(GOLDEN / 'vocab.txt')!r})).build()(['a']);"

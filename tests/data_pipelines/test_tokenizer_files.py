@@ -1,6 +1,7 @@
-"""Tokenizers' files that would hang, fill the memory or end a run are refused in a line when they are read."""
+"""Tokenizer files that would hang, exhaust the memory or stop a run are one-line errors when they are read."""
 
 import json
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -56,8 +57,11 @@ def nested(depth: int) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"normalizer": sequence([replacing({"String": "a"}, "a" * 100)] * 6)}, "1,000,000,000,000 characters of one"),
-        ({"normalizer": replacing({"String": ""}, "x" * 1024)}, "1,025 characters of one"),
+        (
+            {"normalizer": sequence([replacing({"String": "a"}, "a" * 100)] * 6)},
+            "1,000,000,000,000 characters from one",
+        ),
+        ({"normalizer": replacing({"String": ""}, "x" * 1024)}, "1,025 characters from one"),
         ({"normalizer": replacing({"Regex": "(a|aa)+$c"}, "")}, "retry-limit-in-match over"),
         ({"normalizer": replacing({"Regex": r"(.|..){0,20}\b\B"}, "")}, r"takes .* s for .* characters"),
         ({"normalizer": nested(9)}, "nested more than 8 deep"),
@@ -67,12 +71,12 @@ def nested(depth: int) -> dict[str, Any]:
         ({"post_processor": {"type": "TemplateProcessing", "single": [A_CAPTION] * 2, "pair": []}}, "once"),
         ({"post_processor": {"type": "BertProcessing", "sep": ["x", 2**32 - 1], "cls": ["y", 2]}}, "ids of its vocab"),
         ({"model": {"type": "WordLevel", "vocab": {"a": 2**32 - 1}, "unk_token": "a"}}, "the id 4294967295 of 'a'"),
-        ({"model": None}, "its model is no object"),
-        ({"added_tokens": {}}, "is no tokenizer.json"),
-        ({"added_tokens": [3]}, "3 is no object"),
+        ({"model": None}, "its model is not an object"),
+        ({"added_tokens": {}}, "is not a tokenizer.json"),
+        ({"added_tokens": [3]}, "3 is not an object"),
     ],
 )
-def test_a_tokenizer_json_that_would_stop_a_run_is_refused_in_a_line(fields, changes, message, capfd):
+def test_a_tokenizer_json_that_would_stop_a_run_is_a_one_line_error(fields, changes, message, capfd):
     began = time.monotonic()
     with pytest.raises(UserError, match=message) as error:
         HuggingFaceTokenizer(json.dumps(fields | changes).encode(), 8, padding_id=0)
@@ -81,18 +85,18 @@ def test_a_tokenizer_json_that_would_stop_a_run_is_refused_in_a_line(fields, cha
     assert capfd.readouterr().err == ""
 
 
-def test_deep_json_is_no_tokenizer():
+def test_deeply_nested_json_is_refused():
     with pytest.raises(UserError, match="nested too deeply"):
         HuggingFaceTokenizer(b"[" * 100_000, 8)
 
 
-def test_word_pieces_are_not_looked_for_in_long_words(fields):
+def test_a_word_limit_that_would_take_too_long_is_refused(fields):
     fields["model"]["max_input_chars_per_word"] = 10**9
     with pytest.raises(UserError, match="at most 1000 are allowed"):
         HuggingFaceTokenizer(json.dumps(fields).encode(), 8)
 
 
-def test_a_panic_over_a_caption_is_a_line(fields):
+def test_a_panic_over_a_caption_is_a_one_line_error(fields):
     # Found in captions only that hold this letter.
     fields["normalizer"] = replacing({"Regex": r"(?<=ß)(a|aa)+$c"}, "")
     tokenizer = HuggingFaceTokenizer(json.dumps(fields).encode(), 8)
@@ -101,10 +105,10 @@ def test_a_panic_over_a_caption_is_a_line(fields):
         tokenizer(["ß" + "a" * 100])
 
 
-def test_long_captions_are_cut_and_those_that_utf_8_cannot_hold_are_tokenised(fields, model):
+def test_long_captions_are_truncated_and_lone_surrogates_are_tokenised(fields, model):
     for tokenizer in (HuggingFaceTokenizer(json.dumps(fields).encode(), 8), SentencePieceTokenizer(model, 8)):
         assert tokenizer(["a red \ud800"]).shape == (1, 8)
-    assert tokenizer_files.cut("a" * 10_000) == "a" * tokenizer_files.MAX_CAPTION_CHARACTERS
+    assert tokenizer_files.truncate("a" * 10_000) == "a" * tokenizer_files.MAX_CAPTION_CHARACTERS
 
 
 def changed(model: bytes, change: Any) -> bytes:
@@ -125,20 +129,24 @@ def with_table(table: bytes) -> Any:
         (lambda proto: setattr(proto.pieces[5], "score", float("nan")), "a score that is not finite"),
         (lambda proto: setattr(proto.pieces[5], "piece", "x" * 2000), "at most 1,024 characters"),
         (with_table((1024).to_bytes(4, "little") + bytes(512)), "characters is cut short"),
-        (with_table((1024).to_bytes(4, "little") + b"\xff\xff\xff\x7f" * 256 + b"a\0"), "leads out of itself"),
-        (with_table((1024).to_bytes(4, "little") + bytes(1024) + b"x" * 2000 + b"\0"), "2,000 characters of one"),
+        (with_table((1024).to_bytes(4, "little") + b"\xff\xff\xff\x7f" * 256 + b"a\0"), "points outside of itself"),
+        (with_table((1024).to_bytes(4, "little") + bytes(1024) + b"x" * 2000 + b"\0"), "2,000 characters from one"),
     ],
 )
-def test_a_sentencepiece_model_that_would_stop_a_run_is_refused_in_a_line(model, change, message):
+def test_a_sentencepiece_model_that_would_stop_a_run_is_a_one_line_error(model, change, message):
     with pytest.raises(UserError, match=message):
         SentencePieceTokenizer(changed(model, change), 8)
 
 
 def test_word_pieces_beyond_the_limits_are_refused():
-    with pytest.raises(UserError, match="no text of at most 1,024 characters"):
+    with pytest.raises(UserError, match="not a text of at most 1,024 characters"):
         TensorFlowTextTokenizer(b"[PAD]\n[UNK]\n[CLS]\n[SEP]\n" + b"x" * 2000, 8)
 
 
-def test_a_file_that_does_not_end_is_not_read_to_its_end():
-    with pytest.raises(UserError, match=r"/dev/zero: cannot be read \(no regular file\)"):
+def test_devices_and_files_above_the_limit_are_refused(tmp_path):
+    with pytest.raises(UserError, match="/dev/zero: cannot be read"):
         SentencePieceConfig(Path("/dev/zero")).build()
+    (tmp_path / "large.model").touch()
+    os.truncate(tmp_path / "large.model", 40_000_001)
+    with pytest.raises(UserError, match=r"large\.model: has more than 40,000,000 bytes"):
+        SentencePieceConfig(tmp_path / "large.model").build()

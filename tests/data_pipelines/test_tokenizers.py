@@ -36,7 +36,7 @@ def test_captions_survive_the_round_trip(model: bytes):
     assert tokenizer.decode(ids) == CAPTIONS
 
 
-def test_the_end_token_is_last_before_the_padding_and_survives_a_cut(model: bytes):
+def test_the_end_token_precedes_the_padding_and_survives_truncation(model: bytes):
     full = SentencePieceTokenizer(model, 40)(CAPTIONS[:1])[0]
     end = full.tolist().index(END)
     assert (full[end + 1 :] == 0).all()
@@ -51,7 +51,7 @@ def test_an_empty_caption_is_an_end_token_and_padding(model: bytes):
     assert SentencePieceTokenizer(model, 4, padding_id=END)([""]).tolist() == [[END] * 4]
 
 
-def test_case_is_lowered_when_asked_for(model: bytes):
+def test_captions_are_lowercased_on_request(model: bytes):
     shout = [CAPTIONS[0].upper()]
     np.testing.assert_array_equal(
         SentencePieceTokenizer(model, 40)(shout), SentencePieceTokenizer(model, 40)(CAPTIONS[:1])
@@ -77,7 +77,7 @@ def test_a_vocabulary_too_small_for_the_letters_says_what_to_change():
         train_sentencepiece(CAPTIONS, vocabulary_size=5)
 
 
-def test_a_config_builds_from_a_file_and_the_bytes_travel(tmp_path: Path, model: bytes):
+def test_a_config_builds_from_a_file_and_the_bytes_rebuild_it(tmp_path: Path, model: bytes):
     path = tmp_path / "tokenizer.model"
     path.write_bytes(model)
     tokenizer = SentencePieceConfig(path, length=6).build()
@@ -85,18 +85,18 @@ def test_a_config_builds_from_a_file_and_the_bytes_travel(tmp_path: Path, model:
     np.testing.assert_array_equal(SentencePieceTokenizer(tokenizer.model_bytes, 6)(CAPTIONS), tokenizer(CAPTIONS))
 
 
-def test_a_missing_or_foreign_model_names_the_file(tmp_path: Path):
+def test_a_missing_or_invalid_model_names_the_file(tmp_path: Path):
     path = tmp_path / "tokenizer.model"
     with pytest.raises(UserError, match=r"tokenizer\.model: cannot be read"):
         SentencePieceConfig(path).build()
     for content in (b"", b"not a model"):
         path.write_bytes(content)
-        with pytest.raises(UserError, match=r"tokenizer\.model: is no SentencePiece model"):
+        with pytest.raises(UserError, match=r"tokenizer\.model: is not a SentencePiece model"):
             SentencePieceConfig(path).build()
 
 
-def test_lengths_and_padding_that_cannot_be_are_refused(model: bytes):
-    with pytest.raises(UserError, match="no room for the end token"):
+def test_invalid_lengths_and_padding_are_refused(model: bytes):
+    with pytest.raises(UserError, match="too short for the end token"):
         SentencePieceTokenizer(model, 0)
     with pytest.raises(UserError, match="padding id 999 is not in the vocabulary"):
         SentencePieceTokenizer(model, 4, padding_id=999)
@@ -124,7 +124,7 @@ def word_pieces(tmp_path: Path) -> Path:
     return tmp_path / "tokenizer.json"
 
 
-def test_word_pieces_are_cut_and_padded_between_their_control_tokens(word_pieces: Path):
+def test_word_pieces_are_truncated_and_padded_between_their_control_tokens(word_pieces: Path):
     tokenizer = HuggingFaceTokenizerConfig(word_pieces, length=6).build()
     assert isinstance(tokenizer, Tokenizer)
     assert tokenizer.vocabulary_size == 10
@@ -158,20 +158,20 @@ def test_sentence_piece_and_the_tokenizer_json_made_of_it_give_the_same_ids():
 @pytest.mark.parametrize(
     ("content", "length", "message"),
     [
-        (b"hello", 6, r"tokenizer\.json: is no tokenizer.json"),
-        (None, 2, "2 tokens leave no room beside 2 control tokens"),
+        (b"hello", 6, r"tokenizer\.json: is not a tokenizer.json"),
+        (None, 2, "2 tokens are too few for 2 control tokens and a caption"),
     ],
 )
-def test_files_and_lengths_that_make_no_tokenizer_are_refused(word_pieces: Path, content, length, message):
+def test_invalid_files_and_lengths_are_refused(word_pieces: Path, content, length, message):
     if content is not None:
         word_pieces.write_bytes(content)
     with pytest.raises(UserError, match=message):
         HuggingFaceTokenizerConfig(word_pieces, length).build()
 
 
-def test_padding_must_be_known(word_pieces: Path):
+def test_a_tokenizer_without_padding_is_refused(word_pieces: Path):
     with pytest.raises(UserError, match="padding id 77 is not in the vocabulary"):
         HuggingFaceTokenizerConfig(word_pieces, 6, padding_id=77).build()
     word_pieces.write_text(word_pieces.read_text().replace("[PAD]", "[FILL]"))
-    with pytest.raises(UserError, match="does not say how it pads; set padding_id"):
+    with pytest.raises(UserError, match="has no padding token; set padding_id"):
         HuggingFaceTokenizerConfig(word_pieces, 6).build()

@@ -73,7 +73,7 @@ def test_exact_filters_squash_as_pillow_does(filter, height, width):
 
 
 @pytest.mark.parametrize("ratio", [0.5, 0.8, 1.2, 1.5, 1.7, 2.0, 2.4, 3.0, 5.0])
-def test_the_fast_filter_comes_near_to_antialiased_bicubic(ratio):
+def test_the_fast_filter_approximates_antialiased_bicubic(ratio):
     side = round(96 * ratio)
     data = jpeg(scene(side, side))
     expected = np.asarray(Image.open(io.BytesIO(data)).resize((96, 96), BICUBIC))
@@ -82,7 +82,7 @@ def test_the_fast_filter_comes_near_to_antialiased_bicubic(ratio):
     assert psnr(resize(np.asarray(Image.open(io.BytesIO(data))), 96, "fast"), expected) > 38
 
 
-def test_the_fast_filter_decodes_large_images_at_a_part_of_their_size():
+def test_the_fast_filter_decodes_large_images_at_reduced_size():
     data = jpeg(scene(512, 640))
     expected = np.asarray(Image.open(io.BytesIO(data)).resize((64, 64), BICUBIC))
     assert psnr(Preprocessing(filter="fast").apply(data, 64), expected) > 34
@@ -98,7 +98,7 @@ def test_a_small_part_of_a_large_image_is_as_sharp_as_the_whole_would_be():
     assert psnr(decode(data, 64, lambda height, width: large, "fast"), expected) > 32
 
 
-def test_the_default_is_what_the_first_models_learned():
+def test_the_default_preprocessing_has_not_changed():
     data = jpeg(scene(100, 70))
     np.testing.assert_array_equal(Preprocessing().apply(data, 32), decode(data, 32))
     pixels = np.asarray(Image.open(io.BytesIO(data)))
@@ -117,7 +117,7 @@ def test_the_central_square_is_central_for_every_filter():
 
 
 @pytest.mark.parametrize("crop_fraction", [0.0, 1.1])
-def test_a_crop_of_nothing_or_more_than_everything_is_refused(crop_fraction: float):
+def test_an_invalid_crop_fraction_is_refused(crop_fraction: float):
     with pytest.raises(UserError, match="crop_fraction"):
         Preprocessing(crop_fraction=crop_fraction)
 
@@ -146,7 +146,7 @@ def test_an_image_too_long_for_any_crop_gives_its_centre():
     assert InceptionCrop().draw(np.random.default_rng(0), 1, 1) == (0.0, 0.0, 1.0, 1.0)
 
 
-def test_a_crop_of_everything_is_the_whole_image():
+def test_a_crop_of_area_one_is_the_whole_image():
     data = jpeg(scene(60, 60))
     for filter in ("fast", "area", "bilinear", "bicubic"):
         for seed in range(20):

@@ -1,4 +1,4 @@
-"""A read that does not come back is named, again and again, and at last ends the run."""
+"""A read that does not return is reported at growing intervals and finally ends the run."""
 
 import os
 import threading
@@ -21,7 +21,7 @@ def ended(monkeypatch):
     return codes
 
 
-def test_a_shard_that_gives_nothing_is_named_at_growing_intervals_and_ends_the_run(tmp_path, ended, capfd):
+def test_a_stuck_read_is_reported_at_growing_intervals_and_ends_the_run(tmp_path, ended, capfd):
     shard = tmp_path / "a.tar"
     os.mkfifo(shard)
     reader = threading.Thread(target=lambda: SequentialFile(str(shard)).close())  # waits for a writer
@@ -34,11 +34,11 @@ def test_a_shard_that_gives_nothing_is_named_at_growing_intervals_and_ends_the_r
         reader.join()
     lines = capfd.readouterr().err.splitlines()
     assert 2 <= sum(line.startswith(f"lit-het: still waiting for {shard} after ") for line in lines) <= 5
-    assert f"lit-het: nothing came from {shard} in 1 s: the run ends; --resume goes on" in "\n".join(lines)
+    assert f"lit-het: no data from {shard} in 1 s: the run ends; continue with --resume" in "\n".join(lines)
     assert ended[0] == 75
 
 
-def test_reads_that_come_back_are_not_told(tmp_path, ended, capfd):
+def test_reads_that_return_are_not_reported(tmp_path, ended, capfd):
     shard = tmp_path / "a.tar"
     shard.write_bytes(b"abc")
     with watchdog.watched(slow=0.3, stuck=0.5):
@@ -48,6 +48,6 @@ def test_reads_that_come_back_are_not_told(tmp_path, ended, capfd):
     assert (ended, capfd.readouterr().err) == ([], "")
 
 
-def test_a_limit_below_the_first_line_is_refused():
+def test_a_stuck_limit_below_the_slow_limit_is_refused():
     with pytest.raises(UserError, match=r"slow_read_seconds = 60\.0 must be more than 0 and at most stuck"):
         LoaderConfig(("a.tar",), stuck_read_seconds=5.0)

@@ -1,4 +1,4 @@
-"""A model whose embeddings are chosen by the test: images and captions are keys into tables of vectors."""
+"""A model with constructed embeddings: images and captions index tables of vectors."""
 
 import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -56,8 +56,8 @@ def make_encoder() -> Callable[..., Encoder]:
             return logits(np.concatenate(blocks), names, 0)[:, 0].astype(np.float32)
 
         def choose(blocks: np.ndarray, seeds: np.ndarray, count: int, names: np.ndarray) -> HeadOutput:
-            of_members = members(blocks, seeds, count, names).astype(np.float64)
-            log_p = np.asarray(special.logsumexp(of_members, axis=1)) - np.log(of_members.shape[1])
+            log_p_of_members = members(blocks, seeds, count, names).astype(np.float64)
+            log_p = np.asarray(special.logsumexp(log_p_of_members, axis=1)) - np.log(log_p_of_members.shape[1])
             total = np.asarray(special.logsumexp(alone(blocks, names), axis=1), np.float32)
             return HeadOutput(log_p.astype(np.float32), total, noise_norm(np.concatenate(blocks)))
 

@@ -1,4 +1,4 @@
-"""What a model says of one image: bands over noise samples, bad choices, and beside which sets."""
+"""Predictions for one image: bands over noise samples, invalid labels, and ranks among evaluated sets."""
 
 from dataclasses import replace
 
@@ -7,7 +7,14 @@ import pytest
 from scipy import special
 
 from lit_het.errors import UserError
-from lit_het.eval.answers import answer, check_choice, chooser, features_of, noise_ranks, split_labels
+from lit_het.eval.answers import (
+    answer,
+    features_of,
+    label_predictor,
+    noise_ranks,
+    require_distinct_labels,
+    split_labels,
+)
 from lit_het.eval.evaluation import Drawing, Record
 from lit_het.types import Classifier, HeadOutput, ImageFeatures
 
@@ -23,7 +30,7 @@ def encoder(make_encoder):
 
 
 def test_probabilities_are_the_softmax_of_cosines_and_bands_hold_the_samples(encoder):
-    found = answer(chooser(encoder, LABELS), np.array([2.0], np.float32), samples=64)
+    found = answer(label_predictor(encoder, LABELS), np.array([2.0], np.float32), samples=64)
     np.testing.assert_allclose(found.probability, special.softmax(VECTORS[2] / 0.1), rtol=1e-5)
     of_samples = special.softmax((VECTORS[2] + NOISE[2]) / 0.1, axis=1)
     assert found.samples is not None
@@ -38,12 +45,12 @@ def test_probabilities_are_the_softmax_of_cosines_and_bands_hold_the_samples(enc
 
 @pytest.mark.parametrize(("image", "samples"), [(0, 32), (1, 0)])
 def test_without_noise_or_samples_there_is_no_band(encoder, image: int, samples: int):
-    found = answer(chooser(encoder, LABELS), np.array([image], np.float32), samples)
+    found = answer(label_predictor(encoder, LABELS), np.array([image], np.float32), samples)
     assert found.noisy is found.samples is found.band is None
 
 
-def test_the_axis_ends_at_a_round_probability_that_holds_all(encoder):
-    found = answer(chooser(encoder, LABELS), np.array([2.0], np.float32), 0)
+def test_the_axis_ends_at_a_round_number_above_all_probabilities(encoder):
+    found = answer(label_predictor(encoder, LABELS), np.array([2.0], np.float32), 0)
     assert found.scale == 1
     assert replace(found, probability=np.array([0.03, 0.01], np.float32)).scale == 0.05
     samples = np.array([[0.01, 0.02]] * 99 + [[0.01, 0.15]], np.float32)  # one far above the band
@@ -71,16 +78,16 @@ def test_features_are_those_of_each_image_in_batches_of_one_shape(make_encoder, 
     [
         ((), "no labels"),
         (("a cat",), "'a cat' is the only label"),
-        (("a cat", "a dog", "a cat"), "'a cat' stands twice"),
+        (("a cat", "a dog", "a cat"), "'a cat' is repeated"),
     ],
 )
-def test_a_choice_that_is_none_is_refused(encoder, labels, message):
-    for refuse in (check_choice, lambda labels: chooser(encoder, labels)):
+def test_invalid_lists_of_labels_are_rejected(encoder, labels, message):
+    for refuse in (require_distinct_labels, lambda labels: label_predictor(encoder, labels)):
         with pytest.raises(UserError, match=message):
             refuse(labels)
 
 
-def test_labels_stand_one_a_line_or_between_commas_on_one_line():
+def test_labels_are_split_by_lines_or_by_commas_in_a_single_line():
     assert split_labels(" a cat,a dog ,, ") == ("a cat", "a dog")
     assert split_labels("crane, the bird\n\ncrane, the machine\n") == ("crane, the bird", "crane, the machine")
     assert split_labels("  ") == ()
@@ -106,8 +113,8 @@ def classifier(probability: float, noisy: float) -> Classifier:
     )
 
 
-def test_a_classifier_chooses_among_its_own_classes_and_has_noise_samples_of_every_member():
-    found = answer(chooser(classifier(0.9, 0.8), LABELS[:2]), np.zeros(4, np.float32))
+def test_a_classifier_predicts_its_own_classes_with_noise_samples_of_every_member():
+    found = answer(label_predictor(classifier(0.9, 0.8), LABELS[:2]), np.zeros(4, np.float32))
     np.testing.assert_allclose(found.probability, [0.9, 0.1], rtol=1e-5)
     assert found.noisy is not None
     np.testing.assert_allclose(found.noisy, [0.8, 0.2], rtol=1e-5)
@@ -115,17 +122,17 @@ def test_a_classifier_chooses_among_its_own_classes_and_has_noise_samples_of_eve
     assert found.samples.shape == (64, 2)
 
 
-def test_a_classifier_refuses_labels_that_are_not_its_classes():
-    with pytest.raises(UserError, match="2 classes that it was trained on, and there are 3 labels"):
-        chooser(classifier(0.9, 0.8), LABELS)
+def test_a_classifier_rejects_another_number_of_labels():
+    with pytest.raises(UserError, match="trained on 2 classes, and there are 3 labels"):
+        label_predictor(classifier(0.9, 0.8), LABELS)
 
 
-def test_a_model_that_diverged_says_so():
+def test_a_diverged_model_is_a_user_error():
     with pytest.raises(UserError, match="training diverged"):
-        answer(chooser(classifier(np.nan, 0.8), LABELS[:2]), np.zeros(4, np.float32))
+        answer(label_predictor(classifier(np.nan, 0.8), LABELS[:2]), np.zeros(4, np.float32))
 
 
-def test_noise_is_compared_with_sets_that_the_same_checkpoint_was_evaluated_on():
+def test_noise_is_ranked_in_sets_evaluated_at_the_same_step():
     def record(name: str, step: int, **arrays: np.ndarray) -> Record:
         return Record("zero_shot", name, {}, {}, {}, step, {}, Drawing(arrays))
 

@@ -32,7 +32,7 @@ def random_predictions(seed: int, count: int = 40, classes: int = 5) -> tuple[np
 
 @np.errstate(divide="ignore")
 def figures_of(probabilities: np.ndarray, labels: np.ndarray) -> dict[str, float]:
-    """What the program reports of predictions with these probabilities."""
+    """The metrics of predictions with these probabilities."""
     nothing = np.zeros(len(labels))
     return figures(Predictions(np.log(probabilities), labels, np.arange(len(labels)), nothing, nothing))[0]
 
@@ -229,7 +229,7 @@ def test_a_class_of_probability_zero_does_not_disturb_the_fit():
     assert fit_temperature(wider, labels) == fit_temperature(log_probabilities, labels)
 
 
-def test_a_label_of_probability_zero_and_numbers_that_are_none_are_refused():
+def test_labels_of_probability_zero_and_nan_are_rejected():
     with pytest.raises(UserError, match="example 1 has a label of probability zero"):
         fit_temperature(np.array([[0.0, -1.0], [0.0, -np.inf]]), np.array([0, 1]))
     for bad in (np.nan, np.inf, -np.inf):

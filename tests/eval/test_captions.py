@@ -23,13 +23,13 @@ def test_the_nearest_are_those_of_a_full_search_whatever_the_blocks(monkeypatch,
     np.testing.assert_allclose([score for _, score in found], scores[best], rtol=1e-5)
 
 
-def test_fewer_captions_than_asked_for_are_all_there_is(unit_vectors):
+def test_fewer_captions_than_requested_are_all_returned(unit_vectors):
     assert len(CaptionIndex(["a", "b"], unit_vectors(2, 4)).nearest(unit_vectors(1, 4)[0], 7)) == 2
 
 
-def test_captions_are_embedded_once_each_and_kept(monkeypatch, tmp_path, make_encoder, unit_vectors):
+def test_each_caption_is_embedded_once_and_cached(monkeypatch, tmp_path, make_encoder, unit_vectors):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(module, "_CAPTIONS_AT_A_TIME", 8)
+    monkeypatch.setattr(module, "_BLOCK_CAPTIONS", 8)
     names, vectors = [f"caption {number}" for number in range(20)], unit_vectors(20, 3)
     encoder = replace(make_encoder(np.eye(3), dict(zip(names, vectors, strict=True))), text_tower="done")
     index = index_captions(encoder, [*names, "caption 3"])
@@ -46,7 +46,7 @@ def test_captions_are_embedded_once_each_and_kept(monkeypatch, tmp_path, make_en
 
 
 @pytest.mark.parametrize("left", [0, 60, 140])
-def test_an_index_that_was_cut_short_is_made_again(monkeypatch, tmp_path, make_encoder, left: int):
+def test_a_truncated_index_is_recomputed(monkeypatch, tmp_path, make_encoder, left: int):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     encoder = replace(make_encoder(np.eye(2), {"a": np.eye(2)[0], "b": np.eye(2)[1]}), text_tower="done")
     first = np.array(index_captions(encoder, ["a", "b"]).embeddings)
@@ -57,7 +57,7 @@ def test_an_index_that_was_cut_short_is_made_again(monkeypatch, tmp_path, make_e
     assert kept.read_bytes() == whole
 
 
-def test_no_captions_and_a_cache_that_cannot_be_written_are_one_line(monkeypatch, tmp_path, make_encoder):
+def test_no_captions_and_an_unwritable_cache_are_one_line_errors(monkeypatch, tmp_path, make_encoder):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     encoder = replace(make_encoder(np.eye(2), {"a": np.eye(2)[0]}), text_tower="done")

@@ -49,12 +49,12 @@ def test_mean_recall_agrees_with_scikit_learn(seed: int):
     assert mean_class_recall(scores, labels) == pytest.approx(expected)
 
 
-def test_recall_of_a_model_that_cannot_tell_its_classes_apart_is_chance():
+def test_recall_of_a_model_that_cannot_distinguish_its_classes_is_chance():
     labels = np.array([0, 0, 0, 1])
     assert mean_class_recall(np.zeros((4, 2)), labels) == 0.5
 
 
-def test_recall_refuses_labels_of_another_set():
+def test_recall_rejects_labels_out_of_range():
     with pytest.raises(UserError, match="label 3 lies outside"):
         mean_class_recall(np.ones((1, 3)), np.array([3]))
 
@@ -62,10 +62,10 @@ def test_recall_refuses_labels_of_another_set():
 def test_the_worst_classes_are_those_of_the_lowest_recall_and_then_of_the_lowest_probability():
     labels = np.array([0, 0, 1, 2, 3, 4, 4])
     correct = np.array([1.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0])
-    of_label = np.array([-9.0, -9.0, -1.0, -3.0, -0.1, -1.0, -4.0])
-    assert worst_classes(correct, of_label, labels, 6, count=9).tolist() == [2, 4, 1, 0]
-    assert worst_classes(correct, of_label, labels, 6, count=2).tolist() == [2, 4]
-    assert worst_classes(np.ones(7), of_label, labels, 6, count=9).tolist() == []
+    label_log_p = np.array([-9.0, -9.0, -1.0, -3.0, -0.1, -1.0, -4.0])
+    assert worst_classes(correct, label_log_p, labels, 6, count=9).tolist() == [2, 4, 1, 0]
+    assert worst_classes(correct, label_log_p, labels, 6, count=2).tolist() == [2, 4]
+    assert worst_classes(np.ones(7), label_log_p, labels, 6, count=9).tolist() == []
 
 
 def test_a_class_that_is_given_no_probability_at_all_is_the_worst():
@@ -203,7 +203,7 @@ def test_merging_does_not_depend_on_blocks_and_takes_probabilities_of_zero(monke
     [
         ([[0], []], "class 1 has no candidates"),
         ([[0], [6]], "label 6 lies outside"),
-        ([[0, 1], [1]], "candidate 1 is named twice"),
+        ([[0, 1], [1]], "candidate 1 is listed twice"),
         ([], "no valid example"),
     ],
 )

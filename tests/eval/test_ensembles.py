@@ -80,7 +80,7 @@ def test_the_joint_loss_is_never_above_the_individual_one(seed: int, members: in
     assert found["joint_brier"] <= found["individual_brier"] + 1e-12
 
 
-def test_equal_members_have_no_diversity_and_are_worth_their_ensemble():
+def test_equal_members_have_no_diversity_and_the_scores_of_their_ensemble():
     log_probabilities, labels = members_of(0, members=1)
     found = score_ensemble(np.repeat(log_probabilities, 4, axis=1), labels).figures()[0]
     assert found["kl"] == pytest.approx(0, abs=1e-12)
@@ -132,14 +132,14 @@ def test_standard_errors_are_those_of_a_plain_bootstrap_over_images(monkeypatch)
 def test_a_member_alone_has_the_figures_of_its_predictions():
     log_probabilities, labels = members_of(5)
     twice = np.repeat(log_probabilities[:, [1]], 2, axis=1)
-    alone, errors = score_ensemble(log_probabilities, labels).members.of_member(1).figures()
+    alone, errors = score_ensemble(log_probabilities, labels).members.member(1).figures()
     expected, expected_errors = score_ensemble(twice, labels).figures()
     for name in alone:
         assert alone[name] == pytest.approx(expected[f"individual_{name}"])
         assert errors[name] == pytest.approx(expected_errors[f"individual_{name}"])
 
 
-def test_what_is_no_ensemble_is_refused():
+def test_a_single_member_is_rejected():
     log_probabilities, labels = members_of(3)
     with pytest.raises(UserError, match="at least two members"):
         score_ensemble(log_probabilities[:, :1], labels)

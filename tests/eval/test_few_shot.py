@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from lit_het.errors import UserError
-from lit_het.eval.few_shot import BIAS, FewShotOptions, few_shot, fit_ridge, pick
+from lit_het.eval.few_shot import BIAS, FewShotOptions, draw_order, few_shot, fit_ridge
 
 GOLDEN = np.load(Path(__file__).parents[1] / "golden" / "fewshot_lsr.npz")
 CASES = ("N_ge_D", "N_lt_D", "oneshot")
@@ -46,8 +46,8 @@ def test_accuracies_are_those_that_big_vision_recorded(case):
 
 @pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("shots", [1, 5])
-def test_a_seed_takes_the_images_that_big_vision_takes(seed, shots):
-    taken = np.concatenate([images[:shots] for images in pick(GOLDEN["pick/labels"], 4, seed)])
+def test_each_seed_draws_the_same_images_as_big_vision(seed, shots):
+    taken = np.concatenate([images[:shots] for images in draw_order(GOLDEN["pick/labels"], 4, seed)])
     np.testing.assert_array_equal(taken, GOLDEN[f"pick/seed{seed}_shots{shots}"])
 
 
@@ -63,7 +63,7 @@ def test_weights_solve_the_normal_equations(count):
         np.testing.assert_allclose(fit.weights(l2), np.linalg.solve(x.T @ x + l2 * np.eye(9), x.T @ y), atol=1e-9)
 
 
-def test_more_shots_classify_better_and_every_seed_counts():
+def test_more_shots_improve_accuracy_and_seeds_are_averaged():
     train, train_labels = clusters(30, spread=1.5)
     test, test_labels = clusters(100, seed=1, spread=1.5)
     steps = []
@@ -75,7 +75,7 @@ def test_more_shots_classify_better_and_every_seed_counts():
     np.testing.assert_allclose(result.standard_error, result.test.std(axis=1, ddof=1) / 3**0.5)
 
 
-def test_l2_is_chosen_on_training_images_alone():
+def test_l2_is_chosen_on_training_images_only():
     train, train_labels = clusters(10, spread=1.0)
     test, test_labels = clusters(20, seed=1)
     right = few_shot(train, train_labels, test, test_labels)
@@ -134,7 +134,7 @@ def test_joint_members_are_concatenated_and_disjoint_members_vote_with_their_mea
     assert disjoint.test[0, 0] == pytest.approx(expected)
 
 
-def test_a_class_with_too_few_images_gives_what_it_has_and_is_counted():
+def test_a_class_with_too_few_images_uses_all_of_them_and_is_counted():
     features, labels = clusters(10)
     kept = (labels != 3) | (np.arange(len(labels)) < 12)  # three images of class 3
     result = few_shot(features[kept], labels[kept], features, labels, FewShotOptions(shots=(1, 3, 5), seeds=(0,)))
@@ -151,13 +151,13 @@ def test_labels_may_have_gaps_and_blocks_change_nothing(monkeypatch):
     np.testing.assert_allclose(plain.test, gaps.test)
 
 
-def test_features_that_tell_nothing_score_chance():
+def test_uninformative_features_score_chance():
     labels = np.arange(40) % 4
     result = few_shot(np.ones((40, 1, 3)), labels, np.ones((40, 1, 3)), labels, FewShotOptions(shots=(1, 5)))
     np.testing.assert_allclose(result.test, 0.25)
 
 
-def test_half_precision_features_are_taken():
+def test_half_precision_features_are_accepted():
     (train, train_labels), (test, test_labels) = clusters(5), clusters(20, seed=1)
     result = few_shot(train.astype(np.float16), train_labels, test.astype(np.float16), test_labels)
     assert result.mean[1] > 0.9
@@ -170,7 +170,7 @@ def test_one_seed_has_no_standard_error():
     assert np.isfinite(result.mean).all()
 
 
-def test_what_cannot_be_fitted_is_refused_in_one_line():
+def test_invalid_inputs_are_one_line_errors():
     features, labels = clusters(3)
     with pytest.raises(UserError, match="label 7 of the test images has no training image"):
         few_shot(features, labels, features, np.where(labels == 2, 7, labels))

@@ -1,4 +1,4 @@
-"""The linear probe against plain NumPy, and what must not change it."""
+"""The linear probe against plain NumPy, and its invariances."""
 
 import dataclasses
 
@@ -35,7 +35,7 @@ def train_slowly(features, labels, rows_of_batches, rate, decay, bias):
     return weights[:-1], weights[-1]
 
 
-def test_the_probe_is_what_plain_gradient_descent_with_momentum_gives(monkeypatch):
+def test_the_probe_agrees_with_plain_gradient_descent_with_momentum(monkeypatch):
     features, labels = clusters(400)
     seen = []
     original = np.random.default_rng
@@ -61,7 +61,7 @@ def test_the_probe_is_what_plain_gradient_descent_with_momentum_gives(monkeypatc
     np.testing.assert_allclose(probe.bias, bias, atol=1e-5)
 
 
-def test_untrained_probes_hold_every_class_improbable():
+def test_untrained_probes_give_every_class_a_low_probability():
     features, labels = clusters()
     probe = train_linear_probe(features, labels, 3, dataclasses.replace(SMALL, learning_rates=(0.0,)))
     np.testing.assert_allclose(probe.logits(features), -6.9, rtol=1e-6)
@@ -84,7 +84,7 @@ def test_the_best_setting_of_the_whole_grid_classifies_new_images():
     assert (probe.logits(test).argmax(axis=1) == test_labels).mean() > 0.95
 
 
-def test_settings_that_train_together_do_not_touch_one_another():
+def test_settings_that_train_together_do_not_affect_each_other():
     features, labels = clusters()
     together = train_linear_probe(features, labels, 3, LinearProbeOptions(epochs=(1, 2), images_per_step=16))
     for setting in (together.grid[0], together.grid[-1]):
@@ -97,10 +97,10 @@ def test_settings_that_train_together_do_not_touch_one_another():
         assert train_linear_probe(features, labels, 3, alone).best.loss == pytest.approx(setting.loss, rel=1e-5)
 
 
-def test_the_probe_follows_from_the_seed_and_not_from_blocks(monkeypatch):
+def test_the_probe_depends_on_the_seed_and_not_on_block_sizes(monkeypatch):
     features, labels = clusters()
     probe = train_linear_probe(features, labels, 3, SMALL)
-    monkeypatch.setattr("lit_het.eval.linear_probe._STEPS_AT_A_TIME", 3)
+    monkeypatch.setattr("lit_het.eval.linear_probe._STEPS_PER_CHUNK", 3)
     monkeypatch.setattr("lit_het.eval.linear_probe._BLOCK_ROWS", 7)
     again = train_linear_probe(features, labels, 3, SMALL)
     np.testing.assert_allclose(probe.kernel, again.kernel, atol=1e-6)
@@ -110,7 +110,7 @@ def test_the_probe_follows_from_the_seed_and_not_from_blocks(monkeypatch):
     assert np.abs(probe.kernel - other.kernel).max() > 1e-4
 
 
-def test_half_precision_features_and_classes_without_images_are_taken():
+def test_half_precision_features_and_classes_without_images_are_accepted():
     features, labels = clusters()
     probe = train_linear_probe(features.astype(np.float16), labels, 5, SMALL)
     assert probe.kernel.shape == (5, 5)
@@ -132,7 +132,7 @@ def test_a_setting_that_diverges_is_never_the_best():
     assert not np.isfinite(probe.grid[0].loss)
 
 
-def test_what_cannot_be_trained_is_refused_in_one_line():
+def test_invalid_training_inputs_are_one_line_errors():
     features, labels = clusters()
     with pytest.raises(UserError, match="no setting has a finite loss"):
         train_linear_probe(np.full_like(features, np.nan), labels, 3, SMALL)

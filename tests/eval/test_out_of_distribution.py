@@ -37,7 +37,7 @@ def test_scores_by_hand_are_higher_for_the_flatter_prediction():
     np.testing.assert_allclose(entropy_score(log_probabilities), [sure, unsure])
 
 
-def test_the_entropy_takes_probabilities_of_zero_and_is_log_k_at_most():
+def test_the_entropy_accepts_probabilities_of_zero_and_is_at_most_log_k():
     assert entropy_score(np.array([[0.0, -np.inf]])).tolist() == [0.0]
     np.testing.assert_allclose(entropy_score(np.full((1, 7), -np.log(7), np.float32)), np.log(7), rtol=1e-6)
 
@@ -62,7 +62,7 @@ def test_scores_do_not_depend_on_blocks(monkeypatch):
 
 
 @pytest.mark.parametrize("measure", [max_probability_score, entropy_score])
-def test_scores_of_what_is_no_number_are_refused(measure):
+def test_scores_of_nan_log_probabilities_are_rejected(measure):
     with pytest.raises(UserError, match="example 1 has no finite"):
         measure(np.array([[0.0, 0.0], [0.0, np.nan]]))
 
@@ -114,7 +114,7 @@ def test_a_direction_in_which_all_images_vary_counts_in_the_distance_and_not_in_
     np.testing.assert_allclose(model.relative_mahalanobis_score(far), model.relative_mahalanobis_score(near), atol=2)
 
 
-def test_with_fewer_images_than_dimensions_a_direction_never_seen_is_far():
+def test_with_fewer_images_than_dimensions_unseen_directions_are_far():
     features = np.random.default_rng(0).normal(size=(12, 40)) * (np.arange(40) < 20)
     model = fit_features(features, np.arange(12) % 2)
     assert model.mahalanobis_score(10 * np.eye(40)[[39]])[0] > model.mahalanobis_score(features).max()
@@ -125,8 +125,8 @@ def test_two_images_are_enough_for_a_finite_distance():
     assert np.isfinite(model.mahalanobis_score(np.ones((1, 3)))).all()
 
 
-def test_features_that_no_gaussian_fits_are_refused():
-    with pytest.raises(UserError, match="do not differ"):
+def test_features_without_a_gaussian_fit_are_rejected():
+    with pytest.raises(UserError, match="have the same features"):
         fit_features(np.eye(3), np.arange(3))
     with pytest.raises(UserError, match="no valid example"):
         fit_features(np.zeros((0, 3)), np.zeros(0, int))
@@ -163,7 +163,7 @@ def test_figures_agree_with_scikit_learn_on_random_scores(seed: int, num_inside:
     assert detection_figures(inside, outside) == pytest.approx(plain_figures(inside, outside))
 
 
-def test_figures_of_scores_that_separate_reverse_or_tell_nothing():
+def test_figures_of_perfect_reversed_and_uninformative_scores():
     low, high = np.arange(20.0), np.arange(20.0, 40)
     assert detection_figures(low, high) == {"auroc": 1, "aupr_out": 1, "aupr_in": 1, "fpr95": 0}
     assert detection_figures(high, low)["auroc"] == 0
@@ -183,7 +183,7 @@ def test_an_empty_group_is_refused(inside: int, outside: int):
         detection_figures(np.zeros(inside), np.zeros(outside))
 
 
-def test_a_score_that_is_no_number_is_refused():
+def test_nan_scores_are_rejected():
     with pytest.raises(UserError, match="not a number"):
         detection_figures(np.array([np.nan]), np.zeros(2))
 
@@ -225,7 +225,7 @@ def test_the_error_of_the_area_by_hand():
     assert detection_errors(inside, outside)["auroc"] == pytest.approx(expected)
 
 
-def test_scores_that_separate_or_tell_nothing_have_no_deviation():
+def test_perfect_and_constant_scores_have_no_standard_error():
     low, high = np.arange(20.0), np.arange(20.0, 40)
     assert detection_errors(low, high) == pytest.approx(dict.fromkeys(("auroc", "aupr_out", "aupr_in", "fpr95"), 0))
     same = detection_errors(np.zeros(30), np.zeros(10))

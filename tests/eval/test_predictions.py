@@ -23,7 +23,7 @@ def features(labels) -> Features:
 
 
 def predictions(logits: np.ndarray, labels) -> Predictions:
-    """What a model with these logits says."""
+    """The predictions of a model with these logits."""
     zeros = np.zeros(len(logits), np.float32)
     log_p = special.log_softmax(logits.astype(np.float64), axis=1).astype(np.float32)
     return Predictions(log_p, np.asarray(labels), np.arange(len(logits)), zeros, zeros)
@@ -81,7 +81,7 @@ def test_chance_over_four_names_is_computed_by_hand():
     }
 
 
-def test_a_tie_between_the_true_name_and_two_others_counts_as_a_draw_among_three():
+def test_a_three_way_tie_counts_one_third():
     found = predictions(np.array([[0.8, 0.6, 0.6, 0.6]]), [2])
     # One name above, three tied: the true rank is 2, 3 or 4, each with probability 1/3.
     assert [ranks.tolist() for ranks in found.ranks()] == [[1], [3]]
@@ -118,7 +118,7 @@ def test_the_order_of_images_and_names_changes_nothing(seed: int):
     assert moved == pytest.approx(figures(logits, labels), abs=1e-6)
 
 
-def test_the_best_names_fall_and_carry_softmax_probabilities():
+def test_top_classes_are_in_descending_order_with_softmax_probabilities():
     logits = np.random.default_rng(0).normal(size=(12, 20))
     best, probabilities = predictions(logits, np.zeros(12, int)).top()
     order = np.argsort(-logits, axis=1)[:, :5]
@@ -127,7 +127,7 @@ def test_the_best_names_fall_and_carry_softmax_probabilities():
     np.testing.assert_allclose(probabilities, expected, rtol=1e-5)
 
 
-def test_the_highest_scores_come_in_falling_order_and_never_exceed_what_there_is():
+def test_the_highest_scores_are_in_descending_order_and_at_most_all():
     assert highest(np.array([[0.1, 0.7, 0.3]]), 5).tolist() == [[1, 2, 0]]
 
 
@@ -155,7 +155,7 @@ def test_noise_samples_average_probabilities_and_not_embeddings(unit_vectors, ma
 
 
 def test_each_half_of_the_images_is_calibrated_by_the_other(capsys):
-    """A model that is ten times too sure of itself; the factor that mends it is ten."""
+    """A model that is ten times too sure of itself; the factor that fixes it is ten."""
     generator = np.random.default_rng(0)
     logits = generator.normal(size=(6000, 5))
     labels = np.array([generator.choice(5, p=p) for p in special.softmax(logits, axis=1)])
@@ -171,15 +171,15 @@ def test_each_half_of_the_images_is_calibrated_by_the_other(capsys):
 
 
 @pytest.mark.parametrize(("labels", "bound"), [(range(7), "0.01"), (np.roll(range(7), 1), "100")])
-def test_a_temperature_at_a_bound_of_the_search_is_said_to_be_no_fit(labels, bound: str, capsys):
+def test_a_temperature_at_a_bound_of_the_search_is_reported(labels, bound: str, capsys):
     scores.calibrated(predictions(np.eye(7), labels), "a set")
     [line] = capsys.readouterr().err.splitlines()
-    assert f"a set: no temperature fits: the loss still falls at {bound} times the model's" in line
+    assert f"a set: no temperature fits: the loss still decreases at {bound} times the model's" in line
 
 
-def test_one_half_without_a_fit_is_enough_to_say_so(capsys):
-    scores.say_if_unfitted("a set", [0.3, HIGHEST_TEMPERATURE])
-    assert "the highest that is searched" in capsys.readouterr().err
+def test_one_half_without_a_fit_is_reported(capsys):
+    scores.report_if_unfitted("a set", [0.3, HIGHEST_TEMPERATURE])
+    assert "the highest in the search" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("label", [-1, 7])

@@ -1,4 +1,4 @@
-"""Between which names a model chooses."""
+"""Candidate class names of predictions."""
 
 import json
 from dataclasses import replace
@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from lit_het.errors import UserError
-from lit_het.eval.predictions import scores_alone
-from lit_het.eval.recognition import NamesConfig, embed_names, embed_texts, positions_of_names, read_classes
+from lit_het.eval.predictions import class_scores
+from lit_het.eval.recognition import ClassNamesConfig, class_indices, embed_class_names, embed_texts, read_classes
 from lit_het.types import Classifier, HeadOutput, ImageFeatures
 
 NAMES = ("tench", "kit fox", "crane", "lantern", "plate", "cup", "fork")
@@ -16,7 +16,7 @@ NAMES = ("tench", "kit fox", "crane", "lantern", "plate", "cup", "fork")
 
 def test_templates_are_averaged_on_the_sphere(make_encoder):
     captions = {"a tench": np.array([1.0, 0.0]), "tench!": np.array([0.0, 1.0])}
-    embedding = embed_names(make_encoder(np.eye(2), captions), ["tench"], ["a {c}", "{c}!"])
+    embedding = embed_class_names(make_encoder(np.eye(2), captions), ["tench"], ["a {c}", "{c}!"])
     np.testing.assert_allclose(embedding, [[np.sqrt(0.5), np.sqrt(0.5)]], rtol=1e-6)
 
 
@@ -38,61 +38,61 @@ def test_texts_are_embedded_in_batches_of_one_shape_and_all_are_counted(unit_vec
     assert sum(done) == 600
 
 
-def test_embeddings_of_names_are_kept_for_a_text_tower_that_is_done(make_encoder, monkeypatch, tmp_path):
+def test_class_embeddings_of_a_trained_text_tower_are_cached(make_encoder, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     encoder = replace(make_encoder(np.eye(2), {"a": np.eye(2)[0], "b": np.eye(2)[1]}), text_tower="done")
 
     def fail(tokens: np.ndarray) -> np.ndarray:
         raise AssertionError("the names were embedded before")
 
-    first = embed_names(encoder, ["a", "b"])
-    np.testing.assert_array_equal(embed_names(replace(encoder, text=fail), ["a", "b"]), first)
+    first = embed_class_names(encoder, ["a", "b"])
+    np.testing.assert_array_equal(embed_class_names(replace(encoder, text=fail), ["a", "b"]), first)
     for other in (replace(encoder, text=fail, text_tower="another"), replace(encoder, text=fail, text_tower="")):
         with pytest.raises(AssertionError):
-            embed_names(other, ["a", "b"])
+            embed_class_names(other, ["a", "b"])
     with pytest.raises(AssertionError):
-        embed_names(replace(encoder, text=fail), ["b", "a"])
+        embed_class_names(replace(encoder, text=fail), ["b", "a"])
 
 
 @pytest.mark.parametrize("left", [0, 60, 140])
-def test_kept_embeddings_that_were_cut_short_are_made_again(make_encoder, monkeypatch, tmp_path, left: int):
+def test_truncated_cached_embeddings_are_recomputed(make_encoder, monkeypatch, tmp_path, left: int):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     encoder = replace(make_encoder(np.eye(2), {"a": np.eye(2)[0], "b": np.eye(2)[1]}), text_tower="done")
-    first = embed_names(encoder, ["a", "b"])
+    first = embed_class_names(encoder, ["a", "b"])
     [kept] = (tmp_path / "lit-het" / "names").iterdir()
     whole = kept.read_bytes()
     kept.write_bytes(whole[:left])
-    np.testing.assert_array_equal(embed_names(encoder, ["a", "b"]), first)
+    np.testing.assert_array_equal(embed_class_names(encoder, ["a", "b"]), first)
     assert kept.read_bytes() == whole
 
 
-def test_no_names_are_an_error(make_encoder):
+def test_no_class_names_are_an_error(make_encoder):
     with pytest.raises(UserError, match="no class names"):
-        embed_names(make_encoder(np.eye(2), {"x": np.eye(2)[0]}), [])
+        embed_class_names(make_encoder(np.eye(2), {"x": np.eye(2)[0]}), [])
 
 
-def test_a_class_missing_or_doubled_among_the_candidates_is_named():
-    with pytest.raises(UserError, match="'wolf' has images but is not among the 7 candidate names"):
-        positions_of_names(np.array([1]), ("tench", "wolf"), NAMES)
-    with pytest.raises(UserError, match="'crane' stands twice"):
-        positions_of_names(np.array([0]), ("crane",), ("crane", "cup", "crane"))
-    assert positions_of_names(np.array([0]), ("tench", "wolf"), NAMES).tolist() == [0]
+def test_a_class_missing_or_repeated_among_the_candidates_is_named():
+    with pytest.raises(UserError, match="'wolf' has images but is not among the 7 candidates"):
+        class_indices(np.array([1]), ("tench", "wolf"), NAMES)
+    with pytest.raises(UserError, match="'crane' is repeated"):
+        class_indices(np.array([0]), ("crane",), ("crane", "cup", "crane"))
+    assert class_indices(np.array([0]), ("tench", "wolf"), NAMES).tolist() == [0]
 
 
-def test_the_sets_own_templates_are_taken_unless_others_are_named(write_set, sets, tmp_path):
+def test_the_sets_own_templates_are_the_default(write_set, sets, tmp_path):
     data = write_set("fish", [{"cls": 0}], ["tench"])
-    assert NamesConfig().build(sets.open(data)).templates == ("{c}",)
+    assert ClassNamesConfig().build(sets.open(data)).templates == ("{c}",)
     (tmp_path / "fish" / "zeroshot_classification_templates.txt").write_text("a {c}.\n")
-    assert NamesConfig().build(sets.open(data)).templates == ("a {c}.",)
-    assert NamesConfig("bare").build(sets.open(data)).templates == ("{c}",)
-    assert len(NamesConfig("photos").build(sets.open(data)).templates) > 20
+    assert ClassNamesConfig().build(sets.open(data)).templates == ("a {c}.",)
+    assert ClassNamesConfig("bare").build(sets.open(data)).templates == ("{c}",)
+    assert len(ClassNamesConfig("photos").build(sets.open(data)).templates) > 20
     (tmp_path / "mine.txt").write_text("my {c}\nyour {c}\n")
-    assert NamesConfig(str(tmp_path / "mine.txt")).build(sets.open(data)).templates == ("my {c}", "your {c}")
+    assert ClassNamesConfig(str(tmp_path / "mine.txt")).build(sets.open(data)).templates == ("my {c}", "your {c}")
     with pytest.raises(UserError, match="--prompts rhymes is neither a file nor one of set, bare"):
-        NamesConfig("rhymes").build(sets.open(data))
+        ClassNamesConfig("rhymes").build(sets.open(data))
     (tmp_path / "mine.txt").write_text("my {c}\nyours\n")
     with pytest.raises(UserError, match=r"mine\.txt: template 'yours' lacks the placeholder"):
-        NamesConfig(str(tmp_path / "mine.txt")).build(sets.open(data))
+        ClassNamesConfig(str(tmp_path / "mine.txt")).build(sets.open(data))
 
 
 @pytest.mark.parametrize(
@@ -102,31 +102,29 @@ def test_the_sets_own_templates_are_taken_unless_others_are_named(write_set, set
         ({"bird": "crane", "dish": []}, "class 'dish' has no candidates"),
         ({"bird": "crane", "dish": ["plate", "bowl"]}, r"'bowl' \(of class 'dish'\) is not among the 7 candidates"),
         ({"bird": [["crane"]], "dish": "cup"}, "class 'bird' has no candidates"),
-        ({"bird": "crane", "dish": ["cup", "crane"]}, r"'crane' \(of class 'dish'\) is named twice"),
-        ({"bird": "crane", "dish": ["cup", "cup"]}, r"'cup' \(of class 'dish'\) is named twice"),
+        ({"bird": "crane", "dish": ["cup", "crane"]}, r"'crane' \(of class 'dish'\) is listed twice"),
+        ({"bird": "crane", "dish": ["cup", "cup"]}, r"'cup' \(of class 'dish'\) is listed twice"),
         (["crane"], "not a JSON object"),
     ],
 )
-def test_a_file_of_classes_that_does_not_fit_is_named(tmp_path, content, message):
+def test_an_inconsistent_file_of_classes_is_named_in_the_error(tmp_path, content, message):
     (tmp_path / "classes.json").write_text(json.dumps(content))
     with pytest.raises(UserError, match=message):
         read_classes(tmp_path / "classes.json", ("bird", "dish"), NAMES)
 
 
-def test_a_file_of_classes_that_is_no_json_is_named(tmp_path):
+def test_a_malformed_file_of_classes_is_named_in_the_error(tmp_path):
     (tmp_path / "classes.json").write_text("{")
     with pytest.raises(UserError, match=r"classes\.json: cannot be read as JSON"):
         read_classes(tmp_path / "classes.json", ("bird",), NAMES)
 
 
-def test_candidates_that_stand_for_a_class_share_it_and_others_cannot_be_chosen(
-    write_set, sets, make_encoder, tmp_path
-):
+def test_candidates_of_a_class_are_summed_and_other_candidates_excluded(write_set, sets, make_encoder, tmp_path):
     """Two images: a cup, which counts as a dish; a fork, that the model takes for a cup among the mapped names."""
     data = write_set("things", [{"cls": 1}, {"cls": 0}], ["bird", "dish"])
     (tmp_path / "names.txt").write_text("".join(f"{name}\n" for name in NAMES))
     (tmp_path / "classes.json").write_text(json.dumps({"bird": "crane", "dish": ["plate", "cup"]}))
-    config = NamesConfig(candidates=tmp_path / "names.txt", classes=tmp_path / "classes.json")
+    config = ClassNamesConfig(candidates=tmp_path / "names.txt", classes=tmp_path / "classes.json")
     logits = np.log(np.array([[1, 1, 2, 1, 3, 5, 87], [1, 1, 6, 1, 1, 1, 89.0]]))
     encoder = make_encoder(logits, dict(zip(NAMES, np.eye(7), strict=True)), temperature=1.0)
     opened = sets.open(data)
@@ -134,9 +132,9 @@ def test_candidates_that_stand_for_a_class_share_it_and_others_cannot_be_chosen(
     found = recognition.predict(recognition.predictor(encoder), opened.features(encoder.features))
     assert recognition.class_names == ("bird", "dish")
     np.testing.assert_allclose(np.exp(found.log_probabilities), [[0.2, 0.8], [0.75, 0.25]], rtol=1e-5)
-    # What is said of a class alone depends on no other candidate.
-    alone = scores_alone(recognition.predictor(encoder), opened.features(encoder.features))
-    np.testing.assert_allclose(np.exp(alone), [[2, 8], [6, 2]], rtol=1e-5)
+    # The score of a class does not depend on other candidates.
+    raw = class_scores(recognition.predictor(encoder), opened.features(encoder.features))
+    np.testing.assert_allclose(np.exp(raw), [[2, 8], [6, 2]], rtol=1e-5)
     assert found.hits(1).tolist() == [1, 1]
 
 
@@ -159,11 +157,13 @@ def classifier(num_classes: int) -> Classifier:
     )
 
 
-def test_a_classifier_chooses_between_its_own_classes_whose_number_is_checked(write_set, sets):
+def test_the_number_of_a_classifiers_classes_is_checked(write_set, sets):
     opened = sets.open(write_set("fish", [{"cls": 0}], ["tench", "crane"]))
-    recognition = NamesConfig().build(opened)
+    recognition = ClassNamesConfig().build(opened)
     model = classifier(2)
     found = recognition.predict(recognition.predictor(model), opened.features(model.features))
     np.testing.assert_allclose(np.exp(found.log_probabilities), [[0.5, 0.5]], rtol=1e-6)
-    with pytest.raises(UserError, match=r"the classifier has 3 classes and there are 2 names; give .* --candidates"):
+    with pytest.raises(
+        UserError, match=r"the classifier has 3 classes and there are 2 candidates; give .* --candidates"
+    ):
         recognition.predictor(classifier(3))

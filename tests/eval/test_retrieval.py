@@ -70,13 +70,15 @@ def test_the_rank_of_tied_items_is_its_expectation():
     # Two of four tied items are right: the first of them stands at (4 + 1) / (2 + 1) on average.
     one = np.array([1])
     assert (
-        Ranks(num_above=3 * one, num_tied=2 * one, num_best=2 * one, num_right=2 * one, num_items=9, image=one).rank[0]
+        Ranks(num_above=3 * one, num_tied=2 * one, num_best=2 * one, num_correct=2 * one, num_items=9, image=one).rank[
+            0
+        ]
         == 14 / 3
     )
 
 
-def test_errors_of_recalls_are_those_of_drawing_whole_images(unit_vectors: Callable):
-    """Five captions of an image are found together or not at all, and tell no more than one."""
+def test_standard_errors_of_recalls_treat_captions_of_an_image_as_a_group(unit_vectors: Callable):
+    """Five captions of an image are found together or not at all, and carry no more information than one."""
     images, owner = unit_vectors(60, 4), np.repeat(np.arange(60), 5)
     texts = unit_vectors(60, 4, seed=1)[owner] + 2 * images[owner]
     result = retrieve(images, texts, owner)
@@ -89,7 +91,7 @@ def test_errors_of_recalls_are_those_of_drawing_whole_images(unit_vectors: Calla
         assert errors[f"{way}_recall1"] == pytest.approx(found.std(ddof=1) / 60**0.5)
 
 
-def test_images_without_captions_leave_the_error_to_the_others(unit_vectors: Callable):
+def test_images_without_captions_do_not_affect_the_standard_error(unit_vectors: Callable):
     images, texts = unit_vectors(40, 4), unit_vectors(20, 4, seed=1)
     result = retrieve(images, texts, np.arange(20) * 2)
     assert result.image_to_text.image.tolist() == result.text_to_image.image.tolist() == list(range(0, 40, 2))
@@ -147,12 +149,12 @@ def test_eight_devices_give_exactly_the_ranks_of_one(unit_vectors: Callable, mon
     assert jax.local_device_count() == 8
     one = jax.local_devices()[:1]
     monkeypatch.setattr("jax.local_devices", lambda: one)
-    alone = retrieve(images, texts, owner)
+    single = retrieve(images, texts, owner)
     for way in ("image_to_text", "text_to_image"):
-        np.testing.assert_array_equal(getattr(several, way).rank, getattr(alone, way).rank)
+        np.testing.assert_array_equal(getattr(several, way).rank, getattr(single, way).rank)
 
 
-def test_what_cannot_be_ranked_is_refused_in_one_line(unit_vectors: Callable):
+def test_invalid_embeddings_are_one_line_errors(unit_vectors: Callable):
     images, texts, owner = unit_vectors(4, 3), unit_vectors(4, 3), np.arange(4)
     with pytest.raises(UserError, match="caption 3 belongs to image 4 of 4"):
         retrieve(images, texts, owner + 1)

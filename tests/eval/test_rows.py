@@ -10,5 +10,5 @@ def test_blocks_cover_all_rows_in_order_and_stay_small(values_per_row: int):
     assert all((block.stop - block.start) * values_per_row <= max(VALUES_PER_BLOCK, values_per_row) for block in blocks)
 
 
-def test_no_rows_are_no_blocks():
+def test_no_rows_give_no_blocks():
     assert list(row_blocks(0, 5)) == []

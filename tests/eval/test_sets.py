@@ -1,4 +1,4 @@
-"""The image tower sees the images of a place once, whatever the sets there are called."""
+"""Sets on the same shards share their features, whatever their names."""
 
 import dataclasses
 
@@ -30,7 +30,7 @@ def digits(write_set):
     return write_set("digits", [{"cls": number % 3, "txt": "?"} for number in range(4)], NAMES)
 
 
-def test_sets_that_differ_in_their_names_only_are_read_once(digits, sets):
+def test_sets_that_differ_only_in_name_are_read_once(digits, sets):
     tower = Counting()
     for config in (digits, dataclasses.replace(digits, name="near/digits")):
         assert sets.open(config).features(tower.features).labels.tolist() == [0, 1, 2, 0]
@@ -38,19 +38,19 @@ def test_sets_that_differ_in_their_names_only_are_read_once(digits, sets):
 
 
 @pytest.mark.parametrize("first", ["labelled", "unlabelled"])
-def test_what_is_read_with_labels_serves_without_whichever_is_asked_for_first(digits, sets, first):
+def test_features_read_with_labels_are_reused_without_labels(digits, sets, first):
     tower = Counting()
     like = ImageSet("", "", batch_size=digits.batch_size, labelled=False)
-    opened = [sets.open(digits), sets.open(parse_set(f"strange={digits.directory}/test", like))]
+    opened = [sets.open(digits), sets.open(parse_set(f"other={digits.directory}/test", like))]
     found = {one.config.name: one.features(tower.features) for one in (opened if first == "labelled" else opened[::-1])}
     assert tower.seen == 4
     assert found["digits"].labels.tolist() == [0, 1, 2, 0]
-    assert found["strange"].labels.tolist() == [0, 0, 0, 0]
-    np.testing.assert_array_equal(found["digits"].values, found["strange"].values)
+    assert found["other"].labels.tolist() == [0, 0, 0, 0]
+    np.testing.assert_array_equal(found["digits"].values, found["other"].values)
 
 
 @pytest.mark.parametrize("unlabelled", [{"txt": "?"}, {"cls": "third"}])
-def test_images_without_a_label_are_missing_only_where_labels_are_read(write_set, sets, unlabelled):
+def test_images_without_a_label_are_left_out_only_if_labels_are_read(write_set, sets, unlabelled):
     """A label that is not there leaves its image out of the index, and one that cannot be read makes it invalid."""
     config = write_set("digits", [{"cls": 0}, unlabelled, {"cls": 2}], NAMES)
     config = dataclasses.replace(config, max_bad_fraction=0.5)
@@ -60,7 +60,7 @@ def test_images_without_a_label_are_missing_only_where_labels_are_read(write_set
     assert values == [[0, 2], [0, 1, 2]]
 
 
-def test_another_tower_another_batch_and_other_images_are_read_anew(digits, sets, write_set):
+def test_other_towers_batch_sizes_and_images_are_read_again(digits, sets, write_set):
     tower, other = Counting(), Counting("another tower")
     larger = dataclasses.replace(digits, batch_size=2)
     train = write_set("digits", [{"cls": 2}] * 4, split="train")
@@ -70,7 +70,7 @@ def test_another_tower_another_batch_and_other_images_are_read_anew(digits, sets
     assert (tower.seen, other.seen) == (12, 4)
 
 
-def test_a_set_may_lie_at_an_address_in_a_folder_of_its_own(digits, sets, tmp_path):
+def test_a_set_is_read_from_a_url(digits, sets, tmp_path):
     store = fsspec.filesystem("memory")
     store.put(f"{tmp_path}/digits", "/test_sets/digits", recursive=True)
     try:
@@ -84,7 +84,7 @@ def test_a_set_may_lie_at_an_address_in_a_folder_of_its_own(digits, sets, tmp_pa
         store.rm("/test_sets", recursive=True)
 
 
-def test_a_portion_is_a_set_of_its_own_with_its_labels_texts_and_images(digits, sets):
+def test_a_portion_has_its_own_labels_texts_and_images(digits, sets):
     tower = Counting()
     minival = sets.open(dataclasses.replace(digits, portion=Portion(50)))
     assert minival.features(tower.features).labels.tolist() == minival.labels().tolist() == [2, 0]

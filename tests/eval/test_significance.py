@@ -73,14 +73,14 @@ def assert_untested(found: WelchTest, reason: str) -> None:
     [
         ([1.0], [2.0, 3.0], "two runs in each group", -1.5),
         ([1.0], [2.0], "two runs in each group", -1.0),
-        ([0.1, 0.1, 0.1], [0.4, 0.4], "no run differs", -0.3),
+        ([0.1, 0.1, 0.1], [0.4, 0.4], "does not vary", -0.3),
         ([0.1, 0.2, 0.3], [0.3, 0.1, 0.2], "equal", 0.0),
         ([math.inf, 1.0], [2.0, 3.0], "not finite", math.inf),
         ([math.inf, 1.0], [math.inf, 3.0], "not finite", math.nan),
         ([math.nan, 1.0], [2.0, 3.0], "not finite", math.nan),
     ],
 )
-def test_groups_that_no_test_can_tell_apart_say_why_and_warn_of_nothing(one, other, reason: str, difference: float):
+def test_groups_without_a_test_give_the_reason_and_no_warning(one, other, reason: str, difference: float):
     found = welch(one, other)
     assert_untested(found, reason)
     assert found.difference == pytest.approx(difference, nan_ok=True)
@@ -146,7 +146,7 @@ def test_the_bootstrap_does_not_depend_on_how_draws_are_blocked(monkeypatch):
     assert bootstrap_error(mean_of(values), 30) == pytest.approx(whole, rel=1e-12)
 
 
-def test_the_bootstrap_of_nothing_is_refused():
+def test_the_bootstrap_rejects_no_examples():
     with pytest.raises(UserError, match="no valid example"):
         bootstrap_error(mean_of(np.zeros(0)), 0)
 
@@ -157,7 +157,7 @@ def test_the_standard_error_of_a_mean_is_that_of_scipy_and_a_group_of_one_change
     assert standard_error(values, np.arange(30) * 7) == pytest.approx(stats.sem(values))
 
 
-def test_examples_that_repeat_within_their_group_add_no_certainty():
+def test_repeated_examples_of_a_group_do_not_reduce_the_standard_error():
     values = np.random.default_rng(0).normal(size=30)
     assert standard_error(np.repeat(values, 5), np.repeat(np.arange(30), 5)) == pytest.approx(stats.sem(values))
 

@@ -37,10 +37,10 @@ def test_a_result_is_read_back_as_it_was_written(tmp_path):
     assert sweeps.read_results(tmp_path / "nowhere") == []
 
 
-def test_a_file_that_is_no_result_is_refused_with_its_path(tmp_path):
+def test_an_invalid_result_is_an_error_with_its_path(tmp_path):
     for content in ('{"setting": "tau1"}', "{", "[]"):
         (tmp_path / "broken.json").write_text(content)
-        with pytest.raises(UserError, match=r"broken\.json is no result of a run .*delete it") as caught:
+        with pytest.raises(UserError, match=r"broken\.json is not a result of a run .*delete it") as caught:
             sweeps.read_results(tmp_path)
         assert "\n" not in str(caught.value)
 

@@ -98,7 +98,7 @@ def test_logits_and_gradients_equal_the_numpy_reference_with_the_same_noise(kind
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_rank_zero_leaves_the_diagonal_noise_alone(kind):
+def test_rank_zero_has_diagonal_noise_only(kind):
     """References with r = 0 draw one normal per coordinate, although the second term is said to be rank one."""
     assert_equal_to_the_reference(config_of(kind, rank=0), NOISE_SIZES[kind])
 
@@ -172,14 +172,14 @@ def test_logits_of_a_lookup_that_replaces_the_matrix_product_are_the_same():
     np.testing.assert_allclose(doubled, 2 * expected, rtol=1e-4, atol=1e-5)
 
 
-def test_a_lookup_is_refused_where_it_would_not_see_the_noise():
+def test_a_lookup_that_would_not_see_the_noise_is_an_error():
     head = make(config_of("unshared"))
-    with pytest.raises(UserError, match=r"get_logits needs a head that shares W.*leave out unshared_size"):
+    with pytest.raises(UserError, match=r"get_logits needs a head that shares W.*remove unshared_size"):
         head(X, KEY, get_logits=head.logits)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_without_a_key_there_is_one_sample_without_noise(kind):
+def test_without_a_random_key_there_is_one_sample_without_noise(kind):
     head = results(config_of(kind))[0]
     samples = head(X, None)
     assert samples.num_samples == 1
@@ -280,7 +280,7 @@ def test_the_hash_is_the_same_on_every_machine():
     np.testing.assert_array_equal(hash_classes(6, 1000, 0), [75, 599, 637, 283, 655, 669])
 
 
-def test_samples_hold_blocks_of_the_size_asked_for():
+def test_blocks_of_samples_have_the_configured_size():
     """1024 vectors, 200 samples in four blocks of 50: direct 1024 // 50 examples, with V(x) 1024 // (50 + r + 2)."""
 
     def examples_per_block(kind, form, second, order):

@@ -121,7 +121,7 @@ def test_both_orders_have_the_same_products_and_gradients(covariance, before, af
 
 
 @every_order
-def test_products_are_those_of_the_queries_one_by_one(order):
+def test_factored_products_equal_those_of_each_query(order):
     queries = make(order=order, normalize_after_noise=True)(*embeddings(), KEY).text_queries
     assert queries is not None
     assert queries.num_samples == S
@@ -201,7 +201,7 @@ def test_with_a_covariance_of_zero_the_queries_are_the_keys(order, after):
         np.testing.assert_allclose(singly(queries), np.repeat(np.asarray(keys)[:, None], S, axis=1), atol=1e-2)
 
 
-def test_a_deterministic_head_returns_unit_keys_that_are_their_own_queries():
+def test_a_deterministic_head_returns_unit_embeddings_without_separate_queries():
     image, text = embeddings()
     head = DeterministicContrastiveConfig(initial_bias=-10.0).build(D, nnx.Rngs(0))
     samples = head(image, text, KEY)
@@ -252,7 +252,7 @@ def test_more_samples_begin_with_the_samples_of_fewer():
     ],
     ids=lambda config: f"{config.form} {config.num_factors} {config.second_term}",
 )
-def test_the_measured_noise_starts_with_the_norm_that_was_asked_for(covariance):
+def test_the_measured_initial_noise_has_the_configured_norm(covariance):
     covariance = dataclasses.replace(covariance, initial_noise_norm=0.4)
     head = HetXLContrastiveConfig(covariance).build(64, nnx.Rngs(3))
     image = jnp.asarray(np.random.default_rng(0).normal(size=(32, 64)), jnp.float32)
@@ -271,6 +271,6 @@ def test_noise_norms_belong_to_the_normalised_embedding():
     np.testing.assert_allclose(head.image_noise_norm(image), head.image_noise_norm(5 * image), rtol=1e-5)
 
 
-def test_unit_gives_norm_one_and_leaves_zeros_alone():
+def test_unit_gives_norm_one_and_does_not_change_zeros():
     rows = jnp.asarray([[3.0, 4.0], [0.0, 0.0]])
     np.testing.assert_allclose(unit(rows), [[0.6, 0.8], [0.0, 0.0]], rtol=1e-6)

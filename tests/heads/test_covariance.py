@@ -58,7 +58,7 @@ def test_covariance_and_noise_norm_equal_the_numpy_reference(config):
 
 
 @pytest.mark.parametrize("config", CONFIGS[4:], ids=["rank_one", "diagonal"])
-def test_rank_zero_means_a_diagonal_covariance_whatever_the_second_term_says(config):
+def test_rank_zero_has_a_diagonal_covariance_for_every_second_term(config):
     module, x = make(config), features()
     assert config.is_diagonal
     assert set(nnx.to_pure_dict(nnx.state(module))) == {"diagonal"}
@@ -119,7 +119,7 @@ def test_the_gradient_of_the_covariance_agrees_with_finite_differences():
 
 
 @pytest.mark.parametrize("config", [FULL, EFFICIENT], ids=["full", "efficient"])
-def test_noise_in_another_space_is_the_same_noise_there(config):
+def test_projected_noise_is_the_projection_of_the_noise(config):
     module, x = make(config), features()
     kernel = jnp.asarray(np.random.default_rng(3).normal(size=(Q, 7)), jnp.float32)
     index = np.array([4, 0, 0, 2])
@@ -129,7 +129,7 @@ def test_noise_in_another_space_is_the_same_noise_there(config):
     np.testing.assert_allclose(jnp.einsum("ntr,nrq->ntq", normals, module(x).rows()), noise, rtol=1e-5, atol=1e-5)
 
 
-def test_a_diagonal_term_has_no_rows_and_cannot_change_its_space():
+def test_a_diagonal_term_has_no_rows_and_cannot_be_projected():
     noise = make(CONFIGS[1])(features())
     for change in (lambda: noise.rows(), lambda: noise.project(jnp.eye(Q)), lambda: noise.take(np.arange(Q))):
         with pytest.raises(ValueError, match="a diagonal term"):
@@ -144,7 +144,7 @@ def test_noise_depends_on_the_key_and_differs_between_samples_and_examples():
     assert all(not np.allclose(rows[i], rows[j]) for i in range(8) for j in range(i))
 
 
-def test_samples_are_counted_by_number_alone():
+def test_a_sample_depends_only_on_its_index():
     """Sample 5 is the same one whether it is drawn among six or with sample 2, and for its example among others."""
     keys = jax.random.split(jax.random.key(0), B)
     normals = standard_normals(keys, jnp.arange(6), 4)

@@ -90,7 +90,7 @@ def test_the_fixed_temperature_has_no_parameters():
 
 
 @pytest.mark.parametrize("initial", [1 / 10, 1 / 3])
-def test_the_log_temperature_starts_where_asked_and_learns_its_logarithm(initial):
+def test_the_log_temperature_has_the_configured_initial_value_and_learns_its_logarithm(initial):
     graph, state = nnx.split(LogTemperature(initial).build())
     assert float(nnx.merge(graph, state)()) == pytest.approx(initial)
     # dτ/dt = exp(t) = τ

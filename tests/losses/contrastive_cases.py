@@ -1,4 +1,4 @@
-"""Batches with every kind of queries, slow NumPy references of the losses, and the meshes that both are tried on."""
+"""Batches with every kind of queries, slow NumPy references of the losses, and meshes."""
 
 import dataclasses
 from types import SimpleNamespace
@@ -16,7 +16,7 @@ from lit_het.types import EmbeddingSamples, Queries
 
 D, S, R = 4, 3, 2
 LOSSES = (SoftmaxLoss, SigmoidLoss)
-# How both sides hold their queries; None where the keys are the queries.
+# The form of the queries of both sides; None for deterministic embeddings, used as queries and as keys.
 KINDS = {
     "deterministic": (None, None),
     "both sides noisy": ("factored", "singly"),
@@ -27,7 +27,7 @@ MESHES = {1: MeshConfig(), 2: MeshConfig(fsdp=2), 8: MeshConfig(data=2, fsdp=4)}
 
 
 def make(kind, *, b, num_samples=S, seed=0, temperature=0.7):
-    """Returns a batch whose queries have nothing to do with its keys, so that none can stand for another."""
+    """Returns a batch with queries that are independent of its keys, so that a mix-up of both changes the loss."""
     random = np.random.default_rng(seed)
 
     def draw(*shape):
@@ -63,13 +63,13 @@ def mesh_of(num_devices):
 
 
 def split_rows(tree, mesh):
-    """Puts rows on the devices that share them, and scalars on all."""
+    """Splits rows over devices and replicates scalars."""
     split, whole = sharding.batch_sharding(mesh), NamedSharding(mesh, PartitionSpec())
     return jax.tree.map(lambda x: jax.device_put(x, split if x.ndim else whole), tree)
 
 
 def numpy_fields(samples) -> dict[str, Any]:
-    """Returns every array of a batch in float64 under its dotted name; those that it lacks are left out."""
+    """Returns the arrays of a batch in float64 by their dotted names, without those that are None."""
     arrays = {}
     for field in dataclasses.fields(samples):
         value = getattr(samples, field.name)

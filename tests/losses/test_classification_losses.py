@@ -87,7 +87,7 @@ def reference_softmax(logits, label):
 
 def reference_mixed_softmax(logits, labels):
     """Σ_c w_c -log (1/S Σ_s softmax(u_s)[y_c]) for each example."""
-    shares, classes = np.asarray(labels.share).T, np.asarray(labels.label).T
+    shares, classes = np.asarray(labels.weight).T, np.asarray(labels.label).T
     return sum(share * reference_softmax(logits, label) for share, label in zip(shares, classes, strict=True))
 
 
@@ -370,12 +370,12 @@ def test_eight_devices_give_the_probabilities_of_one():
 @pytest.mark.parametrize(
     ("loss", "label", "message"),
     [
-        ("softmax", np.array([0, 5]), "label = 5 is no class: --task.num-classes 5 allows 0 to 4"),
-        ("softmax", np.array([-1, 2]), "label = -1 is no class: --task.num-classes 5 allows 0 to 4"),
+        ("softmax", np.array([0, 5]), "label = 5 is not a class: --task.num-classes 5 allows 0 to 4"),
+        ("softmax", np.array([-1, 2]), "label = -1 is not a class: --task.num-classes 5 allows 0 to 4"),
         ("softmax", np.zeros((2, 5)), "the softmax loss over 5 classes cannot take labels of shape (2, 5)"),
-        ("sigmoid", np.full((2, 5), 1.5), "label = 1.5 is no target of the sigmoid loss (--task.loss)"),
-        ("sigmoid", np.full((2, 5), -0.5), "label = -0.5 is no target of the sigmoid loss (--task.loss)"),
-        ("sigmoid", np.full((2, 5), np.nan), "label = nan is no target of the sigmoid loss (--task.loss)"),
+        ("sigmoid", np.full((2, 5), 1.5), "label = 1.5 is not a target of the sigmoid loss (--task.loss)"),
+        ("sigmoid", np.full((2, 5), -0.5), "label = -0.5 is not a target of the sigmoid loss (--task.loss)"),
+        ("sigmoid", np.full((2, 5), np.nan), "label = nan is not a target of the sigmoid loss (--task.loss)"),
         ("sigmoid", np.zeros((2, 4)), "the sigmoid loss over 5 classes cannot take labels of shape (2, 4)"),
     ],
 )

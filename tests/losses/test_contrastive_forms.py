@@ -89,13 +89,13 @@ def test_eight_devices_with_blocks_of_two_examples_equal_the_dense_form(form, lo
     ],
     ids=str,
 )
-def test_neither_the_devices_nor_the_size_of_blocks_change_the_loss(num_devices, loss, kind):
+def test_the_loss_does_not_depend_on_devices_or_the_size_of_blocks(num_devices, loss, kind):
     """Blocks of one query, of some, and larger than the batch."""
     assert_equals_dense(on_devices(num_devices, compiled(loss), make(kind, b=B)), type(loss), kind)
 
 
 @pytest.mark.parametrize("form", ["dense", "gather", "ring"])
-def test_the_loss_of_pairs_that_fit_well_keeps_its_digits(form):
+def test_a_small_loss_is_accurate_beside_large_logits(form):
     """A loss of 1e-4 beside logits of 12: a sum of the gradient's terms, as large as logits, must not swallow it."""
     random = np.random.default_rng(0)
     image = np.linalg.qr(random.normal(size=(B, B)))[0].astype(np.float32)

@@ -87,7 +87,7 @@ def test_gradients_agree_with_finite_differences_of_the_numpy_reference(loss, ki
 
 
 def plain(loss, samples, valid):
-    """The loss in a few lines of JAX that hold everything and know nothing of blocks, forms or devices."""
+    """The loss in a few lines of JAX, without blocks, forms or devices."""
     value = 0.0
     for keys, own, queries in (
         (samples.text, samples.image, samples.image_queries),

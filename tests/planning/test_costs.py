@@ -22,7 +22,7 @@ def loss(kernels, x, policy=None):
     return jnp.sum(jax.lax.scan(layer, x, kernels)[0])
 
 
-def test_products_in_a_loop_count_as_often_as_it_runs():
+def test_products_in_a_loop_count_once_per_iteration():
     product = 2 * ROWS * WIDTH * WIDTH
     assert costs.product_flops(loss, KERNELS, *batch(ROWS)) == DEPTH * product
     # Backward, every layer has two: of what it saw and, but for the first, of its kernel; XLA drops none here.
@@ -46,11 +46,11 @@ def test_convolutions_grouped_products_and_branches_count():
     assert costs.product_flops(branch, jnp.ones((4, 4))) == 2 * 4**3
 
 
-def test_going_forward_leaves_what_the_policy_of_remat_says():
+def test_the_forward_pass_saves_the_values_of_the_remat_policy():
     row = ROWS * WIDTH * 4
 
     def of(policy):
-        return costs.intermediate_bytes(lambda k, x: loss(k, x, policy), KERNELS, batch, ROWS).kept
+        return costs.intermediate_bytes(lambda k, x: loss(k, x, policy), KERNELS, batch, ROWS).saved
 
     # What each layer saw, and the slope of its sine; or its products.
     assert of(None) == 2 * DEPTH * row
@@ -59,7 +59,7 @@ def test_going_forward_leaves_what_the_policy_of_remat_says():
 
 
 @pytest.mark.parametrize("depth", [1, 6])
-def test_the_widest_moment_is_that_of_one_layer_however_many_there_are(depth):
+def test_peak_memory_is_that_of_one_layer_for_any_number_of_layers(depth):
     def wide(kernel, x):
         return jnp.sum(jax.lax.scan(lambda x, _: (jnp.tanh(x @ kernel) @ kernel.T, None), x, length=depth)[0])
 

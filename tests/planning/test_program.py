@@ -32,7 +32,7 @@ backend_config={"known_trip_count":{"n":"5"}}
 """
 
 
-def test_loops_count_as_often_as_they_run_and_those_of_unknown_length_once():
+def test_loops_count_once_per_iteration_and_those_of_unknown_length_once():
     program = read_program(LOOP, MESH)
     assert program.unknown_loops == 1
     gather, reduce = program.collectives
@@ -43,7 +43,7 @@ def test_loops_count_as_often_as_they_run_and_those_of_unknown_length_once():
     assert program.product_flops == 6 * in_loops + convolution
 
 
-def test_a_collective_tells_its_axis_its_shapes_and_what_a_device_sends():
+def test_a_collective_has_its_axis_its_shapes_and_the_bytes_that_a_device_sends():
     gather, reduce = read_program(LOOP, MESH).collectives
     assert (gather.kind, gather.axes, gather.group, gather.origin) == ("all-gather", ("fsdp",), 2, "f/dot")
     assert gather.bytes_sent == 6 * (6 * 8 * 4) / 2  # its half goes to the other one
@@ -66,20 +66,20 @@ def test_a_collective_tells_its_axis_its_shapes_and_what_a_device_sends():
         ("replica_groups={}", ("data", "fsdp", "expert")),
     ],
 )
-def test_groups_of_devices_are_told_by_the_axes_of_the_mesh(groups, axes):
+def test_groups_of_devices_are_named_by_the_axes_of_the_mesh(groups, axes):
     text = f"ENTRY %main () -> f32[] {{\n  ROOT %one = f32[8]{{0}} all-to-all(%x), {groups}\n}}\n"
     (found,) = read_program(text, MESH).collectives
     assert found.axes == axes
 
 
-def test_a_ring_is_told_by_its_pairs():
+def test_a_ring_is_recognized_by_its_pairs():
     pairs = ",".join(f"{{{i},{(i + 1) % 8}}}" for i in range(8))
     line = f"ROOT %one = f32[8] collective-permute(%x), source_target_pairs={{{pairs}}}"
     (ring,) = read_program(f"ENTRY %main () -> f32[] {{\n  {line}\n}}\n", MESH).collectives
     assert (ring.axes, ring.group, ring.bytes_sent) == (("data", "fsdp", "expert"), 8, 32)
 
 
-def test_collectives_that_run_beside_others_count_what_they_return():
+def test_asynchronous_collectives_count_their_results():
     line = "%one = (f32[4], f32[8]) all-gather-start(%x), replica_groups={{0,1},{2,3},{4,5},{6,7}}"
     program = read_program(f"ENTRY %main () -> f32[] {{\n  {line}\n}}\n", MESH)
     assert program.collectives[0].shapes == (("f32", (8,)),)

@@ -30,6 +30,6 @@ def test_heads_are_compared_in_their_order(config_file, data, tmp_path):
 
 def test_an_unknown_head_is_one_line(config_file, data, tmp_path, capsys):
     flags = ("--config", config_file, "--held-out", data / "train", "--output", tmp_path, "--heads", "HOT")
-    assert "--heads HOT is unknown; choose among DET, HET, HET-H, HET-XL, HET-XL-unshared" in refusal(
+    assert "--heads HOT is unknown; choose from DET, HET, HET-H, HET-XL, HET-XL-unshared" in refusal(
         capsys, main, *flags
     )

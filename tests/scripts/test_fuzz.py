@@ -57,7 +57,7 @@ def planted(tmp_path_factory):
     return fuzzer
 
 
-def test_defects_of_every_kind_are_found_and_told_by_reader_kind_and_place(planted):
+def test_defects_of_every_kind_are_found_and_grouped_by_reader_kind_and_place(planted):
     here = "tests/scripts/planted_readers.py"
     assert set(planted.defects) == {
         ("key_error", "crash", f"KeyError: {here}:key_error"),
@@ -77,17 +77,17 @@ def test_every_input_counts_once_and_the_first_is_unchanged(planted):
         assert defect.count == INPUTS - 1
 
 
-def test_the_report_tells_what_failed_and_how_to_see_it_again(planted):
+def test_the_report_lists_failures_and_how_to_replay_them(planted):
     report = planted.report()
     assert f"| dies | {INPUTS} | 1 | 0 | 0 | {INPUTS - 1} | 0 | 0 | " in report
-    kept = planted.defects["key_error", "crash", "KeyError: tests/scripts/planted_readers.py:key_error"].kept
-    assert f"python -m scripts.fuzz --replay {kept[0]}" in report
+    saved = planted.defects["key_error", "crash", "KeyError: tests/scripts/planted_readers.py:key_error"].saved
+    assert f"python -m scripts.fuzz --replay {saved[0]}" in report
 
 
-def test_an_input_that_was_kept_fails_again(planted, capsys):
+def test_a_saved_input_fails_again(planted, capsys):
     for (name, verdict, _), defect in planted.defects.items():
         if verdict == "crash":
-            assert replay(defect.kept[0], planted_readers.TARGETS) == 1
+            assert replay(defect.saved[0], planted_readers.TARGETS) == 1
             assert capsys.readouterr().out.startswith("crash, "), name
 
 
@@ -96,8 +96,8 @@ def test_the_same_seed_makes_the_same_inputs(planted, tmp_path):
     again.run()
     ((_, defect),) = again.defects.items()
     before = planted.defects["key_error", "crash", "KeyError: tests/scripts/planted_readers.py:key_error"]
-    assert [held(path) for path in before.kept] == [held(path) for path in defect.kept[:2]]
-    assert (defect.count, len({held(path) for path in defect.kept})) == (5, 3)
+    assert [held(path) for path in before.saved] == [held(path) for path in defect.saved[:2]]
+    assert (defect.count, len({held(path) for path in defect.saved})) == (5, 3)
 
 
 def held(path):

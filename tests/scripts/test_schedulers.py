@@ -14,7 +14,7 @@ SLURM, JOBSET = Path("scripts/train_lit.slurm"), Path("scripts/train_lit.jobset.
 
 
 @pytest.mark.parametrize(("code", "requeued"), [(0, False), (1, False), (75, True), (134, True), (137, True)])
-def test_slurm_starts_a_job_anew_that_was_told_to_leave(tmp_path, code, requeued):
+def test_slurm_requeues_a_job_that_was_asked_to_stop(tmp_path, code, requeued):
     programs = {"srun": f'echo "$@"; exit {code}', "scontrol": f"echo $@ > {tmp_path / 'requeued'}"}
     for name, body in programs.items():
         (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")

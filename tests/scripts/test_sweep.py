@@ -1,4 +1,4 @@
-"""A sweep over a grid: what it trains, goes on with, leaves, and says of it."""
+"""A sweep over a grid: training, resuming, skipping finished runs, and the table."""
 
 import json
 from pathlib import Path
@@ -70,10 +70,10 @@ def test_the_table_has_the_last_figures_and_the_best_setting_first(finished):
 def test_a_second_start_trains_nothing(finished, arguments, capsys, monkeypatch):
     monkeypatch.setattr(grid, "train_unless_done", lambda config: pytest.fail("nothing is left to train"))
     assert main(arguments) == 0
-    assert capsys.readouterr().err.count("done before") == 2
+    assert capsys.readouterr().err.count("already finished") == 2
 
 
-def test_a_run_that_was_interrupted_goes_on(finished, arguments):
+def test_an_interrupted_run_is_resumed(finished, arguments):
     name = "learning-rate=0.5_weight-decay=0.0_seed1"
     path = finished / "results" / f"{name}.json"
     before = path.read_text()
@@ -109,9 +109,9 @@ def test_figures_are_means_with_standard_errors_over_seeds_and_higher_is_better_
         (("--grid", "schedule.rate=1"), "unknown flag --schedule.rate"),
         (("--grid", "seed"), "write FIELD=VALUE,VALUE"),
         (("--grid", "seed=1,,2"), "write FIELD=VALUE,VALUE"),
-        (("--grid", "schedule.learning-rate=3"), "a field stands in two axes"),
-        (("--metric", "minival/top1"), "no figure of these runs is called so; they have train/"),
-        (("--grid", "optimizer.layer-decay=1.0,0.9", "--table"), "no run is done; start without --table"),
+        (("--grid", "schedule.learning-rate=3"), "two axes have the same field"),
+        (("--metric", "minival/top1"), "these runs have no such metric; they have train/"),
+        (("--grid", "optimizer.layer-decay=1.0,0.9", "--table"), "no run is finished; start without --table"),
     ],
 )
 def test_wrong_input_is_one_line(finished, arguments, capsys, flags, expected):
@@ -123,16 +123,16 @@ def test_wrong_input_is_one_line(finished, arguments, capsys, flags, expected):
 
 def test_results_of_another_configuration_are_refused(finished, arguments, capsys):
     line = refusal(capsys, main, *arguments, "--cadence.log-steps", 1, "--task.mixup", 0.2)
-    assert "was made with task.mixup = 0.0, and now it is 0.2; give another --output" in line
+    assert "was written with task.mixup = 0.0, which is now 0.2; give another --output" in line
 
 
-def test_a_part_that_is_none_is_refused(arguments, capsys):
+def test_an_invalid_part_is_refused(arguments, capsys):
     with pytest.raises(SystemExit):
         main([*arguments[: arguments.index("--")], "--part", "2/2"])
     assert "write I/N with I from 0 to N - 1" in capsys.readouterr().err
 
 
-def test_a_setting_that_diverges_stands_last_and_the_others_are_trained(arguments, tmp_path, capsys, monkeypatch):
+def test_a_diverging_setting_is_last_and_the_others_are_trained(arguments, tmp_path, capsys, monkeypatch):
     def trained(config):
         if config.schedule.learning_rate == 0.5:
             raise NonFinite("the loss is nan at step 2", 2)
@@ -148,7 +148,7 @@ def test_a_setting_that_diverges_stands_last_and_the_others_are_trained(argument
     assert printed.out.index("| 0.001 |") < printed.out.index("| 0.5 |")
 
 
-def test_a_metric_that_no_run_has_is_told_after_the_first(arguments, tmp_path, capsys, monkeypatch):
+def test_an_unknown_metric_is_reported_after_the_first_run(arguments, tmp_path, capsys, monkeypatch):
     trained = []
 
     def train(config):
@@ -161,5 +161,5 @@ def test_a_metric_that_no_run_has_is_told_after_the_first(arguments, tmp_path, c
     line = refusal(
         capsys, main, *arguments[:place], "--metric", "minival/top1", "--output", tmp_path, *arguments[place:]
     )
-    assert "--metric minival/top1: no figure of these runs is called so; they have train/loss" in line
+    assert "--metric minival/top1: these runs have no such metric; they have train/loss" in line
     assert len(trained) == 1

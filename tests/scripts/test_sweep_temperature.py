@@ -68,7 +68,7 @@ def test_a_second_start_trains_nothing_and_prints_the_same_table(finished, argum
         assert main(arguments) == 0
     assert {path: path.stat().st_mtime_ns for path in (finished / "results").iterdir()} == before
     assert (finished / "table.md").read_text() == table
-    assert capsys.readouterr().err.count("done before") == 2
+    assert capsys.readouterr().err.count("already finished") == 2
 
 
 def test_a_run_that_was_trained_but_not_evaluated_is_not_trained_again(finished, arguments):
@@ -92,13 +92,13 @@ def test_a_run_that_another_process_has_begun_is_left_to_it(finished, arguments,
             (tmp_path / "results" / kept).write_text((finished / "results" / kept).read_text())
             assert main(elsewhere) == 0
     captured = capsys.readouterr()
-    assert "tau0.5_seed1: under way in another process" in captured.err
-    assert "1 runs are under way" in captured.out
+    assert "tau0.5_seed1: in progress in another process" in captured.err
+    assert "1 runs are in progress" in captured.out
 
 
 def test_results_of_another_configuration_are_refused(finished, arguments, capsys):
     line = refusal(capsys, main, *arguments, "--length", 3)
-    assert "was made with length = 2 steps, and now it is 3 steps; give another --output" in line
+    assert "was written with length = 2 steps, which is now 3 steps; give another --output" in line
 
 
 def _forbidden(*_):
@@ -151,14 +151,14 @@ def test_an_image_text_model_is_refused(arguments, data, tmp_path, capsys):
 
 def test_a_classifier_of_words_is_refused(arguments, data, tmp_path, capsys):
     path = write_config_file(tiny.shrink(quickstart_upstream.get_config(), data, tmp_path / "run"), tmp_path / "w.py")
-    assert "several labels an image" in refusal(capsys, main, *arguments, "--config", path)
+    assert "several labels per image" in refusal(capsys, main, *arguments, "--config", path)
 
 
 def test_held_out_images_of_other_classes_are_refused(arguments, data, tmp_path, capsys):
     other = tiny.write_data(tmp_path / "other") / "train"
     (other / "classnames.txt").write_text("one\ntwo\n")
     line = refusal(capsys, main, *arguments, "--held-out", other, "--output", tmp_path)
-    assert "has 2 classes and the classifier 8" in line
+    assert "has 2 classes, but the classifier has 8" in line
 
 
 def test_glyphs_are_drawn_once_if_they_are_missing(tmp_path, monkeypatch):

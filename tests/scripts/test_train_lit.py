@@ -83,7 +83,7 @@ def steps(config):
     return [record["step"] for record in read_metrics(config.run_dir / "metrics.jsonl") if "train/loss" in record]
 
 
-def test_two_workers_whose_slice_is_taken_away_train_what_one_process_trains(config, cloud, tmp_path):
+def test_two_workers_on_a_preempted_slice_train_what_one_process_trains(config, cloud, tmp_path):
     path = write_config_file(config, tmp_path / "lit.py")
     # The checkout that is sent is HEAD's, as a user's would be.
     script = subprocess.Popen(
@@ -100,13 +100,13 @@ def test_two_workers_whose_slice_is_taken_away_train_what_one_process_trains(con
         time.sleep(0.01)
     (cloud / "state").write_text("SUSPENDED")
     take_away(cloud)
-    assert len(steps(config)) < NUM_STEPS, "the slice was taken away too late to show anything"
+    assert len(steps(config)) < NUM_STEPS, "the slice was preempted too late for the test"
     try:
         output, remarks = script.communicate(timeout=300)
     finally:
         script.kill()
     assert script.returncode == 0, output + remarks
-    assert "training begins again where it was" in remarks
+    assert "resuming training" in remarks
     done = commands_of(cloud)
     assert done[0] == "queued-resources create"
     assert done.count("queued-resources create") == 2
@@ -135,7 +135,7 @@ def assert_restored(config, expected, mesh):
     tiny.assert_same_training(restored.params, expected.params)
 
 
-def test_a_dry_run_prints_every_command_and_asks_for_nothing(cloud):
+def test_a_dry_run_only_prints_every_command(cloud):
     found = subprocess.run(command("--dry-run", "--spot", "--delete"), capture_output=True, text=True, check=True)
     assert not (cloud / "commands.txt").exists()
     lines = found.stdout.splitlines()
@@ -159,10 +159,10 @@ def test_a_dry_run_prints_every_command_and_asks_for_nothing(cloud):
         (["--env", "LIBTPU"], "--env takes NAME=VALUE"),
         (
             ["--name", "a", "--zone", "b", "--type", "c", "--"],
-            "no --config FILE behind --; see scripts/",
+            "no --config FILE after --; see scripts/",
         ),
         ([*WHERE, "--", "--config", "mine.py"], "--config mine.py is not in HEAD, which workers get: commit it, or"),
-        ([*WHERE, "--", "--config=configs/quickstart_upstream.py", "--resume"], "--resume is for this script to add"),
+        ([*WHERE, "--", "--config=configs/quickstart_upstream.py", "--resume"], "--resume is added by this script"),
     ],
 )
 def test_a_wrong_option_ends_in_one_line(wrong, line):
@@ -172,7 +172,7 @@ def test_a_wrong_option_ends_in_one_line(wrong, line):
     assert len(found.stderr.splitlines()) == 1
 
 
-def test_connections_that_break_end_and_begin_nothing(cloud):
+def test_broken_connections_neither_stop_nor_restart_training(cloud):
     trains = "echo trains; sleep 2; touch ended; exit 0"
     install = f"mkdir -p .venv/bin && echo '{trains}' > .venv/bin/lit-het && chmod +x .venv/bin/*"
     (cloud / "broken").write_text("2")  # before it is installed
@@ -184,13 +184,13 @@ def test_connections_that_break_end_and_begin_nothing(cloud):
     (cloud / "broken").write_text("2")  # while it trains
     output, remarks = script.communicate(timeout=60)
     assert script.returncode == 0, output + remarks
-    assert remarks.count("workers do not answer; next look in 0.1 s") >= 3
-    assert "begins again" not in remarks
+    assert remarks.count("workers do not answer; next check in 0.1 s") >= 3
+    assert "resuming training" not in remarks
     assert (cloud / "worker-1" / "lit-het" / "ended").exists()
     assert sum("train.pid; }" in line for line in (cloud / "commands.txt").read_text().splitlines()) == 1
 
 
-def test_an_error_on_all_workers_is_not_tried_again(cloud):
+def test_an_error_on_all_workers_is_not_retried(cloud):
     found = subprocess.run(
         command(
             "--install", "mkdir -p .venv/bin && echo 'echo wrong; exit 1' > .venv/bin/lit-het && chmod +x .venv/bin/*"

@@ -103,7 +103,7 @@ def heads_of(loss, head):
 
 
 @pytest.mark.parametrize("loss", ["softmax", "sigmoid"])
-def test_what_is_said_of_a_class_alone_does_not_depend_on_the_others(loss):
+def test_scores_of_a_class_do_not_depend_on_other_classes(loss):
     """Of a softmax it is the logit, of a sigmoid the log of the class's own probability."""
     task, params = heads_of(loss, "DET")
     features, key = jax.random.normal(jax.random.key(1), (B, task.features.size)), jax.random.key(2)
@@ -124,7 +124,7 @@ def test_what_is_said_of_a_class_alone_does_not_depend_on_the_others(loss):
 
 
 @pytest.mark.parametrize("loss", ["softmax", "sigmoid"])
-def test_a_classifier_takes_as_many_noise_samples_as_it_is_asked_for(loss):
+def test_a_classifier_takes_the_requested_number_of_noise_samples(loss):
     """Their mean is that of single ones, but for other draws: 4 standard errors."""
     task, params = heads_of(loss, "HET-XL")
     features, key = jax.random.normal(jax.random.key(1), (B, task.features.size)), jax.random.key(2)

@@ -96,7 +96,7 @@ def test_mean_probabilities_over_noise_approach_those_without_noise_as_it_vanish
     assert deviations[2] < 2e-3
 
 
-def test_noise_samples_choose_between_texts_by_the_softmax_of_their_cosines():
+def test_probabilities_of_texts_are_the_softmax_of_cosines_of_noise_samples():
     """1/S Σ_s softmax((α + ε_s) · β / τ) from the head's own samples, one at a time (HET-XL App. M)."""
     task, batch = CONFIG.build(), jax.tree.map(jnp.asarray, host_batch())
 
@@ -122,7 +122,7 @@ def test_noise_samples_choose_between_texts_by_the_softmax_of_their_cosines():
     assert (noise_norm > 0).all()
 
 
-def test_noise_samples_may_be_taken_some_at_a_time(monkeypatch):
+def test_noise_samples_may_be_computed_in_parts(monkeypatch):
     """The mean is that of as many samples at once, but for other draws: 4 standard errors."""
     task, batch = CONFIG.build(), jax.tree.map(jnp.asarray, host_batch())
     params = jax.jit(task.initialize)(jax.random.key(0))
@@ -142,7 +142,7 @@ def test_noise_samples_may_be_taken_some_at_a_time(monkeypatch):
     assert difference.max() > 1e-6, "other draws"
 
 
-def test_a_head_without_noise_chooses_once_whatever_the_number_of_samples():
+def test_a_head_without_noise_has_one_prediction_for_any_number_of_samples():
     task, image = dataclasses.replace(CONFIG, head=DeterministicContrastiveConfig()).build(), host_batch().image
 
     @jax.jit

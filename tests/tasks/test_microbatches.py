@@ -53,7 +53,7 @@ def assert_equal(config, mesh, batch=None):
 
 
 @pytest.mark.parametrize("loss", [SoftmaxLoss("gather", 3), SigmoidLoss("ring", 3)], ids=str)
-def test_towers_that_see_a_batch_in_parts_have_the_gradient_with_all_its_negatives(loss):
+def test_microbatches_have_the_gradient_of_the_whole_batch_with_all_negatives(loss):
     assert_equal(dataclasses.replace(CONFIG, loss=loss), EIGHT_DEVICES.build())
 
 
@@ -63,14 +63,14 @@ def test_a_classifier_that_mixes_rows_has_the_gradient_of_the_whole_batch():
     assert_equal(config, ONE_DEVICE, dataclasses.replace(host_batch(), label=labels))
 
 
-def test_members_of_an_ensemble_stay_beside_one_another():
+def test_embeddings_of_ensemble_members_stay_adjacent():
     encoder = dataclasses.replace(ENCODER, depth=2, experts=EXPERTS)
     config = ClassificationConfig(ViTConfig(8, 4, encoder, pooling="mean", members="apart"), num_classes=3)
     labels = np.random.default_rng(0).integers(0, 3, B, dtype=np.int32)
     assert_equal(config, ONE_DEVICE, dataclasses.replace(host_batch(), label=labels))
 
 
-def test_parts_need_less_memory():
+def test_microbatches_need_less_memory():
     deep = EncoderConfig(width=32, depth=4, mlp_width=128, num_heads=2, compute_type="float32", remat="none")
     config = dataclasses.replace(CONFIG, image_tower=ViTConfig(32, 4, deep, pooling="mean", representation_size=16))
 

@@ -41,7 +41,7 @@ MIXED = dataclasses.replace(PLAIN, mixup=ALPHA)
 
 
 def draw(step, alpha=ALPHA, valid=VALID):
-    return np.asarray(mixup.draw_share(keys_at(0, step)("mixup"), alpha, jnp.asarray(valid)))
+    return np.asarray(mixup.draw_weight(keys_at(0, step)("mixup"), alpha, jnp.asarray(valid)))
 
 
 def loss_and_gradient(config):
@@ -65,16 +65,16 @@ def assert_close(actual, expected, rtol=1e-4):
 
 
 @pytest.mark.parametrize("alpha", [0.2, 1.0, 3.0])
-def test_the_share_of_an_example_follows_the_beta_distribution_folded_at_a_half(alpha):
+def test_the_weight_of_an_example_follows_the_beta_distribution_folded_at_a_half(alpha):
     steps = jnp.arange(2000)
     valid = jnp.ones(2, bool)
-    draws = jax.jit(jax.vmap(lambda step: mixup.draw_share(keys_at(0, step)("mixup"), alpha, valid)))(steps)
+    draws = jax.jit(jax.vmap(lambda step: mixup.draw_weight(keys_at(0, step)("mixup"), alpha, valid)))(steps)
     np.testing.assert_array_equal(draws[:, 0], draws[:, 1])
     folded = stats.kstest(np.asarray(draws[:, 0], np.float64), lambda x: 2 * stats.beta.cdf(x, alpha, alpha) - 1)
     assert folded.pvalue > 0.01
 
 
-def test_every_step_draws_a_share_of_its_own_and_the_same_one_again_after_a_resume():
+def test_every_step_draws_its_own_weight_and_draws_it_again_after_a_resume():
     assert len({draw(step).min() for step in range(10)}) == 10
     np.testing.assert_array_equal(draw(3), draw(3))
 
@@ -98,7 +98,7 @@ def test_images_and_labels_are_the_means_that_a_loop_computes():
         target = own * LABELS["sigmoid"][row] + other * LABELS["sigmoid"][row - 1]
         np.testing.assert_allclose(targets[row], target, rtol=1e-6)
         np.testing.assert_array_equal(mixed.label[row], [LABELS["softmax"][row], LABELS["softmax"][row - 1]])
-        np.testing.assert_allclose(mixed.share[row], [own, other], rtol=1e-6)
+        np.testing.assert_allclose(mixed.weight[row], [own, other], rtol=1e-6)
 
 
 @pytest.mark.parametrize(("loss", "encoder"), [("softmax", ENCODER), ("sigmoid", ENCODER), ("softmax", ENSEMBLE)])
@@ -108,7 +108,7 @@ def test_the_loss_is_the_weighted_mean_of_the_losses_for_both_labels_with_the_sa
     tower = dataclasses.replace(PLAIN.image_tower, encoder=encoder, members=members)
     plain = dataclasses.replace(PLAIN, loss=loss, image_tower=tower)
     run, params = loss_and_gradient(plain), initial(plain)
-    share = np.asarray(mixup.draw_share(KEYS("mixup"), ALPHA, jnp.asarray(VALID)))
+    share = np.asarray(mixup.draw_weight(KEYS("mixup"), ALPHA, jnp.asarray(VALID)))
     averaged = np.asarray(mixup.mix_pixels(jnp.asarray(IMAGE), jnp.asarray(share)))
     # The losses that a router adds count once: they depend on images alone.
     nothing = run(params, batch(loss, valid=np.zeros(B, bool), image=averaged))
@@ -124,7 +124,7 @@ def test_the_loss_is_the_weighted_mean_of_the_losses_for_both_labels_with_the_sa
 
 
 @pytest.mark.parametrize("loss", LABELS)
-def test_what_an_invalid_example_holds_shows_in_no_other(loss):
+def test_pixels_of_an_invalid_example_do_not_change_other_examples(loss):
     config = dataclasses.replace(MIXED, loss=loss)
     run, params = loss_and_gradient(config), initial(config)
     image, label = IMAGE.copy(), LABELS[loss].copy()
@@ -140,7 +140,7 @@ def test_eight_devices_give_the_loss_and_the_gradient_of_one_and_pass_on_one_ima
     with jax.set_mesh(mesh):
         rows = jax.device_put(batch(), batch_sharding(mesh))
         assert_close(run(params, rows), expected)
-        program = jax.jit(lambda rows: mixup.mix_pixels(rows.image, mixup.draw_share(KEYS("m"), 1.0, rows.valid)))
+        program = jax.jit(lambda rows: mixup.mix_pixels(rows.image, mixup.draw_weight(KEYS("m"), 1.0, rows.valid)))
         text = program.lower(rows).compile().as_text()
     assert text is not None
     assert re.findall(r"= (u8\[[\d,]*\])\S* collective-permute\(", text) == ["u8[1,8,8,3]"]
@@ -149,7 +149,7 @@ def test_eight_devices_give_the_loss_and_the_gradient_of_one_and_pass_on_one_ima
 
 def test_a_batch_that_is_not_mixed_has_the_loss_of_the_plain_task():
     params = initial(PLAIN)
-    alternate = np.arange(B) % 2 == 0  # nobody has a valid neighbour
+    alternate = np.arange(B) % 2 == 0  # no example has a valid neighbour
     expected = loss_and_gradient(PLAIN)(params, batch(valid=alternate))
     assert_close(loss_and_gradient(MIXED)(params, batch(valid=alternate)), expected)
 

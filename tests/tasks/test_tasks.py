@@ -124,7 +124,7 @@ def test_stored_embeddings_of_the_image_tower_give_the_same_loss(contrastive):
     np.testing.assert_allclose(actual, expected, rtol=1e-5)
 
 
-def test_what_invalid_rows_hold_does_not_matter(contrastive, classifier):
+def test_the_content_of_invalid_rows_does_not_matter(contrastive, classifier):
     """Also zeros as stored embedding, which have no direction."""
     task, params = contrastive
     stored = task._model(params).image_tower(IMAGE).embedding
@@ -154,7 +154,7 @@ def test_what_invalid_rows_hold_does_not_matter(contrastive, classifier):
 
 def test_stored_embeddings_of_another_tower_are_refused(contrastive):
     task, params = contrastive
-    with pytest.raises(UserError, match="stored image embeddings have size 8, the image tower's have 16"):
+    with pytest.raises(UserError, match="stored image embeddings have size 8, those of the image tower 16"):
         task.loss(params, Batch(VALID, image_embedding=jnp.zeros((B, 8)), text=WORDS), KEYS)
 
 
@@ -229,15 +229,15 @@ def test_labels_of_the_wrong_shape_are_refused_with_the_flags(loss, label):
 @pytest.mark.parametrize(
     ("loss", "label", "refusal"),
     [
-        ("softmax", np.array([0, 3], np.int32), "label = 3 is no class: --task.num-classes 3 allows 0 to 2"),
-        ("softmax", np.array([2, -1], np.int32), "label = -1 is no class"),
+        ("softmax", np.array([0, 3], np.int32), "label = 3 is not a class: --task.num-classes 3 allows 0 to 2"),
+        ("softmax", np.array([2, -1], np.int32), "label = -1 is not a class"),
         ("softmax", np.zeros((2, K), np.float32), r"cannot take labels of shape \(2, 3\)"),
-        ("sigmoid", np.array([0, 3], np.int32), "label = 3 is no class"),
-        ("sigmoid", np.array([[0, 1, 1.5]], np.float32), r"label = 1.5 is no target of the sigmoid loss"),
-        ("sigmoid", np.array([[0, -0.5, 1]], np.float32), r"label = -0.5 is no target of the sigmoid loss"),
+        ("sigmoid", np.array([0, 3], np.int32), "label = 3 is not a class"),
+        ("sigmoid", np.array([[0, 1, 1.5]], np.float32), r"label = 1.5 is not a target of the sigmoid loss"),
+        ("sigmoid", np.array([[0, -0.5, 1]], np.float32), r"label = -0.5 is not a target of the sigmoid loss"),
     ],
 )
-def test_labels_that_are_no_classes_are_refused_on_the_host(loss, label, refusal):
+def test_labels_that_are_not_classes_are_refused_on_the_host(loss, label, refusal):
     task = dataclasses.replace(CLASSIFIER, loss=loss).build()
     with pytest.raises(UserError, match=refusal) as error:
         task.check_labels(label)

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lit_het.checkpoints.big_vision import importing as big_vision
+from lit_het.checkpoints.big_vision.importing import read_big_vision
 from lit_het.errors import UserError
 from lit_het.towers.positions import sine_cosine_positions
 from lit_het.towers.vit import ViT
@@ -47,7 +47,7 @@ def test_the_image_tower_equals_big_visions(name, pooling, positions, unrolled, 
         rectangle = sine_cosine_positions(4, 6, 16)
     monkeypatch.setattr(ViT, "_positions", lambda self: jnp.asarray(rectangle))
 
-    imported = big_vision.read(save(tmp_path / "vit.npz", arrays), image_size=16)
+    imported = read_big_vision(save(tmp_path / "vit.npz", arrays), image_size=16)
     config = image_tower(imported)
     assert (config.pooling, config.positions) == (pooling, positions)
     tower = compiled(unrolled_or_not(config, unrolled), loaded(imported)["image_tower"])
@@ -59,7 +59,7 @@ def test_the_image_tower_equals_big_visions(name, pooling, positions, unrolled, 
 @pytest.mark.parametrize("unrolled", [True, False])
 def test_the_text_tower_equals_big_visions(unrolled, tmp_path):
     recording = golden("text_last")
-    imported = big_vision.read(save(tmp_path / "text.npz", params_of(recording)))
+    imported = read_big_vision(save(tmp_path / "text.npz", params_of(recording)))
     tower = compiled(unrolled_or_not(text_tower(imported), unrolled), loaded(imported)["text_tower"])
     output = tower(jnp.asarray(recording["text"]))
     assert_recorded(output.tokens, recording["out/transformed"])

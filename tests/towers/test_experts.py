@@ -101,7 +101,7 @@ def test_members_of_an_ensemble_use_the_parameters_of_a_single_model():
     assert shapes == jax.tree.map(jnp.shape, initial(with_experts(num_members=2, num_selected=1)))
 
 
-def test_members_can_be_averaged_joined_or_left_apart():
+def test_members_can_be_averaged_concatenated_or_separate():
     ensemble = with_experts(num_members=2, num_selected=1)
     params = initial(ensemble)
     apart, mean, joined = (
@@ -122,7 +122,7 @@ def test_a_tower_runs_at_any_batch_size(batch_size):
     np.testing.assert_allclose(run(tower, initial(tower), IMAGES[:batch_size]).embedding, whole, atol=1e-5)
 
 
-def test_a_batch_that_groups_do_not_divide_is_filled_up():
+def test_a_batch_that_groups_do_not_divide_is_padded():
     tokens = RANDOM.normal(size=(7, 2, 8)).astype(np.float32)
     config = dataclasses.replace(EXPERTS, tokens_per_group=6)  # three images: groups of 3, 3 and 1
     state = RANDOM.bit_generator.state
@@ -163,7 +163,7 @@ def test_training_draws_noise_and_has_auxiliary_losses_where_evaluation_has_neit
 
 
 @pytest.mark.parametrize("dispatch", ["einsum", "ragged"])
-def test_expert_dropout_acts_in_training_alone(dispatch):
+def test_expert_dropout_acts_in_training_only(dispatch):
     dropping, keeping = (with_experts(dropout_rate=rate, dispatch=dispatch) for rate in (0.5, 0.0))
     key = jax.random.key(0)
     ours, plain = (run(tower, initial(TOWER), key=key).embedding for tower in (dropping, keeping))
@@ -173,7 +173,7 @@ def test_expert_dropout_acts_in_training_alone(dispatch):
 
 @pytest.mark.parametrize("unrolled", [True, False])
 @pytest.mark.parametrize("remat", ["none", "full"])
-def test_every_form_of_execution_gives_the_same(unrolled, remat):
+def test_every_form_of_execution_gives_the_same_outputs(unrolled, remat):
     encoder = dataclasses.replace(ENCODER, unrolled=unrolled, remat=remat, depth=5)
     experts = dataclasses.replace(EXPERTS, num_blocks=2)
     tower = dataclasses.replace(TOWER, encoder=dataclasses.replace(encoder, experts=experts))
@@ -200,7 +200,7 @@ def loss_and_gradient(tower):
         (2, "ragged", MeshConfig(data=2, expert=4)),
     ],
 )
-def test_eight_devices_with_experts_apart_equal_one(num_members, dispatch, mesh, capfd):
+def test_eight_devices_with_split_experts_equal_one(num_members, dispatch, mesh, capfd):
     tower = with_experts(num_members=num_members, num_selected=1, dispatch=dispatch, tokens_per_group=1)
     params = initial(tower)
     value, gradient = jax.jit(loss_and_gradient(tower))(params, IMAGES)

@@ -81,7 +81,7 @@ def test_blocks_with_experts_stand_between_plain_ones(depth, num_blocks, plain, 
     assert numbers["class_token"] == depth + 1
 
 
-def test_heads_have_no_layer_above_and_parts_of_a_model_will_do():
+def test_heads_have_no_layer_above_and_parts_of_a_model_are_accepted():
     task = ContrastiveConfig(
         dataclasses.replace(VIT, representation_size=None), TEXT, DeterministicContrastiveConfig(), locked=()
     ).build()

@@ -39,7 +39,7 @@ def test_capacity_by_hand():
 def test_experts_slots_and_weights_are_those_of_v_moe(name):
     golden, meta = recorded(f"dispatch_{name}")
     gates, slots = jnp.asarray(golden["gates"]), meta["capacity_resolved"]
-    choices = routing.choose(gates, meta["K"], batch_priority=meta["batch_priority"])
+    choices = routing.select(gates, meta["K"], batch_priority=meta["batch_priority"])
     expert, slot = golden["indices"][..., 0], golden["indices"][..., 1]
     np.testing.assert_array_equal(choices.expert, expert)
     # Positions of dropped tokens are of no consequence.
@@ -59,15 +59,15 @@ def test_experts_slots_and_weights_are_those_of_v_moe(name):
 def test_first_choices_take_slots_before_second_ones():
     # Token 0 prefers expert 0, token 1 expert 1; each is the other's second choice.
     gates = jnp.asarray([[[0.6, 0.4], [0.3, 0.7]]])
-    choices = routing.choose(gates, 2)
+    choices = routing.select(gates, 2)
     np.testing.assert_array_equal(choices.expert, [[[0, 1], [1, 0]]])
     np.testing.assert_array_equal(choices.slot, [[[0, 1], [0, 1]]])
 
 
-def test_batch_priority_gives_the_slot_to_the_surest_token():
+def test_batch_priority_gives_the_slot_to_the_token_with_the_largest_gate():
     gates = jnp.asarray([[[0.6, 0.4], [0.9, 0.1], [0.9, 0.1]]])
-    np.testing.assert_array_equal(routing.choose(gates, 1).slot[0, :, 0], [0, 1, 2])
-    np.testing.assert_array_equal(routing.choose(gates, 1, batch_priority=True).slot[0, :, 0], [2, 0, 1])
+    np.testing.assert_array_equal(routing.select(gates, 1).slot[0, :, 0], [0, 1, 2])
+    np.testing.assert_array_equal(routing.select(gates, 1, batch_priority=True).slot[0, :, 0], [2, 0, 1])
 
 
 @pytest.mark.parametrize("batch_priority", [False, True])
@@ -79,17 +79,17 @@ def test_padding_changes_nothing_for_the_tokens_that_are_present(batch_priority)
     alone = routing.route(logits[:, present], 2, noise[:, present], 1.0)
     np.testing.assert_allclose(padded.importance_loss, alone.importance_loss, rtol=1e-6)
     np.testing.assert_allclose(padded.load_loss, alone.load_loss, rtol=1e-6)
-    choices = routing.choose(padded.probability, 2, batch_priority=batch_priority, present=jnp.asarray([present] * 2))
-    expected = routing.choose(alone.probability, 2, batch_priority=batch_priority)
+    choices = routing.select(padded.probability, 2, batch_priority=batch_priority, present=jnp.asarray([present] * 2))
+    expected = routing.select(alone.probability, 2, batch_priority=batch_priority)
     for field in ("expert", "slot", "gate"):
         np.testing.assert_array_equal(getattr(choices, field)[:, present], getattr(expected, field))
     assert (choices.slot[:, ~present] >= 9).all()
     assert (choices.gate[:, ~present] == 0).all()
 
 
-def test_a_group_of_padding_alone_has_no_loss():
-    nobody = jnp.zeros((1, 3), bool)
-    gates = routing.route(jnp.ones((1, 3, 2)), 1, jnp.zeros((1, 3, 2)), 1.0, nobody)
+def test_a_group_of_only_padding_has_no_loss():
+    none_present = jnp.zeros((1, 3), bool)
+    gates = routing.route(jnp.ones((1, 3, 2)), 1, jnp.zeros((1, 3, 2)), 1.0, none_present)
     assert (gates.importance_loss, gates.load_loss) == (0, 0)
 
 

@@ -142,7 +142,7 @@ def test_the_representation_is_a_dense_layer_with_tanh_after_pooling():
     assert plain.embedding.shape[1] == 16
 
 
-def test_pixels_beyond_the_last_whole_patch_take_no_part():
+def test_pixels_beyond_the_last_whole_patch_are_ignored():
     wider = jnp.pad(IMAGES, ((0, 0), (0, 3), (0, 2), (0, 0)), constant_values=200)
     assert dataclasses.replace(VIT, image_size=11).num_patches == VIT.num_patches
     np.testing.assert_array_equal(compiled(VIT, PARAMS)(wider).embedding, compiled(VIT, PARAMS)(IMAGES).embedding)

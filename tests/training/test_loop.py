@@ -20,7 +20,7 @@ from lit_het.training.loop import Cadence, NonFinite
 from lit_het.training.metric_log import MetricLog, read_metrics
 from lit_het.training.preemption import Preempted, watched
 from lit_het.types import Batch, TrainState
-from tests.training.pieces import STEPS, Run
+from tests.training.tiny_run import STEPS, Run
 
 
 def fake_step(losses, norms, skips=False):
@@ -145,12 +145,12 @@ def test_a_save_by_minutes_waits_for_a_record_and_counts_from_the_last_save(tmp_
 
 
 @pytest.mark.parametrize(("field", "nothing"), [("keep", 0), ("keep_steps", 0), ("save_minutes", 0.0)])
-def test_a_cadence_of_nothing_is_refused(field, nothing):
+def test_a_cadence_of_zero_steps_is_refused(field, nothing):
     with pytest.raises(UserError, match=f"Cadence: {field} = 0"):
         Cadence(**{field: nothing})
 
 
-def test_an_evaluation_that_was_interrupted_is_made_up_for(tmp_path):
+def test_an_interrupted_evaluation_is_repeated_on_resume(tmp_path):
     recorder, records = train(tmp_path, [1.0] * 3, Cadence(1, 1), start=3, evaluate_first=True)
     assert [r["step"] for r in records] == [3]
     assert (recorder.saved, recorder.evaluated) == ([], 1)
@@ -180,7 +180,7 @@ class SignalledAt(Recorder):
     [(SignalledAt(saving=2), [2, 3]), (SignalledAt(evaluating=True), [2, 3])],
     ids=["while saving", "in an evaluation"],
 )
-def test_after_sigterm_the_run_saves_and_leaves_within_a_step(tmp_path, recorder, saved):
+def test_after_sigterm_the_run_saves_and_ends_within_a_step(tmp_path, recorder, saved):
     cadence = Cadence(log_steps=100, save_steps=2, evaluate_steps=3)
     with pytest.raises(Preempted, match="ended by SIGTERM after step 3, which is saved; --resume") as error, watched():
         train(tmp_path, [1.0] * 9, cadence, recorder=recorder)
@@ -260,7 +260,7 @@ def test_a_checkpoint_holds_no_locked_parameter(tmp_path, uninterrupted):
             checkpoints.restore_params(like)
 
 
-def test_the_log_of_a_resumed_run_drops_what_its_checkpoint_does_not_cover(tmp_path):
+def test_the_log_of_a_resumed_run_drops_records_after_its_checkpoint(tmp_path):
     log = MetricLog(tmp_path)
     for step in range(1, 6):
         log.write(step, {"train/loss": float(step)})
@@ -318,7 +318,7 @@ def test_records_wait_while_the_disk_is_full_and_none_is_lost(tmp_path, capsys):
     assert len([line for line in lines if "metrics.jsonl cannot be written (File too large)" in line]) == 1
 
 
-def test_a_log_that_can_never_be_written_says_what_is_lost(tmp_path, capsys):
+def test_a_log_that_can_never_be_written_reports_lost_records(tmp_path, capsys):
     log, limit = MetricLog(tmp_path), resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (0, limit[1]))

@@ -1,4 +1,4 @@
-"""Only one process trains in a directory: a second start is refused, and one that has died is in nobody's way."""
+"""Only one process trains in a directory: a second start is refused, and the lock of a dead process is released."""
 
 import contextlib
 import json
@@ -34,15 +34,15 @@ def holder(run_dir):
             process.kill()
 
 
-def fail_if_told(line):
+def fail_if_notified(line):
     pytest.fail(f"waits: {line}")
 
 
 @pytest.fixture
 def elsewhere(tmp_path, monkeypatch):
-    """The lock of a process on another machine, and a function that changes it as a sign of life."""
+    """The lock of a process on another machine, and a function that changes it as a heartbeat."""
     monkeypatch.setattr(run_lock, "PATIENCE", 0.2)
-    monkeypatch.setattr(run_lock, "_LOOK_INTERVAL", 0.01)
+    monkeypatch.setattr(run_lock, "_POLL_INTERVAL", 0.01)
     owner = {"host": "far", "process": 7, "since": "2026-01-01T00:00:00+00:00", "machine": "another", "start": "ab"}
     path = tmp_path / run_lock.NAME
 
@@ -53,8 +53,8 @@ def elsewhere(tmp_path, monkeypatch):
     return beat
 
 
-def test_a_second_start_is_refused_in_a_line_that_names_the_first(tmp_path):
-    with holder(tmp_path) as process, pytest.raises(InUse) as error, locked(tmp_path, fail_if_told):
+def test_a_second_start_is_refused_with_the_name_of_the_first(tmp_path):
+    with holder(tmp_path) as process, pytest.raises(InUse) as error, locked(tmp_path, fail_if_notified):
         pytest.fail("both are in")
     message = str(error.value)
     assert message.startswith(f"{tmp_path} is in use: process {process.pid} on ")
@@ -64,7 +64,7 @@ def test_a_second_start_is_refused_in_a_line_that_names_the_first(tmp_path):
 
 
 def test_a_second_start_in_the_same_process_is_refused(tmp_path):
-    with locked(tmp_path, fail_if_told), pytest.raises(InUse), locked(tmp_path, fail_if_told):
+    with locked(tmp_path, fail_if_notified), pytest.raises(InUse), locked(tmp_path, fail_if_notified):
         pytest.fail("both are in")
 
 
@@ -73,28 +73,28 @@ def test_after_a_kill_on_this_machine_the_next_start_begins_at_once(tmp_path):
         process.kill()
         process.wait()
         assert json.loads((tmp_path / run_lock.NAME).read_text())["process"] == process.pid
-        with locked(tmp_path, fail_if_told) as check:
+        with locked(tmp_path, fail_if_notified) as check:
             check()
 
 
-def test_one_start_after_the_other_leaves_no_owner(tmp_path):
+def test_consecutive_starts_leave_no_owner(tmp_path):
     for _ in range(2):
-        with locked(tmp_path / "new", fail_if_told) as check:
+        with locked(tmp_path / "new", fail_if_notified) as check:
             check()
         assert (tmp_path / "new" / run_lock.NAME).read_bytes() == b""
 
 
-def test_a_start_on_another_machine_that_shows_life_is_not_disturbed(tmp_path, elsewhere):
+def test_a_start_on_another_machine_with_heartbeats_is_not_disturbed(tmp_path, elsewhere):
     with pytest.raises(InUse, match="process 7 on far"), locked(tmp_path, lambda line: elsewhere(2)):
         pytest.fail("both are in")
 
 
-def test_a_start_on_another_machine_that_ends_meanwhile_makes_way(tmp_path, elsewhere):
+def test_a_start_on_another_machine_that_ends_during_the_wait_is_replaced(tmp_path, elsewhere):
     with locked(tmp_path, lambda line: (tmp_path / run_lock.NAME).write_bytes(b"")) as check:
         check()
 
 
-def test_a_start_on_another_machine_that_shows_no_life_is_taken_over(tmp_path, elsewhere):
+def test_a_start_on_another_machine_without_heartbeats_is_taken_over(tmp_path, elsewhere):
     lines = []
     with locked(tmp_path, lines.append) as check:
         check()
@@ -102,19 +102,19 @@ def test_a_start_on_another_machine_that_shows_no_life_is_taken_over(tmp_path, e
     assert "was in use by process 7 on far" in lines[0]
 
 
-def test_a_start_whose_directory_was_taken_over_ends_and_leaves_the_lock_alone(tmp_path, elsewhere):
+def test_a_start_whose_directory_was_taken_over_ends_and_keeps_the_lock_file(tmp_path, elsewhere):
     (tmp_path / run_lock.NAME).unlink()
-    with locked(tmp_path, fail_if_told) as check:
+    with locked(tmp_path, fail_if_notified) as check:
         elsewhere(5)  # as after this machine stood still
         with pytest.raises(InUse, match="was taken over by process 7 on far"):
             check()
     assert json.loads((tmp_path / run_lock.NAME).read_text())["beats"] == 5
 
 
-def test_an_owner_shows_life_again_and_again(tmp_path, monkeypatch):
+def test_an_owner_writes_heartbeats(tmp_path, monkeypatch):
     monkeypatch.setattr(run_lock, "BEAT", 0.01)
     path = tmp_path / run_lock.NAME
-    with locked(tmp_path, fail_if_told):
+    with locked(tmp_path, fail_if_notified):
         first = json.loads(path.read_text())
         while (now := json.loads(path.read_text()))["beats"] < first["beats"] + 3:
             pass
@@ -122,16 +122,16 @@ def test_an_owner_shows_life_again_and_again(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"[1]", b"\xff\xfe", b"[" * 100_000, b'{"host": 1}'])
-def test_a_lock_that_cannot_be_read_is_nobodys(tmp_path, content):
+def test_a_lock_that_cannot_be_read_has_no_owner(tmp_path, content):
     (tmp_path / run_lock.NAME).write_bytes(content)
-    with locked(tmp_path, fail_if_told) as check:
+    with locked(tmp_path, fail_if_notified) as check:
         check()
 
 
-def test_without_locks_of_the_system_an_owner_on_this_machine_must_show_life_too(tmp_path, monkeypatch, elsewhere):
+def test_without_locks_of_the_system_an_owner_on_this_machine_needs_heartbeats_too(tmp_path, monkeypatch, elsewhere):
     (tmp_path / run_lock.NAME).unlink()
     monkeypatch.setattr(run_lock, "_lock", lambda file: None)
-    with locked(tmp_path, fail_if_told):
+    with locked(tmp_path, fail_if_notified):
         content = json.loads((tmp_path / run_lock.NAME).read_text())
 
         def beat(line):
@@ -141,16 +141,19 @@ def test_without_locks_of_the_system_an_owner_on_this_machine_must_show_life_too
             pytest.fail("both are in")
 
 
-def test_a_named_pipe_in_place_of_the_lock_is_an_error_for_people(tmp_path):
+def test_a_named_pipe_in_place_of_the_lock_is_a_one_line_error(tmp_path):
     os.mkfifo(tmp_path / run_lock.NAME)
     with (
-        pytest.raises(UserError, match=r"lock\.json cannot be written \(no regular file\)"),
-        locked(tmp_path, fail_if_told),
+        pytest.raises(UserError, match=r"lock\.json cannot be written \(not a regular file\)"),
+        locked(tmp_path, fail_if_notified),
     ):
         pytest.fail("is in")
 
 
-def test_a_directory_that_cannot_be_written_to_is_an_error_for_people(tmp_path):
+def test_a_directory_that_cannot_be_written_to_is_a_one_line_error(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="choose another --run-dir"), locked(tmp_path / "file" / "run", fail_if_told):
+    with (
+        pytest.raises(UserError, match="choose another --run-dir"),
+        locked(tmp_path / "file" / "run", fail_if_notified),
+    ):
         pytest.fail("is in")

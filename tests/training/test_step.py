@@ -14,7 +14,7 @@ from lit_het.schedules import Linear, Schedule
 from lit_het.sharding import MeshConfig
 from lit_het.training.step import initial_state, make_train_step
 from lit_het.types import Batch
-from tests.training.pieces import STEPS, TASK, Run
+from tests.training.tiny_run import STEPS, TASK, Run
 
 # Softmax over tokens does not see a shift that all keys share: its gradient is rounding, which Adam scales up.
 UNSEEN = {"text_tower/encoder/blocks/attention/key/bias"}
@@ -167,7 +167,7 @@ class Parabola:
         return {"w": 0}
 
 
-def test_the_average_follows_the_parameters_by_hand_arithmetic_and_does_not_steer_them():
+def test_the_average_follows_the_parameters_and_does_not_change_them():
     """w ← w - 0.25 · 2 w = w / 2 and a ← 0.75 a + 0.25 w, from w = a = 1."""
     rule = Optimizer(SGD(momentum=0.0), weight_decay=0.0, clip_norm=None)
     optimizer = rule.build(Schedule(0.25, Duration(0), decay=Linear(1.0)), RunLength(4, 1))

@@ -1,7 +1,7 @@
-"""Who may ask the page of ``lit-het demo``, and how much at a time.
+"""Checks the origin and the size of requests to ``lit-het demo``.
 
-Any page of the web may make the user's browser send requests to this machine, under a name of its own that it lets
-point here (DNS rebinding) or as a request to another site. The headers Host and Origin tell, as pages cannot set them.
+Any web page can make the user's browser send requests to this machine, as cross-site requests or under a host name that
+it resolves to this machine (DNS rebinding). The headers Host and Origin reveal both, since pages cannot set them.
 """
 
 import dataclasses
@@ -12,12 +12,12 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, TypeAlias
 
 MAX_UPLOAD_BYTES = 64 * 2**20
-"""Files of more bytes are refused, by the page and, as it reads, by the server."""
+"""Larger files are refused by the page and by the server."""
 
-_FORM_BYTES = 2**16  # what a form adds to a file
+_FORM_BYTES = 2**16  # overhead of a form around a file
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
-# urlsplit would also find a name in user@name, or before a path.
+# urlsplit alone would also accept user@name, and a name before a path.
 _HOST = re.compile(r"(\[[0-9a-fA-F:.]+\]|[\w.-]+)(:[0-9]{1,5})?", re.ASCII)
 
 _Message: TypeAlias = Mapping[str, Any]
@@ -27,13 +27,13 @@ _App: TypeAlias = Callable[[Mapping[str, Any], _Receive, _Send], Awaitable[None]
 
 
 @dataclasses.dataclass(frozen=True)
-class Doors:
-    """Under which names a page may be asked for.
+class AllowedHosts:
+    """Host names under which a page may be requested.
 
     Attributes:
         names: host names and addresses.
-        any_address: whether every IP address is one of them: no name of others can be among those.
-        named: those of ``names`` that the user has named: a proxy there may have a port of its own.
+        any_address: whether all IP addresses are allowed, which is safe: DNS rebinding needs a host name.
+        named: the part of ``names`` that the user gave; proxies on these hosts may use other ports.
     """
 
     names: frozenset[str]
@@ -41,38 +41,38 @@ class Doors:
     named: frozenset[str]
 
     @staticmethod
-    def of(host: str, named: Iterable[str]) -> "Doors":
-        """Returns those of a page that is served at an address, and under names that the user has given."""
+    def of(host: str, named: Iterable[str]) -> "AllowedHosts":
+        """Returns the names of a page that is served at an address, and under names given by the user."""
         given = frozenset(name.lower().strip("[]") for name in named)
         address = _address(host)
-        return Doors(given | {*_LOOPBACK, host.lower()}, address is not None and address.is_unspecified, given)
+        return AllowedHosts(given | {*_LOOPBACK, host.lower()}, address is not None and address.is_unspecified, given)
 
     def problem(self, hosts: list[str], origins: list[str]) -> str:
-        """Returns why a request with these headers is refused, nothing if it is not."""
+        """Returns why a request with these headers is refused; empty if it is allowed."""
         name = _name(f"//{hosts[0]}") if len(hosts) == 1 and _HOST.fullmatch(hosts[0]) else None
         if name is None:
-            return "a request names one host"
+            return "a request must have one Host header"
         if not (name in self.names or (self.any_address and _address(name) is not None)):
-            return f"this page is not known as {name}; start lit-het demo with --allow-host {name} if it should be"
+            return f"{name} is not an allowed host; to allow it, start lit-het demo with --allow-host {name}"
         ours = (f"http://{hosts[0].lower()}", f"https://{hosts[0].lower()}")
         for origin in origins:
             if origin.lower() not in ours and _name(origin) not in self.named:
-                return f"pages of {origin} may not ask this one"
+                return f"pages of {origin} may not send requests to this page"
         return ""
 
 
 class Guard:
-    """Passes on to an ASGI application what it may be asked, HTTP and WebSockets alike."""
+    """ASGI middleware that passes only allowed requests, of HTTP and WebSockets, to an application."""
 
-    def __init__(self, app: _App, doors: Doors, max_bytes: int = MAX_UPLOAD_BYTES + _FORM_BYTES):
-        self._app, self._doors, self._max_bytes = app, doors, max_bytes
+    def __init__(self, app: _App, allowed: AllowedHosts, max_bytes: int = MAX_UPLOAD_BYTES + _FORM_BYTES):
+        self._app, self._allowed, self._max_bytes = app, allowed, max_bytes
 
     async def __call__(self, scope: Mapping[str, Any], receive: _Receive, send: _Send) -> None:
         """Implements ASGI."""
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
-        if problem := self._doors.problem(_values(scope, b"host"), _values(scope, b"origin")):
+        if problem := self._allowed.problem(_values(scope, b"host"), _values(scope, b"origin")):
             await _refuse(scope, send, 403, problem)
         elif scope["type"] == "websocket":
             await self._app(scope, receive, send)
@@ -80,7 +80,7 @@ class Guard:
             await self._limited(scope, receive, send)
 
     async def _limited(self, scope: Mapping[str, Any], receive: _Receive, send: _Send) -> None:
-        """Stops reading a request that is too large, before or while it is stored."""
+        """Passes a request to the application, and stops reading it if it is too large."""
         count, has_begun = 0, False
 
         async def counted() -> _Message:
@@ -104,18 +104,18 @@ class Guard:
         except _TooLarge:
             if has_begun:
                 raise
-            await _refuse(scope, send, 413, f"at most {self._max_bytes:,} bytes are taken")
+            await _refuse(scope, send, 413, f"a request may have at most {self._max_bytes:,} bytes")
 
 
 class _TooLarge(Exception):
-    """A request has more bytes than are taken."""
+    """A request is too large."""
 
 
 async def _refuse(scope: Mapping[str, Any], send: _Send, status: int, reason: str) -> None:
     if scope["type"] == "websocket":
         await send({"type": "websocket.close", "code": 1008, "reason": ""})
         return
-    # What the other side is still sending is not worth reading.
+    # Close the connection: the rest of the request is not read.
     headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"connection", b"close")]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": f"{reason}\n".encode()})

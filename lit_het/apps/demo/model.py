@@ -1,4 +1,4 @@
-"""The model that the page asks."""
+"""The model behind the page."""
 
 import threading
 from pathlib import Path
@@ -9,7 +9,7 @@ from jaxtyping import Float, UInt8
 from lit_het.apps.classify import decode, read_templates
 from lit_het.data_pipelines.storage import read_lines
 from lit_het.errors import UserError
-from lit_het.eval.answers import Answer, NoiseRank, answer, chooser, features_of, noise_ranks, split_labels
+from lit_het.eval.answers import Answer, NoiseRank, answer, features_of, label_predictor, noise_ranks, split_labels
 from lit_het.eval.captions import CaptionIndex, index_captions
 from lit_het.eval.evaluation import read_records
 from lit_het.runs.opening import Run, open_run
@@ -19,12 +19,12 @@ from lit_het.types import Encoder
 _NUM_CAPTIONS = 8
 
 
-class Subject:
-    """A model that a page asks; its methods may be called from several threads, one is answered at a time.
+class DemoModel:
+    """The model of a page. It is thread-safe: calls from several threads run one after the other.
 
     Attributes:
-        run: the model's.
-        captions: to search, or None.
+        run: run of the model.
+        captions: captions to search, or None.
     """
 
     def __init__(self, run: Run, model: Encoder, captions: CaptionIndex | None):
@@ -33,42 +33,42 @@ class Subject:
         self._lock = threading.Lock()
 
     def see(self, data: bytes, name: str) -> tuple[UInt8[np.ndarray, "h w c"], Float[np.ndarray, " f"]]:
-        """Returns an image as the image tower sees it, and what it makes of it.
+        """Returns the preprocessed image and its features.
 
         Raises:
-            UserError: the bytes are no image.
+            UserError: the bytes are not an image.
         """
-        with self._lock:  # one is decoded at a time: a small file may hold a very large image
+        with self._lock:  # one at a time: a small file may decode to a very large image
             square = decode(data, self.run, name)
             return square, next(features_of(self._model.features, [square]))
 
     def answer(
         self, features: Float[np.ndarray, " f"], labels: str, prompts: str, samples: int, seed: int
     ) -> tuple[tuple[str, ...], Answer]:
-        """Returns the labels that somebody wrote, and what the model says of an image.
+        """Returns the labels in the user's text, and the model's predictions for an image.
 
         Raises:
-            UserError: the labels are not two or more, all different.
+            UserError: there are not at least two different labels.
         """
         found = split_labels(labels)
         with self._lock:
-            return found, answer(chooser(self._model, found, read_templates(prompts)), features, samples, seed)
+            return found, answer(label_predictor(self._model, found, read_templates(prompts)), features, samples, seed)
 
     def noise(self, features: Float[np.ndarray, " f"]) -> tuple[float, list[NoiseRank]]:
-        """Returns an image's noise norm, and how it compares with the sets that the run was evaluated on."""
+        """Returns an image's noise norm, and its ranks among the sets that the run was evaluated on."""
         with self._lock:
             norm = float(self._model.image_noise_norm(features[None])[0])
         return norm, noise_ranks(norm, self._records, self.run.step)
 
     def nearest(self, features: Float[np.ndarray, " f"]) -> list[tuple[str, float]]:
-        """Returns the captions nearest to an image and their cosines; none without an index."""
+        """Returns the captions nearest to an image and their cosines; empty without an index."""
         if self.captions is None:
             return []
         with self._lock:
             return self.captions.nearest(self._model.image(features[None])[0], _NUM_CAPTIONS)
 
 
-def open_subject(checkpoint: Path, captions: str | None, pretrained: Path | None = None) -> Subject:
+def open_model(checkpoint: Path, captions: str | None, pretrained: Path | None = None) -> DemoModel:
     """Opens a run and embeds the captions; errors are those of `lit_het.apps.demo.server.demo`."""
     texts = None if captions is None else read_lines(captions)
     run = open_run(checkpoint, pretrained)
@@ -76,4 +76,4 @@ def open_subject(checkpoint: Path, captions: str | None, pretrained: Path | None
         raise UserError(f"{checkpoint} is a classifier; the demo needs a run with a text tower")
     model = run.model()
     assert isinstance(model, Encoder)
-    return Subject(run, model, None if texts is None else index_captions(model, texts))
+    return DemoModel(run, model, None if texts is None else index_captions(model, texts))

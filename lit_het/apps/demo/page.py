@@ -10,8 +10,8 @@ from jaxtyping import Float
 from nicegui import app, events, run, ui  # pyright: ignore[reportMissingImports]
 from PIL import Image
 
-from lit_het.apps.demo.guard import MAX_UPLOAD_BYTES, Doors, Guard
-from lit_het.apps.demo.model import Subject
+from lit_het.apps.demo.guard import MAX_UPLOAD_BYTES, AllowedHosts, Guard
+from lit_het.apps.demo.model import DemoModel
 from lit_het.apps.demo.style import ICON, STYLE
 from lit_het.errors import UserError
 from lit_het.eval.answers import Answer, NoiseRank
@@ -21,12 +21,12 @@ _SAMPLES = (8, 32, 128, 512)
 _NUM_SHOWN = 12
 
 
-def serve(subject: Subject, host: str, port: int, allow_hosts: Sequence[str] = ()) -> None:
+def serve(model: DemoModel, host: str, port: int, allow_hosts: Sequence[str] = ()) -> None:
     """Serves the page until it is interrupted; nothing is asked of or told to other machines."""
-    app.add_middleware(Guard, doors=Doors.of(host, allow_hosts))
+    app.add_middleware(Guard, allowed=AllowedHosts.of(host, allow_hosts))
     turn = asyncio.Lock()
     ui.run(
-        lambda: Page(subject, turn),
+        lambda: Page(model, turn),
         host=host,
         port=port,
         title="lit-het demo",
@@ -42,12 +42,12 @@ class Page:
     """What one browser window shows and has asked.
 
     Args:
-        subject: answers.
+        model: answers.
         turn: held by the one window of all whose file is in memory.
     """
 
-    def __init__(self, subject: Subject, turn: asyncio.Lock | None = None):
-        self._subject, self._turn = subject, turn or asyncio.Lock()
+    def __init__(self, model: DemoModel, turn: asyncio.Lock | None = None):
+        self._model, self._turn = model, turn or asyncio.Lock()
         self._features: Float[np.ndarray, " f"] | None = None
         self._seed = self._pending = 0
         self._numbers = Counter[str]()
@@ -56,7 +56,7 @@ class Page:
         with ui.element("main"):
             with ui.element("header"):
                 ui.label("What does the model see, and how sure is it?").props("role=heading aria-level=1")
-                ui.label(f"{subject.run.run_dir.name}, {subject.run.step:,} steps").classes("muted")
+                ui.label(f"{model.run.run_dir.name}, {model.run.step:,} steps").classes("muted")
             with ui.element("div").classes("columns"):
                 with ui.element("section").classes("asked"):
                     self._add_questions()
@@ -72,7 +72,7 @@ class Page:
         self._show_hint()
 
     def _add_questions(self) -> None:
-        size = self._subject.run.config.data.image_size
+        size = self._model.run.config.data.image_size
         self._upload = ui.upload(
             label="Drop an image here, or press +",
             auto_upload=True,
@@ -113,8 +113,8 @@ class Page:
         await self._ask()
 
     def _look(self, data: bytes, name: str) -> tuple[Any, ...]:
-        square, features = self._subject.see(data, name)
-        return square, features, *self._subject.noise(features), self._subject.nearest(features)
+        square, features = self._model.see(data, name)
+        return square, features, *self._model.noise(features), self._model.nearest(features)
 
     async def _ask(self) -> None:
         """Answers the newest question."""
@@ -126,7 +126,7 @@ class Page:
             self._answer.clear()
             return
         question = labels, self._prompts.value, self._samples.value, self._seed
-        found = await self._computed("ask", lambda: self._subject.answer(features, *question))
+        found = await self._computed("ask", lambda: self._model.answer(features, *question))
         if found is not None:
             self._show_answer(*found)
 

@@ -4,8 +4,8 @@ import socket
 from collections.abc import Sequence
 from pathlib import Path
 
-from lit_het.apps.demo.model import open_subject
-from lit_het.console import say
+from lit_het.apps.demo.model import open_model
+from lit_het.console import message
 from lit_het.data_pipelines.storage import reason
 from lit_het.errors import UserError
 
@@ -40,9 +40,9 @@ def demo(
     except ImportError as error:
         raise UserError(f"the demo needs {error.name}: pip install 'lit-het[demo]'") from error
     port = _free_port(host, port)
-    subject = open_subject(checkpoint, captions, pretrained)
-    say(f"the demo is at http://{f'[{host}]' if ':' in host else host}:{port} (Ctrl-C ends it)")
-    serve(subject, host, port, allow_hosts)
+    model = open_model(checkpoint, captions, pretrained)
+    message(f"the demo is at http://{f'[{host}]' if ':' in host else host}:{port} (Ctrl-C ends it)")
+    serve(model, host, port, allow_hosts)
 
 
 def _free_port(host: str, port: int | None) -> int:
@@ -55,8 +55,8 @@ def _free_port(host: str, port: int | None) -> int:
         return _bound(host, _PORT if port is None else port)
     except (OSError, OverflowError) as error:
         if port is not None:
-            message = f"--host {host} --port {port}: {reason(error)}; leave out --port to take a free one"
-            raise UserError(message) from error
+            problem = f"--host {host} --port {port}: {reason(error)}; leave out --port to take a free one"
+            raise UserError(problem) from error
     try:
         return _bound(host, 0)
     except OSError as error:

@@ -1,1 +1,1 @@
-"""big_vision's `.npz` files: read and written."""
+"""Imports and exports big_vision's ``.npz`` files."""

@@ -1,4 +1,4 @@
-"""Our towers as a file that big_vision loads: the table of the importer, read from right to left."""
+"""Exports towers to a file that big_vision loads, with the name table of the importer."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +14,7 @@ from lit_het.checkpoints.big_vision.names import (
     IMAGE_TOWER,
     PROJECTION,
     TEXT_TOWER,
-    Name,
+    ParameterName,
 )
 from lit_het.errors import UserError
 from lit_het.files import completed
@@ -24,7 +24,7 @@ from lit_het.towers.transformer import EncoderConfig
 from lit_het.towers.vit import ViTConfig
 from lit_het.types import Params
 
-# The only values that big_vision's models have.
+# big_vision's models support only these values.
 _ENCODER = {
     "activation": "gelu_tanh",
     "norm_placement": "before",
@@ -39,31 +39,34 @@ _IMAGE_TOWER = {"num_registers": 0, "input_norm": False}
 def write_npz(path: Path, image_tower: ViTConfig, text_tower: TextConfig | BertConfig | None, params: Params) -> None:
     """Writes a two-tower model, or without a text tower a ViT, in big_vision's layout.
 
-    How the text tower pools, and that positions are sines and cosines, big_vision's configurations say, not its files.
+    The file records neither the pooling of the text tower nor fixed sine-cosine positions; set these in big_vision's
+    configuration.
 
     Args:
-        path: of the file; it is replaced at the end.
-        image_tower: what its parameters belong to.
-        text_tower: the same, or None.
+        path: of the file, which is replaced once it is complete.
+        image_tower: configuration of the image tower.
+        text_tower: configuration of the text tower; None writes a single ViT.
         params: ``image_tower``, ``text_tower`` and ``head``: temperature and bias, or a classifier's ``logits``.
 
     Raises:
-        UserError: a setting or a parameter that big_vision does not have.
+        UserError: big_vision does not support a setting or has no such parameter.
     """
     _check_image_tower(image_tower)
     encoder, flat = image_tower.encoder, parameters.flatten(params)
     if text_tower is None:
         if image_tower.projection_size is not None:
-            raise UserError(f"a lone ViT there has no projection: projection_size = {image_tower.projection_size}")
-        arrays = _taken(flat, IMAGE_TOWER, "image_tower/", "", encoder, image_tower.patch_size)
-        arrays |= _taken(flat, CLASSIFIER, "head/", "", encoder)
+            raise UserError(
+                f"big_vision has no single ViT with a projection: projection_size = {image_tower.projection_size}"
+            )
+        arrays = _take_arrays(flat, IMAGE_TOWER, "image_tower/", "", encoder, image_tower.patch_size)
+        arrays |= _take_arrays(flat, CLASSIFIER, "head/", "", encoder)
     else:
         _check_text_tower(text_tower)
         names = BERT_TOWER if isinstance(text_tower, BertConfig) else TEXT_TOWER
-        arrays = _taken(flat, IMAGE_TOWER + PROJECTION, "image_tower/", "img/", encoder, image_tower.patch_size)
-        arrays |= _taken(flat, names, "text_tower/", "txt/", text_tower.encoder) | _scalars(flat)
+        arrays = _take_arrays(flat, IMAGE_TOWER + PROJECTION, "image_tower/", "img/", encoder, image_tower.patch_size)
+        arrays |= _take_arrays(flat, names, "text_tower/", "txt/", text_tower.encoder) | _scalars(flat)
     if flat:
-        raise UserError(f"big_vision has no place for {', '.join(sorted(flat)[:8])}")
+        raise UserError(f"big_vision has no parameter for {', '.join(sorted(flat)[:8])}")
     with completed(path) as temporary, temporary.open("wb") as file:
         np.savez(file, **arrays)  # pyright: ignore[reportArgumentType]
 
@@ -90,10 +93,15 @@ def _check(config: Any, only: dict[str, Any]) -> None:
             raise UserError(f"big_vision has no {type(config).__name__} with {field} = {ours!r}, only {value!r}")
 
 
-def _taken(
-    flat: dict[str, Any], names: Sequence[Name], ours: str, theirs: str, encoder: EncoderConfig, patch_size: int = 1
+def _take_arrays(
+    flat: dict[str, Any],
+    names: Sequence[ParameterName],
+    ours: str,
+    theirs: str,
+    encoder: EncoderConfig,
+    patch_size: int = 1,
 ) -> dict[str, np.ndarray]:
-    """Takes a tower's parameters out of ``flat`` and returns them under their names, every block apart."""
+    """Removes a tower's parameters from ``flat`` and returns them under big_vision's names, one array per block."""
     arrays = {}
     for name in names:
         path = ours + name.ours.replace("/*/", "/")
@@ -107,9 +115,10 @@ def _taken(
 
 
 def _scalars(flat: dict[str, Any]) -> dict[str, np.ndarray]:
-    """Takes temperature and bias out of ``flat``; their exp(t) multiplies where our τ divides."""
+    """Removes temperature and bias from ``flat`` and returns them under big_vision's names."""
     arrays = {}
     if "head/temperature/log_temperature" in flat:
+        # big_vision multiplies by exp(t), we divide by τ: t = -log τ.
         arrays["t"] = -np.asarray(flat.pop("head/temperature/log_temperature")).reshape(1)
     if "head/bias" in flat:
         arrays["b"] = np.asarray(flat.pop("head/bias")).reshape(1)

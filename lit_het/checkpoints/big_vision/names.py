@@ -1,7 +1,7 @@
-"""big_vision's names and axes beside ours: one table, which the importer and the exporter both read.
+"""Maps big_vision's parameter names and axes to ours; one table serves the importer and the exporter.
 
-Names are those that big_vision writes today, with ``*`` for the number of a block. Axes are einops patterns; ours of an
-attention layer join heads ``h`` and their size ``k``, ours of the patches are ``(p q c)``.
+Names are those of current big_vision files, with ``*`` for the number of a block. Axes are einops patterns. Our
+attention layers join the head axis ``h`` and the head size ``k``; our patch kernels have the rows ``(p q c)``.
 """
 
 import dataclasses
@@ -11,12 +11,12 @@ import numpy as np
 
 
 @dataclasses.dataclass(frozen=True)
-class Name:
-    """One kind of parameter.
+class ParameterName:
+    """The names and axes of one kind of parameter.
 
     Attributes:
-        theirs, ours: names below a tower.
-        their_axes, our_axes: of one block's part; empty for arrays that are the same on both sides.
+        theirs, ours: names within a tower.
+        their_axes, our_axes: axes of one block's array; empty for arrays with the same layout.
     """
 
     theirs: str
@@ -25,10 +25,10 @@ class Name:
     our_axes: str = ""
 
     def to_ours(self, array: np.ndarray) -> np.ndarray:
-        """Returns their array in our layout; an axis of blocks in front stays.
+        """Returns their array in our layout; a leading axis of blocks is preserved.
 
         Raises:
-            einops.EinopsError: the axes are not those.
+            einops.EinopsError: the array has other axes.
         """
         return einops.rearrange(array, f"... {self.their_axes} -> ... {self.our_axes}")
 
@@ -39,28 +39,28 @@ class Name:
         return einops.rearrange(array, f"... {self.our_axes} -> ... {self.their_axes}", **known)
 
 
-def _dense(theirs: str, ours: str) -> tuple[Name, ...]:
-    return tuple(Name(f"{theirs}/{part}", f"{ours}/{part}") for part in ("kernel", "bias"))
+def _dense(theirs: str, ours: str) -> tuple[ParameterName, ...]:
+    return tuple(ParameterName(f"{theirs}/{part}", f"{ours}/{part}") for part in ("kernel", "bias"))
 
 
-def _norm(theirs: str, ours: str) -> tuple[Name, ...]:
-    return tuple(Name(f"{theirs}/{part}", f"{ours}/{part}") for part in ("scale", "bias"))
+def _norm(theirs: str, ours: str) -> tuple[ParameterName, ...]:
+    return tuple(ParameterName(f"{theirs}/{part}", f"{ours}/{part}") for part in ("scale", "bias"))
 
 
-def _attention(theirs: str, ours: str) -> tuple[Name, ...]:
+def _attention(theirs: str, ours: str) -> tuple[ParameterName, ...]:
     names = []
     for layer in ("query", "key", "value"):
-        names.append(Name(f"{theirs}/{layer}/kernel", f"{ours}/{layer}/kernel", "d h k", "d (h k)"))
-        names.append(Name(f"{theirs}/{layer}/bias", f"{ours}/{layer}/bias", "h k", "(h k)"))
-    names.append(Name(f"{theirs}/out/kernel", f"{ours}/out/kernel", "h k d", "(h k) d"))
-    return (*names, Name(f"{theirs}/out/bias", f"{ours}/out/bias"))
+        names.append(ParameterName(f"{theirs}/{layer}/kernel", f"{ours}/{layer}/kernel", "d h k", "d (h k)"))
+        names.append(ParameterName(f"{theirs}/{layer}/bias", f"{ours}/{layer}/bias", "h k", "(h k)"))
+    names.append(ParameterName(f"{theirs}/out/kernel", f"{ours}/out/kernel", "h k d", "(h k) d"))
+    return (*names, ParameterName(f"{theirs}/out/bias", f"{ours}/out/bias"))
 
 
-def _mlp(theirs: str, ours: str) -> tuple[Name, ...]:
+def _mlp(theirs: str, ours: str) -> tuple[ParameterName, ...]:
     return _dense(f"{theirs}/Dense_0", f"{ours}/up") + _dense(f"{theirs}/Dense_1", f"{ours}/down")
 
 
-def _encoder(theirs: str) -> tuple[Name, ...]:
+def _encoder(theirs: str) -> tuple[ParameterName, ...]:
     block, ours = f"{theirs}/encoderblock_*", "encoder/blocks/*"
     return (
         *_norm(f"{block}/LayerNorm_0", f"{ours}/attention_norm"),
@@ -71,30 +71,30 @@ def _encoder(theirs: str) -> tuple[Name, ...]:
     )
 
 
-_POSITIONS = Name("pos_embedding", "positions", "1 l d", "l d")
+_POSITIONS = ParameterName("pos_embedding", "positions", "1 l d", "l d")
 _POOLING = (
-    Name("MAPHead_0/probe", "pooling/probe", "1 1 d", "1 d"),
+    ParameterName("MAPHead_0/probe", "pooling/probe", "1 1 d", "1 d"),
     *_attention("MAPHead_0/MultiHeadDotProductAttention_0", "pooling/attention"),
     *_norm("MAPHead_0/LayerNorm_0", "pooling/norm"),
     *_mlp("MAPHead_0/MlpBlock_0", "pooling/mlp"),
 )
 
-# What "head" is depends on the file: a tower of two has a projection, a ViT alone is a classifier.
+# The layer "head" is a projection in two-tower models and a classifier in a single ViT.
 PROJECTION = _dense("head", "projection")
 CLASSIFIER = _dense("head", "logits")
 
 IMAGE_TOWER = (
-    Name("embedding/kernel", "patches/kernel", "p q c d", "(p q c) d"),
-    Name("embedding/bias", "patches/bias"),
+    ParameterName("embedding/kernel", "patches/kernel", "p q c d", "(p q c) d"),
+    ParameterName("embedding/bias", "patches/bias"),
     _POSITIONS,
-    Name("cls", "class_token", "1 1 d", "d"),
+    ParameterName("cls", "class_token", "1 1 d", "d"),
     *_encoder("Transformer"),
     *_POOLING,
     *_dense("pre_logits", "pre_logits"),
 )
 
 TEXT_TOWER = (
-    Name("Embed_0/embedding", "tokens/embedding"),
+    ParameterName("Embed_0/embedding", "tokens/embedding"),
     _POSITIONS,
     *_encoder("Encoder_0"),
     *_POOLING,
@@ -102,13 +102,16 @@ TEXT_TOWER = (
 )
 
 
-def _bert_tower() -> tuple[Name, ...]:
-    """Returns the names of flaxformer's BERT, whose attention is stored with heads joined, as ours is."""
+def _bert_tower() -> tuple[ParameterName, ...]:
+    """Returns the names of flaxformer's BERT, whose attention kernels join the heads, like ours."""
     block, ours = "BertEncoder_0/encoder_block/layer_sequence/layers_*", "encoder/blocks/*"
     attention, mlp = f"{block}/attention_block", f"{block}/mlp_block"
     inputs = {"token": "tokens/embedding", "position": "positions", "segment": "segments/embedding"}
     return (
-        *(Name(f"BertEncoder_0/embedder/embedders_{kind}_ids/embedding", path) for kind, path in inputs.items()),
+        *(
+            ParameterName(f"BertEncoder_0/embedder/embedders_{kind}_ids/embedding", path)
+            for kind, path in inputs.items()
+        ),
         *_norm("BertEncoder_0/layer_norm", "input_norm"),
         *(
             name
@@ -125,5 +128,5 @@ def _bert_tower() -> tuple[Name, ...]:
 
 
 BERT_TOWER = _bert_tower()
-# Its kernels do not show the size of a head; base and large have this one.
+# BERT's joined kernels do not determine the head size; BERT-Base and BERT-Large use this one.
 BERT_HEAD_SIZE = 64

@@ -1,1 +1,1 @@
-"""Folders of Hugging Face transformers: read and written."""
+"""Imports and exports folders of Hugging Face transformers."""

@@ -1,4 +1,4 @@
-"""A trained LiT model as a folder that `transformers` loads as a `SiglipModel` and scores the same."""
+"""Exports a trained LiT model to a folder that `transformers` loads as a `SiglipModel`, with the same logits."""
 
 import json
 from collections.abc import Mapping
@@ -10,7 +10,8 @@ import numpy as np
 import safetensors.numpy
 
 from lit_het import parameters
-from lit_het.checkpoints.huggingface.importing import ACTIVATIONS, names
+from lit_het.checkpoints.huggingface import names
+from lit_het.checkpoints.huggingface.importing import ACTIVATIONS
 from lit_het.checkpoints.huggingface.processor import BILINEAR
 from lit_het.checkpoints.huggingface.tokenizer import SentencePiece, tokenizer_files
 from lit_het.errors import UserError
@@ -21,7 +22,7 @@ from lit_het.towers.transformer import EncoderConfig
 from lit_het.towers.vit import ViTConfig
 from lit_het.types import Params
 
-# The first name that `transformers` has for each nonlinearity.
+# The first of several names in `transformers` for each nonlinearity.
 _ACTIVATIONS = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}
 
 
@@ -33,24 +34,24 @@ def write_siglip(
     tokenizer: SentencePiece | None = None,
     image_processor: Mapping[str, Any] = MappingProxyType({}),
 ) -> None:
-    """Writes parameters, configuration, preprocessing and, if there is one, the tokenizer.
+    """Writes the parameters, the configuration, the image processor and optionally the tokenizer.
 
-    Their model scores noiseless embeddings: the noise of a HET-XL head stays behind. Fixed positions are written out
-    as learned ones, a missing bias as zero. As with every SigLIP, `transformers` must be told to tokenise with
+    The exported model computes logits without noise: the covariance of a HET-XL head is not exported. Fixed positions
+    are written as learned ones, a missing bias as zero. As for every SigLIP, tokenise in `transformers` with
     ``padding="max_length", truncation=True``.
 
     Args:
-        folder: created if it is not there.
+        folder: created if missing.
         image_tower: with attention pooling.
-        text_tower: that reads the last position.
+        text_tower: with pooling of the last position.
         params: of the contrastive task: ``image_tower``, ``text_tower`` and ``head``.
-        tokenizer: of the captions that the model was trained on.
-        image_processor: fields of ``preprocessor_config.json`` that say how images become squares; without them they
-            are squashed and shrunk bilinearly.
+        tokenizer: the tokenizer of training; None exports none.
+        image_processor: fields of ``preprocessor_config.json`` for resizing and cropping. By default images are resized
+            to a square with a bilinear filter, without keeping their aspect ratio.
 
     Raises:
-        UserError: a field that a `SiglipModel` cannot express, a temperature that is not a learned logarithm, or a
-            tokenizer whose ids `transformers` would not give.
+        UserError: `SiglipModel` does not support a field, the temperature is not a `LogTemperature`, or `transformers`
+            cannot reproduce the ids of the tokenizer.
     """
     _check(image_tower, text_tower)
     flat = {path: np.asarray(array, np.float32) for path, array in parameters.flatten(params).items()}
@@ -91,11 +92,11 @@ def _check(image: ViTConfig, text: TextConfig) -> None:
             wanted.append((f"{tower}.encoder.activation", encoder.activation, "gelu_tanh"))
     for field, value, needed in wanted:
         if value != needed:
-            raise UserError(f"{field} = {value!r} has no place in a SiglipModel, where it is {needed!r}")
+            raise UserError(f"{field} = {value!r} is not supported by SiglipModel, which has {needed!r}")
 
 
 def _arrays(image: ViTConfig, text: TextConfig, params: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Returns their arrays by name, from ours by path."""
+    """Returns Hugging Face's arrays by name, from our parameters by path."""
     tables = (
         (names.SIGLIP_IMAGE, "vision_model.", "image_tower/"),
         (names.SIGLIP_TEXT, "text_model.", "text_tower/"),
@@ -154,7 +155,7 @@ def _config(image: ViTConfig, text: TextConfig) -> dict[str, Any]:
             "vocab_size": text.vocabulary_size,
             "max_position_embeddings": text.length,
             "projection_size": text.embedding_size,
-            # Their defaults are tokens of CLIP; the tokenizer's own stand in its files.
+            # The defaults of `transformers` are CLIP's tokens. The files of the tokenizer contain its own.
             "pad_token_id": None,
             "bos_token_id": None,
             "eos_token_id": None,

@@ -1,7 +1,7 @@
-"""Hugging Face's names of parameters and ours, in tables that importers read forwards and exporters backwards.
+"""Maps Hugging Face's parameter names to ours; the same tables serve importers and exporters.
 
-In names ``#`` is the number of a block. Where a table has two names for one parameter, both are found in files: those
-that transformers writes come first.
+``#`` in a name stands for the number of a block. Some parameters have two names in a table, because both occur in
+files; the name that transformers writes comes first.
 """
 
 import dataclasses
@@ -10,49 +10,67 @@ from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 
-from lit_het.checkpoints.rename import Piece
+from lit_het.checkpoints.rename import ParameterSource
 
 
 @dataclasses.dataclass(frozen=True)
-class Form:
-    """How their array of a parameter and ours become one another."""
+class Conversion:
+    """Converts an array between Hugging Face's layout and ours.
+
+    Attributes:
+        read: their array → ours.
+        write: our array → theirs.
+    """
 
     read: Callable[[np.ndarray], np.ndarray]
     write: Callable[[np.ndarray], np.ndarray]
 
 
-SAME = Form(lambda array: array, lambda array: array)
-# PyTorch's dense layers hold [out, in].
-TRANSPOSED = Form(np.transpose, np.transpose)
-# Theirs have leading axes of one.
-PROBE = Form(lambda array: array.reshape(1, -1), lambda array: array[None])
-ROWS = Form(lambda array: array.reshape(array.shape[-2:]), lambda array: array)
-# They multiply by exp(logit_scale), we divide by τ.
-LOG_SCALE = Form(lambda array: (-array).reshape(()), lambda array: (-array).reshape(1))
-SCALAR = Form(lambda array: array.reshape(()), lambda array: array.reshape(1))
+SAME = Conversion(lambda array: array, lambda array: array)
+# PyTorch stores dense kernels as [out, in].
+TRANSPOSED = Conversion(np.transpose, np.transpose)
+# Their arrays have leading axes of size 1.
+PROBE = Conversion(lambda array: array.reshape(1, -1), lambda array: array[None])
+ROWS = Conversion(lambda array: array.reshape(array.shape[-2:]), lambda array: array)
+# They multiply by exp(logit_scale), we divide by τ: log τ = -logit_scale.
+LOG_SCALE = Conversion(lambda array: (-array).reshape(()), lambda array: (-array).reshape(1))
+SCALAR = Conversion(lambda array: array.reshape(()), lambda array: array.reshape(1))
 
 
 @dataclasses.dataclass(frozen=True)
 class Match:
-    """Their array and our parameters, several if theirs holds them one under another."""
+    """Matches one of their arrays with our parameters.
+
+    Attributes:
+        theirs: name of the array, without the prefix of the tower.
+        ours: paths of our parameters; several if the array holds them concatenated along its first axis.
+        conversion: between the two layouts.
+    """
 
     theirs: str
     ours: tuple[str, ...]
-    form: Form = SAME
+    conversion: Conversion = SAME
 
-    def pieces(self, name: str, prefix: str, path: str) -> list[Piece]:
-        """Returns what becomes of the array ``name``, if this is its match; ``path`` is the tower's, with its slash."""
+    def parameter_sources(self, name: str, prefix: str, path: str) -> list[ParameterSource]:
+        """Returns the sources of the parameters in the array ``name``; an empty list if the name does not match.
+
+        Args:
+            name: of the array.
+            prefix: of the tower in the names of arrays.
+            path: of the tower in our parameters, with a trailing slash.
+        """
         pattern = re.escape(prefix + self.theirs).replace(r"\#", r"(\d+)")
         found = re.fullmatch(pattern, name)
         if found is None:
             return []
         block = found[1] if found.groups() else ""
         return [
-            Piece(path + part.replace("#", block), (name,), self._part(index)) for index, part in enumerate(self.ours)
+            ParameterSource(path + target.replace("#", block), (name,), self._read(index))
+            for index, target in enumerate(self.ours)
         ]
 
     def arrays(self, prefix: str, path: str, params: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Returns their arrays of this match, one for each block; ``params`` are ours by path, blocks stacked."""
+        """Returns their arrays, one for each block, from our parameters by path, in which blocks are stacked."""
         parts = [params[path + part.replace("/#/", "/")] for part in self.ours]
         if "#" not in self.theirs:
             return {prefix + self.theirs: self._joined(parts)}
@@ -63,26 +81,26 @@ class Match:
         }
 
     def _joined(self, parts: list[np.ndarray]) -> np.ndarray:
-        written = [self.form.write(part) for part in parts]
-        # One after the other in memory, which transposed views are not and safetensors takes for granted.
+        written = [self.conversion.write(part) for part in parts]
+        # safetensors 0.8 writes the buffer of an array as it is, which would be wrong for a transposed view.
         return np.ascontiguousarray(written[0] if len(written) == 1 else np.concatenate(written))
 
-    def _part(self, index: int) -> Callable[[np.ndarray], np.ndarray]:
+    def _read(self, index: int) -> Callable[[np.ndarray], np.ndarray]:
         if len(self.ours) == 1:
-            return self.form.read
-        return lambda array: self.form.read(np.split(array, len(self.ours))[index])
+            return self.conversion.read
+        return lambda array: self.conversion.read(np.split(array, len(self.ours))[index])
 
 
 Table = tuple[Match, ...]
 
 
-def pieces(names: Iterable[str], table: Table, prefix: str, path: str) -> list[Piece]:
-    """Returns the pieces of all arrays in a table, of those whose names begin with ``prefix``."""
-    return [piece for name in names for match in table for piece in match.pieces(name, prefix, path)]
+def parameter_sources(names: Iterable[str], table: Table, prefix: str, path: str) -> list[ParameterSource]:
+    """Returns the parameter sources of all arrays that match a table; arguments as for `Match.parameter_sources`."""
+    return [source for name in names for match in table for source in match.parameter_sources(name, prefix, path)]
 
 
 def dense(theirs: str, *ours: str) -> Table:
-    """Returns the matches of a dense layer, or of several whose rows lie one under another."""
+    """Returns the matches of a dense layer, or of several layers whose outputs are concatenated."""
     return (
         Match(f"{theirs}.weight", tuple(f"{path}/kernel" for path in ours), TRANSPOSED),
         Match(f"{theirs}.bias", tuple(f"{path}/bias" for path in ours)),

@@ -1,4 +1,4 @@
-"""How images are prepared for a Hugging Face model: its ``preprocessor_config.json``, completed."""
+"""Reads the image processor of a Hugging Face model from ``preprocessor_config.json``."""
 
 import math
 from pathlib import Path
@@ -14,21 +14,21 @@ from lit_het.untrusted import Malformed
 Json: TypeAlias = dict[str, Any]
 
 MAX_JSON_BYTES = 2**24
-"""Larger configurations and indexes of a Hugging Face folder are refused; the largest published have about 1 MB."""
+"""A larger JSON file in a Hugging Face folder is refused; the largest published have about 1 MB."""
 
 BILINEAR, BICUBIC = 2, 3
-"""Pillow's numbers of filters, which stand in ``resample``."""
+"""Pillow's numbers of resampling filters, the values of ``resample``."""
 
-# What each kind's own processor does, where a folder has none.
-VIT: Json = {"image_mean": (0.5, 0.5, 0.5), "image_std": (0.5, 0.5, 0.5), "resample": BILINEAR}
-SIGLIP: Json = VIT | {"resample": BICUBIC}
-CLIP: Json = {
+# The defaults of each model's own processor, for folders without a file.
+VIT_PROCESSOR: Json = {"image_mean": (0.5, 0.5, 0.5), "image_std": (0.5, 0.5, 0.5), "resample": BILINEAR}
+SIGLIP_PROCESSOR: Json = VIT_PROCESSOR | {"resample": BICUBIC}
+CLIP_PROCESSOR: Json = {
     "image_mean": (0.48145466, 0.4578275, 0.40821073),
     "image_std": (0.26862954, 0.26130258, 0.27577711),
     "resample": BICUBIC,
     "do_center_crop": True,
 }
-DINO: Json = {
+DINO_PROCESSOR: Json = {
     "image_mean": (0.485, 0.456, 0.406),
     "image_std": (0.229, 0.224, 0.225),
     "resample": BICUBIC,
@@ -38,11 +38,15 @@ DINO: Json = {
 }
 
 
-def read(folder: Path, default: Json) -> Json:
-    """Returns the processor that lies in a folder, whose normalisation and filter may be missing, or the default.
+def read_processor(folder: Path, default: Json) -> Json:
+    """Returns the image processor of a folder.
+
+    Args:
+        folder: with ``preprocessor_config.json`` or ``processor_config.json``; without either, the default is returned.
+        default: also completes a file without normalisation or filter.
 
     Raises:
-        UserError: the file is no JSON object.
+        UserError: the file is not a JSON object.
     """
     found: Any = None
     if (folder / "preprocessor_config.json").exists():
@@ -52,16 +56,16 @@ def read(folder: Path, default: Json) -> Json:
     if not found:
         return default
     if not isinstance(found, dict):
-        raise UserError(f"{folder}/processor_config.json: image_processor = {found!r:.100} is no object")
-    silent = {name: default[name] for name in ("image_mean", "image_std", "resample")}
-    return silent | {name: value for name, value in found.items() if value is not None}
+        raise UserError(f"{folder}/processor_config.json: image_processor = {found!r:.100} is not an object")
+    defaults = {name: default[name] for name in ("image_mean", "image_std", "resample")}
+    return defaults | {name: value for name, value in found.items() if value is not None}
 
 
 def read_json(path: Path) -> Json:
-    """Returns the object that a file holds.
+    """Returns the JSON object in a file.
 
     Raises:
-        UserError: it cannot be read or holds something else.
+        UserError: the file cannot be read or is not a JSON object.
     """
     try:
         content = untrusted.read_json(path, MAX_JSON_BYTES)
@@ -71,14 +75,14 @@ def read_json(path: Path) -> Json:
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}); give a folder with config.json") from error
     except Malformed as error:
-        raise UserError(f"{path} is no JSON object: {error}") from error
+        raise UserError(f"{path} is not a JSON object: {error}") from error
 
 
-def normalization(processor: Json, folder: Path) -> Float[np.ndarray, "2 c"]:
-    """Returns mean and standard deviation, in the model's eyes, of pixels in [0, 1].
+def read_normalization(processor: Json, folder: Path) -> Float[np.ndarray, "2 c"]:
+    """Returns the mean and standard deviation by which the model normalises pixels in [0, 1].
 
     Raises:
-        UserError: they are not three numbers each, above 0 where they divide.
+        UserError: they are not three numbers each, or a divisor is not above 0.
     """
     mean, deviation = processor["image_mean"], processor["image_std"]
     scale = processor.get("rescale_factor", 1 / 255) if processor.get("do_rescale", True) else 1
@@ -94,4 +98,4 @@ def normalization(processor: Json, folder: Path) -> Float[np.ndarray, "2 c"]:
             f"rescale_factor = {scale!r:.100}; the first two must be three numbers each, image_std and rescale_factor "
             "above 0"
         ) from error
-    return pair / (255 * scale)  # the model normalises 255 v scale
+    return pair / (255 * scale)  # the model normalises 255 · v · scale for v in [0, 1]

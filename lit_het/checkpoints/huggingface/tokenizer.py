@@ -1,7 +1,7 @@
-"""A SentencePiece tokenizer as the files that `transformers` reads, giving the ids that training saw, and back.
+"""Exports SentencePiece tokenizers to `transformers` with the same ids, and reads their settings from a folder.
 
-`SiglipTokenizer` would load the model itself, but it always drops punctuation; so the files describe each step in the
-form of the `tokenizers` library instead, which has unigram models alone.
+`SiglipTokenizer` could load the SentencePiece model itself, but it always removes punctuation. The exported files
+therefore describe each step for the `tokenizers` library, which supports only unigram models.
 """
 
 import base64
@@ -13,22 +13,22 @@ from lit_het.checkpoints.huggingface.processor import Json, read_json
 from lit_het.errors import UserError
 from lit_het.untrusted import Malformed
 
-_MARK = "▁"  # SentencePiece's word boundary
-_PUNCTUATION = r"[!-/:-@\[-`{-~]"  # of ASCII
-_BLANKS = r"[\s\x1c-\x1f]+"  # what Python counts as white space
+_WORD_BOUNDARY = "▁"  # as SentencePiece writes it
+_PUNCTUATION = r"[!-/:-@\[-`{-~]"  # ASCII only
+_BLANKS = r"[\s\x1c-\x1f]+"  # the same characters as str.isspace
 _STRIP = {"type": "Strip", "strip_left": True, "strip_right": True}
 
 
 @runtime_checkable
 class SentencePiece(Protocol):
-    """What a tokenizer tells of itself.
+    """The attributes of a SentencePiece tokenizer.
 
     Attributes:
         model_bytes: the serialised model.
-        length: tokens per caption, the end token included.
-        lowercase: whether captions are lowered first.
-        padding_id: fills the rest of a row.
-        remove_punctuation: whether captions lose ASCII punctuation and repeated white space first.
+        length: tokens per caption, including the end token.
+        lowercase: whether captions are converted to lower case first.
+        padding_id: id of the padding token.
+        remove_punctuation: whether ASCII punctuation and repeated white space are removed first.
     """
 
     model_bytes: bytes
@@ -39,7 +39,7 @@ class SentencePiece(Protocol):
 
 
 class Settings(NamedTuple):
-    """What a folder says of its SentencePiece tokenizer; the fields are those of `SentencePiece`."""
+    """The settings of a folder's SentencePiece tokenizer; fields as in `SentencePiece`."""
 
     lowercase: bool
     padding_id: int
@@ -49,10 +49,10 @@ class Settings(NamedTuple):
 def tokenizer_files(tokenizer: SentencePiece) -> dict[str, dict[str, Any]]:
     """Returns the contents of ``tokenizer.json`` and ``tokenizer_config.json``.
 
-    Ids are the same but for captions that spell out a control token such as ``</s>``.
+    The ids are the same, except for captions that contain the text of a control token such as ``</s>``.
 
     Raises:
-        UserError: the model is no unigram model, or has pieces of the user's own.
+        UserError: the model is not a unigram model, or has user-defined pieces.
     """
     model = untrusted.parse_sentencepiece(tokenizer.model_bytes)
     trainer, piece_types = model.trainer_spec, model.SentencePiece
@@ -63,7 +63,9 @@ def tokenizer_files(tokenizer: SentencePiece) -> dict[str, dict[str, Any]]:
         )
     pieces = [piece.piece for piece in model.pieces]
     if not 0 <= trainer.eos_id < len(pieces):
-        raise UserError(f"the SentencePiece model's end token {trainer.eos_id} is none; export without the tokenizer")
+        raise UserError(
+            f"the SentencePiece model has no end token (its eos_id is {trainer.eos_id}); export without the tokenizer"
+        )
     unknown = next(i for i, piece in enumerate(model.pieces) if piece.type == piece_types.UNKNOWN)
     special = sorted({trainer.eos_id, unknown, tokenizer.padding_id})
     return {
@@ -85,7 +87,7 @@ def tokenizer_files(tokenizer: SentencePiece) -> dict[str, dict[str, Any]]:
         },
         "tokenizer_config.json": {
             "tokenizer_class": "PreTrainedTokenizerFast",
-            # They read these two in tokenizer.json, we here.
+            # `transformers` takes these two settings from tokenizer.json; `read_settings` takes them from here.
             "do_lower_case": tokenizer.lowercase,
             "remove_punctuation": tokenizer.remove_punctuation,
             "model_max_length": tokenizer.length,
@@ -94,14 +96,14 @@ def tokenizer_files(tokenizer: SentencePiece) -> dict[str, dict[str, Any]]:
             "unk_token": pieces[unknown],
             "padding_side": "right",
             "clean_up_tokenization_spaces": False,
-            # No mask: the text tower reads padding like any other token.
+            # Without an attention mask: the text tower attends to padding as to any other token.
             "model_input_names": ["input_ids"],
         },
     }
 
 
 def _normalizers(model: Any, tokenizer: SentencePiece) -> list[dict[str, Any]]:
-    """Returns lowering, dropping punctuation, the model's own table of characters, and one space for many."""
+    """Returns the steps: lower case, no punctuation, the model's character table, and single spaces."""
     spec, steps = model.normalizer_spec, []
     if tokenizer.lowercase:
         steps.append({"type": "Lowercase"})
@@ -121,7 +123,7 @@ def _replacement(pattern: str, content: str) -> dict[str, Any]:
 
 def _words(model: Any) -> dict[str, Any]:
     scheme = "always" if model.normalizer_spec.add_dummy_prefix else "never"
-    return {"type": "Metaspace", "replacement": _MARK, "prepend_scheme": scheme, "split": True}
+    return {"type": "Metaspace", "replacement": _WORD_BOUNDARY, "prepend_scheme": scheme, "split": True}
 
 
 def _truncation(length: int) -> dict[str, Any]:
@@ -155,17 +157,17 @@ def _end_token(number: int, piece: str) -> dict[str, Any]:
 
 
 def read_settings(model: Path) -> Settings:
-    """Returns how captions were prepared for a SentencePiece model, as the folder that it lies in tells.
+    """Returns the settings of a SentencePiece model from the other files of its folder.
 
-    Where the folder does not tell, captions are lowered, and rows are filled with the end token ``</s>`` as in SigLIP,
-    or in vocabularies without it, as SigLIP 2's, with the padding token. Punctuation is dropped where `transformers`
-    would take its `SiglipTokenizer`.
+    Defaults for missing settings are those of SigLIP: lower case, and padding with the end token ``</s>``. Vocabularies
+    without ``</s>``, such as SigLIP 2's, are padded with their padding token. Punctuation is removed if `transformers`
+    would use its `SiglipTokenizer`.
 
     Raises:
-        UserError: a file is no JSON object, or the token that fills rows is not in the model.
+        UserError: a file is not a JSON object, or the padding token is not in the model.
     """
     path = model.with_name("tokenizer_config.json")
-    settings = _object(path)
+    settings = _read_if_present(path)
     try:
         proto = untrusted.parse_sentencepiece(model.read_bytes())
     except (OSError, Malformed) as error:
@@ -184,11 +186,11 @@ def read_settings(model: Path) -> Settings:
 
 
 def _is_siglip(settings: Json, model: Path) -> bool:
-    """Returns whether `transformers` reads the folder with its `SiglipTokenizer`, told by name or by the model."""
-    config = _object(model.with_name("config.json"))
+    """Returns whether `transformers` would use `SiglipTokenizer`, by the configured class or else by the model type."""
+    config = _read_if_present(model.with_name("config.json"))
     named = settings.get("tokenizer_class") or config.get("tokenizer_class")
     return named == "SiglipTokenizer" if named else config.get("model_type") == "siglip"
 
 
-def _object(path: Path) -> Json:
+def _read_if_present(path: Path) -> Json:
     return read_json(path) if path.is_file() else {}

@@ -1,1 +1,1 @@
-"""Checkpoints of runs: saved asynchronously, checked, and restored on any number of devices."""
+"""Saves, verifies and restores the checkpoints of runs."""

@@ -1,4 +1,4 @@
-"""What lies in a folder of checkpoints: whole steps, what a kill or a fault left of others, and their sizes."""
+"""Lists a folder of checkpoints: complete, half-written and damaged steps, and their sizes."""
 
 import contextlib
 import dataclasses
@@ -10,7 +10,7 @@ from lit_het import untrusted
 from lit_het.errors import UserError
 from lit_het.untrusted import Malformed
 
-# What stands behind the number of a step in the names of folders that are no checkpoints.
+# Suffixes of step folders that are not checkpoints: interrupted saves, and damaged steps that were set aside.
 HALF_WRITTEN, DAMAGED = ".orbax-checkpoint-tmp", ".damaged"
 COMPLETE = "complete"
 _STATES = {"": COMPLETE, HALF_WRITTEN: "half written", DAMAGED: "set aside: damaged"}
@@ -18,13 +18,13 @@ _STATES = {"": COMPLETE, HALF_WRITTEN: "half written", DAMAGED: "set aside: dama
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """What lies in a folder of checkpoints.
+    """One step in a folder of checkpoints.
 
     Attributes:
-        step: optimizer updates that it has seen.
-        path: its folder.
-        state: of these, only `COMPLETE` ones are ever restored.
-        time: when it was last written to.
+        step: number of optimizer updates.
+        path: folder of the step.
+        state: `COMPLETE`, half written or damaged. Only complete steps are restored.
+        time: of the last modification.
         size: bytes on disk.
     """
 
@@ -36,10 +36,10 @@ class Entry:
 
 
 def entries(directory: Path) -> list[Entry]:
-    """Returns what lies in a folder of checkpoints, by step.
+    """Returns all steps in a folder of checkpoints, sorted by number.
 
     Raises:
-        UserError: there is no such folder.
+        UserError: the folder does not exist.
     """
     if not directory.is_dir():
         raise UserError(f"no checkpoints in {directory}; give a run, or its folder of checkpoints")
@@ -48,19 +48,19 @@ def entries(directory: Path) -> list[Entry]:
         match = re.fullmatch(r"(\d+)(\..*)?", path.name)
         if match is not None and (match[2] or "") in _STATES:
             time = datetime.datetime.fromtimestamp(path.stat().st_mtime)
-            found.append(Entry(int(match[1]), path, _STATES[match[2] or ""], time, size_below(path)))
+            found.append(Entry(int(match[1]), path, _STATES[match[2] or ""], time, directory_size(path)))
     return sorted(found, key=lambda entry: (entry.step, entry.path.name))
 
 
 def complete_steps(directory: Path) -> list[int]:
-    """Returns the steps that a folder of checkpoints holds whole, oldest first; none where there is no folder."""
+    """Returns the complete steps in a folder of checkpoints, oldest first; an empty list if there is no folder."""
     if not directory.is_dir():
         return []
     return sorted(int(path.name) for path in directory.iterdir() if re.fullmatch(r"[0-9]{1,18}", path.name))
 
 
 def has_metadata(step: Path) -> bool:
-    """Returns whether Orbax can read when a step was saved."""
+    """Returns whether Orbax can read the timestamps of a step."""
     try:
         found = untrusted.read_json(step / "_CHECKPOINT_METADATA", 2**20)
     except (OSError, Malformed):
@@ -69,9 +69,10 @@ def has_metadata(step: Path) -> bool:
     return all(time is None or (type(time) is int and 0 <= time < 2**63) for time in times)
 
 
-def size_below(directory: Path) -> int:
-    """Returns the bytes of all files in a folder, also while files come, go and change their names."""
+def directory_size(directory: Path) -> int:
+    """Returns the bytes of all files in a folder."""
     size = 0
+    # Files may be renamed or removed meanwhile: a save may be writing here.
     with contextlib.suppress(FileNotFoundError):
         for path in directory.rglob("*"):
             size += path.stat().st_size if path.is_file() else 0

@@ -1,4 +1,4 @@
-"""Errors of Orbax: what lies behind them in a line, and quiet for what its threads and event loops say once more."""
+"""Errors of Orbax: extracts their cause, and silences the copies that its threads and event loops print."""
 
 import functools
 import inspect
@@ -12,56 +12,57 @@ from typing import Any
 
 
 @functools.cache
-def say_errors_once() -> None:
-    """Drops, from now on, errors of Orbax's threads and event loops, which its caller has got as exceptions.
+def silence_background_errors() -> None:
+    """Silences, for the rest of the process, errors that Orbax's threads and event loops print.
 
-    For good, as what a failed call leaves behind may complain at any time after it.
+    Orbax 0.12 also raises these errors to its caller. The threads and coroutines of a failed call may print them at any
+    later time, so the filters are never removed.
     """
-    of_thread, of_object = threading.excepthook, sys.unraisablehook
+    thread_hook, unraisable_hook = threading.excepthook, sys.unraisablehook
 
-    def in_thread(args: threading.ExceptHookArgs) -> None:
-        if not _is_orbax(args.exc_traceback):
-            of_thread(args)
+    def on_thread_error(args: threading.ExceptHookArgs) -> None:
+        if not _has_orbax_frame(args.exc_traceback):
+            thread_hook(args)
 
-    def in_object(args: "sys.UnraisableHookArgs") -> None:
+    def on_unraisable(args: "sys.UnraisableHookArgs") -> None:
         text = str(args.exc_value)
-        if not (_is_of_orbax(args.object) or "Event loop is closed" in text or "was never awaited" in text):
-            of_object(args)
+        if not (_is_orbax_coroutine(args.object) or "Event loop is closed" in text or "was never awaited" in text):
+            unraisable_hook(args)
 
-    threading.excepthook, sys.unraisablehook = in_thread, in_object
+    threading.excepthook, sys.unraisablehook = on_thread_error, on_unraisable
     logging.getLogger("asyncio").addFilter(lambda record: "exception was never retrieved" not in record.getMessage())
     logging.getLogger("absl").setLevel(logging.CRITICAL)
     warnings.filterwarnings("ignore", message="coroutine .* was never awaited", category=RuntimeWarning)
 
 
 def reason_of(error: BaseException) -> str:
-    """Returns in a line what lies behind an error: Orbax wraps what files and TensorStore say."""
+    """Returns the cause of an error in one line; Orbax wraps the errors of files and of TensorStore."""
     cause = cause_of(error)
     if parts := re.search(r"Available checkpointables: \[(.*)\]", str(cause)):
-        return f"of its parts only these are there: {parts[1]}" if parts[1] else "it is empty"
+        return f"it holds only the items {parts[1]}" if parts[1] else "it is empty"
     text = re.sub(r"\s*\[tensorstore_spec.*", "", " ".join(str(cause).split()))
     return text[:300] or type(cause).__name__
 
 
-def is_out_of_reach(error: BaseException) -> bool:
-    """Returns whether files may be whole, and only cannot be read now: no permission, or storage that is not there."""
+def is_unavailable(error: BaseException) -> bool:
+    """Returns whether files are unreadable only for now, because of permissions or unavailable storage."""
     cause = cause_of(error)
     codes = r"PERMISSION_DENIED|UNAUTHENTICATED|UNAVAILABLE|DEADLINE_EXCEEDED|RESOURCE_EXHAUSTED|ABORTED|CANCELLED"
     return isinstance(cause, (PermissionError, TimeoutError, ConnectionError)) or bool(re.match(codes, str(cause)))
 
 
 def cause_of(error: BaseException) -> BaseException:
-    """Returns the error behind all that wrap it."""
+    """Returns the innermost error of a chain of causes."""
     while (cause := error.__cause__ or error.__context__) is not None:
         error = cause
     return error
 
 
-def _is_of_orbax(thing: Any) -> bool:
-    return inspect.iscoroutine(thing) and "orbax" in thing.cr_code.co_filename
+def _is_orbax_coroutine(value: Any) -> bool:
+    return inspect.iscoroutine(value) and "orbax" in value.cr_code.co_filename
 
 
-def _is_orbax(trace: types.TracebackType | None) -> bool:
+def _has_orbax_frame(trace: types.TracebackType | None) -> bool:
     while trace is not None:
         if "orbax" in trace.tb_frame.f_globals.get("__name__", ""):
             return True

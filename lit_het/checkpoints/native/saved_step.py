@@ -1,4 +1,4 @@
-"""One step of a run on disk, read and checked: its facts, its arrays, and what is wrong with them."""
+"""Reads and verifies the checkpoint of one step: its info and its arrays."""
 
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -10,17 +10,17 @@ from orbax.checkpoint import v1 as ocp
 
 from lit_het import distributed
 from lit_het.checkpoints.native import checksums
-from lit_het.checkpoints.native.checksums import Mark
-from lit_het.checkpoints.native.orbax_errors import is_out_of_reach, reason_of
+from lit_het.checkpoints.native.checksums import Fingerprint
+from lit_het.checkpoints.native.orbax_errors import is_unavailable, reason_of
 from lit_het.errors import UserError
 
 
 class Damaged(UserError):
-    """A checkpoint is not what was saved."""
+    """A checkpoint differs from what was saved."""
 
 
 class SavedStep:
-    """The checkpoint of one step; of several processes, all must ask for the same.
+    """The checkpoint of one step. With several processes, all must call the same methods.
 
     Args:
         folder: of the step.
@@ -28,108 +28,118 @@ class SavedStep:
 
     def __init__(self, folder: Path):
         self.folder = folder.resolve()
-        self._shown = folder
+        self._path_in_messages = folder
 
-    def about(self) -> tuple[dict[str, Any], dict[str, Mark]]:
-        """Returns the info of the step, and the marks of its arrays below ``params/`` and ``optimizer/``.
+    def read_info(self) -> tuple[dict[str, Any], dict[str, Fingerprint]]:
+        """Returns the info of the step and path → fingerprint of its arrays, ``params/...`` and ``optimizer/...``.
 
         Raises:
-            Damaged: it cannot be read, or is not what was saved.
+            Damaged: the info cannot be read, or differs from what was saved.
+            UserError: files are unavailable for now.
         """
         info = self._read(lambda: self._items({"info": None})["info"])
-        if not isinstance(info, dict) or checksums.SEAL in info:
-            opened = checksums.unsealed(info)
-            if opened is None:
-                raise Damaged(f"the checkpoint {self._shown} is damaged (info is not what was saved)")
-            return opened
+        if not isinstance(info, dict) or checksums.DIGEST_KEY in info:
+            decoded = checksums.decode_info(info)
+            if decoded is None:
+                raise Damaged(f"the checkpoint {self._path_in_messages} is damaged (info is not what was saved)")
+            return decoded
         # Written by an earlier version, without checksums.
-        return info, checksums.forms({"params": self._metadata()["params"]})
+        return info, checksums.specs({"params": self._metadata()["params"]})
 
     def load(
-        self, wanted: dict[str, Any], saved: Mapping[str, Mark], checked: set[str] | None = None
+        self, wanted: dict[str, Any], saved: Mapping[str, Fingerprint], checked: set[str] | None = None
     ) -> dict[str, Any]:
-        """Returns items of the step whose arrays, or those ``checked``, are what was saved.
+        """Returns items of the step after verifying their checksums.
 
         Args:
-            wanted: item → tree of shapes, as Orbax wants them.
-            saved: from `about`.
-            checked: paths of arrays; None for all.
+            wanted: item → tree of shapes, in Orbax's form.
+            saved: fingerprints from `read_info`.
+            checked: paths of the arrays to verify; None for all.
 
         Raises:
-            Damaged: they are not.
-            UserError: files are out of reach.
+            Damaged: an array cannot be read, or differs from what was saved.
+            UserError: files are unavailable for now.
         """
         found = self._read(lambda: self._items(wanted))
         leaves = jax.tree_util.tree_leaves_with_path(found)
-        named = {checksums.name_of(path): leaf for path, leaf in leaves}
+        named = {checksums.path_string(path): leaf for path, leaf in leaves}
         named = {path: leaf for path, leaf in named.items() if checked is None or path in checked}
-        marks = {path: mark for path, mark in checksums.marks(named).items() if path in saved and saved[path].checksum}
-        differing = sorted(path for path, mark in marks.items() if mark != saved[path])
-        if distributed.anywhere(bool(differing)):
+        found_fingerprints = checksums.fingerprints(named)
+        differing = sorted(
+            path
+            for path, fingerprint in found_fingerprints.items()
+            if path in saved and saved[path].checksum and fingerprint != saved[path]
+        )
+        if distributed.any_process(bool(differing)):
             which = differing[0] if differing else "an array of another process"
-            raise Damaged(f"the checkpoint {self._shown} is damaged ({which} is not what was saved)")
+            raise Damaged(f"the checkpoint {self._path_in_messages} is damaged ({which} is not what was saved)")
         return found
 
-    def arrays(self, saved: Mapping[str, Mark]) -> Iterator[tuple[str, np.ndarray | Damaged]]:
-        """Yields path and content of every array, one after the other on the host, or why it has none.
+    def arrays(self, saved: Mapping[str, Fingerprint]) -> Iterator[tuple[str, np.ndarray | Damaged]]:
+        """Yields the path and the content of every array, one at a time, on the host; or why it cannot be read.
 
         Args:
-            saved: from `about`.
+            saved: fingerprints from `read_info`.
         """
-        here = jax.sharding.SingleDeviceSharding(jax.local_devices(backend="cpu")[0])
+        on_host = jax.sharding.SingleDeviceSharding(jax.local_devices(backend="cpu")[0])
         for item in sorted({path.partition("/")[0] for path in saved}):
-            of_item = below(item, saved)
+            fingerprints = select_item(item, saved)
             try:
                 metadata = self._metadata()[item]
             except (Damaged, KeyError) as error:
-                found = error if isinstance(error, Damaged) else Damaged(f"{self._shown / item} is missing")
-                yield from ((f"{item}/{path}", found) for path in of_item)
+                found = error if isinstance(error, Damaged) else Damaged(f"{self._path_in_messages / item} is missing")
+                yield from ((f"{item}/{path}", found) for path in fingerprints)
                 continue
             paths, tree = jax.tree_util.tree_flatten_with_path(metadata)
-            places = {checksums.name_of(path): number for number, (path, _) in enumerate(paths)}
-            for path, mark in of_item.items():
+            indices = {checksums.path_string(path): number for number, (path, _) in enumerate(paths)}
+            for path, fingerprint in fingerprints.items():
                 wanted: list[Any] = [ocp.PLACEHOLDER] * len(paths)
                 try:
-                    wanted[places[path]] = jax.ShapeDtypeStruct(mark.shape, mark.dtype, sharding=here)
+                    wanted[indices[path]] = jax.ShapeDtypeStruct(fingerprint.shape, fingerprint.dtype, sharding=on_host)
                     found = self.load({item: jax.tree.unflatten(tree, wanted)}, saved, {f"{item}/{path}"})[item]
-                    yield f"{item}/{path}", np.asarray(jax.tree.leaves(found)[places[path]])
+                    yield f"{item}/{path}", np.asarray(jax.tree.leaves(found)[indices[path]])
                 except KeyError:
                     yield f"{item}/{path}", Damaged("it is missing")
                 except Damaged as error:
                     yield f"{item}/{path}", error
 
     def _metadata(self) -> Mapping[str, Any]:
-        """Returns item → tree of what Orbax knows of its arrays."""
+        """Returns item → tree of Orbax's metadata of its arrays."""
         return self._read(lambda: ocp.checkpointables_metadata(str(self.folder)).metadata)
 
     def _items(self, wanted: dict[str, Any]) -> dict[str, Any]:
-        """Returns what Orbax reads, without its barriers: a process that fails would never come to them."""
-        context, here = ocp.Context(), jax.process_index()
-        context.multiprocessing.primary_host, context.multiprocessing.active_processes = here, {here}
+        """Returns items as Orbax reads them."""
+        context, process = ocp.Context(), jax.process_index()
+        # Each process reads alone. Orbax's barriers between processes would hang if reading fails on one of them.
+        context.multiprocessing.primary_host, context.multiprocessing.active_processes = process, {process}
         with context:
             return ocp.load_checkpointables(str(self.folder), wanted)
 
     def _read(self, read: Callable[[], Any]) -> Any:
-        """Returns what a call to Orbax returns; of several processes all raise where one cannot read.
+        """Returns the result of a call to Orbax. If reading fails on one process, it raises on all.
 
-        That is `Damaged`, or another `UserError` where files are out of reach.
+        Raises:
+            Damaged: files are missing or damaged.
+            UserError: files are unavailable for now.
         """
-        found, reason, may_be_whole = None, "", False
+        found, reason, unavailable = None, "", False
         try:
             found = read()
         except jax.errors.JaxRuntimeError:
             raise
-        except Exception as error:  # a damaged file may raise anything
-            # The error itself is let go: it holds what Orbax has begun, which would complain at its end.
-            reason, may_be_whole = reason_of(error), is_out_of_reach(error)
-        if distributed.anywhere(bool(reason)):
-            told = f"the checkpoint {self._shown} cannot be read ({reason or 'by another process'})"
-            if distributed.anywhere(may_be_whole):
-                raise UserError(f"{told}; it may be whole: nothing was changed, try again once it can be")
-            raise Damaged(told)
+        except Exception as error:  # a damaged file may raise any exception
+            # Only the text is stored. The error's frames hold Orbax 0.12's pending coroutines, which would print
+            # warnings when they are collected.
+            reason, unavailable = reason_of(error), is_unavailable(error)
+        if distributed.any_process(bool(reason)):
+            message = f"the checkpoint {self._path_in_messages} cannot be read ({reason or 'by another process'})"
+            if distributed.any_process(unavailable):
+                raise UserError(f"{message}; it may be complete: nothing was changed, try again when it can be read")
+            raise Damaged(message)
         return found
 
 
-def below(item: str, marks: Mapping[str, Mark]) -> dict[str, Mark]:
-    """Returns the marks of the arrays of one item, by their paths in it."""
-    return {path.removeprefix(f"{item}/"): mark for path, mark in marks.items() if path.startswith(f"{item}/")}
+def select_item(item: str, fingerprints: Mapping[str, Fingerprint]) -> dict[str, Fingerprint]:
+    """Returns the fingerprints of the arrays of one item, by their paths in the item."""
+    prefix = f"{item}/"
+    return {path.removeprefix(prefix): one for path, one in fingerprints.items() if path.startswith(prefix)}

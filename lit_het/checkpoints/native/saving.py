@@ -1,9 +1,9 @@
-"""Checkpoints of a run: asynchronous, atomic, checked, restorable on another number of devices.
+"""Saves and restores checkpoints: asynchronous, atomic, verified, restorable on any number of devices.
 
-A step's directory holds three items: ``params`` (trainable parameters only), ``optimizer`` and ``info`` (as JSON, with
-its SHA-256: loader position, checksum of the locked parameters, and the mark of every array). Where there is an average
-of parameters it is what ``params`` holds, and those that training goes on from are in ``optimizer``. A save that a kill
-interrupts stays under a temporary name and is ignored.
+The directory of a step holds three items. ``params`` holds the trainable parameters; with parameter averaging, their
+average. ``optimizer`` holds the optimizer state; with averaging, also the parameters that training continues from.
+``info`` is JSON with its SHA-256: the loader position, the checksum of the locked parameters and the fingerprint of
+every array. A save that is interrupted stays under a temporary name, which is never restored.
 """
 
 import contextlib
@@ -21,32 +21,32 @@ from orbax.checkpoint import v1 as ocp
 
 from lit_het import distributed, parameters
 from lit_het.checkpoints.native import checksums, folders
-from lit_het.checkpoints.native.folders import DAMAGED, HALF_WRITTEN, size_below
-from lit_het.checkpoints.native.orbax_errors import reason_of, say_errors_once
-from lit_het.checkpoints.native.saved_step import Damaged, SavedStep, below
+from lit_het.checkpoints.native.folders import DAMAGED, HALF_WRITTEN, directory_size
+from lit_het.checkpoints.native.orbax_errors import reason_of, silence_background_errors
+from lit_het.checkpoints.native.saved_step import Damaged, SavedStep, select_item
 from lit_het.errors import TRY_AGAIN, UserError
 from lit_het.types import Params, TrainState
 
-# What Orbax and TensorStore raise when files cannot be written.
+# Orbax 0.12 and TensorStore raise these when files cannot be written.
 _UNWRITABLE = (AssertionError, KeyError, OSError, ValueError)
 
-# Seconds between two looks at how much of an imported model is on disk.
-_LOOK_INTERVAL = 0.2
+# Seconds between two measurements of how much of an imported model is on disk.
+_POLL_INTERVAL = 0.2
 
 
 class SaveFailed(UserError):
-    """What a run has learned could not be saved."""
+    """A checkpoint could not be saved."""
 
     code = TRY_AGAIN
 
 
 @dataclasses.dataclass(frozen=True)
-class Kept:
-    """Which checkpoints stay on disk.
+class Retention:
+    """Which checkpoints to retain on disk.
 
     Attributes:
-        newest: so many of the last; None keeps all.
-        every: multiples of so many steps stay for ever; None keeps no more than the newest.
+        newest: number of latest checkpoints to retain; None retains all.
+        every: also retain each step that is a multiple of this number; None retains only the newest.
     """
 
     newest: int | None = 2
@@ -54,35 +54,36 @@ class Kept:
 
 
 class Checkpoints:
-    """The checkpoints of one run; use as a context manager, which waits for the last save.
+    """The checkpoints of one run; a context manager that waits for the last save on exit.
 
-    Of one process, a save that fails is told and left to the next; of several, it ends them all.
+    With one process a failed save is reported, and the next save tries again. With several processes a failed save
+    raises on all of them.
 
     Args:
         directory: created if missing, unless read-only.
-        kept: which of them stay on disk.
-        max_failed_saves: so many in a row end the run, which would otherwise train for nothing.
-        read_only: leaves everything as it is, also a save that another process has under way.
-        tell: called with a line when a save has failed, or a damaged step is passed over.
+        retention: which checkpoints to retain on disk.
+        max_failed_saves: number of consecutive failed saves that end the run.
+        read_only: changes nothing on disk, not even a half-written save of another process.
+        warn: called with one line when a save has failed or a damaged step is skipped.
 
     Raises:
-        UserError: read-only and there is no such directory; it cannot be written; at the end, the last save failed.
+        UserError: the directory is missing (read-only) or cannot be written; on exit, the last save has failed.
     """
 
     def __init__(
         self,
         directory: Path,
         *,
-        kept: Kept = Kept(),
+        retention: Retention = Retention(),
         max_failed_saves: int = 3,
         read_only: bool = False,
-        tell: Callable[[str], None] = lambda line: None,
+        warn: Callable[[str], None] = lambda line: None,
     ):
-        self.directory, self._tell = directory, tell
-        self._kept, self._max_failed_saves = kept, max_failed_saves
-        self._saving: tuple[int, Any] | None = None  # the step, and what Orbax promises
+        self.directory, self._warn = directory, warn
+        self._retention, self._max_failed_saves = retention, max_failed_saves
+        self._saving: tuple[int, Any] | None = None  # step and Orbax's response
         self._failures: list[SaveFailed] = []  # since the last save that succeeded
-        say_errors_once()
+        silence_background_errors()
         self._checkpointer: ocp.training.Checkpointer | None = None  # opened by the first save
         if read_only:
             if not directory.is_dir():
@@ -97,14 +98,16 @@ class Checkpoints:
         self._remove_half_written()
 
     def _opened(self) -> ocp.training.Checkpointer:
-        """Opens the folder, where Orbax reads the metadata of every step: those that it cannot read are set aside."""
+        """Opens the folder with Orbax."""
+        # On opening, Orbax 0.12 reads the metadata of every step and fails on a damaged one, such as an old step whose
+        # deletion was interrupted. These steps are set aside first.
         unreadable = [step for step in self.steps if not folders.has_metadata(self.directory / str(step))]
-        for step in unreadable:  # such as an old one that a kill has left half deleted
-            self._tell(f"{self.directory / str(step)} is not whole: it is set aside as {step}{DAMAGED}")
+        for step in unreadable:
+            self._warn(f"{self.directory / str(step)} is incomplete: it is renamed to {step}{DAMAGED}")
         self._set_aside(unreadable)
         return ocp.training.Checkpointer(
             str(self.directory.resolve()),
-            preservation_policy=_policy(self._kept),
+            preservation_policy=_policy(self._retention),
             cleanup_tmp_directories=True,
             context=_context(),
         )
@@ -122,7 +125,7 @@ class Checkpoints:
             self._close()
 
     def _close(self) -> None:
-        # Orbax raises the error of a save again where anyone waits for it next, here to be dropped.
+        # Orbax 0.12 raises the error of a failed save again at the next wait. `_fail` has already reported it.
         if self._checkpointer is not None:
             for end in (self._checkpointer.wait, self._checkpointer.close):
                 with contextlib.suppress(*_UNWRITABLE):
@@ -140,27 +143,28 @@ class Checkpoints:
         return folders.complete_steps(self.directory)
 
     def save(self, state: TrainState, info: Mapping[str, Any]) -> None:
-        """Starts saving ``state`` in the background; arrays are copied before this returns, so they may be donated.
+        """Starts saving ``state`` in the background. Arrays are copied before this returns, so they may be donated.
 
         Raises:
-            SaveFailed: ``max_failed_saves`` in a row have failed, or, with several processes, one has.
+            SaveFailed: ``max_failed_saves`` consecutive saves have failed; with several processes, one save.
         """
         self.wait()
         step, items = int(state.step), _items(state)
-        items["info"] = checksums.sealed(info, checksums.marks(items))
+        items["info"] = checksums.encode_info(info, checksums.fingerprints(items))
         try:
             if self._checkpointer is None:
                 self._checkpointer = self._opened()
-            # Orbax frees the thread of a save, and its three descriptors, only where its response is waited for.
+            # `wait` must await this response: only then does Orbax 0.12 free the thread and the three file descriptors
+            # of the save.
             self._saving = step, self._checkpointer.save_checkpointables_async(step, items, force=True)
         except _UNWRITABLE as error:
             self._fail(step, error)
 
     def wait(self) -> None:
-        """Waits until what is being saved is on disk.
+        """Waits until the pending save is on disk.
 
         Raises:
-            SaveFailed: as `save`.
+            SaveFailed: as for `save`.
         """
         if self._saving is None:
             return
@@ -175,31 +179,31 @@ class Checkpoints:
         """Waits for the last save.
 
         Raises:
-            SaveFailed: it has failed.
+            SaveFailed: the last save has failed.
         """
         self.wait()
         if self._failures:
             raise self._failures[-1]
 
     def _fail(self, step: int, error: Exception) -> None:
-        if lost := distributed.fault_of_machines(error):
+        if lost := distributed.lost_process_error(error):
             raise lost
         failure = SaveFailed(
             f"the checkpoint {self.directory / str(step)} could not be saved ({reason_of(error)}); "
-            "the last one that was stays"
+            "earlier checkpoints are unchanged"
         )
         if jax.process_count() > 1:
             raise failure from error
-        # What Orbax still writes may come back after it is removed: the next save, or start, removes that.
+        # Orbax's threads may still write files after this removal. The next save, or the next start, removes those.
         self._close()
         self._remove_half_written()
         self._failures.append(failure)
         if len(self._failures) >= self._max_failed_saves:
             raise SaveFailed(
                 f"{len(self._failures)} saves in a row have failed, the last with: {failure}; "
-                "free the disk, or mend the storage, and go on with --resume"
+                "free disk space or fix the storage, then continue with --resume"
             ) from error
-        self._tell(f"{failure}; the next save tries again")
+        self._warn(f"{failure}; the next save tries again")
 
     def _remove_half_written(self) -> None:
         if jax.process_index():
@@ -208,12 +212,12 @@ class Checkpoints:
             shutil.rmtree(folder, ignore_errors=True)
 
     def restore(self, like: TrainState) -> tuple[TrainState, dict[str, Any]]:
-        """Returns the newest state that is whole, in the shapes and shardings of ``like``, and its info.
+        """Returns the newest undamaged state, in the shapes and shardings of ``like``, and its info.
 
-        Newer ones, which are damaged, get names that are no checkpoints' so that nothing takes them for one.
+        Damaged steps that are newer are renamed, so that they no longer count as checkpoints.
 
         Raises:
-            UserError: there is none, all are damaged, or one does not fit ``like``.
+            UserError: there is no checkpoint, all are damaged, or one does not fit ``like``.
         """
         self.newest_step()
         damaged: list[Damaged] = []
@@ -222,23 +226,25 @@ class Checkpoints:
                 restored = self._restore(step, like)
             except Damaged as error:
                 damaged.append(error)
-                self._tell(str(error))
+                self._warn(str(error))
                 continue
             if damaged:
                 self._set_aside([other for other in self.steps if other > step])
-                self._tell(
-                    f"the run goes on from step {step}; what is damaged is set aside as {self.directory}/*{DAMAGED}"
+                self._warn(
+                    f"the run continues from step {step}; damaged steps are renamed to {self.directory}/*{DAMAGED}"
                 )
             return restored
-        raise UserError(f"{damaged[0]}; no other step is whole: bring back a copy, or start another --run-dir")
+        raise UserError(
+            f"{damaged[0]}; all other steps are damaged too: restore a backup, or start with another --run-dir"
+        )
 
     def _restore(self, step: int, like: TrainState) -> tuple[TrainState, dict[str, Any]]:
         wanted = _items(like)
         saved_step = self.at(step)
-        info, saved = saved_step.about()
-        checksums.check_fit(below("params", saved), checksums.forms(wanted["params"]), self.directory)
+        info, saved = saved_step.read_info()
+        checksums.check_fit(select_item("params", saved), checksums.specs(wanted["params"]), self.directory)
         if any(path.startswith("optimizer/") for path in saved):
-            checksums.check_fit(below("optimizer", saved), checksums.forms(wanted["optimizer"]), self.directory)
+            checksums.check_fit(select_item("optimizer", saved), checksums.specs(wanted["optimizer"]), self.directory)
         found = saved_step.load(wanted, saved)
         count = jax.device_put(jnp.int32(step), like.step.sharding)
         params, optimizer = found["params"], found["optimizer"]
@@ -254,36 +260,37 @@ class Checkpoints:
         distributed.wait_for_all("damaged checkpoints are set aside")
 
     def restore_params(self, like: Params) -> tuple[Params, dict[str, Any]]:
-        """Returns the newest step's parameters under the paths in ``like``, and the step's info.
+        """Returns the parameters of the newest step at the paths of ``like``, and the step's info.
 
-        ``like`` may be a part of the saved tree, e.g. the image tower alone.
+        ``like`` may be a subtree of the saved tree, for example only the image tower.
 
         Raises:
             UserError: there is no checkpoint, it is damaged, or it does not fit ``like``.
         """
         newest = self.at(self.newest_step())
-        info, marks = newest.about()
-        saved, flat = below("params", marks), parameters.flatten(like)
+        info, fingerprints = newest.read_info()
+        saved, flat = select_item("params", fingerprints), parameters.flatten(like)
         checksums.check_fit(
-            {path: saved[path] for path in flat if path in saved}, checksums.forms(like), self.directory
+            {path: saved[path] for path in flat if path in saved}, checksums.specs(like), self.directory
         )
         wanted = {**{path: ocp.PLACEHOLDER for path in saved}, **flat}
         try:
-            found = newest.load({"params": parameters.unflatten(wanted)}, marks, {f"params/{path}" for path in flat})
+            checked = {f"params/{path}" for path in flat}
+            found = newest.load({"params": parameters.unflatten(wanted)}, fingerprints, checked)
         except Damaged as error:
-            raise UserError(f"{error}; move this folder away to use the step before") from error
+            raise UserError(f"{error}; move this folder away to use the previous step") from error
         loaded = parameters.flatten(found["params"])
         return parameters.unflatten({path: loaded[path] for path in flat}), info
 
     def at(self, step: int) -> SavedStep:
-        """Returns what is on disk of a step."""
+        """Returns the checkpoint of a step, not yet read."""
         return SavedStep(self.directory / str(step))
 
     def newest_step(self) -> int:
-        """Returns how many updates the newest checkpoint has seen.
+        """Returns the step of the newest checkpoint.
 
         Raises:
-            UserError: there is none.
+            UserError: there is no checkpoint.
         """
         step = self.latest_step
         if step is None:
@@ -292,23 +299,27 @@ class Checkpoints:
 
 
 def _items(state: TrainState) -> dict[str, Any]:
-    """Returns what is saved: ``params`` are those that others use, so that nobody else need know of averages."""
+    """Returns the items ``params`` and ``optimizer`` of a state."""
+    # With averaging, the average is saved as ``params``: readers of a checkpoint then need not handle averaging.
     if state.average is None:
         return {"params": state.params, "optimizer": state.opt_state}
     return {"params": state.average, "optimizer": {"state": state.opt_state, "params": state.params}}
 
 
-def _policy(kept: Kept) -> Any:
+def _policy(retention: Retention) -> Any:
     policies = ocp.training.preservation_policies
-    newest = policies.LatestN(kept.newest)
-    return newest if kept.every is None else policies.AnyPreservationPolicy([newest, policies.EveryNSteps(kept.every)])
+    newest = policies.LatestN(retention.newest)
+    if retention.every is None:
+        return newest
+    return policies.AnyPreservationPolicy([newest, policies.EveryNSteps(retention.every)])
 
 
 def _context() -> ocp.Context:
     context = ocp.Context()
-    # Orbax compiles a slice for every replicated array, to spread the writing over replicas: not for small ones.
+    # Orbax 0.12 compiles a slicing program for every replicated array, so that replicas share the writing. Small arrays
+    # are not worth compiling for.
     context.array.saving.min_slice_bytes_for_replica_parallel = 2**20
-    # Where a directory cannot be made in the background, Orbax's threads wait for it for five minutes.
+    # If a directory cannot be created in the background, Orbax 0.12's threads wait five minutes for it.
     context.asynchronous.create_directories_asynchronously = False
     return context
 
@@ -316,31 +327,32 @@ def _context() -> ocp.Context:
 def save_imported(
     directory: Path, params: Params, info: Mapping[str, Any], advance: Callable[[int], None] = lambda count: None
 ) -> None:
-    """Saves parameters that no training here has made as step 0: to open or to start from, not to resume.
+    """Saves imported parameters as step 0, which can be opened or fine-tuned but not resumed.
 
     Args:
-        directory: where there are no checkpoints yet.
-        params: written from where they lie; nothing may change them meanwhile.
-        info: what `Checkpoints.restore_params` returns beside them.
-        advance: told how many more bytes of the arrays are on disk.
+        directory: a folder without checkpoints.
+        params: must not change meanwhile, because they are not copied.
+        info: returned by `Checkpoints.restore_params` together with the parameters.
+        advance: called with the number of bytes written since the last call.
 
     Raises:
-        UserError: the disk is full, or cannot be written to.
+        UserError: the disk is full or cannot be written.
     """
     context = ocp.Context()
     context.memory.deepcopy_host_arrays = False
-    context.array.saving.use_compression = False  # as compressed copies of everything would wait to be written
+    # With compression Orbax 0.12 would hold compressed copies of all arrays in memory until they are written.
+    context.array.saving.use_compression = False
     items: dict[str, Any] = {"params": jax.tree.map(np.asarray, params)}
     total, written = sum(array.nbytes for array in jax.tree.leaves(items["params"])), 0
-    items["info"] = checksums.sealed(info, checksums.marks(items))
-    say_errors_once()
+    items["info"] = checksums.encode_info(info, checksums.fingerprints(items))
+    silence_background_errors()
     with (
         ocp.training.Checkpointer(str(directory.resolve()), context=context) as checkpointer,
         ThreadPoolExecutor(1) as pool,
     ):
         saved = pool.submit(checkpointer.save_checkpointables, 0, items)
-        while wait([saved], timeout=_LOOK_INTERVAL).not_done:
-            on_disk = min(size_below(directory), total)
+        while wait([saved], timeout=_POLL_INTERVAL).not_done:
+            on_disk = min(directory_size(directory), total)
             advance(on_disk - written)
             written = on_disk
         try:

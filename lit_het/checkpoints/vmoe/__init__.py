@@ -1,1 +1,1 @@
-"""Checkpoints of V-MoE and e3: read."""
+"""Imports checkpoints of V-MoE and e3."""

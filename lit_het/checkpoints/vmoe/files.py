@@ -1,7 +1,7 @@
-"""The files in which V-MoE and e3 were released: ``NAME.index`` and ``NAME.data-00000-of-00008``, in MessagePack.
+"""Reads the MessagePack files in which V-MoE and e3 were released: ``NAME.index`` and ``NAME.data-00000-of-00008``.
 
-The index is a tree of shapes, slices and shard numbers; a data file maps numbers of arrays, counted over the flattened
-index, to pieces of them. Only places are remembered when a checkpoint is opened; an array is read when it is asked for.
+The index is a tree of shapes, slices and shard numbers. A data file maps the number of an array, its position in the
+flattened index, to chunks of the array. Opening a checkpoint reads only the index; each array is read on demand.
 """
 
 import dataclasses
@@ -17,23 +17,23 @@ import ml_dtypes
 import msgpack
 import numpy as np
 
-from lit_het.checkpoints.sources import Stored, checked
+from lit_het.checkpoints.sources import StoredArray, validated
 from lit_het.errors import UserError
 from lit_het.untrusted import Malformed
 
-# A key that marks a map of pieces.
-_MARK = "__msgpack_array_chunk_a87ca2__"
-# Arrays in a file are at most this large (2 GiB); MessagePack's own limit is lower.
-_MOST_BYTES = 2**31 - 1
+# A key of every data file, beside the array numbers.
+_CHUNK_MARKER = "__msgpack_array_chunk_a87ca2__"
+# Maximum size of a chunk (2 GiB); MessagePack's default limit is lower.
+_MAX_CHUNK_BYTES = 2**31 - 1
 
 MAX_INDEX_BYTES = 2**26
-"""Larger indexes are refused; those of the released models have less than 1 MB."""
+"""A larger index is refused; those of the released models have less than 1 MB."""
 
 MAX_SHARDS = 10_000
-"""An index that speaks of more files, or a list of more pieces, is refused."""
+"""An index with more data files, or a list of more chunks, is refused."""
 
 MAX_DEPTH = 32
-"""Trees of arrays that are deeper are refused."""
+"""A deeper tree of arrays is refused."""
 
 Slices: TypeAlias = tuple[slice, ...]
 
@@ -50,21 +50,21 @@ class _Kind(enum.IntEnum):
 
 @dataclasses.dataclass(frozen=True)
 class _Info:
-    """What the index says of one array: its shape, and which shard holds which part."""
+    """The index entry of one array: its shape, and the slice in each shard."""
 
     shape: tuple[int, ...]
     slices: tuple[Slices, ...]
     shards: tuple[int, ...]
 
 
-def open_vmoe(prefix: Path) -> dict[str, Stored]:
+def open_vmoe(prefix: Path) -> dict[str, StoredArray]:
     """Returns the arrays of a checkpoint by their paths in its tree.
 
     Args:
         prefix: the path without ``.index``.
 
     Raises:
-        UserError: a file is missing, cut short or not of this format.
+        UserError: a file is missing, truncated or has another format.
     """
     infos, names = _index(prefix)
     shards = [prefix.with_name(name) for name in names]
@@ -76,14 +76,14 @@ def open_vmoe(prefix: Path) -> dict[str, Stored]:
         if math.prod(info.shape) > on_disk:
             raise UserError(f"{name[:100]!r} of shape {info.shape} does not fit into the files of {prefix}")
     arrays = {
-        path: Stored(info.shape, functools.partial(_read, shards, number, info))
+        path: StoredArray(info.shape, functools.partial(_read, shards, number, info))
         for number, (path, info) in enumerate(infos.items())
     }
-    return checked(arrays, prefix)
+    return validated(arrays, prefix)
 
 
 def shard_names(prefix: Path) -> tuple[str, ...]:
-    """Returns the names of the data files that an index speaks of; errors are those of `open_vmoe`."""
+    """Returns the names of the data files of an index; raises the errors of `open_vmoe`."""
     return _index(prefix)[1]
 
 
@@ -102,32 +102,32 @@ def _index(prefix: Path) -> tuple[dict[str, _Info], tuple[str, ...]]:
         for name, info in infos.items():
             _check(name, info, count)
     except FileNotFoundError as error:
-        raise UserError(f"{path} is missing; give the path of a V-MoE checkpoint without its ending") from error
-    except Exception as error:  # whatever damage makes MessagePack and the decoding trip over
-        raise UserError(f"{path} is no index of a V-MoE checkpoint ({_said(error)})") from error
+        raise UserError(f"{path} is missing; give the path of a V-MoE checkpoint without the suffix .index") from error
+    except Exception as error:  # damaged files make MessagePack and the decoder raise any exception
+        raise UserError(f"{path} is not the index of a V-MoE checkpoint ({_one_line(error)})") from error
     return infos, tuple(f"{prefix.name}.data-{number:05d}-of-{count:05d}" for number in range(count))
 
 
 def _flatten(tree: Any, path: str = "", depth: int = 0) -> Iterator[tuple[str, _Info]]:
-    """Yields leaves in the order in which arrays are numbered, that of sorted keys."""
+    """Yields the leaves in the order of sorted keys, in which arrays are numbered."""
     if isinstance(tree, _Info):
         yield path, tree
         return
     if not isinstance(tree, dict) or depth == MAX_DEPTH:
-        raise Malformed(f"{path!r:.100} is no array, or deeper than {MAX_DEPTH}")
+        raise Malformed(f"{path!r:.100} is not an array, or deeper than {MAX_DEPTH} levels")
     for key in sorted(tree):
         yield from _flatten(tree[key], f"{path}/{key}" if path else key, depth + 1)
 
 
 def _check(name: str, info: _Info, count: int) -> None:
-    """Refuses an array whose shape is none, or that would lie in files that there are not."""
+    """Raises `Malformed` if the shape or a shard number of an array is invalid."""
     if not all(type(size) is int and size >= 0 for size in info.shape):
         raise Malformed(f"{name!r:.100} has the shape {info.shape!r:.100}")
     if not all(type(shard) is int and 0 <= shard < count for shard in info.shards):
-        raise Malformed(f"{name!r:.100} lies in the files {info.shards!r:.100} of {count}")
+        raise Malformed(f"{name!r:.100} refers to the shards {info.shards!r:.100}, but there are {count}")
 
 
-def _said(error: Exception) -> str:
+def _one_line(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 
@@ -141,69 +141,70 @@ def _read(shards: list[Path], number: int, info: _Info) -> np.ndarray:
         if offset is None:
             continue
         try:
-            for place, piece in _pieces(shard, offset, info.shape):
-                if array is None and math.prod(info.shape) * piece.itemsize > on_disk:
+            for slices, chunk in _chunks(shard, offset, info.shape):
+                # Arrays are stored uncompressed: a larger one than its files is damage and must not be allocated.
+                if array is None and math.prod(info.shape) * chunk.itemsize > on_disk:
                     break
-                array = np.empty(info.shape, piece.dtype) if array is None else array
-                array[place] = piece
-                filled += piece.size
+                array = np.empty(info.shape, chunk.dtype) if array is None else array
+                array[slices] = chunk
+                filled += chunk.size
         except Exception as error:  # as in the index
-            raise UserError(f"{shard}: array {number} of shape {info.shape} is damaged ({_said(error)})") from error
+            raise UserError(f"{shard}: array {number} of shape {info.shape} is damaged ({_one_line(error)})") from error
     if array is None or filled != array.size:
         raise UserError(
-            f"array {number} of shape {info.shape} is not whole in {shards[0].parent}: {filled} numbers found"
+            f"array {number} of shape {info.shape} is incomplete in {shards[0].parent}: {filled} elements found"
         )
     return array
 
 
-def _pieces(shard: Path, offset: int, whole: tuple[int, ...]) -> Iterator[tuple[Slices, np.ndarray]]:
-    """Yields the pieces of an array in a data file, and where they go."""
+def _chunks(shard: Path, offset: int, shape: tuple[int, ...]) -> Iterator[tuple[Slices, np.ndarray]]:
+    """Yields the chunks of an array in a data file, with their slices of the array."""
     with shard.open("rb") as file:
         file.seek(offset)
         unpacker = _unpacker(file, ext_hook=_decode)
-        for pieces, place in unpacker.unpack():
+        for parts, slices in unpacker.unpack():
             inside = [
-                0 <= part.start < part.stop <= size and part.step in (None, 1)
-                for part, size in zip(place, whole, strict=True)
+                0 <= one.start < one.stop <= size and one.step in (None, 1)
+                for one, size in zip(slices, shape, strict=True)
             ]
             if not all(inside):
-                raise Malformed(f"a piece at {place!r:.100}")
-            yield place, np.concatenate(pieces).reshape([part.stop - part.start for part in place])
+                raise Malformed(f"a chunk at {slices!r:.100}")
+            yield slices, np.concatenate(parts).reshape([one.stop - one.start for one in slices])
 
 
 @functools.lru_cache
 def _offsets(shard: Path) -> dict[int, int]:
-    """Returns where a data file holds each array's pieces."""
+    """Returns array number → offset of its chunks in a data file."""
     offsets = {}
     with shard.open("rb") as file:
         unpacker = _unpacker(file)
         try:
             for _ in range(unpacker.read_map_header()):
                 key = unpacker.unpack()
-                if key != _MARK:
+                if key != _CHUNK_MARKER:
                     offsets[int(key)] = unpacker.tell()
                 unpacker.skip()
         except Exception as error:  # as in the index
-            raise UserError(f"{shard} is cut short or no data file of a V-MoE checkpoint") from error
+            raise UserError(f"{shard} is truncated or not a data file of a V-MoE checkpoint") from error
     return offsets
 
 
 def _unpacked(data: bytes, **options: Any) -> Any:
-    # Lists take their memory before there is anything in them.
+    # MessagePack allocates a list by its declared length, before reading its elements.
     return msgpack.unpackb(data, max_array_len=MAX_SHARDS, **options)
 
 
 def _unpacker(file: BinaryIO, **options: Any) -> Any:
     return msgpack.Unpacker(
-        file, max_buffer_size=_MOST_BYTES, max_array_len=MAX_SHARDS, strict_map_key=False, **options
+        file, max_buffer_size=_MAX_CHUNK_BYTES, max_array_len=MAX_SHARDS, strict_map_key=False, **options
     )
 
 
 def _decode(code: int, data: bytes) -> Any:
-    """Decodes the format's own types; others stay as they are."""
+    """Decodes the extension types of the format; others are returned unchanged."""
     match code:
         case _Kind.NDARRAY:
-            shape, name, buffer = _unpacked(data, raw=True, max_bin_len=_MOST_BYTES)
+            shape, name, buffer = _unpacked(data, raw=True, max_bin_len=_MAX_CHUNK_BYTES)
             return np.frombuffer(buffer, _dtype(name)).reshape(shape)
         case _Kind.SHAPED_ARRAY:
             return tuple(_unpacked(data, raw=True)[0])

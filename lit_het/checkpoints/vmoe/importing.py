@@ -1,4 +1,4 @@
-"""V-MoE and e3 as their authors released them (Riquelme et al. 2021; Allingham et al. 2022)."""
+"""Imports V-MoE and e3 checkpoints as released by their authors (Riquelme et al. 2021; Allingham et al. 2022)."""
 
 import re
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from lit_het.checkpoints.imported import Imported
-from lit_het.checkpoints.rename import Piece, Rule, depth_of, translate
+from lit_het.checkpoints.rename import ParameterSource, Rule, depth_of, translate
 from lit_het.checkpoints.resample import resample_positions
 from lit_het.checkpoints.sources import Arrays
 from lit_het.checkpoints.vmoe.files import open_vmoe
@@ -20,9 +20,9 @@ from lit_het.towers.transformer import EncoderConfig
 from lit_het.towers.vit import ViTConfig
 
 _POSITIONS = "Encoder/posembed_input/pos_embedding"
-# Dense layers that not all have.
+# Dense layers that only some models have.
 _OPTIONAL = {"pre_logits/kernel", "head/kernel"}
-# What sizes are read off, and its numbers of axes.
+# Arrays that sizes are inferred from, with their number of axes.
 _RANKS = {
     "embedding/kernel": 4,
     "Encoder/encoderblock_0/Mlp/Dense_0/kernel": 2,
@@ -31,43 +31,52 @@ _RANKS = {
 }
 
 
-def read(
+def read_vmoe(
     prefix: Path,
     *,
     experts: Mapping[str, Any] = MappingProxyType({}),
     image_size: int | None = None,
     compute_type: ComputeType = "float32",
 ) -> Imported:
-    """Returns what a checkpoint ``NAME.index`` holds; arguments are those of `describe`.
+    """Imports a checkpoint ``NAME.index``.
+
+    Args:
+        prefix: the path without ``.index``.
+        experts: as for `describe_vmoe`.
+        image_size: as for `describe_vmoe`.
+        compute_type: as for `describe_vmoe`.
 
     Raises:
-        UserError: files are missing or broken, or hold another model.
+        UserError: files are missing or malformed, or hold another model.
     """
-    return describe(_parameters(open_vmoe(prefix)), experts=experts, image_size=image_size, compute_type=compute_type)
+    return describe_vmoe(
+        _parameters(open_vmoe(prefix)), experts=experts, image_size=image_size, compute_type=compute_type
+    )
 
 
-def describe(
+def describe_vmoe(
     arrays: Arrays,
     *,
     experts: Mapping[str, Any] = MappingProxyType({}),
     image_size: int | None = None,
     compute_type: ComputeType = "float32",
 ) -> Imported:
-    """Returns the tower and head whose parameters have V-MoE's names.
+    """Returns the tower and the head of arrays with V-MoE's names.
 
     Args:
         arrays: by name, such as ``Encoder/encoderblock_5/Moe/Router/dense/kernel``.
-        experts: fields of `ExpertsConfig` that the file does not say: K, capacities, and for an ensemble made of a
-            V-MoE M. The number of experts and their blocks are read off the file, and M if it is that of an e3.
-        image_size: resamples positions; None keeps the size of the file.
+        experts: fields of `ExpertsConfig` that the file does not record: K and the capacities, and for an ensemble made
+            from a V-MoE the number of members M. The file determines the number of experts and their blocks, and, for
+            an e3, M.
+        image_size: in pixels; another size than the file's resamples the positions. None for the file's.
         compute_type: of the tower.
 
     Raises:
-        UserError: arrays that this model does not have, or experts in other than the last odd blocks.
+        UserError: arrays are unknown or missing, or experts are in other blocks than the last odd ones.
     """
     for name, rank in _RANKS.items():
         if name not in arrays or len(arrays[name].shape) != rank:
-            raise UserError(f"a V-MoE has {name} with {rank} axes, the checkpoint has not; it holds another model")
+            raise UserError(f"the checkpoint lacks {name} with {rank} axes, which every V-MoE has; it is another model")
     for name in _OPTIONAL & arrays.keys():
         if len(arrays[name].shape) != 2:
             raise UserError(f"{name} has shape {arrays[name].shape}, where 2 axes are expected")
@@ -90,18 +99,22 @@ def describe(
         pooling="class_token" if has_class_token else "mean",
         representation_size=arrays["pre_logits/kernel"].shape[1] if has_pre_logits else None,
     )
-    pieces = [
-        Piece("image_tower/positions", (_POSITIONS,), lambda x: resample_positions(x[0, -num_patches:], tower.side))
+    sources = [
+        ParameterSource(
+            "image_tower/positions", (_POSITIONS,), lambda x: resample_positions(x[0, -num_patches:], tower.side)
+        )
     ]
     if has_class_token:
-        # Positions are added to the class token too: that one can as well be a part of it.
-        pieces.append(Piece("image_tower/class_token", ("cls", _POSITIONS), lambda cls, x: cls[0, 0] + x[0, 0]))
+        # V-MoE adds a position to the class token as well; we add it once, here, to the class token itself.
+        sources.append(
+            ParameterSource("image_tower/class_token", ("cls", _POSITIONS), lambda cls, x: cls[0, 0] + x[0, 0])
+        )
     num_classes = arrays["head/kernel"].shape[1] if "head/kernel" in arrays else None
-    return Imported(arrays, translate(arrays, _RULES, pieces), image_tower=tower, num_classes=num_classes)
+    return Imported(arrays, translate(arrays, _RULES, sources), image_tower=tower, num_classes=num_classes)
 
 
 def _parameters(arrays: Arrays) -> Arrays:
-    """Returns the parameters of a checkpoint that may hold the whole state of a training."""
+    """Returns the parameters of a checkpoint that may also hold optimizer state."""
     if not any(name.startswith("params/") for name in arrays):
         return arrays
     return {name.removeprefix("params/"): array for name, array in arrays.items() if name.startswith("params/")}
@@ -115,18 +128,18 @@ def _experts(arrays: Arrays, depth: int, settings: Mapping[str, Any]) -> Experts
     _, *split = arrays[f"Encoder/encoderblock_{numbers[0]}/Moe/Router/dense/kernel"].shape
     if len(split) not in (1, 2):
         raise UserError(f"the router of block {numbers[0]} has {1 + len(split)} axes, where 2 or 3 are expected")
-    read_off = {"num_experts": int(np.prod(split)), "num_blocks": len(numbers)}
+    inferred = {"num_experts": int(np.prod(split)), "num_blocks": len(numbers)}
     if len(split) == 2:
-        read_off["num_members"] = split[0]
-    experts = ExpertsConfig(**{**settings, **read_off})
+        inferred["num_members"] = split[0]
+    experts = ExpertsConfig(**{**settings, **inferred})
     if experts.block_numbers(depth) != numbers:
         raise UserError(f"experts in blocks {numbers} of {depth}: only the last odd blocks can have them")
     return experts
 
 
-def _block(source: str, target: str, transform: str) -> Rule:
+def _block(pattern: str, target: str, transform: str) -> Rule:
     return Rule(
-        rf"Encoder/encoderblock_(\d+)/{source}", rf"image_tower/encoder/blocks/\1/{target}", _TRANSFORMS[transform]
+        rf"Encoder/encoderblock_(\d+)/{pattern}", rf"image_tower/encoder/blocks/\1/{target}", _TRANSFORMS[transform]
     )
 
 
@@ -135,7 +148,7 @@ _TRANSFORMS = {
     "heads in": lambda x: x.reshape(x.shape[0], -1),
     "heads out": lambda x: x.reshape(-1, x.shape[-1]),
     "flat": lambda x: x.reshape(-1),
-    # An e3's router has the experts of each member apart: [d, M, E/M].
+    # The router of an e3 has an axis for the members: [d, M, E/M].
     "router": lambda x: x.reshape(x.shape[0], -1),
 }
 _RULES = (

@@ -1,4 +1,4 @@
-"""Images to prepare, and what became of them."""
+"""Images to prepare, and the prepared samples."""
 
 import dataclasses
 import io
@@ -15,7 +15,7 @@ from lit_het.data_pipelines.index import ShardIndex
 from lit_het.data_pipelines.prepare.dataset import DataSet
 from lit_het.data_pipelines.prepare.writer import SplitWriter, WriteOptions
 from lit_het.data_pipelines.shards import IMAGE, expand
-from lit_het.data_pipelines.storage import readable
+from lit_het.data_pipelines.storage import content_or_raise
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +44,7 @@ def written() -> Callable[[Path], list[Written]]:
         samples = []
         for number in range(len(index)):
             kinds = [kind for kind in optional if sizes[kind][number] >= 0]
-            make_image, *others = map(readable, index.read([number], [IMAGE, *kinds])[0])
+            make_image, *others = map(content_or_raise, index.read([number], [IMAGE, *kinds])[0])
             samples.append(Written(index.key(number), make_image, dict(zip(kinds, others, strict=True))))
         # in the order of shards' numbers, not of their names
         return sorted(samples, key=lambda sample: sample.key)

@@ -3,14 +3,14 @@ import os
 
 import pytest
 
-from lit_het.data_pipelines.prepare.archives import FolderFiles, TarFiles, note_unless_published, open_files
+from lit_het.data_pipelines.prepare.archives import FolderFiles, TarFiles, open_files, warn_unless_published
 from lit_het.errors import UserError
 
 CONTENTS = {"a/1.txt": b"one", "a/2.txt": b"two" * 1000, "b.txt": b""}
 
 
 @pytest.mark.parametrize("mode", ["w", "w:gz"])
-def test_a_tar_reads_as_the_folder_that_it_was_packed_from(tmp_path, make_tar, mode):
+def test_a_tar_equals_the_folder_it_was_packed_from(tmp_path, make_tar, mode):
     (tmp_path / "a").mkdir()
     for name, content in CONTENTS.items():
         (tmp_path / name).write_bytes(content)
@@ -40,7 +40,9 @@ def test_a_truncated_archive_is_named_wherever_it_ends(tmp_path, make_tar, cut):
     whole = make_tar({"a.tar": inner})[: 512 + len(inner) + 512]
     assert len(inner) > 9800
     path.write_bytes(whole[:cut])
-    with pytest.raises(UserError, match=r"x\.tar: is (truncated or damaged at byte \d+|no tar archive).*download it"):
+    with pytest.raises(
+        UserError, match=r"x\.tar: is (truncated or damaged at byte \d+|not a tar archive).*download it"
+    ):
         TarFiles(path, tmp_path, nested=True)
     path.write_bytes(gzip.compress(whole)[: min(cut, 5000)])
     with pytest.raises(UserError, match=r"x\.tar: is truncated or damaged.*download it again"):
@@ -48,7 +50,7 @@ def test_a_truncated_archive_is_named_wherever_it_ends(tmp_path, make_tar, cut):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_an_inner_tar_that_is_cut_off_is_found_though_the_outer_one_is_whole(tmp_path, make_tar):
+def test_a_truncated_inner_tar_is_found_in_a_complete_outer_tar(tmp_path, make_tar):
     inner = make_tar({"1.bin": bytes(3000), "2.bin": bytes(3000)})
     for cut in (2048, 512 + 3072, 512 + 3072 + 512 + 1024):
         (tmp_path / "x.tar").write_bytes(make_tar({"a.tar": inner[:cut], "b.tar": inner}))
@@ -68,11 +70,11 @@ def test_a_name_that_an_archive_holds_twice_is_refused(tmp_path, make_tar):
     assert len(str(error.value)) < 1000
 
 
-def test_what_is_not_there_or_no_archive_is_one_line(tmp_path):
+def test_a_missing_or_invalid_archive_is_a_one_line_error(tmp_path):
     with pytest.raises(UserError, match=r"none\.tar: cannot be read \(No such file or directory\)"):
         open_files(tmp_path / "none.tar", tmp_path)
     (tmp_path / "x.tar").write_bytes(b"<html>not found</html>" * 100)
-    with pytest.raises(UserError, match="is no tar archive"):
+    with pytest.raises(UserError, match="is not a tar archive"):
         open_files(tmp_path / "x.tar", tmp_path)
     (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
     with pytest.raises(UserError, match="dangling: cannot be read"):
@@ -87,9 +89,9 @@ def test_links_to_folders_are_followed(tmp_path):
     assert list(FolderFiles(tmp_path / "subset").sizes) == ["cat/1.jpg"]
 
 
-def test_another_archive_than_the_published_one_is_remarked_on(tmp_path, caplog):
+def test_an_unpublished_archive_is_warned_about(tmp_path, caplog):
     (tmp_path / "x").write_bytes(b"x")
-    note_unless_published(tmp_path / "x", "9dd4e461268c8034f5c8564e155c67a6")
+    warn_unless_published(tmp_path / "x", "9dd4e461268c8034f5c8564e155c67a6")
     assert not caplog.records
-    note_unless_published(tmp_path / "x", "0" * 32)
+    warn_unless_published(tmp_path / "x", "0" * 32)
     assert "x: is not the published archive (MD5 9dd4e461" in caplog.messages[0]

@@ -57,7 +57,7 @@ def captions(samples) -> dict[str, str]:
     return {sample.key: sample.members["txt"].decode() for sample in samples}
 
 
-def test_karpathys_splits_have_a_line_for_each_caption_and_restval_is_train(make, write, tmp_path, make_image):
+def test_karpathys_splits_have_one_line_per_caption_and_restval_is_train(make, write, tmp_path, make_image):
     dataset = read_captions(make(COCO, "val2014/a.jpg", "val2014/b.jpg", "train2014/c.jpg"), tmp_path)
     assert dataset.class_names is None
     assert list(dataset.splits) == ["test", "train"]
@@ -83,7 +83,7 @@ def test_images_may_lie_in_any_folder_of_another_place(make, write, tmp_path):
     assert captions(write(dataset, tmp_path, "val")) == {"12_3": "a cat\nTwo cats."}
 
 
-def test_cocos_own_files_are_joined_by_the_numbers_of_images(make, write, tmp_path):
+def test_cocos_own_files_are_joined_by_image_id(make, write, tmp_path):
     source = make(OWN, "val2017/0005.jpg", "val2017/0007.jpg", file="captions_val2017.json")
     dataset = read_captions(source, tmp_path)
     assert captions(write(dataset, tmp_path, "val")) == {"0007": "a dog", "0005": "a cat\none cat"}
@@ -107,36 +107,42 @@ def changed(content, path: str, value: object):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("{", r"coco\.json: is no JSON"),
-        ("[" * 100_000, r"coco\.json: is no JSON .*nested too deeply"),
-        (changed(COCO, "images.1.split", "../../elsewhere"), r"images\[1\]: is of the split '\.\./\.\./elsewhere'"),
-        (changed(COCO, "images.2.sentences.0.raw", "half \ud800"), r"images\[2\]: has a caption that is no text"),
-        ([], r"coco\.json: is no caption file, but a list"),
-        ({"type": "captions"}, r"coco\.json: has no 'images' as published"),
+        ("{", r"coco\.json: is not JSON"),
+        ("[" * 100_000, r"coco\.json: is not JSON .*nested too deeply"),
+        (
+            changed(COCO, "images.1.split", "../../elsewhere"),
+            r"images\[1\]: has the invalid split '\.\./\.\./elsewhere'",
+        ),
+        (
+            changed(COCO, "images.2.sentences.0.raw", "half \ud800"),
+            r"images\[2\]: has a caption that is not valid text",
+        ),
+        ([], r"coco\.json: is not a caption file, but a list"),
+        ({"type": "captions"}, r"coco\.json: has no 'images', unlike published"),
         (changed(COCO, "images.1.split", None), r"images\[1\]: has no 'split'"),
         (changed(COCO, "images.2.sentences.0.raw", 3), r"images\[2\]: has no 'raw'"),
         (changed(COCO, "images.2.sentences.0.raw", " \n"), r"images\[2\]: has an empty caption"),
         (changed(COCO, "images.3.filename", 3), r"images\[3\]: has no 'filename'"),
         (changed(COCO, "images.1.filename", "e.jpg"), r"holds no train2014/e\.jpg, which .*images\[1\] lists"),
         (changed(COCO, "images.2", COCO["images"][1]), r"images\[2\]: train2014/c\.jpg has the name of .*images\[1\]"),
-        (changed(OWN, "annotations.1.image_id", 8), r"annotations\[1\]: is of image 8, which is not among images"),
+        (changed(OWN, "annotations.1.image_id", 8), r"annotations\[1\]: has the unknown image 8"),
         (changed(OWN, "annotations.1.caption", ""), r"annotations\[1\]: has an empty caption"),
         (changed(OWN, "images.1.id", "5"), r"images\[1\]: has no 'id'"),
         (OWN, r"holds no 0007\.jpg"),
     ],
 )
-def test_what_is_wrong_with_a_file_is_one_line_that_names_the_place(make, tmp_path, content, message):
+def test_an_invalid_file_is_a_one_line_error_that_names_the_entry(make, tmp_path, content, message):
     source = make(content, "val2014/a.jpg", "val2014/b.jpg", "train2014/c.jpg")
     with pytest.raises(UserError, match=message) as caught:
         read_captions(source, tmp_path)
     assert "\n" not in str(caught.value)
 
 
-def test_a_name_in_two_folders_is_told_by_the_path_in_the_file_or_refused(make, write, tmp_path):
+def test_a_name_in_two_folders_needs_the_path_in_the_file(make, write, tmp_path):
     source = make(COCO, "val2014/a.jpg", "val2014/b.jpg", "train2014/c.jpg", "train2014/b.jpg")
     assert len(write(read_captions(source, tmp_path), tmp_path, "test")) == 1
     source = make(FLICKR, "one/12_3.jpg", "two/12_3.jpg")
-    with pytest.raises(UserError, match=r"one/12_3\.jpg and two/12_3\.jpg may be meant; choose by --images"):
+    with pytest.raises(UserError, match=r"one/12_3\.jpg and two/12_3\.jpg both match; choose with --images"):
         read_captions(source, tmp_path)
 
 

@@ -62,7 +62,7 @@ def archive(tmp_path, make_tar):
 
 
 @pytest.mark.parametrize("split", SPLITS)
-def test_every_label_and_pixel_of_the_archive_arrives(tmp_path, write, split):
+def test_every_label_and_pixel_of_the_archive_is_written(tmp_path, write, split):
     dataset = read_cifar10(ARCHIVE, tmp_path)
     assert dataset.class_names == tuple(TRUTH["label_names"])
     samples = write(dataset, tmp_path, split, samples_per_shard=30, workers=2)
@@ -83,13 +83,13 @@ def test_every_label_and_pixel_of_the_archive_arrives(tmp_path, write, split):
         np.testing.assert_array_equal(sample.pixels, expected)
 
 
-def test_an_unofficial_archive_is_remarked_on_in_one_line(tmp_path, caplog):
+def test_an_unofficial_archive_is_warned_about_in_one_line(tmp_path, caplog):
     read_cifar10(ARCHIVE, tmp_path)
     assert len(caplog.messages) == 1
     assert "is not the published archive" in caplog.messages[0]
 
 
-def test_the_unpacked_folder_is_as_good_as_the_archive_and_one_split_is_read_alone(tmp_path, archive, write):
+def test_the_unpacked_folder_equals_the_archive_and_one_split_can_be_read(tmp_path, archive, write):
     for name, content in cifar100().items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(content)
@@ -126,13 +126,13 @@ def touch(path: Path) -> None:
 
 @pytest.mark.parametrize("protocol", [0, 2, 4])
 @pytest.mark.parametrize("call", [(touch, ("PATH",)), (eval, ("open('PATH', 'w')",)), (np.load, ("PATH",))])
-def test_a_pickle_that_would_run_something_is_refused_in_one_line(tmp_path, make_tar, protocol, call):
+def test_a_pickle_that_would_run_code_is_a_one_line_error(tmp_path, make_tar, protocol, call):
     ran = tmp_path / "ran"
     function, arguments = call
     arguments = tuple(ran if argument == "PATH" else argument.replace("PATH", str(ran)) for argument in arguments)
     files = {**cifar100(), "cifar-100-python/train": pickle.dumps(Malicious(function, arguments), protocol)}
     (tmp_path / "bad.tar.gz").write_bytes(make_tar(files, "w:gz"))
-    with pytest.raises(UserError, match=r"bad\.tar\.gz: cifar-100-python/train: its pickle asks for .*do not trust it"):
+    with pytest.raises(UserError, match=r"bad\.tar\.gz: cifar-100-python/train: its pickle loads .*do not trust it"):
         read_cifar100(tmp_path / "bad.tar.gz", tmp_path)
     assert not ran.exists()
 
@@ -155,16 +155,16 @@ def test_types_that_reach_beyond_an_array_are_refused(code, state):
         load_arrays(pickle.dumps(Forged(), 2), "here")
 
 
-def test_an_array_without_as_many_bytes_as_it_declares_is_refused():
+def test_an_array_with_a_wrong_number_of_bytes_is_refused():
     content = python2_pickle(np.zeros((3, 4), np.uint8)).replace(b"J\x04\0\0\0", b"J\x05\0\0\0")
-    with pytest.raises(UserError, match="has not as many bytes as it declares"):
+    with pytest.raises(UserError, match="with fewer or more bytes than it declares"):
         load_arrays(content, "here")
 
 
-def test_a_place_to_remember_beyond_the_pickles_end_takes_no_memory():
+def test_a_memo_index_beyond_the_pickles_size_allocates_no_memory():
     # LONG_BINPUT: Python takes 8 bytes for each place up to this one.
     content = b"\x80\x02]r" + struct.pack("<I", 2**31 - 1) + b"."
-    with pytest.raises(UserError, match=r"here: is damaged \(a place beyond its end\)"):
+    with pytest.raises(UserError, match=r"here: is damaged \(a memo index beyond its size\)"):
         load_arrays(content, "here")
     assert load_arrays(b"\x80\x02]r" + struct.pack("<I", 5) + b".", "here") == []
 
@@ -177,7 +177,7 @@ def test_arrays_and_plain_values_of_new_pickles_are_read_too():
 
 
 @pytest.mark.parametrize("data", [b"", b"\x80\x02", b"garbage", python2_pickle({"a": [1, 2]})[:-6], b"\x80\x02N)R."])
-def test_a_damaged_pickle_is_one_line(data):
+def test_a_damaged_pickle_is_a_one_line_error(data):
     with pytest.raises(UserError, match=r"here: is damaged .*download the archive again"):
         load_arrays(data, "here")
 
@@ -185,8 +185,8 @@ def test_a_damaged_pickle_is_one_line(data):
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"data": np.zeros((3, 3071), np.uint8)}, "are no rows of 3072 bytes"),
-        ({"data": [1, 2]}, "are no rows of 3072 bytes"),
+        ({"data": np.zeros((3, 3071), np.uint8)}, "are not rows of 3072 bytes"),
+        ({"data": [1, 2]}, "are not rows of 3072 bytes"),
         ({"data": np.zeros((4, 3072), np.uint8)}, "has 3 fine_labels for 4 images of 100 classes"),
         ({"fine_labels": [1, 2, 100]}, "has 3 fine_labels for 3 images of 100 classes"),
         ({"fine_labels": [1, 2, -1]}, "has 3 fine_labels for 3 images of 100 classes"),
@@ -199,13 +199,13 @@ def test_batches_that_do_not_fit_together_are_refused(tmp_path, archive, changed
 
 
 def test_the_archive_of_the_other_data_set_is_refused(tmp_path, archive):
-    with pytest.raises(UserError, match=r"holds no batches\.meta; take the archive that is called 'python version'"):
+    with pytest.raises(UserError, match=r"holds no batches\.meta; use the archive called 'python version'"):
         read_cifar10(archive(), tmp_path)
     with pytest.raises(UserError, match="holds no meta"):
         read_cifar100(ARCHIVE, tmp_path)
 
 
-def test_a_truncated_archive_is_one_line_and_leaves_nothing(tmp_path):
+def test_a_truncated_archive_is_a_one_line_error_and_leaves_no_files(tmp_path):
     for size in (10, 3000, ARCHIVE.stat().st_size - 9):
         (tmp_path / "cut.tar.gz").write_bytes(ARCHIVE.read_bytes()[:size])
         with pytest.raises(UserError, match=r"cut\.tar\.gz: is truncated or damaged .* download it again"):
@@ -221,7 +221,7 @@ RECONSTRUCT = np.empty(0).__reduce__()[0]
 
 
 @pytest.mark.parametrize("made_of", [(np.ndarray, ((2**33,), "b")), (RECONSTRUCT, (np.ndarray, (2**33,), "b"))])
-def test_a_pickle_takes_no_memory_for_a_shape_without_content(made_of):
+def test_a_pickle_allocates_no_memory_for_a_shape_without_content(made_of):
     class Large:
         def __reduce__(self):
             return made_of

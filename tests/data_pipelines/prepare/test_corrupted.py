@@ -1,4 +1,4 @@
-"""A set of shards in its corrupted forms: same keys, same members, other images."""
+"""Corrupted copies of shards: same keys, same members, other images."""
 
 import numpy as np
 import pytest
@@ -49,7 +49,7 @@ def test_keys_labels_and_captions_stay_and_images_are_corrupted(tmp_path, clean,
         assert np.abs(sample.pixels.astype(float) - make_image(number)).mean() > 10
 
 
-def test_images_follow_from_the_seed_and_the_key_and_not_from_the_workers_or_the_shards(tmp_path, clean, written):
+def test_images_depend_on_the_seed_and_the_key_only(tmp_path, clean, written):
     write(clean, tmp_path / "a", workers=1)
     write(clean, tmp_path / "b", workers=3)
     assert bytes_of(tmp_path / "a") == bytes_of(tmp_path / "b")
@@ -62,11 +62,11 @@ def test_images_follow_from_the_seed_and_the_key_and_not_from_the_workers_or_the
     assert bytes_of(tmp_path / "e") != bytes_of(tmp_path / "a")
 
 
-def test_a_split_that_was_begun_goes_on_and_another_one_is_refused(tmp_path, clean):
+def test_an_interrupted_split_is_resumed_and_another_one_is_refused(tmp_path, clean):
     split = CleanShards(clean).corrupted("contrast", 1, 0)
     SplitWriter(tmp_path / "1", split, WriteOptions()).write(lambda count: None)
     assert SplitWriter(tmp_path / "1", split, WriteOptions()).finished
-    with pytest.raises(UserError, match="exists and was made otherwise"):
+    with pytest.raises(UserError, match="exists, from another source or with other options"):
         SplitWriter(tmp_path / "1", CleanShards(clean).corrupted("contrast", 1, seed=5), WriteOptions())
 
 

@@ -25,13 +25,13 @@ def flowers(tmp_path, make_tar, make_image) -> Path:
 
 
 @pytest.mark.parametrize(("split", "official"), [("train", "trnid"), ("val", "valid"), ("test", "tstid")])
-def test_the_official_splits_arrive_with_their_labels_and_bytes(flowers, tmp_path, write, make_image, split, official):
+def test_the_official_splits_keep_their_labels_and_bytes(flowers, tmp_path, write, make_image, split, official):
     samples = write(read_flowers(flowers, tmp_path), tmp_path / "out", split)
     assert [sample.label for sample in samples] == [LABELS[number - 1] - 1 for number in SPLITS[official]]
     assert [sample.image for sample in samples] == [make_image(30 * number) for number in SPLITS[official]]
 
 
-def test_the_unpacked_folder_is_as_good_as_the_archive(flowers, tmp_path, make_image):
+def test_the_unpacked_folder_equals_the_archive(flowers, tmp_path, make_image):
     (flowers / "jpg").mkdir()
     for number in range(1, len(LABELS) + 1):
         (flowers / "jpg" / f"image_{number:05}.jpg").write_bytes(make_image(30 * number))
@@ -51,9 +51,9 @@ def test_there_are_102_names():
     ("file", "variables", "message"),
     [
         ("setid.mat", {"trnid": [8]}, r"image_00008\.jpg, which setid\.mat names, has no image or label"),
-        ("setid.mat", {"tstid": [1]}, r"setid\.mat: holds no trnid that can be read"),
+        ("setid.mat", {"tstid": [1]}, r"setid\.mat: holds no readable trnid"),
         ("imagelabels.mat", {"labels": [103] * 7}, r"imagelabels\.mat: has labels that are not from 1 to 102"),
-        ("imagelabels.mat", {"labels": [0.5] * 7}, r"imagelabels\.mat: labels are no whole numbers of images"),
+        ("imagelabels.mat", {"labels": [0.5] * 7}, r"imagelabels\.mat: labels are not valid image numbers"),
     ],
 )
 def test_files_that_do_not_belong_together_are_refused(flowers, tmp_path, file, variables, message):
@@ -62,9 +62,9 @@ def test_files_that_do_not_belong_together_are_refused(flowers, tmp_path, file, 
         read_flowers(flowers, tmp_path, "train")
 
 
-def test_what_is_missing_or_damaged_is_named(flowers, tmp_path):
+def test_missing_or_damaged_files_are_named(flowers, tmp_path):
     (flowers / "setid.mat").write_bytes(b"<html>404</html>")
-    with pytest.raises(UserError, match=r"setid\.mat: holds no trnid that can be read \(.*\); download it again"):
+    with pytest.raises(UserError, match=r"setid\.mat: holds no readable trnid \(.*\); download it again"):
         read_flowers(flowers, tmp_path)
     (flowers / "setid.mat").unlink()
     with pytest.raises(UserError, match=r"holds no setid\.mat; put the official one there"):

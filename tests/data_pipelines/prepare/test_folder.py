@@ -17,7 +17,7 @@ def make(tmp_path, make_image):
     return make
 
 
-def test_sub_folders_are_classes_in_the_order_of_their_names(tmp_path, make, make_image, write):
+def test_subfolders_are_classes_in_the_order_of_their_names(tmp_path, make, make_image, write):
     dataset = read_folder(make("kit_fox/2.jpg", "crane/a.PNG", "kit_fox/deep/1.jpeg", "crane/notes.md"), tmp_path)
     assert dataset.class_names == ("crane", "kit fox")
     samples = write(dataset, tmp_path, "train")
@@ -43,11 +43,11 @@ def test_splits_share_their_classes(tmp_path, make):
         read_folder(source, tmp_path, "test")
 
 
-def test_a_source_without_splits_is_called_as_asked(tmp_path, make):
+def test_a_source_without_splits_has_the_requested_name(tmp_path, make):
     assert list(read_folder(make("a/1.jpg"), tmp_path, "test").splits) == ["test"]
 
 
-def test_captions_lie_beside_images_and_what_has_none_is_counted(tmp_path, make, write):
+def test_images_without_a_caption_beside_them_are_counted(tmp_path, make, write):
     source = make("1.jpg", "1.txt", "2.b.jpg", "2.b.txt", "3.jpg", "4.jpg")
     (source / "4.txt").write_text("")
     dataset = read_folder(source, tmp_path)
@@ -57,7 +57,7 @@ def test_captions_lie_beside_images_and_what_has_none_is_counted(tmp_path, make,
     assert [sample.members["txt"] for sample in samples] == [b"caption of 1", b"caption of 2.b"]
 
 
-def test_a_tar_of_folders_is_as_good(tmp_path, make_tar, make_image):
+def test_a_tar_of_folders_equals_the_folders(tmp_path, make_tar, make_image):
     (tmp_path / "x.tar").write_bytes(make_tar({"b/1.jpg": make_image(), "a/1.jpg": make_image()}))
     dataset = read_folder(tmp_path / "x.tar", tmp_path)
     assert dataset.class_names == ("a", "b")
@@ -67,13 +67,13 @@ def test_a_tar_of_folders_is_as_good(tmp_path, make_tar, make_image):
     ("names", "message"),
     [
         (["a/notes.md"], "holds no images"),
-        (["1.jpg", "2.jpg"], r"neither sub folders, which would be classes, nor captions"),
-        (["1.jpg", "1.txt", "a/2.jpg"], r"a/2\.jpg: lies in a sub folder, other images do not"),
+        (["1.jpg", "2.jpg"], r"neither class folders nor captions"),
+        (["1.jpg", "1.txt", "a/2.jpg"], r"a/2\.jpg: lies in a subfolder, other images do not"),
         (["a/1.jpg", "b/notes.md"], "class b has no images; add some or remove its folder"),
-        (["train/a/1.jpg", "test/1.jpg", "test/1.txt"], r"train/a/1\.jpg: lies in a sub folder"),
+        (["train/a/1.jpg", "test/1.jpg", "test/1.txt"], r"train/a/1\.jpg: lies in a subfolder"),
     ],
 )
-def test_what_is_no_data_set_is_refused(tmp_path, make, names, message):
+def test_invalid_folders_are_refused(tmp_path, make, names, message):
     with pytest.raises(UserError, match=message):
         read_folder(make(*names), tmp_path)
 

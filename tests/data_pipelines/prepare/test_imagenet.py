@@ -92,12 +92,12 @@ def test_names_are_those_of_the_usual_thousand_classes(tmp_path, official):
 
 
 @pytest.mark.parametrize("name", ["ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar"])
-def test_an_archive_alone_tells_its_split(tmp_path, official, name):
+def test_the_name_of_a_single_archive_decides_its_split(tmp_path, official, name):
     dataset = read_imagenet(official / name, tmp_path)
     assert list(dataset.splits) == ["train" if "train" in name else "test"]
 
 
-def test_the_folder_layout_is_as_good_as_the_archives(tmp_path, official, make_image):
+def test_the_folder_layout_equals_the_archives(tmp_path, official, make_image):
     folder = tmp_path / "folder"
     for number, label in enumerate(LABELS, 1):
         path = folder / "val" / WNIDS[label] / f"ILSVRC2012_val_{number:08d}.JPEG"
@@ -118,7 +118,7 @@ def test_images_in_a_flat_folder_take_their_labels_from_the_devkit(tmp_path, off
     for name, content in validation(make_image).items():
         (flat / name).write_bytes(content)
     with pytest.raises(
-        UserError, match=r"ILSVRC2012_devkit_t12\.tar\.gz, which has the labels, .* name it with --devkit"
+        UserError, match=r"ILSVRC2012_devkit_t12\.tar\.gz, which has the labels, .* set it with --devkit"
     ):
         read_imagenet(flat, tmp_path)
     dataset = read_imagenet(flat, tmp_path, devkit=official / "ILSVRC2012_devkit_t12.tar.gz")
@@ -130,21 +130,21 @@ def test_a_validation_set_that_the_devkit_does_not_fit_is_refused(tmp_path, offi
     path.write_bytes(make_tar({name: images[name] for name in list(images)[:-2]}))
     with pytest.raises(UserError, match=r"img_val\.tar: lacks image 5 of 6"):
         read_imagenet(path, tmp_path)
-    for stranger in ("ILSVRC2012_val_00000007.JPEG", "ILSVRC2012_test_00000001.JPEG"):
-        path.write_bytes(make_tar({**images, stranger: b""}))
-        with pytest.raises(UserError, match=f"{stranger}: is none of the 6 images that the devkit labels"):
+    for extra in ("ILSVRC2012_val_00000007.JPEG", "ILSVRC2012_test_00000001.JPEG"):
+        path.write_bytes(make_tar({**images, extra: b""}))
+        with pytest.raises(UserError, match=f"{extra}: is not one of the 6 images that the devkit labels"):
             read_imagenet(path, tmp_path)
 
 
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"truth.txt": b"1\n2\nthree\n"}, "ground truth holds other lines than numbers"),
+        ({"truth.txt": b"1\n2\nthree\n"}, "ground truth has lines that are not numbers"),
         ({"truth.txt": b"1\n2\n3\n4\n5\n1005\n"}, r"class 1005 of image 6 is not in meta\.mat"),
         ({"meta.mat": b"MATLAB 5.0 MAT-file" + bytes(200)}, r"meta\.mat cannot be read"),
     ],
 )
-def test_a_damaged_devkit_is_one_line(tmp_path, official, make_tar, changed, message):
+def test_a_damaged_devkit_is_a_one_line_error(tmp_path, official, make_tar, changed, message):
     (official / "ILSVRC2012_devkit_t12.tar.gz").write_bytes(make_tar(devkit(**changed), "w:gz"))
     with pytest.raises(UserError, match=message):
         read_imagenet(official, tmp_path, "test")
@@ -153,7 +153,7 @@ def test_a_damaged_devkit_is_one_line(tmp_path, official, make_tar, changed, mes
 def test_a_class_that_is_not_among_the_thousand_is_refused(tmp_path, make_image):
     (tmp_path / "n00000001").mkdir()
     (tmp_path / "n00000001" / "x.JPEG").write_bytes(make_image())
-    with pytest.raises(UserError, match="n00000001 is none of ILSVRC 2012's classes"):
+    with pytest.raises(UserError, match="n00000001 is not a class of ILSVRC 2012"):
         read_imagenet(tmp_path, tmp_path)
 
 

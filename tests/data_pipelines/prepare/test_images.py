@@ -9,7 +9,7 @@ from lit_het.data_pipelines.prepare.images import as_stored, encode_png
 
 
 @pytest.mark.parametrize(("format", "extension"), [("JPEG", "jpg"), ("PNG", "png"), ("WEBP", "webp")])
-def test_what_readers_know_stays_as_it_is(make_image, format, extension):
+def test_formats_of_shards_are_not_converted(make_image, format, extension):
     data = make_image(7, format)
     assert as_stored(data, check=True) == (extension, data)
 
@@ -18,7 +18,7 @@ def test_what_readers_know_stays_as_it_is(make_image, format, extension):
     ("format", "mode"),
     [("GIF", "P"), ("GIF", "RGB"), ("BMP", "RGB"), ("BMP", "L"), ("TIFF", "RGB"), ("TIFF", "CMYK"), ("TIFF", "I;16")],
 )
-def test_the_rest_becomes_png_with_the_same_pixels(make_image, format, mode):
+def test_other_formats_become_png_with_the_same_pixels(make_image, format, mode):
     data = make_image(9, format, mode)
     extension, stored = as_stored(data, check=True)
     assert extension == "png"
@@ -31,7 +31,7 @@ def test_the_rest_becomes_png_with_the_same_pixels(make_image, format, mode):
 
 
 @pytest.mark.parametrize("order", ["<", ">"])
-def test_sixteen_bits_keep_their_levels_whatever_the_order_of_their_bytes(order):
+def test_sixteen_bit_levels_are_kept_in_either_byte_order(order):
     levels = (np.arange(256) * 257).reshape(16, 16)
     mode, stream = "I;16B" if order == ">" else "I;16", io.BytesIO()
     Image.frombytes(mode, (16, 16), levels.astype(f"{order}u2").tobytes()).save(stream, "TIFF")
@@ -41,7 +41,7 @@ def test_sixteen_bits_keep_their_levels_whatever_the_order_of_their_bytes(order)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.int32])
-def test_levels_whose_white_is_not_known_are_refused(dtype):
+def test_levels_with_an_unknown_white_are_refused(dtype):
     stream = io.BytesIO()
     Image.fromarray(np.ones((4, 4), dtype)).save(stream, "TIFF")
     with pytest.raises(BrokenImage, match=r"white is not known \(TIFF in mode [IF]; save it with 8 or 16 bits\)"):
@@ -55,7 +55,7 @@ def test_transparency_of_a_palette_is_kept():
     assert np.asarray(stored.convert("RGBA"))[..., 3].max() == 0
 
 
-def test_an_animation_keeps_its_first_frame_and_what_is_transparent():
+def test_an_animation_keeps_its_first_frame_and_its_transparency():
     first, second = Image.new("P", (4, 4), 0), Image.new("P", (4, 4), 1)
     for frame in (first, second):
         frame.putpalette([255, 0, 0, 0, 255, 0])
@@ -77,14 +77,14 @@ def test_pixels_become_png_without_loss():
 @pytest.mark.parametrize(
     ("data", "cause"),
     [
-        (b"", "no image"),
-        (b"<html>", "no image"),
+        (b"", "not an image"),
+        (b"<html>", "not an image"),
         (b"GIF89a", "damaged GIF"),
         (b"BM" + bytes(60), "damaged BMP"),
         (b"II*\0" + bytes(9), "damaged TIFF"),
     ],
 )
-def test_what_is_no_image_is_refused(data, cause):
+def test_bytes_that_are_not_an_image_are_refused(data, cause):
     with pytest.raises(BrokenImage, match=cause):
         as_stored(data)
 
@@ -99,7 +99,7 @@ def test_a_bomb_is_refused_before_it_is_decoded():
 
 
 @pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP"])
-def test_damage_is_found_where_it_is_looked_for(format):
+def test_damage_is_found_if_images_are_checked(format):
     stream = io.BytesIO()
     noise = np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)
     Image.fromarray(noise).save(stream, format)

@@ -29,7 +29,7 @@ def source(tmp_path, make_tar, make_image):
     return folder
 
 
-def test_images_captions_and_what_is_known_of_them_are_kept(tmp_path, source, make_image, write):
+def test_images_captions_and_metadata_are_kept(tmp_path, source, make_image, write):
     dataset = read_img2dataset(source)
     assert dataset.class_names is None
     samples = write(dataset, tmp_path, "train")
@@ -45,7 +45,7 @@ def test_failed_downloads_are_left_out_and_counted(source):
     assert read_img2dataset(source).splits["train"].left_out == expected
 
 
-def test_patterns_name_some_of_the_tars_and_a_split_is_called_as_asked(source):
+def test_patterns_select_tars_and_the_split_has_the_requested_name(source):
     dataset = read_img2dataset(source.parent / "source/0000{0..0}.tar", "val")
     assert dataset.splits["val"].num_samples == 2
 
@@ -57,7 +57,7 @@ def test_a_truncated_tar_is_named(source):
         read_img2dataset(source)
 
 
-def test_tars_without_any_whole_sample_are_refused(tmp_path, make_tar):
+def test_tars_without_a_complete_sample_are_refused(tmp_path, make_tar):
     (tmp_path / "0.tar").write_bytes(make_tar({"1.jpg": b"x", "2.txt": b"x"}))
     with pytest.raises(UserError, match="none of 2 samples has both image and caption"):
         read_img2dataset(tmp_path)

@@ -1,4 +1,4 @@
-"""MATLAB's files are read in a process of their own, and whatever is wrong with one is a line."""
+"""MATLAB's files are read in a subprocess, and an invalid one is a one-line error."""
 
 import io
 import struct
@@ -29,7 +29,7 @@ def test_numbers_and_structures_are_lists():
     }
 
 
-def test_a_file_that_kills_its_reader_is_a_line():
+def test_a_file_that_crashes_its_reader_is_a_one_line_error():
     content = _file(numbers=np.arange(2, dtype=np.int64))
     # The type of the elements, beyond SciPy's table of types (SciPy 1.17 then reads beyond the table's end).
     damaged = content.replace(b"\x0c\x00\x00\x00\x10\x00\x00\x00", b"\x0c\x10\x00\x00\x10\x00\x00\x00")
@@ -49,6 +49,6 @@ def test_a_file_that_kills_its_reader_is_a_line():
     ],
     ids=["page", "variable", "values", "declared", "bytes"],
 )
-def test_what_is_damaged_or_too_large_is_refused(content, message):
+def test_damaged_or_too_large_files_are_refused(content, message):
     with pytest.raises(Malformed, match=message):
         load_variables(content, "numbers")

@@ -71,7 +71,7 @@ def test_captions_that_training_would_refuse_are_left_out(tmp_path, save, write,
     assert [sample.members["txt"].decode() for sample in samples] == ["a", "café", "g"]
 
 
-def test_captions_of_bytes_are_as_good_as_text(tmp_path, save, write):
+def test_captions_may_be_bytes(tmp_path, save, write):
     path = save(text=arrow.array([b"caption"] * 7, arrow.large_binary()))
     samples = write(read_parquet(path, columns=Columns("image", caption="text")), tmp_path, "train")
     assert {sample.members["txt"] for sample in samples} == {b"caption"}
@@ -92,7 +92,7 @@ def test_a_later_file_of_a_split_that_differs_is_named(save, changed, message):
         read_parquet(source, columns=Columns(caption="text"))
 
 
-def test_labels_and_captions_can_be_kept_together(tmp_path, save, write):
+def test_labels_and_captions_can_be_read_together(tmp_path, save, write):
     samples = write(read_parquet(save(), columns=Columns(label="label", caption="text")), tmp_path, "train")
     assert [(sample.label, sample.members["txt"]) for sample in samples[:2]] == [(0, b"caption 0"), (1, b"caption 1")]
 
@@ -104,7 +104,7 @@ def test_labels_that_are_text_become_classes_in_the_order_of_their_names(save):
     assert np.asarray(dataset.splits["train"].labels).tolist() == [1, 2, 0, 1, 1, 0, 2]
 
 
-def test_names_of_files_tell_splits_and_several_files_are_one(tmp_path, save, make_image, write):
+def test_splits_come_from_file_names_and_may_have_several_files(tmp_path, save, make_image, write):
     for name, count in (("train-00000-of-00002.parquet", 4), ("train-00001-of-00002-ab12.parquet", 5)):
         source = save(count, name).parent
     save(3, "test-00000-of-00001.parquet")
@@ -119,7 +119,7 @@ def test_names_of_files_tell_splits_and_several_files_are_one(tmp_path, save, ma
 
 def test_a_row_without_bytes_is_named(tmp_path, save, make_image, write):
     images = [{"bytes": None if row == 4 else make_image(row), "path": "somewhere"} for row in range(7)]
-    with pytest.raises(UserError, match=r"x\.parquet: row 4: no image \(0 bytes"):
+    with pytest.raises(UserError, match=r"x\.parquet: row 4: not an image \(0 bytes"):
         write(read_parquet(save(image=images)), tmp_path, "train")
 
 
@@ -158,27 +158,27 @@ def test_a_row_without_bytes_is_named(tmp_path, save, make_image, write):
         ({"label": [0, -1, None, 0, 0, 0, 0]}, Columns(), "-1 in column 'label' is none of 2 classes"),
     ],
 )
-def test_what_is_not_clear_is_asked_for(save, changed, columns, message):
+def test_ambiguous_columns_are_refused(save, changed, columns, message):
     with pytest.raises(UserError, match=message):
         read_parquet(save(**changed), columns=columns)
 
 
 @pytest.mark.parametrize("keep", [0, 100, -50])
-def test_a_file_that_is_cut_off_is_one_line(save, keep):
+def test_a_truncated_file_is_a_one_line_error(save, keep):
     path = save()
     path.write_bytes(path.read_bytes()[:keep])
-    with pytest.raises(UserError, match=r"x\.parquet: is no parquet file, or truncated .*download it again"):
+    with pytest.raises(UserError, match=r"x\.parquet: is not a parquet file, or truncated .*download it again"):
         read_parquet(path)
 
 
-def test_nothing_there_is_one_line(tmp_path):
+def test_a_missing_file_is_a_one_line_error(tmp_path):
     with pytest.raises(UserError, match=r"holds no \*\.parquet files"):
         read_parquet(tmp_path)
-    with pytest.raises(UserError, match=r"none\.parquet: is no parquet file"):
+    with pytest.raises(UserError, match=r"none\.parquet: is not a parquet file"):
         read_parquet(tmp_path / "none.parquet")
 
 
-def test_without_pyarrow_the_way_out_is_named(save, monkeypatch):
+def test_without_pyarrow_the_error_names_the_extra(save, monkeypatch):
     path, imported = save(), builtins.__import__
 
     def without(name, *rest):
@@ -192,7 +192,7 @@ def test_without_pyarrow_the_way_out_is_named(save, monkeypatch):
 
 
 @pytest.mark.parametrize("metadata", [b"[1]", b"3", b'{"info": 3}', b'{"info": []}'])
-def test_metadata_of_another_form_name_no_classes(save, metadata):
+def test_metadata_of_another_form_have_no_class_names(save, metadata):
     path = save()
     parquet.write_table(parquet.read_table(path).replace_schema_metadata({"huggingface": metadata}), path)
     with pytest.raises(UserError, match="0 columns hold classes"):
@@ -200,15 +200,15 @@ def test_metadata_of_another_form_name_no_classes(save, metadata):
 
 
 @pytest.mark.parametrize("metadata", [b"{", b"[" * 100_000, b"\xff"])
-def test_metadata_that_are_no_json_are_one_line(save, metadata):
+def test_metadata_that_are_not_json_are_a_one_line_error(save, metadata):
     path = save()
     parquet.write_table(parquet.read_table(path).replace_schema_metadata({"huggingface": metadata}), path)
-    with pytest.raises(UserError, match=r"x\.parquet: is no parquet file, or truncated \(.*JSON") as caught:
+    with pytest.raises(UserError, match=r"x\.parquet: is not a parquet file, or truncated \(.*JSON") as caught:
         read_parquet(path)
     assert "\n" not in str(caught.value)
 
 
-def test_two_columns_of_one_name_are_one_line(save, make_image):
+def test_two_columns_with_the_same_name_are_a_one_line_error(save, make_image):
     path = save()
     columns = [arrow.array([make_image(0)]), arrow.array([make_image(1)])]
     parquet.write_table(arrow.Table.from_arrays(columns, names=["image", "image"]), path)
@@ -216,7 +216,7 @@ def test_two_columns_of_one_name_are_one_line(save, make_image):
         read_parquet(path)
 
 
-def test_damage_anywhere_in_a_file_is_one_line_or_none(save):
+def test_damage_anywhere_in_a_file_is_a_one_line_error_or_harmless(save):
     path = save()
     content, random = path.read_bytes(), np.random.default_rng(0)
     for _ in range(200):

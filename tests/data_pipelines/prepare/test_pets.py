@@ -29,7 +29,7 @@ def originals() -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize(("split", "official"), [("train", "trainval"), ("test", "test")])
-def test_the_official_splits_arrive_with_their_labels_and_bytes(tmp_path, write, split, official):
+def test_the_official_splits_keep_their_labels_and_bytes(tmp_path, write, split, official):
     truth, images = TRUTH["pets"][official], originals()
     samples = write(read_pets(PETS, tmp_path), tmp_path, split, check_images=True)
     assert [sample.label for sample in samples] == [label for _, label in truth]
@@ -53,7 +53,7 @@ def test_names_are_readable_and_in_the_order_of_the_ids():
     assert CLASS_NAMES[2] == "American Pit Bull Terrier"
 
 
-def test_unpacked_folders_are_as_good_as_the_archives(tmp_path, unpacked):
+def test_unpacked_folders_equal_the_archives(tmp_path, unpacked):
     ours, theirs = (read_pets(source, tmp_path).splits for source in (unpacked, PETS))
     assert [np.asarray(split.labels).tolist() for split in ours.values()] == [
         np.asarray(split.labels).tolist() for split in theirs.values()
@@ -68,13 +68,13 @@ def test_unpacked_folders_are_as_good_as_the_archives(tmp_path, unpacked):
     [
         ("Abyssinian_7 1 1 1", r"holds no Abyssinian_7\.jpg, which test\.txt names"),
         ("Abyssinian_2 1 1 1", r"test\.txt names Abyssinian_2 twice"),
-        ("Abyssinian_1 2 1 1", r"test\.txt line 13: 'Abyssinian_1 2 1 1' is no image with its class"),
-        ("Abyssinian_1", "is no image with its class"),
-        ("Abyssinian_1 38 1 1", "is no image with its class"),
-        ("Abyssinian_1 x 1 1", "is no image with its class"),
+        ("Abyssinian_1 2 1 1", r"test\.txt line 13: 'Abyssinian_1 2 1 1' is not an image with its class"),
+        ("Abyssinian_1", "is not an image with its class"),
+        ("Abyssinian_1 38 1 1", "is not an image with its class"),
+        ("Abyssinian_1 x 1 1", "is not an image with its class"),
     ],
 )
-def test_a_list_that_does_not_fit_is_refused(tmp_path, unpacked, line, message):
+def test_an_invalid_list_is_refused(tmp_path, unpacked, line, message):
     with (unpacked / "annotations" / "test.txt").open("a") as file:
         file.write(f"{line}\n")
     with pytest.raises(UserError, match=message):

@@ -94,7 +94,7 @@ SplitWriter(Path(sys.argv[1]), split, WriteOptions(5, workers=2)).write(lambda c
 """
 
 
-def test_a_writer_that_was_killed_is_gone_on_with_without_loss_or_duplicates(tmp_path, written):
+def test_an_interrupted_writer_is_resumed_without_loss_or_duplicates(tmp_path, written):
     SplitWriter(tmp_path / "whole", numbered(60), WriteOptions(5)).write(advance)
     folder, partial = tmp_path / "test", tmp_path / ".test.partial"
     with subprocess.Popen([sys.executable, "-c", WRITE_SLOWLY, folder]) as process:
@@ -107,16 +107,16 @@ def test_a_writer_that_was_killed_is_gone_on_with_without_loss_or_duplicates(tmp
     assert 3 <= len(kept) < 12
 
     writer, steps = SplitWriter(folder, numbered(60), WriteOptions(5)), []
-    assert writer.num_kept == 5 * len(kept)
+    assert writer.num_written == 5 * len(kept)
     assert writer.write(steps.append) == 60
-    assert sum(steps) == 60 - writer.num_kept
+    assert sum(steps) == 60 - writer.num_written
     assert {path: (folder / path.name).stat().st_mtime_ns for path in kept} == kept
     assert bytes_of(folder) == bytes_of(tmp_path / "whole")
     assert [sample.label for sample in written(folder)] == list(range(60))
     assert not list(tmp_path.rglob("*partial*"))
 
 
-def test_what_is_finished_is_not_written_again(tmp_path):
+def test_a_finished_split_is_not_written_again(tmp_path):
     SplitWriter(tmp_path / "test", numbered(6), WriteOptions(2)).write(advance)
     assert SplitWriter(tmp_path / "test", numbered(6), WriteOptions(2)).finished
 
@@ -130,34 +130,36 @@ def test_what_is_finished_is_not_written_again(tmp_path):
         (Split(6, numbered(6).read, "other samples"), WriteOptions(2)),
     ],
 )
-def test_another_source_or_other_options_never_mix_with_what_is_there(tmp_path, split, options):
-    with pytest.raises(UserError, match=r"image 5: no image"):
+def test_shards_of_another_source_or_other_options_are_never_mixed(tmp_path, split, options):
+    with pytest.raises(UserError, match=r"image 5: not an image"):
         SplitWriter(tmp_path / "test", numbered(6, broken=[5]), WriteOptions(2)).write(advance)
-    with pytest.raises(UserError, match=r"\.test\.partial was begun from another source or with other options"):
+    with pytest.raises(UserError, match=r"\.test\.partial was started from another source or with other options"):
         SplitWriter(tmp_path / "test", split, options)
     SplitWriter(tmp_path / "test", numbered(6), WriteOptions(2)).write(advance)
-    with pytest.raises(UserError, match="test exists and was made otherwise; remove it or choose another output"):
+    with pytest.raises(
+        UserError, match="test exists, from another source or with other options; remove it or choose another output"
+    ):
         SplitWriter(tmp_path / "test", split, options)
 
 
-def test_a_folder_of_somebody_else_is_not_touched(tmp_path):
+def test_a_folder_without_a_record_is_not_touched(tmp_path):
     (tmp_path / "test").mkdir()
-    with pytest.raises(UserError, match="exists and was made otherwise"):
+    with pytest.raises(UserError, match="exists, from another source or with other options"):
         SplitWriter(tmp_path / "test", numbered(6), WriteOptions(2))
 
 
-def test_a_broken_image_is_named_and_left_out_on_request_from_where_the_writer_stopped(tmp_path, written):
+def test_a_broken_image_is_named_and_a_resumed_writer_skips_it_on_request(tmp_path, written):
     split = numbered(9, broken=[4, 7])
-    with pytest.raises(UserError, match=r"image 4: no image \(4 bytes .*oops.* with --skip-broken"):
+    with pytest.raises(UserError, match=r"image 4: not an image \(4 bytes .*oops.* with --skip-broken"):
         SplitWriter(tmp_path / "test", split, WriteOptions(3)).write(advance)
     assert not (tmp_path / "test").exists()
     writer = SplitWriter(tmp_path / "test", split, WriteOptions(3, skip_broken=True))
-    assert writer.num_kept == 3
+    assert writer.num_written == 3
     assert writer.write(advance) == 7
     assert [sample.label for sample in written(tmp_path / "test")] == [0, 1, 2, 3, 5, 6, 8]
 
 
-def test_broken_images_in_shards_that_were_kept_are_counted(tmp_path):
+def test_broken_images_in_saved_shards_are_counted(tmp_path):
     options = WriteOptions(3, skip_broken=True)
     with pytest.raises(UserError, match="no sample of shard 2 can be used"):
         SplitWriter(tmp_path / "test", numbered(9, broken=[1, 6, 7, 8]), options).write(advance)
@@ -179,7 +181,7 @@ def test_captions_that_training_would_refuse_are_left_out_and_counted(tmp_path, 
     assert (record["samples"], record["left_out"]) == (2, {"without caption": 3, "broken": 4})
 
 
-def test_damage_behind_the_header_is_found_where_every_image_is_checked(tmp_path):
+def test_damage_after_the_header_is_found_if_images_are_checked(tmp_path):
     def read(numbers: Sequence[int]) -> Iterator[Sample]:
         yield Sample(encode_png(np.zeros((9, 9, 3), np.uint8))[:-30], "image")
 
@@ -200,12 +202,12 @@ def test_two_processes_do_not_write_the_same_split(tmp_path):
     assert writer.write(advance) == 6
 
 
-def test_a_full_disk_is_one_line(tmp_path, monkeypatch):
+def test_a_full_disk_is_a_one_line_error(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("lit_het.data_pipelines.prepare.writer.write_tar", full)
-    with pytest.raises(UserError, match=r"No space left on device\); mend that and run the same again"):
+    with pytest.raises(UserError, match=r"No space left on device\); fix that and run the command again"):
         SplitWriter(tmp_path / "test", numbered(6), WriteOptions(2)).write(advance)
 
 
@@ -221,7 +223,7 @@ def test_interrupted_workers_stop_at_once(tmp_path):
 
 
 @pytest.mark.parametrize("wrong", [{"samples_per_shard": 0}, {"workers": 0}])
-def test_options_that_cannot_be_are_refused(wrong):
+def test_invalid_options_are_refused(wrong):
     with pytest.raises(UserError, match="must be at least 1"):
         WriteOptions(**wrong)
 
@@ -244,7 +246,7 @@ def test_names_and_templates_are_read_back_and_never_overwritten(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["", " ", "two\nlines"])
-def test_a_name_that_is_no_line_is_refused(tmp_path, name):
+def test_a_name_that_is_not_one_line_is_refused(tmp_path, name):
     with pytest.raises(UserError, match="is not one line of text"):
         write_names(tmp_path, DataSet({}, (name,)))
 

@@ -1,4 +1,4 @@
-"""What cannot be measured is refused before any image is read."""
+"""Models and sets that cannot be evaluated are rejected before any image is read."""
 
 import dataclasses
 from typing import NoReturn
@@ -13,7 +13,7 @@ from lit_het.eval.evaluators.out_of_distribution import OutOfDistributionConfig
 from lit_het.eval.evaluators.retrieval import RetrievalConfig
 from lit_het.eval.evaluators.shift import ShiftConfig
 from lit_het.eval.evaluators.zero_shot import ZeroShotConfig
-from lit_het.eval.recognition import NamesConfig
+from lit_het.eval.recognition import ClassNamesConfig
 from lit_het.types import Classifier, Encoder, ImageFeatures
 
 NAMES = ("zero", "one", "two")
@@ -55,15 +55,15 @@ def classifier(num_classes: int, num_members: int = 1) -> Classifier:
 
 @pytest.fixture
 def by_names(digits, sets):
-    """All that choose between names."""
-    strangers = (f"{digits.directory}/train",)
-    configs = (ZeroShotConfig(digits), ShiftConfig(digits), OutOfDistributionConfig(digits, far=strangers))
+    """All evaluators that choose between class names."""
+    other = (f"{digits.directory}/train",)
+    configs = (ZeroShotConfig(digits), ShiftConfig(digits), OutOfDistributionConfig(digits, far=other))
     return [config.build(sets) for config in (*configs, EnsembleConfig(digits))]
 
 
 def test_a_classifier_of_other_classes(by_names):
     for evaluator in by_names:
-        with pytest.raises(UserError, match=r"the classifier has 4 classes and there are 3 names"):
+        with pytest.raises(UserError, match=r"the classifier has 4 classes and there are 3 candidates"):
             evaluator.check(classifier(4, num_members=2))
         with pytest.raises(UserError, match="has no head"):
             evaluator.check(classifier(0, num_members=2))
@@ -90,44 +90,44 @@ def test_a_classifier_for_retrieval(digits, sets, encoder):
 def test_an_ensemble_of_one(digits, sets, encoder):
     alone, noisy = EnsembleConfig(digits).build(sets), EnsembleConfig(digits, samples=3).build(sets)
     for models in ([encoder], [classifier(3)]):
-        with pytest.raises(UserError, match="there is but one member"):
+        with pytest.raises(UserError, match="there is only one member"):
             alone.check(*models)
         alone.check(*models, *models)
     noisy.check(encoder)
     noisy.check(dataclasses.replace(classifier(3), num_samples=16))
-    with pytest.raises(UserError, match="there is but one member"):
+    with pytest.raises(UserError, match="there is only one member"):
         noisy.check(classifier(3))
 
 
-def test_an_image_tower_is_enough_for_what_measures_its_features(digits, sets):
+def test_few_shot_and_linear_probe_accept_any_image_tower(digits, sets):
     for config in (FewShotConfig(digits), LinearProbeConfig(digits)):
         config.build(sets).check(classifier(0))
 
 
 @pytest.mark.parametrize("of", [ZeroShotConfig, ShiftConfig, EnsembleConfig])
-def test_images_of_a_class_that_cannot_be_chosen(digits, sets, tmp_path, of, capsys):
+def test_images_of_a_class_that_is_not_a_candidate(digits, sets, tmp_path, of, capsys):
     """Only names that stand among the candidates once, as many as there are, need no look at the labels."""
     path = tmp_path / "names.txt"
     for candidates, num_read in (("two\none\nzero\nsix\n", 0), ("one\nzero\n", 1)):
         path.write_text(candidates)
-        of(digits, names=NamesConfig(candidates=path)).build(sets)
+        of(digits, names=ClassNamesConfig(candidates=path)).build(sets)
         assert capsys.readouterr().err.count("reading .cls of digits: 6/6") == num_read
     path.write_text("one\ntwo\n")
-    with pytest.raises(UserError, match=r"'zero' has images but is not among the 2 candidate names; add it to --cand"):
-        of(digits, names=NamesConfig(candidates=path)).build(sets)
+    with pytest.raises(UserError, match=r"'zero' has images but is not among the 2 candidates; add it to --cand"):
+        of(digits, names=ClassNamesConfig(candidates=path)).build(sets)
     path.write_text("one\nzero\none\n")
-    with pytest.raises(UserError, match="'one' stands twice among the candidate names"):
-        of(digits, names=NamesConfig(candidates=path)).build(sets)
+    with pytest.raises(UserError, match="'one' is repeated among the candidates"):
+        of(digits, names=ClassNamesConfig(candidates=path)).build(sets)
 
 
-def test_labels_that_cannot_be_read_are_not_looked_at(write_set, sets, tmp_path):
+def test_unreadable_labels_are_ignored_when_checking_candidates(write_set, sets, tmp_path):
     data = write_set("digits", [{"cls": 0}, {"cls": "second"}, {"cls": 7}], NAMES)
     (tmp_path / "names.txt").write_text("zero\n")
-    ZeroShotConfig(data, NamesConfig(candidates=tmp_path / "names.txt")).build(sets)
+    ZeroShotConfig(data, ClassNamesConfig(candidates=tmp_path / "names.txt")).build(sets)
     assert sets.open(data).labels().tolist() == [0]
 
 
 def test_several_labels_of_other_names(digits, tmp_path):
     data = dataclasses.replace(digits, multi_label=True)
-    with pytest.raises(UserError, match="of several labels an image --candidates need --classes FILE"):
-        ZeroShotConfig(data, NamesConfig(candidates=tmp_path / "names.txt"))
+    with pytest.raises(UserError, match="with --multi-label, --candidates need --classes FILE"):
+        ZeroShotConfig(data, ClassNamesConfig(candidates=tmp_path / "names.txt"))

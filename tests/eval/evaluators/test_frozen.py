@@ -36,7 +36,7 @@ def test_few_shot_figures_are_those_of_the_fit_to_features(splits, sets, make_en
     assert found.chance == {"1_shot": 0.5, "3_shot": 0.5}
 
 
-def test_members_of_an_ensemble_are_fitted_together_or_apart(splits, sets, make_encoder):
+def test_members_of_an_ensemble_are_fitted_jointly_or_separately(splits, sets, make_encoder):
     """Two members see the number and a constant: a joint fit ignores the constant one."""
     encoder: Encoder = make_encoder(np.eye(12), {"x": np.zeros(12)})
 
@@ -51,7 +51,7 @@ def test_members_of_an_ensemble_are_fitted_together_or_apart(splits, sets, make_
         assert found.figures["5_shot"] == 1
 
 
-def test_classes_with_one_image_each_take_the_middle_of_the_grid_and_say_so(write_set, sets, make_encoder, capsys):
+def test_classes_with_one_image_each_use_the_middle_of_the_grid_and_report_it(write_set, sets, make_encoder, capsys):
     write_set("numbers", [{"cls": 0}, {"cls": 1}], NAMES, split="train")
     data = write_set("numbers", [{"cls": 0}, {"cls": 1}], NAMES)
     encoder: Encoder = make_encoder(np.eye(2), {"x": np.zeros(2)})
@@ -59,7 +59,7 @@ def test_classes_with_one_image_each_take_the_middle_of_the_grid_and_say_so(writ
     found = FewShotConfig(data, fit=fit).build(sets)(encoder)
     fixed = FewShotConfig(data, fit=dataclasses.replace(fit, l2=(2.0,))).build(sets)(encoder)
     assert found.figures == fixed.figures == {"1_shot": 1}
-    assert capsys.readouterr().err.count("to choose l2 by: it is 2, the middle of the grid") == 1
+    assert capsys.readouterr().err.count("for the choice of l2: it is 2, the middle of the grid") == 1
 
 
 def test_a_linear_probe_learns_a_threshold(splits, sets, make_encoder):
@@ -74,13 +74,13 @@ def test_a_linear_probe_learns_a_threshold(splits, sets, make_encoder):
     assert found.chance["top1"] == 0.5
 
 
-def test_training_on_the_images_that_are_tested_is_refused(splits, sets):
+def test_training_on_the_test_images_is_rejected(splits, sets):
     for config in (FewShotConfig(splits, train_split="test"), LinearProbeConfig(splits, train_split="./test/")):
         with pytest.raises(UserError, match="cannot train and test on the same split, test"):
             config.build(sets)
 
 
-def test_the_images_that_are_tested_are_known_by_their_folder_however_it_is_written(splits, sets, tmp_path):
+def test_training_on_the_test_images_is_rejected_for_any_spelling_of_the_folder(splits, sets, tmp_path):
     folder = f"{splits.directory}/test"
     (tmp_path / "elsewhere").symlink_to(folder)
     below = dataclasses.replace(splits, directory=folder, split=".")

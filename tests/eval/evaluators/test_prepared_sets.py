@@ -1,4 +1,4 @@
-"""Official archives in small, prepared and evaluated: a constructed model gets the accuracy that it must."""
+"""Small copies of official archives, prepared and evaluated: a constructed model gets a known accuracy."""
 
 import dataclasses
 import io
@@ -14,7 +14,7 @@ from lit_het.cli.main import main
 from lit_het.data_pipelines.transforms import Preprocessing
 from lit_het.eval.evaluators.retrieval import RetrievalConfig
 from lit_het.eval.evaluators.zero_shot import ZeroShotConfig
-from lit_het.eval.recognition import NamesConfig
+from lit_het.eval.recognition import ClassNamesConfig
 from lit_het.eval.sets import ImageSet, Sets
 from tests.data_pipelines.prepare.test_imagenet import LABELS, devkit, validation
 
@@ -26,7 +26,7 @@ def names_of(folder: Path) -> list[str]:
     return (folder / "classnames.txt").read_text().splitlines()
 
 
-def test_cifar_of_a_model_that_reads_colours_and_takes_dogs_for_cats(tmp_path, make_encoder):
+def test_cifar_with_a_model_that_predicts_dogs_as_cats(tmp_path, make_encoder):
     """The red of a recorded image is 2 * label + 1. Two of the twenty test images are dogs."""
     assert main(["data", "prepare", "cifar10", str(GOLDEN / "cifar-10-python.tar.gz"), str(tmp_path)]) == 0
     names = names_of(tmp_path)
@@ -35,20 +35,20 @@ def test_cifar_of_a_model_that_reads_colours_and_takes_dogs_for_cats(tmp_path, m
     by_red[1:21:2] = says
     encoder = make_encoder(by_red, dict(zip(names, np.eye(10), strict=True)), temperature=0.01)
     sets = Sets(32, Preprocessing(), lambda: "")
-    found = ZeroShotConfig(ImageSet("cifar10", str(tmp_path)), NamesConfig("bare")).build(sets)(encoder)
+    found = ZeroShotConfig(ImageSet("cifar10", str(tmp_path)), ClassNamesConfig("bare")).build(sets)(encoder)
     assert TRUTH["cifar10"]["labels"]["test_batch"].count(names.index("dog")) == 2
     assert found.figures["top1"] == pytest.approx(18 / 20)
     # Nine of ten classes have images; of these one is never right.
     assert found.figures["mean_class_recall"] == pytest.approx(8 / 9)
 
 
-def test_pets_of_a_model_that_knows_the_published_lists_but_for_one_breed(tmp_path, make_encoder):
+def test_pets_with_a_model_that_is_wrong_about_one_breed(tmp_path, make_encoder):
     assert main(["data", "prepare", "pets", str(GOLDEN / "pets"), str(tmp_path)]) == 0
     names, truth = names_of(tmp_path), [label for _, label in TRUTH["pets"]["test"]]
     wrong = [label if label != 11 else 12 for label in truth]
     encoder = make_encoder(np.eye(37)[wrong], dict(zip(names, np.eye(37), strict=True)), temperature=0.01)
     opened = Sets(8, Preprocessing(), lambda: "").open(ImageSet("pets", str(tmp_path)))
-    # Images are told by their place in the published list.
+    # Images are identified by their index in the published list.
     batch = next(opened.loader.epoch())
     assert batch.image is not None
     seen = {image.tobytes(): number for number, image in enumerate(batch.image[batch.valid])}
@@ -57,15 +57,15 @@ def test_pets_of_a_model_that_knows_the_published_lists_but_for_one_breed(tmp_pa
     def extract(view: np.ndarray) -> np.ndarray:
         return np.array([[seen.get(image.tobytes(), 0)] for image in view], np.float32)
 
-    told = dataclasses.replace(encoder, features=dataclasses.replace(encoder.features, extract=extract))
-    found = ZeroShotConfig(ImageSet("pets", str(tmp_path)), NamesConfig("bare")).build(
+    model = dataclasses.replace(encoder, features=dataclasses.replace(encoder.features, extract=extract))
+    found = ZeroShotConfig(ImageSet("pets", str(tmp_path)), ClassNamesConfig("bare")).build(
         Sets(8, Preprocessing(), lambda: "")
-    )(told)
+    )(model)
     assert found.figures["top1"] == pytest.approx(10 / 12)
     assert found.figures["mean_class_recall"] == pytest.approx(5 / 6)
 
 
-def test_coco_of_a_model_that_takes_one_of_five_captions_for_another_images(tmp_path, make_encoder):
+def test_coco_with_a_model_that_matches_one_of_five_captions_wrongly(tmp_path, make_encoder):
     """Karpathy's file in small: three test images, whose red is 10 times their number."""
     captions = [["a cat", "a cat\nasleep"], ["a dog"], ["an owl", "two owls ."]]
     images = [{"filepath": "val2014", "filename": "train.png", "split": "restval", "sentences": [{"raw": "a newt"}]}]
@@ -121,6 +121,6 @@ def test_imagenet_of_a_model_that_reads_greys_and_fails_at_one_class(tmp_path, m
         says[10 * number - 2 : 10 * number + 3] = label if label != 7 else 8
     encoder = make_encoder(np.eye(1000)[says], dict(zip(names, np.eye(1000), strict=True)), temperature=0.01)
     sets = Sets(8, Preprocessing(), lambda: "")
-    found = ZeroShotConfig(ImageSet("imagenet", str(tmp_path / "set")), NamesConfig("bare")).build(sets)(encoder)
+    found = ZeroShotConfig(ImageSet("imagenet", str(tmp_path / "set")), ClassNamesConfig("bare")).build(sets)(encoder)
     assert found.figures["top1"] == pytest.approx(4 / 6)
     assert found.figures["mean_class_recall"] == pytest.approx(4 / 5)

@@ -1,4 +1,4 @@
-"""Captions find images and images captions; several predictions are one."""
+"""The evaluators of retrieval and of ensembles, on shards."""
 
 import dataclasses
 import json
@@ -12,7 +12,7 @@ from lit_het.eval.evaluators.ensemble import EnsembleConfig
 from lit_het.eval.evaluators.retrieval import RetrievalConfig
 from lit_het.eval.evaluators.zero_shot import ZeroShotConfig
 from lit_het.eval.predictions import ZeroShotPredictor, member_blocks
-from lit_het.eval.recognition import NamesConfig
+from lit_het.eval.recognition import ClassNamesConfig
 from lit_het.eval.sets import Features
 
 CAPTIONS = ("a cat", "my cat", "a dog", "two owls", "an owl")
@@ -33,7 +33,7 @@ def encoder(make_encoder):
     return make_encoder(np.eye(3), dict(zip(CAPTIONS, vectors, strict=True)))
 
 
-def test_an_image_may_be_found_by_any_of_its_captions(images, sets, encoder):
+def test_any_caption_of_an_image_counts_as_a_hit(images, sets, encoder):
     found = RetrievalConfig(images).build(sets)(encoder)
     figures = found.metrics()
     assert figures["retrieval/pets/image_to_text_recall1"] == 1
@@ -46,7 +46,7 @@ def test_an_image_may_be_found_by_any_of_its_captions(images, sets, encoder):
     assert found.chance["image_to_text_recall1"] == pytest.approx((2 / 5 + 1 / 5 + 2 / 5) / 3)
 
 
-def test_what_a_report_draws_pairs_images_with_their_captions(images, sets, encoder):
+def test_the_drawing_pairs_images_with_their_captions(images, sets, encoder):
     drawing = RetrievalConfig(images).build(sets)(encoder).draw()
     arrays, texts = drawing.arrays, drawing.texts
     best = np.array(texts["best_captions"]).reshape(3, 5)
@@ -63,7 +63,7 @@ def test_what_a_report_draws_pairs_images_with_their_captions(images, sets, enco
     assert arrays["image_is_right"][:, 0].tolist() == [True, True, False, True, True]
 
 
-def test_captions_may_lie_in_json(write_set, sets, encoder):
+def test_captions_are_read_from_json(write_set, sets, encoder):
     members = [{"json": json.dumps({"captions": list(captions)}).encode()} for captions in (CAPTIONS[:2], CAPTIONS[2:])]
     data = dataclasses.replace(write_set("json", members), labelled=False)
     evaluator = RetrievalConfig(data, captions="json/captions").build(sets)
@@ -110,10 +110,10 @@ def test_noise_samples_are_members_of_an_ensemble(labelled, sets, make_encoder, 
     assert not [name for name in found.figures if name.startswith("member_")], "one noise sample is like another"
 
 
-def test_several_models_are_an_ensemble_and_one_alone_is_none(labelled, sets, make_encoder, unit_vectors):
+def test_several_models_form_an_ensemble_and_a_single_model_does_not(labelled, sets, make_encoder, unit_vectors):
     captions = dict(zip(NAMES, np.eye(3), strict=True))
     models = [make_encoder(unit_vectors(7, 3, seed), captions, temperature=0.2) for seed in (0, 1, 2)]
-    evaluator = EnsembleConfig(labelled, NamesConfig("bare")).build(sets)
+    evaluator = EnsembleConfig(labelled, ClassNamesConfig("bare")).build(sets)
     found = evaluator(*models)
     features = sets.open(labelled).features(models[0].features)
     each = [members_of(ZeroShotPredictor(model, np.eye(3)), features) for model in models]
@@ -121,22 +121,22 @@ def test_several_models_are_an_ensemble_and_one_alone_is_none(labelled, sets, ma
     assert found.figures == pytest.approx(expected)
     assert found.errors == pytest.approx(errors)
     for number, model in enumerate(models):
-        alone = ZeroShotConfig(labelled, NamesConfig("bare")).build(sets)(model)
+        alone = ZeroShotConfig(labelled, ClassNamesConfig("bare")).build(sets)(model)
         for name in ("top1", "nll", "brier", "ece"):
             assert found.figures[f"member_{number + 1}/{name}"] == pytest.approx(alone.figures[name], rel=1e-5)
             assert found.errors[f"member_{number + 1}/{name}"] == pytest.approx(alone.errors[name], rel=1e-5)
     many = evaluator(*models * 4)
     assert not [name for name in many.figures if name.startswith("member_")]
-    with pytest.raises(UserError, match="there is but one member"):
+    with pytest.raises(UserError, match="there is only one member"):
         evaluator(models[0])
 
 
 def test_sets_with_several_labels_an_image_are_refused(labelled, sets):
-    with pytest.raises(UserError, match="only zero-shot measures images with several labels"):
+    with pytest.raises(UserError, match="only zero-shot supports several labels per image"):
         EnsembleConfig(dataclasses.replace(labelled, multi_label=True)).build(sets)
 
 
-def test_who_waits_sees_how_far_it_is(images, labelled, sets, encoder, make_encoder, capsys):
+def test_progress_is_shown(images, labelled, sets, encoder, make_encoder, capsys):
     RetrievalConfig(images).build(sets)(encoder)
     noise = np.random.default_rng(0).normal(size=(7, 2, 3))
     noisy = make_encoder(np.eye(3)[np.arange(7) % 3], dict(zip(NAMES, np.eye(3), strict=True)), noise=noise)

@@ -10,7 +10,7 @@ import pytest
 from lit_het.errors import UserError
 from lit_het.eval.evaluators.zero_shot import ZeroShot, ZeroShotConfig
 from lit_het.eval.predictions import Predictions
-from lit_het.eval.recognition import NamesConfig
+from lit_het.eval.recognition import ClassNamesConfig
 from lit_het.eval.sets import read_features
 from lit_het.types import Batch, Encoder
 
@@ -23,7 +23,7 @@ def perfect(make_encoder):
     return make_encoder(np.eye(7), dict(zip(NAMES, np.eye(7), strict=True)), temperature=0.01)
 
 
-def test_rows_that_pad_are_left_out_whatever_their_label(perfect, make_batches):
+def test_padding_rows_are_left_out_for_any_label(perfect, make_batches):
     for padding_label in (-1, 0, 10_000):
         batches = make_batches([0, 1, 2, 3, 4], batch_size=4, padding_label=padding_label)()
         found = read_features(perfect.features, batches, lambda count: None, "a set")
@@ -39,7 +39,7 @@ def test_progress_counts_valid_images(perfect, make_batches):
 def test_a_set_without_valid_images_is_an_error(perfect, make_batches):
     batches: list[Batch] = [replace(batch, valid=np.zeros(4, bool)) for batch in make_batches([0, 1, 2, 3])()]
     for empty in (batches, []):
-        with pytest.raises(UserError, match="a set: the set holds no valid image"):
+        with pytest.raises(UserError, match="a set: the set has no valid image"):
             read_features(perfect.features, empty, lambda count: None, "a set")
 
 
@@ -71,7 +71,7 @@ def test_figures_are_named_after_the_set_and_both_kinds_of_predictions_stand_sid
     assert quiet.figures["nll"] == found.figures["nll"]
 
 
-def test_images_are_read_once_for_each_tower(write_set, sets, perfect):
+def test_images_are_read_once_per_tower(write_set, sets, perfect):
     data = write_set("glyphs", [{"cls": 0}, {"cls": 1}], NAMES)
     batches = []
 
@@ -80,7 +80,7 @@ def test_images_are_read_once_for_each_tower(write_set, sets, perfect):
         return perfect.features.extract(view)
 
     tower = replace(perfect.features, extract=extract)
-    evaluators = [ZeroShotConfig(data).build(sets), ZeroShotConfig(data, NamesConfig("bare")).build(sets)]
+    evaluators = [ZeroShotConfig(data).build(sets), ZeroShotConfig(data, ClassNamesConfig("bare")).build(sets)]
     for evaluator in evaluators:
         evaluator(replace(perfect, features=tower))
     assert batches == [4]
@@ -97,7 +97,7 @@ def test_a_config_reads_a_folder_in_the_layout_of_clip_benchmark(write_set, sets
     own = ZeroShotConfig(data).build(sets)(encoder)
     assert own.figures["top1"] == 1
     assert own.chance["top1"] == 1 / 2
-    larger = ZeroShotConfig(data, NamesConfig(candidates=tmp_path / "all.txt")).build(sets)(encoder)
+    larger = ZeroShotConfig(data, ClassNamesConfig(candidates=tmp_path / "all.txt")).build(sets)(encoder)
     assert larger.figures["top1"] == 1
     assert larger.chance["top1"] == pytest.approx(1 / 3)
 
@@ -123,9 +123,9 @@ def test_reassessed_labels_accept_any_of_their_classes_and_skip_images_without(w
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [("[[0]]", "of the set's 2 images"), ("[[0], [7]]", "entry 1 is no list of class"), ("[[0], 1]", "entry 1")],
+    [("[[0]]", "of the set's 2 images"), ("[[0], [7]]", "entry 1 is not a list of class"), ("[[0], 1]", "entry 1")],
 )
-def test_reassessed_labels_of_another_set_are_refused(write_set, sets, tmp_path, content, message):
+def test_reassessed_labels_of_another_set_are_rejected(write_set, sets, tmp_path, content, message):
     data = write_set("real", [{"cls": 0}, {"cls": 1}], NAMES)
     (tmp_path / "real.json").write_text(content)
     with pytest.raises(UserError, match=message):
@@ -146,7 +146,7 @@ def test_images_with_several_labels_have_a_mean_average_precision(write_set, set
     assert found.metrics() == {"zero_shot/voc/mean_average_precision": 1.0}
 
 
-def test_what_a_report_draws_names_its_images_by_row(write_set, sets, perfect):
+def test_the_drawing_indexes_its_images_by_row(write_set, sets, perfect):
     data = write_set("glyphs", [{"cls": number} for number in (0, 1, 2, 4, 3)], NAMES)
     drawing = ZeroShotConfig(data).build(sets)(perfect).draw()
     arrays = drawing.arrays
@@ -158,7 +158,7 @@ def test_what_a_report_draws_names_its_images_by_row(write_set, sets, perfect):
     assert drawing.texts["class_names"] == NAMES
 
 
-def test_with_one_image_a_class_the_most_surely_mistaken_ones_are_drawn_as_the_worst(write_set, sets, make_encoder):
+def test_with_one_image_per_class_the_most_confident_errors_are_the_worst_classes(write_set, sets, make_encoder):
     data = write_set("glyphs", [{"cls": number} for number in range(3)], NAMES[:3])
     answers = np.array([[0.45, 0.55, 0], [0, 1, 0], [0.9, 0, 0.1]])
     encoder = make_encoder(answers, dict(zip(NAMES, np.eye(3), strict=False)))
@@ -188,5 +188,5 @@ def test_broken_images_end_an_evaluation_unless_some_are_allowed(write_set, sets
 
 def test_several_labels_have_neither_noise_nor_reassessed_labels(write_set):
     data = replace(write_set("voc", [{"cls": 0}], NAMES), multi_label=True)
-    with pytest.raises(UserError, match="no --samples and no --relabels"):
+    with pytest.raises(UserError, match="cannot be combined with --samples or --relabels"):
         ZeroShotConfig(data, samples=3)

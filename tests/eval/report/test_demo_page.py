@@ -1,4 +1,4 @@
-"""A full page of made-up measurements, which exercises every piece of a report.
+"""A full page of made-up measurements, which exercises every part of a report.
 
 ``python tests/eval/report/test_demo_page.py demo.html`` writes it, to be looked at.
 """
@@ -104,7 +104,7 @@ def demo_page() -> Html:
     deterministic, heteroscedastic = Simulated(0, 0.95), Simulated(1, 0.85)
     models = {"DET": deterministic, "HET-XL": heteroscedastic}
     results = {
-        "held-out face, all names": (deterministic.figures(), heteroscedastic.figures()),
+        "held-out typeface, all names": (deterministic.figures(), heteroscedastic.figures()),
         "held-out characters, held-out names": (Simulated(2, 0.7).figures(), Simulated(3, 0.75).figures()),
     }
     comparison = compare("DET", "HET-XL", results, dict.fromkeys(results, scores.chance(len(NAMES))))
@@ -155,14 +155,14 @@ def demo_page() -> Html:
         Section(
             "Calibration",
             (reliability_diagrams({name: result.predictions.reliability() for name, result in models.items()}),),
-            "A model that knows how sure it is stays on the dotted line.",
+            "A calibrated model is on the dotted line.",
         ),
         Section(
             "What HET-XL learnt",
             (
                 side_by_side(
                     distribution(
-                        "Noise of characters with and without a double",
+                        "Noise of homoglyphs and of unambiguous glyphs",
                         {"homoglyphs": twin, "unambiguous glyphs": lone},
                         "noise norm √tr Σ(x), mean per character",
                         outcome,
@@ -230,7 +230,7 @@ def test_every_tag_of_the_page_is_closed_in_order(outline: Outline):
     assert outline.open == []
 
 
-def test_the_page_asks_for_nothing_from_outside(page: Html, outline: Outline):
+def test_the_page_has_no_external_references(page: Html, outline: Outline):
     for tag, attributes in outline.tags:
         for name in ("src", "href", "xlink:href", "srcset", "action", "data", "poster"):
             assert (attributes.get(name) or "#").startswith(("#", "data:")), (tag, attributes)

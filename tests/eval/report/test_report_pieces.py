@@ -52,7 +52,7 @@ def test_higher_accuracy_wins_and_lower_loss_wins():
     )
 
 
-def test_a_candidate_that_is_only_as_good_is_said_not_to_be_better():
+def test_an_equal_candidate_is_not_described_as_better():
     same = compared(pets=(figures(), figures()))
     assert describe_comparison(same).startswith("HET-XL was not better than DET: better on 0 of 7 figures, worse on 0")
     worse = compared(pets=(figures(), figures(top1=0.4)))
@@ -81,10 +81,10 @@ def test_the_terminal_shows_the_same_rows_and_takes_brackets_literally():
         assert re.search(rf"{re.escape(row.label)}.*{row.chance}.*{row.baseline}.*{row.candidate}", text)
 
 
-def test_an_answer_is_right_or_a_look_alike_or_wrong():
+def test_an_answer_is_right_or_a_homoglyph_or_wrong():
     groups = np.array([0, 0, 1, 1, -1, -1])
     assert mark_of(3, 3, groups) is Mark.RIGHT
-    assert mark_of(1, 0, groups) is Mark.MATE
+    assert mark_of(1, 0, groups) is Mark.HOMOGLYPH
     assert mark_of(2, 0, groups) is Mark.WRONG
     assert mark_of(5, 4, groups) is Mark.WRONG
     assert mark_of(1, 0, None) is Mark.WRONG
@@ -123,11 +123,11 @@ def test_a_distribution_of_equal_values_can_be_drawn():
     assert "<svg" in distribution("Noise", {"a": np.zeros(3), "b": np.zeros(5)}, "noise norm")
 
 
-def test_group_errors_are_told_beside_chance():
+def test_group_errors_are_described_with_their_chance_level():
     text = describe_group_errors(GroupErrors(errors=200, within=150, chance=0.0123), "DET", "homoglyph class")
     assert text == (
         "75.0% of the 200 errors of DET fall within a homoglyph class "
-        "(150; 1.23% if errors fell evenly on all classes)."
+        "(150; 1.23% if errors were spread evenly over all classes)."
     )
     assert describe_group_errors(GroupErrors(0, 0, float("nan")), "DET") == "DET made no errors."
 

@@ -1,4 +1,4 @@
-"""Runs as they lie in their folders: what reports and comparisons read, without model or data."""
+"""Runs read from their folders, for reports and comparisons: no model or data set is loaded."""
 
 import dataclasses
 import json
@@ -18,13 +18,13 @@ _CONFIG, _METRICS = "config.json", "metrics.jsonl"
 
 
 @dataclasses.dataclass(frozen=True)
-class KeptRun:
-    """What a run has left.
+class SavedRun:
+    """A run as saved in its folder.
 
     Attributes:
-        name: tells it apart from the runs it is read with.
-        directory: where it lies.
-        config: its configuration as JSON, of whatever version of lit-het; empty if there is none.
+        name: unique among the runs that are read together.
+        directory: its folder.
+        config: its configuration as JSON, of any version of lit-het; empty if the file is missing.
         history: the records of its ``metrics.jsonl``.
         records: its evaluations, by kind and name.
     """
@@ -37,19 +37,19 @@ class KeptRun:
 
     @property
     def seed(self) -> Any:
-        """The seed of the run, if it is known."""
+        """The seed of the run; None if unknown."""
         return self.config.get("seed")
 
     @property
     def last_step(self) -> int:
-        """The last step that is known of."""
+        """The last recorded step."""
         steps = [record["step"] for record in self.history] + [record.step for record in self.records.values()]
         return max(steps, default=0)
 
     def settings(self) -> dict[str, Any]:
-        """Returns the dotted fields of the configuration, but for seeds and for the folder that it was trained in.
+        """Returns the dotted fields of the configuration, without seeds and ``run_dir``.
 
-        Other paths below that folder are told from there, as runs with other seeds have their own.
+        Paths below the parent of ``run_dir`` are made relative to it: runs that differ in seeds have equal settings.
         """
         run_dir = self.config.get("run_dir")
         home = str(Path(run_dir).parent) if isinstance(run_dir, str) else "."
@@ -60,16 +60,16 @@ class KeptRun:
         }
 
 
-def read_runs(directories: Sequence[Path]) -> list[KeptRun]:
+def read_runs(directories: Sequence[Path]) -> list[SavedRun]:
     """Reads several runs.
 
     Raises:
-        UserError: a folder that is no run or is named twice, or a file in it that cannot be read.
+        UserError: a folder is not a run or is listed twice, or a file in it cannot be read.
     """
     places = [directory.resolve() for directory in directories]
     for number, place in enumerate(places):
         if place in places[:number]:
-            raise UserError(f"{directories[number]} is named twice; name each run once")
+            raise UserError(f"{directories[number]} is listed twice; list each run once")
     return [_read(directory, name) for directory, name in zip(directories, _short_names(places), strict=True)]
 
 
@@ -82,29 +82,29 @@ def flattened(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def by_setting(runs: Sequence[KeptRun]) -> list[list[KeptRun]]:
-    """Returns groups of runs that differ in nothing but their seeds and where they lie."""
-    groups: dict[str, list[KeptRun]] = {}
+def by_setting(runs: Sequence[SavedRun]) -> list[list[SavedRun]]:
+    """Groups runs that differ only in their seeds and folders."""
+    groups: dict[str, list[SavedRun]] = {}
     for run in runs:
         groups.setdefault(json.dumps(run.settings(), sort_keys=True), []).append(run)
     return list(groups.values())
 
 
-def differing_fields(runs: Sequence[KeptRun]) -> dict[str, tuple[Any, ...]]:
-    """Returns the fields of the configuration in which runs differ, with the value of each run (None without one)."""
+def differing_fields(runs: Sequence[SavedRun]) -> dict[str, tuple[Any, ...]]:
+    """Returns the configuration fields in which runs differ, with the value of each run; None where it is missing."""
     settings = [{"seed": run.seed, **run.settings()} for run in runs]
     fields = {field: None for other in settings for field in differences(settings[0], other, lambda _: False)}
-    return {field: tuple(of_run.get(field) for of_run in settings) for field in fields}
+    return {field: tuple(fields_of_run.get(field) for fields_of_run in settings) for field in fields}
 
 
-def _read(directory: Path, name: str) -> KeptRun:
-    kept = (directory / _CONFIG, directory / _METRICS, evaluations_folder(directory))
-    if not any(path.exists() for path in kept):
+def _read(directory: Path, name: str) -> SavedRun:
+    config, metrics = directory / _CONFIG, directory / _METRICS
+    if not any(path.exists() for path in (config, metrics, evaluations_folder(directory))):
         below = sorted(path.parent.name for path in directory.glob(f"*/{_CONFIG}")) if directory.is_dir() else []
-        hint = f"; the runs below it are {', '.join(below)}" if below else ""
-        raise UserError(f"{directory} is no run: it holds neither {_CONFIG} nor evaluations{hint}")
+        hint = f"; it contains the runs {', '.join(below)}" if below else ""
+        raise UserError(f"{directory} is not a run: it contains neither {_CONFIG} nor evaluations{hint}")
     records = {(record.kind, record.name): record for record in read_records(directory)}
-    return KeptRun(name, directory, _read_config(kept[0]), read_metrics(kept[1]), records)
+    return SavedRun(name, directory, _read_config(config), read_metrics(metrics), records)
 
 
 def _read_config(path: Path) -> Mapping[str, Any]:
@@ -121,7 +121,7 @@ def _read_config(path: Path) -> Mapping[str, Any]:
 
 
 def _short_names(places: Sequence[Path]) -> list[str]:
-    """Returns for each path as few of its last parts as tell all apart."""
+    """Returns the fewest last components of each path that make all names unique."""
     for count in range(1, max(len(place.parts) for place in places)):
         names = ["/".join(place.parts[-count:]) for place in places]
         if len(set(names)) == len(names):

@@ -1,4 +1,4 @@
-"""Corrupted copies of a set, and images that belong to none of its classes."""
+"""The evaluators of corrupted copies and of out-of-distribution images, on shards."""
 
 import dataclasses
 from pathlib import Path
@@ -13,13 +13,13 @@ from lit_het.errors import UserError
 from lit_het.eval.evaluators.out_of_distribution import OutOfDistributionConfig
 from lit_het.eval.evaluators.shift import ShiftConfig
 from lit_het.eval.evaluators.zero_shot import ZeroShotConfig
-from lit_het.eval.recognition import NamesConfig
+from lit_het.eval.recognition import ClassNamesConfig
 
 NAMES = ("zero", "one", "two")
 CAPTIONS = dict(zip(NAMES, np.eye(3), strict=True))
 
 
-def test_every_corruption_and_severity_has_figures_and_so_have_their_means(write_set, sets, make_encoder):
+def test_every_corruption_severity_and_mean_has_figures(write_set, sets, make_encoder):
     """Images 0, 1, 2; the model is right on those below 2, and copies hold fewer of them."""
     clean = write_set("digits", [{"cls": 0}, {"cls": 1}, {"cls": 0}], NAMES)
     for part, labels in {"fog/1": (0, 1, 2), "fog/2": (1, 1, 0), "noise/1": (1, 0, 0), "noise/2": (2, 2, 0)}.items():
@@ -43,9 +43,7 @@ def test_every_corruption_and_severity_has_figures_and_so_have_their_means(write
     assert found.errors["fog/1/top1"] == 0
 
 
-def test_no_image_chooses_the_temperature_it_is_scored_with_and_copies_have_that_of_both_halves(
-    write_set, sets, make_encoder
-):
+def test_halves_are_calibrated_by_each_other_and_copies_by_the_mean_temperature(write_set, sets, make_encoder):
     labels = [0, 1, 2, 0, 1, 2, 2, 0]
     clean = write_set("digits", [{"cls": label} for label in labels], NAMES)
     write_set("digits/corrupted", [{"cls": label} for label in labels[::-1]], split="fog/1")
@@ -63,7 +61,7 @@ def test_no_image_chooses_the_temperature_it_is_scored_with_and_copies_have_that
 
 
 @pytest.mark.parametrize("scheme", ["memory", "file"])
-def test_sets_and_their_copies_may_lie_at_addresses(write_set, sets, make_encoder, tmp_path, scheme):
+def test_sets_and_their_copies_are_read_from_urls(write_set, sets, make_encoder, tmp_path, scheme):
     clean = write_set("digits", [{"cls": 0}, {"cls": 1}, {"cls": 0}], NAMES)
     for part, labels in {"fog/1": (0, 1, 2), "fog/2": (1, 1, 0)}.items():
         for place in ("copies", "digits/corrupted"):
@@ -88,7 +86,7 @@ def test_sets_and_their_copies_may_lie_at_addresses(write_set, sets, make_encode
 
 
 @pytest.mark.parametrize("place", ["digits/corrupted", "digits/corrupted/fog"])
-def test_copies_that_name_other_classes_are_of_another_set(write_set, sets, tmp_path, place):
+def test_copies_with_other_class_names_are_rejected(write_set, sets, tmp_path, place):
     clean = write_set("digits", [{"cls": 0}], NAMES)
     write_set("digits/corrupted", [{"cls": 0}], split="fog/1")
     names = tmp_path / place / "classnames.txt"
@@ -99,38 +97,38 @@ def test_copies_that_name_other_classes_are_of_another_set(write_set, sets, tmp_
         ShiftConfig(clean).build(sets)
 
 
-def test_a_clean_set_that_fits_no_temperature_is_remarked_on(write_set, sets, make_encoder, capsys):
+def test_a_clean_set_without_a_fitting_temperature_is_reported(write_set, sets, make_encoder, capsys):
     clean = write_set("digits", [{"cls": 0}, {"cls": 1}], NAMES)
     write_set("digits/corrupted", [{"cls": 0}], split="fog/1")
     ShiftConfig(clean).build(sets)(make_encoder(np.eye(3), CAPTIONS))
     assert capsys.readouterr().err.count("digits: no temperature fits") == 1
 
 
-def test_a_set_without_corrupted_copies_is_one_line(write_set, sets):
+def test_a_set_without_corrupted_copies_is_a_one_line_error(write_set, sets):
     with pytest.raises(UserError, match=r"no shards in .*corrupted/<corruption>/<severity>; lit-het data corrupt"):
         ShiftConfig(write_set("digits", [{"cls": 0}], NAMES)).build(sets)
 
 
 @pytest.fixture
-def strangers(write_set):
-    """Eight images of two classes, and eight strange ones, without labels or names."""
+def two_sets(write_set):
+    """Eight images of two classes, and eight out-of-distribution images without labels or names."""
     inside = write_set("known", [{"cls": number % 2} for number in range(8)], NAMES[:2])
     write_set("known", [{"cls": number % 2} for number in range(8)], NAMES[:2], split="train")
-    outside = write_set("strange", [{"txt": "?"} for _ in range(8)])
+    outside = write_set("other", [{"txt": "?"} for _ in range(8)])
     return inside, f"{outside.directory}/test"
 
 
-def test_scores_tell_strangers_as_scikit_learn_counts_it(strangers, sets, make_encoder):
-    """Image n is as strange as 255 - n here: strange images have the numbers of known ones, so look at ranks."""
-    inside, outside = strangers
+def test_detection_of_out_of_distribution_images_agrees_with_scikit_learn(two_sets, sets, make_encoder):
+    """Both sets hold the same images, so that every AUROC is one half."""
+    inside, outside = two_sets
     logits = np.random.default_rng(0).normal(size=(8, 2))
     captions = dict(zip(NAMES, np.eye(2), strict=False))
     encoder = make_encoder(logits, captions, temperature=0.5)
     found = OutOfDistributionConfig(inside, near=(f"odd={outside}",), far=(outside,)).build(sets)(encoder)
     figures = found.figures
-    # The same images inside and outside cannot be told apart.
+    # The same images inside and outside cannot be distinguished.
     for score in ("max_probability", "entropy", "energy", "noise_norm"):
-        for place in ("near/odd", "far/strange"):
+        for place in ("near/odd", "far/other"):
             assert figures[f"{place}/{score}/auroc"] == 0.5
     assert set(found.errors) == set(figures)
     assert 0 < found.errors["near/odd/entropy/auroc"] < 0.5
@@ -141,9 +139,9 @@ def test_scores_tell_strangers_as_scikit_learn_counts_it(strangers, sets, make_e
     np.testing.assert_array_equal(arrays["inside/noise_norm"], np.arange(8))
 
 
-def test_a_model_that_is_unsure_of_strangers_is_credited(strangers, sets, make_encoder):
-    inside, outside = strangers
-    # What the model makes of strange images, which have numbers of their own, lies between both names.
+def test_a_model_that_is_unsure_of_out_of_distribution_images_scores_high(two_sets, sets, make_encoder):
+    inside, outside = two_sets
+    # The embeddings of out-of-distribution images lie between those of both class names.
     vectors = np.concatenate([np.eye(2)[np.zeros(8, int)], np.full((8, 2), 0.5)])
     unsure = make_encoder(vectors, dict(zip(NAMES, np.eye(2), strict=False)), has_noise_norm=False)
     opened = sets.open
@@ -165,26 +163,26 @@ def test_a_model_that_is_unsure_of_strangers_is_credited(strangers, sets, make_e
 
     watched = Watched(sets.image_size, sets.preprocessing, lambda: "a tower")
     found = OutOfDistributionConfig(inside, far=(outside,), train_split="train").build(watched)(unsure)
-    assert seen == ["far/strange"]
-    assert found.figures["far/strange/max_probability/auroc"] == 1
-    assert found.figures["far/strange/max_probability/fpr95"] == 0
+    assert seen == ["far/other"]
+    assert found.figures["far/other/max_probability/auroc"] == 1
+    assert found.figures["far/other/max_probability/fpr95"] == 0
     assert not [name for name in found.figures if "noise_norm" in name], "no noise, no score"
     arrays = found.draw().arrays
-    scores = np.concatenate([arrays["inside/mahalanobis"], arrays["far/strange/mahalanobis"]])
+    scores = np.concatenate([arrays["inside/mahalanobis"], arrays["far/other/mahalanobis"]])
     expected = roc_auc_score(np.repeat([0, 1], 8), scores)
-    assert found.figures["far/strange/mahalanobis/auroc"] == pytest.approx(expected)
+    assert found.figures["far/other/mahalanobis/auroc"] == pytest.approx(expected)
 
 
-def test_strangers_must_be_named_once_each(strangers, sets):
-    inside, outside = strangers
+def test_sets_out_of_distribution_must_be_named_once_each(two_sets, sets):
+    inside, outside = two_sets
     with pytest.raises(UserError, match=r"--near NAME=DIR or --far NAME=DIR"):
         OutOfDistributionConfig(inside).build(sets)
-    with pytest.raises(UserError, match="two sets are called near/strange"):
+    with pytest.raises(UserError, match="two sets have the name near/other"):
         OutOfDistributionConfig(inside, near=(outside, outside)).build(sets)
 
 
-def test_as_many_strange_images_may_be_broken_as_known_ones(strangers, sets, make_encoder, write_set):
-    inside, _ = strangers
+def test_the_allowed_share_of_broken_images_holds_for_out_of_distribution_sets(two_sets, sets, make_encoder, write_set):
+    inside, _ = two_sets
     broken = write_set("broken", [{"png": b"no image"}, *({"txt": "?"} for _ in range(7))])
     encoder = make_encoder(np.eye(8)[:, :2], dict(zip(NAMES, np.eye(2), strict=False)))
     config = OutOfDistributionConfig(inside, far=(f"{broken.directory}/test",))
@@ -194,10 +192,10 @@ def test_as_many_strange_images_may_be_broken_as_known_ones(strangers, sets, mak
         config.build(sets)(encoder)
 
 
-def test_names_of_classes_may_be_chosen_from_others_here_too(strangers, sets, make_encoder, tmp_path):
-    inside, outside = strangers
+def test_out_of_distribution_detection_accepts_other_candidates(two_sets, sets, make_encoder, tmp_path):
+    inside, outside = two_sets
     (tmp_path / "names.txt").write_text("zero\none\ntwo\n")
     encoder = make_encoder(np.eye(3)[np.arange(8) % 3], CAPTIONS)
-    names = NamesConfig(candidates=tmp_path / "names.txt")
+    names = ClassNamesConfig(candidates=tmp_path / "names.txt")
     found = OutOfDistributionConfig(inside, near=(outside,), names=names).build(sets)(encoder)
-    assert found.figures["near/strange/entropy/auroc"] == 0.5
+    assert found.figures["near/other/entropy/auroc"] == 0.5

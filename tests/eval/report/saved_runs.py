@@ -1,4 +1,4 @@
-"""Folders of runs as training and evaluators leave them, made by hand: no model, no data."""
+"""Writes folders of runs as training and evaluators write them, without model or data."""
 
 import json
 from collections.abc import Mapping

@@ -1,0 +1,50 @@
+"""The contrastive losses as the papers write them, on whole matrices of logits.
+
+Every function returns a sum over queries, weighted so that it is the mean over valid examples. The forms "gather" and
+"ring" return the same values and gradients without a matrix of the whole batch: they call these functions on blocks
+where a block has all that a formula needs, and `normalizers` where it has not.
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from lit_het.losses.contrastive.pairs import MASKED, Pairs
+
+
+def softmax(pairs: Pairs) -> Float[Array, ""]:
+    """Returns ``-Σ_n w_n log (1/S Σ_s p_sn)``, one direction of the softmax loss (HET-XL Eq. 6 and 8).
+
+    ``p_sn = softmax_m(q_ns · k_m / τ + bias)_n`` is the probability of the partner among all valid keys.
+    """
+    logits = pairs.masked_logits
+    # Here keys are always those of the whole batch, in its order, so the index of the partner is its position.
+    is_partner = pairs.query_examples.index[:, None] == jnp.arange(len(pairs.keys))[None]
+    log_p = jnp.sum(logits, axis=-1, where=is_partner[:, None]) - jax.nn.logsumexp(logits, axis=-1)
+    return -jnp.sum(pairs.query_examples.weight * jax.nn.logmeanexp(log_p, axis=1))
+
+
+def symmetric_softmax(pairs: Pairs) -> Float[Array, ""]:
+    """Returns half the sum of both directions of the softmax loss without noise.
+
+    Both directions have one matrix of logits: rows are normalized for one of them, columns for the other.
+    """
+    weight = pairs.query_examples.weight
+    logits = pairs.masked_logits[:, 0]
+    of_valid_queries = jnp.where(weight[:, None] > 0, logits, MASKED)
+    row, column = jax.nn.logsumexp(logits, axis=1), jax.nn.logsumexp(of_valid_queries, axis=0)
+    return -jnp.sum(weight * (2 * jnp.diagonal(logits) - row - column)) / 2
+
+
+def sigmoid(pairs: Pairs) -> Float[Array, ""]:
+    """Returns ``Σ_n w_n Σ_m -log (1/S Σ_s σ(z_nm (q_ns · k_m / τ + bias)))``, z = 1 for partners and -1 otherwise.
+
+    Without noise this is SigLIP Eq. 1 (also SoViT Table 7).
+    """
+    z = jnp.where(pairs.is_partner, 1.0, -1.0)
+    log_p = jax.nn.log_sigmoid(z[:, None] * pairs.logits)
+    losses = math.log(log_p.shape[1]) - jax.nn.logsumexp(log_p, axis=1)
+    of_valid_keys = jnp.where(pairs.key_examples.weight[None] > 0, losses, 0.0)
+    return jnp.sum(pairs.query_examples.weight * jnp.sum(of_valid_keys, axis=1))

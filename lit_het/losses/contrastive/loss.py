@@ -1,0 +1,146 @@
+"""Contrastive losses over one batch, both directions, with noisy queries and noiseless keys (HET-XL Sec. 5.2).
+
+Invalid rows are neither queries nor keys. Unless the form is "dense", the matrix of logits never exists whole: every
+device scores blocks of its own queries against the keys of all devices, and takes the gradient of a block with its
+value (`lit_het.blocks`).
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from lit_het import sharding
+from lit_het.errors import require_at_least, require_choice
+from lit_het.losses.base import weights
+from lit_het.losses.contrastive import dense, normalizers
+from lit_het.losses.contrastive.blocks import Form, Layout, sum_over_pairs
+from lit_het.losses.contrastive.pairs import Examples, Pairs
+from lit_het.types import EmbeddingSamples, Queries
+
+
+@dataclasses.dataclass(frozen=True)
+class SoftmaxLoss:
+    """``-log p`` of the right partner among the batch, half the sum of both directions.
+
+    ``p(b_n|a_n) = 1/S Σ_s softmax_i(β_i · (α_n + ε_s(a_n)) / τ)_n``, and with α and β exchanged for ``p(a_n|b_n)``.
+
+    Attributes:
+        form: "gather" brings all keys to every device, O(b d) memory; "ring" passes them around, O(b d / devices), for
+            one more product of logits; "dense" holds all logits, O(b²). All are equal.
+        block_size: vectors of logits that exist at a time on a device: one for every query, or factor of queries.
+
+    Raises:
+        UserError: an unknown form, or a block without queries.
+    """
+
+    form: Form = "gather"
+    block_size: int = 1024
+
+    def __post_init__(self) -> None:
+        require_at_least(1, self, "block_size")
+        require_choice(self, "form")
+
+    def __call__(self, samples: EmbeddingSamples, valid: Bool[Array, " b"]) -> Float[Array, ""]:
+        """Returns the mean loss over valid rows."""
+        return _mean(_softmax, _symmetric_softmax, self, samples, valid)
+
+
+@dataclasses.dataclass(frozen=True)
+class SigmoidLoss:
+    """``-log σ(z_ij (logit_ij + bias))``, z = 1 for partners and -1 otherwise (SigLIP; SoViT Table 7).
+
+    Each query's losses are summed over keys and averaged over queries; with noise σ is averaged over samples.
+    The loss is half the sum of both directions, which are equal without noise.
+
+    Attributes:
+        form, block_size: as in `SoftmaxLoss`; the ring needs no additional product.
+
+    Raises:
+        UserError: an unknown form, or a block without queries.
+    """
+
+    form: Form = "gather"
+    block_size: int = 1024
+
+    def __post_init__(self) -> None:
+        require_at_least(1, self, "block_size")
+        require_choice(self, "form")
+
+    def __call__(self, samples: EmbeddingSamples, valid: Bool[Array, " b"]) -> Float[Array, ""]:
+        """Returns the mean loss over valid rows."""
+        return _mean(_sigmoid, _sigmoid, self, samples, valid)
+
+
+ContrastiveLoss: TypeAlias = SoftmaxLoss | SigmoidLoss
+# Pairs of this device's queries and keys to the weighted sum over its queries.
+Direction: TypeAlias = Callable[[Pairs, Layout], Float[Array, ""]]
+
+
+def _softmax(pairs: Pairs, layout: Layout) -> Float[Array, ""]:
+    match layout.form:
+        case "dense":
+            return dense.softmax(pairs)
+        case "gather":
+            return sum_over_pairs(lambda block, *_: dense.softmax(block), pairs, layout)
+        case "ring":
+            return normalizers.softmax(pairs, layout, symmetric=False)
+
+
+def _symmetric_softmax(pairs: Pairs, layout: Layout) -> Float[Array, ""]:
+    if layout.form == "dense":
+        return dense.symmetric_softmax(pairs)
+    return normalizers.softmax(pairs, layout, symmetric=True)
+
+
+def _sigmoid(pairs: Pairs, layout: Layout) -> Float[Array, ""]:
+    if layout.form == "dense":
+        return dense.sigmoid(pairs)
+    return sum_over_pairs(lambda block, *_: dense.sigmoid(block), pairs, layout)
+
+
+def _mean(
+    direction: Direction,
+    both_directions: Direction,
+    loss: ContrastiveLoss,
+    samples: EmbeddingSamples,
+    valid: Bool[Array, " b"],
+) -> Float[Array, ""]:
+    """Returns the mean over valid examples of half the sum of both directions.
+
+    Args:
+        direction: the loss of one direction, for noisy queries.
+        both_directions: half the sum of both, for queries without noise, whose logits both directions share.
+        loss: the form and the size of blocks.
+        samples: queries and keys of the whole batch.
+        valid: which examples count.
+    """
+    is_noiseless = samples.image_queries is None and samples.text_queries is None
+
+    def device_sum(rows: Any, shared: Any, axes: tuple[str, ...]) -> Float[Array, ""]:
+        (image, image_queries), (text, text_queries), weight = rows
+        layout = Layout(loss.form, axes, loss.block_size)
+        examples = Examples(weight, layout.global_index(weight.shape[0]))
+        image_to_text = Pairs(_queries(image, image_queries), examples, text, examples, *shared)
+        if is_noiseless:
+            return both_directions(image_to_text, layout)
+        total = direction(image_to_text, layout)
+        text_to_image = Pairs(_queries(text, text_queries), examples, image, examples, *shared)
+        return (total + direction(text_to_image, layout)) / 2
+
+    sides = ((samples.image, samples.image_queries), (samples.text, samples.text_queries))
+    # Always float32: dividing by a small τ and summing exponentials over a batch would magnify rounding in bfloat16.
+    rows = (*jax.tree.map(lambda x: x.astype(jnp.float32), sides), weights(valid))
+    shared = (samples.temperature, jnp.zeros(()) if samples.bias is None else samples.bias)
+    if loss.form == "dense":
+        return device_sum(rows, shared, ())
+    # Every device sums over its own queries; one sum over devices follows.
+    return jnp.sum(sharding.map_shards(device_sum, rows, shared))
+
+
+def _queries(keys: Float[Array, "n d"], queries: Queries | None) -> Queries:
+    """Returns the queries; without noise they are the keys."""
+    return Queries(keys[:, None]) if queries is None else queries

@@ -1,0 +1,66 @@
+"""Queries, keys and their logits: what every form of a contrastive loss sees."""
+
+import dataclasses
+
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from lit_het.types import Queries, tree_of_arrays
+
+# In place of minus infinity in masked logits: differences and gradients of finite numbers are never NaN.
+MASKED = -1e30
+
+
+@tree_of_arrays
+@dataclasses.dataclass(frozen=True)
+class Examples:
+    """Examples of a batch, as queries or as keys.
+
+    Attributes:
+        weight: weight in the mean loss; 0 for an invalid example.
+        index: position in the global batch; a query and a key of the same index are partners.
+    """
+
+    weight: Float[Array, " n"]
+    index: Int[Array, " n"]
+
+
+@tree_of_arrays
+@dataclasses.dataclass(frozen=True)
+class Pairs:
+    """All pairs of n queries and m keys: one direction of a contrastive loss, or a block of it.
+
+    Attributes:
+        queries: S embeddings per example, noisy or not.
+        query_examples: of the queries.
+        keys: noiseless embeddings.
+        key_examples: of the keys.
+        temperature: τ.
+        bias: added to logits.
+    """
+
+    queries: Queries
+    query_examples: Examples
+    keys: Float[Array, "m d"]
+    key_examples: Examples
+    temperature: Float[Array, ""]
+    bias: Float[Array, ""]
+
+    @property
+    def logits(self) -> Float[Array, "n s m"]:
+        """``q_ns · k_m / τ + bias``."""
+        return self.queries.products(self.keys) / self.temperature + self.bias
+
+    @property
+    def masked_logits(self) -> Float[Array, "n s m"]:
+        """The logits, `MASKED` where the key is invalid."""
+        return jnp.where((self.key_examples.weight > 0)[None, None], self.logits, MASKED)
+
+    @property
+    def is_partner(self) -> Bool[Array, "n m"]:
+        """Whether a query and a key belong to the same example."""
+        return self.query_examples.index[:, None] == self.key_examples.index[None]
+
+    def partner_logit(self, logits: Float[Array, "n s m"]) -> Float[Array, "n s"]:
+        """Returns each query's logit with its partner; 0 where the partner is not among these keys."""
+        return jnp.sum(logits, axis=-1, where=self.is_partner[:, None])

@@ -1,0 +1,134 @@
+"""Checks of paths that import nothing heavy: commands report a wrong path before they load JAX."""
+
+import os
+import re
+from pathlib import Path
+
+from lit_het.errors import UserError
+
+_SHIPPED = Path(__file__).parent / "configs"
+_GLOB_OR_BRACES = re.compile(r"[*?\[{]")
+
+
+def locate_config(path: Path, function: str = "get_config") -> Path:
+    """Returns the path of a Python configuration file, which may be given as the name of a shipped one.
+
+    Args:
+        path: ``x.py``, or the name ``x`` of a module in `lit_het.configs`; ``:name=value`` after either is kept.
+        function: the function that the file must define.
+
+    Raises:
+        UserError: there is neither such a file nor such a name; the message lists the names.
+    """
+    stem, colon, _ = str(path).rpartition(".py:")
+    file = Path(f"{stem}.py") if colon else path
+    if file.is_file():
+        return path
+    name, colon, arguments = str(path).partition(":")
+    names = shipped_configs(function)
+    if name in names:
+        return Path(f"{_SHIPPED / name}.py{colon}{arguments}")
+    raise UserError(f"no configuration file {file}; give a path, or the name of a shipped one: {', '.join(names)}")
+
+
+def shipped_configs(function: str = "get_config") -> list[str]:
+    """Returns the names of the modules in `lit_het.configs` that define a function."""
+    return sorted(path.stem for path in _SHIPPED.glob("*.py") if f"\ndef {function}(" in path.read_text("utf-8"))
+
+
+def require_run(run_dir: Path) -> None:
+    """Checks that a directory holds the configuration of a run.
+
+    Raises:
+        UserError: it does not.
+    """
+    require_saved_config(run_dir / "config.json")
+
+
+def require_saved_config(path: Path) -> None:
+    """Checks that the ``config.json`` of a run exists.
+
+    Raises:
+        UserError: it does not.
+    """
+    if _is_missing(path):
+        raise UserError(f"{path} is missing; give the directory of a run of lit-het")
+
+
+def require_file(address: str) -> None:
+    """Checks that a local file exists; addresses such as ``gs://bucket/file`` are not checked.
+
+    Raises:
+        UserError: it does not.
+    """
+    if _is_local(address) and _is_missing(address):
+        raise UserError(f"{address}: cannot be read (No such file or directory); check the path")
+
+
+def require_shards(pattern: str) -> None:
+    """Checks that a local file or folder of shards exists; globs, braces and addresses are not checked.
+
+    Raises:
+        UserError: it does not.
+    """
+    if _is_local(pattern) and not _GLOB_OR_BRACES.search(pattern) and _is_missing(pattern):
+        raise UserError(f"{pattern}: no tar file matches; check the path of the shards")
+
+
+def require_source(path: Path) -> None:
+    """Checks that the published files of a data set exist.
+
+    Raises:
+        UserError: they do not.
+    """
+    if _is_missing(path):
+        raise UserError(f"{path}: cannot be read (No such file or directory); check the path of the source")
+
+
+def require_weights(address: str) -> None:
+    """Checks that a local source of weights exists: a folder, a file, ``x.npz:part``, or ``x`` for ``x.index``.
+
+    Raises:
+        UserError: it does not.
+    """
+    file = re.sub(r"(\.npz):.*", r"\1", address)
+    if _is_local(address) and _is_missing(file) and _is_missing(f"{file}.index"):
+        raise UserError(f"{file} does not exist; give a file, a folder or an address such as hf://owner/model")
+
+
+def named_folder(argument: str) -> tuple[str, str]:
+    """Returns the name and the folder of a data set that is given as ``NAME=FOLDER`` or ``FOLDER``.
+
+    Returns:
+        The name, empty where there is none, and the folder without a slash at its end.
+
+    Raises:
+        UserError: there is no such folder, or the name has a slash.
+    """
+    name, equals, path = argument.partition("=")
+    if not equals or Path(argument).is_dir():
+        name, path = "", argument
+    if "/" in name:
+        raise UserError(f"{argument}: the name of a set becomes that of a file; leave out the slash")
+    folder = path.rstrip("/")
+    if not folder:
+        raise UserError(f"{argument!r} names no folder; write NAME=FOLDER, or FOLDER with classnames.txt and shards")
+    if ("://" not in folder or folder.startswith("pipe:")) and not Path(folder).is_dir():
+        raise UserError(f"no folder {folder}; name a folder with classnames.txt and shards")
+    return name, folder
+
+
+def _is_local(address: str) -> bool:
+    """Returns whether an address is a path, neither one for fsspec (``gs://...``) nor a command (``pipe:...``)."""
+    return "://" not in address and not address.startswith("pipe:")
+
+
+def _is_missing(path: Path | str) -> bool:
+    """Returns whether nothing exists at a path; a path that cannot be examined is left to the code that reads it."""
+    try:
+        os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except (OSError, ValueError):
+        return False
+    return False

@@ -1,0 +1,1 @@
+"""A run's directory: opened, trained, and its model as evaluators see it."""

@@ -1,0 +1,63 @@
+"""Wrong arguments and paths are reported before anything heavy is imported."""
+
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = {"jax", "flax", "numpy", "matplotlib", "grain", "orbax", "optax", "scipy", "tyro"}
+REPORT = f"""
+import sys
+from lit_het.cli.main import main
+try:
+    code = main(sys.argv[1:])
+except SystemExit as ended:  # --help
+    code = ended.code
+print(sorted(sys.modules.keys() & {HEAVY}))
+sys.exit(code)
+"""
+
+
+def start(*arguments, cwd):
+    return subprocess.run([sys.executable, "-c", REPORT, *arguments], cwd=cwd, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize(
+    ("command", "problem"),
+    [
+        ("train --config nowhere.py", "no configuration file nowhere.py"),
+        ("train --config nowhere.json", "nowhere.json is missing"),
+        ("plan --config nowhere.py:a=b --devices 2", "no configuration file nowhere.py"),
+        ("embed --tower nowhere --output there", "nowhere/config.json is missing"),
+        ("embed --tower quickstart_upstream.py --output there", "no configuration file quickstart_upstream.py"),
+        ("checkpoint list nowhere", "no checkpoints in nowhere"),
+        ("zero-shot --checkpoint . --data nowhere", "no folder nowhere"),
+        ("zero-shot --checkpoint nowhere --data x=.", "nowhere/config.json is missing"),
+        ("evaluate --checkpoint nowhere", "nowhere/config.json is missing"),
+        ("evaluate --checkpoint . --config nowhere", "shipped one: glyph_evaluations"),
+        ("report nowhere", "nowhere is no run"),
+        ("compare . --against nowhere", "nowhere is no run"),
+        ("classify nowhere.png --checkpoint . --labels a,b", "nowhere.png: cannot be read"),
+        ("classify - --checkpoint nowhere --labels a,b", "nowhere/config.json is missing"),
+        ("demo --checkpoint . --captions nowhere.txt", "nowhere.txt: cannot be read"),
+        ("data index nowhere.tar", "nowhere.tar: no tar file matches"),
+        ("data prepare pets nowhere there", "nowhere: cannot be read"),
+        ("import --from nowhere.npz:img --to there", "nowhere.npz does not exist"),
+        ("export --checkpoint nowhere --to npz --output there", "nowhere/config.json is missing"),
+    ],
+)
+def test_a_missing_path_is_one_line_and_imports_nothing_heavy(tmp_path, command, problem):
+    ended = start(*command.split(), cwd=tmp_path)
+    assert ended.returncode == 1
+    [line] = ended.stderr.splitlines()
+    assert line.startswith("lit-het: ")
+    assert problem in line
+    assert ended.stdout == "[]\n"
+
+
+@pytest.mark.parametrize("command", ["--help", "train --help", "zero-shot --help", "embed --help", "data --help"])
+def test_help_imports_nothing_heavy(tmp_path, command):
+    ended = start(*command.split(), cwd=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.startswith("usage: lit-het")
+    assert ended.stdout.endswith("\n[]\n")

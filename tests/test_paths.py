@@ -1,0 +1,59 @@
+from pathlib import Path
+
+import pytest
+
+from lit_het import paths
+from lit_het.configs import experiment
+from lit_het.errors import UserError
+
+
+def test_a_shipped_configuration_is_found_by_its_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = experiment.load_module_config(Path("lit_so400m_het_xl"))
+    assert config.run_dir == Path("runs/lit_so400m_het_xl")
+
+
+def test_a_name_takes_arguments_as_a_path_does(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = experiment.load_module_config(Path("fine_tune_experts:data_set=pets,model=vmoe"))
+    assert config.run_dir == Path("runs/fine_tune_pets_vmoe")
+
+
+def test_a_file_of_the_user_comes_before_a_shipped_configuration(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("quickstart_upstream").write_text("")
+    assert paths.locate_config(Path("quickstart_upstream")) == Path("quickstart_upstream")
+
+
+def test_an_unknown_name_is_refused_with_the_known_ones():
+    with pytest.raises(UserError, match=r"no configuration file lit_so.*lit_so400m_het_xl, lit_so400m_sigmoid"):
+        paths.locate_config(Path("lit_so"))
+    with pytest.raises(UserError, match=r"shipped one: glyph_evaluations$"):
+        paths.locate_config(Path("lit_so400m_het_xl"), "get_evaluations")
+    assert not {"__init__", "experiment", "glyph_evaluations"} & {*paths.shipped_configs()}
+
+
+@pytest.mark.parametrize("address", ["gs://bucket/x", "hf://owner/model", "pipe:cat x", "memory://x.npz:img"])
+def test_addresses_and_commands_are_not_checked(address):
+    paths.require_file(address)
+    paths.require_shards(address)
+    paths.require_weights(address)
+
+
+def test_patterns_are_left_to_the_reader_of_shards():
+    for pattern in ("nowhere/{000..009}.tar", "nowhere/*.tar", "nowhere/[0-9].tar"):
+        paths.require_shards(pattern)
+
+
+def test_sources_of_weights_are_found_in_every_form(tmp_path):
+    (tmp_path / "x.npz").touch()
+    (tmp_path / "vmoe.index").touch()
+    for name in ("x.npz", "x.npz:img", "vmoe", "vmoe.index"):
+        paths.require_weights(str(tmp_path / name))
+    with pytest.raises(UserError, match=r"y\.npz does not exist"):
+        paths.require_weights(str(tmp_path / "y.npz:img"))
+
+
+def test_paths_that_cannot_be_examined_are_left_to_their_reader():
+    for path in ("x" * 10_000, "x\0y"):
+        paths.require_file(path)
