@@ -9,9 +9,8 @@ from typing import Any
 from lit_het.errors import UserError
 from lit_het.eval.evaluation import Record
 from lit_het.eval.report.naming import is_of_member, is_rank_of_calibrated, is_setting, place_of_kind
-from lit_het.eval.saved_runs import SavedRun, flattened
+from lit_het.eval.saved_runs import SavedRun, differences, flattened
 from lit_het.eval.significance import WelchTest, holm, welch_tests
-from lit_het.eval.sweeps import differences
 
 LEVEL = 0.05
 # Settings that change no figure, except for mixtures of experts, where images of a batch compete for slots.

@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,6 @@ from lit_het import untrusted
 from lit_het.checkpoints import manifest
 from lit_het.errors import UserError
 from lit_het.eval.evaluation import Record, evaluations_folder, read_records
-from lit_het.eval.sweeps import differences
 from lit_het.training.metric_log import read_metrics
 from lit_het.untrusted import Malformed
 
@@ -80,6 +79,17 @@ def flattened(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         is_nested = isinstance(value, Mapping) and value
         flat |= flattened(value, f"{prefix}{name}.") if is_nested else {f"{prefix}{name}": value}
     return flat
+
+
+def differences(
+    one: Mapping[str, Any], other: Mapping[str, Any], ignored: Callable[[str], bool]
+) -> dict[str, tuple[Any, Any]]:
+    """Returns fields with different values, with both values; without fields that ``ignored`` accepts."""
+    return {
+        field: (one.get(field), other.get(field))
+        for field in sorted(one.keys() | other.keys())
+        if one.get(field) != other.get(field) and not ignored(field)
+    }
 
 
 def by_setting(runs: Sequence[SavedRun]) -> list[list[SavedRun]]:

@@ -11,16 +11,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lit_het.apps import sweep
-from lit_het.apps.sweep import Setting
+from lit_het.apps import grid, temperatures
 from lit_het.configs import glyph_classifier
 from lit_het.errors import UserError
-from lit_het.eval.sweeps import RunResult
 from lit_het.heads.deterministic import DeterministicConfig
 from lit_het.heads.het import HetConfig
 from lit_het.heads.het_h import HetHConfig
 from lit_het.heads.het_xl import HetXLConfig
-from lit_het.heads.temperature import BoundedTemperature, FixedTemperature
 
 # The heads by the names of the paper, in the order of the table.
 SAME = {"covariance": glyph_classifier.HEAD.covariance, "sampling": glyph_classifier.HEAD.sampling}
@@ -49,47 +46,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="a classifier with softmax loss, whose head is replaced; default: %(default)s",
     )
     parser.add_argument("--heads", nargs="+", default=list(HEADS), metavar="HEAD", help=f"of {', '.join(HEADS)}")
-    sweep.add_arguments(parser, output=Path("runs/heads"))
-    return sweep.run_main("compare_heads", lambda: _compare(parser.parse_args(arguments)))
+    temperatures.add_arguments(parser, output=Path("runs/heads"))
+    return grid.run_main("compare_heads", lambda: _compare(parser.parse_args(arguments)))
 
 
-def settings(names: Sequence[str], bounds: tuple[float, float]) -> list[Setting]:
-    """Returns each head with τ = 1 and with a learned τ.
+def choose(names: Sequence[str]) -> dict[str, Any]:
+    """Returns the heads of these names.
 
     Raises:
-        UserError: a head is unknown, or the bounds of τ are invalid.
+        UserError: a head is unknown.
     """
     unknown = [name for name in names if name not in HEADS]
     if unknown:
         raise UserError(f"--heads {unknown[0]} is unknown; choose from {', '.join(HEADS)}")
-    learned = BoundedTemperature(*bounds)
-    return [
-        Setting(f"{name}_{suffix}", f"{name}, {title}", sweep.with_temperature(HEADS[name], temperature))
-        for name in dict.fromkeys(names)
-        for suffix, title, temperature in (
-            (f"tau{TAU:g}", f"τ = {TAU:g}", FixedTemperature(TAU)),
-            ("learned", "τ learned", learned),
-        )
-    ]
-
-
-def row_order(result: RunResult) -> tuple[int, bool]:
-    """Sorts in the order of ``HEADS``, τ = 1 before the learned τ."""
-    names = [*HEADS, result.setting.rpartition("_")[0]]  # heads that are no longer listed are last
-    return names.index(names[-1]), result.learned
+    return {name: HEADS[name] for name in names}
 
 
 def _compare(options: argparse.Namespace) -> None:
-    chosen = settings(options.heads, tuple(options.learned))
-    sweep.sweep(
-        sweep.load_classifier(options.config, options.length),
-        chosen,
-        options.seeds,
-        options.held_out,
-        options.output,
-        batch_size=options.batch_size,
-        order=row_order,
-    )
+    heads = choose(options.heads)
+    config = temperatures.load_classifier(options)
+    planned = temperatures.plan(config, heads, [TAU], tuple(options.learned), options.seeds, options.output)
+    temperatures.compare(config, planned, list(HEADS), options.output)
     print(f"table: {options.output / 'table.md'}")
 
 

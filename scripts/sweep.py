@@ -16,7 +16,6 @@ from pathlib import Path
 
 from lit_het.apps import grid
 from lit_het.apps.grid import Axis
-from lit_het.apps.sweep import run_main
 from lit_het.runs.training import parse_config
 
 
@@ -49,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--table", action="store_true", help="train nothing; write the table of the finished runs")
     parser.add_argument("flags", nargs="*", metavar="-- FLAGS", help="flags of all runs")
-    return run_main("sweep", lambda: _sweep(parser.parse_args(arguments)))
+    return grid.run_main("sweep", lambda: _sweep(parser.parse_args(arguments)))
 
 
 def _part(text: str) -> tuple[int, int]:
@@ -67,8 +66,7 @@ def _sweep(options: argparse.Namespace) -> None:
     if not options.table:
         grid.run(planned[first::step], options.output, (options.metric, *options.show))
     if options.table or step == 1:
-        rows = grid.table(planned, options.output, options.metric, options.show)
-        print(grid.markdown(rows))
+        grid.table(planned, options.output, options.metric, options.show)
         print(f"table: {options.output / 'table.md'} and table.json")
 
 

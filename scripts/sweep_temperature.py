@@ -11,18 +11,17 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from lit_het.apps import sweep
-from lit_het.apps.sweep import Setting
+from lit_het.apps import grid, temperatures
+from lit_het.apps.grid import Row
+from lit_het.apps.temperatures import LEARNED, NLL, TEMPERATURE, TOP1
 from lit_het.errors import UserError
-from lit_het.eval.sweeps import RunResult, Summary
-from lit_het.heads.temperature import BoundedTemperature, FixedTemperature
+from lit_het.heads.temperature import BoundedTemperature
 
 TAUS = (0.05, 0.1, 0.2, 0.4, 0.8, 1.5, 3.0, 5.0)  # App. G.1
 FIXED_COLOUR, LEARNED_COLOUR, MUTED = "#52708c", "#c8501e", "#5f6a73"
@@ -35,12 +34,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--config", type=Path, required=True, metavar="FILE", help="a classifier with softmax loss")
     parser.add_argument("--taus", type=float, nargs="*", default=TAUS, help="fixed temperatures; default: App. G.1's")
-    sweep.add_arguments(parser, output=Path("runs/temperature"))
-    return sweep.run_main("sweep_temperature", lambda: _sweep(parser.parse_args(arguments)))
+    temperatures.add_arguments(parser, output=Path("runs/temperature"))
+    return grid.run_main("sweep_temperature", lambda: _sweep(parser.parse_args(arguments)))
 
 
-def settings(head: Any, taus: Sequence[float], bounds: tuple[float, float]) -> list[Setting]:
-    """Returns the head with each fixed τ and with the learned one.
+def check_taus(taus: Sequence[float], bounds: tuple[float, float]) -> None:
+    """Checks that a learned τ can have every fixed one.
 
     Raises:
         UserError: the bounds are invalid, or a τ lies outside them.
@@ -52,33 +51,23 @@ def settings(head: Any, taus: Sequence[float], bounds: tuple[float, float]) -> l
                 f"--taus {tau:g} lies outside the range of the learned τ; leave it out or widen "
                 f"--learned {learned.minimum:g} {learned.maximum:g}"
             )
-    fixed = [
-        Setting(f"tau{tau:g}", f"τ = {tau:g}", sweep.with_temperature(head, FixedTemperature(tau)))
-        for tau in dict.fromkeys(taus)
-    ]
-    return [*fixed, Setting("learned", "τ learned", sweep.with_temperature(head, learned))]
 
 
-def row_order(result: RunResult) -> tuple[bool, float]:
-    """Sorts by fixed τ; the learned one, which differs between seeds, is last."""
-    return result.learned, 0.0 if result.learned else result.temperature
-
-
-def plot(summaries: Sequence[Summary], path: Path) -> None:
+def plot(rows: Sequence[Row], path: Path) -> None:
     """Draws NLL and Prec@1 over τ, with bars of one standard error, as a PNG."""
     figure = Figure(figsize=(8.4, 3.6), layout="constrained", dpi=160)
     panels = figure.subplots(1, 2)
-    _panel(panels[0], summaries, "nll", "NLL on held-out images, nats", "lower is better")
-    _panel(panels[1], summaries, "top1", "Prec@1 on held-out images, %", "higher is better", scale=100.0)
+    _panel(panels[0], rows, NLL, "NLL on held-out images, nats", "lower is better")
+    _panel(panels[1], rows, TOP1, "Prec@1 on held-out images, %", "higher is better", scale=100.0)
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper center", ncols=2, frameon=False, fontsize=9)
     figure.savefig(path)
 
 
-def _panel(axes: Axes, summaries: Sequence[Summary], metric: str, label: str, hint: str, scale: float = 1.0) -> None:
-    fixed = [summary for summary in summaries if not summary.learned]
-    learned = [summary for summary in summaries if summary.learned]
-    for runs, style in (
+def _panel(axes: Axes, rows: Sequence[Row], metric: str, label: str, hint: str, scale: float = 1.0) -> None:
+    fixed = [row for row in rows if row.setting["temperature"] != LEARNED]
+    learned = [row for row in rows if row.setting["temperature"] == LEARNED]
+    for members, style in (
         (fixed, {"color": FIXED_COLOUR, "marker": "o", "markersize": 4, "label": "fixed τ"}),
         (
             learned,
@@ -91,22 +80,22 @@ def _panel(axes: Axes, summaries: Sequence[Summary], metric: str, label: str, hi
             },
         ),
     ):
-        if runs:
+        if members:
             axes.errorbar(
-                [summary.temperature.mean for summary in runs],
-                [scale * summary.metrics[metric].mean for summary in runs],
+                [row.figures[TEMPERATURE].mean for row in members],
+                [scale * row.figures[metric].mean for row in members],
                 # A single seed has no standard error and no error bar.
-                yerr=np.nan_to_num([scale * summary.metrics[metric].error for summary in runs]),
-                xerr=np.nan_to_num([summary.temperature.error for summary in runs]),
+                yerr=np.nan_to_num([scale * row.figures[metric].error for row in members]),
+                xerr=np.nan_to_num([row.figures[TEMPERATURE].error for row in members]),
                 capsize=2.5,
                 linewidth=1.4,
                 elinewidth=1.0,
                 **style,
             )
-    for summary in learned:
-        axes.axhline(scale * summary.metrics[metric].mean, color=LEARNED_COLOUR, linewidth=0.8, linestyle=":")
+    for row in learned:
+        axes.axhline(scale * row.figures[metric].mean, color=LEARNED_COLOUR, linewidth=0.8, linestyle=":")
     axes.set_xscale("log")
-    ticks = [summary.temperature.mean for summary in fixed] or [summary.temperature.mean for summary in learned]
+    ticks = [row.figures[TEMPERATURE].mean for row in fixed] or [row.figures[TEMPERATURE].mean for row in learned]
     axes.xaxis.set_major_locator(FixedLocator(ticks))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
@@ -120,18 +109,15 @@ def _panel(axes: Axes, summaries: Sequence[Summary], metric: str, label: str, hi
 
 
 def _sweep(options: argparse.Namespace) -> None:
-    config = sweep.load_classifier(options.config, options.length)
-    summaries = sweep.sweep(
-        config,
-        settings(config.task.head, options.taus, tuple(options.learned)),
-        options.seeds,
-        options.held_out,
-        options.output,
-        batch_size=options.batch_size,
-        order=row_order,
-    )
-    if summaries:
-        plot(summaries, options.output / "temperature.png")
+    bounds = tuple(options.learned)
+    config = temperatures.load_classifier(options)
+    check_taus(options.taus, bounds)
+    heads = {"": config.task.head}
+    planned = temperatures.plan(config, heads, options.taus, bounds, options.seeds, options.output)
+    rows = temperatures.compare(config, planned, list(heads), options.output)
+    # A failed run has no metrics.
+    if drawn := [row for row in rows if np.isfinite(row.figures[NLL].mean)]:
+        plot(drawn, options.output / "temperature.png")
         print(f"table: {options.output / 'table.md'}; plot: {options.output / 'temperature.png'}")
 
 

@@ -1,29 +1,41 @@
-"""Trains every setting of a grid of fields with every seed, and sorts the settings by a validation metric.
+"""Trains every setting of a grid with every seed, and compares the settings by metrics of their runs.
 
-``output`` contains ``runs/<setting>_seed<k>``, ``results/<setting>_seed<k>.json`` for every finished run, and the
-tables. Finished runs are skipped, interrupted runs are resumed, and runs of other processes are left to them: several
-processes can share a grid.
+A grid is made of fields of the configuration, or of heads and temperatures (`lit_het.apps.temperatures`). ``output``
+contains ``runs/<setting>_seed<k>``, ``results/<setting>_seed<k>.json`` for every finished run, and the tables. Finished
+runs are skipped, interrupted runs are resumed, and runs of other processes are left to them: several processes can
+share a grid.
 """
 
+import contextlib
 import dataclasses
+import fcntl
 import itertools
 import json
+import logging
 import math
 import re
-from collections.abc import Mapping, Sequence
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from lit_het import untrusted
-from lit_het.apps.sweep import claim
+import cattrs
+import jax
+from flax import traverse_util
+
+from lit_het import parameters, untrusted
 from lit_het.configs import experiment
 from lit_het.configs.experiment import ExperimentConfig
 from lit_het.console import Bar, message
 from lit_het.errors import UserError
+from lit_het.eval.saved_runs import differences
 from lit_het.eval.significance import Estimate, estimate
 from lit_het.files import write_atomically
 from lit_het.runs.checks import CHANGEABLE_FIELDS
 from lit_het.runs.directory import config_path, load_config
 from lit_het.runs.flags import with_flags
+from lit_het.runs.opening import abstract_params
 from lit_het.runs.training import train_unless_done
 from lit_het.training.loop import NonFinite
 from lit_het.training.metric_log import read_metrics
@@ -77,18 +89,57 @@ class Planned:
 
 
 @dataclasses.dataclass(frozen=True)
+class Result:
+    """A finished run.
+
+    Attributes:
+        setting: the value of every axis by its field.
+        seed: of initialisation, noise and data order.
+        figures: the last value of each metric; empty if the run failed.
+        num_parameters: of the model.
+        seconds: training time in the process that finished the run; compilation and evaluations included.
+        device: of the training.
+        config: fields of the configuration, by dotted names.
+    """
+
+    setting: dict[str, str]
+    seed: int
+    figures: dict[str, float]
+    num_parameters: int
+    seconds: float
+    device: str
+    config: dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
 class Row:
     """All seeds of one setting.
 
     Attributes:
         setting: the value of every axis by its field.
-        seeds: seeds of the finished runs.
+        seeds: seeds of the finished runs, in the order of the results.
+        num_parameters: of the model.
         figures: metrics of the runs, over seeds.
     """
 
     setting: dict[str, str]
     seeds: tuple[int, ...]
+    num_parameters: int
     figures: dict[str, Estimate]
+
+
+def run_main(name: str, body: Callable[[], object]) -> int:
+    """Runs a script; user errors are printed as one line, with exit code 1."""
+    logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax logs every file that it writes
+    try:
+        body()
+    except UserError as error:
+        print(f"{name}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(f"{name}: interrupted; run the same command to continue", file=sys.stderr)
+        return 130
+    return 0
 
 
 def plan(config: ExperimentConfig, axes: Sequence[Axis], seeds: Sequence[int], output: Path) -> list[Planned]:
@@ -105,14 +156,19 @@ def plan(config: ExperimentConfig, axes: Sequence[Axis], seeds: Sequence[int], o
             setting = {axis.field: value for axis, value in zip(axes, values, strict=True)}
             flags = [part for field, value in setting.items() for part in (f"--{field}", value)]
             changed = with_flags(config, flags, "--grid")
-            named = dataclasses.replace(
-                changed,
-                run_dir=output / "runs" / _name(setting, seed),
-                data=dataclasses.replace(changed.data, seed=seed),
-                seed=seed,
-            )
-            planned.append(Planned(setting, named))
+            planned.append(plan_run(changed, setting, _name(setting), seed, output))
     return planned
+
+
+def plan_run(config: ExperimentConfig, setting: dict[str, str], name: str, seed: int, output: Path) -> Planned:
+    """Returns the run of one setting, called ``name``, with one seed."""
+    named = dataclasses.replace(
+        config,
+        run_dir=output / "runs" / f"{name}_seed{seed}",
+        data=dataclasses.replace(config.data, seed=seed),
+        seed=seed,
+    )
+    return Planned(setting, named)
 
 
 def run(planned: Sequence[Planned], output: Path, names: Sequence[str]) -> None:
@@ -126,15 +182,20 @@ def run(planned: Sequence[Planned], output: Path, names: Sequence[str]) -> None:
         names: metrics that the table needs.
 
     Raises:
-        UserError: a run cannot be trained or lacks a metric, or ``output`` contains a run of the same name with another
-            configuration.
+        UserError: ``output`` is a file, a run cannot be trained or lacks a metric, or ``output`` contains a run of the
+            same name with another configuration.
     """
+    if output.exists() and not output.is_dir():
+        raise UserError(f"{output} is a file; --output takes a folder")
     with Bar("sweep", len(planned), "runs") as bar:
         for run in planned:
             with bar.paused():
                 note = _run_unless_done(run, output, names)
                 message(f"{run.name}: {note}")
             bar.advance(1)
+    missing = sum(not _result_path(output, run.name).exists() for run in planned)
+    if missing:
+        message(f"{missing} runs are in progress in other processes; repeat the command for the whole table")
 
 
 def table(planned: Sequence[Planned], output: Path, metric: str, shown: Sequence[str]) -> list[Row]:
@@ -149,83 +210,129 @@ def table(planned: Sequence[Planned], output: Path, metric: str, shown: Sequence
     Raises:
         UserError: no run is finished, or a run lacks a metric.
     """
-    settings: dict[str, list[tuple[int, dict[str, float]]]] = {}
+    results = []
     for one in planned:
-        path = output / "results" / f"{one.name}.json"
+        path = _result_path(output, one.name)
         if path.exists():
-            found, figures = _read_result(path)
-            _check_same(path, found, one.config)
-            settings.setdefault(json.dumps(one.setting), []).append((one.config.seed, figures))
-    if not settings:
+            results.append(read_result(path))
+            check_same(path, results[-1].config, one.config)
+    if not results:
         raise UserError(f"{output}: no run is finished; start without --table")
-    rows = [_row(json.loads(setting), of_seeds, (metric, *shown)) for setting, of_seeds in settings.items()]
+    rows = summarize(results, (metric, *shown))
     sign = 1 if any(part in metric.rpartition("/")[2] for part in _LOWER_IS_BETTER) else -1
     rows.sort(key=lambda row: (math.isnan(row.figures[metric].mean), sign * row.figures[metric].mean))
-    write_atomically(output / "table.md", markdown(rows))
+    cells = [
+        (*row.setting.values(), *(found.shown(4) for found in row.figures.values()), shown_seeds(row)) for row in rows
+    ]
+    titles = (*rows[0].setting, *rows[0].figures, "seeds")
+    write_table(output, titles, cells, "Best first; mean ± standard error over seeds.")
     content = {"metric": metric, "best": rows[0].setting, "rows": [dataclasses.asdict(row) for row in rows]}
     write_atomically(output / "table.json", json.dumps(content, indent=2) + "\n")
     return rows
 
 
-def markdown(rows: Sequence[Row]) -> str:
-    """Returns the rows as a Markdown table with a note."""
-    titles = (*rows[0].setting, *rows[0].figures, "seeds")
-    cells = [
-        (*row.setting.values(), *(found.shown(4) for found in row.figures.values()), ", ".join(map(str, row.seeds)))
-        for row in rows
+def summarize(results: Sequence[Result], names: Sequence[str]) -> list[Row]:
+    """Returns a row for each setting with some of its metrics, in the order of the results.
+
+    Raises:
+        UserError: a run lacks a metric.
+    """
+    members: dict[str, list[Result]] = {}
+    for result in results:
+        if result.figures:
+            _check_named(result.figures, names)
+        members.setdefault(json.dumps(result.setting), []).append(result)
+    return [
+        Row(
+            setting=of_setting[0].setting,
+            seeds=tuple(result.seed for result in of_setting),
+            num_parameters=of_setting[0].num_parameters,
+            # A failed run has no metrics.
+            figures={name: estimate([result.figures.get(name, math.nan) for result in of_setting]) for name in names},
+        )
+        for of_setting in members.values()
     ]
+
+
+def write_table(output: Path, titles: Sequence[str], cells: Sequence[Sequence[str]], note: str) -> None:
+    """Writes ``table.md`` with a note below the rows, and prints it."""
     lines = [titles, ("---",) * len(titles), *cells]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines) + "\nBest first; mean ± standard error over seeds.\n"
+    text = "".join(f"| {' | '.join(line)} |\n" for line in lines) + f"\n{note}\n"
+    write_atomically(output / "table.md", text)
+    print(text)
+
+
+def shown_seeds(row: Row) -> str:
+    """Returns the seeds of a row as a cell."""
+    return ", ".join(map(str, row.seeds))
+
+
+def _result_path(output: Path, name: str) -> Path:
+    return output / "results" / f"{name}.json"
 
 
 def _run_unless_done(one: Planned, output: Path, names: Sequence[str]) -> str:
-    path, config = output / "results" / f"{one.name}.json", one.config
-    with claim(output / "locks" / one.name) as claimed:
+    path, config = _result_path(output, one.name), one.config
+    with _claim(output / "locks" / one.name) as claimed:
         if not claimed:
             return "in progress in another process"
         if path.exists():
-            _check_same(path, _read_result(path)[0], config)
+            check_same(path, read_result(path).config, config)
             return "already finished"
         saved = config_path(config.run_dir)
         if saved.exists():
-            _check_same(saved, experiment.fields(load_config(config.run_dir)), config)
-        figures = {}
+            check_same(saved, experiment.fields(load_config(config.run_dir)), config)
+        figures, began = {}, time.monotonic()
         try:
             train_unless_done(config)
             # The last value of each metric is saved.
             for record in read_metrics(config.run_dir / "metrics.jsonl"):
                 figures |= {name: float(value) for name, value in record.items() if name != "step"}
             _check_named(figures, names)
-            note = f"loss {figures['train/loss']:.3f}"
+            note = ", ".join(f"{name} {figures[name]:.3f}" for name in dict.fromkeys(["train/loss", *names]))
         except NonFinite as error:  # a learning rate may be too high for one setting only
             note = f"failed: {error}"
         except UserError as error:
             raise UserError(f"{one.name}: {error}") from error
+        result = Result(
+            setting=one.setting,
+            seed=config.seed,
+            figures=figures,
+            num_parameters=parameters.count(abstract_params(config.task.build())),
+            seconds=time.monotonic() - began,
+            device=jax.devices()[0].device_kind,
+            config=experiment.fields(config),
+        )
         path.parent.mkdir(parents=True, exist_ok=True)
-        content = {"setting": one.setting, "figures": figures, "config": experiment.fields(config)}
-        write_atomically(path, json.dumps(content) + "\n")
+        write_atomically(path, json.dumps(dataclasses.asdict(result), ensure_ascii=False) + "\n")
         return note
 
 
-def _read_result(path: Path) -> tuple[dict[str, object], dict[str, float]]:
-    """Returns the configuration and the metrics of a finished run."""
+@contextlib.contextmanager
+def _claim(path: Path) -> Iterator[bool]:
+    """Yields whether this process holds the claim; it is released when the process ends."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+
+
+def read_result(path: Path) -> Result:
+    """Reads the result of a finished run.
+
+    Raises:
+        UserError: the file is not a result.
+    """
     try:
-        content = untrusted.read_json(path)
-        config, figures = content["config"], content["figures"]
-        if not isinstance(config, dict):
-            raise TypeError("its configuration is no object")
-        return config, {name: float(value) for name, value in figures.items()}
-    except (OSError, ValueError, OverflowError, AttributeError, KeyError, TypeError) as error:
-        raise UserError(f"{path} is not a result of a run ({error}); delete it to repeat the run") from error
-
-
-def _row(setting: dict[str, str], of_seeds: list[tuple[int, dict[str, float]]], names: Sequence[str]) -> Row:
-    for _, figures in of_seeds:
-        if figures:
-            _check_named(figures, names)
-    # A failed run has no metrics.
-    figures = {name: estimate([figures.get(name, math.nan) for _, figures in of_seeds]) for name in names}
-    return Row(setting, tuple(seed for seed, _ in of_seeds), figures)
+        return _CONVERTER.structure(untrusted.read_json(path), Result)
+    # cattrs passes on any exception of a conversion, such as that of a number from a string.
+    except Exception as error:
+        reason = " ".join(str(error).split())[:300]
+        raise UserError(f"{path} is not a result of a run ({reason}); delete it to repeat the run") from error
 
 
 def _check_named(figures: Mapping[str, float], names: Sequence[str]) -> None:
@@ -235,20 +342,35 @@ def _check_named(figures: Mapping[str, float], names: Sequence[str]) -> None:
             raise UserError(f"--metric {name}: these runs have no such metric; they have {known}")
 
 
-def _check_same(path: Path, found: Mapping[str, object], config: ExperimentConfig) -> None:
-    """Checks that a file was written with the same configuration."""
-    wanted, found = (json.loads(json.dumps(fields)) for fields in (experiment.fields(config), found))
-    for field in sorted(wanted.keys() | found.keys()):
-        if wanted.get(field) != found.get(field) and not field.startswith(CHANGEABLE_FIELDS):
-            before, now = found.get(field), wanted.get(field)
-            raise UserError(f"{path} was written with {field} = {before}, which is now {now}; give another --output")
+def check_same(path: Path, found: Mapping[str, Any], config: ExperimentConfig, varied: tuple[str, ...] = ()) -> None:
+    """Checks that a file was written with the same configuration, apart from fields that start as in ``varied``.
+
+    Raises:
+        UserError: another field differs.
+    """
+    pair = _compared(found), _compared(experiment.fields(config))
+    for field, (before, now) in differences(*pair, lambda field: field.startswith(varied)).items():
+        raise UserError(f"{path} was written with {field} = {before}, which is now {now}; give another --output")
 
 
-def _name(setting: Mapping[str, str], seed: int) -> str:
-    """Returns the name of a run: its fields with their values; a full path where two fields end alike."""
+def _compared(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the fields that determine the metrics of a run, as values that JSON preserves."""
+    fields = json.loads(json.dumps(fields))
+    evaluations = {str(number): evaluation for number, evaluation in enumerate(fields.get("evaluations", ()))}
+    found = {field: value for field, value in fields.items() if not field.startswith(CHANGEABLE_FIELDS)}
+    found |= traverse_util.flatten_dict({"evaluations": evaluations}, sep=".")
+    # The batch size of an evaluation changes no result.
+    return {field: value for field, value in found.items() if not field.endswith(".data.batch_size")}
+
+
+def _name(setting: Mapping[str, str]) -> str:
+    """Returns the name of a setting: its fields with their values; a full path where two fields end alike."""
     names = [field.rpartition(".")[2] for field in setting]
     parts = [
         f"{name if names.count(name) == 1 else field}={value}"
         for (field, value), name in zip(setting.items(), names, strict=True)
     ]
-    return re.sub(r"[^\w.=-]+", "_", "_".join([*parts, f"seed{seed}"]))
+    return re.sub(r"[^\w.=-]+", "_", "_".join(parts))
+
+
+_CONVERTER = cattrs.Converter(forbid_extra_keys=True)

@@ -1,14 +1,17 @@
 """A sweep over a grid: training, resuming, skipping finished runs, and the table."""
 
+import dataclasses
 import json
 from pathlib import Path
 
 import pytest
 
 from lit_het.apps import grid
-from lit_het.apps.grid import Axis
+from lit_het.apps.grid import Axis, Result
 from lit_het.configs import experiment, glyph_classifier
 from lit_het.errors import UserError
+from lit_het.eval.evaluators.zero_shot import ZeroShotConfig
+from lit_het.eval.sets import ImageSet
 from lit_het.training.loop import NonFinite
 from lit_het.training.metric_log import read_metrics
 from scripts.sweep import main
@@ -76,10 +79,11 @@ def test_a_second_start_trains_nothing(finished, arguments, capsys, monkeypatch)
 def test_an_interrupted_run_is_resumed(finished, arguments):
     name = "learning-rate=0.5_weight-decay=0.0_seed1"
     path = finished / "results" / f"{name}.json"
-    before = path.read_text()
+    before = grid.read_result(path)
+    assert len(path.read_text().splitlines()) == 1
     path.unlink()
     assert main(arguments) == 0
-    assert path.read_text() == before
+    assert grid.read_result(path) == dataclasses.replace(before, seconds=grid.read_result(path).seconds)
     assert len(read_metrics(finished / "runs" / name / "metrics.jsonl")) == 2
 
 
@@ -90,8 +94,8 @@ def test_figures_are_means_with_standard_errors_over_seeds_and_higher_is_better_
     (tmp_path / "results").mkdir()
     for one, value in zip(planned, (0.5, 0.6, 0.7, 0.6), strict=True):  # seed 0 of both lengths, then seed 1
         figures = {"minival/top1": value, "minival/nll": value}
-        content = {"figures": figures, "config": experiment.fields(one.config)}
-        (tmp_path / "results" / f"{one.name}.json").write_text(json.dumps(content))
+        result = Result(one.setting, one.config.seed, figures, 1, 1.0, "cpu", experiment.fields(one.config))
+        (tmp_path / "results" / f"{one.name}.json").write_text(json.dumps(dataclasses.asdict(result)))
     first, second = grid.table(planned, tmp_path, "minival/top1", [])
     assert (first.figures["minival/top1"].mean, first.seeds) == (pytest.approx(0.6), (0, 1))
     assert {first.setting["length"], second.setting["length"]} == {"5 steps", "6 steps"}
@@ -124,6 +128,24 @@ def test_wrong_input_is_one_line(finished, arguments, capsys, flags, expected):
 def test_results_of_another_configuration_are_refused(finished, arguments, capsys):
     line = refusal(capsys, main, *arguments, "--cadence.log-steps", 1, "--task.mixup", 0.2)
     assert "was written with task.mixup = 0.0, which is now 0.2; give another --output" in line
+
+
+def test_an_invalid_result_is_an_error_with_its_path(tmp_path):
+    for content in ('{"setting": {"seed": "1"}}', "{", "[]"):
+        (tmp_path / "broken.json").write_text(content)
+        with pytest.raises(UserError, match=r"broken\.json is not a result of a run .*delete it") as caught:
+            grid.read_result(tmp_path / "broken.json")
+        assert "\n" not in str(caught.value)
+
+
+def test_results_of_other_evaluations_are_refused(tmp_path):
+    one = ZeroShotConfig(ImageSet("held_out", "here"))
+    config = dataclasses.replace(glyph_classifier.get_config(), evaluations=(one,))
+    larger = dataclasses.replace(one, data=dataclasses.replace(one.data, batch_size=8))
+    grid.check_same(tmp_path, experiment.fields(dataclasses.replace(config, evaluations=(larger,))), config)
+    other = dataclasses.replace(one, data=dataclasses.replace(one.data, directory="elsewhere"))
+    with pytest.raises(UserError, match=r"evaluations\.0\.data\.directory = elsewhere, which is now here"):
+        grid.check_same(tmp_path, experiment.fields(dataclasses.replace(config, evaluations=(other,))), config)
 
 
 def test_an_invalid_part_is_refused(arguments, capsys):

@@ -1,20 +1,23 @@
 """The sweep over τ: what it trains, what it leaves, what it refuses."""
 
+import argparse
 import fcntl
 import json
 from pathlib import Path
 
 import pytest
 
-from lit_het.apps import sweep
-from lit_het.configs import experiment, quickstart_lit_het_xl, quickstart_upstream
+from lit_het.apps import grid, temperatures
+from lit_het.apps.temperatures import NLL, TOP1
+from lit_het.configs import experiment, glyph_classifier, quickstart_lit_het_xl, quickstart_upstream
 from lit_het.durations import Duration
 from lit_het.errors import UserError
-from lit_het.eval.sweeps import read_results
+from lit_het.eval.evaluators.zero_shot import ZeroShotConfig
 from lit_het.heads.deterministic import DeterministicConfig
+from lit_het.heads.het_xl import HetXLConfig
 from lit_het.heads.temperature import BoundedTemperature, FixedTemperature
 from lit_het.training.metric_log import read_metrics
-from scripts.sweep_temperature import TAUS, main, plot, row_order, settings
+from scripts.sweep_temperature import TAUS, check_taus, main, plot
 from tests import tiny
 from tests.scripts.conftest import refusal, write_config_file
 
@@ -35,19 +38,23 @@ def finished(arguments):
 
 
 def test_every_temperature_is_trained_and_evaluated(finished):
-    results = {result.name: result for result in read_results(finished / "results")}
+    results = {path.stem: grid.read_result(path) for path in (finished / "results").iterdir()}
     assert set(results) == {"tau0.5_seed1", "learned_seed1"}
     fixed, learned = results["tau0.5_seed1"], results["learned_seed1"]
-    assert fixed.temperature == 0.5
-    assert not fixed.learned
-    assert 2.4 < learned.temperature < 2.6, "it starts at the midpoint of 0.05 and 5"
+    assert fixed.figures["train/temperature"] == 0.5
+    assert [fixed.setting["temperature"], learned.setting["temperature"]] == ["0.5", "learned"]
+    assert 2.4 < learned.figures["train/temperature"] < 2.6, "it starts at the midpoint of 0.05 and 5"
     assert learned.num_parameters == fixed.num_parameters + 1
-    for result in results.values():
-        assert 0 < result.metrics["nll"] < 20
-        assert 0 <= result.metrics["top1"] <= 1
+    for name, result in results.items():
+        assert 0 < result.figures["supervised/held_out/noisy/nll"] < 20
+        assert 0 <= result.figures["supervised/held_out/noisy/top1"] <= 1
         assert result.config["length"] == "2 steps"
-        assert result.config["seed"] == result.config["data.seed"] == 1
-        config = experiment.load(finished / "runs" / result.name / "config.json")
+        assert result.config["seed"] == result.config["data.seed"] == result.seed == 1
+        config = experiment.load(finished / "runs" / name / "config.json")
+        [evaluation], head = config.evaluations, config.task.head
+        assert isinstance(evaluation, ZeroShotConfig)
+        assert isinstance(head, HetXLConfig)
+        assert evaluation.samples == head.sampling.num_eval_samples
         assert (
             experiment.fields(config.task.head.temperature).items()
             <= {field.removeprefix("task.head.temperature."): value for field, value in result.config.items()}.items()
@@ -64,7 +71,7 @@ def test_a_second_start_trains_nothing_and_prints_the_same_table(finished, argum
     before = {path: path.stat().st_mtime_ns for path in (finished / "results").iterdir()}
     table = (finished / "table.md").read_text()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("lit_het.apps.sweep.train_unless_done", _forbidden)
+        patch.setattr("lit_het.apps.grid.train_unless_done", _forbidden)
         assert main(arguments) == 0
     assert {path: path.stat().st_mtime_ns for path in (finished / "results").iterdir()} == before
     assert (finished / "table.md").read_text() == table
@@ -76,8 +83,9 @@ def test_a_run_that_was_trained_but_not_evaluated_is_not_trained_again(finished,
     before = json.loads(path.read_text())
     path.unlink()
     assert main(arguments) == 0
-    assert len(read_metrics(finished / "runs" / "tau0.5_seed1" / "metrics.jsonl")) == 2
-    assert json.loads(path.read_text())["metrics"] == before["metrics"], "the noise of evaluation has a seed"
+    records = read_metrics(finished / "runs" / "tau0.5_seed1" / "metrics.jsonl")
+    assert sum("train/loss" in record for record in records) == 2
+    assert json.loads(path.read_text())["figures"] == before["figures"], "the noise of evaluation has a seed"
 
 
 def test_a_run_that_another_process_has_begun_is_left_to_it(finished, arguments, tmp_path, capsys):
@@ -86,14 +94,14 @@ def test_a_run_that_another_process_has_begun_is_left_to_it(finished, arguments,
     with (tmp_path / "locks" / "tau0.5_seed1").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("lit_het.apps.sweep.train_unless_done", _forbidden)
+            patch.setattr("lit_het.apps.grid.train_unless_done", _forbidden)
             (tmp_path / "results").mkdir()
             kept = "learned_seed1.json"
             (tmp_path / "results" / kept).write_text((finished / "results" / kept).read_text())
             assert main(elsewhere) == 0
     captured = capsys.readouterr()
     assert "tau0.5_seed1: in progress in another process" in captured.err
-    assert "1 runs are in progress" in captured.out
+    assert "1 runs are in progress in other processes" in captured.err
 
 
 def test_results_of_another_configuration_are_refused(finished, arguments, capsys):
@@ -105,23 +113,32 @@ def _forbidden(*_):
     raise AssertionError("nothing is left to train")
 
 
-def test_settings_are_the_grid_of_the_paper_and_the_learned_temperature():
-    variants = settings(DeterministicConfig(initial_bias=-3.0), TAUS, (0.05, 5.0))
-    assert [variant.head.temperature for variant in variants[:-1]] == [FixedTemperature(tau) for tau in TAUS]
-    assert variants[-1].head == DeterministicConfig(temperature=BoundedTemperature(0.05, 5.0), initial_bias=-3.0)
-    assert [variant.learned for variant in variants] == [False] * len(TAUS) + [True]
-    assert len({variant.name for variant in variants}) == len(variants)
+def test_settings_are_the_grid_of_the_paper_and_the_learned_temperature(config_file, data, tmp_path):
+    config = temperatures.load_classifier(_options(config_file, data))
+    head = DeterministicConfig(initial_bias=-3.0)
+    planned = temperatures.plan(config, {"": head}, TAUS, (0.05, 5.0), [0], tmp_path)
+    [evaluation] = planned[0].config.evaluations
+    assert isinstance(evaluation, ZeroShotConfig)
+    assert evaluation.samples == 0, "a deterministic head has no noise"
+    heads = [one.config.task.head for one in planned]
+    assert [head.temperature for head in heads[:-1]] == [FixedTemperature(tau) for tau in TAUS]
+    assert heads[-1] == DeterministicConfig(temperature=BoundedTemperature(0.05, 5.0), initial_bias=-3.0)
+    assert len({one.name for one in planned}) == len(planned)
+
+
+def _options(config_file, data, length=None):
+    return argparse.Namespace(config=config_file, held_out=data / "train", length=length, batch_size=16)
 
 
 @pytest.mark.parametrize("taus", [[0.04], [0.1, 5.5], [-1.0], [0.0]])
 def test_a_temperature_that_cannot_be_learned_is_refused(taus):
     with pytest.raises(UserError, match=rf"--taus {taus[-1]:g} lies outside .* --learned 0.05 5"):
-        settings(DeterministicConfig(), taus, (0.05, 5.0))
+        check_taus(taus, (0.05, 5.0))
 
 
 def test_a_plot_without_a_fixed_temperature_can_be_drawn(finished, tmp_path):
-    learned = [result for result in read_results(finished / "results") if result.learned]
-    plot(sweep.sweeps.summarize(learned, row_order), tmp_path / "learned.png")
+    result = temperatures.with_noise(grid.read_result(finished / "results" / "learned_seed1.json"))
+    plot(grid.summarize([result], (temperatures.TEMPERATURE, NLL, TOP1)), tmp_path / "learned.png")
     assert (tmp_path / "learned.png").stat().st_size > 1000
 
 
@@ -161,7 +178,7 @@ def test_held_out_images_of_other_classes_are_refused(arguments, data, tmp_path,
     assert "has 2 classes, but the classifier has 8" in line
 
 
-def test_glyphs_are_drawn_once_if_they_are_missing(tmp_path, monkeypatch):
+def test_glyphs_are_drawn_once_if_they_are_missing(data, tmp_path, monkeypatch):
     written = []
 
     def write(directory, seed):
@@ -169,9 +186,10 @@ def test_glyphs_are_drawn_once_if_they_are_missing(tmp_path, monkeypatch):
         directory.mkdir()
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sweep, "write_data", write)
+    monkeypatch.setattr(temperatures, "write_data", write)
+    monkeypatch.setattr(temperatures, "read_classnames", lambda directory: ("name",) * glyph_classifier.NUM_NAMES)
     path = Path(experiment.__file__).with_name("glyph_classifier.py")
     for length in (None, Duration(7)):
-        config = sweep.load_classifier(path, length)
+        config = temperatures.load_classifier(_options(path, data, length))
     assert written == [0]
     assert config.length == Duration(7)
