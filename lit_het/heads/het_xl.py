@@ -4,12 +4,11 @@ If W is not shared, the noise has its own space and matrix: (Wᵀ φ + W'ᵀ ε'
 """
 
 import dataclasses
-from collections.abc import Callable
 
 from flax import nnx
 from jaxtyping import Array, Float, Key
 
-from lit_het.errors import UserError, require_at_least
+from lit_het.errors import require_at_least
 from lit_het.heads.covariance import CovarianceConfig, Noise
 from lit_het.heads.logits import logits_layer
 from lit_het.heads.sampling import (
@@ -73,12 +72,7 @@ class HetXLClassifier(nnx.Module):
         self.temperature = config.temperature.build()
 
     def __call__(
-        self,
-        features: Float[Array, "b d"],
-        key: Key[Array, ""] | None,
-        *,
-        training: bool = True,
-        get_logits: Callable[[Float[Array, "n d"]], Float[Array, "n k"]] | None = None,
+        self, features: Float[Array, "b d"], key: Key[Array, ""] | None, *, training: bool = True
     ) -> LogitSamples:
         """Returns samples of logits divided by τ, or without a key one sample without noise.
 
@@ -86,19 +80,12 @@ class HetXLClassifier(nnx.Module):
             features: φ(x).
             key: random key of the noise.
             training: whether to use S of training or of evaluation.
-            get_logits: replaces ``Wᵀ φ + bias``, for a sharded or approximate softmax (HET-XL Sec. 3.1); it is applied
-                to every sample, in the direct order.
-
-        Raises:
-            UserError: ``get_logits`` although W is not shared: it would not see the noise.
         """
         temperature, sampling = self.temperature(), self.config.sampling
-        if get_logits is not None and self.unshared is not None:
-            raise UserError("get_logits needs a head that shares W with the noise; remove unshared_size")
         if key is None:
-            return noiseless_samples(features, lambda phi: (get_logits or self.logits)(phi) / temperature)
+            return noiseless_samples(features, lambda phi: self.logits(phi) / temperature)
         num_samples = sampling.samples(training)
-        if get_logits is None and is_factored(
+        if is_factored(
             sampling.order,
             self.config.covariance,
             noise_size=self.noise_size,
@@ -107,7 +94,6 @@ class HetXLClassifier(nnx.Module):
         ):
             prepare = self._prepare_factored
             return noisy_logit_samples(features, key, num_samples, sampling.block_size, prepare, temperature)
-        logits_of = get_logits or self.logits
 
         def prepare_direct(phi: Float[Array, "n d"]) -> tuple[Float[Array, "n _"], Noise]:
             return (phi if self.unshared is None else self.logits(phi)), self.covariance(phi)
@@ -117,7 +103,7 @@ class HetXLClassifier(nnx.Module):
             epsilon = noise.apply(normals)
             if self.unshared is not None:
                 return (base[:, None] + self.unshared(epsilon.reshape(n * t, -1)).reshape(n, t, -1)) / temperature
-            return logits_of((base[:, None] + epsilon).reshape(n * t, -1)).reshape(n, t, -1) / temperature
+            return self.logits((base[:, None] + epsilon).reshape(n * t, -1)).reshape(n, t, -1) / temperature
 
         return noisy_samples(features, key, num_samples, sampling.block_size, prepare_direct, logits)
 

@@ -11,7 +11,6 @@ import pytest
 from flax import nnx
 
 from lit_het import parameters
-from lit_het.errors import UserError
 from lit_het.heads import covariance, het_h
 from lit_het.heads.base import ClassificationHead
 from lit_het.heads.covariance import CovarianceConfig
@@ -156,26 +155,6 @@ def test_few_samples_are_taken_in_the_direct_order_and_many_in_the_factored_one(
         samples = make(dataclasses.replace(config, sampling=sampling))(X, KEY)
         spaces.append(jax.eval_shape(lambda x, samples=samples: samples.prepare(x)[1].scale, X).shape[1])
     assert spaces == [NOISE_SIZES[kind], K]
-
-
-def test_logits_of_a_lookup_that_replaces_the_matrix_product_are_the_same():
-    head, expected, _ = results(config_of("HET-XL", order="factored"))
-    kernel, bias = head.logits.kernel[...], head.logits.bias[...]
-
-    def in_two_shards(phi):
-        return jnp.concatenate([phi @ kernel[:, :2], phi @ kernel[:, 2:]], axis=1) + bias[None]
-
-    np.testing.assert_allclose(all_at_once(head(X, KEY, get_logits=in_two_shards)), expected, rtol=1e-4, atol=1e-5)
-    noiseless = (all_at_once(head(X, None, get_logits=function)) for function in (in_two_shards, None))
-    np.testing.assert_allclose(*noiseless, rtol=1e-5, atol=1e-6)
-    doubled = all_at_once(head(X, KEY, get_logits=lambda phi: 2 * in_two_shards(phi)))
-    np.testing.assert_allclose(doubled, 2 * expected, rtol=1e-4, atol=1e-5)
-
-
-def test_a_lookup_that_would_not_see_the_noise_is_an_error():
-    head = make(config_of("unshared"))
-    with pytest.raises(UserError, match=r"get_logits needs a head that shares W.*remove unshared_size"):
-        head(X, KEY, get_logits=head.logits)
 
 
 @pytest.mark.parametrize("kind", KINDS)
