@@ -23,7 +23,7 @@ def draw_predictions(parts: Mapping[str, Predictions], class_names: Sequence[str
     The arrays:
 
     - ``reliability/<part>`` ``[4 bins]``: lower edge, confidence, accuracy, count
-    - for all images: ``confidence``, ``noise_norm`` and ``correct``
+    - for all images: ``confidence``, ``noise_norm``, ``correct``, ``true_class`` and ``predicted_class``
     - ``worst`` ``[c 4]``: confusions of the worst classes (true, predicted, count, of), the worst class first
     - for the images that are shown: ``image`` ``[p h w 3]``, ``row`` among all images, ``label``, ``top_classes``
       ``[p top]`` and ``top_probabilities``
@@ -34,12 +34,14 @@ def draw_predictions(parts: Mapping[str, Predictions], class_names: Sequence[str
     confusions = most_confused(plain.predicted, plain.labels, worst.tolist(), NUM_CONFUSIONS)
     confidence = plain.confidence
     order = np.argsort(confidence, kind="stable")
+    by_noise = np.argsort(plain.noise_norm, kind="stable") if plain.noise_norm.any() else order
     examples = [
         np.flatnonzero((plain.labels == pair.true) & (plain.predicted == pair.predicted))[:NUM_OF_CONFUSION]
         for pair in confusions
     ]
     spread = np.linspace(0, len(order) - 1, NUM_EXTREMES).astype(int)
-    shown = np.unique(np.concatenate([order[:NUM_EXTREMES], order[-NUM_EXTREMES:], spread, *examples]))
+    extremes = [rows for ranked in (order, by_noise) for rows in (ranked[:NUM_EXTREMES], ranked[-NUM_EXTREMES:])]
+    shown = np.unique(np.concatenate([*extremes, spread, *examples]))
     top_classes, top_probabilities = plain.take(shown).top()
     arrays = {
         f"reliability/{name}": np.stack([curve.edges[:-1], curve.confidence, curve.accuracy, curve.count])
@@ -49,6 +51,8 @@ def draw_predictions(parts: Mapping[str, Predictions], class_names: Sequence[str
         "confidence": confidence,
         "noise_norm": plain.noise_norm,
         "correct": plain.hits(1),
+        "true_class": plain.labels,
+        "predicted_class": plain.predicted,
         "worst": np.array([(p.true, p.predicted, p.count, p.of) for p in confusions], np.int64).reshape(-1, 4),
         "row": shown,
         "label": plain.labels[shown],

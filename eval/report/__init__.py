@@ -10,7 +10,7 @@
 
 from lit_het.eval.report.comparison import ComparedFigure, Comparison, compare, comparison_table, print_table
 from lit_het.eval.report.figures import Chart, curves, distribution, reliability_diagrams
-from lit_het.eval.report.grids import image_strip, image_to_name_grid, mark_legend, name_to_image_grid
+from lit_het.eval.report.grids import image_strip, image_to_name_grid, mark_legend
 from lit_het.eval.report.page import (
     Html,
     Section,
@@ -41,7 +41,6 @@ __all__ = [
     "image_strip",
     "image_to_name_grid",
     "mark_legend",
-    "name_to_image_grid",
     "paragraph",
     "print_table",
     "reliability_diagrams",

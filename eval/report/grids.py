@@ -1,4 +1,4 @@
-"""Grids of images: the top class names of an image, the top images of a class name, and strips of examples."""
+"""Grids of images: the top class names of an image, rows of images, and strips of examples."""
 
 import enum
 from collections.abc import Sequence
@@ -94,34 +94,6 @@ def _answer(text: str, mark: Mark, share: float | None) -> Html:
     bar = "" if share is None else f' style="--share: {share:.1%}"'
     number = "" if share is None else f'<span class="share">{_percent(share)}</span>'
     return Html(f'<li class="{mark.style}"{bar}><span>{_sign(mark)}</span><span>{escaped(text)}</span>{number}</li>')
-
-
-def name_to_image_grid(
-    names: Sequence[int],
-    images: Sequence[Images],
-    image_labels: Int[np.ndarray, "queries top"],
-    class_names: Sequence[str],
-    groups: Int[np.ndarray, " k"] | None = None,
-) -> Html:
-    """Returns a row per class name: its nearest images, nearest first.
-
-    Args:
-        names: classes whose names are the queries.
-        images: the top images of each query.
-        image_labels: true classes of these images.
-        class_names: names of the classes.
-        groups: homoglyph group of each class; None for no homoglyphs.
-    """
-    rows = (
-        image_row(
-            class_names[query],
-            best,
-            [mark_of(label, query, groups) for label in labels.tolist()],
-            [class_names[int(label)] for label in labels],
-        )
-        for query, best, labels in zip(names, images, image_labels, strict=True)
-    )
-    return Html(f'<div class="rows">{joined(rows)}</div>')
 
 
 def image_row(title: str, images: Images, marks: Sequence[Mark], names: Sequence[str] | None = None) -> Html:

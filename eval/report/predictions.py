@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Sequence
 
 import numpy as np
+from jaxtyping import Int
 
 from lit_het.eval.calibration import ReliabilityCurve
 from lit_het.eval.drawings import NUM_EXTREMES, NUM_OF_CONFUSION
@@ -11,7 +12,7 @@ from lit_het.eval.evaluation import Record
 from lit_het.eval.report import figures, grids
 from lit_het.eval.report.grids import Mark
 from lit_het.eval.report.naming import title_of_part
-from lit_het.eval.report.page import NOTHING, Html, Section, folded, heading
+from lit_het.eval.report.page import NOTHING, Html, Section, folded, heading, joined
 
 # A title, such as the name of a run or of a set, and a record.
 Titled = tuple[str, Record]
@@ -87,22 +88,26 @@ def _confusion_rows(record: Record) -> Html:
 def _confidence(shown: Sequence[Titled]) -> Section:
     parts = []
     for title, record in shown:
-        confidence = record.drawing.arrays["confidence"][record.drawing.arrays["row"]]
-        order = np.argsort(confidence, kind="stable")
-        body = Html(
-            _confidence_strip("Least confident", record, order[:NUM_EXTREMES])
-            + _confidence_strip("Most confident", record, order[::-1][:NUM_EXTREMES])
-            + _noise_of_errors(record)
-        )
-        parts.append((title, body))
+        strips = _strips("Least confident", "Most confident", record, "confidence")
+        if record.drawing.arrays["noise_norm"].any():
+            strips += _strips("Least noise", "Most noise", record, "noise_norm")
+        parts.append((title, Html(strips + _noise_of_errors(record))))
     return Section(
         "Confidence",
         _foldable(parts),
-        "Images with the lowest and highest probability of the top class name. ✓: the prediction is correct.",
+        "Images with the lowest and highest probability of the top class name, and of a HET-XL head those with the "
+        "least and most noise. ✓: the prediction is correct.",
     )
 
 
-def _confidence_strip(title: str, record: Record, chosen: np.ndarray) -> Html:
+def _strips(lowest: str, highest: str, record: Record, values: str) -> Html:
+    """Returns the images with the lowest and with the highest values of an array, under their titles."""
+    order = np.argsort(record.drawing.arrays[values][record.drawing.arrays["row"]], kind="stable")
+    ends = {lowest: order[:NUM_EXTREMES], highest: order[::-1][:NUM_EXTREMES]}
+    return joined(_strip(title, record, chosen) for title, chosen in ends.items())
+
+
+def _strip(title: str, record: Record, chosen: np.ndarray) -> Html:
     arrays, names = record.drawing.arrays, record.drawing.texts["class_names"]
     rows, labels, answers = arrays["row"][chosen], arrays["label"][chosen], arrays["top_classes"][chosen, 0]
     noise = arrays["noise_norm"][rows]
@@ -128,7 +133,7 @@ def _noise_of_errors(record: Record) -> Html:
 
 
 def _top_names(shown: Sequence[Titled]) -> Section:
-    parts = [(title, _cards(record)) for title, record in shown]
+    parts = [(title, top_names(record)) for title, record in shown]
     return Section(
         "Top class names",
         (grids.mark_legend(None), *_foldable(parts)),
@@ -136,7 +141,13 @@ def _top_names(shown: Sequence[Titled]) -> Section:
     )
 
 
-def _cards(record: Record) -> Html:
+def top_names(record: Record, groups: Int[np.ndarray, " k"] | None = None) -> Html:
+    """Returns the top class names of images spread evenly over the set; answers in the true class's group are marked.
+
+    Args:
+        record: of classification.
+        groups: homoglyph group of each class (`lit_het.eval.ambiguity.groups_of`); None for no homoglyphs.
+    """
     arrays = record.drawing.arrays
     # Saved images also include the least and most confident ones; the evenly spread ones are selected by row.
     wanted = np.linspace(0, len(arrays["confidence"]) - 1, NUM_EXTREMES).astype(int)
@@ -147,6 +158,7 @@ def _cards(record: Record) -> Html:
         arrays["top_classes"][chosen],
         arrays["top_probabilities"][chosen],
         record.drawing.texts["class_names"],
+        groups,
     )
 
 

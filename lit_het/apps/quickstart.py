@@ -12,15 +12,15 @@ from pathlib import Path
 
 from rich.console import Console
 
-from lit_het.apps.quickstart_evaluation import (
-    compare_models,
-    evaluate,
-    findings,
-    noise_tests,
-    read_evaluation,
-    read_json,
+from lit_het.apps.quickstart_evaluation import figures, noise_tests, read_homoglyphs, read_json
+from lit_het.apps.quickstart_report import compare_models, findings, homoglyphs_section, results_section
+from lit_het.apps.report import report
+from lit_het.configs import (
+    quickstart_evaluations,
+    quickstart_lit_deterministic,
+    quickstart_lit_het_xl,
+    quickstart_upstream,
 )
-from lit_het.configs import quickstart_lit_deterministic, quickstart_lit_het_xl, quickstart_upstream
 from lit_het.configs.experiment import ExperimentConfig
 from lit_het.console import Bar
 from lit_het.data_pipelines.glyphs import TYPEFACES, write_glyph_shards
@@ -28,7 +28,9 @@ from lit_het.data_pipelines.storage import read_lines
 from lit_het.data_pipelines.tokenizers import train_sentencepiece
 from lit_het.errors import UserError
 from lit_het.eval.report.comparison import print_table
+from lit_het.eval.saved_runs import read_runs
 from lit_het.files import write_atomically
+from lit_het.runs.evaluation import evaluate
 from lit_het.runs.training import train_unless_done
 
 
@@ -52,35 +54,32 @@ def quickstart(run_dir: Path, seed: int) -> None:
         with clock.stage(config.run_dir.name):
             train_unless_done(_with_seed(config, seed))
     with clock.stage("evaluation"):
-        data = read_evaluation(run_dir / "data", deterministic.data)
-        evaluations = {
-            "deterministic": evaluate(deterministic, data, run_dir / "data"),
-            "het_xl": evaluate(het_xl, data, run_dir / "data"),
-        }
-    # matplotlib is slow to import, and only the report needs it.
-    from lit_het.apps.quickstart_report import write_report
-
-    comparison = compare_models(evaluations)
-    noise = noise_tests(evaluations["het_xl"], data)
-    sentences = findings(evaluations, comparison, noise)
+        for config in (deterministic, het_xl):
+            evaluate([config.run_dir], quickstart_evaluations.get_evaluations(run_dir))
+    one, other = read_runs([deterministic.run_dir, het_xl.run_dir])
+    homoglyphs = read_homoglyphs(run_dir / "data")
+    noise = noise_tests(other, homoglyphs)
     seconds = clock.seconds()
     results = {
-        **{name: evaluation.metrics() for name, evaluation in evaluations.items()},
+        "deterministic": figures(one, homoglyphs),
+        "het_xl": figures(other, homoglyphs),
         "noise_of_homoglyphs": {kind: dataclasses.asdict(test) for kind, test in noise.items()},
         "seconds": seconds,
         "seconds_by_stage": clock.stages,
         "peak_memory_bytes": peak_memory_bytes(),
-        "num_names": len(data.names),
+        "num_names": len(homoglyphs.groups),
         "seed": seed,
     }
-    write_report(run_dir, data, evaluations, comparison, noise, sentences, results)
+    comparison = compare_models(one, other)
+    sentences = findings(one, other, homoglyphs, noise)
+    sections = [results_section(comparison, sentences, results), homoglyphs_section(other, homoglyphs)]
+    report([one.directory, other.directory], run_dir / "report.html", sections)
     write_atomically(run_dir / "results.json", json.dumps(results, indent=2) + "\n")
     console = Console()
     console.print(print_table(comparison, "Zero-shot classification of characters by name"))
     for sentence in sentences:
         console.print(sentence, highlight=False)
     console.print(f"{seconds:.0f} s, {results['peak_memory_bytes'] / 1e9:.2f} GB at most", highlight=False)
-    console.print(f"report: {run_dir / 'report.html'}", highlight=False, soft_wrap=True)
 
 
 class Clock:

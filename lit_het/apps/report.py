@@ -11,7 +11,7 @@ from lit_het.console import message
 from lit_het.errors import UserError
 from lit_het.eval.evaluation import evaluations_folder
 from lit_het.eval.report import exports
-from lit_het.eval.report.page import render_page
+from lit_het.eval.report.page import Section, render_page
 from lit_het.eval.report.runs import (
     comparison_section,
     configuration_section,
@@ -35,12 +35,13 @@ _COMPARISONS: Mapping[str, Callable[[RunComparison], str]] = {
 }
 
 
-def report(directories: Sequence[Path], output: Path | None = None) -> Path:
+def report(directories: Sequence[Path], output: Path | None = None, first: Sequence[Section] = ()) -> Path:
     """Writes a page on runs from the files in their folders, and the same figures as JSON, CSV and Markdown.
 
     Args:
         directories: of the runs.
         output: path of the page; by default ``report.html`` in the folder of a single run, or in the working directory.
+        first: further sections, shown first.
 
     Returns:
         The path of the page.
@@ -59,6 +60,7 @@ def report(directories: Sequence[Path], output: Path | None = None) -> Path:
     drawn = [members[0] for members in settings]
     try:
         sections = [
+            *first,
             runs_section(runs),
             None if comparison is None else comparison_section(runs, comparison),
             *evaluation_sections(runs, drawn),

@@ -70,7 +70,8 @@ def test_the_quickstart_writes_results_and_report_and_goes_on_where_it_stopped(s
     assert (run_dir / "data" / "glyphs.json").stat().st_mtime_ns == drawn, "finished stages are not done again"
 
     page = (run_dir / "report.html").read_text()
-    for heading in ("Results", "What HET-XL learned", "Image to name", "Name to image", "Reliability", "Training"):
+    headings = ("Results", "What HET-XL learned", "Top class names", "Retrieval", "Calibration", "Training")
+    for heading in headings:
         assert f"<h2>{heading}</h2>" in page
     assert "http://" not in page.replace("http://www.w3.org/", "")
     assert "https://" not in page

@@ -33,12 +33,12 @@ from lit_het.eval.report import (
     image_strip,
     image_to_name_grid,
     mark_legend,
-    name_to_image_grid,
     paragraph,
     reliability_diagrams,
     render_page,
     side_by_side,
 )
+from lit_het.eval.report.grids import image_row, mark_of
 from tests.eval.report.outline import Outline
 
 CHARACTERS = {
@@ -192,8 +192,14 @@ def demo_page() -> Html:
             "Images for a name",
             (
                 mark_legend("another character of the same shape"),
-                name_to_image_grid(
-                    queries, [[drawn[label] for label in row] for row in best_labels], best_labels, NAMES, GROUPS
+                *(
+                    image_row(
+                        NAMES[query],
+                        [drawn[label] for label in labels],
+                        [mark_of(label, query, GROUPS) for label in labels],
+                        [NAMES[label] for label in labels],
+                    )
+                    for query, labels in zip(queries, best_labels.tolist(), strict=True)
                 ),
             ),
         ),
