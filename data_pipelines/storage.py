@@ -14,17 +14,14 @@ from lit_het import stores
 from lit_het.data_pipelines.watchdog import reading
 from lit_het.errors import UserError
 from lit_het.files import completed
+from lit_het.stores import PERMANENT_ERRORS, reason, with_retries
 
 MAX_TEXT_BYTES = 2**26
 """The largest accepted text file, such as class names and lists of shards: 64 MiB."""
 
 PIPE = "pipe:"
-# Seconds to wait before each retry of a request to a remote store.
-BACK_OFF = (0.5, 1.0, 2.0, 4.0, 8.0)
 MAX_REQUESTS = 16  # to a store, concurrently
 _MAX_OPEN_FILES = 512  # below the usual limit of 1,024 descriptors per process
-# Errors that a retry cannot fix.
-_PERMANENT_ERRORS = (FileNotFoundError, PermissionError, IsADirectoryError, ImportError)
 
 _UNREADABLE = "unreadable shard"
 _NO_ANSWER = "store does not answer"
@@ -262,7 +259,7 @@ class SequentialFile:
             with reading(self._address):
                 return call()
         except OSError as error:
-            is_permanent = not self._is_remote or isinstance(error, _PERMANENT_ERRORS)
+            is_permanent = not self._is_remote or isinstance(error, PERMANENT_ERRORS)
             raise Unreadable(_UNREADABLE if is_permanent else _NO_ANSWER, reason(error)) from error
 
 
@@ -295,30 +292,12 @@ class Reader:
         return data if len(data) == span.size else _truncated(span)
 
 
-def with_retries(call: Callable[[], _Result]) -> _Result:
-    """Returns the result of a call to a store, retried after each pause of `BACK_OFF`.
-
-    Raises:
-        OSError: every attempt failed. Clients of stores raise various types; all become this one.
-    """
-    for pause in (*BACK_OFF, None):
-        try:
-            return call()
-        except _PERMANENT_ERRORS:
-            raise
-        except Exception as error:
-            if pause is None:
-                raise OSError(reason(error)) from error
-            time.sleep(pause)
-    raise AssertionError("the last attempt returns or raises")
-
-
 def _read_remote(spans: Sequence[Span]) -> list[bytes | Unreadable]:
     files, _ = filesystem(spans[0].address)
     paths = [filesystem(span.address)[1] for span in spans]
     found: list[Any] = [None] * len(spans)
     waiting = list(range(len(spans)))
-    for pause in (*BACK_OFF, None):
+    for pause in (*stores.BACK_OFF, None):
         starts = [spans[n].offset for n in waiting]
         ends = [spans[n].offset + spans[n].size for n in waiting]
         try:
@@ -328,9 +307,7 @@ def _read_remote(spans: Sequence[Span]) -> list[bytes | Unreadable]:
             results = [error] * len(waiting)
         for number, result in zip(waiting, results, strict=True):
             found[number] = result
-        waiting = [
-            n for n in waiting if isinstance(found[n], Exception) and not isinstance(found[n], _PERMANENT_ERRORS)
-        ]
+        waiting = [n for n in waiting if isinstance(found[n], Exception) and not isinstance(found[n], PERMANENT_ERRORS)]
         if not waiting or pause is None:
             break
         time.sleep(pause)
@@ -338,7 +315,7 @@ def _read_remote(spans: Sequence[Span]) -> list[bytes | Unreadable]:
 
 
 def _checked(span: Span, result: Any) -> bytes | Unreadable:
-    if isinstance(result, _PERMANENT_ERRORS):
+    if isinstance(result, PERMANENT_ERRORS):
         return Unreadable(_UNREADABLE, reason(result))
     if isinstance(result, Exception):
         return Unreadable(_NO_ANSWER, reason(result))
@@ -362,9 +339,3 @@ class _OpenFile:
     def __del__(self):
         if hasattr(self, "_descriptor"):
             os.close(self._descriptor)
-
-
-def reason(error: BaseException) -> str:
-    """Returns the message of an error, on one line and truncated."""
-    text = " ".join(str(getattr(error, "strerror", None) or error).split())[:200]
-    return text or type(error).__name__

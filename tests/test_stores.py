@@ -2,7 +2,9 @@
 
 import fsspec
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
+from lit_het import stores
 from lit_het.checkpoints import sources
 from lit_het.data_pipelines import storage
 from lit_het.errors import UserError
@@ -27,3 +29,25 @@ def test_caches_and_archives_may_be_chained():
     fsspec.filesystem("memory").pipe_file("/stores/x", b"content")
     files, path = filesystem("simplecache::memory:///stores/x")
     assert files.cat_file(path) == b"content"
+
+
+def test_downloads_of_weights_are_retried_unless_the_file_is_missing(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(stores, "BACK_OFF", (0.0, 0.0))
+    requests, original = [], MemoryFileSystem.get_file
+
+    def get_file(self, remote, *rest, **fields):
+        requests.append(remote)
+        if len(requests) < 3:
+            raise TimeoutError("no answer")
+        original(self, remote, *rest, **fields)
+
+    monkeypatch.setattr(MemoryFileSystem, "get_file", get_file)
+    fsspec.filesystem("memory").pipe_file("/stores/weights.npz", b"content")
+    assert sources.fetch("memory:///stores/weights.npz").read_bytes() == b"content"
+    assert len(requests) == 3
+    with pytest.raises(UserError, match="FileNotFoundError"):
+        sources.fetch("memory:///stores/missing.npz")
+    assert len(requests) == 4
+    folder = sources.fetch("memory:///stores", ("weights.npz", "missing.npz"))
+    assert [path.name for path in folder.iterdir()] == ["weights.npz"]

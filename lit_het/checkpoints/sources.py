@@ -1,5 +1,6 @@
 """Opens array files of other programs and reads one array at a time, without ever unpickling."""
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -67,13 +68,13 @@ def fetch(address: str, names: tuple[str, ...] = (), advance: Advance = lambda c
         return Path(address)
     try:
         filesystem, path = stores.filesystem(address)
-        paths = [found for name in names if filesystem.exists(found := f"{path}/{name}")] if names else [path]
         folder = cache_folder("downloads") / hashlib.sha256(address.encode()).hexdigest()[:16]
-        for remote in paths:
-            _download(filesystem, remote, folder / remote.rsplit("/", 1)[-1], advance)
-    except (ImportError, OSError, ValueError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise UserError(f"{address} cannot be read ({type(error).__name__}: {reason})") from error
+        for remote in [f"{path}/{name}" for name in names] or [path]:
+            # Not `exists`: fsspec returns False if the store does not answer.
+            with contextlib.suppress(*([FileNotFoundError] if names else [])):
+                _download(filesystem, remote, folder / remote.rsplit("/", 1)[-1], advance)
+    except (ImportError, OSError) as error:
+        raise UserError(f"{address} cannot be read ({type(error).__name__}: {stores.reason(error)})") from error
     return folder if names else folder / path.rsplit("/", 1)[-1]
 
 
@@ -201,4 +202,4 @@ def _download(filesystem: Any, remote: str, local: Path, advance: Advance) -> No
         return
     local.parent.mkdir(parents=True, exist_ok=True)
     with completed(local) as partial:
-        filesystem.get_file(remote, str(partial), callback=_Progress(advance))
+        stores.with_retries(lambda: filesystem.get_file(remote, str(partial), callback=_Progress(advance)))

@@ -8,6 +8,7 @@ import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
+from lit_het import stores
 from lit_het.data_pipelines import storage
 from lit_het.data_pipelines.index import ShardIndex, index_path
 from lit_het.data_pipelines.shards import write_shards
@@ -66,7 +67,7 @@ fsspec.register_implementation("stumbling", Stumbling, clobber=True)
 
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    monkeypatch.setattr(storage, "BACK_OFF", (0.0, 0.0, 0.0))
+    monkeypatch.setattr(stores, "BACK_OFF", (0.0, 0.0, 0.0))
     monkeypatch.setattr(Stumbling, "failures", 0)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     files = fsspec.filesystem("stumbling")

@@ -18,8 +18,9 @@ from fsspec.implementations.memory import MemoryFile, MemoryFileSystem
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lit_het import stores
 from lit_het.configs import experiment
-from lit_het.data_pipelines import pipes, storage
+from lit_het.data_pipelines import pipes
 from lit_het.data_pipelines.augment import HorizontalFlip
 from lit_het.data_pipelines.images import decode
 from lit_het.data_pipelines.labels import ClassIndex
@@ -266,7 +267,7 @@ def test_failed_requests_are_retried_and_a_store_that_stays_down_is_counted(
     shards: Path, monkeypatch: pytest.MonkeyPatch
 ):
     fsspec.register_implementation("stumbling-stream", Stumbling, clobber=True)
-    monkeypatch.setattr(storage, "BACK_OFF", (0.0, 0.0))
+    monkeypatch.setattr(stores, "BACK_OFF", (0.0, 0.0))
     monkeypatch.setattr(Stumbling, "failures", 2)
     content = (shards / "shard-000000.tar").read_bytes()
     fsspec.filesystem("stumbling-stream").pipe_file("/sound.tar", content)
