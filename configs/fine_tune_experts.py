@@ -21,8 +21,8 @@ from lit_het.data_pipelines.loader import LoaderConfig
 from lit_het.data_pipelines.portions import Portion
 from lit_het.data_pipelines.transforms import InceptionCrop, Preprocessing
 from lit_het.durations import Duration
-from lit_het.eval.evaluators.zero_shot import ZeroShotConfig
 from lit_het.eval.sets import ImageSet
+from lit_het.eval.suite import ZeroShotConfig
 from lit_het.heads.deterministic import DeterministicConfig
 from lit_het.optimizers import SGD, Optimizer
 from lit_het.schedules import Schedule

@@ -7,17 +7,19 @@ Paths are those of a quickstart in ``runs/quickstart``. Copies of the held-out t
 import dataclasses
 from pathlib import Path
 
-from lit_het.eval.evaluators.ensemble import EnsembleConfig
-from lit_het.eval.evaluators.frozen import FewShotConfig, LinearProbeConfig
-from lit_het.eval.evaluators.out_of_distribution import OutOfDistributionConfig
-from lit_het.eval.evaluators.retrieval import RetrievalConfig
-from lit_het.eval.evaluators.shift import ShiftConfig
-from lit_het.eval.evaluators.zero_shot import ZeroShotConfig
-from lit_het.eval.few_shot import FewShotOptions
-from lit_het.eval.linear_probe import LinearProbeOptions
-from lit_het.eval.recognition import ClassNamesConfig
+from lit_het.eval.fits import FewShotOptions, LinearProbeOptions
 from lit_het.eval.sets import ImageSet
-from lit_het.eval.suite import EvaluationConfig
+from lit_het.eval.suite import (
+    ClassNamesConfig,
+    EnsembleConfig,
+    EvaluationConfig,
+    FewShotConfig,
+    LinearProbeConfig,
+    OutOfDistributionConfig,
+    RetrievalConfig,
+    ShiftConfig,
+    ZeroShotConfig,
+)
 
 DATA = Path("runs/quickstart/data")
 

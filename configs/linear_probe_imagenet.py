@@ -14,8 +14,8 @@ from lit_het.data_pipelines.augment import HorizontalFlip
 from lit_het.data_pipelines.portions import Portion
 from lit_het.data_pipelines.transforms import RandomCrop
 from lit_het.durations import Duration
-from lit_het.eval.evaluators.zero_shot import ZeroShotConfig
 from lit_het.eval.sets import ImageSet
+from lit_het.eval.suite import ZeroShotConfig
 from lit_het.optimizers import SGD, Optimizer
 from lit_het.schedules import Schedule
 

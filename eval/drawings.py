@@ -7,8 +7,8 @@ from PIL import Image
 
 from lit_het.eval.classes import most_confused, worst_classes
 from lit_het.eval.evaluation import Drawing
+from lit_het.eval.features import OpenSet
 from lit_het.eval.predictions import Predictions
-from lit_het.eval.sets import OpenSet
 
 NUM_EXTREMES = 12
 # The number of worst classes, of confusions per class, and of images per confusion.

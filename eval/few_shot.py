@@ -19,13 +19,13 @@ Pure NumPy: fits run in float64, scores of test images in float32, block by bloc
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from typing import Literal
 
 import numpy as np
 from jaxtyping import Float, Int
 
-from lit_het.errors import UserError, require_choice
+from lit_het.errors import UserError
 from lit_het.eval.calibration import correctness
+from lit_het.eval.fits import FewShotOptions
 from lit_het.eval.significance import standard_error
 
 BIAS = 100.0
@@ -33,39 +33,6 @@ BIAS = 100.0
 
 _NUM_FOLDS = 5
 _BLOCK_ROWS = 4096
-
-
-@dataclasses.dataclass(frozen=True)
-class FewShotOptions:
-    """Options of the fits.
-
-    Attributes:
-        shots: numbers of images per class.
-        seeds: seeds that draw the images.
-        l2: regularisation strengths to choose from, ascending.
-        ensemble: one classifier on the concatenated features of all members (``"joint"``, as in the paper), or one
-            classifier per member with averaged scores (``"disjoint"``; e3 App. A.5.1, Table 9).
-
-    Raises:
-        UserError: an option is empty or out of range.
-    """
-
-    shots: tuple[int, ...] = (1, 5, 10, 25)
-    seeds: tuple[int, ...] = (0, 1, 2)
-    l2: tuple[float, ...] = tuple(2.0**power for power in range(-10, 21))
-    ensemble: Literal["joint", "disjoint"] = "joint"
-
-    def __post_init__(self) -> None:
-        require_choice(self, "ensemble")
-        for name in ("shots", "seeds", "l2"):
-            if not getattr(self, name):
-                raise UserError(f"few-shot: {name} is empty; name at least one")
-        if min(self.shots) < 1:
-            raise UserError(f"few-shot: shots = {min(self.shots)} must be at least 1")
-        if min(self.seeds) < 0:
-            raise UserError(f"few-shot: seeds = {min(self.seeds)} must be at least 0")
-        if min(self.l2) <= 0:
-            raise UserError(f"few-shot: l2 = {min(self.l2)} must be positive")
 
 
 @dataclasses.dataclass(frozen=True)

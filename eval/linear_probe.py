@@ -20,8 +20,9 @@ import optax
 from jaxtyping import Array, Float, Int
 
 from lit_het.durations import Duration, RunLength
-from lit_het.errors import UserError, require_at_least
+from lit_het.errors import UserError
 from lit_het.eval.calibration import check_labels, correctness
+from lit_het.eval.fits import LinearProbeOptions
 from lit_het.schedules import Schedule
 from lit_het.types import Params
 
@@ -29,52 +30,6 @@ _MOMENTUM = 0.9
 _WARMUP = Duration(10, "percent")
 _STEPS_PER_CHUNK = 32
 _BLOCK_ROWS = 4096
-
-
-@dataclasses.dataclass(frozen=True)
-class LinearProbeOptions:
-    """The grid, and options that all its settings share.
-
-    Attributes:
-        learning_rates: peak values of the schedules.
-        weight_decays: the fraction of the kernel that a step at the peak removes; not scaled by the learning rate.
-        epochs: passes over the training images.
-        images_per_step: the batch size; at most the number of training images.
-        minival: the fraction of the training images that chooses the setting.
-        initial_bias: of every class; the kernel is initialised to 0.
-        seed: of the minival split and of the order of images.
-
-    Raises:
-        UserError: an empty grid, or a value out of range.
-    """
-
-    learning_rates: tuple[float, ...] = (1e-3, 3e-4, 1e-4)
-    weight_decays: tuple[float, ...] = (1e-4, 0.0)
-    epochs: tuple[int, ...] = (1, 3, 10)
-    images_per_step: int = 512
-    minival: float = 0.02
-    initial_bias: float = -6.9
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        for name, least in (("learning_rates", 0.0), ("weight_decays", 0.0), ("epochs", 1)):
-            values = getattr(self, name)
-            if not values:
-                raise UserError(f"linear probe: {name} is empty; name at least one")
-            if min(values) < least:
-                raise UserError(f"linear probe: {name} = {min(values)} must be at least {least}")
-        if not 0 < self.minival < 1:
-            raise UserError(f"linear probe: minival = {self.minival} must lie between 0 and 1")
-        require_at_least(1, self, "images_per_step")
-
-    def num_steps(self, num_images: int) -> int:
-        """Returns the total of the counts passed to ``advance``: the steps of all epochs of the grid."""
-        num_train = num_images - self.num_minival(num_images)
-        return sum(self.epochs) * (num_train // min(self.images_per_step, num_train))
-
-    def num_minival(self, num_images: int) -> int:
-        """Returns the number of images in minival."""
-        return min(max(1, round(self.minival * num_images)), num_images - 1)
 
 
 @dataclasses.dataclass(frozen=True)

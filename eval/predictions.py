@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from lit_het.console import Bar
 from lit_het.errors import UserError
 from lit_het.eval.calibration import ReliabilityCurve, check_labels, reliability_of_confidence
-from lit_het.eval.sets import Features
+from lit_het.eval.features import Features
 from lit_het.types import Classifier, Encoder, HeadOutput
 
 NUM_TOP = 5

@@ -13,51 +13,18 @@ from jaxtyping import Float, Int
 
 from lit_het import untrusted
 from lit_het.console import Bar
-from lit_het.data_pipelines.storage import read_lines
 from lit_het.errors import UserError
 from lit_het.eval.calibration import check_labels
 from lit_het.eval.classes import merge_candidates
 from lit_het.eval.ensembles import mean_prediction
+from lit_het.eval.features import Features, OpenSet
 from lit_het.eval.predictions import Predictions, Predictor, SupervisedPredictor, ZeroShotPredictor, predict
-from lit_het.eval.prompts import BARE_TEMPLATE, SET_PROMPTS, check_templates, fill_template, read_prompts
-from lit_het.eval.sets import Features, OpenSet
+from lit_het.eval.prompts import BARE_TEMPLATE, check_templates, fill_template
 from lit_het.files import cache_folder, cached_array, completed
 from lit_het.types import Encoder, EvaluatedModel, HeadOutput
 
 # Per device: each device runs the same computation, so the number of devices changes no result.
 _MAX_CAPTIONS_PER_DEVICE = 64
-
-
-@dataclasses.dataclass(frozen=True)
-class ClassNamesConfig:
-    """Candidate class names and prompts.
-
-    Attributes:
-        prompts: templates around each name: ``set`` uses the set's own templates, or bare names where it has none; a
-            family of `lit_het.eval.prompts.FAMILIES`; or a file of templates, one per line, with ``{c}`` for the name.
-        candidates: a file of candidate names, one per line; None uses the set's class names. For a classifier, they
-            are the names of its classes.
-        classes: a JSON file that maps each class name of the set to the candidate, or the list of candidates, that
-            count as this class, such as ImageNet-R's classes among ImageNet's. Other candidates are then excluded. None
-            matches candidates by name.
-    """
-
-    prompts: str = SET_PROMPTS
-    candidates: Path | None = None
-    classes: Path | None = None
-
-    def build(self, opened: OpenSet) -> "Recognition":
-        """Reads the class names and the templates.
-
-        Raises:
-            UserError: a file is missing or malformed, or a template lacks ``{c}``.
-        """
-        templates = opened.templates or BARE_TEMPLATE if self.prompts == SET_PROMPTS else read_prompts(self.prompts)
-        check_templates(templates, f"set {opened.config.name}")
-        labels = opened.class_names
-        names = labels if self.candidates is None else read_lines(str(self.candidates))
-        groups = None if self.classes is None else read_classes(self.classes, labels, names)
-        return Recognition(names, templates, labels, groups)
 
 
 @dataclasses.dataclass(frozen=True)

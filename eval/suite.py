@@ -1,13 +1,301 @@
-"""All evaluations, by the name of their command."""
+"""The configuration of every evaluation, and all evaluations by the name of their command.
 
-from typing import TypeAlias
+A configuration file may name any of them, and training runs few, so each evaluator is imported in `build`.
+"""
 
-from lit_het.eval.evaluators.ensemble import EnsembleConfig
-from lit_het.eval.evaluators.frozen import FewShotConfig, LinearProbeConfig
-from lit_het.eval.evaluators.out_of_distribution import OutOfDistributionConfig
-from lit_het.eval.evaluators.retrieval import RetrievalConfig
-from lit_het.eval.evaluators.shift import ShiftConfig
-from lit_het.eval.evaluators.zero_shot import ZeroShotConfig
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+from lit_het.data_pipelines.storage import read_lines
+from lit_het.errors import UserError, require_at_least
+from lit_het.eval.fits import FewShotOptions, LinearProbeOptions
+from lit_het.eval.prompts import BARE_TEMPLATE, SET_PROMPTS, check_templates, read_prompts
+from lit_het.eval.sets import ImageSet, require_one_label, require_other_split
+
+if TYPE_CHECKING:
+    from lit_het.eval.evaluators.ensemble import Ensemble
+    from lit_het.eval.evaluators.frozen import FewShot, Probe
+    from lit_het.eval.evaluators.out_of_distribution import OutOfDistribution
+    from lit_het.eval.evaluators.retrieval import Retrieval
+    from lit_het.eval.evaluators.shift import Shift
+    from lit_het.eval.evaluators.zero_shot import ZeroShot
+    from lit_het.eval.features import OpenSet, Sets
+    from lit_het.eval.recognition import Recognition
+
+
+@dataclasses.dataclass(frozen=True)
+class ClassNamesConfig:
+    """Candidate class names and prompts.
+
+    Attributes:
+        prompts: templates around each name: ``set`` uses the set's own templates, or bare names where it has none; a
+            family of `lit_het.eval.prompts.FAMILIES`; or a file of templates, one per line, with ``{c}`` for the name.
+        candidates: a file of candidate names, one per line; None uses the set's class names. For a classifier, they
+            are the names of its classes.
+        classes: a JSON file that maps each class name of the set to the candidate, or the list of candidates, that
+            count as this class, such as ImageNet-R's classes among ImageNet's. Other candidates are then excluded. None
+            matches candidates by name.
+    """
+
+    prompts: str = SET_PROMPTS
+    candidates: Path | None = None
+    classes: Path | None = None
+
+    def build(self, opened: "OpenSet") -> "Recognition":
+        """Reads the class names and the templates.
+
+        Raises:
+            UserError: a file is missing or malformed, or a template lacks ``{c}``.
+        """
+        from lit_het.eval.recognition import Recognition, read_classes
+
+        templates = opened.templates or BARE_TEMPLATE if self.prompts == SET_PROMPTS else read_prompts(self.prompts)
+        check_templates(templates, f"set {opened.config.name}")
+        labels = opened.class_names
+        names = labels if self.candidates is None else read_lines(str(self.candidates))
+        groups = None if self.classes is None else read_classes(self.classes, labels, names)
+        return Recognition(names, templates, labels, groups)
+
+
+@dataclasses.dataclass(frozen=True)
+class ZeroShotConfig:
+    """Zero-shot classification of a set in clip_benchmark's layout.
+
+    A classifier is evaluated in the same way, on the classes that it was trained on.
+
+    Attributes:
+        data: the set.
+        names: candidate class names.
+        samples: S, the number of noise samples per image. Probabilities averaged over them are reported in addition to
+            the prediction without noise, which the paper uses for image-text models (HET-XL App. A.2, M); for
+            classifiers it uses S = 1000.
+        relabels: a JSON list with the acceptable classes of each image, in the order of the set, such as ImageNet's
+            ReaL labels.
+
+    Raises:
+        UserError: a negative number of samples.
+    """
+
+    data: ImageSet
+    names: ClassNamesConfig = ClassNamesConfig()
+    samples: int = 0
+    relabels: Path | None = None
+
+    def __post_init__(self) -> None:
+        require_at_least(0, self, "samples")
+        if self.data.multi_label and (self.samples or self.relabels):
+            raise UserError(f"{self.data.name}: --multi-label cannot be combined with --samples or --relabels")
+        if self.data.multi_label and self.names.candidates and not self.names.classes:
+            raise UserError(f"{self.data.name}: with --multi-label, --candidates need --classes FILE")
+
+    def build(self, sets: "Sets") -> "ZeroShot":
+        """Opens the set, and reads class names and templates.
+
+        Raises:
+            UserError: a file is missing or malformed, a template lacks ``{c}``, embeddings are of another tower, or a
+                class with images is not among the candidates.
+        """
+        from lit_het.eval.evaluators.zero_shot import ZeroShot, read_relabels
+
+        opened = sets.open(self.data)
+        relabels = None if self.relabels is None else read_relabels(self.relabels, opened)
+        recognition = self.names.build(opened)
+        recognition.check_labels(opened)
+        return ZeroShot(opened, recognition, self.samples, relabels)
+
+
+@dataclasses.dataclass(frozen=True)
+class RetrievalConfig:
+    """Retrieval in both directions.
+
+    Attributes:
+        data: the set; class names are not needed.
+        captions: the member with the captions of an image: text with one caption per line, or ``json/FIELD`` with a
+            list of captions.
+    """
+
+    data: ImageSet
+    captions: str = "txt"
+
+    def build(self, sets: "Sets") -> "Retrieval":
+        """Opens the set and reads all captions.
+
+        Raises:
+            UserError: an image has no captions, or they are unreadable; otherwise as `OpenSet`.
+        """
+        from lit_het.eval.evaluators.retrieval import Retrieval, read_captions
+
+        opened = sets.open(dataclasses.replace(self.data, labelled=False))
+        return Retrieval(opened, read_captions(opened, self.captions))
+
+
+@dataclasses.dataclass(frozen=True)
+class FewShotConfig:
+    """Few-shot classification of a set by ridge regression on frozen features (e3 App. A.5, HET-XL App. O).
+
+    Attributes:
+        data: the set to classify.
+        train_split: the folder of shards with the training images.
+        fit: options of the fits.
+    """
+
+    data: ImageSet
+    train_split: str = "train"
+    fit: FewShotOptions = FewShotOptions()
+
+    def build(self, sets: "Sets") -> "FewShot":
+        """Opens both splits; raises as `OpenSet`."""
+        from lit_het.eval.evaluators.frozen import FewShot, open_splits
+
+        return FewShot(*open_splits(self.data, self.train_split, sets), self.fit)
+
+
+@dataclasses.dataclass(frozen=True)
+class LinearProbeConfig:
+    """A linear classifier trained on the frozen features of a whole split (SoViT App. E.2, Table 9).
+
+    Attributes:
+        data: the set to classify.
+        train_split: the folder of shards to train on.
+        fit: the grid of settings.
+    """
+
+    data: ImageSet
+    train_split: str = "train"
+    fit: LinearProbeOptions = LinearProbeOptions()
+
+    def build(self, sets: "Sets") -> "Probe":
+        """Opens both splits; raises as `OpenSet`."""
+        from lit_het.eval.evaluators.frozen import Probe, open_splits
+
+        return Probe(*open_splits(self.data, self.train_split, sets), self.fit)
+
+
+@dataclasses.dataclass(frozen=True)
+class ShiftConfig:
+    """Classification of a set and of its corrupted copies (Hendrycks & Dietterich 2019; e3 Sec. 5).
+
+    Attributes:
+        data: the clean set.
+        corrupted: a folder written by ``lit-het data corrupt``, or any folder with shards in folders
+            ``<corruption>/<severity>``; a path or a URL. None means the folder ``corrupted`` beside the clean split.
+        names: candidate class names.
+        samples: S, the number of noise samples per image; 0 disables the noise.
+
+    Raises:
+        UserError: a negative number of samples.
+    """
+
+    data: ImageSet
+    corrupted: str | None = None
+    names: ClassNamesConfig = ClassNamesConfig()
+    samples: int = 0
+
+    def __post_init__(self) -> None:
+        require_at_least(0, self, "samples")
+
+    def build(self, sets: "Sets") -> "Shift":
+        """Opens the clean set and all corrupted ones.
+
+        Raises:
+            UserError: no corrupted shards are found, or they have other class names; a class with images is not among
+                the candidates; otherwise as `OpenSet`.
+        """
+        from lit_het.eval.evaluators.shift import Shift, open_copies
+
+        require_one_label(self.data)
+        folder = self.corrupted or f"{self.data.directory}/corrupted"
+        clean = sets.open(self.data)
+        copies = open_copies(folder, clean, sets)
+        recognition = self.names.build(clean)
+        recognition.check_labels(clean)
+        return Shift(clean, copies, recognition, self.samples)
+
+
+@dataclasses.dataclass(frozen=True)
+class OutOfDistributionConfig:
+    """Detection of images without a class of the set (e3 Sec. 5, App. L.5).
+
+    Attributes:
+        data: the in-distribution set.
+        near: out-of-distribution sets of similar images, ``NAME=FOLDER`` or ``FOLDER`` with shards.
+        far: out-of-distribution sets of dissimilar images.
+        train_split: the folder of shards to fit Mahalanobis distances to; None leaves these scores out.
+        names: candidate class names.
+        samples: S, the number of noise samples per image; 0 disables the noise.
+
+    Raises:
+        UserError: a negative number of samples.
+    """
+
+    data: ImageSet
+    near: tuple[str, ...] = ()
+    far: tuple[str, ...] = ()
+    train_split: str | None = None
+    names: ClassNamesConfig = ClassNamesConfig()
+    samples: int = 0
+
+    def __post_init__(self) -> None:
+        require_at_least(0, self, "samples")
+
+    def build(self, sets: "Sets") -> "OutOfDistribution":
+        """Opens all sets.
+
+        Raises:
+            UserError: no out-of-distribution set is given; otherwise as `OpenSet`.
+        """
+        from lit_het.eval.evaluators.out_of_distribution import OutOfDistribution, open_outside
+
+        require_one_label(self.data)
+        if not self.near + self.far:
+            raise UserError("give out-of-distribution sets with --near NAME=DIR or --far NAME=DIR")
+        outside = open_outside({"near": self.near, "far": self.far}, self.data, sets)
+        inside = sets.open(self.data)
+        train = None
+        if self.train_split is not None:
+            require_other_split(self.data, self.train_split)
+            train = sets.open(
+                dataclasses.replace(self.data, name=f"{self.data.name} ({self.train_split})", split=self.train_split)
+            )
+        return OutOfDistribution(inside, outside, train, self.names.build(inside), self.samples)
+
+
+@dataclasses.dataclass(frozen=True)
+class EnsembleConfig:
+    """Joint and individual metrics of an ensemble, and the diversity of its members (e3 Sec. 2.2, App. I).
+
+    Attributes:
+        data: the set.
+        names: candidate class names.
+        samples: S, the number of noise samples per image; each sample is a member. 0 disables the noise: members are
+            then e3 members or models.
+
+    Raises:
+        UserError: a negative number of samples.
+    """
+
+    data: ImageSet
+    names: ClassNamesConfig = ClassNamesConfig()
+    samples: int = 0
+
+    def __post_init__(self) -> None:
+        require_at_least(0, self, "samples")
+
+    def build(self, sets: "Sets") -> "Ensemble":
+        """Opens the set.
+
+        Raises:
+            UserError: a class with images is not among the candidates; otherwise as `OpenSet`.
+        """
+        from lit_het.eval.evaluators.ensemble import Ensemble
+
+        require_one_label(self.data)
+        opened = sets.open(self.data)
+        recognition = self.names.build(opened)
+        recognition.check_labels(opened)
+        return Ensemble(opened, recognition, self.samples)
+
 
 EvaluationConfig: TypeAlias = (
     ZeroShotConfig

@@ -30,11 +30,20 @@ def package_of(module):
 PACKAGES = {name for name, path in MODULES.items() if path.name == "__init__.py"}
 
 
-def imports(name, tree):
+def when_loaded(node):
+    """Yields the nodes that run when a module is imported: none within functions, none for type checkers alone."""
+    for child in ast.iter_child_nodes(node):
+        only_for_types = isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING"
+        if not only_for_types and not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield child
+            yield from when_loaded(child)
+
+
+def imports(name, tree, nodes=ast.walk):
     """Returns every module that ``import`` and ``from ... import`` reach, wherever they stand."""
     found = set()
     package = name if MODULES[name].name == "__init__.py" else name.rpartition(".")[0]
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -52,6 +61,17 @@ IMPORTS = {name: imports(name, tree) for name, tree in TREES.items()}
 
 def ours(name):
     return {module for module in IMPORTS[name] if module.split(".")[0] == "lit_het"}
+
+
+def loaded_with(name):
+    """Returns the modules of lit_het that are loaded when a module is imported, itself included."""
+    found, waiting = set(), [name]
+    while waiting:
+        module = waiting.pop()
+        if module in MODULES and module not in found:
+            found.add(module)
+            waiting += imports(module, TREES[module], when_loaded)
+    return found
 
 
 def test_the_tree_was_found():
@@ -110,6 +130,12 @@ def test_training_imports_only_the_protocol_of_tasks():
 def test_no_two_modules_import_one_another():
     circles = {(one, other) for one in MODULES for other in ours(one) if other != one and one in IMPORTS.get(other, ())}
     assert not circles
+
+
+def test_configurations_load_no_evaluator():
+    loaded = loaded_with("lit_het.configs.experiment")
+    assert not {name for name in loaded if name.startswith("lit_het.eval.evaluators")}
+    assert "lit_het.eval.features" not in loaded
 
 
 def literals(tree):
@@ -203,6 +229,8 @@ def test_a_violation_would_be_seen():
         del MODULES["lit_het.heads.example"]
     assert found == {"lit_het.towers.vit", "lit_het.losses.base", "eval.report"}
     assert {package_of(module) for module in found if module.startswith("lit_het")} == {"towers", "losses"}
+    at_import = ast.parse("if TYPE_CHECKING:\n    import a\nclass C:\n    import b\n    def f(self):\n        import c")
+    assert imports("lit_het.types", at_import, when_loaded) == {"b"}
     assert package_of("lit_het.cli") == package_of("lit_het.cli.main") == "cli"
     assert package_of("lit_het.clicks") == ""
     assert [path for path, _ in public(ast.parse("class A:\n  def b(self): pass\n  def _c(self): pass"))] == [

@@ -1,1 +1,1 @@
-"""Evaluators: each has a configuration, and computes the metrics of a model on the configured sets."""
+"""Evaluators: each computes the metrics of a model on the sets of its configuration in `lit_het.eval.suite`."""

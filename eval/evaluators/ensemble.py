@@ -5,50 +5,16 @@ import dataclasses
 import numpy as np
 
 from lit_het.console import Bar
-from lit_het.errors import UserError, require_at_least
+from lit_het.errors import UserError
 from lit_het.eval.ensembles import join, score_ensemble
 from lit_het.eval.evaluation import Evaluation
+from lit_het.eval.features import OpenSet
 from lit_het.eval.predictions import member_blocks
-from lit_het.eval.recognition import ClassNamesConfig, Recognition
-from lit_het.eval.sets import ImageSet, OpenSet, Sets, require_one_label
+from lit_het.eval.recognition import Recognition
 from lit_het.types import Classifier, EvaluatedModel
 
 # With more members, the metrics of single members are left out.
 MOST_SHOWN = 10
-
-
-@dataclasses.dataclass(frozen=True)
-class EnsembleConfig:
-    """Joint and individual metrics of an ensemble, and the diversity of its members (e3 Sec. 2.2, App. I).
-
-    Attributes:
-        data: the set.
-        names: candidate class names.
-        samples: S, the number of noise samples per image; each sample is a member. 0 disables the noise: members are
-            then e3 members or models.
-
-    Raises:
-        UserError: a negative number of samples.
-    """
-
-    data: ImageSet
-    names: ClassNamesConfig = ClassNamesConfig()
-    samples: int = 0
-
-    def __post_init__(self) -> None:
-        require_at_least(0, self, "samples")
-
-    def build(self, sets: Sets) -> "Ensemble":
-        """Opens the set.
-
-        Raises:
-            UserError: a class with images is not among the candidates; otherwise as `OpenSet`.
-        """
-        require_one_label(self.data)
-        opened = sets.open(self.data)
-        recognition = self.names.build(opened)
-        recognition.check_labels(opened)
-        return Ensemble(opened, recognition, self.samples)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,30 +10,13 @@ from lit_het.console import Bar, message
 from lit_het.data_pipelines.portions import ALL
 from lit_het.eval import scores
 from lit_het.eval.evaluation import Evaluation
-from lit_het.eval.few_shot import FewShotOptions, few_shot
-from lit_het.eval.linear_probe import LinearProbeOptions, train_linear_probe
+from lit_het.eval.features import Features, OpenSet, Sets
+from lit_het.eval.few_shot import few_shot
+from lit_het.eval.fits import FewShotOptions, LinearProbeOptions
+from lit_het.eval.linear_probe import train_linear_probe
 from lit_het.eval.predictions import Predictions
-from lit_het.eval.sets import Features, ImageSet, OpenSet, Sets, require_one_label, require_other_split
+from lit_het.eval.sets import ImageSet, require_one_label, require_other_split
 from lit_het.types import EvaluatedModel
-
-
-@dataclasses.dataclass(frozen=True)
-class FewShotConfig:
-    """Few-shot classification of a set by ridge regression on frozen features (e3 App. A.5, HET-XL App. O).
-
-    Attributes:
-        data: the set to classify.
-        train_split: the folder of shards with the training images.
-        fit: options of the fits.
-    """
-
-    data: ImageSet
-    train_split: str = "train"
-    fit: FewShotOptions = FewShotOptions()
-
-    def build(self, sets: Sets) -> "FewShot":
-        """Opens both splits; raises as `OpenSet`."""
-        return FewShot(*_splits(self.data, self.train_split, sets), self.fit)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,25 +60,6 @@ class FewShot:
 
 
 @dataclasses.dataclass(frozen=True)
-class LinearProbeConfig:
-    """A linear classifier trained on the frozen features of a whole split (SoViT App. E.2, Table 9).
-
-    Attributes:
-        data: the set to classify.
-        train_split: the folder of shards to train on.
-        fit: the grid of settings.
-    """
-
-    data: ImageSet
-    train_split: str = "train"
-    fit: LinearProbeOptions = LinearProbeOptions()
-
-    def build(self, sets: Sets) -> "Probe":
-        """Opens both splits; raises as `OpenSet`."""
-        return Probe(*_splits(self.data, self.train_split, sets), self.fit)
-
-
-@dataclasses.dataclass(frozen=True)
 class Probe:
     """The evaluator of a `LinearProbeConfig`."""
 
@@ -124,7 +88,8 @@ class Probe:
         return Evaluation("linear_probe", self.test.config.name, found, errors, chance)
 
 
-def _splits(data: ImageSet, train_split: str, sets: Sets) -> tuple[OpenSet, OpenSet]:
+def open_splits(data: ImageSet, train_split: str, sets: Sets) -> tuple[OpenSet, OpenSet]:
+    """Opens the training split and the set itself; raises as `OpenSet`."""
     require_one_label(data)
     require_other_split(data, train_split)
     train = dataclasses.replace(data, name=f"{data.name} ({train_split})", split=train_split, portion=ALL)

@@ -1,12 +1,13 @@
 """Evaluates out-of-distribution detection: scores that should be higher for out-of-distribution images."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from lit_het.errors import UserError, require_at_least
+from lit_het.errors import UserError
 from lit_het.eval.evaluation import Drawing, Evaluation
+from lit_het.eval.features import OpenSet, Sets
 from lit_het.eval.out_of_distribution import (
     detection_errors,
     detection_figures,
@@ -15,64 +16,9 @@ from lit_het.eval.out_of_distribution import (
     max_probability_score,
 )
 from lit_het.eval.predictions import Predictions, predict
-from lit_het.eval.recognition import ClassNamesConfig, Recognition
-from lit_het.eval.sets import ImageSet, OpenSet, Sets, parse_set, require_one_label, require_other_split
+from lit_het.eval.recognition import Recognition
+from lit_het.eval.sets import ImageSet, parse_set
 from lit_het.types import EvaluatedModel
-
-
-@dataclasses.dataclass(frozen=True)
-class OutOfDistributionConfig:
-    """Detection of images without a class of the set (e3 Sec. 5, App. L.5).
-
-    Attributes:
-        data: the in-distribution set.
-        near: out-of-distribution sets of similar images, ``NAME=FOLDER`` or ``FOLDER`` with shards.
-        far: out-of-distribution sets of dissimilar images.
-        train_split: the folder of shards to fit Mahalanobis distances to; None leaves these scores out.
-        names: candidate class names.
-        samples: S, the number of noise samples per image; 0 disables the noise.
-
-    Raises:
-        UserError: a negative number of samples.
-    """
-
-    data: ImageSet
-    near: tuple[str, ...] = ()
-    far: tuple[str, ...] = ()
-    train_split: str | None = None
-    names: ClassNamesConfig = ClassNamesConfig()
-    samples: int = 0
-
-    def __post_init__(self) -> None:
-        require_at_least(0, self, "samples")
-
-    def build(self, sets: Sets) -> "OutOfDistribution":
-        """Opens all sets.
-
-        Raises:
-            UserError: no out-of-distribution set is given; otherwise as `OpenSet`.
-        """
-        require_one_label(self.data)
-        if not self.near + self.far:
-            raise UserError("give out-of-distribution sets with --near NAME=DIR or --far NAME=DIR")
-        size, allowed = self.data.batch_size, self.data.max_bad_fraction
-        like = ImageSet("", "", batch_size=size, max_bad_fraction=allowed, labelled=False)
-        outside = {}
-        for distance, places in (("near", self.near), ("far", self.far)):
-            for place in places:
-                found = parse_set(place, like)
-                title = f"{distance}/{found.name}"
-                if title in outside:
-                    raise UserError(f"two sets have the name {title}; give each its own name, NAME=DIR")
-                outside[title] = sets.open(dataclasses.replace(found, name=title))
-        inside = sets.open(self.data)
-        train = None
-        if self.train_split is not None:
-            require_other_split(self.data, self.train_split)
-            train = sets.open(
-                dataclasses.replace(self.data, name=f"{self.data.name} ({self.train_split})", split=self.train_split)
-            )
-        return OutOfDistribution(inside, outside, train, self.names.build(inside), self.samples)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,6 +77,30 @@ class OutOfDistribution:
             chance={name: 0.5 for name in figures if name.endswith("/auroc")},
             draw=lambda: Drawing(arrays),
         )
+
+
+def open_outside(places: Mapping[str, Sequence[str]], inside: ImageSet, sets: Sets) -> dict[str, OpenSet]:
+    """Opens out-of-distribution sets, by ``near/<set>`` and ``far/<set>``.
+
+    Args:
+        places: ``near`` and ``far`` sets, ``NAME=FOLDER`` or ``FOLDER`` with shards.
+        inside: the in-distribution set, whose batch size and limit of unreadable images they share.
+        sets: opens them.
+
+    Raises:
+        UserError: two sets have the same name; otherwise as `OpenSet`.
+    """
+    size, allowed = inside.batch_size, inside.max_bad_fraction
+    like = ImageSet("", "", batch_size=size, max_bad_fraction=allowed, labelled=False)
+    outside = {}
+    for distance, arguments in places.items():
+        for argument in arguments:
+            found = parse_set(argument, like)
+            title = f"{distance}/{found.name}"
+            if title in outside:
+                raise UserError(f"two sets have the name {title}; give each its own name, NAME=DIR")
+            outside[title] = sets.open(dataclasses.replace(found, name=title))
+    return outside
 
 
 def _scores(predictions: Predictions) -> dict[str, np.ndarray]:

@@ -9,44 +9,14 @@ from lit_het.console import Bar
 from lit_het.errors import UserError
 from lit_het.eval.drawings import thumbnails
 from lit_het.eval.evaluation import Drawing, Evaluation
+from lit_het.eval.features import OpenSet
 from lit_het.eval.predictions import embed_images, highest
 from lit_het.eval.recognition import embed_texts
 from lit_het.eval.retrieval import retrieve
-from lit_het.eval.sets import ImageSet, OpenSet, Sets
 from lit_het.types import Encoder, EvaluatedModel
 
 _NUM_EXAMPLES = 12
 _NUM_TOP = 5
-
-
-@dataclasses.dataclass(frozen=True)
-class RetrievalConfig:
-    """Retrieval in both directions.
-
-    Attributes:
-        data: the set; class names are not needed.
-        captions: the member with the captions of an image: text with one caption per line, or ``json/FIELD`` with a
-            list of captions.
-    """
-
-    data: ImageSet
-    captions: str = "txt"
-
-    def build(self, sets: Sets) -> "Retrieval":
-        """Opens the set and reads all captions.
-
-        Raises:
-            UserError: an image has no captions, or they are unreadable; otherwise as `OpenSet`.
-        """
-        opened = sets.open(dataclasses.replace(self.data, labelled=False))
-        member, _, field = self.captions.partition("/")
-        captions = tuple(_captions(text, field) for text in opened.texts(member))
-        for position, image_captions in enumerate(captions):
-            if not image_captions:
-                index, number = opened.loader.index, opened.loader.numbers[position]
-                where = f"{index.shard(number)}: {index.key(number)}"
-                raise UserError(f"{where}: no caption in .{self.captions}; give the member with captions as --captions")
-        return Retrieval(opened, captions)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,6 +83,26 @@ class Retrieval:
                 "queries": [texts[query] for query in queries],
             },
         )
+
+
+def read_captions(opened: OpenSet, source: str) -> tuple[tuple[str, ...], ...]:
+    """Returns the captions of each image of a set.
+
+    Args:
+        opened: the set.
+        source: the member with the captions, see `lit_het.eval.suite.RetrievalConfig`.
+
+    Raises:
+        UserError: an image has no captions, or they are unreadable.
+    """
+    member, _, field = source.partition("/")
+    captions = tuple(_captions(text, field) for text in opened.texts(member))
+    for position, image_captions in enumerate(captions):
+        if not image_captions:
+            index, number = opened.loader.index, opened.loader.numbers[position]
+            where = f"{index.shard(number)}: {index.key(number)}"
+            raise UserError(f"{where}: no caption in .{source}; give the member with captions as --captions")
+    return captions
 
 
 def _captions(text: str, field: str) -> tuple[str, ...]:

@@ -8,68 +8,20 @@ import numpy as np
 
 from lit_het.data_pipelines import storage
 from lit_het.data_pipelines.shards import matching
-from lit_het.errors import UserError, require_at_least
+from lit_het.errors import UserError
 from lit_het.eval import scores
 from lit_het.eval.calibration import scaled
 from lit_het.eval.evaluation import Drawing, Evaluation
+from lit_het.eval.features import OpenSet, Sets
 from lit_het.eval.predictions import Predictions
 from lit_het.eval.prompts import CLASS_NAMES_FILE, read_classnames
-from lit_het.eval.recognition import ClassNamesConfig, Recognition
-from lit_het.eval.sets import ImageSet, OpenSet, Sets, require_one_label
+from lit_het.eval.recognition import Recognition
 from lit_het.types import EvaluatedModel
 
 FIGURES = ("top1", "nll", "brier", "ece", "ece_equal_mass")
 # Calibrated by the temperature that fits the clean set, as in Ovadia et al. 2019. Each half of the clean set is scaled
 # by the temperature of the other half, and copies by the geometric mean of both temperatures.
 CALIBRATED = ("calibrated_nll", "calibrated_ece")
-
-
-@dataclasses.dataclass(frozen=True)
-class ShiftConfig:
-    """Classification of a set and of its corrupted copies (Hendrycks & Dietterich 2019; e3 Sec. 5).
-
-    Attributes:
-        data: the clean set.
-        corrupted: a folder written by ``lit-het data corrupt``, or any folder with shards in folders
-            ``<corruption>/<severity>``; a path or a URL. None means the folder ``corrupted`` beside the clean split.
-        names: candidate class names.
-        samples: S, the number of noise samples per image; 0 disables the noise.
-
-    Raises:
-        UserError: a negative number of samples.
-    """
-
-    data: ImageSet
-    corrupted: str | None = None
-    names: ClassNamesConfig = ClassNamesConfig()
-    samples: int = 0
-
-    def __post_init__(self) -> None:
-        require_at_least(0, self, "samples")
-
-    def build(self, sets: Sets) -> "Shift":
-        """Opens the clean set and all corrupted ones.
-
-        Raises:
-            UserError: no corrupted shards are found, or they have other class names; a class with images is not among
-                the candidates; otherwise as `OpenSet`.
-        """
-        require_one_label(self.data)
-        folder = self.corrupted or f"{self.data.directory}/corrupted"
-        clean = sets.open(self.data)
-        places = _severities(folder)
-        if not places:
-            raise UserError(f"no shards in {folder}/<corruption>/<severity>; lit-het data corrupt makes them")
-        for place in (folder, *dict.fromkeys(map(storage.parent, places.values()))):
-            _check_names(place, clean)
-        copies = {}
-        for part, place in places.items():
-            # Copies have the class names of the clean set, even in another folder.
-            name, split = f"{self.data.name} {part}", storage.absolute(place)
-            copies[part] = sets.open(dataclasses.replace(self.data, name=name, split=split, embeddings=None))
-        recognition = self.names.build(clean)
-        recognition.check_labels(clean)
-        return Shift(clean, copies, recognition, self.samples)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,6 +66,25 @@ class Shift:
             chance={f"{part}/{name}": chance[name] for part in by_part for name in FIGURES},
             draw=lambda: Drawing({"table": table}, {"parts": ("clean", *self.copies), "figures": FIGURES}),
         )
+
+
+def open_copies(folder: str, clean: OpenSet, sets: Sets) -> dict[str, OpenSet]:
+    """Opens the corrupted copies of a set, by ``<corruption>/<severity>``.
+
+    Raises:
+        UserError: no corrupted shards are found, or they have other class names; otherwise as `OpenSet`.
+    """
+    places = _severities(folder)
+    if not places:
+        raise UserError(f"no shards in {folder}/<corruption>/<severity>; lit-het data corrupt makes them")
+    for place in (folder, *dict.fromkeys(map(storage.parent, places.values()))):
+        _check_names(place, clean)
+    copies = {}
+    for part, place in places.items():
+        # Copies have the class names of the clean set, even in another folder.
+        name, split = f"{clean.config.name} {part}", storage.absolute(place)
+        copies[part] = sets.open(dataclasses.replace(clean.config, name=name, split=split, embeddings=None))
+    return copies
 
 
 def _severities(folder: str) -> Mapping[str, str]:

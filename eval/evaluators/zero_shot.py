@@ -5,64 +5,19 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from lit_het.console import Bar
-from lit_het.errors import UserError, require_at_least
+from lit_het.errors import UserError
 from lit_het.eval import scores
 from lit_het.eval.classes import relabelled_accuracy
 from lit_het.eval.drawings import draw_predictions
 from lit_het.eval.evaluation import Drawing, Evaluation
+from lit_het.eval.features import OpenSet
 from lit_het.eval.predictions import Predictions, class_scores
-from lit_het.eval.recognition import ClassNamesConfig, Recognition, read_json
-from lit_het.eval.sets import ImageSet, OpenSet, Sets
+from lit_het.eval.recognition import Recognition, read_json
 from lit_het.types import Encoder, EvaluatedModel
 
 NOISY, CALIBRATED = "noisy", "calibrated"
 # The number of images whose noise spectrum a report shows.
 SPECTRUM_IMAGES = 512
-
-
-@dataclasses.dataclass(frozen=True)
-class ZeroShotConfig:
-    """Zero-shot classification of a set in clip_benchmark's layout.
-
-    A classifier is evaluated in the same way, on the classes that it was trained on.
-
-    Attributes:
-        data: the set.
-        names: candidate class names.
-        samples: S, the number of noise samples per image. Probabilities averaged over them are reported in addition to
-            the prediction without noise, which the paper uses for image-text models (HET-XL App. A.2, M); for
-            classifiers it uses S = 1000.
-        relabels: a JSON list with the acceptable classes of each image, in the order of the set, such as ImageNet's
-            ReaL labels.
-
-    Raises:
-        UserError: a negative number of samples.
-    """
-
-    data: ImageSet
-    names: ClassNamesConfig = ClassNamesConfig()
-    samples: int = 0
-    relabels: Path | None = None
-
-    def __post_init__(self) -> None:
-        require_at_least(0, self, "samples")
-        if self.data.multi_label and (self.samples or self.relabels):
-            raise UserError(f"{self.data.name}: --multi-label cannot be combined with --samples or --relabels")
-        if self.data.multi_label and self.names.candidates and not self.names.classes:
-            raise UserError(f"{self.data.name}: with --multi-label, --candidates need --classes FILE")
-
-    def build(self, sets: Sets) -> "ZeroShot":
-        """Opens the set, and reads class names and templates.
-
-        Raises:
-            UserError: a file is missing or malformed, a template lacks ``{c}``, embeddings are of another tower, or a
-                class with images is not among the candidates.
-        """
-        opened = sets.open(self.data)
-        relabels = None if self.relabels is None else read_relabels(self.relabels, opened)
-        recognition = self.names.build(opened)
-        recognition.check_labels(opened)
-        return ZeroShot(opened, recognition, self.samples, relabels)
 
 
 @dataclasses.dataclass(frozen=True)

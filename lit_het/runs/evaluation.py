@@ -15,9 +15,9 @@ from lit_het.configs import experiment
 from lit_het.console import message
 from lit_het.errors import UserError
 from lit_het.eval.evaluation import Evaluation, write_record
-from lit_het.eval.evaluators.ensemble import EnsembleConfig
-from lit_het.eval.sets import ImageSet, Sets, parse_set
-from lit_het.eval.suite import EVALUATIONS, EvaluationConfig
+from lit_het.eval.features import Sets
+from lit_het.eval.sets import ImageSet, parse_set
+from lit_het.eval.suite import EVALUATIONS, EnsembleConfig, EvaluationConfig
 from lit_het.files import write_atomically
 from lit_het.runs.directory import load_config
 from lit_het.runs.flags import with_flags

@@ -26,7 +26,7 @@ from lit_het.data_pipelines.tokenizers import Tokenizer
 from lit_het.data_pipelines.watchdog import watched as reads_watched
 from lit_het.durations import RunLength
 from lit_het.errors import Unwritable, UserError
-from lit_het.eval.sets import Sets
+from lit_het.eval.features import Sets
 from lit_het.files import cache_folder
 from lit_het.runs.checks import check_commands, check_data, check_embeddings, check_run_dir
 from lit_het.runs.directory import checkpoint_dir, config_path, load_config

@@ -18,7 +18,8 @@ from lit_het.data_pipelines import storage
 from lit_het.data_pipelines.checksums import save_checksum
 from lit_het.data_pipelines.transforms import Preprocessing
 from lit_het.errors import UserError
-from lit_het.eval.sets import ImageSet, Sets, parse_set
+from lit_het.eval.features import Sets
+from lit_het.eval.sets import ImageSet, parse_set
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "data"
 CIFAR = GOLDEN / "cifar-10-python.tar.gz"

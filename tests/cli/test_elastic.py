@@ -16,9 +16,9 @@ from lit_het.configs import experiment
 from lit_het.configs.experiment import PretrainedConfig
 from lit_het.data_pipelines.transforms import InceptionCrop
 from lit_het.durations import Duration
-from lit_het.eval.evaluators.frozen import FewShotConfig
-from lit_het.eval.few_shot import FewShotOptions
+from lit_het.eval.fits import FewShotOptions
 from lit_het.eval.sets import ImageSet
+from lit_het.eval.suite import FewShotConfig
 from lit_het.heads.deterministic import DeterministicConfig
 from lit_het.runs.directory import config_path
 from lit_het.runs.opening import open_run

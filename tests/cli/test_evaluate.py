@@ -16,11 +16,8 @@ from lit_het.cli.main import main
 from lit_het.configs import experiment, lit_e3_b32_het_xl
 from lit_het.errors import UserError
 from lit_het.eval.evaluation import Evaluation, read_records
-from lit_het.eval.evaluators.ensemble import EnsembleConfig
-from lit_het.eval.evaluators.retrieval import RetrievalConfig
-from lit_het.eval.evaluators.zero_shot import ZeroShotConfig
-from lit_het.eval.recognition import ClassNamesConfig
 from lit_het.eval.sets import ImageSet
+from lit_het.eval.suite import ClassNamesConfig, EnsembleConfig, RetrievalConfig, ZeroShotConfig
 from lit_het.runs.evaluation import evaluate, table
 from lit_het.runs.predictor import ModelMaker
 from lit_het.runs.training import train
@@ -51,12 +48,9 @@ def test_every_evaluation_of_a_file_is_printed_and_saved(run, shapes, tmp_path, 
     suite = tmp_path / "suite.py"
     suite.write_text(
         "import dataclasses\n"
-        "from lit_het.eval.evaluators.ensemble import EnsembleConfig\n"
-        "from lit_het.eval.evaluators.frozen import FewShotConfig\n"
-        "from lit_het.eval.evaluators.out_of_distribution import OutOfDistributionConfig\n"
-        "from lit_het.eval.evaluators.retrieval import RetrievalConfig\n"
-        "from lit_het.eval.evaluators.zero_shot import ZeroShotConfig\n"
-        "from lit_het.eval.few_shot import FewShotOptions\n"
+        "from lit_het.eval.fits import FewShotOptions\n"
+        "from lit_het.eval.suite import EnsembleConfig, FewShotConfig, OutOfDistributionConfig\n"
+        "from lit_het.eval.suite import RetrievalConfig, ZeroShotConfig\n"
         "from lit_het.eval.sets import ImageSet\n\n\n"
         "def get_evaluations():\n"
         f"    shapes = ImageSet('shapes', {str(shapes)!r}, batch_size=5)\n"
@@ -131,8 +125,7 @@ def test_figures_after_training_are_those_of_the_command(lit_config, shapes, tmp
 def test_an_evaluation_that_cannot_work_ends_a_list_before_the_first_image(upstream, shapes, tmp_path, capsys):
     suite = tmp_path / "suite.py"
     suite.write_text(
-        "from lit_het.eval.evaluators.frozen import FewShotConfig\n"
-        "from lit_het.eval.evaluators.retrieval import RetrievalConfig\n"
+        "from lit_het.eval.suite import FewShotConfig, RetrievalConfig\n"
         "from lit_het.eval.sets import ImageSet\n\n\n"
         "def get_evaluations():\n"
         f"    shapes = ImageSet('shapes', {str(shapes)!r})\n"

@@ -7,9 +7,9 @@ import numpy as np
 
 from lit_het import sharding
 from lit_het.eval import scores
+from lit_het.eval.features import Features, read_features
 from lit_het.eval.predictions import SupervisedPredictor, ZeroShotPredictor, class_scores, member_blocks, predict
 from lit_het.eval.recognition import embed_class_names
-from lit_het.eval.sets import Features, read_features
 from lit_het.runs.opening import Run, open_run
 from lit_het.runs.predictor import ModelMaker
 from lit_het.sharding import MeshConfig

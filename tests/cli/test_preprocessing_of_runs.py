@@ -9,13 +9,13 @@ import tarfile
 import numpy as np
 import pytest
 
-import lit_het.eval.sets
+import lit_het.eval.features
 from lit_het.cli.main import main
 from lit_het.configs import experiment
 from lit_het.data_pipelines.transforms import Preprocessing
 from lit_het.durations import Duration
-from lit_het.eval.evaluators.zero_shot import ZeroShotConfig
 from lit_het.eval.sets import ImageSet
+from lit_het.eval.suite import ZeroShotConfig
 from lit_het.runs.training import train
 from tests import tiny
 
@@ -25,7 +25,7 @@ OURS, OTHER = Preprocessing(), Preprocessing("crop", 0.5, "bicubic")
 @pytest.fixture
 def seen(monkeypatch):
     """The pixels that image towers are shown in evaluations, batch by batch."""
-    pixels, read = [], lit_het.eval.sets.read_features
+    pixels, read = [], lit_het.eval.features.read_features
 
     def read_watched(tower, *arguments):
         def extract(view):
@@ -34,7 +34,7 @@ def seen(monkeypatch):
 
         return read(dataclasses.replace(tower, extract=extract), *arguments)
 
-    monkeypatch.setattr(lit_het.eval.sets, "read_features", read_watched)
+    monkeypatch.setattr(lit_het.eval.features, "read_features", read_watched)
     return pixels
 
 

@@ -11,7 +11,8 @@ from scipy import special
 
 from lit_het.data_pipelines.shards import write_shards
 from lit_het.data_pipelines.transforms import Preprocessing
-from lit_het.eval.sets import ImageSet, Sets
+from lit_het.eval.features import Sets
+from lit_het.eval.sets import ImageSet
 from lit_het.types import Batch, Encoder, HeadOutput, ImageFeatures
 
 

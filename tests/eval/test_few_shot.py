@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from lit_het.errors import UserError
-from lit_het.eval.few_shot import BIAS, FewShotOptions, draw_order, few_shot, fit_ridge
+from lit_het.eval.few_shot import BIAS, draw_order, few_shot, fit_ridge
+from lit_het.eval.fits import FewShotOptions
 
 GOLDEN = np.load(Path(__file__).parents[1] / "golden" / "fewshot_lsr.npz")
 CASES = ("N_ge_D", "N_lt_D", "oneshot")

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from lit_het.errors import UserError
-from lit_het.eval.linear_probe import LinearProbeOptions, train_linear_probe
+from lit_het.eval.fits import LinearProbeOptions
+from lit_het.eval.linear_probe import train_linear_probe
 
 SMALL = LinearProbeOptions(learning_rates=(0.1,), weight_decays=(0.01,), epochs=(2,), images_per_step=16)
 

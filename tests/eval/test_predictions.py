@@ -10,8 +10,8 @@ from sklearn.metrics import balanced_accuracy_score, log_loss, top_k_accuracy_sc
 from lit_het.errors import UserError
 from lit_het.eval import scores
 from lit_het.eval.calibration import HIGHEST_TEMPERATURE
+from lit_het.eval.features import Features
 from lit_het.eval.predictions import Predictions, ZeroShotPredictor, highest, member_blocks, predict
-from lit_het.eval.sets import Features
 from tests.eval import plain
 
 

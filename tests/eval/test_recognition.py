@@ -8,7 +8,8 @@ import pytest
 
 from lit_het.errors import UserError
 from lit_het.eval.predictions import class_scores
-from lit_het.eval.recognition import ClassNamesConfig, class_indices, embed_class_names, embed_texts, read_classes
+from lit_het.eval.recognition import class_indices, embed_class_names, embed_texts, read_classes
+from lit_het.eval.suite import ClassNamesConfig
 from lit_het.types import Classifier, HeadOutput, ImageFeatures
 
 NAMES = ("tench", "kit fox", "crane", "lantern", "plate", "cup", "fork")

@@ -7,13 +7,16 @@ import numpy as np
 import pytest
 
 from lit_het.errors import UserError
-from lit_het.eval.evaluators.ensemble import EnsembleConfig
-from lit_het.eval.evaluators.frozen import FewShotConfig, LinearProbeConfig
-from lit_het.eval.evaluators.out_of_distribution import OutOfDistributionConfig
-from lit_het.eval.evaluators.retrieval import RetrievalConfig
-from lit_het.eval.evaluators.shift import ShiftConfig
-from lit_het.eval.evaluators.zero_shot import ZeroShotConfig
-from lit_het.eval.recognition import ClassNamesConfig
+from lit_het.eval.suite import (
+    ClassNamesConfig,
+    EnsembleConfig,
+    FewShotConfig,
+    LinearProbeConfig,
+    OutOfDistributionConfig,
+    RetrievalConfig,
+    ShiftConfig,
+    ZeroShotConfig,
+)
 from lit_het.types import Classifier, Encoder, ImageFeatures
 
 NAMES = ("zero", "one", "two")

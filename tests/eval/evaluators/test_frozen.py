@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from lit_het.errors import UserError
-from lit_het.eval.evaluators.frozen import FewShotConfig, LinearProbeConfig
-from lit_het.eval.few_shot import FewShotOptions, few_shot
-from lit_het.eval.linear_probe import LinearProbeOptions
+from lit_het.eval.few_shot import few_shot
+from lit_het.eval.fits import FewShotOptions, LinearProbeOptions
+from lit_het.eval.suite import FewShotConfig, LinearProbeConfig
 from lit_het.types import Encoder
 
 NAMES = ("low", "high")

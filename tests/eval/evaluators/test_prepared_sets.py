@@ -12,10 +12,9 @@ from PIL import Image
 
 from lit_het.cli.main import main
 from lit_het.data_pipelines.transforms import Preprocessing
-from lit_het.eval.evaluators.retrieval import RetrievalConfig
-from lit_het.eval.evaluators.zero_shot import ZeroShotConfig
-from lit_het.eval.recognition import ClassNamesConfig
-from lit_het.eval.sets import ImageSet, Sets
+from lit_het.eval.features import Sets
+from lit_het.eval.sets import ImageSet
+from lit_het.eval.suite import ClassNamesConfig, RetrievalConfig, ZeroShotConfig
 from tests.data_pipelines.prepare.test_imagenet import LABELS, devkit, validation
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "data"

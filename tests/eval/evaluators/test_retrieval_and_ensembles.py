@@ -8,12 +8,9 @@ import pytest
 
 from lit_het.errors import UserError
 from lit_het.eval.ensembles import score_ensemble
-from lit_het.eval.evaluators.ensemble import EnsembleConfig
-from lit_het.eval.evaluators.retrieval import RetrievalConfig
-from lit_het.eval.evaluators.zero_shot import ZeroShotConfig
+from lit_het.eval.features import Features
 from lit_het.eval.predictions import ZeroShotPredictor, member_blocks
-from lit_het.eval.recognition import ClassNamesConfig
-from lit_het.eval.sets import Features
+from lit_het.eval.suite import ClassNamesConfig, EnsembleConfig, RetrievalConfig, ZeroShotConfig
 
 CAPTIONS = ("a cat", "my cat", "a dog", "two owls", "an owl")
 

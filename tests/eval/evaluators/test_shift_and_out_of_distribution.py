@@ -10,10 +10,7 @@ from scipy import special
 from sklearn.metrics import roc_auc_score
 
 from lit_het.errors import UserError
-from lit_het.eval.evaluators.out_of_distribution import OutOfDistributionConfig
-from lit_het.eval.evaluators.shift import ShiftConfig
-from lit_het.eval.evaluators.zero_shot import ZeroShotConfig
-from lit_het.eval.recognition import ClassNamesConfig
+from lit_het.eval.suite import ClassNamesConfig, OutOfDistributionConfig, ShiftConfig, ZeroShotConfig
 
 NAMES = ("zero", "one", "two")
 CAPTIONS = dict(zip(NAMES, np.eye(3), strict=True))

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from lit_het.errors import UserError
-from lit_het.eval.evaluators.zero_shot import ZeroShot, ZeroShotConfig
+from lit_het.eval.evaluators.zero_shot import ZeroShot
+from lit_het.eval.features import read_features
 from lit_het.eval.predictions import Predictions
-from lit_het.eval.recognition import ClassNamesConfig
-from lit_het.eval.sets import read_features
+from lit_het.eval.suite import ClassNamesConfig, ZeroShotConfig
 from lit_het.types import Batch, Encoder
 
 NAMES = ("tench", "kit fox", "crane", "lantern", "plate", "cup", "fork")

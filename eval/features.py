@@ -1,0 +1,247 @@
+"""Features and labels of sets of images: opened once, and read once for each image tower.
+
+All evaluators start from the features of the image tower (`Features`). A locked tower has the same features in every
+evaluation of a run, so its images are read only once.
+"""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import jax
+import numpy as np
+from jaxtyping import Float, Int
+
+from lit_het import distributed
+from lit_het.console import Bar, message
+from lit_het.data_pipelines import storage
+from lit_het.data_pipelines.index import ShardIndex
+from lit_het.data_pipelines.labels import ClassIndex, LabelsConfig, MultiHot, text_of
+from lit_het.data_pipelines.loader import Loader, LoaderConfig
+from lit_het.data_pipelines.shards import IMAGE
+from lit_het.data_pipelines.storage import Unreadable, content_or_raise
+from lit_het.data_pipelines.transforms import Preprocessing
+from lit_het.errors import UserError
+from lit_het.eval.prompts import CLASS_NAMES_FILE, TEMPLATES_FILE, read_classnames, read_templates
+from lit_het.eval.sets import ImageSet
+from lit_het.training import preemption
+from lit_het.types import Batch, ImageFeatures
+
+_MEMBERS_PER_READ = 1024
+
+
+@dataclasses.dataclass(frozen=True)
+class Features:
+    """Features of the readable images of a set, in order.
+
+    Attributes:
+        values: features of the image tower; those of ensemble members are concatenated.
+        labels: class indices (zeros if labels are not read), or vectors of zeros and ones.
+        positions: the index of each image among all images of the set, unreadable ones included.
+    """
+
+    values: Float[np.ndarray, "n f"]
+    labels: Int[np.ndarray, " n"] | Float[np.ndarray, "n k"]
+    positions: Int[np.ndarray, " n"]
+
+    def take(self, rows: np.ndarray) -> "Features":
+        """Returns the features of the given rows."""
+        return Features(self.values[rows], self.labels[rows], self.positions[rows])
+
+
+class _OpenShards:
+    """Opened shards, with and without labels, and the features of their images."""
+
+    def __init__(self, data: LoaderConfig):
+        self._data = data
+        self.loaders: dict[LabelsConfig | None, Loader] = {}
+        self._read: dict[LabelsConfig | None, tuple[str, Features]] = {}
+
+    def open(self, labels: LabelsConfig | None, fingerprint: Callable[[], str]) -> Loader:
+        if labels not in self.loaders:
+            loader = Loader(dataclasses.replace(self._data, labels=labels))
+            if loader.stored is not None:
+                loader.stored.check_tower(fingerprint())
+            self.loaders[labels] = loader
+        return self.loaders[labels]
+
+    def features(self, labels: LabelsConfig | None, tower: ImageFeatures, name: str) -> Features:
+        """Returns the features and the given kind of labels; only the features of the last tower are cached."""
+        if labels not in self._read or self._read[labels][0] != tower.tower:
+            loader = self.loaders[labels]
+            found = self._from_labelled(tower, name) if labels is None else None
+            self._read[labels] = tower.tower, _read(loader, tower, name) if found is None else found
+        return self._read[labels][1]
+
+    def _from_labelled(self, tower: ImageFeatures, name: str) -> Features | None:
+        """Returns the features that are read with labels, if every image has a label; None otherwise.
+
+        Shards that are opened with labels are read with labels sooner or later, so that reading them now costs nothing.
+        """
+        for labels in self.loaders:
+            if labels is not None:
+                found = self.features(labels, tower, name)
+                if len(found.values) == self.loaders[None].num_samples:
+                    return dataclasses.replace(found, labels=np.zeros(len(found.values), np.int32))
+        return None
+
+
+class OpenSet:
+    """An `ImageSet` whose shards are indexed.
+
+    Attributes:
+        config: of the set.
+        class_names: the names that labels index; empty if labels are not read.
+        loader: of its images.
+
+    Raises:
+        UserError: a file is missing or malformed, or the embeddings are of another tower.
+    """
+
+    def __init__(self, config: ImageSet, shards: _OpenShards, fingerprint: Callable[[], str]):
+        self.config, self._shards = config, shards
+        self.class_names = read_classnames(config.directory) if config.labelled else ()
+        self.loader = shards.open(_labels(config), fingerprint)
+
+    @property
+    def templates(self) -> tuple[str, ...] | None:
+        """The set's own prompt templates; None if it has none."""
+        has_own = storage.exists(f"{self.config.directory}/{TEMPLATES_FILE}")
+        return read_templates(self.config.directory) if has_own else None
+
+    def features(self, tower: ImageFeatures) -> Features:
+        """Returns the features of all images; only the features of the last tower are cached.
+
+        Raises:
+            UserError: more images are unreadable than allowed, or all are.
+        """
+        return self._shards.features(_labels(self.config), tower, self.config.name)
+
+    def images(self, positions: Sequence[int]) -> list[np.ndarray]:
+        """Returns the preprocessed images ``[h w c]``, for display."""
+        data = dataclasses.replace(self.loader.config, embeddings=None)
+        loader = self.loader if self.loader.stored is None else Loader(data)
+        image = loader.read(positions).image
+        assert image is not None
+        return list(image)
+
+    def labels(self) -> Int[np.ndarray, " n"]:
+        """Returns the readable labels of a single-label set, without reading images."""
+        labels, found = ClassIndex(f"{self.config.directory}/{CLASS_NAMES_FILE}").build(""), []
+        for _, content in self._members(self.loader.index, labels.member):
+            with contextlib.suppress(Unreadable):
+                found.append(labels.encode(content_or_raise(content)))
+        return np.array(found, np.int32)
+
+    def texts(self, member: str) -> list[str]:
+        """Returns the text member of every sample, for a set opened without labels.
+
+        Raises:
+            UserError: a member is missing or unreadable.
+        """
+        addresses = [summary.address for summary in self.loader.index.summaries]
+        index, found = ShardIndex(addresses, [IMAGE], [member]), []
+        for position, content in self._members(index, member):
+            try:
+                found.append(text_of(content_or_raise(content)))
+            except Unreadable as error:
+                where = f"{index.shard(position)}: {index.key(position)}.{member}"
+                raise UserError(f"{where}: {error}; give the member with captions as --captions") from error
+        return found
+
+    def _members(self, index: ShardIndex, member: str) -> Iterator[tuple[int, bytes | Unreadable]]:
+        numbers = self.config.portion.sample_range(len(index))
+        with Bar(f"reading .{member} of {self.config.name}", len(numbers), "samples") as bar:
+            for start in range(0, len(numbers), _MEMBERS_PER_READ):
+                block = numbers[start : start + _MEMBERS_PER_READ]
+                for position, (content,) in zip(block, index.read(block, [member]), strict=True):
+                    yield position, content
+                bar.advance(len(block))
+
+
+class Sets:
+    """Opens the sets of one model's evaluations; sets on the same shards share their features, whatever their names.
+
+    Args:
+        image_size: side length of the tower's input, in pixels.
+        preprocessing: that of the model's training.
+        fingerprint: of the model's image tower; stored embeddings must have the same.
+    """
+
+    def __init__(self, image_size: int, preprocessing: Preprocessing, fingerprint: Callable[[], str]):
+        self.image_size, self.preprocessing, self._fingerprint = image_size, preprocessing, fingerprint
+        self._opened: dict[LoaderConfig, _OpenShards] = {}
+
+    def open(self, config: ImageSet) -> OpenSet:
+        """Opens a set; raises as `OpenSet`."""
+        data = LoaderConfig(
+            shards=(config.shards,),
+            portion=config.portion,
+            image_size=self.image_size,
+            batch_size=config.batch_size,
+            preprocessing=self.preprocessing,
+            embeddings=config.embeddings,
+            max_bad_fraction=config.max_bad_fraction,
+        )
+        return OpenSet(config, self._opened.setdefault(data, _OpenShards(data)), self._fingerprint)
+
+
+def _labels(config: ImageSet) -> LabelsConfig | None:
+    if not config.labelled:
+        return None
+    names = f"{config.directory}/{CLASS_NAMES_FILE}"
+    return MultiHot(names) if config.multi_label else ClassIndex(names)
+
+
+def _read(loader: Loader, tower: ImageFeatures, name: str) -> Features:
+    if loader.stored is not None:
+        loader.stored.check_tower(tower.tower)
+    batches = loader.epoch(loader.config.batch_size * tower.num_shares, jax.process_index(), jax.process_count())
+    with Bar(f"reading {name}", loader.num_samples, "images") as bar:
+        found = read_features(tower, batches, bar.advance, name)
+    for (shard, cause), count in sorted(loader.faults.counts.items()):
+        message(f"{shard}: {count} samples left out: {cause}", on_all_processes=True)
+    return found
+
+
+def read_features(
+    tower: ImageFeatures, batches: Iterable[Batch], advance: Callable[[int], object], name: str
+) -> Features:
+    """Returns the features of the valid rows of all batches; ``advance`` is called with the number of images just read.
+
+    Raises:
+        UserError: features are not finite, or there is no valid row.
+        Preempted: the run was asked to stop.
+    """
+    values, labels, positions, seen = [], [], [], 0
+    for batch, features in _ahead(tower, batches):
+        preemption.leave_if_due()
+        valid = distributed.gather_rows(batch.valid)
+        rows = np.asarray(features)[valid]
+        if not np.isfinite(rows).all():
+            raise UserError(f"{name}: an embedding is not finite; training diverged, use an earlier checkpoint")
+        values.append(rows)
+        label = np.zeros(len(batch.valid), np.int32) if batch.label is None else np.asarray(batch.label)
+        labels.append(distributed.gather_rows(label)[valid])
+        positions.append(seen + np.flatnonzero(valid))
+        seen += len(valid)
+        advance(len(rows))
+    if not sum(map(len, values)):
+        raise UserError(f"{name}: the set has no valid image; check its path and its shards")
+    return Features(*(np.concatenate(parts) for parts in (values, labels, positions)))
+
+
+def _ahead(tower: ImageFeatures, batches: Iterable[Batch]) -> Iterator[tuple[Batch, object]]:
+    """Yields each batch with its features, after the next batch was sent to the device.
+
+    The device thus computes while the host reads the features of the batch before.
+    """
+    before = None
+    for batch in batches:
+        assert batch.view is not None
+        now = batch, tower.extract(np.asarray(batch.view))
+        if before is not None:
+            yield before
+        before = now
+    if before is not None:
+        yield before

@@ -1,0 +1,85 @@
+"""Options of the fits to frozen features: few-shot classification and the linear probe."""
+
+import dataclasses
+from typing import Literal
+
+from lit_het.errors import UserError, require_at_least, require_choice
+
+
+@dataclasses.dataclass(frozen=True)
+class FewShotOptions:
+    """Options of the fits.
+
+    Attributes:
+        shots: numbers of images per class.
+        seeds: seeds that draw the images.
+        l2: regularisation strengths to choose from, ascending.
+        ensemble: one classifier on the concatenated features of all members (``"joint"``, as in the paper), or one
+            classifier per member with averaged scores (``"disjoint"``; e3 App. A.5.1, Table 9).
+
+    Raises:
+        UserError: an option is empty or out of range.
+    """
+
+    shots: tuple[int, ...] = (1, 5, 10, 25)
+    seeds: tuple[int, ...] = (0, 1, 2)
+    l2: tuple[float, ...] = tuple(2.0**power for power in range(-10, 21))
+    ensemble: Literal["joint", "disjoint"] = "joint"
+
+    def __post_init__(self) -> None:
+        require_choice(self, "ensemble")
+        for name in ("shots", "seeds", "l2"):
+            if not getattr(self, name):
+                raise UserError(f"few-shot: {name} is empty; name at least one")
+        if min(self.shots) < 1:
+            raise UserError(f"few-shot: shots = {min(self.shots)} must be at least 1")
+        if min(self.seeds) < 0:
+            raise UserError(f"few-shot: seeds = {min(self.seeds)} must be at least 0")
+        if min(self.l2) <= 0:
+            raise UserError(f"few-shot: l2 = {min(self.l2)} must be positive")
+
+
+@dataclasses.dataclass(frozen=True)
+class LinearProbeOptions:
+    """The grid, and options that all its settings share.
+
+    Attributes:
+        learning_rates: peak values of the schedules.
+        weight_decays: the fraction of the kernel that a step at the peak removes; not scaled by the learning rate.
+        epochs: passes over the training images.
+        images_per_step: the batch size; at most the number of training images.
+        minival: the fraction of the training images that chooses the setting.
+        initial_bias: of every class; the kernel is initialised to 0.
+        seed: of the minival split and of the order of images.
+
+    Raises:
+        UserError: an empty grid, or a value out of range.
+    """
+
+    learning_rates: tuple[float, ...] = (1e-3, 3e-4, 1e-4)
+    weight_decays: tuple[float, ...] = (1e-4, 0.0)
+    epochs: tuple[int, ...] = (1, 3, 10)
+    images_per_step: int = 512
+    minival: float = 0.02
+    initial_bias: float = -6.9
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, least in (("learning_rates", 0.0), ("weight_decays", 0.0), ("epochs", 1)):
+            values = getattr(self, name)
+            if not values:
+                raise UserError(f"linear probe: {name} is empty; name at least one")
+            if min(values) < least:
+                raise UserError(f"linear probe: {name} = {min(values)} must be at least {least}")
+        if not 0 < self.minival < 1:
+            raise UserError(f"linear probe: minival = {self.minival} must lie between 0 and 1")
+        require_at_least(1, self, "images_per_step")
+
+    def num_steps(self, num_images: int) -> int:
+        """Returns the total of the counts passed to ``advance``: the steps of all epochs of the grid."""
+        num_train = num_images - self.num_minival(num_images)
+        return sum(self.epochs) * (num_train // min(self.images_per_step, num_train))
+
+    def num_minival(self, num_images: int) -> int:
+        """Returns the number of images in minival."""
+        return min(max(1, round(self.minival * num_images)), num_images - 1)
