@@ -14,7 +14,7 @@ import cattrs
 from flax import traverse_util
 
 from lit_het import parameters, untrusted
-from lit_het.data_pipelines.loader import LoaderConfig
+from lit_het.data_pipelines.data_config import LoaderConfig
 from lit_het.data_pipelines.portions import Portion
 from lit_het.data_pipelines.tokenizers import TokenizerConfig
 from lit_het.durations import Duration

@@ -13,8 +13,8 @@ from typing import Literal
 
 from lit_het.configs.experiment import ExperimentConfig, PretrainedConfig
 from lit_het.data_pipelines.augment import HorizontalFlip
+from lit_het.data_pipelines.data_config import LoaderConfig
 from lit_het.data_pipelines.labels import ClassIndex
-from lit_het.data_pipelines.loader import LoaderConfig
 from lit_het.data_pipelines.portions import Portion
 from lit_het.data_pipelines.rand_augment import RandAugment
 from lit_het.data_pipelines.transforms import InceptionCrop, Preprocessing

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from lit_het.configs import quickstart_upstream
 from lit_het.configs.experiment import ExperimentConfig
+from lit_het.data_pipelines.data_config import LoaderConfig
 from lit_het.data_pipelines.labels import ClassIndex
-from lit_het.data_pipelines.loader import LoaderConfig
 from lit_het.durations import Duration
 from lit_het.heads.covariance import CovarianceConfig
 from lit_het.heads.het_xl import HetXLConfig

@@ -12,8 +12,8 @@ from typing import Literal
 
 from lit_het.configs.experiment import ExperimentConfig
 from lit_het.data_pipelines.augment import HorizontalFlip
+from lit_het.data_pipelines.data_config import LoaderConfig
 from lit_het.data_pipelines.labels import ClassIndex
-from lit_het.data_pipelines.loader import LoaderConfig
 from lit_het.data_pipelines.transforms import InceptionCrop, Preprocessing
 from lit_het.durations import Duration
 from lit_het.heads.covariance import CovarianceConfig

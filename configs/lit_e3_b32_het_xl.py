@@ -8,7 +8,7 @@ import dataclasses
 from pathlib import Path
 
 from lit_het.configs.experiment import ExperimentConfig
-from lit_het.data_pipelines.loader import LoaderConfig
+from lit_het.data_pipelines.data_config import LoaderConfig
 from lit_het.data_pipelines.tokenizers import SentencePieceConfig
 from lit_het.data_pipelines.transforms import Preprocessing
 from lit_het.durations import Duration

@@ -8,7 +8,7 @@ augmented, so `lit-het embed` can compute the tower's embeddings once (``--data.
 from pathlib import Path
 
 from lit_het.configs.experiment import ExperimentConfig, PretrainedConfig
-from lit_het.data_pipelines.loader import LoaderConfig
+from lit_het.data_pipelines.data_config import LoaderConfig
 from lit_het.data_pipelines.tokenizers import SentencePieceConfig
 from lit_het.data_pipelines.transforms import Preprocessing
 from lit_het.durations import Duration

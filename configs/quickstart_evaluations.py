@@ -4,11 +4,8 @@ import dataclasses
 from pathlib import Path
 
 from lit_het.configs.quickstart_upstream import ROOT
-from lit_het.eval.evaluators.retrieval import RetrievalConfig
-from lit_het.eval.evaluators.zero_shot import ZeroShotConfig
-from lit_het.eval.recognition import ClassNamesConfig
 from lit_het.eval.sets import ImageSet
-from lit_het.eval.suite import EvaluationConfig
+from lit_het.eval.suite import ClassNamesConfig, EvaluationConfig, RetrievalConfig, ZeroShotConfig
 
 TYPEFACE, CHARACTERS, AMONG = "held_out_typeface", "held_out_characters", "held_out_characters_among_held_out"
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from lit_het.configs.experiment import ExperimentConfig, PretrainedConfig
 from lit_het.configs.quickstart_upstream import IMAGE_TOWER, ROOT
-from lit_het.data_pipelines.loader import LoaderConfig
+from lit_het.data_pipelines.data_config import LoaderConfig
 from lit_het.data_pipelines.tokenizers import SentencePieceConfig
 from lit_het.durations import Duration
 from lit_het.heads.contrastive import DeterministicContrastiveConfig

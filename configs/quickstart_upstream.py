@@ -4,9 +4,9 @@ from pathlib import Path
 
 from lit_het.configs.experiment import ExperimentConfig
 from lit_het.data_pipelines.augment import RandomAffine
+from lit_het.data_pipelines.data_config import LoaderConfig
 from lit_het.data_pipelines.glyphs import GlyphConfig
 from lit_het.data_pipelines.labels import CaptionWords
-from lit_het.data_pipelines.loader import LoaderConfig
 from lit_het.durations import Duration
 from lit_het.heads.covariance import CovarianceConfig
 from lit_het.heads.het_xl import HetXLConfig

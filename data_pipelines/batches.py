@@ -8,6 +8,7 @@ import numpy as np
 
 from lit_het.data_pipelines import storage
 from lit_het.data_pipelines.augment import StreamRandom
+from lit_het.data_pipelines.data_config import LoaderConfig
 from lit_het.data_pipelines.faults import FaultLog
 from lit_het.data_pipelines.images import BrokenImage
 from lit_het.data_pipelines.labels import Labels, text_of
@@ -197,3 +198,16 @@ class BatchMaker:
         text = self._captions.tokenize(captions, valid) if self._captions else None
         images: dict[str, Any] = {self._image_input.field: rows}
         return Batch(valid=valid, text=text, label=label, **images)
+
+
+def batch_maker(
+    config: LoaderConfig, image_input: ImageInput, tokenizer: Tokenizer | None, address: str, faults: FaultLog
+) -> BatchMaker:
+    """Returns the maker of batches of a configuration; label files are searched beside a shard's address.
+
+    Raises:
+        UserError: the labels cannot be read.
+    """
+    captions = Captions(config.captions, tokenizer) if tokenizer else None
+    labels = config.labels.build(storage.parent(address)) if config.labels else None
+    return BatchMaker(image_input, captions, labels, config.seed, faults)

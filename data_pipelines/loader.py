@@ -11,176 +11,35 @@ A broken sample does not move the others. Samples that the index excludes are no
 cannot be read or decoded become invalid rows. Both are counted by cause and shard.
 """
 
-import dataclasses
 import hashlib
-import math
 import sys
 from collections.abc import Callable, Generator, Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import grain
 import numpy as np
 
-from lit_het.data_pipelines import storage
 from lit_het.data_pipelines.batches import (
-    BatchMaker,
-    Captions,
-    ImageInput,
     Images,
     RawSample,
     Tokenizer,
+    batch_maker,
     rows_per_process,
 )
-from lit_het.data_pipelines.embeddings import StoredEmbeddings, describe
+from lit_het.data_pipelines.data_config import LoaderConfig
 from lit_het.data_pipelines.faults import FaultLog
 from lit_het.data_pipelines.index import ShardIndex
-from lit_het.data_pipelines.labels import LabelsConfig
 from lit_het.data_pipelines.order import Mixed, Order, Sequential, Shifted, Shuffled, WindowShuffled
-from lit_het.data_pipelines.portions import ALL, ConcatenatedRanges, Portion
-from lit_het.data_pipelines.shards import IMAGE, expand
+from lit_het.data_pipelines.portions import ConcatenatedRanges
+from lit_het.data_pipelines.shards import IMAGE
 from lit_het.data_pipelines.storage import Unreadable
-from lit_het.data_pipelines.transforms import Augmentation, InceptionCrop, Preprocessing, RandomCrop, Training
-from lit_het.errors import UserError, require_at_least
+from lit_het.errors import UserError
 from lit_het.types import Batch
 
+if TYPE_CHECKING:
+    from lit_het.data_pipelines.embeddings import StoredEmbeddings
+
 _PADDING = -1  # the sample of a row that only fills the last batch
-
-
-@dataclasses.dataclass(frozen=True)
-class WeightedShards:
-    """A data set that is mixed into another.
-
-    Attributes:
-        shards: as those of a `LoaderConfig`.
-        weight: samples of this set for each one of the `LoaderConfig`'s own shards.
-        portion: of its samples.
-    """
-
-    shards: tuple[str, ...]
-    weight: float = 1.0
-    portion: Portion = ALL
-
-    def __post_init__(self) -> None:
-        if not 0 < self.weight < math.inf:
-            raise UserError(
-                f"WeightedShards: weight = {self.weight} must be more than 0 and finite; leave the data set out instead"
-            )
-
-
-@dataclasses.dataclass(frozen=True)
-class Streaming:
-    """How a `Stream` reads shards that cannot seek.
-
-    Attributes:
-        shuffle_buffer: size of the shuffle buffer of a host, in undecoded samples over all threads.
-    """
-
-    shuffle_buffer: int = 10_000
-
-    def __post_init__(self) -> None:
-        require_at_least(1, self, "shuffle_buffer")
-
-
-@dataclasses.dataclass(frozen=True)
-class LoaderConfig:
-    """Which shards to read and how.
-
-    Attributes:
-        shards: tar files, brace patterns, globs, folders or lists of these, local or at addresses of fsspec.
-        image_size: pixels along each side.
-        batch_size: samples over all hosts.
-        labels: how to read labels; None reads none.
-        portion: of the samples of ``shards``, to hold out a part of a training set for validation.
-        mixture: further data sets, each in a fixed proportion to ``shards`` and with its own order.
-        captions: the member with the captions; ``json/caption`` is the field ``caption`` of a JSON object.
-        preprocessing: of evaluation images.
-        crop: the random crop of training images; None uses the evaluation preprocessing.
-        augmentations: of training images, in order; not applied in evaluation.
-        seed: of order, crops and augmentations.
-        shuffle: whether to shuffle each training epoch.
-        window: number of shards that are shuffled together, for stores with slow random access; None shuffles all.
-        threads: that read and decode batches ahead; 0 makes each batch on demand.
-        prefetch_batches: number of batches prepared ahead.
-        max_bad_fraction: fraction of the samples that may be broken or missing before the run stops.
-        embeddings: a folder that ``lit-het embed`` wrote for these shards, read in place of images.
-        slow_read_seconds: after which a pending read is reported, and again at growing intervals.
-        stuck_read_seconds: after which a pending read ends the process, so that a scheduler restarts it.
-        stream: reads shards that cannot seek sequentially, as a `Stream`; None has random access, as a `Loader`.
-    """
-
-    shards: tuple[str, ...]
-    image_size: int = 32
-    batch_size: int = 256
-    labels: LabelsConfig | None = None
-    portion: Portion = ALL
-    mixture: tuple[WeightedShards, ...] = ()
-    captions: str = "txt"
-    preprocessing: Preprocessing = Preprocessing()
-    crop: InceptionCrop | RandomCrop | None = None
-    augmentations: tuple[Augmentation, ...] = ()
-    seed: int = 0
-    shuffle: bool = True
-    window: int | None = None
-    threads: int = 2
-    prefetch_batches: int = 4
-    max_bad_fraction: float = 0.0
-    embeddings: str | None = None
-    stream: Streaming | None = None
-    slow_read_seconds: float = 60.0
-    stuck_read_seconds: float = 1800.0
-
-    def __post_init__(self) -> None:
-        require_at_least(0, self, "seed", "threads")
-        require_at_least(1, self, "image_size", "batch_size", "prefetch_batches")
-        if not 0 <= self.max_bad_fraction <= 1:
-            raise UserError(f"LoaderConfig: max_bad_fraction = {self.max_bad_fraction} must be from 0 to 1")
-        if not 0 < self.slow_read_seconds <= self.stuck_read_seconds:
-            raise UserError(
-                f"LoaderConfig: slow_read_seconds = {self.slow_read_seconds} must be more than 0 and at most "
-                f"stuck_read_seconds = {self.stuck_read_seconds}"
-            )
-        if self.window is not None:
-            require_at_least(1, self, "window")
-        if self.stream is not None:
-            for field in ("portion", "mixture", "shuffle", "window", "embeddings"):
-                if getattr(self, field) != getattr(LoaderConfig, field):
-                    raise UserError(f"LoaderConfig: a `stream` has no `{field}`; leave out one of them")
-
-    @property
-    def training(self) -> Training:
-        """The preprocessing of training images."""
-        return Training(self.preprocessing, self.crop, self.augmentations)
-
-    def batch_maker(
-        self, image_input: ImageInput, tokenizer: Tokenizer | None, address: str, faults: FaultLog
-    ) -> BatchMaker:
-        """Returns the maker of batches; label files are searched beside a shard's address.
-
-        Raises:
-            UserError: the labels cannot be read.
-        """
-        captions = Captions(self.captions, tokenizer) if tokenizer else None
-        labels = self.labels.build(storage.parent(address)) if self.labels else None
-        return BatchMaker(image_input, captions, labels, self.seed, faults)
-
-    def data_sets(self, *, allow_commands: bool = False) -> list[list[str]]:
-        """Returns the tar files of each data set, that of ``shards`` first.
-
-        Args:
-            allow_commands: see ``expand``.
-
-        Raises:
-            UserError: as ``expand``.
-        """
-        data_sets = (self.shards, *(data_set.shards for data_set in self.mixture))
-        return [expand(shards, allow_commands=allow_commands) for shards in data_sets]
-
-    def build(self, tokenizer: Tokenizer | None = None) -> "Loader":
-        """Indexes the shards; captions are read only if there is a tokenizer or labels are caption words.
-
-        Raises:
-            UserError: as ``expand``, ``ShardIndex`` and the labels do.
-        """
-        return Loader(self, tokenizer)
 
 
 class Loader:
@@ -214,11 +73,9 @@ class Loader:
         data_sets = config.data_sets()
         self.config = config
         self.faults = FaultLog(config.max_bad_fraction) if faults is None else faults
-        self.stored: StoredEmbeddings | None = None
-        if config.embeddings is not None:
-            self.stored = StoredEmbeddings(config.embeddings, describe(config.training, config.image_size, random=True))
+        self.stored = _stored_embeddings(config)
         image_input = self.stored or Images(config.training, config.image_size)
-        self._maker = config.batch_maker(image_input, tokenizer, data_sets[0][0], self.faults)
+        self._maker = batch_maker(config, image_input, tokenizer, data_sets[0][0], self.faults)
         self.num_classes = self._maker.num_classes
         # Images are required even if embeddings are read instead: so both give the same order of samples.
         required = [IMAGE if member == image_input.member else member for member in self._maker.members]
@@ -336,6 +193,14 @@ class Loader:
     def _raw(self, sample: int, contents: Sequence[bytes | Unreadable]) -> RawSample:
         members = dict(zip(self._maker.members, contents, strict=True))
         return RawSample(self.index.shard(sample), self.index.key(sample), members)
+
+
+def _stored_embeddings(config: LoaderConfig) -> "StoredEmbeddings | None":
+    if config.embeddings is None:
+        return None
+    from lit_het.data_pipelines.embeddings import StoredEmbeddings, describe
+
+    return StoredEmbeddings(config.embeddings, describe(config.training, config.image_size, random=True))
 
 
 def _order(config: LoaderConfig, counts: Sequence[int], num_shards: Sequence[int]) -> tuple[Order, ConcatenatedRanges]:

@@ -21,9 +21,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from webdataset.filters import shuffle
 
 from lit_het.data_pipelines import storage
-from lit_het.data_pipelines.batches import Images, RawSample, Tokenizer, rows_per_process
+from lit_het.data_pipelines.batches import Images, RawSample, Tokenizer, batch_maker, rows_per_process
+from lit_het.data_pipelines.data_config import LoaderConfig, Streaming
 from lit_het.data_pipelines.faults import FaultLog
-from lit_het.data_pipelines.loader import LoaderConfig, Streaming
 from lit_het.data_pipelines.pipes import Pipe
 from lit_het.data_pipelines.scan import DAMAGED, EMPTY, NO_TAR, REPEATED
 from lit_het.data_pipelines.shards import extensions, key_and_extension
@@ -55,7 +55,7 @@ class Stream:
         self.config = config
         self.faults = FaultLog(config.max_bad_fraction)
         images = Images(config.training, config.image_size)
-        self._maker = config.batch_maker(images, tokenizer, self._addresses[0], self.faults)
+        self._maker = batch_maker(config, images, tokenizer, self._addresses[0], self.faults)
         self.num_classes = self._maker.num_classes
 
     @property

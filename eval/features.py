@@ -15,9 +15,10 @@ from jaxtyping import Float, Int
 from lit_het import distributed
 from lit_het.console import Bar, message
 from lit_het.data_pipelines import storage
+from lit_het.data_pipelines.data_config import LoaderConfig
 from lit_het.data_pipelines.index import ShardIndex
 from lit_het.data_pipelines.labels import ClassIndex, LabelsConfig, MultiHot, text_of
-from lit_het.data_pipelines.loader import Loader, LoaderConfig
+from lit_het.data_pipelines.loader import Loader
 from lit_het.data_pipelines.shards import IMAGE
 from lit_het.data_pipelines.storage import Unreadable, content_or_raise
 from lit_het.data_pipelines.transforms import Preprocessing

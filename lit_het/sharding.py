@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from jax.experimental import mesh_utils
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Shaped
@@ -240,3 +241,11 @@ def _exchange(x: Float[Array, "e g c d"], before: PartitionSpec, after: Partitio
         return x
     # Two constraints make one all-to-all; with only the second the compiler may gather the whole array on every device.
     return jax.lax.with_sharding_constraint(jax.lax.with_sharding_constraint(x, before), after)
+
+
+def place_on_devices(array: np.ndarray, sharding: Any) -> jax.Array:
+    """Returns an array on its devices: the default device where ``sharding`` is None."""
+    # Waiting for the copy keeps at most one array in both memories.
+    if sharding is None:
+        return jax.block_until_ready(jax.device_put(array))
+    return jax.block_until_ready(jax.make_array_from_callback(array.shape, sharding, lambda index: array[index]))

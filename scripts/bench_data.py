@@ -30,9 +30,10 @@ from PIL import Image
 from rich.progress import track
 
 from lit_het.data_pipelines.augment import HorizontalFlip, StreamRandom
+from lit_het.data_pipelines.data_config import LoaderConfig, Streaming
 from lit_het.data_pipelines.images import Filter
 from lit_het.data_pipelines.index import ShardIndex
-from lit_het.data_pipelines.loader import Loader, LoaderConfig, Streaming
+from lit_het.data_pipelines.loader import Loader
 from lit_het.data_pipelines.shards import IMAGE, expand, write_shards
 from lit_het.data_pipelines.storage import content_or_raise
 from lit_het.data_pipelines.stream import Stream
@@ -215,7 +216,7 @@ def _loader(
         shuffle=False,
         threads=threads,
     )
-    return config.build(tokenizer)
+    return Loader(config, tokenizer)
 
 
 def _threads(directory: Path, tokenizer: SentencePieceTokenizer, batch_size: int, rounds: int) -> None:

@@ -27,9 +27,10 @@ from rich.table import Table
 from lit_het import parameters
 from lit_het.configs import lit_so400m_het_xl
 from lit_het.configs.experiment import ExperimentConfig
+from lit_het.data_pipelines.data_config import LoaderConfig
 from lit_het.data_pipelines.embeddings import EmbeddingFolder, Recipe, describe
 from lit_het.data_pipelines.index import index_shard, summarize
-from lit_het.data_pipelines.loader import Loader, LoaderConfig
+from lit_het.data_pipelines.loader import Loader
 from lit_het.data_pipelines.shards import IMAGE, expand
 from lit_het.data_pipelines.transforms import Preprocessing, Training
 from lit_het.durations import RunLength

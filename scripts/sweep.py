@@ -16,7 +16,7 @@ from pathlib import Path
 
 from lit_het.apps import grid
 from lit_het.apps.grid import Axis
-from lit_het.runs.training import parse_config
+from lit_het.runs.parsing import parse_config
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

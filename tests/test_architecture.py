@@ -63,6 +63,11 @@ def ours(name):
     return {module for module in IMPORTS[name] if module.split(".")[0] == "lit_het"}
 
 
+def at_import(name):
+    """Returns the modules that a module imports when it is imported itself."""
+    return imports(name, TREES[name], when_loaded)
+
+
 def loaded_with(name):
     """Returns the modules of lit_het that are loaded when a module is imported, itself included."""
     found, waiting = set(), [name]
@@ -70,7 +75,7 @@ def loaded_with(name):
         module = waiting.pop()
         if module in MODULES and module not in found:
             found.add(module)
-            waiting += imports(module, TREES[module], when_loaded)
+            waiting += at_import(module)
     return found
 
 
@@ -136,6 +141,18 @@ def test_configurations_load_no_evaluator():
     loaded = loaded_with("lit_het.configs.experiment")
     assert not {name for name in loaded if name.startswith("lit_het.eval.evaluators")}
     assert "lit_het.eval.features" not in loaded
+
+
+def test_flags_are_checked_before_orbax_and_grain_are_loaded():
+    external = {module.split(".")[0] for name in loaded_with("lit_het.runs.parsing") for module in at_import(name)}
+    assert not external & {"orbax", "grain", "matplotlib", "safetensors"}
+
+
+def test_training_loads_no_evaluator_stream_or_reader_of_weights():
+    loaded = loaded_with("lit_het.runs.training")
+    rare = ("eval.evaluators", "data_pipelines.stream", "data_pipelines.embeddings", "planning")
+    readers = ("checkpoints.big_vision", "checkpoints.huggingface", "checkpoints.vmoe", "checkpoints.weights")
+    assert not {name for name in loaded if name.removeprefix("lit_het.").startswith(rare + readers)}
 
 
 def literals(tree):
@@ -229,8 +246,8 @@ def test_a_violation_would_be_seen():
         del MODULES["lit_het.heads.example"]
     assert found == {"lit_het.towers.vit", "lit_het.losses.base", "eval.report"}
     assert {package_of(module) for module in found if module.startswith("lit_het")} == {"towers", "losses"}
-    at_import = ast.parse("if TYPE_CHECKING:\n    import a\nclass C:\n    import b\n    def f(self):\n        import c")
-    assert imports("lit_het.types", at_import, when_loaded) == {"b"}
+    lazy = ast.parse("if TYPE_CHECKING:\n    import a\nclass C:\n    import b\n    def f(self):\n        import c")
+    assert imports("lit_het.types", lazy, when_loaded) == {"b"}
     assert package_of("lit_het.cli") == package_of("lit_het.cli.main") == "cli"
     assert package_of("lit_het.clicks") == ""
     assert [path for path, _ in public(ast.parse("class A:\n  def b(self): pass\n  def _c(self): pass"))] == [

@@ -15,10 +15,11 @@ import numpy as np
 from lit_het.console import Bar, message
 from lit_het.data_pipelines.checksums import checksum_mismatch, save_checksum
 from lit_het.data_pipelines.corruptions import CORRUPTIONS
+from lit_het.data_pipelines.data_config import LoaderConfig
 from lit_het.data_pipelines.faults import FaultLog
 from lit_het.data_pipelines.index import summarize
 from lit_het.data_pipelines.labels import ClassIndex
-from lit_het.data_pipelines.loader import Loader, LoaderConfig
+from lit_het.data_pipelines.loader import Loader
 from lit_het.data_pipelines.prepare.captions import read_captions
 from lit_het.data_pipelines.prepare.cifar import read_cifar10, read_cifar100
 from lit_het.data_pipelines.prepare.corrupted import CleanShards, copy_names

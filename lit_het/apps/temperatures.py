@@ -18,9 +18,10 @@ from lit_het.configs.experiment import ExperimentConfig
 from lit_het.data_pipelines.labels import ClassIndex
 from lit_het.durations import Duration
 from lit_het.errors import UserError
-from lit_het.eval.evaluators.zero_shot import NOISY, ZeroShotConfig
+from lit_het.eval.evaluators.zero_shot import NOISY
 from lit_het.eval.prompts import read_classnames
 from lit_het.eval.sets import ImageSet
+from lit_het.eval.suite import ZeroShotConfig
 from lit_het.heads.temperature import BoundedTemperature, FixedTemperature
 from lit_het.tasks.classification import ClassificationConfig
 

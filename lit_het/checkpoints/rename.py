@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import einops
-import jax
 import ml_dtypes
 import numpy as np
 
 from lit_het import parameters
 from lit_het.checkpoints.sources import Arrays
 from lit_het.errors import UserError
+from lit_het.sharding import place_on_devices
 from lit_het.types import Params
 
 # An error lists at most this many names.
@@ -137,14 +137,6 @@ def load(
         loaded[path] = place_on_devices(array, placements.get(path))
         advance(loaded[path].size)
     return parameters.unflatten(loaded)
-
-
-def place_on_devices(array: np.ndarray, sharding: Any) -> jax.Array:
-    """Returns an array on its devices: the default device where ``sharding`` is None."""
-    # Waiting for the copy keeps at most one array in both memories.
-    if sharding is None:
-        return jax.block_until_ready(jax.device_put(array))
-    return jax.block_until_ready(jax.make_array_from_callback(array.shape, sharding, lambda index: array[index]))
 
 
 def _group_by_parameter(

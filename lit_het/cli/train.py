@@ -87,13 +87,16 @@ def _train(options: argparse.Namespace, flags: list[str]) -> None:
             "--resume and --start-or-resume exclude each other; use --start-or-resume for jobs that restart"
         )
     path = locate_training(options.config)
-    from lit_het.runs.training import parse_config, train, train_unless_done
+    from lit_het.runs.parsing import parse_config
 
     if options.help:
         options.parser.print_help()
         flags = [*flags, "--help"]
     allow_commands = options.allow_commands
     config = parse_config(path, flags, allow_commands=allow_commands)
+    # Imported after the flags were checked, as it takes seconds.
+    from lit_het.runs.training import train, train_unless_done
+
     if options.start_or_resume:
         train_unless_done(config, allow_commands=allow_commands)
     else:

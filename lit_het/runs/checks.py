@@ -1,19 +1,19 @@
 """Checks of a configuration, its data and its run directory before training starts."""
 
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from lit_het.configs import experiment
 from lit_het.configs.experiment import ExperimentConfig
-from lit_het.data_pipelines import storage
 from lit_het.data_pipelines.loader import Loader
-from lit_het.data_pipelines.stream import Stream
 from lit_het.data_pipelines.tokenizers import Tokenizer
 from lit_het.errors import UserError
 from lit_het.runs.directory import config_path, load_config
 from lit_het.tasks.classification import ClassificationConfig, ClassificationTask
 from lit_het.tasks.contrastive import ContrastiveConfig, ContrastiveTask
+
+if TYPE_CHECKING:
+    from lit_het.data_pipelines.stream import Stream
 
 # Fields that a resumed run may change. Apart from rounding and the grouping of tokens for experts, they change neither
 # the model nor the sequence of batches.
@@ -42,38 +42,6 @@ CHANGEABLE_FIELDS = (
 )
 
 
-def check_commands(config: ExperimentConfig, path: Path, flags: Sequence[str]) -> None:
-    """Checks that a configuration read from JSON, which may come from others, contains no shell command.
-
-    Args:
-        config: the configuration after flags were applied.
-        path: the JSON file.
-        flags: the user's flags; commands in them are allowed.
-
-    Raises:
-        UserError: it contains a command.
-    """
-    typed = {*flags, *(flag.partition("=")[2] for flag in flags)}
-    for field, text in _texts(experiment.to_dict(config), ""):
-        if storage.is_pipe(text) and text not in typed:
-            raise UserError(
-                f"{path}: {field} is the shell command {storage.shortened(text)}; allow it with --allow-commands if "
-                f"you trust the file, or replace it with --{field.partition('[')[0].replace('_', '-')}"
-            )
-
-
-def _texts(value: Any, field: str) -> Iterator[tuple[str, str]]:
-    """Yields the field and the value of every string in a configuration of JSON values."""
-    if isinstance(value, str):
-        yield field, value
-    elif isinstance(value, dict):
-        for name, inner in value.items():
-            yield from _texts(inner, f"{field}.{name}" if field else str(name))
-    elif isinstance(value, list | tuple):
-        for number, inner in enumerate(value):
-            yield from _texts(inner, f"{field}[{number}]")
-
-
 def check_run_dir(config: ExperimentConfig, resume: bool) -> None:
     """Checks that training does not overwrite a run, and that a resumed run has the same configuration."""
     path = config_path(config.run_dir)
@@ -99,7 +67,7 @@ def check_run_dir(config: ExperimentConfig, resume: bool) -> None:
         )
 
 
-def check_data(config: ExperimentConfig, loader: Loader | Stream, tokenizer: Tokenizer | None) -> None:
+def check_data(config: ExperimentConfig, loader: "Loader | Stream", tokenizer: Tokenizer | None) -> None:
     """Checks, before anything is compiled, that the data fits the model."""
     task = config.task
     if config.data.image_size != task.image_tower.image_size:
@@ -126,10 +94,10 @@ def check_data(config: ExperimentConfig, loader: Loader | Stream, tokenizer: Tok
 
 
 def check_embeddings(
-    loader: Loader | Stream, task: ContrastiveTask | ClassificationTask, tower: Callable[[], str]
+    loader: "Loader | Stream", task: ContrastiveTask | ClassificationTask, tower: Callable[[], str]
 ) -> None:
     """Checks that stored embeddings are those of the image tower."""
-    if isinstance(loader, Stream) or loader.stored is None:
+    if not isinstance(loader, Loader) or loader.stored is None:
         return
     if not isinstance(task, ContrastiveTask):
         raise UserError("a classifier is trained on images; leave out --data.embeddings")

@@ -19,7 +19,7 @@ from lit_het.checkpoints.native import checksums
 from lit_het.checkpoints.native.saving import save_imported
 from lit_het.configs.experiment import ExperimentConfig
 from lit_het.console import Bar, message
-from lit_het.data_pipelines.loader import LoaderConfig
+from lit_het.data_pipelines.data_config import LoaderConfig
 from lit_het.data_pipelines.tokenizers import (
     HuggingFaceTokenizerConfig,
     SentencePieceConfig,

@@ -16,9 +16,10 @@ from lit_het.configs import experiment
 from lit_het.configs.experiment import ExperimentConfig
 from lit_het.console import Bar, message
 from lit_het.data_pipelines import storage
+from lit_het.data_pipelines.data_config import LoaderConfig
 from lit_het.data_pipelines.embeddings import EmbeddingFolder, Precision, Recipe, describe
 from lit_het.data_pipelines.index import ShardIndex, ShardSummary, index_shard
-from lit_het.data_pipelines.loader import Loader, LoaderConfig
+from lit_het.data_pipelines.loader import Loader
 from lit_het.data_pipelines.portions import ALL
 from lit_het.data_pipelines.shards import IMAGE
 from lit_het.errors import UserError, require_at_least

@@ -10,20 +10,22 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 
 from lit_het import distributed
 from lit_het.configs.experiment import ExperimentConfig
 from lit_het.data_pipelines.loader import Loader
-from lit_het.data_pipelines.stream import Stream
 from lit_het.data_pipelines.tokenizers import Tokenizer
 from lit_het.errors import UserError
 from lit_het.files import write_atomically
 from lit_het.runs import directory
 from lit_het.runs.directory import config_path
 from lit_het.runs.opening import with_absolute_weights
+
+if TYPE_CHECKING:
+    from lit_het.data_pipelines.stream import Stream
 
 # Variables that change the computation; none of them holds a secret.
 _ENVIRONMENT = re.compile(r"XLA_FLAGS$|JAX_|LIBTPU")
@@ -91,7 +93,7 @@ def _commit() -> str | None:
         return None
 
 
-def write_nonfinite(config: ExperimentConfig, loader: Loader | Stream, step: int) -> Path:
+def write_nonfinite(config: ExperimentConfig, loader: "Loader | Stream", step: int) -> Path:
     """Writes the samples in the batch of a step to a JSON file, and returns its path."""
     positions = range((step - 1) * config.data.batch_size, step * config.data.batch_size)
     content: dict[str, Any] = {"step": step, "positions": [positions.start, positions.stop]}

@@ -16,11 +16,8 @@ import jax
 import numpy as np
 
 from lit_het import parameters, sharding
-from lit_het.checkpoints import rename, weights
-from lit_het.checkpoints.imported import Imported
 from lit_het.checkpoints.native import checksums
 from lit_het.checkpoints.native.saving import Checkpoints
-from lit_het.checkpoints.resample import resample
 from lit_het.configs import experiment
 from lit_het.configs.experiment import ExperimentConfig
 from lit_het.console import Bar
@@ -215,8 +212,10 @@ def load_pretrained(config: ExperimentConfig, like: Params) -> Params:
         if path in locked or as_saved[path] is not wanted[path]:
             array = np.asarray(found[path])
             if isinstance(theirs, ViTConfig) and isinstance(ours, ViTConfig):
+                from lit_het.checkpoints.resample import resample
+
                 array = resample(path.removeprefix("image_tower/"), array, theirs, ours)
-            found[path] = rename.place_on_devices(array, wanted[path].sharding)
+            found[path] = sharding.place_on_devices(array, wanted[path].sharding)
     return parameters.unflatten(found)
 
 
@@ -255,7 +254,11 @@ def load_weights(
         if part not in shapes or getattr(tower, "weights", None) is None:
             continue
         assert isinstance(tower, ViTConfig | TextConfig | BertConfig)
-        found = _open_weights(tower)
+        # The readers of other programs' files; most runs need none.
+        from lit_het.checkpoints import weights
+
+        assert tower.weights is not None
+        found = weights.open_weights(tower.weights, **_weights_options(tower))
         source = getattr(found, part)
         ends = {field: layer for field, layer in LAST_LAYERS if _is_in_one(field, source, tower)}
         _check_same_source(source, tower, part, tuple(ends))
@@ -284,8 +287,8 @@ def _is_in_one(field: str, *towers: Any) -> bool:
     return len({bool(getattr(tower, field, None)) for tower in towers}) == 2
 
 
-def _open_weights(tower: ViTConfig | TextConfig | BertConfig) -> Imported:
-    assert tower.weights is not None
+def _weights_options(tower: ViTConfig | TextConfig | BertConfig) -> dict[str, Any]:
+    """Returns what the configuration of a tower says about its file, as arguments of `open_weights`."""
     experts = {} if tower.encoder.experts is None else dataclasses.asdict(tower.encoder.experts)
     options: dict[str, Any] = {"compute_type": tower.encoder.compute_type, "experts": experts}
     if isinstance(tower, ViTConfig):
@@ -294,7 +297,7 @@ def _open_weights(tower: ViTConfig | TextConfig | BertConfig) -> Imported:
         options |= {"text_length": tower.length}
     if isinstance(tower, TextConfig) and tower.pooling != "attention":
         options |= {"text_pooling": tower.pooling}
-    return weights.open_weights(tower.weights, **options)
+    return options
 
 
 def _check_same_source(found: Any, tower: Any, part: str, optional: tuple[str, ...]) -> None:

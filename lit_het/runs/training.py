@@ -6,8 +6,8 @@ import functools
 import itertools
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
@@ -20,18 +20,17 @@ from lit_het.checkpoints.native.saving import Checkpoints, Retention
 from lit_het.configs import experiment
 from lit_het.configs.experiment import ExperimentConfig
 from lit_het.console import Bar, message
-from lit_het.data_pipelines.loader import Loader, LoaderConfig
-from lit_het.data_pipelines.stream import Stream
+from lit_het.data_pipelines.data_config import LoaderConfig
+from lit_het.data_pipelines.loader import Loader
 from lit_het.data_pipelines.tokenizers import Tokenizer
 from lit_het.data_pipelines.watchdog import watched as reads_watched
 from lit_het.durations import RunLength
 from lit_het.errors import Unwritable, UserError
 from lit_het.eval.features import Sets
 from lit_het.files import cache_folder
-from lit_het.runs.checks import check_commands, check_data, check_embeddings, check_run_dir
-from lit_het.runs.directory import checkpoint_dir, config_path, load_config
+from lit_het.runs.checks import check_data, check_embeddings, check_run_dir
+from lit_het.runs.directory import checkpoint_dir, config_path
 from lit_het.runs.files import write_nonfinite, write_run_files
-from lit_het.runs.flags import with_flags
 from lit_het.runs.initialization import initial_params
 from lit_het.runs.inspection import damage
 from lit_het.runs.opening import tower_fingerprint
@@ -45,30 +44,8 @@ from lit_het.training.run_lock import locked
 from lit_het.training.step import initial_state, jit_step, make_train_step
 from lit_het.types import Batch, EvaluatedModel, Params, TrainState
 
-
-def parse_config(
-    path: Path, flags: Sequence[str], command: str = "lit-het train", *, allow_commands: bool = False
-) -> ExperimentConfig:
-    """Returns the configuration in a Python or JSON file, with the changes of ``flags``.
-
-    Args:
-        path: of the file.
-        flags: flags of the user.
-        command: command of the user, for messages.
-        allow_commands: whether JSON, which may come from others, may contain shell commands.
-
-    Raises:
-        UserError: the file or a flag is invalid, or JSON contains a command that is not allowed.
-    """
-    is_json = path.suffix == ".json"
-    if path == config_path(path.parent):
-        config = load_config(path.parent)  # also compares it with the run's manifest
-    else:
-        config = experiment.load(path) if is_json else experiment.load_module_config(path)
-    config = with_flags(config, flags, f"{command} --config {path}")
-    if is_json and not allow_commands:
-        check_commands(config, path, flags)
-    return config
+if TYPE_CHECKING:
+    from lit_het.data_pipelines.stream import Stream
 
 
 def train(config: ExperimentConfig, *, resume: bool = False, allow_commands: bool = False) -> TrainState:
@@ -168,20 +145,22 @@ def _cache_compiled_programs() -> None:
         jax.config.update("jax_compilation_cache_dir", str(cache_folder("compiled")))
 
 
-def _open_data(config: LoaderConfig, tokenizer: Tokenizer | None, allow_commands: bool) -> Loader | Stream:
+def _open_data(config: LoaderConfig, tokenizer: Tokenizer | None, allow_commands: bool) -> "Loader | Stream":
     if config.stream is not None:
+        from lit_het.data_pipelines.stream import Stream
+
         return Stream(config, tokenizer, allow_commands=allow_commands)
     with Bar("indexing", sum(map(len, config.data_sets())), "shards") as bar:
         return Loader(config, tokenizer, bar.advance)
 
 
-def _run_length(config: ExperimentConfig, loader: Loader | Stream | None) -> RunLength:
+def _run_length(config: ExperimentConfig, loader: "Loader | Stream | None") -> RunLength:
     epoch_size = loader.num_samples if isinstance(loader, Loader) else None
     return RunLength.resolve(config.length, config.data.batch_size, epoch_size)
 
 
 def _resumed(
-    checkpoints: Checkpoints, state: TrainState, config: ExperimentConfig, loader: Loader | Stream, checksum: str
+    checkpoints: Checkpoints, state: TrainState, config: ExperimentConfig, loader: "Loader | Stream", checksum: str
 ) -> tuple[TrainState, int]:
     """Returns the newest intact state, and the position of the next sample."""
     state, info = checkpoints.restore(state)
@@ -196,7 +175,7 @@ def _resumed(
             f"the locked parameters are not those that {config.run_dir} started with; "
             "set --pretrained.run to the original run"
         )
-    if isinstance(loader, Stream):
+    if not isinstance(loader, Loader):
         message("a stream cannot seek; it continues with new samples")
     position = info.get("position")
     if not isinstance(position, int) or not 0 <= position < 2**63:
@@ -205,16 +184,16 @@ def _resumed(
 
 
 @contextlib.contextmanager
-def _opened_batches(loader: Loader | Stream, position: int) -> Iterator[Iterator[Batch]]:
+def _opened_batches(loader: "Loader | Stream", position: int) -> Iterator[Iterator[Batch]]:
     """Yields the batches from a position on and closes them at the end; a stream's buffer is filled first."""
     place = position, jax.process_index(), jax.process_count()
     first: list[Batch] = []
-    if isinstance(loader, Stream):
+    if isinstance(loader, Loader):
+        batches = loader.batches(*place)
+    else:
         with Bar("filling the shuffle buffer", loader.buffer_size, "samples") as bar:
             batches = loader.batches(*place, advance=bar.advance)
             first.append(next(batches))
-    else:
-        batches = loader.batches(*place)
     with contextlib.closing(batches):
         yield itertools.chain(first, batches)
 

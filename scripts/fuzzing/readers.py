@@ -19,10 +19,11 @@ from lit_het.checkpoints.native.saving import Checkpoints
 from lit_het.checkpoints.weights import open_weights
 from lit_het.data_pipelines import images, storage
 from lit_het.data_pipelines.batches import Captions
+from lit_het.data_pipelines.data_config import LoaderConfig, Streaming
 from lit_het.data_pipelines.embeddings import StoredEmbeddings, describe
 from lit_het.data_pipelines.index import ShardIndex
 from lit_het.data_pipelines.labels import CaptionWordsLabels, ClassIndex, ClassIndexLabels, MultiHotLabels
-from lit_het.data_pipelines.loader import LoaderConfig, Streaming
+from lit_het.data_pipelines.loader import Loader
 from lit_het.data_pipelines.prepare.captions import read_captions
 from lit_het.data_pipelines.prepare.cifar import read_cifar10
 from lit_het.data_pipelines.prepare.dataset import DataSet
@@ -74,7 +75,7 @@ def _loader(folder: Path, **changed: Any) -> LoaderConfig:
 
 
 def _shard_at_random(folder: Path) -> None:
-    for _ in _loader(folder).build(_tokenized).epoch():
+    for _ in Loader(_loader(folder), _tokenized).epoch():
         pass
     index = ShardIndex([str(folder / "shard.tar")], optional=(IMAGE, "json", "txt"))
     index.read(range(min(len(index), 100)), (IMAGE, "json"))
@@ -97,7 +98,7 @@ def _stream(folder: Path) -> None:
 
 def _embeddings(folder: Path) -> None:
     StoredEmbeddings(str(folder / "embedded"), describe(seeds.EMBEDDED, seeds.IMAGE_SIZE, random=False))
-    for _ in _loader(folder, embeddings=str(folder / "embedded")).build(_tokenized).epoch():
+    for _ in Loader(_loader(folder, embeddings=str(folder / "embedded")), _tokenized).epoch():
         pass
 
 

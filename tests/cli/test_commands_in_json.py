@@ -8,12 +8,12 @@ import pytest
 
 from lit_het.cli.main import main
 from lit_het.configs import experiment
-from lit_het.data_pipelines.loader import Streaming, WeightedShards
+from lit_het.data_pipelines.data_config import Streaming, WeightedShards
 from lit_het.durations import Duration
 from lit_het.errors import UserError
 from lit_het.eval.sets import ImageSet
 from lit_het.eval.suite import ZeroShotConfig
-from lit_het.runs.training import parse_config
+from lit_het.runs.parsing import parse_config
 from tests import tiny
 from tests.cli.test_train import refusal
 

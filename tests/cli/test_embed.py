@@ -19,6 +19,7 @@ from flax import nnx
 from lit_het.cli.main import main
 from lit_het.configs import lit_e3_b32_het_xl
 from lit_het.configs.experiment import PretrainedConfig
+from lit_het.data_pipelines.loader import Loader
 from lit_het.data_pipelines.shards import write_tar
 from lit_het.data_pipelines.storage import Reader, Unreadable
 from lit_het.data_pipelines.transforms import InceptionCrop
@@ -92,8 +93,8 @@ def test_the_members_of_an_ensemble_are_stored_side_by_side_and_joined_as_a_towe
     embed(tmp_path / "upstream", str(tmp_path / "e"), EmbedOptions(dtype="float32"))
     assert isinstance(tower, ViTConfig)
     params = open_run(tmp_path / "upstream").params["image_tower"]
-    images = next(dataclasses.replace(upstream.data, labels=None).build().epoch())
-    stored = next(dataclasses.replace(upstream.data, labels=None, embeddings=str(tmp_path / "e")).build().epoch())
+    images = next(Loader(dataclasses.replace(upstream.data, labels=None)).epoch())
+    stored = next(Loader(dataclasses.replace(upstream.data, labels=None, embeddings=str(tmp_path / "e"))).epoch())
     for members in ("mean", "concatenated"):
         joining = dataclasses.replace(tower, members=members)
         graph, _ = nnx.split(nnx.eval_shape(lambda joining=joining: joining.build(nnx.Rngs(0))))

@@ -14,9 +14,10 @@ import pytest
 
 from lit_het.cli.main import main
 from lit_het.configs import quickstart_upstream
-from lit_het.data_pipelines.loader import LoaderConfig, Streaming
+from lit_het.data_pipelines.data_config import LoaderConfig, Streaming
 from lit_het.data_pipelines.stream import Stream
 from lit_het.errors import UserError
+from lit_het.runs import parsing
 from lit_het.runs import training as train
 from lit_het.sharding import MeshConfig
 
@@ -32,7 +33,7 @@ def sleeping(tmp_path, monkeypatch) -> Iterator[Path]:
         with contextlib.closing(stream.batches()) as batches:
             next(batches)
 
-    monkeypatch.setattr(train, "parse_config", lambda *_, **__: None)
+    monkeypatch.setattr(parsing, "parse_config", lambda *_, **__: None)
     monkeypatch.setattr(train, "train", wait)
     # The parent process of the tests, such as nohup, may ignore them.
     usual = {signal.SIGTERM: signal.SIG_DFL, signal.SIGHUP: signal.SIG_DFL, signal.SIGINT: signal.default_int_handler}

@@ -12,8 +12,8 @@ from lit_het.checkpoints.native.saving import save_imported
 from lit_het.checkpoints.resample import resample_patches, resample_positions
 from lit_het.configs import experiment
 from lit_het.configs.experiment import ExperimentConfig, PretrainedConfig
+from lit_het.data_pipelines.data_config import LoaderConfig
 from lit_het.data_pipelines.labels import ClassIndex
-from lit_het.data_pipelines.loader import LoaderConfig
 from lit_het.durations import Duration
 from lit_het.errors import UserError
 from lit_het.heads.deterministic import DeterministicConfig

@@ -1,11 +1,12 @@
 """Wrong arguments and paths are reported before anything heavy is imported."""
 
+import ast
 import subprocess
 import sys
 
 import pytest
 
-HEAVY = {"jax", "flax", "numpy", "matplotlib", "grain", "orbax", "optax", "scipy", "tyro"}
+HEAVY = {"jax", "flax", "numpy", "matplotlib", "grain", "orbax", "optax", "scipy", "tyro", "safetensors"}
 REPORT = f"""
 import sys
 from lit_het.cli.main import main
@@ -53,6 +54,18 @@ def test_a_missing_path_is_one_line_and_imports_nothing_heavy(tmp_path, command,
     assert line.startswith("lit-het: ")
     assert problem in line
     assert ended.stdout == "[]\n"
+
+
+@pytest.mark.parametrize(
+    ("flags", "problem"),
+    [("--no-such-flag 1", "unknown flag --no-such-flag"), ("--length much", "length"), ("--seed -1", "--seed -1 must")],
+)
+def test_a_wrong_flag_is_reported_before_data_or_checkpoints_can_be_read(tmp_path, flags, problem):
+    ended = start("train", "--config", "quickstart_lit_het_xl", *flags.split(), cwd=tmp_path)
+    assert ended.returncode == 1
+    assert problem in ended.stderr
+    # The configuration's own classes stand beside the towers and heads, which need JAX.
+    assert not {"grain", "orbax", "matplotlib", "safetensors"} & set(ast.literal_eval(ended.stdout))
 
 
 @pytest.mark.parametrize("command", ["--help", "train --help", "zero-shot --help", "embed --help", "data --help"])

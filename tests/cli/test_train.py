@@ -19,7 +19,7 @@ from lit_het import parameters
 from lit_het.checkpoints.native.saving import Checkpoints, checksums
 from lit_het.cli.main import main
 from lit_het.configs import experiment, quickstart_lit_het_xl
-from lit_het.data_pipelines.loader import Streaming
+from lit_het.data_pipelines.data_config import Streaming
 from lit_het.durations import Duration
 from lit_het.runs.directory import checkpoint_dir
 from lit_het.runs.opening import abstract_params, open_run

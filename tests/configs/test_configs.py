@@ -33,7 +33,8 @@ from lit_het.heads.sampling import SamplingConfig
 from lit_het.losses.contrastive import SigmoidLoss, SoftmaxLoss
 from lit_het.optimizers import Adafactor, ParameterGroup
 from lit_het.runs.directory import checkpoint_dir, config_path
-from lit_het.runs.training import parse_config, train
+from lit_het.runs.parsing import parse_config
+from lit_het.runs.training import train
 from lit_het.tasks.classification import ClassificationConfig
 from lit_het.tasks.contrastive import ContrastiveConfig, ContrastiveTask
 from lit_het.towers.resnet import ResNetConfig

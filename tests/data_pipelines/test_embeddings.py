@@ -8,9 +8,10 @@ import pytest
 import safetensors
 
 from lit_het.data_pipelines.augment import HorizontalFlip
+from lit_het.data_pipelines.data_config import LoaderConfig, WeightedShards
 from lit_het.data_pipelines.embeddings import EmbeddingFolder, Recipe, describe
 from lit_het.data_pipelines.index import index_shard
-from lit_het.data_pipelines.loader import LoaderConfig, WeightedShards
+from lit_het.data_pipelines.loader import Loader
 from lit_het.data_pipelines.shards import expand, write_shards
 from lit_het.data_pipelines.transforms import InceptionCrop, Preprocessing, Training
 from lit_het.errors import UserError
@@ -64,7 +65,7 @@ def write(folder, shards, how: Recipe, broken: tuple[int, ...] = ()) -> None:
 
 def loader(shards, folder, **changed):
     config = LoaderConfig(shards=(str(shards),), image_size=IMAGE_SIZE, batch_size=8, threads=0, embeddings=str(folder))
-    return dataclasses.replace(config, **changed).build(lambda texts: np.array([[int(t[4:] or 0)] for t in texts]))
+    return Loader(dataclasses.replace(config, **changed), lambda texts: np.array([[int(t[4:] or 0)] for t in texts]))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])

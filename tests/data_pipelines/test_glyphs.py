@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from lit_het.data_pipelines.data_config import LoaderConfig
 from lit_het.data_pipelines.glyphs import (
     TYPEFACES,
     Glyph,
@@ -19,7 +20,7 @@ from lit_het.data_pipelines.glyphs import (
 from lit_het.data_pipelines.images import decode
 from lit_het.data_pipelines.index import ShardIndex
 from lit_het.data_pipelines.labels import CaptionWords, ClassIndex
-from lit_het.data_pipelines.loader import LoaderConfig
+from lit_het.data_pipelines.loader import Loader
 from lit_het.data_pipelines.shards import expand
 from lit_het.data_pipelines.storage import content_or_raise
 from lit_het.errors import UserError
@@ -106,12 +107,12 @@ def test_samples_record_their_character(samples: dict[str, list[dict]]):
 
 
 def test_the_loader_reads_every_set(dataset: GlyphDataset):
-    train = LoaderConfig((str(dataset.directory / "train"),), labels=CaptionWords(), threads=0).build()
+    train = Loader(LoaderConfig((str(dataset.directory / "train"),), labels=CaptionWords(), threads=0))
     assert train.num_classes == len(lines(dataset.directory / "words.txt"))
     for batch in train.epoch():
         assert np.asarray(batch.label)[batch.valid].sum(axis=1).min() >= 2
     for name in SETS:
-        loader = LoaderConfig((str(dataset.directory / name),), labels=ClassIndex(), threads=0).build()
+        loader = Loader(LoaderConfig((str(dataset.directory / name),), labels=ClassIndex(), threads=0))
         assert sum(batch.valid.sum() for batch in loader.epoch()) == len(loader.index)
 
 

@@ -13,9 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lit_het.data_pipelines.augment import HorizontalFlip, RandomAffine
+from lit_het.data_pipelines.data_config import LoaderConfig, WeightedShards
 from lit_het.data_pipelines.images import decode, encode_jpeg
 from lit_het.data_pipelines.labels import CaptionWords, ClassIndex
-from lit_het.data_pipelines.loader import Loader, LoaderConfig, WeightedShards
+from lit_het.data_pipelines.loader import Loader
 from lit_het.data_pipelines.rand_augment import RandAugment
 from lit_het.data_pipelines.shards import write_shards
 from lit_het.data_pipelines.storage import content_or_raise
@@ -85,7 +86,7 @@ def uninterrupted(augmented: Loader) -> Batch:
 
 
 def test_a_batch_holds_each_sample_s_own_image_text_and_label(shards: Path):
-    loader = config(shards).build(number_tokens)
+    loader = Loader(config(shards), number_tokens)
     batch = joined(take(loader, 3))
     assert batch.valid.all()
     assert batch.image is not None
@@ -99,7 +100,7 @@ def test_a_batch_holds_each_sample_s_own_image_text_and_label(shards: Path):
 
 
 def test_captions_and_labels_are_read_only_on_request(shards: Path):
-    batch = take(config(shards, labels=None).build(), 1)[0]
+    batch = take(Loader(config(shards, labels=None)), 1)[0]
     assert batch.text is None
     assert batch.label is None
 
@@ -107,7 +108,7 @@ def test_captions_and_labels_are_read_only_on_request(shards: Path):
 @settings(max_examples=15, deadline=None)
 @given(seed=st.integers(0, 2**40), epoch=st.integers(0, 1000))
 def test_every_epoch_is_a_permutation_of_the_samples(shards: Path, seed: int, epoch: int):
-    loader = config(shards, seed=seed, batch_size=NUM_SAMPLES).build()
+    loader = Loader(config(shards, seed=seed, batch_size=NUM_SAMPLES))
     first, second = (labels_of(batch) for batch in take(loader, 2, epoch * NUM_SAMPLES))
     assert sorted(first) == sorted(second) == list(range(NUM_SAMPLES))
     assert first != second
@@ -116,8 +117,8 @@ def test_every_epoch_is_a_permutation_of_the_samples(shards: Path, seed: int, ep
 
 def test_the_next_seed_is_not_the_next_epoch(shards: Path):
     # grain's shuffle adds the number of the epoch to the seed
-    second_epoch = take(config(shards, seed=5, batch_size=NUM_SAMPLES).build(), 2)[1]
-    other_seed = take(config(shards, seed=6, batch_size=NUM_SAMPLES).build(), 1)[0]
+    second_epoch = take(Loader(config(shards, seed=5, batch_size=NUM_SAMPLES)), 2)[1]
+    other_seed = take(Loader(config(shards, seed=6, batch_size=NUM_SAMPLES)), 1)[0]
     assert labels_of(second_epoch) != labels_of(other_seed)
 
 
@@ -132,7 +133,7 @@ def test_any_position_on_any_number_of_hosts_continues_the_same_stream(
 
 
 def test_a_new_loader_with_threads_continues_where_the_old_one_stopped(shards: Path, uninterrupted: Batch):
-    resumed = config(shards, **RANDOM, threads=3, prefetch_batches=5).build(number_tokens)
+    resumed = Loader(config(shards, **RANDOM, threads=3, prefetch_batches=5), number_tokens)
     assert_equal(joined(take(resumed, 15, 40)), rows(uninterrupted, slice(40, None)))
 
 
@@ -144,12 +145,12 @@ def test_a_sample_is_augmented_differently_in_each_epoch(augmented: Loader, unin
 
 
 def test_without_shuffle_the_stream_repeats_the_shards(shards: Path):
-    batch = joined(take(config(shards, shuffle=False).build(), 12))
+    batch = joined(take(Loader(config(shards, shuffle=False)), 12))
     assert labels_of(batch) == [i % NUM_SAMPLES for i in range(48)]
 
 
 def test_a_batch_larger_than_the_data_set_repeats_it(shards: Path):
-    batch = take(config(shards, batch_size=2 * NUM_SAMPLES).build(), 1)[0]
+    batch = take(Loader(config(shards, batch_size=2 * NUM_SAMPLES)), 1)[0]
     assert sorted(labels_of(batch)) == sorted([*range(NUM_SAMPLES)] * 2)
 
 
@@ -167,14 +168,14 @@ def test_an_evaluation_epoch_is_in_order_and_ends_in_invalid_rows(augmented: Loa
 
 
 def test_captions_become_multi_hot_labels(shards: Path):
-    loader = config(shards, labels=CaptionWords()).build()
+    loader = Loader(config(shards, labels=CaptionWords()))
     batch = next(loader.epoch(5))
     np.testing.assert_array_equal(batch.label, np.eye(5, NUM_SAMPLES, dtype=np.float32))
     assert loader.num_classes == NUM_SAMPLES
 
 
 def test_the_first_broken_image_stops_the_run_by_name(tmp_path: Path, make_shards: Callable[..., Path]):
-    loader = config(make_shards(tmp_path, s13=BROKEN), threads=2).build()
+    loader = Loader(config(make_shards(tmp_path, s13=BROKEN), threads=2))
     with pytest.raises(
         UserError, match=r"shard-000001\.tar: key s13: not an image .*<html>.*allow more with --data\.max-bad-fraction"
     ):
@@ -185,9 +186,9 @@ def test_a_broken_sample_is_masked_and_counted_and_does_not_move_the_others(
     tmp_path: Path, shards: Path, make_shards: Callable[..., Path]
 ):
     broken = make_shards(tmp_path, s13=BROKEN, s2={"txt": b"\xff\xfe"}, s5={"jpg": b"\xff\xd8\xff\xe0"})
-    loader = config(broken, max_bad_fraction=3 / NUM_SAMPLES).build(number_tokens)
+    loader = Loader(config(broken, max_bad_fraction=3 / NUM_SAMPLES), number_tokens)
     batch = joined(take(loader, 23))  # four epochs
-    whole = joined(take(config(shards).build(number_tokens), 23))
+    whole = joined(take(Loader(config(shards), number_tokens), 23))
     labels = np.asarray(whole.label)
     np.testing.assert_array_equal(batch.valid, ~np.isin(labels, [2, 5, 13]))
     for name in ("image", "text", "label"):
@@ -200,7 +201,7 @@ def test_a_broken_sample_is_masked_and_counted_and_does_not_move_the_others(
 def test_more_broken_samples_than_allowed_stop_the_run(tmp_path: Path, make_shards: Callable[..., Path]):
     directory = make_shards(tmp_path, s13=BROKEN, s2=BROKEN, s20=BROKEN)
     with pytest.raises(UserError, match=r"key s20: .* 3 bad of 23 samples"):
-        list(config(directory, max_bad_fraction=2.9 / NUM_SAMPLES).build().epoch())
+        list(Loader(config(directory, max_bad_fraction=2.9 / NUM_SAMPLES)).epoch())
 
 
 def test_every_kind_of_fault_is_counted_by_shard_and_cause(tmp_path: Path, make_shards: Callable[..., Path]):
@@ -215,7 +216,7 @@ def test_every_kind_of_fault_is_counted_by_shard_and_cause(tmp_path: Path, make_
     write_shards(directory, [{"__key__": "lonely", "jpg": b"", "cls": 1}], name="y")
     (directory / "z.tar").write_bytes(b"no tar at all")
     os.truncate(directory / "shard-000002.tar", 3 * 1024 + 600)
-    loader = config(directory, max_bad_fraction=0.9, threads=2).build(number_tokens)
+    loader = Loader(config(directory, max_bad_fraction=0.9, threads=2), number_tokens)
     valid = sum(int(batch.valid.sum()) for batch in loader.epoch(8))
     shards = [str(directory / f"shard-00000{i}.tar") for i in range(3)]
     assert loader.faults.counts == {
@@ -238,7 +239,9 @@ def test_captions_may_be_fields_of_json(tmp_path: Path, make_shards: Callable[..
     texts["s5"] = {"json": b"{"}
     texts["s6"] = {"json": b'{"caption": "half of a pair \\ud83d"}'}
     texts["s7"] = {"json": b"[" * 100_000}
-    loader = config(make_shards(tmp_path, **texts), captions="json/caption", max_bad_fraction=0.5).build(number_tokens)
+    loader = Loader(
+        config(make_shards(tmp_path, **texts), captions="json/caption", max_bad_fraction=0.5), number_tokens
+    )
     batch = joined(list(loader.epoch(8)))
     assert np.asarray(batch.text)[[3, 8], 0].tolist() == [3, 8]
     assert loader.faults.causes == {"empty caption": 1, "no caption in .json/caption": 3}
@@ -250,7 +253,7 @@ def test_a_data_set_of_a_mixture_that_cannot_be_used_is_named(tmp_path: Path, ma
     first = make_shards(tmp_path / "first", **dict(list(without.items())[:1]))
     more = WeightedShards((str(tmp_path / "none"),))
     with pytest.raises(UserError, match=r"none: no sample can be used; fix it, or leave it out of the mixture"):
-        config(first, mixture=(more,), max_bad_fraction=0.9).build(number_tokens)
+        Loader(config(first, mixture=(more,), max_bad_fraction=0.9), number_tokens)
 
 
 @settings(max_examples=15, deadline=None)
@@ -259,7 +262,7 @@ def test_a_mixture_is_the_same_stream_on_any_number_of_hosts(
     tmp_path_factory: pytest.TempPathFactory, shards: Path, position: int, process_count: int, window: int | None
 ):
     more = WeightedShards((str(shards / "shard-000002.tar"),), 0.5)
-    mixed = config(shards, mixture=(more,), window=window).build()
+    mixed = Loader(config(shards, mixture=(more,), window=window))
     assert mixed.num_samples == NUM_SAMPLES + 3
     whole = joined(take(mixed, 75))
     hosts = [take(mixed, 3, position, process, process_count) for process in range(process_count)]
@@ -273,7 +276,7 @@ def test_a_mixture_is_the_same_stream_on_any_number_of_hosts(
 def test_neighbours_of_a_windowed_stream_come_from_few_shards(shards: Path):
     labels = [
         label
-        for batch in take(config(shards, window=1, batch_size=NUM_SAMPLES).build(), 1)
+        for batch in take(Loader(config(shards, window=1, batch_size=NUM_SAMPLES)), 1)
         for label in labels_of(batch)
     ]
     assert sorted(labels) == list(range(NUM_SAMPLES))
@@ -288,8 +291,8 @@ def test_a_loader_reads_a_store(shards: Path, tmp_path: Path, monkeypatch: pytes
     for path in shards.glob("*.tar"):
         store.pipe_file(f"/loader/{path.name}", path.read_bytes())
     store.pipe_file("/loader/classnames.txt", (shards / "classnames.txt").read_bytes())
-    here = joined(take(config(shards).build(number_tokens), 6))
-    there = joined(take(config("memory:///loader").build(number_tokens), 6))
+    here = joined(take(Loader(config(shards), number_tokens), 6))
+    there = joined(take(Loader(config("memory:///loader"), number_tokens), 6))
     assert_equal(here, there)
 
 
@@ -298,20 +301,20 @@ def test_an_invalid_label_names_the_sample(tmp_path: Path, make_shards: Callable
     with pytest.raises(
         UserError, match=r"key s4: label is out of range \('23' is not an index below 23.*has too few names\)(?!;)"
     ):
-        list(config(directory).build().epoch())
+        list(Loader(config(directory)).epoch())
     with pytest.raises(UserError, match=r"key s4: unknown word \('strange' is not in"):
-        list(config(directory, labels=CaptionWords()).build().epoch())
+        list(Loader(config(directory, labels=CaptionWords())).epoch())
 
 
 def test_a_sample_without_caption_is_found_before_training(tmp_path: Path, make_shards: Callable[..., Path]):
     shards = make_shards(tmp_path)
     write_shards(shards, [{"__key__": "lonely", "jpg": b"", "cls": 1}], name="z")
     with pytest.raises(UserError, match=r"z-000000\.tar: key lonely has no \.txt"):
-        config(shards).build(number_tokens)
+        Loader(config(shards), number_tokens)
 
 
 def test_hosts_that_cannot_share_a_batch_are_refused_at_once(shards: Path):
-    loader = config(shards).build()
+    loader = Loader(config(shards))
     with pytest.raises(UserError, match="a batch of 4 cannot be divided among 3 processes"):
         loader.batches(0, 0, 3)
     with pytest.raises(UserError, match="a batch of 10 cannot be divided among 4 processes"):
@@ -322,7 +325,7 @@ def test_hosts_that_cannot_share_a_batch_are_refused_at_once(shards: Path):
 
 def test_stopping_early_ends_the_threads(shards: Path):
     before = set(threading.enumerate())
-    batches = config(shards, threads=3).build().batches()
+    batches = Loader(config(shards, threads=3)).batches()
     next(batches)
     assert set(threading.enumerate()) > before
     batches.close()
@@ -342,17 +345,17 @@ def test_random_crops_of_an_epoch_depend_on_the_shard_the_key_and_their_number(t
     for name in ("a", "b"):
         samples = [{"__key__": f"s{number}", "jpg": encode_jpeg(pixels)} for number in range(2)]
         write_shards(tmp_path, samples, name=name)
-    loader = config(tmp_path, labels=None, crop=InceptionCrop(0.1)).build()
+    loader = Loader(config(tmp_path, labels=None, crop=InceptionCrop(0.1)))
     (batch,) = loader.epoch(12, num_crops=3)
     assert batch.image is not None
     assert len({crop.tobytes() for crop in batch.image}) == 12
-    alone = config(tmp_path / "b-000000.tar", labels=None, crop=InceptionCrop(0.1)).build()
+    alone = Loader(config(tmp_path / "b-000000.tar", labels=None, crop=InceptionCrop(0.1)))
     (same,) = alone.epoch(6, num_crops=3)
     np.testing.assert_array_equal(same.image, batch.image[6:])
 
 
 def test_a_broken_sample_counts_once_however_often_it_is_read(tmp_path: Path, make_shards: Callable[..., Path]):
-    loader = config(make_shards(tmp_path, s4=BROKEN), max_bad_fraction=0.5).build()
+    loader = Loader(config(make_shards(tmp_path, s4=BROKEN), max_bad_fraction=0.5))
     take(loader, 5 * NUM_SAMPLES // 4)
     assert loader.faults.causes == {"not an image": 1}
 

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lit_het.data_pipelines.data_config import LoaderConfig, Streaming, WeightedShards
 from lit_het.data_pipelines.labels import ClassIndex
-from lit_het.data_pipelines.loader import Loader, LoaderConfig, Streaming, WeightedShards
+from lit_het.data_pipelines.loader import Loader
 from lit_het.data_pipelines.portions import ALL, Portion
 from lit_het.errors import UserError
 from tests.data_pipelines.conftest import NUM_SAMPLES
@@ -30,7 +31,7 @@ def take(loader, count, *place):
 
 def loader(shards: Path, portion: Portion, **changes) -> Loader:
     config = LoaderConfig((str(shards),), 8, 4, ClassIndex(), portion, threads=0, seed=3)
-    return dataclasses.replace(config, **changes).build()
+    return Loader(dataclasses.replace(config, **changes))
 
 
 @given(

@@ -22,9 +22,10 @@ from lit_het import stores
 from lit_het.configs import experiment
 from lit_het.data_pipelines import pipes
 from lit_het.data_pipelines.augment import HorizontalFlip
+from lit_het.data_pipelines.data_config import LoaderConfig, Streaming, WeightedShards
 from lit_het.data_pipelines.images import decode
 from lit_het.data_pipelines.labels import ClassIndex
-from lit_het.data_pipelines.loader import Loader, LoaderConfig, Streaming, WeightedShards
+from lit_het.data_pipelines.loader import Loader
 from lit_het.data_pipelines.scan import DAMAGED, EMPTY, NO_TAR, REPEATED
 from lit_het.data_pipelines.shards import expand, write_shards
 from lit_het.data_pipelines.storage import content_or_raise

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from lit_het.data_pipelines import watchdog
-from lit_het.data_pipelines.loader import LoaderConfig
+from lit_het.data_pipelines.data_config import LoaderConfig
 from lit_het.data_pipelines.storage import SequentialFile
 from lit_het.errors import UserError
 

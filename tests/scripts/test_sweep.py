@@ -10,8 +10,8 @@ from lit_het.apps import grid
 from lit_het.apps.grid import Axis, Result
 from lit_het.configs import experiment, glyph_classifier
 from lit_het.errors import UserError
-from lit_het.eval.evaluators.zero_shot import ZeroShotConfig
 from lit_het.eval.sets import ImageSet
+from lit_het.eval.suite import ZeroShotConfig
 from lit_het.training.loop import NonFinite
 from lit_het.training.metric_log import read_metrics
 from scripts.sweep import main

@@ -12,7 +12,7 @@ from lit_het.apps.temperatures import NLL, TOP1
 from lit_het.configs import experiment, glyph_classifier, quickstart_lit_het_xl, quickstart_upstream
 from lit_het.durations import Duration
 from lit_het.errors import UserError
-from lit_het.eval.evaluators.zero_shot import ZeroShotConfig
+from lit_het.eval.suite import ZeroShotConfig
 from lit_het.heads.deterministic import DeterministicConfig
 from lit_het.heads.het_xl import HetXLConfig
 from lit_het.heads.temperature import BoundedTemperature, FixedTemperature

@@ -1,0 +1,131 @@
+"""Which shards to read and how: the configuration of a `Loader`, or of a `Stream`.
+
+It stands apart from both, so that a configuration is read and checked without the packages that read data.
+"""
+
+import dataclasses
+import math
+
+from lit_het.data_pipelines.labels import LabelsConfig
+from lit_het.data_pipelines.portions import ALL, Portion
+from lit_het.data_pipelines.shards import expand
+from lit_het.data_pipelines.transforms import Augmentation, InceptionCrop, Preprocessing, RandomCrop, Training
+from lit_het.errors import UserError, require_at_least
+
+
+@dataclasses.dataclass(frozen=True)
+class WeightedShards:
+    """A data set that is mixed into another.
+
+    Attributes:
+        shards: as those of a `LoaderConfig`.
+        weight: samples of this set for each one of the `LoaderConfig`'s own shards.
+        portion: of its samples.
+    """
+
+    shards: tuple[str, ...]
+    weight: float = 1.0
+    portion: Portion = ALL
+
+    def __post_init__(self) -> None:
+        if not 0 < self.weight < math.inf:
+            raise UserError(
+                f"WeightedShards: weight = {self.weight} must be more than 0 and finite; leave the data set out instead"
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class Streaming:
+    """How a `Stream` reads shards that cannot seek.
+
+    Attributes:
+        shuffle_buffer: size of the shuffle buffer of a host, in undecoded samples over all threads.
+    """
+
+    shuffle_buffer: int = 10_000
+
+    def __post_init__(self) -> None:
+        require_at_least(1, self, "shuffle_buffer")
+
+
+@dataclasses.dataclass(frozen=True)
+class LoaderConfig:
+    """Which shards to read and how.
+
+    Attributes:
+        shards: tar files, brace patterns, globs, folders or lists of these, local or at addresses of fsspec.
+        image_size: pixels along each side.
+        batch_size: samples over all hosts.
+        labels: how to read labels; None reads none.
+        portion: of the samples of ``shards``, to hold out a part of a training set for validation.
+        mixture: further data sets, each in a fixed proportion to ``shards`` and with its own order.
+        captions: the member with the captions; ``json/caption`` is the field ``caption`` of a JSON object.
+        preprocessing: of evaluation images.
+        crop: the random crop of training images; None uses the evaluation preprocessing.
+        augmentations: of training images, in order; not applied in evaluation.
+        seed: of order, crops and augmentations.
+        shuffle: whether to shuffle each training epoch.
+        window: number of shards that are shuffled together, for stores with slow random access; None shuffles all.
+        threads: that read and decode batches ahead; 0 makes each batch on demand.
+        prefetch_batches: number of batches prepared ahead.
+        max_bad_fraction: fraction of the samples that may be broken or missing before the run stops.
+        embeddings: a folder that ``lit-het embed`` wrote for these shards, read in place of images.
+        slow_read_seconds: after which a pending read is reported, and again at growing intervals.
+        stuck_read_seconds: after which a pending read ends the process, so that a scheduler restarts it.
+        stream: reads shards that cannot seek sequentially, as a `Stream`; None has random access, as a `Loader`.
+    """
+
+    shards: tuple[str, ...]
+    image_size: int = 32
+    batch_size: int = 256
+    labels: LabelsConfig | None = None
+    portion: Portion = ALL
+    mixture: tuple[WeightedShards, ...] = ()
+    captions: str = "txt"
+    preprocessing: Preprocessing = Preprocessing()
+    crop: InceptionCrop | RandomCrop | None = None
+    augmentations: tuple[Augmentation, ...] = ()
+    seed: int = 0
+    shuffle: bool = True
+    window: int | None = None
+    threads: int = 2
+    prefetch_batches: int = 4
+    max_bad_fraction: float = 0.0
+    embeddings: str | None = None
+    stream: Streaming | None = None
+    slow_read_seconds: float = 60.0
+    stuck_read_seconds: float = 1800.0
+
+    def __post_init__(self) -> None:
+        require_at_least(0, self, "seed", "threads")
+        require_at_least(1, self, "image_size", "batch_size", "prefetch_batches")
+        if not 0 <= self.max_bad_fraction <= 1:
+            raise UserError(f"LoaderConfig: max_bad_fraction = {self.max_bad_fraction} must be from 0 to 1")
+        if not 0 < self.slow_read_seconds <= self.stuck_read_seconds:
+            raise UserError(
+                f"LoaderConfig: slow_read_seconds = {self.slow_read_seconds} must be more than 0 and at most "
+                f"stuck_read_seconds = {self.stuck_read_seconds}"
+            )
+        if self.window is not None:
+            require_at_least(1, self, "window")
+        if self.stream is not None:
+            for field in ("portion", "mixture", "shuffle", "window", "embeddings"):
+                if getattr(self, field) != getattr(LoaderConfig, field):
+                    raise UserError(f"LoaderConfig: a `stream` has no `{field}`; leave out one of them")
+
+    @property
+    def training(self) -> Training:
+        """The preprocessing of training images."""
+        return Training(self.preprocessing, self.crop, self.augmentations)
+
+    def data_sets(self, *, allow_commands: bool = False) -> list[list[str]]:
+        """Returns the tar files of each data set, that of ``shards`` first.
+
+        Args:
+            allow_commands: see ``expand``.
+
+        Raises:
+            UserError: as ``expand``.
+        """
+        data_sets = (self.shards, *(data_set.shards for data_set in self.mixture))
+        return [expand(shards, allow_commands=allow_commands) for shards in data_sets]

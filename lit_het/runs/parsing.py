@@ -1,0 +1,69 @@
+"""The configuration of a run, from its file and the flags of the user; imports nothing that only training needs."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from lit_het.configs import experiment
+from lit_het.configs.experiment import ExperimentConfig
+from lit_het.data_pipelines import storage
+from lit_het.errors import UserError
+from lit_het.runs.directory import config_path, load_config
+from lit_het.runs.flags import with_flags
+
+
+def parse_config(
+    path: Path, flags: Sequence[str], command: str = "lit-het train", *, allow_commands: bool = False
+) -> ExperimentConfig:
+    """Returns the configuration in a Python or JSON file, with the changes of ``flags``.
+
+    Args:
+        path: of the file.
+        flags: flags of the user.
+        command: command of the user, for messages.
+        allow_commands: whether JSON, which may come from others, may contain shell commands.
+
+    Raises:
+        UserError: the file or a flag is invalid, or JSON contains a command that is not allowed.
+    """
+    is_json = path.suffix == ".json"
+    if path == config_path(path.parent):
+        config = load_config(path.parent)  # also compares it with the run's manifest
+    else:
+        config = experiment.load(path) if is_json else experiment.load_module_config(path)
+    config = with_flags(config, flags, f"{command} --config {path}")
+    if is_json and not allow_commands:
+        check_commands(config, path, flags)
+    return config
+
+
+def check_commands(config: ExperimentConfig, path: Path, flags: Sequence[str]) -> None:
+    """Checks that a configuration read from JSON, which may come from others, contains no shell command.
+
+    Args:
+        config: the configuration after flags were applied.
+        path: the JSON file.
+        flags: the user's flags; commands in them are allowed.
+
+    Raises:
+        UserError: it contains a command.
+    """
+    typed = {*flags, *(flag.partition("=")[2] for flag in flags)}
+    for field, text in _texts(experiment.to_dict(config), ""):
+        if storage.is_pipe(text) and text not in typed:
+            raise UserError(
+                f"{path}: {field} is the shell command {storage.shortened(text)}; allow it with --allow-commands if "
+                f"you trust the file, or replace it with --{field.partition('[')[0].replace('_', '-')}"
+            )
+
+
+def _texts(value: Any, field: str) -> Iterator[tuple[str, str]]:
+    """Yields the field and the value of every string in a configuration of JSON values."""
+    if isinstance(value, str):
+        yield field, value
+    elif isinstance(value, dict):
+        for name, inner in value.items():
+            yield from _texts(inner, f"{field}.{name}" if field else str(name))
+    elif isinstance(value, list | tuple):
+        for number, inner in enumerate(value):
+            yield from _texts(inner, f"{field}[{number}]")
