@@ -72,6 +72,7 @@ def get_config(
                 encoder=dataclasses.replace(encoder_size("B"), experts=MODELS[model]),
                 pooling="class_token",
                 weights=WEIGHTS[model],
+                # Each member has a prediction of its own, and the loss averages their losses (e3 Sec. 4.1).
                 members="apart",
             ),
             head=DeterministicConfig(zero_kernel=True),

@@ -30,7 +30,9 @@ from lit_het.towers.transformer import encoder_size
 from lit_het.towers.vit import ViTConfig
 from lit_het.training.loop import Cadence
 
+# SoViT Table 8.
 LAYER_DECAY = {224: 0.85, 384: 0.9, 518: 0.9}
+# Bias and zero kernel: every class starts with the probability 0.001 of one in 1,000.
 HEAD = DeterministicConfig(initial_bias=-6.9, zero_kernel=True)
 SHARDS = "data/imagenet"
 EVALUATIONS = (

@@ -48,6 +48,7 @@ def get_config(tower: Literal["vit_l32", "resnet152"] = "vit_l32") -> Experiment
             head=HetXLConfig(
                 covariance=CovarianceConfig(num_factors=50, form="efficient"),
                 sampling=SamplingConfig(num_samples=1000, num_eval_samples=1000),
+                # σ(-10) is 1 / 22,000: about the frequency of one class among 21,843.
                 initial_bias=-10.0,
             ),
             num_classes=NUM_CLASSES,

@@ -60,6 +60,7 @@ def get_config(model: Literal["vmoe", "e3"] = "e3") -> ExperimentConfig:
             image_size=224,
             batch_size=4096,
             labels=ClassIndex(),
+            # The rest is minival, see the evaluations.
             portion=Portion(0, 99),
             preprocessing=Preprocessing(filter="fast"),
             crop=InceptionCrop(),

@@ -27,6 +27,7 @@ class StreamRandom:
 
     def at(self, position: int) -> np.random.Generator:
         """Returns the generator of one position, valid until the next call."""
+        # The counter has 256 bits in four words; draws advance the lowest word, so positions never overlap.
         self._state["state"]["counter"][1] = position
         self._bits.state = self._state
         return self._generator

@@ -134,6 +134,7 @@ class Captions:
     def tokenize(self, captions: list[str], valid: np.ndarray) -> np.ndarray:
         """Returns token ids, zeros in invalid rows."""
         text = self._tokenizer(captions)
+        # The tokenizer makes an end token of the empty captions of invalid rows.
         text[~valid] = 0
         return text
 
@@ -178,6 +179,7 @@ class BatchMaker:
         count = len(samples)
         rows, valid, captions = self._image_input.zeros(count), np.zeros(count, bool), [""] * count
         label = self._labels.zeros(count) if self._labels else None
+        # One per batch: threads make batches at the same time, and a `StreamRandom` must not be shared.
         random = StreamRandom(self._seed)
         self._faults.count_read(count)
         for row, sample in enumerate(samples):
@@ -191,6 +193,8 @@ class BatchMaker:
                     captions[row] = self._captions.read(members[self._captions.member])
                 if label is not None and self._labels:
                     label[row] = self._labels.encode(members[self._labels.member])
+            # The row stays in place and becomes invalid, so that the batch has its shape and other rows their
+            # positions.
             except (BrokenImage, Unreadable) as error:
                 self._faults.count_masked(sample.shard, sample.key, error.cause, str(error), num_samples)
                 continue

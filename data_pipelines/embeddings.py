@@ -143,6 +143,7 @@ class EmbeddingFolder:
         """
         with np.errstate(over="ignore"):
             stored = embeddings.astype(np.dtype(self.recipe.dtype))
+        # NaN marks broken images on purpose; infinity can only come from the conversion.
         if np.isinf(stored).any():
             raise UserError(f"an embedding of {table.address} overflows {self.recipe.dtype}; use --dtype bfloat16")
         keys = table.keys[table.has([IMAGE])]
@@ -224,6 +225,7 @@ class StoredEmbeddings:
             Unreadable: its image was broken.
         """
         crops = np.frombuffer(content, self._dtype).reshape(-1, self.recipe.size)
+        # The same generator as for images: the crop is a function of the seed and the position.
         row = crops[0 if generator is None or len(crops) == 1 else generator.integers(len(crops))]
         if not np.isfinite(row).all():
             raise Unreadable("no embedding", "the image was broken when it was embedded")
@@ -262,6 +264,7 @@ class StoredEmbeddings:
 
 def _path_of(folder: str, shard: ShardTable | ShardSummary) -> str:
     name = shard.address.rpartition("/")[2].removesuffix(".tar")
+    # The digest in the name: a shard that was written again does not find the embeddings of its old content.
     return f"{folder}/{name}-{shard.digest}.safetensors"
 
 

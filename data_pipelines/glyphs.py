@@ -125,6 +125,7 @@ def characters_of(typeface: str, scripts: Sequence[str]) -> list[str]:
 
 def draw_typeface(typeface: str, config: GlyphConfig) -> Iterator[Glyph]:
     """Draws the characters of a typeface whose glyphs are not blank."""
+    # The basic layout engine gives the same pixels on every machine; Raqm is not always installed.
     font = ImageFont.truetype(str(font_path(typeface)), config.font_size, layout_engine=ImageFont.Layout.BASIC)
     for character in characters_of(typeface, config.scripts):
         bitmap, clipped = draw(character, font, config)
@@ -176,6 +177,7 @@ def homoglyph_classes(glyphs: Iterable[Glyph]) -> dict[str, str]:
 
     for (one, other), count in num_equal.items():
         if 2 * count >= len(typefaces[one] & typefaces[other]):
+            # Union-find; the lowest code point stands for its class, whatever the order of pairs.
             first, second = sorted((root(one), root(other)))
             parent[second] = first
     return {character: root(character) for character in parent}

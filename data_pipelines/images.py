@@ -199,8 +199,10 @@ def _min_side(box: Box, height: int, width: int, size: int, filter: Filter) -> i
     """Returns the least length of the image's shorter side after the scaled DCT; 0 to decode at full size."""
     left, top, right, bottom = box
     shorter = min(right - left, bottom - top)
+    # The exact filters need exactly decoded pixels.
     if filter in _PILLOW_FILTERS or shorter < 4 * size:
         return 0
+    # At least twice the target, so that the final resize, not the coarse scaled DCT, decides the filter.
     return math.ceil(2 * size * min(height, width) / shorter)
 
 

@@ -149,6 +149,7 @@ class ShardIndex:
 
     def _load_table(self, number: int) -> ShardTable:
         table = index_shard(self.summaries[number].address)
+        # The table was dropped from memory and read again; offsets of a replaced shard would read other samples.
         if table.digest != self.summaries[number].digest:
             raise UserError(f"{table.address}: changed while it was in use; start again")
         table = self._attach(table)
@@ -185,8 +186,10 @@ def index_shard(address: str | Path) -> ShardTable:
         UserError: the shard cannot be read.
     """
     address = str(address)
+    # Taken before the scan: if the shard changes meanwhile, the index is stale at once instead of wrong for ever.
     stamp = storage.stamp(address)
     beside, cached = index_path(address), _cached_path(address)
+    # Beside the shard first, where other hosts find it too; the cache serves read-only folders.
     places = [beside, cached]
     for place in (beside, cached):
         try:
@@ -231,6 +234,7 @@ def _save_index(table: ShardTable, stamp: str, places: Sequence[str]) -> None:
             storage.write(place, content)
             return
         except Exception as error:  # clients of stores raise their own types
+            # Not an error: an index saves time, and the run goes on without it.
             failure = storage.reason(error)
     _logger.warning("%s: its index cannot be saved (%s); the next run scans again", table.address, failure)
 

@@ -122,6 +122,7 @@ class Loader:
             positions = range(first + number * size, first + number * size + rows)
             return self._read([self._order[i] for i in positions], positions)
 
+        # The stream never ends: positions are computed, so the length costs nothing.
         return self._prefetch(grain.MapDataset.range(sys.maxsize).map(read))
 
     def epoch(
@@ -175,6 +176,7 @@ class Loader:
 
     def _prefetch(self, batches: grain.MapDataset) -> Generator[Batch]:
         threads = self.config.threads
+        # At least one batch per thread is in preparation; with fewer, threads would have nothing to do.
         options = grain.ReadOptions(threads, max(threads, self.config.prefetch_batches) if threads else 0)
         iterator = iter(batches.to_iter_dataset(options))
         try:

@@ -139,6 +139,7 @@ class Mixed:
 
     def __getitem__(self, position: int) -> int:
         cycle, slot = divmod(position, len(self._source))
+        # The place in a source is a function of the position alone: a resumed run needs no counters of its sources.
         source = int(self._source[slot])
         place = cycle * int(self._in_cycle[source]) + int(self._before[slot, source])
         return self._starts[source] + self._orders[source][place]
@@ -149,6 +150,7 @@ def _proportional(weights: np.ndarray) -> np.ndarray:
     shares = weights / weights.sum()
     given, cycle = np.zeros(len(weights)), np.empty(_CYCLE, np.int64)
     for slot in range(_CYCLE):
+        # Deterministic and evenly spread: a random choice would leave streaks without one of the sources.
         cycle[slot] = int(np.argmax(shares * (slot + 1) - given))
         given[cycle[slot]] += 1
     return cycle

@@ -32,6 +32,7 @@ class Pipe:
         )
         assert self._process.stdout is not None
         self._output = self._process.stdout
+        # A blocking read could not be ended by a timeout. `bufsize=0`: `poll` does not see bytes in Python's buffer.
         self._poll = select.poll()
         self._poll.register(self._output, select.POLLIN)
 

@@ -39,6 +39,7 @@ def scan(address: str) -> ShardTable:
     faults = _Faults(address)
     samples, digest = _Samples(faults), hashlib.sha256()
     for name, offset, size, ends in _members(address, faults):
+        # The first and last KiB of each member identify its content without reading the whole shard.
         digest.update(f"{name} {offset} {size} ".encode("utf-8", "surrogateescape") + ends)
         if names := key_and_extension(name):
             samples.add(*names, offset, size)
@@ -65,6 +66,8 @@ class _Samples:
             self._faults.add(TOO_MANY, f"key {key}: {most}; split the shard")
             return
         if key != self._previous:
+            # Members of one sample are adjacent (webdataset), so a key that returns later is another sample with the
+            # same key.
             self._is_repeated = key in self.found
             if self._is_repeated:
                 self._faults.add(REPEATED, f"key {key} occurs twice; write the shard again with distinct keys")

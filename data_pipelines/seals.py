@@ -48,6 +48,7 @@ def opened(content: bytes) -> bytes:
         Malformed: it has no seal, or was modified.
         OSError: as `sealed`.
     """
+    # The seal is at the end, so that its place follows from the length alone.
     key, length = _key(), len(content) - len(_MAGIC) - _NAME_BYTES - hashlib.sha256().digest_size
     content, seal = content[: max(0, length)], content[max(0, length) :]
     if length < 0 or not seal.startswith(_MAGIC):
@@ -55,12 +56,14 @@ def opened(content: bytes) -> bytes:
     seal = seal.removeprefix(_MAGIC)
     if seal[:_NAME_BYTES] != _name(key):
         raise ForeignKey("sealed with another key")
+    # Compares in constant time: timing must not reveal how many bytes of a forged seal are right.
     if not hmac.compare_digest(seal[_NAME_BYTES:], hmac.digest(key, content, "sha256")):
         raise Malformed("the seal is broken")
     return content
 
 
 def _name(key: bytes) -> bytes:
+    # A hash of the key names it without revealing it.
     return hashlib.sha256(b"name of " + key).digest()[:_NAME_BYTES]
 
 
@@ -85,6 +88,7 @@ def _saved_key(path: Path) -> bytes:
             # If another process was faster, its key is used.
             with contextlib.suppress(FileExistsError):
                 os.link(file.name, path)
+    # Another user may have put a key of their own there before.
     status = path.stat()
     if status.st_uid != os.geteuid() or not stat.S_ISREG(status.st_mode) or status.st_size != _KEY_BYTES:
         raise OSError(f"{path} is not a key of this user; remove it")

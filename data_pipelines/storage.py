@@ -131,6 +131,7 @@ def read_whole(address: str, max_bytes: int = MAX_TEXT_BYTES) -> bytes:
     else:
         with Path(address).open("rb") as file:
             content = file.read(max_bytes + 1)
+    # One byte more than allowed was requested: its presence shows that the file is too large.
     if len(content) > max_bytes:
         raise OSError(f"more than {max_bytes:,} bytes")
     return content
@@ -277,6 +278,7 @@ class Reader:
             if is_remote(span.address):
                 remote.setdefault(span.address.partition("://")[0], []).append(number)
             else:
+                # Local reads of a batch follow each other; the loader's threads overlap batches.
                 found[number] = self._read_local(span)
         for numbers in remote.values():
             for number, result in zip(numbers, _read_remote([spans[n] for n in numbers]), strict=True):
@@ -296,6 +298,7 @@ def _read_remote(spans: Sequence[Span]) -> list[bytes | Unreadable]:
     files, _ = filesystem(spans[0].address)
     paths = [filesystem(span.address)[1] for span in spans]
     found: list[Any] = [None] * len(spans)
+    # Only the failed ranges of a request are requested again.
     waiting = list(range(len(spans)))
     for pause in (*stores.BACK_OFF, None):
         starts = [spans[n].offset for n in waiting]

@@ -107,6 +107,7 @@ class Stream:
         ]
 
         def make(number: int) -> Batch:
+            # Positions seed augmentations, as in the `Loader`; only the choice of samples differs.
             first = position + number * size + process_index * rows
             samples = list(itertools.islice(readers[number % count].samples, rows))
             return self._maker.make(samples, range(first, first + rows), None)
@@ -159,6 +160,7 @@ class _ShardReader:
     ):
         self._addresses, self._kinds, self._faults = addresses, kinds, faults
         self._extensions = {extension for kind in kinds for extension in extensions(kind)}
+        # `random.Random` takes no tuple; a string enters with all of its bytes.
         self._random = random.Random(str(seed))
         self._lock, self._is_stopped = threading.Lock(), False
         self._pipe: Pipe | None = None
@@ -177,6 +179,7 @@ class _ShardReader:
         empty: set[str] = set()  # shards whose last reading gave no sample
         while len(empty) < len(self._addresses):
             address = self._random.choice(self._addresses)
+            # Counted as empty until it gives a sample: if no shard ever does, the stream would otherwise loop forever.
             empty.add(address)
             for sample in self._shard(address):
                 empty.discard(address)
@@ -187,6 +190,7 @@ class _ShardReader:
     def _shard(self, address: str) -> Iterator[RawSample]:
         keys: set[str] = set()
         for key, members in itertools.groupby(self._members(address), lambda member: member[0]):
+            # `groupby` joins adjacent members only: a key that returns later is a repetition.
             if key in keys:
                 self._skip(address, REPEATED, f"key {key} occurs twice; write the shard again with distinct keys")
                 continue

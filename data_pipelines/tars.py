@@ -177,8 +177,10 @@ def _members(read_at: _ReadAt, start: int) -> Iterator[Member]:
 def _next_member(read_at: _ReadAt, position: int) -> tuple[Member, int] | None:
     """Returns the member whose headers start at a position, and the next position; None at the end of the archive."""
     extensions: dict[str, str] = {}
+    # A loop with a limit instead of recursion: a chain of headers in a hostile file must not exhaust the stack.
     for _ in range(MAX_EXTENSIONS + 1):
         block = read_at(position, _BLOCK_BYTES)
+        # A block of zeros ends an archive, but not between an extension header and its member.
         if block == bytes(_BLOCK_BYTES) and not extensions:
             return None
         try:

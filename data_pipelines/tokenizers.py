@@ -182,6 +182,7 @@ class SentencePieceTokenizer:
         for row, caption in enumerate(captions):
             pieces = self._processor.EncodeAsIds(self._prepared(caption))[: self.length - 1]
             ids[row, : len(pieces)] = pieces
+            # SigLIP and LiT pool the last position: a caption that is cut must end like any other.
             ids[row, len(pieces)] = self._end_id
         return ids
 

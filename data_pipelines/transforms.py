@@ -96,6 +96,7 @@ class InceptionCrop:
         for _ in range(_MAX_TRIES):
             u = generator.random(4).tolist()
             area = height * width * (self.min_area + (self.max_area - self.min_area) * u[0])
+            # Log-uniform: 3/4 and 4/3 are then equally likely, as mirror images of each other.
             ratio = low * (high / low) ** u[1]
             columns, rows = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
             if 1 <= columns <= width and 1 <= rows <= height:

@@ -19,6 +19,7 @@ _reads: dict[int, tuple[str, float]] = {}
 def reading(address: str) -> Iterator[None]:
     """Registers that this thread waits for a read of an address."""
     thread = threading.get_ident()
+    # Without a lock: each thread writes only its own entry, and single operations of a dict are atomic.
     _reads[thread] = address, time.monotonic()
     try:
         yield

@@ -89,6 +89,7 @@ def correctness(scores: Float[np.ndarray, "n k"], labels: Int[np.ndarray, " n"])
         UserError: no examples, or a label outside the classes.
     """
     check_labels(labels, scores.shape[1])
+    # Exact equality, on purpose: ties come from identical images or class names, whose scores are bitwise equal.
     winners = scores == scores.max(axis=1)[:, None]
     return _at_label(winners, labels) / winners.sum(axis=1)
 
@@ -139,6 +140,7 @@ def calibration_standard_error(
     bin_of = np.stack([_bin_of(values, _edges(values, bins, equal_mass)) for values in by_predictor])
     # Σ_b count_b |confidence_b - accuracy_b| / n is the sum over bins of |Σ gap| / n.
     gap = by_predictor.astype(np.float64) - np.atleast_2d(correct.T)
+    # One sparse product sums the gaps of all predictors: predictor p has the rows from p * bins on.
     bin_of += bins * np.arange(len(bin_of))[:, None]
     example = np.broadcast_to(np.arange(size), bin_of.shape)
     gap_by_bin = sparse.csr_array(
@@ -178,6 +180,7 @@ def fit_temperature(log_probabilities: Float[np.ndarray, "n k"], labels: Int[np.
     def slope(log_inverse: float) -> float:
         return _slope_of_loss(log_probabilities, label_log_p, np.exp(log_inverse))
 
+    # The root is searched on a log scale, where the bounds are symmetric about T = 1.
     hottest, coldest = -np.log(HIGHEST_TEMPERATURE), -np.log(LOWEST_TEMPERATURE)
     at_hottest, at_coldest = slope(hottest), slope(coldest)
     if at_hottest == at_coldest == 0:

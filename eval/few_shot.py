@@ -93,6 +93,7 @@ def few_shot(
     on_test, held_out = np.empty(shape[:2]), np.full(shape, np.nan)
     chosen = np.zeros(shape[:2], np.int64)
     for column, seed in enumerate(options.seeds):
+        # One order per seed for all shots: 5 shots include the image of 1 shot.
         by_class = draw_order(train_targets, len(classes), seed)
         for row, shots in enumerate(options.shots):
             if len(options.l2) > 1:
@@ -150,9 +151,11 @@ class Ridge:
 def fit_ridge(features: Float[np.ndarray, "n f"], labels: Int[np.ndarray, " n"], num_classes: int) -> Ridge:
     """Fits targets ±1 in float64."""
     features = features.astype(np.float64)
+    # The offset keeps constant features from being divided by 0.
     mean, scale = features.mean(axis=0), features.std(axis=0) + 1e-5
     x = _with_bias((features - mean) / scale)
     y = np.where(labels[:, None] == np.arange(num_classes), 1.0, -1.0)
+    # Both systems have the same nonzero eigenvalues; the smaller one costs min(n, f)³.
     if len(x) < x.shape[1]:
         values, vectors = np.linalg.eigh(x @ x.T)
         basis, coefficients = x.T @ vectors, vectors.T @ y
@@ -201,6 +204,7 @@ def _hits(
 ) -> Float[np.ndarray, "l2 b"]:
     """Returns whether the true class has the highest mean score over members, or 1 / number of tied classes."""
     blocks = []
+    # Features and coefficients of members are concatenated, so that one product sums the members' scores.
     coefficients = [np.concatenate([fit.at(strength) for fit in fits]).astype(np.float32) for strength in l2]
     # Blocks of rows bound the memory of projected features and scores.
     for start in range(0, len(rows), _BLOCK_ROWS):

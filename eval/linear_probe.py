@@ -98,6 +98,7 @@ def train_linear_probe(
     check_labels(labels, num_classes)
     if len(labels) < 2:
         raise UserError("linear probe: one training image leaves none for minival; use more training images")
+    # A random part, not the end: shards may be sorted by class (docs/paper_map.md, 41).
     order = np.random.default_rng(options.seed).permutation(len(labels))
     minival, train = np.split(order, [options.num_minival(len(labels))])
     pairs = list(itertools.product(options.learning_rates, options.weight_decays))
@@ -133,6 +134,8 @@ def _train(
     schedule = Schedule(1.0, _WARMUP).build(RunLength(num_steps, options.images_per_step))
     rates = np.asarray(schedule(jnp.arange(num_steps)))
     params = {
+        # Zeros with a negative bias: all probabilities start near those of rare classes, as in fine-tuning (SoViT Table
+        # 8).
         "kernel": jnp.zeros((len(pairs), features.shape[1], num_classes)),
         "bias": jnp.full((len(pairs), num_classes), options.initial_bias),
     }
@@ -167,12 +170,15 @@ def _take_steps(state: Any, data: Any, learning_rates: Float[Array, " s"], weigh
     def step(state: Any, batch: Any) -> tuple[Any, None]:
         params, velocity = state
         features, labels, rate = batch
+        # A vmap over settings makes one product of all kernels: the batch is read once, not once per setting.
         gradients = jax.vmap(jax.grad(loss), (0, None, None))(params, features, labels)
         updates, velocity = momentum.update(gradients, velocity)
         decay = {"kernel": weight_decays[:, None, None] * params["kernel"], "bias": 0.0}
 
         def updated(old: Array, update: Array, decay: Array | float) -> Array:
             by_setting = learning_rates.reshape(-1, *[1] * (old.ndim - 1))
+            # ``rate`` runs from 0 to 1: it multiplies the peak learning rates of all settings, and their decay too, as
+            # in `lit_het.optimizers`.
             return old - rate * (by_setting * update + decay)
 
         return (jax.tree.map(updated, params, updates, decay), velocity), None
@@ -183,6 +189,7 @@ def _take_steps(state: Any, data: Any, learning_rates: Float[Array, " s"], weigh
 def _cross_entropy(logits: Float[Array, "b k"], labels: Int[Array, " b"]) -> Float[Array, " b"]:
     """Returns the sum over classes of the binary cross-entropies: Σ softplus(z) - z_label."""
     label_logits = jnp.take_along_axis(logits, labels[:, None], axis=1)[:, 0]
+    # -log σ(z) for the label is softplus(z) - z, and -log σ(-z) for the others is softplus(z).
     return jnp.sum(jax.nn.softplus(logits), axis=1) - label_logits
 
 

@@ -63,6 +63,8 @@ class Gaussians:
         # Blocks of rows bound the memory of the float64 copy and of the distances to all means.
         for rows in row_blocks(len(features), max(*self.means.shape, features.shape[1])):
             whitened = _whitened(features[rows].astype(np.float64), self.factor)
+            # |a - b|² by one matrix product instead of all differences; rounding can make it slightly negative, hence
+            # the clip.
             squares = (whitened**2).sum(axis=1)[:, None] - 2 * whitened @ self.means.T + (self.means**2).sum(axis=1)
             result[rows] = squares.min(axis=1).clip(min=0)
         return result
@@ -148,6 +150,7 @@ def detection_figures(inside: Float[np.ndarray, " n"], outside: Float[np.ndarray
         raise UserError("out of distribution: a score is not a number; training diverged, use an earlier checkpoint")
     is_outside = np.arange(scores.size) >= inside.size
     rank_sum = stats.rankdata(scores)[is_outside].sum()
+    # AUROC is the Mann-Whitney statistic; mid-ranks count ties half.
     wins = rank_sum - outside.size * (outside.size + 1) / 2
     # The lowest threshold that at least 95 % pass. Integer arithmetic, as 0.95 * n can round above an integer.
     threshold = np.sort(inside)[-(-19 * inside.size // 20) - 1]
@@ -238,8 +241,10 @@ def _shrunk(covariance: Float[np.ndarray, "d d"], fourth: float, size: int) -> F
             "all images of a class have the same features: give more than one image per class, or other features"
         )
     distance = ((covariance - scale * identity) ** 2).sum()
+    # The expected squared error of the sample covariance, estimated from fourth moments.
     noise = (fourth - (covariance**2).sum()) / size
     share = 1.0 if noise >= distance else max(noise / distance, SMALLEST_SHRINKAGE)
+    # Shrinking towards the mean variance keeps the trace.
     return (1 - share) * covariance + share * scale * identity
 
 

@@ -116,10 +116,12 @@ def retrieve(
         UserError: no captions, an owner out of range, or embeddings that are not finite.
     """
     _check(images, texts, owner)
+    # Sorted by owner, the captions of a block of images are adjacent, and a block of texts is compared with few images.
     order = np.argsort(owner, kind="stable")
     blocks = _Blocks(images, texts[order], owner[order])
     right = blocks.correct_scores()
     best = np.full(len(images), -np.inf, np.float32)
+    # Unbuffered: an image with several captions occurs several times in the index.
     np.maximum.at(best, owner[order], right)
     above, tied, text_above, text_tied = blocks.count(best, right, advance)
     num_best = np.bincount(owner[order], weights=right == best[owner[order]], minlength=len(images)).astype(np.int64)
@@ -160,6 +162,7 @@ class _Blocks:
         self._images, self._owner = images, owner
         self._mesh = MeshConfig().build(jax.local_devices())
         self._rows, shares = batch_sharding(self._mesh), num_batch_shards(self._mesh)
+        # Every block has the same shape, a multiple of the devices: one compiled program serves all.
         self._size = -(-min(_BLOCK_IMAGES, len(images)) // shares) * shares
         self._width = min(_BLOCK_TEXTS, len(texts))
         self._texts = self._in_blocks(texts.astype(np.float32), 0.0)
@@ -191,6 +194,7 @@ class _Blocks:
         for rows, images in self._image_blocks():
             numbers = np.full(self._size, _PADDING, np.int32)
             numbers[: len(rows)] = rows
+            # Infinity for padding rows: no score is above it.
             padded = np.full(self._size, np.inf, np.float32)
             padded[: len(rows)] = best[rows.start : rows.stop]
             row_counts, column_counts = _count(
@@ -262,5 +266,6 @@ def _any_drawn(
     none = np.ones(len(num_items))
     for number in range(int(drawn.max(initial=0))):
         left = num_items - number
+        # The hypergeometric probability of no correct item as a product over draws; binomials would overflow.
         none *= np.where(number < drawn, np.maximum(left - num_correct, 0) / np.maximum(left, 1), 1.0)
     return 1 - none

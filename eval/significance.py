@@ -117,6 +117,8 @@ def holm(p_values: Mapping[str, float], level: float = 0.05) -> frozenset[str]:
     may be dependent.
     """
     found = []
+    # The smallest p-value must survive division by the number of tests; each later one faces fewer, until the first
+    # fails.
     for number, name in enumerate(sorted(p_values, key=lambda name: p_values[name])):
         if p_values[name] > level / (len(p_values) - number):
             break
@@ -161,6 +163,7 @@ def bootstrap_error(
     figures = np.empty(RESAMPLES)
     for draws in row_blocks(RESAMPLES, num_examples):
         count = draws.stop - draws.start
+        # The offset gives each resample its own range of indices, so that one bincount counts all resamples.
         drawn = generator.integers(num_examples, size=(count, num_examples)) + num_examples * np.arange(count)[:, None]
         times = np.bincount(drawn.ravel(), minlength=drawn.size).reshape(drawn.shape)
         figures[draws] = figure(times)

@@ -59,6 +59,7 @@ def scan_examples(
     """
     if (size := _block_size(rows, examples_per_block)) is None:
         return function(carry, rows)
+    # Blocks take every n-th example (see `_split`): the swap restores the order.
     carry, results = jax.lax.scan(function, carry, _split(rows, size))
     return carry, jax.tree.map(lambda x: x.swapaxes(0, 1).reshape(-1, *x.shape[2:]), results)
 
@@ -108,6 +109,8 @@ def _block_sum_forward(function: Callable, shared: list, rows: Any, constants: A
         def value(shared: list, rows: Any) -> Any:
             return function(rows, constants, context, *shared)
 
+        # A block's gradient is taken here, while its intermediate values exist. The scan retains one sum, and the
+        # gradients of the rows.
         return jax.value_and_grad(value, argnums=(0, 1), has_aux=True)(shared, rows)
 
     def add(total: Any, block: Any) -> tuple[Any, Any]:
@@ -115,6 +118,7 @@ def _block_sum_forward(function: Callable, shared: list, rows: Any, constants: A
         # Gradients of shared arrays are summed over blocks; those of rows are stacked, as each row is in one block.
         return jax.tree.map(jnp.add, total, (sums, shared_gradient)), row_gradient
 
+    # Sums start from zeros of the result's shapes, which are traced and not computed.
     sums, (shared_gradient, _) = _zeros(lambda: value_and_grad(_first((rows, constants))))
     total: Any = (sums, shared_gradient)
     (sums, shared_gradient), row_gradient = jax.lax.scan(add, total, (rows, constants))
@@ -142,6 +146,7 @@ def _running_log_mean(plan: tuple, shared: list, common: Any, constants: Any) ->
         log_sum = jnp.logaddexp(log_sum, jax.nn.logsumexp(log_p, axis=1))
         return (log_sum, total + jnp.sum(jnp.where(is_sample[None], metric, 0.0), axis=1)), None
 
+    # Only shapes are needed: `eval_shape` traces the function and computes nothing.
     shapes = jax.eval_shape(lambda: function(common, constants, jnp.arange(size), *shared))
     log_p, metric = (jnp.zeros((shape.shape[0], *shape.shape[2:]), shape.dtype) for shape in shapes)
     (log_sum, total), _ = jax.lax.scan(add, (jnp.full_like(log_p, -jnp.inf), metric), jnp.arange(num_blocks))
@@ -194,6 +199,7 @@ def _block_size(rows: Any, examples_per_block: int) -> int | None:
     num_examples = jax.tree.leaves(rows)[0].shape[0]
     devices = sharding.num_automatic_shards()
     if num_examples % devices:
+        # `sharding.as_batch` does not split these rows either.
         devices = 1
     per_device = num_examples // devices
     largest = min(per_device, examples_per_block)

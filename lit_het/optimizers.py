@@ -47,6 +47,7 @@ class AdamW:
 
     def build(self) -> optax.GradientTransformation:
         """Returns the transformation from gradients to updates."""
+        # Without optax's own weight decay: `Optimizer` adds it for all rules, scaled by the schedule.
         return optax.scale_by_adam(b1=self.first_decay, b2=self.second_decay)
 
 
@@ -70,9 +71,11 @@ class Adafactor:
 
         # optax has no cap on β2: without one, the second moment of a long run would hardly move.
         def second_decay(step: ArrayLike, exponent: ArrayLike) -> ArrayLike:
+            # optax counts steps from 0, the formula from 1.
             return jnp.minimum(self.second_decay_cap, 1.0 - (jnp.asarray(step) + 1.0) ** -jnp.asarray(exponent))
 
         return optax.chain(
+            # Both together take half the memory of the parameters; Adam's moments take twice theirs.
             optax.scale_by_factored_rms(decay_rate=0.8, min_dim_size_to_factor=32, decay_rate_fn=second_decay),
             optax.ema(self.momentum, debias=False, accumulator_dtype=jnp.bfloat16),
         )
@@ -165,6 +168,7 @@ class Optimizer:
             return jax.tree.map(_scaled_and_decayed, updates, params, factors, decays), state
 
         return optax.chain(
+            # Clipped first: the moments must not see a gradient that is clipped later.
             optax.identity() if self.clip_norm is None else optax.clip_by_global_norm(self.clip_norm),
             self.rule.build(),
             optax.GradientTransformation(init, update),  # pyright: ignore[reportArgumentType]

@@ -70,6 +70,7 @@ class MeshConfig:
         devices = jax.devices() if devices is None else devices
         slices = len({getattr(device, "slice_index", 0) for device in devices})
         # The absolute value counts a size of -1 as 1: at most one of both is -1.
+        # The largest power of two that divides the devices of a slice, up to `NEAR`.
         near = math.gcd(len(devices) // slices // abs(self.fsdp * self.expert), NEAR)
         fsdp, expert = (near if size == -1 else size for size in (self.fsdp, self.expert))
         data = len(devices) // (fsdp * expert) if self.data == -1 else self.data
@@ -134,6 +135,7 @@ def _leaf_sharding(path: Any, shape: tuple[int, ...], mesh: Mesh) -> NamedShardi
             f"the {shape[axes.index('expert')]} experts of {name.split('/experts/')[0]} cannot be split over "
             f"--mesh.expert {mesh.shape['expert']}; use a divisor of it"
         )
+    # Replicated instead of refused: a head of 1,379 classes must work on 8 devices.
     fits = [axis if axis and size % mesh.shape[axis] == 0 else None for axis, size in zip(axes, shape, strict=True)]
     return NamedSharding(mesh, PartitionSpec(*fits))
 
@@ -187,6 +189,8 @@ def map_shards(function: Callable[[Any, Any, tuple[str, ...]], Any], rows: Any, 
     shares = num_automatic_shards()
     if shares == 1 or jax.tree.leaves(rows)[0].shape[0] % shares:
         return _stacked(function(rows, shared, ()))
+    # A shard_map instead of constraints: the function decides itself where devices communicate, and XLA adds no
+    # collective.
     split, whole = PartitionSpec(BATCH_AXES), PartitionSpec()
     # check_vma (JAX 0.10) rejects scans that start from constants and carry values of a device, as those of
     # `lit_het.blocks` do, which also run outside shard_map.
@@ -216,6 +220,7 @@ def map_array_shards(
         shape = tuple(size * math.prod(mesh.shape[name] for name in names) for size, names in axes)
         return function(shard, starts, shape)[None]
 
+    # The result has one leading axis that all named mesh axes split: one entry per shard.
     parts = PartitionSpec(tuple(name for names in named for name in names))
     # A shard_map, so that no shard ever leaves its device: whole parameters might not fit into one.
     return jax.shard_map(map_shard, mesh=mesh, in_specs=where.spec, out_specs=parts, check_vma=False)

@@ -96,6 +96,7 @@ class TarFiles:
 
     def read(self, name: str) -> bytes:
         """Returns the content of a file."""
+        # pread has no file position that threads would share.
         return os.pread(self._file.fileno(), self.sizes[name], self._offsets[name])
 
     def where(self, name: str) -> str:
@@ -180,6 +181,7 @@ def _open(path: Path, scratch: Path) -> IO[bytes]:
 
 
 def _unpack(path: Path, file: IO[bytes], unpacked: IO[bytes], scratch: Path) -> None:
+    # Checked while unpacking: the size in a gzip footer is of the last member only, and can be forged.
     max_bytes = MAX_EXPANSION * path.stat().st_size + _COPY_BYTES
     try:
         with gzip.open(file) as packed:

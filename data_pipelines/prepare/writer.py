@@ -111,6 +111,7 @@ class SplitWriter:
         elif begun != self._plan:
             raise UserError(f"{self._partial} was started from another source or with other options; remove it first")
         for shard in range(self._num_shards):
+            # Reading the headers to the end proves that a shard is complete.
             path = self._partial / f"{shard}.tar"
             with contextlib.suppress(UserError):  # missing or incomplete
                 self._written[shard] = len({name.partition(".")[0] for name in TarFiles(path, self._partial).sizes})
@@ -138,6 +139,7 @@ class SplitWriter:
     def _write(self, advance: Callable[[int], None]) -> int:
         self._partial.mkdir(parents=True, exist_ok=True)
         with _locked(self._partial):
+            # Removed under the lock: without it they might belong to a running writer.
             for incomplete in self._partial.glob("*.partial-*"):  # of an interrupted writer
                 incomplete.unlink()
             write_atomically(self._partial / _RECORD, _json({"plan": self._plan}))
@@ -147,6 +149,7 @@ class SplitWriter:
             left_out = {**self._split.left_out, "broken": self._split.num_samples - sum(counts)}
             record = {"plan": self._plan, "samples": sum(counts), "left_out": left_out}
             write_atomically(self._partial / _RECORD, _json(record))
+            # The only step that makes the split visible: readers never see half of it.
             self._partial.rename(self._folder)
         return sum(counts)
 
@@ -204,6 +207,7 @@ class SplitWriter:
 
     def _range(self, shard: int) -> range:
         """Returns the positions of a shard's samples; the lengths differ by at most one."""
+        # Integer arithmetic, so that neighbouring shards share their bound exactly.
         bounds = [(shard + more) * self._split.num_samples // self._num_shards for more in (0, 1)]
         return range(*bounds)
 

@@ -36,6 +36,8 @@ def write(run_dir: Path, files: Mapping[str, bytes]) -> None:
     changed = {name: content for name, content in files.items() if _content(run_dir / name) != content}
     if not changed and _content(path) == text.encode():
         return
+    # First the manifest disappears, then the files change: a kill in between leaves a run without a manifest, not with
+    # a wrong one.
     path.unlink(missing_ok=True)
     for name, content in changed.items():
         with completed(run_dir / name) as partial:

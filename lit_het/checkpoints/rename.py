@@ -73,6 +73,7 @@ def translate(arrays: Arrays, rules: Sequence[Rule], explicit: Sequence[Paramete
     for name in arrays:
         if name in assigned:
             continue
+        # The first rule wins, so that a special case can stand before the general one.
         match = next(((rule, found) for rule in rules if (found := re.fullmatch(rule.pattern, name))), None)
         if match is None:
             unknown.append(name)
@@ -178,6 +179,7 @@ def _read(
         block = _combined(arrays, path, source, shape[1:])
         # Allocated only after one block has the model's shape: a wrong configuration must not exhaust the memory.
         stacked = np.empty(shape, np.float32) if stacked is None else stacked
+        # Read block by block into the stack: at most one block exists twice.
         stacked[index] = block
     assert stacked is not None
     return stacked

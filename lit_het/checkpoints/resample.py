@@ -46,6 +46,7 @@ def resample_positions(
         raise UserError(f"{len(positions)} positions form no square grid, so they cannot be resampled")
     if old == side:
         return positions
+    # Two conventions: see docs/paper_map.md, 31.
     grid = positions.reshape(old, old, -1)
     if keeps_corners:
         resampled = np.asarray(scipy.ndimage.zoom(grid, (side / old, side / old, 1), order=1))
@@ -64,6 +65,7 @@ def resample_patches(kernel: Float[np.ndarray, "p p c d"], size: int) -> Float[n
     if (old_height, old_width) == (size, size):
         return kernel
     resize = np.kron(_bilinear(old_height, size), _bilinear(old_width, size))
+    # In float64: a pseudo-inverse magnifies rounding errors.
     flat = np.linalg.pinv(resize.T) @ kernel.reshape(old_height * old_width, channels * width).astype(np.float64)
     return flat.reshape(size, size, channels, width).astype(np.float32)
 

@@ -68,6 +68,11 @@ def fetch(address: str, names: tuple[str, ...] = (), advance: Advance = lambda c
         return Path(address)
     try:
         filesystem, path = stores.filesystem(address)
+<<<<<<< HEAD
+=======
+        paths = [found for name in names if filesystem.exists(found := f"{path}/{name}")] if names else [path]
+        # The address is hashed: as a file name it could be too long, or lead out of the cache.
+>>>>>>> 38da432 (docs: comments say why where code departs, shards, or rounds)
         folder = cache_folder("downloads") / hashlib.sha256(address.encode()).hexdigest()[:16]
         for remote in [f"{path}/{name}" for name in names] or [path]:
             # Not `exists`: fsspec returns False if the store does not answer.
@@ -86,6 +91,7 @@ def open_npz(path: Path, subtree: str = "") -> dict[str, StoredArray]:
     """
     try:
         headers = untrusted.read_npz_headers(path)
+        # Sizes are taken from the headers, before anything is unpacked.
         if sum(header.nbytes for header in headers.values()) > MAX_EXPANSION * path.stat().st_size + FREE_BYTES:
             raise Malformed(f"its arrays have more than {MAX_EXPANSION} times as many bytes as the file")
     except (OSError, Malformed) as error:

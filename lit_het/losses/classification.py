@@ -58,6 +58,8 @@ def softmax_cross_entropy(
             return jnp.sum(logits, axis=-1, where=is_label[:, None])
 
         label_logits = jnp.stack([label_logit(label) for label in target.label.T], axis=-1)
+        # Only the logits of the labels are divided by the normalizer: p of all classes would be another array of their
+        # size.
         log_p = label_logits - jax.nn.logsumexp(logits, axis=-1, keepdims=True)
         return log_p, (label_logits[:, :, 0] >= jnp.max(logits, axis=-1)).astype(jnp.float32)
 
@@ -78,7 +80,9 @@ def sigmoid_cross_entropy(
         logits: Float[Array, "n t k"], target: Float[Array, "n k"]
     ) -> tuple[Float[Array, "n t two k"], Float[Array, "n t"]]:
         best = jnp.max(logits, axis=-1)
+        # With several true classes, any of them at the top counts as correct.
         best_true = jnp.max(jnp.where(target[:, None] > 0.5, logits, -jnp.inf), axis=-1)
+        # Both probabilities are averaged over samples: 1 - exp(log mean p) would lose the digits of a small 1 - p.
         log_p = jnp.stack([jax.nn.log_sigmoid(logits), jax.nn.log_sigmoid(-logits)], axis=2)
         return log_p, (best_true >= best).astype(jnp.float32)
 

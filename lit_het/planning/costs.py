@@ -78,6 +78,7 @@ def _product_flops(jaxpr: core.Jaxpr) -> int:
                 (contracted, _), _ = eqn.params["dimension_numbers"]
                 total += 2 * out.size * math.prod(operands[0].shape[axis] for axis in contracted)
             case "ragged_dot" | "ragged_dot_general":
+                # Each row is multiplied by the kernel of one expert only.
                 total += 2 * out.size * operands[0].shape[-1]
             case "conv_general_dilated":
                 kernel = operands[1]
@@ -86,6 +87,7 @@ def _product_flops(jaxpr: core.Jaxpr) -> int:
             case _:
                 inner = [_product_flops(jaxpr) for jaxpr in _inner(eqn)]
                 if eqn.primitive.name == "cond":
+                    # Only one branch runs; the costs are upper bounds.
                     inner = [max(inner)]
                 # The body of a shard_map is the work of one device.
                 times = eqn.params["mesh"].size if eqn.primitive.name == "shard_map" else eqn.params.get("length", 1)
@@ -100,6 +102,7 @@ def _peak(jaxpr: core.Jaxpr) -> int:
     for number, eqn in reversed(list(enumerate(jaxpr.eqns))):
         # The operation that reads a merged value computes it from the operands of the merged operation.
         end = max((last_use.get(id(v), number) for v in eqn.outvars if id(v) in merged), default=number)
+        # A value dies after the last operation that reads it; XLA reuses its memory from there on.
         for v in eqn.invars:
             last_use[id(v)] = max(last_use.get(id(v), 0), end)
     alive: dict[int, int] = {}

@@ -90,6 +90,7 @@ def read_program(text: str, mesh: Mesh) -> Program:
                 collectives.append(_collective(one, kind, times[name], mesh))
             elif kind in ("dot", "convolution"):
                 flops += times[name] * _product_flops(one, shapes)
+            # Trip counts are constants of the program for every scan; only data-dependent loops lack one.
             elif kind == "while" and times[name] and _iterations(one) is None:
                 unknown += 1
     return Program(tuple(c for c in collectives if c.times), flops, unknown)
@@ -129,6 +130,8 @@ def _times(computations: dict[str, list[_Instruction]]) -> dict[str, int]:
     for name in reversed(computations):
         for one in computations[name]:
             for role, called in _CALLED.findall(one.text):
+                # Computations are printed callees first, so in reverse order a caller's count is final before its
+                # callees are counted.
                 iterations = _iterations(one) or 1 if role == "body" else 1
                 for callee in re.findall(r"[\w.-]+", called):
                     times[callee] += times[name] * iterations

@@ -97,6 +97,7 @@ class Bert(nnx.Module):
         """
         segments = self.segments(jnp.zeros_like(text) if segment is None else segment)
         embedded = self.tokens(text) + self.positions[...][None] + segments
+        # Unlike LiT's own text tower, BERT was trained with masked padding.
         encoded = self.encoder(self.input_norm(embedded), key, text != self.config.padding_id)
         embedding = self._pool(encoded.tokens)
         if self.config.projection_size is not None:

@@ -85,6 +85,7 @@ class ExpertsConfig:
         Raises:
             UserError: there are fewer than ``num_blocks`` odd blocks.
         """
+        # V-MoE has experts in every other block, or only in the last n of those (e3 Sec. 2.1).
         odd = tuple(range(1, depth, 2))
         count = len(odd) if self.num_blocks is None else self.num_blocks
         if not 1 <= count <= len(odd):
@@ -118,6 +119,8 @@ class Experts(nnx.Module):
         # Always float32: rounding in bfloat16 could change which experts are selected.
         self.router = nnx.Linear(width, config.num_experts, use_bias=False, kernel_init=init, rngs=rngs)
 
+        # Stacked along a leading axis, so that one product computes all experts and the mesh axis ``expert`` can split
+        # them.
         @nnx.split_rngs(splits=config.num_experts)
         @nnx.vmap(in_axes=(0,), out_axes=0)
         def stack(rngs: nnx.Rngs) -> Mlp:
@@ -141,6 +144,8 @@ class Experts(nnx.Module):
             present: False marks padding, which no expert processes; None for no padding.
         """
         config = self.config
+        # Routing sees one group at a time. Capacity is then a constant of the compiled program, and the one-hot arrays
+        # grow linearly with the batch instead of quadratically.
         groups = _groups(b, x.shape[0] // b, config)
         tokens = groups.split(x)
         if groups.is_filled_up or present is not None:
@@ -156,6 +161,7 @@ class Experts(nnx.Module):
             num_slots = tokens.shape[1]
             mixed = self._ragged(tokens, choices, dropout_key)
         else:
+            # Training drops tokens to save time; evaluation has enough slots to drop hardly any.
             factor = config.eval_capacity_factor if key is None else config.capacity_factor
             num_slots = routing.capacity(tokens.shape[1], config.num_selected, config.experts_per_member, factor)
             # A token selects an expert at most once.
@@ -169,6 +175,8 @@ class Experts(nnx.Module):
     ) -> Gates:
         config, (gm, t, d) = self.config, tokens.shape
         kernel = self.router.kernel[...].reshape(d, config.num_members, config.experts_per_member)
+        # Each member of an ensemble has its own columns of the router's kernel, so that its tokens reach only its own
+        # experts (e3 Sec. 4.1). The authors route all members together with gates of zero: docs/paper_map.md, 27.
         by_member = tokens.astype(jnp.float32).reshape(-1, config.num_members, t, d)
         logits = jnp.einsum("gmtd,dme->gmte", by_member, kernel).reshape(gm, t, -1)
         noise = jax.random.normal(key, logits.shape) if key is not None and config.noise_scale else None
@@ -181,6 +189,7 @@ class Experts(nnx.Module):
         weight = jnp.ones(choices.slot.shape)
         if present is not None:
             weight *= present[..., None]
+        # At least 1: a batch may consist of padding only.
         total = jnp.maximum(jnp.sum(weight), 1.0)
         dropped = jnp.sum(weight * (choices.slot >= num_slots)) / total
         taken = jnp.bincount(self._number(choices).reshape(-1), weight.reshape(-1), length=self.config.num_experts)
@@ -192,6 +201,8 @@ class Experts(nnx.Module):
         """Moves tokens to slots of experts and back by products with one-hot vectors."""
         config, (_, t, d) = self.config, tokens.shape
         m, e = config.num_members, config.experts_per_member
+        # Products with one-hot vectors, as in V-MoE: accelerators compute products faster than gathers and scatters,
+        # and their gradients are products too.
         place, weight = (
             x.astype(tokens.dtype).reshape(-1, m, t, e, num_slots)
             for x in routing.places(choices, config.experts_per_member, num_slots)
@@ -202,6 +213,7 @@ class Experts(nnx.Module):
         graph, params = nnx.split(self.experts)
         keys = None if key is None else jax.random.split(key, config.num_experts)
 
+        # Each expert sees the slots of all groups at once: few large products instead of many small ones.
         def expert(params: nnx.State, x: Float[Array, "g c d"], key: Key[Array, ""] | None) -> Float[Array, "g c d"]:
             drop = _dropout(config.dropout_rate, key)
             return nnx.merge(graph, params)(x.reshape(-1, d), drop=drop).reshape(x.shape)
@@ -230,9 +242,12 @@ class Experts(nnx.Module):
             def apply(layer: nnx.Linear, x: Float[Array, "n i"]) -> Float[Array, "n o"]:
                 assert layer.bias is not None
                 x, kernel, bias = layer.promote_dtype((x, layer.kernel[...], layer.bias[...]), dtype=layer.dtype)
+                # `Mlp` sees stacked kernels here: row i is multiplied by the kernel of its expert, of which there are
+                # sizes[e] rows.
                 return jax.lax.ragged_dot(x, kernel, sizes) + bias[expert]
 
             drop = _dropout(self.config.dropout_rate, key)
+            # Choice j of token i is row i * k + j before sorting, so ``order // k`` is the token of every sorted row.
             outputs = nnx.merge(graph, params)(tokens[order // k], apply, drop)
             weighted = outputs * gate.reshape(-1)[order][:, None].astype(outputs.dtype)
             back = jnp.zeros_like(weighted).at[order].set(weighted)
@@ -247,6 +262,7 @@ class Experts(nnx.Module):
     def _number(self, choices: Choices) -> Int[Array, "gm t k"]:
         """Returns the indices of choices among all E experts."""
         config = self.config
+        # Groups of the members of an ensemble alternate, see `_Groups.split`.
         member = jnp.arange(choices.expert.shape[0]) % config.num_members
         return choices.expert + (member * config.experts_per_member)[:, None, None]
 
@@ -297,6 +313,7 @@ def _groups(b: int, tokens: int, config: ExpertsConfig) -> _Groups:
     images, shards = b // config.num_members, sharding.num_automatic_shards()
     shards = shards if images % shards == 0 else 1
     images //= shards
+    # At least one image per group, even if an image has more tokens than a group should.
     groups = -(-images // max(1, config.tokens_per_group // tokens))
     return _Groups(shards, images, groups, -(-images // groups), config.num_members, tokens)
 
@@ -305,6 +322,7 @@ def _dropout(rate: float, key: Key[Array, ""] | None) -> Callable[[Array, int], 
     def drop(x: Array, number: int) -> Array:
         if key is None or rate == 0:
             return x
+        # Inverted dropout: survivors are scaled here, so that evaluation needs no factor.
         kept = jax.random.bernoulli(jax.random.fold_in(key, number), 1 - rate, x.shape)
         return jnp.where(kept, x / (1 - rate), 0)
 

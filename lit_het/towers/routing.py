@@ -80,6 +80,8 @@ def route(
     scale = noise_scale / logits.shape[-1]
     noisy = logits + scale * noise
     threshold = _largest(noisy, num_selected)[0][..., -1:]
+    # The threshold counts as a constant of the noise: the chance is that of selecting the expert again if only its own
+    # noise were drawn anew (V-MoE App. A). It is smooth in the logits, unlike the number of selected tokens.
     chance = jax.scipy.stats.norm.cdf((logits - threshold) / scale)
     load_loss = jnp.mean(_squared_variation(jnp.sum(chance, axis=1, where=where)))
     return Gates(jax.nn.softmax(noisy, axis=-1), importance_loss, load_loss)
@@ -117,15 +119,19 @@ def select(
     All first choices get slots before any second choice; within a choice in the order of tokens, or with batch
     priority by descending largest gate (V-MoE Sec. 4.1).
     """
+    # Gates are not renormalised over the selected experts: with K = 1 they would always be 1, and the router would get
+    # no gradient from the task.
     gate, expert = _largest(probability, num_selected)
     present = jnp.ones(gate.shape[:2], bool) if present is None else present
     gate = jnp.where(present[..., None], gate, 0.0)
     num_experts = probability.shape[-1]
     if not batch_priority:
         return Choices(expert, _slots(expert, present, num_experts), gate)
+    # A stable sort, so that ties are decided in the same way on every kind of device.
     order = jnp.argsort(-gate[:, :, 0], axis=1, stable=True)
     in_order = jnp.take_along_axis(expert, order[:, :, None], axis=1)
     slots = _slots(in_order, jnp.take_along_axis(present, order, axis=1), num_experts)
+    # The permutation that undoes ``order``.
     back = jnp.argsort(order, axis=1)
     return Choices(expert, jnp.take_along_axis(slots, back[:, :, None], axis=1), gate)
 
@@ -133,6 +139,8 @@ def select(
 def _slots(expert: Int[Array, "g t k"], present: Bool[Array, "g t"], num_experts: int) -> Int[Array, "g t k"]:
     """Returns the number of earlier choices of the same expert, ordered by choice, then by token."""
     g, t, k = expert.shape
+    # Choices come before tokens: the first choice of the last token is served before the second choice of the first
+    # one.
     in_turn = expert.swapaxes(1, 2).reshape(g, k * t)
     chosen = jax.nn.one_hot(in_turn, num_experts, dtype=jnp.int32) * jnp.tile(present, (1, k))[..., None]
     taken = jnp.cumsum(chosen, axis=1)

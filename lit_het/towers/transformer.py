@@ -16,6 +16,8 @@ from lit_het.towers.experts import Experts, ExpertsConfig, Routing
 from lit_het.towers.layers import Activation, ComputeType, Mlp, layer_norm, linear
 from lit_het.types import Metrics, Params
 
+# "dots" saves the outputs of dense layers, the most expensive values to recompute, but not attention's products, which
+# have batch dimensions and grow with the square of the number of tokens.
 REMAT_POLICIES = {
     "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
     "full": jax.checkpoint_policies.nothing_saveable,
@@ -86,6 +88,7 @@ def layers_above(config: EncoderConfig, inputs: Sequence[str], params: Params) -
         A tree of numbers: ``depth + 1`` for inputs, ``depth`` to 1 for blocks, 0 after them. Stacked blocks have an
         array ``[blocks 1 ...]``.
     """
+    # Plain and expert blocks are stacked apart, so the position in a stack is not the position in the tower.
     with_experts = () if config.experts is None else config.experts.block_numbers(config.depth)
     plain = tuple(number for number in range(config.depth) if number not in with_experts)
     stacks = {"encoder/blocks/": plain, "encoder/expert_blocks/": with_experts}
@@ -148,6 +151,8 @@ class Attention(nnx.Module):
         present: Bool[Array, "b n"] | None = None,
     ) -> Float[Array, "bq d"]:
         """Attends to the present tokens of the same example; the rows of each of ``b`` examples are adjacent."""
+        # The constraint is on the projections, as the kernels of these layers are split along their outputs: see
+        # as_batch.
         projected = self.query(queries), self.key(tokens), self.value(tokens)
         query, key, value = (sharding.as_batch(x).reshape(b, len(x) // b, self.num_heads, -1) for x in projected)
         mask = None if present is None else present[:, None, None]
@@ -186,6 +191,7 @@ class Block(nnx.Module):
         self, x: Float[Array, "bn d"], update: Float[Array, "bn d"], scale: nnx.Param | None, norm: nnx.LayerNorm
     ) -> Float[Array, "bn d"]:
         if scale is not None:
+            # The cast keeps bfloat16 activations: float32 times bfloat16 would be float32 from here on.
             update = update * scale[...].astype(update.dtype)[None]
         return x + update if self.norms_before else norm(x + update).astype(x.dtype)
 
@@ -253,6 +259,8 @@ class Encoder(nnx.Module):
         before, num_pairs = numbers[0], self.config.depth - len(numbers) - numbers[0]
         x, _ = self._run(x, b, present, key, _Part(self.blocks, 0, before))
         if m > 1:
+            # Members are adjacent, so that all copies of an image stay on its device. They are tiled only before the
+            # first experts: the blocks before would compute the same for every copy (e3 Sec. 4.1).
             x = jnp.repeat(x.reshape(b, -1, x.shape[-1]), m, axis=0).reshape(-1, x.shape[-1])
             assert present is None, "texts, which have padding, have no ensembles"
         pair = (_Part(self.expert_blocks, 0, num_pairs), _Part(self.blocks, before, before + num_pairs))
@@ -317,6 +325,7 @@ class _Part:
 
 
 def _stack(config: EncoderConfig, experts: ExpertsConfig | None, count: int, rngs: nnx.Rngs) -> Block:
+    # One initialisation for all blocks, with a key for each: compilation takes as long as for one block.
     @nnx.split_rngs(splits=count)
     @nnx.vmap(in_axes=(0,), out_axes=0)
     def stack(rngs: nnx.Rngs) -> Block:
@@ -327,6 +336,7 @@ def _stack(config: EncoderConfig, experts: ExpertsConfig | None, count: int, rng
 
 def _summary(routing: Routing, config: ExpertsConfig) -> tuple[Metrics, Metrics]:
     """Returns the weighted auxiliary loss, summed over blocks, and metrics."""
+    # The mean of importance and load loss, as in V-MoE App. A.
     loss = config.auxiliary_weight * jnp.sum(routing.importance_loss + routing.load_loss) / 2
     metrics = {
         "importance_loss": jnp.sum(routing.importance_loss),

@@ -130,6 +130,7 @@ class ViT(nnx.Module):
         if config.num_registers:
             scale = nnx.initializers.normal(0.02)
             self.registers = nnx.Param(scale(rngs.params(), (config.num_registers, encoder.width)))
+        # CLIP's "pre-LayerNorm".
         if config.input_norm:
             self.input_norm = layer_norm(encoder.width, encoder.norm_epsilon, rngs)
         self.encoder = Encoder(encoder, rngs)
@@ -153,6 +154,7 @@ class ViT(nnx.Module):
         height, width = (length // size * size for length in image.shape[1:3])
         # Patches do not overlap, so the convolution is one matrix product.
         pixels = einops.rearrange(image[:, :height, :width], "b (h p) (w q) c -> (b h w) (p q c)", p=size, q=size)
+        # Pixels travel to the device as uint8, a quarter of the bytes of float32.
         tokens = self.patches(pixels.astype(jnp.float32) / 127.5 - 1.0)
         tokens = self._with_first_tokens(tokens.reshape(b, -1, tokens.shape[-1]) + self._positions()[None])
         if self.config.input_norm:
@@ -182,6 +184,7 @@ class ViT(nnx.Module):
             case "class_token":
                 return tokens[:, 0]
             case "mean":
+                # Registers hold no content of the image (DINOv2): they are left out of the mean.
                 return tokens[:, self.config.num_registers :].mean(axis=1)
             case "attention":
                 return self.pooling(tokens)
@@ -190,6 +193,7 @@ class ViT(nnx.Module):
 
     def _project(self, embedding: Float[Array, "b _"]) -> Float[Array, "b d"]:
         if self.config.representation_size is not None:
+            # With one row per image the compiler would otherwise move rows to the shards of the kernel, as in pooling.
             embedding = jnp.tanh(sharding.as_batch(self.pre_logits(embedding)).astype(jnp.float32))
         if self.config.projection_size is not None:
             embedding = sharding.as_batch(self.projection(embedding)).astype(jnp.float32)

@@ -145,7 +145,10 @@ def train(
                 raise leave(start) from None
         for done in range(start + 1, num_steps + 1):
             state, metrics = step(state, locked, next(batches))
+            # Steps are dispatched without waiting for their results, so that the host prepares the next batch
+            # meanwhile.
             pending.add(metrics)
+            # Checked once per step, at the same place in every process: the count of checks synchronises them.
             ends, note, logs = preemption.is_due(), "", done % cadence.log_steps == 0
             if logs:
                 note = pending.write(done)
@@ -158,6 +161,8 @@ def train(
                 try:
                     measure(done)
                 except Preempted:
+                    # The evaluation was interrupted, not the training: this step is saved before leaving, and a resumed
+                    # run repeats the evaluation.
                     if not saves:
                         keep(done)
                     raise leave(done) from None
@@ -203,6 +208,7 @@ class _Pending:
         """Writes a record of the steps up to ``done``, if there are any; returns a note for the progress bar."""
         if not self._metrics:
             return ""
+        # Waits for the devices.
         fetched = jax.device_get(self._metrics)
         used = [metrics for metrics in fetched if not metrics.get("skipped")]
         names = [name for name in fetched[0] if name != "skipped"]
@@ -210,6 +216,7 @@ class _Pending:
         if "skipped" in fetched[0]:
             record["train/skipped"] = float(len(fetched) - len(used))
         record["train/steps_per_second"] = len(fetched) / (time.monotonic() - self._began)
+        # Written before the check below: the record of a diverged run shows how it diverged.
         self._log.write(done, record)
         self._metrics = []
         self.restart()

@@ -30,6 +30,7 @@ class MetricLog:
         self._writes = distributed.is_main_process()
         if not self._writes:
             return
+        # A run that was killed has records after its last checkpoint; the resumed run computes these steps again.
         lines = [json.dumps(record) + "\n" for record in read_metrics(self.path) if record["step"] <= first_step]
         write_atomically(self.path, "".join(lines))
         board = directory / "tensorboard"

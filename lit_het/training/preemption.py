@@ -33,6 +33,7 @@ class _Watch:
     def receive(self, *_: int | types.FrameType | None) -> None:
         """Handles the signal; a second one ends the process at once."""
         self._received = True
+        # Otherwise a run that hangs, for example in a collective without a partner, could only be ended by SIGKILL.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     def is_due(self) -> bool:
@@ -40,6 +41,8 @@ class _Watch:
         if (
             not self._received
             and jax.process_count() > 1
+            # JAX agrees on the number of a future check at which all processes stop. The numbers must therefore count
+            # the same events everywhere.
             and multihost_utils.reached_preemption_sync_point(self._num_checks)
         ):
             self.receive()

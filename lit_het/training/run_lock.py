@@ -52,6 +52,7 @@ class RunLock:
             "process": os.getpid(),
             "since": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             "machine": _machine(),
+            # Random, as process numbers repeat, in containers in particular.
             "start": secrets.token_hex(8),
         }
         self._beats = 0
@@ -75,6 +76,8 @@ class RunLock:
         self._thread.join()
         with contextlib.suppress(OSError, InUse):
             self.check()
+            # Emptied, not removed: another process may have opened the file already and would then hold the lock of a
+            # file that no longer has a name.
             os.ftruncate(self._file, 0)
         os.close(self._file)
 
@@ -89,6 +92,7 @@ class RunLock:
         self._beats += 1
         content = json.dumps({**self._owner, "beats": self._beats}).encode()
         os.pwrite(self._file, content.ljust(_BYTES), 0)
+        # Network file systems send the bytes to other machines at this call.
         os.fsync(self._file)
 
 
@@ -125,6 +129,7 @@ def _acquired(run_dir: Path, notify: Callable[[str], None]) -> RunLock:
     path = run_dir / NAME
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
+        # O_NOFOLLOW: a link in a shared directory must not direct the write to another file.
         file = untrusted.regular_descriptor(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
     except OSError as error:
         raise UserError(f"{path} cannot be written ({error.strerror}); choose another --run-dir") from error
@@ -149,6 +154,7 @@ def _acquired(run_dir: Path, notify: Callable[[str], None]) -> RunLock:
 def _lock(file: int) -> bool | None:
     """Takes the operating system's lock; returns False if another process has it, None without support for locks."""
     try:
+        # The kernel releases it when the process ends, however it ends, so no stale lock remains on this machine.
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False

@@ -51,6 +51,7 @@ def make_train_step(
 
     def train_step(state: TrainState, locked: Params, batch: Batch) -> tuple[TrainState, Metrics]:
         def loss(trainable: Params) -> tuple[Any, Metrics]:
+            # Differentiated with respect to ``trainable`` only: the backward pass never enters a locked tower.
             return task.loss(parameters.merge(locked, trainable), batch, keys_at(seed, state.step))
 
         (value, metrics), gradient = jax.value_and_grad(loss, has_aux=True)(state.params)
@@ -66,9 +67,11 @@ def make_train_step(
         average: Any = None
         if average_decay is not None:
             assert state.average is not None
+            # Without bias correction, from the initial parameters on (docs/paper_map.md, 48).
             average = optax.incremental_update(params, state.average, 1 - average_decay)
         after = TrainState(state.step + 1, params, opt_state, average)
         if skips_nonfinite:
+            # Decided on the device: fetching the loss in every step would make the host wait for it.
             is_finite = jnp.isfinite(jnp.stack([metrics[name] for name in MUST_BE_FINITE])).all()
             metrics["skipped"] = ~is_finite
             before = dataclasses.replace(state, step=after.step)

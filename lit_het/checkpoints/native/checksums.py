@@ -158,6 +158,7 @@ def _dispatch_sums(array: Any) -> Any:
 def _local_sum(sums: Any) -> np.ndarray:
     """Returns this process's share of both sums. Of a replicated shard only the first replica counts."""
     if isinstance(sums, jax.Array) and not sums.is_fully_addressable:
+        # Every replica has the same sum; counting them all would make the checksum depend on the mesh.
         shards = [shard.data for shard in sums.addressable_shards if shard.replica_id == 0]
     else:
         shards = [sums] if jax.process_index() == 0 else []
@@ -195,6 +196,7 @@ def _sums_of_shard(shard: jax.Array, starts: Any, shape: Any) -> jax.Array:
 def _hashes(elements: Any, indices: Any) -> tuple[Any, Any]:
     """Returns both hashes of each element."""
     bits = elements.view(f"uint{8 * elements.dtype.itemsize}").astype(np.uint32)
+    # The index enters both hashes, in different ways: exchanged elements change the sums too.
     return _mix(bits ^ (indices * _FIRST)), _mix(bits + indices * _SECOND)
 
 

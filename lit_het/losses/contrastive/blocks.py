@@ -39,12 +39,15 @@ class Layout:
 
     def examples_per_block(self, queries: Queries) -> int:
         """Returns how many examples make ``block_size`` vectors of logits."""
+        # Queries may be several vectors each (samples, or a mean and factors), so blocks are counted in vectors of
+        # logits.
         return max(1, self.block_size // queries.num_vectors)
 
     def gather(self, tree: Any) -> Any:
         """Returns the rows of all devices."""
         if not self.axes:
             return tree
+        # The gradient of a gather is a reduce-scatter: each device receives the summed gradient of its own keys only.
         return jax.tree.map(lambda x: jax.lax.all_gather(x, self.axes, tiled=True), tree)
 
 

@@ -22,6 +22,8 @@ def softmax(pairs: Pairs) -> Float[Array, ""]:
     logits = pairs.masked_logits
     # Here keys are always those of the whole batch, in its order, so the index of the partner is its position.
     is_partner = pairs.query_examples.index[:, None] == jnp.arange(len(pairs.keys))[None]
+    # log p as a difference of logarithms, and then the log of the mean over samples: exp(log p) may round to zero in
+    # float32.
     log_p = jnp.sum(logits, axis=-1, where=is_partner[:, None]) - jax.nn.logsumexp(logits, axis=-1)
     return -jnp.sum(pairs.query_examples.weight * jax.nn.logmeanexp(log_p, axis=1))
 
@@ -33,6 +35,7 @@ def symmetric_softmax(pairs: Pairs) -> Float[Array, ""]:
     """
     weight = pairs.query_examples.weight
     logits = pairs.masked_logits[:, 0]
+    # Columns are sums over queries, so invalid queries are masked too. In rows they only need the weight 0.
     of_valid_queries = jnp.where(weight[:, None] > 0, logits, MASKED)
     row, column = jax.nn.logsumexp(logits, axis=1), jax.nn.logsumexp(of_valid_queries, axis=0)
     return -jnp.sum(weight * (2 * jnp.diagonal(logits) - row - column)) / 2
@@ -43,6 +46,7 @@ def sigmoid(pairs: Pairs) -> Float[Array, ""]:
 
     Without noise this is SigLIP Eq. 1 (also SoViT Table 7).
     """
+    # log σ(-x) instead of log(1 - σ(x)), which is -inf where σ(x) rounds to 1.
     z = jnp.where(pairs.is_partner, 1.0, -1.0)
     log_p = jax.nn.log_sigmoid(z[:, None] * pairs.logits)
     losses = math.log(log_p.shape[1]) - jax.nn.logsumexp(log_p, axis=1)

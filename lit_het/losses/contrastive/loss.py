@@ -128,6 +128,8 @@ def _mean(
         if is_noiseless:
             return both_directions(image_to_text, layout)
         total = direction(image_to_text, layout)
+        # A matrix of its own: the noise is on the queries, so the logits of both directions differ (docs/paper_map.md,
+        # 2).
         text_to_image = Pairs(_queries(text, text_queries), examples, image, examples, *shared)
         return (total + direction(text_to_image, layout)) / 2
 
@@ -136,6 +138,7 @@ def _mean(
     rows = (*jax.tree.map(lambda x: x.astype(jnp.float32), sides), weights(valid))
     shared = (samples.temperature, jnp.zeros(()) if samples.bias is None else samples.bias)
     if loss.form == "dense":
+        # Whole arrays, without a map over devices: the reference that other forms are tested against.
         return device_sum(rows, shared, ())
     # Every device sums over its own queries; one sum over devices follows.
     return jnp.sum(sharding.map_shards(device_sum, rows, shared))

@@ -51,6 +51,7 @@ def softmax(pairs: Pairs, layout: Layout, *, symmetric: bool) -> Float[Array, ""
         """Returns the sum of logits times the loss's slopes, whose gradient is that of the loss."""
         responsibility, row = query_data
         logits, is_partner = block.masked_logits, block.is_partner
+        # At most 1 for every key, since ``row`` is the log-sum-exp of this row: the exponential cannot overflow.
         slope = responsibility[:, :, None] * (jnp.exp(logits - row[:, :, None]) - is_partner[:, None])
         if symmetric:
             # An invalid query is not part of the column's sum: exp of its logit might overflow.
@@ -60,6 +61,7 @@ def softmax(pairs: Pairs, layout: Layout, *, symmetric: bool) -> Float[Array, ""
             slope = (slope + block.key_examples.weight[None, None] * other_slope) / 2
         return jnp.sum(jax.lax.stop_gradient(slope) * logits)
 
+    # p_snn / Σ_s p_snn is a softmax over samples of log p: no probability is formed that could round to zero.
     responsibility = query_weight[:, None] * jax.nn.softmax(log_p, axis=1)
     slopes = sum_over_pairs(block_sum, pairs, layout, (responsibility, found.row), found.column)
     # The value comes from the normalizers: the bracket is exactly 0 and has only the gradient. A sum of slopes times
@@ -104,6 +106,7 @@ def _normalizers(pairs: Pairs, layout: Layout, *, columns: bool) -> Normalizers:
         chunk, column = ring.rotate((chunk, column), layout.axes)
         return (chunk, column, jnp.logaddexp(row, chunk_row), partner + chunk_partner), None
 
+    # log-sum-exps start from the logarithm of an empty sum; partners, which only one chunk has, from 0.
     zeros = jnp.zeros((pairs.queries.samples.shape[0], pairs.queries.num_samples))
     start = (chunk, jnp.full(pairs.key_examples.weight.shape, MASKED), zeros - jnp.inf, zeros)
     (_, column, row, partner), _ = jax.lax.scan(step, start, length=ring.num_devices(layout.axes))

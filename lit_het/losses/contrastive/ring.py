@@ -25,6 +25,7 @@ def rotate(tree: Any, axes: tuple[str, ...]) -> Any:
     if not axes:
         return tree
     n = num_devices(axes)
+    # Only neighbours in the mesh exchange chunks, and all links are used at the same time.
     steps = [(i, (i + 1) % n) for i in range(n)]
     return jax.tree.map(lambda x: jax.lax.ppermute(x, axes, steps), tree)
 
