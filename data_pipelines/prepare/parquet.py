@@ -105,6 +105,7 @@ class _File:
         import pyarrow.parquet as parquet
 
         starts = self.group_starts
+        # Only row groups that overlap with the range: a shard must not cost a pass over the whole file.
         groups = [group for group in range(len(starts) - 1) if starts[group] < stop and start < starts[group + 1]]
         try:
             with parquet.ParquetFile(self.path) as file:

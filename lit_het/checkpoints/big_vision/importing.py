@@ -149,6 +149,7 @@ def _rules_for(names: Sequence[ParameterName], theirs: str, ours: str) -> list[R
         target = ours + name.ours
         rules.append(Rule(pattern.replace("_*", r"_(\d+)"), target.replace("*", r"\1"), name.to_ours))
         if "*" in pattern:
+            # Stacked blocks have no number in their name; the * stays in the target and marks a stack.
             rules.append(Rule(pattern.replace("_*", ""), target, name.to_ours))
     return rules
 
@@ -226,6 +227,7 @@ def _image_tower(
 
 def _has_class_token_position(shapes: _Shapes) -> bool:
     """Returns whether the first position belongs to the class token: n = k² patches then have n + 1 positions."""
+    # The file does not record it, but no square number is one more than another (except 1), so the count decides.
     number = shapes.shape("image_tower/positions", 3)[1] - 1
     return "image_tower/class_token" in shapes and number > 0 and math.isqrt(number) ** 2 == number
 
@@ -251,6 +253,7 @@ def _resampled(sources: Sequence[ParameterSource], shapes: _Shapes, tower: ViTCo
     def patches(kernel: np.ndarray) -> np.ndarray:
         return resample_patches(kernel, tower.patch_size).reshape(-1, kernel.shape[-1])
 
+    # big_vision adds this position to the token before the first block. Our towers add none, so the sum is stored.
     def class_token(token: np.ndarray, positions: np.ndarray) -> np.ndarray:
         return _drop_leading_axis(_drop_leading_axis(token)) + _drop_leading_axis(positions)[0]
 

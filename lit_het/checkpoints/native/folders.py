@@ -56,6 +56,7 @@ def complete_steps(directory: Path) -> list[int]:
     """Returns the complete steps in a folder of checkpoints, oldest first; an empty list if there is no folder."""
     if not directory.is_dir():
         return []
+    # Orbax gives a step its bare number when the save is complete; other names are unfinished or set aside.
     return sorted(int(path.name) for path in directory.iterdir() if re.fullmatch(r"[0-9]{1,18}", path.name))
 
 

@@ -148,6 +148,7 @@ class Checkpoints:
         Raises:
             SaveFailed: ``max_failed_saves`` consecutive saves have failed; with several processes, one save.
         """
+        # At most one save is pending, since its copy of the state takes memory.
         self.wait()
         step, items = int(state.step), _items(state)
         items["info"] = checksums.encode_info(info, checksums.fingerprints(items))
@@ -256,6 +257,7 @@ class Checkpoints:
         if jax.process_index() == 0:
             for folder in (self.directory / str(step) for step in steps):
                 shutil.rmtree(folder.with_name(folder.name + DAMAGED), ignore_errors=True)
+                # Renamed, not removed: its undamaged arrays may be all that is left of a run.
                 folder.rename(folder.with_name(folder.name + DAMAGED))
         distributed.wait_for_all("damaged checkpoints are set aside")
 
@@ -273,6 +275,7 @@ class Checkpoints:
         checksums.check_fit(
             {path: saved[path] for path in flat if path in saved}, checksums.specs(like), self.directory
         )
+        # Orbax does not read placeholders: one tower of a large model costs only its own bytes.
         wanted = {**{path: ocp.PLACEHOLDER for path in saved}, **flat}
         try:
             checked = {f"params/{path}" for path in flat}

@@ -150,6 +150,7 @@ def _read(shards: list[Path], number: int, info: _Info) -> np.ndarray:
                 filled += chunk.size
         except Exception as error:  # as in the index
             raise UserError(f"{shard}: array {number} of shape {info.shape} is damaged ({_one_line(error)})") from error
+    # Elements are counted, as a gap between chunks would hold whatever was in memory before.
     if array is None or filled != array.size:
         raise UserError(
             f"array {number} of shape {info.shape} is incomplete in {shards[0].parent}: {filled} elements found"

@@ -131,6 +131,7 @@ def _experts(arrays: Arrays, depth: int, settings: Mapping[str, Any]) -> Experts
     inferred = {"num_experts": int(np.prod(split)), "num_blocks": len(numbers)}
     if len(split) == 2:
         inferred["num_members"] = split[0]
+    # What the file determines wins over the settings.
     experts = ExpertsConfig(**{**settings, **inferred})
     if experts.block_numbers(depth) != numbers:
         raise UserError(f"experts in blocks {numbers} of {depth}: only the last odd blocks can have them")
