@@ -117,8 +117,8 @@ def holm(p_values: Mapping[str, float], level: float = 0.05) -> frozenset[str]:
     may be dependent.
     """
     found = []
-    # The smallest p-value must survive division by the number of tests; each later one faces fewer, until the first
-    # fails.
+    # The smallest p-value must survive division by the number of tests. The divisor shrinks from one to the next, until
+    # the first test fails.
     for number, name in enumerate(sorted(p_values, key=lambda name: p_values[name])):
         if p_values[name] > level / (len(p_values) - number):
             break

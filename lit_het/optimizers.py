@@ -56,7 +56,7 @@ class Adafactor:
     """Adafactor as LiT uses it: factored second moment, capped β2, bfloat16 momentum, no relative step.
 
     Attributes:
-        momentum: decay of the first moment, kept in bfloat16.
+        momentum: decay of the first moment, stored in bfloat16.
         second_decay_cap: largest β2; β2 at step t is min(cap, 1 - t^-0.8).
     """
 
@@ -86,7 +86,7 @@ class SGD:
     """Stochastic gradient descent with momentum in half precision, as ViT and V-MoE are fine-tuned.
 
     Attributes:
-        momentum: decay of the sum of gradients, kept in bfloat16.
+        momentum: decay of the sum of gradients, stored in bfloat16.
     """
 
     momentum: float = 0.9

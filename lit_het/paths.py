@@ -14,7 +14,7 @@ def locate_config(path: Path, function: str = "get_config") -> Path:
     """Returns the path of a Python configuration file, which may be given as the name of a shipped one.
 
     Args:
-        path: ``x.py``, or the name ``x`` of a module in `lit_het.configs`; ``:name=value`` after either is kept.
+        path: ``x.py``, or the name ``x`` of a module in `lit_het.configs`; ``:name=value`` after either is retained.
         function: the function that the file must define.
 
     Raises:

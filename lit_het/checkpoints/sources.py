@@ -68,11 +68,7 @@ def fetch(address: str, names: tuple[str, ...] = (), advance: Advance = lambda c
         return Path(address)
     try:
         filesystem, path = stores.filesystem(address)
-<<<<<<< HEAD
-=======
-        paths = [found for name in names if filesystem.exists(found := f"{path}/{name}")] if names else [path]
         # The address is hashed: as a file name it could be too long, or lead out of the cache.
->>>>>>> 38da432 (docs: comments say why where code departs, shards, or rounds)
         folder = cache_folder("downloads") / hashlib.sha256(address.encode()).hexdigest()[:16]
         for remote in [f"{path}/{name}" for name in names] or [path]:
             # Not `exists`: fsspec returns False if the store does not answer.

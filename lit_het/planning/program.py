@@ -177,8 +177,8 @@ def _groups(text: str, num_devices: int) -> list[list[int]]:
         sizes = {name: int(size) for name, size in re.findall(r"'(\w+)'=(\d+)", found[1])}
         ids = _listed(f"<={found[2]}") if found[2] else np.arange(num_devices)
         used = re.findall(r"'(\w+)'", found[3])
-        kept = [name for name in sizes if name not in used]
-        order = [list(sizes).index(name) for name in (*kept, *used)]
+        unused = [name for name in sizes if name not in used]
+        order = [list(sizes).index(name) for name in (*unused, *used)]
         group = math.prod(sizes[name] for name in used)
         return ids.reshape(*sizes.values()).transpose(order).reshape(-1, group).tolist()
     return [list(range(num_devices))]

@@ -323,7 +323,7 @@ def _dropout(rate: float, key: Key[Array, ""] | None) -> Callable[[Array, int], 
         if key is None or rate == 0:
             return x
         # Inverted dropout: survivors are scaled here, so that evaluation needs no factor.
-        kept = jax.random.bernoulli(jax.random.fold_in(key, number), 1 - rate, x.shape)
-        return jnp.where(kept, x / (1 - rate), 0)
+        survives = jax.random.bernoulli(jax.random.fold_in(key, number), 1 - rate, x.shape)
+        return jnp.where(survives, x / (1 - rate), 0)
 
     return drop

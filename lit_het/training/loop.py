@@ -37,16 +37,16 @@ class Saver(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Cadence:
-    """Intervals in steps of logging, saving and evaluation, and which checkpoints to keep.
+    """Intervals in steps of logging, saving and evaluation, and which checkpoints to retain.
 
     Attributes:
         log_steps: steps between two records; the host waits for the device only then.
         save_steps: steps between two checkpoints; the last step always saves. A record precedes each checkpoint, so
             that its loss was checked, and a resumed run averages metrics over the same steps.
         save_minutes: maximum minutes between two checkpoints, checked at each record; None for no maximum.
-        keep: number of newest checkpoints to keep on disk.
+        keep: number of newest checkpoints to retain on disk.
         max_failed_saves: this many consecutive failed saves end the run.
-        keep_steps: checkpoints at multiples of this number are kept forever; None keeps only the newest.
+        keep_steps: checkpoints at multiples of this number are retained for good; None retains only the newest.
         evaluate_steps: steps between two evaluations; 0 evaluates only after the last step.
     """
 

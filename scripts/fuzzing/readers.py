@@ -197,8 +197,8 @@ def _checkpoint(folder: Path) -> None:
             call(folder / "checkpoints")
         except UserError as error:
             refusal = error
-    with Checkpoints(folder / "checkpoints") as kept:
-        kept.restore(_state())
+    with Checkpoints(folder / "checkpoints") as saved_steps:
+        saved_steps.restore(_state())
     if refusal:
         raise refusal
 

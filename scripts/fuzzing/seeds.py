@@ -350,9 +350,9 @@ def checkpoints() -> Iterator[Files]:
     """Two steps of a run."""
 
     def make(folder: Path) -> None:
-        with Checkpoints(folder / "checkpoints") as kept:
+        with Checkpoints(folder / "checkpoints") as saved_steps:
             for step in (1, 2):
-                kept.save(train_state(step), {"position": 16 * step, "locked_checksum": "abc"})
+                saved_steps.save(train_state(step), {"position": 16 * step, "locked_checksum": "abc"})
 
     yield _made(make)
 

@@ -1,4 +1,4 @@
-"""Kept runs of two heads, three seeds each, and what a command says that fails."""
+"""Saved runs of two heads, three seeds each, and the message of a command that fails."""
 
 from pathlib import Path
 

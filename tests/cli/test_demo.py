@@ -180,7 +180,7 @@ def wait_for(address):
         with contextlib.suppress(ConnectionRefusedError), socket.create_connection((host, int(port))):
             return
         time.sleep(0.1)
-    raise AssertionError(f"nobody answers at {address}")
+    raise AssertionError(f"no answer from {address}")
 
 
 def form(data):

@@ -140,9 +140,9 @@ def test_a_decompression_bomb_is_refused_by_its_header_alone(image_bytes: Encode
 def test_an_image_cut_short_is_broken(image_bytes: Encode, format: str):
     pixels = np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)
     data = image_bytes(Image.fromarray(pixels), format)
-    for kept in (12, 40, len(data) // 2):
+    for length in (12, 40, len(data) // 2):
         with pytest.raises(BrokenImage):
-            decode(data[:kept], 64)
+            decode(data[:length], 64)
 
 
 @pytest.mark.parametrize("data", [b"", b"<html>404</html>", b"RIFF1234WAVE", b"\xff\xd8\xff"])

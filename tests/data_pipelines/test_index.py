@@ -80,13 +80,13 @@ def test_samples_without_a_member_are_left_out_and_counted(tmp_path: Path):
     assert len(ShardIndex([path], ["txt"])) == 3
 
 
-@pytest.mark.parametrize(("kept", "whole"), [(1100, 0), (2048, 0), (2600, 1), (3 * 1024 + 700, 1)])
-def test_a_truncated_tar_keeps_its_whole_samples(shard: Path, kept: int, whole: int):
-    os.truncate(shard, kept)
+@pytest.mark.parametrize(("num_bytes", "whole"), [(1100, 0), (2048, 0), (2600, 1), (3 * 1024 + 700, 1)])
+def test_a_truncated_tar_keeps_its_whole_samples(shard: Path, num_bytes: int, whole: int):
+    os.truncate(shard, num_bytes)
     fault = only_fault(shard)
     assert (fault.cause, fault.count) == ("truncated or damaged shard", 1)
     assert f"{shard}: is truncated or damaged at byte" in fault.example
-    assert f"of {kept}; fetch or write the shard again" in fault.example
+    assert f"of {num_bytes}; fetch or write the shard again" in fault.example
     assert len(ShardIndex([shard], [IMAGE, "txt", "cls"])) == whole
 
 

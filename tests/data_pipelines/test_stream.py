@@ -300,6 +300,6 @@ def test_options_that_need_random_access_are_refused(field: str, value: object):
 
 
 def test_a_stream_configuration_survives_serialisation():
-    kept = experiment.to_dict(config("x", stream=Streaming(7)))
-    assert kept["stream"] == {"type": "Streaming", "shuffle_buffer": 7}
+    as_json = experiment.to_dict(config("x", stream=Streaming(7)))
+    assert as_json["stream"] == {"type": "Streaming", "shuffle_buffer": 7}
     assert experiment.fields(config("x", stream=None))["stream"] is None

@@ -50,11 +50,11 @@ def test_a_truncated_index_is_recomputed(monkeypatch, tmp_path, make_encoder, le
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     encoder = replace(make_encoder(np.eye(2), {"a": np.eye(2)[0], "b": np.eye(2)[1]}), text_tower="done")
     first = np.array(index_captions(encoder, ["a", "b"]).embeddings)
-    [kept] = (tmp_path / "lit-het" / "captions").iterdir()
-    whole = kept.read_bytes()
-    kept.write_bytes(whole[:left])
+    [cached] = (tmp_path / "lit-het" / "captions").iterdir()
+    whole = cached.read_bytes()
+    cached.write_bytes(whole[:left])
     np.testing.assert_array_equal(index_captions(encoder, ["a", "b"]).embeddings, first)
-    assert kept.read_bytes() == whole
+    assert cached.read_bytes() == whole
 
 
 def test_no_captions_and_an_unwritable_cache_are_one_line_errors(monkeypatch, tmp_path, make_encoder):

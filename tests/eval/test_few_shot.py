@@ -89,11 +89,13 @@ def test_l2_is_chosen_on_training_images_only():
 def test_a_regularisation_that_learns_nothing_is_not_chosen():
     # Unbalanced classes: against a strong l2 only the bias is left, which names the larger class.
     features, labels = clusters(20, classes=2)
-    kept = (labels == 0) | (np.arange(len(labels)) < 12)
+    used_rows = (labels == 0) | (np.arange(len(labels)) < 12)
     options = FewShotOptions(shots=(20,), seeds=(0,), l2=(1.0, 1e12))
-    result = few_shot(features[kept], labels[kept], features, labels, options)
+    result = few_shot(features[used_rows], labels[used_rows], features, labels, options)
     assert result.chosen.tolist() == [[0]]
-    strong = few_shot(features[kept], labels[kept], features, labels, dataclasses.replace(options, l2=(1e12,)))
+    strong = few_shot(
+        features[used_rows], labels[used_rows], features, labels, dataclasses.replace(options, l2=(1e12,))
+    )
     assert result.mean[0] > strong.mean[0] == 0.5
 
 
@@ -137,8 +139,10 @@ def test_joint_members_are_concatenated_and_disjoint_members_vote_with_their_mea
 
 def test_a_class_with_too_few_images_uses_all_of_them_and_is_counted():
     features, labels = clusters(10)
-    kept = (labels != 3) | (np.arange(len(labels)) < 12)  # three images of class 3
-    result = few_shot(features[kept], labels[kept], features, labels, FewShotOptions(shots=(1, 3, 5), seeds=(0,)))
+    used_rows = (labels != 3) | (np.arange(len(labels)) < 12)  # three images of class 3
+    result = few_shot(
+        features[used_rows], labels[used_rows], features, labels, FewShotOptions(shots=(1, 3, 5), seeds=(0,))
+    )
     assert result.short_classes == (0, 0, 1)
     assert result.mean[2] > 0.9
 

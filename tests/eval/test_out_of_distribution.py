@@ -140,12 +140,12 @@ def test_features_without_a_gaussian_fit_are_rejected():
 def plain_figures(inside: np.ndarray, outside: np.ndarray) -> dict[str, float]:
     scores = np.nan_to_num(np.concatenate([inside, outside]), neginf=-1e9)  # scikit-learn takes no infinity
     is_outside = np.arange(scores.size) >= inside.size
-    passing, kept, _ = roc_curve(~is_outside, -scores, drop_intermediate=False)
+    passing, accepted, _ = roc_curve(~is_outside, -scores, drop_intermediate=False)
     return {
         "auroc": roc_auc_score(is_outside, scores),
         "aupr_out": average_precision_score(is_outside, scores),
         "aupr_in": average_precision_score(~is_outside, -scores),
-        "fpr95": passing[np.flatnonzero(kept >= 0.95 - 1e-12)[0]],
+        "fpr95": passing[np.flatnonzero(accepted >= 0.95 - 1e-12)[0]],
     }
 
 

@@ -77,9 +77,9 @@ def main(recordings: Path) -> None:
         target.chmod(0o644)
     shutil.copytree(recordings / "data" / DATA_FOLDER, data / Path(DATA_FOLDER).name, dirs_exist_ok=True)
 
-    def slice_model(name: str, kept: tuple[str, ...], dropped: tuple[str, ...]) -> None:
+    def slice_model(name: str, wanted: tuple[str, ...], dropped: tuple[str, ...]) -> None:
         with np.load(recordings / f"bv/{name}.npz") as arrays:
-            save(name, {k: v for k, v in arrays.items() if k.startswith(kept) and not k.startswith(dropped)})
+            save(name, {k: v for k, v in arrays.items() if k.startswith(wanted) and not k.startswith(dropped)})
 
     slice_model(
         "vit_map_learn", ("image", "params/", "out/pre_logits", "out/encoded"), ("params/head", "out/pre_logits_2d")
@@ -104,10 +104,10 @@ def main(recordings: Path) -> None:
     # gradients that are cut away, without which clipping by the global norm could not be repeated.
     with np.load(recordings / "bv/optchain_lit_adafactor.npz") as arrays:
         block = "txt/Encoder_0/encoderblock_0"
-        kept = ("txt/Embed_0", "txt/head", "txt/pos_embedding", f"{block}/LayerNorm_0", f"{block}/MlpBlock_0")
+        wanted = ("txt/Embed_0", "txt/head", "txt/pos_embedding", f"{block}/LayerNorm_0", f"{block}/MlpBlock_0")
 
         def is_kept(path: str) -> bool:
-            return path in ("t", "b") or path.startswith(kept)
+            return path in ("t", "b") or path.startswith(wanted)
 
         cut: dict[str, np.ndarray] = {"meta": arrays["__meta__"]}
         for step in range(4):

@@ -88,12 +88,12 @@ def reference(loss, arrays, valid):
         arrays: as `numpy_fields` returns them.
         valid: which rows take part.
     """
-    kept = np.flatnonzero(valid)
+    valid_rows = np.flatnonzero(valid)
     direction = _softmax_direction if loss is SoftmaxLoss else _sigmoid_direction
     logit = SimpleNamespace(temperature=arrays["temperature"], bias=arrays.get("bias", 0.0))
     image, text = arrays["image"], arrays["text"]
-    image_to_text = direction(_queries_one_by_one(arrays, "image"), text, kept, logit)
-    text_to_image = direction(_queries_one_by_one(arrays, "text"), image, kept, logit)
+    image_to_text = direction(_queries_one_by_one(arrays, "image"), text, valid_rows, logit)
+    text_to_image = direction(_queries_one_by_one(arrays, "text"), image, valid_rows, logit)
     return (image_to_text + text_to_image) / 2
 
 
@@ -115,24 +115,24 @@ def _queries_one_by_one(arrays, side):
     return queries
 
 
-def _softmax_direction(queries, keys, kept, logit):
+def _softmax_direction(queries, keys, valid_rows, logit):
     """Returns mean_n -log 1/S Σ_s exp(q_ns·k_n/τ) / Σ_i exp(q_ns·k_i/τ) over valid rows."""
     losses = []
-    for n in kept:
+    for n in valid_rows:
         probability = 0.0
         for query in queries[n]:
-            scores = {i: np.exp(query @ keys[i] / logit.temperature + logit.bias) for i in kept}
+            scores = {i: np.exp(query @ keys[i] / logit.temperature + logit.bias) for i in valid_rows}
             probability += scores[n] / sum(scores.values()) / len(queries[n])
         losses.append(-np.log(probability))
     return np.mean(losses)
 
 
-def _sigmoid_direction(queries, keys, kept, logit):
+def _sigmoid_direction(queries, keys, valid_rows, logit):
     """Returns mean_n Σ_i -log 1/S Σ_s σ(z_ni (q_ns·k_i/τ + bias)), z = 1 where n = i and else -1."""
     losses = []
-    for n in kept:
+    for n in valid_rows:
         total = 0.0
-        for i in kept:
+        for i in valid_rows:
             z = 1.0 if i == n else -1.0
             logits = [query @ keys[i] / logit.temperature + logit.bias for query in queries[n]]
             total -= np.log(np.mean([1 / (1 + np.exp(-z * score)) for score in logits]))

@@ -227,8 +227,8 @@ def test_invalid_rows_count_neither_in_the_loss_nor_in_the_gradient(fast, slow, 
     np.testing.assert_allclose(value, slow(LOGITS, labels)[valid].mean(), rtol=1e-5)
     assert np.any(gradient[valid])
     np.testing.assert_array_equal(gradient[~valid], 0)
-    kept = jax.tree.map(lambda x: x[valid], labels)
-    expected = jax.jit(jax.grad(lambda logits: fast(logits, kept).loss))(single(LOGITS[valid]))
+    valid_rows = jax.tree.map(lambda x: x[valid], labels)
+    expected = jax.jit(jax.grad(lambda logits: fast(logits, valid_rows).loss))(single(LOGITS[valid]))
     np.testing.assert_allclose(gradient[valid], expected, rtol=1e-5, atol=1e-7)
     changed[1] = np.nan
     np.testing.assert_allclose(function(single(changed)), value, rtol=1e-6)

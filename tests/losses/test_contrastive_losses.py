@@ -58,11 +58,11 @@ def test_each_direction_has_its_own_noisy_logits(loss):
 @every_loss
 @every_kind
 def test_invalid_rows_are_neither_queries_nor_keys_and_have_no_gradient(loss, kind):
-    samples, kept = make(kind, b=B), np.flatnonzero(SOME)
+    samples, valid_rows = make(kind, b=B), np.flatnonzero(SOME)
     value, gradient = compiled(loss)(samples, jnp.asarray(SOME))
-    expected_value, expected = compiled(loss)(take(samples, kept), jnp.ones(len(kept), bool))
+    expected_value, expected = compiled(loss)(take(samples, valid_rows), jnp.ones(len(valid_rows), bool))
     np.testing.assert_allclose(value, expected_value, rtol=1e-6)
-    for name, array in numpy_fields(take(gradient, kept)).items():
+    for name, array in numpy_fields(take(gradient, valid_rows)).items():
         np.testing.assert_allclose(array, numpy_fields(expected)[name], rtol=1e-5, atol=1e-6, err_msg=name)
     for name, array in numpy_fields(gradient).items():
         if array.ndim:

@@ -43,9 +43,9 @@ def test_experts_slots_and_weights_are_those_of_v_moe(name):
     expert, slot = golden["indices"][..., 0], golden["indices"][..., 1]
     np.testing.assert_array_equal(choices.expert, expert)
     # Positions of dropped tokens are of no consequence.
-    kept = slot < slots
-    np.testing.assert_array_equal(np.asarray(choices.slot)[kept], slot[kept])
-    np.testing.assert_array_equal(np.asarray(choices.slot) < slots, kept)
+    has_slot = slot < slots
+    np.testing.assert_array_equal(np.asarray(choices.slot)[has_slot], slot[has_slot])
+    np.testing.assert_array_equal(np.asarray(choices.slot) < slots, has_slot)
     place, weight = routing.places(choices, gates.shape[-1], slots)
     np.testing.assert_array_equal(place, golden["einsum_dispatch_weights"])
     np.testing.assert_allclose(weight, golden["einsum_combine_weights"], atol=1e-7)

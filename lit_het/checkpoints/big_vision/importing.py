@@ -107,7 +107,7 @@ def _open(path: Path, subtree: str) -> Arrays:
     root = next((root for root in _ROOTS if any(name.startswith(f"{root}/") for name in names)), "")
     arrays = open_npz(path, "/".join(filter(None, (root, subtree))))
     tower = subtree.rsplit("/", 1)[-1]
-    # The prefix is kept for a tower of a two-tower model: with it the head is a projection, without it a classifier.
+    # The prefix stays for a tower of a two-tower model: with it the head is a projection, without it a classifier.
     return {f"{tower}/{name}": stored for name, stored in arrays.items()} if tower in ("img", "txt") else arrays
 
 
@@ -212,7 +212,9 @@ def _image_tower(
     if is_learned:
         image_size = height * _old_side(shapes) if image_size is None else image_size
     elif image_size is None:
-        raise UserError("the file has no positions (they are sines and cosines), hence no image size; give one")
+        raise UserError(
+            "the file has no positions (they are sines and cosines), hence no image size; set it with --image-size"
+        )
     pooled = "attention" if "image_tower/pooling/probe" in shapes else "mean"
     return ViTConfig(
         image_size,

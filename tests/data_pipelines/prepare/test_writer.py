@@ -103,14 +103,14 @@ def test_an_interrupted_writer_is_resumed_without_loss_or_duplicates(tmp_path, w
             time.sleep(0.002)
         process.send_signal(signal.SIGKILL)
     assert not folder.exists()
-    kept = {path: path.stat().st_mtime_ns for path in partial.glob("*.tar")}
-    assert 3 <= len(kept) < 12
+    earlier = {path: path.stat().st_mtime_ns for path in partial.glob("*.tar")}
+    assert 3 <= len(earlier) < 12
 
     writer, steps = SplitWriter(folder, numbered(60), WriteOptions(5)), []
-    assert writer.num_written == 5 * len(kept)
+    assert writer.num_written == 5 * len(earlier)
     assert writer.write(steps.append) == 60
     assert sum(steps) == 60 - writer.num_written
-    assert {path: (folder / path.name).stat().st_mtime_ns for path in kept} == kept
+    assert {path: (folder / path.name).stat().st_mtime_ns for path in earlier} == earlier
     assert bytes_of(folder) == bytes_of(tmp_path / "whole")
     assert [sample.label for sample in written(folder)] == list(range(60))
     assert not list(tmp_path.rglob("*partial*"))

@@ -1,0 +1,36 @@
+"""Links between documents lead to files and headings that exist, and text is wrapped."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+_LINK = re.compile(r"\]\((?!https?:|mailto:)([^)#\s]*)(?:#([^)\s]*))?\)")
+_CODE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
+
+
+def anchors(document: Path) -> set[str]:
+    """Returns the anchors that GitHub gives to the headings of a document."""
+    headings = re.findall(r"^#+ (.*)$", _CODE.sub("", document.read_text()), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_links_lead_to_files_and_headings(document: Path):
+    for path, anchor in _LINK.findall(_CODE.sub("", document.read_text())):
+        target = (document.parent / path).resolve() if path else document
+        assert target.exists(), path
+        assert not anchor or anchor in anchors(target), f"{path}#{anchor}"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_lines_are_wrapped(document: Path):
+    text = [line for line in document.read_text().splitlines() if not line.startswith("|")]
+    assert not [line for line in text if len(line) > 120]
+
+
+def test_the_readme_lists_every_document():
+    readme = (ROOT / "README.md").read_text()
+    assert not [path.name for path in (ROOT / "docs").glob("*.md") if f"docs/{path.name}" not in readme]
