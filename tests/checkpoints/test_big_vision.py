@@ -255,7 +255,7 @@ BLOCK = "Transformer/encoderblock_1/MultiHeadDotProductAttention_0"
         pytest.param(
             {**VIT, "pos_embedding": normal(2, 16, 24)}, r"pos_embedding \(2, 16, 24\) cannot", id="two grids"
         ),
-        pytest.param(without(VIT, "pos_embedding"), "no image size; give one", id="sines and cosines"),
+        pytest.param(without(VIT, "pos_embedding"), "no image size; set it with --image-size", id="sines and cosines"),
         pytest.param(without(TWO_TOWERS, "txt/head/kernel"), "text_tower/projection/kernel", id="no text head"),
         pytest.param({**TWO_TOWERS, "t": normal(2)}, r"t \(2,\) cannot become", id="two temperatures"),
         pytest.param({name: VIT[name] for name in ("embedding/kernel", "pos_embedding")}, "a block", id="no blocks"),
