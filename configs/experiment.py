@@ -138,8 +138,10 @@ def load_evaluations(path: Path) -> tuple[EvaluationConfig, ...]:
 
 def _call(path: Path, function: str, example: str) -> Any:
     """Returns the result of a function in a Python file; an error in the file is reported with its line."""
+    # From the right, at ".py:", as a path may contain colons.
     file, colon, arguments = str(locate_config(path, function)).rpartition(".py:")
     path = Path(f"{file}.py") if colon else Path(arguments)
+    # By path, not by name: the file need not be importable, and its folder does not enter sys.path.
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
         raise UserError(f"{path} is not a Python file; a configuration is a module with {function}()")
@@ -274,6 +276,7 @@ def _unstructure_union(value: Any) -> Any:
     return {"type": type(value).__name__, **plain} if dataclasses.is_dataclass(value) else plain
 
 
+# Unknown fields are an error: a misspelt field would otherwise silently have its default.
 _CONVERTER = cattrs.Converter(forbid_extra_keys=True)
 _CONVERTER.register_structure_hook(Path, lambda value, _: Path(value))
 _CONVERTER.register_unstructure_hook(Path, str)

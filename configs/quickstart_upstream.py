@@ -22,6 +22,7 @@ ROOT = Path("runs/quickstart")
 NUM_WORDS = 291  # in the names of training characters
 IMAGE_TOWER = ViTConfig(
     image_size=32,
+    # Patches of 16 pixels learn more in the same time than those of 8 (docs/quickstart.md).
     patch_size=16,
     encoder=EncoderConfig(width=256, depth=3, mlp_width=1024, num_heads=4, unrolled=True),
     pooling="attention",
@@ -46,6 +47,7 @@ def get_config(root: Path = ROOT) -> ExperimentConfig:
             head=HetXLConfig(
                 covariance=CovarianceConfig(num_factors=8, form="efficient", initial_noise_norm=1.0),
                 sampling=SamplingConfig(num_samples=4),
+                # A name has few of the 291 words: probabilities start low.
                 initial_bias=-5.0,
             ),
             num_classes=NUM_WORDS,

@@ -60,6 +60,7 @@ def gaussian_noise(image: np.ndarray, deviation: float, scale: float, generator:
 
 def shot_noise(image: np.ndarray, photons: float, scale: float, generator: np.random.Generator) -> np.ndarray:
     """Poisson noise of a given number of photons for white."""
+    # The variance of Poisson noise is its mean: fewer photons give more relative noise.
     return generator.poisson(image * photons).astype(np.float32) / photons
 
 
@@ -130,6 +131,7 @@ def snow(image: np.ndarray, snow: tuple[float, ...], scale: float, generator: np
     mean, deviation, size, threshold, radius, spread, colour = snow
     flakes = mean + deviation * generator.standard_normal(image.shape[:2], np.float32)
     angle = generator.uniform(-135, -45)
+    # Enlarged noise makes flakes of several pixels.
     flakes = _enlarged(flakes, max(size * scale, 1.0))
     flakes = np.where(flakes < threshold, 0, np.clip(flakes, 0, 1)).astype(np.float32)
     flakes = _motion_blurred(flakes, radius * scale, spread * scale, angle)[:, :, None]
@@ -142,6 +144,7 @@ def fog(image: np.ndarray, fog: tuple[float, float], scale: float, generator: np
     density, decay = fog
     height, width = image.shape[:2]
     clouds = _clouds(max(height, width), decay, generator)[:height, :width, None]
+    # Rescaled to the brightness of the image, as its authors do.
     brightest = image.max()
     return (image + density * clouds) * brightest / (brightest + density)
 
@@ -197,6 +200,7 @@ def pixelate(image: np.ndarray, fraction: float, scale: float, generator: np.ran
 
 def jpeg_compression(image: np.ndarray, quality: int, scale: float, generator: np.random.Generator) -> np.ndarray:
     """Artefacts of JPEG at low quality."""
+    # OpenCV encodes BGR.
     pixels = np.ascontiguousarray(np.rint(image[:, :, ::-1] * 255).astype(np.uint8))
     data = cv2.imencode(".jpg", pixels, [cv2.IMWRITE_JPEG_QUALITY, quality])[1]
     return simplejpeg.decode_jpeg(data.tobytes(), "RGB").astype(np.float32) / 255

@@ -104,12 +104,14 @@ class FaultLog:
                 self._count(shard, cause, f"{name}: {reason}")
                 self._check_stream(f"{name}: {reason}")
                 return
+            # By key: a long run meets the same broken sample in every epoch, and its share must not grow.
             if (shard, key) in self._masked:
                 return  # already counted in an earlier epoch
             self._count(shard, cause, f"{name}: {reason}")
             self._masked.add((shard, key))
             bad, seen = len(self._masked), min(num_samples, max(self._num_read, _MIN_SAMPLES_FOR_RATE))
         if bad > self._max_bad_fraction * seen:
+            # Allowing more broken samples would be the wrong advice where the file of names is wrong.
             if cause == OUT_OF_RANGE:
                 raise UserError(f"{name}: {reason}")
             raise UserError(

@@ -119,6 +119,7 @@ def font_path(typeface: str) -> Path:
 def characters_of(typeface: str, scripts: Sequence[str]) -> list[str]:
     """The characters of some scripts that a typeface maps to a glyph, by code point."""
     with TTFont(font_path(typeface), lazy=True) as font:
+        # Sorted, so that the order of characters does not depend on the font file.
         code_points = sorted(font.getBestCmap() or {})
     return [chr(point) for point in code_points if name_of(chr(point)).partition(" ")[0] in scripts]
 
@@ -242,6 +243,7 @@ def write_glyph_shards(
         num_clipped_images=sum(glyph.clipped for glyph in glyphs),
         num_homoglyph_classes=len({first for c, first in classes.items() if c != first}),
     )
+    # Written last: its presence shows that the data set is complete.
     summary = {**dataclasses.asdict(dataset), "config": dataclasses.asdict(config)}
     del summary["directory"]  # the folder may move
     _write_json(directory / "glyphs.json", summary)

@@ -119,6 +119,7 @@ def orientation(exif: bytes, xmp: bytes = b"") -> int:
     order = orders.get(exif[:4], "little")
     first = int.from_bytes(exif[4:8], order) + 2
     last = min(first + 12 * int.from_bytes(exif[first - 2 : first], order), len(exif) - 11)
+    # Entries have 12 bytes: tag, type, count, value.
     for entry in range(first, last if exif[:4] in orders else 0, 12):
         if int.from_bytes(exif[entry : entry + 2], order) == _ORIENTATION:
             width = {1: 1, 3: 2, 4: 4}.get(int.from_bytes(exif[entry + 2 : entry + 4], order), 0)
@@ -136,6 +137,7 @@ def _segments(data: bytes) -> Iterator[tuple[int, int]]:
         if found is None or data[found.end() - 1] == _END_OF_IMAGE:
             return
         start = found.end()
+        # The segment's length includes its own two bytes.
         yield data[start - 1], start
         place = start + int.from_bytes(data[start : start + 2])
     raise BrokenImage("too many segments", f"more than {MAX_PARTS}")
@@ -163,6 +165,7 @@ def _check_preamble(data: bytes) -> None:
 
 
 def _webp_size(data: bytes) -> tuple[int, int]:
+    # The three kinds of WebP store their size in different places: extended, lossless, lossy.
     kind, at = data[12:16], data[20:30]
     if kind == b"VP8X":
         return 1 + int.from_bytes(at[4:7], "little"), 1 + int.from_bytes(at[7:10], "little")

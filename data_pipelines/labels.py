@@ -174,6 +174,8 @@ class CaptionWordsLabels:
         """Returns the multi-hot vector ``[k]`` of the caption's words."""
         label = np.zeros(self.num_classes, np.float32)
         try:
+            # A fancy index sets every word at once, and raises KeyError at the first unknown word before anything is
+            # set.
             label[[self._columns[word] for word in words_of(text_of(content))]] = 1
         except KeyError as error:
             detail = f"{str(error)[:100]} is not in {self._path}; make the vocabulary from these captions"
@@ -183,6 +185,7 @@ class CaptionWordsLabels:
 
 def _find_beside(directory: str, name: str) -> str:
     """Returns the path of a file in a folder, or in its parent if only the parent has the file."""
+    # clip_benchmark has one file of names for all splits, so it lies above their folders.
     near, above = f"{directory}/{name}", f"{storage.parent(directory)}/{name}"
     return above if not storage.exists(near) and storage.exists(above) else near
 
@@ -193,6 +196,7 @@ def text_of(content: bytes) -> str:
     Raises:
         Unreadable: it is not UTF-8, or too long.
     """
+    # Before decoding, which may take four times the memory.
     if len(content) > MAX_TEXT_BYTES:
         raise Unreadable("text too long", f"{len(content):,} bytes, at most {MAX_TEXT_BYTES:,} are read")
     try:

@@ -76,12 +76,14 @@ def to_bytes(table: ShardTable, stamp: str) -> bytes:
     file, shape = io.BytesIO(), (len(table.offsets), len(table.keys))
     np.savez(
         file,
+        # The version is part of the stamp: an index of an older program is stale like that of a changed shard.
         stamp=np.array(f"{_VERSION} {stamp}"),
         keys=table.keys,
         kinds=np.array(list(table.offsets), "U"),
         offsets=np.array(list(table.offsets.values()), np.int64).reshape(shape),
         sizes=np.array(list(table.sizes.values()), np.int64).reshape(shape),
         digest=np.array(table.digest),
+        # As text: an array of objects could only be saved as a pickle.
         faults=np.array(json.dumps([dataclasses.astuple(fault) for fault in table.faults])),
     )
     return file.getvalue()
@@ -94,6 +96,7 @@ def from_bytes(content: bytes, address: str, stamp: str) -> ShardTable | None:
         Malformed: it is not a valid table of a shard of this size.
     """
     file = io.BytesIO(content)
+    # The stamp is read first, and alone: a stale index is then recognised without reading its columns.
     if str(read_npz_array(file, "stamp")) != f"{_VERSION} {stamp}":
         return None
     keys, kinds, offsets, sizes, digest, faults = (
@@ -104,6 +107,7 @@ def from_bytes(content: bytes, address: str, stamp: str) -> ShardTable | None:
     if (keys.ndim, kinds.ndim) != (1, 1) or {offsets.shape, sizes.shape} != {(len(kinds), len(keys))}:
         raise Malformed("arrays of an index differ in length")
     end = int(stamp.partition(" ")[0])
+    # Compared with ``end - sizes``, not ``offsets + sizes > end``: the sum of two large numbers could overflow.
     if (offsets < -1).any() or (sizes < 0).any() or (offsets > end - sizes).any():
         raise Malformed("members of an index lie outside of the shard")
     listed, names = parse_json(str(faults)), kinds.tolist()

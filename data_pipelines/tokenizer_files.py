@@ -61,6 +61,7 @@ def read(model: Path) -> bytes:
 
 def truncate(caption: str) -> str:
     """Returns the first `MAX_CAPTION_CHARACTERS` of a caption, lone surrogates replaced by question marks."""
+    # Tokenizers keep a few dozen tokens; the time of some of them grows faster than the length of the text.
     return caption[:MAX_CAPTION_CHARACTERS].encode("utf-8", "replace").decode()
 
 
@@ -74,6 +75,7 @@ def check_hugging_face(content: bytes) -> None:
     if not isinstance(fields, dict):
         raise Malformed("not a JSON object")
     before = _steps(fields.get("normalizer"), "normalizers") + _steps(fields.get("pre_tokenizer"), "pretokenizers")
+    # Steps follow one another, so their factors multiply.
     if (growth := math.prod(_growth(step) for step in before)) > MAX_GROWTH:
         raise Malformed(f"its steps may make {growth:,} characters from one, at most {MAX_GROWTH:,} are allowed")
     _steps(fields.get("decoder"), "decoders")
@@ -94,6 +96,7 @@ def check_sentencepiece(content: bytes) -> None:
     model = untrusted.parse_sentencepiece(content)
     _list(model.pieces, "pieces", MAX_TOKENS)
     _check_tokens((piece.piece, number) for number, piece in enumerate(model.pieces))
+    # SentencePiece compares sums of scores, which NaN and infinity would make meaningless.
     if not all(math.isfinite(piece.score) for piece in model.pieces):
         raise Malformed("a piece has a score that is not finite")
     for spec in (model.normalizer_spec, model.denormalizer_spec):
@@ -123,6 +126,7 @@ def _steps(section: Any, children: str, depth: int = 0) -> list[dict[str, Any]]:
     found = []
     for child in _list(section.get(children), children, MAX_STEPS):
         found += _steps(child, children, depth + 1)
+        # Again after each child: nested sequences could multiply.
         _list(found, children, MAX_STEPS)
     return found
 

@@ -34,6 +34,7 @@ class CaptionIndex:
         """Returns the captions with the largest inner products with a query (or all, if fewer), in descending order."""
         best, scores = np.zeros(0, np.int64), np.zeros(0, np.float32)
         for rows in row_blocks(*self.embeddings.shape):
+            # The best so far compete with each new block, so that only ``count`` scores are held between blocks.
             best = np.concatenate([best, np.arange(rows.start, rows.stop)])
             scores = np.concatenate([scores, self.embeddings[rows] @ query])
             top = highest(scores[None], count)[0]
@@ -50,7 +51,9 @@ def index_captions(encoder: Encoder, captions: Sequence[str]) -> CaptionIndex:
     if not captions:
         raise UserError("no captions to search; give at least one")
     assert encoder.text_tower, "embeddings of a text tower that is being trained cannot be cached"
+    # Without duplicates, in the given order: a caption must not fill several of the nearest places.
     captions = tuple(dict.fromkeys(captions))
+    # The tower is part of the name: captions of a model that was trained further are embedded anew.
     content = hashlib.sha256("\n".join((encoder.text_tower, *captions)).encode())
     path = cache_folder("captions") / f"{content.hexdigest()[:32]}.npy"
     try:
@@ -59,6 +62,7 @@ def index_captions(encoder: Encoder, captions: Sequence[str]) -> CaptionIndex:
             path.parent.mkdir(parents=True, exist_ok=True)
             with completed(path) as partial, partial.open("wb") as file:
                 _write(encoder, captions, file)
+            # Mapped, not read: the file may be larger than memory.
             embeddings = np.load(path, mmap_mode="r")
         return CaptionIndex(captions, embeddings)
     except OSError as error:
@@ -73,5 +77,6 @@ def _write(encoder: Encoder, captions: Sequence[str], file: IO[bytes]) -> None:
             block = embed_texts(encoder, captions[start : start + _BLOCK_CAPTIONS], bar.advance)
             if not start:
                 header = {"descr": "<f4", "fortran_order": False, "shape": (len(captions), block.shape[1])}
+                # The header needs the embedding size, which is known after the first block. Rows are then appended.
                 np.lib.format.write_array_header_2_0(file, header)
             file.write(np.ascontiguousarray(block, "<f4").tobytes())

@@ -127,6 +127,7 @@ def average_precision(scores: Float[np.ndarray, " n"], positive: Bool[np.ndarray
         return float("nan")
     order = np.argsort(-scores, kind="stable")
     falling = scores[order]
+    # Precision is taken after the last image of a tie, where it does not depend on their order.
     last_of_tie = np.append(np.flatnonzero(falling[1:] != falling[:-1]), scores.size - 1)
     found = np.cumsum(positive[order])[last_of_tie]
     return float((np.diff(found, prepend=0) * (found / (last_of_tie + 1))).sum() / found[-1])
@@ -225,6 +226,7 @@ def merge_candidates(
     order = _check_candidates(candidates, num_candidates)
     mapped = log_probabilities.reshape(-1, num_candidates)[:, order]
     check_log_probabilities(mapped)
+    # Candidates of a class are adjacent in ``order``, so one reduction adds the probabilities of all classes.
     starts = np.cumsum([0, *map(len, candidates[:-1])])
     result = np.empty((len(mapped), len(candidates)), np.float32)
     for rows in row_blocks(*mapped.shape):

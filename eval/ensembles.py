@@ -166,6 +166,7 @@ def _scores(log_probabilities: Float[np.ndarray, "b k"], labels: Int[np.ndarray,
 
 
 def _log_mean(log_probabilities: Float[np.ndarray, "b m k"]) -> Float[np.ndarray, "b k"]:
+    # In the logarithm: probabilities of many classes round to zero in float32.
     return special.logsumexp(log_probabilities, axis=1) - np.log(log_probabilities.shape[1])
 
 

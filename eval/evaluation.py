@@ -102,6 +102,7 @@ def write_record(evaluation: Evaluation, run_dir: Path, step: int, settings: Map
         "kind": evaluation.kind,
         "name": evaluation.name,
         "figures": dict(evaluation.figures),
+        # JSON has no NaN; a missing error reads as unknown.
         "errors": {name: error for name, error in evaluation.errors.items() if math.isfinite(error)},
         "chance": dict(evaluation.chance),
         "step": step,
@@ -146,6 +147,7 @@ def _read(path: Path) -> Record:
 
 def _arrays(path: Path) -> dict[str, np.ndarray]:
     headers = untrusted.read_npz_headers(path)
+    # Sizes are summed over all arrays before one of them is read.
     if sum(header.nbytes for header in headers.values()) > MAX_DRAWING_BYTES:
         raise Malformed(f"{path.name} has more than {MAX_DRAWING_BYTES:,} bytes of arrays")
     return {name: untrusted.read_npz_array(path, name) for name in headers}

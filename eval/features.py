@@ -82,6 +82,7 @@ class _OpenShards:
         for labels in self.loaders:
             if labels is not None:
                 found = self.features(labels, tower, name)
+                # With an unlabelled or unreadable image the two passes would give different rows.
                 if len(found.values) == self.loaders[None].num_samples:
                     return dataclasses.replace(found, labels=np.zeros(len(found.values), np.int32))
         return None
@@ -154,6 +155,7 @@ class OpenSet:
         numbers = self.config.portion.sample_range(len(index))
         with Bar(f"reading .{member} of {self.config.name}", len(numbers), "samples") as bar:
             for start in range(0, len(numbers), _MEMBERS_PER_READ):
+                # Blocks of members, so that requests to a store overlap.
                 block = numbers[start : start + _MEMBERS_PER_READ]
                 for position, (content,) in zip(block, index.read(block, [member]), strict=True):
                     yield position, content
@@ -171,6 +173,7 @@ class Sets:
 
     def __init__(self, image_size: int, preprocessing: Preprocessing, fingerprint: Callable[[], str]):
         self.image_size, self.preprocessing, self._fingerprint = image_size, preprocessing, fingerprint
+        # By configuration, not by name: two names of the same shards share one pass over the images.
         self._opened: dict[LoaderConfig, _OpenShards] = {}
 
     def open(self, config: ImageSet) -> OpenSet:

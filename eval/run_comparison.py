@@ -82,6 +82,7 @@ def compare_runs(runs: Sequence[SavedRun], against: Sequence[SavedRun]) -> RunCo
     compared = sorted(shared, key=lambda key: (place_of_kind(key[0]), key))
     for key in compared:
         check_same_settings({run.name: run.records[key] for run in all_runs})
+    # Only evaluations that all runs have: a test on a subset of seeds would not be comparable with the others.
     figures = [figures_of(run.records[key] for key in compared) for run in all_runs]
     found = welch_tests(figures[: len(runs)], figures[len(runs) :])
     repeats = _repeats(figures, [name for name, one in found.items() if not one.untested])
@@ -195,6 +196,7 @@ def _remarks_on_repeats(repeats: Mapping[str, str]) -> list[str]:
 
 
 def _shared_start(names: Sequence[str]) -> str:
+    # Letter by letter; the ends of words do not matter, as separators are stripped.
     same = itertools.takewhile(lambda letters: len(set(letters)) == 1, zip(*names, strict=False))
     return "".join(letters[0] for letters in same).strip("/_-. ")
 

@@ -51,6 +51,8 @@ class SavedRun:
         Paths below the parent of ``run_dir`` are made relative to it: runs that differ in seeds have equal settings.
         """
         run_dir = self.config.get("run_dir")
+        # The quickstart writes data and towers of each seed below one folder; without this, all seeds would differ in
+        # paths.
         home = str(Path(run_dir).parent) if isinstance(run_dir, str) else "."
         return {
             field: _relative(value, home)
@@ -120,6 +122,7 @@ def _read(directory: Path, name: str) -> SavedRun:
 def _read_config(path: Path) -> Mapping[str, Any]:
     if not path.exists():
         return {}
+    # Reports must not show a configuration that was edited after the training.
     manifest.check(path.parent)
     try:
         content = untrusted.read_json(path)
@@ -143,4 +146,5 @@ def _relative(value: Any, home: str) -> Any:
     if isinstance(value, list):
         return [_relative(one, home) for one in value]
     is_inside = isinstance(value, str) and home not in (".", "/")
+    # Anywhere in the string, as shards may be patterns and commands.
     return value.replace(f"{home}/", "") if is_inside else value

@@ -31,6 +31,7 @@ def figures(predictions: Predictions) -> tuple[dict[str, float], dict[str, float
     found = {name: float(by_image.mean()) for name, by_image in values.items()}
     errors = {name: standard_error(by_image) for name, by_image in values.items()}
     confidence, hits = predictions.confidence, values["top1"]
+    # No standard error: it is not a mean over images, but over classes of different sizes.
     found["mean_class_recall"] = mean_class_recall(predictions.log_probabilities, predictions.labels)
     for name, equal_mass in (("ece", False), ("ece_equal_mass", True)):
         curve = reliability_of_confidence(confidence, hits, equal_mass=equal_mass)
@@ -52,6 +53,7 @@ def per_image(predictions: Predictions) -> dict[str, Float[np.ndarray, " n"]]:
     above, tied = predictions.ranks()
     harmonic = _harmonic(predictions.num_classes)
     return {
+        # Tied classes share the credit: with t of them in first place, each counts 1 / t.
         "top1": np.clip((1 - above) / tied, 0.0, 1.0),
         "top5": np.clip((5 - above) / tied, 0.0, 1.0),
         # With ties the rank is uniform over above + 1, ..., above + tied: the mean of 1 / rank is a difference of
@@ -84,6 +86,8 @@ def calibrated(predictions: Predictions, name: str, seed: int = 0) -> tuple[Pred
     log_p = np.empty_like(predictions.log_probabilities)
     temperatures = []
     for fitted, held_out in (halves, halves[::-1]):
+        # Fitted on one half and applied to the other: a temperature fitted on the images that it scales would look too
+        # good.
         temperatures.append(fit_temperature(predictions.log_probabilities[fitted], predictions.labels[fitted]))
         log_p[held_out] = scaled(predictions.log_probabilities[held_out], temperatures[-1])
     report_if_unfitted(name, temperatures)

@@ -19,6 +19,7 @@ TEMPLATES = (
     "a low-resolution picture of the {c}.",
 )
 
+# As published on the site; another archive is used with a warning.
 _CIFAR10_MD5 = "c58f30108f718f92721af3b95e74349a"
 _CIFAR100_MD5 = "eb9058c3a382ffc7106e4002c42a8d85"
 _BATCHES = {"train": [f"data_batch_{number}" for number in range(1, 6)], "test": ["test_batch"]}
@@ -77,6 +78,7 @@ def _open(source: Path, scratch: Path, md5: str) -> Files:
 
 
 def _load(files: Files, base: str) -> dict[str, Any]:
+    # By the file's name alone: the folder inside the archive has another name than an extracted one may have.
     name = next((name for name in files.sizes if name.rpartition("/")[2] == base), None)
     if name is None:
         raise UserError(f"{files.path}: holds no {base}; use the archive called 'python version'")
@@ -99,6 +101,7 @@ def _split(files: Files, split: str, batches: Sequence[str], key: str, num_class
 
     def read(numbers: Sequence[int]) -> Iterator[Sample]:
         for number in numbers:
+            # Planes to interleaved channels.
             image = rows[number].reshape(3, _SIZE, _SIZE).transpose(1, 2, 0)
             yield Sample(encode_png(image), f"{files.path}: {split} row {number}")
 

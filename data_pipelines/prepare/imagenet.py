@@ -58,6 +58,7 @@ def read_imagenet(source: Path, scratch: Path, split: str | None = None, devkit:
 
 def _parts(source: Path, split: str | None) -> dict[str, Path]:
     """Returns the path of each split."""
+    # The official validation set is the test split here: the labels of the official test set are not public.
     named = {"train": ("ILSVRC2012_img_train.tar", "train"), "test": ("ILSVRC2012_img_val.tar", "val")}
     parts = {
         part: next(source / name for name in names if (source / name).exists())
@@ -78,6 +79,7 @@ def _split(path: Path, split: str, scratch: Path, source: Path, devkit: Path | N
     if any(_WNID.fullmatch(folder) for folder in folders):
         labels = [_label(folder, files.where(name)) for folder, name in zip(folders, images, strict=True)]
     else:
+        # Validation images have no class in their names; labels come from the devkit, in the order of the file numbers.
         if path.name == "ILSVRC2012_img_val.tar":
             warn_unless_published(path, _VAL_MD5)
         labels = _validation_labels(files, images, _open_devkit(source, scratch, devkit))
@@ -141,6 +143,7 @@ def _classes(devkit: Files) -> dict[int, int]:
     try:
         synsets = load_variables(_member(devkit, "data/meta.mat"), "synsets")["synsets"]
         rows = zip(synsets["ILSVRC2012_ID"], synsets["WNID"], synsets["num_children"], strict=True)
+        # The devkit's numbers are not the usual labels, which are ranks by WNID.
         return {int(number): _label(str(wnid), str(devkit.path)) for number, wnid, children in rows if children == 0}
     except (Malformed, ValueError, TypeError, KeyError, OverflowError) as error:
         raise UserError(f"{devkit.path}: meta.mat cannot be read ({error}); download it again") from error

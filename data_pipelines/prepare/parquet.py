@@ -57,6 +57,7 @@ def read_parquet(source: Path, split: str | None = None, columns: Columns | None
         by_split.setdefault(match[1] if match and all(matches) else split or "train", []).append(_File(path))
     parts = {name: by_split[name] for name in select_splits(by_split, split, str(source))}
     first = next(iter(parts.values()))[0]
+    # The first file decides, and all others must have its columns.
     columns = _find(first, columns or Columns())
     for file in itertools.chain.from_iterable(parts.values()):
         _check(file, columns)
@@ -208,6 +209,7 @@ def _distinct(values: dict[str, list[Any]], column: str, file: _File) -> list[st
 
 def _labels(values: Sequence[Any], names: Sequence[str], column: str, source: Path) -> np.ndarray:
     """Converts values, which are names or indices, to indices into names: ``[values]`` int32."""
+    # Both names and indices are accepted: parquet files of the same data set differ in this.
     known: dict[Any, int] = {value: label for label, name in enumerate(names) for value in (label, name)}
     for value in values:
         if not isinstance(value, Hashable) or value not in known:

@@ -107,6 +107,7 @@ def _check_memo(data: bytes) -> None:
 
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
+        # A pickle may name any function to call; only these names, all replaced by our own classes, are resolved.
         if (module, name) not in _ADMITTED:
             raise UserError(f"its pickle loads {module}.{name}, which no published archive does; do not trust it")
         return _ADMITTED[module, name]

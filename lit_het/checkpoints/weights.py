@@ -22,6 +22,7 @@ from lit_het.towers.vit import ViTConfig
 from lit_het.types import Params
 
 TextPooling: TypeAlias = Literal["last", "first", "mean", "max"]
+# SentencePiece models, by the names that transformers and sentencepiece give them.
 _TOKENIZERS = ("spiece.model", "tokenizer.model")
 # Only these files of a Hugging Face folder are downloaded.
 _HUGGING_FACE_FILES = (
@@ -69,12 +70,14 @@ def open_weights(
         path = fetch(match[1], advance=advance)
         text_options: Any = {"text_length": text_length, "text_pooling": text_pooling or "last"}
         return read_big_vision(path, match[2] or "", patch_size=patch_size, **text_options, **sizes)
+    # Before Hugging Face: a V-MoE address has no suffix that would distinguish it from a folder.
     if (prefix := _vmoe_prefix(address, advance)) is not None:
         found = read_vmoe(prefix, experts=experts, **sizes)
         if patch_size not in (None, found.image_tower and found.image_tower.patch_size):
             raise UserError(f"the patches of a V-MoE cannot be resampled; leave out patch_size = {patch_size}")
         return found
     folder = fetch(address, _HUGGING_FACE_FILES, advance)
+    # Only the index names the files of a large model, so they are fetched after it.
     if (folder / "model.safetensors.index.json").is_file():
         fetch(address, safetensors_names(folder), advance)
     if not (folder / "config.json").is_file():
@@ -117,6 +120,7 @@ def _tower(address: str, part: str, options: dict[str, Any]) -> Any:
     tower = getattr(open_weights(address, **options), part)
     if tower is None:
         raise UserError(f"{address} holds no {part.replace('_', ' ')}")
+    # The address stays in the configuration: a run that is opened later reads the locked tower from there.
     return dataclasses.replace(tower, weights=address)
 
 

@@ -111,6 +111,7 @@ def _computations(text: str) -> Iterator[tuple[str, list[_Instruction]]]:
             name, instructions = line.removeprefix("ENTRY ").split()[0].lstrip("%"), []
         elif line.startswith("}"):
             yield name, instructions
+        # XLA writes positions in long tuples as comments, /*index=5*/, which are no part of a type.
         elif found := _INSTRUCTION.match(re.sub(r"/\*.*?\*/", "", line)):
             operands = re.findall(r"%([\w.-]+)", found["rest"].split(")")[0])
             instructions.append(
@@ -214,6 +215,7 @@ def _axes(groups: Sequence[Sequence[int]], mesh: Mesh) -> tuple[str, ...] | None
     for count in range(len(names) + 1):
         for axes in itertools.combinations(names, count):
             along: Any = [mesh.axis_names.index(name) for name in axes]
+            # The devices that differ only along these axes, one row per group.
             lines = np.moveaxis(positions, along, range(-len(along), 0)) if axes else positions[..., None]
             group = math.prod(mesh.shape[name] for name in axes)
             if {frozenset(line) for line in lines.reshape(-1, group).tolist()} == wanted:

@@ -21,6 +21,7 @@ class AttentionPooling(nnx.Module):
     def __call__(self, tokens: Float[Array, "b n d"]) -> Float[Array, "b d"]:
         """Returns one embedding per example."""
         b, n, d = tokens.shape
+        # All images have the same learned query.
         probes = jnp.broadcast_to(self.probe[...], (b, d))
         pooled = sharding.as_batch(self.attention(probes, tokens.reshape(b * n, d), b))
         return (pooled + self.mlp(self.norm(pooled), _by_rows)).astype(jnp.float32)

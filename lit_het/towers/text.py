@@ -87,6 +87,7 @@ class TextTransformer(nnx.Module):
 
     def __call__(self, text: Int[Array, "b l"], key: Key[Array, ""] | None = None) -> TowerOutput:
         """Returns embeddings ``[b d]`` and the encoder's tokens; the key is for experts, see `ViT`."""
+        # No mask for padding, as in LiT's code: the tower learns to ignore it (docs/paper_map.md, 12).
         encoded = self.encoder(self.tokens(text) + self._positions()[None], key)
         embedding = sharding.as_batch(self.projection(self._pool(encoded.tokens))).astype(jnp.float32)
         return TowerOutput(embedding, encoded.tokens, encoded.auxiliary_losses, encoded.metrics)
@@ -99,6 +100,7 @@ class TextTransformer(nnx.Module):
     def _pool(self, tokens: Float[Array, "b l d"]) -> Float[Array, "b d"]:
         match self.config.pooling:
             case "last":
+                # The end token or padding, whichever is last (docs/paper_map.md, 12).
                 return tokens[:, -1]
             case "first":
                 return tokens[:, 0]

@@ -107,6 +107,7 @@ def _take_arrays(
         path = ours + name.ours.replace("/*/", "/")
         if path not in flat:
             continue
+        # Taken out, so that whatever remains at the end has no place in big_vision and is reported.
         array = np.asarray(flat.pop(path))
         target = theirs + name.theirs
         for number, block in enumerate(array) if "*" in target else [(0, array)]:

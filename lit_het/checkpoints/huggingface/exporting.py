@@ -63,7 +63,9 @@ def write_siglip(
     folder.mkdir(parents=True, exist_ok=True)
     if tokenizer is not None:
         (folder / "spiece.model").write_bytes(tokenizer.model_bytes)
+    # Renamed when complete. config.json follows last: without it transformers does not take the folder for a model.
     partial = folder / "model.safetensors.partial"
+    # SiglipModel always adds a bias, which the softmax loss does not have.
     arrays = _arrays(image_tower, text_tower, {"head/bias": np.zeros((), np.float32)} | flat)
     safetensors.numpy.save_file(arrays, partial, metadata={"format": "pt"})
     partial.replace(folder / "model.safetensors")
@@ -110,6 +112,7 @@ def _arrays(image: ViTConfig, text: TextConfig, params: dict[str, np.ndarray]) -
     }
     size, side = image.patch_size, image.side
     kernel = params["image_tower/patches/kernel"].reshape(size, size, 3, -1).transpose(3, 2, 0, 1)
+    # SigLIP has learned positions only; fixed ones are stored as if they had been learned.
     image_positions = params.get("image_tower/positions")
     if image_positions is None:
         image_positions = sine_cosine_positions(side, side, image.encoder.width)

@@ -150,6 +150,7 @@ class _Tower:
     """The arrays of one tower, by names without the prefix of the tower, which a file may or may not have."""
 
     def __init__(self, arrays: Arrays, family: _Family, config: Json, compute_type: ComputeType, path: str):
+        # A tower that was saved alone has names without the prefix of the whole model.
         self.prefix = family.prefix if any(name.startswith(family.prefix) for name in arrays) else ""
         self.arrays, self.family, self.config, self.path = arrays, family, config, path
         self.compute_type: ComputeType = compute_type
@@ -183,6 +184,7 @@ class _Tower:
             )
         gated = "encoder/blocks/0/mlp/gate/kernel" in self.array_names
         depth = _number(self.config, "num_hidden_layers", 12)
+        # A number in a damaged configuration must not decide how much memory a model takes.
         if depth > len(self.arrays):
             raise UserError(f"config.json: num_hidden_layers = {depth}, but the source has {len(self.arrays)} arrays")
         return EncoderConfig(
@@ -233,6 +235,7 @@ class _ImageReader(_Tower):
             input_norm="input_norm/scale" in self.array_names,
             representation_size=self.shape("pre_logits/kernel", 2)[0] if has_pre_logits else None,
         )
+        # Normalisation and patch size change the same layer, so both are applied in one step.
         first = functools.partial(_first_layer, normalization=normalization, old_size=old_size, size=config.patch_size)
         tokens = self._token_sources(config.side, keeps_corners=config.patch_size == old_size)
         sources = self.sources + tokens + self._first_layer_sources(first)
