@@ -73,6 +73,7 @@ def write_shards(
     directory.mkdir(parents=True, exist_ok=True)
     if any(directory.glob(f"{glob.escape(name)}-*.tar")):
         raise UserError(f"{directory}: holds {name}-*.tar shards already; remove them or choose another folder")
+    # In the same folder, so that the rename does not cross file systems.
     partial = directory / f".{name}.partial"
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
@@ -102,6 +103,7 @@ def write_tar(path: Path, samples: Iterable[Mapping[str, Any]]) -> int:
     """
     count = 0
     with path.open("wb") as file:
+        # Without times, equal samples give equal bytes and so equal digests.
         with TarWriter(file, mtime=0) as writer:
             for sample in samples:
                 key = sample["__key__"]
@@ -110,6 +112,7 @@ def write_tar(path: Path, samples: Iterable[Mapping[str, Any]]) -> int:
                 writer.write(dict(sample))
                 count += 1
         file.flush()
+        # Before the rename that follows: after a power failure a shard with its final name must have its content.
         os.fsync(file.fileno())
     return count
 
@@ -133,6 +136,7 @@ def expand(patterns: Path | str | Iterable[Path | str], *, allow_commands: bool 
     if not patterns:
         raise UserError("no shards are given; name tar files, folders or patterns such as 'train-{000..009}.tar'")
     lists = _Lists(allow_commands)
+    # Sorted: the order of the shards defines the order of samples, and file systems list files in any order.
     return sorted({address for pattern in patterns for address in _expand_one(str(pattern), lists)})
 
 

@@ -77,6 +77,7 @@ class TensorFlowTextTokenizer:
 def _vocabulary(model_bytes: bytes) -> dict[str, int]:
     """Returns the id of each word piece."""
     try:
+        # Not `splitlines`, which also splits at characters such as U+2028 that may be words.
         lines = model_bytes.decode().removesuffix("\n").split("\n")
     except UnicodeDecodeError as error:
         raise UserError(

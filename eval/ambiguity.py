@@ -82,6 +82,7 @@ def errors_within_groups(
     wrong = predictions != labels
     truth = groups[labels[wrong]]
     grouped = truth != NO_GROUP
+    # With other classes of the group only: the true class itself cannot be an error.
     sizes = np.bincount(groups[groups != NO_GROUP], minlength=1)
     homoglyphs = np.where(grouped, sizes[np.where(grouped, truth, 0)] - 1, 0)
     return GroupErrors(
@@ -139,6 +140,7 @@ def split_by_ambiguity(
     Raises:
         UserError: a unit with both ambiguous and unambiguous values.
     """
+    # One value per unit: images of one character would count as independent observations otherwise.
     distinct, means = means_by_unit(values, units)
     _, shares = means_by_unit(ambiguous.astype(np.float64), units)
     mixed = (shares > 0) & (shares < 1)

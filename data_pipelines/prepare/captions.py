@@ -129,6 +129,7 @@ def _one_line(text: str, where: str) -> str:
 def _split(listed: Sequence[_Captioned], files: Files, published: int | None) -> Split:
     captioned = [one for one in listed if one.captions]
     names = _find(captioned, files)
+    # A dot would end the key in webdataset.
     keys = [Path(one.path).stem.replace(".", "_") for one in captioned]
     first: dict[str, _Captioned] = {}
     for key, one in zip(keys, captioned, strict=True):
@@ -157,6 +158,7 @@ def _find(captioned: Sequence[_Captioned], files: Files) -> list[str]:
         anywhere.setdefault(name.rpartition("/")[2], []).append(name)
     found = []
     for one in captioned:
+        # Archives are unpacked into various folders; a name that is unique is enough.
         candidates = [one.path] if one.path in files.sizes else anywhere.get(one.path.rpartition("/")[2], [])
         if not candidates:
             raise UserError(f"{files.path}: holds no {one.path}, which {one.where} lists; set its folder with --images")

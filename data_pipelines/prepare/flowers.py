@@ -62,6 +62,7 @@ def read_flowers(source: Path, scratch: Path, split: str | None = None) -> DataS
     splits = select_splits(_LISTS, split, "Oxford Flowers-102")
     images = _open(source, scratch)
     paths = {Path(name).stem: name for name in images.sizes if name.endswith(".jpg")}
+    # MATLAB counts from 1.
     labels = _numbers(source, "imagelabels.mat", "labels") - 1
     if not ((labels >= 0) & (labels < len(CLASS_NAMES))).all():
         raise UserError(f"{source / 'imagelabels.mat'}: has labels that are not from 1 to 102; download it again")

@@ -26,6 +26,7 @@ def read_folder(source: Path, scratch: Path, split: str | None = None) -> DataSe
     images = images_in(files)
     if not images:
         raise UserError(f"{source}: holds no images; name a folder with one subfolder of images per class")
+    # Only if all folders have such names: a class may be called "test" too.
     if {name.partition("/")[0] for name in images} <= SPLIT_NAMES:
         names = sorted({name.partition("/")[0] for name in images})
         roots = {name: f"{name}/" for name in select_splits(names, split, str(source))}
@@ -61,6 +62,7 @@ def _classified(files: Files, parts: dict[str, list[str]], roots: dict[str, str]
         for folder in (*files.folders, *(name.rpartition("/")[0] for name in files.sizes))
         if folder.startswith(root) and folder != root.rstrip("/")
     } - {""}
+    # Classes of all splits together, so that a label means the same in each of them.
     classes = {name: label for label, name in enumerate(sorted(folders))}
     labels = {
         split: [classes[name.removeprefix(roots[split]).partition("/")[0]] for name in names]

@@ -35,6 +35,7 @@ class ParameterName:
     def to_theirs(self, array: np.ndarray, num_heads: int, patch_size: int) -> np.ndarray:
         """Returns our array in their layout."""
         sizes = {"h": num_heads, "p": patch_size, "q": patch_size}
+        # Splitting a joined axis needs the size of one part; joining needs none.
         known = {axis: size for axis, size in sizes.items() if axis in self.their_axes.split()}
         return einops.rearrange(array, f"... {self.our_axes} -> ... {self.their_axes}", **known)
 

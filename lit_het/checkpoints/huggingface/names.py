@@ -59,6 +59,7 @@ class Match:
             prefix: of the tower in the names of arrays.
             path: of the tower in our parameters, with a trailing slash.
         """
+        # Names contain dots, so they are escaped; only # stands for a number.
         pattern = re.escape(prefix + self.theirs).replace(r"\#", r"(\d+)")
         found = re.fullmatch(pattern, name)
         if found is None:
@@ -180,6 +181,7 @@ CLIP_IMAGE: Table = (
     *norm("pre_layrnorm", "input_norm"),  # their spelling
     *norm("post_layernorm", "encoder/norm"),
 )
+# transformers 5 has new names for the layers of a ViT; files of both versions are read.
 VIT: Table = (
     *_block("encoder.layer.#", layers=_VIT_ATTENTION | _DENSE_MLP, norms=_VIT_NORMS),
     *_block("layers.#", layers=_NEW_ATTENTION | _FULLY_CONNECTED, norms=_VIT_NORMS),

@@ -85,6 +85,7 @@ def read_normalization(processor: Json, folder: Path) -> Float[np.ndarray, "2 c"
         UserError: they are not three numbers each, or a divisor is not above 0.
     """
     mean, deviation = processor["image_mean"], processor["image_std"]
+    # A processor may map levels to another range than [0, 1] before it normalises, or not rescale at all.
     scale = processor.get("rescale_factor", 1 / 255) if processor.get("do_rescale", True) else 1
     if not processor.get("do_normalize", True):
         mean, deviation = (0.0,) * 3, (1.0,) * 3

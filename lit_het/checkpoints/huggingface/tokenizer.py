@@ -67,6 +67,7 @@ def tokenizer_files(tokenizer: SentencePiece) -> dict[str, dict[str, Any]]:
             f"the SentencePiece model has no end token (its eos_id is {trainer.eos_id}); export without the tokenizer"
         )
     unknown = next(i for i, piece in enumerate(model.pieces) if piece.type == piece_types.UNKNOWN)
+    # Control tokens must be declared, or transformers would split their text.
     special = sorted({trainer.eos_id, unknown, tokenizer.padding_id})
     return {
         "tokenizer.json": {
@@ -108,6 +109,7 @@ def _normalizers(model: Any, tokenizer: SentencePiece) -> list[dict[str, Any]]:
     if tokenizer.lowercase:
         steps.append({"type": "Lowercase"})
     if tokenizer.remove_punctuation:
+        # Before the model's own table, as `SentencePieceTokenizer` does: the table may change punctuation.
         steps += [_replacement(_PUNCTUATION, ""), _replacement(_BLANKS, " "), _STRIP]
     if spec.precompiled_charsmap:
         table = base64.b64encode(spec.precompiled_charsmap).decode()
@@ -122,6 +124,7 @@ def _replacement(pattern: str, content: str) -> dict[str, Any]:
 
 
 def _words(model: Any) -> dict[str, Any]:
+    # A word at the start of a caption has the same token as elsewhere only if a boundary is put before it.
     scheme = "always" if model.normalizer_spec.add_dummy_prefix else "never"
     return {"type": "Metaspace", "replacement": _WORD_BOUNDARY, "prepend_scheme": scheme, "split": True}
 

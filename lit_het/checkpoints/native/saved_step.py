@@ -27,6 +27,7 @@ class SavedStep:
     """
 
     def __init__(self, folder: Path):
+        # Orbax 0.12 takes absolute paths only; messages show the path as it was given.
         self.folder = folder.resolve()
         self._path_in_messages = folder
 
@@ -81,6 +82,8 @@ class SavedStep:
         Args:
             saved: fingerprints from `read_info`.
         """
+        # On the host, one array at a time: `lit-het checkpoint` must work where the model does not fit into the
+        # devices.
         on_host = jax.sharding.SingleDeviceSharding(jax.local_devices(backend="cpu")[0])
         for item in sorted({path.partition("/")[0] for path in saved}):
             fingerprints = select_item(item, saved)
