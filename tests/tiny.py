@@ -1,6 +1,7 @@
 """Experiments small enough for tests, cut from the real configurations, and the data that they read."""
 
 import dataclasses
+import os
 import socket
 from pathlib import Path
 
@@ -54,6 +55,12 @@ def edit_config(run_dir: Path, config: ExperimentConfig) -> None:
     """Gives a run another configuration, as a user does by hand: who deletes the manifest accepts the change."""
     experiment.save(config, run_dir / "config.json")
     (run_dir / "manifest.json").unlink(missing_ok=True)
+
+
+def environment(devices: int = 1) -> dict[str, str]:
+    """Returns the environment of a process with so many devices, which compiles as the tests do."""
+    flags = os.environ["XLA_FLAGS"].replace("device_count=8", f"device_count={devices}")
+    return {**os.environ, "XLA_FLAGS": flags}
 
 
 def free_port() -> int:

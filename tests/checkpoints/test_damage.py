@@ -194,12 +194,11 @@ def test_a_step_that_is_unavailable_for_now_does_not_count_as_damaged(copied, mo
 
 def test_a_step_that_one_of_two_processes_cannot_read_is_used_by_neither(copied):
     port = tiny.free_port()
-    xla = "--xla_force_host_platform_device_count=1 --xla_backend_optimization_level=0"
     command = [sys.executable, "-m", "tests.checkpoints.restore_with_faults", str(copied)]
     processes = [
         subprocess.Popen(
             [*command, f"localhost:{port},{number}/2"],
-            env={**os.environ, "XLA_FLAGS": xla},
+            env=tiny.environment(),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

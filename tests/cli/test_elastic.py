@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import os
 import random
 import re
 import shutil
@@ -38,9 +37,8 @@ def start():
     def of(config, record, *flags, devices=1):
         path = record.with_suffix(".json")
         experiment.save(config, path)
-        xla = f"--xla_force_host_platform_device_count={devices} --xla_backend_optimization_level=0"
         command = [sys.executable, "-m", "tests.cli.elastic_run", "--record", record, "--config", path, *flags]
-        process = subprocess.Popen(command, env={**os.environ, "XLA_FLAGS": xla}, stderr=subprocess.PIPE)
+        process = subprocess.Popen(command, env=tiny.environment(devices), stderr=subprocess.PIPE)
         processes.append(process)
         return process
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import os
 import re
 import signal
 import subprocess
@@ -157,7 +156,7 @@ def test_images_that_a_store_did_not_return_are_not_recorded_as_broken(
 
 
 def test_a_killed_command_goes_on_with_the_shards_that_are_missing_on_two_hosts(trained_lit, data, tmp_path):
-    environment = {**os.environ, "XLA_FLAGS": "--xla_backend_optimization_level=0"}
+    environment = tiny.environment()
     command = [sys.executable, "-m", "lit_het.cli.main", "embed", "--tower", str(trained_lit.run_dir), "--output"]
     shards = tmp_path / "many"
     shards.mkdir()

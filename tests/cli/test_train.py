@@ -46,7 +46,7 @@ def command(config_file, *flags):
 
 
 def test_a_run_killed_twice_and_resumed_equals_an_uninterrupted_one_bit_by_bit(lit_config, tmp_path):
-    environment = {**os.environ, "XLA_FLAGS": "--xla_backend_optimization_level=0"}  # one device, own processes
+    environment = tiny.environment()
     config = dataclasses.replace(lit_config, length=Duration(60))
     whole = write_config_file(config, tmp_path / "whole.py")
     killed = write_config_file(dataclasses.replace(config, run_dir=tmp_path / "killed"), tmp_path / "killed.py")

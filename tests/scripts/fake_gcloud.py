@@ -58,7 +58,7 @@ def ssh(cloud: Path, worker: str, command: str) -> int:
         job = {"SLURM_JOB_ID": os.environ["FAKE_JOB"], "SLURM_STEP_NODELIST": "localhost", "SLURM_NTASKS": WORKERS}
         own = {"SLURM_PROCID": number, "SLURM_LOCALID": number, "HOME": home}
         variables = {**os.environ, **{name: str(value) for name, value in {**job, **own}.items()}}
-        variables["XLA_FLAGS"] = "--xla_force_host_platform_device_count=4 --xla_backend_optimization_level=0"
+        variables["XLA_FLAGS"] = os.environ["XLA_FLAGS"].replace("device_count=8", "device_count=4")
         started.append(subprocess.Popen(["bash", "-c", command], cwd=home, env=variables))
     return max(process.wait() for process in started)
 
