@@ -22,6 +22,7 @@ from lit_het.durations import Duration
 from lit_het.eval.sets import ImageSet
 from lit_het.eval.suite import ZeroShotConfig
 from lit_het.heads.deterministic import DeterministicConfig
+from lit_het.losses.classification import SigmoidCrossEntropy
 from lit_het.optimizers import SGD, Optimizer
 from lit_het.schedules import Schedule
 from lit_het.sharding import MeshConfig
@@ -57,7 +58,7 @@ def get_config(image_size: Literal[224, 384, 518] = 518) -> ExperimentConfig:
             image_tower=sovit(image_size),
             head=HEAD,
             num_classes=1000,
-            loss="sigmoid",
+            loss=SigmoidCrossEntropy(),
             mixup=0.2 if is_large else 0.0,
         ),
         data=LoaderConfig(

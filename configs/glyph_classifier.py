@@ -45,7 +45,6 @@ def get_config(root: Path = ROOT, head: ClassificationHeadConfig = HEAD) -> Expe
             ),
             head=head,
             num_classes=NUM_NAMES,
-            loss="softmax",
         ),
         data=LoaderConfig(
             shards=(str(root / "data" / "train"),),

@@ -19,6 +19,7 @@ from lit_het.durations import Duration
 from lit_het.heads.covariance import CovarianceConfig
 from lit_het.heads.het_xl import HetXLConfig
 from lit_het.heads.sampling import SamplingConfig
+from lit_het.losses.classification import SigmoidCrossEntropy
 from lit_het.optimizers import AdamW, Optimizer
 from lit_het.schedules import Linear, Schedule
 from lit_het.tasks.classification import ClassificationConfig
@@ -52,7 +53,7 @@ def get_config(tower: Literal["vit_l32", "resnet152"] = "vit_l32") -> Experiment
                 initial_bias=-10.0,
             ),
             num_classes=NUM_CLASSES,
-            loss="sigmoid",
+            loss=SigmoidCrossEntropy(),
         ),
         data=LoaderConfig(
             shards=("data/train/{0000..1023}.tar",),

@@ -11,6 +11,7 @@ from lit_het.durations import Duration
 from lit_het.heads.covariance import CovarianceConfig
 from lit_het.heads.het_xl import HetXLConfig
 from lit_het.heads.sampling import SamplingConfig
+from lit_het.losses.classification import SigmoidCrossEntropy
 from lit_het.optimizers import AdamW, Optimizer
 from lit_het.schedules import Schedule
 from lit_het.tasks.classification import ClassificationConfig
@@ -51,7 +52,7 @@ def get_config(root: Path = ROOT) -> ExperimentConfig:
                 initial_bias=-5.0,
             ),
             num_classes=NUM_WORDS,
-            loss="sigmoid",
+            loss=SigmoidCrossEntropy(),
         ),
         data=LoaderConfig(
             shards=(str(root / "data" / "train"),),

@@ -2,24 +2,22 @@
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import TypeAlias
 
 import numpy as np
 from jaxtyping import Float, UInt8
 
 from lit_het.errors import UserError
 from lit_het.eval.evaluation import Record
-from lit_het.eval.predictions import SupervisedPredictor, ZeroShotPredictor
+from lit_het.eval.predictions import Predictor
 from lit_het.eval.prompts import BARE_TEMPLATE
 from lit_het.eval.recognition import embed_class_names
-from lit_het.types import Encoder, EvaluatedModel, ImageFeatures
+from lit_het.tasks import quantities
+from lit_het.types import EvaluatedModel, ImageFeatures
 
 # The band of a probability lies between these quantiles of its noise samples.
 BAND = (0.05, 0.95)
 _BATCH_SIZE = 32
 _AXIS_ENDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
-
-LabelPredictor: TypeAlias = ZeroShotPredictor | SupervisedPredictor
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +76,7 @@ def require_distinct_labels(labels: Sequence[str]) -> None:
 
 def label_predictor(
     model: EvaluatedModel, labels: Sequence[str], templates: Sequence[str] = BARE_TEMPLATE
-) -> LabelPredictor:
+) -> Predictor:
     """Returns a predictor over labels; for a classifier, the labels name its classes, in order.
 
     Raises:
@@ -86,14 +84,14 @@ def label_predictor(
             classes.
     """
     require_distinct_labels(labels)
-    if isinstance(model, Encoder):
-        return ZeroShotPredictor(model, embed_class_names(model, labels, templates))
+    if model.text is not None:
+        return Predictor(model, len(labels), embed_class_names(model, labels, templates))
     if len(labels) != model.num_classes:
         raise UserError(
             f"the classifier was trained on {model.num_classes} classes, and there are {len(labels)} labels; "
             "give the names of its classes, in order"
         )
-    return SupervisedPredictor(model)
+    return Predictor(model, len(labels))
 
 
 def features_of(
@@ -106,7 +104,7 @@ def features_of(
         yield from np.asarray(tower.extract(np.stack(batch + batch[-1:] * (size - len(batch)))))[: len(batch)]
 
 
-def answer(predictor: LabelPredictor, features: Float[np.ndarray, " f"], samples: int = 32, seed: int = 0) -> Answer:
+def answer(predictor: Predictor, features: Float[np.ndarray, " f"], samples: int = 32, seed: int = 0) -> Answer:
     """Predicts the labels of one image, independently of other images.
 
     Args:
@@ -119,13 +117,13 @@ def answer(predictor: LabelPredictor, features: Float[np.ndarray, " f"], samples
         UserError: a probability is NaN.
     """
     block = features[None, None], np.array([seed], np.int32)
-    found = predictor(*block)
-    probability, noise_norm = np.exp(found.log_probabilities[0]), float(found.noise_norm[0])
+    probability = np.exp(predictor.log_probabilities(*block)[0])
+    noise_norm = float(predictor.quantity(quantities.noise_norm, block[0])[0])
     if np.isnan(probability).any():
         raise UserError("a probability is not a number; training diverged, use an earlier checkpoint")
     if not samples or not noise_norm:
         return Answer(probability, noise_norm)
-    sampled = np.exp(dataclasses.replace(predictor, samples=samples).members(*block)[0])
+    sampled = np.exp(dataclasses.replace(predictor, samples=samples).member_log_probabilities(*block)[0])
     return Answer(probability, noise_norm, sampled.mean(axis=0), sampled)
 
 

@@ -14,7 +14,7 @@ from lit_het.eval.predictions import highest
 from lit_het.eval.recognition import embed_texts
 from lit_het.eval.rows import row_blocks
 from lit_het.files import cache_folder, cached_array, completed
-from lit_het.types import Encoder
+from lit_het.types import EvaluatedModel
 
 _BLOCK_CAPTIONS = 8192
 
@@ -42,7 +42,7 @@ class CaptionIndex:
         return [(self.captions[row], float(score)) for row, score in zip(best.tolist(), scores, strict=True)]
 
 
-def index_captions(encoder: Encoder, captions: Sequence[str]) -> CaptionIndex:
+def index_captions(model: EvaluatedModel, captions: Sequence[str]) -> CaptionIndex:
     """Embeds captions block by block into a file in the user's cache, or reads that file if it exists.
 
     Raises:
@@ -50,18 +50,19 @@ def index_captions(encoder: Encoder, captions: Sequence[str]) -> CaptionIndex:
     """
     if not captions:
         raise UserError("no captions to search; give at least one")
-    assert encoder.text_tower, "embeddings of a text tower that is being trained cannot be cached"
+    assert model.text is not None
+    assert model.text.tower, "embeddings of a text tower that is being trained cannot be cached"
     # Without duplicates, in the given order: a caption must not fill several of the nearest places.
     captions = tuple(dict.fromkeys(captions))
     # The tower is part of the name: captions of a model that was trained further are embedded anew.
-    content = hashlib.sha256("\n".join((encoder.text_tower, *captions)).encode())
+    content = hashlib.sha256("\n".join((model.text.tower, *captions)).encode())
     path = cache_folder("captions") / f"{content.hexdigest()[:32]}.npy"
     try:
         embeddings = cached_array(path)
         if embeddings is None or embeddings.ndim != 2 or len(embeddings) != len(captions) or embeddings.dtype != "<f4":
             path.parent.mkdir(parents=True, exist_ok=True)
             with completed(path) as partial, partial.open("wb") as file:
-                _write(encoder, captions, file)
+                _write(model, captions, file)
             # Mapped, not read: the file may be larger than memory.
             embeddings = np.load(path, mmap_mode="r")
         return CaptionIndex(captions, embeddings)
@@ -71,10 +72,10 @@ def index_captions(encoder: Encoder, captions: Sequence[str]) -> CaptionIndex:
         ) from error
 
 
-def _write(encoder: Encoder, captions: Sequence[str], file: IO[bytes]) -> None:
+def _write(model: EvaluatedModel, captions: Sequence[str], file: IO[bytes]) -> None:
     with Bar("embedding captions", len(captions), "captions") as bar:
         for start in range(0, len(captions), _BLOCK_CAPTIONS):
-            block = embed_texts(encoder, captions[start : start + _BLOCK_CAPTIONS], bar.advance)
+            block = embed_texts(model, captions[start : start + _BLOCK_CAPTIONS], bar.advance)
             if not start:
                 header = {"descr": "<f4", "fortran_order": False, "shape": (len(captions), block.shape[1])}
                 # The header needs the embedding size, which is known after the first block. Rows are then appended.

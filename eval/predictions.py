@@ -6,127 +6,70 @@ collapsed model, or two classes with the same name, thus score chance.
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Protocol, runtime_checkable
 
-import jax
 import numpy as np
 from jaxtyping import Float, Int
 
 from lit_het.console import Bar
 from lit_het.errors import UserError
 from lit_het.eval.calibration import ReliabilityCurve, check_labels, reliability_of_confidence
+from lit_het.eval.classes import merge_candidates
+from lit_het.eval.ensembles import mean_prediction
 from lit_het.eval.features import Features
-from lit_het.types import Classifier, Encoder, HeadOutput
+from lit_het.tasks import quantities
+from lit_het.tasks.quantities import Quantity
+from lit_het.types import EvaluatedModel
 
 NUM_TOP = 5
 BLOCK_SIZE = 256
 
 
-@runtime_checkable
-class Predictor(Protocol):
-    """Maps features of images to predictions."""
+@dataclasses.dataclass(frozen=True)
+class Predictor:
+    """A model with the classes to choose among, and a number of noise samples.
 
-    @property
-    def num_classes(self) -> int:
-        """The number of classes, k."""
-        ...
+    Attributes:
+        model: the model.
+        num_classes: k.
+        class_embeddings: unit embeddings of the candidates of an image-text model; None for a classifier.
+        samples: S; 0 leaves the noise out.
+        groups: the candidates that count as each class; None if every candidate is a class.
+    """
 
-    @property
-    def num_shares(self) -> int:
-        """The number of devices."""
-        ...
+    model: EvaluatedModel
+    num_classes: int
+    class_embeddings: Float[np.ndarray, "candidates d"] | None = None
+    samples: int = 0
+    groups: tuple[tuple[int, ...], ...] | None = None
 
-    def __call__(self, blocks: Float[np.ndarray, "n b f"], seeds: Int[np.ndarray, " n"]) -> HeadOutput:
-        """Returns the predictions for one block of images, or one block per device; each block has a noise seed."""
-        ...
+    def quantity(
+        self, quantity: Quantity, blocks: Float[np.ndarray, "n b f"], seeds: Int[np.ndarray, " n"] | None = None
+    ) -> np.ndarray:
+        """Computes a quantity of `lit_het.tasks.quantities` over the candidates, for one block of images per device."""
+        return self.model(quantity, blocks, seeds=seeds, num_samples=self.samples, classes=self.class_embeddings)
 
-    def members(
+    def log_probabilities(
+        self, blocks: Float[np.ndarray, "n b f"], seeds: Int[np.ndarray, " n"]
+    ) -> Float[np.ndarray, "rows k"]:
+        """Returns the log of the mean probability over ensemble members and noise samples."""
+        if self.groups is None:
+            return self.quantity(quantities.log_probabilities, blocks, seeds)
+        # Each member is renormalised over the allowed candidates before the mean over members.
+        return mean_prediction(self.member_log_probabilities(blocks, seeds))
+
+    def member_log_probabilities(
         self, blocks: Float[np.ndarray, "n b f"], seeds: Int[np.ndarray, " n"]
     ) -> Float[np.ndarray, "rows m k"]:
         """Returns the log-probabilities of each of m ensemble members or noise samples."""
-        ...
+        found = self.quantity(quantities.member_log_probabilities, blocks, seeds)
+        return found if self.groups is None else merge_candidates(found, self.groups)
 
     def scores(self, blocks: Float[np.ndarray, "n b f"]) -> Float[np.ndarray, "rows k"]:
         """Returns the score of each class without noise, independent of the other classes."""
-        ...
-
-
-@dataclasses.dataclass(frozen=True)
-class ZeroShotPredictor:
-    """Zero-shot predictions of an image-text model: ``softmax(cosine / τ)`` over class names.
-
-    With noise, ``1/S Σ_s softmax((α + ε_s) · β / τ)`` (HET-XL App. M).
-
-    Attributes:
-        encoder: the model.
-        class_embeddings: unit embeddings of the class names.
-        samples: S, the number of noise samples; 0 disables the noise.
-    """
-
-    encoder: Encoder
-    class_embeddings: Float[np.ndarray, "k d"]
-    samples: int = 0
-
-    @property
-    def num_classes(self) -> int:
-        """The number of class names."""
-        return len(self.class_embeddings)
-
-    @property
-    def num_shares(self) -> int:
-        """The number of devices."""
-        return self.encoder.features.num_shares
-
-    def __call__(self, blocks: Float[np.ndarray, "n b f"], seeds: Int[np.ndarray, " n"]) -> HeadOutput:
-        """Returns the mean over noise samples, or the prediction without noise."""
-        return self.encoder.choose(blocks, seeds, self.samples, self.class_embeddings)
-
-    def members(
-        self, blocks: Float[np.ndarray, "n b f"], seeds: Int[np.ndarray, " n"]
-    ) -> Float[np.ndarray, "rows m k"]:
-        """Returns the log-probabilities of every noise sample, or of the single prediction without noise."""
-        return self.encoder.members(blocks, seeds, self.samples, self.class_embeddings)
-
-    def scores(self, blocks: Float[np.ndarray, "n b f"]) -> Float[np.ndarray, "rows k"]:
-        """Returns ``cosine / τ`` without noise."""
-        return self.encoder.alone(blocks, self.class_embeddings)
-
-
-@dataclasses.dataclass(frozen=True)
-class SupervisedPredictor:
-    """Predictions of a classifier for its own classes.
-
-    Attributes:
-        classifier: the model.
-        samples: S, the number of noise samples per image; 0 disables the noise.
-    """
-
-    classifier: Classifier
-    samples: int = 0
-
-    @property
-    def num_classes(self) -> int:
-        """The number of classes."""
-        return self.classifier.num_classes
-
-    @property
-    def num_shares(self) -> int:
-        """The number of devices."""
-        return self.classifier.features.num_shares
-
-    def __call__(self, blocks: Float[np.ndarray, "n b f"], seeds: Int[np.ndarray, " n"]) -> HeadOutput:
-        """Returns the mean over members and noise samples."""
-        return self.classifier.choose(blocks, seeds, self.samples)
-
-    def members(
-        self, blocks: Float[np.ndarray, "n b f"], seeds: Int[np.ndarray, " n"]
-    ) -> Float[np.ndarray, "rows m k"]:
-        """Returns the log-probabilities of every member, or of every noise sample of every member."""
-        return self.classifier.members(blocks, seeds, self.samples)
-
-    def scores(self, blocks: Float[np.ndarray, "n b f"]) -> Float[np.ndarray, "rows k"]:
-        """Returns the logits (softmax) or the log-probabilities (sigmoid), without noise."""
-        return self.classifier.alone(blocks)
+        found = self.quantity(quantities.scores, blocks)
+        if self.groups is None:
+            return found
+        return np.stack([np.logaddexp.reduce(found[:, list(group)], axis=1) for group in self.groups], axis=1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,7 +80,7 @@ class Predictions:
         log_probabilities: of every class.
         labels: true classes, or vectors of zeros and ones.
         positions: indices of the images in their set.
-        log_normalizer, noise_norm: see `lit_het.types.HeadOutput`.
+        log_normalizer, noise_norm: see `lit_het.tasks.quantities`.
     """
 
     log_probabilities: Float[np.ndarray, "n k"]
@@ -207,27 +150,30 @@ def predict(predictor: Predictor, features: Features, block_size: int = BLOCK_SI
         check_labels(features.labels, predictor.num_classes)
     found = []
     with Bar("predicting", len(features.values), "images") as bar:
-        for rows, blocks, seeds in _blocks(features.values, block_size, predictor.num_shares):
-            found.append(predictor(blocks, seeds))
+        for rows, blocks, seeds in _blocks(features.values, block_size, predictor.model.features.num_shares):
+            log_p = predictor.log_probabilities(blocks, seeds)
+            others = (quantities.log_normalizer, quantities.noise_norm)
+            found.append((log_p, *(predictor.quantity(quantity, blocks) for quantity in others)))
             bar.advance(len(rows))
     # Only the last blocks are padded, so slicing removes all padding.
-    output = jax.tree.map(lambda *parts: np.concatenate(parts)[: len(features.values)], *found)
-    if np.isnan(output.log_probabilities).any():
+    columns = zip(*found, strict=True)
+    log_p, log_normalizer, noise_norm = (np.concatenate(parts)[: len(features.values)] for parts in columns)
+    if np.isnan(log_p).any():
         raise UserError("a probability is not a number; training diverged, use an earlier checkpoint")
-    return Predictions(labels=features.labels, positions=features.positions, **vars(output))
+    return Predictions(log_p, features.labels, features.positions, log_normalizer, noise_norm)
 
 
 def member_blocks(
     predictor: Predictor, features: Features, block_size: int = BLOCK_SIZE
 ) -> Iterator[tuple[Float[np.ndarray, "b m k"], Int[np.ndarray, " b"]]]:
     """Yields the log-probabilities of all members, and the labels, for batches of images."""
-    for rows, blocks, seeds in _blocks(features.values, block_size, predictor.num_shares):
-        yield predictor.members(blocks, seeds)[: len(rows)], features.labels[rows]
+    for rows, blocks, seeds in _blocks(features.values, block_size, predictor.model.features.num_shares):
+        yield predictor.member_log_probabilities(blocks, seeds)[: len(rows)], features.labels[rows]
 
 
 def class_scores(predictor: Predictor, features: Features, block_size: int = BLOCK_SIZE) -> Float[np.ndarray, "n k"]:
     """Returns scores that do not depend on other classes, to rank the images of multi-label sets."""
-    batches = _blocks(features.values, block_size, predictor.num_shares)
+    batches = _blocks(features.values, block_size, predictor.model.features.num_shares)
     return np.concatenate([predictor.scores(blocks)[: len(rows)] for rows, blocks, _ in batches])
 
 
@@ -247,11 +193,12 @@ def _blocks(
         yield rows, padded.reshape(num_shares, size, -1), seeds
 
 
-def embed_images(
-    encoder: Encoder, values: Float[np.ndarray, "n f"], block_size: int = BLOCK_SIZE
-) -> Float[np.ndarray, "n d"]:
-    """Returns the unit embeddings of images from their features."""
-    return np.concatenate([encoder.image(block)[: len(rows)] for rows, (block,), _ in _blocks(values, block_size)])
+def image_quantity(
+    model: EvaluatedModel, quantity: Quantity, values: Float[np.ndarray, "n f"], block_size: int = BLOCK_SIZE
+) -> np.ndarray:
+    """Returns a quantity that depends neither on classes nor on noise, from the features of images."""
+    batches = _blocks(values, block_size, model.features.num_shares)
+    return np.concatenate([model(quantity, blocks)[: len(rows)] for rows, blocks, _ in batches])
 
 
 def highest(scores: Float[np.ndarray, "q n"], count: int) -> Int[np.ndarray, "q top"]:

@@ -15,13 +15,11 @@ from lit_het import untrusted
 from lit_het.console import Bar
 from lit_het.errors import UserError
 from lit_het.eval.calibration import check_labels
-from lit_het.eval.classes import merge_candidates
-from lit_het.eval.ensembles import mean_prediction
 from lit_het.eval.features import Features, OpenSet
-from lit_het.eval.predictions import Predictions, Predictor, SupervisedPredictor, ZeroShotPredictor, predict
+from lit_het.eval.predictions import Predictions, Predictor, predict
 from lit_het.eval.prompts import BARE_TEMPLATE, check_templates, fill_template
 from lit_het.files import cache_folder, cached_array, completed
-from lit_het.types import Encoder, EvaluatedModel, HeadOutput
+from lit_het.types import EvaluatedModel, TextEncoder
 
 # Per device: each device runs the same computation, so the number of devices changes no result.
 _MAX_CAPTIONS_PER_DEVICE = 64
@@ -59,8 +57,8 @@ class Recognition:
         Raises:
             UserError: a classifier without head or with another number of classes, or a text tower without tokenizer.
         """
-        if isinstance(model, Encoder):
-            model.tokenize([fill_template(self.templates[0], self.candidates[0])])
+        if model.text is not None:
+            model.text.tokenize([fill_template(self.templates[0], self.candidates[0])])
         elif not model.num_classes:
             raise UserError(
                 "an image tower that was imported alone has no head: evaluate its features with few-shot or "
@@ -95,12 +93,8 @@ class Recognition:
     def predictors(self, model: EvaluatedModel, *samples: int) -> list[Predictor]:
         """Returns a `predictor` for each number of noise samples; the class names are embedded once."""
         self.check(model)
-        if isinstance(model, Encoder):
-            embeddings = embed_class_names(model, self.candidates, self.templates)
-            predictors: list[Predictor] = [ZeroShotPredictor(model, embeddings, count) for count in samples]
-        else:
-            predictors = [SupervisedPredictor(model, count) for count in samples]
-        return predictors if self.groups is None else [_Grouped(predictor, self.groups) for predictor in predictors]
+        embeddings = None if model.text is None else embed_class_names(model, self.candidates, self.templates)
+        return [Predictor(model, len(self.class_names), embeddings, count, self.groups) for count in samples]
 
     def predict(self, predictor: Predictor, features: Features) -> Predictions:
         """Returns predictions over ``class_names`` for a set whose labels index ``label_names``."""
@@ -118,38 +112,8 @@ class Recognition:
         return dataclasses.replace(features, labels=labels)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Grouped:
-    """A predictor whose candidates are merged into classes."""
-
-    predictor: Predictor
-    groups: tuple[tuple[int, ...], ...]
-
-    @property
-    def num_classes(self) -> int:
-        return len(self.groups)
-
-    @property
-    def num_shares(self) -> int:
-        return self.predictor.num_shares
-
-    def __call__(self, blocks: Float[np.ndarray, "n b f"], seeds: Int[np.ndarray, " n"]) -> HeadOutput:
-        # Each member is renormalised over the allowed candidates before the mean over members.
-        merged = mean_prediction(self.members(blocks, seeds))
-        return dataclasses.replace(self.predictor(blocks, seeds), log_probabilities=merged)
-
-    def members(
-        self, blocks: Float[np.ndarray, "n b f"], seeds: Int[np.ndarray, " n"]
-    ) -> Float[np.ndarray, "rows m k"]:
-        return merge_candidates(self.predictor.members(blocks, seeds), self.groups)
-
-    def scores(self, blocks: Float[np.ndarray, "n b f"]) -> Float[np.ndarray, "rows k"]:
-        scores = self.predictor.scores(blocks)
-        return np.stack([np.logaddexp.reduce(scores[:, list(group)], axis=1) for group in self.groups], axis=1)
-
-
 def embed_class_names(
-    encoder: Encoder, names: Sequence[str], templates: Sequence[str] = BARE_TEMPLATE
+    model: EvaluatedModel, names: Sequence[str], templates: Sequence[str] = BARE_TEMPLATE
 ) -> Float[np.ndarray, "k d"]:
     """Returns the unit embedding of each class name: the normalised mean over its prompts (CLIP Sec. 3.1.4).
 
@@ -161,15 +125,16 @@ def embed_class_names(
     if not names:
         raise UserError("no class names; give at least one")
     check_templates(templates)
-    if not encoder.text_tower:
-        return _embed_names(encoder, names, templates)
-    content = json.dumps([encoder.text_tower, list(names), list(templates)])
+    text = _text_encoder(model)
+    if not text.tower:
+        return _embed_names(model, names, templates)
+    content = json.dumps([text.tower, list(names), list(templates)])
     path = cache_folder("names") / f"{hashlib.sha256(content.encode()).hexdigest()[:32]}.npy"
     cached = cached_array(path)
     # A file with another shape or type was cut short or written by another program: it is replaced.
     if cached is not None and cached.ndim == 2 and len(cached) == len(names) and cached.dtype == np.float32:
         return np.array(cached)
-    embeddings = _embed_names(encoder, names, templates)
+    embeddings = _embed_names(model, names, templates)
     # Without a writable cache, the embeddings are computed every time.
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -178,11 +143,11 @@ def embed_class_names(
     return embeddings
 
 
-def _embed_names(encoder: Encoder, names: Sequence[str], templates: Sequence[str]) -> Float[np.ndarray, "k d"]:
+def _embed_names(model: EvaluatedModel, names: Sequence[str], templates: Sequence[str]) -> Float[np.ndarray, "k d"]:
     captions = [fill_template(template, name) for name in names for template in templates]
     owners = np.repeat(np.arange(len(names)), len(templates))
     with Bar("embedding class names", len(captions), "captions") as bar:
-        embeddings = embed_texts(encoder, captions, bar.advance)
+        embeddings = embed_texts(model, captions, bar.advance)
     sums = np.zeros((len(names), embeddings.shape[1]), np.float32)
     np.add.at(sums, owners, embeddings)
     norms = np.linalg.norm(sums, axis=1, keepdims=True)
@@ -190,7 +155,7 @@ def _embed_names(encoder: Encoder, names: Sequence[str], templates: Sequence[str
 
 
 def embed_texts(
-    encoder: Encoder, texts: Sequence[str], advance: Callable[[int], object] = lambda count: None
+    model: EvaluatedModel, texts: Sequence[str], advance: Callable[[int], object] = lambda count: None
 ) -> Float[np.ndarray, "n d"]:
     """Returns the unit embedding of each text; ``advance`` is called with the number of texts just finished.
 
@@ -198,14 +163,19 @@ def embed_texts(
     it is a power of two, so that calls with similar numbers of texts share a compiled function.
     """
     per_device = min(_MAX_CAPTIONS_PER_DEVICE, 1 << (len(texts) - 1).bit_length())
-    size = per_device * encoder.features.num_shares
+    text, size = _text_encoder(model), per_device * model.features.num_shares
     parts = []
     for start in range(0, len(texts), size):
         chunk = list(texts[start : start + size])
         padded = chunk + chunk[-1:] * (size - len(chunk))
-        parts.append(np.asarray(encoder.text(encoder.tokenize(padded)))[: len(chunk)])
+        parts.append(text.embed(text.tokenize(padded))[: len(chunk)])
         advance(len(chunk))
     return np.concatenate(parts)
+
+
+def _text_encoder(model: EvaluatedModel) -> TextEncoder:
+    assert model.text is not None, "a classifier embeds no texts"
+    return model.text
 
 
 def class_indices(

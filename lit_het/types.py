@@ -13,7 +13,7 @@ Dimension letters, everywhere in the project:
 
 import dataclasses
 from collections.abc import Callable, Iterable
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -225,80 +225,58 @@ class ImageFeatures:
     tower: str
 
 
-@tree_of_arrays
 @dataclasses.dataclass(frozen=True)
-class HeadOutput:
-    """What a head says of images.
+class TextEncoder:
+    """The texts' side of an image-text model, as evaluators see it.
 
     Attributes:
-        log_probabilities: log of the mean probability over noise samples and members.
-        log_normalizer: ``log Σ exp`` of the logits without noise, mean over members.
-        noise_norm: ``sqrt(tr Σ(x))``, mean over members; zeros where there is no noise.
-    """
-
-    log_probabilities: Float[Any, "b k"]
-    log_normalizer: Float[Any, " b"]
-    noise_norm: Float[Any, " b"]
-
-
-@dataclasses.dataclass(frozen=True)
-class Encoder:
-    """A trained contrastive model as evaluators see it; every function returns NumPy float32.
-
-    Attributes:
-        features: the image tower.
-        image: features ``[b f]`` to unit embeddings ``[b d]``.
-        choose: blocks of features ``[n b f]``, a seed for each ``[n]``, S and embeddings of names ``[k d]`` to what the
-            model says of all images; the mean is over S noise samples, 0 leaves the noise out. There are as many
-            blocks as ``features.num_shares``, each on a device of its own, or one.
-        members: of the same, the log-probabilities of every noise sample ``[b s k]``; of one prediction without noise
-            where S is 0 or the head has none for images.
-        alone: blocks of features and embeddings of names to what is said of each name by itself ``[b k]``.
-        image_noise_norm: features to ``sqrt(tr Σ(x))`` ``[b]``, the root mean square norm of the noise; zeros where the
-            head is deterministic.
-        image_spectrum: features to the square roots of the largest eigenvalues of Σ(x) ``[b r]``, falling.
-        text: token ids ``[b l]``, in multiples of ``features.num_shares``, to unit embeddings ``[b d]``.
+        embed: token ids ``[b l]``, in multiples of `ImageFeatures.num_shares`, to unit embeddings ``[b d]``, in NumPy.
         tokenize: captions to token ids ``[b l]`` int32.
-        temperature: τ, which divides inner products.
-        text_tower: equal for models that embed texts alike; empty while the text tower is trained.
+        tower: equal for models that embed texts alike; empty while the text tower is trained.
     """
 
-    features: ImageFeatures
-    image: Callable[[np.ndarray], np.ndarray]
-    choose: Callable[[np.ndarray, np.ndarray, int, np.ndarray], HeadOutput]
-    members: Callable[[np.ndarray, np.ndarray, int, np.ndarray], np.ndarray]
-    alone: Callable[[np.ndarray, np.ndarray], np.ndarray]
-    image_noise_norm: Callable[[np.ndarray], np.ndarray]
-    image_spectrum: Callable[[np.ndarray], np.ndarray]
-    text: Callable[[np.ndarray], np.ndarray]
+    embed: Callable[[np.ndarray], np.ndarray]
     tokenize: Callable[[list[str]], np.ndarray]
-    temperature: float
-    text_tower: str = ""
+    tower: str = ""
 
 
-@dataclasses.dataclass(frozen=True)
-class Classifier:
-    """A trained classifier as evaluators see it; every function returns NumPy float32.
+@runtime_checkable
+class EvaluatedModel(Protocol):
+    """A trained model as evaluators, ``classify``, the demo and exports see it.
 
     Attributes:
         features: the image tower.
-        choose: blocks of features ``[n b f]``, a seed for each ``[n]`` and S to what the model says of all images;
-            the mean is over members and S noise samples, 0 leaves the noise out. There are as many blocks as
-            ``features.num_shares``, each on a device of its own, or one.
-        members: of the same, the log-probabilities of every member, or of S noise samples of each ``[b m k]``.
-        alone: blocks of features to what is said of each class by itself ``[b k]``.
-        image_spectrum: features to the square roots of the largest eigenvalues of Σ(x) ``[b r]``, falling.
-        num_samples: S that the head was made for; 0 of a deterministic one.
-        num_classes: k; 0 of an image tower that was imported without a head.
+        text: the text tower and its tokenizer; None for a classifier.
+        num_classes: k of a classifier, 0 of an image tower that was imported without a head, None of an image-text
+            model, which takes the embeddings of any classes.
+        has_noise: whether its head has noise for images.
     """
 
-    features: ImageFeatures
-    choose: Callable[[np.ndarray, np.ndarray, int], HeadOutput]
-    members: Callable[[np.ndarray, np.ndarray, int], np.ndarray]
-    alone: Callable[[np.ndarray], np.ndarray]
-    image_spectrum: Callable[[np.ndarray], np.ndarray]
-    num_samples: int
-    num_classes: int
+    @property
+    def features(self) -> ImageFeatures: ...  # noqa: D102
+    @property
+    def text(self) -> TextEncoder | None: ...  # noqa: D102
+    @property
+    def num_classes(self) -> int | None: ...  # noqa: D102
+    @property
+    def has_noise(self) -> bool: ...  # noqa: D102
 
+    def __call__(
+        self,
+        quantity: Callable[..., Array],
+        blocks: Float[np.ndarray, "n b f"],
+        *,
+        seeds: Int[np.ndarray, " n"] | None = None,
+        num_samples: int = 0,
+        classes: Float[np.ndarray, "k d"] | None = None,
+    ) -> np.ndarray:
+        """Computes a quantity of `lit_het.tasks.quantities` for all images, in NumPy float32.
 
-EvaluatedModel: TypeAlias = Encoder | Classifier
+        Args:
+            quantity: the quantity.
+            blocks: features, as many blocks as `ImageFeatures.num_shares`, each on a device of its own, or one block.
+            seeds: one per block, for quantities with noise.
+            num_samples: S; 0 leaves the noise out.
+            classes: unit embeddings of class names, for image-text models.
+        """
+        ...

@@ -28,7 +28,7 @@ from lit_het.heads.het import HetConfig
 from lit_het.heads.het_h import GATHER_COST, HetHConfig
 from lit_het.heads.het_xl import HetXLConfig
 from lit_het.heads.sampling import Order, SamplingConfig, is_factored
-from lit_het.losses.classification import softmax_cross_entropy
+from lit_het.losses.classification import SoftmaxCrossEntropy
 from lit_het.types import LogitSamples
 
 NoisyConfig: TypeAlias = HetConfig | HetHConfig | HetXLConfig
@@ -128,7 +128,7 @@ class Head:
     def _value_and_grad(self, params: Any, features: jax.Array, label: jax.Array, key: jax.Array) -> Any:
         def loss(params: Any, features: jax.Array) -> jax.Array:
             samples = nnx.merge(self._graph, params)(features, key)
-            return softmax_cross_entropy(samples, label, jnp.ones(features.shape[0], bool)).loss
+            return SoftmaxCrossEntropy()(samples, label, jnp.ones(features.shape[0], bool)).loss
 
         return jax.value_and_grad(loss, argnums=(0, 1))(params, features)
 

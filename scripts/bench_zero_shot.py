@@ -34,9 +34,9 @@ from lit_het.eval.features import Sets
 from lit_het.eval.prompts import BARE_TEMPLATE, FAMILIES, fill_template
 from lit_het.eval.recognition import Recognition, embed_texts
 from lit_het.eval.sets import ImageSet
-from lit_het.runs.predictor import ModelMaker
+from lit_het.runs.predictor import Programs
 from lit_het.sharding import MeshConfig, tree_shardings
-from lit_het.types import Encoder
+from lit_het.types import EvaluatedModel
 
 END_TO_END, BARE = "shards to record", "bare forward pass"
 NUM_CLASSES, NUM_PROMPTS = 1000, 80
@@ -106,7 +106,7 @@ def _print_images(options: argparse.Namespace, seconds: dict[str, list[float]]) 
     Console(width=120).print(table)
 
 
-def _print_names(options: argparse.Namespace, model: Encoder, names: Sequence[str]) -> None:
+def _print_names(options: argparse.Namespace, model: EvaluatedModel, names: Sequence[str]) -> None:
     templates = (FAMILIES["photos"] * 3)[:NUM_PROMPTS]
     captions = [fill_template(template, name) for name in names for template in templates][: options.captions]
     embed_texts(model, captions[:64])
@@ -121,16 +121,14 @@ def _print_names(options: argparse.Namespace, model: Encoder, names: Sequence[st
     )
 
 
-def _model(options: argparse.Namespace, names: Sequence[str]) -> Encoder:
+def _model(options: argparse.Namespace, names: Sequence[str]) -> EvaluatedModel:
     config = towers_of(lit_so400m_het_xl.get_config(), options.tower, options.text_length, options.compute_type)
     task, mesh = config.task.build(), MeshConfig().build()
     shapes = jax.eval_shape(task.initialize, jax.random.key(0))
     params = jax.jit(task.initialize, out_shardings=tree_shardings(shapes, mesh))(jax.random.key(0))
     words = train_sentencepiece(names, vocabulary_size=64, model_type="bpe")
     tokenizer = SentencePieceTokenizer(words, options.text_length)
-    model = ModelMaker(task, mesh, tokenizer).model(params, "random", text_tower="random")
-    assert isinstance(model, Encoder)
-    return model
+    return Programs(task, mesh, tokenizer).model(params, "random", text_tower="random")
 
 
 def _title(samples: int) -> str:

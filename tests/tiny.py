@@ -15,6 +15,7 @@ from lit_het.data_pipelines.labels import CaptionWords, ClassIndex
 from lit_het.data_pipelines.shards import write_shards
 from lit_het.data_pipelines.tokenizers import SentencePieceConfig, train_sentencepiece
 from lit_het.durations import Duration
+from lit_het.losses.classification import SigmoidCrossEntropy
 from lit_het.schedules import Schedule
 from lit_het.sharding import MeshConfig
 from lit_het.tasks.classification import ClassificationConfig
@@ -117,7 +118,9 @@ def shrink(config: ExperimentConfig, data: Path, run_dir: Path, pretrained: Path
 def classifier(config: ExperimentConfig, data: Path, run_dir: Path) -> ExperimentConfig:
     """Returns a classifier with the (shrunk) image tower of ``config``: a source of locked weights."""
     task = ClassificationConfig(
-        image_tower=_shrink_tower(config.task.image_tower), num_classes=len(COLOURS) + len(SHAPES), loss="sigmoid"
+        image_tower=_shrink_tower(config.task.image_tower),
+        num_classes=len(COLOURS) + len(SHAPES),
+        loss=SigmoidCrossEntropy(),
     )
     plain = dataclasses.replace(config, task=task, tokenizer=None, pretrained=None, mesh=MeshConfig())
     labelled = dataclasses.replace(plain, data=dataclasses.replace(plain.data, labels=CaptionWords()))

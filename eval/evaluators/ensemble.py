@@ -11,7 +11,7 @@ from lit_het.eval.evaluation import Evaluation
 from lit_het.eval.features import OpenSet
 from lit_het.eval.predictions import member_blocks
 from lit_het.eval.recognition import Recognition
-from lit_het.types import Classifier, EvaluatedModel
+from lit_het.types import EvaluatedModel
 
 # With more members, the metrics of single members are left out.
 MOST_SHOWN = 10
@@ -28,21 +28,21 @@ class Ensemble:
     def check(self, *models: EvaluatedModel) -> None:
         """Checks that the models have at least two members together.
 
-        Whether the head of an image-text model has noise is only known from its output, so it is checked later.
-
         Raises:
             UserError: there is only one member; otherwise as `Recognition.check`.
         """
         for model in models:
             self.recognition.check(model)
-        _require_several(sum(map(self._num_members, models)))
+        if sum(map(self._num_members, models)) < 2:
+            raise UserError(
+                "there is only one member (a deterministic head has no noise): use --samples with a HET-XL head, "
+                "several checkpoints, or a classifier on an e3 model"
+            )
 
     def _num_members(self, model: EvaluatedModel) -> int:
-        samples = max(1, self.samples)
-        if isinstance(model, Classifier):
-            return model.features.num_members * (samples if model.num_samples else 1)
-        # The members of an e3 image tower produce one embedding.
-        return samples
+        samples = max(1, self.samples) if model.has_noise else 1
+        # In an image-text model the members of an e3 image tower produce one embedding.
+        return samples * model.features.num_members if model.text is None else samples
 
     def __call__(self, *models: EvaluatedModel) -> Evaluation:
         """Returns ``joint_*``, ``individual_*`` and ``kl`` over the members of all models.
@@ -59,7 +59,6 @@ class Ensemble:
         with Bar(f"scoring {self.opened.config.name}", len(features[0].labels), "images") as bar:
             for blocks in zip(*streams, strict=True):
                 members, labels = np.concatenate([members for members, _ in blocks], axis=1), blocks[0][1]
-                _require_several(members.shape[1])
                 results.append(score_ensemble(members, labels))
                 bar.advance(len(labels))
         found = join(results)
@@ -67,11 +66,3 @@ class Ensemble:
         figures, errors = found.figures(each_member=not self.samples and found.num_members <= MOST_SHOWN)
         kind = "ensemble" if len(models) == 1 else "deep_ensemble"
         return Evaluation(kind, self.opened.config.name, figures, errors)
-
-
-def _require_several(num_members: int) -> None:
-    if num_members < 2:
-        raise UserError(
-            "there is only one member (a deterministic head has no noise): use --samples with a HET-XL head, several "
-            "checkpoints, or a classifier on an e3 model"
-        )

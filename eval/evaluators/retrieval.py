@@ -10,10 +10,11 @@ from lit_het.errors import UserError
 from lit_het.eval.drawings import thumbnails
 from lit_het.eval.evaluation import Drawing, Evaluation
 from lit_het.eval.features import OpenSet
-from lit_het.eval.predictions import embed_images, highest
+from lit_het.eval.predictions import highest, image_quantity
 from lit_het.eval.recognition import embed_texts
 from lit_het.eval.retrieval import retrieve
-from lit_het.types import Encoder, EvaluatedModel
+from lit_het.tasks import quantities
+from lit_het.types import EvaluatedModel
 
 _NUM_EXAMPLES = 12
 _NUM_TOP = 5
@@ -32,17 +33,16 @@ class Retrieval:
         Raises:
             UserError: the model is a classifier, or its text tower has no tokenizer.
         """
-        if not isinstance(model, Encoder):
+        if model.text is None:
             raise UserError("retrieval needs a run with a text tower; a classifier has none")
         for image_captions in self.captions[:1]:
-            model.tokenize(list(image_captions))
+            model.text.tokenize(list(image_captions))
 
     def __call__(self, model: EvaluatedModel) -> Evaluation:
         """Returns the metrics of `lit_het.eval.retrieval.RetrievalResult`; raises as `check`."""
         self.check(model)
-        assert isinstance(model, Encoder)
         features = self.opened.features(model.features)
-        images = embed_images(model, features.values)
+        images = image_quantity(model, quantities.embeddings, features.values)
         # Captions of unreadable images are left out.
         texts = [caption for position in features.positions for caption in self.captions[position]]
         owner = np.repeat(np.arange(len(images)), [len(self.captions[position]) for position in features.positions])

@@ -11,9 +11,10 @@ from lit_het.eval.classes import relabelled_accuracy
 from lit_het.eval.drawings import draw_predictions
 from lit_het.eval.evaluation import Drawing, Evaluation
 from lit_het.eval.features import OpenSet
-from lit_het.eval.predictions import Predictions, class_scores
+from lit_het.eval.predictions import Predictions, class_scores, image_quantity
 from lit_het.eval.recognition import Recognition, read_json
-from lit_het.types import Encoder, EvaluatedModel
+from lit_het.tasks import quantities
+from lit_het.types import EvaluatedModel
 
 NOISY, CALIBRATED = "noisy", "calibrated"
 # The number of images whose noise spectrum a report shows.
@@ -37,7 +38,7 @@ class ZeroShot:
         """Returns the metrics of `lit_het.eval.scores`: without prefix, ``calibrated/`` and ``noisy/``."""
         without_noise, with_noise = self.recognition.predictors(model, 0, self.samples)
         features = self.opened.features(model.features)
-        kind = "zero_shot" if isinstance(model, Encoder) else "supervised"
+        kind = "supervised" if model.text is None else "zero_shot"
         if features.labels.ndim == 2:
             found = scores.multi_label_figures(class_scores(without_noise, features), features.labels)
             return Evaluation(kind, self.opened.config.name, found)
@@ -71,7 +72,8 @@ class ZeroShot:
     def _draw(self, model: EvaluatedModel, parts: Mapping[str, Predictions]) -> Drawing:
         drawing = draw_predictions(parts, self.recognition.class_names, self.opened)
         features = self.opened.features(model.features).values[:SPECTRUM_IMAGES]
-        return dataclasses.replace(drawing, arrays={**drawing.arrays, "spectrum": model.image_spectrum(features)})
+        spectrum = image_quantity(model, quantities.noise_spectrum, features)
+        return dataclasses.replace(drawing, arrays={**drawing.arrays, "spectrum": spectrum})
 
 
 def read_relabels(path: Path, opened: OpenSet) -> tuple[tuple[int, ...], ...]:

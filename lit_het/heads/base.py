@@ -4,7 +4,7 @@ from typing import Protocol, runtime_checkable
 
 from jaxtyping import Array, Float, Key
 
-from lit_het.types import EmbeddingSamples, LogitSamples, Queries
+from lit_het.types import EmbeddingSamples, LogitSamples
 
 
 @runtime_checkable
@@ -12,9 +12,9 @@ class ClassificationHead(Protocol):
     """Maps features to samples of logits divided by the temperature."""
 
     def __call__(
-        self, features: Float[Array, "b d"], key: Key[Array, ""] | None, *, training: bool = True
+        self, features: Float[Array, "b d"], key: Key[Array, ""] | None, num_samples: int | None = None
     ) -> LogitSamples:
-        """Returns S samples, as configured for training or evaluation; without a key one sample without noise."""
+        """Returns S noise samples, by default as many as in training; without a key one sample without noise."""
         ...
 
     def temperature(self) -> Float[Array, ""]:
@@ -40,8 +40,14 @@ class ContrastiveHead(Protocol):
         """Returns keys and queries; without a random key queries have no noise."""
         ...
 
-    def image_queries(self, image: Float[Array, "b d"], key: Key[Array, ""], num_samples: int) -> Queries | None:
-        """Returns noisy image embeddings for evaluation; None without noise."""
+    def logits(
+        self,
+        image: Float[Array, "b d"],
+        classes: Float[Array, "k d"],
+        key: Key[Array, ""] | None,
+        num_samples: int,
+    ) -> LogitSamples:
+        """Returns S samples of ``(α + ε) · β / τ`` for class embeddings β; without a key one sample without noise."""
         ...
 
     def image_key(self, image: Float[Array, "b d"]) -> Float[Array, "b d"]:

@@ -1,7 +1,7 @@
 """Contrastive heads: deterministic, and HET-XL with noise on unit-normalised queries (HET-XL Sec. 5.2, App. A.2)."""
 
 import dataclasses
-from typing import Literal, TypeAlias
+from typing import ClassVar, Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -9,10 +9,20 @@ from flax import nnx
 from jaxtyping import Array, Float, Key
 
 from lit_het.errors import require_at_least, require_choice
-from lit_het.heads.covariance import Covariance, CovarianceConfig, standard_normals
-from lit_het.heads.sampling import Order, check_order, is_factored
+from lit_het.heads.covariance import Covariance, CovarianceConfig, Noise, standard_normals
+from lit_het.heads.sampling import (
+    Order,
+    check_order,
+    is_factored,
+    noiseless_samples,
+    noisy_logit_samples,
+    noisy_samples,
+)
 from lit_het.heads.temperature import LogTemperature, TemperatureConfig
-from lit_het.types import EmbeddingSamples, Queries
+from lit_het.types import EmbeddingSamples, LogitSamples, Queries
+
+# Logits that exist at a time on a device when images are compared with class names.
+_EVALUATED_LOGITS = 2**22
 
 
 def unit(embedding: Float[Array, "*rows d"]) -> Float[Array, "*rows d"]:
@@ -31,6 +41,8 @@ class DeterministicContrastiveConfig:
 
     temperature: TemperatureConfig = LogTemperature(1 / 10)
     initial_bias: float | None = None
+
+    has_image_noise: ClassVar[bool] = False
 
     def build(self, embedding_size: int, rngs: nnx.Rngs) -> "DeterministicContrastive":
         """Returns the head."""
@@ -51,9 +63,16 @@ class DeterministicContrastive(nnx.Module):
         bias = None if self.bias is None else self.bias[...]
         return EmbeddingSamples(self.image_key(image), self.text_key(text), None, None, self.temperature(), bias)
 
-    def image_queries(self, image: Float[Array, "b d"], key: Key[Array, ""], num_samples: int) -> Queries | None:
-        """Returns None, as there is no noise."""
-        return None
+    def logits(
+        self,
+        image: Float[Array, "b d"],
+        classes: Float[Array, "k d"],
+        key: Key[Array, ""] | None,
+        num_samples: int,
+    ) -> LogitSamples:
+        """Returns one sample ``α · β / τ``; ``key`` and ``num_samples`` are unused."""
+        temperature = self.temperature()
+        return noiseless_samples(image, lambda image: self.image_key(image) @ classes.T / temperature)
 
     def image_key(self, image: Float[Array, "b d"]) -> Float[Array, "b d"]:
         """Returns unit image embeddings."""
@@ -106,6 +125,11 @@ class HetXLContrastiveConfig:
         require_choice(self, "noisy", "order")
         check_order(self.order, self.covariance)
 
+    @property
+    def has_image_noise(self) -> bool:
+        """Whether image queries have noise."""
+        return self.noisy != "text"
+
     def build(self, embedding_size: int, rngs: nnx.Rngs) -> "HetXLContrastive":
         """Returns the head for embeddings ``[b d]``."""
         return HetXLContrastive(self, embedding_size, rngs)
@@ -151,6 +175,42 @@ class HetXLContrastive(nnx.Module):
     def image_queries(self, image: Float[Array, "b d"], key: Key[Array, ""], num_samples: int) -> Queries | None:
         """Returns noisy image embeddings, or None if images have no noise."""
         return self._queries(image, self.image_covariance, key, num_samples)
+
+    def logits(
+        self,
+        image: Float[Array, "b d"],
+        classes: Float[Array, "k d"],
+        key: Key[Array, ""] | None,
+        num_samples: int,
+    ) -> LogitSamples:
+        """Returns S samples ``(α + ε) · β / τ`` with noise on the image only, as in the ablation of HET-XL App. M."""
+        temperature, covariance = self.temperature(), self.image_covariance
+        if key is None or covariance is None:
+            return noiseless_samples(image, lambda image: self.image_key(image) @ classes.T / temperature)
+
+        block_size = max(len(image), _EVALUATED_LOGITS // len(classes))
+
+        def prepare(image: Float[Array, "n d"]) -> tuple[Float[Array, "n d"], Noise]:
+            embedding = self._before(image)
+            return embedding, covariance(embedding)
+
+        k, d = classes.shape
+        if not self.config.normalize_after_noise and is_factored(
+            self.config.order, covariance.config, noise_size=d, num_classes=k, num_samples=num_samples
+        ):
+
+            def prepare_factored(image: Float[Array, "n d"]) -> tuple[Float[Array, "n k"], Noise]:
+                embedding, noise = prepare(image)
+                return embedding @ classes.T, noise.project(classes.T)
+
+            return noisy_logit_samples(image, key, num_samples, block_size, prepare_factored, temperature)
+
+        def logits(
+            embedding: Float[Array, "n d"], noise: Noise, normals: Float[Array, "n t z"]
+        ) -> Float[Array, "n t k"]:
+            return self._after(embedding[:, None] + noise.apply(normals)) @ classes.T / temperature
+
+        return noisy_samples(image, key, num_samples, block_size, prepare, logits)
 
     def image_key(self, image: Float[Array, "b d"]) -> Float[Array, "b d"]:
         """Returns noiseless image embeddings."""

@@ -1,6 +1,7 @@
 """The deterministic classifier: logits = (Wᵀ φ + bias) / τ (HET-XL Eq. 1)."""
 
 import dataclasses
+from typing import ClassVar
 
 import jax.numpy as jnp
 from flax import nnx
@@ -26,6 +27,9 @@ class DeterministicConfig:
     initial_bias: float = 0.0
     zero_kernel: bool = False
 
+    # No field: there is no noise to sample.
+    sampling: ClassVar[None] = None
+
     def build(self, feature_size: int, num_classes: int, rngs: nnx.Rngs) -> "DeterministicClassifier":
         """Returns the head for features ``[b d]`` and ``num_classes`` classes."""
         return DeterministicClassifier(self, feature_size, num_classes, rngs)
@@ -41,9 +45,9 @@ class DeterministicClassifier(nnx.Module):
         self.temperature = config.temperature.build()
 
     def __call__(
-        self, features: Float[Array, "b d"], key: Key[Array, ""] | None, *, training: bool = True
+        self, features: Float[Array, "b d"], key: Key[Array, ""] | None, num_samples: int | None = None
     ) -> LogitSamples:
-        """Returns one sample, logits divided by τ; ``key`` and ``training`` are unused."""
+        """Returns one sample, logits divided by τ; ``key`` and ``num_samples`` are unused."""
         temperature = self.temperature()
         return noiseless_samples(features, lambda phi: self.logits(phi) / temperature)
 

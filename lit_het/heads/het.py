@@ -48,9 +48,9 @@ class HetClassifier(nnx.Module):
         self.temperature = config.temperature.build()
 
     def __call__(
-        self, features: Float[Array, "b d"], key: Key[Array, ""] | None, *, training: bool = True
+        self, features: Float[Array, "b d"], key: Key[Array, ""] | None, num_samples: int | None = None
     ) -> LogitSamples:
-        """Returns samples of logits divided by τ, or without a key one sample without noise."""
+        """Returns S samples of logits divided by τ, by default as in training; without a key one without noise."""
         temperature, sampling = self.temperature(), self.config.sampling
         if key is None:
             return noiseless_samples(features, lambda phi: self.logits(phi) / temperature)
@@ -58,8 +58,8 @@ class HetClassifier(nnx.Module):
         def prepare(phi: Float[Array, "n d"]) -> tuple[Float[Array, "n k"], Noise]:
             return self.logits(phi), self.covariance(phi)
 
-        samples = sampling.samples(training)
-        return noisy_logit_samples(features, key, samples, sampling.block_size, prepare, temperature)
+        num_samples = sampling.num_samples if num_samples is None else num_samples
+        return noisy_logit_samples(features, key, num_samples, sampling.block_size, prepare, temperature)
 
     def noise_norm(self, features: Float[Array, "b d"]) -> Float[Array, " b"]:
         """Returns ``sqrt(tr Σ(x))``."""

@@ -99,13 +99,14 @@ class HetHClassifier(nnx.Module):
         return hash_classes(self.logits.out_features, self.config.num_buckets, self.config.hash_seed)
 
     def __call__(
-        self, features: Float[Array, "b d"], key: Key[Array, ""] | None, *, training: bool = True
+        self, features: Float[Array, "b d"], key: Key[Array, ""] | None, num_samples: int | None = None
     ) -> LogitSamples:
-        """Returns samples of logits divided by τ, or without a key one sample without noise."""
+        """Returns S samples of logits divided by τ, by default as in training; without a key one without noise."""
         temperature, sampling = self.temperature(), self.config.sampling
         if key is None:
             return noiseless_samples(features, lambda phi: self.logits(phi) / temperature)
-        num_samples, num_classes, buckets = sampling.samples(training), self.logits.out_features, self.bucket_of_class
+        num_samples = sampling.num_samples if num_samples is None else num_samples
+        num_classes, buckets = self.logits.out_features, self.bucket_of_class
 
         def prepare(phi: Float[Array, "n d"]) -> tuple[Float[Array, "n k"], Noise]:
             return self.logits(phi), self.covariance(phi)

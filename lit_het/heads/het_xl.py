@@ -72,19 +72,19 @@ class HetXLClassifier(nnx.Module):
         self.temperature = config.temperature.build()
 
     def __call__(
-        self, features: Float[Array, "b d"], key: Key[Array, ""] | None, *, training: bool = True
+        self, features: Float[Array, "b d"], key: Key[Array, ""] | None, num_samples: int | None = None
     ) -> LogitSamples:
         """Returns samples of logits divided by τ, or without a key one sample without noise.
 
         Args:
             features: φ(x).
             key: random key of the noise.
-            training: whether to use S of training or of evaluation.
+            num_samples: S; by default that of training.
         """
         temperature, sampling = self.temperature(), self.config.sampling
         if key is None:
             return noiseless_samples(features, lambda phi: self.logits(phi) / temperature)
-        num_samples = sampling.samples(training)
+        num_samples = sampling.num_samples if num_samples is None else num_samples
         if is_factored(
             sampling.order,
             self.config.covariance,

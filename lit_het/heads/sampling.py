@@ -32,7 +32,7 @@ class SamplingConfig:
 
     Attributes:
         num_samples: S in training.
-        num_eval_samples: S in evaluation.
+        num_eval_samples: S of evaluations that take no number of their own (sweeps).
         block_size: vectors of k numbers in memory at a time on a device; an example has one per sample, and in the
             factored order one per factor. Larger blocks are faster and need more memory.
         order: order of products; "cheaper" chooses the one with fewer operations.
@@ -49,10 +49,6 @@ class SamplingConfig:
     def __post_init__(self) -> None:
         require_at_least(1, self, "num_samples", "num_eval_samples", "block_size")
         require_choice(self, "order")
-
-    def samples(self, training: bool) -> int:
-        """Returns S."""
-        return self.num_samples if training else self.num_eval_samples
 
 
 def check_order(order: Order, covariance: CovarianceConfig) -> None:

@@ -5,7 +5,7 @@ Logits are computed in blocks of examples and samples only (`lit_het.blocks`).
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -31,7 +31,7 @@ class LabelMixture:
 
 
 @dataclasses.dataclass(frozen=True)
-class ClassificationLoss:
+class LossAndTop1:
     """The output of a classification loss.
 
     Attributes:
@@ -44,52 +44,101 @@ class ClassificationLoss:
     top1: Float[Array, ""]
 
 
-def softmax_cross_entropy(
-    samples: LogitSamples, label: Int[Array, " b"] | LabelMixture, valid: Bool[Array, " b"]
-) -> ClassificationLoss:
-    """Returns ``-Σ_c w_c log (1/S Σ_s softmax(u_s)[y_c])``, averaged; ``w = 1`` for the one class of a plain label."""
+@dataclasses.dataclass(frozen=True)
+class SoftmaxCrossEntropy:
+    """``-log 1/S Σ_s softmax(u_s)[y]`` (HET-XL Eq. 2); each example has one class."""
 
-    def log_probabilities(
-        logits: Float[Array, "n t k"], target: LabelMixture
-    ) -> tuple[Float[Array, "n t c"], Float[Array, "n t"]]:
-        def label_logit(label: Int[Array, " n"]) -> Float[Array, "n t"]:
-            # Not an index: XLA fuses the comparison and the sum, and their gradient is not a scatter.
-            is_label = jnp.arange(logits.shape[-1])[None] == label[:, None]
-            return jnp.sum(logits, axis=-1, where=is_label[:, None])
+    def __call__(
+        self, samples: LogitSamples, label: Int[Array, " b"] | LabelMixture, valid: Bool[Array, " b"]
+    ) -> LossAndTop1:
+        """Returns ``-Σ_c w_c log (1/S Σ_s softmax(u_s)[y_c])``, averaged; ``w = 1`` for the one class of a label."""
 
-        label_logits = jnp.stack([label_logit(label) for label in target.label.T], axis=-1)
-        # Only the logits of the labels are divided by the normalizer: p of all classes would be another array of their
-        # size.
-        log_p = label_logits - jax.nn.logsumexp(logits, axis=-1, keepdims=True)
-        return log_p, (label_logits[:, :, 0] >= jnp.max(logits, axis=-1)).astype(jnp.float32)
+        def log_probabilities(
+            logits: Float[Array, "n t k"], target: LabelMixture
+        ) -> tuple[Float[Array, "n t c"], Float[Array, "n t"]]:
+            def label_logit(label: Int[Array, " n"]) -> Float[Array, "n t"]:
+                # Not an index: XLA fuses the comparison and the sum, and their gradient is not a scatter.
+                is_label = jnp.arange(logits.shape[-1])[None] == label[:, None]
+                return jnp.sum(logits, axis=-1, where=is_label[:, None])
 
-    def cross_entropy(log_p: Float[Array, "n c"], target: LabelMixture) -> Float[Array, " n"]:
-        return -jnp.sum(target.weight * log_p, axis=-1)
+            label_logits = jnp.stack([label_logit(label) for label in target.label.T], axis=-1)
+            # Only the logits of the labels are divided by the normalizer: p of all classes would be another array of
+            # their size.
+            log_p = label_logits - jax.nn.logsumexp(logits, axis=-1, keepdims=True)
+            return log_p, (label_logits[:, :, 0] >= jnp.max(logits, axis=-1)).astype(jnp.float32)
 
-    if not isinstance(label, LabelMixture):
-        label = LabelMixture(label[:, None], jnp.ones((len(label), 1)))
-    return _mean(samples, label, valid, log_probabilities, cross_entropy)
+        def cross_entropy(log_p: Float[Array, "n c"], target: LabelMixture) -> Float[Array, " n"]:
+            return -jnp.sum(target.weight * log_p, axis=-1)
+
+        if not isinstance(label, LabelMixture):
+            label = LabelMixture(label[:, None], jnp.ones((len(label), 1)))
+        return _mean(samples, label, valid, log_probabilities, cross_entropy)
+
+    def label_shapes(self, num_classes: int) -> tuple[tuple[int, ...], ...]:
+        """Returns the shapes of an example's labels, the usual one first: a class index."""
+        return ((),)
+
+    def targets(self, label: Int[Array, " b"], num_classes: int) -> Int[Array, " b"]:
+        """Returns the labels unchanged."""
+        return label
+
+    def log_probabilities(self, logits: Float[Array, "*rows k"]) -> Float[Array, "*rows k"]:
+        """Returns the log-softmax."""
+        return jax.nn.log_softmax(logits)
+
+    def scores(self, logits: Float[Array, "*rows k"]) -> Float[Array, "*rows k"]:
+        """Returns a score of each class that does not depend on other classes: the logit."""
+        return logits
+
+    def mean_scores(self, scores: Float[Array, "b m k"]) -> Float[Array, "b k"]:
+        """Returns the mean of the members' scores."""
+        return scores.mean(axis=1)
 
 
-def sigmoid_cross_entropy(
-    samples: LogitSamples, target: Float[Array, "b k"], valid: Bool[Array, " b"]
-) -> ClassificationLoss:
-    """Returns the binary cross-entropy of the mean probabilities ``1/S Σ_s σ(u_s)``, summed over classes, averaged."""
+@dataclasses.dataclass(frozen=True)
+class SigmoidCrossEntropy:
+    """Binary cross-entropy of ``1/S Σ_s σ(u_s)``, summed over classes (HET-XL Sec. 2.1); any number of classes."""
 
-    def log_probabilities(
-        logits: Float[Array, "n t k"], target: Float[Array, "n k"]
-    ) -> tuple[Float[Array, "n t two k"], Float[Array, "n t"]]:
-        best = jnp.max(logits, axis=-1)
-        # With several true classes, any of them at the top counts as correct.
-        best_true = jnp.max(jnp.where(target[:, None] > 0.5, logits, -jnp.inf), axis=-1)
-        # Both probabilities are averaged over samples: 1 - exp(log mean p) would lose the digits of a small 1 - p.
-        log_p = jnp.stack([jax.nn.log_sigmoid(logits), jax.nn.log_sigmoid(-logits)], axis=2)
-        return log_p, (best_true >= best).astype(jnp.float32)
+    def __call__(self, samples: LogitSamples, target: Float[Array, "b k"], valid: Bool[Array, " b"]) -> LossAndTop1:
+        """Returns the binary cross-entropy of the mean probabilities, summed over classes, averaged over examples."""
 
-    def cross_entropy(log_p: Float[Array, "n two k"], target: Float[Array, "n k"]) -> Float[Array, " n"]:
-        return -jnp.sum(target * log_p[:, 0] + (1 - target) * log_p[:, 1], axis=-1)
+        def log_probabilities(
+            logits: Float[Array, "n t k"], target: Float[Array, "n k"]
+        ) -> tuple[Float[Array, "n t two k"], Float[Array, "n t"]]:
+            best = jnp.max(logits, axis=-1)
+            # With several true classes, any of them at the top counts as correct.
+            best_true = jnp.max(jnp.where(target[:, None] > 0.5, logits, -jnp.inf), axis=-1)
+            # Both probabilities are averaged over samples: 1 - exp(log mean p) would lose the digits of a small 1 - p.
+            log_p = jnp.stack([jax.nn.log_sigmoid(logits), jax.nn.log_sigmoid(-logits)], axis=2)
+            return log_p, (best_true >= best).astype(jnp.float32)
 
-    return _mean(samples, target, valid, log_probabilities, cross_entropy)
+        def cross_entropy(log_p: Float[Array, "n two k"], target: Float[Array, "n k"]) -> Float[Array, " n"]:
+            return -jnp.sum(target * log_p[:, 0] + (1 - target) * log_p[:, 1], axis=-1)
+
+        return _mean(samples, target, valid, log_probabilities, cross_entropy)
+
+    def label_shapes(self, num_classes: int) -> tuple[tuple[int, ...], ...]:
+        """Returns the shapes of an example's labels, the usual one first: a target per class, or a class index."""
+        return (num_classes,), ()
+
+    def targets(self, label: Int[Array, " b"] | Float[Array, "b k"], num_classes: int) -> Float[Array, "b k"]:
+        """Returns one target per class; class indices become one-hot vectors."""
+        return jax.nn.one_hot(label, num_classes) if label.ndim == 1 else label
+
+    def log_probabilities(self, logits: Float[Array, "*rows k"]) -> Float[Array, "*rows k"]:
+        """Returns ``log σ(u)``, divided by the sum over classes: the loss trains every class independently."""
+        return jax.nn.log_softmax(jax.nn.log_sigmoid(logits))
+
+    def scores(self, logits: Float[Array, "*rows k"]) -> Float[Array, "*rows k"]:
+        """Returns a score of each class that does not depend on other classes: ``log σ(u)``."""
+        return jax.nn.log_sigmoid(logits)
+
+    def mean_scores(self, scores: Float[Array, "b m k"]) -> Float[Array, "b k"]:
+        """Returns the log of the mean probability of the members."""
+        return jax.nn.logmeanexp(scores, axis=1)
+
+
+ClassificationLoss: TypeAlias = SoftmaxCrossEntropy | SigmoidCrossEntropy
 
 
 def mean_probabilities(
@@ -127,7 +176,7 @@ def _mean(
     valid: Bool[Array, " b"],
     log_probabilities: Callable[[Array, Any], tuple[Array, Array]],
     loss: Callable[[Array, Any], Float[Array, " n"]],
-) -> ClassificationLoss:
+) -> LossAndTop1:
     """Returns the mean of a loss over valid examples.
 
     Args:
@@ -156,7 +205,7 @@ def _mean(
 
     # A map over devices outside the loop over blocks: parameter gradients are summed over devices once, not per block.
     rows = (samples.features, samples.keys, target, weights(valid))
-    return ClassificationLoss(*jnp.sum(sharding.map_shards(device_loss, rows, None), axis=0))
+    return LossAndTop1(*jnp.sum(sharding.map_shards(device_loss, rows, None), axis=0))
 
 
 def _log_mean_over_samples(function: Any, samples: LogitSamples, features: Any, constants: Any) -> tuple[Array, Array]:

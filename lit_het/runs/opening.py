@@ -30,7 +30,7 @@ from lit_het.runs.directory import (
     load_config,
     tokenizer_path,
 )
-from lit_het.runs.predictor import ModelMaker
+from lit_het.runs.predictor import Programs
 from lit_het.sharding import MeshConfig
 from lit_het.tasks.classification import ClassificationConfig, ClassificationTask
 from lit_het.tasks.contrastive import ContrastiveConfig, ContrastiveTask
@@ -74,7 +74,7 @@ class Run:
         """Returns the model for evaluators, on all devices."""
         mesh = MeshConfig().build()
         placed = jax.device_put(self.params, sharding.tree_shardings(self.params, mesh))
-        return ModelMaker(self.task, mesh, self.tokenizer).model(placed, self.tower, self._text_tower())
+        return Programs(self.task, mesh, self.tokenizer).model(placed, self.tower, self._text_tower())
 
     @functools.cached_property
     def tower(self) -> str:

@@ -106,7 +106,8 @@ class Step:
         if isinstance(task, ContrastiveConfig):
             text = of(task.text_tower.length, dtype=jnp.int32)
         else:
-            label = of(dtype=jnp.int32) if task.loss == "softmax" else of(task.num_classes, dtype=jnp.float32)
+            shape = task.loss.label_shapes(task.num_classes)[0]
+            label = of(*shape, dtype=jnp.float32 if shape else jnp.int32)
         fields: Any = {
             "valid": of(dtype=jnp.bool_),
             "image": None if is_stored else image,
@@ -155,7 +156,7 @@ class Step:
         """Returns the bytes of a block of logits, its copies, and the keys of other devices."""
         task, item = self.config.task, jnp.dtype(jnp.float32).itemsize
         if not isinstance(task, ContrastiveConfig):
-            block = getattr(task.head, "sampling", None)
+            block = task.head.sampling
             vectors = rows if block is None else min(block.block_size, rows * block.num_samples)
             return _COPIES_OF_LOGITS * vectors * task.num_classes * item
         all_rows, width = self.config.data.batch_size, task.image_tower.embedding_size

@@ -34,7 +34,7 @@ from lit_het.runs.files import write_nonfinite, write_run_files
 from lit_het.runs.initialization import initial_params
 from lit_het.runs.inspection import damage
 from lit_het.runs.opening import tower_fingerprint
-from lit_het.runs.predictor import ModelMaker
+from lit_het.runs.predictor import Programs
 from lit_het.tasks.classification import ClassificationTask
 from lit_het.tasks.contrastive import ContrastiveTask
 from lit_het.training import loop, preemption
@@ -264,13 +264,13 @@ def _evaluation(
         raise UserError("evaluations cannot use `embeddings` if the image tower is trained; leave them out")
     sets = Sets(config.data.image_size, config.data.preprocessing, tower)
     evaluators = [evaluation.build(sets) for evaluation in config.evaluations]
-    maker = ModelMaker(task, mesh, tokenizer)
+    programs = Programs(task, mesh, tokenizer)
     versions = itertools.count()
 
     def model_of(trainable: Params) -> EvaluatedModel:
         # The features of a locked tower do not change and are cached under one version.
         version = f"version {next(versions)}" if "image_tower" in task.trained else tower() if stored else "locked"
-        return maker.model(parameters.merge(locked, trainable), version)
+        return programs.model(parameters.merge(locked, trainable), version)
 
     if evaluators:
         model = model_of(trainable)

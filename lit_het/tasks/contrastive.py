@@ -5,7 +5,6 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.nn import logmeanexp, logsumexp
 from jaxtyping import Array, Float, Int, Key
 
 from lit_het.errors import UserError, require_at_least
@@ -17,6 +16,7 @@ from lit_het.random import Keys
 from lit_het.tasks import microbatches
 from lit_het.tasks.base import layers_above_towers, trained_parts
 from lit_het.tasks.features import FeatureExtractor
+from lit_het.tasks.quantities import ImageClassifier
 from lit_het.towers.bert import BertConfig
 from lit_het.towers.resnet import ResNetConfig
 from lit_het.towers.text import TextConfig
@@ -62,10 +62,6 @@ class ContrastiveConfig:
         return ContrastiveTask(self)
 
 
-# Maximum number of probabilities of an image, over all candidates and noise samples, in memory at a time.
-_PROBABILITIES_AT_A_TIME = 2**16
-
-
 class TwoTowers(nnx.Module):
     """Both towers and the head; the names of its attributes begin parameter paths."""
 
@@ -83,6 +79,8 @@ class ContrastiveTask:
     def __init__(self, config: ContrastiveConfig):
         self.config = config
         self.locked = config.locked
+        self.num_classes = None
+        self.has_image_noise = config.head.has_image_noise
         self.graph, shapes = nnx.split(nnx.eval_shape(lambda: TwoTowers(config, nnx.Rngs(0))))
         self.trained = trained_parts(nnx.to_pure_dict(shapes), config.locked)
         self.features = FeatureExtractor(config.image_tower)
@@ -124,78 +122,31 @@ class ContrastiveTask:
             loss = loss + sum(auxiliary_losses.values())
         return loss, metrics
 
-    def encode_image(self, params: Params, features: Float[Array, "b f"]) -> Float[Array, "b d"]:
-        """Returns noiseless embeddings."""
-        return self._model(params).head.image_key(self.features.embedding(features))
+    def image_classifier(self, params: Params, classes: Float[Array, "k d"] | None = None) -> ImageClassifier:
+        """Returns the model as a classifier over texts β with the logits ``(α + ε) · β / τ``.
 
-    def choose(
-        self,
-        params: Params,
-        features: Float[Array, "b f"],
-        key: Key[Array, ""],
-        names: Float[Array, "k d"],
-        num_samples: int,
-    ) -> Float[Array, "b k"]:
-        """Returns the log of ``1/S Σ_s softmax((α + ε_s) · β / τ)`` over candidate texts β.
+        With noise on the image only, as in the ablation of HET-XL App. M; the paper evaluates without noise.
 
-        This is HET-XL Eq. 2 with noise on the image only, as in the ablation of App. M; S = 0 is the softmax of
-        α · β / τ, with which the paper evaluates.
+        Args:
+            params: parameters of the model.
+            classes: unit embeddings of the texts; None for quantities of the image alone.
         """
-        at_a_time = _divisor(num_samples, _PROBABILITIES_AT_A_TIME // len(names))
-        if at_a_time == num_samples:
-            return logmeanexp(self.members(params, features, key, names, num_samples), axis=1)
-
-        # In parts, as the log-probabilities of all samples and candidates might not fit into memory.
-        def add(total: Float[Array, "b k"], key: Key[Array, ""]) -> tuple[Float[Array, "b k"], None]:
-            return jnp.logaddexp(total, logmeanexp(self.members(params, features, key, names, at_a_time), axis=1)), None
-
-        start = jnp.full((len(features), len(names)), -jnp.inf)
-        num_parts = num_samples // at_a_time
-        return jax.lax.scan(add, start, jax.random.split(key, num_parts))[0] - jnp.log(num_parts)
-
-    def members(
-        self,
-        params: Params,
-        features: Float[Array, "b f"],
-        key: Key[Array, ""],
-        names: Float[Array, "k d"],
-        num_samples: int,
-    ) -> Float[Array, "b s k"]:
-        """Returns the log-probabilities of every noise sample, or of one prediction without noise."""
-        head, embedding = self._model(params).head, self.features.embedding(features)
-        queries = head.image_queries(embedding, key, num_samples) if num_samples else None
-        if queries is None:
-            return jax.nn.log_softmax(self.alone(params, features, names))[:, None]
-        return jax.nn.log_softmax(queries.products(names) / head.temperature())
-
-    def certainty(
-        self, params: Params, features: Float[Array, "b f"], names: Float[Array, "k d"]
-    ) -> tuple[Float[Array, " b"], Float[Array, " b"]]:
-        """Returns ``log Σ exp(α · β / τ)`` without noise, and ``sqrt(tr Σ(x))``."""
-        log_normalizer = logsumexp(self.alone(params, features, names), axis=1)
-        return log_normalizer, self.image_noise_norm(params, features)
-
-    def alone(self, params: Params, features: Float[Array, "b f"], names: Float[Array, "k d"]) -> Float[Array, "b k"]:
-        """Returns the logit of each text without noise, independent of other texts: ``α · β / τ``."""
         head = self._model(params).head
-        return head.image_key(self.features.embedding(features)) @ names.T / head.temperature()
-
-    def image_noise_norm(self, params: Params, features: Float[Array, "b f"]) -> Float[Array, " b"]:
-        """Returns ``sqrt(tr Σ(x))``."""
-        return self._model(params).head.image_noise_norm(self.features.embedding(features))
-
-    def image_spectrum(self, params: Params, features: Float[Array, "b f"]) -> Float[Array, "b _"]:
-        """Returns standard deviations of the noise along its principal axes, in descending order."""
-        return self._model(params).head.image_spectrum(self.features.embedding(features))
+        return ImageClassifier(
+            inputs=self.features.embedding,
+            logits=lambda image, key, num_samples: head.logits(image, classes, key, num_samples or 1),
+            log_probabilities=jax.nn.log_softmax,
+            scores=lambda logits: logits,
+            mean_scores=lambda scores: scores.mean(axis=1),
+            embeddings=head.image_key,
+            noise_norm=head.image_noise_norm,
+            noise_spectrum=head.image_spectrum,
+        )
 
     def encode_text(self, params: Params, text: Int[Array, "b l"]) -> Float[Array, "b d"]:
         """Returns noiseless embeddings."""
         model = self._model(params)
         return model.head.text_key(model.text_tower(text).embedding)
-
-    def temperature(self, params: Params) -> Float[Array, ""]:
-        """Returns τ."""
-        return self._model(params).head.temperature()
 
     def _model(self, params: Params) -> TwoTowers:
         return nnx.merge(self.graph, params)
@@ -203,8 +154,3 @@ class ContrastiveTask:
     def _routing_key(self, tower: str, keys: Keys) -> Key[Array, ""] | None:
         """Returns the random key of a tower's experts; None for a locked tower."""
         return keys(f"{tower}_routing") if tower in self.trained else None
-
-
-def _divisor(number: int, limit: int) -> int:
-    """Returns the largest divisor of a number up to a limit (at least 1); 0 for the number 0."""
-    return max((d for d in range(1, number + 1) if number % d == 0 and d <= max(1, limit)), default=0)

@@ -19,13 +19,13 @@ from lit_het.eval.evaluation import Evaluation, read_records
 from lit_het.eval.sets import ImageSet
 from lit_het.eval.suite import ClassNamesConfig, EnsembleConfig, RetrievalConfig, ZeroShotConfig
 from lit_het.runs.evaluation import evaluate, table
-from lit_het.runs.predictor import ModelMaker
+from lit_het.runs.predictor import Programs
 from lit_het.runs.training import train
 from lit_het.sharding import MeshConfig
+from lit_het.tasks import quantities
 from lit_het.tasks.classification import ClassificationConfig, ClassificationTask
 from lit_het.towers.vit import ViTConfig
 from lit_het.training.metric_log import read_metrics
-from lit_het.types import Classifier
 from tests import tiny
 from tests.cli.test_train import refusal
 
@@ -192,18 +192,17 @@ def test_members_of_an_efficient_ensemble_have_predictions_of_their_own(data, tm
     task, mesh = config.build(), MeshConfig().build(jax.devices()[:1])
     assert isinstance(task, ClassificationTask)
     params = jax.device_put(jax.jit(task.initialize)(jax.random.key(0)), jax.devices()[0])
-    model = ModelMaker(task, mesh, None).model(params, "a tower")
-    assert isinstance(model, Classifier)
+    model = Programs(task, mesh, None).model(params, "a tower")
     size = tower.image_size
     images = np.random.default_rng(0).integers(0, 256, (4, size, size, 3), dtype=np.uint8)
     features = np.asarray(model.features.extract(images))
     members = model.features.num_members
     assert members == tower.encoder.num_members > 1
     assert features.shape == (4, task.features.size)
-    log_p = model.members(features[None], np.array([0]), 0)
+    log_p = model(quantities.member_log_probabilities, features[None], seeds=np.array([0]))
     assert log_p.shape == (4, members, config.num_classes)
     assert not np.allclose(log_p[:, 0], log_p[:, 1], atol=1e-4)
-    joint = model.choose(features[None], np.array([0]), 0).log_probabilities
+    joint = model(quantities.log_probabilities, features[None], seeds=np.array([0]))
     np.testing.assert_allclose(np.exp(joint), np.exp(log_p).mean(axis=1), rtol=1e-4)
 
 

@@ -8,12 +8,12 @@ import numpy as np
 from lit_het import sharding
 from lit_het.eval import scores
 from lit_het.eval.features import Features, read_features
-from lit_het.eval.predictions import SupervisedPredictor, ZeroShotPredictor, class_scores, member_blocks, predict
+from lit_het.eval.predictions import Predictor, class_scores, member_blocks, predict
 from lit_het.eval.recognition import embed_class_names
 from lit_het.runs.opening import Run, open_run
-from lit_het.runs.predictor import ModelMaker
+from lit_het.runs.predictor import Programs
 from lit_het.sharding import MeshConfig
-from lit_het.types import Batch, Classifier, Encoder
+from lit_het.types import Batch
 
 NUM_IMAGES = 10_000
 NAMES = ("red bar", "green bar", "red square", "blue square")
@@ -33,12 +33,11 @@ def evaluate(run: Run, num_devices: int) -> tuple[Features, dict[str, float], di
     """Features, and figures without and with noise, each device taking 96 images at a time."""
     mesh = MeshConfig().build(jax.devices()[:num_devices])
     params = jax.device_put(run.params, sharding.tree_shardings(run.params, mesh))
-    model = ModelMaker(run.task, mesh, run.tokenizer).model(params, "a tower")
-    assert isinstance(model, Encoder)
+    model = Programs(run.task, mesh, run.tokenizer).model(params, "a tower")
     assert model.features.num_shares == num_devices
     features = read_features(model.features, batches(96 * num_devices), lambda count: None, "random")
     names = embed_class_names(model, NAMES)
-    quiet, noisy = (scores.figures(predict(ZeroShotPredictor(model, names, s), features))[0] for s in (0, 3))
+    quiet, noisy = (scores.figures(predict(Predictor(model, len(NAMES), names, s), features))[0] for s in (0, 3))
     return features, quiet, noisy
 
 
@@ -59,9 +58,8 @@ def test_a_classifier_with_noise_predicts_the_same_on_one_device_and_on_eight(up
     def said(num_devices: int) -> list[np.ndarray]:
         mesh = MeshConfig().build(jax.devices()[:num_devices])
         params = jax.device_put(run.params, sharding.tree_shardings(run.params, mesh))
-        model = ModelMaker(run.task, mesh, None).model(params, "a tower")
-        assert isinstance(model, Classifier)
-        predictor = SupervisedPredictor(model, samples=3)
+        model = Programs(run.task, mesh, None).model(params, "a tower")
+        predictor = Predictor(model, run.task.num_classes, samples=3)
         members = np.concatenate([of_block for of_block, _ in member_blocks(predictor, images)])
         return [*vars(predict(predictor, images)).values(), members, class_scores(predictor, images)]
 

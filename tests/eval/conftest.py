@@ -7,17 +7,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from scipy import special
 
 from lit_het.data_pipelines.shards import write_shards
 from lit_het.data_pipelines.transforms import Preprocessing
 from lit_het.eval.features import Sets
 from lit_het.eval.sets import ImageSet
-from lit_het.types import Batch, Encoder, HeadOutput, ImageFeatures
+from lit_het.types import Batch, ImageFeatures, TextEncoder
+from tests.eval.fake_model import FakeModel
 
 
 @pytest.fixture
-def make_encoder() -> Callable[..., Encoder]:
+def make_encoder() -> Callable[..., FakeModel]:
     """Features of an image are the number in its first pixel."""
 
     def make(
@@ -27,7 +27,7 @@ def make_encoder() -> Callable[..., Encoder]:
         noise: np.ndarray | None = None,
         num_shares: int = 1,
         has_noise_norm: bool = True,
-    ) -> Encoder:
+    ) -> FakeModel:
         captions = list(caption_vectors)
         text_table = np.stack([caption_vectors[caption] for caption in captions])
 
@@ -38,41 +38,24 @@ def make_encoder() -> Callable[..., Encoder]:
         def vectors(features: np.ndarray) -> np.ndarray:
             return image_vectors[features[:, 0].astype(int)].astype(np.float32)
 
-        def noise_norm(features: np.ndarray) -> np.ndarray:
-            return features[:, 0] * has_noise_norm
-
-        def logits(features: np.ndarray, names: np.ndarray, count: int) -> np.ndarray:
+        def logits(features: np.ndarray, count: int, names: np.ndarray | None) -> np.ndarray:
             queries = vectors(features)[:, None].astype(np.float64)
             if count:
                 assert noise is not None
                 queries = queries + noise[features[:, 0].astype(int), :count]
+            assert names is not None
             return queries @ names.T / temperature
 
-        def members(blocks: np.ndarray, seeds: np.ndarray, count: int, names: np.ndarray) -> np.ndarray:
-            assert len(blocks) == len(seeds)
-            assert len(seeds) in (1, num_shares)
-            return special.log_softmax(logits(np.concatenate(blocks), names, count), axis=2).astype(np.float32)
-
-        def alone(blocks: np.ndarray, names: np.ndarray) -> np.ndarray:
-            return logits(np.concatenate(blocks), names, 0)[:, 0].astype(np.float32)
-
-        def choose(blocks: np.ndarray, seeds: np.ndarray, count: int, names: np.ndarray) -> HeadOutput:
-            log_p_of_members = members(blocks, seeds, count, names).astype(np.float64)
-            log_p = np.asarray(special.logsumexp(log_p_of_members, axis=1)) - np.log(log_p_of_members.shape[1])
-            total = np.asarray(special.logsumexp(alone(blocks, names), axis=1), np.float32)
-            return HeadOutput(log_p.astype(np.float32), total, noise_norm(np.concatenate(blocks)))
-
-        return Encoder(
+        return FakeModel(
             features=ImageFeatures(extract, num_members=1, num_shares=num_shares, tower="a tower"),
-            image=vectors,
-            choose=choose,
-            members=members,
-            alone=alone,
-            image_noise_norm=noise_norm,
-            image_spectrum=lambda features: np.zeros((len(features), 0), np.float32),
-            text=lambda tokens: text_table[tokens[:, 0]].astype(np.float32),
-            tokenize=lambda texts: np.array([[captions.index(text)] for text in texts], np.int32),
-            temperature=temperature,
+            logits=logits,
+            embeddings=vectors,
+            noise_norm=lambda features: features[:, 0] * has_noise_norm,
+            text=TextEncoder(
+                embed=lambda tokens: text_table[tokens[:, 0]].astype(np.float32),
+                tokenize=lambda texts: np.array([[captions.index(text)] for text in texts], np.int32),
+            ),
+            has_noise=noise is not None,
         )
 
     return make

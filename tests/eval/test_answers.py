@@ -16,7 +16,8 @@ from lit_het.eval.answers import (
     split_labels,
 )
 from lit_het.eval.evaluation import Drawing, Record
-from lit_het.types import Classifier, HeadOutput, ImageFeatures
+from lit_het.types import ImageFeatures
+from tests.eval.fake_model import FakeModel
 
 LABELS = ("a cat", "a dog", "a bird")
 VECTORS = np.eye(3)
@@ -93,23 +94,17 @@ def test_labels_are_split_by_lines_or_by_commas_in_a_single_line():
     assert split_labels("  ") == ()
 
 
-def classifier(probability: float, noisy: float) -> Classifier:
-    def members(blocks: np.ndarray, seeds: np.ndarray, samples: int) -> np.ndarray:
-        first = noisy if samples else probability
-        return np.log(np.array([[[first, 1 - first]] * 2 * max(1, samples)], np.float32))
+def classifier(probability: float, noisy: float) -> FakeModel:
+    def logits(features: np.ndarray, count: int, names: np.ndarray | None) -> np.ndarray:
+        first = noisy if count else probability
+        return np.log(np.array([[[first, 1 - first]] * 2 * max(1, count)], np.float32))
 
-    def choose(blocks: np.ndarray, seeds: np.ndarray, samples: int) -> HeadOutput:
-        ones = np.ones(1, np.float32)
-        return HeadOutput(members(blocks, seeds, samples)[:, 0], ones, ones)
-
-    return Classifier(
+    return FakeModel(
         features=ImageFeatures(lambda view: view, num_members=2, num_shares=1, tower=""),
-        choose=choose,
-        members=members,
-        alone=lambda blocks: members(blocks, np.zeros(1), 0)[:, 0],
-        image_spectrum=lambda features: np.zeros((len(features), 0), np.float32),
-        num_samples=0,
+        logits=logits,
+        noise_norm=lambda features: np.ones(len(features), np.float32),
         num_classes=2,
+        has_noise=True,
     )
 
 

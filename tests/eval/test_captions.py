@@ -1,7 +1,5 @@
 """Captions nearest to an image."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -9,6 +7,7 @@ from lit_het.errors import UserError
 from lit_het.eval import captions as module
 from lit_het.eval import rows
 from lit_het.eval.captions import CaptionIndex, index_captions
+from tests.eval.fake_model import with_text
 
 
 @pytest.mark.parametrize("values_per_block", [1, 12, 10**6])
@@ -31,7 +30,7 @@ def test_each_caption_is_embedded_once_and_cached(monkeypatch, tmp_path, make_en
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(module, "_BLOCK_CAPTIONS", 8)
     names, vectors = [f"caption {number}" for number in range(20)], unit_vectors(20, 3)
-    encoder = replace(make_encoder(np.eye(3), dict(zip(names, vectors, strict=True))), text_tower="done")
+    encoder = with_text(make_encoder(np.eye(3), dict(zip(names, vectors, strict=True))), tower="done")
     index = index_captions(encoder, [*names, "caption 3"])
     assert index.captions == tuple(names)
     np.testing.assert_array_equal(index.embeddings, vectors)
@@ -39,16 +38,16 @@ def test_each_caption_is_embedded_once_and_cached(monkeypatch, tmp_path, make_en
     def fail(tokens: np.ndarray) -> np.ndarray:
         raise AssertionError("the captions were embedded before")
 
-    np.testing.assert_array_equal(index_captions(replace(encoder, text=fail), names).embeddings, vectors)
+    np.testing.assert_array_equal(index_captions(with_text(encoder, embed=fail), names).embeddings, vectors)
     with pytest.raises(AssertionError):
-        index_captions(replace(encoder, text=fail, text_tower="another"), names)
+        index_captions(with_text(encoder, embed=fail, tower="another"), names)
     assert len(list((tmp_path / "lit-het" / "captions").iterdir())) == 1  # nothing half written
 
 
 @pytest.mark.parametrize("left", [0, 60, 140])
 def test_a_truncated_index_is_recomputed(monkeypatch, tmp_path, make_encoder, left: int):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    encoder = replace(make_encoder(np.eye(2), {"a": np.eye(2)[0], "b": np.eye(2)[1]}), text_tower="done")
+    encoder = with_text(make_encoder(np.eye(2), {"a": np.eye(2)[0], "b": np.eye(2)[1]}), tower="done")
     first = np.array(index_captions(encoder, ["a", "b"]).embeddings)
     [cached] = (tmp_path / "lit-het" / "captions").iterdir()
     whole = cached.read_bytes()
@@ -60,7 +59,7 @@ def test_a_truncated_index_is_recomputed(monkeypatch, tmp_path, make_encoder, le
 def test_no_captions_and_an_unwritable_cache_are_one_line_errors(monkeypatch, tmp_path, make_encoder):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    encoder = replace(make_encoder(np.eye(2), {"a": np.eye(2)[0]}), text_tower="done")
+    encoder = with_text(make_encoder(np.eye(2), {"a": np.eye(2)[0]}), tower="done")
     with pytest.raises(UserError, match="no captions"):
         index_captions(encoder, [])
     with pytest.raises(UserError, match="set XDG_CACHE_HOME"):

@@ -11,7 +11,7 @@ from lit_het.errors import UserError
 from lit_het.eval import scores
 from lit_het.eval.calibration import HIGHEST_TEMPERATURE
 from lit_het.eval.features import Features
-from lit_het.eval.predictions import Predictions, ZeroShotPredictor, highest, member_blocks, predict
+from lit_het.eval.predictions import Predictions, Predictor, highest, member_blocks, predict
 from tests.eval import plain
 
 
@@ -35,7 +35,7 @@ def figures(logits: np.ndarray, labels) -> dict[str, float]:
 
 def test_a_perfect_model_scores_one_with_no_calibration_error(make_encoder):
     encoder = make_encoder(np.eye(7), {"x": np.eye(7)[0]}, temperature=0.01)
-    found, errors = scores.figures(predict(ZeroShotPredictor(encoder, np.eye(7)), features(range(7))))
+    found, errors = scores.figures(predict(Predictor(encoder, 7, np.eye(7)), features(range(7))))
     assert found["top1"] == found["top5"] == found["mean_reciprocal_rank"] == found["mean_class_recall"] == 1
     for name in ("nll", "brier", "ece", "ece_equal_mass"):
         assert found[name] == pytest.approx(0, abs=1e-6)
@@ -137,20 +137,20 @@ def test_noise_samples_average_probabilities_and_not_embeddings(unit_vectors, ma
     images, names, labels = unit_vectors(9, 4), unit_vectors(5, 4, seed=1), np.arange(9) % 5
     noise = np.random.default_rng(2).normal(size=(9, 6, 4))
     encoder = make_encoder(images, {"x": names[0]}, temperature=0.3, noise=noise)
-    found = predict(ZeroShotPredictor(encoder, names, samples=6), features(labels), block_size)
+    found = predict(Predictor(encoder, len(names), names, samples=6), features(labels), block_size)
     expected, of_samples = np.zeros((9, 5)), np.zeros((9, 6, 5))
     for n in range(9):
         for s in range(6):
             of_samples[n, s] = special.softmax((images[n] + noise[n, s]) @ names.T / 0.3)
             expected[n] += of_samples[n, s] / 6
     np.testing.assert_allclose(np.exp(found.log_probabilities), expected, rtol=1e-4)
-    blocks = member_blocks(ZeroShotPredictor(encoder, names, samples=6), features(labels), block_size)
+    blocks = member_blocks(Predictor(encoder, len(names), names, samples=6), features(labels), block_size)
     found_members, found_labels = (np.concatenate(parts) for parts in zip(*blocks, strict=True))
     np.testing.assert_allclose(np.exp(found_members), of_samples, rtol=1e-4)
     np.testing.assert_array_equal(found_labels, labels)
     logits = images @ names.T / 0.3
     np.testing.assert_allclose(found.log_normalizer, np.log(np.exp(logits).sum(axis=1)), rtol=1e-5)
-    quiet = predict(ZeroShotPredictor(encoder, names), features(labels), block_size)
+    quiet = predict(Predictor(encoder, len(names), names), features(labels), block_size)
     np.testing.assert_allclose(np.exp(quiet.log_probabilities), special.softmax(logits, axis=1), rtol=1e-5)
 
 
@@ -186,13 +186,13 @@ def test_one_half_without_a_fit_is_reported(capsys):
 def test_a_label_outside_the_names_is_an_error(make_encoder, label: int):
     encoder = make_encoder(np.eye(7), {"x": np.eye(7)[0]})
     with pytest.raises(UserError, match=f"label {label} lies outside the 7 classes"):
-        predict(ZeroShotPredictor(encoder, np.eye(7)), features([0, label]))
+        predict(Predictor(encoder, 7, np.eye(7)), features([0, label]))
 
 
 def test_a_diverged_model_is_an_error_and_not_a_score(make_encoder):
     encoder = make_encoder(np.full((1, 2), np.nan), {"x": np.zeros(2)})
     with pytest.raises(UserError, match="not a number"):
-        predict(ZeroShotPredictor(encoder, np.eye(2)), features([0]))
+        predict(Predictor(encoder, 2, np.eye(2)), features([0]))
 
 
 def test_several_labels_an_image_have_a_mean_average_precision():

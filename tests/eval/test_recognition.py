@@ -1,7 +1,6 @@
 """Candidate class names of predictions."""
 
 import json
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,7 +9,8 @@ from lit_het.errors import UserError
 from lit_het.eval.predictions import class_scores
 from lit_het.eval.recognition import class_indices, embed_class_names, embed_texts, read_classes
 from lit_het.eval.suite import ClassNamesConfig
-from lit_het.types import Classifier, HeadOutput, ImageFeatures
+from lit_het.types import ImageFeatures
+from tests.eval.fake_model import FakeModel, with_text
 
 NAMES = ("tench", "kit fox", "crane", "lantern", "plate", "cup", "fork")
 
@@ -30,9 +30,9 @@ def test_texts_are_embedded_in_batches_of_one_shape_and_all_are_counted(unit_vec
 
     def text(tokens: np.ndarray) -> np.ndarray:
         shapes.add(tokens.shape)
-        return encoder.text(tokens)
+        return encoder.text.embed(tokens)
 
-    embeddings = embed_texts(replace(encoder, text=text), captions, done.append)
+    embeddings = embed_texts(with_text(encoder, embed=text), captions, done.append)
     np.testing.assert_array_equal(embeddings, vectors)
     assert len(shapes) == 1
     assert shapes.pop()[0] % num_shares == 0
@@ -41,24 +41,24 @@ def test_texts_are_embedded_in_batches_of_one_shape_and_all_are_counted(unit_vec
 
 def test_class_embeddings_of_a_trained_text_tower_are_cached(make_encoder, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    encoder = replace(make_encoder(np.eye(2), {"a": np.eye(2)[0], "b": np.eye(2)[1]}), text_tower="done")
+    encoder = with_text(make_encoder(np.eye(2), {"a": np.eye(2)[0], "b": np.eye(2)[1]}), tower="done")
 
     def fail(tokens: np.ndarray) -> np.ndarray:
         raise AssertionError("the names were embedded before")
 
     first = embed_class_names(encoder, ["a", "b"])
-    np.testing.assert_array_equal(embed_class_names(replace(encoder, text=fail), ["a", "b"]), first)
-    for other in (replace(encoder, text=fail, text_tower="another"), replace(encoder, text=fail, text_tower="")):
+    np.testing.assert_array_equal(embed_class_names(with_text(encoder, embed=fail), ["a", "b"]), first)
+    for other in (with_text(encoder, embed=fail, tower="another"), with_text(encoder, embed=fail, tower="")):
         with pytest.raises(AssertionError):
             embed_class_names(other, ["a", "b"])
     with pytest.raises(AssertionError):
-        embed_class_names(replace(encoder, text=fail), ["b", "a"])
+        embed_class_names(with_text(encoder, embed=fail), ["b", "a"])
 
 
 @pytest.mark.parametrize("left", [0, 60, 140])
 def test_truncated_cached_embeddings_are_recomputed(make_encoder, monkeypatch, tmp_path, left: int):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    encoder = replace(make_encoder(np.eye(2), {"a": np.eye(2)[0], "b": np.eye(2)[1]}), text_tower="done")
+    encoder = with_text(make_encoder(np.eye(2), {"a": np.eye(2)[0], "b": np.eye(2)[1]}), tower="done")
     first = embed_class_names(encoder, ["a", "b"])
     [kept] = (tmp_path / "lit-het" / "names").iterdir()
     whole = kept.read_bytes()
@@ -139,21 +139,10 @@ def test_candidates_of_a_class_are_summed_and_other_candidates_excluded(write_se
     assert found.hits(1).tolist() == [1, 1]
 
 
-def classifier(num_classes: int) -> Classifier:
-    def alone(blocks: np.ndarray) -> np.ndarray:
-        return np.full((blocks.shape[0] * blocks.shape[1], num_classes), -np.log(num_classes), np.float32)
-
-    def choose(blocks: np.ndarray, seeds: np.ndarray, samples: int) -> HeadOutput:
-        zeros = np.zeros(len(alone(blocks)), np.float32)
-        return HeadOutput(alone(blocks), zeros, zeros)
-
-    return Classifier(
+def classifier(num_classes: int) -> FakeModel:
+    return FakeModel(
         features=ImageFeatures(lambda view: view[:, 0, 0, :1].astype(np.float32), 1, 1, "a tower"),
-        choose=choose,
-        members=lambda blocks, seeds, samples: alone(blocks)[:, None],
-        alone=alone,
-        image_spectrum=lambda features: np.zeros((len(features), 0), np.float32),
-        num_samples=0,
+        logits=lambda features, count, names: np.zeros((len(features), 1, num_classes), np.float32),
         num_classes=num_classes,
     )
 

@@ -171,7 +171,7 @@ def test_training_and_evaluation_take_their_own_number_of_samples(kind):
     head = results(config_of(kind))[0]
     assert isinstance(head, ClassificationHead)
     assert head(X, KEY).num_samples == S
-    assert head(X, KEY, training=False).num_samples == S + 2
+    assert head(X, KEY, S + 2).num_samples == S + 2
     np.testing.assert_array_equal(head.noise_norm(X), results(config_of(kind))[0].covariance.noise_norm(X))
 
 

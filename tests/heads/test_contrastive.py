@@ -209,7 +209,7 @@ def test_a_deterministic_head_returns_unit_embeddings_without_separate_queries()
     np.testing.assert_allclose(samples.text, numpy_unit(text), rtol=1e-5)
     assert samples.image_queries is None
     assert samples.text_queries is None
-    assert head.image_queries(image, KEY, S) is None
+    assert head.logits(image, jnp.eye(D), KEY, S).num_samples == 1
     assert samples.bias is not None
     assert float(samples.bias) == -10.0
     assert float(samples.temperature) == pytest.approx(1 / 10)

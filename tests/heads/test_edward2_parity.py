@@ -16,7 +16,7 @@ from lit_het.heads.het import HetConfig
 from lit_het.heads.het_xl import HetXLConfig
 from lit_het.heads.sampling import SamplingConfig
 from lit_het.heads.temperature import BoundedTemperature, FixedTemperature
-from lit_het.losses.classification import mean_probabilities, sigmoid_cross_entropy, softmax_cross_entropy
+from lit_het.losses.classification import SigmoidCrossEntropy, SoftmaxCrossEntropy, mean_probabilities
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 B, D, K, R = 4, 6, 5, 3
@@ -100,9 +100,9 @@ def test_probabilities_losses_and_gradients_equal_those_of_the_authors_code(name
         head = head_of(golden, name, order=order)
         normals = recorded_normals(golden, head)
         monkeypatch.setattr(sampling, "standard_normals", lambda *_: normals)
-        cross_entropy, activation, target = sigmoid_cross_entropy, jax.nn.log_sigmoid, golden["targets"]
+        cross_entropy, activation, target = SigmoidCrossEntropy(), jax.nn.log_sigmoid, golden["targets"]
         if name.startswith("softmax"):
-            cross_entropy, activation, target = softmax_cross_entropy, jax.nn.log_softmax, golden["labels"]
+            cross_entropy, activation, target = SoftmaxCrossEntropy(), jax.nn.log_softmax, golden["labels"]
         graph, state = nnx.split(head)
 
         def loss(params, x):

@@ -41,7 +41,7 @@ def make(kind):
 
 def rebuilt(kind, num_samples):
     """Returns the head's graph for another S, and its parameters."""
-    sampling = SamplingConfig(num_samples=num_samples, num_eval_samples=num_samples)
+    sampling = SamplingConfig(num_samples)
     config = dataclasses.replace(HEADS[kind], sampling=sampling)
     graph = nnx.graphdef(nnx.eval_shape(lambda: config.build(D, K, nnx.Rngs(0))))
     return graph, nnx.state(make(kind))
@@ -71,7 +71,7 @@ def test_mean_probabilities_of_20000_samples_are_those_of_an_independent_monte_c
 
     @jax.jit
     def probabilities(state, x):
-        return mean_probabilities(nnx.merge(graph, state)(x, jax.random.key(0), training=False), jax.nn.log_softmax)
+        return mean_probabilities(nnx.merge(graph, state)(x, jax.random.key(0)), jax.nn.log_softmax)
 
     params, x = references.in_float64(make(kind)), np.asarray(X, np.float64)
     covariance = class_covariance(kind, params, x)
@@ -100,7 +100,7 @@ def test_more_samples_approach_the_expected_probability_like_one_over_the_square
         @jax.jit
         def run(state, keys):
             def one(key):
-                return mean_probabilities(nnx.merge(graph, state)(X, key, training=False), jax.nn.log_softmax)
+                return mean_probabilities(nnx.merge(graph, state)(X, key), jax.nn.log_softmax)
 
             return jax.lax.map(one, keys)
 
@@ -124,7 +124,7 @@ def test_the_gradient_of_the_mean_probability_has_no_bias_at_one_sample(kind):
     @jax.jit
     def gradients(state, keys):
         def probability(state, key):
-            samples = nnx.merge(graph, state)(X, key, training=False)
+            samples = nnx.merge(graph, state)(X, key)
             return jnp.sum(mean_probabilities(samples, jax.nn.log_softmax)[:, 0])
 
         return jax.lax.map(lambda key: jax.grad(probability)(state, key), keys, batch_size=500)

@@ -20,9 +20,9 @@ from lit_het.heads.sampling import SamplingConfig
 from lit_het.losses.base import masked_mean, weights
 from lit_het.losses.classification import (
     LabelMixture,
+    SigmoidCrossEntropy,
+    SoftmaxCrossEntropy,
     mean_probabilities,
-    sigmoid_cross_entropy,
-    softmax_cross_entropy,
 )
 from lit_het.sharding import MeshConfig, batch_sharding
 from lit_het.tasks.classification import ClassificationConfig
@@ -69,8 +69,8 @@ def _compiled(cross_entropy):
     return run
 
 
-softmax = _compiled(softmax_cross_entropy)
-_sigmoid = _compiled(sigmoid_cross_entropy)
+softmax = _compiled(SoftmaxCrossEntropy())
+_sigmoid = _compiled(SigmoidCrossEntropy())
 
 
 def sigmoid(logits, target, valid=None, **blocks):
@@ -242,7 +242,7 @@ def test_devices_meet_once_a_step_and_not_in_every_block():
     features, label, valid = jnp.ones((32, D)), jnp.zeros(32, jnp.int32), jnp.ones(32, bool)
 
     def loss(state, features, label, valid):
-        return softmax_cross_entropy(nnx.merge(graph, state)(features, jax.random.key(0)), label, valid).loss
+        return SoftmaxCrossEntropy()(nnx.merge(graph, state)(features, jax.random.key(0)), label, valid).loss
 
     mesh = MeshConfig(data=4, fsdp=2).build()
     with jax.set_mesh(mesh):
@@ -288,7 +288,7 @@ def loss_and_gradient(kind, loss, **sampling):
     """Returns a compiled function of features, targets and validity."""
     head = head_with(kind, **sampling)
     graph, state = nnx.split(head)
-    cross_entropy = {"softmax": softmax_cross_entropy, "sigmoid": sigmoid_cross_entropy}[loss]
+    cross_entropy = {"softmax": SoftmaxCrossEntropy(), "sigmoid": SigmoidCrossEntropy()}[loss]
 
     @jax.jit
     def run(x, target, valid):
@@ -354,11 +354,11 @@ def test_eight_devices_give_the_loss_and_the_gradient_of_one(kind, loss, order):
 
 def test_eight_devices_give_the_probabilities_of_one():
     mesh = MeshConfig().build()
-    head = head_with("HET-XL", num_eval_samples=70, block_size=50)
+    head = head_with("HET-XL", block_size=50)
 
     @jax.jit
     def run(x):
-        return mean_probabilities(head(x, jax.random.key(5), training=False), jax.nn.log_softmax)
+        return mean_probabilities(head(x, jax.random.key(5), 70), jax.nn.log_softmax)
 
     with jax.set_mesh(mesh):
         actual = run(jax.device_put(X, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(("data", "fsdp")))))
@@ -390,4 +390,4 @@ def test_labels_that_a_loss_cannot_take_are_refused_in_one_line(loss, label, mes
 
 def test_labels_that_a_loss_can_take_are_accepted():
     ClassificationConfig(num_classes=5).build().check_labels(np.array([0, 4]))
-    ClassificationConfig(num_classes=5, loss="sigmoid").build().check_labels(TARGET.astype(np.float32))
+    ClassificationConfig(num_classes=5, loss=SigmoidCrossEntropy()).build().check_labels(TARGET.astype(np.float32))

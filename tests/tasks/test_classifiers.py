@@ -16,7 +16,9 @@ from lit_het.heads.het_h import HetHConfig
 from lit_het.heads.het_xl import HetXLConfig
 from lit_het.heads.sampling import SamplingConfig
 from lit_het.heads.temperature import FixedTemperature
+from lit_het.losses.classification import SigmoidCrossEntropy, SoftmaxCrossEntropy
 from lit_het.random import keys_at
+from lit_het.tasks import quantities
 from lit_het.tasks.classification import ClassificationConfig
 from lit_het.towers.resnet import ResNetConfig
 from lit_het.towers.transformer import EncoderConfig
@@ -96,50 +98,55 @@ def test_every_head_learns_in_two_steps(head):
 @functools.cache
 def heads_of(loss, head):
     """A task with a head whose logits are not all alike, as at the start, and its parameters."""
-    task = ClassificationConfig(TOWERS["ViT"], HEADS[head], num_classes=K, loss=loss).build()
+    task = ClassificationConfig(TOWERS["ViT"], HEADS[head], num_classes=K, loss=LOSSES[loss]).build()
     state = nnx.to_pure_dict(nnx.state(HEADS[head].build(task.features.size, K, nnx.Rngs(1))))
     state["logits"]["kernel"] = jax.random.normal(jax.random.key(0), state["logits"]["kernel"].shape)
     return task, {"image_tower": tower_params(), "head": state}
 
 
-@pytest.mark.parametrize("loss", ["softmax", "sigmoid"])
+LOSSES = {"softmax": SoftmaxCrossEntropy(), "sigmoid": SigmoidCrossEntropy()}
+
+
+@pytest.mark.parametrize("loss", LOSSES)
 def test_scores_of_a_class_do_not_depend_on_other_classes(loss):
     """Of a softmax it is the logit, of a sigmoid the log of the class's own probability."""
     task, params = heads_of(loss, "DET")
     features, key = jax.random.normal(jax.random.key(1), (B, task.features.size)), jax.random.key(2)
-    log_p, alone, (log_normalizer, norm) = jax.jit(
-        lambda params: (
-            task.choose(params, features, key, 0),
-            task.alone(params, features),
-            task.certainty(params, features),
-        )
-    )(params)
+
+    @jax.jit
+    def found(params):
+        model = task.image_classifier(params)
+        without_noise = (quantities.scores, quantities.log_normalizer, quantities.noise_norm)
+        log_p = quantities.log_probabilities(model, features, key, 0)
+        return log_p, *(quantity(model, features) for quantity in without_noise)
+
+    log_p, scores, log_normalizer, norm = found(params)
     logits = np.asarray(features @ params["head"]["logits"]["kernel"] / 2.0)
     expected = logits if loss == "softmax" else -np.log1p(np.exp(-logits))
-    np.testing.assert_allclose(alone, expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(scores, expected, rtol=1e-4, atol=1e-5)
     share = np.exp(expected) / np.exp(expected).sum(axis=1, keepdims=True)
     np.testing.assert_allclose(np.exp(log_p), share, rtol=1e-4)
     np.testing.assert_allclose(log_normalizer, np.log(np.exp(logits).sum(axis=1)), rtol=1e-5)
     np.testing.assert_array_equal(norm, 0)
 
 
-@pytest.mark.parametrize("loss", ["softmax", "sigmoid"])
+@pytest.mark.parametrize("loss", LOSSES)
 def test_a_classifier_takes_the_requested_number_of_noise_samples(loss):
-    """Their mean is that of single ones, but for other draws: 4 standard errors."""
+    """The mean is that of the single samples."""
     task, params = heads_of(loss, "HET-XL")
     features, key = jax.random.normal(jax.random.key(1), (B, task.features.size)), jax.random.key(2)
-    mean, of_samples, spectrum, (_, norm) = jax.jit(
-        lambda params: (
-            task.choose(params, features, key, 2000),
-            task.members(params, features, key, 2000),
-            task.image_spectrum(params, features),
-            task.certainty(params, features),
-        )
-    )(params)
+
+    @jax.jit
+    def found(params):
+        model = task.image_classifier(params)
+        noisy = (quantities.log_probabilities, quantities.member_log_probabilities)
+        of_noise = (quantities.noise_spectrum, quantities.noise_norm)
+        return *(quantity(model, features, key, 2000) for quantity in noisy), *(q(model, features) for q in of_noise)
+
+    mean, of_samples, spectrum, norm = found(params)
     p = np.exp(np.asarray(of_samples, np.float64))
     assert p.shape == (B, 2000, K)
     np.testing.assert_allclose(p.sum(axis=2), 1, rtol=1e-5)
-    error = p.std(axis=1) * np.sqrt(2 / 2000)
-    assert (np.abs(np.exp(mean) - p.mean(axis=1)) < 4 * error).all()
+    np.testing.assert_allclose(np.exp(mean), p.mean(axis=1), rtol=1e-4)
     # Principal axes carry all of the noise.
     np.testing.assert_allclose(np.sqrt((np.asarray(spectrum) ** 2).sum(axis=1)), norm, rtol=1e-4)

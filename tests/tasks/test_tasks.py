@@ -20,8 +20,10 @@ from lit_het.heads.het_h import HetHConfig
 from lit_het.heads.het_xl import HetXLConfig
 from lit_het.heads.sampling import SamplingConfig
 from lit_het.heads.temperature import FixedTemperature
+from lit_het.losses.classification import SigmoidCrossEntropy
 from lit_het.losses.contrastive import SigmoidLoss
 from lit_het.random import keys_at
+from lit_het.tasks import quantities
 from lit_het.tasks.base import Task
 from lit_het.tasks.classification import ClassificationConfig, Classifier
 from lit_het.tasks.contrastive import ContrastiveConfig, TwoTowers
@@ -95,7 +97,8 @@ def test_the_contrastive_metrics_equal_a_numpy_computation(contrastive):
     task, params = contrastive
     loss, metrics = evaluate(task, params, Batch(VALID, image=IMAGE, text=WORDS))
     features = task.features(params, IMAGE)
-    image, image_norm = task.encode_image(params, features), task.image_noise_norm(params, features)
+    computed = (quantities.embeddings, quantities.noise_norm)
+    image, image_norm = (quantity(task.image_classifier(params), features) for quantity in computed)
     model = task._model(params)
     text_norm = model.head.text_noise_norm(model.text_tower(WORDS).embedding)
     kept = np.flatnonzero(VALID)
@@ -103,7 +106,7 @@ def test_the_contrastive_metrics_equal_a_numpy_computation(contrastive):
     assert float(metrics["image_noise_norm"]) == pytest.approx(np.asarray(image_norm)[kept].mean(), rel=1e-5)
     assert float(metrics["text_noise_norm"]) == pytest.approx(np.asarray(text_norm)[kept].mean(), rel=1e-5)
     assert float(metrics["temperature"]) == pytest.approx(1 / 3)
-    assert float(task.temperature(params)) == pytest.approx(1 / 3)
+    assert float(model.head.temperature()) == pytest.approx(1 / 3)
     np.testing.assert_allclose(jnp.linalg.norm(image, axis=1), 1, rtol=1e-5)
     assert np.isfinite(loss)
 
@@ -187,7 +190,7 @@ def test_probabilities_are_means_over_samples_and_the_training_metric_counts_rig
     assert float(loss) == pytest.approx(-np.log(p[np.arange(len(kept)), np.asarray(LABEL)[kept]]).mean(), rel=1e-5)
     assert float(metrics["temperature"]) == pytest.approx(2.525)
     assert float(metrics["image_noise_norm"]) > 0
-    quiet = jnp.exp(task.choose(params, features, KEYS("noise"), 0))
+    quiet = jnp.exp(quantities.log_probabilities(task.image_classifier(params), features, KEYS("noise"), 0))
     assert not np.allclose(quiet, probabilities, atol=1e-4)
     model = task._model(params)
     samples = model.head(model.image_tower(IMAGE).embedding, KEYS("noise"))
@@ -199,8 +202,9 @@ def test_probabilities_are_means_over_samples_and_the_training_metric_counts_rig
 
 
 def test_the_sigmoid_loss_counts_the_most_probable_class_as_right_if_it_is_one_of_the_true_ones():
-    task, params = start(dataclasses.replace(CLASSIFIER, loss="sigmoid", head=DeterministicConfig()))
-    best = np.asarray(task.choose(params, task.features(params, IMAGE), KEYS("noise"), 0)).argmax(axis=1)
+    task, params = start(dataclasses.replace(CLASSIFIER, loss=SigmoidCrossEntropy(), head=DeterministicConfig()))
+    model, features = task.image_classifier(params), task.features(params, IMAGE)
+    best = np.asarray(quantities.scores(model, features)).argmax(axis=1)
     target = np.ones((B, K), np.float32)
     target[0, best[0]] = 0
     _, metrics = evaluate(task, params, Batch(VALID, image=IMAGE, label=jnp.asarray(target)))
@@ -208,7 +212,7 @@ def test_the_sigmoid_loss_counts_the_most_probable_class_as_right_if_it_is_one_o
 
 
 def test_the_sigmoid_loss_takes_a_class_index_for_the_vector_that_marks_it():
-    task, params = start(dataclasses.replace(CLASSIFIER, loss="sigmoid", mixup=0.5))
+    task, params = start(dataclasses.replace(CLASSIFIER, loss=SigmoidCrossEntropy(), mixup=0.5))
     with_index, with_vector = (
         evaluate(task, params, Batch(VALID, image=IMAGE, label=label)) for label in (LABEL, jax.nn.one_hot(LABEL, K))
     )
@@ -246,4 +250,6 @@ def test_labels_that_are_not_classes_are_refused_on_the_host(loss, label, refusa
 
 def test_labels_of_every_class_and_targets_from_0_to_1_are_taken():
     CLASSIFIER.build().check_labels(np.arange(K, dtype=np.int32))
-    dataclasses.replace(CLASSIFIER, loss="sigmoid").build().check_labels(np.array([[0, 0.5, 1]], np.float32))
+    dataclasses.replace(CLASSIFIER, loss=SigmoidCrossEntropy()).build().check_labels(
+        np.array([[0, 0.5, 1]], np.float32)
+    )

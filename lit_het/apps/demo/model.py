@@ -13,8 +13,9 @@ from lit_het.eval.answers import Answer, NoiseRank, answer, features_of, label_p
 from lit_het.eval.captions import CaptionIndex, index_captions
 from lit_het.eval.evaluation import read_records
 from lit_het.runs.opening import Run, open_run
+from lit_het.tasks import quantities
 from lit_het.tasks.classification import ClassificationTask
-from lit_het.types import Encoder
+from lit_het.types import EvaluatedModel
 
 _NUM_CAPTIONS = 8
 
@@ -27,7 +28,7 @@ class DemoModel:
         captions: captions to search, or None.
     """
 
-    def __init__(self, run: Run, model: Encoder, captions: CaptionIndex | None):
+    def __init__(self, run: Run, model: EvaluatedModel, captions: CaptionIndex | None):
         self.run, self.captions = run, captions
         self._model, self._records = model, read_records(run.run_dir)
         self._lock = threading.Lock()
@@ -57,7 +58,7 @@ class DemoModel:
     def noise(self, features: Float[np.ndarray, " f"]) -> tuple[float, list[NoiseRank]]:
         """Returns an image's noise norm, and its ranks among the sets that the run was evaluated on."""
         with self._lock:
-            norm = float(self._model.image_noise_norm(features[None])[0])
+            norm = float(self._model(quantities.noise_norm, features[None, None])[0])
         return norm, noise_ranks(norm, self._records, self.run.step)
 
     def nearest(self, features: Float[np.ndarray, " f"]) -> list[tuple[str, float]]:
@@ -65,7 +66,7 @@ class DemoModel:
         if self.captions is None:
             return []
         with self._lock:
-            return self.captions.nearest(self._model.image(features[None])[0], _NUM_CAPTIONS)
+            return self.captions.nearest(self._model(quantities.embeddings, features[None, None])[0], _NUM_CAPTIONS)
 
 
 def open_model(checkpoint: Path, captions: str | None, pretrained: Path | None = None) -> DemoModel:
@@ -75,5 +76,4 @@ def open_model(checkpoint: Path, captions: str | None, pretrained: Path | None =
     if isinstance(run.task, ClassificationTask):
         raise UserError(f"{checkpoint} is a classifier; the demo needs a run with a text tower")
     model = run.model()
-    assert isinstance(model, Encoder)
     return DemoModel(run, model, None if texts is None else index_captions(model, texts))

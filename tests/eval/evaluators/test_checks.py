@@ -17,7 +17,8 @@ from lit_het.eval.suite import (
     ShiftConfig,
     ZeroShotConfig,
 )
-from lit_het.types import Classifier, Encoder, ImageFeatures
+from lit_het.types import ImageFeatures
+from tests.eval.fake_model import FakeModel, with_text
 
 NAMES = ("zero", "one", "two")
 
@@ -40,19 +41,13 @@ def digits(write_set):
 
 
 @pytest.fixture
-def encoder(make_encoder) -> Encoder:
+def encoder(make_encoder) -> FakeModel:
     return dataclasses.replace(make_encoder(np.eye(3), dict(zip(NAMES, np.eye(3), strict=True))), features=UNREAD)
 
 
-def classifier(num_classes: int, num_members: int = 1) -> Classifier:
-    return Classifier(
-        features=dataclasses.replace(UNREAD, num_members=num_members),
-        choose=refuse,
-        members=refuse,
-        alone=refuse,
-        image_spectrum=refuse,
-        num_samples=0,
-        num_classes=num_classes,
+def classifier(num_classes: int, num_members: int = 1) -> FakeModel:
+    return FakeModel(
+        features=dataclasses.replace(UNREAD, num_members=num_members), logits=refuse, num_classes=num_classes
     )
 
 
@@ -77,7 +72,7 @@ def test_a_text_tower_without_tokenizer(by_names, digits, sets, encoder):
     def no_tokenizer(captions: list[str]) -> np.ndarray:
         raise UserError("no tokenizer")
 
-    without = dataclasses.replace(encoder, tokenize=no_tokenizer)
+    without = with_text(encoder, tokenize=no_tokenizer)
     for evaluator in (*by_names, RetrievalConfig(digits).build(sets)):
         with pytest.raises(UserError, match="no tokenizer"):
             evaluator.check(without)
@@ -96,10 +91,9 @@ def test_an_ensemble_of_one(digits, sets, encoder):
         with pytest.raises(UserError, match="there is only one member"):
             alone.check(*models)
         alone.check(*models, *models)
-    noisy.check(encoder)
-    noisy.check(dataclasses.replace(classifier(3), num_samples=16))
-    with pytest.raises(UserError, match="there is only one member"):
-        noisy.check(classifier(3))
+        noisy.check(dataclasses.replace(models[0], has_noise=True))
+        with pytest.raises(UserError, match="there is only one member"):
+            noisy.check(*models)
 
 
 def test_few_shot_and_linear_probe_accept_any_image_tower(digits, sets):

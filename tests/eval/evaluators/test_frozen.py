@@ -9,7 +9,7 @@ from lit_het.errors import UserError
 from lit_het.eval.few_shot import few_shot
 from lit_het.eval.fits import FewShotOptions, LinearProbeOptions
 from lit_het.eval.suite import FewShotConfig, LinearProbeConfig
-from lit_het.types import Encoder
+from tests.eval.fake_model import FakeModel
 
 NAMES = ("low", "high")
 
@@ -23,7 +23,7 @@ def splits(write_set):
 
 
 def test_few_shot_figures_are_those_of_the_fit_to_features(splits, sets, make_encoder):
-    encoder: Encoder = make_encoder(np.eye(12), {"x": np.zeros(12)})
+    encoder: FakeModel = make_encoder(np.eye(12), {"x": np.zeros(12)})
     fit = FewShotOptions(shots=(1, 3), seeds=(0, 1, 2))
     found = FewShotConfig(splits, fit=fit).build(sets)(encoder)
     numbers = np.arange(12, dtype=np.float32)[:, None, None]
@@ -38,7 +38,7 @@ def test_few_shot_figures_are_those_of_the_fit_to_features(splits, sets, make_en
 
 def test_members_of_an_ensemble_are_fitted_jointly_or_separately(splits, sets, make_encoder):
     """Two members see the number and a constant: a joint fit ignores the constant one."""
-    encoder: Encoder = make_encoder(np.eye(12), {"x": np.zeros(12)})
+    encoder: FakeModel = make_encoder(np.eye(12), {"x": np.zeros(12)})
 
     def extract(view: np.ndarray) -> np.ndarray:
         number = view[:, 0, 0, :1].astype(np.float32)
@@ -54,7 +54,7 @@ def test_members_of_an_ensemble_are_fitted_jointly_or_separately(splits, sets, m
 def test_classes_with_one_image_each_use_the_middle_of_the_grid_and_report_it(write_set, sets, make_encoder, capsys):
     write_set("numbers", [{"cls": 0}, {"cls": 1}], NAMES, split="train")
     data = write_set("numbers", [{"cls": 0}, {"cls": 1}], NAMES)
-    encoder: Encoder = make_encoder(np.eye(2), {"x": np.zeros(2)})
+    encoder: FakeModel = make_encoder(np.eye(2), {"x": np.zeros(2)})
     fit = FewShotOptions(shots=(1,), seeds=(0,), l2=(0.5, 2.0, 1e9))
     found = FewShotConfig(data, fit=fit).build(sets)(encoder)
     fixed = FewShotConfig(data, fit=dataclasses.replace(fit, l2=(2.0,))).build(sets)(encoder)
@@ -63,7 +63,7 @@ def test_classes_with_one_image_each_use_the_middle_of_the_grid_and_report_it(wr
 
 
 def test_a_linear_probe_learns_a_threshold(splits, sets, make_encoder):
-    encoder: Encoder = make_encoder(np.eye(12), {"x": np.zeros(12)})
+    encoder: FakeModel = make_encoder(np.eye(12), {"x": np.zeros(12)})
     extract = encoder.features.extract
     centred = dataclasses.replace(encoder.features, extract=lambda view: (np.asarray(extract(view)) - 5.5) / 5)
     fit = LinearProbeOptions(learning_rates=(0.3,), weight_decays=(0.0,), epochs=(60,), minival=0.1, initial_bias=0.0)

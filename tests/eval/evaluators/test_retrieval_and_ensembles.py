@@ -9,7 +9,7 @@ import pytest
 from lit_het.errors import UserError
 from lit_het.eval.ensembles import score_ensemble
 from lit_het.eval.features import Features
-from lit_het.eval.predictions import ZeroShotPredictor, member_blocks
+from lit_het.eval.predictions import Predictor, member_blocks
 from lit_het.eval.suite import ClassNamesConfig, EnsembleConfig, RetrievalConfig, ZeroShotConfig
 
 CAPTIONS = ("a cat", "my cat", "a dog", "two owls", "an owl")
@@ -90,7 +90,7 @@ def labelled(write_set):
     return write_set("digits", [{"cls": number % 3} for number in range(7)], NAMES)
 
 
-def members_of(predictor: ZeroShotPredictor, features: Features) -> np.ndarray:
+def members_of(predictor: Predictor, features: Features) -> np.ndarray:
     return np.concatenate([members for members, _ in member_blocks(predictor, features)])
 
 
@@ -99,7 +99,7 @@ def test_noise_samples_are_members_of_an_ensemble(labelled, sets, make_encoder, 
     encoder = make_encoder(unit_vectors(7, 3), dict(zip(NAMES, np.eye(3), strict=True)), noise=noise)
     found = EnsembleConfig(labelled, samples=5).build(sets)(encoder)
     features = sets.open(labelled).features(encoder.features)
-    members = members_of(ZeroShotPredictor(encoder, np.eye(3), 5), features)
+    members = members_of(Predictor(encoder, 3, np.eye(3), 5), features)
     expected, errors = score_ensemble(members, features.labels).figures()
     assert found.figures == pytest.approx(expected)
     assert found.errors == pytest.approx(errors)
@@ -113,7 +113,7 @@ def test_several_models_form_an_ensemble_and_a_single_model_does_not(labelled, s
     evaluator = EnsembleConfig(labelled, ClassNamesConfig("bare")).build(sets)
     found = evaluator(*models)
     features = sets.open(labelled).features(models[0].features)
-    each = [members_of(ZeroShotPredictor(model, np.eye(3)), features) for model in models]
+    each = [members_of(Predictor(model, 3, np.eye(3)), features) for model in models]
     expected, errors = score_ensemble(np.concatenate(each, axis=1), features.labels).figures(each_member=True)
     assert found.figures == pytest.approx(expected)
     assert found.errors == pytest.approx(errors)

@@ -12,7 +12,8 @@ from lit_het.eval.evaluators.zero_shot import ZeroShot
 from lit_het.eval.features import read_features
 from lit_het.eval.predictions import Predictions
 from lit_het.eval.suite import ClassNamesConfig, ZeroShotConfig
-from lit_het.types import Batch, Encoder
+from lit_het.types import Batch
+from tests.eval.fake_model import FakeModel
 
 NAMES = ("tench", "kit fox", "crane", "lantern", "plate", "cup", "fork")
 
@@ -102,7 +103,7 @@ def test_a_config_reads_a_folder_in_the_layout_of_clip_benchmark(write_set, sets
     assert larger.chance["top1"] == pytest.approx(1 / 3)
 
 
-def predictions(evaluator: ZeroShot, model: Encoder) -> Predictions:
+def predictions(evaluator: ZeroShot, model: FakeModel) -> Predictions:
     predictor = evaluator.recognition.predictor(model)
     return evaluator.recognition.predict(predictor, evaluator.opened.features(model.features))
 

@@ -1,0 +1,106 @@
+"""Quantities that a trained model predicts for each image; a new one is a function here and its use in an evaluator.
+
+They are pure functions of a model and of features ``[b f]``, compiled and distributed by `lit_het.runs.predictor`. Each
+is a program of its own: programs with several results were observed to round differently on one device and on eight.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import TypeAlias
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Key
+
+from lit_het.losses.classification import mean_log_probabilities
+from lit_het.types import LogitSamples
+
+
+@dataclasses.dataclass(frozen=True)
+class ImageClassifier:
+    """A model over k classes: a classifier, or an image-text model with the embeddings of class names.
+
+    Attributes:
+        inputs: features of images to inputs of the head, one per image or one per member of an ensemble.
+        logits: inputs, a random key or None, and S to samples of logits.
+        log_probabilities: logits to log-probabilities, over the last axis.
+        scores: logits to a score of each class that does not depend on other classes.
+        mean_scores: scores of all members ``[b m k]`` to those of the ensemble.
+        embeddings: inputs to the embeddings that are compared with those of texts; of a classifier the inputs.
+        noise_norm: inputs to ``sqrt(tr Σ(x))``.
+        noise_spectrum: inputs to standard deviations of the noise along its principal axes, descending.
+    """
+
+    inputs: Callable[[Float[Array, "b f"]], Float[Array, "_ d"]]
+    logits: Callable[[Float[Array, "n d"], Key[Array, ""] | None, int | None], LogitSamples]
+    log_probabilities: Callable[[Float[Array, "*rows k"]], Float[Array, "*rows k"]]
+    scores: Callable[[Float[Array, "*rows k"]], Float[Array, "*rows k"]]
+    mean_scores: Callable[[Float[Array, "b m k"]], Float[Array, "b k"]]
+    embeddings: Callable[[Float[Array, "n d"]], Float[Array, "n d"]]
+    noise_norm: Callable[[Float[Array, "n d"]], Float[Array, " n"]]
+    noise_spectrum: Callable[[Float[Array, "n d"]], Float[Array, "n _"]]
+
+
+# (model, features [b f]) to [b ...]; quantities with noise also take a random key and S, which is 0 for no noise.
+Quantity: TypeAlias = Callable[..., Array]
+
+
+def log_probabilities(
+    model: ImageClassifier, features: Float[Array, "b f"], key: Key[Array, ""], num_samples: int
+) -> Float[Array, "b k"]:
+    """Returns the log of the mean probability over S noise samples (HET-XL Eq. 2) and members (e3 Sec. 4.1)."""
+    samples = model.logits(model.inputs(features), key if num_samples else None, num_samples or None)
+    by_member = mean_log_probabilities(samples, model.log_probabilities)
+    return jax.nn.logmeanexp(_of_members(by_member, features), axis=1)
+
+
+def member_log_probabilities(
+    model: ImageClassifier, features: Float[Array, "b f"], key: Key[Array, ""], num_samples: int
+) -> Float[Array, "b m k"]:
+    """Returns the log-probabilities of every member or, with noise, of the S samples of every member."""
+    samples = model.logits(model.inputs(features), key if num_samples else None, num_samples or None)
+    common = samples.prepare(samples.features)
+
+    def sample(index: Array) -> Float[Array, "n k"]:
+        return model.log_probabilities(samples.logits(common, samples.keys, index[None])[:, 0])
+
+    # Blocks of samples bound the memory of the noise; only the result has the size S k.
+    found = jax.lax.map(sample, jnp.arange(samples.num_samples), batch_size=samples.samples_per_block)
+    by_sample = jax.vmap(lambda rows: _of_members(rows, features))(found)
+    return by_sample.swapaxes(0, 1).reshape(len(features), -1, found.shape[-1])
+
+
+def scores(model: ImageClassifier, features: Float[Array, "b f"]) -> Float[Array, "b k"]:
+    """Returns a score of each class without noise that does not depend on other classes."""
+    by_member = mean_log_probabilities(model.logits(model.inputs(features), None, None), model.scores)
+    return model.mean_scores(_of_members(by_member, features))
+
+
+def log_normalizer(model: ImageClassifier, features: Float[Array, "b f"]) -> Float[Array, " b"]:
+    """Returns ``log Σ_k exp(u_k)`` of the logits without noise, the mean over members."""
+
+    def normalizer(logits: Float[Array, "n t k"]) -> Float[Array, "n t one"]:
+        return jax.nn.logsumexp(logits, axis=-1, keepdims=True)
+
+    by_member = mean_log_probabilities(model.logits(model.inputs(features), None, None), normalizer)
+    return _of_members(by_member, features)[..., 0].mean(axis=1)
+
+
+def embeddings(model: ImageClassifier, features: Float[Array, "b f"]) -> Float[Array, "b d"]:
+    """Returns embeddings without noise; unit vectors for image-text models."""
+    return model.embeddings(model.inputs(features))
+
+
+def noise_norm(model: ImageClassifier, features: Float[Array, "b f"]) -> Float[Array, " b"]:
+    """Returns ``sqrt(tr Σ(x))``, the mean over members; zeros for a deterministic head."""
+    return _of_members(model.noise_norm(model.inputs(features)), features).mean(axis=1)
+
+
+def noise_spectrum(model: ImageClassifier, features: Float[Array, "b f"]) -> Float[Array, "b r"]:
+    """Returns standard deviations of the noise along its principal axes, descending; means over members."""
+    return _of_members(model.noise_spectrum(model.inputs(features)), features).mean(axis=1)
+
+
+def _of_members(rows: Float[Array, "n *rest"], features: Float[Array, "b f"]) -> Float[Array, "b m *rest"]:
+    """Separates the members of an ensemble; their rows are adjacent."""
+    return rows.reshape(len(features), -1, *rows.shape[1:])

@@ -1,0 +1,65 @@
+"""A model with given logits and embeddings, computed with NumPy."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from scipy import special
+
+from lit_het.tasks import quantities
+from lit_het.tasks.quantities import Quantity
+from lit_het.types import ImageFeatures, TextEncoder
+
+
+@dataclasses.dataclass(frozen=True)
+class FakeModel:
+    """See `lit_het.types.EvaluatedModel`.
+
+    Attributes:
+        logits: features ``[b f]``, S and class embeddings to logits of every member ``[b m k]``.
+        embeddings: features to embeddings ``[b d]``.
+        noise_norm: features to noise norms.
+    """
+
+    features: ImageFeatures
+    logits: Callable[[np.ndarray, int, np.ndarray | None], np.ndarray]
+    embeddings: Callable[[np.ndarray], np.ndarray] = lambda features: features
+    noise_norm: Callable[[np.ndarray], np.ndarray] = lambda features: np.zeros(len(features), np.float32)
+    text: TextEncoder | None = None
+    num_classes: int | None = None
+    has_noise: bool = False
+
+    def __call__(
+        self,
+        quantity: Quantity,
+        blocks: np.ndarray,
+        *,
+        seeds: np.ndarray | None = None,
+        num_samples: int = 0,
+        classes: np.ndarray | None = None,
+    ) -> np.ndarray:
+        assert len(blocks) in (1, self.features.num_shares)
+        assert seeds is None or len(seeds) == len(blocks)
+        features = np.concatenate(blocks)
+        match quantity:
+            case quantities.embeddings:
+                found = self.embeddings(features)
+            case quantities.noise_norm:
+                found = self.noise_norm(features)
+            case quantities.noise_spectrum:
+                found = np.zeros((len(features), 0))
+            case quantities.scores | quantities.log_normalizer:
+                found = self.logits(features, 0, classes)[:, 0]
+                found = special.logsumexp(found, axis=1) if quantity is quantities.log_normalizer else found
+            case _:
+                found = special.log_softmax(self.logits(features, num_samples, classes).astype(np.float64), axis=2)
+                if quantity is quantities.log_probabilities:
+                    found = special.logsumexp(found, axis=1) - np.log(found.shape[1])
+        return np.asarray(found, np.float32)
+
+
+def with_text(model: FakeModel, **changes: Any) -> FakeModel:
+    """Returns the model with another way to embed texts."""
+    assert model.text is not None
+    return dataclasses.replace(model, text=dataclasses.replace(model.text, **changes))
