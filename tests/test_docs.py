@@ -2,13 +2,17 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from lit_het.configs.experiment import ExperimentConfig
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 _LINK = re.compile(r"\]\((?!https?:|mailto:)([^)#\s]*)(?:#([^)\s]*))?\)")
 _CODE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
+_CONFIGURATION = re.compile(r"^```python\n((?:(?!^```).)*?^def get_config.*?)^```", re.DOTALL | re.MULTILINE)
 
 
 def anchors(document: Path) -> set[str]:
@@ -34,3 +38,13 @@ def test_lines_are_wrapped(document: Path):
 def test_the_readme_lists_every_document():
     readme = (ROOT / "README.md").read_text()
     assert not [path.name for path in (ROOT / "docs").glob("*.md") if f"docs/{path.name}" not in readme]
+
+
+@pytest.mark.parametrize("document", ["README.md", "docs/tutorial.md"])
+def test_configurations_in_documents_are_valid(document: str):
+    codes = _CONFIGURATION.findall((ROOT / document).read_text())
+    assert codes
+    for code in codes:
+        names: dict[str, Any] = {}
+        exec(code, names)
+        assert isinstance(names["get_config"](), ExperimentConfig)
