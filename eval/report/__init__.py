@@ -1,6 +1,6 @@
 """Self-contained HTML reports: functions that return markup, and a page of sections.
 
-- `page`: text, facts, images, sections, and the output file
+- `page`: text, facts, images, sections, and the whole page
 - `style`: the style sheet
 - `comparison`: two models side by side, for pages and the terminal
 - `grids`: retrieval grids with images
@@ -19,7 +19,6 @@ from lit_het.eval.report.page import (
     paragraph,
     render_page,
     side_by_side,
-    write_page,
 )
 from lit_het.eval.report.statements import describe_comparison, describe_group_errors, describe_rank_test
 
@@ -46,5 +45,4 @@ __all__ = [
     "reliability_diagrams",
     "render_page",
     "side_by_side",
-    "write_page",
 ]

@@ -1,4 +1,4 @@
-"""The page of a report: text, facts, images, sections, and the output file.
+"""The page of a report: text, facts, images, sections, and the whole page.
 
 Functions take plain text and return `Html`. Text is escaped, so that a class name with a ``<`` cannot break a page, and
 a type checker distinguishes text from markup.
@@ -11,7 +11,6 @@ import io
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import NewType
 
 import numpy as np
@@ -156,15 +155,6 @@ def render_page(title: str, sections: Sequence[Section], verdict: str = "", head
 </body>
 </html>
 """)
-
-
-def write_page(
-    path: str | Path, title: str, sections: Sequence[Section], verdict: str = "", header: Html = NOTHING
-) -> None:
-    """Writes `render_page` to a file, and creates its folder if needed."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(render_page(title, sections, verdict, header), encoding="utf-8")
 
 
 def _render_section(section: Section) -> Html:
