@@ -48,7 +48,7 @@ def _add_comparison(commands: Any) -> None:
 def _check(runs: Sequence[Path]) -> None:
     for directory in runs:
         if not directory.exists():
-            raise UserError(f"{directory} is no run: it holds neither config.json nor evaluations")
+            raise UserError(f"{directory} is not a run: it contains neither config.json nor evaluations")
 
 
 def _report(options: argparse.Namespace, _: list[str]) -> None:
