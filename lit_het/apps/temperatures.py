@@ -124,7 +124,7 @@ def plan(
     for seed in dict.fromkeys(seeds):
         for name, head in heads.items():
             [evaluation] = config.evaluations
-            samples = head.sampling.num_eval_samples if hasattr(head, "sampling") else 0
+            samples = head.sampling.num_eval_samples if head.sampling else 0
             for tau, temperature in temperatures.items():
                 task = dataclasses.replace(config.task, head=dataclasses.replace(head, temperature=temperature))
                 changed = dataclasses.replace(

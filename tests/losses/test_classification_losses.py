@@ -370,13 +370,21 @@ def test_eight_devices_give_the_probabilities_of_one():
 @pytest.mark.parametrize(
     ("loss", "label", "message"),
     [
-        ("softmax", np.array([0, 5]), "label = 5 is not a class: --task.num-classes 5 allows 0 to 4"),
-        ("softmax", np.array([-1, 2]), "label = -1 is not a class: --task.num-classes 5 allows 0 to 4"),
-        ("softmax", np.zeros((2, 5)), "the softmax loss over 5 classes cannot take labels of shape (2, 5)"),
-        ("sigmoid", np.full((2, 5), 1.5), "label = 1.5 is not a target of the sigmoid loss (--task.loss)"),
-        ("sigmoid", np.full((2, 5), -0.5), "label = -0.5 is not a target of the sigmoid loss (--task.loss)"),
-        ("sigmoid", np.full((2, 5), np.nan), "label = nan is not a target of the sigmoid loss (--task.loss)"),
-        ("sigmoid", np.zeros((2, 4)), "the sigmoid loss over 5 classes cannot take labels of shape (2, 4)"),
+        (SoftmaxCrossEntropy(), np.array([0, 5]), "label = 5 is not a class: --task.num-classes 5 allows 0 to 4"),
+        (SoftmaxCrossEntropy(), np.array([-1, 2]), "label = -1 is not a class: --task.num-classes 5 allows 0 to 4"),
+        (
+            SoftmaxCrossEntropy(),
+            np.zeros((2, 5)),
+            "SoftmaxCrossEntropy over 5 classes cannot take labels of shape (2, 5)",
+        ),
+        (SigmoidCrossEntropy(), np.full((2, 5), 1.5), "label = 1.5 is not a target of SigmoidCrossEntropy"),
+        (SigmoidCrossEntropy(), np.full((2, 5), -0.5), "label = -0.5 is not a target of SigmoidCrossEntropy"),
+        (SigmoidCrossEntropy(), np.full((2, 5), np.nan), "label = nan is not a target of SigmoidCrossEntropy"),
+        (
+            SigmoidCrossEntropy(),
+            np.zeros((2, 4)),
+            "SigmoidCrossEntropy over 5 classes cannot take labels of shape (2, 4)",
+        ),
     ],
 )
 def test_labels_that_a_loss_cannot_take_are_refused_in_one_line(loss, label, message):

@@ -13,7 +13,7 @@ from lit_het.errors import UserError
 from lit_het.heads.covariance import CovarianceConfig
 from lit_het.heads.het_xl import HetXLConfig
 from lit_het.heads.sampling import SamplingConfig
-from lit_het.losses.classification import LabelMixture
+from lit_het.losses.classification import LabelMixture, SigmoidCrossEntropy, SoftmaxCrossEntropy
 from lit_het.random import keys_at
 from lit_het.sharding import MeshConfig, batch_sharding
 from lit_het.tasks import mixup
@@ -101,12 +101,15 @@ def test_images_and_labels_are_the_means_that_a_loop_computes():
         np.testing.assert_allclose(mixed.weight[row], [own, other], rtol=1e-6)
 
 
+LOSSES = {"softmax": SoftmaxCrossEntropy(), "sigmoid": SigmoidCrossEntropy()}
+
+
 @pytest.mark.parametrize(("loss", "encoder"), [("softmax", ENCODER), ("sigmoid", ENCODER), ("softmax", ENSEMBLE)])
 def test_the_loss_is_the_weighted_mean_of_the_losses_for_both_labels_with_the_same_noise(loss, encoder):
     """Example by example with the plain task, which is told of mixed images and one label at a time."""
     members = "mean" if encoder is ENCODER else "apart"
     tower = dataclasses.replace(PLAIN.image_tower, encoder=encoder, members=members)
-    plain = dataclasses.replace(PLAIN, loss=loss, image_tower=tower)
+    plain = dataclasses.replace(PLAIN, loss=LOSSES[loss], image_tower=tower)
     run, params = loss_and_gradient(plain), initial(plain)
     share = np.asarray(mixup.draw_weight(KEYS("mixup"), ALPHA, jnp.asarray(VALID)))
     averaged = np.asarray(mixup.mix_pixels(jnp.asarray(IMAGE), jnp.asarray(share)))
@@ -125,7 +128,7 @@ def test_the_loss_is_the_weighted_mean_of_the_losses_for_both_labels_with_the_sa
 
 @pytest.mark.parametrize("loss", LABELS)
 def test_pixels_of_an_invalid_example_do_not_change_other_examples(loss):
-    config = dataclasses.replace(MIXED, loss=loss)
+    config = dataclasses.replace(MIXED, loss=LOSSES[loss])
     run, params = loss_and_gradient(config), initial(config)
     image, label = IMAGE.copy(), LABELS[loss].copy()
     image[~VALID], label[~VALID] = 255 - image[~VALID], 99
