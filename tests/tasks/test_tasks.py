@@ -20,7 +20,7 @@ from lit_het.heads.het_h import HetHConfig
 from lit_het.heads.het_xl import HetXLConfig
 from lit_het.heads.sampling import SamplingConfig
 from lit_het.heads.temperature import FixedTemperature
-from lit_het.losses.classification import SigmoidCrossEntropy
+from lit_het.losses.classification import SigmoidCrossEntropy, SoftmaxCrossEntropy
 from lit_het.losses.contrastive import SigmoidLoss
 from lit_het.random import keys_at
 from lit_het.tasks import quantities
@@ -182,7 +182,12 @@ def test_a_head_without_parameters_and_a_head_with_a_bias_both_work():
 def test_probabilities_are_means_over_samples_and_the_training_metric_counts_right_samples(classifier):
     task, params = classifier
     features = task.features(params, IMAGE)
-    probabilities = jnp.exp(jax.jit(task.choose, static_argnums=3)(params, features, KEYS("noise"), 4))
+
+    @jax.jit
+    def log_probabilities(params):
+        return quantities.log_probabilities(task.image_classifier(params), features, KEYS("noise"), 4)
+
+    probabilities = jnp.exp(log_probabilities(params))
     np.testing.assert_allclose(probabilities.sum(axis=1), 1, rtol=1e-5)
     loss, metrics = evaluate(task, params, Batch(VALID, image=IMAGE, label=LABEL))
     kept = np.flatnonzero(VALID)
@@ -221,11 +226,11 @@ def test_the_sigmoid_loss_takes_a_class_index_for_the_vector_that_marks_it():
 
 @pytest.mark.parametrize(
     ("loss", "label"),
-    [("softmax", jnp.zeros((B, K))), ("sigmoid", jnp.zeros((B, K + 1)))],
+    [(SoftmaxCrossEntropy(), jnp.zeros((B, K))), (SigmoidCrossEntropy(), jnp.zeros((B, K + 1)))],
 )
 def test_labels_of_the_wrong_shape_are_refused_with_the_flags(loss, label):
     task, params = start(dataclasses.replace(CLASSIFIER, loss=loss, head=DeterministicConfig()))
-    with pytest.raises(UserError, match=r"over 3 classes cannot take labels of shape .*--task.loss") as error:
+    with pytest.raises(UserError, match=r"over 3 classes cannot take labels of shape .*--task.num-classes") as error:
         task.loss(params, Batch(VALID, image=IMAGE, label=label), KEYS)
     assert "\n" not in str(error.value)
 
@@ -233,12 +238,24 @@ def test_labels_of_the_wrong_shape_are_refused_with_the_flags(loss, label):
 @pytest.mark.parametrize(
     ("loss", "label", "refusal"),
     [
-        ("softmax", np.array([0, 3], np.int32), "label = 3 is not a class: --task.num-classes 3 allows 0 to 2"),
-        ("softmax", np.array([2, -1], np.int32), "label = -1 is not a class"),
-        ("softmax", np.zeros((2, K), np.float32), r"cannot take labels of shape \(2, 3\)"),
-        ("sigmoid", np.array([0, 3], np.int32), "label = 3 is not a class"),
-        ("sigmoid", np.array([[0, 1, 1.5]], np.float32), r"label = 1.5 is not a target of the sigmoid loss"),
-        ("sigmoid", np.array([[0, -0.5, 1]], np.float32), r"label = -0.5 is not a target of the sigmoid loss"),
+        (
+            SoftmaxCrossEntropy(),
+            np.array([0, 3], np.int32),
+            r"label = 3 is not a class: --task.num-classes 3",
+        ),
+        (SoftmaxCrossEntropy(), np.array([2, -1], np.int32), "label = -1 is not a class"),
+        (SoftmaxCrossEntropy(), np.zeros((2, K), np.float32), r"cannot take labels of shape \(2, 3\)"),
+        (SigmoidCrossEntropy(), np.array([0, 3], np.int32), "label = 3 is not a class"),
+        (
+            SigmoidCrossEntropy(),
+            np.array([[0, 1, 1.5]], np.float32),
+            "label = 1.5 is not a target of SigmoidCrossEntropy",
+        ),
+        (
+            SigmoidCrossEntropy(),
+            np.array([[0, -0.5, 1]], np.float32),
+            "label = -0.5 is not a target of SigmoidCrossEntropy",
+        ),
     ],
 )
 def test_labels_that_are_not_classes_are_refused_on_the_host(loss, label, refusal):
