@@ -34,7 +34,7 @@ from lit_het.eval.features import Sets
 from lit_het.eval.prompts import BARE_TEMPLATE, FAMILIES, fill_template
 from lit_het.eval.recognition import Recognition, embed_texts
 from lit_het.eval.sets import ImageSet
-from lit_het.runs.predictor import Programs
+from lit_het.runs.predictor import Model, Programs
 from lit_het.sharding import MeshConfig, tree_shardings
 from lit_het.types import EvaluatedModel
 
@@ -121,7 +121,7 @@ def _print_names(options: argparse.Namespace, model: EvaluatedModel, names: Sequ
     )
 
 
-def _model(options: argparse.Namespace, names: Sequence[str]) -> EvaluatedModel:
+def _model(options: argparse.Namespace, names: Sequence[str]) -> Model:
     config = towers_of(lit_so400m_het_xl.get_config(), options.tower, options.text_length, options.compute_type)
     task, mesh = config.task.build(), MeshConfig().build()
     shapes = jax.eval_shape(task.initialize, jax.random.key(0))

@@ -21,7 +21,7 @@ from lit_het.towers.bert import BertConfig
 from lit_het.towers.resnet import ResNetConfig
 from lit_het.towers.text import TextConfig
 from lit_het.towers.vit import ViTConfig
-from lit_het.types import Batch, Metrics, Params
+from lit_het.types import Batch, LogitSamples, Metrics, Params
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,9 +132,14 @@ class ContrastiveTask:
             classes: unit embeddings of the texts; None for quantities of the image alone.
         """
         head = self._model(params).head
+
+        def logits(image: Float[Array, "n d"], key: Key[Array, ""] | None, num_samples: int | None) -> LogitSamples:
+            assert classes is not None, "this quantity needs the embeddings of class names"
+            return head.logits(image, classes, key, num_samples or 1)
+
         return ImageClassifier(
             inputs=self.features.embedding,
-            logits=lambda image, key, num_samples: head.logits(image, classes, key, num_samples or 1),
+            logits=logits,
             log_probabilities=jax.nn.log_softmax,
             scores=lambda logits: logits,
             mean_scores=lambda scores: scores.mean(axis=1),

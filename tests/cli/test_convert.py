@@ -71,7 +71,7 @@ def test_an_imported_model_scores_as_recorded_and_survives_export_and_import(sig
         assert isinstance(opened.task, ContrastiveTask)
         words = opened.task.encode_text(opened.params, jnp.asarray(golden["text"]))
         np.testing.assert_allclose(words, golden["ztxt"], atol=1e-5)
-        temperature = opened.task.temperature(opened.params)
+        temperature = nnx.merge(opened.task.graph, opened.params).head.temperature()
         np.testing.assert_allclose(temperature, np.exp(-golden["params/t"][0]), rtol=1e-5)
 
     checksum = checksums.digest(opened.params)

@@ -59,7 +59,8 @@ def test_a_classifier_with_noise_predicts_the_same_on_one_device_and_on_eight(up
         mesh = MeshConfig().build(jax.devices()[:num_devices])
         params = jax.device_put(run.params, sharding.tree_shardings(run.params, mesh))
         model = Programs(run.task, mesh, None).model(params, "a tower")
-        predictor = Predictor(model, run.task.num_classes, samples=3)
+        assert model.num_classes
+        predictor = Predictor(model, model.num_classes, samples=3)
         members = np.concatenate([of_block for of_block, _ in member_blocks(predictor, images)])
         return [*vars(predict(predictor, images)).values(), members, class_scores(predictor, images)]
 

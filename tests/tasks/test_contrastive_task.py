@@ -10,7 +10,7 @@ from flax import nnx
 from scipy import special
 
 from lit_het import distributed, parameters, sharding
-from lit_het.heads.contrastive import DeterministicContrastiveConfig, HetXLContrastiveConfig
+from lit_het.heads.contrastive import DeterministicContrastiveConfig, HetXLContrastive, HetXLContrastiveConfig
 from lit_het.heads.covariance import CovarianceConfig
 from lit_het.losses.contrastive import SigmoidLoss, SoftmaxLoss
 from lit_het.random import keys_at
@@ -106,6 +106,7 @@ def test_probabilities_of_texts_are_the_softmax_of_cosines_of_noise_samples():
     def found(params):
         features, key = task.features(params, batch.image), jax.random.key(1)
         text, model = task.encode_text(params, batch.text), nnx.merge(task.graph, params)
+        assert isinstance(model.head, HetXLContrastive)
         queries = model.head.image_queries(task.features.embedding(features), key, 6)
         assert queries is not None
         classifier, temperature = task.image_classifier(params, text), model.head.temperature()
