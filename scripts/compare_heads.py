@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return grid.run_main("compare_heads", lambda: _compare(parser.parse_args(arguments)))
 
 
-def choose(names: Sequence[str]) -> dict[str, Any]:
+def select_heads(names: Sequence[str]) -> dict[str, Any]:
     """Returns the heads of these names.
 
     Raises:
@@ -63,7 +63,7 @@ def choose(names: Sequence[str]) -> dict[str, Any]:
 
 
 def _compare(options: argparse.Namespace) -> None:
-    heads = choose(options.heads)
+    heads = select_heads(options.heads)
     config = temperatures.load_classifier(options)
     planned = temperatures.plan(config, heads, [TAU], tuple(options.learned), options.seeds, options.output)
     temperatures.compare(config, planned, list(HEADS), options.output)

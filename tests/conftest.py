@@ -31,5 +31,5 @@ from jax._src.interpreters.partial_eval import DynamicJaxprTracer
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 # Flax asks every tracer whether it has a sharding. JAX answers with an error that says where the tracer comes from,
-# which nobody reads and which takes an eighth of the time of a training run.
+# which is never shown and takes an eighth of the time of a training run.
 DynamicJaxprTracer._origin_msg = lambda self: ""

@@ -10,7 +10,7 @@ from lit_het.paths import require_shards, require_source
 
 # NumPy and the other heavy packages are imported only when an action runs, so that --help is fast.
 
-_SHARDS_STAY = "finished shards are kept; the same command continues"
+_SHARDS_STAY = "finished shards are saved; the same command continues"
 
 
 def add_to(commands: Any) -> None:

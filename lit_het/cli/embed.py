@@ -54,7 +54,7 @@ def add_to(commands: Any) -> None:
         name="embed",
         parser=embedding,
         takes_fields=True,
-        if_stopped="finished shards are kept; the same command continues",
+        if_stopped="finished shards are saved; the same command continues",
     )
 
 

@@ -48,7 +48,7 @@ def add_to(commands: Any) -> None:
         name="train",
         parser=train,
         takes_fields=True,
-        if_stopped="saved checkpoints are kept; --resume continues from the newest",
+        if_stopped="checkpoints are saved; --resume continues from the newest",
     )
 
 

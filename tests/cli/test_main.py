@@ -73,7 +73,7 @@ def wait_for_end(process: str) -> None:
 def test_a_signal_stops_the_commands_of_a_stream_with_a_one_line_message(sleeping, capsys, number, code):
     assert signalled(sleeping, number, number if number != signal.SIGINT else 0) == code
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.endswith("; saved checkpoints are kept; --resume continues from the newest")
+    assert line.endswith("; checkpoints are saved; --resume continues from the newest")
     wait_for_end(sleeping.read_text().strip())
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
@@ -97,7 +97,7 @@ def test_a_hangup_that_is_ignored_stays_ignored(sleeping, capsys):
         (
             ["data", "index", "shards"],
             "lit_het.apps.data.index",
-            "lit-het: interrupted; finished shards are kept; the same command continues",
+            "lit-het: interrupted; finished shards are saved; the same command continues",
         ),
         (["report", "run"], "lit_het.apps.report.report", "lit-het: interrupted"),
     ],

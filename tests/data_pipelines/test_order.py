@@ -52,6 +52,12 @@ def test_every_epoch_of_a_shuffle_is_a_permutation(size, seed, number):
     assert sorted(epoch(Shuffled(size, seed), number, size)) == list(range(size))
 
 
+@pytest.mark.parametrize("size", [200, 2000], ids=["a small set", "a set that grain shuffles"])
+def test_every_epoch_of_every_seed_of_a_shuffle_has_its_own_order(size):
+    orders = {tuple(epoch(Shuffled(size, seed), number, size)) for seed in (0, 1, 2) for number in (0, 1, 2)}
+    assert len(orders) == 9
+
+
 def test_windows_of_equal_size_have_different_permutations():
     order = WindowShuffled([12] * 6, window=1, seed=0)
     samples = [sample % 12 for sample in epoch(order, 0, 72)]

@@ -152,6 +152,34 @@ def test_a_step_whose_update_alone_is_not_finite_is_skipped_too():
     np.testing.assert_array_equal(after.params["w"], before.params["w"])
 
 
+class Noise:
+    """A loss that is one standard normal of the step's noise."""
+
+    locked = ()
+
+    def initialize(self, key):
+        return {"w": jnp.float32(0.0)}
+
+    def loss(self, params, batch, keys):
+        return params["w"] ** 2 + jax.random.normal(keys("noise")), {}
+
+    def layers_above(self, params):
+        return {"w": 0}
+
+
+def test_every_step_of_every_seed_draws_its_own_noise():
+    optimizer, noise = Optimizer().build(Schedule(1e-2, Duration(1)), RunLength(5, 1)), []
+    for seed in (0, 1):
+        step, state = (
+            jax.jit(make_train_step(Noise(), optimizer, seed)),
+            initial_state(Noise().initialize(None), optimizer),
+        )
+        for _ in range(3):
+            state, metrics = step(state, {}, Batch(valid=np.array([True])))
+            noise.append(float(metrics["loss"]))
+    assert len(set(noise)) == len(noise)
+
+
 class Parabola:
     """The loss w²."""
 
