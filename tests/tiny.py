@@ -20,7 +20,7 @@ from lit_het.schedules import Schedule
 from lit_het.sharding import MeshConfig
 from lit_het.tasks.classification import ClassificationConfig
 from lit_het.tasks.contrastive import ContrastiveConfig
-from lit_het.towers.resnet import ResNetConfig
+from lit_het.tasks.features import ImageTowerConfig
 from lit_het.towers.transformer import EncoderConfig
 from lit_het.towers.vit import ViTConfig
 from lit_het.training.loop import Cadence
@@ -127,7 +127,7 @@ def classifier(config: ExperimentConfig, data: Path, run_dir: Path) -> Experimen
     return dataclasses.replace(shrink(labelled, data, run_dir), length=Duration(2))
 
 
-def _shrink_tower(tower: ViTConfig | ResNetConfig) -> ViTConfig:
+def _shrink_tower(tower: ImageTowerConfig) -> ViTConfig:
     assert isinstance(tower, ViTConfig)
     encoder = _shrink_encoder(tower.encoder)
     return dataclasses.replace(tower, image_size=2 * tower.patch_size, encoder=encoder, weights=None)

@@ -1,14 +1,12 @@
 """``lit-het data``: prepares shards of published data sets, indexes shards and checks them."""
 
 import collections
-import dataclasses
 import json
 import math
 import multiprocessing
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
@@ -20,56 +18,31 @@ from lit_het.data_pipelines.faults import FaultLog
 from lit_het.data_pipelines.index import summarize
 from lit_het.data_pipelines.labels import ClassIndex
 from lit_het.data_pipelines.loader import Loader
-from lit_het.data_pipelines.prepare.captions import read_captions
-from lit_het.data_pipelines.prepare.cifar import read_cifar10, read_cifar100
 from lit_het.data_pipelines.prepare.corrupted import CleanShards, copy_names
 from lit_het.data_pipelines.prepare.dataset import DataSet, Split
-from lit_het.data_pipelines.prepare.flowers import read_flowers
-from lit_het.data_pipelines.prepare.folder import read_folder
-from lit_het.data_pipelines.prepare.imagenet import read_imagenet
-from lit_het.data_pipelines.prepare.img2dataset import read_img2dataset
-from lit_het.data_pipelines.prepare.parquet import Columns, read_parquet
-from lit_het.data_pipelines.prepare.pets import read_pets
 from lit_het.data_pipelines.prepare.writer import SplitWriter, WriteOptions, write_names
 from lit_het.data_pipelines.shards import expand
 from lit_het.errors import UserError
 
-Kind = Literal["cifar10", "cifar100", "pets", "flowers", "imagenet", "folder", "captions", "img2dataset", "parquet"]
 
-
-@dataclasses.dataclass(frozen=True)
-class SourceOptions:
-    """Options of a source.
-
-    Attributes:
-        split: the only split to prepare, or the name of the split if the source has none; None for all.
-        labels: kind of labels of CIFAR-100.
-        devkit: path of ImageNet's devkit; None searches beside the source.
-        columns: columns of parquet files.
-        images: folder of the images of a caption file; None for the file's folder.
-    """
-
-    split: str | None = None
-    labels: Literal["fine", "coarse"] = "fine"
-    devkit: Path | None = None
-    columns: Columns = dataclasses.field(default_factory=Columns)
-    images: Path | None = None
-
-
-def prepare(kind: Kind, source: Path, output: Path, of_source: SourceOptions, options: WriteOptions) -> None:
+def prepare(read: Callable[[], DataSet], source: Path, output: Path, options: WriteOptions) -> None:
     """Writes the splits of a published data set as shards in clip_benchmark's layout.
 
+    Args:
+        read: opens the data set; it may use the output as scratch space.
+        source: its path, for messages.
+        output: the folder to write.
+        options: of the writer.
+
     Raises:
-        UserError: the source cannot be read, or the output lies in it or was made from another source.
+        UserError: the source cannot be read, or the output was made from another source.
     """
-    if kind == "folder" and output.resolve().is_relative_to(source.resolve()):
-        raise UserError(f"{output} lies in {source} and would become a class; choose another output")
     try:
         output.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"{output}: cannot be created ({error.strerror}); choose another output") from error
     message(f"reading {source}")
-    dataset = _read(kind, source, output, of_source)
+    dataset = read()
     writers = {name: SplitWriter(output / name, split, options) for name, split in dataset.splits.items()}
     write_names(output, dataset)
     for name, split in dataset.splits.items():
@@ -187,28 +160,6 @@ def check(
     raise UserError(
         f"{loader.faults.counts.total():,} defects; fix them, or allow some in training with --data.max-bad-fraction"
     )
-
-
-def _read(kind: Kind, source: Path, scratch: Path, options: SourceOptions) -> DataSet:
-    match kind:
-        case "cifar10":
-            return read_cifar10(source, scratch, options.split)
-        case "cifar100":
-            return read_cifar100(source, scratch, options.split, options.labels)
-        case "pets":
-            return read_pets(source, scratch, options.split)
-        case "flowers":
-            return read_flowers(source, scratch, options.split)
-        case "imagenet":
-            return read_imagenet(source, scratch, options.split, options.devkit)
-        case "folder":
-            return read_folder(source, scratch, options.split)
-        case "captions":
-            return read_captions(source, scratch, options.split, options.images)
-        case "img2dataset":
-            return read_img2dataset(source, options.split)
-        case "parquet":
-            return read_parquet(source, options.split, options.columns)
 
 
 def _printable(text: str) -> str:

@@ -1,16 +1,15 @@
 """The arguments of ``lit-het data`` and its actions."""
 
 import argparse
-import dataclasses
 import os
 from pathlib import Path
 from typing import Any
 
-from lit_het.paths import require_shards, require_source
+from lit_het.cli import prepare
+from lit_het.cli.prepare import SHARDS_STAY, positive
+from lit_het.paths import require_shards
 
 # NumPy and the other heavy packages are imported only when an action runs, so that --help is fast.
-
-_SHARDS_STAY = "finished shards are saved; the same command continues"
 
 
 def add_to(commands: Any) -> None:
@@ -36,7 +35,7 @@ def add_to(commands: Any) -> None:
             "shards", nargs="+", metavar="SHARDS", help="tar files, folders, globs, patterns {000..099}.tar, lists .txt"
         )
         parser.add_argument(
-            "--workers", type=_positive, default=os.cpu_count() or 1, metavar="N", help="default: %(default)s"
+            "--workers", type=positive, default=os.cpu_count() or 1, metavar="N", help="default: %(default)s"
         )
         parser.add_argument(
             "--checksum",
@@ -57,98 +56,10 @@ def add_to(commands: Any) -> None:
         help="every sample must have a .cls that indexes the names in FILE; default: classnames.txt beside the shards",
     )
     check.add_argument("--output", type=Path, metavar="FILE", help="also write the table as JSON")
-    index.set_defaults(command=_index, name="data index", if_stopped=_SHARDS_STAY)
+    index.set_defaults(command=_index, name="data index", if_stopped=SHARDS_STAY)
     check.set_defaults(command=_check, name="data check")
     _add_corrupt(actions)
-    prepare = actions.add_parser(
-        "prepare",
-        allow_abbrev=False,
-        help="write shards of a published data set, with class names and prompts",
-        description="Writes SOURCE as webdataset shards in clip_benchmark's layout: OUTPUT/SPLIT/0.tar and so on, "
-        "OUTPUT/classnames.txt, OUTPUT/zeroshot_classification_templates.txt. Images are copied byte by byte. "
-        "The same command continues an interrupted one.",
-    )
-    kinds = prepare.add_subparsers(required=True, metavar="KIND", dest="kind")
-
-    def add(kind: str, help: str, source: str) -> argparse.ArgumentParser:
-        parser = kinds.add_parser(kind, allow_abbrev=False, help=help, description=f"Writes shards of {help}.")
-        parser.add_argument("source", type=Path, metavar="SOURCE", help=source)
-        parser.add_argument("output", type=Path, metavar="OUTPUT", help="the folder to write")
-        parser.add_argument(
-            "--split", metavar="NAME", help="only this split; the name of the split where SOURCE names none (train)"
-        )
-        parser.add_argument(
-            "--samples-per-shard", type=_positive, default=10_000, metavar="N", help="at most; default: %(default)s"
-        )
-        parser.add_argument(
-            "--workers",
-            type=_positive,
-            default=min(os.cpu_count() or 1, 8),
-            metavar="N",
-            help="shards at a time; default: %(default)s",
-        )
-        parser.add_argument("--check-images", action="store_true", help="decode every image, not only its header")
-        parser.add_argument("--skip-broken", action="store_true", help="leave out images that cannot be read")
-        parser.set_defaults(command=_prepare, name=f"data prepare {kind}", if_stopped=_SHARDS_STAY)
-        return parser
-
-    def add_any_order(kind: str, help: str, source: str) -> argparse.ArgumentParser:
-        parser = add(kind, help, source)
-        parser.add_argument(
-            "--shuffle", action="store_true", help="write in random order, for readers that cannot shuffle"
-        )
-        return parser
-
-    add_any_order(
-        "cifar10", "CIFAR-10, the Python version from its site", "cifar-10-python.tar.gz, or the unpacked folder"
-    )
-    cifar100 = add_any_order(
-        "cifar100", "CIFAR-100, the Python version from its site", "cifar-100-python.tar.gz, or the unpacked folder"
-    )
-    cifar100.add_argument("--labels", choices=("fine", "coarse"), default="fine", help="100 classes (default) or 20")
-    add_any_order(
-        "pets",
-        "Oxford-IIIT Pet, images and annotations",
-        "folder with images.tar.gz and annotations.tar.gz, or with their content",
-    )
-    add_any_order(
-        "flowers",
-        "Oxford Flowers-102, images, labels and splits",
-        "folder with 102flowers.tgz (or jpg/ from it), imagelabels.mat and setid.mat",
-    )
-    imagenet = add_any_order(
-        "imagenet",
-        "ImageNet (ILSVRC 2012), tars or folders",
-        "ILSVRC2012_img_val.tar, ILSVRC2012_img_train.tar, a folder with them, or folders such as n01440764/",
-    )
-    imagenet.add_argument(
-        "--devkit", type=Path, metavar="PATH", help="ILSVRC2012_devkit_t12.tar.gz, if not beside SOURCE"
-    )
-    add_any_order(
-        "folder",
-        "a folder of images for each class, or images with captions",
-        "one subfolder per class, or images with captions in .txt",
-    )
-    captions = add_any_order(
-        "captions",
-        "images with several captions each: COCO and Flickr, Karpathy's splits or COCO's own",
-        "dataset_coco.json, dataset_flickr30k.json, dataset_flickr8k.json, or captions_val2017.json and the like",
-    )
-    captions.add_argument(
-        "--images", type=Path, metavar="PATH", help="folder of the images; default: beside SOURCE, or below it"
-    )
-    add_any_order("img2dataset", "the webdataset tars that img2dataset writes", "folder with tars of .jpg and .txt")
-    parquet = add(
-        "parquet",
-        "parquet files with the bytes of images, as Hugging Face stores them",
-        "file, or folder with files such as test-00000-of-00001.parquet",
-    )
-    for column, help in (
-        ("image", "bytes of images (the only such column)"),
-        ("label", "classes, as text or numbers with names in the schema (the only column of these)"),
-        ("caption", "captions"),
-    ):
-        parquet.add_argument(f"--{column}", metavar="COLUMN", help=help)
+    prepare.add_to(actions)
 
 
 def _add_corrupt(actions: Any) -> None:
@@ -176,18 +87,12 @@ def _add_corrupt(actions: Any) -> None:
     )
     corrupt.add_argument("--seed", type=int, default=0, help="seed of the random corruptions; default: %(default)s")
     corrupt.add_argument(
-        "--samples-per-shard", type=_positive, default=1_000, metavar="N", help="at most; default: %(default)s"
+        "--samples-per-shard", type=positive, default=1_000, metavar="N", help="at most; default: %(default)s"
     )
     corrupt.add_argument(
-        "--workers", type=_positive, default=min(os.cpu_count() or 1, 8), metavar="N", help="default: %(default)s"
+        "--workers", type=positive, default=min(os.cpu_count() or 1, 8), metavar="N", help="default: %(default)s"
     )
-    corrupt.set_defaults(command=_corrupt, name="data corrupt", if_stopped=_SHARDS_STAY)
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a whole number of at least 1")
-    return int(text)
+    corrupt.set_defaults(command=_corrupt, name="data corrupt", if_stopped=SHARDS_STAY)
 
 
 def _index(options: argparse.Namespace, _: list[str]) -> None:
@@ -221,22 +126,3 @@ def _corrupt(options: argparse.Namespace, _: list[str]) -> None:
 
     of_writer = WriteOptions(options.samples_per_shard, options.workers)
     corrupt(options.shards, options.output, options.corruptions, options.severities, options.seed, of_writer)
-
-
-def _prepare(options: argparse.Namespace, _: list[str]) -> None:
-    if options.kind == "img2dataset":
-        require_shards(str(options.source))
-    else:
-        require_source(options.source)
-    from lit_het.apps.data import SourceOptions, prepare
-    from lit_het.data_pipelines.prepare.parquet import Columns
-    from lit_het.data_pipelines.prepare.writer import WriteOptions
-
-    given = vars(options)
-
-    def of(config: type[Any]) -> dict[str, Any]:
-        """The fields of a configuration that are flags of this kind of source."""
-        return {field.name: given[field.name] for field in dataclasses.fields(config) if field.name in given}
-
-    of_source = SourceOptions(**of(SourceOptions), columns=Columns(**of(Columns)))
-    prepare(options.kind, options.source, options.output, of_source, WriteOptions(**of(WriteOptions)))

@@ -38,6 +38,7 @@ from lit_het.runs.directory import checkpoint_dir, config_path, load_config
 from lit_het.runs.opening import open_run
 from lit_het.tasks.classification import ClassificationConfig
 from lit_het.tasks.contrastive import ContrastiveConfig, ContrastiveTask
+from lit_het.tasks.features import ImageTowerConfig
 from lit_het.towers.bert import BertConfig
 from lit_het.towers.resnet import ResNetConfig
 from lit_het.towers.vit import ViTConfig
@@ -175,7 +176,7 @@ def _export_contrastive(run_dir: Path, to: str, output: Path, pretrained: Path |
         write_siglip(output, image, text, params, run.tokenizer, processor)
 
 
-def _vit(tower: ViTConfig | ResNetConfig) -> ViTConfig:
+def _vit(tower: ImageTowerConfig) -> ViTConfig:
     if isinstance(tower, ResNetConfig):
         raise UserError("a ResNet cannot be exported; only a ViT can")
     return tower

@@ -21,9 +21,8 @@ from lit_het.losses.classification import ClassificationLoss, SoftmaxCrossEntrop
 from lit_het.random import Keys
 from lit_het.tasks import microbatches, mixup
 from lit_het.tasks.base import layers_above_towers, trained_parts
-from lit_het.tasks.features import FeatureExtractor
+from lit_het.tasks.features import FeatureExtractor, ImageTowerConfig
 from lit_het.tasks.quantities import ImageClassifier
-from lit_het.towers.resnet import ResNetConfig
 from lit_het.towers.vit import ViTConfig
 from lit_het.types import Batch, LogitSamples, Metrics, Params
 
@@ -48,7 +47,7 @@ class ClassificationConfig:
         UserError: no classes, an α below 0, or ensemble members that are averaged before the head.
     """
 
-    image_tower: ViTConfig | ResNetConfig = ViTConfig()
+    image_tower: ImageTowerConfig = ViTConfig()
     head: ClassificationHeadConfig = HetXLConfig()
     num_classes: int = 1000
     loss: ClassificationLoss = SoftmaxCrossEntropy()
@@ -60,7 +59,7 @@ class ClassificationConfig:
         require_at_least(1, self, "num_classes", "microbatches")
         require_at_least(0, self, "mixup")
         tower = self.image_tower
-        if isinstance(tower, ViTConfig) and tower.encoder.num_members > 1 and tower.members == "mean":
+        if tower.num_members > 1 and tower.members == "mean":
             raise UserError(
                 "a classifier on the mean of an ensemble's embeddings has one prediction: set image_tower.members to "
                 "'apart' for one of each member (e3), or to 'concatenated'"

@@ -15,10 +15,9 @@ from lit_het.losses.contrastive import ContrastiveLoss, SoftmaxLoss
 from lit_het.random import Keys
 from lit_het.tasks import microbatches
 from lit_het.tasks.base import layers_above_towers, trained_parts
-from lit_het.tasks.features import FeatureExtractor
+from lit_het.tasks.features import FeatureExtractor, ImageTowerConfig
 from lit_het.tasks.quantities import ImageClassifier
 from lit_het.towers.bert import BertConfig
-from lit_het.towers.resnet import ResNetConfig
 from lit_het.towers.text import TextConfig
 from lit_het.towers.vit import ViTConfig
 from lit_het.types import Batch, LogitSamples, Metrics, Params
@@ -40,7 +39,7 @@ class ContrastiveConfig:
         UserError: the towers' embeddings differ in size, or members of an ensemble have separate embeddings.
     """
 
-    image_tower: ViTConfig | ResNetConfig = ViTConfig()
+    image_tower: ImageTowerConfig = ViTConfig()
     text_tower: TextConfig | BertConfig = TextConfig()
     head: ContrastiveHeadConfig = DeterministicContrastiveConfig()
     loss: ContrastiveLoss = SoftmaxLoss()
@@ -52,7 +51,7 @@ class ContrastiveConfig:
         image, text = self.image_tower.embedding_size, self.text_tower.embedding_size
         if image != text:
             raise UserError(f"text_tower.embedding_size = {text} must equal the image tower's embedding size {image}")
-        if isinstance(self.image_tower, ViTConfig) and self.image_tower.members == "apart":
+        if self.image_tower.members == "apart":
             raise UserError(
                 "image_tower.members = 'apart' gives an image several embeddings; take 'mean' or 'concatenated'"
             )

@@ -1,6 +1,5 @@
 """Features of an image tower, the input of every head; those of an ensemble's members are concatenated."""
 
-import dataclasses
 from typing import TypeAlias
 
 import jax.numpy as jnp
@@ -27,11 +26,9 @@ class FeatureExtractor:
 
     def __init__(self, config: ImageTowerConfig):
         self._config = config
-        self.num_members, self.size = 1, config.embedding_size
-        if isinstance(config, ViTConfig):
-            config = dataclasses.replace(config, members="concatenated")
-            self.num_members, self.size = config.encoder.num_members, config.embedding_size
-        self._graph, _ = nnx.split(nnx.eval_shape(lambda: config.build(nnx.Rngs(0))))
+        whole = config.all_members()
+        self.num_members, self.size = config.num_members, whole.embedding_size
+        self._graph, _ = nnx.split(nnx.eval_shape(lambda: whole.build(nnx.Rngs(0))))
 
     def __call__(self, params: Params, view: ImageOrStored) -> Float[Array, "b f"]:
         """Returns the features of images, or stored features in float32.
@@ -55,8 +52,6 @@ class FeatureExtractor:
             UserError: features of a wrong size.
         """
         self._check_size(features)
-        if not isinstance(self._config, ViTConfig):
-            return features
         return self._config.join_members(features.reshape(-1, self._config.member_size))
 
     def _check_size(self, features: Float[Array, "b f"]) -> None:

@@ -1,7 +1,7 @@
 """BiT's ResNet-v2 (Kolesnikov et al. 2020): uint8 pixels in, one embedding per image out."""
 
 import dataclasses
-from typing import Literal
+from typing import ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -32,6 +32,10 @@ class ResNetConfig:
     image_size: int = 224
     compute_type: ComputeType = "float32"
 
+    # No fields: only a Transformer can be an ensemble (e3).
+    num_members: ClassVar[int] = 1
+    members: ClassVar[str] = "mean"
+
     def __post_init__(self) -> None:
         require_at_least(1, self, "width_multiplier", "image_size")
 
@@ -39,6 +43,19 @@ class ResNetConfig:
     def embedding_size(self) -> int:
         """Size of the embedding."""
         return 2048 * self.width_multiplier
+
+    @property
+    def member_size(self) -> int:
+        """Size of the embedding of its only member."""
+        return self.embedding_size
+
+    def all_members(self) -> "ResNetConfig":
+        """Returns the tower itself, as it is no ensemble."""
+        return self
+
+    def join_members(self, embedding: Float[Array, "b d"]) -> Float[Array, "b d"]:
+        """Returns the embeddings unchanged."""
+        return embedding
 
     def build(self, rngs: nnx.Rngs) -> "ResNet":
         """Returns the tower with fresh parameters."""

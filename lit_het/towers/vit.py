@@ -95,6 +95,15 @@ class ViTConfig:
         tokens = self.num_patches + self.num_registers if self.pooling == "none" else 1
         return tokens * self.encoder.width
 
+    @property
+    def num_members(self) -> int:
+        """The number of members of an ensemble (e3); 1 of a single model."""
+        return self.encoder.num_members
+
+    def all_members(self) -> "ViTConfig":
+        """Returns the tower whose output has the embeddings of all members, side by side."""
+        return dataclasses.replace(self, members="concatenated")
+
     def join_members(self, embedding: Float[Array, "bm d"]) -> Float[Array, "_ _"]:
         """Returns embeddings of an ensemble's members, adjacent for each image, combined as ``members`` defines."""
         by_image = embedding.reshape(-1, self.encoder.num_members, embedding.shape[-1])

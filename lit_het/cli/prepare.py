@@ -1,0 +1,235 @@
+"""The arguments of ``lit-het data prepare``; a new data set is a reader and a `_Source` in `SOURCES`."""
+
+import argparse
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from lit_het.errors import UserError
+from lit_het.paths import require_shards, require_source
+
+if TYPE_CHECKING:
+    from lit_het.data_pipelines.prepare.dataset import DataSet
+
+# NumPy and the other heavy packages are imported only when an action runs, so that --help is fast.
+
+SHARDS_STAY = "finished shards are saved; the same command continues"
+
+
+class _Source(NamedTuple):
+    """A published data set.
+
+    Attributes:
+        help: what it is.
+        source: what the user gives.
+        read: opens it.
+        flags: further arguments of its parser.
+        shuffles: whether samples can be read in any order.
+    """
+
+    help: str
+    source: str
+    read: "Callable[[argparse.Namespace], DataSet]"
+    flags: tuple[tuple[str, dict[str, Any]], ...] = ()
+    shuffles: bool = True
+
+
+def _cifar10(options: argparse.Namespace) -> "DataSet":
+    from lit_het.data_pipelines.prepare.cifar import read_cifar10
+
+    return read_cifar10(options.source, options.output, options.split)
+
+
+def _cifar100(options: argparse.Namespace) -> "DataSet":
+    from lit_het.data_pipelines.prepare.cifar import read_cifar100
+
+    return read_cifar100(options.source, options.output, options.split, options.labels)
+
+
+def _pets(options: argparse.Namespace) -> "DataSet":
+    from lit_het.data_pipelines.prepare.pets import read_pets
+
+    return read_pets(options.source, options.output, options.split)
+
+
+def _flowers(options: argparse.Namespace) -> "DataSet":
+    from lit_het.data_pipelines.prepare.flowers import read_flowers
+
+    return read_flowers(options.source, options.output, options.split)
+
+
+def _imagenet(options: argparse.Namespace) -> "DataSet":
+    from lit_het.data_pipelines.prepare.imagenet import read_imagenet
+
+    return read_imagenet(options.source, options.output, options.split, options.devkit)
+
+
+def _folder(options: argparse.Namespace) -> "DataSet":
+    from lit_het.data_pipelines.prepare.folder import read_folder
+
+    return read_folder(options.source, options.output, options.split)
+
+
+def _captions(options: argparse.Namespace) -> "DataSet":
+    from lit_het.data_pipelines.prepare.captions import read_captions
+
+    return read_captions(options.source, options.output, options.split, options.images)
+
+
+def _img2dataset(options: argparse.Namespace) -> "DataSet":
+    from lit_het.data_pipelines.prepare.img2dataset import read_img2dataset
+
+    return read_img2dataset(options.source, options.split)
+
+
+def _parquet(options: argparse.Namespace) -> "DataSet":
+    from lit_het.data_pipelines.prepare.parquet import Columns, read_parquet
+
+    return read_parquet(options.source, options.split, Columns(options.image, options.label, options.caption))
+
+
+SOURCES = {
+    "cifar10": _Source(
+        "CIFAR-10, the Python version from its site", "cifar-10-python.tar.gz, or the unpacked folder", _cifar10
+    ),
+    "cifar100": _Source(
+        "CIFAR-100, the Python version from its site",
+        "cifar-100-python.tar.gz, or the unpacked folder",
+        _cifar100,
+        (("--labels", {"choices": ("fine", "coarse"), "default": "fine", "help": "100 classes (default) or 20"}),),
+    ),
+    "pets": _Source(
+        "Oxford-IIIT Pet, images and annotations",
+        "folder with images.tar.gz and annotations.tar.gz, or with their content",
+        _pets,
+    ),
+    "flowers": _Source(
+        "Oxford Flowers-102, images, labels and splits",
+        "folder with 102flowers.tgz (or jpg/ from it), imagelabels.mat and setid.mat",
+        _flowers,
+    ),
+    "imagenet": _Source(
+        "ImageNet (ILSVRC 2012), tars or folders",
+        "ILSVRC2012_img_val.tar, ILSVRC2012_img_train.tar, a folder with them, or folders such as n01440764/",
+        _imagenet,
+        (
+            (
+                "--devkit",
+                {"type": Path, "metavar": "PATH", "help": "ILSVRC2012_devkit_t12.tar.gz, if not beside SOURCE"},
+            ),
+        ),
+    ),
+    "folder": _Source(
+        "a folder of images for each class, or images with captions",
+        "one subfolder per class, or images with captions in .txt",
+        _folder,
+    ),
+    "captions": _Source(
+        "images with several captions each: COCO and Flickr, Karpathy's splits or COCO's own",
+        "dataset_coco.json, dataset_flickr30k.json, dataset_flickr8k.json, or captions_val2017.json and the like",
+        _captions,
+        (
+            (
+                "--images",
+                {
+                    "type": Path,
+                    "metavar": "PATH",
+                    "help": "folder of the images; default: beside SOURCE, or below it",
+                },
+            ),
+        ),
+    ),
+    "img2dataset": _Source(
+        "the webdataset tars that img2dataset writes", "folder with tars of .jpg and .txt", _img2dataset
+    ),
+    "parquet": _Source(
+        "parquet files with the bytes of images, as Hugging Face stores them",
+        "file, or folder with files such as test-00000-of-00001.parquet",
+        _parquet,
+        (
+            ("--image", {"metavar": "COLUMN", "help": "bytes of images (the only such column)"}),
+            (
+                "--label",
+                {
+                    "metavar": "COLUMN",
+                    "help": "classes, as text or numbers with names in the schema (the only column of these)",
+                },
+            ),
+            ("--caption", {"metavar": "COLUMN", "help": "captions"}),
+        ),
+        shuffles=False,
+    ),
+}
+
+
+def positive(text: str) -> int:
+    """Reads a whole number of at least 1.
+
+    Raises:
+        ArgumentTypeError: the text is none.
+    """
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number of at least 1")
+    return int(text)
+
+
+def add_to(actions: Any) -> None:
+    """Adds the action to those of ``lit-het data``."""
+    prepare = actions.add_parser(
+        "prepare",
+        allow_abbrev=False,
+        help="write shards of a published data set, with class names and prompts",
+        description="Writes SOURCE as webdataset shards in clip_benchmark's layout: OUTPUT/SPLIT/0.tar and so on, "
+        "OUTPUT/classnames.txt, OUTPUT/zeroshot_classification_templates.txt. Images are copied byte by byte. "
+        "The same command continues an interrupted one.",
+    )
+    kinds = prepare.add_subparsers(required=True, metavar="KIND", dest="kind")
+    for kind, source in SOURCES.items():
+        _add_source(kinds, kind, source)
+
+
+def _add_source(kinds: Any, kind: str, source: _Source) -> None:
+    parser = kinds.add_parser(
+        kind, allow_abbrev=False, help=source.help, description=f"Writes shards of {source.help}."
+    )
+    parser.add_argument("source", type=Path, metavar="SOURCE", help=source.source)
+    parser.add_argument("output", type=Path, metavar="OUTPUT", help="the folder to write")
+    parser.add_argument(
+        "--split", metavar="NAME", help="only this split; the name of the split where SOURCE names none (train)"
+    )
+    parser.add_argument(
+        "--samples-per-shard", type=positive, default=10_000, metavar="N", help="at most; default: %(default)s"
+    )
+    parser.add_argument(
+        "--workers",
+        type=positive,
+        default=min(os.cpu_count() or 1, 8),
+        metavar="N",
+        help="shards at a time; default: %(default)s",
+    )
+    parser.add_argument("--check-images", action="store_true", help="decode every image, not only its header")
+    parser.add_argument("--skip-broken", action="store_true", help="leave out images that cannot be read")
+    if source.shuffles:
+        parser.add_argument(
+            "--shuffle", action="store_true", help="write in random order, for readers that cannot shuffle"
+        )
+    for flag, settings in source.flags:
+        parser.add_argument(flag, **settings)
+    parser.set_defaults(command=_prepare, name=f"data prepare {kind}", if_stopped=SHARDS_STAY)
+
+
+def _prepare(options: argparse.Namespace, _: list[str]) -> None:
+    source, output = options.source, options.output
+    if options.kind == "img2dataset":
+        require_shards(str(source))
+    else:
+        require_source(source)
+    if options.kind == "folder" and output.resolve().is_relative_to(source.resolve()):
+        raise UserError(f"{output} lies in {source} and would become a class; choose another output")
+    from lit_het.apps.data import prepare
+    from lit_het.data_pipelines.prepare.writer import WriteOptions
+
+    fields = ("samples_per_shard", "workers", "shuffle", "check_images", "skip_broken")
+    of_writer = WriteOptions(**{name: value for name, value in vars(options).items() if name in fields})
+    prepare(lambda: SOURCES[options.kind].read(options), source, output, of_writer)
