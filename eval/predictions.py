@@ -197,8 +197,9 @@ def image_quantity(
     model: EvaluatedModel, quantity: Quantity, values: Float[np.ndarray, "n f"], block_size: int = BLOCK_SIZE
 ) -> np.ndarray:
     """Returns a quantity that depends neither on classes nor on noise, from the features of images."""
-    batches = _blocks(values, block_size, model.features.num_shares)
-    return np.concatenate([model(quantity, blocks)[: len(rows)] for rows, blocks, _ in batches])
+    # One block at a time, which every device computes whole: eigenvalues (of the noise spectrum) in a program that is
+    # sharded over virtual CPU devices were observed to wait for one another without end.
+    return np.concatenate([model(quantity, blocks)[: len(rows)] for rows, blocks, _ in _blocks(values, block_size)])
 
 
 def highest(scores: Float[np.ndarray, "q n"], count: int) -> Int[np.ndarray, "q top"]:

@@ -23,6 +23,7 @@ from lit_het.eval.prompts import read_classnames
 from lit_het.eval.sets import ImageSet
 from lit_het.eval.suite import ZeroShotConfig
 from lit_het.heads.temperature import BoundedTemperature, FixedTemperature
+from lit_het.losses.classification import SoftmaxCrossEntropy
 from lit_het.tasks.classification import ClassificationConfig
 
 LEARNED = "learned"
@@ -68,10 +69,10 @@ def load_classifier(options: argparse.Namespace) -> ExperimentConfig:
             f"{options.config} trains an image-text model, but sweeps compare classifiers; "
             "give a --config with a ClassificationConfig, such as configs/glyph_classifier.py"
         )
-    if config.task.loss != "softmax" or not isinstance(config.data.labels, ClassIndex):
+    if not isinstance(config.task.loss, SoftmaxCrossEntropy) or not isinstance(config.data.labels, ClassIndex):
         raise UserError(
             f"{options.config} trains with several labels per image, but NLL and Prec@1 need one; "
-            "give a --config with the softmax loss and ClassIndex labels"
+            "give a --config with SoftmaxCrossEntropy and ClassIndex labels"
         )
     if config.data.shards == glyph_classifier.get_config().data.shards:
         _write_glyphs(glyph_classifier.ROOT / "data")

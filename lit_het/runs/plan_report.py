@@ -44,7 +44,8 @@ def report(config: ExperimentConfig, devices: Sequence[Any], memory_gib: int | f
     made = plan(config, devices)
     console = Console(width=None if sys.stdout.isatty() else _WIDTH_OF_FILES, highlight=False)
     mesh = " x ".join(f"{name} {size}" for name, size in made.mesh.shape.items())
-    console.print(f"{made.mesh.size} devices: {mesh}; batch {made.batch_size:,}, {_rows(made):,} on a device")
+    counted = "1 device" if made.mesh.size == 1 else f"{made.mesh.size} devices"
+    console.print(f"{counted}: {mesh}; batch {made.batch_size:,}, {_rows(made):,} on a device")
     for table in (_parameters(made), _operations(made), _memory(made), _collectives(made)):
         console.print(table)
     for remark in REMARKS:

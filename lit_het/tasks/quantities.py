@@ -103,4 +103,4 @@ def noise_spectrum(model: ImageClassifier, features: Float[Array, "b f"]) -> Flo
 
 def _of_members(rows: Float[Array, "n *rest"], features: Float[Array, "b f"]) -> Float[Array, "b m *rest"]:
     """Separates the members of an ensemble; their rows are adjacent."""
-    return rows.reshape(len(features), -1, *rows.shape[1:])
+    return rows.reshape(len(features), len(rows) // len(features), *rows.shape[1:])

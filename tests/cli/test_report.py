@@ -299,7 +299,7 @@ def test_a_folder_that_is_no_run_is_refused_and_runs_below_it_are_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     write_run(tmp_path / "quickstart" / "het_xl", [])
-    assert "is no run" in fails_with(capsys, "report", tmp_path / "missing")
+    assert "is not a run" in fails_with(capsys, "report", tmp_path / "missing")
     assert "it contains the runs het_xl" in fails_with(capsys, "report", tmp_path / "quickstart")
 
 
