@@ -67,7 +67,7 @@ class Programs:
         rows = (blocks,) if seeds is None else (blocks, seeds)
         classes = jax.device_put(classes, sharding.replicated(self._mesh))
         found = self._call(quantity, all_blocks, params, classes, self._split(rows), num_samples=num_samples)
-        return np.asarray(found).reshape(-1, *found.shape[2:])
+        return np.concatenate(np.asarray(found))
 
     def _features(self, params: Params, tower: str) -> ImageFeatures:
         def extract(view: np.ndarray) -> jax.Array:
