@@ -190,5 +190,5 @@ def test_saving_leaks_neither_threads_nor_file_descriptors(tmp_path):
 
         save(*range(1, 11))
         first = resources()
-        save(*range(11, 301))
+        save(*range(11, 61))
         assert resources() == first
