@@ -114,6 +114,10 @@ class Stream:
 
         # One thread per reader: its batches come in order, and a reader is never used by two threads.
         pools = [ThreadPoolExecutor(1, "stream") for _ in readers]
+        # Threads start before anything is read: one that starts while a signal arrives is unknown to `shutdown`, and
+        # would still read when its reader is closed.
+        for pool in pools:
+            pool.submit(int)
         ahead = max(count, config.prefetch_batches) if config.threads else 0
         waiting: collections.deque[Future[Batch]] = collections.deque()
         try:
