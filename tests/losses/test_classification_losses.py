@@ -389,9 +389,8 @@ def test_eight_devices_give_the_probabilities_of_one():
 )
 def test_labels_that_a_loss_cannot_take_are_refused_in_one_line(loss, label, message):
     task = ClassificationConfig(num_classes=5, loss=loss).build()
-    label = label.astype(np.float32) if label.dtype == np.float64 else label
     with pytest.raises(UserError) as error:
-        task.check_labels(label)
+        task.check_labels(label.astype(np.float32) if label.dtype == np.float64 else label)
     assert str(error.value).startswith(message)
     assert "\n" not in str(error.value)
 
