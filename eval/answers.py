@@ -118,7 +118,7 @@ def answer(predictor: Predictor, features: Float[np.ndarray, " f"], samples: int
     """
     block = features[None, None], np.array([seed], np.int32)
     probability = np.exp(predictor.log_probabilities(*block)[0])
-    noise_norm = float(predictor.quantity(quantities.noise_norm, block[0])[0])
+    noise_norm = float(predictor.model(quantities.noise_norm, block[0])[0])
     if np.isnan(probability).any():
         raise UserError("a probability is not a number; training diverged, use an earlier checkpoint")
     if not samples or not noise_norm:

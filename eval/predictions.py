@@ -46,7 +46,9 @@ class Predictor:
         self, quantity: Quantity, blocks: Float[np.ndarray, "n b f"], seeds: Int[np.ndarray, " n"] | None = None
     ) -> np.ndarray:
         """Computes a quantity of `lit_het.tasks.quantities` over the candidates, for one block of images per device."""
-        return self.model(quantity, blocks, seeds=seeds, num_samples=self.samples, classes=self.class_embeddings)
+        # Without seeds there is no noise, and S is left out: another S would compile the same program again.
+        samples = 0 if seeds is None else self.samples
+        return self.model(quantity, blocks, seeds=seeds, num_samples=samples, classes=self.class_embeddings)
 
     def log_probabilities(
         self, blocks: Float[np.ndarray, "n b f"], seeds: Int[np.ndarray, " n"]
@@ -152,8 +154,9 @@ def predict(predictor: Predictor, features: Features, block_size: int = BLOCK_SI
     with Bar("predicting", len(features.values), "images") as bar:
         for rows, blocks, seeds in _blocks(features.values, block_size, predictor.model.features.num_shares):
             log_p = predictor.log_probabilities(blocks, seeds)
-            others = (quantities.log_normalizer, quantities.noise_norm)
-            found.append((log_p, *(predictor.quantity(quantity, blocks) for quantity in others)))
+            log_normalizer = predictor.quantity(quantities.log_normalizer, blocks)
+            # Of the model: the norm does not depend on classes, so that their embeddings stay where they are.
+            found.append((log_p, log_normalizer, predictor.model(quantities.noise_norm, blocks)))
             bar.advance(len(rows))
     # Only the last blocks are padded, so slicing removes all padding.
     columns = zip(*found, strict=True)

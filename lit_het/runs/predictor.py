@@ -52,21 +52,19 @@ class Programs:
     ) -> np.ndarray:
         """Computes a quantity of all images; the blocks are sharded over the devices."""
 
-        def one_block(rows: tuple[jax.Array, ...], shared: Any, num_samples: int) -> jax.Array:
-            (block,), *seeds = rows
-            noise = [value for (seed,) in seeds for value in (jax.random.key(seed), num_samples)]
-            return quantity(self.task.image_classifier(*shared), block, *noise)
+        def all_blocks(params: Params, classes: Any, rows: Any, num_samples: int) -> jax.Array:
+            def one_block(rows: Any, shared: Any, _: tuple[str, ...]) -> jax.Array:
+                (block,), seeds = rows
+                noise = () if seeds is None else (jax.random.key(seeds[0]), num_samples)
+                return quantity(self.task.image_classifier(*shared), block, *noise)
 
-        def all_blocks(params: Params, classes: Any, rows: tuple[jax.Array, ...], num_samples: int) -> jax.Array:
             # Full precision: the division by τ would amplify rounding errors of the products.
             with jax.default_matmul_precision("highest"):
-                return sharding.map_shards(
-                    lambda rows, shared, _: one_block(rows, shared, num_samples), rows, (params, classes)
-                )
+                return sharding.map_shards(one_block, rows, (params, classes))
 
-        rows = (blocks,) if seeds is None else (blocks, seeds)
         classes = jax.device_put(classes, sharding.replicated(self._mesh))
-        found = self._call(quantity, all_blocks, params, classes, self._split(rows), num_samples=num_samples)
+        rows = self._split((blocks, seeds))
+        found = self._call(quantity, all_blocks, params, classes, rows, num_samples=num_samples)
         return np.concatenate(np.asarray(found))
 
     def _features(self, params: Params, tower: str) -> ImageFeatures:

@@ -132,9 +132,9 @@ class ContrastiveTask:
         """
         head = self._model(params).head
 
-        def logits(image: Float[Array, "n d"], key: Key[Array, ""] | None, num_samples: int | None) -> LogitSamples:
+        def logits(image: Float[Array, "n d"], key: Key[Array, ""] | None, num_samples: int) -> LogitSamples:
             assert classes is not None, "this quantity needs the embeddings of class names"
-            return head.logits(image, classes, key, num_samples or 1)
+            return head.logits(image, classes, key, num_samples)
 
         return ImageClassifier(
             inputs=self.features.embedding,

@@ -22,7 +22,7 @@ class ImageClassifier:
 
     Attributes:
         inputs: features of images to inputs of the head, one per image or one per member of an ensemble.
-        logits: inputs, a random key or None, and S to samples of logits.
+        logits: inputs, a random key and S to samples of logits; without a key to one sample without noise.
         log_probabilities: logits to log-probabilities, over the last axis.
         scores: logits to a score of each class that does not depend on other classes.
         mean_scores: scores of all members ``[b m k]`` to those of the ensemble.
@@ -32,7 +32,7 @@ class ImageClassifier:
     """
 
     inputs: Callable[[Float[Array, "b f"]], Float[Array, "_ d"]]
-    logits: Callable[[Float[Array, "n d"], Key[Array, ""] | None, int | None], LogitSamples]
+    logits: Callable[[Float[Array, "n d"], Key[Array, ""] | None, int], LogitSamples]
     log_probabilities: Callable[[Float[Array, "*rows k"]], Float[Array, "*rows k"]]
     scores: Callable[[Float[Array, "*rows k"]], Float[Array, "*rows k"]]
     mean_scores: Callable[[Float[Array, "b m k"]], Float[Array, "b k"]]
@@ -49,7 +49,7 @@ def log_probabilities(
     model: ImageClassifier, features: Float[Array, "b f"], key: Key[Array, ""], num_samples: int
 ) -> Float[Array, "b k"]:
     """Returns the log of the mean probability over S noise samples (HET-XL Eq. 2) and members (e3 Sec. 4.1)."""
-    samples = model.logits(model.inputs(features), key if num_samples else None, num_samples or None)
+    samples = _samples(model, features, key, num_samples)
     by_member = mean_log_probabilities(samples, model.log_probabilities)
     return jax.nn.logmeanexp(_of_members(by_member, features), axis=1)
 
@@ -58,7 +58,7 @@ def member_log_probabilities(
     model: ImageClassifier, features: Float[Array, "b f"], key: Key[Array, ""], num_samples: int
 ) -> Float[Array, "b m k"]:
     """Returns the log-probabilities of every member or, with noise, of the S samples of every member."""
-    samples = model.logits(model.inputs(features), key if num_samples else None, num_samples or None)
+    samples = _samples(model, features, key, num_samples)
     common = samples.prepare(samples.features)
 
     def sample(index: Array) -> Float[Array, "n k"]:
@@ -72,7 +72,7 @@ def member_log_probabilities(
 
 def scores(model: ImageClassifier, features: Float[Array, "b f"]) -> Float[Array, "b k"]:
     """Returns a score of each class without noise that does not depend on other classes."""
-    by_member = mean_log_probabilities(model.logits(model.inputs(features), None, None), model.scores)
+    by_member = mean_log_probabilities(_samples(model, features), model.scores)
     return model.mean_scores(_of_members(by_member, features))
 
 
@@ -82,7 +82,7 @@ def log_normalizer(model: ImageClassifier, features: Float[Array, "b f"]) -> Flo
     def normalizer(logits: Float[Array, "n t k"]) -> Float[Array, "n t one"]:
         return jax.nn.logsumexp(logits, axis=-1, keepdims=True)
 
-    by_member = mean_log_probabilities(model.logits(model.inputs(features), None, None), normalizer)
+    by_member = mean_log_probabilities(_samples(model, features), normalizer)
     return _of_members(by_member, features)[..., 0].mean(axis=1)
 
 
@@ -99,6 +99,13 @@ def noise_norm(model: ImageClassifier, features: Float[Array, "b f"]) -> Float[A
 def noise_spectrum(model: ImageClassifier, features: Float[Array, "b f"]) -> Float[Array, "b r"]:
     """Returns standard deviations of the noise along its principal axes, descending; means over members."""
     return _of_members(model.noise_spectrum(model.inputs(features)), features).mean(axis=1)
+
+
+def _samples(
+    model: ImageClassifier, features: Float[Array, "b f"], key: Key[Array, ""] | None = None, num_samples: int = 0
+) -> LogitSamples:
+    """Returns S samples of the logits, or with S = 0 one without noise."""
+    return model.logits(model.inputs(features), key if num_samples else None, num_samples)
 
 
 def _of_members(rows: Float[Array, "n *rest"], features: Float[Array, "b f"]) -> Float[Array, "b m *rest"]:
