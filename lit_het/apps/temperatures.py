@@ -121,16 +121,14 @@ def plan(
     """
     temperatures: dict[str, Any] = {f"{tau:g}": FixedTemperature(tau) for tau in taus}
     temperatures[LEARNED] = BoundedTemperature(*bounds)
-    planned = []
+    planned, [evaluation] = [], config.evaluations
     for seed in dict.fromkeys(seeds):
         for name, head in heads.items():
-            [evaluation] = config.evaluations
             samples = head.sampling.num_eval_samples if head.sampling else 0
+            evaluations = (dataclasses.replace(evaluation, samples=samples),)
             for tau, temperature in temperatures.items():
                 task = dataclasses.replace(config.task, head=dataclasses.replace(head, temperature=temperature))
-                changed = dataclasses.replace(
-                    config, task=task, evaluations=(dataclasses.replace(evaluation, samples=samples),)
-                )
+                changed = dataclasses.replace(config, task=task, evaluations=evaluations)
                 parts = (name, LEARNED if tau == LEARNED else f"tau{tau}")
                 setting = {"head": name, "temperature": tau}
                 planned.append(grid.plan_run(changed, setting, "_".join(filter(None, parts)), seed, output))

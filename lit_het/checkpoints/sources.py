@@ -70,9 +70,10 @@ def fetch(address: str, names: tuple[str, ...] = (), advance: Advance = lambda c
         filesystem, path = stores.filesystem(address)
         # The address is hashed: as a file name it could be too long, or lead out of the cache.
         folder = cache_folder("downloads") / hashlib.sha256(address.encode()).hexdigest()[:16]
+        # Not `exists`: fsspec returns False if the store does not answer.
+        optional = contextlib.suppress(FileNotFoundError) if names else contextlib.nullcontext()
         for remote in [f"{path}/{name}" for name in names] or [path]:
-            # Not `exists`: fsspec returns False if the store does not answer.
-            with contextlib.suppress(*([FileNotFoundError] if names else [])):
+            with optional:
                 _download(filesystem, remote, folder / remote.rsplit("/", 1)[-1], advance)
     except (ImportError, OSError) as error:
         raise UserError(f"{address} cannot be read ({type(error).__name__}: {stores.reason(error)})") from error
