@@ -124,7 +124,7 @@ def _print_names(options: argparse.Namespace, model: EvaluatedModel, names: Sequ
 def _model(options: argparse.Namespace, names: Sequence[str]) -> Model:
     config = towers_of(lit_so400m_het_xl.get_config(), options.tower, options.text_length, options.compute_type)
     task, mesh = config.task.build(), MeshConfig().build()
-    shapes = jax.eval_shape(task.initialize, jax.random.key(0))
+    shapes = task.shapes
     params = jax.jit(task.initialize, out_shardings=tree_shardings(shapes, mesh))(jax.random.key(0))
     words = train_sentencepiece(names, vocabulary_size=64, model_type="bpe")
     tokenizer = SentencePieceTokenizer(words, options.text_length)

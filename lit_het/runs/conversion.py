@@ -102,7 +102,7 @@ def import_weights(source: str, run_dir: Path, options: ImportOptions) -> None:
         length=Duration(1),
         tokenizer=_tokenizer(task, tokenizer) if tokenizer else None,
     )
-    shapes = jax.eval_shape(task.build().initialize, jax.random.key(0))
+    shapes = task.build().shapes
     if isinstance(task, ClassificationConfig) and found.num_classes is None:
         shapes = {"image_tower": shapes["image_tower"]}
     with Bar(f"reading {source}", parameters.count(shapes), "parameters") as bar:

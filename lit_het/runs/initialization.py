@@ -19,7 +19,7 @@ def initial_params(
 ) -> tuple[Params, Params]:
     """Returns (locked, trainable) parameters on the mesh; only those that are not loaded are drawn."""
     key = jax.random.key(config.seed)
-    shapes = jax.eval_shape(task.initialize, key)
+    shapes = task.shapes
     shardings = sharding.tree_shardings(shapes, mesh)
     like = parameters.flatten(
         jax.tree.map(lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), shapes, shardings)

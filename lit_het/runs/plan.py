@@ -80,9 +80,7 @@ class Step:
         self.config, self.mesh = config, mesh
         self._task = config.task.build()
         self.optimizer = config.optimizer.build(config.schedule, _ANY_LENGTH, self._task.layers_above)
-        locked, trainable = parameters.partition(
-            jax.eval_shape(self._task.initialize, jax.random.key(0)), self._task.locked
-        )
+        locked, trainable = parameters.partition(self._task.shapes, self._task.locked)
         locked = jax.eval_shape(lambda params: parameters.cast(params, config.task.image_tower.compute_type), locked)
         averages = config.average_decay is not None
         state = jax.eval_shape(lambda params: initial_state(params, self.optimizer, averages=averages), trainable)

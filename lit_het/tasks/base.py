@@ -17,12 +17,14 @@ class Task(Protocol):
 
     Attributes:
         locked: patterns of parameters that training does not differentiate, optimize, donate or save.
+        shapes: of the parameters.
     """
 
     locked: tuple[str, ...]
+    shapes: Params
 
     def initialize(self, key: Key[Array, ""]) -> Params:
-        """Returns fresh parameters; works under `jax.eval_shape`."""
+        """Returns fresh parameters."""
         ...
 
     def loss(self, params: Params, batch: Batch, keys: Keys) -> tuple[Float[Array, ""], Metrics]:

@@ -88,8 +88,9 @@ class ClassificationTask:
         self.locked = config.locked
         self.num_classes = config.num_classes
         self.has_image_noise = config.head.sampling is not None
-        self.graph, shapes = nnx.split(nnx.eval_shape(lambda: Classifier(config, nnx.Rngs(0))))
-        self.trained = trained_parts(nnx.to_pure_dict(shapes), config.locked)
+        self.graph, state = nnx.split(nnx.eval_shape(lambda: Classifier(config, nnx.Rngs(0))))
+        self.shapes = nnx.to_pure_dict(state)
+        self.trained = trained_parts(self.shapes, config.locked)
         self.features = FeatureExtractor(config.image_tower)
 
     def initialize(self, key: Key[Array, ""]) -> Params:

@@ -80,8 +80,9 @@ class ContrastiveTask:
         self.locked = config.locked
         self.num_classes = None
         self.has_image_noise = config.head.has_image_noise
-        self.graph, shapes = nnx.split(nnx.eval_shape(lambda: TwoTowers(config, nnx.Rngs(0))))
-        self.trained = trained_parts(nnx.to_pure_dict(shapes), config.locked)
+        self.graph, state = nnx.split(nnx.eval_shape(lambda: TwoTowers(config, nnx.Rngs(0))))
+        self.shapes = nnx.to_pure_dict(state)
+        self.trained = trained_parts(self.shapes, config.locked)
         self.features = FeatureExtractor(config.image_tower)
 
     def initialize(self, key: Key[Array, ""]) -> Params:

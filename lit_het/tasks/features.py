@@ -1,5 +1,6 @@
 """Features of an image tower, the input of every head; those of an ensemble's members are concatenated."""
 
+import functools
 from typing import TypeAlias
 
 import jax.numpy as jnp
@@ -28,7 +29,10 @@ class FeatureExtractor:
         self._config = config
         whole = config.all_members()
         self.num_members, self.size = config.num_members, whole.embedding_size
-        self._graph, _ = nnx.split(nnx.eval_shape(lambda: whole.build(nnx.Rngs(0))))
+
+    @functools.cached_property
+    def _graph(self) -> nnx.GraphDef:
+        return nnx.graphdef(nnx.eval_shape(lambda: self._config.all_members().build(nnx.Rngs(0))))
 
     def __call__(self, params: Params, view: ImageOrStored) -> Float[Array, "b f"]:
         """Returns the features of images, or stored features in float32.

@@ -12,10 +12,7 @@ import numpy as np
 import pytest
 
 from lit_het import parameters
-from lit_het.checkpoints.native import checksums
-from lit_het.checkpoints.native.saving import save_imported
 from lit_het.configs import experiment
-from lit_het.configs.experiment import ExperimentConfig
 from lit_het.data_pipelines.augment import HorizontalFlip, RandomAffine
 from lit_het.data_pipelines.labels import CaptionWords
 from lit_het.data_pipelines.rand_augment import RandAugment
@@ -32,18 +29,14 @@ from lit_het.heads.het_xl import HetXLConfig
 from lit_het.heads.sampling import SamplingConfig
 from lit_het.losses.contrastive import SigmoidLoss, SoftmaxLoss
 from lit_het.optimizers import Adafactor, ParameterGroup
-from lit_het.runs.directory import checkpoint_dir, config_path
 from lit_het.runs.parsing import parse_config
-from lit_het.runs.training import train
 from lit_het.tasks.classification import ClassificationConfig
 from lit_het.tasks.contrastive import ContrastiveConfig, ContrastiveTask
 from lit_het.towers.resnet import ResNetConfig
 from lit_het.towers.text import TextConfig
 from lit_het.towers.vit import ViTConfig
-from lit_het.training.metric_log import read_metrics
 from lit_het.training.step import initial_state, make_train_step
 from lit_het.types import Batch
-from tests import tiny
 
 EVALUATIONS = sorted(Path("configs").glob("*_evaluations.py"))
 OTHERS = [Path("configs/__init__.py"), Path("configs/experiment.py"), *EVALUATIONS]
@@ -63,19 +56,6 @@ RECIPES = [
     *(path for path in CONFIGS if path.stem not in WITH_ARGUMENTS),
     *(Path(f"configs/{stem}.py:{arguments}") for stem, all_of in WITH_ARGUMENTS.items() for arguments in all_of),
 ]
-# One of a family: these differ in heads, losses, experts, locked towers, shardings and optimizers.
-TRAINED = [
-    Path(f"configs/{name}")
-    for name in (
-        "glyph_classifier.py",
-        "quickstart_upstream.py",
-        "lit_so400m_het_xl.py",
-        "lit_e3_b32_het_xl.py",
-        "fine_tune_imagenet.py:image_size=384",
-        "fine_tune_experts.py:model=vmoe",
-    )
-]
-
 # In full size.
 TRACED = [
     Path(f"configs/{name}")
@@ -92,23 +72,6 @@ TRACED = [
         "imagenet_experts.py:model=vmoe",
     )
 ]
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    return tiny.write_data(tmp_path_factory.mktemp("data"))
-
-
-def shrunk(path: Path, data: Path, root: Path) -> ExperimentConfig:
-    config = experiment.load_module_config(path)
-    if not config.task.locked:
-        return tiny.shrink(config, data, root / "run")
-    upstream = tiny.classifier(config, data, root / "upstream")
-    upstream.run_dir.mkdir()
-    experiment.save(upstream, config_path(upstream.run_dir))
-    params = jax.jit(upstream.task.build().initialize)(jax.random.key(0))
-    save_imported(checkpoint_dir(upstream.run_dir), params, {"locked_checksum": checksums.digest({})})
-    return tiny.shrink(config, data, root / "run", pretrained=upstream.run_dir)
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.name)
@@ -193,7 +156,7 @@ def test_a_config_in_full_size_has_a_train_step(path):
         task = config.task.build()
         run = RunLength.resolve(config.length, config.data.batch_size, epoch_size=1_281_167)
         optimizer = config.optimizer.build(config.schedule, run, task.layers_above)
-        shapes = jax.eval_shape(task.initialize, jax.random.key(0))
+        shapes = task.shapes
         locked, trainable = parameters.partition(shapes, task.locked)
         state = jax.eval_shape(functools.partial(initial_state, optimizer=optimizer), trainable)
 
@@ -235,7 +198,7 @@ def test_recipes_have_the_numbers_of_their_tables():
     assert [config.task.mixup for config in (small, large, probe)] == [0.0, 0.2, 0.1]
     assert [config.optimizer.clip_norm for config in (small, large, probe)] == [1.0, 1.0, None]
     assert [len(config.data.augmentations) for config in (small, large, probe)] == [1, 2, 1]
-    locked = parameters.partition(jax.eval_shape(probe.task.build().initialize, jax.random.key(0)), probe.task.locked)
+    locked = parameters.partition(probe.task.build().shapes, probe.task.locked)
     assert parameters.count(locked[1]) == 1153 * 1000
     run = RunLength.resolve(probe.length, probe.data.batch_size, len(probe.data.portion.sample_range(1_281_167)))
     assert run.steps(Duration(10, "epochs"), "length") == pytest.approx(24_700, rel=0.004)
@@ -271,7 +234,7 @@ def test_upstream_recipes_have_the_numbers_of_their_tables():
         head = config.task.head
         assert (head.covariance.num_factors, head.covariance.form, head.num_samples) == (15, "full", 1)
         assert head.temperature.initial == pytest.approx(1 / 3)
-    shapes = jax.eval_shape(gigantic.task.build().initialize, jax.random.key(0))
+    shapes = gigantic.task.build().shapes
     # The blocks of ViT-G and ViT-g (Zhai et al. 2022, Table 2).
     assert parameters.count(shapes["image_tower"]["encoder"]) == pytest.approx(1843e6, rel=0.005)
     assert parameters.count(shapes["text_tower"]["encoder"]) == pytest.approx(1011e6, rel=0.005)
@@ -286,43 +249,10 @@ def test_upstream_recipes_have_the_numbers_of_their_tables():
         assert config.task.head.sampling.num_samples == 1000
 
 
-@pytest.mark.parametrize("path", TRAINED, ids=lambda path: path.name)
-def test_every_kind_of_config_shrunk_trains_saves_and_resumes_to_the_same_bits(path, data, tmp_path):
-    config = shrunk(path, data, tmp_path)
-    whole = train(config)
-    interrupted = dataclasses.replace(config, run_dir=tmp_path / "interrupted")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("lit_het.training.loop.Bar.advance", _stop_after(2))
-        with pytest.raises(KeyboardInterrupt):
-            train(interrupted)
-    resumed = train(interrupted, resume=True)
-    assert checksums.digest(resumed.params) == checksums.digest(whole.params)
-    losses = [
-        [record["train/loss"] for record in read_metrics(run / "metrics.jsonl")]
-        for run in (config.run_dir, interrupted.run_dir)
-    ]
-    assert losses[0] == losses[1]
-    assert len(losses[0]) == config.length.amount
-    assert np.isfinite(losses[0]).all()
-
-
-def _stop_after(steps: int):
-    """Stands for Ctrl-C between two steps."""
-    done = 0
-
-    def advance(self, count, note=""):
-        nonlocal done
-        done += count if self.unit == "steps" else 0  # not shards that are indexed
-        if done == steps:
-            raise KeyboardInterrupt
-
-    return advance
-
-
 def test_the_so400m_config_has_the_published_shapes_and_factors():
     config = experiment.load_module_config(Path("configs/lit_so400m_het_xl.py"))
     assert isinstance(config.task, ContrastiveConfig)
-    shapes = jax.eval_shape(config.task.build().initialize, jax.random.key(0))
+    shapes = config.task.build().shapes
     # SoViT Table 1 rounds the tower with its pooling head to 428 M.
     assert parameters.count(shapes["image_tower"]) == pytest.approx(428e6, rel=0.005)
     d, r = 1152, 15
@@ -343,7 +273,7 @@ def test_the_so400m_tower_costs_the_published_floating_point_operations(image_si
     encoder = dataclasses.replace(tower.encoder, unrolled=True, compute_type="float32")
     tower = dataclasses.replace(tower, encoder=encoder, image_size=image_size)
     task = ContrastiveTask(ContrastiveConfig(tower, TextConfig(embedding_size=1152)))
-    shapes = jax.eval_shape(task.initialize, jax.random.key(0))
+    shapes = task.shapes
     image = jax.ShapeDtypeStruct((1, image_size, image_size, 3), np.uint8)
     cost = jax.jit(task.features).lower(shapes, image).cost_analysis()
     assert cost is not None

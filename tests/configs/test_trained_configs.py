@@ -1,0 +1,94 @@
+"""Every kind of configuration trains, in small, and resumes to the same bits."""
+
+import dataclasses
+import shutil
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from lit_het.checkpoints.native import checksums
+from lit_het.checkpoints.native.saving import save_imported
+from lit_het.configs import experiment
+from lit_het.configs.experiment import ExperimentConfig
+from lit_het.runs.directory import checkpoint_dir, config_path
+from lit_het.runs.training import train
+from lit_het.training.metric_log import read_metrics
+from tests import tiny
+
+# One of a family: these differ in heads, losses, experts, locked towers, shardings and optimizers.
+TRAINED = [
+    Path(f"configs/{name}")
+    for name in (
+        "glyph_classifier.py",
+        "quickstart_upstream.py",
+        "lit_so400m_het_xl.py",
+        "lit_e3_b32_het_xl.py",
+        "fine_tune_imagenet.py:image_size=384",
+        "fine_tune_experts.py:model=vmoe",
+    )
+]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return tiny.write_data(tmp_path_factory.mktemp("data"))
+
+
+def shrunk(path: Path, data: Path, root: Path) -> ExperimentConfig:
+    config = experiment.load_module_config(path)
+    if not config.task.locked:
+        return tiny.shrink(config, data, root / "run")
+    upstream = tiny.classifier(config, data, root / "upstream")
+    upstream.run_dir.mkdir()
+    experiment.save(upstream, config_path(upstream.run_dir))
+    params = jax.jit(upstream.task.build().initialize)(jax.random.key(0))
+    save_imported(checkpoint_dir(upstream.run_dir), params, {"locked_checksum": checksums.digest({})})
+    return tiny.shrink(config, data, root / "run", pretrained=upstream.run_dir)
+
+
+@pytest.mark.parametrize("path", TRAINED, ids=lambda path: path.name)
+def test_every_kind_of_config_shrunk_trains_saves_and_resumes_to_the_same_bits(path, data, tmp_path):
+    config = shrunk(path, data, tmp_path)
+    whole = train(config)
+    resumed = dataclasses.replace(config, run_dir=tmp_path / "resumed")
+    shutil.copytree(config.run_dir, resumed.run_dir)
+    shutil.rmtree(checkpoint_dir(resumed.run_dir) / str(config.length.amount))  # the one before is now the newest
+    assert_same_run(resumed, train(resumed, resume=True), config, whole)
+
+
+def test_a_run_that_ctrl_c_has_stopped_resumes_to_the_same_bits(data, tmp_path):
+    config = shrunk(Path("configs/glyph_classifier.py"), data, tmp_path)
+    whole = train(config)
+    interrupted = dataclasses.replace(config, run_dir=tmp_path / "interrupted")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("lit_het.training.loop.Bar.advance", _stop_after(2))
+        with pytest.raises(KeyboardInterrupt):
+            train(interrupted)
+    assert_same_run(interrupted, train(interrupted, resume=True), config, whole)
+
+
+def assert_same_run(config, state, other, other_state):
+    """Compares the parameters and the losses of two runs bit by bit."""
+    assert checksums.digest(state.params) == checksums.digest(other_state.params)
+    losses = [
+        [record["train/loss"] for record in read_metrics(run / "metrics.jsonl")]
+        for run in (config.run_dir, other.run_dir)
+    ]
+    assert losses[0] == losses[1]
+    assert len(losses[0]) == config.length.amount
+    assert np.isfinite(losses[0]).all()
+
+
+def _stop_after(steps: int):
+    """Stands for Ctrl-C between two steps."""
+    done = 0
+
+    def advance(self, count, note=""):
+        nonlocal done
+        done += count if self.unit == "steps" else 0  # not shards that are indexed
+        if done == steps:
+            raise KeyboardInterrupt
+
+    return advance
