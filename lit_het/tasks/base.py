@@ -17,11 +17,9 @@ class Task(Protocol):
 
     Attributes:
         locked: patterns of parameters that training does not differentiate, optimize, donate or save.
-        shapes: of the parameters.
     """
 
     locked: tuple[str, ...]
-    shapes: Params
 
     def initialize(self, key: Key[Array, ""]) -> Params:
         """Returns fresh parameters."""
