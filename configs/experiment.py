@@ -114,9 +114,9 @@ def load_module_config(path: Path) -> ExperimentConfig:
         UserError: the file is missing, has an error in it, or has no ``get_config`` that returns a configuration or
             takes these arguments.
     """
-    config = _call(path, "get_config", "configs/quickstart_lit_het_xl.py")
+    config = _call(path, "get_config", "quickstart_lit_het_xl.py")
     if not isinstance(config, ExperimentConfig):
-        raise UserError(f"get_config() in {path} returns a {type(config).__name__}, not an ExperimentConfig")
+        raise UserError(f"get_config() in {path} returns {type(config).__name__}, not ExperimentConfig")
     return config
 
 
@@ -126,7 +126,7 @@ def load_evaluations(path: Path) -> tuple[EvaluationConfig, ...]:
     Raises:
         UserError: the file is missing, has an error in it, or has no ``get_evaluations`` that returns some.
     """
-    found = _call(path, "get_evaluations", "configs/glyph_evaluations.py")
+    found = _call(path, "get_evaluations", "glyph_evaluations.py")
     if (
         not isinstance(found, tuple | list)
         or not found
@@ -149,7 +149,7 @@ def _call(path: Path, function: str, example: str) -> Any:
     try:
         spec.loader.exec_module(module)
         if not hasattr(module, function):
-            raise UserError(f"{path} has no {function}(); see {example} for an example")
+            raise UserError(f"{path} has no {function}(); see the shipped {example} for an example")
         called = getattr(module, function)
         return called(**_arguments(called, arguments, path) if colon else {})
     except UserError:
@@ -197,6 +197,7 @@ def load(path: Path) -> ExperimentConfig:
     try:
         content = untrusted.read_json(path, MAX_JSON_BYTES)
         _check_values(content)
+        _update(content)
         config = _CONVERTER.structure(content, ExperimentConfig)
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}); check the file and its permissions") from error
@@ -229,6 +230,14 @@ def _check_values(value: Any, field: str = "") -> None:
     # Encoding also raises ValueError, if the string is not valid Unicode.
     elif isinstance(value, str) and ("\0" in value or max(map(len, value.encode().split(b"/"))) > MAX_NAME_BYTES):
         raise ValueError(f"{field} = {value!r:.50} contains NUL or a name of more than {MAX_NAME_BYTES} bytes")
+
+
+def _update(value: Any) -> None:
+    """Gives what earlier versions wrote the form of this version."""
+    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        _update(inner)
+    if isinstance(value, dict) and isinstance(loss := value.get("loss"), str) and loss in _EARLIER_LOSSES:
+        value["loss"] = {"type": _EARLIER_LOSSES[loss]}
 
 
 def to_dict(config: Any) -> dict[str, Any]:
@@ -275,6 +284,9 @@ def _unstructure_union(value: Any) -> Any:
     plain = _CONVERTER.unstructure(value)
     return {"type": type(value).__name__, **plain} if dataclasses.is_dataclass(value) else plain
 
+
+# Losses of classifiers were strings.
+_EARLIER_LOSSES = {"softmax": "SoftmaxCrossEntropy", "sigmoid": "SigmoidCrossEntropy"}
 
 # Unknown fields are an error: a misspelt field would otherwise silently have its default.
 _CONVERTER = cattrs.Converter(forbid_extra_keys=True)

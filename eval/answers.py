@@ -98,7 +98,7 @@ def features_of(
     tower: ImageFeatures, images: Sequence[UInt8[np.ndarray, "h w c"]]
 ) -> Iterator[Float[np.ndarray, " f"]]:
     """Yields the image tower's features of each image; all batches have the same shape, so that JAX compiles once."""
-    size = -(-min(len(images), _BATCH_SIZE) // tower.num_shares) * tower.num_shares
+    size = -(-min(len(images), _BATCH_SIZE) // tower.num_shards) * tower.num_shards
     for start in range(0, len(images), max(1, size)):
         batch = list(images[start : start + size])
         yield from np.asarray(tower.extract(np.stack(batch + batch[-1:] * (size - len(batch)))))[: len(batch)]

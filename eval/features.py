@@ -200,7 +200,7 @@ def _labels(config: ImageSet) -> LabelsConfig | None:
 def _read(loader: Loader, tower: ImageFeatures, name: str) -> Features:
     if loader.stored is not None:
         loader.stored.check_tower(tower.tower)
-    batches = loader.epoch(loader.config.batch_size * tower.num_shares, jax.process_index(), jax.process_count())
+    batches = loader.epoch(loader.config.batch_size * tower.num_shards, jax.process_index(), jax.process_count())
     with Bar(f"reading {name}", loader.num_samples, "images") as bar:
         found = read_features(tower, batches, bar.advance, name)
     for (shard, cause), count in sorted(loader.faults.counts.items()):

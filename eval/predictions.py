@@ -152,7 +152,7 @@ def predict(predictor: Predictor, features: Features, block_size: int = BLOCK_SI
         check_labels(features.labels, predictor.num_classes)
     found = []
     with Bar("predicting", len(features.values), "images") as bar:
-        for rows, blocks, seeds in _blocks(features.values, block_size, predictor.model.features.num_shares):
+        for rows, blocks, seeds in _blocks(features.values, block_size, predictor.model.features.num_shards):
             log_p = predictor.log_probabilities(blocks, seeds)
             log_normalizer = predictor.quantity(quantities.log_normalizer, blocks)
             # Of the model: the norm does not depend on classes, so that their embeddings stay where they are.
@@ -170,30 +170,30 @@ def member_blocks(
     predictor: Predictor, features: Features, block_size: int = BLOCK_SIZE
 ) -> Iterator[tuple[Float[np.ndarray, "b m k"], Int[np.ndarray, " b"]]]:
     """Yields the log-probabilities of all members, and the labels, for batches of images."""
-    for rows, blocks, seeds in _blocks(features.values, block_size, predictor.model.features.num_shares):
+    for rows, blocks, seeds in _blocks(features.values, block_size, predictor.model.features.num_shards):
         yield predictor.member_log_probabilities(blocks, seeds)[: len(rows)], features.labels[rows]
 
 
 def class_scores(predictor: Predictor, features: Features, block_size: int = BLOCK_SIZE) -> Float[np.ndarray, "n k"]:
     """Returns scores that do not depend on other classes, to rank the images of multi-label sets."""
-    batches = _blocks(features.values, block_size, predictor.model.features.num_shares)
+    batches = _blocks(features.values, block_size, predictor.model.features.num_shards)
     return np.concatenate([predictor.scores(blocks)[: len(rows)] for rows, blocks, _ in batches])
 
 
 def _blocks(
-    values: Float[np.ndarray, "n f"], size: int, num_shares: int = 1
-) -> Iterator[tuple[Int[np.ndarray, " rows"], Float[np.ndarray, "shares b f"], Int[np.ndarray, " shares"]]]:
+    values: Float[np.ndarray, "n f"], size: int, num_shards: int = 1
+) -> Iterator[tuple[Int[np.ndarray, " rows"], Float[np.ndarray, "shards b f"], Int[np.ndarray, " shards"]]]:
     """Yields row indices, a zero-padded block of features per device, and a seed per block.
 
     Shapes are static, so that JAX compiles once.
     """
-    batch_size = size * num_shares
+    batch_size = size * num_shards
     for number, start in enumerate(range(0, len(values), batch_size)):
         rows = np.arange(start, min(start + batch_size, len(values)))
         padded = np.zeros((batch_size, values.shape[1]), values.dtype)
         padded[: len(rows)] = values[rows]
-        seeds = number * num_shares + np.arange(num_shares, dtype=np.int32)
-        yield rows, padded.reshape(num_shares, size, -1), seeds
+        seeds = number * num_shards + np.arange(num_shards, dtype=np.int32)
+        yield rows, padded.reshape(num_shards, size, -1), seeds
 
 
 def image_quantity(

@@ -163,7 +163,7 @@ def embed_texts(
     it is a power of two, so that calls with similar numbers of texts share a compiled function.
     """
     per_device = min(_MAX_CAPTIONS_PER_DEVICE, 1 << (len(texts) - 1).bit_length())
-    text, size = _text_encoder(model), per_device * model.features.num_shares
+    text, size = _text_encoder(model), per_device * model.features.num_shards
     parts = []
     for start in range(0, len(texts), size):
         chunk = list(texts[start : start + size])

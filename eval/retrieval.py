@@ -161,9 +161,9 @@ class _Blocks:
     def __init__(self, images: np.ndarray, texts: np.ndarray, owner: np.ndarray):
         self._images, self._owner = images, owner
         self._mesh = MeshConfig().build(jax.local_devices())
-        self._rows, shares = batch_sharding(self._mesh), num_batch_shards(self._mesh)
+        self._rows, shards = batch_sharding(self._mesh), num_batch_shards(self._mesh)
         # Every block has the same shape, a multiple of the devices: one compiled program serves all.
-        self._size = -(-min(_BLOCK_IMAGES, len(images)) // shares) * shares
+        self._size = -(-min(_BLOCK_IMAGES, len(images)) // shards) * shards
         self._width = min(_BLOCK_TEXTS, len(texts))
         self._texts = self._in_blocks(texts.astype(np.float32), 0.0)
 

@@ -105,12 +105,12 @@ def check_batch_size(batch_size: int, mesh: Mesh) -> None:
     Raises:
         UserError: ``batch_size`` is not a multiple of the devices that share it.
     """
-    shares = num_batch_shards(mesh)
-    if batch_size % shares:
-        below = batch_size - batch_size % shares
+    shards = num_batch_shards(mesh)
+    if batch_size % shards:
+        below = batch_size - batch_size % shards
         raise UserError(
-            f"batch size {batch_size} is not divisible by the {shares} devices that share it; "
-            f"use --data.batch-size {below or shares} or {below + shares}"
+            f"batch size {batch_size} is not divisible by the {shards} devices that share it; "
+            f"use --data.batch-size {below or shards} or {below + shards}"
         )
 
 
@@ -171,8 +171,8 @@ def as_batch(x: Shaped[Array, "rows *rest"]) -> Shaped[Array, "rows *rest"]:
     """Constrains rows to be split over devices like the batch."""
     # Without the constraint the compiler may split activations like the sharded kernel they meet, and then moves the
     # activations of the whole batch instead of the kernel.
-    shares = num_automatic_shards()
-    if shares == 1 or x.shape[0] % shares:
+    shards = num_automatic_shards()
+    if shards == 1 or x.shape[0] % shards:
         return x
     return jax.lax.with_sharding_constraint(x, PartitionSpec(BATCH_AXES))
 
@@ -186,8 +186,8 @@ def map_shards(function: Callable[[Any, Any, tuple[str, ...]], Any], rows: Any, 
         rows: a tree of arrays, split along the leading axis over the devices of `jax.set_mesh` if they divide it.
         shared: a tree of arrays that every device receives whole.
     """
-    shares = num_automatic_shards()
-    if shares == 1 or jax.tree.leaves(rows)[0].shape[0] % shares:
+    shards = num_automatic_shards()
+    if shards == 1 or jax.tree.leaves(rows)[0].shape[0] % shards:
         return _stacked(function(rows, shared, ()))
     # A shard_map instead of constraints: the function decides itself where devices communicate, and XLA adds no
     # collective.

@@ -215,13 +215,13 @@ class ImageFeatures:
         extract: this process's rows of `Batch.view` to features of the rows of all processes ``[b f]`` float32, members
             of an ensemble side by side. It returns before they are computed.
         num_members: m.
-        num_shares: over how many devices a batch is split; its rows are a multiple of them.
+        num_shards: over how many devices a batch is split; its rows are a multiple of them.
         tower: equal for towers that make the same features.
     """
 
     extract: Callable[[np.ndarray], Array | np.ndarray]
     num_members: int
-    num_shares: int
+    num_shards: int
     tower: str
 
 
@@ -230,7 +230,7 @@ class TextEncoder:
     """The texts' side of an image-text model, as evaluators see it.
 
     Attributes:
-        embed: token ids ``[b l]``, in multiples of `ImageFeatures.num_shares`, to unit embeddings ``[b d]``, in NumPy.
+        embed: token ids ``[b l]``, in multiples of `ImageFeatures.num_shards`, to unit embeddings ``[b d]``, in NumPy.
         tokenize: captions to token ids ``[b l]`` int32.
         tower: equal for models that embed texts alike; empty while the text tower is trained.
     """
@@ -277,7 +277,7 @@ class EvaluatedModel(Protocol):
 
         Args:
             quantity: the quantity.
-            blocks: features, as many blocks as `ImageFeatures.num_shares`, each on a device of its own, or one block.
+            blocks: features, as many blocks as `ImageFeatures.num_shards`, each on a device of its own, or one block.
             seeds: one per block, for quantities with noise.
             num_samples: S; 0 leaves the noise out.
             classes: unit embeddings of class names, for image-text models.

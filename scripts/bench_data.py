@@ -1,4 +1,4 @@
-"""Times the way from shards to batches on photographs that it makes, and says how near each filter is to bicubic.
+"""Times the way from shards to batches on photographs that it makes, and reports how near each filter is to bicubic.
 
 Some 2,000 JPEGs of 500 x 375 pixels (quality 90, colours subsampled) with captions are written to shards. Variants run
 in turn over the same images, a chunk at a time; rates are images per CPU-second, ratios are taken chunk by chunk

@@ -71,7 +71,7 @@ def _compare(folder: Path, options: argparse.Namespace) -> None:
     )
     recognition = Recognition(names, BARE_TEMPLATE, names)
     seconds: dict[str, list[float]] = {BARE: [], **{_title(samples): [] for samples in options.samples}}
-    size = options.batch_size * model.features.num_shares
+    size = options.batch_size * model.features.num_shards
     batch = np.zeros((size, 224, 224, 3), np.uint8)
     for number in track(range(options.rounds + 1), options.tower, transient=True):
         began = time.perf_counter()
@@ -80,7 +80,7 @@ def _compare(folder: Path, options: argparse.Namespace) -> None:
         timed = {BARE: time.perf_counter() - began}
         for samples in options.samples:
             began = time.perf_counter()
-            # Of another tower, so to say: features are read anew.
+            # Another key of the tower, so that features are computed again.
             tower = dataclasses.replace(model.features, tower=f"{number} {samples}")
             ZeroShot(opened, recognition, samples)(dataclasses.replace(model, features=tower)).draw()
             timed[_title(samples)] = time.perf_counter() - began

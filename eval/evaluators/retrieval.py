@@ -73,7 +73,7 @@ class Retrieval:
         return Drawing(
             {
                 "image": thumbnails(self.opened, positions[shown]),
-                "asked": place[: len(examples)],
+                "query_rows": place[: len(examples)],
                 "caption_is_right": owner[top_texts] == examples[:, None],
                 "found": place[len(examples) :].reshape(top_images.shape),
                 "image_is_right": top_images == owner[queries][:, None],

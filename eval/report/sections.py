@@ -81,7 +81,7 @@ def _nothing(runs: Sequence[SavedRun], drawn: Sequence[SavedRun], key: tuple[str
 
 
 def _retrieval(runs: Sequence[SavedRun], drawn: Sequence[SavedRun], key: tuple[str, str]) -> list[Html]:
-    shown = [(title, record) for title, record in titled(drawn, [key]) if "asked" in record.drawing.arrays]
+    shown = [(title, record) for title, record in titled(drawn, [key]) if "query_rows" in record.drawing.arrays]
     return [
         folded(f"{title}: examples", _retrieval_grids(record), unfolded=number == 0)
         for number, (title, record) in enumerate(shown)
@@ -93,7 +93,7 @@ def _retrieval_grids(record: Record) -> Html:
     captions = iter(texts["best_captions"])
     cards = [
         grids.answer_card(arrays["image"][place], "", [next(captions) for _ in is_right], _marks(is_right))
-        for place, is_right in zip(arrays["asked"], arrays["caption_is_right"], strict=True)
+        for place, is_right in zip(arrays["query_rows"], arrays["caption_is_right"], strict=True)
     ]
     rows = [
         grids.image_row(query, arrays["image"][places], _marks(is_right))

@@ -67,7 +67,7 @@ def load_classifier(options: argparse.Namespace) -> ExperimentConfig:
     if not isinstance(config.task, ClassificationConfig):
         raise UserError(
             f"{options.config} trains an image-text model, but sweeps compare classifiers; "
-            "give a --config with a ClassificationConfig, such as configs/glyph_classifier.py"
+            "give a --config with a ClassificationConfig, such as glyph_classifier"
         )
     if not isinstance(config.task.loss, SoftmaxCrossEntropy) or not isinstance(config.data.labels, ClassIndex):
         raise UserError(

@@ -77,7 +77,10 @@ def _embed(options: argparse.Namespace, flags: list[str]) -> None:
         require_run(tower)
     for pattern in options.data:
         require_shards(pattern)
+    from lit_het.runs.parsing import parse_tower
+
+    config = parse_tower(tower, flags)
     from lit_het.runs.embedding import EmbedOptions, embed
 
     how = EmbedOptions(tuple(options.data), options.dtype, options.crops, (number, count))
-    embed(tower, options.output, how, flags)
+    embed(tower, config, options.output, how)

@@ -11,12 +11,12 @@ from lit_het.paths import locate_config, named_folder, require_run
 # JAX and the other heavy packages are imported only when the command runs, so that --help is fast.
 
 _FIGURES_STAY = "finished evaluations are saved in the run's folder"
-_KINDS = {
+KINDS = {
     "zero-shot": (
         "classify images by the class names",
         "Scores every image of each data set against the class names; a classifier is scored on the classes that it "
         "was trained on. Reports the model as trained, with a temperature fitted on other images (calibrated), and "
-        "averaged over noise --samples (noisy).",
+        "averaged over noise samples (noisy; --samples).",
     ),
     "retrieval": (
         "find texts for images and images for texts",
@@ -48,7 +48,7 @@ _KINDS = {
 
 def add_to(commands: Any) -> None:
     """Adds the commands to those of ``lit-het``."""
-    for kind, (summary, description) in _KINDS.items():
+    for kind, (summary, description) in KINDS.items():
         _add_kind(commands, kind, summary, description)
     suite = commands.add_parser(
         "evaluate",
@@ -111,16 +111,12 @@ def _evaluate(options: argparse.Namespace, flags: list[str]) -> None:
             named_folder(argument)
         for run_dir in options.checkpoint:
             require_run(run_dir)
-    from lit_het.runs.evaluation import evaluate_sets
+    from lit_het.runs.parsing import parse_evaluations
 
-    evaluate_sets(
-        options.name,
-        options.checkpoint or (),
-        options.data or (),
-        flags,
-        pretrained=options.pretrained,
-        output=options.output,
-    )
+    configs = parse_evaluations(options.name, options.data, flags)
+    from lit_het.runs.evaluation import evaluate
+
+    evaluate(options.checkpoint, configs, pretrained=options.pretrained, output=options.output)
 
 
 def _suite(options: argparse.Namespace, _: list[str]) -> None:

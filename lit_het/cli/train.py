@@ -79,7 +79,7 @@ def locate_training(path: Path) -> Path:
 def _train(options: argparse.Namespace, flags: list[str]) -> None:
     if options.config is None:
         if not options.help:
-            raise UserError("train needs --config FILE, e.g. --config configs/quickstart_upstream.py")
+            raise UserError("train needs --config FILE, such as --config quickstart_upstream")
         options.parser.print_help()
         return
     if options.resume and options.start_or_resume:

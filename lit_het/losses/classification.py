@@ -141,13 +141,6 @@ class SigmoidCrossEntropy:
 ClassificationLoss: TypeAlias = SoftmaxCrossEntropy | SigmoidCrossEntropy
 
 
-def mean_probabilities(
-    samples: LogitSamples, activation: Callable[[Float[Array, "n t k"]], Float[Array, "n t k"]]
-) -> Float[Array, "b k"]:
-    """Returns ``1/S Σ_s σ(u_s)``, for evaluation; arguments are those of `mean_log_probabilities`."""
-    return jnp.exp(mean_log_probabilities(samples, activation))
-
-
 def mean_log_probabilities(
     samples: LogitSamples, activation: Callable[[Float[Array, "n t k"]], Float[Array, "n t _"]]
 ) -> Float[Array, "b _"]:

@@ -12,7 +12,6 @@ from jax.sharding import Mesh
 from jaxtyping import Float
 
 from lit_het import parameters, sharding
-from lit_het.configs import experiment
 from lit_het.configs.experiment import ExperimentConfig
 from lit_het.console import Bar, message
 from lit_het.data_pipelines import storage
@@ -23,8 +22,6 @@ from lit_het.data_pipelines.loader import Loader
 from lit_het.data_pipelines.portions import ALL
 from lit_het.data_pipelines.shards import IMAGE
 from lit_het.errors import UserError, require_at_least
-from lit_het.runs.directory import load_config
-from lit_het.runs.flags import with_flags
 from lit_het.runs.opening import abstract_params, load_pretrained, load_weights, open_run, tower_fingerprint
 from lit_het.tasks.features import FeatureExtractor
 from lit_het.types import Batch, Params
@@ -56,21 +53,20 @@ class EmbedOptions:
         require_at_least(0, self, "num_crops")
 
 
-def embed(source: Path, output: str, options: EmbedOptions, flags: Sequence[str] = ()) -> None:
+def embed(source: Path, config: ExperimentConfig, output: str, options: EmbedOptions) -> None:
     """Writes the embeddings of all images; shards that already have embeddings are skipped.
 
     Each host embeds its own shards on its own devices. Hosts do not communicate.
 
     Args:
         source: a run, or the configuration file of the run that is to be trained on the embeddings.
+        config: its configuration, see `lit_het.runs.parsing.parse_tower`.
         output: the folder to write to: a local path or an fsspec address.
         options: how.
-        flags: fields of the tower's configuration to change, as of ``lit-het train``.
 
     Raises:
         UserError: the tower, the shards or the output cannot be used.
     """
-    config = _configuration(source, flags)
     data = dataclasses.replace(config.data, labels=None, portion=ALL, embeddings=None, stream=None)
     if options.shards:
         data = dataclasses.replace(data, shards=options.shards, mixture=())
@@ -128,18 +124,6 @@ def _addresses(data: LoaderConfig, part: tuple[int, int]) -> list[str]:
     for address in filter(storage.is_pipe, addresses):
         raise UserError(f"{address}: a command cannot seek, which embed needs; name files with --data")
     return addresses[part[0] :: part[1]]
-
-
-def _configuration(source: Path, flags: Sequence[str]) -> ExperimentConfig:
-    is_run = ".py" not in source.name
-    saved = load_config(source) if is_run else experiment.load_module_config(source)
-    config = with_flags(saved, flags, f"lit-het embed --tower {source} --output DIR")
-    changed = experiment.differences(saved, config)
-    if is_run and not all(field.startswith(("data.", "mesh.")) for field in changed):
-        raise UserError(
-            f"the tower of the run {source} cannot be changed; flags of embed may change only --data and --mesh"
-        )
-    return config
 
 
 def _tower_params(source: Path, config: ExperimentConfig) -> Params:

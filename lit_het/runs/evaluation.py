@@ -1,6 +1,5 @@
 """``lit-het evaluate``, and the commands for single evaluations such as ``lit-het zero-shot``."""
 
-import dataclasses
 import json
 import math
 from collections.abc import Sequence
@@ -16,41 +15,10 @@ from lit_het.console import message
 from lit_het.errors import UserError
 from lit_het.eval.evaluation import Evaluation, write_record
 from lit_het.eval.features import Sets
-from lit_het.eval.sets import ImageSet, parse_set
-from lit_het.eval.suite import EVALUATIONS, EnsembleConfig, EvaluationConfig
+from lit_het.eval.suite import EnsembleConfig, EvaluationConfig
 from lit_het.files import write_atomically
 from lit_het.runs.directory import load_config
-from lit_het.runs.flags import with_flags
 from lit_het.runs.opening import open_run
-
-
-def evaluate_sets(
-    kind: str,
-    checkpoints: Sequence[Path],
-    data: Sequence[str],
-    flags: Sequence[str],
-    *,
-    pretrained: Path | None = None,
-    output: Path | None = None,
-) -> list[Evaluation]:
-    """Runs one kind of evaluation on several sets.
-
-    Args:
-        kind: a key of `lit_het.eval.suite.EVALUATIONS`.
-        checkpoints: directory of the run, or of each member of an ensemble.
-        data: data sets, each ``NAME=FOLDER`` or ``FOLDER``, see `parse_set`.
-        flags: fields of the evaluation's configuration.
-        pretrained: current path of the run with the locked parameters, if it was moved.
-        output: JSON file for the metrics.
-
-    Raises:
-        UserError: the run or a set cannot be read, or a flag is wrong.
-    """
-    like = with_flags(
-        EVALUATIONS[kind](ImageSet("", "", labelled=kind != "retrieval")), flags, f"lit-het {kind}", flat=True
-    )
-    configs = [dataclasses.replace(like, data=parse_set(argument, like.data)) for argument in data]
-    return evaluate(checkpoints, configs, pretrained=pretrained, output=output)
 
 
 def evaluate(
@@ -62,7 +30,14 @@ def evaluate(
 ) -> list[Evaluation]:
     """Evaluates a run, prints a table, and saves the results in the run's folder, for reports.
 
-    Arguments and errors are those of `evaluate_sets`.
+    Args:
+        checkpoints: directory of the run, or of each member of an ensemble.
+        configs: the evaluations.
+        pretrained: current path of the run with the locked parameters, if it was moved.
+        output: JSON file for the metrics.
+
+    Raises:
+        UserError: the run or a set cannot be read, or an evaluation does not fit the run.
     """
     titles = [(type(config), config.data.name) for config in configs]
     for title in titles:
@@ -145,7 +120,7 @@ def evaluate_suite(
     """Runs the evaluations of a file's ``get_evaluations()``, or of the run's own configuration.
 
     Raises:
-        UserError: there are none; otherwise as `evaluate_sets`.
+        UserError: there are none; otherwise as `evaluate`.
     """
     configs = load_config(checkpoints[0]).evaluations if config is None else experiment.load_evaluations(config)
     if not configs:

@@ -74,9 +74,9 @@ def with_flags(default: _Config, flags: Sequence[str], command: str, *, flat: bo
         raise UserError(_in_one_line(messages.getvalue())) from stop
     if unknown:
         fields = (field.rpartition(".")[2] if flat else field for field in experiment.fields(default))
-        # The class of a field is set in the file, not by a flag.
-        known = [f"--{field.replace('_', '-')}" for field in fields if field.rpartition(".")[2] != "type"]
-        close = difflib.get_close_matches(unknown[0], known, n=1)
+        # The class of a field is set in the file, not by a flag; a known name that is given is not exposed as a flag.
+        known = {f"--{field.replace('_', '-')}" for field in fields if field.rpartition(".")[2] != "type"}
+        close = difflib.get_close_matches(unknown[0], sorted(known - {*unknown}), n=1)
         hint = f"did you mean {close[0]}? " if close else ""
         raise UserError(f"unknown flag {unknown[0]}; {hint}'{command} --help' lists all flags")
     return config

@@ -1,5 +1,6 @@
-"""The configuration of a run, from its file and the flags of the user; imports nothing that only training needs."""
+"""Configurations of runs and evaluations, from files and the flags of the user; imports nothing that only runs need."""
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,8 @@ from lit_het.configs import experiment
 from lit_het.configs.experiment import ExperimentConfig
 from lit_het.data_pipelines import storage
 from lit_het.errors import UserError
+from lit_het.eval.sets import ImageSet, parse_set
+from lit_het.eval.suite import EVALUATIONS, EvaluationConfig
 from lit_het.runs.directory import config_path, load_config
 from lit_het.runs.flags import with_flags
 
@@ -35,6 +38,39 @@ def parse_config(
     if is_json and not allow_commands:
         check_commands(config, path, flags)
     return config
+
+
+def parse_tower(source: Path, flags: Sequence[str] = ()) -> ExperimentConfig:
+    """Returns the configuration of the tower of a run, or of the configuration file of a run to be trained.
+
+    Raises:
+        UserError: the file or a flag is invalid, or a flag changes the tower of a run.
+    """
+    is_run = ".py" not in source.name
+    saved = load_config(source) if is_run else experiment.load_module_config(source)
+    config = with_flags(saved, flags, f"lit-het embed --tower {source} --output DIR")
+    changed = experiment.differences(saved, config)
+    if is_run and not all(field.startswith(("data.", "mesh.")) for field in changed):
+        raise UserError(
+            f"the tower of the run {source} cannot be changed; flags of embed may change only --data and --mesh"
+        )
+    return config
+
+
+def parse_evaluations(kind: str, data: Sequence[str], flags: Sequence[str]) -> list[EvaluationConfig]:
+    """Returns evaluations of one kind on several sets.
+
+    Args:
+        kind: a key of `lit_het.eval.suite.EVALUATIONS`.
+        data: data sets, each ``NAME=FOLDER`` or ``FOLDER``, see `parse_set`.
+        flags: fields of the evaluation's configuration.
+
+    Raises:
+        UserError: a flag is wrong.
+    """
+    default = EVALUATIONS[kind](ImageSet("", "", labelled=kind != "retrieval"))
+    like = with_flags(default, flags, f"lit-het {kind} --data DIR", flat=True)
+    return [dataclasses.replace(like, data=parse_set(argument, like.data)) for argument in data]
 
 
 def check_commands(config: ExperimentConfig, path: Path, flags: Sequence[str]) -> None:

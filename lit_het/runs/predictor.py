@@ -84,8 +84,8 @@ class Programs:
         return TextEncoder(embed, self._tokenizer or _no_tokenizer, tower)
 
     def _split(self, rows: Any) -> Any:
-        shares = sharding.num_batch_shards(self._mesh)
-        is_even = not jax.tree.leaves(rows)[0].shape[0] % shares
+        shards = sharding.num_batch_shards(self._mesh)
+        is_even = not jax.tree.leaves(rows)[0].shape[0] % shards
         return jax.device_put(rows, sharding.batch_sharding(self._mesh) if is_even else sharding.replicated(self._mesh))
 
     def _call(self, key: Hashable, function: Callable[..., Any], *arguments: Any, **static: Any) -> Any:

@@ -25,7 +25,7 @@ MEMORY = 2**30
 """Bytes that reading an input may take."""
 
 MOST_CHARACTERS = 4000
-"""In one line for people."""
+"""The maximum length of an error message."""
 
 Verdict: TypeAlias = Literal["accepted", "refused", "crash", "death", "hang", "memory"]
 _OURS = re.compile(r"(?:^|/)((?:lit_het|data_pipelines|eval|configs|scripts|tests)/[\w/]+\.py)$")
@@ -146,7 +146,7 @@ def judge(target: Target, folder: Path) -> Outcome:
 
 
 def _is_no_line(error: BaseException) -> str:
-    """Returns what a message lacks of being one line for people."""
+    """Returns why an error message is not one short line."""
     text = str(error)
     if len(text.splitlines()) > 1:
         return "message of several lines"

@@ -25,6 +25,7 @@ from lit_het.data_pipelines.transforms import InceptionCrop
 from lit_het.durations import Duration
 from lit_het.runs.embedding import EmbedOptions, embed
 from lit_het.runs.opening import open_run
+from lit_het.runs.parsing import parse_tower
 from lit_het.runs.training import train
 from lit_het.towers.vit import ViTConfig
 from lit_het.training.metric_log import read_metrics
@@ -47,7 +48,7 @@ def on_embeddings(config, folder):
 def embedded(trained_lit, tmp_path_factory):
     """The embeddings of the training images by the tower of a finished LiT run."""
     folder = tmp_path_factory.mktemp("embeddings") / "float32"
-    embed(trained_lit.run_dir, str(folder), EmbedOptions(dtype="float32"))
+    embed(trained_lit.run_dir, parse_tower(trained_lit.run_dir), str(folder), EmbedOptions(dtype="float32"))
     return folder
 
 
@@ -89,7 +90,7 @@ def test_the_members_of_an_ensemble_are_stored_side_by_side_and_joined_as_a_towe
     upstream = tiny.classifier(lit, data, tmp_path / "upstream")
     tower = dataclasses.replace(upstream.task.image_tower, members="apart")
     train(dataclasses.replace(upstream, task=dataclasses.replace(upstream.task, image_tower=tower)))
-    embed(tmp_path / "upstream", str(tmp_path / "e"), EmbedOptions(dtype="float32"))
+    embed(tmp_path / "upstream", parse_tower(tmp_path / "upstream"), str(tmp_path / "e"), EmbedOptions(dtype="float32"))
     assert isinstance(tower, ViTConfig)
     params = open_run(tmp_path / "upstream").params["image_tower"]
     images = next(Loader(dataclasses.replace(upstream.data, labels=None)).epoch())
@@ -108,7 +109,7 @@ def test_crops_train_by_the_views_that_were_stored(lit_config, tmp_path):
     cropping = dataclasses.replace(lit_config, data=dataclasses.replace(lit_config.data, crop=InceptionCrop()))
     source = write_config_file(cropping, tmp_path / "cropping.py")
     for name in ("e", "again"):
-        embed(source, str(tmp_path / name), EmbedOptions(dtype="float32", num_crops=3))
+        embed(source, parse_tower(source), str(tmp_path / name), EmbedOptions(dtype="float32", num_crops=3))
     files = [sorted((tmp_path / name).glob("*.safetensors")) for name in ("e", "again")]
     assert [path.read_bytes() for path in files[0]] == [path.read_bytes() for path in files[1]]
     config = on_embeddings(cropping, tmp_path / "e")

@@ -12,11 +12,13 @@ from pathlib import Path
 import jax
 import pytest
 
+from lit_het.cli import evaluate as cli_evaluate
 from lit_het.cli.main import main
 from lit_het.configs import quickstart_upstream
 from lit_het.data_pipelines.data_config import LoaderConfig, Streaming
 from lit_het.data_pipelines.stream import Stream
 from lit_het.errors import UserError
+from lit_het.eval.suite import EVALUATIONS
 from lit_het.runs import parsing
 from lit_het.runs import training as train
 from lit_het.sharding import MeshConfig
@@ -86,12 +88,16 @@ def test_a_hangup_that_is_ignored_stays_ignored(sleeping, capsys):
         signal.signal(signal.SIGHUP, before)
 
 
+def test_every_evaluation_has_a_command():
+    assert set(cli_evaluate.KINDS) == set(EVALUATIONS)
+
+
 @pytest.mark.parametrize(
     ("arguments", "place", "line"),
     [
         (
             ["zero-shot", "--checkpoint", "run", "--data", "set"],
-            "lit_het.runs.evaluation.evaluate_sets",
+            "lit_het.runs.parsing.parse_evaluations",
             "lit-het: interrupted; finished evaluations are saved in the run's folder",
         ),
         (

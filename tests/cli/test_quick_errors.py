@@ -58,10 +58,16 @@ def test_a_missing_path_is_one_line_and_imports_nothing_heavy(tmp_path, command,
 
 @pytest.mark.parametrize(
     ("flags", "problem"),
-    [("--no-such-flag 1", "unknown flag --no-such-flag"), ("--length much", "length"), ("--seed -1", "--seed -1 must")],
+    [
+        ("train --config quickstart_lit_het_xl --no-such-flag 1", "unknown flag --no-such-flag"),
+        ("train --config quickstart_lit_het_xl --length much", "length"),
+        ("train --config quickstart_lit_het_xl --seed -1", "--seed -1 must"),
+        ("embed --tower quickstart_lit_het_xl.py --output there --no-such-flag 1", "unknown flag --no-such-flag"),
+        ("few-shot --checkpoint run --data . --no-such-flag 1", "'lit-het few-shot --data DIR --help' lists all flags"),
+    ],
 )
 def test_a_wrong_flag_is_reported_before_data_or_checkpoints_can_be_read(tmp_path, flags, problem):
-    ended = start("train", "--config", "quickstart_lit_het_xl", *flags.split(), cwd=tmp_path)
+    ended = start(*flags.split(), cwd=tmp_path)
     assert ended.returncode == 1
     assert problem in ended.stderr
     # The configuration's own classes stand beside the towers and heads, which need JAX.

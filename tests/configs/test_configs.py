@@ -27,6 +27,7 @@ from lit_het.heads.het import HetConfig
 from lit_het.heads.het_h import HetHConfig
 from lit_het.heads.het_xl import HetXLConfig
 from lit_het.heads.sampling import SamplingConfig
+from lit_het.losses.classification import SigmoidCrossEntropy, SoftmaxCrossEntropy
 from lit_het.losses.contrastive import SigmoidLoss, SoftmaxLoss
 from lit_het.optimizers import Adafactor, ParameterGroup
 from lit_het.runs.parsing import parse_config
@@ -322,6 +323,16 @@ def test_a_run_of_before_punctuation_could_be_removed_keeps_it(tmp_path):
     tokenizer = experiment.load(tmp_path / "config.json").tokenizer
     assert isinstance(tokenizer, SentencePieceConfig)
     assert not tokenizer.remove_punctuation
+
+
+@pytest.mark.parametrize("loss", ["softmax", "sigmoid"])
+def test_a_run_of_before_losses_were_objects_is_read(loss, tmp_path):
+    config = experiment.to_dict(experiment.load_module_config(Path("configs/quickstart_upstream.py")))
+    config["task"]["loss"] = loss
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    task = experiment.load(tmp_path / "config.json").task
+    assert isinstance(task, ClassificationConfig)
+    assert isinstance(task.loss, {"softmax": SoftmaxCrossEntropy, "sigmoid": SigmoidCrossEntropy}[loss])
 
 
 def test_a_file_without_get_config_is_refused(tmp_path):

@@ -25,14 +25,14 @@ def make_encoder() -> Callable[..., FakeModel]:
         caption_vectors: Mapping[str, np.ndarray],
         temperature: float = 0.1,
         noise: np.ndarray | None = None,
-        num_shares: int = 1,
+        num_shards: int = 1,
         has_noise_norm: bool = True,
     ) -> FakeModel:
         captions = list(caption_vectors)
         text_table = np.stack([caption_vectors[caption] for caption in captions])
 
         def extract(view: np.ndarray) -> np.ndarray:
-            assert len(view) % num_shares == 0
+            assert len(view) % num_shards == 0
             return view[:, 0, 0, :1].astype(np.float32)
 
         def vectors(features: np.ndarray) -> np.ndarray:
@@ -47,7 +47,7 @@ def make_encoder() -> Callable[..., FakeModel]:
             return queries @ names.T / temperature
 
         return FakeModel(
-            features=ImageFeatures(extract, num_members=1, num_shares=num_shares, tower="a tower"),
+            features=ImageFeatures(extract, num_members=1, num_shards=num_shards, tower="a tower"),
             logits=logits,
             embeddings=vectors,
             noise_norm=lambda features: features[:, 0] * has_noise_norm,

@@ -39,7 +39,7 @@ class FakeModel:
         num_samples: int = 0,
         classes: np.ndarray | None = None,
     ) -> np.ndarray:
-        assert len(blocks) in (1, self.features.num_shares)
+        assert len(blocks) in (1, self.features.num_shards)
         assert seeds is None or len(seeds) == len(blocks)
         features = np.concatenate(blocks)
         match quantity:

@@ -58,10 +58,10 @@ def test_the_axis_ends_at_a_round_number_above_all_probabilities(encoder):
     assert replace(found, probability=np.array([0.03, 0.01], np.float32), samples=samples).scale == 0.2
 
 
-@pytest.mark.parametrize("num_shares", [1, 4])
+@pytest.mark.parametrize("num_shards", [1, 4])
 @pytest.mark.parametrize("count", [1, 3, 70])
-def test_features_are_those_of_each_image_in_batches_of_one_shape(make_encoder, num_shares: int, count: int):
-    tower = make_encoder(VECTORS, {"a": VECTORS[0]}, num_shares=num_shares).features
+def test_features_are_those_of_each_image_in_batches_of_one_shape(make_encoder, num_shards: int, count: int):
+    tower = make_encoder(VECTORS, {"a": VECTORS[0]}, num_shards=num_shards).features
     shapes = set()
 
     def extract(view: np.ndarray) -> np.ndarray:
@@ -100,7 +100,7 @@ def classifier(probability: float, noisy: float) -> FakeModel:
         return np.log(np.array([[[first, 1 - first]] * 2 * max(1, count)], np.float32))
 
     return FakeModel(
-        features=ImageFeatures(lambda view: view, num_members=2, num_shares=1, tower=""),
+        features=ImageFeatures(lambda view: view, num_members=2, num_shards=1, tower=""),
         logits=logits,
         noise_norm=lambda features: np.ones(len(features), np.float32),
         num_classes=2,

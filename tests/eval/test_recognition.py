@@ -21,11 +21,11 @@ def test_templates_are_averaged_on_the_sphere(make_encoder):
     np.testing.assert_allclose(embedding, [[np.sqrt(0.5), np.sqrt(0.5)]], rtol=1e-6)
 
 
-@pytest.mark.parametrize("num_shares", [1, 3])
-def test_texts_are_embedded_in_batches_of_one_shape_and_all_are_counted(unit_vectors, make_encoder, num_shares: int):
+@pytest.mark.parametrize("num_shards", [1, 3])
+def test_texts_are_embedded_in_batches_of_one_shape_and_all_are_counted(unit_vectors, make_encoder, num_shards: int):
     vectors = unit_vectors(600, 3)
     captions = [f"caption {number}" for number in range(600)]
-    encoder = make_encoder(np.eye(3), dict(zip(captions, vectors, strict=True)), num_shares=num_shares)
+    encoder = make_encoder(np.eye(3), dict(zip(captions, vectors, strict=True)), num_shards=num_shards)
     shapes, done = set(), []
 
     def text(tokens: np.ndarray) -> np.ndarray:
@@ -35,7 +35,7 @@ def test_texts_are_embedded_in_batches_of_one_shape_and_all_are_counted(unit_vec
     embeddings = embed_texts(with_text(encoder, embed=text), captions, done.append)
     np.testing.assert_array_equal(embeddings, vectors)
     assert len(shapes) == 1
-    assert shapes.pop()[0] % num_shares == 0
+    assert shapes.pop()[0] % num_shards == 0
     assert sum(done) == 600
 
 

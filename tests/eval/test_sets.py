@@ -18,7 +18,7 @@ class Counting:
 
     def __init__(self, tower: str = "a tower"):
         self.seen = 0
-        self.features = ImageFeatures(self._extract, num_members=1, num_shares=1, tower=tower)
+        self.features = ImageFeatures(self._extract, num_members=1, num_shards=1, tower=tower)
 
     def _extract(self, view: np.ndarray) -> np.ndarray:
         self.seen += len(view)

@@ -1,6 +1,7 @@
 """Slow heads: loops over examples and samples in float64, from the equations of HET-XL."""
 
 import math
+from collections.abc import Callable
 
 import jax.numpy as jnp
 import numpy as np
@@ -12,6 +13,7 @@ from lit_het.heads.covariance import CovarianceConfig, standard_normals
 from lit_het.heads.het import HetConfig
 from lit_het.heads.het_h import HetHConfig, hash_classes
 from lit_het.heads.het_xl import HetXLConfig
+from lit_het.losses.classification import mean_log_probabilities
 from lit_het.types import LogitSamples, Queries
 
 
@@ -121,3 +123,8 @@ def held_singly(queries: Queries) -> Float[Array, "b s d"]:
     if queries.factors is not None and queries.normals is not None:
         samples = samples + jnp.einsum("bsr,brd->bsd", queries.normals, queries.factors)
     return samples if queries.scale is None else samples * queries.scale[:, :, None]
+
+
+def mean_probabilities(samples: LogitSamples, activation: Callable[[Array], Array]) -> Float[Array, "b _"]:
+    """``1/S Σ_s σ(u_s)``; arguments are those of `mean_log_probabilities`."""
+    return jnp.exp(mean_log_probabilities(samples, activation))

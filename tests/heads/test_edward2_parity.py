@@ -16,7 +16,8 @@ from lit_het.heads.het import HetConfig
 from lit_het.heads.het_xl import HetXLConfig
 from lit_het.heads.sampling import SamplingConfig
 from lit_het.heads.temperature import BoundedTemperature, FixedTemperature
-from lit_het.losses.classification import SigmoidCrossEntropy, SoftmaxCrossEntropy, mean_probabilities
+from lit_het.losses.classification import SigmoidCrossEntropy, SoftmaxCrossEntropy
+from tests.heads.references import mean_probabilities
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 B, D, K, R = 4, 6, 5, 3

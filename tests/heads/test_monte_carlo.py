@@ -16,8 +16,8 @@ from lit_het.heads.het_h import HetHConfig
 from lit_het.heads.het_xl import HetXLConfig
 from lit_het.heads.sampling import SamplingConfig
 from lit_het.heads.temperature import BoundedTemperature, FixedTemperature
-from lit_het.losses.classification import mean_probabilities
 from tests.heads import references
+from tests.heads.references import mean_probabilities
 
 B, D, K, MANY = 2, 6, 5, 20_000
 X = jnp.asarray(np.random.default_rng(1).normal(size=(B, D)), jnp.float32)

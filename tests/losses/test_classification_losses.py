@@ -22,12 +22,11 @@ from lit_het.losses.classification import (
     LabelMixture,
     SigmoidCrossEntropy,
     SoftmaxCrossEntropy,
-    mean_probabilities,
 )
 from lit_het.sharding import MeshConfig, batch_sharding
 from lit_het.tasks.classification import ClassificationConfig
 from lit_het.types import LogitSamples
-from tests.heads.references import all_at_once
+from tests.heads.references import all_at_once, mean_probabilities
 
 S, B, K = 3, 4, 5
 RANDOM = np.random.default_rng(0)

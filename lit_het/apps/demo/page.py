@@ -22,7 +22,7 @@ _NUM_SHOWN = 12
 
 
 def serve(model: DemoModel, host: str, port: int, allow_hosts: Sequence[str] = ()) -> None:
-    """Serves the page until it is interrupted; nothing is asked of or told to other machines."""
+    """Serves the page until it is interrupted; it exchanges nothing with other machines."""
     app.add_middleware(Guard, allowed=AllowedHosts.of(host, allow_hosts))
     turn = asyncio.Lock()
     ui.run(
@@ -39,7 +39,7 @@ def serve(model: DemoModel, host: str, port: int, allow_hosts: Sequence[str] = (
 
 
 class Page:
-    """What one browser window shows and has asked.
+    """The contents of one browser window.
 
     Args:
         model: answers.

@@ -1,4 +1,4 @@
-"""``lit-het demo``: a page on this machine that shows what a trained model says of images."""
+"""``lit-het demo``: a local page that shows the predictions of a trained model for images."""
 
 import socket
 from collections.abc import Sequence

@@ -27,7 +27,7 @@ def refuse(*_: object) -> NoReturn:
     raise AssertionError("an image was read")
 
 
-UNREAD = ImageFeatures(refuse, num_members=1, num_shares=1, tower="a tower")
+UNREAD = ImageFeatures(refuse, num_members=1, num_shards=1, tower="a tower")
 
 
 @pytest.fixture

@@ -90,7 +90,7 @@ def all_kinds(seed: int = 0) -> list[Evaluation]:
     retrieval = Drawing(
         {
             "image": generator.integers(0, 256, (3, 100, 80, 3), np.uint8),
-            "asked": np.array([0, 1]),
+            "query_rows": np.array([0, 1]),
             "caption_is_right": np.array([[True, False], [False, False]]),
             "found": np.array([[0, 1], [2, 1]]),
             "image_is_right": np.array([[True, False], [False, True]]),
