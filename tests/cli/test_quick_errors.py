@@ -67,6 +67,8 @@ def test_a_missing_path_is_one_line_and_imports_nothing_heavy(tmp_path, command,
     ],
 )
 def test_a_wrong_flag_is_reported_before_data_or_checkpoints_can_be_read(tmp_path, flags, problem):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.json").touch()
     ended = start(*flags.split(), cwd=tmp_path)
     assert ended.returncode == 1
     assert problem in ended.stderr
