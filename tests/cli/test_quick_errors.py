@@ -62,13 +62,14 @@ def test_a_missing_path_is_one_line_and_imports_nothing_heavy(tmp_path, command,
         ("train --config quickstart_lit_het_xl --no-such-flag 1", "unknown flag --no-such-flag"),
         ("train --config quickstart_lit_het_xl --length much", "length"),
         ("train --config quickstart_lit_het_xl --seed -1", "--seed -1 must"),
-        ("embed --tower quickstart_lit_het_xl.py --output there --no-such-flag 1", "unknown flag --no-such-flag"),
+        ("embed --tower mine.py --output there --no-such-flag 1", "unknown flag --no-such-flag"),
         ("few-shot --checkpoint run --data . --no-such-flag 1", "'lit-het few-shot --data DIR --help' lists all flags"),
     ],
 )
 def test_a_wrong_flag_is_reported_before_data_or_checkpoints_can_be_read(tmp_path, flags, problem):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.json").touch()
+    (tmp_path / "mine.py").write_text("from lit_het.configs.quickstart_lit_het_xl import get_config\n")
     ended = start(*flags.split(), cwd=tmp_path)
     assert ended.returncode == 1
     assert problem in ended.stderr
