@@ -233,11 +233,17 @@ def _check_values(value: Any, field: str = "") -> None:
 
 
 def _update(value: Any) -> None:
-    """Gives what earlier versions wrote the form of this version."""
+    """Gives what earlier versions wrote the form of this version; new fields get values that mean the same as before."""
     for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
         _update(inner)
-    if isinstance(value, dict) and isinstance(loss := value.get("loss"), str) and loss in _EARLIER_LOSSES:
+    if not isinstance(value, dict):
+        return
+    if isinstance(loss := value.get("loss"), str) and loss in _EARLIER_LOSSES:
         value["loss"] = {"type": _EARLIER_LOSSES[loss]}
+    if value.get("type") == "LogTemperature" or "num_factors" in value:
+        value.setdefault("learning_rate_factor", 1.0)
+    if value.get("type") == "HetXLContrastiveConfig" or "num_eval_samples" in value:
+        value.setdefault("antithetic", False)
 
 
 def to_dict(config: Any) -> dict[str, Any]:

@@ -47,8 +47,8 @@ def get_config(tower: Literal["vit_l32", "resnet152"] = "vit_l32") -> Experiment
         task=ClassificationConfig(
             image_tower=TOWERS[tower],
             head=HetXLConfig(
-                covariance=CovarianceConfig(num_factors=50, form="efficient"),
-                sampling=SamplingConfig(num_samples=1000, num_eval_samples=1000),
+                covariance=CovarianceConfig(num_factors=50, form="efficient", learning_rate_factor=1.0),
+                sampling=SamplingConfig(num_samples=1000, num_eval_samples=1000, antithetic=False),
                 # σ(-10) is 1 / 22,000: about the frequency of one class among 21,843.
                 initial_bias=-10.0,
             ),

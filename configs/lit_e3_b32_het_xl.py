@@ -13,6 +13,7 @@ from lit_het.data_pipelines.tokenizers import SentencePieceConfig
 from lit_het.data_pipelines.transforms import Preprocessing
 from lit_het.durations import Duration
 from lit_het.heads.contrastive import HetXLContrastiveConfig
+from lit_het.heads.temperature import LogTemperature
 from lit_het.optimizers import Adafactor, Optimizer
 from lit_het.schedules import Schedule
 from lit_het.sharding import MeshConfig
@@ -42,7 +43,7 @@ def get_config() -> ExperimentConfig:
                 weights="weights/vmoe_b32",
             ),
             text_tower=TextConfig(vocabulary_size=32_000, length=16, embedding_size=2 * B.width, encoder=B),
-            head=HetXLContrastiveConfig(),
+            head=HetXLContrastiveConfig(temperature=LogTemperature(1 / 10, learning_rate_factor=1.0)),
         ),
         data=LoaderConfig(
             shards=("data/train/{00000..99999}.tar",),

@@ -1,8 +1,9 @@
 """LiT on a locked SoViT-400m/14 with a HET-XL head, in full size.
 
-Tower, resolution, batch, examples, optimizer, clipping, learning rate and schedule: SoViT Table 7. Head, factors,
-samples and starting temperature: HET-XL App. A.2 and N.2, which uses the softmax loss. Images are not
-augmented, so `lit-het embed` can compute the tower's embeddings once (``--data.embeddings``).
+Tower, resolution, batch, examples, optimizer, clipping, learning rate and schedule: SoViT Table 7. Head and factors:
+HET-XL App. A.2 and N.2, which uses the softmax loss, but with 16 noise samples (docs/noise.md) and the temperature that
+LiT starts with; the paper's own settings are those of `lit_gigantic14_het_xl`. Images are not augmented, so `lit-het
+embed` can compute the tower's embeddings once (``--data.embeddings``).
 """
 
 from pathlib import Path
@@ -13,6 +14,7 @@ from lit_het.data_pipelines.tokenizers import SentencePieceConfig
 from lit_het.data_pipelines.transforms import Preprocessing
 from lit_het.durations import Duration
 from lit_het.heads.contrastive import HetXLContrastiveConfig
+from lit_het.heads.temperature import LogTemperature
 from lit_het.optimizers import Adafactor, Optimizer
 from lit_het.schedules import Schedule
 from lit_het.sharding import MeshConfig
@@ -38,7 +40,7 @@ def get_config() -> ExperimentConfig:
                 encoder=encoder_size("So400m"),
                 pooling="last",
             ),
-            head=HetXLContrastiveConfig(),
+            head=HetXLContrastiveConfig(temperature=LogTemperature(1 / 10, learning_rate_factor=1.0)),
         ),
         data=LoaderConfig(
             shards=("data/train/{00000..99999}.tar",),

@@ -16,6 +16,6 @@ from lit_het.losses.contrastive import SigmoidLoss
 def get_config() -> ExperimentConfig:
     """Returns the run; set ``--data.shards``, ``--tokenizer.model`` and ``--pretrained.run``."""
     config = lit_so400m_het_xl.get_config()
-    head = DeterministicContrastiveConfig(LogTemperature(1 / 10), initial_bias=-10.0)
+    head = DeterministicContrastiveConfig(LogTemperature(1 / 10, learning_rate_factor=1.0), initial_bias=-10.0)
     task = dataclasses.replace(config.task, head=head, loss=SigmoidLoss())
     return dataclasses.replace(config, run_dir=Path("runs/lit_so400m_sigmoid"), task=task)

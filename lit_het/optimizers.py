@@ -129,7 +129,8 @@ class Optimizer:
         rule: gradients to updates.
         weight_decay: see the module's docstring.
         clip_norm: maximum global norm of the gradient of all parameters; None does not clip.
-        groups: a parameter belongs to the first group whose pattern matches; without a group its factors are 1.
+        groups: a parameter belongs to the first group whose pattern matches; without a group its factors are those of
+            its module, such as ``head.covariance.learning_rate_factor``, or 1.
         layer_decay: factor of the learning rate from a layer to the one below it; the head has the factor 1.
     """
 
@@ -145,7 +146,11 @@ class Optimizer:
             raise FieldError(self, "clip_norm", f"{self.clip_norm} must be more than 0; None does not clip")
 
     def build(
-        self, schedule: Schedule, run: RunLength, layers_above: Callable[[Params], Params] | None = None
+        self,
+        schedule: Schedule,
+        run: RunLength,
+        layers_above: Callable[[Params], Params] | None = None,
+        learning_rates: tuple[ParameterGroup, ...] = (),
     ) -> optax.GradientTransformation:
         """Returns the optimizer for a run.
 
@@ -154,6 +159,7 @@ class Optimizer:
             run: the length of the run.
             layers_above: trainable parameters to the number of layers between each and the output, see
                 `lit_het.tasks.base.Task`; needed for ``layer_decay``.
+            learning_rates: groups of the task, for parameters that belong to none of this optimizer.
 
         Raises:
             UserError: the schedule does not fit the run; at initialization, a group has no parameter.
@@ -164,7 +170,8 @@ class Optimizer:
             return optax.EmptyState()
 
         def update(updates: Any, state: optax.EmptyState, params: Any = None) -> tuple[Any, optax.EmptyState]:
-            factors, decays = self._factors(params, layers_above), self._decays(params, schedule.learning_rate)
+            factors = self._factors(params, layers_above, learning_rates)
+            decays = self._decays(params, schedule.learning_rate)
             return jax.tree.map(_scaled_and_decayed, updates, params, factors, decays), state
 
         return optax.chain(
@@ -175,9 +182,16 @@ class Optimizer:
             optax.scale_by_learning_rate(schedule.build(run)),
         )
 
-    def _factors(self, params: Params, layers_above: Callable[[Params], Params] | None) -> Params:
+    def _factors(
+        self,
+        params: Params,
+        layers_above: Callable[[Params], Params] | None,
+        learning_rates: tuple[ParameterGroup, ...],
+    ) -> Params:
         """Returns learning-rate factors: a number per parameter, or ``[layers 1 ...]`` for stacked layers."""
-        factors = {path: self._group(path).learning_rate_factor for path in parameters.flatten(params)}
+        factors: dict[str, Any] = {
+            path: self._group(path, learning_rates).learning_rate_factor for path in parameters.flatten(params)
+        }
         if self.layer_decay != 1.0:
             assert layers_above is not None
             above = parameters.flatten(layers_above(params))
@@ -196,8 +210,9 @@ class Optimizer:
             }
         )
 
-    def _group(self, path: str) -> ParameterGroup:
-        return next((group for group in self.groups if re.fullmatch(group.pattern, path)), ParameterGroup(".*"))
+    def _group(self, path: str, others: tuple[ParameterGroup, ...] = ()) -> ParameterGroup:
+        groups = (*self.groups, *others, ParameterGroup(".*"))
+        return next(group for group in groups if re.fullmatch(group.pattern, path))
 
     def _check_groups(self, params: Params) -> None:
         deciding = [self._group(path) for path in parameters.flatten(params)]

@@ -122,12 +122,13 @@ class LogitSamples:
 @tree_of_arrays
 @dataclasses.dataclass(frozen=True)
 class Queries:
-    """S noisy embeddings per example: ``query_s = (samples_s + normals_s @ factors) * scale_s``.
+    """S noisy embeddings per example, ``query_s = (samples_s + normals_s @ factors) * scale_s``, or their distribution.
 
     Attributes:
         samples: the queries, or in factored form their mean ``[b 1 d]``.
         factors: rows of V(x) and d(x); None unless in factored form.
-        normals: standard normals of every sample; None unless in factored form.
+        normals: standard normals of every sample; None unless in factored form, and where the mean and the factors
+            stand for the distribution, of which no samples are drawn.
         scale: factor of every sample (normalisation after the noise), or None.
     """
 
@@ -152,9 +153,14 @@ class Queries:
         In factored form ``Kᵀ (β + V ξ) = Kᵀ β + (Kᵀ V) ξ``: the products of factors and keys do not depend on S.
         """
         products = _rows_times(self.samples, keys)
-        if self.factors is not None and self.normals is not None:
-            products = products + jnp.einsum("bsr,brm->bsm", self.normals, _rows_times(self.factors, keys))
+        if self.normals is not None:
+            products = products + jnp.einsum("bsr,brm->bsm", self.normals, self.factor_products(keys))
         return products if self.scale is None else products * self.scale[:, :, None]
+
+    def factor_products(self, keys: Float[Array, "m d"]) -> Float[Array, "b r m"]:
+        """Returns the inner products of the factors with all keys."""
+        assert self.factors is not None
+        return _rows_times(self.factors, keys)
 
 
 def _rows_times(rows: Float[Array, "b s d"], keys: Float[Array, "m d"]) -> Float[Array, "b s m"]:

@@ -141,7 +141,7 @@ class Run:
     def __init__(self, config: ExperimentConfig):
         task = config.task.build()
         run = RunLength.resolve(config.length, config.data.batch_size, None)
-        optimizer = config.optimizer.build(config.schedule, run, task.layers_above)
+        optimizer = config.optimizer.build(config.schedule, run, task.layers_above, task.learning_rates)
         params = jax.jit(task.initialize)(jax.random.key(0))
         self._locked, trainable = parameters.partition(params, task.locked)
         self._locked = parameters.cast(self._locked, config.task.image_tower.compute_type)

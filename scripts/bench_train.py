@@ -216,7 +216,7 @@ class JaxStep:
 
     def __init__(self, config: ExperimentConfig, batch: Batch):
         task = config.task.build()
-        optimizer = config.optimizer.build(config.schedule, RunLength(10**6, 1), task.layers_above)
+        optimizer = config.optimizer.build(config.schedule, RunLength(10**6, 1), task.layers_above, task.learning_rates)
         params = jax.jit(task.initialize)(jax.random.key(0))
         locked, trainable = parameters.partition(params, task.locked)
         self._locked = parameters.cast(locked, config.task.image_tower.compute_type)

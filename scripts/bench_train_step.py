@@ -83,7 +83,7 @@ class Step:
         task = config.task.build()
         locked, trainable = parameters.partition(task.initialize(jax.random.key(0)), task.locked)
         run = RunLength.resolve(config.length, config.data.batch_size, None)
-        optimizer = config.optimizer.build(config.schedule, run, task.layers_above)
+        optimizer = config.optimizer.build(config.schedule, run, task.layers_above, task.learning_rates)
         self._state = jax.tree.map(jnp.copy, initial_state(trainable, optimizer))
         self._locked = locked
         self._batch = _batch(config, embeddings)

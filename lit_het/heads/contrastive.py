@@ -8,11 +8,13 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Key
 
-from lit_het.errors import require_at_least, require_choice
+from lit_het.errors import UserError, require_at_least, require_choice
 from lit_het.heads.covariance import Covariance, CovarianceConfig, Noise, standard_normals
 from lit_het.heads.sampling import (
     Order,
+    check_antithetic,
     check_order,
+    in_pairs,
     is_factored,
     noiseless_samples,
     noisy_logit_samples,
@@ -35,14 +37,15 @@ class DeterministicContrastiveConfig:
     """Unit-normalised embeddings without noise.
 
     Attributes:
-        temperature: τ, initially 1/10 as in LiT.
+        temperature: τ.
         initial_bias: initial value of a learned bias of the logits, for the sigmoid loss; None for no bias.
     """
 
-    temperature: TemperatureConfig = LogTemperature(1 / 10)
+    temperature: TemperatureConfig = LogTemperature()
     initial_bias: float | None = None
 
     has_image_noise: ClassVar[bool] = False
+    num_samples: ClassVar[int] = 1
 
     def build(self, embedding_size: int, rngs: nnx.Rngs) -> "DeterministicContrastive":
         """Returns the head."""
@@ -97,13 +100,17 @@ class DeterministicContrastive(nnx.Module):
 
 @dataclasses.dataclass(frozen=True)
 class HetXLContrastiveConfig:
-    """Noisy queries, noiseless keys; defaults follow HET-XL App. A.2 and N.2.
+    """Noisy queries, noiseless keys (HET-XL App. A.2).
+
+    The paper's own settings (App. N.2) are those of ``configs/lit_gigantic14_het_xl.py``.
 
     Attributes:
         covariance: Σ of images and of texts; both have their own parameters.
-        temperature: τ, initially 1/3.
-        num_samples: S, noise samples per example in training; evaluators have their own number, usually none, as it
-            matters little (App. M).
+        temperature: τ.
+        num_samples: S, noise samples per example in training; evaluators have their own number. With the paper's S = 1
+            noise can only raise the loss; with more it pays where labels are noisy (docs/noise.md). 0 for losses that
+            need no samples.
+        antithetic: whether samples come in pairs with noise ε and -ε; None for pairs wherever S is even.
         order: order of products for S > 1, see `lit_het.heads.sampling`.
         normalize_before_noise, normalize_after_noise: when embeddings are scaled to norm 1 (HET-XL Table 7); keys have
             the same settings.
@@ -112,8 +119,9 @@ class HetXLContrastiveConfig:
     """
 
     covariance: CovarianceConfig = CovarianceConfig(num_factors=15, form="full", initial_noise_norm=0.1)
-    temperature: TemperatureConfig = LogTemperature(1 / 3)
-    num_samples: int = 1
+    temperature: TemperatureConfig = LogTemperature()
+    num_samples: int = 16
+    antithetic: bool | None = None
     order: Order = "cheaper"
     normalize_before_noise: bool = True
     normalize_after_noise: bool = False
@@ -121,8 +129,14 @@ class HetXLContrastiveConfig:
     initial_bias: float | None = None
 
     def __post_init__(self) -> None:
-        require_at_least(1, self, "num_samples")
+        require_at_least(0, self, "num_samples")
         require_choice(self, "noisy", "order")
+        check_antithetic(self, "num_samples")
+        if self.num_samples == 0 and (self.normalize_after_noise or self.covariance.is_diagonal):
+            raise UserError(
+                "task.head.num_samples = 0 needs normally distributed queries of low rank; set normalize_after_noise = "
+                "False and covariance.second_term to 'rank_one'"
+            )
         check_order(self.order, self.covariance)
 
     @property
@@ -203,14 +217,16 @@ class HetXLContrastive(nnx.Module):
                 embedding, noise = prepare(image)
                 return embedding @ classes.T, noise.project(classes.T)
 
-            return noisy_logit_samples(image, key, num_samples, block_size, prepare_factored, temperature)
+            return noisy_logit_samples(
+                image, key, num_samples, block_size, prepare_factored, temperature, antithetic=self.config.antithetic
+            )
 
         def logits(
             embedding: Float[Array, "n d"], noise: Noise, normals: Float[Array, "n t z"]
         ) -> Float[Array, "n t k"]:
             return self._after(embedding[:, None] + noise.apply(normals)) @ classes.T / temperature
 
-        return noisy_samples(image, key, num_samples, block_size, prepare, logits)
+        return noisy_samples(image, key, num_samples, block_size, prepare, logits, antithetic=self.config.antithetic)
 
     def image_key(self, image: Float[Array, "b d"]) -> Float[Array, "b d"]:
         """Returns noiseless image embeddings."""
@@ -241,8 +257,15 @@ class HetXLContrastive(nnx.Module):
             return None
         embedding = self._before(embedding)
         noise = covariance(embedding)
+        if num_samples == 0:
+            return Queries(embedding[:, None], noise.rows())
         b, d = embedding.shape
-        normals = standard_normals(jax.random.split(key, b), jnp.arange(num_samples), noise.num_normals)
+        normals = standard_normals(
+            jax.random.split(key, b),
+            jnp.arange(num_samples),
+            noise.num_normals,
+            antithetic=in_pairs(self.config.antithetic, num_samples),
+        )
         # A query meets one key per example of the batch, as a classifier meets its classes.
         if not is_factored(self.config.order, covariance.config, noise_size=d, num_classes=b, num_samples=num_samples):
             return Queries(self._after(embedding[:, None] + noise.apply(normals)))

@@ -36,18 +36,22 @@ class CovarianceConfig:
         second_term: "rank_one" or "diagonal", see the module's docstring.
         initial_noise_norm: root mean square norm of the initial noise, half of its square from each term; None
             initializes ordinary dense layers, whose noise has a norm near 0.7 √q on unit features.
+        learning_rate_factor: multiplies the learning rate of the parameters of Σ; None for `scaled_learning_rate`.
 
     Raises:
-        UserError: a negative rank, an unknown form or second term, or a norm that is not finite and positive.
+        UserError: a negative rank or factor, an unknown form or second term, or a norm that is not finite and positive.
     """
 
     num_factors: int = 15
     form: Literal["full", "efficient"] = "full"
     second_term: Literal["rank_one", "diagonal"] = "rank_one"
     initial_noise_norm: float | None = None
+    learning_rate_factor: float | None = None
 
     def __post_init__(self) -> None:
         require_at_least(0, self, "num_factors")
+        if self.learning_rate_factor is not None:
+            require_at_least(0, self, "learning_rate_factor")
         require_choice(self, "form", "second_term")
         if self.initial_noise_norm is not None and not 0 < self.initial_noise_norm < math.inf:
             raise UserError(f"initial_noise_norm = {self.initial_noise_norm} must be positive and finite")
@@ -56,6 +60,22 @@ class CovarianceConfig:
     def is_diagonal(self) -> bool:
         """Whether η has one standard normal per coordinate."""
         return self.second_term == "diagonal" or self.num_factors == 0
+
+    def scaled_learning_rate(self, noise_size: int) -> float:
+        """Returns the factor of the learning rate with which the noise grows alike for every rank and size.
+
+        Adam changes every entry of a kernel by about the learning rate η in a step, whatever the gradient's size. The
+        norm of the noise is that of a vector with as many entries as V has columns, n = q r (q in the efficient form),
+        each a product of a kernel's row with φ; it moves in proportion to η √n. The factor 10 / √n, at most 1, makes
+        this independent of r and q; 10 was chosen on validation data (docs/noise.md).
+        """
+        if self.learning_rate_factor is not None:
+            return self.learning_rate_factor
+        return min(1.0, 10 / math.sqrt(self.num_columns(noise_size)))
+
+    def num_columns(self, noise_size: int) -> int:
+        """Returns the number of columns of the kernel of V, or without factors of that of d."""
+        return noise_size * (max(self.num_factors, 1) if self.form == "full" else 1)
 
     def build(self, feature_size: int, noise_size: int, feature_norm: float, rngs: nnx.Rngs) -> "Covariance":
         """Returns the module.
@@ -156,6 +176,7 @@ class Covariance(nnx.Module):
         self, config: CovarianceConfig, feature_size: int, noise_size: int, feature_norm: float, rngs: nnx.Rngs
     ):
         self.config = config
+        self.learning_rate_factor = config.scaled_learning_rate(noise_size)
         r = config.num_factors
         kernel, second_kernel, bias = _initial_scales(config, noise_size, feature_norm)
         if r and config.form == "full":
@@ -216,14 +237,25 @@ class Covariance(nnx.Module):
         return jnp.sqrt(squares)
 
 
-def standard_normals(keys: Key[Array, " n"], samples: Int[Array, " t"], count: int) -> Float[Array, "n t {count}"]:
+def standard_normals(
+    keys: Key[Array, " n"], samples: Int[Array, " t"], count: int, *, antithetic: bool = False
+) -> Float[Array, "n t {count}"]:
     """Returns the standard normals of t samples of n examples.
 
     A sample depends only on its example's key and its own index, so that blocks and devices do not change it.
+
+    Args:
+        keys: random keys of the examples.
+        samples: indices of the samples.
+        count: number of normals of a sample.
+        antithetic: whether samples 2i and 2i + 1 are ξ and -ξ. Their mean is exactly zero, so that terms of odd order
+            in the noise, which only add variance, cancel.
     """
 
     def draw(key: Key[Array, ""], sample: Int[Array, ""]) -> Float[Array, " _"]:
-        return jax.random.normal(jax.random.fold_in(key, sample), (count,))
+        if not antithetic:
+            return jax.random.normal(jax.random.fold_in(key, sample), (count,))
+        return (1 - 2 * (sample % 2)) * jax.random.normal(jax.random.fold_in(key, sample // 2), (count,))
 
     return jax.vmap(jax.vmap(draw, (None, 0)), (0, None))(keys, samples)
 
@@ -240,7 +272,6 @@ def _initial_scales(
     """
     if config.initial_noise_norm is None:
         return nnx.initializers.lecun_normal(), nnx.initializers.lecun_normal(), 0.0
-    columns = noise_size * (max(config.num_factors, 1) if config.form == "full" else 1)
     terms = 2 if config.num_factors else 1
     share = config.initial_noise_norm / math.sqrt(terms)
     scale = share / math.sqrt(noise_size)
@@ -250,7 +281,7 @@ def _initial_scales(
             f"initial_noise_norm = {config.initial_noise_norm} is below {least:.3g}, the minimum for {noise_size} "
             f"dimensions (d(x) is at least {MINIMUM_SCALE}); choose a larger one"
         )
-    kernel = nnx.initializers.normal(share / math.sqrt(columns) / feature_norm)
+    kernel = nnx.initializers.normal(share / math.sqrt(config.num_columns(noise_size)) / feature_norm)
     return kernel, nnx.initializers.zeros, _inverse_softplus(scale - MINIMUM_SCALE)
 
 

@@ -59,7 +59,9 @@ class HetClassifier(nnx.Module):
             return self.logits(phi), self.covariance(phi)
 
         num_samples = sampling.num_samples if num_samples is None else num_samples
-        return noisy_logit_samples(features, key, num_samples, sampling.block_size, prepare, temperature)
+        return noisy_logit_samples(
+            features, key, num_samples, sampling.block_size, prepare, temperature, antithetic=sampling.antithetic
+        )
 
     def noise_norm(self, features: Float[Array, "b d"]) -> Float[Array, " b"]:
         """Returns ``sqrt(tr Σ(x))``."""

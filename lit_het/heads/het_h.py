@@ -124,12 +124,22 @@ class HetHClassifier(nnx.Module):
                 base, noise = prepare(phi)
                 return base, noise.take(buckets)
 
-            return noisy_logit_samples(features, key, num_samples, sampling.block_size, prepare_gathered, temperature)
+            return noisy_logit_samples(
+                features,
+                key,
+                num_samples,
+                sampling.block_size,
+                prepare_gathered,
+                temperature,
+                antithetic=sampling.antithetic,
+            )
 
         def logits(base: Float[Array, "n k"], noise: Noise, normals: Float[Array, "n t z"]) -> Float[Array, "n t k"]:
             return (base[:, None] + noise.apply(normals)[..., buckets]) / temperature
 
-        return noisy_samples(features, key, num_samples, sampling.block_size, prepare, logits)
+        return noisy_samples(
+            features, key, num_samples, sampling.block_size, prepare, logits, antithetic=sampling.antithetic
+        )
 
     def noise_norm(self, features: Float[Array, "b d"]) -> Float[Array, " b"]:
         """Returns ``sqrt(tr Σ''(x))``, over buckets."""

@@ -93,7 +93,9 @@ class HetXLClassifier(nnx.Module):
             num_samples=num_samples,
         ):
             prepare = self._prepare_factored
-            return noisy_logit_samples(features, key, num_samples, sampling.block_size, prepare, temperature)
+            return noisy_logit_samples(
+                features, key, num_samples, sampling.block_size, prepare, temperature, antithetic=sampling.antithetic
+            )
 
         def prepare_direct(phi: Float[Array, "n d"]) -> tuple[Float[Array, "n _"], Noise]:
             return (phi if self.unshared is None else self.logits(phi)), self.covariance(phi)
@@ -105,7 +107,9 @@ class HetXLClassifier(nnx.Module):
                 return (base[:, None] + self.unshared(epsilon.reshape(n * t, -1)).reshape(n, t, -1)) / temperature
             return self.logits((base[:, None] + epsilon).reshape(n * t, -1)).reshape(n, t, -1) / temperature
 
-        return noisy_samples(features, key, num_samples, sampling.block_size, prepare_direct, logits)
+        return noisy_samples(
+            features, key, num_samples, sampling.block_size, prepare_direct, logits, antithetic=sampling.antithetic
+        )
 
     def noise_norm(self, features: Float[Array, "b d"]) -> Float[Array, " b"]:
         """Returns ``sqrt(tr Σ'(x))``."""

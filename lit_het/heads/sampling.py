@@ -16,7 +16,7 @@ from typing import Any, Literal
 import jax
 from jaxtyping import Array, Float, Int, Key
 
-from lit_het.errors import UserError, require_at_least, require_choice
+from lit_het.errors import FieldError, UserError, require_at_least, require_choice
 from lit_het.heads.covariance import CovarianceConfig, Noise, standard_normals
 from lit_het.types import LogitSamples
 
@@ -36,19 +36,38 @@ class SamplingConfig:
         block_size: vectors of k numbers in memory at a time on a device; an example has one per sample, and in the
             factored order one per factor. Larger blocks are faster and need more memory.
         order: order of products; "cheaper" chooses the one with fewer operations.
+        antithetic: whether samples come in pairs with noise ε and -ε; None for pairs wherever S is even.
 
     Raises:
-        UserError: a number below 1, or an unknown order.
+        UserError: a number below 1, an unknown order, or pairs of an odd number of samples.
     """
 
     num_samples: int = 16
     num_eval_samples: int = 16
     block_size: int = 1024
     order: Order = "cheaper"
+    antithetic: bool | None = None
 
     def __post_init__(self) -> None:
         require_at_least(1, self, "num_samples", "num_eval_samples", "block_size")
         require_choice(self, "order")
+        for field in ("num_samples", "num_eval_samples"):
+            check_antithetic(self, field)
+
+
+def check_antithetic(config: Any, field: str) -> None:
+    """Checks that the number of samples in a field of a configuration is even if pairs are asked for.
+
+    Raises:
+        UserError: it is odd.
+    """
+    if config.antithetic and getattr(config, field) % 2:
+        raise FieldError(config, field, f"{getattr(config, field)} is odd, but antithetic samples come in pairs")
+
+
+def in_pairs(antithetic: bool | None, num_samples: int) -> bool:
+    """Returns whether S samples come in antithetic pairs; by default where S is even."""
+    return num_samples % 2 == 0 if antithetic is None else antithetic
 
 
 def check_order(order: Order, covariance: CovarianceConfig) -> None:
@@ -110,6 +129,8 @@ def noisy_samples(
     prepare: Callable[[Float[Array, "n d"]], tuple[Any, Noise]],
     logits: Callable[[Any, Noise, Float[Array, "n t z"]], Float[Array, "n t k"]],
     vectors_per_example: int = 0,
+    *,
+    antithetic: bool | None = None,
 ) -> LogitSamples:
     """Returns S samples of logits.
 
@@ -121,7 +142,9 @@ def noisy_samples(
         prepare: features to the values that all samples share, and to their noise.
         logits: (shared values, noise, standard normals) to logits divided by τ.
         vectors_per_example: number of vectors of size k that the samples of an example share.
+        antithetic: as in `SamplingConfig`.
     """
+    pairs = in_pairs(antithetic, num_samples)
     num_blocks = -(-num_samples // min(SAMPLES_PER_BLOCK, block_size))
     samples_per_block = -(-num_samples // num_blocks)
 
@@ -130,7 +153,7 @@ def noisy_samples(
     ) -> Float[Array, "n t k"]:
         assert keys is not None
         state, noise = common
-        return logits(state, noise, standard_normals(keys, samples, noise.num_normals))
+        return logits(state, noise, standard_normals(keys, samples, noise.num_normals, antithetic=pairs))
 
     return LogitSamples(
         features=features,
@@ -150,6 +173,8 @@ def noisy_logit_samples(
     block_size: int,
     prepare: Callable[[Float[Array, "n d"]], tuple[Float[Array, "n k"], Noise]],
     temperature: Float[Array, ""],
+    *,
+    antithetic: bool | None = None,
 ) -> LogitSamples:
     """Returns S samples ``(base + ε) / τ`` with noise in the space of logits."""
 
@@ -159,4 +184,4 @@ def noisy_logit_samples(
     factors = jax.eval_shape(lambda phi: prepare(phi)[1].factors, features[:1])
     # Vectors of size k that the samples of an example share: base and d(x), and its factors, or v(x) of shared factors.
     vectors = 2 + (1 if factors is None else factors.shape[1])
-    return noisy_samples(features, key, num_samples, block_size, prepare, logits, vectors)
+    return noisy_samples(features, key, num_samples, block_size, prepare, logits, vectors, antithetic=antithetic)

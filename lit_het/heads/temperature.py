@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from lit_het.errors import UserError
+from lit_het.errors import UserError, require_at_least
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,15 +36,22 @@ class FixedTemperature:
 
 @dataclasses.dataclass(frozen=True)
 class LogTemperature:
-    """τ = exp(t) with a learned t, the usual form for contrastive losses; ``initial`` is the initial τ.
+    """τ = exp(t) with a learned t, the usual form for contrastive losses.
+
+    Attributes:
+        initial: the initial τ. Contrastive runs end between 0.01 and 0.05; those of a few hundred steps are judged by
+            a τ that has not arrived if it starts at the 1/10 of LiT or the 1/3 of HET-XL, which are for 10⁵ steps.
+        learning_rate_factor: multiplies the learning rate of t: Adam moves t by no more than the learning rate a step.
 
     Raises:
-        UserError: ``initial`` is not positive and finite.
+        UserError: ``initial`` is not positive and finite, or the factor is negative.
     """
 
-    initial: float = 1 / 10
+    initial: float = 1 / 20
+    learning_rate_factor: float = 3.0
 
     def __post_init__(self) -> None:
+        require_at_least(0, self, "learning_rate_factor")
         if not 0 < self.initial < math.inf:
             raise UserError(f"temperature.initial = {self.initial} must be positive and finite: τ divides logits")
 
@@ -101,6 +108,7 @@ class Log(nnx.Module):
     """The module of a `LogTemperature`."""
 
     def __init__(self, config: LogTemperature):
+        self.learning_rate_factor = config.learning_rate_factor
         self.log_temperature = nnx.Param(jnp.float32(math.log(config.initial)))
 
     def __call__(self) -> Float[Array, ""]:

@@ -79,7 +79,9 @@ class Step:
         sharding.check_batch_size(config.data.batch_size, mesh)
         self.config, self.mesh = config, mesh
         self._task = config.task.build()
-        self.optimizer = config.optimizer.build(config.schedule, _ANY_LENGTH, self._task.layers_above)
+        self.optimizer = config.optimizer.build(
+            config.schedule, _ANY_LENGTH, self._task.layers_above, self._task.learning_rates
+        )
         locked, trainable = parameters.partition(self._task.shapes, self._task.locked)
         locked = jax.eval_shape(lambda params: parameters.cast(params, config.task.image_tower.compute_type), locked)
         averages = config.average_decay is not None

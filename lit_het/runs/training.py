@@ -78,7 +78,7 @@ def _train_on(
     check_data(config, loader, tokenizer)
     task = config.task.build()
     run = _run_length(config, loader)
-    optimizer = config.optimizer.build(config.schedule, run, task.layers_above)
+    optimizer = config.optimizer.build(config.schedule, run, task.layers_above, task.learning_rates)
     locked, trainable = initial_params(config, task, mesh)
     checksum = checksums.digest(locked)
     locked = parameters.cast(locked, config.task.image_tower.compute_type)

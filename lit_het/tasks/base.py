@@ -1,12 +1,15 @@
 """The protocol of tasks, all that the training loop uses of one."""
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import jax
+from flax import nnx
 from jaxtyping import Array, Float, Key
 
 from lit_het import parameters
+from lit_het.optimizers import ParameterGroup
 from lit_het.random import Keys
 from lit_het.types import Batch, Metrics, Params
 
@@ -33,6 +36,11 @@ class Task(Protocol):
         """Returns the number of layers between each parameter and the output, see `layers_above_towers`."""
         ...
 
+    @property
+    def learning_rates(self) -> tuple[ParameterGroup, ...]:
+        """Parameters with learning rates of their own, see `learning_rate_groups`."""
+        ...
+
 
 def layers_above_towers(towers: Mapping[str, Any], params: Params) -> Params:
     """Returns the number of layers between each parameter of a model and the output; 0 outside its towers.
@@ -48,6 +56,15 @@ def layers_above_towers(towers: Mapping[str, Any], params: Params) -> Params:
         part: towers[part].layers_above(tree) if part in towers else jax.tree.map(lambda _: 0, tree)
         for part, tree in params.items()
     }
+
+
+def learning_rate_groups(model: nnx.Module) -> tuple[ParameterGroup, ...]:
+    """Returns a group for the parameters of every module that has a ``learning_rate_factor`` other than 1."""
+    factors = {
+        "/".join(map(str, path)): getattr(module, "learning_rate_factor", 1.0)
+        for path, module in nnx.iter_modules(model)
+    }
+    return tuple(ParameterGroup(f"{re.escape(path)}/.*", factor) for path, factor in factors.items() if factor != 1.0)
 
 
 def trained_parts(params: Params, locked: Sequence[str]) -> frozenset[str]:

@@ -20,7 +20,7 @@ from lit_het.losses.base import masked_mean
 from lit_het.losses.classification import ClassificationLoss, SoftmaxCrossEntropy
 from lit_het.random import Keys
 from lit_het.tasks import microbatches, mixup
-from lit_het.tasks.base import layers_above_towers, trained_parts
+from lit_het.tasks.base import layers_above_towers, learning_rate_groups, trained_parts
 from lit_het.tasks.features import FeatureExtractor, ImageTowerConfig
 from lit_het.tasks.quantities import ImageClassifier
 from lit_het.towers.vit import ViTConfig
@@ -88,7 +88,9 @@ class ClassificationTask:
         self.locked = config.locked
         self.num_classes = config.num_classes
         self.has_image_noise = config.head.sampling is not None
-        self.graph, state = nnx.split(nnx.eval_shape(lambda: Classifier(config, nnx.Rngs(0))))
+        abstract = nnx.eval_shape(lambda: Classifier(config, nnx.Rngs(0)))
+        self.learning_rates = learning_rate_groups(abstract)
+        self.graph, state = nnx.split(abstract)
         self.shapes = nnx.to_pure_dict(state)
         self.trained = trained_parts(self.shapes, config.locked)
         self.features = FeatureExtractor(config.image_tower)

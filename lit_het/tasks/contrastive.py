@@ -14,7 +14,7 @@ from lit_het.losses.base import masked_mean
 from lit_het.losses.contrastive import ContrastiveLoss, SoftmaxLoss
 from lit_het.random import Keys
 from lit_het.tasks import microbatches
-from lit_het.tasks.base import layers_above_towers, trained_parts
+from lit_het.tasks.base import layers_above_towers, learning_rate_groups, trained_parts
 from lit_het.tasks.features import FeatureExtractor, ImageTowerConfig
 from lit_het.tasks.quantities import ImageClassifier
 from lit_het.towers.bert import BertConfig
@@ -36,7 +36,8 @@ class ContrastiveConfig:
         microbatches: number of parts in which the towers process a batch, to save memory; the loss sees all negatives.
 
     Raises:
-        UserError: the towers' embeddings differ in size, or members of an ensemble have separate embeddings.
+        UserError: the towers' embeddings differ in size, members of an ensemble have separate embeddings, or the loss
+            needs other samples than the head draws.
     """
 
     image_tower: ImageTowerConfig = ViTConfig()
@@ -51,6 +52,12 @@ class ContrastiveConfig:
         image, text = self.image_tower.embedding_size, self.text_tower.embedding_size
         if image != text:
             raise UserError(f"text_tower.embedding_size = {text} must equal the image tower's embedding size {image}")
+        if (self.loss.likelihood != "samples") != (self.head.num_samples == 0):
+            raise UserError(
+                f"task.loss.likelihood = {self.loss.likelihood!r} does not fit task.head.num_samples = "
+                f"{self.head.num_samples}: likelihoods without samples need a head with noise and num_samples = 0, and "
+                "'samples' at least 1"
+            )
         if self.image_tower.members == "apart":
             raise UserError(
                 "image_tower.members = 'apart' gives an image several embeddings; take 'mean' or 'concatenated'"
@@ -80,7 +87,9 @@ class ContrastiveTask:
         self.locked = config.locked
         self.num_classes = None
         self.has_image_noise = config.head.has_image_noise
-        self.graph, state = nnx.split(nnx.eval_shape(lambda: TwoTowers(config, nnx.Rngs(0))))
+        abstract = nnx.eval_shape(lambda: TwoTowers(config, nnx.Rngs(0)))
+        self.learning_rates = learning_rate_groups(abstract)
+        self.graph, state = nnx.split(abstract)
         self.shapes = nnx.to_pure_dict(state)
         self.trained = trained_parts(self.shapes, config.locked)
         self.features = FeatureExtractor(config.image_tower)

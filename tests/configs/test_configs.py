@@ -156,7 +156,7 @@ def test_a_config_in_full_size_has_a_train_step(path):
     with jax.set_mesh(mesh):
         task = config.task.build()
         run = RunLength.resolve(config.length, config.data.batch_size, epoch_size=1_281_167)
-        optimizer = config.optimizer.build(config.schedule, run, task.layers_above)
+        optimizer = config.optimizer.build(config.schedule, run, task.layers_above, task.learning_rates)
         shapes = task.shapes
         locked, trainable = parameters.partition(shapes, task.locked)
         state = jax.eval_shape(functools.partial(initial_state, optimizer=optimizer), trainable)

@@ -231,3 +231,28 @@ def test_parameter_counts_follow_the_formulas(d, q, r):
     # Full: C [d, r q] and K1 [d, q]. Efficient: K2 and K1 [d, q], J [r, q]. The rest are biases of dense layers.
     assert count("full") == (d * q * r + q * r) + (d * q + q)
     assert count("efficient") == ((2 * d * q + q * r) + 2 * q if r else d * q + q)
+
+
+def test_antithetic_samples_come_in_pairs_that_cancel():
+    """Samples 2i and 2i + 1 are ξ and -ξ, whichever others are drawn with them; ξ is the i-th of the usual draws."""
+    keys = jax.random.split(jax.random.key(0), B)
+    pairs = np.asarray(standard_normals(keys, jnp.arange(6), 4, antithetic=True))
+    np.testing.assert_array_equal(pairs[:, 0::2], -pairs[:, 1::2])
+    np.testing.assert_array_equal(pairs[:, 0::2], standard_normals(keys, jnp.arange(3), 4))
+    np.testing.assert_array_equal(standard_normals(keys, jnp.array([5, 2]), 4, antithetic=True), pairs[:, [5, 2]])
+
+
+def test_the_noise_grows_alike_for_every_rank_and_size():
+    """Steps of one size in every entry of the kernels, as Adam makes them, move |V|² by the same amount."""
+    moved = []
+    sizes = [("full", 2, 64), ("full", 15, 64), ("full", 4, 256), ("efficient", 4, 128), ("efficient", 9, 512)]
+    for form, r, q in sizes:
+        config = CovarianceConfig(r, form, initial_noise_norm=1.0)
+        factor = config.scaled_learning_rate(q)
+        columns = q * r if form == "full" else q
+        steps = np.random.default_rng(0).choice([-1.0, 1.0], (32, columns))
+        features = np.ones((1, 32)) / math.sqrt(32)
+        moved.append(np.linalg.norm(factor * features @ steps))
+    np.testing.assert_allclose(moved, 10, rtol=0.15)
+    assert CovarianceConfig(2, learning_rate_factor=0.5).scaled_learning_rate(64) == 0.5
+    assert CovarianceConfig(2).scaled_learning_rate(8) == 1.0, "small heads have the learning rate of the others"

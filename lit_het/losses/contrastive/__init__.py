@@ -1,7 +1,8 @@
 """Contrastive losses; `dense` has the formulas and is read first, the other modules compute them in less memory.
 
-`pairs` holds what a loss sees, `blocks` sums over blocks of queries, `ring` passes keys between devices, `normalizers`
-computes softmax normalizers in a pass of their own, and `loss` is the configuration.
+`sample_free` approximates the expectation over the noise without samples, `pairs` holds what a loss sees, `blocks` sums
+over blocks of queries, `ring` passes keys between devices, `normalizers` computes softmax normalizers in a pass of
+their own, and `loss` is the configuration.
 """
 
 from lit_het.losses.contrastive.loss import ContrastiveLoss, SigmoidLoss, SoftmaxLoss

@@ -7,16 +7,16 @@ value (`lit_het.blocks`).
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from lit_het import sharding
-from lit_het.errors import require_at_least, require_choice
+from lit_het.errors import UserError, require_at_least, require_choice
 from lit_het.losses.base import weights
-from lit_het.losses.contrastive import dense, normalizers
+from lit_het.losses.contrastive import dense, normalizers, sample_free
 from lit_het.losses.contrastive.blocks import Form, Layout, sum_over_pairs
 from lit_het.losses.contrastive.pairs import Examples, Pairs
 from lit_het.types import EmbeddingSamples, Queries
@@ -32,17 +32,25 @@ class SoftmaxLoss:
         form: "gather" brings all keys to every device, O(b d) memory; "ring" passes them around, O(b d / devices), for
             one more product of logits; "dense" holds all logits, O(b²). All are equal.
         block_size: vectors of logits that exist at a time on a device: one for every query, or factor of queries.
+        likelihood: "samples" takes the mean over the head's noise samples; the others approximate the expectation from
+            the covariance, see `lit_het.losses.contrastive.sample_free`, and need a head with ``num_samples = 0``.
 
     Raises:
-        UserError: an unknown form, or a block without queries.
+        UserError: an unknown form or likelihood, a block without queries, or a ring without samples.
     """
 
     form: Form = "gather"
     block_size: int = 1024
+    likelihood: Literal["samples", "delta", "mean_field", "pairwise_probit"] = "samples"
 
     def __post_init__(self) -> None:
         require_at_least(1, self, "block_size")
-        require_choice(self, "form")
+        require_choice(self, "form", "likelihood")
+        if self.form == "ring" and self.likelihood != "samples":
+            raise UserError(
+                f"SoftmaxLoss: likelihood = {self.likelihood!r} needs the keys of a whole batch at once; set form to "
+                "'gather'"
+            )
 
     def __call__(self, samples: EmbeddingSamples, valid: Bool[Array, " b"]) -> Float[Array, ""]:
         """Returns the mean loss over valid rows."""
@@ -58,17 +66,19 @@ class SigmoidLoss:
 
     Attributes:
         form, block_size: as in `SoftmaxLoss`; the ring needs no additional product.
+        likelihood: "samples", or "probit" for `lit_het.losses.contrastive.sample_free.sigmoid_probit`.
 
     Raises:
-        UserError: an unknown form, or a block without queries.
+        UserError: an unknown form or likelihood, or a block without queries.
     """
 
     form: Form = "gather"
     block_size: int = 1024
+    likelihood: Literal["samples", "probit"] = "samples"
 
     def __post_init__(self) -> None:
         require_at_least(1, self, "block_size")
-        require_choice(self, "form")
+        require_choice(self, "form", "likelihood")
 
     def __call__(self, samples: EmbeddingSamples, valid: Bool[Array, " b"]) -> Float[Array, ""]:
         """Returns the mean loss over valid rows."""
@@ -78,6 +88,19 @@ class SigmoidLoss:
 ContrastiveLoss: TypeAlias = SoftmaxLoss | SigmoidLoss
 # Pairs of this device's queries and keys to the weighted sum over its queries.
 Direction: TypeAlias = Callable[[Pairs, Layout], Float[Array, ""]]
+_SAMPLE_FREE: dict[str, Callable[[Pairs], Float[Array, ""]]] = {
+    "delta": sample_free.delta,
+    "mean_field": sample_free.mean_field,
+    "pairwise_probit": sample_free.pairwise_probit,
+    "probit": sample_free.sigmoid_probit,
+}
+
+
+def _sample_free(likelihood: str, pairs: Pairs, layout: Layout) -> Float[Array, ""]:
+    function = _SAMPLE_FREE[likelihood]
+    return (
+        function(pairs) if layout.form == "dense" else sum_over_pairs(lambda block, *_: function(block), pairs, layout)
+    )
 
 
 def _softmax(pairs: Pairs, layout: Layout) -> Float[Array, ""]:
@@ -120,6 +143,11 @@ def _mean(
     """
     is_noiseless = samples.image_queries is None and samples.text_queries is None
 
+    def directed(pairs: Pairs, layout: Layout) -> Float[Array, ""]:
+        # Without factors there is no noise: with ``noisy = "image"`` one direction has none.
+        is_sample_free = loss.likelihood != "samples" and pairs.queries.factors is not None
+        return _sample_free(loss.likelihood, pairs, layout) if is_sample_free else direction(pairs, layout)
+
     def device_sum(rows: Any, shared: Any, axes: tuple[str, ...]) -> Float[Array, ""]:
         (image, image_queries), (text, text_queries), weight = rows
         layout = Layout(loss.form, axes, loss.block_size)
@@ -127,11 +155,11 @@ def _mean(
         image_to_text = Pairs(_queries(image, image_queries), examples, text, examples, *shared)
         if is_noiseless:
             return both_directions(image_to_text, layout)
-        total = direction(image_to_text, layout)
+        total = directed(image_to_text, layout)
         # A matrix of its own: the noise is on the queries, so the logits of both directions differ (docs/paper_map.md,
         # 2).
         text_to_image = Pairs(_queries(text, text_queries), examples, image, examples, *shared)
-        return (total + direction(text_to_image, layout)) / 2
+        return (total + directed(text_to_image, layout)) / 2
 
     sides = ((samples.image, samples.image_queries), (samples.text, samples.text_queries))
     # Always float32: dividing by a small τ and summing exponentials over a batch would magnify rounding in bfloat16.

@@ -54,7 +54,16 @@ class Pairs:
     @property
     def masked_logits(self) -> Float[Array, "n s m"]:
         """The logits, `MASKED` where the key is invalid."""
-        return jnp.where((self.key_examples.weight > 0)[None, None], self.logits, MASKED)
+        return self.masked(self.logits)
+
+    @property
+    def factor_logits(self) -> Float[Array, "n r m"]:
+        """``R_n k_m / τ``, the standard deviations of the logits along the factors of the noise."""
+        return self.queries.factor_products(self.keys) / self.temperature
+
+    def masked(self, logits: Float[Array, "n s m"]) -> Float[Array, "n s m"]:
+        """Returns logits, `MASKED` where the key is invalid."""
+        return jnp.where((self.key_examples.weight > 0)[None, None], logits, MASKED)
 
     @property
     def is_partner(self) -> Bool[Array, "n m"]:

@@ -1,0 +1,68 @@
+"""Likelihoods of noisy queries in closed form, without samples; HET-XL Sec. 7 names them as future work.
+
+A query with the mean α and the factors R (rows of V(x) and d(x), so that Σ = RᵀR) has the logits ``u + gᵀ ξ`` with
+``u_m = α · k_m / τ``, ``g_m = R k_m / τ`` and standard normals ξ. Each function approximates ``-Σ_n w_n log E[p_n]``
+from u and g, for as many products of keys as r + 2 samples need, and has no gradient noise.
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from lit_het.losses.contrastive.pairs import Pairs
+
+# E[σ(u + s ξ)] ≈ σ(u / sqrt(1 + π/8 s²)): the logistic function as a probit with the slope that agrees at 0
+# (MacKay 1992, "The evidence framework applied to classification networks").
+PROBIT = math.pi / 8
+
+
+def delta(pairs: Pairs) -> Float[Array, ""]:
+    """Returns the softmax loss to second order in the noise.
+
+    ``log E[p_y] ≈ log p_y + h(|g_y - ḡ|² - Σ_m p_m |g_m - ḡ|²)`` with ``ḡ = Σ_m p_m g_m``, where h(x) = x / 2 to first
+    order. For x > 0 h is log(1 + x / 2), which is the logarithm of the second-order ``E[p_y] / p_y``: x / 2 itself
+    would reward unlimited noise wherever residuals exceed the model's own variance.
+    """
+    logits, factors = pairs.masked_logits[:, 0], pairs.factor_logits
+    p = jax.nn.softmax(logits, axis=-1)
+    mean = jnp.einsum("nm,nrm->nr", p, factors)
+    variance = jnp.einsum("nm,nrm->n", p, factors**2) - jnp.sum(mean**2, axis=1)
+    residual = jnp.sum((pairs.partner_logit(factors) - mean) ** 2, axis=1)
+    x = residual - variance
+    # log1p of the other branch's values would be NaN below -2, and so would its gradient.
+    change = jnp.where(x > 0, jnp.log1p(jnp.maximum(x, 0.0) / 2), x / 2)
+    log_p = pairs.partner_logit(logits[:, None])[:, 0] - jax.nn.logsumexp(logits, axis=-1)
+    return -jnp.sum(pairs.query_examples.weight * (log_p + change))
+
+
+def mean_field(pairs: Pairs) -> Float[Array, ""]:
+    """Returns the softmax loss of logits that are each divided by ``sqrt(1 + π/8 |g_m|²)`` (Lu et al. 2020)."""
+    logits = pairs.logits[:, 0] / jnp.sqrt(1 + PROBIT * jnp.sum(pairs.factor_logits**2, axis=1))
+    logits = pairs.masked(logits[:, None])[:, 0]
+    log_p = pairs.partner_logit(logits[:, None])[:, 0] - jax.nn.logsumexp(logits, axis=-1)
+    return -jnp.sum(pairs.query_examples.weight * log_p)
+
+
+def pairwise_probit(pairs: Pairs) -> Float[Array, ""]:
+    """Returns ``Σ_n w_n log Σ_m exp(-Δ_m / sqrt(1 + π/8 Var Δ_m))`` with ``Δ_m = u_y - u_m``.
+
+    ``1 / p_y = Σ_m exp(-Δ_m)``, so every pair (y, m) is a binary classification with its own probit approximation, and
+    noise that logits share, as ``Var Δ_m = |g_y - g_m|²``, has no effect. It is the probit approximation for two
+    classes; for more it is not normalised over y, and does not agree with the expectation to second order.
+    """
+    logits, factors = pairs.logits[:, 0], pairs.factor_logits
+    difference = pairs.partner_logit(logits[:, None]) - logits
+    variance = jnp.sum((pairs.partner_logit(factors)[:, :, None] - factors) ** 2, axis=1)
+    scaled = pairs.masked((-difference / jnp.sqrt(1 + PROBIT * variance))[:, None])[:, 0]
+    return jnp.sum(pairs.query_examples.weight * jax.nn.logsumexp(scaled, axis=-1))
+
+
+def sigmoid_probit(pairs: Pairs) -> Float[Array, ""]:
+    """Returns the sigmoid loss with ``E[σ(z u)] ≈ σ(z u / sqrt(1 + π/8 |g|²))``."""
+    z = jnp.where(pairs.is_partner, 1.0, -1.0)
+    scaled = pairs.logits[:, 0] / jnp.sqrt(1 + PROBIT * jnp.sum(pairs.factor_logits**2, axis=1))
+    losses = -jax.nn.log_sigmoid(z * scaled)
+    of_valid_keys = jnp.where(pairs.key_examples.weight[None] > 0, losses, 0.0)
+    return jnp.sum(pairs.query_examples.weight * jnp.sum(of_valid_keys, axis=1))

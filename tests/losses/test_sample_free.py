@@ -1,0 +1,158 @@
+"""Likelihoods without samples: against loops in NumPy, against Monte Carlo, in blocks and on devices."""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.special import expit, log_softmax, logsumexp
+
+from lit_het.errors import UserError
+from lit_het.losses.contrastive import SigmoidLoss, SoftmaxLoss
+from lit_het.types import EmbeddingSamples, Queries
+from tests.losses.contrastive_cases import mesh_of, split_rows
+
+B, D, R, TAU, BIAS = 8, 5, 3, 0.4, 0.3
+VALID = np.array([True, True, False, True, True, True, True, True])
+LOSSES = [
+    *(SoftmaxLoss(likelihood=likelihood) for likelihood in ("delta", "mean_field", "pairwise_probit")),
+    SigmoidLoss(likelihood="probit"),
+]
+every_loss = pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.likelihood)
+
+
+def make(scale=0.3, sides=("image", "text")):
+    """Unit embeddings, and the distribution of the queries of some sides."""
+    random = np.random.default_rng(0)
+
+    def side(name):
+        embedding = random.normal(size=(B, D))
+        embedding = jnp.asarray(embedding / np.linalg.norm(embedding, axis=1, keepdims=True), jnp.float32)
+        factors = jnp.asarray(scale * random.normal(size=(B, R, D)), jnp.float32)
+        return embedding, Queries(embedding[:, None], factors) if name in sides else None
+
+    (image, image_queries), (text, text_queries) = side("image"), side("text")
+    return EmbeddingSamples(image, text, image_queries, text_queries, jnp.float32(TAU), jnp.float32(BIAS))
+
+
+def one_query(likelihood, n, u, g):
+    """-log E[p] of one query by the equations of the module, in float64; u are the valid logits, g [R m]."""
+    if likelihood == "delta":
+        p = np.exp(log_softmax(u))
+        covariance = np.diag(p) - np.outer(p, p)
+        residual = np.eye(len(u))[n] - p
+        x = sum(residual @ row * (residual @ row) - row @ covariance @ row for row in g)
+        return -log_softmax(u)[n] - (math.log1p(x / 2) if x > 0 else x / 2)
+    variance = (g**2).sum(axis=0)
+    if likelihood == "mean_field":
+        return -log_softmax(u / np.sqrt(1 + math.pi / 8 * variance))[n]
+    terms = []
+    for m in range(len(u)):
+        spread = sum((row[n] - row[m]) ** 2 for row in g)
+        terms.append(-(u[n] - u[m]) / math.sqrt(1 + math.pi / 8 * spread))
+    return logsumexp(terms)
+
+
+def reference(loss, samples):
+    """The mean over valid queries of both directions, query by query."""
+    valid, total = np.flatnonzero(VALID), 0.0
+    for mean, queries, keys in (
+        (samples.image, samples.image_queries, samples.text),
+        (samples.text, samples.text_queries, samples.image),
+    ):
+        keys = np.asarray(keys, np.float64)[valid]
+        # A query is an array of its own, beside the key of the same embedding.
+        means = np.asarray(mean if queries is None else queries.samples[:, 0], np.float64)
+        factors = np.zeros((B, 1, D)) if queries is None else np.asarray(queries.factors, np.float64)
+        for place, n in enumerate(valid):
+            u, g = keys @ means[n] / TAU + BIAS, factors[n] @ keys.T / TAU
+            if loss.likelihood == "probit":
+                z = np.where(np.arange(len(valid)) == place, 1, -1)
+                total -= np.log(expit(z * u / np.sqrt(1 + math.pi / 8 * (g**2).sum(axis=0)))).sum()
+            else:
+                total += one_query(loss.likelihood, place, u, g)
+    return total / len(valid) / 2
+
+
+@every_loss
+@pytest.mark.parametrize("sides", [("image", "text"), ("image",)], ids=["both noisy", "image noisy"])
+@pytest.mark.parametrize("scale", [0.05, 1.0])
+def test_the_loss_equals_the_numpy_reference(loss, sides, scale):
+    samples = make(scale, sides)
+    np.testing.assert_allclose(loss(samples, jnp.asarray(VALID)), reference(loss, samples), rtol=2e-5)
+
+
+@every_loss
+def test_gradients_agree_with_finite_differences_of_the_numpy_reference(loss):
+    samples = make()
+    gradient = jax.grad(lambda samples: loss(samples, jnp.asarray(VALID)))(samples)
+    leaves, tree = jax.tree.flatten(samples)
+    for index, (slopes, leaf) in enumerate(zip(jax.tree.leaves(gradient), leaves, strict=True)):
+        if leaf.ndim == 0:
+            continue  # τ and the bias are constants of the reference
+        direction = np.random.default_rng(1).normal(size=leaf.shape)
+        values = []
+        for amount in (1e-4, -1e-4):
+            moved = [np.asarray(x, np.float64) for x in leaves]
+            moved[index] = moved[index] + amount * direction
+            values.append(reference(loss, jax.tree.unflatten(tree, moved)))
+        slope = (values[0] - values[1]) / 2e-4
+        np.testing.assert_allclose(np.vdot(slopes, direction), slope, rtol=1e-3, atol=1e-4)
+
+
+def monte_carlo(loss, samples, b, count=20_000):
+    """The same loss with so many noise samples."""
+    queries = samples.image_queries
+    normals = jax.random.normal(jax.random.key(0), (b, count, R))
+    drawn = dataclasses.replace(samples, image_queries=dataclasses.replace(queries, normals=normals))
+    return type(loss)()(drawn, jnp.asarray(VALID[:b]))
+
+
+# Of how many examples: the pairwise form is an approximation of two classes, and for more a heuristic.
+CASES = [(LOSSES[0], B, 0.03, 2e-3), (LOSSES[1], B, 0.1, 4e-2), (LOSSES[2], 2, 0.3, 2e-2), (LOSSES[3], B, 0.1, 2e-2)]
+
+
+@pytest.mark.parametrize(("loss", "b", "scale", "tolerance"), CASES, ids=[loss.likelihood for loss, *_ in CASES])
+def test_small_noise_has_the_loss_of_20000_samples(loss, b, scale, tolerance):
+    """The error of the approximation is small beside what the noise changes."""
+    samples = jax.tree.map(lambda x: x[:b] if x.ndim else x, make(scale, ("image",)))
+    expected, found = monte_carlo(loss, samples, b), loss(samples, jnp.asarray(VALID[:b]))
+    without = type(loss)()(dataclasses.replace(samples, image_queries=None), jnp.asarray(VALID[:b]))
+    np.testing.assert_allclose(found, expected, atol=tolerance * scale)
+    assert abs(found - expected) < abs(without - expected) / 2
+
+
+def test_noise_that_all_logits_share_changes_only_the_mean_field():
+    """Factors at a right angle to all differences of keys: every softmax, and so the expectation, stays as it is."""
+    samples = make()
+    text = jnp.asarray(np.asarray(samples.text)[:D])  # as many keys as dimensions: exactly equal
+    shift = jnp.asarray(np.linalg.solve(np.asarray(text, np.float64), np.ones(D)), jnp.float32)
+    queries = Queries(samples.image[:D, None], jnp.broadcast_to(0.2 * shift, (D, 1, D)))
+    shared = EmbeddingSamples(samples.image[:D], text, queries, None, samples.temperature)
+    none = EmbeddingSamples(samples.image[:D], text, None, None, samples.temperature)
+    valid = jnp.ones(D, bool)
+    expected = SoftmaxLoss()(none, valid)
+    for likelihood in ("delta", "pairwise_probit"):
+        np.testing.assert_allclose(SoftmaxLoss(likelihood=likelihood)(shared, valid), expected, rtol=1e-4)
+    assert abs(SoftmaxLoss(likelihood="mean_field")(shared, valid) - expected) > 1e-2
+
+
+@every_loss
+@pytest.mark.parametrize("form", ["gather", "ring"])
+def test_blocks_and_eight_devices_equal_the_dense_form(loss, form):
+    if form == "ring" and isinstance(loss, SoftmaxLoss):
+        with pytest.raises(UserError, match="needs the keys of a whole batch at once; set form to 'gather'"):
+            SoftmaxLoss("ring", likelihood=loss.likelihood)
+        return
+    samples, mesh = make(), mesh_of(8)
+    in_blocks = type(loss)(form, R + 2, likelihood=loss.likelihood)
+    dense = jax.value_and_grad(type(loss)("dense", likelihood=loss.likelihood))(samples, jnp.asarray(VALID))
+    for found in (jax.value_and_grad(in_blocks)(samples, jnp.asarray(VALID)), on_mesh(mesh, in_blocks, samples)):
+        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5), found, dense)
+
+
+def on_mesh(mesh, loss, samples):
+    with jax.set_mesh(mesh):
+        return jax.jit(jax.value_and_grad(loss))(*split_rows((samples, jnp.asarray(VALID)), mesh))
