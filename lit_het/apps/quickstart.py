@@ -23,7 +23,7 @@ from lit_het.configs import (
 )
 from lit_het.configs.experiment import ExperimentConfig
 from lit_het.console import Bar
-from lit_het.data_pipelines.glyphs import TYPEFACES, write_glyph_shards
+from lit_het.data_pipelines.glyphs import TYPEFACES, GlyphConfig, write_glyph_shards
 from lit_het.data_pipelines.storage import read_lines
 from lit_het.data_pipelines.tokenizers import train_sentencepiece
 from lit_het.errors import UserError
@@ -44,7 +44,7 @@ def quickstart(run_dir: Path, seed: int) -> None:
         raise UserError(f"{run_dir} holds a finished quickstart; open {run_dir}/report.html or give another --run-dir")
     clock = Clock(run_dir, seed)
     with clock.stage("data"):
-        write_data(run_dir / "data", seed)
+        write_data(run_dir / "data", quickstart_upstream.glyphs(seed))
     upstream = quickstart_upstream.get_config(run_dir)
     num_words = len(read_lines(str(run_dir / "data" / "words.txt")))
     upstream = dataclasses.replace(upstream, task=dataclasses.replace(upstream.task, num_classes=num_words))
@@ -132,7 +132,7 @@ def _process_start() -> float:
     return time.monotonic() - (time.time() - psutil.Process().create_time())
 
 
-def write_data(directory: Path, seed: int) -> None:
+def write_data(directory: Path, glyphs: GlyphConfig) -> None:
     """Writes shards and tokenizer unless they exist.
 
     The folder is written under a temporary name and renamed when it is complete.
@@ -143,7 +143,7 @@ def write_data(directory: Path, seed: int) -> None:
     if directory.exists():
         config = read_json(directory / "glyphs.json").get("config")
         drawn_with = config.get("seed") if isinstance(config, dict) else None
-        if drawn_with != seed:
+        if drawn_with != glyphs.seed:
             raise UserError(
                 f"{directory} was drawn with seed {drawn_with}; give --seed {drawn_with} or another --run-dir"
             )
@@ -151,7 +151,7 @@ def write_data(directory: Path, seed: int) -> None:
     partial = directory.with_name(f"{directory.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     with Bar("drawing characters", len(TYPEFACES) + 3, "steps") as bar:
-        write_glyph_shards(quickstart_upstream.glyphs(seed), partial, bar.advance)
+        write_glyph_shards(glyphs, partial, bar.advance)
     names = read_lines(str(partial / "train" / "classnames.txt"))
     size = quickstart_lit_deterministic.VOCABULARY_SIZE
     (partial / "tokenizer.model").write_bytes(train_sentencepiece(names, vocabulary_size=size, model_type="bpe"))

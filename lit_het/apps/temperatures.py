@@ -13,7 +13,7 @@ from typing import Any
 from lit_het.apps import grid
 from lit_het.apps.grid import Planned, Result, Row
 from lit_het.apps.quickstart import write_data
-from lit_het.configs import experiment, glyph_classifier
+from lit_het.configs import experiment, glyph_classifier, quickstart_upstream
 from lit_het.configs.experiment import ExperimentConfig
 from lit_het.data_pipelines.labels import ClassIndex
 from lit_het.durations import Duration
@@ -95,7 +95,7 @@ def _write_glyphs(directory: Path) -> None:
         # Only one of several processes writes; the others wait. The lock is released when the process ends.
         fcntl.flock(file, fcntl.LOCK_EX)
         if not directory.exists():
-            write_data(directory, seed=0)
+            write_data(directory, quickstart_upstream.glyphs())
 
 
 def plan(

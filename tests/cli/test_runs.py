@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from lit_het.apps.quickstart import write_data
+from lit_het.configs.quickstart_upstream import glyphs
 from lit_het.errors import UserError
 from lit_het.runs.opening import open_run
 from lit_het.tasks import quantities
@@ -38,6 +39,6 @@ def test_a_classifier_answers_with_log_probabilities_and_its_noise_follows_from_
 
 def test_characters_drawn_with_another_seed_are_refused(tmp_path):
     (tmp_path / "glyphs.json").write_text(json.dumps({"config": {"seed": 0}}))
-    write_data(tmp_path, seed=0)
+    write_data(tmp_path, glyphs(seed=0))
     with pytest.raises(UserError, match="was drawn with seed 0; give --seed 0 or another --run-dir"):
-        write_data(tmp_path, seed=1)
+        write_data(tmp_path, glyphs(seed=1))

@@ -1,0 +1,152 @@
+"""Trains a text tower and a head on pairs in memory, and measures the model: one cell of the study."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+from scipy import stats
+
+from lit_het import parameters
+from lit_het.configs.experiment import ExperimentConfig
+from lit_het.data_pipelines.tokenizers import Tokenizer
+from lit_het.durations import RunLength
+from lit_het.eval import scores
+from lit_het.eval.predictions import Predictions
+from lit_het.tasks import quantities
+from lit_het.tasks.contrastive import ContrastiveTask
+from lit_het.training.step import initial_state, make_train_step
+from lit_het.types import Batch, Params
+from scripts.noise.pairs import PairSet
+
+_BLOCK = 256
+NUM_EVAL_SAMPLES = 32
+
+
+@dataclasses.dataclass(frozen=True)
+class Trained:
+    """A trained model.
+
+    Attributes:
+        task: computes with the parameters.
+        params: of all parts.
+        tokens: of every name.
+        metrics: of training, averages over the last 50 steps.
+    """
+
+    task: ContrastiveTask
+    params: Params
+    tokens: Int[np.ndarray, "k l"]
+    metrics: dict[str, float]
+
+    @functools.cached_property
+    def names(self) -> Float[Array, "k d"]:
+        """Unit embeddings of all names."""
+        embed = jax.jit(self.task.encode_text)
+        blocks = _padded(self.tokens, _BLOCK)
+        return jnp.concatenate([embed(self.params, block) for block in blocks])[: len(self.tokens)]
+
+    def predict(self, pairs: PairSet, names: Int[np.ndarray, " k"], num_samples: int = 0, seed: int = 0) -> Predictions:
+        """Returns predictions of the captions among some names; with samples by Monte Carlo."""
+
+        @jax.jit
+        def of_block(features: Array, classes: Array, key: Array) -> Array:
+            model = self.task.image_classifier(self.params, classes)
+            return quantities.log_probabilities(model, features, key, num_samples)
+
+        keys = jax.random.split(jax.random.key(seed), 1 + len(pairs.captions) // _BLOCK)
+        classes = self.names[names]
+        blocks = zip(_padded(pairs.features, _BLOCK), keys, strict=False)
+        log_p = np.concatenate([of_block(block, classes, key) for block, key in blocks])[: len(pairs.captions)]
+        place = {name: index for index, name in enumerate(names.tolist())}
+        labels = np.array([place[caption] for caption in pairs.captions.tolist()])
+        nothing = np.zeros(len(labels))
+        return Predictions(log_p, labels, np.arange(len(labels)), nothing, self.noise_norm(pairs))
+
+    def noise_norm(self, pairs: PairSet) -> Float[np.ndarray, " n"]:
+        """Returns the noise norm of every image."""
+
+        @jax.jit
+        def of_block(features: Array) -> Array:
+            return quantities.noise_norm(self.task.image_classifier(self.params), features)
+
+        found = [of_block(block) for block in _padded(pairs.features, _BLOCK)]
+        return np.concatenate(found)[: len(pairs.captions)]
+
+
+def train(
+    config: ExperimentConfig,
+    locked: Params,
+    pairs: PairSet,
+    tokenizer: Tokenizer,
+    seed: int,
+    advance: Callable[[int], None],
+) -> Trained:
+    """Trains on pairs, whose images are already features.
+
+    Args:
+        config: of the task, the optimizer, the schedule and the length.
+        locked: parameters of the image tower, which is not computed.
+        pairs: training pairs.
+        tokenizer: of the captions.
+        seed: of the initial parameters, the order and the noise.
+        advance: called with 1 after every step.
+    """
+    task = config.task.build()
+    assert isinstance(task, ContrastiveTask)
+    tokens = tokenizer(list(pairs.names))
+    run = RunLength.resolve(config.length, config.data.batch_size, len(pairs.captions))
+    optimizer = config.optimizer.build(config.schedule, run, task.layers_above, task.learning_rates)
+    draw = jax.jit(lambda key: parameters.partition(task.initialize(key), task.locked)[1])
+    state = initial_state(draw(jax.random.key(seed)), optimizer)
+    step = jax.jit(make_train_step(task, optimizer, seed), donate_argnums=0)
+    last: list[dict[str, Array]] = []
+    for rows in _order(len(pairs.captions), config.data.batch_size, run.num_steps, seed):
+        batch = Batch(
+            jnp.ones(len(rows), bool),
+            image_embedding=jnp.asarray(pairs.features[rows]),
+            text=jnp.asarray(tokens[pairs.captions[rows]]),
+        )
+        state, metrics = step(state, locked, batch)
+        last = [*last[-49:], metrics]
+        advance(1)
+    averages = {name: float(np.mean([metrics[name] for metrics in last])) for name in last[-1]}
+    return Trained(task, parameters.merge(locked, state.params), tokens, averages)
+
+
+def _order(count: int, batch_size: int, num_steps: int, seed: int):
+    """Yields the rows of every batch: every epoch is a permutation."""
+    random, rows = np.random.default_rng(seed), np.zeros(0, int)
+    for _ in range(num_steps):
+        while len(rows) < batch_size:
+            rows = np.concatenate([rows, random.permutation(count)])
+        yield rows[:batch_size]
+        rows = rows[batch_size:]
+
+
+def figures(predictions: Predictions, name: str) -> dict[str, float]:
+    """Returns figures as they are, and with a temperature that was fitted on the other half of the images."""
+    fitted, factor = scores.calibrated(predictions, name)
+    found = {}
+    for prefix, one in (("", predictions), ("fitted_", fitted)):
+        values, _ = scores.figures(one)
+        found |= {f"{prefix}{metric}": values[metric] for metric in ("top1", "nll", "ece")}
+    return {**found, "temperature_factor": factor}
+
+
+def auroc(values: Float[np.ndarray, " n"], is_positive: Bool[np.ndarray, " n"]) -> float:
+    """Returns the probability that a positive has the larger value, ties counted as half; NaN without both kinds."""
+    positive, negative = int(is_positive.sum()), int((~is_positive).sum())
+    if not positive or not negative:
+        return float("nan")
+    ranks = stats.rankdata(values)
+    return float((ranks[is_positive].sum() - positive * (positive + 1) / 2) / (positive * negative))
+
+
+def _padded(rows: np.ndarray, size: int) -> list[np.ndarray]:
+    """Returns blocks of equal size; the last is padded with zeros."""
+    padding = np.zeros((-len(rows) % size, *rows.shape[1:]), rows.dtype)
+    return list(np.concatenate([rows, padding]).reshape(-1, size, *rows.shape[1:]))
