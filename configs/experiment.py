@@ -233,7 +233,7 @@ def _check_values(value: Any, field: str = "") -> None:
 
 
 def _update(value: Any) -> None:
-    """Gives what earlier versions wrote the form of this version; new fields get values that mean the same as before."""
+    """Gives what earlier versions wrote the form of this version; new fields get values that change nothing."""
     for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
         _update(inner)
     if not isinstance(value, dict):

@@ -248,3 +248,15 @@ def test_a_group_after_one_that_has_all_of_its_parameters_is_refused():
     optimizer = built(Optimizer(groups=(ParameterGroup(".*"), ParameterGroup("head/.*", 2.0))))
     with pytest.raises(UserError, match="only parameters of earlier groups"):
         optimizer.init(PARAMS)
+
+
+def test_a_modules_own_learning_rate_holds_where_no_group_of_the_optimizer_does():
+    params = {"head": {"covariance": {"kernel": jnp.ones(1)}, "temperature": {"log_temperature": jnp.ones(())}}}
+    gradients = [jax.tree.map(jnp.ones_like, params)]
+    own = (ParameterGroup("head/covariance/.*", 0.25), ParameterGroup("head/temperature/.*", 3.0))
+    for groups, expected in (((), 0.25), ((ParameterGroup(".*/kernel", 0.5),), 0.5)):
+        optimizer = Optimizer(SGD(), weight_decay=0.0, clip_norm=None, groups=groups)
+        built_with = optimizer.build(Schedule(0.1, Duration(0)), RunLength(1, 1), learning_rates=own)
+        (after,) = steps(built_with, params, gradients)
+        np.testing.assert_allclose(after["head"]["covariance"]["kernel"], 1 - 0.1 * expected, rtol=1e-6)
+        np.testing.assert_allclose(after["head"]["temperature"]["log_temperature"], 1 - 0.1 * 3, rtol=1e-6)

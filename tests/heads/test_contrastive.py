@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from lit_het.errors import UserError
 from lit_het.heads.contrastive import DeterministicContrastiveConfig, HetXLContrastiveConfig, unit
 from lit_het.heads.covariance import CovarianceConfig, standard_normals
+from lit_het.heads.sampling import SamplingConfig
 from lit_het.heads.temperature import LogTemperature
 from tests.heads.references import held_singly
 
@@ -274,3 +276,38 @@ def test_noise_norms_belong_to_the_normalised_embedding():
 def test_unit_gives_norm_one_and_does_not_change_zeros():
     rows = jnp.asarray([[3.0, 4.0], [0.0, 0.0]])
     np.testing.assert_allclose(unit(rows), [[0.6, 0.8], [0.0, 0.0]], rtol=1e-6)
+
+
+def test_antithetic_queries_lie_opposite_to_one_another():
+    """The mean of every pair is the embedding without noise, whatever the order of products."""
+    image, text = embeddings()
+    for order in ("direct", "factored"):
+        samples = make(num_samples=4, order=order)(image, text, KEY)
+        for queries, keys in ((samples.image_queries, samples.image), (samples.text_queries, samples.text)):
+            pairs = singly(queries).reshape(B, 2, 2, D)
+            np.testing.assert_allclose(pairs.mean(axis=2), np.repeat(keys[:, None], 2, axis=1), atol=1e-6)
+            assert not np.allclose(pairs[:, 0], pairs[:, 1])
+
+
+def test_an_odd_number_of_samples_has_no_pairs():
+    odd, even = HetXLContrastiveConfig(num_samples=3), HetXLContrastiveConfig(num_samples=3, antithetic=False)
+    image, text = embeddings()
+    found = [config.build(D, nnx.Rngs(0))(image, text, KEY).image_queries for config in (odd, even)]
+    np.testing.assert_array_equal(singly(found[0]), singly(found[1]))
+    with pytest.raises(UserError, match="num_samples = 3 is odd, but antithetic samples come in pairs"):
+        HetXLContrastiveConfig(num_samples=3, antithetic=True)
+    with pytest.raises(UserError, match="num_eval_samples = 5 is odd"):
+        SamplingConfig(num_samples=4, num_eval_samples=5, antithetic=True)
+
+
+def test_without_samples_queries_are_their_distribution():
+    head, (image, text) = make(num_samples=0), embeddings()
+    queries = head(image, text, KEY).image_queries
+    assert queries is not None
+    assert queries.normals is None
+    np.testing.assert_allclose(queries.samples[:, 0], numpy_unit(image), rtol=1e-5)
+    covariance = head.image_covariance.covariance(jnp.asarray(numpy_unit(image), jnp.float32))
+    np.testing.assert_allclose(np.einsum("brp,brq->bpq", queries.factors, queries.factors), covariance, rtol=1e-4)
+    for changes in ({"normalize_after_noise": True}, {"covariance": DIAGONAL}):
+        with pytest.raises(UserError, match="num_samples = 0 needs normally distributed queries of low rank"):
+            make(**{"covariance": FULL, **changes}, num_samples=0)

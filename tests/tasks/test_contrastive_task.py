@@ -10,8 +10,10 @@ from flax import nnx
 from scipy import special
 
 from lit_het import distributed, parameters, sharding
+from lit_het.errors import UserError
 from lit_het.heads.contrastive import DeterministicContrastiveConfig, HetXLContrastive, HetXLContrastiveConfig
 from lit_het.heads.covariance import CovarianceConfig
+from lit_het.heads.temperature import LogTemperature
 from lit_het.losses.contrastive import SigmoidLoss, SoftmaxLoss
 from lit_het.random import keys_at
 from lit_het.sharding import MeshConfig
@@ -164,3 +166,25 @@ def test_a_head_without_noise_has_one_prediction_for_any_number_of_samples():
     noisy, quiet = found(jnp.asarray(image))
     assert noisy.shape[1] == 1
     np.testing.assert_array_equal(noisy, quiet)
+
+
+def test_the_likelihood_and_the_number_of_samples_fit_each_other():
+    towers = {"image_tower": CONFIG.image_tower, "text_tower": CONFIG.text_tower}
+    free = SoftmaxLoss(likelihood="delta")
+    with pytest.raises(UserError, match=r"likelihood = 'delta' does not fit task.head.num_samples = 1: .* = 0, and"):
+        ContrastiveConfig(**towers, head=HetXLContrastiveConfig(num_samples=1), loss=free)
+    with pytest.raises(UserError, match="does not fit"):
+        ContrastiveConfig(**towers, loss=free)
+    with pytest.raises(UserError, match="does not fit"):
+        ContrastiveConfig(**towers, head=HetXLContrastiveConfig(num_samples=0))
+
+
+def test_covariances_and_temperatures_have_learning_rates_of_their_own():
+    covariance, temperature = CovarianceConfig(2, learning_rate_factor=0.5), LogTemperature(learning_rate_factor=2.0)
+    head = HetXLContrastiveConfig(covariance, temperature)
+    groups = dataclasses.replace(CONFIG, head=head).build().learning_rates
+    assert {(group.pattern, group.learning_rate_factor) for group in groups} == {
+        ("head/image_covariance/.*", 0.5),
+        ("head/text_covariance/.*", 0.5),
+        ("head/temperature/.*", 2.0),
+    }
