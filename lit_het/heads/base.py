@@ -70,6 +70,10 @@ class ContrastiveHead(Protocol):
         """Returns sqrt(tr Σ(b)) for text embeddings; zeros without noise."""
         ...
 
+    def noise_metrics(self, image: Float[Array, "b d"], text: Float[Array, "b d"]) -> dict[str, Float[Array, " b"]]:
+        """Returns values for each example that show the form of the noise in training; none without noise."""
+        ...
+
     def image_spectrum(self, image: Float[Array, "b d"]) -> Float[Array, "b _"]:
         """Returns standard deviations of the noise along its principal axes, descending; none without noise."""
         ...

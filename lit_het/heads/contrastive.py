@@ -93,6 +93,10 @@ class DeterministicContrastive(nnx.Module):
         """Returns zeros."""
         return jnp.zeros(text.shape[0])
 
+    def noise_metrics(self, image: Float[Array, "b d"], text: Float[Array, "b d"]) -> dict[str, Float[Array, " b"]]:
+        """Returns nothing."""
+        return {}
+
     def image_spectrum(self, image: Float[Array, "b d"]) -> Float[Array, "b zero"]:
         """Returns an empty array, as there is no noise."""
         return jnp.zeros((image.shape[0], 0))
@@ -243,6 +247,20 @@ class HetXLContrastive(nnx.Module):
     def text_noise_norm(self, text: Float[Array, "b d"]) -> Float[Array, " b"]:
         """Returns ``sqrt(tr Σ(b))``."""
         return self._noise_norm(text, self.text_covariance)
+
+    def noise_metrics(self, image: Float[Array, "b d"], text: Float[Array, "b d"]) -> dict[str, Float[Array, " b"]]:
+        """Returns, for each noisy side, the alignment of its noise with the other side's keys, and its effective rank.
+
+        Without gradients: they are only logged, see `Noise.alignment` and `Noise.effective_rank`.
+        """
+        found = {}
+        sides = (("image", image, self.image_covariance, text), ("text", text, self.text_covariance, image))
+        for name, embedding, covariance, other in sides:
+            if covariance is not None:
+                noise, keys = covariance(self._before(embedding)), self._after(self._before(other))
+                found[f"{name}_noise_alignment"] = noise.alignment(keys)
+                found[f"{name}_noise_rank"] = noise.effective_rank()
+        return jax.lax.stop_gradient(found)
 
     def image_spectrum(self, image: Float[Array, "b d"]) -> Float[Array, "b _"]:
         """Returns the square roots of the largest eigenvalues of Σ(a), in descending order."""

@@ -156,6 +156,38 @@ class Noise:
         projected = (rows.reshape(-1, q) @ kernel).reshape(n, -1, kernel.shape[1])
         return Noise(projected[:, -1], projected[:, :-1], None, None, is_diagonal=False)
 
+    def trace(self) -> Float[Array, " n"]:
+        """Returns ``tr Σ(x) = E |ε|²``; both second terms have the trace ``|d(x)|²``."""
+        squares = jnp.sum(self.scale**2, axis=1)
+        if self.factors is not None:
+            return squares + jnp.sum(self.factors**2, axis=(1, 2))
+        if self.shared_factors is not None and self.factor_scale is not None:
+            return squares + self.factor_scale**2 @ jnp.sum(self.shared_factors**2, axis=0)
+        return squares
+
+    def alignment(self, keys: Float[Array, "m q"]) -> Float[Array, " n"]:
+        """Returns the variance of the noise along the differences of keys, relative to isotropic noise of its norm.
+
+        ``q tr(Σ C) / (tr Σ tr C)`` with the keys' covariance C: 1 for isotropic noise and for a random walk of Σ, more
+        where the noise moves queries between keys, which alone can change a loss.
+        """
+        centred = keys - keys.mean(axis=0, keepdims=True)
+        covariance = centred.T @ centred
+        rows = self.low_rank() if self.is_diagonal else self.rows()
+        along = jnp.einsum("nrq,qp,nrp->n", rows, covariance, rows)
+        if self.is_diagonal:
+            along = along + self.scale**2 @ jnp.diagonal(covariance)
+        return self.scale.shape[1] * along / (self.trace() * jnp.trace(covariance))
+
+    def effective_rank(self) -> Float[Array, " n"]:
+        """Returns the participation ratio ``(tr Σ)² / tr Σ²``, the number of directions that share the noise."""
+        rows = self.low_rank() if self.is_diagonal else self.rows()
+        squares = jnp.sum(jnp.einsum("nrq,npq->nrp", rows, rows) ** 2, axis=(1, 2))
+        if self.is_diagonal:
+            diagonal = self.scale**2
+            squares = squares + 2 * jnp.einsum("nrq,nq->n", rows**2, diagonal) + jnp.sum(diagonal**2, axis=1)
+        return self.trace() ** 2 / squares
+
     def take(self, index: Int[np.ndarray, " k"]) -> "Noise":
         """Returns the noise ``ε[index]``.
 
@@ -227,14 +259,8 @@ class Covariance(nnx.Module):
         return jnp.sqrt(jnp.maximum(values, 0.0))
 
     def noise_norm(self, features: Float[Array, "n d"]) -> Float[Array, " n"]:
-        """Returns ``sqrt(tr Σ(x)) = sqrt(E |ε|²)``; both second terms have the trace ``|d(x)|²``."""
-        noise = self(features)
-        squares = jnp.sum(noise.scale**2, axis=1)
-        if noise.factors is not None:
-            squares = squares + jnp.sum(noise.factors**2, axis=(1, 2))
-        elif noise.shared_factors is not None and noise.factor_scale is not None:
-            squares = squares + noise.factor_scale**2 @ jnp.sum(noise.shared_factors**2, axis=0)
-        return jnp.sqrt(squares)
+        """Returns ``sqrt(tr Σ(x)) = sqrt(E |ε|²)``."""
+        return jnp.sqrt(self(features).trace())
 
 
 def standard_normals(

@@ -13,6 +13,7 @@ from lit_het import distributed
 from lit_het.console import Bar
 from lit_het.errors import FieldError, UserError, require_at_least
 from lit_het.training import preemption
+from lit_het.training.isotropic_noise import IsotropicNoise
 from lit_het.training.metric_log import MetricLog
 from lit_het.training.preemption import Preempted
 from lit_het.training.step import MUST_BE_FINITE, TrainStep
@@ -194,6 +195,7 @@ class _Pending:
     def __init__(self, log: MetricLog):
         self._log = log
         self._skipped = 0  # in a row
+        self._isotropic = IsotropicNoise()
         self._metrics: list[Metrics] = []
         self.restart()
 
@@ -218,6 +220,7 @@ class _Pending:
         record["train/steps_per_second"] = len(fetched) / (time.monotonic() - self._began)
         # Written before the check below: the record of a diverged run shows how it diverged.
         self._log.write(done, record)
+        self._isotropic.check(record)
         self._metrics = []
         self.restart()
         for number, metrics in enumerate(fetched, done - len(fetched) + 1):

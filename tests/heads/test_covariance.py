@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from lit_het import parameters
 from lit_het.errors import UserError
-from lit_het.heads.covariance import MINIMUM_SCALE, Covariance, CovarianceConfig, standard_normals
+from lit_het.heads.covariance import MINIMUM_SCALE, Covariance, CovarianceConfig, Noise, standard_normals
 from tests.heads import references
 
 B, D, Q, R = 3, 6, 5, 4
@@ -256,3 +256,24 @@ def test_the_noise_grows_alike_for_every_rank_and_size():
     np.testing.assert_allclose(moved, 10, rtol=0.15)
     assert CovarianceConfig(2, learning_rate_factor=0.5).scaled_learning_rate(64) == 0.5
     assert CovarianceConfig(2).scaled_learning_rate(8) == 1.0, "small heads have the learning rate of the others"
+
+
+@pytest.mark.parametrize("form", ["full", "efficient"])
+@pytest.mark.parametrize("second_term", ["rank_one", "diagonal"])
+def test_alignment_and_effective_rank_are_those_of_the_whole_matrix(form, second_term):
+    module = make(CovarianceConfig(3, form, second_term, initial_noise_norm=1.0))
+    x, keys = features(4), np.random.default_rng(1).normal(size=(7, Q))
+    matrices, noise = np.asarray(module.covariance(x), np.float64), module(x)
+    centred = keys - keys.mean(axis=0)
+    of_keys = centred.T @ centred
+    expected = [Q * np.trace(sigma @ of_keys) / (np.trace(sigma) * np.trace(of_keys)) for sigma in matrices]
+    np.testing.assert_allclose(noise.alignment(jnp.asarray(keys, jnp.float32)), expected, rtol=1e-4)
+    ranks = [np.trace(sigma) ** 2 / np.trace(sigma @ sigma) for sigma in matrices]
+    np.testing.assert_allclose(noise.effective_rank(), ranks, rtol=1e-4)
+
+
+def test_isotropic_noise_has_alignment_1_and_the_rank_of_its_space():
+    keys = jnp.asarray(np.random.default_rng(0).normal(size=(9, Q)), jnp.float32)
+    isotropic = Noise(jnp.full((2, Q), 0.3), None, None, None, is_diagonal=True)
+    np.testing.assert_allclose(isotropic.alignment(keys), 1, rtol=1e-5)
+    np.testing.assert_allclose(isotropic.effective_rank(), Q, rtol=1e-5)

@@ -102,11 +102,12 @@ def test_the_contrastive_metrics_equal_a_numpy_computation(contrastive):
     model = task._model(params)
     text_norm = model.head.text_noise_norm(model.text_tower(WORDS).embedding)
     kept = np.flatnonzero(VALID)
-    assert set(metrics) == {"temperature", "image_noise_norm", "text_noise_norm"}
+    shapes = {f"{side}_noise_{shape}" for side in ("image", "text") for shape in ("alignment", "rank")}
+    assert set(metrics) == {"temperature", "image_noise_norm", "text_noise_norm", *shapes}
     assert float(metrics["image_noise_norm"]) == pytest.approx(np.asarray(image_norm)[kept].mean(), rel=1e-5)
     assert float(metrics["text_noise_norm"]) == pytest.approx(np.asarray(text_norm)[kept].mean(), rel=1e-5)
-    assert float(metrics["temperature"]) == pytest.approx(1 / 3)
-    assert float(model.head.temperature()) == pytest.approx(1 / 3)
+    assert float(metrics["temperature"]) == pytest.approx(1 / 20)
+    assert float(model.head.temperature()) == pytest.approx(1 / 20)
     np.testing.assert_allclose(jnp.linalg.norm(image, axis=1), 1, rtol=1e-5)
     assert np.isfinite(loss)
 

@@ -1,0 +1,35 @@
+"""A warning when the noise of a contrastive head grows in all directions alike."""
+
+from collections.abc import Mapping
+
+from lit_het.console import message
+
+# Twice the noise of the first record, and no more along the keys' differences than isotropic noise would have.
+_GROWTH, _ALIGNMENT = 2.0, 1.25
+
+
+class IsotropicNoise:
+    """Checks the records of a run, and warns once.
+
+    Noise pays only along the differences of keys. If it grows elsewhere as well, its gradient is mostly noise itself,
+    and Adam, which moves every parameter by the learning rate, makes a random walk of it (docs/noise.md).
+    """
+
+    def __init__(self) -> None:
+        self._first: dict[str, float] = {}
+        self._has_warned = False
+
+    def check(self, record: Mapping[str, float]) -> None:
+        """Checks the metrics of a record."""
+        for side in ("image", "text"):
+            norm, alignment = record.get(f"train/{side}_noise_norm"), record.get(f"train/{side}_noise_alignment")
+            if norm is None or alignment is None or self._has_warned:
+                continue
+            first = self._first.setdefault(side, norm)
+            if norm > _GROWTH * first and alignment < _ALIGNMENT:
+                self._has_warned = True
+                message(
+                    f"the noise of {side}s has grown from {first:.2g} to {norm:.2g} alike in all directions "
+                    f"({alignment:.2f} times isotropic noise along the keys): its gradient is mostly noise; raise "
+                    "--task.head.num-samples, or lower --task.head.covariance.learning-rate-factor"
+                )
