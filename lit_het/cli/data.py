@@ -7,7 +7,8 @@ from typing import Any
 
 from lit_het.cli import prepare
 from lit_het.cli.prepare import SHARDS_STAY, positive
-from lit_het.paths import require_shards
+from lit_het.errors import UserError
+from lit_het.paths import require_run, require_shards
 
 # NumPy and the other heavy packages are imported only when an action runs, so that --help is fast.
 
@@ -59,7 +60,45 @@ def add_to(commands: Any) -> None:
     index.set_defaults(command=_index, name="data index", if_stopped=SHARDS_STAY)
     check.set_defaults(command=_check, name="data check")
     _add_corrupt(actions)
+    _add_score(actions)
     prepare.add_to(actions)
+
+
+def _add_score(actions: Any) -> None:
+    parser = actions.add_parser(
+        "score",
+        allow_abbrev=False,
+        help="rank samples by how badly their caption fits their image",
+        description="Scores every sample of SHARDS by a trained image-text model: the loss and the margin of its "
+        "caption against the other captions of the set, their cosine similarity (the CLIP score) and the noise norm of "
+        "the image. Writes a table, the most suspect sample first, and beside it a page with the worst ones.",
+    )
+    parser.add_argument("run", type=Path, metavar="RUN", help="directory of the run of an image-text model")
+    parser.add_argument("shards", metavar="SHARDS", help="folder, glob, pattern {000..099}.tar or list .txt")
+    parser.add_argument("--output", type=Path, required=True, metavar="FILE", help="ends in .csv or .parquet")
+    parser.add_argument(
+        "--by",
+        choices=("loss", "margin", "similarity", "noise_norm"),
+        default="loss",
+        help="the column that ranks samples; default: %(default)s",
+    )
+    parser.add_argument(
+        "--captions", default="txt", metavar="MEMBER", help="such as txt or json/caption; default: %(default)s"
+    )
+    parser.add_argument(
+        "--candidates",
+        type=positive,
+        default=10_000,
+        metavar="K",
+        help="at most so many captions of the set compete with a sample's own; default: %(default)s",
+    )
+    parser.add_argument(
+        "--worst", type=positive, default=50, metavar="N", help="samples on the page; default: %(default)s"
+    )
+    parser.add_argument(
+        "--pretrained", type=Path, metavar="PATH", help="current path of the locked tower's run or file"
+    )
+    parser.set_defaults(command=_score, name="data score")
 
 
 def _add_corrupt(actions: Any) -> None:
@@ -126,3 +165,15 @@ def _corrupt(options: argparse.Namespace, _: list[str]) -> None:
 
     of_writer = WriteOptions(options.samples_per_shard, options.workers)
     corrupt(options.shards, options.output, options.corruptions, options.severities, options.seed, of_writer)
+
+
+def _score(options: argparse.Namespace, _: list[str]) -> None:
+    output = options.output
+    if output.suffix not in (".csv", ".parquet") or not output.resolve().parent.is_dir():
+        raise UserError(f"--output {output} must end in .csv or .parquet and lie in an existing folder")
+    require_run(options.run)
+    require_shards(options.shards)
+    from lit_het.apps.scoring import ScoreOptions, score
+
+    how = ScoreOptions(options.captions, options.by, options.candidates, options.worst)
+    score(options.run, options.shards, output, how, options.pretrained)

@@ -1,0 +1,181 @@
+"""``lit-het data score``: how well the caption of every sample fits its image, by a trained image-text model."""
+
+import csv
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from jaxtyping import Float
+
+from lit_het.console import Bar, message
+from lit_het.data_pipelines.storage import absolute
+from lit_het.errors import UserError
+from lit_het.eval.drawings import thumbnails
+from lit_het.eval.evaluators.retrieval import read_captions
+from lit_het.eval.features import Features, OpenSet, Sets
+from lit_het.eval.predictions import Predictor, class_scores, image_quantity
+from lit_het.eval.recognition import embed_texts
+from lit_het.eval.report.grids import Mark, answer_card
+from lit_het.eval.report.page import Html, Section, joined, render_page
+from lit_het.eval.sets import ImageSet
+from lit_het.files import completed, write_atomically
+from lit_het.runs.opening import Run, open_run
+from lit_het.tasks import quantities
+from lit_het.types import EvaluatedModel
+
+Column = Literal["loss", "margin", "similarity", "noise_norm"]
+# The order in which samples are suspect: the largest first, or the smallest.
+_SIGNS: Mapping[Column, int] = {"loss": 1, "margin": -1, "similarity": -1, "noise_norm": 1}
+_BLOCK = 1024
+
+
+@dataclasses.dataclass(frozen=True)
+class ScoreOptions:
+    """What is scored, and how samples are ranked.
+
+    Attributes:
+        captions: the member that holds captions; ``json/caption`` is a field of a JSON object.
+        by: the column that ranks suspect samples.
+        candidates: at most so many captions of the set compete with a sample's own.
+        worst: number of samples on the page.
+    """
+
+    captions: str = "txt"
+    by: Column = "loss"
+    candidates: int = 10_000
+    worst: int = 50
+
+
+def score(run_dir: Path, shards: str, output: Path, options: ScoreOptions, pretrained: Path | None = None) -> None:
+    """Writes a table with a row per sample, the most suspect first, and a page with the worst of them.
+
+    Args:
+        run_dir: the run of an image-text model.
+        shards: folder or pattern of the shards.
+        output: file that ends in .csv or .parquet; the page lies beside it, with the ending .html.
+        options: what and how.
+        pretrained: current path of the run with the locked parameters, if it was moved.
+
+    Raises:
+        UserError: the run is a classifier or cannot be opened, or a sample has no caption.
+    """
+    run = open_run(run_dir, pretrained)
+    model = run.model()
+    if model.text is None:
+        raise UserError(f"{run_dir} is a classifier; captions are scored by an image-text model")
+    opened = _open(run, shards)
+    captions = [found[0] for found in read_captions(opened, options.captions)]
+    features = opened.features(model.features)
+    # Unreadable images have no features.
+    captions = [captions[position] for position in features.positions.tolist()]
+    columns = caption_columns(model, features.values, captions, options.candidates)
+    order = np.argsort(-_SIGNS[options.by] * columns[options.by], kind="stable")
+    numbers = [opened.loader.numbers[position] for position in features.positions.tolist()]
+    places = [(opened.loader.index.shard(number), opened.loader.index.key(number)) for number in numbers]
+    _write_table(output, places, captions, columns, order)
+    page = output.with_suffix(".html")
+    worst = order[: options.worst]
+    section = _worst(opened, features.positions[worst], [captions[row] for row in worst], columns, worst, options.by)
+    write_atomically(page, render_page(f"Suspect captions of {shards}", [section]))
+    message(f"{len(order):,} samples in {output}; the worst {len(worst)} in {page}")
+
+
+def caption_columns(
+    model: EvaluatedModel, features: Float[np.ndarray, "n f"], captions: Sequence[str], candidates: int
+) -> dict[Column, Float[np.ndarray, " n"]]:
+    """Returns the scores of every image with its own caption, without noise.
+
+    With u the logits of the image and its own caption y among the candidates: ``loss`` is ``-log softmax(u)_y`` in
+    nats, ``margin`` is ``u_y - max u`` over the others, ``similarity`` the cosine, the CLIP score, and ``noise_norm``
+    ``sqrt(tr Σ)`` of the image.
+
+    Args:
+        model: an image-text model.
+        features: of the images.
+        captions: of the images.
+        candidates: at most so many different captions compete; they are drawn at random, the same at every call.
+    """
+    distinct = list(dict.fromkeys(captions))
+    with Bar("embedding captions", len(distinct), "captions") as bar:
+        embeddings = embed_texts(model, distinct, bar.advance)
+    index = {caption: number for number, caption in enumerate(distinct)}
+    own = np.array([index[caption] for caption in captions])
+    chosen = np.sort(np.random.default_rng(0).permutation(len(distinct))[:candidates])
+    found: dict[Column, list[np.ndarray]] = {name: [] for name in _SIGNS}
+    with Bar("scoring", len(captions), "samples") as bar:
+        for start in range(0, len(captions), _BLOCK):
+            rows, mine = features[start : start + _BLOCK], own[start : start + _BLOCK]
+            # Padded to one size, so that JAX compiles once.
+            padded = np.resize(embeddings[mine], (_BLOCK, embeddings.shape[1]))
+            own_logit = np.diagonal(_logits(model, padded, rows)).astype(np.float64)
+            logits = _logits(model, embeddings[chosen], rows).astype(np.float64)
+            logits[chosen[None] == mine[:, None]] = -np.inf
+            normalizer = np.logaddexp(np.logaddexp.reduce(logits, axis=1), own_logit)
+            images = image_quantity(model, quantities.embeddings, rows)
+            found["loss"].append(normalizer - own_logit)
+            found["margin"].append(own_logit - logits.max(axis=1))
+            found["similarity"].append(np.sum(images * embeddings[mine], axis=1))
+            found["noise_norm"].append(image_quantity(model, quantities.noise_norm, rows))
+            bar.advance(len(rows))
+    return {name: np.concatenate(parts).astype(np.float32) for name, parts in found.items()}
+
+
+def _logits(
+    model: EvaluatedModel, classes: Float[np.ndarray, "k d"], rows: Float[np.ndarray, "n f"]
+) -> Float[np.ndarray, "n k"]:
+    nothing = np.zeros(len(rows), np.int32)
+    return class_scores(Predictor(model, len(classes), classes), Features(rows, nothing, nothing))
+
+
+def _open(run: Run, shards: str) -> OpenSet:
+    sets = Sets(run.config.data.image_size, run.config.data.preprocessing, lambda: run.tower)
+    return sets.open(ImageSet(shards, shards, split=absolute(shards), labelled=False))
+
+
+def _write_table(
+    output: Path,
+    places: Sequence[tuple[str, str]],
+    captions: Sequence[str],
+    columns: Mapping[Column, np.ndarray],
+    order: np.ndarray,
+) -> None:
+    table = {
+        "shard": [places[row][0] for row in order],
+        "key": [places[row][1] for row in order],
+        "caption": [captions[row] for row in order],
+        **{name: values[order].tolist() for name, values in columns.items()},
+    }
+    with completed(output) as partial:
+        if output.suffix == ".parquet":
+            try:
+                import pyarrow as pa
+                import pyarrow.parquet as pq
+            except ImportError as error:
+                raise UserError(f"--output {output} needs pyarrow: pip install 'lit-het[parquet]'") from error
+            pq.write_table(pa.table(table), partial)
+        else:
+            with partial.open("w", newline="", encoding="utf-8") as file:
+                writer = csv.writer(file)
+                writer.writerow(table)
+                writer.writerows(zip(*table.values(), strict=True))
+
+
+def _worst(
+    opened: OpenSet,
+    positions: np.ndarray,
+    captions: Sequence[str],
+    columns: Mapping[Column, np.ndarray],
+    rows: np.ndarray,
+    by: Column,
+) -> Section:
+    images = thumbnails(opened, positions)
+    cards = [
+        answer_card(
+            image, caption, [f"{name} {columns[name][row]:.3g}" for name in columns], [Mark.WRONG] * len(columns)
+        )
+        for image, caption, row in zip(images, captions, rows, strict=True)
+    ]
+    note = f"The samples that are most suspect by {by}, each with its caption. A caption may be right and rare."
+    return Section("Suspect captions", (Html(f'<div class="cards">{joined(cards)}</div>'),), note)
