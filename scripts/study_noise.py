@@ -140,14 +140,16 @@ def configuration(head: str, options: argparse.Namespace) -> ExperimentConfig:
     )
 
 
-def measure(trained: Trained, data: Data, kind: str, level: float, seed: int, wrong: np.ndarray) -> dict[str, float]:
-    """Returns the figures of a model: ``<set>/<labels>/<prediction>/<figure>``."""
+def measure(
+    trained: Trained, data: Data, kind: str, level: float, seed: int, pairs: PairSet, wrong: np.ndarray
+) -> dict[str, float]:
+    """Returns the figures of a model: ``<set>/<labels>/<prediction>/<figure>``; ``wrong`` marks replaced captions."""
     found = {f"train/{name}": value for name, value in trained.metrics.items()}
     every = np.arange(len(data.train.names))
-    for name, pairs in (("validation", data.validation), ("held_out", data.held_out), ("unseen", data.unseen)):
+    for name, of_set in (("validation", data.validation), ("held_out", data.held_out), ("unseen", data.unseen)):
         # Labels of evaluation sets are replaced as those of training, by draws of their own.
-        noisy = noise.inject(pairs, kind, level, data.known, 10_000 + seed)[0] if level else pairs
-        for labels, labelled in (("clean", pairs), *((("noisy", noisy),) if level and name != "unseen" else ())):
+        noisy = noise.inject(of_set, kind, level, data.known, 10_000 + seed)[0] if level else of_set
+        for labels, labelled in (("clean", of_set), *((("noisy", noisy),) if level and name != "unseen" else ())):
             for prediction, samples in (("mean", 0), ("sampled", NUM_EVAL_SAMPLES)):
                 if samples and not trained.task.has_image_noise:
                     continue
@@ -157,11 +159,23 @@ def measure(trained: Trained, data: Data, kind: str, level: float, seed: int, wr
                 if not samples and labels == "clean" and trained.task.has_image_noise:
                     is_wrong = predictions.predicted != predictions.labels
                     found[f"{name}/auroc_errors"] = auroc(predictions.noise_norm, is_wrong)
+    return {**found, **_of_wrong_captions(trained, data, kind, pairs, wrong)} if level else found
+
+
+def _of_wrong_captions(trained: Trained, data: Data, kind: str, pairs: PairSet, wrong: np.ndarray) -> dict[str, float]:
+    """Returns how well the replaced captions are found by the loss, the CLIP score and the noise norm."""
+    predictions = trained.predict(pairs, np.arange(len(pairs.names)))
+    by = {"loss": -predictions.label_log_p, "clip_score": -trained.similarity(pairs)}
+    found = {}
     if trained.task.has_image_noise:
-        norm = trained.noise_norm(data.train)
-        found["train/auroc_wrong_captions"] = auroc(norm, wrong)
+        by["noise_norm"] = predictions.noise_norm
+        # Noise is a property of the image: it can only find the images whose captions are unreliable.
         affected, _ = noise.NOISES[kind](data.train, data.known, np.random.default_rng(0))
-        found["train/auroc_affected_images"] = auroc(norm, affected)
+        found["train/auroc_affected_images"] = auroc(predictions.noise_norm, affected)
+    flagged = len(wrong) // 20
+    for name, values in by.items():
+        found[f"train/auroc_wrong_captions/{name}"] = auroc(values, wrong)
+        found[f"train/recall_at_5_percent/{name}"] = float(wrong[np.argsort(-values)[:flagged]].sum() / wrong.sum())
     return found
 
 
@@ -193,7 +207,7 @@ def _one(data: Data, head: str, kind: str, level: float, seed: int, options: arg
     with Bar(f"{head}, {kind} {level:.0%}, seed {seed}", options.steps, "steps") as bar:
         trained = train(config, data.locked, pairs, data.tokenizer, seed, bar.advance)
     seconds = time.monotonic() - began
-    found = {**measure(trained, data, kind_of_none, level, seed, wrong), "seconds": seconds}
+    found = {**measure(trained, data, kind_of_none, level, seed, pairs, wrong), "seconds": seconds}
     shown = ("top1", "nll", "fitted_nll", "ece")
     message(", ".join(f"{name} {found[f'held_out/clean/mean/{name}']:.3f}" for name in shown))
     return found
@@ -247,7 +261,11 @@ SHOWN = [
 ]
 SHOWN += ["held_out/noisy/mean/fitted_nll", "held_out/noisy/sampled/fitted_nll"]
 SHOWN += [
-    "train/auroc_wrong_captions",
+    f"train/{figure}/{by}"
+    for figure in ("auroc_wrong_captions", "recall_at_5_percent")
+    for by in ("loss", "clip_score", "noise_norm")
+]
+SHOWN += [
     "train/auroc_affected_images",
     "train/image_noise_norm",
     "train/temperature",

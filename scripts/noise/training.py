@@ -66,6 +66,17 @@ class Trained:
         nothing = np.zeros(len(labels))
         return Predictions(log_p, labels, np.arange(len(labels)), nothing, self.noise_norm(pairs))
 
+    def similarity(self, pairs: PairSet) -> Float[np.ndarray, " n"]:
+        """Returns the cosine of every image and its caption, the CLIP score."""
+
+        @jax.jit
+        def of_block(features: Array, captions: Array) -> Array:
+            images = quantities.embeddings(self.task.image_classifier(self.params), features)
+            return jnp.sum(images * self.names[captions], axis=1)
+
+        blocks = zip(_padded(pairs.features, _BLOCK), _padded(pairs.captions, _BLOCK), strict=True)
+        return np.concatenate([of_block(*block) for block in blocks])[: len(pairs.captions)]
+
     def noise_norm(self, pairs: PairSet) -> Float[np.ndarray, " n"]:
         """Returns the noise norm of every image."""
 
