@@ -100,7 +100,7 @@ def test_probabilities_losses_and_gradients_equal_those_of_the_authors_code(name
     with np.load(GOLDEN / f"{name}.npz") as golden:
         head = head_of(golden, name, order=order)
         normals = recorded_normals(golden, head)
-        monkeypatch.setattr(sampling, "standard_normals", lambda *_: normals)
+        monkeypatch.setattr(sampling, "standard_normals", lambda *_, **__: normals)
         cross_entropy, activation, target = SigmoidCrossEntropy(), jax.nn.log_sigmoid, golden["targets"]
         if name.startswith("softmax"):
             cross_entropy, activation, target = SoftmaxCrossEntropy(), jax.nn.log_softmax, golden["labels"]
@@ -141,8 +141,8 @@ def test_mean_probabilities_over_20000_samples_are_those_of_the_authors_code(nam
         samples_taken = int(golden["num_samples"])
         head, x = head_of(golden, name, num_samples=samples_taken, order="direct"), jnp.asarray(golden["x"])
 
-        def with_a_constant(keys, samples, count):
-            normals = standard_normals(keys, samples, count)
+        def with_a_constant(keys, samples, count, *, antithetic):
+            normals = standard_normals(keys, samples, count, antithetic=antithetic)
             return normals if head.config.covariance.num_factors == R else normals.at[..., R].set(1.0)
 
         monkeypatch.setattr(sampling, "standard_normals", with_a_constant)
