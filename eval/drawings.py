@@ -1,28 +1,38 @@
-"""The data that reports draw for predictions: reliability curves, confusions, and a few example images."""
+"""The data that reports draw for predictions: curves of parts, confusions, and a few example images."""
 
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from jaxtyping import Float
 from PIL import Image
 
 from lit_het.eval.classes import most_confused, worst_classes
 from lit_het.eval.evaluation import Drawing
 from lit_het.eval.features import OpenSet
 from lit_het.eval.predictions import Predictions
+from lit_het.eval.scores import sets_of_half
+from lit_het.eval.selective import risk_coverage_curve
+from lit_het.eval.significance import standard_error
 
 NUM_EXTREMES = 12
 # The number of worst classes, of confusions per class, and of images per confusion.
 NUM_WORST, NUM_CONFUSIONS, NUM_OF_CONFUSION = 8, 3, 3
+# The coverages of prediction sets that are drawn, and the number of points of a risk-coverage curve.
+COVERAGES = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
+NUM_RISKS = 100
 # The longest side, in pixels, of images in reports.
 _LARGEST_SIDE = 160
 
 
 def draw_predictions(parts: Mapping[str, Predictions], class_names: Sequence[str], opened: OpenSet) -> Drawing:
-    """Returns reliability curves of all parts; worst classes, confidences, noise norms and images of the first part.
+    """Returns curves of all parts; worst classes, confidences, noise norms and images of the first part.
 
     The arrays:
 
     - ``reliability/<part>`` ``[4 bins]``: lower edge, confidence, accuracy, count
+    - ``sets/<part>`` ``[4 c]``: coverage asked for, coverage, mean number of classes, its standard error
+    - ``risk/<part>`` ``[2 points]``: coverage, and the share of errors among these most confident images;
+      ``risk/noise_norm``: where images of low noise count as confident, if there is noise
     - for all images: ``confidence``, ``noise_norm``, ``correct``, ``true_class`` and ``predicted_class``
     - ``worst`` ``[c 4]``: confusions of the worst classes (true, predicted, count, of), the worst class first
     - for the images that are shown: ``image`` ``[p h w 3]``, ``row`` among all images, ``label``, ``top_classes``
@@ -47,6 +57,10 @@ def draw_predictions(parts: Mapping[str, Predictions], class_names: Sequence[str
         f"reliability/{name}": np.stack([curve.edges[:-1], curve.confidence, curve.accuracy, curve.count])
         for name, curve in curves.items()
     }
+    arrays |= {f"sets/{name}": _set_sizes(predictions) for name, predictions in parts.items()}
+    arrays |= {f"risk/{name}": _risk(part.confidence, part) for name, part in parts.items()}
+    if plain.noise_norm.any():
+        arrays["risk/noise_norm"] = _risk(-plain.noise_norm, plain)
     arrays |= {
         "confidence": confidence,
         "noise_norm": plain.noise_norm,
@@ -61,6 +75,18 @@ def draw_predictions(parts: Mapping[str, Predictions], class_names: Sequence[str
         "image": thumbnails(opened, plain.positions[shown]),
     }
     return Drawing(arrays, {"class_names": class_names})
+
+
+def _set_sizes(predictions: Predictions) -> Float[np.ndarray, "four c"]:
+    measured = sets_of_half(predictions, COVERAGES)
+    rows = [(asked, covered.mean(), size.mean(), standard_error(size)) for asked, covered, size in measured]
+    return np.array(rows).reshape(-1, 4).T
+
+
+def _risk(confidence: Float[np.ndarray, " n"], predictions: Predictions) -> Float[np.ndarray, "two points"]:
+    risks = risk_coverage_curve(confidence, 1 - predictions.hits(1))
+    places = np.unique(np.linspace(1, risks.size, NUM_RISKS).astype(int))
+    return np.stack([places / risks.size, risks[places - 1]])
 
 
 def thumbnails(opened: OpenSet, positions: np.ndarray) -> np.ndarray:

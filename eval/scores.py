@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from lit_het.console import message
 from lit_het.eval.calibration import (
@@ -17,7 +17,9 @@ from lit_het.eval.calibration import (
     scaled,
 )
 from lit_het.eval.classes import mean_average_precision, mean_class_recall
+from lit_het.eval.conformal import fit_conformal, min_examples, prediction_sets
 from lit_het.eval.predictions import Predictions
+from lit_het.eval.selective import aurc, aurc_standard_errors, excess_aurc
 from lit_het.eval.significance import standard_error
 
 
@@ -25,7 +27,8 @@ def figures(predictions: Predictions) -> tuple[dict[str, float], dict[str, float
     """Returns the metrics of single-label images, and standard errors of all but ``mean_class_recall``.
 
     The metrics are ``top1``, ``top5``, ``mean_class_recall``, ``mean_reciprocal_rank``, ``nll`` (nats), ``brier`` (0 to
-    2), ``ece`` and ``ece_equal_mass``. Standard errors are over images; those of calibration errors are bootstrapped.
+    2), ``ece``, ``ece_equal_mass``, ``aurc`` and ``excess_aurc``. Standard errors are over images; those of calibration
+    errors and areas are bootstrapped.
     """
     values = per_image(predictions)
     found = {name: float(by_image.mean()) for name, by_image in values.items()}
@@ -37,6 +40,8 @@ def figures(predictions: Predictions) -> tuple[dict[str, float], dict[str, float
         curve = reliability_of_confidence(confidence, hits, equal_mass=equal_mass)
         found[name] = curve.expected_calibration_error
         errors[name] = calibration_standard_error(confidence, hits, equal_mass=equal_mass)
+    found |= {"aurc": aurc(confidence, 1 - hits), "excess_aurc": excess_aurc(confidence, 1 - hits)}
+    errors["aurc"], errors["excess_aurc"] = aurc_standard_errors(confidence, 1 - hits)
     return found, errors
 
 
@@ -81,8 +86,7 @@ def calibrated(predictions: Predictions, name: str, seed: int = 0) -> tuple[Pred
     count = len(predictions.labels)
     if count < 2:
         return predictions, 1.0
-    order = np.random.default_rng(seed).permutation(count)
-    halves = order[: count // 2], order[count // 2 :]
+    halves = _halves(count, seed)
     log_p = np.empty_like(predictions.log_probabilities)
     temperatures = []
     for fitted, held_out in (halves, halves[::-1]):
@@ -92,6 +96,50 @@ def calibrated(predictions: Predictions, name: str, seed: int = 0) -> tuple[Pred
         log_p[held_out] = scaled(predictions.log_probabilities[held_out], temperatures[-1])
     report_if_unfitted(name, temperatures)
     return dataclasses.replace(predictions, log_probabilities=log_p), float(np.exp(np.mean(np.log(temperatures))))
+
+
+def set_figures(predictions: Predictions) -> tuple[dict[str, float], dict[str, float]]:
+    """Returns ``coverage90``, ``set_size90`` (classes) and their standard errors; empty below 18 images.
+
+    They are those of prediction sets for 90 %, as `sets_of_half` measures them. Errors are over the measured images,
+    for the threshold that was fitted.
+    """
+    values = {}
+    for _, covered, size in sets_of_half(predictions, (0.9,)):
+        values = {"coverage90": covered, "set_size90": size}
+    found = {name: float(by_image.mean()) for name, by_image in values.items()}
+    return found, {name: standard_error(by_image) for name, by_image in values.items()}
+
+
+def sets_of_half(
+    predictions: Predictions, coverages: Sequence[float], seed: int = 1
+) -> list[tuple[float, Float[np.ndarray, " half"], Float[np.ndarray, " half"]]]:
+    """Measures prediction sets of a random half of the images, with thresholds from the other half.
+
+    Only one half is measured: each half with the threshold of the other would have exactly the coverage asked for, up
+    to a term of second order, because what one threshold covers too much the other covers too little.
+
+    Args:
+        predictions: for the images of a set.
+        coverages: ascending; those that need more images are left out.
+        seed: of the halves. It differs from that of `calibrated`: with the same halves, thresholds and sets would come
+            from predictions of two temperatures, and the guarantee of coverage would be lost.
+
+    Returns:
+        For each coverage: the coverage, whether each set has the true class (1 or 0), and its number of classes.
+    """
+    log_p, labels = predictions.log_probabilities, predictions.labels
+    fitted, measured = _halves(len(labels), seed)
+    coverages = [coverage for coverage in coverages if min_examples(coverage) <= len(fitted)]
+    if not coverages:
+        return []
+    thresholds = fit_conformal(log_p[fitted], labels[fitted], coverages)
+    found = []
+    for coverage in coverages:
+        sets = prediction_sets(log_p[measured], thresholds.at(coverage))
+        covered = sets[np.arange(len(measured)), labels[measured]]
+        found.append((coverage, covered.astype(np.float64), sets.sum(axis=1, dtype=np.float64)))
+    return found
 
 
 def report_if_unfitted(name: str, temperatures: Sequence[float]) -> None:
@@ -118,7 +166,15 @@ def chance(num_classes: int) -> Mapping[str, float]:
         "brier": 1 - 1 / num_classes,
         "ece": 0.0,
         "ece_equal_mass": 0.0,
+        "aurc": 1 - 1 / num_classes,
+        "excess_aurc": 0.0,
     }
+
+
+def _halves(count: int, seed: int) -> tuple[Int[np.ndarray, " fitted"], Int[np.ndarray, " measured"]]:
+    """Returns the rows of two random halves; the second has one more if the count is odd."""
+    order = np.random.default_rng(seed).permutation(count)
+    return order[: count // 2], order[count // 2 :]
 
 
 def _harmonic(count: int) -> Float[np.ndarray, " count_plus_one"]:

@@ -35,7 +35,7 @@ class ZeroShot:
         self.recognition.check(model)
 
     def __call__(self, model: EvaluatedModel) -> Evaluation:
-        """Returns the metrics of `lit_het.eval.scores`: without prefix, ``calibrated/`` and ``noisy/``."""
+        """Returns figures and set figures of `lit_het.eval.scores`: without prefix, ``calibrated/`` and ``noisy/``."""
         without_noise, with_noise = self.recognition.predictors(model, 0, self.samples)
         features = self.opened.features(model.features)
         kind = "supervised" if model.text is None else "zero_shot"
@@ -52,9 +52,9 @@ class ZeroShot:
         # The bootstrap takes seconds per part.
         with Bar(f"scoring {self.opened.config.name}", len(parts), "predictions") as bar:
             for part, predictions in parts.items():
-                part_figures, part_errors = scores.figures(predictions)
-                found |= {f"{part}/{name}".removeprefix("/"): value for name, value in part_figures.items()}
-                errors |= {f"{part}/{name}".removeprefix("/"): value for name, value in part_errors.items()}
+                for part_figures, part_errors in (scores.figures(predictions), scores.set_figures(predictions)):
+                    found |= {f"{part}/{name}".removeprefix("/"): value for name, value in part_figures.items()}
+                    errors |= {f"{part}/{name}".removeprefix("/"): value for name, value in part_errors.items()}
                 bar.advance(1)
         found[f"{CALIBRATED}/temperature_factor"] = factor
         if self.relabels is not None:

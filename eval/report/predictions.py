@@ -1,4 +1,4 @@
-"""Report sections on predictions: calibration, worst classes, confidence, top class names, noise."""
+"""Report sections on predictions: calibration, selective prediction, worst classes, confidence, top names, noise."""
 
 import itertools
 from collections.abc import Sequence
@@ -10,9 +10,13 @@ from lit_het.eval.calibration import ReliabilityCurve
 from lit_het.eval.drawings import NUM_EXTREMES, NUM_OF_CONFUSION
 from lit_het.eval.evaluation import Record
 from lit_het.eval.report import figures, grids
+from lit_het.eval.report.figures import Line
 from lit_het.eval.report.grids import Mark
 from lit_het.eval.report.naming import title_of_part
 from lit_het.eval.report.page import NOTHING, Html, Section, folded, heading, joined
+
+# Ticks of a horizontal axis of shares.
+_SHARES = {percent / 100: f"{percent}%" for percent in range(0, 101, 20)}
 
 # A title, such as the name of a run or of a set, and a record.
 Titled = tuple[str, Record]
@@ -27,6 +31,7 @@ def sections_of_predictions(drawn: Sequence[Titled]) -> list[Section]:
         section
         for section in (
             _calibration(shown),
+            _selective(shown),
             _worst_classes(shown),
             _confidence(shown),
             _top_names(shown),
@@ -56,6 +61,51 @@ def _calibration(shown: Sequence[Titled]) -> Section:
 def _curve(stored: np.ndarray) -> ReliabilityCurve:
     lower, confidence, accuracy, count = stored
     return ReliabilityCurve(np.append(lower, 1.0), confidence, accuracy, count.astype(np.int64))
+
+
+def _selective(shown: Sequence[Titled]) -> Section:
+    # Evaluations of earlier versions have no curves.
+    drawn = [(title, record) for title, record in shown if "risk/plain" in record.drawing.arrays]
+    plots = [side_by_side(_set_plot(record), _risk_plot(record)) for _, record in drawn]
+    return Section(
+        "Prediction sets and selective prediction",
+        tuple(part for (title, _), pair in zip(drawn, plots, strict=True) for part in (heading(title), pair)),
+        "Left: how many class names a prediction set needs to contain the correct one with a given probability; "
+        "thresholds from one half of the images, measured on the other. Right: the share of wrong predictions if only "
+        "the most confident images are answered.",
+    )
+
+
+def _set_plot(record: Record) -> Html:
+    lines = {}
+    for number, (part, stored) in enumerate(_curves_of_parts(record, "sets").items()):
+        _, coverage, size, error = stored
+        lines[title_of_part(part)] = Line(coverage.tolist(), size.tolist(), error.tolist(), colour=number)
+    lines = {name: line for name, line in lines.items() if len(line.x)}
+    if not lines:
+        return NOTHING
+    return figures.plot(
+        "Size of prediction sets", lines, "coverage", "class names in a set", ticks=_SHARES, logarithmic=True
+    )
+
+
+def _risk_plot(record: Record) -> Html:
+    lines = {}
+    for number, (part, (coverage, risk)) in enumerate(_curves_of_parts(record, "risk").items()):
+        name = "lowest noise norm first" if part == "noise_norm" else title_of_part(part)
+        lines[name] = Line(coverage.tolist(), risk.tolist(), colour=number)
+    everything = float(record.drawing.arrays["risk/plain"][1, -1])
+    lines["random order"] = Line([0, 1], [everything, everything], colour=None)
+    return figures.plot(
+        "Errors among the most confident", lines, "share of images answered", "wrong", ticks=_SHARES, as_share=True
+    )
+
+
+def _curves_of_parts(record: Record, kind: str) -> dict[str, np.ndarray]:
+    """Returns the arrays of a kind of curve by part; the plain part has an empty name."""
+    paths = (f"{kind}/{part}" for part in ("plain", "calibrated", "noisy", "noise_norm"))
+    found = {path: record.drawing.arrays[path] for path in paths if path in record.drawing.arrays}
+    return {path.partition("/")[2].replace("plain", ""): stored for path, stored in found.items()}
 
 
 def _worst_classes(shown: Sequence[Titled]) -> Section:
@@ -174,7 +224,7 @@ def _spectrum(shown: Sequence[Titled]) -> Section:
             np.where(values > 0, values, np.nan)
             for values in (spectrum.mean(axis=0), *np.quantile(spectrum, (0.05, 0.95), axis=0))
         )
-        lines[title] = figures.Line(
+        lines[title] = Line(
             range(1, len(mean) + 1), mean.tolist(), band=(low.tolist(), high.tolist()), colour=len(lines), bold=True
         )
     if not lines:

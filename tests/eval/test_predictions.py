@@ -37,7 +37,7 @@ def test_a_perfect_model_scores_one_with_no_calibration_error(make_encoder):
     encoder = make_encoder(np.eye(7), {"x": np.eye(7)[0]}, temperature=0.01)
     found, errors = scores.figures(predict(Predictor(encoder, 7, np.eye(7)), features(range(7))))
     assert found["top1"] == found["top5"] == found["mean_reciprocal_rank"] == found["mean_class_recall"] == 1
-    for name in ("nll", "brier", "ece", "ece_equal_mass"):
+    for name in ("nll", "brier", "ece", "ece_equal_mass", "aurc", "excess_aurc"):
         assert found[name] == pytest.approx(0, abs=1e-6)
         assert errors[name] == pytest.approx(0, abs=1e-6)
 
@@ -78,6 +78,8 @@ def test_chance_over_four_names_is_computed_by_hand():
         "brier": pytest.approx(3 * 0.25**2 + 0.75**2),
         "ece": 0.0,
         "ece_equal_mass": 0.0,
+        "aurc": 0.75,
+        "excess_aurc": 0.0,
     }
 
 
@@ -168,6 +170,33 @@ def test_each_half_of_the_images_is_calibrated_by_the_other(capsys):
     assert after["ece"] < 0.03 < before["ece"]
     np.testing.assert_array_equal(calibrated.predicted, overconfident.predicted)
     assert capsys.readouterr().err == ""
+
+
+def test_sets_of_one_half_have_thresholds_of_the_other_and_cover_as_asked_after_calibration_too():
+    """The mean over draws is ceil(21 * 0.9) / 21, if the halves are not those of the temperature."""
+    generator = np.random.default_rng(0)
+    shares = []
+    for _ in range(200):
+        logits = generator.normal(size=(40, 50))
+        labels = (special.softmax(logits, axis=1).cumsum(axis=1) < generator.uniform(size=(40, 1))).sum(axis=1)
+        calibrated, _ = scores.calibrated(predictions(9 * logits, labels), "a set")
+        [(coverage, covered, size)] = scores.sets_of_half(calibrated, (0.9, 0.99))
+        assert (coverage, covered.shape, size.shape) == (0.9, (20,), (20,))
+        shares.append(covered.mean())
+    error = np.std(shares, ddof=1) / np.sqrt(len(shares))
+    assert error < 0.01
+    assert np.mean(shares) == pytest.approx(19 / 21, abs=3 * error)
+
+
+def test_figures_of_sets_are_means_over_the_measured_half():
+    generator = np.random.default_rng(0)
+    logits = 3 * generator.normal(size=(41, 6))
+    model = predictions(logits, generator.integers(6, size=41))
+    [(_, covered, size)] = scores.sets_of_half(model, (0.9,))
+    found, errors = scores.set_figures(model)
+    assert found == {"coverage90": covered.mean(), "set_size90": size.mean()}
+    assert errors["set_size90"] == pytest.approx(np.std(size, ddof=1) / np.sqrt(21))
+    assert scores.set_figures(model.take(np.arange(17))) == ({}, {})
 
 
 @pytest.mark.parametrize(("labels", "bound"), [(range(7), "0.01"), (np.roll(range(7), 1), "100")])
