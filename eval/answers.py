@@ -7,6 +7,7 @@ import numpy as np
 from jaxtyping import Float, UInt8
 
 from lit_het.errors import UserError
+from lit_het.eval.conformal import prediction_sets
 from lit_het.eval.evaluation import Record
 from lit_het.eval.predictions import Predictor
 from lit_het.eval.prompts import BARE_TEMPLATE
@@ -51,6 +52,17 @@ class Answer:
     def order(self) -> list[int]:
         """The labels by descending probability without noise."""
         return np.argsort(-self.probability, kind="stable").tolist()
+
+    def prediction_set(self, threshold: float) -> list[int]:
+        """Returns the labels in the conformal prediction set by descending probability without noise.
+
+        Args:
+            threshold: the lowest log-probability, of `lit_het.eval.conformal.ConformalThresholds`.
+        """
+        # A probability of zero has the logarithm minus infinity.
+        with np.errstate(divide="ignore"):
+            inside = prediction_sets(np.log(self.probability)[None], threshold)[0]
+        return [place for place in self.order if inside[place]]
 
 
 def split_labels(text: str) -> tuple[str, ...]:

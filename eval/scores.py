@@ -27,8 +27,7 @@ def figures(predictions: Predictions) -> tuple[dict[str, float], dict[str, float
     """Returns the metrics of single-label images, and standard errors of all but ``mean_class_recall``.
 
     The metrics are ``top1``, ``top5``, ``mean_class_recall``, ``mean_reciprocal_rank``, ``nll`` (nats), ``brier`` (0 to
-    2), ``ece``, ``ece_equal_mass``, ``aurc`` and ``excess_aurc``. Standard errors are over images; those of calibration
-    errors and areas are bootstrapped.
+    2), ``ece`` and ``ece_equal_mass``. Standard errors are over images; those of calibration errors are bootstrapped.
     """
     values = per_image(predictions)
     found = {name: float(by_image.mean()) for name, by_image in values.items()}
@@ -40,8 +39,6 @@ def figures(predictions: Predictions) -> tuple[dict[str, float], dict[str, float
         curve = reliability_of_confidence(confidence, hits, equal_mass=equal_mass)
         found[name] = curve.expected_calibration_error
         errors[name] = calibration_standard_error(confidence, hits, equal_mass=equal_mass)
-    found |= {"aurc": aurc(confidence, 1 - hits), "excess_aurc": excess_aurc(confidence, 1 - hits)}
-    errors["aurc"], errors["excess_aurc"] = aurc_standard_errors(confidence, 1 - hits)
     return found, errors
 
 
@@ -98,17 +95,20 @@ def calibrated(predictions: Predictions, name: str, seed: int = 0) -> tuple[Pred
     return dataclasses.replace(predictions, log_probabilities=log_p), float(np.exp(np.mean(np.log(temperatures))))
 
 
-def set_figures(predictions: Predictions) -> tuple[dict[str, float], dict[str, float]]:
-    """Returns ``coverage90``, ``set_size90`` (classes) and their standard errors; empty below 18 images.
+def decision_figures(predictions: Predictions) -> tuple[dict[str, float], dict[str, float]]:
+    """Returns the metrics of answers that may be several classes, or none, and their standard errors.
 
-    They are those of prediction sets for 90 %, as `sets_of_half` measures them. Errors are over the measured images,
-    for the threshold that was fitted.
+    The metrics are ``aurc`` and ``excess_aurc`` of errors, and from 18 images on ``coverage90`` and ``set_size90``
+    (classes) of prediction sets for 90 %, as `sets_of_half` measures them. Standard errors of areas are bootstrapped;
+    those of sets are over the measured images, for the threshold that was fitted.
     """
-    values = {}
+    confidence, wrong = predictions.confidence, 1 - predictions.hits(1)
+    found = {"aurc": aurc(confidence, wrong), "excess_aurc": excess_aurc(confidence, wrong)}
+    errors = dict(zip(found, aurc_standard_errors(confidence, wrong), strict=True))
     for _, covered, size in sets_of_half(predictions, (0.9,)):
-        values = {"coverage90": covered, "set_size90": size}
-    found = {name: float(by_image.mean()) for name, by_image in values.items()}
-    return found, {name: standard_error(by_image) for name, by_image in values.items()}
+        for name, by_image in (("coverage90", covered), ("set_size90", size)):
+            found[name], errors[name] = float(by_image.mean()), standard_error(by_image)
+    return found, errors
 
 
 def sets_of_half(
@@ -166,8 +166,6 @@ def chance(num_classes: int) -> Mapping[str, float]:
         "brier": 1 - 1 / num_classes,
         "ece": 0.0,
         "ece_equal_mass": 0.0,
-        "aurc": 1 - 1 / num_classes,
-        "excess_aurc": 0.0,
     }
 
 

@@ -35,7 +35,7 @@ class ZeroShot:
         self.recognition.check(model)
 
     def __call__(self, model: EvaluatedModel) -> Evaluation:
-        """Returns figures and set figures of `lit_het.eval.scores`: without prefix, ``calibrated/`` and ``noisy/``."""
+        """Returns all figures of `lit_het.eval.scores`: without prefix, ``calibrated/`` and ``noisy/``."""
         without_noise, with_noise = self.recognition.predictors(model, 0, self.samples)
         features = self.opened.features(model.features)
         kind = "supervised" if model.text is None else "zero_shot"
@@ -52,7 +52,7 @@ class ZeroShot:
         # The bootstrap takes seconds per part.
         with Bar(f"scoring {self.opened.config.name}", len(parts), "predictions") as bar:
             for part, predictions in parts.items():
-                for part_figures, part_errors in (scores.figures(predictions), scores.set_figures(predictions)):
+                for part_figures, part_errors in (scores.figures(predictions), scores.decision_figures(predictions)):
                     found |= {f"{part}/{name}".removeprefix("/"): value for name, value in part_figures.items()}
                     errors |= {f"{part}/{name}".removeprefix("/"): value for name, value in part_errors.items()}
                 bar.advance(1)
@@ -65,7 +65,8 @@ class ZeroShot:
             name=self.opened.config.name,
             figures=found,
             errors=errors,
-            chance=scores.chance(quiet.num_classes),
+            # A uniform guess is as often wrong among its most confident answers as among all.
+            chance={**scores.chance(quiet.num_classes), "aurc": 1 - 1 / quiet.num_classes},
             draw=lambda: self._draw(model, {part or "plain": predictions for part, predictions in parts.items()}),
         )
 

@@ -13,10 +13,11 @@ from lit_het.eval.report import figures, grids
 from lit_het.eval.report.figures import Line
 from lit_het.eval.report.grids import Mark
 from lit_het.eval.report.naming import title_of_part
-from lit_het.eval.report.page import NOTHING, Html, Section, folded, heading, joined
+from lit_het.eval.report.page import NOTHING, Html, Section, folded, heading, joined, side_by_side
 
-# Ticks of a horizontal axis of shares.
+# Ticks of a horizontal axis of shares, and of one of coverages, which are rarely below one half.
 _SHARES = {percent / 100: f"{percent}%" for percent in range(0, 101, 20)}
+_COVERAGES = {percent / 100: f"{percent}%" for percent in range(50, 101, 10)}
 
 # A title, such as the name of a run or of a set, and a record.
 Titled = tuple[str, Record]
@@ -64,28 +65,30 @@ def _curve(stored: np.ndarray) -> ReliabilityCurve:
 
 
 def _selective(shown: Sequence[Titled]) -> Section:
-    # Evaluations of earlier versions have no curves.
-    drawn = [(title, record) for title, record in shown if "risk/plain" in record.drawing.arrays]
-    plots = [side_by_side(_set_plot(record), _risk_plot(record)) for _, record in drawn]
+    body = []
+    for title, record in shown:
+        # Evaluations of earlier versions have no curves.
+        if "risk/plain" in record.drawing.arrays:
+            body += [heading(title), side_by_side(_set_plot(record), _risk_plot(record))]
     return Section(
         "Prediction sets and selective prediction",
-        tuple(part for (title, _), pair in zip(drawn, plots, strict=True) for part in (heading(title), pair)),
-        "Left: how many class names a prediction set needs to contain the correct one with a given probability; "
-        "thresholds from one half of the images, measured on the other. Right: the share of wrong predictions if only "
-        "the most confident images are answered.",
+        tuple(body),
+        "Prediction sets have as many class names as they need to contain the correct one with a given probability: "
+        "their thresholds are from one half of the images, and they are measured on the other. Selective prediction "
+        "answers only the images of which the model is most confident.",
     )
 
 
 def _set_plot(record: Record) -> Html:
-    lines = {}
-    for number, (part, stored) in enumerate(_curves_of_parts(record, "sets").items()):
-        _, coverage, size, error = stored
-        lines[title_of_part(part)] = Line(coverage.tolist(), size.tolist(), error.tolist(), colour=number)
-    lines = {name: line for name, line in lines.items() if len(line.x)}
+    lines = {
+        title_of_part(part): Line(coverage.tolist(), size.tolist(), error.tolist(), colour=number)
+        for number, (part, (_, coverage, size, error)) in enumerate(_curves_of_parts(record, "sets").items())
+        if coverage.size
+    }
     if not lines:
         return NOTHING
     return figures.plot(
-        "Size of prediction sets", lines, "coverage", "class names in a set", ticks=_SHARES, logarithmic=True
+        "Size of prediction sets", lines, "coverage", "class names in a set", ticks=_COVERAGES, logarithmic=True
     )
 
 
@@ -97,7 +100,12 @@ def _risk_plot(record: Record) -> Html:
     everything = float(record.drawing.arrays["risk/plain"][1, -1])
     lines["random order"] = Line([0, 1], [everything, everything], colour=None)
     return figures.plot(
-        "Errors among the most confident", lines, "share of images answered", "wrong", ticks=_SHARES, as_share=True
+        "Errors among the most confident",
+        lines,
+        "share of images answered",
+        "wrong predictions",
+        ticks=_SHARES,
+        as_share=True,
     )
 
 

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from lit_het.console import message
 from lit_het.data_pipelines import storage
 from lit_het.data_pipelines.images import BrokenImage
 from lit_het.data_pipelines.storage import reason
@@ -28,6 +29,7 @@ from lit_het.eval.answers import (
     require_distinct_labels,
     split_labels,
 )
+from lit_het.eval.conformal import read_conformal
 from lit_het.eval.evaluation import read_records
 from lit_het.eval.prompts import BARE_TEMPLATE, FAMILIES, SET_PROMPTS, read_prompts
 from lit_het.runs.opening import Run, open_run
@@ -47,6 +49,10 @@ class ClassifyOptions:
         samples: S, noise samples per image; 0 for no noise.
         seed: seed of the noise.
         top: number of labels in a table.
+        coverage: the probability that the prediction set of an image contains its label; None for no set.
+
+    Raises:
+        UserError: a number out of range.
     """
 
     labels: str
@@ -54,10 +60,13 @@ class ClassifyOptions:
     samples: int = 32
     seed: int = 0
     top: int = 10
+    coverage: float | None = None
 
     def __post_init__(self) -> None:
         require_at_least(0, self, "samples")
         require_at_least(1, self, "top")
+        if self.coverage is not None and not 0 < self.coverage < 1:
+            raise UserError(f"--coverage {self.coverage:g} must lie between 0 and 1")
 
 
 def classify(
@@ -78,9 +87,11 @@ def classify(
         as_json: whether to print JSON.
 
     Raises:
-        UserError: an image, the labels or the prompts cannot be used, or the run cannot be opened.
+        UserError: an image, the labels or the prompts cannot be used, the run cannot be opened, or it has no thresholds
+            of prediction sets for ``coverage``.
     """
     labels, templates = read_labels(options.labels), read_templates(options.prompts)
+    threshold = None if options.coverage is None else _threshold(checkpoint, options.coverage, len(labels))
     encoded = [read_image(image) for image in images]
     run = open_run(checkpoint, pretrained)
     if options.prompts is not None and isinstance(run.task, ClassificationTask):
@@ -91,13 +102,28 @@ def classify(
     answers = [answer(predictor, row, options.samples, options.seed) for row in features_of(model.features, squares)]
     records = read_records(checkpoint)
     ranks = [noise_ranks(found.noise_norm, records, run.step) for found in answers]
-    rows = list(zip(images, answers, ranks, strict=True))
+    sets = [None if threshold is None else [labels[i] for i in found.prediction_set(threshold)] for found in answers]
+    rows = list(zip(images, answers, ranks, sets, strict=True))
     if as_json:
         print(json.dumps([_json(*row, labels) for row in rows], indent=1, ensure_ascii=False))
         return
-    for image, found, ranked in rows:
+    for image, found, ranked, inside in rows:
         Console().print(_table(image, found, labels, options.top))
+        if options.coverage is not None and inside is not None:
+            Console().print(_set(inside, options.coverage, options.top), markup=False, highlight=False)
         Console().print(_noise(found, ranked), "", sep="\n", markup=False, highlight=False)
+
+
+def _threshold(checkpoint: Path, coverage: float, num_labels: int) -> float:
+    """Returns the threshold of prediction sets, and warns where it was fitted among another number of labels."""
+    thresholds = read_conformal(checkpoint / "calibration.json")
+    found = thresholds.at(coverage)
+    if num_labels != thresholds.num_classes:
+        message(
+            f"prediction sets were fitted among {thresholds.num_classes:,} labels, and there are {num_labels:,}: "
+            f"a coverage of {100 * coverage:g} % is not guaranteed"
+        )
+    return found
 
 
 def read_labels(labels: str) -> tuple[str, ...]:
@@ -186,6 +212,12 @@ def _bar(probability: float, band: np.ndarray | None, scale: float) -> str:
     return "".join(signs[filled.astype(int), shaded.astype(int)])
 
 
+def _set(inside: Sequence[str], coverage: float, top: int) -> str:
+    """Returns a prediction set in one line, with its ``top`` most probable labels."""
+    rest = f" and {len(inside) - top:,} more" if len(inside) > top else ""
+    return f"prediction set of {100 * coverage:g} % coverage: {', '.join(inside[:top])}{rest}"
+
+
 def _noise(found: Answer, ranks: Sequence[NoiseRank]) -> str:
     """Returns the noise norm of an image and its rank among the images of evaluated sets."""
     if not found.noise_norm:
@@ -196,7 +228,9 @@ def _noise(found: Answer, ranks: Sequence[NoiseRank]) -> str:
     return "\n".join(lines)
 
 
-def _json(image: str, found: Answer, ranks: Sequence[NoiseRank], labels: Sequence[str]) -> dict[str, Any]:
+def _json(
+    image: str, found: Answer, ranks: Sequence[NoiseRank], inside: Sequence[str] | None, labels: Sequence[str]
+) -> dict[str, Any]:
     low, high = (None, None) if found.band is None else found.band
 
     def at(values: np.ndarray | None, place: int) -> float | None:
@@ -207,6 +241,7 @@ def _json(image: str, found: Answer, ranks: Sequence[NoiseRank], labels: Sequenc
         "noise_norm": found.noise_norm,
         "noise_above": {rank.name: rank.fraction_below for rank in ranks},
         "samples": 0 if found.samples is None else len(found.samples),
+        "prediction_set": inside,
         "labels": [
             {
                 "label": labels[place],

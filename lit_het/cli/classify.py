@@ -35,6 +35,13 @@ def add_to(commands: Any) -> None:
     )
     classifying.add_argument("--seed", type=int, default=0, help="seed of the noise")
     classifying.add_argument("--top", type=int, default=10, metavar="N", help="labels in a table (%(default)s)")
+    classifying.add_argument(
+        "--coverage",
+        type=float,
+        metavar="P",
+        help="also give the set of labels that contains the right one with this probability, such as 0.9; needs a run "
+        "that 'lit-het calibrate' has calibrated",
+    )
     classifying.add_argument("--json", action="store_true", help="print JSON instead of tables")
     classifying.set_defaults(command=_classify, name="classify")
 
@@ -54,5 +61,5 @@ def _classify(options: argparse.Namespace, _: list[str]) -> None:
     require_run(options.checkpoint)
     from lit_het.apps.classify import ClassifyOptions, classify
 
-    how = ClassifyOptions(options.labels, options.prompts, options.samples, options.seed, options.top)
+    how = ClassifyOptions(options.labels, options.prompts, options.samples, options.seed, options.top, options.coverage)
     classify(options.images, options.checkpoint, how, pretrained=options.pretrained, as_json=options.json)

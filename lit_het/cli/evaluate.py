@@ -16,7 +16,7 @@ KINDS = {
         "classify images by the class names",
         "Scores every image of each data set against the class names; a classifier is scored on the classes that it "
         "was trained on. Reports the model as trained, with a temperature fitted on other images (calibrated), and "
-        "averaged over noise samples (noisy; --samples).",
+        "averaged over noise samples (noisy; --samples), with prediction sets and errors of the most confident images.",
     ),
     "retrieval": (
         "find texts for images and images for texts",

@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import sys
 from types import SimpleNamespace
 
@@ -10,6 +11,7 @@ import pytest
 from PIL import Image
 
 from lit_het.cli.main import main
+from lit_het.eval.conformal import ConformalThresholds
 from tests import tiny
 from tests.cli.test_train import refusal
 
@@ -97,6 +99,68 @@ def test_noise_is_compared_with_the_sets_of_the_run(capsys, trained_lit, images)
         path.unlink()
     folder.rmdir()
     assert "100% of the 3 images of shapes have less" in shown
+
+
+@pytest.fixture
+def thresholds(trained_lit):
+    """Writes thresholds, fitted among ten labels, for coverages of 50 and 90 %, and removes them after the test."""
+    path = trained_lit.run_dir / "calibration.json"
+
+    def write(*probabilities: float) -> None:
+        found = ConformalThresholds((0.5, 0.9), tuple(map(math.log, probabilities)), num_examples=100, num_classes=10)
+        path.write_text(json.dumps({"conformal": found.to_json()}))
+
+    yield write
+    path.unlink(missing_ok=True)
+
+
+def test_a_prediction_set_has_the_labels_above_the_threshold_of_its_coverage(capsys, trained_lit, images, thresholds):
+    arguments = (images[0], "--checkpoint", trained_lit.run_dir, "--labels", ",".join(NAMES), "--samples", 0)
+    (found,) = json.loads(classified(capsys, *arguments, "--json"))
+    assert found["prediction_set"] is None
+    by_probability = [label["label"] for label in found["labels"]]
+    first, third = found["labels"][0]["probability"], found["labels"][2]["probability"]
+    thresholds(first * 0.999, third * 0.999)
+    for coverage, size in ((0.5, 1), (0.9, 3), (0.6, 3)):
+        (found,) = json.loads(classified(capsys, *arguments, "--json", "--coverage", coverage))
+        assert found["prediction_set"] == by_probability[:size]
+    shown = " ".join(classified(capsys, *arguments, "--coverage", 0.9, "--top", 2).split())
+    assert f"prediction set of 90 % coverage: {', '.join(by_probability[:2])} and 1 more" in shown
+
+
+def test_other_labels_than_the_calibrated_ones_have_no_guarantee(capsys, trained_lit, images, thresholds):
+    thresholds(0.5, 0.1)
+    arguments = ("classify", images[0], "--checkpoint", trained_lit.run_dir, "--samples", 0, "--coverage", 0.9)
+    notes = []
+    for labels in (NAMES, [*NAMES, "a cat", "a dog"]):
+        assert main([*map(str, arguments), "--labels", ",".join(labels)]) == 0
+        notes.append([line for line in capsys.readouterr().err.splitlines() if "not guaranteed" in line])
+    told = "prediction sets were fitted among 10 labels, and there are 8: a coverage of 90 % is not guaranteed"
+    assert [len(lines) for lines in notes] == [1, 0]
+    assert told in notes[0][0]
+
+
+@pytest.mark.parametrize(
+    ("coverage", "message"),
+    [
+        ("90", "--coverage 90 must lie between 0 and 1"),
+        ("0", "--coverage 0 must lie"),
+        ("nan", "--coverage nan must lie"),
+        ("0.95", "coverage = 0.95 must be above 0 and at most 0.9"),
+    ],
+)
+def test_a_coverage_without_threshold_is_a_one_line_error(
+    capsys, trained_lit, images, thresholds, coverage: str, message: str
+):
+    thresholds(0.5, 0.1)
+    arguments = ("--checkpoint", trained_lit.run_dir, "--labels", "a cat,a dog", "--coverage", coverage)
+    assert message in refusal(capsys, "classify", images[0], *arguments)
+
+
+def test_a_run_that_was_not_calibrated_has_no_prediction_sets(capsys, trained_lit, images):
+    arguments = ("--checkpoint", trained_lit.run_dir, "--labels", "a cat,a dog", "--coverage", 0.9)
+    line = refusal(capsys, "classify", images[0], *arguments)
+    assert f"run lit-het calibrate {trained_lit.run_dir} --data SHARDS first" in line
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,7 @@ def test_there_is_a_section_for_everything_that_was_measured(page: str):
     assert Outline(page).titles == [
         "Zero-shot",
         "Calibration",
+        "Prediction sets and selective prediction",
         "Worst classes",
         "Confidence",
         "Top class names",
@@ -100,14 +101,33 @@ def test_the_worst_classes_stand_beside_all_that_they_were_taken_for(page: str):
     ]
 
 
-def test_an_evaluation_without_its_worst_classes_is_drawn_without_them(tmp_path: Path):
+def test_an_evaluation_of_an_earlier_version_is_drawn_without_what_it_lacks(tmp_path: Path):
     kept = predictions()
-    old = {name: array for name, array in kept.arrays.items() if name != "worst"}
+    old = {name: array for name, array in kept.arrays.items() if not re.match("worst|sets/|risk/", name)}
     run = write_run(tmp_path / "run", [dataclasses.replace(zero_shot(), draw=lambda: Drawing(old, kept.texts))])
     report(run)
     titles = Outline((run / "report.html").read_text()).titles
     assert "Calibration" in titles
-    assert "Worst classes" not in titles
+    assert not {"Worst classes", "Prediction sets and selective prediction"} & set(titles)
+
+
+def test_sets_and_errors_are_drawn_for_all_parts_and_errors_by_noise(page: str):
+    section = page.partition('<section id="prediction-sets-and-selective-prediction">')[2].partition("</section>")[0]
+    sets, errors = section.split("Errors among the most confident</h3>")
+    parts = ("as trained", "calibrated", "mean over noise samples")
+    assert all(part in sets and part in errors for part in parts)
+    assert "lowest noise norm first" in errors
+    assert "lowest noise norm first" not in sets
+
+
+def test_sets_that_need_more_images_than_there_are_have_no_plot(tmp_path: Path):
+    kept = predictions()
+    few = {name: array[:, :0] if name.startswith("sets/") else array for name, array in kept.arrays.items()}
+    run = write_run(tmp_path / "run", [dataclasses.replace(zero_shot(), draw=lambda: Drawing(few, kept.texts))])
+    report(run)
+    page = (run / "report.html").read_text()
+    assert "Errors among the most confident" in page
+    assert "Size of prediction sets" not in page
 
 
 def test_json_csv_and_markdown_hold_the_figures_of_the_records(full: Path):

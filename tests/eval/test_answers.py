@@ -58,6 +58,14 @@ def test_the_axis_ends_at_a_round_number_above_all_probabilities(encoder):
     assert replace(found, probability=np.array([0.03, 0.01], np.float32), samples=samples).scale == 0.2
 
 
+def test_a_prediction_set_has_the_probable_labels_in_order_and_at_least_one(encoder):
+    found = answer(label_predictor(encoder, LABELS), np.array([2.0], np.float32), 0)
+    unsure = replace(found, probability=np.array([0.3, 0.0, 0.7], np.float32))
+    for threshold, expected in ((0.2, [2, 0]), (0.5, [2]), (0.9, [2])):
+        assert unsure.prediction_set(np.log(threshold)) == expected
+    assert unsure.prediction_set(-np.inf) == [2, 0, 1]
+
+
 @pytest.mark.parametrize("num_shards", [1, 4])
 @pytest.mark.parametrize("count", [1, 3, 70])
 def test_features_are_those_of_each_image_in_batches_of_one_shape(make_encoder, num_shards: int, count: int):

@@ -59,9 +59,9 @@ def test_the_mean_coverage_of_new_images_is_the_one_asked_for(count: int, covera
         # Not `prediction_sets`: these are never empty, and so have a higher coverage.
         shares.append((log_p[count:][np.arange(200), labels[count:]] >= threshold).mean())
     expected = math.ceil(round((count + 1) * coverage, 9)) / (count + 1)
-    error = np.std(shares, ddof=1) / math.sqrt(len(shares))
+    error = float(np.std(shares, ddof=1)) / math.sqrt(len(shares))
     assert error < 0.005
-    assert np.mean(shares) == pytest.approx(expected, abs=3.5 * error)
+    assert np.mean(shares) == pytest.approx(expected, abs=3.5 * float(error))
 
 
 def test_a_better_model_has_smaller_sets():

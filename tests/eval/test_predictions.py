@@ -37,7 +37,7 @@ def test_a_perfect_model_scores_one_with_no_calibration_error(make_encoder):
     encoder = make_encoder(np.eye(7), {"x": np.eye(7)[0]}, temperature=0.01)
     found, errors = scores.figures(predict(Predictor(encoder, 7, np.eye(7)), features(range(7))))
     assert found["top1"] == found["top5"] == found["mean_reciprocal_rank"] == found["mean_class_recall"] == 1
-    for name in ("nll", "brier", "ece", "ece_equal_mass", "aurc", "excess_aurc"):
+    for name in ("nll", "brier", "ece", "ece_equal_mass"):
         assert found[name] == pytest.approx(0, abs=1e-6)
         assert errors[name] == pytest.approx(0, abs=1e-6)
 
@@ -78,8 +78,6 @@ def test_chance_over_four_names_is_computed_by_hand():
         "brier": pytest.approx(3 * 0.25**2 + 0.75**2),
         "ece": 0.0,
         "ece_equal_mass": 0.0,
-        "aurc": 0.75,
-        "excess_aurc": 0.0,
     }
 
 
@@ -188,15 +186,18 @@ def test_sets_of_one_half_have_thresholds_of_the_other_and_cover_as_asked_after_
     assert np.mean(shares) == pytest.approx(19 / 21, abs=3 * error)
 
 
-def test_figures_of_sets_are_means_over_the_measured_half():
+def test_figures_of_decisions_are_those_of_errors_by_confidence_and_of_the_measured_half():
     generator = np.random.default_rng(0)
     logits = 3 * generator.normal(size=(41, 6))
     model = predictions(logits, generator.integers(6, size=41))
     [(_, covered, size)] = scores.sets_of_half(model, (0.9,))
-    found, errors = scores.set_figures(model)
-    assert found == {"coverage90": covered.mean(), "set_size90": size.mean()}
+    found, errors = scores.decision_figures(model)
+    assert found.keys() == errors.keys()
+    assert (found["coverage90"], found["set_size90"]) == (covered.mean(), size.mean())
     assert errors["set_size90"] == pytest.approx(np.std(size, ddof=1) / np.sqrt(21))
-    assert scores.set_figures(model.take(np.arange(17))) == ({}, {})
+    wrong = (model.predicted != model.labels)[np.argsort(-model.confidence)]
+    assert found["aurc"] == pytest.approx((wrong.cumsum() / np.arange(1, 42)).mean())
+    assert list(scores.decision_figures(model.take(np.arange(17)))[0]) == ["aurc", "excess_aurc"]
 
 
 @pytest.mark.parametrize(("labels", "bound"), [(range(7), "0.01"), (np.roll(range(7), 1), "100")])

@@ -17,7 +17,7 @@ def plain_area(order, loss: np.ndarray) -> float:
     area = 0.0
     for count in range(1, len(order) + 1):
         area += sum(loss[example] for example in order[:count]) / count
-    return area / len(order)
+    return float(area) / len(order)
 
 
 def plain_aurc(confidence: np.ndarray, loss: np.ndarray) -> float:

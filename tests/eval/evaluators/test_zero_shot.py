@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from lit_het.errors import UserError
+from lit_het.eval import scores
 from lit_het.eval.evaluators.zero_shot import ZeroShot
 from lit_het.eval.features import read_features
 from lit_het.eval.predictions import Predictions
@@ -157,6 +158,29 @@ def test_the_drawing_indexes_its_images_by_row(write_set, sets, perfect):
     assert arrays["top_classes"][:, 0].tolist() == [0, 1, 2, 3, 4]
     assert arrays["reliability/plain"].shape == (4, 15)
     assert drawing.texts["class_names"] == NAMES
+
+
+def test_sets_and_errors_by_confidence_are_measured_and_drawn_with_and_without_noise(
+    write_set, sets, make_encoder, unit_vectors
+):
+    data = write_set("glyphs", [{"cls": number % 3} for number in range(20)], NAMES[:3])
+    names = dict(zip(NAMES, unit_vectors(3, 6), strict=False))
+    noise = np.random.default_rng(0).normal(size=(20, 4, 6))
+    model = make_encoder(unit_vectors(20, 6, seed=1), names, noise=noise)
+    found = ZeroShotConfig(data, samples=4).build(sets)(model)
+    plain = scores.decision_figures(predictions(ZeroShotConfig(data).build(sets), model))[0]
+    assert {name: found.figures[name] for name in plain} == plain
+    assert found.figures["noisy/aurc"] != plain["aurc"]
+    assert found.chance["aurc"] == pytest.approx(2 / 3)
+    arrays = found.draw().arrays
+    # Ten images in a half suffice for coverages up to 10/11.
+    assert arrays["sets/noisy"][0].tolist() == [0.5, 0.6, 0.7, 0.8, 0.9]
+    assert arrays["sets/plain"][1:3, 4].tolist() == [plain["coverage90"], plain["set_size90"]]
+    assert arrays["risk/plain"].shape == (2, 20)
+    assert arrays["risk/plain"][1].mean() == pytest.approx(plain["aurc"])
+    # The noise norm of image n is n: the first images are answered first.
+    wrong = 1 - arrays["correct"]
+    np.testing.assert_allclose(arrays["risk/noise_norm"][1], wrong.cumsum() / np.arange(1, 21))
 
 
 def test_with_one_image_per_class_the_most_confident_errors_are_the_worst_classes(write_set, sets, make_encoder):

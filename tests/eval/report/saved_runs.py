@@ -31,11 +31,16 @@ def predictions(seed: int = 0) -> Drawing:
     curve = np.stack([edges, centres, centres * 0.9, np.full(15, NUM_IMAGES / 15)])
     curve[1:3, 2] = np.nan
     curve[3, 2] = 0
+    coverages = np.array([0.5, 0.7, 0.9])
+    sets = np.stack([coverages, coverages + 0.01, 1 + coverages, np.full(3, 0.1)])
+    risk = np.stack([np.linspace(0.1, 1.0, 10), np.linspace(0.0, 0.5, 10)])
     label = np.arange(NUM_IMAGES) % 4
     top_classes = np.stack([(label + np.arange(NUM_IMAGES) % 3) % 4, (label + 3) % 4], axis=1)
     return Drawing(
         {
             **{f"reliability/{part}": curve for part in ("plain", "calibrated", "noisy")},
+            **{f"sets/{part}": sets for part in ("plain", "calibrated", "noisy")},
+            **{f"risk/{part}": risk for part in ("plain", "calibrated", "noisy", "noise_norm")},
             "confidence": confidence,
             "noise_norm": generator.uniform(0.1, 0.5, NUM_IMAGES),
             "correct": (top_classes[:, 0] == label).astype(np.float64),
