@@ -7,8 +7,8 @@ better model has smaller sets. The guarantee is a mean over images and over draw
 each image or class.
 
 No other rule has smaller sets on average where probabilities are right. Adaptive prediction sets (Romano, Sesia and
-Candès, "Classification with valid and adaptive coverage", NeurIPS 2020) hold as many classes as add up to a threshold:
-over a thousand names most of such a set is a tail of improbable ones.
+Candès, "Classification with valid and adaptive coverage", NeurIPS 2020), which hold as many classes as add up to a
+threshold, cover hard and easy images more evenly, at the price of larger sets.
 """
 
 import dataclasses

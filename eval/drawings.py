@@ -85,7 +85,7 @@ def _set_sizes(predictions: Predictions) -> Float[np.ndarray, "four c"]:
 
 def _risk(confidence: Float[np.ndarray, " n"], predictions: Predictions) -> Float[np.ndarray, "two points"]:
     risks = risk_coverage_curve(confidence, 1 - predictions.hits(1))
-    places = np.unique(np.linspace(1, risks.size, NUM_RISKS).astype(int))
+    places = np.unique(np.ceil(np.linspace(0, risks.size, NUM_RISKS + 1)[1:]).astype(int))
     return np.stack([places / risks.size, risks[places - 1]])
 
 

@@ -61,7 +61,7 @@ def test_the_mean_coverage_of_new_images_is_the_one_asked_for(count: int, covera
     expected = math.ceil(round((count + 1) * coverage, 9)) / (count + 1)
     error = float(np.std(shares, ddof=1)) / math.sqrt(len(shares))
     assert error < 0.005
-    assert np.mean(shares) == pytest.approx(expected, abs=3.5 * float(error))
+    assert np.mean(shares) == pytest.approx(expected, abs=3.5 * error)
 
 
 def test_a_better_model_has_smaller_sets():
