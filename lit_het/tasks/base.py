@@ -36,11 +36,6 @@ class Task(Protocol):
         """Returns the number of layers between each parameter and the output, see `layers_above_towers`."""
         ...
 
-    @property
-    def learning_rates(self) -> tuple[ParameterGroup, ...]:
-        """Parameters with learning rates of their own, see `learning_rate_groups`."""
-        ...
-
 
 def layers_above_towers(towers: Mapping[str, Any], params: Params) -> Params:
     """Returns the number of layers between each parameter of a model and the output; 0 outside its towers.

@@ -231,10 +231,13 @@ def test_upstream_recipes_have_the_numbers_of_their_tables():
         assert config.task.text_tower.vocabulary_size == 32_000
     assert RunLength.resolve(gigantic.length, 2**14, None).num_steps == 18_000_000_000 // 2**14
     assert (sigmoid.task.head.temperature.initial, sigmoid.task.head.initial_bias) == (0.1, -10.0)
-    for config in (both, gigantic):
-        head = config.task.head
-        assert (head.covariance.num_factors, head.covariance.form, head.num_samples) == (15, "full", 1)
-        assert head.temperature.initial == pytest.approx(1 / 3)
+    head = gigantic.task.head
+    assert (head.covariance.num_factors, head.covariance.form, head.num_samples) == (15, "full", 1)
+    assert (head.covariance.learning_rate_factor, head.temperature.learning_rate_factor) == (1.0, 1.0)
+    assert head.temperature.initial == pytest.approx(1 / 3)
+    # The recommended recipe: the paper's factors, but samples that can pay, and LiT's temperature.
+    assert (both.task.head.covariance.num_factors, both.task.head.num_samples) == (15, 16)
+    assert both.task.head.temperature.initial == pytest.approx(1 / 10)
     shapes = gigantic.task.build().shapes
     # The blocks of ViT-G and ViT-g (Zhai et al. 2022, Table 2).
     assert parameters.count(shapes["image_tower"]["encoder"]) == pytest.approx(1843e6, rel=0.005)

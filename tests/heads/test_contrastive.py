@@ -14,7 +14,6 @@ from lit_het.errors import UserError
 from lit_het.heads.contrastive import DeterministicContrastiveConfig, HetXLContrastiveConfig, unit
 from lit_het.heads.covariance import CovarianceConfig, standard_normals
 from lit_het.heads.sampling import SamplingConfig
-from lit_het.heads.temperature import LogTemperature
 from tests.heads.references import held_singly
 
 B, D, S = 4, 6, 3
@@ -160,8 +159,8 @@ def test_the_default_normalises_before_the_noise_and_not_after():
     """Table 7's setting of Table 6: β / |β| + ε(β / |β|)."""
     config = HetXLContrastiveConfig()
     assert (config.normalize_before_noise, config.normalize_after_noise) == (True, False)
-    assert (config.covariance.num_factors, config.covariance.form, config.num_samples) == (15, "full", 1)
-    assert float(config.temperature.build()()) == pytest.approx(1 / 3)
+    assert (config.covariance.num_factors, config.covariance.form, config.num_samples) == (15, "full", 16)
+    assert config.temperature == DeterministicContrastiveConfig().temperature, "heads are compared from one start"
     samples = make()(*embeddings(), KEY)
     np.testing.assert_allclose(jnp.linalg.norm(samples.image, axis=-1), 1, rtol=1e-5)
     assert np.all(np.abs(np.linalg.norm(singly(samples.image_queries), axis=-1) - 1) > 1e-3)
@@ -182,7 +181,7 @@ def test_one_noisy_side_leaves_the_other_without_queries_and_without_parameters(
 
 def test_without_a_key_the_head_equals_the_deterministic_head():
     image, text = embeddings()
-    deterministic = DeterministicContrastiveConfig(LogTemperature(1 / 3)).build(D, nnx.Rngs(0))
+    deterministic = DeterministicContrastiveConfig().build(D, nnx.Rngs(0))
     quiet, plain = make()(image, text, None), deterministic(image, text, KEY)
     for actual, expected in zip(jax.tree.leaves(quiet), jax.tree.leaves(plain), strict=True):
         np.testing.assert_array_equal(actual, expected)
@@ -214,7 +213,7 @@ def test_a_deterministic_head_returns_unit_embeddings_without_separate_queries()
     assert head.logits(image, jnp.eye(D), KEY, S).num_samples == 1
     assert samples.bias is not None
     assert float(samples.bias) == -10.0
-    assert float(samples.temperature) == pytest.approx(1 / 10)
+    assert float(samples.temperature) == pytest.approx(1 / 20)
     np.testing.assert_array_equal(head.image_noise_norm(image), np.zeros(B))
 
 
