@@ -1,0 +1,107 @@
+"""The study of label noise: what is injected, what is trained, and what the tables say."""
+
+import argparse
+import json
+
+import numpy as np
+import pytest
+
+from lit_het.errors import UserError
+from scripts import study_noise
+from scripts.noise import pairs as noise
+from scripts.noise.pairs import PairSet
+from scripts.noise.training import _order, auroc
+from tests.scripts.conftest import refusal
+
+NAMES = (
+    "cyrillic small letter de",
+    "cyrillic small letter te",
+    "latin small letter a",
+    "latin small letter a with acute",
+    "latin small letter a with grave",
+    "latin small letter b",
+)
+
+
+def pairs(count=6000):
+    captions = np.arange(count) % len(NAMES)
+    typefaces = tuple("DejaVuSansMono-Bold" if number % 5 == 0 else "STIXGeneral" for number in range(count))
+    return PairSet(np.zeros((count, 2), np.float32), captions, NAMES, {"typeface": typefaces})
+
+
+KNOWN = np.arange(len(NAMES))
+
+
+@pytest.mark.parametrize(
+    ("kind", "affected"),
+    [
+        ("cyrillic", lambda p: p.captions < 2),
+        ("typeface", lambda p: p.column("typeface") == "DejaVuSansMono-Bold"),
+        ("confusable", lambda p: np.isin(p.captions, (2, 3, 4))),
+        ("uniform", lambda p: np.ones(len(p.captions), bool)),
+    ],
+)
+def test_a_fraction_of_the_affected_captions_is_replaced(kind, affected):
+    clean, level = pairs(), 0.4
+    noisy, wrong = noise.inject(clean, kind, level, KNOWN, seed=0)
+    of_kind = affected(clean)
+    assert not wrong[~of_kind].any()
+    np.testing.assert_array_equal(wrong, noisy.captions != clean.captions)
+    # A random replacement is right by chance: once in six, and among confusable names once in three.
+    chance = 1 / 3 if kind == "confusable" else 1 / 6
+    assert wrong[of_kind].mean() == pytest.approx(level * (1 - chance), abs=0.03)
+    if kind == "confusable":
+        assert set(noisy.captions[of_kind].tolist()) == {2, 3, 4}
+
+
+def test_noise_is_a_function_of_its_seed():
+    first, again, other = (noise.inject(pairs(), "uniform", 0.2, KNOWN, seed)[0].captions for seed in (0, 0, 1))
+    np.testing.assert_array_equal(first, again)
+    assert (first != other).any()
+
+
+def test_names_of_another_list_keep_their_captions():
+    wider = tuple(sorted({*NAMES, "digit one"}))
+    found = noise.with_names(pairs(12), wider)
+    assert [wider[caption] for caption in found.captions] == [NAMES[number % 6] for number in range(12)]
+
+
+def test_an_unknown_column_is_one_line():
+    with pytest.raises(UserError, match="the shards have no column 'style'; their JSON has typeface"):
+        pairs(3).column("style")
+
+
+def test_every_epoch_of_the_order_is_a_permutation():
+    rows = np.concatenate(list(_order(10, 4, 5, seed=0)))
+    assert sorted(rows[:10].tolist()) == sorted(rows[10:].tolist()) == list(range(10))
+    assert rows[:10].tolist() != rows[10:].tolist()
+
+
+def test_auroc_counts_ties_as_half():
+    assert auroc(np.array([0.1, 0.4, 0.4, 0.9]), np.array([False, False, True, True])) == pytest.approx(3.5 / 4)
+    assert np.isnan(auroc(np.ones(2), np.ones(2, bool)))
+
+
+def test_tables_join_seeds_and_mark_what_differs(tmp_path, capsys):
+    for head, values in (("DET", (1.0, 1.1, 1.05)), ("S16", (0.8, 0.82, 0.81)), ("S4", (1.04, 1.1, 1.0))):
+        for seed, value in enumerate(values):
+            path = tmp_path / "results" / f"cyrillic_0.4_{head}_seed{seed}.json"
+            noise.write_json(path, {"settings": {}, "figures": {"held_out/clean/mean/nll": value}})
+    options = argparse.Namespace(output=tmp_path, heads=["DET", "S16", "S4"], show=["held_out/clean/mean/nll"])
+    study_noise.write_tables(options, [("cyrillic", 0.4)])
+    row = (tmp_path / "table.md").read_text().splitlines()[-1]
+    assert row == (
+        "| cyrillic 40% | held_out/clean/mean/nll | "
+        "DET 1.050 ± 0.029 (3); S16 0.810 ± 0.006 * (3); S4 1.047 ± 0.029 (3) |"
+    )
+    assert row in capsys.readouterr().out
+
+
+def test_results_of_other_settings_are_refused(tmp_path, capsys):
+    path = tmp_path / "results" / "cyrillic_0.4_DET_seed0.json"
+    noise.write_json(path, {"settings": {"steps": 3}, "figures": {}})
+    flags = ("--output", tmp_path, "--seeds", 0, "--noise", "cyrillic", "--levels", 0.4, "--heads", "DET")
+    line = refusal(capsys, study_noise.main, *flags)
+    assert "was measured with {'steps': 3}" in line
+    assert "give another --output" in line
+    assert json.loads(path.read_text())["settings"] == {"steps": 3}
