@@ -305,6 +305,8 @@ def test_without_samples_queries_are_their_distribution():
     assert queries is not None
     assert queries.normals is None
     np.testing.assert_allclose(queries.samples[:, 0], numpy_unit(image), rtol=1e-5)
+    assert head.image_covariance is not None
+    assert queries.factors is not None
     covariance = head.image_covariance.covariance(jnp.asarray(numpy_unit(image), jnp.float32))
     np.testing.assert_allclose(np.einsum("brp,brq->bpq", queries.factors, queries.factors), covariance, rtol=1e-4)
     for changes in ({"normalize_after_noise": True}, {"covariance": DIAGONAL}):

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -245,6 +246,7 @@ def test_antithetic_samples_come_in_pairs_that_cancel():
 def test_the_noise_grows_alike_for_every_rank_and_size():
     """Steps of one size in every entry of the kernels, as Adam makes them, move |V|² by the same amount."""
     moved = []
+    sizes: list[tuple[Literal["full", "efficient"], int, int]]
     sizes = [("full", 2, 64), ("full", 15, 64), ("full", 4, 256), ("efficient", 4, 128), ("efficient", 9, 512)]
     for form, r, q in sizes:
         config = CovarianceConfig(r, form, initial_noise_norm=1.0)

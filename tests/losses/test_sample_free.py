@@ -37,7 +37,7 @@ def make(scale=0.3, sides=("image", "text")):
     return EmbeddingSamples(image, text, image_queries, text_queries, jnp.float32(TAU), jnp.float32(BIAS))
 
 
-def one_query(likelihood, n, u, g):
+def one_query(likelihood, n, u, g) -> float:
     """-log E[p] of one query by the equations of the module, in float64; u are the valid logits, g [R m]."""
     if likelihood == "delta":
         p = np.exp(log_softmax(u))
@@ -52,7 +52,7 @@ def one_query(likelihood, n, u, g):
     for m in range(len(u)):
         spread = sum((row[n] - row[m]) ** 2 for row in g)
         terms.append(-(u[n] - u[m]) / math.sqrt(1 + math.pi / 8 * spread))
-    return logsumexp(terms)
+    return float(logsumexp(terms))
 
 
 def reference(loss, samples):
