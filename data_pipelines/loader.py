@@ -126,7 +126,12 @@ class Loader:
         return self._prefetch(grain.MapDataset.range(sys.maxsize).map(read))
 
     def epoch(
-        self, batch_size: int | None = None, process_index: int = 0, process_count: int = 1, num_crops: int = 0
+        self,
+        batch_size: int | None = None,
+        process_index: int = 0,
+        process_count: int = 1,
+        num_crops: int = 0,
+        num_samples: int | None = None,
     ) -> Generator[Batch]:
         """Each sample once, in shard order, with the evaluation preprocessing; the last batch is padded.
 
@@ -136,6 +141,7 @@ class Loader:
             process_count: how many hosts share each batch; all get the same number of batches.
             num_crops: K; each sample K times in a row with the training preprocessing, whose randomness is a function
                 of the seed, the shard's name, the key and the crop's number.
+            num_samples: only so many samples, evenly spread over the epoch; None takes all.
 
         Yields:
             This host's rows of each global batch, ``[b / process_count, ...]``.
@@ -146,12 +152,14 @@ class Loader:
         size = batch_size or self.config.batch_size
         rows = rows_per_process(size, process_count)
         repeats = max(1, num_crops)
-        num_rows = repeats * self.num_samples
+        count = self.num_samples if num_samples is None else min(num_samples, self.num_samples)
+        num_rows = repeats * count
 
         def read(number: int) -> Batch:
             start = number * size + process_index * rows
             of_batch = range(start, start + rows)
-            samples = [self.numbers[i // repeats] if i < num_rows else _PADDING for i in of_batch]
+            places = (i // repeats * self.num_samples // count if i < num_rows else _PADDING for i in of_batch)
+            samples = [_PADDING if place == _PADDING else self.numbers[place] for place in places]
             if not num_crops:
                 return self._read(samples, None)
             crops = zip(samples, (i % repeats for i in of_batch), strict=True)

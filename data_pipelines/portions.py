@@ -87,3 +87,11 @@ class ConcatenatedRanges(Sequence[int]):
             raise IndexError(place)
         number = bisect.bisect_right(self._ends, place)
         return self._ranges[number][place - self._ends[number]]
+
+    def common_with(self, numbers: range) -> range:
+        """Returns those of consecutive numbers that are in one of the ranges: in the first that has any of them."""
+        for own in self._ranges:
+            common = range(max(own.start, numbers.start), min(own.stop, numbers.stop))
+            if common:
+                return common
+        return range(0)

@@ -8,6 +8,7 @@ from jaxtyping import Float, UInt8
 
 from lit_het.errors import UserError
 from lit_het.eval.conformal import prediction_sets
+from lit_het.eval.ensembles import mean_prediction
 from lit_het.eval.evaluation import Record
 from lit_het.eval.predictions import Predictor
 from lit_het.eval.prompts import BARE_TEMPLATE
@@ -30,12 +31,14 @@ class Answer:
         noise_norm: ``sqrt(tr Σ(x))``; 0 for a deterministic head.
         noisy: the mean probabilities over noise samples; None without noise.
         samples: the probabilities of each noise sample; None without noise.
+        raw: ``probability`` as trained, where the others are calibrated; else None.
     """
 
     probability: Float[np.ndarray, " k"]
     noise_norm: float
     noisy: Float[np.ndarray, " k"] | None = None
     samples: Float[np.ndarray, "s k"] | None = None
+    raw: Float[np.ndarray, " k"] | None = None
 
     @property
     def band(self) -> Float[np.ndarray, "two k"] | None:
@@ -129,14 +132,19 @@ def answer(predictor: Predictor, features: Float[np.ndarray, " f"], samples: int
         UserError: a probability is NaN.
     """
     block = features[None, None], np.array([seed], np.int32)
-    probability = np.exp(predictor.log_probabilities(*block)[0])
-    noise_norm = float(predictor.model(quantities.noise_norm, block[0])[0])
-    if np.isnan(probability).any():
+    trained = predictor.quantity(quantities.log_probabilities, *block)
+    if np.isnan(trained).any():
         raise UserError("a probability is not a number; training diverged, use an earlier checkpoint")
+    probability = np.exp(predictor.calibrated(trained)[0])
+    raw = None if predictor.model.calibration is None else np.exp(trained[0])
+    noise_norm = float(predictor.model(quantities.noise_norm, block[0])[0])
     if not samples or not noise_norm:
-        return Answer(probability, noise_norm)
-    sampled = np.exp(dataclasses.replace(predictor, samples=samples).member_log_probabilities(*block)[0])
-    return Answer(probability, noise_norm, sampled.mean(axis=0), sampled)
+        return Answer(probability, noise_norm, raw=raw)
+    noisy = dataclasses.replace(predictor, samples=samples)
+    members = noisy.raw_member_log_probabilities(*block)
+    # The mean is calibrated, not averaged over calibrated samples: the temperature was fitted to the mean.
+    mean, sampled = (np.exp(noisy.calibrated(log_p)[0]) for log_p in (mean_prediction(members), members))
+    return Answer(probability, noise_norm, mean, sampled, raw)
 
 
 @dataclasses.dataclass(frozen=True)

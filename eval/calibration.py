@@ -14,6 +14,7 @@ from scipy import optimize, sparse, special
 from lit_het.errors import UserError
 from lit_het.eval.rows import row_blocks
 from lit_het.eval.significance import bootstrap_error
+from lit_het.types import FittedTemperature
 
 DEFAULT_BINS = 15
 # Beyond these bounds a fitted temperature only says "all predictions are correct" or "no better than chance".
@@ -178,7 +179,7 @@ def fit_temperature(log_probabilities: Float[np.ndarray, "n k"], labels: Int[np.
         )
 
     def slope(log_inverse: float) -> float:
-        return _slope_of_loss(log_probabilities, label_log_p, np.exp(log_inverse))
+        return float(_derivatives_of_loss(log_probabilities, label_log_p, np.exp(log_inverse))[0].mean())
 
     # The root is searched on a log scale, where the bounds are symmetric about T = 1.
     hottest, coldest = -np.log(HIGHEST_TEMPERATURE), -np.log(LOWEST_TEMPERATURE)
@@ -191,6 +192,33 @@ def fit_temperature(log_probabilities: Float[np.ndarray, "n k"], labels: Int[np.
         return HIGHEST_TEMPERATURE
     root = optimize.root_scalar(slope, bracket=(hottest, coldest), method="brentq", xtol=1e-9).root
     return float(np.exp(-root))
+
+
+def fit(log_probabilities: Float[np.ndarray, "n k"], labels: Int[np.ndarray, " n"]) -> FittedTemperature:
+    """Returns the temperature of `fit_temperature` with its standard error over images.
+
+    With ``b = 1/T`` and the loss ``l_i(b)`` of image i, the error of ``b`` is ``sqrt(mean l'² / n) / mean l''``, the
+    sandwich of Huber, "The behavior of maximum likelihood estimates under nonstandard conditions", 1967. (The inverse
+    Fisher information ``1 / (n mean l'')`` holds only if the scaled probabilities are the true ones.) By the delta
+    method the error of T is ``T²`` times that.
+
+    Raises:
+        UserError: no T between the bounds of the search minimises the loss; otherwise as `fit_temperature`.
+    """
+    temperature = fit_temperature(log_probabilities, labels)
+    label_log_p = _at_label(log_probabilities, labels)
+    slopes, curvatures = _derivatives_of_loss(log_probabilities, label_log_p, 1 / temperature)
+    if temperature == LOWEST_TEMPERATURE:
+        raise UserError("no temperature fits: every label is the most probable one; take more, or harder images")
+    if temperature == HIGHEST_TEMPERATURE or not curvatures.any():  # without curvature every T fits
+        raise UserError(
+            "no temperature fits: predictions are no better than chance; train longer, or check that the labels "
+            "belong to the images"
+        )
+    error = temperature**2 * np.sqrt((slopes**2).mean() / len(slopes)) / curvatures.mean()
+    after = _at_label(scaled(log_probabilities, temperature), labels)
+    means = (-float(values.mean(dtype=np.float64)) for values in (label_log_p, after))
+    return FittedTemperature(temperature, float(error), *means)
 
 
 def scaled(log_probabilities: Float[np.ndarray, "n k"], temperature: float) -> Float[np.ndarray, "n k"]:
@@ -223,22 +251,27 @@ def check_log_probabilities(log_probabilities: Float[np.ndarray, "n k"]) -> None
         )
 
 
-def _slope_of_loss(
+def _derivatives_of_loss(
     log_probabilities: Float[np.ndarray, "n k"], label_log_p: Float[np.ndarray, " n"], inverse: float
-) -> float:
-    """Derivative of the mean negative log-likelihood by 1/T: the mean of E[log p] - log p(label) under the scaled p."""
-    total = 0.0
+) -> tuple[Float[np.ndarray, " n"], Float[np.ndarray, " n"]]:
+    """Returns the first and the second derivative of each image's negative log-likelihood by 1/T.
+
+    They are ``E[log p] - log p(label)`` and ``Var[log p]`` under the scaled p.
+    """
+    slopes, curvatures = np.empty(len(log_probabilities)), np.empty(len(log_probabilities))
     for rows in row_blocks(*log_probabilities.shape):
         block = log_probabilities[rows].astype(np.float64)
         highest = block.max(axis=1)
         # Subtracting the maximum prevents overflow, and rows of equal entries give exactly zero.
         block -= highest[:, None]
         weights = np.exp(block * inverse)
+        weights /= weights.sum(axis=1, keepdims=True)
         # Classes of probability zero have weight zero: 0 instead of minus infinity keeps the product from being NaN.
         block[np.isneginf(block)] = 0.0
-        total += float(((weights * block).sum(axis=1) / weights.sum(axis=1)).sum())
-        total -= float((label_log_p[rows] - highest).sum())
-    return total / len(log_probabilities)
+        mean = (weights * block).sum(axis=1)
+        slopes[rows] = mean - (label_log_p[rows] - highest)
+        curvatures[rows] = (weights * (block - mean[:, None]) ** 2).sum(axis=1)
+    return slopes, curvatures
 
 
 def _edges(confidence: Float[np.ndarray, " n"], bins: int, equal_mass: bool) -> Float[np.ndarray, " bins_plus_one"]:

@@ -17,6 +17,9 @@ from lit_het.untrusted import Malformed
 MAX_DRAWING_BYTES = 2**29
 """The largest size of an evaluation's arrays, in bytes; larger files are rejected."""
 
+CALIBRATED = "calibrated"
+"""The setting of a `Record` that says how its probabilities were calibrated; missing where they are as trained."""
+
 # Larger integers in a file are rejected.
 _LARGEST = 2**63
 
@@ -45,6 +48,7 @@ class Evaluation:
         errors: standard errors, for the metrics that have one.
         chance: values of a uniform guess, for the metrics that have one.
         draw: returns the data that reports draw. It reads images again, and is called only where a report may follow.
+        calibrated: how the probabilities were calibrated by ``lit-het calibrate``, in words; empty as trained.
     """
 
     kind: str
@@ -53,6 +57,7 @@ class Evaluation:
     errors: Mapping[str, float] = dataclasses.field(default_factory=dict)
     chance: Mapping[str, float] = dataclasses.field(default_factory=dict)
     draw: Callable[[], Drawing] = Drawing
+    calibrated: str = ""
 
     def metrics(self) -> dict[str, float]:
         """Returns the metrics under their names in logs, ``<kind>/<name>/<figure>``."""
@@ -106,7 +111,7 @@ def write_record(evaluation: Evaluation, run_dir: Path, step: int, settings: Map
         "errors": {name: error for name, error in evaluation.errors.items() if math.isfinite(error)},
         "chance": dict(evaluation.chance),
         "step": step,
-        "settings": dict(settings),
+        "settings": {**settings, CALIBRATED: evaluation.calibrated} if evaluation.calibrated else dict(settings),
         "texts": {name: list(texts) for name, texts in drawing.texts.items()},
     }
     arrays: dict[str, Any] = dict(drawing.arrays)

@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 
 from lit_het.console import Bar
 from lit_het.errors import UserError
-from lit_het.eval.calibration import ReliabilityCurve, check_labels, reliability_of_confidence
+from lit_het.eval.calibration import ReliabilityCurve, check_labels, reliability_of_confidence, scaled
 from lit_het.eval.classes import merge_candidates
 from lit_het.eval.ensembles import mean_prediction
 from lit_het.eval.features import Features
@@ -53,18 +53,35 @@ class Predictor:
     def log_probabilities(
         self, blocks: Float[np.ndarray, "n b f"], seeds: Int[np.ndarray, " n"]
     ) -> Float[np.ndarray, "rows k"]:
-        """Returns the log of the mean probability over ensemble members and noise samples."""
+        """Returns the log of the mean probability over ensemble members and noise samples, calibrated.
+
+        "Pool, then calibrate": the mean is scaled, see `lit_het.eval.calibration.fit_temperature`.
+        """
         if self.groups is None:
-            return self.quantity(quantities.log_probabilities, blocks, seeds)
+            return self.calibrated(self.quantity(quantities.log_probabilities, blocks, seeds))
         # Each member is renormalised over the allowed candidates before the mean over members.
-        return mean_prediction(self.member_log_probabilities(blocks, seeds))
+        return self.calibrated(mean_prediction(self.raw_member_log_probabilities(blocks, seeds)))
 
     def member_log_probabilities(
         self, blocks: Float[np.ndarray, "n b f"], seeds: Int[np.ndarray, " n"]
     ) -> Float[np.ndarray, "rows m k"]:
-        """Returns the log-probabilities of each of m ensemble members or noise samples."""
+        """Returns the log-probabilities of each of m ensemble members or noise samples, each calibrated."""
+        return self.calibrated(self.raw_member_log_probabilities(blocks, seeds))
+
+    def raw_member_log_probabilities(
+        self, blocks: Float[np.ndarray, "n b f"], seeds: Int[np.ndarray, " n"]
+    ) -> Float[np.ndarray, "rows m k"]:
+        """Returns the log-probabilities of each of m ensemble members or noise samples, as trained."""
         found = self.quantity(quantities.member_log_probabilities, blocks, seeds)
         return found if self.groups is None else merge_candidates(found, self.groups)
+
+    def calibrated(self, log_probabilities: Float[np.ndarray, "*rows k"]) -> Float[np.ndarray, "*rows k"]:
+        """Returns log-probabilities scaled by the model's fitted temperature, or as they are if it has none."""
+        if self.model.calibration is None:
+            return log_probabilities
+        temperature = self.model.calibration.fitted(self.samples).temperature
+        rows = scaled(log_probabilities.reshape(-1, self.num_classes), temperature)
+        return rows.reshape(log_probabilities.shape)
 
     def scores(self, blocks: Float[np.ndarray, "n b f"]) -> Float[np.ndarray, "rows k"]:
         """Returns the score of each class without noise, independent of the other classes."""

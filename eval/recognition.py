@@ -155,9 +155,11 @@ def _embed_names(model: EvaluatedModel, names: Sequence[str], templates: Sequenc
 
 
 def embed_texts(
-    model: EvaluatedModel, texts: Sequence[str], advance: Callable[[int], object] = lambda count: None
+    model: EvaluatedModel,
+    texts: Sequence[str] | Int[np.ndarray, "n l"],
+    advance: Callable[[int], object] = lambda count: None,
 ) -> Float[np.ndarray, "n d"]:
-    """Returns the unit embedding of each text; ``advance`` is called with the number of texts just finished.
+    """Returns the unit embedding of each text or row of token ids; ``advance`` is called with the number just finished.
 
     All batches have the same shape, so that JAX compiles once. The batch size per device is at most 64. For fewer texts
     it is a power of two, so that calls with similar numbers of texts share a compiled function.
@@ -168,7 +170,8 @@ def embed_texts(
     for start in range(0, len(texts), size):
         chunk = list(texts[start : start + size])
         padded = chunk + chunk[-1:] * (size - len(chunk))
-        parts.append(text.embed(text.tokenize(padded))[: len(chunk)])
+        tokens = text.tokenize(padded) if isinstance(padded[0], str) else np.stack(padded)
+        parts.append(text.embed(tokens)[: len(chunk)])
         advance(len(chunk))
     return np.concatenate(parts)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from lit_het.errors import UserError
-from lit_het.eval.evaluation import Record
+from lit_het.eval.evaluation import CALIBRATED, Record
 from lit_het.eval.report.naming import is_of_member, is_rank_of_calibrated, is_setting, place_of_kind
 from lit_het.eval.saved_runs import SavedRun, differences, flattened
 from lit_het.eval.significance import WelchTest, holm, welch_tests
@@ -148,7 +148,9 @@ def check_same_settings(measured: Mapping[str, Record]) -> None:
 
 
 def _comparable(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns settings with paths reduced to their last components, and checkpoints to their number."""
+    """Returns settings with paths reduced to their last components, checkpoints to their number, and a calibration to
+    that there is one.
+    """
 
     def last_part(value: Any) -> Any:
         if isinstance(value, list):
@@ -157,7 +159,9 @@ def _comparable(settings: Mapping[str, Any]) -> dict[str, Any]:
 
     reduced = {field: last_part(value) if field in _PATHS else value for field, value in settings.items()}
     # The groups differ in the members of a deep ensemble; the number of members is a setting.
-    return reduced | {field: len(reduced[field]) for field in ("checkpoints",) if field in reduced}
+    reduced |= {field: len(reduced[field]) for field in ("checkpoints",) if field in reduced}
+    # Every run has fitted temperatures of its own.
+    return reduced | {field: True for field in (CALIBRATED,) if field in reduced}
 
 
 def _remarks_on_folders(runs: Sequence[SavedRun], compared: Sequence[tuple[str, str]]) -> list[str]:

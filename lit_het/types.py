@@ -246,6 +246,59 @@ class TextEncoder:
     tower: str = ""
 
 
+@dataclasses.dataclass(frozen=True)
+class FittedTemperature:
+    """A temperature T that was fitted to predictions, which become ``softmax(log p / T)``.
+
+    Attributes:
+        temperature: T; above 1 where the model was overconfident.
+        standard_error: of T over images.
+        nll_before, nll_after: mean negative log-likelihood of the images that T was fitted on, in nats.
+    """
+
+    temperature: float
+    standard_error: float
+    nll_before: float
+    nll_after: float
+
+    def __str__(self) -> str:
+        return f"{self.temperature:.3g} ± {self.standard_error:.2g}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Calibration:
+    """The temperatures of a model, fitted on images that it was not trained on.
+
+    Attributes:
+        data: the shards of the images.
+        portion: the part of their samples.
+        digest: identifies the samples of the shards.
+        num_images: how many images were used.
+        num_candidates: among how many captions or classes the model chose.
+        num_samples: S of ``monte_carlo``; 0 without noise.
+        noiseless: T of predictions without noise.
+        monte_carlo: T of the mean probability over S noise samples; None for a head without noise.
+    """
+
+    data: tuple[str, ...]
+    portion: str
+    digest: str
+    num_images: int
+    num_candidates: int
+    num_samples: int
+    noiseless: FittedTemperature
+    monte_carlo: FittedTemperature | None = None
+
+    def fitted(self, num_samples: int) -> FittedTemperature:
+        """Returns the temperature of predictions with S noise samples; 0 for those without noise."""
+        return self.monte_carlo if num_samples and self.monte_carlo is not None else self.noiseless
+
+    def __str__(self) -> str:
+        where = " ".join(self.data) + ("" if self.portion == "0%:100%" else f" ({self.portion})")
+        noisy = "" if self.monte_carlo is None else f", with noise {self.monte_carlo}"
+        return f"calibrated on {self.num_images:,} images of {where} (T = {self.noiseless}{noisy})"
+
+
 @runtime_checkable
 class EvaluatedModel(Protocol):
     """A trained model as evaluators, ``classify``, the demo and exports see it."""
@@ -268,6 +321,11 @@ class EvaluatedModel(Protocol):
     @property
     def has_noise(self) -> bool:
         """Whether the head has noise for images."""
+        ...
+
+    @property
+    def calibration(self) -> Calibration | None:
+        """The temperatures that predictions are scaled by; None leaves them as trained."""
         ...
 
     def __call__(

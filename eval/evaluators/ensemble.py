@@ -65,4 +65,7 @@ class Ensemble:
         # Single noise samples are interchangeable, so they have no metrics of their own.
         figures, errors = found.figures(each_member=not self.samples and found.num_members <= MOST_SHOWN)
         kind = "ensemble" if len(models) == 1 else "deep_ensemble"
-        return Evaluation(kind, self.opened.config.name, figures, errors)
+        calibrated = "; ".join(str(model.calibration or "not calibrated") for model in models)
+        if not any(model.calibration for model in models):
+            calibrated = ""
+        return Evaluation(kind, self.opened.config.name, figures, errors, calibrated=calibrated)

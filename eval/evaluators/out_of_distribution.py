@@ -76,6 +76,7 @@ class OutOfDistribution:
             errors=errors,
             chance={name: 0.5 for name in figures if name.endswith("/auroc")},
             draw=lambda: Drawing(arrays),
+            calibrated=str(model.calibration or ""),
         )
 
 

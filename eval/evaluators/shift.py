@@ -65,6 +65,7 @@ class Shift:
             errors=errors,
             chance={f"{part}/{name}": chance[name] for part in by_part for name in FIGURES},
             draw=lambda: Drawing({"table": table}, {"parts": ("clean", *self.copies), "figures": FIGURES}),
+            calibrated=str(model.calibration or ""),
         )
 
 

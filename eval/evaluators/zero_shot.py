@@ -68,6 +68,7 @@ class ZeroShot:
             # A uniform guess is as often wrong among its most confident answers as among all.
             chance={**scores.chance(quiet.num_classes), "aurc": 1 - 1 / quiet.num_classes},
             draw=lambda: self._draw(model, {part or "plain": predictions for part, predictions in parts.items()}),
+            calibrated=str(model.calibration or ""),
         )
 
     def _draw(self, model: EvaluatedModel, parts: Mapping[str, Predictions]) -> Drawing:

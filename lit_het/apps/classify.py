@@ -34,6 +34,7 @@ from lit_het.eval.evaluation import read_records
 from lit_het.eval.prompts import BARE_TEMPLATE, FAMILIES, SET_PROMPTS, read_prompts
 from lit_het.runs.opening import Run, open_run
 from lit_het.tasks.classification import ClassificationTask
+from lit_het.types import Calibration
 
 STANDARD_INPUT = "-"
 _BAR_WIDTH = 16
@@ -50,6 +51,7 @@ class ClassifyOptions:
         seed: seed of the noise.
         top: number of labels in a table.
         coverage: the probability that the prediction set of an image contains its label; None for no set.
+        calibrated: whether to apply the fitted temperatures of ``lit-het calibrate``, if there are any.
 
     Raises:
         UserError: a number out of range.
@@ -61,6 +63,7 @@ class ClassifyOptions:
     seed: int = 0
     top: int = 10
     coverage: float | None = None
+    calibrated: bool = True
 
     def __post_init__(self) -> None:
         require_at_least(0, self, "samples")
@@ -97,7 +100,7 @@ def classify(
     if options.prompts is not None and isinstance(run.task, ClassificationTask):
         raise UserError(f"{checkpoint} is a classifier and takes no prompts; leave out --prompts")
     squares = [decode(data, run, image) for image, data in zip(images, encoded, strict=True)]
-    model = run.model()
+    model = run.model(calibrated=options.calibrated)
     predictor = label_predictor(model, labels, templates)
     answers = [answer(predictor, row, options.samples, options.seed) for row in features_of(model.features, squares)]
     records = read_records(checkpoint)
@@ -108,7 +111,7 @@ def classify(
         print(json.dumps([_json(*row, labels) for row in rows], indent=1, ensure_ascii=False))
         return
     for image, found, ranked, inside in rows:
-        Console().print(_table(image, found, labels, options.top))
+        Console().print(_table(image, found, labels, options.top, model.calibration))
         if options.coverage is not None and inside is not None:
             Console().print(_set(inside, options.coverage, options.top), markup=False, highlight=False)
         Console().print(_noise(found, ranked), "", sep="\n", markup=False, highlight=False)
@@ -181,7 +184,7 @@ def decode(data: bytes, run: Run, name: str) -> UInt8[np.ndarray, "size size 3"]
         raise UserError(f"{where}: {reason(error)}") from error
 
 
-def _table(image: str, found: Answer, labels: Sequence[str], top: int) -> Table:
+def _table(image: str, found: Answer, labels: Sequence[str], top: int, calibration: Calibration | None) -> Table:
     shown = Table(title=Text(image), title_justify="left", caption_justify="left", box=box.SIMPLE_HEAD)
     shown.add_column("label", overflow="fold")
     shown.add_column("no noise", justify="right")
@@ -197,8 +200,9 @@ def _table(image: str, found: Answer, labels: Sequence[str], top: int) -> Table:
         cells += [] if band is None else [f"{band[0]:.1%} – {band[1]:.1%}"]
         shown.add_row(Text(labels[place]), *cells, _bar(float(found.probability[place]), band, found.scale))
     rest = found.order[top:]
-    if len(rest):
-        shown.caption = f"and {len(rest):,} other labels with {found.probability[rest].sum():.1%}"
+    others = [f"and {len(rest):,} other labels with {found.probability[rest].sum():.1%}"] if len(rest) else []
+    # Text, not str: rich would parse brackets in a path as markup.
+    shown.caption = Text("\n".join((*others, str(calibration or "not calibrated"))))
     return shown
 
 
@@ -242,10 +246,12 @@ def _json(
         "noise_above": {rank.name: rank.fraction_below for rank in ranks},
         "samples": 0 if found.samples is None else len(found.samples),
         "prediction_set": inside,
+        "calibrated": found.raw is not None,
         "labels": [
             {
                 "label": labels[place],
                 "probability": float(found.probability[place]),
+                "raw_probability": float((found.probability if found.raw is None else found.raw)[place]),
                 "noisy_mean": at(found.noisy, place),
                 "noisy_5_percent": at(low, place),
                 "noisy_95_percent": at(high, place),

@@ -42,6 +42,7 @@ def add_to(commands: Any) -> None:
         help="also give the set of labels that contains the right one with this probability, such as 0.9; needs a run "
         "that 'lit-het calibrate' has calibrated",
     )
+    add_uncalibrated(classifying)
     classifying.add_argument("--json", action="store_true", help="print JSON instead of tables")
     classifying.set_defaults(command=_classify, name="classify")
 
@@ -54,6 +55,13 @@ def add_checkpoint(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_uncalibrated(parser: argparse.ArgumentParser) -> None:
+    """Adds the flag that leaves out the temperatures of ``lit-het calibrate``."""
+    parser.add_argument(
+        "--uncalibrated", action="store_true", help="probabilities as trained, also if the run was calibrated"
+    )
+
+
 def _classify(options: argparse.Namespace, _: list[str]) -> None:
     for image in options.images:
         if image != "-":  # the standard input
@@ -61,5 +69,13 @@ def _classify(options: argparse.Namespace, _: list[str]) -> None:
     require_run(options.checkpoint)
     from lit_het.apps.classify import ClassifyOptions, classify
 
-    how = ClassifyOptions(options.labels, options.prompts, options.samples, options.seed, options.top, options.coverage)
+    how = ClassifyOptions(
+        options.labels,
+        options.prompts,
+        options.samples,
+        options.seed,
+        options.top,
+        options.coverage,
+        not options.uncalibrated,
+    )
     classify(options.images, options.checkpoint, how, pretrained=options.pretrained, as_json=options.json)

@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from lit_het.cli.classify import add_uncalibrated
 from lit_het.cli.train import add_distributed
 from lit_het.errors import UserError
 from lit_het.paths import locate_config, named_folder, require_run
@@ -95,6 +96,7 @@ def _add_checkpoint(parser: argparse.ArgumentParser) -> None:
         "--pretrained", type=Path, metavar="PATH", help="current path of the locked tower's run or file"
     )
     parser.add_argument("--output", type=Path, metavar="FILE", help="also write all metrics to this JSON file")
+    add_uncalibrated(parser)
     add_distributed(parser)
 
 
@@ -116,7 +118,8 @@ def _evaluate(options: argparse.Namespace, flags: list[str]) -> None:
     configs = parse_evaluations(options.name, options.data, flags)
     from lit_het.runs.evaluation import evaluate
 
-    evaluate(options.checkpoint, configs, pretrained=options.pretrained, output=options.output)
+    how = {"pretrained": options.pretrained, "output": options.output, "calibrated": not options.uncalibrated}
+    evaluate(options.checkpoint, configs, **how)
 
 
 def _suite(options: argparse.Namespace, _: list[str]) -> None:
@@ -127,4 +130,5 @@ def _suite(options: argparse.Namespace, _: list[str]) -> None:
         require_run(run_dir)
     from lit_het.runs.evaluation import evaluate_suite
 
-    evaluate_suite(options.checkpoint, config, pretrained=options.pretrained, output=options.output)
+    how = {"pretrained": options.pretrained, "output": options.output, "calibrated": not options.uncalibrated}
+    evaluate_suite(options.checkpoint, config, **how)

@@ -11,6 +11,7 @@ import types
 from collections.abc import Iterator, Sequence
 
 from lit_het.cli import (
+    calibrate,
     checkpoint,
     classify,
     convert,
@@ -26,7 +27,7 @@ from lit_het.cli import (
 from lit_het.errors import TRY_AGAIN, UserError
 
 # In the order of --help.
-_COMMANDS = (quickstart, train, plan, embed, checkpoint, evaluate, report, classify, demo, data, convert)
+_COMMANDS = (quickstart, train, plan, embed, checkpoint, calibrate, evaluate, report, classify, demo, data, convert)
 
 # JAX and the other heavy packages are imported only when a command runs, so that --help is fast.
 

@@ -27,6 +27,7 @@ def evaluate(
     *,
     pretrained: Path | None = None,
     output: Path | None = None,
+    calibrated: bool = True,
 ) -> list[Evaluation]:
     """Evaluates a run, prints a table, and saves the results in the run's folder, for reports.
 
@@ -35,6 +36,7 @@ def evaluate(
         configs: the evaluations.
         pretrained: current path of the run with the locked parameters, if it was moved.
         output: JSON file for the metrics.
+        calibrated: whether to apply the fitted temperatures of ``lit-het calibrate``, if there are any.
 
     Raises:
         UserError: the run or a set cannot be read, or an evaluation does not fit the run.
@@ -57,7 +59,7 @@ def evaluate(
                 "and cannot form an ensemble; evaluate them one by one"
             )
     evaluators = [config.build(sets) for config in configs]
-    models = [one.model() for one in opened]
+    models = [one.model(calibrated=calibrated) for one in opened]
     for evaluator in evaluators:  # before any evaluator reads images
         evaluator.check(*models)
     found, console = [], Console()
@@ -91,7 +93,8 @@ def table(evaluation: Evaluation) -> Table:
     # A table may have many rows but only few columns.
     transposed = len(parts) >= len(rows)
     # Many columns leave no space for errors.
-    caption = "standard errors: see the run's folder or lit-het report" if transposed and evaluation.errors else None
+    notes = ["standard errors: see the run's folder or lit-het report"] if transposed and evaluation.errors else []
+    caption = Text("\n".join(filter(None, (*notes, evaluation.calibrated)))) or None
     title = Text(f"{evaluation.kind.replace('_', '-')} {evaluation.name}")
     shown = Table(title=title, title_justify="left", caption=caption, caption_justify="left")
     shown.add_column("part" if transposed else "figure", overflow="fold")
@@ -115,7 +118,12 @@ def _cell(evaluation: Evaluation, path: str, *, with_error: bool) -> str:
 
 
 def evaluate_suite(
-    checkpoints: Sequence[Path], config: Path | None, *, pretrained: Path | None = None, output: Path | None = None
+    checkpoints: Sequence[Path],
+    config: Path | None,
+    *,
+    pretrained: Path | None = None,
+    output: Path | None = None,
+    calibrated: bool = True,
 ) -> list[Evaluation]:
     """Runs the evaluations of a file's ``get_evaluations()``, or of the run's own configuration.
 
@@ -127,4 +135,4 @@ def evaluate_suite(
         raise UserError(
             f"the configuration of {checkpoints[0]} lists no evaluations; name a file of them with --config"
         )
-    return evaluate(checkpoints, configs, pretrained=pretrained, output=output)
+    return evaluate(checkpoints, configs, pretrained=pretrained, output=output, calibrated=calibrated)

@@ -1,7 +1,7 @@
 """Opens trained runs from their directories.
 
 A run directory holds ``config.json``, ``tokenizer.model`` (if there is text), ``manifest.json`` with their SHA-256,
-``checkpoints/``, ``metrics.jsonl`` and ``tensorboard/``.
+``checkpoints/``, ``metrics.jsonl`` and ``tensorboard/``; after ``lit-het calibrate`` also ``calibration.json``.
 """
 
 import dataclasses
@@ -31,13 +31,14 @@ from lit_het.runs.directory import (
     tokenizer_path,
 )
 from lit_het.runs.predictor import Programs
+from lit_het.runs.saved_calibration import read_calibration
 from lit_het.sharding import MeshConfig
 from lit_het.tasks.classification import ClassificationConfig, ClassificationTask
 from lit_het.tasks.contrastive import ContrastiveConfig, ContrastiveTask
 from lit_het.towers.bert import BertConfig
 from lit_het.towers.text import TextConfig
 from lit_het.towers.vit import ViTConfig
-from lit_het.types import EvaluatedModel, Params
+from lit_het.types import Calibration, EvaluatedModel, Params
 
 # Fields that change how a model is computed or where it comes from, but not the model.
 EXECUTION_FIELDS = ("encoder.unrolled", "encoder.remat", "encoder.compute_type", "compute_type", "weights", "members")
@@ -70,11 +71,21 @@ class Run:
     tokenizer: Tokenizer | None
     step: int
 
-    def model(self) -> EvaluatedModel:
-        """Returns the model for evaluators, on all devices."""
+    def model(self, *, calibrated: bool = True) -> EvaluatedModel:
+        """Returns the model for evaluators, on all devices; by default with the temperatures of ``lit-het calibrate``.
+
+        Raises:
+            UserError: the file of the temperatures is damaged.
+        """
         mesh = MeshConfig().build()
         placed = jax.device_put(self.params, sharding.tree_shardings(self.params, mesh))
-        return Programs(self.task, mesh, self.tokenizer).model(placed, self.tower, self._text_tower())
+        programs = Programs(self.task, mesh, self.tokenizer)
+        return programs.model(placed, self.tower, self._text_tower(), self.calibration if calibrated else None)
+
+    @functools.cached_property
+    def calibration(self) -> Calibration | None:
+        """The temperatures that were fitted to this checkpoint; a message tells of those of another one."""
+        return read_calibration(self.run_dir, self.step)
 
     @functools.cached_property
     def tower(self) -> str:

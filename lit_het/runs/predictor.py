@@ -15,7 +15,7 @@ from lit_het.errors import UserError
 from lit_het.tasks.classification import ClassificationTask
 from lit_het.tasks.contrastive import ContrastiveTask
 from lit_het.tasks.quantities import Quantity
-from lit_het.types import ImageFeatures, Params, TextEncoder
+from lit_het.types import Calibration, ImageFeatures, Params, TextEncoder
 
 
 class Programs:
@@ -31,15 +31,19 @@ class Programs:
         self.task, self._mesh, self._tokenizer = task, mesh, tokenizer
         self._compiled: dict[Hashable, Callable[..., Any]] = {}
 
-    def model(self, params: Params, tower: str, text_tower: str = "") -> "Model":
+    def model(
+        self, params: Params, tower: str, text_tower: str = "", calibration: Calibration | None = None
+    ) -> "Model":
         """Returns the model with these parameters.
 
         Args:
             params: parameters of all parts.
             tower: key of the image tower; equal for equal towers.
             text_tower: key of everything that embeds texts; empty during training.
+            calibration: fitted temperatures; None during training.
         """
-        return Model(self, params, self._features(params, tower), self._text_encoder(params, text_tower))
+        features, text = self._features(params, tower), self._text_encoder(params, text_tower)
+        return Model(self, params, features, text, calibration)
 
     def quantity(
         self,
@@ -106,6 +110,7 @@ class Model:
     params: Params
     features: ImageFeatures
     text: TextEncoder | None
+    calibration: Calibration | None = None
 
     @property
     def num_classes(self) -> int | None:

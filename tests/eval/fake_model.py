@@ -9,7 +9,7 @@ from scipy import special
 
 from lit_het.tasks import quantities
 from lit_het.tasks.quantities import Quantity
-from lit_het.types import ImageFeatures, TextEncoder
+from lit_het.types import Calibration, ImageFeatures, TextEncoder
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,6 +29,7 @@ class FakeModel:
     text: TextEncoder | None = None
     num_classes: int | None = None
     has_noise: bool = False
+    calibration: Calibration | None = None
 
     def __call__(
         self,

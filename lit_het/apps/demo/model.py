@@ -33,6 +33,11 @@ class DemoModel:
         self._model, self._records = model, read_records(run.run_dir)
         self._lock = threading.Lock()
 
+    @property
+    def calibration(self) -> str:
+        """How probabilities were calibrated, in words."""
+        return str(self._model.calibration or "not calibrated")
+
     def see(self, data: bytes, name: str) -> tuple[UInt8[np.ndarray, "h w c"], Float[np.ndarray, " f"]]:
         """Returns the preprocessed image and its features.
 
@@ -69,11 +74,13 @@ class DemoModel:
             return self.captions.nearest(self._model(quantities.embeddings, features[None, None])[0], _NUM_CAPTIONS)
 
 
-def open_model(checkpoint: Path, captions: str | None, pretrained: Path | None = None) -> DemoModel:
+def open_model(
+    checkpoint: Path, captions: str | None, pretrained: Path | None = None, *, calibrated: bool = True
+) -> DemoModel:
     """Opens a run and embeds the captions; errors are those of `lit_het.apps.demo.server.demo`."""
     texts = None if captions is None else read_lines(captions)
     run = open_run(checkpoint, pretrained)
     if isinstance(run.task, ClassificationTask):
         raise UserError(f"{checkpoint} is a classifier; the demo needs a run with a text tower")
-    model = run.model()
+    model = run.model(calibrated=calibrated)
     return DemoModel(run, model, None if texts is None else index_captions(model, texts))

@@ -56,7 +56,7 @@ class Page:
         with ui.element("main"):
             with ui.element("header"):
                 ui.label("What does the model see, and how sure is it?").props("role=heading aria-level=1")
-                ui.label(f"{model.run.run_dir.name}, {model.run.step:,} steps").classes("muted")
+                ui.label(f"{model.run.run_dir.name}, {model.run.step:,} steps, {model.calibration}").classes("muted")
             with ui.element("div").classes("columns"):
                 with ui.element("section").classes("asked"):
                     self._add_questions()

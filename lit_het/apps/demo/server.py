@@ -20,6 +20,7 @@ def demo(
     *,
     pretrained: Path | None = None,
     allow_hosts: Sequence[str] = (),
+    calibrated: bool = True,
 ) -> None:
     """Serves the page until it is interrupted.
 
@@ -30,6 +31,7 @@ def demo(
         port: of the page; None takes `_PORT`, or a free one where that is taken.
         pretrained: where the run with the locked parameters lies now, if it has moved.
         allow_hosts: further names under which browsers may ask for the page.
+        calibrated: whether to apply the fitted temperatures of ``lit-het calibrate``, if there are any.
 
     Raises:
         UserError: the extra is missing, the address is taken, the run is no image-text model or cannot be opened, or
@@ -40,7 +42,7 @@ def demo(
     except ImportError as error:
         raise UserError(f"the demo needs {error.name}: pip install 'lit-het[demo]'") from error
     port = _free_port(host, port)
-    model = open_model(checkpoint, captions, pretrained)
+    model = open_model(checkpoint, captions, pretrained, calibrated=calibrated)
     message(f"the demo is at http://{f'[{host}]' if ':' in host else host}:{port} (Ctrl-C ends it)")
     serve(model, host, port, allow_hosts)
 

@@ -1,0 +1,218 @@
+"""``lit-het calibrate``: fits the temperatures of a trained run on images that it was not trained on."""
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Int
+from rich.console import Console
+from rich.table import Table
+
+from lit_het.checkpoints.native.saving import Checkpoints
+from lit_het.console import Bar, message
+from lit_het.data_pipelines.data_config import LoaderConfig
+from lit_het.data_pipelines.index import ShardSummary
+from lit_het.data_pipelines.labels import ClassIndex
+from lit_het.data_pipelines.loader import Loader
+from lit_het.data_pipelines.portions import ALL, Portion
+from lit_het.errors import UserError, require_at_least
+from lit_het.eval.calibration import fit
+from lit_het.eval.features import Features, read_features
+from lit_het.eval.predictions import Predictor, predict
+from lit_het.eval.recognition import embed_texts
+from lit_het.runs.directory import checkpoint_dir
+from lit_het.runs.opening import Run, open_run
+from lit_het.runs.saved_calibration import calibration_path, write_calibration
+from lit_het.types import Batch, Calibration, EvaluatedModel, FittedTemperature
+
+LEAST_IMAGES, MOST_IMAGES = 100, 10_000
+"""Fewer images give a temperature of large error; of more, so many are taken, evenly spread."""
+
+_BATCH_SIZE = 64  # images per device, as in evaluations
+
+
+@dataclasses.dataclass(frozen=True)
+class CalibrateOptions:
+    """How temperatures are fitted.
+
+    Attributes:
+        shards: of images with captions or, for a classifier, with labels.
+        portion: of their samples.
+        samples: S, the noise samples of an image; without effect for a head without noise.
+        embeddings: a folder written by ``lit-het embed`` for these shards, read in place of images.
+    """
+
+    shards: tuple[str, ...]
+    portion: Portion = ALL
+    samples: int = 16
+    embeddings: str | None = None
+
+    def __post_init__(self) -> None:
+        require_at_least(1, self, "samples")
+
+
+def calibrate(run_dir: Path, options: CalibrateOptions, *, pretrained: Path | None = None) -> Calibration:
+    """Fits the temperatures of a run's newest checkpoint, prints them, and writes ``calibration.json`` into the run.
+
+    An image-text model chooses among the distinct captions of all images, and the label of an image is its caption; a
+    classifier chooses among its classes. Predictions are fitted without noise and, if the head has noise, as means over
+    S samples.
+
+    Raises:
+        UserError: the run or the data cannot be read, fewer than `LEAST_IMAGES` images are readable, the run was
+            trained on one of them, or no temperature fits.
+    """
+    run = open_run(run_dir, pretrained)
+    model = run.model(calibrated=False)
+    if model.num_classes == 0:
+        raise UserError(f"{run_dir} is an image tower without head, which predicts nothing to calibrate")
+    loader = _open(run, model, options)
+    _require_enough(loader.num_samples, options)
+    _check_unseen(run, loader)
+    features, tokens = _read(model, loader, " ".join(options.shards))
+    _require_enough(len(features.labels), options)
+    candidates, num_candidates = None, model.num_classes or 0
+    if model.text is not None:
+        # Captions of equal tokens are one candidate: the model cannot tell them apart.
+        captions, labels = np.unique(tokens, axis=0, return_inverse=True)
+        features, num_candidates = dataclasses.replace(features, labels=labels.ravel()), len(captions)
+        if num_candidates < 2:
+            raise UserError(f"all captions of {' '.join(options.shards)} are equal; take images with others")
+        with Bar("embedding captions", num_candidates, "captions") as bar:
+            candidates = embed_texts(model, captions, bar.advance)
+    samples = options.samples if model.has_noise else 0
+    quiet, *noisy = (
+        _fitted(Predictor(model, num_candidates, candidates, count), features) for count in sorted({0, samples})
+    )
+    found = Calibration(
+        data=options.shards,
+        portion=str(options.portion),
+        digest=loader.digest,
+        num_images=len(features.labels),
+        num_candidates=num_candidates,
+        num_samples=samples,
+        noiseless=quiet,
+        monte_carlo=noisy[0] if noisy else None,
+    )
+    write_calibration(run_dir, run.step, found)
+    Console().print(table(found))
+    message(f"{calibration_path(run_dir)} is applied by default; --uncalibrated leaves it out")
+    return found
+
+
+def table(calibration: Calibration) -> Table:
+    """Returns the temperatures and the likelihoods before and after."""
+    title = f"{calibration.num_images:,} images, {calibration.num_candidates:,} candidates"
+    shown = Table("prediction", title=title, title_justify="left")
+    for column in ("T ± standard error", "NLL before", "NLL after"):
+        shown.add_column(column, justify="right")
+    fits = {"no noise": calibration.noiseless, f"mean of {calibration.num_samples} samples": calibration.monte_carlo}
+    for name, fitted in fits.items():
+        if fitted is not None:
+            shown.add_row(name, str(fitted), f"{fitted.nll_before:.4f}", f"{fitted.nll_after:.4f}")
+    return shown
+
+
+def _open(run: Run, model: EvaluatedModel, options: CalibrateOptions) -> Loader:
+    """Returns the loader of the images with their captions or labels."""
+    trained_on = run.config.data
+    labels = None if model.text is not None else trained_on.labels or ClassIndex()
+    data = LoaderConfig(
+        shards=options.shards,
+        image_size=trained_on.image_size,
+        batch_size=_BATCH_SIZE * model.features.num_shards,
+        labels=labels,
+        portion=options.portion,
+        captions=trained_on.captions,
+        preprocessing=trained_on.preprocessing,
+        max_bad_fraction=trained_on.max_bad_fraction,
+        embeddings=options.embeddings,
+    )
+    loader = Loader(data, None if model.text is None else model.text.tokenize)
+    if loader.stored is not None:
+        loader.stored.check_tower(run.tower)
+    if model.text is None and loader.num_classes != model.num_classes:
+        raise UserError(
+            f"{' '.join(options.shards)} has {loader.num_classes} classes, the classifier {model.num_classes}; "
+            "calibrate on images of its classes"
+        )
+    return loader
+
+
+def _read(model: EvaluatedModel, loader: Loader, name: str) -> tuple[Features, Int[np.ndarray, "n l"] | None]:
+    """Returns the features of the images, and the tokens of their captions."""
+    tokens: list[np.ndarray] = []
+
+    def noted(batches: Iterator[Batch]) -> Iterator[Batch]:
+        for batch in batches:
+            if batch.text is not None:
+                tokens.append(batch.text[batch.valid])
+            yield batch
+
+    count = min(loader.num_samples, MOST_IMAGES)
+    with Bar(f"reading {name}", count, "images") as bar:
+        features = read_features(model.features, noted(loader.epoch(num_samples=count)), bar.advance, name)
+    if features.labels.ndim == 2:
+        raise UserError(f"{name}: images have several labels each; a temperature is fitted to images of one label")
+    return features, np.concatenate(tokens) if tokens else None
+
+
+def _require_enough(num_images: int, options: CalibrateOptions) -> None:
+    if num_images < LEAST_IMAGES:
+        raise UserError(
+            f"{' '.join(options.shards)} has {num_images} images to calibrate on; take at least {LEAST_IMAGES}"
+        )
+
+
+def _fitted(predictor: Predictor, features: Features) -> FittedTemperature:
+    return fit(predict(predictor, features).log_probabilities, features.labels)
+
+
+def _check_unseen(run: Run, held_out: Loader) -> None:
+    """Checks that the run was not trained on a sample; a message says so where the training shards cannot be read.
+
+    Raises:
+        UserError: it was.
+    """
+    config = run.config.data
+    if not config.shards:  # an imported model
+        return
+    try:
+        if config.stream is not None:
+            raise UserError("it was trained on a stream, which has no index")
+        shared = _shared(held_out, Loader(dataclasses.replace(config, embeddings=None), run.tokenizer))
+    except UserError as error:
+        with Checkpoints(checkpoint_dir(run.run_dir), read_only=True) as checkpoints:
+            info, _ = checkpoints.at(run.step).read_info()
+        # The shards of training cannot be read, but a copy of all of them is known by its digest.
+        if info.get("data_digest") != held_out.digest:
+            message(f"not checked whether {run.run_dir} was trained on these images: {error}")
+            return
+        trained_on = config.portion.sample_range(len(held_out.index))
+        shared = held_out.index.shard(trained_on.start) if held_out.numbers.common_with(trained_on) else None
+    if shared is not None:
+        raise UserError(
+            f"{run.run_dir} was trained on images of {shared}; calibrate on others, such as those that "
+            "--data.portion :98% leaves out of a training, with --portion 98%:"
+        )
+
+
+def _shared(held_out: Loader, trained_on: Loader) -> str | None:
+    """Returns a shard of which both loaders read a sample, also where it is a copy; None if there is none."""
+    chosen = {shard.digest: rows for shard, rows in _rows(held_out)}
+    for shard, rows in _rows(trained_on):
+        others = chosen.get(shard.digest, range(0))
+        if max(rows.start, others.start) < min(rows.stop, others.stop):
+            return shard.address
+    return None
+
+
+def _rows(loader: Loader) -> Iterator[tuple[ShardSummary, range]]:
+    """Yields the shards of which a loader reads samples, and which rows."""
+    first = 0
+    for shard in loader.index.summaries:
+        numbers = loader.numbers.common_with(range(first, first + shard.count))
+        if numbers:
+            yield shard, range(numbers.start - first, numbers.stop - first)
+        first += shard.count
