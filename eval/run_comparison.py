@@ -148,9 +148,7 @@ def check_same_settings(measured: Mapping[str, Record]) -> None:
 
 
 def _comparable(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns settings with paths reduced to their last components, checkpoints to their number, and a calibration to
-    that there is one.
-    """
+    """Returns settings with paths reduced to their last components, and checkpoints to their number."""
 
     def last_part(value: Any) -> Any:
         if isinstance(value, list):

@@ -69,6 +69,9 @@ KINDS: Mapping[str, str] = {
     "deep_ensemble": "Deep ensemble",
 }
 
+# The parts without a name: predictions as trained, or with the temperature of `lit-het calibrate`.
+PLAIN, PLAIN_CALIBRATED = "as trained", "calibrated beforehand"
+
 _PARTS = {
     "calibrated": "calibrated",
     "noisy": "mean over noise samples",
@@ -130,7 +133,7 @@ def title_of_kind(kind: str) -> str:
     return KINDS.get(kind, _spaced(kind).capitalize())
 
 
-def title_of_part(part: str, plain: str = "as trained") -> str:
+def title_of_part(part: str, plain: str = PLAIN) -> str:
     """Returns the heading of a part of an evaluation; ``plain`` is the heading of figures without part."""
     if not part:
         return plain

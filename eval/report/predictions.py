@@ -8,11 +8,11 @@ from jaxtyping import Int
 
 from lit_het.eval.calibration import ReliabilityCurve
 from lit_het.eval.drawings import NUM_EXTREMES, NUM_OF_CONFUSION
-from lit_het.eval.evaluation import Record
+from lit_het.eval.evaluation import CALIBRATED, Record
 from lit_het.eval.report import figures, grids
 from lit_het.eval.report.figures import Line
 from lit_het.eval.report.grids import Mark
-from lit_het.eval.report.naming import title_of_part
+from lit_het.eval.report.naming import PLAIN, PLAIN_CALIBRATED, title_of_part
 from lit_het.eval.report.page import NOTHING, Html, Section, folded, heading, joined, side_by_side
 
 # Ticks of a horizontal axis of shares, and of one of coverages, which are rarely below one half.
@@ -45,8 +45,9 @@ def sections_of_predictions(drawn: Sequence[Titled]) -> list[Section]:
 def _calibration(shown: Sequence[Titled]) -> Section:
     body = []
     for title, record in shown:
+        plain = PLAIN_CALIBRATED if record.settings.get(CALIBRATED) else PLAIN
         curves = {
-            title_of_part("" if part == "plain" else part): _curve(record.drawing.arrays[f"reliability/{part}"])
+            title_of_part("" if part == "plain" else part, plain): _curve(record.drawing.arrays[f"reliability/{part}"])
             for part in ("plain", "calibrated", "noisy")
             if f"reliability/{part}" in record.drawing.arrays
         }
@@ -55,7 +56,8 @@ def _calibration(shown: Sequence[Titled]) -> Section:
         "Calibration",
         tuple(body),
         "Accuracy of the top class name against its predicted probability. Calibrated: each half of the images is "
-        "scaled by the temperature that fits the other half.",
+        "scaled by the temperature that fits the other half. Calibrated beforehand: by lit-het calibrate, on other "
+        "images.",
     )
 
 

@@ -9,8 +9,17 @@ import rich.box
 import rich.table
 from rich.text import Text
 
-from lit_het.eval.evaluation import Record
-from lit_het.eval.report.naming import STYLES, FigureStyle, is_setting, split, style_of, title_of_part
+from lit_het.eval.evaluation import CALIBRATED, Record
+from lit_het.eval.report.naming import (
+    PLAIN,
+    PLAIN_CALIBRATED,
+    STYLES,
+    FigureStyle,
+    is_setting,
+    split,
+    style_of,
+    title_of_part,
+)
 from lit_het.eval.report.page import Html, escaped, joined
 
 # With more parts (such as corruptions), a table only shows their means.
@@ -138,21 +147,22 @@ def evaluation_table(measured: Mapping[str, Record]) -> Table:
     if len(parts) > _MOST_PARTS:
         parts = [part for part in parts if "/" not in part] or parts
     found = dict.fromkeys(figure for part, figure in places.values() if part in parts)
+    plain = _plain_title(measured)
     figures = sorted(found, key=lambda figure: list(STYLES).index(figure) if figure in STYLES else len(STYLES))
     by_place = {place: path for path, place in places.items()}
-    show = _Shown(measured, by_place)
+    show = _Shown(measured, by_place, plain)
     is_turned = len(parts) > len(figures)
     if len(measured) > 1:
         columns = (*show.chance_column, *measured)
         rows = show.grouped_by_figure(parts, figures) if is_turned else show.grouped_by_part(parts, figures)
     elif is_turned:
         columns = tuple(style_of(figure).label for figure in figures)
-        rows = [Row(title_of_part(part), show.part_of_run(part, figures)) for part in parts]
+        rows = [Row(title_of_part(part, plain), show.part_of_run(part, figures)) for part in parts]
         rows += show.chance_of_figures(parts[0], figures)
     else:
         columns = (
             *show.chance_column,
-            *(title_of_part(part, "value" if len(parts) == 1 else "as trained") for part in parts),
+            *(title_of_part(part, "value" if len(parts) == 1 else plain) for part in parts),
         )
         rows = [Row(style_of(figure).label, show.figure_of_run(parts, figure)) for figure in figures]
     return Table(_caption(first, measured), columns, tuple(rows))
@@ -164,15 +174,26 @@ def _caption(first: Record, measured: Mapping[str, Record]) -> str:
         f"step {first.step:,}" if len(steps) == 1 else "steps " + ", ".join(f"{step:,}" for step in sorted(steps))
     )
     errors = ", ± standard error" if any(record.errors for record in measured.values()) else ""
-    return f"{first.name}, at {shown_steps}{errors}"
+    texts = dict.fromkeys(filter(None, (record.settings.get(CALIBRATED) for record in measured.values())))
+    return "; ".join((f"{first.name}, at {shown_steps}{errors}", *map(str, texts)))
+
+
+def _plain_title(measured: Mapping[str, Record]) -> str:
+    """Returns the title of figures that are neither noisy nor calibrated by the evaluation itself."""
+    kinds = {bool(record.settings.get(CALIBRATED)) for record in measured.values()}
+    return {(False,): PLAIN, (True,): PLAIN_CALIBRATED}.get(tuple(kinds), f"{PLAIN}, or {PLAIN_CALIBRATED}")
 
 
 @dataclasses.dataclass(frozen=True)
 class _Shown:
-    """Builds cells from records; ``paths`` maps part and figure to the path of the figure."""
+    """Builds cells from records; ``paths`` maps part and figure to the path of the figure.
+
+    ``plain`` is the title of figures without a part.
+    """
 
     measured: Mapping[str, Record]
     paths: Mapping[tuple[str, str], str]
+    plain: str
 
     @property
     def chance_column(self) -> tuple[str, ...]:
@@ -182,7 +203,7 @@ class _Shown:
     def grouped_by_part(self, parts: Sequence[str], figures: Sequence[str]) -> list[Row]:
         rows = []
         for part in parts:
-            rows += [Row(title_of_part(part))] if len(parts) > 1 else []
+            rows += [Row(title_of_part(part, self.plain))] if len(parts) > 1 else []
             rows += [
                 Row(style_of(figure).label, self.cells_of_runs(part, figure))
                 for figure in figures
@@ -195,7 +216,7 @@ class _Shown:
         for figure in figures:
             rows.append(Row(style_of(figure).label))
             rows += [
-                Row(title_of_part(part), self.cells_of_runs(part, figure))
+                Row(title_of_part(part, self.plain), self.cells_of_runs(part, figure))
                 for part in parts
                 if (part, figure) in self.paths
             ]

@@ -5,6 +5,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+from lit_het.cli.classify import add_uncalibrated
 from lit_het.paths import require_file, require_run, require_weights
 
 # JAX and the other heavy packages are imported only when the command runs, so that --help is fast.
@@ -48,8 +49,9 @@ def add_to(commands: Any) -> None:
         allow_abbrev=False,
         help="export a trained model for other libraries",
         description="A model with a ViT and a text Transformer becomes a SiglipModel folder of Hugging Face "
-        "transformers, or a file with big_vision's names; a HET-XL head is exported without noise. A classifier with a "
-        "deterministic head becomes a file with big_vision's names.",
+        "transformers, or a file with big_vision's names; a HET-XL head is exported without noise, and the temperature "
+        "of a calibrated run multiplied by the fitted one. A classifier with a deterministic head becomes a file with "
+        "big_vision's names.",
     )
     exporting.add_argument("--checkpoint", type=Path, required=True, metavar="DIR", help="directory of a run")
     exporting.add_argument("--to", choices=("huggingface", "npz"), required=True)
@@ -57,6 +59,7 @@ def add_to(commands: Any) -> None:
     exporting.add_argument(
         "--pretrained", type=Path, metavar="PATH", help="current path of the locked tower's run or file"
     )
+    add_uncalibrated(exporting)
     exporting.set_defaults(command=_export, name="export")
 
 
@@ -74,4 +77,5 @@ def _export(options: argparse.Namespace, _: list[str]) -> None:
     require_run(options.checkpoint)
     from lit_het.runs.conversion import export
 
-    export(options.checkpoint, options.to, options.output, options.pretrained)
+    how = {"pretrained": options.pretrained, "calibrated": not options.uncalibrated}
+    export(options.checkpoint, options.to, options.output, **how)

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import math
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,13 +36,14 @@ from lit_het.heads.deterministic import DeterministicConfig
 from lit_het.losses.contrastive import SigmoidLoss, SoftmaxLoss
 from lit_het.runs import directory, image_processors
 from lit_het.runs.directory import checkpoint_dir, config_path, load_config
-from lit_het.runs.opening import open_run
+from lit_het.runs.opening import Run, open_run
 from lit_het.tasks.classification import ClassificationConfig
 from lit_het.tasks.contrastive import ContrastiveConfig, ContrastiveTask
 from lit_het.tasks.features import ImageTowerConfig
 from lit_het.towers.bert import BertConfig
 from lit_het.towers.resnet import ResNetConfig
 from lit_het.towers.vit import ViTConfig
+from lit_het.types import Params
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,10 +132,11 @@ def _partial(run_dir: Path) -> Iterator[Path]:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def export(run_dir: Path, to: str, output: Path, pretrained: Path | None) -> None:
+def export(run_dir: Path, to: str, output: Path, *, pretrained: Path | None = None, calibrated: bool = True) -> None:
     """Writes a run as a Hugging Face folder or as a big_vision file.
 
-    The formats have no noise: a HET-XL image-text model is exported without it.
+    The formats have no noise: a HET-XL image-text model is exported without it. The learned temperature of a softmax
+    loss is multiplied by that of ``lit-het calibrate``, if there is one and ``calibrated``.
 
     Raises:
         UserError: the run cannot be opened, or has something that the format cannot express.
@@ -143,28 +146,30 @@ def export(run_dir: Path, to: str, output: Path, pretrained: Path | None) -> Non
     if to == "huggingface" and (output.is_file() or (output.is_dir() and any(output.iterdir()))):
         raise UserError(f"{output} is not an empty folder; choose another --output")
     is_classifier = isinstance(load_config(run_dir).task, ClassificationConfig)
+    if is_classifier and to != "npz":
+        raise UserError("a SiglipModel has a text tower and a classifier has none; export with --to npz")
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
-        (_export_classifier if is_classifier else _export_contrastive)(run_dir, to, output, pretrained)
+        run = open_run(run_dir, pretrained)
+        (_export_classifier if is_classifier else _export_contrastive)(run, to, output, calibrated=calibrated)
     except OSError as error:
         raise UserError(f"{output} cannot be written: {error}") from error
     message(f"{run_dir} as {to} in {output}")
 
 
-def _export_classifier(run_dir: Path, to: str, output: Path, pretrained: Path | None) -> None:
-    if to != "npz":
-        raise UserError("a SiglipModel has a text tower and a classifier has none; export with --to npz")
-    run = open_run(run_dir, pretrained)
+def _export_classifier(run: Run, to: str, output: Path, *, calibrated: bool) -> None:
+    if calibrated and run.calibration is not None:
+        fitted = run.calibration.noiseless
+        message(f"the logits are exported as trained: the softmax of a classifier is calibrated by T = {fitted}")
     write_npz(output, _vit(run.config.task.image_tower), None, run.params)
 
 
-def _export_contrastive(run_dir: Path, to: str, output: Path, pretrained: Path | None) -> None:
-    run = open_run(run_dir, pretrained)
+def _export_contrastive(run: Run, to: str, output: Path, *, calibrated: bool) -> None:
     assert isinstance(run.task, ContrastiveTask)
     image, text = _vit(run.task.config.image_tower), run.task.config.text_tower
     # The parameters of the noise are left out.
     head = {name: value for name, value in run.params["head"].items() if name in ("temperature", "bias")}
-    params = {**run.params, "head": head}
+    params = {**run.params, "head": _calibrated_head(run, head) if calibrated else head}
     if to == "npz":
         write_npz(output, image, text, params)
     elif isinstance(text, BertConfig):
@@ -174,6 +179,23 @@ def _export_contrastive(run_dir: Path, to: str, output: Path, pretrained: Path |
     else:
         processor = image_processors.write(run.config.data.preprocessing, image.image_size)
         write_siglip(output, image, text, params, run.tokenizer, processor)
+
+
+def _calibrated_head(run: Run, head: Params) -> Params:
+    """Returns the head with its temperature multiplied by the fitted one, and tells about it."""
+    if run.calibration is None:
+        return head
+    fitted = run.calibration.noiseless
+    learned = head.get("temperature", {}).get("log_temperature")
+    if learned is None:
+        message(f"exported as trained, without the fitted factor {fitted}: the head does not learn log τ")
+        return head
+    if "bias" in head:
+        # The sigmoid of a pair would need another bias with another temperature; T is of a softmax over candidates.
+        message(f"exported as trained, without the fitted factor {fitted}: it is not that of a sigmoid with a bias")
+        return head
+    message(f"the temperature is multiplied by {fitted} of lit-het calibrate; --uncalibrated leaves it as trained")
+    return {**head, "temperature": {"log_temperature": learned + math.log(fitted.temperature)}}
 
 
 def _vit(tower: ImageTowerConfig) -> ViTConfig:

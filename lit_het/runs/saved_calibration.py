@@ -9,6 +9,7 @@ from typing import Any
 from lit_het import untrusted
 from lit_het.console import message
 from lit_het.errors import UserError
+from lit_het.eval.calibration import HIGHEST_TEMPERATURE, LOWEST_TEMPERATURE
 from lit_het.files import write_atomically
 from lit_het.types import Calibration, FittedTemperature
 
@@ -42,11 +43,11 @@ def read_calibration(run_dir: Path, step: int) -> Calibration | None:
     path = calibration_path(run_dir)
     try:
         content = untrusted.read_json(path)
-        fitted_at = content.pop("step")
+        fitted_at = int(content.pop("step"))
         calibration = _parsed(content)
     except FileNotFoundError:
         return None
-    except (OSError, untrusted.Malformed, AttributeError, KeyError, TypeError, ValueError) as error:
+    except (OSError, untrusted.Malformed, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         reason = " ".join(str(error).split())[:300]
         raise UserError(f"{path} is not a valid calibration ({reason}); delete it, and calibrate again") from error
     if fitted_at != step:
@@ -56,7 +57,7 @@ def read_calibration(run_dir: Path, step: int) -> Calibration | None:
 
 
 def _parsed(content: dict[str, Any]) -> Calibration:
-    """Returns a calibration from JSON values; raises TypeError or ValueError."""
+    """Returns a calibration from JSON values."""
     noiseless, monte_carlo = _fitted(content.pop("noiseless")), content.pop("monte_carlo")
     data = tuple(map(str, content.pop("data")))
     for field in ("num_images", "num_candidates", "num_samples"):
@@ -71,6 +72,7 @@ def _parsed(content: dict[str, Any]) -> Calibration:
 
 def _fitted(content: dict[str, Any]) -> FittedTemperature:
     fitted = FittedTemperature(**{name: float(value) for name, value in content.items()})
-    if not all(map(math.isfinite, dataclasses.astuple(fitted))) or fitted.temperature <= 0:
-        raise ValueError(f"a temperature of {fitted.temperature}")
+    is_finite = all(map(math.isfinite, dataclasses.astuple(fitted)))
+    if not is_finite or not LOWEST_TEMPERATURE <= fitted.temperature <= HIGHEST_TEMPERATURE:
+        raise ValueError(f"a temperature of {fitted}")
     return fitted
