@@ -31,20 +31,32 @@ SHAPES = ("square", "bar")
 NUM_SAMPLES = 40
 
 
-def write_data(directory: Path, *, image_size: int = 32) -> Path:
-    """Writes two shards of coloured shapes with captions such as "red bar", and a tokenizer."""
-    random = np.random.default_rng(0)
+def write_data(
+    directory: Path,
+    *,
+    image_size: int = 32,
+    num_samples: int = NUM_SAMPLES,
+    seed: int = 0,
+    every_wrong: int | None = None,
+) -> Path:
+    """Writes two shards of coloured shapes with captions such as "red bar", and a tokenizer.
+
+    With ``every_wrong`` one caption and class in so many is that of another shape.
+    """
+    random = np.random.default_rng(seed)
     names = [f"{colour} {shape}" for colour in COLOURS for shape in SHAPES]
 
     def samples():
-        for number in range(NUM_SAMPLES):
+        for number in range(num_samples):
             label = number % len(names)
             image = random.integers(0, 60, (image_size, image_size, 3), dtype=np.uint8)
             colour = np.array([(255, 0, 0), (0, 255, 0), (0, 0, 255), (128, 128, 128)][label // 2], np.uint8)
             image[8:24, slice(8, 24) if label % 2 == 0 else slice(14, 18)] = colour
+            if every_wrong and number % every_wrong == 0:
+                label = (label + 1) % len(names)
             yield {"__key__": f"{number:04d}", "jpg": encode_jpeg(image), "txt": names[label], "cls": label}
 
-    write_shards(directory / "train", samples(), samples_per_shard=NUM_SAMPLES // 2)
+    write_shards(directory / "train", samples(), samples_per_shard=num_samples // 2)
     for name in ("classnames.txt", "words.txt"):
         lines = names if name == "classnames.txt" else [*COLOURS, *SHAPES]
         (directory / "train" / name).write_text("".join(f"{line}\n" for line in lines))

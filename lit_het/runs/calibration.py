@@ -118,6 +118,8 @@ def _open(run: Run, model: EvaluatedModel, options: CalibrateOptions) -> Loader:
     """Returns the loader of the images with their captions or labels."""
     trained_on = run.config.data
     labels = None if model.text is not None else trained_on.labels or ClassIndex()
+    if not isinstance(labels, ClassIndex | None):
+        raise UserError(f"{run.run_dir} was trained on images of several labels each; a temperature needs one")
     data = LoaderConfig(
         shards=options.shards,
         image_size=trained_on.image_size,
@@ -153,8 +155,6 @@ def _read(model: EvaluatedModel, loader: Loader, name: str) -> tuple[Features, I
     count = min(loader.num_samples, MOST_IMAGES)
     with Bar(f"reading {name}", count, "images") as bar:
         features = read_features(model.features, noted(loader.epoch(num_samples=count)), bar.advance, name)
-    if features.labels.ndim == 2:
-        raise UserError(f"{name}: images have several labels each; a temperature is fitted to images of one label")
     return features, np.concatenate(tokens) if tokens else None
 
 

@@ -15,6 +15,7 @@ from lit_het.eval.calibration import (
     brier_scores,
     calibration_standard_error,
     correctness,
+    fit,
     fit_temperature,
     reliability_of_confidence,
     scaled,
@@ -297,3 +298,53 @@ def test_the_standard_error_falls_with_the_root_of_the_examples():
     confidence, correct = np.full(100, 0.9), np.repeat([1.0, 0.0], 50)
     few, many = (calibration_standard_error(np.tile(confidence, r), np.tile(correct, r)) for r in (1, 16))
     assert few / many == pytest.approx(4, rel=0.2)
+
+
+def miscalibrated(seed: int, count: int, factor: float) -> tuple[np.ndarray, np.ndarray]:
+    """Predictions whose true temperature is ``factor``, and labels drawn from them."""
+    generator = np.random.default_rng(seed)
+    logits = generator.normal(size=(count, 6)) * 2
+    labels = np.array([generator.choice(6, p=p) for p in special.softmax(logits, axis=1)])
+    return special.log_softmax(logits * factor, axis=1).astype(np.float32), labels
+
+
+@pytest.mark.parametrize("factor", [0.3, 1.0, 4.0])
+def test_a_fit_is_the_minimum_that_scipy_finds_with_the_losses_before_and_after(factor: float):
+    log_p, labels = miscalibrated(0, 500, factor)
+
+    def loss(log_temperature: float) -> float:
+        scores = special.log_softmax(log_p.astype(np.float64) / np.exp(log_temperature), axis=1)
+        return -scores[np.arange(len(labels)), labels].mean()
+
+    found = fit(log_p, labels)
+    minimum = optimize.minimize_scalar(loss, bracket=(-1, 1))
+    assert found.temperature == pytest.approx(np.exp(minimum.x), rel=1e-5)
+    assert found.nll_before == pytest.approx(loss(0.0), rel=1e-6)
+    assert found.nll_after == pytest.approx(minimum.fun, rel=1e-6)
+    # The labels were drawn at this temperature.
+    assert abs(found.temperature - factor) < 4 * found.standard_error
+
+
+@pytest.mark.parametrize("is_misspecified", [False, True])
+def test_the_error_of_a_temperature_is_that_of_a_bootstrap(is_misspecified: bool):
+    log_p, labels = miscalibrated(1, 400, 2.0)
+    if is_misspecified:  # half of the images at another temperature, where the Fisher information alone is wrong
+        log_p[::2] = special.log_softmax(log_p[::2] * 6, axis=1)
+    generator = np.random.default_rng(2)
+    resamples = (generator.integers(len(labels), size=len(labels)) for _ in range(400))
+    deviation = np.std([fit_temperature(log_p[rows], labels[rows]) for rows in resamples])
+    # The deviation of 400 resamples has a relative error of 1 / sqrt(800).
+    assert fit(log_p, labels).standard_error == pytest.approx(deviation, rel=0.15)
+
+
+@pytest.mark.parametrize(
+    ("log_p", "message"),
+    [
+        (np.log([[0.9, 0.1], [0.2, 0.8]]), "every label is the most probable one"),
+        (np.log([[0.1, 0.9], [0.8, 0.2]]), "no better than chance"),
+        (np.log([[0.5, 0.5], [0.5, 0.5]]), "no better than chance"),
+    ],
+)
+def test_predictions_that_no_temperature_fits_are_refused(log_p: np.ndarray, message: str):
+    with pytest.raises(UserError, match=message):
+        fit(log_p, np.array([0, 1]))

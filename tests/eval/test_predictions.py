@@ -1,5 +1,7 @@
 """What a model says of images: probabilities, ranks, ties and the figures that follow."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -12,6 +14,7 @@ from lit_het.eval import scores
 from lit_het.eval.calibration import HIGHEST_TEMPERATURE
 from lit_het.eval.features import Features
 from lit_het.eval.predictions import Predictions, Predictor, highest, member_blocks, predict
+from lit_het.types import Calibration, FittedTemperature
 from tests.eval import plain
 
 
@@ -152,6 +155,34 @@ def test_noise_samples_average_probabilities_and_not_embeddings(unit_vectors, ma
     np.testing.assert_allclose(found.log_normalizer, np.log(np.exp(logits).sum(axis=1)), rtol=1e-5)
     quiet = predict(Predictor(encoder, len(names), names), features(labels), block_size)
     np.testing.assert_allclose(np.exp(quiet.log_probabilities), special.softmax(logits, axis=1), rtol=1e-5)
+
+
+@pytest.mark.parametrize("groups", [None, ((0, 3), (1,), (4, 2))])
+@pytest.mark.parametrize(("samples", "temperature"), [(0, 0.5), (4, 3.0)])
+def test_a_calibrated_model_scales_means_and_members_by_the_temperature_of_the_noise(
+    unit_vectors, make_encoder, groups, samples: int, temperature: float
+):
+    noise = np.random.default_rng(0).normal(size=(6, 4, 8)).astype(np.float32)
+    raw = make_encoder(unit_vectors(6, 8), {"x": np.ones(8)}, noise=noise)
+    fits = (FittedTemperature(value, 0.1, 1.0, 0.9) for value in (0.5, 3.0))
+    model = dataclasses.replace(raw, calibration=Calibration(("x",), "", "", 6, 5, 4, *fits))
+    classes, block = unit_vectors(5, 8, seed=1), (features(range(6)).values[None], np.zeros(1, np.int32))
+    trained, found = (
+        Predictor(one, 5 if groups is None else 3, classes, samples, groups=groups) for one in (raw, model)
+    )
+    # The mean is scaled, which is not the mean of scaled samples.
+    for log_p, applied in (
+        (trained.log_probabilities(*block), found.log_probabilities(*block)),
+        (trained.member_log_probabilities(*block), found.member_log_probabilities(*block)),
+    ):
+        np.testing.assert_allclose(applied, special.log_softmax(log_p / temperature, axis=-1), atol=1e-5)
+
+
+def test_a_head_without_noise_has_one_temperature_for_all_predictions():
+    fitted = FittedTemperature(2.0, 0.1, 1.0, 0.9)
+    calibration = Calibration(("a", "b"), "98%:100%", "", 1234, 5, 0, fitted)
+    assert calibration.fitted(16) is calibration.fitted(0) is fitted
+    assert str(calibration) == "calibrated on 1,234 images of a b (98%:100%) (T = 2 ± 0.1)"
 
 
 def test_each_half_of_the_images_is_calibrated_by_the_other(capsys):

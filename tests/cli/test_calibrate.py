@@ -1,0 +1,321 @@
+"""`lit-het calibrate` on finished runs, and the commands that apply what it fitted."""
+
+import dataclasses
+import json
+import shutil
+
+import numpy as np
+import pytest
+from PIL import Image
+from safetensors.numpy import load_file
+from scipy import special
+
+from lit_het.cli.main import main
+from lit_het.configs import quickstart_lit_het_xl
+from lit_het.data_pipelines.labels import ClassIndex
+from lit_het.durations import Duration
+from lit_het.eval.calibration import fit_temperature, scaled
+from lit_het.eval.features import Sets
+from lit_het.eval.sets import ImageSet
+from lit_het.eval.suite import ZeroShotConfig
+from lit_het.heads.contrastive import DeterministicContrastiveConfig, HetXLContrastiveConfig
+from lit_het.heads.temperature import FixedTemperature
+from lit_het.losses.classification import SoftmaxCrossEntropy
+from lit_het.runs.opening import open_run
+from lit_het.runs.training import train
+from lit_het.schedules import Schedule
+from lit_het.tasks.classification import ClassificationConfig
+from lit_het.types import Calibration
+from tests import tiny
+from tests.cli.test_train import refusal
+
+NAMES = [f"{colour} {shape}" for colour in tiny.COLOURS for shape in tiny.SHAPES]
+
+
+@pytest.fixture(scope="session")
+def held_out(tmp_path_factory):
+    """Shards of 160 images that no run was trained on; some captions are wrong, so that a temperature fits."""
+    return tiny.write_data(tmp_path_factory.mktemp("held_out"), num_samples=160, seed=1, every_wrong=7) / "train"
+
+
+@pytest.fixture(scope="session")
+def trained(data, upstream, tmp_path_factory):
+    """A run with noise that was trained long enough to be better than chance; tests only read it."""
+    run_dir = tmp_path_factory.mktemp("runs") / "long"
+    config = tiny.shrink(quickstart_lit_het_xl.get_config(), data, run_dir, pretrained=upstream)
+    train(dataclasses.replace(config, length=Duration(60), schedule=Schedule(3e-3, warmup=Duration(5))))
+    return run_dir
+
+
+@pytest.fixture(scope="session")
+def once_calibrated(trained, held_out, tmp_path_factory):
+    run_dir = tmp_path_factory.mktemp("calibrated") / "run"
+    shutil.copytree(trained, run_dir)
+    assert main(["calibrate", str(run_dir), "--data", str(held_out)]) == 0
+    return run_dir
+
+
+@pytest.fixture
+def calibrated(once_calibrated, tmp_path):
+    """A calibrated run that a test may change."""
+    return shutil.copytree(once_calibrated, tmp_path / "run")
+
+
+@pytest.fixture
+def image(tmp_path):
+    Image.new("RGB", (40, 30), (255, 0, 0)).save(tmp_path / "red.png")
+    return tmp_path / "red.png"
+
+
+def classified(capsys, run_dir, image, *flags):
+    command = ["classify", image, "--checkpoint", run_dir, "--labels", ",".join(NAMES), "--json", *flags]
+    assert main(list(map(str, command))) == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    return {label["label"]: label for label in found["labels"]}, found["calibrated"]
+
+
+def predictions(run_dir, held_out, samples, *, is_calibrated):
+    """Predictions for the held-out images by the path of evaluations, where labels are classes and not captions."""
+    run = open_run(run_dir)
+    sets = Sets(run.config.data.image_size, run.config.data.preprocessing, lambda: run.tower)
+    evaluator = ZeroShotConfig(ImageSet("held out", str(held_out), ".")).build(sets)
+    model = run.model(calibrated=is_calibrated)
+    recognition = evaluator.recognition
+    features = evaluator.opened.features(model.features)
+    return recognition.predict(recognition.predictor(model, samples), features)
+
+
+@pytest.mark.parametrize(("mode", "samples"), [("noiseless", 0), ("monte_carlo", 16)])
+def test_temperatures_are_those_of_the_evaluations_predictions_and_evaluations_apply_them(
+    once_calibrated, held_out, mode, samples
+):
+    # The captions of these images are their class names, so that both have the same candidates.
+    saved = json.loads((once_calibrated / "calibration.json").read_text())
+    raw = predictions(once_calibrated, held_out, samples, is_calibrated=False)
+    temperature = fit_temperature(raw.log_probabilities, raw.labels)
+    assert saved[mode]["temperature"] == pytest.approx(temperature, rel=1e-3)
+    assert saved[mode]["nll_before"] == pytest.approx(-raw.label_log_p.mean(), rel=1e-4)
+    assert saved[mode]["nll_after"] < saved[mode]["nll_before"]
+    assert abs(np.log(temperature)) > 0.05  # a temperature of 1 would hide that it is not applied
+    applied = predictions(once_calibrated, held_out, samples, is_calibrated=True)
+    wanted = scaled(raw.log_probabilities, saved[mode]["temperature"])
+    np.testing.assert_allclose(applied.log_probabilities, wanted, atol=1e-5)
+    assert -applied.label_log_p.mean() == pytest.approx(saved[mode]["nll_after"], rel=1e-4)
+
+
+def test_the_file_names_the_step_and_the_data(once_calibrated, held_out):
+    saved = json.loads((once_calibrated / "calibration.json").read_text())
+    counts = [saved[name] for name in ("step", "num_images", "num_candidates", "num_samples")]
+    assert counts == [60, 160, len(NAMES), 16]
+    assert saved["data"] == [str(held_out)]
+    assert saved["noiseless"]["temperature"] != saved["monte_carlo"]["temperature"]
+    assert 0 < saved["noiseless"]["standard_error"] < 2 * saved["noiseless"]["temperature"]
+
+
+def test_classify_scales_by_default_and_shows_the_probabilities_as_trained_on_request(capsys, once_calibrated, image):
+    raw, was_calibrated = classified(capsys, once_calibrated, image, "--uncalibrated")
+    assert not was_calibrated
+    found, is_calibrated = classified(capsys, once_calibrated, image)
+    assert is_calibrated
+    fits = json.loads((once_calibrated / "calibration.json").read_text())
+    for mode, figure in (("noiseless", "probability"), ("monte_carlo", "noisy_mean")):
+        log_p = np.log([raw[name][figure] for name in NAMES])
+        wanted = special.softmax(log_p / fits[mode]["temperature"])
+        np.testing.assert_allclose([found[name][figure] for name in NAMES], wanted, rtol=1e-3)
+    for name in NAMES:
+        assert found[name]["raw_probability"] == pytest.approx(raw[name]["probability"], rel=1e-5)
+        assert raw[name]["raw_probability"] == raw[name]["probability"]
+
+
+@pytest.mark.parametrize(("flags", "caption"), [((), "calibrated on 160 images of"), (("--uncalibrated",), "not cal")])
+def test_the_table_of_classify_says_whether_it_is_calibrated(capsys, once_calibrated, image, flags, caption):
+    arguments = (image, "--checkpoint", once_calibrated, "--labels", ",".join(NAMES), *flags)
+    assert main(["classify", *map(str, arguments)]) == 0
+    assert caption in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_zero_shot_record_and_its_report_say_that_it_is_calibrated(capsys, calibrated, held_out):
+    figures = {}
+    for flags in (("--uncalibrated",), ()):
+        command = ["zero-shot", "--checkpoint", calibrated, "--data", f"held={held_out}", "--samples", 16, *flags]
+        assert main(list(map(str, command))) == 0
+        shown = capsys.readouterr().out
+        record = json.loads((calibrated / "evaluations" / "zero_shot_held.json").read_text())
+        assert ("calibrated on 160 images" in shown) == (not flags)
+        assert ("calibrated" in record["settings"]) == (not flags)
+        figures[flags] = record["figures"]
+    saved = json.loads((calibrated / "calibration.json").read_text())
+    raw, applied = figures["--uncalibrated",], figures[()]
+    assert applied["nll"] == pytest.approx(saved["noiseless"]["nll_after"], rel=1e-4)
+    assert applied["noisy/nll"] == pytest.approx(saved["monte_carlo"]["nll_after"], rel=1e-4)
+    assert applied["top1"] == raw["top1"]
+    # What is fitted to other halves of the set is relative to what was applied, so that the product stays.
+    factors = saved["noiseless"]["temperature"] * applied["calibrated/temperature_factor"]
+    assert factors == pytest.approx(raw["calibrated/temperature_factor"], rel=1e-3)
+    assert applied["calibrated/nll"] == pytest.approx(raw["calibrated/nll"], rel=1e-3)
+    assert main(["report", str(calibrated)]) == 0
+    page = (calibrated / "report.html").read_text()
+    assert "calibrated beforehand" in page
+    assert "calibrated on 160 images of" in page
+
+
+def test_the_temperatures_of_another_step_are_ignored_with_a_message(capsys, calibrated, image):
+    path = calibrated / "calibration.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "step": 59}))
+    command = ["classify", image, "--checkpoint", calibrated, "--labels", ",".join(NAMES), "--json"]
+    assert main(list(map(str, command))) == 0
+    captured = capsys.readouterr()
+    assert "fitted at step 59, the run is at 60: ignored" in captured.err
+    assert not json.loads(captured.out)[0]["calibrated"]
+
+
+@pytest.mark.parametrize("to", ["npz", "huggingface"])
+def test_an_exported_temperature_is_multiplied_by_the_fitted_one(capsys, calibrated, tmp_path, monkeypatch, to):
+    def log_temperature(name, *flags):
+        output = tmp_path / name
+        assert main(["export", "--checkpoint", str(calibrated), "--to", to, "--output", str(output), *flags]) == 0
+        if to == "npz":
+            with np.load(output) as arrays:
+                return -float(arrays["t"][0])
+        return -float(load_file(output / "model.safetensors")["logit_scale"].item())
+
+    if to == "huggingface":  # which has other pooling and tokens than these runs
+        monkeypatch.setattr("lit_het.checkpoints.huggingface.exporting._check", lambda *_: None)
+        monkeypatch.setattr("lit_het.checkpoints.huggingface.exporting.tokenizer_files", lambda _: {})
+    fitted, trained = log_temperature("fitted"), log_temperature("trained", "--uncalibrated")
+    saved = json.loads((calibrated / "calibration.json").read_text())
+    assert fitted - trained == pytest.approx(np.log(saved["noiseless"]["temperature"]), abs=1e-5)
+    assert "the temperature is multiplied by" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("head", "reason"),
+    [
+        (DeterministicContrastiveConfig(initial_bias=-10.0), "not that of a sigmoid with a bias"),
+        (HetXLContrastiveConfig(temperature=FixedTemperature()), "does not learn log τ"),
+    ],
+)
+def test_a_temperature_that_an_export_cannot_express_is_left_as_trained(
+    capsys, lit_config, once_calibrated, tmp_path, head, reason
+):
+    train(dataclasses.replace(lit_config, task=dataclasses.replace(lit_config.task, head=head)))
+    saved = json.loads((once_calibrated / "calibration.json").read_text())
+    step = lit_config.length.amount
+    (lit_config.run_dir / "calibration.json").write_text(json.dumps({**saved, "step": step}))
+    output = tmp_path / "model.npz"
+    capsys.readouterr()
+    assert main(["export", "--checkpoint", str(lit_config.run_dir), "--to", "npz", "--output", str(output)]) == 0
+    assert reason in capsys.readouterr().err
+    head_of_run = open_run(lit_config.run_dir).params["head"]
+    with np.load(output) as arrays:
+        if "bias" in head_of_run:
+            np.testing.assert_allclose(-arrays["t"][0], head_of_run["temperature"]["log_temperature"])
+        else:
+            assert "t" not in arrays
+
+
+def test_a_classifier_is_calibrated_on_its_labels(capsys, data, held_out, upstream, tmp_path):
+    config = tiny.classifier(quickstart_lit_het_xl.get_config(), data, tmp_path / "classes")
+    assert isinstance(config.task, ClassificationConfig)
+    task = dataclasses.replace(config.task, num_classes=len(NAMES), loss=SoftmaxCrossEntropy())
+    labelled = dataclasses.replace(config.data, labels=ClassIndex())
+    train(dataclasses.replace(config, task=task, data=labelled, length=Duration(20)))
+    assert main(["calibrate", str(config.run_dir), "--data", str(held_out)]) == 0
+    calibration = open_run(config.run_dir).calibration
+    assert isinstance(calibration, Calibration)
+    assert calibration.num_candidates == len(NAMES)
+    raw = predictions(config.run_dir, held_out, 0, is_calibrated=False)
+    temperature = fit_temperature(raw.log_probabilities, raw.labels)
+    assert calibration.noiseless.temperature == pytest.approx(temperature, rel=1e-3)
+    assert "several labels each" in refusal(capsys, "calibrate", upstream, "--data", held_out)
+
+
+@pytest.fixture
+def few(tmp_path):
+    return tiny.write_data(tmp_path / "few", num_samples=98, seed=2) / "train"
+
+
+def test_fewer_than_a_hundred_images_are_refused(capsys, trained, few, held_out):
+    assert "has 98 images to calibrate on; take at least 100" in refusal(capsys, "calibrate", trained, "--data", few)
+    line = refusal(capsys, "calibrate", trained, "--data", held_out, "--portion", "50%:")
+    assert "has 80 images" in line
+
+
+@pytest.fixture(scope="session")
+def half_trained(upstream, tmp_path_factory):
+    """A run on the first half of its shards, and the shards."""
+    folder = tmp_path_factory.mktemp("halves")
+    data = tiny.write_data(folder, num_samples=400, seed=3, every_wrong=7)
+    config = tiny.shrink(quickstart_lit_het_xl.get_config(), data, folder / "run", pretrained=upstream)
+    half = dataclasses.replace(config.data, portion=type(config.data.portion).parse(":50%"))
+    train(dataclasses.replace(config, data=half, length=Duration(60), schedule=Schedule(3e-3, warmup=Duration(5))))
+    return config.run_dir, data / "train"
+
+
+@pytest.mark.parametrize("place", ["as trained", "copied", "one shard", "original gone"])
+def test_images_of_the_training_are_refused_also_where_their_shards_were_copied(
+    capsys, half_trained, tmp_path, place, monkeypatch
+):
+    run_dir, shards = half_trained
+    given = {"one shard": shards / "shard-000000.tar", "as trained": shards}.get(place, tmp_path / "copy")
+    if place in ("copied", "original gone"):
+        shutil.copytree(shards, given)
+    if place == "original gone":
+        moved = shards.rename(shards.with_name("moved"))
+    try:
+        line = refusal(capsys, "calibrate", run_dir, "--data", given)
+        assert f"{run_dir} was trained on images of" in line
+        portion = "49.5%:" if place != "one shard" else "99%:"
+        refused = refusal(capsys, "calibrate", run_dir, "--data", given, "--portion", portion)
+        assert ("was trained on" in refused) == (place != "one shard")
+    finally:
+        if place == "original gone":
+            moved.rename(shards)
+
+
+def test_the_portion_that_was_held_out_of_the_training_is_accepted(capsys, half_trained):
+    run_dir, shards = half_trained
+    assert main(["calibrate", str(run_dir), "--data", str(shards), "--portion", "50%:"]) == 0
+    assert "200 images" in capsys.readouterr().out
+
+
+def test_training_shards_that_cannot_be_read_are_a_message(capsys, half_trained, held_out):
+    run_dir, shards = half_trained
+    moved = shards.rename(shards.with_name("moved"))
+    try:
+        assert main(["calibrate", str(run_dir), "--data", str(held_out)]) == 0
+    finally:
+        moved.rename(shards)
+    assert f"not checked whether {run_dir} was trained on these images" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--samples", 0), "--samples 0 must be at least 1"),
+        (("--portion", "half"), "--portion 'half' is not a portion"),
+        (("--data", "nowhere"), "nowhere: no tar file matches"),
+    ],
+)
+def test_a_wrong_flag_is_one_line(capsys, trained, held_out, flags, message):
+    assert message in refusal(capsys, "calibrate", trained, "--data", held_out, *flags)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda saved: [],
+        lambda saved: {**saved, "noiseless": {**saved["noiseless"], "temperature": -1}},
+        lambda saved: {**saved, "noiseless": {**saved["noiseless"], "temperature": "much"}},
+        lambda saved: {**saved, "monte_carlo": 3},
+        lambda saved: {**saved, "data": 1},
+        lambda saved: {**saved, "num_images": None},
+        lambda saved: {**saved, "other": 1},
+    ],
+)
+def test_a_damaged_file_is_one_line_with_the_way_out(capsys, calibrated, image, change):
+    path = calibrated / "calibration.json"
+    path.write_text(json.dumps(change(json.loads(path.read_text()))))
+    line = refusal(capsys, "classify", image, "--checkpoint", calibrated, "--labels", "a,b")
+    assert f"{path} is not a valid calibration" in line
+    assert "delete it, and calibrate again" in line
