@@ -73,7 +73,7 @@ def calibrate(run_dir: Path, options: CalibrateOptions, *, pretrained: Path | No
     features, tokens = _read(model, loader, " ".join(options.shards))
     _require_enough(len(features.labels), options)
     candidates, num_candidates = None, model.num_classes or 0
-    if model.text is not None:
+    if tokens is not None:
         # Captions of equal tokens are one candidate: the model cannot tell them apart.
         captions, labels = np.unique(tokens, axis=0, return_inverse=True)
         features, num_candidates = dataclasses.replace(features, labels=labels.ravel()), len(captions)

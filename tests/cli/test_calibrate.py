@@ -253,15 +253,14 @@ def half_trained(upstream, tmp_path_factory):
 
 
 @pytest.mark.parametrize("place", ["as trained", "copied", "one shard", "original gone"])
-def test_images_of_the_training_are_refused_also_where_their_shards_were_copied(
-    capsys, half_trained, tmp_path, place, monkeypatch
-):
+def test_images_of_the_training_are_refused_also_where_their_shards_were_copied(capsys, half_trained, tmp_path, place):
     run_dir, shards = half_trained
     given = {"one shard": shards / "shard-000000.tar", "as trained": shards}.get(place, tmp_path / "copy")
     if place in ("copied", "original gone"):
         shutil.copytree(shards, given)
+    moved = shards.with_name("moved")
     if place == "original gone":
-        moved = shards.rename(shards.with_name("moved"))
+        shards.rename(moved)
     try:
         line = refusal(capsys, "calibrate", run_dir, "--data", given)
         assert f"{run_dir} was trained on images of" in line

@@ -1,4 +1,5 @@
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -317,7 +318,7 @@ def test_a_fit_is_the_minimum_that_scipy_finds_with_the_losses_before_and_after(
         return -scores[np.arange(len(labels)), labels].mean()
 
     found = fit(log_p, labels)
-    minimum = optimize.minimize_scalar(loss, bracket=(-1, 1))
+    minimum: Any = optimize.minimize_scalar(loss, bracket=(-1, 1))
     assert found.temperature == pytest.approx(np.exp(minimum.x), rel=1e-5)
     assert found.nll_before == pytest.approx(loss(0.0), rel=1e-6)
     assert found.nll_after == pytest.approx(minimum.fun, rel=1e-6)
