@@ -12,6 +12,7 @@ Dimension letters, everywhere in the project:
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
 
@@ -262,7 +263,9 @@ class FittedTemperature:
     nll_after: float
 
     def __str__(self) -> str:
-        return f"{self.temperature:.3g} ± {self.standard_error:.2g}"
+        # Two digits of the error, and as many decimals of the temperature.
+        decimals = max(0, 1 - math.floor(math.log10(max(self.standard_error, 1e-9))))
+        return f"{self.temperature:.{decimals}f} ± {self.standard_error:.{decimals}f}"
 
 
 @dataclasses.dataclass(frozen=True)

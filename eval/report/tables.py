@@ -181,7 +181,7 @@ def _caption(first: Record, measured: Mapping[str, Record]) -> str:
 def _plain_title(measured: Mapping[str, Record]) -> str:
     """Returns the title of figures that are neither noisy nor calibrated by the evaluation itself."""
     kinds = {bool(record.settings.get(CALIBRATED)) for record in measured.values()}
-    return {(False,): PLAIN, (True,): PLAIN_CALIBRATED}.get(tuple(kinds), f"{PLAIN}, or {PLAIN_CALIBRATED}")
+    return ", or ".join(PLAIN_CALIBRATED if is_calibrated else PLAIN for is_calibrated in sorted(kinds))
 
 
 @dataclasses.dataclass(frozen=True)

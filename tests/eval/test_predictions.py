@@ -182,7 +182,7 @@ def test_a_head_without_noise_has_one_temperature_for_all_predictions():
     fitted = FittedTemperature(2.0, 0.1, 1.0, 0.9)
     calibration = Calibration(("a", "b"), "98%:100%", "", 1234, 5, 0, fitted)
     assert calibration.fitted(16) is calibration.fitted(0) is fitted
-    assert str(calibration) == "calibrated on 1,234 images of a b (98%:100%) (T = 2 ± 0.1)"
+    assert str(calibration) == "calibrated on 1,234 images of a b (98%:100%) (T = 2.00 ± 0.10)"
 
 
 def test_each_half_of_the_images_is_calibrated_by_the_other(capsys):
