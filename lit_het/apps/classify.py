@@ -101,6 +101,11 @@ def classify(
         raise UserError(f"{checkpoint} is a classifier and takes no prompts; leave out --prompts")
     squares = [decode(data, run, image) for image, data in zip(images, encoded, strict=True)]
     model = run.model(calibrated=options.calibrated)
+    if threshold is not None and model.calibration is None:
+        raise UserError(
+            "--coverage needs the probabilities that its thresholds were fitted to: leave out --uncalibrated, and run "
+            f"lit-het calibrate {checkpoint} again if its calibration is of another step"
+        )
     predictor = label_predictor(model, labels, templates)
     answers = [answer(predictor, row, options.samples, options.seed) for row in features_of(model.features, squares)]
     records = read_records(checkpoint)

@@ -17,14 +17,15 @@ from lit_het.data_pipelines.labels import ClassIndex
 from lit_het.data_pipelines.loader import Loader
 from lit_het.data_pipelines.portions import ALL, Portion
 from lit_het.errors import UserError, require_at_least
-from lit_het.eval.calibration import fit
+from lit_het.eval.calibration import fit, scaled
+from lit_het.eval.conformal import fit_conformal
 from lit_het.eval.features import Features, read_features
 from lit_het.eval.predictions import Predictor, predict
 from lit_het.eval.recognition import embed_texts
 from lit_het.runs.directory import checkpoint_dir
 from lit_het.runs.opening import Run, open_run
 from lit_het.runs.saved_calibration import calibration_path, write_calibration
-from lit_het.types import Batch, Calibration, EvaluatedModel, FittedTemperature
+from lit_het.types import Batch, Calibration, EvaluatedModel
 
 LEAST_IMAGES, MOST_IMAGES = 100, 10_000
 """Fewer images give a temperature of large error; of more, so many are taken, evenly spread."""
@@ -82,9 +83,13 @@ def calibrate(run_dir: Path, options: CalibrateOptions, *, pretrained: Path | No
         with Bar("embedding captions", num_candidates, "captions") as bar:
             candidates = embed_texts(model, captions, bar.advance)
     samples = options.samples if model.has_noise else 0
-    quiet, *noisy = (
-        _fitted(Predictor(model, num_candidates, candidates, count), features) for count in sorted({0, samples})
+    noiseless, *noisy = (
+        predict(Predictor(model, num_candidates, candidates, count), features).log_probabilities
+        for count in sorted({0, samples})
     )
+    fitted = fit(noiseless, features.labels)
+    # A single temperature depends so little on any one image that the images stay exchangeable with new ones.
+    conformal = fit_conformal(scaled(noiseless, fitted.temperature), features.labels)
     found = Calibration(
         data=options.shards,
         portion=str(options.portion),
@@ -92,10 +97,10 @@ def calibrate(run_dir: Path, options: CalibrateOptions, *, pretrained: Path | No
         num_images=len(features.labels),
         num_candidates=num_candidates,
         num_samples=samples,
-        noiseless=quiet,
-        monte_carlo=noisy[0] if noisy else None,
+        noiseless=fitted,
+        monte_carlo=fit(noisy[0], features.labels) if noisy else None,
     )
-    write_calibration(run_dir, run.step, found)
+    write_calibration(run_dir, run.step, found, conformal)
     Console().print(table(found))
     message(f"{calibration_path(run_dir)} is applied by default; --uncalibrated leaves it out")
     return found
@@ -163,10 +168,6 @@ def _require_enough(num_images: int, options: CalibrateOptions) -> None:
         raise UserError(
             f"{' '.join(options.shards)} has {num_images} images to calibrate on; take at least {LEAST_IMAGES}"
         )
-
-
-def _fitted(predictor: Predictor, features: Features) -> FittedTemperature:
-    return fit(predict(predictor, features).log_probabilities, features.labels)
 
 
 def _check_unseen(run: Run, held_out: Loader) -> None:

@@ -10,6 +10,7 @@ from lit_het import untrusted
 from lit_het.console import message
 from lit_het.errors import UserError
 from lit_het.eval.calibration import HIGHEST_TEMPERATURE, LOWEST_TEMPERATURE
+from lit_het.eval.conformal import ConformalThresholds
 from lit_het.files import write_atomically
 from lit_het.types import Calibration, FittedTemperature
 
@@ -19,15 +20,16 @@ def calibration_path(run_dir: Path) -> Path:
     return run_dir / "calibration.json"
 
 
-def write_calibration(run_dir: Path, step: int, calibration: Calibration) -> None:
-    """Writes the temperatures of the checkpoint of a step.
+def write_calibration(run_dir: Path, step: int, calibration: Calibration, conformal: ConformalThresholds) -> None:
+    """Writes the temperatures of the checkpoint of a step, and the thresholds of its prediction sets.
 
     Raises:
         UserError: the file cannot be written.
     """
     path = calibration_path(run_dir)
     try:
-        write_atomically(path, json.dumps({"step": step, **dataclasses.asdict(calibration)}, indent=1) + "\n")
+        content = {"step": step, **dataclasses.asdict(calibration), "conformal": conformal.to_json()}
+        write_atomically(path, json.dumps(content, indent=1) + "\n")
     except OSError as error:
         raise UserError(f"{path}: cannot be written ({error.strerror})") from error
 
@@ -44,6 +46,7 @@ def read_calibration(run_dir: Path, step: int) -> Calibration | None:
     try:
         content = untrusted.read_json(path)
         fitted_at = int(content.pop("step"))
+        content.pop("conformal", None)  # only `classify --coverage` needs them
         calibration = _parsed(content)
     except FileNotFoundError:
         return None

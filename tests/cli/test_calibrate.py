@@ -15,6 +15,7 @@ from lit_het.configs import quickstart_lit_het_xl
 from lit_het.data_pipelines.labels import ClassIndex
 from lit_het.durations import Duration
 from lit_het.eval.calibration import fit_temperature, scaled
+from lit_het.eval.conformal import prediction_sets, read_conformal
 from lit_het.eval.features import Sets
 from lit_het.eval.sets import ImageSet
 from lit_het.eval.suite import ZeroShotConfig
@@ -101,6 +102,18 @@ def test_temperatures_are_those_of_the_evaluations_predictions_and_evaluations_a
     wanted = scaled(raw.log_probabilities, saved[mode]["temperature"])
     np.testing.assert_allclose(applied.log_probabilities, wanted, atol=1e-5)
     assert -applied.label_log_p.mean() == pytest.approx(saved[mode]["nll_after"], rel=1e-4)
+
+
+def test_prediction_sets_cover_the_images_that_they_were_fitted_on(once_calibrated, held_out, image, capsys):
+    thresholds = read_conformal(once_calibrated / "calibration.json")
+    applied = predictions(once_calibrated, held_out, 0, is_calibrated=True)
+    sets = prediction_sets(applied.log_probabilities, thresholds.at(0.9))
+    assert 0.9 <= sets[np.arange(160), applied.labels].mean() < 0.95
+    command = ["classify", image, "--checkpoint", once_calibrated, "--labels", ",".join(NAMES), "--json"]
+    assert main([*map(str, command), "--coverage", "0.9"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    by_probability = [label["label"] for label in found["labels"]]
+    assert found["prediction_set"] == by_probability[: len(found["prediction_set"])] != []
 
 
 def test_the_file_names_the_step_and_the_data(once_calibrated, held_out):

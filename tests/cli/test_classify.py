@@ -10,8 +10,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from lit_het.checkpoints.native.saving import Checkpoints
 from lit_het.cli.main import main
 from lit_het.eval.conformal import ConformalThresholds
+from lit_het.runs.directory import checkpoint_dir
+from lit_het.runs.saved_calibration import calibration_path, write_calibration
+from lit_het.types import Calibration, FittedTemperature
 from tests import tiny
 from tests.cli.test_train import refusal
 
@@ -104,14 +108,17 @@ def test_noise_is_compared_with_the_sets_of_the_run(capsys, trained_lit, images)
 @pytest.fixture
 def thresholds(trained_lit):
     """Writes thresholds, fitted among ten labels, for coverages of 50 and 90 %, and removes them after the test."""
-    path = trained_lit.run_dir / "calibration.json"
+    run_dir = trained_lit.run_dir
+    with Checkpoints(checkpoint_dir(run_dir), read_only=True) as checkpoints:
+        step = checkpoints.newest_step()
+    calibration = Calibration(("shards",), "0%:100%", "", 100, 10, 0, FittedTemperature(1.0, 0.1, 1.0, 1.0))
 
-    def write(*probabilities: float) -> None:
+    def write(*probabilities: float, step: int = step) -> None:
         found = ConformalThresholds((0.5, 0.9), tuple(map(math.log, probabilities)), num_examples=100, num_classes=10)
-        path.write_text(json.dumps({"conformal": found.to_json()}))
+        write_calibration(run_dir, step, calibration, found)
 
     yield write
-    path.unlink(missing_ok=True)
+    calibration_path(run_dir).unlink(missing_ok=True)
 
 
 def test_a_prediction_set_has_the_labels_above_the_threshold_of_its_coverage(capsys, trained_lit, images, thresholds):
@@ -155,6 +162,20 @@ def test_a_coverage_without_threshold_is_a_one_line_error(
     thresholds(0.5, 0.1)
     arguments = ("--checkpoint", trained_lit.run_dir, "--labels", "a cat,a dog", "--coverage", coverage)
     assert message in refusal(capsys, "classify", images[0], *arguments)
+
+
+def test_raw_probabilities_and_those_of_another_step_have_no_prediction_sets(capsys, trained_lit, images, thresholds):
+    arguments = ("--checkpoint", trained_lit.run_dir, "--labels", "a cat,a dog", "--coverage", 0.9)
+    thresholds(0.5, 0.1)
+    assert "leave out --uncalibrated" in last_line(capsys, "classify", images[0], *arguments, "--uncalibrated")
+    thresholds(0.5, 0.1, step=1)
+    assert "if its calibration is of another step" in last_line(capsys, "classify", images[0], *arguments)
+
+
+def last_line(capsys, *arguments):
+    """Runs a command that must fail, and returns its last line; others are warnings."""
+    assert main([str(argument) for argument in arguments]) == 1
+    return capsys.readouterr().err.strip().splitlines()[-1]
 
 
 def test_a_run_that_was_not_calibrated_has_no_prediction_sets(capsys, trained_lit, images):
