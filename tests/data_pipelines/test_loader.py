@@ -370,3 +370,14 @@ def test_an_invalid_weight_is_refused(weight: float):
 def test_an_invalid_fraction_of_bad_samples_is_refused(fraction: float):
     with pytest.raises(UserError, match=r"LoaderConfig: max_bad_fraction = .* must be from 0 to 1"):
         LoaderConfig(("a.tar",), max_bad_fraction=fraction)
+
+
+@pytest.mark.parametrize("count", [1, 7, NUM_SAMPLES, 100])
+def test_some_samples_of_an_epoch_are_spread_over_it(shards: Path, count: int):
+    found = joined(list(Loader(config(shards), number_tokens).epoch(num_samples=count)))
+    numbers = found.text[found.valid, 0] if found.text is not None else []
+    everything = joined(list(Loader(config(shards), number_tokens).epoch()))
+    assert everything.text is not None
+    kept = min(count, NUM_SAMPLES)
+    wanted = [place * NUM_SAMPLES // kept for place in range(kept)]
+    np.testing.assert_array_equal(numbers, everything.text[everything.valid, 0][wanted])

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from lit_het.data_pipelines.data_config import LoaderConfig, Streaming, WeightedShards
 from lit_het.data_pipelines.labels import ClassIndex
 from lit_het.data_pipelines.loader import Loader
-from lit_het.data_pipelines.portions import ALL, Portion
+from lit_het.data_pipelines.portions import ALL, ConcatenatedRanges, Portion
 from lit_het.errors import UserError
 from tests.data_pipelines.conftest import NUM_SAMPLES
 
@@ -116,3 +116,19 @@ def test_a_portion_without_samples_is_refused(shards):
 def test_a_stream_has_no_portions():
     with pytest.raises(UserError, match="a `stream` has no `portion`"):
         LoaderConfig(("a.tar",), portion=Portion(0, 50), stream=Streaming())
+
+
+@given(
+    ranges=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=3),
+    start=st.integers(0, 40),
+    length=st.integers(0, 20),
+)
+def test_common_numbers_are_those_of_the_first_range_that_has_any(ranges, start, length):
+    own, first = [], 0
+    for gap, count in ranges:  # in order and apart, as those of several data sets
+        own.append(range(first + gap, first + gap + count))
+        first += gap + count
+    numbers = range(start, start + length)
+    shared = [sorted(set(one) & set(numbers)) for one in own]
+    expected = next(filter(None, shared), [])
+    assert list(ConcatenatedRanges(own).common_with(numbers)) == expected
