@@ -172,7 +172,7 @@ def test_a_start_beside_one_that_trains_is_refused_and_leaves_its_half_written_s
 def test_resuming_with_another_model_names_the_field_and_both_values(capsys, trained_lit, tmp_path):
     path = write_config_file(trained_lit, tmp_path / "other.py")
     line = refusal(capsys, "train", "--config", path, "--resume", "--task.head.num-samples", 4)
-    assert "task.head.num_samples was 1 and is now 4" in line
+    assert "task.head.num_samples was 16 and is now 4" in line
 
 
 def test_a_tower_that_differs_from_the_pretrained_one_names_the_field(capsys, config_file):
@@ -292,7 +292,8 @@ def test_metrics_of_a_classifier_count_right_classes(upstream):
         (("--distributed", "localhost:70000,0/2"), "--distributed localhost:70000,0/2 is malformed"),
         (("--cadence.log-steps", "0"), "lit-het: --cadence.log-steps 0 must be at least 1"),
         (("--mesh.fsdp", "0"), "lit-het: --mesh.fsdp 0 must be at least 1"),
-        (("--task.head.num-samples", "0"), "lit-het: --task.head.num-samples 0 must be at least 1"),
+        (("--task.head.num-samples", "-1"), "lit-het: --task.head.num-samples -1 must be at least 0"),
+        (("--task.head.num-samples", "0"), "task.loss.likelihood = 'samples' does not fit task.head.num_samples = 0"),
         (("--data.threads", "-1"), "lit-het: --data.threads -1 must be at least 0"),
     ],
 )
@@ -305,7 +306,7 @@ def test_a_value_that_cannot_work_is_one_line_with_the_field(capsys, config_file
     [
         ("def get_config(:\n", "(broken.py, line 1); fix the file"),
         ("import no_such_module\n", "line 1: ModuleNotFoundError"),
-        ("def get_config():\n    return 3\n", "returns a int, not an ExperimentConfig"),
+        ("def get_config():\n    return 3\n", "returns int, not ExperimentConfig"),
     ],
 )
 def test_a_configuration_file_that_is_broken_is_one_line(capsys, tmp_path, content, expected):

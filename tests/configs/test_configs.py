@@ -249,7 +249,7 @@ def test_upstream_recipes_have_the_numbers_of_their_tables():
         assert config.optimizer.weight_decay == pytest.approx(1e-3 * weight_decay)
         assert config.length == Duration(90, "epochs")
         assert (config.schedule.initial_rate, config.schedule.warmup) == (1e-5, Duration(10_000))
-        assert config.task.head.covariance == CovarianceConfig(num_factors=50, form="efficient")
+        assert config.task.head.covariance == CovarianceConfig(50, "efficient", learning_rate_factor=1.0)
         assert config.task.head.sampling.num_samples == 1000
 
 

@@ -181,8 +181,8 @@ def test_held_out_images_of_other_classes_are_refused(arguments, data, tmp_path,
 def test_glyphs_are_drawn_once_if_they_are_missing(data, tmp_path, monkeypatch):
     written = []
 
-    def write(directory, seed):
-        written.append(seed)
+    def write(directory, glyphs):
+        written.append(glyphs.seed)
         directory.mkdir()
 
     monkeypatch.chdir(tmp_path)
