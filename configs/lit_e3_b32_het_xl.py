@@ -1,7 +1,8 @@
 """LiT on a locked e3-B/32, an ensemble of two members with 16 experts each, with a HET-XL head.
 
 The tower is that of e3 Table 5 (K = 1, M = 2) and has the parameters of a V-MoE-B/32 (e3 Sec. 4.1). The members'
-embeddings are concatenated, as in e3's few-shot evaluation (App. A.5). The rest is the recipe of HET-XL App. N.2.
+embeddings are concatenated, as in e3's few-shot evaluation (App. A.5). The rest is the recipe of HET-XL App. N.2, but
+with 16 noise samples, a learning rate of their own for the covariances (docs/noise.md) and LiT's first temperature.
 """
 
 import dataclasses

@@ -298,7 +298,7 @@ class Calibration:
 
     def __str__(self) -> str:
         where = " ".join(self.data) + ("" if self.portion == "0%:100%" else f" ({self.portion})")
-        noisy = "" if self.monte_carlo is None else f", with noise {self.monte_carlo}"
+        noisy = "" if self.monte_carlo is None else f", mean of {self.num_samples} samples {self.monte_carlo}"
         return f"calibrated on {self.num_images:,} images of {where} (T = {self.noiseless}{noisy})"
 
 

@@ -65,6 +65,8 @@ def score(run_dir: Path, shards: str, output: Path, options: ScoreOptions, pretr
     model = run.model()
     if model.text is None:
         raise UserError(f"{run_dir} is a classifier; captions are scored by an image-text model")
+    if options.by == "noise_norm" and not model.has_noise:
+        raise UserError(f"--by noise_norm needs noise of images, and the head of {run_dir} has none; take loss")
     opened = _open(run, shards)
     captions = [found[0] for found in read_captions(opened, options.captions)]
     features = opened.features(model.features)
@@ -96,12 +98,19 @@ def caption_columns(
         features: of the images.
         captions: of the images.
         candidates: at most so many different captions compete; they are drawn at random, the same at every call.
+
+    Raises:
+        UserError: all captions are equal.
     """
-    distinct = list(dict.fromkeys(captions))
+    assert model.text is not None
+    # Captions of equal tokens are one caption: the model cannot tell them apart.
+    tokens = model.text.tokenize(list(captions))
+    _, first, own = np.unique(tokens, axis=0, return_index=True, return_inverse=True)
+    distinct, own = [captions[row] for row in first], own.ravel()
+    if len(distinct) < 2:
+        raise UserError("all captions are equal to this model; give shards with others")
     with Bar("embedding captions", len(distinct), "captions") as bar:
         embeddings = embed_texts(model, distinct, bar.advance)
-    index = {caption: number for number, caption in enumerate(distinct)}
-    own = np.array([index[caption] for caption in captions])
     chosen = np.sort(np.random.default_rng(0).permutation(len(distinct))[:candidates])
     found: dict[Column, list[np.ndarray]] = {name: [] for name in _SIGNS}
     with Bar("scoring", len(captions), "samples") as bar:

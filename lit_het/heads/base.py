@@ -2,7 +2,7 @@
 
 from typing import Protocol, runtime_checkable
 
-from jaxtyping import Array, Float, Key
+from jaxtyping import Array, Bool, Float, Key
 
 from lit_het.types import EmbeddingSamples, LogitSamples
 
@@ -70,7 +70,9 @@ class ContrastiveHead(Protocol):
         """Returns sqrt(tr Σ(b)) for text embeddings; zeros without noise."""
         ...
 
-    def noise_metrics(self, image: Float[Array, "b d"], text: Float[Array, "b d"]) -> dict[str, Float[Array, " b"]]:
+    def noise_metrics(
+        self, image: Float[Array, "b d"], text: Float[Array, "b d"], valid: Bool[Array, " b"]
+    ) -> dict[str, Float[Array, " b"]]:
         """Returns values for each example that show the form of the noise in training; none without noise."""
         ...
 

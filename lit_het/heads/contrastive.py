@@ -6,7 +6,7 @@ from typing import ClassVar, Literal, TypeAlias
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, Key
+from jaxtyping import Array, Bool, Float, Key
 
 from lit_het.errors import UserError, require_at_least, require_choice
 from lit_het.heads.covariance import Covariance, CovarianceConfig, Noise, standard_normals
@@ -93,7 +93,9 @@ class DeterministicContrastive(nnx.Module):
         """Returns zeros."""
         return jnp.zeros(text.shape[0])
 
-    def noise_metrics(self, image: Float[Array, "b d"], text: Float[Array, "b d"]) -> dict[str, Float[Array, " b"]]:
+    def noise_metrics(
+        self, image: Float[Array, "b d"], text: Float[Array, "b d"], valid: Bool[Array, " b"]
+    ) -> dict[str, Float[Array, " b"]]:
         """Returns nothing."""
         return {}
 
@@ -248,7 +250,9 @@ class HetXLContrastive(nnx.Module):
         """Returns ``sqrt(tr Σ(b))``."""
         return self._noise_norm(text, self.text_covariance)
 
-    def noise_metrics(self, image: Float[Array, "b d"], text: Float[Array, "b d"]) -> dict[str, Float[Array, " b"]]:
+    def noise_metrics(
+        self, image: Float[Array, "b d"], text: Float[Array, "b d"], valid: Bool[Array, " b"]
+    ) -> dict[str, Float[Array, " b"]]:
         """Returns, for each noisy side, the alignment of its noise with the other side's keys, and its effective rank.
 
         Without gradients: they are only logged, see `Noise.alignment` and `Noise.effective_rank`.
@@ -258,7 +262,7 @@ class HetXLContrastive(nnx.Module):
         for name, embedding, covariance, other in sides:
             if covariance is not None:
                 noise, keys = covariance(self._before(embedding)), self._after(self._before(other))
-                found[f"{name}_noise_alignment"] = noise.alignment(keys)
+                found[f"{name}_noise_alignment"] = noise.alignment(keys, valid)
                 found[f"{name}_noise_rank"] = noise.effective_rank()
         return jax.lax.stop_gradient(found)
 

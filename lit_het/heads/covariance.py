@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Bool, Float, Int, Key
 
 from lit_het import sharding
 from lit_het.errors import UserError, require_at_least, require_choice
@@ -61,17 +61,18 @@ class CovarianceConfig:
         """Whether η has one standard normal per coordinate."""
         return self.second_term == "diagonal" or self.num_factors == 0
 
-    def scaled_learning_rate(self, noise_size: int) -> float:
+    def scaled_learning_rate(self, noise_size: int, feature_norm: float) -> float:
         """Returns the factor of the learning rate with which the noise grows alike for every rank and size.
 
         Adam changes every entry of a kernel by about the learning rate η in a step, whatever the gradient's size. The
         norm of the noise is that of a vector with as many entries as V has columns, n = q r (q in the efficient form),
-        each a product of a kernel's row with φ; it moves in proportion to η √n. The factor 10 / √n, at most 1, makes
-        this independent of r and q; 10 was chosen on validation data (docs/noise.md).
+        each a product of a kernel's row with φ. In a random walk it moves in proportion to η √n |φ|, and the factor
+        10 / (√n |φ|), at most 1, makes this independent of r, q and the scale of features. With another rule than
+        Adam's it is a smaller learning rate, and no more.
         """
         if self.learning_rate_factor is not None:
             return self.learning_rate_factor
-        return min(1.0, 10 / math.sqrt(self.num_columns(noise_size)))
+        return min(1.0, 10 / math.sqrt(self.num_columns(noise_size)) / feature_norm)
 
     def num_columns(self, noise_size: int) -> int:
         """Returns the number of columns of the kernel of V, or without factors of that of d."""
@@ -165,19 +166,22 @@ class Noise:
             return squares + self.factor_scale**2 @ jnp.sum(self.shared_factors**2, axis=0)
         return squares
 
-    def alignment(self, keys: Float[Array, "m q"]) -> Float[Array, " n"]:
-        """Returns the variance of the noise along the differences of keys, relative to isotropic noise of its norm.
+    def alignment(self, keys: Float[Array, "m q"], valid: Bool[Array, " m"]) -> Float[Array, " n"]:
+        """Returns the variance of the noise along the differences of valid keys, relative to isotropic noise.
 
         ``q tr(Σ C) / (tr Σ tr C)`` with the keys' covariance C: 1 for isotropic noise and for a random walk of Σ, more
         where the noise moves queries between keys, which alone can change a loss.
         """
-        centred = keys - keys.mean(axis=0, keepdims=True)
+        weight = valid[:, None].astype(keys.dtype)
+        # 1 where all keys are equal: there is no difference to be aligned with.
+        centred = weight * (keys - jnp.sum(weight * keys, axis=0, keepdims=True) / jnp.maximum(jnp.sum(weight), 1))
         covariance = centred.T @ centred
         rows = self.low_rank() if self.is_diagonal else self.rows()
         along = jnp.einsum("nrq,qp,nrp->n", rows, covariance, rows)
         if self.is_diagonal:
             along = along + self.scale**2 @ jnp.diagonal(covariance)
-        return self.scale.shape[1] * along / (self.trace() * jnp.trace(covariance))
+        total = jnp.trace(covariance)
+        return jnp.where(total > 0, self.scale.shape[1] * along / (self.trace() * jnp.where(total > 0, total, 1)), 1)
 
     def effective_rank(self) -> Float[Array, " n"]:
         """Returns the participation ratio ``(tr Σ)² / tr Σ²``, the number of directions that share the noise."""
@@ -208,7 +212,7 @@ class Covariance(nnx.Module):
         self, config: CovarianceConfig, feature_size: int, noise_size: int, feature_norm: float, rngs: nnx.Rngs
     ):
         self.config = config
-        self.learning_rate_factor = config.scaled_learning_rate(noise_size)
+        self.learning_rate_factor = config.scaled_learning_rate(noise_size, feature_norm)
         r = config.num_factors
         kernel, second_kernel, bias = _initial_scales(config, noise_size, feature_norm)
         if r and config.form == "full":
@@ -275,7 +279,7 @@ def standard_normals(
         samples: indices of the samples.
         count: number of normals of a sample.
         antithetic: whether samples 2i and 2i + 1 are ξ and -ξ. Their mean is exactly zero, so that terms of odd order
-            in the noise, which only add variance, cancel.
+            in the noise, which add variance, and a bias to the log of the mean, cancel.
     """
 
     def draw(key: Key[Array, ""], sample: Int[Array, ""]) -> Float[Array, " _"]:

@@ -126,7 +126,7 @@ class ContrastiveTask:
             "image_noise_norm": masked_mean(model.head.image_noise_norm(image), batch.valid),
             "text_noise_norm": masked_mean(model.head.text_noise_norm(text), batch.valid),
         }
-        for name, values in model.head.noise_metrics(image, text).items():
+        for name, values in model.head.noise_metrics(image, text, batch.valid).items():
             metrics[name] = masked_mean(values, batch.valid)
         for name, (_, auxiliary_losses, tower_metrics) in outputs.items():
             metrics |= {f"{name}_{key}": value for key, value in tower_metrics.items()}

@@ -30,6 +30,6 @@ class IsotropicNoise:
                 self._has_warned = True
                 message(
                     f"the noise of {side}s has grown from {first:.2g} to {norm:.2g} alike in all directions "
-                    f"({alignment:.2f} times isotropic noise along the keys): its gradient is mostly noise; raise "
-                    "--task.head.num-samples, or lower --task.head.covariance.learning-rate-factor"
+                    f"({alignment:.2f} times isotropic noise along the keys): its gradient is probably mostly noise; "
+                    "lower --task.head.covariance.learning-rate-factor, or draw more --task.head.num-samples"
                 )

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 import math
 from typing import Literal
 
@@ -248,16 +249,16 @@ def test_the_noise_grows_alike_for_every_rank_and_size():
     moved = []
     sizes: list[tuple[Literal["full", "efficient"], int, int]]
     sizes = [("full", 2, 64), ("full", 15, 64), ("full", 4, 256), ("efficient", 4, 128), ("efficient", 9, 512)]
-    for form, r, q in sizes:
+    for (form, r, q), feature_norm in itertools.product(sizes, (1.0, 8.0)):
         config = CovarianceConfig(r, form, initial_noise_norm=1.0)
-        factor = config.scaled_learning_rate(q)
+        factor = config.scaled_learning_rate(q, feature_norm)
         columns = q * r if form == "full" else q
         steps = np.random.default_rng(0).choice([-1.0, 1.0], (32, columns))
-        features = np.ones((1, 32)) / math.sqrt(32)
+        features = np.full((1, 32), feature_norm / math.sqrt(32))
         moved.append(np.linalg.norm(factor * features @ steps))
     np.testing.assert_allclose(moved, 10, rtol=0.15)
-    assert CovarianceConfig(2, learning_rate_factor=0.5).scaled_learning_rate(64) == 0.5
-    assert CovarianceConfig(2).scaled_learning_rate(8) == 1.0, "small heads have the learning rate of the others"
+    assert CovarianceConfig(2, learning_rate_factor=0.5).scaled_learning_rate(64, 1.0) == 0.5
+    assert CovarianceConfig(2).scaled_learning_rate(8, 1.0) == 1.0, "small heads have the learning rate of the others"
 
 
 @pytest.mark.parametrize("form", ["full", "efficient"])
@@ -269,7 +270,7 @@ def test_alignment_and_effective_rank_are_those_of_the_whole_matrix(form, second
     centred = keys - keys.mean(axis=0)
     of_keys = centred.T @ centred
     expected = [Q * np.trace(sigma @ of_keys) / (np.trace(sigma) * np.trace(of_keys)) for sigma in matrices]
-    np.testing.assert_allclose(noise.alignment(jnp.asarray(keys, jnp.float32)), expected, rtol=1e-4)
+    np.testing.assert_allclose(noise.alignment(jnp.asarray(keys, jnp.float32), jnp.ones(7, bool)), expected, rtol=1e-4)
     ranks = [np.trace(sigma) ** 2 / np.trace(sigma @ sigma) for sigma in matrices]
     np.testing.assert_allclose(noise.effective_rank(), ranks, rtol=1e-4)
 
@@ -277,5 +278,16 @@ def test_alignment_and_effective_rank_are_those_of_the_whole_matrix(form, second
 def test_isotropic_noise_has_alignment_1_and_the_rank_of_its_space():
     keys = jnp.asarray(np.random.default_rng(0).normal(size=(9, Q)), jnp.float32)
     isotropic = Noise(jnp.full((2, Q), 0.3), None, None, None, is_diagonal=True)
-    np.testing.assert_allclose(isotropic.alignment(keys), 1, rtol=1e-5)
+    np.testing.assert_allclose(isotropic.alignment(keys, jnp.ones(9, bool)), 1, rtol=1e-5)
     np.testing.assert_allclose(isotropic.effective_rank(), Q, rtol=1e-5)
+
+
+def test_invalid_keys_do_not_count_and_equal_keys_have_no_direction():
+    module, random = make(FULL), np.random.default_rng(2)
+    keys = jnp.asarray(random.normal(size=(6, Q)), jnp.float32)
+    noise, valid = module(features(4)), jnp.array([True, True, False, True, True, False])
+    changed = jnp.where(valid[:, None], keys, 100.0)
+    np.testing.assert_allclose(
+        noise.alignment(changed, valid), noise.alignment(keys[valid], jnp.ones(4, bool)), rtol=1e-4
+    )
+    np.testing.assert_array_equal(noise.alignment(jnp.ones((3, Q)), jnp.ones(3, bool)), 1)

@@ -44,10 +44,11 @@ def one_query(likelihood, n, u, g) -> float:
         covariance = np.diag(p) - np.outer(p, p)
         residual = np.eye(len(u))[n] - p
         x = sum(residual @ row * (residual @ row) - row @ covariance @ row for row in g)
-        return -log_softmax(u)[n] - (math.log1p(x / 2) if x > 0 else x / 2)
+        loss = -log_softmax(u)[n]
+        return loss - (loss * (1 - math.exp(-x / (2 * loss))) if x > 0 else x / 2)
     variance = (g**2).sum(axis=0)
     if likelihood == "mean_field":
-        return -log_softmax(u / np.sqrt(1 + math.pi / 8 * variance))[n]
+        return -log_softmax((u - BIAS) / np.sqrt(1 + math.pi / 8 * variance))[n]
     terms = []
     for m in range(len(u)):
         spread = sum((row[n] - row[m]) ** 2 for row in g)
@@ -122,6 +123,13 @@ def test_small_noise_has_the_loss_of_20000_samples(loss, b, scale, tolerance):
     without = type(loss)()(dataclasses.replace(samples, image_queries=None), jnp.asarray(VALID[:b]))
     np.testing.assert_allclose(found, expected, atol=tolerance * scale)
     assert abs(found - expected) < abs(without - expected) / 2
+
+
+@pytest.mark.parametrize("scale", [3.0, 10.0, 100.0])
+def test_no_noise_is_large_enough_for_a_loss_below_zero(scale):
+    value, gradient = jax.value_and_grad(SoftmaxLoss(likelihood="delta"))(make(scale), jnp.asarray(VALID))
+    assert value >= 0
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient))
 
 
 def test_noise_that_all_logits_share_changes_only_the_mean_field():

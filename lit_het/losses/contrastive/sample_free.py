@@ -22,8 +22,8 @@ def delta(pairs: Pairs) -> Float[Array, ""]:
     """Returns the softmax loss to second order in the noise.
 
     ``log E[p_y] ≈ log p_y + h(|g_y - ḡ|² - Σ_m p_m |g_m - ḡ|²)`` with ``ḡ = Σ_m p_m g_m``, where h(x) = x / 2 to first
-    order. For x > 0 h is log(1 + x / 2), which is the logarithm of the second-order ``E[p_y] / p_y``: x / 2 itself
-    would reward unlimited noise wherever residuals exceed the model's own variance.
+    order. For x > 0, with c = -log p_y, ``h(x) = c (1 - exp(-x / (2 c)))`` stays below c, as log E[p_y] stays below 0:
+    x / 2 itself would reward unlimited noise wherever residuals exceed the model's own variance.
     """
     logits, factors = pairs.masked_logits[:, 0], pairs.factor_logits
     p = jax.nn.softmax(logits, axis=-1)
@@ -31,15 +31,18 @@ def delta(pairs: Pairs) -> Float[Array, ""]:
     variance = jnp.einsum("nm,nrm->n", p, factors**2) - jnp.sum(mean**2, axis=1)
     residual = jnp.sum((pairs.partner_logit(factors) - mean) ** 2, axis=1)
     x = residual - variance
-    # log1p of the other branch's values would be NaN below -2, and so would its gradient.
-    change = jnp.where(x > 0, jnp.log1p(jnp.maximum(x, 0.0) / 2), x / 2)
     log_p = pairs.partner_logit(logits[:, None])[:, 0] - jax.nn.logsumexp(logits, axis=-1)
+    # A constant, as only the noise is bounded by it; log p may round to zero.
+    bound = jax.lax.stop_gradient(jnp.maximum(-log_p, 1e-6))
+    # The exponential of the other branch's values could overflow, and then its gradient would be NaN.
+    change = jnp.where(x > 0, -bound * jnp.expm1(-jnp.maximum(x, 0.0) / (2 * bound)), x / 2)
     return -jnp.sum(pairs.query_examples.weight * (log_p + change))
 
 
 def mean_field(pairs: Pairs) -> Float[Array, ""]:
     """Returns the softmax loss of logits that are each divided by ``sqrt(1 + π/8 |g_m|²)`` (Lu et al. 2020)."""
-    logits = pairs.logits[:, 0] / jnp.sqrt(1 + PROBIT * jnp.sum(pairs.factor_logits**2, axis=1))
+    # Without the bias, which a softmax does not depend on.
+    logits = (pairs.logits[:, 0] - pairs.bias) / jnp.sqrt(1 + PROBIT * jnp.sum(pairs.factor_logits**2, axis=1))
     logits = pairs.masked(logits[:, None])[:, 0]
     log_p = pairs.partner_logit(logits[:, None])[:, 0] - jax.nn.logsumexp(logits, axis=-1)
     return -jnp.sum(pairs.query_examples.weight * log_p)
