@@ -32,8 +32,7 @@ def delta(pairs: Pairs) -> Float[Array, ""]:
     residual = jnp.sum((pairs.partner_logit(factors) - mean) ** 2, axis=1)
     x = residual - variance
     log_p = pairs.partner_logit(logits[:, None])[:, 0] - jax.nn.logsumexp(logits, axis=-1)
-    # A constant, as only the noise is bounded by it; log p may round to zero.
-    bound = jax.lax.stop_gradient(jnp.maximum(-log_p, 1e-6))
+    bound = jnp.maximum(-log_p, 1e-6)  # log p may round to zero
     # The exponential of the other branch's values could overflow, and then its gradient would be NaN.
     change = jnp.where(x > 0, -bound * jnp.expm1(-jnp.maximum(x, 0.0) / (2 * bound)), x / 2)
     return -jnp.sum(pairs.query_examples.weight * (log_p + change))
