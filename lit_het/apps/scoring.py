@@ -103,10 +103,9 @@ def caption_columns(
         UserError: all captions are equal.
     """
     assert model.text is not None
-    # Captions of equal tokens are one caption: the model cannot tell them apart.
-    tokens = model.text.tokenize(list(captions))
-    _, first, own = np.unique(tokens, axis=0, return_index=True, return_inverse=True)
-    distinct, own = [captions[row] for row in first], own.ravel()
+    # Captions of equal tokens are one caption, and do not compete with each other.
+    distinct, own = np.unique(model.text.tokenize(list(captions)), axis=0, return_inverse=True)
+    own = own.ravel()
     if len(distinct) < 2:
         raise UserError("all captions are equal to this model; give shards with others")
     with Bar("embedding captions", len(distinct), "captions") as bar:

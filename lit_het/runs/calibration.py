@@ -75,7 +75,7 @@ def calibrate(run_dir: Path, options: CalibrateOptions, *, pretrained: Path | No
     _require_enough(len(features.labels), options)
     candidates, num_candidates = None, model.num_classes or 0
     if tokens is not None:
-        # Captions of equal tokens are one candidate: the model cannot tell them apart.
+        # Captions of equal tokens are one candidate: the model does not distinguish them.
         captions, labels = np.unique(tokens, axis=0, return_inverse=True)
         features, num_candidates = dataclasses.replace(features, labels=labels.ravel()), len(captions)
         if num_candidates < 2:
