@@ -1,10 +1,10 @@
 """LiT on a locked SoViT-400m/14 with a HET-XL head, in full size.
 
 Tower, resolution, batch, examples, optimizer, clipping, learning rate and schedule: SoViT Table 7. Head and factors:
-HET-XL App. A.2 and N.2, which uses the softmax loss, but with 16 noise samples, a learning rate of their own
-for the covariances (docs/noise.md) and the temperature that LiT starts with; the paper's own settings are those of
-`lit_gigantic14_het_xl`. Images are not augmented, so `lit-het
-embed` can compute the tower's embeddings once (``--data.embeddings``).
+HET-XL App. A.2 and N.2, which uses the softmax loss, but with 16 noise samples, a learning rate of their own for the
+covariances (docs/noise.md) and the temperature that LiT starts with; the paper's own settings are those of
+`lit_gigantic14_het_xl`. Images are not augmented, so `lit-het embed` can compute the tower's embeddings once
+(``--data.embeddings``).
 """
 
 from pathlib import Path

@@ -13,7 +13,7 @@ from lit_het.heads.covariance import CovarianceConfig
 def get_config(root: Path = ROOT) -> ExperimentConfig:
     """Returns the run; ``root`` contains the data and the upstream run of ``lit-het quickstart``."""
     config = quickstart_lit_deterministic.get_config(root)
-    # Four factors cost a quarter of the paper's 15 and do as well here (docs/noise.md).
+    # Four factors, those of the study in docs/noise.md, take fewer operations than the paper's 15.
     head = HetXLContrastiveConfig(covariance=CovarianceConfig(num_factors=4, form="full", initial_noise_norm=0.1))
     task = dataclasses.replace(config.task, head=head)
     return dataclasses.replace(config, run_dir=root / "het_xl", task=task)

@@ -33,6 +33,7 @@ from lit_het.eval.conformal import read_conformal
 from lit_het.eval.evaluation import read_records
 from lit_het.eval.prompts import BARE_TEMPLATE, FAMILIES, SET_PROMPTS, read_prompts
 from lit_het.runs.opening import Run, open_run
+from lit_het.runs.saved_calibration import calibration_path
 from lit_het.tasks.classification import ClassificationTask
 from lit_het.types import Calibration
 
@@ -124,7 +125,7 @@ def classify(
 
 def _threshold(checkpoint: Path, coverage: float, num_labels: int) -> float:
     """Returns the threshold of prediction sets, and warns where it was fitted among another number of labels."""
-    thresholds = read_conformal(checkpoint / "calibration.json")
+    thresholds = read_conformal(calibration_path(checkpoint))
     found = thresholds.at(coverage)
     if num_labels != thresholds.num_classes:
         message(

@@ -98,9 +98,9 @@ _SAMPLE_FREE: dict[str, Callable[[Pairs], Float[Array, ""]]] = {
 
 def _sample_free(likelihood: str, pairs: Pairs, layout: Layout) -> Float[Array, ""]:
     function = _SAMPLE_FREE[likelihood]
-    return (
-        function(pairs) if layout.form == "dense" else sum_over_pairs(lambda block, *_: function(block), pairs, layout)
-    )
+    if layout.form == "dense":
+        return function(pairs)
+    return sum_over_pairs(lambda block, *_: function(block), pairs, layout)
 
 
 def _softmax(pairs: Pairs, layout: Layout) -> Float[Array, ""]:
