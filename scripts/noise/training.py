@@ -8,13 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
-from scipy import stats
 
 from lit_het import parameters
 from lit_het.configs.experiment import ExperimentConfig
 from lit_het.data_pipelines.tokenizers import Tokenizer
 from lit_het.durations import RunLength
 from lit_het.eval import scores
+from lit_het.eval.out_of_distribution import detection_figures
 from lit_het.eval.predictions import Predictions
 from lit_het.tasks import quantities
 from lit_het.tasks.contrastive import ContrastiveTask
@@ -150,11 +150,9 @@ def figures(predictions: Predictions, name: str) -> dict[str, float]:
 
 def auroc(values: Float[np.ndarray, " n"], is_positive: Bool[np.ndarray, " n"]) -> float:
     """Returns the probability that a positive has the larger value, ties counted as half; NaN without both kinds."""
-    positive, negative = int(is_positive.sum()), int((~is_positive).sum())
-    if not positive or not negative:
+    if is_positive.all() or not is_positive.any():
         return float("nan")
-    ranks = stats.rankdata(values)
-    return float((ranks[is_positive].sum() - positive * (positive + 1) / 2) / (positive * negative))
+    return detection_figures(values[~is_positive], values[is_positive])["auroc"]
 
 
 def _padded(rows: np.ndarray, size: int) -> list[np.ndarray]:
