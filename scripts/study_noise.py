@@ -19,14 +19,10 @@ from typing import Any
 
 import numpy as np
 
-from lit_het import parameters, untrusted
+from lit_het import untrusted
 from lit_het.apps import grid
-from lit_het.apps.quickstart import write_data
-from lit_het.configs import quickstart_lit_deterministic, quickstart_upstream
 from lit_het.configs.experiment import ExperimentConfig
 from lit_het.console import Bar, message
-from lit_het.data_pipelines.storage import read_lines
-from lit_het.data_pipelines.tokenizers import Tokenizer
 from lit_het.durations import Duration
 from lit_het.errors import UserError
 from lit_het.eval.significance import estimate, holm, welch
@@ -34,21 +30,22 @@ from lit_het.heads.contrastive import DeterministicContrastiveConfig, HetXLContr
 from lit_het.heads.covariance import CovarianceConfig
 from lit_het.heads.temperature import LogTemperature
 from lit_het.losses.contrastive import SigmoidLoss, SoftmaxLoss
-from lit_het.runs.opening import open_run
-from lit_het.runs.training import train_unless_done
-from lit_het.types import Params
 from scripts.noise import pairs as noise
+from scripts.noise import sources
 from scripts.noise.pairs import PairSet
+from scripts.noise.rivals import InputTemperatureConfig, SmoothedSoftmaxLoss
+from scripts.noise.sources import Data
 from scripts.noise.training import NUM_EVAL_SAMPLES, Trained, auroc, figures, train
-
-VALIDATION = "STIXGeneralItalic"
-"""Settings are chosen on this typeface, and reported on the typeface that the seed holds out."""
-HELD_OUT = ("DejaVuSerif-Italic", "DejaVuSansMono-Oblique", "STIXGeneralBol", "DejaVuSerif-Bold", "DejaVuSans-Oblique")
 
 SMALL = CovarianceConfig(num_factors=4, form="full", initial_noise_norm=0.1)
 PAPER = CovarianceConfig(num_factors=15, form="full", initial_noise_norm=0.1, learning_rate_factor=1.0)
 HEADS: Mapping[str, Mapping[str, Any]] = {
     "DET": {"head": DeterministicContrastiveConfig()},
+    **{
+        f"smoothing {share}": {"head": DeterministicContrastiveConfig(), "loss": SmoothedSoftmaxLoss(share)}
+        for share in (0.05, 0.1, 0.2)
+    },
+    "input temperature": {"head": InputTemperatureConfig()},
     "paper S1": {"head": HetXLContrastiveConfig(PAPER, num_samples=1)},
     "S1": {"head": HetXLContrastiveConfig(SMALL, num_samples=1)},
     "S4": {"head": HetXLContrastiveConfig(SMALL, num_samples=4)},
@@ -68,70 +65,20 @@ HEADS: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class Data:
-    """The pairs of one seed, on one list of names.
-
-    Attributes:
-        train, validation, held_out, unseen: training pairs, and pairs of the validation typeface, of the held-out
-            typeface and of held-out names.
-        known: indices of the names in training.
-        locked: parameters of the image tower.
-        tokenizer: of the captions.
-    """
-
-    train: PairSet
-    validation: PairSet
-    held_out: PairSet
-    unseen: PairSet
-    known: np.ndarray
-    locked: Params
-    tokenizer: Tokenizer
+def prepare(options: argparse.Namespace, seed: int) -> Data:
+    """Returns the pairs of a seed; draws them, trains the tower and computes the features if needed."""
+    root = options.output / f"seed{seed}"
+    match options.data:
+        case "characters":
+            return sources.characters().prepare(root, seed)
+        case "icons":
+            return sources.icons(options.fonts).prepare(root, seed)
+    files = (tuple(options.shards), tuple(options.evaluation_shards))
+    return sources.shards(options.run, *files, options.output, options.noise_column)
 
 
-def prepare(output: Path, seed: int) -> Data:
-    """Returns the pairs of a seed; draws the characters, trains the tower and computes the features if needed."""
-    root = output / f"seed{seed}"
-    glyphs = dataclasses.replace(quickstart_upstream.glyphs(seed), held_out_typeface=HELD_OUT[seed % len(HELD_OUT)])
-    write_data(root / "data", glyphs)
-    upstream = quickstart_upstream.get_config(root)
-    num_words = len(read_lines(str(root / "data" / "words.txt")))
-    task = dataclasses.replace(upstream.task, num_classes=num_words)
-    train_unless_done(dataclasses.replace(upstream, task=task, seed=seed))
-    run = open_run(root / "upstream")
-    model, images = run.model(), run.config.data
-    found = {
-        name: noise.read_pairs(
-            [str(root / "data" / name)],
-            model.features,
-            images.preprocessing,
-            images.image_size,
-            root / f"{name}.npz",
-        )
-        for name in ("train", "held_out_typeface", "held_out_characters")
-    }
-    names = tuple(sorted({name for one in found.values() for name in one.names}))
-    found = {name: noise.with_names(one, names) for name, one in found.items()}
-    is_validation = found["train"].column("typeface") == VALIDATION
-    training = found["train"].take(~is_validation)
-    config = quickstart_lit_deterministic.get_config(root)
-    assert config.tokenizer is not None
-    known = np.unique(training.captions)
-    validation = found["train"].take(is_validation)
-    return Data(
-        train=training,
-        validation=validation.take(np.isin(validation.captions, known)),
-        held_out=found["held_out_typeface"].take(np.isin(found["held_out_typeface"].captions, known)),
-        unseen=found["held_out_characters"].take(found["held_out_characters"].column("typeface") != VALIDATION),
-        known=known,
-        locked=parameters.partition(run.params, ("image_tower/.*",))[0],
-        tokenizer=config.tokenizer.build(),
-    )
-
-
-def configuration(head: str, options: argparse.Namespace) -> ExperimentConfig:
+def configuration(base: ExperimentConfig, head: str, options: argparse.Namespace) -> ExperimentConfig:
     """Returns the configuration of a run of the study."""
-    base = quickstart_lit_deterministic.get_config(options.output)
     changes = dict(HEADS[head])
     temperature = LogTemperature(options.temperature, options.temperature_factor)
     changes["head"] = dataclasses.replace(changes["head"], temperature=temperature)
@@ -145,21 +92,25 @@ def measure(
 ) -> dict[str, float]:
     """Returns the figures of a model: ``<set>/<labels>/<prediction>/<figure>``; ``wrong`` marks replaced captions."""
     found = {f"train/{name}": value for name, value in trained.metrics.items()}
-    every = np.arange(len(data.train.names))
-    for name, of_set in (("validation", data.validation), ("held_out", data.held_out), ("unseen", data.unseen)):
-        # Labels of evaluation sets are replaced as those of training, by draws of their own.
-        noisy = noise.inject(of_set, kind, level, data.known, 10_000 + seed)[0] if level else of_set
-        for labels, labelled in (("clean", of_set), *((("noisy", noisy),) if level and name != "unseen" else ())):
+    sets = {"validation": data.validation, "held_out": data.held_out, "unseen": data.unseen}
+    for name, of_set in sets.items():
+        if not len(of_set.captions):  # shards of one's own may have no unseen captions
+            continue
+        labels_of = {"clean": of_set}
+        if kind in noise.NOISES and name != "unseen":
+            # Labels of evaluation sets are replaced as those of training, by draws of their own.
+            labels_of["noisy"] = noise.inject(of_set, kind, level, data.known, 10_000 + seed)[0]
+        for labels, labelled in labels_of.items():
             for prediction, samples in (("mean", 0), ("sampled", NUM_EVAL_SAMPLES)):
                 if samples and not trained.task.has_image_noise:
                     continue
-                predictions = trained.predict(labelled, every, samples, seed)
+                predictions = trained.predict(labelled, data.candidates, samples, seed)
                 values = figures(predictions, name)
                 found |= {f"{name}/{labels}/{prediction}/{figure}": value for figure, value in values.items()}
                 if not samples and labels == "clean" and trained.task.has_image_noise:
                     is_wrong = predictions.predicted != predictions.labels
                     found[f"{name}/auroc_errors"] = auroc(predictions.noise_norm, is_wrong)
-    return {**found, **_of_wrong_captions(trained, data, kind, pairs, wrong)} if level else found
+    return {**found, **_of_wrong_captions(trained, data, kind, pairs, wrong)} if wrong.any() else found
 
 
 def _of_wrong_captions(trained: Trained, data: Data, kind: str, pairs: PairSet, wrong: np.ndarray) -> dict[str, float]:
@@ -169,9 +120,10 @@ def _of_wrong_captions(trained: Trained, data: Data, kind: str, pairs: PairSet, 
     found = {}
     if trained.task.has_image_noise:
         by["noise_norm"] = predictions.noise_norm
-        # Noise is a property of the image: it can only find the images whose captions are unreliable.
-        affected, _ = noise.NOISES[kind](data.train, data.known, np.random.default_rng(0))
-        found["train/auroc_affected_images"] = auroc(predictions.noise_norm, affected)
+        if kind in noise.NOISES:
+            # Noise is a property of the image: it can only find the images whose captions are unreliable.
+            affected, _ = noise.NOISES[kind](data.train, data.known, np.random.default_rng(0))
+            found["train/auroc_affected_images"] = auroc(predictions.noise_norm, affected)
     flagged = len(wrong) // 20
     for name, values in by.items():
         found[f"train/auroc_wrong_captions/{name}"] = auroc(values, wrong)
@@ -181,10 +133,11 @@ def _of_wrong_captions(trained: Trained, data: Data, kind: str, pairs: PairSet, 
 
 def run(options: argparse.Namespace) -> None:
     """Trains all runs that are not finished, and writes the tables."""
-    cells = [(kind, level) for kind, level in itertools.product(options.noise, options.levels) if level]
-    cells = [*((("none", 0.0),) if 0.0 in options.levels else ()), *cells]
+    cells = [("none", 0.0)] if 0.0 in options.levels and not options.noise_column else []
+    cells += [(options.noise_column, 1.0)] if options.noise_column else []
+    cells += [cell for cell in itertools.product(options.noise, options.levels) if cell[1]]
     jobs = list(itertools.product(options.seeds, cells, options.heads))
-    data = functools.lru_cache(maxsize=1)(lambda seed: prepare(options.output, seed))
+    data = functools.lru_cache(maxsize=1)(lambda seed: prepare(options, seed))
     if not options.table:
         with Bar("study", len(jobs), "runs") as bar:
             for seed, (kind, level), head in jobs:
@@ -201,20 +154,24 @@ def run(options: argparse.Namespace) -> None:
 
 
 def _one(data: Data, head: str, kind: str, level: float, seed: int, options: argparse.Namespace) -> dict[str, float]:
-    kind_of_none = options.noise[0] if kind == "none" else kind
-    pairs, wrong = noise.inject(data.train, kind_of_none, level, data.known, seed)
-    config, began = configuration(head, options), time.monotonic()
+    if kind == options.noise_column:
+        pairs, wrong = data.train, noise.wrong_by_column(data.train, kind)
+    elif kind in noise.NOISES:
+        pairs, wrong = noise.inject(data.train, kind, level, data.known, seed)
+    else:
+        pairs, wrong = data.train, np.zeros(len(data.train.captions), bool)
+    config, began = configuration(data.config, head, options), time.monotonic()
     with Bar(f"{head}, {kind} {level:.0%}, seed {seed}", options.steps, "steps") as bar:
         trained = train(config, data.locked, pairs, data.tokenizer, seed, bar.advance)
     seconds = time.monotonic() - began
-    found = {**measure(trained, data, kind_of_none, level, seed, pairs, wrong), "seconds": seconds}
+    found = {**measure(trained, data, kind, level, seed, pairs, wrong), "seconds": seconds}
     shown = ("top1", "nll", "fitted_nll", "ece")
     message(", ".join(f"{name} {found[f'held_out/clean/mean/{name}']:.3f}" for name in shown))
     return found
 
 
 def _settings(options: argparse.Namespace) -> dict[str, Any]:
-    return {name: getattr(options, name) for name in ("steps", "temperature", "temperature_factor")}
+    return {name: getattr(options, name) for name in ("data", "steps", "temperature", "temperature_factor")}
 
 
 def _check_settings(path: Path, settings: Mapping[str, Any]) -> None:
@@ -254,6 +211,11 @@ def _results(output: Path, kind: str, level: float, head: str) -> list[dict[str,
     return [json.loads(path.read_text())["figures"] for path in sorted((output / "results").glob(pattern))]
 
 
+DEFAULT_NOISE = {
+    "characters": ["cyrillic", "confusable", "typeface", "uniform"],
+    "icons": ["fill", "uniform"],
+    "shards": ["uniform"],
+}
 SHOWN = [
     f"{name}/{figure}"
     for name in ("held_out/clean/mean", "held_out/clean/sampled", "unseen/clean/mean")
@@ -279,8 +241,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     parser.add_argument("--output", type=Path, default=Path("runs/noise"), metavar="DIR")
+    parser.add_argument("--data", choices=("characters", "icons", "shards"), default="characters")
+    parser.add_argument("--fonts", type=Path, metavar="DIR", help="icons: unpacked fonts, see scripts/noise/icons.py")
+    parser.add_argument("--run", type=Path, metavar="RUN", help="shards: an image-text run with the towers to take")
+    parser.add_argument("--shards", nargs="+", default=[], metavar="SHARDS", help="shards: training pairs")
+    parser.add_argument("--evaluation-shards", nargs="+", default=[], metavar="SHARDS", help="shards: other pairs")
+    parser.add_argument("--noise-column", default="", metavar="NAME", help="JSON column of 0 and 1: wrong captions")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
-    parser.add_argument("--noise", nargs="+", choices=list(noise.NOISES), default=["cyrillic", "confusable", "uniform"])
+    parser.add_argument("--noise", nargs="*", choices=list(noise.NOISES), default=None, help="whose captions")
     parser.add_argument("--levels", type=float, nargs="+", default=[0.0, 0.2, 0.4], help="replaced captions")
     parser.add_argument("--heads", nargs="+", choices=list(HEADS), default=list(HEADS), metavar="HEAD")
     parser.add_argument("--steps", type=int, default=1500)
@@ -289,6 +257,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--show", nargs="+", default=SHOWN, metavar="FIGURE", help="figures of the table")
     parser.add_argument("--table", action="store_true", help="only write the tables of the finished runs")
     options = parser.parse_args(arguments)
+    if options.noise is None:
+        options.noise = [] if options.noise_column else DEFAULT_NOISE[options.data]
+    needed = {"icons": ("fonts",), "shards": ("run", "shards", "evaluation_shards")}.get(options.data, ())
+    if missing := [name for name in needed if not getattr(options, name)]:
+        parser.error(f"--data {options.data} needs --{missing[0].replace('_', '-')}")
+    if options.noise_column and options.data != "shards":
+        parser.error("--noise-column is for --data shards")
     return grid.run_main("study_noise", lambda: run(options))
 
 

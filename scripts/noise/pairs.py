@@ -159,6 +159,7 @@ NOISES: Mapping[str, Noise] = {
     "confusable": confusable,
     "typeface": typeface("DejaVuSansMono-Bold"),
     "uniform": uniform,
+    "fill": typeface("fill"),
 }
 
 
@@ -179,6 +180,22 @@ def inject(
     is_replaced = affected & (random.random(len(pairs.captions)) < level)
     captions = np.where(is_replaced, drawn, pairs.captions)
     return dataclasses.replace(pairs, captions=captions), captions != pairs.captions
+
+
+def wrong_by_column(pairs: PairSet, name: str) -> Bool[np.ndarray, " n"]:
+    """Returns which captions a column of the shards calls wrong.
+
+    Raises:
+        UserError: there is no such column, or it has other values than 0 and 1, or only one of them.
+    """
+    found = np.char.lower(pairs.column(name).astype(str))
+    known = {"0": False, "1": True, "false": False, "true": True}
+    if unknown := sorted(set(found.tolist()) - set(known)):
+        raise UserError(f"column {name!r} of the shards contains {unknown[0]!r}; it must be 0 or 1 in every sample")
+    wrong = np.array([known[value] for value in found.tolist()])
+    if wrong.all() or not wrong.any():
+        raise UserError(f"column {name!r} of the shards is {found[0]} everywhere; 1 must mark the wrong captions")
+    return wrong
 
 
 def write_json(path: Path, content: object) -> None:

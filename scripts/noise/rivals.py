@@ -1,0 +1,98 @@
+"""Rivals of noise that the library does not offer: label smoothing, and a temperature for every input."""
+
+import dataclasses
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Bool, Float, Key
+
+from lit_het.heads.contrastive import DeterministicContrastive
+from lit_het.heads.sampling import noiseless_samples
+from lit_het.heads.temperature import LogTemperature, TemperatureConfig
+from lit_het.losses.base import weights
+from lit_het.losses.contrastive.pairs import MASKED
+from lit_het.types import EmbeddingSamples, LogitSamples, Queries
+
+
+@dataclasses.dataclass(frozen=True)
+class SmoothedSoftmaxLoss:
+    """The softmax loss with smoothed labels (Szegedy et al. 2016, Sec. 7), for queries without noise.
+
+    The target of a query is its partner with probability ``1 - smoothing``, plus ``smoothing`` times a uniform
+    distribution over all keys of the batch.
+
+    Attributes:
+        smoothing: probability that is spread over all keys.
+    """
+
+    smoothing: float = 0.1
+
+    likelihood: ClassVar[str] = "samples"
+
+    def __call__(self, samples: EmbeddingSamples, valid: Bool[Array, " b"]) -> Float[Array, ""]:
+        """Returns the mean over valid examples of half the sum of both directions."""
+        logits = samples.image @ samples.text.T / samples.temperature
+        weight = weights(valid)
+        losses = self._losses(logits, valid) + self._losses(logits.T, valid)
+        return jnp.sum(weight * losses) / 2
+
+    def _losses(self, logits: Float[Array, "b b"], valid: Bool[Array, " b"]) -> Float[Array, " b"]:
+        log_p = jax.nn.log_softmax(jnp.where(valid[None], logits, MASKED), axis=1)
+        mean = jnp.mean(log_p, axis=1, where=valid[None])
+        return -(1 - self.smoothing) * jnp.diagonal(log_p) - self.smoothing * mean
+
+
+@dataclasses.dataclass(frozen=True)
+class InputTemperatureConfig:
+    """Deterministic embeddings with a temperature for every query, ``τ(x) = τ exp(w·x + b)``.
+
+    Attributes:
+        temperature: τ, at which τ(x) starts for every input.
+    """
+
+    temperature: TemperatureConfig = LogTemperature()
+
+    has_image_noise: ClassVar[bool] = False
+    num_samples: ClassVar[int] = 1
+
+    def build(self, embedding_size: int, rngs: nnx.Rngs) -> "InputTemperature":
+        """Returns the head."""
+        return InputTemperature(self, embedding_size, rngs)
+
+
+class InputTemperature(DeterministicContrastive):
+    """The head of an `InputTemperatureConfig`; images and texts have parameters of their own."""
+
+    def __init__(self, config: InputTemperatureConfig, embedding_size: int, rngs: nnx.Rngs):
+        self.temperature = config.temperature.build()
+        self.bias = None
+        zeros = nnx.initializers.zeros
+        self.image_scale, self.text_scale = (
+            nnx.Linear(embedding_size, 1, kernel_init=zeros, rngs=rngs) for _ in ("image", "text")
+        )
+
+    def __call__(
+        self, image: Float[Array, "b d"], text: Float[Array, "b d"], key: Key[Array, ""] | None
+    ) -> EmbeddingSamples:
+        """Returns keys, and queries divided by ``τ(x) / τ``."""
+        image, text = self.image_key(image), self.text_key(text)
+        return EmbeddingSamples(
+            image,
+            text,
+            Queries((image * jnp.exp(-self.image_scale(image)))[:, None]),
+            Queries((text * jnp.exp(-self.text_scale(text)))[:, None]),
+            self.temperature(),
+        )
+
+    def logits(
+        self, image: Float[Array, "b d"], classes: Float[Array, "k d"], key: Key[Array, ""] | None, num_samples: int
+    ) -> LogitSamples:
+        """Returns one sample ``α · β / τ(α)``; ``key`` and ``num_samples`` are unused."""
+
+        def logits(image: Float[Array, "b d"]) -> Float[Array, "b k"]:
+            image = self.image_key(image)
+            return image * jnp.exp(-self.image_scale(image)) @ classes.T / self.temperature()
+
+        return noiseless_samples(image, logits)

@@ -1,0 +1,50 @@
+"""The rivals of noise in the study: smoothed labels, and a temperature for every input."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from lit_het.heads.contrastive import DeterministicContrastiveConfig
+from lit_het.losses.contrastive import SoftmaxLoss
+from scripts.noise.rivals import InputTemperatureConfig, SmoothedSoftmaxLoss
+
+
+def embeddings(rows=5, size=8):
+    draws = np.random.default_rng(0).standard_normal((2, rows, size)).astype(np.float32)
+    return jnp.asarray(draws[0]), jnp.asarray(draws[1])
+
+
+def samples_of(config):
+    image, text = embeddings()
+    return config.build(8, nnx.Rngs(0))(image, text, jax.random.key(0))
+
+
+def test_without_smoothing_it_is_the_softmax_loss():
+    samples, valid = samples_of(DeterministicContrastiveConfig()), jnp.array([True, True, False, True, True])
+    expected = SoftmaxLoss(form="dense")(samples, valid)
+    assert SmoothedSoftmaxLoss(0.0)(samples, valid) == pytest.approx(float(expected), rel=1e-5)
+
+
+def test_smoothing_is_the_cross_entropy_with_a_mixture():
+    samples = samples_of(DeterministicContrastiveConfig())
+    logits = np.asarray(samples.image @ samples.text.T / samples.temperature, np.float64)
+    target = 0.7 * np.eye(5) + 0.3 / 5
+    losses = [
+        -(target * (u - np.log(np.exp(u).sum(axis=1, keepdims=True)))).sum(axis=1).mean() for u in (logits, logits.T)
+    ]
+    found = SmoothedSoftmaxLoss(0.3)(samples, jnp.ones(5, bool))
+    assert found == pytest.approx(np.mean(losses), rel=1e-5)
+
+
+def test_a_temperature_for_every_input_starts_as_one_temperature_and_then_scales_rows():
+    head = InputTemperatureConfig().build(8, nnx.Rngs(0))
+    image, text = embeddings()
+    valid = jnp.ones(5, bool)
+    plain = SoftmaxLoss(form="dense")(samples_of(DeterministicContrastiveConfig()), valid)
+    assert SoftmaxLoss(form="dense")(head(image, text, None), valid) == pytest.approx(float(plain), rel=1e-5)
+    before = head.logits(image, head.text_key(text), None, 0).prepare(image)
+    head.image_scale.bias[...] = jnp.log(2.0)[None]
+    after = head.logits(image, head.text_key(text), None, 0).prepare(image)
+    np.testing.assert_allclose(after, before / 2, rtol=1e-5)
