@@ -15,6 +15,7 @@ import unicodedata
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from fontTools.ttLib import TTFont
@@ -46,7 +47,10 @@ class GlyphConfig:
         min_typefaces: in how many typefaces, the held-out one included, a character must exist.
         held_out_typeface: one of ``TYPEFACES``.
         held_out_fraction: fraction of the characters that training never sees.
-        seed: of the held-out characters and of the order of samples.
+        noisy_script: the script, one of ``scripts``, of whose images a fraction has wrong captions in a second training
+            set; None for no such set.
+        noisy_fraction: that fraction.
+        seed: of the held-out characters, of the wrong captions and of the order of samples.
     """
 
     image_size: int = 32
@@ -56,6 +60,8 @@ class GlyphConfig:
     min_typefaces: int = 6
     held_out_typeface: str = "DejaVuSerif-Italic"
     held_out_fraction: float = 0.1
+    noisy_script: str | None = None
+    noisy_fraction: float = 0.4
     seed: int = 0
 
 
@@ -192,9 +198,10 @@ def write_glyph_shards(
     ``train/`` holds the training characters in the training typefaces, ``held_out_typeface/`` the training characters
     in the held-out typeface, ``held_out_characters/`` the other characters in the training typefaces. A sample is
     ``key.jpg``, ``key.txt`` (its name), ``key.cls`` (the line in the set's ``classnames.txt``) and ``key.json``
-    (character, code point, typeface). Beside the sets are ``names.txt`` (all names), ``words.txt`` (the words of
-    training names), ``homoglyphs.json`` (from each name to the name of its first homoglyph) and, written last,
-    ``glyphs.json`` (the config and the counts).
+    (character, code point, typeface). ``train_noisy/``, if asked for, holds the images of ``train/`` in the same order,
+    some with a random name of ``train/`` as caption; ``is_wrong`` in ``key.json`` is 1 for those. Beside the sets are
+    ``names.txt`` (all names), ``words.txt`` (the words of training names), ``homoglyphs.json`` (from each name to the
+    name of its first homoglyph) and, written last, ``glyphs.json`` (the config and the counts).
 
     Args:
         config: what to draw.
@@ -228,6 +235,10 @@ def write_glyph_shards(
         write_shards(directory / name, _samples(members, characters, config.seed))
         _write_lines(directory / name / "classnames.txt", [name_of(character) for character in characters])
         counts[name] = len(members)
+        if name == "train" and config.noisy_script is not None:
+            names = [name_of(character) for character in characters]
+            noisy = _with_wrong_captions(_samples(members, characters, config.seed), names, config)
+            write_shards(directory / "train_noisy", noisy)
         advance(1)
 
     _write_lines(directory / "names.txt", [name_of(character) for character in sorted(training + held_out)])
@@ -274,7 +285,19 @@ def _draw_all(config: GlyphConfig, advance: Callable[[int], None]) -> Iterator[G
     return itertools.chain.from_iterable(by_typeface.values() for by_typeface in selected)
 
 
-def _samples(glyphs: Sequence[Glyph], characters: Sequence[str], seed: int) -> Iterator[Mapping[str, object]]:
+def _with_wrong_captions(
+    samples: Iterable[Mapping[str, Any]], names: Sequence[str], config: GlyphConfig
+) -> Iterator[Mapping[str, Any]]:
+    """Yields samples, of which a fraction of those of one script have a random name as caption."""
+    random = np.random.default_rng([config.seed, 1])
+    for sample in samples:
+        is_chosen, drawn = random.random() < config.noisy_fraction, names[random.integers(len(names))]
+        name = sample["txt"]
+        caption = drawn if is_chosen and name.partition(" ")[0] == config.noisy_script else name
+        yield {**sample, "txt": caption, "json": {**sample["json"], "is_wrong": int(caption != name)}}
+
+
+def _samples(glyphs: Sequence[Glyph], characters: Sequence[str], seed: int) -> Iterator[Mapping[str, Any]]:
     """Yields samples in random order, for readers that cannot shuffle globally."""
     class_index = {character: index for index, character in enumerate(characters)}
     for key, i in enumerate(np.random.default_rng(seed).permutation(len(glyphs))):

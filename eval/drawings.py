@@ -33,6 +33,7 @@ def draw_predictions(parts: Mapping[str, Predictions], class_names: Sequence[str
     - ``sets/<part>`` ``[4 c]``: coverage asked for, coverage, mean number of classes, its standard error
     - ``risk/<part>`` ``[2 points]``: coverage, and the share of errors among these most confident images;
       ``risk/noise_norm``: where images of low noise count as confident, if there is noise
+    - ``nll/<part>`` ``[n]``: of all images, in nats, for paired comparisons
     - for all images: ``confidence``, ``noise_norm``, ``correct``, ``true_class`` and ``predicted_class``
     - ``worst`` ``[c 4]``: confusions of the worst classes (true, predicted, count, of), the worst class first
     - for the images that are shown: ``image`` ``[p h w 3]``, ``row`` among all images, ``label``, ``top_classes``
@@ -61,6 +62,7 @@ def draw_predictions(parts: Mapping[str, Predictions], class_names: Sequence[str
     arrays |= {f"risk/{name}": _risk(part.confidence, part) for name, part in parts.items()}
     if plain.noise_norm.any():
         arrays["risk/noise_norm"] = _risk(-plain.noise_norm, plain)
+    arrays |= {f"nll/{name}": -part.label_log_p for name, part in parts.items()}
     arrays |= {
         "confidence": confidence,
         "noise_norm": plain.noise_norm,

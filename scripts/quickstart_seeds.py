@@ -4,12 +4,14 @@ python scripts/quickstart_seeds.py runs/seed0 runs/seed1 runs/seed2
 """
 
 import argparse
+import itertools
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
-FIGURES = ("top1", "top5", "mean_reciprocal_rank", "nll", "ece", "errors_among_homoglyphs")
+FIGURES = ("top1", "top5", "nll", "ece", "calibrated/nll", "calibrated/ece", "errors_among_homoglyphs")
 
 
 def main() -> None:
@@ -17,15 +19,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("runs", nargs="+", type=Path, help="directories of finished quickstarts")
     results = [json.loads((run / "results.json").read_text()) for run in parser.parse_args().runs]
-    print("| set | figure | chance | deterministic | HET-XL |\n|---|---|---|---|---|")
-    for name in ("held_out_typeface", "held_out_characters", "held_out_characters_among_held_out"):
-        for figure in FIGURES:
-            key = f"{name}/{figure}"
-            if key in results[0]["het_xl"]:
-                chance = results[0]["het_xl"].get(f"{name}/chance_{figure}")
-                cells = [_mean([result[model][key] for result in results]) for model in ("deterministic", "het_xl")]
-                print(f"| {name} | {figure} | {'' if chance is None else f'{chance:.4f}'} | {' | '.join(cells)} |")
-    print()
+    print("| captions | set | figure | deterministic | HET-XL | difference |\n|---|---|---|---|---|---|")
+    sets = ("held_out_typeface", "held_out_characters", "held_out_characters_among_held_out")
+    for condition, name, figure in itertools.product(("clean", "noisy"), sets, FIGURES):
+        one, other = (
+            np.array([result[condition][model].get(f"{name}/{figure}", np.nan) for result in results])
+            for model in ("deterministic", "het_xl")
+        )
+        if np.isfinite(one).all():
+            cells = " | ".join(map(_mean, (one, other, other - one)))
+            print(f"| {condition} | {name} | {figure} | {cells} |")
+    areas = [result["noisy"]["het_xl"]["noisy_caption_auroc"] for result in results]
+    print(f"\nwrong captions by noise norm: AUROC {_mean(areas)}")
     for kind in results[0]["noise_of_homoglyphs"]:
         areas = [result["noise_of_homoglyphs"][kind]["auc"] for result in results]
         values = [result["noise_of_homoglyphs"][kind]["p_value"] for result in results]
@@ -34,7 +39,7 @@ def main() -> None:
     print("peak memory, GB:", ", ".join(f"{result['peak_memory_bytes'] / 1e9:.2f}" for result in results))
 
 
-def _mean(values: list[float]) -> str:
+def _mean(values: Sequence[float] | np.ndarray) -> str:
     error = np.std(values, ddof=1) / np.sqrt(len(values)) if len(values) > 1 else float("nan")
     return f"{np.mean(values):.3f} ± {error:.3f}"
 

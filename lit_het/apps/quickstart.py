@@ -1,4 +1,4 @@
-"""``lit-het quickstart``: data, upstream tower, two LiT runs, evaluation and a report in minutes."""
+"""``lit-het quickstart``: data, upstream tower, four LiT runs, evaluation and a report in minutes."""
 
 import dataclasses
 import json
@@ -12,8 +12,20 @@ from pathlib import Path
 
 from rich.console import Console
 
-from lit_het.apps.quickstart_evaluation import figures, noise_tests, read_homoglyphs, read_json
-from lit_het.apps.quickstart_report import compare_models, findings, homoglyphs_section, results_section
+from lit_het.apps.quickstart_evaluation import (
+    Models,
+    noise_tests,
+    read_homoglyphs,
+    read_json,
+    read_suspects,
+)
+from lit_het.apps.quickstart_report import (
+    TITLES_OF_CONDITIONS,
+    comparison_section,
+    findings,
+    homoglyphs_section,
+    summary_section,
+)
 from lit_het.apps.report import report
 from lit_het.configs import (
     quickstart_evaluations,
@@ -30,8 +42,12 @@ from lit_het.errors import UserError
 from lit_het.eval.report.comparison import print_table
 from lit_het.eval.saved_runs import read_runs
 from lit_het.files import write_atomically
+from lit_het.runs.embedding import EmbedOptions, embed
 from lit_het.runs.evaluation import evaluate
 from lit_het.runs.training import train_unless_done
+
+# The training sets: with the captions as they are, and with wrong captions of one script.
+CONDITIONS = {"clean": "train", "noisy": "train_noisy"}
 
 
 def quickstart(run_dir: Path, seed: int) -> None:
@@ -48,38 +64,63 @@ def quickstart(run_dir: Path, seed: int) -> None:
     upstream = quickstart_upstream.get_config(run_dir)
     num_words = len(read_lines(str(run_dir / "data" / "words.txt")))
     upstream = dataclasses.replace(upstream, task=dataclasses.replace(upstream.task, num_classes=num_words))
-    deterministic = quickstart_lit_deterministic.get_config(run_dir)
-    het_xl = quickstart_lit_het_xl.get_config(run_dir)
-    for config in (upstream, deterministic, het_xl):
-        with clock.stage(config.run_dir.name):
-            train_unless_done(_with_seed(config, seed))
-    with clock.stage("evaluation"):
-        for config in (deterministic, het_xl):
-            evaluate([config.run_dir], quickstart_evaluations.get_evaluations(run_dir))
-    one, other = read_runs([deterministic.run_dir, het_xl.run_dir])
+    with clock.stage("upstream"):
+        train_unless_done(_with_seed(upstream, seed))
+    with clock.stage("embedding"):
+        shards = tuple(str(run_dir / "data" / name) for name in CONDITIONS.values())
+        embed(upstream.run_dir, upstream, str(run_dir / "embeddings"), EmbedOptions(shards))
+    models: dict[str, Models] = {}
+    for condition, name in CONDITIONS.items():
+        configs = [
+            _on(config.get_config(run_dir), run_dir, condition, name)
+            for config in (quickstart_lit_deterministic, quickstart_lit_het_xl)
+        ]
+        for config in configs:
+            with clock.stage(f"{condition} {config.run_dir.name}"):
+                train_unless_done(_with_seed(config, seed))
+        with clock.stage("evaluation"):
+            for config in configs:
+                evaluate([config.run_dir], quickstart_evaluations.get_evaluations(run_dir))
+            models[condition] = Models(*read_runs([config.run_dir for config in configs]))
+    with clock.stage("scoring captions"):
+        suspects = read_suspects(models["noisy"].het_xl.directory, run_dir / "data" / CONDITIONS["noisy"])
     homoglyphs = read_homoglyphs(run_dir / "data")
-    noise = noise_tests(other, homoglyphs)
-    seconds = clock.seconds()
+    noise = noise_tests(models["clean"].het_xl, homoglyphs)
     results = {
-        "deterministic": figures(one, homoglyphs),
-        "het_xl": figures(other, homoglyphs),
+        **{condition: both.figures(homoglyphs) for condition, both in models.items()},
         "noise_of_homoglyphs": {kind: dataclasses.asdict(test) for kind, test in noise.items()},
-        "seconds": seconds,
+        "seconds": clock.seconds(),
         "seconds_by_stage": clock.stages,
         "peak_memory_bytes": peak_memory_bytes(),
         "num_names": len(homoglyphs.groups),
         "seed": seed,
     }
-    comparison = compare_models(one, other)
-    sentences = findings(one, other, homoglyphs, noise)
-    sections = [results_section(comparison, sentences, results), homoglyphs_section(other, homoglyphs)]
-    report([one.directory, other.directory], run_dir / "report.html", sections)
+    results["noisy"]["het_xl"]["noisy_caption_auroc"] = suspects.auroc("noise_norm")
+    noisy, clean, found_by = sentences = findings(models, suspects)
+    sections = [
+        summary_section(models, suspects, found_by, results),
+        comparison_section(models["clean"]),
+        homoglyphs_section(models["clean"].het_xl, homoglyphs, noise),
+    ]
+    runs = [run.directory for both in models.values() for run in (both.deterministic, both.het_xl)]
+    report(runs, run_dir / "report.html", sections, f"{noisy} {clean}")
     write_atomically(run_dir / "results.json", json.dumps(results, indent=2) + "\n")
     console = Console()
-    console.print(print_table(comparison, "Zero-shot classification of characters by name"))
+    for condition, both in models.items():
+        console.print(print_table(both.compared(), f"Zero-shot classification, {TITLES_OF_CONDITIONS[condition]}"))
     for sentence in sentences:
         console.print(sentence, highlight=False)
-    console.print(f"{seconds:.0f} s, {results['peak_memory_bytes'] / 1e9:.2f} GB at most", highlight=False)
+    console.print(f"{results['seconds']:.0f} s, {results['peak_memory_bytes'] / 1e9:.2f} GB at most", highlight=False)
+
+
+def _on(config: ExperimentConfig, run_dir: Path, condition: str, name: str) -> ExperimentConfig:
+    """Returns a configuration on the embeddings of a training set."""
+    # The runs on clean captions keep the folders of their configurations.
+    folder = config.run_dir if condition == "clean" else run_dir / condition / config.run_dir.name
+    data = dataclasses.replace(
+        config.data, shards=(str(run_dir / "data" / name),), embeddings=str(run_dir / "embeddings")
+    )
+    return dataclasses.replace(config, run_dir=folder, data=data)
 
 
 class Clock:
@@ -138,15 +179,16 @@ def write_data(directory: Path, glyphs: GlyphConfig) -> None:
     The folder is written under a temporary name and renamed when it is complete.
 
     Raises:
-        UserError: the folder contains characters of another seed.
+        UserError: the folder contains characters of another configuration.
     """
     if directory.exists():
-        config = read_json(directory / "glyphs.json").get("config")
-        drawn_with = config.get("seed") if isinstance(config, dict) else None
-        if drawn_with != glyphs.seed:
-            raise UserError(
-                f"{directory} was drawn with seed {drawn_with}; give --seed {drawn_with} or another --run-dir"
-            )
+        found, wanted = read_json(directory / "glyphs.json").get("config"), json.loads(json.dumps(vars(glyphs)))
+        for field, value in wanted.items():
+            drawn_with = found.get(field) if isinstance(found, dict) else None
+            if drawn_with != value:
+                raise UserError(
+                    f"{directory} was drawn with {field} = {drawn_with}, not {value}; give another --run-dir"
+                )
         return
     partial = directory.with_name(f"{directory.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)

@@ -1,6 +1,6 @@
-"""What the quickstart adds to the evaluations of both models: homoglyphs, and the comparison of the heads.
+"""What the quickstart adds to the evaluations of its models: wrong captions, homoglyphs, and comparisons.
 
-All of it is computed from the saved evaluations. Homoglyphs are characters with the same shape.
+Homoglyphs are characters with the same shape.
 """
 
 import dataclasses
@@ -11,12 +11,17 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from lit_het import untrusted
+from lit_het.apps.scoring import Column, Scored, ScoreOptions, score_captions
 from lit_het.configs.quickstart_evaluations import AMONG, CHARACTERS, TYPEFACE
+from lit_het.data_pipelines.glyphs import name_of
 from lit_het.data_pipelines.storage import read_lines
 from lit_het.errors import UserError
 from lit_het.eval import ambiguity
 from lit_het.eval.ambiguity import GroupErrors, RankTest
 from lit_het.eval.evaluation import Record
+from lit_het.eval.evaluators.retrieval import read_captions
+from lit_het.eval.out_of_distribution import detection_figures
+from lit_het.eval.report.comparison import Comparison, compare
 from lit_het.eval.saved_runs import SavedRun
 
 TITLES = {
@@ -77,14 +82,64 @@ def zero_shot(run: SavedRun, name: str) -> Record:
     return run.records["zero_shot", name]
 
 
+@dataclasses.dataclass(frozen=True)
+class Models:
+    """The evaluated models of one training set."""
+
+    deterministic: SavedRun
+    het_xl: SavedRun
+
+    def figures(self, homoglyphs: Homoglyphs) -> dict[str, dict[str, float]]:
+        """Returns ``<set>/<figure>`` of every set, for both models."""
+        return {"deterministic": figures(self.deterministic, homoglyphs), "het_xl": figures(self.het_xl, homoglyphs)}
+
+    def compared(self) -> Comparison:
+        """Returns the comparison of both heads on every set."""
+        pairs = {
+            title: (zero_shot(self.deterministic, name), zero_shot(self.het_xl, name)) for name, title in TITLES.items()
+        }
+        return compare(
+            "deterministic",
+            "HET-XL",
+            {title: (one.figures, other.figures) for title, (one, other) in pairs.items()},
+            {title: one.chance for title, (one, _) in pairs.items()},
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Suspects:
+    """Training captions, some of which are wrong, with the scores of `lit-het data score`.
+
+    Attributes:
+        scored: the captions and their scores.
+        wrong: which captions are wrong.
+        characters: what the images show.
+    """
+
+    scored: Scored
+    wrong: Bool[np.ndarray, " n"]
+    characters: tuple[str, ...]
+
+    def auroc(self, by: Column) -> float:
+        """Returns the probability that a wrong caption is more suspect than a right one."""
+        place = np.empty(len(self.wrong))
+        # The rank of a row, the most suspect first.
+        place[self.scored.order(by)] = np.arange(len(self.wrong))
+        return detection_figures(-place[~self.wrong], -place[self.wrong])["auroc"]
+
+
+def read_suspects(run_dir: Path, shards: Path) -> Suspects:
+    """Scores the captions of the noisy training set with a model that was trained on them."""
+    scored = score_captions(run_dir, str(shards), ScoreOptions())
+    shown = read_captions(scored.opened, "json/character")
+    characters = tuple(shown[position][0] for position in scored.positions.tolist())
+    wrong = [name_of(one) != caption for one, caption in zip(characters, scored.captions, strict=True)]
+    return Suspects(scored, np.array(wrong), characters)
+
+
 def figures(run: SavedRun, homoglyphs: Homoglyphs) -> dict[str, float]:
-    """Returns ``<set>/<figure>`` of every set, without calibrated ones, and the shares of errors among homoglyphs."""
-    found = {
-        f"{name}/{figure}": value
-        for name in TITLES
-        for figure, value in zero_shot(run, name).figures.items()
-        if "/" not in figure
-    }
+    """Returns ``<set>/<figure>`` of every set, and the shares of errors among homoglyphs."""
+    found = {f"{name}/{figure}": value for name in TITLES for figure, value in zero_shot(run, name).figures.items()}
     shares = {name: group_errors(run, name, homoglyphs).share for name in (TYPEFACE, CHARACTERS)}
     return found | {f"{name}/errors_among_homoglyphs": share for name, share in shares.items()}
 

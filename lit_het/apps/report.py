@@ -35,13 +35,16 @@ _COMPARISONS: Mapping[str, Callable[[RunComparison], str]] = {
 }
 
 
-def report(directories: Sequence[Path], output: Path | None = None, first: Sequence[Section] = ()) -> Path:
+def report(
+    directories: Sequence[Path], output: Path | None = None, first: Sequence[Section] = (), summary: str = ""
+) -> Path:
     """Writes a page on runs from the files in their folders, and the same figures as JSON, CSV and Markdown.
 
     Args:
         directories: of the runs.
         output: path of the page; by default ``report.html`` in the folder of a single run, or in the working directory.
         first: further sections, shown first.
+        summary: what is said above all sections; by default which run is best.
 
     Returns:
         The path of the page.
@@ -73,7 +76,7 @@ def report(directories: Sequence[Path], output: Path | None = None, first: Seque
         places = ", ".join(str(evaluations_folder(run.directory)) for run in runs)[:500]
         raise UserError(f"{places}: contain values that lit-het does not write ({problem}); evaluate again") from error
     title = runs[0].name if len(runs) == 1 else f"{len(runs)} runs"
-    summary = " ".join(filter(None, (verdict(runs, comparison), remark)))
+    summary = summary or " ".join(filter(None, (verdict(runs, comparison), remark)))
     page = render_page(title, [section for section in sections if section is not None], summary, header(runs))
     _write(
         {

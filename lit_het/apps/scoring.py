@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from lit_het.console import Bar, message
 from lit_het.data_pipelines.storage import absolute
@@ -48,6 +48,27 @@ class ScoreOptions:
     worst: int = 50
 
 
+@dataclasses.dataclass(frozen=True)
+class Scored:
+    """The samples of a set with their scores; unreadable images are left out.
+
+    Attributes:
+        opened: the set.
+        positions: of the samples in the set.
+        captions: of the samples.
+        columns: scores of the samples.
+    """
+
+    opened: OpenSet
+    positions: Int[np.ndarray, " n"]
+    captions: tuple[str, ...]
+    columns: Mapping[Column, Float[np.ndarray, " n"]]
+
+    def order(self, by: Column) -> Int[np.ndarray, " n"]:
+        """Returns the rows, the most suspect first."""
+        return np.argsort(-_SIGNS[by] * self.columns[by], kind="stable")
+
+
 def score(run_dir: Path, shards: str, output: Path, options: ScoreOptions, pretrained: Path | None = None) -> None:
     """Writes a table with a row per sample, the most suspect first, and a page with the worst of them.
 
@@ -59,6 +80,20 @@ def score(run_dir: Path, shards: str, output: Path, options: ScoreOptions, pretr
         pretrained: current path of the run with the locked parameters, if it was moved.
 
     Raises:
+        UserError: as `score_captions`.
+    """
+    scored = score_captions(run_dir, shards, options, pretrained)
+    order = scored.order(options.by)
+    _write_table(output, scored, order)
+    page, worst = output.with_suffix(".html"), order[: options.worst]
+    write_atomically(page, render_page(f"Suspect captions of {shards}", [_worst(scored, worst, options.by)]))
+    message(f"{len(order):,} samples in {output}; the worst {len(worst)} in {page}")
+
+
+def score_captions(run_dir: Path, shards: str, options: ScoreOptions, pretrained: Path | None = None) -> Scored:
+    """Scores the caption of every sample, see `caption_columns`; arguments as those of `score`.
+
+    Raises:
         UserError: the run is a classifier or cannot be opened, or a sample has no caption.
     """
     run = open_run(run_dir, pretrained)
@@ -68,20 +103,10 @@ def score(run_dir: Path, shards: str, output: Path, options: ScoreOptions, pretr
     if options.by == "noise_norm" and not model.has_noise:
         raise UserError(f"--by noise_norm needs noise of images, and the head of {run_dir} has none; take loss")
     opened = _open(run, shards)
-    captions = [found[0] for found in read_captions(opened, options.captions)]
+    captions = read_captions(opened, options.captions)
     features = opened.features(model.features)
-    # Unreadable images have no features.
-    captions = [captions[position] for position in features.positions.tolist()]
-    columns = caption_columns(model, features.values, captions, options.candidates)
-    order = np.argsort(-_SIGNS[options.by] * columns[options.by], kind="stable")
-    numbers = [opened.loader.numbers[position] for position in features.positions.tolist()]
-    places = [(opened.loader.index.shard(number), opened.loader.index.key(number)) for number in numbers]
-    _write_table(output, places, captions, columns, order)
-    page = output.with_suffix(".html")
-    worst = order[: options.worst]
-    section = _worst(opened, features.positions[worst], [captions[row] for row in worst], columns, worst, options.by)
-    write_atomically(page, render_page(f"Suspect captions of {shards}", [section]))
-    message(f"{len(order):,} samples in {output}; the worst {len(worst)} in {page}")
+    own = tuple(captions[position][0] for position in features.positions.tolist())
+    return Scored(opened, features.positions, own, caption_columns(model, features.values, own, options.candidates))
 
 
 def caption_columns(
@@ -142,18 +167,14 @@ def _open(run: Run, shards: str) -> OpenSet:
     return sets.open(ImageSet(shards, shards, split=absolute(shards), labelled=False))
 
 
-def _write_table(
-    output: Path,
-    places: Sequence[tuple[str, str]],
-    captions: Sequence[str],
-    columns: Mapping[Column, np.ndarray],
-    order: np.ndarray,
-) -> None:
+def _write_table(output: Path, scored: Scored, order: Int[np.ndarray, " n"]) -> None:
+    loader = scored.opened.loader
+    numbers = [loader.numbers[position] for position in scored.positions[order].tolist()]
     table = {
-        "shard": [places[row][0] for row in order],
-        "key": [places[row][1] for row in order],
-        "caption": [captions[row] for row in order],
-        **{name: values[order].tolist() for name, values in columns.items()},
+        "shard": [loader.index.shard(number) for number in numbers],
+        "key": [loader.index.key(number) for number in numbers],
+        "caption": [scored.captions[row] for row in order],
+        **{name: values[order].tolist() for name, values in scored.columns.items()},
     }
     with completed(output) as partial:
         if output.suffix == ".parquet":
@@ -170,20 +191,16 @@ def _write_table(
                 writer.writerows(zip(*table.values(), strict=True))
 
 
-def _worst(
-    opened: OpenSet,
-    positions: np.ndarray,
-    captions: Sequence[str],
-    columns: Mapping[Column, np.ndarray],
-    rows: np.ndarray,
-    by: Column,
-) -> Section:
-    images = thumbnails(opened, positions)
+def _worst(scored: Scored, rows: Int[np.ndarray, " n"], by: Column) -> Section:
+    images = thumbnails(scored.opened, scored.positions[rows])
     cards = [
         answer_card(
-            image, caption, [f"{name} {columns[name][row]:.3g}" for name in columns], [Mark.WRONG] * len(columns)
+            image,
+            scored.captions[row],
+            [f"{name} {values[row]:.3g}" for name, values in scored.columns.items()],
+            [Mark.WRONG] * len(scored.columns),
         )
-        for image, caption, row in zip(images, captions, rows, strict=True)
+        for image, row in zip(images, rows, strict=True)
     ]
     note = f"The samples that are most suspect by {by}, each with its caption. A caption may be right and rare."
     return Section("Suspect captions", (Html(f'<div class="cards">{joined(cards)}</div>'),), note)

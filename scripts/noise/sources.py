@@ -12,6 +12,7 @@ from lit_het.apps.quickstart import write_data
 from lit_het.configs import quickstart_lit_deterministic, quickstart_upstream
 from lit_het.configs.experiment import ExperimentConfig
 from lit_het.console import Bar
+from lit_het.data_pipelines.glyphs import GlyphConfig
 from lit_het.data_pipelines.storage import read_lines
 from lit_het.data_pipelines.tokenizers import Tokenizer, train_sentencepiece
 from lit_het.errors import UserError
@@ -97,7 +98,7 @@ def characters() -> Drawn:
     held_out = ("DejaVuSerif-Italic", "DejaVuSansMono-Oblique", "STIXGeneralBol", "DejaVuSerif-Bold")
 
     def write(directory: Path, seed: int, style: str) -> None:
-        write_data(directory, dataclasses.replace(quickstart_upstream.glyphs(seed), held_out_typeface=style))
+        write_data(directory, GlyphConfig(held_out_typeface=style, seed=seed))
 
     return Drawn(write, "STIXGeneralItalic", (*held_out, "DejaVuSans-Oblique"))
 

@@ -2,13 +2,21 @@
 
 import dataclasses
 import json
+from pathlib import Path
 
+import numpy as np
 import pytest
 
+from lit_het.apps.quickstart import write_data
+from lit_het.apps.quickstart_evaluation import Models
+from lit_het.apps.quickstart_report import describe_condition
 from lit_het.cli.main import main
 from lit_het.configs import quickstart_lit_deterministic, quickstart_lit_het_xl, quickstart_upstream
 from lit_het.data_pipelines.glyphs import GlyphConfig
 from lit_het.durations import Duration
+from lit_het.errors import UserError
+from lit_het.eval.evaluation import Drawing, Record
+from lit_het.eval.saved_runs import SavedRun
 from lit_het.schedules import Schedule
 from lit_het.towers.transformer import EncoderConfig
 from tests.cli.test_train import refusal
@@ -41,7 +49,9 @@ def small(monkeypatch):
     for module in (quickstart_upstream, quickstart_lit_deterministic):
         monkeypatch.setattr(module, "get_config", shrink(module.get_config))
     monkeypatch.setattr(
-        quickstart_upstream, "glyphs", lambda seed: GlyphConfig(scripts=("digit", "cyrillic", "greek"), seed=seed)
+        quickstart_upstream,
+        "glyphs",
+        lambda seed: GlyphConfig(scripts=("digit", "cyrillic", "greek"), noisy_script="greek", seed=seed),
     )
 
 
@@ -58,11 +68,15 @@ def test_the_quickstart_writes_results_and_report_and_goes_on_where_it_stopped(s
 
     assert main(["quickstart", "--run-dir", str(run_dir)]) == 0
     results = json.loads((run_dir / "results.json").read_text())
-    for model in ("deterministic", "het_xl"):
-        for name in SETS:
-            for figure in FIGURES:
-                assert f"{name}/{figure}" in results[model]
-            assert 0 <= results[model][f"{name}/top1"] <= results[model][f"{name}/top5"] <= 1
+    for condition in ("clean", "noisy"):
+        for model in ("deterministic", "het_xl"):
+            of_model = results[condition][model]
+            for name in SETS:
+                for figure in FIGURES:
+                    assert f"{name}/{figure}" in of_model
+                assert 0 <= of_model[f"{name}/top1"] <= of_model[f"{name}/top5"] <= 1
+            assert of_model["held_out_typeface/calibrated/nll"] > 0
+    assert 0 <= results["noisy"]["het_xl"]["noisy_caption_auroc"] <= 1
     assert results["num_names"] > 200
     assert results["seconds"] > 0
     assert 1e8 < results["peak_memory_bytes"] < 1e11
@@ -70,7 +84,7 @@ def test_the_quickstart_writes_results_and_report_and_goes_on_where_it_stopped(s
     assert (run_dir / "data" / "glyphs.json").stat().st_mtime_ns == drawn, "finished stages are not done again"
 
     page = (run_dir / "report.html").read_text()
-    headings = ("Results", "What HET-XL learned", "Top class names", "Retrieval", "Calibration", "Training")
+    headings = ("What HET-XL buys", "Homoglyphs", "Top class names", "Retrieval", "Calibration", "Training")
     for heading in headings:
         assert f"<h2>{heading}</h2>" in page
     assert "http://" not in page.replace("http://www.w3.org/", "")
@@ -83,6 +97,39 @@ def test_the_quickstart_writes_results_and_report_and_goes_on_where_it_stopped(s
 def test_another_seed_in_the_same_directory_is_refused(small, tmp_path, capsys):
     (tmp_path / "stages.json").write_text('{"seed": 3, "stages": {}}')
     assert "started with seed 3" in refusal(capsys, "quickstart", "--run-dir", tmp_path, "--seed", 4)
+
+
+def test_data_of_another_configuration_are_refused(tmp_path):
+    directory = tmp_path / "data"
+    directory.mkdir()
+    glyphs = GlyphConfig(noisy_script="greek")
+    (directory / "glyphs.json").write_text(json.dumps({"config": dataclasses.asdict(glyphs)}))
+    write_data(directory, glyphs)
+    with pytest.raises(UserError, match="was drawn with noisy_script = greek, not cyrillic; give another --run-dir"):
+        write_data(directory, GlyphConfig(noisy_script="cyrillic"))
+
+
+def test_a_finding_says_better_only_beyond_two_standard_errors():
+    def run(nll):
+        record = Record(
+            "zero_shot",
+            "held_out_typeface",
+            {"top1": 0.5, "ece": 0.1},
+            {},
+            {},
+            1,
+            {},
+            Drawing({"nll/calibrated": nll}, {}),
+        )
+        return SavedRun("run", Path(), {}, [], {("zero_shot", "held_out_typeface"): record})
+
+    # Images differ much, and the heads on one image little: only the paired error is small.
+    nll, noise = np.random.default_rng(0).standard_normal((2, 400)).astype(np.float32)
+    for difference, verb in ((-0.02, "is better than"), (-0.005, "is as good as"), (0.02, "is worse than")):
+        models = Models(run(nll), run(nll + difference + 0.1 * (noise - noise.mean()) / noise.std()))
+        sentence = describe_condition(models, "clean captions")
+        assert f"Trained with clean captions, HET-XL {verb} the deterministic head" in sentence
+        assert "(difference ± 0.005;" in sentence
 
 
 def _interrupt(*_, **__):

@@ -204,6 +204,22 @@ def test_equal_configs_give_equal_bytes(tmp_path: Path):
     assert all((tmp_path / "one" / file).read_bytes() == (tmp_path / "other" / file).read_bytes() for file in files)
 
 
+def test_wrong_captions_are_a_fraction_of_one_script_and_nothing_else_changes(tmp_path: Path, samples):
+    write_glyph_shards(dataclasses.replace(SMALL, noisy_script="greek"), tmp_path)
+    index = ShardIndex(expand(tmp_path / "train_noisy"), ["txt", "json"])
+    rows = [tuple(map(content_or_raise, row)) for row in index.read(range(len(index)), ["txt", "json"])]
+    captions, about = [row[0].decode() for row in rows], [json.loads(row[1]) for row in rows]
+    names = [sample["name"] for sample in samples["train"]]
+    assert [one["character"] for one in about] == [sample["character"] for sample in samples["train"]]
+    wrong = np.array([caption != name for caption, name in zip(captions, names, strict=True)])
+    assert [one["is_wrong"] for one in about] == wrong.tolist()
+    is_greek = np.array([name.startswith("greek") for name in names])
+    assert not wrong[~is_greek].any()
+    # A random name is seldom the right one by chance: there are as many as training characters.
+    assert wrong[is_greek].mean() == pytest.approx(0.4 * (1 - 1 / len(set(names))), abs=0.05)
+    assert set(captions) <= set(names)
+
+
 def test_another_seed_holds_out_other_characters():
     glyphs = list(draw_typeface("DejaVuSerif", GlyphConfig(scripts=("latin",))))
     one, other = (split_characters(glyphs, GlyphConfig(seed=seed))[1] for seed in (0, 1))
