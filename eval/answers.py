@@ -8,7 +8,6 @@ from jaxtyping import Float, UInt8
 
 from lit_het.errors import UserError
 from lit_het.eval.conformal import prediction_sets
-from lit_het.eval.ensembles import mean_prediction
 from lit_het.eval.evaluation import Record
 from lit_het.eval.predictions import Predictor
 from lit_het.eval.prompts import BARE_TEMPLATE
@@ -141,9 +140,9 @@ def answer(predictor: Predictor, features: Float[np.ndarray, " f"], samples: int
     if not samples or not noise_norm:
         return Answer(probability, noise_norm, raw=raw)
     noisy = dataclasses.replace(predictor, samples=samples)
-    members = noisy.raw_member_log_probabilities(*block)
-    # The mean is calibrated, not averaged over calibrated samples: the temperature was fitted to the mean.
-    mean, sampled = (np.exp(noisy.calibrated(log_p)[0]) for log_p in (mean_prediction(members), members))
+    members = noisy.member_log_probabilities(*block)
+    # The samples show how far noise moves the prediction, so that they have its temperature.
+    mean, sampled = (np.exp(log_p[0]) for log_p in (noisy.pooled(members), noisy.calibrated(members)))
     return Answer(probability, noise_norm, mean, sampled, raw)
 
 

@@ -65,7 +65,7 @@ class EnsembleResult:
 
     Attributes:
         members: scores of each member.
-        joint: scores of the mean of the members' probabilities.
+        joint: scores of the ensemble.
         diversity: KL divergence between the predictions of two members, averaged over all ordered pairs, in nats.
     """
 
@@ -95,8 +95,10 @@ class EnsembleResult:
         return found, errors
 
 
-def mean_prediction(log_probabilities: Float[np.ndarray, "n m k"]) -> Float[np.ndarray, "n k"]:
-    """Returns the log of the members' mean probability, in float32.
+def mean_prediction(
+    log_probabilities: Float[np.ndarray, "n m k"], weights: Float[np.ndarray, " m"] | None = None
+) -> Float[np.ndarray, "n k"]:
+    """Returns the log of the members' mean probability, in float32; by default all have equal weights.
 
     The prediction of Lakshminarayanan, Pritzel and Blundell, "Simple and scalable predictive uncertainty estimation
     using deep ensembles", NeurIPS 2017, and of e3, Sec. 2.2.
@@ -106,12 +108,16 @@ def mean_prediction(log_probabilities: Float[np.ndarray, "n m k"]) -> Float[np.n
         return log_probabilities[:, 0].astype(np.float32, copy=False)
     result = np.empty((num_images, num_classes), np.float32)
     for rows in row_blocks(num_images, num_members * num_classes):
-        result[rows] = _log_mean(log_probabilities[rows].astype(np.float64))
+        result[rows] = _log_mean(log_probabilities[rows].astype(np.float64), weights)
     return result
 
 
-def score_ensemble(log_probabilities: Float[np.ndarray, "n m k"], labels: Int[np.ndarray, " n"]) -> EnsembleResult:
-    """Scores the members' mean prediction and each member.
+def score_ensemble(
+    log_probabilities: Float[np.ndarray, "n m k"],
+    labels: Int[np.ndarray, " n"],
+    joint: Float[np.ndarray, "n k"] | None = None,
+) -> EnsembleResult:
+    """Scores the prediction of the ensemble, by default the members' mean prediction, and each member.
 
     Diversity is e3's (Sec. 2.2): the mean over pairs of ``KL(p_i || p_j)``. The paper's "all pairs" are taken as pairs
     of different members in both orders, so that the order of members does not matter.
@@ -128,7 +134,9 @@ def score_ensemble(log_probabilities: Float[np.ndarray, "n m k"], labels: Int[np
         check_log_probabilities(log_probabilities[:, member])
     return join(
         [
-            _score_block(log_probabilities[rows].astype(np.float64), labels[rows])
+            _score_block(
+                log_probabilities[rows].astype(np.float64), labels[rows], None if joint is None else joint[rows]
+            )
             for rows in row_blocks(num_images, num_members * num_classes)
         ]
     )
@@ -148,10 +156,12 @@ def _join(parts: Sequence[Scores], how: Callable[..., np.ndarray] = np.concatena
     return Scores(*(how([getattr(part, name) for part in parts]) for name in fields))
 
 
-def _score_block(log_probabilities: Float[np.ndarray, "b m k"], labels: Int[np.ndarray, " b"]) -> EnsembleResult:
+def _score_block(
+    log_probabilities: Float[np.ndarray, "b m k"], labels: Int[np.ndarray, " b"], joint: Float[np.ndarray, "b k"] | None
+) -> EnsembleResult:
     return EnsembleResult(
         members=_join([_scores(member, labels) for member in log_probabilities.swapaxes(0, 1)], np.column_stack),
-        joint=_scores(_log_mean(log_probabilities), labels),
+        joint=_scores(_log_mean(log_probabilities) if joint is None else joint.astype(np.float64), labels),
         diversity=_mean_divergence(log_probabilities),
     )
 
@@ -165,9 +175,12 @@ def _scores(log_probabilities: Float[np.ndarray, "b k"], labels: Int[np.ndarray,
     )
 
 
-def _log_mean(log_probabilities: Float[np.ndarray, "b m k"]) -> Float[np.ndarray, "b k"]:
+def _log_mean(
+    log_probabilities: Float[np.ndarray, "b m k"], weights: Float[np.ndarray, " m"] | None = None
+) -> Float[np.ndarray, "b k"]:
+    weights = np.ones(log_probabilities.shape[1]) if weights is None else weights
     # In the logarithm: probabilities of many classes round to zero in float32.
-    return special.logsumexp(log_probabilities, axis=1) - np.log(log_probabilities.shape[1])
+    return special.logsumexp(log_probabilities, axis=1, b=weights[:, None]) - np.log(weights.sum())
 
 
 def _mean_divergence(log_probabilities: Float[np.ndarray, "b m k"]) -> Float[np.ndarray, " b"]:

@@ -53,27 +53,26 @@ class Predictor:
     def log_probabilities(
         self, blocks: Float[np.ndarray, "n b f"], seeds: Int[np.ndarray, " n"]
     ) -> Float[np.ndarray, "rows k"]:
-        """Returns the log of the mean probability over ensemble members and noise samples, calibrated.
-
-        "Pool, then calibrate": the mean is scaled, see `lit_het.eval.calibration.fit_temperature`.
-        """
+        """Returns the log of the mean probability over ensemble members and noise samples, calibrated."""
         if self.groups is None:
             return self.calibrated(self.quantity(quantities.log_probabilities, blocks, seeds))
         # Each member is renormalised over the allowed candidates before the mean over members.
-        return self.calibrated(mean_prediction(self.raw_member_log_probabilities(blocks, seeds)))
+        return self.pooled(self.member_log_probabilities(blocks, seeds))
 
     def member_log_probabilities(
-        self, blocks: Float[np.ndarray, "n b f"], seeds: Int[np.ndarray, " n"]
-    ) -> Float[np.ndarray, "rows m k"]:
-        """Returns the log-probabilities of each of m ensemble members or noise samples, each calibrated."""
-        return self.calibrated(self.raw_member_log_probabilities(blocks, seeds))
-
-    def raw_member_log_probabilities(
         self, blocks: Float[np.ndarray, "n b f"], seeds: Int[np.ndarray, " n"]
     ) -> Float[np.ndarray, "rows m k"]:
         """Returns the log-probabilities of each of m ensemble members or noise samples, as trained."""
         found = self.quantity(quantities.member_log_probabilities, blocks, seeds)
         return found if self.groups is None else merge_candidates(found, self.groups)
+
+    def pooled(self, members: Float[np.ndarray, "rows m k"]) -> Float[np.ndarray, "rows k"]:
+        """Returns the model's prediction from those of its members: the log of their mean probability, calibrated.
+
+        "Pool, then calibrate": the temperature was fitted to the mean, and is not that of a member, see
+        `lit_het.eval.calibration.fit_temperature`.
+        """
+        return self.calibrated(mean_prediction(members))
 
     def calibrated(self, log_probabilities: Float[np.ndarray, "*rows k"]) -> Float[np.ndarray, "*rows k"]:
         """Returns log-probabilities scaled by the model's fitted temperature, or as they are if it has none."""
@@ -186,7 +185,7 @@ def predict(predictor: Predictor, features: Features, block_size: int = BLOCK_SI
 def member_blocks(
     predictor: Predictor, features: Features, block_size: int = BLOCK_SIZE
 ) -> Iterator[tuple[Float[np.ndarray, "b m k"], Int[np.ndarray, " b"]]]:
-    """Yields the log-probabilities of all members, and the labels, for batches of images."""
+    """Yields the log-probabilities of all members, as trained, and the labels, for batches of images."""
     for rows, blocks, seeds in _blocks(features.values, block_size, predictor.model.features.num_shards):
         yield predictor.member_log_probabilities(blocks, seeds)[: len(rows)], features.labels[rows]
 

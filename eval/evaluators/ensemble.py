@@ -1,15 +1,17 @@
 """Evaluates ensembles of e3 members, noise samples, or separate models (deep ensembles)."""
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
+from jaxtyping import Float, Int
 
 from lit_het.console import Bar
 from lit_het.errors import UserError
-from lit_het.eval.ensembles import join, score_ensemble
+from lit_het.eval.ensembles import EnsembleResult, join, mean_prediction, score_ensemble
 from lit_het.eval.evaluation import Evaluation
 from lit_het.eval.features import OpenSet
-from lit_het.eval.predictions import member_blocks
+from lit_het.eval.predictions import Predictor, member_blocks
 from lit_het.eval.recognition import Recognition
 from lit_het.types import EvaluatedModel
 
@@ -49,6 +51,10 @@ class Ensemble:
 
         For up to `MOST_SHOWN` members without noise samples also returns ``member_<number>/*``, in the order of models.
 
+        The joint prediction is the mean over members, where each model contributes its own calibrated prediction: its
+        temperature was fitted to the mean of its members. A model that is a single member is calibrated as such; the
+        members of a model with several are scored as trained, since they have no temperature of their own.
+
         Raises:
             UserError: as `check`.
         """
@@ -58,8 +64,8 @@ class Ensemble:
         streams, results = map(member_blocks, predictors, features), []
         with Bar(f"scoring {self.opened.config.name}", len(features[0].labels), "images") as bar:
             for blocks in zip(*streams, strict=True):
-                members, labels = np.concatenate([members for members, _ in blocks], axis=1), blocks[0][1]
-                results.append(score_ensemble(members, labels))
+                members, labels = [members for members, _ in blocks], blocks[0][1]
+                results.append(_score(predictors, members, labels))
                 bar.advance(len(labels))
         found = join(results)
         # Single noise samples are interchangeable, so they have no metrics of their own.
@@ -69,3 +75,20 @@ class Ensemble:
         if not any(model.calibration for model in models):
             calibrated = ""
         return Evaluation(kind, self.opened.config.name, figures, errors, calibrated=calibrated)
+
+
+def _score(
+    predictors: Sequence[Predictor], members: Sequence[Float[np.ndarray, "b m k"]], labels: Int[np.ndarray, " b"]
+) -> EnsembleResult:
+    """Scores the members of all models, and the mean of the models' predictions, weighted by their numbers of members.
+
+    Args:
+        predictors: the models.
+        members: log-probabilities of the members of each model, as trained.
+        labels: true classes.
+    """
+    models = [predictor.pooled(one) for predictor, one in zip(predictors, members, strict=True)]
+    shown = [model[:, None] if one.shape[1] == 1 else one for model, one in zip(models, members, strict=True)]
+    counts = np.array([one.shape[1] for one in members], float)
+    joint = mean_prediction(np.stack(models, axis=1), counts)
+    return score_ensemble(np.concatenate(shown, axis=1), labels, joint)

@@ -159,7 +159,7 @@ def test_noise_samples_average_probabilities_and_not_embeddings(unit_vectors, ma
 
 @pytest.mark.parametrize("groups", [None, ((0, 3), (1,), (4, 2))])
 @pytest.mark.parametrize(("samples", "temperature"), [(0, 0.5), (4, 3.0)])
-def test_a_calibrated_model_scales_means_and_members_by_the_temperature_of_the_noise(
+def test_a_calibrated_model_scales_means_by_the_temperature_of_the_noise_and_leaves_members_as_trained(
     unit_vectors, make_encoder, groups, samples: int, temperature: float
 ):
     noise = np.random.default_rng(0).normal(size=(6, 4, 8)).astype(np.float32)
@@ -171,11 +171,11 @@ def test_a_calibrated_model_scales_means_and_members_by_the_temperature_of_the_n
         Predictor(one, 5 if groups is None else 3, classes, samples, groups=groups) for one in (raw, model)
     )
     # The mean is scaled, which is not the mean of scaled samples.
-    for log_p, applied in (
-        (trained.log_probabilities(*block), found.log_probabilities(*block)),
-        (trained.member_log_probabilities(*block), found.member_log_probabilities(*block)),
-    ):
-        np.testing.assert_allclose(applied, special.log_softmax(log_p / temperature, axis=-1), atol=1e-5)
+    mean = special.log_softmax(trained.log_probabilities(*block) / temperature, axis=-1)
+    members = found.member_log_probabilities(*block)
+    for applied in (found.log_probabilities(*block), found.pooled(members)):
+        np.testing.assert_allclose(applied, mean, atol=1e-5)
+    np.testing.assert_array_equal(members, trained.member_log_probabilities(*block))
 
 
 def test_a_head_without_noise_has_one_temperature_for_all_predictions():

@@ -5,12 +5,14 @@ import json
 
 import numpy as np
 import pytest
+from scipy import special
 
 from lit_het.errors import UserError
 from lit_het.eval.ensembles import score_ensemble
 from lit_het.eval.features import Features
 from lit_het.eval.predictions import Predictor, member_blocks
 from lit_het.eval.suite import ClassNamesConfig, EnsembleConfig, RetrievalConfig, ZeroShotConfig
+from lit_het.types import Calibration, FittedTemperature
 
 CAPTIONS = ("a cat", "my cat", "a dog", "two owls", "an owl")
 
@@ -126,6 +128,50 @@ def test_several_models_form_an_ensemble_and_a_single_model_does_not(labelled, s
     assert not [name for name in many.figures if name.startswith("member_")]
     with pytest.raises(UserError, match="there is only one member"):
         evaluator(models[0])
+
+
+def calibrated(model, noiseless: float, monte_carlo: float | None = None):
+    fits = [None if value is None else FittedTemperature(value, 0.1, 1.0, 0.9) for value in (noiseless, monte_carlo)]
+    return dataclasses.replace(model, calibration=Calibration(("x",), "", "", 7, 3, 5, *fits))
+
+
+def test_the_temperature_of_a_model_scales_the_mean_over_its_members(labelled, sets, make_encoder, unit_vectors):
+    noise = np.random.default_rng(0).normal(size=(7, 5, 3))
+    raw = make_encoder(unit_vectors(7, 3), dict(zip(NAMES, np.eye(3), strict=True)), noise=noise)
+    model = calibrated(raw, 1.0, 3.0)
+    before, found = (EnsembleConfig(labelled, samples=5).build(sets)(one).figures for one in (raw, model))
+    # The ensemble of samples is the prediction that zero-shot reports as `noisy`.
+    pooled = ZeroShotConfig(labelled, samples=5).build(sets)(model).figures
+    for name in ("nll", "brier", "top1", "ece"):
+        assert found[f"joint_{name}"] == pytest.approx(pooled[f"noisy/{name}"], rel=1e-5)
+        assert found[f"individual_{name}"] == pytest.approx(before[f"individual_{name}"])
+    assert found["joint_nll"] != pytest.approx(before["joint_nll"], rel=0.01)
+
+
+def test_separate_models_are_calibrated_before_their_mean(labelled, sets, make_encoder, unit_vectors):
+    captions = dict(zip(NAMES, np.eye(3), strict=True))
+    models = [
+        calibrated(make_encoder(unit_vectors(7, 3, seed), captions, temperature=0.2), temperature)
+        for seed, temperature in enumerate((0.5, 4.0))
+    ]
+    found = EnsembleConfig(labelled, ClassNamesConfig("bare")).build(sets)(*models).figures
+    features, total = sets.open(labelled).features(models[0].features), np.zeros((7, 3))
+    for number, (model, temperature) in enumerate(zip(models, (0.5, 4.0), strict=True)):
+        total += special.softmax(unit_vectors(7, 3, number) / 0.2 / temperature, axis=1) / 2
+        alone = ZeroShotConfig(labelled, ClassNamesConfig("bare")).build(sets)(model).figures
+        assert found[f"member_{number + 1}/nll"] == pytest.approx(alone["nll"], rel=1e-5)
+    assert found["joint_nll"] == pytest.approx(-np.log(total[np.arange(7), features.labels]).mean(), rel=1e-5)
+
+
+def test_models_count_in_an_ensemble_by_their_members(labelled, sets, make_encoder, unit_vectors):
+    noise = np.random.default_rng(0).normal(size=(7, 5, 3))
+    captions = dict(zip(NAMES, np.eye(3), strict=True))
+    models = [make_encoder(unit_vectors(7, 3, 0), captions, noise=noise[:, :count]) for count in (5, 2)]
+    features = sets.open(labelled).features(models[0].features)
+    each = [members_of(Predictor(model, 3, np.eye(3), 5), features) for model in models]
+    assert [members.shape[1] for members in each] == [5, 2]
+    expected = score_ensemble(np.concatenate(each, axis=1), features.labels).figures()[0]
+    assert EnsembleConfig(labelled, samples=5).build(sets)(*models).figures == pytest.approx(expected, rel=1e-5)
 
 
 def test_sets_with_several_labels_an_image_are_refused(labelled, sets):
