@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import logging
+import os
 import signal
 import sys
 import threading
@@ -33,7 +34,32 @@ _COMMANDS = (quickstart, train, plan, embed, checkpoint, calibrate, evaluate, re
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command; user errors are printed as one line, with exit code 1."""
+    """Runs one command; user errors are printed as one line, with exit code 1.
+
+    Where the reader of the output has gone, such as ``head``, the command ends quietly with exit code 1.
+    """
+    try:
+        try:
+            return _main(arguments)
+        finally:
+            sys.stdout.flush()  # here, and not when Python exits, where nothing could catch the error
+    except BrokenPipeError:
+        if not _reader_has_gone():
+            raise
+        # Python flushes the output again when it exits (its documentation of `signal`, "Note on SIGPIPE").
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _reader_has_gone() -> bool:
+    try:
+        print(flush=True)
+    except BrokenPipeError:
+        return True
+    return False  # another pipe broke
+
+
+def _main(arguments: Sequence[str] | None) -> int:
     logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax logs every file that it writes
     parser = _parser()
     options, rest = parser.parse_known_args(arguments)

@@ -4,6 +4,8 @@ import contextlib
 import dataclasses
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -86,6 +88,25 @@ def test_a_hangup_that_is_ignored_stays_ignored(sleeping, capsys):
         assert signalled(sleeping, signal.SIGHUP, signal.SIGTERM) == 143
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+def test_a_reader_that_goes_away_ends_a_command_quietly():
+    command = [sys.executable, "-m", "lit_het.cli.main", "train", "--config", "quickstart_lit_het_xl", "--help"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()  # as `head` does after its first line
+        assert process.stderr.read() == ""
+        assert process.wait() == 1
+
+
+def test_another_pipe_that_breaks_is_still_an_error(monkeypatch, tmp_path):
+    def broken(*_: object, **__: object) -> None:
+        raise BrokenPipeError
+
+    monkeypatch.setattr("lit_het.apps.report.report", broken)
+    with pytest.raises(BrokenPipeError):
+        main(["report", str(tmp_path)])
 
 
 def test_every_evaluation_has_a_command():
