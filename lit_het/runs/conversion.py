@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from lit_het import parameters
 from lit_het.checkpoints import rename, weights
@@ -135,8 +136,8 @@ def _partial(run_dir: Path) -> Iterator[Path]:
 def export(run_dir: Path, to: str, output: Path, *, pretrained: Path | None = None, calibrated: bool = True) -> None:
     """Writes a run as a Hugging Face folder or as a big_vision file.
 
-    The formats have no noise: a HET-XL image-text model is exported without it. The learned temperature of a softmax
-    loss is multiplied by that of ``lit-het calibrate``, if there is one and ``calibrated``.
+    The formats have no noise: a HET-XL image-text model is exported without it. The temperature of a softmax loss is
+    multiplied by that of ``lit-het calibrate``, if there is one and ``calibrated``.
 
     Raises:
         UserError: the run cannot be opened, or has something that the format cannot express.
@@ -167,9 +168,7 @@ def _export_classifier(run: Run, to: str, output: Path, *, calibrated: bool) -> 
 def _export_contrastive(run: Run, to: str, output: Path, *, calibrated: bool) -> None:
     assert isinstance(run.task, ContrastiveTask)
     image, text = _vit(run.task.config.image_tower), run.task.config.text_tower
-    # The parameters of the noise are left out.
-    head = {name: value for name, value in run.params["head"].items() if name in ("temperature", "bias")}
-    params = {**run.params, "head": _calibrated_head(run, head) if calibrated else head}
+    params = {**run.params, "head": _exported_head(run, run.task, calibrated=calibrated)}
     if to == "npz":
         write_npz(output, image, text, params)
     elif isinstance(text, BertConfig):
@@ -181,21 +180,22 @@ def _export_contrastive(run: Run, to: str, output: Path, *, calibrated: bool) ->
         write_siglip(output, image, text, params, run.tokenizer, processor)
 
 
-def _calibrated_head(run: Run, head: Params) -> Params:
-    """Returns the head with its temperature multiplied by the fitted one, and tells about it."""
-    if run.calibration is None:
+def _exported_head(run: Run, task: ContrastiveTask, *, calibrated: bool) -> Params:
+    """Returns log τ and the bias, without the noise; τ is multiplied by the fitted temperature, with a message."""
+    trained = run.params.get("head", {})  # a head without noise and with a fixed τ has no parameters
+    learned = trained.get("temperature", {}).get("log_temperature")
+    # The formats store log τ alone: one that is fixed or bounded is exported by its value.
+    head = {"temperature": {"log_temperature": jnp.log(task.temperature(run.params)) if learned is None else learned}}
+    head |= {name: value for name, value in trained.items() if name == "bias"}
+    if not calibrated or run.calibration is None:
         return head
     fitted = run.calibration.noiseless
-    learned = head.get("temperature", {}).get("log_temperature")
-    if learned is None:
-        message(f"exported as trained, without the fitted factor {fitted}: the head does not learn log τ")
-        return head
     if "bias" in head:
         # The sigmoid of a pair would need another bias with another temperature; T is of a softmax over candidates.
         message(f"exported as trained, without the fitted factor {fitted}: it is not that of a sigmoid with a bias")
         return head
     message(f"the temperature is multiplied by {fitted} of lit-het calibrate; --uncalibrated leaves it as trained")
-    return {**head, "temperature": {"log_temperature": learned + math.log(fitted.temperature)}}
+    return {"temperature": {"log_temperature": head["temperature"]["log_temperature"] + math.log(fitted.temperature)}}
 
 
 def _vit(tower: ImageTowerConfig) -> ViTConfig:

@@ -115,7 +115,9 @@ class Model:
     @property
     def num_classes(self) -> int | None:
         """The number of a classifier's own classes; 0 without a head, None for an image-text model."""
-        return self.programs.task.num_classes if "head" in self.params else 0
+        # The head of an image-text model may have no parameters.
+        is_headless = self.text is None and "head" not in self.params
+        return 0 if is_headless else self.programs.task.num_classes
 
     @property
     def has_noise(self) -> bool:

@@ -159,6 +159,10 @@ class ContrastiveTask:
             noise_spectrum=head.image_spectrum,
         )
 
+    def temperature(self, params: Params) -> Float[Array, ""]:
+        """Returns τ."""
+        return self._model(params).head.temperature()
+
     def encode_text(self, params: Params, text: Int[Array, "b l"]) -> Float[Array, "b d"]:
         """Returns noiseless embeddings."""
         model = self._model(params)

@@ -20,12 +20,13 @@ from lit_het.eval.features import Sets
 from lit_het.eval.sets import ImageSet
 from lit_het.eval.suite import ZeroShotConfig
 from lit_het.heads.contrastive import DeterministicContrastiveConfig, HetXLContrastiveConfig
-from lit_het.heads.temperature import FixedTemperature
+from lit_het.heads.temperature import BoundedTemperature, FixedTemperature
 from lit_het.losses.classification import SoftmaxCrossEntropy
 from lit_het.runs.opening import open_run
 from lit_het.runs.training import train
 from lit_het.schedules import Schedule
 from lit_het.tasks.classification import ClassificationConfig
+from lit_het.tasks.contrastive import ContrastiveTask
 from lit_het.types import Calibration
 from tests import tiny
 from tests.cli.test_train import refusal
@@ -202,14 +203,15 @@ def test_an_exported_temperature_is_multiplied_by_the_fitted_one(capsys, calibra
 
 
 @pytest.mark.parametrize(
-    ("head", "reason"),
+    "head",
     [
-        (DeterministicContrastiveConfig(initial_bias=-10.0), "not that of a sigmoid with a bias"),
-        (HetXLContrastiveConfig(temperature=FixedTemperature()), "does not learn log τ"),
+        DeterministicContrastiveConfig(initial_bias=-10.0),
+        DeterministicContrastiveConfig(temperature=FixedTemperature(0.2)),
+        HetXLContrastiveConfig(temperature=BoundedTemperature(0.1, 0.3)),
     ],
 )
-def test_a_temperature_that_an_export_cannot_express_is_left_as_trained(
-    capsys, lit_config, once_calibrated, tmp_path, head, reason
+def test_any_temperature_is_exported_and_scaled_unless_there_is_a_bias(
+    capsys, lit_config, once_calibrated, tmp_path, head
 ):
     train(dataclasses.replace(lit_config, task=dataclasses.replace(lit_config.task, head=head)))
     saved = json.loads((once_calibrated / "calibration.json").read_text())
@@ -218,13 +220,25 @@ def test_a_temperature_that_an_export_cannot_express_is_left_as_trained(
     output = tmp_path / "model.npz"
     capsys.readouterr()
     assert main(["export", "--checkpoint", str(lit_config.run_dir), "--to", "npz", "--output", str(output)]) == 0
-    assert reason in capsys.readouterr().err
-    head_of_run = open_run(lit_config.run_dir).params["head"]
+    said = capsys.readouterr().err
+    run = open_run(lit_config.run_dir)
+    assert isinstance(run.task, ContrastiveTask)
+    # Also without parameters, the head is a head.
+    assert run.model().num_classes is None
+    factor = 1.0 if head.initial_bias is not None else saved["noiseless"]["temperature"]
+    assert ("not that of a sigmoid with a bias" in said) == (factor == 1)
     with np.load(output) as arrays:
-        if "bias" in head_of_run:
-            np.testing.assert_allclose(-arrays["t"][0], head_of_run["temperature"]["log_temperature"])
-        else:
-            assert "t" not in arrays
+        assert np.exp(-arrays["t"][0]) == pytest.approx(float(run.task.temperature(run.params)) * factor, rel=1e-5)
+        if isinstance(head.temperature, FixedTemperature):
+            assert np.exp(-arrays["t"][0]) == pytest.approx(0.2 * factor, rel=1e-5)
+
+
+def test_a_head_without_parameters_is_evaluated(capsys, lit_config, data):
+    head = DeterministicContrastiveConfig(temperature=FixedTemperature(0.2))
+    train(dataclasses.replace(lit_config, task=dataclasses.replace(lit_config.task, head=head)))
+    command = ["zero-shot", "--checkpoint", lit_config.run_dir, "--data", f"seen={data / 'train'}"]
+    assert main(list(map(str, command))) == 0
+    assert "top1" in capsys.readouterr().out
 
 
 def test_a_classifier_is_calibrated_on_its_labels(capsys, data, held_out, upstream, tmp_path):
