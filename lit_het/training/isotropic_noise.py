@@ -1,11 +1,13 @@
 """A warning when the noise of a contrastive head grows in all directions alike."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from lit_het.console import message
 
 # Twice the noise of the first record, and no more along the keys' differences than isotropic noise would have.
 _GROWTH, _ALIGNMENT = 2.0, 1.25
+_SIDES = ("image", "text")
 
 
 class IsotropicNoise:
@@ -13,15 +15,22 @@ class IsotropicNoise:
 
     Noise pays only along the differences of keys. If it grows elsewhere as well, its gradient is mostly noise itself,
     and Adam, which moves every parameter by the learning rate, makes a random walk of it (docs/noise.md).
+
+    Args:
+        records: of a resumed run so far, whose first one tells how large the noise was initially.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, records: Iterable[Mapping[str, Any]] = ()) -> None:
         self._first: dict[str, float] = {}
         self._has_warned = False
+        for record in records:
+            for side in _SIDES:
+                if (norm := record.get(f"train/{side}_noise_norm")) is not None:
+                    self._first.setdefault(side, norm)
 
     def check(self, record: Mapping[str, float]) -> None:
         """Checks the metrics of a record."""
-        for side in ("image", "text"):
+        for side in _SIDES:
             norm, alignment = record.get(f"train/{side}_noise_norm"), record.get(f"train/{side}_noise_alignment")
             if norm is None or alignment is None or self._has_warned:
                 continue

@@ -14,7 +14,7 @@ from lit_het.console import Bar
 from lit_het.errors import FieldError, UserError, require_at_least
 from lit_het.training import preemption
 from lit_het.training.isotropic_noise import IsotropicNoise
-from lit_het.training.metric_log import MetricLog
+from lit_het.training.metric_log import MetricLog, read_metrics
 from lit_het.training.preemption import Preempted
 from lit_het.training.step import MUST_BE_FINITE, TrainStep
 from lit_het.types import Batch, Metrics, Params, TrainState
@@ -195,7 +195,7 @@ class _Pending:
     def __init__(self, log: MetricLog):
         self._log = log
         self._skipped = 0  # in a row
-        self._isotropic = IsotropicNoise()
+        self._isotropic = IsotropicNoise(read_metrics(log.path))
         self._metrics: list[Metrics] = []
         self.restart()
 
