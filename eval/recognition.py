@@ -51,12 +51,14 @@ class Recognition:
         # With the set's own class names, labels are used as they are: two classes may share a name.
         return self.groups is not None or self.candidates is self.label_names
 
-    def check(self, model: EvaluatedModel) -> None:
-        """Checks that a model can classify over the candidates.
+    def check(self, model: EvaluatedModel, samples: int = 0) -> None:
+        """Checks that a model can classify over the candidates with S noise samples.
 
         Raises:
-            UserError: a classifier without head or with another number of classes, or a text tower without tokenizer.
+            UserError: a classifier without head or with another number of classes, a text tower without tokenizer, or
+                an odd S of a head that draws pairs.
         """
+        model.check_samples(samples)
         if model.text is not None:
             model.text.tokenize([fill_template(self.templates[0], self.candidates[0])])
         elif not model.num_classes:
@@ -92,7 +94,7 @@ class Recognition:
 
     def predictors(self, model: EvaluatedModel, *samples: int) -> list[Predictor]:
         """Returns a `predictor` for each number of noise samples; the class names are embedded once."""
-        self.check(model)
+        self.check(model, max(samples))
         embeddings = None if model.text is None else embed_class_names(model, self.candidates, self.templates)
         return [Predictor(model, len(self.class_names), embeddings, count, self.groups) for count in samples]
 

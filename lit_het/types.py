@@ -331,6 +331,14 @@ class EvaluatedModel(Protocol):
         """The temperatures that predictions are scaled by; None leaves them as trained."""
         ...
 
+    def check_samples(self, num_samples: int) -> None:
+        """Checks that the head can draw S noise samples, before images are read.
+
+        Raises:
+            UserError: the head draws them in pairs, and S is odd.
+        """
+        ...
+
     def __call__(
         self,
         quantity: Callable[..., Array],

@@ -34,7 +34,7 @@ class Ensemble:
             UserError: there is only one member; otherwise as `Recognition.check`.
         """
         for model in models:
-            self.recognition.check(model)
+            self.recognition.check(model, self.samples)
         if sum(map(self._num_members, models)) < 2:
             raise UserError(
                 "there is only one member (a deterministic head has no noise): use --samples with a HET-XL head, "

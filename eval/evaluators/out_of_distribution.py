@@ -33,7 +33,7 @@ class OutOfDistribution:
 
     def check(self, model: EvaluatedModel) -> None:
         """Checks a model as `Recognition.check` does."""
-        self.recognition.check(model)
+        self.recognition.check(model, self.samples)
 
     def __call__(self, model: EvaluatedModel) -> Evaluation:
         """Returns ``<near or far>/<set>/<score>/<figure>`` with standard errors."""

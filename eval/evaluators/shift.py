@@ -35,7 +35,7 @@ class Shift:
 
     def check(self, model: EvaluatedModel) -> None:
         """Checks a model as `Recognition.check` does."""
-        self.recognition.check(model)
+        self.recognition.check(model, self.samples)
 
     def __call__(self, model: EvaluatedModel) -> Evaluation:
         """Returns metrics of the clean set and of every copy, and their means by severity and over all copies."""

@@ -32,7 +32,7 @@ class ZeroShot:
 
     def check(self, model: EvaluatedModel) -> None:
         """Checks a model as `Recognition.check` does."""
-        self.recognition.check(model)
+        self.recognition.check(model, self.samples)
 
     def __call__(self, model: EvaluatedModel) -> Evaluation:
         """Returns all figures of `lit_het.eval.scores`: without prefix, ``calibrated/`` and ``noisy/``."""

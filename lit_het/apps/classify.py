@@ -102,6 +102,7 @@ def classify(
         raise UserError(f"{checkpoint} is a classifier and takes no prompts; leave out --prompts")
     squares = [decode(data, run, image) for image, data in zip(images, encoded, strict=True)]
     model = run.model(calibrated=options.calibrated)
+    model.check_samples(options.samples)
     if threshold is not None and model.calibration is None:
         raise UserError(
             "--coverage needs the probabilities that its thresholds were fitted to: leave out --uncalibrated, and run "

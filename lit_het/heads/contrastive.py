@@ -46,6 +46,7 @@ class DeterministicContrastiveConfig:
 
     has_image_noise: ClassVar[bool] = False
     num_samples: ClassVar[int] = 1
+    antithetic: ClassVar[None] = None
 
     def build(self, embedding_size: int, rngs: nnx.Rngs) -> "DeterministicContrastive":
         """Returns the head."""

@@ -66,7 +66,16 @@ def check_antithetic(config: Any, field: str) -> None:
 
 
 def in_pairs(antithetic: bool | None, num_samples: int) -> bool:
-    """Returns whether S samples come in antithetic pairs; by default where S is even."""
+    """Returns whether S samples come in antithetic pairs; by default where S is even.
+
+    Raises:
+        UserError: pairs are asked for, and S is odd.
+    """
+    if antithetic and num_samples % 2:
+        raise UserError(
+            f"{num_samples} noise samples are odd, but the head draws them in pairs (antithetic = True); give an even "
+            "number with --samples"
+        )
     return num_samples % 2 == 0 if antithetic is None else antithetic
 
 

@@ -12,6 +12,7 @@ from jaxtyping import Float, Int
 from lit_het import distributed, sharding
 from lit_het.data_pipelines.tokenizers import Tokenizer
 from lit_het.errors import UserError
+from lit_het.heads.sampling import in_pairs
 from lit_het.tasks.classification import ClassificationTask
 from lit_het.tasks.contrastive import ContrastiveTask
 from lit_het.tasks.quantities import Quantity
@@ -123,6 +124,11 @@ class Model:
     def has_noise(self) -> bool:
         """Whether the head has noise for images."""
         return self.programs.task.has_image_noise
+
+    def check_samples(self, num_samples: int) -> None:
+        """Checks a number of noise samples, see `lit_het.types.EvaluatedModel`."""
+        if self.has_noise:
+            in_pairs(self.programs.task.antithetic, num_samples)
 
     def __call__(
         self,

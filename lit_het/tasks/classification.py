@@ -88,6 +88,7 @@ class ClassificationTask:
         self.locked = config.locked
         self.num_classes = config.num_classes
         self.has_image_noise = config.head.sampling is not None
+        self.antithetic = config.head.sampling and config.head.sampling.antithetic
         abstract = nnx.eval_shape(lambda: Classifier(config, nnx.Rngs(0)))
         self.learning_rates = learning_rate_groups(abstract)
         self.graph, state = nnx.split(abstract)

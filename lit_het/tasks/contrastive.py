@@ -87,6 +87,7 @@ class ContrastiveTask:
         self.locked = config.locked
         self.num_classes = None
         self.has_image_noise = config.head.has_image_noise
+        self.antithetic = config.head.antithetic
         abstract = nnx.eval_shape(lambda: TwoTowers(config, nnx.Rngs(0)))
         self.learning_rates = learning_rate_groups(abstract)
         self.graph, state = nnx.split(abstract)

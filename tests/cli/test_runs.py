@@ -1,17 +1,23 @@
 """Runs opened again: what a classifier answers, and what is refused."""
 
+import dataclasses
 import json
 from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from lit_het.apps.quickstart import write_data
 from lit_het.configs.quickstart_upstream import glyphs
 from lit_het.errors import UserError
+from lit_het.eval.sets import ImageSet
+from lit_het.eval.suite import ZeroShotConfig
 from lit_het.runs.opening import open_run
+from lit_het.runs.training import train
 from lit_het.tasks import quantities
 from lit_het.types import EvaluatedModel
+from tests.cli.test_train import refusal
 
 
 def test_a_classifier_answers_with_log_probabilities_and_its_noise_follows_from_the_seed(upstream):
@@ -35,6 +41,24 @@ def test_a_classifier_answers_with_log_probabilities_and_its_noise_follows_from_
     np.testing.assert_allclose(log_p, quiet[:, 0], rtol=1e-5)
     assert (first(quantities.noise_norm, features[None]) > 0).all()
     assert np.isfinite(first(quantities.log_normalizer, features[None])).all()
+
+
+def test_a_head_that_draws_pairs_refuses_an_odd_number_of_samples(capsys, lit_config, data, tmp_path):
+    head = dataclasses.replace(lit_config.task.head, antithetic=True)
+    paired = dataclasses.replace(lit_config, task=dataclasses.replace(lit_config.task, head=head))
+    seen = ImageSet("seen", str(data / "train"), split=".")
+    with pytest.raises(UserError, match="3 noise samples are odd"):  # before the first step
+        train(dataclasses.replace(paired, evaluations=(ZeroShotConfig(seen, samples=3),)))
+    paired = dataclasses.replace(paired, run_dir=tmp_path / "paired")
+    train(paired)
+    Image.new("RGB", (40, 30)).save(tmp_path / "black.png")
+    run = ("--checkpoint", paired.run_dir, "--samples", 3)
+    for command in (
+        ("zero-shot", "--data", data / "train", *run),
+        ("classify", tmp_path / "black.png", "--labels", "a cat,a dog", *run),
+        ("calibrate", paired.run_dir, "--data", data / "train", "--samples", 3),
+    ):
+        assert "give an even number with --samples" in refusal(capsys, *command)
 
 
 def test_characters_drawn_with_another_seed_are_refused(tmp_path):

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from scipy import special
 
+from lit_het.heads.sampling import in_pairs
 from lit_het.tasks import quantities
 from lit_het.tasks.quantities import Quantity
 from lit_het.types import Calibration, ImageFeatures, TextEncoder
@@ -30,6 +31,10 @@ class FakeModel:
     num_classes: int | None = None
     has_noise: bool = False
     calibration: Calibration | None = None
+    antithetic: bool | None = None
+
+    def check_samples(self, num_samples: int) -> None:
+        in_pairs(self.antithetic, num_samples)
 
     def __call__(
         self,

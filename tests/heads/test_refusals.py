@@ -8,7 +8,7 @@ from lit_het.heads.contrastive import HetXLContrastiveConfig
 from lit_het.heads.covariance import CovarianceConfig
 from lit_het.heads.het_h import HetHConfig
 from lit_het.heads.het_xl import HetXLConfig
-from lit_het.heads.sampling import SamplingConfig
+from lit_het.heads.sampling import SamplingConfig, in_pairs
 from lit_het.heads.temperature import BoundedTemperature, FixedTemperature, LogTemperature
 
 FACTORED = SamplingConfig(order="factored")
@@ -62,6 +62,14 @@ def test_impossible_settings_are_refused_in_one_line_that_names_the_field(build,
         build()
     assert str(error.value).startswith(message)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(("antithetic", "num_samples", "pairs"), [(None, 3, False), (None, 4, True), (True, 4, True)])
+def test_samples_come_in_pairs_where_they_are_asked_for_or_even(antithetic, num_samples, pairs):
+    assert in_pairs(antithetic, num_samples) == pairs
+    assert not in_pairs(False, num_samples)
+    with pytest.raises(UserError, match=r"^5 noise samples are odd, .* give an even number with --samples$"):
+        in_pairs(True, 5)
 
 
 def test_the_least_settings_that_are_possible_are_accepted():
