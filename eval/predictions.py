@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 from jaxtyping import Float, Int
 
-from lit_het.console import Bar
+from lit_het.console import Bar, message
 from lit_het.errors import UserError
 from lit_het.eval.calibration import ReliabilityCurve, check_labels, reliability_of_confidence, scaled
 from lit_het.eval.classes import merge_candidates
@@ -151,6 +151,25 @@ class Predictions:
         """Returns the predictions for the given rows."""
         fields = (field.name for field in dataclasses.fields(self))
         return Predictions(**{name: getattr(self, name)[rows] for name in fields})
+
+
+def samples_of(model: EvaluatedModel, asked: int | None, default: int = 32) -> int:
+    """Returns the number of noise samples that are asked for; None takes the one that the temperature was fitted for.
+
+    Without a fitted temperature None takes the default. A message tells of a temperature for another number.
+
+    Raises:
+        UserError: the head draws samples in pairs, and the number is odd.
+    """
+    fitted = model.calibration.num_samples if model.calibration is not None else 0
+    samples = asked if asked is not None else fitted or default
+    model.check_samples(samples)
+    if samples and fitted not in (0, samples):
+        message(
+            f"the temperature of the mean was fitted for {fitted} noise samples and is applied to {samples}: give "
+            f"--samples {fitted}, or run lit-het calibrate with --samples {samples}"
+        )
+    return samples
 
 
 def predict(predictor: Predictor, features: Features, block_size: int = BLOCK_SIZE) -> Predictions:

@@ -16,7 +16,7 @@ from lit_het.console import Bar
 from lit_het.errors import UserError
 from lit_het.eval.calibration import check_labels
 from lit_het.eval.features import Features, OpenSet
-from lit_het.eval.predictions import Predictions, Predictor, predict
+from lit_het.eval.predictions import Predictions, Predictor, predict, samples_of
 from lit_het.eval.prompts import BARE_TEMPLATE, check_templates, fill_template
 from lit_het.files import cache_folder, cached_array, completed
 from lit_het.types import EvaluatedModel, TextEncoder
@@ -94,7 +94,8 @@ class Recognition:
 
     def predictors(self, model: EvaluatedModel, *samples: int) -> list[Predictor]:
         """Returns a `predictor` for each number of noise samples; the class names are embedded once."""
-        self.check(model, max(samples))
+        self.check(model)
+        samples = tuple(samples_of(model, count) for count in samples)
         embeddings = None if model.text is None else embed_class_names(model, self.candidates, self.templates)
         return [Predictor(model, len(self.class_names), embeddings, count, self.groups) for count in samples]
 

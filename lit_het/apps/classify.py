@@ -31,6 +31,7 @@ from lit_het.eval.answers import (
 )
 from lit_het.eval.conformal import read_conformal
 from lit_het.eval.evaluation import read_records
+from lit_het.eval.predictions import samples_of
 from lit_het.eval.prompts import BARE_TEMPLATE, FAMILIES, SET_PROMPTS, read_prompts
 from lit_het.runs.opening import Run, open_run
 from lit_het.runs.saved_calibration import calibration_path
@@ -48,7 +49,7 @@ class ClassifyOptions:
     Attributes:
         labels: separated by commas, or a file with one label per line.
         prompts: a family of `lit_het.eval.prompts.FAMILIES`, or a file; None for the labels without a template.
-        samples: S, noise samples per image; 0 for no noise.
+        samples: S, noise samples per image; 0 for no noise; None for as many as the temperature was fitted for, or 32.
         seed: seed of the noise.
         top: number of labels in a table.
         coverage: the probability that the prediction set of an image contains its label; None for no set.
@@ -60,14 +61,15 @@ class ClassifyOptions:
 
     labels: str
     prompts: str | None = None
-    samples: int = 32
+    samples: int | None = None
     seed: int = 0
     top: int = 10
     coverage: float | None = None
     calibrated: bool = True
 
     def __post_init__(self) -> None:
-        require_at_least(0, self, "samples")
+        if self.samples is not None:
+            require_at_least(0, self, "samples")
         require_at_least(1, self, "top")
         if self.coverage is not None and not 0 < self.coverage < 1:
             raise UserError(f"--coverage {self.coverage:g} must lie between 0 and 1")
@@ -102,14 +104,14 @@ def classify(
         raise UserError(f"{checkpoint} is a classifier and takes no prompts; leave out --prompts")
     squares = [decode(data, run, image) for image, data in zip(images, encoded, strict=True)]
     model = run.model(calibrated=options.calibrated)
-    model.check_samples(options.samples)
+    samples = samples_of(model, options.samples)
     if threshold is not None and model.calibration is None:
         raise UserError(
             "--coverage needs the probabilities that its thresholds were fitted to: leave out --uncalibrated, and run "
             f"lit-het calibrate {checkpoint} again if its calibration is of another step"
         )
     predictor = label_predictor(model, labels, templates)
-    answers = [answer(predictor, row, options.samples, options.seed) for row in features_of(model.features, squares)]
+    answers = [answer(predictor, row, samples, options.seed) for row in features_of(model.features, squares)]
     records = read_records(checkpoint)
     ranks = [noise_ranks(found.noise_norm, records, run.step) for found in answers]
     sets = [None if threshold is None else [labels[i] for i in found.prediction_set(threshold)] for found in answers]

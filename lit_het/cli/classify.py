@@ -31,7 +31,10 @@ def add_to(commands: Any) -> None:
         "--prompts", metavar="NAME|FILE", help="templates around each label: bare (default), photo, photos, pet, a file"
     )
     classifying.add_argument(
-        "--samples", type=int, default=32, metavar="S", help="noise samples (%(default)s); 0 for no noise"
+        "--samples",
+        type=int,
+        metavar="S",
+        help="noise samples (as many as 'lit-het calibrate' took, else 32); 0 for no noise",
     )
     classifying.add_argument("--seed", type=int, default=0, help="seed of the noise")
     classifying.add_argument("--top", type=int, default=10, metavar="N", help="labels in a table (%(default)s)")

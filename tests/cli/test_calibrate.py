@@ -127,7 +127,7 @@ def test_the_file_names_the_step_and_the_data(once_calibrated, held_out):
 
 
 def test_classify_scales_by_default_and_shows_the_probabilities_as_trained_on_request(capsys, once_calibrated, image):
-    raw, was_calibrated = classified(capsys, once_calibrated, image, "--uncalibrated")
+    raw, was_calibrated = classified(capsys, once_calibrated, image, "--uncalibrated", "--samples", 16)
     assert not was_calibrated
     found, is_calibrated = classified(capsys, once_calibrated, image)
     assert is_calibrated
@@ -139,6 +139,28 @@ def test_classify_scales_by_default_and_shows_the_probabilities_as_trained_on_re
     for name in NAMES:
         assert found[name]["raw_probability"] == pytest.approx(raw[name]["probability"], rel=1e-5)
         assert raw[name]["raw_probability"] == raw[name]["probability"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "samples", "warns"), [((), 16, False), (("--samples", 8), 8, True), (("--uncalibrated",), 32, False)]
+)
+def test_classify_draws_as_many_samples_as_the_temperature_was_fitted_for(
+    capsys, once_calibrated, image, flags, samples, warns
+):
+    command = ["classify", image, "--checkpoint", once_calibrated, "--labels", ",".join(NAMES), "--json", *flags]
+    assert main(list(map(str, command))) == 0
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)[0]["samples"] == samples
+    assert ("fitted for 16 noise samples and is applied to 8: give --samples 16, or run" in captured.err) == warns
+
+
+@pytest.mark.parametrize(("samples", "warns"), [(16, False), (8, True), (0, False)])
+def test_an_evaluation_with_other_samples_than_the_temperature_says_so_once(
+    capsys, calibrated, held_out, samples, warns
+):
+    command = ["zero-shot", "--checkpoint", calibrated, "--data", f"held={held_out}", "--samples", samples]
+    assert main(list(map(str, command))) == 0
+    assert capsys.readouterr().err.count("fitted for 16 noise samples and is applied to 8") == warns
 
 
 @pytest.mark.parametrize(("flags", "caption"), [((), "calibrated on 160 images of"), (("--uncalibrated",), "not cal")])

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import http.client
 import os
 import re
@@ -19,6 +20,7 @@ from PIL import Image
 from lit_het.apps.demo import model as demo_model
 from lit_het.apps.demo import server as demo
 from lit_het.eval.answers import answer, label_predictor
+from lit_het.types import Calibration, FittedTemperature
 from tests import tiny
 from tests.cli.browser import browser
 from tests.cli.test_train import refusal
@@ -61,6 +63,13 @@ def test_a_page_gets_the_predictions_of_classify(model, image):
     nearest = model.nearest(features)
     assert sorted(caption for caption, _ in nearest) == sorted(NAMES)
     assert [score for _, score in nearest] == sorted((score for _, score in nearest), reverse=True)
+
+
+def test_a_page_begins_with_as_many_samples_as_the_temperature_was_fitted_for(model):
+    fits = (FittedTemperature(value, 0.1, 1.0, 0.9) for value in (0.5, 0.6))
+    calibration = Calibration(("x",), "", "", 100, 8, 24, *fits)
+    calibrated = demo_model.DemoModel(model.run, dataclasses.replace(model.run.model(), calibration=calibration), None)
+    assert (model.samples, calibrated.samples) == (32, 24)
 
 
 def test_one_image_is_decoded_at_a_time(model, image, monkeypatch):

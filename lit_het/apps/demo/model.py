@@ -12,6 +12,7 @@ from lit_het.errors import UserError
 from lit_het.eval.answers import Answer, NoiseRank, answer, features_of, label_predictor, noise_ranks, split_labels
 from lit_het.eval.captions import CaptionIndex, index_captions
 from lit_het.eval.evaluation import read_records
+from lit_het.eval.predictions import samples_of
 from lit_het.runs.opening import Run, open_run
 from lit_het.tasks import quantities
 from lit_het.tasks.classification import ClassificationTask
@@ -37,6 +38,11 @@ class DemoModel:
     def calibration(self) -> str:
         """How probabilities were calibrated, in words."""
         return str(self._model.calibration or "not calibrated")
+
+    @property
+    def samples(self) -> int:
+        """How many noise samples an image has unless others are chosen: as many as the temperature was fitted for."""
+        return samples_of(self._model, None)
 
     def see(self, data: bytes, name: str) -> tuple[UInt8[np.ndarray, "h w c"], Float[np.ndarray, " f"]]:
         """Returns the preprocessed image and its features.

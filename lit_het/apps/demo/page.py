@@ -91,7 +91,9 @@ class Page:
         ).props("outlined dense")
         with ui.element("div").classes("sampling") as self._sampling:
             ui.label("Noise samples")
-            self._samples = ui.toggle(list(_SAMPLES), value=32, on_change=self._ask).props("unelevated dense no-caps")
+            chosen = self._model.samples
+            self._samples = ui.toggle(sorted({*_SAMPLES, chosen}), value=chosen, on_change=self._ask)
+            self._samples.props("unelevated dense no-caps")
             ui.button("Draw again", on_click=self._draw_again).props("flat dense no-caps")
         self._sampling.set_visibility(False)
 
