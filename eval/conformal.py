@@ -12,6 +12,7 @@ threshold, cover hard and easy images more evenly, at the price of larger sets.
 """
 
 import dataclasses
+import hashlib
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -36,13 +37,16 @@ class ConformalThresholds:
         coverages: ascending probabilities that a set contains the true class.
         log_probabilities: for each coverage, the lowest log-probability of a class in a set, in nats.
         num_examples: n, the number of calibration examples.
-        num_classes: k; sets among another number of classes have no guarantee.
+        num_classes: k.
+        candidates: `candidates_digest` of the captions of an image-text model, since sets among others have no
+            guarantee; None for a classifier, which has its own classes, and in files of earlier versions.
     """
 
     coverages: tuple[float, ...]
     log_probabilities: tuple[float, ...]
     num_examples: int
     num_classes: int
+    candidates: str | None = None
 
     def at(self, coverage: float) -> float:
         """Returns the threshold of the lowest stored coverage that is at least ``coverage``.
@@ -59,6 +63,12 @@ class ConformalThresholds:
         # JSON has no infinity: null stands for sets of all classes.
         finite = [value if math.isfinite(value) else None for value in self.log_probabilities]
         return dataclasses.asdict(self) | {"coverages": list(self.coverages), "log_probabilities": finite}
+
+
+def candidates_digest(tokens: Int[np.ndarray, "k l"]) -> str:
+    """Returns a digest of the tokens of candidates, whatever their order and however often each stands there."""
+    rows = np.unique(tokens, axis=0).astype("<i8")
+    return hashlib.sha256(f"{rows.shape}".encode() + rows.tobytes()).hexdigest()
 
 
 def min_examples(coverage: float) -> int:
@@ -129,6 +139,7 @@ def read_conformal(path: Path) -> ConformalThresholds:
             tuple(-math.inf if value is None else float(value) for value in stored["log_probabilities"]),
             int(stored["num_examples"]),
             int(stored["num_classes"]),
+            None if (candidates := stored.get("candidates")) is None else str(candidates),
         )
     except FileNotFoundError as error:
         raise UserError(f"{path} is missing, and prediction sets need its thresholds; {way_out}") from error

@@ -14,7 +14,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from lit_het.console import message
 from lit_het.data_pipelines import storage
 from lit_het.data_pipelines.images import BrokenImage
 from lit_het.data_pipelines.storage import reason
@@ -29,14 +28,14 @@ from lit_het.eval.answers import (
     require_distinct_labels,
     split_labels,
 )
-from lit_het.eval.conformal import read_conformal
+from lit_het.eval.conformal import ConformalThresholds, candidates_digest, read_conformal
 from lit_het.eval.evaluation import read_records
 from lit_het.eval.predictions import samples_of
-from lit_het.eval.prompts import BARE_TEMPLATE, FAMILIES, SET_PROMPTS, read_prompts
+from lit_het.eval.prompts import BARE_TEMPLATE, FAMILIES, SET_PROMPTS, fill_template, read_prompts
 from lit_het.runs.opening import Run, open_run
 from lit_het.runs.saved_calibration import calibration_path
 from lit_het.tasks.classification import ClassificationTask
-from lit_het.types import Calibration
+from lit_het.types import Calibration, EvaluatedModel
 
 STANDARD_INPUT = "-"
 _BAR_WIDTH = 16
@@ -97,7 +96,8 @@ def classify(
             of prediction sets for ``coverage``.
     """
     labels, templates = read_labels(options.labels), read_templates(options.prompts)
-    threshold = None if options.coverage is None else _threshold(checkpoint, options.coverage, len(labels))
+    thresholds = None if options.coverage is None else read_conformal(calibration_path(checkpoint))
+    threshold = None if thresholds is None else thresholds.at(options.coverage)
     encoded = [read_image(image) for image in images]
     run = open_run(checkpoint, pretrained)
     if options.prompts is not None and isinstance(run.task, ClassificationTask):
@@ -115,27 +115,29 @@ def classify(
     records = read_records(checkpoint)
     ranks = [noise_ranks(found.noise_norm, records, run.step) for found in answers]
     sets = [None if threshold is None else [labels[i] for i in found.prediction_set(threshold)] for found in answers]
+    is_covered = thresholds is not None and _are_fitted(thresholds, model, labels, templates)
+    coverage = options.coverage if is_covered else None
     rows = list(zip(images, answers, ranks, sets, strict=True))
     if as_json:
-        print(json.dumps([_json(*row, labels) for row in rows], indent=1, ensure_ascii=False))
+        print(json.dumps([_json(*row, labels, coverage) for row in rows], indent=1, ensure_ascii=False))
         return
     for image, found, ranked, inside in rows:
         Console().print(_table(image, found, labels, options.top, model.calibration))
-        if options.coverage is not None and inside is not None:
-            Console().print(_set(inside, options.coverage, options.top), markup=False, highlight=False)
+        if inside is not None:
+            Console().print(_set(inside, coverage, options.top), markup=False, highlight=False)
         Console().print(_noise(found, ranked), "", sep="\n", markup=False, highlight=False)
 
 
-def _threshold(checkpoint: Path, coverage: float, num_labels: int) -> float:
-    """Returns the threshold of prediction sets, and warns where it was fitted among another number of labels."""
-    thresholds = read_conformal(calibration_path(checkpoint))
-    found = thresholds.at(coverage)
-    if num_labels != thresholds.num_classes:
-        message(
-            f"prediction sets were fitted among {thresholds.num_classes:,} labels, and there are {num_labels:,}: "
-            f"a coverage of {100 * coverage:g} % is not guaranteed"
-        )
-    return found
+def _are_fitted(
+    thresholds: ConformalThresholds, model: EvaluatedModel, labels: Sequence[str], templates: Sequence[str]
+) -> bool:
+    """Returns whether thresholds were fitted among these candidates, so that the coverage holds for them."""
+    if model.text is None:  # it chooses among its own classes
+        return len(labels) == thresholds.num_classes
+    if len(templates) > 1:  # the mean over several prompts is no caption
+        return False
+    tokens = model.text.tokenize([fill_template(templates[0], label) for label in labels])
+    return candidates_digest(tokens) == thresholds.candidates
 
 
 def read_labels(labels: str) -> tuple[str, ...]:
@@ -225,10 +227,13 @@ def _bar(probability: float, band: np.ndarray | None, scale: float) -> str:
     return "".join(signs[filled.astype(int), shaded.astype(int)])
 
 
-def _set(inside: Sequence[str], coverage: float, top: int) -> str:
+def _set(inside: Sequence[str], coverage: float | None, top: int) -> str:
     """Returns a prediction set in one line, with its ``top`` most probable labels."""
     rest = f" and {len(inside) - top:,} more" if len(inside) > top else ""
-    return f"prediction set of {100 * coverage:g} % coverage: {', '.join(inside[:top])}{rest}"
+    shown = f"{', '.join(inside[:top])}{rest}"
+    if coverage is None:
+        return f"prediction set: {shown}. No coverage is promised: the run was calibrated among other labels"
+    return f"prediction set of {100 * coverage:g} % coverage: {shown}"
 
 
 def _noise(found: Answer, ranks: Sequence[NoiseRank]) -> str:
@@ -242,7 +247,12 @@ def _noise(found: Answer, ranks: Sequence[NoiseRank]) -> str:
 
 
 def _json(
-    image: str, found: Answer, ranks: Sequence[NoiseRank], inside: Sequence[str] | None, labels: Sequence[str]
+    image: str,
+    found: Answer,
+    ranks: Sequence[NoiseRank],
+    inside: Sequence[str] | None,
+    labels: Sequence[str],
+    coverage: float | None,
 ) -> dict[str, Any]:
     low, high = (None, None) if found.band is None else found.band
 
@@ -255,6 +265,7 @@ def _json(
         "noise_above": {rank.name: rank.fraction_below for rank in ranks},
         "samples": 0 if found.samples is None else len(found.samples),
         "prediction_set": inside,
+        "coverage": coverage,
         "calibrated": found.raw is not None,
         "labels": [
             {

@@ -18,7 +18,7 @@ from lit_het.data_pipelines.loader import Loader
 from lit_het.data_pipelines.portions import ALL, Portion
 from lit_het.errors import UserError, require_at_least
 from lit_het.eval.calibration import fit, scaled
-from lit_het.eval.conformal import fit_conformal
+from lit_het.eval.conformal import candidates_digest, fit_conformal
 from lit_het.eval.features import Features, read_features
 from lit_het.eval.predictions import Predictor, predict
 from lit_het.eval.recognition import embed_texts
@@ -91,6 +91,8 @@ def calibrate(run_dir: Path, options: CalibrateOptions, *, pretrained: Path | No
     fitted = fit(noiseless, features.labels)
     # A single temperature depends so little on any one image that the images stay exchangeable with new ones.
     conformal = fit_conformal(scaled(noiseless, fitted.temperature), features.labels)
+    if tokens is not None:
+        conformal = dataclasses.replace(conformal, candidates=candidates_digest(tokens))
     found = Calibration(
         data=options.shards,
         portion=str(options.portion),

@@ -1,10 +1,14 @@
 import dataclasses
 import json
+import shutil
 
 import pytest
 
+from lit_het.cli.main import main
 from lit_het.configs import experiment, quickstart_lit_het_xl
+from lit_het.durations import Duration
 from lit_het.runs.training import train
+from lit_het.schedules import Schedule
 from tests import tiny
 
 
@@ -40,6 +44,35 @@ def trained_lit(data, upstream, tmp_path_factory):
     config = tiny.shrink(quickstart_lit_het_xl.get_config(), data, run_dir, pretrained=upstream)
     train(config)
     return config
+
+
+@pytest.fixture(scope="session")
+def held_out(tmp_path_factory):
+    """Shards of 160 images that no run was trained on; some captions are wrong, so that a temperature fits."""
+    return tiny.write_data(tmp_path_factory.mktemp("held_out"), num_samples=160, seed=1, every_wrong=7) / "train"
+
+
+@pytest.fixture(scope="session")
+def trained(data, upstream, tmp_path_factory):
+    """A run with noise that was trained long enough to be better than chance; tests only read it."""
+    run_dir = tmp_path_factory.mktemp("runs") / "long"
+    config = tiny.shrink(quickstart_lit_het_xl.get_config(), data, run_dir, pretrained=upstream)
+    train(dataclasses.replace(config, length=Duration(60), schedule=Schedule(3e-3, warmup=Duration(5))))
+    return run_dir
+
+
+@pytest.fixture(scope="session")
+def once_calibrated(trained, held_out, tmp_path_factory):
+    run_dir = tmp_path_factory.mktemp("calibrated") / "run"
+    shutil.copytree(trained, run_dir)
+    assert main(["calibrate", str(run_dir), "--data", str(held_out)]) == 0
+    return run_dir
+
+
+@pytest.fixture
+def calibrated(once_calibrated, tmp_path):
+    """A calibrated run that a test may change."""
+    return shutil.copytree(once_calibrated, tmp_path / "run")
 
 
 def write_config_file(config, path):

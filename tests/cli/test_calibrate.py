@@ -15,7 +15,6 @@ from lit_het.configs import quickstart_lit_het_xl
 from lit_het.data_pipelines.labels import ClassIndex
 from lit_het.durations import Duration
 from lit_het.eval.calibration import fit_temperature, scaled
-from lit_het.eval.conformal import prediction_sets, read_conformal
 from lit_het.eval.features import Sets
 from lit_het.eval.sets import ImageSet
 from lit_het.eval.suite import ZeroShotConfig
@@ -32,35 +31,6 @@ from tests import tiny
 from tests.cli.test_train import refusal
 
 NAMES = [f"{colour} {shape}" for colour in tiny.COLOURS for shape in tiny.SHAPES]
-
-
-@pytest.fixture(scope="session")
-def held_out(tmp_path_factory):
-    """Shards of 160 images that no run was trained on; some captions are wrong, so that a temperature fits."""
-    return tiny.write_data(tmp_path_factory.mktemp("held_out"), num_samples=160, seed=1, every_wrong=7) / "train"
-
-
-@pytest.fixture(scope="session")
-def trained(data, upstream, tmp_path_factory):
-    """A run with noise that was trained long enough to be better than chance; tests only read it."""
-    run_dir = tmp_path_factory.mktemp("runs") / "long"
-    config = tiny.shrink(quickstart_lit_het_xl.get_config(), data, run_dir, pretrained=upstream)
-    train(dataclasses.replace(config, length=Duration(60), schedule=Schedule(3e-3, warmup=Duration(5))))
-    return run_dir
-
-
-@pytest.fixture(scope="session")
-def once_calibrated(trained, held_out, tmp_path_factory):
-    run_dir = tmp_path_factory.mktemp("calibrated") / "run"
-    shutil.copytree(trained, run_dir)
-    assert main(["calibrate", str(run_dir), "--data", str(held_out)]) == 0
-    return run_dir
-
-
-@pytest.fixture
-def calibrated(once_calibrated, tmp_path):
-    """A calibrated run that a test may change."""
-    return shutil.copytree(once_calibrated, tmp_path / "run")
 
 
 @pytest.fixture
@@ -103,18 +73,6 @@ def test_temperatures_are_those_of_the_evaluations_predictions_and_evaluations_a
     wanted = scaled(raw.log_probabilities, saved[mode]["temperature"])
     np.testing.assert_allclose(applied.log_probabilities, wanted, atol=1e-5)
     assert -applied.label_log_p.mean() == pytest.approx(saved[mode]["nll_after"], rel=1e-4)
-
-
-def test_prediction_sets_cover_the_images_that_they_were_fitted_on(once_calibrated, held_out, image, capsys):
-    thresholds = read_conformal(once_calibrated / "calibration.json")
-    applied = predictions(once_calibrated, held_out, 0, is_calibrated=True)
-    sets = prediction_sets(applied.log_probabilities, thresholds.at(0.9))
-    assert 0.9 <= sets[np.arange(160), applied.labels].mean() < 0.95
-    command = ["classify", image, "--checkpoint", once_calibrated, "--labels", ",".join(NAMES), "--json"]
-    assert main([*map(str, command), "--coverage", "0.9"]) == 0
-    (found,) = json.loads(capsys.readouterr().out)
-    by_probability = [label["label"] for label in found["labels"]]
-    assert found["prediction_set"] == by_probability[: len(found["prediction_set"])] != []
 
 
 def test_the_file_names_the_step_and_the_data(once_calibrated, held_out):
@@ -263,7 +221,7 @@ def test_a_head_without_parameters_is_evaluated(capsys, lit_config, data):
     assert "top1" in capsys.readouterr().out
 
 
-def test_a_classifier_is_calibrated_on_its_labels(capsys, data, held_out, upstream, tmp_path):
+def test_a_classifier_is_calibrated_on_its_labels(capsys, data, held_out, upstream, tmp_path, image):
     config = tiny.classifier(quickstart_lit_het_xl.get_config(), data, tmp_path / "classes")
     assert isinstance(config.task, ClassificationConfig)
     task = dataclasses.replace(config.task, num_classes=len(NAMES), loss=SoftmaxCrossEntropy())
@@ -276,6 +234,10 @@ def test_a_classifier_is_calibrated_on_its_labels(capsys, data, held_out, upstre
     raw = predictions(config.run_dir, held_out, 0, is_calibrated=False)
     temperature = fit_temperature(raw.log_probabilities, raw.labels)
     assert calibration.noiseless.temperature == pytest.approx(temperature, rel=1e-3)
+    command = ["classify", image, "--checkpoint", config.run_dir, "--labels", ",".join(NAMES), "--json"]
+    capsys.readouterr()
+    assert main([*map(str, command), "--coverage", "0.9"]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["coverage"] == 0.9  # of its own classes
     assert "several labels each" in refusal(capsys, "calibrate", upstream, "--data", held_out)
 
 

@@ -1,5 +1,6 @@
 """Prediction sets: thresholds, coverage, and bad input."""
 
+import dataclasses
 import json
 import math
 
@@ -8,7 +9,14 @@ import pytest
 from scipy import special
 
 from lit_het.errors import UserError
-from lit_het.eval.conformal import COVERAGES, fit_conformal, min_examples, prediction_sets, read_conformal
+from lit_het.eval.conformal import (
+    COVERAGES,
+    candidates_digest,
+    fit_conformal,
+    min_examples,
+    prediction_sets,
+    read_conformal,
+)
 
 
 def drawn(count: int, seed: int, num_classes: int = 6, scale: float = 1.5) -> tuple[np.ndarray, np.ndarray]:
@@ -126,11 +134,25 @@ def test_a_coverage_between_two_stored_ones_takes_the_higher():
 def test_thresholds_are_equal_after_json(tmp_path):
     log_p, labels = drawn(100, seed=0)
     log_p[:30, 0], labels[:30] = -np.inf, 0
-    found = fit_conformal(log_p, labels)
+    found = dataclasses.replace(fit_conformal(log_p, labels), candidates=candidates_digest(np.eye(3, dtype=int)))
     assert found.log_probabilities[-1] == -math.inf
     path = tmp_path / "calibration.json"
     path.write_text(json.dumps({"conformal": found.to_json()}, allow_nan=False))
     assert read_conformal(path) == found
+
+
+def test_candidates_have_the_same_digest_in_any_order_and_another_for_any_other_token():
+    tokens = np.array([[3, 1, 0], [5, 0, 0], [4, 2, 0]], np.int32)
+    digest = candidates_digest(tokens)
+    assert digest == candidates_digest(tokens[[2, 0, 1, 0]].astype(np.int64))
+    for other in (tokens[:2], tokens[:, :2], tokens + (tokens == 2)):
+        assert candidates_digest(other) != digest
+
+
+def test_a_file_of_an_earlier_version_has_thresholds_without_candidates(tmp_path):
+    path = tmp_path / "calibration.json"
+    path.write_text(stored("[0.9]", "[-1]"))
+    assert read_conformal(path).candidates is None
 
 
 def stored(coverages: str, log_probabilities: str) -> str:
