@@ -96,8 +96,10 @@ def classify(
             of prediction sets for ``coverage``.
     """
     labels, templates = read_labels(options.labels), read_templates(options.prompts)
-    thresholds = None if options.coverage is None else read_conformal(calibration_path(checkpoint))
-    threshold = None if thresholds is None else thresholds.at(options.coverage)
+    thresholds, threshold = None, None
+    if options.coverage is not None:
+        thresholds = read_conformal(calibration_path(checkpoint))
+        threshold = thresholds.at(options.coverage)
     encoded = [read_image(image) for image in images]
     run = open_run(checkpoint, pretrained)
     if options.prompts is not None and isinstance(run.task, ClassificationTask):

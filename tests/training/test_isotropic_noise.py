@@ -11,7 +11,7 @@ from lit_het.training import isotropic_noise, loop
 from lit_het.training.isotropic_noise import IsotropicNoise
 from lit_het.training.loop import Cadence
 from lit_het.training.metric_log import MetricLog
-from lit_het.types import Batch, TrainState
+from lit_het.types import Batch, Metrics, TrainState
 from tests.training.test_loop import Recorder
 
 
@@ -41,13 +41,13 @@ def test_a_resumed_run_compares_with_the_noise_before_the_interruption(monkeypat
     lines = []
     monkeypatch.setattr(isotropic_noise, "message", lines.append)
     log = MetricLog(tmp_path)
-    for step, before in ((1, 0.1), (2, 0.14)):
-        log.write(step, record(before, 1.0))
+    for number, before in ((1, 0.1), (2, 0.14)):
+        log.write(number, record(before, 1.0))
     log.close()
 
     def step(state, locked, batch):
         names = ("loss", "gradient_norm", "update_norm", "image_noise_norm", "image_noise_alignment")
-        metrics = dict(zip(names, map(jnp.float32, (1.0, 1.0, 1.0, norm, 1.0)), strict=True))
+        metrics: Metrics = dict(zip(names, map(jnp.float32, (1.0, 1.0, 1.0, norm, 1.0)), strict=True))
         return dataclasses.replace(state, step=state.step + 1), metrics
 
     log, recorder = MetricLog(tmp_path, first_step=2), Recorder()

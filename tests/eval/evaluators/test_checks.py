@@ -97,17 +97,14 @@ def test_an_ensemble_of_one(digits, sets, encoder):
 
 
 def test_an_odd_number_of_samples_of_a_head_that_draws_pairs(digits, sets, encoder):
-    other, paired = (f"{digits.directory}/train",), dataclasses.replace(encoder, antithetic=True, has_noise=True)
-    for of, fields in (
-        (ZeroShotConfig, {}),
-        (ShiftConfig, {}),
-        (OutOfDistributionConfig, {"far": other}),
-        (EnsembleConfig, {}),
-    ):
+    paired = dataclasses.replace(encoder, antithetic=True, has_noise=True)
+    detection = OutOfDistributionConfig(digits, far=(f"{digits.directory}/train",))
+    for config in (ZeroShotConfig(digits), ShiftConfig(digits), detection, EnsembleConfig(digits)):
+        odd, even = (dataclasses.replace(config, samples=samples).build(sets) for samples in (3, 4))
         with pytest.raises(UserError, match="3 noise samples are odd"):
-            of(digits, samples=3, **fields).build(sets).check(paired)
-        of(digits, samples=4, **fields).build(sets).check(paired)
-        of(digits, samples=3, **fields).build(sets).check(dataclasses.replace(paired, antithetic=None))
+            odd.check(paired)
+        even.check(paired)
+        odd.check(dataclasses.replace(paired, antithetic=None))
 
 
 def test_few_shot_and_linear_probe_accept_any_image_tower(digits, sets):

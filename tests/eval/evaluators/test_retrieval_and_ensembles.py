@@ -131,8 +131,9 @@ def test_several_models_form_an_ensemble_and_a_single_model_does_not(labelled, s
 
 
 def calibrated(model, noiseless: float, monte_carlo: float | None = None):
-    fits = [None if value is None else FittedTemperature(value, 0.1, 1.0, 0.9) for value in (noiseless, monte_carlo)]
-    return dataclasses.replace(model, calibration=Calibration(("x",), "", "", 7, 3, 5, *fits))
+    quiet = FittedTemperature(noiseless, 0.1, 1.0, 0.9)
+    noisy = None if monte_carlo is None else dataclasses.replace(quiet, temperature=monte_carlo)
+    return dataclasses.replace(model, calibration=Calibration(("x",), "", "", 7, 3, 5, quiet, noisy))
 
 
 def test_the_temperature_of_a_model_scales_the_mean_over_its_members(labelled, sets, make_encoder, unit_vectors):
