@@ -77,6 +77,19 @@ def test_a_mesh_of_eight_devices_has_loss_metrics_and_gradient_of_one_device(los
     assert moved == {"image_tower", "text_tower", "head"}
 
 
+def test_the_form_of_the_noise_is_measured_on_sixteen_rows_of_a_large_batch():
+    task, batch = CONFIG.build(), jax.tree.map(jnp.asarray, host_batch())
+    params = jax.jit(task.initialize)(jax.random.key(0))
+    large = jax.tree.map(lambda rows: jnp.concatenate([rows, jnp.roll(rows, 5, axis=0), rows[::-1]]), batch)
+    part = jax.tree.map(lambda rows: rows[::3], large)
+    found, expected = (jax.jit(task.loss)(params, rows, keys_at(0, 0))[1] for rows in (large, part))
+    for side in ("image", "text"):
+        for form in ("alignment", "rank"):
+            name = f"{side}_noise_{form}"
+            np.testing.assert_allclose(found[name], expected[name], rtol=1e-5, err_msg=name)
+    assert abs(found["text_noise_norm"] - expected["text_noise_norm"]) > 1e-5  # that of all rows
+
+
 def test_mean_probabilities_over_noise_approach_those_without_noise_as_it_vanishes():
     """The mean over noise samples of the softmax over texts (HET-XL App. M)."""
     task, batch = CONFIG.build(), jax.tree.map(jnp.asarray, host_batch())
