@@ -45,6 +45,13 @@ HEADS: Mapping[str, Mapping[str, Any]] = {
         f"smoothing {share}": {"head": DeterministicContrastiveConfig(), "loss": SmoothedSoftmaxLoss(share)}
         for share in (0.05, 0.1, 0.2)
     },
+    **{
+        f"S16 smoothing {share}": {
+            "head": HetXLContrastiveConfig(SMALL, num_samples=16),
+            "loss": SmoothedSoftmaxLoss(share),
+        }
+        for share in (0.05, 0.1, 0.2)
+    },
     "input temperature": {"head": InputTemperatureConfig()},
     "paper S1": {"head": HetXLContrastiveConfig(PAPER, num_samples=1)},
     "S1": {"head": HetXLContrastiveConfig(SMALL, num_samples=1)},

@@ -18,10 +18,10 @@ from lit_het.types import EmbeddingSamples, LogitSamples, Queries
 
 @dataclasses.dataclass(frozen=True)
 class SmoothedSoftmaxLoss:
-    """The softmax loss with smoothed labels (Szegedy et al. 2016, Sec. 7), for queries without noise.
+    """The softmax loss with smoothed labels (Szegedy et al. 2016, Sec. 7), for queries with or without noise.
 
     The target of a query is its partner with probability ``1 - smoothing``, plus ``smoothing`` times a uniform
-    distribution over all keys of the batch.
+    distribution over all keys of the batch; its cross-entropy is taken with the mean probability over S samples.
 
     Attributes:
         smoothing: probability that is spread over all keys.
@@ -33,13 +33,21 @@ class SmoothedSoftmaxLoss:
 
     def __call__(self, samples: EmbeddingSamples, valid: Bool[Array, " b"]) -> Float[Array, ""]:
         """Returns the mean over valid examples of half the sum of both directions."""
-        logits = samples.image @ samples.text.T / samples.temperature
-        weight = weights(valid)
-        losses = self._losses(logits, valid) + self._losses(logits.T, valid)
-        return jnp.sum(weight * losses) / 2
+        sides = (
+            (samples.image, samples.image_queries, samples.text),
+            (samples.text, samples.text_queries, samples.image),
+        )
+        losses = [
+            self._losses((Queries(own[:, None]) if queries is None else queries).products(keys), samples, valid)
+            for own, queries, keys in sides
+        ]
+        return jnp.sum(weights(valid) * sum(losses)) / 2
 
-    def _losses(self, logits: Float[Array, "b b"], valid: Bool[Array, " b"]) -> Float[Array, " b"]:
-        log_p = jax.nn.log_softmax(jnp.where(valid[None], logits, MASKED), axis=1)
+    def _losses(
+        self, products: Float[Array, "b s b"], samples: EmbeddingSamples, valid: Bool[Array, " b"]
+    ) -> Float[Array, " b"]:
+        logits = jnp.where(valid[None, None], products / samples.temperature, MASKED)
+        log_p = jax.nn.logmeanexp(jax.nn.log_softmax(logits, axis=2), axis=1)
         mean = jnp.mean(log_p, axis=1, where=valid[None])
         return -(1 - self.smoothing) * jnp.diagonal(log_p) - self.smoothing * mean
 
@@ -56,6 +64,7 @@ class InputTemperatureConfig:
 
     has_image_noise: ClassVar[bool] = False
     num_samples: ClassVar[int] = 1
+    antithetic: ClassVar[None] = None
 
     def build(self, embedding_size: int, rngs: nnx.Rngs) -> "InputTemperature":
         """Returns the head."""

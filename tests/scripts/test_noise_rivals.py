@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from lit_het.heads.contrastive import DeterministicContrastiveConfig
+from lit_het.heads.contrastive import DeterministicContrastiveConfig, HetXLContrastiveConfig
 from lit_het.losses.contrastive import SoftmaxLoss
 from scripts.noise.rivals import InputTemperatureConfig, SmoothedSoftmaxLoss
 
@@ -23,6 +23,13 @@ def samples_of(config):
 
 def test_without_smoothing_it_is_the_softmax_loss():
     samples, valid = samples_of(DeterministicContrastiveConfig()), jnp.array([True, True, False, True, True])
+    expected = SoftmaxLoss(form="dense")(samples, valid)
+    assert SmoothedSoftmaxLoss(0.0)(samples, valid) == pytest.approx(float(expected), rel=1e-5)
+
+
+def test_with_noise_and_without_smoothing_it_is_the_softmax_loss_of_the_mean_over_samples():
+    samples, valid = samples_of(HetXLContrastiveConfig(num_samples=4)), jnp.array([True, True, False, True, True])
+    assert samples.image_queries is not None
     expected = SoftmaxLoss(form="dense")(samples, valid)
     assert SmoothedSoftmaxLoss(0.0)(samples, valid) == pytest.approx(float(expected), rel=1e-5)
 
