@@ -9,6 +9,7 @@ import math
 from lit_het.data_pipelines.labels import LabelsConfig
 from lit_het.data_pipelines.portions import ALL, Portion
 from lit_het.data_pipelines.shards import expand
+from lit_het.data_pipelines.suspects import Suspects
 from lit_het.data_pipelines.transforms import Augmentation, InceptionCrop, Preprocessing, RandomCrop, Training
 from lit_het.errors import UserError, require_at_least
 
@@ -58,6 +59,7 @@ class LoaderConfig:
         batch_size: samples over all hosts.
         labels: how to read labels; None reads none.
         portion: of the samples of ``shards``, to hold out a part of a training set for validation.
+        suspects: samples of ``shards`` that training leaves out, by a table of ``lit-het data score``.
         mixture: further data sets, each in a fixed proportion to ``shards`` and with its own order.
         captions: the member with the captions; ``json/caption`` is the field ``caption`` of a JSON object.
         preprocessing: of evaluation images.
@@ -80,6 +82,7 @@ class LoaderConfig:
     batch_size: int = 256
     labels: LabelsConfig | None = None
     portion: Portion = ALL
+    suspects: Suspects | None = None
     mixture: tuple[WeightedShards, ...] = ()
     captions: str = "txt"
     preprocessing: Preprocessing = Preprocessing()
@@ -109,7 +112,7 @@ class LoaderConfig:
         if self.window is not None:
             require_at_least(1, self, "window")
         if self.stream is not None:
-            for field in ("portion", "mixture", "shuffle", "window", "embeddings"):
+            for field in ("portion", "suspects", "mixture", "shuffle", "window", "embeddings"):
                 if getattr(self, field) != getattr(LoaderConfig, field):
                     raise UserError(f"LoaderConfig: a `stream` has no `{field}`; leave out one of them")
 

@@ -10,7 +10,7 @@ import functools
 import hashlib
 import itertools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -120,6 +120,14 @@ class ShardIndex:
     def shard(self, sample: int) -> str:
         """The address of the tar file that holds a sample."""
         return self.summaries[self._locate(sample)[0]].address
+
+    def samples_of(self, keys: Mapping[str, frozenset[str]]) -> list[int]:
+        """Returns the samples of the given keys of each shard, by address, in ascending order."""
+        found: list[int] = []
+        for number, (summary, first) in enumerate(zip(self.summaries, self._starts[:-1], strict=True)):
+            if wanted := {key.encode("utf-8", "surrogateescape") for key in keys.get(summary.address, ())}:
+                found += [first + row for row, key in enumerate(self._table(number).keys.tolist()) if key in wanted]
+        return found
 
     def span(self, sample: int, kind: str) -> Span | None:
         """The byte range of one member of a sample, or None if it is missing."""

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import grain
 import numpy as np
 
+from lit_het.console import message
 from lit_het.data_pipelines.batches import (
     Images,
     RawSample,
@@ -29,10 +30,10 @@ from lit_het.data_pipelines.batches import (
 from lit_het.data_pipelines.data_config import LoaderConfig
 from lit_het.data_pipelines.faults import FaultLog
 from lit_het.data_pipelines.index import ShardIndex
-from lit_het.data_pipelines.order import Mixed, Order, Sequential, Shifted, Shuffled, WindowShuffled
-from lit_het.data_pipelines.portions import ConcatenatedRanges
+from lit_het.data_pipelines.order import Chosen, Mixed, Order, Sequential, Shuffled, WindowShuffled
+from lit_het.data_pipelines.portions import ConcatenatedRanges, without
 from lit_het.data_pipelines.shards import IMAGE
-from lit_het.data_pipelines.storage import Unreadable
+from lit_het.data_pipelines.storage import Unreadable, absolute
 from lit_het.errors import UserError
 from lit_het.types import Batch
 
@@ -84,7 +85,7 @@ class Loader:
         self.index = ShardIndex(addresses, required, [image_input.member], attach, advance)
         found = ((summary.address, fault) for summary in self.index.summaries for fault in summary.faults)
         self.faults.count_excluded(found, len(self.index))
-        self._order, self.numbers = _order(config, self.index.counts, [len(shards) for shards in data_sets])
+        self._order, self.numbers = _order(config, self.index, [len(shards) for shards in data_sets])
 
     @property
     def num_samples(self) -> int:
@@ -213,18 +214,19 @@ def _stored_embeddings(config: LoaderConfig) -> "StoredEmbeddings | None":
     return StoredEmbeddings(config.embeddings, describe(config.training, config.image_size, random=True))
 
 
-def _order(config: LoaderConfig, counts: Sequence[int], num_shards: Sequence[int]) -> tuple[Order, ConcatenatedRanges]:
+def _order(config: LoaderConfig, index: ShardIndex, num_shards: Sequence[int]) -> tuple[Order, ConcatenatedRanges]:
     """Returns the order of the samples, and their indices.
 
     Args:
         config: which data sets are mixed.
-        counts: samples of each shard, over all data sets.
+        index: of the shards of all data sets.
         num_shards: of each data set.
     """
+    suspects = _suspects(config, index)
     ends = np.cumsum(num_shards).tolist()
     orders, ranges, first = [], [], 0
     for number, data_set in enumerate((config, *config.mixture)):
-        set_counts = counts[ends[number] - num_shards[number] : ends[number]]
+        set_counts = index.counts[ends[number] - num_shards[number] : ends[number]]
         num_samples = sum(set_counts)
         if config.mixture and not num_samples:
             raise UserError(f"{data_set.shards[0]}: no sample can be used; fix it, or leave it out of the mixture")
@@ -233,14 +235,36 @@ def _order(config: LoaderConfig, counts: Sequence[int], num_shards: Sequence[int
             raise UserError(
                 f"{data_set.shards[0]}: {data_set.portion} of {num_samples} samples is empty; take a larger portion"
             )
+        selected = range(first + selected.start, first + selected.stop)
+        left_out = [sample for sample in suspects if sample in selected]
+        counts = np.asarray(data_set.portion.counts_per_shard(set_counts))
+        counts -= np.diff(np.searchsorted(left_out, [first, *(first + np.cumsum(set_counts))]))
         # Each data set of a mixture has its own seed, so that they do not share permutations.
-        orders.append(_data_set_order(config, data_set.portion.counts_per_shard(set_counts), config.seed + number))
-        ranges.append(range(first + selected.start, first + selected.stop))
+        order = _data_set_order(config, counts.tolist(), config.seed + number)
+        chosen = without(selected, left_out)
+        orders.append(order if chosen == [range(num_samples)] else Chosen(order, ConcatenatedRanges(chosen)))
+        ranges += chosen
         first += num_samples
-    starts = [samples.start for samples in ranges]
     if not config.mixture:
-        return (Shifted(orders[0], starts[0]) if starts[0] else orders[0]), ConcatenatedRanges(ranges)
-    return Mixed(orders, [1.0, *(data_set.weight for data_set in config.mixture)], starts), ConcatenatedRanges(ranges)
+        return orders[0], ConcatenatedRanges(ranges)
+    return Mixed(orders, [1.0, *(data_set.weight for data_set in config.mixture)]), ConcatenatedRanges(ranges)
+
+
+def _suspects(config: LoaderConfig, index: ShardIndex) -> list[int]:
+    """Returns the samples that a table of suspects leaves out, in ascending order."""
+    if config.suspects is None:
+        return []
+    keys, table = config.suspects.read(), config.suspects.table
+    addresses = {absolute(summary.address): summary.address for summary in index.summaries}
+    if unknown := sorted(shard for shard in keys if absolute(shard) not in addresses):
+        raise UserError(f"{table} names {unknown[0]}, which is not a training shard; score the shards of data.shards")
+    found = index.samples_of({addresses[absolute(shard)]: wanted for shard, wanted in keys.items()})
+    if len(found) < (named := sum(map(len, keys.values()))):
+        raise UserError(
+            f"{named - len(found)} of {named} samples that {table} names are not in the shards; score them again"
+        )
+    message(f"{len(found):,} of {len(index):,} samples are left out as suspects of {table}")
+    return found
 
 
 def _data_set_order(config: LoaderConfig, counts: Sequence[int], seed: int) -> Order:

@@ -42,14 +42,14 @@ class Sequential:
 
 
 @dataclasses.dataclass(frozen=True)
-class Shifted:
-    """An order whose sample indices are shifted by ``first``."""
+class Chosen:
+    """An order of some of the samples: the index ``i`` stands for ``samples[i]``."""
 
     order: Order
-    first: int
+    samples: Sequence[int]
 
     def __getitem__(self, position: int) -> int:
-        return self.first + self.order[position]
+        return self.samples[self.order[position]]
 
 
 class Shuffled:
@@ -116,16 +116,15 @@ class Mixed:
     """Interleaves several streams in fixed proportions; each stream is consumed in its own order.
 
     Args:
-        orders: of each data set, over its own samples.
+        orders: of each data set, over indices of all samples.
         weights: shares of the samples, not normalised.
-        starts: index of the first sample of each data set among all.
 
     Raises:
         UserError: a weight is too small for a single sample in a cycle.
     """
 
-    def __init__(self, orders: Sequence[Order], weights: Sequence[float], starts: Sequence[int]):
-        self._orders, self._starts = tuple(orders), tuple(starts)
+    def __init__(self, orders: Sequence[Order], weights: Sequence[float]):
+        self._orders = tuple(orders)
         self._source = _proportional(np.asarray(weights, float))
         one_hot = self._source[:, None] == np.arange(len(orders))[None]
         self._before = np.cumsum(one_hot, axis=0) - one_hot
@@ -142,7 +141,7 @@ class Mixed:
         # The place in a source is a function of the position alone: a resumed run needs no counters of its sources.
         source = int(self._source[slot])
         place = cycle * int(self._in_cycle[source]) + int(self._before[slot, source])
-        return self._starts[source] + self._orders[source][place]
+        return self._orders[source][place]
 
 
 def _proportional(weights: np.ndarray) -> np.ndarray:

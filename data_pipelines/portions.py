@@ -72,6 +72,13 @@ class Portion:
 ALL = Portion()
 
 
+def without(samples: range, left_out: Sequence[int]) -> list[range]:
+    """Returns the ranges of the samples between those that are left out, which are in ascending order."""
+    ends = [*(sample for sample in left_out if sample in samples), samples.stop]
+    starts = [samples.start, *(end + 1 for end in ends[:-1])]
+    return [range(start, end) for start, end in zip(starts, ends, strict=True) if start < end]
+
+
 class ConcatenatedRanges(Sequence[int]):
     """Several ranges of integers, one after the other, without storing the integers."""
 

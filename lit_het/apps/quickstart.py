@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -182,12 +183,13 @@ def write_data(directory: Path, glyphs: GlyphConfig) -> None:
         UserError: the folder contains characters of another configuration.
     """
     if directory.exists():
-        found, wanted = read_json(directory / "glyphs.json").get("config"), json.loads(json.dumps(vars(glyphs)))
-        for field, value in wanted.items():
-            drawn_with = found.get(field) if isinstance(found, dict) else None
-            if drawn_with != value:
+        found = read_json(directory / "glyphs.json").get("config")
+        # Fields that an earlier version did not have are as they are by default.
+        drawn_with = {**_as_json(GlyphConfig()), **(found if isinstance(found, dict) else {})}
+        for field, value in _as_json(glyphs).items():
+            if drawn_with[field] != value:
                 raise UserError(
-                    f"{directory} was drawn with {field} = {drawn_with}, not {value}; give another --run-dir"
+                    f"{directory} was drawn with {field} = {drawn_with[field]}, not {value}; give another --run-dir"
                 )
         return
     partial = directory.with_name(f"{directory.name}.partial")
@@ -198,6 +200,10 @@ def write_data(directory: Path, glyphs: GlyphConfig) -> None:
     size = quickstart_lit_deterministic.VOCABULARY_SIZE
     (partial / "tokenizer.model").write_bytes(train_sentencepiece(names, vocabulary_size=size, model_type="bpe"))
     partial.rename(directory)
+
+
+def _as_json(config: GlyphConfig) -> dict[str, Any]:
+    return json.loads(json.dumps(dataclasses.asdict(config)))
 
 
 def _with_seed(config: ExperimentConfig, seed: int) -> ExperimentConfig:

@@ -105,6 +105,8 @@ def test_data_of_another_configuration_are_refused(tmp_path):
     glyphs = GlyphConfig(noisy_script="greek")
     (directory / "glyphs.json").write_text(json.dumps({"config": dataclasses.asdict(glyphs)}))
     write_data(directory, glyphs)
+    (directory / "glyphs.json").write_text('{"config": {"noisy_script": "greek"}}')
+    write_data(directory, glyphs)  # as an earlier version drew it, without the other fields
     with pytest.raises(UserError, match="was drawn with noisy_script = greek, not cyrillic; give another --run-dir"):
         write_data(directory, GlyphConfig(noisy_script="cyrillic"))
 

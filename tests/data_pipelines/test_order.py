@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lit_het.data_pipelines.order import Mixed, Sequential, Shuffled, WindowShuffled
+from lit_het.data_pipelines.order import Chosen, Mixed, Sequential, Shuffled, WindowShuffled
 from lit_het.errors import UserError
 
 
@@ -77,7 +77,9 @@ def test_a_billion_samples_start_anywhere_immediately_in_little_memory():
 
 
 def test_a_mixture_keeps_its_proportions_and_the_epochs_of_each_set():
-    mixed = Mixed([Sequential(7), Shuffled(5, 0), Sequential(11)], [1.0, 0.5, 0.25], [0, 7, 12])
+    mixed = Mixed(
+        [Sequential(7), Chosen(Shuffled(5, 0), range(7, 12)), Chosen(Sequential(11), range(12, 23))], [1.0, 0.5, 0.25]
+    )
     for start in (0, 123_456):
         samples = [mixed[start + i] for i in range(700)]
         sources = collections.Counter("first" if s < 7 else "second" if s < 12 else "third" for s in samples)
@@ -103,4 +105,4 @@ def test_permutations_of_a_small_window_are_uniform():
 @pytest.mark.parametrize("weights", [[1.0, 1e-9], [1e-9, 1.0], [1.0, 2.0, 1e-5]])
 def test_a_weight_too_small_for_a_single_sample_is_refused(weights):
     with pytest.raises(UserError, match=r"mixture: a data set of weight 1e-0[59] among .* has none of 10,000"):
-        Mixed([Sequential(5)] * len(weights), weights, [0] * len(weights))
+        Mixed([Sequential(5)] * len(weights), weights)
