@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy import stats
 
 from lit_het import untrusted
 from lit_het.apps import grid
@@ -188,34 +189,61 @@ def _check_settings(path: Path, settings: Mapping[str, Any]) -> None:
 
 
 def write_tables(options: argparse.Namespace, cells: Sequence[tuple[str, float]]) -> None:
-    """Writes ``table.md``: every figure over seeds, and Welch tests against the first head with Holm's correction."""
-    lines = []
+    """Writes ``table.md``: a table for each kind and level of noise, with a row per figure and a column per head.
+
+    A cell is the mean over seeds with its standard error, and in parentheses the mean difference from the first head,
+    seed by seed: seeds differ in names, typeface and tower much more than heads do. A star marks a significant
+    difference: a paired t-test, and ``W`` Welch's test, both with Holm's correction over the heads of a row, at 5 %.
+    """
+    parts = []
     for kind, level in cells:
         by_head = {head: _results(options.output, kind, level, head) for head in options.heads}
         by_head = {head: results for head, results in by_head.items() if results}
-        for column in options.show:
-            values = {head: [one[column] for one in results if column in one] for head, results in by_head.items()}
-            values = {head: found for head, found in values.items() if found}
-            if not values:
-                continue
-            first = next(iter(values))
-            p_values = {h: welch(v, values[first]).p_value for h, v in values.items() if h != first and len(v) > 1}
-            significant = holm({h: p for h, p in p_values.items() if np.isfinite(p)})
-            cells_of = [
-                f"{head} {estimate(found).shown(3)}{' *' if head in significant else ''} ({len(found)})"
-                for head, found in values.items()
-            ]
-            lines.append(f"| {kind} {level:.0%} | {column} | {'; '.join(cells_of)} |")
-    text = "| noise | figure | mean ± standard error (seeds); * differs from the first, Welch with Holm, 5 % |\n"
-    text += "| --- | --- | --- |\n" + "\n".join(lines) + "\n"
+        if not by_head:
+            continue
+        columns = [f"{head} ({len(results)})" for head, results in by_head.items()]
+        lines = [f"| {kind} {level:.0%} | {' | '.join(columns)} |", f"| --- |{' --- |' * len(columns)}"]
+        for figure in options.show:
+            values = {
+                head: {seed: one[figure] for seed, one in results.items() if figure in one}
+                for head, results in by_head.items()
+            }
+            if any(values.values()):
+                lines.append(f"| {figure} | {' | '.join(_cells_of(values))} |")
+        parts.append("\n".join(lines))
+    text = "\n\n".join(parts) + "\n"
     options.output.mkdir(parents=True, exist_ok=True)
     (options.output / "table.md").write_text(text)
     print(text)
 
 
-def _results(output: Path, kind: str, level: float, head: str) -> list[dict[str, float]]:
-    pattern = f"{kind}_{level:g}_{head.replace(' ', '_')}_seed*.json"
-    return [json.loads(path.read_text())["figures"] for path in sorted((output / "results").glob(pattern))]
+def _cells_of(values: Mapping[str, Mapping[int, float]]) -> list[str]:
+    """Returns the cells of a figure, from its values by head and seed; the first head is the one to compare with."""
+    first = next(iter(values.values()))
+    differences, paired, unpaired = {}, {}, {}
+    for head, found in values.items():
+        seeds = sorted(first.keys() & found.keys())
+        if found is first or len(seeds) < 2:
+            continue
+        differences[head] = [found[seed] - first[seed] for seed in seeds]
+        paired[head] = float(stats.ttest_1samp(differences[head], 0.0).pvalue) if np.ptp(differences[head]) else np.nan
+        unpaired[head] = welch(list(found.values()), list(first.values())).p_value
+    significant, by_welch = (holm({h: p for h, p in tests.items() if np.isfinite(p)}) for tests in (paired, unpaired))
+    cells = []
+    for head, found in values.items():
+        shown = estimate(list(found.values())).shown(3) if found else "-"
+        if head in differences:
+            marks = f"{' *' if head in significant else ''}{' W' if head in by_welch else ''}"
+            shown += f" ({estimate(differences[head]).shown(3)}{marks})"
+        cells.append(shown)
+    return cells
+
+
+def _results(output: Path, kind: str, level: float, head: str) -> dict[int, dict[str, float]]:
+    """Returns the figures of the finished runs by seed."""
+    stem = f"{kind}_{level:g}_{head.replace(' ', '_')}_seed"
+    paths = (output / "results").glob(f"{stem}*.json")
+    return {int(path.stem.removeprefix(stem)): json.loads(path.read_text())["figures"] for path in sorted(paths)}
 
 
 DEFAULT_NOISE = {

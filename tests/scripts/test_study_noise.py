@@ -89,12 +89,21 @@ def test_tables_join_seeds_and_mark_what_differs(tmp_path, capsys):
             noise.write_json(path, {"settings": {}, "figures": {"held_out/clean/mean/nll": value}})
     options = argparse.Namespace(output=tmp_path, heads=["DET", "S16", "S4"], show=["held_out/clean/mean/nll"])
     study_noise.write_tables(options, [("cyrillic", 0.4)])
-    row = (tmp_path / "table.md").read_text().splitlines()[-1]
-    assert row == (
-        "| cyrillic 40% | held_out/clean/mean/nll | "
-        "DET 1.050 ± 0.029 (3); S16 0.810 ± 0.006 * (3); S4 1.047 ± 0.029 (3) |"
-    )
-    assert row in capsys.readouterr().out
+    text = (tmp_path / "table.md").read_text()
+    assert text.splitlines() == [
+        "| cyrillic 40% | DET (3) | S16 (3) | S4 (3) |",
+        "| --- | --- | --- | --- |",
+        "| held_out/clean/mean/nll | 1.050 ± 0.029 | 0.810 ± 0.006 (-0.240 ± 0.023 * W) "
+        "| 1.047 ± 0.029 (-0.003 ± 0.026) |",
+    ]
+    assert text in capsys.readouterr().out
+
+
+def test_seeds_are_compared_with_themselves():
+    first = {0: 1.0, 1: 2.0, 2: 3.0}
+    other = {seed: value - 0.1 - 0.001 * seed for seed, value in first.items()}
+    # Means that differ by a tenth of their spread: only the paired test sees it.
+    assert study_noise._cells_of({"DET": first, "S16": other})[1].endswith("(-0.101 ± 0.001 *)")
 
 
 def test_results_of_other_settings_are_refused(tmp_path, capsys):
