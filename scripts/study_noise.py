@@ -29,10 +29,14 @@ from lit_het.errors import UserError
 from lit_het.eval.significance import estimate, holm, welch
 from lit_het.heads.contrastive import DeterministicContrastiveConfig, HetXLContrastiveConfig
 from lit_het.heads.covariance import CovarianceConfig
+from lit_het.heads.deterministic import DeterministicConfig
+from lit_het.heads.het_xl import HetXLConfig
+from lit_het.heads.sampling import SamplingConfig
 from lit_het.heads.temperature import LogTemperature
 from lit_het.losses.contrastive import SigmoidLoss, SoftmaxLoss
 from scripts.noise import pairs as noise
 from scripts.noise import sources
+from scripts.noise.classifiers import FeatureClassifierConfig
 from scripts.noise.pairs import PairSet
 from scripts.noise.rivals import InputTemperatureConfig, SmoothedSoftmaxLoss
 from scripts.noise.sources import Data
@@ -40,6 +44,15 @@ from scripts.noise.training import NUM_EVAL_SAMPLES, Trained, auroc, figures, tr
 
 SMALL = CovarianceConfig(num_factors=4, form="full", initial_noise_norm=0.1)
 PAPER = CovarianceConfig(num_factors=15, form="full", initial_noise_norm=0.1, learning_rate_factor=1.0)
+
+
+def _classifier(norm: float, learning_rate_factor: float | None = None, antithetic: bool | None = None) -> HetXLConfig:
+    covariance = CovarianceConfig(
+        num_factors=8, form="efficient", initial_noise_norm=norm, learning_rate_factor=learning_rate_factor
+    )
+    return HetXLConfig(covariance, sampling=SamplingConfig(num_samples=16, antithetic=antithetic))
+
+
 HEADS: Mapping[str, Mapping[str, Any]] = {
     "DET": {"head": DeterministicContrastiveConfig()},
     **{
@@ -64,6 +77,12 @@ HEADS: Mapping[str, Mapping[str, Any]] = {
         name: {"head": HetXLContrastiveConfig(SMALL, num_samples=0), "loss": SoftmaxLoss(likelihood=name)}
         for name in ("delta", "mean_field", "pairwise_probit")
     },
+    # Classifiers of the same features, whose classes are the names.
+    "classifier DET": {"classifier": DeterministicConfig()},
+    "classifier S16": {"classifier": _classifier(0.1)},
+    "classifier S16 norm 1": {"classifier": _classifier(1.0)},
+    "classifier S16 one rate": {"classifier": _classifier(1.0, learning_rate_factor=1.0)},
+    "classifier S16 independent": {"classifier": _classifier(1.0, learning_rate_factor=1.0, antithetic=False)},
     "sigmoid DET": {"head": DeterministicContrastiveConfig(initial_bias=-10.0), "loss": SigmoidLoss()},
     "sigmoid S16": {"head": HetXLContrastiveConfig(SMALL, num_samples=16, initial_bias=-10.0), "loss": SigmoidLoss()},
     "sigmoid probit": {
@@ -85,14 +104,16 @@ def prepare(options: argparse.Namespace, seed: int) -> Data:
     return sources.shards(options.run, *files, options.output, options.noise_column)
 
 
-def configuration(base: ExperimentConfig, head: str, options: argparse.Namespace) -> ExperimentConfig:
+def configuration(data: Data, head: str, options: argparse.Namespace) -> ExperimentConfig:
     """Returns the configuration of a run of the study."""
     changes = dict(HEADS[head])
-    temperature = LogTemperature(options.temperature, options.temperature_factor)
-    changes["head"] = dataclasses.replace(changes["head"], temperature=temperature)
-    return dataclasses.replace(
-        base, task=dataclasses.replace(base.task, **changes), length=Duration(options.steps), run_dir=options.output
-    )
+    if "classifier" in changes:
+        task: Any = FeatureClassifierConfig(changes["classifier"], data.train.features.shape[1], len(data.train.names))
+    else:
+        temperature = LogTemperature(options.temperature, options.temperature_factor)
+        changes["head"] = dataclasses.replace(changes["head"], temperature=temperature)
+        task = dataclasses.replace(data.config.task, **changes)
+    return dataclasses.replace(data.config, task=task, length=Duration(options.steps), run_dir=options.output)
 
 
 def measure(
@@ -102,7 +123,8 @@ def measure(
     found = {f"train/{name}": value for name, value in trained.metrics.items()}
     sets = {"validation": data.validation, "held_out": data.held_out, "unseen": data.unseen}
     for name, of_set in sets.items():
-        if not len(of_set.captions):  # shards of one's own may have no unseen captions
+        # Shards of one's own may have no unseen captions, and classifiers do not know them.
+        if not len(of_set.captions) or (name == "unseen" and trained.names is None):
             continue
         labels_of = {"clean": of_set}
         if kind in noise.NOISES and name != "unseen":
@@ -124,7 +146,9 @@ def measure(
 def _of_wrong_captions(trained: Trained, data: Data, kind: str, pairs: PairSet, wrong: np.ndarray) -> dict[str, float]:
     """Returns how well the replaced captions are found by the loss, the CLIP score and the noise norm."""
     predictions = trained.predict(pairs, np.arange(len(pairs.names)))
-    by = {"loss": -predictions.label_log_p, "clip_score": -trained.similarity(pairs)}
+    by = {"loss": -predictions.label_log_p}
+    if trained.names is not None:
+        by["clip_score"] = -trained.similarity(pairs)
     found = {}
     if trained.task.has_image_noise:
         by["noise_norm"] = predictions.noise_norm
@@ -168,7 +192,7 @@ def _one(data: Data, head: str, kind: str, level: float, seed: int, options: arg
         pairs, wrong = noise.inject(data.train, kind, level, data.known, seed)
     else:
         pairs, wrong = data.train, np.zeros(len(data.train.captions), bool)
-    config, began = configuration(data.config, head, options), time.monotonic()
+    config, began = configuration(data, head, options), time.monotonic()
     with Bar(f"{head}, {kind} {level:.0%}, seed {seed}", options.steps, "steps") as bar:
         trained = train(config, data.locked, pairs, data.tokenizer, seed, bar.advance)
     seconds = time.monotonic() - began

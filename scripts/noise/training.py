@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +21,7 @@ from lit_het.tasks import quantities
 from lit_het.tasks.contrastive import ContrastiveTask
 from lit_het.training.step import initial_state, make_train_step
 from lit_het.types import Batch, Params
+from scripts.noise.classifiers import FeatureClassifier
 from scripts.noise.pairs import PairSet
 
 _BLOCK = 256
@@ -37,14 +39,16 @@ class Trained:
         metrics: of training, averages over the last 50 steps.
     """
 
-    task: ContrastiveTask
+    task: ContrastiveTask | FeatureClassifier
     params: Params
     tokens: Int[np.ndarray, "k l"]
     metrics: dict[str, float]
 
     @functools.cached_property
-    def names(self) -> Float[Array, "k d"]:
-        """Unit embeddings of all names."""
+    def names(self) -> Float[Array, "k d"] | None:
+        """Unit embeddings of all names; None for a classifier, whose classes are the names."""
+        if isinstance(self.task, FeatureClassifier):
+            return None
         embed = jax.jit(self.task.encode_text)
         blocks = _padded(self.tokens, _BLOCK)
         return jnp.concatenate([embed(self.params, block) for block in blocks])[: len(self.tokens)]
@@ -53,12 +57,12 @@ class Trained:
         """Returns predictions of the captions among some names; with samples by Monte Carlo."""
 
         @jax.jit
-        def of_block(features: Array, classes: Array, key: Array) -> Array:
+        def of_block(features: Array, classes: Array | None, key: Array) -> Array:
             model = self.task.image_classifier(self.params, classes)
             return quantities.log_probabilities(model, features, key, num_samples)
 
         keys = jax.random.split(jax.random.key(seed), 1 + len(pairs.captions) // _BLOCK)
-        classes = self.names[names]
+        classes = None if self.names is None else self.names[names]
         blocks = zip(_padded(pairs.features, _BLOCK), keys, strict=False)
         log_p = np.concatenate([of_block(block, classes, key) for block, key in blocks])[: len(pairs.captions)]
         place = {name: index for index, name in enumerate(names.tolist())}
@@ -67,12 +71,14 @@ class Trained:
         return Predictions(log_p, labels, np.arange(len(labels)), nothing, self.noise_norm(pairs))
 
     def similarity(self, pairs: PairSet) -> Float[np.ndarray, " n"]:
-        """Returns the cosine of every image and its caption, the CLIP score."""
+        """Returns the cosine of every image and its caption, the CLIP score; not of a classifier."""
+        names = self.names
+        assert names is not None
 
         @jax.jit
         def of_block(features: Array, captions: Array) -> Array:
             images = quantities.embeddings(self.task.image_classifier(self.params), features)
-            return jnp.sum(images * self.names[captions], axis=1)
+            return jnp.sum(images * names[captions], axis=1)
 
         blocks = zip(_padded(pairs.features, _BLOCK), _padded(pairs.captions, _BLOCK), strict=True)
         return np.concatenate([of_block(*block) for block in blocks])[: len(pairs.captions)]
@@ -106,8 +112,8 @@ def train(
         seed: of the initial parameters, the order and the noise.
         advance: called with 1 after every step.
     """
-    task = config.task.build()
-    assert isinstance(task, ContrastiveTask)
+    task: Any = config.task.build()
+    locked = {} if isinstance(task, FeatureClassifier) else locked  # it has no tower
     tokens = tokenizer(list(pairs.names))
     run = RunLength.resolve(config.length, config.data.batch_size, len(pairs.captions))
     optimizer = config.optimizer.build(config.schedule, run, task.layers_above, task.learning_rates)
@@ -119,6 +125,7 @@ def train(
         batch = Batch(
             jnp.ones(len(rows), bool),
             image_embedding=jnp.asarray(pairs.features[rows]),
+            label=jnp.asarray(pairs.captions[rows]),
             text=jnp.asarray(tokens[pairs.captions[rows]]),
         )
         state, metrics = step(state, locked, batch)
