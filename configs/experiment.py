@@ -78,6 +78,9 @@ class ExperimentConfig:
         cadence: how often to log, save and evaluate.
         on_nonfinite: ``stop`` at a step whose loss or gradient is not finite, or ``skip`` its update.
         evaluations: evaluations during and after training.
+        calibration: the samples of ``data.shards`` that are not trained on, and to which temperatures are fitted after
+            training; ``auto`` is the last 2 %, at most 10,000, where `lit_het.runs.calibration_split` can hold them
+            out; None trains on all and fits none.
         seed: seed of initialisation and noise; ``data.seed`` is that of the order of the data.
     """
 
@@ -94,6 +97,7 @@ class ExperimentConfig:
     cadence: Cadence = Cadence()
     on_nonfinite: Literal["stop", "skip"] = "stop"
     evaluations: tuple[EvaluationConfig, ...] = ()
+    calibration: Portion | Literal["auto"] | None = "auto"
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -244,6 +248,8 @@ def _update(value: Any) -> None:
         value.setdefault("learning_rate_factor", 1.0)
     if value.get("type") == "HetXLContrastiveConfig" or "num_eval_samples" in value:
         value.setdefault("antithetic", False)
+    if "run_dir" in value:
+        value.setdefault("calibration", None)
 
 
 def to_dict(config: Any) -> dict[str, Any]:
@@ -283,12 +289,14 @@ def _structure_union(value: Any, form: _UnionForm) -> Any:
         if value["type"] not in by_name:
             raise ValueError(f"unknown type {value['type']!r}; the choices are {', '.join(by_name)}")
         return _CONVERTER.structure({k: v for k, v in value.items() if k != "type"}, by_name[value["type"]])
+    if any(value in get_args(option) for option in options if get_origin(option) is Literal):
+        return value
     return _CONVERTER.structure(value, options[0])
 
 
 def _unstructure_union(value: Any) -> Any:
     plain = _CONVERTER.unstructure(value)
-    return {"type": type(value).__name__, **plain} if dataclasses.is_dataclass(value) else plain
+    return {"type": type(value).__name__, **plain} if isinstance(plain, dict) else plain
 
 
 # Losses of classifiers were strings.

@@ -89,6 +89,7 @@ def get_config(
             augmentations=(HorizontalFlip(),),
             threads=16,
         ),
+        calibration=None,  # all samples of the recipe are trained on
         length=Duration(recipe.num_steps),
         optimizer=Optimizer(SGD(), weight_decay=0.0, clip_norm=10.0),
         schedule=Schedule(

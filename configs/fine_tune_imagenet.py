@@ -73,6 +73,7 @@ def get_config(image_size: Literal[224, 384, 518] = 518) -> ExperimentConfig:
             threads=16,
         ),
         pretrained=PretrainedConfig(run=Path("runs/so400m")),
+        calibration=None,  # all samples of the recipe are trained on
         length=Duration(50_000),
         optimizer=Optimizer(SGD(), weight_decay=0.0, clip_norm=1.0, layer_decay=LAYER_DECAY[image_size]),
         schedule=Schedule(learning_rate=0.03, warmup=Duration(500)),

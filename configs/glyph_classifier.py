@@ -54,6 +54,7 @@ def get_config(root: Path = ROOT, head: ClassificationHeadConfig = HEAD) -> Expe
             labels=ClassIndex(),
             augmentations=(quickstart_upstream.AUGMENTATION,),
         ),
+        calibration=None,  # its figures are compared on held-out data of their own
         length=Duration(1000),
         optimizer=Optimizer(AdamW(second_decay=0.95), weight_decay=3e-5),
         schedule=Schedule(learning_rate=2e-3, warmup=Duration(50)),

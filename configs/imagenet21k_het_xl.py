@@ -65,6 +65,7 @@ def get_config(tower: Literal["vit_l32", "resnet152"] = "vit_l32") -> Experiment
             threads=16,
             labels=ClassIndex(),
         ),
+        calibration=None,  # all samples of the recipe are trained on
         length=Duration(90, "epochs"),
         # The paper's weight decay is multiplied by the learning rate; ours is the decay per step.
         optimizer=Optimizer(AdamW(), weight_decay=WEIGHT_DECAYS[tower] * LEARNING_RATE),

@@ -67,6 +67,7 @@ def get_config(model: Literal["vmoe", "e3"] = "e3") -> ExperimentConfig:
             augmentations=(HorizontalFlip(), RandAugment(2, 15.0)),
             threads=16,
         ),
+        calibration=None,  # all samples of the recipe are trained on
         length=Duration(300, "epochs"),
         # AugReg's weight decay of 0.1 is multiplied by the learning rate; ours is the decay per step.
         optimizer=Optimizer(AdamW(), weight_decay=0.1 * LEARNING_RATE, clip_norm=1.0),

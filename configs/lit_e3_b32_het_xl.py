@@ -54,6 +54,7 @@ def get_config() -> ExperimentConfig:
             threads=16,
         ),
         tokenizer=SentencePieceConfig(model=Path("data/tokenizer.model"), length=16),
+        calibration=None,  # all samples of the recipe are trained on
         length=Duration(18_000_000_000, "examples"),
         optimizer=Optimizer(Adafactor(), weight_decay=1e-4, clip_norm=1.0),
         schedule=Schedule(learning_rate=1e-3, warmup=Duration(10_000)),

@@ -62,6 +62,7 @@ def get_config(root: Path = ROOT) -> ExperimentConfig:
             labels=CaptionWords(),
             augmentations=(AUGMENTATION,),
         ),
+        calibration=None,  # its figures are compared on held-out data of their own
         length=Duration(1400),
         optimizer=Optimizer(AdamW(second_decay=0.95), weight_decay=3e-5),
         schedule=Schedule(learning_rate=1e-3, warmup=Duration(100)),

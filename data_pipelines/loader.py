@@ -11,6 +11,8 @@ A broken sample does not move the others. Samples that the index excludes are no
 cannot be read or decoded become invalid rows. Both are counted by cause and shard.
 """
 
+import copy
+import dataclasses
 import hashlib
 import sys
 from collections.abc import Callable, Generator, Iterable, Sequence
@@ -31,7 +33,7 @@ from lit_het.data_pipelines.data_config import LoaderConfig
 from lit_het.data_pipelines.faults import FaultLog
 from lit_het.data_pipelines.index import ShardIndex
 from lit_het.data_pipelines.order import Chosen, Mixed, Order, Sequential, Shuffled, WindowShuffled
-from lit_het.data_pipelines.portions import ConcatenatedRanges, without
+from lit_het.data_pipelines.portions import ConcatenatedRanges, Portion, without
 from lit_het.data_pipelines.shards import IMAGE
 from lit_het.data_pipelines.storage import Unreadable, absolute
 from lit_het.errors import UserError
@@ -85,7 +87,16 @@ class Loader:
         self.index = ShardIndex(addresses, required, [image_input.member], attach, advance)
         found = ((summary.address, fault) for summary in self.index.summaries for fault in summary.faults)
         self.faults.count_excluded(found, len(self.index))
-        self._order, self.numbers = _order(config, self.index, [len(shards) for shards in data_sets])
+        self._num_shards = [len(shards) for shards in data_sets]
+        self._suspects = _suspects(config, self.index)
+        self._order, self.numbers = _order(config, self.index.counts, self._num_shards, self._suspects)
+
+    def with_portion(self, portion: Portion) -> "Loader":
+        """Returns a loader of another portion of ``shards``, with the same index."""
+        other = copy.copy(self)
+        other.config = dataclasses.replace(self.config, portion=portion)
+        other._order, other.numbers = _order(other.config, self.index.counts, self._num_shards, self._suspects)
+        return other
 
     @property
     def num_samples(self) -> int:
@@ -214,19 +225,21 @@ def _stored_embeddings(config: LoaderConfig) -> "StoredEmbeddings | None":
     return StoredEmbeddings(config.embeddings, describe(config.training, config.image_size, random=True))
 
 
-def _order(config: LoaderConfig, index: ShardIndex, num_shards: Sequence[int]) -> tuple[Order, ConcatenatedRanges]:
+def _order(
+    config: LoaderConfig, counts: Sequence[int], num_shards: Sequence[int], suspects: Sequence[int]
+) -> tuple[Order, ConcatenatedRanges]:
     """Returns the order of the samples, and their indices.
 
     Args:
         config: which data sets are mixed.
-        index: of the shards of all data sets.
+        counts: samples of each shard, over all data sets.
         num_shards: of each data set.
+        suspects: samples to leave out, in ascending order.
     """
-    suspects = _suspects(config, index)
     ends = np.cumsum(num_shards).tolist()
     orders, ranges, first = [], [], 0
     for number, data_set in enumerate((config, *config.mixture)):
-        set_counts = index.counts[ends[number] - num_shards[number] : ends[number]]
+        set_counts = counts[ends[number] - num_shards[number] : ends[number]]
         num_samples = sum(set_counts)
         if config.mixture and not num_samples:
             raise UserError(f"{data_set.shards[0]}: no sample can be used; fix it, or leave it out of the mixture")
@@ -237,10 +250,10 @@ def _order(config: LoaderConfig, index: ShardIndex, num_shards: Sequence[int]) -
             )
         selected = range(first + selected.start, first + selected.stop)
         left_out = [sample for sample in suspects if sample in selected]
-        counts = np.asarray(data_set.portion.counts_per_shard(set_counts))
-        counts -= np.diff(np.searchsorted(left_out, [first, *(first + np.cumsum(set_counts))]))
+        chosen_counts = np.asarray(data_set.portion.counts_per_shard(set_counts))
+        chosen_counts -= np.diff(np.searchsorted(left_out, [first, *(first + np.cumsum(set_counts))]))
         # Each data set of a mixture has its own seed, so that they do not share permutations.
-        order = _data_set_order(config, counts.tolist(), config.seed + number)
+        order = _data_set_order(config, chosen_counts.tolist(), config.seed + number)
         chosen = without(selected, left_out)
         orders.append(order if chosen == [range(num_samples)] else Chosen(order, ConcatenatedRanges(chosen)))
         ranges += chosen

@@ -22,13 +22,11 @@ from lit_het.eval.conformal import candidates_digest, fit_conformal
 from lit_het.eval.features import Features, read_features
 from lit_het.eval.predictions import Predictor, predict
 from lit_het.eval.recognition import embed_texts
+from lit_het.runs.calibration_split import LEAST_IMAGES, MOST_IMAGES, split
 from lit_het.runs.directory import checkpoint_dir
 from lit_het.runs.opening import Run, open_run
 from lit_het.runs.saved_calibration import calibration_path, write_calibration
 from lit_het.types import Batch, Calibration, EvaluatedModel
-
-LEAST_IMAGES, MOST_IMAGES = 100, 10_000
-"""Fewer images give a temperature of large error; of more, so many are taken, evenly spread."""
 
 _BATCH_SIZE = 64  # images per device, as in evaluations
 
@@ -185,7 +183,9 @@ def _check_unseen(run: Run, held_out: Loader) -> None:
     try:
         if config.stream is not None:
             raise UserError("it was trained on a stream, which has no index")
-        shared = _shared(held_out, Loader(dataclasses.replace(config, embeddings=None), run.tokenizer))
+        loader = Loader(dataclasses.replace(config, embeddings=None, suspects=None), run.tokenizer)
+        trained_on = loader.with_portion(split(run.config, len(loader.index)).training)
+        shared = _shared(held_out, trained_on)
     except UserError as error:
         with Checkpoints(checkpoint_dir(run.run_dir), read_only=True) as checkpoints:
             info, _ = checkpoints.at(run.step).read_info()
@@ -193,8 +193,9 @@ def _check_unseen(run: Run, held_out: Loader) -> None:
         if info.get("data_digest") != held_out.digest:
             message(f"not checked whether {run.run_dir} was trained on these images: {error}")
             return
-        trained_on = config.portion.sample_range(len(held_out.index))
-        shared = held_out.index.shard(trained_on.start) if held_out.numbers.common_with(trained_on) else None
+        num_samples = len(held_out.index)
+        numbers = split(run.config, num_samples).training.sample_range(num_samples)
+        shared = held_out.index.shard(numbers.start) if held_out.numbers.common_with(numbers) else None
     if shared is not None:
         raise UserError(
             f"{run.run_dir} was trained on images of {shared}; calibrate on others, such as those that "

@@ -104,6 +104,7 @@ def import_weights(source: str, run_dir: Path, options: ImportOptions) -> None:
         data=LoaderConfig((), image_size, preprocessing=preprocessing),
         length=Duration(1),
         tokenizer=_tokenizer(task, tokenizer) if tokenizer else None,
+        calibration=None,
     )
     shapes = task.build().shapes
     if isinstance(task, ClassificationConfig) and found.num_classes is None:

@@ -5,7 +5,8 @@ import difflib
 import io
 import itertools
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from types import UnionType
+from typing import Any, TypeVar, Union, get_args, get_origin
 
 import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
@@ -25,14 +26,17 @@ _TEXTS: dict[type[Any], str] = {Duration: "DURATION", Portion: "PORTION"}
 
 @_REGISTRY.primitive_rule
 def _text(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
-    form: Any = info.type
-    if form not in _TEXTS:
+    # Also where a field may be None or a word instead: tyro takes a dataclass in a union for a group of flags.
+    members = get_args(info.type) if get_origin(info.type) in (Union, UnionType) else (info.type,)
+    form: Any = next((member for member in members if member in _TEXTS), None)
+    if form is None:
         return None
+    words = {str(word): word for member in members if member is not form for word in get_args(member) or (None,)}
     return PrimitiveConstructorSpec(
         nargs=1,
-        metavar=_TEXTS[form],
-        instance_from_str=lambda texts: form.parse(texts[0]),
-        is_instance=lambda value: isinstance(value, form),
+        metavar="|".join([_TEXTS[form], *words]),
+        instance_from_str=lambda texts: words[texts[0]] if texts[0] in words else form.parse(texts[0]),
+        is_instance=lambda value: isinstance(value, form) or value in words.values(),
         str_from_instance=lambda value: [str(value)],
     )
 

@@ -6,6 +6,7 @@ import functools
 import itertools
 import json
 import os
+import shlex
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
@@ -20,7 +21,6 @@ from lit_het.checkpoints.native.saving import Checkpoints, Retention
 from lit_het.configs import experiment
 from lit_het.configs.experiment import ExperimentConfig
 from lit_het.console import Bar, message
-from lit_het.data_pipelines.data_config import LoaderConfig
 from lit_het.data_pipelines.loader import Loader
 from lit_het.data_pipelines.tokenizers import Tokenizer
 from lit_het.data_pipelines.watchdog import watched as reads_watched
@@ -28,6 +28,7 @@ from lit_het.durations import RunLength
 from lit_het.errors import Unwritable, UserError
 from lit_het.eval.features import Sets
 from lit_het.files import cache_folder
+from lit_het.runs.calibration_split import Split, split
 from lit_het.runs.checks import check_data, check_embeddings, check_run_dir
 from lit_het.runs.directory import checkpoint_dir, config_path
 from lit_het.runs.files import write_nonfinite, write_run_files
@@ -35,6 +36,7 @@ from lit_het.runs.initialization import initial_params
 from lit_het.runs.inspection import damage
 from lit_het.runs.opening import tower_fingerprint
 from lit_het.runs.predictor import Programs
+from lit_het.runs.saved_calibration import read_calibration
 from lit_het.tasks.classification import ClassificationTask
 from lit_het.tasks.contrastive import ContrastiveTask
 from lit_het.training import loop, preemption
@@ -49,7 +51,7 @@ if TYPE_CHECKING:
 
 
 def train(config: ExperimentConfig, *, resume: bool = False, allow_commands: bool = False) -> TrainState:
-    """Trains a run to its end and returns the last state.
+    """Trains a run to its end, calibrates it on the samples that it holds out, and returns the last state.
 
     Args:
         config: configuration of the run.
@@ -67,14 +69,16 @@ def train(config: ExperimentConfig, *, resume: bool = False, allow_commands: boo
     # Losses read the current mesh to find the devices that share a batch.
     with locked(config.run_dir, message) as check_lock, jax.set_mesh(mesh):
         check_run_dir(config, resume)  # again: another process may have trained here meanwhile
-        return _train_on(mesh, config, resume, check_lock, allow_commands)
+        state, samples = _train_on(mesh, config, resume, check_lock, allow_commands)
+    _calibrate(config, int(state.step), samples)
+    return state
 
 
 def _train_on(
     mesh: Mesh, config: ExperimentConfig, resume: bool, check_lock: Callable[[], None], allow_commands: bool
-) -> TrainState:
+) -> tuple[TrainState, Split]:
     tokenizer = config.tokenizer.build() if config.tokenizer else None
-    loader = _open_data(config.data, tokenizer, allow_commands)
+    loader, samples = _open_data(config, tokenizer, allow_commands)
     check_data(config, loader, tokenizer)
     task = config.task.build()
     run = _run_length(config, loader)
@@ -135,7 +139,28 @@ def _train_on(
                 config_path(config.run_dir).unlink(missing_ok=True)
     for (shard, cause), count in sorted(loader.faults.counts.items()):
         message(f"{shard}: {count} samples skipped: {cause}", on_all_processes=True)
-    return state
+    return state, samples
+
+
+def _calibrate(config: ExperimentConfig, step: int, samples: Split) -> None:
+    """Fits the temperatures of a finished run; whatever fails is a message, as the training is saved."""
+    if samples.calibration is None:
+        if samples.problem:
+            message(f"not calibrated: {samples.problem}")
+        return
+    command = ("lit-het", "calibrate", str(config.run_dir), "--data", *config.data.shards)
+    by_hand = f"run {shlex.join((*command, '--portion', str(samples.calibration)))}"
+    if jax.process_count() > 1:
+        message(f"not calibrated, which needs a single process: {by_hand}")
+        return
+    try:
+        if read_calibration(config.run_dir, step) is None:
+            from lit_het.runs.calibration import CalibrateOptions, calibrate
+
+            options = CalibrateOptions(config.data.shards, samples.calibration, embeddings=config.data.embeddings)
+            calibrate(config.run_dir, options)
+    except Exception as error:  # of any kind, such as too little memory
+        message(f"not calibrated: {error}; after a correction, {by_hand}")
 
 
 def _cache_compiled_programs() -> None:
@@ -145,13 +170,18 @@ def _cache_compiled_programs() -> None:
         jax.config.update("jax_compilation_cache_dir", str(cache_folder("compiled")))
 
 
-def _open_data(config: LoaderConfig, tokenizer: Tokenizer | None, allow_commands: bool) -> "Loader | Stream":
-    if config.stream is not None:
+def _open_data(
+    config: ExperimentConfig, tokenizer: Tokenizer | None, allow_commands: bool
+) -> tuple["Loader | Stream", Split]:
+    """Opens the samples to train on; the others of the split are left out of them."""
+    if config.data.stream is not None:
         from lit_het.data_pipelines.stream import Stream
 
-        return Stream(config, tokenizer, allow_commands=allow_commands)
-    with Bar("indexing", sum(map(len, config.data_sets())), "shards") as bar:
-        return Loader(config, tokenizer, bar.advance)
+        return Stream(config.data, tokenizer, allow_commands=allow_commands), split(config, 0)
+    with Bar("indexing", sum(map(len, config.data.data_sets())), "shards") as bar:
+        loader = Loader(config.data, tokenizer, bar.advance)
+    samples = split(config, len(loader.index))
+    return loader.with_portion(samples.training), samples
 
 
 def _run_length(config: ExperimentConfig, loader: "Loader | Stream | None") -> RunLength:
@@ -211,7 +241,7 @@ def train_unless_done(config: ExperimentConfig, *, allow_commands: bool = False)
     # `Checkpoints` is not opened for writing here: that would remove a save in progress of another process.
     newest = max(complete_steps(checkpoint_dir(config.run_dir)), default=None)
     # The data is needed only to convert epochs to steps.
-    loader = _open_data(config.data, None, allow_commands) if config.length.unit == "epochs" else None
+    loader = _open_data(config, None, allow_commands)[0] if config.length.unit == "epochs" else None
     num_steps = _run_length(config, loader).num_steps
     if newest is None or newest < num_steps or _lacks_evaluation(config, newest, num_steps):
         train(config, resume=True, allow_commands=allow_commands)

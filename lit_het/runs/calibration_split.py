@@ -1,0 +1,79 @@
+"""Which samples of the training data are trained on, and which are held out to calibrate the run.
+
+The split is a function of the configuration and the number of samples, so that it is the same on all hosts, after a
+restart, and where `lit-het calibrate` later checks what the run was trained on.
+"""
+
+import math
+from fractions import Fraction
+from typing import NamedTuple
+
+from lit_het.configs.experiment import ExperimentConfig
+from lit_het.data_pipelines.labels import ClassIndex
+from lit_het.data_pipelines.portions import ALL, Portion
+from lit_het.errors import UserError
+from lit_het.tasks.classification import ClassificationConfig
+
+LEAST_IMAGES, MOST_IMAGES = 100, 10_000
+"""Fewer images give a temperature of large error; of more, so many are taken, evenly spread."""
+
+
+class Split(NamedTuple):
+    """The samples to train on, those to calibrate on, and why there are none although they were wanted."""
+
+    training: Portion
+    calibration: Portion | None
+    problem: str = ""
+
+
+def split(config: ExperimentConfig, num_samples: int) -> Split:
+    """Returns the split of ``data.shards`` with so many samples (of a stream or a mixture, any number).
+
+    Raises:
+        UserError: the portion of the configuration cannot be held out.
+    """
+    if config.calibration is None:
+        return Split(config.data.portion, None)
+    if config.calibration != "auto":
+        if problem := _problem(config, config.calibration, num_samples):
+            raise UserError(f"--calibration {config.calibration}: {problem}; choose others, or --calibration None")
+        return Split(_rest(config, config.calibration), config.calibration)
+    portion = _last(num_samples)
+    problem = _problem(config, portion, num_samples)
+    if config.data.portion != ALL:
+        problem = "--data.portion already leaves samples out; --calibration PORTION calibrates on them"
+    return Split(config.data.portion, None, problem) if problem else Split(_rest(config, portion), portion)
+
+
+def _last(num_samples: int) -> Portion:
+    """Returns the last 2 %; of more than `MOST_IMAGES` the last so many, to a millionth of a percent."""
+    if 2 * num_samples <= 100 * MOST_IMAGES:
+        return Portion(98)
+    return Portion(math.ceil(Fraction(num_samples - MOST_IMAGES, num_samples) * 10**8) / 10**6)
+
+
+def _rest(config: ExperimentConfig, held_out: Portion) -> Portion:
+    """Returns the portion to train on."""
+    if config.data.portion != ALL:
+        return config.data.portion
+    return Portion(0, held_out.start) if held_out.start else Portion(held_out.end)
+
+
+def _problem(config: ExperimentConfig, portion: Portion, num_samples: int) -> str:
+    """Returns why a portion cannot be held out for a temperature, or an empty text."""
+    data = config.data
+    if data.stream is not None:
+        return "a stream has no portions"
+    if data.mixture:
+        return "nothing is held out of a mixture"
+    if isinstance(config.task, ClassificationConfig) and not isinstance(data.labels, ClassIndex):
+        return "a temperature needs images of one label each"
+    count = len(portion.sample_range(num_samples))
+    if count < LEAST_IMAGES:
+        return f"{portion} of {num_samples:,} samples are {count}, fewer than {LEAST_IMAGES}"
+    if data.portion != ALL:
+        overlaps = max(portion.start, data.portion.start) < min(portion.end, data.portion.end)
+        return f"these samples are also in --data.portion {data.portion}" if overlaps else ""
+    if (portion.start > 0) == (portion.end < 100):
+        return "of all samples, only the first or the last can be held out"
+    return ""

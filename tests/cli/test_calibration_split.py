@@ -1,0 +1,237 @@
+"""Samples that training holds out, and the temperatures that it fits to them at its end."""
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from lit_het.configs import experiment, imagenet21k_het_xl, quickstart_lit_het_xl, quickstart_upstream
+from lit_het.data_pipelines.data_config import Streaming, WeightedShards
+from lit_het.data_pipelines.index import ShardIndex
+from lit_het.data_pipelines.loader import Loader
+from lit_het.data_pipelines.portions import Portion
+from lit_het.durations import Duration
+from lit_het.errors import UserError
+from lit_het.runs.calibration_split import split
+from lit_het.runs.parsing import parse_config
+from lit_het.runs.training import loop, train
+from tests import tiny
+from tests.cli.test_train import refusal
+
+
+def config_with(calibration, config=None, **data):
+    config = quickstart_lit_het_xl.get_config() if config is None else config
+    return dataclasses.replace(config, calibration=calibration, data=dataclasses.replace(config.data, **data))
+
+
+@pytest.mark.parametrize(
+    ("num_samples", "first"),
+    [
+        (4_951, 4_851),  # 98 % are 4,851.98: 100 are left, the fewest
+        (5_000, 4_900),
+        (5_001, 4_900),  # 98 % are 4,900.98
+        (123_456, 120_986),  # 98 % are 120,986.88
+        (500_000, 490_000),  # 2 % are 10,000, the most
+        (500_001, 490_001),
+        (1_000_000, 990_000),
+        (12_345_678, 12_335_678),
+    ],
+)
+def test_the_last_two_percent_are_held_out_but_at_most_ten_thousand(num_samples, first):
+    found = split(config_with("auto"), num_samples)
+    assert found.calibration is not None
+    assert found.training.sample_range(num_samples) == range(first)
+    assert found.calibration.sample_range(num_samples) == range(first, num_samples)
+    # As given to `lit-het calibrate --portion`.
+    assert Portion.parse(str(found.calibration)) == found.calibration
+
+
+@pytest.mark.parametrize(
+    ("given", "trained_on", "calibration", "numbers"),
+    [
+        ("90%:", ":", range(900, 1000), range(900)),
+        (":25%", ":", range(250), range(250, 1000)),
+        ("20%:40%", ":20%", range(200, 400), range(200)),
+        ("98%:", ":50%", None, None),  # 20 samples
+        ("98%:", ":99%", None, None),
+        ("10%:90%", ":", None, None),
+        (":", ":", None, None),
+        ("50%:", "40%:60%", None, None),
+    ],
+)
+def test_an_explicit_portion_is_held_out_as_it_is_or_refused(given, trained_on, calibration, numbers):
+    config = config_with(Portion.parse(given), portion=Portion.parse(trained_on))
+    if calibration is None:
+        with pytest.raises(UserError, match=r"^--calibration .*: .*; choose others, or --calibration None$"):
+            split(config, 1000)
+        return
+    found = split(config, 1000)
+    assert found.calibration is not None
+    assert found.calibration.sample_range(1000) == calibration
+    assert found.training.sample_range(1000) == numbers
+
+
+UPSTREAM = quickstart_upstream.get_config()
+
+
+@pytest.mark.parametrize(
+    ("config", "num_samples", "reason"),
+    [
+        (config_with("auto"), 4_950, "98%:100% of 4,950 samples are 99, fewer than 100"),
+        (config_with("auto", stream=Streaming()), 0, "a stream has no portions"),
+        (config_with("auto", mixture=(WeightedShards(("b",)),)), 10_000, "nothing is held out of a mixture"),
+        (config_with("auto", UPSTREAM), 10_000, "images of one label each"),
+        (config_with("auto", portion=Portion(0, 98)), 10_000, "already leaves samples out"),
+        (config_with(None), 10_000, ""),
+    ],
+)
+def test_all_samples_are_trained_on_where_none_can_be_held_out(config, num_samples, reason):
+    found = split(config, num_samples)
+    assert found.training == config.data.portion
+    assert found.calibration is None
+    assert reason in found.problem
+    assert bool(found.problem) == bool(reason)
+
+
+def test_a_classifier_of_one_label_per_image_holds_out_samples():
+    assert split(config_with("auto", imagenet21k_het_xl.get_config()), 10_000).calibration == Portion(98)
+
+
+@pytest.mark.parametrize("value", ["auto", None, Portion(90), Portion(0, 2.5)])
+def test_the_field_survives_json_and_is_a_flag(tmp_path, value):
+    config, path = config_with(value), tmp_path / "config.json"
+    experiment.save(config, path)
+    assert experiment.load(path).calibration == value
+    assert parse_config(path, ["--calibration", str(value)]).calibration == value
+    assert parse_config(path, ["--calibration", "7%:9%"]).calibration == Portion(7, 9)
+
+
+@pytest.mark.parametrize("value", ["half", "Auto", "7%"])
+def test_a_value_that_is_no_portion_is_one_line(value):
+    with pytest.raises(UserError, match=f"(?i)calibration.*{value}|{value}.*calibration"):
+        parse_config(Path("configs/quickstart_lit_het_xl.py"), ["--calibration", value])
+
+
+def test_configurations_of_earlier_versions_hold_out_nothing(tmp_path):
+    saved = experiment.to_dict(config_with("auto"))
+    del saved["calibration"]
+    (tmp_path / "config.json").write_text(json.dumps(saved))
+    assert experiment.load(tmp_path / "config.json").calibration is None
+
+
+@pytest.fixture(scope="module")
+def half(upstream, tmp_path_factory):
+    """A run that holds out the last 110 of 220 samples; some captions are wrong, so that a temperature fits."""
+    folder = tmp_path_factory.mktemp("halves")
+    data = tiny.write_data(folder, num_samples=220, seed=3, every_wrong=7)
+    config = tiny.shrink(quickstart_lit_het_xl.get_config(), data, folder / "run", pretrained=upstream)
+    return dataclasses.replace(config, calibration=Portion(50), length=Duration(10))
+
+
+@pytest.fixture(scope="module")
+def samples_read(half):
+    """Trains the run, and returns the samples that were read in training and those that were read later."""
+    samples, in_training = [], []
+    with pytest.MonkeyPatch.context() as patch:
+        read, loop_train = ShardIndex.read, loop.train
+
+        def noted(index, numbers, kinds):
+            samples.extend(numbers)
+            return read(index, numbers, kinds)
+
+        def noted_loop(*arguments, **options):
+            state = loop_train(*arguments, **options)
+            in_training.extend(samples)
+            samples.clear()
+            return state
+
+        patch.setattr(ShardIndex, "read", noted)
+        patch.setattr("lit_het.runs.training.loop.train", noted_loop)
+        train(half)
+    return in_training, samples
+
+
+def test_training_reads_none_of_the_samples_to_which_it_fits_the_temperatures(half, samples_read):
+    in_training, later = samples_read
+    assert set(in_training) == set(range(110))
+    assert set(range(110, 220)) <= set(later)
+    saved = json.loads((half.run_dir / "calibration.json").read_text())
+    assert (saved["step"], saved["num_images"], saved["portion"]) == (10, 110, "50%:100%")
+    assert (saved["data"], saved["num_samples"]) == ([str(shard) for shard in half.data.shards], 16)
+    for mode in ("noiseless", "monte_carlo"):
+        assert saved[mode]["nll_after"] <= saved[mode]["nll_before"]
+        assert saved[mode]["standard_error"] > 0
+    assert saved["digest"] == Loader(half.data).digest
+
+
+@pytest.mark.parametrize("copied", [False, True])
+def test_a_later_calibration_may_read_only_the_samples_held_out(capsys, half, samples_read, tmp_path, copied):
+    folder = tmp_path / "run"
+    shutil.copytree(half.run_dir, folder)
+    (shards,) = map(Path, half.data.shards)
+    given, moved = shards, shards.with_name("moved")
+    if copied:  # and the original is gone
+        given = shutil.copytree(shards, tmp_path / "copy")
+        shards.rename(moved)
+    try:
+        refused = refusal(capsys, "calibrate", folder, "--data", given, "--portion", "49.5%:")
+        assert "was trained on images of" in refused
+        from lit_het.cli.main import main
+
+        assert main(["calibrate", str(folder), "--data", str(given), "--portion", "50%:"]) == 0
+    finally:
+        if copied:
+            moved.rename(shards)
+
+
+def test_a_finished_run_is_calibrated_when_resumed_unless_it_is_already(half, samples_read, tmp_path):
+    run_dir = shutil.copytree(half.run_dir, tmp_path / "run")
+    config, path = dataclasses.replace(half, run_dir=run_dir), run_dir / "calibration.json"
+    first = json.loads(path.read_text())
+    path.write_text(json.dumps({**first, "portion": "mine"}))
+    train(config, resume=True)
+    assert json.loads(path.read_text())["portion"] == "mine"
+    path.unlink()
+    train(config, resume=True)
+    assert json.loads(path.read_text()) == first
+
+
+def test_a_calibration_that_fails_leaves_the_run_finished_and_names_the_command(
+    capsys, half, samples_read, tmp_path, monkeypatch
+):
+    run_dir = shutil.copytree(half.run_dir, tmp_path / "run")
+    (run_dir / "calibration.json").unlink()
+
+    def fails(*_):
+        raise MemoryError("out of memory")
+
+    monkeypatch.setattr("lit_het.runs.calibration.fit", fails)
+    assert int(train(dataclasses.replace(half, run_dir=run_dir), resume=True).step) == 10
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "not calibrated" in line]
+    by_hand = f"run lit-het calibrate {run_dir} --data {half.data.shards[0]} --portion 50%:100%"
+    assert line == f"lit-het: not calibrated: out of memory; after a correction, {by_hand}"
+
+
+def test_several_processes_are_told_the_command(capsys, half, samples_read, tmp_path, monkeypatch):
+    from lit_het.runs import training
+
+    run_dir = shutil.copytree(half.run_dir, tmp_path / "run")
+    (run_dir / "calibration.json").unlink()
+    monkeypatch.setattr("jax.process_count", lambda: 2)
+    training._calibrate(dataclasses.replace(half, run_dir=run_dir), 10, split(half, 220))
+    assert f"lit-het calibrate {run_dir} --data {half.data.shards[0]} --portion 50%:100%" in capsys.readouterr().err
+    assert not (run_dir / "calibration.json").exists()
+
+
+def test_few_samples_are_all_trained_on_with_a_message(capsys, lit_config):
+    train(dataclasses.replace(lit_config, calibration="auto", length=Duration(2)))
+    assert "not calibrated: 98%:100% of 40 samples are 1, fewer than 100" in capsys.readouterr().err
+    assert not (lit_config.run_dir / "calibration.json").exists()
+
+
+def test_a_portion_that_cannot_be_held_out_is_one_line_before_training(capsys, lit_config):
+    with pytest.raises(UserError, match="fewer than 100"):
+        train(dataclasses.replace(lit_config, calibration=Portion(50)))
+    assert not (lit_config.run_dir / "config.json").exists()
