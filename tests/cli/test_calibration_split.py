@@ -7,13 +7,16 @@ from pathlib import Path
 
 import pytest
 
+from lit_het.cli.main import main
 from lit_het.configs import experiment, imagenet21k_het_xl, quickstart_lit_het_xl, quickstart_upstream
 from lit_het.data_pipelines.data_config import Streaming, WeightedShards
 from lit_het.data_pipelines.index import ShardIndex
 from lit_het.data_pipelines.loader import Loader
 from lit_het.data_pipelines.portions import Portion
+from lit_het.data_pipelines.suspects import Suspects
 from lit_het.durations import Duration
 from lit_het.errors import UserError
+from lit_het.runs import training
 from lit_het.runs.calibration_split import split
 from lit_het.runs.parsing import parse_config
 from lit_het.runs.training import loop, train
@@ -178,12 +181,18 @@ def test_a_later_calibration_may_read_only_the_samples_held_out(capsys, half, sa
     try:
         refused = refusal(capsys, "calibrate", folder, "--data", given, "--portion", "49.5%:")
         assert "was trained on images of" in refused
-        from lit_het.cli.main import main
-
         assert main(["calibrate", str(folder), "--data", str(given), "--portion", "50%:"]) == 0
     finally:
         if copied:
             moved.rename(shards)
+
+
+def test_samples_after_a_suspect_are_not_taken_for_unseen(capsys, half, samples_read, tmp_path):
+    run_dir, table = shutil.copytree(half.run_dir, tmp_path / "run"), tmp_path / "suspects.csv"
+    table.write_text(f"shard,key\n{half.data.shards[0]}/shard-000000.tar,0050\n")
+    tiny.edit_config(run_dir, config_with(half.calibration, half, suspects=Suspects(table, 0.5)))
+    line = refusal(capsys, "calibrate", run_dir, "--data", *half.data.shards, "--portion", "49.5%:")
+    assert "was trained on images of" in line
 
 
 def test_a_finished_run_is_calibrated_when_resumed_unless_it_is_already(half, samples_read, tmp_path):
@@ -215,8 +224,6 @@ def test_a_calibration_that_fails_leaves_the_run_finished_and_names_the_command(
 
 
 def test_several_processes_are_told_the_command(capsys, half, samples_read, tmp_path, monkeypatch):
-    from lit_het.runs import training
-
     run_dir = shutil.copytree(half.run_dir, tmp_path / "run")
     (run_dir / "calibration.json").unlink()
     monkeypatch.setattr("jax.process_count", lambda: 2)
