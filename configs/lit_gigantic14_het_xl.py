@@ -45,4 +45,5 @@ def get_config() -> ExperimentConfig:
         pretrained=PretrainedConfig(run=Path("runs/gigantic14")),
         length=Duration(18_000_000_000, "examples"),
         schedule=dataclasses.replace(config.schedule, warmup=Duration(10_000)),
+        calibration=None,  # all samples of the recipe are trained on
     )

@@ -52,7 +52,6 @@ def get_config() -> ExperimentConfig:
         ),
         tokenizer=SentencePieceConfig(model=Path("data/tokenizer.model"), length=16),
         pretrained=PretrainedConfig(run=Path("runs/so400m")),
-        calibration=None,  # all samples of the recipe are trained on
         length=Duration(900_000_000, "examples"),
         optimizer=Optimizer(Adafactor(), weight_decay=1e-4, clip_norm=1.0),
         schedule=Schedule(learning_rate=1e-3, warmup=Duration(20, "percent")),

@@ -40,6 +40,9 @@ def split(config: ExperimentConfig, num_samples: int) -> Split:
         return Split(_rest(config, config.calibration), config.calibration)
     portion = _last(num_samples)
     problem = _problem(config, portion, num_samples)
+    if not problem and isinstance(config.task, ClassificationConfig):
+        # The last samples of shards that are sorted by class would be all those of some classes.
+        problem = "shards may be sorted by class; --calibration PORTION holds samples out"
     if config.data.portion != ALL:
         problem = "--data.portion already leaves samples out; --calibration PORTION calibrates on them"
     return Split(config.data.portion, None, problem) if problem else Split(_rest(config, portion), portion)

@@ -98,8 +98,12 @@ def test_all_samples_are_trained_on_where_none_can_be_held_out(config, num_sampl
     assert bool(found.problem) == bool(reason)
 
 
-def test_a_classifier_of_one_label_per_image_holds_out_samples():
-    assert split(config_with("auto", imagenet21k_het_xl.get_config()), 10_000).calibration == Portion(98)
+def test_a_classifier_holds_out_samples_only_if_asked():
+    config = imagenet21k_het_xl.get_config()
+    assert split(config_with(Portion(98), config), 10_000).calibration == Portion(98)
+    found = split(config_with("auto", config), 10_000)
+    assert (found.training, found.calibration) == (Portion(), None)
+    assert "sorted by class" in found.problem
 
 
 @pytest.mark.parametrize("value", ["auto", None, Portion(90), Portion(0, 2.5)])
