@@ -291,7 +291,7 @@ def _with_wrong_captions(
     """Yields samples, of which a fraction of those of one script have a random name as caption."""
     random = np.random.default_rng([config.seed, 1])
     for sample in samples:
-        is_chosen, drawn = random.random() < config.noisy_fraction, names[random.integers(len(names))]
+        is_chosen, drawn = random.random() < config.noisy_fraction, names[int(random.integers(len(names)))]
         name = sample["txt"]
         caption = drawn if is_chosen and name.partition(" ")[0] == config.noisy_script else name
         yield {**sample, "txt": caption, "json": {**sample["json"], "is_wrong": int(caption != name)}}

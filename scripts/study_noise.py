@@ -165,10 +165,11 @@ def _of_wrong_captions(trained: Trained, data: Data, kind: str, pairs: PairSet, 
 
 def run(options: argparse.Namespace) -> None:
     """Trains all runs that are not finished, and writes the tables."""
-    cells = [("none", 0.0)] if 0.0 in options.levels and not options.noise_column else []
+    cells: list[tuple[str, float]] = []
+    cells += [("none", 0.0)] if 0.0 in options.levels and not options.noise_column else []
     cells += [(options.noise_column, 1.0)] if options.noise_column else []
     cells += [cell for cell in itertools.product(options.noise, options.levels) if cell[1]]
-    jobs = list(itertools.product(options.seeds, cells, options.heads))
+    jobs = [(seed, cell, head) for seed in options.seeds for cell in cells for head in options.heads]
     data = functools.lru_cache(maxsize=1)(lambda seed: prepare(options, seed))
     if not options.table:
         with Bar("study", len(jobs), "runs") as bar:
@@ -250,7 +251,7 @@ def _cells_of(values: Mapping[str, Mapping[int, float]]) -> list[str]:
         if found is first or len(seeds) < 2:
             continue
         differences[head] = [found[seed] - first[seed] for seed in seeds]
-        paired[head] = float(stats.ttest_1samp(differences[head], 0.0).pvalue) if np.ptp(differences[head]) else np.nan
+        _, paired[head] = stats.ttest_1samp(differences[head], 0.0) if np.ptp(differences[head]) else (0.0, np.nan)
         unpaired[head] = welch(list(found.values()), list(first.values())).p_value
     significant, by_welch = (holm({h: p for h, p in tests.items() if np.isfinite(p)}) for tests in (paired, unpaired))
     cells = []

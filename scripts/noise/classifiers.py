@@ -72,7 +72,7 @@ class FeatureClassifier:
         norm = masked_mean(head.noise_norm(batch.image_embedding), batch.valid)
         return result.loss, {"top1": result.top1, "temperature": head.temperature(), "image_noise_norm": norm}
 
-    def image_classifier(self, params: Params, classes: None = None) -> ImageClassifier:
+    def image_classifier(self, params: Params, classes: Array | None = None) -> ImageClassifier:
         """Returns the model as an image classifier; it has its own classes."""
         head = nnx.merge(self._graph, params).head
         return ImageClassifier(

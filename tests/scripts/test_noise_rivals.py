@@ -52,6 +52,7 @@ def test_a_temperature_for_every_input_starts_as_one_temperature_and_then_scales
     plain = SoftmaxLoss(form="dense")(samples_of(DeterministicContrastiveConfig()), valid)
     assert SoftmaxLoss(form="dense")(head(image, text, None), valid) == pytest.approx(float(plain), rel=1e-5)
     before = head.logits(image, head.text_key(text), None, 0).prepare(image)
+    assert head.image_scale.bias is not None
     head.image_scale.bias[...] = jnp.log(2.0)[None]
     after = head.logits(image, head.text_key(text), None, 0).prepare(image)
     np.testing.assert_allclose(after, before / 2, rtol=1e-5)
