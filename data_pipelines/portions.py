@@ -87,7 +87,7 @@ class ConcatenatedRanges(Sequence[int]):
         self._ends = list(itertools.accumulate(map(len, self._ranges)))
 
     def __len__(self) -> int:
-        return self._ends[-1]
+        return self._ends[-1] if self._ends else 0
 
     def __getitem__(self, place: int) -> int:  # pyright: ignore[reportIncompatibleMethodOverride]
         if not 0 <= place < len(self):

@@ -78,7 +78,7 @@ class Ensemble:
 
 
 def _score(
-    predictors: Sequence[Predictor], members: Sequence[Float[np.ndarray, "b m k"]], labels: Int[np.ndarray, " b"]
+    predictors: Sequence[Predictor], members: Sequence[Float[np.ndarray, "b _ k"]], labels: Int[np.ndarray, " b"]
 ) -> EnsembleResult:
     """Scores the members of all models, and the mean of the models' predictions, weighted by their numbers of members.
 

@@ -5,8 +5,9 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Float, Int, Key, Shaped
 
+from lit_het import sharding
 from lit_het.errors import UserError, require_at_least
 from lit_het.heads.base import ContrastiveHead
 from lit_het.heads.contrastive import ContrastiveHeadConfig, DeterministicContrastiveConfig
@@ -129,10 +130,9 @@ class ContrastiveTask:
             "image_noise_norm": masked_mean(model.head.image_noise_norm(image), batch.valid),
             "text_noise_norm": masked_mean(model.head.text_noise_norm(text), batch.valid),
         }
-        # Records average steps, so that a part of each batch tells as much; the whole one would slow each step.
-        part = slice(None, None, -(-len(image) // _EXAMPLES_OF_NOISE_METRICS))
-        for name, values in model.head.noise_metrics(image[part], text[part], batch.valid[part]).items():
-            metrics[name] = masked_mean(values, batch.valid[part])
+        some = [_some_rows(x) for x in (image, text, batch.valid)]
+        for name, values in model.head.noise_metrics(*some).items():
+            metrics[name] = masked_mean(values, some[2])
         for name, (_, auxiliary_losses, tower_metrics) in outputs.items():
             metrics |= {f"{name}_{key}": value for key, value in tower_metrics.items()}
             loss = loss + sum(auxiliary_losses.values())
@@ -179,3 +179,12 @@ class ContrastiveTask:
     def _routing_key(self, tower: str, keys: Keys) -> Key[Array, ""] | None:
         """Returns the random key of a tower's experts; None for a locked tower."""
         return keys(f"{tower}_routing") if tower in self.trained else None
+
+
+def _some_rows(x: Shaped[Array, "b *rest"]) -> Shaped[Array, "n *rest"]:
+    """Returns evenly spread rows of a batch: records average steps, so that a part of each batch tells as much."""
+    count = max(_EXAMPLES_OF_NOISE_METRICS, sharding.num_automatic_shards())
+    if len(x) % count:
+        return x
+    # The first row of each part: a device has whole parts, where a slice with a step would move rows between devices.
+    return sharding.as_batch(x.reshape(count, -1, *x.shape[1:])[:, 0])
