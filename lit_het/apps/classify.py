@@ -117,7 +117,7 @@ def classify(
     records = read_records(checkpoint)
     ranks = [noise_ranks(found.noise_norm, records, run.step) for found in answers]
     sets = [None if threshold is None else [labels[i] for i in found.prediction_set(threshold)] for found in answers]
-    is_covered = thresholds is not None and _are_fitted(thresholds, model, labels, templates)
+    is_covered = thresholds is not None and are_fitted(thresholds, model, labels, templates)
     coverage = options.coverage if is_covered else None
     rows = list(zip(images, answers, ranks, sets, strict=True))
     if as_json:
@@ -126,11 +126,11 @@ def classify(
     for image, found, ranked, inside in rows:
         Console().print(_table(image, found, labels, options.top, model.calibration))
         if inside is not None:
-            Console().print(_set(inside, coverage, options.top), markup=False, highlight=False)
+            Console().print(describe_set(inside, coverage, options.top), markup=False, highlight=False)
         Console().print(_noise(found, ranked), "", sep="\n", markup=False, highlight=False)
 
 
-def _are_fitted(
+def are_fitted(
     thresholds: ConformalThresholds, model: EvaluatedModel, labels: Sequence[str], templates: Sequence[str]
 ) -> bool:
     """Returns whether thresholds were fitted among these candidates, so that the coverage holds for them."""
@@ -229,7 +229,7 @@ def _bar(probability: float, band: np.ndarray | None, scale: float) -> str:
     return "".join(signs[filled.astype(int), shaded.astype(int)])
 
 
-def _set(inside: Sequence[str], coverage: float | None, top: int) -> str:
+def describe_set(inside: Sequence[str], coverage: float | None, top: int) -> str:
     """Returns a prediction set in one line, with its ``top`` most probable labels."""
     rest = f" and {len(inside) - top:,} more" if len(inside) > top else ""
     shown = f"{', '.join(inside[:top])}{rest}"

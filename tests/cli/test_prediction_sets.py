@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from lit_het.apps.demo.model import open_model
 from lit_het.cli.main import main
 from lit_het.eval.conformal import prediction_sets, read_conformal
 from tests import tiny
@@ -54,6 +55,18 @@ def test_coverage_is_promised_for_the_captions_of_the_calibration_alone(
     shown = " ".join(capsys.readouterr().out.split())
     assert ("prediction set of 90 % coverage: " in shown) == is_covered
     assert ("No coverage is promised: the run was calibrated among other labels" in shown) == (not is_covered)
+
+
+def test_the_demo_shows_the_set_of_classify(once_calibrated, image, capsys):
+    model = open_model(once_calibrated, None)
+    _, features = model.see(image.read_bytes(), "red.png")
+    *_, shown = model.answer(features, "\n".join(NAMES), "bare", 16, 0)
+    command = ("classify", image, "--checkpoint", once_calibrated, "--labels", ",".join(NAMES), "--coverage", "0.9")
+    assert main(list(map(str, command))) == 0
+    assert shown.startswith("prediction set of 90 % coverage: ")
+    assert shown in " ".join(capsys.readouterr().out.split())
+    *_, among_others = model.answer(features, "a cat\na dog", "bare", 16, 0)
+    assert "No coverage is promised" in among_others
 
 
 def test_a_calibration_of_an_earlier_version_promises_no_coverage(capsys, calibrated, image):

@@ -6,19 +6,23 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float, UInt8
 
-from lit_het.apps.classify import decode, read_templates
+from lit_het.apps.classify import are_fitted, decode, describe_set, read_templates
 from lit_het.data_pipelines.storage import read_lines
 from lit_het.errors import UserError
 from lit_het.eval.answers import Answer, NoiseRank, answer, features_of, label_predictor, noise_ranks, split_labels
 from lit_het.eval.captions import CaptionIndex, index_captions
+from lit_het.eval.conformal import read_conformal
 from lit_het.eval.evaluation import read_records
 from lit_het.eval.predictions import samples_of
 from lit_het.runs.opening import Run, open_run
+from lit_het.runs.saved_calibration import calibration_path
 from lit_het.tasks import quantities
 from lit_het.tasks.classification import ClassificationTask
 from lit_het.types import EvaluatedModel
 
 _NUM_CAPTIONS = 8
+_COVERAGE = 0.9  # of prediction sets
+_NUM_IN_SET = 12
 
 
 class DemoModel:
@@ -56,15 +60,26 @@ class DemoModel:
 
     def answer(
         self, features: Float[np.ndarray, " f"], labels: str, prompts: str, samples: int, seed: int
-    ) -> tuple[tuple[str, ...], Answer]:
-        """Returns the labels in the user's text, and the model's predictions for an image.
+    ) -> tuple[tuple[str, ...], Answer, str]:
+        """Returns the labels in the user's text, the model's predictions for an image, and its prediction set in words.
+
+        The set is empty text without calibration.
 
         Raises:
             UserError: there are not at least two different labels.
         """
-        found = split_labels(labels)
+        found, templates = split_labels(labels), read_templates(prompts)
         with self._lock:
-            return found, answer(label_predictor(self._model, found, read_templates(prompts)), features, samples, seed)
+            predictions = answer(label_predictor(self._model, found, templates), features, samples, seed)
+            return found, predictions, self._set(found, templates, predictions)
+
+    def _set(self, labels: tuple[str, ...], templates: tuple[str, ...], predictions: Answer) -> str:
+        if self._model.calibration is None:
+            return ""
+        thresholds = read_conformal(calibration_path(self.run.run_dir))
+        inside = [labels[place] for place in predictions.prediction_set(thresholds.at(_COVERAGE))]
+        is_covered = are_fitted(thresholds, self._model, labels, templates)
+        return describe_set(inside, _COVERAGE if is_covered else None, _NUM_IN_SET)
 
     def noise(self, features: Float[np.ndarray, " f"]) -> tuple[float, list[NoiseRank]]:
         """Returns an image's noise norm, and its ranks among the sets that the run was evaluated on."""

@@ -166,7 +166,7 @@ class Page:
         self._hint.set_text(" and ".join(missing).capitalize() + "." if missing else "")
         self._hint.set_visibility(bool(missing))
 
-    def _show_answer(self, labels: Sequence[str], answer: Answer) -> None:
+    def _show_answer(self, labels: Sequence[str], answer: Answer, prediction_set: str) -> None:
         self._answer.clear()
         order = answer.order
         with self._answer:
@@ -186,6 +186,8 @@ class Page:
                 ui.label(f"and {len(rest):,} other labels with {answer.probability[rest].sum():.1%}").classes("muted")
             if answer.samples is not None:
                 ui.html(_LEGEND, sanitize=False)
+            if prediction_set:
+                ui.label(f"{prediction_set[0].upper()}{prediction_set[1:]}.").classes("noise")
 
     def _show_captions(self, nearest: Sequence[tuple[str, float]]) -> None:
         self._captions.clear()
