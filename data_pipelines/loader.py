@@ -88,7 +88,7 @@ class Loader:
         found = ((summary.address, fault) for summary in self.index.summaries for fault in summary.faults)
         self.faults.count_excluded(found, len(self.index))
         self._num_shards = [len(shards) for shards in data_sets]
-        self._suspects = _suspects(config, self.index)
+        self._suspects = _suspects(config, self.index, data_sets[0])
         self._order, self.numbers = _order(config, self.index.counts, self._num_shards, self._suspects)
 
     def with_portion(self, portion: Portion) -> "Loader":
@@ -105,8 +105,11 @@ class Loader:
 
     @property
     def digest(self) -> str:
-        """Identifies the samples: equal for two loaders that read the same ones."""
-        return self.index.digest
+        """Identifies the samples: equal for two loaders of the same shards that leave out the same suspects."""
+        if not self._suspects:
+            return self.index.digest
+        left_out = np.asarray(self._suspects, "<i8").tobytes()
+        return hashlib.sha256(self.index.digest.encode() + left_out).hexdigest()[:16]
 
     def batches(self, position: int = 0, process_index: int = 0, process_count: int = 1) -> Generator[Batch]:
         """Endless training batches, from any position of the stream.
@@ -255,6 +258,8 @@ def _order(
         # Each data set of a mixture has its own seed, so that they do not share permutations.
         order = _data_set_order(config, chosen_counts.tolist(), config.seed + number)
         chosen = without(selected, left_out)
+        if left_out and not chosen:
+            raise UserError(f"{data_set.shards[0]}: all samples are suspects; lower suspects.fraction")
         orders.append(order if chosen == [range(num_samples)] else Chosen(order, ConcatenatedRanges(chosen)))
         ranges += chosen
         first += num_samples
@@ -263,12 +268,12 @@ def _order(
     return Mixed(orders, [1.0, *(data_set.weight for data_set in config.mixture)]), ConcatenatedRanges(ranges)
 
 
-def _suspects(config: LoaderConfig, index: ShardIndex) -> list[int]:
-    """Returns the samples that a table of suspects leaves out, in ascending order."""
+def _suspects(config: LoaderConfig, index: ShardIndex, shards: Sequence[str]) -> list[int]:
+    """Returns the samples of ``config.shards`` that a table of suspects leaves out, in ascending order."""
     if config.suspects is None:
         return []
     keys, table = config.suspects.read(), config.suspects.table
-    addresses = {absolute(summary.address): summary.address for summary in index.summaries}
+    addresses = {absolute(address): address for address in shards}
     if unknown := sorted(shard for shard in keys if absolute(shard) not in addresses):
         raise UserError(f"{table} names {unknown[0]}, which is not a training shard; score the shards of data.shards")
     found = index.samples_of({addresses[absolute(shard)]: wanted for shard, wanted in keys.items()})

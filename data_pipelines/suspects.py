@@ -5,7 +5,9 @@ import dataclasses
 import math
 from collections import defaultdict
 from collections.abc import Mapping
+from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 from lit_het.errors import FieldError, UserError
 
@@ -38,12 +40,15 @@ class Suspects:
             UserError: the table cannot be read, or has other columns.
         """
         rows = self._rows()
+        if not rows or not all(isinstance(value, str) for row in rows for value in row):
+            raise UserError(f"{self.table} has rows without a shard and a key; write it with lit-het data score")
         keys = defaultdict[str, set[str]](set)
-        for shard, key in rows[: math.ceil(self.fraction * len(rows))]:
+        # Exact decimal arithmetic, as for portions: as floats, 7 % of 100 rows would be more than 7.
+        for shard, key in rows[: math.ceil(Fraction(str(self.fraction)) * len(rows))]:
             keys[shard].add(key)
         return {shard: frozenset(found) for shard, found in keys.items()}
 
-    def _rows(self) -> list[tuple[str, str]]:
+    def _rows(self) -> list[tuple[Any, Any]]:
         try:
             if self.table.suffix == ".parquet":
                 columns = _read_parquet(self.table)
@@ -56,7 +61,7 @@ class Suspects:
             raise UserError(f"{self.table} cannot be read ({error}); write it with lit-het data score") from error
 
 
-def _read_parquet(path: Path) -> Mapping[str, list[str]]:
+def _read_parquet(path: Path) -> Mapping[str, list[Any]]:
     try:
         import pyarrow as arrow
         import pyarrow.parquet as parquet

@@ -122,19 +122,21 @@ def measure(
     """Returns the figures of a model: ``<set>/<labels>/<prediction>/<figure>``; ``wrong`` marks replaced captions."""
     found = {f"train/{name}": value for name, value in trained.metrics.items()}
     sets = {"validation": data.validation, "held_out": data.held_out, "unseen": data.unseen}
+    # A classifier's classes are all names.
+    candidates = np.arange(len(data.train.names)) if trained.names is None else data.candidates
     for name, of_set in sets.items():
         # Shards of one's own may have no unseen captions, and classifiers do not know them.
         if not len(of_set.captions) or (name == "unseen" and trained.names is None):
             continue
         labels_of = {"clean": of_set}
-        if kind in noise.NOISES and name != "unseen":
+        if name != "unseen" and kind in noise.NOISES and noise.affected(of_set, kind, data.known).any():
             # Labels of evaluation sets are replaced as those of training, by draws of their own.
             labels_of["noisy"] = noise.inject(of_set, kind, level, data.known, 10_000 + seed)[0]
         for labels, labelled in labels_of.items():
             for prediction, samples in (("mean", 0), ("sampled", NUM_EVAL_SAMPLES)):
                 if samples and not trained.task.has_image_noise:
                     continue
-                predictions = trained.predict(labelled, data.candidates, samples, seed)
+                predictions = trained.predict(labelled, candidates, samples, seed)
                 values = figures(predictions, name)
                 found |= {f"{name}/{labels}/{prediction}/{figure}": value for figure, value in values.items()}
                 if not samples and labels == "clean" and trained.task.has_image_noise:
@@ -154,7 +156,7 @@ def _of_wrong_captions(trained: Trained, data: Data, kind: str, pairs: PairSet, 
         by["noise_norm"] = predictions.noise_norm
         if kind in noise.NOISES:
             # Noise is a property of the image: it can only find the images whose captions are unreliable.
-            affected, _ = noise.NOISES[kind](data.train, data.known, np.random.default_rng(0))
+            affected = noise.affected(data.train, kind, data.known)
             found["train/auroc_affected_images"] = auroc(predictions.noise_norm, affected)
     flagged = len(wrong) // 20
     for name, values in by.items():
@@ -171,6 +173,7 @@ def run(options: argparse.Namespace) -> None:
     cells += [cell for cell in itertools.product(options.noise, options.levels) if cell[1]]
     jobs = [(seed, cell, head) for seed in options.seeds for cell in cells for head in options.heads]
     data = functools.lru_cache(maxsize=1)(lambda seed: prepare(options, seed))
+    _check_data(options)
     if not options.table:
         with Bar("study", len(jobs), "runs") as bar:
             for seed, (kind, level), head in jobs:
@@ -207,6 +210,17 @@ def _settings(options: argparse.Namespace) -> dict[str, Any]:
     return {name: getattr(options, name) for name in ("data", "steps", "temperature", "temperature_factor")}
 
 
+def _check_data(options: argparse.Namespace) -> None:
+    """Checks that an output folder, which also holds features, is of the same data."""
+    path = options.output / "data.json"
+    names = ("data", "fonts", "run", "shards", "evaluation_shards", "noise_column")
+    wanted = {name: json.loads(json.dumps(getattr(options, name), default=str)) for name in names}
+    if not path.exists():
+        noise.write_json(path, wanted)
+    elif (found := untrusted.read_json(path)) != wanted:
+        raise UserError(f"{path} says that the folder is of {found}, not {wanted}; give another --output")
+
+
 def _check_settings(path: Path, settings: Mapping[str, Any]) -> None:
     found = untrusted.read_json(path)["settings"]
     if found != settings:
@@ -230,7 +244,7 @@ def write_tables(options: argparse.Namespace, cells: Sequence[tuple[str, float]]
         lines = [f"| {kind} {level:.0%} | {' | '.join(columns)} |", f"| --- |{' --- |' * len(columns)}"]
         for figure in options.show:
             values = {
-                head: {seed: one[figure] for seed, one in results.items() if figure in one}
+                head: {seed: value for seed, one in results.items() if (value := _value(one, figure)) is not None}
                 for head, results in by_head.items()
             }
             if any(values.values()):
@@ -240,6 +254,11 @@ def write_tables(options: argparse.Namespace, cells: Sequence[tuple[str, float]]
     options.output.mkdir(parents=True, exist_ok=True)
     (options.output / "table.md").write_text(text)
     print(text)
+
+
+def _value(figures: Mapping[str, float], name: str) -> float | None:
+    """Returns a figure; heads without noise predict by samples as they do without."""
+    return figures.get(name, figures.get(name.replace("/sampled/", "/mean/")))
 
 
 def _cells_of(values: Mapping[str, Mapping[int, float]]) -> list[str]:

@@ -139,7 +139,9 @@ def are_fitted(
     if len(templates) > 1:  # the mean over several prompts is no caption
         return False
     tokens = model.text.tokenize([fill_template(templates[0], label) for label in labels])
-    return candidates_digest(tokens) == thresholds.candidates
+    # Labels of equal tokens share one probability, which the thresholds do not expect.
+    is_distinct = len(np.unique(tokens, axis=0)) == len(tokens)
+    return is_distinct and candidates_digest(tokens) == thresholds.candidates
 
 
 def read_labels(labels: str) -> tuple[str, ...]:

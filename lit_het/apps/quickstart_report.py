@@ -51,12 +51,12 @@ def describe_condition(both: Models, title: str) -> str:
     runs = (both.het_xl, both.deterministic)
     one, other = (zero_shot(run, TYPEFACE).drawing.arrays[f"nll/{CALIBRATED}"].astype(np.float64) for run in runs)
     error = standard_error(one - other)
-    verb = "is as good as"
+    verb = "is not significantly different from"
     if abs(np.mean(one - other)) > 2 * error:
         verb = "is better than" if np.mean(one - other) < 0 else "is worse than"
     top1, ece = ([zero_shot(run, TYPEFACE).figures[name] for run in runs] for name in ("top1", "ece"))
     return (
-        f"Trained with {title}, HET-XL {verb} the deterministic head: NLL {np.mean(one):.3f} against "
+        f"Trained with {title}, HET-XL {verb} the deterministic head in likelihood: NLL {np.mean(one):.3f} against "
         f"{np.mean(other):.3f} nats (difference ± {error:.3f}; temperatures fitted on other images), top-1 "
         f"{top1[0]:.1%} against {top1[1]:.1%}, calibration error before fitting {ece[0]:.1%} against {ece[1]:.1%}."
     )

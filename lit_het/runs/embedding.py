@@ -67,7 +67,7 @@ def embed(source: Path, config: ExperimentConfig, output: str, options: EmbedOpt
     Raises:
         UserError: the tower, the shards or the output cannot be used.
     """
-    data = dataclasses.replace(config.data, labels=None, portion=ALL, embeddings=None, stream=None)
+    data = dataclasses.replace(config.data, labels=None, portion=ALL, suspects=None, embeddings=None, stream=None)
     if options.shards:
         data = dataclasses.replace(data, shards=options.shards, mixture=())
     if options.num_crops and data.crop is None and not data.augmentations:

@@ -197,8 +197,8 @@ def _resumed(
     # Runs of earlier versions have no data_digest.
     if info.get("data_digest", loader.digest) != loader.digest:
         raise UserError(
-            f"the shards differ from those of {config.run_dir}: samples were added, removed or changed; "
-            "restore them, or choose another --run-dir"
+            f"the shards differ from those of {config.run_dir}: samples were added, removed or changed, or "
+            "others are left out; restore them and the table of suspects, or choose another --run-dir"
         )
     if info.get("locked_checksum") != checksum:
         raise UserError(
@@ -250,8 +250,10 @@ def train_unless_done(config: ExperimentConfig, *, allow_commands: bool = False)
         damaged = damage(checkpoints, newest)
     if damaged:
         train(config, resume=True, allow_commands=allow_commands)
-    else:
-        message(f"{config.run_dir} is finished: {newest} steps")
+        return
+    if config.calibration is not None and read_calibration(config.run_dir, newest) is None:
+        _calibrate(config, newest, _open_data(config, None, allow_commands)[1])
+    message(f"{config.run_dir} is finished: {newest} steps")
 
 
 @dataclasses.dataclass(frozen=True)

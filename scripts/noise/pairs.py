@@ -75,6 +75,8 @@ def read_pairs(
                     block = samples[start : start + _BLOCK]
                     images = [preprocessing.apply(sample["image"], image_size) for sample in block]
                     found[0].extend(features_of(tower, images))
+                if any("txt" not in sample or "image" not in sample for sample in samples):
+                    raise UserError(f"{address}: a sample has no image or no caption in .txt; leave it out")
                 found[1].extend(sample["txt"].decode().strip() for sample in samples)
                 found[2].extend(json.loads(sample.get("json", b"{}")) for sample in samples)
                 bar.advance(1)
@@ -85,7 +87,9 @@ def read_pairs(
     with np.load(cache) as stored:
         names, captions = np.unique(stored["captions"], return_inverse=True)
         rows = json.loads(str(stored["columns"]))
-        columns = {name: tuple(str(row[name]) for row in rows) for name in (rows[0] if rows else {})}
+        # Only fields that all samples have are columns.
+        shared = set.intersection(*map(set, rows)) if rows else set()
+        columns = {name: tuple(str(row[name]) for row in rows) for name in sorted(shared)}
         return PairSet(stored["features"], captions, tuple(names.tolist()), columns)
 
 
@@ -163,6 +167,11 @@ NOISES: Mapping[str, Noise] = {
 }
 
 
+def affected(pairs: PairSet, kind: str, names: Int[np.ndarray, " k"]) -> Bool[np.ndarray, " n"]:
+    """Returns the pairs whose captions a kind of noise may replace."""
+    return NOISES[kind](pairs, names, np.random.default_rng(0))[0]
+
+
 def inject(
     pairs: PairSet, kind: str, level: float, names: Int[np.ndarray, " k"], seed: int
 ) -> tuple[PairSet, Bool[np.ndarray, " n"]]:
@@ -177,6 +186,8 @@ def inject(
     """
     random = np.random.default_rng([seed, list(NOISES).index(kind)])
     affected, drawn = NOISES[kind](pairs, names, random)
+    if level and not affected.any():
+        raise UserError(f"--noise {kind} affects none of the pairs; choose another kind")
     is_replaced = affected & (random.random(len(pairs.captions)) < level)
     captions = np.where(is_replaced, drawn, pairs.captions)
     return dataclasses.replace(pairs, captions=captions), captions != pairs.captions

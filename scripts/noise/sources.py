@@ -142,6 +142,8 @@ def shards(run_dir: Path, training: tuple[str, ...], evaluation: tuple[str, ...]
     if column:
         noise.wrong_by_column(found["train"], column)
     known = np.unique(found["train"].captions)
+    if not np.isin(found["evaluation"].captions, known).any():
+        raise UserError("no caption of --evaluation-shards occurs in --shards; the study needs captions in both")
     is_known = np.isin(found["evaluation"].captions, known)
     halves = np.arange(len(is_known)) % 2 == 0
     return Data(

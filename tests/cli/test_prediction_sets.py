@@ -42,10 +42,11 @@ def test_prediction_sets_cover_the_images_that_they_were_fitted_on(once_calibrat
         (NAMES[::-1], (), True),
         ([*NAMES[:-1], "a cat"], (), False),  # as many
         (NAMES[:-1], (), False),
+        ([*NAMES, NAMES[0].upper()], (), False),  # equal tokens
         (NAMES, ("--prompts", "photo"), False),
         (NAMES, ("--prompts", "photos"), False),
     ],
-    ids=["another order", "one other", "one less", "a prompt", "several prompts"],
+    ids=["another order", "one other", "one less", "one twice", "a prompt", "several prompts"],
 )
 def test_coverage_is_promised_for_the_captions_of_the_calibration_alone(
     capsys, once_calibrated, image, labels, flags, is_covered

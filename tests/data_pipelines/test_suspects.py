@@ -59,6 +59,17 @@ def test_only_the_first_rows_of_the_table_are_left_out(shards, tmp_path):
     assert sorted(set(range(23)) - set(labels(loader(shards, suspects).epoch(), 21))) == [3, 10]
 
 
+def test_a_fraction_is_exact_and_digests_tell_what_is_left_out(shards, tmp_path):
+    rows = "".join(f"{shards / 'shard-000000.tar'},s{number % 10}\n" for number in range(100))
+    (tmp_path / "hundred.csv").write_text(f"shard,key\n{rows}")
+    (keys,) = Suspects(tmp_path / "hundred.csv", 0.07).read().values()
+    assert len(keys) == 7  # 0.07 * 100 is more than 7 as a float
+    path = table(tmp_path / "scores.csv", shards)
+    digests = {loader(shards, suspects).digest for suspects in (None, Suspects(path, 0.1), Suspects(path, 0.2))}
+    assert len(digests) == 3
+    assert loader(shards, Suspects(path, 0.1)).digest in digests
+
+
 def test_suspects_outside_the_portion_change_nothing(shards, tmp_path):
     suspects = Suspects(table(tmp_path / "scores.csv", shards), fraction=6 / 23)
     found = loader(shards, suspects, portion=Portion(50, 100))  # samples 11 to 22
@@ -101,5 +112,13 @@ def test_problems_of_the_table_are_one_line(shards, tmp_path):
     keys = table(tmp_path / "c.csv", shards)
     keys.write_text(keys.read_text().replace(",s3,", ",unknown,"))
     refuse(keys, "1 of 12 samples that .*c.csv names are not in the shards; score them again")
+    empty = tmp_path / "d.csv"
+    empty.write_text("shard,key\n")
+    refuse(empty, "d.csv has rows without a shard and a key")
+    empty.write_text("shard,key\nx.tar\n")
+    refuse(empty, "d.csv has rows without a shard and a key")
+    first = table(tmp_path / "e.csv", shards, numbers=range(12))
+    with pytest.raises(UserError, match=r"all samples are suspects; lower suspects\.fraction"):
+        loader(shards, Suspects(first, 0.5), portion=Portion(0, 20))
     with pytest.raises(UserError, match=r"fraction = 5\.0 must be between 0 and 1; 0\.05 leaves out 5 %"):
         Suspects(keys, 5.0)

@@ -34,6 +34,18 @@ def test_with_noise_and_without_smoothing_it_is_the_softmax_loss_of_the_mean_ove
     assert SmoothedSoftmaxLoss(0.0)(samples, valid) == pytest.approx(float(expected), rel=1e-5)
 
 
+def test_smoothing_takes_the_mean_over_samples_and_over_valid_keys():
+    samples, valid = samples_of(HetXLContrastiveConfig(num_samples=4)), np.array([True, True, False, True, True])
+    losses = []
+    for queries, keys in ((samples.image_queries, samples.text), (samples.text_queries, samples.image)):
+        assert queries is not None
+        logits = np.asarray(queries.products(keys) / samples.temperature, np.float64)[valid][:, :, valid]
+        p = np.exp(logits)
+        log_p = np.log((p / p.sum(axis=2, keepdims=True)).mean(axis=1))
+        losses.append(-((0.7 * np.eye(4) + 0.3 / 4) * log_p).sum(axis=1).mean())
+    assert SmoothedSoftmaxLoss(0.3)(samples, jnp.asarray(valid)) == pytest.approx(np.mean(losses), rel=1e-4)
+
+
 def test_smoothing_is_the_cross_entropy_with_a_mixture():
     samples = samples_of(DeterministicContrastiveConfig())
     logits = np.asarray(samples.image @ samples.text.T / samples.temperature, np.float64)
@@ -56,3 +68,13 @@ def test_a_temperature_for_every_input_starts_as_one_temperature_and_then_scales
     head.image_scale.bias[...] = jnp.log(2.0)[None]
     after = head.logits(image, head.text_key(text), None, 0).prepare(image)
     np.testing.assert_allclose(after, before / 2, rtol=1e-5)
+    # Training has the logits of evaluation for images, and texts have parameters of their own.
+    samples = head(image, text, None)
+    assert samples.image_queries is not None
+    assert samples.text_queries is not None
+    np.testing.assert_allclose(
+        samples.image_queries.products(samples.text)[:, 0] / samples.temperature, after, rtol=1e-5
+    )
+    np.testing.assert_allclose(
+        samples.text_queries.products(samples.image)[:, 0], (samples.text @ samples.image.T), rtol=1e-5
+    )

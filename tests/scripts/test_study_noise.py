@@ -2,17 +2,23 @@
 
 import argparse
 import json
+import shutil
+import string
 
 import numpy as np
 import pytest
 
+from lit_het.data_pipelines.glyphs import font_path
+from lit_het.data_pipelines.shards import expand
 from lit_het.errors import UserError
 from scripts import study_noise
 from scripts.noise import pairs as noise
+from scripts.noise.icons import write_icon_shards
 from scripts.noise.pairs import PairSet
 from scripts.noise.training import _order, auroc
 from tests.scripts.conftest import refusal
 
+PARTS = ("train", "held_out_typeface", "held_out_characters")
 NAMES = (
     "cyrillic small letter de",
     "cyrillic small letter te",
@@ -64,6 +70,59 @@ def test_names_of_another_list_keep_their_captions():
     wider = tuple(sorted({*NAMES, "digit one"}))
     found = noise.with_names(pairs(12), wider)
     assert [wider[caption] for caption in found.captions] == [NAMES[number % 6] for number in range(12)]
+
+
+def test_noise_that_affects_nothing_is_one_line():
+    only_latin = pairs().take(np.flatnonzero(pairs().captions > 1))
+    with pytest.raises(UserError, match="--noise cyrillic affects none of the pairs"):
+        noise.inject(only_latin, "cyrillic", 0.4, KNOWN, 0)
+
+
+def test_a_column_marks_wrong_captions_with_one():
+    def with_column(*values):
+        columns = {"is_wrong": values}
+        return PairSet(np.zeros((len(values), 2), np.float32), np.zeros(len(values), int), ("a",), columns)
+
+    assert noise.wrong_by_column(with_column("0", "1", "False", "true"), "is_wrong").tolist() == [False, True] * 2
+    with pytest.raises(UserError, match="column 'is_wrong' of the shards contains '2'; it must be 0 or 1"):
+        noise.wrong_by_column(with_column("0", "2"), "is_wrong")
+    with pytest.raises(UserError, match="column 'is_wrong' of the shards is 0 everywhere"):
+        noise.wrong_by_column(with_column("0", "0"), "is_wrong")
+
+
+def test_an_output_folder_is_of_one_data_set(tmp_path, capsys):
+    flags = ("--output", tmp_path, "--seeds", 0, "--levels", 0, "--heads", "DET", "--table")
+    assert study_noise.main(list(map(str, flags))) == 0
+    line = refusal(capsys, study_noise.main, *flags, "--data", "icons", "--fonts", tmp_path)
+    assert "'data': 'characters'" in line
+    assert "give another --output" in line
+
+
+def test_samples_of_shards_are_compared_with_predictions_of_heads_without_noise():
+    figures = {"held_out/clean/mean/nll": 1.0}
+    assert study_noise._value(figures, "held_out/clean/sampled/nll") == 1.0
+    assert study_noise._value(figures, "unseen/clean/mean/nll") is None
+
+
+def test_icons_are_named_by_their_font_and_a_style_and_names_are_held_out(tmp_path):
+    # Any TrueType font will do: its letters are the icons.
+    for style in ("thin", "bold", "fill"):
+        (tmp_path / "fonts" / style).mkdir(parents=True)
+        shutil.copy(font_path("DejaVuSans"), tmp_path / "fonts" / style / "icons.ttf")
+        icons = [{"properties": {"name": f"letter-{c}-{style}, alias", "code": ord(c)}} for c in string.ascii_lowercase]
+        (tmp_path / "fonts" / style / "selection.json").write_text(json.dumps({"icons": icons}))
+    write_icon_shards(tmp_path / "fonts", ("thin", "bold", "fill"), tmp_path / "data", 0, "bold", lambda _: None)
+    names = (tmp_path / "data" / "names.txt").read_text().splitlines()
+    known = (tmp_path / "data" / "train" / "classnames.txt").read_text().splitlines()
+    assert names == [f"letter {c}" for c in string.ascii_lowercase]
+    assert len(set(names) - set(known)) == 3  # one in ten
+    found = {part: list(noise._samples(expand(tmp_path / "data" / part)[0])) for part in PARTS}
+    for part, samples in found.items():
+        styles = {json.loads(sample["json"])["typeface"] for sample in samples}
+        captions = {sample["txt"].decode() for sample in samples}
+        assert styles == ({"bold"} if part == "held_out_typeface" else {"thin", "fill"})
+        assert captions == (set(names) - set(known) if part == "held_out_characters" else set(known))
+    assert len({sample["image"] for sample in found["train"]}) == len(known)  # every letter is drawn, alike in both
 
 
 def test_an_unknown_column_is_one_line():
