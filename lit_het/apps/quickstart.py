@@ -6,7 +6,7 @@ import resource
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from rich.console import Console
 
 from lit_het.apps.quickstart_evaluation import (
     Models,
+    Suspects,
     noise_tests,
     read_homoglyphs,
     read_json,
@@ -85,6 +86,11 @@ def quickstart(run_dir: Path, seed: int) -> None:
             models[condition] = Models(*read_runs([config.run_dir for config in configs]))
     with clock.stage("scoring captions"):
         suspects = read_suspects(models["noisy"].het_xl.directory, run_dir / "data" / CONDITIONS["noisy"])
+    _conclude(run_dir, models, suspects, clock)
+
+
+def _conclude(run_dir: Path, models: Mapping[str, Models], suspects: Suspects, clock: "Clock") -> None:
+    """Writes the report and the results, and prints what they show."""
     homoglyphs = read_homoglyphs(run_dir / "data")
     noise = noise_tests(models["clean"].het_xl, homoglyphs)
     results = {
@@ -94,13 +100,13 @@ def quickstart(run_dir: Path, seed: int) -> None:
         "seconds_by_stage": clock.stages,
         "peak_memory_bytes": peak_memory_bytes(),
         "num_names": len(homoglyphs.groups),
-        "seed": seed,
+        "seed": clock.seed,
     }
     results["noisy"]["het_xl"]["noisy_caption_auroc"] = suspects.auroc("noise_norm")
     noisy, clean, found_by = sentences = findings(models, suspects)
     sections = [
         summary_section(models, suspects, found_by, results),
-        comparison_section(models["clean"]),
+        *(comparison_section(both, condition) for condition, both in models.items()),
         homoglyphs_section(models["clean"].het_xl, homoglyphs, noise),
     ]
     runs = [run.directory for both in models.values() for run in (both.deterministic, both.het_xl)]
@@ -125,11 +131,16 @@ def _on(config: ExperimentConfig, run_dir: Path, condition: str, name: str) -> E
 
 
 class Clock:
-    """Sums the seconds of all stages over interruptions in ``stages.json``, which also stores the seed."""
+    """Sums the seconds of all stages over interruptions in ``stages.json``, which also stores the seed.
+
+    Attributes:
+        seed: of the quickstart.
+        stages: seconds by stage.
+    """
 
     def __init__(self, run_dir: Path, seed: int):
         self._path = run_dir / "stages.json"
-        self._seed = seed
+        self.seed = seed
         self.stages: dict[str, float] = {}
         # The first stage includes the time of imports: from the start of the process until now.
         self._uncounted = time.monotonic() - _process_start()
@@ -154,7 +165,7 @@ class Clock:
         finally:
             self.stages[name] = self.stages.get(name, 0.0) + time.monotonic() - began + self._uncounted
             self._uncounted = 0.0
-            write_atomically(self._path, json.dumps({"seed": self._seed, "stages": self.stages}) + "\n")
+            write_atomically(self._path, json.dumps({"seed": self.seed, "stages": self.stages}) + "\n")
 
     def seconds(self) -> float:
         """Returns the total seconds of all stages."""

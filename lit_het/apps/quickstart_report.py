@@ -90,11 +90,11 @@ def summary_section(
     )
 
 
-def comparison_section(both: Models) -> Section:
-    """Returns all figures of both heads, trained with clean captions."""
+def comparison_section(both: Models, condition: str) -> Section:
+    """Returns all figures of both heads, trained in one condition."""
     compared = both.compared()
     return Section(
-        "Both heads, clean captions",
+        f"Both heads, {TITLES_OF_CONDITIONS[condition]}",
         (comparison_table(compared), page.paragraph(describe_comparison(compared))),
         "A uniform prediction is perfectly calibrated, so chance has no calibration error.",
     )
