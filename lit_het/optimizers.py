@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import ArrayLike
+from jaxtyping import Array, ArrayLike, Float
 
 from lit_het import parameters
 from lit_het.durations import RunLength
@@ -50,6 +50,15 @@ class AdamW:
         # Without optax's own weight decay: `Optimizer` adds it for all rules, scaled by the schedule.
         return optax.scale_by_adam(b1=self.first_decay, b2=self.second_decay)
 
+    def momentum_share(self, state: Any, pattern: str) -> tuple[float, Float[Array, ""]] | None:
+        """Returns β and ``|m|² / E |g|²``, see `Optimizer.signal_to_noise`; None without such parameters."""
+        first, second = (_matching(moment, pattern) for moment in (state.mu, state.nu))
+        if not first:
+            return None
+        mean = optax.tree.norm(optax.tree.bias_correction(first, self.first_decay, state.count), squared=True)
+        square = optax.tree.sum(optax.tree.bias_correction(second, self.second_decay, state.count))
+        return self.first_decay, mean / square
+
 
 @dataclasses.dataclass(frozen=True)
 class Adafactor:
@@ -80,6 +89,16 @@ class Adafactor:
             optax.ema(self.momentum, debias=False, accumulator_dtype=jnp.bfloat16),
         )
 
+    def momentum_share(self, state: Any, pattern: str) -> tuple[float, Float[Array, ""]] | None:
+        """Returns β and ``|m|² / E |g|²``, see `Optimizer.signal_to_noise`; None without such parameters."""
+        _, average = state
+        first = _matching(average.ema, pattern)
+        if not first:
+            return None
+        # An average of gradients that were divided by the root of their second moment: the mean of their squares is 1.
+        first = optax.tree.cast(first, jnp.float32)
+        return self.momentum, optax.tree.norm(first, squared=True) / optax.tree.size(first)
+
 
 @dataclasses.dataclass(frozen=True)
 class SGD:
@@ -97,6 +116,9 @@ class SGD:
     def build(self) -> optax.GradientTransformation:
         """Returns the transformation from gradients to updates."""
         return optax.trace(self.momentum, accumulator_dtype=jnp.bfloat16)
+
+    def momentum_share(self, state: Any, pattern: str) -> None:
+        """Returns None: there is no second moment."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -182,6 +204,27 @@ class Optimizer:
             optax.scale_by_learning_rate(schedule.build(run)),
         )
 
+    def signal_to_noise(self, state: Any, pattern: str) -> Float[Array, ""] | None:
+        """Estimates ``|E g|² / tr Var g`` of the gradients g of some parameters from the moments of the update rule.
+
+        A moving average ``m = (1 - β) Σ_k β^k g_k`` of independent gradients retains ``f = (1 - β) / (1 + β)`` of their
+        variance. So with ``ρ = |m|² / E |g|²`` the ratio is ``(ρ - f) / (1 - ρ)``. Around 0, where an estimate may be
+        negative, the parameters make a random walk.
+
+        Args:
+            state: of the optimizer that `build` returns.
+            pattern: regular expression that matches the whole paths of the parameters.
+
+        Returns:
+            The ratio; None if no parameter matches, or the rule has no second moment.
+        """
+        _, of_rule, *_ = state
+        share = self.rule.momentum_share(of_rule, pattern)
+        if share is None:
+            return None
+        decay, rho = share
+        return (rho - (1 - decay) / (1 + decay)) / (1 - rho)
+
     def _factors(
         self,
         params: Params,
@@ -223,6 +266,10 @@ class Optimizer:
                     f"optimizer.groups: the pattern {group.pattern!r} matches no trained parameter, or only parameters "
                     f"of earlier groups; their paths begin with {tops}"
                 )
+
+
+def _matching(params: Params, pattern: str) -> dict[str, Any]:
+    return {path: value for path, value in parameters.flatten(params).items() if re.fullmatch(pattern, path)}
 
 
 def _scaled_and_decayed(update: Any, param: Any, factor: Any, decay: float) -> Any:

@@ -32,13 +32,13 @@ from lit_het.heads.covariance import CovarianceConfig
 from lit_het.heads.deterministic import DeterministicConfig
 from lit_het.heads.het_xl import HetXLConfig
 from lit_het.heads.sampling import SamplingConfig
-from lit_het.heads.temperature import LogTemperature
+from lit_het.heads.temperature import FixedTemperature, LogTemperature
 from lit_het.losses.contrastive import SigmoidLoss, SoftmaxLoss
 from scripts.noise import pairs as noise
 from scripts.noise import sources
 from scripts.noise.classifiers import FeatureClassifierConfig
 from scripts.noise.pairs import PairSet
-from scripts.noise.rivals import InputTemperatureConfig, SmoothedSoftmaxLoss
+from scripts.noise.rivals import AmplitudeConfig, InputTemperatureConfig, SmoothedSoftmaxLoss
 from scripts.noise.sources import Data
 from scripts.noise.training import NUM_EVAL_SAMPLES, Trained, auroc, figures, train
 
@@ -77,6 +77,25 @@ HEADS: Mapping[str, Mapping[str, Any]] = {
         name: {"head": HetXLContrastiveConfig(SMALL, num_samples=0), "loss": SoftmaxLoss(likelihood=name)}
         for name in ("delta", "mean_field", "pairwise_probit")
     },
+    # Amplitude times direction, in the place of a smaller learning rate; "slow" has both.
+    "S16 amplitude": {"head": HetXLContrastiveConfig(AmplitudeConfig(**{**vars(SMALL), "learning_rate_factor": 1.0}))},
+    "S16 amplitude slow": {"head": HetXLContrastiveConfig(AmplitudeConfig(**vars(SMALL)))},
+    "S16 one rate": {"head": HetXLContrastiveConfig(dataclasses.replace(SMALL, learning_rate_factor=1.0))},
+    # The other placements of HET-XL Table 7.
+    **{
+        f"S16 {name}": {
+            "head": HetXLContrastiveConfig(SMALL, normalize_before_noise=before, normalize_after_noise=after)
+        }
+        for name, before, after in (
+            ("after", False, True),
+            ("before and after", True, True),
+            ("unscaled", False, False),
+        )
+    },
+    **{
+        f"{name} fixed temperature": {"head": head, "temperature": FixedTemperature(0.02)}
+        for name, head in (("DET", DeterministicContrastiveConfig()), ("S16", HetXLContrastiveConfig(SMALL)))
+    },
     # Classifiers of the same features, whose classes are the names.
     "classifier DET": {"classifier": DeterministicConfig()},
     "classifier S16": {"classifier": _classifier(0.1)},
@@ -110,7 +129,8 @@ def configuration(data: Data, head: str, options: argparse.Namespace) -> Experim
     if "classifier" in changes:
         task: Any = FeatureClassifierConfig(changes["classifier"], data.train.features.shape[1], len(data.train.names))
     else:
-        temperature = LogTemperature(options.temperature, options.temperature_factor)
+        learned = LogTemperature(options.temperature, options.temperature_factor)
+        temperature = changes.pop("temperature", learned)
         changes["head"] = dataclasses.replace(changes["head"], temperature=temperature)
         task = dataclasses.replace(data.config.task, **changes)
     return dataclasses.replace(data.config, task=task, length=Duration(options.steps), run_dir=options.output)

@@ -72,6 +72,7 @@ def training_charts(histories: Mapping[str, Sequence[Mapping[str, Any]]]) -> lis
         Chart("train/text_noise_norm", "Noise norm of texts"),
         Chart("train/image_noise_alignment", "Noise of images along keys / isotropic"),
         Chart("train/image_noise_rank", "Effective rank of the noise of images"),
+        Chart("train/covariance_signal_to_noise", "Signal-to-noise ratio of the gradient of Σ"),
     )
     records = [record for history in histories.values() for record in history]
     # A head without noise records noise norms of zero, which need no chart.

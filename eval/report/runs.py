@@ -27,7 +27,10 @@ _HEADLINES = (
     ("ensemble", ("joint_top1",)),
 )
 # The figures of evaluations during training that curves show.
-_CURVES = ("top1", "nll", "ece", "mean_average_precision", "image_to_text_recall1", "text_to_image_recall1", "10_shot")
+_CURVES = (
+    *("top1", "nll", "ece", "calibrated/temperature_factor", "mean_average_precision"),
+    *("image_to_text_recall1", "text_to_image_recall1", "10_shot"),
+)
 
 
 def header(runs: Sequence[SavedRun]) -> Html:
@@ -96,9 +99,9 @@ def _evaluation_charts(histories: Mapping[str, Sequence[Mapping[str, Any]]]) -> 
     charts = []
     for metric, count in counts.items():
         kind, _, rest = metric.partition("/")
-        name, _, figure = rest.rpartition("/")
-        # Parts, such as calibrated predictions, are left out: they would be many charts.
-        if kind == "train" or figure not in _CURVES or "/" in name or count < 2:
+        name, _, figure = rest.partition("/")
+        # Most figures of parts, such as calibrated predictions, are left out: they would be many charts.
+        if kind == "train" or figure not in _CURVES or count < 2:
             continue
         charts.append(figures.Chart(metric, f"{title_of_kind(kind)} {name}: {style_of(split(figure)[1]).label}"))
     return charts

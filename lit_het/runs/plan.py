@@ -169,8 +169,14 @@ class Step:
         """Compiles the step for the devices of the mesh without allocating memory on them."""
         began = time.monotonic()
         config = self.config
-        skips = config.on_nonfinite == "skip"
-        step = make_train_step(self._task, self.optimizer, config.seed, config.average_decay, skips_nonfinite=skips)
+        step = make_train_step(
+            self._task,
+            self.optimizer,
+            config.seed,
+            config.average_decay,
+            skips_nonfinite=config.on_nonfinite == "skip",
+            signal_to_noise=config.optimizer.signal_to_noise,
+        )
         inputs = self.inputs
         with jax.set_mesh(self.mesh):
             compiled = jit_step(step, inputs.state).lower(inputs.state, inputs.locked, inputs.batch).compile()

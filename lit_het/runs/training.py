@@ -113,7 +113,12 @@ def _train_on(
         try:
             evaluate = _evaluation(config, task, locked, state.params, tokenizer, mesh, tower)
             step = make_train_step(
-                task, optimizer, config.seed, config.average_decay, skips_nonfinite=config.on_nonfinite == "skip"
+                task,
+                optimizer,
+                config.seed,
+                config.average_decay,
+                skips_nonfinite=config.on_nonfinite == "skip",
+                signal_to_noise=config.optimizer.signal_to_noise,
             )
             with watchdog, _opened_batches(loader, position) as batches, preemption.watched():
                 state = loop.train(

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
+from jaxtyping import Array
 
 from lit_het import parameters
 from lit_het.random import keys_at
@@ -14,6 +15,8 @@ from lit_het.tasks.base import Task
 from lit_het.types import Batch, Metrics, Params, TrainState
 
 TrainStep = Callable[[TrainState, Params, Batch], tuple[TrainState, Metrics]]
+
+_COVARIANCES = r"head/(\w+_)?covariance/.*"
 
 
 def initial_state(params: Params, optimizer: optax.GradientTransformation, *, averages: bool = False) -> TrainState:
@@ -34,6 +37,7 @@ def make_train_step(
     average_decay: float | None = None,
     *,
     skips_nonfinite: bool = False,
+    signal_to_noise: Callable[[Any, str], Array | None] | None = None,
 ) -> TrainStep:
     """Returns ``train_step(state, locked, batch) -> (state, metrics)``.
 
@@ -47,6 +51,7 @@ def make_train_step(
         average_decay: decay of the moving average of parameters; None for no average.
         skips_nonfinite: whether a step with a value in `MUST_BE_FINITE` that is not finite changes only the step
             number; the metric ``skipped`` reports it.
+        signal_to_noise: see `lit_het.optimizers.Optimizer`; for a metric of the gradient of noise covariances.
     """
 
     def train_step(state: TrainState, locked: Params, batch: Batch) -> tuple[TrainState, Metrics]:
@@ -64,6 +69,8 @@ def make_train_step(
             "update_norm": optax.tree.norm(updates),
             "valid": jnp.sum(batch.valid),
         }
+        if signal_to_noise is not None and (ratio := signal_to_noise(opt_state, _COVARIANCES)) is not None:
+            metrics["covariance_signal_to_noise"] = ratio
         average: Any = None
         if average_decay is not None:
             assert state.average is not None

@@ -1,14 +1,16 @@
-"""Rivals of noise that the library does not offer: label smoothing, and a temperature for every input."""
+"""What the library does not offer: label smoothing, a temperature for every input, and an amplitude of the noise."""
 
 import dataclasses
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
+import optax
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Key
 
 from lit_het.heads.contrastive import DeterministicContrastive
+from lit_het.heads.covariance import Covariance, CovarianceConfig
 from lit_het.heads.sampling import noiseless_samples
 from lit_het.heads.temperature import LogTemperature, TemperatureConfig
 from lit_het.losses.base import weights
@@ -105,3 +107,28 @@ class InputTemperature(DeterministicContrastive):
             return image * jnp.exp(-self.image_scale(image)) @ classes.T / self.temperature()
 
         return noiseless_samples(image, logits)
+
+
+class _NormalizedLinear(nnx.Module):
+    """A dense layer whose kernel and bias together have the norm of a learned amplitude."""
+
+    def __init__(self, linear: nnx.Linear):
+        self.linear = linear
+        self.log_amplitude = nnx.Param(jnp.log(self._norm()))
+
+    def __call__(self, inputs: Float[Array, "n d"]) -> Float[Array, "n k"]:
+        return self.linear(inputs) * jnp.exp(self.log_amplitude[...]) / self._norm()
+
+    def _norm(self) -> Float[Array, ""]:
+        return optax.tree.norm(nnx.to_pure_dict(nnx.state(self.linear, nnx.Param)))
+
+
+@dataclasses.dataclass(frozen=True)
+class AmplitudeConfig(CovarianceConfig):
+    """A covariance whose factors are a learned scalar amplitude times a direction of norm 1."""
+
+    def build(self, feature_size: int, noise_size: int, feature_norm: float, rngs: nnx.Rngs) -> Covariance:
+        """Returns the module; only of the full form."""
+        covariance: Any = super().build(feature_size, noise_size, feature_norm, rngs)
+        covariance.factors = _NormalizedLinear(covariance.factors)
+        return covariance

@@ -7,8 +7,9 @@ import pytest
 from flax import nnx
 
 from lit_het.heads.contrastive import DeterministicContrastiveConfig, HetXLContrastiveConfig
+from lit_het.heads.covariance import CovarianceConfig
 from lit_het.losses.contrastive import SoftmaxLoss
-from scripts.noise.rivals import InputTemperatureConfig, SmoothedSoftmaxLoss
+from scripts.noise.rivals import AmplitudeConfig, InputTemperatureConfig, SmoothedSoftmaxLoss
 
 
 def embeddings(rows=5, size=8):
@@ -78,3 +79,17 @@ def test_a_temperature_for_every_input_starts_as_one_temperature_and_then_scales
     np.testing.assert_allclose(
         samples.text_queries.products(samples.image)[:, 0], (samples.text @ samples.image.T), rtol=1e-5
     )
+
+
+def test_an_amplitude_starts_as_the_plain_covariance_and_ignores_the_size_of_the_kernel():
+    plain, amplitude = (
+        kind(num_factors=2, initial_noise_norm=0.1).build(8, 8, 1.0, nnx.Rngs(0))
+        for kind in (CovarianceConfig, AmplitudeConfig)
+    )
+    features, _ = embeddings()
+    expected = plain(features).factors
+    np.testing.assert_allclose(amplitude(features).factors, expected, rtol=1e-5)
+    amplitude.factors.linear.kernel[...] *= 7.0
+    np.testing.assert_allclose(amplitude(features).factors, expected, rtol=1e-5)
+    amplitude.factors.log_amplitude[...] += jnp.log(2.0)
+    np.testing.assert_allclose(amplitude(features).factors, 2 * expected, rtol=1e-5)
