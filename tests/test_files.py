@@ -36,12 +36,12 @@ def test_a_written_file_has_the_permissions_of_the_umask(tmp_path):
 
 def test_a_link_under_the_temporary_name_is_not_followed(tmp_path, monkeypatch):
     precious = tmp_path / "precious"
-    precious.write_text("kept")
+    precious.write_text("before")
     monkeypatch.setattr("secrets.token_hex", lambda size: "guessed")
     (tmp_path / "file.partial-guessed").symlink_to(precious)
     with pytest.raises(FileExistsError):
         write_atomically(tmp_path / "file", "text")
-    assert precious.read_text() == "kept"
+    assert precious.read_text() == "before"
 
 
 def test_the_cache_is_private_for_every_umask(tmp_path, monkeypatch):

@@ -57,14 +57,14 @@ class Trained:
         """Returns predictions of the captions among some names; with samples by Monte Carlo."""
 
         @jax.jit
-        def of_block(features: Array, classes: Array | None, key: Array) -> Array:
+        def predict_block(features: Array, classes: Array | None, key: Array) -> Array:
             model = self.task.image_classifier(self.params, classes)
             return quantities.log_probabilities(model, features, key, num_samples)
 
         keys = jax.random.split(jax.random.key(seed), 1 + len(pairs.captions) // _BLOCK)
         classes = None if self.names is None else self.names[names]
         blocks = zip(_padded(pairs.features, _BLOCK), keys, strict=False)
-        log_p = np.concatenate([of_block(block, classes, key) for block, key in blocks])[: len(pairs.captions)]
+        log_p = np.concatenate([predict_block(block, classes, key) for block, key in blocks])[: len(pairs.captions)]
         place = {name: index for index, name in enumerate(names.tolist())}
         labels = np.array([place[caption] for caption in pairs.captions.tolist()])
         nothing = np.zeros(len(labels))
@@ -76,21 +76,21 @@ class Trained:
         assert names is not None
 
         @jax.jit
-        def of_block(features: Array, captions: Array) -> Array:
+        def block_similarity(features: Array, captions: Array) -> Array:
             images = quantities.embeddings(self.task.image_classifier(self.params), features)
             return jnp.sum(images * names[captions], axis=1)
 
         blocks = zip(_padded(pairs.features, _BLOCK), _padded(pairs.captions, _BLOCK), strict=True)
-        return np.concatenate([of_block(*block) for block in blocks])[: len(pairs.captions)]
+        return np.concatenate([block_similarity(*block) for block in blocks])[: len(pairs.captions)]
 
     def noise_norm(self, pairs: PairSet) -> Float[np.ndarray, " n"]:
         """Returns the noise norm of every image."""
 
         @jax.jit
-        def of_block(features: Array) -> Array:
+        def block_norms(features: Array) -> Array:
             return quantities.noise_norm(self.task.image_classifier(self.params), features)
 
-        found = [of_block(block) for block in _padded(pairs.features, _BLOCK)]
+        found = [block_norms(block) for block in _padded(pairs.features, _BLOCK)]
         return np.concatenate(found)[: len(pairs.captions)]
 
 

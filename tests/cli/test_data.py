@@ -180,14 +180,16 @@ def test_the_checksum_of_a_replaced_shard_differs_and_the_message_helps(shards, 
     assert main(index) == 0
     assert main(index) == 0
     (shards / "0.tar").write_bytes((shards / "1.tar").read_bytes())
-    kept = shards / "0.tar.sha256"
+    recorded = shards / "0.tar.sha256"
     for command in (index, check):
         capsys.readouterr()
         assert main(command) == 1
         told = "".join(capsys.readouterr())
-        assert f"0.tar: differs from {kept}; fetch or write the shard again or" in told.replace(f"{shards}/0", "0", 1)
-        assert f"remove {kept} and run lit-het data index --checksum" in told
-    kept.unlink()
+        assert f"0.tar: differs from {recorded}; fetch or write the shard again or" in told.replace(
+            f"{shards}/0", "0", 1
+        )
+        assert f"remove {recorded} and run lit-het data index --checksum" in told
+    recorded.unlink()
     assert main(index) == main(check) == 0
 
 

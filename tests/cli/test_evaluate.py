@@ -64,14 +64,14 @@ def test_every_evaluation_of_a_file_is_printed_and_saved(run, shapes, tmp_path, 
     )
     output = tmp_path / "figures.json"
     assert main(["evaluate", "--checkpoint", str(run), "--config", str(suite), "--output", str(output)]) == 0
-    kept = {record.kind: record for record in read_records(run)}
-    assert set(kept) == {"zero_shot", "ensemble", "few_shot", "out_of_distribution", "retrieval"}
+    recorded = {record.kind: record for record in read_records(run)}
+    assert set(recorded) == {"zero_shot", "ensemble", "few_shot", "out_of_distribution", "retrieval"}
     figures = json.loads(output.read_text())
-    for kind, record in kept.items():
+    for kind, record in recorded.items():
         assert {f"{kind}/shapes/{name}": value for name, value in record.figures.items()}.items() <= figures.items()
     # The same images inside and outside: nothing can tell them apart.
-    assert kept["out_of_distribution"].figures["near/train/entropy/auroc"] == 0.5
-    assert kept["zero_shot"].settings["samples"] == 2
+    assert recorded["out_of_distribution"].figures["near/train/entropy/auroc"] == 0.5
+    assert recorded["zero_shot"].settings["samples"] == 2
     said = capsys.readouterr()
     for kind in ("zero-shot", "ensemble", "few-shot", "out-of-distribution", "retrieval"):
         assert f"{kind} shapes" in said.out

@@ -143,10 +143,10 @@ def test_an_interrupted_command_says_what_is_kept(monkeypatch, capsys, tmp_path,
 
 
 @pytest.mark.parametrize(
-    ("backend", "variable", "kept"), [("tpu", None, "cache/lit-het/compiled"), ("tpu", "", None), ("cpu", None, None)]
+    ("backend", "variable", "cache"), [("tpu", None, "cache/lit-het/compiled"), ("tpu", "", None), ("cpu", None, None)]
 )
 def test_compiled_programs_are_cached_on_accelerators_unless_the_user_sets_a_cache(
-    monkeypatch, tmp_path, backend, variable, kept
+    monkeypatch, tmp_path, backend, variable, cache
 ):
     told = {}
     monkeypatch.chdir(tmp_path)
@@ -158,4 +158,4 @@ def test_compiled_programs_are_cached_on_accelerators_unless_the_user_sets_a_cac
         monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", variable)
     with pytest.raises(UserError, match="mesh data x fsdp"):  # by then it is decided
         train.train(dataclasses.replace(quickstart_upstream.get_config(), mesh=MeshConfig(data=999)))
-    assert told.get("jax_compilation_cache_dir") == kept
+    assert told.get("jax_compilation_cache_dir") == cache

@@ -61,7 +61,7 @@ def test_a_classifier_with_noise_predicts_the_same_on_one_device_and_on_eight(up
         model = Programs(run.task, mesh, None).model(params, "a tower")
         assert model.num_classes
         predictor = Predictor(model, model.num_classes, samples=3)
-        members = np.concatenate([of_block for of_block, _ in member_blocks(predictor, images)])
+        members = np.concatenate([block_logits for block_logits, _ in member_blocks(predictor, images)])
         return [*vars(predict(predictor, images)).values(), members, class_scores(predictor, images)]
 
     for one, eight in zip(said(1), said(8), strict=True):

@@ -102,9 +102,9 @@ def test_the_worst_classes_stand_beside_all_that_they_were_taken_for(page: str):
 
 
 def test_an_evaluation_of_an_earlier_version_is_drawn_without_what_it_lacks(tmp_path: Path):
-    kept = predictions()
-    old = {name: array for name, array in kept.arrays.items() if not re.match("worst|sets/|risk/", name)}
-    run = write_run(tmp_path / "run", [dataclasses.replace(zero_shot(), draw=lambda: Drawing(old, kept.texts))])
+    saved = predictions()
+    old = {name: array for name, array in saved.arrays.items() if not re.match("worst|sets/|risk/", name)}
+    run = write_run(tmp_path / "run", [dataclasses.replace(zero_shot(), draw=lambda: Drawing(old, saved.texts))])
     report(run)
     titles = Outline((run / "report.html").read_text()).titles
     assert "Calibration" in titles
@@ -121,9 +121,9 @@ def test_sets_and_errors_are_drawn_for_all_parts_and_errors_by_noise(page: str):
 
 
 def test_sets_that_need_more_images_than_there_are_have_no_plot(tmp_path: Path):
-    kept = predictions()
-    few = {name: array[:, :0] if name.startswith("sets/") else array for name, array in kept.arrays.items()}
-    run = write_run(tmp_path / "run", [dataclasses.replace(zero_shot(), draw=lambda: Drawing(few, kept.texts))])
+    saved = predictions()
+    few = {name: array[:, :0] if name.startswith("sets/") else array for name, array in saved.arrays.items()}
+    run = write_run(tmp_path / "run", [dataclasses.replace(zero_shot(), draw=lambda: Drawing(few, saved.texts))])
     report(run)
     page = (run / "report.html").read_text()
     assert "Errors among the most confident" in page

@@ -378,6 +378,6 @@ def test_some_samples_of_an_epoch_are_spread_over_it(shards: Path, count: int):
     numbers = found.text[found.valid, 0] if found.text is not None else []
     everything = joined(list(Loader(config(shards), number_tokens).epoch()))
     assert everything.text is not None
-    kept = min(count, NUM_SAMPLES)
-    wanted = [place * NUM_SAMPLES // kept for place in range(kept)]
+    remaining = min(count, NUM_SAMPLES)
+    wanted = [place * NUM_SAMPLES // remaining for place in range(remaining)]
     np.testing.assert_array_equal(numbers, everything.text[everything.valid, 0][wanted])

@@ -60,11 +60,11 @@ def test_truncated_cached_embeddings_are_recomputed(make_encoder, monkeypatch, t
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     encoder = with_text(make_encoder(np.eye(2), {"a": np.eye(2)[0], "b": np.eye(2)[1]}), tower="done")
     first = embed_class_names(encoder, ["a", "b"])
-    [kept] = (tmp_path / "lit-het" / "names").iterdir()
-    whole = kept.read_bytes()
-    kept.write_bytes(whole[:left])
+    [saved] = (tmp_path / "lit-het" / "names").iterdir()
+    whole = saved.read_bytes()
+    saved.write_bytes(whole[:left])
     np.testing.assert_array_equal(embed_class_names(encoder, ["a", "b"]), first)
-    assert kept.read_bytes() == whole
+    assert saved.read_bytes() == whole
 
 
 def test_no_class_names_are_an_error(make_encoder):

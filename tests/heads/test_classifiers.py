@@ -250,8 +250,8 @@ def test_the_hash_is_even_over_all_buckets_and_its_seed_changes_which_classes_co
     # Classes that collide under one seed collide under the other by chance alone, with probability 1/H.
     collide, still = (h[:, None] == h[None] for h in (first[-2000:], other[-2000:]))
     pairs = np.triu(collide, 1)
-    kept, chance = np.sum(still & pairs), np.sum(pairs) / num_buckets
-    assert kept < chance + 5 * np.sqrt(chance) + 5
+    equal, chance = np.sum(still & pairs), np.sum(pairs) / num_buckets
+    assert equal < chance + 5 * np.sqrt(chance) + 5
 
 
 def test_the_hash_is_the_same_on_every_machine():

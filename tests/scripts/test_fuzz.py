@@ -92,7 +92,7 @@ def test_a_saved_input_fails_again(planted, capsys):
 
 
 def test_the_same_seed_makes_the_same_inputs(planted, tmp_path):
-    again = Fuzzer({"key_error": planted_readers.TARGETS["key_error"]}, Budget(6), 0, tmp_path, tmp_path / "kept")
+    again = Fuzzer({"key_error": planted_readers.TARGETS["key_error"]}, Budget(6), 0, tmp_path, tmp_path / "cases")
     again.run()
     ((_, defect),) = again.defects.items()
     before = planted.defects["key_error", "crash", "KeyError: tests/scripts/planted_readers.py:key_error"]

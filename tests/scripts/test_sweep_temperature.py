@@ -96,8 +96,8 @@ def test_a_run_that_another_process_has_begun_is_left_to_it(finished, arguments,
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("lit_het.apps.grid.train_unless_done", _forbidden)
             (tmp_path / "results").mkdir()
-            kept = "learned_seed1.json"
-            (tmp_path / "results" / kept).write_text((finished / "results" / kept).read_text())
+            left = "learned_seed1.json"
+            (tmp_path / "results" / left).write_text((finished / "results" / left).read_text())
             assert main(elsewhere) == 0
     captured = capsys.readouterr()
     assert "tau0.5_seed1: in progress in another process" in captured.err

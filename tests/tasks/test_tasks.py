@@ -101,11 +101,11 @@ def test_the_contrastive_metrics_equal_a_numpy_computation(contrastive):
     image, image_norm = (quantity(task.image_classifier(params), features) for quantity in computed)
     model = task._model(params)
     text_norm = model.head.text_noise_norm(model.text_tower(WORDS).embedding)
-    kept = np.flatnonzero(VALID)
+    valid = np.flatnonzero(VALID)
     shapes = {f"{side}_noise_{shape}" for side in ("image", "text") for shape in ("alignment", "rank")}
     assert set(metrics) == {"temperature", "image_noise_norm", "text_noise_norm", *shapes}
-    assert float(metrics["image_noise_norm"]) == pytest.approx(np.asarray(image_norm)[kept].mean(), rel=1e-5)
-    assert float(metrics["text_noise_norm"]) == pytest.approx(np.asarray(text_norm)[kept].mean(), rel=1e-5)
+    assert float(metrics["image_noise_norm"]) == pytest.approx(np.asarray(image_norm)[valid].mean(), rel=1e-5)
+    assert float(metrics["text_noise_norm"]) == pytest.approx(np.asarray(text_norm)[valid].mean(), rel=1e-5)
     assert float(metrics["temperature"]) == pytest.approx(1 / 20)
     assert float(model.head.temperature()) == pytest.approx(1 / 20)
     np.testing.assert_allclose(jnp.linalg.norm(image, axis=1), 1, rtol=1e-5)
@@ -191,9 +191,9 @@ def test_probabilities_are_means_over_samples_and_the_training_metric_counts_rig
     probabilities = jnp.exp(log_probabilities(params))
     np.testing.assert_allclose(probabilities.sum(axis=1), 1, rtol=1e-5)
     loss, metrics = evaluate(task, params, Batch(VALID, image=IMAGE, label=LABEL))
-    kept = np.flatnonzero(VALID)
-    p = np.asarray(probabilities, np.float64)[kept]
-    assert float(loss) == pytest.approx(-np.log(p[np.arange(len(kept)), np.asarray(LABEL)[kept]]).mean(), rel=1e-5)
+    valid = np.flatnonzero(VALID)
+    p = np.asarray(probabilities, np.float64)[valid]
+    assert float(loss) == pytest.approx(-np.log(p[np.arange(len(valid)), np.asarray(LABEL)[valid]]).mean(), rel=1e-5)
     assert float(metrics["temperature"]) == pytest.approx(2.525)
     assert float(metrics["image_noise_norm"]) > 0
     quiet = jnp.exp(quantities.log_probabilities(task.image_classifier(params), features, KEYS("noise"), 0))
@@ -202,7 +202,7 @@ def test_probabilities_are_means_over_samples_and_the_training_metric_counts_rig
     samples = model.head(model.image_tower(IMAGE).embedding, KEYS("noise"))
     every_sample = samples.logits(samples.prepare(samples.features), samples.keys, jnp.arange(4))
     right = np.asarray(every_sample).argmax(axis=-1) == np.asarray(LABEL)[:, None]
-    assert float(metrics["top1"]) == pytest.approx(right[kept].mean())
+    assert float(metrics["top1"]) == pytest.approx(right[valid].mean())
     expected = jax.nn.softmax(model.head.logits(model.image_tower(IMAGE).embedding) / 2.525)
     np.testing.assert_allclose(quiet, expected, rtol=1e-5)
 
