@@ -122,10 +122,8 @@ class Suspects:
 
     def auroc(self, by: Column) -> float:
         """Returns the probability that a wrong caption is more suspect than a right one."""
-        place = np.empty(len(self.wrong))
-        # The rank of a row, the most suspect first.
-        place[self.scored.order(by)] = np.arange(len(self.wrong))
-        return detection_figures(-place[~self.wrong], -place[self.wrong])["auroc"]
+        suspicion = self.scored.suspicion(by)
+        return detection_figures(suspicion[~self.wrong], suspicion[self.wrong])["auroc"]
 
 
 def read_suspects(run_dir: Path, shards: Path) -> Suspects:

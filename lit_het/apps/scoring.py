@@ -64,9 +64,13 @@ class Scored:
     captions: tuple[str, ...]
     columns: Mapping[Column, Float[np.ndarray, " n"]]
 
+    def suspicion(self, by: Column) -> Float[np.ndarray, " n"]:
+        """Returns a value for each row, the larger the more suspect."""
+        return _SIGNS[by] * self.columns[by]
+
     def order(self, by: Column) -> Int[np.ndarray, " n"]:
         """Returns the rows, the most suspect first."""
-        return np.argsort(-_SIGNS[by] * self.columns[by], kind="stable")
+        return np.argsort(-self.suspicion(by), kind="stable")
 
 
 def score(run_dir: Path, shards: str, output: Path, options: ScoreOptions, pretrained: Path | None = None) -> None:

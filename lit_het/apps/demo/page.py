@@ -19,6 +19,7 @@ from lit_het.eval.prompts import BARE_TEMPLATE, FAMILIES, PLACEHOLDER
 
 _SAMPLES = (8, 32, 128, 512)
 _NUM_SHOWN = 12
+_RECONNECT_SECONDS = 60.0
 
 
 def serve(model: DemoModel, host: str, port: int, allow_hosts: Sequence[str] = ()) -> None:
@@ -35,6 +36,9 @@ def serve(model: DemoModel, host: str, port: int, allow_hosts: Sequence[str] = (
         show=False,
         reload=False,
         show_welcome_message=False,
+        # While JAX traces a program for many labels, the thread of the connection may wait for seconds: by default
+        # the browser would give up after two, reload the page, and lose the image.
+        reconnect_timeout=_RECONNECT_SECONDS,
     )
 
 
