@@ -3,6 +3,8 @@
 import shutil
 import subprocess
 import sys
+import sysconfig
+import venv
 import zipfile
 from pathlib import Path
 
@@ -44,19 +46,31 @@ def test_the_wheel_holds_every_module_once(wheel):
     assert names == {path.as_posix() for path in modules}
 
 
-def test_an_installed_wheel_and_folders_of_the_user_do_not_collide(wheel, tmp_path):
-    installed, user = tmp_path / "installed", tmp_path / "user"
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(installed)
+@pytest.fixture(scope="module")
+def environment(wheel, tmp_path_factory) -> Path:
+    """An environment of its own with the installed wheel; its dependencies are those of this one."""
+    folder = tmp_path_factory.mktemp("environment")
+    venv.create(folder)
+    [packages] = folder.glob("lib/python*/site-packages")
+    # Not of this environment's own links, which would lead to the repository: only folders of an environment are
+    # searched for them.
+    (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    flags = ("--quiet", "--disable-pip-version-check", "--no-deps", "--no-index")
+    command = (sys.executable, "-m", "pip", "--python", folder / "bin/python", "install", *flags, wheel)
+    subprocess.run(command, check=True, cwd=folder)
+    return folder
+
+
+def test_an_installed_wheel_and_folders_of_the_user_do_not_collide(environment, tmp_path):
+    user = tmp_path / "user"
     for name in ("eval.py", "configs/__init__.py", "data_pipelines/__init__.py"):
         (user / name).parent.mkdir(parents=True, exist_ok=True)
         (user / name).touch()
     script = user / "script.py"
     script.write_text(USERS_SCRIPT)
-    # Nothing of this repository is in reach: not its root, nor what other tests may have set.
-    environment = {"PYTHONPATH": str(installed), "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
-    ended = subprocess.run([sys.executable, script], env=environment, cwd=user, capture_output=True, text=True)
+    ended = _run(environment, user, environment / "bin/python", script)
     assert ended.returncode == 0, ended.stderr
+    [installed] = environment.glob("lib/python*/site-packages")
     assert ended.stdout.splitlines() == [
         str(user / "configs/__init__.py"),
         str(user / "data_pipelines/__init__.py"),
@@ -67,3 +81,15 @@ def test_an_installed_wheel_and_folders_of_the_user_do_not_collide(wheel, tmp_pa
         str(installed / "lit_het/eval/__init__.py"),
         "runs/lit_so400m_het_xl",
     ]
+
+
+def test_shipped_configurations_are_found_by_name_after_installing(environment, tmp_path):
+    ended = _run(environment, tmp_path, environment / "bin/lit-het", "train", "--config", "lit_so400m_het_xl", "--no-such-flag", "1")
+    assert ended.returncode == 1
+    assert "unknown flag --no-such-flag" in ended.stderr
+
+
+def _run(environment: Path, folder: Path, *command: str | Path) -> subprocess.CompletedProcess[str]:
+    # Nothing of this repository is in reach: not its root, nor what other tests may have set.
+    variables = {"PATH": "/usr/bin:/bin", "HOME": str(environment)}
+    return subprocess.run(command, env=variables, cwd=folder, capture_output=True, text=True)
