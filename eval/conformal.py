@@ -55,7 +55,9 @@ class ConformalThresholds:
             UserError: the coverage is not above zero, or higher than all stored ones.
         """
         if not 0 < coverage <= self.coverages[-1]:
-            raise UserError(f"coverage = {coverage:g} must be above 0 and at most {self.coverages[-1]:g}")
+            raise UserError(
+                f"coverage {coverage:g} has no stored threshold: it must be above 0 and at most {self.coverages[-1]:g}"
+            )
         return self.log_probabilities[int(np.searchsorted(self.coverages, coverage))]
 
     def to_json(self) -> dict[str, Any]:

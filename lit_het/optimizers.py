@@ -8,7 +8,7 @@ ours by the peak learning rate to get theirs.
 import dataclasses
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -31,6 +31,22 @@ def _require_decays(config: Any, *fields: str) -> None:
             raise FieldError(config, field, f"{value} must be at least 0 and less than 1")
 
 
+class Moments(NamedTuple):
+    """Moving averages of a gradient g, corrected for their start at zero.
+
+    Attributes:
+        decay: β of the mean.
+        count: t, number of steps.
+        mean: of g, an array for each parameter.
+        square: of ``|g|²``.
+    """
+
+    decay: float
+    count: Array
+    mean: Any
+    square: Float[Array, ""]
+
+
 @dataclasses.dataclass(frozen=True)
 class AdamW:
     """Adam with decoupled weight decay, like all rules here.
@@ -50,14 +66,14 @@ class AdamW:
         # Without optax's own weight decay: `Optimizer` adds it for all rules, scaled by the schedule.
         return optax.scale_by_adam(b1=self.first_decay, b2=self.second_decay)
 
-    def momentum_share(self, state: Any, pattern: str) -> tuple[float, Float[Array, ""]] | None:
-        """Returns β and ``|m|² / E |g|²``, see `Optimizer.signal_to_noise`; None without such parameters."""
+    def moments(self, state: Any, pattern: str) -> "Moments | None":
+        """Returns the moments of the gradient of some parameters; None if no path matches."""
         first, second = (_matching(moment, pattern) for moment in (state.mu, state.nu))
         if not first:
             return None
-        mean = optax.tree.norm(optax.tree.bias_correction(first, self.first_decay, state.count), squared=True)
+        mean = optax.tree.bias_correction(first, self.first_decay, state.count)
         square = optax.tree.sum(optax.tree.bias_correction(second, self.second_decay, state.count))
-        return self.first_decay, mean / square
+        return Moments(self.first_decay, state.count, mean, square)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,15 +105,15 @@ class Adafactor:
             optax.ema(self.momentum, debias=False, accumulator_dtype=jnp.bfloat16),
         )
 
-    def momentum_share(self, state: Any, pattern: str) -> tuple[float, Float[Array, ""]] | None:
-        """Returns β and ``|m|² / E |g|²``, see `Optimizer.signal_to_noise`; None without such parameters."""
+    def moments(self, state: Any, pattern: str) -> "Moments | None":
+        """Returns the moments of the gradient of some parameters; None if no path matches."""
         _, average = state
         first = _matching(average.ema, pattern)
         if not first:
             return None
-        # An average of gradients that were divided by the root of their second moment: the mean of their squares is 1.
-        first = optax.tree.cast(first, jnp.float32)
-        return self.momentum, optax.tree.norm(first, squared=True) / optax.tree.size(first)
+        mean = optax.tree.bias_correction(optax.tree.cast(first, jnp.float32), self.momentum, average.count)
+        # Of gradients that were divided by the root of their second moment: the mean of their squares is 1.
+        return Moments(self.momentum, average.count, mean, jnp.float32(optax.tree.size(first)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,7 +133,7 @@ class SGD:
         """Returns the transformation from gradients to updates."""
         return optax.trace(self.momentum, accumulator_dtype=jnp.bfloat16)
 
-    def momentum_share(self, state: Any, pattern: str) -> None:
+    def moments(self, state: Any, pattern: str) -> None:
         """Returns None: there is no second moment."""
 
 
@@ -207,9 +223,10 @@ class Optimizer:
     def signal_to_noise(self, state: Any, pattern: str) -> Float[Array, ""] | None:
         """Estimates ``|E g|² / tr Var g`` of the gradients g of some parameters from the moments of the update rule.
 
-        A moving average ``m = (1 - β) Σ_k β^k g_k`` of independent gradients retains ``f = (1 - β) / (1 + β)`` of their
-        variance. So with ``ρ = |m|² / E |g|²`` the ratio is ``(ρ - f) / (1 - ρ)``. Around 0, where an estimate may be
-        negative, the parameters make a random walk.
+        The corrected average ``m = (1 - β) / (1 - β^t) Σ_k β^k g_k`` of t independent gradients has the share
+        ``f = (1 - β) (1 + β^t) / ((1 + β) (1 - β^t))`` of their variance. So with ``ρ = |m|² / E |g|²`` the ratio is
+        ``(ρ - f) / (1 - ρ)``. Around 0, where an estimate may be negative, the parameters make a random walk. Gradients
+        of Adafactor are those divided by the root of their second moment.
 
         Args:
             state: of the optimizer that `build` returns.
@@ -219,11 +236,13 @@ class Optimizer:
             The ratio; None if no parameter matches, or the rule has no second moment.
         """
         _, of_rule, *_ = state
-        share = self.rule.momentum_share(of_rule, pattern)
-        if share is None:
+        moments = self.rule.moments(of_rule, pattern)
+        if moments is None:
             return None
-        decay, rho = share
-        return (rho - (1 - decay) / (1 + decay)) / (1 - rho)
+        rho = optax.tree.norm(moments.mean, squared=True) / moments.square
+        rest = moments.decay**moments.count
+        share = (1 - moments.decay) * (1 + rest) / ((1 + moments.decay) * (1 - rest))
+        return (rho - share) / (1 - rho)
 
     def _factors(
         self,

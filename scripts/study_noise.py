@@ -198,7 +198,7 @@ def run(options: argparse.Namespace) -> None:
         with Bar("study", len(jobs), "runs") as bar:
             for seed, (kind, level), head in jobs:
                 path = options.output / "results" / f"{kind}_{level:g}_{head.replace(' ', '_')}_seed{seed}.json"
-                settings = _settings(options)
+                settings = {**_settings(options), "configuration": repr(HEADS[head])}
                 if path.exists():
                     _check_settings(path, settings)
                 else:
@@ -243,7 +243,8 @@ def _check_data(options: argparse.Namespace) -> None:
 
 def _check_settings(path: Path, settings: Mapping[str, Any]) -> None:
     found = untrusted.read_json(path)["settings"]
-    if found != settings:
+    # Results of earlier versions have no configuration.
+    if {**settings, **found} != settings:
         raise UserError(f"{path} was measured with {found}, not {settings}; give another --output")
 
 
@@ -361,6 +362,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     needed = {"icons": ("fonts",), "shards": ("run", "shards", "evaluation_shards")}.get(options.data, ())
     if missing := [name for name in needed if not getattr(options, name)]:
         parser.error(f"--data {options.data} needs --{missing[0].replace('_', '-')}")
+    if not all(0 <= level <= 1 for level in options.levels):
+        parser.error("--levels are fractions of the captions, between 0 and 1")
     if options.noise_column and options.data != "shards":
         parser.error("--noise-column is for --data shards")
     return grid.run_main("study_noise", lambda: run(options))

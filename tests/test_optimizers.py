@@ -264,17 +264,18 @@ def test_a_modules_own_learning_rate_holds_where_no_group_of_the_optimizer_does(
 
 @pytest.mark.parametrize("rule", [AdamW(), Adafactor()], ids=["adamw", "adafactor"])
 @pytest.mark.parametrize("ratio", [0.0, 0.25, 4.0])
-def test_the_signal_to_noise_ratio_of_known_gradients_is_recovered(rule, ratio):
-    """g = μ + N(0, 1) in 4,000 entries with μ² = ratio; 60 steps of β = .9 have forgotten the first."""
+@pytest.mark.parametrize("num_steps", [10, 60])
+def test_the_signal_to_noise_ratio_of_known_gradients_is_recovered(rule, ratio, num_steps):
+    """g = μ + N(0, 1) in 4,000 entries with μ² = ratio."""
     optimizer, params = Optimizer(rule, clip_norm=None), {"head": {"kernel": jnp.zeros(4000)}, "other": jnp.zeros(3)}
     built_optimizer, random = built(optimizer), np.random.default_rng(0)
     state, update = built_optimizer.init(params), jax.jit(built_optimizer.update)
-    for _ in range(60):
+    for _ in range(num_steps):
         gradient = math.sqrt(ratio) + random.standard_normal(4000)
         _, state = update({"head": {"kernel": jnp.asarray(gradient, jnp.float32)}, "other": jnp.ones(3)}, state, params)
     found = optimizer.signal_to_noise(state, "head/.*")
-    # The momentum of Adafactor is rounded to bfloat16.
-    assert found == pytest.approx(ratio, rel=0.2, abs=0.02)
+    # The momentum of Adafactor is rounded to bfloat16, and its second moment is rough at first.
+    assert found == pytest.approx(ratio, rel=0.2, abs=0.1 if num_steps == 10 else 0.02)
     assert optimizer.signal_to_noise(state, "nothing") is None
 
 

@@ -84,7 +84,16 @@ def test_an_installed_wheel_and_folders_of_the_user_do_not_collide(environment, 
 
 
 def test_shipped_configurations_are_found_by_name_after_installing(environment, tmp_path):
-    ended = _run(environment, tmp_path, environment / "bin/lit-het", "train", "--config", "lit_so400m_het_xl", "--no-such-flag", "1")
+    ended = _run(
+        environment,
+        tmp_path,
+        environment / "bin/lit-het",
+        "train",
+        "--config",
+        "lit_so400m_het_xl",
+        "--no-such-flag",
+        "1",
+    )
     assert ended.returncode == 1
     assert "unknown flag --no-such-flag" in ended.stderr
 

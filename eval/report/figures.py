@@ -71,7 +71,9 @@ def training_charts(histories: Mapping[str, Sequence[Mapping[str, Any]]]) -> lis
         Chart("train/image_noise_norm", "Noise norm of images"),
         Chart("train/text_noise_norm", "Noise norm of texts"),
         Chart("train/image_noise_alignment", "Noise of images along keys / isotropic"),
+        Chart("train/text_noise_alignment", "Noise of texts along keys / isotropic"),
         Chart("train/image_noise_rank", "Effective rank of the noise of images"),
+        Chart("train/text_noise_rank", "Effective rank of the noise of texts"),
         Chart("train/covariance_signal_to_noise", "Signal-to-noise ratio of the gradient of Σ"),
     )
     records = [record for history in histories.values() for record in history]

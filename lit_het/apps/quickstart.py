@@ -36,6 +36,7 @@ from lit_het.configs import (
     quickstart_upstream,
 )
 from lit_het.configs.experiment import ExperimentConfig
+from lit_het.configs.quickstart_evaluations import TYPEFACE
 from lit_het.console import Bar
 from lit_het.data_pipelines.glyphs import TYPEFACES, GlyphConfig, write_glyph_shards
 from lit_het.data_pipelines.storage import read_lines
@@ -44,8 +45,10 @@ from lit_het.errors import UserError
 from lit_het.eval.report.comparison import print_table
 from lit_het.eval.saved_runs import read_runs
 from lit_het.files import write_atomically
+from lit_het.runs.calibration import CalibrateOptions, calibrate
 from lit_het.runs.embedding import EmbedOptions, embed
 from lit_het.runs.evaluation import evaluate
+from lit_het.runs.saved_calibration import calibration_path
 from lit_het.runs.training import train_unless_done
 
 # The training sets: with the captions as they are, and with wrong captions of one script.
@@ -84,6 +87,11 @@ def quickstart(run_dir: Path, seed: int) -> None:
             for config in configs:
                 evaluate([config.run_dir], quickstart_evaluations.get_evaluations(run_dir))
             models[condition] = Models(*read_runs([config.run_dir for config in configs]))
+        # After the evaluations, which compare probabilities as trained: for those who use the models.
+        with clock.stage("calibration"):
+            for config in configs:
+                if not calibration_path(config.run_dir).exists():
+                    calibrate(config.run_dir, CalibrateOptions((str(run_dir / "data" / TYPEFACE),)))
     with clock.stage("scoring captions"):
         suspects = read_suspects(models["noisy"].het_xl.directory, run_dir / "data" / CONDITIONS["noisy"])
     _conclude(run_dir, models, suspects, clock)

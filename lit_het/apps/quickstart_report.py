@@ -8,7 +8,6 @@ import numpy as np
 
 from lit_het.apps.quickstart_evaluation import (
     TITLES,
-    TYPEFACE,
     Homoglyphs,
     Models,
     Suspects,
@@ -16,6 +15,7 @@ from lit_het.apps.quickstart_evaluation import (
     noise_by_ambiguity,
     zero_shot,
 )
+from lit_het.configs.quickstart_evaluations import CHARACTERS, TYPEFACE
 from lit_het.data_pipelines.glyphs import name_of
 from lit_het.eval.ambiguity import RankTest
 from lit_het.eval.drawings import thumbnails
@@ -44,21 +44,28 @@ def findings(models: Mapping[str, Models], suspects: Suspects) -> list[str]:
 
 
 def describe_condition(both: Models, title: str) -> str:
-    """Returns which head is better on the held-out typeface: by the fitted NLL, beyond two standard errors.
+    """Returns which head is better, in a typeface that training has not seen and on characters that it has not seen.
 
-    The standard error is over the differences of single images, which are the same for both heads.
+    By the fitted NLL, beyond two standard errors over the differences of single images, which both heads share.
     """
+    return (
+        f"Trained with {title}, HET-XL {_difference(both, TYPEFACE)}; on characters that training has not seen it "
+        f"{_difference(both, CHARACTERS)}."
+    )
+
+
+def _difference(both: Models, name: str) -> str:
     runs = (both.het_xl, both.deterministic)
-    one, other = (zero_shot(run, TYPEFACE).drawing.arrays[f"nll/{CALIBRATED}"].astype(np.float64) for run in runs)
+    one, other = (zero_shot(run, name).drawing.arrays[f"nll/{CALIBRATED}"].astype(np.float64) for run in runs)
     error = standard_error(one - other)
     verb = "is not significantly different from"
     if abs(np.mean(one - other)) > 2 * error:
         verb = "is better than" if np.mean(one - other) < 0 else "is worse than"
-    top1, ece = ([zero_shot(run, TYPEFACE).figures[name] for run in runs] for name in ("top1", "ece"))
+    top1, ece = ([zero_shot(run, name).figures[figure] for run in runs] for figure in ("top1", "ece"))
     return (
-        f"Trained with {title}, HET-XL {verb} the deterministic head in likelihood: NLL {np.mean(one):.3f} against "
-        f"{np.mean(other):.3f} nats (difference ± {error:.3f}; temperatures fitted on other images), top-1 "
-        f"{top1[0]:.1%} against {top1[1]:.1%}, calibration error before fitting {ece[0]:.1%} against {ece[1]:.1%}."
+        f"{verb} the deterministic head in likelihood (NLL {np.mean(one):.3f} against {np.mean(other):.3f} nats with "
+        f"fitted temperatures, difference ± {error:.3f}; top-1 {top1[0]:.1%} against {top1[1]:.1%}; calibration error "
+        f"before fitting {ece[0]:.1%} against {ece[1]:.1%})"
     )
 
 

@@ -1,6 +1,7 @@
 """Contrastive heads: deterministic, and HET-XL with noise on unit-normalised queries (HET-XL Sec. 5.2, App. A.2)."""
 
 import dataclasses
+import math
 from typing import ClassVar, Literal, TypeAlias
 
 import jax
@@ -168,7 +169,9 @@ class HetXLContrastive(nnx.Module):
         def covariance(side: str) -> Covariance | None:
             if config.noisy not in ("both", side):
                 return None
-            return config.covariance.build(embedding_size, embedding_size, 1.0, rngs)
+            # Entries of an embedding that is not normalized are of order 1.
+            norm = 1.0 if config.normalize_before_noise else math.sqrt(embedding_size)
+            return config.covariance.build(embedding_size, embedding_size, norm, rngs)
 
         self.image_covariance = covariance("image")
         self.text_covariance = covariance("text")

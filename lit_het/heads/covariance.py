@@ -67,8 +67,9 @@ class CovarianceConfig:
         Adam changes every entry of a kernel by about the learning rate η in a step, whatever the gradient's size. The
         norm of the noise is that of a vector with as many entries as V has columns, n = q r (q in the efficient form),
         each a product of a kernel's row with φ. In a random walk it moves in proportion to η √n |φ|, and the factor
-        10 / (√n |φ|), at most 1, makes this independent of r, q and the scale of features. With another rule than
-        Adam's it is a smaller learning rate, and no more.
+        10 / (√n |φ|), at most 1, makes this independent of r, q and the scale of features. The 10 gives about the 0.3
+        that was best at r = 4 and q = 256 (docs/noise.md). With another rule than Adam's it is a smaller learning rate,
+        and no more.
         """
         if self.learning_rate_factor is not None:
             return self.learning_rate_factor

@@ -125,7 +125,10 @@ def _open(run: Run, model: EvaluatedModel, options: CalibrateOptions) -> Loader:
     trained_on = run.config.data
     labels = None if model.text is not None else trained_on.labels or ClassIndex()
     if not isinstance(labels, ClassIndex | None):
-        raise UserError(f"{run.run_dir} was trained on images of several labels each; a temperature needs one")
+        raise UserError(
+            f"{run.run_dir} is a classifier of several labels an image, for which there is no temperature; its "
+            "probabilities are used as trained"
+        )
     data = LoaderConfig(
         shards=options.shards,
         image_size=trained_on.image_size,
@@ -136,6 +139,8 @@ def _open(run: Run, model: EvaluatedModel, options: CalibrateOptions) -> Loader:
         preprocessing=trained_on.preprocessing,
         max_bad_fraction=trained_on.max_bad_fraction,
         embeddings=options.embeddings,
+        # What training leaves out of these shards is no standard for other images either.
+        suspects=trained_on.suspects if options.shards == trained_on.shards else None,
     )
     loader = Loader(data, None if model.text is None else model.text.tokenize)
     if loader.stored is not None:

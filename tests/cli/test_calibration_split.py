@@ -17,6 +17,7 @@ from lit_het.data_pipelines.suspects import Suspects
 from lit_het.durations import Duration
 from lit_het.errors import UserError
 from lit_het.runs import training
+from lit_het.runs.calibration import CalibrateOptions, calibrate
 from lit_het.runs.calibration_split import split
 from lit_het.runs.parsing import parse_config
 from lit_het.runs.training import loop, train
@@ -197,6 +198,16 @@ def test_samples_after_a_suspect_are_not_taken_for_unseen(capsys, half, samples_
     tiny.edit_config(run_dir, config_with(half.calibration, half, suspects=Suspects(table, 0.5)))
     line = refusal(capsys, "calibrate", run_dir, "--data", *half.data.shards, "--portion", "49.5%:")
     assert "was trained on images of" in line
+
+
+def test_suspects_are_not_calibrated_on(half, samples_read, tmp_path):
+    run_dir, table = shutil.copytree(half.run_dir, tmp_path / "run"), tmp_path / "suspects.csv"
+    index = Loader(half.data, None).index
+    rows = (f"{index.shard(number)},{index.key(number)}\n" for number in (150, 200, 3, 4))
+    table.write_text("shard,key\n" + "".join(rows))
+    tiny.edit_config(run_dir, config_with(half.calibration, half, suspects=Suspects(table, 0.5)))
+    calibrate(run_dir, CalibrateOptions(half.data.shards, half.calibration))
+    assert json.loads((run_dir / "calibration.json").read_text())["num_images"] == 110 - 2
 
 
 def test_a_finished_run_is_calibrated_when_resumed_unless_it_is_already(half, samples_read, tmp_path):

@@ -141,7 +141,7 @@ def test_a_prediction_set_has_the_labels_above_the_threshold_of_its_coverage(cap
         ("90", "--coverage 90 must lie between 0 and 1"),
         ("0", "--coverage 0 must lie"),
         ("nan", "--coverage nan must lie"),
-        ("0.95", "coverage = 0.95 must be above 0 and at most 0.9"),
+        ("0.95", "coverage 0.95 has no stored threshold: it must be above 0 and at most 0.9"),
     ],
 )
 def test_a_coverage_without_threshold_is_a_one_line_error(

@@ -113,17 +113,13 @@ def test_data_of_another_configuration_are_refused(tmp_path):
 
 def test_a_finding_says_better_only_beyond_two_standard_errors():
     def run(nll):
-        record = Record(
-            "zero_shot",
-            "held_out_typeface",
-            {"top1": 0.5, "ece": 0.1},
-            {},
-            {},
-            1,
-            {},
-            Drawing({"nll/calibrated": nll}, {}),
-        )
-        return SavedRun("run", Path(), {}, [], {("zero_shot", "held_out_typeface"): record})
+        records = {
+            ("zero_shot", name): Record(
+                "zero_shot", name, {"top1": 0.5, "ece": 0.1}, {}, {}, 1, {}, Drawing({"nll/calibrated": nll}, {})
+            )
+            for name in ("held_out_typeface", "held_out_characters")
+        }
+        return SavedRun("run", Path(), {}, [], records)
 
     # Images differ much, and the heads on one image little: only the paired error is small.
     nll, noise = np.random.default_rng(0).standard_normal((2, 400)).astype(np.float32)
@@ -135,7 +131,8 @@ def test_a_finding_says_better_only_beyond_two_standard_errors():
         models = Models(run(nll), run(nll + difference + 0.1 * (noise - noise.mean()) / noise.std()))
         sentence = describe_condition(models, "clean captions")
         assert f"Trained with clean captions, HET-XL {verb} the deterministic head" in sentence
-        assert "(difference ± 0.005;" in sentence
+        assert f"on characters that training has not seen it {verb} the deterministic head" in sentence
+        assert sentence.count("difference ± 0.005;") == 2
 
 
 def _interrupt(*_, **__):
