@@ -232,7 +232,7 @@ def _decoded_with_pillow(data: bytes, max_pixels: int) -> Iterator[np.ndarray]:
     check_size(image.width, image.height, max_pixels)
     with DECODING.reserve(image.width * image.height * (_WEBP_BYTES if image.format == "WEBP" else _PILLOW_BYTES)):
         try:
-            pixels = _upright_rgb(image)
+            pixels = upright_rgb(image)
         except MemoryError:
             raise
         except Exception as error:  # Pillow's readers raise arbitrary exceptions on damage
@@ -241,7 +241,8 @@ def _decoded_with_pillow(data: bytes, max_pixels: int) -> Iterator[np.ndarray]:
         yield pixels
 
 
-def _upright_rgb(image: ImageFile) -> np.ndarray:
+def upright_rgb(image: Image.Image) -> UInt8[np.ndarray, "h w 3"]:
+    """Returns the pixels of Pillow's image by the rules of `decode`; Pillow's readers raise arbitrary exceptions."""
     image.load()
     pixels = np.empty((image.height, image.width, 3), np.uint8)
     # In strips, because conversions make several copies.

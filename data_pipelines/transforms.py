@@ -3,13 +3,14 @@
 import dataclasses
 import functools
 import math
+from collections.abc import Callable
 from typing import Literal, TypeAlias
 
 import numpy as np
 from jaxtyping import UInt8
 
 from lit_het.data_pipelines.augment import HorizontalFlip, RandomAffine
-from lit_het.data_pipelines.images import Box, Filter, decode, whole
+from lit_het.data_pipelines.images import Box, Filter, decode, resize, whole
 from lit_het.data_pipelines.rand_augment import RandAugment
 from lit_het.errors import UserError, require_choice
 
@@ -44,8 +45,14 @@ class Preprocessing:
 
     def apply(self, data: bytes, size: int) -> UInt8[np.ndarray, "size size 3"]:
         """Decodes an image to RGB; raises as `lit_het.data_pipelines.images.decode`."""
-        fit = whole if self.fit == "squash" else functools.partial(self._central_square, size)
-        return decode(data, size, fit, self.filter)
+        return decode(data, size, self._box(size), self.filter)
+
+    def apply_to_pixels(self, pixels: UInt8[np.ndarray, "h w 3"], size: int) -> UInt8[np.ndarray, "size size 3"]:
+        """Resizes an image that is already decoded, with the result that `apply` has for a PNG of it."""
+        return resize(pixels, size, self.filter, self._box(size)(*pixels.shape[:2]))
+
+    def _box(self, size: int) -> Callable[[int, int], Box]:
+        return whole if self.fit == "squash" else functools.partial(self._central_square, size)
 
     def _central_square(self, size: int, height: int, width: int) -> Box:
         """Returns the box equivalent to resizing the shorter side to size / crop_fraction and cropping the centre.

@@ -1,7 +1,8 @@
 """Predictions for single images: the probability of each label, and its spread over noise samples."""
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 from jaxtyping import Float, UInt8
@@ -17,7 +18,8 @@ from lit_het.types import EvaluatedModel, ImageFeatures
 
 # The band of a probability lies between these quantiles of its noise samples.
 BAND = (0.05, 0.95)
-_BATCH_SIZE = 32
+BATCH_SIZE = 32
+"""Images that go through the tower together."""
 _AXIS_ENDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 
 
@@ -47,8 +49,7 @@ class Answer:
     @property
     def scale(self) -> float:
         """The upper end of an axis that shows all probabilities: a round number."""
-        highest = float(max(self.probability.max(), 0 if self.samples is None else self.samples.max()))
-        return next((end for end in _AXIS_ENDS if highest <= end), 1.0)
+        return axis_end(float(max(self.probability.max(), 0 if self.samples is None else self.samples.max())))
 
     @property
     def order(self) -> list[int]:
@@ -65,6 +66,11 @@ class Answer:
         with np.errstate(divide="ignore"):
             inside = prediction_sets(np.log(self.probability)[None], threshold)[0]
         return [place for place in self.order if inside[place]]
+
+
+def axis_end(highest: float) -> float:
+    """Returns the upper end of an axis that shows probabilities up to ``highest``: a round number."""
+    return next((end for end in _AXIS_ENDS if highest <= end), 1.0)
 
 
 def split_labels(text: str) -> tuple[str, ...]:
@@ -100,6 +106,8 @@ def label_predictor(
     require_distinct_labels(labels)
     if model.text is not None:
         return Predictor(model, len(labels), embed_class_names(model, labels, templates))
+    if not model.num_classes:
+        raise UserError("an imported image tower has neither a head nor a text tower: it encodes images, nothing more")
     if len(labels) != model.num_classes:
         raise UserError(
             f"the classifier was trained on {model.num_classes} classes, and there are {len(labels)} labels; "
@@ -109,12 +117,17 @@ def label_predictor(
 
 
 def features_of(
-    tower: ImageFeatures, images: Sequence[UInt8[np.ndarray, "h w c"]]
+    tower: ImageFeatures, images: Iterable[UInt8[np.ndarray, "h w c"]], count: int
 ) -> Iterator[Float[np.ndarray, " f"]]:
-    """Yields the image tower's features of each image; all batches have the same shape, so that JAX compiles once."""
-    size = -(-min(len(images), _BATCH_SIZE) // tower.num_shards) * tower.num_shards
-    for start in range(0, len(images), max(1, size)):
-        batch = list(images[start : start + size])
+    """Yields the image tower's features of each image; all batches have the same shape, so that JAX compiles once.
+
+    Args:
+        tower: the tower.
+        images: preprocessed; no more than a batch of them is held.
+        count: their number.
+    """
+    size, waiting = -(-min(count, BATCH_SIZE) // tower.num_shards) * tower.num_shards, iter(images)
+    while batch := list(itertools.islice(waiting, size)):
         yield from np.asarray(tower.extract(np.stack(batch + batch[-1:] * (size - len(batch)))))[: len(batch)]
 
 

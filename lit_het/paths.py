@@ -31,6 +31,18 @@ def locate_config(path: Path, function: str = "get_config") -> Path:
     raise UserError(f"no configuration file {file}; give a path, or the name of a shipped one: {', '.join(names)}")
 
 
+def locate_training(path: Path) -> Path:
+    """Returns the path of a training configuration: JSON, Python, or the name of a shipped one.
+
+    Raises:
+        UserError: it does not exist.
+    """
+    if path.suffix != ".json":
+        return locate_config(path)
+    require_saved_config(path)
+    return path
+
+
 def shipped_configs(function: str = "get_config") -> list[str]:
     """Returns the names of the modules in `lit_het.configs` that define a function."""
     return sorted(path.stem for path in _SHIPPED.glob("*.py") if f"\ndef {function}(" in path.read_text("utf-8"))

@@ -89,6 +89,19 @@ class MeshConfig:
         return Mesh(mesh_utils.create_hybrid_device_mesh(within, (slices, 1, 1), devices), AXES, axis_types=types)
 
 
+def as_own(mesh: Mesh) -> Mesh:
+    """Returns a mesh with the axes of this project over the devices of any mesh.
+
+    Axes with this project's names keep their sizes; if there are others, all devices split batches.
+
+    Raises:
+        UserError: as `MeshConfig.build`.
+    """
+    sizes = dict(mesh.shape)
+    config = MeshConfig(**sizes) if sizes.keys() <= set(AXES) else MeshConfig()
+    return config.build(mesh.devices.flatten().tolist())
+
+
 def batch_sharding(mesh: Mesh) -> NamedSharding:
     """Returns the sharding of every array of a batch: rows over all devices."""
     return NamedSharding(mesh, PartitionSpec(BATCH_AXES))

@@ -18,7 +18,9 @@ MODULES |= {
 }
 TREES = {name: ast.parse(path.read_text()) for name, path in MODULES.items()}
 # A package sees those with lower numbers; what is not named here is the learner, 0.
-LEVELS = {"data_pipelines": 1, "eval": 2, "configs": 3, "runs": 4, "apps": 5, "cli": 6}
+LEVELS = {"data_pipelines": 1, "eval": 2, "configs": 3, "runs": 4, "api": 5, "apps": 6, "cli": 7}
+# `import lit_het` and `python -m lit_het` lead to all of it.
+ENTRIES = {"lit_het", "lit_het.__main__"}
 
 
 def package_of(module):
@@ -101,7 +103,8 @@ def test_imports_never_go_up():
     def level(module):
         return LEVELS.get(package_of(module), 0)
 
-    upward = {name: {module for module in ours(name) if level(module) > level(name)} for name in MODULES}
+    names = MODULES.keys() - ENTRIES
+    upward = {name: {module for module in ours(name) if level(module) > level(name)} for name in names}
     assert not {name: found for name, found in upward.items() if found}
 
 
@@ -119,7 +122,7 @@ ALLOWED = {
 
 
 def test_packages_of_the_learner_keep_their_order():
-    for name in MODULES:
+    for name in MODULES.keys() - ENTRIES:
         own = package_of(name)
         if own in ALLOWED:
             reached = {package_of(module) for module in ours(name)} - {"", own}
@@ -130,6 +133,16 @@ def test_training_imports_only_the_protocol_of_tasks():
     for name in MODULES:
         if package_of(name) == "training":
             assert {module for module in ours(name) if package_of(module) == "tasks"} <= {"lit_het.tasks.base"}
+
+
+def test_importing_the_package_imports_next_to_nothing():
+    assert loaded_with("lit_het") == {"lit_het", "lit_het.errors"}
+    assert "lit_het.api" in ours("lit_het")  # when a name is used
+
+
+def test_a_model_is_loaded_without_what_only_training_and_embedding_need():
+    loaded = loaded_with("lit_het.api")
+    assert not {"lit_het.runs.training", "lit_het.runs.evaluation", "lit_het.runs.embedding"} & loaded
 
 
 def test_no_two_modules_import_one_another():
@@ -210,11 +223,12 @@ def test_only_the_console_commands_and_applications_print():
 
 
 def public(tree, prefix=""):
-    """Yields (name, node) of public classes, functions and methods, not of functions within functions."""
+    """Yields (name, node) of public classes, functions and methods, not of overloads and functions within functions."""
     for node in tree.body:
         if not isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) or node.name.startswith("_"):
             continue
-        yield prefix + node.name, node
+        if "overload" not in map(ast.unparse, node.decorator_list):
+            yield prefix + node.name, node
         if isinstance(node, ast.ClassDef):
             yield from public(node, f"{prefix}{node.name}.")
 
@@ -250,7 +264,12 @@ def test_a_violation_would_be_seen():
     assert imports("lit_het.types", lazy, when_loaded) == {"b"}
     assert package_of("lit_het.cli") == package_of("lit_het.cli.main") == "cli"
     assert package_of("lit_het.clicks") == ""
-    assert [path for path, _ in public(ast.parse("class A:\n  def b(self): pass\n  def _c(self): pass"))] == [
+    assert [
+        path
+        for path, _ in public(
+            ast.parse("class A:\n  @overload\n  def b(self): ...\n  def b(self): pass\n  def _c(self): pass")
+        )
+    ] == [
         "A",
         "A.b",
     ]

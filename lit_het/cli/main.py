@@ -11,6 +11,7 @@ import traceback
 import types
 from collections.abc import Iterator, Sequence
 
+from lit_het import __version__
 from lit_het.cli import (
     calibrate,
     checkpoint,
@@ -157,6 +158,7 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
         description="Image-text models with uncertainty: LiT with HET-XL heads, in JAX.",
     )
+    parser.add_argument("--version", action="version", version=f"lit-het {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     for command in _COMMANDS:

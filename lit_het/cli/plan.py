@@ -5,8 +5,8 @@ import math
 from pathlib import Path
 from typing import Any
 
-from lit_het.cli.train import locate_training
 from lit_het.errors import UserError
+from lit_het.paths import locate_training
 
 # JAX and the other heavy packages are imported only when the command runs, so that --help is fast.
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from lit_het.errors import UserError
-from lit_het.paths import locate_config, require_saved_config
+from lit_het.paths import locate_training
 
 # JAX and the other heavy packages are imported only when the command runs, so that --help is fast.
 
@@ -62,18 +62,6 @@ def add_distributed(parser: argparse.ArgumentParser) -> None:
         help="run together with the other processes of a TPU slice, or of a Slurm, Kubernetes or MPI job; elsewhere "
         "give the address of process 0, the index of this process and their number",
     )
-
-
-def locate_training(path: Path) -> Path:
-    """Returns the path of a training configuration: JSON, Python, or the name of a shipped one.
-
-    Raises:
-        UserError: it does not exist.
-    """
-    if path.suffix != ".json":
-        return locate_config(path)
-    require_saved_config(path)
-    return path
 
 
 def _train(options: argparse.Namespace, flags: list[str]) -> None:

@@ -78,6 +78,28 @@ def import_weights(source: str, run_dir: Path, options: ImportOptions) -> None:
     if run_dir.exists() and (not run_dir.is_dir() or any(run_dir.iterdir())):
         what = "already holds a run" if config_path(run_dir).exists() else "is not an empty folder"
         raise UserError(f"{run_dir} {what}; choose another --to")
+    config, params = _read(source, run_dir, options)
+    with _partial(run_dir) as partial:
+        info = {"locked_checksum": checksums.digest({}), "source": source}
+        with Bar(f"writing {run_dir}", sum(array.nbytes for array in jax.tree.leaves(params)), "bytes") as bar:
+            save_imported(checkpoint_dir(partial), params, info, bar.advance)
+        directory.write(partial, config, config.tokenizer and config.tokenizer.model.read_bytes())
+    message(f"{parameters.count(params):,} parameters of {source} in {run_dir}")
+
+
+def open_imported(source: str, options: ImportOptions | None = None) -> Run:
+    """Returns the model of another library as a run that is not on disk; its directory is the source.
+
+    Raises:
+        UserError: as `import_weights`.
+    """
+    config, params = _read(source, Path(source), options or ImportOptions())
+    tokenizer = config.tokenizer.build() if config.tokenizer else None
+    return Run(Path(source), config, config.task.build(), params, tokenizer, step=0)
+
+
+def _read(source: str, run_dir: Path, options: ImportOptions) -> tuple[ExperimentConfig, Params]:
+    """Returns the configuration and the parameters of a model of another library."""
     experts = {name: getattr(options, name) for name in ("num_selected", "num_members")}
     experts = {name: value for name, value in experts.items() if value is not None}
     with _Download(source) as download:
@@ -111,12 +133,7 @@ def import_weights(source: str, run_dir: Path, options: ImportOptions) -> None:
         shapes = {"image_tower": shapes["image_tower"]}
     with Bar(f"reading {source}", parameters.count(shapes), "parameters") as bar:
         params = rename.load(found.arrays, found.parameter_sources, shapes, advance=bar.advance)
-    with _partial(run_dir) as partial:
-        info = {"locked_checksum": checksums.digest({}), "source": source}
-        with Bar(f"writing {run_dir}", sum(array.nbytes for array in jax.tree.leaves(params)), "bytes") as bar:
-            save_imported(checkpoint_dir(partial), params, info, bar.advance)
-        directory.write(partial, config, config.tokenizer and config.tokenizer.model.read_bytes())
-    message(f"{parameters.count(shapes):,} parameters of {source} in {run_dir}")
+    return config, params
 
 
 @contextlib.contextmanager

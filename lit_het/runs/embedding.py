@@ -53,13 +53,14 @@ class EmbedOptions:
         require_at_least(0, self, "num_crops")
 
 
-def embed(source: Path, config: ExperimentConfig, output: str, options: EmbedOptions) -> None:
+def embed(source: Path | None, config: ExperimentConfig, output: str, options: EmbedOptions) -> None:
     """Writes the embeddings of all images; shards that already have embeddings are skipped.
 
     Each host embeds its own shards on its own devices. Hosts do not communicate.
 
     Args:
-        source: a run, or the configuration file of the run that is to be trained on the embeddings.
+        source: a run, or the configuration file of the run that is to be trained on the embeddings; None for a
+            configuration without a file.
         config: its configuration, see `lit_het.runs.parsing.parse_tower`.
         output: the folder to write to: a local path or an fsspec address.
         options: how.
@@ -126,9 +127,9 @@ def _addresses(data: LoaderConfig, part: tuple[int, int]) -> list[str]:
     return addresses[part[0] :: part[1]]
 
 
-def _tower_params(source: Path, config: ExperimentConfig) -> Params:
+def _tower_params(source: Path | None, config: ExperimentConfig) -> Params:
     """Returns the parameters of the image tower under the key ``image_tower``."""
-    if ".py" in source.name:
+    if source is None or ".py" in source.name:
         shapes = {"image_tower": abstract_params(config.task.build())["image_tower"]}
         return load_weights(config.task, shapes) or load_pretrained(config, shapes)
     return open_run(source).params

@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from lit_het import parameters, sharding
 from lit_het.checkpoints.native import checksums
@@ -71,13 +72,13 @@ class Run:
     tokenizer: Tokenizer | None
     step: int
 
-    def model(self, *, calibrated: bool = True) -> EvaluatedModel:
-        """Returns the model for evaluators, on all devices; by default with the temperatures of ``lit-het calibrate``.
+    def model(self, *, calibrated: bool = True, mesh: Mesh | None = None) -> EvaluatedModel:
+        """Returns the model for evaluators; by default with the temperatures of ``lit-het calibrate``, on all devices.
 
         Raises:
             UserError: the file of the temperatures is damaged.
         """
-        mesh = MeshConfig().build()
+        mesh = mesh or MeshConfig().build()
         placed = jax.device_put(self.params, sharding.tree_shardings(self.params, mesh))
         programs = Programs(self.task, mesh, self.tokenizer)
         return programs.model(placed, self.tower, self._text_tower(), self.calibration if calibrated else None)
@@ -97,7 +98,11 @@ class Run:
         if self.tokenizer is None:
             return ""
         fields = experiment.to_dict(self.config)
-        vocabulary = hashlib.sha256(tokenizer_path(self.run_dir).read_bytes()).hexdigest()
+        assert self.config.tokenizer is not None
+        # A model that is read from another library's files has no copy of the tokenizer in a run directory.
+        saved = tokenizer_path(self.run_dir)
+        file = saved if saved.is_file() else self.config.tokenizer.model
+        vocabulary = hashlib.sha256(file.read_bytes()).hexdigest()
         others = {part: params for part, params in self.params.items() if part != "image_tower"}
         return json.dumps([fields["task"], fields["tokenizer"], vocabulary, checksums.digest(others)])
 

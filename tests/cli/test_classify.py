@@ -138,9 +138,9 @@ def test_a_prediction_set_has_the_labels_above_the_threshold_of_its_coverage(cap
 @pytest.mark.parametrize(
     ("coverage", "message"),
     [
-        ("90", "--coverage 90 must lie between 0 and 1"),
-        ("0", "--coverage 0 must lie"),
-        ("nan", "--coverage nan must lie"),
+        ("90", "coverage 90 has no stored threshold: it must be above 0 and at most 0.9"),
+        ("0", "coverage 0 has no stored threshold"),
+        ("nan", "coverage nan has no stored threshold"),
         ("0.95", "coverage 0.95 has no stored threshold: it must be above 0 and at most 0.9"),
     ],
 )
@@ -204,7 +204,7 @@ def test_a_run_without_tokenizer_is_a_one_line_error(capsys, trained_lit, images
 
     opened = opening.open_run(trained_lit.run_dir)
     without = opening.Run(opened.run_dir, opened.config, opened.task, opened.params, None, opened.step)
-    monkeypatch.setattr("lit_het.apps.classify.open_run", lambda *_: without)
+    monkeypatch.setattr("lit_het.api.model.open_run", lambda *_: without)
     line = refusal(capsys, "classify", images[0], "--checkpoint", trained_lit.run_dir, "--labels", "a cat,a dog")
     assert "has no tokenizer" in line
 
@@ -225,5 +225,7 @@ def test_invalid_flags_are_a_one_line_error(capsys, trained_lit, images, flags, 
 
 def test_a_classifier_reads_no_prompts_and_only_its_own_classes(capsys, upstream, images):
     arguments = ("--checkpoint", upstream, "--labels", "a cat,a dog")
-    assert "leave out --prompts" in refusal(capsys, "classify", images[0], *arguments, "--prompts", "photo")
+    assert "takes no prompts; leave them out" in refusal(
+        capsys, "classify", images[0], *arguments, "--prompts", "photo"
+    )
     assert "give the names of its classes" in refusal(capsys, "classify", images[0], *arguments)

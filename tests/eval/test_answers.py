@@ -77,7 +77,7 @@ def test_features_are_those_of_each_image_in_batches_of_one_shape(make_encoder, 
         return np.asarray(tower.extract(view))
 
     images = [np.full((2, 2, 3), number, np.uint8) for number in range(count)]
-    found = list(features_of(replace(tower, extract=extract), images))
+    found = list(features_of(replace(tower, extract=extract), images, count))
     np.testing.assert_array_equal(np.stack(found)[:, 0], range(count))
     assert len(shapes) == 1
 

@@ -6,16 +6,16 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float, UInt8
 
-from lit_het.apps.classify import are_fitted, decode, describe_set, read_templates
+from lit_het.api.candidates import candidates
+from lit_het.api.images import decode
+from lit_het.api.results import describe_set
 from lit_het.data_pipelines.storage import read_lines
 from lit_het.errors import UserError
-from lit_het.eval.answers import Answer, NoiseRank, answer, features_of, label_predictor, noise_ranks, split_labels
+from lit_het.eval.answers import Answer, NoiseRank, answer, features_of, noise_ranks, split_labels
 from lit_het.eval.captions import CaptionIndex, index_captions
-from lit_het.eval.conformal import read_conformal
 from lit_het.eval.evaluation import read_records
 from lit_het.eval.predictions import samples_of
 from lit_het.runs.opening import Run, open_run
-from lit_het.runs.saved_calibration import calibration_path
 from lit_het.tasks import quantities
 from lit_het.tasks.classification import ClassificationTask
 from lit_het.types import EvaluatedModel
@@ -55,8 +55,8 @@ class DemoModel:
             UserError: the bytes are not an image.
         """
         with self._lock:  # one at a time: a small file may decode to a very large image
-            square = decode(data, self.run, name)
-            return square, next(features_of(self._model.features, [square]))
+            square = decode(data, self.run.config.data, name)
+            return square, next(features_of(self._model.features, [square], 1))
 
     def answer(
         self, features: Float[np.ndarray, " f"], labels: str, prompts: str, samples: int, seed: int
@@ -68,18 +68,15 @@ class DemoModel:
         Raises:
             UserError: there are not at least two different labels.
         """
-        found, templates = split_labels(labels), read_templates(prompts)
+        found = split_labels(labels)
+        coverage = None if self._model.calibration is None else _COVERAGE
         with self._lock:
-            predictions = answer(label_predictor(self._model, found, templates), features, samples, seed)
-            return found, predictions, self._set(found, templates, predictions)
-
-    def _set(self, labels: tuple[str, ...], templates: tuple[str, ...], predictions: Answer) -> str:
-        if self._model.calibration is None:
-            return ""
-        thresholds = read_conformal(calibration_path(self.run.run_dir))
-        inside = [labels[place] for place in predictions.prediction_set(thresholds.at(_COVERAGE))]
-        is_covered = are_fitted(thresholds, self._model, labels, templates)
-        return describe_set(inside, _COVERAGE if is_covered else None, _NUM_IN_SET)
+            among = candidates(self._model, self.run.run_dir, found, prompts, coverage)
+            predictions = answer(among.predictor, features, samples, seed)
+        if among.threshold is None:
+            return found, predictions, ""
+        inside = [found[place] for place in predictions.prediction_set(among.threshold)]
+        return found, predictions, describe_set(inside, among.coverage, _NUM_IN_SET)
 
     def noise(self, features: Float[np.ndarray, " f"]) -> tuple[float, list[NoiseRank]]:
         """Returns an image's noise norm, and its ranks among the sets that the run was evaluated on."""

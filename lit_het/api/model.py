@@ -1,0 +1,245 @@
+"""Trained models for use from Python: `load`, and the `Model` that it returns."""
+
+import itertools
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, overload
+
+import numpy as np
+from jax.sharding import Mesh
+from jaxtyping import Float
+from PIL import Image
+
+from lit_het import sharding
+from lit_het.api.candidates import candidates
+from lit_het.api.images import BinaryFile, ImageLike, Images
+from lit_het.api.results import Classification, Classifications, classification
+from lit_het.console import Bar
+from lit_het.errors import UserError
+from lit_het.eval.answers import BATCH_SIZE, answer, features_of, noise_ranks
+from lit_het.eval.evaluation import Record, read_records
+from lit_het.eval.predictions import BLOCK_SIZE, image_quantity, samples_of
+from lit_het.eval.recognition import embed_texts
+from lit_het.paths import require_weights
+from lit_het.runs.directory import checkpoint_dir
+from lit_het.runs.opening import Run, open_run
+from lit_het.sharding import MeshConfig
+from lit_het.tasks import quantities
+from lit_het.tasks.quantities import Quantity
+
+
+def load(
+    address: str | Path,
+    *,
+    pretrained: str | Path | None = None,
+    calibrated: bool = True,
+    mesh: Mesh | MeshConfig | None = None,
+) -> "Model":
+    """Loads a trained model: a run, or weights of another library.
+
+    Args:
+        address: directory of a run, or anything that ``lit-het import`` reads: a Hugging Face folder, a big_vision
+            file, a V-MoE checkpoint, local or at an address such as ``hf://owner/name`` or ``gs://...``. Downloads are
+            kept in the user's cache.
+        pretrained: current path of the run or file with a run's locked parameters, if it was moved.
+        calibrated: whether to apply the temperatures of ``lit-het calibrate``, if there are any.
+        mesh: the devices to compute on: a JAX mesh with any axes, or the sizes of the project's own; None for all
+            devices. Axes of other names split batches.
+
+    Raises:
+        UserError: there is no model at the address, or a file is damaged or does not fit.
+    """
+    run_dir = Path(address)
+    if checkpoint_dir(run_dir).is_dir():
+        run = open_run(run_dir, None if pretrained is None else Path(pretrained))
+    elif pretrained is not None:
+        raise UserError(f"{address} is no run, and has no locked parameters; leave out pretrained")
+    else:
+        from lit_het.runs.conversion import open_imported
+
+        require_weights(os.fspath(address))
+        run = open_imported(os.fspath(address))
+    return Model(run, calibrated=calibrated, mesh=mesh)
+
+
+class Model:
+    """A trained model on the devices of a mesh.
+
+    Images are given one by one or as a list: paths, addresses (``https://...``, ``gs://...``), the bytes of image
+    files, open files, PIL images, or uint8 arrays ``[h w]``, ``[h w 3]`` and ``[h w 4]``; an array ``[n h w 3]`` is a
+    list. They are preprocessed as in the run's evaluations. One image has one result, a list has a list of them. More
+    than 32 have a progress bar.
+
+    Attributes:
+        run: configuration, parameters and step of the model.
+    """
+
+    def __init__(self, run: Run, *, calibrated: bool = True, mesh: Mesh | MeshConfig | None = None):
+        self.run = run
+        built = sharding.as_own(mesh) if isinstance(mesh, Mesh) else (mesh or MeshConfig()).build()
+        self._model = run.model(calibrated=calibrated, mesh=built)
+
+    def __repr__(self) -> str:
+        kind = "classifier" if self._model.text is None else "image-text model"
+        return f"<Model {self.run.run_dir}: {kind}, step {self.run.step:,}, {self.calibration}>"
+
+    @property
+    def calibration(self) -> str:
+        """How probabilities were calibrated, in words."""
+        return str(self._model.calibration or "not calibrated")
+
+    @overload
+    def classify(
+        self,
+        images: str | Path | bytes | BinaryFile | Image.Image,
+        labels: Sequence[str],
+        *,
+        prompts: str | Sequence[str] | None = None,
+        samples: int | None = None,
+        seed: int = 0,
+        coverage: float | None = None,
+    ) -> Classification: ...
+
+    @overload
+    def classify(
+        self,
+        images: list[Any] | tuple[Any, ...],
+        labels: Sequence[str],
+        *,
+        prompts: str | Sequence[str] | None = None,
+        samples: int | None = None,
+        seed: int = 0,
+        coverage: float | None = None,
+    ) -> Classifications: ...
+
+    @overload
+    def classify(
+        self,
+        images: np.ndarray,
+        labels: Sequence[str],
+        *,
+        prompts: str | Sequence[str] | None = None,
+        samples: int | None = None,
+        seed: int = 0,
+        coverage: float | None = None,
+    ) -> Classification | Classifications: ...
+
+    def classify(
+        self,
+        images: ImageLike | Sequence[ImageLike],
+        labels: Sequence[str],
+        *,
+        prompts: str | Sequence[str] | None = None,
+        samples: int | None = None,
+        seed: int = 0,
+        coverage: float | None = None,
+    ) -> Classification | Classifications:
+        """Predicts which label each image has, as ``lit-het classify`` does; images do not change each other's results.
+
+        Args:
+            images: one image or several.
+            labels: two or more; those of a classifier name all of its classes, in order.
+            prompts: templates around each label: a name (``bare``, ``photo``, ``photos``, ``pet``), a file, or a list
+                such as ``["a photo of a {c}."]``; None for the bare labels.
+            samples: S, the noise samples of each image; 0 for no noise; None for as many as the temperature was fitted
+                for, or 32.
+            seed: of the noise.
+            coverage: the probability that the prediction set of an image has the right label, such as 0.9; None for
+                no sets. It needs a calibrated run.
+
+        Returns:
+            A `Classification`, or `Classifications` of several images.
+
+        Raises:
+            UserError: an image cannot be decoded; labels or prompts cannot be used; there are no thresholds of
+                prediction sets.
+        """
+        read = Images(images, self.run.config.data)
+        if samples is not None and samples < 0:
+            raise UserError(f"samples = {samples} must be at least 0")
+        samples = samples_of(self._model, samples)
+        rows = features_of(self._model.features, read, len(read))
+        first = next(rows)  # a broken image shows before many labels are embedded
+        among = candidates(self._model, self.run.run_dir, labels, prompts, coverage)
+        found = []
+        for name, features in zip(read.names, _shown(itertools.chain([first], rows), len(read)), strict=True):
+            predicted = answer(among.predictor, features, samples, seed)
+            ranks = noise_ranks(predicted.noise_norm, self._records, self.run.step)
+            found.append(classification(name, predicted, among, ranks, self._model.calibration))
+        return found[0] if read.is_single else Classifications(found)
+
+    def encode_images(self, images: ImageLike | Sequence[ImageLike]) -> Float[np.ndarray, "*n d"]:
+        """Returns the embedding of each image: unit vectors, whose inner products with those of texts are cosines.
+
+        A classifier has no such vectors: it returns the features of its image tower.
+
+        Args:
+            images: one image (the result is ``[d]``) or several (``[n d]``).
+
+        Raises:
+            UserError: an image cannot be decoded.
+        """
+        return self._quantity(None if self._model.text is None else quantities.embeddings, images)
+
+    def encode_texts(self, texts: str | Sequence[str]) -> Float[np.ndarray, "*n d"]:
+        """Returns the unit embedding of each text.
+
+        Args:
+            texts: one text (the result is ``[d]``) or several (``[n d]``); longer ones are cut at the tower's length.
+
+        Raises:
+            UserError: the model has no text tower or no tokenizer, or there are no texts.
+        """
+        if self._model.text is None:
+            raise UserError(f"{self.run.run_dir} has no text tower: it encodes images only")
+        several = [texts] if isinstance(texts, str) else list(texts)
+        if not several:
+            raise UserError("no texts; give at least one")
+        if len(several) <= BATCH_SIZE:
+            found = embed_texts(self._model, several)
+        else:
+            with Bar("encoding texts", len(several), "texts") as bar:
+                found = embed_texts(self._model, several, bar.advance)
+        return found[0] if isinstance(texts, str) else found
+
+    def noise(self, images: ImageLike | Sequence[ImageLike]) -> Float[np.ndarray, "*n"]:
+        """Returns the noise norm of each image: ``sqrt(tr Σ(x))``, the root mean square norm of the noise.
+
+        It is 0 for a deterministic head. Its scale differs between models.
+
+        Args:
+            images: one image (the result is a scalar) or several (``[n]``).
+
+        Raises:
+            UserError: an image cannot be decoded, or the model has no head.
+        """
+        return self._quantity(quantities.noise_norm, images)
+
+    def _quantity(self, quantity: Quantity | None, images: Any) -> np.ndarray:
+        """Computes a quantity of each image in blocks; None for the features of the tower."""
+        read = Images(images, self.run.config.data)
+        features = np.stack(list(_shown(features_of(self._model.features, read, len(read)), len(read))))
+        if quantity is None:
+            found = features
+        else:
+            # A power of two, so that calls with similar numbers of images share a compiled function.
+            block_size = min(BLOCK_SIZE, 1 << (len(features) - 1).bit_length())
+            found = image_quantity(self._model, quantity, features, block_size)
+        return found.reshape(found.shape[1:]) if read.is_single else found
+
+    @cached_property
+    def _records(self) -> list[Record]:
+        return read_records(self.run.run_dir)
+
+
+def _shown(rows: Iterable[Float[np.ndarray, " f"]], count: int) -> Iterator[Float[np.ndarray, " f"]]:
+    """Yields the features of images, with a progress bar if they are more than a batch."""
+    if count <= BATCH_SIZE:
+        yield from rows
+        return
+    with Bar("encoding images", count, "images") as bar:
+        for row in rows:
+            yield row
+            bar.advance(1)

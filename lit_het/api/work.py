@@ -1,0 +1,109 @@
+"""The work of the commands ``train``, ``evaluate`` and ``embed``, for use from Python."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from lit_het.configs.experiment import ExperimentConfig
+from lit_het.data_pipelines.embeddings import Precision
+from lit_het.eval.evaluation import Evaluation
+from lit_het.eval.suite import EvaluationConfig
+from lit_het.paths import locate_config, locate_training, require_run
+from lit_het.runs.parsing import parse_config, parse_tower
+
+# What only one of them needs is imported where it runs: `lit_het.load` needs none of it.
+
+
+def train(config: ExperimentConfig | str | Path, *, resume: bool = False, allow_commands: bool = False) -> Path:
+    """Trains a run to its end, calibrates it, and returns its directory, for `lit_het.load`.
+
+    Args:
+        config: a configuration, a Python file with ``get_config()``, the name of a shipped one such as
+            ``quickstart_upstream``, or a run's ``config.json``. To change fields, take the configuration from its
+            module, as in ``lit_het.configs.quickstart_upstream.get_config()``, and use ``dataclasses.replace``.
+        resume: whether to continue from the newest checkpoint.
+        allow_commands: whether a ``config.json`` or a list of shards may contain shell commands.
+
+    Raises:
+        UserError: the configuration, the data or the run directory cannot be used.
+    """
+    if not isinstance(config, ExperimentConfig):
+        config = parse_config(locate_training(Path(config)), (), allow_commands=allow_commands)
+    from lit_het.runs import training
+
+    training.train(config, resume=resume, allow_commands=allow_commands)
+    return config.run_dir
+
+
+def evaluate(
+    run: str | Path | Sequence[str | Path],
+    evaluations: Sequence[EvaluationConfig] | str | Path | None = None,
+    *,
+    pretrained: str | Path | None = None,
+    output: str | Path | None = None,
+    calibrated: bool = True,
+) -> list[Evaluation]:
+    """Evaluates a run, prints tables, saves the results in the run's folder for reports, and returns them.
+
+    Args:
+        run: directory of a run, or of each member of an ensemble.
+        evaluations: configurations of `lit_het.eval.suite`, such as ``ZeroShotConfig``; a Python file with
+            ``get_evaluations()``, or the name of a shipped one; None for those of the run's own configuration.
+        pretrained: current path of the run or file with the locked parameters, if it was moved.
+        output: JSON file for the metrics.
+        calibrated: whether to apply the temperatures of ``lit-het calibrate``, if there are any.
+
+    Returns:
+        An `Evaluation` for each configuration, with ``figures``, their standard ``errors`` and ``chance`` levels by
+        name.
+
+    Raises:
+        UserError: the run or a set cannot be read, or an evaluation does not fit the run.
+    """
+    runs = [Path(one) for one in ([run] if isinstance(run, str | Path) else run)]
+    for one in runs:
+        require_run(one)
+    path = locate_config(Path(evaluations), "get_evaluations") if isinstance(evaluations, str | Path) else None
+    from lit_het.runs import evaluation
+
+    weights, file = (None if place is None else Path(place) for place in (pretrained, output))
+    if evaluations is None or path is not None:
+        return evaluation.evaluate_suite(runs, path, pretrained=weights, output=file, calibrated=calibrated)
+    assert not isinstance(evaluations, str | Path)
+    return evaluation.evaluate(runs, evaluations, pretrained=weights, output=file, calibrated=calibrated)
+
+
+def embed(
+    tower: ExperimentConfig | str | Path,
+    output: str | Path,
+    *,
+    data: Sequence[str] = (),
+    dtype: Precision = "float16",
+    crops: int = 0,
+    part: tuple[int, int] = (0, 1),
+) -> None:
+    """Stores the embeddings of a locked image tower, to train on them; finished shards are skipped.
+
+    Args:
+        tower: directory of a run; or the configuration of a run to be trained, a Python file with it, or the name of a
+            shipped one.
+        output: the folder or address to write to.
+        data: shards; empty for those of the configuration.
+        dtype: type of the stored embeddings: ``float16``, ``bfloat16`` or ``float32``.
+        crops: K, random views of each image by the configuration's ``crop`` and ``augmentations``; 0 for one view,
+            preprocessed as in evaluation.
+        part: (I, N): shards I, I + N, ..., where N hosts share the work.
+
+    Raises:
+        UserError: the tower, the shards or the output cannot be used.
+    """
+    source = None
+    if isinstance(tower, ExperimentConfig):
+        config = tower
+    else:
+        source = Path(tower)
+        if not source.is_dir():
+            source = locate_config(source)
+        config = parse_tower(source)
+    from lit_het.runs import embedding
+
+    embedding.embed(source, config, str(output), embedding.EmbedOptions(tuple(data), dtype, crops, part))

@@ -1,0 +1,112 @@
+"""Images of any kind become the same squares."""
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from lit_het.api.images import Images
+from lit_het.data_pipelines.data_config import LoaderConfig
+from lit_het.data_pipelines.transforms import Preprocessing
+from lit_het.errors import UserError
+
+SIZE = 16
+DATA = LoaderConfig((), SIZE)
+
+
+@pytest.fixture
+def pixels():
+    return np.random.default_rng(0).integers(0, 256, (40, 30, 3), dtype=np.uint8)
+
+
+@pytest.fixture
+def path(pixels, tmp_path):
+    Image.fromarray(pixels).save(tmp_path / "a.png")
+    return tmp_path / "a.png"
+
+
+@pytest.mark.parametrize("preprocessing", [Preprocessing(), Preprocessing("crop", 0.875, "bicubic")])
+def test_a_path_bytes_a_file_an_image_and_an_array_of_it_are_equal(preprocessing, pixels, path: Path):
+    with path.open("rb") as file, Image.open(path) as opened:
+        opaque = np.concatenate([pixels, np.full((40, 30, 1), 255, np.uint8)], axis=2)
+        forms = [path, str(path), f"file://{path}", path.read_bytes(), file, io.BytesIO(path.read_bytes())]
+        forms += [opened, Image.fromarray(pixels), pixels, opaque]
+        squares = list(Images(forms, LoaderConfig((), SIZE, preprocessing=preprocessing)))
+    assert len(squares) == len(forms)
+    for square in squares:
+        np.testing.assert_array_equal(square, preprocessing.apply(path.read_bytes(), SIZE))
+
+
+def test_one_image_is_single_and_lists_and_arrays_of_images_are_not(pixels, path):
+    for one in (path, str(path), path.read_bytes(), Image.fromarray(pixels), pixels, pixels[:, :, 0]):
+        assert Images(one, DATA).is_single
+    for several in ([path], (pixels,), np.stack([pixels, pixels]), (image for image in [path])):
+        assert not Images(several, DATA).is_single
+
+
+def test_grey_pixels_are_grey_and_transparent_ones_are_white(pixels):
+    grey = pixels[:, :, 0]
+    alone, with_axis, repeated = Images([grey, grey[:, :, None], np.stack([grey] * 3, axis=2)], DATA)
+    np.testing.assert_array_equal(alone, repeated)
+    np.testing.assert_array_equal(with_axis, repeated)
+    (clear,) = Images(np.zeros((8, 8, 4), np.uint8), DATA)
+    assert (clear == 255).all()
+
+
+def test_an_image_is_turned_upright_like_its_file(pixels, tmp_path):
+    exif = Image.Exif()
+    exif[0x0112] = 6  # orientation: a quarter turn
+    Image.fromarray(pixels).save(tmp_path / "turned.png", exif=exif)
+    with Image.open(tmp_path / "turned.png") as opened:
+        from_file, from_image, as_stored = Images([tmp_path / "turned.png", opened, pixels], DATA)
+    np.testing.assert_array_equal(from_image, from_file)
+    assert (from_image != as_stored).any()
+
+
+def test_many_images_keep_their_order():
+    shades = [np.full((4, 4, 3), number, np.uint8) for number in range(100)]
+    assert [int(square[0, 0, 0]) for square in Images(shades, DATA)] == list(range(100))
+
+
+def test_images_are_named_by_their_path_or_their_index(pixels, path):
+    with Image.open(path) as opened, path.open("rb") as file:
+        assert Images([path, pixels, opened, file, b""], DATA).names == (
+            str(path),
+            "image 1",
+            str(path),
+            str(path),
+            "image 4",
+        )
+
+
+@pytest.mark.parametrize(
+    ("image", "message"),
+    [
+        (b"no image at all", "image 1: not an image"),
+        (np.zeros((4, 4, 3)), r"image 1: an array of float64 \[4, 4, 3\]; give uint8"),
+        (np.zeros((3, 4, 8), np.uint8), r"image 1: an array of uint8 \[3, 4, 8\]; give uint8 \[h w\], \[h w 3\]"),
+        (np.zeros(4, np.uint8), r"image 1: an array of uint8 \[4\]"),
+        (np.zeros((0, 4, 3), np.uint8), "image 1: has no pixels"),
+        (np.zeros((2, 4, 4, 3), np.uint8), r"image 1: an array \[2, 4, 4, 3\] is no image"),
+        (7, "image 1: int is no image"),
+        ("nowhere.png", "nowhere.png: cannot be read"),
+        (Path("/"), "/: cannot be read"),
+    ],
+)
+def test_an_image_that_cannot_be_used_is_named(pixels, image, message: str):
+    with pytest.raises(UserError, match=message):
+        list(Images([pixels, image], DATA))
+
+
+def test_a_damaged_image_that_pillow_opened_is_named(path):
+    data = path.read_bytes()
+    with Image.open(io.BytesIO(data[: len(data) // 2])) as opened, pytest.raises(UserError, match="image 0: cannot be"):
+        list(Images(opened, DATA))
+
+
+@pytest.mark.parametrize("images", [[], (), 3, None])
+def test_no_images_are_an_error(images):
+    with pytest.raises(UserError, match="give an image, or a list of one or more"):
+        Images(images, DATA)
