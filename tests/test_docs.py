@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
+import lit_het
 from lit_het.configs.experiment import ExperimentConfig
+from scripts import write_api_docs
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
@@ -33,6 +35,17 @@ def test_links_lead_to_files_and_headings(document: Path):
 def test_lines_are_wrapped(document: Path):
     text = [line for line in document.read_text().splitlines() if not line.startswith("|")]
     assert not [line for line in text if len(line) > 120]
+
+
+def test_the_api_page_is_that_of_the_docstrings():
+    written = write_api_docs.PAGE.read_text()
+    assert written == write_api_docs.page(), "docs/api.md is stale: run python scripts/write_api_docs.py"
+    assert "### `lit_het.load(address, *, pretrained=None, calibrated=True, mesh=None)`" in written
+
+
+def test_the_api_page_describes_every_public_name():
+    documented = {one.__name__ for names in write_api_docs.SECTIONS.values() for one in names}
+    assert set(lit_het.__all__) - {"UserError"} <= documented
 
 
 def test_the_readme_lists_every_document():
