@@ -113,7 +113,7 @@ def test_a_classifier_predicts_its_classes_and_encodes_features(upstream, data, 
         ({"labels": "a cat,a dog"}, r"labels = 'a cat,a dog' is not a list of texts"),
         ({"samples": -1}, "samples = -1 must be at least 0"),
         ({"prompts": ["a photo"]}, "lacks the placeholder"),
-        ({"coverage": 2.0}, "coverage = 2 must be above 0"),
+        ({"coverage": 2.0}, "coverage 2 has no stored threshold"),
         ({"images": ["nowhere.jpg"]}, "nowhere.jpg: cannot be read"),
     ],
 )
