@@ -25,10 +25,10 @@ class StreamRandom:
         self._state = self._bits.state
         self._generator = np.random.Generator(self._bits)
 
-    def at(self, position: int) -> np.random.Generator:
-        """Returns the generator of one position, valid until the next call."""
-        # The counter has 256 bits in four words; draws advance the lowest word, so positions never overlap.
-        self._state["state"]["counter"][1] = position
+    def at(self, position: int, purpose: int = 0) -> np.random.Generator:
+        """Returns the generator of one position and purpose, valid until the next call."""
+        # The counter has 256 bits in four words; draws advance the lowest, so positions and purposes never overlap.
+        self._state["state"]["counter"][1:3] = position, purpose
         self._bits.state = self._state
         return self._generator
 

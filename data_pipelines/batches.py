@@ -1,25 +1,26 @@
 """Turns the members of samples into the rows of a batch; a broken sample becomes an invalid row."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from lit_het.data_pipelines import storage
 from lit_het.data_pipelines.augment import StreamRandom
+from lit_het.data_pipelines.captions import Captions, Tokenizer
 from lit_het.data_pipelines.data_config import LoaderConfig
 from lit_het.data_pipelines.faults import FaultLog
 from lit_het.data_pipelines.images import BrokenImage
-from lit_het.data_pipelines.labels import Labels, text_of
+from lit_het.data_pipelines.labels import Labels
 from lit_het.data_pipelines.shards import IMAGE
 from lit_het.data_pipelines.storage import Unreadable, content_or_raise
 from lit_het.data_pipelines.transforms import Training
 from lit_het.errors import UserError
 from lit_het.types import Batch
-from lit_het.untrusted import parse_json
 
-Tokenizer = Callable[[list[str]], np.ndarray]
+# The purpose of the random numbers that draw one of several captions; 0 is that of images.
+_CAPTIONS = 1
 
 
 def rows_per_process(batch_size: int, process_count: int) -> int:
@@ -95,50 +96,6 @@ class Images:
         return self._training.apply(content, self._size, generator)
 
 
-class Captions:
-    """Token ids ``[b l]``.
-
-    Args:
-        place: the member that holds captions; ``json/caption`` is the field ``caption`` of a JSON object.
-        tokenizer: captions to ids.
-    """
-
-    def __init__(self, place: str, tokenizer: Tokenizer):
-        self.member, _, self._field = place.partition("/")
-        self._tokenizer = tokenizer
-
-    def read(self, content: bytes) -> str:
-        """Returns the caption in a member, which is never empty.
-
-        Raises:
-            Unreadable: the caption is missing, empty or not text.
-        """
-        text = text_of(content)
-        caption: Any = text
-        if self._field:
-            try:
-                caption = parse_json(text)[self._field]
-                if isinstance(caption, str):
-                    caption.encode()  # JSON may contain lone surrogates, which tokenizers reject
-            except (ValueError, KeyError, TypeError) as error:
-                place = f".{self.member}/{self._field}"
-                raise Unreadable(
-                    f"no caption in {place}", f"{type(error).__name__}: {storage.reason(error)}"
-                ) from error
-        if not isinstance(caption, str):
-            raise Unreadable("empty caption", f"it is not text, but of type {type(caption).__name__}")
-        if not caption.strip():
-            raise Unreadable("empty caption", repr(caption[:100]))
-        return caption
-
-    def tokenize(self, captions: list[str], valid: np.ndarray) -> np.ndarray:
-        """Returns token ids, zeros in invalid rows."""
-        text = self._tokenizer(captions)
-        # The tokenizer makes an end token of the empty captions of invalid rows.
-        text[~valid] = 0
-        return text
-
-
 class BatchMaker:
     """Makes batches from samples; safe to share between threads.
 
@@ -190,7 +147,10 @@ class BatchMaker:
                 generator = None if positions is None else random.at(positions[row])
                 image = self._image_input.read(members[self._image_input.member], generator)
                 if self._captions:
-                    captions[row] = self._captions.read(members[self._captions.member])
+                    found = self._captions.read(members[self._captions.member])
+                    # By numbers of its own: the same captions are drawn with stored embeddings, which draw no crop.
+                    draw = positions is not None and len(found) > 1
+                    captions[row] = found[random.at(positions[row], _CAPTIONS).integers(len(found)) if draw else 0]
                 if label is not None and self._labels:
                     label[row] = self._labels.encode(members[self._labels.member])
             # The row stays in place and becomes invalid, so that the batch has its shape and other rows their
@@ -212,6 +172,6 @@ def batch_maker(
     Raises:
         UserError: the labels cannot be read.
     """
-    captions = Captions(config.captions, tokenizer) if tokenizer else None
+    captions = Captions(config.captions, config.caption_unit, tokenizer) if tokenizer else None
     labels = config.labels.build(storage.parent(address)) if config.labels else None
     return BatchMaker(image_input, captions, labels, config.seed, faults)

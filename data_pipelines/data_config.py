@@ -6,12 +6,13 @@ It stands apart from both, so that a configuration is read and checked without t
 import dataclasses
 import math
 
+from lit_het.data_pipelines.captions import CaptionUnit
 from lit_het.data_pipelines.labels import LabelsConfig
 from lit_het.data_pipelines.portions import ALL, Portion
 from lit_het.data_pipelines.shards import expand
 from lit_het.data_pipelines.suspects import Suspects
 from lit_het.data_pipelines.transforms import Augmentation, InceptionCrop, Preprocessing, RandomCrop, Training
-from lit_het.errors import UserError, require_at_least
+from lit_het.errors import UserError, require_at_least, require_choice
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,6 +63,8 @@ class LoaderConfig:
         suspects: samples of ``shards`` that training leaves out, by a table of ``lit-het data score``.
         mixture: further data sets, each in a fixed proportion to ``shards`` and with its own order.
         captions: the member with the captions; ``json/caption`` is the field ``caption`` of a JSON object.
+        caption_unit: "line" takes each line of a text, or each text of a JSON list, for a caption, of which training
+            draws one by position and evaluation takes the first; "text" takes the whole text for one.
         preprocessing: of evaluation images.
         crop: the random crop of training images; None uses the evaluation preprocessing.
         augmentations: of training images, in order; not applied in evaluation.
@@ -85,6 +88,7 @@ class LoaderConfig:
     suspects: Suspects | None = None
     mixture: tuple[WeightedShards, ...] = ()
     captions: str = "txt"
+    caption_unit: CaptionUnit = "line"
     preprocessing: Preprocessing = Preprocessing()
     crop: InceptionCrop | RandomCrop | None = None
     augmentations: tuple[Augmentation, ...] = ()
@@ -101,6 +105,7 @@ class LoaderConfig:
 
     def __post_init__(self) -> None:
         require_at_least(0, self, "seed", "threads")
+        require_choice(self, "caption_unit")
         require_at_least(1, self, "image_size", "batch_size", "prefetch_batches")
         if not 0 <= self.max_bad_fraction <= 1:
             raise UserError(f"LoaderConfig: max_bad_fraction = {self.max_bad_fraction} must be from 0 to 1")

@@ -29,7 +29,7 @@ class Columns:
         image: bytes, or a structure with a field ``bytes``; None uses the only column of this type.
         label: the class, a string or an index of the schema's class names; None uses the schema's ClassLabel column,
             if ``caption`` is None too.
-        caption: text, or a list of texts, of which the first is used.
+        caption: text, or a list of texts, which become the lines of one.
     """
 
     image: str | None = None
@@ -235,7 +235,7 @@ def _split(files: Sequence[_File], columns: Columns, labels: np.ndarray | None =
             for row, values in enumerate(file.rows(types, first, last), first):
                 cell = values[image]
                 data = cell["bytes"] if isinstance(cell, dict) else cell
-                members = {"txt": _first(values[caption]) or b""} if caption else {}
+                members = {"txt": _lines(values[caption])} if caption else {}
                 yield Sample(data or b"", f"{file.path}: row {row}", members)
 
     return Split(
@@ -252,5 +252,8 @@ def _split(files: Sequence[_File], columns: Columns, labels: np.ndarray | None =
     )
 
 
-def _first(captions: bytes | list[bytes | None] | None) -> bytes | None:
-    return next(iter(captions), None) if isinstance(captions, list) else captions
+def _lines(captions: bytes | list[bytes | None] | None) -> bytes:
+    """Returns one caption as it is, several with a line for each."""
+    if isinstance(captions, list):
+        return b"\n".join(b" ".join(caption.split()) for caption in captions if caption)
+    return captions or b""

@@ -4,8 +4,9 @@ import dataclasses
 
 import numpy as np
 
-from lit_het import untrusted
 from lit_het.console import Bar
+from lit_het.data_pipelines.captions import CaptionUnit, captions_in
+from lit_het.data_pipelines.storage import Unreadable
 from lit_het.errors import UserError
 from lit_het.eval.drawings import thumbnails
 from lit_het.eval.evaluation import Drawing, Evaluation
@@ -85,33 +86,24 @@ class Retrieval:
         )
 
 
-def read_captions(opened: OpenSet, source: str) -> tuple[tuple[str, ...], ...]:
+def read_captions(opened: OpenSet, source: str, unit: CaptionUnit = "line") -> tuple[tuple[str, ...], ...]:
     """Returns the captions of each image of a set.
 
     Args:
         opened: the set.
         source: the member with the captions, see `lit_het.eval.suite.RetrievalConfig`.
+        unit: see `lit_het.data_pipelines.captions.captions_in`.
 
     Raises:
         UserError: an image has no captions, or they are unreadable.
     """
-    member, _, field = source.partition("/")
-    captions = tuple(_captions(text, field) for text in opened.texts(member))
-    for position, image_captions in enumerate(captions):
-        if not image_captions:
+    found = []
+    for position, text in enumerate(opened.texts(source.partition("/")[0])):
+        try:
+            found.append(tuple(captions_in(text, source, unit)))
+        except Unreadable as error:
             index, number = opened.loader.index, opened.loader.numbers[position]
             where = f"{index.shard(number)}: {index.key(number)}"
-            raise UserError(f"{where}: no caption in .{source}; give the member with captions as --captions")
-    return captions
-
-
-def _captions(text: str, field: str) -> tuple[str, ...]:
-    """Returns the captions in a member; empty if the member is malformed."""
-    if not field:
-        return tuple(line.strip() for line in text.splitlines() if line.strip())
-    try:
-        found = untrusted.parse_json(text)[field]
-    except (untrusted.Malformed, KeyError, TypeError):
-        return ()
-    found = [found] if isinstance(found, str) else found
-    return tuple(found) if isinstance(found, list) and all(isinstance(one, str) and one for one in found) else ()
+            problem = f"no caption in .{source} ({error})"
+            raise UserError(f"{where}: {problem}; give the member with captions as --captions") from error
+    return tuple(found)

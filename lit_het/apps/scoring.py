@@ -36,7 +36,8 @@ class ScoreOptions:
     """What is scored, and how samples are ranked.
 
     Attributes:
-        captions: the member that holds captions; ``json/caption`` is a field of a JSON object.
+        captions: the member that holds captions, of several the first is scored; ``json/caption`` is a field of a JSON
+            object.
         by: the column that ranks suspect samples.
         candidates: at most so many captions of the set compete with a sample's own.
         worst: number of samples on the page.
@@ -107,7 +108,9 @@ def score_captions(run_dir: Path, shards: str, options: ScoreOptions, pretrained
     if options.by == "noise_norm" and not model.has_noise:
         raise UserError(f"--by noise_norm needs noise of images, and the head of {run_dir} has none; take loss")
     opened = _open(run, shards)
-    captions = read_captions(opened, options.captions)
+    captions = read_captions(opened, options.captions, run.config.data.caption_unit)
+    if any(len(one) > 1 for one in captions):
+        message("of several captions of an image the first is scored")
     features = opened.features(model.features)
     own = tuple(captions[position][0] for position in features.positions.tolist())
     return Scored(opened, features.positions, own, caption_columns(model, features.values, own, options.candidates))

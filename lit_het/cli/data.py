@@ -46,7 +46,7 @@ def add_to(commands: Any) -> None:
     check.add_argument(
         "--captions",
         metavar="MEMBER",
-        help="member that every sample must have, such as txt or json/caption; default: none",
+        help="member with one or more captions that every sample must have, such as txt or json/caption; default: none",
     )
     check.add_argument(
         "--labels",
@@ -83,7 +83,10 @@ def _add_score(actions: Any) -> None:
         help="the column that ranks samples; default: %(default)s",
     )
     parser.add_argument(
-        "--captions", default="txt", metavar="MEMBER", help="such as txt or json/caption; default: %(default)s"
+        "--captions",
+        default="txt",
+        metavar="MEMBER",
+        help="such as txt or json/caption; the first of several captions is scored; default: %(default)s",
     )
     parser.add_argument(
         "--candidates",

@@ -54,9 +54,9 @@ class CalibrateOptions:
 def calibrate(run_dir: Path, options: CalibrateOptions, *, pretrained: Path | None = None) -> Calibration:
     """Fits the temperatures of a run's newest checkpoint, prints them, and writes ``calibration.json`` into the run.
 
-    An image-text model chooses among the distinct captions of all images, and the label of an image is its caption; a
-    classifier chooses among its classes. Predictions are fitted without noise and, if the head has noise, as means over
-    S samples.
+    An image-text model chooses among the distinct captions of all images, and the label of an image is its caption, of
+    several the first; a classifier chooses among its classes. Predictions are fitted without noise and, if the head has
+    noise, as means over S samples.
 
     Raises:
         UserError: the run or the data cannot be read, fewer than `LEAST_IMAGES` images are readable, the run was
@@ -136,6 +136,7 @@ def _open(run: Run, model: EvaluatedModel, options: CalibrateOptions) -> Loader:
         labels=labels,
         portion=options.portion,
         captions=trained_on.captions,
+        caption_unit=trained_on.caption_unit,
         preprocessing=trained_on.preprocessing,
         max_bad_fraction=trained_on.max_bad_fraction,
         embeddings=options.embeddings,

@@ -68,6 +68,16 @@ def test_columns_are_those_of_a_slow_computation(trained_lit):
     assert (fewer <= found["loss"] + 1e-4).all()
 
 
+def test_of_several_captions_the_first_is_scored(capsys, trained_lit, tmp_path):
+    image = encode_jpeg(np.zeros((8, 8, 3), np.uint8))
+    texts = ("red bar\nblue square", "green bar")
+    write_shards(tmp_path / "several", [{"__key__": str(i), "jpg": image, "txt": text} for i, text in enumerate(texts)])
+    scored(trained_lit.run_dir, tmp_path / "several", "--output", tmp_path / "scores.csv")
+    with (tmp_path / "scores.csv").open(encoding="utf-8") as file:
+        assert {row["key"]: row["caption"] for row in csv.DictReader(file)} == {"0": "red bar", "1": "green bar"}
+    assert "of several captions of an image the first is scored" in capsys.readouterr().err
+
+
 def test_what_cannot_be_scored_is_one_line(capsys, trained_lit, upstream, data, tmp_path):
     shards, output = data / "train", tmp_path / "scores.csv"
     assert "is a classifier; captions are scored by an image-text model" in refusal(

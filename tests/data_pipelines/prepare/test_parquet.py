@@ -55,10 +55,16 @@ def test_captions_are_taken_from_the_column_that_is_named_and_bytes_need_no_stru
     ]
 
 
-def test_of_several_captions_the_first_is_taken(tmp_path, save, write):
-    captions = [["first", "second"], ["only"], [], None, [None, "late"], ["e"], ["f"]]
+def test_each_of_several_captions_is_a_line(tmp_path, save, write):
+    captions = [["first", "in two\nlines"], ["only"], [], None, [None, "late"], ["e"], ["f"]]
     samples = write(read_parquet(save(text=captions), columns=Columns(caption="text")), tmp_path, "train")
-    assert [sample.members["txt"] for sample in samples] == [b"first", b"only", b"e", b"f"]
+    assert [sample.members["txt"] for sample in samples] == [
+        b"first\nin two lines",
+        b"only",
+        b"late",
+        b"e",
+        b"f",
+    ]
 
 
 @pytest.mark.parametrize("is_list", [False, True])
