@@ -250,6 +250,8 @@ def _update(value: Any) -> None:
         value.setdefault("antithetic", False)
     if "run_dir" in value:
         value.setdefault("calibration", None)
+    if value.get("type") in ("SoftmaxLoss", "SigmoidLoss"):
+        value.setdefault("duplicates", "negatives")
     if {"shards", "captions"} <= value.keys():
         value.setdefault("caption_unit", "text")
 

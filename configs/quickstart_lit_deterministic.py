@@ -8,6 +8,7 @@ from lit_het.data_pipelines.data_config import LoaderConfig
 from lit_het.data_pipelines.tokenizers import SentencePieceConfig
 from lit_het.durations import Duration
 from lit_het.heads.contrastive import DeterministicContrastiveConfig
+from lit_het.losses.contrastive import SoftmaxLoss
 from lit_het.optimizers import AdamW, Optimizer
 from lit_het.schedules import Schedule
 from lit_het.tasks.contrastive import ContrastiveConfig
@@ -33,6 +34,8 @@ def get_config(root: Path = ROOT) -> ExperimentConfig:
                 pooling="mean",
             ),
             head=DeterministicContrastiveConfig(),
+            # As in the papers: its published figures were measured so.
+            loss=SoftmaxLoss(duplicates="negatives"),
         ),
         data=LoaderConfig(shards=(str(root / "data" / "train"),), image_size=32, batch_size=128, threads=1),
         tokenizer=SentencePieceConfig(model=root / "data" / "tokenizer.model", length=TEXT_LENGTH),

@@ -1,10 +1,12 @@
 """Turns the members of samples into the rows of a batch; a broken sample becomes an invalid row."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
+from jaxtyping import UInt32
 
 from lit_het.data_pipelines import storage
 from lit_het.data_pipelines.augment import StreamRandom
@@ -159,9 +161,21 @@ class BatchMaker:
                 self._faults.count_masked(sample.shard, sample.key, error.cause, str(error), num_samples)
                 continue
             rows[row], valid[row] = image, True
-        text = self._captions.tokenize(captions, valid) if self._captions else None
-        images: dict[str, Any] = {self._image_input.field: rows}
-        return Batch(valid=valid, text=text, label=label, **images)
+        fields: dict[str, Any] = {self._image_input.field: rows}
+        if self._captions:
+            text = self._captions.tokenize(captions, valid)
+            # By the shard and the key, not the image: of a stored embedding there are several crops.
+            names = ("" if sample is None else f"{sample.shard} {sample.key}" for sample in samples)
+            image_id = _hashes(name.encode("utf-8", "surrogateescape") for name in names)
+            fields |= {"text": text, "image_id": image_id, "text_id": _hashes(map(np.ndarray.tobytes, text))}
+        return Batch(valid=valid, label=label, **fields)
+
+
+def _hashes(contents: Iterable[bytes]) -> UInt32[np.ndarray, "n 2"]:
+    """Returns hashes of 64 bits: among the 10⁹ pairs of a large batch, different contents are never equal."""
+    # Two words, as JAX has no 64-bit integers by default.
+    digests = (hashlib.blake2b(content, digest_size=8).digest() for content in contents)
+    return np.frombuffer(b"".join(digests), np.uint32).reshape(-1, 2)
 
 
 def batch_maker(

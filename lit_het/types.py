@@ -19,7 +19,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, Key, UInt8
+from jaxtyping import Array, Bool, Float, Int, Key, UInt8, UInt32
 
 # A nested dict of arrays, the only form of parameters outside Flax modules.
 Params: TypeAlias = dict[str, Any]
@@ -64,6 +64,7 @@ class Batch:
         image_embedding: precomputed features of a locked image tower, in place of ``image``; those of an ensemble's
             members are concatenated.
         text: token ids.
+        image_id, text_id: hashes of the sample and of its token ids, equal for rows with the same image or text.
         label: class indices ``[b]``, or target probabilities in [0, 1] ``[b k]`` for multi-label data.
     """
 
@@ -71,6 +72,8 @@ class Batch:
     image: UInt8[Any, "b h w c"] | None = None
     image_embedding: Float[Any, "b d"] | None = None
     text: Int[Any, "b l"] | None = None
+    image_id: UInt32[Any, "b 2"] | None = None
+    text_id: UInt32[Any, "b 2"] | None = None
     label: Int[Any, " b"] | Float[Any, "b k"] | None = None
 
     @property

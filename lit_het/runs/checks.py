@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from lit_het.configs import experiment
 from lit_het.configs.experiment import ExperimentConfig
+from lit_het.console import message
 from lit_het.data_pipelines.loader import Loader
 from lit_het.data_pipelines.tokenizers import Tokenizer
 from lit_het.errors import UserError
@@ -91,6 +92,21 @@ def check_data(config: ExperimentConfig, loader: "Loader | Stream", tokenizer: T
                     f"tower has length {text.length} and {text.vocabulary_size} tokens; set --tokenizer.length and "
                     "--task.text-tower.length, or --task.text-tower.vocabulary-size"
                 )
+
+
+def report_copies(config: ExperimentConfig, num_samples: int) -> None:
+    """Says so if a batch of image-text pairs is larger than the training data."""
+    size, task = config.data.batch_size, config.task
+    if not isinstance(task, ContrastiveConfig) or size <= num_samples:
+        return
+    if task.loss.duplicates == "positives":
+        consequence = "they count as positives, and only other samples as negatives"
+    else:
+        consequence = "they count as negatives of each other, see --task.loss.duplicates"
+    message(
+        f"a batch of {size:,} holds copies of the {num_samples:,} samples: {consequence}; --data.batch-size "
+        f"{num_samples} or less has none"
+    )
 
 
 def check_embeddings(

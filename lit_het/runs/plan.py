@@ -102,9 +102,9 @@ class Step:
         size = task.image_tower.image_size
         image, stored = of(size, size, 3, dtype=jnp.uint8), of(self._task.features.size, dtype=jnp.float32)
         is_stored = self.config.data.embeddings is not None
-        text = label = None
+        text = ids = label = None
         if isinstance(task, ContrastiveConfig):
-            text = of(task.text_tower.length, dtype=jnp.int32)
+            text, ids = of(task.text_tower.length, dtype=jnp.int32), of(2, dtype=jnp.uint32)
         else:
             shape = task.loss.label_shapes(task.num_classes)[0]
             label = of(*shape, dtype=jnp.float32 if shape else jnp.int32)
@@ -113,6 +113,8 @@ class Step:
             "image": None if is_stored else image,
             "image_embedding": stored if is_stored else None,
             "text": text,
+            "image_id": ids,
+            "text_id": ids,
             "label": label,
         }
         return Batch(**fields)

@@ -124,7 +124,8 @@ class ContrastiveTask:
         # The embedding of an invalid row may be NaN: its gradient would be NaN even with a weight of 0 in the loss.
         image, text = (jnp.where(batch.valid[:, None], side, 1.0) for side in (image, outputs["text"][0]))
         samples = model.head(image, text, keys("noise"))
-        loss = self.config.loss(samples, batch.valid)
+        ids = [ids for ids in (batch.image_id, batch.text_id) if ids is not None]
+        loss = self.config.loss(samples, batch.valid, ids)
         metrics = {
             "temperature": samples.temperature,
             "image_noise_norm": masked_mean(model.head.image_noise_norm(image), batch.valid),

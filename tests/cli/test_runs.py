@@ -9,6 +9,7 @@ import pytest
 from PIL import Image
 
 from lit_het.apps.quickstart import write_data
+from lit_het.configs import experiment
 from lit_het.configs.quickstart_upstream import glyphs
 from lit_het.errors import UserError
 from lit_het.eval.sets import ImageSet
@@ -66,3 +67,12 @@ def test_characters_drawn_with_another_seed_are_refused(tmp_path):
     write_data(tmp_path, glyphs(seed=0))
     with pytest.raises(UserError, match="was drawn with seed = 0, not 1; give another --run-dir"):
         write_data(tmp_path, glyphs(seed=1))
+
+
+def test_a_configuration_of_an_earlier_version_keeps_its_captions_and_its_loss(lit_config, tmp_path):
+    experiment.save(lit_config, tmp_path / "config.json")
+    saved = json.loads((tmp_path / "config.json").read_text())
+    del saved["data"]["caption_unit"], saved["task"]["loss"]["duplicates"]
+    (tmp_path / "config.json").write_text(json.dumps(saved))
+    config = experiment.load(tmp_path / "config.json")
+    assert (config.data.caption_unit, config.task.loss.duplicates) == ("text", "negatives")

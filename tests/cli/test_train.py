@@ -218,6 +218,15 @@ def _rewrite(shard, damage):
             tar.addfile(member, io.BytesIO(content))
 
 
+@pytest.mark.parametrize("duplicates", ["positives", "negatives"])
+def test_a_batch_larger_than_the_data_says_what_copies_count_as(capsys, lit_config, tmp_path, duplicates):
+    file = write_config_file(dataclasses.replace(lit_config, length=Duration(2)), tmp_path / "wide.py")
+    flags = ("--data.batch-size", "64", "--task.loss.duplicates", duplicates)
+    assert main(["train", "--config", str(file), *flags]) == 0
+    line = f"a batch of 64 holds copies of the {tiny.NUM_SAMPLES} samples: they count as {duplicates}"
+    assert line in capsys.readouterr().err
+
+
 def test_a_broken_image_is_skipped_if_the_user_allows_it(lit_config, tmp_path):
     shards = tiny.write_data(tmp_path / "damaged") / "train"
     _rewrite(sorted(shards.glob("*.tar"))[0], "broken image")

@@ -80,17 +80,21 @@ def numpy_fields(samples) -> dict[str, Any]:
     return arrays
 
 
-def reference(loss, arrays, valid):
-    """Returns the loss from loops over queries, keys and samples (HET-XL Eq. 6 and 8; SigLIP Eq. 1).
+def reference(loss, arrays, valid, ids=()):
+    """Returns the loss from loops over queries, keys and samples (HET-XL Eq. 6 and 8; SigLIP Eq. 1; MIL-NCE Eq. 1).
 
     Args:
         loss: softmax or sigmoid.
         arrays: as `numpy_fields` returns them.
         valid: which rows take part.
+        ids: of images and of texts; rows that are equal in one of them are positives of each other.
     """
     valid_rows = np.flatnonzero(valid)
     direction = _softmax_direction if loss is SoftmaxLoss else _sigmoid_direction
-    logit = SimpleNamespace(temperature=arrays["temperature"], bias=arrays.get("bias", 0.0))
+    positives = {
+        n: [m for m in valid_rows if m == n or any((one[m] == one[n]).all() for one in ids)] for n in valid_rows
+    }
+    logit = SimpleNamespace(temperature=arrays["temperature"], bias=arrays.get("bias", 0.0), positives=positives)
     image, text = arrays["image"], arrays["text"]
     image_to_text = direction(_queries_one_by_one(arrays, "image"), text, valid_rows, logit)
     text_to_image = direction(_queries_one_by_one(arrays, "text"), image, valid_rows, logit)
@@ -116,24 +120,25 @@ def _queries_one_by_one(arrays, side):
 
 
 def _softmax_direction(queries, keys, valid_rows, logit):
-    """Returns mean_n -log 1/S Σ_s exp(q_ns·k_n/τ) / Σ_i exp(q_ns·k_i/τ) over valid rows."""
+    """Returns mean_n -log 1/S Σ_s Σ_{m ∈ P(n)} exp(q_ns·k_m/τ) / Σ_i exp(q_ns·k_i/τ) over valid rows."""
     losses = []
     for n in valid_rows:
         probability = 0.0
         for query in queries[n]:
             scores = {i: np.exp(query @ keys[i] / logit.temperature + logit.bias) for i in valid_rows}
-            probability += scores[n] / sum(scores.values()) / len(queries[n])
+            right = sum(scores[m] for m in logit.positives[n])
+            probability += right / sum(scores.values()) / len(queries[n])
         losses.append(-np.log(probability))
     return np.mean(losses)
 
 
 def _sigmoid_direction(queries, keys, valid_rows, logit):
-    """Returns mean_n Σ_i -log 1/S Σ_s σ(z_ni (q_ns·k_i/τ + bias)), z = 1 where n = i and else -1."""
+    """Returns mean_n Σ_i -log 1/S Σ_s σ(z_ni (q_ns·k_i/τ + bias)), z = 1 for positives and else -1."""
     losses = []
     for n in valid_rows:
         total = 0.0
         for i in valid_rows:
-            z = 1.0 if i == n else -1.0
+            z = 1.0 if i in logit.positives[n] else -1.0
             logits = [query @ keys[i] / logit.temperature + logit.bias for query in queries[n]]
             total -= np.log(np.mean([1 / (1 + np.exp(-z * score)) for score in logits]))
         losses.append(total)

@@ -38,7 +38,7 @@ EIGHT_DEVICES = MeshConfig(data=2, fsdp=4)
 
 
 def host_batch():
-    """Both rows of one of eight devices are invalid, and another row."""
+    """Both rows of one of eight devices are invalid, and another row; some rows share an image or a text."""
     random = np.random.default_rng(0)
     valid = np.ones(B, bool)
     valid[[4, 5, 9]] = False
@@ -46,6 +46,8 @@ def host_batch():
         valid=valid,
         image=random.integers(0, 256, (B, 8, 8, 3), dtype=np.uint8),
         text=random.integers(0, 20, (B, 4)).astype(np.int32),
+        image_id=random.integers(0, 8, (B, 1), dtype=np.uint32).repeat(2, axis=1),
+        text_id=random.integers(0, 8, (B, 1), dtype=np.uint32).repeat(2, axis=1),
     )
 
 
@@ -75,6 +77,20 @@ def test_a_mesh_of_eight_devices_has_loss_metrics_and_gradient_of_one_device(los
         np.testing.assert_allclose(gradient[path], array, rtol=0, atol=atol, err_msg=path)
     moved = {path.split("/")[0] for path, array in expected.items() if np.abs(array).max() > 1e-4}
     assert moved == {"image_tower", "text_tower", "head"}
+
+
+@pytest.mark.parametrize("field", ["image_id", "text_id"])
+def test_rows_with_the_same_image_or_text_are_positives_unless_they_are_to_be_negatives(field):
+    def loss_of(duplicates, **ids):
+        task = dataclasses.replace(CONFIG, loss=SigmoidLoss(duplicates=duplicates)).build()
+        batch = dataclasses.replace(host_batch(), **{"image_id": None, "text_id": None, **ids})
+        batch = jax.tree.map(jnp.asarray, batch)
+        return float(task.loss(task.initialize(jax.random.key(0)), batch, keys_at(0, 0))[0])
+
+    distinct = np.arange(2 * B, dtype=np.uint32).reshape(B, 2)
+    shared = {field: getattr(host_batch(), field)}
+    assert loss_of("negatives", **shared) == loss_of("positives") == loss_of("positives", **{field: distinct})
+    assert abs(loss_of("positives", **shared) - loss_of("positives")) > 0.1
 
 
 def test_the_form_of_the_noise_is_measured_on_sixteen_rows_of_a_large_batch():

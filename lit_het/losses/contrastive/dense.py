@@ -15,16 +15,17 @@ from lit_het.losses.contrastive.pairs import MASKED, Pairs
 
 
 def softmax(pairs: Pairs) -> Float[Array, ""]:
-    """Returns ``-Σ_n w_n log (1/S Σ_s p_sn)``, one direction of the softmax loss (HET-XL Eq. 6 and 8).
+    """Returns ``-Σ_n w_n log (1/S Σ_s Σ_{m ∈ P(n)} p_snm)``, one direction of the softmax loss (HET-XL Eq. 6 and 8).
 
-    ``p_sn = softmax_m(q_ns · k_m / τ + bias)_n`` is the probability of the partner among all valid keys.
+    ``p_snm = softmax_m(q_ns · k_m / τ + bias)`` is the probability of key m among all valid keys. P(n) are the
+    positives of query n: its partner and, where duplicates count as positives, all keys with its image or its text.
+    Their probabilities are summed inside the logarithm as in MIL-NCE (Miech et al. 2020, Eq. 1): any of them is a right
+    answer, so the sum is the probability of being right, and a batch of exact copies has the loss of one copy of each.
     """
     logits = pairs.masked_logits
-    # Here keys are always those of the whole batch, in its order, so the index of the partner is its position.
-    is_partner = pairs.query_examples.index[:, None] == jnp.arange(len(pairs.keys))[None]
     # log p as a difference of logarithms, and then the log of the mean over samples: exp(log p) may round to zero in
     # float32.
-    log_p = jnp.sum(logits, axis=-1, where=is_partner[:, None]) - jax.nn.logsumexp(logits, axis=-1)
+    log_p = pairs.positive_logit(logits) - jax.nn.logsumexp(logits, axis=-1)
     return -jnp.sum(pairs.query_examples.weight * jax.nn.logmeanexp(log_p, axis=1))
 
 
@@ -38,16 +39,19 @@ def symmetric_softmax(pairs: Pairs) -> Float[Array, ""]:
     # Columns are sums over queries, so invalid queries are masked too. In rows they only need the weight 0.
     of_valid_queries = jnp.where(weight[:, None] > 0, logits, MASKED)
     row, column = jax.nn.logsumexp(logits, axis=1), jax.nn.logsumexp(of_valid_queries, axis=0)
-    return -jnp.sum(weight * (2 * jnp.diagonal(logits) - row - column)) / 2
+    row_positive = pairs.positive_logit(logits[:, None])[:, 0]
+    column_positive = jax.nn.logsumexp(pairs.of_positives(of_valid_queries[:, None])[:, 0], axis=0)
+    return -jnp.sum(weight * (row_positive + column_positive - row - column)) / 2
 
 
 def sigmoid(pairs: Pairs) -> Float[Array, ""]:
-    """Returns ``Σ_n w_n Σ_m -log (1/S Σ_s σ(z_nm (q_ns · k_m / τ + bias)))``, z = 1 for partners and -1 otherwise.
+    """Returns ``Σ_n w_n Σ_m -log (1/S Σ_s σ(z_nm (q_ns · k_m / τ + bias)))``, z = 1 for positives and -1 otherwise.
 
-    Without noise this is SigLIP Eq. 1 (also SoViT Table 7).
+    Without noise and duplicates this is SigLIP Eq. 1 (also SoViT Table 7). Each pair is a classification of its own, so
+    every positive has the label 1.
     """
     # log σ(-x) instead of log(1 - σ(x)), which is -inf where σ(x) rounds to 1.
-    z = jnp.where(pairs.is_partner, 1.0, -1.0)
+    z = jnp.where(pairs.is_positive, 1.0, -1.0)
     log_p = jax.nn.log_sigmoid(z[:, None] * pairs.logits)
     losses = math.log(log_p.shape[1]) - jax.nn.logsumexp(log_p, axis=1)
     of_valid_keys = jnp.where(pairs.key_examples.weight[None] > 0, losses, 0.0)

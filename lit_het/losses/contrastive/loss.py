@@ -6,12 +6,12 @@ value (`lit_het.blocks`).
 """
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any, Literal, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, UInt32
 
 from lit_het import sharding
 from lit_het.errors import UserError, require_at_least, require_choice
@@ -21,12 +21,15 @@ from lit_het.losses.contrastive.blocks import Form, Layout, sum_over_pairs
 from lit_het.losses.contrastive.pairs import Examples, Pairs
 from lit_het.types import EmbeddingSamples, Queries
 
+Duplicates = Literal["positives", "negatives"]
+
 
 @dataclasses.dataclass(frozen=True)
 class SoftmaxLoss:
     """``-log p`` of the right partner among the batch, half the sum of both directions.
 
     ``p(b_n|a_n) = 1/S Σ_s softmax_i(β_i · (α_n + ε_s(a_n)) / τ)_n``, and with α and β exchanged for ``p(a_n|b_n)``.
+    With duplicates it is the sum of the probabilities of all positives (`lit_het.losses.contrastive.dense.softmax`).
 
     Attributes:
         form: "gather" brings all keys to every device, O(b d) memory; "ring" passes them around, O(b d / devices), for
@@ -34,6 +37,8 @@ class SoftmaxLoss:
         block_size: vectors of logits that exist at a time on a device: one for every query, or factor of queries.
         likelihood: "samples" takes the mean over the head's noise samples; the others approximate the expectation from
             the covariance, see `lit_het.losses.contrastive.sample_free`, and need a head with ``num_samples = 0``.
+        duplicates: whether examples of the batch with the same image or an equal text are "positives", as a right
+            caption cannot also be a wrong answer; "negatives" is the loss of the papers.
 
     Raises:
         UserError: an unknown form or likelihood, a block without queries, or a ring without samples.
@@ -42,24 +47,27 @@ class SoftmaxLoss:
     form: Form = "gather"
     block_size: int = 1024
     likelihood: Literal["samples", "delta", "mean_field", "pairwise_probit"] = "samples"
+    duplicates: Duplicates = "positives"
 
     def __post_init__(self) -> None:
         require_at_least(1, self, "block_size")
-        require_choice(self, "form", "likelihood")
+        require_choice(self, "form", "likelihood", "duplicates")
         if self.form == "ring" and self.likelihood != "samples":
             raise UserError(
                 f"SoftmaxLoss: likelihood = {self.likelihood!r} needs the keys of a whole batch at once; set form to "
                 "'gather'"
             )
 
-    def __call__(self, samples: EmbeddingSamples, valid: Bool[Array, " b"]) -> Float[Array, ""]:
-        """Returns the mean loss over valid rows."""
-        return _mean(_softmax, _symmetric_softmax, self, samples, valid)
+    def __call__(
+        self, samples: EmbeddingSamples, valid: Bool[Array, " b"], ids: Sequence[UInt32[Array, "b 2"]] = ()
+    ) -> Float[Array, ""]:
+        """Returns the mean loss over valid rows; equal rows of one of the ``ids`` have the same image or text."""
+        return _mean(_softmax, _symmetric_softmax, self, samples, _Rows(valid, tuple(ids)))
 
 
 @dataclasses.dataclass(frozen=True)
 class SigmoidLoss:
-    """``-log σ(z_ij (logit_ij + bias))``, z = 1 for partners and -1 otherwise (SigLIP; SoViT Table 7).
+    """``-log σ(z_ij (logit_ij + bias))``, z = 1 for positives and -1 otherwise (SigLIP; SoViT Table 7).
 
     Each query's losses are summed over keys and averaged over queries; with noise σ is averaged over samples.
     The loss is half the sum of both directions, which are equal without noise.
@@ -67,6 +75,7 @@ class SigmoidLoss:
     Attributes:
         form, block_size: as in `SoftmaxLoss`; the ring needs no additional product.
         likelihood: "samples", or "probit" for `lit_het.losses.contrastive.sample_free.sigmoid_probit`.
+        duplicates: as in `SoftmaxLoss`.
 
     Raises:
         UserError: an unknown form or likelihood, or a block without queries.
@@ -75,14 +84,24 @@ class SigmoidLoss:
     form: Form = "gather"
     block_size: int = 1024
     likelihood: Literal["samples", "probit"] = "samples"
+    duplicates: Duplicates = "positives"
 
     def __post_init__(self) -> None:
         require_at_least(1, self, "block_size")
-        require_choice(self, "form", "likelihood")
+        require_choice(self, "form", "likelihood", "duplicates")
 
-    def __call__(self, samples: EmbeddingSamples, valid: Bool[Array, " b"]) -> Float[Array, ""]:
-        """Returns the mean loss over valid rows."""
-        return _mean(_sigmoid, _sigmoid, self, samples, valid)
+    def __call__(
+        self, samples: EmbeddingSamples, valid: Bool[Array, " b"], ids: Sequence[UInt32[Array, "b 2"]] = ()
+    ) -> Float[Array, ""]:
+        """Returns the mean loss over valid rows; equal rows of one of the ``ids`` have the same image or text."""
+        return _mean(_sigmoid, _sigmoid, self, samples, _Rows(valid, tuple(ids)))
+
+
+class _Rows(NamedTuple):
+    """Which rows of a batch count, and hashes of their images and texts."""
+
+    valid: Bool[Array, " b"]
+    ids: tuple[UInt32[Array, "b 2"], ...]
 
 
 ContrastiveLoss: TypeAlias = SoftmaxLoss | SigmoidLoss
@@ -130,7 +149,7 @@ def _mean(
     both_directions: Direction,
     loss: ContrastiveLoss,
     samples: EmbeddingSamples,
-    valid: Bool[Array, " b"],
+    batch: _Rows,
 ) -> Float[Array, ""]:
     """Returns the mean over valid examples of half the sum of both directions.
 
@@ -139,7 +158,7 @@ def _mean(
         both_directions: half the sum of both, for queries without noise, whose logits both directions share.
         loss: the form and the size of blocks.
         samples: queries and keys of the whole batch.
-        valid: which examples count.
+        batch: which examples count, and which are duplicates.
     """
     is_noiseless = samples.image_queries is None and samples.text_queries is None
 
@@ -149,9 +168,9 @@ def _mean(
         return _sample_free(loss.likelihood, pairs, layout) if is_sample_free else direction(pairs, layout)
 
     def device_sum(rows: Any, shared: Any, axes: tuple[str, ...]) -> Float[Array, ""]:
-        (image, image_queries), (text, text_queries), weight = rows
+        (image, image_queries), (text, text_queries), weight, ids = rows
         layout = Layout(loss.form, axes, loss.block_size)
-        examples = Examples(weight, layout.global_index(weight.shape[0]))
+        examples = Examples(weight, layout.global_index(weight.shape[0]), ids)
         image_to_text = Pairs(_queries(image, image_queries), examples, text, examples, *shared)
         if is_noiseless:
             return both_directions(image_to_text, layout)
@@ -163,7 +182,8 @@ def _mean(
 
     sides = ((samples.image, samples.image_queries), (samples.text, samples.text_queries))
     # Always float32: dividing by a small τ and summing exponentials over a batch would magnify rounding in bfloat16.
-    rows = (*jax.tree.map(lambda x: x.astype(jnp.float32), sides), weights(valid))
+    ids = batch.ids if loss.duplicates == "positives" else ()
+    rows = (*jax.tree.map(lambda x: x.astype(jnp.float32), sides), weights(batch.valid), ids)
     shared = (samples.temperature, jnp.zeros(()) if samples.bias is None else samples.bias)
     if loss.form == "dense":
         # Whole arrays, without a map over devices: the reference that other forms are tested against.

@@ -2,8 +2,9 @@
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from lit_het.types import Queries, tree_of_arrays
 
@@ -19,10 +20,12 @@ class Examples:
     Attributes:
         weight: weight in the mean loss; 0 for an invalid example.
         index: position in the global batch; a query and a key of the same index are partners.
+        ids: hashes of the image and of the text; a query and a key that share one of them are positives too.
     """
 
     weight: Float[Array, " n"]
     index: Int[Array, " n"]
+    ids: tuple[UInt32[Array, "n 2"], ...] = ()
 
 
 @tree_of_arrays
@@ -69,6 +72,25 @@ class Pairs:
     def is_partner(self) -> Bool[Array, "n m"]:
         """Whether a query and a key belong to the same example."""
         return self.query_examples.index[:, None] == self.key_examples.index[None]
+
+    @property
+    def is_positive(self) -> Bool[Array, "n m"]:
+        """Whether a query and a key belong together: partners, and examples with the same image or the same text."""
+        found = self.is_partner
+        for query_ids, key_ids in zip(self.query_examples.ids, self.key_examples.ids, strict=True):
+            found |= jnp.all(query_ids[:, None] == key_ids[None], axis=-1)
+        return found
+
+    def of_positives(self, logits: Float[Array, "n s m"]) -> Float[Array, "n s m"]:
+        """Returns logits, `MASKED` where a query and a key do not belong together."""
+        return jnp.where(self.is_positive[:, None], logits, MASKED)
+
+    def positive_logit(self, logits: Float[Array, "n s m"]) -> Float[Array, "n s"]:
+        """Returns the log of the summed exponentials of each query's logits with its positives.
+
+        Without duplicates it is exactly the logit with the partner, if that is among these keys.
+        """
+        return jax.nn.logsumexp(self.of_positives(logits), axis=-1)
 
     def partner_logit(self, logits: Float[Array, "n s m"]) -> Float[Array, "n s"]:
         """Returns each query's logit with its partner; 0 where the partner is not among these keys."""

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from lit_het.losses.contrastive.pairs import Pairs
+from lit_het.losses.contrastive.pairs import MASKED, Pairs
 
 # E[σ(u + s ξ)] ≈ σ(u / sqrt(1 + π/8 s²)): the logistic function as a probit with the slope that agrees at 0
 # (MacKay 1992, "The evidence framework applied to classification networks").
@@ -21,17 +21,20 @@ PROBIT = math.pi / 8
 def delta(pairs: Pairs) -> Float[Array, ""]:
     """Returns the softmax loss to second order in the noise.
 
-    ``log E[p_y] ≈ log p_y + h(|g_y - ḡ|² - Σ_m p_m |g_m - ḡ|²)`` with ``ḡ = Σ_m p_m g_m``, where h(x) = x / 2 to first
-    order. For x > 0, with c = -log p_y, ``h(x) = c (1 - exp(-x / (2 c)))`` stays below c, as log E[p_y] stays below 0:
-    x / 2 itself would reward unlimited noise wherever residuals exceed the model's own variance.
+    ``log E[p_P] ≈ log p_P + h(Σ_{m ∈ P} t_m |g_m - ḡ|² - Σ_m p_m |g_m - ḡ|²)`` with ``ḡ = Σ_m p_m g_m``, the positives
+    P, their probability ``p_P = Σ_{m ∈ P} p_m`` and shares ``t_m = p_m / p_P`` (without duplicates P is the partner and
+    t is 1), where h(x) = x / 2 to first order. For x > 0, with c = -log p_P, ``h(x) = c (1 - exp(-x / (2 c)))`` stays
+    below c, as log E[p_P] stays below 0: x / 2 itself would reward unlimited noise wherever residuals exceed the
+    model's own variance.
     """
     logits, factors = pairs.masked_logits[:, 0], pairs.factor_logits
     p = jax.nn.softmax(logits, axis=-1)
     mean = jnp.einsum("nm,nrm->nr", p, factors)
     variance = jnp.einsum("nm,nrm->n", p, factors**2) - jnp.sum(mean**2, axis=1)
-    residual = jnp.sum((pairs.partner_logit(factors) - mean) ** 2, axis=1)
+    share = jax.nn.softmax(pairs.of_positives(logits[:, None])[:, 0], axis=-1)
+    residual = jnp.einsum("nm,nrm->n", share, (factors - mean[:, :, None]) ** 2)
     x = residual - variance
-    log_p = pairs.partner_logit(logits[:, None])[:, 0] - jax.nn.logsumexp(logits, axis=-1)
+    log_p = pairs.positive_logit(logits[:, None])[:, 0] - jax.nn.logsumexp(logits, axis=-1)
     bound = jnp.maximum(-log_p, 1e-6)  # log p may round to zero
     # The exponential of the other branch's values could overflow, and then its gradient would be NaN.
     change = jnp.where(x > 0, -bound * jnp.expm1(-jnp.maximum(x, 0.0) / (2 * bound)), x / 2)
@@ -43,7 +46,7 @@ def mean_field(pairs: Pairs) -> Float[Array, ""]:
     # Without the bias, which a softmax does not depend on.
     logits = (pairs.logits[:, 0] - pairs.bias) / jnp.sqrt(1 + PROBIT * jnp.sum(pairs.factor_logits**2, axis=1))
     logits = pairs.masked(logits[:, None])[:, 0]
-    log_p = pairs.partner_logit(logits[:, None])[:, 0] - jax.nn.logsumexp(logits, axis=-1)
+    log_p = pairs.positive_logit(logits[:, None])[:, 0] - jax.nn.logsumexp(logits, axis=-1)
     return -jnp.sum(pairs.query_examples.weight * log_p)
 
 
@@ -52,18 +55,20 @@ def pairwise_probit(pairs: Pairs) -> Float[Array, ""]:
 
     ``1 / p_y = Σ_m exp(-Δ_m)``, so every pair (y, m) is a binary classification with its own probit approximation, and
     noise that logits share, as ``Var Δ_m = |g_y - g_m|²``, has no effect. It is the probit approximation for two
-    classes; for more it is not normalised over y, and does not agree with the expectation to second order.
+    classes; for more it is not normalised over y, and does not agree with the expectation to second order. Positives
+    other than the partner y are left out of the sum: their probabilities have no common pairs that could be summed.
     """
     logits, factors = pairs.logits[:, 0], pairs.factor_logits
     difference = pairs.partner_logit(logits[:, None]) - logits
     variance = jnp.sum((pairs.partner_logit(factors)[:, :, None] - factors) ** 2, axis=1)
     scaled = pairs.masked((-difference / jnp.sqrt(1 + PROBIT * variance))[:, None])[:, 0]
+    scaled = jnp.where(pairs.is_positive & ~pairs.is_partner, MASKED, scaled)
     return jnp.sum(pairs.query_examples.weight * jax.nn.logsumexp(scaled, axis=-1))
 
 
 def sigmoid_probit(pairs: Pairs) -> Float[Array, ""]:
     """Returns the sigmoid loss with ``E[σ(z u)] ≈ σ(z u / sqrt(1 + π/8 |g|²))``."""
-    z = jnp.where(pairs.is_partner, 1.0, -1.0)
+    z = jnp.where(pairs.is_positive, 1.0, -1.0)
     scaled = pairs.logits[:, 0] / jnp.sqrt(1 + PROBIT * jnp.sum(pairs.factor_logits**2, axis=1))
     losses = -jax.nn.log_sigmoid(z * scaled)
     of_valid_keys = jnp.where(pairs.key_examples.weight[None] > 0, losses, 0.0)
