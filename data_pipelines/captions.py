@@ -27,13 +27,12 @@ def captions_in(text: str, place: str, unit: CaptionUnit = "line") -> list[str]:
         Unreadable: there is no caption, or it is not text.
     """
     found: Any = _json_field(text, place) if "/" in place else text.split("\n") if unit == "line" else text
-    captions = found if isinstance(found, list) and unit == "line" else [found]
-    for caption in captions:
+    written: list[str] = []
+    for caption in found if isinstance(found, list) and unit == "line" else [found]:
         if not isinstance(caption, str):
             raise Unreadable("empty caption", f"it is not text, but of type {type(caption).__name__}")
-    if unit == "line":
-        captions = [caption.strip() for caption in captions]
-    written = [caption for caption in captions if caption.strip()]
+        if caption.strip():
+            written.append(caption.strip() if unit == "line" else caption)
     if not written:
         raise Unreadable("empty caption", repr(text[:100]))
     return written
@@ -61,7 +60,8 @@ class Captions:
 
     def __init__(self, place: str, unit: CaptionUnit, tokenizer: Tokenizer):
         self.member = place.partition("/")[0]
-        self._place, self._unit, self._tokenizer = place, unit, tokenizer
+        self._place, self._tokenizer = place, tokenizer
+        self._unit: CaptionUnit = unit
 
     def read(self, content: bytes) -> list[str]:
         """Returns the captions in a member; raises as `captions_in` and `text_of`."""

@@ -21,15 +21,32 @@ from lit_het.cli import (
     demo,
     embed,
     evaluate,
+    new,
     plan,
     quickstart,
     report,
+    tokenizer,
     train,
 )
 from lit_het.errors import TRY_AGAIN, UserError
 
 # In the order of --help.
-_COMMANDS = (quickstart, train, plan, embed, checkpoint, calibrate, evaluate, report, classify, demo, data, convert)
+_COMMANDS = (
+    quickstart,
+    new,
+    train,
+    plan,
+    embed,
+    checkpoint,
+    calibrate,
+    evaluate,
+    report,
+    classify,
+    demo,
+    data,
+    tokenizer,
+    convert,
+)
 
 # JAX and the other heavy packages are imported only when a command runs, so that --help is fast.
 

@@ -45,6 +45,7 @@ def test_rows_share_an_id_where_they_share_an_image_or_a_text(config, is_stream)
     else:
         reader = Loader(config, number_tokens)
     (batch,) = batches_of(reader, 1)
+    assert batch.image is not None
     image = batch.image.reshape(len(batch.image), -1)
     np.testing.assert_array_equal(sharing(batch.image_id), sharing(image))
     np.testing.assert_array_equal(sharing(batch.text_id), sharing(batch.text))

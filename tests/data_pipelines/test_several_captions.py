@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from lit_het.data_pipelines.augment import StreamRandom
-from lit_het.data_pipelines.captions import captions_in
+from lit_het.data_pipelines.captions import CaptionUnit, captions_in
 from lit_het.data_pipelines.data_config import LoaderConfig, Streaming
 from lit_het.data_pipelines.loader import Loader
 from lit_het.data_pipelines.storage import Unreadable
@@ -40,7 +40,7 @@ def config(tmp_path_factory, make_shards):
 def drawn(config, count, *place):
     """The pairs (sample, caption) of ``count`` batches."""
     with contextlib.closing(Loader(config, number_tokens).batches(*place)) as batches:
-        return np.concatenate([batch.text for batch in itertools.islice(batches, count)])
+        return np.concatenate([np.asarray(batch.text) for batch in itertools.islice(batches, count)])
 
 
 def test_each_epoch_draws_one_caption_of_every_sample_by_its_position(config):
@@ -74,7 +74,7 @@ def test_another_seed_draws_other_captions(config):
 
 def test_evaluation_takes_the_first_caption(config):
     (batch,) = Loader(config, number_tokens).epoch()
-    assert batch.text.tolist() == [[i, 0] for i in range(NUM_SAMPLES)]
+    assert np.asarray(batch.text).tolist() == [[i, 0] for i in range(NUM_SAMPLES)]
 
 
 def test_lists_in_json_are_drawn_like_lines(config, make_shards, tmp_path):
@@ -85,13 +85,13 @@ def test_lists_in_json_are_drawn_like_lines(config, make_shards, tmp_path):
 def test_a_stream_draws_too(config):
     stream = Stream(dataclasses.replace(config, stream=Streaming(8)), number_tokens)
     with contextlib.closing(stream.batches()) as batches:
-        text = np.concatenate([batch.text for batch in itertools.islice(batches, 10)])
+        text = np.concatenate([np.asarray(batch.text) for batch in itertools.islice(batches, 10)])
     assert set(text[:, 1].tolist()) == set(range(5))
 
 
 def test_a_text_may_be_one_caption_of_many_lines(config):
     batch = next(Loader(dataclasses.replace(config, caption_unit="text"), first_token).epoch())
-    assert set(batch.text[:, 1].tolist()) == {10}
+    assert set(np.asarray(batch.text)[:, 1].tolist()) == {10}
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_a_text_may_be_one_caption_of_many_lines(config):
         (json.dumps({"t": ["a", "", "b"]}), "json/t", "line", ["a", "b"]),
     ],
 )
-def test_the_unit_says_what_a_caption_is(text, place, unit, expected):
+def test_the_unit_says_what_a_caption_is(text: str, place: str, unit: CaptionUnit, expected: list[str]):
     assert captions_in(text, place, unit) == expected
 
 
@@ -120,6 +120,6 @@ def test_the_unit_says_what_a_caption_is(text, place, unit, expected):
         ("{}", "json/t", "line", r"no caption in \.json/t"),
     ],
 )
-def test_a_member_without_captions_is_named(text, place, unit, cause):
+def test_a_member_without_captions_is_named(text: str, place: str, unit: CaptionUnit, cause: str):
     with pytest.raises(Unreadable, match=cause):
         captions_in(text, place, unit)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -124,7 +125,7 @@ def test_likelihoods_without_samples_approach_the_loss_with_samples_as_noise_van
     quiet = {side: Queries(getattr(samples, side)[:, None], jnp.full((8, 2, 4), 1e-3)) for side in ("image", "text")}
     quiet = dataclasses.replace(samples, image_queries=quiet["image"], text_queries=quiet["text"])
     none = dataclasses.replace(samples, image_queries=None, text_queries=None)
-    loss = SigmoidLoss if likelihood == "probit" else SoftmaxLoss
+    loss: Any = SigmoidLoss if likelihood == "probit" else SoftmaxLoss
     ids, valid = [words([0, 1, 2, 3, 4, 5, 5, 0])], jnp.ones(8, bool)
     if likelihood == "pairwise_probit":  # leaves positives other than the partner out of its sum
         expected = np.mean([partner_among_negatives(none, n, ids[0]) for n in range(8)])

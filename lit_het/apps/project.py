@@ -1,0 +1,233 @@
+"""``lit-het new``: a project for one's own pairs, configured for the tower, the data and the machine."""
+
+import dataclasses
+import json
+import os
+import shutil
+from pathlib import Path
+
+import jax
+import psutil
+
+from lit_het.apps.tokenizer import train_tokenizer
+from lit_het.configs.experiment import ExperimentConfig, load_module_config
+from lit_het.console import Bar, message
+from lit_het.data_pipelines.index import ShardIndex
+from lit_het.data_pipelines.shards import IMAGE, expand
+from lit_het.data_pipelines.storage import absolute
+from lit_het.errors import UserError
+from lit_het.runs.calibration_split import LEAST_IMAGES
+from lit_het.runs.conversion import ImportOptions, import_weights
+from lit_het.runs.directory import checkpoint_dir, load_config, tokenizer_path
+from lit_het.runs.plan import Step
+
+_TEXT_LENGTH = 16
+# Of the memory of a device, what a step may take by the formula of `lit-het plan`.
+_SHARE_OF_MEMORY = 0.8
+# (up to so many samples, text encoder, pieces of the tokenizer, epochs)
+_SIZES = (
+    (100_000, "EncoderConfig(width=256, depth=2, mlp_width=1024, num_heads=4)", 8_000, 20),
+    (10_000_000, 'encoder_size("S")', 32_000, 10),
+    (None, 'encoder_size("B")', 32_000, 2),
+)
+_CONFIGURATION = '''"""{name}: a text tower and a HET-XL head on a locked image tower, for {count:,} image-text pairs.
+
+Written by lit-het new for {devices}. Train it with lit-het train --config {name}/config.py
+"""
+
+from pathlib import Path
+
+{imports}
+
+PROJECT = Path(__file__).resolve().parent
+TOWER = {tower}
+SHARDS = {shards}
+
+
+def get_config() -> ExperimentConfig:
+    """Returns the run; every field is also a flag, such as --length "5 epochs"."""
+    tower = load_config(TOWER)  # its images were preprocessed in the same way
+    image_tower = tower.task.image_tower
+    return ExperimentConfig(
+        run_dir=PROJECT / "run",
+        task=ContrastiveConfig(
+            image_tower=image_tower,  # locked: the text tower and the head are trained
+            text_tower=TextConfig(
+                vocabulary_size={pieces},
+                length={length},  # tokens of a caption
+                embedding_size=image_tower.embedding_size,
+                encoder={encoder},
+                pooling="last",
+            ),
+            head=HetXLContrastiveConfig(),  # DeterministicContrastiveConfig() learns no noise
+            loss=SoftmaxLoss(),  # or SigmoidLoss(), with initial_bias=-10.0 in the head
+        ),
+        data=LoaderConfig(
+            shards=(SHARDS,),
+            image_size=image_tower.image_size,
+            batch_size={batch},  # {fits}
+            captions={captions},
+            preprocessing=tower.data.preprocessing,
+            threads={threads},
+        ),
+        tokenizer={tokenizer},
+        pretrained=PretrainedConfig(run=TOWER),
+        length=Duration({epochs}, "epochs"),
+        schedule=Schedule(learning_rate=1e-3, warmup=Duration(10, "percent")),
+        mesh={mesh},
+        cadence=Cadence(log_steps={log_steps}, save_steps={save_steps}),
+        # {held_out_remark}
+        calibration={calibration},
+        evaluations={evaluations},
+    )
+'''
+_IMPORTS = {
+    "configs.experiment": "ExperimentConfig, PretrainedConfig",
+    "data_pipelines.data_config": "LoaderConfig",
+    "data_pipelines.portions": "Portion",
+    "data_pipelines.tokenizers": "SentencePieceConfig",
+    "durations": "Duration",
+    "eval.sets": "ImageSet",
+    "eval.suite": "RetrievalConfig",
+    "heads.contrastive": "HetXLContrastiveConfig",
+    "losses.contrastive": "SoftmaxLoss",
+    "runs.directory": "load_config",
+    "schedules": "Schedule",
+    "sharding": "MeshConfig",
+    "tasks.contrastive": "ContrastiveConfig",
+    "towers.text": "TextConfig",
+    "towers.transformer": "EncoderConfig, encoder_size",
+    "training.loop": "Cadence",
+}
+
+
+def new_project(project: Path, tower: str, shards: str, captions: str, image_size: int | None = None) -> None:
+    """Writes a folder with a configuration to train on one's own image-text pairs.
+
+    The folder holds ``config.py``, a tokenizer that is trained on the captions (unless the tower's run has one), and
+    the tower, unless it is a run already.
+
+    Args:
+        project: the folder, which must not exist.
+        tower: a run with an image tower, or an address for ``lit-het import``.
+        shards: a folder, pattern or list of the pairs.
+        captions: the member with the captions.
+        image_size: of the tower, where its weights do not record it.
+
+    Raises:
+        UserError: the folder exists or cannot be written, the tower or the shards cannot be read, there are no pairs,
+            or no batch fits into memory.
+    """
+    if project.exists():
+        raise UserError(f"{project} already exists; choose another folder, or train with its config.py")
+    count = _count(shards, captions)
+    partial = project.with_name(f"{project.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        partial.mkdir(parents=True)
+        tower_run = _tower(partial, tower, image_size)
+        fields = _fields(partial, project.name, tower_run, shards, captions, count)
+        config = _fitting(partial / "config.py", fields, count)
+        partial.rename(project)
+    except OSError as error:
+        raise UserError(f"{project} cannot be written ({error.strerror}); choose another folder") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    message(f"{count:,} pairs, batches of {config.data.batch_size}; next: lit-het train --config {project}/config.py")
+
+
+def _count(shards: str, captions: str) -> int:
+    addresses, member = expand(shards), captions.partition("/")[0]
+    with Bar("indexing", len(addresses), "shards") as bar:
+        index = ShardIndex(addresses, [IMAGE, member], advance=bar.advance)
+    if not len(index):
+        raise UserError(f"{shards}: no sample has an image and a .{member}; name the member with --captions")
+    faults = sum(fault.count for summary in index.summaries for fault in summary.faults)
+    if faults:
+        message(
+            f"{faults:,} samples cannot be used: lit-het data check lists them, --data.max-bad-fraction allows them"
+        )
+    return len(index)
+
+
+def _tower(partial: Path, tower: str, image_size: int | None) -> Path:
+    """Returns the run of the tower; weights of other libraries are imported into the project."""
+    if checkpoint_dir(Path(tower)).is_dir():
+        return Path(tower).resolve()
+    import_weights(tower, partial / "tower", ImportOptions(image_size=image_size))
+    return partial / "tower"
+
+
+def _fields(partial: Path, name: str, tower: Path, shards: str, captions: str, count: int) -> dict[str, object]:
+    """Returns the parts of the configuration that depend on the tower and the data; trains a tokenizer for it."""
+    limits = (row for row in _SIZES if row[0] is None or count <= row[0])
+    _, encoder, size, epochs = next(limits)
+    taken = load_config(tower).tokenizer
+    if taken is None:
+        pieces, length = train_tokenizer([shards], captions, size, partial / "tokenizer.model"), _TEXT_LENGTH
+        tokenizer = f'SentencePieceConfig(PROJECT / "tokenizer.model", length={length})'
+    else:
+        built = dataclasses.replace(taken, model=tokenizer_path(tower)).build()
+        pieces, length = built.vocabulary_size, built.length
+        tokenizer = "dataclasses.replace(tower.tokenizer, model=tokenizer_path(TOWER))"
+    start = next((start for start in (98, 90) if count * (100 - start) // 100 >= LEAST_IMAGES), None)
+    held_out = f"the last {100 - start} %" if start else f"nothing, as {count:,} pairs are few"
+    place = json.dumps(captions)
+    retrieval = f'(RetrievalConfig(ImageSet("held_out", SHARDS, SHARDS, Portion({start})), captions={place}),)'
+    return {
+        "name": name,
+        "count": count,
+        "tower": 'PROJECT / "tower"' if tower.parent == partial else f"Path({json.dumps(str(tower))})",
+        "shards": json.dumps(absolute(shards)),
+        "pieces": pieces,
+        "length": length,
+        "encoder": encoder,
+        "captions": place,
+        "threads": min(16, os.cpu_count() or 1),
+        "tokenizer": tokenizer,
+        "epochs": epochs,
+        "held_out_remark": f"Calibrated and evaluated on, but not trained on: {held_out}.",
+        "calibration": f"Portion({start})" if start else None,
+        "evaluations": retrieval if start else "()",
+    }
+
+
+def _fitting(path: Path, fields: dict[str, object], count: int) -> ExperimentConfig:
+    """Writes the configuration with the largest batch that fits into the memory of this machine's devices.
+
+    Raises:
+        UserError: none fits.
+    """
+    devices = jax.devices()
+    is_cpu, memory = devices[0].platform == "cpu", _memory_per_device()
+    # At least 20 steps an epoch; a CPU is slow at more, whatever its memory.
+    largest = min(128 if is_cpu else 16_384, max(count // 20, 1))
+    batch = max(len(devices), 1 << (largest.bit_length() - 1))
+    while batch >= len(devices):
+        for mesh in ("MeshConfig()", "MeshConfig(fsdp=-1)"):
+            steps = max(1, count // batch)
+            fields |= {"batch": batch, "mesh": mesh, "log_steps": min(50, steps), "save_steps": max(100, steps)}
+            described = f"{len(devices)} {devices[0].device_kind}, {memory / 2**30:.1f} GiB each"
+            fields |= {"devices": described, "fits": f"fits into {memory / 2**30:.1f} GiB, see lit-het plan"}
+            path.write_text(_CONFIGURATION.format(**fields, imports=_imports(str(fields["tokenizer"]))), "utf-8")
+            config = load_module_config(path)
+            if sum(Step(config, config.mesh.build()).memory().values()) <= _SHARE_OF_MEMORY * memory:
+                return config
+        batch //= 2
+    raise UserError(
+        f"no batch fits into {memory / 2**30:.1f} GiB per device; see lit-het plan, or take a smaller tower"
+    )
+
+
+def _memory_per_device() -> int:
+    limits = jax.devices()[0].memory_stats() or {}
+    return limits.get("bytes_limit") or psutil.virtual_memory().available // len(jax.devices())
+
+
+def _imports(tokenizer: str) -> str:
+    names = dict(_IMPORTS)
+    if tokenizer.startswith("dataclasses"):
+        del names["data_pipelines.tokenizers"]
+        names["runs.directory"] += ", tokenizer_path"
+    lines = [f"from lit_het.{module} import {imported}" for module, imported in sorted(names.items())]
+    return "\n".join(["import dataclasses", "", *lines] if tokenizer.startswith("dataclasses") else lines)

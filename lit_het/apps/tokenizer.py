@@ -1,0 +1,64 @@
+"""``lit-het tokenizer train``: a SentencePiece model of the captions of one's own shards."""
+
+from pathlib import Path
+
+from lit_het.console import Bar, message
+from lit_het.data_pipelines.captions import captions_in
+from lit_het.data_pipelines.index import ShardIndex
+from lit_het.data_pipelines.labels import text_of
+from lit_het.data_pipelines.shards import expand
+from lit_het.data_pipelines.storage import Unreadable, content_or_raise
+from lit_het.data_pipelines.tokenizers import SentencePieceTokenizer, train_sentencepiece
+from lit_het.errors import UserError
+from lit_het.files import completed
+
+MOST_SAMPLES = 1_000_000
+"""Of more samples so many, evenly spread, are read: further captions would change few pieces."""
+
+_SAMPLES_PER_READ = 1024
+
+
+def train_tokenizer(shards: list[str], captions: str, size: int, output: Path) -> int:
+    """Trains a model of the captions, in lower case, writes it, and returns its number of pieces.
+
+    Args:
+        shards: tar files, folders, patterns or lists.
+        captions: the member with the captions, see `lit_het.data_pipelines.captions.captions_in`.
+        size: of the vocabulary, in pieces; it is smaller if the captions yield fewer.
+        output: the file to write; it is replaced when the model is complete.
+
+    Raises:
+        UserError: the shards cannot be read, have no captions, or too few for a vocabulary; the file cannot be written.
+    """
+    texts = _captions(shards, captions)
+    message(f"training up to {size:,} pieces on {len(texts):,} captions")
+    model = train_sentencepiece(texts, vocabulary_size=size)
+    try:
+        with completed(output) as partial:
+            partial.write_bytes(model)
+    except OSError as error:
+        raise UserError(f"{output} cannot be written ({error.strerror}); choose another --output") from error
+    return SentencePieceTokenizer(model, length=2).vocabulary_size
+
+
+def _captions(shards: list[str], place: str) -> list[str]:
+    """Returns all captions of the shards, or of `MOST_SAMPLES` samples; a message counts samples without any."""
+    addresses, member = expand(shards), place.partition("/")[0]
+    with Bar("indexing", len(addresses), "shards") as bar:
+        index = ShardIndex(addresses, optional=[member], advance=bar.advance)
+    count = min(len(index), MOST_SAMPLES)
+    found, left_out = list[str](), 0
+    with Bar("reading captions", count, "samples") as bar:
+        for start in range(0, count, _SAMPLES_PER_READ):
+            places = range(start, min(start + _SAMPLES_PER_READ, count))
+            for (content,) in index.read([i * len(index) // count for i in places], [member]):
+                try:
+                    found += captions_in(text_of(content_or_raise(content)), place)
+                except Unreadable:
+                    left_out += 1
+            bar.advance(len(places))
+    if not found:
+        raise UserError(f"{' '.join(shards)}: no sample has a caption in .{place}; name the member with --captions")
+    if left_out:
+        message(f"{left_out:,} of {count:,} samples have no caption in .{place} and are left out")
+    return found

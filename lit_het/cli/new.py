@@ -1,0 +1,54 @@
+"""The arguments of ``lit-het new``."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from lit_het.cli.prepare import positive
+from lit_het.errors import UserError
+from lit_het.paths import require_shards, require_weights
+
+# JAX and the other heavy packages are imported only when the command runs, so that --help is fast.
+
+
+def add_to(commands: Any) -> None:
+    """Adds the command to those of ``lit-het``."""
+    new = commands.add_parser(
+        "new",
+        allow_abbrev=False,
+        help="start a project with one's own image-text pairs on a locked tower",
+        description="Looks at the tower and the shards and writes PROJECT/config.py, a commented configuration for "
+        "lit-het train: a text tower and a HET-XL head, with a batch and a mesh that fit into its devices by "
+        "the formula of lit-het plan, a tokenizer trained on the captions (or that of the tower's run), and a held-out "
+        "part for calibration and evaluation. Weights of other libraries are imported into PROJECT/tower.",
+    )
+    new.add_argument("project", type=Path, metavar="PROJECT", help="the folder to write")
+    new.add_argument(
+        "--tower",
+        required=True,
+        metavar="ADDRESS",
+        help="a run, or weights as for lit-het import: x.npz, x.npz:img, a Hugging Face folder, hf://owner/model",
+    )
+    new.add_argument(
+        "--data", required=True, metavar="SHARDS", help="folder, glob, pattern {000..099}.tar or list .txt of the pairs"
+    )
+    new.add_argument(
+        "--captions",
+        default="txt",
+        metavar="MEMBER",
+        help="member with one or more captions, such as txt or json/caption; default: %(default)s",
+    )
+    new.add_argument(
+        "--image-size", type=positive, metavar="N", help="of the tower, in pixels; only where its weights do not say"
+    )
+    new.set_defaults(command=_new, name="new")
+
+
+def _new(options: argparse.Namespace, _: list[str]) -> None:
+    if options.project.exists():
+        raise UserError(f"{options.project} already exists; choose another folder, or train with its config.py")
+    require_weights(options.tower)
+    require_shards(options.data)
+    from lit_het.apps.project import new_project
+
+    new_project(options.project, options.tower, options.data, options.captions, options.image_size)

@@ -1,0 +1,80 @@
+"""`lit-het new`: from a tower and shards to a trained, calibrated model that classifies."""
+
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from lit_het.cli.main import main
+from lit_het.configs.experiment import load_module_config
+from lit_het.data_pipelines.glyphs import GlyphConfig, write_glyph_shards
+from lit_het.losses.contrastive import SoftmaxLoss
+from lit_het.runs.saved_calibration import read_calibration
+from lit_het.training.metric_log import read_metrics
+from tests import tiny
+from tests.cli.test_train import refusal
+
+
+@pytest.fixture(scope="module")
+def glyphs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("glyphs") / "data"
+    write_glyph_shards(GlyphConfig(scripts=("digit", "greek")), folder)
+    return folder / "train"
+
+
+def test_a_new_project_is_trained_calibrated_and_classifies(capsys, upstream, glyphs, tmp_path):
+    project = tmp_path / "mine"
+    assert main(["new", str(project), "--tower", str(upstream), "--data", str(glyphs)]) == 0
+    assert f"lit-het train --config {project}/config.py" in capsys.readouterr().err
+    assert sorted(path.name for path in project.iterdir()) == ["config.py", "tokenizer.model"]
+    text = (project / "config.py").read_text()
+    assert max(map(len, text.splitlines())) <= 120
+    assert 35 <= len(text.partition("def get_config")[2].splitlines()) <= 45
+    config = load_module_config(project / "config.py")
+    assert config.task.loss == SoftmaxLoss()
+    assert str(config.calibration) == "90%:100%" == str(config.evaluations[0].data.portion)
+
+    flags = ("--length", "3 steps", "--data.batch-size", "16", "--cadence.log-steps", "1")
+    assert main(["train", "--config", str(project / "config.py"), *flags]) == 0
+    names = {name for record in read_metrics(project / "run" / "metrics.jsonl") for name in record}
+    assert "retrieval/held_out/image_to_text_recall1" in names
+    assert read_calibration(project / "run", 3) is not None
+
+    Image.fromarray(np.zeros((40, 30, 3), np.uint8)).save(tmp_path / "black.png")
+    capsys.readouterr()
+    image, run = str(tmp_path / "black.png"), str(project / "run")
+    assert main(["classify", image, "--checkpoint", run, "--labels", "digit one,digit two", "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    assert {label["label"] for label in found["labels"]} == {"digit one", "digit two"}
+    assert "already exists" in refusal(capsys, "new", project, "--tower", upstream, "--data", glyphs)
+
+
+def test_weights_are_imported_and_the_tokenizer_of_their_run_is_taken(trained_lit, tmp_path):
+    data = tiny.write_data(tmp_path / "few", num_samples=8)
+    exported = tmp_path / "lit.npz"
+    run = str(trained_lit.run_dir)
+    assert main(["export", "--checkpoint", run, "--to", "npz", "--output", str(exported)]) == 0
+    size = ("--image-size", str(trained_lit.task.image_tower.image_size))
+    for name, tower, flags in (("weights", exported, size), ("run", run, ())):
+        project = tmp_path / name
+        assert main(["new", str(project), "--tower", str(tower), "--data", str(data / "train"), *flags]) == 0
+        config = load_module_config(project / "config.py")
+        assert config.task.image_tower.embedding_size == trained_lit.task.image_tower.embedding_size
+        assert (project / "tower").is_dir() == (name == "weights")
+        own = (trained_lit.run_dir if name == "run" else project) / "tokenizer.model"
+        assert config.tokenizer is not None
+        assert config.tokenizer.model == own
+        assert config.calibration is None, "8 pairs are too few to hold some out"
+
+
+def test_what_cannot_start_is_one_line_and_leaves_nothing(capsys, upstream, data, tmp_path):
+    shards, project = data / "train", tmp_path / "mine"
+    for arguments, expected in (
+        (("--tower", tmp_path / "none", "--data", shards), "none does not exist"),
+        (("--tower", upstream, "--data", tmp_path / "none"), "no tar file matches"),
+        (("--tower", upstream, "--data", shards, "--captions", "json/text"), "no sample has an image and a .json"),
+        (("--tower", shards, "--data", shards), "unknown format"),
+    ):
+        assert expected in refusal(capsys, "new", project, *arguments)
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,70 @@
+"""`lit-het tokenizer train` on the captions of shards."""
+
+import numpy as np
+import pytest
+
+from lit_het.apps import tokenizer
+from lit_het.cli.main import main
+from lit_het.data_pipelines.images import encode_jpeg
+from lit_het.data_pipelines.shards import write_shards
+from lit_het.data_pipelines.tokenizers import SentencePieceConfig, train_sentencepiece
+from tests.cli.test_train import refusal
+
+CAPTIONS = ["a red bar", "a blue square", "a green bar\na GREEN stripe", "grey squares"]
+LINES = [line for caption in CAPTIONS for line in caption.split("\n")]
+
+
+@pytest.fixture
+def shards(tmp_path):
+    image = encode_jpeg(np.zeros((8, 8, 3), np.uint8))
+    members = [{"jpg": image, "txt": caption, "json": {"words": caption.split()}} for caption in CAPTIONS]
+    samples = [{"__key__": f"{i:03}", **sample} for i, sample in enumerate([*members, {"jpg": image, "txt": " "}])]
+    write_shards(tmp_path / "train", samples, samples_per_shard=2)
+    return tmp_path / "train"
+
+
+def trained(*arguments):
+    assert main(["tokenizer", "train", *map(str, arguments)]) == 0
+
+
+def test_the_model_is_that_of_all_captions(capsys, shards, tmp_path):
+    output = tmp_path / "tokenizer.model"
+    trained(shards, "--size", 40, "--output", output)
+    assert output.read_bytes() == train_sentencepiece(LINES, vocabulary_size=40)
+    built = SentencePieceConfig(output, length=12).build()
+    assert [text.strip() for text in built.decode(built(["A green square"]))] == ["a green square"]
+    printed = capsys.readouterr().err
+    assert "1 of 5 samples have no caption in .txt and are left out" in printed
+    assert f"--tokenizer.model {output} --task.text-tower.vocabulary-size {built.vocabulary_size}" in printed
+
+
+def test_captions_of_a_json_list_are_read_and_the_file_is_replaced(shards, tmp_path):
+    output = tmp_path / "tokenizer.model"
+    output.write_text("an older one")
+    trained(shards, "--size", 30, "--output", output, "--captions", "json/words")
+    words = [word for caption in CAPTIONS for word in caption.split()]
+    assert output.read_bytes() == train_sentencepiece(words, vocabulary_size=30)
+    assert [path.name for path in tmp_path.iterdir() if "partial" in path.name] == []
+
+
+def test_of_many_samples_some_are_read_evenly_spread(shards, tmp_path, monkeypatch):
+    monkeypatch.setattr(tokenizer, "MOST_SAMPLES", 2)
+    trained(shards, "--size", 30, "--output", tmp_path / "tokenizer.model")
+    expected = train_sentencepiece([CAPTIONS[0], *LINES[2:4]], vocabulary_size=30)
+    assert (tmp_path / "tokenizer.model").read_bytes() == expected
+
+
+def test_what_cannot_be_trained_is_one_line_and_leaves_no_file(capsys, shards, tmp_path):
+    output = tmp_path / "tokenizer.model"
+    for flags, expected in (
+        (("--output", tmp_path), "must be a file in an existing folder"),
+        (("--output", tmp_path / "nowhere" / "x"), "must be a file in an existing folder"),
+    ):
+        assert expected in refusal(capsys, "tokenizer", "train", shards, *flags)
+    missing = refusal(capsys, "tokenizer", "train", tmp_path / "none", "--output", output)
+    assert "no tar file matches" in missing
+    assert main(["tokenizer", "train", str(shards), "--output", str(output), "--captions", "json/text"]) == 1
+    assert "no sample has a caption in .json/text" in capsys.readouterr().err.splitlines()[-1]
+    assert main(["tokenizer", "train", str(shards), "--output", str(output), "--size", "3"]) == 1
+    assert "a vocabulary of 3 pieces cannot be trained" in capsys.readouterr().err.splitlines()[-1]
+    assert not output.exists()
