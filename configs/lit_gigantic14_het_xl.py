@@ -1,8 +1,8 @@
 """LiT on a locked ViT-G/14 with a ViT-g text tower and a HET-XL head, in full size (HET-XL App. N.2).
 
-Towers, batch, examples, schedule, weight decay, vocabulary and the whole head are the paper's, with one noise sample
-and one learning rate for all parameters; Adafactor, clipping and length of texts are LiT's, as in `lit_so400m_het_xl`.
-The paper gives no resolution; it is 224 pixels here.
+Towers, batch, examples, schedule, weight decay, vocabulary, loss and the whole head are the paper's, with one noise
+sample and one learning rate for all parameters; Adafactor, clipping and length of texts are LiT's, as in
+`lit_so400m_het_xl`. The paper gives no resolution; it is 224 pixels here.
 """
 
 import dataclasses
@@ -14,6 +14,7 @@ from lit_het.durations import Duration
 from lit_het.heads.contrastive import HetXLContrastiveConfig
 from lit_het.heads.covariance import CovarianceConfig
 from lit_het.heads.temperature import LogTemperature
+from lit_het.losses.contrastive import SoftmaxLoss
 from lit_het.towers.text import TextConfig
 from lit_het.towers.transformer import encoder_size
 from lit_het.towers.vit import ViTConfig
@@ -40,7 +41,13 @@ def get_config() -> ExperimentConfig:
     return dataclasses.replace(
         config,
         run_dir=Path("runs/lit_gigantic14_het_xl"),
-        task=dataclasses.replace(config.task, image_tower=image_tower, text_tower=text_tower, head=head),
+        task=dataclasses.replace(
+            config.task,
+            image_tower=image_tower,
+            text_tower=text_tower,
+            head=head,
+            loss=SoftmaxLoss(duplicates="negatives"),
+        ),
         data=dataclasses.replace(config.data, batch_size=BATCH_SIZE),
         pretrained=PretrainedConfig(run=Path("runs/gigantic14")),
         length=Duration(18_000_000_000, "examples"),

@@ -90,7 +90,10 @@ class Pairs:
 
         Without duplicates it is exactly the logit with the partner, if that is among these keys.
         """
-        return jax.nn.logsumexp(self.of_positives(logits), axis=-1)
+        if self.query_examples.ids:
+            return jax.nn.logsumexp(self.of_positives(logits), axis=-1)
+        # Without duplicates there is nothing to sum: no exponentials, and no second pass over the logits.
+        return jnp.where(jnp.any(self.is_partner, axis=1)[:, None], self.partner_logit(logits), MASKED)
 
     def partner_logit(self, logits: Float[Array, "n s m"]) -> Float[Array, "n s"]:
         """Returns each query's logit with its partner; 0 where the partner is not among these keys."""
