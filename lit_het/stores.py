@@ -1,5 +1,6 @@
 """The file systems of fsspec, without those that do more than read and write bytes, and retries of their requests."""
 
+import logging
 import time
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -28,16 +29,35 @@ def filesystem(address: str) -> tuple[Any, str]:
     """Returns fsspec's file system for an address, and the path there.
 
     Raises:
-        UserError: the file system is in `REFUSED`, or its package is not installed.
+        UserError: the file system is in `REFUSED`, its package is not installed, or it cannot have such an address.
     """
-    for link in address.split("::"):
-        protocol = link.partition("://")[0].lower()
+    protocols = [link.partition("://")[0].lower() for link in address.split("::")]
+    for protocol in protocols:
         if protocol in REFUSED:
             raise UserError(f"{address}: {protocol}:// {REFUSED[protocol]}; use the address of the file itself")
+    if "hf" in protocols:
+        _check_hub(address)
     try:
-        return fsspec.url_to_fs(address)
-    except (ImportError, ValueError) as error:
+        found = fsspec.url_to_fs(address)
+    except ImportError as error:
+        extra = ": pip install 'lit-het[gcs]'" if {"gs", "gcs"} & {*protocols} else ""
+        raise UserError(f"{address}: {error}{extra}") from error
+    except ValueError as error:
         raise UserError(f"{address}: {error}") from error
+    # It warns before each retry of its own, and sets its level when it is imported. `with_retries` raises the last one.
+    logging.getLogger("huggingface_hub").setLevel(logging.CRITICAL)
+    return found
+
+
+def _check_hub(address: str) -> None:
+    """Raises a `UserError` for an address without an owner, or if the Hub is switched off, before any request."""
+    from huggingface_hub import constants  # here, as only these addresses need it
+
+    repository = address.rpartition("hf://")[2]
+    if not repository.partition("/")[2]:
+        raise UserError(f"{address}: names no owner; write hf://owner/{repository.strip('/') or 'name'}")
+    if constants.HF_HUB_OFFLINE:
+        raise UserError(f"{address}: HF_HUB_OFFLINE is set; unset it, or give the folder of a download")
 
 
 def with_retries(call: Callable[[], _Result]) -> _Result:

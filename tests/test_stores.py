@@ -1,11 +1,15 @@
 """Which file systems an address may name."""
 
+import logging
+import socket
+
 import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
+from huggingface_hub import constants
 
 from lit_het import stores
-from lit_het.checkpoints import sources
+from lit_het.checkpoints import sources, weights
 from lit_het.data_pipelines import storage
 from lit_het.errors import UserError
 from lit_het.stores import REFUSED, filesystem
@@ -51,3 +55,40 @@ def test_downloads_of_weights_are_retried_unless_the_file_is_missing(tmp_path, m
     assert len(requests) == 4
     folder = sources.fetch("memory:///stores", ("weights.npz", "missing.npz"))
     assert [path.name for path in folder.iterdir()] == ["weights.npz"]
+
+
+def test_google_cloud_without_its_package_names_the_extra(monkeypatch):
+    def missing(address):
+        raise ImportError("Please install gcsfs to access Google Storage")
+
+    monkeypatch.setattr(fsspec, "url_to_fs", missing)
+    with pytest.raises(UserError, match=r"^gs://b/x.npz: Please install gcsfs .*: pip install 'lit-het\[gcs\]'$"):
+        filesystem("gs://b/x.npz")
+    with pytest.raises(UserError, match=r"Google Storage$"):
+        filesystem("s3://b/x.npz")
+
+
+@pytest.mark.parametrize(("address", "owned"), [("hf://gpt2", "gpt2"), ("hf://gpt2/", "gpt2"), ("hf://", "name")])
+def test_an_address_of_the_hub_without_an_owner_is_refused_before_any_request(address, owned):
+    with pytest.raises(UserError, match=f"names no owner; write hf://owner/{owned}$"):
+        weights.open_weights(address)
+
+
+def test_a_hub_that_is_switched_off_is_not_asked(monkeypatch):
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(UserError, match=r"^hf://me/mine: HF_HUB_OFFLINE is set; unset it, or give the folder"):
+        weights.open_weights("hf://me/mine")
+
+
+def test_a_hub_out_of_reach_gives_one_line_that_names_the_whole_address(tmp_path, monkeypatch, capfd):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(stores, "BACK_OFF", (0.0,))
+
+    def unreachable(*address, **options):
+        logging.getLogger("huggingface_hub.utils._http").warning("thrown while requesting. Retrying in 1s")
+        raise socket.gaierror(-2, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unreachable)
+    with pytest.raises(UserError, match=r"^hf://me/mine cannot be read \(.*not known\); check the address and the net"):
+        weights.open_weights("hf://me/mine")
+    assert capfd.readouterr().err == ""

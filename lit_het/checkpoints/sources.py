@@ -76,7 +76,8 @@ def fetch(address: str, names: tuple[str, ...] = (), advance: Advance = lambda c
             with optional:
                 _download(filesystem, remote, folder / remote.rsplit("/", 1)[-1], advance)
     except (ImportError, OSError) as error:
-        raise UserError(f"{address} cannot be read ({type(error).__name__}: {stores.reason(error)})") from error
+        reason = f"{type(error).__name__}: {stores.reason(error)}"
+        raise UserError(f"{address} cannot be read ({reason}); check the address and the network") from error
     return folder if names else folder / path.rsplit("/", 1)[-1]
 
 

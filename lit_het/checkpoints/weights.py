@@ -152,6 +152,8 @@ def _vmoe_prefix(address: str, advance: Advance) -> Path | None:
     parent, _, name = address.rpartition("/")
     if "://" not in address:
         return Path(address) if Path(f"{address}.index").is_file() else None
+    if re.fullmatch(r"hf://[^/]*(/[^/]*)?/?", address):
+        return None  # a whole repository, not a file in one
     folder = fetch(parent, (f"{name}.index",), advance)
     if not (folder / f"{name}.index").is_file():
         return None
