@@ -21,8 +21,8 @@ from lit_het.errors import UserError
 from lit_het.untrusted import Malformed
 
 _QUIET = 2  # SentencePiece's level for errors only
-# Names of the padding token, for a tokenizer.json that does not configure padding.
-_PADDING_NAMES = ("[PAD]", "<pad>", "<|pad|>")
+# Names of the padding token, for a tokenizer.json that does not configure padding; CLIP pads with its end token.
+_PADDING_NAMES = ("[PAD]", "<pad>", "<|pad|>", "<|endoftext|>")
 # Texts to measure a tokenizer's speed with, and the most seconds that a caption of the largest size may take.
 _SPEED_TEST_TEXTS = ("A photo of 2 cats, 1 dog. ", "a", " ", "0", "-")
 _MAX_SECONDS = 0.25
@@ -203,7 +203,8 @@ class HuggingFaceTokenizerConfig:
     Attributes:
         model: the file.
         length: tokens per caption, control tokens included.
-        padding_id: None uses the padding that the file configures, or its token ``[PAD]`` or ``<pad>``.
+        padding_id: None uses the padding that the file configures, or its token ``[PAD]`` or ``<pad>``, or
+            CLIP's end token.
     """
 
     model: Path

@@ -24,7 +24,7 @@ class Imported:
         has_bias: whether the logits have a bias ``head/bias`` (sigmoid loss). The temperature is stored as
             ``head/temperature/log_temperature``: log τ, where inner products are divided by τ.
         num_classes: number of classes of the head ``head/logits/...``, or None without a classifier.
-        tokenizer: path of the SentencePiece model beside the weights, or None.
+        tokenizer: path of the SentencePiece model or ``tokenizer.json`` beside the weights, or None.
         image_processor: image preprocessing as in ``preprocessor_config.json``, or None if unknown.
     """
 

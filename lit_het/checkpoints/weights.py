@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeAlias
 from lit_het.checkpoints import rename
 from lit_het.checkpoints.big_vision.importing import read_big_vision
 from lit_het.checkpoints.huggingface.importing import read_huggingface
+from lit_het.checkpoints.huggingface.tokenizer import SENTENCEPIECE_FILES, TOKENIZER_JSON
 from lit_het.checkpoints.imported import Imported
 from lit_het.checkpoints.sources import Advance, fetch, safetensors_names
 from lit_het.checkpoints.vmoe.files import shard_names
@@ -22,8 +23,6 @@ from lit_het.towers.vit import ViTConfig
 from lit_het.types import Params
 
 TextPooling: TypeAlias = Literal["last", "first", "mean", "max"]
-# SentencePiece models, by the names that transformers and sentencepiece give them.
-_TOKENIZERS = ("spiece.model", "tokenizer.model")
 # Only these files of a Hugging Face folder are downloaded.
 _HUGGING_FACE_FILES = (
     "config.json",
@@ -32,7 +31,8 @@ _HUGGING_FACE_FILES = (
     "model.safetensors",
     "model.safetensors.index.json",
     "tokenizer_config.json",
-    *_TOKENIZERS,
+    *SENTENCEPIECE_FILES,
+    TOKENIZER_JSON,
 )
 
 
@@ -85,9 +85,7 @@ def open_weights(
             f"{address} has an unknown format; give an .npz file, a V-MoE checkpoint with an .index file, or a "
             "Hugging Face folder with a config.json"
         )
-    found = read_huggingface(folder, patch_size=patch_size, text_length=text_length, **sizes)
-    tokenizers = (folder / name for name in _TOKENIZERS)
-    return dataclasses.replace(found, tokenizer=next((path for path in tokenizers if path.is_file()), None))
+    return read_huggingface(folder, patch_size=patch_size, text_length=text_length, **sizes)
 
 
 def image_tower(address: str, **options: Any) -> ViTConfig:

@@ -18,8 +18,8 @@ def add_to(commands: Any) -> None:
         allow_abbrev=False,
         help="convert the weights of another library to a run",
         description="Reads big_vision files (x.npz, or x.npz:img for a part), V-MoE and e3 checkpoints (the path of "
-        "x.index) and Hugging Face folders (SigLIP, SigLIP 2, ViT, DINOv2, CLIP's image tower), local or at an address "
-        "such as hf://owner/model. Sizes are read from the weights.",
+        "x.index) and Hugging Face folders (SigLIP, SigLIP 2, CLIP, ViT, DINOv2, dual encoders), local or at an "
+        "address such as hf://owner/model. Sizes are read from the weights.",
     )
     importing.add_argument("--from", dest="source", required=True, metavar="SOURCE", help="path or address")
     importing.add_argument("--to", type=Path, required=True, metavar="DIR", help="the run directory to write")

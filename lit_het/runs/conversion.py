@@ -57,7 +57,7 @@ class ImportOptions:
         text_pooling: pooling of a text tower in a big_vision file.
         num_selected, num_members: K and M of experts.
         tokenizer: file of the text tower's tokenizer: a SentencePiece model, a ``tokenizer.json``, or the ``vocab.txt``
-            of a BERT in a big_vision file; None takes the SentencePiece model beside the weights.
+            of a BERT in a big_vision file; None takes that beside the weights.
     """
 
     image_size: int | None = None

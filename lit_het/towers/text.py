@@ -1,4 +1,4 @@
-"""The text tower of LiT: a bidirectional Transformer over token ids (no causal mask, padding is ordinary input)."""
+"""The text tower of LiT and SigLIP, a Transformer over token ids without a mask, and CLIP's, with a causal mask."""
 
 import dataclasses
 from typing import Literal
@@ -31,12 +31,15 @@ class TextConfig:
         encoder: the stack of blocks.
         weights: pretrained weights, a path or address, see `lit_het.checkpoints.weights`; None for random weights.
         pooling: the last position (the tokenizer's end token or padding), the first one, the mean or the maximum over
-            all positions, or attention pooling.
+            all positions, attention pooling, or the end token (CLIP).
+        end_token: its id, for the pooling "end_token": the first occurrence is pooled. None for the largest id of each
+            text, as CLIP's authors do.
         positions: learned, or fixed sines and cosines (the original Transformer, whose encoder has the activation
             "relu" and norms after layers).
 
     Raises:
-        UserError: a size below 1, an unknown pooling or kind of positions, or an ensemble of experts.
+        UserError: a size below 1, an unknown pooling or kind of positions, an end token that is not pooled or is not in
+            the vocabulary, or an ensemble of experts.
     """
 
     vocabulary_size: int = 32_000
@@ -44,12 +47,19 @@ class TextConfig:
     embedding_size: int = 768
     encoder: EncoderConfig = EncoderConfig()
     weights: str | None = None
-    pooling: Literal["last", "first", "mean", "max", "attention"] = "last"
+    pooling: Literal["last", "first", "mean", "max", "attention", "end_token"] = "last"
+    end_token: int | None = None
     positions: Literal["learned", "sinusoidal"] = "learned"
 
     def __post_init__(self) -> None:
         require_at_least(1, self, "vocabulary_size", "length", "embedding_size")
         require_choice(self, "pooling", "positions")
+        if self.end_token is not None and self.pooling != "end_token":
+            raise UserError(f"end_token = {self.end_token} needs pooling = 'end_token', not {self.pooling!r}")
+        if self.end_token is not None and not 0 <= self.end_token < self.vocabulary_size:
+            raise UserError(
+                f"end_token = {self.end_token} is not below the vocabulary of {self.vocabulary_size} tokens"
+            )
         if self.encoder.num_members > 1:
             raise UserError(
                 f"a text tower has one embedding per text: num_members = {self.encoder.num_members} must be 1"
@@ -89,7 +99,7 @@ class TextTransformer(nnx.Module):
         """Returns embeddings ``[b d]`` and the encoder's tokens; the key is for experts, see `ViT`."""
         # No mask for padding, as in LiT's code: the tower learns to ignore it (docs/paper_map.md, 12).
         encoded = self.encoder(self.tokens(text) + self._positions()[None], key)
-        embedding = sharding.as_batch(self.projection(self._pool(encoded.tokens))).astype(jnp.float32)
+        embedding = sharding.as_batch(self.projection(self._pool(encoded.tokens, text))).astype(jnp.float32)
         return TowerOutput(embedding, encoded.tokens, encoded.auxiliary_losses, encoded.metrics)
 
     def _positions(self) -> Float[Array, "l d"]:
@@ -97,7 +107,7 @@ class TextTransformer(nnx.Module):
             return self.positions[...]
         return jnp.asarray(sinusoidal_positions(self.config.length, self.config.encoder.width))
 
-    def _pool(self, tokens: Float[Array, "b l d"]) -> Float[Array, "b d"]:
+    def _pool(self, tokens: Float[Array, "b l d"], text: Int[Array, "b l"]) -> Float[Array, "b d"]:
         match self.config.pooling:
             case "last":
                 # The end token or padding, whichever is last (docs/paper_map.md, 12).
@@ -110,3 +120,8 @@ class TextTransformer(nnx.Module):
                 return tokens.max(axis=1)
             case "attention":
                 return self.pooling(tokens)
+            case "end_token":
+                end = self.config.end_token
+                # The first of equal values, as padding may be the end token too.
+                position = jnp.argmax(text if end is None else text == end, axis=1)
+                return jnp.take_along_axis(tokens, position[:, None, None], axis=1)[:, 0]

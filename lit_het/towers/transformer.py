@@ -38,6 +38,7 @@ class EncoderConfig:
             original Transformer, BERT).
         norm_epsilon: added to variances.
         layer_scale: whether a learned vector scales the output of each layer before the residual sum (DINOv2).
+        causal: whether a token attends only to itself and to earlier tokens (CLIP's texts).
         experts: mixtures of experts in place of some MLPs, or None.
         compute_type: type of activations; parameters are float32.
         unrolled: whether to compile every block separately, with faster steps on CPUs; otherwise a scan over blocks,
@@ -53,6 +54,7 @@ class EncoderConfig:
     norm_placement: Literal["before", "after"] = "before"
     norm_epsilon: float = 1e-6
     layer_scale: bool = False
+    causal: bool = False
     experts: ExpertsConfig | None = None
     compute_type: ComputeType = "float32"
     unrolled: bool = False
@@ -149,14 +151,19 @@ class Attention(nnx.Module):
         tokens: Float[Array, "bn d"],
         b: int,
         present: Bool[Array, "b n"] | None = None,
+        *,
+        causal: bool = False,
     ) -> Float[Array, "bq d"]:
-        """Attends to the present tokens of the same example; the rows of each of ``b`` examples are adjacent."""
+        """Attends to the present tokens of the same example; the rows of each of ``b`` examples are adjacent.
+
+        With ``causal``, query i attends to the tokens 0 to i.
+        """
         # The constraint is on the projections, as the kernels of these layers are split along their outputs: see
         # as_batch.
         projected = self.query(queries), self.key(tokens), self.value(tokens)
         query, key, value = (sharding.as_batch(x).reshape(b, len(x) // b, self.num_heads, -1) for x in projected)
         mask = None if present is None else present[:, None, None]
-        attended = jax.nn.dot_product_attention(query, key, value, mask=mask)
+        attended = jax.nn.dot_product_attention(query, key, value, mask=mask, is_causal=causal)
         return self.out(attended.reshape(queries.shape[0], -1))
 
 
@@ -164,6 +171,7 @@ class Block(nnx.Module):
     """Attention and an MLP or experts with residual connections: ``x + f(norm(x))``, or ``norm(x + f(x))``."""
 
     def __init__(self, config: EncoderConfig, experts: ExpertsConfig | None, rngs: nnx.Rngs):
+        self.causal = config.causal
         self.norms_before = config.norm_placement == "before"
         self.attention_norm = layer_norm(config.width, config.norm_epsilon, rngs)
         self.attention = Attention(config, rngs)
@@ -178,7 +186,9 @@ class Block(nnx.Module):
     ) -> tuple[Float[Array, "bn d"], Routing | None]:
         """Maps the tokens of ``b`` examples; the random key is for experts."""
         seen = self.attention_norm(x) if self.norms_before else x
-        x = self._add(x, self.attention(seen, seen, b, present), self.attention_scale, self.attention_norm)
+        x = self._add(
+            x, self.attention(seen, seen, b, present, causal=self.causal), self.attention_scale, self.attention_norm
+        )
         seen, routing = self.mlp_norm(x) if self.norms_before else x, None
         if self.mixture is not None:
             update, routing = self.mixture(seen, b, key, present)

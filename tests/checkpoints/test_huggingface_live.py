@@ -5,6 +5,7 @@ import warnings
 
 import numpy as np
 import pytest
+import scipy.special
 
 from tests.checkpoints.huggingface_models import load, logits, pixels, run
 
@@ -65,17 +66,68 @@ def test_clips_image_tower_alone(saved):
     agree(model, folder, lambda output: output.pooler_output, *OPENAI)
 
 
-def test_the_image_tower_inside_clip(saved):
-    towers = {"text_config": TEXT | {"bos_token_id": 0, "eos_token_id": 1}, "vision_config": IMAGE}
-    model, folder = saved(transformers.CLIPModel(transformers.CLIPConfig(**towers, projection_dim=16)))
-    ids = torch.tensor(IDS, dtype=torch.long)
-    call = functools.partial(model, ids)
+def scores_agree(model, folder, ids, mean, deviation, **inputs):
+    """Asserts that the imported model gives the scores of transformers, and their softmax, to 1e-5."""
     imported, params = load(folder)
-    output = run(imported.image_tower, params["image_tower"], UINT8).embedding
     with torch.no_grad():
-        theirs = call(normalised(UINT8, *OPENAI)).image_embeds
-    assert imported.text_tower is None
-    assert_close(output / np.linalg.norm(output, axis=-1, keepdims=True), theirs)
+        pixel_values, long = normalised(UINT8, mean, deviation), torch.tensor(ids, dtype=torch.long)
+        theirs = model(input_ids=long, pixel_values=pixel_values, **inputs).logits_per_image
+    scores = logits(imported, params, UINT8, ids)
+    assert_close(scores, theirs, atol=1e-5 * max(1, np.abs(theirs).max()))
+    assert_close(scipy.special.softmax(scores, axis=1), torch.softmax(theirs, dim=1))
+
+
+# Texts with their end in the middle, at the last position, and twice.
+ENDING = np.where(IDS == 49, 48, IDS)
+ENDING[0, 3], ENDING[1, 7], ENDING[2, 2], ENDING[2, 5] = 49, 49, 49, 49
+
+
+@pytest.mark.parametrize("end_token", [49, 2])
+@pytest.mark.parametrize("activation", ["quick_gelu", "gelu"])
+def test_clip(end_token, activation, saved):
+    text = TEXT | {"bos_token_id": 0, "eos_token_id": end_token, "num_attention_heads": 4, "hidden_act": activation}
+    vision = IMAGE | {"hidden_act": activation}
+    model, folder = saved(
+        transformers.CLIPModel(transformers.CLIPConfig(text_config=text, vision_config=vision, projection_dim=16))
+    )
+    scores_agree(model, folder, ENDING, *OPENAI)
+
+
+def test_clips_text_tower_with_its_projection(saved):
+    config = transformers.CLIPTextConfig(**TEXT, projection_dim=16, bos_token_id=0, eos_token_id=49)
+    model, folder = saved(transformers.CLIPTextModelWithProjection(config))
+    imported, params = load(folder)
+    with torch.no_grad():
+        theirs = model(torch.tensor(ENDING, dtype=torch.long)).text_embeds
+    assert_close(run(imported.text_tower, params["text_tower"], ENDING).embedding, theirs)
+
+
+DUAL = {
+    "ViT": (lambda: transformers.ViTConfig(**IMAGE), ((0.5,) * 3, (0.5,) * 3)),
+    "DINOv2": (lambda: transformers.Dinov2Config(**DINO), IMAGENET),
+    "CLIP": (lambda: transformers.CLIPVisionConfig(**IMAGE), OPENAI),
+}
+
+
+@pytest.mark.parametrize("image", DUAL)
+def test_a_dual_encoder_with_bert(image, saved):
+    vision, normalization = DUAL[image]
+    config = transformers.VisionTextDualEncoderConfig.from_vision_text_configs(
+        vision(), transformers.BertConfig(**TEXT), projection_dim=16
+    )
+    model, folder = saved(transformers.VisionTextDualEncoderModel(config))
+    ids = np.where(IDS == 0, 1, IDS)
+    ids[0, 5:], ids[2, 2:] = 0, 0
+    scores_agree(model, folder, ids, *normalization, attention_mask=torch.tensor(ids != 0))
+
+
+def test_a_dual_encoder_with_clips_text_tower(saved):
+    text = transformers.CLIPTextConfig(**TEXT, bos_token_id=0, eos_token_id=49)
+    config = transformers.VisionTextDualEncoderConfig.from_vision_text_configs(
+        transformers.CLIPVisionConfig(**IMAGE), text, projection_dim=16
+    )
+    model, folder = saved(transformers.VisionTextDualEncoderModel(config))
+    scores_agree(model, folder, ENDING, *OPENAI)
 
 
 def test_dinov2_with_registers_and_gates(saved):

@@ -43,7 +43,7 @@ def attention(params, x, present, heads=2):
     for head in range(heads):
         part = slice(head * size, (head + 1) * size)
         scores = query[:, part] @ key[:, part].T / math.sqrt(size)
-        shares = np.exp(scores) * present[None]
+        shares = np.exp(scores) * present  # [n], or [n n] with a row for each query
         outputs.append(shares / shares.sum(axis=1, keepdims=True) @ value[:, part])
     return dense(params["out"], np.concatenate(outputs, axis=1))
 
@@ -144,6 +144,26 @@ def test_the_original_transformers_encoder_is_a_form_of_text_tower(pooling):
     pooled = {"last": tokens[-1], "first": tokens[0], "mean": tokens.mean(axis=0), "max": tokens.max(axis=0)}[pooling]
     output = run(graph, params, jnp.asarray(text))
     np.testing.assert_allclose(output.embedding[0], dense(params["projection"], pooled), atol=2e-5)
+
+
+@pytest.mark.parametrize(("end_token", "position"), [(8, 2), (None, 3)])
+def test_clips_texts_see_earlier_tokens_only_and_are_pooled_at_their_end(end_token, position):
+    encoder = dataclasses.replace(ENCODER, activation="quick_gelu", causal=True)
+    config = TextConfig(
+        vocabulary_size=12, length=6, embedding_size=4, encoder=encoder, pooling="end_token", end_token=end_token
+    )
+    graph, params = random_params(config)
+    text = np.array([[1, 4, 8, 11, 8, 11]], np.int32)
+    embedded = params["tokens"]["embedding"][text[0]] + params["positions"]
+    tokens = encode(params["encoder"], encoder, embedded, np.tril(np.ones((6, 6))))
+    output = run(graph, params, jnp.asarray(text))
+    np.testing.assert_allclose(output.tokens[0], tokens, atol=2e-5)
+    np.testing.assert_allclose(output.embedding[0], dense(params["projection"], tokens[position]), atol=2e-5)
+
+
+def test_an_end_token_that_is_not_pooled_is_refused():
+    with pytest.raises(UserError, match="end_token = 1 needs pooling = 'end_token', not 'last'"):
+        TextConfig(end_token=1)
 
 
 def test_bert_attends_to_no_padding_and_adds_segments():

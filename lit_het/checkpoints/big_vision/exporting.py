@@ -30,6 +30,7 @@ _ENCODER = {
     "norm_placement": "before",
     "norm_epsilon": 1e-6,
     "layer_scale": False,
+    "causal": False,
     "experts": None,
 }
 _BERT_ENCODER = {**_ENCODER, "norm_placement": "after", "norm_epsilon": 1e-12}
@@ -84,6 +85,8 @@ def _check_text_tower(config: TextConfig | BertConfig) -> None:
         _check(config.encoder, {**_BERT_ENCODER, "num_heads": config.encoder.width // BERT_HEAD_SIZE})
     else:
         _check(config, {"positions": "learned"})
+        if config.pooling == "end_token":
+            raise UserError("big_vision has no text tower with pooling = 'end_token'")
         _check(config.encoder, _ENCODER)
 
 

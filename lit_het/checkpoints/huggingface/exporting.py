@@ -11,9 +11,9 @@ import safetensors.numpy
 
 from lit_het import parameters
 from lit_het.checkpoints.huggingface import names
-from lit_het.checkpoints.huggingface.importing import ACTIVATIONS
 from lit_het.checkpoints.huggingface.processor import BILINEAR
 from lit_het.checkpoints.huggingface.tokenizer import SentencePiece, tokenizer_files
+from lit_het.checkpoints.huggingface.tower import ACTIVATIONS
 from lit_het.errors import UserError
 from lit_het.files import write_atomically
 from lit_het.towers.positions import sine_cosine_positions, sinusoidal_positions
@@ -89,6 +89,7 @@ def _check(image: ViTConfig, text: TextConfig) -> None:
             (f"{tower}.encoder.experts", encoder.experts, None),
             (f"{tower}.encoder.norm_placement", encoder.norm_placement, "before"),
             (f"{tower}.encoder.layer_scale", encoder.layer_scale, False),
+            (f"{tower}.encoder.causal", encoder.causal, False),
         ]
         if encoder.activation not in _ACTIVATIONS:
             wanted.append((f"{tower}.encoder.activation", encoder.activation, "gelu_tanh"))
@@ -102,7 +103,7 @@ def _arrays(image: ViTConfig, text: TextConfig, params: dict[str, np.ndarray]) -
     tables = (
         (names.SIGLIP_IMAGE, "vision_model.", "image_tower/"),
         (names.SIGLIP_TEXT, "text_model.", "text_tower/"),
-        (names.SIGLIP_HEAD, "", "head/"),
+        (names.HEAD, "", "head/"),
     )
     arrays = {
         name: array

@@ -166,13 +166,14 @@ SIGLIP_IMAGE: Table = (
     *dense("head.mlp.fc1", "pooling/mlp/up"),
     *dense("head.mlp.fc2", "pooling/mlp/down"),
 )
-SIGLIP_TEXT: Table = (
+CLIP_TEXT: Table = (
     Match("embeddings.token_embedding.weight", ("tokens/embedding",)),
     *_CLIP_BLOCKS,
     *norm("final_layer_norm", "encoder/norm"),
-    *dense("head", "projection"),
 )
-SIGLIP_HEAD: Table = (
+SIGLIP_TEXT: Table = (*CLIP_TEXT, *dense("head", "projection"))
+# Of all image-text models; only SigLIP's have a bias.
+HEAD: Table = (
     Match("logit_scale", ("temperature/log_temperature",), LOG_SCALE),
     Match("logit_bias", ("bias",), SCALAR),
 )

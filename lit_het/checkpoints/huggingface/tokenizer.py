@@ -13,6 +13,11 @@ from lit_het.checkpoints.huggingface.processor import Json, read_json
 from lit_het.errors import UserError
 from lit_het.untrusted import Malformed
 
+SENTENCEPIECE_FILES = ("spiece.model", "tokenizer.model")
+"""SentencePiece models, by the names that transformers and sentencepiece give them."""
+
+TOKENIZER_JSON = "tokenizer.json"
+
 _WORD_BOUNDARY = "▁"  # as SentencePiece writes it
 _PUNCTUATION = r"[!-/:-@\[-`{-~]"  # ASCII only
 _BLANKS = r"[\s\x1c-\x1f]+"  # the same characters as str.isspace
@@ -157,6 +162,17 @@ def _end_token(number: int, piece: str) -> dict[str, Any]:
         "pair": [caption, {"Sequence": {"id": "B", "type_id": 0}}, end],
         "special_tokens": {piece: {"id": piece, "ids": [number], "tokens": [piece]}},
     }
+
+
+def find_tokenizer(folder: Path, *, reads_json: bool) -> Path | None:
+    """Returns the tokenizer beside a model's weights, or None: a SentencePiece model, or else ``tokenizer.json``.
+
+    Args:
+        folder: of the model.
+        reads_json: False ignores ``tokenizer.json``: `transformers` lowercases in code what it tokenises for SigLIP.
+    """
+    names = SENTENCEPIECE_FILES + (TOKENIZER_JSON,) * reads_json
+    return next((folder / name for name in names if (folder / name).is_file()), None)
 
 
 def read_settings(model: Path) -> Settings:

@@ -1,0 +1,97 @@
+"""Records CLIP and a dual encoder of transformers with random weights: ``python tests/golden/record_dual_encoders.py``.
+
+Needs the extra ``parity``. Each folder is as `transformers` saves it; ``io.npz`` holds inputs and scores, ``ids.json``
+the ids that `CLIPTokenizer` gives hard texts.
+"""
+
+import importlib
+import json
+from pathlib import Path
+
+import numpy as np
+import tokenizers
+
+from tests.golden.record_siglip_tokenizer import TEXTS, TRAINING
+
+GOLDEN = Path(__file__).parent
+LENGTH, SIZE = 12, 16
+SIZES = {"hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 20}
+IMAGE = SIZES | {"image_size": SIZE, "patch_size": 8}
+IMAGES = np.random.default_rng(0).integers(0, 256, (3, SIZE, SIZE, 3), np.uint8)
+# Several ends, and padding by other tokens than the end: only the first end is pooled.
+IDS = np.array([[50, 3, 7, 9, 51, 51, 51, 51], [50, 1, 51, 2, 51, 4, 0, 0], [50, 8, 7, 6, 5, 4, 3, 51]])
+BERT_IDS = np.array([[2, 3, 7, 9, 1, 0, 0, 0], [2, 8, 1, 0, 0, 0, 0, 0], [2, 8, 7, 6, 5, 4, 3, 1]])
+CLIP_MEAN, CLIP_DEVIATION = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+
+
+def train_clip_tokenizer(transformers):
+    """Returns a `CLIPTokenizer` with byte-pair encoding trained on a few captions."""
+    end = {"unk_token": "<|endoftext|>", "end_of_word_suffix": "</w>"}
+    # The tokenizer of a class without vocabulary has CLIP's steps.
+    trained = tokenizers.Tokenizer(tokenizers.models.BPE(**end))
+    steps = json.loads(transformers.CLIPTokenizer().backend_tokenizer.to_str())
+    steps["model"] = json.loads(trained.to_str())["model"]
+    steps |= {"added_tokens": [], "post_processor": None, "truncation": None, "padding": None}
+    trained = tokenizers.Tokenizer.from_str(json.dumps(steps))
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=420,
+        special_tokens=["<|startoftext|>", "<|endoftext|>"],
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+        end_of_word_suffix="</w>",
+        show_progress=False,
+    )
+    trained.train_from_iterator(TRAINING, trainer)
+    model = json.loads(trained.to_str())["model"]
+    merges = [tuple(pair) for pair in model["merges"]]
+    return transformers.CLIPTokenizer(vocab=model["vocab"], merges=merges, model_max_length=LENGTH)
+
+
+def randomise(torch, model):
+    """Redraws every parameter, including zeros and ones."""
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            scale = 0.2 if parameter.ndim < 2 else parameter[0].numel() ** -0.5
+            parameter.add_(scale * torch.randn_like(parameter))
+    return model.eval()
+
+
+def main() -> None:
+    """Writes the folders."""
+    torch, transformers = importlib.import_module("torch"), importlib.import_module("transformers")  # of an extra
+    text = SIZES | {"vocab_size": 52, "max_position_embeddings": 8}
+    clip = transformers.CLIPModel(
+        transformers.CLIPConfig(
+            text_config=text | {"bos_token_id": 50, "eos_token_id": 51}, vision_config=IMAGE, projection_dim=8
+        )
+    )
+    config = transformers.VisionTextDualEncoderConfig.from_vision_text_configs(
+        transformers.ViTConfig(**IMAGE), transformers.BertConfig(**text), projection_dim=8
+    )
+    dual = transformers.VisionTextDualEncoderModel(config)
+    half = (0.5, 0.5, 0.5)
+    for name, model, ids, mean, deviation in (
+        ("hf_clip", clip, IDS, CLIP_MEAN, CLIP_DEVIATION),
+        ("hf_dual_encoder", dual, BERT_IDS, half, half),
+    ):
+        folder = GOLDEN / name
+        randomise(torch, model).save_pretrained(folder)
+        pixels = np.moveaxis((IMAGES / 255 - mean) / deviation, -1, 1)
+        with torch.no_grad():
+            output = model(
+                input_ids=torch.tensor(ids),
+                pixel_values=torch.tensor(pixels, dtype=torch.float32),
+                attention_mask=torch.tensor(ids != 0) if model is dual else None,
+            )
+        names = ("image_embeds", "text_embeds", "logits_per_image")
+        outputs = {f"out/{key}": getattr(output, key).numpy() for key in names}
+        np.savez(folder / "io.npz", **{"in/images": IMAGES, "in/input_ids": ids.astype(np.int32)}, **outputs)
+    tokenizer = train_clip_tokenizer(transformers)
+    tokenizer.save_pretrained(GOLDEN / "hf_clip_tokenizer")
+    ids = tokenizer(TEXTS, padding="max_length", truncation=True)["input_ids"]
+    rows = ",\n".join(json.dumps([text, row]) for text, row in zip(TEXTS, ids, strict=True))
+    (GOLDEN / "hf_clip_tokenizer/ids.json").write_text(f"[\n{rows}\n]\n")
+
+
+if __name__ == "__main__":
+    main()
