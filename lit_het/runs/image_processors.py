@@ -39,6 +39,10 @@ def read(processor: Mapping[str, Any], image_size: int) -> Reading:
     remarks = [f"{name} = {processor[name]!r} is not supported" for name in _UNSUPPORTED if processor.get(name)]
     if not processor.get("do_resize", True):
         remarks.append("do_resize = False, but lit-het always resizes images")
+    if "max_num_patches" in processor:
+        remarks.append(
+            "max_num_patches: images are squashed to one square size; theirs keep their aspect ratio (NaFlex)"
+        )
     resample = processor.get("resample")
     filter = _FILTERS.get(resample) if isinstance(resample, int) else None
     if filter is None:

@@ -344,6 +344,8 @@ def encoder(config, **fields):
         (IMAGE, encoder(TEXT, norm_placement="after"), "norm_placement"),
         (IMAGE, encoder(TEXT, norm_epsilon=1e-5), "norm_epsilon"),
         (IMAGE, dataclasses.replace(TEXT, positions="sinusoidal"), "positions"),
+        (IMAGE, dataclasses.replace(TEXT, pooling="end_token"), "pooling"),
+        (IMAGE, encoder(TEXT, causal=True), "causal"),
         (IMAGE, BertConfig(), "activation"),
         (IMAGE, encoder(BertConfig(pooler=True), activation="gelu_tanh"), "pooler"),
         (dataclasses.replace(IMAGE, num_registers=4), TEXT, "num_registers"),

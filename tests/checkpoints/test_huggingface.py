@@ -160,6 +160,14 @@ def test_larger_images_interpolate_positions_and_larger_patches_of_one_colour_gi
         assert_close(*tokens)
 
 
+@pytest.mark.parametrize("size", [16, 24, 40])
+def test_siglip_2_resamples_its_positions_for_other_image_sizes_as_its_authors(size):
+    imported, params = load(GOLDEN / "hf_siglip2", image_size=size)
+    io = recorded("hf_siglip2")
+    embedding = run(imported.image_tower, params["image_tower"], io[f"in/{size}"]).embedding
+    assert_close(embedding, io[f"out/{size}"], atol=1e-5 * np.abs(embedding).max())
+
+
 def test_other_normalisations_are_folded_into_the_first_layer(edited):
     folder = edited("hf_vit")
     mean, deviation = [0.1, 0.4, 0.7], [0.2, 0.5, 0.25]

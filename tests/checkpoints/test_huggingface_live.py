@@ -8,6 +8,7 @@ import pytest
 import scipy.special
 
 from tests.checkpoints.huggingface_models import load, logits, pixels, run
+from tests.golden.record_image_text import patched
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -141,19 +142,15 @@ def test_dinov2_without_its_classifier(saved):
     agree(model.dinov2, folder, lambda output: output.pooler_output, *IMAGENET)
 
 
-def test_siglip_2_whose_first_layer_is_dense(saved):
+@pytest.mark.parametrize("size", [16, 24, 40])
+def test_siglip_2_whose_first_layer_is_dense_at_its_own_and_at_other_image_sizes(size, saved):
     config = transformers.Siglip2Config(text_config=TEXT, vision_config=PATCHES)
     model, folder = saved(transformers.Siglip2Model(config))
-    imported, params = load(folder)
-    patches = normalised(UINT8).reshape(2, 3, 3, 8, 3, 8).permute(0, 2, 4, 3, 5, 1).reshape(2, 9, 192)
+    imported, params = load(folder, image_size=size)
+    images = np.random.default_rng(size).integers(0, 256, (2, size, size, 3), np.uint8)
     with torch.no_grad():
-        theirs = model(
-            input_ids=torch.tensor(IDS, dtype=torch.long),
-            pixel_values=patches,
-            pixel_attention_mask=torch.ones(2, 9),
-            spatial_shapes=torch.tensor([[3, 3], [3, 3]]),
-        ).logits_per_image
-    assert_close(logits(imported, params, UINT8, IDS), theirs, atol=1e-4)
+        theirs = model(input_ids=torch.tensor(IDS, dtype=torch.long), **patched(torch, images, 8)).logits_per_image
+    assert_close(logits(imported, params, images, IDS), theirs, atol=1e-4)
 
 
 def test_sovit_400m_ignores_pixels_beyond_whole_patches(saved):

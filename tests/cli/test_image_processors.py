@@ -44,6 +44,7 @@ def test_processors_of_the_known_kinds_are_understood_in_full(processor, expecte
         ({"resample": 1}, "resample = 1 is not a supported filter; bicubic"),
         ({"resample": {"a": 1}}, "resample = .* is not a supported filter"),
         ({"do_pad": True}, "do_pad = True is not supported"),
+        ({"max_num_patches": 256}, "max_num_patches: images are squashed to one square size"),
         ({"size": {"height": 224, "width": 448}}, "size = .*448.* is not square"),
         ({"size": {"longest_edge": 224}}, "size = .*longest_edge.* is not square"),
         ({"size": {"shortest_edge": 224}}, "do_center_crop = False, but"),

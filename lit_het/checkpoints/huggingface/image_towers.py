@@ -22,7 +22,8 @@ _IGNORED_OF_DINO = (Rule(r"classifier\..*", None),)
 _SIGLIP = Family(names.SIGLIP_IMAGE, "vision_model.", "gelu_pytorch_tanh", 1e-6, processor=SIGLIP_PROCESSOR)
 FAMILIES = {
     "siglip_vision_model": _SIGLIP,
-    "siglip2_vision_model": _SIGLIP,
+    # Trained on images of all shapes (NaFlex), with its positions resampled at half-pixel centres for each.
+    "siglip2_vision_model": dataclasses.replace(_SIGLIP, keeps_corners=False),
     "vit": Family(names.VIT, "vit."),
     "dinov2": Family(names.DINO, "dinov2.", "gelu", 1e-6, processor=DINO_PROCESSOR, ignored=_IGNORED_OF_DINO),
     "dinov2_with_registers": Family(
@@ -96,7 +97,9 @@ class _ImageTower(Tower):
         )
         # Normalisation and patch size change the same layer, so both are applied in one step.
         first = functools.partial(_first_layer, normalization=normalization, old_size=old_size, size=config.patch_size)
-        tokens = self._token_sources(config.side, keeps_corners=config.patch_size == old_size)
+        tokens = self._token_sources(
+            config.side, keeps_corners=self.family.keeps_corners and config.patch_size == old_size
+        )
         sources = self.sources + tokens + self._first_layer_sources(first)
         if "visual_projection.weight" in self.arrays:
             config = dataclasses.replace(

@@ -34,6 +34,7 @@ class Family:
         prefix: of the names inside a larger model.
         activation, epsilon: defaults for a configuration without them.
         num_heads: default number of attention heads.
+        keeps_corners: whether positions are resampled with aligned corners, see `resample_positions`.
         processor: default image processor for a folder without one.
         ignored: rules for arrays that are deliberately not imported.
     """
@@ -43,6 +44,7 @@ class Family:
     activation: str = "gelu"
     epsilon: float = 1e-12
     num_heads: int = 12
+    keeps_corners: bool = True
     processor: Json = dataclasses.field(default_factory=lambda: VIT_PROCESSOR)
     ignored: tuple[Rule, ...] = ()
 

@@ -1,7 +1,7 @@
-"""Records CLIP and a dual encoder of transformers with random weights: ``python tests/golden/record_dual_encoders.py``.
+"""Records CLIP, a dual encoder and SigLIP 2 of transformers: ``python tests/golden/record_image_text.py``.
 
-Needs the extra ``parity``. Each folder is as `transformers` saves it; ``io.npz`` holds inputs and scores, ``ids.json``
-the ids that `CLIPTokenizer` gives hard texts.
+Needs the extra ``parity``. Weights are random. Each folder is as `transformers` saves it; ``io.npz`` holds inputs,
+embeddings and scores, ``ids.json`` the ids that `CLIPTokenizer` gives hard texts.
 """
 
 import importlib
@@ -56,9 +56,37 @@ def randomise(torch, model):
     return model.eval()
 
 
+def patched(torch, images, size):
+    """Returns the inputs of SigLIP 2 for square images ``[b h w c]``: flat patches, their mask and their grid."""
+    side = images.shape[1] // size
+    rows = images.reshape(-1, side, size, side, size, 3).transpose(0, 1, 3, 2, 4, 5).reshape(len(images), side**2, -1)
+    return {
+        "pixel_values": torch.tensor(rows / 127.5 - 1, dtype=torch.float32),
+        "pixel_attention_mask": torch.ones(rows.shape[:2]),
+        "spatial_shapes": torch.tensor([[side, side]] * len(images)),
+    }
+
+
+def record_siglip2(torch, transformers):
+    """Writes embeddings of images with fewer and more patches than the 3 x 3 of the positions."""
+    vision = {name: size for name, size in IMAGE.items() if name != "image_size"} | {"num_patches": 9}
+    config = transformers.Siglip2VisionConfig(**vision)
+    model = randomise(torch, transformers.Siglip2VisionModel(config))
+    model.save_pretrained(GOLDEN / "hf_siglip2")
+    io = {}
+    for size in (16, 24, 40):
+        images = np.random.default_rng(size).integers(0, 256, (2, size, size, 3), np.uint8)
+        with torch.no_grad():
+            output = model(**patched(torch, images, 8)).pooler_output
+        io |= {f"in/{size}": images, f"out/{size}": output.numpy()}
+    np.savez(GOLDEN / "hf_siglip2/io.npz", **io)
+
+
 def main() -> None:
     """Writes the folders."""
     torch, transformers = importlib.import_module("torch"), importlib.import_module("transformers")  # of an extra
+    torch.manual_seed(0)
+    record_siglip2(torch, transformers)
     text = SIZES | {"vocab_size": 52, "max_position_embeddings": 8}
     clip = transformers.CLIPModel(
         transformers.CLIPConfig(
