@@ -23,6 +23,7 @@ from lit_het.towers.vit import ViTConfig
 from lit_het.types import Params
 
 TextPooling: TypeAlias = Literal["last", "first", "mean", "max"]
+ImagePooling: TypeAlias = Literal["mean", "first"]
 # Only these files of a Hugging Face folder are downloaded.
 _HUGGING_FACE_FILES = (
     "config.json",
@@ -41,6 +42,7 @@ def open_weights(
     *,
     image_size: int | None = None,
     patch_size: int | None = None,
+    image_pooling: ImagePooling | None = None,
     text_length: int | None = None,
     text_pooling: TextPooling | None = None,
     experts: Mapping[str, Any] = MappingProxyType({}),
@@ -55,6 +57,8 @@ def open_weights(
             ``https://``).
         image_size: in pixels; another size than the source's resamples the positions. None for the source's.
         patch_size: in pixels; another size than the source's also resamples the first layer. None for the source's.
+        image_pooling: of an image tower without class token and attention pooling in a big_vision or V-MoE file, which
+            does not record it; None for "mean".
         text_length: in tokens; a smaller length than the source's drops the last positions of a text tower that pools
             its first token. None for the source's.
         text_pooling: of a text tower in a big_vision file, which does not record it; None for "last".
@@ -68,11 +72,11 @@ def open_weights(
     sizes: Any = {"image_size": image_size, "compute_type": compute_type}
     if match := re.fullmatch(r"(.*\.npz)(?::(.+))?", address):
         path = fetch(match[1], advance=advance)
-        text_options: Any = {"text_length": text_length, "text_pooling": text_pooling or "last"}
-        return read_big_vision(path, match[2] or "", patch_size=patch_size, **text_options, **sizes)
+        options: Any = {"text_length": text_length, "text_pooling": text_pooling or "last", "patch_size": patch_size}
+        return read_big_vision(path, match[2] or "", image_pooling=image_pooling or "mean", **options, **sizes)
     # Before Hugging Face: a V-MoE address has no suffix that would distinguish it from a folder.
     if (prefix := _vmoe_prefix(address, advance)) is not None:
-        found = read_vmoe(prefix, experts=experts, **sizes)
+        found = read_vmoe(prefix, experts=experts, image_pooling=image_pooling or "mean", **sizes)
         if patch_size not in (None, found.image_tower and found.image_tower.patch_size):
             raise UserError(f"the patches of a V-MoE cannot be resampled; leave out patch_size = {patch_size}")
         return found

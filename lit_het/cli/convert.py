@@ -32,6 +32,12 @@ def add_to(commands: Any) -> None:
     ):
         importing.add_argument(flag, type=int, metavar="N", help=text)
     importing.add_argument(
+        "--image-pooling",
+        choices=("mean", "first"),
+        help="pooling of a ViT without class token and attention pooling in a big_vision or V-MoE file, which does not "
+        "store it: mean is their 'gap', first their '0' (mean)",
+    )
+    importing.add_argument(
         "--text-pooling",
         choices=("last", "first", "mean", "max"),
         help="pooling of a text tower in a big_vision file, which does not store it (last)",

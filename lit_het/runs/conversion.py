@@ -53,6 +53,7 @@ class ImportOptions:
 
     Attributes:
         image_size, patch_size: in pixels.
+        image_pooling: of an image tower in a big_vision or V-MoE file, without class token and attention pooling.
         text_length: in tokens.
         text_pooling: pooling of a text tower in a big_vision file.
         num_selected, num_members: K and M of experts.
@@ -62,6 +63,7 @@ class ImportOptions:
 
     image_size: int | None = None
     patch_size: int | None = None
+    image_pooling: weights.ImagePooling | None = None
     text_length: int | None = None
     text_pooling: weights.TextPooling | None = None
     num_selected: int | None = None
@@ -107,6 +109,7 @@ def _read(source: str, run_dir: Path, options: ImportOptions) -> tuple[Experimen
             source,
             image_size=options.image_size,
             patch_size=options.patch_size,
+            image_pooling=options.image_pooling,
             text_length=options.text_length,
             text_pooling=options.text_pooling,
             experts=experts,
@@ -114,6 +117,11 @@ def _read(source: str, run_dir: Path, options: ImportOptions) -> tuple[Experimen
         )
     if options.text_pooling is not None and ".npz" not in source:
         raise UserError(f"{source} stores its text pooling (only big_vision files do not); leave out --text-pooling")
+    pooling = found.image_tower and found.image_tower.pooling
+    if options.image_pooling not in (None, pooling):
+        raise UserError(f"{source} stores its pooling, {pooling!r}; leave out --image-pooling {options.image_pooling}")
+    if pooling == "mean" and options.image_pooling is None:
+        message(f"{source} does not store its pooling: 'mean' (gap); --image-pooling first reads pool type '0'")
     if experts and (found.image_tower is None or found.image_tower.encoder.experts is None):
         raise UserError(f"{source} holds no experts; leave out --{next(iter(experts)).replace('_', '-')}")
     task = _task_of(found, source)

@@ -44,7 +44,7 @@ from lit_het.types import Calibration, EvaluatedModel, Params
 # Fields that change how a model is computed or where it comes from, but not the model.
 EXECUTION_FIELDS = ("encoder.unrolled", "encoder.remat", "encoder.compute_type", "compute_type", "weights", "members")
 # The only fields of experts that change the parameters.
-EXPERT_FIELDS = ("encoder.experts.num_experts", "encoder.experts.num_blocks")
+EXPERT_FIELDS = ("encoder.experts.num_experts", "encoder.experts.num_blocks", "encoder.experts.blocks")
 TOWERS = ("image_tower", "text_tower")
 # Fields of towers that may differ: the parameters are resampled.
 RESAMPLED_FIELDS = ("image_size", "patch_size")
@@ -309,6 +309,7 @@ def _weights_options(tower: ViTConfig | TextConfig | BertConfig) -> dict[str, An
     options: dict[str, Any] = {"compute_type": tower.encoder.compute_type, "experts": experts}
     if isinstance(tower, ViTConfig):
         options |= {"image_size": tower.image_size, "patch_size": tower.patch_size}
+        options |= {"image_pooling": tower.pooling} if tower.pooling in ("mean", "first") else {}
     else:
         options |= {"text_length": tower.length}
     if isinstance(tower, TextConfig) and tower.pooling != "attention":

@@ -26,6 +26,7 @@ class ExpertsConfig:
         num_experts: E.
         num_selected: K, number of experts per token (e3: per token of each member).
         num_blocks: number of blocks with experts, the last odd ones counting from 0 ("last-n"); None for every odd one.
+        blocks: numbers of the blocks with experts, counting from 0, in place of ``num_blocks``; None for the last odd.
         num_members: M; with more than one the tower is an efficient ensemble (e3): the batch is repeated M times before
             the first block with experts, and each copy has its own E / M experts.
         capacity_factor: slots of all experts in training, per selected expert of a token.
@@ -45,6 +46,7 @@ class ExpertsConfig:
     num_experts: int = 32
     num_selected: int = 2
     num_blocks: int | None = 2
+    blocks: tuple[int, ...] | None = None
     num_members: int = 1
     capacity_factor: float = 1.05
     eval_capacity_factor: float = 8.0
@@ -83,8 +85,16 @@ class ExpertsConfig:
         """Returns the indices of the blocks with experts among ``depth`` blocks.
 
         Raises:
-            UserError: there are fewer than ``num_blocks`` odd blocks.
+            UserError: there are fewer than ``num_blocks`` odd blocks, or ``blocks`` are not ascending numbers below the
+                depth.
         """
+        if self.blocks is not None:
+            if not self.blocks or list(self.blocks) != sorted(set(self.blocks) & set(range(depth))):
+                raise UserError(
+                    f"ExpertsConfig: blocks = {self.blocks} must be ascending numbers from 0 to {depth - 1}, for an "
+                    f"encoder of {depth} blocks"
+                )
+            return self.blocks
         # V-MoE has experts in every other block, or only in the last n of those (e3 Sec. 2.1).
         odd = tuple(range(1, depth, 2))
         count = len(odd) if self.num_blocks is None else self.num_blocks

@@ -1,7 +1,7 @@
 """The Transformer encoder of image and text towers, with scans over blocks and rematerialization."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import jax
@@ -228,7 +228,8 @@ class Encoder(nnx.Module):
     def __init__(self, config: EncoderConfig, rngs: nnx.Rngs):
         self.config = config
         numbers = () if config.experts is None else config.experts.block_numbers(config.depth)
-        self.blocks = _stack(config, None, config.depth - len(numbers), rngs)
+        if len(numbers) < config.depth:
+            self.blocks = _stack(config, None, config.depth - len(numbers), rngs)
         if numbers:
             self.expert_blocks = _stack(config, config.experts, len(numbers), rngs)
         if config.norm_placement == "before":
@@ -263,26 +264,24 @@ class Encoder(nnx.Module):
     def _run_with_experts(
         self, x: Float[Array, "bn d"], b: int, present: Bool[Array, "b n"] | None, key: Key[Array, ""] | None
     ) -> tuple[Float[Array, "bmn d"], Routing]:
-        """Runs plain blocks, then pairs of an expert block and a plain one, then a last expert block if any."""
+        """Runs one scan for each segment of blocks, see `_segments`."""
         assert self.config.experts is not None
         numbers, m = self.config.experts.block_numbers(self.config.depth), self.config.num_members
-        before, num_pairs = numbers[0], self.config.depth - len(numbers) - numbers[0]
-        x, _ = self._run(x, b, present, key, _Part(self.blocks, 0, before))
-        if m > 1:
-            # Members are adjacent, so that all copies of an image stay on its device. They are tiled only before the
-            # first experts: the blocks before would compute the same for every copy (e3 Sec. 4.1).
-            x = jnp.repeat(x.reshape(b, -1, x.shape[-1]), m, axis=0).reshape(-1, x.shape[-1])
-            assert present is None, "texts, which have padding, have no ensembles"
-        pair = (_Part(self.expert_blocks, 0, num_pairs), _Part(self.blocks, before, before + num_pairs))
-        x, routing = self._run(x, b * m, present, key, *pair)
-        if num_pairs < len(numbers):
-            last = _Part(self.expert_blocks, num_pairs, len(numbers))
-            x, last_routing = self._run(x, b * m, present, key, last)
-            routing = (
-                last_routing if routing is None else jax.tree.map(lambda *r: jnp.concatenate(r), routing, last_routing)
-            )
-        assert routing is not None
-        return x, routing
+        done, routings = {True: 0, False: 0}, []
+        for kinds, count in _segments(numbers, self.config.depth):
+            if True in kinds and not routings and m > 1:
+                # Members are adjacent, so that all copies of an image stay on its device. They are tiled only before
+                # the first experts: the blocks before would compute the same for every copy (e3 Sec. 4.1).
+                x = jnp.repeat(x.reshape(b, -1, x.shape[-1]), m, axis=0).reshape(-1, x.shape[-1])
+                b *= m
+                assert present is None, "texts, which have padding, have no ensembles"
+            parts = [
+                _Part(self.expert_blocks if kind else self.blocks, done[kind], done[kind] + count) for kind in kinds
+            ]
+            x, routing = self._run(x, b, present, key, *parts)
+            done |= {kind: done[kind] + count for kind in kinds}
+            routings += [] if routing is None else [routing]
+        return x, jax.tree.map(lambda *of_segments: jnp.concatenate(of_segments), *routings)
 
     def _run(
         self,
@@ -294,8 +293,6 @@ class Encoder(nnx.Module):
     ) -> tuple[Float[Array, "bn d"], Routing | None]:
         """Runs the first block of each part, then the second of each, and so on; parts have equal lengths."""
         length = parts[0].stop - parts[0].start
-        if length == 0:
-            return x, None
         graphs, stacked = zip(*(part.split() for part in parts), strict=True)
 
         def blocks(x: Float[Array, "bn d"], inputs: Any) -> tuple[Float[Array, "bn d"], Routing | None]:
@@ -317,6 +314,20 @@ class Encoder(nnx.Module):
             else jax.vmap(lambda i: jax.random.fold_in(key, i))(jnp.arange(parts[0].start, parts[0].stop))
         )
         return jax.lax.scan(blocks, x, (stacked, keys), unroll=length if self.config.unrolled else 1)
+
+
+def _segments(with_experts: tuple[int, ...], depth: int) -> Iterator[tuple[tuple[bool, ...], int]]:
+    """Yields segments of consecutive blocks: the kinds that repeat in it (True has experts), and how often they do.
+
+    Experts in every other block are pairs of an expert block and a plain one: few scans at any depth.
+    """
+    blocks, start = tuple(number in with_experts for number in range(depth)), 0
+    while start < depth:
+        kinds = (True, False) if blocks[start : start + 2] == (True, False) else blocks[start : start + 1]
+        count = 0
+        while blocks[start : start + len(kinds)] == kinds:
+            start, count = start + len(kinds), count + 1
+        yield kinds, count
 
 
 @dataclasses.dataclass(frozen=True)

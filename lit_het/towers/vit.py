@@ -29,7 +29,8 @@ class ViTConfig:
         image_size: height and width in pixels; pixels beyond the last whole patch are ignored (384 is 27 x 14 + 6).
         patch_size: height and width of a patch in pixels.
         encoder: the stack of blocks.
-        pooling: the class token, the mean of the patches, attention pooling, or none: all tokens concatenated.
+        pooling: the class token, the mean of the patches, the first patch, attention pooling, or none: all tokens
+            concatenated.
         positions: learned, or fixed 2-D sine-cosine.
         num_registers: number of learned tokens after the class token, without positions (DINOv2).
         input_norm: whether there is a LayerNorm before the first block (CLIP).
@@ -46,7 +47,7 @@ class ViTConfig:
     image_size: int = 224
     patch_size: int = 16
     encoder: EncoderConfig = EncoderConfig()
-    pooling: Literal["class_token", "mean", "attention", "none"] = "attention"
+    pooling: Literal["class_token", "mean", "first", "attention", "none"] = "attention"
     positions: Literal["learned", "sine_cosine"] = "learned"
     num_registers: int = 0
     input_norm: bool = False
@@ -195,6 +196,8 @@ class ViT(nnx.Module):
             case "mean":
                 # Registers hold no content of the image (DINOv2): they are left out of the mean.
                 return tokens[:, self.config.num_registers :].mean(axis=1)
+            case "first":
+                return tokens[:, self.config.num_registers]
             case "attention":
                 return self.pooling(tokens)
             case "none":

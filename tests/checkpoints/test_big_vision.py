@@ -366,6 +366,12 @@ def test_parameters_that_big_vision_does_not_have_are_named(tmp_path):
         write_npz(tmp_path / "out.npz", IMAGE, TEXT, params)
 
 
+def test_pool_type_0_is_read_where_it_is_chosen(tmp_path):
+    arrays = {name: array for name, array in VIT.items() if name != "cls" and not name.startswith("MAPHead")}
+    found = [read_big_vision(save(tmp_path / "in.npz", arrays), image_pooling=pooling) for pooling in ("mean", "first")]
+    assert [image_tower(one).pooling for one in found] == ["mean", "first"]
+
+
 def test_sine_cosine_positions_are_not_stored(tmp_path):
     arrays = without(VIT, "pos_embedding")
     imported = read_big_vision(save(tmp_path / "in.npz", arrays), image_size=28)

@@ -11,9 +11,10 @@ from flax import nnx
 
 from lit_het.errors import UserError
 from lit_het.towers.bert import BertConfig
+from lit_het.towers.experts import ExpertsConfig
 from lit_het.towers.positions import sinusoidal_positions
 from lit_het.towers.text import TextConfig
-from lit_het.towers.transformer import EncoderConfig
+from lit_het.towers.transformer import Encoder, EncoderConfig
 from lit_het.towers.vit import ViTConfig
 
 RANDOM = np.random.default_rng(0)
@@ -96,12 +97,14 @@ FORMS = [
     {"activation": "quick_gelu", "norm_epsilon": 1e-5},
     {"activation": "relu", "norm_placement": "after"},
     {"activation": "swiglu", "layer_scale": True},
+    {"activation": "gelu_tanh"},
 ]
 EXTRAS = [
     {"pooling": "mean", "representation_size": 6},
     {"pooling": "class_token", "input_norm": True, "projection_size": 5},
     {"pooling": "none"},
     {"pooling": "class_token", "num_registers": 3},
+    {"pooling": "first", "num_registers": 2},
 ]
 
 
@@ -120,7 +123,8 @@ def test_an_image_tower_equals_its_reference(form, extras):
     if config.input_norm:
         x = norm(params["input_norm"], x, encoder.norm_epsilon)
     tokens = encode(params["encoder"], encoder, x)
-    pooled = {"mean": tokens.mean(axis=0), "class_token": tokens[0], "none": tokens.ravel()}[config.pooling]
+    pooled = {"mean": tokens.mean(axis=0), "class_token": tokens[0], "none": tokens.ravel(), "first": tokens[2]}
+    pooled = pooled[config.pooling]
     if config.representation_size:
         pooled = np.tanh(dense(params["pre_logits"], pooled))
     if config.projection_size:
@@ -184,6 +188,28 @@ def test_bert_attends_to_no_padding_and_adds_segments():
     np.testing.assert_allclose(output.tokens[0, :3], tokens[:3], atol=2e-5)
     np.testing.assert_allclose(output.embedding[0], np.tanh(dense(params["pre_logits"], tokens[0])), atol=2e-5)
     assert config.embedding_size == 8
+
+
+@pytest.mark.parametrize("blocks", [(0,), (1, 2), (0, 1, 3), (2, 4), (0, 1, 2, 3, 4)])
+def test_blocks_run_in_their_order_wherever_experts_are(blocks):
+    experts = ExpertsConfig(num_experts=2, num_selected=1, blocks=blocks, eval_capacity_factor=2.0)
+    config = dataclasses.replace(ENCODER, depth=5, experts=experts)
+    encoder = Encoder(config, nnx.Rngs(0))
+    tokens = jnp.asarray(RANDOM.normal(size=(2, 3, 8)), jnp.float32)
+    x, ranks = tokens.reshape(6, 8), {True: 0, False: 0}
+    for number in range(5):
+        has_experts = number in blocks
+        graph, stacked = nnx.split(encoder.expert_blocks if has_experts else encoder.blocks)
+        block = nnx.merge(graph, jax.tree.map(lambda leaf: leaf[ranks[has_experts]], stacked))  # noqa: B023
+        x, _ = block(x, 2, None, None)
+        ranks[has_experts] += 1
+    np.testing.assert_allclose(encoder(tokens).tokens, encoder.norm(x).reshape(2, 3, 8), atol=1e-5)
+
+
+@pytest.mark.parametrize("blocks", [(), (2, 1), (1, 1), (5,), (-1,)])
+def test_numbers_of_blocks_that_the_encoder_does_not_have_are_refused(blocks):
+    with pytest.raises(UserError, match="must be ascending numbers from 0 to 4"):
+        dataclasses.replace(ENCODER, depth=5, experts=ExpertsConfig(blocks=blocks))
 
 
 def test_sinusoidal_positions_by_hand():

@@ -51,6 +51,7 @@ def read_big_vision(
     *,
     image_size: int | None = None,
     patch_size: int | None = None,
+    image_pooling: Literal["mean", "first"] = "mean",
     text_pooling: Literal["last", "first", "mean", "max"] = "last",
     text_length: int | None = None,
     compute_type: ComputeType = "float32",
@@ -65,6 +66,8 @@ def read_big_vision(
         subtree: only this subtree of the file, for example ``img``.
         image_size: in pixels; None for the size in the file.
         patch_size: in pixels; None for the size in the file.
+        image_pooling: pooling of an image tower without class token and attention pooling, which the file does not
+            record: "mean" (big_vision's 'gap') or "first" ('0').
         text_pooling: pooling of a text tower without attention pooling, which the file does not record. SigLIP and LiT
             use "last".
         text_length: tokens per text of a BERT; None for the number of positions in the file, usually 512.
@@ -79,7 +82,7 @@ def read_big_vision(
     shapes = _Shapes({one.target: (one.array_names[0], arrays[one.array_names[0]].shape) for one in sources})
     image_tower, text_tower = None, None
     if image is not None:
-        image_tower = _image_tower(shapes, image_size, patch_size, compute_type)
+        image_tower = _image_tower(shapes, image_size, patch_size, image_pooling, compute_type)
         sources = _resampled(sources, shapes, image_tower)
     if text is not None and "text_tower/segments/embedding" in shapes:
         text_tower = _bert_tower(shapes, text_length, compute_type)
@@ -203,7 +206,11 @@ def _encoder(shapes: _Shapes, tower: str, compute_type: ComputeType) -> EncoderC
 
 
 def _image_tower(
-    shapes: _Shapes, image_size: int | None, patch_size: int | None, compute_type: ComputeType
+    shapes: _Shapes,
+    image_size: int | None,
+    patch_size: int | None,
+    image_pooling: Literal["mean", "first"],
+    compute_type: ComputeType,
 ) -> ViTConfig:
     height, width, _, _ = shapes.shape("image_tower/patches/kernel", 4)
     if height != width:
@@ -215,7 +222,7 @@ def _image_tower(
         raise UserError(
             "the file has no positions (they are sines and cosines), hence no image size; set it with --image-size"
         )
-    pooled = "attention" if "image_tower/pooling/probe" in shapes else "mean"
+    pooled = "attention" if "image_tower/pooling/probe" in shapes else image_pooling
     return ViTConfig(
         image_size,
         height if patch_size is None else patch_size,
