@@ -163,18 +163,22 @@ def count(config):
     return parameters.count(nnx.eval_shape(lambda: nnx.to_pure_dict(nnx.state(config.build(nnx.Rngs(0))))))
 
 
-# name: width, depth, mlp width, heads (Dosovitskiy et al. 2021; Zhai et al. 2022; SoViT).
+# name: width, depth, mlp width, heads (Dosovitskiy et al. 2021; Zhai et al. 2022; SoViT; PaLI; big_vision's variants).
 SIZES = {
     "mu": (32, 1, 128, 2),
     "Ti": (192, 12, 768, 3),
     "S": (384, 12, 1536, 6),
+    "M": (512, 12, 2048, 8),
     "B": (768, 12, 3072, 12),
     "So150m": (880, 18, 2320, 16),
     "L": (1024, 24, 4096, 16),
     "So400m": (1152, 27, 4304, 16),
     "H": (1280, 32, 5120, 16),
     "g": (1408, 40, 6144, 16),
+    "g-opt": (1536, 40, 6144, 16),
     "G": (1664, 48, 8192, 16),
+    "G-opt": (1536, 48, 8192, 16),
+    "e": (1792, 56, 15360, 16),
 }
 
 
@@ -202,6 +206,18 @@ def test_published_sizes_have_the_shapes_and_counts_of_the_formula(name):
 
 def test_sovit_400m_14_has_428_million_parameters():
     assert count(ViTConfig(224, 14, encoder_size("So400m"), pooling="attention")) / 1e6 == pytest.approx(428, abs=0.6)
+
+
+@pytest.mark.parametrize(("size", "millions"), [("g", 1011), ("G", 1843)])
+def test_the_giants_have_the_counts_of_zhai_et_al(size, millions):
+    # Zhai et al. 2022, Table 2, without the head.
+    assert round(count(ViTConfig(224, 14, encoder_size(size), pooling="mean")) / 1e6) == millions
+
+
+def test_vit_e_14_has_3926_million_parameters():
+    # Dehghani et al. 2023, Table 1, with JFT-3B's 29,593 classes.
+    config = ViTConfig(224, 14, encoder_size("e"), pooling="attention")
+    assert round((count(config) + 29_593 * (config.embedding_size + 1)) / 1e6) == 3926
 
 
 def test_vit_b_16_has_86_million_parameters():
