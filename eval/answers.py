@@ -12,7 +12,7 @@ from lit_het.eval.conformal import prediction_sets
 from lit_het.eval.evaluation import Record
 from lit_het.eval.predictions import Predictor
 from lit_het.eval.prompts import BARE_TEMPLATE
-from lit_het.eval.recognition import embed_class_names
+from lit_het.eval.recognition import embed_class_names, require_head
 from lit_het.tasks import quantities
 from lit_het.types import EvaluatedModel, ImageFeatures
 
@@ -100,14 +100,13 @@ def label_predictor(
     """Returns a predictor over labels; for a classifier, the labels name its classes, in order.
 
     Raises:
-        UserError: as `require_distinct_labels`; a template without ``{c}``; or a classifier with another number of
-            classes.
+        UserError: as `require_distinct_labels`; a template without ``{c}``; a classifier with another number of
+            classes; or no head at all.
     """
     require_distinct_labels(labels)
     if model.text is not None:
         return Predictor(model, len(labels), embed_class_names(model, labels, templates))
-    if not model.num_classes:
-        raise UserError("an imported image tower has neither a head nor a text tower: it encodes images, nothing more")
+    require_head(model)
     if len(labels) != model.num_classes:
         raise UserError(
             f"the classifier was trained on {model.num_classes} classes, and there are {len(labels)} labels; "

@@ -61,12 +61,9 @@ class Recognition:
         model.check_samples(samples)
         if model.text is not None:
             model.text.tokenize([fill_template(self.templates[0], self.candidates[0])])
-        elif not model.num_classes:
-            raise UserError(
-                "an image tower that was imported alone has no head: evaluate its features with few-shot or "
-                "linear-probe"
-            )
-        elif model.num_classes != len(self.candidates):
+            return
+        require_head(model)
+        if model.num_classes != len(self.candidates):
             raise UserError(
                 f"the classifier has {model.num_classes} classes and there are {len(self.candidates)} candidates; "
                 "give the names of its classes with --candidates FILE"
@@ -113,6 +110,15 @@ class Recognition:
             return features
         labels = class_indices(features.labels, self.label_names, self.candidates)
         return dataclasses.replace(features, labels=labels)
+
+
+def require_head(model: EvaluatedModel) -> None:
+    """Raises a `UserError` for an image tower that was imported alone, which can only give features."""
+    if model.text is None and not model.num_classes:
+        raise UserError(
+            "an image tower that was imported alone has no head: evaluate its features with few-shot or linear-probe, "
+            "or train one with --pretrained.run"
+        )
 
 
 def embed_class_names(

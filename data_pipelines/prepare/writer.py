@@ -99,17 +99,18 @@ class SplitWriter:
         self.finished = folder.exists()
         self._written: dict[int, int] = {}
         if self.finished:
-            if _read_plan(folder) != self._plan:
-                raise UserError(
-                    f"{folder} exists, from another source or with other options; remove it or choose another output"
-                )
+            if (plan := _read_plan(folder)) != self._plan:
+                raise UserError(f"{folder} exists, {_difference(plan, self._plan)}; remove it or choose another output")
             self.num_written = split.num_samples
             return
         begun = _read_plan(self._partial)
         if begun is None:
             shutil.rmtree(self._partial, ignore_errors=True)
         elif begun != self._plan:
-            raise UserError(f"{self._partial} was started from another source or with other options; remove it first")
+            raise UserError(
+                f"{self._partial} was started {_difference(begun, self._plan)}; repeat the command that started it, or "
+                "remove it and begin anew"
+            )
         for shard in range(self._num_shards):
             # Reading the headers to the end proves that a shard is complete.
             path = self._partial / f"{shard}.tar"
@@ -238,6 +239,15 @@ def _is_caption(text: bytes) -> bool:
         return bool(text.decode("utf-8").strip())
     except UnicodeDecodeError:
         return False
+
+
+def _difference(before: Any, plan: dict[str, Any]) -> str:
+    """Returns in which way shards differ from a plan, with the flags if nothing else does."""
+    flags = {"shards": "--samples-per-shard", "shuffle": "--shuffle", "check_images": "--check-images"}
+    changed = [name for name in plan if before.get(name) != plan[name]] if isinstance(before, dict) else []
+    if not changed or not flags.keys() >= set(changed):
+        return "from another source or with other options"
+    return f"with another {' and '.join(flags[name] for name in changed)}"
 
 
 def _read_plan(folder: Path) -> Any:

@@ -12,6 +12,8 @@ from lit_het.errors import UserError
 from lit_het.runs.directory import config_path, load_config
 from lit_het.tasks.classification import ClassificationConfig, ClassificationTask
 from lit_het.tasks.contrastive import ContrastiveConfig, ContrastiveTask
+from lit_het.tasks.features import ImageTowerConfig
+from lit_het.towers.vit import ViTConfig
 
 if TYPE_CHECKING:
     from lit_het.data_pipelines.stream import Stream
@@ -106,6 +108,17 @@ def report_copies(config: ExperimentConfig, num_samples: int) -> None:
     message(
         f"a batch of {size:,} holds copies of the {num_samples:,} samples: {consequence}; --data.batch-size "
         f"{num_samples} or less has none"
+    )
+
+
+def unseen_pixels(tower: ImageTowerConfig) -> str | None:
+    """Returns what a ViT does with images that its patches do not divide, and what to choose; None if they do."""
+    if not isinstance(tower, ViTConfig) or not (rest := tower.image_size % tower.patch_size):
+        return None
+    below = tower.image_size - rest
+    return (
+        f"patches of {tower.patch_size} pixels do not divide images of {tower.image_size}: the last {rest} rows and "
+        f"columns are not seen; choose an image size of {below} or {below + tower.patch_size} to use all pixels"
     )
 
 

@@ -36,6 +36,7 @@ from lit_het.heads.contrastive import DeterministicContrastiveConfig
 from lit_het.heads.deterministic import DeterministicConfig
 from lit_het.losses.contrastive import SigmoidLoss, SoftmaxLoss
 from lit_het.runs import directory, image_processors
+from lit_het.runs.checks import unseen_pixels
 from lit_het.runs.directory import checkpoint_dir, config_path, load_config
 from lit_het.runs.opening import Run, open_run
 from lit_het.tasks.classification import ClassificationConfig
@@ -136,6 +137,12 @@ def _read(source: str, run_dir: Path, options: ImportOptions) -> tuple[Experimen
         tokenizer=_tokenizer(task, tokenizer) if tokenizer else None,
         calibration=None,
     )
+    if isinstance(task, ContrastiveConfig) and not tokenizer:
+        message(
+            f"{source} has no tokenizer that lit-het reads: captions need one, import it again with --tokenizer FILE"
+        )
+    if remark := unseen_pixels(task.image_tower):
+        message(remark)
     shapes = task.build().shapes
     if isinstance(task, ClassificationConfig) and found.num_classes is None:
         shapes = {"image_tower": shapes["image_tower"]}

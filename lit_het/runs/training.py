@@ -29,7 +29,7 @@ from lit_het.errors import Unwritable, UserError
 from lit_het.eval.features import Sets
 from lit_het.files import cache_folder
 from lit_het.runs.calibration_split import Split, split
-from lit_het.runs.checks import check_data, check_embeddings, check_run_dir, report_copies
+from lit_het.runs.checks import check_data, check_embeddings, check_run_dir, report_copies, unseen_pixels
 from lit_het.runs.directory import checkpoint_dir, config_path
 from lit_het.runs.files import write_nonfinite, write_run_files
 from lit_het.runs.initialization import initial_params
@@ -82,6 +82,8 @@ def _train_on(
     check_data(config, loader, tokenizer)
     if isinstance(loader, Loader):
         report_copies(config, loader.num_samples)
+    if remark := unseen_pixels(config.task.image_tower):
+        message(remark)
     task = config.task.build()
     run = _run_length(config, loader)
     optimizer = config.optimizer.build(config.schedule, run, task.layers_above, task.learning_rates)

@@ -184,7 +184,10 @@ def test_an_invalid_tokenizer_is_refused_before_anything_is_written(capsys, tmp_
     assert "nope.model: cannot be read" in refusal(capsys, *source, "--tokenizer", tmp_path / "nope.model")
     assert "not a SentencePiece model" in refusal(capsys, *source, "--tokenizer", tmp_path / "text.model")
     assert not (tmp_path / "run").exists()
-    run(*source)
+    run(*source, "--image-size", "30")
+    written = capsys.readouterr().err
+    assert "hf_siglip has no tokenizer that lit-het reads: captions need one, import it again with --tok" in written
+    assert "the last 6 rows and columns are not seen; choose an image size of 24 or 32" in written
     line = refusal(capsys, "zero-shot", "--checkpoint", tmp_path / "run", "--data", data / "train")
     assert "has no tokenizer; import it again with --tokenizer" in line
     run("export", "--checkpoint", tmp_path / "run", "--to", "npz", "--output", tmp_path / "model.npz")

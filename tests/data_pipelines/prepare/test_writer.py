@@ -122,23 +122,24 @@ def test_a_finished_split_is_not_written_again(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("split", "options"),
+    ("split", "options", "difference"),
     [
-        (numbered(7), WriteOptions(2)),
-        (numbered(6), WriteOptions(3)),
-        (numbered(6), WriteOptions(2, shuffle=True)),
-        (Split(6, numbered(6).read, "other samples"), WriteOptions(2)),
+        (numbered(7), WriteOptions(2), "from another source or with other options"),
+        (Split(6, numbered(6).read, "other samples"), WriteOptions(2), "from another source or with other options"),
+        (numbered(6), WriteOptions(3), "with another --samples-per-shard"),
+        (numbered(6), WriteOptions(2, check_images=True), "with another --check-images"),
+        (numbered(6), WriteOptions(2, shuffle=True, check_images=True), "with another --shuffle and --check-images"),
     ],
 )
-def test_shards_of_another_source_or_other_options_are_never_mixed(tmp_path, split, options):
+def test_shards_of_another_source_or_other_options_are_never_mixed(tmp_path, split, options, difference):
     with pytest.raises(UserError, match=r"image 5: not an image"):
         SplitWriter(tmp_path / "test", numbered(6, broken=[5]), WriteOptions(2)).write(advance)
-    with pytest.raises(UserError, match=r"\.test\.partial was started from another source or with other options"):
+    with pytest.raises(
+        UserError, match=rf"\.test\.partial was started {difference}; repeat the command that started it"
+    ):
         SplitWriter(tmp_path / "test", split, options)
     SplitWriter(tmp_path / "test", numbered(6), WriteOptions(2)).write(advance)
-    with pytest.raises(
-        UserError, match="test exists, from another source or with other options; remove it or choose another output"
-    ):
+    with pytest.raises(UserError, match=f"test exists, {difference}; remove it or choose another output"):
         SplitWriter(tmp_path / "test", split, options)
 
 
