@@ -26,7 +26,6 @@ class ExpertsConfig:
         num_experts: E.
         num_selected: K, number of experts per token (e3: per token of each member).
         num_blocks: number of blocks with experts, the last odd ones counting from 0 ("last-n"); None for every odd one.
-        blocks: numbers of the blocks with experts, counting from 0, in place of ``num_blocks``; None for the last odd.
         num_members: M; with more than one the tower is an efficient ensemble (e3): the batch is repeated M times before
             the first block with experts, and each copy has its own E / M experts.
         capacity_factor: slots of all experts in training, per selected expert of a token.
@@ -38,6 +37,7 @@ class ExpertsConfig:
         auxiliary_weight: weight of the mean of importance and load loss.
         dropout_rate: dropout of the experts' hidden layer and output, in training.
         tokens_per_group: maximum number of tokens that are routed together; a group has whole images.
+        blocks: numbers of the blocks with experts, counting from 0, in place of ``num_blocks``; None for the last odd.
 
     Raises:
         UserError: inconsistent numbers, or an unknown dispatch.
@@ -46,7 +46,6 @@ class ExpertsConfig:
     num_experts: int = 32
     num_selected: int = 2
     num_blocks: int | None = 2
-    blocks: tuple[int, ...] | None = None
     num_members: int = 1
     capacity_factor: float = 1.05
     eval_capacity_factor: float = 8.0
@@ -56,6 +55,7 @@ class ExpertsConfig:
     auxiliary_weight: float = 0.01
     dropout_rate: float = 0.0
     tokens_per_group: int = 1024
+    blocks: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         require_at_least(1, self, "num_experts", "num_selected", "num_members", "tokens_per_group")

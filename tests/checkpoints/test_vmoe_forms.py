@@ -11,7 +11,7 @@ from lit_het.checkpoints.rename import load
 from lit_het.checkpoints.vmoe.importing import describe_vmoe
 from lit_het.errors import UserError
 from lit_het.towers.positions import sine_cosine_positions
-from tests.checkpoints.importing import assert_recorded, compiled, golden, params_of, pixels
+from tests.checkpoints.importing import assert_recorded, compiled, golden, image_tower, params_of, pixels
 from tests.checkpoints.test_vmoe import recorded, stored
 
 # V-MoE's names of what big_vision has too.
@@ -38,9 +38,9 @@ def as_vmoe(arrays):
 
 def tower_of(found):
     """Returns an imported tower as a function of images."""
-    shapes = nnx.to_pure_dict(nnx.state(nnx.eval_shape(lambda: found.image_tower.build(nnx.Rngs(0)))))
+    shapes = nnx.to_pure_dict(nnx.state(nnx.eval_shape(lambda: image_tower(found).build(nnx.Rngs(0)))))
     sources = [source for source in found.parameter_sources if not source.target.startswith("head/")]
-    return compiled(found.image_tower, load(found.arrays, sources, {"image_tower": shapes})["image_tower"])
+    return compiled(image_tower(found), load(found.arrays, sources, {"image_tower": shapes})["image_tower"])
 
 
 def test_attention_pooling_gives_the_embeddings_that_big_visions_has():
@@ -48,7 +48,7 @@ def test_attention_pooling_gives_the_embeddings_that_big_visions_has():
     params = params_of(recording)
     image = {name.removeprefix("img/"): array for name, array in params.items() if name.startswith("img/")}
     found = describe_vmoe(stored(as_vmoe(image), ""))
-    assert found.image_tower.pooling == "attention"
+    assert image_tower(found).pooling == "attention"
     embedding = tower_of(found)(pixels(recording["image"])).embedding
     assert_recorded(embedding / np.linalg.norm(embedding, axis=1, keepdims=True), recording["zimg"])
 
@@ -59,9 +59,9 @@ def test_positions_of_sines_and_cosines_need_an_image_size():
     with pytest.raises(UserError, match=r"no positions .* set --image-size"):
         describe_vmoe(stored(fixed))
     found = describe_vmoe(stored(fixed), image_size=16)
-    assert found.image_tower.positions == "sine_cosine"
+    assert image_tower(found).positions == "sine_cosine"
     # As learned positions of the same values, where the class token has none.
-    width, side = found.image_tower.encoder.width, found.image_tower.side
+    width, side = image_tower(found).encoder.width, image_tower(found).side
     same = np.concatenate([np.zeros((1, width)), sine_cosine_positions(side, side, width)]).astype(np.float32)
     learned = describe_vmoe(stored({**tree, "params/Encoder/posembed_input/pos_embedding": same[None]}))
     images = np.random.default_rng(0).integers(0, 256, (2, 16, 16, 3)).astype(np.float32)
@@ -86,9 +86,10 @@ def test_experts_may_be_in_any_blocks():
     moved = {name.replace("encoderblock_2/", "encoderblock_3/"): array for name, array in moved.items()}
     moved = {name.replace("encoderblock_x/", "encoderblock_2/"): array for name, array in moved.items()}
     found = describe_vmoe(stored(moved))
-    assert found.image_tower.encoder.experts.blocks == (1, 2)
-    assert found.image_tower.encoder.experts.block_numbers(4) == (1, 2)
-    shapes = nnx.to_pure_dict(nnx.state(nnx.eval_shape(lambda: found.image_tower.build(nnx.Rngs(0)))))
+    experts = image_tower(found).encoder.experts
+    assert experts is not None
+    assert (experts.blocks, experts.block_numbers(4)) == ((1, 2), (1, 2))
+    shapes = nnx.to_pure_dict(nnx.state(nnx.eval_shape(lambda: image_tower(found).build(nnx.Rngs(0)))))
     sources = [source for source in found.parameter_sources if not source.target.startswith("head/")]
     blocks = load(found.arrays, sources, {"image_tower": shapes})["image_tower"]["encoder"]
     router = jax.tree.leaves(blocks["expert_blocks"]["mixture"]["router"])[0]
