@@ -6,87 +6,120 @@ import time
 from collections.abc import Iterator
 from types import TracebackType
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.text import Text
 
 from lit_het import distributed
 from lit_het.errors import printable
 
 # Seconds between two progress lines where the output is not a terminal.
 PLAIN_INTERVAL = 10.0
+# Columns of a name that is shortened for the bar, then of the bar; below the last the bar is left out.
+_NAME, _WIDE_BAR, _NARROW_BAR = 8, 40, 10
 
 
 class Bar:
-    """A progress bar with rate and time left; plain lines where the output is not a terminal.
+    """A progress bar with rate, time left and a note; plain lines where the output is not a terminal.
 
     Only the main process shows it. Use as a context manager.
     """
 
     def __init__(self, description: str, total: int, unit: str, *, start: int = 0):
-        self.description, self.total, self.unit = description, total, unit
+        self.description, self.total, self.unit = printable(description), total, unit
+        self._note = ""
         self._done = self._start = start
-        self._last_line = time.monotonic()
+        self._opened = self._last_line = time.monotonic()
         self._began: float | None = None
-        self._console = Console(stderr=True, quiet=not distributed.is_main_process())
-        self._bar: Progress | None = None
-        if self._console.is_terminal and not self._console.quiet:
-            columns = (
-                TextColumn("{task.description}"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TextColumn("{task.fields[rate]}"),
-                TimeElapsedColumn(),
-                TextColumn("left"),
-                TimeRemainingColumn(),
-                TextColumn("{task.fields[note]}"),
-            )
-            self._bar = Progress(*columns, console=self._console)
-            self._task = self._bar.add_task(description, total=total, completed=start, rate="", note="")
+        # The variable FORCE_COLOR would otherwise make a terminal of every file.
+        self._console = Console(
+            stderr=True, force_terminal=sys.stderr.isatty(), quiet=not distributed.is_main_process()
+        )
+        self._live: Live | None = None
+        if self._console.is_interactive and not self._console.quiet:
+            # Results that are piped into a file must not be shown above the bar instead.
+            self._live = Live(self, console=self._console, redirect_stdout=sys.stdout.isatty())
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Renders one line: where it is too long, first the name is shortened, and then the bar."""
+        figures = Text(self._figures(), no_wrap=True, overflow="ellipsis")
+        room = options.max_width - figures.cell_len - 1
+        name = Text(self.description, end=" ")
+        name.truncate(min(max(room - _NARROW_BAR - 1, _NAME), room), overflow="ellipsis")
+        width = min(room - name.cell_len - 1, _WIDE_BAR)
+        if room > 0:
+            yield name
+        if width >= _NARROW_BAR:
+            yield ProgressBar(self.total, self._done, width)
+            yield Text(" ", end="")
+        yield figures
 
     def __enter__(self) -> "Bar":
-        if self._bar:
-            self._bar.start()
+        if self._live:
+            self._live.start(refresh=True)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._bar:
-            self._bar.stop()
+        if self._live:
+            self._live.stop()
         elif error is None:
-            self._print_line("")
+            self._print_line()
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
         """Hides the bar while another one is shown."""
-        if self._bar:
-            self._bar.stop()
+        if self._live:
+            self._live.transient = True
+            self._live.stop()
+            self._live.transient = False
         yield
-        if self._bar:
-            self._bar.start()
+        if self._live:
+            self._live.start(refresh=True)
 
     def advance(self, count: int, note: str = "") -> None:
-        """Adds ``count`` completed units and shows ``note`` beside the bar."""
+        """Adds ``count`` completed units; shows ``note``, or else the last one, beside the bar."""
         self._done += count
+        self._note = note or self._note
         if self._began is None:
             # The first units include compilation, so the rate does not count them.
             self._began, self._start = time.monotonic(), self._done
-        if self._bar:
-            self._bar.update(self._task, completed=self._done, rate=f"{self._rate():.1f} {self.unit}/s", note=note)
-        elif time.monotonic() - self._last_line > PLAIN_INTERVAL:
-            self._print_line(note)
+        if self._live is None and time.monotonic() - self._last_line > PLAIN_INTERVAL:
+            self._print_line()
 
-    def _rate(self) -> float:
-        seconds = 0.0 if self._began is None else time.monotonic() - self._began
-        return (self._done - self._start) / max(seconds, 1e-6)
+    def _figures(self) -> str:
+        """Returns the text beside the bar, such as ``1200/20000 steps, 12.3/s, 25:31 left, loss 2.345``."""
+        figures = [f"{_short(self._done)}/{_short(self.total)} {self.unit}"]
+        now = time.monotonic()
+        if self._began is not None and self._done > self._start:
+            rate = (self._done - self._start) / max(now - self._began, 1e-6)
+            figures.append(f"{_short(rate)}/s")
+            if self._done < self.total:
+                figures.append(f"{_clock((self.total - self._done) / rate)} left")
+        if self._done >= self.total:
+            figures.append(f"in {_clock(now - self._opened)}")
+        return ", ".join([*figures, *filter(None, (self._note,))])
 
-    def _print_line(self, note: str) -> None:
+    def _print_line(self) -> None:
         self._last_line = time.monotonic()
-        rate = self._rate()
-        left = f", {rate:.1f}/s, {(self.total - self._done) / rate:.0f} s left" if rate else ""
-        line = f"{self.description}: {self._done}/{self.total} {self.unit}{left} {note}"
         if not self._console.quiet:
-            print(line.rstrip(), file=sys.stderr, flush=True)
+            print(f"{self.description}: {self._figures()}", file=sys.stderr, flush=True)
+
+
+def _short(number: int | float) -> str:
+    """Returns a number in at most seven digits: counts whole, rates with decimals, both in millions where large."""
+    for size, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M")):
+        if number >= max(size, 1e7):
+            return f"{number / size:.1f}{letter}"
+    return str(number) if isinstance(number, int) else f"{number:.{1 if number >= 1 else 2}f}"
+
+
+def _clock(seconds: float) -> str:
+    minutes, second = divmod(round(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
 
 
 def message(line: str, *, on_all_processes: bool = False) -> None:

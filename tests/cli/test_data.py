@@ -43,7 +43,7 @@ def test_zero_shot_reads_prepared_shards(tmp_path, capsys):
     said = capsys.readouterr().err
     assert "train: 100 images; 50,000 were published" in said
     assert "test: 1 of 10 classes have no images, truck first" in said
-    assert re.search(r"train: 100/100 images, [\d.]+/s, 0 s left", said)
+    assert re.search(r"train: 100/100 images, [\d.]+/s, in 0:0", said)
     assert f"test: 20 images in {tmp_path}/cifar/test" in said
 
 
