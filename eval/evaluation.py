@@ -20,6 +20,14 @@ MAX_DRAWING_BYTES = 2**29
 CALIBRATED = "calibrated"
 """The setting of a `Record` that says how its probabilities were calibrated; missing where they are as trained."""
 
+FIGURES_OF_TRAINING = (
+    *("top1", "nll", "ece", "calibrated/temperature_factor", "mean_average_precision"),
+    *("image_to_text_recall1", "text_to_image_recall1", "10_shot"),
+)
+"""The figures of evaluations during training that reports draw as curves."""
+
+# The number of figures in a line.
+_IN_LINE = 3
 # Larger integers in a file are rejected.
 _LARGEST = 2**63
 
@@ -83,6 +91,23 @@ class Record:
     step: int
     settings: Mapping[str, Any]
     drawing: Drawing
+
+
+def line(evaluation: Evaluation) -> str:
+    """Returns a few figures of an evaluation in one line, with standard errors."""
+    known = [figure for figure in FIGURES_OF_TRAINING if figure in evaluation.figures]
+    figures = ", ".join(
+        f"{figure} {cell(evaluation, figure)}" for figure in (known or [*evaluation.figures])[:_IN_LINE]
+    )
+    return f"{evaluation.kind.replace('_', '-')} {evaluation.name}: {figures}"
+
+
+def cell(evaluation: Evaluation, path: str, *, with_error: bool = True) -> str:
+    """Returns a figure with four decimals and its standard error; empty if the evaluation lacks it."""
+    if path not in evaluation.figures:
+        return ""
+    error = evaluation.errors.get(path, math.nan) if with_error else math.nan
+    return f"{evaluation.figures[path]:.4f}" + ("" if math.isnan(error) else f" ± {error:.4f}")
 
 
 def evaluations_folder(run_dir: Path) -> Path:

@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lit_het.eval.evaluation import Record, evaluations_folder
+from lit_het.eval.evaluation import FIGURES_OF_TRAINING, Record, evaluations_folder
 from lit_het.eval.report import figures
 from lit_het.eval.report.naming import STYLES, split, style_of, title_of_kind
 from lit_het.eval.report.page import Html, Section, configuration, facts, folded
@@ -25,11 +25,6 @@ _HEADLINES = (
     ("few_shot", ("25_shot", "10_shot", "5_shot", "1_shot")),
     ("shift", ("corrupted/top1",)),
     ("ensemble", ("joint_top1",)),
-)
-# The figures of evaluations during training that curves show.
-_CURVES = (
-    *("top1", "nll", "ece", "calibrated/temperature_factor", "mean_average_precision"),
-    *("image_to_text_recall1", "text_to_image_recall1", "10_shot"),
 )
 
 
@@ -101,7 +96,7 @@ def _evaluation_charts(histories: Mapping[str, Sequence[Mapping[str, Any]]]) -> 
         kind, _, rest = metric.partition("/")
         name, _, figure = rest.partition("/")
         # Most figures of parts, such as calibrated predictions, are left out: they would be many charts.
-        if kind == "train" or figure not in _CURVES or count < 2:
+        if kind == "train" or figure not in FIGURES_OF_TRAINING or count < 2:
             continue
         charts.append(figures.Chart(metric, f"{title_of_kind(kind)} {name}: {style_of(split(figure)[1]).label}"))
     return charts

@@ -1,7 +1,6 @@
 """``lit-het evaluate``, and the commands for single evaluations such as ``lit-het zero-shot``."""
 
 import json
-import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from lit_het import distributed
 from lit_het.configs import experiment
 from lit_het.console import message
 from lit_het.errors import UserError
-from lit_het.eval.evaluation import Evaluation, write_record
+from lit_het.eval.evaluation import Evaluation, cell, write_record
 from lit_het.eval.features import Sets
 from lit_het.eval.suite import EnsembleConfig, EvaluationConfig
 from lit_het.files import write_atomically
@@ -104,17 +103,10 @@ def table(evaluation: Evaluation) -> Table:
         shown.add_column("chance", justify="right")
     for row in parts if transposed else rows:
         paths = [f"{row}/{column}" if transposed else f"{column}/{row}" for column in (rows if transposed else parts)]
-        cells = [_cell(evaluation, path.removeprefix("/"), with_error=not transposed) for path in paths]
+        cells = [cell(evaluation, path.removeprefix("/"), with_error=not transposed) for path in paths]
         chance = [] if transposed else [f"{evaluation.chance[row]:.4f}" if row in evaluation.chance else ""]
         shown.add_row(Text(row), *cells, *chance)
     return shown
-
-
-def _cell(evaluation: Evaluation, path: str, *, with_error: bool) -> str:
-    if path not in evaluation.figures:
-        return ""
-    error = evaluation.errors.get(path, math.nan) if with_error else math.nan
-    return f"{evaluation.figures[path]:.4f}" + ("" if math.isnan(error) else f" ± {error:.4f}")
 
 
 def evaluate_suite(

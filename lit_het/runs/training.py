@@ -7,7 +7,7 @@ import itertools
 import json
 import os
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import jax
@@ -26,16 +26,15 @@ from lit_het.data_pipelines.tokenizers import Tokenizer
 from lit_het.data_pipelines.watchdog import watched as reads_watched
 from lit_het.durations import RunLength
 from lit_het.errors import Unwritable, UserError
-from lit_het.eval.features import Sets
 from lit_het.files import cache_folder
 from lit_het.runs.calibration_split import Split, split
 from lit_het.runs.checks import check_data, check_embeddings, check_run_dir, report_copies, unseen_pixels
 from lit_het.runs.directory import checkpoint_dir, config_path
+from lit_het.runs.evaluating import lacks_evaluation, opened_evaluations
 from lit_het.runs.files import write_nonfinite, write_run_files
 from lit_het.runs.initialization import initial_params
 from lit_het.runs.inspection import damage
 from lit_het.runs.opening import tower_fingerprint
-from lit_het.runs.predictor import Programs
 from lit_het.runs.saved_calibration import read_calibration
 from lit_het.tasks.classification import ClassificationTask
 from lit_het.tasks.contrastive import ContrastiveTask
@@ -44,7 +43,7 @@ from lit_het.training.loop import NonFinite
 from lit_het.training.metric_log import MetricLog, read_metrics
 from lit_het.training.run_lock import locked
 from lit_het.training.step import initial_state, jit_step, make_train_step
-from lit_het.types import Batch, EvaluatedModel, Params, TrainState
+from lit_het.types import Batch, TrainState
 
 if TYPE_CHECKING:
     from lit_het.data_pipelines.stream import Stream
@@ -115,7 +114,7 @@ def _train_on(
             raise Unwritable(f"{problem}; free the disk and start again") from error
         watchdog = reads_watched(config.data.slow_read_seconds, config.data.stuck_read_seconds)
         try:
-            evaluate = _evaluation(config, task, locked, state.params, tokenizer, mesh, tower)
+            evaluate = opened_evaluations(config, task, locked, state.params, tokenizer, mesh, tower, run.num_steps)
             step = make_train_step(
                 task,
                 optimizer,
@@ -136,7 +135,7 @@ def _train_on(
                     saver=_Saver(checkpoints, check_lock, config.data.batch_size, checksum, loader.digest),
                     evaluate=evaluate,
                     description=config.run_dir.name,
-                    evaluate_first=_lacks_evaluation(config, int(state.step), run.num_steps),
+                    evaluate_first=lacks_evaluation(config, int(state.step), run.num_steps),
                 )
         except NonFinite as error:
             named = write_nonfinite(config, loader, error.step)
@@ -252,7 +251,7 @@ def train_unless_done(config: ExperimentConfig, *, allow_commands: bool = False)
     # The data is needed only to convert epochs to steps.
     loader = _open_data(config, None, allow_commands)[0] if config.length.unit == "epochs" else None
     num_steps = _run_length(config, loader).num_steps
-    if newest is None or newest < num_steps or _lacks_evaluation(config, newest, num_steps):
+    if newest is None or newest < num_steps or lacks_evaluation(config, newest, num_steps):
         train(config, resume=True, allow_commands=allow_commands)
         return
     with Checkpoints(checkpoint_dir(config.run_dir), read_only=True) as checkpoints:
@@ -288,49 +287,6 @@ class _Saver:
     def finish(self) -> None:
         """Implements `loop.Saver`."""
         self.checkpoints.finish()
-
-
-def _evaluation(
-    config: ExperimentConfig,
-    task: ContrastiveTask | ClassificationTask,
-    locked: Params,
-    trainable: Params,
-    tokenizer: Tokenizer | None,
-    mesh: Mesh,
-    tower: Callable[[], str],
-) -> Callable[[Params], Mapping[str, float]]:
-    """Opens and checks the evaluation sets; returns the function that evaluates trainable parameters."""
-    stored = any(evaluation.data.embeddings is not None for evaluation in config.evaluations)
-    if stored and "image_tower" in task.trained:
-        raise UserError("evaluations cannot use `embeddings` if the image tower is trained; leave them out")
-    sets = Sets(config.data.image_size, config.data.preprocessing, tower)
-    evaluators = [evaluation.build(sets) for evaluation in config.evaluations]
-    programs = Programs(task, mesh, tokenizer)
-    versions = itertools.count()
-
-    def model_of(trainable: Params) -> EvaluatedModel:
-        # The features of a locked tower do not change and are cached under one version.
-        version = f"version {next(versions)}" if "image_tower" in task.trained else tower() if stored else "locked"
-        return programs.model(parameters.merge(locked, trainable), version)
-
-    if evaluators:
-        model = model_of(trainable)
-        for evaluator in evaluators:  # an error shows at the start, not at the first evaluation
-            evaluator.check(model)
-
-    def evaluate(trainable: Params) -> Mapping[str, float]:
-        model = model_of(trainable)
-        return {name: value for evaluator in evaluators for name, value in evaluator(model).metrics().items()}
-
-    return evaluate
-
-
-def _lacks_evaluation(config: ExperimentConfig, step: int, num_steps: int) -> bool:
-    """Returns whether the evaluation after the last saved step is missing, as the run was stopped in it."""
-    if not step or not config.evaluations or not config.cadence.evaluates_after(step, num_steps):
-        return False
-    records = [record for record in read_metrics(config.run_dir / "metrics.jsonl") if record["step"] == step]
-    return all(any(name.startswith("train/") for name in record) for record in records)
 
 
 def _to_devices(batches: Iterator[Batch], task: ContrastiveTask | ClassificationTask, mesh: Mesh) -> Iterator[Batch]:

@@ -94,7 +94,7 @@ def train(
     cadence: Cadence,
     log: MetricLog,
     saver: Saver,
-    evaluate: Callable[[Params], Mapping[str, float]],
+    evaluate: Callable[[Params, int], Mapping[str, float]],
     description: str,
     evaluate_first: bool = False,
 ) -> TrainState:
@@ -109,8 +109,8 @@ def train(
         cadence: how often to log, save and evaluate.
         log: receives metrics.
         saver: receives checkpoints.
-        evaluate: trainable parameters (their average, if there is one) to metrics; called after the last step and every
-            ``evaluate_steps``.
+        evaluate: trainable parameters (their average, if there is one) and the number of steps to metrics; called after
+            the last step and every ``evaluate_steps``.
         description: label of the progress bar.
         evaluate_first: whether to evaluate before the first step, because this evaluation was interrupted.
 
@@ -124,7 +124,7 @@ def train(
 
         def measure(done: int) -> None:
             with bar.paused():
-                evaluation = evaluate(state.evaluated)
+                evaluation = evaluate(state.evaluated, done)
             if evaluation:
                 log.write(done, evaluation)
             pending.restart()

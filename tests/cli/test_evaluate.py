@@ -3,6 +3,7 @@
 import dataclasses
 import io
 import json
+import re
 import shutil
 from collections.abc import Mapping
 
@@ -109,6 +110,43 @@ def test_images_are_read_once_in_a_training_with_a_locked_tower(lit_config, shap
     assert len(losses) == lit_config.length.amount
     assert len(set(losses)) == lit_config.length.amount, "the text tower changes, and with it the figures"
     assert capsys.readouterr().err.count("reading shapes: 40/40") == 1
+
+
+def test_evaluations_of_a_training_are_printed_as_they_come_and_found_by_report_and_compare(
+    lit_config, shapes, tmp_path, capsys
+):
+    evaluations = (ZeroShotConfig(ImageSet("shapes", str(shapes))), RetrievalConfig(ImageSet("shapes", str(shapes))))
+    cadence = dataclasses.replace(lit_config.cadence, evaluate_steps=2)
+    one = dataclasses.replace(lit_config, evaluations=evaluations, cadence=cadence)
+    other = dataclasses.replace(one, run_dir=tmp_path / "other", seed=1, evaluations=evaluations[:1])
+    train(one)
+    said = capsys.readouterr().err
+    assert re.findall(r"lit-het: (step \d): ([\w-]+) shapes: \w+ [\d.]+ ± [\d.]+, ", said) == [
+        (step, kind) for step in ("step 2", "step 4") for kind in ("zero-shot", "retrieval")
+    ]
+    train(other)
+    records = {record.kind: record for record in read_records(one.run_dir)}
+    logged = read_metrics(one.run_dir / "metrics.jsonl")[-1]
+    for kind, record in records.items():
+        assert record.step == 4
+        assert {f"{kind}/shapes/{name}": value for name, value in record.figures.items()}.items() <= logged.items()
+    assert len(records["zero_shot"].drawing.arrays["confidence"]) == 40
+    assert main(["report", str(one.run_dir)]) == 0
+    assert "Zero-shot on shapes, top-1 accuracy" in (one.run_dir / "report.html").read_text()
+    capsys.readouterr()
+    assert main(["compare", str(one.run_dir), "--against", str(other.run_dir)]) == 0
+    assert "retrieval shapes" in (said := capsys.readouterr().out)
+    assert "top-1 accuracy" in said
+
+
+def test_an_evaluation_that_cannot_be_saved_does_not_end_a_training(lit_config, shapes, capsys):
+    lit_config.run_dir.mkdir()
+    (lit_config.run_dir / "evaluations").write_text("not a folder")
+    assert (
+        int(train(dataclasses.replace(lit_config, evaluations=(ZeroShotConfig(ImageSet("x", str(shapes))),))).step) == 4
+    )
+    assert "evaluations: cannot be written" in capsys.readouterr().err
+    assert "zero_shot/x/top1" in read_metrics(lit_config.run_dir / "metrics.jsonl")[-1]
 
 
 def test_figures_after_training_are_those_of_the_command(lit_config, shapes, tmp_path):

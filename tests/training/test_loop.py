@@ -49,7 +49,7 @@ class Recorder:
     def finish(self):
         pass
 
-    def evaluate(self, params):
+    def evaluate(self, params, step):
         assert params == {"average": 0.0}
         self.evaluated += 1
         return {"zero_shot/x/top1": 0.5}
@@ -168,11 +168,11 @@ class SignalledAt(Recorder):
         if int(state.step) == self.saving:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    def evaluate(self, params):
+    def evaluate(self, params, step):
         if self.evaluating:
             os.kill(os.getpid(), signal.SIGTERM)
         preemption.leave_if_due()
-        return super().evaluate(params)
+        return super().evaluate(params, step)
 
 
 @pytest.mark.parametrize(
@@ -225,7 +225,7 @@ def real_run(directory, run, *, first=0, until=STEPS, saves=True):
             cadence=Cadence(log_steps=1, save_steps=100),
             log=log,
             saver=Saver(),
-            evaluate=lambda params: {},
+            evaluate=lambda params, step: {},
             description="test",
         )
     log.close()
