@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib.util
+import inspect
 import json
 import traceback
 from collections.abc import Callable
@@ -112,7 +113,7 @@ class ExperimentConfig:
 def load_module_config(path: Path) -> ExperimentConfig:
     """Returns ``get_config()`` of a Python file, or of a shipped configuration, given by its name.
 
-    ``x.py:image_size=384,head=b`` gives it arguments.
+    ``x.py:image_size=384,head=b`` gives it arguments: literals, integers, floats, booleans and strings without commas.
 
     Raises:
         UserError: the file is missing, has an error in it, or has no ``get_config`` that returns a configuration or
@@ -155,7 +156,7 @@ def _call(path: Path, function: str, example: str) -> Any:
         if not hasattr(module, function):
             raise UserError(f"{path} has no {function}(); see the shipped {example} for an example")
         called = getattr(module, function)
-        return called(**_arguments(called, arguments, path) if colon else {})
+        return called(**_arguments(called, arguments if colon else "", path))
     except UserError:
         raise
     except Exception as error:  # the user's code may raise anything
@@ -165,18 +166,51 @@ def _call(path: Path, function: str, example: str) -> Any:
         raise UserError(f"{place}: {message}; fix the file") from error
 
 
+# What an argument of ``get_config`` may be besides a literal: how it is read, and what it is called in messages.
+_ARGUMENTS: dict[type[Any], tuple[Callable[[str], Any], str]] = {
+    int: (int, "whole number"),
+    float: (float, "number"),
+    bool: (lambda text: {"true": True, "false": False}[text.lower()], "true|false"),
+    str: (str, "text"),
+}
+
+
 def _arguments(function: Callable[..., Any], text: str, path: Path) -> dict[str, Any]:
-    """Parses the arguments ``name=value,name=value`` of a function, whose annotations are literals of the values."""
-    hints = get_type_hints(function)
-    choices = {name: get_args(hint) for name, hint in hints.items() if get_origin(hint) is Literal}
+    """Parses the arguments ``name=value,name=value`` of a function by its annotations."""
+    parameters_of = inspect.signature(function).parameters.values()
+    required = [one.name for one in parameters_of if one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD]
+    if not text and not required:
+        return {}
+    known = {
+        name: form
+        for name, form in get_type_hints(function).items()
+        if name != "return" and (form in _ARGUMENTS or get_origin(form) is Literal)
+    }
     found = {}
-    for argument in text.split(","):
-        name, _, value = argument.partition("=")
-        if value not in map(str, choices.get(name, ())):
-            known = ", ".join(f"{name}={'|'.join(map(str, values))}" for name, values in choices.items())
-            raise UserError(f"{path} does not accept {argument!r}; it accepts {known or 'no arguments'}")
-        found[name] = next(choice for choice in choices[name] if str(choice) == value)
+    for argument in text.split(",") if text else ():
+        name, equals, value = argument.partition("=")
+        try:
+            found[name] = _argument(known[name], value if equals else None)
+        except (KeyError, ValueError) as error:
+            accepted = ", ".join(f"{one}={_accepted(form)}" for one, form in known.items()) or "no arguments"
+            raise UserError(f"{path} does not accept {argument!r}; it accepts {accepted}") from error
+    for name in required:
+        if name in known and name not in found:
+            raise UserError(f"{path} needs the argument {name}; add :{name}={_accepted(known[name])} to its path")
     return found
+
+
+def _argument(form: Any, value: str | None) -> Any:
+    """Returns an argument of this type; raises `KeyError` or `ValueError` where it is none."""
+    if value is None:
+        raise ValueError("no value")
+    if form in _ARGUMENTS:
+        return _ARGUMENTS[form][0](value)
+    return {str(choice): choice for choice in get_args(form)}[value]
+
+
+def _accepted(form: Any) -> str:
+    return _ARGUMENTS[form][1] if form in _ARGUMENTS else "|".join(map(str, get_args(form)))
 
 
 def save(config: ExperimentConfig, path: Path) -> None:

@@ -18,9 +18,10 @@ def add_to(commands: Any) -> None:
         help="train from a configuration file",
         usage="lit-het train --config FILE [--resume | --start-or-resume] [--distributed [HOST:PORT,I/N]] "
         "[--allow-commands] [--any.field.of-the-configuration VALUE ...]",
-        description="Trains the experiment that FILE describes. Every field with a value can be "
-        "changed by the flag with its dotted path, e.g. --length 100 --task.head.covariance.num-factors 8; "
-        "'lit-het train --config FILE --help' lists them with their values.",
+        description="Trains the experiment that FILE describes. Every field can be changed by the flag with its dotted "
+        "path, e.g. --length 100 --pretrained.run DIR --task.head het_xl --task.head.covariance.num-factors 8; "
+        "'lit-het train --config FILE --help' lists them with their values. FILE.py:name=value,name=value gives "
+        "arguments of its get_config().",
         add_help=False,
     )
     train.add_argument(

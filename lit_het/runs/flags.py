@@ -15,6 +15,7 @@ from lit_het.configs import experiment
 from lit_het.data_pipelines.portions import Portion
 from lit_het.durations import Duration
 from lit_het.errors import FieldError, UserError
+from lit_het.runs import alternatives
 
 _Config = TypeVar("_Config", bound=Any)
 _REGISTRY = ConstructorRegistry()
@@ -53,6 +54,12 @@ def with_flags(default: _Config, flags: Sequence[str], command: str, *, flat: bo
     Raises:
         UserError: a flag is not a field, or its value is invalid.
     """
+    description = "Every field of the configuration that has a value."
+    typed = flags
+    if not flat:
+        default, flags = alternatives.chosen(default, flags, _is_text)
+        words = (f"{flag} {'|'.join(names)}" for flag, names in alternatives.flags_of(default, _is_text).items())
+        description += "\nClasses are chosen by name, and keep the values of equal fields:\n  " + "\n  ".join(words)
     messages = io.StringIO()
     try:
         with contextlib.redirect_stderr(messages):
@@ -61,13 +68,13 @@ def with_flags(default: _Config, flags: Sequence[str], command: str, *, flat: bo
                 default=default,
                 args=list(flags),
                 prog=command,
-                description="Every field of the configuration that has a value.",
+                description=description,
                 config=(tyro.conf.AvoidSubcommands, *((tyro.conf.OmitArgPrefixes,) if flat else ())),
                 return_unknown_args=True,
                 registry=_REGISTRY,
             )
     except FieldError as error:
-        names = (flag.partition("=")[0] for flag in flags if flag.startswith("--"))
+        names = (flag.partition("=")[0] for flag in typed if flag.startswith("--"))
         given = [name for name in names if name.strip("-").rpartition(".")[2].replace("-", "_") == error.field]
         if len(given) != 1:
             raise  # the field was not set by a flag, or several flags match
@@ -77,13 +84,25 @@ def with_flags(default: _Config, flags: Sequence[str], command: str, *, flat: bo
             raise
         raise UserError(_in_one_line(messages.getvalue())) from stop
     if unknown:
-        fields = (field.rpartition(".")[2] if flat else field for field in experiment.fields(default))
-        # The class of a field is set in the file, not by a flag; a known name that is given is not exposed as a flag.
-        known = {f"--{field.replace('_', '-')}" for field in fields if field.rpartition(".")[2] != "type"}
-        close = difflib.get_close_matches(unknown[0], sorted(known - {*unknown}), n=1)
-        hint = f"did you mean {close[0]}? " if close else ""
-        raise UserError(f"unknown flag {unknown[0]}; {hint}'{command} --help' lists all flags")
+        raise UserError(_on_unknown(unknown[0], default, command, flat=flat))
     return config
+
+
+def _is_text(form: type[Any]) -> bool:
+    return form in _TEXTS
+
+
+def _on_unknown(given: str, config: Any, command: str, *, flat: bool) -> str:
+    fields = experiment.fields(config)
+    values = {f"--{field.rpartition('.')[2] if flat else field}".replace("_", "-"): fields[field] for field in fields}
+    flag = given.partition("=")[0].replace("_", "-")
+    if flag in values:
+        return f"{flag} is no flag; set it in the configuration file"
+    # The class of a field is given by the flag of the field itself.
+    known = sorted(name for name in values if name.rpartition(".")[2] != "type")
+    close = difflib.get_close_matches(flag, known, n=1)
+    hint = f"did you mean {close[0]}? " if close else ""
+    return f"unknown flag {given}; {hint}'{command} --help' lists all flags"
 
 
 def _in_one_line(message: str) -> str:
