@@ -49,7 +49,7 @@ def add_to(commands: Any) -> None:
         name="train",
         parser=train,
         takes_fields=True,
-        if_stopped="checkpoints are saved; --resume continues from the newest",
+        if_stopped="--resume continues from the newest checkpoint, if one was saved",
     )
 
 

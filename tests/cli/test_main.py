@@ -77,7 +77,7 @@ def wait_for_end(process: str) -> None:
 def test_a_signal_stops_the_commands_of_a_stream_with_a_one_line_message(sleeping, capsys, number, code):
     assert signalled(sleeping, number, number if number != signal.SIGINT else 0) == code
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.endswith("; checkpoints are saved; --resume continues from the newest")
+    assert line.endswith("; --resume continues from the newest checkpoint, if one was saved")
     wait_for_end(sleeping.read_text().strip())
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 

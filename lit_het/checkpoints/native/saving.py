@@ -9,6 +9,7 @@ every array. A save that is interrupted stays under a temporary name, which is n
 import contextlib
 import dataclasses
 import shutil
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
@@ -30,6 +31,8 @@ from lit_het.types import Params, TrainState
 # Orbax 0.12 and TensorStore raise these when files cannot be written.
 _UNWRITABLE = (AssertionError, KeyError, OSError, ValueError)
 
+# Seconds in which threads of a failed save find that they can no longer write, and how often that is prepared.
+_SETTLING, _TRIES = 0.5, 100
 # Seconds between two measurements of how much of an imported model is on disk.
 _POLL_INTERVAL = 0.2
 
@@ -191,20 +194,36 @@ class Checkpoints:
             raise lost
         failure = SaveFailed(
             f"the checkpoint {self.directory / str(step)} could not be saved ({reason_of(error)}); "
-            "earlier checkpoints are unchanged"
+            f"{'earlier checkpoints are unchanged' if self.steps else 'there is no earlier one'}"
         )
         if jax.process_count() > 1:
             raise failure from error
-        # Orbax's threads may still write files after this removal. The next save, or the next start, removes those.
         self._close()
-        self._remove_half_written()
+        self._remove_failed(step)
         self._failures.append(failure)
         if len(self._failures) >= self._max_failed_saves:
             raise SaveFailed(
-                f"{len(self._failures)} saves in a row have failed, the last with: {failure}; "
-                "free disk space or fix the storage, then continue with --resume"
+                f"{len(self._failures)} saves in a row have failed, the last with: {failure}; free disk space or fix "
+                f"the storage, then {'continue' if self.steps else 'begin again'} with --resume"
             ) from error
         self._warn(f"{failure}; the next save tries again")
+
+    def _remove_failed(self, step: int) -> None:
+        """Removes what a failed save has written, and what its threads are about to write."""
+        # When one array fails, Orbax 0.12 does not wait for the others: TensorStore's threads write them into the space
+        # that the removal frees, and create the folder again. They cannot if a file has its name.
+        folder = self.directory / f"{step}{HALF_WRITTEN}"
+        for _ in range(_TRIES):
+            shutil.rmtree(folder, ignore_errors=True)
+            try:
+                folder.touch(exist_ok=False)
+                time.sleep(_SETTLING)
+                folder.unlink()
+                return
+            except FileExistsError:
+                continue  # a thread was faster
+            except OSError:
+                return  # nothing can be written here, by no thread
 
     def _remove_half_written(self) -> None:
         if jax.process_index():
