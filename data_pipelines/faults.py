@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from lit_het.data_pipelines.labels import OUT_OF_RANGE
 from lit_het.data_pipelines.tables import Fault
-from lit_het.errors import UserError
+from lit_het.errors import UserError, counted
 
 # The rate of broken samples is noisy at the start of a run: its denominator is at least this.
 _MIN_SAMPLES_FOR_RATE = 10_000
@@ -127,8 +127,8 @@ class FaultLog:
     def _check_stream(self, example: str) -> None:
         bad = self._num_counted
         if bad > self._max_bad_fraction * max(self._num_read, _MIN_SAMPLES_FOR_RATE):
-            defects = "1 defect" if bad == 1 else f"{bad} defects"
-            where = f"in the first {self._num_read} samples" if self._num_read else "before the first sample"
+            defects = counted(bad, "defect")
+            where = f"in the first {counted(self._num_read, 'sample')}" if self._num_read else "before the first sample"
             raise UserError(
                 f"{example}; {defects} {where} of a stream: fix them, or allow more with --data.max-bad-fraction"
             )

@@ -22,7 +22,7 @@ from lit_het.data_pipelines.loader import Loader
 from lit_het.data_pipelines.shards import IMAGE
 from lit_het.data_pipelines.storage import Unreadable, content_or_raise
 from lit_het.data_pipelines.transforms import Preprocessing
-from lit_het.errors import UserError
+from lit_het.errors import UserError, counted
 from lit_het.eval.prompts import CLASS_NAMES_FILE, TEMPLATES_FILE, read_classnames, read_templates
 from lit_het.eval.sets import ImageSet
 from lit_het.training import preemption
@@ -204,7 +204,7 @@ def _read(loader: Loader, tower: ImageFeatures, name: str) -> Features:
     with Bar(f"reading {name}", loader.num_samples, "images") as bar:
         found = read_features(tower, batches, bar.advance, name)
     for (shard, cause), count in sorted(loader.faults.counts.items()):
-        message(f"{shard}: {count} samples left out: {cause}", on_all_processes=True)
+        message(f"{shard}: {counted(count, 'sample')} left out: {cause}", on_all_processes=True)
     return found
 
 

@@ -14,8 +14,9 @@ from rich.text import Text
 from lit_het import distributed
 from lit_het.errors import printable
 
-# Seconds between two progress lines where the output is not a terminal.
-PLAIN_INTERVAL = 10.0
+# Where the output is not a terminal: seconds from one line to the next, at least and at most, and as a share of the
+# time that has passed. A day has about 300 lines.
+_SHORTEST, _LONGEST, _SHARE = 10.0, 300.0, 0.1
 # Columns of a name that is shortened for the bar, then of the bar; below the last the bar is left out.
 _NAME, _WIDE_BAR, _NARROW_BAR = 8, 40, 10
 
@@ -31,6 +32,7 @@ class Bar:
         self._note = ""
         self._done = self._start = start
         self._opened = self._last_line = time.monotonic()
+        self._told = -1  # completed units in the last line
         self._began: float | None = None
         # The variable FORCE_COLOR would otherwise make a terminal of every file.
         self._console = Console(
@@ -65,7 +67,7 @@ class Bar:
     ) -> None:
         if self._live:
             self._live.stop()
-        elif error is None:
+        elif error is None and self._told != self._done:
             self._print_line()
 
     @contextlib.contextmanager
@@ -86,8 +88,10 @@ class Bar:
         if self._began is None:
             # The first units include compilation, so the rate does not count them.
             self._began, self._start = time.monotonic(), self._done
-        if self._live is None and time.monotonic() - self._last_line > PLAIN_INTERVAL:
-            self._print_line()
+        if self._live is None:
+            now = time.monotonic()
+            if now - self._last_line > min(max(_SHORTEST, _SHARE * (now - self._opened)), _LONGEST):
+                self._print_line()
 
     def _figures(self) -> str:
         """Returns the text beside the bar, such as ``1200/20000 steps, 12.3/s, 25:31 left, loss 2.345``."""
@@ -103,7 +107,7 @@ class Bar:
         return ", ".join([*figures, *filter(None, (self._note,))])
 
     def _print_line(self) -> None:
-        self._last_line = time.monotonic()
+        self._last_line, self._told = time.monotonic(), self._done
         if not self._console.quiet:
             print(f"{self.description}: {self._figures()}", file=sys.stderr, flush=True)
 

@@ -24,6 +24,11 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
+def counted(number: int, noun: str) -> str:
+    """Returns a number and its noun: ``1 sample``, ``2,000 samples``."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
 class Unwritable(UserError):
     """A full disk or unavailable storage; the same command may succeed later."""
 

@@ -5,6 +5,7 @@ import io
 import os
 import re
 
+import numpy as np
 import pytest
 from rich.console import Console
 
@@ -16,13 +17,13 @@ FIGURES = r"\d+/20000 steps, [\d.]+/s, [\d:]+ left, loss 2.345"
 
 @pytest.fixture
 def steps(monkeypatch):
-    """Yields numbers of steps, each of which takes 100 ms."""
+    """Yields numbers of steps, each of which takes 100 ms or as many seconds as given."""
     now = [0.0]
     monkeypatch.setattr(console.time, "monotonic", lambda: now[0])
 
-    def count(last):
+    def count(last, seconds=0.1):
         for step in range(1, last + 1):
-            now[0] = step / 10
+            now[0] = step * seconds
             yield step
 
     return count
@@ -71,6 +72,29 @@ def test_an_ended_bar_says_how_long_it_took(steps):
     for _ in steps(40_000):
         bar.advance(1)
     assert rendered(bar, 80).rstrip().endswith("40000/40000 steps, 10.0/s, in 1:06:40")
+
+
+def test_lines_of_a_file_come_quickly_at_first_then_rarely_and_each_has_loss_and_time_left(steps, capsys):
+    day = 24 * 60 * 60
+    with Bar("mine", day, "steps") as bar:
+        for step in steps(day, seconds=1):
+            bar.advance(1, "loss 2.345" if step % 50 == 2 else "")
+    lines = capsys.readouterr().err.splitlines()
+    found = [re.fullmatch(r"mine: (\d+)/86400 steps, 1.0/s, .*, loss 2.345", line) for line in lines]
+    seconds = np.diff([0, *(int(line[1]) for line in found if line)])
+    assert 300 < len(lines) == len(seconds) < 330
+    assert (seconds[:9] == 11).all()
+    assert (seconds[9:-1] >= seconds[8:-2]).all()
+    assert seconds[-2] == 301
+    assert lines[-1] == "mine: 86400/86400 steps, 1.0/s, in 24:00:00, loss 2.345"
+
+
+def test_the_last_line_is_not_repeated(steps, capsys):
+    with Bar("mine", 2, "shards") as bar:
+        for _ in steps(2):
+            bar.advance(1)
+        bar._print_line()
+    assert len(capsys.readouterr().err.splitlines()) == 1
 
 
 @pytest.mark.parametrize(

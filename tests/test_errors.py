@@ -5,7 +5,7 @@ from typing import Literal
 
 import pytest
 
-from lit_het.errors import UserError, require_at_least, require_choice
+from lit_het.errors import UserError, counted, require_at_least, require_choice
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,3 +24,12 @@ def test_a_number_below_the_least_is_refused():
     require_at_least(1, Config(), "count")
     with pytest.raises(UserError, match=r"^Config: count = 0 must be at least 1$"):
         require_at_least(1, Config(count=0), "count")
+
+
+def test_numbers_and_nouns_agree():
+    assert [counted(number, "image") for number in (0, 1, 2, 1000)] == [
+        "0 images",
+        "1 image",
+        "2 images",
+        "1,000 images",
+    ]

@@ -5,6 +5,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from lit_het.errors import counted
 from lit_het.eval.evaluation import FIGURES_OF_TRAINING, Record, evaluations_folder
 from lit_het.eval.report import figures
 from lit_het.eval.report.naming import STYLES, split, style_of, title_of_kind
@@ -168,7 +169,7 @@ def verdict(runs: Sequence[SavedRun], comparison: RunComparison | None) -> str:
             break
     if len(runs) == 1:
         sentences += _overconfidence(runs[0])
-    return " ".join(sentences) or f"{len(keys)} evaluations."
+    return " ".join(sentences) or f"{counted(len(keys), 'evaluation')}."
 
 
 def _test_summary(comparison: RunComparison) -> str:

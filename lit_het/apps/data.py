@@ -22,7 +22,7 @@ from lit_het.data_pipelines.prepare.corrupted import CleanShards, copy_names
 from lit_het.data_pipelines.prepare.dataset import DataSet, Split
 from lit_het.data_pipelines.prepare.writer import SplitWriter, WriteOptions, write_names
 from lit_het.data_pipelines.shards import expand
-from lit_het.errors import UserError
+from lit_het.errors import UserError, counted
 
 
 def prepare(read: Callable[[], DataSet], source: Path, output: Path, options: WriteOptions) -> None:
@@ -56,7 +56,8 @@ def prepare(read: Callable[[], DataSet], source: Path, output: Path, options: Wr
             written = writer.write(bar.advance)
         broken = split.num_samples - written
         message(
-            f"{name}: {written:,} images in {output / name}" + (f", {broken:,} broken images skipped" * bool(broken))
+            f"{name}: {counted(written, 'image')} in {output / name}"
+            + (f", {counted(broken, 'broken image')} skipped" * bool(broken))
         )
 
 
@@ -81,7 +82,7 @@ def corrupt(
         for writer in writers:
             if not writer.finished:
                 writer.write(bar.advance)
-    message(f"{len(clean):,} images in {len(writers)} sets in {output}")
+    message(f"{counted(len(clean), 'image')} in {counted(len(writers), 'set')} in {output}")
 
 
 def index(shards: Sequence[str], workers: int, *, checksum: bool = False) -> None:
@@ -102,7 +103,7 @@ def index(shards: Sequence[str], workers: int, *, checksum: bool = False) -> Non
             with Bar("hashing", len(addresses), "shards") as hashing:
                 for _ in pool.map(save_checksum, addresses):
                     hashing.advance(1)
-    message(f"{num_samples:,} samples in {len(addresses):,} shards")
+    message(f"{counted(num_samples, 'sample')} in {counted(len(addresses), 'shard')}")
     for cause, count in faults.items():
         message(f"{count:,} times: {cause}; see lit-het data check")
 
@@ -155,7 +156,7 @@ def check(
         names = ("shard", "cause", "count", "example")
         output.write_text(json.dumps([dict(zip(names, row, strict=True)) for row in rows], indent=2) + "\n")
     if not rows:
-        message(f"all {loader.num_samples:,} samples can be used")
+        message(f"all {counted(loader.num_samples, 'sample')} can be used")
         return
     raise UserError(
         f"{loader.faults.counts.total():,} defects; fix them, or allow some in training with --data.max-bad-fraction"
@@ -179,9 +180,9 @@ def _print_table(rows: Sequence[tuple[str, str, int, str]]) -> None:
 
 def _remarks(split: Split, class_names: tuple[str, ...] | None) -> list[str]:
     """Returns remarks on a split before it is written."""
-    remarks = [f"{count:,} samples {reason} skipped" for reason, count in split.left_out.items() if count]
+    remarks = [f"{counted(count, 'sample')} {reason} skipped" for reason, count in split.left_out.items() if count]
     if split.published not in (None, split.num_samples):
-        remarks.append(f"{split.num_samples:,} images; {split.published:,} were published")
+        remarks.append(f"{counted(split.num_samples, 'image')}; {split.published:,} were published")
     if split.labels is not None and class_names is not None:
         empty = np.flatnonzero(np.bincount(split.labels, minlength=len(class_names)) == 0)
         if len(empty):

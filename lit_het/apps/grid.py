@@ -11,7 +11,6 @@ import dataclasses
 import fcntl
 import itertools
 import json
-import logging
 import math
 import re
 import sys
@@ -24,11 +23,11 @@ import cattrs
 import jax
 from flax import traverse_util
 
-from lit_het import parameters, untrusted
+from lit_het import library_logs, parameters, untrusted
 from lit_het.configs import experiment
 from lit_het.configs.experiment import ExperimentConfig
 from lit_het.console import Bar, message
-from lit_het.errors import UserError
+from lit_het.errors import UserError, counted
 from lit_het.eval.saved_runs import differences
 from lit_het.eval.significance import Estimate, estimate
 from lit_het.files import write_atomically
@@ -130,7 +129,7 @@ class Row:
 
 def run_main(name: str, body: Callable[[], object]) -> int:
     """Runs a script; user errors are printed as one line, with exit code 1."""
-    logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax logs every file that it writes
+    library_logs.silence()
     try:
         body()
     except UserError as error:
@@ -195,7 +194,7 @@ def run(planned: Sequence[Planned], output: Path, names: Sequence[str]) -> None:
             bar.advance(1)
     missing = sum(not _result_path(output, run.name).exists() for run in planned)
     if missing:
-        message(f"{missing} runs are in progress in other processes; repeat the command for the whole table")
+        message(f"{counted(missing, 'run')} in progress in other processes; repeat the command for the whole table")
 
 
 def table(planned: Sequence[Planned], output: Path, metric: str, shown: Sequence[str]) -> list[Row]:

@@ -2,7 +2,6 @@
 
 import argparse
 import contextlib
-import logging
 import os
 import signal
 import sys
@@ -11,7 +10,7 @@ import traceback
 import types
 from collections.abc import Iterator, Sequence
 
-from lit_het import __version__
+from lit_het import __version__, library_logs
 from lit_het.cli import (
     calibrate,
     checkpoint,
@@ -78,7 +77,7 @@ def _reader_has_gone() -> bool:
 
 
 def _main(arguments: Sequence[str] | None) -> int:
-    logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax logs every file that it writes
+    library_logs.silence()
     parser = _parser()
     options, rest = parser.parse_known_args(arguments)
     if rest and not getattr(options, "takes_fields", False):

@@ -16,7 +16,7 @@ from lit_het.data_pipelines.index import ShardSummary
 from lit_het.data_pipelines.labels import ClassIndex
 from lit_het.data_pipelines.loader import Loader
 from lit_het.data_pipelines.portions import ALL, Portion
-from lit_het.errors import UserError, require_at_least
+from lit_het.errors import UserError, counted, require_at_least
 from lit_het.eval.calibration import fit, scaled
 from lit_het.eval.conformal import candidates_digest, fit_conformal
 from lit_het.eval.features import Features, read_features
@@ -109,11 +109,14 @@ def calibrate(run_dir: Path, options: CalibrateOptions, *, pretrained: Path | No
 
 def table(calibration: Calibration) -> Table:
     """Returns the temperatures and the likelihoods before and after."""
-    title = f"{calibration.num_images:,} images, {calibration.num_candidates:,} candidates"
+    title = f"{counted(calibration.num_images, 'image')}, {counted(calibration.num_candidates, 'candidate')}"
     shown = Table("prediction", title=title, title_justify="left")
     for column in ("T ± standard error", "NLL before", "NLL after"):
         shown.add_column(column, justify="right")
-    fits = {"no noise": calibration.noiseless, f"mean of {calibration.num_samples} samples": calibration.monte_carlo}
+    fits = {
+        "no noise": calibration.noiseless,
+        f"mean of {counted(calibration.num_samples, 'sample')}": calibration.monte_carlo,
+    }
     for name, fitted in fits.items():
         if fitted is not None:
             shown.add_row(name, str(fitted), f"{fitted.nll_before:.4f}", f"{fitted.nll_after:.4f}")

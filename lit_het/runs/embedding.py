@@ -21,7 +21,7 @@ from lit_het.data_pipelines.index import ShardIndex, ShardSummary, index_shard
 from lit_het.data_pipelines.loader import Loader
 from lit_het.data_pipelines.portions import ALL
 from lit_het.data_pipelines.shards import IMAGE
-from lit_het.errors import UserError, require_at_least
+from lit_het.errors import UserError, counted, require_at_least
 from lit_het.runs.opening import abstract_params, load_pretrained, load_weights, open_run, tower_fingerprint
 from lit_het.tasks.features import FeatureExtractor
 from lit_het.types import Batch, Params
@@ -102,12 +102,12 @@ def embed(source: Path | None, config: ExperimentConfig, output: str, options: E
     with Bar("embedding", loader.num_samples * max(1, options.num_crops), "images") as bar:
         unread = _write(folder, loader, encode, bar.advance)
     for (shard, cause), count in sorted(loader.faults.counts.items()):
-        message(f"{shard}: {count} images have no embedding: {cause}")
+        message(f"{shard}: {counted(count, 'image')} without embedding: {cause}")
     if unread:
         raise UserError(
             f"{unread} of {len(missing)} shards could not be read completely; run the command again to embed them"
         )
-    message(f"wrote the embeddings of {len(missing):,} shards to {output}")
+    message(f"wrote the embeddings of {counted(len(missing), 'shard')} to {output}")
 
 
 def _missing(folder: EmbeddingFolder, addresses: Sequence[str]) -> tuple[list[ShardSummary], int]:

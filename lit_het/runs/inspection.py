@@ -10,7 +10,7 @@ from lit_het.checkpoints.native.folders import entries
 from lit_het.checkpoints.native.saved_step import Damaged
 from lit_het.checkpoints.native.saving import Checkpoints
 from lit_het.console import Bar
-from lit_het.errors import UserError
+from lit_het.errors import UserError, counted
 from lit_het.runs.directory import checkpoint_dir
 
 
@@ -69,7 +69,7 @@ def verify(directory: Path, step: int | None = None) -> None:
         count = len({number for number, _, _ in damaged})
         way_out = "training continues from an intact one" if count < len(steps) else "restore a copy"
         raise UserError(f"{count} of {len(steps)} checkpoints in {checkpoints.directory} damaged; {way_out}")
-    print(f"whole: {len(steps)} checkpoints in {checkpoints.directory}")
+    print(f"whole: {counted(len(steps), 'checkpoint')} in {checkpoints.directory}")
 
 
 def damage(checkpoints: Checkpoints, step: int) -> list[tuple[str, str]]:

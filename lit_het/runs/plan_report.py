@@ -11,7 +11,7 @@ from rich.table import Table
 
 from lit_het.configs.experiment import ExperimentConfig
 from lit_het.console import message
-from lit_het.errors import UserError
+from lit_het.errors import UserError, counted
 from lit_het.planning.program import Collective
 from lit_het.runs.plan import Plan, Step, plan
 from lit_het.sharding import MeshConfig
@@ -44,8 +44,9 @@ def report(config: ExperimentConfig, devices: Sequence[Any], memory_gib: int | f
     made = plan(config, devices)
     console = Console(width=None if sys.stdout.isatty() else _WIDTH_OF_FILES, highlight=False)
     mesh = " x ".join(f"{name} {size}" for name, size in made.mesh.shape.items())
-    counted = "1 device" if made.mesh.size == 1 else f"{made.mesh.size} devices"
-    console.print(f"{counted}: {mesh}; batch {made.batch_size:,}, {_rows(made):,} on a device")
+    console.print(
+        f"{counted(made.mesh.size, 'device')}: {mesh}; batch {made.batch_size:,}, {_rows(made):,} on a device"
+    )
     for table in (_parameters(made), _operations(made), _memory(made), _collectives(made)):
         console.print(table)
     for remark in REMARKS:

@@ -25,7 +25,7 @@ from lit_het.data_pipelines.loader import Loader
 from lit_het.data_pipelines.tokenizers import Tokenizer
 from lit_het.data_pipelines.watchdog import watched as reads_watched
 from lit_het.durations import RunLength
-from lit_het.errors import Unwritable, UserError
+from lit_het.errors import Unwritable, UserError, counted
 from lit_het.files import cache_folder
 from lit_het.runs.calibration_split import Split, split
 from lit_het.runs.checks import check_data, check_embeddings, check_run_dir, report_copies, unseen_pixels
@@ -146,7 +146,7 @@ def _train_on(
                 # Nothing was trained yet: after the cause is fixed, the same command starts again.
                 config_path(config.run_dir).unlink(missing_ok=True)
     for (shard, cause), count in sorted(loader.faults.counts.items()):
-        message(f"{shard}: {count} samples skipped: {cause}", on_all_processes=True)
+        message(f"{shard}: {counted(count, 'sample')} skipped: {cause}", on_all_processes=True)
     return state, samples
 
 
@@ -261,7 +261,7 @@ def train_unless_done(config: ExperimentConfig, *, allow_commands: bool = False)
         return
     if config.calibration is not None and read_calibration(config.run_dir, newest) is None:
         _calibrate(config, newest, _open_data(config, None, allow_commands)[1])
-    message(f"{config.run_dir} is finished: {newest} steps")
+    message(f"{config.run_dir} is finished: {counted(newest, 'step')}")
 
 
 @dataclasses.dataclass(frozen=True)

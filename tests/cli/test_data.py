@@ -66,7 +66,7 @@ def test_broken_images_end_in_one_line_or_are_left_out(tmp_path, capsys):
     assert re.match(r"lit-het: .*/a/2\.jpg: not an image \(9 bytes .*; fix it, or skip .* with --skip-broken", line)
     assert not (tmp_path / "out" / "test").exists()
     assert prepare("folder", tmp_path / "images", tmp_path / "out", "--split", "test", "--skip-broken") == 0
-    assert "test: 1 images in" in (said := capsys.readouterr().err)
+    assert "test: 1 image in" in (said := capsys.readouterr().err)
     assert "1 broken images skipped" in said
     assert labels(f"{tmp_path}/out") == [0]
 

@@ -128,7 +128,7 @@ def test_a_broken_image_has_no_embedding_and_is_counted(trained_lit, data, tmp_p
     assert "not an image" in refusal(capsys, "embed", *flags)
     assert not list((tmp_path / "e").glob("*.safetensors"))
     assert main(["embed", *map(str, flags), "--data.max-bad-fraction", "0.1"]) == 0
-    assert "1 images have no embedding: not an image" in capsys.readouterr().err
+    assert "1 image without embedding: not an image" in capsys.readouterr().err
     # Of a command that was stopped the fraction is still one of all images.
     few = tmp_path / "d" / "few.tar"
     write_tar(few, [{"__key__": "a", "jpg": b"no image"}])

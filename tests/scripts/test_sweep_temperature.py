@@ -101,7 +101,7 @@ def test_a_run_that_another_process_has_begun_is_left_to_it(finished, arguments,
             assert main(elsewhere) == 0
     captured = capsys.readouterr()
     assert "tau0.5_seed1: in progress in another process" in captured.err
-    assert "1 runs are in progress in other processes" in captured.err
+    assert "1 run in progress in other processes" in captured.err
 
 
 def test_results_of_another_configuration_are_refused(finished, arguments, capsys):
