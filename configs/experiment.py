@@ -82,6 +82,7 @@ class ExperimentConfig:
         calibration: the samples of ``data.shards`` that are not trained on, and to which temperatures are fitted after
             training; ``auto`` is the last 2 %, at most 10,000, where `lit_het.runs.calibration_split` can hold them
             out; None trains on all and fits none.
+        log: service that receives the metrics of ``metrics.jsonl`` too: ``wandb``, ``trackio`` or None.
         seed: seed of initialisation and noise; ``data.seed`` is that of the order of the data.
     """
 
@@ -99,6 +100,7 @@ class ExperimentConfig:
     on_nonfinite: Literal["stop", "skip"] = "stop"
     evaluations: tuple[EvaluationConfig, ...] = ()
     calibration: Portion | Literal["auto"] | None = "auto"
+    log: Literal["wandb", "trackio"] | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:

@@ -26,6 +26,7 @@ CHANGEABLE_FIELDS = (
     "cadence",
     "on_nonfinite",
     "evaluations",
+    "log",
     "data.threads",
     "data.prefetch_batches",
     "data.max_bad_fraction",

@@ -43,6 +43,7 @@ from lit_het.training.loop import NonFinite
 from lit_het.training.metric_log import MetricLog, read_metrics
 from lit_het.training.run_lock import locked
 from lit_het.training.step import initial_state, jit_step, make_train_step
+from lit_het.training.tracking import Tracker, require
 from lit_het.types import Batch, TrainState
 
 if TYPE_CHECKING:
@@ -60,6 +61,8 @@ def train(config: ExperimentConfig, *, resume: bool = False, allow_commands: boo
     Raises:
         UserError: the configuration, the data or the run directory cannot be used.
     """
+    if config.log and distributed.is_main_process():
+        require(config.log)  # before data and models are opened
     _cache_compiled_programs()
     mesh = config.mesh.build()
     sharding.check_batch_size(config.data.batch_size, mesh)
@@ -108,7 +111,10 @@ def _train_on(
             state, position = _resumed(checkpoints, state, config, loader, checksum)
         try:
             write_run_files(config, tokenizer)
-            log = MetricLog(config.run_dir, first_step=int(state.step))
+            tracker = None
+            if config.log and distributed.is_main_process():
+                tracker = Tracker(config.log, config.run_dir, experiment.fields(config))
+            log = MetricLog(config.run_dir, first_step=int(state.step), tracker=tracker)
         except OSError as error:
             problem = f"{error.filename or config.run_dir} cannot be written ({error.strerror})"
             raise Unwritable(f"{problem}; free the disk and start again") from error

@@ -13,6 +13,7 @@ from lit_het import distributed, untrusted
 from lit_het.console import message
 from lit_het.errors import UserError
 from lit_het.files import write_atomically
+from lit_het.training.tracking import Tracker
 
 _MOST_BYTES_OF_LINE = 2**20
 # Larger whole numbers are not metrics.
@@ -23,10 +24,15 @@ class MetricLog:
     """Writes scalars to ``metrics.jsonl`` and to TensorBoard files in a run's directory; only on the main process.
 
     A resumed run removes records after its checkpoint, so that each step has one record.
+
+    Args:
+        directory: of the run.
+        first_step: the step of the checkpoint that it continues from.
+        tracker: also receives every record.
     """
 
-    def __init__(self, directory: Path, *, first_step: int = 0):
-        self.path = directory / "metrics.jsonl"
+    def __init__(self, directory: Path, *, first_step: int = 0, tracker: Tracker | None = None):
+        self.path, self._tracker = directory / "metrics.jsonl", tracker
         self._writes = distributed.is_main_process()
         if not self._writes:
             return
@@ -49,12 +55,16 @@ class MetricLog:
             # TensorBoard cannot draw values that are not finite, and warns of them.
             finite = [{"tag": name, "simple_value": value} for name, value in metrics.items() if math.isfinite(value)]
             self._events.append(_event(step=step, summary={"value": finite}))
+            if self._tracker:
+                self._tracker.log(step, metrics)
 
     def close(self) -> None:
         """Writes waiting records, and reports lost ones."""
         if self._writes:
             self._lines.close()
             self._events.close()
+            if self._tracker:
+                self._tracker.close()
 
 
 class _AppendedFile:

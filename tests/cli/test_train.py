@@ -28,6 +28,7 @@ from lit_het.training.metric_log import read_metrics
 from lit_het.training.run_lock import locked
 from tests import tiny
 from tests.cli.conftest import write_config_file
+from tests.training.test_tracking import Service
 
 
 def refusal(capsys, *arguments) -> str:
@@ -263,6 +264,20 @@ def test_a_stream_of_a_command_is_trained_on_and_resumed_with_other_draws(capsys
     assert main(["train", "--config", str(path), *flags]) == 0
     assert "a stream cannot seek; it continues with new samples" in capsys.readouterr().err
     assert [record["step"] for record in read_metrics(config.run_dir / "metrics.jsonl")] == [1, 2, 3, 4]
+
+
+def test_a_service_gets_the_metrics_of_a_training_and_a_missing_one_ends_it_before_it_reads_data(
+    capsys, config_file, lit_config, monkeypatch
+):
+    monkeypatch.setitem(sys.modules, "trackio", None)
+    flags = ("--log", "trackio", "--data.shards", "/no/such/shards")
+    assert "--log trackio needs the package trackio" in refusal(capsys, "train", "--config", config_file, *flags)
+    assert not lit_config.run_dir.exists()
+    service = Service()
+    monkeypatch.setitem(sys.modules, "trackio", service)
+    assert main(["train", "--config", str(config_file), "--log", "trackio"]) == 0
+    assert service.records == read_metrics(lit_config.run_dir / "metrics.jsonl")
+    assert service.runs[0]["config"]["task.head.num_samples"] == 16
 
 
 def test_a_tokenizer_longer_than_the_text_tower_is_refused(capsys, config_file):
