@@ -1,6 +1,5 @@
 """Sends the metrics of a run to Weights & Biases or Trackio as well, which are imported only when asked for."""
 
-import importlib
 import os
 import secrets
 from collections.abc import Callable, Mapping
@@ -22,7 +21,10 @@ def require(package: str) -> Any:
         UserError: it is not installed.
     """
     try:
-        module = importlib.import_module(package)
+        if package == "wandb":
+            import wandb as module  # pyright: ignore[reportMissingImports]
+        else:
+            import trackio as module  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         raise UserError(f"--log {package} needs the package {package} ({error}); pip install {package}") from error
     if not hasattr(module, "init"):  # a folder of this name, such as wandb's own

@@ -67,7 +67,7 @@ def test_broken_images_end_in_one_line_or_are_left_out(tmp_path, capsys):
     assert not (tmp_path / "out" / "test").exists()
     assert prepare("folder", tmp_path / "images", tmp_path / "out", "--split", "test", "--skip-broken") == 0
     assert "test: 1 image in" in (said := capsys.readouterr().err)
-    assert "1 broken images skipped" in said
+    assert "1 broken image skipped" in said
     assert labels(f"{tmp_path}/out") == [0]
 
 

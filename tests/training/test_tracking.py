@@ -4,6 +4,7 @@ import dataclasses
 import struct
 import subprocess
 import sys
+import time
 import types
 
 import pytest
@@ -121,6 +122,9 @@ def test_wandb_itself_has_every_record_offline(tmp_path, monkeypatch, capfd):
     assert wandb.run is None
     (path,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
     found: dict[str, list[float]] = {}
+    deadline = time.monotonic() + 60
+    while path.stat().st_size < 1000 and time.monotonic() < deadline:
+        time.sleep(0.1)  # its other process writes the file at once, but after `finish` has returned
     for content in records_of(path.read_bytes()):
         record = messages.Record()
         record.ParseFromString(content)
