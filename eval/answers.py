@@ -33,6 +33,8 @@ class Answer:
         noisy: the mean probabilities over noise samples; None without noise.
         samples: the probabilities of each noise sample; None without noise.
         raw: ``probability`` as trained, where the others are calibrated; else None.
+        pair: the probability that each label fits the image, independent of other labels: the sigmoid of a model that
+            was trained with one, as trained; else None.
     """
 
     probability: Float[np.ndarray, " k"]
@@ -40,6 +42,7 @@ class Answer:
     noisy: Float[np.ndarray, " k"] | None = None
     samples: Float[np.ndarray, "s k"] | None = None
     raw: Float[np.ndarray, " k"] | None = None
+    pair: Float[np.ndarray, " k"] | None = None
 
     @property
     def band(self) -> Float[np.ndarray, "two k"] | None:
@@ -148,14 +151,16 @@ def answer(predictor: Predictor, features: Float[np.ndarray, " f"], samples: int
         raise UserError("a probability is not a number; training diverged, use an earlier checkpoint")
     probability = np.exp(predictor.calibrated(trained)[0])
     raw = None if predictor.model.calibration is None else np.exp(trained[0])
+    has_pairs = predictor.model.has_pair_probabilities
+    pair = predictor.quantity(quantities.pair_probabilities, block[0])[0] if has_pairs else None
     noise_norm = float(predictor.model(quantities.noise_norm, block[0])[0])
     if not samples or not noise_norm:
-        return Answer(probability, noise_norm, raw=raw)
+        return Answer(probability, noise_norm, raw=raw, pair=pair)
     noisy = dataclasses.replace(predictor, samples=samples)
     members = noisy.member_log_probabilities(*block)
     # The samples show how far noise moves the prediction, so that they have its temperature.
     mean, sampled = (np.exp(log_p[0]) for log_p in (noisy.pooled(members), noisy.calibrated(members)))
-    return Answer(probability, noise_norm, mean, sampled, raw)
+    return Answer(probability, noise_norm, mean, sampled, raw, pair)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -330,6 +330,11 @@ class EvaluatedModel(Protocol):
         ...
 
     @property
+    def has_pair_probabilities(self) -> bool:
+        """Whether the loss gives every pair of image and text a probability of its own, by a sigmoid."""
+        ...
+
+    @property
     def calibration(self) -> Calibration | None:
         """The temperatures that predictions are scaled by; None leaves them as trained."""
         ...

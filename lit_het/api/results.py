@@ -28,6 +28,8 @@ class Classification(Mapping[str, float]):
         labels: the labels, in the order that was given.
         probability: of each label without noise, calibrated if the model is.
         raw_probability: the same as trained.
+        pair_probability: the probability that each label fits the image, independent of the others, as trained with a
+            sigmoid loss; None of other models.
         noisy_mean: mean probability of each label over noise samples; None without noise.
         band: 5 % and 95 % quantiles of each probability over noise samples; None without noise.
         num_samples: S, the number of noise samples; 0 without noise.
@@ -43,6 +45,7 @@ class Classification(Mapping[str, float]):
     labels: tuple[str, ...]
     probability: Float[np.ndarray, " k"]
     raw_probability: Float[np.ndarray, " k"]
+    pair_probability: Float[np.ndarray, " k"] | None
     noisy_mean: Float[np.ndarray, " k"] | None
     band: Float[np.ndarray, "2 k"] | None
     num_samples: int
@@ -92,6 +95,7 @@ class Classification(Mapping[str, float]):
                 {
                     "label": self.labels[place],
                     "probability": at(self.probability, place),
+                    "pair_probability": at(self.pair_probability, place),
                     "raw_probability": at(self.raw_probability, place),
                     "noisy_mean": at(self.noisy_mean, place),
                     "noisy_5_percent": at(low, place),
@@ -108,8 +112,8 @@ class Classification(Mapping[str, float]):
     def to_pandas(self) -> "pandas.DataFrame":
         """Returns a table with a row for each label, the most probable first.
 
-        Its columns are image, label, probability, raw_probability, noisy_mean, noisy_5_percent, noisy_95_percent,
-        noise_norm and in_prediction_set.
+        Its columns are image, label, probability, pair_probability, raw_probability, noisy_mean, noisy_5_percent,
+        noisy_95_percent, noise_norm and in_prediction_set.
 
         Raises:
             UserError: pandas is not installed.
@@ -122,6 +126,8 @@ class Classification(Mapping[str, float]):
         bars = [(float(self.probability[i]), float(band[0, i]), float(band[1, i])) for i in order[:top]]
         rest = order[top:]
         others = [f"and {len(rest):,} other labels with {self.probability[rest].sum():.1%}"] if rest else []
+        if self.pair_probability is not None:
+            others.append("fits: the sigmoid of each label alone, as trained; the other columns compare the labels")
         sets = [] if self.prediction_set is None else [describe_set(self.prediction_set, self.coverage, top)]
         return Drawing(
             self.image,
@@ -211,6 +217,7 @@ def classification(
         labels=among.labels,
         probability=answer.probability,
         raw_probability=answer.probability if answer.raw is None else answer.raw,
+        pair_probability=answer.pair,
         noisy_mean=answer.noisy,
         band=answer.band,
         num_samples=0 if answer.samples is None else len(answer.samples),
@@ -232,15 +239,17 @@ def describe_set(inside: Sequence[str], coverage: float | None, top: int) -> str
 
 
 def _header(found: Classification) -> tuple[str, ...]:
-    return ("no noise",) if found.band is None else ("no noise", "mean", "5–95 %")
+    alone = () if found.pair_probability is None else ("fits",)
+    return (*alone, "no noise") if found.band is None else (*alone, "no noise", "mean", "5–95 %")
 
 
 def _cells(found: Classification, place: int) -> tuple[str, ...]:
+    alone = () if found.pair_probability is None else (f"{found.pair_probability[place]:.1%}",)
     probability = f"{found.probability[place]:.1%}"
     if found.band is None or found.noisy_mean is None:
-        return (probability,)
+        return (*alone, probability)
     low, high = found.band[:, place]
-    return probability, f"{found.noisy_mean[place]:.1%}", f"{low:.1%} – {high:.1%}"
+    return *alone, probability, f"{found.noisy_mean[place]:.1%}", f"{low:.1%} – {high:.1%}"
 
 
 def _frame(results: Sequence[Classification]) -> "pandas.DataFrame":

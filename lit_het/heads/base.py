@@ -2,6 +2,7 @@
 
 from typing import Protocol, runtime_checkable
 
+from flax import nnx
 from jaxtyping import Array, Bool, Float, Key
 
 from lit_het.types import EmbeddingSamples, LogitSamples
@@ -32,7 +33,13 @@ class ClassificationHead(Protocol):
 
 @runtime_checkable
 class ContrastiveHead(Protocol):
-    """Maps image and text embeddings to keys and noisy queries."""
+    """Maps image and text embeddings to keys and noisy queries.
+
+    Attributes:
+        bias: added to logits by the sigmoid loss; None for none.
+    """
+
+    bias: nnx.Param | None
 
     def __call__(
         self, image: Float[Array, "b d"], text: Float[Array, "b d"], key: Key[Array, ""] | None

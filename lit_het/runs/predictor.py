@@ -125,6 +125,11 @@ class Model:
         """Whether the head has noise for images."""
         return self.programs.task.has_image_noise
 
+    @property
+    def has_pair_probabilities(self) -> bool:
+        """Whether the loss gives every pair of image and text a probability of its own."""
+        return self.programs.task.has_pair_probabilities
+
     def check_samples(self, num_samples: int) -> None:
         """Checks a number of noise samples, see `lit_het.types.EvaluatedModel`."""
         if self.has_noise:

@@ -88,6 +88,7 @@ class ClassificationTask:
         self.locked = config.locked
         self.num_classes = config.num_classes
         self.has_image_noise = config.head.sampling is not None
+        self.has_pair_probabilities = False
         self.antithetic = config.head.sampling and config.head.sampling.antithetic
         abstract = nnx.eval_shape(lambda: Classifier(config, nnx.Rngs(0)))
         self.learning_rates = learning_rate_groups(abstract)
@@ -146,6 +147,10 @@ class ClassificationTask:
             noise_norm=head.noise_norm,
             noise_spectrum=head.spectrum,
         )
+
+    def temperature(self, params: Params) -> Float[Array, ""]:
+        """Returns τ."""
+        return self._model(params).head.temperature()
 
     def _model(self, params: Params) -> Classifier:
         return nnx.merge(self.graph, params)

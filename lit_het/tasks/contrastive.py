@@ -12,7 +12,7 @@ from lit_het.errors import UserError, require_at_least
 from lit_het.heads.base import ContrastiveHead
 from lit_het.heads.contrastive import ContrastiveHeadConfig, DeterministicContrastiveConfig
 from lit_het.losses.base import masked_mean
-from lit_het.losses.contrastive import ContrastiveLoss, SoftmaxLoss
+from lit_het.losses.contrastive import ContrastiveLoss, SigmoidLoss, SoftmaxLoss
 from lit_het.random import Keys
 from lit_het.tasks import microbatches
 from lit_het.tasks.base import layers_above_towers, learning_rate_groups, trained_parts
@@ -90,6 +90,7 @@ class ContrastiveTask:
         self.locked = config.locked
         self.num_classes = None
         self.has_image_noise = config.head.has_image_noise
+        self.has_pair_probabilities = isinstance(config.loss, SigmoidLoss)
         self.antithetic = config.head.antithetic
         abstract = nnx.eval_shape(lambda: TwoTowers(config, nnx.Rngs(0)))
         self.learning_rates = learning_rate_groups(abstract)
@@ -163,6 +164,7 @@ class ContrastiveTask:
             embeddings=head.image_key,
             noise_norm=head.image_noise_norm,
             noise_spectrum=head.image_spectrum,
+            pair_bias=0.0 if head.bias is None else head.bias[...],
         )
 
     def temperature(self, params: Params) -> Float[Array, ""]:

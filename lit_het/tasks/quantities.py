@@ -29,6 +29,7 @@ class ImageClassifier:
         embeddings: inputs to the embeddings that are compared with those of texts; of a classifier the inputs.
         noise_norm: inputs to ``sqrt(tr Σ(x))``.
         noise_spectrum: inputs to standard deviations of the noise along its principal axes, descending.
+        pair_bias: added to the logit of an image and a text before the sigmoid of the loss (SigLIP).
     """
 
     inputs: Callable[[Float[Array, "b f"]], Float[Array, "_ d"]]
@@ -39,6 +40,7 @@ class ImageClassifier:
     embeddings: Callable[[Float[Array, "n d"]], Float[Array, "n d"]]
     noise_norm: Callable[[Float[Array, "n d"]], Float[Array, " n"]]
     noise_spectrum: Callable[[Float[Array, "n d"]], Float[Array, "n _"]]
+    pair_bias: Float[Array, ""] | float = 0.0
 
 
 # (model, features [b f]) to [b ...]; quantities with noise also take a random key and S, which is 0 for no noise.
@@ -74,6 +76,16 @@ def scores(model: ImageClassifier, features: Float[Array, "b f"]) -> Float[Array
     """Returns a score of each class without noise that does not depend on other classes."""
     by_member = mean_log_probabilities(_samples(model, features), model.scores)
     return model.mean_scores(_of_members(by_member, features))
+
+
+def pair_probabilities(model: ImageClassifier, features: Float[Array, "b f"]) -> Float[Array, "b k"]:
+    """Returns ``sigmoid(u_k + bias)`` of the logits without noise, independent of other texts; means over members."""
+
+    def log_sigmoid(logits: Float[Array, "n t k"]) -> Float[Array, "n t k"]:
+        return jax.nn.log_sigmoid(logits + model.pair_bias)
+
+    by_member = mean_log_probabilities(_samples(model, features), log_sigmoid)
+    return jnp.exp(jax.nn.logmeanexp(_of_members(by_member, features), axis=1))
 
 
 def log_normalizer(model: ImageClassifier, features: Float[Array, "b f"]) -> Float[Array, " b"]:

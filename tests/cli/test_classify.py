@@ -1,5 +1,6 @@
 """`lit-het classify` on finished runs."""
 
+import dataclasses
 import io
 import json
 import math
@@ -13,8 +14,12 @@ from PIL import Image
 from lit_het.checkpoints.native.saving import Checkpoints
 from lit_het.cli.main import main
 from lit_het.eval.conformal import ConformalThresholds
+from lit_het.heads.contrastive import DeterministicContrastiveConfig
+from lit_het.losses.contrastive import SigmoidLoss
 from lit_het.runs.directory import checkpoint_dir
+from lit_het.runs.opening import open_run
 from lit_het.runs.saved_calibration import calibration_path, write_calibration
+from lit_het.runs.training import train
 from lit_het.types import Calibration, FittedTemperature
 from tests import tiny
 from tests.cli.test_train import refusal
@@ -71,6 +76,32 @@ def test_other_seeds_draw_other_noise_and_the_same_seed_the_same(capsys, trained
 
     assert drawn(0) == drawn(0)
     assert drawn(0) != drawn(1)
+
+
+def test_a_sigmoid_gives_each_label_a_probability_of_its_own(capsys, lit_config, images):
+    head = DeterministicContrastiveConfig(initial_bias=-1.0)
+    train(dataclasses.replace(lit_config, task=dataclasses.replace(lit_config.task, head=head, loss=SigmoidLoss())))
+    arguments = ("--checkpoint", lit_config.run_dir, "--labels")
+    (found,) = json.loads(classified(capsys, images[0], *arguments, ",".join(NAMES), "--json"))
+    # Logits, from their sigmoids without the bias, have the softmax of the other column.
+    pair, softmax = (np.array([one[name] for one in found["labels"]]) for name in ("pair_probability", "probability"))
+    logits = np.log(pair / (1 - pair))
+    np.testing.assert_allclose(np.exp(logits) / np.exp(logits).sum(), softmax, rtol=1e-4)
+    bias = float(open_run(lit_config.run_dir).params["head"]["bias"])
+    tau = float(np.exp(open_run(lit_config.run_dir).params["head"]["temperature"]["log_temperature"]))
+    assert np.abs((logits - bias) * tau).max() <= 1  # cosines
+    (fewer,) = json.loads(classified(capsys, images[0], *arguments, ",".join(NAMES[:2]), "--json"))
+    by_name = {one["label"]: one["pair_probability"] for one in found["labels"]}
+    for one in fewer["labels"]:  # other labels do not matter
+        assert one["pair_probability"] == pytest.approx(by_name[one["label"]], rel=1e-5)
+    assert "fits" in classified(capsys, images[0], *arguments, ",".join(NAMES))
+
+
+def test_a_softmax_gives_no_label_a_probability_of_its_own(capsys, trained_lit, images):
+    arguments = (images[0], "--checkpoint", trained_lit.run_dir, "--labels", ",".join(NAMES))
+    (found,) = json.loads(classified(capsys, *arguments, "--json"))
+    assert {one["pair_probability"] for one in found["labels"]} == {None}
+    assert "fits" not in classified(capsys, *arguments)
 
 
 def test_an_image_comes_from_standard_input(capsys, monkeypatch, trained_lit, images):

@@ -30,6 +30,7 @@ class FakeModel:
     text: TextEncoder | None = None
     num_classes: int | None = None
     has_noise: bool = False
+    has_pair_probabilities: bool = False
     calibration: Calibration | None = None
     antithetic: bool | None = None
 
