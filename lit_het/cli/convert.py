@@ -2,10 +2,12 @@
 
 import argparse
 import dataclasses
+import re
 from pathlib import Path
 from typing import Any
 
 from lit_het.cli.classify import add_uncalibrated
+from lit_het.errors import UserError
 from lit_het.paths import require_file, require_run, require_weights
 
 # JAX and the other heavy packages are imported only when the command runs, so that --help is fast.
@@ -18,8 +20,9 @@ def add_to(commands: Any) -> None:
         allow_abbrev=False,
         help="convert the weights of another library to a run",
         description="Reads big_vision files (x.npz, or x.npz:img for a part), V-MoE and e3 checkpoints (the path of "
-        "x.index) and Hugging Face folders (SigLIP, SigLIP 2, CLIP, ViT, DINOv2, dual encoders), local or at an "
-        "address such as hf://owner/model. Sizes are read from the weights.",
+        "x.index), Hugging Face folders (SigLIP, SigLIP 2, CLIP, ViT, DINOv2, dual encoders) and those of "
+        "lit-het export --to lit-het, local or at an address such as hf://owner/model. "
+        "Sizes are read from the weights.",
     )
     importing.add_argument("--from", dest="source", required=True, metavar="SOURCE", help="path or address")
     importing.add_argument("--to", type=Path, required=True, metavar="DIR", help="the run directory to write")
@@ -54,18 +57,22 @@ def add_to(commands: Any) -> None:
         "export",
         allow_abbrev=False,
         help="export a trained model for other libraries",
-        description="A model with a ViT and a text Transformer becomes a SiglipModel folder of Hugging Face "
-        "transformers, or a file with big_vision's names; a HET-XL head is exported without noise, and the temperature "
-        "of a calibrated run multiplied by the fitted one. A classifier with a deterministic head becomes a file with "
-        "big_vision's names.",
+        description="Any model becomes a folder that lit-het opens again (--to lit-het). An image-text model becomes a "
+        "folder for AutoModel and the zero-shot pipeline of Hugging Face transformers (huggingface), or a file with "
+        "big_vision's names (npz): without the noise of a HET-XL head, and with the temperature of a calibrated run "
+        "multiplied by the fitted one. A classifier without noise is exported by all three.",
     )
     exporting.add_argument("--checkpoint", type=Path, required=True, metavar="DIR", help="directory of a run")
-    exporting.add_argument("--to", choices=("huggingface", "npz"), required=True)
+    exporting.add_argument("--to", choices=("huggingface", "lit-het", "npz"), required=True)
     exporting.add_argument("--output", type=Path, required=True, help="folder, or file, to write")
     exporting.add_argument(
         "--pretrained", type=Path, metavar="PATH", help="current path of the locked tower's run or file"
     )
     add_uncalibrated(exporting)
+    exporting.add_argument(
+        "--push", metavar="OWNER/NAME", help="also upload the folder to this model repository of the Hugging Face Hub"
+    )
+    exporting.add_argument("--licence", metavar="ID", help="licence in the model card, such as apache-2.0")
     exporting.set_defaults(command=_export, name="export")
 
 
@@ -81,7 +88,9 @@ def _import(options: argparse.Namespace, _: list[str]) -> None:
 
 def _export(options: argparse.Namespace, _: list[str]) -> None:
     require_run(options.checkpoint)
-    from lit_het.runs.conversion import export
+    if options.push is not None and (options.to == "npz" or not re.fullmatch(r"[\w.-]+/[\w.-]+", options.push)):
+        raise UserError(f"--push {options.push} needs OWNER/NAME and a folder: --to huggingface or --to lit-het")
+    from lit_het.runs.conversion import ExportOptions, export
 
-    how = {"pretrained": options.pretrained, "calibrated": not options.uncalibrated}
-    export(options.checkpoint, options.to, options.output, **how)
+    how = ExportOptions(options.pretrained, not options.uncalibrated, options.push, options.licence)
+    export(options.checkpoint, options.to, options.output, how)

@@ -14,15 +14,19 @@ import jax.numpy as jnp
 from lit_het import parameters
 from lit_het.checkpoints import rename, weights
 from lit_het.checkpoints.big_vision.exporting import write_npz
-from lit_het.checkpoints.huggingface.exporting import write_siglip
+from lit_het.checkpoints.huggingface.classifiers import write_classifier
+from lit_het.checkpoints.huggingface.exporting import write_image_text
 from lit_het.checkpoints.huggingface.tokenizer import read_settings
 from lit_het.checkpoints.imported import Imported
 from lit_het.checkpoints.native import checksums
 from lit_het.checkpoints.native.saving import save_imported
 from lit_het.configs.experiment import ExperimentConfig
 from lit_het.console import Bar, message
+from lit_het.data_pipelines import storage
 from lit_het.data_pipelines.data_config import LoaderConfig
+from lit_het.data_pipelines.labels import CaptionWords
 from lit_het.data_pipelines.tokenizers import (
+    HuggingFaceTokenizer,
     HuggingFaceTokenizerConfig,
     SentencePieceConfig,
     SentencePieceTokenizer,
@@ -32,17 +36,21 @@ from lit_het.data_pipelines.tokenizers import (
 from lit_het.data_pipelines.transforms import Preprocessing
 from lit_het.durations import Duration
 from lit_het.errors import UserError
+from lit_het.files import write_atomically
 from lit_het.heads.contrastive import DeterministicContrastiveConfig
 from lit_het.heads.deterministic import DeterministicConfig
+from lit_het.losses.classification import SigmoidCrossEntropy
 from lit_het.losses.contrastive import SigmoidLoss, SoftmaxLoss
-from lit_het.runs import directory, image_processors
+from lit_het.runs import directory, image_processors, portable
 from lit_het.runs.checks import unseen_pixels
 from lit_het.runs.directory import checkpoint_dir, config_path, load_config
+from lit_het.runs.model_card import write_card
 from lit_het.runs.opening import Run, open_run
-from lit_het.tasks.classification import ClassificationConfig
+from lit_het.runs.publishing import push
+from lit_het.runs.saved_calibration import copy_calibration
+from lit_het.tasks.classification import ClassificationConfig, ClassificationTask
 from lit_het.tasks.contrastive import ContrastiveConfig, ContrastiveTask
 from lit_het.tasks.features import ImageTowerConfig
-from lit_het.towers.bert import BertConfig
 from lit_het.towers.resnet import ResNetConfig
 from lit_het.towers.vit import ViTConfig
 from lit_het.types import Params
@@ -81,6 +89,8 @@ def import_weights(source: str, run_dir: Path, options: ImportOptions) -> None:
     if run_dir.exists() and (not run_dir.is_dir() or any(run_dir.iterdir())):
         what = "already holds a run" if config_path(run_dir).exists() else "is not an empty folder"
         raise UserError(f"{run_dir} {what}; choose another --to")
+    if (folder := portable.find(source)) is not None:
+        return _import_portable(folder, run_dir, options)
     config, params = _read(source, run_dir, options)
     with _partial(run_dir) as partial:
         info = {"locked_checksum": checksums.digest({}), "source": source}
@@ -91,11 +101,13 @@ def import_weights(source: str, run_dir: Path, options: ImportOptions) -> None:
 
 
 def open_imported(source: str, options: ImportOptions | None = None) -> Run:
-    """Returns the model of another library as a run that is not on disk; its directory is the source.
+    """Returns a model of another library, or of ``lit-het export``, as a run; its directory is the source.
 
     Raises:
         UserError: as `import_weights`.
     """
+    if (folder := portable.find(source)) is not None:
+        return open_run(folder)
     config, params = _read(source, Path(source), options or ImportOptions())
     tokenizer = config.tokenizer.build() if config.tokenizer else None
     return Run(Path(source), config, config.task.build(), params, tokenizer, step=0)
@@ -151,6 +163,20 @@ def _read(source: str, run_dir: Path, options: ImportOptions) -> tuple[Experimen
     return config, params
 
 
+def _import_portable(folder: Path, run_dir: Path, options: ImportOptions) -> None:
+    given = [name for name, value in dataclasses.asdict(options).items() if value is not None]
+    if given:
+        raise UserError(f"{folder} stores all of its settings; leave out --{given[0].replace('_', '-')}")
+    run = open_run(folder)
+    with _partial(run_dir) as partial:
+        info = {"locked_checksum": checksums.digest({}), "source": str(folder)}
+        save_imported(checkpoint_dir(partial), run.params, info)
+        config = dataclasses.replace(run.config, run_dir=run_dir)
+        directory.write(partial, config, None if run.tokenizer is None else run.tokenizer.model_bytes)
+        copy_calibration(folder, partial, step=0)
+    message(f"{parameters.count(run.params):,} parameters of {folder} in {run_dir}")
+
+
 @contextlib.contextmanager
 def _partial(run_dir: Path) -> Iterator[Path]:
     """Yields a temporary folder that is renamed to ``run_dir`` at the end, and removed after an error."""
@@ -166,36 +192,89 @@ def _partial(run_dir: Path) -> Iterator[Path]:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def export(run_dir: Path, to: str, output: Path, *, pretrained: Path | None = None, calibrated: bool = True) -> None:
-    """Writes a run as a Hugging Face folder or as a big_vision file.
+@dataclasses.dataclass(frozen=True)
+class ExportOptions:
+    """Settings of an export.
 
-    The formats have no noise: a HET-XL image-text model is exported without it. The temperature of a softmax loss is
-    multiplied by that of ``lit-het calibrate``, if there is one and ``calibrated``.
+    Attributes:
+        pretrained: current path of the run or file with the locked parameters, if it was moved.
+        calibrated: whether to fold in the temperature of ``lit-het calibrate``, if there is one.
+        push: repository ``owner/name`` of the Hugging Face Hub to upload a folder to; None uploads nothing.
+        licence: an identifier for the model card, such as ``apache-2.0``; None for no licence.
+    """
+
+    pretrained: Path | None = None
+    calibrated: bool = True
+    push: str | None = None
+    licence: str | None = None
+
+
+def export(run_dir: Path, to: str, output: Path, options: ExportOptions = ExportOptions()) -> None:
+    """Writes a run as a folder of this program or of Hugging Face, or as a big_vision file.
+
+    The latter two have no noise: a HET-XL image-text model is exported without it. The temperature of a softmax loss is
+    multiplied by that of ``lit-het calibrate``, if there is one and ``options.calibrated``.
 
     Raises:
-        UserError: the run cannot be opened, or has something that the format cannot express.
+        UserError: the run cannot be opened, has something that the format cannot express, or cannot be uploaded.
     """
     if to == "npz" and output.is_dir():
         raise UserError(f"{output} is a folder; name a file with --output, such as {output / 'model.npz'}")
-    if to == "huggingface" and (output.is_file() or (output.is_dir() and any(output.iterdir()))):
+    if to != "npz" and (output.is_file() or (output.is_dir() and any(output.iterdir()))):
         raise UserError(f"{output} is not an empty folder; choose another --output")
     is_classifier = isinstance(load_config(run_dir).task, ClassificationConfig)
-    if is_classifier and to != "npz":
-        raise UserError("a SiglipModel has a text tower and a classifier has none; export with --to npz")
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
-        run = open_run(run_dir, pretrained)
-        (_export_classifier if is_classifier else _export_contrastive)(run, to, output, calibrated=calibrated)
+        run = open_run(run_dir, options.pretrained)
+        if to == "lit-het":
+            portable.write(output, run.config, run.params, run.step, run_dir)
+        else:
+            write = _export_classifier if is_classifier else _export_contrastive
+            write(run, to, output, calibrated=options.calibrated)
+        if to != "npz":
+            library = "lit-het" if to == "lit-het" else "transformers"
+            card = write_card(run, options.push or output.name, licence=options.licence, library=library)
+            write_atomically(output / "README.md", card)
     except OSError as error:
         raise UserError(f"{output} cannot be written: {error}") from error
     message(f"{run_dir} as {to} in {output}")
+    if options.push is not None:
+        push(output, options.push)
 
 
 def _export_classifier(run: Run, to: str, output: Path, *, calibrated: bool) -> None:
-    if calibrated and run.calibration is not None:
-        fitted = run.calibration.noiseless
+    assert isinstance(run.task, ClassificationTask)
+    tower, is_sigmoid = _vit(run.config.task.image_tower), isinstance(run.task.config.loss, SigmoidCrossEntropy)
+    fitted = run.calibration.noiseless if calibrated and run.calibration is not None else None
+    if fitted and (to == "npz" or is_sigmoid):
         message(f"the logits are exported as trained: the softmax of a classifier is calibrated by T = {fitted}")
-    write_npz(output, _vit(run.config.task.image_tower), None, run.params)
+    if to == "npz":
+        write_npz(output, tower, None, run.params)
+        return
+    if "head" not in run.params:
+        raise UserError("an imported image tower has no classes; export with --to npz or --to lit-het")
+    temperature = float(run.task.temperature(run.params))
+    if fitted and not is_sigmoid:
+        temperature *= fitted.temperature
+        message(f"the temperature is multiplied by {fitted} of lit-het calibrate; --uncalibrated leaves it as trained")
+    processor = image_processors.write(run.config.data.preprocessing, tower.image_size)
+    names = _class_names(run.config, run.task.config.num_classes)
+    write_classifier(output, tower, run.params, temperature, names, processor, is_sigmoid=is_sigmoid)
+
+
+def _class_names(config: ExperimentConfig, num_classes: int) -> tuple[str, ...]:
+    """Returns the names of the classes, in order; none if their file is no longer where training read it."""
+    labels, name = config.data.labels, "words.txt" if isinstance(config.data.labels, CaptionWords) else "classnames.txt"
+    given = getattr(labels, "names", None) or getattr(labels, "vocabulary", None)
+    beside = [folder / name for shard in config.data.shards for folder in (Path(shard), Path(shard).parent)]
+    path = next((path for path in ([Path(given)] if given else beside) if path.is_file()), None)
+    names = () if path is None else tuple(storage.read_lines(str(path)))
+    if len(names) == num_classes:
+        return names
+    message(
+        f"the classes are exported as LABEL_0, LABEL_1, ...: no {name} with their names is beside the training data"
+    )
+    return ()
 
 
 def _export_contrastive(run: Run, to: str, output: Path, *, calibrated: bool) -> None:
@@ -204,13 +283,14 @@ def _export_contrastive(run: Run, to: str, output: Path, *, calibrated: bool) ->
     params = {**run.params, "head": _exported_head(run, run.task, calibrated=calibrated)}
     if to == "npz":
         write_npz(output, image, text, params)
-    elif isinstance(text, BertConfig):
-        raise UserError("a SiglipModel cannot have a BERT as text tower; export with --to npz")
-    elif run.tokenizer is not None and not isinstance(run.tokenizer, SentencePieceTokenizer):
-        raise UserError("a SiglipModel needs a SentencePiece tokenizer; export with --to npz")
-    else:
-        processor = image_processors.write(run.config.data.preprocessing, image.image_size)
-        write_siglip(output, image, text, params, run.tokenizer, processor)
+        return
+    tokenizer = run.tokenizer
+    if not isinstance(tokenizer, SentencePieceTokenizer | HuggingFaceTokenizer | None):
+        raise UserError("transformers has no tokenizer with the ids of TensorFlow Text; export with --to lit-het")
+    processor = image_processors.write(run.config.data.preprocessing, image.image_size)
+    is_sigmoid = run.task.has_pair_probabilities
+    for remark in write_image_text(output, image, text, params, tokenizer, processor, is_sigmoid=is_sigmoid):
+        message(remark)
 
 
 def _exported_head(run: Run, task: ContrastiveTask, *, calibrated: bool) -> Params:

@@ -24,6 +24,7 @@ from lit_het.configs.experiment import ExperimentConfig
 from lit_het.console import Bar
 from lit_het.data_pipelines.tokenizers import Tokenizer
 from lit_het.errors import UserError
+from lit_het.runs import portable
 from lit_het.runs.directory import (
     check_chain,
     checkpoint_dir,
@@ -111,7 +112,7 @@ def open_run(run_dir: Path, pretrained: Path | None = None) -> Run:
     """Opens the newest checkpoint of a run, and loads its locked parameters from their source.
 
     Args:
-        run_dir: the run.
+        run_dir: the run, or a folder of ``lit-het export --to lit-het``.
         pretrained: current path of the run or file with the locked parameters, if it was moved.
 
     Raises:
@@ -123,6 +124,9 @@ def open_run(run_dir: Path, pretrained: Path | None = None) -> Run:
     tokenizer = None
     if config.tokenizer is not None:
         tokenizer = dataclasses.replace(config.tokenizer, model=tokenizer_path(run_dir)).build()
+    if portable.is_portable(run_dir):
+        params, step = portable.read(run_dir, task)
+        return Run(run_dir, config, task, params, tokenizer, step)
     with Checkpoints(checkpoint_dir(run_dir), read_only=True) as checkpoints:
         step = checkpoints.newest_step()
         _, saved = checkpoints.at(step).read_info()

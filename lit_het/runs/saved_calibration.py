@@ -34,6 +34,17 @@ def write_calibration(run_dir: Path, step: int, calibration: Calibration, confor
         raise UserError(f"{path}: cannot be written ({error.strerror})") from error
 
 
+def copy_calibration(source: Path, run_dir: Path, step: int) -> None:
+    """Copies the fitted temperatures of a checkpoint, if there are any, as those of one of another ``step``.
+
+    Of the data that they were fitted to, only the names are kept.
+    """
+    if calibration_path(source).is_file():
+        content = untrusted.read_json(calibration_path(source))
+        content["data"] = [Path(path).name for path in content["data"]]
+        write_atomically(calibration_path(run_dir), json.dumps({**content, "step": step}, indent=1) + "\n")
+
+
 def read_calibration(run_dir: Path, step: int) -> Calibration | None:
     """Returns the temperatures of the checkpoint of a step; None if there are none.
 

@@ -9,10 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lit_het.checkpoints.huggingface.exporting import write_siglip
+from lit_het.checkpoints.huggingface.exporting import write_image_text
 from lit_het.checkpoints.native import checksums
 from lit_het.data_pipelines.tokenizers import SentencePieceTokenizer, train_sentencepiece
 from lit_het.errors import UserError
+from lit_het.towers.bert import BertConfig
 from lit_het.towers.experts import ExpertsConfig
 from lit_het.towers.text import TextConfig
 from lit_het.towers.transformer import EncoderConfig
@@ -29,21 +30,21 @@ TEXT = TextConfig(
 UINT8 = np.random.default_rng(0).integers(0, 256, (3, 16, 16, 3), np.uint8)
 
 
-@dataclasses.dataclass(frozen=True)
-class Towers:
-    """Stands in for an imported model in `logits`."""
-
-    image_tower: ViTConfig
-    text_tower: TextConfig
-
-
-def fresh(image=IMAGE, text=TEXT, bias=-3.0):
+def fresh(image=IMAGE, text=TEXT, bias: float | None = -3.0):
     """Returns random parameters, including those that are initialised to zero or one."""
     random = np.random.default_rng(0)
     tree = {"image_tower": shapes(image), "text_tower": shapes(text)}
     drawn = jax.tree.map(lambda leaf: jnp.asarray(0.3 * random.normal(size=leaf.shape), jnp.float32), tree)
     head = {"temperature": {"log_temperature": jnp.float32(-2.3)}}
     return drawn | {"head": head | ({} if bias is None else {"bias": jnp.float32(bias)})}
+
+
+@dataclasses.dataclass(frozen=True)
+class Towers:
+    """Stands in for an imported model in `logits`."""
+
+    image_tower: ViTConfig
+    text_tower: TextConfig | BertConfig
 
 
 @pytest.fixture(scope="module")
@@ -60,47 +61,124 @@ def transformers():
         return pytest.importorskip("transformers")
 
 
+def write(folder, image=IMAGE, text=TEXT, params=None, *arguments, is_sigmoid=True):
+    params = fresh(image, text) if params is None else params
+    return write_image_text(folder, image, text, params, *arguments, is_sigmoid=is_sigmoid)
+
+
 def scores(transformers, folder, ids):
     """Returns the logits that transformers gives for the images and token ids."""
     torch = pytest.importorskip("torch")
     model, loading_info = transformers.AutoModel.from_pretrained(folder, output_loading_info=True)
     assert not any(loading_info[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     values = torch.tensor(np.moveaxis(UINT8 / 127.5 - 1, -1, 1), dtype=torch.float32)
+    is_bert = model.config.text_config.model_type == "bert"
+    mask = {"attention_mask": torch.tensor(ids != 0)} if is_bert else {}
     with torch.no_grad():
-        return model(input_ids=torch.tensor(np.asarray(ids), dtype=torch.long), pixel_values=values).logits_per_image
+        ids = torch.tensor(np.asarray(ids), dtype=torch.long)
+        return model(input_ids=ids, pixel_values=values, **mask).logits_per_image
 
 
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("bias", [-3.0, None])
-def test_transformers_gives_the_same_logits(transformers, tokenizer, tmp_path, bias):
-    params, ids = fresh(bias=bias), tokenizer(CAPTIONS)
-    write_siglip(tmp_path, IMAGE, TEXT, params, tokenizer)
-    ours = logits(Towers(IMAGE, TEXT), params, UINT8, ids)
-    np.testing.assert_allclose(ours, scores(transformers, tmp_path, ids), rtol=0, atol=1e-4)
+def longer(text, ids, is_sigmoid):
+    """Returns token ids with what the pipeline of transformers gives behind them, here any tokens."""
+    if isinstance(text, BertConfig):
+        return ids
+    length = 64 if is_sigmoid else 2 * text.length - 1
+    behind = np.random.default_rng(2).integers(0, 40, (len(ids), length - text.length), np.int32)
+    return np.concatenate([ids, behind], axis=1)
 
 
-@pytest.mark.filterwarnings("ignore")
-def test_fixed_positions_are_written_out(transformers, tmp_path):
-    image = dataclasses.replace(IMAGE, positions="sine_cosine")
-    text = dataclasses.replace(TEXT, positions="sinusoidal")
-    params, ids = fresh(image, text), np.random.default_rng(1).integers(0, 40, (2, LENGTH), np.int32)
-    write_siglip(tmp_path, image, text, params)
+def altered(image, **encoder):
+    return dataclasses.replace(image, encoder=dataclasses.replace(ENCODER, **encoder))
+
+
+CLASS_TOKEN = dataclasses.replace(IMAGE, pooling="class_token")
+MEAN = dataclasses.replace(IMAGE, pooling="mean")
+REGISTERS = dataclasses.replace(CLASS_TOKEN, num_registers=2)
+CLIP = dataclasses.replace(altered(CLASS_TOKEN, activation="quick_gelu"), input_norm=True, projection_size=12)
+IMAGES = {
+    "SigLIP": (IMAGE, "siglip_vision_model"),
+    "mean": (MEAN, "siglip_vision_model"),
+    "sine-cosine": (dataclasses.replace(IMAGE, positions="sine_cosine"), "siglip_vision_model"),
+    "ViT with exact GELU": (altered(CLASS_TOKEN, activation="gelu"), "vit"),
+    "ViT with tanh": (dataclasses.replace(CLASS_TOKEN, representation_size=16), "vit"),
+    "ViT with a projection": (dataclasses.replace(CLASS_TOKEN, projection_size=16), "vit"),
+    "DINOv2": (altered(CLASS_TOKEN, layer_scale=True, mlp_width=32), "dinov2"),
+    "DINOv2 with SwiGLU": (altered(CLASS_TOKEN, layer_scale=True, activation="swiglu"), "dinov2"),
+    "DINOv2 with registers": (altered(REGISTERS, layer_scale=True, mlp_width=32), "dinov2_with_registers"),
+    "registers without scales": (altered(REGISTERS, mlp_width=32), "dinov2_with_registers"),
+    "CLIP": (CLIP, "clip_vision_model"),
+}
+POST_NORM = EncoderConfig(16, 2, 24, 2, activation="gelu", norm_placement="after", norm_epsilon=1e-12)
+BERT = BertConfig(vocabulary_size=40, length=LENGTH, projection_size=None, encoder=POST_NORM)
+TEXTS = {
+    "last": TEXT,
+    "first": dataclasses.replace(TEXT, pooling="first"),
+    "mean": dataclasses.replace(TEXT, pooling="mean"),
+    "sinusoidal": dataclasses.replace(TEXT, positions="sinusoidal"),
+    "BERT": BERT,
+    "BERT with its pooler": dataclasses.replace(BERT, pooler=True),
+    "BERT with a projection": dataclasses.replace(BERT, projection_size=16),
+}
+
+
+def largest_difference(transformers, folder, image, text, is_sigmoid):
+    params, random = fresh(image, text, bias=-3.0 if is_sigmoid else None), np.random.default_rng(1)
+    if image.projection_size == 12:
+        params["image_tower"]["projection"]["bias"] = jnp.zeros(12)  # CLIP has none
+    ids = random.integers(1, 40, (6, LENGTH), np.int32)
+    ids[::2, -3:] = 0  # padding
+    write(folder, image, text, params, is_sigmoid=is_sigmoid)
     ours = logits(Towers(image, text), params, UINT8, ids)
-    np.testing.assert_allclose(ours, scores(transformers, tmp_path, ids), rtol=0, atol=1e-4)
+    assert np.ptp(ours) > 0.3
+    return np.abs(ours - scores(transformers, folder, longer(text, ids, is_sigmoid)).numpy()).max()
 
 
-def test_importing_an_export_gives_bit_identical_parameters(tmp_path):
-    params = fresh()
-    write_siglip(tmp_path, IMAGE, TEXT, params)
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", IMAGES)
+def test_every_image_tower_has_the_same_logits_in_transformers(transformers, tmp_path, kind):
+    image, model = IMAGES[kind]
+    text = dataclasses.replace(TEXT, embedding_size=image.embedding_size)
+    assert largest_difference(transformers, tmp_path, image, text, is_sigmoid=False) < 1e-4
+    assert json.loads((tmp_path / "config.json").read_text())["vision_config"]["model_type"] == model
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", TEXTS)
+def test_every_text_tower_has_the_same_logits_in_transformers(transformers, tmp_path, kind):
+    assert largest_difference(transformers, tmp_path, IMAGE, TEXTS[kind], is_sigmoid=False) < 1e-4
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", ["last", "first", "mean", "sinusoidal"])
+@pytest.mark.parametrize("image", [IMAGE, MEAN])
+def test_a_sigmoid_loss_becomes_a_siglip_model_for_texts_of_64_tokens(transformers, tmp_path, kind, image):
+    assert largest_difference(transformers, tmp_path, image, TEXTS[kind], is_sigmoid=True) < 1e-4
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert (config["model_type"], config["text_config"]["max_position_embeddings"]) == ("siglip", 64)
+
+
+def test_a_sigmoid_loss_without_siglips_towers_loses_its_probabilities_but_no_ranking(tmp_path):
+    _, remark = write(tmp_path, CLASS_TOKEN)
+    assert "the ranking of labels is as trained, but the probabilities" in remark
+    assert json.loads((tmp_path / "config.json").read_text())["model_type"] == "vision-text-dual-encoder"
+
+
+LONG = dataclasses.replace(TEXT, length=64)
+
+
+def test_importing_an_export_of_siglips_own_length_gives_bit_identical_parameters(tmp_path):
+    params = fresh(text=LONG)
+    write(tmp_path, IMAGE, LONG, params)
     imported, again = load(tmp_path)
     assert checksums.digest(again) == checksums.digest(params)
-    assert (imported.image_tower, imported.text_tower) == (IMAGE, TEXT)
+    assert (imported.image_tower, imported.text_tower) == (IMAGE, LONG)
 
 
 def test_the_covariance_of_a_head_is_not_exported(tmp_path):
-    params = fresh()
+    params = fresh(text=LONG)
     params["head"]["image_covariance"] = {"factors": {"kernel": jnp.ones((16, 3))}}
-    write_siglip(tmp_path, IMAGE, TEXT, params)
+    write(tmp_path, IMAGE, LONG, params)
     del params["head"]["image_covariance"]
     assert checksums.digest(load(tmp_path)[1]) == checksums.digest(params)
 
@@ -108,71 +186,82 @@ def test_the_covariance_of_a_head_is_not_exported(tmp_path):
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("padding_id", [None, 1])
 @pytest.mark.parametrize("lowercase", [True, False])
-def test_the_tokenizer_of_transformers_gives_our_ids(transformers, tokenizer, tmp_path, lowercase, padding_id):
-    ours = SentencePieceTokenizer(tokenizer.model_bytes, LENGTH, lowercase, padding_id)
-    write_siglip(tmp_path, IMAGE, TEXT, fresh(), ours)
+@pytest.mark.parametrize("model_type", ["unigram", "bpe"])
+def test_the_tokenizer_of_transformers_gives_our_ids(transformers, tmp_path, model_type, lowercase, padding_id):
+    model = train_sentencepiece(CAPTIONS, vocabulary_size=40, model_type=model_type)
+    ours = SentencePieceTokenizer(model, LENGTH, lowercase, padding_id)
+    write(tmp_path, IMAGE, TEXT, None, ours)
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
     captions = [*CAPTIONS, "", "cat", " a   cat,\tdog\n", "A ＣＡＴ", "ξ猫猫 unseen", "owl " * 20, "CAT. dog! (newt)"]
     encoded = theirs(captions, padding="max_length", truncation=True)
     assert list(encoded) == ["input_ids"]
-    np.testing.assert_array_equal(encoded["input_ids"], ours(captions))
+    ids = np.asarray(encoded["input_ids"])
+    assert ids.shape == (len(captions), 64)
+    np.testing.assert_array_equal(ids[:, :LENGTH], ours(captions))
+    assert (ids[:, LENGTH:] == ours.padding_id).all()
+    # The pipeline of models with a softmax truncates nothing, and pads to the longest text only.
+    write(tmp_path / "softmax", IMAGE, TEXT, None, ours, is_sigmoid=False)
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "softmax")
+    found = [theirs([text], padding=True)["input_ids"][0] for text in captions]
+    fitting = [number for number, row in enumerate(found) if len(row) < 2 * LENGTH]
+    assert len(fitting) >= 3
+    np.testing.assert_array_equal([found[i][:LENGTH] for i in fitting], ours([captions[i] for i in fitting]))
 
 
 def test_captions_of_another_length_than_the_text_towers_are_refused(tokenizer, tmp_path):
     short = SentencePieceTokenizer(tokenizer.model_bytes, LENGTH - 1)
     with pytest.raises(UserError, match=r"captions of 7 tokens do not fit text_tower\.length = 8"):
-        write_siglip(tmp_path, IMAGE, TEXT, fresh(), short)
+        write(tmp_path, IMAGE, TEXT, None, short)
 
 
 def test_the_sentencepiece_model_is_exported_too(tokenizer, tmp_path):
-    write_siglip(tmp_path, IMAGE, TEXT, fresh(), tokenizer)
+    write(tmp_path, IMAGE, TEXT, None, tokenizer)
     assert (tmp_path / "spiece.model").read_bytes() == tokenizer.model_bytes
 
 
 def test_a_tokenizer_whose_ids_would_differ_is_refused(tmp_path):
-    model = train_sentencepiece(CAPTIONS, vocabulary_size=40, model_type="bpe")
-    with pytest.raises(UserError, match="only SentencePiece models of the type unigram"):
-        write_siglip(tmp_path / "model", IMAGE, TEXT, fresh(), SentencePieceTokenizer(model, LENGTH))
+    model = train_sentencepiece(CAPTIONS, vocabulary_size=40, model_type="word")
+    with pytest.raises(UserError, match="only SentencePiece models of the types unigram and bpe"):
+        write(tmp_path / "model", IMAGE, TEXT, None, SentencePieceTokenizer(model, LENGTH))
     assert not (tmp_path / "model").exists()
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_the_image_processor_normalises_as_our_tower_does(transformers, tmp_path):
-    write_siglip(tmp_path, IMAGE, TEXT, fresh())
+    write(tmp_path)
     processor = transformers.AutoImageProcessor.from_pretrained(tmp_path)
     values = processor(list(UINT8), return_tensors="np")["pixel_values"]
     np.testing.assert_allclose(values, np.moveaxis(UINT8 / 127.5 - 1, -1, 1), atol=1e-5)
 
 
-REGISTERS = dataclasses.replace(IMAGE, num_registers=2)
-MEAN = dataclasses.replace(IMAGE, pooling="mean")
-EXPERTS = dataclasses.replace(IMAGE, encoder=dataclasses.replace(ENCODER, experts=ExpertsConfig(num_blocks=1)))
+EXPERTS = altered(IMAGE, experts=ExpertsConfig(num_blocks=1))
 GATED = dataclasses.replace(TEXT, encoder=dataclasses.replace(ENCODER, activation="swiglu"))
-FIRST = dataclasses.replace(TEXT, pooling="first")
+MAXIMUM = dataclasses.replace(TEXT, pooling="max")
 
 
 @pytest.mark.parametrize(
     ("image", "text", "message"),
     [
-        (REGISTERS, TEXT, "image_tower.num_registers = 2"),
-        (MEAN, TEXT, "image_tower.pooling = 'mean'"),
+        (dataclasses.replace(IMAGE, num_registers=2), TEXT, "image_tower.num_registers = 2"),
+        (dataclasses.replace(IMAGE, pooling="none"), TEXT, "image_tower.pooling = 'none'"),
         (EXPERTS, TEXT, r"image_tower.encoder.experts = ExpertsConfig\("),
         (IMAGE, GATED, "text_tower.encoder.activation = 'swiglu'"),
-        (IMAGE, FIRST, "text_tower.pooling = 'first'"),
+        (IMAGE, MAXIMUM, "text_tower.pooling = 'max'"),
     ],
 )
 def test_an_unsupported_field_is_named(image, text, message, tmp_path):
-    with pytest.raises(UserError, match=f"{message}.* is not supported by SiglipModel"):
-        write_siglip(tmp_path, image, text, {})
+    params = fresh(IMAGE, TEXT)
+    with pytest.raises(UserError, match=f"{message}.* is not supported by .*; export with --to lit-het"):
+        write(tmp_path, image, text, params)
 
 
 def test_a_temperature_that_is_not_a_logarithm_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"head\.temperature must be a LogTemperature"):
-        write_siglip(tmp_path, IMAGE, TEXT, {"head": {"temperature": {"position": jnp.float32(0)}}})
+        write(tmp_path, params={"head": {"temperature": {"position": jnp.float32(0)}}})
 
 
 def test_the_configuration_contains_every_size(tmp_path):
-    write_siglip(tmp_path, IMAGE, TEXT, fresh())
+    write(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     assert config["vision_config"]["image_size"] == 16
     assert config["text_config"]["projection_size"] == config["vision_config"]["hidden_size"] == 16

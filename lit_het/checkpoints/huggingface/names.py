@@ -95,6 +95,17 @@ class Match:
 Table = tuple[Match, ...]
 
 
+def named_arrays(table: Table, prefix: str, path: str, params: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Returns their arrays of all our parameters in a table, each under its first name; see `Match.arrays`."""
+    found, written = {}, set()
+    for match in table:
+        paths = {path + part.replace("/#/", "/") for part in match.ours}
+        if paths <= params.keys() and not paths & written:
+            found |= match.arrays(prefix, path, params)
+            written |= paths
+    return found
+
+
 def parameter_sources(names: Iterable[str], table: Table, prefix: str, path: str) -> list[ParameterSource]:
     """Returns the parameter sources of all arrays that match a table; arguments as for `Match.parameter_sources`."""
     return [source for name in names for match in table for source in match.parameter_sources(name, prefix, path)]
@@ -182,18 +193,21 @@ CLIP_IMAGE: Table = (
     *norm("pre_layrnorm", "input_norm"),  # their spelling
     *norm("post_layernorm", "encoder/norm"),
 )
-# transformers 5 has new names for the layers of a ViT; files of both versions are read.
+# transformers 5 has new names for the layers of a ViT; it also reads those of version 4, which are written.
 VIT: Table = (
     *_block("encoder.layer.#", layers=_VIT_ATTENTION | _DENSE_MLP, norms=_VIT_NORMS),
     *_block("layers.#", layers=_NEW_ATTENTION | _FULLY_CONNECTED, norms=_VIT_NORMS),
     *norm("layernorm", "encoder/norm"),
     *dense("pooler.dense", "pre_logits"),
 )
-DINO: Table = (
-    *_block("encoder.layer.#", layers=_VIT_ATTENTION | _NEW_ATTENTION | _FULLY_CONNECTED, norms=_DINO_NORMS),
+_DINO_SWIGLU: Table = (
     # silu(first half) times the second half.
     *dense("encoder.layer.#.mlp.weights_in", "encoder/blocks/#/mlp/gate", "encoder/blocks/#/mlp/up"),
     *dense("encoder.layer.#.mlp.weights_out", "encoder/blocks/#/mlp/down"),
+)
+DINO: Table = (
+    *_block("encoder.layer.#", layers=_VIT_ATTENTION | _NEW_ATTENTION | _FULLY_CONNECTED, norms=_DINO_NORMS),
+    *_DINO_SWIGLU,
     *dense("encoder.layer.#.mlp.gate_proj", "encoder/blocks/#/mlp/gate"),
     *dense("encoder.layer.#.mlp.up_proj", "encoder/blocks/#/mlp/up"),
     *dense("encoder.layer.#.mlp.down_proj", "encoder/blocks/#/mlp/down"),
@@ -202,6 +216,8 @@ DINO: Table = (
     Match("embeddings.register_tokens", ("registers",), ROWS),
     *norm("layernorm", "encoder/norm"),
 )
+# To write a tower with gated MLPs, whose layers have other names.
+GATED_DINO: Table = _DINO_SWIGLU + DINO
 _BERT: Table = (
     Match("embeddings.word_embeddings.weight", ("tokens/embedding",)),
     Match("embeddings.token_type_embeddings.weight", ("segments/embedding",)),
@@ -218,6 +234,13 @@ _BERT: Table = (
         norms={"attention.output.LayerNorm": "attention_norm", "output.LayerNorm": "mlp_norm"},
     ),
     *dense("pooler.dense", "pre_logits"),
+)
+# Norms are before layers, so that they have other names; the last one is the encoder's.
+MEGATRON_BERT: Table = (
+    *(match for match in _BERT if "LayerNorm" not in match.theirs and not match.theirs.startswith(("pooler", "emb"))),
+    Match("embeddings.word_embeddings.weight", ("tokens/embedding",)),
+    *_block("encoder.layer.#", layers={}, norms={"attention.ln": "attention_norm", "ln": "mlp_norm"}),
+    *norm("encoder.ln", "encoder/norm"),
 )
 # Files converted from the original TensorFlow ones call scale and bias of a norm gamma and beta.
 _OLD_NORMS = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}

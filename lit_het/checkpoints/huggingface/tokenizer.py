@@ -1,10 +1,11 @@
-"""Exports SentencePiece tokenizers to `transformers` with the same ids, and reads their settings from a folder.
+"""Exports tokenizers to `transformers` with the same ids, and reads the settings of SentencePiece's from a folder.
 
 `SiglipTokenizer` could load the SentencePiece model itself, but it always removes punctuation. The exported files
-therefore describe each step for the `tokenizers` library, which supports only unigram models.
+therefore describe each step for the `tokenizers` library.
 """
 
 import base64
+import json
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -43,6 +44,21 @@ class SentencePiece(Protocol):
     remove_punctuation: bool
 
 
+@runtime_checkable
+class TokenizerJson(Protocol):
+    """The attributes of a tokenizer of the `tokenizers` library.
+
+    Attributes:
+        model_bytes: a ``tokenizer.json``.
+        length: tokens per caption, control tokens included.
+        padding_id: id of the padding token.
+    """
+
+    model_bytes: bytes
+    length: int
+    padding_id: int
+
+
 class Settings(NamedTuple):
     """The settings of a folder's SentencePiece tokenizer; fields as in `SentencePiece`."""
 
@@ -51,25 +67,65 @@ class Settings(NamedTuple):
     remove_punctuation: bool
 
 
-def tokenizer_files(tokenizer: SentencePiece) -> dict[str, dict[str, Any]]:
+def tokenizer_files(
+    tokenizer: SentencePiece | TokenizerJson, padding: int = 0, *, is_masked: bool = False
+) -> dict[str, dict[str, Any]]:
     """Returns the contents of ``tokenizer.json`` and ``tokenizer_config.json``.
 
     The ids are the same, except for captions that contain the text of a control token such as ``</s>``.
 
+    Args:
+        tokenizer: the tokenizer.
+        padding: padding tokens that follow every caption, whether it is padded further or not.
+        is_masked: whether the text tower gets a mask of the padding; otherwise it attends to it as to any other token.
+
     Raises:
-        UserError: the model is not a unigram model, or has user-defined pieces.
+        UserError: a SentencePiece model is not a unigram model, or has user-defined pieces.
     """
+    content = _of_sentencepiece(tokenizer) if isinstance(tokenizer, SentencePiece) else _of_json(tokenizer)
+    pad = content["tokenizer_config.json"]["pad_token"]
+    length = tokenizer.length + padding
+    content["tokenizer.json"] |= {"truncation": _truncation(length), "padding": _padding(length, tokenizer, pad)}
+    if padding:
+        processors = [content["tokenizer.json"].get("post_processor"), _template(tokenizer.padding_id, pad, padding)]
+        steps = [step for step in processors if step is not None]
+        content["tokenizer.json"]["post_processor"] = {"type": "Sequence", "processors": steps}
+    content["tokenizer_config.json"] |= {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": length,
+        "padding_side": "right",
+        "clean_up_tokenization_spaces": False,
+        "model_input_names": ["input_ids", "attention_mask"] if is_masked else ["input_ids"],
+    }
+    return content
+
+
+def _of_json(tokenizer: TokenizerJson) -> dict[str, dict[str, Any]]:
+    content = json.loads(tokenizer.model_bytes)
+    added = {token["id"]: token["content"] for token in content.get("added_tokens", ())}
+    vocabulary = content["model"]["vocab"]
+    pieces = (
+        vocabulary if isinstance(vocabulary, dict) else {piece: number for number, (piece, _) in enumerate(vocabulary)}
+    )
+    pad = added.get(tokenizer.padding_id) or next(
+        name for name, number in pieces.items() if number == tokenizer.padding_id
+    )
+    return {"tokenizer.json": content, "tokenizer_config.json": {"pad_token": pad}}
+
+
+def _of_sentencepiece(tokenizer: SentencePiece) -> dict[str, dict[str, Any]]:
     model = untrusted.parse_sentencepiece(tokenizer.model_bytes)
     trainer, piece_types = model.trainer_spec, model.SentencePiece
-    if trainer.model_type != trainer.UNIGRAM or any(piece.type == piece_types.USER_DEFINED for piece in model.pieces):
+    is_supported = trainer.model_type in (trainer.UNIGRAM, trainer.BPE)
+    if not is_supported or any(piece.type == piece_types.USER_DEFINED for piece in model.pieces):
         raise UserError(
-            "only SentencePiece models of the type unigram, without user-defined pieces, give transformers the same "
-            "ids; export without the tokenizer"
+            "only SentencePiece models of the types unigram and bpe, without user-defined pieces, give transformers "
+            "the same ids; export with --to lit-het"
         )
     pieces = [piece.piece for piece in model.pieces]
     if not 0 <= trainer.eos_id < len(pieces):
         raise UserError(
-            f"the SentencePiece model has no end token (its eos_id is {trainer.eos_id}); export without the tokenizer"
+            f"the SentencePiece model has no end token (its eos_id is {trainer.eos_id}); export with --to lit-het"
         )
     unknown = next(i for i, piece in enumerate(model.pieces) if piece.type == piece_types.UNKNOWN)
     # Control tokens must be declared, or transformers would split their text.
@@ -77,34 +133,49 @@ def tokenizer_files(tokenizer: SentencePiece) -> dict[str, dict[str, Any]]:
     return {
         "tokenizer.json": {
             "version": "1.0",
-            "truncation": _truncation(tokenizer.length),
-            "padding": _padding(tokenizer, pieces[tokenizer.padding_id]),
             "added_tokens": [_special_token(i, pieces[i]) for i in special],
             "normalizer": {"type": "Sequence", "normalizers": _normalizers(model, tokenizer)},
             "pre_tokenizer": _words(model),
             "post_processor": _end_token(trainer.eos_id, pieces[trainer.eos_id]),
             "decoder": _words(model),
-            "model": {
-                "type": "Unigram",
-                "unk_id": unknown,
-                "vocab": [[piece.piece, piece.score] for piece in model.pieces],
-                "byte_fallback": trainer.byte_fallback,
-            },
+            "model": _bpe(model, pieces[unknown]) if trainer.model_type == trainer.BPE else _unigram(model, unknown),
         },
         "tokenizer_config.json": {
-            "tokenizer_class": "PreTrainedTokenizerFast",
             # `transformers` takes these two settings from tokenizer.json; `read_settings` takes them from here.
             "do_lower_case": tokenizer.lowercase,
             "remove_punctuation": tokenizer.remove_punctuation,
-            "model_max_length": tokenizer.length,
             "pad_token": pieces[tokenizer.padding_id],
             "eos_token": pieces[trainer.eos_id],
             "unk_token": pieces[unknown],
-            "padding_side": "right",
-            "clean_up_tokenization_spaces": False,
-            # Without an attention mask: the text tower attends to padding as to any other token.
-            "model_input_names": ["input_ids"],
         },
+    }
+
+
+def _unigram(model: Any, unknown: int) -> dict[str, Any]:
+    return {
+        "type": "Unigram",
+        "unk_id": unknown,
+        "vocab": [[piece.piece, piece.score] for piece in model.pieces],
+        "byte_fallback": model.trainer_spec.byte_fallback,
+    }
+
+
+def _bpe(model: Any, unknown: str) -> dict[str, Any]:
+    """Returns byte-pair encoding; SentencePiece stores no merges, but merges first what makes the best piece."""
+    scores = {piece.piece: piece.score for piece in model.pieces if piece.type == piece.NORMAL}
+    merges = [
+        [piece[:cut], piece[cut:]]
+        for piece in sorted(scores, key=scores.__getitem__, reverse=True)
+        for cut in range(1, len(piece))
+        if piece[:cut] in scores and piece[cut:] in scores
+    ]
+    return {
+        "type": "BPE",
+        "vocab": {piece.piece: number for number, piece in enumerate(model.pieces)},
+        "merges": merges,
+        "unk_token": unknown,
+        "fuse_unk": True,
+        "byte_fallback": model.trainer_spec.byte_fallback,
     }
 
 
@@ -138,9 +209,9 @@ def _truncation(length: int) -> dict[str, Any]:
     return {"direction": "Right", "max_length": length, "strategy": "LongestFirst", "stride": 0}
 
 
-def _padding(tokenizer: SentencePiece, piece: str) -> dict[str, Any]:
+def _padding(length: int, tokenizer: SentencePiece | TokenizerJson, piece: str) -> dict[str, Any]:
     return {
-        "strategy": {"Fixed": tokenizer.length},
+        "strategy": {"Fixed": length},
         "direction": "Right",
         "pad_to_multiple_of": None,
         "pad_id": tokenizer.padding_id,
@@ -173,6 +244,17 @@ def find_tokenizer(folder: Path, *, reads_json: bool) -> Path | None:
     """
     names = SENTENCEPIECE_FILES + (TOKENIZER_JSON,) * reads_json
     return next((folder / name for name in names if (folder / name).is_file()), None)
+
+
+def _template(number: int, piece: str, times: int) -> dict[str, Any]:
+    """Returns a step that appends a token several times."""
+    behind = [{"SpecialToken": {"id": piece, "type_id": 0}}] * times
+    return {
+        "type": "TemplateProcessing",
+        "single": [{"Sequence": {"id": "A", "type_id": 0}}, *behind],
+        "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}, *behind],
+        "special_tokens": {piece: {"id": piece, "ids": [number], "tokens": [piece]}},
+    }
 
 
 def read_settings(model: Path) -> Settings:

@@ -1,0 +1,102 @@
+"""Model cards: ``README.md`` of an exported model, with the fields that the Hugging Face Hub reads."""
+
+import dataclasses
+from pathlib import Path
+
+from lit_het.configs.experiment import ExperimentConfig
+from lit_het.eval.evaluation import read_records
+from lit_het.runs.opening import Run
+from lit_het.tasks.contrastive import ContrastiveConfig
+
+_TEXT = """\
+# {name}
+
+{what}
+
+## Data
+
+{data}
+
+## Figures
+
+{figures}
+
+## Calibration
+
+{calibration}
+
+## Use
+
+{use}
+"""
+
+
+def write_card(run: Run, name: str, *, licence: str | None, library: str) -> str:
+    """Returns the model card of a run.
+
+    Args:
+        run: the run.
+        name: title of the card.
+        licence: an identifier such as ``apache-2.0``; None leaves the field out, and the card says so.
+        library: that opens the model: ``lit-het`` or ``transformers``.
+    """
+    from huggingface_hub import ModelCard, ModelCardData
+
+    is_pair = isinstance(run.config.task, ContrastiveConfig)
+    task = "zero-shot-image-classification" if is_pair else "image-classification"
+    fields = ModelCardData(license=licence, library_name=library, pipeline_tag=task, tags=["lit-het", "jax"])
+    text = _TEXT.format(
+        name=name,
+        what=_what(run.config),
+        data=_data(run.config),
+        figures=_figures(run),
+        calibration=_calibration(run),
+        use=_use(name, library, task),
+    )
+    if licence is None:
+        text += "\nNo licence was given.\n"
+    return str(ModelCard(f"---\n{fields.to_yaml()}\n---\n\n{text}"))
+
+
+def _what(config: ExperimentConfig) -> str:
+    task = config.task
+    head, loss = type(task.head).__name__.removesuffix("Config"), type(task.loss).__name__
+    towers = [type(task.image_tower).__name__.removesuffix("Config")]
+    if isinstance(task, ContrastiveConfig):
+        towers.append(type(task.text_tower).__name__.removesuffix("Config"))
+    kind = (
+        "An image-text model" if isinstance(task, ContrastiveConfig) else f"A classifier of {task.num_classes} classes"
+    )
+    return f"{kind}, trained with lit-het: {' and '.join(towers)}, head {head}, loss {loss}."
+
+
+def _data(config: ExperimentConfig) -> str:
+    # Names only: paths tell about the machine that trained the model.
+    shards = ", ".join(f"`{Path(shard).name}`" for shard in config.data.shards) or "Unknown: the weights were imported."
+    return f"{shards}\n\nImages of {config.data.image_size} x {config.data.image_size} pixels, {config.length}."
+
+
+def _figures(run: Run) -> str:
+    rows = [
+        f"| {record.name} | {name} | {value:.4g}{_error(record.errors.get(name))} |"
+        for record in read_records(run.run_dir)
+        if record.step == run.step
+        for name, value in sorted(record.figures.items())
+    ]
+    return "\n".join(["| set | figure | value |", "|---|---|---|", *rows]) if rows else "None was measured."
+
+
+def _error(error: float | None) -> str:
+    return "" if error is None else f" ± {error:.2g}"
+
+
+def _calibration(run: Run) -> str:
+    if run.calibration is None:
+        return "Not calibrated."
+    return str(dataclasses.replace(run.calibration, data=tuple(Path(path).name for path in run.calibration.data)))
+
+
+def _use(name: str, library: str, task: str) -> str:
+    if library == "transformers":
+        return f'```python\nfrom transformers import pipeline\n\nclassify = pipeline("{task}", model="{name}")\n```'
+    return f"```bash\nlit-het import --from hf://{name} --to runs/mine\n```"

@@ -1,0 +1,106 @@
+"""Folders of ``--to lit-het``: every model leaves, and is opened again with equal outputs."""
+
+import dataclasses
+import json
+import shutil
+
+import numpy as np
+import pytest
+from PIL import Image
+from safetensors.numpy import load_file, save_file
+
+from lit_het.checkpoints.native import checksums
+from lit_het.cli.main import main
+from lit_het.runs import portable
+from lit_het.runs.opening import open_run
+from lit_het.towers.bert import BertConfig
+from tests import tiny
+from tests.cli.test_convert import refusal, run
+
+NAMES = [f"{colour} {shape}" for colour in tiny.COLOURS for shape in tiny.SHAPES]
+WORDS = [*tiny.COLOURS, *tiny.SHAPES]
+
+
+@pytest.fixture
+def image(tmp_path):
+    Image.new("RGB", (40, 30), (0, 0, 255)).save(tmp_path / "blue.png")
+    return tmp_path / "blue.png"
+
+
+def answers(capsys, run_dir, image, labels):
+    capsys.readouterr()
+    run("classify", image, "--checkpoint", run_dir, "--labels", ",".join(labels), "--samples", 8, "--json")
+    (found,) = json.loads(capsys.readouterr().out)
+    return found
+
+
+@pytest.mark.parametrize(("name", "labels"), [("once_calibrated", NAMES), ("upstream", WORDS)])
+def test_an_exported_folder_answers_as_the_run_with_its_noise_and_calibration(
+    capsys, request, image, tmp_path, name, labels
+):
+    original = request.getfixturevalue(name)
+    run("export", "--checkpoint", original, "--to", "lit-het", "--output", tmp_path / "folder")
+    # Elsewhere, without the run that holds the locked parameters.
+    folder = shutil.move(tmp_path / "folder", tmp_path / "moved")
+    run("import", "--from", folder, "--to", tmp_path / "again")
+    expected = answers(capsys, original, image, labels)
+    assert expected["noise_norm"] > 0
+    assert expected["calibrated"] == (name == "once_calibrated")
+    for place in (folder, tmp_path / "again"):
+        assert answers(capsys, place, image, labels) == expected
+
+
+def test_no_path_of_the_machine_leaves_with_a_model(once_calibrated, tmp_path):
+    run("export", "--checkpoint", once_calibrated, "--to", "lit-het", "--output", tmp_path / "folder")
+    assert sorted(path.name for path in (tmp_path / "folder").iterdir()) == sorted([*portable.FILES, "README.md"])
+    for name in ("config.json", "calibration.json", "README.md"):
+        assert "/tmp" not in (tmp_path / "folder" / name).read_text()
+
+
+def test_the_model_card_tells_what_the_model_is(once_calibrated, tmp_path):
+    run("export", "--checkpoint", once_calibrated, "--to", "lit-het", "--output", tmp_path / "folder")
+    card = (tmp_path / "folder" / "README.md").read_text()
+    for text in ("library_name: lit-het", "head HetXLContrastive", "`train`", "calibrated on", "No licence was given"):
+        assert text in card
+
+
+def test_towers_that_no_other_format_has_survive(lit_config, tmp_path):
+    encoder = dataclasses.replace(lit_config.task.text_tower.encoder, norm_placement="after", activation="swiglu")
+    text = BertConfig(64, 6, lit_config.task.image_tower.embedding_size, encoder)
+    from lit_het.runs.training import train
+
+    train(dataclasses.replace(lit_config, task=dataclasses.replace(lit_config.task, text_tower=text)))
+    run("export", "--checkpoint", lit_config.run_dir, "--to", "lit-het", "--output", tmp_path / "folder")
+    digests = {checksums.digest(open_run(place).params) for place in (lit_config.run_dir, tmp_path / "folder")}
+    assert len(digests) == 1
+
+
+def test_a_damaged_folder_is_a_one_line_error(capsys, once_calibrated, image, tmp_path):
+    folder = tmp_path / "folder"
+    run("export", "--checkpoint", once_calibrated, "--to", "lit-het", "--output", folder)
+    arrays = load_file(folder / "model.safetensors")
+    arrays["text_tower/tokens/embedding"] = np.zeros((3, 3), np.float32)
+    save_file(arrays, folder / "model.safetensors")
+    classify = ("classify", image, "--checkpoint", folder, "--labels", "a,b")
+    assert "text_tower/tokens/embedding has shape (3, 3), not (64, 64)" in refusal(capsys, *classify)
+    (folder / "model.safetensors").write_bytes(b"no arrays")
+    assert "model.safetensors" in refusal(capsys, *classify)
+
+
+def test_settings_of_other_formats_are_refused(capsys, once_calibrated, tmp_path):
+    run("export", "--checkpoint", once_calibrated, "--to", "lit-het", "--output", tmp_path / "folder")
+    line = refusal(capsys, "import", "--from", tmp_path / "folder", "--to", tmp_path / "run", "--image-size", 64)
+    assert "leave out --image-size" in line
+
+
+def test_a_folder_is_read_from_an_address(once_calibrated, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    run("export", "--checkpoint", once_calibrated, "--to", "lit-het", "--output", tmp_path / "folder")
+    run("import", "--from", f"file://{tmp_path}/folder", "--to", tmp_path / "run")
+    digests = {checksums.digest(open_run(place).params) for place in (once_calibrated, tmp_path / "run")}
+    assert len(digests) == 1
+
+
+def test_an_output_that_exists_is_refused(capsys, once_calibrated):
+    assert main(["export", "--checkpoint", str(once_calibrated), "--to", "lit-het", "--output", "/"]) == 1
+    assert "is not an empty folder" in capsys.readouterr().err
