@@ -57,7 +57,7 @@ def load(
     elif pretrained is not None:
         raise UserError(f"{address} is no run, and has no locked parameters; leave out pretrained")
     else:
-        from lit_het.runs.conversion import open_imported
+        from lit_het.runs.importing import open_imported
 
         require_weights(os.fspath(address))
         run = open_imported(os.fspath(address))

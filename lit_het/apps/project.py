@@ -17,8 +17,8 @@ from lit_het.data_pipelines.shards import IMAGE, expand
 from lit_het.data_pipelines.storage import absolute
 from lit_het.errors import UserError
 from lit_het.runs.calibration_split import LEAST_IMAGES
-from lit_het.runs.conversion import ImportOptions, import_weights
 from lit_het.runs.directory import checkpoint_dir, load_config, tokenizer_path
+from lit_het.runs.importing import ImportOptions, import_weights
 from lit_het.runs.plan import Step
 
 _TEXT_LENGTH = 16

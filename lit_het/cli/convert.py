@@ -80,7 +80,7 @@ def _import(options: argparse.Namespace, _: list[str]) -> None:
     require_weights(options.source)
     if options.tokenizer is not None:
         require_file(str(options.tokenizer))
-    from lit_het.runs.conversion import ImportOptions, import_weights
+    from lit_het.runs.importing import ImportOptions, import_weights
 
     fields = (field.name for field in dataclasses.fields(ImportOptions))
     import_weights(options.source, options.to, ImportOptions(**{field: getattr(options, field) for field in fields}))
@@ -90,7 +90,7 @@ def _export(options: argparse.Namespace, _: list[str]) -> None:
     require_run(options.checkpoint)
     if options.push is not None and (options.to == "npz" or not re.fullmatch(r"[\w.-]+/[\w.-]+", options.push)):
         raise UserError(f"--push {options.push} needs OWNER/NAME and a folder: --to huggingface or --to lit-het")
-    from lit_het.runs.conversion import ExportOptions, export
+    from lit_het.runs.exporting import ExportOptions, export
 
     how = ExportOptions(options.pretrained, not options.uncalibrated, options.push, options.licence)
     export(options.checkpoint, options.to, options.output, how)

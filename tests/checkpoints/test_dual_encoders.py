@@ -13,7 +13,7 @@ import scipy.special
 from lit_het.checkpoints.huggingface.importing import read_huggingface
 from lit_het.data_pipelines.tokenizers import HuggingFaceTokenizer
 from lit_het.errors import UserError
-from lit_het.runs.conversion import tokenizer_config
+from lit_het.runs.importing import tokenizer_config
 from tests.checkpoints.huggingface_models import load, logits, run
 
 GOLDEN = Path(__file__).parents[1] / "golden"

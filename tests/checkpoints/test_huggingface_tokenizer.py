@@ -11,7 +11,7 @@ import pytest
 from lit_het.checkpoints.huggingface.tokenizer import read_settings, tokenizer_files
 from lit_het.data_pipelines.tokenizers import HuggingFaceTokenizer, SentencePieceTokenizer, train_sentencepiece
 from lit_het.errors import UserError
-from lit_het.runs.conversion import tokenizer_config
+from lit_het.runs.importing import tokenizer_config
 from tests.golden.record_siglip_tokenizer import FOLDER, LENGTH, TEXTS, TRAINING
 
 WHITE_SPACE = [chr(code) for code in range(sys.maxunicode) if chr(code).isspace()]

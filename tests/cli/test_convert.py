@@ -27,7 +27,7 @@ from lit_het.data_pipelines.tokenizers import HuggingFaceTokenizer, SentencePiec
 from lit_het.data_pipelines.transforms import Preprocessing
 from lit_het.durations import Duration
 from lit_het.errors import UserError
-from lit_het.runs import conversion as convert
+from lit_het.runs.importing import tokenizer_config
 from lit_het.runs.opening import abstract_params, load_pretrained, open_run
 from lit_het.runs.training import train
 from lit_het.tasks.classification import ClassificationConfig
@@ -202,7 +202,7 @@ def test_a_tokenizer_may_be_of_hugging_face_or_a_vocabulary_of_bert(siglip, data
     assert ids[:6] == pieces(["red bar"])[0, : len(ids)].tolist()
 
     # A pair of towers with a BERT is LiT's, whose captions had no end token.
-    config = convert.tokenizer_config(tmp_path / "vocab.txt", 12)
+    config = tokenizer_config(tmp_path / "vocab.txt", 12)
     assert config == TensorFlowTextConfig(tmp_path / "vocab.txt", 12, end_token=False)
 
 
@@ -294,7 +294,7 @@ def test_an_import_that_is_stopped_leaves_nothing(siglip, tmp_path, monkeypatch,
     def stop(*_):
         raise error
 
-    monkeypatch.setattr("lit_het.runs.conversion.save_imported", stop)
+    monkeypatch.setattr("lit_het.runs.importing.save_imported", stop)
     before = sorted(tmp_path.iterdir())
     code = main(["import", "--from", str(siglip), "--to", str(tmp_path / "run")])
     assert code == (130 if isinstance(error, KeyboardInterrupt) else 1)

@@ -7,8 +7,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from lit_het.checkpoints.huggingface import names
-from lit_het.checkpoints.huggingface.tower import ACTIVATIONS
 from lit_het.checkpoints.huggingface.processor import Json
+from lit_het.checkpoints.huggingface.tower import ACTIVATIONS
 from lit_het.errors import UserError
 from lit_het.towers.positions import sine_cosine_positions
 from lit_het.towers.transformer import EncoderConfig

@@ -1,58 +1,42 @@
-"""``lit-het import`` and ``lit-het export``: conversion of runs from and to the formats of other libraries."""
+"""``lit-het import``: runs from the weights of other libraries."""
 
 import contextlib
 import dataclasses
-import math
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from lit_het import parameters
 from lit_het.checkpoints import rename, weights
-from lit_het.checkpoints.big_vision.exporting import write_npz
-from lit_het.checkpoints.huggingface.classifiers import write_classifier
-from lit_het.checkpoints.huggingface.exporting import write_image_text
 from lit_het.checkpoints.huggingface.tokenizer import read_settings
 from lit_het.checkpoints.imported import Imported
 from lit_het.checkpoints.native import checksums
 from lit_het.checkpoints.native.saving import save_imported
 from lit_het.configs.experiment import ExperimentConfig
 from lit_het.console import Bar, message
-from lit_het.data_pipelines import storage
 from lit_het.data_pipelines.data_config import LoaderConfig
-from lit_het.data_pipelines.labels import CaptionWords
 from lit_het.data_pipelines.tokenizers import (
-    HuggingFaceTokenizer,
     HuggingFaceTokenizerConfig,
     SentencePieceConfig,
-    SentencePieceTokenizer,
     TensorFlowTextConfig,
     TokenizerConfig,
 )
 from lit_het.data_pipelines.transforms import Preprocessing
 from lit_het.durations import Duration
 from lit_het.errors import UserError
-from lit_het.files import write_atomically
 from lit_het.heads.contrastive import DeterministicContrastiveConfig
 from lit_het.heads.deterministic import DeterministicConfig
-from lit_het.losses.classification import SigmoidCrossEntropy
 from lit_het.losses.contrastive import SigmoidLoss, SoftmaxLoss
 from lit_het.runs import directory, image_processors, portable
 from lit_het.runs.checks import unseen_pixels
-from lit_het.runs.directory import checkpoint_dir, config_path, load_config
-from lit_het.runs.model_card import write_card
+from lit_het.runs.directory import checkpoint_dir, config_path
 from lit_het.runs.opening import Run, open_run
-from lit_het.runs.publishing import push
 from lit_het.runs.saved_calibration import copy_calibration
-from lit_het.tasks.classification import ClassificationConfig, ClassificationTask
-from lit_het.tasks.contrastive import ContrastiveConfig, ContrastiveTask
-from lit_het.tasks.features import ImageTowerConfig
-from lit_het.towers.resnet import ResNetConfig
-from lit_het.towers.vit import ViTConfig
+from lit_het.tasks.classification import ClassificationConfig
+from lit_het.tasks.contrastive import ContrastiveConfig
 from lit_het.types import Params
 
 
@@ -115,8 +99,8 @@ def open_imported(source: str, options: ImportOptions | None = None) -> Run:
 
 def _read(source: str, run_dir: Path, options: ImportOptions) -> tuple[ExperimentConfig, Params]:
     """Returns the configuration and the parameters of a model of another library."""
-    experts = {name: getattr(options, name) for name in ("num_selected", "num_members")}
-    experts = {name: value for name, value in experts.items() if value is not None}
+    names = ("num_selected", "num_members")
+    experts = {name: value for name in names if (value := getattr(options, name)) is not None}
     with _Download(source) as download:
         found = weights.open_weights(
             source,
@@ -190,131 +174,6 @@ def _partial(run_dir: Path) -> Iterator[Path]:
         raise UserError(f"{run_dir} cannot be written: {error}") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-
-
-@dataclasses.dataclass(frozen=True)
-class ExportOptions:
-    """Settings of an export.
-
-    Attributes:
-        pretrained: current path of the run or file with the locked parameters, if it was moved.
-        calibrated: whether to fold in the temperature of ``lit-het calibrate``, if there is one.
-        push: repository ``owner/name`` of the Hugging Face Hub to upload a folder to; None uploads nothing.
-        licence: an identifier for the model card, such as ``apache-2.0``; None for no licence.
-    """
-
-    pretrained: Path | None = None
-    calibrated: bool = True
-    push: str | None = None
-    licence: str | None = None
-
-
-def export(run_dir: Path, to: str, output: Path, options: ExportOptions = ExportOptions()) -> None:
-    """Writes a run as a folder of this program or of Hugging Face, or as a big_vision file.
-
-    The latter two have no noise: a HET-XL image-text model is exported without it. The temperature of a softmax loss is
-    multiplied by that of ``lit-het calibrate``, if there is one and ``options.calibrated``.
-
-    Raises:
-        UserError: the run cannot be opened, has something that the format cannot express, or cannot be uploaded.
-    """
-    if to == "npz" and output.is_dir():
-        raise UserError(f"{output} is a folder; name a file with --output, such as {output / 'model.npz'}")
-    if to != "npz" and (output.is_file() or (output.is_dir() and any(output.iterdir()))):
-        raise UserError(f"{output} is not an empty folder; choose another --output")
-    is_classifier = isinstance(load_config(run_dir).task, ClassificationConfig)
-    try:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        run = open_run(run_dir, options.pretrained)
-        if to == "lit-het":
-            portable.write(output, run.config, run.params, run.step, run_dir)
-        else:
-            write = _export_classifier if is_classifier else _export_contrastive
-            write(run, to, output, calibrated=options.calibrated)
-        if to != "npz":
-            library = "lit-het" if to == "lit-het" else "transformers"
-            card = write_card(run, options.push or output.name, licence=options.licence, library=library)
-            write_atomically(output / "README.md", card)
-    except OSError as error:
-        raise UserError(f"{output} cannot be written: {error}") from error
-    message(f"{run_dir} as {to} in {output}")
-    if options.push is not None:
-        push(output, options.push)
-
-
-def _export_classifier(run: Run, to: str, output: Path, *, calibrated: bool) -> None:
-    assert isinstance(run.task, ClassificationTask)
-    tower, is_sigmoid = _vit(run.config.task.image_tower), isinstance(run.task.config.loss, SigmoidCrossEntropy)
-    fitted = run.calibration.noiseless if calibrated and run.calibration is not None else None
-    if fitted and (to == "npz" or is_sigmoid):
-        message(f"the logits are exported as trained: the softmax of a classifier is calibrated by T = {fitted}")
-    if to == "npz":
-        write_npz(output, tower, None, run.params)
-        return
-    if "head" not in run.params:
-        raise UserError("an imported image tower has no classes; export with --to npz or --to lit-het")
-    temperature = float(run.task.temperature(run.params))
-    if fitted and not is_sigmoid:
-        temperature *= fitted.temperature
-        message(f"the temperature is multiplied by {fitted} of lit-het calibrate; --uncalibrated leaves it as trained")
-    processor = image_processors.write(run.config.data.preprocessing, tower.image_size)
-    names = _class_names(run.config, run.task.config.num_classes)
-    write_classifier(output, tower, run.params, temperature, names, processor, is_sigmoid=is_sigmoid)
-
-
-def _class_names(config: ExperimentConfig, num_classes: int) -> tuple[str, ...]:
-    """Returns the names of the classes, in order; none if their file is no longer where training read it."""
-    labels, name = config.data.labels, "words.txt" if isinstance(config.data.labels, CaptionWords) else "classnames.txt"
-    given = getattr(labels, "names", None) or getattr(labels, "vocabulary", None)
-    beside = [folder / name for shard in config.data.shards for folder in (Path(shard), Path(shard).parent)]
-    path = next((path for path in ([Path(given)] if given else beside) if path.is_file()), None)
-    names = () if path is None else tuple(storage.read_lines(str(path)))
-    if len(names) == num_classes:
-        return names
-    message(
-        f"the classes are exported as LABEL_0, LABEL_1, ...: no {name} with their names is beside the training data"
-    )
-    return ()
-
-
-def _export_contrastive(run: Run, to: str, output: Path, *, calibrated: bool) -> None:
-    assert isinstance(run.task, ContrastiveTask)
-    image, text = _vit(run.task.config.image_tower), run.task.config.text_tower
-    params = {**run.params, "head": _exported_head(run, run.task, calibrated=calibrated)}
-    if to == "npz":
-        write_npz(output, image, text, params)
-        return
-    tokenizer = run.tokenizer
-    if not isinstance(tokenizer, SentencePieceTokenizer | HuggingFaceTokenizer | None):
-        raise UserError("transformers has no tokenizer with the ids of TensorFlow Text; export with --to lit-het")
-    processor = image_processors.write(run.config.data.preprocessing, image.image_size)
-    is_sigmoid = run.task.has_pair_probabilities
-    for remark in write_image_text(output, image, text, params, tokenizer, processor, is_sigmoid=is_sigmoid):
-        message(remark)
-
-
-def _exported_head(run: Run, task: ContrastiveTask, *, calibrated: bool) -> Params:
-    """Returns log τ and the bias, without the noise; τ is multiplied by the fitted temperature, with a message."""
-    trained = run.params.get("head", {})  # a head without noise and with a fixed τ has no parameters
-    learned = trained.get("temperature", {}).get("log_temperature")
-    # The formats store log τ alone: one that is fixed or bounded is exported by its value.
-    head = {"temperature": {"log_temperature": jnp.log(task.temperature(run.params)) if learned is None else learned}}
-    head |= {name: value for name, value in trained.items() if name == "bias"}
-    if not calibrated or run.calibration is None:
-        return head
-    fitted = run.calibration.noiseless
-    if "bias" in head:
-        # The sigmoid of a pair would need another bias with another temperature; T is of a softmax over candidates.
-        message(f"exported as trained, without the fitted factor {fitted}: it is not that of a sigmoid with a bias")
-        return head
-    message(f"the temperature is multiplied by {fitted} of lit-het calibrate; --uncalibrated leaves it as trained")
-    return {"temperature": {"log_temperature": head["temperature"]["log_temperature"] + math.log(fitted.temperature)}}
-
-
-def _vit(tower: ImageTowerConfig) -> ViTConfig:
-    if isinstance(tower, ResNetConfig):
-        raise UserError("a ResNet cannot be exported; only a ViT can")
-    return tower
 
 
 def _task_of(found: Imported, source: str) -> ContrastiveConfig | ClassificationConfig:
