@@ -1,4 +1,4 @@
-"""`lit-het quickstart` with fewer characters, smaller towers and a few steps: the whole path, not its figures."""
+"""`lit-het quickstart` with fewer characters and smaller towers in a few steps: the whole path, not its figures."""
 
 import dataclasses
 import json
@@ -22,13 +22,15 @@ from lit_het.towers.transformer import EncoderConfig
 from tests.cli.test_train import refusal
 
 SETS = ("held_out_typeface", "held_out_characters", "held_out_characters_among_held_out")
+TYPEFACES = ("DejaVuSans", "DejaVuSerif", "DejaVuSerif-Italic")  # the last one is held out
 FIGURES = ("top1", "top5", "mean_reciprocal_rank", "nll", "ece")
 
 
 @pytest.fixture
 def small(monkeypatch):
     """Cuts the quickstart's configurations; the code that runs them stays."""
-    small_encoder = EncoderConfig(width=64, depth=1, mlp_width=64, num_heads=2, unrolled=True)
+    # float32, as in tests/tiny.py.
+    small_encoder = EncoderConfig(width=64, depth=1, mlp_width=64, num_heads=2, unrolled=True, compute_type="float32")
 
     def shrink(get_config):
         def get_small_config(*root):
@@ -48,10 +50,13 @@ def small(monkeypatch):
     # The HET-XL configuration is made from the deterministic one.
     for module in (quickstart_upstream, quickstart_lit_deterministic):
         monkeypatch.setattr(module, "get_config", shrink(module.get_config))
+    monkeypatch.setattr("lit_het.data_pipelines.glyphs.TYPEFACES", TYPEFACES)
     monkeypatch.setattr(
         quickstart_upstream,
         "glyphs",
-        lambda seed: GlyphConfig(scripts=("digit", "cyrillic", "greek"), noisy_script="greek", seed=seed),
+        lambda seed: GlyphConfig(
+            scripts=("digit", "cyrillic", "greek"), min_typefaces=len(TYPEFACES), noisy_script="greek", seed=seed
+        ),
     )
 
 
