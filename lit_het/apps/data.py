@@ -5,7 +5,7 @@ import json
 import math
 import multiprocessing
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -92,9 +92,7 @@ def index(shards: Sequence[str], workers: int, *, checksum: bool = False) -> Non
         UserError: a shard cannot be read or, with ``checksum``, differs from its saved checksum.
     """
     addresses, faults, num_samples = expand(shards), collections.Counter[str](), 0
-    # Scanning headers is bound by the CPU, hence processes; spawned ones do not inherit this one's threads.
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, context) as pool, Bar("indexing", len(addresses), "shards") as bar:
+    with _pool(min(workers, len(addresses))) as pool, Bar("indexing", len(addresses), "shards") as bar:
         for summary in pool.map(summarize, addresses):
             num_samples += summary.count
             faults.update({fault.cause: fault.count for fault in summary.faults})
@@ -106,6 +104,13 @@ def index(shards: Sequence[str], workers: int, *, checksum: bool = False) -> Non
     message(f"{counted(num_samples, 'sample')} in {counted(len(addresses), 'shard')}")
     for cause, count in faults.items():
         message(f"{count:,} times: {cause}; see lit-het data check")
+
+
+def _pool(workers: int) -> Executor:
+    if workers == 1:
+        return ThreadPoolExecutor(1)  # a process would take longer to start than to scan a few shards
+    # Scanning headers is bound by the CPU, hence processes; spawned ones do not inherit this one's threads.
+    return ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"))
 
 
 def check(
