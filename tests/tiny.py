@@ -4,6 +4,8 @@ import dataclasses
 import os
 import socket
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import numpy as np
 
@@ -16,6 +18,7 @@ from lit_het.data_pipelines.shards import write_shards
 from lit_het.data_pipelines.tokenizers import SentencePieceConfig, train_sentencepiece
 from lit_het.durations import Duration
 from lit_het.losses.classification import SigmoidCrossEntropy
+from lit_het.runs.training import train
 from lit_het.schedules import Schedule
 from lit_het.sharding import MeshConfig
 from lit_het.tasks.classification import ClassificationConfig
@@ -24,6 +27,7 @@ from lit_het.tasks.features import ImageTowerConfig
 from lit_het.towers.transformer import EncoderConfig
 from lit_het.towers.vit import ViTConfig
 from lit_het.training.loop import Cadence
+from lit_het.training.step import TrainState
 from lit_het.types import Params
 
 COLOURS = ("red", "green", "blue", "grey")
@@ -137,6 +141,19 @@ def classifier(config: ExperimentConfig, data: Path, run_dir: Path) -> Experimen
     plain = dataclasses.replace(config, task=task, tokenizer=None, pretrained=None, mesh=MeshConfig())
     labelled = dataclasses.replace(plain, data=dataclasses.replace(plain.data, labels=CaptionWords()))
     return dataclasses.replace(shrink(labelled, data, run_dir), length=Duration(2))
+
+
+def finish_untrained(config: ExperimentConfig) -> None:
+    """Writes a finished run of the initial parameters: a step that trains them would take seconds to compile."""
+
+    def finish(_step: Any, state: TrainState, *_: Any, num_steps: int, saver: Any, **__: Any) -> TrainState:
+        state = dataclasses.replace(state, step=state.step + num_steps)
+        saver.save(state)
+        saver.finish()
+        return state
+
+    with mock.patch("lit_het.runs.training.loop.train", finish):
+        train(config)
 
 
 def _shrink_tower(tower: ImageTowerConfig) -> ViTConfig:

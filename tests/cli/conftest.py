@@ -9,6 +9,7 @@ from lit_het.configs import experiment, quickstart_lit_het_xl
 from lit_het.durations import Duration
 from lit_het.runs.training import train
 from lit_het.schedules import Schedule
+from lit_het.training.loop import Cadence
 from tests import tiny
 
 
@@ -57,7 +58,8 @@ def trained(data, upstream, tmp_path_factory):
     """A run with noise that was trained long enough to be better than chance; tests only read it."""
     run_dir = tmp_path_factory.mktemp("runs") / "long"
     config = tiny.shrink(quickstart_lit_het_xl.get_config(), data, run_dir, pretrained=upstream)
-    train(dataclasses.replace(config, length=Duration(60), schedule=Schedule(3e-3, warmup=Duration(5))))
+    cadence, schedule = Cadence(log_steps=20, save_steps=60), Schedule(3e-3, warmup=Duration(5))
+    train(dataclasses.replace(config, length=Duration(60), schedule=schedule, cadence=cadence))
     return run_dir
 
 

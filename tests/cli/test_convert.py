@@ -144,7 +144,7 @@ def test_a_tower_that_is_locked_in_part_is_found_again(lit_on_siglip, monkeypatc
     # Named relative to where training ran, found from elsewhere.
     monkeypatch.chdir(tmp_path)
     tower = dataclasses.replace(config.task.image_tower, weights="siglip.npz:img")
-    train(dataclasses.replace(config, task=dataclasses.replace(config.task, image_tower=tower)))
+    tiny.finish_untrained(dataclasses.replace(config, task=dataclasses.replace(config.task, image_tower=tower)))
     monkeypatch.chdir("/")
     assert open_run(config.run_dir).params["image_tower"]["positions"].shape == (36, 16)
 
@@ -310,7 +310,7 @@ def test_both_towers_of_a_file_that_moved_are_found_again(lit_config, siglip):
     config = dataclasses.replace(
         lit_config, task=task, data=data, tokenizer=tokenizer, pretrained=None, length=Duration(2)
     )
-    train(config)
+    tiny.finish_untrained(config)
     moved = siglip.rename(siglip.with_name("moved.npz"))
     assert open_run(config.run_dir, moved).params["text_tower"]
     other = dataclasses.replace(task, text_tower=dataclasses.replace(text, weights="elsewhere.npz:txt"))

@@ -89,7 +89,7 @@ def test_the_members_of_an_ensemble_are_stored_side_by_side_and_joined_as_a_towe
     lit = tiny.shrink(lit_e3_b32_het_xl.get_config(), data, tmp_path / "lit")
     upstream = tiny.classifier(lit, data, tmp_path / "upstream")
     tower = dataclasses.replace(upstream.task.image_tower, members="apart")
-    train(dataclasses.replace(upstream, task=dataclasses.replace(upstream.task, image_tower=tower)))
+    tiny.finish_untrained(dataclasses.replace(upstream, task=dataclasses.replace(upstream.task, image_tower=tower)))
     embed(tmp_path / "upstream", parse_tower(tmp_path / "upstream"), str(tmp_path / "e"), EmbedOptions(dtype="float32"))
     assert isinstance(tower, ViTConfig)
     params = open_run(tmp_path / "upstream").params["image_tower"]
@@ -188,7 +188,7 @@ def test_a_killed_command_goes_on_with_the_shards_that_are_missing_on_two_hosts(
 
 def test_embeddings_of_another_tower_are_refused(capsys, lit_config, embedded, upstream, data, tmp_path):
     other = tiny.classifier(lit_config, data, tmp_path / "other")
-    train(dataclasses.replace(other, seed=1))
+    tiny.finish_untrained(dataclasses.replace(other, seed=1))
     changed = dataclasses.replace(lit_config, pretrained=PretrainedConfig(tmp_path / "other"))
     file = write_config_file(changed, tmp_path / "changed.py")
     line = refusal(capsys, "train", "--config", file, "--data.embeddings", embedded)

@@ -9,7 +9,7 @@ import pytest
 from lit_het.cli.main import main
 from lit_het.configs import experiment
 from lit_het.eval.evaluation import read_records
-from lit_het.runs.training import train
+from tests import tiny
 from tests.cli.test_train import refusal
 
 
@@ -70,7 +70,7 @@ def test_a_classifier_is_scored_on_its_own_classes(capsys, upstream, data, tmp_p
 
 def test_a_locked_tower_that_was_replaced_is_noticed(capsys, trained_lit, upstream, data, tmp_path):
     other = dataclasses.replace(experiment.load(upstream / "config.json"), run_dir=tmp_path / "other", seed=1)
-    train(other)
+    tiny.finish_untrained(other)
     line = refusal(
         capsys,
         "zero-shot",
