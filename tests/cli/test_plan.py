@@ -8,13 +8,14 @@ import pytest
 
 from lit_het.cli.main import main
 from lit_het.configs import imagenet21k_het_xl, lit_e3_b32_het_xl, lit_so400m_het_xl
+from lit_het.configs.experiment import ExperimentConfig
 from lit_het.errors import UserError
 from lit_het.heads.contrastive import DeterministicContrastiveConfig
 from lit_het.heads.het_xl import HetXLConfig
 from lit_het.heads.sampling import SamplingConfig
 from lit_het.losses.contrastive import SoftmaxLoss
 from lit_het.runs import plan_report
-from lit_het.runs.plan import Step
+from lit_het.runs.plan import Plan, Step, plan
 from lit_het.sharding import MeshConfig
 from lit_het.training.step import initial_state
 from tests import tiny
@@ -27,8 +28,8 @@ CASES = ("fsdp", "experts", "classifier")
 
 
 @functools.cache
-def step(case: str) -> Step:
-    """The training step of a recipe in small, on eight devices."""
+def small(case: str) -> ExperimentConfig:
+    """A recipe in small."""
     match case:
         case "fsdp":
             config, mesh = lit_so400m_het_xl.get_config(), MeshConfig(fsdp=2)
@@ -50,13 +51,13 @@ def step(case: str) -> Step:
         depth = 2 if tower.encoder.experts is None else 4
         towers[part] = dataclasses.replace(tower, encoder=dataclasses.replace(tower.encoder, depth=depth))
     data = dataclasses.replace(config.data, batch_size=BATCH)
-    config = dataclasses.replace(config, task=dataclasses.replace(config.task, **towers), data=data, mesh=mesh)
-    return Step(config, mesh.build())
+    return dataclasses.replace(config, task=dataclasses.replace(config.task, **towers), data=data, mesh=mesh)
 
 
 @functools.cache
-def compiled(case):
-    return step(case).compile()
+def planned(case: str) -> Plan:
+    """The plan of a recipe in small, for eight devices."""
+    return plan(small(case), jax.devices())
 
 
 def holds_examples(collective):
@@ -65,8 +66,8 @@ def holds_examples(collective):
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_sharded_step_has_no_collective_but_those_of_the_design(case):
-    moved = [one for one in compiled(case).program.collectives if holds_examples(one)]
-    others = [one for one in compiled(case).program.collectives if not holds_examples(one)]
+    moved = [one for one in planned(case).compiled.program.collectives if holds_examples(one)]
+    others = [one for one in planned(case).compiled.program.collectives if not holds_examples(one)]
     # Kernels come from the devices that share them; gradients and metrics are summed over any.
     gathered = [one for one in others if one.kind == "all-gather"]
     assert gathered
@@ -91,7 +92,7 @@ def test_the_sharded_step_has_no_collective_but_those_of_the_design(case):
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_formula_agrees_with_the_compiler(case):
-    memory, program = step(case).memory(), compiled(case)
+    memory, program = planned(case).memory, planned(case).compiled
     state = sum(list(memory.values())[:4])
     assert state <= program.arguments <= state + 2000  # metrics, and a table of what is returned
     # Of experts the compiler holds more copies of the one-hot places than the formula.
@@ -102,11 +103,11 @@ def test_the_formula_agrees_with_the_compiler(case):
 @pytest.mark.parametrize("case", CASES)
 def test_operations_of_the_traced_step_are_those_of_the_compiled_one(case):
     # In so small a model products of single rows, which the compiler takes for sums, are not few.
-    assert compiled(case).program.product_flops * 8 == pytest.approx(step(case).flops(), rel=0.2)
+    assert planned(case).compiled.program.product_flops * 8 == pytest.approx(planned(case).flops, rel=0.2)
 
 
 def test_the_state_takes_what_a_real_one_takes():
-    this = step("fsdp")
+    this = Step(small("fsdp"), small("fsdp").mesh.build())
     shapes = this.inputs.state
     places = jax.tree.map(lambda leaf: leaf.sharding, shapes)
     made = jax.jit(
@@ -114,15 +115,14 @@ def test_the_state_takes_what_a_real_one_takes():
         out_shardings=places,
     )()
     held = [sum(shard.data.nbytes for leaf in jax.tree.leaves(made) for shard in leaf.addressable_shards)]
-    memory = this.memory()
+    memory = planned("fsdp").memory
     assert sum(held) == 8 * (memory["trainable parameters"] + memory["optimizer state"])
 
 
 def test_the_plan_reports_what_does_not_fit_and_flags_that_help(capsys, monkeypatch):
-    program = compiled("fsdp")
-    monkeypatch.setattr(Step, "compile", lambda _: program)
-    config = step("fsdp").config
-    size = sum(step("fsdp").memory().values()) / 2**30
+    made, config = planned("fsdp"), small("fsdp")
+    monkeypatch.setattr(plan_report, "plan", lambda *_: made)
+    size = sum(made.memory.values()) / 2**30
     assert plan_report.report(config, jax.devices(), 32)
     told = capsys.readouterr().out
     assert "8 devices: data 4 x fsdp 2 x expert 1; batch 88, 11 on a device" in told
@@ -139,17 +139,16 @@ def test_the_plan_reports_what_does_not_fit_and_flags_that_help(capsys, monkeypa
 
 
 def test_the_plan_ends_its_advice_where_the_step_fits(capsys, monkeypatch):
-    program = compiled("fsdp")
-    monkeypatch.setattr(Step, "compile", lambda _: program)
-    this = step("fsdp")
-    wider = dataclasses.replace(this.config, mesh=MeshConfig(fsdp=4))
+    made, config = planned("fsdp"), small("fsdp")
+    monkeypatch.setattr(plan_report, "plan", lambda *_: made)
+    wider = dataclasses.replace(config, mesh=MeshConfig(fsdp=4))
     enough = sum(Step(wider, wider.mesh.build()).memory().values()) / 2**30
-    assert not plan_report.report(this.config, jax.devices(), enough)
+    assert not plan_report.report(config, jax.devices(), enough)
     assert re.findall(r"(--\S+ \S+): \S+ MiB, which fits", capsys.readouterr().out) == ["--mesh.fsdp 4"]
 
 
 def test_a_batch_that_the_devices_cannot_share_is_refused_before_anything_is_compiled():
-    config = step("fsdp").config
+    config = small("fsdp")
     with pytest.raises(UserError, match="batch size 90 is not divisible by the 8 devices"):
         plan_report.report(
             dataclasses.replace(config, data=dataclasses.replace(config.data, batch_size=90)), jax.devices(), 32
