@@ -1,5 +1,6 @@
 """Reads and verifies the checkpoint of one step: its info and its arrays."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,10 @@ from lit_het.checkpoints.native import checksums
 from lit_het.checkpoints.native.checksums import Fingerprint
 from lit_het.checkpoints.native.orbax_errors import is_unavailable, reason_of
 from lit_het.errors import UserError
+
+# Read together: a call to Orbax takes 20 ms, however small the array. But `lit-het checkpoint` must work where the
+# model does not fit into the devices.
+_BATCH_BYTES = 2**28
 
 
 class Damaged(UserError):
@@ -77,14 +82,11 @@ class SavedStep:
         return found
 
     def arrays(self, saved: Mapping[str, Fingerprint]) -> Iterator[tuple[str, np.ndarray | Damaged]]:
-        """Yields the path and the content of every array, one at a time, on the host; or why it cannot be read.
+        """Yields the path and the content of every array, on the host; or why it cannot be read.
 
         Args:
             saved: fingerprints from `read_info`.
         """
-        # On the host, one array at a time: `lit-het checkpoint` must work where the model does not fit into the
-        # devices.
-        on_host = jax.sharding.SingleDeviceSharding(jax.local_devices(backend="cpu")[0])
         for item in sorted({path.partition("/")[0] for path in saved}):
             fingerprints = select_item(item, saved)
             try:
@@ -93,18 +95,31 @@ class SavedStep:
                 found = error if isinstance(error, Damaged) else Damaged(f"{self._path_in_messages / item} is missing")
                 yield from ((f"{item}/{path}", found) for path in fingerprints)
                 continue
-            paths, tree = jax.tree_util.tree_flatten_with_path(metadata)
-            indices = {checksums.path_string(path): number for number, (path, _) in enumerate(paths)}
-            for path, fingerprint in fingerprints.items():
-                wanted: list[Any] = [ocp.PLACEHOLDER] * len(paths)
+            for batch in _batches(fingerprints):
                 try:
-                    wanted[indices[path]] = jax.ShapeDtypeStruct(fingerprint.shape, fingerprint.dtype, sharding=on_host)
-                    found = self.load({item: jax.tree.unflatten(tree, wanted)}, saved, {f"{item}/{path}"})[item]
-                    yield f"{item}/{path}", np.asarray(jax.tree.leaves(found)[indices[path]])
-                except KeyError:
-                    yield f"{item}/{path}", Damaged("it is missing")
-                except Damaged as error:
-                    yield f"{item}/{path}", error
+                    yield from self._arrays_of(item, metadata, batch, saved)
+                except (Damaged, KeyError):
+                    for path, fingerprint in batch.items():  # which of them?
+                        try:
+                            yield from self._arrays_of(item, metadata, {path: fingerprint}, saved)
+                        except KeyError:
+                            yield f"{item}/{path}", Damaged("it is missing")
+                        except Damaged as error:
+                            yield f"{item}/{path}", error
+
+    def _arrays_of(
+        self, item: str, metadata: Any, batch: Mapping[str, Fingerprint], saved: Mapping[str, Fingerprint]
+    ) -> list[tuple[str, np.ndarray]]:
+        """Returns paths and arrays of an item, read together; raises KeyError if one is missing."""
+        on_host = jax.sharding.SingleDeviceSharding(jax.local_devices(backend="cpu")[0])
+        paths, tree = jax.tree_util.tree_flatten_with_path(metadata)
+        indices = {checksums.path_string(path): number for number, (path, _) in enumerate(paths)}
+        wanted: list[Any] = [ocp.PLACEHOLDER] * len(paths)
+        for path, fingerprint in batch.items():
+            wanted[indices[path]] = jax.ShapeDtypeStruct(fingerprint.shape, fingerprint.dtype, sharding=on_host)
+        checked = {f"{item}/{path}" for path in batch}
+        found = jax.tree.leaves(self.load({item: jax.tree.unflatten(tree, wanted)}, saved, checked)[item])
+        return [(f"{item}/{path}", np.asarray(found[indices[path]])) for path in batch]
 
     def _metadata(self) -> Mapping[str, Any]:
         """Returns item → tree of Orbax's metadata of its arrays."""
@@ -140,6 +155,20 @@ class SavedStep:
                 raise UserError(f"{message}; it may be complete: nothing was changed, try again when it can be read")
             raise Damaged(message)
         return found
+
+
+def _batches(fingerprints: Mapping[str, Fingerprint]) -> Iterator[dict[str, Fingerprint]]:
+    """Yields the arrays of an item in batches that fit into the memory of a host."""
+    batch: dict[str, Fingerprint] = {}
+    size = 0
+    for path, fingerprint in fingerprints.items():
+        added = math.prod(fingerprint.shape) * jax.numpy.dtype(fingerprint.dtype).itemsize
+        if batch and size + added > _BATCH_BYTES:
+            yield batch
+            batch, size = {}, 0
+        batch[path] = fingerprint
+        size += added
+    yield batch
 
 
 def select_item(item: str, fingerprints: Mapping[str, Fingerprint]) -> dict[str, Fingerprint]:
