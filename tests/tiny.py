@@ -1,8 +1,10 @@
 """Experiments small enough for tests, cut from the real configurations, and the data that they read."""
 
+import contextlib
 import dataclasses
 import os
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -143,8 +145,9 @@ def classifier(config: ExperimentConfig, data: Path, run_dir: Path) -> Experimen
     return dataclasses.replace(shrink(labelled, data, run_dir), length=Duration(2))
 
 
-def finish_untrained(config: ExperimentConfig) -> None:
-    """Writes a finished run of the initial parameters: a step that trains them would take seconds to compile."""
+@contextlib.contextmanager
+def untrained() -> Iterator[None]:
+    """Runs are finished with their initial parameters: a step that trains them would take seconds to compile."""
 
     def finish(_step: Any, state: TrainState, *_: Any, num_steps: int, saver: Any, **__: Any) -> TrainState:
         state = dataclasses.replace(state, step=state.step + num_steps)
@@ -153,6 +156,12 @@ def finish_untrained(config: ExperimentConfig) -> None:
         return state
 
     with mock.patch("lit_het.runs.training.loop.train", finish):
+        yield
+
+
+def finish_untrained(config: ExperimentConfig) -> None:
+    """Writes a finished run of the initial parameters."""
+    with untrained():
         train(config)
 
 

@@ -21,6 +21,7 @@ from lit_het.runs.calibration import CalibrateOptions, calibrate
 from lit_het.runs.calibration_split import split
 from lit_het.runs.parsing import parse_config
 from lit_het.runs.training import loop, train
+from lit_het.training.loop import Cadence
 from tests import tiny
 from tests.cli.test_train import refusal
 
@@ -135,7 +136,8 @@ def half(upstream, tmp_path_factory):
     folder = tmp_path_factory.mktemp("halves")
     data = tiny.write_data(folder, num_samples=220, seed=3, every_wrong=7)
     config = tiny.shrink(quickstart_lit_het_xl.get_config(), data, folder / "run", pretrained=upstream)
-    return dataclasses.replace(config, calibration=Portion(50), length=Duration(10))
+    cadence = Cadence(log_steps=1, save_steps=10)
+    return dataclasses.replace(config, calibration=Portion(50), length=Duration(10), cadence=cadence)
 
 
 @pytest.fixture(scope="module")
@@ -248,7 +250,7 @@ def test_several_processes_are_told_the_command(capsys, half, samples_read, tmp_
 
 
 def test_few_samples_are_all_trained_on_with_a_message(capsys, lit_config):
-    train(dataclasses.replace(lit_config, calibration="auto", length=Duration(2)))
+    tiny.finish_untrained(dataclasses.replace(lit_config, calibration="auto", length=Duration(2)))
     assert "not calibrated: 98%:100% of 40 samples are 1, fewer than 100" in capsys.readouterr().err
     assert not (lit_config.run_dir / "calibration.json").exists()
 

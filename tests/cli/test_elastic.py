@@ -153,7 +153,14 @@ def test_a_run_killed_on_two_processes_and_resumed_on_one_has_the_samples_and_lo
     assert {p: both[p] for p in consumed} == {p: samples[p] for p in consumed}
 
 
-def test_a_broken_image_that_one_process_reads_ends_all_of_them(whole, data, start, tmp_path):
+@pytest.fixture
+def endless(whole):
+    """A long run that draws no noise, whose step is compiled sooner and once for the tests below."""
+    task = dataclasses.replace(whole.task, head=DeterministicConfig())
+    return dataclasses.replace(whole, length=Duration(2000), cadence=Cadence(log_steps=1), evaluations=(), task=task)
+
+
+def test_a_broken_image_that_one_process_reads_ends_all_of_them(endless, data, start, tmp_path):
     broken = tmp_path / "d"
     shutil.copytree(data / "train", broken)
     shard = broken / "shard-000001.tar"
@@ -161,12 +168,7 @@ def test_a_broken_image_that_one_process_reads_ends_all_of_them(whole, data, sta
     place = content.index(b"\xff\xd8\xff")
     content[place : place + 4] = b"oops"
     shard.write_bytes(content)
-    config = dataclasses.replace(
-        whole,
-        data=dataclasses.replace(whole.data, shards=(str(broken),)),
-        task=dataclasses.replace(whole.task, head=DeterministicConfig()),
-        evaluations=(),
-    )
+    config = dataclasses.replace(endless, data=dataclasses.replace(endless.data, shards=(str(broken),)))
     address = f"localhost:{tiny.free_port()}"
     pair = [start(config, tmp_path / f"{i}.txt", "--distributed", f"{address},{i}/2") for i in (0, 1)]
     messages = "".join(process.communicate(timeout=240)[1].decode() for process in pair)
@@ -176,12 +178,11 @@ def test_a_broken_image_that_one_process_reads_ends_all_of_them(whole, data, sta
 
 
 @pytest.mark.parametrize("victim", [0, 1])
-def test_a_process_that_lost_another_exits_with_the_code_to_restart(whole, start, tmp_path, victim):
-    config = dataclasses.replace(whole, length=Duration(2000), cadence=Cadence(log_steps=1), evaluations=())
+def test_a_process_that_lost_another_exits_with_the_code_to_restart(endless, start, tmp_path, victim):
     address = f"localhost:{tiny.free_port()}"
-    pair = [start(config, tmp_path / f"{i}.txt", "--distributed", f"{address},{i}/2") for i in (0, 1)]
+    pair = [start(endless, tmp_path / f"{i}.txt", "--distributed", f"{address},{i}/2") for i in (0, 1)]
     deadline = time.monotonic() + 240
-    while len(losses(config)) < 2:
+    while len(losses(endless)) < 2:
         assert time.monotonic() < deadline
         assert [process.poll() for process in pair] == [None, None], pair[0].communicate()[1].decode()
         time.sleep(0.02)

@@ -24,6 +24,7 @@ from lit_het.durations import Duration
 from lit_het.runs.directory import checkpoint_dir
 from lit_het.runs.opening import abstract_params, open_run
 from lit_het.runs.training import train, train_unless_done
+from lit_het.training.loop import Cadence
 from lit_het.training.metric_log import read_metrics
 from lit_het.training.run_lock import locked
 from tests import tiny
@@ -48,10 +49,10 @@ def command(config_file, *flags):
 
 def test_a_run_killed_twice_and_resumed_equals_an_uninterrupted_one_bit_by_bit(lit_config, tmp_path):
     environment = tiny.environment()
-    config = dataclasses.replace(lit_config, length=Duration(60))
+    config = dataclasses.replace(lit_config, length=Duration(60), cadence=Cadence(log_steps=1, save_steps=5))
     whole = write_config_file(config, tmp_path / "whole.py")
     killed = write_config_file(dataclasses.replace(config, run_dir=tmp_path / "killed"), tmp_path / "killed.py")
-    reference = subprocess.Popen(command(whole), env=environment, stderr=subprocess.PIPE)
+    reference = None
     metrics = tmp_path / "killed" / "metrics.jsonl"
     for records, flags, number in ((7, (), signal.SIGKILL), (25, ("--resume",), signal.SIGTERM)):
         process = subprocess.Popen(command(killed, *flags), env=environment, stderr=subprocess.PIPE)
@@ -62,6 +63,8 @@ def test_a_run_killed_twice_and_resumed_equals_an_uninterrupted_one_bit_by_bit(l
             time.sleep(0.01)
         process.send_signal(number)
         messages = process.communicate()[1].decode()
+        if reference is None:  # only now, when the program is compiled
+            reference = subprocess.Popen(command(whole), env=environment, stderr=subprocess.PIPE)
         assert process.returncode == (75 if number == signal.SIGTERM else -signal.SIGKILL), messages
         assert len(read_metrics(metrics)) < config.length.amount, "the kill came too late to show anything"
     assert re.search(r"lit-het: ended by SIGTERM after step \d+, which is saved; --resume", messages)
@@ -70,6 +73,7 @@ def test_a_run_killed_twice_and_resumed_equals_an_uninterrupted_one_bit_by_bit(l
     assert ["--resume" in start["command"] for start in starts] == [False, True, True]
     assert set(starts[0]["environment"]) <= {name for name in environment if name.startswith(("XLA", "JAX", "LIBTPU"))}
     assert starts[0]["versions"]["jax"] == jax.__version__
+    assert reference is not None
     messages = reference.communicate()[1].decode()
     assert reference.returncode == 0, messages
 
@@ -106,7 +110,8 @@ def test_the_locked_tower_of_a_finished_run_is_the_upstream_one_bit_by_bit(train
 
 def test_a_flag_changes_the_field_with_its_dotted_path(config_file, tmp_path):
     flags = ["--length", "2", "--task.head.covariance.num-factors", "3", "--run-dir", str(tmp_path / "flagged")]
-    assert main(["train", "--config", str(config_file), *flags]) == 0
+    with tiny.untrained():
+        assert main(["train", "--config", str(config_file), *flags]) == 0
     config = experiment.load(tmp_path / "flagged" / "config.json")
     assert config.length.amount == 2
     assert experiment.fields(config)["task.head.covariance.num_factors"] == 3
