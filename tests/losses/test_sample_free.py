@@ -82,13 +82,13 @@ def reference(loss, samples):
 @pytest.mark.parametrize("scale", [0.05, 1.0])
 def test_the_loss_equals_the_numpy_reference(loss, sides, scale):
     samples = make(scale, sides)
-    np.testing.assert_allclose(loss(samples, jnp.asarray(VALID)), reference(loss, samples), rtol=2e-5)
+    np.testing.assert_allclose(jax.jit(loss)(samples, jnp.asarray(VALID)), reference(loss, samples), rtol=2e-5)
 
 
 @every_loss
 def test_gradients_agree_with_finite_differences_of_the_numpy_reference(loss):
     samples = make()
-    gradient = jax.grad(lambda samples: loss(samples, jnp.asarray(VALID)))(samples)
+    gradient = jax.jit(jax.grad(loss))(samples, jnp.asarray(VALID))
     leaves, tree = jax.tree.flatten(samples)
     for index, (slopes, leaf) in enumerate(zip(jax.tree.leaves(gradient), leaves, strict=True)):
         if leaf.ndim == 0:
@@ -108,7 +108,7 @@ def monte_carlo(loss, samples, b, count=20_000):
     queries = samples.image_queries
     normals = jax.random.normal(jax.random.key(0), (b, count, R))
     drawn = dataclasses.replace(samples, image_queries=dataclasses.replace(queries, normals=normals))
-    return type(loss)()(drawn, jnp.asarray(VALID[:b]))
+    return jax.jit(type(loss)())(drawn, jnp.asarray(VALID[:b]))
 
 
 # Of how many examples: the pairwise form is an approximation of two classes, and for more a heuristic.
@@ -119,15 +119,15 @@ CASES = [(LOSSES[0], B, 0.03, 4e-3), (LOSSES[1], B, 0.1, 4e-2), (LOSSES[2], 2, 0
 def test_small_noise_has_the_loss_of_20000_samples(loss, b, scale, tolerance):
     """The error of the approximation is small beside what the noise changes."""
     samples = jax.tree.map(lambda x: x[:b] if x.ndim else x, make(scale, ("image",)))
-    expected, found = monte_carlo(loss, samples, b), loss(samples, jnp.asarray(VALID[:b]))
-    without = type(loss)()(dataclasses.replace(samples, image_queries=None), jnp.asarray(VALID[:b]))
+    expected, found = monte_carlo(loss, samples, b), jax.jit(loss)(samples, jnp.asarray(VALID[:b]))
+    without = jax.jit(type(loss)())(dataclasses.replace(samples, image_queries=None), jnp.asarray(VALID[:b]))
     np.testing.assert_allclose(found, expected, atol=tolerance * scale)
     assert abs(found - expected) < abs(without - expected) / 2
 
 
 @pytest.mark.parametrize("scale", [3.0, 10.0, 100.0])
 def test_no_noise_is_large_enough_for_a_loss_below_zero(scale):
-    value, gradient = jax.value_and_grad(SoftmaxLoss(likelihood="delta"))(make(scale), jnp.asarray(VALID))
+    value, gradient = jax.jit(jax.value_and_grad(SoftmaxLoss(likelihood="delta")))(make(scale), jnp.asarray(VALID))
     assert value >= 0
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient))
 
@@ -141,10 +141,10 @@ def test_noise_that_all_logits_share_changes_only_the_mean_field():
     shared = EmbeddingSamples(samples.image[:D], text, queries, None, samples.temperature)
     none = EmbeddingSamples(samples.image[:D], text, None, None, samples.temperature)
     valid = jnp.ones(D, bool)
-    expected = SoftmaxLoss()(none, valid)
+    expected = jax.jit(SoftmaxLoss())(none, valid)
     for likelihood in ("delta", "pairwise_probit"):
-        np.testing.assert_allclose(SoftmaxLoss(likelihood=likelihood)(shared, valid), expected, rtol=1e-4)
-    assert abs(SoftmaxLoss(likelihood="mean_field")(shared, valid) - expected) > 1e-2
+        np.testing.assert_allclose(jax.jit(SoftmaxLoss(likelihood=likelihood))(shared, valid), expected, rtol=1e-4)
+    assert abs(jax.jit(SoftmaxLoss(likelihood="mean_field"))(shared, valid) - expected) > 1e-2
 
 
 @every_loss
@@ -156,8 +156,11 @@ def test_blocks_and_eight_devices_equal_the_dense_form(loss, form):
         return
     samples, mesh = make(), mesh_of(8)
     in_blocks = type(loss)(form, R + 2, likelihood=loss.likelihood)
-    dense = jax.value_and_grad(type(loss)("dense", likelihood=loss.likelihood))(samples, jnp.asarray(VALID))
-    for found in (jax.value_and_grad(in_blocks)(samples, jnp.asarray(VALID)), on_mesh(mesh, in_blocks, samples)):
+    dense = jax.jit(jax.value_and_grad(type(loss)("dense", likelihood=loss.likelihood)))(samples, jnp.asarray(VALID))
+    for found in (
+        jax.jit(jax.value_and_grad(in_blocks))(samples, jnp.asarray(VALID)),
+        on_mesh(mesh, in_blocks, samples),
+    ):
         jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5), found, dense)
 
 

@@ -1,6 +1,7 @@
 """Contrastive training as a whole: the same on a mesh of devices; and what noise does to probabilities."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -51,6 +52,21 @@ def host_batch():
     )
 
 
+@functools.cache
+def initial(config):
+    """Returns parameters, which neither the loss nor the number of microbatches changes."""
+    return jax.jit(dataclasses.replace(config, loss=SoftmaxLoss(), microbatches=1).build().initialize)(
+        jax.random.key(0)
+    )
+
+
+@functools.cache
+def expected_of(loss):
+    """Returns the loss, metrics and gradient of one device, with all logits at once."""
+    task = dataclasses.replace(CONFIG, loss=type(loss)("dense")).build()
+    return loss_and_gradient(task, initial(CONFIG), ONE_DEVICE)
+
+
 def loss_and_gradient(task, params, mesh):
     params = jax.device_put(params, sharding.tree_shardings(params, mesh))
     batch = distributed.to_global(host_batch(), mesh)
@@ -61,9 +77,8 @@ def loss_and_gradient(task, params, mesh):
 @pytest.mark.parametrize("loss", [SoftmaxLoss("gather", 3), SoftmaxLoss("ring", 3), SigmoidLoss("ring", 3)], ids=str)
 def test_a_mesh_of_eight_devices_has_loss_metrics_and_gradient_of_one_device(loss):
     task = dataclasses.replace(CONFIG, loss=loss).build()
-    params = jax.jit(task.initialize)(jax.random.key(0))
-    (expected_loss, expected_metrics), expected = loss_and_gradient(task, params, ONE_DEVICE)
-    (actual_loss, metrics), gradient = loss_and_gradient(task, params, EIGHT_DEVICES.build())
+    (expected_loss, expected_metrics), expected = expected_of(type(loss)())
+    (actual_loss, metrics), gradient = loss_and_gradient(task, initial(CONFIG), EIGHT_DEVICES.build())
     np.testing.assert_allclose(actual_loss, expected_loss, rtol=1e-5)
     for name, metric in expected_metrics.items():
         np.testing.assert_allclose(metrics[name], metric, rtol=1e-5, err_msg=name)
@@ -95,7 +110,7 @@ def test_rows_with_the_same_image_or_text_are_positives_unless_they_are_to_be_ne
 
 def test_the_form_of_the_noise_is_measured_on_sixteen_rows_of_a_large_batch():
     task, batch = CONFIG.build(), jax.tree.map(jnp.asarray, host_batch())
-    params = jax.jit(task.initialize)(jax.random.key(0))
+    params = initial(CONFIG)
     large = jax.tree.map(lambda rows: jnp.concatenate([rows, jnp.roll(rows, 5, axis=0), rows[::-1]]), batch)
     part = jax.tree.map(lambda rows: rows[::3], large)
     found, expected = (jax.jit(task.loss)(params, rows, keys_at(0, 0))[1] for rows in (large, part))
@@ -121,7 +136,7 @@ def test_mean_probabilities_over_noise_approach_those_without_noise_as_it_vanish
     deviations = []
     for norm in (2.0, 0.2, 0.02):
         head = HetXLContrastiveConfig(CovarianceConfig(3, initial_noise_norm=norm), initial_bias=-1.0)
-        params = jax.jit(dataclasses.replace(CONFIG, head=head).build().initialize)(jax.random.key(0))
+        params = initial(dataclasses.replace(CONFIG, head=head))
         noisy, quiet = probabilities(params)
         np.testing.assert_allclose(noisy.sum(axis=1), 1, rtol=1e-5)
         deviations.append(float(jnp.max(jnp.abs(noisy - quiet))))
@@ -152,7 +167,7 @@ def test_probabilities_of_texts_are_the_softmax_of_cosines_of_noise_samples():
             *(quantity(classifier, features) for quantity in others),
         )
 
-    params = jax.jit(task.initialize)(jax.random.key(0))
+    params = initial(CONFIG)
     logits, of_samples, mean, quiet, scores, log_normalizer, noise_norm = found(params)
     expected = special.softmax(np.asarray(logits, np.float64), axis=2)
     np.testing.assert_allclose(np.exp(of_samples), expected, rtol=1e-4)
@@ -165,7 +180,7 @@ def test_probabilities_of_texts_are_the_softmax_of_cosines_of_noise_samples():
 def test_noise_samples_may_be_computed_in_parts(monkeypatch):
     """The mean is that of as many samples at once."""
     task, batch = CONFIG.build(), jax.tree.map(jnp.asarray, host_batch())
-    params = jax.jit(task.initialize)(jax.random.key(0))
+    params = initial(CONFIG)
 
     @jax.jit
     def found(params):

@@ -1,6 +1,7 @@
 """Mixup: images and labels of rows are averaged, invalid rows left out of it, whatever the number of devices."""
 
 import dataclasses
+import functools
 import re
 
 import jax
@@ -44,13 +45,18 @@ def draw(step, alpha=ALPHA, valid=VALID):
     return np.asarray(mixup.draw_weight(keys_at(0, step)("mixup"), alpha, jnp.asarray(valid)))
 
 
+@functools.cache
 def loss_and_gradient(config):
     """Returns a compiled function of parameters and a batch."""
     task = config.build()
     return jax.jit(jax.value_and_grad(lambda params, batch: task.loss(params, batch, KEYS)[0]))
 
 
+@functools.cache
 def initial(config):
+    """Returns parameters, which neither the loss nor mixup changes."""
+    if config.mixup:
+        return initial(dataclasses.replace(config, mixup=0.0, loss=PLAIN.loss))
     return jax.jit(config.build().initialize)(jax.random.key(0))
 
 
@@ -110,7 +116,7 @@ def test_the_loss_is_the_weighted_mean_of_the_losses_for_both_labels_with_the_sa
     members = "mean" if encoder is ENCODER else "apart"
     tower = dataclasses.replace(PLAIN.image_tower, encoder=encoder, members=members)
     plain = dataclasses.replace(PLAIN, loss=LOSSES[loss], image_tower=tower)
-    run, params = loss_and_gradient(plain), initial(plain)
+    run, params = loss_and_gradient(plain), initial(dataclasses.replace(plain, mixup=ALPHA))
     share = np.asarray(mixup.draw_weight(KEYS("mixup"), ALPHA, jnp.asarray(VALID)))
     averaged = np.asarray(mixup.mix_pixels(jnp.asarray(IMAGE), jnp.asarray(share)))
     # The losses that a router adds count once: they depend on images alone.
