@@ -49,9 +49,15 @@ class SoftmaxCrossEntropy:
     """``-log 1/S Σ_s softmax(u_s)[y]`` (HET-XL Eq. 2); each example has one class."""
 
     def __call__(
-        self, samples: LogitSamples, label: Int[Array, " b"] | LabelMixture, valid: Bool[Array, " b"]
+        self, samples: LogitSamples, label: Int[Array, " b"] | LabelMixture, valid: Bool[Array, " b"] | None = None
     ) -> LossAndTop1:
-        """Returns ``-Σ_c w_c log (1/S Σ_s softmax(u_s)[y_c])``, averaged; ``w = 1`` for the one class of a label."""
+        """Returns ``-Σ_c w_c log (1/S Σ_s softmax(u_s)[y_c])``, averaged; ``w = 1`` for the one class of a label.
+
+        Args:
+            samples: what the head returns.
+            label: of each example.
+            valid: which examples count; None for all.
+        """
 
         def log_probabilities(
             logits: Float[Array, "n t k"], target: LabelMixture
@@ -99,8 +105,16 @@ class SoftmaxCrossEntropy:
 class SigmoidCrossEntropy:
     """Binary cross-entropy of ``1/S Σ_s σ(u_s)``, summed over classes (HET-XL Sec. 2.1); any number of classes."""
 
-    def __call__(self, samples: LogitSamples, target: Float[Array, "b k"], valid: Bool[Array, " b"]) -> LossAndTop1:
-        """Returns the binary cross-entropy of the mean probabilities, summed over classes, averaged over examples."""
+    def __call__(
+        self, samples: LogitSamples, target: Float[Array, "b k"], valid: Bool[Array, " b"] | None = None
+    ) -> LossAndTop1:
+        """Returns the binary cross-entropy of the mean probabilities, summed over classes, averaged over examples.
+
+        Args:
+            samples: what the head returns.
+            target: 0, 1, or a number between them for each class.
+            valid: which examples count; None for all.
+        """
 
         def log_probabilities(
             logits: Float[Array, "n t k"], target: Float[Array, "n k"]
@@ -166,7 +180,7 @@ def mean_log_probabilities(
 def _mean(
     samples: LogitSamples,
     target: Any,
-    valid: Bool[Array, " b"],
+    valid: Bool[Array, " b"] | None,
     log_probabilities: Callable[[Array, Any], tuple[Array, Array]],
     loss: Callable[[Array, Any], Float[Array, " n"]],
 ) -> LossAndTop1:
@@ -175,7 +189,7 @@ def _mean(
     Args:
         samples: samples of the logits.
         target: a tree with a leading example axis.
-        valid: which examples count.
+        valid: which examples count; None for all.
         log_probabilities: (logits of t samples, targets) to log-probabilities and to 1 for every correct sample.
         loss: (log mean probabilities, targets) to the loss of every example.
     """
@@ -196,6 +210,7 @@ def _mean(
         features, *constants = rows
         return jnp.stack(blocks.sum_over_examples(block_loss, features, constants, samples.examples_per_block))
 
+    valid = jnp.ones(len(samples.features), bool) if valid is None else valid
     # A map over devices outside the loop over blocks: parameter gradients are summed over devices once, not per block.
     rows = (samples.features, samples.keys, target, weights(valid))
     return LossAndTop1(*jnp.sum(sharding.map_shards(device_loss, rows, None), axis=0))

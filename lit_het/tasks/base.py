@@ -9,6 +9,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Key
 
 from lit_het import parameters
+from lit_het.heads.learning_rates import learning_rate_factors
 from lit_het.optimizers import ParameterGroup
 from lit_het.random import Keys
 from lit_het.types import Batch, Metrics, Params
@@ -54,12 +55,9 @@ def layers_above_towers(towers: Mapping[str, Any], params: Params) -> Params:
 
 
 def learning_rate_groups(model: nnx.Module) -> tuple[ParameterGroup, ...]:
-    """Returns a group for the parameters of every module that has a ``learning_rate_factor`` other than 1."""
-    factors = {
-        "/".join(map(str, path)): getattr(module, "learning_rate_factor", 1.0)
-        for path, module in nnx.iter_modules(model)
-    }
-    return tuple(ParameterGroup(f"{re.escape(path)}/.*", factor) for path, factor in factors.items() if factor != 1.0)
+    """Returns a group for every parameter whose module has a ``learning_rate_factor`` other than 1."""
+    factors = parameters.flatten(learning_rate_factors(model))
+    return tuple(ParameterGroup(re.escape(path), factor) for path, factor in factors.items() if factor != 1.0)
 
 
 def trained_parts(params: Params, locked: Sequence[str]) -> frozenset[str]:

@@ -227,8 +227,8 @@ def test_covariances_and_temperatures_have_learning_rates_of_their_own():
     covariance, temperature = CovarianceConfig(2, learning_rate_factor=0.5), LogTemperature(learning_rate_factor=2.0)
     head = HetXLContrastiveConfig(covariance, temperature)
     groups = dataclasses.replace(CONFIG, head=head).build().learning_rates
-    assert {(group.pattern, group.learning_rate_factor) for group in groups} == {
-        ("head/image_covariance/.*", 0.5),
-        ("head/text_covariance/.*", 0.5),
-        ("head/temperature/.*", 2.0),
+    assert {tuple(group.pattern.split("/")[:2]): group.learning_rate_factor for group in groups} == {
+        ("head", "image_covariance"): 0.5,
+        ("head", "text_covariance"): 0.5,
+        ("head", "temperature"): 2.0,
     }

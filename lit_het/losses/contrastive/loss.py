@@ -59,9 +59,18 @@ class SoftmaxLoss:
             )
 
     def __call__(
-        self, samples: EmbeddingSamples, valid: Bool[Array, " b"], ids: Sequence[UInt32[Array, "b 2"]] = ()
+        self,
+        samples: EmbeddingSamples,
+        valid: Bool[Array, " b"] | None = None,
+        ids: Sequence[UInt32[Array, "b 2"]] = (),
     ) -> Float[Array, ""]:
-        """Returns the mean loss over valid rows; equal rows of one of the ``ids`` have the same image or text."""
+        """Returns the mean loss over valid rows, by default all.
+
+        Args:
+            samples: what the head returns.
+            valid: which rows count; None for all.
+            ids: hashes of images or of texts; equal rows of one have the same image or text.
+        """
         return _mean(_softmax, _symmetric_softmax, self, samples, _Rows(valid, tuple(ids)))
 
 
@@ -91,16 +100,25 @@ class SigmoidLoss:
         require_choice(self, "form", "likelihood", "duplicates")
 
     def __call__(
-        self, samples: EmbeddingSamples, valid: Bool[Array, " b"], ids: Sequence[UInt32[Array, "b 2"]] = ()
+        self,
+        samples: EmbeddingSamples,
+        valid: Bool[Array, " b"] | None = None,
+        ids: Sequence[UInt32[Array, "b 2"]] = (),
     ) -> Float[Array, ""]:
-        """Returns the mean loss over valid rows; equal rows of one of the ``ids`` have the same image or text."""
+        """Returns the mean loss over valid rows, by default all.
+
+        Args:
+            samples: what the head returns.
+            valid: which rows count; None for all.
+            ids: hashes of images or of texts; equal rows of one have the same image or text.
+        """
         return _mean(_sigmoid, _sigmoid, self, samples, _Rows(valid, tuple(ids)))
 
 
 class _Rows(NamedTuple):
-    """Which rows of a batch count, and hashes of their images and texts."""
+    """Which rows of a batch count, None for all, and hashes of their images and texts."""
 
-    valid: Bool[Array, " b"]
+    valid: Bool[Array, " b"] | None
     ids: tuple[UInt32[Array, "b 2"], ...]
 
 
@@ -180,10 +198,11 @@ def _mean(
         text_to_image = Pairs(_queries(text, text_queries), examples, image, examples, *shared)
         return (total + directed(text_to_image, layout)) / 2
 
+    valid = jnp.ones(len(samples.image), bool) if batch.valid is None else batch.valid
     sides = ((samples.image, samples.image_queries), (samples.text, samples.text_queries))
     # Always float32: dividing by a small τ and summing exponentials over a batch would magnify rounding in bfloat16.
     ids = batch.ids if loss.duplicates == "positives" else ()
-    rows = (*jax.tree.map(lambda x: x.astype(jnp.float32), sides), weights(batch.valid), ids)
+    rows = (*jax.tree.map(lambda x: x.astype(jnp.float32), sides), weights(valid), ids)
     shared = (samples.temperature, jnp.zeros(()) if samples.bias is None else samples.bias)
     if loss.form == "dense":
         # Whole arrays, without a map over devices: the reference that other forms are tested against.
