@@ -154,7 +154,11 @@ def calibration_standard_error(
     return bootstrap_error(resampled, size)
 
 
-def fit_temperature(log_probabilities: Float[np.ndarray, "n k"], labels: Int[np.ndarray, " n"]) -> float:
+def fit_temperature(
+    log_probabilities: Float[np.ndarray, "n k"],
+    labels: Int[np.ndarray, " n"],
+    weight: Float[np.ndarray, " n"] | None = None,
+) -> float:
     """Returns the T > 0 for which ``softmax(log p / T)`` has the lowest mean negative log-likelihood of the labels.
 
     Temperature scaling of Guo et al., "On calibration of modern neural networks", ICML 2017, Sec. 4.2. On
@@ -165,6 +169,11 @@ def fit_temperature(log_probabilities: Float[np.ndarray, "n k"], labels: Int[np.
     bounds, the bound with the lower loss is returned: `LOWEST_TEMPERATURE` if every label is the most probable class
     (the loss decreases as T goes to 0), `HIGHEST_TEMPERATURE` if predictions are no better than chance. If all classes
     are equally probable, T has no effect, and 1 is returned.
+
+    Args:
+        log_probabilities: of all classes.
+        labels: the right classes.
+        weight: of each example in the mean; None for equal ones.
 
     Raises:
         UserError: no examples, a label outside the classes, or a label of probability zero.
@@ -179,7 +188,8 @@ def fit_temperature(log_probabilities: Float[np.ndarray, "n k"], labels: Int[np.
         )
 
     def slope(log_inverse: float) -> float:
-        return float(_derivatives_of_loss(log_probabilities, label_log_p, np.exp(log_inverse))[0].mean())
+        slopes, _ = _derivatives_of_loss(log_probabilities, label_log_p, np.exp(log_inverse))
+        return float(np.average(slopes, weights=weight))
 
     # The root is searched on a log scale, where the bounds are symmetric about T = 1.
     hottest, coldest = -np.log(HIGHEST_TEMPERATURE), -np.log(LOWEST_TEMPERATURE)

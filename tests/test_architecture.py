@@ -18,7 +18,7 @@ MODULES |= {
 }
 TREES = {name: ast.parse(path.read_text()) for name, path in MODULES.items()}
 # A package sees those with lower numbers; what is not named here is the learner, 0.
-LEVELS = {"data_pipelines": 1, "eval": 2, "configs": 3, "runs": 4, "api": 5, "apps": 6, "cli": 7}
+LEVELS = {"data_pipelines": 1, "eval": 2, "configs": 3, "runs": 4, "api": 5, "sklearn": 5, "apps": 6, "cli": 7}
 # `import lit_het` and `python -m lit_het` lead to all of it.
 ENTRIES = {"lit_het", "lit_het.__main__"}
 
@@ -196,6 +196,11 @@ def test_only_sharding_names_the_axes_of_the_mesh():
 def test_only_checkpoints_of_runs_import_orbax():
     knowing = {name for name in MODULES if any(module.split(".")[0] == "orbax" for module in IMPORTS[name])}
     assert knowing == {"lit_het.checkpoints.native.saving", "lit_het.checkpoints.native.saved_step"}
+
+
+def test_only_its_own_package_imports_scikit_learn():
+    knowing = {name for name in MODULES if any(module.split(".")[0] == "sklearn" for module in IMPORTS[name])}
+    assert {package_of(name) for name in knowing} == {"sklearn"}
 
 
 def test_only_one_module_draws_noise():

@@ -205,6 +205,16 @@ def test_the_fitted_temperature_has_the_lowest_loss_of_a_plain_search(seed: int)
     assert LOWEST_TEMPERATURE <= found <= HIGHEST_TEMPERATURE
 
 
+def test_the_weight_of_an_example_counts_it_as_often():
+    random = np.random.default_rng(0)
+    log_p = special.log_softmax(random.normal(size=(40, 3)), axis=1)
+    labels, times = random.integers(3, size=40), random.integers(4, size=40)
+    labels[:25] = log_p[:25].argmax(axis=1)
+    repeated = fit_temperature(log_p.repeat(times, axis=0), labels.repeat(times))
+    assert fit_temperature(log_p, labels, times.astype(float)) == pytest.approx(repeated, rel=1e-6)
+    assert fit_temperature(log_p, labels) != pytest.approx(repeated, rel=1e-2)
+
+
 def test_labels_drawn_from_the_scaled_probabilities_give_their_temperature_back():
     generator = np.random.default_rng(0)
     true = special.log_softmax(generator.normal(size=(20000, 4)) * 2, axis=1)
