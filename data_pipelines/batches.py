@@ -151,8 +151,10 @@ class BatchMaker:
                 if self._captions:
                     found = self._captions.read(members[self._captions.member])
                     # By numbers of its own: the same captions are drawn with stored embeddings, which draw no crop.
-                    draw = positions is not None and len(found) > 1
-                    captions[row] = found[random.at(positions[row], _CAPTIONS).integers(len(found)) if draw else 0]
+                    one = 0
+                    if positions is not None and len(found) > 1:
+                        one = random.at(positions[row], _CAPTIONS).integers(len(found))
+                    captions[row] = found[one]
                 if label is not None and self._labels:
                     label[row] = self._labels.encode(members[self._labels.member])
             # The row stays in place and becomes invalid, so that the batch has its shape and other rows their

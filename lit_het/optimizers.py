@@ -36,15 +36,15 @@ class Moments(NamedTuple):
 
     Attributes:
         decay: β of the mean.
-        count: t, number of steps.
+        steps: t, their number.
         mean: of g, an array for each parameter.
         square: of ``|g|²``.
     """
 
     decay: float
-    count: Array
+    steps: Array
     mean: Any
-    square: Float[Array, ""]
+    square: Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -240,7 +240,7 @@ class Optimizer:
         if moments is None:
             return None
         rho = optax.tree.norm(moments.mean, squared=True) / moments.square
-        rest = moments.decay**moments.count
+        rest = moments.decay**moments.steps
         share = (1 - moments.decay) * (1 + rest) / ((1 + moments.decay) * (1 - rest))
         return (rho - share) / (1 - rho)
 

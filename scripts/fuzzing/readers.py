@@ -106,7 +106,7 @@ _MEMBERS: dict[str, Callable[[bytes], Any]] = {
     "npy": MultiHotLabels("names", 8).encode,
     "txt": CaptionWordsLabels("words", ("red", "bar")).encode,
     "cls": ClassIndexLabels("names", 8).encode,
-    "json": Captions("json/caption", _tokenized).read,
+    "json": Captions("json/caption", "line", _tokenized).read,
 }
 
 

@@ -74,7 +74,7 @@ def read_pairs(
                 for start in range(0, len(samples), _BLOCK):
                     block = samples[start : start + _BLOCK]
                     images = [preprocessing.apply(sample["image"], image_size) for sample in block]
-                    found[0].extend(features_of(tower, images))
+                    found[0].extend(features_of(tower, images, len(images)))
                 if any("txt" not in sample or "image" not in sample for sample in samples):
                     raise UserError(f"{address}: a sample has no image or no caption in .txt; leave it out")
                 found[1].extend(sample["txt"].decode().strip() for sample in samples)
