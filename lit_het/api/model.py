@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -216,6 +217,43 @@ class Model:
             UserError: an image cannot be decoded, or the model has no head.
         """
         return self._quantity(quantities.noise_norm, images)
+
+    def save_pretrained(self, folder: str | Path, *, licence: str | None = None) -> None:
+        """Writes the model to a folder that `lit_het.load` opens with equal outputs, noise and calibration included.
+
+        The folder holds ``model.safetensors``, ``config.json``, the tokenizer and a model card. ``lit-het export`` has
+        the formats of other libraries.
+
+        Args:
+            folder: empty, or not there yet.
+            licence: for the card, such as ``apache-2.0``; None for none.
+
+        Raises:
+            UserError: the folder is not empty or cannot be written.
+        """
+        from lit_het.runs.exporting import write_portable
+
+        try:
+            write_portable(self.run, Path(folder), Path(folder).name, licence)
+        except OSError as error:
+            raise UserError(f"{folder} cannot be written: {error}") from error
+
+    def push_to_hub(self, repository: str, *, licence: str | None = None) -> None:
+        """Uploads what `save_pretrained` writes to the Hugging Face Hub.
+
+        Args:
+            repository: ``owner/name``; created if it does not exist.
+            licence: for the card, such as ``apache-2.0``; None for none.
+
+        Raises:
+            UserError: there is no token, the Hub cannot be reached, or it refuses.
+        """
+        from lit_het.runs.exporting import write_portable
+        from lit_het.runs.publishing import push
+
+        with tempfile.TemporaryDirectory() as folder:
+            write_portable(self.run, Path(folder), repository, licence)
+            push(Path(folder), repository)
 
     def _quantity(self, quantity: Quantity | None, images: Any) -> np.ndarray:
         """Computes a quantity of each image in blocks; None for the features of the tower."""

@@ -61,26 +61,50 @@ def export(run_dir: Path, to: str, output: Path, options: ExportOptions = Export
     """
     if to == "npz" and output.is_dir():
         raise UserError(f"{output} is a folder; name a file with --output, such as {output / 'model.npz'}")
-    if to != "npz" and (output.is_file() or (output.is_dir() and any(output.iterdir()))):
-        raise UserError(f"{output} is not an empty folder; choose another --output")
+    if to != "npz":
+        _require_empty(output)
     is_classifier = isinstance(load_config(run_dir).task, ClassificationConfig)
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         run = open_run(run_dir, options.pretrained)
+        name = options.push or output.name
         if to == "lit-het":
-            portable.write(output, run.config, run.params, run.step, run_dir)
+            write_portable(run, output, name, options.licence)
         else:
             write = _export_classifier if is_classifier else _export_contrastive
             write(run, to, output, calibrated=options.calibrated)
-        if to != "npz":
-            library = "lit-het" if to == "lit-het" else "transformers"
-            card = write_card(run, options.push or output.name, licence=options.licence, library=library)
-            write_atomically(output / "README.md", card)
+        if to == "huggingface":
+            write_atomically(
+                output / "README.md", write_card(run, name, licence=options.licence, library="transformers")
+            )
     except OSError as error:
         raise UserError(f"{output} cannot be written: {error}") from error
     message(f"{run_dir} as {to} in {output}")
     if options.push is not None:
-        push(output, options.push)
+        push(output, options.push, f"; the export is complete in {output}")
+
+
+def write_portable(run: Run, folder: Path, name: str, licence: str | None) -> None:
+    """Writes a run to a folder that `lit_het.load` and ``lit-het import`` open, with noise and calibration.
+
+    Args:
+        run: the run.
+        folder: empty, or not there yet.
+        name: title of the model card.
+        licence: for the card, such as ``apache-2.0``; None for none.
+
+    Raises:
+        UserError: the folder is not empty.
+    """
+    _require_empty(folder)
+    tokenizer = None if run.tokenizer is None else run.tokenizer.model_bytes
+    portable.write(folder, run.config, run.params, run.step, run.run_dir, tokenizer)
+    write_atomically(folder / "README.md", write_card(run, name, licence=licence, library="lit-het"))
+
+
+def _require_empty(folder: Path) -> None:
+    if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
+        raise UserError(f"{folder} is not an empty folder; choose another --output")
 
 
 def _export_classifier(run: Run, to: str, output: Path, *, calibrated: bool) -> None:

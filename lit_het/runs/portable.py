@@ -19,7 +19,7 @@ from lit_het.checkpoints import sources
 from lit_het.configs.experiment import ExperimentConfig
 from lit_het.errors import UserError
 from lit_het.runs import directory
-from lit_het.runs.directory import config_path, tokenizer_path
+from lit_het.runs.directory import config_path
 from lit_het.runs.saved_calibration import copy_calibration
 from lit_het.tasks.classification import ClassificationTask
 from lit_het.tasks.contrastive import ContrastiveTask
@@ -62,7 +62,9 @@ def find(address: str) -> Path | None:
     return folder if is_portable(folder) else None
 
 
-def write(folder: Path, config: ExperimentConfig, params: Params, step: int, run_dir: Path) -> None:
+def write(
+    folder: Path, config: ExperimentConfig, params: Params, step: int, run_dir: Path, tokenizer: bytes | None
+) -> None:
     """Writes a model to an empty folder, which `read` opens again with equal outputs.
 
     Args:
@@ -70,7 +72,8 @@ def write(folder: Path, config: ExperimentConfig, params: Params, step: int, run
         config: of the run; paths of its data and of locked parameters are left out.
         params: of all parts.
         step: of the checkpoint, to which the calibration belongs.
-        run_dir: of the run, whose tokenizer and calibration are copied.
+        run_dir: of the run, whose calibration is copied.
+        tokenizer: content of its file; None without one.
     """
     folder.mkdir(parents=True, exist_ok=True)
     # float32 holds every value of a locked tower's bfloat16.
@@ -79,7 +82,6 @@ def write(folder: Path, config: ExperimentConfig, params: Params, step: int, run
     safetensors.numpy.save_file(flat, partial, metadata={"format": "lit-het", _STEP: str(step)})
     partial.replace(folder / "model.safetensors")
     copy_calibration(run_dir, folder, step)
-    tokenizer = tokenizer_path(run_dir).read_bytes() if config.tokenizer is not None else None
     directory.write(folder, _without_training(config), tokenizer)
 
 

@@ -75,10 +75,10 @@ def test_a_refusal_of_the_hub_and_no_network_are_one_line(capsys, monkeypatch, o
         threading.Thread(target=server.serve_forever, daemon=True).start()
         address = f"http://127.0.0.1:{server.server_port}"
         monkeypatch.setattr(huggingface_hub, "HfApi", lambda: real(endpoint=address))
-        assert "--push me/mine failed (" in refusal(capsys, *export(once_calibrated, tmp_path / "refused"))
+        assert "me/mine was not uploaded (" in refusal(capsys, *export(once_calibrated, tmp_path / "refused"))
         server.shutdown()
     line = refusal(capsys, *export(once_calibrated, tmp_path / "offline"))
-    assert "--push me/mine failed (" in line
+    assert "me/mine was not uploaded (" in line
     assert "the export is complete in" in line
 
 

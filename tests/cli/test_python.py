@@ -4,7 +4,9 @@ import dataclasses
 import json
 import subprocess
 import sys
+from types import SimpleNamespace
 
+import huggingface_hub
 import jax
 import numpy as np
 import pytest
@@ -39,6 +41,36 @@ def test_a_prediction_is_that_of_the_command(model, once_calibrated, images, cap
     alone = model.classify(Image.open(images[1]), NAMES, prompts=["a photo of a {c}."], seed=3)
     np.testing.assert_allclose(alone.to_numpy(), found[1].to_numpy(), rtol=1e-4)
     np.testing.assert_allclose(alone.band, found[1].band, rtol=1e-4)
+
+
+def test_a_saved_model_predicts_as_before_with_noise_and_calibration(model, squares, tmp_path):
+    model.save_pretrained(tmp_path / "folder", licence="apache-2.0")
+    assert "apache-2.0" in (tmp_path / "folder" / "README.md").read_text()
+    again = lit_het.load(tmp_path / "folder")
+    expected, found = (one.classify(squares, NAMES, samples=4).to_numpy() for one in (model, again))
+    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(again.noise(squares), model.noise(squares))
+    assert str(again.calibration).startswith("calibrated on")
+    with pytest.raises(lit_het.UserError, match="is not an empty folder"):
+        model.save_pretrained(tmp_path / "folder")
+
+
+def test_a_model_is_uploaded_with_its_card(model, monkeypatch):
+    uploaded = []
+
+    class Api:
+        def create_repo(self, name, **_):
+            uploaded.append(name)
+
+        def upload_folder(self, *, repo_id, folder_path, commit_message):
+            uploaded.append({path.name for path in folder_path.iterdir()})
+            return SimpleNamespace(commit_url=f"https://hub/{repo_id}")
+
+    monkeypatch.setenv("HF_TOKEN", "hf_test")
+    monkeypatch.setattr(huggingface_hub, "HfApi", Api)
+    model.push_to_hub("me/mine")
+    assert uploaded[0] == "me/mine"
+    assert {"model.safetensors", "config.json", "README.md", "calibration.json"} <= uploaded[1]
 
 
 def test_embeddings_are_those_of_the_predictions(model, squares):
