@@ -236,7 +236,7 @@ def test_a_classifier_is_calibrated_on_its_labels(capsys, data, held_out, upstre
     capsys.readouterr()
     assert main([*map(str, command), "--coverage", "0.9"]) == 0
     assert json.loads(capsys.readouterr().out)[0]["coverage"] == 0.9  # of its own classes
-    assert "several labels each" in refusal(capsys, "calibrate", upstream, "--data", held_out)
+    assert "several labels an image" in refusal(capsys, "calibrate", upstream, "--data", held_out)
 
 
 @pytest.fixture

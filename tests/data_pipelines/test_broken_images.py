@@ -316,7 +316,7 @@ def test_too_little_memory_for_an_image_masks_it_and_does_not_stop_the_run(monke
         raise MemoryError
 
     for name in ("JPEG", "PNG"):
-        monkeypatch.setattr(images, "_decode_jpeg" if name == "JPEG" else "_upright_rgb", refuse)
+        monkeypatch.setattr(images, "_decode_jpeg" if name == "JPEG" else "upright_rgb", refuse)
         for read in (lambda name=name: decode(FILES[name], SIZE), lambda name=name: decode_whole(FILES[name])):
             with pytest.raises(BrokenImage, match="too large for the memory"):
                 read()
