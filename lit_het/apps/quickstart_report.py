@@ -48,25 +48,24 @@ def describe_condition(both: Models, title: str) -> str:
 
     By the fitted NLL, beyond two standard errors over the differences of single images, which both heads share.
     """
+    (known, of_known), (new, of_new) = (_difference(both, name) for name in (TYPEFACE, CHARACTERS))
     return (
-        f"Trained with {title}, HET-XL {_difference(both, TYPEFACE)}; on characters that training has not seen it "
-        f"{_difference(both, CHARACTERS)}."
+        f"Trained with {title}, HET-XL is {known} the deterministic head on new images (NLL with fitted temperatures "
+        f"{of_known}); on new characters it is {new} the deterministic head ({of_new})."
     )
 
 
-def _difference(both: Models, name: str) -> str:
+def _difference(both: Models, name: str) -> tuple[str, str]:
+    """Returns what HET-XL is in comparison, and the figures."""
     runs = (both.het_xl, both.deterministic)
     one, other = (zero_shot(run, name).drawing.arrays[f"nll/{CALIBRATED}"].astype(np.float64) for run in runs)
     error = standard_error(one - other)
-    verb = "is not significantly different from"
+    found = "not significantly different from"
     if abs(np.mean(one - other)) > 2 * error:
-        verb = "is better than" if np.mean(one - other) < 0 else "is worse than"
-    top1, ece = ([zero_shot(run, name).figures[figure] for run in runs] for figure in ("top1", "ece"))
-    return (
-        f"{verb} the deterministic head in likelihood (NLL {np.mean(one):.3f} against {np.mean(other):.3f} nats with "
-        f"fitted temperatures, difference ± {error:.3f}; top-1 {top1[0]:.1%} against {top1[1]:.1%}; calibration error "
-        f"before fitting {ece[0]:.1%} against {ece[1]:.1%})"
-    )
+        found = "better than" if np.mean(one - other) < 0 else "worse than"
+    ece = [zero_shot(run, name).figures["ece"] for run in runs]
+    figures = f"{np.mean(one):.3f} against {np.mean(other):.3f}, difference ± {error:.3f}; "
+    return found, f"{figures}calibration error before fitting {ece[0]:.1%} against {ece[1]:.1%}"
 
 
 def summary_section(

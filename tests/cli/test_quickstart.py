@@ -136,7 +136,7 @@ def test_a_finding_says_better_only_beyond_two_standard_errors():
         models = Models(run(nll), run(nll + difference + 0.1 * (noise - noise.mean()) / noise.std()))
         sentence = describe_condition(models, "clean captions")
         assert f"Trained with clean captions, HET-XL {verb} the deterministic head" in sentence
-        assert f"on characters that training has not seen it {verb} the deterministic head" in sentence
+        assert f"on new characters it {verb} the deterministic head" in sentence
         assert sentence.count("difference ± 0.005;") == 2
 
 
