@@ -85,9 +85,10 @@ def quickstart(run_dir: Path, seed: int) -> None:
                 train_unless_done(_with_seed(config, seed))
         with clock.stage("evaluation"):
             for config in configs:
-                evaluate([config.run_dir], quickstart_evaluations.get_evaluations(run_dir))
+                # As trained, also where an interrupted quickstart has calibrated already.
+                evaluate([config.run_dir], quickstart_evaluations.get_evaluations(run_dir), calibrated=False)
             models[condition] = Models(*read_runs([config.run_dir for config in configs]))
-        # After the evaluations, which compare probabilities as trained: for those who use the models.
+        # For those who use the models.
         with clock.stage("calibration"):
             for config in configs:
                 if not calibration_path(config.run_dir).exists():

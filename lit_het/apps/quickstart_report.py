@@ -64,8 +64,8 @@ def _difference(both: Models, name: str) -> tuple[str, str]:
     if abs(np.mean(one - other)) > 2 * error:
         found = "better than" if np.mean(one - other) < 0 else "worse than"
     ece = [zero_shot(run, name).figures["ece"] for run in runs]
-    figures = f"{np.mean(one):.3f} against {np.mean(other):.3f}, difference ± {error:.3f}; "
-    return found, f"{figures}calibration error before fitting {ece[0]:.1%} against {ece[1]:.1%}"
+    nll = f"{np.mean(one):.3f} against {np.mean(other):.3f}, difference ± {error:.3f}"
+    return found, f"{nll}; calibration error before fitting {ece[0]:.1%} against {ece[1]:.1%}"
 
 
 def summary_section(

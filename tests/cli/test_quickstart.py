@@ -11,11 +11,11 @@ from lit_het.apps.quickstart import write_data
 from lit_het.apps.quickstart_evaluation import Models
 from lit_het.apps.quickstart_report import describe_condition
 from lit_het.cli.main import main
-from lit_het.configs import quickstart_lit_deterministic, quickstart_lit_het_xl, quickstart_upstream
+from lit_het.configs import quickstart_lit_deterministic, quickstart_upstream
 from lit_het.data_pipelines.glyphs import GlyphConfig
 from lit_het.durations import Duration
 from lit_het.errors import UserError
-from lit_het.eval.evaluation import Drawing, Record
+from lit_het.eval.evaluation import Drawing, Record, read_records
 from lit_het.eval.saved_runs import SavedRun
 from lit_het.schedules import Schedule
 from lit_het.towers.transformer import EncoderConfig
@@ -67,7 +67,7 @@ def test_the_quickstart_writes_results_and_report_and_goes_on_where_it_stopped(s
         assert main(["quickstart", "--run-dir", str(run_dir)]) == 130
     assert not (run_dir / "data").exists(), "half of the data is not taken for all of it"
     with monkeypatch.context() as patch:
-        patch.setattr(quickstart_lit_het_xl, "get_config", _interrupt)
+        patch.setattr("lit_het.apps.quickstart.read_suspects", _interrupt)  # after all runs were calibrated
         assert main(["quickstart", "--run-dir", str(run_dir)]) == 130
     drawn = (run_dir / "data" / "glyphs.json").stat().st_mtime_ns
 
@@ -87,6 +87,10 @@ def test_the_quickstart_writes_results_and_report_and_goes_on_where_it_stopped(s
     assert 1e8 < results["peak_memory_bytes"] < 1e11
     assert set(results["noise_of_homoglyphs"]) == {"all characters", "plain characters", "characters with marks"}
     assert (run_dir / "data" / "glyphs.json").stat().st_mtime_ns == drawn, "finished stages are not done again"
+
+    for run in ("deterministic", "het_xl", "noisy/deterministic", "noisy/het_xl"):
+        assert (run_dir / run / "calibration.json").is_file()
+        assert not any("calibrated" in record.settings for record in read_records(run_dir / run)), "figures as trained"
 
     page = (run_dir / "report.html").read_text()
     headings = ("What HET-XL buys", "Homoglyphs", "Top class names", "Retrieval", "Calibration", "Training")
