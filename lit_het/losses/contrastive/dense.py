@@ -40,7 +40,7 @@ def symmetric_softmax(pairs: Pairs) -> Float[Array, ""]:
     of_valid_queries = jnp.where(weight[:, None] > 0, logits, MASKED)
     row, column = jax.nn.logsumexp(logits, axis=1), jax.nn.logsumexp(of_valid_queries, axis=0)
     row_positive = pairs.positive_logit(logits[:, None])[:, 0]
-    column_positive = jax.nn.logsumexp(pairs.of_positives(of_valid_queries[:, None])[:, 0], axis=0)
+    column_positive = pairs.positive_logit(of_valid_queries[:, None], axis=(0, 1))
     return -jnp.sum(weight * (row_positive + column_positive - row - column)) / 2
 
 

@@ -57,14 +57,14 @@ def softmax(pairs: Pairs, layout: Layout, *, symmetric: bool) -> Float[Array, ""
         logits = block.masked_logits
         # Each is at most 1, since it is divided by a sum that contains it: the exponentials cannot overflow.
         p = jnp.exp(logits - row[:, :, None])
-        t = jnp.exp(block.of_positives(logits - row_positive[:, :, None]))
+        t = block.positive_share(logits - row_positive[:, :, None])
         slope = responsibility[:, :, None] * (p - t)
         if symmetric:
             column, column_positive = key_data
             # An invalid query is not part of the column's sum: exp of its logit might overflow.
             is_query = block.query_examples.weight[:, None, None] > 0
             p = jnp.exp(jnp.where(is_query, logits - column[None, None], MASKED))
-            t = jnp.exp(block.of_positives(jnp.where(is_query, logits - column_positive[None, None], MASKED)))
+            t = block.positive_share(jnp.where(is_query, logits - column_positive[None, None], MASKED))
             slope = (slope + block.key_examples.weight[None, None] * (p - t)) / 2
         return jnp.sum(jax.lax.stop_gradient(slope) * logits)
 
@@ -92,8 +92,8 @@ def _normalizers(pairs: Pairs, layout: Layout, *, columns: bool) -> Normalizers:
             logits = block.masked_logits
             if columns:
                 of_valid_queries = jnp.where(query_examples.weight[:, None, None] > 0, logits, MASKED)
-                both = (of_valid_queries, block.of_positives(of_valid_queries))
-                column = _log_add(column, jax.tree.map(lambda x: jax.nn.logsumexp(x, axis=(0, 1)), both))
+                of_block = jax.nn.logsumexp(of_valid_queries, axis=(0, 1))
+                column = _log_add(column, (of_block, block.positive_logit(of_valid_queries, axis=(0, 1))))
             return column, (jax.nn.logsumexp(logits, axis=-1), block.positive_logit(logits))
 
         rows = (pairs.queries, pairs.query_examples)

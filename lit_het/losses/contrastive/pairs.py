@@ -85,15 +85,23 @@ class Pairs:
         """Returns logits, `MASKED` where a query and a key do not belong together."""
         return jnp.where(self.is_positive[:, None], logits, MASKED)
 
-    def positive_logit(self, logits: Float[Array, "n s m"]) -> Float[Array, "n s"]:
-        """Returns the log of the summed exponentials of each query's logits with its positives.
+    def positive_logit(self, logits: Float[Array, "n s m"], axis: int | tuple[int, ...] = -1) -> Float[Array, "..."]:
+        """Returns the log of the summed exponentials of the logits of positives: of each query, or along other axes.
 
-        Without duplicates it is exactly the logit with the partner, if that is among these keys.
+        Without duplicates it is exactly the logit with the partner, and `MASKED` if that is not among these examples.
         """
         if self.query_examples.ids:
-            return jax.nn.logsumexp(self.of_positives(logits), axis=-1)
+            return jax.nn.logsumexp(self.of_positives(logits), axis=axis)
         # Without duplicates there is nothing to sum: no exponentials, and no second pass over the logits.
-        return jnp.where(jnp.any(self.is_partner, axis=1)[:, None], self.partner_logit(logits), MASKED)
+        is_partner = self.is_partner[:, None]
+        found = jnp.sum(logits, axis=axis, where=is_partner)
+        return jnp.where(jnp.any(is_partner, axis=axis), found, MASKED)
+
+    def positive_share(self, log_share: Float[Array, "n s m"]) -> Float[Array, "n _ m"]:
+        """Returns the share of each pair in the probability of its positives, from its logarithm; 0 for negatives."""
+        if self.query_examples.ids:
+            return jnp.exp(self.of_positives(log_share))
+        return self.is_partner[:, None].astype(log_share.dtype)  # a partner has the whole share
 
     def partner_logit(self, logits: Float[Array, "n s m"]) -> Float[Array, "n s"]:
         """Returns each query's logit with its partner; 0 where the partner is not among these keys."""
