@@ -43,7 +43,7 @@ def load(
     Args:
         address: directory of a run, or anything that ``lit-het import`` reads: a Hugging Face folder, a big_vision
             file, a V-MoE checkpoint, local or at an address such as ``hf://owner/name`` or ``gs://...``. Downloads are
-            kept in the user's cache.
+            saved in the user's cache.
         pretrained: current path of the run or file with a run's locked parameters, if it was moved.
         calibrated: whether to apply the temperatures of ``lit-het calibrate``, if there are any.
         mesh: the devices to compute on: a JAX mesh with any axes, or the sizes of the project's own; None for all
@@ -231,8 +231,9 @@ class Model:
         Raises:
             UserError: the folder is not empty or cannot be written.
         """
-        from lit_het.runs.exporting import write_portable
+        from lit_het.runs.exporting import require_empty, write_portable
 
+        require_empty(Path(folder))
         try:
             write_portable(self.run, Path(folder), Path(folder).name, licence)
         except OSError as error:

@@ -31,18 +31,18 @@ def chosen(config: Any, flags: Sequence[str], is_text: Callable[[type[Any]], boo
     """
     rest = list(flags)
 
-    def choose(config: Any, prefix: str) -> Any:
+    def with_choices(config: Any, prefix: str) -> Any:
         changed = copy.copy(config)  # not `dataclasses.replace`: what is not yet complete cannot be checked
         for field, options in _fields(config, is_text):
             path, value = f"{prefix}{field.replace('_', '-')}", getattr(config, field)
             if options:
                 value = _instance(options, value, path, rest)
             if _is_config(type(value)) and not is_text(type(value)):
-                value = choose(value, f"{path}.")
+                value = with_choices(value, f"{path}.")
             object.__setattr__(changed, field, value)
         return changed
 
-    return choose(config, "--"), rest
+    return with_choices(config, "--"), rest
 
 
 def flags_of(config: Any, is_text: Callable[[type[Any]], bool], prefix: str = "--") -> dict[str, list[str]]:

@@ -21,11 +21,10 @@ from lit_het.errors import UserError
 from lit_het.files import write_atomically
 from lit_het.losses.classification import SigmoidCrossEntropy
 from lit_het.runs import image_processors, portable
-from lit_het.runs.directory import load_config
 from lit_het.runs.model_card import write_card
 from lit_het.runs.opening import Run, open_run
 from lit_het.runs.publishing import push
-from lit_het.tasks.classification import ClassificationConfig, ClassificationTask
+from lit_het.tasks.classification import ClassificationTask
 from lit_het.tasks.contrastive import ContrastiveTask
 from lit_het.tasks.features import ImageTowerConfig
 from lit_het.towers.resnet import ResNetConfig
@@ -62,15 +61,15 @@ def export(run_dir: Path, to: str, output: Path, options: ExportOptions = Export
     if to == "npz" and output.is_dir():
         raise UserError(f"{output} is a folder; name a file with --output, such as {output / 'model.npz'}")
     if to != "npz":
-        _require_empty(output)
-    is_classifier = isinstance(load_config(run_dir).task, ClassificationConfig)
+        require_empty(output)
     try:
-        output.parent.mkdir(parents=True, exist_ok=True)
         run = open_run(run_dir, options.pretrained)
+        output.parent.mkdir(parents=True, exist_ok=True)
         name = options.push or output.name
         if to == "lit-het":
             write_portable(run, output, name, options.licence)
         else:
+            is_classifier = isinstance(run.task, ClassificationTask)
             write = _export_classifier if is_classifier else _export_contrastive
             write(run, to, output, calibrated=options.calibrated)
         if to == "huggingface":
@@ -92,17 +91,18 @@ def write_portable(run: Run, folder: Path, name: str, licence: str | None) -> No
         folder: empty, or not there yet.
         name: title of the model card.
         licence: for the card, such as ``apache-2.0``; None for none.
-
-    Raises:
-        UserError: the folder is not empty.
     """
-    _require_empty(folder)
     tokenizer = None if run.tokenizer is None else run.tokenizer.model_bytes
     portable.write(folder, run.config, run.params, run.step, run.run_dir, tokenizer)
     write_atomically(folder / "README.md", write_card(run, name, licence=licence, library="lit-het"))
 
 
-def _require_empty(folder: Path) -> None:
+def require_empty(folder: Path) -> None:
+    """Checks that a folder to write is empty, or not there yet.
+
+    Raises:
+        UserError: it is not.
+    """
     if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
         raise UserError(f"{folder} is not an empty folder; choose another --output")
 

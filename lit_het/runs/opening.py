@@ -99,11 +99,7 @@ class Run:
         if self.tokenizer is None:
             return ""
         fields = experiment.to_dict(self.config)
-        assert self.config.tokenizer is not None
-        # A model that is read from another library's files has no copy of the tokenizer in a run directory.
-        saved = tokenizer_path(self.run_dir)
-        file = saved if saved.is_file() else self.config.tokenizer.model
-        vocabulary = hashlib.sha256(file.read_bytes()).hexdigest()
+        vocabulary = hashlib.sha256(self.tokenizer.model_bytes).hexdigest()
         others = {part: params for part, params in self.params.items() if part != "image_tower"}
         return json.dumps([fields["task"], fields["tokenizer"], vocabulary, checksums.digest(others)])
 

@@ -33,7 +33,12 @@ _STEP = "step"
 
 def is_portable(folder: Path) -> bool:
     """Returns whether a folder holds a model that `write` wrote: a configuration of a run beside safetensors."""
-    if not (folder / "model.safetensors").is_file() or not config_path(folder).is_file():
+    return (folder / "model.safetensors").is_file() and _has_config(folder)
+
+
+def _has_config(folder: Path) -> bool:
+    """Returns whether ``config.json`` is that of a run, and not of a model of another library."""
+    if not config_path(folder).is_file():
         return False
     try:
         content = untrusted.read_json(config_path(folder), sources.MAX_INDEX_BYTES)
@@ -52,9 +57,7 @@ def find(address: str) -> Path | None:
     """
     if "://" in address and not address.endswith((".npz", ".index")) and ".npz:" not in address:
         folder = sources.fetch(address, FILES[:1])
-        if not config_path(folder).is_file() or "task" not in untrusted.read_json(
-            config_path(folder), sources.MAX_INDEX_BYTES
-        ):
+        if not _has_config(folder):
             return None
         sources.fetch(address, FILES)
     else:

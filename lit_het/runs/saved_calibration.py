@@ -37,7 +37,7 @@ def write_calibration(run_dir: Path, step: int, calibration: Calibration, confor
 def copy_calibration(source: Path, run_dir: Path, step: int) -> None:
     """Copies the fitted temperatures of a checkpoint, if there are any, as those of one of another ``step``.
 
-    Of the data that they were fitted to, only the names are kept.
+    Of the data that they were fitted to, only the names are copied.
     """
     if calibration_path(source).is_file():
         content = untrusted.read_json(calibration_path(source))

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -12,6 +11,7 @@ import optax
 from flax import nnx
 from jaxtyping import Array, Float, Int, Key
 
+from lit_het.data_pipelines.shuffling import shuffled_batches
 from lit_het.durations import Duration, RunLength
 from lit_het.errors import UserError, require_at_least
 from lit_het.heads import DeterministicConfig, HetXLConfig
@@ -83,7 +83,7 @@ class HeadTraining:
         key = jax.random.key(seed)
         params, state = initial_state(key)
         best, best_loss, best_epoch, epoch = TrainedHead(self, params, seed), np.inf, 0, 0
-        batches = _batches(len(train.labels), self.batch_size, seed)
+        batches = shuffled_batches(len(train.labels), self.batch_size, seed)
         for epoch in range(1, self.max_epochs + 1):
             for index in range(steps_per_epoch):
                 number = (epoch - 1) * steps_per_epoch + index
@@ -137,16 +137,6 @@ class TrainedHead:
         padded = np.pad(features, ((0, -len(features) % _BLOCK), (0, 0)))
         blocks = padded.reshape(-1, _BLOCK, features.shape[1])
         return np.concatenate([program(block) for block in blocks])[: len(features)]
-
-
-def _batches(count: int, batch_size: int, seed: int) -> Iterator[np.ndarray]:
-    """Yields the rows of every batch: every pass is a permutation, which may begin within a batch."""
-    random, rows = np.random.default_rng(seed), np.zeros(0, int)
-    while True:
-        while len(rows) < batch_size:
-            rows = np.concatenate([rows, random.permutation(count)])
-        yield rows[:batch_size]
-        rows = rows[batch_size:]
 
 
 # Programs belong to settings, not to estimators, so that a search over seeds or folds compiles once.

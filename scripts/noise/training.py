@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from lit_het import parameters
 from lit_het.configs.experiment import ExperimentConfig
+from lit_het.data_pipelines.shuffling import shuffled_batches
 from lit_het.data_pipelines.tokenizers import Tokenizer
 from lit_het.durations import RunLength
 from lit_het.eval import scores
@@ -121,7 +123,8 @@ def train(
     state = initial_state(draw(jax.random.key(seed)), optimizer)
     step = jax.jit(make_train_step(task, optimizer, seed), donate_argnums=0)
     last: list[dict[str, Array]] = []
-    for rows in _order(len(pairs.captions), config.data.batch_size, run.num_steps, seed):
+    batches = shuffled_batches(len(pairs.captions), config.data.batch_size, seed)
+    for rows in itertools.islice(batches, run.num_steps):
         batch = Batch(
             jnp.ones(len(rows), bool),
             image_embedding=jnp.asarray(pairs.features[rows]),
@@ -133,16 +136,6 @@ def train(
         advance(1)
     averages = {name: float(np.mean([metrics[name] for metrics in last])) for name in last[-1]}
     return Trained(task, parameters.merge(locked, state.params), tokens, averages)
-
-
-def _order(count: int, batch_size: int, num_steps: int, seed: int):
-    """Yields the rows of every batch: every epoch is a permutation."""
-    random, rows = np.random.default_rng(seed), np.zeros(0, int)
-    for _ in range(num_steps):
-        while len(rows) < batch_size:
-            rows = np.concatenate([rows, random.permutation(count)])
-        yield rows[:batch_size]
-        rows = rows[batch_size:]
 
 
 def figures(predictions: Predictions, name: str) -> dict[str, float]:

@@ -76,10 +76,10 @@ def test_a_model_is_uploaded_with_its_card(model, monkeypatch):
 def test_embeddings_are_those_of_the_predictions(model, squares):
     uncalibrated = lit_het.load(model.run.run_dir, calibrated=False)
     assert (str(model.calibration).startswith("calibrated on"), uncalibrated.calibration) == (True, "not calibrated")
-    pictures, texts = uncalibrated.encode_images(squares), uncalibrated.encode_texts(NAMES)
-    np.testing.assert_allclose(np.linalg.norm(pictures, axis=1), 1, rtol=1e-5)
+    image_embeddings, texts = uncalibrated.encode_images(squares), uncalibrated.encode_texts(NAMES)
+    np.testing.assert_allclose(np.linalg.norm(image_embeddings, axis=1), 1, rtol=1e-5)
     np.testing.assert_allclose(np.linalg.norm(texts, axis=1), 1, rtol=1e-5)
-    logits = pictures @ texts.T / float(model.run.task.temperature(model.run.params))
+    logits = image_embeddings @ texts.T / float(model.run.task.temperature(model.run.params))
     probabilities = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
     found = uncalibrated.classify(squares, NAMES, samples=0)
     np.testing.assert_allclose(found.to_numpy(), probabilities, rtol=1e-3)

@@ -293,7 +293,7 @@ def test_a_loader_reads_a_store(shards: Path, tmp_path: Path, monkeypatch: pytes
     store.pipe_file("/loader/classnames.txt", (shards / "classnames.txt").read_bytes())
     here = joined(take(Loader(config(shards), number_tokens), 6))
     there = joined(take(Loader(config("memory:///loader"), number_tokens), 6))
-    # Images are told apart by the addresses of their shards too.
+    # Images are distinguished by the addresses of their shards too.
     assert_equal(dataclasses.replace(here, image_id=None), dataclasses.replace(there, image_id=None))
 
 

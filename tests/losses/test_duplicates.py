@@ -136,11 +136,11 @@ def test_likelihoods_without_samples_approach_the_loss_with_samples_as_noise_van
 
 def partner_among_negatives(samples, n, ids):
     image, text = np.asarray(samples.image), np.asarray(samples.text)
-    kept = [m for m in range(len(image)) if m == n or (ids[m] != ids[n]).any()]
+    remaining = [m for m in range(len(image)) if m == n or (ids[m] != ids[n]).any()]
     losses = []
     for query, keys in ((image[n], text), (text[n], image)):
         scores = keys @ query / float(samples.temperature)
-        losses.append(np.log(np.exp(scores[kept]).sum()) - scores[n])
+        losses.append(np.log(np.exp(scores[remaining]).sum()) - scores[n])
     return sum(losses) / 2
 
 

@@ -81,10 +81,10 @@ def test_weights_count_and_rows_of_weight_zero_are_left_out():
     random = np.random.default_rng(0)
     features, labels = random.normal(size=(200, 3)), random.integers(2, size=200)
     model = HetXLClassifier(head="deterministic", batch_size=16, random_state=0)
-    is_kept = random.random(200) < 0.6
-    kept = fresh(model).fit(features[is_kept], labels[is_kept]).predict_proba(features)
-    weighted = fresh(model).fit(features, labels, sample_weight=is_kept).predict_proba(features)
-    np.testing.assert_array_equal(weighted, kept)
+    is_remaining = random.random(200) < 0.6
+    remaining = fresh(model).fit(features[is_remaining], labels[is_remaining]).predict_proba(features)
+    weighted = fresh(model).fit(features, labels, sample_weight=is_remaining).predict_proba(features)
+    np.testing.assert_array_equal(weighted, remaining)
     likelier = fresh(model).fit(features, labels, sample_weight=1 + 9 * labels).predict_proba(features)
     assert likelier[:, 1].mean() > 0.8
 
