@@ -1,13 +1,14 @@
 """What the library does not offer: label smoothing, a temperature for every input, and an amplitude of the noise."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
-from jaxtyping import Array, Bool, Float, Key
+from jaxtyping import Array, Bool, Float, Key, UInt32
 
 from lit_het.heads.contrastive import DeterministicContrastive
 from lit_het.heads.covariance import Covariance, CovarianceConfig
@@ -33,8 +34,10 @@ class SmoothedSoftmaxLoss:
 
     likelihood: ClassVar[str] = "samples"
 
-    def __call__(self, samples: EmbeddingSamples, valid: Bool[Array, " b"]) -> Float[Array, ""]:
-        """Returns the mean over valid examples of half the sum of both directions."""
+    def __call__(
+        self, samples: EmbeddingSamples, valid: Bool[Array, " b"], ids: Sequence[UInt32[Array, "b 2"]] = ()
+    ) -> Float[Array, ""]:
+        """Returns the mean over valid examples of half the sum of both directions; ``ids`` are unused."""
         sides = (
             (samples.image, samples.image_queries, samples.text),
             (samples.text, samples.text_queries, samples.image),

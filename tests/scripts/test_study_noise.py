@@ -15,7 +15,7 @@ from scripts import study_noise
 from scripts.noise import pairs as noise
 from scripts.noise.icons import write_icon_shards
 from scripts.noise.pairs import PairSet
-from scripts.noise.training import _order, auroc
+from scripts.noise.training import auroc
 from tests.scripts.conftest import refusal
 
 PARTS = ("train", "held_out_typeface", "held_out_characters")
@@ -128,12 +128,6 @@ def test_icons_are_named_by_their_font_and_a_style_and_names_are_held_out(tmp_pa
 def test_an_unknown_column_is_one_line():
     with pytest.raises(UserError, match="the shards have no column 'style'; their JSON has typeface"):
         pairs(3).column("style")
-
-
-def test_every_epoch_of_the_order_is_a_permutation():
-    rows = np.concatenate(list(_order(10, 4, 5, seed=0)))
-    assert sorted(rows[:10].tolist()) == sorted(rows[10:].tolist()) == list(range(10))
-    assert rows[:10].tolist() != rows[10:].tolist()
 
 
 def test_auroc_counts_ties_as_half():
