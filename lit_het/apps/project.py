@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 import jax
@@ -47,7 +48,7 @@ SHARDS = {shards}
 def get_config() -> ExperimentConfig:
     """Returns the run; every field is also a flag, such as --length "5 epochs"."""
     tower = load_config(TOWER)  # its images were preprocessed in the same way
-    image_tower = tower.task.image_tower
+    image_tower = {image_tower}
     return ExperimentConfig(
         run_dir=PROJECT / "run",
         task=ContrastiveConfig(
@@ -126,7 +127,7 @@ def new_project(project: Path, tower: str, shards: str, captions: str, image_siz
     try:
         partial.mkdir(parents=True)
         tower_run = _tower(partial, tower, image_size)
-        fields = _fields(partial, project.name, tower_run, shards, captions, count)
+        fields = {"name": project.name} | _fields(partial, tower_run, shards, captions, count)
         config = _fitting(partial / "config.py", fields, count)
         partial.rename(project)
     except OSError as error:
@@ -158,11 +159,15 @@ def _tower(partial: Path, tower: str, image_size: int | None) -> Path:
     return partial / "tower"
 
 
-def _fields(partial: Path, name: str, tower: Path, shards: str, captions: str, count: int) -> dict[str, object]:
+def _fields(partial: Path, tower: Path, shards: str, captions: str, count: int) -> dict[str, object]:
     """Returns the parts of the configuration that depend on the tower and the data; trains a tokenizer for it."""
     limits = (row for row in _SIZES if row[0] is None or count <= row[0])
     _, encoder, size, epochs = next(limits)
-    taken = load_config(tower).tokenizer
+    source = load_config(tower)
+    image_tower, taken = "tower.task.image_tower", source.tokenizer
+    if getattr(source.task.image_tower, "members", None) == "apart":
+        # A classifier's ensemble has an embedding of each member; a text is compared with one.
+        image_tower = f'dataclasses.replace({image_tower}, members="mean")'
     if taken is None:
         pieces, length = train_tokenizer([shards], captions, size, partial / "tokenizer.model"), _TEXT_LENGTH
         tokenizer = f'SentencePieceConfig(PROJECT / "tokenizer.model", length={length})'
@@ -175,8 +180,8 @@ def _fields(partial: Path, name: str, tower: Path, shards: str, captions: str, c
     place = json.dumps(captions)
     retrieval = f'(RetrievalConfig(ImageSet("held_out", SHARDS, SHARDS, Portion({start})), captions={place}),)'
     return {
-        "name": name,
         "count": count,
+        "image_tower": image_tower,
         "tower": 'PROJECT / "tower"' if tower.parent == partial else f"Path({json.dumps(str(tower))})",
         "shards": json.dumps(absolute(shards)),
         "pieces": pieces,
@@ -209,7 +214,7 @@ def _fitting(path: Path, fields: dict[str, object], count: int) -> ExperimentCon
             fields |= {"batch": batch, "mesh": mesh, "log_steps": min(50, steps), "save_steps": max(100, steps)}
             described = f"{len(devices)} {devices[0].device_kind}, {memory / 2**30:.1f} GiB each"
             fields |= {"devices": described, "fits": f"fits into {memory / 2**30:.1f} GiB, see lit-het plan"}
-            path.write_text(_CONFIGURATION.format(**fields, imports=_imports(str(fields["tokenizer"]))), "utf-8")
+            path.write_text(_CONFIGURATION.format(**fields, imports=_imports(fields)), "utf-8")
             config = load_module_config(path)
             if sum(Step(config, config.mesh.build()).memory().values()) <= _SHARE_OF_MEMORY * memory:
                 return config
@@ -224,10 +229,11 @@ def _memory_per_device() -> int:
     return limits.get("bytes_limit") or psutil.virtual_memory().available // len(jax.devices())
 
 
-def _imports(tokenizer: str) -> str:
+def _imports(fields: Mapping[str, object]) -> str:
     names = dict(_IMPORTS)
-    if tokenizer.startswith("dataclasses"):
+    if str(fields["tokenizer"]).startswith("dataclasses"):
         del names["data_pipelines.tokenizers"]
         names["runs.directory"] += ", tokenizer_path"
     lines = [f"from lit_het.{module} import {imported}" for module, imported in sorted(names.items())]
-    return "\n".join(["import dataclasses", "", *lines] if tokenizer.startswith("dataclasses") else lines)
+    changes = any(str(fields[name]).startswith("dataclasses") for name in ("tokenizer", "image_tower"))
+    return "\n".join(["import dataclasses", "", *lines] if changes else lines)

@@ -183,7 +183,9 @@ def _task_of(found: Imported, source: str) -> ContrastiveConfig | Classification
         )
     if found.text_tower is None:
         head: Any = {} if found.num_classes is None else {"num_classes": found.num_classes}
-        tower = dataclasses.replace(found.image_tower, members="apart")
+        tower = found.image_tower
+        if tower.num_members > 1:
+            tower = dataclasses.replace(tower, members="apart")
         return ClassificationConfig(image_tower=tower, head=DeterministicConfig(), **head)
     return ContrastiveConfig(
         image_tower=found.image_tower,

@@ -55,13 +55,21 @@ def test_weights_are_imported_and_the_tokenizer_of_their_run_is_taken(trained_li
     exported = tmp_path / "lit.npz"
     run = str(trained_lit.run_dir)
     assert main(["export", "--checkpoint", run, "--to", "npz", "--output", str(exported)]) == 0
+    folder = tmp_path / "huggingface"
+    assert main(["export", "--checkpoint", run, "--to", "huggingface", "--output", str(folder)]) == 0
     size = ("--image-size", str(trained_lit.task.image_tower.image_size))
-    for name, tower, flags in (("weights", exported, size), ("run", run, ())):
+    towers = (
+        ("weights", exported, size),
+        ("image tower", f"{exported}:img", size),
+        ("dual encoder with another text tower", folder, ()),
+        ("run", run, ()),
+    )
+    for name, tower, flags in towers:
         project = tmp_path / name
         assert main(["new", str(project), "--tower", str(tower), "--data", str(data / "train"), *flags]) == 0
         config = load_module_config(project / "config.py")
         assert config.task.image_tower.embedding_size == trained_lit.task.image_tower.embedding_size
-        assert (project / "tower").is_dir() == (name == "weights")
+        assert (project / "tower").is_dir() == (name != "run")
         own = (trained_lit.run_dir if name == "run" else project) / "tokenizer.model"
         assert config.tokenizer is not None
         assert config.tokenizer.model == own

@@ -17,6 +17,7 @@ from lit_het.checkpoints.huggingface.tower import section, shape_of
 from lit_het.checkpoints.imported import Imported
 from lit_het.checkpoints.rename import ParameterSource, Rule, translate
 from lit_het.checkpoints.sources import open_safetensors
+from lit_het.console import message
 from lit_het.errors import UserError
 from lit_het.towers.layers import ComputeType
 
@@ -27,6 +28,8 @@ _IGNORED = (
     Rule(r".*embeddings\.mask_token", None),
     Rule(r"cls\..*", None),
 )
+# The rest of a dual encoder whose image tower is imported alone.
+_OTHER_SIDE = Rule(r"text_model\..*|text_projection\..*|logit_scale", None)
 # The towers of models that are defined as a whole, by ``model_type``.
 _PAIRS = {
     "siglip": ("siglip_vision_model", "siglip_text_model"),
@@ -76,6 +79,8 @@ def read_huggingface(
         tower, sources = image_towers.read_image_tower(arrays, *image, read_normalization(processor, folder), **sizes)
         imported = dataclasses.replace(imported, image_tower=tower, image_processor=processor)
         ignored = (*family.ignored, *ignored)
+        if text is None:
+            ignored = (*ignored, _OTHER_SIDE)
         if image.kind == "vit" and "classifier.weight" in arrays:
             sources += names.parameter_sources(arrays, names.dense("classifier", "logits"), "", "head/")
             imported = dataclasses.replace(imported, num_classes=shape_of(arrays, "classifier.weight", 2)[0])
@@ -114,7 +119,9 @@ def _parts(config: Json, folder: Path) -> tuple[_Part | None, _Part | None]:
     if parts[0].kind not in image_towers.FAMILIES:
         _refuse(folder, "vision_config.model_type", parts[0].kind, image_towers.FAMILIES)
     if parts[1].kind not in text_towers.FAMILIES:
-        _refuse(folder, "text_config.model_type", parts[1].kind, text_towers.FAMILIES)
+        # LiT needs no more than the image tower; most text towers of dual encoders are not ours.
+        message(f"{folder}: the text tower, {parts[1].kind!r:.100}, cannot be imported; the image tower is, alone")
+        return parts[0], None
     return parts
 
 
