@@ -108,6 +108,13 @@ IMAGES = {
     "DINOv2 with registers": (altered(REGISTERS, layer_scale=True, mlp_width=32), "dinov2_with_registers"),
     "registers without scales": (altered(REGISTERS, mlp_width=32), "dinov2_with_registers"),
     "CLIP": (CLIP, "clip_vision_model"),
+    # Towers of a dual encoder, whose projection the exported one has again.
+    "SigLIP with a projection": (dataclasses.replace(IMAGE, projection_size=12), "siglip_vision_model"),
+    "ViT with a narrow projection": (dataclasses.replace(CLASS_TOKEN, projection_size=12), "vit"),
+    "DINOv2 with a projection": (
+        dataclasses.replace(altered(CLASS_TOKEN, layer_scale=True, mlp_width=32), projection_size=12),
+        "dinov2",
+    ),
 }
 POST_NORM = EncoderConfig(16, 2, 24, 2, activation="gelu", norm_placement="after", norm_epsilon=1e-12)
 BERT = BertConfig(vocabulary_size=40, length=LENGTH, projection_size=None, encoder=POST_NORM)
@@ -125,7 +132,7 @@ TEXTS = {
 def largest_difference(transformers, folder, image, text, is_sigmoid):
     params, random = fresh(image, text, bias=-3.0 if is_sigmoid else None), np.random.default_rng(1)
     if image.projection_size == 12:
-        params["image_tower"]["projection"]["bias"] = jnp.zeros(12)  # CLIP has none
+        params["image_tower"]["projection"]["bias"] = jnp.zeros(12)  # dual encoders have none
     ids = random.integers(1, 40, (6, LENGTH), np.int32)
     ids[::2, -3:] = 0  # padding
     write(folder, image, text, params, is_sigmoid=is_sigmoid)

@@ -79,7 +79,7 @@ def write_image_text(
         raise UserError("transformers learns log τ: head.temperature must be a LogTemperature to be exported")
     image = write_image_tower(image_tower, parts["image_tower"])
     remarks: tuple[str, ...] = ()
-    if is_sigmoid and is_siglip(image_tower) and isinstance(text_tower, TextConfig):
+    if is_sigmoid and is_siglip(image_tower) and not image_tower.projection_size and isinstance(text_tower, TextConfig):
         text = write_siglip_text(text_tower, parts["text_tower"])
         config, arrays = _siglip(image, text, parts["head"])
         padding = SIGLIP_LENGTH - text_tower.length

@@ -109,7 +109,6 @@ def _siglip(tower: ViTConfig, params: Flat) -> WrittenTower:
             ("image_tower.num_registers", tower.num_registers, 0),
             ("image_tower.input_norm", tower.input_norm, False),
             ("image_tower.representation_size", tower.representation_size, None),
-            ("image_tower.projection_size", tower.projection_size, None),
             *encoder_fields("image_tower", "SiglipVisionModel", tower.encoder),
         ],
     )
@@ -122,7 +121,7 @@ def _siglip(tower: ViTConfig, params: Flat) -> WrittenTower:
         f"{prefix}position_embedding.weight": _positions(tower, params),
     }
     config = {"model_type": "siglip_vision_model", "vision_use_head": True, "attention_dropout": 0.0}
-    return WrittenTower(_config(tower) | config, arrays, np.eye(tower.encoder.width, dtype=np.float32))
+    return WrittenTower(_config(tower) | config, arrays, _projection(tower, params))
 
 
 def _mean_as_attention(encoder: EncoderConfig) -> Flat:
@@ -143,14 +142,12 @@ def _identity(shape: tuple[int, int]) -> np.ndarray:
 
 def _vit(tower: ViTConfig, params: Flat) -> WrittenTower:
     width, wanted = tower.encoder.width, encoder_fields("image_tower", "ViTModel", tower.encoder)
-    for field in ("representation_size", "projection_size"):
-        size = getattr(tower, field)
-        wanted += [(f"image_tower.{field}", size, width)] * (size is not None)
     if tower.representation_size is not None:
+        wanted.append(("image_tower.representation_size", tower.representation_size, width))
         wanted.append(("image_tower.projection_size", tower.projection_size, None))
     require("ViTModel", wanted)
-    # Its pooler is a dense layer, with or without tanh.
-    layer = "pre_logits" if tower.representation_size else "projection"
+    # Its pooler is a dense layer, with or without tanh, of the tower's width.
+    layer = "pre_logits" if tower.representation_size else "projection" if tower.projection_size == width else "none"
     pooler = {
         "pooler.dense.weight": params.get(f"{layer}/kernel", np.eye(width, dtype=np.float32)).T,
         "pooler.dense.bias": params.get(f"{layer}/bias", np.zeros(width, np.float32)),
@@ -159,18 +156,16 @@ def _vit(tower: ViTConfig, params: Flat) -> WrittenTower:
     arrays |= _with_class_token(tower, params) | {f"vision_model.{name}": array for name, array in pooler.items()}
     config = {"model_type": "vit", "pooler_act": "tanh" if tower.representation_size else "linear"}
     config |= {"pooler_output_size": width, "qkv_bias": True, "hidden_dropout_prob": 0.0}
+    behind = dataclasses.replace(tower, projection_size=None) if layer == "projection" else tower
     return WrittenTower(
-        _config(tower) | config | {"attention_probs_dropout_prob": 0.0}, arrays, np.eye(width, dtype=np.float32)
+        _config(tower) | config | {"attention_probs_dropout_prob": 0.0}, arrays, _projection(behind, params)
     )
 
 
 def _dino(tower: ViTConfig, params: Flat) -> WrittenTower:
     encoder, is_gated = tower.encoder, tower.encoder.activation == "swiglu"
     kind = "dinov2_with_registers" if tower.num_registers else "dinov2"
-    wanted = [
-        ("image_tower.representation_size", tower.representation_size, None),
-        ("image_tower.projection_size", tower.projection_size, None),
-    ]
+    wanted = [("image_tower.representation_size", tower.representation_size, None)]
     fields = encoder_fields("image_tower", "Dinov2Model", dataclasses.replace(encoder, layer_scale=False))
     require("Dinov2Model", wanted + [field for field in fields if not (is_gated and field[0].endswith("activation"))])
     if not encoder.layer_scale:
@@ -185,7 +180,16 @@ def _dino(tower: ViTConfig, params: Flat) -> WrittenTower:
         arrays["vision_model.embeddings.mask_token"] = np.zeros((1, encoder.width), np.float32)
     else:
         config["use_mask_token"] = False
-    return WrittenTower(config, arrays, np.eye(encoder.width, dtype=np.float32))
+    return WrittenTower(config, arrays, _projection(tower, params))
+
+
+def _projection(tower: ViTConfig, params: Flat) -> np.ndarray:
+    """Returns the layer behind the model, which has no bias: the tower's own projection, or the identity."""
+    if tower.projection_size is None:
+        return np.eye(tower.encoder.width, dtype=np.float32)
+    largest = float(np.abs(params["projection/bias"]).max())
+    require("a dual encoder", [("the largest bias of image_tower.projection", largest, 0.0)])
+    return params["projection/kernel"].T
 
 
 def _mlp_ratio(encoder: EncoderConfig) -> int:
@@ -208,13 +212,8 @@ def _clip(tower: ViTConfig, params: Flat) -> WrittenTower:
         ("image_tower.representation_size", tower.representation_size, None),
         *encoder_fields("image_tower", "CLIPVisionModel", tower.encoder),
     ]
-    projection = np.eye(tower.encoder.width, dtype=np.float32)
-    if tower.projection_size is not None:
-        wanted.append(
-            ("the largest bias of image_tower.projection", float(np.abs(params["projection/bias"]).max()), 0.0)
-        )
-        projection = params["projection/kernel"].T
     require("CLIPVisionModel", wanted)
+    projection = _projection(tower, params)
     # Its first layer has no bias: it is added to the positions instead.
     positions = _positions(tower, params) + params["patches/bias"]
     prefix = "vision_model.embeddings."
