@@ -16,4 +16,5 @@ def silence() -> None:
             logger.addHandler(logging.NullHandler())
             logger.propagate = False
     os.environ.setdefault("HF_HUB_VERBOSITY", "critical")  # it has a handler of its own
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "critical")  # so does this, which says that there is no PyTorch
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # warnings of XLA and TensorFlow in C++; errors stay

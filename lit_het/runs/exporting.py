@@ -7,8 +7,6 @@ from pathlib import Path
 import jax.numpy as jnp
 
 from lit_het.checkpoints.big_vision.exporting import write_npz
-from lit_het.checkpoints.huggingface.classifiers import write_classifier
-from lit_het.checkpoints.huggingface.exporting import write_image_text
 from lit_het.configs.experiment import ExperimentConfig
 from lit_het.console import message
 from lit_het.data_pipelines import storage
@@ -124,6 +122,8 @@ def _export_classifier(run: Run, to: str, output: Path, *, calibrated: bool) -> 
         message(f"the temperature is multiplied by {fitted} of lit-het calibrate; --uncalibrated leaves it as trained")
     processor = image_processors.write(run.config.data.preprocessing, tower.image_size)
     names = _class_names(run.config, run.task.config.num_classes)
+    from lit_het.checkpoints.huggingface.classifiers import write_classifier  # transformers takes a second to import
+
     write_classifier(output, tower, run.params, temperature, names, processor, is_sigmoid=is_sigmoid)
 
 
@@ -154,6 +154,8 @@ def _export_contrastive(run: Run, to: str, output: Path, *, calibrated: bool) ->
         raise UserError("transformers has no tokenizer with the ids of TensorFlow Text; export with --to lit-het")
     processor = image_processors.write(run.config.data.preprocessing, image.image_size)
     is_sigmoid = run.task.has_pair_probabilities
+    from lit_het.checkpoints.huggingface.exporting import write_image_text  # transformers takes a second to import
+
     for remark in write_image_text(output, image, text, params, tokenizer, processor, is_sigmoid=is_sigmoid):
         message(remark)
 

@@ -6,10 +6,10 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
+import transformers
 
 from lit_het.checkpoints.huggingface.exporting import preprocessing, to_float32, write_folder
 from lit_het.checkpoints.huggingface.image_models import Flat, require, write_image_tower
-from lit_het.checkpoints.huggingface.processor import Json
 from lit_het.errors import UserError
 from lit_het.towers.vit import ViTConfig
 from lit_het.types import Params
@@ -54,31 +54,23 @@ def write_classifier(
     kernel, bias = head["logits/kernel"].T / temperature, head["logits/bias"] / temperature
     labels = list(names) or [f"LABEL_{number}" for number in range(len(bias))]
     config, arrays = _model(written.config, written.arrays, kernel)
-    config |= {
-        "dtype": "float32",
-        "id2label": {str(number): label for number, label in enumerate(labels)},
-        "label2id": {label: number for number, label in enumerate(labels)},
-        "problem_type": "multi_label_classification" if is_sigmoid else "single_label_classification",
-    }
+    config.architectures = [f"{type(config).__name__.removesuffix('Config')}ForImageClassification"]
+    config.dtype = "float32"
+    config.id2label = dict(enumerate(labels))
+    config.label2id = {label: number for number, label in enumerate(labels)}
+    config.problem_type = "multi_label_classification" if is_sigmoid else "single_label_classification"
     arrays["classifier.bias"] = bias
-    write_folder(
-        folder, {"preprocessor_config.json": preprocessing(tower, image_processor), "config.json": config}, arrays
-    )
+    write_folder(folder, config, {"preprocessor_config.json": preprocessing(tower, image_processor)}, arrays)
 
 
-def _model(config: Json, arrays: Flat, kernel: np.ndarray) -> tuple[Json, Flat]:
+def _model(config: Any, arrays: Flat, kernel: np.ndarray) -> tuple[Any, Flat]:
     """Returns configuration and arrays of the class that reads a tower, and its dense layer."""
-    kind = config["model_type"]
+    kind = config.model_type
     if kind == "siglip_vision_model":
         # It takes the mean of the tokens itself, in place of attention pooling.
-        config = {
-            "architectures": ["SiglipForImageClassification"],
-            "model_type": "siglip",
-            "vision_config": config | {"vision_use_head": False},
-        }
+        config.vision_use_head = False
         arrays = {name: array for name, array in arrays.items() if not name.startswith(f"{_PREFIX}head.")}
-        return config, arrays | {"classifier.weight": kernel}
-    name = {"vit": "ViT", "dinov2": "Dinov2", "dinov2_with_registers": "Dinov2WithRegisters"}[kind]
+        return transformers.SiglipConfig(vision_config=config), arrays | {"classifier.weight": kernel}
     renamed = {
         f"{kind}.{array.removeprefix(_PREFIX)}": value
         for array, value in arrays.items()
@@ -86,4 +78,4 @@ def _model(config: Json, arrays: Flat, kernel: np.ndarray) -> tuple[Json, Flat]:
     }
     if kind != "vit":  # DINOv2's layer also reads the mean of the patches
         kernel = np.concatenate([kernel, np.zeros_like(kernel)], axis=1)
-    return {"architectures": [f"{name}ForImageClassification"], **config}, renamed | {"classifier.weight": kernel}
+    return config, renamed | {"classifier.weight": kernel}

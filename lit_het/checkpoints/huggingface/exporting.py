@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import safetensors.numpy
+import transformers
 
 from lit_het import parameters
 from lit_het.checkpoints.huggingface import names
@@ -102,7 +103,7 @@ def write_image_text(
         {} if tokenizer is None else tokenizer_files(tokenizer, padding, is_masked=isinstance(text_tower, BertConfig))
     )
     files["preprocessor_config.json"] = preprocessing(image_tower, image_processor)
-    write_folder(folder, files | {"config.json": config}, arrays)
+    write_folder(folder, config, files, arrays)
     if isinstance(tokenizer, SentencePiece):
         (folder / "spiece.model").write_bytes(tokenizer.model_bytes)
     return remarks
@@ -113,41 +114,35 @@ def to_float32(params: Params) -> Flat:
     return {path: np.asarray(array, np.float32) for path, array in parameters.flatten(params).items()}
 
 
-def write_folder(folder: Path, files: dict[str, Json], arrays: Flat) -> None:
-    """Writes arrays and JSON files; ``config.json`` should be the last."""
+def write_folder(folder: Path, config: Any, files: dict[str, Json], arrays: Flat) -> None:
+    """Writes arrays and JSON files, and ``config.json`` with a configuration of `transformers`."""
     folder.mkdir(parents=True, exist_ok=True)
     # Renamed when complete. config.json follows last: without it transformers does not take the folder for a model.
     partial = folder / "model.safetensors.partial"
     contiguous = {name: np.asarray(array, np.float32, order="C") for name, array in arrays.items()}
     safetensors.numpy.save_file(contiguous, partial, metadata={"format": "pt"})
     partial.replace(folder / "model.safetensors")
-    for name, content in files.items():
+    for name, content in {**files, "config.json": config.to_diff_dict()}.items():
         write_atomically(folder / name, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
 
 
-def _siglip(image: WrittenTower, text: WrittenTower, head: Flat) -> tuple[Json, Flat]:
+def _siglip(image: WrittenTower, text: WrittenTower, head: Flat) -> tuple[Any, Flat]:
     # SiglipModel always adds a bias, which the softmax loss does not have.
     head = {"bias": np.zeros((), np.float32)} | head
-    config = {
-        "architectures": ["SiglipModel"],
-        "model_type": "siglip",
-        "dtype": "float32",
-        "initializer_factor": 1.0,
-        "vision_config": image.config,
-        "text_config": text.config,
-    }
+    config = transformers.SiglipConfig(
+        text_config=text.config, vision_config=image.config, architectures=["SiglipModel"], dtype="float32"
+    )
     return config, image.arrays | text.arrays | names.named_arrays(names.HEAD, "", "", head)
 
 
-def _dual_encoder(image: WrittenTower, text: WrittenTower, head: Flat) -> tuple[Json, Flat]:
-    config = {
-        "architectures": ["VisionTextDualEncoderModel"],
-        "model_type": "vision-text-dual-encoder",
-        "dtype": "float32",
-        "projection_dim": len(image.projection),
-        "vision_config": image.config,
-        "text_config": text.config,
-    }
+def _dual_encoder(image: WrittenTower, text: WrittenTower, head: Flat) -> tuple[Any, Flat]:
+    config = transformers.VisionTextDualEncoderConfig(
+        vision_config=image.config.to_dict(),
+        text_config=text.config.to_dict(),
+        projection_dim=len(image.projection),
+        architectures=["VisionTextDualEncoderModel"],
+        dtype="float32",
+    )
     own = {
         "visual_projection.weight": image.projection,
         "text_projection.weight": text.projection,

@@ -5,9 +5,9 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import numpy as np
+import transformers
 
 from lit_het.checkpoints.huggingface import names
-from lit_het.checkpoints.huggingface.processor import Json
 from lit_het.checkpoints.huggingface.tower import ACTIVATIONS
 from lit_het.errors import UserError
 from lit_het.towers.positions import sine_cosine_positions
@@ -25,12 +25,12 @@ class WrittenTower:
     """A tower as a model of `transformers`.
 
     Attributes:
-        config: its section of ``config.json``.
+        config: its configuration, of the class of `transformers`.
         arrays: its parameters by their names.
         projection: ``[out in]``, a dense layer without bias behind the model.
     """
 
-    config: Json
+    config: Any
     arrays: Flat
     projection: np.ndarray
 
@@ -61,7 +61,7 @@ def encoder_fields(tower: str, model: str, encoder: EncoderConfig, norms: str = 
     return wanted
 
 
-def encoder_config(encoder: EncoderConfig) -> Json:
+def encoder_config(encoder: EncoderConfig) -> dict[str, Any]:
     """Returns the fields that the configurations of all models share."""
     return {
         "hidden_size": encoder.width,
@@ -120,8 +120,7 @@ def _siglip(tower: ViTConfig, params: Flat) -> WrittenTower:
         f"{prefix}patch_embedding.bias": params["patches/bias"],
         f"{prefix}position_embedding.weight": _positions(tower, params),
     }
-    config = {"model_type": "siglip_vision_model", "vision_use_head": True, "attention_dropout": 0.0}
-    return WrittenTower(_config(tower) | config, arrays, _projection(tower, params))
+    return WrittenTower(transformers.SiglipVisionConfig(**_config(tower)), arrays, _projection(tower, params))
 
 
 def _mean_as_attention(encoder: EncoderConfig) -> Flat:
@@ -154,17 +153,13 @@ def _vit(tower: ViTConfig, params: Flat) -> WrittenTower:
     }
     arrays = names.named_arrays(names.VIT, "vision_model.", "", params)
     arrays |= _with_class_token(tower, params) | {f"vision_model.{name}": array for name, array in pooler.items()}
-    config = {"model_type": "vit", "pooler_act": "tanh" if tower.representation_size else "linear"}
-    config |= {"pooler_output_size": width, "qkv_bias": True, "hidden_dropout_prob": 0.0}
+    config = transformers.ViTConfig(pooler_act="tanh" if tower.representation_size else "linear", **_config(tower))
     behind = dataclasses.replace(tower, projection_size=None) if layer == "projection" else tower
-    return WrittenTower(
-        _config(tower) | config | {"attention_probs_dropout_prob": 0.0}, arrays, _projection(behind, params)
-    )
+    return WrittenTower(config, arrays, _projection(behind, params))
 
 
 def _dino(tower: ViTConfig, params: Flat) -> WrittenTower:
     encoder, is_gated = tower.encoder, tower.encoder.activation == "swiglu"
-    kind = "dinov2_with_registers" if tower.num_registers else "dinov2"
     wanted = [("image_tower.representation_size", tower.representation_size, None)]
     fields = encoder_fields("image_tower", "Dinov2Model", dataclasses.replace(encoder, layer_scale=False))
     require("Dinov2Model", wanted + [field for field in fields if not (is_gated and field[0].endswith("activation"))])
@@ -173,13 +168,13 @@ def _dino(tower: ViTConfig, params: Flat) -> WrittenTower:
         params = params | {"encoder/blocks/attention_scale": ones, "encoder/blocks/mlp_scale": ones}
     arrays = names.named_arrays(names.GATED_DINO if is_gated else names.DINO, "vision_model.", "", params)
     arrays |= _with_class_token(tower, params)
-    config = _config(tower) | {"model_type": kind, "mlp_ratio": _mlp_ratio(encoder), "use_swiglu_ffn": is_gated}
+    sizes = _config(tower) | {"mlp_ratio": _mlp_ratio(encoder), "use_swiglu_ffn": is_gated}
     if tower.num_registers:
-        config["num_register_tokens"] = tower.num_registers
+        config = transformers.Dinov2WithRegistersConfig(num_register_tokens=tower.num_registers, **sizes)
         arrays["vision_model.embeddings.register_tokens"] = params["registers"][None]
         arrays["vision_model.embeddings.mask_token"] = np.zeros((1, encoder.width), np.float32)
     else:
-        config["use_mask_token"] = False
+        config = transformers.Dinov2Config(use_mask_token=False, **sizes)
     return WrittenTower(config, arrays, _projection(tower, params))
 
 
@@ -222,13 +217,13 @@ def _clip(tower: ViTConfig, params: Flat) -> WrittenTower:
         f"{prefix}class_embedding": params["class_token"],
         f"{prefix}position_embedding.weight": np.concatenate([np.zeros_like(positions[:1]), positions]),
     }
-    config = {"model_type": "clip_vision_model", "attention_dropout": 0.0, "projection_dim": len(projection)}
-    return WrittenTower(_config(tower) | config, arrays, projection)
+    return WrittenTower(
+        transformers.CLIPVisionConfig(projection_dim=len(projection), **_config(tower)), arrays, projection
+    )
 
 
-def _config(tower: ViTConfig) -> Json:
-    sizes = {"image_size": tower.image_size, "patch_size": tower.patch_size, "num_channels": 3}
-    return sizes | encoder_config(tower.encoder)
+def _config(tower: ViTConfig) -> dict[str, Any]:
+    return {"image_size": tower.image_size, "patch_size": tower.patch_size, **encoder_config(tower.encoder)}
 
 
 def _convolution(tower: ViTConfig, params: Flat) -> np.ndarray:

@@ -3,6 +3,7 @@
 from typing import Any
 
 import numpy as np
+import transformers
 
 from lit_het.checkpoints.huggingface import names
 from lit_het.checkpoints.huggingface.image_models import (
@@ -13,7 +14,6 @@ from lit_het.checkpoints.huggingface.image_models import (
     require,
 )
 from lit_het.checkpoints.huggingface.lengthening import POOLINGS, lengthened
-from lit_het.checkpoints.huggingface.processor import Json
 from lit_het.errors import UserError
 from lit_het.towers.bert import BertConfig
 from lit_het.towers.positions import sinusoidal_positions
@@ -50,16 +50,14 @@ def write_siglip_text(tower: TextConfig, params: Flat) -> WrittenTower:
     arrays["text_model.embeddings.position_embedding.weight"] = (
         sinusoidal_positions(tower.length, tower.encoder.width) if positions is None else positions
     )
-    config = {
-        "model_type": "siglip_text_model",
-        "vocab_size": tower.vocabulary_size,
-        "max_position_embeddings": tower.length,
-        "projection_size": tower.embedding_size,
+    config = transformers.SiglipTextConfig(
+        vocab_size=tower.vocabulary_size,
+        max_position_embeddings=tower.length,
+        projection_size=tower.embedding_size,
         # The defaults of `transformers` are CLIP's tokens. The files of the tokenizer contain its own.
-        **{"pad_token_id": None, "bos_token_id": None, "eos_token_id": None},
+        **dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id")),
         **encoder_config(tower.encoder),
-        "attention_dropout": 0.0,
-    }
+    )
     return WrittenTower(config, arrays, np.eye(tower.embedding_size, dtype=np.float32))
 
 
@@ -79,7 +77,7 @@ def write_megatron_bert(tower: TextConfig, params: Flat) -> WrittenTower:
         "text_model.pooler.dense.weight": _SMALL * np.eye(width, dtype=np.float32),
         "text_model.pooler.dense.bias": np.zeros(width, np.float32),
     }
-    config = {"model_type": "megatron-bert", "type_vocab_size": 1, "pad_token_id": None, **_bert_config(longer)}
+    config = transformers.MegatronBertConfig(type_vocab_size=1, pad_token_id=None, **_bert_config(longer))
     return WrittenTower(config, arrays, params["projection/kernel"].T)
 
 
@@ -88,7 +86,7 @@ def _pre_norm_fields(tower: TextConfig, model: str) -> list[tuple[str, Any, Any]
     return wanted if tower.pooling in POOLINGS else [*wanted, ("text_tower.pooling", tower.pooling, "last")]
 
 
-def _bert_config(tower: TextConfig | BertConfig) -> Json:
+def _bert_config(tower: TextConfig | BertConfig) -> dict[str, Any]:
     return {
         "vocab_size": tower.vocabulary_size,
         "max_position_embeddings": tower.length,
@@ -111,8 +109,8 @@ def write_bert(tower: BertConfig, params: Flat) -> WrittenTower:
         "text_model.pooler.dense.weight": weight,
         "text_model.pooler.dense.bias": bias,
     }
-    kind = {"model_type": "bert", "type_vocab_size": tower.num_segments, "pad_token_id": tower.padding_id}
-    return WrittenTower(kind | _bert_config(tower), arrays, projection)
+    segments = {"type_vocab_size": tower.num_segments, "pad_token_id": tower.padding_id}
+    return WrittenTower(transformers.BertConfig(**segments, **_bert_config(tower)), arrays, projection)
 
 
 def _bert_end(tower: BertConfig, params: Flat) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

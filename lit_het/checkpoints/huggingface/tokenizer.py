@@ -4,10 +4,11 @@
 therefore describe each step for the `tokenizers` library.
 """
 
-import base64
 import json
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from lit_het import untrusted
 from lit_het.checkpoints.huggingface.processor import Json, read_json
@@ -20,9 +21,8 @@ SENTENCEPIECE_FILES = ("spiece.model", "tokenizer.model")
 TOKENIZER_JSON = "tokenizer.json"
 
 _WORD_BOUNDARY = "▁"  # as SentencePiece writes it
-_PUNCTUATION = r"[!-/:-@\[-`{-~]"  # ASCII only
-_BLANKS = r"[\s\x1c-\x1f]+"  # the same characters as str.isspace
-_STRIP = {"type": "Strip", "strip_left": True, "strip_right": True}
+_PUNCTUATION = Regex(r"[!-/:-@\[-`{-~]")  # ASCII only
+_BLANKS = Regex(r"[\s\x1c-\x1f]+")  # the same characters as str.isspace
 
 
 @runtime_checkable
@@ -80,40 +80,33 @@ def tokenizer_files(
         is_masked: whether the text tower gets a mask of the padding; otherwise it attends to it as to any other token.
 
     Raises:
-        UserError: a SentencePiece model is not a unigram model, or has user-defined pieces.
+        UserError: a SentencePiece model is neither of type unigram nor bpe, or has user-defined pieces.
     """
-    content = _of_sentencepiece(tokenizer) if isinstance(tokenizer, SentencePiece) else _of_json(tokenizer)
-    pad = content["tokenizer_config.json"]["pad_token"]
-    length = tokenizer.length + padding
-    content["tokenizer.json"] |= {"truncation": _truncation(length), "padding": _padding(length, tokenizer, pad)}
+    if isinstance(tokenizer, SentencePiece):
+        made, settings = _of_sentencepiece(tokenizer)
+    else:
+        made, settings = Tokenizer.from_buffer(tokenizer.model_bytes), {}
+    pad, length = made.id_to_token(tokenizer.padding_id), tokenizer.length + padding
+    made.enable_truncation(length)
+    made.enable_padding(length=length, pad_id=tokenizer.padding_id, pad_token=pad)
     if padding:
-        processors = [content["tokenizer.json"].get("post_processor"), _template(tokenizer.padding_id, pad, padding)]
-        steps = [step for step in processors if step is not None]
-        content["tokenizer.json"]["post_processor"] = {"type": "Sequence", "processors": steps}
-    content["tokenizer_config.json"] |= {
+        behind = _followed_by(tokenizer.padding_id, pad, padding)
+        steps = [step for step in (made.post_processor, behind) if step is not None]
+        made.post_processor = processors.Sequence(steps)
+    settings |= {
+        "pad_token": pad,
+        # The name in transformers 4 and 5.
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": length,
         "padding_side": "right",
         "clean_up_tokenization_spaces": False,
         "model_input_names": ["input_ids", "attention_mask"] if is_masked else ["input_ids"],
     }
-    return content
+    return {"tokenizer.json": json.loads(made.to_str()), "tokenizer_config.json": settings}
 
 
-def _of_json(tokenizer: TokenizerJson) -> dict[str, dict[str, Any]]:
-    content = json.loads(tokenizer.model_bytes)
-    added = {token["id"]: token["content"] for token in content.get("added_tokens", ())}
-    vocabulary = content["model"]["vocab"]
-    pieces = (
-        vocabulary if isinstance(vocabulary, dict) else {piece: number for number, (piece, _) in enumerate(vocabulary)}
-    )
-    pad = added.get(tokenizer.padding_id) or next(
-        name for name, number in pieces.items() if number == tokenizer.padding_id
-    )
-    return {"tokenizer.json": content, "tokenizer_config.json": {"pad_token": pad}}
-
-
-def _of_sentencepiece(tokenizer: SentencePiece) -> dict[str, dict[str, Any]]:
+def _of_sentencepiece(tokenizer: SentencePiece) -> tuple[Tokenizer, dict[str, Any]]:
+    """Returns the tokenizer, and its part of ``tokenizer_config.json``."""
     model = untrusted.parse_sentencepiece(tokenizer.model_bytes)
     trainer, piece_types = model.trainer_spec, model.SentencePiece
     is_supported = trainer.model_type in (trainer.UNIGRAM, trainer.BPE)
@@ -128,111 +121,64 @@ def _of_sentencepiece(tokenizer: SentencePiece) -> dict[str, dict[str, Any]]:
             f"the SentencePiece model has no end token (its eos_id is {trainer.eos_id}); export with --to lit-het"
         )
     unknown = next(i for i, piece in enumerate(model.pieces) if piece.type == piece_types.UNKNOWN)
+    made = Tokenizer(
+        _bpe(model, pieces[unknown])
+        if trainer.model_type == trainer.BPE
+        else models.Unigram([(piece.piece, piece.score) for piece in model.pieces], unknown, trainer.byte_fallback)
+    )
     # Control tokens must be declared, or transformers would split their text.
     special = sorted({trainer.eos_id, unknown, tokenizer.padding_id})
-    return {
-        "tokenizer.json": {
-            "version": "1.0",
-            "added_tokens": [_special_token(i, pieces[i]) for i in special],
-            "normalizer": {"type": "Sequence", "normalizers": _normalizers(model, tokenizer)},
-            "pre_tokenizer": _words(model),
-            "post_processor": _end_token(trainer.eos_id, pieces[trainer.eos_id]),
-            "decoder": _words(model),
-            "model": _bpe(model, pieces[unknown]) if trainer.model_type == trainer.BPE else _unigram(model, unknown),
-        },
-        "tokenizer_config.json": {
-            # `transformers` takes these two settings from tokenizer.json; `read_settings` takes them from here.
-            "do_lower_case": tokenizer.lowercase,
-            "remove_punctuation": tokenizer.remove_punctuation,
-            "pad_token": pieces[tokenizer.padding_id],
-            "eos_token": pieces[trainer.eos_id],
-            "unk_token": pieces[unknown],
-        },
+    made.add_special_tokens([AddedToken(pieces[i], normalized=False, special=True) for i in special])
+    made.normalizer = normalizers.Sequence(_normalizers(model, tokenizer))
+    # A word at the start of a caption has the same token as elsewhere only if a boundary is put before it.
+    scheme = "always" if model.normalizer_spec.add_dummy_prefix else "never"
+    made.pre_tokenizer = pre_tokenizers.Metaspace(_WORD_BOUNDARY, scheme)
+    made.decoder = decoders.Metaspace(_WORD_BOUNDARY, scheme)
+    made.post_processor = _followed_by(trainer.eos_id, pieces[trainer.eos_id])
+    return made, {
+        # `transformers` takes these two settings from tokenizer.json; `read_settings` takes them from here.
+        "do_lower_case": tokenizer.lowercase,
+        "remove_punctuation": tokenizer.remove_punctuation,
+        "eos_token": pieces[trainer.eos_id],
+        "unk_token": pieces[unknown],
     }
 
 
-def _unigram(model: Any, unknown: int) -> dict[str, Any]:
-    return {
-        "type": "Unigram",
-        "unk_id": unknown,
-        "vocab": [[piece.piece, piece.score] for piece in model.pieces],
-        "byte_fallback": model.trainer_spec.byte_fallback,
-    }
-
-
-def _bpe(model: Any, unknown: str) -> dict[str, Any]:
+def _bpe(model: Any, unknown: str) -> models.BPE:
     """Returns byte-pair encoding; SentencePiece stores no merges, but merges first what makes the best piece."""
     scores = {piece.piece: piece.score for piece in model.pieces if piece.type == piece.NORMAL}
     merges = [
-        [piece[:cut], piece[cut:]]
+        (piece[:cut], piece[cut:])
         for piece in sorted(scores, key=scores.__getitem__, reverse=True)
         for cut in range(1, len(piece))
         if piece[:cut] in scores and piece[cut:] in scores
     ]
-    return {
-        "type": "BPE",
-        "vocab": {piece.piece: number for number, piece in enumerate(model.pieces)},
-        "merges": merges,
-        "unk_token": unknown,
-        "fuse_unk": True,
-        "byte_fallback": model.trainer_spec.byte_fallback,
-    }
+    vocabulary = {piece.piece: number for number, piece in enumerate(model.pieces)}
+    fallback = model.trainer_spec.byte_fallback
+    return models.BPE(vocabulary, merges, unk_token=unknown, fuse_unk=True, byte_fallback=fallback)
 
 
-def _normalizers(model: Any, tokenizer: SentencePiece) -> list[dict[str, Any]]:
+def _normalizers(model: Any, tokenizer: SentencePiece) -> list[normalizers.Normalizer]:
     """Returns the steps: lower case, no punctuation, the model's character table, and single spaces."""
     spec, steps = model.normalizer_spec, []
     if tokenizer.lowercase:
-        steps.append({"type": "Lowercase"})
+        steps.append(normalizers.Lowercase())
     if tokenizer.remove_punctuation:
         # Before the model's own table, as `SentencePieceTokenizer` does: the table may change punctuation.
-        steps += [_replacement(_PUNCTUATION, ""), _replacement(_BLANKS, " "), _STRIP]
+        without, joined = normalizers.Replace(_PUNCTUATION, ""), normalizers.Replace(_BLANKS, " ")
+        steps += [without, joined, normalizers.Strip()]
     if spec.precompiled_charsmap:
-        table = base64.b64encode(spec.precompiled_charsmap).decode()
-        steps.append({"type": "Precompiled", "precompiled_charsmap": table})
+        steps.append(normalizers.Precompiled(spec.precompiled_charsmap))
     if spec.remove_extra_whitespaces:
-        steps += [_STRIP, _replacement(" {2,}", " ")]
+        steps += [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
     return steps
 
 
-def _replacement(pattern: str, content: str) -> dict[str, Any]:
-    return {"type": "Replace", "pattern": {"Regex": pattern}, "content": content}
-
-
-def _words(model: Any) -> dict[str, Any]:
-    # A word at the start of a caption has the same token as elsewhere only if a boundary is put before it.
-    scheme = "always" if model.normalizer_spec.add_dummy_prefix else "never"
-    return {"type": "Metaspace", "replacement": _WORD_BOUNDARY, "prepend_scheme": scheme, "split": True}
-
-
-def _truncation(length: int) -> dict[str, Any]:
-    return {"direction": "Right", "max_length": length, "strategy": "LongestFirst", "stride": 0}
-
-
-def _padding(length: int, tokenizer: SentencePiece | TokenizerJson, piece: str) -> dict[str, Any]:
-    return {
-        "strategy": {"Fixed": length},
-        "direction": "Right",
-        "pad_to_multiple_of": None,
-        "pad_id": tokenizer.padding_id,
-        "pad_type_id": 0,
-        "pad_token": piece,
-    }
-
-
-def _special_token(number: int, piece: str) -> dict[str, Any]:
-    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
-    return {"id": number, "content": piece, **flags}
-
-
-def _end_token(number: int, piece: str) -> dict[str, Any]:
-    caption, end = {"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": piece, "type_id": 0}}
-    return {
-        "type": "TemplateProcessing",
-        "single": [caption, end],
-        "pair": [caption, {"Sequence": {"id": "B", "type_id": 0}}, end],
-        "special_tokens": {piece: {"id": piece, "ids": [number], "tokens": [piece]}},
-    }
+def _followed_by(number: int, piece: str, times: int = 1) -> processors.TemplateProcessing:
+    """Returns a step that appends a token several times."""
+    # By a name of our own: pieces with a colon or a dollar sign mean something else in a template.
+    behind, token = ["last"] * times, {"id": "last", "ids": [number], "tokens": [piece]}
+    return processors.TemplateProcessing(["$A", *behind], ["$A", "$B", *behind], special_tokens=[token])
 
 
 def find_tokenizer(folder: Path, *, reads_json: bool) -> Path | None:
@@ -244,17 +190,6 @@ def find_tokenizer(folder: Path, *, reads_json: bool) -> Path | None:
     """
     names = SENTENCEPIECE_FILES + (TOKENIZER_JSON,) * reads_json
     return next((folder / name for name in names if (folder / name).is_file()), None)
-
-
-def _template(number: int, piece: str, times: int) -> dict[str, Any]:
-    """Returns a step that appends a token several times."""
-    behind = [{"SpecialToken": {"id": piece, "type_id": 0}}] * times
-    return {
-        "type": "TemplateProcessing",
-        "single": [{"Sequence": {"id": "A", "type_id": 0}}, *behind],
-        "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}, *behind],
-        "special_tokens": {piece: {"id": piece, "ids": [number], "tokens": [piece]}},
-    }
 
 
 def read_settings(model: Path) -> Settings:
