@@ -8,6 +8,7 @@ from typing import TypeAlias
 import cv2
 import numpy as np
 from jaxtyping import UInt8
+from PIL import Image, ImageOps
 
 from lit_het.errors import UserError, require_at_least
 
@@ -65,27 +66,15 @@ def identity(image: np.ndarray, amount: float) -> np.ndarray:
 
 
 def autocontrast(image: np.ndarray, amount: float) -> np.ndarray:
-    """Stretches each channel to all levels, as Pillow's ``ImageOps.autocontrast``."""
+    """Stretches each channel to all levels."""
     del amount
-    channels = cv2.split(image)
-    low, high = (np.array([reduce(channel) for channel in channels]) for reduce in (np.min, np.max))
-    levels = _LEVELS[:, None]
-    scale = 255 / np.maximum(high.astype(float) - low, 1)
-    stretched = np.clip(levels * scale - low * scale, 0, 255)
-    return cv2.LUT(image, np.where(high > low, stretched, levels).astype(np.uint8)[None])
+    return np.array(ImageOps.autocontrast(Image.fromarray(image)))
 
 
 def equalize(image: np.ndarray, amount: float) -> np.ndarray:
-    """Spreads the levels of each channel evenly, as Pillow's ``ImageOps.equalize``."""
+    """Spreads the levels of each channel evenly."""
     del amount
-    tables = []
-    for channel in cv2.split(image):
-        counts = np.bincount(channel.ravel(), minlength=256)
-        used = counts[counts > 0]
-        step = (used.sum() - used[-1]) // 255
-        below = np.cumsum(counts) - counts
-        tables.append((step // 2 + below) // step if len(used) > 1 and step else _LEVELS)
-    return cv2.LUT(image, np.minimum(np.stack(tables, axis=1), 255).astype(np.uint8)[None])
+    return np.array(ImageOps.equalize(Image.fromarray(image)))
 
 
 def solarize(image: np.ndarray, amount: float) -> np.ndarray:

@@ -9,8 +9,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 import safetensors.numpy
+import transformers
 
 from lit_het import parameters
+from lit_het.checkpoints.huggingface import image_towers, text_towers
 from lit_het.checkpoints.huggingface.importing import read_huggingface
 from lit_het.checkpoints.native import checksums
 from lit_het.checkpoints.resample import resample_positions
@@ -38,6 +40,15 @@ def edited(tmp_path):
         return tmp_path
 
     return edit
+
+
+@pytest.mark.parametrize("kind", [*image_towers.FAMILIES, *text_towers.FAMILIES])
+def test_fields_that_a_configuration_leaves_out_are_those_of_transformers(kind):
+    family = (image_towers.FAMILIES | text_towers.FAMILIES)[kind]
+    theirs = transformers.AutoConfig.for_model(kind)
+    assert family.activation == theirs.hidden_act
+    assert family.epsilon == theirs.layer_norm_eps
+    assert family.num_heads == theirs.num_attention_heads
 
 
 def test_siglip_gives_its_embeddings_and_logits():

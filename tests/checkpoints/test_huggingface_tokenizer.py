@@ -3,11 +3,12 @@
 import json
 import shutil
 import sys
-import warnings
 
 import numpy as np
 import pytest
+import transformers
 
+from lit_het import untrusted
 from lit_het.checkpoints.huggingface.tokenizer import read_settings, tokenizer_files
 from lit_het.data_pipelines.tokenizers import HuggingFaceTokenizer, SentencePieceTokenizer, train_sentencepiece
 from lit_het.errors import UserError
@@ -34,12 +35,7 @@ def test_texts_have_the_ids_that_transformers_recorded():
     np.testing.assert_array_equal(imported(FOLDER)(list(texts)), ids)
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_texts_have_the_ids_of_transformers_with_another_vocabulary_and_case(folder):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        pytest.importorskip("torch")
-        transformers = pytest.importorskip("transformers")
     for lower in (True, False):
         (folder / "spiece.model").write_bytes(train_sentencepiece([*TRAINING, *TEXTS], vocabulary_size=110))
         theirs = transformers.SiglipTokenizer(
@@ -62,6 +58,17 @@ def test_an_exported_folder_has_the_same_settings_and_ids(folder, tmp_path):
     # The exported setting takes precedence over the default of a SigLIP model.
     (tmp_path / "config.json").write_text('{"model_type": "siglip"}')
     assert read_settings(tmp_path / "spiece.model") == read_settings(folder / "spiece.model")
+
+
+def test_a_table_of_characters_that_transformers_cannot_read_is_refused():
+    model = untrusted.parse_sentencepiece((FOLDER / "spiece.model").read_bytes())
+    table = model.normalizer_spec.precompiled_charsmap
+    # SentencePiece reads the bytes of its replacements only where they are used.
+    model.normalizer_spec.precompiled_charsmap = table[:-2] + b"\xff\0"
+    tokenizer = SentencePieceTokenizer(model.SerializeToString(), LENGTH)
+    assert tokenizer(["a photo"]).size == LENGTH
+    with pytest.raises(UserError, match="precompiled_charsmap: transformers could not read it; export with --to lit-h"):
+        tokenizer_files(tokenizer)
 
 
 @pytest.mark.parametrize(

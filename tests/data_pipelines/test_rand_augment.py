@@ -32,12 +32,22 @@ def largest_difference(one: np.ndarray, other: np.ndarray) -> int:
     return int(np.abs(one.astype(int) - other).max())
 
 
+def test_autocontrast_stretches_each_channel_to_all_levels():
+    image = scene()
+    levels, low, high = image.astype(float), image.min((0, 1)), image.max((0, 1))
+    assert largest_difference(rand_augment.autocontrast(image, 1.0), np.uint8(255 * (levels - low) / (high - low))) <= 1
+
+
+def test_equalize_gives_all_parts_of_the_range_as_many_pixels():
+    shares = np.histogram(rand_augment.equalize(scene(), 1.0), bins=4, range=(0, 256))[0] / scene().size
+    np.testing.assert_allclose(shares, 0.25, atol=0.03)
+    assert np.ptp(np.histogram(scene(), bins=4, range=(0, 256))[0] / scene().size) > 0.2
+
+
 @pytest.mark.parametrize("name", ["autocontrast", "equalize"])
-@pytest.mark.parametrize("image", [scene(), np.full((4, 4, 3), 7, np.uint8), np.arange(48).reshape(4, 4, 3) // 20])
-def test_histogram_operations_equal_pillows(name: str, image: np.ndarray):
-    image = image.astype(np.uint8)
-    expected = np.asarray(getattr(ImageOps, name)(Image.fromarray(image)))
-    np.testing.assert_array_equal(getattr(rand_augment, name)(image, 1.0), expected)
+def test_an_image_of_one_colour_stays_as_it_is(name: str):
+    image = np.full((4, 4, 3), 7, np.uint8)
+    np.testing.assert_array_equal(getattr(rand_augment, name)(image, 1.0), image)
 
 
 @pytest.mark.parametrize("amount", AMOUNTS)

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tokenizers
+import transformers
 from tokenizers import models, normalizers, pre_tokenizers, processors
 
 from lit_het.checkpoints.huggingface.tokenizer import tokenizer_files
@@ -139,7 +140,6 @@ def test_word_pieces_are_truncated_and_padded_between_their_control_tokens(word_
 
 
 def test_transformers_gives_the_same_ids(word_pieces: Path):
-    transformers = pytest.importorskip("transformers")
     theirs = transformers.PreTrainedTokenizerFast(tokenizer_file=str(word_pieces), pad_token="[PAD]")
     captions = ["A GREENISH bar", "red", "a blue square a a a a a", ""]
     expected = theirs(captions, padding="max_length", truncation=True, max_length=6)["input_ids"]

@@ -8,7 +8,13 @@ import numpy as np
 from jaxtyping import Float
 
 from lit_het.checkpoints.huggingface import names
-from lit_het.checkpoints.huggingface.processor import CLIP_PROCESSOR, DINO_PROCESSOR, SIGLIP_PROCESSOR, Json
+from lit_het.checkpoints.huggingface.processor import (
+    CLIP_PROCESSOR,
+    DINO_PROCESSOR,
+    SIGLIP_PROCESSOR,
+    VIT_PROCESSOR,
+    Json,
+)
 from lit_het.checkpoints.huggingface.tower import Family, Tower, shape_of, without_bias
 from lit_het.checkpoints.rename import ParameterSource, Rule
 from lit_het.checkpoints.resample import resample_patches, resample_positions
@@ -23,7 +29,7 @@ _SIGLIP = Family(names.SIGLIP_IMAGE, "vision_model.", "gelu_pytorch_tanh", 1e-6,
 FAMILIES = {
     "siglip_vision_model": _SIGLIP,
     # Trained on images of all shapes (NaFlex), with its positions resampled at half-pixel centres for each.
-    "siglip2_vision_model": dataclasses.replace(_SIGLIP, keeps_corners=False),
+    "siglip2_vision_model": dataclasses.replace(_SIGLIP, keeps_corners=False, processor=VIT_PROCESSOR),
     "vit": Family(names.VIT, "vit."),
     "dinov2": Family(names.DINO, "dinov2.", "gelu", 1e-6, processor=DINO_PROCESSOR, ignored=_IGNORED_OF_DINO),
     "dinov2_with_registers": Family(

@@ -80,7 +80,8 @@ def tokenizer_files(
         is_masked: whether the text tower gets a mask of the padding; otherwise it attends to it as to any other token.
 
     Raises:
-        UserError: a SentencePiece model is neither of type unigram nor bpe, or has user-defined pieces.
+        UserError: a SentencePiece model is neither of type unigram nor bpe, has user-defined pieces, or
+            a table of characters that `tokenizers` cannot read.
     """
     if isinstance(tokenizer, SentencePiece):
         made, settings = _of_sentencepiece(tokenizer)
@@ -168,7 +169,10 @@ def _normalizers(model: Any, tokenizer: SentencePiece) -> list[normalizers.Norma
         without, joined = normalizers.Replace(_PUNCTUATION, ""), normalizers.Replace(_BLANKS, " ")
         steps += [without, joined, normalizers.Strip()]
     if spec.precompiled_charsmap:
-        steps.append(normalizers.Precompiled(spec.precompiled_charsmap))
+        try:
+            steps.append(normalizers.Precompiled(spec.precompiled_charsmap))
+        except Exception as error:  # the library has no class of its own for this
+            raise UserError(f"{error}: transformers could not read it; export with --to lit-het") from error
     if spec.remove_extra_whitespaces:
         steps += [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
     return steps
