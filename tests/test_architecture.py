@@ -4,6 +4,8 @@ import ast
 import re
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 # These lie at the top of the repository and are imported as parts of lit_het.
 LINKED = ("data_pipelines", "eval", "configs")
@@ -159,6 +161,14 @@ def test_configurations_load_no_evaluator():
 def test_flags_are_checked_before_orbax_and_grain_are_loaded():
     external = {module.split(".")[0] for name in loaded_with("lit_het.runs.parsing") for module in at_import(name)}
     assert not external & {"orbax", "grain", "matplotlib", "safetensors"}
+
+
+@pytest.mark.parametrize(
+    "module", ["runs.exporting", "runs.importing", "api.model", "checkpoints.huggingface.exporting"]
+)
+def test_only_the_writers_for_hugging_face_load_transformers(module):
+    loaded = {external for name in loaded_with(f"lit_het.{module}") for external in at_import(name)}
+    assert ("transformers" in loaded) == (module == "checkpoints.huggingface.exporting")
 
 
 def test_training_loads_no_evaluator_stream_or_reader_of_weights():
