@@ -88,6 +88,7 @@ def tokenizer_files(
     else:
         made, settings = Tokenizer.from_buffer(tokenizer.model_bytes), {}
     pad, length = made.id_to_token(tokenizer.padding_id), tokenizer.length + padding
+    assert pad is not None  # a tokenizer refuses a padding_id that is not in its vocabulary
     made.enable_truncation(length)
     made.enable_padding(length=length, pad_id=tokenizer.padding_id, pad_token=pad)
     if padding:
