@@ -8,13 +8,7 @@ import numpy as np
 from jaxtyping import Float
 
 from lit_het.checkpoints.huggingface import names
-from lit_het.checkpoints.huggingface.processor import (
-    CLIP_PROCESSOR,
-    DINO_PROCESSOR,
-    SIGLIP_PROCESSOR,
-    VIT_PROCESSOR,
-    Json,
-)
+from lit_het.checkpoints.huggingface.processor import CLIP_PROCESSOR, DINO_PROCESSOR, SIGLIP_PROCESSOR, Json
 from lit_het.checkpoints.huggingface.tower import Family, Tower, shape_of, without_bias
 from lit_het.checkpoints.rename import ParameterSource, Rule
 from lit_het.checkpoints.resample import resample_patches, resample_positions
@@ -25,11 +19,12 @@ from lit_het.towers.vit import ViTConfig
 
 # The classifier reads the class token and the mean of the patches, which our heads do not support.
 _IGNORED_OF_DINO = (Rule(r"classifier\..*", None),)
-_SIGLIP = Family(names.SIGLIP_IMAGE, "vision_model.", "gelu_pytorch_tanh", 1e-6, processor=SIGLIP_PROCESSOR)
 FAMILIES = {
-    "siglip_vision_model": _SIGLIP,
+    "siglip_vision_model": Family(
+        names.SIGLIP_IMAGE, "vision_model.", "gelu_pytorch_tanh", 1e-6, processor=SIGLIP_PROCESSOR
+    ),
     # Trained on images of all shapes (NaFlex), with its positions resampled at half-pixel centres for each.
-    "siglip2_vision_model": dataclasses.replace(_SIGLIP, keeps_corners=False, processor=VIT_PROCESSOR),
+    "siglip2_vision_model": Family(names.SIGLIP_IMAGE, "vision_model.", "gelu_pytorch_tanh", 1e-6, keeps_corners=False),
     "vit": Family(names.VIT, "vit."),
     "dinov2": Family(names.DINO, "dinov2.", "gelu", 1e-6, processor=DINO_PROCESSOR, ignored=_IGNORED_OF_DINO),
     "dinov2_with_registers": Family(
