@@ -116,16 +116,17 @@ def test_the_tokenizer_json_of_a_siglip_is_not_taken(tmp_path):
     assert read_huggingface(folder).tokenizer is None
 
 
-@pytest.mark.parametrize(
-    ("section", "message"),
-    [
-        ("vision_config", r"vision_config.model_type = 'swin' cannot be imported; supported are clip_vision_model,"),
-        ("text_config", r"text_config.model_type = 'swin' cannot be imported; supported are bert, clip_text_model"),
-    ],
-)
-def test_a_dual_encoder_with_an_unknown_tower_names_it(section, message, edited):
+def test_an_unknown_image_tower_of_a_dual_encoder_is_named(edited):
+    message = r"vision_config.model_type = 'swin' cannot be imported; supported are clip_vision_model,"
     with pytest.raises(UserError, match=message):
-        read_huggingface(edited("hf_dual_encoder", **{section: {"model_type": "swin"}}))
+        read_huggingface(edited("hf_dual_encoder", vision_config={"model_type": "swin"}))
+
+
+def test_beside_an_unknown_text_tower_the_image_tower_is_imported_alone(edited, capsys):
+    imported = read_huggingface(edited("hf_dual_encoder", text_config={"model_type": "swin"}))
+    assert imported.text_tower is None
+    assert imported.image_tower == read_huggingface(GOLDEN / "hf_dual_encoder").image_tower
+    assert "the text tower, 'swin', cannot be imported" in capsys.readouterr().err
 
 
 def test_a_text_tower_of_clip_without_its_projection_names_the_models_that_have_it(edited):
