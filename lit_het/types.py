@@ -66,6 +66,7 @@ class Batch:
         text: token ids.
         image_id, text_id: hashes of the sample and of its token ids, equal for rows with the same image or text.
         label: class indices ``[b]``, or target probabilities in [0, 1] ``[b k]`` for multi-label data.
+        weight: of each row in the mean loss; None for 1. Metrics do not use it.
     """
 
     valid: Bool[Any, " b"]
@@ -75,6 +76,7 @@ class Batch:
     image_id: UInt32[Any, "b 2"] | None = None
     text_id: UInt32[Any, "b 2"] | None = None
     label: Int[Any, " b"] | Float[Any, "b k"] | None = None
+    weight: Float[Any, " b"] | None = None
 
     @property
     def view(self) -> Any:

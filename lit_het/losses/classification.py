@@ -35,7 +35,7 @@ class LossAndTop1:
     """The output of a classification loss.
 
     Attributes:
-        loss: mean over valid examples of ``-log p(y|x)``; differentiable.
+        loss: weighted mean over valid examples of ``-log p(y|x)``; differentiable.
         top1: fraction of noise samples of valid examples whose most probable class is correct: the class of the largest
             weight of a mixture, or any class with a target above 1/2.
     """
@@ -49,7 +49,11 @@ class SoftmaxCrossEntropy:
     """``-log 1/S Σ_s softmax(u_s)[y]`` (HET-XL Eq. 2); each example has one class."""
 
     def __call__(
-        self, samples: LogitSamples, label: Int[Array, " b"] | LabelMixture, valid: Bool[Array, " b"] | None = None
+        self,
+        samples: LogitSamples,
+        label: Int[Array, " b"] | LabelMixture,
+        valid: Bool[Array, " b"] | None = None,
+        weight: Float[Array, " b"] | None = None,
     ) -> LossAndTop1:
         """Returns ``-Σ_c w_c log (1/S Σ_s softmax(u_s)[y_c])``, averaged; ``w = 1`` for the one class of a label.
 
@@ -57,6 +61,7 @@ class SoftmaxCrossEntropy:
             samples: what the head returns.
             label: of each example.
             valid: which examples count; None for all.
+            weight: of each example in the mean (`lit_het.losses.base.weights`); None for equal weights.
         """
 
         def log_probabilities(
@@ -78,7 +83,7 @@ class SoftmaxCrossEntropy:
 
         if not isinstance(label, LabelMixture):
             label = LabelMixture(label[:, None], jnp.ones((len(label), 1)))
-        return _mean(samples, label, valid, log_probabilities, cross_entropy)
+        return _mean(samples, label, (valid, weight), log_probabilities, cross_entropy)
 
     def label_shapes(self, num_classes: int) -> tuple[tuple[int, ...], ...]:
         """Returns the shapes of an example's labels, the usual one first: a class index."""
@@ -106,7 +111,11 @@ class SigmoidCrossEntropy:
     """Binary cross-entropy of ``1/S Σ_s σ(u_s)``, summed over classes (HET-XL Sec. 2.1); any number of classes."""
 
     def __call__(
-        self, samples: LogitSamples, target: Float[Array, "b k"], valid: Bool[Array, " b"] | None = None
+        self,
+        samples: LogitSamples,
+        target: Float[Array, "b k"],
+        valid: Bool[Array, " b"] | None = None,
+        weight: Float[Array, " b"] | None = None,
     ) -> LossAndTop1:
         """Returns the binary cross-entropy of the mean probabilities, summed over classes, averaged over examples.
 
@@ -114,6 +123,7 @@ class SigmoidCrossEntropy:
             samples: what the head returns.
             target: 0, 1, or a number between them for each class.
             valid: which examples count; None for all.
+            weight: of each example in the mean (`lit_het.losses.base.weights`); None for equal weights.
         """
 
         def log_probabilities(
@@ -129,7 +139,7 @@ class SigmoidCrossEntropy:
         def cross_entropy(log_p: Float[Array, "n two k"], target: Float[Array, "n k"]) -> Float[Array, " n"]:
             return -jnp.sum(target * log_p[:, 0] + (1 - target) * log_p[:, 1], axis=-1)
 
-        return _mean(samples, target, valid, log_probabilities, cross_entropy)
+        return _mean(samples, target, (valid, weight), log_probabilities, cross_entropy)
 
     def label_shapes(self, num_classes: int) -> tuple[tuple[int, ...], ...]:
         """Returns the shapes of an example's labels, the usual one first: a target per class, or a class index."""
@@ -180,7 +190,7 @@ def mean_log_probabilities(
 def _mean(
     samples: LogitSamples,
     target: Any,
-    valid: Bool[Array, " b"] | None,
+    counted: tuple[Bool[Array, " b"] | None, Float[Array, " b"] | None],
     log_probabilities: Callable[[Array, Any], tuple[Array, Array]],
     loss: Callable[[Array, Any], Float[Array, " n"]],
 ) -> LossAndTop1:
@@ -189,13 +199,14 @@ def _mean(
     Args:
         samples: samples of the logits.
         target: a tree with a leading example axis.
-        valid: which examples count; None for all.
+        counted: which examples count, and their weights in the loss; None for all, and for equal ones.
         log_probabilities: (logits of t samples, targets) to log-probabilities and to 1 for every correct sample.
         loss: (log mean probabilities, targets) to the loss of every example.
     """
 
     def block_loss(features: Any, constants: Any, _: None) -> tuple[Array, Array]:
-        keys, target, weight = constants
+        keys, target, share, of_loss = constants
+        of_loss = share if of_loss is None else of_loss
 
         def function(common: Any, constants: Any, indices: Int[Array, " t"]) -> tuple[Array, Array]:
             keys, target = constants
@@ -203,16 +214,17 @@ def _mean(
 
         log_p, correct = _log_mean_over_samples(function, samples, features, (keys, target))
         # The loss of an invalid row may be NaN, which a weight of 0 would not remove.
-        losses = jnp.where(weight > 0, loss(log_p, target), 0.0)
-        return jnp.sum(weight * losses), jnp.sum(weight * correct)
+        losses = jnp.where(share > 0, loss(log_p, target), 0.0)
+        return jnp.sum(of_loss * losses), jnp.sum(share * correct)
 
     def device_loss(rows: Any, _: None, __: tuple[str, ...]) -> Float[Array, " two"]:
         features, *constants = rows
         return jnp.stack(blocks.sum_over_examples(block_loss, features, constants, samples.examples_per_block))
 
+    valid, weight = counted
     valid = jnp.ones(len(samples.features), bool) if valid is None else valid
     # A map over devices outside the loop over blocks: parameter gradients are summed over devices once, not per block.
-    rows = (samples.features, samples.keys, target, weights(valid))
+    rows = (samples.features, samples.keys, target, weights(valid), None if weight is None else weights(valid, weight))
     return LossAndTop1(*jnp.sum(sharding.map_shards(device_loss, rows, None), axis=0))
 
 

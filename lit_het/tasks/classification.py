@@ -111,9 +111,11 @@ class ClassificationTask:
         assert batch.label is not None
         self.check_label_shape(batch.label.shape)
         image, target = batch.image, self.config.loss.targets(batch.label, self.config.num_classes)
+        weight = batch.weight
         if self.config.mixup:
-            weight = mixup.draw_weight(keys("mixup"), self.config.mixup, batch.valid)
-            image, target = mixup.mix_pixels(image, weight), mixup.mix_labels(target, weight)
+            own = mixup.draw_weight(keys("mixup"), self.config.mixup, batch.valid)
+            image, target = mixup.mix_pixels(image, own), mixup.mix_labels(target, own)
+            weight = None if weight is None else mixup.mix_weights(weight, own)
         model = self._model(params)
         key = keys("routing") if "image_tower" in self.trained else None
         embedding, auxiliary_losses, tower_metrics = microbatches.apply(
@@ -121,11 +123,12 @@ class ClassificationTask:
         )
         # Separate members of an ensemble count as examples, each with its own loss (e3 Sec. 4.1).
         members = len(embedding) // len(batch.valid)
-        valid, target = jax.tree.map(lambda x: jnp.repeat(x, members, axis=0), (batch.valid, target))
+        rows = (batch.valid, target, weight)
+        valid, target, weight = jax.tree.map(lambda x: jnp.repeat(x, members, axis=0), rows)
         # The embedding of an invalid row may be NaN: its gradient would be NaN even with a weight of 0 in the loss.
         features = jnp.where(valid[:, None], embedding, 1.0)
         samples = model.head(features, keys("noise"))
-        result = self.config.loss(samples, target, valid)
+        result = self.config.loss(samples, target, valid, weight)
         metrics = {
             "top1": result.top1,
             "temperature": model.head.temperature(),

@@ -126,7 +126,7 @@ class ContrastiveTask:
         image, text = (jnp.where(batch.valid[:, None], side, 1.0) for side in (image, outputs["text"][0]))
         samples = model.head(image, text, keys("noise"))
         ids = [ids for ids in (batch.image_id, batch.text_id) if ids is not None]
-        loss = self.config.loss(samples, batch.valid, ids)
+        loss = self.config.loss(samples, batch.valid, ids, batch.weight)
         metrics = {
             "temperature": samples.temperature,
             "image_noise_norm": masked_mean(model.head.image_noise_norm(image), batch.valid),

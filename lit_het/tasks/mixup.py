@@ -32,6 +32,11 @@ def mix_labels(
     return _mean(label, weight[:, None])
 
 
+def mix_weights(of_loss: Float[Array, " b"], weight: Float[Array, " b"]) -> Float[Array, " b"]:
+    """Returns the weight of every mixed example in the loss: the mean of those of both examples."""
+    return _mean(of_loss, weight)
+
+
 def _mean(rows: Shaped[Array, "b *rest"], weight: Float[Array, "b *ones"]) -> Float[Array, "b *rest"]:
     return weight * rows + (1 - weight) * _before(rows)
 

@@ -35,9 +35,13 @@ class SmoothedSoftmaxLoss:
     likelihood: ClassVar[str] = "samples"
 
     def __call__(
-        self, samples: EmbeddingSamples, valid: Bool[Array, " b"], ids: Sequence[UInt32[Array, "b 2"]] = ()
+        self,
+        samples: EmbeddingSamples,
+        valid: Bool[Array, " b"],
+        ids: Sequence[UInt32[Array, "b 2"]] = (),
+        weight: Float[Array, " b"] | None = None,
     ) -> Float[Array, ""]:
-        """Returns the mean over valid examples of half the sum of both directions; ``ids`` are unused."""
+        """Returns the weighted mean over valid examples of half the sum of both directions; ``ids`` are unused."""
         sides = (
             (samples.image, samples.image_queries, samples.text),
             (samples.text, samples.text_queries, samples.image),
@@ -46,7 +50,7 @@ class SmoothedSoftmaxLoss:
             self._losses((Queries(own[:, None]) if queries is None else queries).products(keys), samples, valid)
             for own, queries, keys in sides
         ]
-        return jnp.sum(weights(valid) * sum(losses)) / 2
+        return jnp.sum(weights(valid, weight) * sum(losses)) / 2
 
     def _losses(
         self, products: Float[Array, "b s b"], samples: EmbeddingSamples, valid: Bool[Array, " b"]

@@ -80,7 +80,7 @@ def numpy_fields(samples) -> dict[str, Any]:
     return arrays
 
 
-def reference(loss, arrays, valid, ids=()):
+def reference(loss, arrays, valid, ids=(), weight=None):
     """Returns the loss from loops over queries, keys and samples (HET-XL Eq. 6 and 8; SigLIP Eq. 1; MIL-NCE Eq. 1).
 
     Args:
@@ -88,6 +88,7 @@ def reference(loss, arrays, valid, ids=()):
         arrays: as `numpy_fields` returns them.
         valid: which rows take part.
         ids: of images and of texts; rows that are equal in one of them are positives of each other.
+        weight: of each row's own losses in the mean; None for equal weights.
     """
     valid_rows = np.flatnonzero(valid)
     direction = _softmax_direction if loss is SoftmaxLoss else _sigmoid_direction
@@ -98,7 +99,8 @@ def reference(loss, arrays, valid, ids=()):
     image, text = arrays["image"], arrays["text"]
     image_to_text = direction(_queries_one_by_one(arrays, "image"), text, valid_rows, logit)
     text_to_image = direction(_queries_one_by_one(arrays, "text"), image, valid_rows, logit)
-    return (image_to_text + text_to_image) / 2
+    of_rows = np.array([image_to_text, text_to_image]).mean(axis=0)
+    return np.average(of_rows, weights=None if weight is None else np.asarray(weight, np.float64)[valid_rows])
 
 
 def _queries_one_by_one(arrays, side):
@@ -120,7 +122,7 @@ def _queries_one_by_one(arrays, side):
 
 
 def _softmax_direction(queries, keys, valid_rows, logit):
-    """Returns mean_n -log 1/S Σ_s Σ_{m ∈ P(n)} exp(q_ns·k_m/τ) / Σ_i exp(q_ns·k_i/τ) over valid rows."""
+    """Returns -log 1/S Σ_s Σ_{m ∈ P(n)} exp(q_ns·k_m/τ) / Σ_i exp(q_ns·k_i/τ) of every valid row n."""
     losses = []
     for n in valid_rows:
         probability = 0.0
@@ -129,11 +131,11 @@ def _softmax_direction(queries, keys, valid_rows, logit):
             right = sum(scores[m] for m in logit.positives[n])
             probability += right / sum(scores.values()) / len(queries[n])
         losses.append(-np.log(probability))
-    return np.mean(losses)
+    return losses
 
 
 def _sigmoid_direction(queries, keys, valid_rows, logit):
-    """Returns mean_n Σ_i -log 1/S Σ_s σ(z_ni (q_ns·k_i/τ + bias)), z = 1 for positives and else -1."""
+    """Returns Σ_i -log 1/S Σ_s σ(z_ni (q_ns·k_i/τ + bias)) of every valid row n, z = 1 for positives and else -1."""
     losses = []
     for n in valid_rows:
         total = 0.0
@@ -142,4 +144,4 @@ def _sigmoid_direction(queries, keys, valid_rows, logit):
             logits = [query @ keys[i] / logit.temperature + logit.bias for query in queries[n]]
             total -= np.log(np.mean([1 / (1 + np.exp(-z * score)) for score in logits]))
         losses.append(total)
-    return np.mean(losses)
+    return losses

@@ -16,6 +16,7 @@ from tests.losses.contrastive_cases import mesh_of, split_rows
 
 B, D, R, TAU, BIAS = 8, 5, 3, 0.4, 0.3
 VALID = np.array([True, True, False, True, True, True, True, True])
+WEIGHT = np.array([1, 0.3, 1, 0.3, 1, 0, 1, 1], np.float32)
 LOSSES = [
     *(SoftmaxLoss(likelihood=likelihood) for likelihood in ("delta", "mean_field", "pairwise_probit")),
     SigmoidLoss(likelihood="probit"),
@@ -56,8 +57,9 @@ def one_query(likelihood, n, u, g) -> float:
     return float(np.log(np.sum(np.exp(terms))))
 
 
-def reference(loss, samples):
+def reference(loss, samples, weight=None):
     """The mean over valid queries of both directions, query by query."""
+    weight = np.ones(B) if weight is None else weight
     valid, total = np.flatnonzero(VALID), 0.0
     for mean, queries, keys in (
         (samples.image, samples.image_queries, samples.text),
@@ -71,18 +73,19 @@ def reference(loss, samples):
             u, g = keys @ means[n] / TAU + BIAS, factors[n] @ keys.T / TAU
             if loss.likelihood == "probit":
                 z = np.where(np.arange(len(valid)) == place, 1, -1)
-                total -= np.log(expit(z * u / np.sqrt(1 + math.pi / 8 * (g**2).sum(axis=0)))).sum()
+                total -= weight[n] * np.log(expit(z * u / np.sqrt(1 + math.pi / 8 * (g**2).sum(axis=0)))).sum()
             else:
-                total += one_query(loss.likelihood, place, u, g)
-    return total / len(valid) / 2
+                total += weight[n] * one_query(loss.likelihood, place, u, g)
+    return total / weight[valid].sum() / 2
 
 
 @every_loss
 @pytest.mark.parametrize("sides", [("image", "text"), ("image",)], ids=["both noisy", "image noisy"])
-@pytest.mark.parametrize("scale", [0.05, 1.0])
-def test_the_loss_equals_the_numpy_reference(loss, sides, scale):
+@pytest.mark.parametrize(("scale", "weight"), [(0.05, None), (1.0, None), (1.0, WEIGHT)])
+def test_the_loss_equals_the_numpy_reference(loss, sides, scale, weight):
     samples = make(scale, sides)
-    np.testing.assert_allclose(jax.jit(loss)(samples, jnp.asarray(VALID)), reference(loss, samples), rtol=2e-5)
+    found = jax.jit(loss)(samples, jnp.asarray(VALID), (), weight)
+    np.testing.assert_allclose(found, reference(loss, samples, weight), rtol=2e-5)
 
 
 @every_loss
@@ -148,22 +151,21 @@ def test_noise_that_all_logits_share_changes_only_the_mean_field():
 
 
 @every_loss
+@pytest.mark.parametrize("weight", [None, WEIGHT], ids=["equal weights", "weights"])
 @pytest.mark.parametrize("form", ["gather", "ring"])
-def test_blocks_and_eight_devices_equal_the_dense_form(loss, form):
+def test_blocks_and_eight_devices_equal_the_dense_form(loss, form, weight):
     if form == "ring" and isinstance(loss, SoftmaxLoss):
         with pytest.raises(UserError, match="needs the keys of a whole batch at once; set form to 'gather'"):
             SoftmaxLoss("ring", likelihood=loss.likelihood)
         return
     samples, mesh = make(), mesh_of(8)
     in_blocks = type(loss)(form, R + 2, likelihood=loss.likelihood)
-    dense = jax.jit(jax.value_and_grad(type(loss)("dense", likelihood=loss.likelihood)))(samples, jnp.asarray(VALID))
-    for found in (
-        jax.jit(jax.value_and_grad(in_blocks))(samples, jnp.asarray(VALID)),
-        on_mesh(mesh, in_blocks, samples),
-    ):
+    arguments = (samples, jnp.asarray(VALID), (), None if weight is None else jnp.asarray(weight))
+    dense = jax.jit(jax.value_and_grad(type(loss)("dense", likelihood=loss.likelihood)))(*arguments)
+    for found in (jax.jit(jax.value_and_grad(in_blocks))(*arguments), on_mesh(mesh, in_blocks, arguments)):
         jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5), found, dense)
 
 
-def on_mesh(mesh, loss, samples):
+def on_mesh(mesh, loss, arguments):
     with jax.set_mesh(mesh):
-        return jax.jit(jax.value_and_grad(loss))(*split_rows((samples, jnp.asarray(VALID)), mesh))
+        return jax.jit(jax.value_and_grad(loss))(*split_rows(arguments, mesh))

@@ -28,6 +28,10 @@ def test_without_smoothing_it_is_the_softmax_loss():
     samples, valid = samples_of(DeterministicContrastiveConfig()), jnp.array([True, True, False, True, True])
     expected = SoftmaxLoss(form="dense")(samples, valid)
     assert SmoothedSoftmaxLoss(0.0)(samples, valid) == pytest.approx(float(expected), rel=1e-5)
+    weight = jnp.array([1.0, 0.2, 1.0, 0.5, 1.0])
+    weighted = SoftmaxLoss(form="dense")(samples, valid, (), weight)
+    assert SmoothedSoftmaxLoss(0.0)(samples, valid, (), weight) == pytest.approx(float(weighted), rel=1e-5)
+    assert float(weighted) != pytest.approx(float(expected), rel=1e-3)
 
 
 def test_with_noise_and_without_smoothing_it_is_the_softmax_loss_of_the_mean_over_samples():

@@ -108,6 +108,20 @@ def test_rows_with_the_same_image_or_text_are_positives_unless_they_are_to_be_ne
     assert abs(loss_of("positives", **shared) - loss_of("positives")) > 0.1
 
 
+def test_weights_of_rows_change_the_loss_and_no_metric():
+    task, params = CONFIG.build(), initial(CONFIG)
+    program = jax.jit(task.loss)
+    weight = np.where(np.arange(B) % 2, 0.3, 1.0).astype(np.float32)
+    found = [
+        program(params, dataclasses.replace(host_batch(), weight=rows), keys_at(0, 0))
+        for rows in (None, np.ones(B, np.float32), weight)
+    ]
+    assert float(found[0][0]) == float(found[1][0])
+    assert abs(float(found[0][0]) - float(found[2][0])) > 1e-3
+    for name, metric in found[0][1].items():
+        assert float(found[2][1][name]) == pytest.approx(float(metric), rel=1e-6), name
+
+
 def test_the_form_of_the_noise_is_measured_on_sixteen_rows_of_a_large_batch():
     task, batch = CONFIG.build(), jax.tree.map(jnp.asarray, host_batch())
     params = initial(CONFIG)

@@ -166,3 +166,21 @@ def test_a_batch_that_is_not_mixed_has_the_loss_of_the_plain_task():
 def test_an_alpha_below_zero_is_refused_with_the_field():
     with pytest.raises(UserError, match=r"ClassificationConfig: mixup = -0.1 must be at least 0"):
         dataclasses.replace(PLAIN, mixup=-0.1)
+
+
+def test_a_mixed_example_has_the_mean_weight_of_both_in_the_loss():
+    weight = RANDOM.random(B).astype(np.float32)
+    shares = draw(7, valid=np.ones(B, bool))
+    expected = np.array([shares[i] * weight[i] + (1 - shares[i]) * weight[i - 1] for i in range(B)])
+    np.testing.assert_allclose(mixup.mix_weights(jnp.asarray(weight), jnp.asarray(shares)), expected, rtol=1e-6)
+    params, everything = initial(MIXED), batch(valid=np.ones(B, bool))
+    program, one = loss_and_gradient(MIXED), np.eye(B, dtype=np.float32)
+
+    def loss_of(weight, **changes):
+        return float(program(params, dataclasses.replace(everything, weight=weight, **changes))[0])
+
+    of_rows = [loss_of(one[row]) for row in (4, 6)]
+    assert loss_of(one[4] + one[6]) == pytest.approx(np.mean(of_rows), rel=1e-5)
+    # The row after it holds a part of it.
+    label = np.where(np.arange(B) == 5, (LABELS["softmax"] + 1) % K, LABELS["softmax"])
+    assert abs(loss_of(one[4], label=label) - of_rows[0]) > 1e-4

@@ -50,9 +50,24 @@ def sigmoid(pairs: Pairs) -> Float[Array, ""]:
     Without noise and duplicates this is SigLIP Eq. 1 (also SoViT Table 7). Each pair is a classification of its own, so
     every positive has the label 1.
     """
+    return jnp.sum(pairs.query_examples.weight * jnp.sum(_binary_losses(pairs), axis=1))
+
+
+def symmetric_sigmoid(pairs: Pairs) -> Float[Array, ""]:
+    """Returns half the sum of both directions of the sigmoid loss without noise, ``Σ_nm (w_n + w_m) / 2 l_nm``.
+
+    Both directions have one matrix of losses l, and with equal weights they are `sigmoid`, which is cheaper.
+    """
+    query, key = pairs.query_examples.weight[:, None], pairs.key_examples.weight[None]
+    # In this form equal weights give exactly `sigmoid`. Only valid queries are counted as keys of the other direction.
+    difference = jnp.where(query > 0, key - query, 0.0) / 2
+    return sigmoid(pairs) + jnp.sum(difference * _binary_losses(pairs))
+
+
+def _binary_losses(pairs: Pairs) -> Float[Array, "n m"]:
+    """Returns the loss of each pair, 0 where the key is invalid."""
     # log σ(-x) instead of log(1 - σ(x)), which is -inf where σ(x) rounds to 1.
     z = jnp.where(pairs.is_positive, 1.0, -1.0)
     log_p = jax.nn.log_sigmoid(z[:, None] * pairs.logits)
     losses = math.log(log_p.shape[1]) - jax.nn.logsumexp(log_p, axis=1)
-    of_valid_keys = jnp.where(pairs.key_examples.weight[None] > 0, losses, 0.0)
-    return jnp.sum(pairs.query_examples.weight * jnp.sum(of_valid_keys, axis=1))
+    return jnp.where(pairs.key_examples.weight[None] > 0, losses, 0.0)

@@ -63,6 +63,7 @@ class SoftmaxLoss:
         samples: EmbeddingSamples,
         valid: Bool[Array, " b"] | None = None,
         ids: Sequence[UInt32[Array, "b 2"]] = (),
+        weight: Float[Array, " b"] | None = None,
     ) -> Float[Array, ""]:
         """Returns the mean loss over valid rows, by default all.
 
@@ -70,8 +71,10 @@ class SoftmaxLoss:
             samples: what the head returns.
             valid: which rows count; None for all.
             ids: hashes of images or of texts; equal rows of one have the same image or text.
+            weight: of each row's own losses in the mean (`lit_het.losses.base.weights`), None for equal weights; a row
+                of any weight is a key of the others.
         """
-        return _mean(_softmax, _symmetric_softmax, self, samples, _Rows(valid, tuple(ids)))
+        return _mean(_softmax, _symmetric_softmax, self, samples, _Rows(valid, tuple(ids), weight))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,6 +107,7 @@ class SigmoidLoss:
         samples: EmbeddingSamples,
         valid: Bool[Array, " b"] | None = None,
         ids: Sequence[UInt32[Array, "b 2"]] = (),
+        weight: Float[Array, " b"] | None = None,
     ) -> Float[Array, ""]:
         """Returns the mean loss over valid rows, by default all.
 
@@ -111,15 +115,19 @@ class SigmoidLoss:
             samples: what the head returns.
             valid: which rows count; None for all.
             ids: hashes of images or of texts; equal rows of one have the same image or text.
+            weight: of each row in the mean (`lit_het.losses.base.weights`), None for equal weights; as each direction
+                weights its queries, a pair has the mean weight of its image's and its text's rows.
         """
-        return _mean(_sigmoid, _sigmoid, self, samples, _Rows(valid, tuple(ids)))
+        both_directions = _sigmoid if weight is None else _symmetric_sigmoid
+        return _mean(_sigmoid, both_directions, self, samples, _Rows(valid, tuple(ids), weight))
 
 
 class _Rows(NamedTuple):
-    """Which rows of a batch count, None for all, and hashes of their images and texts."""
+    """Which rows of a batch count, None for all, hashes of their images and texts, and weights, None for equal ones."""
 
     valid: Bool[Array, " b"] | None
     ids: tuple[UInt32[Array, "b 2"], ...]
+    weight: Float[Array, " b"] | None
 
 
 ContrastiveLoss: TypeAlias = SoftmaxLoss | SigmoidLoss
@@ -131,13 +139,6 @@ _SAMPLE_FREE: dict[str, Callable[[Pairs], Float[Array, ""]]] = {
     "pairwise_probit": sample_free.pairwise_probit,
     "probit": sample_free.sigmoid_probit,
 }
-
-
-def _sample_free(likelihood: str, pairs: Pairs, layout: Layout) -> Float[Array, ""]:
-    function = _SAMPLE_FREE[likelihood]
-    if layout.form == "dense":
-        return function(pairs)
-    return sum_over_pairs(lambda block, *_: function(block), pairs, layout)
 
 
 def _softmax(pairs: Pairs, layout: Layout) -> Float[Array, ""]:
@@ -157,9 +158,17 @@ def _symmetric_softmax(pairs: Pairs, layout: Layout) -> Float[Array, ""]:
 
 
 def _sigmoid(pairs: Pairs, layout: Layout) -> Float[Array, ""]:
+    return _sum_over_blocks(dense.sigmoid, pairs, layout)
+
+
+def _symmetric_sigmoid(pairs: Pairs, layout: Layout) -> Float[Array, ""]:
+    return _sum_over_blocks(dense.symmetric_sigmoid, pairs, layout)
+
+
+def _sum_over_blocks(function: Callable[[Pairs], Float[Array, ""]], pairs: Pairs, layout: Layout) -> Float[Array, ""]:
     if layout.form == "dense":
-        return dense.sigmoid(pairs)
-    return sum_over_pairs(lambda block, *_: dense.sigmoid(block), pairs, layout)
+        return function(pairs)
+    return sum_over_pairs(lambda block, *_: function(block), pairs, layout)
 
 
 def _mean(
@@ -176,14 +185,15 @@ def _mean(
         both_directions: half the sum of both, for queries without noise, whose logits both directions share.
         loss: the form and the size of blocks.
         samples: queries and keys of the whole batch.
-        batch: which examples count, and which are duplicates.
+        batch: which examples count and how much, and which are duplicates.
     """
     is_noiseless = samples.image_queries is None and samples.text_queries is None
 
     def directed(pairs: Pairs, layout: Layout) -> Float[Array, ""]:
         # Without factors there is no noise: with ``noisy = "image"`` one direction has none.
-        is_sample_free = loss.likelihood != "samples" and pairs.queries.factors is not None
-        return _sample_free(loss.likelihood, pairs, layout) if is_sample_free else direction(pairs, layout)
+        if loss.likelihood != "samples" and pairs.queries.factors is not None:
+            return _sum_over_blocks(_SAMPLE_FREE[loss.likelihood], pairs, layout)
+        return direction(pairs, layout)
 
     def device_sum(rows: Any, shared: Any, axes: tuple[str, ...]) -> Float[Array, ""]:
         (image, image_queries), (text, text_queries), weight, ids = rows
@@ -202,7 +212,7 @@ def _mean(
     sides = ((samples.image, samples.image_queries), (samples.text, samples.text_queries))
     # Always float32: dividing by a small τ and summing exponentials over a batch would magnify rounding in bfloat16.
     ids = batch.ids if loss.duplicates == "positives" else ()
-    rows = (*jax.tree.map(lambda x: x.astype(jnp.float32), sides), weights(valid), ids)
+    rows = (*jax.tree.map(lambda x: x.astype(jnp.float32), sides), weights(valid, batch.weight), ids)
     shared = (samples.temperature, jnp.zeros(()) if samples.bias is None else samples.bias)
     if loss.form == "dense":
         # Whole arrays, without a map over devices: the reference that other forms are tested against.
