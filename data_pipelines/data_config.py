@@ -60,7 +60,7 @@ class LoaderConfig:
         batch_size: samples over all hosts.
         labels: how to read labels; None reads none.
         portion: of the samples of ``shards``, to hold out a part of a training set for validation.
-        suspects: samples of ``shards`` that training leaves out, by a table of ``lit-het data score``.
+        suspects: samples of ``shards`` that training leaves out or weights less, by a table of ``lit-het data score``.
         mixture: further data sets, each in a fixed proportion to ``shards`` and with its own order.
         captions: the member with the captions; ``json/caption`` is the field ``caption`` of a JSON object.
         caption_unit: "line" takes each line of a text, or each text of a JSON list, for a caption, of which training

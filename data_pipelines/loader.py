@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 import grain
 import numpy as np
+from jaxtyping import Float, Int
 
 from lit_het.console import message
 from lit_het.data_pipelines.batches import (
@@ -36,7 +37,7 @@ from lit_het.data_pipelines.order import Chosen, Mixed, Order, Sequential, Shuff
 from lit_het.data_pipelines.portions import ConcatenatedRanges, Portion, without
 from lit_het.data_pipelines.shards import IMAGE
 from lit_het.data_pipelines.storage import Unreadable, absolute
-from lit_het.errors import UserError
+from lit_het.errors import UserError, counted
 from lit_het.types import Batch
 
 if TYPE_CHECKING:
@@ -89,13 +90,14 @@ class Loader:
         self.faults.count_excluded(found, len(self.index))
         self._num_shards = [len(shards) for shards in data_sets]
         self._suspects = _suspects(config, self.index, data_sets[0])
-        self._order, self.numbers = _order(config, self.index.counts, self._num_shards, self._suspects)
+        self._weight = 0.0 if config.suspects is None else config.suspects.weight
+        self._order, self.numbers = _order(config, self.index.counts, self._num_shards, self._left_out)
 
     def with_portion(self, portion: Portion) -> "Loader":
         """Returns a loader of another portion of ``shards``, with the same index."""
         other = copy.copy(self)
         other.config = dataclasses.replace(self.config, portion=portion)
-        other._order, other.numbers = _order(other.config, self.index.counts, self._num_shards, self._suspects)
+        other._order, other.numbers = _order(other.config, self.index.counts, self._num_shards, self._left_out)
         return other
 
     @property
@@ -105,11 +107,15 @@ class Loader:
 
     @property
     def digest(self) -> str:
-        """Identifies the samples: equal for two loaders of the same shards that leave out the same suspects."""
-        if not self._suspects:
+        """Identifies the samples: equal for two loaders of the same shards with the same suspects."""
+        if not self._suspects.size:
             return self.index.digest
-        left_out = np.asarray(self._suspects, "<i8").tobytes()
-        return hashlib.sha256(self.index.digest.encode() + left_out).hexdigest()[:16]
+        return hashlib.sha256(self.index.digest.encode() + self._suspects.tobytes()).hexdigest()[:16]
+
+    @property
+    def _left_out(self) -> list[int]:
+        """The samples that are not read, in ascending order."""
+        return [] if self._weight else self._suspects.tolist()
 
     def batches(self, position: int = 0, process_index: int = 0, process_count: int = 1) -> Generator[Batch]:
         """Endless training batches, from any position of the stream.
@@ -213,7 +219,14 @@ class Loader:
         rows = [sample for sample in samples if sample != _PADDING]
         found = iter(self.index.read(rows, members))
         raw = [None if sample == _PADDING else self._raw(sample, next(found)) for sample in samples]
-        return self._maker.make(raw, positions, self.num_samples)
+        batch = self._maker.make(raw, positions, self.num_samples)
+        return dataclasses.replace(batch, weight=self._weights(samples)) if self._weight else batch
+
+    def _weights(self, samples: Sequence[int]) -> Float[np.ndarray, " b"]:
+        """Returns the weight of suspects, and 1 for other samples."""
+        # A binary search, as a set of suspects would need several times their memory.
+        first, end = (np.searchsorted(self._suspects, samples, side) for side in ("left", "right"))
+        return np.where(first < end, self._weight, 1.0).astype(np.float32)
 
     def _raw(self, sample: int, contents: Sequence[bytes | Unreadable]) -> RawSample:
         members = dict(zip(self._maker.members, contents, strict=True))
@@ -268,21 +281,30 @@ def _order(
     return Mixed(orders, [1.0, *(data_set.weight for data_set in config.mixture)]), ConcatenatedRanges(ranges)
 
 
-def _suspects(config: LoaderConfig, index: ShardIndex, shards: Sequence[str]) -> list[int]:
-    """Returns the samples of ``config.shards`` that a table of suspects leaves out, in ascending order."""
+def _suspects(config: LoaderConfig, index: ShardIndex, shards: Sequence[str]) -> Int[np.ndarray, " n"]:
+    """Returns the samples of ``config.shards`` that a table of scores ranks as suspects, in ascending order."""
     if config.suspects is None:
-        return []
-    keys, table = config.suspects.read(), config.suspects.table
+        return np.empty(0, "<i8")
+    table, weight = config.suspects.table, config.suspects.weight
+    keys, counts = config.suspects.read()
     addresses = {absolute(address): address for address in shards}
-    if unknown := sorted(shard for shard in keys if absolute(shard) not in addresses):
+    if unknown := sorted(shard for shard in counts if absolute(shard) not in addresses):
         raise UserError(f"{table} names {unknown[0]}, which is not a training shard; score the shards of data.shards")
+    counts = {addresses[absolute(shard)]: count for shard, count in counts.items()}
+    for summary in index.summaries[: len(shards)]:
+        if (rows := counts.get(summary.address, 0)) < summary.count:
+            raise UserError(
+                f"{table} has {rows:,} rows for the {counted(summary.count, 'sample')} of {summary.address}: it was "
+                "cut short, or samples were added; score them again"
+            )
     found = index.samples_of({addresses[absolute(shard)]: wanted for shard, wanted in keys.items()})
     if len(found) < (named := sum(map(len, keys.values()))):
         raise UserError(
             f"{named - len(found)} of {named} samples that {table} names are not in the shards; score them again"
         )
-    message(f"{len(found):,} of {len(index):,} samples are left out as suspects of {table}")
-    return found
+    consequence = f"have the weight {weight:g}" if weight else "are left out"
+    message(f"{len(found):,} of {len(index):,} samples {consequence} as suspects of {table}")
+    return np.asarray(found, "<i8")
 
 
 def _data_set_order(config: LoaderConfig, counts: Sequence[int], seed: int) -> Order:

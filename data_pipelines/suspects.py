@@ -1,17 +1,29 @@
-"""Suspect samples that training leaves out: the first rows of a table of ``lit-het data score``."""
+"""Suspect samples that training leaves out, or weights less: the first rows of a table of ``lit-het data score``."""
 
 import csv
 import dataclasses
 import math
-from collections import defaultdict
-from collections.abc import Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from lit_het.errors import FieldError, UserError
 
 _SHARD, _KEY = "shard", "key"
+
+
+class ScoreTable(NamedTuple):
+    """What a table of scores says of each shard.
+
+    Attributes:
+        suspects: keys of the suspect samples.
+        counts: number of rows.
+    """
+
+    suspects: Mapping[str, frozenset[str]]
+    counts: Mapping[str, int]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,24 +32,28 @@ class Suspects:
 
     Attributes:
         table: the .csv or .parquet file, with a row per sample and the most suspect first.
-        fraction: of its rows, from the first on, that training leaves out.
+        fraction: of its rows, from the first on, that are suspects.
+        weight: of a suspect in the mean loss, where all others have the weight 1; 0 leaves suspects out of training.
 
     Raises:
-        UserError: the fraction is not between 0 and 1.
+        UserError: the fraction is not between 0 and 1, or the weight not at least 0 and below 1.
     """
 
     table: Path
     fraction: float = 0.05
+    weight: float = 0.0
 
     def __post_init__(self) -> None:
         if not 0 < self.fraction < 1:
-            raise FieldError(self, "fraction", f"{self.fraction} must be between 0 and 1; 0.05 leaves out 5 %")
+            raise FieldError(self, "fraction", f"{self.fraction} must be between 0 and 1; 0.05 takes 5 %")
+        if not 0 <= self.weight < 1:
+            raise FieldError(self, "weight", f"{self.weight} must be below 1 and at least 0, which leaves samples out")
 
-    def read(self) -> Mapping[str, frozenset[str]]:
-        """Returns the keys of the samples in each shard.
+    def read(self) -> ScoreTable:
+        """Returns the suspects and the number of rows of each shard.
 
         Raises:
-            UserError: the table cannot be read, or has other columns.
+            UserError: the table cannot be read, has other columns, or ends within a row.
         """
         rows = self._rows()
         if not rows or not all(isinstance(value, str) for row in rows for value in row):
@@ -46,7 +62,8 @@ class Suspects:
         # Exact decimal arithmetic, as for portions: as floats, 7 % of 100 rows would be more than 7.
         for shard, key in rows[: math.ceil(Fraction(str(self.fraction)) * len(rows))]:
             keys[shard].add(key)
-        return {shard: frozenset(found) for shard, found in keys.items()}
+        counts = Counter(shard for shard, _ in rows)
+        return ScoreTable({shard: frozenset(found) for shard, found in keys.items()}, counts)
 
     def _rows(self) -> list[tuple[Any, Any]]:
         try:
@@ -54,11 +71,19 @@ class Suspects:
                 columns = _read_parquet(self.table)
                 return list(zip(columns[_SHARD], columns[_KEY], strict=True))
             with self.table.open(newline="", encoding="utf-8") as file:
-                return [(row[_SHARD], row[_KEY]) for row in csv.DictReader(file)]
+                return [(row[_SHARD], row[_KEY]) for row in self._complete(csv.DictReader(file))]
         except KeyError as error:
             raise UserError(f"{self.table} has no column {error}; take a table of lit-het data score") from error
         except (OSError, UnicodeDecodeError, csv.Error) as error:
             raise UserError(f"{self.table} cannot be read ({error}); write it with lit-het data score") from error
+
+    def _complete(self, reader: "csv.DictReader[str]") -> Iterator[Mapping[str, str]]:
+        for row in reader:
+            if None in row.values():
+                raise UserError(
+                    f"{self.table} is cut short in line {reader.line_num}; write it again with lit-het data score"
+                )
+            yield row
 
 
 def _read_parquet(path: Path) -> Mapping[str, list[Any]]:

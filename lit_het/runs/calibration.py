@@ -132,6 +132,8 @@ def _open(run: Run, model: EvaluatedModel, options: CalibrateOptions) -> Loader:
             f"{run.run_dir} is a classifier of several labels an image, for which there is no temperature; its "
             "probabilities are used as trained"
         )
+    # What training leaves out of these shards, or weights less, is no standard for other images either.
+    suspects = trained_on.suspects if options.shards == trained_on.shards else None
     data = LoaderConfig(
         shards=options.shards,
         image_size=trained_on.image_size,
@@ -143,8 +145,7 @@ def _open(run: Run, model: EvaluatedModel, options: CalibrateOptions) -> Loader:
         preprocessing=trained_on.preprocessing,
         max_bad_fraction=trained_on.max_bad_fraction,
         embeddings=options.embeddings,
-        # What training leaves out of these shards is no standard for other images either.
-        suspects=trained_on.suspects if options.shards == trained_on.shards else None,
+        suspects=None if suspects is None else dataclasses.replace(suspects, weight=0.0),
     )
     loader = Loader(data, None if model.text is None else model.text.tokenize)
     if loader.stored is not None:
@@ -198,8 +199,9 @@ def _check_unseen(run: Run, held_out: Loader) -> None:
     except UserError as error:
         with Checkpoints(checkpoint_dir(run.run_dir), read_only=True) as checkpoints:
             info, _ = checkpoints.at(run.step).read_info()
-        # The shards of training cannot be read, but a copy of all of them is known by its digest.
-        if info.get("data_digest") != held_out.digest:
+        # The shards of training cannot be read, but a copy of all of them is known by its digest. Runs of earlier
+        # versions have only the one in which their suspects count.
+        if info.get("shards_digest", info.get("data_digest")) != held_out.index.digest:
             message(f"not checked whether {run.run_dir} was trained on these images: {error}")
             return
         num_samples = len(held_out.index)

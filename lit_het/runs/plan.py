@@ -102,6 +102,7 @@ class Step:
         size = task.image_tower.image_size
         image, stored = of(size, size, 3, dtype=jnp.uint8), of(self._task.features.size, dtype=jnp.float32)
         is_stored = self.config.data.embeddings is not None
+        suspects = self.config.data.suspects
         text = ids = label = None
         if isinstance(task, ContrastiveConfig):
             text, ids = of(task.text_tower.length, dtype=jnp.int32), of(2, dtype=jnp.uint32)
@@ -116,6 +117,7 @@ class Step:
             "image_id": ids,
             "text_id": ids,
             "label": label,
+            "weight": of(dtype=jnp.float32) if suspects is not None and suspects.weight else None,
         }
         return Batch(**fields)
 

@@ -7,7 +7,7 @@ import itertools
 import json
 import os
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import jax
@@ -138,7 +138,7 @@ def _train_on(
                     num_steps=run.num_steps,
                     cadence=config.cadence,
                     log=log,
-                    saver=_Saver(checkpoints, check_lock, config.data.batch_size, checksum, loader.digest),
+                    saver=_Saver(checkpoints, check_lock, config.data.batch_size, _identity(loader, checksum)),
                     evaluate=evaluate,
                     description=config.run_dir.name,
                     evaluate_first=lacks_evaluation(config, int(state.step), run.num_steps),
@@ -227,6 +227,13 @@ def _resumed(
     return state, position
 
 
+def _identity(loader: "Loader | Stream", checksum: str) -> dict[str, str]:
+    """Returns by what a checkpoint knows the locked parameters and the samples that it was trained with."""
+    # The digest of the data includes suspects; that of the shards alone is what copies of them are known by.
+    shards = {"shards_digest": loader.index.digest} if isinstance(loader, Loader) else {}
+    return {"locked_checksum": checksum, "data_digest": loader.digest, **shards}
+
+
 @contextlib.contextmanager
 def _opened_batches(loader: "Loader | Stream", position: int) -> Iterator[Iterator[Batch]]:
     """Yields the batches from a position on and closes them at the end; a stream's buffer is filled first."""
@@ -277,18 +284,12 @@ class _Saver:
     checkpoints: Checkpoints
     check_lock: Callable[[], None]
     batch_size: int
-    locked_checksum: str
-    data_digest: str
+    identity: Mapping[str, str]
 
     def save(self, state: TrainState) -> None:
         """Implements `loop.Saver`."""
         self.check_lock()
-        info = {
-            "position": int(state.step) * self.batch_size,
-            "locked_checksum": self.locked_checksum,
-            "data_digest": self.data_digest,
-        }
-        self.checkpoints.save(state, info)
+        self.checkpoints.save(state, {"position": int(state.step) * self.batch_size, **self.identity})
 
     def finish(self) -> None:
         """Implements `loop.Saver`."""

@@ -194,22 +194,42 @@ def test_a_later_calibration_may_read_only_the_samples_held_out(capsys, half, sa
             moved.rename(shards)
 
 
+def ranked(path, config, *suspects, weight=0.0):
+    """Writes a table of scores that begins with the suspects; returns the configuration with these."""
+    index = Loader(config.data, None).index
+    order = [*suspects, *(number for number in range(len(index)) if number not in suspects)]
+    path.write_text("shard,key\n" + "".join(f"{index.shard(number)},{index.key(number)}\n" for number in order))
+    fraction = (len(suspects) - 0.5) / len(index)  # rounded up
+    return config_with(config.calibration, config, suspects=Suspects(path, fraction, weight))
+
+
 def test_samples_after_a_suspect_are_not_taken_for_unseen(capsys, half, samples_read, tmp_path):
-    run_dir, table = shutil.copytree(half.run_dir, tmp_path / "run"), tmp_path / "suspects.csv"
-    table.write_text(f"shard,key\n{half.data.shards[0]}/shard-000000.tar,0050\n")
-    tiny.edit_config(run_dir, config_with(half.calibration, half, suspects=Suspects(table, 0.5)))
+    run_dir = shutil.copytree(half.run_dir, tmp_path / "run")
+    tiny.edit_config(run_dir, ranked(tmp_path / "suspects.csv", half, 50))
     line = refusal(capsys, "calibrate", run_dir, "--data", *half.data.shards, "--portion", "49.5%:")
     assert "was trained on images of" in line
 
 
-def test_suspects_are_not_calibrated_on(half, samples_read, tmp_path):
-    run_dir, table = shutil.copytree(half.run_dir, tmp_path / "run"), tmp_path / "suspects.csv"
-    index = Loader(half.data, None).index
-    rows = (f"{index.shard(number)},{index.key(number)}\n" for number in (150, 200, 3, 4))
-    table.write_text("shard,key\n" + "".join(rows))
-    tiny.edit_config(run_dir, config_with(half.calibration, half, suspects=Suspects(table, 0.5)))
+@pytest.mark.parametrize("weight", [0.0, 0.3])
+def test_suspects_are_not_calibrated_on(half, samples_read, tmp_path, weight):
+    run_dir = shutil.copytree(half.run_dir, tmp_path / "run")
+    tiny.edit_config(run_dir, ranked(tmp_path / "suspects.csv", half, 150, 200, weight=weight))
     calibrate(run_dir, CalibrateOptions(half.data.shards, half.calibration))
     assert json.loads((run_dir / "calibration.json").read_text())["num_images"] == 110 - 2
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.3])
+def test_a_copy_of_the_shards_of_a_run_with_suspects_is_known(capsys, half, upstream, tmp_path, weight):
+    (shards,) = map(Path, half.data.shards)
+    moved = tmp_path / "moved" / "train"
+    shutil.copytree(shards, moved)
+    own = dataclasses.replace(half, data=dataclasses.replace(half.data, shards=(str(moved),)), run_dir=tmp_path / "run")
+    tiny.finish_untrained(ranked(tmp_path / "suspects.csv", own, 50, weight=weight))
+    shutil.rmtree(moved)
+    refused = refusal(capsys, "calibrate", own.run_dir, "--data", shards, "--portion", "49.5%:")
+    assert "was trained on images of" in refused
+    assert main(["calibrate", str(own.run_dir), "--data", str(shards), "--portion", "50%:"]) == 0
+    assert "not checked" not in capsys.readouterr().err
 
 
 def test_a_finished_run_is_calibrated_when_resumed_unless_it_is_already(half, samples_read, tmp_path):

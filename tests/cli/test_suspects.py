@@ -1,15 +1,21 @@
-"""A run that leaves suspects out: scored, embedded, trained and resumed."""
+"""Runs that leave suspects out or weight them: scored, embedded, trained and resumed."""
 
 import dataclasses
+import shutil
 
+import numpy as np
 import pytest
 
 from lit_het.cli.main import main
 from lit_het.data_pipelines.suspects import Suspects
 from lit_het.errors import UserError
+from lit_het.runs.directory import checkpoint_dir
 from lit_het.runs.embedding import EmbedOptions, embed
 from lit_het.runs.parsing import parse_tower
 from lit_het.runs.training import train
+from lit_het.training.metric_log import read_metrics
+from tests.cli.conftest import write_config_file
+from tests.cli.test_train import refusal
 
 
 @pytest.fixture(scope="module")
@@ -47,3 +53,35 @@ def test_a_run_resumes_with_its_own_suspects_only(trained_lit, scores, tmp_path)
         train(config, resume=True)
     table.write_text(scores.read_text())
     assert int(train(config, resume=True).step) == config.length.amount
+
+
+def with_weight(config, table, run_dir, weight):
+    """Returns a run in which 40 % of the samples have a weight."""
+    return dataclasses.replace(
+        config, run_dir=run_dir, data=dataclasses.replace(config.data, suspects=Suspects(table, 0.4, weight))
+    )
+
+
+def losses(run_dir):
+    return [record["train/loss"] for record in read_metrics(run_dir / "metrics.jsonl")]
+
+
+def test_a_run_with_weights_resumes_bit_by_bit(trained_lit, scores, tmp_path, capsys):
+    config = with_weight(trained_lit, scores, tmp_path / "run", 0.3)
+    train(config)
+    assert "16 of 40 samples have the weight 0.3 as suspects of" in capsys.readouterr().err
+    assert np.abs(np.subtract(losses(config.run_dir), losses(trained_lit.run_dir))).min() > 1e-4
+    again = dataclasses.replace(config, run_dir=shutil.copytree(config.run_dir, tmp_path / "again"))
+    shutil.rmtree(checkpoint_dir(again.run_dir) / "4")
+    train(again, resume=True)
+    assert len(losses(config.run_dir)) == 4
+    assert losses(again.run_dir) == losses(config.run_dir)
+
+
+def test_weights_that_cannot_be_are_one_line(trained_lit, scores, tmp_path, capsys):
+    file = write_config_file(with_weight(trained_lit, scores, tmp_path / "run", 0.3), tmp_path / "config.py")
+    for weight in ("1.0", "-0.1"):
+        line = refusal(capsys, "train", "--config", file, "--data.suspects.weight", weight)
+        assert (
+            line == f"lit-het: --data.suspects.weight {weight} must be below 1 and at least 0, which leaves samples out"
+        )

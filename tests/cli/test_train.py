@@ -37,7 +37,7 @@ def refusal(capsys, *arguments) -> str:
     capsys.readouterr()
     assert main([str(argument) for argument in arguments]) != 0
     lines = capsys.readouterr().err.strip().splitlines()
-    lines = [line for line in lines if not line.startswith("indexing: ") and "left out as suspects" not in line]
+    lines = [line for line in lines if not line.startswith("indexing: ") and " as suspects of " not in line]
     assert len(lines) == 1, lines
     assert lines[0].startswith("lit-het: ")
     return lines[0]

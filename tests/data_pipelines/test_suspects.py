@@ -1,10 +1,13 @@
-"""Samples that a table of suspects leaves out of training."""
+"""Samples that a table of suspects leaves out of training, or weights less."""
 
 import csv
+import dataclasses
 import itertools
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,6 +18,7 @@ from lit_het.data_pipelines.loader import Loader
 from lit_het.data_pipelines.portions import Portion, without
 from lit_het.data_pipelines.suspects import Suspects
 from lit_het.errors import UserError
+from tests.data_pipelines import test_embeddings as embeddings
 
 # Two shards of ten samples and one of three; labels number the samples.
 SUSPECT = (3, 10, 11, 22, 0, 19)
@@ -30,10 +34,9 @@ def table(path: Path, shards: Path, numbers=SUSPECT, columns=("shard", "key", "l
     return path
 
 
-def loader(shards: Path, suspects: Suspects | None, **changes) -> Loader:
-    return Loader(
-        LoaderConfig((str(shards),), 8, 1, labels=ClassIndex(), threads=0, seed=5, suspects=suspects, **changes)
-    )
+def loader(shards: Path, suspects: Suspects | None, batch_size: int = 1, **changes) -> Loader:
+    fields: Any = {"labels": ClassIndex(), "threads": 0, "seed": 5, "suspects": suspects, **changes}
+    return Loader(LoaderConfig((str(shards),), 8, batch_size, **fields))
 
 
 def labels(batches, count: int) -> list[int]:
@@ -62,7 +65,9 @@ def test_only_the_first_rows_of_the_table_are_left_out(shards, tmp_path):
 def test_a_fraction_is_exact_and_digests_tell_what_is_left_out(shards, tmp_path):
     rows = "".join(f"{shards / 'shard-000000.tar'},s{number % 10}\n" for number in range(100))
     (tmp_path / "hundred.csv").write_text(f"shard,key\n{rows}")
-    (keys,) = Suspects(tmp_path / "hundred.csv", 0.07).read().values()
+    found = Suspects(tmp_path / "hundred.csv", 0.07).read()
+    (keys,) = found.suspects.values()
+    assert list(found.counts.values()) == [100]
     assert len(keys) == 7  # 0.07 * 100 is more than 7 as a float
     path = table(tmp_path / "scores.csv", shards)
     digests = {loader(shards, suspects).digest for suspects in (None, Suspects(path, 0.1), Suspects(path, 0.2))}
@@ -85,6 +90,42 @@ def test_in_a_mixture_only_the_own_shards_have_suspects(shards, make_shards, tmp
     assert {counts[number] for number in range(23) if number not in SUSPECT} == {17 + 23}
 
 
+def test_suspects_with_a_weight_are_read_in_the_order_of_all_samples(shards, tmp_path):
+    suspects = Suspects(table(tmp_path / "scores.csv", shards), 6 / 23, weight=0.25)
+    found: Any = loader(shards, suspects, 8)
+    plain: Any = loader(shards, None, 8)
+    assert found.num_samples == 23
+    for start in (0, 24):
+        whole = next(plain.batches(start))
+        assert whole.weight is None
+        expected = np.where(np.isin(whole.label, SUSPECT), 0.25, 1).astype(np.float32)
+        for processes in (1, 2):
+            parts = [next(found.batches(start, number, processes)) for number in range(processes)]
+            assert np.concatenate([part.label for part in parts]).tolist() == whole.label.tolist()
+            np.testing.assert_array_equal(np.concatenate([part.weight for part in parts]), expected)
+    *_, last = found.epoch(8)
+    assert last.weight.tolist() == [1, 1, 1, 0.25, 1, 1, 0.25, 1], "samples 16 to 22 and a padded row"
+    in_portion = found.with_portion(Portion(50, 100))
+    assert next(in_portion.epoch(8)).weight.tolist() == [0.25, 1, 1, 1, 1, 1, 1, 1], "samples 11 to 18"
+    assert len({loader(shards, s).digest for s in (None, suspects, dataclasses.replace(suspects, fraction=0.1))}) == 3
+
+
+def test_weights_are_those_of_the_own_shards_of_a_mixture_and_of_stored_embeddings(shards, make_shards, tmp_path):
+    other = make_shards(tmp_path / "other")
+    suspects = Suspects(table(tmp_path / "scores.csv", shards), 6 / 23, weight=0.25)
+    batches: Any = loader(shards, suspects, 8, mixture=(WeightedShards((str(other),)),)).batches()
+    weights = Counter()
+    for batch in itertools.islice(batches, 23):  # 92 rows of each set
+        weights.update(zip(batch.label.ravel().tolist(), batch.weight.tolist(), strict=True))
+    assert {weights[number, 0.25] for number in SUSPECT} == {4}
+    assert {weights[number, 1.0] for number in range(23)} == {4, 8}
+    embeddings.write(tmp_path / "e", shards, embeddings.recipe())
+    batch = next(embeddings.loader(shards, tmp_path / "e", suspects=suspects).batches())
+    is_suspect = np.isin(embeddings.numbers_of(batch), SUSPECT)
+    assert batch.image is None
+    np.testing.assert_array_equal(batch.weight, np.where(is_suspect, 0.25, 1).astype(np.float32))
+
+
 @given(st.integers(0, 30), st.integers(0, 30), st.sets(st.integers(0, 30)))
 def test_ranges_without_samples_hold_all_others(start, length, left_out):
     samples = range(start, start + length)
@@ -98,7 +139,7 @@ def test_a_parquet_table_is_read_as_a_csv(shards, tmp_path):
     parquet = pytest.importorskip("pyarrow.parquet")
     rows = {"shard": [str(shards / "shard-000000.tar")] * 2, "key": ["s4", "s5"]}
     parquet.write_table(arrow.table(rows), tmp_path / "scores.parquet")
-    assert Suspects(tmp_path / "scores.parquet", 0.5).read() == {rows["shard"][0]: {"s4"}}
+    assert Suspects(tmp_path / "scores.parquet", 0.5).read() == ({rows["shard"][0]: {"s4"}}, {rows["shard"][0]: 2})
 
 
 def test_problems_of_the_table_are_one_line(shards, tmp_path):
@@ -116,9 +157,29 @@ def test_problems_of_the_table_are_one_line(shards, tmp_path):
     empty.write_text("shard,key\n")
     refuse(empty, "d.csv has rows without a shard and a key")
     empty.write_text("shard,key\nx.tar\n")
-    refuse(empty, "d.csv has rows without a shard and a key")
+    refuse(empty, "d.csv is cut short in line 2; write it again with lit-het data score")
     first = table(tmp_path / "e.csv", shards, numbers=range(12))
     with pytest.raises(UserError, match=r"all samples are suspects; lower suspects\.fraction"):
         loader(shards, Suspects(first, 0.5), portion=Portion(0, 20))
-    with pytest.raises(UserError, match=r"fraction = 5\.0 must be between 0 and 1; 0\.05 leaves out 5 %"):
+    with pytest.raises(UserError, match=r"fraction = 5\.0 must be between 0 and 1; 0\.05 takes 5 %"):
         Suspects(keys, 5.0)
+    for weight in (1.0, -0.1, float("nan")):
+        with pytest.raises(UserError, match=f"Suspects: weight = {weight} must be below 1 and at least 0, which leav"):
+            Suspects(keys, 0.5, weight)
+
+
+def test_a_table_that_was_cut_short_is_one_line(shards, tmp_path):
+    path = table(tmp_path / "scores.csv", shards)
+    content = path.read_bytes()
+    for cut, problem in (
+        (content[: content.rindex(b",1.0")], r"is cut short in line 24; write it again"),
+        (content[: content.rindex(b",s")], r"is cut short in line 24; write it again"),
+        (
+            content[: content.rindex(str(shards).encode())],
+            r"has 2 rows for the 3 samples of .*shard-000002.tar: it was",
+        ),
+        (b"".join(content.splitlines(keepends=True)[:7]), r"has 2 rows for the 10 samples of .*shard-000000.tar: it w"),
+    ):
+        path.write_bytes(cut)
+        with pytest.raises(UserError, match=problem):
+            loader(shards, Suspects(path, 0.05))
