@@ -290,13 +290,13 @@ def _suspects(config: LoaderConfig, index: ShardIndex, shards: Sequence[str]) ->
     addresses = {absolute(address): address for address in shards}
     if unknown := sorted(shard for shard in counts if absolute(shard) not in addresses):
         raise UserError(f"{table} names {unknown[0]}, which is not a training shard; score the shards of data.shards")
-    counts = {addresses[absolute(shard)]: count for shard, count in counts.items()}
-    for summary in index.summaries[: len(shards)]:
-        if (rows := counts.get(summary.address, 0)) < summary.count:
-            raise UserError(
-                f"{table} has {rows:,} rows for the {counted(summary.count, 'sample')} of {summary.address}: it was "
-                "cut short, or samples were added; score them again"
-            )
+    samples = sum(summary.count for summary in index.summaries[: len(shards)])
+    # Images that cannot be read have no row.
+    if samples - (rows := sum(counts.values())) > config.max_bad_fraction * samples:
+        raise UserError(
+            f"{table} has {rows:,} rows for {counted(samples, 'sample')}: it was cut short, or samples were added; "
+            "score them again, or allow unreadable images (--data.max-bad-fraction)"
+        )
     found = index.samples_of({addresses[absolute(shard)]: wanted for shard, wanted in keys.items()})
     if len(found) < (named := sum(map(len, keys.values()))):
         raise UserError(
