@@ -1,0 +1,37 @@
+"""The notebook of the documents runs, and finds what its text says."""
+
+import ast
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+from tests import tiny
+
+NOTEBOOK = Path(__file__).parents[1] / "docs" / "notebook.ipynb"
+
+
+def displayed(cell: Any) -> dict[str, str]:
+    """Returns what the last expression of a cell shows, by MIME type."""
+    return next(output["data"] for output in cell["outputs"] if output["output_type"] == "execute_result")
+
+
+def test_it_runs_in_a_fresh_kernel(monkeypatch: pytest.MonkeyPatch):
+    # The kernel imports the library of this tree, and trains on one device, as on a laptop: eight take twice the time.
+    monkeypatch.setenv("PYTHONPATH", str(NOTEBOOK.parents[1]))
+    monkeypatch.setenv("XLA_FLAGS", tiny.environment(devices=1)["XLA_FLAGS"])
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    NotebookClient(notebook, timeout=300).execute()
+    code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    (prediction,) = (cell for cell in code if cell["source"].endswith("coverage=0.9)"))
+    shown = displayed(prediction)
+    assert shown["text/html"].startswith("<table")
+    assert "prediction set" in shown["text/plain"]
+    figures = ast.literal_eval(displayed(code[-1])["text/plain"])
+    assert figures["top1"] > 20 * figures["chance"]
+    assert figures["nll"] < figures["nll_as_trained"]
+    assert figures["mean_noise"] > 0
+    assert figures["digits_accuracy"] > 0.85
+    assert figures["digits_nll"] < 0.5
