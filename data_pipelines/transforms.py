@@ -51,6 +51,10 @@ class Preprocessing:
         """Resizes an image that is already decoded, with the result that `apply` has for a PNG of it."""
         return resize(pixels, size, self.filter, self._box(size)(*pixels.shape[:2]))
 
+    def shorter_side(self, size: int) -> int:
+        """Returns the pixels to which a crop of ``size`` pixels resizes the shorter side of the image."""
+        return max(size, round(size / self.crop_fraction))
+
     def _box(self, size: int) -> Callable[[int, int], Box]:
         return whole if self.fit == "squash" else functools.partial(self._central_square, size)
 
@@ -59,7 +63,7 @@ class Preprocessing:
 
         Sides and offsets are rounded as in torchvision's ``Resize`` and ``CenterCrop``.
         """
-        shorter = max(size, round(size / self.crop_fraction))
+        shorter = self.shorter_side(size)
         rows, columns = (int(shorter * side / min(height, width)) for side in (height, width))
         top, left = round((rows - size) / 2), round((columns - size) / 2)
         # Multiply before dividing: then a box of the whole image has exactly its width and height.

@@ -24,6 +24,8 @@ from jaxtyping import Array, Bool, Float, Int, Key, UInt8, UInt32
 # A nested dict of arrays, the only form of parameters outside Flax modules.
 Params: TypeAlias = dict[str, Any]
 Metrics: TypeAlias = dict[str, Array]
+# A number of examples: an int, or where a program is traced for any number of them an expression of `jax.export`.
+Size: TypeAlias = Any
 
 _Class = TypeVar("_Class", bound=type)
 
@@ -121,7 +123,7 @@ class LogitSamples:
     prepare: Callable[[Float[Array, "n d"]], Any]
     logits: Callable[[Any, Key[Array, " n"] | None, Int[Array, " t"]], Float[Array, "n t k"]]
     num_samples: int
-    examples_per_block: int
+    examples_per_block: Size
     samples_per_block: int
 
 

@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import importlib.util
 import re
 from pathlib import Path
 from typing import Any
@@ -60,10 +61,12 @@ def add_to(commands: Any) -> None:
         description="Any model becomes a folder that lit-het opens again (--to lit-het). An image-text model becomes a "
         "folder for AutoModel and the zero-shot pipeline of Hugging Face transformers (huggingface), or a file with "
         "big_vision's names (npz): without the noise of a HET-XL head, and with the temperature of a calibrated run "
-        "multiplied by the fitted one. A classifier without noise is exported by all three.",
+        "multiplied by the fitted one. A classifier without noise is exported by all three. ONNX files (onnx), with a "
+        "script that classifies without JAX, hold towers and noise of an image-text model, or a classifier; they need "
+        "the extra: pip install 'lit-het[onnx]'.",
     )
     exporting.add_argument("--checkpoint", type=Path, required=True, metavar="DIR", help="directory of a run")
-    exporting.add_argument("--to", choices=("huggingface", "lit-het", "npz"), required=True)
+    exporting.add_argument("--to", choices=("huggingface", "lit-het", "npz", "onnx"), required=True)
     exporting.add_argument("--output", type=Path, required=True, help="folder, or file, to write")
     exporting.add_argument(
         "--pretrained", type=Path, metavar="PATH", help="current path of the locked tower's run or file"
@@ -89,7 +92,9 @@ def _import(options: argparse.Namespace, _: list[str]) -> None:
 def _export(options: argparse.Namespace, _: list[str]) -> None:
     require_run(options.checkpoint)
     if options.push is not None and (options.to == "npz" or not re.fullmatch(r"[\w.-]+/[\w.-]+", options.push)):
-        raise UserError(f"--push {options.push} needs OWNER/NAME and a folder: --to huggingface or --to lit-het")
+        raise UserError(f"--push {options.push} needs OWNER/NAME and a folder: --to huggingface, lit-het or onnx")
+    if options.to == "onnx" and importlib.util.find_spec("onnx") is None:
+        raise UserError("--to onnx needs onnx: pip install 'lit-het[onnx]'")
     from lit_het.runs.exporting import ExportOptions, export
 
     how = ExportOptions(options.pretrained, not options.uncalibrated, options.push, options.licence)

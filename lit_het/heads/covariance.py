@@ -232,7 +232,7 @@ class Covariance(nnx.Module):
         if not config.num_factors:
             return Noise(scale, None, None, None, is_diagonal=True)
         if config.form == "full":
-            factors = sharding.as_batch(self.factors(features)).reshape(len(features), config.num_factors, -1)
+            factors = sharding.as_batch(self.factors(features)).reshape(features.shape[0], config.num_factors, -1)
             return Noise(scale, factors, None, None, config.is_diagonal)
         return Noise(
             scale,

@@ -48,7 +48,7 @@ class ExportOptions:
 
 
 def export(run_dir: Path, to: str, output: Path, options: ExportOptions = ExportOptions()) -> None:
-    """Writes a run as a folder of this program or of Hugging Face, or as a big_vision file.
+    """Writes a run as a folder of this program, of ONNX files or of Hugging Face, or as a big_vision file.
 
     The latter two have no noise: a HET-XL image-text model is exported without it. The temperature of a softmax loss is
     multiplied by that of ``lit-het calibrate``, if there is one and ``options.calibrated``.
@@ -66,14 +66,16 @@ def export(run_dir: Path, to: str, output: Path, options: ExportOptions = Export
         name = options.push or output.name
         if to == "lit-het":
             write_portable(run, output, name, options.licence)
+        elif to == "onnx":
+            from lit_het.runs import onnx_folder  # needs an extra
+
+            onnx_folder.write(run, output, calibrated=options.calibrated)
         else:
             is_classifier = isinstance(run.task, ClassificationTask)
             write = _export_classifier if is_classifier else _export_contrastive
             write(run, to, output, calibrated=options.calibrated)
-        if to == "huggingface":
-            write_atomically(
-                output / "README.md", write_card(run, name, licence=options.licence, library="transformers")
-            )
+        if library := {"huggingface": "transformers", "onnx": "onnx"}.get(to):
+            write_atomically(output / "README.md", write_card(run, name, licence=options.licence, library=library))
     except OSError as error:
         raise UserError(f"{output} cannot be written: {error}") from error
     message(f"{run_dir} as {to} in {output}")

@@ -38,7 +38,7 @@ def write_card(run: Run, name: str, *, licence: str | None, library: str) -> str
         run: the run.
         name: title of the card.
         licence: an identifier such as ``apache-2.0``; None leaves the field out, and the card says so.
-        library: that opens the model: ``lit-het`` or ``transformers``.
+        library: that opens the model: ``lit-het``, ``transformers`` or ``onnx``.
     """
     from huggingface_hub import ModelCard, ModelCardData
 
@@ -99,4 +99,6 @@ def _calibration(run: Run) -> str:
 def _use(name: str, library: str, task: str) -> str:
     if library == "transformers":
         return f'```python\nfrom transformers import pipeline\n\nclassify = pipeline("{task}", model="{name}")\n```'
+    if library == "onnx":
+        return '```bash\npython classify.py IMAGE --labels "a cat,a dog"\n```'
     return f"```bash\nlit-het import --from hf://{name} --to runs/mine\n```"

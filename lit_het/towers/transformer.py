@@ -14,7 +14,7 @@ from lit_het import parameters, sharding
 from lit_het.errors import UserError, require_at_least, require_choice
 from lit_het.towers.experts import Experts, ExpertsConfig, Routing
 from lit_het.towers.layers import Activation, ComputeType, Mlp, layer_norm, linear
-from lit_het.types import Metrics, Params
+from lit_het.types import Metrics, Params, Size
 
 # "dots" saves the outputs of dense layers, the most expensive values to recompute, but not attention's products, which
 # have batch dimensions and grow with the square of the number of tokens.
@@ -154,7 +154,7 @@ class Attention(nnx.Module):
         self,
         queries: Float[Array, "bq d"],
         tokens: Float[Array, "bn d"],
-        b: int,
+        b: Size,
         present: Bool[Array, "b n"] | None = None,
         *,
         causal: bool = False,
@@ -166,7 +166,7 @@ class Attention(nnx.Module):
         # The constraint is on the projections, as the kernels of these layers are split along their outputs: see
         # as_batch.
         projected = self.query(queries), self.key(tokens), self.value(tokens)
-        query, key, value = (sharding.as_batch(x).reshape(b, len(x) // b, self.num_heads, -1) for x in projected)
+        query, key, value = (sharding.as_batch(x).reshape(b, x.shape[0] // b, self.num_heads, -1) for x in projected)
         mask = None if present is None else present[:, None, None]
         attended = jax.nn.dot_product_attention(query, key, value, mask=mask, is_causal=causal)
         return self.out(attended.reshape(queries.shape[0], -1))
@@ -187,7 +187,7 @@ class Block(nnx.Module):
         self.mlp_scale = nnx.Param(jnp.ones(config.width)) if config.layer_scale else None
 
     def __call__(
-        self, x: Float[Array, "bn d"], b: int, present: Bool[Array, "b n"] | None, key: Key[Array, ""] | None
+        self, x: Float[Array, "bn d"], b: Size, present: Bool[Array, "b n"] | None, key: Key[Array, ""] | None
     ) -> tuple[Float[Array, "bn d"], Routing | None]:
         """Maps the tokens of ``b`` examples; the random key is for experts."""
         seen = self.attention_norm(x) if self.norms_before else x
@@ -267,7 +267,7 @@ class Encoder(nnx.Module):
         return x.reshape(-1, n, x.shape[-1])
 
     def _run_with_experts(
-        self, x: Float[Array, "bn d"], b: int, present: Bool[Array, "b n"] | None, key: Key[Array, ""] | None
+        self, x: Float[Array, "bn d"], b: Size, present: Bool[Array, "b n"] | None, key: Key[Array, ""] | None
     ) -> tuple[Float[Array, "bmn d"], Routing]:
         """Runs one scan for each segment of blocks, see `_segments`."""
         assert self.config.experts is not None
@@ -291,7 +291,7 @@ class Encoder(nnx.Module):
     def _run(
         self,
         x: Float[Array, "bn d"],
-        b: int,
+        b: Size,
         present: Bool[Array, "b n"] | None,
         key: Key[Array, ""] | None,
         *parts: "_Part",

@@ -112,7 +112,7 @@ class ViTConfig:
             case "mean":
                 return by_image.mean(axis=1)
             case "concatenated":
-                return by_image.reshape(len(by_image), -1)
+                return by_image.reshape(by_image.shape[0], -1)
             case "apart":
                 return embedding
 
@@ -185,7 +185,7 @@ class ViT(nnx.Module):
             first.append(self.class_token[...][None])
         if self.config.num_registers:
             first.append(self.registers[...])
-        shape = (len(tokens), -1, tokens.shape[-1])
+        shape = (tokens.shape[0], -1, tokens.shape[-1])
         first = [jnp.broadcast_to(x, (shape[0], *x.shape)).astype(tokens.dtype) for x in first]
         return jnp.concatenate([*first, tokens], axis=1)
 
@@ -201,7 +201,7 @@ class ViT(nnx.Module):
             case "attention":
                 return self.pooling(tokens)
             case "none":
-                return tokens.reshape(len(tokens), -1)
+                return tokens.reshape(tokens.shape[0], -1)
 
     def _project(self, embedding: Float[Array, "b _"]) -> Float[Array, "b d"]:
         if self.config.representation_size is not None:

@@ -1,0 +1,108 @@
+"""Classifies images as ``lit-het classify`` does: ``python classify.py IMAGE ... --labels "a cat,a dog"``.
+
+It needs numpy, onnxruntime, pillow, and sentencepiece or tokenizers. ``lit-het export --to onnx`` writes this file as
+it is; everything that differs between models is in ``model.json``.
+"""
+
+import argparse
+import json
+import string
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+from PIL import Image, ImageOps
+
+FOLDER = Path(__file__).parent
+
+
+def run(name: str, values: np.ndarray) -> dict[str, Any]:
+    """Returns the outputs of an ONNX file by name."""
+    session = onnxruntime.InferenceSession(FOLDER / f"{name}.onnx")
+    found = session.run(None, {session.get_inputs()[0].name: values})
+    return {output.name: value for output, value in zip(session.get_outputs(), found, strict=True)}
+
+
+def read(path, size, shorter_side, shrink, enlarge):
+    """Returns pixels ``[size size 3]``: upright, over white; the whole image, or a central square."""
+    image = ImageOps.exif_transpose(Image.open(path)).convert("RGBA")
+    image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
+    sides = np.array(image.size)
+    scaled = shorter_side * sides // sides.min() if shorter_side else np.array([size, size])
+    corner = np.round((scaled - size) / 2)
+    start, stop = corner * sides / scaled, (corner + size) * sides / scaled
+    filter = shrink if min(stop - start) > size else enlarge
+    if filter != "area":
+        return np.asarray(image.resize((size, size), Image.Resampling[filter.upper()], (*start, *stop)))
+    # The mean over an area of the image, to which every pixel belongs with a weight from 0 to 1 on each axis.
+    ends = np.linspace(start, stop, size + 1).T[..., None]
+    columns, rows = (
+        np.clip(np.minimum(own[1:], pixel + 1) - np.maximum(own[:-1], pixel), 0, 1)
+        for own, pixel in zip(ends, map(np.arange, sides), strict=True)
+    )
+    mean = np.einsum("jw,iwc->ijc", columns, np.tensordot(rows, np.asarray(image), 1)) * size**2 / np.prod(stop - start)
+    # OpenCV rounds halves up where four pixels become one, and to even numbers elsewhere.
+    return (np.floor(mean + 0.5) if all(stop - start == 2 * size) else np.rint(mean)).astype(np.uint8)
+
+
+def tokenize(texts, file, length, padding_id, lowercase=False, remove_punctuation=False):
+    """Returns token ids ``[texts length]``."""
+    if file == "tokenizer.json":
+        from tokenizers import Tokenizer
+
+        tokenizer = Tokenizer.from_file(str(FOLDER / file))
+        tokenizer.enable_truncation(length)
+        tokenizer.enable_padding(length=length, pad_id=padding_id)
+        return np.array([encoding.ids for encoding in tokenizer.encode_batch(texts)], np.int32)
+    from sentencepiece import SentencePieceProcessor
+
+    tokenizer = SentencePieceProcessor(model_file=str(FOLDER / file))
+    texts = [text.lower() if lowercase else text for text in texts]
+    if remove_punctuation:
+        texts = [" ".join(text.translate(str.maketrans("", "", string.punctuation)).split()) for text in texts]
+    ids = [[*tokenizer.encode(text)[: length - 1], tokenizer.eos_id()] for text in texts]
+    return np.array([row + [padding_id] * (length - len(row)) for row in ids], np.int32)
+
+
+def softmax(logits):
+    """Returns probabilities over the last axis."""
+    powers = np.exp(logits - logits.max(-1, keepdims=True))
+    return powers / powers.sum(-1, keepdims=True)
+
+
+def main():
+    """Prints the noise norm of each image, and for each label its probability, without noise and with it."""
+    parser = argparse.ArgumentParser(description="Classifies images as lit-het classify does.")
+    parser.add_argument("images", nargs="+", help="image files")
+    parser.add_argument("--labels", required=True, help="separated by commas; of a classifier all classes, in order")
+    parser.add_argument("--samples", type=int, default=0, help="noise samples; 0 for none")
+    options, model = parser.parse_args(), json.loads((FOLDER / "model.json").read_text())
+    labels, fitted = [label.strip() for label in options.labels.split(",")], model["calibration"]
+    found = run("image", np.stack([read(path, **model["preprocessing"]) for path in options.images]))
+    if "tokenizer" in model:
+        found["classes"] = run("text", tokenize(labels, **model["tokenizer"]))["embedding"]
+        found["logits"] = found["embedding"] @ found["classes"].T / model["temperature"]
+    if len(labels) != (count := found["logits"].shape[1]):
+        parser.error(f"--labels names {len(labels)} classes, and the classifier has {count}")
+    columns = {"probability": softmax(found["logits"] / fitted["noiseless"])}
+    if "bias" in model:
+        columns["fits"] = 1 / (1 + np.exp(-found["logits"] - model["bias"]))
+    if (FOLDER / "covariance.onnx").exists():
+        found |= run("covariance", found["embedding"])
+    if options.samples and "factors" in found:
+        noise = found["factors"]
+        normals = np.random.default_rng(0).standard_normal((len(noise), options.samples, noise.shape[1]))
+        queries = found["embedding"][:, None] + normals @ noise
+        if model["normalize_after_noise"]:
+            queries /= np.linalg.norm(queries, axis=-1, keepdims=True)
+        mean = softmax(queries @ found["classes"].T / model["temperature"]).mean(axis=1)
+        columns["with noise"] = softmax(np.log(mean) / fitted["monte_carlo"])
+    for row, path in enumerate(options.images):
+        print(f"{path}: noise norm {found.get('noise_norm', np.zeros(row + 1))[row]:.6f}")
+        for label in np.argsort(-columns["probability"][row]):
+            print(*(f"{name} {values[row, label]:.6f}" for name, values in columns.items()), labels[label], sep="  ")
+
+
+if __name__ == "__main__":
+    main()

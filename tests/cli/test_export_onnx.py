@@ -1,0 +1,208 @@
+"""A folder of ``--to onnx`` answers as ``lit-het classify``, in a program without JAX and without this package."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import onnxruntime
+import pytest
+from flax import nnx
+from PIL import Image
+
+from lit_het.cli.main import main
+from lit_het.data_pipelines.tokenizers import SentencePieceTokenizer, train_sentencepiece
+from lit_het.errors import UserError
+from lit_het.heads.contrastive import DeterministicContrastiveConfig, HetXLContrastiveConfig
+from lit_het.heads.covariance import CovarianceConfig
+from lit_het.losses.contrastive import SigmoidLoss
+from lit_het.runs import onnx_folder
+from lit_het.runs.opening import Run
+from lit_het.towers.experts import ExpertsConfig
+from tests import tiny
+
+NAMES = [f"{colour} {shape}" for colour in tiny.COLOURS for shape in tiny.SHAPES]
+WORDS = [*tiny.COLOURS, *tiny.SHAPES]
+# Runs a script as a program, where the two packages cannot be imported.
+WITHOUT_JAX = """
+import runpy, sys
+sys.modules |= {"jax": None, "lit_het": None}
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+@pytest.fixture
+def images(tmp_path):
+    """Images of the model's size and others, upright and turned, opaque and not."""
+    random = np.random.default_rng(0)
+    for name, shape in (("same.png", (32, 32, 3)), ("twice.png", (64, 64, 4)), ("wide.jpg", (50, 120, 3))):
+        pixels = np.clip(128 + 60 * random.normal(size=shape), 0, 255).astype(np.uint8)
+        pixels[8:24, 14:18, :3] = 255, 0, 0
+        Image.fromarray(pixels).save(tmp_path / name)
+    Image.fromarray(pixels).save(
+        tmp_path / "turned.png", exif=b"Exif\0\0II*\0\x08\0\0\0\x01\0\x12\x01\x03\0\x01\0\0\0\6\0\0\0"
+    )
+    return [str(tmp_path / name) for name in ("same.png", "twice.png", "wide.jpg", "turned.png")]
+
+
+def export(run_dir, folder, *flags):
+    assert main(["export", "--checkpoint", str(run_dir), "--to", "onnx", "--output", str(folder), *flags]) == 0
+    return folder
+
+
+def by_classify(capsys, run_dir, images, labels, *flags):
+    capsys.readouterr()
+    assert (
+        main(["classify", *images, "--checkpoint", str(run_dir), "--labels", ",".join(labels), "--json", *flags]) == 0
+    )
+    return json.loads(capsys.readouterr().out)
+
+
+def by_script(folder, images, labels, *flags):
+    """Returns what the script prints, as `by_classify` returns it, or the last line of its error."""
+    command = [sys.executable, "-c", WITHOUT_JAX, folder / "classify.py", *images, "--labels", ",".join(labels), *flags]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=folder, env={}, check=False)
+    if done.returncode:
+        return done.stderr.splitlines()[-1]
+    answers = []
+    for line in done.stdout.splitlines():
+        if "noise norm" in line:
+            image, _, norm = line.partition(": noise norm ")
+            answers.append({"image": image, "noise_norm": float(norm), "labels": []})
+        else:
+            *columns, label = line.split("  ")
+            answers[-1]["labels"].append(
+                {"label": label} | {n: float(v) for n, v in (c.rsplit(" ", 1) for c in columns)}
+            )
+    return answers
+
+
+def assert_equal(ours, theirs, figure="probability", column="probability", atol=1e-5):
+    assert [answer["image"] for answer in ours] == [answer["image"] for answer in theirs]
+    values = [{found["label"]: found[figure] for found in answer["labels"]} for answer in ours]
+    others = [{found["label"]: found[column] for found in answer["labels"]} for answer in theirs]
+    for one, other in zip(values, others, strict=True):
+        assert one == pytest.approx(other, rel=0, abs=atol)
+        assert max(one.values()) - min(one.values()) > 1e-3  # labels differ
+    norms = {answer["image"]: answer["noise_norm"] for answer in ours}
+    assert norms == pytest.approx({answer["image"]: answer["noise_norm"] for answer in theirs}, rel=0, abs=1e-5)
+
+
+def test_a_calibrated_run_has_equal_probabilities_and_noise(capsys, once_calibrated, images, tmp_path):
+    folder = export(once_calibrated, tmp_path / "folder")
+    ours = by_classify(capsys, once_calibrated, images, NAMES, "--samples", "2000")
+    theirs = by_script(folder, images, NAMES, "--samples", "2000")
+    assert min(answer["noise_norm"] for answer in ours) > 0.05
+    assert_equal(ours, theirs)
+    assert_equal(ours, theirs, "noisy_mean", "with noise", atol=0.02)
+    as_trained = export(once_calibrated, tmp_path / "uncalibrated", "--uncalibrated")
+    assert_equal(ours, by_script(as_trained, images, NAMES), "raw_probability")
+    assert by_script(as_trained, images, NAMES) != by_script(folder, images, NAMES)
+
+
+def test_a_sigmoid_has_the_equal_probability_of_each_label_alone(capsys, lit_config, images, tmp_path):
+    head = DeterministicContrastiveConfig(initial_bias=-1.0)
+    task = dataclasses.replace(lit_config.task, head=head, loss=SigmoidLoss())
+    tiny.finish_untrained(dataclasses.replace(lit_config, task=task))
+    folder = export(lit_config.run_dir, tmp_path / "folder")
+    assert not (folder / "covariance.onnx").exists()
+    ours = by_classify(capsys, lit_config.run_dir, images, NAMES, "--samples", "0")
+    theirs = by_script(folder, images, NAMES, "--samples", "8")  # there is no noise to draw
+    assert_equal(ours, theirs)
+    assert_equal(ours, theirs, "pair_probability", "fits")
+
+
+def test_a_classifier_has_equal_probabilities_of_its_classes_and_noise(capsys, upstream, images, tmp_path):
+    folder = export(upstream, tmp_path / "folder")
+    assert sorted(path.name for path in folder.iterdir()) == ["README.md", "classify.py", "image.onnx", "model.json"]
+    ours = by_classify(capsys, upstream, images, WORDS, "--samples", "0")
+    assert ours[0]["noise_norm"] > 0
+    assert_equal(ours, by_script(folder, images, WORDS))
+    assert str(by_script(folder, images, NAMES[:2])).endswith("--labels names 2 classes, and the classifier has 6")
+
+
+@pytest.fixture
+def build_run(lit_config, tmp_path):
+    """Returns a function that builds a run with its initial parameters; arguments replace fields of the task."""
+
+    def build(**fields):
+        task = dataclasses.replace(lit_config.task, **fields).build()
+        tokenizer = SentencePieceTokenizer(train_sentencepiece(NAMES, vocabulary_size=40), 6)
+        config = dataclasses.replace(lit_config, task=task.config)
+        return Run(tmp_path, config, task, task.initialize(jax.random.key(0)), tokenizer, 0)
+
+    return build
+
+
+@pytest.mark.parametrize(
+    "covariance",
+    [
+        CovarianceConfig(3),
+        CovarianceConfig(3, "efficient"),
+        CovarianceConfig(3, second_term="diagonal"),
+        CovarianceConfig(0),
+    ],
+    ids=["full", "efficient", "diagonal", "no factors"],
+)
+def test_the_factors_make_the_covariance(build_run, covariance, tmp_path):
+    run = build_run(head=HetXLContrastiveConfig(covariance, normalize_after_noise=True))
+    onnx_folder.write(run, tmp_path / "folder", calibrated=True)
+    image = np.random.default_rng(0).integers(0, 256, (3, 32, 32, 3), np.uint8)
+    embedding = run_file(tmp_path / "folder/image.onnx", image)["embedding"]
+    found = run_file(tmp_path / "folder/covariance.onnx", embedding)
+    expected = nnx.merge(run.task.graph, run.params).head.image_covariance.covariance(jnp.asarray(embedding))
+    np.testing.assert_allclose(np.einsum("brd,bre->bde", found["factors"], found["factors"]), expected, atol=1e-5)
+    np.testing.assert_allclose(found["noise_norm"] ** 2, np.trace(expected, axis1=1, axis2=2), rtol=1e-4)
+    assert np.ptp(found["noise_norm"]) > 1e-3
+
+
+def run_file(path, values) -> dict[str, Any]:
+    session = onnxruntime.InferenceSession(path)
+    names = [output.name for output in session.get_outputs()]
+    return dict(zip(names, session.run(None, {session.get_inputs()[0].name: values}), strict=True))
+
+
+def test_bfloat16_is_exported_as_float32(build_run, tmp_path):
+    exact = build_run()
+    encoder = dataclasses.replace(exact.task.config.image_tower.encoder, compute_type="bfloat16")
+    run = build_run(image_tower=dataclasses.replace(exact.task.config.image_tower, encoder=encoder))
+    onnx_folder.write(run, tmp_path / "folder", calibrated=True)
+    image = np.random.default_rng(0).integers(0, 256, (2, 32, 32, 3), np.uint8)
+    expected = exact.task.image_classifier(exact.params).embeddings(
+        exact.task.features(exact.params, jnp.asarray(image))
+    )
+    np.testing.assert_allclose(run_file(tmp_path / "folder/image.onnx", image)["embedding"], expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"experts": True}, "experts in image_tower.*--to lit-het"),
+        ({"head": HetXLContrastiveConfig(normalize_before_noise=False, normalize_after_noise=True)}, "normalize_after"),
+    ],
+)
+def test_what_has_no_counterpart_is_refused_before_a_file_is_written(build_run, lit_config, fields, message, tmp_path):
+    if fields.pop("experts", False):
+        tower = lit_config.task.image_tower
+        encoder = dataclasses.replace(tower.encoder, depth=2, experts=ExpertsConfig(num_experts=4, num_blocks=1))
+        fields = {"image_tower": dataclasses.replace(tower, encoder=encoder)}
+    with pytest.raises(UserError, match=message):
+        onnx_folder.write(build_run(**fields), tmp_path / "folder", calibrated=True)
+    assert not (tmp_path / "folder").exists()
+
+
+def test_a_run_without_a_tokenizer_is_refused(build_run, tmp_path):
+    with pytest.raises(UserError, match="--tokenizer FILE"):
+        onnx_folder.write(dataclasses.replace(build_run(), tokenizer=None), tmp_path / "folder", calibrated=True)
+
+
+def test_without_onnx_the_extra_is_named_before_the_run_is_opened(capsys, trained_lit, monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    flags = ["--checkpoint", str(trained_lit.run_dir), "--to", "onnx", "--output", str(tmp_path / "folder")]
+    assert main(["export", *flags]) == 1
+    assert capsys.readouterr().err.strip().endswith("--to onnx needs onnx: pip install 'lit-het[onnx]'")

@@ -1,0 +1,68 @@
+"""What the script of an ONNX folder does itself: its pixels and token ids are those of this package."""
+
+import numpy as np
+import pytest
+import tokenizers
+from PIL import Image, ImageFilter
+from tokenizers import models, normalizers, pre_tokenizers, processors
+
+from lit_het.data_pipelines.tokenizers import HuggingFaceTokenizer, SentencePieceTokenizer, train_sentencepiece
+from lit_het.data_pipelines.transforms import Preprocessing
+from lit_het.runs import onnx_classify, onnx_folder
+
+CAPTIONS = ["A photo, of the GREENISH cat!", "red bar", "", "a dog; " * 9]
+
+
+def pixels_of(path, shape, preprocessing):
+    """Writes a smooth image, and returns its pixels by the script and by this package."""
+    noise = np.random.default_rng(0).integers(0, 256, (*shape, 3), np.uint8)
+    Image.fromarray(noise).filter(ImageFilter.GaussianBlur(1.5)).save(path)
+    found = onnx_classify.read(path, **onnx_folder.preprocessing_settings(preprocessing, 32))
+    return found.astype(int), preprocessing.apply(path.read_bytes(), 32)
+
+
+SHAPES = [(32, 32), (64, 64), (128, 128), (75, 100), (131, 90)]
+
+
+@pytest.mark.parametrize("filter", ["area", "bilinear", "bicubic"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_pixels_of_whole_images_are_equal(shape, filter, tmp_path):
+    np.testing.assert_array_equal(*pixels_of(tmp_path / "image.png", shape, Preprocessing(filter=filter)))
+
+
+@pytest.mark.parametrize("filter", ["area", "bilinear", "bicubic"])
+@pytest.mark.parametrize("fraction", [1.0, 0.875])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_pixels_of_crops_are_equal_or_near_where_opencv_crops_whole_pixels(shape, fraction, filter, tmp_path):
+    found, expected = pixels_of(tmp_path / "image.png", shape, Preprocessing("crop", fraction, filter))
+    np.testing.assert_allclose(found, expected, rtol=0, atol=3 if filter == "area" else 0)
+    assert np.ptp(expected) > 50
+
+
+@pytest.mark.parametrize(("lowercase", "remove_punctuation"), [(True, False), (False, True), (True, True)])
+def test_ids_of_sentencepiece_are_equal(lowercase, remove_punctuation, tmp_path, monkeypatch):
+    monkeypatch.setattr(onnx_classify, "FOLDER", tmp_path)
+    model = train_sentencepiece([caption for caption in CAPTIONS if caption], vocabulary_size=40, lowercase=lowercase)
+    (tmp_path / "tokenizer.model").write_bytes(model)
+    ours = SentencePieceTokenizer(model, 8, lowercase, 1, remove_punctuation)
+    assert_equal_ids(ours)
+
+
+def test_ids_of_word_pieces_are_equal(tmp_path, monkeypatch):
+    monkeypatch.setattr(onnx_classify, "FOLDER", tmp_path)
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "red", "green", "##ish", "bar", "photo", "cat", "!"]
+    tokenizer = tokenizers.Tokenizer(models.WordPiece({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    control = [("[CLS]", 2), ("[SEP]", 3)]
+    tokenizer.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=control)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    ours = HuggingFaceTokenizer((tmp_path / "tokenizer.json").read_bytes(), 8)
+    assert_equal_ids(ours)
+
+
+def assert_equal_ids(tokenizer):
+    ids = onnx_classify.tokenize(CAPTIONS, **onnx_folder.tokenizer_settings(tokenizer))
+    np.testing.assert_array_equal(ids, tokenizer(CAPTIONS))
+    assert ids.dtype == np.int32
+    assert len(np.unique(ids, axis=0)) == len(CAPTIONS)
