@@ -22,7 +22,6 @@ from lit_het.runs.directory import checkpoint_dir, load_config, tokenizer_path
 from lit_het.runs.importing import ImportOptions, import_weights
 from lit_het.runs.plan import Step
 
-_TEXT_LENGTH = 16
 # Of the memory of a device, what a step may take by the formula of `lit-het plan`.
 _SHARE_OF_MEMORY = 0.8
 # (up to so many samples, text encoder, pieces of the tokenizer, epochs)
@@ -169,7 +168,8 @@ def _fields(partial: Path, tower: Path, shards: str, captions: str, count: int) 
         # A classifier's ensemble has an embedding of each member; a text is compared with one.
         image_tower = f'dataclasses.replace({image_tower}, members="mean")'
     if taken is None:
-        pieces, length = train_tokenizer([shards], captions, size, partial / "tokenizer.model"), _TEXT_LENGTH
+        pieces, length, cut = train_tokenizer([shards], captions, size, partial / "tokenizer.model")
+        message(f"{pieces:,} pieces; {length} tokens cut {cut:.1%} of the captions")
         tokenizer = f'SentencePieceConfig(PROJECT / "tokenizer.model", length={length})'
     else:
         built = dataclasses.replace(taken, model=tokenizer_path(tower)).build()
@@ -177,6 +177,8 @@ def _fields(partial: Path, tower: Path, shards: str, captions: str, count: int) 
         tokenizer = "dataclasses.replace(tower.tokenizer, model=tokenizer_path(TOWER))"
     start = next((start for start in (98, 90) if count * (100 - start) // 100 >= LEAST_IMAGES), None)
     held_out = f"the last {100 - start} %" if start else f"nothing, as {count:,} pairs are few"
+    if not start:
+        message(f"{count:,} pairs are too few to hold some out: nothing is calibrated or evaluated")
     place = json.dumps(captions)
     retrieval = f'(RetrievalConfig(ImageSet("held_out", SHARDS, SHARDS, Portion({start})), captions={place}),)'
     return {

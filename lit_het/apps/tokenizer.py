@@ -1,6 +1,9 @@
 """``lit-het tokenizer train``: a SentencePiece model of the captions of one's own shards."""
 
 from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
 
 from lit_het.console import Bar, message
 from lit_het.data_pipelines.captions import captions_in
@@ -15,11 +18,30 @@ from lit_het.files import completed
 MOST_SAMPLES = 1_000_000
 """Of more samples so many, evenly spread, are read: further captions would change few pieces."""
 
+MOST_TOKENS = 64
+"""The longest text length that is proposed, that of SigLIP."""
+
 _SAMPLES_PER_READ = 1024
+# So many captions tell the length of all.
+_MEASURED = 10_000
 
 
-def train_tokenizer(shards: list[str], captions: str, size: int, output: Path) -> int:
-    """Trains a model of the captions, in lower case, writes it, and returns its number of pieces.
+class Trained(NamedTuple):
+    """A trained tokenizer.
+
+    Attributes:
+        pieces: size of its vocabulary.
+        length: tokens of a caption that cut one in a hundred at most, a multiple of 8 and at most `MOST_TOKENS`.
+        cut: share of the captions that are longer.
+    """
+
+    pieces: int
+    length: int
+    cut: float
+
+
+def train_tokenizer(shards: list[str], captions: str, size: int, output: Path) -> Trained:
+    """Trains a model of the captions, in lower case, and writes it.
 
     Args:
         shards: tar files, folders, patterns or lists.
@@ -32,13 +54,18 @@ def train_tokenizer(shards: list[str], captions: str, size: int, output: Path) -
     """
     texts = _captions(shards, captions)
     message(f"training up to {size:,} pieces on {len(texts):,} captions")
-    model = train_sentencepiece(texts, vocabulary_size=size)
+    # Not a unigram model: of captions that repeat few words its training leaves little more than single letters.
+    model = train_sentencepiece(texts, vocabulary_size=size, model_type="bpe")
     try:
         with completed(output) as partial:
             partial.write_bytes(model)
     except OSError as error:
         raise UserError(f"{output} cannot be written ({error.strerror}); choose another --output") from error
-    return SentencePieceTokenizer(model, length=2).vocabulary_size
+    tokenizer = SentencePieceTokenizer(model, length=MOST_TOKENS + 1)
+    some = texts[:: max(1, len(texts) // _MEASURED)]
+    tokens = np.sum(tokenizer(some) != tokenizer.padding_id, axis=1)
+    length = min(8 * int(np.ceil(np.quantile(tokens, 0.99) / 8)), MOST_TOKENS)
+    return Trained(tokenizer.vocabulary_size, length, float(np.mean(tokens > length)))
 
 
 def _captions(shards: list[str], place: str) -> list[str]:

@@ -20,7 +20,7 @@ def add_to(commands: Any) -> None:
         allow_abbrev=False,
         help="train a SentencePiece model on the captions of shards",
         description="Reads all captions of SHARDS (of more than a million samples, a million evenly spread) and trains "
-        "a SentencePiece model (unigram, in lower case) that covers all of their characters. Padding is token 0, the "
+        "a SentencePiece model (BPE, in lower case) that covers all of their characters. Padding is token 0, the "
         "end 1, unknown 2. Equal captions give an equal file.",
     )
     train.add_argument(
@@ -52,5 +52,9 @@ def _train(options: argparse.Namespace, _: list[str]) -> None:
     from lit_het.apps.tokenizer import train_tokenizer
     from lit_het.console import message
 
-    pieces = train_tokenizer(options.shards, options.captions, options.size, output)
-    message(f"{pieces:,} pieces in {output}: --tokenizer.model {output} --task.text-tower.vocabulary-size {pieces}")
+    trained = train_tokenizer(options.shards, options.captions, options.size, output)
+    sizes = f"--task.text-tower.vocabulary-size {trained.pieces} --task.text-tower.length {trained.length}"
+    message(
+        f"{trained.pieces:,} pieces in {output}; {trained.length} tokens cut {trained.cut:.1%} of the captions: "
+        f"--tokenizer.model {output} --tokenizer.length {trained.length} {sizes}"
+    )

@@ -30,12 +30,23 @@ def trained(*arguments):
 def test_the_model_is_that_of_all_captions(capsys, shards, tmp_path):
     output = tmp_path / "tokenizer.model"
     trained(shards, "--size", 40, "--output", output)
-    assert output.read_bytes() == train_sentencepiece(LINES, vocabulary_size=40)
+    assert output.read_bytes() == train_sentencepiece(LINES, vocabulary_size=40, model_type="bpe")
     built = SentencePieceConfig(output, length=12).build()
     assert [text.strip() for text in built.decode(built(["A green square"]))] == ["a green square"]
     printed = capsys.readouterr().err
     assert "1 of 5 samples have no caption in .txt and are left out" in printed
-    assert f"--tokenizer.model {output} --task.text-tower.vocabulary-size {built.vocabulary_size}" in printed
+    assert f"--tokenizer.model {output} --tokenizer.length 8 --task.text-tower.voc" in printed
+    assert f"vocabulary-size {built.vocabulary_size} --task.text-tower.length 8" in printed
+    assert "8 tokens cut 0.0% of the captions" in printed
+
+
+def test_the_proposed_length_cuts_few_captions(tmp_path):
+    image = encode_jpeg(np.zeros((8, 8, 3), np.uint8))
+    captions = ["red " * (3 + 9 * (number % 150 == 0)) for number in range(300)]
+    samples = [{"__key__": f"{i:03}", "jpg": image, "txt": text} for i, text in enumerate(captions)]
+    write_shards(tmp_path / "train", samples, samples_per_shard=300)
+    found = tokenizer.train_tokenizer([str(tmp_path / "train")], "txt", 30, tmp_path / "tokenizer.model")
+    assert (found.length, found.cut) == (8, 2 / 300)
 
 
 def test_captions_of_a_json_list_are_read_and_the_file_is_replaced(shards, tmp_path):
@@ -43,14 +54,14 @@ def test_captions_of_a_json_list_are_read_and_the_file_is_replaced(shards, tmp_p
     output.write_text("an older one")
     trained(shards, "--size", 30, "--output", output, "--captions", "json/words")
     words = [word for caption in CAPTIONS for word in caption.split()]
-    assert output.read_bytes() == train_sentencepiece(words, vocabulary_size=30)
+    assert output.read_bytes() == train_sentencepiece(words, vocabulary_size=30, model_type="bpe")
     assert [path.name for path in tmp_path.iterdir() if "partial" in path.name] == []
 
 
 def test_of_many_samples_some_are_read_evenly_spread(shards, tmp_path, monkeypatch):
     monkeypatch.setattr(tokenizer, "MOST_SAMPLES", 2)
     trained(shards, "--size", 30, "--output", tmp_path / "tokenizer.model")
-    expected = train_sentencepiece([CAPTIONS[0], *LINES[2:4]], vocabulary_size=30)
+    expected = train_sentencepiece([CAPTIONS[0], *LINES[2:4]], vocabulary_size=30, model_type="bpe")
     assert (tmp_path / "tokenizer.model").read_bytes() == expected
 
 
