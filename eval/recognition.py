@@ -155,8 +155,11 @@ def embed_class_names(
 def _embed_names(model: EvaluatedModel, names: Sequence[str], templates: Sequence[str]) -> Float[np.ndarray, "k d"]:
     captions = [fill_template(template, name) for name in names for template in templates]
     owners = np.repeat(np.arange(len(names)), len(templates))
-    with Bar("embedding class names", len(captions), "captions") as bar:
-        embeddings = embed_texts(model, captions, bar.advance)
+    if len(captions) <= _MAX_CAPTIONS_PER_DEVICE:  # of one batch no progress can be shown
+        embeddings = embed_texts(model, captions)
+    else:
+        with Bar("embedding class names", len(captions), "captions") as bar:
+            embeddings = embed_texts(model, captions, bar.advance)
     sums = np.zeros((len(names), embeddings.shape[1]), np.float32)
     np.add.at(sums, owners, embeddings)
     norms = np.linalg.norm(sums, axis=1, keepdims=True)

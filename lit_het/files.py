@@ -32,6 +32,16 @@ def write_atomically(path: Path, text: str) -> None:
         temporary.write_text(text, "utf-8")
 
 
+def write_safetensors(path: Path, arrays: dict[str, np.ndarray], metadata: dict[str, str]) -> None:
+    """Writes arrays, which must be contiguous, under a temporary name and renames the file."""
+    import safetensors.numpy
+
+    with completed(path) as temporary:
+        mode = temporary.stat().st_mode
+        safetensors.numpy.save_file(arrays, temporary, metadata)
+        temporary.chmod(mode)  # it writes a new file, which only its owner could read
+
+
 def cache_folder(name: str) -> Path:
     """Returns the directory of the user's cache for one kind of file, to which only this user can write.
 

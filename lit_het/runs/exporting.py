@@ -104,7 +104,7 @@ def require_empty(folder: Path) -> None:
         UserError: it is not.
     """
     if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
-        raise UserError(f"{folder} is not an empty folder; choose another --output")
+        raise UserError(f"{folder} is not an empty folder; choose another")
 
 
 def _export_classifier(run: Run, to: str, output: Path, *, calibrated: bool) -> None:

@@ -98,7 +98,10 @@ def _calibration(run: Run) -> str:
 
 def _use(name: str, library: str, task: str) -> str:
     if library == "transformers":
-        return f'```python\nfrom transformers import pipeline\n\nclassify = pipeline("{task}", model="{name}")\n```'
+        labels = ', candidate_labels=["a cat", "a dog"], hypothesis_template="{}"' if task.startswith("zero") else ""
+        lines = ("from transformers import pipeline", "", f'classify = pipeline("{task}", model="{name}")')
+        return "\n".join(["```python", *lines, f"classify(image{labels})", "```"])
     if library == "onnx":
-        return '```bash\npython classify.py IMAGE --labels "a cat,a dog"\n```'
-    return f"```bash\nlit-het import --from hf://{name} --to runs/mine\n```"
+        return "```bash\npython classify.py IMAGE --labels LABELS\n```"
+    address = f"hf://{name}" if "/" in name else name
+    return f'```python\nimport lit_het\n\nmodel = lit_het.load("{address}")\n```'

@@ -26,7 +26,10 @@ def run(name: str, values: np.ndarray) -> dict[str, Any]:
 
 def read(path, size, shorter_side, shrink, enlarge):
     """Returns pixels ``[size size 3]``: upright, over white; the whole image, or a central square."""
-    image = ImageOps.exif_transpose(Image.open(path)).convert("RGBA")
+    image = ImageOps.exif_transpose(Image.open(path))
+    if image.mode.startswith("I;16"):  # Pillow would cut off bright values
+        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    image = image.convert("RGBA")
     image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
     sides = np.array(image.size)
     scaled = shorter_side * sides // sides.min() if shorter_side else np.array([size, size])
@@ -75,10 +78,16 @@ def main():
     """Prints the noise norm of each image, and for each label its probability, without noise and with it."""
     parser = argparse.ArgumentParser(description="Classifies images as lit-het classify does.")
     parser.add_argument("images", nargs="+", help="image files")
-    parser.add_argument("--labels", required=True, help="separated by commas; of a classifier all classes, in order")
+    parser.add_argument("--labels", required=True, help="by commas, or a .txt; of a classifier all classes, in order")
     parser.add_argument("--samples", type=int, default=0, help="noise samples; 0 for none")
     options, model = parser.parse_args(), json.loads((FOLDER / "model.json").read_text())
-    labels, fitted = [label.strip() for label in options.labels.split(",")], model["calibration"]
+    if options.labels.endswith(".txt"):
+        labels = Path(options.labels).read_text("utf-8").splitlines()
+    else:
+        labels = [label.strip() for label in options.labels.split(",")]
+    if options.samples and not (FOLDER / "covariance.onnx").exists():
+        parser.error("--samples: this folder holds no covariance of the noise")
+    fitted = model["calibration"]
     found = run("image", np.stack([read(path, **model["preprocessing"]) for path in options.images]))
     if "tokenizer" in model:
         found["classes"] = run("text", tokenize(labels, **model["tokenizer"]))["embedding"]

@@ -12,12 +12,12 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import safetensors
-import safetensors.numpy
 
 from lit_het import parameters, untrusted
 from lit_het.checkpoints import sources
 from lit_het.configs.experiment import ExperimentConfig
 from lit_het.errors import UserError
+from lit_het.files import write_safetensors
 from lit_het.runs import directory
 from lit_het.runs.directory import config_path
 from lit_het.runs.saved_calibration import copy_calibration
@@ -81,9 +81,7 @@ def write(
     folder.mkdir(parents=True, exist_ok=True)
     # float32 holds every value of a locked tower's bfloat16.
     flat = {path: np.asarray(array, np.float32, order="C") for path, array in parameters.flatten(params).items()}
-    partial = folder / "model.safetensors.partial"
-    safetensors.numpy.save_file(flat, partial, metadata={"format": "lit-het", _STEP: str(step)})
-    partial.replace(folder / "model.safetensors")
+    write_safetensors(folder / "model.safetensors", flat, {"format": "lit-het", _STEP: str(step)})
     copy_calibration(run_dir, folder, step)
     directory.write(folder, _without_training(config), tokenizer)
 

@@ -143,6 +143,13 @@ def _train_on(
                     description=config.run_dir.name,
                     evaluate_first=lacks_evaluation(config, int(state.step), run.num_steps),
                 )
+        except jax.errors.JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            raise UserError(
+                f"a step does not fit into the memory of a device ({str(error).splitlines()[0]}); lower "
+                "--data.batch-size or raise --task.microbatches, and see lit-het plan"
+            ) from error
         except NonFinite as error:
             named = write_nonfinite(config, loader, error.step)
             raise NonFinite(f"{error}; {named} lists its samples", error.step) from error

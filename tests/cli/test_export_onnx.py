@@ -112,7 +112,8 @@ def test_a_sigmoid_has_the_equal_probability_of_each_label_alone(capsys, lit_con
     folder = export(lit_config.run_dir, tmp_path / "folder")
     assert not (folder / "covariance.onnx").exists()
     ours = by_classify(capsys, lit_config.run_dir, images, NAMES, "--samples", "0")
-    theirs = by_script(folder, images, NAMES, "--samples", "8")  # there is no noise to draw
+    assert by_script(folder, images, NAMES, "--samples", "8").endswith("this folder holds no covariance of the noise")
+    theirs = by_script(folder, images, NAMES)
     assert_equal(ours, theirs)
     assert_equal(ours, theirs, "pair_probability", "fits")
 
@@ -123,6 +124,8 @@ def test_a_classifier_has_equal_probabilities_of_its_classes_and_noise(capsys, u
     ours = by_classify(capsys, upstream, images, WORDS, "--samples", "0")
     assert ours[0]["noise_norm"] > 0
     assert_equal(ours, by_script(folder, images, WORDS))
+    (folder / "words.txt").write_text("\n".join(WORDS))
+    assert_equal(ours, by_script(folder, images, ["words.txt"]))
     assert str(by_script(folder, images, NAMES[:2])).endswith("--labels names 2 classes, and the classifier has 6")
 
 

@@ -39,6 +39,14 @@ def test_pixels_of_crops_are_equal_or_near_where_opencv_crops_whole_pixels(shape
     assert np.ptp(expected) > 50
 
 
+def test_pixels_of_16_bits_are_near(tmp_path):
+    levels = np.linspace(0, 65535, 32 * 32).reshape(32, 32).astype(np.uint16)
+    Image.fromarray(levels).save(tmp_path / "image.png")
+    found = onnx_classify.read(tmp_path / "image.png", **onnx_folder.preprocessing_settings(Preprocessing(), 32))
+    expected = Preprocessing().apply((tmp_path / "image.png").read_bytes(), 32)
+    np.testing.assert_allclose(found.astype(int), expected, rtol=0, atol=1)
+
+
 @pytest.mark.parametrize(("lowercase", "remove_punctuation"), [(True, False), (False, True), (True, True)])
 def test_ids_of_sentencepiece_are_equal(lowercase, remove_punctuation, tmp_path, monkeypatch):
     monkeypatch.setattr(onnx_classify, "FOLDER", tmp_path)

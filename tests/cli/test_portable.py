@@ -57,6 +57,11 @@ def test_no_path_of_the_machine_leaves_with_a_model(once_calibrated, tmp_path):
         assert "/tmp" not in (tmp_path / "folder" / name).read_text()
 
 
+def test_whoever_may_read_the_folder_may_read_the_model(once_calibrated, tmp_path):
+    run("export", "--checkpoint", once_calibrated, "--to", "lit-het", "--output", tmp_path / "folder")
+    assert len({path.stat().st_mode for path in (tmp_path / "folder").iterdir()}) == 1
+
+
 def test_the_model_card_tells_what_the_model_is(once_calibrated, tmp_path):
     run("export", "--checkpoint", once_calibrated, "--to", "lit-het", "--output", tmp_path / "folder")
     card = (tmp_path / "folder" / "README.md").read_text()

@@ -233,6 +233,15 @@ def test_a_batch_larger_than_the_data_says_what_copies_count_as(capsys, lit_conf
     assert line in capsys.readouterr().err
 
 
+def test_a_batch_that_does_not_fit_into_memory_is_one_line(capsys, config_file, monkeypatch):
+    def exhausted(*_, **__):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 30397065280 bytes.\nmore")
+
+    monkeypatch.setattr("lit_het.runs.training.loop.train", exhausted)
+    line = refusal(capsys, "train", "--config", config_file)
+    assert "Out of memory allocating 30397065280 bytes.); lower --data.batch-size or raise --task.microbatches" in line
+
+
 def test_a_broken_image_is_skipped_if_the_user_allows_it(lit_config, tmp_path):
     shards = tiny.write_data(tmp_path / "damaged") / "train"
     _rewrite(sorted(shards.glob("*.tar"))[0], "broken image")

@@ -14,7 +14,6 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-import safetensors.numpy
 import transformers
 
 from lit_het import parameters
@@ -29,7 +28,7 @@ from lit_het.checkpoints.huggingface.text_models import (
 )
 from lit_het.checkpoints.huggingface.tokenizer import SentencePiece, TokenizerJson, tokenizer_files
 from lit_het.errors import UserError
-from lit_het.files import write_atomically
+from lit_het.files import write_atomically, write_safetensors
 from lit_het.towers.bert import BertConfig
 from lit_het.towers.text import TextConfig
 from lit_het.towers.vit import ViTConfig
@@ -80,6 +79,8 @@ def write_image_text(
         raise UserError("transformers learns log τ: head.temperature must be a LogTemperature to be exported")
     image = write_image_tower(image_tower, parts["image_tower"])
     remarks: tuple[str, ...] = ()
+    if isinstance(text_tower, TextConfig):
+        remarks = ("load it in float32 or bfloat16: the text tower of the export overflows in float16",)
     if is_sigmoid and is_siglip(image_tower) and not image_tower.projection_size and isinstance(text_tower, TextConfig):
         text = write_siglip_text(text_tower, parts["text_tower"])
         config, arrays = _siglip(image, text, parts["head"])
@@ -90,7 +91,7 @@ def write_image_text(
         else:
             text, padding = write_megatron_bert(text_tower, parts["text_tower"]), text_tower.length - 1
         config, arrays = _dual_encoder(image, text, parts["head"])
-        remarks = (
+        remarks += (
             f"transformers' pipeline does not cut texts: labels of more than {text_tower.length} tokens, with their "
             "prompt, score otherwise than here",
         )
@@ -117,11 +118,9 @@ def to_float32(params: Params) -> Flat:
 def write_folder(folder: Path, config: Any, files: dict[str, Json], arrays: Flat) -> None:
     """Writes arrays and JSON files, and ``config.json`` with a configuration of `transformers`."""
     folder.mkdir(parents=True, exist_ok=True)
-    # Renamed when complete. config.json follows last: without it transformers does not take the folder for a model.
-    partial = folder / "model.safetensors.partial"
+    # config.json follows last: without it transformers does not take the folder for a model.
     contiguous = {name: np.asarray(array, np.float32, order="C") for name, array in arrays.items()}
-    safetensors.numpy.save_file(contiguous, partial, metadata={"format": "pt"})
-    partial.replace(folder / "model.safetensors")
+    write_safetensors(folder / "model.safetensors", contiguous, {"format": "pt"})
     for name, content in {**files, "config.json": config.to_diff_dict()}.items():
         write_atomically(folder / name, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
 
