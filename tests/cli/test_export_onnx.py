@@ -112,7 +112,9 @@ def test_a_sigmoid_has_the_equal_probability_of_each_label_alone(capsys, lit_con
     folder = export(lit_config.run_dir, tmp_path / "folder")
     assert not (folder / "covariance.onnx").exists()
     ours = by_classify(capsys, lit_config.run_dir, images, NAMES, "--samples", "0")
-    assert by_script(folder, images, NAMES, "--samples", "8").endswith("this folder holds no covariance of the noise")
+    assert str(by_script(folder, images, NAMES, "--samples", "8")).endswith(
+        "this folder holds no covariance of the noise"
+    )
     theirs = by_script(folder, images, NAMES)
     assert_equal(ours, theirs)
     assert_equal(ours, theirs, "pair_probability", "fits")

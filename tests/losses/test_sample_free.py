@@ -46,7 +46,7 @@ def one_query(likelihood, n, u, g) -> float:
         residual = np.eye(len(u))[n] - p
         x = sum(residual @ row * (residual @ row) - row @ covariance @ row for row in g)
         loss = -log_softmax(u)[n]
-        return loss - (loss * (1 - math.exp(-x / (2 * loss))) if x > 0 else x / 2)
+        return loss - (min(math.log1p(x / 2), loss) if x > 0 else x / 2)
     variance = (g**2).sum(axis=0)
     if likelihood == "mean_field":
         return -log_softmax((u - BIAS) / np.sqrt(1 + math.pi / 8 * variance))[n]

@@ -23,9 +23,10 @@ def delta(pairs: Pairs) -> Float[Array, ""]:
 
     ``log E[p_P] ≈ log p_P + h(Σ_{m ∈ P} t_m |g_m - ḡ|² - Σ_m p_m |g_m - ḡ|²)`` with ``ḡ = Σ_m p_m g_m``, the positives
     P, their probability ``p_P = Σ_{m ∈ P} p_m`` and shares ``t_m = p_m / p_P`` (without duplicates P is the partner and
-    t is 1), where h(x) = x / 2 to first order. For x > 0, with c = -log p_P, ``h(x) = c (1 - exp(-x / (2 c)))`` stays
-    below c, as log E[p_P] stays below 0: x / 2 itself would reward unlimited noise wherever residuals exceed the
-    model's own variance.
+    t is 1), where h(x) = x / 2 to first order. For x > 0 it is ``log(1 + x / 2)``, from E[p_P] ≈ p_P (1 + x / 2), but
+    at most -log p_P, as E[p_P] is at most 1: x / 2 itself would reward unlimited noise wherever residuals exceed the
+    model's own variance. (A smooth bound that is felt earlier lets noise take the place of learning: nothing is learned
+    from a query whose loss is near 0.)
     """
     logits, factors = pairs.masked_logits[:, 0], pairs.factor_logits
     p = jax.nn.softmax(logits, axis=-1)
@@ -35,9 +36,9 @@ def delta(pairs: Pairs) -> Float[Array, ""]:
     residual = jnp.einsum("nm,nrm->n", share, (factors - mean[:, :, None]) ** 2)
     x = residual - variance
     log_p = pairs.positive_logit(logits[:, None])[:, 0] - jax.nn.logsumexp(logits, axis=-1)
-    bound = jnp.maximum(-log_p, 1e-6)  # log p may round to zero
-    # The exponential of the other branch's values could overflow, and then its gradient would be NaN.
-    change = jnp.where(x > 0, -bound * jnp.expm1(-jnp.maximum(x, 0.0) / (2 * bound)), x / 2)
+    # The logarithm of the other branch's values could be NaN, and then its gradient would be.
+    gain = jnp.minimum(jnp.log1p(jnp.maximum(x, 0.0) / 2), -log_p)
+    change = jnp.where(x > 0, gain, x / 2)
     return -jnp.sum(pairs.query_examples.weight * (log_p + change))
 
 
