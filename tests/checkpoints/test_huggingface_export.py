@@ -166,7 +166,7 @@ def test_a_sigmoid_loss_becomes_a_siglip_model_for_texts_of_64_tokens(transforme
 
 
 def test_a_sigmoid_loss_without_siglips_towers_loses_its_probabilities_but_no_ranking(tmp_path):
-    _, remark = write(tmp_path, CLASS_TOKEN)
+    remark = write(tmp_path, CLASS_TOKEN)[-1]
     assert "the ranking of labels is as trained, but the probabilities" in remark
     assert json.loads((tmp_path / "config.json").read_text())["model_type"] == "vision-text-dual-encoder"
 
