@@ -1,12 +1,14 @@
 """Batches with every kind of queries, slow NumPy references of the losses, and meshes."""
 
 import dataclasses
+import functools
 from types import SimpleNamespace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from lit_het import sharding
@@ -22,8 +24,33 @@ KINDS = {
     "both sides noisy": ("factored", "singly"),
     "one side noisy": ("scaled", None),
 }
+B = 32
+# Device 1 of 8 has no valid row, and the first of 2 has fewer than the second.
+VALID = np.ones(B, bool)
+VALID[[0, 4, 5, 6, 7, 13, 30]] = False
 # With eight devices both axes that share a batch are longer than one.
 MESHES = {1: MeshConfig(), 2: MeshConfig(fsdp=2), 8: MeshConfig(data=2, fsdp=4)}
+
+
+every_loss = pytest.mark.parametrize("loss", LOSSES, ids=["softmax", "sigmoid"])
+every_kind = pytest.mark.parametrize("kind", KINDS)
+every_form = pytest.mark.parametrize("form", ["dense", "gather", "ring"])
+
+
+@functools.cache
+def compiled(loss):
+    """One program serves every test with the same devices and kind of queries."""
+    return jax.jit(jax.value_and_grad(loss))
+
+
+def assert_equal(found, expected, rtol):
+    """Compares losses with their gradients."""
+    np.testing.assert_allclose(found[0], expected[0], rtol=rtol)
+    gradient, expected = numpy_fields(found[1]), numpy_fields(expected[1])
+    assert gradient.keys() == expected.keys()
+    for name, array in expected.items():
+        atol = max(rtol * np.abs(array).max(), 1e-7 if rtol else 0)
+        np.testing.assert_allclose(gradient[name], array, rtol=0, atol=atol, err_msg=name)
 
 
 def make(kind, *, b, num_samples=S, seed=0, temperature=0.7):

@@ -9,22 +9,21 @@ import pytest
 
 from lit_het.losses.contrastive import SigmoidLoss, SoftmaxLoss
 from lit_het.types import EmbeddingSamples
-from tests.losses.contrastive_cases import KINDS, LOSSES, S, make, mesh_of, numpy_fields, reference, split_rows
+from tests.losses.contrastive_cases import (
+    VALID,
+    B,
+    S,
+    compiled,
+    every_kind,
+    every_loss,
+    make,
+    mesh_of,
+    numpy_fields,
+    reference,
+    split_rows,
+)
 
-B = 32
-# Device 1 of 8 has no valid row, and the first of 2 has fewer than the second.
-VALID = np.ones(B, bool)
-VALID[[0, 4, 5, 6, 7, 13, 30]] = False
-
-every_loss = pytest.mark.parametrize("loss", LOSSES, ids=["softmax", "sigmoid"])
-every_kind = pytest.mark.parametrize("kind", KINDS)
 distributed = pytest.mark.parametrize("form", ["gather", "ring"])
-
-
-@functools.cache
-def compiled(loss):
-    """One program serves every test with the same devices and kind of queries."""
-    return jax.jit(jax.value_and_grad(loss))
 
 
 @functools.cache

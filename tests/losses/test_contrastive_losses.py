@@ -15,14 +15,22 @@ from lit_het.errors import UserError
 from lit_het.losses.contrastive import SigmoidLoss, SoftmaxLoss
 from lit_het.types import EmbeddingSamples, Queries
 from tests.heads.references import held_singly
-from tests.losses.contrastive_cases import KINDS, LOSSES, S, make, numpy_fields, reference, take
+from tests.losses.contrastive_cases import (
+    KINDS,
+    LOSSES,
+    S,
+    every_kind,
+    every_loss,
+    make,
+    numpy_fields,
+    reference,
+    take,
+)
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 B = 5
 ALL = np.ones(B, bool)
 SOME = np.array([True, False, True, True, False])
-every_loss = pytest.mark.parametrize("loss", LOSSES, ids=["softmax", "sigmoid"])
-every_kind = pytest.mark.parametrize("kind", KINDS)
 
 
 @functools.cache

@@ -1,7 +1,6 @@
 """Examples of a batch with the same image or an equal text: positives of each other, for both losses."""
 
 import dataclasses
-import functools
 from typing import Any
 
 import jax
@@ -11,14 +10,22 @@ import pytest
 
 from lit_het.losses.contrastive import SigmoidLoss, SoftmaxLoss
 from lit_het.types import Queries
-from tests.losses.contrastive_cases import KINDS, LOSSES, S, make, mesh_of, numpy_fields, reference, split_rows, take
-
-B = 32
-VALID = np.ones(B, bool)
-VALID[[0, 4, 5, 6, 7, 13, 30]] = False
-every_loss = pytest.mark.parametrize("loss", LOSSES, ids=["softmax", "sigmoid"])
-every_kind = pytest.mark.parametrize("kind", KINDS)
-every_form = pytest.mark.parametrize("form", ["dense", "gather", "ring"])
+from tests.losses.contrastive_cases import (
+    VALID,
+    B,
+    S,
+    assert_equal,
+    compiled,
+    every_form,
+    every_kind,
+    every_loss,
+    make,
+    mesh_of,
+    numpy_fields,
+    reference,
+    split_rows,
+    take,
+)
 
 
 def words(numbers):
@@ -30,20 +37,6 @@ def words(numbers):
 # Ten images and seven texts, on all of eight devices; some pairs share only one, and invalid rows share both.
 IDS = (words(np.random.default_rng(0).integers(0, 10, B)), words(np.random.default_rng(1).integers(0, 7, B)))
 NONE = (words(np.arange(B)), words(np.arange(100, 100 + B)))
-
-
-@functools.cache
-def compiled(loss):
-    return jax.jit(jax.value_and_grad(loss))
-
-
-def assert_equal(found, expected, rtol):
-    np.testing.assert_allclose(found[0], expected[0], rtol=rtol)
-    gradient, expected = numpy_fields(found[1]), numpy_fields(expected[1])
-    assert gradient.keys() == expected.keys()
-    for name, array in expected.items():
-        atol = max(rtol * np.abs(array).max(), 1e-7 if rtol else 0)
-        np.testing.assert_allclose(gradient[name], array, rtol=0, atol=atol, err_msg=name)
 
 
 @every_loss

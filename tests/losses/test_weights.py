@@ -1,7 +1,5 @@
 """Rows with weights: against NumPy loops, in every form and on eight devices; weights of 1 and of 0."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,34 +7,27 @@ import pytest
 
 from lit_het.losses import SigmoidCrossEntropy, SoftmaxCrossEntropy
 from lit_het.losses.base import weights
-from tests.losses.contrastive_cases import KINDS, LOSSES, S, make, mesh_of, numpy_fields, reference, split_rows
+from tests.losses.contrastive_cases import (
+    VALID,
+    B,
+    S,
+    assert_equal,
+    compiled,
+    every_form,
+    every_kind,
+    every_loss,
+    make,
+    mesh_of,
+    numpy_fields,
+    reference,
+    split_rows,
+)
 from tests.losses.test_classification_losses import BOTH, LOGITS, held, single
 
-B = 32
-VALID = np.ones(B, bool)
-VALID[[0, 4, 5, 6, 7, 13, 30]] = False
 WEIGHT = np.where(np.arange(B) % 3 == 1, 0.3, 1.0).astype(np.float32)
 WEIGHT[[9, 13, 20]] = [0.0, 0.7, 0.0]
 # Ten images; some pairs are positives of each other.
 IDS = (jnp.asarray(np.random.default_rng(0).integers(0, 10, (B, 1)).repeat(2, axis=1), jnp.uint32),)
-
-every_loss = pytest.mark.parametrize("loss", LOSSES, ids=["softmax", "sigmoid"])
-every_kind = pytest.mark.parametrize("kind", KINDS)
-every_form = pytest.mark.parametrize("form", ["dense", "gather", "ring"])
-
-
-@functools.cache
-def compiled(loss):
-    return jax.jit(jax.value_and_grad(loss))
-
-
-def assert_equal(found, expected, rtol):
-    np.testing.assert_allclose(found[0], expected[0], rtol=rtol)
-    gradient, expected = numpy_fields(found[1]), numpy_fields(expected[1])
-    assert gradient.keys() == expected.keys()
-    for name, array in expected.items():
-        atol = max(rtol * np.abs(array).max(), 1e-7 if rtol else 0)
-        np.testing.assert_allclose(gradient[name], array, rtol=0, atol=atol, err_msg=name)
 
 
 @every_loss
