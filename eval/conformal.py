@@ -143,7 +143,7 @@ def read_conformal(path: Path) -> ConformalThresholds:
             int(stored["num_classes"]),
             None if (candidates := stored.get("candidates")) is None else str(candidates),
         )
-    except FileNotFoundError as error:
+    except (FileNotFoundError, NotADirectoryError) as error:
         raise UserError(f"{path} is missing, and prediction sets need its thresholds; {way_out}") from error
     except KeyError as error:
         raise UserError(f"{path} has no {error} of prediction sets; {way_out}") from error

@@ -9,10 +9,20 @@ from typing import TYPE_CHECKING, Any
 from lit_het.errors import UserError
 
 if TYPE_CHECKING:
-    from lit_het.api import Classification, Classifications, Model, embed, evaluate, load, train
+    from lit_het.api import Classification, Classifications, ImportOptions, Model, embed, evaluate, load, train
 
 __version__ = "0.1.0"
-__all__ = ["Classification", "Classifications", "Model", "UserError", "embed", "evaluate", "load", "train"]
+__all__ = [
+    "Classification",
+    "Classifications",
+    "ImportOptions",
+    "Model",
+    "UserError",
+    "embed",
+    "evaluate",
+    "load",
+    "train",
+]
 
 
 def __getattr__(name: str) -> Any:  # PEP 562

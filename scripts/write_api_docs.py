@@ -23,7 +23,7 @@ shapes are explained in `lit_het/types.py`. This page is written by `python scri
 docstrings.
 """
 SECTIONS: dict[str, tuple[Any, ...]] = {
-    "Models": (lit_het.load, lit_het.Model),
+    "Models": (lit_het.load, lit_het.ImportOptions, lit_het.Model),
     "Predictions": (lit_het.Classification, lit_het.Classifications),
     "Commands": (lit_het.train, lit_het.evaluate, lit_het.embed),
     "Heads": (

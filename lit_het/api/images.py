@@ -29,7 +29,7 @@ class BinaryFile(Protocol):
 
 ImageLike: TypeAlias = str | Path | bytes | BinaryFile | Image.Image | np.ndarray
 """One image: a path, an address such as ``https://...`` or ``gs://...``, the bytes of an image file, an open file, a
-PIL image, or uint8 pixels, grey ``[h w]``, RGB ``[h w 3]`` or RGBA ``[h w 4]``."""
+PIL image, or uint8 pixels, grey ``[h w]`` and ``[h w 1]``, RGB ``[h w 3]`` or RGBA ``[h w 4]``."""
 
 _NUM_THREADS = min(16, os.cpu_count() or 1)
 _PER_ROUND = 2 * _NUM_THREADS
@@ -122,8 +122,8 @@ def _pixels(image: Image.Image | np.ndarray, name: str) -> UInt8[np.ndarray, "h 
     if isinstance(image, np.ndarray):
         if image.dtype != np.uint8 or image.shape[2:] not in ((), (1,), (3,), (4,)) or image.ndim < 2:
             raise UserError(
-                f"{name}: an array of {image.dtype} {list(image.shape)}; give uint8 [h w], [h w 3] or [h w 4], "
-                "with values from 0 to 255"
+                f"{name}: an array of {image.dtype} {list(image.shape)}; give uint8 [h w], [h w 1], [h w 3] or "
+                "[h w 4], or several images as [n h w c], with values from 0 to 255"
             )
         image = Image.fromarray(image[:, :, 0] if image.shape[2:] == (1,) else image)
     if not image.width * image.height:

@@ -25,6 +25,7 @@ from lit_het.eval.predictions import BLOCK_SIZE, image_quantity, samples_of
 from lit_het.eval.recognition import embed_texts
 from lit_het.paths import require_weights
 from lit_het.runs.directory import checkpoint_dir
+from lit_het.runs.importing import ImportOptions, open_imported
 from lit_het.runs.opening import Run, open_run
 from lit_het.sharding import MeshConfig
 from lit_het.tasks import quantities
@@ -37,6 +38,7 @@ def load(
     pretrained: str | Path | None = None,
     calibrated: bool = True,
     mesh: Mesh | MeshConfig | None = None,
+    options: ImportOptions | None = None,
 ) -> "Model":
     """Loads a trained model: a run, or weights of another library.
 
@@ -48,20 +50,21 @@ def load(
         calibrated: whether to apply the temperatures of ``lit-het calibrate``, if there are any.
         mesh: the devices to compute on: a JAX mesh with any axes, or the sizes of the project's own; None for all
             devices. Axes of other names split batches.
+        options: what weights of another library do not record, such as ``ImportOptions(image_size=224)``.
 
     Raises:
         UserError: there is no model at the address, or a file is damaged or does not fit.
     """
     run_dir = Path(address)
     if checkpoint_dir(run_dir).is_dir():
+        if options is not None:
+            raise UserError(f"{address} is a run, which records all of its settings; leave out options")
         run = open_run(run_dir, None if pretrained is None else Path(pretrained))
     elif pretrained is not None:
         raise UserError(f"{address} is no run, and has no locked parameters; leave out pretrained")
     else:
-        from lit_het.runs.importing import open_imported
-
         require_weights(os.fspath(address))
-        run = open_imported(os.fspath(address))
+        run = open_imported(os.fspath(address), options)
     return Model(run, calibrated=calibrated, mesh=mesh)
 
 

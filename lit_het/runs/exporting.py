@@ -7,7 +7,6 @@ from pathlib import Path
 import jax.numpy as jnp
 
 from lit_het.checkpoints.big_vision.exporting import write_npz
-from lit_het.configs.experiment import ExperimentConfig
 from lit_het.console import message
 from lit_het.data_pipelines import storage
 from lit_het.data_pipelines.labels import CaptionWords
@@ -17,6 +16,7 @@ from lit_het.data_pipelines.tokenizers import (
 )
 from lit_het.errors import UserError
 from lit_het.files import write_atomically
+from lit_het.heads.deterministic import DeterministicConfig
 from lit_het.losses.classification import SigmoidCrossEntropy
 from lit_het.runs import image_processors, portable
 from lit_het.runs.model_card import write_card
@@ -69,7 +69,8 @@ def export(run_dir: Path, to: str, output: Path, options: ExportOptions = Export
         elif to == "onnx":
             from lit_het.runs import onnx_folder  # needs an extra
 
-            onnx_folder.write(run, output, calibrated=options.calibrated)
+            names = _class_names(run) if isinstance(run.task, ClassificationTask) else ()
+            onnx_folder.write(run, output, names, calibrated=options.calibrated)
         else:
             is_classifier = isinstance(run.task, ClassificationTask)
             write = _export_classifier if is_classifier else _export_contrastive
@@ -118,29 +119,31 @@ def _export_classifier(run: Run, to: str, output: Path, *, calibrated: bool) -> 
         return
     if "head" not in run.params:
         raise UserError("an imported image tower has no classes; export with --to npz or --to lit-het")
+    if not isinstance(run.task.config.head, DeterministicConfig):
+        raise UserError("transformers has classifiers of one dense layer without noise only; export with --to lit-het")
     temperature = float(run.task.temperature(run.params))
     if fitted and not is_sigmoid:
         temperature *= fitted.temperature
         message(f"the temperature is multiplied by {fitted} of lit-het calibrate; --uncalibrated leaves it as trained")
     processor = image_processors.write(run.config.data.preprocessing, tower.image_size)
-    names = _class_names(run.config, run.task.config.num_classes)
+    names = _class_names(run)
     from lit_het.checkpoints.huggingface.classifiers import write_classifier  # transformers takes a second to import
 
     write_classifier(output, tower, run.params, temperature, names, processor, is_sigmoid=is_sigmoid)
 
 
-def _class_names(config: ExperimentConfig, num_classes: int) -> tuple[str, ...]:
+def _class_names(run: Run) -> tuple[str, ...]:
     """Returns the names of the classes, in order; none if their file is no longer where training read it."""
-    labels, name = config.data.labels, "words.txt" if isinstance(config.data.labels, CaptionWords) else "classnames.txt"
+    assert isinstance(run.task, ClassificationTask)
+    config, labels = run.config, run.config.data.labels
+    name = "words.txt" if isinstance(labels, CaptionWords) else "classnames.txt"
     given = getattr(labels, "names", None) or getattr(labels, "vocabulary", None)
     beside = [folder / name for shard in config.data.shards for folder in (Path(shard), Path(shard).parent)]
     path = next((path for path in ([Path(given)] if given else beside) if path.is_file()), None)
     names = () if path is None else tuple(storage.read_lines(str(path)))
-    if len(names) == num_classes:
+    if len(names) == run.task.config.num_classes:
         return names
-    message(
-        f"the classes are exported as LABEL_0, LABEL_1, ...: no {name} with their names is beside the training data"
-    )
+    message(f"the classes are exported without names: no {name} is beside the training data")
     return ()
 
 

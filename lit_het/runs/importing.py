@@ -91,6 +91,7 @@ def open_imported(source: str, options: ImportOptions | None = None) -> Run:
         UserError: as `import_weights`.
     """
     if (folder := portable.find(source)) is not None:
+        _require_no_options(folder, options or ImportOptions())
         return open_run(folder)
     config, params = _read(source, Path(source), options or ImportOptions())
     tokenizer = config.tokenizer.build() if config.tokenizer else None
@@ -148,9 +149,7 @@ def _read(source: str, run_dir: Path, options: ImportOptions) -> tuple[Experimen
 
 
 def _import_portable(folder: Path, run_dir: Path, options: ImportOptions) -> None:
-    given = [name for name, value in dataclasses.asdict(options).items() if value is not None]
-    if given:
-        raise UserError(f"{folder} stores all of its settings; leave out --{given[0].replace('_', '-')}")
+    _require_no_options(folder, options)
     run = open_run(folder)
     with _partial(run_dir) as partial:
         info = {"locked_checksum": checksums.digest({}), "source": str(folder)}
@@ -159,6 +158,12 @@ def _import_portable(folder: Path, run_dir: Path, options: ImportOptions) -> Non
         directory.write(partial, config, None if run.tokenizer is None else run.tokenizer.model_bytes)
         copy_calibration(folder, partial, step=0)
     message(f"{parameters.count(run.params):,} parameters of {folder} in {run_dir}")
+
+
+def _require_no_options(folder: Path, options: ImportOptions) -> None:
+    given = [name for name, value in dataclasses.asdict(options).items() if value is not None]
+    if given:
+        raise UserError(f"{folder} stores all of its settings; leave out --{given[0].replace('_', '-')}")
 
 
 @contextlib.contextmanager

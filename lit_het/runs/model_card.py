@@ -78,12 +78,13 @@ def _data(config: ExperimentConfig) -> str:
 
 def _figures(run: Run) -> str:
     rows = [
-        f"| {record.name} | {name} | {value:.4g}{_error(record.errors.get(name))} |"
+        f"| {record.kind.replace('_', '-')} | {record.name} | {name} | {value:.4g}{_error(record.errors.get(name))} |"
         for record in read_records(run.run_dir)
         if record.step == run.step
         for name, value in sorted(record.figures.items())
     ]
-    return "\n".join(["| set | figure | value |", "|---|---|---|", *rows]) if rows else "None was measured."
+    head = ["| evaluation | set | figure | value |", "|---|---|---|---|"]
+    return "\n".join([*head, *rows]) if rows else "None was measured."
 
 
 def _error(error: float | None) -> str:

@@ -78,10 +78,12 @@ def main():
     """Prints the noise norm of each image, and for each label its probability, without noise and with it."""
     parser = argparse.ArgumentParser(description="Classifies images as lit-het classify does.")
     parser.add_argument("images", nargs="+", help="image files")
-    parser.add_argument("--labels", required=True, help="by commas, or a .txt; of a classifier all classes, in order")
+    parser.add_argument("--labels", help="by commas, or a .txt; of a classifier its classes, in order, if not stored")
     parser.add_argument("--samples", type=int, default=0, help="noise samples; 0 for none")
     options, model = parser.parse_args(), json.loads((FOLDER / "model.json").read_text())
-    if options.labels.endswith(".txt"):
+    if options.labels is None:
+        labels = model.get("classes") or parser.error("--labels is required: the names of the classes are not stored")
+    elif options.labels.endswith(".txt"):
         labels = Path(options.labels).read_text("utf-8").splitlines()
     else:
         labels = [label.strip() for label in options.labels.split(",")]

@@ -5,13 +5,14 @@
 - ``text.onnx``: token ids ``text [b l]`` in int32 to ``embedding [b d]``;
 - ``covariance.onnx`` of a head with noise: ``embedding [b d]`` of images to ``factors [b r d]``, R(x) with
   ``Σ(x) = R(x)ᵀ R(x)``, and ``noise_norm [b]``;
-- ``model.json``: preprocessing, tokenizer, τ and fitted temperatures; and the tokenizer's own file;
+- ``model.json``: preprocessing, tokenizer or names of the classes, τ and fitted temperatures; and the
+  tokenizer's own file;
 - ``classify.py``: `lit_het.runs.onnx_classify`.
 """
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,12 +45,13 @@ _FILTERS: Mapping[Filter, tuple[str, str]] = {
 }
 
 
-def write(run: Run, folder: Path, *, calibrated: bool) -> None:
+def write(run: Run, folder: Path, class_names: Sequence[str] = (), *, calibrated: bool) -> None:
     """Writes a model to a folder.
 
     Args:
         run: an image-text model or a classifier.
         folder: empty, or not there yet.
+        class_names: of a classifier, in order; empty if unknown, or for an image-text model.
         calibrated: whether the script applies the temperatures of ``lit-het calibrate``, if there are any.
 
     Raises:
@@ -65,6 +67,8 @@ def write(run: Run, folder: Path, *, calibrated: bool) -> None:
     }
     if isinstance(task, ContrastiveTask):
         settings |= {"tokenizer": tokenizer_settings(run.tokenizer), **_head(task, params)}
+    elif class_names:
+        settings["classes"] = list(class_names)
     folder.mkdir(parents=True, exist_ok=True)
     if run.tokenizer is not None:
         (folder / settings["tokenizer"]["file"]).write_bytes(run.tokenizer.model_bytes)

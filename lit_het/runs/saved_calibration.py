@@ -59,7 +59,7 @@ def read_calibration(run_dir: Path, step: int) -> Calibration | None:
         fitted_at = int(content.pop("step"))
         content.pop("conformal", None)  # only `classify --coverage` needs them
         calibration = _parsed(content)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):  # the model may be one file
         return None
     except (OSError, untrusted.Malformed, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         reason = " ".join(str(error).split())[:300]

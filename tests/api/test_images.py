@@ -86,7 +86,7 @@ def test_images_are_named_by_their_path_or_their_index(pixels, path):
     [
         (b"no image at all", "image 1: not an image"),
         (np.zeros((4, 4, 3)), r"image 1: an array of float64 \[4, 4, 3\]; give uint8"),
-        (np.zeros((3, 4, 8), np.uint8), r"image 1: an array of uint8 \[3, 4, 8\]; give uint8 \[h w\], \[h w 3\]"),
+        (np.zeros((3, 4, 8), np.uint8), r"image 1: an array of uint8 \[3, 4, 8\]; give uint8 \[h w\], \[h w 1\]"),
         (np.zeros(4, np.uint8), r"image 1: an array of uint8 \[4\]"),
         (np.zeros((0, 4, 3), np.uint8), "image 1: has no pixels"),
         (np.zeros((2, 4, 4, 3), np.uint8), r"image 1: an array \[2, 4, 4, 3\] is no image"),

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+import lit_het
 from lit_het import parameters
 from lit_het.checkpoints import weights
 from lit_het.checkpoints.big_vision.exporting import write_npz
@@ -253,6 +254,17 @@ def test_a_trained_run_with_noise_is_exported_without_it(capsys, trained_lit, da
     assert "sines and cosines" in line  # a file does not tell how large its images are
     options += ("--image-size", trained_lit.data.image_size)
     run("import", "--from", tmp_path / "model.npz", "--to", tmp_path / "run", *options)
+    in_python = lit_het.ImportOptions(image_size=trained_lit.data.image_size, text_pooling="mean")
+    loaded = lit_het.load(
+        tmp_path / "model.npz", options=dataclasses.replace(in_python, tokenizer=data / "tokenizer.model")
+    )
+    assert checksums.digest(loaded.run.params) == checksums.digest(params_of(tmp_path / "run"))
+    image = np.zeros((32, 32, 3), np.uint8)
+    assert len(loaded.classify(image, ["red square", "blue bar"])) == 2
+    with pytest.raises(lit_het.UserError, match="calibrate"):
+        loaded.classify(image, ["red square", "blue bar"], coverage=0.9)
+    with pytest.raises(lit_het.UserError, match="is a run, which records all of its settings; leave out options"):
+        lit_het.load(tmp_path / "run", options=in_python)
     ours, theirs = params_of(trained_lit.run_dir), params_of(tmp_path / "run")
     for part in ("image_tower", "text_tower"):
         assert checksums.digest(ours[part]) == checksums.digest(theirs[part])

@@ -65,7 +65,8 @@ def by_classify(capsys, run_dir, images, labels, *flags):
 
 def by_script(folder, images, labels, *flags):
     """Returns what the script prints, as `by_classify` returns it, or the last line of its error."""
-    command = [sys.executable, "-c", WITHOUT_JAX, folder / "classify.py", *images, "--labels", ",".join(labels), *flags]
+    given = ["--labels", ",".join(labels)] if labels else []
+    command = [sys.executable, "-c", WITHOUT_JAX, folder / "classify.py", *images, *given, *flags]
     done = subprocess.run(command, capture_output=True, text=True, cwd=folder, env={}, check=False)
     if done.returncode:
         return done.stderr.splitlines()[-1]
@@ -128,6 +129,11 @@ def test_a_classifier_has_equal_probabilities_of_its_classes_and_noise(capsys, u
     assert_equal(ours, by_script(folder, images, WORDS))
     (folder / "words.txt").write_text("\n".join(WORDS))
     assert_equal(ours, by_script(folder, images, ["words.txt"]))
+    assert_equal(ours, by_script(folder, images, []))
+    settings = json.loads((folder / "model.json").read_text())
+    assert settings.pop("classes") == WORDS
+    (folder / "model.json").write_text(json.dumps(settings))
+    assert str(by_script(folder, images, [])).endswith("the names of the classes are not stored")
     assert str(by_script(folder, images, NAMES[:2])).endswith("--labels names 2 classes, and the classifier has 6")
 
 

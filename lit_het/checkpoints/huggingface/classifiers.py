@@ -10,7 +10,6 @@ import transformers
 
 from lit_het.checkpoints.huggingface.exporting import preprocessing, to_float32, write_folder
 from lit_het.checkpoints.huggingface.image_models import Flat, require, write_image_tower
-from lit_het.errors import UserError
 from lit_het.towers.vit import ViTConfig
 from lit_het.types import Params
 
@@ -32,18 +31,16 @@ def write_classifier(
     Args:
         folder: created if missing.
         tower: the image tower.
-        params: ``image_tower`` and ``head``, whose ``logits`` are the layer.
+        params: ``image_tower`` and a ``head`` without noise, whose ``logits`` are the layer.
         temperature: divides the logits.
         names: of the classes, in order; empty for ``LABEL_0`` and so on.
         image_processor: as of `exporting.write_image_text`.
         is_sigmoid: whether probabilities are sigmoids of single logits, or a softmax.
 
     Raises:
-        UserError: the head has noise, or no class of `transformers` computes the same.
+        UserError: no class of `transformers` computes the same.
     """
-    head = to_float32(params.get("head", {}))
-    if not {"logits/kernel", "logits/bias"} <= head.keys() or any("covariance" in path for path in head):
-        raise UserError("transformers has classifiers of one dense layer without noise only; export with --to lit-het")
+    head = to_float32(params["head"])
     # These models read the encoder's tokens, without dense layers between.
     fields = ("representation_size", "projection_size")
     wanted: list[tuple[str, Any, Any]] = [(f"image_tower.{field}", getattr(tower, field), None) for field in fields]
