@@ -3,7 +3,7 @@
 import dataclasses
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import UInt32
@@ -20,6 +20,9 @@ from lit_het.data_pipelines.storage import Unreadable, content_or_raise
 from lit_het.data_pipelines.transforms import Training
 from lit_het.errors import UserError
 from lit_het.types import Batch
+
+if TYPE_CHECKING:
+    from lit_het.data_pipelines.embeddings import StoredEmbeddings
 
 # The purpose of the random numbers that draw one of several captions; 0 is that of images.
 _CAPTIONS = 1
@@ -105,6 +108,7 @@ class BatchMaker:
         image_input: for the image tower.
         captions: for the text tower, or None.
         labels: or None.
+        texts: stored embeddings of the captions, or None.
         seed: of all random draws in training.
         faults: counts broken samples.
 
@@ -114,13 +118,19 @@ class BatchMaker:
     """
 
     def __init__(
-        self, image_input: ImageInput, captions: Captions | None, labels: Labels | None, seed: int, faults: FaultLog
+        self,
+        image_input: ImageInput,
+        captions: Captions | None,
+        labels: Labels | None,
+        texts: "StoredEmbeddings | None",
+        seed: int,
+        faults: FaultLog,
     ):
-        self._image_input, self._captions, self._labels = image_input, captions, labels
+        self._image_input, self._captions, self._labels, self._texts = image_input, captions, labels, texts
         self._seed, self._faults = seed, faults
         self.num_classes = labels.num_classes if labels else None
-        texts = [part.member for part in (captions, labels) if part is not None]
-        self.members = tuple(dict.fromkeys([image_input.member, *texts]))
+        others = [part.member for part in (captions, texts, labels) if part is not None]
+        self.members = tuple(dict.fromkeys([image_input.member, *others]))
 
     def make(
         self, samples: Sequence[RawSample | None], positions: Sequence[int] | None, num_samples: int | None
@@ -138,6 +148,7 @@ class BatchMaker:
         count = len(samples)
         rows, valid, captions = self._image_input.zeros(count), np.zeros(count, bool), [""] * count
         label = self._labels.zeros(count) if self._labels else None
+        text_rows = self._texts.zeros(count) if self._texts else None
         # One per batch: threads make batches at the same time, and a `StreamRandom` must not be shared.
         random = StreamRandom(self._seed)
         self._faults.count_read(count)
@@ -153,8 +164,10 @@ class BatchMaker:
                     # By numbers of its own: the same captions are drawn with stored embeddings, which draw no crop.
                     one = 0
                     if positions is not None and len(found) > 1:
-                        one = random.at(positions[row], _CAPTIONS).integers(len(found))
+                        one = int(random.at(positions[row], _CAPTIONS).integers(len(found)))
                     captions[row] = found[one]
+                    if text_rows is not None and self._texts:
+                        text_rows[row] = self._texts.view(members[self._texts.member], one)
                 if label is not None and self._labels:
                     label[row] = self._labels.encode(members[self._labels.member])
             # The row stays in place and becomes invalid, so that the batch has its shape and other rows their
@@ -163,7 +176,7 @@ class BatchMaker:
                 self._faults.count_masked(sample.shard, sample.key, error.cause, str(error), num_samples)
                 continue
             rows[row], valid[row] = image, True
-        fields: dict[str, Any] = {self._image_input.field: rows}
+        fields: dict[str, Any] = {self._image_input.field: rows, "text_embedding": text_rows}
         if self._captions:
             text = self._captions.tokenize(captions, valid)
             # By the shard and the key, not the image: of a stored embedding there are several crops.
@@ -181,7 +194,12 @@ def _hashes(contents: Iterable[bytes]) -> UInt32[np.ndarray, "n 2"]:
 
 
 def batch_maker(
-    config: LoaderConfig, image_input: ImageInput, tokenizer: Tokenizer | None, address: str, faults: FaultLog
+    config: LoaderConfig,
+    image_input: ImageInput,
+    tokenizer: Tokenizer | None,
+    address: str,
+    faults: FaultLog,
+    texts: "StoredEmbeddings | None" = None,
 ) -> BatchMaker:
     """Returns the maker of batches of a configuration; label files are searched beside a shard's address.
 
@@ -190,4 +208,4 @@ def batch_maker(
     """
     captions = Captions(config.captions, config.caption_unit, tokenizer) if tokenizer else None
     labels = config.labels.build(storage.parent(address)) if config.labels else None
-    return BatchMaker(image_input, captions, labels, config.seed, faults)
+    return BatchMaker(image_input, captions, labels, texts, config.seed, faults)

@@ -75,6 +75,7 @@ class LoaderConfig:
         prefetch_batches: number of batches prepared ahead.
         max_bad_fraction: fraction of the samples that may be broken or missing before the run stops.
         embeddings: a folder that ``lit-het embed`` wrote for these shards, read in place of images.
+        text_embeddings: a folder that ``lit-het embed --texts`` wrote, for a locked text tower.
         slow_read_seconds: after which a pending read is reported, and again at growing intervals.
         stuck_read_seconds: after which a pending read ends the process, so that a scheduler restarts it.
         stream: reads shards that cannot seek sequentially, as a `Stream`; None has random access, as a `Loader`.
@@ -99,6 +100,7 @@ class LoaderConfig:
     prefetch_batches: int = 4
     max_bad_fraction: float = 0.0
     embeddings: str | None = None
+    text_embeddings: str | None = None
     stream: Streaming | None = None
     slow_read_seconds: float = 60.0
     stuck_read_seconds: float = 1800.0
@@ -117,7 +119,7 @@ class LoaderConfig:
         if self.window is not None:
             require_at_least(1, self, "window")
         if self.stream is not None:
-            for field in ("portion", "suspects", "mixture", "shuffle", "window", "embeddings"):
+            for field in ("portion", "suspects", "mixture", "shuffle", "window", "embeddings", "text_embeddings"):
                 if getattr(self, field) != getattr(LoaderConfig, field):
                     raise UserError(f"LoaderConfig: a `stream` has no `{field}`; leave out one of them")
 

@@ -1,8 +1,9 @@
-"""Embeddings of a locked tower, computed once and stored: one safetensors file per shard of images.
+"""Embeddings of a locked tower, computed once and stored: one safetensors file per shard of images or captions.
 
 A file is named after its shard and the shard's digest. So shards and embeddings may move, and a shard that was
-rewritten has no embeddings. A file holds ``embeddings [samples crops size]`` in the order of the shard (NaN where an
-image was broken) and ``keys [samples bytes]`` (UTF-8, padded with zeros). ``embeddings.json`` records the recipe.
+rewritten has no embeddings. A file holds ``embeddings [samples views size]`` in the order of the shard and ``keys
+[samples bytes]`` (UTF-8, padded with zeros). The views of an image are its crops, those of a text the captions of the
+sample, NaN where there are fewer or the sample was broken. ``embeddings.json`` records the recipe.
 """
 
 import dataclasses
@@ -18,6 +19,7 @@ import safetensors.numpy
 from jaxtyping import Float
 
 from lit_het.data_pipelines import storage
+from lit_het.data_pipelines.captions import CaptionUnit
 from lit_het.data_pipelines.index import ShardSummary
 from lit_het.data_pipelines.shards import IMAGE
 from lit_het.data_pipelines.storage import Reader, Span, Unreadable, content_or_raise
@@ -26,14 +28,14 @@ from lit_het.data_pipelines.transforms import Training
 from lit_het.errors import UserError
 from lit_het.untrusted import parse_json, parse_safetensors_header
 
-EMBEDDING = "embedding"
-"""The member kind of a stored embedding, which lies in another file than the image."""
+EMBEDDING, TEXT_EMBEDDING = "embedding", "text_embedding"
+"""The member kinds of stored embeddings, which lie in other files than the images and captions."""
 
 Precision = Literal["float32", "bfloat16", "float16"]
 
 _DTYPES: dict[str, Any] = {"F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
 _RECIPE_FILE = "embeddings.json"
-_VERSION = 1
+_VERSION = 2
 
 MAX_HEADER_BYTES = 2**20
 """The longest accepted header of an embedding file, which declares two arrays."""
@@ -47,17 +49,17 @@ class Recipe:
     """How embeddings were computed.
 
     Attributes:
-        tower: fingerprint of the image tower.
-        images: the preprocessing of the images, see `describe`.
+        tower: fingerprint of the tower, and for texts of its tokenizer.
+        inputs: the preprocessing of the images, see `describe`, or the place of the captions, see `describe_captions`.
         size: of an embedding; for an ensemble, of its members' embeddings concatenated.
-        num_crops: K, random crops of each image; 0 uses the evaluation preprocessing.
+        num_crops: K, random crops of each image; 0 uses the evaluation preprocessing; 0 for texts.
         dtype: of the stored embeddings.
         seed: of the crops.
         version: of the format.
     """
 
     tower: str
-    images: dict[str, Any]
+    inputs: dict[str, Any]
     size: int
     num_crops: int
     dtype: Precision
@@ -87,8 +89,8 @@ class Recipe:
         are_integers = all(type(fields[name]) is int for name in ("size", "num_crops", "seed"))
         if not are_integers or not (1 <= fields["size"] <= MAX_SIZE and 0 <= fields["num_crops"] <= MAX_CROPS):
             raise ValueError("size, num_crops or seed is not an integer in range")
-        if not isinstance(fields["tower"], str) or not isinstance(fields["images"], dict):
-            raise ValueError("tower is not a string, or images is not an object")
+        if not isinstance(fields["tower"], str) or not isinstance(fields["inputs"], dict):
+            raise ValueError("tower is not a string, or inputs is not an object")
         if fields["dtype"] not in get_args(Precision) or fields["version"] != _VERSION:
             raise ValueError("dtype or version is unknown")
         return Recipe(**fields)
@@ -104,6 +106,11 @@ def describe(training: Training, image_size: int, *, random: bool) -> dict[str, 
             {"type": type(change).__name__, **dataclasses.asdict(change)} for change in changes if random
         ],
     }
+
+
+def describe_captions(place: str, unit: CaptionUnit) -> dict[str, Any]:
+    """Returns where the captions of a sample stand, as JSON types; arguments as those of `Captions`."""
+    return {"captions": place, "caption_unit": unit}
 
 
 class EmbeddingFolder:
@@ -135,8 +142,13 @@ class EmbeddingFolder:
         """Returns whether the embeddings of a shard were written."""
         return storage.exists(_path_of(self.address, shard))
 
-    def write(self, table: ShardTable, embeddings: Float[np.ndarray, "n crops d"]) -> None:
-        """Writes the embeddings of a shard's images atomically.
+    def write(self, table: ShardTable, embeddings: Float[np.ndarray, "n views d"], member: str = IMAGE) -> None:
+        """Writes the embeddings of a shard atomically.
+
+        Args:
+            table: of the shard.
+            embeddings: of the samples that have the member, in order.
+            member: the kind of member that was embedded.
 
         Raises:
             UserError: a value overflows the dtype, or the folder cannot be written to.
@@ -146,7 +158,7 @@ class EmbeddingFolder:
         # NaN marks broken images on purpose; infinity can only come from the conversion.
         if np.isinf(stored).any():
             raise UserError(f"an embedding of {table.address} overflows {self.recipe.dtype}; use --dtype bfloat16")
-        keys = table.keys[table.has([IMAGE])]
+        keys = table.keys[table.has([member])]
         arrays = {"embeddings": stored, "keys": keys.view(np.uint8).reshape(len(keys), keys.dtype.itemsize)}
         content = safetensors.numpy.save(arrays, {"recipe": self.recipe.fingerprint})
         try:
@@ -158,24 +170,27 @@ class EmbeddingFolder:
 
 
 class StoredEmbeddings:
-    """Stored embeddings of a tower, read in place of images (`lit_het.data_pipelines.batches.ImageInput`).
+    """Stored embeddings of a tower, read in place of images (`lit_het.data_pipelines.batches.ImageInput`) or texts.
 
     Args:
         address: of the folder.
-        images: the preprocessing of this run, see `describe`.
+        inputs: the preprocessing of this run, see `describe` and `describe_captions`.
+        of: the kind of member that was embedded.
 
     Raises:
-        UserError: the folder has no recipe, or another preprocessing.
+        UserError: the folder has no recipe, or other inputs.
     """
 
-    member, field = EMBEDDING, "image_embedding"
+    field = "image_embedding"
 
-    def __init__(self, address: str, images: dict[str, Any]):
+    def __init__(self, address: str, inputs: dict[str, Any], of: str = IMAGE):
         self.address = address.rstrip("/")
         self.recipe = _read_recipe(self.address)
+        self.member = EMBEDDING if of == IMAGE else TEXT_EMBEDDING
+        self._of = of
         self._dtype = np.dtype(self.recipe.dtype)
         self._reader = Reader()
-        changed = _differences(self.recipe.images, images)
+        changed = _differences(self.recipe.inputs, inputs)
         if changed:
             field, (theirs, ours) = next(iter(changed.items()))
             raise UserError(
@@ -184,34 +199,35 @@ class StoredEmbeddings:
             )
 
     def check_tower(self, fingerprint: str) -> None:
-        """Checks that the embeddings come from this run's image tower.
+        """Checks that the embeddings come from this run's tower.
 
         Raises:
             UserError: they come from another one.
         """
         if fingerprint != self.recipe.tower:
+            side = "image" if self.member == EMBEDDING else "text"
             raise UserError(
-                f"{self.address} was computed by image tower {self.recipe.tower}, this run has {fingerprint};"
+                f"{self.address} was computed by {side} tower {self.recipe.tower}, this run has {fingerprint};"
                 " embed again into another folder"
             )
 
     def attach(self, table: ShardTable) -> ShardTable:
-        """Returns the table of a shard with the member kind `EMBEDDING` added.
+        """Returns the table of a shard with the embeddings' kind of member added.
 
         Raises:
             UserError: the folder has no embeddings of the shard, or they were made with another recipe.
         """
         path = _path_of(self.address, table)
-        has = table.has([IMAGE])
-        shape = [int(has.sum()), max(1, self.recipe.num_crops), self.recipe.size]
-        stride = shape[1] * shape[2] * self._dtype.itemsize
+        has = table.has([self._of])
+        start, (count, views, size) = self._rows(path, table, int(has.sum()))
+        stride = views * size * self._dtype.itemsize
         offsets = np.full(len(has), -1, np.int64)
-        offsets[has] = self._start_of_rows(path, table, shape) + stride * np.arange(shape[0])
+        offsets[has] = start + stride * np.arange(count)
         return dataclasses.replace(
             table,
-            offsets={**table.offsets, EMBEDDING: offsets},
-            sizes={**table.sizes, EMBEDDING: np.where(has, stride, 0)},
-            elsewhere={**table.elsewhere, EMBEDDING: path},
+            offsets={**table.offsets, self.member: offsets},
+            sizes={**table.sizes, self.member: np.where(has, stride, 0)},
+            elsewhere={**table.elsewhere, self.member: path},
         )
 
     def zeros(self, count: int) -> np.ndarray:
@@ -224,15 +240,23 @@ class StoredEmbeddings:
         Raises:
             Unreadable: its image was broken.
         """
-        crops = np.frombuffer(content, self._dtype).reshape(-1, self.recipe.size)
+        crops = len(content) // (self.recipe.size * self._dtype.itemsize)
         # The same generator as for images: the crop is a function of the seed and the position.
-        row = crops[0 if generator is None or len(crops) == 1 else generator.integers(len(crops))]
-        if not np.isfinite(row).all():
-            raise Unreadable("no embedding", "the image was broken when it was embedded")
-        return row
+        return self.view(content, 0 if generator is None or crops == 1 else int(generator.integers(crops)))
 
-    def _start_of_rows(self, path: str, table: ShardTable, shape: list[int]) -> int:
-        """Returns the offset of the embeddings in a file, after checking its untrusted header."""
+    def view(self, content: bytes, number: int) -> np.ndarray:
+        """Returns the embedding of one view of a sample.
+
+        Raises:
+            Unreadable: there is none.
+        """
+        views = np.frombuffer(content, self._dtype).reshape(-1, self.recipe.size)
+        if number >= len(views) or not np.isfinite(views[number]).all():
+            raise Unreadable("no embedding", "the sample was broken when it was embedded, or has changed")
+        return views[number]
+
+    def _rows(self, path: str, table: ShardTable, count: int) -> tuple[int, list[int]]:
+        """Returns the offset and the shape of the embeddings in a file, after checking its untrusted header."""
         try:
             arrays, metadata = parse_safetensors_header(functools.partial(self._bytes, path), storage.size(path))
             rows, made_by = arrays["embeddings"], metadata["recipe"]
@@ -244,6 +268,10 @@ class StoredEmbeddings:
                     " run lit-het embed"
                 )
             raise UserError(message) from error
+        # The captions of a sample are as many as the shard's most.
+        is_text = self.member == TEXT_EMBEDDING and len(rows.shape) == 3 and 1 <= rows.shape[1] <= MAX_CROPS
+        views = rows.shape[1] if is_text else max(1, self.recipe.num_crops)
+        shape = [count, views, self.recipe.size]
         if list(rows.shape) != shape or _DTYPES.get(rows.dtype) != self._dtype:
             raise UserError(
                 f"{path}: holds {list(rows.shape)} {rows.dtype}, not {shape} {self._dtype}; remove it and run"
@@ -253,7 +281,7 @@ class StoredEmbeddings:
             raise UserError(
                 f"{path}: was made with another recipe than {_RECIPE_FILE}; remove it and run lit-het embed"
             )
-        return rows.start
+        return rows.start, shape
 
     def _bytes(self, path: str, offset: int, size: int) -> bytes:
         if size > MAX_HEADER_BYTES:

@@ -37,6 +37,7 @@ from lit_het.data_pipelines.order import Chosen, Mixed, Order, Sequential, Shuff
 from lit_het.data_pipelines.portions import ConcatenatedRanges, Portion, without
 from lit_het.data_pipelines.shards import IMAGE
 from lit_het.data_pipelines.storage import Unreadable, absolute
+from lit_het.data_pipelines.tables import ShardTable
 from lit_het.errors import UserError, counted
 from lit_het.types import Batch
 
@@ -62,6 +63,7 @@ class Loader:
         num_classes: of the labels, ``k``; None without labels.
         faults: samples excluded or masked since the loader was built.
         stored: the embeddings that are read in place of images, or None.
+        stored_texts: the embeddings that are read beside the captions, or None.
 
     Raises:
         UserError: no shards, or more of their samples are broken than ``max_bad_fraction`` allows.
@@ -77,21 +79,26 @@ class Loader:
         data_sets = config.data_sets()
         self.config = config
         self.faults = FaultLog(config.max_bad_fraction) if faults is None else faults
-        self.stored = _stored_embeddings(config)
+        self.stored, self.stored_texts = _stored_embeddings(config, has_texts=tokenizer is not None)
         image_input = self.stored or Images(config.training, config.image_size)
-        self._maker = batch_maker(config, image_input, tokenizer, data_sets[0][0], self.faults)
+        self._maker = batch_maker(config, image_input, tokenizer, data_sets[0][0], self.faults, self.stored_texts)
         self.num_classes = self._maker.num_classes
         # Images are required even if embeddings are read instead: so both give the same order of samples.
-        required = [IMAGE if member == image_input.member else member for member in self._maker.members]
+        kinds = [part.member for part in (self.stored, self.stored_texts) if part is not None]
+        required = list(dict.fromkeys([IMAGE, *(kind for kind in self._maker.members if kind not in kinds)]))
         addresses = [address for shards in data_sets for address in shards]
-        attach = self.stored.attach if self.stored else lambda table: table
-        self.index = ShardIndex(addresses, required, [image_input.member], attach, advance)
+        self.index = ShardIndex(addresses, required, kinds, self._attach, advance)
         found = ((summary.address, fault) for summary in self.index.summaries for fault in summary.faults)
         self.faults.count_excluded(found, len(self.index))
         self._num_shards = [len(shards) for shards in data_sets]
         self._suspects = _suspects(config, self.index, data_sets[0])
         self._weight = 0.0 if config.suspects is None else config.suspects.weight
         self._order, self.numbers = _order(config, self.index.counts, self._num_shards, self._left_out)
+
+    def _attach(self, table: ShardTable) -> ShardTable:
+        for stored in (self.stored, self.stored_texts):
+            table = stored.attach(table) if stored else table
+        return table
 
     def with_portion(self, portion: Portion) -> "Loader":
         """Returns a loader of another portion of ``shards``, with the same index."""
@@ -233,12 +240,21 @@ class Loader:
         return RawSample(self.index.shard(sample), self.index.key(sample), members)
 
 
-def _stored_embeddings(config: LoaderConfig) -> "StoredEmbeddings | None":
-    if config.embeddings is None:
-        return None
-    from lit_het.data_pipelines.embeddings import StoredEmbeddings, describe
+def _stored_embeddings(
+    config: LoaderConfig, *, has_texts: bool
+) -> tuple["StoredEmbeddings | None", "StoredEmbeddings | None"]:
+    """Returns the stored embeddings of images and of texts."""
+    if config.embeddings is None and config.text_embeddings is None:
+        return None, None
+    from lit_het.data_pipelines.embeddings import StoredEmbeddings, describe, describe_captions
 
-    return StoredEmbeddings(config.embeddings, describe(config.training, config.image_size, random=True))
+    images = texts = None
+    if config.embeddings is not None:
+        images = StoredEmbeddings(config.embeddings, describe(config.training, config.image_size, random=True))
+    if config.text_embeddings is not None and has_texts:
+        place = describe_captions(config.captions, config.caption_unit)
+        texts = StoredEmbeddings(config.text_embeddings, place, of=config.captions.partition("/")[0])
+    return images, texts
 
 
 def _order(

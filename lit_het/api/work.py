@@ -80,8 +80,9 @@ def embed(
     dtype: Precision = "float16",
     crops: int = 0,
     part: tuple[int, int] = (0, 1),
+    texts: bool = False,
 ) -> None:
-    """Stores the embeddings of a locked image tower, to train on them; finished shards are skipped.
+    """Stores the embeddings of a locked tower, to train on them; finished shards are skipped.
 
     Args:
         tower: directory of a run; or the configuration of a run to be trained, a Python file with it, or the name of a
@@ -92,6 +93,7 @@ def embed(
         crops: K, random views of each image by the configuration's ``crop`` and ``augmentations``; 0 for one view,
             preprocessed as in evaluation.
         part: (I, N): shards I, I + N, ..., where N hosts share the work.
+        texts: whether to embed the captions with the text tower, and not the images.
 
     Raises:
         UserError: the tower, the shards or the output cannot be used.
@@ -104,6 +106,7 @@ def embed(
         if not source.is_dir():
             source = locate_config(source)
         config = parse_tower(source)
-    from lit_het.runs import embedding
+    from lit_het.runs import caption_embedding, embedding
 
-    embedding.embed(source, config, str(output), embedding.EmbedOptions(tuple(data), dtype, crops, part))
+    work = caption_embedding.embed_captions if texts else embedding.embed
+    work(source, config, str(output), embedding.EmbedOptions(tuple(data), dtype, crops, part))

@@ -33,6 +33,7 @@ CHANGEABLE_FIELDS = (
     "data.slow_read_seconds",
     "data.stuck_read_seconds",
     "data.embeddings",
+    "data.text_embeddings",
     "pretrained.run",
     "task.image_tower.weights",
     "task.text_tower.weights",
@@ -124,13 +125,23 @@ def unseen_pixels(tower: ImageTowerConfig) -> str | None:
 
 
 def check_embeddings(
-    loader: "Loader | Stream", task: ContrastiveTask | ClassificationTask, tower: Callable[[], str]
+    loader: "Loader | Stream",
+    task: ContrastiveTask | ClassificationTask,
+    tower: Callable[[], str],
+    text_tower: Callable[[], str],
 ) -> None:
-    """Checks that stored embeddings are those of the image tower."""
-    if not isinstance(loader, Loader) or loader.stored is None:
+    """Checks that stored embeddings are those of the locked towers, given by their fingerprints."""
+    if not isinstance(loader, Loader):
         return
-    if not isinstance(task, ContrastiveTask):
-        raise UserError("a classifier is trained on images; leave out --data.embeddings")
-    if "image_tower" in task.trained:
-        raise UserError("a trainable image tower needs images; lock it, or leave out --data.embeddings")
-    loader.stored.check_tower(tower())
+    sides = (
+        ("image", "images", "embeddings", loader.stored, tower),
+        ("text", "captions", "text-embeddings", loader.stored_texts, text_tower),
+    )
+    for side, inputs, flag, stored, fingerprint in sides:
+        if stored is None:
+            continue
+        if not isinstance(task, ContrastiveTask):
+            raise UserError(f"a classifier is trained on images; leave out --data.{flag}")
+        if f"{side}_tower" in task.trained:
+            raise UserError(f"a trainable {side} tower needs {inputs}; lock it, or leave out --data.{flag}")
+        stored.check_tower(fingerprint())

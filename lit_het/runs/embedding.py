@@ -1,4 +1,4 @@
-"""``lit-het embed``: computes the embeddings of a locked image tower once and stores them."""
+"""``lit-het embed``: computes the embeddings of a locked tower once and stores them."""
 
 import dataclasses
 import itertools
@@ -68,30 +68,25 @@ def embed(source: Path | None, config: ExperimentConfig, output: str, options: E
     Raises:
         UserError: the tower, the shards or the output cannot be used.
     """
-    data = dataclasses.replace(config.data, labels=None, portion=ALL, suspects=None, embeddings=None, stream=None)
-    if options.shards:
-        data = dataclasses.replace(data, shards=options.shards, mixture=())
+    data = whole_data(config, options)
     if options.num_crops and data.crop is None and not data.augmentations:
         raise UserError(
             "all crops would be equal: give `crop` or `augmentations` in the configuration, or leave out --crops"
         )
-    addresses = _addresses(data, options.part)
+    addresses = addresses_of(data, options)
     mesh = config.mesh.build(jax.local_devices())
     sharding.check_batch_size(data.batch_size, mesh)
-    params = _tower_params(source, config)
+    params = tower_params(source, config, "image_tower")
     recipe = Recipe(
         tower=tower_fingerprint(config, params),
-        images=describe(data.training, data.image_size, random=options.num_crops > 0),
+        inputs=describe(data.training, data.image_size, random=options.num_crops > 0),
         size=FeatureExtractor(config.task.image_tower).size,
         num_crops=options.num_crops,
         dtype=options.dtype,
         seed=data.seed,
     )
     folder = EmbeddingFolder(output, recipe)
-    missing, num_samples = _missing(folder, addresses)
-    if len(missing) < len(addresses):
-        there = len(addresses) - len(missing)
-        message(f"{there} of {len(addresses)} shards already have embeddings in {output}")
+    missing, num_samples = missing_shards(folder, addresses, IMAGE)
     if not missing:
         return
     # The allowed fraction refers to all samples, not only to those of the missing shards.
@@ -110,27 +105,44 @@ def embed(source: Path | None, config: ExperimentConfig, output: str, options: E
     message(f"wrote the embeddings of {counted(len(missing), 'shard')} to {output}")
 
 
-def _missing(folder: EmbeddingFolder, addresses: Sequence[str]) -> tuple[list[ShardSummary], int]:
-    """Returns the shards without embeddings, and the number of samples of all shards."""
+def missing_shards(folder: EmbeddingFolder, addresses: Sequence[str], member: str) -> tuple[list[ShardSummary], int]:
+    """Returns the shards without embeddings, and the number of samples of all shards; a message counts the others."""
     with Bar("indexing", len(addresses), "shards") as bar:
-        index = ShardIndex(addresses, [IMAGE], advance=bar.advance)
+        index = ShardIndex(addresses, [member], advance=bar.advance)
     with ThreadPoolExecutor(storage.MAX_REQUESTS) as pool:
         there = pool.map(folder.has, index.summaries)
         missing = [shard for shard, is_there in zip(index.summaries, there, strict=True) if not is_there]
+    if len(missing) < len(addresses):
+        there = len(addresses) - len(missing)
+        message(f"{there} of {len(addresses)} shards already have embeddings in {folder.address}")
     return missing, len(index)
 
 
-def _addresses(data: LoaderConfig, part: tuple[int, int]) -> list[str]:
+def whole_data(config: ExperimentConfig, options: EmbedOptions) -> LoaderConfig:
+    """Returns the data to embed: all samples of the shards."""
+    data = dataclasses.replace(
+        config.data, labels=None, portion=ALL, suspects=None, embeddings=None, text_embeddings=None, stream=None
+    )
+    return dataclasses.replace(data, shards=options.shards, mixture=()) if options.shards else data
+
+
+def addresses_of(data: LoaderConfig, options: EmbedOptions) -> list[str]:
+    """Returns the shards that this host embeds.
+
+    Raises:
+        UserError: one is a shell command.
+    """
     addresses = list(dict.fromkeys(itertools.chain(*data.data_sets())))
     for address in filter(storage.is_pipe, addresses):
         raise UserError(f"{address}: a command cannot seek, which embed needs; name files with --data")
-    return addresses[part[0] :: part[1]]
+    number, count = options.part
+    return addresses[number::count]
 
 
-def _tower_params(source: Path | None, config: ExperimentConfig) -> Params:
-    """Returns the parameters of the image tower under the key ``image_tower``."""
+def tower_params(source: Path | None, config: ExperimentConfig, part: str) -> Params:
+    """Returns the parameters of a tower under its key, such as ``image_tower``; arguments as those of `embed`."""
     if source is None or ".py" in source.name:
-        shapes = {"image_tower": abstract_params(config.task.build())["image_tower"]}
+        shapes = {part: abstract_params(config.task.build())[part]}
         return load_weights(config.task, shapes) or load_pretrained(config, shapes)
     return open_run(source).params
 

@@ -214,6 +214,8 @@ def load_pretrained(config: ExperimentConfig, like: Params) -> Params:
     check_chain(origin)
     theirs, ours = source.task.image_tower, config.task.image_tower
     ends = _check_same_tower(theirs, ours, origin)
+    if "text_tower" in like and isinstance(config.task, ContrastiveConfig):
+        _check_same_text_tower(source.task, config.task.text_tower, origin)
     wanted = {path: leaf for path, leaf in parameters.flatten(like).items() if not path.startswith(ends)}
     as_saved = {**wanted, **_resampled(source, wanted)}
     locked = {path for path in wanted if any(re.fullmatch(pattern, path) for pattern in source.task.locked)}
@@ -333,17 +335,25 @@ def _check_same_source(found: Any, tower: Any, part: str, optional: tuple[str, .
             )
 
 
-def tower_fingerprint(config: ExperimentConfig, params: Params) -> str:
-    """Returns a fingerprint of an image tower: a hash of its fields and of its parameters in the compute type.
+def tower_fingerprint(config: ExperimentConfig, params: Params, tokenizer: Tokenizer | None = None) -> str:
+    """Returns a fingerprint of a tower: a hash of its fields, its parameters in the compute type and its tokenizer.
 
     Args:
         config: of a run.
-        params: its parameters, at least those under ``image_tower``.
+        params: its parameters, at least those of the tower.
+        tokenizer: of the text tower; None for the image tower.
     """
-    tower = config.task.image_tower
+    part = "image_tower" if tokenizer is None else "text_tower"
+    tower = getattr(config.task, part)
     fields = {field: value for field, value in experiment.fields(tower).items() if field not in EXECUTION_FIELDS}
-    used = parameters.cast({"image_tower": params["image_tower"]}, tower.compute_type)
-    text = f"{json.dumps(fields, sort_keys=True)} {tower.compute_type} {checksums.digest(used)}"
+    # Locked parameters are held in the type of the image tower.
+    compute_type = config.task.image_tower.compute_type
+    used = parameters.cast({part: params[part]}, compute_type)
+    text = f"{json.dumps(fields, sort_keys=True)} {compute_type} {checksums.digest(used)}"
+    if tokenizer is not None:
+        settings = dataclasses.asdict(dataclasses.replace(config.tokenizer, model=Path())) if config.tokenizer else {}
+        vocabulary = hashlib.sha256(tokenizer.model_bytes).hexdigest()
+        text += f" {json.dumps(settings, sort_keys=True, default=str)} {vocabulary}"
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -367,6 +377,16 @@ def _check_same_tower(theirs: Any, ours: Any, origin: Path) -> tuple[str, ...]:
                 f"set --task.image-tower.{field.replace('_', '-')} {before}"
             )
     return tuple(ends.values())
+
+
+def _check_same_text_tower(source: ContrastiveConfig | ClassificationConfig, ours: Any, origin: Path) -> None:
+    if not isinstance(source, ContrastiveConfig):
+        raise UserError(f"{origin} is a classifier without a text tower; lock that of an image-text model")
+    for field, (before, now) in _differences(source.text_tower, ours).items():
+        raise UserError(
+            f"the text tower of {origin} has {field} = {before}, but this configuration has {now}; "
+            f"set --task.text-tower.{field.replace('_', '-')} {before}"
+        )
 
 
 def _differences(theirs: Any, ours: Any) -> dict[str, tuple[Any, Any]]:

@@ -103,8 +103,10 @@ class Step:
         image, stored = of(size, size, 3, dtype=jnp.uint8), of(self._task.features.size, dtype=jnp.float32)
         is_stored = self.config.data.embeddings is not None
         suspects = self.config.data.suspects
-        text = ids = label = None
+        text = stored_text = ids = label = None
         if isinstance(task, ContrastiveConfig):
+            if self.config.data.text_embeddings is not None:
+                stored_text = of(task.text_tower.embedding_size, dtype=jnp.float32)
             text, ids = of(task.text_tower.length, dtype=jnp.int32), of(2, dtype=jnp.uint32)
         else:
             shape = task.loss.label_shapes(task.num_classes)[0]
@@ -114,6 +116,7 @@ class Step:
             "image": None if is_stored else image,
             "image_embedding": stored if is_stored else None,
             "text": text,
+            "text_embedding": stored_text,
             "image_id": ids,
             "text_id": ids,
             "label": label,

@@ -94,7 +94,7 @@ def _train_on(
     locked = parameters.cast(locked, config.task.image_tower.compute_type)
     # Cached, and computed only if needed: it hashes the whole tower.
     tower = functools.cache(functools.partial(tower_fingerprint, config, locked))
-    check_embeddings(loader, task, tower)
+    check_embeddings(loader, task, tower, lambda: tower_fingerprint(config, locked, tokenizer))
     initial = functools.partial(initial_state, optimizer=optimizer, averages=config.average_decay is not None)
     places = sharding.tree_shardings(jax.eval_shape(initial, trainable), mesh)
     state = jax.jit(initial, out_shardings=places)(trainable)

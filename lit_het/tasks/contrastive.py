@@ -112,10 +112,13 @@ class ContrastiveTask:
         """Returns the contrastive loss of the batch, and metrics."""
         assert batch.text is not None
         model = self._model(params)
-        parts = self.config.microbatches
-        outputs = {
-            "text": microbatches.apply(model.text_tower, batch.text, self._routing_key("text_tower", keys), parts)
-        }
+        outputs, parts = {}, self.config.microbatches
+        if batch.text_embedding is None:
+            key = self._routing_key("text_tower", keys)
+            outputs["text"] = microbatches.apply(model.text_tower, batch.text, key, parts)
+            text = outputs["text"][0]
+        else:
+            text = batch.text_embedding.astype(jnp.float32)
         if batch.image_embedding is None:
             key = self._routing_key("image_tower", keys)
             outputs["image"] = microbatches.apply(model.image_tower, batch.image, key, parts)
@@ -123,7 +126,7 @@ class ContrastiveTask:
         else:
             image = self.features.embedding(batch.image_embedding.astype(jnp.float32))
         # The embedding of an invalid row may be NaN: its gradient would be NaN even with a weight of 0 in the loss.
-        image, text = (jnp.where(batch.valid[:, None], side, 1.0) for side in (image, outputs["text"][0]))
+        image, text = (jnp.where(batch.valid[:, None], side, 1.0) for side in (image, text))
         samples = model.head(image, text, keys("noise"))
         ids = [ids for ids in (batch.image_id, batch.text_id) if ids is not None]
         loss = self.config.loss(samples, batch.valid, ids, batch.weight)

@@ -1,6 +1,7 @@
 """`lit-het embed`: the losses of images without images, restarts, and what is refused."""
 
 import dataclasses
+import itertools
 import json
 import re
 import shutil
@@ -16,9 +17,12 @@ import pytest
 import safetensors
 from flax import nnx
 
+import lit_het
+from lit_het.checkpoints.native import checksums
 from lit_het.cli.main import main
 from lit_het.configs import lit_e3_b32_het_xl
 from lit_het.configs.experiment import PretrainedConfig
+from lit_het.data_pipelines.images import encode_jpeg
 from lit_het.data_pipelines.loader import Loader
 from lit_het.data_pipelines.shards import write_tar
 from lit_het.data_pipelines.storage import Reader, Unreadable
@@ -27,6 +31,7 @@ from lit_het.runs.embedding import EmbedOptions, embed
 from lit_het.runs.opening import open_run
 from lit_het.runs.parsing import parse_tower
 from lit_het.runs.training import train
+from lit_het.tasks.contrastive import ContrastiveTask
 from lit_het.towers.vit import ViTConfig
 from lit_het.training.metric_log import read_metrics
 from tests import tiny
@@ -56,6 +61,71 @@ def test_a_run_on_embeddings_has_the_losses_of_the_run_on_images(trained_lit, em
     config = on_embeddings(dataclasses.replace(trained_lit, run_dir=tmp_path / "lit"), embedded)
     train(config)
     np.testing.assert_allclose(losses(config.run_dir), losses(trained_lit.run_dir), rtol=1e-5)
+
+
+@pytest.fixture
+def head_only(trained_lit, tmp_path):
+    """A run that trains a head on two locked towers, those of a finished LiT run."""
+    task = dataclasses.replace(trained_lit.task, locked=("image_tower/.*", "text_tower/.*"))
+    pretrained = PretrainedConfig(run=trained_lit.run_dir, pattern="(image|text)_tower/.*")
+    return dataclasses.replace(trained_lit, run_dir=tmp_path / "head", task=task, pretrained=pretrained, evaluations=())
+
+
+def test_a_head_trains_on_stored_images_and_captions_as_on_the_towers(head_only, trained_lit, embedded, tmp_path):
+    folder = tmp_path / "texts"
+    lit_het.embed(trained_lit.run_dir, folder, dtype="float32", texts=True)
+    train(head_only)
+    data = dataclasses.replace(head_only.data, embeddings=str(embedded), text_embeddings=str(folder))
+    stored = dataclasses.replace(head_only, run_dir=tmp_path / "stored", data=data)
+    train(stored)
+    np.testing.assert_allclose(losses(stored.run_dir), losses(head_only.run_dir), rtol=1e-5)
+    trained, model = open_run(stored.run_dir), open_run(trained_lit.run_dir)
+    for part, change in (("image_tower", False), ("text_tower", False), ("head", True)):
+        assert (checksums.digest(trained.params[part]) != checksums.digest(model.params[part])) is change
+
+
+def test_the_caption_of_a_step_is_that_of_its_stored_embedding(trained_lit, tmp_path):
+    """Where samples have different numbers of captions, some of them equal."""
+    image = encode_jpeg(np.zeros((32, 32, 3), np.uint8))
+    texts = ["\n".join(tiny.COLOURS[: 1 + number % 3]) for number in range(6)]
+    samples = [{"__key__": f"{number:03}", "jpg": image, "txt": text} for number, text in enumerate(texts)]
+    write_tar(tmp_path / "several.tar", samples)
+    shards = (str(tmp_path / "several.tar"),)
+    lit_het.embed(trained_lit.run_dir, tmp_path / "texts", data=shards, dtype="float32", texts=True)
+    run = open_run(trained_lit.run_dir)
+    data = dataclasses.replace(
+        trained_lit.data, shards=shards, batch_size=8, text_embeddings=str(tmp_path / "texts"), threads=0
+    )
+    assert run.tokenizer is not None
+    assert isinstance(run.task, ContrastiveTask)
+    model = nnx.merge(run.task.graph, run.params)
+    seen = set()
+    for batch in itertools.islice(Loader(data, run.tokenizer).batches(), 6):
+        assert batch.text is not None
+        assert batch.text_embedding is not None
+        expected = model.text_tower(jnp.asarray(batch.text)).embedding
+        np.testing.assert_allclose(batch.text_embedding, expected, rtol=1e-5, atol=1e-6)
+        seen |= {ids.tobytes() for ids in batch.text}
+    assert len(seen) == 3
+
+
+def test_captions_of_another_text_tower_are_refused(capsys, head_only, trained_lit, lit_config, tmp_path):
+    config = dataclasses.replace(trained_lit, run_dir=tmp_path / "other", seed=7)
+    tiny.finish_untrained(config)
+    lit_het.embed(config.run_dir, tmp_path / "texts", texts=True)
+    data = dataclasses.replace(head_only.data, text_embeddings=str(tmp_path / "texts"))
+    with pytest.raises(lit_het.UserError, match=r"was computed by text tower .*; embed again into another folder"):
+        train(dataclasses.replace(head_only, data=data))
+    with pytest.raises(lit_het.UserError, match="a trainable text tower needs captions; lock it"):
+        train(dataclasses.replace(lit_config, data=data))
+
+
+def test_what_has_no_captions_to_embed_is_refused(capsys, upstream, trained_lit, tmp_path):
+    line = refusal(capsys, "embed", "--tower", upstream, "--output", tmp_path / "e", "--texts")
+    assert "--texts needs an image-text model with a tokenizer" in line
+    crops = ("--output", tmp_path / "e", "--texts", "--crops", "2")
+    line = refusal(capsys, "embed", "--tower", trained_lit.run_dir, *crops)
+    assert "leave out --crops or --texts" in line
 
 
 def test_a_run_may_resume_with_embeddings_after_images(trained_lit, embedded, tmp_path):

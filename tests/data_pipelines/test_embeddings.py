@@ -26,7 +26,7 @@ CROPPED = Training(Preprocessing(), InceptionCrop(), (HorizontalFlip(),))
 def recipe(**changed) -> Recipe:
     images = describe(PLAIN, IMAGE_SIZE, random=False)
     return Recipe(
-        **{"tower": "t", "images": images, "size": SIZE, "num_crops": 0, "dtype": "float32", "seed": 0, **changed}
+        **{"tower": "t", "inputs": images, "size": SIZE, "num_crops": 0, "dtype": "float32", "seed": 0, **changed}
     )
 
 
@@ -120,7 +120,7 @@ def test_samples_without_an_image_are_excluded_as_without_embeddings(tmp_path):
 
 
 def test_training_takes_one_of_the_crops_by_the_position_in_the_stream(shards, tmp_path):
-    write(tmp_path / "e", shards, recipe(num_crops=4, images=describe(CROPPED, IMAGE_SIZE, random=True)))
+    write(tmp_path / "e", shards, recipe(num_crops=4, inputs=describe(CROPPED, IMAGE_SIZE, random=True)))
     changes = {"crop": CROPPED.crop, "augmentations": CROPPED.augmentations}
     first, again = (loader(shards, tmp_path / "e", **changes).batches() for _ in range(2))
     crops, last = [], None
@@ -280,7 +280,7 @@ def test_a_truncated_file_is_a_one_line_error_with_its_path(shards, tmp_path):
         {"dtype": "float8"},
         {"dtype": [1]},
         {"seed": None},
-        {"version": 2},
+        {"version": 1},
         {"more": 1},
     ],
 )
