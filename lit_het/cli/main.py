@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 
 from lit_het import __version__, library_logs
 from lit_het.cli import (
+    add_noise,
     calibrate,
     checkpoint,
     classify,
@@ -34,6 +35,7 @@ _COMMANDS = (
     quickstart,
     new,
     train,
+    add_noise,
     plan,
     embed,
     checkpoint,

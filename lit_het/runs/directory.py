@@ -43,14 +43,14 @@ def load_config(run_dir: Path) -> ExperimentConfig:
 
 
 def find_pretrained(recorded: Path, run_dir: Path) -> Path:
-    """Returns the run with the locked parameters: at its recorded path, or beside this run if both were moved.
+    """Returns the run with the locked parameters: at its recorded path, or if runs were moved in or beside this one.
 
     Raises:
-        UserError: it is at neither place.
+        UserError: it is at no place.
     """
-    beside = run_dir.resolve().parent / recorded.name
-    for place in (recorded, beside):
-        if config_path(place).is_file() and (place is recorded or place != run_dir.resolve()):
+    here = run_dir.resolve()
+    for place in (recorded, here / recorded.name, here.parent / recorded.name):
+        if config_path(place).is_file() and (place is recorded or place != here):
             return place
     raise UserError(f"the run with the locked parameters, {recorded}, is missing; give its path with --pretrained DIR")
 

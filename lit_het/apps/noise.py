@@ -1,0 +1,146 @@
+"""``lit-het add-noise``: a HET-XL head for a finished image-text model, whose towers stay as they are."""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+from lit_het.configs.experiment import ExperimentConfig, PretrainedConfig
+from lit_het.console import Bar, message
+from lit_het.data_pipelines.index import ShardIndex
+from lit_het.data_pipelines.portions import ALL, Portion
+from lit_het.data_pipelines.shards import IMAGE, expand
+from lit_het.data_pipelines.storage import absolute
+from lit_het.durations import Duration
+from lit_het.errors import UserError
+from lit_het.heads.contrastive import DeterministicContrastiveConfig, HetXLContrastiveConfig
+from lit_het.heads.temperature import LogTemperature
+from lit_het.optimizers import AdamW, Optimizer
+from lit_het.runs import caption_embedding, embedding
+from lit_het.runs.calibration_split import LEAST_IMAGES
+from lit_het.runs.directory import checkpoint_dir, load_config, tokenizer_path
+from lit_het.runs.embedding import EmbedOptions
+from lit_het.runs.flags import with_flags
+from lit_het.runs.importing import ImportOptions, import_weights
+from lit_het.runs.opening import open_run
+from lit_het.runs.training import train_unless_done
+from lit_het.schedules import Schedule
+from lit_het.tasks.contrastive import ContrastiveConfig
+from lit_het.training.loop import Cadence
+
+LEAST_PAIRS = 1000
+"""Of fewer pairs no noise is learned."""
+
+# The towers of the model, which are locked.
+_TOWERS = "(image|text)_tower/.*"
+# Settings by the study in docs/noise.md.
+_STEPS, _BATCH_SIZE, _LEARNING_RATE = 1000, 256, 3e-3
+
+
+def add_noise(
+    model: str,
+    shards: str,
+    output: Path,
+    flags: Sequence[str] = (),
+    *,
+    captions: str = "txt",
+    options: ImportOptions | None = None,
+) -> None:
+    """Trains the covariances and τ of a HET-XL head on the embeddings of a model, which are computed once.
+
+    The same call continues an interrupted one.
+
+    Args:
+        model: a run, or an address as of ``lit-het import``; its towers are locked.
+        shards: a folder, pattern or list of image-text pairs.
+        output: directory of the new run; weights that are imported, and the embeddings, are stored in it.
+        flags: fields of the configuration, as those of ``lit-het train``.
+        captions: the member with the captions.
+        options: what weights of other libraries do not record; None where they record everything.
+
+    Raises:
+        UserError: the model is a classifier or has noise already, there are too few pairs, or anything that
+            `train` and `embed` raise.
+    """
+    count = _count(shards, captions)
+    source = _model(model, output, options or ImportOptions())
+    config = with_flags(_config(source, shards, captions, output, count), flags, "lit-het add-noise")
+    towers = dataclasses.replace(load_config(source), data=config.data, tokenizer=config.tokenizer)
+    assert config.data.embeddings is not None
+    assert config.data.text_embeddings is not None
+    embedding.embed(source, towers, config.data.embeddings, EmbedOptions())
+    caption_embedding.embed_captions(source, towers, config.data.text_embeddings, EmbedOptions())
+    train_unless_done(config)
+    message(f"next: lit-het classify IMAGE --checkpoint {output} --labels ...; lit-het report {output}")
+
+
+def _count(shards: str, captions: str) -> int:
+    """Returns the number of image-text pairs."""
+    addresses = expand(shards)
+    with Bar("indexing", len(addresses), "shards") as bar:
+        count = len(ShardIndex(addresses, [IMAGE, captions.partition("/")[0]], advance=bar.advance))
+    if count < LEAST_PAIRS:
+        raise UserError(
+            f"{shards} has {count:,} pairs of an image and a .{captions.partition('/')[0]}, too few to learn noise "
+            f"from; give {LEAST_PAIRS:,} or more, or calibrate the model with lit-het calibrate"
+        )
+    return count
+
+
+def _model(model: str, output: Path, options: ImportOptions) -> Path:
+    """Returns the run of the model; weights of other libraries are imported into the output folder."""
+    if checkpoint_dir(Path(model)).is_dir():
+        return Path(model).resolve()
+    imported = output / "model"
+    if not imported.exists():
+        import_weights(model, imported, options)
+    return imported.resolve()
+
+
+def _config(source: Path, shards: str, captions: str, output: Path, count: int) -> ExperimentConfig:
+    """Returns the configuration of the new run."""
+    model = load_config(source)
+    if not isinstance(model.task, ContrastiveConfig):
+        raise UserError(
+            f"{source} is a classifier; noise is added to image-text models, see lit_het.sklearn for others"
+        )
+    if not isinstance(model.task.head, DeterministicContrastiveConfig):
+        raise UserError(f"{source} has noise already; lit-het train trains it further")
+    if model.tokenizer is None:
+        raise UserError(f"{source} has no tokenizer; import the model again with --tokenizer FILE")
+    run = open_run(source)
+    # τ and the bias start where the model's training left them.
+    bias = run.params.get("head", {}).get("bias")
+    head = HetXLContrastiveConfig(
+        temperature=LogTemperature(initial=float(run.task.temperature(run.params))),
+        initial_bias=None if bias is None else float(bias),
+    )
+    data = dataclasses.replace(
+        model.data,
+        shards=(absolute(shards),),
+        mixture=(),
+        labels=None,
+        portion=ALL,
+        suspects=None,
+        stream=None,
+        crop=None,
+        augmentations=(),
+        captions=captions,
+        batch_size=min(_BATCH_SIZE, count // 4),
+        embeddings=str((output / "embeddings" / "images").resolve()),
+        text_embeddings=str((output / "embeddings" / "texts").resolve()),
+    )
+    task = dataclasses.replace(model.task, head=head, locked=(_TOWERS,), microbatches=1)
+    return ExperimentConfig(
+        run_dir=output,
+        task=task,
+        data=data,
+        length=Duration(_STEPS),
+        tokenizer=dataclasses.replace(model.tokenizer, model=tokenizer_path(source)),
+        pretrained=PretrainedConfig(run=source, pattern=_TOWERS),
+        optimizer=Optimizer(AdamW(second_decay=0.95), weight_decay=2e-6),
+        schedule=Schedule(learning_rate=_LEARNING_RATE, warmup=Duration(5, "percent")),
+        mesh=model.mesh,
+        cadence=Cadence(log_steps=20, save_steps=500),
+        # The last 2 %, or where these are few 10 %.
+        calibration="auto" if count * 2 // 100 >= LEAST_IMAGES else Portion(90),
+    )

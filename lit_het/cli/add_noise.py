@@ -1,0 +1,65 @@
+"""The arguments of ``lit-het add-noise``."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from lit_het.cli.prepare import positive
+from lit_het.paths import require_file, require_shards, require_weights
+
+# JAX and the other heavy packages are imported only when the command runs, so that --help is fast.
+
+
+def add_to(commands: Any) -> None:
+    """Adds the command to those of ``lit-het``."""
+    noise = commands.add_parser(
+        "add-noise",
+        allow_abbrev=False,
+        help="give a finished image-text model a HET-XL head, in minutes",
+        usage="lit-het add-noise --model ADDRESS --data SHARDS --output RUN [--captions MEMBER] "
+        "[--any.field.of-the-configuration VALUE ...]",
+        description="Locks both towers of a model, stores their embeddings of one's own image-text pairs, and trains "
+        "only the covariances and the temperature of a HET-XL head on them. The embeddings, and so the predictions "
+        "without noise up to the temperature, stay those of the model. The result is a run like any other. The same "
+        "command continues an interrupted one. Further flags are fields of the configuration, as of lit-het train.",
+    )
+    noise.add_argument(
+        "--model",
+        required=True,
+        metavar="ADDRESS",
+        help="a run, or weights as for lit-het import: a Hugging Face folder, hf://owner/model, a big_vision file",
+    )
+    noise.add_argument(
+        "--data", required=True, metavar="SHARDS", help="folder, glob, pattern {000..099}.tar or list .txt of the pairs"
+    )
+    noise.add_argument("--output", required=True, type=Path, metavar="RUN", help="directory of the new run")
+    noise.add_argument(
+        "--captions",
+        default="txt",
+        metavar="MEMBER",
+        help="member with one or more captions, such as txt or json/caption; default: %(default)s",
+    )
+    noise.add_argument(
+        "--image-size", type=positive, metavar="N", help="of the tower, in pixels; only where its weights do not say"
+    )
+    noise.add_argument(
+        "--tokenizer", type=Path, metavar="FILE", help="of the text tower; only where it is not beside the weights"
+    )
+    noise.set_defaults(
+        command=_add_noise,
+        name="add-noise",
+        takes_fields=True,
+        if_stopped="finished shards and checkpoints are saved; the same command continues",
+    )
+
+
+def _add_noise(options: argparse.Namespace, flags: list[str]) -> None:
+    require_weights(options.model)
+    require_shards(options.data)
+    if options.tokenizer is not None:
+        require_file(str(options.tokenizer))
+    from lit_het.apps.noise import add_noise
+    from lit_het.runs.importing import ImportOptions
+
+    how = ImportOptions(image_size=options.image_size, tokenizer=options.tokenizer)
+    add_noise(options.model, options.data, options.output, flags, captions=options.captions, options=how)

@@ -1,0 +1,105 @@
+"""`lit-het add-noise`: a finished model gets noise, and keeps its towers."""
+
+import dataclasses
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import lit_het
+from lit_het.apps import noise
+from lit_het.checkpoints.native import checksums
+from lit_het.cli.main import main
+from lit_het.heads.contrastive import DeterministicContrastiveConfig, HetXLContrastiveConfig
+from lit_het.losses.contrastive import SigmoidLoss
+from lit_het.runs.opening import open_run
+from lit_het.runs.saved_calibration import read_calibration
+from lit_het.tasks.contrastive import ContrastiveTask
+from tests import tiny
+from tests.cli.test_train import refusal
+
+NAMES = [f"{colour} {shape}" for colour in tiny.COLOURS for shape in tiny.SHAPES]
+GOLDEN = Path(__file__).parents[1] / "golden" / "two_towers_siglip.npz"
+SHORT = ("--length", "4 steps", "--data.batch-size", "16", "--schedule.warmup", "1 steps")
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory):
+    return tiny.write_data(tmp_path_factory.mktemp("pairs"), num_samples=noise.LEAST_PAIRS, seed=3) / "train"
+
+
+@pytest.fixture(params=["softmax", "sigmoid"])
+def deterministic(request, lit_config, tmp_path):
+    """A run without noise."""
+    head, loss = DeterministicContrastiveConfig(), lit_config.task.loss
+    if request.param == "sigmoid":
+        head, loss = DeterministicContrastiveConfig(initial_bias=-3.0), SigmoidLoss()
+    task = dataclasses.replace(lit_config.task, head=head, loss=loss)
+    config = dataclasses.replace(lit_config, run_dir=tmp_path / "deterministic", task=task)
+    tiny.finish_untrained(config)
+    return config.run_dir
+
+
+def add_noise(model, pairs, output, *flags):
+    return main(["add-noise", "--model", str(model), "--data", str(pairs), "--output", str(output), *SHORT, *flags])
+
+
+def image():
+    return np.random.default_rng(0).integers(0, 256, (32, 32, 3), np.uint8)
+
+
+def test_the_embeddings_stay_and_only_the_head_is_trained(capsys, deterministic, pairs, tmp_path):
+    assert add_noise(deterministic, pairs, tmp_path / "noisy") == 0
+    before, after = open_run(deterministic), open_run(tmp_path / "noisy")
+    for tower in ("image_tower", "text_tower"):
+        assert checksums.digest(after.params[tower]) == checksums.digest(before.params[tower])
+    assert isinstance(before.task, ContrastiveTask)
+    assert isinstance(after.task, ContrastiveTask)
+    assert after.task.config.loss == before.task.config.loss
+    assert isinstance(after.task.config.head, HetXLContrastiveConfig)
+    # τ and the bias start at those of the model.
+    assert after.task.config.head.temperature.initial == pytest.approx(float(before.task.temperature(before.params)))
+    assert after.task.config.head.initial_bias == before.task.config.head.initial_bias
+    old, new = lit_het.load(deterministic), lit_het.load(tmp_path / "noisy")
+    np.testing.assert_allclose(new.encode_images(image()), old.encode_images(image()), atol=1e-6)
+    np.testing.assert_allclose(new.encode_texts(NAMES), old.encode_texts(NAMES), atol=1e-6)
+    assert new.noise(image()) > 0
+    assert new.classify(image(), NAMES).noisy_mean is not None
+
+    capsys.readouterr()
+    assert add_noise(deterministic, pairs, tmp_path / "noisy") == 0
+    assert "is finished: 4 steps" in capsys.readouterr().err
+
+
+def test_a_model_of_another_library_becomes_a_run_that_moves_and_is_exported(pairs, data, tmp_path):
+    with np.load(GOLDEN) as golden:
+        arrays = {name: array for name, array in golden.items() if name.startswith("params/")}
+    np.savez(tmp_path / "siglip.npz", **arrays)
+    tokenizer = ("--tokenizer", str(data / "tokenizer.model"))
+    assert add_noise(tmp_path / "siglip.npz", pairs, tmp_path / "noisy", *tokenizer) == 0
+    assert sorted(path.name for path in (tmp_path / "noisy/embeddings").iterdir()) == ["images", "texts"]
+    calibration = read_calibration(tmp_path / "noisy", 4)
+    assert calibration is not None
+    assert (calibration.num_images, calibration.portion) == (100, "90%:100%")
+    expected = lit_het.load(tmp_path / "noisy").classify(image(), NAMES).to_numpy()
+    (tmp_path / "elsewhere").mkdir()
+    shutil.move(tmp_path / "noisy", tmp_path / "elsewhere/noisy")
+    (tmp_path / "siglip.npz").unlink()
+    moved = lit_het.load(tmp_path / "elsewhere/noisy")
+    np.testing.assert_array_equal(moved.classify(image(), NAMES).to_numpy(), expected)
+    moved.save_pretrained(tmp_path / "folder")
+    assert lit_het.load(tmp_path / "folder").noise(image()) == moved.noise(image())
+
+
+def test_what_cannot_get_noise_is_one_line(capsys, upstream, trained_lit, deterministic, pairs, data, tmp_path):
+    def line(model, shards, *flags):
+        given = ("--model", model, "--data", shards, "--output", tmp_path / "x", *flags)
+        return refusal(capsys, "add-noise", *given)
+
+    assert "is a classifier; noise is added to image-text models" in line(upstream, pairs)
+    assert "has noise already; lit-het train trains it further" in line(trained_lit.run_dir, pairs)
+    assert "has 40 pairs of an image and a .txt, too few to learn noise from" in line(deterministic, data / "train")
+    assert "has 0 pairs of an image and a .json" in line(deterministic, pairs, "--captions", "json/caption")
+    assert "unknown flag --task.head.num-factor" in line(deterministic, pairs, "--task.head.num-factor", "3")
+    assert not (tmp_path / "x").exists()
