@@ -124,7 +124,7 @@ def require_head(model: EvaluatedModel) -> None:
 def embed_class_names(
     model: EvaluatedModel, names: Sequence[str], templates: Sequence[str] = BARE_TEMPLATE
 ) -> Float[np.ndarray, "k d"]:
-    """Returns the unit embedding of each class name: the normalised mean over its prompts (CLIP Sec. 3.1.4).
+    """Returns the embedding of each class name: the normalised mean over its prompts (CLIP Sec. 3.1.4).
 
     Embeddings of a trained text tower are cached in the user's cache folder.
 
@@ -154,16 +154,12 @@ def embed_class_names(
 
 def _embed_names(model: EvaluatedModel, names: Sequence[str], templates: Sequence[str]) -> Float[np.ndarray, "k d"]:
     captions = [fill_template(template, name) for name in names for template in templates]
-    owners = np.repeat(np.arange(len(names)), len(templates))
     if len(captions) <= _MAX_CAPTIONS_PER_DEVICE:  # of one batch no progress can be shown
         embeddings = embed_texts(model, captions)
     else:
         with Bar("embedding class names", len(captions), "captions") as bar:
             embeddings = embed_texts(model, captions, bar.advance)
-    sums = np.zeros((len(names), embeddings.shape[1]), np.float32)
-    np.add.at(sums, owners, embeddings)
-    norms = np.linalg.norm(sums, axis=1, keepdims=True)
-    return sums / np.maximum(norms, np.finfo(np.float32).tiny)
+    return _text_encoder(model).join(embeddings.reshape(len(names), len(templates), -1))
 
 
 def embed_texts(

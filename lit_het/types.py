@@ -248,11 +248,13 @@ class TextEncoder:
     Attributes:
         embed: token ids ``[b l]``, in multiples of `ImageFeatures.num_shards`, to unit embeddings ``[b d]``, in NumPy.
         tokenize: captions to token ids ``[b l]`` int32.
+        join: embeddings of the t prompts of each class name to that of the name.
         tower: equal for models that embed texts alike; empty while the text tower is trained.
     """
 
     embed: Callable[[np.ndarray], np.ndarray]
     tokenize: Callable[[list[str]], np.ndarray]
+    join: Callable[[Float[np.ndarray, "k t d"]], Float[np.ndarray, "k d"]]
     tower: str = ""
 
 

@@ -30,6 +30,7 @@ from lit_het.eval.significance import estimate, holm, welch
 from lit_het.heads.contrastive import DeterministicContrastiveConfig, HetXLContrastiveConfig
 from lit_het.heads.covariance import CovarianceConfig
 from lit_het.heads.deterministic import DeterministicConfig
+from lit_het.heads.gaussian import GaussianContrastiveConfig
 from lit_het.heads.het_xl import HetXLConfig
 from lit_het.heads.sampling import SamplingConfig
 from lit_het.heads.temperature import FixedTemperature, LogTemperature
@@ -104,6 +105,10 @@ HEADS: Mapping[str, Mapping[str, Any]] = {
     "classifier S16 independent": {"classifier": _classifier(1.0, learning_rate_factor=1.0, antithetic=False)},
     "sigmoid DET": {"head": DeterministicContrastiveConfig(initial_bias=-10.0), "loss": SigmoidLoss()},
     "sigmoid S16": {"head": HetXLContrastiveConfig(SMALL, num_samples=16, initial_bias=-10.0), "loss": SigmoidLoss()},
+    # Gaussian embeddings (PCME++, ProLIP).
+    "Gaussian": {"head": GaussianContrastiveConfig()},
+    "Gaussian alone": {"head": GaussianContrastiveConfig(bottleneck=0.0, inclusion=0.0)},
+    "sigmoid Gaussian": {"head": GaussianContrastiveConfig(initial_bias=-10.0), "loss": SigmoidLoss()},
     "sigmoid probit": {
         "head": HetXLContrastiveConfig(SMALL, num_samples=0, initial_bias=-10.0),
         "loss": SigmoidLoss(likelihood="probit"),

@@ -3,6 +3,7 @@
 from lit_het.heads.contrastive import DeterministicContrastiveConfig, HetXLContrastiveConfig
 from lit_het.heads.covariance import CovarianceConfig
 from lit_het.heads.deterministic import DeterministicConfig
+from lit_het.heads.gaussian import GaussianContrastiveConfig
 from lit_het.heads.het import HetConfig
 from lit_het.heads.het_h import HetHConfig
 from lit_het.heads.het_xl import HetXLConfig
@@ -16,6 +17,7 @@ __all__ = [
     "DeterministicConfig",
     "DeterministicContrastiveConfig",
     "FixedTemperature",
+    "GaussianContrastiveConfig",
     "HetConfig",
     "HetHConfig",
     "HetXLConfig",

@@ -65,6 +65,14 @@ class ContrastiveHead(Protocol):
         """Returns the noiseless text embeddings, which queries are compared with."""
         ...
 
+    def mean_text_key(self, keys: Float[Array, "k t d"]) -> Float[Array, "k d"]:
+        """Returns the key of each class name from the keys of its t prompts."""
+        ...
+
+    def auxiliary_losses(self, image: Float[Array, "b d"], text: Float[Array, "b d"]) -> dict[str, Float[Array, " b"]]:
+        """Returns losses of each example to add to that of the batch, such as a regularization of the noise."""
+        ...
+
     def temperature(self) -> Float[Array, ""]:
         """Returns τ."""
         ...

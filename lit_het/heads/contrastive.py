@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from typing import ClassVar, Literal, TypeAlias
+from typing import ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -24,8 +24,8 @@ from lit_het.heads.sampling import (
 from lit_het.heads.temperature import LogTemperature, TemperatureConfig
 from lit_het.types import EmbeddingSamples, LogitSamples, Queries
 
-# Logits that exist at a time on a device when images are compared with class names.
-_EVALUATED_LOGITS = 2**22
+EVALUATED_LOGITS = 2**22
+"""Logits that exist at a time on a device when images are compared with class names."""
 
 
 def unit(embedding: Float[Array, "*rows d"]) -> Float[Array, "*rows d"]:
@@ -86,6 +86,14 @@ class DeterministicContrastive(nnx.Module):
     def text_key(self, text: Float[Array, "b d"]) -> Float[Array, "b d"]:
         """Returns unit text embeddings."""
         return unit(text)
+
+    def mean_text_key(self, keys: Float[Array, "k t d"]) -> Float[Array, "k d"]:
+        """Returns the unit mean over prompts."""
+        return unit(keys.mean(axis=1))
+
+    def auxiliary_losses(self, image: Float[Array, "b d"], text: Float[Array, "b d"]) -> dict[str, Float[Array, " b"]]:
+        """Returns nothing."""
+        return {}
 
     def image_noise_norm(self, image: Float[Array, "b d"]) -> Float[Array, " b"]:
         """Returns zeros."""
@@ -157,9 +165,6 @@ class HetXLContrastiveConfig:
         return HetXLContrastive(self, embedding_size, rngs)
 
 
-ContrastiveHeadConfig: TypeAlias = DeterministicContrastiveConfig | HetXLContrastiveConfig
-
-
 class HetXLContrastive(nnx.Module):
     """The head of a `HetXLContrastiveConfig`."""
 
@@ -212,7 +217,7 @@ class HetXLContrastive(nnx.Module):
         if key is None or covariance is None:
             return noiseless_samples(image, lambda image: self.image_key(image) @ classes.T / temperature)
 
-        block_size = max(len(image), _EVALUATED_LOGITS // len(classes))
+        block_size = max(len(image), EVALUATED_LOGITS // len(classes))
 
         def prepare(image: Float[Array, "n d"]) -> tuple[Float[Array, "n d"], Noise]:
             embedding = self._before(image)
@@ -245,6 +250,14 @@ class HetXLContrastive(nnx.Module):
     def text_key(self, text: Float[Array, "b d"]) -> Float[Array, "b d"]:
         """Returns noiseless text embeddings."""
         return self._after(self._before(text))
+
+    def mean_text_key(self, keys: Float[Array, "k t d"]) -> Float[Array, "k d"]:
+        """Returns the unit mean over prompts."""
+        return unit(keys.mean(axis=1))
+
+    def auxiliary_losses(self, image: Float[Array, "b d"], text: Float[Array, "b d"]) -> dict[str, Float[Array, " b"]]:
+        """Returns nothing."""
+        return {}
 
     def image_noise_norm(self, image: Float[Array, "b d"]) -> Float[Array, " b"]:
         """Returns ``sqrt(tr Σ(a))``."""

@@ -17,6 +17,7 @@ from lit_het.data_pipelines.tokenizers import (
 from lit_het.errors import UserError
 from lit_het.files import write_atomically
 from lit_het.heads.deterministic import DeterministicConfig
+from lit_het.heads.gaussian import GaussianContrastiveConfig
 from lit_het.losses.classification import SigmoidCrossEntropy
 from lit_het.runs import image_processors, portable
 from lit_het.runs.model_card import write_card
@@ -149,6 +150,10 @@ def _class_names(run: Run) -> tuple[str, ...]:
 
 def _export_contrastive(run: Run, to: str, output: Path, *, calibrated: bool) -> None:
     assert isinstance(run.task, ContrastiveTask)
+    if isinstance(run.task.config.head, GaussianContrastiveConfig):
+        raise UserError(
+            f"--to {to} has no variances, which Gaussian embeddings are compared by; export with --to lit-het"
+        )
     image, text = _vit(run.task.config.image_tower), run.task.config.text_tower
     params = {**run.params, "head": _exported_head(run, run.task, calibrated=calibrated)}
     if to == "npz":

@@ -114,7 +114,8 @@ def _towers(task: ContrastiveTask, params: Params) -> dict[str, onnx.ModelProto]
 
 def _covariance(task: ContrastiveTask, params: Params) -> onnx.ModelProto:
     head = nnx.merge(task.graph, params).head
-    assert isinstance(head, HetXLContrastive)
+    if not isinstance(head, HetXLContrastive):
+        raise UserError("the noise of Gaussian embeddings cannot be exported to ONNX; export with --to lit-het")
     covariance = head.image_covariance
     assert covariance is not None
     if head.config.normalize_after_noise and not head.config.normalize_before_noise:

@@ -81,12 +81,15 @@ class Programs:
     def _text_encoder(self, params: Params, tower: str) -> TextEncoder | None:
         if isinstance(self.task, ClassificationTask):
             return None
-        encode_text = self.task.encode_text
+        encode_text, mean_text_key = self.task.encode_text, self.task.mean_text_key
 
         def embed(tokens: np.ndarray) -> np.ndarray:
             return np.asarray(self._call("text", encode_text, params, self._split(tokens)))
 
-        return TextEncoder(embed, self._tokenizer or _no_tokenizer, tower)
+        def join(prompts: np.ndarray) -> np.ndarray:
+            return np.asarray(self._call("prompts", mean_text_key, params, self._split(prompts)))
+
+        return TextEncoder(embed, self._tokenizer or _no_tokenizer, join, tower)
 
     def _split(self, rows: Any) -> Any:
         shards = sharding.num_batch_shards(self._mesh)

@@ -1,6 +1,7 @@
 """LiT (Zhai et al. 2022): a locked image tower, a trainable text tower, a contrastive head and loss."""
 
 import dataclasses
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +11,8 @@ from jaxtyping import Array, Float, Int, Key, Shaped
 from lit_het import sharding
 from lit_het.errors import UserError, require_at_least
 from lit_het.heads.base import ContrastiveHead
-from lit_het.heads.contrastive import ContrastiveHeadConfig, DeterministicContrastiveConfig
+from lit_het.heads.contrastive import DeterministicContrastiveConfig, HetXLContrastiveConfig
+from lit_het.heads.gaussian import GaussianContrastiveConfig
 from lit_het.losses.base import masked_mean
 from lit_het.losses.contrastive import ContrastiveLoss, SigmoidLoss, SoftmaxLoss
 from lit_het.random import Keys
@@ -22,6 +24,8 @@ from lit_het.towers.bert import BertConfig
 from lit_het.towers.text import TextConfig
 from lit_het.towers.vit import ViTConfig
 from lit_het.types import Batch, LogitSamples, Metrics, Params
+
+ContrastiveHeadConfig: TypeAlias = DeterministicContrastiveConfig | HetXLContrastiveConfig | GaussianContrastiveConfig
 
 _EXAMPLES_OF_NOISE_METRICS = 16
 
@@ -135,6 +139,9 @@ class ContrastiveTask:
             "image_noise_norm": masked_mean(model.head.image_noise_norm(image), batch.valid),
             "text_noise_norm": masked_mean(model.head.text_noise_norm(text), batch.valid),
         }
+        for name, values in model.head.auxiliary_losses(image, text).items():
+            metrics[name] = masked_mean(values, batch.valid)
+            loss = loss + metrics[name]
         some = [_some_rows(x) for x in (image, text, batch.valid)]
         for name, values in model.head.noise_metrics(*some).items():
             metrics[name] = masked_mean(values, some[2])
@@ -175,9 +182,13 @@ class ContrastiveTask:
         return self._model(params).head.temperature()
 
     def encode_text(self, params: Params, text: Int[Array, "b l"]) -> Float[Array, "b d"]:
-        """Returns noiseless embeddings."""
+        """Returns noiseless embeddings, the head's keys."""
         model = self._model(params)
         return model.head.text_key(model.text_tower(text).embedding)
+
+    def mean_text_key(self, params: Params, keys: Float[Array, "k t d"]) -> Float[Array, "k d"]:
+        """Returns the embedding of each class name from those of its t prompts."""
+        return self._model(params).head.mean_text_key(keys)
 
     def _model(self, params: Params) -> TwoTowers:
         return nnx.merge(self.graph, params)

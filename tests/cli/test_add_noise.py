@@ -6,12 +6,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 import lit_het
 from lit_het.apps import noise
 from lit_het.checkpoints.native import checksums
 from lit_het.cli.main import main
 from lit_het.heads.contrastive import DeterministicContrastiveConfig, HetXLContrastiveConfig
+from lit_het.heads.temperature import LogTemperature
 from lit_het.losses.contrastive import SigmoidLoss
 from lit_het.runs.opening import open_run
 from lit_het.runs.saved_calibration import read_calibration
@@ -46,7 +48,7 @@ def add_noise(model, pairs, output, *flags):
 
 
 def image():
-    return np.random.default_rng(0).integers(0, 256, (32, 32, 3), np.uint8)
+    return Image.fromarray(np.random.default_rng(0).integers(0, 256, (32, 32, 3), np.uint8))
 
 
 def test_the_embeddings_stay_and_only_the_head_is_trained(capsys, deterministic, pairs, tmp_path):
@@ -59,7 +61,8 @@ def test_the_embeddings_stay_and_only_the_head_is_trained(capsys, deterministic,
     assert after.task.config.loss == before.task.config.loss
     assert isinstance(after.task.config.head, HetXLContrastiveConfig)
     # τ and the bias start at those of the model.
-    assert after.task.config.head.temperature.initial == pytest.approx(float(before.task.temperature(before.params)))
+    start = LogTemperature(initial=float(before.task.temperature(before.params)))
+    assert after.task.config.head.temperature == start
     assert after.task.config.head.initial_bias == before.task.config.head.initial_bias
     old, new = lit_het.load(deterministic), lit_het.load(tmp_path / "noisy")
     np.testing.assert_allclose(new.encode_images(image()), old.encode_images(image()), atol=1e-6)

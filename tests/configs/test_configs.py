@@ -23,6 +23,7 @@ from lit_het.errors import UserError
 from lit_het.heads.contrastive import DeterministicContrastiveConfig, HetXLContrastiveConfig
 from lit_het.heads.covariance import CovarianceConfig
 from lit_het.heads.deterministic import DeterministicConfig
+from lit_het.heads.gaussian import GaussianContrastiveConfig
 from lit_het.heads.het import HetConfig
 from lit_het.heads.het_h import HetHConfig
 from lit_het.heads.het_xl import HetXLConfig
@@ -104,7 +105,11 @@ def test_every_classifier_survives_a_round_trip_through_json_with_its_class_name
     assert saved["image_tower"]["type"] == type(tower).__name__
 
 
-LIT_HEADS = [DeterministicContrastiveConfig(), HetXLContrastiveConfig(noisy="text", order="direct")]
+LIT_HEADS = [
+    DeterministicContrastiveConfig(),
+    HetXLContrastiveConfig(noisy="text", order="direct"),
+    GaussianContrastiveConfig(inclusion=0.0),
+]
 
 
 @pytest.mark.parametrize("loss", [SoftmaxLoss("ring", 8), SigmoidLoss("dense")], ids=lambda loss: type(loss).__name__)

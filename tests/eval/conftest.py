@@ -54,6 +54,7 @@ def make_encoder() -> Callable[..., FakeModel]:
             text=TextEncoder(
                 embed=lambda tokens: text_table[tokens[:, 0]].astype(np.float32),
                 tokenize=lambda texts: np.array([[captions.index(text)] for text in texts], np.int32),
+                join=lambda prompts: prompts.mean(axis=1) / np.linalg.norm(prompts.mean(axis=1), axis=1, keepdims=True),
             ),
             has_noise=noise is not None,
         )

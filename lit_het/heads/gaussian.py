@@ -1,0 +1,190 @@
+"""Gaussian embeddings of images and texts, compared by the closed-form sampled distance (PCME++, ProLIP).
+
+An image is N(μ, diag σ²) and a text N(ν, diag ς²), with unit means. The mean squared distance of two samples is
+``E |z - w|² = |μ - ν|² + |σ|² + |ς|²`` (PCME++ Eq. 1), and the logit is ``-E |z - w|² / (2τ) + 1/τ + bias``, that is
+``(μ · ν - |σ|²/2 - |ς|²/2) / τ + bias`` (ProLIP Eq. 3). It is an inner product of longer keys, ``[μ, -|σ|²/2, 1]`` and
+``[ν, 1, -|ς|²/2]``: every contrastive loss takes them as they are.
+"""
+
+import dataclasses
+import math
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Bool, Float, Key
+
+from lit_het.errors import UserError, require_at_least
+from lit_het.heads.contrastive import EVALUATED_LOGITS, unit
+from lit_het.heads.covariance import Noise
+from lit_het.heads.sampling import noiseless_samples, noisy_samples
+from lit_het.heads.temperature import LogTemperature, TemperatureConfig
+from lit_het.types import EmbeddingSamples, LogitSamples
+
+# The log of a variance stays within these limits, so that no power of e overflows.
+_LIMIT = 40.0
+# The inclusion test multiplies variances by exp(10) and its logits by 1000, as the authors' code does: distances of
+# means would outweigh the variances otherwise (docs/paper_map.md, 62).
+_INCLUSION_VARIANCE, _INCLUSION_LOGIT = 10.0, 1000.0
+
+
+@dataclasses.dataclass(frozen=True)
+class GaussianContrastiveConfig:
+    """A diagonal Gaussian for each image and each text.
+
+    PCME++ and ProLIP train it with `lit_het.losses.contrastive.SigmoidLoss`.
+
+    Attributes:
+        temperature: τ.
+        initial_bias: initial value of a learned bias of the logits, for the sigmoid loss; None for no bias.
+        initial_noise_norm: initial ``|σ|``; ProLIP's, with log σ² = -10 in 768 dimensions, is 0.19.
+        bottleneck: weight of the divergence from N(0, 1), the mean over dimensions; both papers use 1e-4.
+        inclusion: weight of the loss that wants an image's Gaussian inside that of its text; ProLIP uses 1e-7.
+
+    Raises:
+        UserError: a negative weight, or a norm that is not finite and positive.
+    """
+
+    temperature: TemperatureConfig = LogTemperature()
+    initial_bias: float | None = None
+    initial_noise_norm: float = 0.1
+    bottleneck: float = 1e-4
+    inclusion: float = 1e-7
+
+    has_image_noise: ClassVar[bool] = True
+    num_samples: ClassVar[int] = 1
+    antithetic: ClassVar[None] = None
+
+    def __post_init__(self) -> None:
+        require_at_least(0, self, "bottleneck", "inclusion")
+        if not 0 < self.initial_noise_norm < math.inf:
+            raise UserError(f"initial_noise_norm = {self.initial_noise_norm} must be positive and finite")
+
+    def build(self, embedding_size: int, rngs: nnx.Rngs) -> "GaussianContrastive":
+        """Returns the head for embeddings ``[b d]``."""
+        return GaussianContrastive(self, embedding_size, rngs)
+
+
+class GaussianContrastive(nnx.Module):
+    """The head of a `GaussianContrastiveConfig`; its keys have two entries more than the embeddings."""
+
+    def __init__(self, config: GaussianContrastiveConfig, embedding_size: int, rngs: nnx.Rngs):
+        self.config = config
+        bias_init = nnx.initializers.constant(2 * math.log(config.initial_noise_norm) - math.log(embedding_size))
+
+        def log_variance() -> nnx.Linear:
+            # A kernel of zeros: at first all examples are equally uncertain.
+            return nnx.Linear(
+                embedding_size, embedding_size, kernel_init=nnx.initializers.zeros, bias_init=bias_init, rngs=rngs
+            )
+
+        self.image_log_variance, self.text_log_variance = log_variance(), log_variance()
+        self.temperature = config.temperature.build()
+        self.bias = None if config.initial_bias is None else nnx.Param(jnp.float32(config.initial_bias))
+
+    def __call__(
+        self, image: Float[Array, "b d"], text: Float[Array, "b d"], key: Key[Array, ""] | None
+    ) -> EmbeddingSamples:
+        """Returns keys, which are queries too: the expectation over samples is in closed form, and the key unused."""
+        bias = None if self.bias is None else self.bias[...]
+        return EmbeddingSamples(self.image_key(image), self.text_key(text), None, None, self.temperature(), bias)
+
+    def logits(
+        self,
+        image: Float[Array, "b d"],
+        classes: Float[Array, "k d_plus_two"],
+        key: Key[Array, ""] | None,
+        num_samples: int,
+    ) -> LogitSamples:
+        """Returns the logits with class keys, or S samples of them, ``((μ + σ ξ) · ν - |σ|²/2 - |ς|²/2) / τ``."""
+        temperature = self.temperature()
+        if key is None:
+            return noiseless_samples(image, lambda image: self.image_key(image) @ classes.T / temperature)
+
+        def prepare(image: Float[Array, "n d"]) -> tuple[Float[Array, "n k"], Noise]:
+            return self.image_key(image) @ classes.T, self._noise(image, self.image_log_variance)
+
+        def logits(base: Float[Array, "n k"], noise: Noise, normals: Float[Array, "n t z"]) -> Float[Array, "n t k"]:
+            return (base[:, None] + noise.apply(normals) @ classes[:, :-2].T) / temperature
+
+        block_size = max(len(image), EVALUATED_LOGITS // len(classes))
+        return noisy_samples(image, key, num_samples, block_size, prepare, logits)
+
+    def image_key(self, image: Float[Array, "b d"]) -> Float[Array, "b d_plus_two"]:
+        """Returns ``[μ, -|σ|²/2, 1]``."""
+        half = self._noise(image, self.image_log_variance).trace()[:, None] / 2
+        return jnp.concatenate([unit(image), -half, jnp.ones_like(half)], axis=1)
+
+    def text_key(self, text: Float[Array, "b d"]) -> Float[Array, "b d_plus_two"]:
+        """Returns ``[ν, 1, -|ς|²/2]``."""
+        half = self._noise(text, self.text_log_variance).trace()[:, None] / 2
+        return jnp.concatenate([unit(text), jnp.ones_like(half), -half], axis=1)
+
+    def mean_text_key(self, keys: Float[Array, "k t d_plus_two"]) -> Float[Array, "k d_plus_two"]:
+        """Returns the key of each name from those of its prompts: the unit mean of ν, and the mean of |ς|²."""
+        mean = keys.mean(axis=1)
+        return jnp.concatenate([unit(mean[:, :-2]), mean[:, -2:]], axis=1)
+
+    def auxiliary_losses(self, image: Float[Array, "b d"], text: Float[Array, "b d"]) -> dict[str, Float[Array, " b"]]:
+        """Returns the weighted bottleneck and inclusion losses of each example; those of weight 0 are left out."""
+        sides = [(unit(image), self._log_variances(image, self.image_log_variance))]
+        sides += [(unit(text), self._log_variances(text, self.text_log_variance))]
+        found = {}
+        if self.config.bottleneck:
+            found["bottleneck_loss"] = self.config.bottleneck * sum(divergence(*side) for side in sides)
+        if self.config.inclusion:
+            inside = _INCLUSION_LOGIT * inclusion(*sides[0], *sides[1])
+            found["inclusion_loss"] = self.config.inclusion * jnp.mean(jax.nn.softplus(-inside), axis=1)
+        return found
+
+    def image_noise_norm(self, image: Float[Array, "b d"]) -> Float[Array, " b"]:
+        """Returns ``|σ|``."""
+        return jnp.sqrt(self._noise(image, self.image_log_variance).trace())
+
+    def text_noise_norm(self, text: Float[Array, "b d"]) -> Float[Array, " b"]:
+        """Returns ``|ς|``."""
+        return jnp.sqrt(self._noise(text, self.text_log_variance).trace())
+
+    def noise_metrics(
+        self, image: Float[Array, "b d"], text: Float[Array, "b d"], valid: Bool[Array, " b"]
+    ) -> dict[str, Float[Array, " b"]]:
+        """Returns the effective rank of the noise of each side."""
+        sides = (("image", image, self.image_log_variance), ("text", text, self.text_log_variance))
+        return {f"{side}_noise_rank": self._noise(x, layer).effective_rank() for side, x, layer in sides}
+
+    def image_spectrum(self, image: Float[Array, "b d"]) -> Float[Array, "b d"]:
+        """Returns σ in descending order."""
+        return jnp.sort(self._noise(image, self.image_log_variance).scale, axis=1, descending=True)
+
+    def _noise(self, embedding: Float[Array, "b d"], layer: nnx.Linear) -> Noise:
+        scale = jnp.exp(self._log_variances(embedding, layer) / 2)
+        return Noise(scale, None, None, None, is_diagonal=True)
+
+    def _log_variances(self, embedding: Float[Array, "b d"], layer: nnx.Linear) -> Float[Array, "b d"]:
+        return jnp.clip(layer(unit(embedding)), -_LIMIT, _LIMIT)
+
+
+def divergence(mean: Float[Array, "b d"], log_variance: Float[Array, "b d"]) -> Float[Array, " b"]:
+    """Returns ``KL(N(μ, σ²) | N(0, 1))``, the mean over dimensions."""
+    return jnp.mean(jnp.exp(log_variance) + mean**2 - 1 - log_variance, axis=1) / 2
+
+
+def inclusion(
+    mean: Float[Array, "b d"],
+    log_variance: Float[Array, "b d"],
+    other_mean: Float[Array, "b d"],
+    other_log_variance: Float[Array, "b d"],
+) -> Float[Array, "b d"]:
+    """Returns ``log ∫ p² q - log ∫ p q²`` in every dimension, positive where p is inside q (ProLIP Sec. 3.3).
+
+    For Gaussians ``log ∫ p² q = -log σ - log(σ² + 2ς²)/2 - (μ - ν)² / (σ² + 2ς²)`` up to a constant.
+    """
+    first, second = log_variance + _INCLUSION_VARIANCE, other_log_variance + _INCLUSION_VARIANCE
+    squares = (mean - other_mean) ** 2
+
+    def overlap(inner: Float[Array, "b d"], outer: Float[Array, "b d"]) -> Float[Array, "b d"]:
+        log_sum = jnp.logaddexp(inner, outer + math.log(2))
+        return -inner / 2 - log_sum / 2 - squares * jnp.exp(-log_sum)
+
+    return overlap(first, second) - overlap(second, first)

@@ -1,0 +1,92 @@
+"""Every method of uncertainty with every loss, on towers that are trained and on finished ones, as a user runs them."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import lit_het
+from lit_het.cli.main import main
+from lit_het.configs.experiment import PretrainedConfig
+from lit_het.eval.sets import ImageSet
+from lit_het.eval.suite import RetrievalConfig, ZeroShotConfig
+from lit_het.heads.contrastive import DeterministicContrastiveConfig, HetXLContrastiveConfig
+from lit_het.heads.gaussian import GaussianContrastiveConfig
+from lit_het.losses.contrastive import SigmoidLoss, SoftmaxLoss
+from lit_het.runs.opening import open_run
+from lit_het.runs.training import train
+from tests import tiny
+from tests.cli.test_train import refusal
+
+NAMES = [f"{colour} {shape}" for colour in tiny.COLOURS for shape in tiny.SHAPES]
+METHODS = {
+    "deterministic": DeterministicContrastiveConfig,
+    "HET-XL": HetXLContrastiveConfig,
+    "Gaussian": GaussianContrastiveConfig,
+}
+LOSSES = {"softmax": (SoftmaxLoss(), None), "sigmoid": (SigmoidLoss(), -3.0)}
+IMAGE = Image.fromarray(np.random.default_rng(0).integers(0, 256, (32, 32, 3), np.uint8))
+
+
+@pytest.fixture
+def configured(lit_config, trained_lit):
+    """Returns a function that returns the configuration of a method."""
+
+    def configure(method, loss, towers):
+        form, bias = LOSSES[loss]
+        task = dataclasses.replace(lit_config.task, head=METHODS[method](initial_bias=bias), loss=form)
+        config = dataclasses.replace(lit_config, task=task, calibration=None)
+        if towers == "trained":
+            return config
+        locked = ("image_tower/.*", "text_tower/.*")
+        pretrained = PretrainedConfig(run=trained_lit.run_dir, pattern="(image|text)_tower/.*")
+        return dataclasses.replace(config, task=dataclasses.replace(task, locked=locked), pretrained=pretrained)
+
+    return configure
+
+
+@pytest.mark.parametrize("towers", ["trained", "finished"])
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("method", METHODS)
+def test_a_method_trains_calibrates_classifies_and_is_evaluated(configured, held_out, tmp_path, method, loss, towers):
+    config = configured(method, loss, towers)
+    train(config)
+    assert main(["calibrate", str(config.run_dir), "--data", str(held_out)]) == 0
+    calibration = open_run(config.run_dir).calibration
+    assert calibration is not None
+    assert (calibration.monte_carlo is not None) == (method != "deterministic")
+
+    model = lit_het.load(config.run_dir)
+    found = model.classify(IMAGE, NAMES)
+    assert sum(found.values()) == pytest.approx(1, abs=1e-5)
+    assert (found.noisy_mean is not None) == (model.noise(IMAGE) > 0) == (method != "deterministic")
+    shapes = ImageSet("shapes", str(held_out), split="")
+    zero_shot, retrieval = lit_het.evaluate(
+        config.run_dir, [ZeroShotConfig(shapes, samples=4), RetrievalConfig(shapes)]
+    )
+    assert np.isfinite(list(zero_shot.figures.values())).all()
+    assert 0 <= retrieval.figures["image_to_text_recall1"] <= 1
+    assert main(["report", str(config.run_dir), "--output", str(tmp_path / "report.html")]) == 0
+
+    model.save_pretrained(tmp_path / "folder")
+    again = lit_het.load(tmp_path / "folder")
+    np.testing.assert_array_equal(again.classify(IMAGE, NAMES).to_numpy(), found.to_numpy())
+
+
+def test_prompts_of_gaussian_names_are_joined_by_mean_and_variance(configured):
+    config = configured("Gaussian", "softmax", "trained")
+    train(config)
+    model = lit_het.load(config.run_dir)
+    one = model.classify(IMAGE, NAMES, prompts=["{c}"]).to_numpy()
+    np.testing.assert_allclose(model.classify(IMAGE, NAMES, prompts=["{c}", "{c}"]).to_numpy(), one, rtol=1e-4)
+    np.testing.assert_allclose(model.classify(IMAGE, NAMES).to_numpy(), one, rtol=1e-4)
+
+
+@pytest.mark.parametrize("to", ["huggingface", "npz", "onnx"])
+def test_gaussian_embeddings_leave_only_in_the_own_format(capsys, configured, tmp_path, to):
+    config = configured("Gaussian", "sigmoid", "trained")
+    tiny.finish_untrained(config)
+    line = refusal(capsys, "export", "--checkpoint", config.run_dir, "--to", to, "--output", tmp_path / "out")
+    assert "export with --to lit-het" in line
+    assert not (tmp_path / "out").exists()
