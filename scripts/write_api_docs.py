@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import lit_het
-from lit_het.heads import contrastive, covariance, deterministic, gaussian, het, het_h, het_xl, temperature
+from lit_het.heads import contrastive, covariance, deterministic, gaussian, het, het_h, het_xl, prob_vlm, temperature
 from lit_het.losses.classification import SigmoidCrossEntropy, SoftmaxCrossEntropy
 from lit_het.losses.contrastive import SigmoidLoss, SoftmaxLoss
 
@@ -36,6 +36,7 @@ SECTIONS: dict[str, tuple[Any, ...]] = {
         contrastive.HetXLContrastiveConfig,
         contrastive.HetXLContrastive,
         gaussian.GaussianContrastiveConfig,
+        prob_vlm.ProbVLMConfig,
         covariance.CovarianceConfig,
         temperature.FixedTemperature,
         temperature.LogTemperature,

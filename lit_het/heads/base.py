@@ -69,7 +69,9 @@ class ContrastiveHead(Protocol):
         """Returns the key of each class name from the keys of its t prompts."""
         ...
 
-    def auxiliary_losses(self, image: Float[Array, "b d"], text: Float[Array, "b d"]) -> dict[str, Float[Array, " b"]]:
+    def auxiliary_losses(
+        self, image: Float[Array, "b d"], text: Float[Array, "b d"], key: Key[Array, ""] | None
+    ) -> dict[str, Float[Array, " b"]]:
         """Returns losses of each example to add to that of the batch, such as a regularization of the noise."""
         ...
 

@@ -91,7 +91,9 @@ class DeterministicContrastive(nnx.Module):
         """Returns the unit mean over prompts."""
         return unit(keys.mean(axis=1))
 
-    def auxiliary_losses(self, image: Float[Array, "b d"], text: Float[Array, "b d"]) -> dict[str, Float[Array, " b"]]:
+    def auxiliary_losses(
+        self, image: Float[Array, "b d"], text: Float[Array, "b d"], key: Key[Array, ""] | None
+    ) -> dict[str, Float[Array, " b"]]:
         """Returns nothing."""
         return {}
 
@@ -255,7 +257,9 @@ class HetXLContrastive(nnx.Module):
         """Returns the unit mean over prompts."""
         return unit(keys.mean(axis=1))
 
-    def auxiliary_losses(self, image: Float[Array, "b d"], text: Float[Array, "b d"]) -> dict[str, Float[Array, " b"]]:
+    def auxiliary_losses(
+        self, image: Float[Array, "b d"], text: Float[Array, "b d"], key: Key[Array, ""] | None
+    ) -> dict[str, Float[Array, " b"]]:
         """Returns nothing."""
         return {}
 

@@ -2,8 +2,8 @@
 
 An image is N(μ, diag σ²) and a text N(ν, diag ς²), with unit means. The mean squared distance of two samples is
 ``E |z - w|² = |μ - ν|² + |σ|² + |ς|²`` (PCME++ Eq. 1), and the logit is ``-E |z - w|² / (2τ) + 1/τ + bias``, that is
-``(μ · ν - |σ|²/2 - |ς|²/2) / τ + bias`` (ProLIP Eq. 3). It is an inner product of longer keys, ``[μ, -|σ|²/2, 1]`` and
-``[ν, 1, -|ς|²/2]``: every contrastive loss takes them as they are.
+``(μ · ν - |σ|²/2 - |ς|²/2) / τ + bias`` (as ProLIP writes it). It is an inner product of longer keys, ``[μ, -|σ|²/2,
+1]`` and ``[ν, 1, -|ς|²/2]``: every contrastive loss takes them as they are.
 """
 
 import dataclasses
@@ -126,7 +126,9 @@ class GaussianContrastive(nnx.Module):
         mean = keys.mean(axis=1)
         return jnp.concatenate([unit(mean[:, :-2]), mean[:, -2:]], axis=1)
 
-    def auxiliary_losses(self, image: Float[Array, "b d"], text: Float[Array, "b d"]) -> dict[str, Float[Array, " b"]]:
+    def auxiliary_losses(
+        self, image: Float[Array, "b d"], text: Float[Array, "b d"], key: Key[Array, ""] | None
+    ) -> dict[str, Float[Array, " b"]]:
         """Returns the weighted bottleneck and inclusion losses of each example; those of weight 0 are left out."""
         sides = [(unit(image), self._log_variances(image, self.image_log_variance))]
         sides += [(unit(text), self._log_variances(text, self.text_log_variance))]
@@ -176,7 +178,7 @@ def inclusion(
     other_mean: Float[Array, "b d"],
     other_log_variance: Float[Array, "b d"],
 ) -> Float[Array, "b d"]:
-    """Returns ``log ∫ p² q - log ∫ p q²`` in every dimension, positive where p is inside q (ProLIP Sec. 3.3).
+    """Returns ``log ∫ p² q - log ∫ p q²`` in every dimension, positive where p is inside q (ProLIP).
 
     For Gaussians ``log ∫ p² q = -log σ - log(σ² + 2ς²)/2 - (μ - ν)² / (σ² + 2ς²)`` up to a constant.
     """

@@ -25,11 +25,13 @@ from jaxtyping import Array, Float, Int, UInt8
 
 from lit_het.checkpoints.onnx.graph import save
 from lit_het.checkpoints.onnx.tracing import convert
+from lit_het.console import message
 from lit_het.data_pipelines.images import Filter
 from lit_het.data_pipelines.tokenizers import HuggingFaceTokenizer, SentencePieceTokenizer, Tokenizer
 from lit_het.data_pipelines.transforms import Preprocessing
 from lit_het.errors import UserError
 from lit_het.heads.contrastive import HetXLContrastive, HetXLContrastiveConfig
+from lit_het.heads.covariance import Covariance
 from lit_het.runs.opening import Run
 from lit_het.tasks.classification import ClassificationTask
 from lit_het.tasks.contrastive import ContrastiveTask
@@ -107,17 +109,15 @@ def _towers(task: ContrastiveTask, params: Params) -> dict[str, onnx.ModelProto]
         "image": convert(embed_image, {"image": ((image.image_size, image.image_size, 3), np.uint8)}),
         "text": convert(embed_text, {"text": ((text.length,), np.int32)}),
     }
-    if task.has_image_noise:
-        found["covariance"] = _covariance(task, params)
+    head = nnx.merge(task.graph, params).head
+    if isinstance(head, HetXLContrastive) and head.image_covariance is not None:
+        found["covariance"] = _covariance(head, head.image_covariance, task.config.image_tower.embedding_size)
+    elif task.has_image_noise:
+        message("exported without its noise: ONNX has that of HET-XL only")
     return found
 
 
-def _covariance(task: ContrastiveTask, params: Params) -> onnx.ModelProto:
-    head = nnx.merge(task.graph, params).head
-    if not isinstance(head, HetXLContrastive):
-        raise UserError("the noise of Gaussian embeddings cannot be exported to ONNX; export with --to lit-het")
-    covariance = head.image_covariance
-    assert covariance is not None
+def _covariance(head: HetXLContrastive, covariance: Covariance, size: int) -> onnx.ModelProto:
     if head.config.normalize_after_noise and not head.config.normalize_before_noise:
         # Σ would depend on the norm of the tower's output, which the exported embedding has lost.
         raise UserError(
@@ -134,7 +134,7 @@ def _covariance(task: ContrastiveTask, params: Params) -> onnx.ModelProto:
             rows = noise.rows()
         return {"factors": rows, "noise_norm": jnp.sqrt(noise.trace())}
 
-    return convert(factors, {"embedding": ((task.config.image_tower.embedding_size,), np.float32)})
+    return convert(factors, {"embedding": ((size,), np.float32)})
 
 
 def _classifier(task: ClassificationTask, params: Params) -> dict[str, onnx.ModelProto]:

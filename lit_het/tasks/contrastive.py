@@ -13,6 +13,7 @@ from lit_het.errors import UserError, require_at_least
 from lit_het.heads.base import ContrastiveHead
 from lit_het.heads.contrastive import DeterministicContrastiveConfig, HetXLContrastiveConfig
 from lit_het.heads.gaussian import GaussianContrastiveConfig
+from lit_het.heads.prob_vlm import ProbVLMConfig
 from lit_het.losses.base import masked_mean
 from lit_het.losses.contrastive import ContrastiveLoss, SigmoidLoss, SoftmaxLoss
 from lit_het.random import Keys
@@ -25,7 +26,9 @@ from lit_het.towers.text import TextConfig
 from lit_het.towers.vit import ViTConfig
 from lit_het.types import Batch, LogitSamples, Metrics, Params
 
-ContrastiveHeadConfig: TypeAlias = DeterministicContrastiveConfig | HetXLContrastiveConfig | GaussianContrastiveConfig
+ContrastiveHeadConfig: TypeAlias = (
+    DeterministicContrastiveConfig | HetXLContrastiveConfig | GaussianContrastiveConfig | ProbVLMConfig
+)
 
 _EXAMPLES_OF_NOISE_METRICS = 16
 
@@ -139,7 +142,7 @@ class ContrastiveTask:
             "image_noise_norm": masked_mean(model.head.image_noise_norm(image), batch.valid),
             "text_noise_norm": masked_mean(model.head.text_noise_norm(text), batch.valid),
         }
-        for name, values in model.head.auxiliary_losses(image, text).items():
+        for name, values in model.head.auxiliary_losses(image, text, keys("dropout")).items():
             metrics[name] = masked_mean(values, batch.valid)
             loss = loss + metrics[name]
         some = [_some_rows(x) for x in (image, text, batch.valid)]

@@ -1,8 +1,10 @@
 """Every method of uncertainty with every loss, on towers that are trained and on finished ones, as a user runs them."""
 
 import dataclasses
+from typing import Any
 
 import numpy as np
+import onnxruntime
 import pytest
 from PIL import Image
 
@@ -13,6 +15,7 @@ from lit_het.eval.sets import ImageSet
 from lit_het.eval.suite import RetrievalConfig, ZeroShotConfig
 from lit_het.heads.contrastive import DeterministicContrastiveConfig, HetXLContrastiveConfig
 from lit_het.heads.gaussian import GaussianContrastiveConfig
+from lit_het.heads.prob_vlm import ProbVLMConfig
 from lit_het.losses.contrastive import SigmoidLoss, SoftmaxLoss
 from lit_het.runs.opening import open_run
 from lit_het.runs.training import train
@@ -24,6 +27,7 @@ METHODS = {
     "deterministic": DeterministicContrastiveConfig,
     "HET-XL": HetXLContrastiveConfig,
     "Gaussian": GaussianContrastiveConfig,
+    "ProbVLM": ProbVLMConfig,
 }
 LOSSES = {"softmax": (SoftmaxLoss(), None), "sigmoid": (SigmoidLoss(), -3.0)}
 IMAGE = Image.fromarray(np.random.default_rng(0).integers(0, 256, (32, 32, 3), np.uint8))
@@ -83,10 +87,21 @@ def test_prompts_of_gaussian_names_are_joined_by_mean_and_variance(configured):
     np.testing.assert_allclose(model.classify(IMAGE, NAMES).to_numpy(), one, rtol=1e-4)
 
 
-@pytest.mark.parametrize("to", ["huggingface", "npz", "onnx"])
-def test_gaussian_embeddings_leave_only_in_the_own_format(capsys, configured, tmp_path, to):
+@pytest.mark.parametrize("to", ["huggingface", "npz"])
+def test_gaussian_embeddings_do_not_leave_for_formats_without_variances(capsys, configured, tmp_path, to):
     config = configured("Gaussian", "sigmoid", "trained")
     tiny.finish_untrained(config)
     line = refusal(capsys, "export", "--checkpoint", config.run_dir, "--to", to, "--output", tmp_path / "out")
     assert "export with --to lit-het" in line
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("method", ["Gaussian", "ProbVLM"])
+def test_onnx_has_the_scores_of_other_heads_without_their_noise(capsys, configured, tmp_path, method):
+    config = configured(method, "softmax", "trained")
+    tiny.finish_untrained(config)
+    assert main(["export", "--checkpoint", str(config.run_dir), "--to", "onnx", "--output", str(tmp_path / "out")]) == 0
+    assert "exported without its noise" in capsys.readouterr().err
+    model, pixels = lit_het.load(config.run_dir), np.asarray(IMAGE)[None]
+    found: Any = onnxruntime.InferenceSession(tmp_path / "out/image.onnx").run(None, {"image": pixels})
+    np.testing.assert_allclose(found[0][0], model.encode_images(IMAGE), atol=1e-5)

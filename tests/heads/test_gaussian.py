@@ -95,7 +95,7 @@ def test_gradients_are_finite_differences(loss):
 
     def total(state, image, text):
         head = nnx.merge(graph, state)
-        extra = sum(values.mean() for values in head.auxiliary_losses(image, text).values())
+        extra = sum(values.mean() for values in head.auxiliary_losses(image, text, None).values())
         return loss(head(image, text, None)) + extra
 
     arguments = jax.tree.map(np.asarray, (state, image, text))
@@ -171,8 +171,8 @@ def test_inclusion_compares_the_integrals_of_both_products(first, second):
 
 def test_weights_of_zero_leave_losses_out():
     image, text = embeddings()
-    assert make(bottleneck=0.0, inclusion=0.0).auxiliary_losses(image, text) == {}
-    assert set(make().auxiliary_losses(image, text)) == {"bottleneck_loss", "inclusion_loss"}
+    assert make(bottleneck=0.0, inclusion=0.0).auxiliary_losses(image, text, None) == {}
+    assert set(make().auxiliary_losses(image, text, None)) == {"bottleneck_loss", "inclusion_loss"}
 
 
 @pytest.mark.parametrize("devices", [2, 8])

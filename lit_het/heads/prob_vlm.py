@@ -1,0 +1,224 @@
+"""ProbVLM: a generalised Gaussian around each embedding, by an adapter on towers that need not be trained.
+
+With unit embeddings z of images and of texts, an adapter predicts for each dimension a mean ẑ, a scale α and a shape β
+of the density ``β / (2 α Γ(1/β)) exp(-(|z - ẑ| / α)^β)`` (Upadhyay et al. 2023); β = 2 is a normal, β = 1 a Laplace
+distribution. It is trained by the likelihood of its own embedding and, weighted by λ, of that of the partner. The
+variance ``α² Γ(3/β) / Γ(1/β)`` is aleatoric; the variance of ẑ over dropout masks is epistemic.
+"""
+
+import dataclasses
+import math
+from typing import ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.scipy.special import gammaln
+from jaxtyping import Array, Bool, Float, Key
+
+from lit_het.errors import FieldError, UserError, require_at_least
+from lit_het.heads.contrastive import EVALUATED_LOGITS, unit
+from lit_het.heads.covariance import Noise
+from lit_het.heads.sampling import noiseless_samples, noisy_samples
+from lit_het.heads.temperature import LogTemperature, TemperatureConfig
+from lit_het.types import EmbeddingSamples, LogitSamples
+
+# Dropout masks that the epistemic variance is measured with, the same for all examples and calls.
+_MASKS = 8
+# Shapes below the first have variances of many orders of magnitude; densities above the second are nearly uniform.
+_LEAST_SHAPE, _MOST_SHAPE = 0.25, 8.0
+# Below it |z - ẑ| / α counts as zero: the derivative of x^β with respect to β has log x.
+_LEAST_DISTANCE = 1e-6
+
+
+class GeneralizedGaussian(NamedTuple):
+    """The distribution of each dimension of an embedding: mean ẑ, scale α and shape β."""
+
+    mean: Float[Array, "b d"]
+    scale: Float[Array, "b d"]
+    shape: Float[Array, "b d"]
+
+    def negative_log_likelihood(self, embedding: Float[Array, "b d"]) -> Float[Array, " b"]:
+        """Returns the mean over dimensions, in nats."""
+        distance = jnp.maximum(jnp.abs(embedding - self.mean) / self.scale, _LEAST_DISTANCE)
+        normalizer = jnp.log(2 * self.scale) + gammaln(1 / self.shape) - jnp.log(self.shape)
+        return jnp.mean(distance**self.shape + normalizer, axis=1)
+
+    def variance(self) -> Float[Array, "b d"]:
+        """Returns ``α² Γ(3/β) / Γ(1/β)``."""
+        return self.scale**2 * jnp.exp(gammaln(3 / self.shape) - gammaln(1 / self.shape))
+
+
+@dataclasses.dataclass(frozen=True)
+class ProbVLMConfig:
+    """An adapter for each tower; embeddings themselves, and so predictions without noise, stay as they are.
+
+    Attributes:
+        temperature: τ, which the loss of the task trains.
+        initial_bias: initial value of a learned bias of the logits, for the sigmoid loss; None for no bias.
+        initial_noise_norm: initial root mean square norm of z - ẑ.
+        hidden_size: width of the adapter's two hidden layers.
+        dropout: probability with which a hidden unit is left out, in training and for the epistemic variance.
+        cross_modal: λ.
+
+    Raises:
+        UserError: a negative size or weight, a probability of 1 or more, or a norm that is not finite and positive.
+    """
+
+    temperature: TemperatureConfig = LogTemperature()
+    initial_bias: float | None = None
+    initial_noise_norm: float = 0.3
+    hidden_size: int = 256
+    dropout: float = 0.1
+    cross_modal: float = 1e-4
+
+    has_image_noise: ClassVar[bool] = True
+    num_samples: ClassVar[int] = 1
+    antithetic: ClassVar[None] = None
+
+    def __post_init__(self) -> None:
+        require_at_least(1, self, "hidden_size")
+        require_at_least(0, self, "dropout", "cross_modal")
+        if self.dropout >= 1:
+            raise FieldError(self, "dropout", f"{self.dropout} must be below 1")
+        if not 0 < self.initial_noise_norm < math.inf:
+            raise UserError(f"initial_noise_norm = {self.initial_noise_norm} must be positive and finite")
+
+    def build(self, embedding_size: int, rngs: nnx.Rngs) -> "ProbVLM":
+        """Returns the head for embeddings ``[b d]``."""
+        return ProbVLM(self, embedding_size, rngs)
+
+
+class Adapter(nnx.Module):
+    """Maps unit embeddings to generalised Gaussians around them; at first all are normal and of one size."""
+
+    def __init__(self, config: ProbVLMConfig, size: int, rngs: nnx.Rngs):
+        self.dropout, hidden = config.dropout, config.hidden_size
+        self.first, self.second = nnx.Linear(size, hidden, rngs=rngs), nnx.Linear(hidden, hidden, rngs=rngs)
+
+        def output(bias: float) -> nnx.Linear:
+            constant = nnx.initializers.constant(bias)
+            return nnx.Linear(hidden, size, kernel_init=nnx.initializers.zeros, bias_init=constant, rngs=rngs)
+
+        # A normal distribution of variance v has the scale sqrt(2 v).
+        self.mean, self.log_scale = output(0.0), output(math.log(config.initial_noise_norm * math.sqrt(2 / size)))
+        self.log_shape = output(math.log(2.0))
+
+    def __call__(
+        self, embedding: Float[Array, "b d"], mask: Float[Array, "_ hidden"] | float = 1.0
+    ) -> GeneralizedGaussian:
+        """Returns the distributions; the mask of `masks` multiplies hidden units."""
+        hidden = jax.nn.relu(self.second(jax.nn.relu(self.first(embedding)) * mask))
+        shape = jnp.clip(jnp.exp(self.log_shape(hidden)), _LEAST_SHAPE, _MOST_SHAPE)
+        return GeneralizedGaussian(embedding + self.mean(hidden), jnp.exp(self.log_scale(hidden)), shape)
+
+    def masks(self, key: Key[Array, ""], count: int) -> Float[Array, "count hidden"]:
+        """Returns dropout masks of mean 1."""
+        kept = jax.random.bernoulli(key, 1 - self.dropout, (count, self.first.out_features))
+        return kept / (1 - self.dropout)
+
+
+class ProbVLM(nnx.Module):
+    """The head of a `ProbVLMConfig`."""
+
+    def __init__(self, config: ProbVLMConfig, embedding_size: int, rngs: nnx.Rngs):
+        self.config = config
+        self.image_adapter = Adapter(config, embedding_size, rngs)
+        self.text_adapter = Adapter(config, embedding_size, rngs)
+        self.temperature = config.temperature.build()
+        self.bias = None if config.initial_bias is None else nnx.Param(jnp.float32(config.initial_bias))
+
+    def __call__(
+        self, image: Float[Array, "b d"], text: Float[Array, "b d"], key: Key[Array, ""] | None
+    ) -> EmbeddingSamples:
+        """Returns deterministic embeddings, used as queries and as keys."""
+        bias = None if self.bias is None else self.bias[...]
+        return EmbeddingSamples(self.image_key(image), self.text_key(text), None, None, self.temperature(), bias)
+
+    def logits(
+        self,
+        image: Float[Array, "b d"],
+        classes: Float[Array, "k d"],
+        key: Key[Array, ""] | None,
+        num_samples: int,
+    ) -> LogitSamples:
+        """Returns S samples ``(z + ε) · classes / τ``, ε normal with the sum of both variances; without a key ε = 0."""
+        temperature = self.temperature()
+        if key is None:
+            return noiseless_samples(image, lambda image: self.image_key(image) @ classes.T / temperature)
+
+        def prepare(image: Float[Array, "n d"]) -> tuple[Float[Array, "n k"], Noise]:
+            return self.image_key(image) @ classes.T, noise(self.image_adapter, image)
+
+        def logits(base: Float[Array, "n k"], noise: Noise, normals: Float[Array, "n t z"]) -> Float[Array, "n t k"]:
+            return (base[:, None] + noise.apply(normals) @ classes.T) / temperature
+
+        block_size = max(len(image), EVALUATED_LOGITS // len(classes))
+        return noisy_samples(image, key, num_samples, block_size, prepare, logits)
+
+    def image_key(self, image: Float[Array, "b d"]) -> Float[Array, "b d"]:
+        """Returns unit image embeddings."""
+        return unit(image)
+
+    def text_key(self, text: Float[Array, "b d"]) -> Float[Array, "b d"]:
+        """Returns unit text embeddings."""
+        return unit(text)
+
+    def mean_text_key(self, keys: Float[Array, "k t d"]) -> Float[Array, "k d"]:
+        """Returns the unit mean over prompts."""
+        return unit(keys.mean(axis=1))
+
+    def auxiliary_losses(
+        self, image: Float[Array, "b d"], text: Float[Array, "b d"], key: Key[Array, ""] | None
+    ) -> dict[str, Float[Array, " b"]]:
+        """Returns the negative log-likelihood of both embeddings, and λ times that of the partners."""
+        # The adapter explains embeddings, and does not move them.
+        image, text = jax.lax.stop_gradient((unit(image), unit(text)))
+        masks = 1.0, 1.0
+        if key is not None:
+            keys = jax.random.split(key)
+            masks = (self.image_adapter.masks(keys[0], len(image)), self.text_adapter.masks(keys[1], len(text)))
+        image_density, text_density = self.image_adapter(image, masks[0]), self.text_adapter(text, masks[1])
+        own = image_density.negative_log_likelihood(image) + text_density.negative_log_likelihood(text)
+        cross = image_density.negative_log_likelihood(text) + text_density.negative_log_likelihood(image)
+        return {"likelihood_loss": own + self.config.cross_modal * cross}
+
+    def image_noise_norm(self, image: Float[Array, "b d"]) -> Float[Array, " b"]:
+        """Returns the square root of the summed variances, aleatoric and epistemic."""
+        return jnp.sqrt(noise(self.image_adapter, image).trace())
+
+    def text_noise_norm(self, text: Float[Array, "b d"]) -> Float[Array, " b"]:
+        """Returns the square root of the summed variances, aleatoric and epistemic."""
+        return jnp.sqrt(noise(self.text_adapter, text).trace())
+
+    def noise_metrics(
+        self, image: Float[Array, "b d"], text: Float[Array, "b d"], valid: Bool[Array, " b"]
+    ) -> dict[str, Float[Array, " b"]]:
+        """Returns the effective rank of the noise, and the share of its variance that is epistemic, of each side."""
+        found = {}
+        for side, x, adapter in (("image", image, self.image_adapter), ("text", text, self.text_adapter)):
+            aleatoric, epistemic = variances(adapter, x)
+            found[f"{side}_noise_rank"] = noise(adapter, x).effective_rank()
+            found[f"{side}_epistemic_share"] = jnp.sum(epistemic, axis=1) / jnp.sum(aleatoric + epistemic, axis=1)
+        return jax.lax.stop_gradient(found)
+
+    def image_spectrum(self, image: Float[Array, "b d"]) -> Float[Array, "b d"]:
+        """Returns the standard deviations in descending order."""
+        return jnp.sort(noise(self.image_adapter, image).scale, axis=1, descending=True)
+
+
+def variances(adapter: Adapter, embedding: Float[Array, "b d"]) -> tuple[Float[Array, "b d"], Float[Array, "b d"]]:
+    """Returns the aleatoric variance, the mean over dropout masks, and the epistemic one, of ẑ over masks."""
+
+    def with_mask(mask: Float[Array, " hidden"]) -> tuple[Float[Array, "b d"], Float[Array, "b d"]]:
+        # One mask for all rows: a prediction must not depend on the other rows of its block.
+        found = adapter(unit(embedding), mask[None])
+        return found.mean, found.variance()
+
+    means, aleatoric = jax.lax.map(with_mask, adapter.masks(jax.random.key(0), _MASKS))
+    return aleatoric.mean(axis=0), means.var(axis=0)
+
+
+def noise(adapter: Adapter, embedding: Float[Array, "b d"]) -> Noise:
+    """Returns diagonal noise with the sum of both variances."""
+    return Noise(jnp.sqrt(sum(variances(adapter, embedding))), None, None, None, is_diagonal=True)

@@ -1,0 +1,160 @@
+"""ProbVLM: the generalised Gaussian against scipy and samples, its adapter, and both kinds of variance."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from jax.test_util import check_grads
+from scipy.stats import gennorm, norm
+
+from lit_het.errors import UserError
+from lit_het.heads import prob_vlm
+from lit_het.heads.prob_vlm import GeneralizedGaussian, ProbVLMConfig
+from tests.heads.test_contrastive import B, D, embeddings, numpy_unit
+
+KEY = jax.random.key(3)
+
+
+def make(*, perturbed=True, **changes):
+    """Returns a head, by default with output layers that depend on the embedding."""
+    head = ProbVLMConfig(**{"hidden_size": 16, **changes}).build(D, nnx.Rngs(0))
+    random = np.random.default_rng(0)
+    for adapter in (head.image_adapter, head.text_adapter) if perturbed else ():
+        for layer in (adapter.mean, adapter.log_scale, adapter.log_shape):
+            layer.kernel[...] = jnp.asarray(0.5 * random.normal(size=layer.kernel[...].shape), jnp.float32)
+    return head
+
+
+def density(b=3, d=5, seed=0):
+    random = np.random.default_rng(seed)
+    mean, scale, shape = random.normal(size=(b, d)), random.uniform(0.3, 2, (b, d)), random.uniform(0.5, 4, (b, d))
+    return GeneralizedGaussian(*(jnp.asarray(x, jnp.float32) for x in (mean, scale, shape)))
+
+
+def test_the_likelihood_is_that_of_a_generalised_normal_distribution():
+    found = density()
+    x = np.random.default_rng(1).normal(size=(3, 5)).astype(np.float32)
+    mean, scale, shape = map(np.asarray, found)
+    expected = -gennorm.logpdf(x, shape, loc=mean, scale=scale).mean(axis=1)
+    np.testing.assert_allclose(found.negative_log_likelihood(jnp.asarray(x)), expected, rtol=1e-5)
+    normal = GeneralizedGaussian(found.mean, found.scale, jnp.full_like(found.shape, 2.0))
+    expected = -norm.logpdf(x, mean, scale / np.sqrt(2)).mean(axis=1)
+    np.testing.assert_allclose(normal.negative_log_likelihood(jnp.asarray(x)), expected, rtol=1e-5)
+
+
+def test_the_variance_is_that_of_samples():
+    found = density()
+    mean, scale, shape = map(np.asarray, found)
+    np.testing.assert_allclose(found.variance(), gennorm.var(shape, scale=scale), rtol=1e-4)
+    drawn: Any = gennorm.rvs(shape, loc=mean, scale=scale, size=(100_000, 3, 5), random_state=0)
+    np.testing.assert_allclose(found.variance(), drawn.var(axis=0), rtol=0.1)
+
+
+def test_gradients_of_the_likelihood_are_finite_differences_and_finite_at_the_mean():
+    x = np.random.default_rng(1).normal(size=(3, 5)).astype(np.float32)
+
+    def total(mean, scale, shape):
+        return (
+            GeneralizedGaussian(*map(jnp.asarray, (mean, scale, shape))).negative_log_likelihood(jnp.asarray(x)).sum()
+        )
+
+    check_grads(total, tuple(map(np.asarray, density())), order=1, modes=["rev"], rtol=1e-2, atol=1e-2)
+    at_mean = jax.grad(total, argnums=(0, 1, 2))(jnp.asarray(x), *density()[1:])
+    assert all(np.isfinite(gradient).all() for gradient in at_mean)
+
+
+def test_embeddings_stay_and_the_first_noise_is_normal_with_the_configured_norm():
+    head, (image, text) = make(perturbed=False, dropout=0.5), embeddings()
+    samples = head(image, text, KEY)
+    assert samples.image_queries is None
+    np.testing.assert_allclose(samples.image, numpy_unit(image), rtol=1e-5)
+    np.testing.assert_allclose(head.image_noise_norm(image), 0.3, rtol=1e-4)
+    found = head.image_adapter(samples.image)
+    np.testing.assert_allclose(found.shape, 2, rtol=1e-5)
+    np.testing.assert_array_equal(found.mean, samples.image)
+
+
+def test_the_loss_is_the_likelihood_of_both_embeddings_and_of_their_partners():
+    head, (image, text) = make(cross_modal=0.25), embeddings()
+    found = head.auxiliary_losses(image, text, None)["likelihood_loss"]
+    expected = np.zeros(B)
+    for adapter, x, other in ((head.image_adapter, image, text), (head.text_adapter, text, image)):
+        mean, scale, shape = map(np.asarray, adapter(jnp.asarray(numpy_unit(x))))
+        for weight, target in ((1.0, x), (0.25, other)):
+            expected -= weight * gennorm.logpdf(numpy_unit(target), shape, loc=mean, scale=scale).mean(axis=1)
+    np.testing.assert_allclose(found, expected, rtol=1e-4)
+
+
+def test_the_loss_of_the_adapter_moves_no_embedding():
+    head, (image, text) = make(), embeddings()
+
+    def total(image, text):
+        return head.auxiliary_losses(image, text, KEY)["likelihood_loss"].sum()
+
+    for gradient in jax.grad(total, argnums=(0, 1))(image, text):
+        np.testing.assert_array_equal(gradient, 0)
+
+
+def test_without_dropout_nothing_is_epistemic_and_rows_do_not_depend_on_others():
+    image, _ = embeddings()
+    aleatoric, epistemic = prob_vlm.variances(make(dropout=0.0).image_adapter, image)
+    np.testing.assert_allclose(epistemic, 0, atol=1e-12)
+    assert (aleatoric > 0).all()
+    adapter = make(dropout=0.3).image_adapter
+    aleatoric, epistemic = prob_vlm.variances(adapter, image)
+    assert (epistemic > 0).all()
+    alone = prob_vlm.variances(adapter, image[1:2])
+    np.testing.assert_allclose(alone[0][0], aleatoric[1], rtol=1e-5)
+    np.testing.assert_allclose(alone[1][0], epistemic[1], rtol=1e-4)
+
+
+def test_noisy_logits_scatter_with_both_variances():
+    head, (image, text) = make(dropout=0.3), embeddings()
+    classes, tau = head.text_key(text), float(head.temperature())
+    samples = head.logits(image, classes, KEY, 4000)
+    drawn = np.asarray(samples.logits(samples.prepare(image), samples.keys, jnp.arange(4000)))
+    both = np.asarray(sum(prob_vlm.variances(head.image_adapter, image)))
+    expected = np.sqrt(both @ (np.asarray(classes) ** 2).T) / tau
+    np.testing.assert_allclose(drawn.std(axis=1), expected, rtol=0.05)
+    mean = np.asarray(head.image_key(image)) @ np.asarray(classes).T / tau
+    np.testing.assert_array_less(np.abs(drawn.mean(axis=1) - mean), 5 * expected / np.sqrt(4000))
+    np.testing.assert_allclose(head.image_noise_norm(image), np.sqrt(both.sum(axis=1)), rtol=1e-5)
+    np.testing.assert_allclose(head.image_spectrum(image), -np.sort(-np.sqrt(both), axis=1), rtol=1e-5)
+
+
+def test_it_learns_which_images_have_uncertain_captions():
+    """Captions of images with a positive first entry scatter ten times as far as those of others."""
+    random = np.random.default_rng(0)
+    image = numpy_unit(random.normal(size=(512, D)))
+    spread = np.where(image[:, :1] > 0, 0.3, 0.03)
+    text = image + spread * random.normal(size=image.shape)
+    pairs = jnp.asarray(image, jnp.float32), jnp.asarray(text, jnp.float32)
+    graph, state = nnx.split(make(perturbed=False, cross_modal=1.0, dropout=0.05))
+    optimizer = optax.adam(1e-2)
+
+    @jax.jit
+    def step(state, moments, key):
+        def loss(state):
+            return nnx.merge(graph, state).auxiliary_losses(*pairs, key)["likelihood_loss"].mean()
+
+        updates, moments = optimizer.update(jax.grad(loss)(state), moments)
+        return optax.apply_updates(state, updates), moments
+
+    moments = optimizer.init(state)
+    for number in range(300):
+        state, moments = step(state, moments, jax.random.key(number))
+    norms = np.asarray(nnx.merge(graph, state).image_noise_norm(pairs[0]))
+    assert norms[image[:, 0] > 0.1].mean() > 2 * norms[image[:, 0] < -0.1].mean()
+
+
+def test_what_makes_no_sense_is_refused():
+    with pytest.raises(UserError, match=r"dropout = 1.0 must be below 1"):
+        ProbVLMConfig(dropout=1.0)
+    with pytest.raises(UserError, match="hidden_size = 0"):
+        ProbVLMConfig(hidden_size=0)
+    with pytest.raises(UserError, match="initial_noise_norm"):
+        ProbVLMConfig(initial_noise_norm=float("inf"))
