@@ -56,8 +56,8 @@ class ProbVLMConfig:
     Attributes:
         temperature: τ, which the loss of the task trains.
         initial_bias: initial value of a learned bias of the logits, for the sigmoid loss; None for no bias.
-        initial_noise_norm: initial root mean square norm of z - ẑ.
-        hidden_size: width of the adapter's two hidden layers.
+        initial_noise_norm: initial root mean square norm of z - ẑ; ẑ starts at zero, and z has norm 1.
+        hidden_size: width of the adapter's hidden layers.
         dropout: probability with which a hidden unit is left out, in training and for the epistemic variance.
         cross_modal: λ.
 
@@ -67,7 +67,7 @@ class ProbVLMConfig:
 
     temperature: TemperatureConfig = LogTemperature()
     initial_bias: float | None = None
-    initial_noise_norm: float = 0.3
+    initial_noise_norm: float = 1.0
     hidden_size: int = 256
     dropout: float = 0.1
     cross_modal: float = 1e-4
@@ -89,28 +89,38 @@ class ProbVLMConfig:
         return ProbVLM(self, embedding_size, rngs)
 
 
+class Branch(nnx.Module):
+    """Two dense layers; the output starts at a constant."""
+
+    def __init__(self, size: int, hidden_size: int, initial: float, rngs: nnx.Rngs):
+        self.first = nnx.Linear(size, hidden_size, rngs=rngs)
+        constant, zeros = nnx.initializers.constant(initial), nnx.initializers.zeros
+        self.second = nnx.Linear(hidden_size, size, kernel_init=zeros, bias_init=constant, rngs=rngs)
+
+    def __call__(self, x: Float[Array, "b d"]) -> Float[Array, "b d"]:
+        """Returns the output."""
+        return self.second(jax.nn.relu(self.first(x)))
+
+
 class Adapter(nnx.Module):
-    """Maps unit embeddings to generalised Gaussians around them; at first all are normal and of one size."""
+    """Maps unit embeddings to generalised Gaussians; at first all are normal, around zero and of one size."""
 
     def __init__(self, config: ProbVLMConfig, size: int, rngs: nnx.Rngs):
         self.dropout, hidden = config.dropout, config.hidden_size
-        self.first, self.second = nnx.Linear(size, hidden, rngs=rngs), nnx.Linear(hidden, hidden, rngs=rngs)
-
-        def output(bias: float) -> nnx.Linear:
-            constant = nnx.initializers.constant(bias)
-            return nnx.Linear(hidden, size, kernel_init=nnx.initializers.zeros, bias_init=constant, rngs=rngs)
-
+        self.first, self.second = nnx.Linear(size, hidden, rngs=rngs), nnx.Linear(hidden, size, rngs=rngs)
+        # Without a path around it: a mean that can copy its input would leave no error to explain.
+        self.mean = Branch(size, hidden, 0.0, rngs)
         # A normal distribution of variance v has the scale sqrt(2 v).
-        self.mean, self.log_scale = output(0.0), output(math.log(config.initial_noise_norm * math.sqrt(2 / size)))
-        self.log_shape = output(math.log(2.0))
+        self.log_scale = Branch(size, hidden, math.log(config.initial_noise_norm * math.sqrt(2 / size)), rngs)
+        self.log_shape = Branch(size, hidden, math.log(2.0), rngs)
 
     def __call__(
         self, embedding: Float[Array, "b d"], mask: Float[Array, "_ hidden"] | float = 1.0
     ) -> GeneralizedGaussian:
         """Returns the distributions; the mask of `masks` multiplies hidden units."""
-        hidden = jax.nn.relu(self.second(jax.nn.relu(self.first(embedding)) * mask))
-        shape = jnp.clip(jnp.exp(self.log_shape(hidden)), _LEAST_SHAPE, _MOST_SHAPE)
-        return GeneralizedGaussian(embedding + self.mean(hidden), jnp.exp(self.log_scale(hidden)), shape)
+        x = embedding + self.second(jax.nn.relu(self.first(embedding)) * mask)
+        shape = jnp.clip(jnp.exp(self.log_shape(x)), _LEAST_SHAPE, _MOST_SHAPE)
+        return GeneralizedGaussian(self.mean(x), jnp.exp(self.log_scale(x)), shape)
 
     def masks(self, key: Key[Array, ""], count: int) -> Float[Array, "count hidden"]:
         """Returns dropout masks of mean 1."""
