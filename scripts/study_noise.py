@@ -32,7 +32,7 @@ from lit_het.heads.covariance import CovarianceConfig
 from lit_het.heads.deterministic import DeterministicConfig
 from lit_het.heads.gaussian import GaussianContrastiveConfig
 from lit_het.heads.het_xl import HetXLConfig
-from lit_het.heads.prob_vlm import ProbVLMConfig
+from lit_het.heads.prob_vlm import ProbVLMContrastiveConfig
 from lit_het.heads.sampling import SamplingConfig
 from lit_het.heads.temperature import FixedTemperature, LogTemperature
 from lit_het.losses.contrastive import SigmoidLoss, SoftmaxLoss
@@ -109,7 +109,7 @@ HEADS: Mapping[str, Mapping[str, Any]] = {
     # Gaussian embeddings (PCME++, ProLIP).
     "Gaussian": {"head": GaussianContrastiveConfig()},
     "Gaussian alone": {"head": GaussianContrastiveConfig(bottleneck=0.0, inclusion=0.0)},
-    "ProbVLM": {"head": ProbVLMConfig()},
+    "ProbVLM": {"head": ProbVLMContrastiveConfig()},
     "sigmoid Gaussian": {"head": GaussianContrastiveConfig(initial_bias=-10.0), "loss": SigmoidLoss()},
     "sigmoid probit": {
         "head": HetXLContrastiveConfig(SMALL, num_samples=0, initial_bias=-10.0),

@@ -36,7 +36,7 @@ SECTIONS: dict[str, tuple[Any, ...]] = {
         contrastive.HetXLContrastiveConfig,
         contrastive.HetXLContrastive,
         gaussian.GaussianContrastiveConfig,
-        prob_vlm.ProbVLMConfig,
+        prob_vlm.ProbVLMContrastiveConfig,
         covariance.CovarianceConfig,
         temperature.FixedTemperature,
         temperature.LogTemperature,

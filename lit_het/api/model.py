@@ -25,7 +25,7 @@ from lit_het.eval.predictions import BLOCK_SIZE, image_quantity, samples_of
 from lit_het.eval.recognition import embed_texts
 from lit_het.paths import require_weights
 from lit_het.runs.directory import checkpoint_dir
-from lit_het.runs.importing import ImportOptions, open_imported
+from lit_het.runs.importing import ImportOptions, open_imported, require_no_options
 from lit_het.runs.opening import Run, open_run
 from lit_het.sharding import MeshConfig
 from lit_het.tasks import quantities
@@ -57,8 +57,7 @@ def load(
     """
     run_dir = Path(address)
     if checkpoint_dir(run_dir).is_dir():
-        if options is not None:
-            raise UserError(f"{address} is a run, which records all of its settings; leave out options")
+        require_no_options(run_dir, options or ImportOptions())
         run = open_run(run_dir, None if pretrained is None else Path(pretrained))
     elif pretrained is not None:
         raise UserError(f"{address} is no run, and has no locked parameters; leave out pretrained")
@@ -177,7 +176,9 @@ class Model:
     def encode_images(self, images: ImageLike | Sequence[ImageLike]) -> Float[np.ndarray, "*n d"]:
         """Returns the embedding of each image: unit vectors, whose inner products with those of texts are cosines.
 
-        A classifier has no such vectors: it returns the features of its image tower.
+        Those of a head with Gaussian embeddings are the mean and two entries for the variances of both sides, so that
+        inner products with texts are what its logits are made of (`GaussianContrastiveConfig`). A classifier has no
+        such vectors: it returns the features of its image tower.
 
         Args:
             images: one image (the result is ``[d]``) or several (``[n d]``).
@@ -188,7 +189,7 @@ class Model:
         return self._quantity(None if self._model.text is None else quantities.embeddings, images)
 
     def encode_texts(self, texts: str | Sequence[str]) -> Float[np.ndarray, "*n d"]:
-        """Returns the unit embedding of each text.
+        """Returns the unit embedding of each text, with Gaussian embeddings as in `encode_images`.
 
         Args:
             texts: one text (the result is ``[d]``) or several (``[n d]``); longer ones are cut at the tower's length.

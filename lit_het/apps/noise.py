@@ -1,8 +1,11 @@
 """``lit-het add-noise``: a HET-XL head for a finished image-text model, whose towers stay as they are."""
 
 import dataclasses
+import json
 from collections.abc import Sequence
 from pathlib import Path
+
+import jax
 
 from lit_het.configs.experiment import ExperimentConfig, PretrainedConfig
 from lit_het.console import Bar, message
@@ -12,15 +15,17 @@ from lit_het.data_pipelines.shards import IMAGE, expand
 from lit_het.data_pipelines.storage import absolute
 from lit_het.durations import Duration
 from lit_het.errors import UserError
+from lit_het.files import write_atomically
 from lit_het.heads.contrastive import DeterministicContrastiveConfig, HetXLContrastiveConfig
 from lit_het.heads.temperature import LogTemperature
 from lit_het.optimizers import AdamW, Optimizer
 from lit_het.runs import caption_embedding, embedding
 from lit_het.runs.calibration_split import LEAST_IMAGES
-from lit_het.runs.directory import checkpoint_dir, load_config, tokenizer_path
+from lit_het.runs.checks import check_run_dir
+from lit_het.runs.directory import checkpoint_dir, config_path, load_config, tokenizer_path
 from lit_het.runs.embedding import EmbedOptions
 from lit_het.runs.flags import with_flags
-from lit_het.runs.importing import ImportOptions, import_weights
+from lit_het.runs.importing import ImportOptions, import_weights, require_no_options
 from lit_het.runs.opening import open_run
 from lit_het.runs.training import train_unless_done
 from lit_het.schedules import Schedule
@@ -61,27 +66,38 @@ def add_noise(
         UserError: the model is a classifier or has noise already, there are too few pairs, or anything that
             `train` and `embed` raise.
     """
+    if ":/" in str(output):
+        raise UserError(f"{output} is an address; give --output a local or mounted folder")
     count = _count(shards, captions)
     source = _model(model, output, options or ImportOptions())
-    config = with_flags(_config(source, shards, captions, output, count), flags, "lit-het add-noise")
+    if source == output.resolve():
+        raise UserError(f"{output} is the model itself; choose another --output")
+    help_with = "lit-het train --config quickstart_lit_het_xl"  # has the same fields
+    config = with_flags(_config(source, shards, captions, output, count), flags, help_with)
+    if isinstance(config.task.head, DeterministicContrastiveConfig):
+        raise UserError("--task.head deterministic has no noise; choose another head, or leave the flag out")
+    if config_path(output).exists():
+        check_run_dir(config, resume=True)  # before anything is embedded
     towers = dataclasses.replace(load_config(source), data=config.data, tokenizer=config.tokenizer)
-    assert config.data.embeddings is not None
-    assert config.data.text_embeddings is not None
-    embedding.embed(source, towers, config.data.embeddings, EmbedOptions())
-    caption_embedding.embed_captions(source, towers, config.data.text_embeddings, EmbedOptions())
+    if config.data.embeddings is not None:
+        embedding.embed(source, towers, config.data.embeddings, EmbedOptions())
+    if config.data.text_embeddings is not None:
+        caption_embedding.embed_captions(source, towers, config.data.text_embeddings, EmbedOptions())
     train_unless_done(config)
     message(f"next: lit-het classify IMAGE --checkpoint {output} --labels ...; lit-het report {output}")
 
 
 def _count(shards: str, captions: str) -> int:
     """Returns the number of image-text pairs."""
-    addresses = expand(shards)
+    addresses, member = expand(shards), captions.partition("/")[0]
     with Bar("indexing", len(addresses), "shards") as bar:
-        count = len(ShardIndex(addresses, [IMAGE, captions.partition("/")[0]], advance=bar.advance))
+        count = len(ShardIndex(addresses, [IMAGE, member], advance=bar.advance))
+    if not count:
+        raise UserError(f"{shards}: no sample has an image and a .{member}; name the member with --captions")
     if count < LEAST_PAIRS:
         raise UserError(
-            f"{shards} has {count:,} pairs of an image and a .{captions.partition('/')[0]}, too few to learn noise "
-            f"from; give {LEAST_PAIRS:,} or more, or calibrate the model with lit-het calibrate"
+            f"{shards} has {count:,} pairs of an image and a .{member}, too few to learn noise from; "
+            f"give {LEAST_PAIRS:,} or more, or calibrate the model with lit-het calibrate"
         )
     return count
 
@@ -89,10 +105,16 @@ def _count(shards: str, captions: str) -> int:
 def _model(model: str, output: Path, options: ImportOptions) -> Path:
     """Returns the run of the model; weights of other libraries are imported into the output folder."""
     if checkpoint_dir(Path(model)).is_dir():
+        require_no_options(Path(model), options)
         return Path(model).resolve()
-    imported = output / "model"
+    imported, record = output / "model", output / "model.json"
+    asked = {"model": model, **dataclasses.asdict(options)}
+    asked = json.loads(json.dumps(asked, default=str))
     if not imported.exists():
         import_weights(model, imported, options)
+        write_atomically(record, json.dumps(asked, indent=1) + "\n")
+    elif not record.is_file() or json.loads(record.read_text("utf-8")) != asked:
+        raise UserError(f"{imported} was imported from another --model, or otherwise; choose another --output")
     return imported.resolve()
 
 
@@ -125,7 +147,7 @@ def _config(source: Path, shards: str, captions: str, output: Path, count: int) 
         crop=None,
         augmentations=(),
         captions=captions,
-        batch_size=min(_BATCH_SIZE, count // 4),
+        batch_size=max(1, min(_BATCH_SIZE, count // 4) // jax.device_count()) * jax.device_count(),
         embeddings=str((output / "embeddings" / "images").resolve()),
         text_embeddings=str((output / "embeddings" / "texts").resolve()),
     )

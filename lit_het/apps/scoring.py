@@ -122,8 +122,8 @@ def caption_columns(
     """Returns the scores of every image with its own caption, without noise.
 
     With u the logits of the image and its own caption y among the candidates: ``loss`` is ``-log softmax(u)_y`` in
-    nats, ``margin`` is ``u_y - max u`` over the others, ``similarity`` the cosine, the CLIP score, and ``noise_norm``
-    ``sqrt(tr Σ)`` of the image.
+    nats, ``margin`` is ``u_y - max u`` over the others, ``similarity`` the inner product (the cosine, the CLIP score;
+    less the variances of Gaussian embeddings), and ``noise_norm`` ``sqrt(tr Σ)`` of the image.
 
     Args:
         model: an image-text model.

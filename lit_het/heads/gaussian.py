@@ -23,7 +23,7 @@ from lit_het.heads.temperature import LogTemperature, TemperatureConfig
 from lit_het.types import EmbeddingSamples, LogitSamples
 
 # The log of a variance stays within these limits, so that no power of e overflows.
-_LIMIT = 40.0
+_LIMIT = 20.0
 # The inclusion test multiplies variances by exp(10) and its logits by 1000, as the authors' code does: distances of
 # means would outweigh the variances otherwise (docs/paper_map.md, 62).
 _INCLUSION_VARIANCE, _INCLUSION_LOGIT = 10.0, 1000.0

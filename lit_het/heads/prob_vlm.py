@@ -26,7 +26,9 @@ from lit_het.types import EmbeddingSamples, LogitSamples
 # Dropout masks that the epistemic variance is measured with, the same for all examples and calls.
 _MASKS = 8
 # Shapes below the first have variances of many orders of magnitude; densities above the second are nearly uniform.
-_LEAST_SHAPE, _MOST_SHAPE = 0.25, 8.0
+_LEAST_SHAPE, _MOST_SHAPE = 0.5, 8.0
+# Limits of log α: with the largest shape, (2 / α)^β and its derivatives stay finite in float32.
+_LEAST_LOG_SCALE, _MOST_LOG_SCALE = -8.0, 5.0
 # Below it |z - ẑ| / α counts as zero: the derivative of x^β with respect to β has log x.
 _LEAST_DISTANCE = 1e-6
 
@@ -50,7 +52,7 @@ class GeneralizedGaussian(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class ProbVLMConfig:
+class ProbVLMContrastiveConfig:
     """An adapter for each tower; embeddings themselves, and so predictions without noise, stay as they are.
 
     Attributes:
@@ -84,9 +86,9 @@ class ProbVLMConfig:
         if not 0 < self.initial_noise_norm < math.inf:
             raise UserError(f"initial_noise_norm = {self.initial_noise_norm} must be positive and finite")
 
-    def build(self, embedding_size: int, rngs: nnx.Rngs) -> "ProbVLM":
+    def build(self, embedding_size: int, rngs: nnx.Rngs) -> "ProbVLMContrastive":
         """Returns the head for embeddings ``[b d]``."""
-        return ProbVLM(self, embedding_size, rngs)
+        return ProbVLMContrastive(self, embedding_size, rngs)
 
 
 class Branch(nnx.Module):
@@ -105,7 +107,7 @@ class Branch(nnx.Module):
 class Adapter(nnx.Module):
     """Maps unit embeddings to generalised Gaussians; at first all are normal, around zero and of one size."""
 
-    def __init__(self, config: ProbVLMConfig, size: int, rngs: nnx.Rngs):
+    def __init__(self, config: ProbVLMContrastiveConfig, size: int, rngs: nnx.Rngs):
         self.dropout, hidden = config.dropout, config.hidden_size
         self.first, self.second = nnx.Linear(size, hidden, rngs=rngs), nnx.Linear(hidden, size, rngs=rngs)
         # Without a path around it: a mean that can copy its input would leave no error to explain.
@@ -119,8 +121,9 @@ class Adapter(nnx.Module):
     ) -> GeneralizedGaussian:
         """Returns the distributions; the mask of `masks` multiplies hidden units."""
         x = embedding + self.second(jax.nn.relu(self.first(embedding)) * mask)
-        shape = jnp.clip(jnp.exp(self.log_shape(x)), _LEAST_SHAPE, _MOST_SHAPE)
-        return GeneralizedGaussian(self.mean(x), jnp.exp(self.log_scale(x)), shape)
+        shape = jnp.exp(jnp.clip(self.log_shape(x), math.log(_LEAST_SHAPE), math.log(_MOST_SHAPE)))
+        scale = jnp.exp(jnp.clip(self.log_scale(x), _LEAST_LOG_SCALE, _MOST_LOG_SCALE))
+        return GeneralizedGaussian(self.mean(x), scale, shape)
 
     def masks(self, key: Key[Array, ""], count: int) -> Float[Array, "count hidden"]:
         """Returns dropout masks of mean 1."""
@@ -128,10 +131,10 @@ class Adapter(nnx.Module):
         return kept / (1 - self.dropout)
 
 
-class ProbVLM(nnx.Module):
-    """The head of a `ProbVLMConfig`."""
+class ProbVLMContrastive(nnx.Module):
+    """The head of a `ProbVLMContrastiveConfig`."""
 
-    def __init__(self, config: ProbVLMConfig, embedding_size: int, rngs: nnx.Rngs):
+    def __init__(self, config: ProbVLMContrastiveConfig, embedding_size: int, rngs: nnx.Rngs):
         self.config = config
         self.image_adapter = Adapter(config, embedding_size, rngs)
         self.text_adapter = Adapter(config, embedding_size, rngs)
@@ -208,8 +211,9 @@ class ProbVLM(nnx.Module):
         found = {}
         for side, x, adapter in (("image", image, self.image_adapter), ("text", text, self.text_adapter)):
             aleatoric, epistemic = variances(adapter, x)
-            found[f"{side}_noise_rank"] = noise(adapter, x).effective_rank()
-            found[f"{side}_epistemic_share"] = jnp.sum(epistemic, axis=1) / jnp.sum(aleatoric + epistemic, axis=1)
+            both = aleatoric + epistemic
+            found[f"{side}_noise_rank"] = _diagonal(both).effective_rank()
+            found[f"{side}_epistemic_share"] = jnp.sum(epistemic, axis=1) / jnp.sum(both, axis=1)
         return jax.lax.stop_gradient(found)
 
     def image_spectrum(self, image: Float[Array, "b d"]) -> Float[Array, "b d"]:
@@ -231,4 +235,9 @@ def variances(adapter: Adapter, embedding: Float[Array, "b d"]) -> tuple[Float[A
 
 def noise(adapter: Adapter, embedding: Float[Array, "b d"]) -> Noise:
     """Returns diagonal noise with the sum of both variances."""
-    return Noise(jnp.sqrt(sum(variances(adapter, embedding))), None, None, None, is_diagonal=True)
+    aleatoric, epistemic = variances(adapter, embedding)
+    return _diagonal(aleatoric + epistemic)
+
+
+def _diagonal(variance: Float[Array, "b d"]) -> Noise:
+    return Noise(jnp.sqrt(variance), None, None, None, is_diagonal=True)

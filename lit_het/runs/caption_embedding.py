@@ -26,6 +26,8 @@ from lit_het.tasks.contrastive import ContrastiveConfig
 from lit_het.types import Params
 
 _PER_DEVICE = 64
+# Every sample of a shard takes as much space as the one with the most captions.
+_MOST_CAPTIONS = 64
 
 # Token ids ``[n l]`` of distinct captions to their embeddings.
 _Embed = Callable[[Int[np.ndarray, "n l"]], Float[np.ndarray, "n d"]]
@@ -60,6 +62,8 @@ def embed_captions(source: Path | None, config: ExperimentConfig, output: str, o
     )
     folder, member = EmbeddingFolder(output, recipe), place.partition("/")[0]
     missing, _ = missing_shards(folder, addresses, member)
+    if not missing:
+        return
     embed, broken = _embedder(config.task, params, config.mesh.build(jax.local_devices())), 0
     with Bar("embedding", sum(shard.count for shard in missing), "texts") as bar:
         for shard in missing:
@@ -70,9 +74,10 @@ def embed_captions(source: Path | None, config: ExperimentConfig, output: str, o
             folder.write(index_shard(shard.address), views, member)
             bar.advance(len(captions))
     if broken:
-        message(f"{counted(broken, 'sample')} without embedding: no caption in .{place}; lit-het data check lists them")
-    if missing:
-        message(f"wrote the embeddings of {counted(len(missing), 'shard')} to {output}")
+        message(
+            f"{counted(broken, 'sample')} without embedding: lit-het data check SHARDS --captions {place} lists them"
+        )
+    message(f"wrote the embeddings of {counted(len(missing), 'shard')} to {output}")
 
 
 def _captions_of(shard: ShardSummary, place: str, data: LoaderConfig) -> list[list[str]]:
@@ -80,9 +85,14 @@ def _captions_of(shard: ShardSummary, place: str, data: LoaderConfig) -> list[li
     member = place.partition("/")[0]
     index = ShardIndex([shard.address], [member])
     found = list[list[str]]()
-    for (content,) in index.read(range(len(index)), [member]):
+    for number, (content,) in enumerate(index.read(range(len(index)), [member])):
         try:
             found.append(captions_in(text_of(content_or_raise(content)), place, data.caption_unit))
+            if (count := len(found[-1])) > _MOST_CAPTIONS:
+                raise UserError(
+                    f"{shard.address}: {index.key(number)} has {count:,} captions, more than {_MOST_CAPTIONS}; take "
+                    "the whole text for one (--data.caption-unit text), or train without stored captions"
+                )
         except Unreadable as error:
             if error.cause in TRANSIENT_CAUSES:
                 raise UserError(f"{shard.address} could not be read ({error}); run the command again") from error

@@ -61,7 +61,7 @@ class ImportOptions:
     text_pooling: weights.TextPooling | None = None
     num_selected: int | None = None
     num_members: int | None = None
-    tokenizer: Path | None = None
+    tokenizer: Path | str | None = None
 
 
 def import_weights(source: str, run_dir: Path, options: ImportOptions) -> None:
@@ -91,7 +91,7 @@ def open_imported(source: str, options: ImportOptions | None = None) -> Run:
         UserError: as `import_weights`.
     """
     if (folder := portable.find(source)) is not None:
-        _require_no_options(folder, options or ImportOptions())
+        require_no_options(folder, options or ImportOptions())
         return open_run(folder)
     config, params = _read(source, Path(source), options or ImportOptions())
     tokenizer = config.tokenizer.build() if config.tokenizer else None
@@ -123,7 +123,7 @@ def _read(source: str, run_dir: Path, options: ImportOptions) -> tuple[Experimen
     if experts and (found.image_tower is None or found.image_tower.encoder.experts is None):
         raise UserError(f"{source} holds no experts; leave out --{next(iter(experts)).replace('_', '-')}")
     task = _task_of(found, source)
-    tokenizer = options.tokenizer or found.tokenizer
+    tokenizer = Path(options.tokenizer) if options.tokenizer else found.tokenizer
     image_size = task.image_tower.image_size
     preprocessing = _preprocessing(found, source, image_size, was_chosen=options.image_size is not None)
     config = ExperimentConfig(
@@ -149,7 +149,7 @@ def _read(source: str, run_dir: Path, options: ImportOptions) -> tuple[Experimen
 
 
 def _import_portable(folder: Path, run_dir: Path, options: ImportOptions) -> None:
-    _require_no_options(folder, options)
+    require_no_options(folder, options)
     run = open_run(folder)
     with _partial(run_dir) as partial:
         info = {"locked_checksum": checksums.digest({}), "source": str(folder)}
@@ -160,7 +160,8 @@ def _import_portable(folder: Path, run_dir: Path, options: ImportOptions) -> Non
     message(f"{parameters.count(run.params):,} parameters of {folder} in {run_dir}")
 
 
-def _require_no_options(folder: Path, options: ImportOptions) -> None:
+def require_no_options(folder: Path, options: ImportOptions) -> None:
+    """Raises a `UserError` if an option is set for a model that records all of its settings."""
     given = [name for name, value in dataclasses.asdict(options).items() if value is not None]
     if given:
         raise UserError(f"{folder} stores all of its settings; leave out --{given[0].replace('_', '-')}")

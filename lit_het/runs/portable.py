@@ -93,7 +93,7 @@ def _without_training(config: ExperimentConfig) -> ExperimentConfig:
         if getattr(getattr(task, part, None), "weights", None) is not None:
             task = dataclasses.replace(task, **{part: dataclasses.replace(getattr(task, part), weights=None)})
     tokenizer = config.tokenizer and dataclasses.replace(config.tokenizer, model=Path("tokenizer.model"))
-    data = dataclasses.replace(config.data, shards=(), embeddings=None, mixture=())
+    data = dataclasses.replace(config.data, shards=(), embeddings=None, text_embeddings=None, mixture=())
     return dataclasses.replace(
         config, run_dir=Path("."), task=task, data=data, tokenizer=tokenizer, pretrained=None, evaluations=()
     )

@@ -13,8 +13,8 @@ from lit_het.errors import UserError, require_at_least
 from lit_het.heads.base import ContrastiveHead
 from lit_het.heads.contrastive import DeterministicContrastiveConfig, HetXLContrastiveConfig
 from lit_het.heads.gaussian import GaussianContrastiveConfig
-from lit_het.heads.prob_vlm import ProbVLMConfig
-from lit_het.losses.base import masked_mean
+from lit_het.heads.prob_vlm import ProbVLMContrastiveConfig
+from lit_het.losses.base import masked_mean, weights
 from lit_het.losses.contrastive import ContrastiveLoss, SigmoidLoss, SoftmaxLoss
 from lit_het.random import Keys
 from lit_het.tasks import microbatches
@@ -27,7 +27,7 @@ from lit_het.towers.vit import ViTConfig
 from lit_het.types import Batch, LogitSamples, Metrics, Params
 
 ContrastiveHeadConfig: TypeAlias = (
-    DeterministicContrastiveConfig | HetXLContrastiveConfig | GaussianContrastiveConfig | ProbVLMConfig
+    DeterministicContrastiveConfig | HetXLContrastiveConfig | GaussianContrastiveConfig | ProbVLMContrastiveConfig
 )
 
 _EXAMPLES_OF_NOISE_METRICS = 16
@@ -144,7 +144,7 @@ class ContrastiveTask:
         }
         for name, values in model.head.auxiliary_losses(image, text, keys("dropout")).items():
             metrics[name] = masked_mean(values, batch.valid)
-            loss = loss + metrics[name]
+            loss = loss + jnp.sum(weights(batch.valid, batch.weight) * values)
         some = [_some_rows(x) for x in (image, text, batch.valid)]
         for name, values in model.head.noise_metrics(*some).items():
             metrics[name] = masked_mean(values, some[2])

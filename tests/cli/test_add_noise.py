@@ -75,12 +75,18 @@ def test_the_embeddings_stay_and_only_the_head_is_trained(capsys, deterministic,
     assert "is finished: 4 steps" in capsys.readouterr().err
 
 
-def test_a_model_of_another_library_becomes_a_run_that_moves_and_is_exported(pairs, data, tmp_path):
+@pytest.fixture
+def siglip(tmp_path):
+    """Recorded towers in big_vision's form."""
     with np.load(GOLDEN) as golden:
         arrays = {name: array for name, array in golden.items() if name.startswith("params/")}
     np.savez(tmp_path / "siglip.npz", **arrays)
+    return tmp_path / "siglip.npz"
+
+
+def test_a_model_of_another_library_becomes_a_run_that_moves_and_is_exported(siglip, pairs, data, tmp_path):
     tokenizer = ("--tokenizer", str(data / "tokenizer.model"))
-    assert add_noise(tmp_path / "siglip.npz", pairs, tmp_path / "noisy", *tokenizer) == 0
+    assert add_noise(siglip, pairs, tmp_path / "noisy", *tokenizer) == 0
     assert sorted(path.name for path in (tmp_path / "noisy/embeddings").iterdir()) == ["images", "texts"]
     calibration = read_calibration(tmp_path / "noisy", 4)
     assert calibration is not None
@@ -88,7 +94,7 @@ def test_a_model_of_another_library_becomes_a_run_that_moves_and_is_exported(pai
     expected = lit_het.load(tmp_path / "noisy").classify(image(), NAMES).to_numpy()
     (tmp_path / "elsewhere").mkdir()
     shutil.move(tmp_path / "noisy", tmp_path / "elsewhere/noisy")
-    (tmp_path / "siglip.npz").unlink()
+    siglip.unlink()
     moved = lit_het.load(tmp_path / "elsewhere/noisy")
     np.testing.assert_array_equal(moved.classify(image(), NAMES).to_numpy(), expected)
     moved.save_pretrained(tmp_path / "folder")
@@ -103,6 +109,26 @@ def test_what_cannot_get_noise_is_one_line(capsys, upstream, trained_lit, determ
     assert "is a classifier; noise is added to image-text models" in line(upstream, pairs)
     assert "has noise already; lit-het train trains it further" in line(trained_lit.run_dir, pairs)
     assert "has 40 pairs of an image and a .txt, too few to learn noise from" in line(deterministic, data / "train")
-    assert "has 0 pairs of an image and a .json" in line(deterministic, pairs, "--captions", "json/caption")
+    assert "no sample has an image and a .json; name the member with --captions" in line(
+        deterministic, pairs, "--captions", "json/caption"
+    )
     assert "unknown flag --task.head.num-factor" in line(deterministic, pairs, "--task.head.num-factor", "3")
+    assert "has no noise; choose another head" in line(deterministic, pairs, "--task.head", "deterministic")
+    assert "stores all of its settings; leave out --image-size" in line(deterministic, pairs, "--image-size", "64")
     assert not (tmp_path / "x").exists()
+    to_itself = ("--model", deterministic, "--data", pairs, "--output", deterministic)
+    assert "is the model itself; choose another --output" in refusal(capsys, "add-noise", *to_itself)
+    address = ("--model", deterministic, "--data", pairs, "--output", "gs://bucket/run")
+    assert "is an address; give --output a local" in refusal(capsys, "add-noise", *address)
+
+
+def test_a_second_call_with_another_model_or_other_data_changes_nothing(capsys, siglip, pairs, data, tmp_path):
+    tokenizer = ("--tokenizer", data / "tokenizer.model")
+    assert add_noise(siglip, pairs, tmp_path / "noisy", *map(str, tokenizer)) == 0
+    other = siglip.with_name("other.npz")
+    shutil.copy(siglip, other)
+    again = ("add-noise", "--data", pairs, "--output", tmp_path / "noisy", *tokenizer, *SHORT)
+    assert "was imported from another --model" in refusal(capsys, *again, "--model", other)
+    shards = tiny.write_data(tmp_path / "more", num_samples=noise.LEAST_PAIRS, seed=4) / "train"
+    line = refusal(capsys, *again, "--model", siglip, "--data", shards)
+    assert "data.shards was" in line

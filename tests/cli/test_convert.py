@@ -263,7 +263,7 @@ def test_a_trained_run_with_noise_is_exported_without_it(capsys, trained_lit, da
     assert len(loaded.classify(image, ["red square", "blue bar"])) == 2
     with pytest.raises(lit_het.UserError, match="calibrate"):
         loaded.classify(image, ["red square", "blue bar"], coverage=0.9)
-    with pytest.raises(lit_het.UserError, match="is a run, which records all of its settings; leave out options"):
+    with pytest.raises(lit_het.UserError, match="stores all of its settings; leave out --image-size"):
         lit_het.load(tmp_path / "run", options=in_python)
     ours, theirs = params_of(trained_lit.run_dir), params_of(tmp_path / "run")
     for part in ("image_tower", "text_tower"):

@@ -15,7 +15,7 @@ from lit_het.eval.sets import ImageSet
 from lit_het.eval.suite import RetrievalConfig, ZeroShotConfig
 from lit_het.heads.contrastive import DeterministicContrastiveConfig, HetXLContrastiveConfig
 from lit_het.heads.gaussian import GaussianContrastiveConfig
-from lit_het.heads.prob_vlm import ProbVLMConfig
+from lit_het.heads.prob_vlm import ProbVLMContrastiveConfig
 from lit_het.losses.contrastive import SigmoidLoss, SoftmaxLoss
 from lit_het.runs.opening import open_run
 from lit_het.runs.training import train
@@ -27,7 +27,7 @@ METHODS = {
     "deterministic": DeterministicContrastiveConfig,
     "HET-XL": HetXLContrastiveConfig,
     "Gaussian": GaussianContrastiveConfig,
-    "ProbVLM": ProbVLMConfig,
+    "ProbVLM": ProbVLMContrastiveConfig,
 }
 LOSSES = {"softmax": (SoftmaxLoss(), None), "sigmoid": (SigmoidLoss(), -3.0)}
 IMAGE = Image.fromarray(np.random.default_rng(0).integers(0, 256, (32, 32, 3), np.uint8))

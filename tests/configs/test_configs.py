@@ -27,7 +27,7 @@ from lit_het.heads.gaussian import GaussianContrastiveConfig
 from lit_het.heads.het import HetConfig
 from lit_het.heads.het_h import HetHConfig
 from lit_het.heads.het_xl import HetXLConfig
-from lit_het.heads.prob_vlm import ProbVLMConfig
+from lit_het.heads.prob_vlm import ProbVLMContrastiveConfig
 from lit_het.heads.sampling import SamplingConfig
 from lit_het.losses.classification import SigmoidCrossEntropy, SoftmaxCrossEntropy
 from lit_het.losses.contrastive import SigmoidLoss, SoftmaxLoss
@@ -110,7 +110,7 @@ LIT_HEADS = [
     DeterministicContrastiveConfig(),
     HetXLContrastiveConfig(noisy="text", order="direct"),
     GaussianContrastiveConfig(inclusion=0.0),
-    ProbVLMConfig(dropout=0.2),
+    ProbVLMContrastiveConfig(dropout=0.2),
 ]
 
 

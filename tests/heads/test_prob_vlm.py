@@ -13,7 +13,7 @@ from scipy.stats import gennorm, norm
 
 from lit_het.errors import UserError
 from lit_het.heads import prob_vlm
-from lit_het.heads.prob_vlm import GeneralizedGaussian, ProbVLMConfig
+from lit_het.heads.prob_vlm import GeneralizedGaussian, ProbVLMContrastiveConfig
 from tests.heads.test_contrastive import B, D, embeddings, numpy_unit
 
 KEY = jax.random.key(3)
@@ -21,7 +21,7 @@ KEY = jax.random.key(3)
 
 def make(*, perturbed=True, **changes):
     """Returns a head, by default with output layers that depend on the embedding."""
-    head = ProbVLMConfig(**{"hidden_size": 16, **changes}).build(D, nnx.Rngs(0))
+    head = ProbVLMContrastiveConfig(**{"hidden_size": 16, **changes}).build(D, nnx.Rngs(0))
     random = np.random.default_rng(0)
     for adapter in (head.image_adapter, head.text_adapter) if perturbed else ():
         for layer in (adapter.mean.second, adapter.log_scale.second, adapter.log_shape.second):
@@ -89,6 +89,24 @@ def test_the_loss_is_the_likelihood_of_both_embeddings_and_of_their_partners():
     np.testing.assert_allclose(found, expected, rtol=1e-4)
 
 
+@pytest.mark.parametrize("log_scale", [-90.0, 90.0])
+@pytest.mark.parametrize("log_shape", [-90.0, 90.0])
+def test_extreme_scales_and_shapes_have_finite_losses_and_gradients(log_scale, log_shape):
+    head, (image, text) = make(perturbed=False), embeddings()
+    for adapter in (head.image_adapter, head.text_adapter):
+        adapter.log_scale.second.bias = nnx.Param(jnp.full(D, log_scale))
+        adapter.log_shape.second.bias = nnx.Param(jnp.full(D, log_shape))
+    graph, state = nnx.split(head)
+
+    def loss(state):
+        return nnx.merge(graph, state).auxiliary_losses(image, text, None)["likelihood_loss"].mean()
+
+    value, gradients = jax.value_and_grad(loss)(state)
+    assert np.isfinite(value)
+    assert all(np.isfinite(gradient).all() for gradient in jax.tree.leaves(gradients))
+    assert np.isfinite(nnx.merge(graph, state).image_noise_norm(image)).all()
+
+
 def test_the_loss_of_the_adapter_moves_no_embedding():
     head, (image, text) = make(), embeddings()
 
@@ -153,8 +171,8 @@ def test_it_learns_which_images_have_uncertain_captions():
 
 def test_what_makes_no_sense_is_refused():
     with pytest.raises(UserError, match=r"dropout = 1.0 must be below 1"):
-        ProbVLMConfig(dropout=1.0)
+        ProbVLMContrastiveConfig(dropout=1.0)
     with pytest.raises(UserError, match="hidden_size = 0"):
-        ProbVLMConfig(hidden_size=0)
+        ProbVLMContrastiveConfig(hidden_size=0)
     with pytest.raises(UserError, match="initial_noise_norm"):
-        ProbVLMConfig(initial_noise_norm=float("inf"))
+        ProbVLMContrastiveConfig(initial_noise_norm=float("inf"))
