@@ -110,7 +110,8 @@ def main():
         mean = softmax(queries @ found["classes"].T / model["temperature"]).mean(axis=1)
         columns["with noise"] = softmax(np.log(mean) / fitted["monte_carlo"])
     for row, path in enumerate(options.images):
-        print(f"{path}: noise norm {found.get('noise_norm', np.zeros(row + 1))[row]:.6f}")
+        norm = f"{found['noise_norm'][row]:.6f}" if "noise_norm" in found else "0.000000"
+        print(f"{path}: noise norm {'left out' if model.get('noise_is_left_out') else norm}")
         for label in np.argsort(-columns["probability"][row]):
             print(*(f"{name} {values[row, label]:.6f}" for name, values in columns.items()), labels[label], sep="  ")
 

@@ -174,10 +174,12 @@ def tokenizer_settings(tokenizer: Tokenizer | None) -> dict[str, Any]:
 
 
 def _head(task: ContrastiveTask, params: Params) -> dict[str, Any]:
-    config, found = task.config.head, {"temperature": float(task.temperature(params))}
+    config = task.config.head
+    found: dict[str, Any] = {"temperature": float(task.temperature(params))}
     if task.has_pair_probabilities:
         found["bias"] = float(task.image_classifier(params).pair_bias)
     is_noisy = isinstance(config, HetXLContrastiveConfig)
+    found["noise_is_left_out"] = task.has_image_noise and not is_noisy
     return {**found, "normalize_after_noise": is_noisy and config.normalize_after_noise}
 
 

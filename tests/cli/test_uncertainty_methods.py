@@ -1,6 +1,8 @@
 """Every method of uncertainty with every loss, on towers that are trained and on finished ones, as a user runs them."""
 
 import dataclasses
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -105,3 +107,9 @@ def test_onnx_has_the_scores_of_other_heads_without_their_noise(capsys, configur
     model, pixels = lit_het.load(config.run_dir), np.asarray(IMAGE)[None]
     found: Any = onnxruntime.InferenceSession(tmp_path / "out/image.onnx").run(None, {"image": pixels})
     np.testing.assert_allclose(found[0][0], model.encode_images(IMAGE), atol=1e-5)
+    IMAGE.save(tmp_path / "image.png")
+    script = [sys.executable, tmp_path / "out/classify.py", tmp_path / "image.png", "--labels", ",".join(NAMES)]
+    printed = subprocess.run(script, check=True, capture_output=True, text=True).stdout
+    assert printed.splitlines()[0].endswith("noise norm left out")
+    scores = {line.split("  ")[-1]: float(line.split()[1]) for line in printed.splitlines()[1:]}
+    assert scores == pytest.approx(model.classify(IMAGE, NAMES, samples=0), abs=1e-5)
