@@ -51,11 +51,7 @@ def test_the_loss_decides_between_sigmoids_and_a_softmax(tmp_path, is_sigmoid, k
     assert config["id2label"]["2"] == "LABEL_2"
 
 
-def test_noise_and_attention_pooling_are_refused(tmp_path):
-    params = classifier(MEAN)
-    noisy = {**params, "head": {**params["head"], "covariance": {"factors": {"kernel": jnp.ones((16, 3))}}}}
-    with pytest.raises(UserError, match="without noise only; export with --to lit-het"):
-        write_classifier(tmp_path, MEAN, noisy, 1.0, (), is_sigmoid=False)
+def test_attention_pooling_is_refused(tmp_path):
     for image in (IMAGE, dataclasses.replace(MEAN, representation_size=16)):
         with pytest.raises(UserError, match="is not supported by image classification of transformers"):
             write_classifier(tmp_path, image, classifier(image), 1.0, (), is_sigmoid=False)

@@ -24,6 +24,7 @@ from lit_het.runs import onnx_folder
 from lit_het.runs.opening import Run
 from lit_het.towers.experts import ExpertsConfig
 from tests import tiny
+from tests.cli.test_train import refusal
 
 NAMES = [f"{colour} {shape}" for colour in tiny.COLOURS for shape in tiny.SHAPES]
 WORDS = [*tiny.COLOURS, *tiny.SHAPES]
@@ -135,6 +136,11 @@ def test_a_classifier_has_equal_probabilities_of_its_classes_and_noise(capsys, u
     (folder / "model.json").write_text(json.dumps(settings))
     assert str(by_script(folder, images, [])).endswith("the names of the classes are not stored")
     assert str(by_script(folder, images, NAMES[:2])).endswith("--labels names 2 classes, and the classifier has 6")
+
+
+def test_a_classifier_with_noise_does_not_leave_for_transformers(capsys, upstream, tmp_path):
+    line = refusal(capsys, "export", "--checkpoint", upstream, "--to", "huggingface", "--output", tmp_path / "folder")
+    assert "without noise only; export with --to lit-het" in line
 
 
 @pytest.fixture

@@ -203,7 +203,7 @@ def test_noise_samples_may_be_computed_in_parts(monkeypatch):
         model, noisy = task.image_classifier(params, text), (features, key, 600)
         return quantities.log_probabilities(model, *noisy), quantities.member_log_probabilities(model, *noisy)
 
-    monkeypatch.setattr("lit_het.heads.contrastive._EVALUATED_LOGITS", 7 * len(batch.text))
+    monkeypatch.setattr("lit_het.heads.contrastive.EVALUATED_LOGITS", 7 * len(batch.text))
     mean, of_samples = found(params)
     p = np.exp(np.asarray(of_samples, np.float64))
     np.testing.assert_allclose(np.exp(mean).sum(axis=1), 1, rtol=1e-5)
