@@ -51,15 +51,15 @@ class DeterministicContrastiveConfig:
 
     def build(self, embedding_size: int, rngs: nnx.Rngs) -> "DeterministicContrastive":
         """Returns the head."""
-        return DeterministicContrastive(self)
+        return DeterministicContrastive(self.temperature, self.initial_bias)
 
 
 class DeterministicContrastive(nnx.Module):
-    """The head of a `DeterministicContrastiveConfig`."""
+    """The head of a `DeterministicContrastiveConfig`, and what heads without noisy queries share."""
 
-    def __init__(self, config: DeterministicContrastiveConfig):
-        self.temperature = config.temperature.build()
-        self.bias = None if config.initial_bias is None else nnx.Param(jnp.float32(config.initial_bias))
+    def __init__(self, temperature: TemperatureConfig, initial_bias: float | None):
+        self.temperature = temperature.build()
+        self.bias = None if initial_bias is None else nnx.Param(jnp.float32(initial_bias))
 
     def __call__(
         self, image: Float[Array, "b d"], text: Float[Array, "b d"], key: Key[Array, ""] | None

@@ -16,11 +16,11 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Key
 
 from lit_het.errors import UserError, require_at_least
-from lit_het.heads.contrastive import EVALUATED_LOGITS, unit
+from lit_het.heads.contrastive import EVALUATED_LOGITS, DeterministicContrastive, unit
 from lit_het.heads.covariance import Noise
 from lit_het.heads.sampling import noiseless_samples, noisy_samples
 from lit_het.heads.temperature import LogTemperature, TemperatureConfig
-from lit_het.types import EmbeddingSamples, LogitSamples
+from lit_het.types import LogitSamples
 
 # The log of a variance stays within these limits, so that no power of e overflows.
 _LIMIT = 20.0
@@ -66,10 +66,11 @@ class GaussianContrastiveConfig:
         return GaussianContrastive(self, embedding_size, rngs)
 
 
-class GaussianContrastive(nnx.Module):
+class GaussianContrastive(DeterministicContrastive):
     """The head of a `GaussianContrastiveConfig`; its keys have two entries more than the embeddings."""
 
     def __init__(self, config: GaussianContrastiveConfig, embedding_size: int, rngs: nnx.Rngs):
+        super().__init__(config.temperature, config.initial_bias)
         self.config = config
         bias_init = nnx.initializers.constant(2 * math.log(config.initial_noise_norm) - math.log(embedding_size))
 
@@ -80,15 +81,6 @@ class GaussianContrastive(nnx.Module):
             )
 
         self.image_log_variance, self.text_log_variance = log_variance(), log_variance()
-        self.temperature = config.temperature.build()
-        self.bias = None if config.initial_bias is None else nnx.Param(jnp.float32(config.initial_bias))
-
-    def __call__(
-        self, image: Float[Array, "b d"], text: Float[Array, "b d"], key: Key[Array, ""] | None
-    ) -> EmbeddingSamples:
-        """Returns keys, which are queries too: the expectation over samples is in closed form, and the key unused."""
-        bias = None if self.bias is None else self.bias[...]
-        return EmbeddingSamples(self.image_key(image), self.text_key(text), None, None, self.temperature(), bias)
 
     def logits(
         self,

@@ -17,11 +17,11 @@ from jax.scipy.special import gammaln
 from jaxtyping import Array, Bool, Float, Key
 
 from lit_het.errors import FieldError, UserError, require_at_least
-from lit_het.heads.contrastive import EVALUATED_LOGITS, unit
+from lit_het.heads.contrastive import EVALUATED_LOGITS, DeterministicContrastive, unit
 from lit_het.heads.covariance import Noise
-from lit_het.heads.sampling import noiseless_samples, noisy_samples
+from lit_het.heads.sampling import noisy_samples
 from lit_het.heads.temperature import LogTemperature, TemperatureConfig
-from lit_het.types import EmbeddingSamples, LogitSamples
+from lit_het.types import LogitSamples
 
 # Dropout masks that the epistemic variance is measured with, the same for all examples and calls.
 _MASKS = 8
@@ -131,22 +131,14 @@ class Adapter(nnx.Module):
         return kept / (1 - self.dropout)
 
 
-class ProbVLMContrastive(nnx.Module):
+class ProbVLMContrastive(DeterministicContrastive):
     """The head of a `ProbVLMContrastiveConfig`."""
 
     def __init__(self, config: ProbVLMContrastiveConfig, embedding_size: int, rngs: nnx.Rngs):
+        super().__init__(config.temperature, config.initial_bias)
         self.config = config
         self.image_adapter = Adapter(config, embedding_size, rngs)
         self.text_adapter = Adapter(config, embedding_size, rngs)
-        self.temperature = config.temperature.build()
-        self.bias = None if config.initial_bias is None else nnx.Param(jnp.float32(config.initial_bias))
-
-    def __call__(
-        self, image: Float[Array, "b d"], text: Float[Array, "b d"], key: Key[Array, ""] | None
-    ) -> EmbeddingSamples:
-        """Returns deterministic embeddings, used as queries and as keys."""
-        bias = None if self.bias is None else self.bias[...]
-        return EmbeddingSamples(self.image_key(image), self.text_key(text), None, None, self.temperature(), bias)
 
     def logits(
         self,
@@ -156,9 +148,9 @@ class ProbVLMContrastive(nnx.Module):
         num_samples: int,
     ) -> LogitSamples:
         """Returns S samples ``(z + ε) · classes / τ``, ε normal with the sum of both variances; without a key ε = 0."""
-        temperature = self.temperature()
         if key is None:
-            return noiseless_samples(image, lambda image: self.image_key(image) @ classes.T / temperature)
+            return super().logits(image, classes, key, num_samples)
+        temperature = self.temperature()
 
         def prepare(image: Float[Array, "n d"]) -> tuple[Float[Array, "n k"], Noise]:
             return self.image_key(image) @ classes.T, noise(self.image_adapter, image)
@@ -168,18 +160,6 @@ class ProbVLMContrastive(nnx.Module):
 
         block_size = max(len(image), EVALUATED_LOGITS // len(classes))
         return noisy_samples(image, key, num_samples, block_size, prepare, logits)
-
-    def image_key(self, image: Float[Array, "b d"]) -> Float[Array, "b d"]:
-        """Returns unit image embeddings."""
-        return unit(image)
-
-    def text_key(self, text: Float[Array, "b d"]) -> Float[Array, "b d"]:
-        """Returns unit text embeddings."""
-        return unit(text)
-
-    def mean_text_key(self, keys: Float[Array, "k t d"]) -> Float[Array, "k d"]:
-        """Returns the unit mean over prompts."""
-        return unit(keys.mean(axis=1))
 
     def auxiliary_losses(
         self, image: Float[Array, "b d"], text: Float[Array, "b d"], key: Key[Array, ""] | None
