@@ -83,7 +83,7 @@ def calibrated(predictions: Predictions, name: str, seed: int = 0) -> tuple[Pred
     count = len(predictions.labels)
     if count < 2:
         return predictions, 1.0
-    halves = _halves(count, seed)
+    halves = random_halves(count, seed)
     log_p = np.empty_like(predictions.log_probabilities)
     temperatures = []
     for fitted, held_out in (halves, halves[::-1]):
@@ -129,7 +129,7 @@ def sets_of_half(
         For each coverage: the coverage, whether each set has the true class (1 or 0), and its number of classes.
     """
     log_p, labels = predictions.log_probabilities, predictions.labels
-    fitted, measured = _halves(len(labels), seed)
+    fitted, measured = random_halves(len(labels), seed)
     coverages = [coverage for coverage in coverages if min_examples(coverage) <= len(fitted)]
     if not coverages:
         return []
@@ -169,7 +169,7 @@ def chance(num_classes: int) -> Mapping[str, float]:
     }
 
 
-def _halves(count: int, seed: int) -> tuple[Int[np.ndarray, " fitted"], Int[np.ndarray, " measured"]]:
+def random_halves(count: int, seed: int) -> tuple[Int[np.ndarray, " fitted"], Int[np.ndarray, " measured"]]:
     """Returns the rows of two random halves; the second has one more if the count is odd."""
     order = np.random.default_rng(seed).permutation(count)
     return order[: count // 2], order[count // 2 :]

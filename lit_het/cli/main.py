@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from lit_het import __version__, library_logs
 from lit_het.cli import (
     add_noise,
+    benchmark_uncertainty,
     calibrate,
     checkpoint,
     classify,
@@ -41,6 +42,7 @@ _COMMANDS = (
     checkpoint,
     calibrate,
     evaluate,
+    benchmark_uncertainty,
     report,
     classify,
     demo,

@@ -25,6 +25,11 @@ from scripts.noise.icons import write_icon_shards
 from scripts.noise.pairs import PairSet
 
 ICON_STYLES = ("thin", "light", "regular", "bold", "fill")
+# Held-out typefaces of characters; seeds take them in turn.
+CHARACTER_STYLES = (
+    *("DejaVuSerif-Italic", "DejaVuSansMono-Oblique", "STIXGeneralBol", "DejaVuSerif-Bold"),
+    "DejaVuSans-Oblique",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,12 +100,11 @@ _PARTS = ("train", "held_out_typeface", "held_out_characters")
 
 def characters() -> Drawn:
     """Characters with their Unicode names."""
-    held_out = ("DejaVuSerif-Italic", "DejaVuSansMono-Oblique", "STIXGeneralBol", "DejaVuSerif-Bold")
 
     def write(directory: Path, seed: int, style: str) -> None:
         write_data(directory, GlyphConfig(held_out_typeface=style, seed=seed))
 
-    return Drawn(write, "STIXGeneralItalic", (*held_out, "DejaVuSans-Oblique"))
+    return Drawn(write, "STIXGeneralItalic", CHARACTER_STYLES)
 
 
 def icons(fonts: Path) -> Drawn:

@@ -1,0 +1,193 @@
+"""How sure a method is: predictions of one or several models, and scores that should be higher where they are wrong."""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+from jaxtyping import Float, UInt8
+from scipy import special, stats
+
+from lit_het.console import Bar
+from lit_het.errors import UserError
+from lit_het.eval.ensembles import mean_prediction
+from lit_het.eval.features import Features, OpenSet
+from lit_het.eval.out_of_distribution import entropy_score, max_probability_score
+from lit_het.eval.predictions import Predictions, Predictor, member_blocks, predict
+from lit_het.eval.rows import row_blocks
+from lit_het.types import ImageFeatures
+
+# Pixels by which the views of test-time augmentation are moved, as a part of the image's side.
+_SHIFT = 1 / 16
+_SHIFTS = ((0, 0), (0, 1), (0, -1), (1, 0), (-1, 0))
+
+
+@dataclasses.dataclass(frozen=True)
+class Member:
+    """One model of a method.
+
+    Attributes:
+        predictor: the model and its class names; its noise samples are used where the head has noise.
+        tower: features of images, of the model itself or of another view.
+    """
+
+    predictor: Predictor
+    tower: ImageFeatures
+
+    def quiet(self) -> Predictor:
+        """Returns the predictor without noise."""
+        return dataclasses.replace(self.predictor, samples=0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Method:
+    """One or several models that answer together, by the mean of their probabilities."""
+
+    members: Sequence[Member]
+
+    @property
+    def is_random(self) -> bool:
+        """Whether there is more than one answer to an image: noise samples, or several models."""
+        return len(self.members) > 1 or self.has_noise
+
+    @property
+    def has_noise(self) -> bool:
+        """Whether noise samples are drawn."""
+        return any(member.predictor.samples for member in self.members)
+
+
+@dataclasses.dataclass(frozen=True)
+class Answers:
+    """What a method says of the images of a set.
+
+    Attributes:
+        quiet: predictions without noise.
+        sampled: the mean over noise samples; None for heads without noise.
+        scores: by name; the higher, the less sure.
+    """
+
+    quiet: Predictions
+    sampled: Predictions | None
+    scores: Mapping[str, Float[np.ndarray, " n"]]
+
+
+def answers(
+    method: Method, opened: OpenSet, matched: Callable[[Features], Features], *, sampled: bool = True
+) -> Answers:
+    """Returns the answers to all images of a set.
+
+    The scores are ``max_probability`` and ``entropy`` of the prediction (of the sampled one where there is one),
+    ``noise_norm`` where the head has noise, and ``mutual_information`` of samples or models (`mutual_information`).
+
+    Args:
+        method: the method.
+        opened: the set.
+        matched: gives features labels that index the predicted classes, or `unlabelled`.
+        sampled: whether to draw noise samples; without, scores are those of the prediction without noise.
+    """
+    features = [matched(opened.features(member.tower)) for member in method.members]
+    pairs = list(zip(method.members, features, strict=True))
+    each = [predict(member.quiet(), rows) for member, rows in pairs]
+    quiet = dataclasses.replace(
+        each[0],
+        log_probabilities=mean_prediction(np.stack([one.log_probabilities for one in each], axis=1)),
+        noise_norm=np.mean([one.noise_norm for one in each], axis=0),
+    )
+    scores: dict[str, np.ndarray] = {}
+    pooled = None
+    if method.is_random and sampled:
+        log_p, scores["mutual_information"] = _sampled(pairs, opened.config.name)
+        if method.has_noise:
+            pooled = dataclasses.replace(quiet, log_probabilities=log_p)
+    best = quiet if pooled is None else pooled
+    scores["max_probability"] = max_probability_score(best.log_probabilities)
+    scores["entropy"] = entropy_score(best.log_probabilities)
+    if quiet.noise_norm.any():
+        scores["noise_norm"] = quiet.noise_norm
+    return Answers(quiet, pooled, scores)
+
+
+def unlabelled(features: Features) -> Features:
+    """Returns features whose labels are zeros, of a set without classes."""
+    return dataclasses.replace(features, labels=np.zeros(len(features.values), np.int64))
+
+
+def _sampled(pairs: Sequence[tuple[Member, Features]], name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the log of the mean probability, and the mutual information, over all samples of all models."""
+    streams = [member_blocks(member.predictor, rows) for member, rows in pairs]
+    found, information = [], []
+    with Bar(f"sampling {name}", len(pairs[0][1].labels), "images") as bar:
+        for blocks in zip(*streams, strict=True):
+            members = np.concatenate([block for block, _ in blocks], axis=1)
+            found.append(mean_prediction(members))
+            information.append(mutual_information(members))
+            bar.advance(len(members))
+    return np.concatenate(found), np.concatenate(information)
+
+
+def mutual_information(log_probabilities: Float[np.ndarray, "n m k"]) -> Float[np.ndarray, " n"]:
+    """Returns ``H(mean_m p) - mean_m H(p)`` in nats: how much the class depends on which sample answers.
+
+    The score BALD of Houlsby et al. 2011 ("Bayesian active learning for classification and preference learning").
+    """
+    n, m, k = log_probabilities.shape
+    found = np.empty(n)
+    for rows in row_blocks(n, m * k):
+        p = np.exp(log_probabilities[rows].astype(np.float64))
+        found[rows] = special.entr(p.mean(axis=1)).sum(axis=1) - special.entr(p).sum(axis=2).mean(axis=1)
+    # Zero up to rounding where all samples agree.
+    return np.maximum(found, 0.0)
+
+
+def neighbour_distance(values: Float[np.ndarray, "n f"], training: Float[np.ndarray, "t f"]) -> Float[np.ndarray, " n"]:
+    """Returns one minus the cosine to the nearest training image, by features of the image tower.
+
+    Sun et al., "Out-of-distribution detection with deep nearest neighbors", ICML 2022, with k = 1.
+    """
+    rows, others = (x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-8) for x in (values, training))
+    found = np.empty(len(rows), np.float32)
+    for block in row_blocks(len(rows), len(others)):
+        found[block] = 1 - (rows[block] @ others.T).max(axis=1)
+    return found
+
+
+def severity_correlation(by_severity: Sequence[Float[np.ndarray, " n"]]) -> tuple[float, bool]:
+    """Returns Spearman's rank correlation of a score with the severity, and whether its mean rises at every step.
+
+    Args:
+        by_severity: the scores of the clean images, then those at each severity, ascending.
+    """
+    severity = np.concatenate([np.full(len(scores), number) for number, scores in enumerate(by_severity)])
+    means = [float(scores.mean()) for scores in by_severity]
+    correlation, _ = stats.spearmanr(severity, np.concatenate(by_severity))
+    return float(correlation), bool(np.all(np.diff(means) > 0))
+
+
+def views(tower: ImageFeatures) -> list[ImageFeatures]:
+    """Returns the tower on five views of every image: as it is, and moved by 1/16 of its side in four directions.
+
+    Raises:
+        UserError: features are stored, so that there are no images to move (when they are computed).
+    """
+
+    def view_of(down: int, right: int) -> ImageFeatures:
+        if not down and not right:
+            return tower
+
+        def extract(view: np.ndarray):
+            if view.ndim != 4:
+                raise UserError(
+                    "test-time augmentation needs images, not stored embeddings; leave out --data.embeddings"
+                )
+            return tower.extract(shifted(view, down, right))
+
+        return dataclasses.replace(tower, extract=extract, tower=f"{tower.tower} moved by {down}, {right}")
+
+    return [view_of(*shift) for shift in _SHIFTS]
+
+
+def shifted(images: UInt8[np.ndarray, "b h w c"], down: int, right: int) -> UInt8[np.ndarray, "b h w c"]:
+    """Returns images moved by 1/16 of their sides (at least a pixel); pixels at the border are repeated."""
+    height, width = images.shape[1:3]
+    rows = np.clip(np.arange(height) - down * max(1, round(_SHIFT * height)), 0, height - 1)
+    columns = np.clip(np.arange(width) - right * max(1, round(_SHIFT * width)), 0, width - 1)
+    return images[:, rows][:, :, columns]

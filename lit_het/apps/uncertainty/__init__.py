@@ -1,0 +1,1 @@
+"""``lit-het benchmark-uncertainty``: methods of uncertainty side by side, on the same images."""

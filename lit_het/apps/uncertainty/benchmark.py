@@ -1,0 +1,113 @@
+"""``lit-het benchmark-uncertainty``: measures all models, and writes the page and the figures."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from lit_het.apps.uncertainty import page
+from lit_het.apps.uncertainty.measuring import Benchmark, BenchmarkOptions
+from lit_het.console import Bar, message
+from lit_het.data_pipelines.storage import absolute
+from lit_het.errors import UserError
+from lit_het.eval.report.page import render_page
+from lit_het.eval.sets import ImageSet, parse_set
+from lit_het.eval.significance import Estimate
+from lit_het.eval.suite import ClassNamesConfig
+from lit_het.files import write_atomically
+
+_WIDTH_OF_FILES = 160
+
+
+def options_of(
+    data: Sequence[str],
+    *,
+    candidates: Path | None = None,
+    prompts: str = "set",
+    samples: int = 16,
+    outside: tuple[str, ...] = (),
+    corrupted: str | None = None,
+    pairs: str | None = None,
+    wrong: str = "is_wrong",
+    training: str | None = None,
+    baselines: bool = False,
+) -> BenchmarkOptions:
+    """Returns the options for sets that are named as on the command line, ``NAME=FOLDER`` or ``FOLDER``.
+
+    Raises:
+        UserError: a set has no class names, or two sets have the same name.
+    """
+    sets = tuple(parse_set(argument, ImageSet("", "")) for argument in data)
+    names = [one.name for one in sets]
+    if len(set(names)) < len(names):
+        raise UserError(f"two sets are called {max(names, key=names.count)}; give each its own name, NAME=FOLDER")
+    return BenchmarkOptions(
+        sets,
+        ClassNamesConfig(prompts, candidates),
+        samples,
+        outside,
+        corrupted,
+        None if pairs is None else _unlabelled("pairs", pairs),
+        wrong,
+        None if training is None else _unlabelled("training", training),
+        baselines,
+    )
+
+
+def benchmark(
+    models: Mapping[str, Sequence[Path]], options: BenchmarkOptions, output: Path
+) -> dict[str, dict[str, float]]:
+    """Measures models, prints tables, and writes a page, with the same figures as ``.json`` and ``.md`` beside it.
+
+    Args:
+        models: the run of each model, or the runs of an ensemble.
+        options: the images.
+        output: path of the page.
+
+    Returns:
+        The figures of each method, see `Benchmark.measure`.
+
+    Raises:
+        UserError: as `Benchmark.measure`, or the page cannot be written.
+    """
+    measuring = Benchmark(options)
+    found: dict[str, dict[str, float]] = {}
+    with Bar("benchmark", len(models), "models") as bar:
+        for name, runs in models.items():
+            with bar.paused():
+                found |= dict(measuring.measure(name, runs))
+            bar.advance(1)
+    write(
+        {method: {name: Estimate(value, math.nan) for name, value in of.items()} for method, of in found.items()},
+        [one.name for one in options.data],
+        output,
+    )
+    write_atomically(output.with_suffix(".json"), json.dumps(found, indent=1) + "\n")
+    return found
+
+
+def write(methods: Mapping[str, page.Figures], sets: Sequence[str], output: Path, note: str = "") -> None:
+    """Writes the page and its tables as Markdown, and prints these.
+
+    Raises:
+        UserError: a file cannot be written.
+    """
+    tables = page.tables(methods, sets)
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(output, render_page("Uncertainty", page.sections(methods, sets, note)))
+        write_atomically(output.with_suffix(".md"), "\n".join(table.markdown() for table in tables))
+    except OSError as error:
+        raise UserError(f"{output}: cannot be written ({error.strerror})") from error
+    console = Console()
+    if not console.is_terminal:
+        console.width = _WIDTH_OF_FILES
+    for table in tables:
+        console.print(table.terminal())
+    message(f"{output}, and its figures in {output.stem}.json and .md beside it")
+
+
+def _unlabelled(name: str, folder: str) -> ImageSet:
+    return ImageSet(name, folder, split=absolute(folder), labelled=False)

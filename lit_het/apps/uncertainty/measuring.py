@@ -1,0 +1,313 @@
+"""Measures what one method of uncertainty answers, and what its uncertainty finds."""
+
+import dataclasses
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Bool, Float
+
+from lit_het import parameters
+from lit_het.apps.scoring import caption_columns
+from lit_het.data_pipelines.transforms import Preprocessing
+from lit_het.errors import UserError
+from lit_het.eval import scores
+from lit_het.eval.evaluators.out_of_distribution import open_outside
+from lit_het.eval.evaluators.retrieval import read_captions
+from lit_het.eval.evaluators.shift import open_copies
+from lit_het.eval.features import OpenSet, Sets
+from lit_het.eval.out_of_distribution import detection_figures
+from lit_het.eval.precision_at_r import of_classes
+from lit_het.eval.predictions import Predictions, class_scores, predict
+from lit_het.eval.recognition import Recognition
+from lit_het.eval.selective import aurc
+from lit_het.eval.sets import ImageSet
+from lit_het.eval.suite import ClassNamesConfig
+from lit_het.eval.uncertainty import (
+    Answers,
+    Member,
+    Method,
+    answers,
+    neighbour_distance,
+    severity_correlation,
+    unlabelled,
+    views,
+)
+from lit_het.eval.vector_scaling import fit_vector_scaling
+from lit_het.runs.opening import Run, open_run
+from lit_het.types import EvaluatedModel
+
+_CANDIDATES = 10_000  # captions that compete with an image's own, as in lit-het data score
+_TIMED_IMAGES, _REPEATS = 1024, 3
+
+
+@dataclasses.dataclass(frozen=True)
+class BenchmarkOptions:
+    """The images that methods are measured on.
+
+    Attributes:
+        data: labelled sets.
+        names: candidate class names, of all sets.
+        samples: S, noise samples per image of heads with noise.
+        outside: out-of-distribution sets, ``NAME=FOLDER`` or ``FOLDER``.
+        corrupted: corrupted copies of the first set, as ``lit-het data corrupt`` writes them; None for none.
+        pairs: image-text pairs of which some captions are wrong; None for none.
+        wrong: the field of their JSON that is 1 where the caption is wrong.
+        training: images to which distances are measured; None leaves this score out.
+        baselines: whether to add test-time augmentation, prompts as an ensemble, and vector scaling.
+    """
+
+    data: tuple[ImageSet, ...]
+    names: ClassNamesConfig = ClassNamesConfig()
+    samples: int = 16
+    outside: tuple[str, ...] = ()
+    corrupted: str | None = None
+    pairs: ImageSet | None = None
+    wrong: str = "is_wrong"
+    training: ImageSet | None = None
+    baselines: bool = False
+
+
+class Benchmark:
+    """Measures methods on the same images; features are computed once for models of the same image tower."""
+
+    def __init__(self, options: BenchmarkOptions):
+        self._options = options
+        self._opened: dict[tuple[int, Preprocessing], OpenData] = {}
+
+    def measure(self, name: str, runs: Sequence[Path]) -> Iterator[tuple[str, dict[str, float]]]:
+        """Yields the name and the figures of a model, or of an ensemble of several, then those of the baselines.
+
+        Figures are ``<set>/<prediction>/<figure>``, ``errors/<set>/<score>``, ``outside/<set>/<score>``,
+        ``captions/<score>`` (all AUROC), ``severity/<corruption>/<score>`` and ``cost/<what>``.
+
+        Raises:
+            UserError: a run or a set cannot be read, or the runs preprocess images differently.
+        """
+        opened = [open_run(path) for path in runs]
+        data = self._open(opened)
+        # As trained: figures with fitted temperatures stand beside these.
+        models = [run.model(calibrated=False) for run in opened]
+        for recognition in data.recognitions():
+            for model in models:
+                recognition.check(model, self._options.samples if model.has_noise else 0)
+        sizes = {"cost/head_megabytes": sum(map(_head_bytes, opened)) / 1e6}
+        yield name, {**self._figures(data, lambda names: _joint(models, names, self._options.samples), models), **sizes}
+        if self._options.baselines:
+            yield f"{name}, test-time augmentation", self._figures(data, lambda names: _augmented(models, names))
+            if any(len(recognition.templates) > 1 for recognition in data.recognitions()):
+                yield f"{name}, prompts as an ensemble", self._figures(data, lambda names: _by_prompt(models, names))
+
+    def _open(self, runs: Sequence[Run]) -> "OpenData":
+        inputs = [(run.config.data.image_size, run.config.data.preprocessing) for run in runs]
+        if len(set(inputs)) > 1:
+            raise UserError(
+                f"{' and '.join(str(run.run_dir) for run in runs)} preprocess images differently and cannot form an "
+                "ensemble; benchmark them one by one"
+            )
+        if inputs[0] not in self._opened:
+            self._opened[inputs[0]] = open_data(self._options, Sets(*inputs[0], lambda: runs[0].tower))
+        return self._opened[inputs[0]]
+
+    def _figures(
+        self, data: "OpenData", method_on: Callable[[Recognition], Method], models: Sequence[EvaluatedModel] = ()
+    ) -> dict[str, float]:
+        """Returns all figures of a method; ``models`` of one model are scored on pairs."""
+        found: dict[str, float] = {}
+        inside = None
+        for opened, recognition in data.labelled:
+            method, name = method_on(recognition), opened.config.name
+            answered = answers(method, opened, recognition.matched)
+            found |= self._of_answers(method, opened, answered, recognition)
+            inside = inside or (method, opened, self._scores(method, opened, answered, data))
+        assert inside is not None, "a benchmark has at least one labelled set"
+        method, opened, known = inside
+        for name, other in data.outside.items():
+            scored = self._scores(method, other, answers(method, other, unlabelled), data)
+            found |= {f"outside/{name.partition('/')[2]}/{by}": _auroc(known[by], scored[by]) for by in known}
+        found |= self._of_corruptions(method, opened, data)
+        if data.pairs is not None and len(models) == 1 and models[0].text is not None:
+            found |= self._of_pairs(method, models[0], data)
+        return found | _seconds(method, opened)
+
+    def _scores(
+        self, method: Method, opened: OpenSet, answered: Answers, data: "OpenData"
+    ) -> dict[str, Float[np.ndarray, " n"]]:
+        found = dict(answered.scores)
+        if data.training is not None:
+            tower = method.members[0].tower
+            rows, others = (one.features(tower).values for one in (opened, data.training))
+            found["neighbour_distance"] = neighbour_distance(rows, others)
+        return found
+
+    def _of_answers(
+        self, method: Method, opened: OpenSet, answered: Answers, recognition: Recognition
+    ) -> dict[str, float]:
+        name, found = opened.config.name, {}
+        for kind, predictions in (("quiet", answered.quiet), ("sampled", answered.sampled)):
+            if predictions is not None:
+                fitted, _ = scores.calibrated(predictions, name)
+                parts = {"": predictions, "fitted_": fitted}
+                if self._options.baselines and kind == "quiet":
+                    parts["vector_"] = vector_scaled(predictions)
+                for prefix, part in parts.items():
+                    values = _figures_of(part)
+                    found |= {f"{name}/{kind}/{prefix}{figure}": value for figure, value in values.items()}
+        best = answered.sampled or answered.quiet
+        wrong = best.predicted != best.labels
+        if wrong.any() and not wrong.all():
+            by_score = answered.scores.items()
+            found |= {f"errors/{name}/{by}": _auroc(values[~wrong], values[wrong]) for by, values in by_score}
+        scored = [
+            class_scores(member.quiet(), recognition.matched(opened.features(member.tower)))
+            for member in method.members
+        ]
+        matches = zip(("r_precision", "map_at_r"), of_classes(np.mean(scored, axis=0), best.labels), strict=True)
+        return found | {f"retrieval/{name}/{figure}": value for figure, value in matches if np.isfinite(value)}
+
+    def _of_corruptions(self, method: Method, clean: OpenSet, data: "OpenData") -> dict[str, float]:
+        """Returns rank correlations with the severity, without noise samples: there are many copies."""
+        found: dict[str, float] = {}
+        if not data.copies:
+            return found
+        matched = data.labelled[0][1].matched
+        at = {part: answers(method, one, matched, sampled=False).scores for part, one in data.copies.items()}
+        first = answers(method, clean, matched, sampled=False).scores
+        for corruption in dict.fromkeys(part.partition("/")[0] for part in at):
+            severities = sorted((part for part in at if part.startswith(f"{corruption}/")), key=_severity)
+            for by in first:
+                ordered = [first[by], *(at[part][by] for part in severities)]
+                correlation, rises = severity_correlation(ordered)
+                found[f"severity/{corruption}/{by}"] = correlation
+                found[f"severity_rises/{corruption}/{by}"] = float(rises)
+        return found
+
+    def _of_pairs(self, method: Method, model: EvaluatedModel, data: "OpenData") -> dict[str, float]:
+        assert data.pairs is not None
+        features = data.pairs.features(model.features)
+        captions = [data.captions[position] for position in features.positions]
+        columns = caption_columns(model, features.values, captions, _CANDIDATES)
+        by: dict[str, np.ndarray] = {"loss": columns["loss"], "clip_score": -columns["similarity"]}
+        by |= answers(method, data.pairs, unlabelled, sampled=False).scores
+        wrong = data.is_wrong[features.positions]
+        return {f"captions/{name}": _auroc(values[~wrong], values[wrong]) for name, values in by.items()}
+
+
+@dataclasses.dataclass(frozen=True)
+class OpenData:
+    """The opened sets of `BenchmarkOptions`, for models that preprocess images alike."""
+
+    labelled: Sequence[tuple[OpenSet, Recognition]]
+    outside: Mapping[str, OpenSet]
+    copies: Mapping[str, OpenSet]
+    pairs: OpenSet | None
+    captions: tuple[str, ...]
+    is_wrong: Bool[np.ndarray, " n"]
+    training: OpenSet | None
+
+    def recognitions(self) -> list[Recognition]:
+        """Returns the candidates of every labelled set."""
+        return [recognition for _, recognition in self.labelled]
+
+
+def open_data(options: BenchmarkOptions, sets: Sets) -> OpenData:
+    """Opens all sets.
+
+    Raises:
+        UserError: a set cannot be opened, or no caption or every caption of the pairs is wrong.
+    """
+    labelled = []
+    for config in options.data:
+        opened = sets.open(config)
+        recognition = options.names.build(opened)
+        recognition.check_labels(opened)
+        labelled.append((opened, recognition))
+    first, _ = labelled[0]
+    outside = open_outside({"outside": options.outside}, first.config, sets)
+    copies = open_copies(options.corrupted, first, sets) if options.corrupted else {}
+    pairs, captions, wrong = None, (), np.zeros(0, bool)
+    if options.pairs is not None:
+        pairs = sets.open(options.pairs)
+        captions = tuple(one[0] for one in read_captions(pairs, "txt"))
+        wrong = _read_wrong(pairs, options.wrong)
+    training = None if options.training is None else sets.open(options.training)
+    return OpenData(labelled, outside, copies, pairs, captions, wrong, training)
+
+
+def _read_wrong(pairs: OpenSet, field: str) -> Bool[np.ndarray, " n"]:
+    try:
+        values = [json.loads(text).get(field) for text in pairs.texts("json")]
+    except (ValueError, AttributeError) as error:
+        raise UserError(f"{pairs.config.shards}: a .json is no JSON object; --wrong names one of its fields") from error
+    if any(value not in (0, 1) for value in values) or len(set(values)) < 2:
+        raise UserError(f"{pairs.config.shards}: {field} must be 0 or 1 in every .json, and both must occur (--wrong)")
+    return np.array(values, bool)
+
+
+def _joint(models: Sequence[EvaluatedModel], recognition: Recognition, samples: int) -> Method:
+    """Returns the models, each with noise samples where its head has noise."""
+    each = [(model, recognition.predictor(model, samples if model.has_noise else 0)) for model in models]
+    return Method(tuple(Member(predictor, model.features) for model, predictor in each))
+
+
+def _augmented(models: Sequence[EvaluatedModel], recognition: Recognition) -> Method:
+    """Returns the models on several views of every image, without noise."""
+    each = [(recognition.predictor(model), view) for model in models for view in views(model.features)]
+    return Method(tuple(Member(predictor, view) for predictor, view in each))
+
+
+def _by_prompt(models: Sequence[EvaluatedModel], recognition: Recognition) -> Method:
+    """Returns the models with one prompt at a time, without noise."""
+    single = [dataclasses.replace(recognition, templates=(template,)) for template in recognition.templates]
+    return Method(tuple(Member(one.predictor(model), model.features) for model in models for one in single))
+
+
+def vector_scaled(predictions: Predictions, seed: int = 0) -> Predictions:
+    """Scales each random half of the images by the vector scaling of the other half."""
+    log_p, labels = predictions.log_probabilities, predictions.labels
+    scaled, halves = np.empty_like(log_p), scores.random_halves(len(labels), seed)
+    for fitted, held_out in (halves, halves[::-1]):
+        scaled[held_out] = fit_vector_scaling(log_p[fitted], labels[fitted])(log_p[held_out])
+    return dataclasses.replace(predictions, log_probabilities=scaled)
+
+
+def _figures_of(predictions: Predictions) -> dict[str, float]:
+    """Returns figures without standard errors over images, which would be bootstrapped for seconds."""
+    values, hits = scores.per_image(predictions), predictions.hits(1)
+    found = {name: float(values[name].mean()) for name in ("top1", "nll")}
+    found["ece"] = predictions.reliability().expected_calibration_error
+    found["aurc"] = aurc(predictions.confidence, 1 - hits)
+    for _, _, size in scores.sets_of_half(predictions, (0.9,)):
+        found["set_size90"] = float(size.mean())
+    return found
+
+
+def _seconds(method: Method, opened: OpenSet) -> dict[str, float]:
+    """Returns microseconds per image after the image tower, the fastest of three times, and the passes of towers."""
+    found: dict[str, float] = {"cost/tower_passes": float(len({member.tower.tower for member in method.members}))}
+    for kind in ("quiet", "sampled") if method.has_noise else ("quiet",):
+        seconds, count = [], 0
+        for _ in range(_REPEATS + 1):  # the first also compiles
+            began, count = time.perf_counter(), 0
+            for member in method.members:
+                features = unlabelled(opened.features(member.tower))
+                rows = features.take(np.arange(min(_TIMED_IMAGES, len(features.values))))
+                predict(member.quiet() if kind == "quiet" else member.predictor, rows)
+                count = len(rows.values)
+            seconds.append(time.perf_counter() - began)
+        found[f"cost/{kind}_microseconds"] = 1e6 * min(seconds[1:]) / count
+    return found
+
+
+def _auroc(inside: Float[np.ndarray, " n"], outside: Float[np.ndarray, " m"]) -> float:
+    return detection_figures(inside, outside)["auroc"]
+
+
+def _severity(part: str) -> int:
+    return int(part.partition("/")[2])
+
+
+def _head_bytes(run: Run) -> float:
+    return float(sum(x.nbytes for x in parameters.flatten(run.params.get("head", {})).values()))

@@ -1,0 +1,225 @@
+"""The page of ``lit-het benchmark-uncertainty``: tables, a Pareto figure, and what to take when."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from lit_het.eval.report import figures, page
+from lit_het.eval.report.figures import Line
+from lit_het.eval.report.naming import STYLES, FigureStyle
+from lit_het.eval.report.page import Html, Section
+from lit_het.eval.report.tables import NO_FIGURE, Cell, Row, Table
+from lit_het.eval.significance import Estimate
+
+# The figures of a method: ``measuring.Benchmark.measure``, with standard errors over seeds.
+Figures = Mapping[str, Estimate]
+
+AUROC = FigureStyle("AUROC", "{:.3f}", higher_is_better=True)
+_CORRELATION = FigureStyle("rank correlation", "{:.3f}", higher_is_better=True)
+_ANSWERED: Mapping[str, FigureStyle] = {
+    "top1": STYLES["top1"],
+    "nll": FigureStyle("NLL", "{:.3f}", higher_is_better=False),
+    "fitted_nll": FigureStyle("NLL, temperature", "{:.3f}", higher_is_better=False),
+    "vector_nll": FigureStyle("NLL, vector", "{:.3f}", higher_is_better=False),
+    "ece": FigureStyle("ECE", "{:.1%}", higher_is_better=False),
+    "fitted_ece": FigureStyle("ECE, temperature", "{:.1%}", higher_is_better=False),
+    "vector_ece": FigureStyle("ECE, vector", "{:.1%}", higher_is_better=False),
+    "aurc": FigureStyle("AURC", "{:.3f}", higher_is_better=False),
+    "set_size90": FigureStyle("90 % set", "{:.1f}", higher_is_better=False),
+}
+_COSTS: Mapping[str, FigureStyle] = {
+    "training_seconds": FigureStyle("training, s", "{:.0f}", higher_is_better=False),
+    "training_megabytes": FigureStyle("training, MB", "{:.0f}", higher_is_better=False),
+    "head_megabytes": FigureStyle("head, MB", "{:.2f}", higher_is_better=False),
+    "tower_passes": FigureStyle("tower passes", "{:.0f}", higher_is_better=False),
+    "quiet_microseconds": FigureStyle("µs per image", "{:.0f}", higher_is_better=False),
+    "sampled_microseconds": FigureStyle("µs per image, samples", "{:.0f}", higher_is_better=False),
+}
+_RETRIEVAL: Mapping[str, FigureStyle] = {
+    "r_precision": FigureStyle("R-Precision", "{:.1%}", higher_is_better=True),
+    "map_at_r": FigureStyle("mAP@R", "{:.1%}", higher_is_better=True),
+}
+_PREDICTIONS = {"quiet": "", "sampled": ", mean of samples"}
+
+
+def own_score(found: Figures) -> str:
+    """Returns the score that a method adds: its noise norm, the disagreement of its models, or its confidence."""
+    names = {name.rpartition("/")[2] for name in found if name.startswith(("errors/", "outside/"))}
+    return next(score for score in ("noise_norm", "mutual_information", "max_probability") if score in names)
+
+
+def best_prediction(found: Figures, name: str) -> str:
+    """Returns which prediction of a set a method is used with: over samples where there are any."""
+    return "sampled" if f"{name}/sampled/nll" in found else "quiet"
+
+
+def sections(methods: Mapping[str, Figures], sets: Sequence[str], note: str = "") -> list[Section]:
+    """Returns the page's sections.
+
+    Args:
+        methods: figures by name.
+        sets: names of the labelled sets; the first is drawn.
+        note: how errors were computed.
+    """
+    return [
+        Section("Which method when", tuple(map(page.paragraph, advice(methods, sets[0]))), note),
+        Section("Cost and gain", (pareto(methods, sets[0]),), _PARETO_NOTE),
+        *(Section(f"Answers: {name}", (answer_table(methods, name).html(),), _ANSWERS_NOTE) for name in sets),
+        Section("What the uncertainty finds", tuple(table.html() for table in detection_tables(methods)), _FINDS_NOTE),
+        Section("Retrieval and cost", tuple(table.html() for table in other_tables(methods, sets)), _COST_NOTE),
+    ]
+
+
+_ANSWERS_NOTE = (
+    "As trained, with a temperature, and with vector scaling, each fitted on the other half of the images. Bold is the "
+    "best of a column. AURC is the area under the risk-coverage curve; 90 % set is the mean number of classes in a "
+    "conformal set."
+)
+_FINDS_NOTE = (
+    "AUROC of a score for wrong answers, out-of-distribution images and images with wrong captions, and its rank "
+    "correlation with the severity of a corruption. 0.5 and 0 are chance. "
+    "A method's own score is its noise norm, the mutual information of its models, or its confidence."
+)
+_COST_NOTE = "Time per image after the image tower, on the machine of the benchmark, relative to other work on it."
+_PARETO_NOTE = "No method to the lower left of another is worse in both. Times are those of this machine."
+
+
+def tables(methods: Mapping[str, Figures], sets: Sequence[str]) -> list[Table]:
+    """Returns all tables of the page."""
+    return [*(answer_table(methods, name) for name in sets), *detection_tables(methods), *other_tables(methods, sets)]
+
+
+def answer_table(methods: Mapping[str, Figures], name: str) -> Table:
+    """Returns the figures of a set, a row per method and prediction."""
+    rows = {
+        f"{method}{suffix}": {
+            figure: found[path] for figure in _ANSWERED if (path := f"{name}/{kind}/{figure}") in found
+        }
+        for method, found in methods.items()
+        for kind, suffix in _PREDICTIONS.items()
+        if f"{name}/{kind}/nll" in found
+    }
+    return _table(name, rows, _ANSWERED)
+
+
+def detection_tables(methods: Mapping[str, Figures]) -> list[Table]:
+    """Returns what confidence and the methods' own scores find."""
+    kinds = {"errors": AUROC, "outside": AUROC, "captions": AUROC, "severity": _CORRELATION}
+    found = []
+    for kind, style in kinds.items():
+        rows: dict[str, dict[str, Estimate]] = {}
+        for method, of_method in methods.items():
+            own = own_score(of_method)
+            for path, value in of_method.items():
+                first, *middle, score = path.split("/")
+                if first != kind or (
+                    kind != "captions" and score not in (own, "max_probability", "neighbour_distance")
+                ):
+                    continue
+                place = " ".join(middle) or _words(score)
+                label = method if kind == "captions" else f"{method}: {_words(score)}"
+                rows.setdefault(label, {})[place] = value
+        columns = dict.fromkeys(place for row in rows.values() for place in row)
+        if rows:
+            found.append(_table(_TITLES[kind], rows, dict.fromkeys(columns, style)))
+    return found
+
+
+_TITLES = {
+    "errors": "AUROC for wrong answers",
+    "outside": "AUROC for out-of-distribution images",
+    "captions": "AUROC for images with wrong captions",
+    "severity": "Rank correlation with the severity of a corruption",
+}
+
+
+def other_tables(methods: Mapping[str, Figures], sets: Sequence[str]) -> list[Table]:
+    """Returns the tables of retrieval and of cost."""
+    found = []
+    for title, prefix, styles in (
+        *(
+            (f"Retrieval of all images of a class by its name: {name}", f"retrieval/{name}", _RETRIEVAL)
+            for name in sets
+        ),
+        ("Cost", "cost", _COSTS),
+    ):
+        rows = {
+            method: {figure: of[path] for figure in styles if (path := f"{prefix}/{figure}") in of}
+            for method, of in methods.items()
+        }
+        if any(rows.values()):
+            found.append(_table(title, {name: row for name, row in rows.items() if row}, styles))
+    return found
+
+
+def pareto(methods: Mapping[str, Figures], name: str) -> Html:
+    """Returns NLL with a fitted temperature against the time per image; each method is a point."""
+    lines, colour = {}, 0
+    for method, found in methods.items():
+        kind = best_prediction(found, name)
+        cost, nll = found.get(f"cost/{kind}_microseconds"), found.get(f"{name}/{kind}/fitted_nll")
+        if cost is not None and nll is not None:
+            error = () if np.isnan(nll.error) else (nll.error,)
+            lines[method] = Line((cost.mean,), (nll.mean,), error, colour=colour)
+            colour += 1
+    return figures.plot(f"Fitted NLL and time: {name}", lines, "µs per image after the tower", "NLL, fitted, nats")
+
+
+def advice(methods: Mapping[str, Figures], name: str) -> list[str]:
+    """Returns sentences on the best methods, whose words follow from the figures."""
+    best = {method: found[f"{name}/{best_prediction(found, name)}/fitted_nll"] for method, found in methods.items()}
+    (first, lowest), *others = sorted(best.items(), key=lambda item: item[1].mean)
+    close = [method for method, value in others if _is_close(value, lowest)]
+    sentences = [
+        f"Probabilities: {first} has the lowest NLL on {name} with a fitted temperature, {lowest.shown(3)} nats"
+        + (f"; within two standard errors of it: {', '.join(close)}." if close else ".")
+    ]
+    for kind, what in (("errors", "wrong answers"), ("outside", "out-of-distribution images")):
+        scored = {
+            f"{method} by {_words(path.rpartition('/')[2])}": value
+            for method, found in methods.items()
+            for path, value in found.items()
+            if path.startswith(f"{kind}/") and (kind != "errors" or path.startswith(f"errors/{name}/"))
+        }
+        if scored:
+            winner, value = max(scored.items(), key=lambda item: item[1].mean)
+            sentences.append(f"{what.capitalize()}: {winner} finds them best, with an AUROC of {value.shown(3)}.")
+    captions = {
+        f"{method} by {_words(path.rpartition('/')[2])}": value
+        for method, found in methods.items()
+        for path, value in found.items()
+        if path.startswith("captions/")
+    }
+    if captions:
+        winner, value = max(captions.items(), key=lambda item: item[1].mean)
+        sentences.append(f"Wrong captions: {winner} finds them best, with an AUROC of {value.shown(3)}.")
+    return sentences
+
+
+def _is_close(value: Estimate, best: Estimate) -> bool:
+    return bool(value.mean - best.mean <= 2 * np.hypot(np.nan_to_num(value.error), np.nan_to_num(best.error)))
+
+
+def _words(score: str) -> str:
+    return {"max_probability": "confidence", "clip_score": "CLIP score"}.get(score, score.replace("_", " "))
+
+
+def _table(title: str, rows: Mapping[str, Mapping[str, Estimate]], styles: Mapping[str, FigureStyle]) -> Table:
+    """Returns a table whose best value of each column is bold; columns that no row has are left out."""
+    columns = [figure for figure in styles if any(figure in row for row in rows.values())]
+    best = {}
+    for figure in columns:
+        values = [row[figure].mean for row in rows.values() if figure in row]
+        best[figure] = max(values) if styles[figure].higher_is_better else min(values)
+
+    def cell(row: Mapping[str, Estimate], figure: str) -> Cell:
+        if figure not in row:
+            return Cell(NO_FIGURE)
+        shown = styles[figure].shown(row[figure].mean, row[figure].error)
+        return Cell(shown, strong=row[figure].mean == best[figure])
+
+    heads = tuple(styles[figure].label if styles[figure] in _NAMED else figure for figure in columns)
+    return Table(title, heads, tuple(Row(label, tuple(cell(row, f) for f in columns)) for label, row in rows.items()))
+
+
+_NAMED = (*_ANSWERED.values(), *_COSTS.values(), *_RETRIEVAL.values())

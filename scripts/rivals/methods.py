@@ -1,0 +1,91 @@
+"""The methods that the study compares, and the runs that each of them trains."""
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+
+from lit_het.configs import quickstart_lit_deterministic
+from lit_het.configs.experiment import ExperimentConfig, PretrainedConfig
+from lit_het.durations import Duration
+from lit_het.heads.contrastive import DeterministicContrastiveConfig, HetXLContrastiveConfig
+from lit_het.heads.covariance import CovarianceConfig
+from lit_het.heads.gaussian import GaussianContrastiveConfig
+from lit_het.heads.prob_vlm import ProbVLMContrastiveConfig
+from lit_het.losses.contrastive import ContrastiveLoss, SigmoidLoss, SoftmaxLoss
+from lit_het.schedules import Schedule
+from lit_het.tasks.contrastive import ContrastiveHeadConfig
+
+_COVARIANCE = CovarianceConfig(num_factors=4, form="full", initial_noise_norm=0.1)
+_SIGMOID_BIAS = -10.0
+_SOFTMAX = SoftmaxLoss(duplicates="negatives")  # that of the quickstart
+_BOTH_TOWERS = "(image|text)_tower/.*"
+# Peak learning rate of heads that are trained alone, as that of lit-het add-noise.
+_LEARNING_RATE_ALONE = 3e-3
+
+
+@dataclasses.dataclass(frozen=True)
+class Method:
+    """How a run of the study differs from the others.
+
+    Attributes:
+        head: the head.
+        loss: the loss.
+        towers_of: the method whose towers and τ are locked, so that only the head is trained; None for a text tower of
+            its own.
+        seed: added to that of the study, for members of an ensemble.
+    """
+
+    head: ContrastiveHeadConfig
+    loss: ContrastiveLoss = _SOFTMAX
+    towers_of: str | None = None
+    seed: int = 0
+
+
+METHODS: Mapping[str, Method] = {
+    "deterministic": Method(DeterministicContrastiveConfig()),
+    "deterministic_2": Method(DeterministicContrastiveConfig(), seed=1000),
+    "deterministic_3": Method(DeterministicContrastiveConfig(), seed=2000),
+    "het_xl": Method(HetXLContrastiveConfig(_COVARIANCE)),
+    "het_xl_probit": Method(
+        HetXLContrastiveConfig(_COVARIANCE, num_samples=0),
+        SoftmaxLoss(duplicates="negatives", likelihood="pairwise_probit"),
+    ),
+    "gaussian": Method(GaussianContrastiveConfig()),
+    "sigmoid_deterministic": Method(DeterministicContrastiveConfig(initial_bias=_SIGMOID_BIAS), SigmoidLoss()),
+    "sigmoid_het_xl": Method(HetXLContrastiveConfig(_COVARIANCE, initial_bias=_SIGMOID_BIAS), SigmoidLoss()),
+    "sigmoid_gaussian": Method(GaussianContrastiveConfig(initial_bias=_SIGMOID_BIAS), SigmoidLoss()),
+    "het_xl_alone": Method(HetXLContrastiveConfig(_COVARIANCE), towers_of="deterministic"),
+    "prob_vlm": Method(ProbVLMContrastiveConfig(), towers_of="deterministic"),
+}
+
+
+def configuration(name: str, root: Path, condition: str, shards: str, seed: int, steps: int) -> ExperimentConfig:
+    """Returns the run of a method.
+
+    Args:
+        name: of the method.
+        root: folder of the data, the upstream run and the embeddings of this seed.
+        condition: folder of the runs on the same captions.
+        shards: with the training pairs.
+        seed: of the study.
+        steps: updates of a run.
+    """
+    method, base = METHODS[name], quickstart_lit_deterministic.get_config(root)
+    task = dataclasses.replace(base.task, head=method.head, loss=method.loss)
+    number = seed + method.seed
+    config = dataclasses.replace(
+        base,
+        run_dir=root / condition / name,
+        task=task,
+        data=dataclasses.replace(base.data, shards=(shards,), embeddings=str(root / "embeddings"), seed=number),
+        length=Duration(steps),
+        seed=number,
+    )
+    if method.towers_of is None:
+        return config
+    return dataclasses.replace(
+        config,
+        task=dataclasses.replace(task, locked=(_BOTH_TOWERS,)),
+        pretrained=PretrainedConfig(run=root / condition / method.towers_of, pattern=_BOTH_TOWERS),
+        schedule=Schedule(learning_rate=_LEARNING_RATE_ALONE, warmup=Duration(5, "percent")),
+    )

@@ -1,0 +1,101 @@
+"""Compares methods of uncertainty on the glyph data, over seeds (docs/rivals.md).
+
+    python -m scripts.study_rivals --output runs/rivals --seeds 0 1 2 3 4
+
+Every seed draws its own held-out characters and typeface and trains its own image tower. A method trains a text tower
+and a head on the tower's embeddings, or only a head on the finished towers of another method. Finished runs are
+skipped.
+"""
+
+import argparse
+import dataclasses
+import json
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from lit_het.apps import grid
+from lit_het.apps.data import corrupt
+from lit_het.apps.quickstart import write_data
+from lit_het.configs import quickstart_upstream
+from lit_het.data_pipelines.glyphs import GlyphConfig, write_glyph_shards
+from lit_het.data_pipelines.prepare.writer import WriteOptions
+from lit_het.data_pipelines.storage import read_lines
+from lit_het.files import write_atomically
+from lit_het.runs.embedding import EmbedOptions, embed
+from lit_het.runs.training import train_unless_done
+from scripts.noise.sources import CHARACTER_STYLES
+from scripts.rivals.methods import METHODS, configuration
+
+CONDITIONS = {"clean": "train", "noisy": "train_noisy"}
+# One of noise, blur and weather each, with which the accuracy of the deterministic head (seed 0) falls at every step.
+CORRUPTIONS = ("gaussian_noise", "zoom_blur", "snow")
+SEVERITIES = (1, 2, 3, 4, 5)
+OTHER_SCRIPTS = ("armenian", "georgian", "hebrew", "canadian", "tifinagh", "lao")
+
+
+def prepare(root: Path, seed: int) -> None:
+    """Draws the data of a seed, trains its image tower and stores the embeddings, unless that is done."""
+    style = CHARACTER_STYLES[seed % len(CHARACTER_STYLES)]
+    write_data(root / "data", dataclasses.replace(quickstart_upstream.glyphs(seed), held_out_typeface=style))
+    _write_other_scripts(root / "other_scripts", seed)
+    typeface = root / "data" / "held_out_typeface"
+    corrupt(str(typeface), typeface / "corrupted", CORRUPTIONS, SEVERITIES, seed, WriteOptions())
+    upstream = quickstart_upstream.get_config(root)
+    num_words = len(read_lines(str(root / "data" / "words.txt")))
+    task = dataclasses.replace(upstream.task, num_classes=num_words)
+    upstream = dataclasses.replace(upstream, task=task, seed=seed, data=dataclasses.replace(upstream.data, seed=seed))
+    train_unless_done(upstream)
+    shards = tuple(str(root / "data" / name) for name in CONDITIONS.values())
+    embed(upstream.run_dir, upstream, str(root / "embeddings"), EmbedOptions(shards))
+
+
+def _write_other_scripts(directory: Path, seed: int) -> None:
+    """Draws characters of scripts that training has not seen, in a typeface that it has seen."""
+    if not directory.exists():
+        partial = directory.with_name(f"{directory.name}.partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        config = GlyphConfig(scripts=OTHER_SCRIPTS, min_typefaces=1, held_out_typeface="DejaVuSans", seed=seed)
+        write_glyph_shards(config, partial)
+        partial.rename(directory)
+
+
+def train(root: Path, seed: int, condition: str, methods: Sequence[str], steps: int) -> None:
+    """Trains the runs of a condition that are not finished, and notes the seconds that each took."""
+    for name in methods:
+        config = configuration(name, root, condition, str(root / "data" / CONDITIONS[condition]), seed, steps)
+        cost = config.run_dir / "cost.json"
+        if cost.exists():
+            continue
+        began = time.monotonic()
+        train_unless_done(config)
+        write_atomically(cost, json.dumps({"seconds": time.monotonic() - began}) + "\n")
+
+
+def run(options: argparse.Namespace) -> None:
+    """Prepares the data of all seeds, and trains and measures all runs that are not finished."""
+    for seed in options.seeds:
+        root = options.output / f"seed{seed}"
+        prepare(root, seed)
+        for condition in options.conditions:
+            train(root, seed, condition, options.methods, options.steps)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the study; user errors are printed as one line, with exit code 1."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("--output", type=Path, default=Path("runs/rivals"), metavar="DIR")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
+    parser.add_argument("--conditions", nargs="+", choices=list(CONDITIONS), default=list(CONDITIONS))
+    parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS), metavar="METHOD")
+    parser.add_argument("--steps", type=int, default=800)
+    options = parser.parse_args(arguments)
+    return grid.run_main("study_rivals", lambda: run(options))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

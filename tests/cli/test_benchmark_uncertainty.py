@@ -1,0 +1,154 @@
+"""`lit-het benchmark-uncertainty`: models side by side, by the figures of the other evaluations."""
+
+import dataclasses
+import json
+import tarfile
+
+import pytest
+
+from lit_het.cli.main import main
+from lit_het.data_pipelines.shards import write_shards
+from lit_het.eval.sets import ImageSet
+from lit_het.eval.suite import OutOfDistributionConfig, ZeroShotConfig
+from lit_het.heads.contrastive import DeterministicContrastiveConfig
+from lit_het.runs.evaluation import evaluate
+from tests import tiny
+from tests.cli.test_train import refusal
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    """A labelled set with prompts, corrupted copies, pairs of which some captions are wrong, and other images."""
+    root = tmp_path_factory.mktemp("images")
+    test = tiny.write_data(root / "shapes", num_samples=160, seed=5, every_wrong=5) / "train"
+    (test / "zeroshot_classification_templates.txt").write_text("{c}\na {c}\n")
+    tiny.write_data(root / "other", num_samples=40, seed=6)
+    few = ["--corruptions", "contrast", "--severities", "1", "5"]
+    assert main(["data", "corrupt", str(test), str(root / "corrupted"), *few]) == 0
+    members: dict[str, bytes] = {}
+    for shard in sorted(test.glob("*.tar")):
+        with tarfile.open(shard) as file:
+            members |= {member.name: content.read() for member in file if (content := file.extractfile(member))}
+    keys = sorted({name.partition(".")[0] for name in members})
+
+    def pairs():
+        for number, key in enumerate(keys):
+            wrong = int(number % 3 == 0)
+            caption = "red bar" if wrong else members[f"{key}.txt"].decode()
+            yield {"__key__": key, "jpg": members[f"{key}.jpg"], "txt": caption, "json": {"is_wrong": wrong}}
+
+    write_shards(root / "pairs", pairs())
+    return root
+
+
+def arguments(images, output, *models, **changes):
+    given = {
+        "--data": [f"shapes={images / 'shapes' / 'train'}"],
+        "--outside": [f"other={images / 'other' / 'train'}"],
+        "--corrupted": [images / "corrupted"],
+        "--pairs": [images / "pairs"],
+        "--training": [images / "other" / "train"],
+        "--samples": [4],
+        "--output": [output],
+    }
+    given |= {f"--{name}": value for name, value in changes.items()}
+    flags = [part for flag, values in given.items() if values is not None for part in (flag, *values)]
+    return ["benchmark-uncertainty", *map(str, [*models, *flags])]
+
+
+@pytest.fixture(scope="module")
+def figures(images, trained, tmp_path_factory):
+    """Figures of a HET-XL run, of an ensemble with itself, and of the baselines."""
+    output = tmp_path_factory.mktemp("benchmark") / "page.html"
+    assert main([*arguments(images, output, f"noisy={trained}", f"twice={trained}+{trained}"), "--baselines"]) == 0
+    assert output.read_text().count("<table") >= 5
+    assert "| noisy |" in output.with_suffix(".md").read_text()
+    return json.loads(output.with_suffix(".json").read_text())
+
+
+def test_answers_are_those_of_the_zero_shot_evaluation(figures, images, trained):
+    data = ImageSet("shapes", str(images / "shapes" / "train"), split=".")
+    [found] = evaluate([trained], [ZeroShotConfig(data, samples=4)], calibrated=False)
+    names = {"quiet/": "", "quiet/fitted_": "calibrated/", "sampled/": "noisy/"}
+    for ours, theirs in names.items():
+        for figure in ("top1", "nll", "ece", "aurc", "set_size90"):
+            assert figures["noisy"][f"shapes/{ours}{figure}"] == pytest.approx(found.figures[f"{theirs}{figure}"])
+
+
+def test_what_scores_find_outside_is_what_the_evaluation_finds(figures, images, trained):
+    data = ImageSet("shapes", str(images / "shapes" / "train"), split=".")
+    config = OutOfDistributionConfig(data, near=(f"other={images / 'other' / 'train'}",))
+    [found] = evaluate([trained], [config], calibrated=False)
+    ours, theirs = figures["noisy"]["outside/other/noise_norm"], found.figures["near/other/noise_norm/auroc"]
+    assert ours == pytest.approx(theirs)
+
+
+def test_every_figure_of_a_model_is_there(figures):
+    found = figures["noisy"]
+    for score in ("max_probability", "entropy", "noise_norm", "mutual_information"):
+        assert 0 <= found[f"errors/shapes/{score}"] <= 1
+        assert 0 <= found[f"outside/other/{score}"] <= 1
+    assert 0 <= found["outside/other/neighbour_distance"] <= 1
+    assert -1 <= found["severity/contrast/noise_norm"] <= 1
+    assert found["severity_rises/contrast/noise_norm"] in (0, 1)
+    # The model is right where the captions are, so that the loss finds the wrong ones.
+    assert found["captions/loss"] > 0.7
+    assert found["cost/head_megabytes"] > 0
+    assert found["cost/quiet_microseconds"] > 0
+    assert 0 <= found["retrieval/shapes/map_at_r"] <= found["retrieval/shapes/r_precision"] <= 1
+
+
+def test_an_ensemble_of_equal_models_answers_as_the_model(figures):
+    for name, value in figures["noisy"].items():
+        if name.startswith("shapes/quiet"):
+            assert figures["twice"][name] == pytest.approx(value, abs=1e-5), name
+    assert figures["twice"]["cost/head_megabytes"] == pytest.approx(2 * figures["noisy"]["cost/head_megabytes"])
+
+
+def test_baselines_are_measured_around_the_model(figures):
+    names = {
+        f"{model}, {baseline}"
+        for model in ("noisy", "twice")
+        for baseline in ("test-time augmentation", "prompts as an ensemble")
+    }
+    assert set(figures) == {"noisy", "twice", *names}
+    assert figures["noisy, test-time augmentation"]["cost/tower_passes"] == 5
+    assert figures["noisy, prompts as an ensemble"]["cost/tower_passes"] == 1
+    assert "shapes/quiet/vector_nll" in figures["noisy"]
+
+
+def test_a_model_without_noise_is_measured_by_its_confidence(images, lit_config, tmp_path):
+    task = dataclasses.replace(lit_config.task, head=DeterministicContrastiveConfig())
+    config = dataclasses.replace(lit_config, task=task, calibration=None)
+    tiny.finish_untrained(config)
+    output = tmp_path / "new" / "page.html"
+    assert main(arguments(images, output, config.run_dir, corrupted=None, pairs=None, training=None)) == 0
+    [found] = json.loads(output.with_suffix(".json").read_text()).values()
+    assert not [name for name in found if "noise_norm" in name or "sampled" in name or "mutual" in name]
+    assert "errors/shapes/max_probability" in found
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"data": ["missing"]}, "missing"),
+        ({"outside": ["missing"]}, "missing"),
+    ],
+)
+def test_bad_input_is_refused_in_one_line(capsys, images, trained, tmp_path, changes, words):
+    line = refusal(capsys, *arguments(images, tmp_path / "page.html", trained, **changes))
+    assert words in line
+
+
+def test_pairs_without_wrong_captions_are_refused(capsys, images, trained, tmp_path):
+    assert main(arguments(images, tmp_path / "page.html", trained, wrong=["is_right"])) == 1
+    assert "is_right must be 0 or 1 in every .json" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_page_is_html(capsys, images, trained, tmp_path):
+    assert "ends in .html" in refusal(capsys, *arguments(images, tmp_path / "page.txt", trained))
+
+
+def test_two_models_of_one_name_are_refused(capsys, images, trained, tmp_path):
+    line = refusal(capsys, *arguments(images, tmp_path / "page.html", f"a={trained}", f"a={trained}"))
+    assert "two models are called a" in line

@@ -1,0 +1,57 @@
+import numpy as np
+import pytest
+from scipy import stats
+from sklearn.neighbors import NearestNeighbors
+
+from lit_het.eval import uncertainty
+from lit_het.eval.uncertainty import mutual_information, neighbour_distance, severity_correlation, shifted, views
+from lit_het.types import ImageFeatures
+
+
+def test_mutual_information_by_hand():
+    # Two sure samples that disagree: log 2. Two equal samples: nothing.
+    with np.errstate(divide="ignore"):
+        log_p = np.log(np.array([[[1.0, 0.0], [0.0, 1.0]], [[0.3, 0.7], [0.3, 0.7]]], np.float32))
+    np.testing.assert_allclose(mutual_information(log_p), [np.log(2), 0.0], atol=1e-7)
+
+
+def test_mutual_information_agrees_with_entropies_of_scipy_in_any_blocks(monkeypatch):
+    p = np.random.default_rng(0).dirichlet(np.ones(5), size=(20, 4))
+    expected = [stats.entropy(rows.mean(axis=0)) - np.mean([stats.entropy(row) for row in rows]) for rows in p]
+    np.testing.assert_allclose(mutual_information(np.log(p)), expected, atol=1e-12)
+    monkeypatch.setattr("lit_het.eval.rows.VALUES_PER_BLOCK", 30)
+    np.testing.assert_allclose(mutual_information(np.log(p)), expected, atol=1e-12)
+
+
+def test_the_distance_is_that_of_the_nearest_training_image():
+    generator = np.random.default_rng(0)
+    values, training = generator.normal(size=(30, 6)).astype(np.float32), generator.normal(size=(50, 6))
+    nearest = NearestNeighbors(n_neighbors=1, metric="cosine").fit(training)
+    expected = nearest.kneighbors(values)[0][:, 0]
+    np.testing.assert_allclose(neighbour_distance(values, training.astype(np.float32)), expected, atol=1e-6)
+
+
+def test_a_score_that_follows_the_severity_has_a_correlation_of_one():
+    rising = [np.full(3, level, float) for level in range(6)]
+    assert severity_correlation(rising) == (pytest.approx(1), True)
+    assert severity_correlation(rising[::-1]) == (pytest.approx(-1), False)
+    correlation, rises = severity_correlation([*rising[:3], rising[4], rising[3], rising[5]])
+    assert 0.9 < correlation < 1
+    assert not rises
+
+
+def test_views_move_images_and_repeat_their_border():
+    images = np.arange(4 * 4, dtype=np.uint8).reshape(1, 4, 4, 1)
+    np.testing.assert_array_equal(shifted(images, 1, 0)[0, :, 0, 0], [0, 0, 4, 8])
+    np.testing.assert_array_equal(shifted(images, 0, -1)[0, 0, :, 0], [1, 2, 3, 3])
+    large = np.random.default_rng(0).integers(0, 256, (2, 64, 64, 3), np.uint8)
+    np.testing.assert_array_equal(shifted(large, -1, 0)[:, :60], large[:, 4:])
+
+
+def test_a_tower_has_five_views_with_features_of_their_own():
+    tower = ImageFeatures(lambda view: view.reshape(len(view), -1).astype(np.float32), 1, 1, "a tower")
+    found = views(tower)
+    images = np.arange(2 * 16 * 16, dtype=np.uint8).reshape(2, 16, 16, 1)
+    assert found[0] is tower
+    assert len({view.tower for view in found}) == len(uncertainty._SHIFTS) == 5
+    np.testing.assert_array_equal(found[1].extract(images), tower.extract(shifted(images, 0, 1)))
