@@ -158,8 +158,8 @@ def severity_correlation(by_severity: Sequence[Float[np.ndarray, " n"]]) -> tupl
     """
     severity = np.concatenate([np.full(len(scores), number) for number, scores in enumerate(by_severity)])
     means = [float(scores.mean()) for scores in by_severity]
-    correlation, _ = stats.spearmanr(severity, np.concatenate(by_severity))
-    return float(correlation), bool(np.all(np.diff(means) > 0))
+    ranks = stats.rankdata(severity), stats.rankdata(np.concatenate(by_severity))
+    return float(np.corrcoef(*ranks)[0, 1]), bool(np.all(np.diff(means) > 0))
 
 
 def views(tower: ImageFeatures) -> list[ImageFeatures]:

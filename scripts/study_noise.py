@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy import stats
 
 from lit_het import untrusted
 from lit_het.apps import grid
@@ -26,7 +25,6 @@ from lit_het.configs.experiment import ExperimentConfig
 from lit_het.console import Bar, message
 from lit_het.durations import Duration
 from lit_het.errors import UserError
-from lit_het.eval.significance import estimate, holm, welch
 from lit_het.heads.contrastive import DeterministicContrastiveConfig, HetXLContrastiveConfig
 from lit_het.heads.covariance import CovarianceConfig
 from lit_het.heads.deterministic import DeterministicConfig
@@ -39,6 +37,7 @@ from lit_het.losses.contrastive import SigmoidLoss, SoftmaxLoss
 from scripts.noise import pairs as noise
 from scripts.noise import sources
 from scripts.noise.classifiers import FeatureClassifierConfig
+from scripts.noise.paired import cells_of
 from scripts.noise.pairs import PairSet
 from scripts.noise.rivals import AmplitudeConfig, InputTemperatureConfig, SmoothedSoftmaxLoss
 from scripts.noise.sources import Data
@@ -276,7 +275,7 @@ def write_tables(options: argparse.Namespace, cells: Sequence[tuple[str, float]]
                 for head, results in by_head.items()
             }
             if any(values.values()):
-                lines.append(f"| {figure} | {' | '.join(_cells_of(values))} |")
+                lines.append(f"| {figure} | {' | '.join(cells_of(values))} |")
         parts.append("\n".join(lines))
     text = "\n\n".join(parts) + "\n"
     options.output.mkdir(parents=True, exist_ok=True)
@@ -287,28 +286,6 @@ def write_tables(options: argparse.Namespace, cells: Sequence[tuple[str, float]]
 def _value(figures: Mapping[str, float], name: str) -> float | None:
     """Returns a figure; heads without noise predict by samples as they do without."""
     return figures.get(name, figures.get(name.replace("/sampled/", "/mean/")))
-
-
-def _cells_of(values: Mapping[str, Mapping[int, float]]) -> list[str]:
-    """Returns the cells of a figure, from its values by head and seed; the first head is the one to compare with."""
-    first = next(iter(values.values()))
-    differences, paired, unpaired = {}, {}, {}
-    for head, found in values.items():
-        seeds = sorted(first.keys() & found.keys())
-        if found is first or len(seeds) < 2:
-            continue
-        differences[head] = [found[seed] - first[seed] for seed in seeds]
-        _, paired[head] = stats.ttest_1samp(differences[head], 0.0) if np.ptp(differences[head]) else (0.0, np.nan)
-        unpaired[head] = welch(list(found.values()), list(first.values())).p_value
-    significant, by_welch = (holm({h: p for h, p in tests.items() if np.isfinite(p)}) for tests in (paired, unpaired))
-    cells = []
-    for head, found in values.items():
-        shown = estimate(list(found.values())).shown(3) if found else "-"
-        if head in differences:
-            marks = f"{' *' if head in significant else ''}{' W' if head in by_welch else ''}"
-            shown += f" ({estimate(differences[head]).shown(3)}{marks})"
-        cells.append(shown)
-    return cells
 
 
 def _results(output: Path, kind: str, level: float, head: str) -> dict[int, dict[str, float]]:

@@ -13,26 +13,41 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from lit_het.apps import grid
 from lit_het.apps.data import corrupt
 from lit_het.apps.quickstart import write_data
+from lit_het.apps.uncertainty.benchmark import benchmark, options_of, write
 from lit_het.configs import quickstart_upstream
 from lit_het.data_pipelines.glyphs import GlyphConfig, write_glyph_shards
 from lit_het.data_pipelines.prepare.writer import WriteOptions
 from lit_het.data_pipelines.storage import read_lines
+from lit_het.eval.significance import estimate
 from lit_het.files import write_atomically
 from lit_het.runs.embedding import EmbedOptions, embed
 from lit_het.runs.training import train_unless_done
+from scripts.noise.paired import cells_of
 from scripts.noise.sources import CHARACTER_STYLES
-from scripts.rivals.methods import METHODS, configuration
+from scripts.rivals.methods import ENSEMBLE, METHODS, configuration
 
 CONDITIONS = {"clean": "train", "noisy": "train_noisy"}
 # One of noise, blur and weather each, with which the accuracy of the deterministic head (seed 0) falls at every step.
 CORRUPTIONS = ("gaussian_noise", "zoom_blur", "snow")
 SEVERITIES = (1, 2, 3, 4, 5)
+SETS = ("held_out_typeface", "held_out_characters")
+# Figures whose differences from the deterministic head are tested, seed by seed.
+DIFFERENCES = (
+    *(
+        f"{name}/best/{figure}"
+        for name in SETS
+        for figure in ("top1", "nll", "fitted_nll", "ece", "fitted_ece", "aurc")
+    ),
+    "held_out_typeface/best/set_size90",
+    "retrieval/held_out_characters/map_at_r",
+)
 OTHER_SCRIPTS = ("armenian", "georgian", "hebrew", "canadian", "tifinagh", "lao")
 
 
@@ -74,13 +89,79 @@ def train(root: Path, seed: int, condition: str, methods: Sequence[str], steps: 
         write_atomically(cost, json.dumps({"seconds": time.monotonic() - began}) + "\n")
 
 
+def measure(root: Path, condition: str, methods: Sequence[str]) -> None:
+    """Measures the finished runs of a condition, unless that is done."""
+    output = root / condition / "benchmark.html"
+    models = {METHODS[name].title: [name] for name in methods if METHODS[name].title}
+    if set(ENSEMBLE) <= set(methods):
+        models["ensemble of 3 text towers"] = list(ENSEMBLE)
+    known = _read(output.with_suffix(".json")) if output.with_suffix(".json").exists() else {}
+    if models.keys() <= known.keys():
+        return
+    data = root / "data"
+    options = options_of(
+        [str(data / name) for name in SETS],
+        candidates=data / "names.txt",
+        outside=(f"other scripts={root / 'other_scripts' / 'held_out_typeface'}",),
+        corrupted=str(data / "held_out_typeface" / "corrupted"),
+        pairs=str(data / "train_noisy"),
+        training=str(data / "train"),
+    )
+    runs = {title: [root / condition / name for name in names] for title, names in models.items()}
+    found = benchmark(runs, options, output, baselines=True)
+    for title, names in models.items():
+        found[title]["cost/training_seconds"] = sum(_read(root / condition / n / "cost.json")["seconds"] for n in names)
+    write_atomically(output.with_suffix(".json"), json.dumps(found, indent=1) + "\n")
+
+
+def conclude(output: Path, condition: str) -> None:
+    """Writes the page and the tables of a condition over all seeds that are measured."""
+    by_seed = {
+        int(path.parent.parent.name.removeprefix("seed")): _read(path)
+        for path in sorted(output.glob(f"seed*/{condition}/benchmark.json"))
+    }
+    every = [figures for found in by_seed.values() for figures in found]
+    methods = [name for name in dict.fromkeys(every) if every.count(name) == len(by_seed)]
+    values = {
+        name: {
+            figure: {seed: found[name][figure] for seed, found in by_seed.items() if figure in found[name]}
+            for figure in next(iter(by_seed.values()))[name]
+        }
+        for name in methods
+    }
+    estimates = {
+        name: {figure: estimate(list(seeds.values())) for figure, seeds in of.items()} for name, of in values.items()
+    }
+    note = f"Means over {len(by_seed)} seeds with standard errors: {condition} captions."
+    page = output / f"{condition}.html"
+    write(estimates, SETS, page, note)
+    lines = [f"| | {' | '.join(methods)} |", f"| --- |{' --- |' * len(methods)}"]
+    for figure in DIFFERENCES:
+        cells = cells_of({name: _of_best(of, figure) for name, of in values.items()})
+        lines.append(f"| {figure} | {' | '.join(cells)} |")
+    write_atomically(output / f"{condition}_differences.md", "\n".join(lines) + "\n")
+    write_atomically(page.with_suffix(".json"), json.dumps(values, indent=1) + "\n")
+
+
+def _of_best(figures: Mapping[str, Mapping[int, float]], name: str) -> Mapping[int, float]:
+    """Returns a figure of the mean over samples, or where there is none of the prediction without noise."""
+    return figures.get(name.replace("/best/", "/sampled/"), figures.get(name.replace("/best/", "/quiet/"), {}))
+
+
+def _read(path: Path) -> Any:
+    return json.loads(path.read_text())
+
+
 def run(options: argparse.Namespace) -> None:
-    """Prepares the data of all seeds, and trains and measures all runs that are not finished."""
-    for seed in options.seeds:
+    """Prepares the data of all seeds, trains and measures all runs that are not finished, and writes the tables."""
+    for seed in [] if options.table else options.seeds:
         root = options.output / f"seed{seed}"
         prepare(root, seed)
         for condition in options.conditions:
             train(root, seed, condition, options.methods, options.steps)
+            measure(root, condition, options.methods)
+    for condition in options.conditions:
+        conclude(options.output, condition)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -93,6 +174,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--conditions", nargs="+", choices=list(CONDITIONS), default=list(CONDITIONS))
     parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS), metavar="METHOD")
     parser.add_argument("--steps", type=int, default=800)
+    parser.add_argument("--table", action="store_true", help="only write the tables of what is measured")
     options = parser.parse_args(arguments)
     return grid.run_main("study_rivals", lambda: run(options))
 

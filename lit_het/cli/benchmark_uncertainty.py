@@ -61,7 +61,7 @@ def add_to(commands: Any) -> None:
     parser.add_argument(
         "--baselines",
         action="store_true",
-        help="add test-time augmentation, prompts as an ensemble and vector scaling of every model",
+        help="add test-time augmentation, prompts as an ensemble and vector scaling of the first model",
     )
     parser.set_defaults(command=_benchmark, name="benchmark-uncertainty")
 
@@ -91,6 +91,5 @@ def _benchmark(options: argparse.Namespace, _: list[str]) -> None:
         pairs=options.pairs,
         wrong=options.wrong,
         training=options.training,
-        baselines=options.baselines,
     )
-    benchmark(models, chosen, options.output)
+    benchmark(models, chosen, options.output, baselines=options.baselines)

@@ -33,30 +33,41 @@ class Method:
         towers_of: the method whose towers and τ are locked, so that only the head is trained; None for a text tower of
             its own.
         seed: added to that of the study, for members of an ensemble.
+        title: the name in tables; empty for members of an ensemble.
     """
 
     head: ContrastiveHeadConfig
     loss: ContrastiveLoss = _SOFTMAX
     towers_of: str | None = None
     seed: int = 0
+    title: str = ""
 
 
 METHODS: Mapping[str, Method] = {
-    "deterministic": Method(DeterministicContrastiveConfig()),
+    "deterministic": Method(DeterministicContrastiveConfig(), title="deterministic"),
     "deterministic_2": Method(DeterministicContrastiveConfig(), seed=1000),
     "deterministic_3": Method(DeterministicContrastiveConfig(), seed=2000),
-    "het_xl": Method(HetXLContrastiveConfig(_COVARIANCE)),
+    "het_xl": Method(HetXLContrastiveConfig(_COVARIANCE), title="HET-XL"),
     "het_xl_probit": Method(
         HetXLContrastiveConfig(_COVARIANCE, num_samples=0),
         SoftmaxLoss(duplicates="negatives", likelihood="pairwise_probit"),
+        title="HET-XL, pairwise probit",
     ),
-    "gaussian": Method(GaussianContrastiveConfig()),
-    "sigmoid_deterministic": Method(DeterministicContrastiveConfig(initial_bias=_SIGMOID_BIAS), SigmoidLoss()),
-    "sigmoid_het_xl": Method(HetXLContrastiveConfig(_COVARIANCE, initial_bias=_SIGMOID_BIAS), SigmoidLoss()),
-    "sigmoid_gaussian": Method(GaussianContrastiveConfig(initial_bias=_SIGMOID_BIAS), SigmoidLoss()),
-    "het_xl_alone": Method(HetXLContrastiveConfig(_COVARIANCE), towers_of="deterministic"),
-    "prob_vlm": Method(ProbVLMContrastiveConfig(), towers_of="deterministic"),
+    "gaussian": Method(GaussianContrastiveConfig(), title="Gaussian"),
+    "sigmoid_deterministic": Method(
+        DeterministicContrastiveConfig(initial_bias=_SIGMOID_BIAS), SigmoidLoss(), title="deterministic, sigmoid"
+    ),
+    "sigmoid_het_xl": Method(
+        HetXLContrastiveConfig(_COVARIANCE, initial_bias=_SIGMOID_BIAS), SigmoidLoss(), title="HET-XL, sigmoid"
+    ),
+    "sigmoid_gaussian": Method(
+        GaussianContrastiveConfig(initial_bias=_SIGMOID_BIAS), SigmoidLoss(), title="Gaussian, sigmoid (ProLIP)"
+    ),
+    "het_xl_alone": Method(HetXLContrastiveConfig(_COVARIANCE), towers_of="deterministic", title="HET-XL, head alone"),
+    "prob_vlm": Method(ProbVLMContrastiveConfig(), towers_of="deterministic", title="ProbVLM"),
 }
+
+ENSEMBLE = ("deterministic", "deterministic_2", "deterministic_3")
 
 
 def configuration(name: str, root: Path, condition: str, shards: str, seed: int, steps: int) -> ExperimentConfig:

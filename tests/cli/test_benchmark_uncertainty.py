@@ -105,16 +105,12 @@ def test_an_ensemble_of_equal_models_answers_as_the_model(figures):
     assert figures["twice"]["cost/head_megabytes"] == pytest.approx(2 * figures["noisy"]["cost/head_megabytes"])
 
 
-def test_baselines_are_measured_around_the_model(figures):
-    names = {
-        f"{model}, {baseline}"
-        for model in ("noisy", "twice")
-        for baseline in ("test-time augmentation", "prompts as an ensemble")
-    }
-    assert set(figures) == {"noisy", "twice", *names}
+def test_baselines_are_measured_around_the_first_model(figures):
+    assert list(figures) == ["noisy", "noisy, test-time augmentation", "noisy, prompts as an ensemble", "twice"]
     assert figures["noisy, test-time augmentation"]["cost/tower_passes"] == 5
     assert figures["noisy, prompts as an ensemble"]["cost/tower_passes"] == 1
     assert "shapes/quiet/vector_nll" in figures["noisy"]
+    assert "shapes/quiet/vector_nll" not in figures["twice"]
 
 
 def test_a_model_without_noise_is_measured_by_its_confidence(images, lit_config, tmp_path):

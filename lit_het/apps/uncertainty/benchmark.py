@@ -32,7 +32,6 @@ def options_of(
     pairs: str | None = None,
     wrong: str = "is_wrong",
     training: str | None = None,
-    baselines: bool = False,
 ) -> BenchmarkOptions:
     """Returns the options for sets that are named as on the command line, ``NAME=FOLDER`` or ``FOLDER``.
 
@@ -52,12 +51,11 @@ def options_of(
         None if pairs is None else _unlabelled("pairs", pairs),
         wrong,
         None if training is None else _unlabelled("training", training),
-        baselines,
     )
 
 
 def benchmark(
-    models: Mapping[str, Sequence[Path]], options: BenchmarkOptions, output: Path
+    models: Mapping[str, Sequence[Path]], options: BenchmarkOptions, output: Path, *, baselines: bool = False
 ) -> dict[str, dict[str, float]]:
     """Measures models, prints tables, and writes a page, with the same figures as ``.json`` and ``.md`` beside it.
 
@@ -65,6 +63,7 @@ def benchmark(
         models: the run of each model, or the runs of an ensemble.
         options: the images.
         output: path of the page.
+        baselines: whether to measure the baselines around the first model too.
 
     Returns:
         The figures of each method, see `Benchmark.measure`.
@@ -77,7 +76,7 @@ def benchmark(
     with Bar("benchmark", len(models), "models") as bar:
         for name, runs in models.items():
             with bar.paused():
-                found |= dict(measuring.measure(name, runs))
+                found |= dict(measuring.measure(name, runs, baselines=baselines and not found))
             bar.advance(1)
     write(
         {method: {name: Estimate(value, math.nan) for name, value in of.items()} for method, of in found.items()},

@@ -56,7 +56,6 @@ class BenchmarkOptions:
         pairs: image-text pairs of which some captions are wrong; None for none.
         wrong: the field of their JSON that is 1 where the caption is wrong.
         training: images to which distances are measured; None leaves this score out.
-        baselines: whether to add test-time augmentation, prompts as an ensemble, and vector scaling.
     """
 
     data: tuple[ImageSet, ...]
@@ -67,7 +66,6 @@ class BenchmarkOptions:
     pairs: ImageSet | None = None
     wrong: str = "is_wrong"
     training: ImageSet | None = None
-    baselines: bool = False
 
 
 class Benchmark:
@@ -77,8 +75,12 @@ class Benchmark:
         self._options = options
         self._opened: dict[tuple[int, Preprocessing], OpenData] = {}
 
-    def measure(self, name: str, runs: Sequence[Path]) -> Iterator[tuple[str, dict[str, float]]]:
-        """Yields the name and the figures of a model, or of an ensemble of several, then those of the baselines.
+    def measure(
+        self, name: str, runs: Sequence[Path], *, baselines: bool = False
+    ) -> Iterator[tuple[str, dict[str, float]]]:
+        """Yields the name and the figures of a model, or of an ensemble of several.
+
+        With ``baselines`` these include vector scaling, and test-time augmentation and prompts as an ensemble follow.
 
         Figures are ``<set>/<prediction>/<figure>``, ``errors/<set>/<score>``, ``outside/<set>/<score>``,
         ``captions/<score>`` (all AUROC), ``severity/<corruption>/<score>`` and ``cost/<what>``.
@@ -94,8 +96,9 @@ class Benchmark:
             for model in models:
                 recognition.check(model, self._options.samples if model.has_noise else 0)
         sizes = {"cost/head_megabytes": sum(map(_head_bytes, opened)) / 1e6}
-        yield name, {**self._figures(data, lambda names: _joint(models, names, self._options.samples), models), **sizes}
-        if self._options.baselines:
+        found = self._figures(data, lambda names: _joint(models, names, self._options.samples), models, baselines)
+        yield name, {**found, **sizes}
+        if baselines:
             yield f"{name}, test-time augmentation", self._figures(data, lambda names: _augmented(models, names))
             if any(len(recognition.templates) > 1 for recognition in data.recognitions()):
                 yield f"{name}, prompts as an ensemble", self._figures(data, lambda names: _by_prompt(models, names))
@@ -112,15 +115,19 @@ class Benchmark:
         return self._opened[inputs[0]]
 
     def _figures(
-        self, data: "OpenData", method_on: Callable[[Recognition], Method], models: Sequence[EvaluatedModel] = ()
+        self,
+        data: "OpenData",
+        method_on: Callable[[Recognition], Method],
+        models: Sequence[EvaluatedModel] = (),
+        vector: bool = False,
     ) -> dict[str, float]:
-        """Returns all figures of a method; ``models`` of one model are scored on pairs."""
+        """Returns all figures of a method; a single model is scored on pairs."""
         found: dict[str, float] = {}
         inside = None
         for opened, recognition in data.labelled:
             method, name = method_on(recognition), opened.config.name
             answered = answers(method, opened, recognition.matched)
-            found |= self._of_answers(method, opened, answered, recognition)
+            found |= _of_answers(method, opened, answered, recognition, vector)
             inside = inside or (method, opened, self._scores(method, opened, answered, data))
         assert inside is not None, "a benchmark has at least one labelled set"
         method, opened, known = inside
@@ -141,31 +148,6 @@ class Benchmark:
             rows, others = (one.features(tower).values for one in (opened, data.training))
             found["neighbour_distance"] = neighbour_distance(rows, others)
         return found
-
-    def _of_answers(
-        self, method: Method, opened: OpenSet, answered: Answers, recognition: Recognition
-    ) -> dict[str, float]:
-        name, found = opened.config.name, {}
-        for kind, predictions in (("quiet", answered.quiet), ("sampled", answered.sampled)):
-            if predictions is not None:
-                fitted, _ = scores.calibrated(predictions, name)
-                parts = {"": predictions, "fitted_": fitted}
-                if self._options.baselines and kind == "quiet":
-                    parts["vector_"] = vector_scaled(predictions)
-                for prefix, part in parts.items():
-                    values = _figures_of(part)
-                    found |= {f"{name}/{kind}/{prefix}{figure}": value for figure, value in values.items()}
-        best = answered.sampled or answered.quiet
-        wrong = best.predicted != best.labels
-        if wrong.any() and not wrong.all():
-            by_score = answered.scores.items()
-            found |= {f"errors/{name}/{by}": _auroc(values[~wrong], values[wrong]) for by, values in by_score}
-        scored = [
-            class_scores(member.quiet(), recognition.matched(opened.features(member.tower)))
-            for member in method.members
-        ]
-        matches = zip(("r_precision", "map_at_r"), of_classes(np.mean(scored, axis=0), best.labels), strict=True)
-        return found | {f"retrieval/{name}/{figure}": value for figure, value in matches if np.isfinite(value)}
 
     def _of_corruptions(self, method: Method, clean: OpenSet, data: "OpenData") -> dict[str, float]:
         """Returns rank correlations with the severity, without noise samples: there are many copies."""
@@ -193,6 +175,32 @@ class Benchmark:
         by |= answers(method, data.pairs, unlabelled, sampled=False).scores
         wrong = data.is_wrong[features.positions]
         return {f"captions/{name}": _auroc(values[~wrong], values[wrong]) for name, values in by.items()}
+
+
+def _of_answers(
+    method: Method, opened: OpenSet, answered: Answers, recognition: Recognition, vector: bool
+) -> dict[str, float]:
+    """Returns the figures of the answers to a labelled set, the errors that scores find, and retrieval."""
+    name, found = opened.config.name, {}
+    for kind, predictions in (("quiet", answered.quiet), ("sampled", answered.sampled)):
+        if predictions is not None:
+            fitted, _ = scores.calibrated(predictions, name)
+            parts = {"": predictions, "fitted_": fitted}
+            if vector and kind == "quiet":
+                parts["vector_"] = vector_scaled(predictions)
+            for prefix, part in parts.items():
+                values = _figures_of(part)
+                found |= {f"{name}/{kind}/{prefix}{figure}": value for figure, value in values.items()}
+    best = answered.sampled or answered.quiet
+    wrong = best.predicted != best.labels
+    if wrong.any() and not wrong.all():
+        by_score = answered.scores.items()
+        found |= {f"errors/{name}/{by}": _auroc(values[~wrong], values[wrong]) for by, values in by_score}
+    scored = [
+        class_scores(member.quiet(), recognition.matched(opened.features(member.tower))) for member in method.members
+    ]
+    matches = zip(("r_precision", "map_at_r"), of_classes(np.mean(scored, axis=0), best.labels), strict=True)
+    return found | {f"retrieval/{name}/{figure}": value for figure, value in matches if np.isfinite(value)}
 
 
 @dataclasses.dataclass(frozen=True)
