@@ -1,4 +1,4 @@
-"""``lit-het add-noise``: a HET-XL head for a finished image-text model, whose towers stay as they are."""
+"""``lit-het add-noise``: a head with noise for a finished image-text model, whose towers stay as they are."""
 
 import dataclasses
 import json
@@ -16,6 +16,7 @@ from lit_het.data_pipelines.storage import absolute
 from lit_het.durations import Duration
 from lit_het.errors import UserError
 from lit_het.files import write_atomically
+from lit_het.heads.bayes_vlm import BayesVLMContrastiveConfig
 from lit_het.heads.contrastive import DeterministicContrastiveConfig, HetXLContrastiveConfig
 from lit_het.heads.temperature import LogTemperature
 from lit_het.optimizers import AdamW, Optimizer
@@ -24,6 +25,7 @@ from lit_het.runs.calibration_split import LEAST_IMAGES
 from lit_het.runs.checks import check_run_dir
 from lit_het.runs.directory import checkpoint_dir, config_path, load_config, tokenizer_path
 from lit_het.runs.embedding import EmbedOptions
+from lit_het.runs.fitting import fit_unless_done
 from lit_het.runs.flags import with_flags
 from lit_het.runs.importing import ImportOptions, import_weights, require_no_options
 from lit_het.runs.opening import open_run
@@ -50,7 +52,7 @@ def add_noise(
     captions: str = "txt",
     options: ImportOptions | None = None,
 ) -> None:
-    """Trains the covariances and τ of a HET-XL head on the embeddings of a model, which are computed once.
+    """Trains a head with noise on the embeddings of a model, which are computed once, or fits its posterior (BayesVLM).
 
     The same call continues an interrupted one.
 
@@ -83,7 +85,10 @@ def add_noise(
         embedding.embed(source, towers, config.data.embeddings, EmbedOptions())
     if config.data.text_embeddings is not None:
         caption_embedding.embed_captions(source, towers, config.data.text_embeddings, EmbedOptions())
-    train_unless_done(config)
+    if isinstance(config.task.head, BayesVLMContrastiveConfig):
+        fit_unless_done(config)
+    else:
+        train_unless_done(config)
     message(f"next: lit-het classify IMAGE --checkpoint {output} --labels ...; lit-het report {output}")
 
 

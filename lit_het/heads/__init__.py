@@ -1,5 +1,6 @@
 """Heads: embeddings in, a distribution of logits or embeddings out; docs/heads.md uses them in a loop of one's own."""
 
+from lit_het.heads.bayes_vlm import BayesVLMContrastiveConfig
 from lit_het.heads.contrastive import DeterministicContrastiveConfig, HetXLContrastiveConfig
 from lit_het.heads.covariance import CovarianceConfig
 from lit_het.heads.deterministic import DeterministicConfig
@@ -13,6 +14,7 @@ from lit_het.heads.sampling import SamplingConfig
 from lit_het.heads.temperature import BoundedTemperature, FixedTemperature, LogTemperature
 
 __all__ = [
+    "BayesVLMContrastiveConfig",
     "BoundedTemperature",
     "CovarianceConfig",
     "DeterministicConfig",

@@ -9,6 +9,7 @@ from lit_het.console import message
 from lit_het.data_pipelines.loader import Loader
 from lit_het.data_pipelines.tokenizers import Tokenizer
 from lit_het.errors import UserError
+from lit_het.heads.bayes_vlm import BayesVLMContrastiveConfig
 from lit_het.runs.directory import config_path, load_config
 from lit_het.tasks.classification import ClassificationConfig, ClassificationTask
 from lit_het.tasks.contrastive import ContrastiveConfig, ContrastiveTask
@@ -69,6 +70,19 @@ def check_run_dir(config: ExperimentConfig, resume: bool) -> None:
         raise UserError(
             f"cannot resume {config.run_dir}: {field} was {before} and is now {now}{more}; "
             "use the same values or another --run-dir"
+        )
+
+
+def check_is_trained(config: ExperimentConfig) -> None:
+    """Checks that the head learns by gradients.
+
+    Raises:
+        UserError: it is a posterior, which is fitted to a finished model.
+    """
+    if isinstance(config.task, ContrastiveConfig) and isinstance(config.task.head, BayesVLMContrastiveConfig):
+        raise UserError(
+            "--task.head bayes_vlm has nothing to train: train with --task.head deterministic, then fit the posterior "
+            "with lit-het add-noise --model RUN --task.head bayes_vlm"
         )
 
 

@@ -28,7 +28,14 @@ from lit_het.durations import RunLength
 from lit_het.errors import Unwritable, UserError, counted
 from lit_het.files import cache_folder
 from lit_het.runs.calibration_split import Split, split
-from lit_het.runs.checks import check_data, check_embeddings, check_run_dir, report_copies, unseen_pixels
+from lit_het.runs.checks import (
+    check_data,
+    check_embeddings,
+    check_is_trained,
+    check_run_dir,
+    report_copies,
+    unseen_pixels,
+)
 from lit_het.runs.directory import checkpoint_dir, config_path
 from lit_het.runs.evaluating import lacks_evaluation, opened_evaluations
 from lit_het.runs.files import write_nonfinite, write_run_files
@@ -61,6 +68,7 @@ def train(config: ExperimentConfig, *, resume: bool = False, allow_commands: boo
     Raises:
         UserError: the configuration, the data or the run directory cannot be used.
     """
+    check_is_trained(config)
     if config.log and distributed.is_main_process():
         require(config.log)  # before data and models are opened
     _cache_compiled_programs()
@@ -72,7 +80,7 @@ def train(config: ExperimentConfig, *, resume: bool = False, allow_commands: boo
     with locked(config.run_dir, message) as check_lock, jax.set_mesh(mesh):
         check_run_dir(config, resume)  # again: another process may have trained here meanwhile
         state, samples = _train_on(mesh, config, resume, check_lock, allow_commands)
-    _calibrate(config, int(state.step), samples)
+    calibrate_held_out(config, int(state.step), samples)
     return state
 
 
@@ -80,7 +88,7 @@ def _train_on(
     mesh: Mesh, config: ExperimentConfig, resume: bool, check_lock: Callable[[], None], allow_commands: bool
 ) -> tuple[TrainState, Split]:
     tokenizer = config.tokenizer.build() if config.tokenizer else None
-    loader, samples = _open_data(config, tokenizer, allow_commands)
+    loader, samples = open_data(config, tokenizer, allow_commands)
     check_data(config, loader, tokenizer)
     if isinstance(loader, Loader):
         report_copies(config, loader.num_samples)
@@ -138,7 +146,7 @@ def _train_on(
                     num_steps=run.num_steps,
                     cadence=config.cadence,
                     log=log,
-                    saver=_Saver(checkpoints, check_lock, config.data.batch_size, _identity(loader, checksum)),
+                    saver=_Saver(checkpoints, check_lock, config.data.batch_size, identity(loader, checksum)),
                     evaluate=evaluate,
                     description=config.run_dir.name,
                     evaluate_first=lacks_evaluation(config, int(state.step), run.num_steps),
@@ -163,7 +171,7 @@ def _train_on(
     return state, samples
 
 
-def _calibrate(config: ExperimentConfig, step: int, samples: Split) -> None:
+def calibrate_held_out(config: ExperimentConfig, step: int, samples: Split) -> None:
     """Fits the temperatures of a finished run; whatever fails is a message, as the training is saved."""
     if samples.calibration is None:
         if samples.problem:
@@ -191,7 +199,7 @@ def _cache_compiled_programs() -> None:
         jax.config.update("jax_compilation_cache_dir", str(cache_folder("compiled")))
 
 
-def _open_data(
+def open_data(
     config: ExperimentConfig, tokenizer: Tokenizer | None, allow_commands: bool
 ) -> tuple["Loader | Stream", Split]:
     """Opens the samples to train on; the others of the split are left out of them."""
@@ -234,7 +242,7 @@ def _resumed(
     return state, position
 
 
-def _identity(loader: "Loader | Stream", checksum: str) -> dict[str, str]:
+def identity(loader: "Loader | Stream", checksum: str) -> dict[str, str]:
     """Returns by what a checkpoint knows the locked parameters and the samples that it was trained with."""
     # The digest of the data includes suspects; that of the shards alone is what copies of them are known by.
     shards = {"shards_digest": loader.index.digest} if isinstance(loader, Loader) else {}
@@ -269,7 +277,7 @@ def train_unless_done(config: ExperimentConfig, *, allow_commands: bool = False)
     # `Checkpoints` is not opened for writing here: that would remove a save in progress of another process.
     newest = max(complete_steps(checkpoint_dir(config.run_dir)), default=None)
     # The data is needed only to convert epochs to steps.
-    loader = _open_data(config, None, allow_commands)[0] if config.length.unit == "epochs" else None
+    loader = open_data(config, None, allow_commands)[0] if config.length.unit == "epochs" else None
     num_steps = _run_length(config, loader).num_steps
     if newest is None or newest < num_steps or lacks_evaluation(config, newest, num_steps):
         train(config, resume=True, allow_commands=allow_commands)
@@ -280,7 +288,7 @@ def train_unless_done(config: ExperimentConfig, *, allow_commands: bool = False)
         train(config, resume=True, allow_commands=allow_commands)
         return
     if config.calibration is not None and read_calibration(config.run_dir, newest) is None:
-        _calibrate(config, newest, _open_data(config, None, allow_commands)[1])
+        calibrate_held_out(config, newest, open_data(config, None, allow_commands)[1])
     message(f"{config.run_dir} is finished: {counted(newest, 'step')}")
 
 

@@ -11,6 +11,7 @@ from jaxtyping import Array, Float, Int, Key, Shaped
 from lit_het import sharding
 from lit_het.errors import UserError, require_at_least
 from lit_het.heads.base import ContrastiveHead
+from lit_het.heads.bayes_vlm import BayesVLMContrastiveConfig
 from lit_het.heads.contrastive import DeterministicContrastiveConfig, HetXLContrastiveConfig
 from lit_het.heads.gaussian import GaussianContrastiveConfig
 from lit_het.heads.prob_vlm import ProbVLMContrastiveConfig
@@ -27,7 +28,11 @@ from lit_het.towers.vit import ViTConfig
 from lit_het.types import Batch, LogitSamples, Metrics, Params
 
 ContrastiveHeadConfig: TypeAlias = (
-    DeterministicContrastiveConfig | HetXLContrastiveConfig | GaussianContrastiveConfig | ProbVLMContrastiveConfig
+    DeterministicContrastiveConfig
+    | HetXLContrastiveConfig
+    | GaussianContrastiveConfig
+    | ProbVLMContrastiveConfig
+    | BayesVLMContrastiveConfig
 )
 
 _EXAMPLES_OF_NOISE_METRICS = 16
