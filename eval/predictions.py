@@ -202,10 +202,18 @@ def predict(predictor: Predictor, features: Features, block_size: int = BLOCK_SI
 
 
 def member_blocks(
-    predictor: Predictor, features: Features, block_size: int = BLOCK_SIZE
+    predictor: Predictor, features: Features, block_size: int = BLOCK_SIZE, *, seed: int | None = None
 ) -> Iterator[tuple[Float[np.ndarray, "b m k"], Int[np.ndarray, " b"]]]:
-    """Yields the log-probabilities of all members, as trained, and the labels, for batches of images."""
+    """Yields the log-probabilities of all members, as trained, and the labels, for batches of images.
+
+    Args:
+        predictor: the model and its classes.
+        features: of the set.
+        block_size: images per block.
+        seed: of all blocks, so that samples of weights (BayesVLM) are the same in all; None for one per block.
+    """
     for rows, blocks, seeds in _blocks(features.values, block_size, predictor.model.features.num_shards):
+        seeds = seeds if seed is None else np.full_like(seeds, seed)
         yield predictor.member_log_probabilities(blocks, seeds)[: len(rows)], features.labels[rows]
 
 

@@ -1,6 +1,5 @@
 """``lit-het data score``: how well the caption of every sample fits its image, by a trained image-text model."""
 
-import csv
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Float, Int
 
+from lit_het.apps.score_table import write_table
 from lit_het.console import Bar, message
 from lit_het.data_pipelines.storage import absolute
 from lit_het.errors import UserError, counted
@@ -20,7 +20,7 @@ from lit_het.eval.recognition import embed_texts
 from lit_het.eval.report.grids import Mark, answer_card
 from lit_het.eval.report.page import Html, Section, joined, render_page
 from lit_het.eval.sets import ImageSet
-from lit_het.files import completed, write_atomically
+from lit_het.files import write_atomically
 from lit_het.runs.opening import Run, open_run
 from lit_het.tasks import quantities
 from lit_het.types import EvaluatedModel
@@ -183,19 +183,7 @@ def _write_table(output: Path, scored: Scored, order: Int[np.ndarray, " n"]) -> 
         "caption": [scored.captions[row] for row in order],
         **{name: values[order].tolist() for name, values in scored.columns.items()},
     }
-    with completed(output) as partial:
-        if output.suffix == ".parquet":
-            try:
-                import pyarrow as pa
-                import pyarrow.parquet as pq
-            except ImportError as error:
-                raise UserError(f"--output {output} needs pyarrow: pip install 'lit-het[parquet]'") from error
-            pq.write_table(pa.table(table), partial)
-        else:
-            with partial.open("w", newline="", encoding="utf-8") as file:
-                writer = csv.writer(file)
-                writer.writerow(table)
-                writer.writerows(zip(*table.values(), strict=True))
+    write_table(output, table)
 
 
 def _worst(scored: Scored, rows: Int[np.ndarray, " n"], by: Column) -> Section:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from lit_het.cli import prepare
+from lit_het.cli.classify import add_checkpoint
 from lit_het.cli.prepare import SHARDS_STAY, positive
 from lit_het.errors import UserError
 from lit_het.paths import require_run, require_shards
@@ -61,6 +62,7 @@ def add_to(commands: Any) -> None:
     check.set_defaults(command=_check, name="data check")
     _add_corrupt(actions)
     _add_score(actions)
+    _add_select(actions)
     prepare.add_to(actions)
 
 
@@ -102,6 +104,38 @@ def _add_score(actions: Any) -> None:
         "--pretrained", type=Path, metavar="PATH", help="current path of the locked tower's run or file"
     )
     parser.set_defaults(command=_score, name="data score")
+
+
+def _add_select(actions: Any) -> None:
+    parser = actions.add_parser(
+        "select",
+        allow_abbrev=False,
+        help="choose the images of a pool whose labels would tell a model most",
+        description="Ranks the unlabelled images of a pool by a trained model and writes the shards and keys of the "
+        "first N: by EPIG (what their labels tell about target images), BALD (what they tell about the weights), the "
+        "entropy of the prediction, or at random.",
+    )
+    add_checkpoint(parser)
+    parser.add_argument("--pool", required=True, metavar="SHARDS", help="folder, glob, pattern or list to choose from")
+    parser.add_argument("--target", metavar="SHARDS", help="images whose predictions are to improve; for EPIG")
+    parser.add_argument(
+        "--labels",
+        required=True,
+        metavar="LABELS|FILE",
+        help='class names, such as "a cat,a dog", or a file with one per line',
+    )
+    parser.add_argument(
+        "--prompts", metavar="NAME|FILE", help="templates around each label: bare (default), photo, photos, pet, a file"
+    )
+    parser.add_argument("--count", type=positive, required=True, metavar="N", help="images to choose")
+    parser.add_argument("--method", choices=("bald", "epig", "entropy", "random"), default="bald", help="default: bald")
+    parser.add_argument("--output", type=Path, required=True, metavar="FILE", help="ends in .csv or .parquet")
+    parser.add_argument("--samples", type=positive, default=64, metavar="S", help="noise samples; default: %(default)s")
+    parser.add_argument(
+        "--targets", type=positive, default=500, metavar="N", help="at most so many target images; default: %(default)s"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the samples; default: %(default)s")
+    parser.set_defaults(command=_select, name="data select")
 
 
 def _add_corrupt(actions: Any) -> None:
@@ -170,10 +204,35 @@ def _corrupt(options: argparse.Namespace, _: list[str]) -> None:
     corrupt(options.shards, options.output, options.corruptions, options.severities, options.seed, of_writer)
 
 
-def _score(options: argparse.Namespace, _: list[str]) -> None:
-    output = options.output
+def _select(options: argparse.Namespace, _: list[str]) -> None:
+    _require_table(options.output)
+    require_run(options.checkpoint)
+    for shards in filter(None, (options.pool, options.target)):
+        require_shards(shards)
+    from lit_het.apps.classify import read_labels
+    from lit_het.apps.selection import SelectOptions, select
+
+    how = SelectOptions(
+        labels=read_labels(options.labels),
+        method=options.method,
+        count=options.count,
+        target=options.target,
+        prompts=options.prompts,
+        samples=options.samples,
+        targets=options.targets,
+        seed=options.seed,
+    )
+    select(options.checkpoint, options.pool, options.output, how, options.pretrained)
+
+
+def _require_table(output: Path) -> None:
     if output.suffix not in (".csv", ".parquet") or not output.resolve().parent.is_dir():
         raise UserError(f"--output {output} must end in .csv or .parquet and lie in an existing folder")
+
+
+def _score(options: argparse.Namespace, _: list[str]) -> None:
+    output = options.output
+    _require_table(output)
     require_run(options.run)
     require_shards(options.shards)
     from lit_het.apps.scoring import ScoreOptions, score

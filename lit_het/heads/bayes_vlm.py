@@ -31,9 +31,9 @@ class Gaussians(NamedTuple):
     mean: Float[Array, "b d"]
     variance: Float[Array, "b d"]
 
-    def squared_norm(self) -> Float[Array, " b"]:
-        """Returns ``E |g|² = |μ|² + Σ σ²``."""
-        return jnp.sum(self.mean**2 + self.variance, axis=1)
+    def norm(self) -> Float[Array, " b"]:
+        """Returns ``sqrt(E |g|²) = sqrt(|μ|² + Σ σ²)`` (plus 1e-8, as `unit`)."""
+        return jnp.sqrt(jnp.sum(self.mean**2 + self.variance, axis=1)) + 1e-8
 
 
 def prob_cosine(first: Gaussians, second: Gaussians) -> tuple[Float[Array, "b k"], Float[Array, "b k"]]:
@@ -41,9 +41,9 @@ def prob_cosine(first: Gaussians, second: Gaussians) -> tuple[Float[Array, "b k"
 
     With means μ and ν, ``E g·h = Σ μ ν`` and ``Var g·h = Σ (μ² + σ²) ς² + σ² ν²``.
     """
-    norms = first.squared_norm()[:, None] * second.squared_norm()[None]
+    norms = first.norm()[:, None] * second.norm()[None]
     variance = (first.mean**2 + first.variance) @ second.variance.T + first.variance @ (second.mean**2).T
-    return first.mean @ second.mean.T / jnp.sqrt(norms), variance / norms
+    return first.mean @ second.mean.T / norms, variance / norms**2
 
 
 def probit(mean: Float[Array, "*rows k"], variance: Float[Array, "*rows k"]) -> Float[Array, "*rows k"]:
@@ -58,7 +58,8 @@ class BayesVLMContrastiveConfig:
     Attributes:
         temperature: τ, that of the model.
         initial_bias: the bias of the model's logits, of the sigmoid loss; None for none.
-        prediction: ``"probit"``, the paper's closed form, or ``"samples"``, the mean over samples of the weights.
+        prediction: with noise, the mean over ``"samples"`` of the weights, or ``"probit"``, the paper's closed form
+            for this mean, which has no samples.
         num_negatives: pairs of a batch of the Hessian, whose other side are the candidates; at most all pairs.
         pseudo_data_count: how many times every pair counts.
 
@@ -68,7 +69,7 @@ class BayesVLMContrastiveConfig:
 
     temperature: TemperatureConfig = LogTemperature()
     initial_bias: float | None = None
-    prediction: Literal["probit", "samples"] = "probit"
+    prediction: Literal["samples", "probit"] = "samples"
     num_negatives: int = 32768
     pseudo_data_count: float = 1.0
 
@@ -120,7 +121,7 @@ class BayesVLMContrastive(DeterministicContrastive):
         key: Key[Array, ""] | None,
         num_samples: int,
     ) -> LogitSamples:
-        """Returns the model's logits without a key; with one the probit logits, or S samples with the weights' noise.
+        """Returns the model's logits without a key; with one S samples of the weights, or one of the probit logits.
 
         The samples have ProbCosine's mean and variance. All examples share the weights of a sample, and so do calls
         with the same key: the mutual information of two images is in their samples.
@@ -176,7 +177,6 @@ class BayesVLMContrastive(DeterministicContrastive):
     ) -> Float[Array, "n t k"]:
         sides = ((self.image_posterior, image, normals[:, 0]), (self.text_posterior, classes, normals[:, 1]))
         images, texts = (
-            posterior.samples(x, some) / jnp.sqrt(posterior(x).squared_norm())[None, :, None]
-            for posterior, x, some in sides
+            posterior.samples(x, some) / posterior(x).norm()[None, :, None] for posterior, x, some in sides
         )
         return jnp.einsum("tnd,tkd->ntk", images, texts) / self.temperature()

@@ -2,7 +2,7 @@
 
 A layer ``g = φ W`` (p inputs, q outputs) with the prior N(0, 1/λ) on every weight has at W the posterior covariance
 ``A⁻¹ ⊗ B⁻¹`` with ``A = Σ φ φᵀ / √n + √λ I`` and ``B = Σ H / √n + √λ I``, H the Gauss-Newton Hessian of an example with
-respect to g. So ``g ~ N(φ W, (φᵀ A⁻¹ φ) B⁻¹)`` (BayesVLM Sec. 3; Ritter et al. 2018). In float64, on the host.
+respect to g. So ``g ~ N(φ W, (φᵀ A⁻¹ φ) B⁻¹)`` (BayesVLM; Ritter et al. 2018). In float64, on the host.
 """
 
 from typing import NamedTuple

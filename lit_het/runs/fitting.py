@@ -104,7 +104,7 @@ def _posteriors(task: ContrastiveTask, loader: Loader, head: Params, mesh: Mesh)
     for side, factors in zip(("image", "text"), totals, strict=True):
         means = Factors(*(factor / np.sqrt(count) for factor in factors))
         # The squared norm of the identity is its size.
-        posterior = laplace.fit(means, len(means.outputs), config.pseudo_data_count, side)
+        posterior = laplace.fit(means, float(len(means.outputs)), config.pseudo_data_count, side)
         message(f"posterior of the {side} side: {count:,} pairs, prior precision {posterior.precision:.4g}")
         parts = {"input_root": posterior.input_root, "output_variance": posterior.output_variance}
         found[f"{side}_posterior"] = parts

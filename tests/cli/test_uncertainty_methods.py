@@ -11,10 +11,13 @@ import pytest
 from PIL import Image
 
 import lit_het
+from lit_het.apps import noise
 from lit_het.cli.main import main
 from lit_het.configs.experiment import PretrainedConfig
+from lit_het.errors import UserError
 from lit_het.eval.sets import ImageSet
 from lit_het.eval.suite import RetrievalConfig, ZeroShotConfig
+from lit_het.heads.bayes_vlm import BayesVLMContrastiveConfig
 from lit_het.heads.contrastive import DeterministicContrastiveConfig, HetXLContrastiveConfig
 from lit_het.heads.gaussian import GaussianContrastiveConfig
 from lit_het.heads.prob_vlm import ProbVLMContrastiveConfig
@@ -30,7 +33,10 @@ METHODS = {
     "HET-XL": HetXLContrastiveConfig,
     "Gaussian": GaussianContrastiveConfig,
     "ProbVLM": ProbVLMContrastiveConfig,
+    "BayesVLM": BayesVLMContrastiveConfig,
 }
+TOWERS = [(method, towers) for method in METHODS for towers in ("trained", "finished")]
+TOWERS.remove(("BayesVLM", "trained"))
 LOSSES = {"softmax": (SoftmaxLoss(), None), "sigmoid": (SigmoidLoss(), -3.0)}
 IMAGE = Image.fromarray(np.random.default_rng(0).integers(0, 256, (32, 32, 3), np.uint8))
 
@@ -52,28 +58,45 @@ def configured(lit_config, trained_lit):
     return configure
 
 
-@pytest.mark.parametrize("towers", ["trained", "finished"])
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory):
+    return tiny.write_data(tmp_path_factory.mktemp("pairs"), num_samples=noise.LEAST_PAIRS, seed=3) / "train"
+
+
+@pytest.fixture
+def finish(configured, pairs):
+    """Returns a function that makes a run of a method, and returns its directory."""
+
+    def finished(method, loss, towers):
+        config = configured("deterministic" if method == "BayesVLM" else method, loss, towers)
+        train(config)
+        if method != "BayesVLM":
+            return config.run_dir
+        output = config.run_dir.with_name("posterior")
+        noise.add_noise(str(config.run_dir), str(pairs), output, ["--task.head", "bayes_vlm", "--calibration", "None"])
+        return output
+
+    return finished
+
+
 @pytest.mark.parametrize("loss", LOSSES)
-@pytest.mark.parametrize("method", METHODS)
-def test_a_method_trains_calibrates_classifies_and_is_evaluated(configured, held_out, tmp_path, method, loss, towers):
-    config = configured(method, loss, towers)
-    train(config)
-    assert main(["calibrate", str(config.run_dir), "--data", str(held_out)]) == 0
-    calibration = open_run(config.run_dir).calibration
+@pytest.mark.parametrize(("method", "towers"), TOWERS)
+def test_a_method_trains_calibrates_classifies_and_is_evaluated(finish, held_out, tmp_path, method, loss, towers):
+    run_dir = finish(method, loss, towers)
+    assert main(["calibrate", str(run_dir), "--data", str(held_out)]) == 0
+    calibration = open_run(run_dir).calibration
     assert calibration is not None
     assert (calibration.monte_carlo is not None) == (method != "deterministic")
 
-    model = lit_het.load(config.run_dir)
+    model = lit_het.load(run_dir)
     found = model.classify(IMAGE, NAMES)
     assert sum(found.values()) == pytest.approx(1, abs=1e-5)
     assert (found.noisy_mean is not None) == (model.noise(IMAGE) > 0) == (method != "deterministic")
     shapes = ImageSet("shapes", str(held_out), split="")
-    zero_shot, retrieval = lit_het.evaluate(
-        config.run_dir, [ZeroShotConfig(shapes, samples=4), RetrievalConfig(shapes)]
-    )
+    zero_shot, retrieval = lit_het.evaluate(run_dir, [ZeroShotConfig(shapes, samples=4), RetrievalConfig(shapes)])
     assert np.isfinite(list(zero_shot.figures.values())).all()
     assert 0 <= retrieval.figures["image_to_text_recall1"] <= 1
-    assert main(["report", str(config.run_dir), "--output", str(tmp_path / "report.html")]) == 0
+    assert main(["report", str(run_dir), "--output", str(tmp_path / "report.html")]) == 0
 
     model.save_pretrained(tmp_path / "folder")
     again = lit_het.load(tmp_path / "folder")
@@ -98,13 +121,18 @@ def test_gaussian_embeddings_do_not_leave_for_formats_without_variances(capsys, 
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("method", ["Gaussian", "ProbVLM"])
-def test_onnx_has_the_scores_of_other_heads_without_their_noise(capsys, configured, tmp_path, method):
-    config = configured(method, "softmax", "trained")
-    tiny.finish_untrained(config)
-    assert main(["export", "--checkpoint", str(config.run_dir), "--to", "onnx", "--output", str(tmp_path / "out")]) == 0
+def test_a_posterior_is_not_trained(configured):
+    with pytest.raises(UserError, match="nothing to train: train with"):
+        train(configured("BayesVLM", "softmax", "trained"))
+
+
+@pytest.mark.parametrize("method", ["Gaussian", "ProbVLM", "BayesVLM"])
+def test_onnx_has_the_scores_of_other_heads_without_their_noise(capsys, finish, tmp_path, method):
+    with tiny.untrained():
+        run_dir = finish(method, "softmax", "finished" if method == "BayesVLM" else "trained")
+    assert main(["export", "--checkpoint", str(run_dir), "--to", "onnx", "--output", str(tmp_path / "out")]) == 0
     assert "exported without its noise" in capsys.readouterr().err
-    model, pixels = lit_het.load(config.run_dir), np.asarray(IMAGE)[None]
+    model, pixels = lit_het.load(run_dir), np.asarray(IMAGE)[None]
     found: Any = onnxruntime.InferenceSession(tmp_path / "out/image.onnx").run(None, {"image": pixels})
     np.testing.assert_allclose(found[0][0], model.encode_images(IMAGE), atol=1e-5)
     IMAGE.save(tmp_path / "image.png")

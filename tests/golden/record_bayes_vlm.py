@@ -1,4 +1,4 @@
-"""Records what the code of BayesVLM (github.com/AaltoML/BayesVLM) gives: ``python record_bayes_vlm.py CHECKOUT OUTPUT``.
+"""Records the outputs of BayesVLM (github.com/AaltoML/BayesVLM): ``python record_bayes_vlm.py CHECKOUT OUTPUT``.
 
 Needs torch, transformers and tqdm.
 """

@@ -79,7 +79,7 @@ def test_without_noise_predictions_are_bit_for_bit_those_of_the_model():
 
 
 def test_the_prediction_is_the_probit_of_prob_cosine():
-    (image, text), head = embeddings(), make()
+    (image, text), head = embeddings(), make(prediction="probit")
     (mean, variance), (other, spread) = gaussians(head.image_posterior, image), gaussians(head.text_posterior, text)
     tau, expected = float(head.temperature()), np.zeros((len(image), len(text)))
     for n in range(len(image)):
@@ -98,7 +98,7 @@ def test_the_prediction_is_the_probit_of_prob_cosine():
 
 
 def test_samples_of_the_weights_have_the_moments_of_prob_cosine():
-    (image, text), head = embeddings(), make(prediction="samples")
+    (image, text), head = embeddings(), make()
     tau = float(head.temperature())
     sides = [
         Gaussians(*map(jnp.asarray, gaussians(posterior, x)))
@@ -111,7 +111,7 @@ def test_samples_of_the_weights_have_the_moments_of_prob_cosine():
 
 
 def test_samples_are_of_the_same_weights_for_all_images_and_calls_of_a_key():
-    (image, text), head = embeddings(), make(prediction="samples")
+    (image, text), head = embeddings(), make()
     classes = head.text_key(text)
     together = drawn(head, jnp.concatenate([image, image]), classes, count=6)
     np.testing.assert_allclose(together[:4], together[4:], rtol=1e-5)
@@ -120,7 +120,7 @@ def test_samples_are_of_the_same_weights_for_all_images_and_calls_of_a_key():
 
 
 def test_the_mean_over_samples_does_not_depend_on_blocks(monkeypatch):
-    (image, text), head = embeddings(), make(prediction="samples")
+    (image, text), head = embeddings(), make()
     classes = head.text_key(text)
     expected = mean_log_probabilities(head.logits(image, classes, KEY, 6), jax.nn.log_softmax)
     monkeypatch.setattr("lit_het.heads.bayes_vlm._BLOCK", 4 * D * D)
@@ -144,6 +144,13 @@ def test_a_name_has_the_variance_of_the_mean_of_its_prompts():
 def test_a_head_without_a_posterior_has_no_variance():
     head, (image, _) = BayesVLMContrastiveConfig().build(D, nnx.Rngs(0)), embeddings()
     np.testing.assert_array_equal(head.image_noise_norm(image), 0)
+
+
+@pytest.mark.parametrize("prediction", ["samples", "probit"])
+def test_predictions_for_rows_of_zeros_are_finite(prediction):
+    head, (_, text) = make(prediction=prediction), embeddings()
+    # Evaluation pads blocks of images with them.
+    assert np.isfinite(drawn(head, jnp.zeros((2, D)), head.text_key(text), count=1)).all()
 
 
 def test_hessians_cosines_and_probits_are_those_of_the_authors_code():

@@ -1,9 +1,9 @@
 """Gauss-Newton Hessians of the contrastive losses with respect to the embeddings of one side, summed over a batch.
 
-With logits ``u_nm = g_n · k_m / (|g_n| τ) + bias`` and unit keys k, the Jacobian of ``u_n`` at a unit embedding g is ``K
-J / τ`` with ``J = I - g gᵀ``. The Hessian of the loss with respect to the logits is ``diag p - p pᵀ`` (softmax), or
-``diag(s (1 - s))`` with ``s = σ(u)`` (sigmoid). So every example adds ``J M_n J / τ²`` with a weighted covariance M of
-the keys (BayesVLM, App. C). The sum is computed from products of whole matrices, without a matrix per example::
+With logits ``u_nm = g_n · k_m / (|g_n| τ) + bias`` and unit keys k, the Jacobian of ``u_n`` at a unit embedding g is
+``K J / τ`` with ``J = I - g gᵀ``. The Hessian of the loss with respect to the logits is ``diag p - p pᵀ`` (softmax), or
+diagonal with ``s (1 - s)``, ``s = σ(u)`` (sigmoid). So an example adds ``J M_n J / τ²`` with a weighted covariance M of
+the keys (BayesVLM). The sum is computed from products of whole matrices, without a matrix per example::
 
     Σ_n J_n M_n J_n = Σ_n M_n - Gᵀ C - Cᵀ G + Gᵀ diag(g_n · c_n) G,    c_n = M_n g_n
 """

@@ -1,0 +1,144 @@
+"""``lit-het data select``: the images of a pool whose labels would say most, by a trained model."""
+
+import dataclasses
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from jaxtyping import Float
+
+from lit_het.api.candidates import read_templates
+from lit_het.apps.score_table import write_table
+from lit_het.console import Bar, message
+from lit_het.data_pipelines.storage import absolute
+from lit_het.errors import UserError, counted
+from lit_het.eval.answers import label_predictor
+from lit_het.eval.features import OpenSet, Sets
+from lit_het.eval.predictions import Predictor, member_blocks
+from lit_het.eval.selection import bald, entropy, epig
+from lit_het.eval.sets import ImageSet
+from lit_het.heads.bayes_vlm import BayesVLMContrastiveConfig
+from lit_het.runs.opening import Run, open_run
+from lit_het.tasks.contrastive import ContrastiveConfig
+
+Method = Literal["bald", "epig", "entropy", "random"]
+
+
+@dataclasses.dataclass(frozen=True)
+class SelectOptions:
+    """What is selected, and how.
+
+    Attributes:
+        labels: the class names to choose among.
+        method: how images are ranked, see `lit_het.eval.selection`.
+        count: number of images to select.
+        target: shards of images whose predictions are to improve; only for EPIG.
+        prompts: templates around each label, see `lit_het.api.candidates.read_templates`.
+        samples: noise samples; heads without noise have none.
+        targets: at most so many target images, evenly spread.
+        seed: of the samples, and of a random selection.
+    """
+
+    labels: tuple[str, ...]
+    method: Method
+    count: int
+    target: str | None = None
+    prompts: str | None = None
+    samples: int = 64
+    targets: int = 500
+    seed: int = 0
+
+
+def select(run_dir: Path, pool: str, output: Path, options: SelectOptions, pretrained: Path | None = None) -> None:
+    """Writes a table with a row per selected image, the most informative first.
+
+    Args:
+        run_dir: the run.
+        pool: folder or pattern of the shards to choose from; their labels and captions are not read.
+        output: file that ends in .csv or .parquet.
+        options: what and how.
+        pretrained: current path of the run with the locked parameters, if it was moved.
+
+    Raises:
+        UserError: the pool has too few images, the model has no samples that the method needs, or a set, the labels or
+            the run cannot be used.
+    """
+    if (options.target is not None) != (options.method == "epig"):
+        raise UserError(
+            "--target SHARDS and --method epig belong together: EPIG is the information about target images"
+        )
+    run = open_run(run_dir, pretrained)
+    _check_samples(run, options.method)
+    model = run.model()
+    model.check_samples(options.samples)
+    predictor = label_predictor(model, options.labels, read_templates(options.prompts))
+    predictor = dataclasses.replace(predictor, samples=options.samples if model.has_noise else 0)
+    sets = Sets(run.config.data.image_size, run.config.data.preprocessing, lambda: run.tower)
+    opened = _open(sets, pool)
+    features = opened.features(model.features)
+    if len(features.values) < options.count:
+        raise UserError(f"{pool} has {counted(len(features.values), 'image')}; lower --count {options.count}")
+    scores = _scores(predictor, opened, None if options.target is None else _open(sets, options.target), options)
+    chosen = np.argsort(-scores, kind="stable")[: options.count]
+    loader = opened.loader
+    numbers = [loader.numbers[position] for position in features.positions[chosen].tolist()]
+    columns = {
+        "shard": [loader.index.shard(number) for number in numbers],
+        "key": [loader.index.key(number) for number in numbers],
+        options.method: scores[chosen].tolist(),
+    }
+    write_table(output, columns)
+    message(f"{counted(len(chosen), 'image')} of {len(scores):,} in {output}")
+
+
+def _check_samples(run: Run, method: Method) -> None:
+    """Checks that the model has the samples that a method compares."""
+    if method not in ("bald", "epig"):
+        return
+    head = run.config.task.head
+    if isinstance(head, BayesVLMContrastiveConfig):
+        if head.prediction == "probit":
+            raise UserError(
+                f"{run.run_dir} predicts in closed form, without samples; fit its posterior with "
+                "--task.head.prediction samples"
+            )
+        return
+    has_members = not isinstance(run.config.task, ContrastiveConfig) and run.task.features.num_members > 1
+    if method == "epig" and not has_members:
+        raise UserError(
+            f"{run.run_dir} draws its noise for every image alone, so that no image tells about another; --method epig "
+            "needs a posterior (lit-het add-noise --task.head bayes_vlm), --method bald does not"
+        )
+    if not has_members and not run.task.has_image_noise:
+        raise UserError(f"{run.run_dir} has no noise to compare samples of; take --method entropy")
+
+
+def _scores(
+    predictor: Predictor, pool: OpenSet, target: OpenSet | None, options: SelectOptions
+) -> Float[np.ndarray, " n"]:
+    """Returns the score of every image of the pool."""
+    features = pool.features(predictor.model.features)
+    if options.method == "random":
+        return np.random.default_rng(options.seed).random(len(features.values))
+    targets = None if target is None else _samples_of(predictor, target, options)
+    found = []
+    with Bar(f"{options.method} of {pool.config.name}", len(features.values), "images") as bar:
+        for samples, _ in member_blocks(predictor, features, seed=options.seed):
+            if targets is not None:
+                found.append(epig(samples, targets))
+            else:
+                found.append(entropy(samples) if options.method == "entropy" else bald(samples))
+            bar.advance(len(samples))
+    return np.concatenate(found)
+
+
+def _samples_of(predictor: Predictor, target: OpenSet, options: SelectOptions) -> Float[np.ndarray, "t s k"]:
+    """Returns the log-probabilities of the samples of evenly spread target images."""
+    features = target.features(predictor.model.features)
+    count = min(options.targets, len(features.values))
+    spread = features.take(np.arange(count) * len(features.values) // count)
+    return np.concatenate([samples for samples, _ in member_blocks(predictor, spread, seed=options.seed)])
+
+
+def _open(sets: Sets, shards: str) -> OpenSet:
+    return sets.open(ImageSet(shards, shards, split=absolute(shards), labelled=False))
