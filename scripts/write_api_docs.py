@@ -8,7 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import lit_het
-from lit_het.heads import contrastive, covariance, deterministic, gaussian, het, het_h, het_xl, prob_vlm, temperature
+from lit_het.heads import (
+    bayes_vlm,
+    contrastive,
+    covariance,
+    deterministic,
+    gaussian,
+    het,
+    het_h,
+    het_xl,
+    prob_vlm,
+    temperature,
+)
 from lit_het.losses.classification import SigmoidCrossEntropy, SoftmaxCrossEntropy
 from lit_het.losses.contrastive import SigmoidLoss, SoftmaxLoss
 
@@ -37,6 +48,7 @@ SECTIONS: dict[str, tuple[Any, ...]] = {
         contrastive.HetXLContrastive,
         gaussian.GaussianContrastiveConfig,
         prob_vlm.ProbVLMContrastiveConfig,
+        bayes_vlm.BayesVLMContrastiveConfig,
         covariance.CovarianceConfig,
         temperature.FixedTemperature,
         temperature.LogTemperature,

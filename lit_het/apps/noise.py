@@ -25,7 +25,7 @@ from lit_het.runs.calibration_split import LEAST_IMAGES
 from lit_het.runs.checks import check_run_dir
 from lit_het.runs.directory import checkpoint_dir, config_path, load_config, tokenizer_path
 from lit_het.runs.embedding import EmbedOptions
-from lit_het.runs.fitting import fit_unless_done
+from lit_het.runs.fitting import check_fitted, fit_unless_done
 from lit_het.runs.flags import with_flags
 from lit_het.runs.importing import ImportOptions, import_weights, require_no_options
 from lit_het.runs.opening import open_run
@@ -78,14 +78,18 @@ def add_noise(
     config = with_flags(_config(source, shards, captions, output, count), flags, help_with)
     if isinstance(config.task.head, DeterministicContrastiveConfig):
         raise UserError("--task.head deterministic has no noise; choose another head, or leave the flag out")
+    is_fitted = isinstance(config.task.head, BayesVLMContrastiveConfig)
+    # Before anything is embedded.
+    if is_fitted:
+        check_fitted(config)
     if config_path(output).exists():
-        check_run_dir(config, resume=True)  # before anything is embedded
+        check_run_dir(config, resume=True)
     towers = dataclasses.replace(load_config(source), data=config.data, tokenizer=config.tokenizer)
     if config.data.embeddings is not None:
         embedding.embed(source, towers, config.data.embeddings, EmbedOptions())
     if config.data.text_embeddings is not None:
         caption_embedding.embed_captions(source, towers, config.data.text_embeddings, EmbedOptions())
-    if isinstance(config.task.head, BayesVLMContrastiveConfig):
+    if is_fitted:
         fit_unless_done(config)
     else:
         train_unless_done(config)

@@ -75,9 +75,9 @@ def select(run_dir: Path, pool: str, output: Path, options: SelectOptions, pretr
     predictor = dataclasses.replace(predictor, samples=options.samples if model.has_noise else 0)
     sets = Sets(run.config.data.image_size, run.config.data.preprocessing, lambda: run.tower)
     opened = _open(sets, pool)
+    _check_count(pool, opened.loader.num_samples, options.count)  # before images are read, and with those that can be
     features = opened.features(model.features)
-    if len(features.values) < options.count:
-        raise UserError(f"{pool} has {counted(len(features.values), 'image')}; lower --count {options.count}")
+    _check_count(pool, len(features.values), options.count)
     scores = _scores(predictor, opened, None if options.target is None else _open(sets, options.target), options)
     chosen = np.argsort(-scores, kind="stable")[: options.count]
     loader = opened.loader
@@ -89,6 +89,11 @@ def select(run_dir: Path, pool: str, output: Path, options: SelectOptions, pretr
     }
     write_table(output, columns)
     message(f"{counted(len(chosen), 'image')} of {len(scores):,} in {output}")
+
+
+def _check_count(pool: str, num_images: int, count: int) -> None:
+    if num_images < count:
+        raise UserError(f"{pool} has {counted(num_images, 'image')}; lower --count {count}")
 
 
 def _check_samples(run: Run, method: Method) -> None:

@@ -47,10 +47,9 @@ def fit_unless_done(config: ExperimentConfig) -> None:
     """Fits the posterior of a run and calibrates it; does nothing where that is done.
 
     Raises:
-        UserError: the configuration, the data or the run directory cannot be used, or there are too few pairs.
+        UserError: as `check_fitted`; the data or the run directory cannot be used, or there are too few pairs.
     """
-    if jax.process_count() > 1:
-        raise UserError("a posterior is fitted by a single process; start one")
+    check_fitted(config)
     # An interrupted pass starts again: the embeddings, which take the time, are stored.
     if config_path(config.run_dir).exists():
         check_run_dir(config, resume=True)
@@ -64,10 +63,22 @@ def fit_unless_done(config: ExperimentConfig) -> None:
         message(f"{config.run_dir} is finished")
 
 
+def check_fitted(config: ExperimentConfig) -> None:
+    """Checks that a posterior can be fitted, before anything is embedded.
+
+    Raises:
+        UserError: embeddings are not stored, or several processes run.
+    """
+    for field in ("embeddings", "text_embeddings"):
+        if getattr(config.data, field) is None:
+            flag = field.replace("_", "-")
+            raise UserError(f"a posterior is fitted to stored embeddings; leave out --data.{flag} None")
+    if jax.process_count() > 1:
+        raise UserError("a posterior is fitted by a single process; start one")
+
+
 def _fit(config: ExperimentConfig) -> None:
     """Writes the run with the posterior of the head."""
-    if config.data.embeddings is None or config.data.text_embeddings is None:
-        raise UserError("a posterior is fitted to stored embeddings; leave out --data.embeddings None and its like")
     mesh, tokenizer = config.mesh.build(), config.tokenizer.build() if config.tokenizer else None
     loader, _ = open_data(config, tokenizer, allow_commands=False)
     assert isinstance(loader, Loader)

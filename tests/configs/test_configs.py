@@ -20,6 +20,7 @@ from lit_het.data_pipelines.tokenizers import SentencePieceConfig
 from lit_het.data_pipelines.transforms import InceptionCrop, Preprocessing
 from lit_het.durations import Duration, RunLength
 from lit_het.errors import UserError
+from lit_het.heads.bayes_vlm import BayesVLMContrastiveConfig
 from lit_het.heads.contrastive import DeterministicContrastiveConfig, HetXLContrastiveConfig
 from lit_het.heads.covariance import CovarianceConfig
 from lit_het.heads.deterministic import DeterministicConfig
@@ -111,6 +112,7 @@ LIT_HEADS = [
     HetXLContrastiveConfig(noisy="text", order="direct"),
     GaussianContrastiveConfig(inclusion=0.0),
     ProbVLMContrastiveConfig(dropout=0.2),
+    BayesVLMContrastiveConfig(prediction="probit"),
 ]
 
 

@@ -4,6 +4,7 @@ Needs torch, transformers and tqdm.
 """
 
 import sys
+from typing import Any
 
 import numpy as np
 import torch
@@ -53,7 +54,8 @@ def main(output):
 
     pool, target = (torch.softmax(2 * draw(random, count, 50, K), dim=2) for count in (6, 4))
     found |= {"pool": pool, "target": target, "epig": epig_from_probs_using_matmul(pool, target)}
-    np.savez(output, **{name: np.asarray(value) for name, value in found.items()})
+    arrays: Any = {name: np.asarray(value) for name, value in found.items()}
+    np.savez(output, **arrays)
 
 
 if __name__ == "__main__":

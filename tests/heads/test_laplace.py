@@ -23,7 +23,8 @@ def dense_precision(factors, precision):
 @pytest.mark.parametrize("precision", [0.01, 1.0, 300.0])
 def test_the_marginal_likelihood_is_that_of_the_dense_determinant(precision):
     some, squared_norm = factors(), 2.5
-    found = log_marginal_likelihood(*map(np.linalg.eigvalsh, some), squared_norm, precision)
+    a, b = (np.linalg.eigvalsh(factor) for factor in some)
+    found = log_marginal_likelihood(a, b, squared_norm, precision)
     log_prior = -precision * squared_norm / 2 + P * Q * np.log(precision) / 2
     expected = log_prior - np.linalg.slogdet(dense_precision(some, precision))[1] / 2
     assert found == pytest.approx(expected, rel=1e-10)
@@ -32,13 +33,13 @@ def test_the_marginal_likelihood_is_that_of_the_dense_determinant(precision):
 @pytest.mark.parametrize("scale", [1e-8, 1.0, 1e8])
 def test_the_prior_precision_is_the_root_of_the_derivative(scale):
     some, squared_norm = factors(scale=scale), 2.5
-    a, b = map(np.linalg.eigvalsh, some)
+    a, b = (np.linalg.eigvalsh(factor) for factor in some)
 
     def derivative(log):
         root = np.exp(log / 2)
         return (Q * np.sum(a / (a + root)) + P * np.sum(b / (b + root))) / 2 - np.exp(log) * squared_norm
 
-    expected = np.exp(optimize.brentq(derivative, -60, 20))
+    expected = np.exp(optimize.root_scalar(derivative, bracket=(-60, 20)).root)
     assert fit(some, squared_norm, 1.0, "image").precision == pytest.approx(expected, rel=1e-4)
 
 

@@ -1,0 +1,203 @@
+"""`lit-het add-noise --task.head bayes_vlm` and `lit-het data select`: a posterior without training, and its use."""
+
+import csv
+import dataclasses
+import shutil
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import lit_het
+from lit_het.apps import noise
+from lit_het.checkpoints.native import checksums
+from lit_het.cli.main import main
+from lit_het.configs import quickstart_lit_het_xl
+from lit_het.heads.contrastive import DeterministicContrastiveConfig, unit
+from lit_het.losses.contrastive.gauss_newton import softmax_hessian
+from lit_het.runs import fitting
+from lit_het.runs.opening import open_run
+from lit_het.runs.saved_calibration import read_calibration
+from tests import tiny
+from tests.cli.test_train import refusal
+from tests.cli.test_uncertainty_methods import IMAGE, NAMES
+from tests.losses.contrastive_cases import mesh_of
+
+LABELS = ",".join(NAMES)
+
+
+@pytest.fixture(scope="module")
+def deterministic(data, upstream, tmp_path_factory):
+    """A run without noise."""
+    folder = tmp_path_factory.mktemp("runs") / "deterministic"
+    config = tiny.shrink(quickstart_lit_het_xl.get_config(), data, folder, pretrained=upstream)
+    task = dataclasses.replace(config.task, head=DeterministicContrastiveConfig())
+    tiny.finish_untrained(dataclasses.replace(config, task=task))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory):
+    return tiny.write_data(tmp_path_factory.mktemp("pairs"), num_samples=noise.LEAST_PAIRS, seed=3) / "train"
+
+
+def arguments(model, pairs, output, *flags):
+    given = ("--model", model, "--data", pairs, "--output", output, "--task.head", "bayes_vlm", *flags)
+    return ["add-noise", *map(str, given)]
+
+
+@pytest.fixture(scope="module")
+def posterior(deterministic, pairs, tmp_path_factory):
+    """The run with a posterior; tests only read it."""
+    output = tmp_path_factory.mktemp("runs") / "posterior"
+    assert main(arguments(deterministic, pairs, output)) == 0
+    return output
+
+
+def test_predictions_without_noise_stay_and_the_run_is_calibrated(deterministic, posterior):
+    before, after = open_run(deterministic), open_run(posterior)
+    for tower in ("image_tower", "text_tower"):
+        assert checksums.digest(after.params[tower]) == checksums.digest(before.params[tower])
+    old, new = (lit_het.load(run, calibrated=False) for run in (deterministic, posterior))
+    np.testing.assert_array_equal(new.encode_images(IMAGE), old.encode_images(IMAGE))
+    np.testing.assert_array_equal(new.encode_texts(NAMES), old.encode_texts(NAMES))
+    expected = old.classify(IMAGE, NAMES).to_numpy()
+    np.testing.assert_allclose(new.classify(IMAGE, NAMES, samples=0).to_numpy(), expected, atol=1e-6)
+    assert new.noise(IMAGE) > 0
+    assert not np.allclose(new.classify(IMAGE, NAMES).noisy_mean, expected, atol=1e-3)
+    calibration = read_calibration(posterior, after.step)
+    assert calibration is not None
+    assert (calibration.num_images, calibration.portion) == (100, "90%:100%")
+
+
+def test_the_pass_reads_every_pair_once_but_those_that_calibrate(
+    monkeypatch, deterministic, posterior, pairs, tmp_path
+):
+    shutil.copytree(posterior / "embeddings", tmp_path / "run/embeddings")
+    read, whole = [], fitting.pair_factors
+
+    def recorded(queries, keys, *rest):
+        read.append((queries, keys))
+        return whole(queries, keys, *rest)
+
+    monkeypatch.setattr(fitting, "pair_factors", recorded)
+    flags = ("--task.head.num-negatives", 300, "--data.batch-size", 128)
+    assert main(arguments(deterministic, pairs, tmp_path / "run", *flags)) == 0
+    # 900 of 1,000 pairs, in three batches, once for each side.
+    assert [len(queries) for queries, _ in read] == [300] * 6
+    images = np.concatenate([queries for queries, _ in read[::2]])
+    np.testing.assert_array_equal(images, np.concatenate([keys for _, keys in read[1::2]]))
+    assert len(np.unique(images, axis=0)) == 900
+    np.testing.assert_allclose(np.linalg.norm(images, axis=1), 1, rtol=1e-5)
+
+
+def test_an_interrupted_pass_is_continued_and_a_finished_one_stays(
+    capsys, monkeypatch, deterministic, posterior, pairs, tmp_path
+):
+    output = tmp_path / "run"
+    with monkeypatch.context() as patched:
+        patched.setattr("lit_het.runs.fitting.save_imported", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        assert main(arguments(deterministic, pairs, output)) == 130
+    capsys.readouterr()
+    assert main(arguments(deterministic, pairs, output)) == 0
+    assert "2 of 2 shards already have embeddings" in capsys.readouterr().err
+    for path, array in checksums_of(output).items():
+        assert checksums_of(posterior)[path] == array
+    assert main(arguments(deterministic, pairs, output)) == 0
+    assert "is finished" in capsys.readouterr().err
+    line = refusal(capsys, *arguments(deterministic, pairs, output, "--task.head.pseudo-data-count", 10))
+    assert "task.head.pseudo_data_count was 1.0 and is now 10.0" in line
+
+
+def checksums_of(run_dir):
+    return {side: checksums.digest(params) for side, params in open_run(run_dir).params["head"].items()}
+
+
+def test_more_pseudo_data_makes_the_model_surer(deterministic, posterior, pairs, tmp_path):
+    shutil.copytree(posterior / "embeddings", tmp_path / "run/embeddings")
+    flags = ("--task.head.pseudo-data-count", 100, "--task.head.prediction", "probit", "--calibration", "None")
+    assert main(arguments(deterministic, pairs, tmp_path / "run", *flags)) == 0
+    surer = lit_het.load(tmp_path / "run")
+    assert 0 < surer.noise(IMAGE) < lit_het.load(posterior).noise(IMAGE)
+    # The closed form does not depend on the seed.
+    means = [surer.classify(IMAGE, NAMES, seed=seed).noisy_mean for seed in range(2)]
+    np.testing.assert_array_equal(*means)
+
+
+def test_factors_do_not_depend_on_blocks_and_devices(monkeypatch):
+    random = np.random.default_rng(0)
+    queries, keys = (np.asarray(unit(jnp.asarray(random.normal(size=(30, 6)), jnp.float32))) for _ in range(2))
+    tau = jnp.float32(0.1)
+
+    def hessian(some, others, counted):
+        return some.T @ some, softmax_hessian(some, others, counted, tau)
+
+    expected = hessian(*map(jnp.asarray, (queries, keys)), jnp.ones(30))
+    monkeypatch.setattr(fitting, "_COSINES", 30 * 8)
+    for devices in (1, 8):
+        found = fitting.pair_factors(queries, keys, hessian, mesh_of(devices))
+        np.testing.assert_allclose(found.inputs, expected[0], rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(found.outputs, expected[1], rtol=1e-4, atol=1e-3)
+
+
+def test_what_has_no_posterior_is_one_line(capsys, config_file, deterministic, posterior, pairs, tmp_path):
+    line = refusal(capsys, "train", "--config", config_file, "--task.head", "bayes_vlm", "--run-dir", tmp_path / "x")
+    assert "--task.head bayes_vlm has nothing to train" in line
+    output = tmp_path / "run"
+    line = refusal(capsys, *arguments(deterministic, pairs, output, "--data.text-embeddings", "None"))
+    assert "a posterior is fitted to stored embeddings; leave out --data.text-embeddings None" in line
+    shutil.copytree(posterior / "embeddings", output / "embeddings")
+    assert main(arguments(deterministic, pairs, output, "--task.head.pseudo-data-count", "1e300")) == 1
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert "side are not finite; choose another --task.head.pseudo-data-count" in line
+    # Embeddings of another tower.
+    shutil.rmtree(output / "embeddings/images")
+    shutil.copytree(posterior / "embeddings/texts", output / "embeddings/images")
+    line = refusal(capsys, *arguments(deterministic, pairs, output))
+    assert "embeddings/images" in line
+    assert "tower" in line
+
+
+def selected(run, pool, output, *flags):
+    given = ("--checkpoint", run, "--pool", pool, "--labels", LABELS, "--output", output, *flags)
+    assert main(["data", "select", *map(str, given)]) == 0
+    with output.open(encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.mark.parametrize("method", ["bald", "epig", "entropy", "random"])
+def test_the_images_that_say_most_are_selected(posterior, held_out, data, tmp_path, method):
+    target = ("--target", data / "train") if method == "epig" else ()
+    rows = selected(posterior, held_out, tmp_path / "s.csv", "--method", method, "--count", 5, "--samples", 8, *target)
+    assert len({(row["shard"], row["key"]) for row in rows}) == 5
+    scores = [float(row[method]) for row in rows]
+    assert scores == sorted(scores, reverse=True)
+    assert min(scores) > 0
+    # The first three are the same where fewer are asked for.
+    fewer = selected(posterior, held_out, tmp_path / "t.csv", "--method", method, "--count", 3, "--samples", 8, *target)
+    assert fewer == rows[:3]
+
+
+def test_noise_of_every_image_alone_gives_bald_and_no_epig(capsys, trained_lit, held_out, data, tmp_path):
+    run = trained_lit.run_dir
+    rows = selected(run, held_out, tmp_path / "s.csv", "--count", 4, "--samples", 8)
+    assert [row["bald"] for row in rows] == sorted((row["bald"] for row in rows), key=float, reverse=True)
+    line = refusal(
+        capsys, "data", "select", "--checkpoint", run, "--pool", held_out, "--labels", LABELS, "--count", 4,
+        "--output", tmp_path / "x.csv", "--method", "epig", "--target", data / "train",
+    )  # fmt: skip
+    assert "draws its noise for every image alone" in line
+
+
+def test_what_cannot_be_selected_is_one_line(capsys, deterministic, posterior, held_out, data, tmp_path):
+    def line(run, *flags, output=tmp_path / "x.csv", count=4):
+        given = ("--checkpoint", run, "--pool", held_out, "--labels", LABELS, "--count", count, "--output", output)
+        return refusal(capsys, "data", "select", *given, *flags)
+
+    assert "has no noise to compare samples of; take --method entropy" in line(deterministic)
+    assert "--target SHARDS and --method epig belong together" in line(posterior, "--method", "epig")
+    assert "--target SHARDS and --method epig belong together" in line(posterior, "--target", data / "train")
+    assert "has 160 images; lower --count 161" in line(posterior, count=161)
+    assert "must end in .csv or .parquet" in line(posterior, output=tmp_path / "x.txt")
+    assert "is the only label" in line(posterior, "--labels", "cat")
+    assert not (tmp_path / "x.csv").exists()
