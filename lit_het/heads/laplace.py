@@ -2,7 +2,9 @@
 
 A layer ``g = φ W`` (p inputs, q outputs) with the prior N(0, 1/λ) on every weight has at W the posterior covariance
 ``A⁻¹ ⊗ B⁻¹`` with ``A = Σ φ φᵀ / √n + √λ I`` and ``B = Σ H / √n + √λ I``, H the Gauss-Newton Hessian of an example with
-respect to g. So ``g ~ N(φ W, (φᵀ A⁻¹ φ) B⁻¹)`` (BayesVLM; Ritter et al. 2018). In float64, on the host.
+respect to g. So ``g ~ N(φ W, (φᵀ A⁻¹ φ) B⁻¹)`` (BayesVLM; Ritter et al. 2018). Both sums are scaled to one mean
+eigenvalue first, which leaves their product as it is (π of K-FAC, Martens and Grosse 2015): the split of λ would depend
+on the units of φ otherwise. In float64, on the host.
 """
 
 from typing import NamedTuple
@@ -68,12 +70,16 @@ def fit(factors: Factors, squared_norm: float, pseudo_count: float, side: str) -
         side: of the layer, for messages.
 
     Raises:
-        UserError: the factors or the variances are not finite.
+        UserError: the factors or the variances are not finite, or a factor is zero.
     """
     if not all(np.isfinite(factor).all() for factor in factors):
         raise UserError(f"the Hessian of the {side} side is not finite; check the temperature and the embeddings")
     (a, of_inputs), (b, of_outputs) = (np.linalg.eigh(factor * np.sqrt(pseudo_count)) for factor in factors)
     a, b = np.maximum(a, 0.0), np.maximum(b, 0.0)  # rounding may make zeros negative
+    if not (a.any() and b.any()):
+        raise UserError(f"the pairs say nothing about the {side} side; give pairs of different images and captions")
+    balance = np.sqrt(a.mean() / b.mean())
+    a, b = a / balance, b * balance
     most = np.log(len(a) * len(b) / squared_norm)  # at the maximum λ |W|² is at most the number of weights
     found: optimize.OptimizeResult = optimize.minimize_scalar(
         lambda log: -log_marginal_likelihood(a, b, squared_norm, np.exp(log)),

@@ -3,6 +3,8 @@
 Needs torch, transformers and tqdm.
 """
 
+# pyright: reportMissingImports=false
+
 import sys
 from typing import Any
 

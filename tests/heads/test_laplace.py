@@ -15,6 +15,12 @@ def factors(seed=0, scale=1.0):
     return Factors(scale * inputs.T @ inputs, outputs.T @ outputs)
 
 
+def balanced(factors):
+    """Scales both factors to one mean eigenvalue."""
+    balance = np.sqrt(np.trace(factors.inputs) / P / (np.trace(factors.outputs) / Q))
+    return Factors(factors.inputs / balance, factors.outputs * balance)
+
+
 def dense_precision(factors, precision):
     root = np.sqrt(precision)
     return np.kron(factors.inputs + root * np.eye(P), factors.outputs + root * np.eye(Q))
@@ -33,7 +39,7 @@ def test_the_marginal_likelihood_is_that_of_the_dense_determinant(precision):
 @pytest.mark.parametrize("scale", [1e-8, 1.0, 1e8])
 def test_the_prior_precision_is_the_root_of_the_derivative(scale):
     some, squared_norm = factors(scale=scale), 2.5
-    a, b = (np.linalg.eigvalsh(factor) for factor in some)
+    a, b = (np.linalg.eigvalsh(factor) for factor in balanced(some))
 
     def derivative(log):
         root = np.exp(log / 2)
@@ -46,7 +52,7 @@ def test_the_prior_precision_is_the_root_of_the_derivative(scale):
 def test_variances_are_those_of_the_dense_inverse():
     some = factors()
     found = fit(some, 2.5, 1.0, "image")
-    covariance = np.linalg.inv(dense_precision(some, found.precision))
+    covariance = np.linalg.inv(dense_precision(balanced(some), found.precision))
     for phi in np.random.default_rng(1).normal(size=(5, P)):
         # The output has the covariance (φ ⊗ I)ᵀ (A⁻¹ ⊗ B⁻¹) (φ ⊗ I), of which the diagonal is kept.
         layer = np.kron(phi[:, None], np.eye(Q))
@@ -62,9 +68,18 @@ def test_pairs_that_count_twice_are_pairs_given_twice():
     assert (twice.output_variance < fit(some, 2.5, 1.0, "image").output_variance).all()
 
 
+def test_the_units_of_inputs_and_outputs_do_not_matter():
+    some = factors()
+    found, other = (fit(scaled, 2.5, 1.0, "x") for scaled in (some, Factors(some.inputs * 1e4, some.outputs / 1e4)))
+    assert other.precision == pytest.approx(found.precision)
+    np.testing.assert_allclose(other.output_variance, found.output_variance, rtol=1e-5)
+
+
 def test_factors_and_variances_that_are_not_finite_are_refused():
     some = factors()
     with pytest.raises(UserError, match="the Hessian of the text side is not finite; check the temperature"):
         fit(some._replace(outputs=np.full((Q, Q), np.inf)), 2.5, 1.0, "text")
+    with pytest.raises(UserError, match="the pairs say nothing about the text side"):
+        fit(some._replace(outputs=np.zeros((Q, Q))), 2.5, 1.0, "text")
     with pytest.raises(UserError, match="variances of the text side are not finite; choose another"):
         fit(some, 2.5, 1e200, "text")
