@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from jaxtyping import Float, UInt8
-from scipy import special, stats
+from scipy import stats
 
 from lit_het.console import Bar
 from lit_het.errors import UserError
@@ -14,6 +14,7 @@ from lit_het.eval.features import Features, OpenSet
 from lit_het.eval.out_of_distribution import entropy_score, max_probability_score
 from lit_het.eval.predictions import Predictions, Predictor, member_blocks, predict
 from lit_het.eval.rows import row_blocks
+from lit_het.eval.selection import bald
 from lit_het.types import ImageFeatures
 
 # Pixels by which the views of test-time augmentation are moved, as a part of the image's side.
@@ -76,7 +77,7 @@ def answers(
     """Returns the answers to all images of a set.
 
     The scores are ``max_probability`` and ``entropy`` of the prediction (of the sampled one where there is one),
-    ``noise_norm`` where the head has noise, and ``mutual_information`` of samples or models (`mutual_information`).
+    ``noise_norm`` where the head has noise, and ``mutual_information`` of samples or models (`lit_het.eval.selection`).
 
     Args:
         method: the method.
@@ -119,23 +120,9 @@ def _sampled(pairs: Sequence[tuple[Member, Features]], name: str) -> tuple[np.nd
         for blocks in zip(*streams, strict=True):
             members = np.concatenate([block for block, _ in blocks], axis=1)
             found.append(mean_prediction(members))
-            information.append(mutual_information(members))
+            information.append(bald(members))
             bar.advance(len(members))
     return np.concatenate(found), np.concatenate(information)
-
-
-def mutual_information(log_probabilities: Float[np.ndarray, "n m k"]) -> Float[np.ndarray, " n"]:
-    """Returns ``H(mean_m p) - mean_m H(p)`` in nats: how much the class depends on which sample answers.
-
-    The score BALD of Houlsby et al. 2011 ("Bayesian active learning for classification and preference learning").
-    """
-    n, m, k = log_probabilities.shape
-    found = np.empty(n)
-    for rows in row_blocks(n, m * k):
-        p = np.exp(log_probabilities[rows].astype(np.float64))
-        found[rows] = special.entr(p.mean(axis=1)).sum(axis=1) - special.entr(p).sum(axis=2).mean(axis=1)
-    # Zero up to rounding where all samples agree.
-    return np.maximum(found, 0.0)
 
 
 def neighbour_distance(values: Float[np.ndarray, "n f"], training: Float[np.ndarray, "t f"]) -> Float[np.ndarray, " n"]:

@@ -19,6 +19,7 @@ from typing import Any
 
 from lit_het.apps import grid
 from lit_het.apps.data import corrupt
+from lit_het.apps.noise import add_noise
 from lit_het.apps.quickstart import write_data
 from lit_het.apps.uncertainty.benchmark import benchmark, options_of, write
 from lit_het.configs import quickstart_upstream
@@ -27,6 +28,7 @@ from lit_het.data_pipelines.prepare.writer import WriteOptions
 from lit_het.data_pipelines.storage import read_lines
 from lit_het.eval.significance import estimate
 from lit_het.files import write_atomically
+from lit_het.heads.bayes_vlm import BayesVLMContrastiveConfig
 from lit_het.runs.embedding import EmbedOptions, embed
 from lit_het.runs.training import train_unless_done
 from scripts.noise.paired import cells_of
@@ -80,12 +82,16 @@ def _write_other_scripts(directory: Path, seed: int) -> None:
 def train(root: Path, seed: int, condition: str, methods: Sequence[str], steps: int) -> None:
     """Trains the runs of a condition that are not finished, and notes the seconds that each took."""
     for name in methods:
-        config = configuration(name, root, condition, str(root / "data" / CONDITIONS[condition]), seed, steps)
-        cost = config.run_dir / "cost.json"
+        shards, run_dir = str(root / "data" / CONDITIONS[condition]), root / condition / name
+        cost, began = run_dir / "cost.json", time.monotonic()
         if cost.exists():
             continue
-        began = time.monotonic()
-        train_unless_done(config)
+        method = METHODS[name]
+        if isinstance(method.head, BayesVLMContrastiveConfig):
+            # Nothing is trained.
+            add_noise(str(root / condition / str(method.towers_of)), shards, run_dir, ("--task.head", "bayes_vlm"))
+        else:
+            train_unless_done(configuration(name, root, condition, shards, seed, steps))
         write_atomically(cost, json.dumps({"seconds": time.monotonic() - began}) + "\n")
 
 

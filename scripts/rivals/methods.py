@@ -7,6 +7,7 @@ from pathlib import Path
 from lit_het.configs import quickstart_lit_deterministic
 from lit_het.configs.experiment import ExperimentConfig, PretrainedConfig
 from lit_het.durations import Duration
+from lit_het.heads.bayes_vlm import BayesVLMContrastiveConfig
 from lit_het.heads.contrastive import DeterministicContrastiveConfig, HetXLContrastiveConfig
 from lit_het.heads.covariance import CovarianceConfig
 from lit_het.heads.gaussian import GaussianContrastiveConfig
@@ -65,6 +66,7 @@ METHODS: Mapping[str, Method] = {
     ),
     "het_xl_alone": Method(HetXLContrastiveConfig(_COVARIANCE), towers_of="deterministic", title="HET-XL, head alone"),
     "prob_vlm": Method(ProbVLMContrastiveConfig(), towers_of="deterministic", title="ProbVLM"),
+    "bayes_vlm": Method(BayesVLMContrastiveConfig(), towers_of="deterministic", title="BayesVLM"),
 }
 
 ENSEMBLE = ("deterministic", "deterministic_2", "deterministic_3")

@@ -1,26 +1,10 @@
 import numpy as np
 import pytest
-from scipy import stats
 from sklearn.neighbors import NearestNeighbors
 
 from lit_het.eval import uncertainty
-from lit_het.eval.uncertainty import mutual_information, neighbour_distance, severity_correlation, shifted, views
+from lit_het.eval.uncertainty import neighbour_distance, severity_correlation, shifted, views
 from lit_het.types import ImageFeatures
-
-
-def test_mutual_information_by_hand():
-    # Two sure samples that disagree: log 2. Two equal samples: nothing.
-    with np.errstate(divide="ignore"):
-        log_p = np.log(np.array([[[1.0, 0.0], [0.0, 1.0]], [[0.3, 0.7], [0.3, 0.7]]], np.float32))
-    np.testing.assert_allclose(mutual_information(log_p), [np.log(2), 0.0], atol=1e-7)
-
-
-def test_mutual_information_agrees_with_entropies_of_scipy_in_any_blocks(monkeypatch):
-    p = np.random.default_rng(0).dirichlet(np.ones(5), size=(20, 4))
-    expected = [stats.entropy(rows.mean(axis=0)) - np.mean([stats.entropy(row) for row in rows]) for rows in p]
-    np.testing.assert_allclose(mutual_information(np.log(p)), expected, atol=1e-12)
-    monkeypatch.setattr("lit_het.eval.rows.VALUES_PER_BLOCK", 30)
-    np.testing.assert_allclose(mutual_information(np.log(p)), expected, atol=1e-12)
 
 
 def test_the_distance_is_that_of_the_nearest_training_image():
