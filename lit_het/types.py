@@ -202,6 +202,22 @@ class EmbeddingSamples:
 
 @tree_of_arrays
 @dataclasses.dataclass(frozen=True)
+class MixedImages:
+    """What the images of a batch are mixed of: each is λ of its own row, and 1 - λ of another.
+
+    Attributes:
+        share: λ, at least 1/2; 1 for an image that is not mixed.
+        index: the other row, its position in the batch.
+        ids: hashes of the other row's image and text, where a loss is given those of the rows.
+    """
+
+    share: Float[Array, " b"]
+    index: Int[Array, " b"]
+    ids: tuple[UInt32[Array, "b 2"], ...] = ()
+
+
+@tree_of_arrays
+@dataclasses.dataclass(frozen=True)
 class TrainState:
     """Everything that training changes; locked parameters are not part of it.
 

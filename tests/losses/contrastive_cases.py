@@ -124,13 +124,13 @@ def reference(loss, arrays, valid, ids=(), weight=None):
     }
     logit = SimpleNamespace(temperature=arrays["temperature"], bias=arrays.get("bias", 0.0), positives=positives)
     image, text = arrays["image"], arrays["text"]
-    image_to_text = direction(_queries_one_by_one(arrays, "image"), text, valid_rows, logit)
-    text_to_image = direction(_queries_one_by_one(arrays, "text"), image, valid_rows, logit)
+    image_to_text = direction(queries_one_by_one(arrays, "image"), text, valid_rows, logit)
+    text_to_image = direction(queries_one_by_one(arrays, "text"), image, valid_rows, logit)
     of_rows = np.array([image_to_text, text_to_image]).mean(axis=0)
     return np.average(of_rows, weights=None if weight is None else np.asarray(weight, np.float64)[valid_rows])
 
 
-def _queries_one_by_one(arrays, side):
+def queries_one_by_one(arrays, side):
     """Returns a list of samples for every row: (sample or mean + Σ_r normal_r factor_r) * scale."""
     held = arrays.get(f"{side}_queries.samples", arrays[side][:, None])
     factors, normals, scale = (arrays.get(f"{side}_queries.{name}") for name in ("factors", "normals", "scale"))

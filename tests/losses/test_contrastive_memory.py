@@ -1,5 +1,6 @@
 """What contrastive losses never hold, and how keys reach the queries of other devices."""
 
+import functools
 import math
 import re
 
@@ -11,11 +12,11 @@ from lit_het.losses.contrastive import SigmoidLoss, SoftmaxLoss
 from tests.losses.contrastive_cases import make, mesh_of, split_rows
 
 BLOCK = 16
+PSEUDO_POSITIVES = functools.partial(SigmoidLoss, pseudo_positives=0.1)
 CASES = [
-    (SoftmaxLoss, "deterministic"),
-    (SoftmaxLoss, "both sides noisy"),
-    (SigmoidLoss, "deterministic"),
-    (SigmoidLoss, "both sides noisy"),
+    (loss, kind)
+    for loss in (SoftmaxLoss, SigmoidLoss, PSEUDO_POSITIVES)
+    for kind in ("deterministic", "both sides noisy")
 ]
 every_case = pytest.mark.parametrize(("loss", "kind"), CASES)
 
@@ -69,7 +70,7 @@ def test_doubling_the_batch_doubles_the_memory_of_compiled_programs_but_of_the_d
     assert growth[0] < sizes[1] / sizes[0] < growth[1], sizes
 
 
-@pytest.mark.parametrize("loss", [SoftmaxLoss, SigmoidLoss])
+@pytest.mark.parametrize("loss", [SoftmaxLoss, SigmoidLoss, PSEUDO_POSITIVES])
 @pytest.mark.parametrize("kind", ["deterministic", "both sides noisy"])
 def test_the_ring_passes_keys_from_device_to_device_and_gathers_none(loss, kind):
     ring, gather = (lowered(loss(form, BLOCK), kind, 32, 8).compile().as_text() for form in ("ring", "gather"))

@@ -6,12 +6,17 @@ where a block has all that a formula needs, and `normalizers` where it has not.
 """
 
 import math
+from collections.abc import Callable
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from lit_het.losses.contrastive.pairs import MASKED, Pairs
+
+# (pairs, z) to -log E[σ(z u)] of the logit u of each pair, over the noise.
+PairLoss: TypeAlias = Callable[[Pairs, Float[Array, "#n #m"]], Float[Array, "n m"]]
 
 
 def softmax(pairs: Pairs) -> Float[Array, ""]:
@@ -44,16 +49,17 @@ def symmetric_softmax(pairs: Pairs) -> Float[Array, ""]:
     return -jnp.sum(weight * (row_positive + column_positive - row - column)) / 2
 
 
-def sigmoid(pairs: Pairs) -> Float[Array, ""]:
+def sigmoid(pairs: Pairs, pair_loss: PairLoss) -> Float[Array, ""]:
     """Returns ``Σ_n w_n Σ_m -log (1/S Σ_s σ(z_nm (q_ns · k_m / τ + bias)))``, z = 1 for positives and -1 otherwise.
 
     Without noise and duplicates this is SigLIP Eq. 1 (also SoViT Table 7). Each pair is a classification of its own, so
-    every positive has the label 1.
+    every positive has the label 1. A mixed image has the label y of each text: the loss is then ``Σ_n w_n Σ_m
+    -(y_nm log p_nm + (1 - y_nm) log (1 - p_nm))`` (PCME++ Sec. 3.4).
     """
-    return jnp.sum(pairs.query_examples.weight * jnp.sum(_binary_losses(pairs), axis=1))
+    return jnp.sum(pairs.query_examples.weight * jnp.sum(_binary_losses(pairs, pair_loss), axis=1))
 
 
-def symmetric_sigmoid(pairs: Pairs) -> Float[Array, ""]:
+def symmetric_sigmoid(pairs: Pairs, pair_loss: PairLoss) -> Float[Array, ""]:
     """Returns half the sum of both directions of the sigmoid loss without noise, ``Σ_nm (w_n + w_m) / 2 l_nm``.
 
     Both directions have one matrix of losses l, and with equal weights they are `sigmoid`, which is cheaper.
@@ -61,13 +67,26 @@ def symmetric_sigmoid(pairs: Pairs) -> Float[Array, ""]:
     query, key = pairs.query_examples.weight[:, None], pairs.key_examples.weight[None]
     # In this form equal weights give exactly `sigmoid`. Only valid queries are counted as keys of the other direction.
     difference = jnp.where(query > 0, key - query, 0.0) / 2
-    return sigmoid(pairs) + jnp.sum(difference * _binary_losses(pairs))
+    return sigmoid(pairs, pair_loss) + jnp.sum(difference * _binary_losses(pairs, pair_loss))
 
 
-def _binary_losses(pairs: Pairs) -> Float[Array, "n m"]:
-    """Returns the loss of each pair, 0 where the key is invalid."""
+def log_loss(pairs: Pairs, z: Float[Array, "#n #m"]) -> Float[Array, "n m"]:
+    """Returns ``-log (1/S Σ_s σ(z_nm u_snm))``."""
     # log σ(-x) instead of log(1 - σ(x)), which is -inf where σ(x) rounds to 1.
-    z = jnp.where(pairs.is_positive, 1.0, -1.0)
     log_p = jax.nn.log_sigmoid(z[:, None] * pairs.logits)
-    losses = math.log(log_p.shape[1]) - jax.nn.logsumexp(log_p, axis=1)
+    return math.log(log_p.shape[1]) - jax.nn.logsumexp(log_p, axis=1)
+
+
+def of_label(label: Float[Array, "n m"], right: Float[Array, "n m"], wrong: Float[Array, "n m"]) -> Float[Array, "n m"]:
+    """Returns ``y (-log p) + (1 - y) (-log (1 - p))`` from the losses of the labels 1 and 0."""
+    return label * right + (1 - label) * wrong
+
+
+def _binary_losses(pairs: Pairs, pair_loss: PairLoss) -> Float[Array, "n m"]:
+    """Returns the loss of each pair, 0 where the key is invalid."""
+    if pairs.mixed is None:
+        losses = pair_loss(pairs, jnp.where(pairs.is_positive, 1.0, -1.0))
+    else:
+        one = jnp.ones((1, 1))
+        losses = of_label(pairs.label, pair_loss(pairs, one), pair_loss(pairs, -one))
     return jnp.where(pairs.key_examples.weight[None] > 0, losses, 0.0)

@@ -16,10 +16,10 @@ from jaxtyping import Array, Bool, Float, UInt32
 from lit_het import sharding
 from lit_het.errors import UserError, require_at_least, require_choice
 from lit_het.losses.base import weights
-from lit_het.losses.contrastive import dense, normalizers, sample_free
+from lit_het.losses.contrastive import dense, normalizers, pseudo_positives, sample_free
 from lit_het.losses.contrastive.blocks import Form, Layout, sum_over_pairs
 from lit_het.losses.contrastive.pairs import Examples, Pairs
-from lit_het.types import EmbeddingSamples, Queries
+from lit_het.types import EmbeddingSamples, MixedImages, Queries
 
 Duplicates = Literal["positives", "negatives"]
 
@@ -86,20 +86,24 @@ class SigmoidLoss:
 
     Attributes:
         form, block_size: as in `SoftmaxLoss`; the ring needs no additional product.
-        likelihood: "samples", or "probit" for `lit_het.losses.contrastive.sample_free.sigmoid_probit`.
+        likelihood: "samples", or "probit" for `lit_het.losses.contrastive.sample_free.probit`.
         duplicates: as in `SoftmaxLoss`.
+        pseudo_positives: weight α of a second loss, whose positives are also all keys that fit a query at least as well
+            as its partner (`lit_het.losses.contrastive.pseudo_positives`); PCME++ uses 0.1.
 
     Raises:
-        UserError: an unknown form or likelihood, or a block without queries.
+        UserError: an unknown form or likelihood, a block without queries, or a negative weight.
     """
 
     form: Form = "gather"
     block_size: int = 1024
     likelihood: Literal["samples", "probit"] = "samples"
     duplicates: Duplicates = "positives"
+    pseudo_positives: float = 0.0
 
     def __post_init__(self) -> None:
         require_at_least(1, self, "block_size")
+        require_at_least(0, self, "pseudo_positives")
         require_choice(self, "form", "likelihood", "duplicates")
 
     def __call__(
@@ -108,6 +112,7 @@ class SigmoidLoss:
         valid: Bool[Array, " b"] | None = None,
         ids: Sequence[UInt32[Array, "b 2"]] = (),
         weight: Float[Array, " b"] | None = None,
+        mixed: MixedImages | None = None,
     ) -> Float[Array, ""]:
         """Returns the mean loss over valid rows, by default all.
 
@@ -117,17 +122,27 @@ class SigmoidLoss:
             ids: hashes of images or of texts; equal rows of one have the same image or text.
             weight: of each row in the mean (`lit_het.losses.base.weights`), None for equal weights; as each direction
                 weights its queries, a pair has the mean weight of its image's and its text's rows.
+            mixed: what the images are mixed of, with as many hashes as ``ids``; None where they are not mixed. A mixed
+                image has the weight of its own row.
         """
-        both_directions = _sigmoid if weight is None else _symmetric_sigmoid
-        return _mean(_sigmoid, both_directions, self, samples, _Rows(valid, tuple(ids), weight))
+
+        def direction(pairs: Pairs, layout: Layout) -> Float[Array, ""]:
+            return _sigmoid(self, pairs, layout, symmetric=False)
+
+        def both_directions(pairs: Pairs, layout: Layout) -> Float[Array, ""]:
+            # Half the sum of both is either of them, where rows have equal weights and their labels are symmetric.
+            return _sigmoid(self, pairs, layout, symmetric=weight is not None or self.pseudo_positives > 0)
+
+        return _mean(direction, both_directions, self, samples, _Rows(valid, tuple(ids), weight, mixed))
 
 
 class _Rows(NamedTuple):
-    """Which rows of a batch count, None for all, hashes of their images and texts, and weights, None for equal ones."""
+    """What a loss knows of a batch's rows: which count, hashes, weights, and what images are mixed of (or None)."""
 
     valid: Bool[Array, " b"] | None
     ids: tuple[UInt32[Array, "b 2"], ...]
     weight: Float[Array, " b"] | None
+    mixed: MixedImages | None = None
 
 
 ContrastiveLoss: TypeAlias = SoftmaxLoss | SigmoidLoss
@@ -137,7 +152,6 @@ _SAMPLE_FREE: dict[str, Callable[[Pairs], Float[Array, ""]]] = {
     "delta": sample_free.delta,
     "mean_field": sample_free.mean_field,
     "pairwise_probit": sample_free.pairwise_probit,
-    "probit": sample_free.sigmoid_probit,
 }
 
 
@@ -157,12 +171,14 @@ def _symmetric_softmax(pairs: Pairs, layout: Layout) -> Float[Array, ""]:
     return normalizers.softmax(pairs, layout, symmetric=True)
 
 
-def _sigmoid(pairs: Pairs, layout: Layout) -> Float[Array, ""]:
-    return _sum_over_blocks(dense.sigmoid, pairs, layout)
-
-
-def _symmetric_sigmoid(pairs: Pairs, layout: Layout) -> Float[Array, ""]:
-    return _sum_over_blocks(dense.symmetric_sigmoid, pairs, layout)
+def _sigmoid(loss: SigmoidLoss, pairs: Pairs, layout: Layout, *, symmetric: bool) -> Float[Array, ""]:
+    # Without factors there is no noise: with ``noisy = "image"`` one direction has none.
+    is_sample_free = loss.likelihood == "probit" and pairs.queries.factors is not None
+    pair_loss = sample_free.probit if is_sample_free else dense.log_loss
+    if loss.pseudo_positives:
+        return pseudo_positives.sigmoid(pairs, layout, pair_loss, loss.pseudo_positives, symmetric=symmetric)
+    function = dense.symmetric_sigmoid if symmetric else dense.sigmoid
+    return _sum_over_blocks(lambda block: function(block, pair_loss), pairs, layout)
 
 
 def _sum_over_blocks(function: Callable[[Pairs], Float[Array, ""]], pairs: Pairs, layout: Layout) -> Float[Array, ""]:
@@ -191,28 +207,31 @@ def _mean(
 
     def directed(pairs: Pairs, layout: Layout) -> Float[Array, ""]:
         # Without factors there is no noise: with ``noisy = "image"`` one direction has none.
-        if loss.likelihood != "samples" and pairs.queries.factors is not None:
+        if loss.likelihood in _SAMPLE_FREE and pairs.queries.factors is not None:
             return _sum_over_blocks(_SAMPLE_FREE[loss.likelihood], pairs, layout)
         return direction(pairs, layout)
 
     def device_sum(rows: Any, shared: Any, axes: tuple[str, ...]) -> Float[Array, ""]:
-        (image, image_queries), (text, text_queries), weight, ids = rows
+        (image, image_queries), (text, text_queries), weight, ids, mixed = rows
         layout = Layout(loss.form, axes, loss.block_size)
-        examples = Examples(weight, layout.global_index(weight.shape[0]), ids)
-        image_to_text = Pairs(_queries(image, image_queries), examples, text, examples, *shared)
+        texts = Examples(weight, layout.global_index(weight.shape[0]), ids)
+        images = dataclasses.replace(texts, mixed=mixed)
+        image_to_text = Pairs(_queries(image, image_queries), images, text, texts, *shared)
         if is_noiseless:
             return both_directions(image_to_text, layout)
         total = directed(image_to_text, layout)
         # A matrix of its own: the noise is on the queries, so the logits of both directions differ (docs/paper_map.md,
         # 2).
-        text_to_image = Pairs(_queries(text, text_queries), examples, image, examples, *shared)
+        text_to_image = Pairs(_queries(text, text_queries), texts, image, images, *shared)
         return (total + directed(text_to_image, layout)) / 2
 
     valid = jnp.ones(len(samples.image), bool) if batch.valid is None else batch.valid
     sides = ((samples.image, samples.image_queries), (samples.text, samples.text_queries))
     # Always float32: dividing by a small τ and summing exponentials over a batch would magnify rounding in bfloat16.
-    ids = batch.ids if loss.duplicates == "positives" else ()
-    rows = (*jax.tree.map(lambda x: x.astype(jnp.float32), sides), weights(valid, batch.weight), ids)
+    ids, mixed = batch.ids, batch.mixed
+    if loss.duplicates == "negatives":
+        ids, mixed = (), mixed and dataclasses.replace(mixed, ids=())
+    rows = (*jax.tree.map(lambda x: x.astype(jnp.float32), sides), weights(valid, batch.weight), ids, mixed)
     shared = (samples.temperature, jnp.zeros(()) if samples.bias is None else samples.bias)
     if loss.form == "dense":
         # Whole arrays, without a map over devices: the reference that other forms are tested against.

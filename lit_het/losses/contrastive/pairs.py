@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
-from lit_het.types import Queries, tree_of_arrays
+from lit_het.types import MixedImages, Queries, tree_of_arrays
 
 # In place of minus infinity in masked logits: differences and gradients of finite numbers are never NaN.
 MASKED = -1e30
@@ -21,11 +21,13 @@ class Examples:
         weight: weight in the mean loss; 0 for an invalid example.
         index: position in the global batch; a query and a key of the same index are partners.
         ids: hashes of the image and of the text; a query and a key that share one of them are positives too.
+        mixed: what images are mixed of; None for texts, and where they are not mixed.
     """
 
     weight: Float[Array, " n"]
     index: Int[Array, " n"]
     ids: tuple[UInt32[Array, "n 2"], ...] = ()
+    mixed: MixedImages | None = None
 
 
 @tree_of_arrays
@@ -76,10 +78,24 @@ class Pairs:
     @property
     def is_positive(self) -> Bool[Array, "n m"]:
         """Whether a query and a key belong together: partners, and examples with the same image or the same text."""
-        found = self.is_partner
-        for query_ids, key_ids in zip(self.query_examples.ids, self.key_examples.ids, strict=True):
-            found |= jnp.all(query_ids[:, None] == key_ids[None], axis=-1)
-        return found
+        return _belong(self.query_examples, self.key_examples)
+
+    @property
+    def mixed(self) -> MixedImages | None:
+        """What the images are mixed of, which are the queries or the keys."""
+        return self.query_examples.mixed or self.key_examples.mixed
+
+    @property
+    def label(self) -> Float[Array, "n m"]:
+        """The probability that a query and a key belong together: of a mixed image the shares of its positives."""
+        query, key = self.query_examples, self.key_examples
+        if query.mixed is not None:
+            share, other = query.mixed.share[:, None], _belong(query.mixed, key)
+        elif key.mixed is not None:
+            share, other = key.mixed.share[None], _belong(query, key.mixed)
+        else:
+            return self.is_positive.astype(jnp.float32)
+        return share * self.is_positive + (1 - share) * other
 
     def of_positives(self, logits: Float[Array, "n s m"]) -> Float[Array, "n s m"]:
         """Returns logits, `MASKED` where a query and a key do not belong together."""
@@ -106,3 +122,11 @@ class Pairs:
     def partner_logit(self, logits: Float[Array, "n s m"]) -> Float[Array, "n s"]:
         """Returns each query's logit with its partner; 0 where the partner is not among these keys."""
         return jnp.sum(logits, axis=-1, where=self.is_partner[:, None])
+
+
+def _belong(query: Examples | MixedImages, key: Examples | MixedImages) -> Bool[Array, "n m"]:
+    """Returns whether examples are the same, or have the same image or text."""
+    found = query.index[:, None] == key.index[None]
+    for query_ids, key_ids in zip(query.ids, key.ids, strict=True):
+        found |= jnp.all(query_ids[:, None] == key_ids[None], axis=-1)
+    return found

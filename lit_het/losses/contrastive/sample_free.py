@@ -67,10 +67,7 @@ def pairwise_probit(pairs: Pairs) -> Float[Array, ""]:
     return jnp.sum(pairs.query_examples.weight * jax.nn.logsumexp(scaled, axis=-1))
 
 
-def sigmoid_probit(pairs: Pairs) -> Float[Array, ""]:
-    """Returns the sigmoid loss with ``E[σ(z u)] ≈ σ(z u / sqrt(1 + π/8 |g|²))``."""
-    z = jnp.where(pairs.is_positive, 1.0, -1.0)
-    scaled = pairs.logits[:, 0] / jnp.sqrt(1 + PROBIT * jnp.sum(pairs.factor_logits**2, axis=1))
-    losses = -jax.nn.log_sigmoid(z * scaled)
-    of_valid_keys = jnp.where(pairs.key_examples.weight[None] > 0, losses, 0.0)
-    return jnp.sum(pairs.query_examples.weight * jnp.sum(of_valid_keys, axis=1))
+def probit(pairs: Pairs, z: Float[Array, "#n #m"]) -> Float[Array, "n m"]:
+    """Returns ``-log E[σ(z u)] ≈ -log σ(z u / sqrt(1 + π/8 |g|²))``, the loss of each pair of the sigmoid loss."""
+    scale = jnp.sqrt(1 + PROBIT * jnp.sum(pairs.factor_logits**2, axis=1))
+    return -jax.nn.log_sigmoid(z * (pairs.logits[:, 0] / scale))
