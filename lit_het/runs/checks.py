@@ -158,4 +158,6 @@ def check_embeddings(
             raise UserError(f"a classifier is trained on images; leave out --data.{flag}")
         if f"{side}_tower" in task.trained:
             raise UserError(f"a trainable {side} tower needs {inputs}; lock it, or leave out --data.{flag}")
+        if side == "image" and task.config.mixing is not None:
+            raise UserError("--task.mixing mixes the pixels of images; leave it out, or leave out --data.embeddings")
         stored.check_tower(fingerprint())

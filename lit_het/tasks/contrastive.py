@@ -6,7 +6,7 @@ from typing import TypeAlias
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, Int, Key, Shaped
+from jaxtyping import Array, Bool, Float, Int, Key, Shaped
 
 from lit_het import sharding
 from lit_het.errors import UserError, require_at_least
@@ -21,6 +21,7 @@ from lit_het.random import Keys
 from lit_het.tasks import microbatches
 from lit_het.tasks.base import layers_above_towers, learning_rate_groups, trained_parts
 from lit_het.tasks.features import FeatureExtractor, ImageTowerConfig
+from lit_het.tasks.mixing import Mixing
 from lit_het.tasks.quantities import ImageClassifier
 from lit_het.towers.bert import BertConfig
 from lit_het.towers.text import TextConfig
@@ -49,10 +50,11 @@ class ContrastiveConfig:
         loss: the loss of keys and queries.
         locked: patterns of parameters to lock; LiT locks only the image tower.
         microbatches: number of parts in which the towers process a batch, to save memory; the loss sees all negatives.
+        mixing: which images are mixed with others, for a sigmoid loss; None for none.
 
     Raises:
-        UserError: the towers' embeddings differ in size, members of an ensemble have separate embeddings, or the loss
-            needs other samples than the head draws.
+        UserError: the towers' embeddings differ in size, members of an ensemble have separate embeddings, the loss
+            needs other samples than the head draws, or images are mixed for a softmax loss.
     """
 
     image_tower: ImageTowerConfig = ViTConfig()
@@ -61,6 +63,7 @@ class ContrastiveConfig:
     loss: ContrastiveLoss = SoftmaxLoss()
     locked: tuple[str, ...] = ("image_tower/.*",)
     microbatches: int = 1
+    mixing: Mixing | None = None
 
     def __post_init__(self) -> None:
         require_at_least(1, self, "microbatches")
@@ -72,6 +75,11 @@ class ContrastiveConfig:
                 f"task.loss.likelihood = {self.loss.likelihood!r} does not fit task.head.num_samples = "
                 f"{self.head.num_samples}: likelihoods without samples need a head with noise and num_samples = 0, and "
                 "'samples' at least 1"
+            )
+        if self.mixing is not None and not isinstance(self.loss, SigmoidLoss):
+            raise UserError(
+                "task.mixing gives an image a share of two texts, and a softmax loss takes only one; set --task.loss "
+                "sigmoid, or --task.mixing None"
             )
         if self.image_tower.members == "apart":
             raise UserError(
@@ -122,37 +130,24 @@ class ContrastiveTask:
 
     def loss(self, params: Params, batch: Batch, keys: Keys) -> tuple[Float[Array, ""], Metrics]:
         """Returns the contrastive loss of the batch, and metrics."""
-        assert batch.text is not None
-        model = self._model(params)
-        outputs, parts = {}, self.config.microbatches
-        if batch.text_embedding is None:
-            key = self._routing_key("text_tower", keys)
-            outputs["text"] = microbatches.apply(model.text_tower, batch.text, key, parts)
-            text = outputs["text"][0]
-        else:
-            text = batch.text_embedding.astype(jnp.float32)
-        if batch.image_embedding is None:
-            key = self._routing_key("image_tower", keys)
-            outputs["image"] = microbatches.apply(model.image_tower, batch.image, key, parts)
-            image = outputs["image"][0]
-        else:
-            image = self.features.embedding(batch.image_embedding.astype(jnp.float32))
-        # The embedding of an invalid row may be NaN: its gradient would be NaN even with a weight of 0 in the loss.
-        image, text = (jnp.where(batch.valid[:, None], side, 1.0) for side in (image, text))
-        samples = model.head(image, text, keys("noise"))
+        model, mixed = self._model(params), None
         ids = [ids for ids in (batch.image_id, batch.text_id) if ids is not None]
-        loss = self.config.loss(samples, batch.valid, ids, batch.weight)
-        metrics = {
-            "temperature": samples.temperature,
-            "image_noise_norm": masked_mean(model.head.image_noise_norm(image), batch.valid),
-            "text_noise_norm": masked_mean(model.head.text_noise_norm(text), batch.valid),
-        }
+        if self.config.mixing is not None:
+            assert batch.image is not None
+            pixels, mixed = self.config.mixing(batch.image, batch.valid, ids, keys("mixing"))
+            batch = dataclasses.replace(batch, image=pixels)
+        image, text, outputs = self._embeddings(model, batch, keys)
+        samples = model.head(image, text, keys("noise"))
+        if mixed is None:
+            loss = self.config.loss(samples, batch.valid, ids, batch.weight)
+        else:
+            assert isinstance(self.config.loss, SigmoidLoss)
+            loss = self.config.loss(samples, batch.valid, ids, batch.weight, mixed)
+        metrics = {"temperature": samples.temperature}
         for name, values in model.head.auxiliary_losses(image, text, keys("dropout")).items():
             metrics[name] = masked_mean(values, batch.valid)
             loss = loss + jnp.sum(weights(batch.valid, batch.weight) * values)
-        some = [_some_rows(x) for x in (image, text, batch.valid)]
-        for name, values in model.head.noise_metrics(*some).items():
-            metrics[name] = masked_mean(values, some[2])
+        metrics |= _noise_metrics(model.head, *(_some_rows(x) for x in (image, text, batch.valid)))
         for name, (_, auxiliary_losses, tower_metrics) in outputs.items():
             metrics |= {f"{name}_{key}": value for key, value in tower_metrics.items()}
             loss = loss + sum(auxiliary_losses.values())
@@ -198,12 +193,43 @@ class ContrastiveTask:
         """Returns the embedding of each class name from those of its t prompts."""
         return self._model(params).head.mean_text_key(keys)
 
+    def _embeddings(
+        self, model: TwoTowers, batch: Batch, keys: Keys
+    ) -> tuple[Float[Array, "b d"], Float[Array, "b d"], dict[str, tuple[Float[Array, "b d"], Metrics, Metrics]]]:
+        """Returns the embeddings of images and of texts, and all outputs of the towers that computed them."""
+        assert batch.text is not None
+        outputs, parts = {}, self.config.microbatches
+        if batch.text_embedding is None:
+            key = self._routing_key("text_tower", keys)
+            outputs["text"] = microbatches.apply(model.text_tower, batch.text, key, parts)
+            text = outputs["text"][0]
+        else:
+            text = batch.text_embedding.astype(jnp.float32)
+        if batch.image_embedding is None:
+            key = self._routing_key("image_tower", keys)
+            outputs["image"] = microbatches.apply(model.image_tower, batch.image, key, parts)
+            image = outputs["image"][0]
+        else:
+            image = self.features.embedding(batch.image_embedding.astype(jnp.float32))
+        # The embedding of an invalid row may be NaN: its gradient would be NaN even with a weight of 0 in the loss.
+        image, text = (jnp.where(batch.valid[:, None], side, 1.0) for side in (image, text))
+        return image, text, outputs
+
     def _model(self, params: Params) -> TwoTowers:
         return nnx.merge(self.graph, params)
 
     def _routing_key(self, tower: str, keys: Keys) -> Key[Array, ""] | None:
         """Returns the random key of a tower's experts; None for a locked tower."""
         return keys(f"{tower}_routing") if tower in self.trained else None
+
+
+def _noise_metrics(
+    head: ContrastiveHead, image: Float[Array, "n d"], text: Float[Array, "n d"], valid: Bool[Array, " n"]
+) -> Metrics:
+    """Returns the norms of the noise, and what shows its form."""
+    found = {"image_noise_norm": head.image_noise_norm(image), "text_noise_norm": head.text_noise_norm(text)}
+    found |= head.noise_metrics(image, text, valid)
+    return {name: masked_mean(values, valid) for name, values in found.items()}
 
 
 def _some_rows(x: Shaped[Array, "b *rest"]) -> Shaped[Array, "n *rest"]:

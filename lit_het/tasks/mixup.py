@@ -10,17 +10,28 @@ from jaxtyping import Array, Bool, Float, Int, Key, Shaped, UInt8
 from lit_het.losses.classification import LabelMixture
 
 
-def draw_weight(key: Key[Array, ""], alpha: float, valid: Bool[Array, " b"]) -> Float[Array, " b"]:
-    """Returns the weight of each example in its own mixture: max(λ, 1 - λ) with one λ ~ Beta(α, α) for the batch."""
+def draw_weight(
+    key: Key[Array, ""], alpha: float, valid: Bool[Array, " b"], shape: tuple[int, ...] = ()
+) -> Float[Array, " b"]:
+    """Returns the weight of each example in its own mixture: max(λ, 1 - λ) with λ ~ Beta(α, α).
+
+    Args:
+        key: random key.
+        alpha: α.
+        valid: which examples may be mixed.
+        shape: () for one λ of the whole batch, or ``valid.shape`` for one of each example.
+    """
     # Not in the paper: an invalid example and the one after it are not mixed, so that no invalid pixels enter a valid
     # example.
-    drawn = jax.random.beta(key, alpha, alpha)
-    return jnp.where(valid & _before(valid), jnp.maximum(drawn, 1 - drawn), 1.0)
+    drawn = jax.random.beta(key, alpha, alpha, shape)
+    return jnp.where(valid & before(valid), jnp.maximum(drawn, 1 - drawn), 1.0)
 
 
-def mix_pixels(image: UInt8[Array, "b h w c"], weight: Float[Array, " b"]) -> UInt8[Array, "b h w c"]:
-    """Returns the mixed images, rounded to uint8 as towers take them."""
-    return jnp.round(_mean(image, weight[:, None, None, None])).astype(jnp.uint8)
+def mix_pixels(
+    image: UInt8[Array, "b h w c"], weight: Float[Array, " b"] | Float[Array, "b h w"]
+) -> UInt8[Array, "b h w c"]:
+    """Returns the mixed images, by weights of images or of pixels, rounded to uint8 as towers take them."""
+    return jnp.round(_mean(image, jnp.expand_dims(weight, range(weight.ndim, 4)))).astype(jnp.uint8)
 
 
 def mix_labels(
@@ -28,7 +39,7 @@ def mix_labels(
 ) -> LabelMixture | Float[Array, "b k"]:
     """Returns both classes of every example with their weights, or mixed target probabilities."""
     if label.ndim == 1:
-        return LabelMixture(jnp.stack([label, _before(label)], axis=1), jnp.stack([weight, 1 - weight], axis=1))
+        return LabelMixture(jnp.stack([label, before(label)], axis=1), jnp.stack([weight, 1 - weight], axis=1))
     return _mean(label, weight[:, None])
 
 
@@ -37,10 +48,11 @@ def mix_weights(of_loss: Float[Array, " b"], weight: Float[Array, " b"]) -> Floa
     return _mean(of_loss, weight)
 
 
-def _mean(rows: Shaped[Array, "b *rest"], weight: Float[Array, "b *ones"]) -> Float[Array, "b *rest"]:
-    return weight * rows + (1 - weight) * _before(rows)
-
-
-def _before(rows: Shaped[Array, "b *rest"]) -> Shaped[Array, "b *rest"]:
+def before(rows: Shaped[Array, "b *rest"]) -> Shaped[Array, "b *rest"]:
+    """Returns the row before each row, with which it is mixed; that of the first is the last."""
     # If rows are split over devices, each device sends one row to the next.
     return jnp.roll(rows, 1, axis=0)
+
+
+def _mean(rows: Shaped[Array, "b *rest"], weight: Float[Array, "b *ones"]) -> Float[Array, "b *rest"]:
+    return weight * rows + (1 - weight) * before(rows)

@@ -43,7 +43,7 @@ def arguments(kind, case) -> tuple[Any, ...]:
     return make(kind, b=B), jnp.asarray(VALID), (jnp.asarray(IDS),), jnp.asarray(WEIGHT), CASES[case][1]
 
 
-def labels(share=SHARE):
+def labels(share: Any = SHARE):
     """Returns y of each image and text: the share of an image in its positives, and that of the other image in its."""
     positive = (IDS[:, None, 0] == IDS[None, :, 0]) | np.eye(B, dtype=bool)
     return share[:, None] * positive + (1 - share[:, None]) * positive[OTHER]
@@ -133,17 +133,17 @@ def test_duplicates_of_mixed_images_may_be_negatives(form):
 def test_a_text_that_fits_better_than_the_partner_is_a_positive_of_the_second_loss():
     """Text 1 is nearer to image 0 than text 0 is; all other pairs fit worse than partners."""
     image, text = np.array([[1.0, 0.0], [0.0, 1.0]]), np.array([[0.5, 0.0], [0.8, 2.0]])
-    samples = EmbeddingSamples(*(jnp.asarray(x, jnp.float32) for x in (image, text)), None, None, jnp.float32(1))
+    samples = EmbeddingSamples(jnp.asarray(image, "f4"), jnp.asarray(text, "f4"), None, None, jnp.float32(1))
 
     def of_label(logit, positive):
         return np.log1p(np.exp(-logit if positive else logit))
 
     logits = image @ text.T
-    plain, image_to_text, text_to_image = (
+    plain, image_to_text = (
         sum(of_label(logits[n, m], n == m or (n, m) in more) for n in range(2) for m in range(2)) / 2
-        for more in ([], [(0, 1)], [])
+        for more in ([], [(0, 1)])
     )
-    expected = plain + ALPHA * (image_to_text + text_to_image) / 2
+    expected = plain + ALPHA * (image_to_text + plain) / 2
     np.testing.assert_allclose(SigmoidLoss(pseudo_positives=ALPHA)(samples), expected, rtol=1e-6)
     np.testing.assert_allclose(SigmoidLoss()(samples), plain, rtol=1e-6)
 

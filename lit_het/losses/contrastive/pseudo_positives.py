@@ -4,7 +4,7 @@ A caption may fit images other than its own. A second loss takes such pairs for 
 taught the contrary alone.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -50,8 +50,10 @@ def sigmoid(pairs: Pairs, layout: Layout, pair_loss: PairLoss, weight: float, *,
             found = of_label(label, right, wrong) + weight * of_label(raised, right, wrong)
             return jnp.where((query > 0) & (key > 0), found, 0.0)
 
-        total = jnp.sum(query * losses(*(x[:, None] for x in of_queries)))
-        return total if of_keys is None else (total + jnp.sum(key * losses(*(x[None] for x in of_keys)))) / 2
+        total = jnp.sum(query * losses(of_queries.right[:, None], of_queries.label[:, None]))
+        if of_keys is None:
+            return total
+        return (total + jnp.sum(key * losses(of_keys.right[None], of_keys.label[None]))) / 2
 
     of_keys = partners if symmetric else None
     if layout.form == "dense":
@@ -63,8 +65,8 @@ def _partners(pairs: Pairs, pair_loss: PairLoss) -> _Partners:
     """Returns what each query has with its partner, which is in the same row on the same device."""
 
     def of_row(row: tuple[Queries, Examples, Array, Examples]) -> _Partners:
-        alone: Any = jax.tree.map(lambda x: x[None], row)
-        one = Pairs(*alone, pairs.temperature, pairs.bias)
+        queries, query_examples, keys, key_examples = jax.tree.map(lambda x: x[None], row)
+        one = Pairs(queries, query_examples, keys, key_examples, pairs.temperature, pairs.bias)
         return _Partners(pair_loss(one, jnp.ones((1, 1)))[0, 0], one.label[0, 0])
 
     return jax.vmap(of_row)((pairs.queries, pairs.query_examples, pairs.keys, pairs.key_examples))
