@@ -17,6 +17,7 @@ from lit_het.heads import (
     het,
     het_h,
     het_xl,
+    mc_dropout,
     prob_vlm,
     temperature,
 )
@@ -49,6 +50,7 @@ SECTIONS: dict[str, tuple[Any, ...]] = {
         gaussian.GaussianContrastiveConfig,
         prob_vlm.ProbVLMContrastiveConfig,
         bayes_vlm.BayesVLMContrastiveConfig,
+        mc_dropout.McDropoutContrastiveConfig,
         covariance.CovarianceConfig,
         temperature.FixedTemperature,
         temperature.LogTemperature,

@@ -9,6 +9,7 @@ from lit_het.heads.het import HetConfig
 from lit_het.heads.het_h import HetHConfig
 from lit_het.heads.het_xl import HetXLConfig
 from lit_het.heads.learning_rates import learning_rate_factors
+from lit_het.heads.mc_dropout import McDropoutContrastiveConfig
 from lit_het.heads.prob_vlm import ProbVLMContrastiveConfig
 from lit_het.heads.sampling import SamplingConfig
 from lit_het.heads.temperature import BoundedTemperature, FixedTemperature, LogTemperature
@@ -26,6 +27,7 @@ __all__ = [
     "HetXLConfig",
     "HetXLContrastiveConfig",
     "LogTemperature",
+    "McDropoutContrastiveConfig",
     "ProbVLMContrastiveConfig",
     "SamplingConfig",
     "learning_rate_factors",

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import ClassVar, Literal
 
 import jax
@@ -114,6 +115,38 @@ class DeterministicContrastive(nnx.Module):
     def image_spectrum(self, image: Float[Array, "b d"]) -> Float[Array, "b zero"]:
         """Returns an empty array, as there is no noise."""
         return jnp.zeros((image.shape[0], 0))
+
+
+def key_logits(
+    head: DeterministicContrastive,
+    image: Float[Array, "b d"],
+    classes: Float[Array, "k key"],
+    key: Key[Array, ""] | None,
+    num_samples: int,
+    noise: Callable[[Float[Array, "n d"]], Noise],
+) -> LogitSamples:
+    """Returns S samples ``(key + ε) · classes / τ`` of a head whose training has no noisy queries; without a key ε = 0.
+
+    Args:
+        head: has the keys and τ.
+        image: image embeddings.
+        classes: keys of the classes; only their first d entries meet noise.
+        key: random key, or None.
+        num_samples: S.
+        noise: image embeddings to the noise of the first d entries of their keys.
+    """
+    temperature, size = head.temperature(), image.shape[1]
+    if key is None:
+        return noiseless_samples(image, lambda image: head.image_key(image) @ classes.T / temperature)
+
+    def prepare(image: Float[Array, "n d"]) -> tuple[Float[Array, "n k"], Noise]:
+        return head.image_key(image) @ classes.T, noise(image)
+
+    def logits(base: Float[Array, "n k"], noise: Noise, normals: Float[Array, "n t z"]) -> Float[Array, "n t k"]:
+        return (base[:, None] + noise.apply(normals) @ classes[:, :size].T) / temperature
+
+    block_size = max(len(image), EVALUATED_LOGITS // len(classes))
+    return noisy_samples(image, key, num_samples, block_size, prepare, logits)
 
 
 @dataclasses.dataclass(frozen=True)

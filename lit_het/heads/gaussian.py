@@ -7,6 +7,7 @@ An image is N(μ, diag σ²) and a text N(ν, diag ς²), with unit means. The m
 """
 
 import dataclasses
+import functools
 import math
 from typing import ClassVar
 
@@ -16,9 +17,8 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Key
 
 from lit_het.errors import UserError, require_at_least
-from lit_het.heads.contrastive import EVALUATED_LOGITS, DeterministicContrastive, unit
+from lit_het.heads.contrastive import DeterministicContrastive, key_logits, unit
 from lit_het.heads.covariance import Noise
-from lit_het.heads.sampling import noiseless_samples, noisy_samples
 from lit_het.heads.temperature import LogTemperature, TemperatureConfig
 from lit_het.types import LogitSamples
 
@@ -90,18 +90,8 @@ class GaussianContrastive(DeterministicContrastive):
         num_samples: int,
     ) -> LogitSamples:
         """Returns the logits with class keys, or S samples of them, ``((μ + σ ξ) · ν - |σ|²/2 - |ς|²/2) / τ``."""
-        temperature = self.temperature()
-        if key is None:
-            return noiseless_samples(image, lambda image: self.image_key(image) @ classes.T / temperature)
-
-        def prepare(image: Float[Array, "n d"]) -> tuple[Float[Array, "n k"], Noise]:
-            return self.image_key(image) @ classes.T, self._noise(image, self.image_log_variance)
-
-        def logits(base: Float[Array, "n k"], noise: Noise, normals: Float[Array, "n t z"]) -> Float[Array, "n t k"]:
-            return (base[:, None] + noise.apply(normals) @ classes[:, :-2].T) / temperature
-
-        block_size = max(len(image), EVALUATED_LOGITS // len(classes))
-        return noisy_samples(image, key, num_samples, block_size, prepare, logits)
+        noise = functools.partial(self._noise, layer=self.image_log_variance)
+        return key_logits(self, image, classes, key, num_samples, noise)
 
     def image_key(self, image: Float[Array, "b d"]) -> Float[Array, "b d_plus_two"]:
         """Returns ``[μ, -|σ|²/2, 1]``."""

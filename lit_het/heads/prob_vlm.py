@@ -7,6 +7,7 @@ variance ``α² Γ(3/β) / Γ(1/β)`` is aleatoric; the variance of ẑ over dro
 """
 
 import dataclasses
+import functools
 import math
 from typing import ClassVar, NamedTuple
 
@@ -17,9 +18,8 @@ from jax.scipy.special import gammaln
 from jaxtyping import Array, Bool, Float, Key
 
 from lit_het.errors import FieldError, UserError, require_at_least
-from lit_het.heads.contrastive import EVALUATED_LOGITS, DeterministicContrastive, unit
+from lit_het.heads.contrastive import DeterministicContrastive, key_logits, unit
 from lit_het.heads.covariance import Noise
-from lit_het.heads.sampling import noisy_samples
 from lit_het.heads.temperature import LogTemperature, TemperatureConfig
 from lit_het.types import LogitSamples
 
@@ -148,18 +148,7 @@ class ProbVLMContrastive(DeterministicContrastive):
         num_samples: int,
     ) -> LogitSamples:
         """Returns S samples ``(z + ε) · classes / τ``, ε normal with the sum of both variances; without a key ε = 0."""
-        if key is None:
-            return super().logits(image, classes, key, num_samples)
-        temperature = self.temperature()
-
-        def prepare(image: Float[Array, "n d"]) -> tuple[Float[Array, "n k"], Noise]:
-            return self.image_key(image) @ classes.T, noise(self.image_adapter, image)
-
-        def logits(base: Float[Array, "n k"], noise: Noise, normals: Float[Array, "n t z"]) -> Float[Array, "n t k"]:
-            return (base[:, None] + noise.apply(normals) @ classes.T) / temperature
-
-        block_size = max(len(image), EVALUATED_LOGITS // len(classes))
-        return noisy_samples(image, key, num_samples, block_size, prepare, logits)
+        return key_logits(self, image, classes, key, num_samples, functools.partial(noise, self.image_adapter))
 
     def auxiliary_losses(
         self, image: Float[Array, "b d"], text: Float[Array, "b d"], key: Key[Array, ""] | None

@@ -14,6 +14,7 @@ from lit_het.heads.base import ContrastiveHead
 from lit_het.heads.bayes_vlm import BayesVLMContrastiveConfig
 from lit_het.heads.contrastive import DeterministicContrastiveConfig, HetXLContrastiveConfig
 from lit_het.heads.gaussian import GaussianContrastiveConfig
+from lit_het.heads.mc_dropout import McDropoutContrastiveConfig
 from lit_het.heads.prob_vlm import ProbVLMContrastiveConfig
 from lit_het.losses.base import masked_mean, weights
 from lit_het.losses.contrastive import ContrastiveLoss, SigmoidLoss, SoftmaxLoss
@@ -34,6 +35,7 @@ ContrastiveHeadConfig: TypeAlias = (
     | GaussianContrastiveConfig
     | ProbVLMContrastiveConfig
     | BayesVLMContrastiveConfig
+    | McDropoutContrastiveConfig
 )
 
 _EXAMPLES_OF_NOISE_METRICS = 16

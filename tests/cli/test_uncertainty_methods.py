@@ -20,6 +20,7 @@ from lit_het.eval.suite import RetrievalConfig, ZeroShotConfig
 from lit_het.heads.bayes_vlm import BayesVLMContrastiveConfig
 from lit_het.heads.contrastive import DeterministicContrastiveConfig, HetXLContrastiveConfig
 from lit_het.heads.gaussian import GaussianContrastiveConfig
+from lit_het.heads.mc_dropout import McDropoutContrastiveConfig
 from lit_het.heads.prob_vlm import ProbVLMContrastiveConfig
 from lit_het.losses.contrastive import SigmoidLoss, SoftmaxLoss
 from lit_het.runs.opening import open_run
@@ -34,6 +35,7 @@ METHODS = {
     "Gaussian": GaussianContrastiveConfig,
     "ProbVLM": ProbVLMContrastiveConfig,
     "BayesVLM": BayesVLMContrastiveConfig,
+    "MC dropout": McDropoutContrastiveConfig,
 }
 TOWERS = [(method, towers) for method in METHODS for towers in ("trained", "finished")]
 TOWERS.remove(("BayesVLM", "trained"))
@@ -126,7 +128,7 @@ def test_a_posterior_is_not_trained(configured):
         train(configured("BayesVLM", "softmax", "trained"))
 
 
-@pytest.mark.parametrize("method", ["Gaussian", "ProbVLM", "BayesVLM"])
+@pytest.mark.parametrize("method", ["Gaussian", "ProbVLM", "BayesVLM", "MC dropout"])
 def test_onnx_has_the_scores_of_other_heads_without_their_noise(capsys, finish, tmp_path, method):
     with tiny.untrained():
         run_dir = finish(method, "softmax", "finished" if method == "BayesVLM" else "trained")

@@ -28,6 +28,7 @@ from lit_het.heads.gaussian import GaussianContrastiveConfig
 from lit_het.heads.het import HetConfig
 from lit_het.heads.het_h import HetHConfig
 from lit_het.heads.het_xl import HetXLConfig
+from lit_het.heads.mc_dropout import McDropoutContrastiveConfig
 from lit_het.heads.prob_vlm import ProbVLMContrastiveConfig
 from lit_het.heads.sampling import SamplingConfig
 from lit_het.losses.classification import SigmoidCrossEntropy, SoftmaxCrossEntropy
@@ -113,6 +114,7 @@ LIT_HEADS = [
     GaussianContrastiveConfig(inclusion=0.0),
     ProbVLMContrastiveConfig(dropout=0.2),
     BayesVLMContrastiveConfig(prediction="probit"),
+    McDropoutContrastiveConfig(dropout=0.2),
 ]
 
 

@@ -46,7 +46,7 @@ def test_an_image_has_its_share_of_its_own_pixels_and_the_rest_of_the_row_before
         is_own, is_other = np.all(pixels == own, axis=2), np.all(pixels == other, axis=2)
         if share == 1:
             assert is_own.all()
-        elif np.all(is_own | is_other):
+        elif np.logical_or(is_own, is_other).all():
             np.testing.assert_allclose(is_own.mean(), share, rtol=1e-6)
             inside = np.argwhere(~is_own)
             assert len(inside) == np.prod(np.ptp(inside, axis=0) + 1)  # a box without holes

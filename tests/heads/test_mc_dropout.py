@@ -1,0 +1,142 @@
+"""Monte Carlo dropout: masks against loops in NumPy, their variance against many masks, and devices."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from jax.test_util import check_grads
+from scipy.special import log_softmax
+from scipy.stats import binomtest
+
+from lit_het.errors import UserError
+from lit_het.heads.mc_dropout import McDropoutContrastiveConfig
+from lit_het.losses.contrastive import SigmoidLoss, SoftmaxLoss
+from lit_het.types import EmbeddingSamples
+from tests.heads.test_contrastive import numpy_unit
+from tests.losses.contrastive_cases import mesh_of
+
+B, D, K, P = 16, 32, 5, 0.25
+KEY = jax.random.key(3)
+RANDOM = np.random.default_rng(0)
+IMAGE, TEXT = (jnp.asarray(RANDOM.normal(size=(B, D)), jnp.float32) for _ in range(2))
+
+
+def make(dropout=P):
+    return McDropoutContrastiveConfig(initial_bias=-1.0, dropout=dropout).build(D, nnx.Rngs(0))
+
+
+def masks_of(samples, side):
+    """Returns which entries of unit embeddings were kept."""
+    return np.asarray(getattr(samples, side)) != 0
+
+
+def sampled_logits(head, count):
+    classes = head.text_key(TEXT[:K])
+    samples = head.logits(IMAGE, classes, KEY, count)
+    drawn = samples.logits(samples.prepare(IMAGE), samples.keys, jnp.arange(count))
+    return np.asarray(drawn, np.float64), np.asarray(classes, np.float64)
+
+
+def test_training_compares_the_unit_vectors_of_what_was_kept():
+    samples = make()(IMAGE, TEXT, KEY)
+    assert isinstance(samples, EmbeddingSamples)
+    assert samples.image_queries is samples.text_queries is None
+    for side, embedding in (("image", IMAGE), ("text", TEXT)):
+        kept = masks_of(samples, side)
+        np.testing.assert_allclose(getattr(samples, side), numpy_unit(np.where(kept, embedding, 0)), rtol=1e-5)
+        assert binomtest(int(kept.sum()), kept.size, 1 - P).pvalue > 0.01
+        assert len(np.unique(kept, axis=0)) == B  # a mask for each row
+    assert (masks_of(samples, "image") != masks_of(samples, "text")).any()
+    again = make()(IMAGE, TEXT, KEY)
+    np.testing.assert_array_equal(again.image, samples.image)
+
+
+def test_without_a_key_or_without_dropout_nothing_is_dropped():
+    expected = [numpy_unit(IMAGE), numpy_unit(TEXT)]
+    for samples in (make()(IMAGE, TEXT, None), make(0.0)(IMAGE, TEXT, KEY)):
+        np.testing.assert_allclose([samples.image, samples.text], expected, rtol=1e-5)
+    np.testing.assert_allclose(make(0.0).image_noise_norm(IMAGE), 0, atol=1e-6)
+
+
+@pytest.mark.parametrize("loss", [SoftmaxLoss("dense"), SigmoidLoss("dense")], ids=["softmax", "sigmoid"])
+def test_the_loss_and_its_gradient_are_those_of_embeddings_with_the_same_masks(loss):
+    head = make()
+    samples = head(IMAGE, TEXT, KEY)
+    kept = [masks_of(samples, side) for side in ("image", "text")]
+    image, text = (numpy_unit(np.where(mask, x, 0)) for mask, x in zip(kept, (IMAGE, TEXT), strict=True))
+    logits = image @ text.T / float(head.temperature()) - 1.0
+    if isinstance(loss, SoftmaxLoss):
+        expected = -(np.diag(log_softmax(logits, axis=1)) + np.diag(log_softmax(logits, axis=0))).mean() / 2
+    else:
+        expected = np.sum(np.log1p(np.exp(-(2 * np.eye(B) - 1) * logits))) / B
+    np.testing.assert_allclose(loss(samples), expected, rtol=1e-5)
+
+    def value(image, text):
+        return loss(head(jnp.asarray(image), jnp.asarray(text), KEY))
+
+    check_grads(value, (np.asarray(IMAGE), np.asarray(TEXT)), order=1, modes=["rev"], rtol=2e-2, atol=2e-2)
+    gradient = jax.grad(value)(IMAGE, TEXT)
+    np.testing.assert_array_equal(np.asarray(gradient)[~kept[0]], 0)
+
+
+def test_noise_samples_are_logits_of_masked_images():
+    head, count = make(), 4000
+    drawn, classes = sampled_logits(head, count)
+    masks = RANDOM.random((count, 1, D)) >= P
+    z = np.where(masks, np.asarray(IMAGE, np.float64), 0)
+    expected = z / np.linalg.norm(z, axis=2, keepdims=True) @ classes.T / float(head.temperature())
+    error = np.sqrt(drawn.var(axis=1) / count + expected.var(axis=0) / count)
+    np.testing.assert_array_less(np.abs(drawn.mean(axis=1) - expected.mean(axis=0)), 5 * error)
+    np.testing.assert_allclose(drawn.std(axis=1), expected.std(axis=0), rtol=0.08)
+
+
+def test_the_noise_norm_is_the_root_of_the_summed_variance_over_masks():
+    head = make()
+    masks = RANDOM.random((4000, 1, D)) >= P
+    for found, embedding in ((head.image_noise_norm(IMAGE), IMAGE), (head.text_noise_norm(TEXT), TEXT)):
+        z = np.where(masks, np.asarray(embedding), 0)
+        z /= np.linalg.norm(z, axis=2, keepdims=True)
+        # Of sixteen masks, whose variance is measured around their own mean.
+        np.testing.assert_allclose(found, np.sqrt(z.var(axis=0).sum(axis=1)), rtol=0.25)
+        np.testing.assert_allclose(np.mean(found), np.sqrt(z.var(axis=0).sum(axis=1)).mean(), rtol=0.1)
+    spectrum = np.asarray(head.image_spectrum(IMAGE))
+    assert (np.diff(spectrum, axis=1) <= 0).all()
+    np.testing.assert_allclose(np.linalg.norm(spectrum, axis=1), head.image_noise_norm(IMAGE), rtol=1e-4)
+
+
+def test_a_row_does_not_depend_on_others():
+    head = make()
+    np.testing.assert_allclose(head.image_noise_norm(IMAGE[3:4]), head.image_noise_norm(IMAGE)[3:4], rtol=1e-5)
+
+
+def test_a_row_of_which_everything_would_be_dropped_is_kept():
+    config = McDropoutContrastiveConfig(dropout=0.9)
+    head, (image, text) = config.build(2, nnx.Rngs(0)), (IMAGE[:, :2], TEXT[:, :2])
+
+    def total(image, text):
+        return SigmoidLoss()(head(image, text, KEY))
+
+    samples, gradients = head(image, text, KEY), jax.grad(total, argnums=(0, 1))(image, text)
+    np.testing.assert_allclose(np.linalg.norm(samples.image, axis=1), 1, rtol=1e-5)
+    assert masks_of(samples, "image").all(axis=1).any()
+    assert all(np.isfinite(gradient).all() for gradient in gradients)
+
+
+def test_eight_devices_equal_one():
+    head = make()
+
+    def both(image, text):
+        return jax.value_and_grad(lambda image, text: SigmoidLoss()(head(image, text, KEY)), (0, 1))(image, text)
+
+    expected = jax.jit(both)(IMAGE, TEXT)
+    with jax.set_mesh(mesh_of(8)):
+        found = jax.jit(both)(IMAGE, TEXT)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6), found, expected)
+
+
+def test_what_makes_no_sense_is_refused():
+    with pytest.raises(UserError, match=r"dropout = 1.0 must be below 1"):
+        McDropoutContrastiveConfig(dropout=1.0)
+    with pytest.raises(UserError, match=r"dropout = -0.1 must be at least 0"):
+        McDropoutContrastiveConfig(dropout=-0.1)
