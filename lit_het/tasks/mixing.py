@@ -1,4 +1,4 @@
-"""Mixup and CutMix for image-text pairs: an image with a part of another has a label for both texts (PCME++ Sec. 3.4).
+"""Mixup and CutMix for image-text pairs: an image with a part of another has a label for both texts (PCME++ Sec. 2.4).
 
 As in `lit_het.tasks.mixup` an image is mixed with that of the row before, on the global batch.
 """

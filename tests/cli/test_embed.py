@@ -270,6 +270,12 @@ def test_a_tower_that_is_trained_takes_no_embeddings(capsys, config_file, embedd
     assert "a trainable image tower needs images" in line
 
 
+def test_pixels_that_are_to_be_mixed_are_no_embeddings(capsys, config_file, embedded):
+    flags = ["--data.embeddings", embedded, "--task.loss", "sigmoid", "--task.mixing.fraction", 0.5]
+    line = refusal(capsys, "train", "--config", config_file, *flags)
+    assert line.endswith("--task.mixing mixes the pixels of images; leave it out, or leave out --data.embeddings")
+
+
 def test_crops_without_anything_random_are_refused(capsys, config_file, tmp_path):
     line = refusal(capsys, "embed", "--tower", config_file, "--output", tmp_path / "e", "--crops", 2)
     assert "all crops would be equal" in line

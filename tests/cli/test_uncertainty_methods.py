@@ -25,6 +25,7 @@ from lit_het.heads.prob_vlm import ProbVLMContrastiveConfig
 from lit_het.losses.contrastive import SigmoidLoss, SoftmaxLoss
 from lit_het.runs.opening import open_run
 from lit_het.runs.training import train
+from lit_het.tasks.mixing import Mixing
 from tests import tiny
 from tests.cli.test_train import refusal
 
@@ -103,6 +104,18 @@ def test_a_method_trains_calibrates_classifies_and_is_evaluated(finish, held_out
     model.save_pretrained(tmp_path / "folder")
     again = lit_het.load(tmp_path / "folder")
     np.testing.assert_array_equal(again.classify(IMAGE, NAMES).to_numpy(), found.to_numpy())
+
+
+@pytest.mark.parametrize("method", ["Gaussian", "HET-XL"])
+def test_a_method_trains_with_pseudo_positives_and_mixed_images(configured, method):
+    config = configured(method, "sigmoid", "trained")
+    task = dataclasses.replace(
+        config.task, loss=SigmoidLoss(pseudo_positives=0.1), mixing=Mixing(0.5), locked=("text_tower/tokens/.*",)
+    )
+    config = dataclasses.replace(config, task=task)
+    train(config)
+    found = lit_het.load(config.run_dir).classify(IMAGE, NAMES)
+    assert sum(found.values()) == pytest.approx(1, abs=1e-5)
 
 
 def test_prompts_of_gaussian_names_are_joined_by_mean_and_variance(configured):

@@ -37,6 +37,7 @@ from lit_het.optimizers import Adafactor, ParameterGroup
 from lit_het.runs.parsing import parse_config
 from lit_het.tasks.classification import ClassificationConfig
 from lit_het.tasks.contrastive import ContrastiveConfig, ContrastiveTask
+from lit_het.tasks.mixing import Mixing
 from lit_het.towers.resnet import ResNetConfig
 from lit_het.towers.text import TextConfig
 from lit_het.towers.vit import ViTConfig
@@ -142,6 +143,15 @@ def test_transforms_of_images_survive_a_round_trip_through_json(tmp_path):
     assert experiment.load(tmp_path / "config.json") == config
     saved = json.loads((tmp_path / "config.json").read_text())["data"]
     assert [change["type"] for change in saved["augmentations"]] == ["HorizontalFlip", "RandAugment", "RandomAffine"]
+
+
+def test_pcme_plus_plus_is_a_line_of_flags():
+    flags = "--task.head gaussian --task.loss sigmoid --task.loss.pseudo-positives 0.1 --task.mixing.fraction 0.5"
+    task = parse_config(Path("configs/quickstart_lit_het_xl.py"), flags.split()).task
+    assert isinstance(task, ContrastiveConfig)
+    assert isinstance(task.head, GaussianContrastiveConfig)
+    assert task.loss == SigmoidLoss(pseudo_positives=0.1)
+    assert task.mixing == Mixing(0.5)
 
 
 def test_mixup_is_a_flag():

@@ -50,7 +50,7 @@ def labels(share: Any = SHARE):
 
 
 def reference(arrays, case):
-    """Returns the mean over valid rows of both directions, pair by pair (PCME++ Sec. 3.3 and 3.4)."""
+    """Returns the mean over valid rows of both directions, pair by pair (PCME++ Sec. 2.3 and 2.4)."""
     alpha, mixed = CASES[case]
     y = labels(np.ones(B) if mixed is None else SHARE)
     of_rows = np.zeros(B)

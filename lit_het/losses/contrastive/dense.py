@@ -54,7 +54,7 @@ def sigmoid(pairs: Pairs, pair_loss: PairLoss) -> Float[Array, ""]:
 
     Without noise and duplicates this is SigLIP Eq. 1 (also SoViT Table 7). Each pair is a classification of its own, so
     every positive has the label 1. A mixed image has the label y of each text: the loss is then ``Σ_n w_n Σ_m
-    -(y_nm log p_nm + (1 - y_nm) log (1 - p_nm))`` (PCME++ Sec. 3.4).
+    -(y_nm log p_nm + (1 - y_nm) log (1 - p_nm))`` (PCME++ Sec. 2.4).
     """
     return jnp.sum(pairs.query_examples.weight * jnp.sum(_binary_losses(pairs, pair_loss), axis=1))
 

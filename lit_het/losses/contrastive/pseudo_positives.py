@@ -1,4 +1,4 @@
-"""Pseudo-positives: keys that fit a query at least as well as its partner does, for the sigmoid loss (PCME++ Sec. 3.3).
+"""Pseudo-positives: keys that fit a query at least as well as its partner does, for the sigmoid loss (PCME++ Sec. 2.3).
 
 A caption may fit images other than its own. A second loss takes such pairs for positives, so that a model is not
 taught the contrary alone.
