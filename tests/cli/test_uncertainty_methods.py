@@ -109,9 +109,7 @@ def test_a_method_trains_calibrates_classifies_and_is_evaluated(finish, held_out
 @pytest.mark.parametrize("method", ["Gaussian", "HET-XL"])
 def test_a_method_trains_with_pseudo_positives_and_mixed_images(configured, method):
     config = configured(method, "sigmoid", "trained")
-    task = dataclasses.replace(
-        config.task, loss=SigmoidLoss(pseudo_positives=0.1), mixing=Mixing(0.5), locked=("text_tower/tokens/.*",)
-    )
+    task = dataclasses.replace(config.task, loss=SigmoidLoss(pseudo_positives=0.1), mixing=Mixing(0.5))
     config = dataclasses.replace(config, task=task)
     train(config)
     found = lit_het.load(config.run_dir).classify(IMAGE, NAMES)

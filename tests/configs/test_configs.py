@@ -150,7 +150,8 @@ def test_pcme_plus_plus_is_a_line_of_flags():
     task = parse_config(Path("configs/quickstart_lit_het_xl.py"), flags.split()).task
     assert isinstance(task, ContrastiveConfig)
     assert isinstance(task.head, GaussianContrastiveConfig)
-    assert task.loss == SigmoidLoss(pseudo_positives=0.1)
+    assert isinstance(task.loss, SigmoidLoss)
+    assert task.loss.pseudo_positives == 0.1
     assert task.mixing == Mixing(0.5)
 
 
