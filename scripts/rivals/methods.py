@@ -11,6 +11,7 @@ from lit_het.heads.bayes_vlm import BayesVLMContrastiveConfig
 from lit_het.heads.contrastive import DeterministicContrastiveConfig, HetXLContrastiveConfig
 from lit_het.heads.covariance import CovarianceConfig
 from lit_het.heads.gaussian import GaussianContrastiveConfig
+from lit_het.heads.mc_dropout import McDropoutContrastiveConfig
 from lit_het.heads.prob_vlm import ProbVLMContrastiveConfig
 from lit_het.losses.contrastive import ContrastiveLoss, SigmoidLoss, SoftmaxLoss
 from lit_het.schedules import Schedule
@@ -66,6 +67,7 @@ METHODS: Mapping[str, Method] = {
     ),
     "het_xl_alone": Method(HetXLContrastiveConfig(_COVARIANCE), towers_of="deterministic", title="HET-XL, head alone"),
     "prob_vlm": Method(ProbVLMContrastiveConfig(), towers_of="deterministic", title="ProbVLM"),
+    "mc_dropout": Method(McDropoutContrastiveConfig(), towers_of="deterministic", title="MC dropout"),
     "bayes_vlm": Method(BayesVLMContrastiveConfig(), towers_of="deterministic", title="BayesVLM"),
 }
 
