@@ -25,6 +25,7 @@ class Imported:
             ``head/temperature/log_temperature``: log τ, where inner products are divided by τ.
         num_classes: number of classes of the head ``head/logits/...``, or None without a classifier.
         tokenizer: path of the SentencePiece model or ``tokenizer.json`` beside the weights, or None.
+        tokenizer_fields: settings of the tokenizer that its files do not record.
         image_processor: image preprocessing as in ``preprocessor_config.json``, or None if unknown.
     """
 
@@ -35,4 +36,5 @@ class Imported:
     has_bias: bool = False
     num_classes: int | None = None
     tokenizer: Path | None = None
+    tokenizer_fields: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     image_processor: Mapping[str, Any] | None = None

@@ -9,14 +9,14 @@ An image is N(μ, diag σ²) and a text N(ν, diag ς²), with unit means. The m
 import dataclasses
 import functools
 import math
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Key
 
-from lit_het.errors import UserError, require_at_least
+from lit_het.errors import UserError, require_at_least, require_choice
 from lit_het.heads.contrastive import DeterministicContrastive, key_logits, unit
 from lit_het.heads.covariance import Noise
 from lit_het.heads.temperature import LogTemperature, TemperatureConfig
@@ -39,6 +39,8 @@ class GaussianContrastiveConfig:
         temperature: τ.
         initial_bias: initial value of a learned bias of the logits, for the sigmoid loss; None for no bias.
         initial_noise_norm: initial ``|σ|``; ProLIP's, with log σ² = -10 in 768 dimensions, is 0.19.
+        variances: log σ² is a dense layer of the head on the unit embedding, or comes from the uncertainty tokens of
+            the towers (ProLIP), whose embeddings are ``[mean, log σ²]`` and whose layers start at log σ² = -10.
         bottleneck: weight of the divergence from N(0, 1), the mean over dimensions; both papers use 1e-4.
         inclusion: weight of the loss that wants an image's Gaussian inside that of its text; ProLIP uses 1e-7.
 
@@ -49,6 +51,7 @@ class GaussianContrastiveConfig:
     temperature: TemperatureConfig = LogTemperature()
     initial_bias: float | None = None
     initial_noise_norm: float = 0.1
+    variances: Literal["head", "towers"] = "head"
     bottleneck: float = 1e-4
     inclusion: float = 1e-7
 
@@ -58,6 +61,7 @@ class GaussianContrastiveConfig:
 
     def __post_init__(self) -> None:
         require_at_least(0, self, "bottleneck", "inclusion")
+        require_choice(self, "variances")
         if not 0 < self.initial_noise_norm < math.inf:
             raise UserError(f"initial_noise_norm = {self.initial_noise_norm} must be positive and finite")
 
@@ -74,7 +78,9 @@ class GaussianContrastive(DeterministicContrastive):
         self.config = config
         bias_init = nnx.initializers.constant(2 * math.log(config.initial_noise_norm) - math.log(embedding_size))
 
-        def log_variance() -> nnx.Linear:
+        def log_variance() -> nnx.Linear | None:
+            if config.variances == "towers":
+                return None
             # A kernel of zeros: at first all examples are equally uncertain.
             return nnx.Linear(
                 embedding_size, embedding_size, kernel_init=nnx.initializers.zeros, bias_init=bias_init, rngs=rngs
@@ -95,13 +101,15 @@ class GaussianContrastive(DeterministicContrastive):
 
     def image_key(self, image: Float[Array, "b d"]) -> Float[Array, "b d_plus_two"]:
         """Returns ``[μ, -|σ|²/2, 1]``."""
-        half = self._noise(image, self.image_log_variance).trace()[:, None] / 2
-        return jnp.concatenate([unit(image), -half, jnp.ones_like(half)], axis=1)
+        mean, log_variance = self._gaussian(image, self.image_log_variance)
+        half = _noise(log_variance).trace()[:, None] / 2
+        return jnp.concatenate([mean, -half, jnp.ones_like(half)], axis=1)
 
     def text_key(self, text: Float[Array, "b d"]) -> Float[Array, "b d_plus_two"]:
         """Returns ``[ν, 1, -|ς|²/2]``."""
-        half = self._noise(text, self.text_log_variance).trace()[:, None] / 2
-        return jnp.concatenate([unit(text), jnp.ones_like(half), -half], axis=1)
+        mean, log_variance = self._gaussian(text, self.text_log_variance)
+        half = _noise(log_variance).trace()[:, None] / 2
+        return jnp.concatenate([mean, jnp.ones_like(half), -half], axis=1)
 
     def mean_text_key(self, keys: Float[Array, "k t d_plus_two"]) -> Float[Array, "k d_plus_two"]:
         """Returns the key of each name from those of its prompts: the unit mean of ν, and the mean of |ς|²."""
@@ -112,14 +120,12 @@ class GaussianContrastive(DeterministicContrastive):
         self, image: Float[Array, "b d"], text: Float[Array, "b d"], key: Key[Array, ""] | None
     ) -> dict[str, Float[Array, " b"]]:
         """Returns the weighted bottleneck and inclusion losses of each example; those of weight 0 are left out."""
-        sides = [(unit(image), self._log_variances(image, self.image_log_variance))]
-        sides += [(unit(text), self._log_variances(text, self.text_log_variance))]
+        sides = self._gaussian(image, self.image_log_variance), self._gaussian(text, self.text_log_variance)
         found = {}
         if self.config.bottleneck:
             found["bottleneck_loss"] = self.config.bottleneck * sum(divergence(*side) for side in sides)
         if self.config.inclusion:
-            inside = _INCLUSION_LOGIT * inclusion(*sides[0], *sides[1])
-            found["inclusion_loss"] = self.config.inclusion * jnp.mean(jax.nn.softplus(-inside), axis=1)
+            found["inclusion_loss"] = self.config.inclusion * inclusion_loss(*sides[0], *sides[1])
         return found
 
     def image_noise_norm(self, image: Float[Array, "b d"]) -> Float[Array, " b"]:
@@ -141,12 +147,22 @@ class GaussianContrastive(DeterministicContrastive):
         """Returns σ in descending order."""
         return jnp.sort(self._noise(image, self.image_log_variance).scale, axis=1, descending=True)
 
-    def _noise(self, embedding: Float[Array, "b d"], layer: nnx.Linear) -> Noise:
-        scale = jnp.exp(self._log_variances(embedding, layer) / 2)
-        return Noise(scale, None, None, None, is_diagonal=True)
+    def _noise(self, embedding: Float[Array, "b _"], layer: nnx.Linear | None) -> Noise:
+        return _noise(self._gaussian(embedding, layer)[1])
 
-    def _log_variances(self, embedding: Float[Array, "b d"], layer: nnx.Linear) -> Float[Array, "b d"]:
-        return jnp.clip(layer(unit(embedding)), -_LIMIT, _LIMIT)
+    def _gaussian(
+        self, embedding: Float[Array, "b _"], layer: nnx.Linear | None
+    ) -> tuple[Float[Array, "b d"], Float[Array, "b d"]]:
+        """Returns the unit mean and log σ²."""
+        if layer is None:
+            mean, log_variance = jnp.split(embedding, 2, axis=1)
+            return unit(mean), jnp.clip(log_variance, -_LIMIT, _LIMIT)
+        mean = unit(embedding)
+        return mean, jnp.clip(layer(mean), -_LIMIT, _LIMIT)
+
+
+def _noise(log_variance: Float[Array, "b d"]) -> Noise:
+    return Noise(jnp.exp(log_variance / 2), None, None, None, is_diagonal=True)
 
 
 def divergence(mean: Float[Array, "b d"], log_variance: Float[Array, "b d"]) -> Float[Array, " b"]:
@@ -172,3 +188,14 @@ def inclusion(
         return -inner / 2 - log_sum / 2 - squares * jnp.exp(-log_sum)
 
     return overlap(first, second) - overlap(second, first)
+
+
+def inclusion_loss(
+    mean: Float[Array, "b d"],
+    log_variance: Float[Array, "b d"],
+    other_mean: Float[Array, "b d"],
+    other_log_variance: Float[Array, "b d"],
+) -> Float[Array, " b"]:
+    """Returns ``-log sigmoid`` of 1000 times the inclusion of p in q, the mean over dimensions (ProLIP)."""
+    inside = inclusion(mean, log_variance, other_mean, other_log_variance)
+    return jnp.mean(jax.nn.softplus(-_INCLUSION_LOGIT * inside), axis=1)

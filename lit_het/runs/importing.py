@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from lit_het.durations import Duration
 from lit_het.errors import UserError
 from lit_het.heads.contrastive import DeterministicContrastiveConfig
 from lit_het.heads.deterministic import DeterministicConfig
+from lit_het.heads.gaussian import GaussianContrastiveConfig
 from lit_het.losses.contrastive import SigmoidLoss, SoftmaxLoss
 from lit_het.runs import directory, image_processors, portable
 from lit_het.runs.checks import unseen_pixels
@@ -131,7 +132,7 @@ def _read(source: str, run_dir: Path, options: ImportOptions) -> tuple[Experimen
         task=task,
         data=LoaderConfig((), image_size, preprocessing=preprocessing),
         length=Duration(1),
-        tokenizer=_tokenizer(task, tokenizer) if tokenizer else None,
+        tokenizer=_tokenizer(task, tokenizer, found.tokenizer_fields) if tokenizer else None,
         calibration=None,
     )
     if isinstance(task, ContrastiveConfig) and not tokenizer:
@@ -193,24 +194,33 @@ def _task_of(found: Imported, source: str) -> ContrastiveConfig | Classification
         if tower.num_members > 1:
             tower = dataclasses.replace(tower, members="apart")
         return ClassificationConfig(image_tower=tower, head=DeterministicConfig(), **head)
+    bias = 0.0 if found.has_bias else None
+    is_gaussian = found.text_tower.uncertainty_token
     return ContrastiveConfig(
         image_tower=found.image_tower,
         text_tower=found.text_tower,
-        head=DeterministicContrastiveConfig(initial_bias=0.0 if found.has_bias else None),
+        head=GaussianContrastiveConfig(initial_bias=bias, variances="towers")
+        if is_gaussian
+        else DeterministicContrastiveConfig(initial_bias=bias),
         loss=SigmoidLoss() if found.has_bias else SoftmaxLoss(),
         locked=(),
     )
 
 
-def _tokenizer(task: ContrastiveConfig | ClassificationConfig, model: Path) -> TokenizerConfig | None:
-    """Returns the configuration of a text tower's tokenizer.
+def _tokenizer(
+    task: ContrastiveConfig | ClassificationConfig, model: Path, fields: Mapping[str, Any]
+) -> TokenizerConfig | None:
+    """Returns the configuration of a text tower's tokenizer, with fields that its file does not record.
 
     Raises:
-        UserError: the file is not a tokenizer, or its vocabulary is larger than the tower's.
+        UserError: the file is not a tokenizer of the model's kind, or its vocabulary is larger than the tower's.
     """
     if isinstance(task, ClassificationConfig):
         return None
     config = tokenizer_config(model, task.text_tower.length)
+    if missing := [name for name in fields if not hasattr(config, name)]:
+        raise UserError(f"{model} has no {missing[0]}, which the model needs; give its SentencePiece model")
+    config = dataclasses.replace(config, **fields)
     size, most = config.build().vocabulary_size, task.text_tower.vocabulary_size
     if size > most:
         raise UserError(f"{model} has {size} tokens, the text tower {most}; give the tokenizer of this model")

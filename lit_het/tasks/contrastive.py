@@ -55,8 +55,9 @@ class ContrastiveConfig:
         mixing: which images are mixed with others, for a sigmoid loss; None for none.
 
     Raises:
-        UserError: the towers' embeddings differ in size, members of an ensemble have separate embeddings, the loss
-            needs other samples than the head draws, or images are mixed for a softmax loss.
+        UserError: the towers' embeddings differ in size, uncertainty tokens do not fit the head, members of an ensemble
+            have separate embeddings, the loss needs other samples than the head draws, or images are mixed for a
+            softmax loss.
     """
 
     image_tower: ImageTowerConfig = ViTConfig()
@@ -72,6 +73,13 @@ class ContrastiveConfig:
         image, text = self.image_tower.embedding_size, self.text_tower.embedding_size
         if image != text:
             raise UserError(f"text_tower.embedding_size = {text} must equal the image tower's embedding size {image}")
+        reads = isinstance(self.head, GaussianContrastiveConfig) and self.head.variances == "towers"
+        for name, tower in (("image_tower", self.image_tower), ("text_tower", self.text_tower)):
+            if tower.uncertainty_token != reads:
+                raise UserError(
+                    f"task.{name}.uncertainty_token = {tower.uncertainty_token} does not fit task.head: uncertainty "
+                    "tokens of both towers and the Gaussian head with variances = 'towers' need each other"
+                )
         if (self.loss.likelihood != "samples") != (self.head.num_samples == 0):
             raise UserError(
                 f"task.loss.likelihood = {self.loss.likelihood!r} does not fit task.head.num_samples = "

@@ -1,6 +1,7 @@
 """BERT (Devlin et al. 2018) as a text tower: words, positions and segments, norms after layers, first token."""
 
 import dataclasses
+from typing import ClassVar
 
 import jax.numpy as jnp
 from flax import nnx
@@ -42,6 +43,8 @@ class BertConfig:
     num_segments: int = 2
     padding_id: int = 0
     pooler: bool = False
+
+    uncertainty_token: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         require_at_least(1, self, "vocabulary_size", "length", "num_segments")

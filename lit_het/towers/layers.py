@@ -32,6 +32,12 @@ def linear(size_in: int, size_out: int, dtype: ComputeType, rngs: nnx.Rngs) -> n
     )
 
 
+def log_variances(size_in: int, size_out: int, rngs: nnx.Rngs) -> nnx.Linear:
+    """Returns ProLIP's dense layer of log σ², in float32: at first -10, and a standard normal around it."""
+    normal, constant = nnx.initializers.normal(size_in**-0.5), nnx.initializers.constant(-10.0)
+    return nnx.Linear(size_in, size_out, kernel_init=normal, bias_init=constant, rngs=rngs)
+
+
 def layer_norm(width: int, epsilon: float, rngs: nnx.Rngs) -> nnx.LayerNorm:
     """Returns a LayerNorm that computes in float32 for any type of activations."""
     return nnx.LayerNorm(width, epsilon=epsilon, dtype=jnp.float32, rngs=rngs)

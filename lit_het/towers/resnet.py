@@ -35,6 +35,7 @@ class ResNetConfig:
     # No fields: only a Transformer can be an ensemble (e3).
     num_members: ClassVar[int] = 1
     members: ClassVar[str] = "mean"
+    uncertainty_token: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         require_at_least(1, self, "width_multiplier", "image_size")

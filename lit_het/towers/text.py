@@ -10,14 +10,14 @@ from jaxtyping import Array, Float, Int, Key
 
 from lit_het import sharding
 from lit_het.errors import UserError, require_at_least, require_choice
-from lit_het.towers.layers import linear
+from lit_het.towers.layers import linear, log_variances
 from lit_het.towers.pooling import AttentionPooling
 from lit_het.towers.positions import sinusoidal_positions
 from lit_het.towers.transformer import Encoder, EncoderConfig, layers_above
 from lit_het.types import Params, TowerOutput
 
 # Parameters of the tower before its encoder.
-_INPUTS = ("tokens", "positions")
+_INPUTS = ("tokens", "positions", "class_token", "uncertainty_token")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,19 +27,22 @@ class TextConfig:
     Attributes:
         vocabulary_size: number of token ids.
         length: tokens per text, padding included.
-        embedding_size: size of the projected embedding.
+        embedding_size: size of the projected embedding; with an uncertainty token it holds the mean and log σ².
         encoder: the stack of blocks.
         weights: pretrained weights, a path or address, see `lit_het.checkpoints.weights`; None for random weights.
         pooling: the last position (the tokenizer's end token or padding), the first one, the mean or the maximum over
-            all positions, attention pooling, or the end token (CLIP).
+            all positions, attention pooling, the end token (CLIP), or a learned token behind the text (ProLIP).
         end_token: its id, for the pooling "end_token": the first occurrence is pooled. None for the largest id of each
             text, as CLIP's authors do.
         positions: learned, or fixed sines and cosines (the original Transformer, whose encoder has the activation
             "relu" and norms after layers).
+        uncertainty_token: whether one more learned token is encoded behind the text, whose output gives log σ² of the
+            embedding (ProLIP's [UNC]); the embedding is then ``[mean, log σ²]``.
+        uncertainty_from: what the layer of log σ² reads: that token, or the mean, as in ProLIP's published code.
 
     Raises:
-        UserError: a size below 1, an unknown pooling or kind of positions, an end token that is not pooled or is not in
-            the vocabulary, or an ensemble of experts.
+        UserError: a size below 1, an unknown choice, an end token that is not pooled or is not in the vocabulary, an
+            odd size of mean and log σ², or an ensemble of experts.
     """
 
     vocabulary_size: int = 32_000
@@ -47,19 +50,23 @@ class TextConfig:
     embedding_size: int = 768
     encoder: EncoderConfig = EncoderConfig()
     weights: str | None = None
-    pooling: Literal["last", "first", "mean", "max", "attention", "end_token"] = "last"
+    pooling: Literal["last", "first", "mean", "max", "attention", "end_token", "class_token"] = "last"
     end_token: int | None = None
     positions: Literal["learned", "sinusoidal"] = "learned"
+    uncertainty_token: bool = False
+    uncertainty_from: Literal["token", "mean"] = "token"
 
     def __post_init__(self) -> None:
         require_at_least(1, self, "vocabulary_size", "length", "embedding_size")
-        require_choice(self, "pooling", "positions")
+        require_choice(self, "pooling", "positions", "uncertainty_from")
         if self.end_token is not None and self.pooling != "end_token":
             raise UserError(f"end_token = {self.end_token} needs pooling = 'end_token', not {self.pooling!r}")
         if self.end_token is not None and not 0 <= self.end_token < self.vocabulary_size:
             raise UserError(
                 f"end_token = {self.end_token} is not below the vocabulary of {self.vocabulary_size} tokens"
             )
+        if self.uncertainty_token and self.embedding_size % 2:
+            raise UserError(f"embedding_size = {self.embedding_size} must be even: its second half is log σ²")
         if self.encoder.num_members > 1:
             raise UserError(
                 f"a text tower has one embedding per text: num_members = {self.encoder.num_members} must be 1"
@@ -90,26 +97,51 @@ class TextTransformer(nnx.Module):
         )
         if config.positions == "learned":
             self.positions = nnx.Param(scale(rngs.params(), (config.length, width)))
+        if config.pooling == "class_token":
+            self.class_token = nnx.Param(scale(rngs.params(), (width,)))
+        if config.uncertainty_token:
+            self.uncertainty_token = nnx.Param(scale(rngs.params(), (width,)))
         self.encoder = Encoder(config.encoder, rngs)
         if config.pooling == "attention":
             self.pooling = AttentionPooling(config.encoder, rngs)
-        self.projection = linear(width, config.embedding_size, config.encoder.compute_type, rngs)
+        size = config.embedding_size // (2 if config.uncertainty_token else 1)
+        self.projection = linear(width, size, config.encoder.compute_type, rngs)
+        if config.uncertainty_token:
+            self.uncertainty = log_variances(width if config.uncertainty_from == "token" else size, size, rngs)
 
     def __call__(self, text: Int[Array, "b l"], key: Key[Array, ""] | None = None) -> TowerOutput:
         """Returns embeddings ``[b d]`` and the encoder's tokens; the key is for experts, see `ViT`."""
         # No mask for padding, as in LiT's code: the tower learns to ignore it (docs/paper_map.md, 12).
-        encoded = self.encoder(self.tokens(text) + self._positions()[None], key)
-        embedding = sharding.as_batch(self.projection(self._pool(encoded.tokens, text))).astype(jnp.float32)
+        encoded = self.encoder(self._with_last_tokens(self.tokens(text) + self._positions()[None]), key)
+        embedding = self._embed(encoded.tokens, text)
         return TowerOutput(embedding, encoded.tokens, encoded.auxiliary_losses, encoded.metrics)
+
+    def _with_last_tokens(self, tokens: Float[Array, "b l d"]) -> Float[Array, "b _ d"]:
+        last = [self.class_token[...]] if self.config.pooling == "class_token" else []
+        last += [self.uncertainty_token[...]] if self.config.uncertainty_token else []
+        # Behind the text, as with a causal mask they see nothing else.
+        rows = [jnp.broadcast_to(x, (len(tokens), 1, len(x))).astype(tokens.dtype) for x in last]
+        return jnp.concatenate([tokens, *rows], axis=1)
+
+    def _embed(self, tokens: Float[Array, "b l d"], text: Int[Array, "b _"]) -> Float[Array, "b _"]:
+        """Returns the mean, or with an uncertainty token, the last of all tokens, the mean and log σ²."""
+        if not self.config.uncertainty_token:
+            return self._project(self._pool(tokens, text))
+        mean = self._project(self._pool(tokens[:, :-1], text))
+        log_variance = self.uncertainty(tokens[:, -1] if self.config.uncertainty_from == "token" else mean)
+        return jnp.concatenate([mean, sharding.as_batch(log_variance)], axis=1)
+
+    def _project(self, pooled: Float[Array, "b _"]) -> Float[Array, "b d"]:
+        return sharding.as_batch(self.projection(pooled)).astype(jnp.float32)
 
     def _positions(self) -> Float[Array, "l d"]:
         if self.config.positions == "learned":
             return self.positions[...]
         return jnp.asarray(sinusoidal_positions(self.config.length, self.config.encoder.width))
 
-    def _pool(self, tokens: Float[Array, "b l d"], text: Int[Array, "b l"]) -> Float[Array, "b d"]:
+    def _pool(self, tokens: Float[Array, "b l d"], text: Int[Array, "b _"]) -> Float[Array, "b d"]:
         match self.config.pooling:
-            case "last":
+            case "last" | "class_token":
                 # The end token or padding, whichever is last (docs/paper_map.md, 12).
                 return tokens[:, -1]
             case "first":

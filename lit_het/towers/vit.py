@@ -7,18 +7,18 @@ import einops
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, Float, Key, UInt8
+from jaxtyping import Array, Float, Int, Key, UInt8
 
 from lit_het import sharding
 from lit_het.errors import UserError, require_at_least, require_choice
-from lit_het.towers.layers import ComputeType, layer_norm, linear
+from lit_het.towers.layers import ComputeType, layer_norm, linear, log_variances
 from lit_het.towers.pooling import AttentionPooling
 from lit_het.towers.positions import sine_cosine_positions
 from lit_het.towers.transformer import Encoder, EncoderConfig, layers_above
 from lit_het.types import Params, TowerOutput
 
 # Parameters of the tower before its encoder.
-_INPUTS = ("patches", "positions", "class_token", "registers", "input_norm")
+_INPUTS = ("patches", "positions", "class_token", "registers", "uncertainty_token", "input_norm")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,9 +39,12 @@ class ViTConfig:
         weights: pretrained weights, a path or address, see `lit_het.checkpoints.weights`; None for random weights.
         members: how embeddings of an ensemble's members are combined: by their mean, concatenated, or "apart", as
             separate examples, for supervised training.
+        uncertainty_token: whether one more learned token is encoded, whose output gives log σ² of the embedding
+            (ProLIP's [UNC]); the embedding is then ``[mean, log σ²]``, of twice the size.
+        norm_twice: whether the encoder's last norm is applied to the class token once more (ProLIP's published code).
 
     Raises:
-        UserError: inconsistent sizes, or an unknown choice.
+        UserError: inconsistent sizes, an unknown choice, or an uncertainty token of an ensemble.
     """
 
     image_size: int = 224
@@ -55,6 +58,8 @@ class ViTConfig:
     projection_size: int | None = None
     weights: str | None = None
     members: Literal["mean", "concatenated", "apart"] = "mean"
+    uncertainty_token: bool = False
+    norm_twice: bool = False
 
     def __post_init__(self) -> None:
         require_at_least(1, self, "image_size", "patch_size")
@@ -65,6 +70,10 @@ class ViTConfig:
         for field in ("representation_size", "projection_size"):
             if getattr(self, field) is not None:
                 require_at_least(1, self, field)
+        if self.uncertainty_token and self.encoder.num_members > 1:
+            raise UserError("image_tower.uncertainty_token = True needs encoder.experts.num_members = 1")
+        if self.norm_twice and (self.pooling != "class_token" or self.encoder.norm_placement != "before"):
+            raise UserError("image_tower.norm_twice = True needs pooling = 'class_token' and norm_placement = 'before'")
 
     @property
     def compute_type(self) -> ComputeType:
@@ -89,6 +98,10 @@ class ViTConfig:
     @property
     def member_size(self) -> int:
         """Size of the embedding of each member of an ensemble."""
+        return self._mean_size * (2 if self.uncertainty_token else 1)
+
+    @property
+    def _mean_size(self) -> int:
         return self.projection_size or self.representation_size or self._pooled_size
 
     @property
@@ -140,6 +153,10 @@ class ViT(nnx.Module):
         if config.num_registers:
             scale = nnx.initializers.normal(0.02)
             self.registers = nnx.Param(scale(rngs.params(), (config.num_registers, encoder.width)))
+        if config.uncertainty_token:
+            scale = nnx.initializers.normal(1 / np.sqrt(encoder.width))
+            self.uncertainty_token = nnx.Param(scale(rngs.params(), (encoder.width,)))
+            self.uncertainty = log_variances(encoder.width, config._mean_size, rngs)
         # CLIP's "pre-LayerNorm".
         if config.input_norm:
             self.input_norm = layer_norm(encoder.width, encoder.norm_epsilon, rngs)
@@ -153,25 +170,41 @@ class ViT(nnx.Module):
         if config.projection_size is not None:
             self.projection = linear(size, config.projection_size, dtype, rngs)
 
-    def __call__(self, image: UInt8[Array, "b h w c"], key: Key[Array, ""] | None = None) -> TowerOutput:
+    def __call__(
+        self,
+        image: UInt8[Array, "b h w c"],
+        key: Key[Array, ""] | None = None,
+        kept: Int[Array, "b _"] | None = None,
+    ) -> TowerOutput:
         """Returns embeddings and the encoder's tokens; pixels are mapped to [-1, 1] here.
 
         Args:
             image: pixels as stored.
             key: random key of training, for experts; without it the tower is deterministic.
+            kept: numbers of the patches of each image to encode, which leaves out the others; None for all.
         """
         b, size = image.shape[0], self.config.patch_size
         height, width = (length // size * size for length in image.shape[1:3])
         # Patches do not overlap, so the convolution is one matrix product.
-        pixels = einops.rearrange(image[:, :height, :width], "b (h p) (w q) c -> (b h w) (p q c)", p=size, q=size)
+        pixels = einops.rearrange(image[:, :height, :width], "b (h p) (w q) c -> b (h w) (p q c)", p=size, q=size)
+        positions = self._positions()[None]
+        if kept is not None:
+            pixels, positions = jnp.take_along_axis(pixels, kept[:, :, None], axis=1), positions[0][kept]
         # Pixels travel to the device as uint8, a quarter of the bytes of float32.
-        tokens = self.patches(pixels.astype(jnp.float32) / 127.5 - 1.0)
-        tokens = self._with_first_tokens(tokens.reshape(b, -1, tokens.shape[-1]) + self._positions()[None])
+        tokens = self.patches(pixels.reshape(-1, pixels.shape[-1]).astype(jnp.float32) / 127.5 - 1.0)
+        tokens = self._with_first_tokens(tokens.reshape(b, -1, tokens.shape[-1]) + positions)
         if self.config.input_norm:
             tokens = self.input_norm(tokens)
         encoded = self.encoder(tokens, key)
-        embedding = self.config.join_members(self._project(self._pool(encoded.tokens)))
+        embedding = self.config.join_members(self._embed(encoded.tokens))
         return TowerOutput(embedding, encoded.tokens, encoded.auxiliary_losses, encoded.metrics)
+
+    def _embed(self, tokens: Float[Array, "b n d"]) -> Float[Array, "b _"]:
+        """Returns the mean, or with an uncertainty token, the first of all tokens, the mean and log σ²."""
+        if not self.config.uncertainty_token:
+            return self._project(self._pool(tokens))
+        log_variance = sharding.as_batch(self.uncertainty(tokens[:, 0]))
+        return jnp.concatenate([self._project(self._pool(tokens[:, 1:])), log_variance], axis=1)
 
     def _positions(self) -> Float[Array, "n d"]:
         if self.config.positions == "learned":
@@ -181,6 +214,8 @@ class ViT(nnx.Module):
 
     def _with_first_tokens(self, tokens: Float[Array, "b n d"]) -> Float[Array, "b _ d"]:
         first = []
+        if self.config.uncertainty_token:
+            first.append(self.uncertainty_token[...][None])
         if self.config.pooling == "class_token":
             first.append(self.class_token[...][None])
         if self.config.num_registers:
@@ -192,7 +227,7 @@ class ViT(nnx.Module):
     def _pool(self, tokens: Float[Array, "b n d"]) -> Float[Array, "b _"]:
         match self.config.pooling:
             case "class_token":
-                return tokens[:, 0]
+                return self.encoder.norm(tokens[:, 0]) if self.config.norm_twice else tokens[:, 0]
             case "mean":
                 # Registers hold no content of the image (DINOv2): they are left out of the mean.
                 return tokens[:, self.config.num_registers :].mean(axis=1)

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -96,25 +95,18 @@ class _ImageTower(Tower):
             input_norm="input_norm/scale" in self.array_names,
             representation_size=self.shape("pre_logits/kernel", 2)[0] if has_pre_logits else None,
         )
-        # Normalisation and patch size change the same layer, so both are applied in one step.
-        first = functools.partial(_first_layer, normalization=normalization, old_size=old_size, size=config.patch_size)
         tokens = self._token_sources(
             config.side, keeps_corners=self.family.keeps_corners and config.patch_size == old_size
         )
-        sources = self.sources + tokens + self._first_layer_sources(first)
+        array_names = (self.first,) if self.first_bias is None else (self.first, self.first_bias)
+        first = first_layer_sources(array_names, normalization, old_size, config.patch_size)
+        sources = self.sources + tokens + first
         if "visual_projection.weight" in self.arrays:
             config = dataclasses.replace(
                 config, projection_size=shape_of(self.arrays, "visual_projection.weight", 2)[0]
             )
             sources += without_bias("visual_projection.weight", "image_tower/projection")
         return config, sources
-
-    def _first_layer_sources(self, first: Any) -> list[ParameterSource]:
-        array_names = (self.first,) if self.first_bias is None else (self.first, self.first_bias)
-        return [
-            ParameterSource("image_tower/patches/kernel", array_names, lambda *layer: first(*layer)[0]),
-            ParameterSource("image_tower/patches/bias", array_names, lambda *layer: first(*layer)[1]),
-        ]
 
     def _token_sources(self, side: int, keeps_corners: bool) -> list[ParameterSource]:
         """Returns the sources of the positions and of the class token, to which its own position is added."""
@@ -132,6 +124,25 @@ class _ImageTower(Tower):
 
 def _class_token(token: np.ndarray, positions: np.ndarray) -> Float[np.ndarray, " d"]:
     return token.ravel().astype(np.float32) + positions.reshape(-1, token.size)[0].astype(np.float32)
+
+
+def first_layer_sources(
+    array_names: tuple[str, ...], normalization: Float[np.ndarray, "2 c"], old_size: int, size: int
+) -> list[ParameterSource]:
+    """Returns the sources of the first layer, with the normalisation of pixels folded into it.
+
+    Args:
+        array_names: of its kernel and, if it has one, its bias.
+        normalization: from `read_normalization`.
+        old_size: of the patches in the source.
+        size: of our patches, in pixels.
+    """
+    # Normalisation and patch size change the same layer, so both are applied in one step.
+    first = functools.partial(_first_layer, normalization=normalization, old_size=old_size, size=size)
+    return [
+        ParameterSource("image_tower/patches/kernel", array_names, lambda *layer: first(*layer)[0]),
+        ParameterSource("image_tower/patches/bias", array_names, lambda *layer: first(*layer)[1]),
+    ]
 
 
 def _first_layer(

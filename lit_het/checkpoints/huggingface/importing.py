@@ -1,4 +1,4 @@
-"""Imports folders of Hugging Face models: SigLIP, SigLIP 2, CLIP, ViT, DINOv2, BERT, and dual encoders of these.
+"""Imports folders of Hugging Face models: SigLIP, SigLIP 2, CLIP, ViT, DINOv2, BERT, dual encoders of these, ProLIP.
 
 Sizes are inferred from the arrays, and from the configuration where the arrays do not determine them. Our towers have
 one fixed normalisation of pixels and no position for the class token. Another normalisation is therefore folded into
@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-from lit_het.checkpoints.huggingface import image_towers, names, text_towers
+from lit_het.checkpoints.huggingface import image_towers, names, prolip, text_towers
 from lit_het.checkpoints.huggingface.processor import Json, read_json, read_normalization, read_processor
 from lit_het.checkpoints.huggingface.tokenizer import find_tokenizer
 from lit_het.checkpoints.huggingface.tower import section, shape_of
@@ -55,7 +55,7 @@ def read_huggingface(
     text_length: int | None = None,
     compute_type: ComputeType = "float32",
 ) -> Imported:
-    """Imports a folder that `transformers` wrote.
+    """Imports a folder that `transformers` wrote, or ProLIP's authors.
 
     Args:
         folder: with ``config.json``, safetensors files and optionally ``preprocessor_config.json``.
@@ -69,13 +69,15 @@ def read_huggingface(
         UserError: files are missing, or our towers do not support the model.
     """
     config = read_json(folder / "config.json")
+    sizes: Any = {"image_size": image_size, "patch_size": patch_size, "compute_type": compute_type}
+    if prolip.is_prolip(config):
+        return prolip.read_prolip(folder, config, text_length=text_length, **sizes)
     image, text = _parts(config, folder)
     arrays = open_safetensors(folder)
     imported, sources, ignored = Imported(arrays, []), list[ParameterSource](), _IGNORED
     if image is not None:
         family = image_towers.FAMILIES[image.kind]
         processor = read_processor(folder, family.processor)
-        sizes: Any = {"image_size": image_size, "patch_size": patch_size, "compute_type": compute_type}
         tower, sources = image_towers.read_image_tower(arrays, *image, read_normalization(processor, folder), **sizes)
         imported = dataclasses.replace(imported, image_tower=tower, image_processor=processor)
         ignored = (*family.ignored, *ignored)

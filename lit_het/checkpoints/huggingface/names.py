@@ -131,6 +131,11 @@ def _block(theirs: str, *, layers: dict[str, str], norms: dict[str, str]) -> Tab
     return *of_layers, *of_norms
 
 
+def _joined(kind: str) -> tuple[str, ...]:
+    """Returns the parameters of queries, keys and values of a block, which PyTorch concatenates."""
+    return tuple(f"encoder/blocks/#/attention/{layer}/{kind}" for layer in ("query", "key", "value"))
+
+
 _FULLY_CONNECTED = {"mlp.fc1": "mlp/up", "mlp.fc2": "mlp/down"}
 _CLIP_BLOCKS = _block(
     "encoder.layers.#",
@@ -192,6 +197,30 @@ CLIP_IMAGE: Table = (
     *_CLIP_BLOCKS,
     *norm("pre_layrnorm", "input_norm"),  # their spelling
     *norm("post_layernorm", "encoder/norm"),
+)
+# OpenCLIP's names. [UNC] and the class token have positions, see `prolip`.
+_OPEN_CLIP_BLOCKS: Table = (
+    *_block(
+        "transformer.resblocks.#",
+        layers={"attn.out_proj": "attention/out", "mlp.c_fc": "mlp/up", "mlp.c_proj": "mlp/down"},
+        norms={"ln_1": "attention_norm", "ln_2": "mlp_norm"},
+    ),
+    Match("transformer.resblocks.#.attn.in_proj_weight", _joined("kernel"), TRANSPOSED),
+    Match("transformer.resblocks.#.attn.in_proj_bias", _joined("bias")),
+)
+PROLIP_IMAGE: Table = (
+    *_OPEN_CLIP_BLOCKS,
+    *norm("ln_pre", "input_norm"),
+    *norm("ln_post", "encoder/norm"),
+    Match("proj", ("projection/kernel",)),
+    *dense("uncertainty_proj", "uncertainty"),
+)
+PROLIP_TEXT: Table = (
+    *_OPEN_CLIP_BLOCKS,
+    Match("token_embedding.weight", ("tokens/embedding",)),
+    *norm("ln_final", "encoder/norm"),
+    *dense("text_projection", "projection"),
+    *dense("text_uncertainty_projection", "uncertainty"),
 )
 # transformers 5 has new names for the layers of a ViT; it also reads those of version 4, which are written.
 VIT: Table = (
