@@ -128,6 +128,23 @@ class GaussianContrastive(DeterministicContrastive):
             found["inclusion_loss"] = self.config.inclusion * inclusion_loss(*sides[0], *sides[1])
         return found
 
+    def masked_inclusion(
+        self,
+        image: Float[Array, "b d"],
+        text: Float[Array, "b d"],
+        masked_image: Float[Array, "b d"],
+        masked_text: Float[Array, "b d"],
+    ) -> Float[Array, " b"]:
+        """Returns the inclusion losses of images in masked images, plus those of texts in masked texts (ProLIP)."""
+        sides = (image, masked_image, self.image_log_variance), (text, masked_text, self.text_log_variance)
+        return sum(
+            (
+                inclusion_loss(*self._gaussian(whole, layer), *self._gaussian(part, layer))
+                for whole, part, layer in sides
+            ),
+            start=jnp.zeros(len(image)),
+        )
+
     def image_noise_norm(self, image: Float[Array, "b d"]) -> Float[Array, " b"]:
         """Returns ``|σ|``."""
         return jnp.sqrt(self._noise(image, self.image_log_variance).trace())
@@ -143,7 +160,7 @@ class GaussianContrastive(DeterministicContrastive):
         sides = (("image", image, self.image_log_variance), ("text", text, self.text_log_variance))
         return {f"{side}_noise_rank": self._noise(x, layer).effective_rank() for side, x, layer in sides}
 
-    def image_spectrum(self, image: Float[Array, "b d"]) -> Float[Array, "b d"]:
+    def image_spectrum(self, image: Float[Array, "b d"]) -> Float[Array, "b _"]:
         """Returns σ in descending order."""
         return jnp.sort(self._noise(image, self.image_log_variance).scale, axis=1, descending=True)
 
@@ -155,8 +172,8 @@ class GaussianContrastive(DeterministicContrastive):
     ) -> tuple[Float[Array, "b d"], Float[Array, "b d"]]:
         """Returns the unit mean and log σ²."""
         if layer is None:
-            mean, log_variance = jnp.split(embedding, 2, axis=1)
-            return unit(mean), jnp.clip(log_variance, -_LIMIT, _LIMIT)
+            size = embedding.shape[1] // 2
+            return unit(embedding[:, :size]), jnp.clip(embedding[:, size:], -_LIMIT, _LIMIT)
         mean = unit(embedding)
         return mean, jnp.clip(layer(mean), -_LIMIT, _LIMIT)
 

@@ -13,7 +13,7 @@ from lit_het.errors import UserError, require_at_least
 from lit_het.heads.base import ContrastiveHead
 from lit_het.heads.bayes_vlm import BayesVLMContrastiveConfig
 from lit_het.heads.contrastive import DeterministicContrastiveConfig, HetXLContrastiveConfig
-from lit_het.heads.gaussian import GaussianContrastiveConfig
+from lit_het.heads.gaussian import GaussianContrastive, GaussianContrastiveConfig
 from lit_het.heads.mc_dropout import McDropoutContrastiveConfig
 from lit_het.heads.prob_vlm import ProbVLMContrastiveConfig
 from lit_het.losses.base import masked_mean, weights
@@ -22,11 +22,12 @@ from lit_het.random import Keys
 from lit_het.tasks import microbatches
 from lit_het.tasks.base import layers_above_towers, learning_rate_groups, trained_parts
 from lit_het.tasks.features import FeatureExtractor, ImageTowerConfig
+from lit_het.tasks.masking import MaskingConfig
 from lit_het.tasks.mixing import Mixing
 from lit_het.tasks.quantities import ImageClassifier
 from lit_het.towers.bert import BertConfig
 from lit_het.towers.text import TextConfig
-from lit_het.towers.vit import ViTConfig
+from lit_het.towers.vit import ViT, ViTConfig
 from lit_het.types import Batch, LogitSamples, Metrics, Params
 
 ContrastiveHeadConfig: TypeAlias = (
@@ -53,11 +54,12 @@ class ContrastiveConfig:
         locked: patterns of parameters to lock; LiT locks only the image tower.
         microbatches: number of parts in which the towers process a batch, to save memory; the loss sees all negatives.
         mixing: which images are mixed with others, for a sigmoid loss; None for none.
+        masking: the inclusion of images and texts in masked ones, for the Gaussian head; None for none.
 
     Raises:
         UserError: the towers' embeddings differ in size, uncertainty tokens do not fit the head, members of an ensemble
-            have separate embeddings, the loss needs other samples than the head draws, or images are mixed for a
-            softmax loss.
+            have separate embeddings, the loss needs other samples than the head draws, images are mixed for a softmax
+            loss, or masking does not fit the head and the towers.
     """
 
     image_tower: ImageTowerConfig = ViTConfig()
@@ -67,6 +69,7 @@ class ContrastiveConfig:
     locked: tuple[str, ...] = ("image_tower/.*",)
     microbatches: int = 1
     mixing: Mixing | None = None
+    masking: MaskingConfig | None = None
 
     def __post_init__(self) -> None:
         require_at_least(1, self, "microbatches")
@@ -95,6 +98,18 @@ class ContrastiveConfig:
             raise UserError(
                 "image_tower.members = 'apart' gives an image several embeddings; take 'mean' or 'concatenated'"
             )
+        if self.masking is not None:
+            self._check_masking(self.masking)
+
+    def _check_masking(self, masking: MaskingConfig) -> None:
+        if not isinstance(self.head, GaussianContrastiveConfig) or not isinstance(self.image_tower, ViTConfig):
+            raise UserError("task.masking needs the head 'gaussian' and a ViT as image tower; leave it out")
+        most = self.text_tower.vocabulary_size
+        for field in ("mask_token", "padding_token"):
+            if getattr(masking, field) >= most:
+                raise UserError(
+                    f"task.masking.{field} = {getattr(masking, field)} is not below the vocabulary of {most} tokens"
+                )
 
     def build(self) -> "ContrastiveTask":
         """Returns the task."""
@@ -154,6 +169,10 @@ class ContrastiveTask:
             assert isinstance(self.config.loss, SigmoidLoss)
             loss = self.config.loss(samples, batch.valid, ids, batch.weight, mixed)
         metrics = {"temperature": samples.temperature}
+        if self.config.masking is not None:
+            values, valid, weight = self._masked_losses(model, batch, image, text, keys("masking"))
+            metrics["masked_inclusion_loss"] = masked_mean(values, valid)
+            loss = loss + jnp.sum(weights(valid, weight) * values)
         for name, values in model.head.auxiliary_losses(image, text, keys("dropout")).items():
             metrics[name] = masked_mean(values, batch.valid)
             loss = loss + jnp.sum(weights(batch.valid, batch.weight) * values)
@@ -162,6 +181,25 @@ class ContrastiveTask:
             metrics |= {f"{name}_{key}": value for key, value in tower_metrics.items()}
             loss = loss + sum(auxiliary_losses.values())
         return loss, metrics
+
+    def _masked_losses(
+        self, model: TwoTowers, batch: Batch, image: Float[Array, "b d"], text: Float[Array, "b d"], key: Key[Array, ""]
+    ) -> tuple[Float[Array, " n"], Bool[Array, " n"], Float[Array, " n"] | None]:
+        """Returns the weighted inclusion losses of the masked rows, and which of them count how much."""
+        masking, head = self.config.masking, model.head
+        assert masking is not None
+        assert isinstance(head, GaussianContrastive)
+        assert isinstance(model.image_tower, ViT)
+        if batch.image is None or batch.text is None or batch.text_embedding is not None:
+            raise UserError("task.masking needs images and captions, not their stored embeddings; leave one out")
+        pixels, words, valid = (masking.rows(x) for x in (batch.image, batch.text, batch.valid))
+        of_images, of_texts = jax.random.split(key)
+        kept = masking.kept_patches(of_images, len(pixels), model.image_tower.config.num_patches)
+        masked_image = model.image_tower(pixels, None, kept).embedding
+        masked_text = model.text_tower(masking.masked_text(of_texts, words)).embedding
+        masked = (_finite(side, valid) for side in (masked_image, masked_text))
+        values = head.masked_inclusion(masking.rows(image), masking.rows(text), *masked)
+        return masking.weight * values, valid, None if batch.weight is None else masking.rows(batch.weight)
 
     def image_classifier(self, params: Params, classes: Float[Array, "k d"] | None = None) -> ImageClassifier:
         """Returns the model as a classifier over texts β with the logits ``(α + ε) · β / τ``.
@@ -221,9 +259,7 @@ class ContrastiveTask:
             image = outputs["image"][0]
         else:
             image = self.features.embedding(batch.image_embedding.astype(jnp.float32))
-        # The embedding of an invalid row may be NaN: its gradient would be NaN even with a weight of 0 in the loss.
-        image, text = (jnp.where(batch.valid[:, None], side, 1.0) for side in (image, text))
-        return image, text, outputs
+        return _finite(image, batch.valid), _finite(text, batch.valid), outputs
 
     def _model(self, params: Params) -> TwoTowers:
         return nnx.merge(self.graph, params)
@@ -240,6 +276,11 @@ def _noise_metrics(
     found = {"image_noise_norm": head.image_noise_norm(image), "text_noise_norm": head.text_noise_norm(text)}
     found |= head.noise_metrics(image, text, valid)
     return {name: masked_mean(values, valid) for name, values in found.items()}
+
+
+def _finite(embedding: Float[Array, "b d"], valid: Bool[Array, " b"]) -> Float[Array, "b d"]:
+    """Returns embeddings with ones in invalid rows, where NaN would make gradients NaN even with a weight of 0."""
+    return jnp.where(valid[:, None], embedding, 1.0)
 
 
 def _some_rows(x: Shaped[Array, "b *rest"]) -> Shaped[Array, "n *rest"]:

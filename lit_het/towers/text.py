@@ -120,7 +120,7 @@ class TextTransformer(nnx.Module):
         last = [self.class_token[...]] if self.config.pooling == "class_token" else []
         last += [self.uncertainty_token[...]] if self.config.uncertainty_token else []
         # Behind the text, as with a causal mask they see nothing else.
-        rows = [jnp.broadcast_to(x, (len(tokens), 1, len(x))).astype(tokens.dtype) for x in last]
+        rows = [jnp.broadcast_to(x, (tokens.shape[0], 1, len(x))).astype(tokens.dtype) for x in last]
         return jnp.concatenate([tokens, *rows], axis=1)
 
     def _embed(self, tokens: Float[Array, "b l d"], text: Int[Array, "b _"]) -> Float[Array, "b _"]:

@@ -1,6 +1,7 @@
 """Every method of uncertainty with every loss, on towers that are trained and on finished ones, as a user runs them."""
 
 import dataclasses
+import functools
 import subprocess
 import sys
 from typing import Any
@@ -26,6 +27,7 @@ from lit_het.losses.contrastive import SigmoidLoss, SoftmaxLoss
 from lit_het.runs.opening import open_run
 from lit_het.runs.training import train
 from lit_het.tasks.mixing import Mixing
+from lit_het.tasks.masking import MaskingConfig
 from tests import tiny
 from tests.cli.test_train import refusal
 
@@ -34,6 +36,7 @@ METHODS = {
     "deterministic": DeterministicContrastiveConfig,
     "HET-XL": HetXLContrastiveConfig,
     "Gaussian": GaussianContrastiveConfig,
+    "ProLIP": functools.partial(GaussianContrastiveConfig, variances="towers"),
     "ProbVLM": ProbVLMContrastiveConfig,
     "BayesVLM": BayesVLMContrastiveConfig,
     "MC dropout": McDropoutContrastiveConfig,
@@ -44,19 +47,40 @@ LOSSES = {"softmax": (SoftmaxLoss(), None), "sigmoid": (SigmoidLoss(), -3.0)}
 IMAGE = Image.fromarray(np.random.default_rng(0).integers(0, 256, (32, 32, 3), np.uint8))
 
 
+def with_uncertainty_tokens(task, head):
+    """Returns a task with ProLIP's towers, and its masking; all parameters are trained."""
+    image_tower = dataclasses.replace(task.image_tower, uncertainty_token=True)
+    text_tower = dataclasses.replace(
+        task.text_tower, embedding_size=image_tower.embedding_size, pooling="class_token", uncertainty_token=True
+    )
+    masking = MaskingConfig(every=2, mask_token=63, padding_token=0)
+    changed = {"image_tower": image_tower, "text_tower": text_tower, "masking": masking, "locked": ()}
+    return dataclasses.replace(task, head=head, **changed)
+
+
 @pytest.fixture
-def configured(lit_config, trained_lit):
+def configured(lit_config, trained_lit, tmp_path):
     """Returns a function that returns the configuration of a method."""
 
     def configure(method, loss, towers):
         form, bias = LOSSES[loss]
-        task = dataclasses.replace(lit_config.task, head=METHODS[method](initial_bias=bias), loss=form)
+        head, plain = METHODS[method](initial_bias=bias), lit_config.task
+        if method == "ProLIP":
+            plain = with_uncertainty_tokens(plain, head)
+        task = dataclasses.replace(plain, head=head, loss=form)
         config = dataclasses.replace(lit_config, task=task, calibration=None)
+        source = trained_lit.run_dir
+        if method == "ProLIP":
+            config = dataclasses.replace(config, pretrained=None)
         if towers == "trained":
             return config
+        if method == "ProLIP":
+            source = tmp_path / "prolip"
+            tiny.finish_untrained(dataclasses.replace(config, run_dir=source))
         locked = ("image_tower/.*", "text_tower/.*")
-        pretrained = PretrainedConfig(run=trained_lit.run_dir, pattern="(image|text)_tower/.*")
-        return dataclasses.replace(config, task=dataclasses.replace(task, locked=locked), pretrained=pretrained)
+        task = dataclasses.replace(config.task, locked=locked, masking=None)
+        pretrained = PretrainedConfig(run=source, pattern="(image|text)_tower/.*")
+        return dataclasses.replace(config, task=task, pretrained=pretrained)
 
     return configure
 
@@ -140,6 +164,7 @@ def test_a_posterior_is_not_trained(configured):
 
 
 @pytest.mark.parametrize("method", ["Gaussian", "ProbVLM", "BayesVLM", "MC dropout"])
+@pytest.mark.parametrize("method", ["Gaussian", "ProLIP", "ProbVLM", "BayesVLM"])
 def test_onnx_has_the_scores_of_other_heads_without_their_noise(capsys, finish, tmp_path, method):
     with tiny.untrained():
         run_dir = finish(method, "softmax", "finished" if method == "BayesVLM" else "trained")
