@@ -34,12 +34,14 @@ class Recognition:
         templates: prompts with the placeholder ``{c}``.
         label_names: the class names that the labels of the set index.
         groups: for each label name, the candidates that count as this class; None to match by name.
+        certain_prompts: how many prompts of each name are kept, those of the least variance; None for all.
     """
 
     candidates: tuple[str, ...]
     templates: tuple[str, ...]
     label_names: tuple[str, ...]
     groups: tuple[tuple[int, ...], ...] | None = None
+    certain_prompts: int | None = None
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -55,10 +57,12 @@ class Recognition:
         """Checks that a model can classify over the candidates with S noise samples.
 
         Raises:
-            UserError: a classifier without head or with another number of classes, a text tower without tokenizer, or
-                an odd S of a head that draws pairs.
+            UserError: a classifier without head or with another number of classes, a text tower without tokenizer, an
+                odd S of a head that draws pairs, or prompts to be chosen by variances that the model does not have.
         """
         model.check_samples(samples)
+        if self.certain_prompts is not None and (model.text is None or model.text.variances is None):
+            raise UserError("--certain-prompts needs the variances of texts, which the Gaussian head has; leave it out")
         if model.text is not None:
             model.text.tokenize([fill_template(self.templates[0], self.candidates[0])])
             return
@@ -93,7 +97,9 @@ class Recognition:
         """Returns a `predictor` for each number of noise samples; the class names are embedded once."""
         self.check(model)
         samples = tuple(samples_of(model, count) for count in samples)
-        embeddings = None if model.text is None else embed_class_names(model, self.candidates, self.templates)
+        embeddings = None
+        if model.text is not None:
+            embeddings = embed_class_names(model, self.candidates, self.templates, self.certain_prompts)
         return [Predictor(model, len(self.class_names), embeddings, count, self.groups) for count in samples]
 
     def predict(self, predictor: Predictor, features: Features) -> Predictions:
@@ -122,11 +128,15 @@ def require_head(model: EvaluatedModel) -> None:
 
 
 def embed_class_names(
-    model: EvaluatedModel, names: Sequence[str], templates: Sequence[str] = BARE_TEMPLATE
+    model: EvaluatedModel,
+    names: Sequence[str],
+    templates: Sequence[str] = BARE_TEMPLATE,
+    certain_prompts: int | None = None,
 ) -> Float[np.ndarray, "k d"]:
     """Returns the embedding of each class name: the normalised mean over its prompts (CLIP Sec. 3.1.4).
 
-    Embeddings of a trained text tower are cached in the user's cache folder.
+    With a number of certain prompts, over those of the least variance. Embeddings of a trained text tower are cached in
+    the user's cache folder.
 
     Raises:
         UserError: no class names, or a template without ``{c}``.
@@ -136,14 +146,14 @@ def embed_class_names(
     check_templates(templates)
     text = _text_encoder(model)
     if not text.tower:
-        return _embed_names(model, names, templates)
-    content = json.dumps([text.tower, list(names), list(templates)])
+        return _embed_names(model, names, templates, certain_prompts)
+    content = json.dumps([text.tower, list(names), list(templates), *filter(None, [certain_prompts])])
     path = cache_folder("names") / f"{hashlib.sha256(content.encode()).hexdigest()[:32]}.npy"
     cached = cached_array(path)
     # A file with another shape or type was cut short or written by another program: it is replaced.
     if cached is not None and cached.ndim == 2 and len(cached) == len(names) and cached.dtype == np.float32:
         return np.array(cached)
-    embeddings = _embed_names(model, names, templates)
+    embeddings = _embed_names(model, names, templates, certain_prompts)
     # Without a writable cache, the embeddings are computed every time.
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -152,14 +162,28 @@ def embed_class_names(
     return embeddings
 
 
-def _embed_names(model: EvaluatedModel, names: Sequence[str], templates: Sequence[str]) -> Float[np.ndarray, "k d"]:
+def _embed_names(
+    model: EvaluatedModel, names: Sequence[str], templates: Sequence[str], certain_prompts: int | None
+) -> Float[np.ndarray, "k d"]:
     captions = [fill_template(template, name) for name in names for template in templates]
     if len(captions) <= _MAX_CAPTIONS_PER_DEVICE:  # of one batch no progress can be shown
         embeddings = embed_texts(model, captions)
     else:
         with Bar("embedding class names", len(captions), "captions") as bar:
             embeddings = embed_texts(model, captions, bar.advance)
-    return _text_encoder(model).join(embeddings.reshape(len(names), len(templates), -1))
+    text, prompts = _text_encoder(model), embeddings.reshape(len(names), len(templates), -1)
+    if certain_prompts is not None:
+        assert text.variances is not None, "these embeddings have no variances"
+        prompts = most_certain(prompts, text.variances(prompts), certain_prompts)
+    return text.join(prompts)
+
+
+def most_certain(
+    prompts: Float[np.ndarray, "k t d"], variances: Float[np.ndarray, "k t"], count: int
+) -> Float[np.ndarray, "k _ d"]:
+    """Returns the prompts of each name with the least variances, as many as asked for or all (ProLIP)."""
+    chosen = np.sort(np.argsort(variances, axis=1, kind="stable")[:, :count], axis=1)
+    return np.take_along_axis(prompts, chosen[:, :, None], axis=1)
 
 
 def embed_texts(

@@ -36,11 +36,21 @@ class ClassNamesConfig:
         classes: a JSON file that maps each class name of the set to the candidate, or the list of candidates, that
             count as this class, such as ImageNet-R's classes among ImageNet's. Other candidates are then excluded. None
             matches candidates by name.
+        certain_prompts: of each name only so many prompts of the least variance are kept (ProLIP); None for all. For
+            Gaussian embeddings.
+
+    Raises:
+        UserError: a number of prompts below 1.
     """
 
     prompts: str = SET_PROMPTS
     candidates: Path | None = None
     classes: Path | None = None
+    certain_prompts: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.certain_prompts is not None:
+            require_at_least(1, self, "certain_prompts")
 
     def build(self, opened: "OpenSet") -> "Recognition":
         """Reads the class names and the templates.
@@ -55,7 +65,7 @@ class ClassNamesConfig:
         labels = opened.class_names
         names = labels if self.candidates is None else read_lines(str(self.candidates))
         groups = None if self.classes is None else read_classes(self.classes, labels, names)
-        return Recognition(names, templates, labels, groups)
+        return Recognition(names, templates, labels, groups, self.certain_prompts)
 
 
 @dataclasses.dataclass(frozen=True)

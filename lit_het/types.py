@@ -266,12 +266,14 @@ class TextEncoder:
         tokenize: captions to token ids ``[b l]`` int32.
         join: embeddings of the t prompts of each class name to that of the name.
         tower: equal for models that embed texts alike; empty while the text tower is trained.
+        variances: of embeddings of texts, for Gaussian ones.
     """
 
     embed: Callable[[np.ndarray], np.ndarray]
     tokenize: Callable[[list[str]], np.ndarray]
     join: Callable[[Float[np.ndarray, "k t d"]], Float[np.ndarray, "k d"]]
     tower: str = ""
+    variances: Callable[[Float[np.ndarray, "*n d"]], Float[np.ndarray, "*n"]] | None = None
 
 
 @dataclasses.dataclass(frozen=True)

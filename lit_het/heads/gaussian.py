@@ -13,6 +13,7 @@ from typing import ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Key
 
@@ -180,6 +181,11 @@ class GaussianContrastive(DeterministicContrastive):
 
 def _noise(log_variance: Float[Array, "b d"]) -> Noise:
     return Noise(jnp.exp(log_variance / 2), None, None, None, is_diagonal=True)
+
+
+def variances_of_texts(keys: Float[np.ndarray, "*n d"]) -> Float[np.ndarray, "*n"]:
+    """Returns ``|ς|²`` of texts, from their keys."""
+    return -2 * keys[..., -1]
 
 
 def divergence(mean: Float[Array, "b d"], log_variance: Float[Array, "b d"]) -> Float[Array, " b"]:

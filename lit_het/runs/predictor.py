@@ -12,6 +12,7 @@ from jaxtyping import Float, Int
 from lit_het import distributed, sharding
 from lit_het.data_pipelines.tokenizers import Tokenizer
 from lit_het.errors import UserError
+from lit_het.heads.gaussian import GaussianContrastiveConfig, variances_of_texts
 from lit_het.heads.sampling import in_pairs
 from lit_het.tasks.classification import ClassificationTask
 from lit_het.tasks.contrastive import ContrastiveTask
@@ -89,7 +90,9 @@ class Programs:
         def join(prompts: np.ndarray) -> np.ndarray:
             return np.asarray(self._call("prompts", mean_text_key, params, self._split(prompts)))
 
-        return TextEncoder(embed, self._tokenizer or _no_tokenizer, join, tower)
+        is_gaussian = isinstance(self.task.config.head, GaussianContrastiveConfig)
+        variances = variances_of_texts if is_gaussian else None
+        return TextEncoder(embed, self._tokenizer or _no_tokenizer, join, tower, variances)
 
     def _split(self, rows: Any) -> Any:
         shards = sharding.num_batch_shards(self._mesh)

@@ -17,7 +17,7 @@ from lit_het.cli.main import main
 from lit_het.configs.experiment import PretrainedConfig
 from lit_het.errors import UserError
 from lit_het.eval.sets import ImageSet
-from lit_het.eval.suite import RetrievalConfig, ZeroShotConfig
+from lit_het.eval.suite import ClassNamesConfig, RetrievalConfig, ZeroShotConfig
 from lit_het.heads.bayes_vlm import BayesVLMContrastiveConfig
 from lit_het.heads.contrastive import DeterministicContrastiveConfig, HetXLContrastiveConfig
 from lit_het.heads.gaussian import GaussianContrastiveConfig
@@ -120,7 +120,10 @@ def test_a_method_trains_calibrates_classifies_and_is_evaluated(finish, held_out
     assert sum(found.values()) == pytest.approx(1, abs=1e-5)
     assert (found.noisy_mean is not None) == (model.noise(IMAGE) > 0) == (method != "deterministic")
     shapes = ImageSet("shapes", str(held_out), split="")
-    zero_shot, retrieval = lit_het.evaluate(run_dir, [ZeroShotConfig(shapes, samples=4), RetrievalConfig(shapes)])
+    names = ClassNamesConfig("photos", certain_prompts=2 if method in ("Gaussian", "ProLIP") else None)
+    zero_shot, retrieval = lit_het.evaluate(
+        run_dir, [ZeroShotConfig(shapes, names, samples=4), RetrievalConfig(shapes)]
+    )
     assert np.isfinite(list(zero_shot.figures.values())).all()
     assert 0 <= retrieval.figures["image_to_text_recall1"] <= 1
     assert main(["report", str(run_dir), "--output", str(tmp_path / "report.html")]) == 0

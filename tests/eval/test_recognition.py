@@ -7,7 +7,14 @@ import pytest
 
 from lit_het.errors import UserError
 from lit_het.eval.predictions import class_scores
-from lit_het.eval.recognition import class_indices, embed_class_names, embed_texts, read_classes
+from lit_het.eval.recognition import (
+    Recognition,
+    class_indices,
+    embed_class_names,
+    embed_texts,
+    most_certain,
+    read_classes,
+)
 from lit_het.eval.suite import ClassNamesConfig
 from lit_het.types import ImageFeatures
 from tests.eval.fake_model import FakeModel, with_text
@@ -53,6 +60,39 @@ def test_class_embeddings_of_a_trained_text_tower_are_cached(make_encoder, monke
             embed_class_names(other, ["a", "b"])
     with pytest.raises(AssertionError):
         embed_class_names(with_text(encoder, embed=fail), ["b", "a"])
+
+
+@pytest.mark.parametrize("count", [1, 3, 9])
+def test_the_most_certain_prompts_are_those_of_a_loop(count: int):
+    random = np.random.default_rng(0)
+    prompts, variances = random.normal(size=(4, 5, 3)), random.random((4, 5))
+    for name, found in enumerate(most_certain(prompts, variances, count)):
+        threshold = sorted(variances[name])[: min(count, 5)][-1]
+        expected = [prompts[name, t] for t in range(5) if variances[name, t] <= threshold]
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_a_name_is_the_mean_of_its_most_certain_prompts(make_encoder, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    # The last entry is the variance.
+    captions = {"a tench": np.array([1.0, 0.0, 0.3]), "tench!": np.array([0.0, 1.0, 0.1])}
+    encoder = with_text(make_encoder(np.eye(3), captions), tower="done", variances=lambda keys: keys[..., -1])
+    templates = ["a {c}", "{c}!"]
+    every = embed_class_names(encoder, ["tench"], templates)
+    one = embed_class_names(encoder, ["tench"], templates, 1)
+    np.testing.assert_allclose(one, [captions["tench!"] / np.linalg.norm(captions["tench!"])], rtol=1e-6)
+    # Each choice is cached for itself.
+    np.testing.assert_array_equal(embed_class_names(encoder, ["tench"], templates), every)
+    np.testing.assert_array_equal(embed_class_names(encoder, ["tench"], templates, 2), every)
+    assert np.abs(every - one).max() > 0.1
+
+
+def test_prompts_are_chosen_by_variances_only_where_texts_have_some(make_encoder):
+    recognition = Recognition(("a", "b"), ("{c}",), ("a", "b"), certain_prompts=1)
+    with pytest.raises(UserError, match="--certain-prompts needs the variances of texts"):
+        recognition.check(make_encoder(np.eye(2), {"a": np.eye(2)[0], "b": np.eye(2)[1]}))
+    with pytest.raises(UserError, match="certain_prompts = 0"):
+        ClassNamesConfig(certain_prompts=0)
 
 
 @pytest.mark.parametrize("left", [0, 60, 140])
