@@ -71,6 +71,7 @@ TRACED = [
         "lit_so400m_het_xl.py",
         "lit_so400m_sigmoid.py",
         "lit_gigantic14_het_xl.py",
+        "prolip_b16.py",
         "fine_tune_imagenet.py:image_size=384",
         "linear_probe_imagenet.py",
         "fine_tune_experts.py:model=vit",
