@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import json
 import subprocess
 import sys
 from typing import Any
@@ -141,6 +142,20 @@ def test_a_method_trains_with_pseudo_positives_and_mixed_images(configured, meth
     train(config)
     found = lit_het.load(config.run_dir).classify(IMAGE, NAMES)
     assert sum(found.values()) == pytest.approx(1, abs=1e-5)
+
+
+def test_stored_embeddings_hold_the_variances_of_uncertainty_tokens(configured, tmp_path):
+    config = configured("ProLIP", "sigmoid", "finished")
+    store = tmp_path / "embeddings"
+    line = ["embed", "--tower", str(config.pretrained.run), "--output", str(store), "--dtype", "float32"]
+    assert main(line) == 0
+    data = dataclasses.replace(config.data, embeddings=str(store))
+    losses = []
+    for changed in (config, dataclasses.replace(config, run_dir=tmp_path / "stored", data=data)):
+        train(changed)
+        records = (changed.run_dir / "metrics.jsonl").read_text().splitlines()
+        losses.append([json.loads(record)["train/loss"] for record in records])
+    np.testing.assert_allclose(*losses, rtol=1e-5)
 
 
 def test_prompts_of_gaussian_names_are_joined_by_mean_and_variance(configured):
