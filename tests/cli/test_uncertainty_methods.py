@@ -27,8 +27,8 @@ from lit_het.heads.prob_vlm import ProbVLMContrastiveConfig
 from lit_het.losses.contrastive import SigmoidLoss, SoftmaxLoss
 from lit_het.runs.opening import open_run
 from lit_het.runs.training import train
-from lit_het.tasks.mixing import Mixing
 from lit_het.tasks.masking import MaskingConfig
+from lit_het.tasks.mixing import Mixing
 from tests import tiny
 from tests.cli.test_train import refusal
 
@@ -181,8 +181,7 @@ def test_a_posterior_is_not_trained(configured):
         train(configured("BayesVLM", "softmax", "trained"))
 
 
-@pytest.mark.parametrize("method", ["Gaussian", "ProbVLM", "BayesVLM", "MC dropout"])
-@pytest.mark.parametrize("method", ["Gaussian", "ProLIP", "ProbVLM", "BayesVLM"])
+@pytest.mark.parametrize("method", ["Gaussian", "ProLIP", "ProbVLM", "BayesVLM", "MC dropout"])
 def test_onnx_has_the_scores_of_other_heads_without_their_noise(capsys, finish, tmp_path, method):
     with tiny.untrained():
         run_dir = finish(method, "softmax", "finished" if method == "BayesVLM" else "trained")
