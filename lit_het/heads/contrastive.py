@@ -130,12 +130,12 @@ def key_logits(
     Args:
         head: has the keys and τ.
         image: image embeddings.
-        classes: keys of the classes; only their first d entries meet noise.
+        classes: keys of the classes; only as many of their first entries meet noise as it has.
         key: random key, or None.
         num_samples: S.
-        noise: image embeddings to the noise of the first d entries of their keys.
+        noise: image embeddings to the noise of the first entries of their keys.
     """
-    temperature, size = head.temperature(), image.shape[1]
+    temperature = head.temperature()
     if key is None:
         return noiseless_samples(image, lambda image: head.image_key(image) @ classes.T / temperature)
 
@@ -143,7 +143,8 @@ def key_logits(
         return head.image_key(image) @ classes.T, noise(image)
 
     def logits(base: Float[Array, "n k"], noise: Noise, normals: Float[Array, "n t z"]) -> Float[Array, "n t k"]:
-        return (base[:, None] + noise.apply(normals) @ classes[:, :size].T) / temperature
+        samples = noise.apply(normals)
+        return (base[:, None] + samples @ classes[:, : samples.shape[2]].T) / temperature
 
     block_size = max(len(image), EVALUATED_LOGITS // len(classes))
     return noisy_samples(image, key, num_samples, block_size, prepare, logits)
