@@ -264,7 +264,7 @@ def test_several_processes_are_told_the_command(capsys, half, samples_read, tmp_
     run_dir = shutil.copytree(half.run_dir, tmp_path / "run")
     (run_dir / "calibration.json").unlink()
     monkeypatch.setattr("jax.process_count", lambda: 2)
-    training._calibrate(dataclasses.replace(half, run_dir=run_dir), 10, split(half, 220))
+    training.calibrate_held_out(dataclasses.replace(half, run_dir=run_dir), 10, split(half, 220))
     assert f"lit-het calibrate {run_dir} --data {half.data.shards[0]} --portion 50%:100%" in capsys.readouterr().err
     assert not (run_dir / "calibration.json").exists()
 

@@ -29,6 +29,7 @@ def make(**changes):
     head = config.build(D, nnx.Rngs(0))
     random = np.random.default_rng(1)
     for layer in (head.image_log_variance, head.text_log_variance):
+        assert layer is not None
         layer.kernel[...] = jnp.asarray(random.normal(size=(D, D)), jnp.float32)
     return head
 

@@ -14,6 +14,7 @@ from lit_het.errors import UserError
 from scripts import study_noise
 from scripts.noise import pairs as noise
 from scripts.noise.icons import write_icon_shards
+from scripts.noise.paired import cells_of
 from scripts.noise.pairs import PairSet
 from scripts.noise.training import auroc
 from tests.scripts.conftest import refusal
@@ -156,7 +157,7 @@ def test_seeds_are_compared_with_themselves():
     first = {0: 1.0, 1: 2.0, 2: 3.0}
     other = {seed: value - 0.1 - 0.001 * seed for seed, value in first.items()}
     # Means that differ by a tenth of their spread: only the paired test sees it.
-    assert study_noise._cells_of({"DET": first, "S16": other})[1].endswith("(-0.101 ± 0.001 *)")
+    assert cells_of({"DET": first, "S16": other})[1].endswith("(-0.101 ± 0.001 *)")
 
 
 def test_results_of_other_settings_are_refused(tmp_path, capsys):
