@@ -10,6 +10,7 @@ import matplotlib
 import numpy as np
 from jaxtyping import Float
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator, PercentFormatter
@@ -157,11 +158,51 @@ def plot(
     return _figure(title, figure, caption, legend({name: line.colour for name, line in lines.items()}))
 
 
-def _make_logarithmic(axes: Axes) -> None:
-    axes.set_yscale("log")
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes.yaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+def scatter(
+    title: str, points: Mapping[str, tuple[float, float]], x_label: str, y_label: str, caption: str = ""
+) -> Html:
+    """Returns named points, of which those that no other point beats in both coordinates are joined (the Pareto front).
+
+    Args:
+        title: heading.
+        points: positive x, on a logarithmic axis, and y, by name; smaller is better.
+        x_label: label of the horizontal axis, with its unit.
+        y_label: label of the vertical axis, with its unit.
+        caption: plain text below the figure.
+    """
+    figure, axes = _canvas(1.5 + 0.22 * len(points))
+    ordered = sorted(points.values())
+    front = [
+        point for number, point in enumerate(ordered) if point[1] < min([y for _, y in ordered[:number]] + [np.inf])
+    ]
+    axes.step(*zip(*front, strict=True), where="post", color=_MUTED, linestyle=":", linewidth=1.2)
+    _make_logarithmic(axes, axes.xaxis)
+    # Names stand in a column beside the points, in the order of y, so that none covers another.
+    low, high = min(y for _, y in ordered), max(y for _, y in ordered)
+    by_height = sorted(points.items(), key=lambda item: item[1][1])
+    for number, (name, (x, y)) in enumerate(by_height):
+        colour = _SERIES[1] if (x, y) in front else _SERIES[0]
+        axes.plot(x, y, marker="o", markersize=4, color=colour)
+        place = (1.03, 0.02 + 0.96 * number / max(1, len(points) - 1))
+        style = {"arrowstyle": "-", "color": _LINE, "linewidth": 0.6}
+        axes.annotate(
+            name, (x, y), place, textcoords="axes fraction", va="center", fontsize=8, color=_INK, arrowprops=style
+        )
+    margin = 0.08 * (high - low) or 0.1
+    axes.set(xlabel=x_label, ylabel=y_label, ylim=(low - margin, high + margin))
+    return _figure(title, figure, caption)
+
+
+def _make_logarithmic(axes: Axes, axis: Axis | None = None) -> None:
+    """Makes the vertical axis logarithmic, or the horizontal one that is given."""
+    if axis is axes.xaxis:
+        axes.set_xscale("log")
+    else:
+        axes.set_yscale("log")
+    chosen = axis or axes.yaxis
+    chosen.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    chosen.set_minor_locator(NullLocator())
+    chosen.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 
 
 def _stroke(number: int) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from lit_het.eval.report import figures, page
-from lit_het.eval.report.figures import Line
 from lit_het.eval.report.naming import STYLES, FigureStyle
 from lit_het.eval.report.page import Html, Section
 from lit_het.eval.report.tables import NO_FIGURE, Cell, Row, Table
@@ -81,7 +80,10 @@ _FINDS_NOTE = (
     "A method's own score is its noise norm, the mutual information of its models, or its confidence."
 )
 _COST_NOTE = "Time per image after the image tower, on the machine of the benchmark, relative to other work on it."
-_PARETO_NOTE = "No method to the lower left of another is worse in both. Times are those of this machine."
+_PARETO_NOTE = (
+    "Methods with noise answer by the mean of samples. The dotted line joins those that no other beats in both. Times "
+    "are those of this machine, with other work on it."
+)
 
 
 def tables(methods: Mapping[str, Figures], sets: Sequence[str]) -> list[Table]:
@@ -154,15 +156,13 @@ def other_tables(methods: Mapping[str, Figures], sets: Sequence[str]) -> list[Ta
 
 def pareto(methods: Mapping[str, Figures], name: str) -> Html:
     """Returns NLL with a fitted temperature against the time per image; each method is a point."""
-    lines, colour = {}, 0
+    points = {}
     for method, found in methods.items():
         kind = best_prediction(found, name)
         cost, nll = found.get(f"cost/{kind}_microseconds"), found.get(f"{name}/{kind}/fitted_nll")
         if cost is not None and nll is not None:
-            error = () if np.isnan(nll.error) else (nll.error,)
-            lines[method] = Line((cost.mean,), (nll.mean,), error, colour=colour)
-            colour += 1
-    return figures.plot(f"Fitted NLL and time: {name}", lines, "µs per image after the tower", "NLL, fitted, nats")
+            points[method] = cost.mean, nll.mean
+    return figures.scatter(f"Fitted NLL and time: {name}", points, "µs per image after the tower", "NLL, fitted, nats")
 
 
 def advice(methods: Mapping[str, Figures], name: str) -> list[str]:
@@ -174,25 +174,21 @@ def advice(methods: Mapping[str, Figures], name: str) -> list[str]:
         f"Probabilities: {first} has the lowest NLL on {name} with a fitted temperature, {lowest.shown(3)} nats"
         + (f"; within two standard errors of it: {', '.join(close)}." if close else ".")
     ]
-    for kind, what in (("errors", "wrong answers"), ("outside", "out-of-distribution images")):
+    for prefix, what in (
+        (f"errors/{name}/", "Wrong answers"),
+        ("outside/", "Out-of-distribution images"),
+        ("captions/", "Images with wrong captions"),
+    ):
+        # The loss and the CLIP score know the caption; the others are of the image alone.
         scored = {
-            f"{method} by {_words(path.rpartition('/')[2])}": value
+            f"{method} by {_words(score)}": value
             for method, found in methods.items()
             for path, value in found.items()
-            if path.startswith(f"{kind}/") and (kind != "errors" or path.startswith(f"errors/{name}/"))
+            if path.startswith(prefix) and (score := path.rpartition("/")[2]) not in ("loss", "clip_score")
         }
         if scored:
             winner, value = max(scored.items(), key=lambda item: item[1].mean)
-            sentences.append(f"{what.capitalize()}: {winner} finds them best, with an AUROC of {value.shown(3)}.")
-    captions = {
-        f"{method} by {_words(path.rpartition('/')[2])}": value
-        for method, found in methods.items()
-        for path, value in found.items()
-        if path.startswith("captions/")
-    }
-    if captions:
-        winner, value = max(captions.items(), key=lambda item: item[1].mean)
-        sentences.append(f"Wrong captions: {winner} finds them best, with an AUROC of {value.shown(3)}.")
+            sentences.append(f"{what}: {winner} finds them best, with an AUROC of {value.shown(3)}.")
     return sentences
 
 
