@@ -21,7 +21,7 @@ from lit_het.data_pipelines.storage import TRANSIENT_CAUSES, Unreadable, content
 from lit_het.data_pipelines.tokenizers import Tokenizer
 from lit_het.errors import UserError, counted
 from lit_het.runs.embedding import EmbedOptions, addresses_of, missing_shards, tower_params, whole_data
-from lit_het.runs.opening import tower_fingerprint
+from lit_het.runs.tower_fingerprints import tower_fingerprint
 from lit_het.tasks.contrastive import ContrastiveConfig
 from lit_het.types import Params
 

@@ -30,8 +30,8 @@ from lit_het.runs.checks import check_data, check_embeddings, check_run_dir
 from lit_het.runs.directory import checkpoint_dir, config_path
 from lit_het.runs.files import write_run_files
 from lit_het.runs.initialization import initial_params
-from lit_het.runs.opening import tower_fingerprint
 from lit_het.runs.saved_calibration import read_calibration
+from lit_het.runs.tower_fingerprints import tower_fingerprint
 from lit_het.runs.training import calibrate_held_out, identity, open_data
 from lit_het.tasks.contrastive import ContrastiveTask, TwoTowers
 from lit_het.training.run_lock import locked

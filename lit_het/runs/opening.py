@@ -34,6 +34,7 @@ from lit_het.runs.directory import (
 )
 from lit_het.runs.predictor import Programs
 from lit_het.runs.saved_calibration import read_calibration
+from lit_het.runs.tower_fingerprints import EXECUTION_FIELDS, tower_fingerprint
 from lit_het.sharding import MeshConfig
 from lit_het.tasks.classification import ClassificationConfig, ClassificationTask
 from lit_het.tasks.contrastive import ContrastiveConfig, ContrastiveTask
@@ -42,8 +43,6 @@ from lit_het.towers.text import TextConfig
 from lit_het.towers.vit import ViTConfig
 from lit_het.types import Calibration, EvaluatedModel, Params
 
-# Fields that change how a model is computed or where it comes from, but not the model.
-EXECUTION_FIELDS = ("encoder.unrolled", "encoder.remat", "encoder.compute_type", "compute_type", "weights", "members")
 # The only fields of experts that change the parameters.
 EXPERT_FIELDS = ("encoder.experts.num_experts", "encoder.experts.num_blocks", "encoder.experts.blocks")
 TOWERS = ("image_tower", "text_tower")
@@ -333,28 +332,6 @@ def _check_same_source(found: Any, tower: Any, part: str, optional: tuple[str, .
                 f"but this configuration has {ours}; set {flag} {theirs}, "
                 f"or build the configuration with lit_het.checkpoints.weights.{part}"
             )
-
-
-def tower_fingerprint(config: ExperimentConfig, params: Params, tokenizer: Tokenizer | None = None) -> str:
-    """Returns a fingerprint of a tower: a hash of its fields, its parameters in the compute type and its tokenizer.
-
-    Args:
-        config: of a run.
-        params: its parameters, at least those of the tower.
-        tokenizer: of the text tower; None for the image tower.
-    """
-    part = "image_tower" if tokenizer is None else "text_tower"
-    tower = getattr(config.task, part)
-    fields = {field: value for field, value in experiment.fields(tower).items() if field not in EXECUTION_FIELDS}
-    # Locked parameters are held in the type of the image tower.
-    compute_type = config.task.image_tower.compute_type
-    used = parameters.cast({part: params[part]}, compute_type)
-    text = f"{json.dumps(fields, sort_keys=True)} {compute_type} {checksums.digest(used)}"
-    if tokenizer is not None:
-        settings = dataclasses.asdict(dataclasses.replace(config.tokenizer, model=Path())) if config.tokenizer else {}
-        vocabulary = hashlib.sha256(tokenizer.model_bytes).hexdigest()
-        text += f" {json.dumps(settings, sort_keys=True, default=str)} {vocabulary}"
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def abstract_params(task: ContrastiveTask | ClassificationTask) -> Params:

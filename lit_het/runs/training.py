@@ -41,8 +41,8 @@ from lit_het.runs.evaluating import lacks_evaluation, opened_evaluations
 from lit_het.runs.files import write_nonfinite, write_run_files
 from lit_het.runs.initialization import initial_params
 from lit_het.runs.inspection import damage
-from lit_het.runs.opening import tower_fingerprint
 from lit_het.runs.saved_calibration import read_calibration
+from lit_het.runs.tower_fingerprints import tower_fingerprint
 from lit_het.tasks.classification import ClassificationTask
 from lit_het.tasks.contrastive import ContrastiveTask
 from lit_het.training import loop, preemption

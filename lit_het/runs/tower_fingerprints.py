@@ -1,0 +1,47 @@
+"""Fingerprints of towers: stored embeddings and cached features belong to the tower with the same one."""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lit_het import parameters
+from lit_het.checkpoints.native import checksums
+from lit_het.configs import experiment
+from lit_het.configs.experiment import ExperimentConfig
+from lit_het.data_pipelines.tokenizers import Tokenizer
+from lit_het.types import Params
+
+# Fields that change how a model is computed or where it comes from, but not the model.
+EXECUTION_FIELDS = ("encoder.unrolled", "encoder.remat", "encoder.compute_type", "compute_type", "weights", "members")
+# Fields that towers gained after embeddings had been stored, with the value that changes nothing: embeddings of an
+# earlier version stay valid.
+_LATER_FIELDS: Mapping[str, Any] = {"uncertainty_token": False, "uncertainty_from": "token", "norm_twice": False}
+
+
+def tower_fingerprint(config: ExperimentConfig, params: Params, tokenizer: Tokenizer | None = None) -> str:
+    """Returns a fingerprint of a tower: a hash of its fields, its parameters in the compute type and its tokenizer.
+
+    Args:
+        config: of a run.
+        params: its parameters, at least those of the tower.
+        tokenizer: of the text tower; None for the image tower.
+    """
+    part = "image_tower" if tokenizer is None else "text_tower"
+    tower = getattr(config.task, part)
+    fields = {
+        field: value
+        for field, value in experiment.fields(tower).items()
+        if field not in EXECUTION_FIELDS and (field not in _LATER_FIELDS or value != _LATER_FIELDS[field])
+    }
+    # Locked parameters are held in the type of the image tower.
+    compute_type = config.task.image_tower.compute_type
+    used = parameters.cast({part: params[part]}, compute_type)
+    text = f"{json.dumps(fields, sort_keys=True)} {compute_type} {checksums.digest(used)}"
+    if tokenizer is not None:
+        settings = dataclasses.asdict(dataclasses.replace(config.tokenizer, model=Path())) if config.tokenizer else {}
+        vocabulary = hashlib.sha256(tokenizer.model_bytes).hexdigest()
+        text += f" {json.dumps(settings, sort_keys=True, default=str)} {vocabulary}"
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

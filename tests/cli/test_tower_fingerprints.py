@@ -1,0 +1,43 @@
+"""Fingerprints of towers do not change between versions, so that stored embeddings stay valid."""
+
+import dataclasses
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from lit_het.configs import quickstart_lit_deterministic
+from lit_het.runs.tower_fingerprints import tower_fingerprint
+
+
+class _Tokenizer:
+    model_bytes: ClassVar[bytes] = b"a tokenizer"
+
+
+TOKENIZER: Any = _Tokenizer()
+
+
+@pytest.fixture
+def config():
+    return quickstart_lit_deterministic.get_config()
+
+
+def ones(config):
+    return jax.tree.map(lambda x: jnp.ones(x.shape, x.dtype), config.task.build().shapes)
+
+
+def test_fingerprints_are_those_of_the_version_before_uncertainty_tokens(config):
+    params = ones(config)
+    assert tower_fingerprint(config, params) == "082c75cd8a6d53a1"
+    assert tower_fingerprint(config, params, TOKENIZER) == "17072f80a7fc42bd"
+
+
+def test_another_field_gives_another_fingerprint(config):
+    params = ones(config)
+    for changes in ({"uncertainty_token": True}, {"norm_twice": True}, {"pooling": "mean"}):
+        tower = dataclasses.replace(config.task.image_tower, **changes)
+        # Only the fields are compared: the sizes of a configuration with another tower may not fit.
+        task = dataclasses.replace(config.task)
+        object.__setattr__(task, "image_tower", tower)
+        assert tower_fingerprint(dataclasses.replace(config, task=task), params) != tower_fingerprint(config, params)
