@@ -10,6 +10,7 @@ skipped.
 import argparse
 import dataclasses
 import json
+import math
 import shutil
 import sys
 import time
@@ -26,14 +27,14 @@ from lit_het.configs import quickstart_upstream
 from lit_het.data_pipelines.glyphs import GlyphConfig, write_glyph_shards
 from lit_het.data_pipelines.prepare.writer import WriteOptions
 from lit_het.data_pipelines.storage import read_lines
-from lit_het.eval.significance import estimate
+from lit_het.eval.significance import Estimate, estimate
 from lit_het.files import write_atomically
 from lit_het.heads.bayes_vlm import BayesVLMContrastiveConfig
 from lit_het.runs.embedding import EmbedOptions, embed
 from lit_het.runs.training import train_unless_done
 from scripts.noise.paired import cells_of
 from scripts.noise.sources import CHARACTER_STYLES
-from scripts.rivals.methods import ENSEMBLE, METHODS, configuration
+from scripts.rivals.methods import ENSEMBLE, FIRST, METHODS, configuration
 
 CONDITIONS = {"clean": "train", "noisy": "train_noisy"}
 # One of noise, blur and weather each, with which the accuracy of the deterministic head (seed 0) falls at every step.
@@ -102,7 +103,8 @@ def measure(root: Path, condition: str, methods: Sequence[str]) -> None:
     if set(ENSEMBLE) <= set(methods):
         models["ensemble of 3 text towers"] = list(ENSEMBLE)
     known = _read(output.with_suffix(".json")) if output.with_suffix(".json").exists() else {}
-    if models.keys() <= known.keys():
+    models = {title: names for title, names in models.items() if title not in known}
+    if not models:
         return
     data = root / "data"
     options = options_of(
@@ -114,9 +116,11 @@ def measure(root: Path, condition: str, methods: Sequence[str]) -> None:
         training=str(data / "train"),
     )
     runs = {title: [root / condition / name for name in names] for title, names in models.items()}
-    found = benchmark(runs, options, output, baselines=True)
+    found = benchmark(runs, options, output, baselines=FIRST in models)
     for title, names in models.items():
         found[title]["cost/training_seconds"] = sum(_read(root / condition / n / "cost.json")["seconds"] for n in names)
+    found = {**known, **found}
+    write({name: {path: Estimate(x, math.nan) for path, x in of.items()} for name, of in found.items()}, SETS, output)
     write_atomically(output.with_suffix(".json"), json.dumps(found, indent=1) + "\n")
 
 

@@ -65,12 +65,18 @@ METHODS: Mapping[str, Method] = {
     "sigmoid_gaussian": Method(
         GaussianContrastiveConfig(initial_bias=_SIGMOID_BIAS), SigmoidLoss(), title="Gaussian, sigmoid (ProLIP)"
     ),
+    "sigmoid_pseudo_positives": Method(
+        GaussianContrastiveConfig(inclusion=0.0, initial_bias=_SIGMOID_BIAS),
+        SigmoidLoss(pseudo_positives=0.1),
+        title="Gaussian, sigmoid, pseudo-positives (PCME++)",
+    ),
     "het_xl_alone": Method(HetXLContrastiveConfig(_COVARIANCE), towers_of="deterministic", title="HET-XL, head alone"),
     "prob_vlm": Method(ProbVLMContrastiveConfig(), towers_of="deterministic", title="ProbVLM"),
     "mc_dropout": Method(McDropoutContrastiveConfig(), towers_of="deterministic", title="MC dropout"),
     "bayes_vlm": Method(BayesVLMContrastiveConfig(), towers_of="deterministic", title="BayesVLM"),
 }
 
+FIRST = METHODS["deterministic"].title  # that the others are compared with
 ENSEMBLE = ("deterministic", "deterministic_2", "deterministic_3")
 
 
