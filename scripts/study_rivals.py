@@ -27,6 +27,7 @@ from lit_het.configs import quickstart_upstream
 from lit_het.data_pipelines.glyphs import GlyphConfig, write_glyph_shards
 from lit_het.data_pipelines.prepare.writer import WriteOptions
 from lit_het.data_pipelines.storage import read_lines
+from lit_het.errors import UserError
 from lit_het.eval.significance import Estimate, estimate
 from lit_het.files import write_atomically
 from lit_het.heads.bayes_vlm import BayesVLMContrastiveConfig
@@ -130,6 +131,8 @@ def conclude(output: Path, condition: str) -> None:
         int(path.parent.parent.name.removeprefix("seed")): _read(path)
         for path in sorted(output.glob(f"seed*/{condition}/benchmark.json"))
     }
+    if not by_seed:
+        raise UserError(f"{output} has no measured runs with {condition} captions; leave out --table")
     every = [figures for found in by_seed.values() for figures in found]
     methods = [name for name in dict.fromkeys(every) if every.count(name) == len(by_seed)]
     values = {

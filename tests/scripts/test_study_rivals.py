@@ -1,0 +1,55 @@
+"""The study of rivals: its runs can be built, and its tables follow from the measured figures."""
+
+import json
+
+import pytest
+
+from lit_het.heads.bayes_vlm import BayesVLMContrastiveConfig
+from scripts import study_rivals
+from scripts.rivals.methods import FIRST, METHODS, configuration
+
+TRAINED = [name for name, method in METHODS.items() if not isinstance(method.head, BayesVLMContrastiveConfig)]
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_every_method_is_a_run_that_can_be_built(tmp_path, name):
+    config = configuration(name, tmp_path, "clean", str(tmp_path / "data"), 3, 10)
+    task = config.task.build()
+    # A head on finished towers trains nothing else.
+    assert ("text_tower" in task.trained) == (METHODS[name].towers_of is None)
+    assert config.run_dir == tmp_path / "clean" / name
+    assert config.seed == config.data.seed == 3 + METHODS[name].seed
+
+
+def measured(nll: float, kind: str) -> dict[str, float]:
+    found = {f"errors/{name}/max_probability": 0.7 for name in study_rivals.SETS}
+    for name in study_rivals.SETS:
+        for part in {"quiet", kind}:
+            figures = ("top1", "nll", "fitted_nll", "ece", "fitted_ece", "aurc")
+            found |= {f"{name}/{part}/{figure}": nll for figure in figures}
+    return found | {"cost/quiet_microseconds": 20.0, "cost/sampled_microseconds": 90.0}
+
+
+def test_tables_have_means_and_differences_from_the_first_method(capsys, tmp_path):
+    for seed in range(4):
+        found = {FIRST: measured(1.0 + seed, "quiet"), "HET-XL": measured(0.9 + seed - 0.001 * seed, "sampled")}
+        path = tmp_path / f"seed{seed}" / "clean" / "benchmark.json"
+        path.parent.mkdir(parents=True)
+        path.write_text(json.dumps(found))
+    assert study_rivals.main(["--output", str(tmp_path), "--conditions", "clean", "--table"]) == 0
+    table = (tmp_path / "clean_differences.md").read_text().splitlines()
+    assert table[0] == "| | deterministic | HET-XL |"
+    [row] = [line for line in table if line.startswith("| held_out_typeface/best/fitted_nll ")]
+    # The mean of the samples is taken where there is one; the differences are -0.1, -0.101, ...
+    assert row.endswith("(-0.102 ± 0.001 *) |")
+    assert "HET-XL has the lowest NLL" in (tmp_path / "clean.html").read_text()
+
+
+def test_a_method_that_one_seed_lacks_is_left_out(tmp_path):
+    for seed in range(2):
+        names = [FIRST, "HET-XL"][: 2 - seed]
+        path = tmp_path / f"seed{seed}" / "clean" / "benchmark.json"
+        path.parent.mkdir(parents=True)
+        path.write_text(json.dumps({name: measured(1.0, "quiet") for name in names}))
+    study_rivals.conclude(tmp_path, "clean")
+    assert (tmp_path / "clean_differences.md").read_text().splitlines()[0] == "| | deterministic |"
