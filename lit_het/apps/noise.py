@@ -136,7 +136,7 @@ def _config(source: Path, shards: str, captions: str, output: Path, count: int) 
             f"{source} is a classifier; noise is added to image-text models, see lit_het.sklearn for others"
         )
     if not isinstance(model.task.head, DeterministicContrastiveConfig):
-        raise UserError(f"{source} has noise already; lit-het train trains it further")
+        raise UserError(f"{source} has noise already; give a model with a deterministic head")
     if model.tokenizer is None:
         raise UserError(f"{source} has no tokenizer; import the model again with --tokenizer FILE")
     run = open_run(source)
