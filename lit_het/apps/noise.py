@@ -161,7 +161,7 @@ def _config(source: Path, shards: str, captions: str, output: Path, count: int) 
         embeddings=str((output / "embeddings" / "images").resolve()),
         text_embeddings=str((output / "embeddings" / "texts").resolve()),
     )
-    task = dataclasses.replace(model.task, head=head, locked=(_TOWERS,), microbatches=1, mixing=None)
+    task = dataclasses.replace(model.task, head=head, locked=(_TOWERS,), microbatches=1, mixing=None, masking=None)
     return ExperimentConfig(
         run_dir=output,
         task=task,
