@@ -206,13 +206,14 @@ def _table(title: str, rows: Mapping[str, Mapping[str, Estimate]], styles: Mappi
     best = {}
     for figure in columns:
         values = [row[figure].mean for row in rows.values() if figure in row]
-        best[figure] = max(values) if styles[figure].higher_is_better else min(values)
+        if len(values) > 1:  # a single value is the best of nothing
+            best[figure] = max(values) if styles[figure].higher_is_better else min(values)
 
     def cell(row: Mapping[str, Estimate], figure: str) -> Cell:
         if figure not in row:
             return Cell(NO_FIGURE)
         shown = styles[figure].shown(row[figure].mean, row[figure].error)
-        return Cell(shown, strong=row[figure].mean == best[figure])
+        return Cell(shown, strong=row[figure].mean == best.get(figure))
 
     heads = tuple(styles[figure].label if styles[figure] in _NAMED else figure for figure in columns)
     return Table(title, heads, tuple(Row(label, tuple(cell(row, f) for f in columns)) for label, row in rows.items()))
