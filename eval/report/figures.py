@@ -10,7 +10,6 @@ import matplotlib
 import numpy as np
 from jaxtyping import Float
 from matplotlib.axes import Axes
-from matplotlib.axis import Axis
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator, PercentFormatter
@@ -171,20 +170,21 @@ def scatter(
         caption: plain text below the figure.
     """
     figure, axes = _canvas(1.5 + 0.22 * len(points))
-    ordered = sorted(points.values())
-    front = [
-        point for number, point in enumerate(ordered) if point[1] < min([y for _, y in ordered[:number]] + [np.inf])
-    ]
+    front = pareto_front(list(points.values()))
     axes.step(*zip(*front, strict=True), where="post", color=_MUTED, linestyle=":", linewidth=1.2)
-    _make_logarithmic(axes, axes.xaxis)
+    axes.set_xscale("log")
+    # Fewer labels than of a vertical axis: they stand side by side.
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 3)))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     # Names stand in a column beside the points, in the order of y, so that none covers another.
-    low, high = min(y for _, y in ordered), max(y for _, y in ordered)
+    low, high = min(y for _, y in points.values()), max(y for _, y in points.values())
     by_height = sorted(points.items(), key=lambda item: item[1][1])
     for number, (name, (x, y)) in enumerate(by_height):
         colour = _SERIES[1] if (x, y) in front else _SERIES[0]
         axes.plot(x, y, marker="o", markersize=4, color=colour)
         place = (1.03, 0.02 + 0.96 * number / max(1, len(points) - 1))
-        style = {"arrowstyle": "-", "color": _LINE, "linewidth": 0.6}
+        style = {"arrowstyle": "-", "color": _LINE, "linewidth": 0.6, "relpos": (0, 0.5)}
         axes.annotate(
             name, (x, y), place, textcoords="axes fraction", va="center", fontsize=8, color=_INK, arrowprops=style
         )
@@ -193,16 +193,20 @@ def scatter(
     return _figure(title, figure, caption)
 
 
-def _make_logarithmic(axes: Axes, axis: Axis | None = None) -> None:
-    """Makes the vertical axis logarithmic, or the horizontal one that is given."""
-    if axis is axes.xaxis:
-        axes.set_xscale("log")
-    else:
-        axes.set_yscale("log")
-    chosen = axis or axes.yaxis
-    chosen.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    chosen.set_minor_locator(NullLocator())
-    chosen.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+def pareto_front(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Returns the points than which no other is smaller in both coordinates, nor in one and equal in the other."""
+    front: list[tuple[float, float]] = []
+    for x, y in sorted(points):
+        if not front or y < front[-1][1]:
+            front.append((x, y))
+    return front
+
+
+def _make_logarithmic(axes: Axes) -> None:
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 
 
 def _stroke(number: int) -> dict[str, Any]:

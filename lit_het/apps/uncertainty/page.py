@@ -172,7 +172,7 @@ def advice(methods: Mapping[str, Figures], name: str) -> list[str]:
     close = [method for method, value in others if _is_close(value, lowest)]
     sentences = [
         f"Probabilities: {first} has the lowest NLL on {name} with a fitted temperature, {lowest.shown(3)} nats"
-        + (f"; within two standard errors of it: {', '.join(close)}." if close else ".")
+        + (f"; within two standard errors of it: {'; '.join(close)}." if close else ".")
     ]
     for prefix, what in (
         (f"errors/{name}/", "Wrong answers"),

@@ -24,6 +24,7 @@ from lit_het.eval.report import (
     print_table,
     render_page,
 )
+from lit_het.eval.report.figures import pareto_front, scatter
 from lit_het.eval.report.grids import Mark, mark_of
 from lit_het.eval.report.page import img
 from lit_het.eval.scores import chance
@@ -152,3 +153,16 @@ def test_a_page_links_to_its_sections():
     assert '<a href="#what-it-learnt">' in text
     assert '<section id="what-it-learnt">' in text
     assert "B wins &lt; A" in text
+
+
+def test_the_pareto_front_has_the_points_that_no_other_beats():
+    points = [(float(x), float(y)) for x, y in np.random.default_rng(0).integers(0, 9, (40, 2))]
+    found = pareto_front(points)
+    beaten = {p for p in points for o in points if o != p and o[0] <= p[0] and o[1] <= p[1]}
+    assert found == sorted(set(points) - beaten)
+
+
+def test_named_points_can_be_drawn_also_a_single_one():
+    assert "fast &amp; good" in scatter("Cost", {"fast & good": (1.0, 2.0)}, "s", "nats")
+    drawn = scatter("Cost", {"a": (1.0, 2.0), "b": (100.0, 1.0), "c": (90.0, 3.0)}, "s", "nats")
+    assert all(f">{name}<" in drawn for name in "abc")
