@@ -140,12 +140,17 @@ def neighbour_distance(values: Float[np.ndarray, "n f"], training: Float[np.ndar
 def severity_correlation(by_severity: Sequence[Float[np.ndarray, " n"]]) -> tuple[float, bool]:
     """Returns Spearman's rank correlation of a score with the severity, and whether its mean rises at every step.
 
+    The correlation of a score that is the same for all images is 0.
+
     Args:
         by_severity: the scores of the clean images, then those at each severity, ascending.
     """
+    together = np.concatenate(by_severity)
+    if not np.ptp(together):
+        return 0.0, False
     severity = np.concatenate([np.full(len(scores), number) for number, scores in enumerate(by_severity)])
     means = [float(scores.mean()) for scores in by_severity]
-    ranks = stats.rankdata(severity), stats.rankdata(np.concatenate(by_severity))
+    ranks = stats.rankdata(severity), stats.rankdata(together)
     return float(np.corrcoef(*ranks)[0, 1]), bool(np.all(np.diff(means) > 0))
 
 

@@ -19,6 +19,7 @@ def test_a_score_that_follows_the_severity_has_a_correlation_of_one():
     rising = [np.full(3, level, float) for level in range(6)]
     assert severity_correlation(rising) == (pytest.approx(1), True)
     assert severity_correlation(rising[::-1]) == (pytest.approx(-1), False)
+    assert severity_correlation([np.ones(3), np.ones(3)]) == (0.0, False)
     correlation, rises = severity_correlation([*rising[:3], rising[4], rising[3], rising[5]])
     assert 0.9 < correlation < 1
     assert not rises

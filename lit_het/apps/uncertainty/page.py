@@ -44,7 +44,7 @@ _PREDICTIONS = {"quiet": "", "sampled": ", mean of samples"}
 def own_score(found: Figures) -> str:
     """Returns the score that a method adds: its noise norm, the disagreement of its models, or its confidence."""
     names = {name.rpartition("/")[2] for name in found if name.startswith(("errors/", "outside/"))}
-    return next(score for score in ("noise_norm", "mutual_information", "max_probability") if score in names)
+    return next((score for score in ("noise_norm", "mutual_information") if score in names), "max_probability")
 
 
 def best_prediction(found: Figures, name: str) -> str:
