@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 import tarfile
 
 import pytest
@@ -57,28 +58,34 @@ def arguments(images, output, *models, **changes):
 
 
 @pytest.fixture(scope="module")
-def figures(images, trained, tmp_path_factory):
+def run_dir(trained, tmp_path_factory):
+    """A run of its own: evaluations are saved in it."""
+    return shutil.copytree(trained, tmp_path_factory.mktemp("run") / "noisy")
+
+
+@pytest.fixture(scope="module")
+def figures(images, run_dir, tmp_path_factory):
     """Figures of a HET-XL run, of an ensemble with itself, and of the baselines."""
     output = tmp_path_factory.mktemp("benchmark") / "page.html"
-    assert main([*arguments(images, output, f"noisy={trained}", f"twice={trained}+{trained}"), "--baselines"]) == 0
+    assert main([*arguments(images, output, f"noisy={run_dir}", f"twice={run_dir}+{run_dir}"), "--baselines"]) == 0
     assert output.read_text().count("<table") >= 5
     assert "| noisy |" in output.with_suffix(".md").read_text()
     return json.loads(output.with_suffix(".json").read_text())
 
 
-def test_answers_are_those_of_the_zero_shot_evaluation(figures, images, trained):
+def test_answers_are_those_of_the_zero_shot_evaluation(figures, images, run_dir):
     data = ImageSet("shapes", str(images / "shapes" / "train"), split=".")
-    [found] = evaluate([trained], [ZeroShotConfig(data, samples=4)], calibrated=False)
+    [found] = evaluate([run_dir], [ZeroShotConfig(data, samples=4)], calibrated=False)
     names = {"quiet/": "", "quiet/fitted_": "calibrated/", "sampled/": "noisy/"}
     for ours, theirs in names.items():
         for figure in ("top1", "nll", "ece", "aurc", "set_size90"):
             assert figures["noisy"][f"shapes/{ours}{figure}"] == pytest.approx(found.figures[f"{theirs}{figure}"])
 
 
-def test_what_scores_find_outside_is_what_the_evaluation_finds(figures, images, trained):
+def test_what_scores_find_outside_is_what_the_evaluation_finds(figures, images, run_dir):
     data = ImageSet("shapes", str(images / "shapes" / "train"), split=".")
     config = OutOfDistributionConfig(data, near=(f"other={images / 'other' / 'train'}",))
-    [found] = evaluate([trained], [config], calibrated=False)
+    [found] = evaluate([run_dir], [config], calibrated=False)
     ours, theirs = figures["noisy"]["outside/other/noise_norm"], found.figures["near/other/noise_norm/auroc"]
     assert ours == pytest.approx(theirs)
 
@@ -131,20 +138,20 @@ def test_a_model_without_noise_is_measured_by_its_confidence(images, lit_config,
         ({"outside": ["missing"]}, "missing"),
     ],
 )
-def test_bad_input_is_refused_in_one_line(capsys, images, trained, tmp_path, changes, words):
-    line = refusal(capsys, *arguments(images, tmp_path / "page.html", trained, **changes))
+def test_bad_input_is_refused_in_one_line(capsys, images, run_dir, tmp_path, changes, words):
+    line = refusal(capsys, *arguments(images, tmp_path / "page.html", run_dir, **changes))
     assert words in line
 
 
-def test_pairs_without_wrong_captions_are_refused(capsys, images, trained, tmp_path):
-    assert main(arguments(images, tmp_path / "page.html", trained, wrong=["is_right"])) == 1
+def test_pairs_without_wrong_captions_are_refused(capsys, images, run_dir, tmp_path):
+    assert main(arguments(images, tmp_path / "page.html", run_dir, wrong=["is_right"])) == 1
     assert "is_right must be 0 or 1 in every .json" in capsys.readouterr().err.splitlines()[-1]
 
 
-def test_a_page_is_html(capsys, images, trained, tmp_path):
-    assert "ends in .html" in refusal(capsys, *arguments(images, tmp_path / "page.txt", trained))
+def test_a_page_is_html(capsys, images, run_dir, tmp_path):
+    assert "ends in .html" in refusal(capsys, *arguments(images, tmp_path / "page.txt", run_dir))
 
 
-def test_two_models_of_one_name_are_refused(capsys, images, trained, tmp_path):
-    line = refusal(capsys, *arguments(images, tmp_path / "page.html", f"a={trained}", f"a={trained}"))
+def test_two_models_of_one_name_are_refused(capsys, images, run_dir, tmp_path):
+    line = refusal(capsys, *arguments(images, tmp_path / "page.html", f"a={run_dir}", f"a={run_dir}"))
     assert "two models are called a" in line

@@ -11,17 +11,6 @@ from typing import Any
 import numpy as np
 import torch
 
-sys.path.insert(0, sys.argv[1])
-
-from bayesvlm.epig import epig_from_probs_using_matmul
-from bayesvlm.hessians import (
-    KroneckerFactorizedCovariance,
-    compute_hessian_analytic_InfoNCE,
-    compute_hessian_analytic_SigLIP,
-    compute_log_det_kfac,
-)
-from bayesvlm.vlm import CLIP, EncoderResult
-
 B, K, D, P, TAU, BIAS = 8, 5, 6, 4, 0.2, -2.0
 
 
@@ -34,7 +23,17 @@ def factor(random, size):
     return rows.T @ rows / 20 + torch.eye(size)
 
 
-def main(output):
+def main(checkout, output):
+    sys.path.insert(0, checkout)
+    from bayesvlm.epig import epig_from_probs_using_matmul
+    from bayesvlm.hessians import (
+        KroneckerFactorizedCovariance,
+        compute_hessian_analytic_InfoNCE,
+        compute_hessian_analytic_SigLIP,
+        compute_log_det_kfac,
+    )
+    from bayesvlm.vlm import CLIP, EncoderResult
+
     random = np.random.default_rng(0)
     image, text = (torch.nn.functional.normalize(draw(random, B, D), dim=1) for _ in range(2))
     scale, bias = torch.tensor(1 / TAU).log(), torch.tensor(BIAS)
@@ -61,4 +60,4 @@ def main(output):
 
 
 if __name__ == "__main__":
-    main(sys.argv[2])
+    main(sys.argv[1], sys.argv[2])
