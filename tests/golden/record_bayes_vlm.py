@@ -5,22 +5,13 @@ Needs torch, transformers and tqdm.
 
 # pyright: reportMissingImports=false
 
+import importlib
 import sys
 from typing import Any
 
 import numpy as np
-import torch
 
 B, K, D, P, TAU, BIAS = 8, 5, 6, 4, 0.2, -2.0
-
-
-def draw(random, *shape):
-    return torch.tensor(random.normal(size=shape), dtype=torch.float32)
-
-
-def factor(random, size):
-    rows = draw(random, 20, size)
-    return rows.T @ rows / 20 + torch.eye(size)
 
 
 def main(checkout, output):
@@ -34,16 +25,25 @@ def main(checkout, output):
     )
     from bayesvlm.vlm import CLIP, EncoderResult
 
+    torch = importlib.import_module("torch")
+
+    def draw(*shape):
+        return torch.tensor(random.normal(size=shape), dtype=torch.float32)
+
+    def factor(size):
+        rows = draw(20, size)
+        return rows.T @ rows / 20 + torch.eye(size)
+
     random = np.random.default_rng(0)
-    image, text = (torch.nn.functional.normalize(draw(random, B, D), dim=1) for _ in range(2))
+    image, text = (torch.nn.functional.normalize(draw(B, D), dim=1) for _ in range(2))
     scale, bias = torch.tensor(1 / TAU).log(), torch.tensor(BIAS)
     found = {"image": image, "text": text, "temperature": torch.tensor(TAU), "bias": bias}
     found["softmax_hessian"] = compute_hessian_analytic_InfoNCE(image, text, scale)
     found["sigmoid_hessian"] = compute_hessian_analytic_SigLIP(image, torch.arange(B), text, scale, bias)
 
-    layers, sides = [draw(random, P, D) for _ in range(2)], []
+    layers, sides = [draw(P, D) for _ in range(2)], []
     for name, count, layer in (("source", B, layers[0]), ("target", K, layers[1])):
-        phi, a, b = draw(random, count, P), factor(random, P), factor(random, D)
+        phi, a, b = draw(count, P), factor(P), factor(D)
         covariance = KroneckerFactorizedCovariance(torch.linalg.inv(a), torch.linalg.inv(b))
         sides.append((EncoderResult(embeds=phi @ layer, activations=phi), covariance))
         found |= {f"{name}_activations": phi, f"{name}_embeddings": phi @ layer, f"{name}_a": a, f"{name}_b": b}
@@ -53,7 +53,7 @@ def main(checkout, output):
     found |= {"logits_mean": logits.mean.detach(), "logits_variance": logits.var.detach()}
     found["probit"] = (logits.mean / torch.sqrt(1 + torch.pi / 8 * logits.var)).detach()
 
-    pool, target = (torch.softmax(2 * draw(random, count, 50, K), dim=2) for count in (6, 4))
+    pool, target = (torch.softmax(2 * draw(count, 50, K), dim=2) for count in (6, 4))
     found |= {"pool": pool, "target": target, "epig": epig_from_probs_using_matmul(pool, target)}
     arrays: Any = {name: np.asarray(value) for name, value in found.items()}
     np.savez(output, **arrays)
