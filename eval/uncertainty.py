@@ -114,7 +114,8 @@ def unlabelled(features: Features) -> Features:
 
 def _sampled(pairs: Sequence[tuple[Member, Features]], name: str) -> tuple[np.ndarray, np.ndarray]:
     """Returns the log of the mean probability, and the mutual information, over all samples of all models."""
-    streams = [member_blocks(member.predictor, rows) for member, rows in pairs]
+    # One seed for all blocks: samples of weights are the same for all images.
+    streams = [member_blocks(member.predictor, rows, seed=0) for member, rows in pairs]
     found, information = [], []
     with Bar(f"sampling {name}", len(pairs[0][1].labels), "images") as bar:
         for blocks in zip(*streams, strict=True):

@@ -68,7 +68,7 @@ def select(run_dir: Path, pool: str, output: Path, options: SelectOptions, pretr
             "--target SHARDS and --method epig belong together: EPIG is the information about target images"
         )
     run = open_run(run_dir, pretrained)
-    _check_samples(run, options.method)
+    _check_samples(run, options.method, options.samples)
     model = run.model()
     model.check_samples(options.samples)
     predictor = label_predictor(model, options.labels, read_templates(options.prompts))
@@ -96,10 +96,12 @@ def _check_count(pool: str, num_images: int, count: int) -> None:
         raise UserError(f"{pool} has {counted(num_images, 'image')}; lower --count {count}")
 
 
-def _check_samples(run: Run, method: Method) -> None:
+def _check_samples(run: Run, method: Method, samples: int) -> None:
     """Checks that the model has the samples that a method compares."""
     if method not in ("bald", "epig"):
         return
+    if samples < 2:
+        raise UserError(f"--method {method} compares samples; give --samples 2 or more")
     head = run.config.task.head
     if isinstance(head, BayesVLMContrastiveConfig):
         if head.prediction == "probit":

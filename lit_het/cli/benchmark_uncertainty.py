@@ -74,6 +74,8 @@ def _benchmark(options: argparse.Namespace, _: list[str]) -> None:
         for run in runs:
             require_run(run)
         name = name if given else " + ".join(run.name for run in runs)
+        if not name:
+            raise UserError(f"{argument}: give the model a name before =, or leave = out")
         if name in models:
             raise UserError(f"two models are called {name}; give each its own name, NAME=RUN")
         models[name] = runs

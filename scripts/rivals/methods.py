@@ -32,7 +32,7 @@ class Method:
     Attributes:
         head: the head.
         loss: the loss.
-        towers_of: the method whose towers and τ are locked, so that only the head is trained; None for a text tower of
+        towers_of: the method whose towers are locked, so that only the head and τ are trained; None for a text tower of
             its own.
         seed: added to that of the study, for members of an ensemble.
         title: the name in tables; empty for members of an ensemble.

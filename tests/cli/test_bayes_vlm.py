@@ -201,6 +201,7 @@ def test_what_cannot_be_selected_is_one_line(capsys, deterministic, posterior, h
     assert "--target SHARDS and --method epig belong together" in line(posterior, "--method", "epig")
     assert "--target SHARDS and --method epig belong together" in line(posterior, "--target", data / "train")
     assert "has 160 images; lower --count 161" in line(posterior, count=161)
+    assert "--method bald compares samples; give --samples 2 or more" in line(posterior, "--samples", 1)
     assert "must end in .csv or .parquet" in line(posterior, output=tmp_path / "x.txt")
     assert "is the only label" in line(posterior, "--labels", "cat")
     assert not (tmp_path / "x.csv").exists()

@@ -7,9 +7,11 @@ import tarfile
 
 import pytest
 
+from lit_het.apps.uncertainty.page import advice
 from lit_het.cli.main import main
 from lit_het.data_pipelines.shards import write_shards
 from lit_het.eval.sets import ImageSet
+from lit_het.eval.significance import Estimate
 from lit_het.eval.suite import OutOfDistributionConfig, ZeroShotConfig
 from lit_het.heads.contrastive import DeterministicContrastiveConfig
 from lit_het.runs.evaluation import evaluate
@@ -155,3 +157,13 @@ def test_a_page_is_html(capsys, images, run_dir, tmp_path):
 def test_two_models_of_one_name_are_refused(capsys, images, run_dir, tmp_path):
     line = refusal(capsys, *arguments(images, tmp_path / "page.html", f"a={run_dir}", f"a={run_dir}"))
     assert "two models are called a" in line
+
+
+def test_a_model_needs_a_name_before_its_equals_sign(capsys, images, run_dir, tmp_path):
+    assert "give the model a name" in refusal(capsys, *arguments(images, tmp_path / "page.html", f"={run_dir}"))
+
+
+def test_the_summary_names_the_set_that_a_score_finds():
+    found = {"a/quiet/fitted_nll": Estimate(1.0, 0.1), "outside/near/entropy": Estimate(0.9, 0.1)}
+    found |= {"outside/far/entropy": Estimate(0.6, 0.1)}
+    assert "m by entropy of near finds them best, with an AUROC of 0.900" in advice({"m": found}, "a")[1]

@@ -71,6 +71,10 @@ def benchmark(
     Raises:
         UserError: as `Benchmark.measure`, or the page cannot be written.
     """
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)  # before anything is measured
+    except OSError as error:
+        raise UserError(f"{output}: cannot be written ({error.strerror})") from error
     measuring = Benchmark(options)
     found: dict[str, dict[str, float]] = {}
     with Bar("benchmark", len(models), "models") as bar:

@@ -181,7 +181,7 @@ def advice(methods: Mapping[str, Figures], name: str) -> list[str]:
     ):
         # The loss and the CLIP score know the caption; the others are of the image alone.
         scored = {
-            f"{method} by {_words(score)}": value
+            " of ".join(filter(None, (f"{method} by {_words(score)}", path[len(prefix) :].rpartition("/")[0]))): value
             for method, found in methods.items()
             for path, value in found.items()
             if path.startswith(prefix) and (score := path.rpartition("/")[2]) not in ("loss", "clip_score")
