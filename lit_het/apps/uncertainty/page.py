@@ -28,7 +28,6 @@ _ANSWERED: Mapping[str, FigureStyle] = {
 }
 _COSTS: Mapping[str, FigureStyle] = {
     "training_seconds": FigureStyle("training, s", "{:.0f}", higher_is_better=False),
-    "training_megabytes": FigureStyle("training, MB", "{:.0f}", higher_is_better=False),
     "head_megabytes": FigureStyle("head, MB", "{:.2f}", higher_is_better=False),
     "tower_passes": FigureStyle("tower passes", "{:.0f}", higher_is_better=False),
     "quiet_microseconds": FigureStyle("µs per image", "{:.0f}", higher_is_better=False),
