@@ -76,7 +76,7 @@ class Batch:
     image: UInt8[Any, "b h w c"] | None = None
     image_embedding: Float[Any, "b d"] | None = None
     text: Int[Any, "b l"] | None = None
-    text_embedding: Float[Any, "b d"] | None = None
+    text_embedding: Float[Any, "b text_d"] | None = None
     image_id: UInt32[Any, "b 2"] | None = None
     text_id: UInt32[Any, "b 2"] | None = None
     label: Int[Any, " b"] | Float[Any, "b k"] | None = None

@@ -29,6 +29,7 @@ from lit_het.runs.importing import ImportOptions, open_imported, require_no_opti
 from lit_het.runs.opening import Run, open_run
 from lit_het.sharding import MeshConfig
 from lit_het.tasks import quantities
+from lit_het.tasks.contrastive import ContrastiveTask
 from lit_het.tasks.quantities import Quantity
 
 
@@ -186,7 +187,10 @@ class Model:
         Raises:
             UserError: an image cannot be decoded.
         """
-        return self._quantity(None if self._model.text is None else quantities.embeddings, images)
+        task = self.run.task
+        if not isinstance(task, ContrastiveTask):
+            return self._quantity(None, images)
+        return task.embeddings_of(self._quantity(quantities.embeddings, images))
 
     def encode_texts(self, texts: str | Sequence[str]) -> Float[np.ndarray, "*n d"]:
         """Returns the unit embedding of each text, with Gaussian embeddings as in `encode_images`.
@@ -197,7 +201,7 @@ class Model:
         Raises:
             UserError: the model has no text tower or no tokenizer, or there are no texts.
         """
-        if self._model.text is None:
+        if not isinstance(self.run.task, ContrastiveTask):
             raise UserError(f"{self.run.run_dir} has no text tower: it encodes images only")
         several = [texts] if isinstance(texts, str) else list(texts)
         if not several:
@@ -207,7 +211,7 @@ class Model:
         else:
             with Bar("encoding texts", len(several), "texts") as bar:
                 found = embed_texts(self._model, several, bar.advance)
-        return found[0] if isinstance(texts, str) else found
+        return self.run.task.embeddings_of(found[0] if isinstance(texts, str) else found)
 
     def noise(self, images: ImageLike | Sequence[ImageLike]) -> Float[np.ndarray, "*n"]:
         """Returns the noise norm of each image: ``sqrt(tr Σ(x))``, the root mean square norm of the noise.

@@ -4,6 +4,7 @@ import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -78,22 +79,35 @@ def add_noise(
     config = with_flags(_config(source, shards, captions, output, count), flags, help_with)
     if isinstance(config.task.head, DeterministicContrastiveConfig):
         raise UserError("--task.head deterministic has no noise; choose another head, or leave the flag out")
-    is_fitted = isinstance(config.task.head, BayesVLMContrastiveConfig)
+    head = config.task.head
     # Before anything is embedded.
-    if is_fitted:
+    if isinstance(head, BayesVLMContrastiveConfig):
         check_fitted(config)
+        config = dataclasses.replace(config, task=_with_layer_inputs(config.task, head))
     if config_path(output).exists():
         check_run_dir(config, resume=True)
     towers = dataclasses.replace(load_config(source), data=config.data, tokenizer=config.tokenizer)
+    if isinstance(head, BayesVLMContrastiveConfig):
+        towers = dataclasses.replace(towers, task=_with_layer_inputs(towers.task, head))
     if config.data.embeddings is not None:
         embedding.embed(source, towers, config.data.embeddings, EmbedOptions())
     if config.data.text_embeddings is not None:
         caption_embedding.embed_captions(source, towers, config.data.text_embeddings, EmbedOptions())
-    if is_fitted:
+    if isinstance(head, BayesVLMContrastiveConfig):
         fit_unless_done(config)
     else:
         train_unless_done(config)
     message(f"next: lit-het classify IMAGE --checkpoint {output} --labels ...; lit-het report {output}")
+
+
+def _with_layer_inputs(task: Any, head: BayesVLMContrastiveConfig) -> ContrastiveConfig:
+    """Returns the task of a posterior: towers that end with a linear layer tell its input too."""
+    towers = {
+        name: dataclasses.replace(tower, layer_input=True)
+        for name, tower in (("image_tower", task.image_tower), ("text_tower", task.text_tower))
+        if tower.last_layer is not None
+    }
+    return dataclasses.replace(task, head=head, **towers)
 
 
 def _count(shards: str, captions: str) -> int:

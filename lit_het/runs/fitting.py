@@ -12,7 +12,7 @@ from flax import nnx
 from jax.sharding import Mesh
 from jaxtyping import Array, Float
 
-from lit_het import sharding
+from lit_het import parameters, sharding
 from lit_het.checkpoints.native import checksums
 from lit_het.checkpoints.native.folders import complete_steps
 from lit_het.checkpoints.native.saving import save_imported
@@ -21,7 +21,7 @@ from lit_het.console import Bar, message
 from lit_het.data_pipelines.loader import Loader
 from lit_het.errors import UserError
 from lit_het.heads import laplace
-from lit_het.heads.bayes_vlm import BayesVLMContrastiveConfig
+from lit_het.heads.bayes_vlm import BayesVLMContrastiveConfig, LastLayer, last_layer
 from lit_het.heads.contrastive import unit
 from lit_het.heads.laplace import Factors
 from lit_het.losses.contrastive import SigmoidLoss
@@ -33,14 +33,14 @@ from lit_het.runs.initialization import initial_params
 from lit_het.runs.saved_calibration import read_calibration
 from lit_het.runs.tower_fingerprints import tower_fingerprint
 from lit_het.runs.training import calibrate_held_out, identity, open_data
-from lit_het.tasks.contrastive import ContrastiveTask, TwoTowers
+from lit_het.tasks.contrastive import ContrastiveConfig, ContrastiveTask, TwoTowers
 from lit_het.training.run_lock import locked
 from lit_het.types import Params
 
 # Cosines of a block of queries with all keys of a batch, on all devices together.
 _COSINES = 2**24
-# (unit embeddings of one side, of the other side, 1 for rows that count) to Σ φ φᵀ and Σ H.
-_Hessian: TypeAlias = Callable[[Array, Array, Array], tuple[Array, Array]]
+# (the last layer of one side, embeddings of the other side, 1 for rows that count) to Σ φ φᵀ and Σ H.
+_Hessian: TypeAlias = Callable[[LastLayer, Array, Array], tuple[Array, Array]]
 
 
 def fit_unless_done(config: ExperimentConfig) -> None:
@@ -89,37 +89,53 @@ def _fit(config: ExperimentConfig) -> None:
     check_embeddings(
         loader, task, lambda: tower_fingerprint(config, frozen), lambda: tower_fingerprint(config, frozen, tokenizer)
     )
-    posteriors = _posteriors(task, loader, head["head"], mesh)
+    factors, count = _factors(task, loader, _hessian(task, head["head"]), mesh)
+    posteriors = {}
+    for side, of_side in zip(("image", "text"), factors, strict=True):
+        posteriors[f"{side}_posterior"] = _posterior(task.config, frozen, of_side, count, side)
     write_run_files(config, tokenizer)
     info = {"position": 0, **identity(loader, checksums.digest(frozen))}
     save_imported(checkpoint_dir(config.run_dir), {"head": {**head["head"], **posteriors}}, info)
 
 
-def _posteriors(task: ContrastiveTask, loader: Loader, head: Params, mesh: Mesh) -> Params:
-    """Returns the parameters of both posteriors of a head, whose other parameters are given."""
+def _factors(
+    task: ContrastiveTask, loader: Loader, hessian: _Hessian, mesh: Mesh
+) -> tuple[tuple[Factors, Factors], int]:
+    """Returns ``Σ φ φᵀ`` and ``Σ H`` of images and of texts, and the number of pairs that were read."""
     config = task.config.head
     assert isinstance(config, BayesVLMContrastiveConfig)
     if loader.num_samples < 2:
         raise UserError(f"{loader.config.shards[0]} has {loader.num_samples} pair; a posterior needs two or more")
-    size, hessian = min(config.num_negatives, loader.num_samples), _hessian(task, head)
+    size = min(config.num_negatives, loader.num_samples)
     totals, count = None, 0
     with Bar("fitting the posterior", loader.num_samples, "pairs") as bar:
         for image, text in _batches(loader, task, size):
-            some = pair_factors(image, text, hessian, mesh), pair_factors(text, image, hessian, mesh)
+            some = pair_factors(image, text.outputs, hessian, mesh), pair_factors(text, image.outputs, hessian, mesh)
             totals = some if totals is None else jax.tree.map(np.add, totals, some)
             count += size
             bar.advance(size)
     if totals is None:
         raise UserError(f"fewer than {size:,} pairs can be read; lower --task.head.num-negatives")
-    found = {}
-    for side, factors in zip(("image", "text"), totals, strict=True):
-        means = Factors(*(factor / np.sqrt(count) for factor in factors))
-        # The squared norm of the identity is its size.
-        posterior = laplace.fit(means, float(len(means.outputs)), config.pseudo_data_count, side)
-        message(f"posterior of the {side} side: {count:,} pairs, prior precision {posterior.precision:.4g}")
-        parts = {"input_root": posterior.input_root, "output_variance": posterior.output_variance}
-        found[f"{side}_posterior"] = parts
-    return found
+    return totals, count
+
+
+def _posterior(config: ContrastiveConfig, towers: Params, totals: Factors, count: int, side: str) -> Params:
+    """Returns the parameters of the posterior of a side; the last layer is among those of the towers."""
+    assert isinstance(config.head, BayesVLMContrastiveConfig)
+    inputs, outputs = (factor / np.sqrt(count) for factor in totals)
+    tower = getattr(config, f"{side}_tower")
+    squared_norm, has_bias = float(len(outputs)), True  # of the identity
+    if tower.input_size:
+        layer = parameters.flatten(towers[f"{side}_tower"])
+        kernel, bias = (np.asarray(layer[f"{tower.last_layer}/{name}"], np.float64) for name in ("kernel", "bias"))
+        squared_norm, has_bias = float(np.sum(kernel**2) + np.sum(bias**2)), bool(bias.any())
+    # CLIP's projections have no bias: theirs is zero.
+    kept = len(inputs) if has_bias else len(inputs) - 1
+    means = Factors(inputs[:kept, :kept], outputs)
+    posterior = laplace.fit(means, squared_norm, config.head.pseudo_data_count, side)
+    message(f"posterior of the {side} side: {count:,} pairs, prior precision {posterior.precision:.4g}")
+    root = np.pad(posterior.input_root, (0, len(inputs) - kept))
+    return {"input_root": root, "output_variance": posterior.output_variance}
 
 
 def _hessian(task: ContrastiveTask, params: Params) -> _Hessian:
@@ -129,58 +145,55 @@ def _hessian(task: ContrastiveTask, params: Params) -> _Hessian:
     temperature, bias = head.temperature(), 0.0 if head.bias is None else head.bias[...]
 
     @jax.jit
-    def sums(queries: Float[Array, "b d"], keys: Float[Array, "k d"], counted: Float[Array, " b"]) -> tuple:
+    def sums(layer: LastLayer, others: Float[Array, "k d"], counted: Float[Array, " b"]) -> tuple:
         # The division by τ would amplify rounding errors of the products.
         with jax.default_matmul_precision("highest"):
             if isinstance(task.config.loss, SigmoidLoss):
-                outputs = sigmoid_hessian(queries, keys, counted, temperature, jnp.float32(bias))
+                outputs = sigmoid_hessian(layer.outputs, unit(others), counted, temperature, jnp.float32(bias))
             else:
-                outputs = softmax_hessian(queries, keys, counted, temperature)
-            return queries.T @ queries, outputs  # padding is zero
+                outputs = softmax_hessian(layer.outputs, unit(others), counted, temperature)
+            return layer.inputs.T @ layer.inputs, outputs  # padding is zero
 
     return sums
 
 
-def _batches(
-    loader: Loader, task: ContrastiveTask, size: int
-) -> Iterator[tuple[Float[np.ndarray, "size d"], Float[np.ndarray, "size d"]]]:
-    """Yields unit embeddings of both sides of all pairs, in the shuffled order of training; the last few are left out.
+def _batches(loader: Loader, task: ContrastiveTask, size: int) -> Iterator[tuple[LastLayer, LastLayer]]:
+    """Yields the last layers of both sides of all pairs, in the shuffled order of training; the last few are left out.
 
     A batch of fewer pairs would have fewer candidates, and so another Hessian.
     """
-    rows, left = loader.config.batch_size, loader.num_samples
-    held: list[np.ndarray] = []
+    rows, left, d = loader.config.batch_size, loader.num_samples, task.config.image_tower.embedding_size
+    held: list[tuple[np.ndarray, np.ndarray]] = []
     with contextlib.closing(loader.batches()) as batches:
         for batch in itertools.islice(batches, -(-left // rows)):
             assert batch.image_embedding is not None
             assert batch.text_embedding is not None
             image = task.features.embedding(jnp.asarray(batch.image_embedding, jnp.float32))
-            sides = np.stack([unit(image), unit(jnp.asarray(batch.text_embedding, jnp.float32))], axis=1)
+            sides = np.asarray(image), np.asarray(batch.text_embedding, np.float32)
             # The stream is endless: the last batch ends in the next epoch.
-            held.append(sides[:left][batch.valid[:left]])
+            image, text = (side[:left][batch.valid[:left]] for side in sides)
+            held.append((image, text))
             left -= rows
-            while sum(map(len, held)) >= size:
-                joined = np.concatenate(held)
-                yield joined[:size, 0], joined[:size, 1]
-                held = [joined[size:]]
+            while sum(len(image) for image, _ in held) >= size:
+                image, text = (np.concatenate(side) for side in zip(*held, strict=True))
+                yield last_layer(jnp.asarray(image[:size]), d), last_layer(jnp.asarray(text[:size]), d)
+                held = [(image[size:], text[size:])]
 
 
-def pair_factors(
-    queries: Float[np.ndarray, "n d"], keys: Float[np.ndarray, "n d"], hessian: _Hessian, mesh: Mesh
-) -> Factors:
-    """Returns ``Σ φ φᵀ`` and ``Σ H`` of one side of a batch of unit embeddings; each row's key is among the candidates.
+def pair_factors(layer: LastLayer, others: Float[Array, "n d"], hessian: _Hessian, mesh: Mesh) -> Factors:
+    """Returns ``Σ φ φᵀ`` and ``Σ H`` of one side of a batch; the embeddings of the other side are the candidates.
 
     The cosines of a block of rows exist at a time; the rows are split over the devices of the mesh.
     """
-    shards = sharding.num_batch_shards(mesh)
-    rows = -(-min(len(queries), max(1, _COSINES // len(keys))) // shards) * shards
-    placed = jax.device_put(keys, sharding.replicated(mesh))
-    inputs, outputs = (np.zeros((queries.shape[1],) * 2) for _ in range(2))
-    for start in range(0, len(queries), rows):
-        some = queries[start : start + rows]
+    n, shards = len(others), sharding.num_batch_shards(mesh)
+    rows = -(-min(n, max(1, _COSINES // n)) // shards) * shards
+    placed = jax.device_put(others, sharding.replicated(mesh))
+    outputs, inputs = (np.zeros((side.shape[1],) * 2) for side in layer)
+    for start in range(0, n, rows):
+        some = [side[start : start + rows] for side in layer]
         # Padded to one size, so that JAX compiles once.
-        counted_rows = (np.arange(rows) < len(some)).astype(np.float32)
-        padded = np.pad(some, ((0, rows - len(some)), (0, 0)))
+        counted_rows = (np.arange(rows) < len(some[0])).astype(np.float32)
+        padded = LastLayer(*(jnp.pad(side, ((0, rows - len(side)), (0, 0))) for side in some))
         block = jax.device_put((padded, counted_rows), sharding.batch_sharding(mesh))
         of_inputs, of_outputs = hessian(block[0], placed, block[1])
         inputs += np.asarray(of_inputs, np.float64)

@@ -100,10 +100,10 @@ def _towers(task: ContrastiveTask, params: Params) -> dict[str, onnx.ModelProto]
     image, text, model = task.config.image_tower, task.config.text_tower, task.image_classifier(params)
 
     def embed_image(image: UInt8[Array, "b h w c"]) -> dict[str, Array]:
-        return {"embedding": model.embeddings(model.inputs(task.features(params, image)))}
+        return {"embedding": task.embeddings_of(model.embeddings(model.inputs(task.features(params, image))))}
 
     def embed_text(text: Int[Array, "b l"]) -> dict[str, Array]:
-        return {"embedding": task.encode_text(params, text)}
+        return {"embedding": task.embeddings_of(task.encode_text(params, text))}
 
     found = {
         "image": convert(embed_image, {"image": ((image.image_size, image.image_size, 3), np.uint8)}),

@@ -25,13 +25,7 @@ from lit_het.console import Bar
 from lit_het.data_pipelines.tokenizers import Tokenizer
 from lit_het.errors import UserError
 from lit_het.runs import portable
-from lit_het.runs.directory import (
-    check_chain,
-    checkpoint_dir,
-    find_pretrained,
-    load_config,
-    tokenizer_path,
-)
+from lit_het.runs.directory import check_chain, checkpoint_dir, find_pretrained, load_config, tokenizer_path
 from lit_het.runs.predictor import Programs
 from lit_het.runs.saved_calibration import read_calibration
 from lit_het.runs.tower_fingerprints import EXECUTION_FIELDS, tower_fingerprint
@@ -371,5 +365,6 @@ def _differences(theirs: Any, ours: Any) -> dict[str, tuple[Any, Any]]:
     return {
         field: values
         for field, values in experiment.differences(theirs, ours).items()
-        if field not in EXECUTION_FIELDS and (field in EXPERT_FIELDS or not field.startswith("encoder.experts."))
+        if field not in (*EXECUTION_FIELDS, "layer_input")
+        and (field in EXPERT_FIELDS or not field.startswith("encoder.experts."))
     }

@@ -106,7 +106,7 @@ class Step:
         text = stored_text = ids = label = None
         if isinstance(task, ContrastiveConfig):
             if self.config.data.text_embeddings is not None:
-                stored_text = of(task.text_tower.embedding_size, dtype=jnp.float32)
+                stored_text = of(task.text_tower.embedding_size + task.text_tower.input_size, dtype=jnp.float32)
             text, ids = of(task.text_tower.length, dtype=jnp.int32), of(2, dtype=jnp.uint32)
         else:
             shape = task.loss.label_shapes(task.num_classes)[0]

@@ -18,7 +18,12 @@ from lit_het.types import Params
 EXECUTION_FIELDS = ("encoder.unrolled", "encoder.remat", "encoder.compute_type", "compute_type", "weights", "members")
 # Fields that towers gained after embeddings had been stored, with the value that changes nothing: embeddings of an
 # earlier version stay valid.
-_LATER_FIELDS: Mapping[str, Any] = {"uncertainty_token": False, "uncertainty_from": "token", "norm_twice": False}
+_LATER_FIELDS: Mapping[str, Any] = {
+    "uncertainty_token": False,
+    "uncertainty_from": "token",
+    "norm_twice": False,
+    "layer_input": False,
+}
 
 
 def tower_fingerprint(config: ExperimentConfig, params: Params, tokenizer: Tokenizer | None = None) -> str:

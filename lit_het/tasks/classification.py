@@ -64,6 +64,10 @@ class ClassificationConfig:
                 "a classifier on the mean of an ensemble's embeddings has one prediction: set image_tower.members to "
                 "'apart' for one of each member (e3), or to 'concatenated'"
             )
+        if tower.input_size:
+            raise UserError(
+                "task.image_tower.layer_input is for the head bayes_vlm of image-text models; set it to False"
+            )
 
     def build(self) -> "ClassificationTask":
         """Returns the task."""

@@ -1,10 +1,11 @@
 """LiT (Zhai et al. 2022): a locked image tower, a trainable text tower, a contrastive head and loss."""
 
 import dataclasses
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, Key, Shaped
 
@@ -38,6 +39,9 @@ ContrastiveHeadConfig: TypeAlias = (
     | BayesVLMContrastiveConfig
     | McDropoutContrastiveConfig
 )
+
+# JAX's arrays or NumPy's.
+_Rows = TypeVar("_Rows", jax.Array, np.ndarray)
 
 _EXAMPLES_OF_NOISE_METRICS = 16
 
@@ -94,6 +98,9 @@ class ContrastiveConfig:
                 "task.mixing gives an image a share of two texts, and a softmax loss takes only one; set --task.loss "
                 "sigmoid, or --task.mixing None"
             )
+        for side, tower in self._towers().items():
+            if tower.input_size and not isinstance(self.head, BayesVLMContrastiveConfig):
+                raise UserError(f"task.{side}_tower.layer_input is for the head bayes_vlm; set it to False")
         if self.image_tower.members == "apart":
             raise UserError(
                 "image_tower.members = 'apart' gives an image several embeddings; take 'mean' or 'concatenated'"
@@ -111,9 +118,20 @@ class ContrastiveConfig:
                     f"task.masking.{field} = {getattr(masking, field)} is not below the vocabulary of {most} tokens"
                 )
 
+    def build_head(self, rngs: nnx.Rngs) -> ContrastiveHead:
+        """Returns the head with fresh parameters."""
+        size = self.image_tower.embedding_size
+        if isinstance(self.head, BayesVLMContrastiveConfig):
+            inputs = {f"{side}_input_size": tower.input_size for side, tower in self._towers().items()}
+            return self.head.build(size, rngs, **inputs)
+        return self.head.build(size, rngs)
+
     def build(self) -> "ContrastiveTask":
         """Returns the task."""
         return ContrastiveTask(self)
+
+    def _towers(self) -> dict[str, ImageTowerConfig | TextConfig | BertConfig]:
+        return {"image": self.image_tower, "text": self.text_tower}
 
 
 class TwoTowers(nnx.Module):
@@ -124,7 +142,7 @@ class TwoTowers(nnx.Module):
     def __init__(self, config: ContrastiveConfig, rngs: nnx.Rngs):
         self.image_tower = config.image_tower.build(rngs)
         self.text_tower = config.text_tower.build(rngs)
-        self.head = config.head.build(config.image_tower.embedding_size, rngs)
+        self.head = config.build_head(rngs)
 
 
 class ContrastiveTask:
@@ -240,6 +258,14 @@ class ContrastiveTask:
     def mean_text_key(self, params: Params, keys: Float[Array, "k t d"]) -> Float[Array, "k d"]:
         """Returns the embedding of each class name from those of its t prompts."""
         return self._model(params).head.mean_text_key(keys)
+
+    def embeddings_of(self, keys: _Rows) -> _Rows:
+        """Returns the unit embeddings of keys, whose further entries only BayesVLM's posterior needs.
+
+        Those of Gaussian embeddings stay: scores are made of them.
+        """
+        is_longer = isinstance(self.config.head, BayesVLMContrastiveConfig)
+        return keys[..., : self.config.image_tower.embedding_size] if is_longer else keys
 
     def _embeddings(
         self, model: TwoTowers, batch: Batch, keys: Keys

@@ -28,7 +28,7 @@ class FeatureExtractor:
     def __init__(self, config: ImageTowerConfig):
         self._config = config
         whole = config.all_members()
-        self.num_members, self.size = config.num_members, whole.embedding_size
+        self.num_members, self.size = config.num_members, whole.embedding_size + whole.input_size
 
     @functools.cached_property
     def _graph(self) -> nnx.GraphDef:

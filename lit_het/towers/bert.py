@@ -8,7 +8,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int, Key
 
 from lit_het import sharding
-from lit_het.errors import UserError, require_at_least
+from lit_het.errors import FieldError, UserError, require_at_least
 from lit_het.towers.layers import layer_norm, linear
 from lit_het.towers.transformer import Encoder, EncoderConfig, layers_above
 from lit_het.types import Params, TowerOutput
@@ -30,9 +30,10 @@ class BertConfig:
         num_segments: number of segment embeddings; all texts here are segment 0.
         padding_id: token id of padding, which is masked in attention.
         pooler: whether the first token goes through BERT's dense layer with tanh before the projection (not in LiT).
+        layer_input: whether the embedding is followed by the input of the projection, for BayesVLM's head.
 
     Raises:
-        UserError: a size below 1, or norms before layers.
+        UserError: a size below 1, norms before layers, or ``layer_input`` without a projection.
     """
 
     vocabulary_size: int = 30_522
@@ -43,6 +44,7 @@ class BertConfig:
     num_segments: int = 2
     padding_id: int = 0
     pooler: bool = False
+    layer_input: bool = False
 
     uncertainty_token: ClassVar[bool] = False
 
@@ -52,11 +54,23 @@ class BertConfig:
             require_at_least(1, self, "projection_size")
         if self.encoder.norm_placement != "after" or self.encoder.num_members > 1:
             raise UserError("a BERT tower needs encoder.norm_placement = 'after', and no ensemble of experts")
+        if self.layer_input and self.last_layer is None:
+            raise FieldError(self, "layer_input", "True needs a projection_size")
 
     @property
     def embedding_size(self) -> int:
         """Size of the embedding."""
         return self.projection_size or self.encoder.width
+
+    @property
+    def last_layer(self) -> str | None:
+        """Path of the parameters of the projection; None without one."""
+        return None if self.projection_size is None else "projection"
+
+    @property
+    def input_size(self) -> int:
+        """Size of the input of the projection, where it follows the embedding; 0 otherwise."""
+        return self.encoder.width if self.layer_input else 0
 
     def build(self, rngs: nnx.Rngs) -> "Bert":
         """Returns the tower with fresh parameters."""
@@ -102,9 +116,11 @@ class Bert(nnx.Module):
         embedded = self.tokens(text) + self.positions[...][None] + segments
         # Unlike LiT's own text tower, BERT was trained with masked padding.
         encoded = self.encoder(self.input_norm(embedded), key, text != self.config.padding_id)
-        embedding = self._pool(encoded.tokens)
+        pooled = embedding = self._pool(encoded.tokens)
         if self.config.projection_size is not None:
-            embedding = sharding.as_batch(self.projection(embedding)).astype(jnp.float32)
+            embedding = sharding.as_batch(self.projection(pooled)).astype(jnp.float32)
+        if self.config.layer_input:
+            embedding = jnp.concatenate([embedding, pooled.astype(jnp.float32)], axis=1)
         return TowerOutput(embedding, encoded.tokens, encoded.auxiliary_losses, encoded.metrics)
 
     def _pool(self, tokens: Float[Array, "b l d"]) -> Float[Array, "b d"]:

@@ -70,9 +70,13 @@ class Mlp(nnx.Module):
             apply: applies a dense layer to its input; stacked experts use another product.
             drop: dropout of the hidden layer (0) and of the output (1).
         """
+        return drop(apply(self.down, drop(self.hidden(x, apply), 0)), 1)
+
+    def hidden(
+        self, x: Float[Array, "n d"], apply: Callable[[nnx.Linear, Array], Array] = nnx.Linear.__call__
+    ) -> Float[Array, "n h"]:
+        """Returns the input of the last layer; arguments as those of a call."""
         hidden = apply(self.up, x)
         if self.activation == "swiglu":
-            hidden = jax.nn.silu(apply(self.gate, x)) * hidden
-        else:
-            hidden = _FUNCTIONS[self.activation](hidden)
-        return drop(apply(self.down, drop(hidden, 0)), 1)
+            return jax.nn.silu(apply(self.gate, x)) * hidden
+        return _FUNCTIONS[self.activation](hidden)

@@ -36,6 +36,9 @@ class ResNetConfig:
     num_members: ClassVar[int] = 1
     members: ClassVar[str] = "mean"
     uncertainty_token: ClassVar[bool] = False
+    # No linear layer is at its end, whose input could follow the embedding.
+    last_layer: ClassVar[None] = None
+    input_size: ClassVar[int] = 0
 
     def __post_init__(self) -> None:
         require_at_least(1, self, "width_multiplier", "image_size")

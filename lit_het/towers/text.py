@@ -9,7 +9,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int, Key
 
 from lit_het import sharding
-from lit_het.errors import UserError, require_at_least, require_choice
+from lit_het.errors import FieldError, UserError, require_at_least, require_choice
 from lit_het.towers.layers import linear, log_variances
 from lit_het.towers.pooling import AttentionPooling
 from lit_het.towers.positions import sinusoidal_positions
@@ -39,6 +39,7 @@ class TextConfig:
         uncertainty_token: whether one more learned token is encoded behind the text, whose output gives log σ² of the
             embedding (ProLIP's [UNC]); the embedding is then ``[mean, log σ²]``.
         uncertainty_from: what the layer of log σ² reads: that token, or the mean, as in ProLIP's published code.
+        layer_input: whether the embedding is followed by the input of its projection, for BayesVLM's head.
 
     Raises:
         UserError: a size below 1, an unknown choice, an end token that is not pooled or is not in the vocabulary, an
@@ -55,6 +56,7 @@ class TextConfig:
     positions: Literal["learned", "sinusoidal"] = "learned"
     uncertainty_token: bool = False
     uncertainty_from: Literal["token", "mean"] = "token"
+    layer_input: bool = False
 
     def __post_init__(self) -> None:
         require_at_least(1, self, "vocabulary_size", "length", "embedding_size")
@@ -67,10 +69,22 @@ class TextConfig:
             )
         if self.uncertainty_token and self.embedding_size % 2:
             raise UserError(f"embedding_size = {self.embedding_size} must be even: its second half is log σ²")
+        if self.layer_input and self.last_layer is None:
+            raise FieldError(self, "layer_input", "True needs uncertainty_token = False")
         if self.encoder.num_members > 1:
             raise UserError(
                 f"a text tower has one embedding per text: num_members = {self.encoder.num_members} must be 1"
             )
+
+    @property
+    def last_layer(self) -> str | None:
+        """Path of the parameters of the projection; None where log σ² follows it."""
+        return None if self.uncertainty_token else "projection"
+
+    @property
+    def input_size(self) -> int:
+        """Size of the input of the projection, where it follows the embedding; 0 otherwise."""
+        return self.encoder.width if self.layer_input else 0
 
     def build(self, rngs: nnx.Rngs) -> "TextTransformer":
         """Returns the tower with fresh parameters."""
@@ -132,7 +146,10 @@ class TextTransformer(nnx.Module):
         return jnp.concatenate([mean, sharding.as_batch(log_variance)], axis=1)
 
     def _project(self, pooled: Float[Array, "b _"]) -> Float[Array, "b d"]:
-        return sharding.as_batch(self.projection(pooled)).astype(jnp.float32)
+        projected = sharding.as_batch(self.projection(pooled)).astype(jnp.float32)
+        if self.config.layer_input:
+            return jnp.concatenate([projected, pooled.astype(jnp.float32)], axis=1)
+        return projected
 
     def _positions(self) -> Float[Array, "l d"]:
         if self.config.positions == "learned":

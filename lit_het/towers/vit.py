@@ -10,7 +10,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int, Key, UInt8
 
 from lit_het import sharding
-from lit_het.errors import UserError, require_at_least, require_choice
+from lit_het.errors import FieldError, UserError, require_at_least, require_choice
 from lit_het.towers.layers import ComputeType, layer_norm, linear, log_variances
 from lit_het.towers.pooling import AttentionPooling
 from lit_het.towers.positions import sine_cosine_positions
@@ -42,9 +42,11 @@ class ViTConfig:
         uncertainty_token: whether one more learned token is encoded, whose output gives log σ² of the embedding
             (ProLIP's [UNC]); the embedding is then ``[mean, log σ²]``, of twice the size.
         norm_twice: whether the encoder's last norm is applied to the class token once more (ProLIP's published code).
+        layer_input: whether the embedding is followed by the input of the last linear layer, for BayesVLM's head.
 
     Raises:
-        UserError: inconsistent sizes, an unknown choice, or an uncertainty token of an ensemble.
+        UserError: inconsistent sizes, an unknown choice, an uncertainty token of an ensemble, or ``layer_input``
+            without a linear layer at the end.
     """
 
     image_size: int = 224
@@ -60,6 +62,7 @@ class ViTConfig:
     members: Literal["mean", "concatenated", "apart"] = "mean"
     uncertainty_token: bool = False
     norm_twice: bool = False
+    layer_input: bool = False
 
     def __post_init__(self) -> None:
         require_at_least(1, self, "image_size", "patch_size")
@@ -74,6 +77,12 @@ class ViTConfig:
             raise UserError("image_tower.uncertainty_token = True needs encoder.experts.num_members = 1")
         if self.norm_twice and (self.pooling != "class_token" or self.encoder.norm_placement != "before"):
             raise UserError("image_tower.norm_twice = True needs pooling = 'class_token' and norm_placement = 'before'")
+        if self.layer_input and self.last_layer is None:
+            raise FieldError(
+                self,
+                "layer_input",
+                "True needs projection_size or attention pooling, without members and uncertainty_token",
+            )
 
     @property
     def compute_type(self) -> ComputeType:
@@ -93,11 +102,33 @@ class ViTConfig:
     @property
     def embedding_size(self) -> int:
         """Size of the embedding."""
-        return self.member_size * (self.encoder.num_members if self.members == "concatenated" else 1)
+        return self._size * (self.encoder.num_members if self.members == "concatenated" else 1)
 
     @property
     def member_size(self) -> int:
-        """Size of the embedding of each member of an ensemble."""
+        """Size of the output of each member of an ensemble."""
+        return self._size + self.input_size
+
+    @property
+    def last_layer(self) -> str | None:
+        """Path of the parameters of the linear layer at the very end; None where the tower ends otherwise."""
+        if self.encoder.num_members > 1 or self.uncertainty_token:
+            return None
+        if self.projection_size is not None:
+            return "projection"
+        return "pooling/mlp/down" if self.pooling == "attention" and self.representation_size is None else None
+
+    @property
+    def input_size(self) -> int:
+        """Size of the input of the last layer, where it follows the embedding; 0 otherwise."""
+        if not self.layer_input:
+            return 0
+        if self.projection_size is None:
+            return self.encoder.mlp_width
+        return self.representation_size or self._pooled_size
+
+    @property
+    def _size(self) -> int:
         return self._mean_size * (2 if self.uncertainty_token else 1)
 
     @property
@@ -234,6 +265,8 @@ class ViT(nnx.Module):
             case "first":
                 return tokens[:, self.config.num_registers]
             case "attention":
+                if self.config.layer_input and self.config.projection_size is None:
+                    return jnp.concatenate(self.pooling.with_hidden(tokens), axis=1)
                 return self.pooling(tokens)
             case "none":
                 return tokens.reshape(tokens.shape[0], -1)
@@ -242,6 +275,9 @@ class ViT(nnx.Module):
         if self.config.representation_size is not None:
             # With one row per image the compiler would otherwise move rows to the shards of the kernel, as in pooling.
             embedding = jnp.tanh(sharding.as_batch(self.pre_logits(embedding)).astype(jnp.float32))
-        if self.config.projection_size is not None:
-            embedding = sharding.as_batch(self.projection(embedding)).astype(jnp.float32)
-        return embedding
+        if self.config.projection_size is None:
+            return embedding
+        projected = sharding.as_batch(self.projection(embedding)).astype(jnp.float32)
+        if self.config.layer_input:
+            return jnp.concatenate([projected, embedding.astype(jnp.float32)], axis=1)
+        return projected

@@ -8,10 +8,18 @@ Needs torch, transformers and tqdm.
 import importlib
 import sys
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
 B, K, D, P, TAU, BIAS = 8, 5, 6, 4, 0.2, -2.0
+
+
+def kfac_of_their_script():
+    """Returns the sums of both factors; what their script reads data sets with needs many packages, and is left out."""
+    names = ("bayesvlm.data.factory", "bayesvlm.utils", "bayesvlm.precompute")
+    with mock.patch.dict(sys.modules, {name: mock.MagicMock() for name in names}):
+        return importlib.import_module("scripts.hessian_estimation").kfac_ggn
 
 
 def main(checkout, output):
@@ -23,7 +31,7 @@ def main(checkout, output):
         compute_hessian_analytic_SigLIP,
         compute_log_det_kfac,
     )
-    from bayesvlm.vlm import CLIP, EncoderResult
+    from bayesvlm.vlm import CLIP, SIGLIP, EncoderResult
 
     torch = importlib.import_module("torch")
 
@@ -55,6 +63,11 @@ def main(checkout, output):
 
     pool, target = (torch.softmax(2 * draw(count, 50, K), dim=2) for count in (6, 4))
     found |= {"pool": pool, "target": target, "epig": epig_from_probs_using_matmul(pool, target)}
+    image, text, phi = 3 * draw(2 * B, D), 2 * draw(2 * B, D), draw(2 * B, P)
+    found |= {"kfac_image": image, "kfac_text": text, "kfac_activations": phi}
+    for loss, likelihood, vlm in (("softmax", "info_nce", CLIP), ("sigmoid", "siglip", SIGLIP)):
+        a, b = kfac_of_their_script()(vlm(float(scale), BIAS), B, B // 2, image, phi, text, "cpu", likelihood)
+        found |= {f"{loss}_kfac_a": a, f"{loss}_kfac_b": b}
     arrays: Any = {name: np.asarray(value) for name, value in found.items()}
     np.savez(output, **arrays)
 

@@ -10,31 +10,49 @@ import pytest
 from flax import nnx
 
 from lit_het.errors import UserError
-from lit_het.heads.bayes_vlm import BayesVLMContrastiveConfig, Gaussians, prob_cosine, probit
+from lit_het.heads.bayes_vlm import BayesVLMContrastiveConfig, Gaussians, LastLayer, last_layer, prob_cosine, probit
 from lit_het.heads.contrastive import DeterministicContrastiveConfig
 from lit_het.losses.classification import mean_log_probabilities
 from lit_het.losses.contrastive.gauss_newton import sigmoid_hessian, softmax_hessian
-from tests.heads.test_contrastive import embeddings, numpy_unit
+from tests.heads.test_contrastive import B
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "bayes_vlm.npz"
 D = 6
 KEY = jax.random.key(3)
+# Inputs of the last layers of images and texts; without any a layer is at the identity.
+SIZES = [(0, 0), (9, 4), (9, 0), (0, 4)]
+each_size = pytest.mark.parametrize("sizes", SIZES, ids=["identity", "both", "image", "text"])
 
 
-def make(**changes):
+def make(sizes=(9, 4), **changes):
     """Returns a head with a posterior of both sides."""
-    head = BayesVLMContrastiveConfig(**changes).build(D, nnx.Rngs(0))
+    image, text = sizes
+    config = BayesVLMContrastiveConfig(**changes)
+    head = config.build(D, nnx.Rngs(0), image_input_size=image, text_input_size=text)
     random = np.random.default_rng(1)
     for posterior in (head.image_posterior, head.text_posterior):
-        posterior.input_root[...] = jnp.asarray(random.normal(size=(D, D)) / 4, jnp.float32)
+        q = len(posterior.input_root[...])
+        posterior.input_root[...] = jnp.asarray(random.normal(size=(q, q)) / 4, jnp.float32)
         posterior.output_variance[...] = jnp.asarray(random.uniform(0.1, 0.5, D), jnp.float32)
     return head
 
 
-def gaussians(posterior, embedding):
-    """Returns mean and variance, by the equation."""
-    phi, root = numpy_unit(embedding), np.asarray(posterior.input_root[...])
-    return phi, np.sum((phi @ root) ** 2, axis=1)[:, None] * np.asarray(posterior.output_variance[...])
+def outputs(sizes=(9, 4)):
+    """Returns what towers tell of images and texts: g, and φ of a layer whose weights are drawn."""
+    random = np.random.default_rng(0)
+    found = []
+    for size in sizes:
+        phi, p = random.normal(size=(B, size)), random.normal(size=(size, D))
+        g = phi @ p + 0.3 if size else 3 * random.normal(size=(B, D))
+        found.append(jnp.asarray(np.concatenate([g, phi], axis=1), jnp.float32))
+    return found
+
+
+def gaussians(posterior, output):
+    """Returns mean and variance of the embeddings, which are not unit vectors, by the equation."""
+    g, phi, root = np.asarray(output[:, :D]), np.asarray(output[:, D:]), np.asarray(posterior.input_root[...])
+    phi = np.concatenate([phi, np.ones((B, 1))], axis=1) if phi.size else g
+    return g, np.sum((phi @ root) ** 2, axis=1)[:, None] * np.asarray(posterior.output_variance[...])
 
 
 def drawn(head, image, classes, key=KEY, count=4000):
@@ -68,18 +86,24 @@ def test_the_probit_is_close_to_the_mean_probability_over_normal_logits():
     np.testing.assert_allclose(found, expected, atol=0.02)
 
 
-def test_without_noise_predictions_are_bit_for_bit_those_of_the_model():
-    (image, text), head = embeddings(), make()
+@each_size
+def test_without_noise_predictions_are_bit_for_bit_those_of_the_model(sizes):
+    (image, text), head = outputs(sizes), make(sizes)
     plain = DeterministicContrastiveConfig().build(D, nnx.Rngs(0))
-    np.testing.assert_array_equal(head.image_key(image), plain.image_key(image))
-    np.testing.assert_array_equal(head.text_key(text), plain.text_key(text))
-    both = [one.logits(image, plain.text_key(text), None, 0) for one in (head, plain)]
-    found, expected = (one.logits(one.prepare(image), None, jnp.arange(1)) for one in both)
+    keys = head.image_key(image), head.text_key(text)
+    embeddings = image[:, :D], text[:, :D]
+    expected = plain.image_key(embeddings[0]), plain.text_key(embeddings[1])
+    for key, unit in zip(keys, expected, strict=True):
+        np.testing.assert_array_equal(key[:, :D], unit)
+    np.testing.assert_allclose(keys[0] @ keys[1].T, expected[0] @ expected[1].T, atol=1e-6)
+    samples = head.logits(image, keys[1], None, 0), plain.logits(embeddings[0], expected[1], None, 0)
+    found, expected = (one.logits(one.prepare(one.features), None, jnp.arange(1)) for one in samples)
     np.testing.assert_array_equal(found, expected)
 
 
-def test_the_prediction_is_the_probit_of_prob_cosine():
-    (image, text), head = embeddings(), make(prediction="probit")
+@each_size
+def test_the_prediction_is_the_probit_of_prob_cosine(sizes):
+    (image, text), head = outputs(sizes), make(sizes, prediction="probit")
     (mean, variance), (other, spread) = gaussians(head.image_posterior, image), gaussians(head.text_posterior, text)
     tau, expected = float(head.temperature()), np.zeros((len(image), len(text)))
     for n in range(len(image)):
@@ -92,13 +116,39 @@ def test_the_prediction_is_the_probit_of_prob_cosine():
     found = samples.logits(samples.prepare(image), samples.keys, jnp.arange(samples.num_samples))
     np.testing.assert_allclose(found[:, 0], expected, rtol=1e-4)
     assert samples.num_samples == 1
-    np.testing.assert_allclose(head.image_noise_norm(image), np.sqrt(variance.sum(axis=1)), rtol=1e-5)
-    np.testing.assert_allclose(head.text_noise_norm(text), np.sqrt(spread.sum(axis=1)), rtol=1e-5)
-    np.testing.assert_allclose(head.image_spectrum(image), -np.sort(-np.sqrt(variance), axis=1), rtol=1e-5)
+    # Of unit embeddings.
+    norms, other_norms = (np.linalg.norm(g, axis=1) for g in (mean, other))
+    np.testing.assert_allclose(head.image_noise_norm(image), np.sqrt(variance.sum(axis=1)) / norms, rtol=1e-5)
+    np.testing.assert_allclose(head.text_noise_norm(text), np.sqrt(spread.sum(axis=1)) / other_norms, rtol=1e-5)
+    spectrum = -np.sort(-np.sqrt(variance), axis=1) / norms[:, None]
+    np.testing.assert_allclose(head.image_spectrum(image), spectrum, rtol=1e-5)
 
 
-def test_samples_of_the_weights_have_the_moments_of_prob_cosine():
-    (image, text), head = embeddings(), make()
+def test_variances_are_those_of_embeddings_of_drawn_weights():
+    """Weights P and b from N(P, A⁻¹ ⊗ diag B⁻¹), an attention pooling's residual, and the cosines of their products."""
+    (image, text), head, random = outputs(), make(), np.random.default_rng(0)
+    drawn = []
+    for posterior, output in ((head.image_posterior, image), (head.text_posterior, text)):
+        g, phi = np.asarray(output[:, :D]), np.asarray(output[:, D:])
+        phi = np.concatenate([phi, np.ones((B, 1))], axis=1)
+        layer = random.normal(size=(phi.shape[1], D))
+        residual = g - phi @ layer
+        covariance = np.asarray(posterior.input_root[...]) @ np.asarray(posterior.input_root[...]).T
+        factor = np.linalg.cholesky(covariance + 1e-9 * np.eye(len(covariance)))
+        noise = np.einsum("qp,tpd->tqd", factor, random.normal(size=(20_000, *layer.shape)))
+        weights = layer + noise * np.sqrt(np.asarray(posterior.output_variance[...]))
+        drawn.append(phi @ weights + residual)
+    norms = [np.sqrt(np.mean(np.sum(g**2, axis=2), axis=0)) for g in drawn]
+    cosines = np.einsum("tnd,tkd->tnk", *drawn) / norms[0][:, None] / norms[1][None]
+    layers = last_layer(image, D), last_layer(text, D)
+    mean, variance = prob_cosine(head.image_posterior(layers[0]), head.text_posterior(layers[1]))
+    np.testing.assert_allclose(mean, cosines.mean(axis=0), atol=0.01)
+    np.testing.assert_allclose(variance, cosines.var(axis=0), rtol=0.06)
+
+
+@each_size
+def test_samples_of_the_weights_have_the_moments_of_prob_cosine(sizes):
+    (image, text), head = outputs(sizes), make(sizes)
     tau = float(head.temperature())
     sides = [
         Gaussians(*map(jnp.asarray, gaussians(posterior, x)))
@@ -111,7 +161,7 @@ def test_samples_of_the_weights_have_the_moments_of_prob_cosine():
 
 
 def test_samples_are_of_the_same_weights_for_all_images_and_calls_of_a_key():
-    (image, text), head = embeddings(), make()
+    (image, text), head = outputs(), make()
     classes = head.text_key(text)
     together = drawn(head, jnp.concatenate([image, image]), classes, count=6)
     np.testing.assert_allclose(together[:4], together[4:], rtol=1e-5)
@@ -120,37 +170,41 @@ def test_samples_are_of_the_same_weights_for_all_images_and_calls_of_a_key():
 
 
 def test_the_mean_over_samples_does_not_depend_on_blocks(monkeypatch):
-    (image, text), head = embeddings(), make()
+    (image, text), head = outputs(), make()
     classes = head.text_key(text)
     expected = mean_log_probabilities(head.logits(image, classes, KEY, 6), jax.nn.log_softmax)
-    monkeypatch.setattr("lit_het.heads.bayes_vlm._BLOCK", 4 * D * D)
+    monkeypatch.setattr("lit_het.heads.bayes_vlm._BLOCK", 2 * (10 + 5) * D)
     samples = head.logits(image, classes, KEY, 6)
     assert samples.samples_per_block == 2
     np.testing.assert_allclose(mean_log_probabilities(samples, jax.nn.log_softmax), expected, rtol=1e-5)
 
 
-def test_a_name_has_the_variance_of_the_mean_of_its_prompts():
-    head, (_, text) = make(), embeddings()
+@each_size
+def test_a_name_has_the_variance_of_the_mean_of_its_prompts(sizes):
+    head, (_, text) = make(sizes), outputs(sizes)
     prompts = head.text_key(text)
     name = head.mean_text_key(prompts[None])
+    np.testing.assert_allclose(jnp.linalg.norm(name[:, :D]), 1, rtol=1e-5)
     # All prompts pass through the same weights.
-    normals = jnp.asarray(np.random.default_rng(0).normal(size=(20_000, D, D)), jnp.float32)
-    means = head.text_posterior.samples(prompts, normals).mean(axis=1) / jnp.linalg.norm(prompts.mean(axis=0))
-    mean, variance = head.text_posterior(name)
+    q = len(head.text_posterior.input_root[...])
+    normals = jnp.asarray(np.random.default_rng(0).normal(size=(20_000, q, D)), jnp.float32)
+    layers = [LastLayer(keys[:, :D], keys[:, D:] if keys.shape[1] > D else keys) for keys in (prompts, name)]
+    means = head.text_posterior.samples(layers[0], normals).mean(axis=1) / jnp.linalg.norm(prompts[:, :D].mean(axis=0))
+    mean, variance = head.text_posterior(layers[1])
     np.testing.assert_allclose(mean[0], means.mean(axis=0), atol=0.02)
     np.testing.assert_allclose(variance[0], means.var(axis=0), rtol=0.05)
 
 
 def test_a_head_without_a_posterior_has_no_variance():
-    head, (image, _) = BayesVLMContrastiveConfig().build(D, nnx.Rngs(0)), embeddings()
+    head, (image, _) = BayesVLMContrastiveConfig().build(D, nnx.Rngs(0)), outputs((0, 0))
     np.testing.assert_array_equal(head.image_noise_norm(image), 0)
 
 
 @pytest.mark.parametrize("prediction", ["samples", "probit"])
 def test_predictions_for_rows_of_zeros_are_finite(prediction):
-    head, (_, text) = make(prediction=prediction), embeddings()
+    head, (_, text) = make(prediction=prediction), outputs()
     # Evaluation pads blocks of images with them.
-    assert np.isfinite(drawn(head, jnp.zeros((2, D)), head.text_key(text), count=1)).all()
+    assert np.isfinite(drawn(head, jnp.zeros((2, D + 9)), head.text_key(text), count=1)).all()
 
 
 def test_hessians_cosines_and_probits_are_those_of_the_authors_code():
@@ -158,6 +212,18 @@ def test_hessians_cosines_and_probits_are_those_of_the_authors_code():
     sides = (found["image"], found["text"], jnp.ones(len(found["image"])), found["temperature"])
     np.testing.assert_allclose(softmax_hessian(*sides), found["softmax_hessian"], rtol=1e-3, atol=1e-3)
     np.testing.assert_allclose(sigmoid_hessian(*sides, found["bias"]), found["sigmoid_hessian"], rtol=1e-3, atol=1e-3)
+    # Of both batches of theirs, with the norms that the projection gives; SigLIP's has a bias.
+    for loss, has_bias in (("softmax", False), ("sigmoid", True)):
+        hessian, more = (sigmoid_hessian, (found["bias"],)) if has_bias else (softmax_hessian, ())
+        inputs, hessians = np.zeros((5, 5)), np.zeros((D, D))
+        for rows in np.split(np.arange(len(found["kfac_image"])), 2):
+            layer = last_layer(jnp.concatenate([found["kfac_image"], found["kfac_activations"]], axis=1)[rows], D)
+            inputs += layer.inputs.T @ layer.inputs
+            keys = found["kfac_text"][rows] / np.linalg.norm(found["kfac_text"][rows], axis=1, keepdims=True)
+            hessians += hessian(layer.outputs, keys, jnp.ones(len(rows)), found["temperature"], *more)
+        q, root = len(found[f"{loss}_kfac_a"]), np.sqrt(len(found["kfac_image"]))
+        np.testing.assert_allclose(inputs[:q, :q] / root, found[f"{loss}_kfac_a"], rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(hessians / root, found[f"{loss}_kfac_b"], rtol=1e-3, atol=1e-4)
     gaussian = []
     for side in ("source", "target"):
         a, b = (np.linalg.inv(found[f"{side}_{factor}"]) for factor in "ab")

@@ -15,7 +15,7 @@ TAU, BIAS = jnp.float32(0.3), jnp.float32(-1.0)
 
 def pairs():
     queries, keys = (np.random.default_rng(seed).normal(size=(n, D)) for seed, n in ((0, B), (1, K)))
-    return unit(jnp.asarray(queries, jnp.float32)), unit(jnp.asarray(keys, jnp.float32))
+    return jnp.asarray(queries, jnp.float32), unit(jnp.asarray(keys, jnp.float32))  # queries of any norm
 
 
 def negative_log_likelihood(loss):

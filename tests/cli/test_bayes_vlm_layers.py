@@ -1,0 +1,128 @@
+"""`lit-het add-noise --task.head bayes_vlm` of models whose towers end with a linear layer: CLIP's and SigLIP's."""
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+import safetensors.numpy
+
+import lit_het
+from lit_het import parameters
+from lit_het.apps import noise
+from lit_het.cli.main import main
+from lit_het.configs import quickstart_lit_deterministic
+from lit_het.heads import laplace
+from lit_het.runs import fitting
+from lit_het.runs.opening import open_run
+from lit_het.tasks.contrastive import ContrastiveConfig
+from tests import tiny
+from tests.cli.test_train import refusal
+from tests.cli.test_uncertainty_methods import IMAGE, NAMES
+
+SIGLIP = Path(__file__).parents[1] / "golden" / "hf_siglip"
+SIZES = {"clip": 32, "siglip": 24}  # of images
+# Path of the last layer, its inputs without the bias, and whether it has one.
+LAYERS = {
+    "clip": {"image": ("projection", 64, False), "text": ("projection", 48, False)},
+    "siglip": {"image": ("pooling/mlp/down", 40, True), "text": ("projection", 24, True)},
+}
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory):
+    return tiny.write_data(tmp_path_factory.mktemp("pairs"), num_samples=noise.LEAST_PAIRS, seed=3)
+
+
+@pytest.fixture(scope="module")
+def clip(data, tmp_path_factory):
+    """A run with projections from 64 and from 48 to 16 numbers, without biases as CLIP's."""
+    folder = tmp_path_factory.mktemp("runs") / "clip"
+    config = tiny.shrink(quickstart_lit_deterministic.get_config(), data, folder)
+    assert isinstance(config.task, ContrastiveConfig)
+    image = dataclasses.replace(config.task.image_tower, pooling="class_token", projection_size=16)
+    encoder = dataclasses.replace(config.task.text_tower.encoder, width=48)
+    text = dataclasses.replace(config.task.text_tower, encoder=encoder, embedding_size=16)
+    task = dataclasses.replace(config.task, image_tower=image, text_tower=text, locked=())
+    tiny.finish_untrained(dataclasses.replace(config, task=task))
+    return folder
+
+
+@pytest.fixture(scope="module", params=["clip", "siglip"])
+def fitted(request, clip, pairs, tmp_path_factory):
+    """Returns the model's name, its run, the run with a posterior, and what the layers and the fit were given."""
+    output = tmp_path_factory.mktemp("runs") / "posterior"
+    model = [str(clip)] if request.param == "clip" else [str(SIGLIP), "--tokenizer", str(pairs / "tokenizer.model")]
+    given, layers, fits = ["--data", str(pairs / "train"), "--output", str(output)], [], []
+    with pytest.MonkeyPatch.context() as patched:
+        sums, fit = fitting.pair_factors, laplace.fit
+        patched.setattr(fitting, "pair_factors", lambda *given: (layers.append(given[0]), sums(*given))[1])
+        patched.setattr(laplace, "fit", lambda *given: (fits.append(given), fit(*given))[1])
+        flags = ["--task.head", "bayes_vlm", "--calibration", "None"]
+        assert main(["add-noise", "--model", *model, *given, *flags]) == 0
+    source = clip if request.param == "clip" else output / "model"
+    return request.param, source, output, dict(zip(("image", "text"), zip(layers, fits, strict=True), strict=True))
+
+
+def test_the_posterior_is_of_the_last_layers(fitted):
+    name, _, output, sides = fitted
+    params = open_run(output).params
+    for side, (path, size, has_bias) in LAYERS[name].items():
+        layer, (factors, squared_norm, *_) = sides[side]
+        tower = parameters.flatten(params[f"{side}_tower"])
+        kernel, bias = (np.asarray(tower[f"{path}/{part}"], np.float64) for part in ("kernel", "bias"))
+        assert squared_norm == pytest.approx(np.sum(kernel**2) + np.sum(bias**2))
+        # Stored as float16.
+        g, phi = (np.asarray(part, np.float64) for part in layer)
+        if path == "projection":
+            np.testing.assert_allclose(phi[:, :-1] @ kernel + bias, g, atol=2e-2)
+        inputs = phi[:, : size + has_bias]
+        assert inputs.shape == (1000, size + has_bias)
+        np.testing.assert_allclose(factors.inputs, inputs.T @ inputs / np.sqrt(1000), rtol=1e-3, atol=1e-2)
+        root = np.asarray(params["head"][f"{side}_posterior"]["input_root"])
+        assert root.shape == (size + 1, size + 1)
+        assert np.any(root[-1]) == has_bias
+
+
+def test_predictions_without_noise_are_those_of_the_model_and_folders_are_opened_again(fitted, tmp_path):
+    _, source, output, _ = fitted
+    old, new = lit_het.load(source), lit_het.load(output)
+    np.testing.assert_allclose(new.encode_images(IMAGE), old.encode_images(IMAGE), atol=1e-6)
+    np.testing.assert_allclose(new.encode_texts(NAMES), old.encode_texts(NAMES), atol=1e-6)
+    expected, found = old.classify(IMAGE, NAMES).to_numpy(), new.classify(IMAGE, NAMES)
+    np.testing.assert_allclose(new.classify(IMAGE, NAMES, samples=0).to_numpy(), expected, atol=1e-6)
+    assert found.noisy_mean is not None
+    assert np.abs(found.noisy_mean - expected).max() > 1e-4
+    assert new.noise(IMAGE) > 0
+    new.save_pretrained(tmp_path / "folder")
+    again = lit_het.load(tmp_path / "folder")
+    np.testing.assert_array_equal(again.classify(IMAGE, NAMES).noisy_mean, found.noisy_mean)
+    assert again.noise(IMAGE) == new.noise(IMAGE)
+
+
+@pytest.mark.parametrize("to", ["huggingface", "npz", "onnx"])
+def test_other_formats_hold_what_the_model_itself_gives(fitted, tmp_path, to):
+    _, source, output, _ = fitted
+    for run, name in ((source, "model"), (output, "posterior")):
+        folder = tmp_path / (f"{name}.npz" if to == "npz" else name)
+        assert main(["export", "--checkpoint", str(run), "--to", to, "--output", str(folder), "--uncalibrated"]) == 0
+    if to == "huggingface":
+        arrays = [safetensors.numpy.load_file(tmp_path / name / "model.safetensors") for name in ("model", "posterior")]
+    elif to == "npz":
+        arrays = [dict(np.load(tmp_path / f"{name}.npz")) for name in ("model", "posterior")]
+    else:
+        size = SIZES[fitted[0]]
+        pixels = np.asarray(IMAGE.resize((size, size)))[None]
+        sessions = [onnxruntime.InferenceSession(tmp_path / name / "image.onnx") for name in ("model", "posterior")]
+        arrays = [{"image": np.asarray(session.run(None, {"image": pixels})[0])} for session in sessions]
+    expected, found = arrays
+    assert found.keys() == expected.keys()
+    for name, array in expected.items():
+        np.testing.assert_allclose(found[name], array, atol=1e-6, err_msg=name)
+
+
+def test_the_input_of_the_last_layer_is_for_this_head_only(capsys, clip, pairs, tmp_path):
+    given = ("--model", clip, "--data", pairs / "train", "--output", tmp_path / "run")
+    line = refusal(capsys, "add-noise", *given, "--task.image-tower.layer-input", "True")
+    assert "task.image_tower.layer_input is for the head bayes_vlm; set it to False" in line
