@@ -13,12 +13,14 @@ from lit_het.apps import noise
 from lit_het.checkpoints.native import checksums
 from lit_het.cli.main import main
 from lit_het.configs import quickstart_lit_het_xl
+from lit_het.durations import Duration
 from lit_het.heads.bayes_vlm import LastLayer
 from lit_het.heads.contrastive import DeterministicContrastiveConfig, unit
 from lit_het.losses.contrastive.gauss_newton import softmax_hessian
 from lit_het.runs import fitting
 from lit_het.runs.opening import open_run
 from lit_het.runs.saved_calibration import read_calibration
+from lit_het.runs.training import train
 from tests import tiny
 from tests.cli.test_train import refusal
 from tests.cli.test_uncertainty_methods import IMAGE, NAMES
@@ -33,7 +35,8 @@ def deterministic(data, upstream, tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "deterministic"
     config = tiny.shrink(quickstart_lit_het_xl.get_config(), data, folder, pretrained=upstream)
     task = dataclasses.replace(config.task, head=DeterministicContrastiveConfig())
-    tiny.finish_untrained(dataclasses.replace(config, task=task))
+    # Long enough to be better than chance, so that a temperature fits.
+    train(dataclasses.replace(config, task=task, length=Duration(30)))
     return folder
 
 
