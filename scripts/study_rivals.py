@@ -1,10 +1,12 @@
 """Compares methods of uncertainty on the glyph data, over seeds (docs/rivals.md).
 
+    python -m scripts.study_rivals --output runs/rivals_settings --candidates    # on a validation typeface
     python -m scripts.study_rivals --output runs/rivals --seeds 0 1 2 3 4
 
 Every seed draws its own held-out characters and typeface and trains its own image tower. A method trains a text tower
 and a head on the tower's embeddings, or only a head on the finished towers of another method. Finished runs are
-skipped.
+skipped. With ``--candidates`` other settings of the methods stand beside those that they have, on characters and a
+typeface that no seed of the study holds out.
 """
 
 import argparse
@@ -18,12 +20,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from lit_het.apps import grid
 from lit_het.apps.data import corrupt
 from lit_het.apps.noise import add_noise
 from lit_het.apps.quickstart import write_data
 from lit_het.apps.uncertainty.benchmark import benchmark, options_of, write
 from lit_het.configs import quickstart_upstream
+from lit_het.configs.experiment import ExperimentConfig
 from lit_het.data_pipelines.glyphs import GlyphConfig, write_glyph_shards
 from lit_het.data_pipelines.prepare.writer import WriteOptions
 from lit_het.data_pipelines.storage import read_lines
@@ -32,10 +37,12 @@ from lit_het.eval.significance import Estimate, estimate
 from lit_het.files import write_atomically
 from lit_het.heads.bayes_vlm import BayesVLMContrastiveConfig
 from lit_het.runs.embedding import EmbedOptions, embed
+from lit_het.runs.plan import Step
 from lit_het.runs.training import train_unless_done
+from lit_het.sharding import MeshConfig
 from scripts.noise.paired import cells_of
 from scripts.noise.sources import CHARACTER_STYLES
-from scripts.rivals.methods import ENSEMBLE, FIRST, METHODS, configuration
+from scripts.rivals.methods import ALL, CANDIDATES, ENSEMBLE, FIRST, METHODS, configuration
 
 CONDITIONS = {"clean": "train", "noisy": "train_noisy"}
 # One of noise, blur and weather each, with which the accuracy of the deterministic head (seed 0) falls at every step.
@@ -52,12 +59,12 @@ DIFFERENCES = (
     "held_out_typeface/best/set_size90",
     "retrieval/held_out_characters/map_at_r",
 )
+_VALIDATION_STYLE = "STIXGeneralItalic"  # as of scripts.study_noise
 OTHER_SCRIPTS = ("armenian", "georgian", "hebrew", "canadian", "tifinagh", "lao")
 
 
-def prepare(root: Path, seed: int) -> None:
+def prepare(root: Path, seed: int, style: str) -> None:
     """Draws the data of a seed, trains its image tower and stores the embeddings, unless that is done."""
-    style = CHARACTER_STYLES[seed % len(CHARACTER_STYLES)]
     write_data(root / "data", dataclasses.replace(quickstart_upstream.glyphs(seed), held_out_typeface=style))
     _write_other_scripts(root / "other_scripts", seed)
     typeface = root / "data" / "held_out_typeface"
@@ -88,19 +95,31 @@ def train(root: Path, seed: int, condition: str, methods: Sequence[str], steps: 
         cost, began = run_dir / "cost.json", time.monotonic()
         if cost.exists():
             continue
-        method = METHODS[name]
+        method, config = ALL[name], None
         if isinstance(method.head, BayesVLMContrastiveConfig):
             # Nothing is trained.
-            add_noise(str(root / condition / str(method.towers_of)), shards, run_dir, ("--task.head", "bayes_vlm"))
+            flags = ("--task.head", "bayes_vlm", "--task.head.prediction", method.head.prediction)
+            flags = (*flags, "--task.head.pseudo-data-count", str(method.head.pseudo_data_count))
+            add_noise(str(root / condition / str(method.towers_of)), shards, run_dir, flags)
         else:
-            train_unless_done(configuration(name, root, condition, shards, seed, steps))
-        write_atomically(cost, json.dumps({"seconds": time.monotonic() - began}) + "\n")
+            config = configuration(name, root, condition, shards, seed, steps)
+            train_unless_done(config)
+        found = {"seconds": time.monotonic() - began}
+        if config is not None:
+            found["megabytes"] = training_megabytes(config)
+        write_atomically(cost, json.dumps(found) + "\n")
+
+
+def training_megabytes(config: ExperimentConfig) -> float:
+    """Returns the memory of a training step on one device, as compiled: arguments and temporary values."""
+    compiled = Step(config, MeshConfig().build(jax.devices()[:1])).compile()
+    return (compiled.arguments + compiled.temporary) / 1e6
 
 
 def measure(root: Path, condition: str, methods: Sequence[str]) -> None:
     """Measures the finished runs of a condition, unless that is done."""
     output = root / condition / "benchmark.html"
-    models = {METHODS[name].title: [name] for name in methods if METHODS[name].title}
+    models = {ALL[name].title: [name] for name in methods if ALL[name].title}
     if set(ENSEMBLE) <= set(methods):
         models["ensemble of 3 text towers"] = list(ENSEMBLE)
     known = _read(output.with_suffix(".json")) if output.with_suffix(".json").exists() else {}
@@ -119,7 +138,10 @@ def measure(root: Path, condition: str, methods: Sequence[str]) -> None:
     runs = {title: [root / condition / name for name in names] for title, names in models.items()}
     found = benchmark(runs, options, output, baselines=FIRST in models)
     for title, names in models.items():
-        found[title]["cost/training_seconds"] = sum(_read(root / condition / n / "cost.json")["seconds"] for n in names)
+        costs = [_read(root / condition / name / "cost.json") for name in names]
+        found[title]["cost/training_seconds"] = sum(cost["seconds"] for cost in costs)
+        if all("megabytes" in cost for cost in costs):
+            found[title]["cost/training_megabytes"] = max(cost["megabytes"] for cost in costs)
     found = {**known, **found}
     write({name: {path: Estimate(x, math.nan) for path, x in of.items()} for name, of in found.items()}, SETS, output)
     write_atomically(output.with_suffix(".json"), json.dumps(found, indent=1) + "\n")
@@ -169,7 +191,7 @@ def run(options: argparse.Namespace) -> None:
     """Prepares the data of all seeds, trains and measures all runs that are not finished, and writes the tables."""
     for seed in [] if options.table else options.seeds:
         root = options.output / f"seed{seed}"
-        prepare(root, seed)
+        prepare(root, seed, _VALIDATION_STYLE if options.candidates else CHARACTER_STYLES[seed % len(CHARACTER_STYLES)])
         for condition in options.conditions:
             train(root, seed, condition, options.methods, options.steps)
             measure(root, condition, options.methods)
@@ -183,12 +205,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     parser.add_argument("--output", type=Path, default=Path("runs/rivals"), metavar="DIR")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
+    parser.add_argument("--seeds", type=int, nargs="+", help="default: 0 to 4, and 100 with --candidates")
+    parser.add_argument("--candidates", action="store_true", help="compare settings, on a validation typeface")
     parser.add_argument("--conditions", nargs="+", choices=list(CONDITIONS), default=list(CONDITIONS))
-    parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS), metavar="METHOD")
+    parser.add_argument("--methods", nargs="+", choices=list(ALL), metavar="METHOD")
     parser.add_argument("--steps", type=int, default=800)
     parser.add_argument("--table", action="store_true", help="only write the tables of what is measured")
     options = parser.parse_args(arguments)
+    options.seeds = options.seeds or ([100] if options.candidates else [0, 1, 2, 3, 4])
+    tried = [name for name in METHODS if any(other.startswith(f"{name}_") for other in CANDIDATES)]
+    compared = ("deterministic", *tried, *CANDIDATES) if options.candidates else METHODS
+    options.methods = options.methods or list(compared)
     return grid.run_main("study_rivals", lambda: run(options))
 
 

@@ -1,8 +1,9 @@
-"""The methods that the study compares, and the runs that each of them trains."""
+"""The methods that the study compares, the settings that were tried for them, and the runs that each of them trains."""
 
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from lit_het.configs import quickstart_lit_deterministic
 from lit_het.configs.experiment import ExperimentConfig, PretrainedConfig
@@ -74,7 +75,48 @@ METHODS: Mapping[str, Method] = {
     "prob_vlm": Method(ProbVLMContrastiveConfig(), towers_of="deterministic", title="ProbVLM"),
     "mc_dropout": Method(McDropoutContrastiveConfig(), towers_of="deterministic", title="MC dropout"),
     "bayes_vlm": Method(BayesVLMContrastiveConfig(), towers_of="deterministic", title="BayesVLM"),
+    "bayes_vlm_probit": Method(
+        BayesVLMContrastiveConfig(prediction="probit"), towers_of="deterministic", title="BayesVLM, probit"
+    ),
 }
+
+
+def _like(name: str, setting: str, **fields: Any) -> Method:
+    """Returns a method with other fields of its head; the setting is told by its title."""
+    method = METHODS[name]
+    head = dataclasses.replace(method.head, **fields)
+    return dataclasses.replace(method, head=head, title=f"{method.title}, {setting}")
+
+
+# Other settings, on both sides of those above, among which a validation typeface chooses. The settings of HET-XL with a
+# text tower of its own were chosen by `scripts.study_noise`.
+CANDIDATES: Mapping[str, Method] = {
+    **{
+        f"het_xl_alone_{norm}": _like(
+            "het_xl_alone",
+            f"initial noise norm {norm}",
+            covariance=dataclasses.replace(_COVARIANCE, initial_noise_norm=norm),
+        )
+        for norm in (0.03, 0.3)
+    },
+    **{
+        f"{name}_{norm}": _like(name, f"initial noise norm {norm}", initial_noise_norm=norm)
+        for name, norms in {
+            "prob_vlm": (0.1, 0.3),
+            "gaussian": (0.3, 1.0),
+            "sigmoid_gaussian": (0.3, 1.0),
+            "sigmoid_pseudo_positives": (0.3, 1.0),
+        }.items()
+        for norm in norms
+    },
+    **{f"mc_dropout_{share}": _like("mc_dropout", f"dropout {share}", dropout=share) for share in (0.03, 0.3)},
+    **{
+        f"{name}_{count}": _like(name, f"pseudo-data count {count}", pseudo_data_count=float(count))
+        for name in ("bayes_vlm", "bayes_vlm_probit")
+        for count in (10, 100)
+    },
+}
+ALL: Mapping[str, Method] = {**METHODS, **CANDIDATES}
 
 FIRST = METHODS["deterministic"].title  # that the others are compared with
 ENSEMBLE = ("deterministic", "deterministic_2", "deterministic_3")
@@ -91,7 +133,7 @@ def configuration(name: str, root: Path, condition: str, shards: str, seed: int,
         seed: of the study.
         steps: updates of a run.
     """
-    method, base = METHODS[name], quickstart_lit_deterministic.get_config(root)
+    method, base = ALL[name], quickstart_lit_deterministic.get_config(root)
     task = dataclasses.replace(base.task, head=method.head, loss=method.loss)
     number = seed + method.seed
     config = dataclasses.replace(

@@ -6,9 +6,9 @@ import pytest
 
 from lit_het.heads.bayes_vlm import BayesVLMContrastiveConfig
 from scripts import study_rivals
-from scripts.rivals.methods import FIRST, METHODS, configuration
+from scripts.rivals.methods import ALL, FIRST, configuration
 
-TRAINED = [name for name, method in METHODS.items() if not isinstance(method.head, BayesVLMContrastiveConfig)]
+TRAINED = [name for name, method in ALL.items() if not isinstance(method.head, BayesVLMContrastiveConfig)]
 
 
 @pytest.mark.parametrize("name", TRAINED)
@@ -16,9 +16,9 @@ def test_every_method_is_a_run_that_can_be_built(tmp_path, name):
     config = configuration(name, tmp_path, "clean", str(tmp_path / "data"), 3, 10)
     task = config.task.build()
     # A head on finished towers trains nothing else.
-    assert ("text_tower" in task.trained) == (METHODS[name].towers_of is None)
+    assert ("text_tower" in task.trained) == (ALL[name].towers_of is None)
     assert config.run_dir == tmp_path / "clean" / name
-    assert config.seed == config.data.seed == 3 + METHODS[name].seed
+    assert config.seed == config.data.seed == 3 + ALL[name].seed
 
 
 def measured(nll: float, kind: str) -> dict[str, float]:
@@ -53,3 +53,18 @@ def test_a_method_that_one_seed_lacks_is_left_out(tmp_path):
         path.write_text(json.dumps({name: measured(1.0, "quiet") for name in names}))
     study_rivals.conclude(tmp_path, "clean")
     assert (tmp_path / "clean_differences.md").read_text().splitlines()[0] == "| | deterministic |"
+
+
+def test_other_settings_are_compared_on_a_typeface_that_no_seed_holds_out(monkeypatch, tmp_path):
+    prepared, trained = [], []
+    monkeypatch.setattr(study_rivals, "prepare", lambda _, seed, style: prepared.append((seed, style)))
+    monkeypatch.setattr(study_rivals, "train", lambda root, seed, condition, methods, steps: trained.extend(methods))
+    monkeypatch.setattr(study_rivals, "measure", lambda *_: None)
+    monkeypatch.setattr(study_rivals, "conclude", lambda *_: None)
+    assert study_rivals.main(["--output", str(tmp_path), "--candidates", "--conditions", "clean"]) == 0
+    [(seed, style)] = prepared
+    assert seed not in range(5)
+    assert style not in study_rivals.CHARACTER_STYLES
+    # Each stands beside the setting that the study has.
+    assert {"prob_vlm", "prob_vlm_0.1", "prob_vlm_0.3", "bayes_vlm", "bayes_vlm_10"} <= set(trained)
+    assert len({ALL[name].title for name in trained}) == len(trained)
