@@ -104,18 +104,15 @@ def _factors(
     """Returns ``Σ φ φᵀ`` and ``Σ H`` of images and of texts, and the number of pairs that were read."""
     config = task.config.head
     assert isinstance(config, BayesVLMContrastiveConfig)
-    if loader.num_samples < 2:
-        raise UserError(f"{loader.config.shards[0]} has {loader.num_samples} pair; a posterior needs two or more")
-    size = min(config.num_negatives, loader.num_samples)
     totals, count = None, 0
     with Bar("fitting the posterior", loader.num_samples, "pairs") as bar:
-        for image, text in _batches(loader, task, size):
+        for image, text in _batches(loader, task, config.num_negatives):
             some = pair_factors(image, text.outputs, hessian, mesh), pair_factors(text, image.outputs, hessian, mesh)
             totals = some if totals is None else jax.tree.map(np.add, totals, some)
-            count += size
-            bar.advance(size)
+            count += len(text.outputs)
+            bar.advance(len(text.outputs))
     if totals is None:
-        raise UserError(f"fewer than {size:,} pairs can be read; lower --task.head.num-negatives")
+        raise UserError(f"fewer than two pairs of {loader.config.shards[0]} can be read; a posterior needs two or more")
     return totals, count
 
 
@@ -160,24 +157,39 @@ def _hessian(task: ContrastiveTask, params: Params) -> _Hessian:
 def _batches(loader: Loader, task: ContrastiveTask, size: int) -> Iterator[tuple[LastLayer, LastLayer]]:
     """Yields the last layers of both sides of all pairs, in the shuffled order of training; the last few are left out.
 
-    A batch of fewer pairs would have fewer candidates, and so another Hessian.
+    A batch of fewer pairs would have fewer candidates, and so another Hessian: it is there only if no batch is filled.
     """
-    rows, left, d = loader.config.batch_size, loader.num_samples, task.config.image_tower.embedding_size
+    d = task.config.image_tower.embedding_size
     held: list[tuple[np.ndarray, np.ndarray]] = []
+    is_filled = False
+
+    def batch() -> tuple[tuple[LastLayer, LastLayer], tuple[np.ndarray, np.ndarray]]:
+        image, text = (np.concatenate(side) for side in zip(*held, strict=True))
+        first = last_layer(jnp.asarray(image[:size]), d), last_layer(jnp.asarray(text[:size]), d)
+        return first, (image[size:], text[size:])
+
+    for pairs in _pairs(loader, task):
+        held.append(pairs)
+        while sum(len(image) for image, _ in held) >= size:
+            first, rest = batch()
+            yield first
+            held, is_filled = [rest], True
+    if not is_filled and sum(len(image) for image, _ in held) > 1:
+        yield batch()[0]
+
+
+def _pairs(loader: Loader, task: ContrastiveTask) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yields embeddings of images and texts, once of every pair that can be read."""
+    rows, left = loader.config.batch_size, loader.num_samples
     with contextlib.closing(loader.batches()) as batches:
         for batch in itertools.islice(batches, -(-left // rows)):
             assert batch.image_embedding is not None
             assert batch.text_embedding is not None
             image = task.features.embedding(jnp.asarray(batch.image_embedding, jnp.float32))
-            sides = np.asarray(image), np.asarray(batch.text_embedding, np.float32)
             # The stream is endless: the last batch ends in the next epoch.
-            image, text = (side[:left][batch.valid[:left]] for side in sides)
-            held.append((image, text))
+            valid = batch.valid[:left]
+            yield np.asarray(image)[:left][valid], np.asarray(batch.text_embedding, np.float32)[:left][valid]
             left -= rows
-            while sum(len(image) for image, _ in held) >= size:
-                image, text = (np.concatenate(side) for side in zip(*held, strict=True))
-                yield last_layer(jnp.asarray(image[:size]), d), last_layer(jnp.asarray(text[:size]), d)
-                held = [(image[size:], text[size:])]
 
 
 def pair_factors(layer: LastLayer, others: Float[Array, "n d"], hessian: _Hessian, mesh: Mesh) -> Factors:

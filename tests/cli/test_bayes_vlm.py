@@ -7,6 +7,7 @@ import shutil
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import safetensors.numpy
 
 import lit_het
 from lit_het.apps import noise
@@ -94,6 +95,30 @@ def test_the_pass_reads_every_pair_once_but_those_that_calibrate(
     images = np.concatenate([embeddings for embeddings, _ in read[::2]])
     np.testing.assert_array_equal(images, np.concatenate([others for _, others in read[1::2]]))
     assert len(np.unique(images, axis=0)) == 900
+
+
+def break_images(embeddings, numbers):
+    """Stores embeddings as of images that cannot be read."""
+    for file in (embeddings / "images").glob("*.safetensors"):
+        with safetensors.safe_open(file, "numpy") as stored:
+            arrays, metadata = {name: stored.get_tensor(name) for name in stored.keys()}, stored.metadata()  # noqa: SIM118
+        arrays["embeddings"][numbers] = np.nan
+        safetensors.numpy.save_file(arrays, file, metadata)
+
+
+def test_pairs_that_cannot_be_read_are_left_out(capsys, deterministic, posterior, pairs, tmp_path):
+    output = tmp_path / "run"
+    shutil.copytree(posterior / "embeddings", output / "embeddings")
+    break_images(output / "embeddings", slice(3, 4))
+    uncalibrated = "--calibration", "None"
+    assert main(arguments(deterministic, pairs, output, "--data.max-bad-fraction", 0.002, *uncalibrated)) == 0
+    assert "posterior of the image side: 998 pairs" in capsys.readouterr().err
+    assert lit_het.load(output).noise(IMAGE) == pytest.approx(lit_het.load(posterior).noise(IMAGE), rel=0.1)
+    shutil.rmtree(output / "checkpoints")
+    break_images(output / "embeddings", slice(None))
+    assert main(arguments(deterministic, pairs, output, "--data.max-bad-fraction", 1, *uncalibrated)) == 1
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert "can be read; a posterior needs two or more" in line
 
 
 def test_an_interrupted_pass_is_continued_and_a_finished_one_stays(
