@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from lit_het.data_pipelines.labels import OUT_OF_RANGE
 from lit_het.data_pipelines.tables import Fault
-from lit_het.errors import UserError, counted
+from lit_het.errors import TooManyBadSamples, UserError, counted
 
 # The rate of broken samples is noisy at the start of a run: its denominator is at least this.
 _MIN_SAMPLES_FOR_RATE = 10_000
@@ -59,10 +59,7 @@ class FaultLog:
         everything = left_out + num_samples
         nothing_left = not num_samples and self._max_bad_fraction < math.inf
         if faults and (left_out > self._max_bad_fraction * everything or nothing_left):
-            raise UserError(
-                f"{faults[0][1].example}; {left_out} of {everything} samples cannot be used, and"
-                f" --data.max-bad-fraction allows {self._max_bad_fraction:g}"
-            )
+            raise TooManyBadSamples(f"{faults[0][1].example}; {left_out} of {everything} samples cannot be used")
 
     def count_read(self, count: int) -> None:
         """Counts samples that were read, valid or not."""
@@ -114,10 +111,7 @@ class FaultLog:
             # Allowing more broken samples would be the wrong advice where the file of names is wrong.
             if cause == OUT_OF_RANGE:
                 raise UserError(f"{name}: {reason}")
-            raise UserError(
-                f"{name}: {reason}; {bad} bad of {seen} samples: fix them, or allow more with --data.max-bad-fraction "
-                "(of an evaluation --max-bad-fraction)"
-            )
+            raise TooManyBadSamples(f"{name}: {reason}; {bad} bad of {seen} samples")
 
     def _count(self, shard: str, cause: str, example: str) -> None:
         self.counts[shard, cause] += 1
@@ -129,6 +123,4 @@ class FaultLog:
         if bad > self._max_bad_fraction * max(self._num_read, _MIN_SAMPLES_FOR_RATE):
             defects = counted(bad, "defect")
             where = f"in the first {counted(self._num_read, 'sample')}" if self._num_read else "before the first sample"
-            raise UserError(
-                f"{example}; {defects} {where} of a stream: fix them, or allow more with --data.max-bad-fraction"
-            )
+            raise TooManyBadSamples(f"{example}; {defects} {where} of a stream")

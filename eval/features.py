@@ -22,7 +22,7 @@ from lit_het.data_pipelines.loader import Loader
 from lit_het.data_pipelines.shards import IMAGE
 from lit_het.data_pipelines.storage import Unreadable, content_or_raise
 from lit_het.data_pipelines.transforms import Preprocessing
-from lit_het.errors import UserError, counted
+from lit_het.errors import MissingText, UserError, counted
 from lit_het.eval.prompts import CLASS_NAMES_FILE, TEMPLATES_FILE, read_classnames, read_templates
 from lit_het.eval.sets import ImageSet
 from lit_het.training import preemption
@@ -148,7 +148,7 @@ class OpenSet:
                 found.append(text_of(content_or_raise(content)))
             except Unreadable as error:
                 where = f"{index.shard(position)}: {index.key(position)}.{member}"
-                raise UserError(f"{where}: {error}; give the member with captions as --captions") from error
+                raise MissingText(f"{where}: {error}") from error
         return found
 
     def _members(self, index: ShardIndex, member: str) -> Iterator[tuple[int, bytes | Unreadable]]:

@@ -35,6 +35,32 @@ class Unwritable(UserError):
     code = TRY_AGAIN
 
 
+class DataError(UserError):
+    """Samples that cannot be used; a command may know another way out (``ways_out`` in `lit_het.cli.main`).
+
+    Attributes:
+        problem: the cause, without the way out.
+    """
+
+    def __init__(self, problem: str, way_out: str):
+        super().__init__(f"{problem}; {way_out}")
+        self.problem = problem
+
+
+class TooManyBadSamples(DataError):
+    """More samples are broken than `max_bad_fraction` allows."""
+
+    def __init__(self, problem: str):
+        super().__init__(problem, "fix them, or allow more with max_bad_fraction")
+
+
+class MissingText(DataError):
+    """A sample lacks a text that every sample must have."""
+
+    def __init__(self, problem: str):
+        super().__init__(problem, "give the member with captions as --captions")
+
+
 class FieldError(UserError):
     """A field of a configuration with an invalid value.
 

@@ -7,7 +7,7 @@ import numpy as np
 from lit_het.console import Bar
 from lit_het.data_pipelines.captions import CaptionUnit, captions_in
 from lit_het.data_pipelines.storage import Unreadable
-from lit_het.errors import UserError
+from lit_het.errors import MissingText, UserError
 from lit_het.eval.drawings import thumbnails
 from lit_het.eval.evaluation import Drawing, Evaluation
 from lit_het.eval.features import OpenSet
@@ -105,5 +105,5 @@ def read_captions(opened: OpenSet, source: str, unit: CaptionUnit = "line") -> t
             index, number = opened.loader.index, opened.loader.numbers[position]
             where = f"{index.shard(number)}: {index.key(number)}"
             problem = f"no caption in .{source} ({error})"
-            raise UserError(f"{where}: {problem}; give the member with captions as --captions") from error
+            raise MissingText(f"{where}: {problem}") from error
     return tuple(found)

@@ -85,7 +85,7 @@ def add_noise(
         check_fitted(config)
         config = dataclasses.replace(config, task=_with_layer_inputs(config.task, head))
     if config_path(output).exists():
-        check_run_dir(config, resume=True)
+        check_run_dir(config, resume=True, flag="--output")
     towers = dataclasses.replace(load_config(source), data=config.data, tokenizer=config.tokenizer)
     if isinstance(head, BayesVLMContrastiveConfig):
         towers = dataclasses.replace(towers, task=_with_layer_inputs(towers.task, head))

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from lit_het.cli.prepare import positive
+from lit_het.cli.train import ALLOW_BAD_SAMPLES
 from lit_het.paths import require_file, require_shards, require_weights
 
 # JAX and the other heavy packages are imported only when the command runs, so that --help is fast.
@@ -51,6 +52,7 @@ def add_to(commands: Any) -> None:
         command=_add_noise,
         name="add-noise",
         takes_fields=True,
+        ways_out=ALLOW_BAD_SAMPLES,
         if_stopped="finished shards and checkpoints are saved; the same command continues",
     )
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from lit_het.cli.prepare import positive
-from lit_het.errors import UserError
+from lit_het.errors import MissingText, TooManyBadSamples, UserError
 from lit_het.paths import require_run
 
 # JAX and the other heavy packages are imported only when the command runs, so that --help is fast.
@@ -63,7 +63,14 @@ def add_to(commands: Any) -> None:
         action="store_true",
         help="add test-time augmentation, prompts as an ensemble and vector scaling of the first model",
     )
-    parser.set_defaults(command=_benchmark, name="benchmark-uncertainty")
+    parser.set_defaults(
+        command=_benchmark,
+        name="benchmark-uncertainty",
+        ways_out={
+            TooManyBadSamples: "fix them, or leave them out of the shards",
+            MissingText: "--pairs need a .txt with the caption, and a .json with the field of --wrong",
+        },
+    )
 
 
 def _benchmark(options: argparse.Namespace, _: list[str]) -> None:

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from lit_het.errors import UserError
+from lit_het.errors import TooManyBadSamples, UserError
 from lit_het.paths import require_run, require_shards
 
 # JAX and the other heavy packages are imported only when the command runs, so that --help is fast.
@@ -39,7 +39,9 @@ def add_to(commands: Any) -> None:
     calibrating.add_argument(
         "--pretrained", type=Path, metavar="PATH", help="current path of the locked tower's run or file"
     )
-    calibrating.set_defaults(command=_calibrate, name="calibrate")
+    calibrating.set_defaults(
+        command=_calibrate, name="calibrate", ways_out={TooManyBadSamples: "fix them, or leave them out of the shards"}
+    )
 
 
 def _calibrate(options: argparse.Namespace, _: list[str]) -> None:

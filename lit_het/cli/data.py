@@ -8,10 +8,12 @@ from typing import Any
 from lit_het.cli import prepare
 from lit_het.cli.classify import add_checkpoint
 from lit_het.cli.prepare import SHARDS_STAY, positive
-from lit_het.errors import UserError
+from lit_het.errors import TooManyBadSamples, UserError
 from lit_het.paths import require_run, require_shards
 
 # NumPy and the other heavy packages are imported only when an action runs, so that --help is fast.
+
+_ONLY_GOOD_SAMPLES = {TooManyBadSamples: "fix them, or leave them out of the shards"}
 
 
 def add_to(commands: Any) -> None:
@@ -103,7 +105,7 @@ def _add_score(actions: Any) -> None:
     parser.add_argument(
         "--pretrained", type=Path, metavar="PATH", help="current path of the locked tower's run or file"
     )
-    parser.set_defaults(command=_score, name="data score")
+    parser.set_defaults(command=_score, name="data score", ways_out=_ONLY_GOOD_SAMPLES)
 
 
 def _add_select(actions: Any) -> None:
@@ -135,7 +137,7 @@ def _add_select(actions: Any) -> None:
         "--targets", type=positive, default=500, metavar="N", help="at most so many target images; default: %(default)s"
     )
     parser.add_argument("--seed", type=int, default=0, help="of the samples; default: %(default)s")
-    parser.set_defaults(command=_select, name="data select")
+    parser.set_defaults(command=_select, name="data select", ways_out=_ONLY_GOOD_SAMPLES)
 
 
 def _add_corrupt(actions: Any) -> None:

@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from lit_het.cli.train import ALLOW_BAD_SAMPLES
 from lit_het.errors import UserError
 from lit_het.paths import locate_config, require_run, require_shards
 
@@ -57,6 +58,7 @@ def add_to(commands: Any) -> None:
         name="embed",
         parser=embedding,
         takes_fields=True,
+        ways_out=ALLOW_BAD_SAMPLES,
         if_stopped="finished shards are saved; the same command continues",
     )
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from lit_het.cli.classify import add_uncalibrated
 from lit_het.cli.train import add_distributed
-from lit_het.errors import UserError
+from lit_het.errors import TooManyBadSamples, UserError
 from lit_het.paths import locate_config, named_folder, require_run
 
 # JAX and the other heavy packages are imported only when the command runs, so that --help is fast.
@@ -85,7 +85,14 @@ def _add_kind(commands: Any, kind: str, summary: str, description: str) -> None:
         help="folders with classnames.txt and shards (or shards in the subfolder test/), the layout of clip_benchmark",
     )
     parser.add_argument("-h", "--help", action="store_true", help="show this text; with --data also every field")
-    parser.set_defaults(command=_evaluate, name=kind, parser=parser, takes_fields=True, if_stopped=_FIGURES_STAY)
+    parser.set_defaults(
+        command=_evaluate,
+        name=kind,
+        parser=parser,
+        takes_fields=True,
+        ways_out={TooManyBadSamples: "fix them, or allow more with --max-bad-fraction"},
+        if_stopped=_FIGURES_STAY,
+    )
 
 
 def _add_checkpoint(parser: argparse.ArgumentParser) -> None:

@@ -29,7 +29,7 @@ from lit_het.cli import (
     tokenizer,
     train,
 )
-from lit_het.errors import TRY_AGAIN, UserError
+from lit_het.errors import TRY_AGAIN, DataError, UserError
 
 # In the order of --help.
 _COMMANDS = (
@@ -122,7 +122,7 @@ def _run(options: argparse.Namespace, rest: Sequence[str]) -> int:
 
             if distributed.lost_process_error(error):
                 raise
-        print(f"lit-het: {error}", file=sys.stderr)
+        print(f"lit-het: {_with_way_out(error, options)}", file=sys.stderr)
         return error.code
     except MemoryError as error:
         print(f"lit-het: out of memory ({error}); use smaller sizes, or a machine with more memory", file=sys.stderr)
@@ -135,6 +135,13 @@ def _run(options: argparse.Namespace, rest: Sequence[str]) -> int:
             print(f"lit-het: stopped by {error.signal.name}{_left_by(options)}", file=sys.stderr)
         return 128 + error.signal
     return 0
+
+
+def _with_way_out(error: UserError, options: argparse.Namespace) -> UserError:
+    """Returns an error of data with the way out that a command has in place of the usual one, such as another flag."""
+    if isinstance(error, DataError) and (way_out := getattr(options, "ways_out", {}).get(type(error))):
+        return DataError(error.problem, way_out)
+    return error
 
 
 def _left_by(options: argparse.Namespace) -> str:

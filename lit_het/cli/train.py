@@ -4,10 +4,13 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from lit_het.errors import UserError
+from lit_het.errors import TooManyBadSamples, UserError
 from lit_het.paths import locate_training
 
 # JAX and the other heavy packages are imported only when the command runs, so that --help is fast.
+
+ALLOW_BAD_SAMPLES = {TooManyBadSamples: "fix them, or allow more with --data.max-bad-fraction"}
+"""The way out of commands that take the fields of a training configuration, see `lit_het.cli.main`."""
 
 
 def add_to(commands: Any) -> None:
@@ -49,6 +52,7 @@ def add_to(commands: Any) -> None:
         name="train",
         parser=train,
         takes_fields=True,
+        ways_out=ALLOW_BAD_SAMPLES,
         if_stopped="--resume continues from the newest checkpoint, if one was saved",
     )
 

@@ -48,17 +48,26 @@ CHANGEABLE_FIELDS = (
 )
 
 
-def check_run_dir(config: ExperimentConfig, resume: bool) -> None:
-    """Checks that training does not overwrite a run, and that a resumed run has the same configuration."""
+def check_run_dir(config: ExperimentConfig, resume: bool, flag: str = "--run-dir") -> None:
+    """Checks that training does not overwrite a run, and that a resumed run has the same configuration.
+
+    Args:
+        config: of the run.
+        resume: whether it is continued.
+        flag: that names its directory.
+
+    Raises:
+        UserError: the directory is a file, holds no run or another one.
+    """
     path = config_path(config.run_dir)
     if config.run_dir.exists() and not config.run_dir.is_dir():
-        raise UserError(f"{config.run_dir} is a file; choose another --run-dir")
+        raise UserError(f"{config.run_dir} is a file; choose another {flag}")
     if not path.exists():
         if resume:
             raise UserError(f"{config.run_dir} contains no run to resume; leave out --resume to start one")
         return
     if not resume:
-        raise UserError(f"{config.run_dir} already holds a run; continue it with --resume or choose another --run-dir")
+        raise UserError(f"{config.run_dir} already holds a run; continue it with --resume or choose another {flag}")
     changed = {
         field: values
         for field, values in experiment.differences(load_config(config.run_dir), config).items()
@@ -69,7 +78,7 @@ def check_run_dir(config: ExperimentConfig, resume: bool) -> None:
         more = f" (and {', '.join(list(changed)[1:])})" if len(changed) > 1 else ""
         raise UserError(
             f"cannot resume {config.run_dir}: {field} was {before} and is now {now}{more}; "
-            "use the same values or another --run-dir"
+            f"use the same values or another {flag}"
         )
 
 

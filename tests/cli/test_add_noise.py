@@ -132,3 +132,4 @@ def test_a_second_call_with_another_model_or_other_data_changes_nothing(capsys, 
     shards = tiny.write_data(tmp_path / "more", num_samples=noise.LEAST_PAIRS, seed=4) / "train"
     line = refusal(capsys, *again, "--model", siglip, "--data", shards)
     assert "data.shards was" in line
+    assert line.endswith("use the same values or another --output")

@@ -177,7 +177,7 @@ def test_captions_become_multi_hot_labels(shards: Path):
 def test_the_first_broken_image_stops_the_run_by_name(tmp_path: Path, make_shards: Callable[..., Path]):
     loader = Loader(config(make_shards(tmp_path, s13=BROKEN), threads=2))
     with pytest.raises(
-        UserError, match=r"shard-000001\.tar: key s13: not an image .*<html>.*allow more with --data\.max-bad-fraction"
+        UserError, match=r"shard-000001\.tar: key s13: not an image .*<html>.*allow more with max_bad_fraction"
     ):
         list(loader.epoch())
 

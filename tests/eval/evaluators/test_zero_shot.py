@@ -204,7 +204,7 @@ def test_a_negative_number_of_noise_samples_is_refused(write_set):
 
 def test_broken_images_end_an_evaluation_unless_some_are_allowed(write_set, sets, perfect):
     data = write_set("glyphs", [{"cls": 0}, {"cls": 1, "png": b"no image"}, {"cls": 2}], NAMES)
-    with pytest.raises(UserError, match=r"bad of 3 samples.*--max-bad-fraction"):
+    with pytest.raises(UserError, match=r"bad of 3 samples.*max_bad_fraction"):
         ZeroShotConfig(data).build(sets)(perfect)
     evaluator = ZeroShotConfig(replace(data, max_bad_fraction=0.5)).build(sets)
     assert predictions(evaluator, perfect).positions.tolist() == [0, 2]
