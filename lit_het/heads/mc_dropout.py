@@ -110,15 +110,15 @@ class McDropoutContrastive(DeterministicContrastive):
     def image_spectrum(self, image: Float[Array, "b d"]) -> Float[Array, "b masks"]:
         """Returns the standard deviations over masks along their principal axes, in descending order."""
         deviations = self._deviations(image)
-        gram = jnp.einsum("bmd,bnd->bmn", deviations, deviations) / _MASKS
+        gram = jnp.einsum("bmd,bnd->bmn", deviations, deviations) / (_MASKS - 1)
         # Rounding may make the smallest eigenvalue negative, which is 0: deviations sum to zero.
         return jnp.sqrt(jnp.maximum(jnp.linalg.eigvalsh(gram), 0.0))[:, ::-1]
 
     def _noise_norm(self, embedding: Float[Array, "b d"]) -> Float[Array, " b"]:
-        return jnp.sqrt(jnp.sum(self._deviations(embedding) ** 2, axis=(1, 2)) / _MASKS)
+        return jnp.sqrt(jnp.sum(self._deviations(embedding) ** 2, axis=(1, 2)) / (_MASKS - 1))
 
     def _deviations(self, embedding: Float[Array, "b d"]) -> Float[Array, "b masks d"]:
-        """Returns ``z - E z`` of every mask."""
+        """Returns z of every mask minus their mean; the sum of squares over masks - 1 is an unbiased variance."""
         # One set of masks for all rows: a prediction must not depend on the other rows of its block.
         normals = standard_normals(jax.random.key(0)[None], jnp.arange(_MASKS), embedding.shape[1])
         samples = unit(embedding[:, None] * self._is_kept(normals))

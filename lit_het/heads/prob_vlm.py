@@ -191,7 +191,10 @@ class ProbVLMContrastive(DeterministicContrastive):
 
 
 def variances(adapter: Adapter, embedding: Float[Array, "b d"]) -> tuple[Float[Array, "b d"], Float[Array, "b d"]]:
-    """Returns the aleatoric variance, the mean over dropout masks, and the epistemic one, of ẑ over masks."""
+    """Returns the aleatoric variance, the mean over dropout masks, and the epistemic one, of ẑ over masks.
+
+    The second is the unbiased estimate, ``Σ (ẑ - mean ẑ)² / (masks - 1)``, as in the authors' code.
+    """
 
     def with_mask(mask: Float[Array, " hidden"]) -> tuple[Float[Array, "b d"], Float[Array, "b d"]]:
         # One mask for all rows: a prediction must not depend on the other rows of its block.
@@ -199,7 +202,7 @@ def variances(adapter: Adapter, embedding: Float[Array, "b d"]) -> tuple[Float[A
         return found.mean, found.variance()
 
     means, aleatoric = jax.lax.map(with_mask, adapter.masks(jax.random.key(0), _MASKS))
-    return aleatoric.mean(axis=0), means.var(axis=0)
+    return aleatoric.mean(axis=0), means.var(axis=0, ddof=1)
 
 
 def noise(adapter: Adapter, embedding: Float[Array, "b d"]) -> Noise:

@@ -130,6 +130,23 @@ def test_without_dropout_nothing_is_epistemic_and_rows_do_not_depend_on_others()
     np.testing.assert_allclose(alone[1][0], epistemic[1], rtol=1e-4)
 
 
+def test_the_epistemic_variance_is_unbiased(monkeypatch):
+    adapter, (image, _) = make(dropout=0.3).image_adapter, embeddings()
+    groups = adapter.masks(KEY, 4000).reshape(500, 8, -1)
+
+    def epistemic(masks):
+        monkeypatch.setattr(prob_vlm.Adapter, "masks", lambda *_: masks)
+        return prob_vlm.variances(adapter, image)[1]
+
+    found = jax.jit(jax.vmap(epistemic))(groups)
+    means = np.array([adapter(jnp.asarray(numpy_unit(image)), mask[None]).mean for mask in groups[0]], np.float64)
+    np.testing.assert_allclose(found[0], np.sum((means - means.mean(axis=0)) ** 2, axis=0) / 7, rtol=1e-4)
+    everything = jax.vmap(lambda mask: adapter(jnp.asarray(numpy_unit(image)), mask[None]).mean)(
+        groups.reshape(4000, -1)
+    )
+    np.testing.assert_allclose(found.mean(axis=0).sum(), everything.var(axis=0).sum(), rtol=0.02)
+
+
 def test_noisy_logits_scatter_with_both_variances():
     head, (image, text) = make(dropout=0.3), embeddings()
     classes, tau = head.text_key(text), float(head.temperature())
