@@ -39,10 +39,12 @@ class Tokenizer(Protocol):
     Attributes:
         model_bytes: the content of its file, to be stored with a checkpoint.
         length: tokens per caption, control tokens included.
+        padding_id: fills the rest of a row.
     """
 
     model_bytes: bytes
     length: int
+    padding_id: int
 
     @property
     def vocabulary_size(self) -> int:

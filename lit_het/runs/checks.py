@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from lit_het.configs import experiment
 from lit_het.configs.experiment import ExperimentConfig
 from lit_het.console import message
+from lit_het.data_pipelines.data_config import LoaderConfig
 from lit_het.data_pipelines.loader import Loader
 from lit_het.data_pipelines.tokenizers import Tokenizer
 from lit_het.errors import UserError
@@ -14,6 +15,7 @@ from lit_het.runs.directory import config_path, load_config
 from lit_het.tasks.classification import ClassificationConfig, ClassificationTask
 from lit_het.tasks.contrastive import ContrastiveConfig, ContrastiveTask
 from lit_het.tasks.features import ImageTowerConfig
+from lit_het.tasks.masking import MaskingConfig
 from lit_het.towers.vit import ViTConfig
 
 if TYPE_CHECKING:
@@ -119,6 +121,21 @@ def check_data(config: ExperimentConfig, loader: "Loader | Stream", tokenizer: T
                     f"tower has length {text.length} and {text.vocabulary_size} tokens; set --tokenizer.length and "
                     "--task.text-tower.length, or --task.text-tower.vocabulary-size"
                 )
+            if task.masking is not None:
+                _check_masking(task.masking, config.data, tokenizer)
+
+
+def _check_masking(masking: MaskingConfig, data: LoaderConfig, tokenizer: Tokenizer) -> None:
+    """Checks that there are patches and words to mask, and that padding is known from words."""
+    for field in ("embeddings", "text_embeddings"):
+        if getattr(data, field) is not None:
+            flag = field.replace("_", "-")
+            raise UserError(f"--task.masking masks patches and words; leave it out, or leave out --data.{flag}")
+    if masking.padding_token != tokenizer.padding_id:
+        raise UserError(
+            f"--task.masking.padding-token {masking.padding_token} is not the padding of the tokenizer, "
+            f"{tokenizer.padding_id}; make it equal, or set --tokenizer.padding-id"
+        )
 
 
 def report_copies(config: ExperimentConfig, num_samples: int) -> None:

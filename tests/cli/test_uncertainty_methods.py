@@ -16,6 +16,7 @@ import lit_het
 from lit_het.apps import noise
 from lit_het.cli.main import main
 from lit_het.configs.experiment import PretrainedConfig
+from lit_het.data_pipelines.loader import Loader
 from lit_het.errors import UserError
 from lit_het.eval.sets import ImageSet
 from lit_het.eval.suite import ClassNamesConfig, RetrievalConfig, ZeroShotConfig
@@ -25,6 +26,7 @@ from lit_het.heads.gaussian import GaussianContrastiveConfig
 from lit_het.heads.mc_dropout import McDropoutContrastiveConfig
 from lit_het.heads.prob_vlm import ProbVLMContrastiveConfig
 from lit_het.losses.contrastive import SigmoidLoss, SoftmaxLoss
+from lit_het.runs.checks import check_data
 from lit_het.runs.opening import open_run
 from lit_het.runs.training import train
 from lit_het.tasks.masking import MaskingConfig
@@ -156,6 +158,29 @@ def test_stored_embeddings_hold_the_variances_of_uncertainty_tokens(configured, 
         records = (changed.run_dir / "metrics.jsonl").read_text().splitlines()
         losses.append([json.loads(record)["train/loss"] for record in records])
     np.testing.assert_allclose(*losses, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "fields", "line"),
+    [
+        ({"padding_token": 1}, {}, r"padding-token 1 is not the padding of the tokenizer, 0; .*--tokenizer.padding-id"),
+        (
+            {},
+            {"text_embeddings": "texts"},
+            r"--task.masking masks .*; leave it out, or leave out --data.text-embeddings",
+        ),
+        ({}, {"embeddings": "images"}, r"--task.masking masks .*; leave it out, or leave out --data.embeddings"),
+    ],
+)
+def test_masking_that_does_not_fit_the_data_is_refused_before_anything_is_computed(configured, changes, fields, line):
+    config = configured("ProLIP", "sigmoid", "trained")
+    tokenizer = config.tokenizer.build()
+    loader = Loader(config.data, tokenizer)
+    check_data(config, loader, tokenizer)
+    task = dataclasses.replace(config.task, masking=dataclasses.replace(config.task.masking, **changes))
+    config = dataclasses.replace(config, task=task, data=dataclasses.replace(config.data, **fields))
+    with pytest.raises(UserError, match=line):
+        check_data(config, loader, tokenizer)
 
 
 def test_prompts_of_gaussian_names_are_joined_by_mean_and_variance(configured):
