@@ -5,6 +5,7 @@ import json
 import shutil
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from lit_het.data_pipelines.tokenizers import SentencePieceConfig
 from lit_het.errors import UserError
 from lit_het.heads.gaussian import GaussianContrastiveConfig
 from lit_het.runs.importing import ImportOptions, open_imported
+from lit_het.tasks import quantities
 from lit_het.tasks.contrastive import ContrastiveTask
 from tests.checkpoints.huggingface_models import load, run
 from tests.cli.test_train import refusal
@@ -79,6 +81,25 @@ def test_the_task_has_the_logits_of_the_authors_loss():
     samples = classifier.logits(classifier.inputs(features), None, 0)
     logits = samples.logits(samples.prepare(samples.features), None, jnp.arange(1))[:, 0] + classifier.pair_bias
     assert_close(logits, expected, atol=1e-5 * np.abs(expected).max())
+
+
+def test_classes_are_ranked_by_means_and_variances_and_embeddings_give_the_authors_scores_of_means():
+    found, io = open_imported(str(FOLDER)), recorded()
+    task, params = found.task, found.params
+    assert isinstance(task, ContrastiveTask)
+    # Each class has two prompts.
+    prompts = np.array([[0, 1], [1, 2]])
+    names = unit(io["out/text_mean"][prompts].mean(axis=1))
+    variances = np.exp(io["out/text_log_variance"]).sum(axis=1)[prompts].mean(axis=1)
+    without = 100 * io["out/image_mean"] @ names.T
+    keys = task.mean_text_key(params, task.encode_text(params, jnp.asarray(io["in/input_ids"], jnp.int32))[prompts])
+    classifier = task.image_classifier(params, keys)
+    features = task.features(params, jnp.asarray(io["in/images"]))
+    image = np.asarray(quantities.embeddings(classifier, features))
+    assert_close(100 * image[:, :-2] @ np.asarray(keys)[:, :-2].T, without, atol=1e-3)
+    logits = np.asarray(quantities.log_probabilities(classifier, features, jax.random.key(0), 0), np.float64)
+    expected = (without - 50 * variances) * io["out/logit_scale"] / 100
+    assert_close(logits[:, 1] - logits[:, 0], expected[:, 1] - expected[:, 0], atol=1e-4 * np.abs(expected).max())
 
 
 def test_an_imported_run_classifies_and_keeps_the_preprocessing_and_the_tokenizer(tmp_path, edited):
