@@ -75,8 +75,8 @@ def add_noise(
     source = _model(model, output, options or ImportOptions())
     if source == output.resolve():
         raise UserError(f"{output} is the model itself; choose another --output")
-    help_with = "lit-het train --config quickstart_lit_het_xl"  # has the same fields
-    config = with_flags(_config(source, shards, captions, output, count), flags, help_with)
+    command = f"lit-het add-noise --model {source} --data {shards} --output {output}"
+    config = with_flags(_config(source, shards, captions, output, count), flags, command)
     if isinstance(config.task.head, DeterministicContrastiveConfig):
         raise UserError("--task.head deterministic has no noise; choose another head, or leave the flag out")
     head = config.task.head

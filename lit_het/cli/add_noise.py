@@ -4,9 +4,10 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from lit_het.cli.prepare import positive
+from lit_het.cli.new import add_pairs
 from lit_het.cli.train import ALLOW_BAD_SAMPLES
-from lit_het.paths import require_file, require_shards, require_weights
+from lit_het.errors import UserError
+from lit_het.paths import require_file, require_run, require_shards, require_weights
 
 # JAX and the other heavy packages are imported only when the command runs, so that --help is fast.
 
@@ -25,32 +26,28 @@ def add_to(commands: Any) -> None:
         "stay those of the model (but with --task.head gaussian, whose variances enter predictions). The result is a "
         "run like any other. The same command continues an interrupted one. "
         "Further flags are fields of the configuration, as of lit-het train.",
+        add_help=False,
     )
     noise.add_argument(
         "--model",
-        required=True,
         metavar="ADDRESS",
         help="a run, or weights as for lit-het import: a Hugging Face folder, hf://owner/model, a big_vision file",
     )
-    noise.add_argument(
-        "--data", required=True, metavar="SHARDS", help="folder, glob, pattern {000..099}.tar or list .txt of the pairs"
-    )
-    noise.add_argument("--output", required=True, type=Path, metavar="RUN", help="directory of the new run")
-    noise.add_argument(
-        "--captions",
-        default="txt",
-        metavar="MEMBER",
-        help="member with one or more captions, such as txt or json/caption; default: %(default)s",
-    )
-    noise.add_argument(
-        "--image-size", type=positive, metavar="N", help="of the tower, in pixels; only where its weights do not say"
-    )
+    add_pairs(noise, required=False)
+    noise.add_argument("--output", type=Path, metavar="RUN", help="directory of the new run")
     noise.add_argument(
         "--tokenizer", type=Path, metavar="FILE", help="of the text tower; only where it is not beside the weights"
+    )
+    noise.add_argument(
+        "-h",
+        "--help",
+        action="store_true",
+        help="show this text; where --model is a run, with --data and --output also every field",
     )
     noise.set_defaults(
         command=_add_noise,
         name="add-noise",
+        parser=noise,
         takes_fields=True,
         ways_out=ALLOW_BAD_SAMPLES,
         if_stopped="finished shards and checkpoints are saved; the same command continues",
@@ -58,6 +55,15 @@ def add_to(commands: Any) -> None:
 
 
 def _add_noise(options: argparse.Namespace, flags: list[str]) -> None:
+    is_complete = None not in (options.model, options.data, options.output)
+    if options.help:
+        options.parser.print_help()
+        if not is_complete:
+            return
+        require_run(Path(options.model))  # a look at the fields imports no weights
+        flags = [*flags, "--help"]
+    elif not is_complete:
+        raise UserError("add-noise needs --model ADDRESS, --data SHARDS and --output RUN, see lit-het add-noise --help")
     require_weights(options.model)
     require_shards(options.data)
     if options.tokenizer is not None:

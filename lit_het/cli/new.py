@@ -29,19 +29,27 @@ def add_to(commands: Any) -> None:
         metavar="ADDRESS",
         help="a run, or weights as for lit-het import: x.npz, x.npz:img, a Hugging Face folder, hf://owner/model",
     )
-    new.add_argument(
-        "--data", required=True, metavar="SHARDS", help="folder, glob, pattern {000..099}.tar or list .txt of the pairs"
+    add_pairs(new, required=True)
+    new.set_defaults(command=_new, name="new")
+
+
+def add_pairs(parser: argparse.ArgumentParser, *, required: bool) -> None:
+    """Adds the arguments that name image-text pairs and, where the weights do not say it, the size of images."""
+    parser.add_argument(
+        "--data",
+        required=required,
+        metavar="SHARDS",
+        help="folder, glob, pattern {000..099}.tar or list .txt of the pairs",
     )
-    new.add_argument(
+    parser.add_argument(
         "--captions",
         default="txt",
         metavar="MEMBER",
         help="member with one or more captions, such as txt or json/caption; default: %(default)s",
     )
-    new.add_argument(
+    parser.add_argument(
         "--image-size", type=positive, metavar="N", help="of the tower, in pixels; only where its weights do not say"
     )
-    new.set_defaults(command=_new, name="new")
 
 
 def _new(options: argparse.Namespace, _: list[str]) -> None:

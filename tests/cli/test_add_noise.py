@@ -122,6 +122,22 @@ def test_what_cannot_get_noise_is_one_line(capsys, upstream, trained_lit, determ
     assert "is an address; give --output a local" in refusal(capsys, "add-noise", *address)
 
 
+def test_help_lists_the_fields_that_the_command_takes(capsys, trained_lit, pairs, tmp_path):
+    assert main(["add-noise", "--help"]) == 0
+    assert "--captions MEMBER" in capsys.readouterr().out
+    assert "add-noise needs --model ADDRESS, --data SHARDS and --output RUN" in refusal(capsys, "add-noise")
+    task = dataclasses.replace(trained_lit.task, head=DeterministicContrastiveConfig())
+    model = tmp_path / "model"
+    tiny.finish_untrained(dataclasses.replace(trained_lit, task=task, run_dir=model))
+    with pytest.raises(SystemExit) as ended:
+        add_noise(model, pairs, tmp_path / "x", "--task.head", "prob_vlm", "--help")
+    assert ended.value.code == 0
+    text = capsys.readouterr().out
+    for field in ("--captions", "--task.head.hidden-size", "--length", "--data.max-bad-fraction", "--schedule.warmup"):
+        assert field in text
+    assert not (tmp_path / "x").exists()
+
+
 def test_a_second_call_with_another_model_or_other_data_changes_nothing(capsys, siglip, pairs, data, tmp_path):
     tokenizer = ("--tokenizer", data / "tokenizer.model")
     assert add_noise(siglip, pairs, tmp_path / "noisy", *map(str, tokenizer)) == 0
