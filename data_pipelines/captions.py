@@ -14,6 +14,11 @@ Tokenizer = Callable[[list[str]], np.ndarray]
 CaptionUnit = Literal["line", "text"]
 
 
+def member_of(place: str) -> str:
+    """Returns the member that holds captions: ``json`` of the place ``json/caption``."""
+    return place.partition("/")[0]
+
+
 def captions_in(text: str, place: str, unit: CaptionUnit = "line") -> list[str]:
     """Returns the captions in the text of a member, at least one, none of them blank.
 
@@ -59,7 +64,7 @@ class Captions:
     """
 
     def __init__(self, place: str, unit: CaptionUnit, tokenizer: Tokenizer):
-        self.member = place.partition("/")[0]
+        self.member = member_of(place)
         self._place, self._tokenizer = place, tokenizer
         self._unit: CaptionUnit = unit
 

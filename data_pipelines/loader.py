@@ -30,6 +30,7 @@ from lit_het.data_pipelines.batches import (
     batch_maker,
     rows_per_process,
 )
+from lit_het.data_pipelines.captions import member_of
 from lit_het.data_pipelines.data_config import LoaderConfig
 from lit_het.data_pipelines.faults import FaultLog
 from lit_het.data_pipelines.index import ShardIndex
@@ -253,7 +254,7 @@ def _stored_embeddings(
         images = StoredEmbeddings(config.embeddings, describe(config.training, config.image_size, random=True))
     if config.text_embeddings is not None and has_texts:
         place = describe_captions(config.captions, config.caption_unit)
-        texts = StoredEmbeddings(config.text_embeddings, place, of=config.captions.partition("/")[0])
+        texts = StoredEmbeddings(config.text_embeddings, place, of=member_of(config.captions))
     return images, texts
 
 

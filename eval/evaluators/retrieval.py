@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 
 from lit_het.console import Bar
-from lit_het.data_pipelines.captions import CaptionUnit, captions_in
+from lit_het.data_pipelines.captions import CaptionUnit, captions_in, member_of
 from lit_het.data_pipelines.storage import Unreadable
 from lit_het.errors import MissingText, UserError
 from lit_het.eval.drawings import thumbnails
@@ -98,7 +98,7 @@ def read_captions(opened: OpenSet, source: str, unit: CaptionUnit = "line") -> t
         UserError: an image has no captions, or they are unreadable.
     """
     found = []
-    for position, text in enumerate(opened.texts(source.partition("/")[0])):
+    for position, text in enumerate(opened.texts(member_of(source))):
         try:
             found.append(tuple(captions_in(text, source, unit)))
         except Unreadable as error:

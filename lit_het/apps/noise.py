@@ -10,6 +10,7 @@ import jax
 
 from lit_het.configs.experiment import ExperimentConfig, PretrainedConfig
 from lit_het.console import Bar, message
+from lit_het.data_pipelines.captions import member_of
 from lit_het.data_pipelines.index import ShardIndex
 from lit_het.data_pipelines.portions import ALL, Portion
 from lit_het.data_pipelines.shards import IMAGE, expand
@@ -112,7 +113,7 @@ def _with_layer_inputs(task: Any, head: BayesVLMContrastiveConfig) -> Contrastiv
 
 def _count(shards: str, captions: str) -> int:
     """Returns the number of image-text pairs."""
-    addresses, member = expand(shards), captions.partition("/")[0]
+    addresses, member = expand(shards), member_of(captions)
     with Bar("indexing", len(addresses), "shards") as bar:
         count = len(ShardIndex(addresses, [IMAGE, member], advance=bar.advance))
     if not count:

@@ -13,6 +13,7 @@ import psutil
 from lit_het.apps.tokenizer import train_tokenizer
 from lit_het.configs.experiment import ExperimentConfig, load_module_config
 from lit_het.console import Bar, message
+from lit_het.data_pipelines.captions import member_of
 from lit_het.data_pipelines.index import ShardIndex
 from lit_het.data_pipelines.shards import IMAGE, expand
 from lit_het.data_pipelines.storage import absolute
@@ -137,7 +138,7 @@ def new_project(project: Path, tower: str, shards: str, captions: str, image_siz
 
 
 def _count(shards: str, captions: str) -> int:
-    addresses, member = expand(shards), captions.partition("/")[0]
+    addresses, member = expand(shards), member_of(captions)
     with Bar("indexing", len(addresses), "shards") as bar:
         index = ShardIndex(addresses, [IMAGE, member], advance=bar.advance)
     if not len(index):

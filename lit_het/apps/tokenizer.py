@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from lit_het.console import Bar, message
-from lit_het.data_pipelines.captions import captions_in
+from lit_het.data_pipelines.captions import captions_in, member_of
 from lit_het.data_pipelines.index import ShardIndex
 from lit_het.data_pipelines.labels import text_of
 from lit_het.data_pipelines.shards import expand
@@ -70,7 +70,7 @@ def train_tokenizer(shards: list[str], captions: str, size: int, output: Path) -
 
 def _captions(shards: list[str], place: str) -> list[str]:
     """Returns all captions of the shards, or of `MOST_SAMPLES` samples; a message counts samples without any."""
-    addresses, member = expand(shards), place.partition("/")[0]
+    addresses, member = expand(shards), member_of(place)
     with Bar("indexing", len(addresses), "shards") as bar:
         index = ShardIndex(addresses, optional=[member], advance=bar.advance)
     count = min(len(index), MOST_SAMPLES)

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Int
 from lit_het import parameters, sharding
 from lit_het.configs.experiment import ExperimentConfig
 from lit_het.console import Bar, message
-from lit_het.data_pipelines.captions import captions_in
+from lit_het.data_pipelines.captions import captions_in, member_of
 from lit_het.data_pipelines.data_config import LoaderConfig
 from lit_het.data_pipelines.embeddings import EmbeddingFolder, Recipe, describe_captions
 from lit_het.data_pipelines.index import ShardIndex, ShardSummary, index_shard
@@ -60,7 +60,7 @@ def embed_captions(source: Path | None, config: ExperimentConfig, output: str, o
         dtype=options.dtype,
         seed=0,
     )
-    folder, member = EmbeddingFolder(output, recipe), place.partition("/")[0]
+    folder, member = EmbeddingFolder(output, recipe), member_of(place)
     missing, _ = missing_shards(folder, addresses, member)
     if not missing:
         return
@@ -82,7 +82,7 @@ def embed_captions(source: Path | None, config: ExperimentConfig, output: str, o
 
 def _captions_of(shard: ShardSummary, place: str, data: LoaderConfig) -> list[list[str]]:
     """Returns the captions of each sample of a shard, none where they are broken."""
-    member = place.partition("/")[0]
+    member = member_of(place)
     index = ShardIndex([shard.address], [member])
     found = list[list[str]]()
     for number, (content,) in enumerate(index.read(range(len(index)), [member])):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from lit_het.data_pipelines.augment import StreamRandom
-from lit_het.data_pipelines.captions import CaptionUnit, captions_in
+from lit_het.data_pipelines.captions import CaptionUnit, captions_in, member_of
 from lit_het.data_pipelines.data_config import LoaderConfig, Streaming
 from lit_het.data_pipelines.loader import Loader
 from lit_het.data_pipelines.storage import Unreadable
@@ -35,6 +35,11 @@ def first_token(captions):
 def config(tmp_path_factory, make_shards):
     shards = make_shards(tmp_path_factory.mktemp("lines"), **LINES)
     return LoaderConfig(shards=(str(shards),), image_size=IMAGE_SIZE, batch_size=NUM_SAMPLES, threads=0, seed=5)
+
+
+@pytest.mark.parametrize(("place", "member"), [("txt", "txt"), ("json/caption", "json"), ("json/a/b", "json")])
+def test_the_member_of_a_place_is_its_part_before_the_field(place, member):
+    assert member_of(place) == member
 
 
 def drawn(config, count, *place):
