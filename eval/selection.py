@@ -22,15 +22,19 @@ from lit_het.eval.ensembles import mean_prediction
 _BLOCK = 2**22
 
 
-def entropy(log_probabilities: Float[np.ndarray, "n s k"]) -> Float[np.ndarray, " n"]:
-    """Returns the entropy of the mean over samples."""
-    return special.entr(np.exp(mean_prediction(log_probabilities), dtype=np.float64)).sum(axis=1)
+def entropy(
+    log_probabilities: Float[np.ndarray, "n s k"], weights: Float[np.ndarray, " s"] | None = None
+) -> Float[np.ndarray, " n"]:
+    """Returns the entropy of the mean over samples; by default all have equal weights."""
+    return special.entr(np.exp(mean_prediction(log_probabilities, weights), dtype=np.float64)).sum(axis=1)
 
 
-def bald(log_probabilities: Float[np.ndarray, "n s k"]) -> Float[np.ndarray, " n"]:
-    """Returns the entropy of the mean over samples, less the mean entropy of a sample."""
+def bald(
+    log_probabilities: Float[np.ndarray, "n s k"], weights: Float[np.ndarray, " s"] | None = None
+) -> Float[np.ndarray, " n"]:
+    """Returns the entropy of the mean over samples, less the mean entropy of a sample; by default of equal weights."""
     of_samples = special.entr(np.exp(log_probabilities, dtype=np.float64)).sum(axis=2)
-    return entropy(log_probabilities) - of_samples.mean(axis=1)
+    return entropy(log_probabilities, weights) - np.average(of_samples, axis=1, weights=weights)
 
 
 def epig(

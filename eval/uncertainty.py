@@ -113,15 +113,19 @@ def unlabelled(features: Features) -> Features:
 
 
 def _sampled(pairs: Sequence[tuple[Member, Features]], name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the log of the mean probability, and the mutual information, over all samples of all models."""
+    """Returns the log of the mean probability, and the mutual information, over all samples of all models.
+
+    Every model weighs the same, whatever its number of samples.
+    """
     # One seed for all blocks: samples of weights are the same for all images.
     streams = [member_blocks(member.predictor, rows, seed=0) for member, rows in pairs]
     found, information = [], []
     with Bar(f"sampling {name}", len(pairs[0][1].labels), "images") as bar:
         for blocks in zip(*streams, strict=True):
             members = np.concatenate([block for block, _ in blocks], axis=1)
-            found.append(mean_prediction(members))
-            information.append(bald(members))
+            weights = np.concatenate([np.full(block.shape[1], 1 / block.shape[1]) for block, _ in blocks])
+            found.append(mean_prediction(members, weights))
+            information.append(bald(members, weights))
             bar.advance(len(members))
     return np.concatenate(found), np.concatenate(information)
 

@@ -34,6 +34,12 @@ def test_bald_is_the_mean_divergence_of_the_samples_from_their_mean():
     np.testing.assert_allclose(bald(log_p), expected, rtol=1e-4)
 
 
+def test_a_sample_of_weight_two_counts_as_two_samples():
+    log_p = draw(5, 3, 4)
+    repeated = np.concatenate([log_p, log_p[:, :1]], axis=1)
+    np.testing.assert_allclose(bald(log_p, np.array([2.0, 1.0, 1.0])), bald(repeated), rtol=1e-5)
+
+
 @pytest.mark.parametrize("block_size", [1, 40, 10**6])
 def test_epig_is_the_mutual_information_of_both_labels(block_size):
     pool, target = draw(3, 7, 4), draw(5, 7, 2, seed=1)

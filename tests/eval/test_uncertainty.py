@@ -1,10 +1,52 @@
+import dataclasses
+
 import numpy as np
 import pytest
 from sklearn.neighbors import NearestNeighbors
 
 from lit_het.eval import uncertainty
-from lit_het.eval.uncertainty import neighbour_distance, severity_correlation, shifted, views
+from lit_het.eval.predictions import Predictor
+from lit_het.eval.uncertainty import (
+    Member,
+    Method,
+    answers,
+    neighbour_distance,
+    severity_correlation,
+    shifted,
+    unlabelled,
+    views,
+)
 from lit_het.types import ImageFeatures
+from tests.eval.fake_model import FakeModel
+
+TOWER = ImageFeatures(lambda view: view[:, 0, 0, :1].astype(np.float32), 1, 1, "a tower")
+
+
+@pytest.fixture
+def images(sets, write_set):
+    """Three images without labels."""
+    return sets.open(dataclasses.replace(write_set("images", [{}] * 3), labelled=False))
+
+
+def model_of(*samples):
+    """Returns a member whose samples have the given probabilities for every image."""
+    log_p = np.log(np.array(samples, np.float32))
+    model = FakeModel(TOWER, lambda features, count, _: np.repeat(log_p[None, : max(1, count)], len(features), axis=0))
+    return Member(Predictor(model, log_p.shape[1], samples=len(samples) if len(samples) > 1 else 0), TOWER)
+
+
+def test_every_model_of_an_ensemble_weighs_the_same_whatever_its_number_of_samples(images):
+    noisy, plain = model_of([0.7, 0.3], [0.5, 0.5], [0.9, 0.1]), model_of([0.1, 0.9])
+    found = answers(Method((noisy, plain)), images, unlabelled)
+    assert found.sampled is not None
+    mean = (0.7 + 0.1) / 2  # the samples of the noisy model have the mean 0.7
+    np.testing.assert_allclose(np.exp(found.sampled.log_probabilities), [[mean, 1 - mean]] * 3, rtol=1e-5)
+
+    def entropy(p):
+        return -p * np.log(p) - (1 - p) * np.log(1 - p)
+
+    of_samples = (np.mean(entropy(np.array([0.7, 0.5, 0.9]))) + entropy(0.1)) / 2
+    np.testing.assert_allclose(found.scores["mutual_information"], entropy(mean) - of_samples, rtol=1e-4)
 
 
 def test_the_distance_is_that_of_the_nearest_training_image():
