@@ -49,6 +49,11 @@ class Features:
         """Returns the features of the given rows."""
         return Features(self.values[rows], self.labels[rows], self.positions[rows])
 
+    def spread(self, most: int) -> "Features":
+        """Returns the features of at most so many images, evenly spread."""
+        count = min(most, len(self.values))
+        return self.take(np.arange(count) * len(self.values) // count)
+
 
 class _OpenShards:
     """Opened shards, with and without labels, and the features of their images."""

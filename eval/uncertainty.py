@@ -72,9 +72,9 @@ class Answers:
 
 
 def answers(
-    method: Method, opened: OpenSet, matched: Callable[[Features], Features], *, sampled: bool = True
+    method: Method, opened: OpenSet, matched: Callable[[Features], Features], most: int | None = None
 ) -> Answers:
-    """Returns the answers to all images of a set.
+    """Returns the answers to the images of a set.
 
     The scores are ``max_probability`` and ``entropy`` of the prediction (of the sampled one where there is one),
     ``noise_norm`` where the head has noise, and ``mutual_information`` of samples or models (`lit_het.eval.selection`).
@@ -83,9 +83,10 @@ def answers(
         method: the method.
         opened: the set.
         matched: gives features labels that index the predicted classes, or `unlabelled`.
-        sampled: whether to draw noise samples; without, scores are those of the prediction without noise.
+        most: at most so many images, evenly spread; None for all.
     """
     features = [matched(opened.features(member.tower)) for member in method.members]
+    features = features if most is None else [rows.spread(most) for rows in features]
     pairs = list(zip(method.members, features, strict=True))
     each = [predict(member.quiet(), rows) for member, rows in pairs]
     quiet = dataclasses.replace(
@@ -95,7 +96,7 @@ def answers(
     )
     scores: dict[str, np.ndarray] = {}
     pooled = None
-    if method.is_random and sampled:
+    if method.is_random:
         log_p, scores["mutual_information"] = _sampled(pairs, opened.config.name)
         if method.has_noise:
             pooled = dataclasses.replace(quiet, log_probabilities=log_p)

@@ -141,9 +141,7 @@ def _scores(
 
 def _samples_of(predictor: Predictor, target: OpenSet, options: SelectOptions) -> Float[np.ndarray, "t s k"]:
     """Returns the log-probabilities of the samples of evenly spread target images."""
-    features = target.features(predictor.model.features)
-    count = min(options.targets, len(features.values))
-    spread = features.take(np.arange(count) * len(features.values) // count)
+    spread = target.features(predictor.model.features).spread(options.targets)
     return np.concatenate([samples for samples, _ in member_blocks(predictor, spread, seed=options.seed)])
 
 

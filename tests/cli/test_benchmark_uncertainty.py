@@ -7,7 +7,7 @@ import tarfile
 
 import pytest
 
-from lit_het.apps.uncertainty.page import advice
+from lit_het.apps.uncertainty.page import advice, detection_tables
 from lit_het.cli.main import main
 from lit_het.data_pipelines.shards import write_shards
 from lit_het.eval.sets import ImageSet
@@ -97,14 +97,32 @@ def test_every_figure_of_a_model_is_there(figures):
     for score in ("max_probability", "entropy", "noise_norm", "mutual_information"):
         assert 0 <= found[f"errors/shapes/{score}"] <= 1
         assert 0 <= found[f"outside/other/{score}"] <= 1
+        assert 0 <= found[f"captions/{score}"] <= 1
+        assert -1 <= found[f"severity/contrast/{score}"] <= 1
+        assert found[f"severity_rises/contrast/{score}"] in (0, 1)
     assert 0 <= found["outside/other/neighbour_distance"] <= 1
-    assert -1 <= found["severity/contrast/noise_norm"] <= 1
-    assert found["severity_rises/contrast/noise_norm"] in (0, 1)
     # The model is right where the captions are, so that the loss finds the wrong ones.
     assert found["captions/loss"] > 0.7
     assert found["cost/head_megabytes"] > 0
     assert found["cost/quiet_microseconds"] > 0
     assert 0 <= found["retrieval/shapes/map_at_r"] <= found["retrieval/shapes/r_precision"] <= 1
+
+
+def test_the_mutual_information_of_models_and_views_is_a_score_of_every_kind(figures):
+    # Its prompts and views are measured without pairs, which are not read for each of them again.
+    kinds = {"twice": ("errors", "outside", "severity", "captions")}
+    kinds |= dict.fromkeys(list(figures)[1:3], ("errors", "outside", "severity"))
+    for method, of_method in kinds.items():
+        for kind in of_method:
+            assert [
+                name for name in figures[method] if name.startswith(f"{kind}/") and name.endswith("/mutual_information")
+            ]
+
+
+def test_the_tables_have_a_row_for_every_score_of_a_method():
+    of_scores = {f"outside/near/{score}": Estimate(0.5, 0.1) for score in ("noise_norm", "mutual_information")}
+    [table] = detection_tables({"m": of_scores})
+    assert [row.label for row in table.rows] == ["m: noise norm", "m: mutual information"]
 
 
 def test_an_ensemble_of_equal_models_answers_as_the_model(figures):

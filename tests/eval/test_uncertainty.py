@@ -82,3 +82,11 @@ def test_a_tower_has_five_views_with_features_of_their_own():
     assert found[0] is tower
     assert len({view.tower for view in found}) == len(uncertainty._SHIFTS) == 5
     np.testing.assert_array_equal(found[1].extract(images), tower.extract(shifted(images, 0, 1)))
+
+
+def test_answers_to_some_images_are_those_of_evenly_spread_ones(images):
+    method = Method((model_of([0.7, 0.3], [0.5, 0.5]),))
+    some = answers(method, images, unlabelled, 2)
+    np.testing.assert_array_equal(some.quiet.positions, [0, 1])
+    assert len(answers(method, images, unlabelled).quiet.positions) == 3
+    assert all(len(values) == 2 for values in some.scores.values())

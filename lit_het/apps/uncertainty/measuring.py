@@ -39,7 +39,9 @@ from lit_het.eval.vector_scaling import fit_vector_scaling
 from lit_het.runs.opening import Run, open_run
 from lit_het.types import EvaluatedModel
 
-_CANDIDATES = 10_000  # captions that compete with an image's own, as in lit-het data score
+# Of pairs, whose captions compete with one another as in lit-het data score, and of every corrupted copy: it bounds the
+# samples, whose cost grows with S times the number of classes.
+_MOST_IMAGES = 10_000
 _TIMED_IMAGES, _REPEATS = 1024, 3
 
 
@@ -121,7 +123,7 @@ class Benchmark:
         models: Sequence[EvaluatedModel] = (),
         vector: bool = False,
     ) -> dict[str, float]:
-        """Returns all figures of a method; a single model is scored on pairs."""
+        """Returns all figures of a method; image-text models are scored on pairs."""
         found: dict[str, float] = {}
         inside = None
         for opened, recognition in data.labelled:
@@ -135,8 +137,8 @@ class Benchmark:
             scored = self._scores(method, other, answers(method, other, unlabelled), data)
             found |= {f"outside/{name.partition('/')[2]}/{by}": _auroc(known[by], scored[by]) for by in known}
         found |= self._of_corruptions(method, opened, data)
-        if data.pairs is not None and len(models) == 1 and models[0].text is not None:
-            found |= self._of_pairs(method, models[0], data)
+        if data.pairs is not None and models and all(model.text is not None for model in models):
+            found |= self._of_pairs(method, models, data.pairs, data)
         return found | _seconds(method, opened)
 
     def _scores(
@@ -150,13 +152,13 @@ class Benchmark:
         return found
 
     def _of_corruptions(self, method: Method, clean: OpenSet, data: "OpenData") -> dict[str, float]:
-        """Returns rank correlations with the severity, without noise samples: there are many copies."""
+        """Returns rank correlations with the severity, of the scores of at most `_MOST_IMAGES` of each copy."""
         found: dict[str, float] = {}
         if not data.copies:
             return found
         matched = data.labelled[0][1].matched
-        at = {part: answers(method, one, matched, sampled=False).scores for part, one in data.copies.items()}
-        first = answers(method, clean, matched, sampled=False).scores
+        at = {part: answers(method, one, matched, _MOST_IMAGES).scores for part, one in data.copies.items()}
+        first = answers(method, clean, matched, _MOST_IMAGES).scores
         for corruption in dict.fromkeys(part.partition("/")[0] for part in at):
             severities = sorted((part for part in at if part.startswith(f"{corruption}/")), key=_severity)
             for by in first:
@@ -166,14 +168,18 @@ class Benchmark:
                 found[f"severity_rises/{corruption}/{by}"] = float(rises)
         return found
 
-    def _of_pairs(self, method: Method, model: EvaluatedModel, data: "OpenData") -> dict[str, float]:
-        assert data.pairs is not None
-        features = data.pairs.features(model.features)
-        captions = [data.captions[position] for position in features.positions]
-        columns = caption_columns(model, features.values, captions, _CANDIDATES)
-        by: dict[str, np.ndarray] = {"loss": columns["loss"], "clip_score": -columns["similarity"]}
-        by |= answers(method, data.pairs, unlabelled, sampled=False).scores
-        wrong = data.is_wrong[features.positions]
+    def _of_pairs(
+        self, method: Method, models: Sequence[EvaluatedModel], pairs: OpenSet, data: "OpenData"
+    ) -> dict[str, float]:
+        """Returns what scores of at most `_MOST_IMAGES` of the images find, and of a single model its loss."""
+        answered = answers(method, pairs, unlabelled, _MOST_IMAGES)
+        by, positions = dict(answered.scores), answered.quiet.positions
+        if len(models) == 1:
+            features = pairs.features(models[0].features).spread(_MOST_IMAGES)
+            captions = [data.captions[position] for position in positions]
+            columns = caption_columns(models[0], features.values, captions, _MOST_IMAGES)
+            by |= {"loss": columns["loss"], "clip_score": -columns["similarity"]}
+        wrong = data.is_wrong[positions]
         return {f"captions/{name}": _auroc(values[~wrong], values[wrong]) for name, values in by.items()}
 
 

@@ -40,12 +40,6 @@ _RETRIEVAL: Mapping[str, FigureStyle] = {
 _PREDICTIONS = {"quiet": "", "sampled": ", mean of samples"}
 
 
-def own_score(found: Figures) -> str:
-    """Returns the score that a method adds: its noise norm, the disagreement of its models, or its confidence."""
-    names = {name.rpartition("/")[2] for name in found if name.startswith(("errors/", "outside/"))}
-    return next((score for score in ("noise_norm", "mutual_information") if score in names), "max_probability")
-
-
 def best_prediction(found: Figures, name: str) -> str:
     """Returns which prediction of a set a method is used with: over samples where there are any."""
     return "sampled" if f"{name}/sampled/nll" in found else "quiet"
@@ -75,8 +69,9 @@ _ANSWERS_NOTE = (
 )
 _FINDS_NOTE = (
     "AUROC of a score for wrong answers, out-of-distribution images and images with wrong captions, and its rank "
-    "correlation with the severity of a corruption. 0.5 and 0 are chance. "
-    "A method's own score is its noise norm, the mutual information of its models, or its confidence."
+    "correlation with the severity of a corruption. 0.5 and 0 are chance. A row is a score that a method has: the "
+    "confidence and the entropy of its prediction, the mutual information of its samples, models or views, its noise "
+    "norm, and the distance to the nearest training image."
 )
 _COST_NOTE = "Time per image after the image tower, on the machine of the benchmark, relative to other work on it."
 _PARETO_NOTE = (
@@ -104,18 +99,15 @@ def answer_table(methods: Mapping[str, Figures], name: str) -> Table:
 
 
 def detection_tables(methods: Mapping[str, Figures]) -> list[Table]:
-    """Returns what confidence and the methods' own scores find."""
+    """Returns what every score of every method finds."""
     kinds = {"errors": AUROC, "outside": AUROC, "captions": AUROC, "severity": _CORRELATION}
     found = []
     for kind, style in kinds.items():
         rows: dict[str, dict[str, Estimate]] = {}
         for method, of_method in methods.items():
-            own = own_score(of_method)
             for path, value in of_method.items():
                 first, *middle, score = path.split("/")
-                if first != kind or (
-                    kind != "captions" and score not in (own, "max_probability", "neighbour_distance")
-                ):
+                if first != kind:
                     continue
                 place = " ".join(middle) or _words(score)
                 label = method if kind == "captions" else f"{method}: {_words(score)}"
