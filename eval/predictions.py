@@ -201,6 +201,14 @@ def predict(predictor: Predictor, features: Features, block_size: int = BLOCK_SI
     return Predictions(log_p, features.labels, features.positions, log_normalizer, noise_norm)
 
 
+def log_probabilities(
+    predictor: Predictor, features: Features, block_size: int = BLOCK_SIZE
+) -> Float[np.ndarray, "n k"]:
+    """Returns the log-probabilities that `predict` has, alone."""
+    batches = _blocks(features.values, block_size, predictor.model.features.num_shards)
+    return np.concatenate([predictor.log_probabilities(blocks, seeds)[: len(rows)] for rows, blocks, seeds in batches])
+
+
 def member_blocks(
     predictor: Predictor, features: Features, block_size: int = BLOCK_SIZE, *, seed: int | None = None
 ) -> Iterator[tuple[Float[np.ndarray, "b m k"], Int[np.ndarray, " b"]]]:

@@ -13,7 +13,7 @@ from lit_het.errors import UserError
 from lit_het.eval import scores
 from lit_het.eval.calibration import HIGHEST_TEMPERATURE
 from lit_het.eval.features import Features
-from lit_het.eval.predictions import Predictions, Predictor, highest, member_blocks, predict
+from lit_het.eval.predictions import Predictions, Predictor, highest, log_probabilities, member_blocks, predict
 from lit_het.types import Calibration, FittedTemperature
 from tests.eval import plain
 
@@ -34,6 +34,13 @@ def predictions(logits: np.ndarray, labels) -> Predictions:
 
 def figures(logits: np.ndarray, labels) -> dict[str, float]:
     return scores.figures(predictions(logits, labels))[0]
+
+
+def test_log_probabilities_alone_are_those_of_predictions(make_encoder, unit_vectors):
+    encoder = make_encoder(unit_vectors(7, 4), {"x": np.ones(4)}, num_shards=2)
+    predictor, images = Predictor(encoder, 3, unit_vectors(3, 4, seed=1)), features(np.arange(7) % 3)
+    expected = predict(predictor, images, block_size=2).log_probabilities
+    np.testing.assert_array_equal(log_probabilities(predictor, images, block_size=2), expected)
 
 
 def test_a_perfect_model_scores_one_with_no_calibration_error(make_encoder):

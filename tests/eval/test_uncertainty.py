@@ -5,6 +5,7 @@ import pytest
 from sklearn.neighbors import NearestNeighbors
 
 from lit_het.eval import uncertainty
+from lit_het.eval.costs import costs
 from lit_het.eval.predictions import Predictor
 from lit_het.eval.uncertainty import (
     Member,
@@ -82,6 +83,20 @@ def test_a_tower_has_five_views_with_features_of_their_own():
     assert found[0] is tower
     assert len({view.tower for view in found}) == len(uncertainty._SHIFTS) == 5
     np.testing.assert_array_equal(found[1].extract(images), tower.extract(shifted(images, 0, 1)))
+
+
+def test_the_time_of_a_prediction_is_that_of_its_probabilities(images):
+    def refuse(features):
+        raise AssertionError("no prediction needs a noise norm")
+
+    member = model_of([0.7, 0.3], [0.5, 0.5])
+    assert isinstance(member.predictor.model, FakeModel)
+    model = dataclasses.replace(member.predictor.model, noise_norm=refuse)
+    member = dataclasses.replace(member, predictor=dataclasses.replace(member.predictor, model=model))
+    found = costs(Method((member,)), images)
+    assert found["tower_passes"] == 1
+    assert 0 < found["quiet_microseconds"] < 1e6
+    assert 0 < found["sampled_microseconds"] < 1e6
 
 
 def test_answers_to_some_images_are_those_of_evenly_spread_ones(images):

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -14,13 +13,14 @@ from lit_het.apps.scoring import caption_columns
 from lit_het.data_pipelines.transforms import Preprocessing
 from lit_het.errors import UserError
 from lit_het.eval import scores
+from lit_het.eval.costs import costs
 from lit_het.eval.evaluators.out_of_distribution import open_outside
 from lit_het.eval.evaluators.retrieval import read_captions
 from lit_het.eval.evaluators.shift import open_copies
 from lit_het.eval.features import OpenSet, Sets
 from lit_het.eval.out_of_distribution import detection_figures
 from lit_het.eval.precision_at_r import of_classes
-from lit_het.eval.predictions import Predictions, class_scores, predict
+from lit_het.eval.predictions import Predictions, class_scores
 from lit_het.eval.recognition import Recognition
 from lit_het.eval.selective import aurc
 from lit_het.eval.sets import ImageSet
@@ -42,7 +42,6 @@ from lit_het.types import EvaluatedModel
 # Of pairs, whose captions compete with one another as in lit-het data score, and of every corrupted copy: it bounds the
 # samples, whose cost grows with S times the number of classes.
 _MOST_IMAGES = 10_000
-_TIMED_IMAGES, _REPEATS = 1024, 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,7 +138,7 @@ class Benchmark:
         found |= self._of_corruptions(method, opened, data)
         if data.pairs is not None and models and all(model.text is not None for model in models):
             found |= self._of_pairs(method, models, data.pairs, data)
-        return found | _seconds(method, opened)
+        return found | {f"cost/{name}": value for name, value in costs(method, opened).items()}
 
     def _scores(
         self, method: Method, opened: OpenSet, answered: Answers, data: "OpenData"
@@ -295,23 +294,6 @@ def _figures_of(predictions: Predictions) -> dict[str, float]:
     found["aurc"] = aurc(predictions.confidence, 1 - hits)
     for _, _, size in scores.sets_of_half(predictions, (0.9,)):
         found["set_size90"] = float(size.mean())
-    return found
-
-
-def _seconds(method: Method, opened: OpenSet) -> dict[str, float]:
-    """Returns microseconds per image after the image tower, the fastest of three times, and the passes of towers."""
-    found: dict[str, float] = {"cost/tower_passes": float(len({member.tower.tower for member in method.members}))}
-    # First of all: of several towers the features of the last one only are kept.
-    features = [unlabelled(opened.features(member.tower)) for member in method.members]
-    some = [rows.take(np.arange(min(_TIMED_IMAGES, len(rows.values)))) for rows in features]
-    for kind in ("quiet", "sampled") if method.has_noise else ("quiet",):
-        seconds = []
-        for _ in range(_REPEATS + 1):  # the first also compiles
-            began = time.perf_counter()
-            for member, rows in zip(method.members, some, strict=True):
-                predict(member.quiet() if kind == "quiet" else member.predictor, rows)
-            seconds.append(time.perf_counter() - began)
-        found[f"cost/{kind}_microseconds"] = 1e6 * min(seconds[1:]) / len(some[0].values)
     return found
 
 
