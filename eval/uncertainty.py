@@ -132,7 +132,7 @@ def _sampled(pairs: Sequence[tuple[Member, Features]], name: str) -> tuple[np.nd
 
 
 def neighbour_distance(values: Float[np.ndarray, "n f"], training: Float[np.ndarray, "t f"]) -> Float[np.ndarray, " n"]:
-    """Returns one minus the cosine to the nearest training image, by features of the image tower.
+    """Returns one minus the cosine to the nearest training image, by embeddings of the image tower.
 
     Sun et al., "Out-of-distribution detection with deep nearest neighbors", ICML 2022, with k = 1.
     """

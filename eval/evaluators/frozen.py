@@ -3,14 +3,13 @@
 import dataclasses
 
 import numpy as np
-from jaxtyping import Float
 from scipy import special
 
 from lit_het.console import Bar, message
 from lit_het.data_pipelines.portions import ALL
 from lit_het.eval import scores
 from lit_het.eval.evaluation import Evaluation
-from lit_het.eval.features import Features, OpenSet, Sets
+from lit_het.eval.features import OpenSet, Sets
 from lit_het.eval.few_shot import few_shot
 from lit_het.eval.fits import FewShotOptions, LinearProbeOptions
 from lit_het.eval.linear_probe import train_linear_probe
@@ -33,12 +32,11 @@ class FewShot:
     def __call__(self, model: EvaluatedModel) -> Evaluation:
         """Returns ``<shots>_shot``, the mean accuracy over seeds, with standard errors over seeds."""
         train, test = self.train.features(model.features), self.test.features(model.features)
-        members = model.features.num_members
         with Bar("fitting", len(self.fit.shots) * len(self.fit.seeds), "fits") as bar:
             found = few_shot(
-                _by_member(train, members),
+                model.features.embeddings(train.values),
                 train.labels,
-                _by_member(test, members),
+                model.features.embeddings(test.values),
                 test.labels,
                 self.fit,
                 bar.advance,
@@ -76,9 +74,10 @@ class Probe:
         Probabilities are the softmax of the logits, although training used a sigmoid per class.
         """
         train, test = self.train.features(model.features), self.test.features(model.features)
+        rows, others = (model.features.joint_embeddings(one.values) for one in (train, test))
         with Bar("probing", self.fit.num_steps(len(train.labels)), "steps") as bar:
-            probe = train_linear_probe(train.values, train.labels, len(self.train.class_names), self.fit, bar.advance)
-        logits = probe.logits(test.values)
+            probe = train_linear_probe(rows, train.labels, len(self.train.class_names), self.fit, bar.advance)
+        logits = probe.logits(others)
         zeros = np.zeros(len(logits), np.float32)
         log_p = special.log_softmax(logits, axis=1)
         found, errors = scores.figures(Predictions(log_p, test.labels, test.positions, zeros, zeros))
@@ -94,7 +93,3 @@ def open_splits(data: ImageSet, train_split: str, sets: Sets) -> tuple[OpenSet, 
     require_other_split(data, train_split)
     train = dataclasses.replace(data, name=f"{data.name} ({train_split})", split=train_split, portion=ALL)
     return sets.open(train), sets.open(data)
-
-
-def _by_member(features: Features, num_members: int) -> Float[np.ndarray, "n m f"]:
-    return features.values.reshape(len(features.values), num_members, -1)

@@ -41,7 +41,7 @@ class OutOfDistribution:
         fitted = None
         if self.train is not None:
             train = self.train.features(model.features)
-            fitted = fit_features(train.values, train.labels)
+            fitted = fit_features(model.features.joint_embeddings(train.values), train.labels)
 
         def score(opened: OpenSet) -> Mapping[str, np.ndarray]:
             features = opened.features(model.features)
@@ -49,8 +49,9 @@ class OutOfDistribution:
             unlabelled = dataclasses.replace(features, labels=np.zeros(len(features.values), np.int64))
             found = _scores(predict(predictor, unlabelled))
             if fitted is not None:
-                found["mahalanobis"] = fitted.mahalanobis_score(features.values)
-                found["relative_mahalanobis"] = fitted.relative_mahalanobis_score(features.values)
+                embeddings = model.features.joint_embeddings(features.values)
+                found["mahalanobis"] = fitted.mahalanobis_score(embeddings)
+                found["relative_mahalanobis"] = fitted.relative_mahalanobis_score(embeddings)
             return found
 
         inside = score(self.inside)

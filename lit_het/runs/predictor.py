@@ -77,7 +77,8 @@ class Programs:
         def extract(view: np.ndarray) -> jax.Array:
             return self._call("features", self.task.features, params, distributed.split_rows(view, self._mesh))
 
-        return ImageFeatures(extract, self.task.features.num_members, sharding.num_batch_shards(self._mesh), tower)
+        of_tower, shards = self.task.features, sharding.num_batch_shards(self._mesh)
+        return ImageFeatures(extract, of_tower.num_members, shards, tower, of_tower.mean_size)
 
     def _text_encoder(self, params: Params, tower: str) -> TextEncoder | None:
         if isinstance(self.task, ClassificationTask):

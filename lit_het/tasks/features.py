@@ -23,12 +23,14 @@ class FeatureExtractor:
     Attributes:
         num_members: m.
         size: f, the size of an image's features.
+        mean_size: see `lit_het.types.ImageFeatures`.
     """
 
     def __init__(self, config: ImageTowerConfig):
         self._config = config
         whole = config.all_members()
         self.num_members, self.size = config.num_members, whole.embedding_size + whole.input_size
+        self.mean_size = whole.embedding_size // config.num_members // (2 if config.uncertainty_token else 1)
 
     @functools.cached_property
     def _graph(self) -> nnx.GraphDef:

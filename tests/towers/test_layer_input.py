@@ -16,6 +16,7 @@ from lit_het.towers.resnet import ResNetConfig
 from lit_het.towers.text import TextConfig
 from lit_het.towers.transformer import EncoderConfig
 from lit_het.towers.vit import ViTConfig
+from lit_het.types import ImageFeatures
 from tests.towers.test_towers import compiled, initial
 
 ENCODER = EncoderConfig(width=8, depth=1, mlp_width=12, num_heads=2)
@@ -74,6 +75,17 @@ def test_features_hold_both():
     assert features.size == 13
     found = features({"image_tower": initial(config)}, IMAGES)
     np.testing.assert_array_equal(features.embedding(found), found)
+
+
+def test_the_mean_embedding_is_what_comes_first():
+    clip = dataclasses.replace(PROJECTED["clip"][0], layer_input=True)
+    gaussian = dataclasses.replace(PROJECTED["clip"][0], uncertainty_token=True)
+    sizes = {FeatureExtractor(config).mean_size for config in (PROJECTED["clip"][0], clip, gaussian)}
+    assert sizes == {PROJECTED["clip"][0].projection_size}
+    tower = ImageFeatures(lambda view: view, num_members=2, num_shards=1, tower="", mean_size=2)
+    members = np.arange(6, dtype=np.float32)[None]
+    np.testing.assert_array_equal(tower.embeddings(members), [[[0, 1], [3, 4]]])
+    np.testing.assert_array_equal(tower.joint_embeddings(members), [[0, 1, 3, 4]])
 
 
 def test_towers_that_end_otherwise_have_no_last_layer():

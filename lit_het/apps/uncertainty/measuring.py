@@ -146,7 +146,7 @@ class Benchmark:
         found = dict(answered.scores)
         if data.training is not None:
             tower = method.members[0].tower
-            rows, others = (one.features(tower).values for one in (opened, data.training))
+            rows, others = (tower.joint_embeddings(one.features(tower).values) for one in (opened, data.training))
             found["neighbour_distance"] = neighbour_distance(rows, others)
         return found
 

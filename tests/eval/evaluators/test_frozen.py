@@ -8,7 +8,7 @@ import pytest
 from lit_het.errors import UserError
 from lit_het.eval.few_shot import few_shot
 from lit_het.eval.fits import FewShotOptions, LinearProbeOptions
-from lit_het.eval.suite import FewShotConfig, LinearProbeConfig
+from lit_het.eval.suite import FewShotConfig, LinearProbeConfig, OutOfDistributionConfig
 from tests.eval.fake_model import FakeModel
 
 NAMES = ("low", "high")
@@ -72,6 +72,27 @@ def test_a_linear_probe_learns_a_threshold(splits, sets, make_encoder):
     assert found.figures["top1"] == 1
     assert found.figures["best/epochs"] == 60
     assert found.chance["top1"] == 0.5
+
+
+def test_entries_that_only_a_head_reads_are_left_out(splits, sets, make_encoder, write_set):
+    """Of every image the features are its number, which is the embedding, and its square."""
+    encoder: FakeModel = make_encoder(np.eye(12), {"low": np.eye(12)[0], "high": np.eye(12)[11]})
+
+    def extract(view: np.ndarray) -> np.ndarray:
+        number = view[:, 0, 0, :1].astype(np.float32)
+        return np.concatenate([number, 100 - number**2], axis=1)
+
+    features = dataclasses.replace(encoder.features, extract=extract, mean_size=1, tower="another tower")
+    outside = write_set("some", [{}] * 5)
+    probe = LinearProbeOptions(learning_rates=(0.1,), weight_decays=(0.0,), epochs=(3,), minival=0.1)
+    for config in (
+        FewShotConfig(splits, fit=FewShotOptions(shots=(1,), seeds=(0, 1))),
+        LinearProbeConfig(splits, fit=probe),
+        OutOfDistributionConfig(splits, near=(f"{outside.directory}/test",), train_split="train"),
+    ):
+        evaluator = config.build(sets)
+        found = evaluator(dataclasses.replace(encoder, features=features))
+        assert found.figures == evaluator(encoder).figures
 
 
 def test_training_on_the_test_images_is_rejected(splits, sets):
