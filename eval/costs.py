@@ -6,7 +6,7 @@ import numpy as np
 
 from lit_het.eval.features import OpenSet
 from lit_het.eval.predictions import log_probabilities
-from lit_het.eval.uncertainty import Method, unlabelled
+from lit_het.eval.uncertainty import Method
 
 _TIMED_IMAGES, _REPEATS = 1024, 3
 
@@ -17,9 +17,8 @@ def costs(method: Method, opened: OpenSet) -> dict[str, float]:
     The time is the fastest of three; noise norms, which no prediction needs, are not in it.
     """
     found: dict[str, float] = {"tower_passes": float(len({member.tower.tower for member in method.members}))}
-    # First of all: of several towers the features of the last one only are kept.
-    features = [unlabelled(opened.features(member.tower)) for member in method.members]
-    some = [rows.take(np.arange(min(_TIMED_IMAGES, len(rows.values)))) for rows in features]
+    features = opened.features_of([member.tower for member in method.members])
+    some = [rows.unlabelled().take(np.arange(min(_TIMED_IMAGES, len(rows.values)))) for rows in features]
     for kind in ("quiet", "sampled") if method.has_noise else ("quiet",):
         seconds = []
         for _ in range(_REPEATS + 1):  # the first also compiles

@@ -6,6 +6,7 @@ evaluation of a run, so its images are read only once.
 
 import contextlib
 import dataclasses
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import jax
@@ -54,6 +55,18 @@ class Features:
         count = min(most, len(self.values))
         return self.take(np.arange(count) * len(self.values) // count)
 
+    def embeddings(self, tower: ImageFeatures) -> Float[np.ndarray, "n m d"]:
+        """Returns the (mean) embeddings of every member of a tower, which distances and probes compare."""
+        return self.values.reshape(len(self.values), tower.num_members, -1)[:, :, : tower.mean_size]
+
+    def joint_embeddings(self, tower: ImageFeatures) -> Float[np.ndarray, "n md"]:
+        """Returns the same, members side by side."""
+        return self.embeddings(tower).reshape(len(self.values), -1)
+
+    def unlabelled(self) -> "Features":
+        """Returns the features with zeros as labels, which those of sets without classes are."""
+        return dataclasses.replace(self, labels=np.zeros(len(self.values), np.int32))
+
 
 class _OpenShards:
     """Opened shards, with and without labels, and the features of their images."""
@@ -61,7 +74,7 @@ class _OpenShards:
     def __init__(self, data: LoaderConfig):
         self._data = data
         self.loaders: dict[LabelsConfig | None, Loader] = {}
-        self._read: dict[LabelsConfig | None, tuple[str, Features]] = {}
+        self._read: dict[LabelsConfig | None, dict[str, Features]] = {}
 
     def open(self, labels: LabelsConfig | None, fingerprint: Callable[[], str]) -> Loader:
         if labels not in self.loaders:
@@ -71,25 +84,30 @@ class _OpenShards:
             self.loaders[labels] = loader
         return self.loaders[labels]
 
-    def features(self, labels: LabelsConfig | None, tower: ImageFeatures, name: str) -> Features:
-        """Returns the features and the given kind of labels; only the features of the last tower are cached."""
-        if labels not in self._read or self._read[labels][0] != tower.tower:
-            loader = self.loaders[labels]
-            found = self._from_labelled(tower, name) if labels is None else None
-            self._read[labels] = tower.tower, _read(loader, tower, name) if found is None else found
-        return self._read[labels][1]
+    def features(self, labels: LabelsConfig | None, towers: Sequence[ImageFeatures], name: str) -> list[Features]:
+        """Returns the features by each tower and the given kind of labels, see `OpenSet.features_of`."""
+        known = self._read.get(labels, {})
+        distinct = list({tower.tower: tower for tower in towers}.values())
+        missing = [tower for tower in distinct if tower.tower not in known]
+        if missing:
+            found = self._from_labelled(distinct, name) if labels is None else None
+            if found is None:
+                read = iter(_read(self.loaders[labels], missing, name))
+                found = [next(read) if tower in missing else known[tower.tower] for tower in distinct]
+            known = self._read[labels] = {tower.tower: rows for tower, rows in zip(distinct, found, strict=True)}
+        return [known[tower.tower] for tower in towers]
 
-    def _from_labelled(self, tower: ImageFeatures, name: str) -> Features | None:
+    def _from_labelled(self, towers: Sequence[ImageFeatures], name: str) -> list[Features] | None:
         """Returns the features that are read with labels, if every image has a label; None otherwise.
 
         Shards that are opened with labels are read with labels sooner or later, so that reading them now costs nothing.
         """
         for labels in self.loaders:
             if labels is not None:
-                found = self.features(labels, tower, name)
+                found = self.features(labels, towers, name)
                 # With an unlabelled or unreadable image the two passes would give different rows.
-                if len(found.values) == self.loaders[None].num_samples:
-                    return dataclasses.replace(found, labels=np.zeros(len(found.values), np.int32))
+                if len(found[0].values) == self.loaders[None].num_samples:
+                    return [rows.unlabelled() for rows in found]
         return None
 
 
@@ -117,12 +135,18 @@ class OpenSet:
         return read_templates(self.config.directory) if has_own else None
 
     def features(self, tower: ImageFeatures) -> Features:
-        """Returns the features of all images; only the features of the last tower are cached.
+        """Returns the features of all images, see `features_of`."""
+        return self.features_of([tower])[0]
+
+    def features_of(self, towers: Sequence[ImageFeatures]) -> list[Features]:
+        """Returns the features of all images by each tower; images are read once for all towers together.
+
+        The features are kept until those of a tower that is not among these are asked for.
 
         Raises:
             UserError: more images are unreadable than allowed, or all are.
         """
-        return self._shards.features(_labels(self.config), tower, self.config.name)
+        return self._shards.features(_labels(self.config), towers, self.config.name)
 
     def images(self, positions: Sequence[int]) -> list[np.ndarray]:
         """Returns the preprocessed images ``[h w c]``, for display."""
@@ -202,45 +226,51 @@ def _labels(config: ImageSet) -> LabelsConfig | None:
     return MultiHot(names) if config.multi_label else ClassIndex(names)
 
 
-def _read(loader: Loader, tower: ImageFeatures, name: str) -> Features:
+def _read(loader: Loader, towers: Sequence[ImageFeatures], name: str) -> list[Features]:
     if loader.stored is not None:
-        loader.stored.check_tower(tower.tower)
-    batches = loader.epoch(loader.config.batch_size * tower.num_shards, jax.process_index(), jax.process_count())
+        for tower in towers:
+            loader.stored.check_tower(tower.tower)
+    # Models of different meshes split batches over different numbers of devices.
+    shards = math.lcm(*(tower.num_shards for tower in towers))
+    batches = loader.epoch(loader.config.batch_size * shards, jax.process_index(), jax.process_count())
     with Bar(f"reading {name}", loader.num_samples, "images") as bar:
-        found = read_features(tower, batches, bar.advance, name)
+        found = read_features(towers, batches, bar.advance, name)
     for (shard, cause), count in sorted(loader.faults.counts.items()):
         message(f"{shard}: {counted(count, 'sample')} left out: {cause}", on_all_processes=True)
     return found
 
 
 def read_features(
-    tower: ImageFeatures, batches: Iterable[Batch], advance: Callable[[int], object], name: str
-) -> Features:
-    """Returns the features of the valid rows of all batches; ``advance`` is called with the number of images just read.
+    towers: Sequence[ImageFeatures], batches: Iterable[Batch], advance: Callable[[int], object], name: str
+) -> list[Features]:
+    """Returns the features of the valid rows of all batches, by each tower.
+
+    ``advance`` is called with the number of images just read.
 
     Raises:
         UserError: features are not finite, or there is no valid row.
         Preempted: the run was asked to stop.
     """
     values, labels, positions, seen = [], [], [], 0
-    for batch, features in _ahead(tower, batches):
+    for batch, features in _ahead(towers, batches):
         preemption.leave_if_due()
         valid = distributed.gather_rows(batch.valid)
-        rows = np.asarray(features)[valid]
-        if not np.isfinite(rows).all():
+        rows = [np.asarray(by_tower)[valid] for by_tower in features]
+        if not all(np.isfinite(by_tower).all() for by_tower in rows):
             raise UserError(f"{name}: an embedding is not finite; training diverged, use an earlier checkpoint")
         values.append(rows)
         label = np.zeros(len(batch.valid), np.int32) if batch.label is None else np.asarray(batch.label)
         labels.append(distributed.gather_rows(label)[valid])
         positions.append(seen + np.flatnonzero(valid))
         seen += len(valid)
-        advance(len(rows))
-    if not sum(map(len, values)):
+        advance(len(positions[-1]))
+    if not sum(map(len, positions)):
         raise UserError(f"{name}: the set has no valid image; check its path and its shards")
-    return Features(*(np.concatenate(parts) for parts in (values, labels, positions)))
+    shared = np.concatenate(labels), np.concatenate(positions)
+    return [Features(np.concatenate(by_tower), *shared) for by_tower in zip(*values, strict=True)]
 
 
-def _ahead(tower: ImageFeatures, batches: Iterable[Batch]) -> Iterator[tuple[Batch, object]]:
+def _ahead(towers: Sequence[ImageFeatures], batches: Iterable[Batch]) -> Iterator[tuple[Batch, Sequence[object]]]:
     """Yields each batch with its features, after the next batch was sent to the device.
 
     The device thus computes while the host reads the features of the batch before.
@@ -248,7 +278,7 @@ def _ahead(tower: ImageFeatures, batches: Iterable[Batch]) -> Iterator[tuple[Bat
     before = None
     for batch in batches:
         assert batch.view is not None
-        now = batch, tower.extract(np.asarray(batch.view))
+        now = batch, [tower.extract(np.asarray(batch.view)) for tower in towers]
         if before is not None:
             yield before
         before = now

@@ -103,6 +103,16 @@ def parse_set(argument: str, like: ImageSet) -> ImageSet:
     return dataclasses.replace(like, name=name, directory=directory, split=split)
 
 
+def unlabelled(folder: str, name: str | None = None) -> ImageSet:
+    """Returns a folder or pattern of shards as a set whose class names and labels are not read, called by its folder.
+
+    Args:
+        folder: of shards, or a pattern.
+        name: another name.
+    """
+    return ImageSet(name or folder, folder, split=storage.absolute(folder), labelled=False)
+
+
 def _has_shards(folder: str) -> bool:
     try:
         return bool(expand(folder))

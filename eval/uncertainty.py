@@ -82,10 +82,10 @@ def answers(
     Args:
         method: the method.
         opened: the set.
-        matched: gives features labels that index the predicted classes, or `unlabelled`.
+        matched: gives features labels that index the predicted classes, or `Features.unlabelled`.
         most: at most so many images, evenly spread; None for all.
     """
-    features = [matched(opened.features(member.tower)) for member in method.members]
+    features = [matched(rows) for rows in opened.features_of([member.tower for member in method.members])]
     features = features if most is None else [rows.spread(most) for rows in features]
     pairs = list(zip(method.members, features, strict=True))
     each = [predict(member.quiet(), rows) for member, rows in pairs]
@@ -106,11 +106,6 @@ def answers(
     if quiet.noise_norm.any():
         scores["noise_norm"] = quiet.noise_norm
     return Answers(quiet, pooled, scores)
-
-
-def unlabelled(features: Features) -> Features:
-    """Returns features whose labels are zeros, of a set without classes."""
-    return dataclasses.replace(features, labels=np.zeros(len(features.values), np.int64))
 
 
 def _sampled(pairs: Sequence[tuple[Member, Features]], name: str) -> tuple[np.ndarray, np.ndarray]:

@@ -249,8 +249,8 @@ class ImageFeatures:
         num_members: m.
         num_shards: over how many devices a batch is split; its rows are a multiple of them.
         tower: equal for towers that make the same features.
-        mean_size: the entries of a member's features that are its embedding, or the mean of a Gaussian one; None for
-            all. Others follow that only a head reads: log σ² (ProLIP), or the input of the last layer (BayesVLM).
+        mean_size: the entries of a member's features that are its (mean) embedding; None for all. Others follow that
+            only a head reads: log σ² (ProLIP), or the input of the last layer (BayesVLM).
     """
 
     extract: Callable[[np.ndarray], Array | np.ndarray]
@@ -258,14 +258,6 @@ class ImageFeatures:
     num_shards: int
     tower: str
     mean_size: int | None = None
-
-    def embeddings(self, features: Float[np.ndarray, "n f"]) -> Float[np.ndarray, "n m d"]:
-        """Returns the (mean) embeddings of every member, which distances and probes compare."""
-        return features.reshape(len(features), self.num_members, -1)[:, :, : self.mean_size]
-
-    def joint_embeddings(self, features: Float[np.ndarray, "n f"]) -> Float[np.ndarray, "n md"]:
-        """Returns the same, members side by side."""
-        return self.embeddings(features).reshape(len(features), -1)
 
 
 @dataclasses.dataclass(frozen=True)

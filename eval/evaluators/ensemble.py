@@ -60,7 +60,8 @@ class Ensemble:
         """
         self.check(*models)
         predictors = [self.recognition.predictor(model, self.samples) for model in models]
-        features = [self.recognition.matched(self.opened.features(model.features)) for model in models]
+        read = self.opened.features_of([model.features for model in models])
+        features = [self.recognition.matched(rows) for rows in read]
         streams, results = map(member_blocks, predictors, features), []
         with Bar(f"scoring {self.opened.config.name}", len(features[0].labels), "images") as bar:
             for blocks in zip(*streams, strict=True):

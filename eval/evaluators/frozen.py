@@ -34,9 +34,9 @@ class FewShot:
         train, test = self.train.features(model.features), self.test.features(model.features)
         with Bar("fitting", len(self.fit.shots) * len(self.fit.seeds), "fits") as bar:
             found = few_shot(
-                model.features.embeddings(train.values),
+                train.embeddings(model.features),
                 train.labels,
-                model.features.embeddings(test.values),
+                test.embeddings(model.features),
                 test.labels,
                 self.fit,
                 bar.advance,
@@ -74,7 +74,7 @@ class Probe:
         Probabilities are the softmax of the logits, although training used a sigmoid per class.
         """
         train, test = self.train.features(model.features), self.test.features(model.features)
-        rows, others = (model.features.joint_embeddings(one.values) for one in (train, test))
+        rows, others = (one.joint_embeddings(model.features) for one in (train, test))
         with Bar("probing", self.fit.num_steps(len(train.labels)), "steps") as bar:
             probe = train_linear_probe(rows, train.labels, len(self.train.class_names), self.fit, bar.advance)
         logits = probe.logits(others)

@@ -41,15 +41,14 @@ class OutOfDistribution:
         fitted = None
         if self.train is not None:
             train = self.train.features(model.features)
-            fitted = fit_features(model.features.joint_embeddings(train.values), train.labels)
+            fitted = fit_features(train.joint_embeddings(model.features), train.labels)
 
         def score(opened: OpenSet) -> Mapping[str, np.ndarray]:
             features = opened.features(model.features)
             # Labels of out-of-distribution sets index other classes: zeros replace them.
-            unlabelled = dataclasses.replace(features, labels=np.zeros(len(features.values), np.int64))
-            found = _scores(predict(predictor, unlabelled))
+            found = _scores(predict(predictor, features.unlabelled()))
             if fitted is not None:
-                embeddings = model.features.joint_embeddings(features.values)
+                embeddings = features.joint_embeddings(model.features)
                 found["mahalanobis"] = fitted.mahalanobis_score(embeddings)
                 found["relative_mahalanobis"] = fitted.relative_mahalanobis_score(embeddings)
             return found

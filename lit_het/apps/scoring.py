@@ -10,7 +10,6 @@ from jaxtyping import Float, Int
 
 from lit_het.apps.score_table import write_table
 from lit_het.console import Bar, message
-from lit_het.data_pipelines.storage import absolute
 from lit_het.errors import UserError, counted
 from lit_het.eval.drawings import thumbnails
 from lit_het.eval.evaluators.retrieval import read_captions
@@ -19,9 +18,9 @@ from lit_het.eval.predictions import Predictor, class_scores, image_quantity
 from lit_het.eval.recognition import embed_texts
 from lit_het.eval.report.grids import Mark, answer_card
 from lit_het.eval.report.page import Html, Section, joined, render_page
-from lit_het.eval.sets import ImageSet
+from lit_het.eval.sets import unlabelled
 from lit_het.files import write_atomically
-from lit_het.runs.opening import Run, open_run
+from lit_het.runs.opening import open_run
 from lit_het.tasks import quantities
 from lit_het.types import EvaluatedModel
 
@@ -107,7 +106,8 @@ def score_captions(run_dir: Path, shards: str, options: ScoreOptions, pretrained
         raise UserError(f"{run_dir} is a classifier; captions are scored by an image-text model")
     if options.by == "noise_norm" and not model.has_noise:
         raise UserError(f"--by noise_norm needs noise of images, and the head of {run_dir} has none; take loss")
-    opened = _open(run, shards)
+    sets = Sets(run.config.data.image_size, run.config.data.preprocessing, lambda: run.tower)
+    opened = sets.open(unlabelled(shards))
     captions = read_captions(opened, options.captions, run.config.data.caption_unit)
     if any(len(one) > 1 for one in captions):
         message("of several captions of an image the first is scored")
@@ -167,11 +167,6 @@ def _logits(
 ) -> Float[np.ndarray, "n k"]:
     nothing = np.zeros(len(rows), np.int32)
     return class_scores(Predictor(model, len(classes), classes), Features(rows, nothing, nothing))
-
-
-def _open(run: Run, shards: str) -> OpenSet:
-    sets = Sets(run.config.data.image_size, run.config.data.preprocessing, lambda: run.tower)
-    return sets.open(ImageSet(shards, shards, split=absolute(shards), labelled=False))
 
 
 def _write_table(output: Path, scored: Scored, order: Int[np.ndarray, " n"]) -> None:

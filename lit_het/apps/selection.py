@@ -10,13 +10,12 @@ from jaxtyping import Float
 from lit_het.api.candidates import read_templates
 from lit_het.apps.score_table import write_table
 from lit_het.console import Bar, message
-from lit_het.data_pipelines.storage import absolute
 from lit_het.errors import UserError, counted
 from lit_het.eval.answers import label_predictor
 from lit_het.eval.features import OpenSet, Sets
 from lit_het.eval.predictions import Predictor, member_blocks
 from lit_het.eval.selection import bald, entropy, epig
-from lit_het.eval.sets import ImageSet
+from lit_het.eval.sets import unlabelled
 from lit_het.heads.bayes_vlm import BayesVLMContrastiveConfig
 from lit_het.runs.opening import Run, open_run
 from lit_het.tasks.contrastive import ContrastiveConfig
@@ -74,11 +73,12 @@ def select(run_dir: Path, pool: str, output: Path, options: SelectOptions, pretr
     predictor = label_predictor(model, options.labels, read_templates(options.prompts))
     predictor = dataclasses.replace(predictor, samples=options.samples if model.has_noise else 0)
     sets = Sets(run.config.data.image_size, run.config.data.preprocessing, lambda: run.tower)
-    opened = _open(sets, pool)
+    opened = sets.open(unlabelled(pool))
     _check_count(pool, opened.loader.num_samples, options.count)  # before images are read, and with those that can be
     features = opened.features(model.features)
     _check_count(pool, len(features.values), options.count)
-    scores = _scores(predictor, opened, None if options.target is None else _open(sets, options.target), options)
+    target = None if options.target is None else sets.open(unlabelled(options.target))
+    scores = _scores(predictor, opened, target, options)
     chosen = np.argsort(-scores, kind="stable")[: options.count]
     loader = opened.loader
     numbers = [loader.numbers[position] for position in features.positions[chosen].tolist()]
@@ -143,7 +143,3 @@ def _samples_of(predictor: Predictor, target: OpenSet, options: SelectOptions) -
     """Returns the log-probabilities of the samples of evenly spread target images."""
     spread = target.features(predictor.model.features).spread(options.targets)
     return np.concatenate([samples for samples, _ in member_blocks(predictor, spread, seed=options.seed)])
-
-
-def _open(sets: Sets, shards: str) -> OpenSet:
-    return sets.open(ImageSet(shards, shards, split=absolute(shards), labelled=False))

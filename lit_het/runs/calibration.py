@@ -170,7 +170,7 @@ def _read(model: EvaluatedModel, loader: Loader, name: str) -> tuple[Features, I
 
     count = min(loader.num_samples, MOST_IMAGES)
     with Bar(f"reading {name}", count, "images") as bar:
-        features = read_features(model.features, noted(loader.epoch(num_samples=count)), bar.advance, name)
+        [features] = read_features([model.features], noted(loader.epoch(num_samples=count)), bar.advance, name)
     return features, np.concatenate(tokens) if tokens else None
 
 

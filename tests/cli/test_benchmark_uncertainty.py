@@ -1,5 +1,6 @@
 """`lit-het benchmark-uncertainty`: models side by side, by the figures of the other evaluations."""
 
+import collections
 import dataclasses
 import json
 import shutil
@@ -9,6 +10,7 @@ import pytest
 
 from lit_het.apps.uncertainty.page import advice, detection_tables
 from lit_het.cli.main import main
+from lit_het.data_pipelines.loader import Loader
 from lit_het.data_pipelines.shards import write_shards
 from lit_het.eval.sets import ImageSet
 from lit_het.eval.significance import Estimate
@@ -66,10 +68,22 @@ def run_dir(trained, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def figures(images, run_dir, tmp_path_factory):
+def passes():
+    """How often the images of each set were read."""
+    return collections.Counter()
+
+
+@pytest.fixture(scope="module")
+def figures(images, run_dir, passes, tmp_path_factory):
     """Figures of a HET-XL run, of an ensemble with itself, and of the baselines."""
     output = tmp_path_factory.mktemp("benchmark") / "page.html"
-    assert main([*arguments(images, output, f"noisy={run_dir}", f"twice={run_dir}+{run_dir}"), "--baselines"]) == 0
+    with pytest.MonkeyPatch.context() as patched:
+        epoch = Loader.epoch
+        patched.setattr(
+            Loader, "epoch", lambda self, *given: (passes.update(self.config.shards), epoch(self, *given))[1]
+        )
+        status = main([*arguments(images, output, f"noisy={run_dir}", f"twice={run_dir}+{run_dir}"), "--baselines"])
+    assert status == 0
     assert output.read_text().count("<table") >= 5
     assert "| noisy |" in output.with_suffix(".md").read_text()
     return json.loads(output.with_suffix(".json").read_text())
@@ -138,6 +152,12 @@ def test_baselines_are_measured_around_the_first_model(figures):
     assert figures["noisy, prompts as an ensemble"]["cost/tower_passes"] == 1
     assert "shapes/quiet/vector_nll" in figures["noisy"]
     assert "shapes/quiet/vector_nll" not in figures["twice"]
+
+
+def test_images_are_read_once_by_themselves_and_once_for_all_moved_views(figures, images, passes):
+    only_once = {str(images / "pairs")}
+    assert len(passes) == 5
+    assert passes == {shards: 1 if shards in only_once else 2 for shards in passes}
 
 
 def test_a_model_without_noise_is_measured_by_its_confidence(images, lit_config, tmp_path):

@@ -35,7 +35,7 @@ def evaluate(run: Run, num_devices: int) -> tuple[Features, dict[str, float], di
     params = jax.device_put(run.params, sharding.tree_shardings(run.params, mesh))
     model = Programs(run.task, mesh, run.tokenizer).model(params, "a tower")
     assert model.features.num_shards == num_devices
-    features = read_features(model.features, batches(96 * num_devices), lambda count: None, "random")
+    [features] = read_features([model.features], batches(96 * num_devices), lambda count: None, "random")
     names = embed_class_names(model, NAMES)
     quiet, noisy = (scores.figures(predict(Predictor(model, len(NAMES), names, s), features))[0] for s in (0, 3))
     return features, quiet, noisy

@@ -27,12 +27,14 @@ def seen(monkeypatch):
     """The pixels that image towers are shown in evaluations, batch by batch."""
     pixels, read = [], lit_het.eval.features.read_features
 
-    def read_watched(tower, *arguments):
+    def read_watched(towers, *arguments):
+        [tower] = towers
+
         def extract(view):
             pixels.append(view)
             return tower.extract(view)
 
-        return read(dataclasses.replace(tower, extract=extract), *arguments)
+        return read([dataclasses.replace(tower, extract=extract)], *arguments)
 
     monkeypatch.setattr(lit_het.eval.features, "read_features", read_watched)
     return pixels

@@ -6,6 +6,7 @@ from sklearn.neighbors import NearestNeighbors
 
 from lit_het.eval import uncertainty
 from lit_het.eval.costs import costs
+from lit_het.eval.features import Features
 from lit_het.eval.predictions import Predictor
 from lit_het.eval.uncertainty import (
     Member,
@@ -14,7 +15,6 @@ from lit_het.eval.uncertainty import (
     neighbour_distance,
     severity_correlation,
     shifted,
-    unlabelled,
     views,
 )
 from lit_het.types import ImageFeatures
@@ -38,7 +38,7 @@ def model_of(*samples):
 
 def test_every_model_of_an_ensemble_weighs_the_same_whatever_its_number_of_samples(images):
     noisy, plain = model_of([0.7, 0.3], [0.5, 0.5], [0.9, 0.1]), model_of([0.1, 0.9])
-    found = answers(Method((noisy, plain)), images, unlabelled)
+    found = answers(Method((noisy, plain)), images, Features.unlabelled)
     assert found.sampled is not None
     mean = (0.7 + 0.1) / 2  # the samples of the noisy model have the mean 0.7
     np.testing.assert_allclose(np.exp(found.sampled.log_probabilities), [[mean, 1 - mean]] * 3, rtol=1e-5)
@@ -99,9 +99,20 @@ def test_the_time_of_a_prediction_is_that_of_its_probabilities(images):
     assert 0 < found["sampled_microseconds"] < 1e6
 
 
+def test_the_images_of_a_set_are_read_once_for_all_views(images, monkeypatch):
+    member, epochs, epoch = model_of([0.7, 0.3]), [], images.loader.epoch
+    monkeypatch.setattr(images.loader, "epoch", lambda *given: (epochs.append(given), epoch(*given))[1])
+    method = Method(tuple(dataclasses.replace(member, tower=view) for view in views(TOWER)))
+    for _ in range(2):
+        answers(method, images, Features.unlabelled)
+        costs(method, images)
+        images.features(TOWER)
+    assert len(epochs) == 1
+
+
 def test_answers_to_some_images_are_those_of_evenly_spread_ones(images):
     method = Method((model_of([0.7, 0.3], [0.5, 0.5]),))
-    some = answers(method, images, unlabelled, 2)
+    some = answers(method, images, Features.unlabelled, 2)
     np.testing.assert_array_equal(some.quiet.positions, [0, 1])
-    assert len(answers(method, images, unlabelled).quiet.positions) == 3
+    assert len(answers(method, images, Features.unlabelled).quiet.positions) == 3
     assert all(len(values) == 2 for values in some.scores.values())

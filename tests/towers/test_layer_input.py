@@ -8,6 +8,7 @@ import pytest
 
 from lit_het import parameters
 from lit_het.errors import UserError
+from lit_het.eval.features import Features
 from lit_het.tasks.classification import ClassificationConfig
 from lit_het.tasks.features import FeatureExtractor
 from lit_het.towers.bert import BertConfig
@@ -83,9 +84,9 @@ def test_the_mean_embedding_is_what_comes_first():
     sizes = {FeatureExtractor(config).mean_size for config in (PROJECTED["clip"][0], clip, gaussian)}
     assert sizes == {PROJECTED["clip"][0].projection_size}
     tower = ImageFeatures(lambda view: view, num_members=2, num_shards=1, tower="", mean_size=2)
-    members = np.arange(6, dtype=np.float32)[None]
-    np.testing.assert_array_equal(tower.embeddings(members), [[[0, 1], [3, 4]]])
-    np.testing.assert_array_equal(tower.joint_embeddings(members), [[0, 1, 3, 4]])
+    members = Features(np.arange(6, dtype=np.float32)[None], np.zeros(1, int), np.zeros(1, int))
+    np.testing.assert_array_equal(members.embeddings(tower), [[[0, 1], [3, 4]]])
+    np.testing.assert_array_equal(members.joint_embeddings(tower), [[0, 1, 3, 4]])
 
 
 def test_towers_that_end_otherwise_have_no_last_layer():

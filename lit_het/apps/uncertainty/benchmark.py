@@ -10,10 +10,9 @@ from rich.console import Console
 from lit_het.apps.uncertainty import page
 from lit_het.apps.uncertainty.measuring import Benchmark, BenchmarkOptions
 from lit_het.console import Bar, message
-from lit_het.data_pipelines.storage import absolute
 from lit_het.errors import UserError
 from lit_het.eval.report.page import render_page
-from lit_het.eval.sets import ImageSet, parse_set
+from lit_het.eval.sets import ImageSet, parse_set, unlabelled
 from lit_het.eval.significance import Estimate
 from lit_het.eval.suite import ClassNamesConfig
 from lit_het.files import write_atomically
@@ -48,9 +47,9 @@ def options_of(
         samples,
         outside,
         corrupted,
-        None if pairs is None else _unlabelled("pairs", pairs),
+        None if pairs is None else unlabelled(pairs, "pairs"),
         wrong,
-        None if training is None else _unlabelled("training", training),
+        None if training is None else unlabelled(training, "training"),
     )
 
 
@@ -110,7 +109,3 @@ def write(methods: Mapping[str, page.Figures], sets: Sequence[str], output: Path
     for table in tables:
         console.print(table.terminal())
     message(f"{output}, and its figures in {output.stem}.json and .md beside it")
-
-
-def _unlabelled(name: str, folder: str) -> ImageSet:
-    return ImageSet(name, folder, split=absolute(folder), labelled=False)

@@ -17,7 +17,7 @@ from lit_het.eval.costs import costs
 from lit_het.eval.evaluators.out_of_distribution import open_outside
 from lit_het.eval.evaluators.retrieval import read_captions
 from lit_het.eval.evaluators.shift import open_copies
-from lit_het.eval.features import OpenSet, Sets
+from lit_het.eval.features import Features, OpenSet, Sets
 from lit_het.eval.out_of_distribution import detection_figures
 from lit_het.eval.precision_at_r import of_classes
 from lit_het.eval.predictions import Predictions, class_scores
@@ -32,7 +32,6 @@ from lit_het.eval.uncertainty import (
     answers,
     neighbour_distance,
     severity_correlation,
-    unlabelled,
     views,
 )
 from lit_het.eval.vector_scaling import fit_vector_scaling
@@ -133,7 +132,7 @@ class Benchmark:
         assert inside is not None, "a benchmark has at least one labelled set"
         method, opened, known = inside
         for name, other in data.outside.items():
-            scored = self._scores(method, other, answers(method, other, unlabelled), data)
+            scored = self._scores(method, other, answers(method, other, Features.unlabelled), data)
             found |= {f"outside/{name.partition('/')[2]}/{by}": _auroc(known[by], scored[by]) for by in known}
         found |= self._of_corruptions(method, opened, data)
         if data.pairs is not None and models and all(model.text is not None for model in models):
@@ -146,7 +145,7 @@ class Benchmark:
         found = dict(answered.scores)
         if data.training is not None:
             tower = method.members[0].tower
-            rows, others = (tower.joint_embeddings(one.features(tower).values) for one in (opened, data.training))
+            rows, others = (one.features(tower).joint_embeddings(tower) for one in (opened, data.training))
             found["neighbour_distance"] = neighbour_distance(rows, others)
         return found
 
@@ -171,7 +170,7 @@ class Benchmark:
         self, method: Method, models: Sequence[EvaluatedModel], pairs: OpenSet, data: "OpenData"
     ) -> dict[str, float]:
         """Returns what scores of at most `_MOST_IMAGES` of the images find, and of a single model its loss."""
-        answered = answers(method, pairs, unlabelled, _MOST_IMAGES)
+        answered = answers(method, pairs, Features.unlabelled, _MOST_IMAGES)
         by, positions = dict(answered.scores), answered.quiet.positions
         if len(models) == 1:
             features = pairs.features(models[0].features).spread(_MOST_IMAGES)

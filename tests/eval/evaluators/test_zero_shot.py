@@ -28,13 +28,13 @@ def perfect(make_encoder):
 def test_padding_rows_are_left_out_for_any_label(perfect, make_batches):
     for padding_label in (-1, 0, 10_000):
         batches = make_batches([0, 1, 2, 3, 4], batch_size=4, padding_label=padding_label)()
-        found = read_features(perfect.features, batches, lambda count: None, "a set")
+        [found] = read_features([perfect.features], batches, lambda count: None, "a set")
         assert found.labels.tolist() == found.positions.tolist() == found.values[:, 0].tolist() == [0, 1, 2, 3, 4]
 
 
 def test_progress_counts_valid_images(perfect, make_batches):
     done = []
-    read_features(perfect.features, make_batches([0, 1, 2, 3, 4])(), done.append, "a set")
+    read_features([perfect.features], make_batches([0, 1, 2, 3, 4])(), done.append, "a set")
     assert done == [4, 1]
 
 
@@ -42,13 +42,13 @@ def test_a_set_without_valid_images_is_an_error(perfect, make_batches):
     batches: list[Batch] = [replace(batch, valid=np.zeros(4, bool)) for batch in make_batches([0, 1, 2, 3])()]
     for empty in (batches, []):
         with pytest.raises(UserError, match="a set: the set has no valid image"):
-            read_features(perfect.features, empty, lambda count: None, "a set")
+            read_features([perfect.features], empty, lambda count: None, "a set")
 
 
 def test_features_that_are_not_finite_are_an_error(perfect, make_batches):
     broken = replace(perfect.features, extract=lambda view: np.full((len(view), 1), np.inf))
     with pytest.raises(UserError, match="a set: an embedding is not finite"):
-        read_features(broken, make_batches([0])(), lambda count: None, "a set")
+        read_features([broken], make_batches([0])(), lambda count: None, "a set")
 
 
 def test_figures_are_named_after_the_set_and_both_kinds_of_predictions_stand_side_by_side(
