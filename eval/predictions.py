@@ -42,6 +42,14 @@ class Predictor:
     samples: int = 0
     groups: tuple[tuple[int, ...], ...] | None = None
 
+    @property
+    def probabilities(self) -> Quantity:
+        """The quantity that predictions are made of: their log-probabilities, or with groups those of members.
+
+        Each member is renormalised over the allowed candidates before the mean over members.
+        """
+        return quantities.log_probabilities if self.groups is None else quantities.member_log_probabilities
+
     def quantity(
         self, quantity: Quantity, blocks: Float[np.ndarray, "n b f"], seeds: Int[np.ndarray, " n"] | None = None
     ) -> np.ndarray:
@@ -55,8 +63,7 @@ class Predictor:
     ) -> Float[np.ndarray, "rows k"]:
         """Returns the log of the mean probability over ensemble members and noise samples, calibrated."""
         if self.groups is None:
-            return self.calibrated(self.quantity(quantities.log_probabilities, blocks, seeds))
-        # Each member is renormalised over the allowed candidates before the mean over members.
+            return self.calibrated(self.quantity(self.probabilities, blocks, seeds))
         return self.pooled(self.member_log_probabilities(blocks, seeds))
 
     def member_log_probabilities(

@@ -57,7 +57,29 @@ class Programs:
         num_samples: int,
     ) -> np.ndarray:
         """Computes a quantity of all images; the blocks are sharded over the devices."""
+        arguments = self._arguments(params, blocks, seeds, classes)
+        found = self._call(quantity, self._of_blocks(quantity), *arguments, num_samples=num_samples)
+        return np.concatenate(np.asarray(found))
 
+    def program_bytes(
+        self,
+        quantity: Quantity,
+        params: Params,
+        blocks: Float[np.ndarray, "n b f"],
+        seeds: Int[np.ndarray, " n"] | None,
+        classes: Float[np.ndarray, "k d"] | None,
+        num_samples: int,
+    ) -> int:
+        """Returns the memory of the program of a quantity on each device: arguments, intermediate values and result."""
+        arguments = self._arguments(params, blocks, seeds, classes)
+        program = self._program(quantity, self._of_blocks(quantity), "num_samples")
+        with jax.set_mesh(self._mesh):
+            memory = program.lower(*arguments, num_samples=num_samples).compile().memory_analysis()
+        assert memory is not None
+        lasting = memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
+        return memory.temp_size_in_bytes + lasting
+
+    def _of_blocks(self, quantity: Quantity) -> Callable[..., jax.Array]:
         def all_blocks(params: Params, classes: Any, rows: Any, num_samples: int) -> jax.Array:
             def one_block(rows: Any, shared: Any, _: tuple[str, ...]) -> jax.Array:
                 (block,), seeds = rows
@@ -68,10 +90,10 @@ class Programs:
             with jax.default_matmul_precision("highest"):
                 return sharding.map_shards(one_block, rows, (params, classes))
 
-        classes = jax.device_put(classes, sharding.replicated(self._mesh))
-        rows = self._split((blocks, seeds))
-        found = self._call(quantity, all_blocks, params, classes, rows, num_samples=num_samples)
-        return np.concatenate(np.asarray(found))
+        return all_blocks
+
+    def _arguments(self, params: Params, blocks: Any, seeds: Any, classes: Any) -> tuple[Params, Any, Any]:
+        return params, jax.device_put(classes, sharding.replicated(self._mesh)), self._split((blocks, seeds))
 
     def _features(self, params: Params, tower: str) -> ImageFeatures:
         def extract(view: np.ndarray) -> jax.Array:
@@ -102,12 +124,15 @@ class Programs:
 
     def _call(self, key: Hashable, function: Callable[..., Any], *arguments: Any, **static: Any) -> Any:
         """Runs a function that is compiled once per key; the result is replicated on all devices and processes."""
+        with jax.set_mesh(self._mesh):
+            return self._program(key, function, *static)(*arguments, **static)
+
+    def _program(self, key: Hashable, function: Callable[..., Any], *static: str) -> Any:
         if key not in self._compiled:
             self._compiled[key] = jax.jit(
-                function, static_argnames=tuple(static), out_shardings=sharding.replicated(self._mesh)
+                function, static_argnames=static, out_shardings=sharding.replicated(self._mesh)
             )
-        with jax.set_mesh(self._mesh):
-            return self._compiled[key](*arguments, **static)
+        return self._compiled[key]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,6 +180,22 @@ class Model:
         if self.num_classes == 0:
             raise UserError("an imported image tower has no head; only its features can be evaluated")
         return self.programs.quantity(quantity, self.params, blocks, seeds, classes, num_samples)
+
+    def program_bytes(
+        self, quantity: Quantity, block_size: int, num_samples: int, classes: Float[np.ndarray, "k d"] | None
+    ) -> int:
+        """Returns the memory of the program of a quantity on each device, for blocks of images.
+
+        Args:
+            quantity: one with noise.
+            block_size: images on each device.
+            num_samples: S; 0 leaves the noise out.
+            classes: unit embeddings of class names, for image-text models.
+        """
+        shards = self.features.num_shards
+        blocks = np.zeros((shards, block_size, self.programs.task.features.size), np.float32)
+        seeds = np.zeros(shards, np.int32)
+        return self.programs.program_bytes(quantity, self.params, blocks, seeds, classes, num_samples)
 
 
 def _no_tokenizer(captions: list[str]) -> np.ndarray:

@@ -6,6 +6,7 @@ import json
 import shutil
 import tarfile
 
+import numpy as np
 import pytest
 
 from lit_het.apps.uncertainty.page import advice, detection_tables
@@ -17,6 +18,9 @@ from lit_het.eval.significance import Estimate
 from lit_het.eval.suite import OutOfDistributionConfig, ZeroShotConfig
 from lit_het.heads.contrastive import DeterministicContrastiveConfig
 from lit_het.runs.evaluation import evaluate
+from lit_het.runs.opening import open_run
+from lit_het.runs.predictor import Model
+from lit_het.tasks import quantities
 from tests import tiny
 from tests.cli.test_train import refusal
 
@@ -119,6 +123,7 @@ def test_every_figure_of_a_model_is_there(figures):
     assert found["captions/loss"] > 0.7
     assert found["cost/head_megabytes"] > 0
     assert found["cost/quiet_microseconds"] > 0
+    assert found["cost/sampled_megabytes"] > found["cost/quiet_megabytes"] > 0
     assert 0 <= found["retrieval/shapes/map_at_r"] <= found["retrieval/shapes/r_precision"] <= 1
 
 
@@ -143,6 +148,7 @@ def test_an_ensemble_of_equal_models_answers_as_the_model(figures):
     for name, value in figures["noisy"].items():
         if name.startswith("shapes/quiet") and "vector" not in name:
             assert figures["twice"][name] == pytest.approx(value, abs=1e-5), name
+    assert figures["twice"]["cost/sampled_megabytes"] == figures["noisy"]["cost/sampled_megabytes"]
     assert figures["twice"]["cost/head_megabytes"] == pytest.approx(2 * figures["noisy"]["cost/head_megabytes"])
 
 
@@ -152,6 +158,18 @@ def test_baselines_are_measured_around_the_first_model(figures):
     assert figures["noisy, prompts as an ensemble"]["cost/tower_passes"] == 1
     assert "shapes/quiet/vector_nll" in figures["noisy"]
     assert "shapes/quiet/vector_nll" not in figures["twice"]
+
+
+def test_the_memory_of_a_program_has_its_arguments_and_its_result(run_dir):
+    model = open_run(run_dir).model()
+    assert isinstance(model, Model)
+    small, more_classes, more_images = (
+        model.program_bytes(quantities.log_probabilities, images, 0, np.ones((classes, 64), np.float32))
+        for images, classes in ((64, 5), (64, 1005), (128, 5))
+    )
+    # In float32, of every further class its embedding and 64 log-probabilities.
+    assert more_classes - small >= 4 * 1000 * (64 + 64)
+    assert more_images - small >= 4 * 64 * (64 + 5)
 
 
 def test_images_are_read_once_by_themselves_and_once_for_all_moved_views(figures, images, passes):

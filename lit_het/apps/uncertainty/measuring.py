@@ -20,7 +20,7 @@ from lit_het.eval.evaluators.shift import open_copies
 from lit_het.eval.features import Features, OpenSet, Sets
 from lit_het.eval.out_of_distribution import detection_figures
 from lit_het.eval.precision_at_r import of_classes
-from lit_het.eval.predictions import Predictions, class_scores
+from lit_het.eval.predictions import BLOCK_SIZE, Predictions, Predictor, class_scores
 from lit_het.eval.recognition import Recognition
 from lit_het.eval.selective import aurc
 from lit_het.eval.sets import ImageSet
@@ -36,6 +36,7 @@ from lit_het.eval.uncertainty import (
 )
 from lit_het.eval.vector_scaling import fit_vector_scaling
 from lit_het.runs.opening import Run, open_run
+from lit_het.runs.predictor import Model
 from lit_het.types import EvaluatedModel
 
 # Of pairs, whose captions compete with one another as in lit-het data score, and of every corrupted copy: it bounds the
@@ -137,7 +138,8 @@ class Benchmark:
         found |= self._of_corruptions(method, opened, data)
         if data.pairs is not None and models and all(model.text is not None for model in models):
             found |= self._of_pairs(method, models, data.pairs, data)
-        return found | {f"cost/{name}": value for name, value in costs(method, opened).items()}
+        cost = costs(method, opened) | _megabytes(method)
+        return found | {f"cost/{name}": value for name, value in cost.items()}
 
     def _scores(
         self, method: Method, opened: OpenSet, answered: Answers, data: "OpenData"
@@ -294,6 +296,22 @@ def _figures_of(predictions: Predictions) -> dict[str, float]:
     for _, _, size in scores.sets_of_half(predictions, (0.9,)):
         found["set_size90"] = float(size.mean())
     return found
+
+
+def _megabytes(method: Method) -> dict[str, float]:
+    """Returns the memory of the largest program after the image tower, on a device with a block of images."""
+    # Views and prompts are answered by the program of their model.
+    predictors = {id(member.predictor.model): member.predictor for member in method.members}.values()
+    found = {"quiet_megabytes": max(_megabytes_of(one, 0) for one in predictors)}
+    if method.has_noise:
+        found["sampled_megabytes"] = max(_megabytes_of(one, one.samples) for one in predictors)
+    return found
+
+
+def _megabytes_of(predictor: Predictor, samples: int) -> float:
+    model = predictor.model
+    assert isinstance(model, Model), "a run is opened as this"
+    return model.program_bytes(predictor.probabilities, BLOCK_SIZE, samples, predictor.class_embeddings) / 1e6
 
 
 def _auroc(inside: Float[np.ndarray, " n"], outside: Float[np.ndarray, " m"]) -> float:

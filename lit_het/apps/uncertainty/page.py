@@ -31,7 +31,9 @@ _COSTS: Mapping[str, FigureStyle] = {
     "head_megabytes": FigureStyle("head, MB", "{:.2f}", higher_is_better=False),
     "tower_passes": FigureStyle("tower passes", "{:.0f}", higher_is_better=False),
     "quiet_microseconds": FigureStyle("µs per image", "{:.0f}", higher_is_better=False),
+    "quiet_megabytes": FigureStyle("MB at use", "{:.2f}", higher_is_better=False),
     "sampled_microseconds": FigureStyle("µs per image, samples", "{:.0f}", higher_is_better=False),
+    "sampled_megabytes": FigureStyle("MB at use, samples", "{:.2f}", higher_is_better=False),
 }
 _RETRIEVAL: Mapping[str, FigureStyle] = {
     "r_precision": FigureStyle("R-Precision", "{:.1%}", higher_is_better=True),
@@ -73,7 +75,11 @@ _FINDS_NOTE = (
     "confidence and the entropy of its prediction, the mutual information of its samples, models or views, its noise "
     "norm, and the distance to the nearest training image."
 )
-_COST_NOTE = "Time per image after the image tower, on the machine of the benchmark, relative to other work on it."
+_COST_NOTE = (
+    "Time per image of the probabilities after the image tower, on the machine of the benchmark with its other work; "
+    "memory of that program for 256 images on a device: parameters of the head, class names, features, intermediate "
+    "values and result. Of an ensemble it is that of the model that needs most, as one answers after the other."
+)
 _PARETO_NOTE = (
     "Methods with noise answer by the mean of samples. The dotted line joins those that no other beats in both. Times "
     "are those of this machine, with other work on it."
