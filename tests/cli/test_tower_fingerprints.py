@@ -15,6 +15,7 @@ from lit_het.runs.tower_fingerprints import tower_fingerprint
 class _Tokenizer:
     model_bytes: bytes = b"a tokenizer"
     length: int = 1
+    padding_id: int = 0
     vocabulary_size: int = 1
 
     def __call__(self, captions: list[str]) -> np.ndarray:
