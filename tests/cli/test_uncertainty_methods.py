@@ -2,7 +2,9 @@
 
 import dataclasses
 import functools
+import io
 import json
+import shutil
 import subprocess
 import sys
 from typing import Any
@@ -14,12 +16,14 @@ from PIL import Image
 
 import lit_het
 from lit_het.apps import noise
+from lit_het.apps.demo.model import open_model
 from lit_het.cli.main import main
 from lit_het.configs.experiment import PretrainedConfig
 from lit_het.data_pipelines.loader import Loader
 from lit_het.errors import UserError
+from lit_het.eval.fits import FewShotOptions
 from lit_het.eval.sets import ImageSet
-from lit_het.eval.suite import ClassNamesConfig, RetrievalConfig, ZeroShotConfig
+from lit_het.eval.suite import ClassNamesConfig, FewShotConfig, RetrievalConfig, ShiftConfig, ZeroShotConfig
 from lit_het.heads.bayes_vlm import BayesVLMContrastiveConfig
 from lit_het.heads.contrastive import DeterministicContrastiveConfig, HetXLContrastiveConfig
 from lit_het.heads.gaussian import GaussianContrastiveConfig
@@ -134,6 +138,47 @@ def test_a_method_trains_calibrates_classifies_and_is_evaluated(finish, held_out
     model.save_pretrained(tmp_path / "folder")
     again = lit_het.load(tmp_path / "folder")
     np.testing.assert_array_equal(again.classify(IMAGE, NAMES).to_numpy(), found.to_numpy())
+
+
+@pytest.fixture(scope="module")
+def few(tmp_path_factory):
+    """Images to classify in test/, images to learn from in train/, and corrupted copies of the former in corrupted/."""
+    root = tiny.write_data(tmp_path_factory.mktemp("few"), num_samples=32, seed=8)
+    shutil.copytree(tiny.write_data(root / "others", num_samples=16, seed=9) / "train", root / "test")
+    shutil.copy(root / "test" / "classnames.txt", root)
+    copies = ["--corruptions", "contrast", "--severities", "5"]
+    assert main(["data", "corrupt", str(root / "test"), str(root / "corrupted"), *copies]) == 0
+    (root / "captions.txt").write_text("\n".join(NAMES))
+    return root
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_method_is_benchmarked_joined_shifted_and_shown(finish, few, tmp_path, method):
+    with tiny.untrained():
+        run_dir = finish(method, "softmax", "finished" if method == "BayesVLM" else "trained")
+    page, images = tmp_path / "page.html", {"--corrupted": few / "corrupted", "--training": few / "train"}
+    flags = [part for flag in {"--output": page, "--samples": 2, **images}.items() for part in flag]
+    line = ["benchmark-uncertainty", f"two={run_dir}+{run_dir}", "--data", f"few={few}/test", *flags]
+    assert main(list(map(str, line))) == 0
+    two = json.loads(page.with_suffix(".json").read_text())["two"]
+    assert ("severity/contrast/noise_norm" in two) == (method != "deterministic")
+    assert np.isfinite(list(two.values())).all()
+
+    data, fit = ImageSet("few", str(few)), FewShotOptions(shots=(1,), seeds=(0,))
+    configs = [ShiftConfig(data, str(few / "corrupted"), samples=2), FewShotConfig(data, fit=fit)]
+    shift, few_shot = lit_het.evaluate(run_dir, configs, calibrated=False)
+    best = "few/quiet/nll" if method == "deterministic" else "few/sampled/nll"
+    assert two[best] == pytest.approx(shift.figures["clean/nll"], abs=1e-4)
+    assert np.isfinite(list(shift.figures.values())).all()
+    assert 0 <= few_shot.figures["1_shot"] <= 1
+
+    demo, stream = open_model(run_dir, str(few / "captions.txt")), io.BytesIO()
+    IMAGE.save(stream, "png")
+    _, features = demo.see(stream.getvalue(), "image.png")
+    labels, answered, _ = demo.answer(features, ", ".join(NAMES), "photo", 2, 0)
+    assert labels == tuple(NAMES)
+    assert (answered.samples is not None) == (demo.noise(features)[0] > 0) == (method != "deterministic")
+    assert {caption for caption, _ in demo.nearest(features)} == set(NAMES)
 
 
 @pytest.mark.parametrize("method", ["Gaussian", "HET-XL"])
