@@ -3,12 +3,14 @@
 import collections
 import dataclasses
 import json
+import math
 import shutil
 import tarfile
 
 import numpy as np
 import pytest
 
+from lit_het.apps.uncertainty.measuring import Benchmark
 from lit_het.apps.uncertainty.page import advice, detection_tables
 from lit_het.cli.main import main
 from lit_het.data_pipelines.loader import Loader
@@ -217,6 +219,33 @@ def test_two_models_of_one_name_are_refused(capsys, images, run_dir, tmp_path):
 
 def test_a_model_needs_a_name_before_its_equals_sign(capsys, images, run_dir, tmp_path):
     assert "give the model a name" in refusal(capsys, *arguments(images, tmp_path / "page.html", f"={run_dir}"))
+
+
+def test_an_interruption_keeps_the_figures_of_the_models_before(images, run_dir, tmp_path, monkeypatch):
+    measure = Benchmark.measure
+
+    def interrupted(self, name, runs, **options):
+        if name == "second":
+            raise KeyboardInterrupt
+        return measure(self, name, runs, **options)
+
+    monkeypatch.setattr(Benchmark, "measure", interrupted)
+    few = dict.fromkeys(("outside", "corrupted", "pairs", "training"))
+    line = arguments(images, tmp_path / "page.html", f"first={run_dir}", f"second={run_dir}", **few)
+    assert main(line) != 0
+    assert list(json.loads((tmp_path / "page.json").read_text())) == ["first"]
+
+
+def test_models_are_close_only_where_there_are_standard_errors():
+    def summary(error):
+        nll = {name: {"a/quiet/fitted_nll": Estimate(value, error)} for name, value in {"m": 1.0, "n": 1.1}.items()}
+        return advice(nll, "a")[0]
+
+    assert "within two standard errors of it: n." in summary(0.1)
+    assert "within" not in summary(0.01)
+    assert "within" not in summary(math.nan)
+    same = {name: {"a/quiet/fitted_nll": Estimate(1.0, math.nan)} for name in ("m", "n")}
+    assert "within" not in advice(same, "a")[0]
 
 
 def test_the_summary_names_the_set_that_a_score_finds():

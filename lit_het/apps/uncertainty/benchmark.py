@@ -58,6 +58,8 @@ def benchmark(
 ) -> dict[str, dict[str, float]]:
     """Measures models, prints tables, and writes a page, with the same figures as ``.json`` and ``.md`` beside it.
 
+    The ``.json`` is written after each method, the page at the end.
+
     Args:
         models: the run of each model, or the runs of an ensemble.
         options: the images.
@@ -79,14 +81,16 @@ def benchmark(
     with Bar("benchmark", len(models), "models") as bar:
         for name, runs in models.items():
             with bar.paused():
-                found |= dict(measuring.measure(name, runs, baselines=baselines and not found))
+                for method, figures in measuring.measure(name, runs, baselines=baselines and not found):
+                    found[method] = figures
+                    # At once: an interruption loses one method.
+                    _write(output.with_suffix(".json"), json.dumps(found, indent=1) + "\n")
             bar.advance(1)
     write(
         {method: {name: Estimate(value, math.nan) for name, value in of.items()} for method, of in found.items()},
         [one.name for one in options.data],
         output,
     )
-    write_atomically(output.with_suffix(".json"), json.dumps(found, indent=1) + "\n")
     return found
 
 
@@ -97,15 +101,19 @@ def write(methods: Mapping[str, page.Figures], sets: Sequence[str], output: Path
         UserError: a file cannot be written.
     """
     tables = page.tables(methods, sets)
-    try:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(output, render_page("Uncertainty", page.sections(methods, sets, note)))
-        write_atomically(output.with_suffix(".md"), "\n".join(table.markdown() for table in tables))
-    except OSError as error:
-        raise UserError(f"{output}: cannot be written ({error.strerror})") from error
+    _write(output, render_page("Uncertainty", page.sections(methods, sets, note)))
+    _write(output.with_suffix(".md"), "\n".join(table.markdown() for table in tables))
     console = Console()
     if not console.is_terminal:
         console.width = _WIDTH_OF_FILES
     for table in tables:
         console.print(table.terminal())
     message(f"{output}, and its figures in {output.stem}.json and .md beside it")
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, text)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written ({error.strerror})") from error

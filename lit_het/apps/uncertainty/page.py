@@ -190,7 +190,8 @@ def advice(methods: Mapping[str, Figures], name: str) -> list[str]:
 
 
 def _is_close(value: Estimate, best: Estimate) -> bool:
-    return bool(value.mean - best.mean <= 2 * np.hypot(np.nan_to_num(value.error), np.nan_to_num(best.error)))
+    # Without standard errors nothing is close: a comparison with NaN is false.
+    return bool(value.mean - best.mean <= 2 * np.hypot(value.error, best.error))
 
 
 def _words(score: str) -> str:
