@@ -30,8 +30,8 @@ class Answer:
     Attributes:
         probability: of each label, without noise.
         noise_norm: ``sqrt(tr Σ(x))``; 0 for a deterministic head.
-        noisy: the mean probabilities over noise samples; None without noise.
-        samples: the probabilities of each noise sample; None without noise.
+        noisy: the mean probabilities over noise samples, or in closed form; None without noise.
+        samples: the probabilities of each noise sample; None without noise, and of a closed form.
         raw: ``probability`` as trained, where the others are calibrated; else None.
         pair: the probability that each label fits the image, independent of other labels: the sigmoid of a model that
             was trained with one, as trained; else None.
@@ -46,8 +46,10 @@ class Answer:
 
     @property
     def band(self) -> Float[np.ndarray, "two k"] | None:
-        """The `BAND` of each label over noise samples: lower ends, then upper ends; None without noise."""
-        return None if self.samples is None else np.quantile(self.samples, BAND, axis=0).astype(np.float32)
+        """The `BAND` of each label over noise samples: lower ends, then upper ends; None without two samples."""
+        if self.samples is None or len(self.samples) < 2:
+            return None
+        return np.quantile(self.samples, BAND, axis=0).astype(np.float32)
 
     @property
     def scale(self) -> float:
@@ -160,7 +162,8 @@ def answer(predictor: Predictor, features: Float[np.ndarray, " f"], samples: int
     members = noisy.member_log_probabilities(*block)
     # The samples show how far noise moves the prediction, so that they have its temperature.
     mean, sampled = (np.exp(log_p[0]) for log_p in (noisy.pooled(members), noisy.calibrated(members)))
-    return Answer(probability, noise_norm, mean, sampled, raw, pair)
+    # A closed form is a single result, however many samples are asked for.
+    return Answer(probability, noise_norm, mean, None if len(sampled) < samples else sampled, raw, pair)
 
 
 @dataclasses.dataclass(frozen=True)

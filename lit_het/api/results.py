@@ -30,9 +30,9 @@ class Classification(Mapping[str, float]):
         raw_probability: the same as trained.
         pair_probability: the probability that each label fits the image, independent of the others, as trained with a
             sigmoid loss; None of other models.
-        noisy_mean: mean probability of each label over noise samples; None without noise.
-        band: 5 % and 95 % quantiles of each probability over noise samples; None without noise.
-        num_samples: S, the number of noise samples; 0 without noise.
+        noisy_mean: mean probability of each label over noise samples, or in closed form; None without noise.
+        band: 5 % and 95 % quantiles of each probability over noise samples; None without two samples.
+        num_samples: S, the number of noise samples; 0 without noise, and for a closed form.
         noise_norm: ``sqrt(tr Σ(x))``; 0 for a deterministic head.
         noise_ranks: how many images of each set that the run was evaluated on have a smaller noise norm.
         prediction_set: labels of the prediction set, the most probable first; None without ``coverage``.
@@ -144,8 +144,10 @@ class Classification(Mapping[str, float]):
             yield "no noise: the head is deterministic for images"
             return
         yield ", ".join((f"noise norm {self.noise_norm:.3f}", *map(str, self.noise_ranks)))
-        if self.num_samples:
+        if self.band is not None:
             yield f"▒ holds 90 % of {self.num_samples} noise samples"
+        elif self.noisy_mean is not None and not self.num_samples:
+            yield "the mean is a closed form: there are no noise samples, and no band"
 
     def __repr__(self) -> str:
         return self.drawing().text()
@@ -240,16 +242,18 @@ def describe_set(inside: Sequence[str], coverage: float | None, top: int) -> str
 
 def _header(found: Classification) -> tuple[str, ...]:
     alone = () if found.pair_probability is None else ("fits",)
-    return (*alone, "no noise") if found.band is None else (*alone, "no noise", "mean", "5–95 %")
+    mean = () if found.noisy_mean is None else ("mean",)
+    return (*alone, "no noise", *mean) if found.band is None else (*alone, "no noise", *mean, "5–95 %")
 
 
 def _cells(found: Classification, place: int) -> tuple[str, ...]:
     alone = () if found.pair_probability is None else (f"{found.pair_probability[place]:.1%}",)
-    probability = f"{found.probability[place]:.1%}"
-    if found.band is None or found.noisy_mean is None:
-        return (*alone, probability)
+    mean = () if found.noisy_mean is None else (f"{found.noisy_mean[place]:.1%}",)
+    cells = (*alone, f"{found.probability[place]:.1%}", *mean)
+    if found.band is None:
+        return cells
     low, high = found.band[:, place]
-    return *alone, probability, f"{found.noisy_mean[place]:.1%}", f"{low:.1%} – {high:.1%}"
+    return *cells, f"{low:.1%} – {high:.1%}"
 
 
 def _frame(results: Sequence[Classification]) -> "pandas.DataFrame":

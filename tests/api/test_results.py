@@ -68,6 +68,21 @@ def test_a_prediction_prints_a_table(found, deterministic):
     assert max(map(len, repr(found).splitlines())) <= 100
 
 
+@pytest.mark.parametrize("samples", [None, PROBABILITY[None] / 2])
+def test_without_two_samples_there_is_a_mean_and_no_band(among, samples):
+    answer = Answer(PROBABILITY, 0.5, PROBABILITY / 2, samples)
+    one = classification("z.png", answer, among, [], None)
+    assert one.band is None
+    assert one.num_samples == (0 if samples is None else 1)
+    assert one.to_dict()["labels"][0]["noisy_5_percent"] is None
+    printed = repr(one)
+    (row,) = [line for line in printed.splitlines() if "a [red]dog" in line and "70.0%" in line]
+    assert "35.0%" in row
+    assert "–" not in printed
+    assert "▒ holds" not in printed
+    assert ("the mean is a closed form: there are no noise samples" in printed) == (samples is None)
+
+
 def test_several_predictions_print_a_row_each(found, deterministic):
     both = Classifications([found, deterministic])
     assert "2 images, 3 labels" in repr(both)

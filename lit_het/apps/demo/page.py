@@ -179,16 +179,14 @@ class Page:
                     ui.label(labels[place]).classes("name")
                     ui.label(f"{answer.probability[place]:.1%}").classes("probability")
                     ui.html(_bar(answer, place), sanitize=False)  # numbers alone
-                    if answer.band is not None and answer.noisy is not None:
-                        low, high = answer.band[:, place]
-                        within = f"90% of samples {low:.1%} – {high:.1%}"
-                        ui.label(f"with noise {answer.noisy[place]:.1%}, {within}").classes("muted")
+                    if answer.noisy is not None:
+                        ui.label(_with_noise(answer, answer.noisy, place)).classes("muted")
             with ui.element("div").classes("axis muted"):
                 for part in (0, 0.5, 1):
                     ui.label(f"{100 * part * answer.scale:g}%")
             if len(rest := order[_NUM_SHOWN:]):
                 ui.label(f"and {len(rest):,} other labels with {answer.probability[rest].sum():.1%}").classes("muted")
-            if answer.samples is not None:
+            if answer.band is not None:
                 ui.html(_LEGEND, sanitize=False)
             if prediction_set:
                 ui.label(f"{prediction_set[0].upper()}{prediction_set[1:]}.").classes("noise")
@@ -219,6 +217,13 @@ def _noise(norm: float, ranks: Sequence[NoiseRank]) -> str:
     return f"Noise norm {norm:.3f}: {'; '.join(map(str, ranks))}." if ranks else f"Noise norm {norm:.3f}."
 
 
+def _with_noise(answer: Answer, mean: Float[np.ndarray, " k"], place: int) -> str:
+    if answer.band is None:
+        return f"with noise {mean[place]:.1%}"
+    low, high = answer.band[:, place]
+    return f"with noise {mean[place]:.1%}, 90% of samples {low:.1%} – {high:.1%}"
+
+
 def _bar(answer: Answer, place: int) -> str:
     """Draws a label: its probability solid, the band shaded, the mean a line, and a tick for each noise sample."""
 
@@ -232,7 +237,7 @@ def _bar(answer: Answer, place: int) -> str:
         drawn.append(f'<path class="mean" d="M{x(answer.noisy[place])} 0v16"/>')
         ticks = "".join(f"M{x(sample)} 19v6" for sample in answer.samples[:, place])
         drawn.append(f'<path class="ticks" d="{ticks}"/>')
-    height = 26 if answer.samples is not None else 16
+    height = 16 if answer.band is None else 26
     return (
         f'<svg viewBox="0 0 1000 {height}" height="{height}" preserveAspectRatio="none" aria-hidden="true">'
         f"{''.join(drawn)}</svg>"
