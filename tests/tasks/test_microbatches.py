@@ -16,7 +16,7 @@ from lit_het.tasks.classification import ClassificationConfig
 from lit_het.towers.experts import ExpertsConfig
 from lit_het.towers.transformer import EncoderConfig
 from lit_het.towers.vit import ViTConfig
-from tests.tasks.test_contrastive_task import CONFIG, EIGHT_DEVICES, ENCODER, ONE_DEVICE, B, host_batch
+from tests.tasks.test_contrastive_task import CONFIG, EIGHT_DEVICES, ENCODER, ONE_DEVICE, B, host_batch, initial
 
 EXPERTS = ExpertsConfig(
     num_experts=4,
@@ -32,8 +32,7 @@ EXPERTS = ExpertsConfig(
 def loss_and_gradient(config, mesh, batch=None):
     """Returns both of a fresh model."""
     task = config.build()
-    params = jax.jit(task.initialize)(jax.random.key(0))
-    params = jax.device_put(params, sharding.tree_shardings(params, mesh))
+    params = jax.device_put(initial(config), sharding.tree_shardings(initial(config), mesh))
     with jax.set_mesh(mesh):
         batch = distributed.to_global(batch or host_batch(), mesh)
         (loss, metrics), gradient = jax.jit(jax.value_and_grad(task.loss, has_aux=True))(params, batch, keys_at(0, 0))

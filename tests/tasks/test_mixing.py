@@ -1,6 +1,7 @@
 """Mixup and CutMix of image-text pairs: pixels and shares agree, and so do the loss and any number of devices."""
 
 import dataclasses
+import functools
 import re
 
 import jax
@@ -16,7 +17,7 @@ from lit_het.losses.contrastive import SigmoidLoss, SoftmaxLoss
 from lit_het.random import keys_at
 from lit_het.sharding import batch_sharding
 from lit_het.tasks.mixing import Mixing, boxes
-from tests.tasks.test_contrastive_task import CONFIG, EIGHT_DEVICES, ONE_DEVICE, host_batch
+from tests.tasks.test_contrastive_task import CONFIG, EIGHT_DEVICES, ONE_DEVICE, host_batch, initial
 
 B, SIZE = 16, 8
 KEY = jax.random.key(1)
@@ -31,6 +32,8 @@ TASK = dataclasses.replace(
     loss=SigmoidLoss(pseudo_positives=0.1),
     mixing=MIXING,
 )
+
+PLAIN = dataclasses.replace(TASK, mixing=None)
 
 
 def mixed(config=MIXING, valid=VALID):
@@ -94,11 +97,15 @@ def test_boxes_have_the_form_of_the_image_and_every_pixel_may_be_their_centre():
 
 
 def loss_and_gradient(config, batch, mesh=ONE_DEVICE):
-    task = config.build()
-    params = jax.jit(task.initialize)(jax.random.key(0))
-    batch = distributed.to_global(batch, mesh)
+    task, batch = config.build(), distributed.to_global(batch, mesh)
     with jax.set_mesh(mesh):
-        return jax.jit(jax.value_and_grad(lambda *x: task.loss(*x)[0]))(params, batch, keys_at(0, 0))
+        return jax.jit(jax.value_and_grad(lambda *x: task.loss(*x)[0]))(initial(PLAIN), batch, keys_at(0, 0))
+
+
+@functools.cache
+def expected_of_one_device():
+    """Returns the loss and the gradient with all logits at once."""
+    return loss_and_gradient(dataclasses.replace(TASK, loss=SigmoidLoss("dense", pseudo_positives=0.1)), host_batch())
 
 
 def test_the_task_takes_the_loss_of_mixed_images():
@@ -112,14 +119,12 @@ def test_the_task_takes_the_loss_of_mixed_images():
             given.append(arguments)
             return super().__call__(*arguments)
 
-    task = dataclasses.replace(TASK, loss=Recorded(), mixing=None).build()
-    params = jax.jit(task.initialize)(jax.random.key(0))
-    task.loss(params, dataclasses.replace(batch, image=pixels), keys_at(0, 0))
+    task, params = dataclasses.replace(PLAIN, loss=Recorded()).build(), initial(PLAIN)
+    _, metrics = task.loss(params, dataclasses.replace(batch, image=pixels), keys_at(0, 0))
     (arguments,) = given
     plain, with_labels = (SigmoidLoss(pseudo_positives=0.1)(*arguments, *more) for more in ((), (of,)))
-    _, metrics = task.loss(params, batch, keys_at(0, 0))
     bottleneck = sum(metrics[name] for name in ("bottleneck_loss", "inclusion_loss"))
-    found = TASK.build().loss(params, batch, keys_at(0, 0))[0]
+    found = jax.jit(TASK.build().loss)(params, batch, keys_at(0, 0))[0]
     np.testing.assert_allclose(found - bottleneck, with_labels, rtol=1e-4)
     assert abs(float(plain - with_labels)) > 1e-3
 
@@ -127,9 +132,7 @@ def test_the_task_takes_the_loss_of_mixed_images():
 @pytest.mark.parametrize("form", ["gather", "ring"])
 def test_eight_devices_have_the_loss_and_gradient_of_one(form):
     config = dataclasses.replace(TASK, loss=SigmoidLoss(form, 3, pseudo_positives=0.1))
-    expected = loss_and_gradient(
-        dataclasses.replace(TASK, loss=SigmoidLoss("dense", pseudo_positives=0.1)), host_batch()
-    )
+    expected = expected_of_one_device()
     found = loss_and_gradient(config, host_batch(), EIGHT_DEVICES.build())
     np.testing.assert_allclose(found[0], expected[0], rtol=1e-5)
     gradients = (parameters.flatten(tree) for tree in (found[1], expected[1]))
