@@ -227,7 +227,7 @@ def _resumed(
     if info.get("data_digest", loader.digest) != loader.digest:
         raise UserError(
             f"the shards differ from those of {config.run_dir}: samples were added, removed or changed, or "
-            "others are left out; restore them and the table of suspects, or choose another --run-dir"
+            "others are left out; restore them and the table of suspects, or choose another run directory"
         )
     if info.get("locked_checksum") != checksum:
         raise UserError(
@@ -238,7 +238,7 @@ def _resumed(
         message("a stream cannot seek; it continues with new samples")
     position = info.get("position")
     if not isinstance(position, int) or not 0 <= position < 2**63:
-        raise UserError(f"the checkpoint in {config.run_dir} has no position in the data; choose another --run-dir")
+        raise UserError(f"the checkpoint in {config.run_dir} has no position in the data; choose another run directory")
     return state, position
 
 

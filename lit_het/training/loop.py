@@ -236,4 +236,4 @@ class _Pending:
         else:
             name = next(name for name in MUST_BE_FINITE if not math.isfinite(metrics[name]))
             problem = f"the {name.replace('_', ' ')} is {float(metrics[name])} at step {step}"
-        raise NonFinite(f"{problem}; start again in another --run-dir with a lower --schedule.learning-rate", step)
+        raise NonFinite(f"{problem}; start again in another run directory with a lower --schedule.learning-rate", step)

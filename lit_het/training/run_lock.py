@@ -132,7 +132,7 @@ def _acquired(run_dir: Path, notify: Callable[[str], None]) -> RunLock:
         # O_NOFOLLOW: a link in a shared directory must not direct the write to another file.
         file = untrusted.regular_descriptor(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
     except OSError as error:
-        raise UserError(f"{path} cannot be written ({error.strerror}); choose another --run-dir") from error
+        raise UserError(f"{path} cannot be written ({error.strerror}); choose another run directory") from error
     try:
         has_lock = _lock(file)
         found = _read(path)
@@ -200,5 +200,5 @@ def _described(owner: dict[str, Any]) -> str:
 def _in_use(run_dir: Path, owner: dict[str, Any]) -> InUse:
     return InUse(
         f"{run_dir} is in use: {_described(owner)}, trains there; "
-        "wait for its end, stop it, or choose another --run-dir"
+        "wait for its end, stop it, or choose another run directory"
     )

@@ -111,7 +111,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_before_it_is_saved(tmp_path, ba
     with pytest.raises(NonFinite) as error:
         train(tmp_path, [1.0, 1.0, bad, 1.0, 1.0, 1.0], Cadence(log_steps=100, save_steps=2))
     assert re.fullmatch(
-        r"the loss is (nan|inf|-inf) at step 3; .*--run-dir.*--schedule.learning-rate", str(error.value)
+        r"the loss is (nan|inf|-inf) at step 3; .*run directory.*--schedule.learning-rate", str(error.value)
     )
     assert [r["step"] for r in read_metrics(tmp_path / "metrics.jsonl")] == [2, 4]
     assert error.value.step == 3

@@ -58,7 +58,7 @@ def test_a_second_start_is_refused_with_the_name_of_the_first(tmp_path):
         pytest.fail("both are in")
     message = str(error.value)
     assert message.startswith(f"{tmp_path} is in use: process {process.pid} on ")
-    assert "--run-dir" in message
+    assert "another run directory" in message
     assert "\n" not in message
     assert error.value.code == 75  # it may succeed when it is started again
 
@@ -153,7 +153,7 @@ def test_a_named_pipe_in_place_of_the_lock_is_a_one_line_error(tmp_path):
 def test_a_directory_that_cannot_be_written_to_is_a_one_line_error(tmp_path):
     (tmp_path / "file").write_text("")
     with (
-        pytest.raises(UserError, match="choose another --run-dir"),
+        pytest.raises(UserError, match="choose another run directory"),
         locked(tmp_path / "file" / "run", fail_if_notified),
     ):
         pytest.fail("is in")

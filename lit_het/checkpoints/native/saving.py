@@ -255,7 +255,7 @@ class Checkpoints:
                 )
             return restored
         raise UserError(
-            f"{damaged[0]}; all other steps are damaged too: restore a backup, or start with another --run-dir"
+            f"{damaged[0]}; all other steps are damaged too: restore a backup, or start with another run directory"
         )
 
     def _restore(self, step: int, like: TrainState) -> tuple[TrainState, dict[str, Any]]:
