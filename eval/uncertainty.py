@@ -97,7 +97,9 @@ def answers(
     scores: dict[str, np.ndarray] = {}
     pooled = None
     if method.is_random:
-        log_p, scores["mutual_information"] = _sampled(pairs, opened.config.name)
+        log_p, information = _sampled(pairs, opened.config.name)
+        if information is not None:
+            scores["mutual_information"] = information
         if method.has_noise:
             pooled = dataclasses.replace(quiet, log_probabilities=log_p)
     best = quiet if pooled is None else pooled
@@ -108,10 +110,11 @@ def answers(
     return Answers(quiet, pooled, scores)
 
 
-def _sampled(pairs: Sequence[tuple[Member, Features]], name: str) -> tuple[np.ndarray, np.ndarray]:
+def _sampled(pairs: Sequence[tuple[Member, Features]], name: str) -> tuple[np.ndarray, np.ndarray | None]:
     """Returns the log of the mean probability, and the mutual information, over all samples of all models.
 
-    Every model weighs the same, whatever its number of samples.
+    Every model weighs the same, whatever its number of samples. A head in closed form, which has a single one, has no
+    mutual information.
     """
     # One seed for all blocks: samples of weights are the same for all images.
     streams = [member_blocks(member.predictor, rows, seed=0) for member, rows in pairs]
@@ -121,9 +124,10 @@ def _sampled(pairs: Sequence[tuple[Member, Features]], name: str) -> tuple[np.nd
             members = np.concatenate([block for block, _ in blocks], axis=1)
             weights = np.concatenate([np.full(block.shape[1], 1 / block.shape[1]) for block, _ in blocks])
             found.append(mean_prediction(members, weights))
-            information.append(bald(members, weights))
+            if members.shape[1] > 1:
+                information.append(bald(members, weights))
             bar.advance(len(members))
-    return np.concatenate(found), np.concatenate(information)
+    return np.concatenate(found), np.concatenate(information) if information else None
 
 
 def neighbour_distance(values: Float[np.ndarray, "n f"], training: Float[np.ndarray, "t f"]) -> Float[np.ndarray, " n"]:

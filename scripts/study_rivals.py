@@ -136,7 +136,8 @@ def measure(root: Path, condition: str, methods: Sequence[str]) -> None:
         training=str(data / "train"),
     )
     runs = {title: [root / condition / name for name in names] for title, names in models.items()}
-    found = benchmark(runs, options, output, baselines=FIRST in models)
+    # Beside those that are known already: it writes after each model.
+    found = benchmark(runs, options, output.with_name("latest.html"), baselines=FIRST in models)
     for title, names in models.items():
         costs = [_read(root / condition / name / "cost.json") for name in names]
         found[title]["cost/training_seconds"] = sum(cost["seconds"] for cost in costs)

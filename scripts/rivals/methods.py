@@ -109,11 +109,11 @@ CANDIDATES: Mapping[str, Method] = {
         }.items()
         for norm in norms
     },
-    **{f"mc_dropout_{share}": _like("mc_dropout", f"dropout {share}", dropout=share) for share in (0.03, 0.3)},
+    **{f"mc_dropout_{share}": _like("mc_dropout", f"dropout {share}", dropout=share) for share in (0.01, 0.03, 0.3)},
     **{
         f"{name}_{count}": _like(name, f"pseudo-data count {count}", pseudo_data_count=float(count))
         for name in ("bayes_vlm", "bayes_vlm_probit")
-        for count in (10, 100)
+        for count in (10, 100, 1000)
     },
 }
 ALL: Mapping[str, Method] = {**METHODS, **CANDIDATES}

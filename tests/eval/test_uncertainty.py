@@ -50,6 +50,14 @@ def test_every_model_of_an_ensemble_weighs_the_same_whatever_its_number_of_sampl
     np.testing.assert_allclose(found.scores["mutual_information"], entropy(mean) - of_samples, rtol=1e-4)
 
 
+def test_a_prediction_in_closed_form_has_no_mutual_information(images):
+    model = model_of([0.7, 0.3])
+    closed = dataclasses.replace(model, predictor=dataclasses.replace(model.predictor, samples=4))
+    found = answers(Method((closed,)), images, Features.unlabelled)
+    assert found.sampled is not None
+    assert set(found.scores) == {"max_probability", "entropy"}
+
+
 def test_the_distance_is_that_of_the_nearest_training_image():
     generator = np.random.default_rng(0)
     values, training = generator.normal(size=(30, 6)).astype(np.float32), generator.normal(size=(50, 6))
