@@ -56,7 +56,7 @@ METHODS: Mapping[str, Method] = {
         SoftmaxLoss(duplicates="negatives", likelihood="pairwise_probit"),
         title="HET-XL, pairwise probit",
     ),
-    "gaussian": Method(GaussianContrastiveConfig(), title="Gaussian"),
+    "gaussian": Method(GaussianContrastiveConfig(initial_noise_norm=0.3), title="Gaussian"),
     "sigmoid_deterministic": Method(
         DeterministicContrastiveConfig(initial_bias=_SIGMOID_BIAS), SigmoidLoss(), title="deterministic, sigmoid"
     ),
@@ -67,16 +67,20 @@ METHODS: Mapping[str, Method] = {
         GaussianContrastiveConfig(initial_bias=_SIGMOID_BIAS), SigmoidLoss(), title="Gaussian, sigmoid (ProLIP)"
     ),
     "sigmoid_pseudo_positives": Method(
-        GaussianContrastiveConfig(inclusion=0.0, initial_bias=_SIGMOID_BIAS),
+        GaussianContrastiveConfig(initial_noise_norm=0.3, inclusion=0.0, initial_bias=_SIGMOID_BIAS),
         SigmoidLoss(pseudo_positives=0.1),
         title="Gaussian, sigmoid, pseudo-positives (PCME++)",
     ),
     "het_xl_alone": Method(HetXLContrastiveConfig(_COVARIANCE), towers_of="deterministic", title="HET-XL, head alone"),
     "prob_vlm": Method(ProbVLMContrastiveConfig(), towers_of="deterministic", title="ProbVLM"),
-    "mc_dropout": Method(McDropoutContrastiveConfig(), towers_of="deterministic", title="MC dropout"),
-    "bayes_vlm": Method(BayesVLMContrastiveConfig(), towers_of="deterministic", title="BayesVLM"),
+    "mc_dropout": Method(McDropoutContrastiveConfig(dropout=0.03), towers_of="deterministic", title="MC dropout"),
+    "bayes_vlm": Method(
+        BayesVLMContrastiveConfig(pseudo_data_count=100.0), towers_of="deterministic", title="BayesVLM"
+    ),
     "bayes_vlm_probit": Method(
-        BayesVLMContrastiveConfig(prediction="probit"), towers_of="deterministic", title="BayesVLM, probit"
+        BayesVLMContrastiveConfig(prediction="probit", pseudo_data_count=1000.0),
+        towers_of="deterministic",
+        title="BayesVLM, probit",
     ),
 }
 
@@ -88,8 +92,8 @@ def _like(name: str, setting: str, **fields: Any) -> Method:
     return dataclasses.replace(method, head=head, title=f"{method.title}, {setting}")
 
 
-# Other settings, on both sides of those above, among which a validation typeface chooses. The settings of HET-XL with a
-# text tower of its own were chosen by `scripts.study_noise`.
+# The settings that those above were chosen among: by the NLL, as trained, of a validation typeface, where .005 or more
+# was gained over the papers'. HET-XL with a text tower of its own has the settings that `scripts.study_noise` chose.
 CANDIDATES: Mapping[str, Method] = {
     **{
         f"het_xl_alone_{norm}": _like(
@@ -103,17 +107,17 @@ CANDIDATES: Mapping[str, Method] = {
         f"{name}_{norm}": _like(name, f"initial noise norm {norm}", initial_noise_norm=norm)
         for name, norms in {
             "prob_vlm": (0.1, 0.3),
-            "gaussian": (0.3, 1.0),
+            "gaussian": (0.1, 1.0),
             "sigmoid_gaussian": (0.3, 1.0),
-            "sigmoid_pseudo_positives": (0.3, 1.0),
+            "sigmoid_pseudo_positives": (0.1, 1.0),
         }.items()
         for norm in norms
     },
-    **{f"mc_dropout_{share}": _like("mc_dropout", f"dropout {share}", dropout=share) for share in (0.01, 0.03, 0.3)},
+    **{f"mc_dropout_{share}": _like("mc_dropout", f"dropout {share}", dropout=share) for share in (0.01, 0.1, 0.3)},
     **{
         f"{name}_{count}": _like(name, f"pseudo-data count {count}", pseudo_data_count=float(count))
-        for name in ("bayes_vlm", "bayes_vlm_probit")
-        for count in (10, 100, 1000)
+        for name, counts in {"bayes_vlm": (1, 10, 1000), "bayes_vlm_probit": (1, 10, 100)}.items()
+        for count in counts
     },
 }
 ALL: Mapping[str, Method] = {**METHODS, **CANDIDATES}
