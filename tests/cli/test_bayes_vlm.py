@@ -135,8 +135,8 @@ def test_an_interrupted_pass_is_continued_and_a_finished_one_stays(
         assert checksums_of(posterior)[path] == array
     assert main(arguments(deterministic, pairs, output)) == 0
     assert "is finished" in capsys.readouterr().err
-    line = refusal(capsys, *arguments(deterministic, pairs, output, "--task.head.pseudo-data-count", 10))
-    assert "task.head.pseudo_data_count was 1.0 and is now 10.0" in line
+    line = refusal(capsys, *arguments(deterministic, pairs, output, "--task.head.pseudo-data-count", 1))
+    assert "task.head.pseudo_data_count was 10.0 and is now 1.0" in line
 
 
 def checksums_of(run_dir):
