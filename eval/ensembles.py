@@ -179,8 +179,11 @@ def _log_mean(
     log_probabilities: Float[np.ndarray, "b m k"], weights: Float[np.ndarray, " m"] | None = None
 ) -> Float[np.ndarray, "b k"]:
     weights = np.ones(log_probabilities.shape[1]) if weights is None else weights
-    # In the logarithm: probabilities of many classes round to zero in float32.
-    return special.logsumexp(log_probabilities, axis=1, b=weights[:, None]) - np.log(weights.sum())
+    # In the logarithm: probabilities of many classes round to zero in float32. SciPy takes five times as long.
+    highest = np.maximum(log_probabilities.max(axis=1), np.finfo(np.float64).min)
+    sums = np.einsum("bmk,m->bk", np.exp(log_probabilities - highest[:, None]), weights / weights.sum())
+    with np.errstate(divide="ignore"):  # log 0 is -inf
+        return np.log(sums) + highest
 
 
 def _mean_divergence(log_probabilities: Float[np.ndarray, "b m k"]) -> Float[np.ndarray, " b"]:

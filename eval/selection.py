@@ -33,8 +33,19 @@ def bald(
     log_probabilities: Float[np.ndarray, "n s k"], weights: Float[np.ndarray, " s"] | None = None
 ) -> Float[np.ndarray, " n"]:
     """Returns the entropy of the mean over samples, less the mean entropy of a sample; by default of equal weights."""
-    of_samples = special.entr(np.exp(log_probabilities, dtype=np.float64)).sum(axis=2)
-    return entropy(log_probabilities, weights) - np.average(of_samples, axis=1, weights=weights)
+    return divergence_from_mean(log_probabilities, mean_prediction(log_probabilities, weights), weights)
+
+
+def divergence_from_mean(
+    log_probabilities: Float[np.ndarray, "n s k"],
+    mean: Float[np.ndarray, "n k"],
+    weights: Float[np.ndarray, " s"] | None = None,
+) -> Float[np.ndarray, " n"]:
+    """Returns BALD as the mean of ``KL(p_s || p̄)``, given log p̄."""
+    # In float32 little is left of the difference of entropies.
+    finite = np.maximum(log_probabilities, np.finfo(np.float32).min)  # 0 log 0 is 0
+    of_samples = np.einsum("nsk,nsk->ns", np.exp(finite), finite - np.maximum(mean, np.finfo(np.float32).min)[:, None])
+    return np.average(of_samples, axis=1, weights=weights)
 
 
 def epig(

@@ -14,7 +14,7 @@ from lit_het.eval.features import Features, OpenSet
 from lit_het.eval.out_of_distribution import entropy_score, max_probability_score
 from lit_het.eval.predictions import Predictions, Predictor, member_blocks, predict
 from lit_het.eval.rows import row_blocks
-from lit_het.eval.selection import bald
+from lit_het.eval.selection import divergence_from_mean
 from lit_het.types import ImageFeatures
 
 # Pixels by which the views of test-time augmentation are moved, as a part of the image's side.
@@ -125,7 +125,7 @@ def _sampled(pairs: Sequence[tuple[Member, Features]], name: str) -> tuple[np.nd
             weights = np.concatenate([np.full(block.shape[1], 1 / block.shape[1]) for block, _ in blocks])
             found.append(mean_prediction(members, weights))
             if members.shape[1] > 1:
-                information.append(bald(members, weights))
+                information.append(divergence_from_mean(members, found[-1], weights))
             bar.advance(len(members))
     return np.concatenate(found), np.concatenate(information) if information else None
 
