@@ -14,7 +14,8 @@ def precision_at_r(
     """Returns R-Precision and AP@R of each query, where R is its number of matches.
 
     R-Precision is the share of matches among the R best items. ``AP@R = 1/R Σ_{i=1}^R P(i) match(i)``, where P(i) is
-    the share of matches among the i best. A query without matches has NaN. Ties rank in the order of items.
+    the share of matches among the i best. A query without matches has NaN. Which of tied items is the last of
+    the R best is arbitrary.
     """
     r = is_match.sum(axis=1)
     most = int(r.max(initial=0))

@@ -92,6 +92,8 @@ def answers(
     quiet = dataclasses.replace(
         each[0],
         log_probabilities=mean_prediction(np.stack([one.log_probabilities for one in each], axis=1)),
+        # The logits of an ensemble are the logarithms of its mean probabilities.
+        log_normalizer=each[0].log_normalizer if len(each) == 1 else np.zeros_like(each[0].log_normalizer),
         noise_norm=np.mean([one.noise_norm for one in each], axis=0),
     )
     scores: dict[str, np.ndarray] = {}

@@ -24,26 +24,28 @@ class VectorScaling:
     factor: Float[np.ndarray, " k"]
     bias: Float[np.ndarray, " k"]
 
-    def __call__(self, log_probabilities: Float[np.ndarray, "n k"]) -> Float[np.ndarray, "n k"]:
-        """Returns ``log softmax(factor * log p + bias)`` in float32."""
-        scaled = np.empty_like(log_probabilities, np.float32)
-        for rows in row_blocks(*log_probabilities.shape):
-            scaled[rows] = special.log_softmax(log_probabilities[rows] * self.factor + self.bias, axis=1)
+    def __call__(self, logits: Float[np.ndarray, "n k"]) -> Float[np.ndarray, "n k"]:
+        """Returns ``log softmax(factor * logits + bias)`` in float32."""
+        scaled = np.empty_like(logits, np.float32)
+        for rows in row_blocks(*logits.shape):
+            scaled[rows] = special.log_softmax(logits[rows] * self.factor + self.bias, axis=1)
         return scaled
 
 
-def fit_vector_scaling(log_probabilities: Float[np.ndarray, "n k"], labels: Int[np.ndarray, " n"]) -> VectorScaling:
+def fit_vector_scaling(logits: Float[np.ndarray, "n k"], labels: Int[np.ndarray, " n"]) -> VectorScaling:
     """Returns the scaling of the lowest NLL that L-BFGS finds from the fitted temperature.
 
     Without regularization, as in the paper: 2k numbers are fitted to n images, too many where classes have few images.
+    The logits themselves are scaled: log-probabilities, to which each image adds a constant, would be another model.
 
     Raises:
-        UserError: no images, a label outside the classes, or a row without finite log-probabilities.
+        UserError: no images, a label outside the classes, or a row without finite logits.
     """
-    check_log_probabilities(log_probabilities)
-    n, k = log_probabilities.shape
+    check_log_probabilities(logits)
+    n, k = logits.shape
     check_labels(labels, k)
-    logits, rows = np.maximum(log_probabilities.astype(np.float64), -1e4), np.arange(n)
+    temperature = fit_temperature(special.log_softmax(logits, axis=1).astype(np.float32), labels)
+    logits, rows = np.maximum(logits.astype(np.float64), -1e4), np.arange(n)
 
     def objective(parameters: np.ndarray) -> tuple[float, np.ndarray]:
         scores = logits * parameters[:k] + parameters[k:]
@@ -53,6 +55,6 @@ def fit_vector_scaling(log_probabilities: Float[np.ndarray, "n k"], labels: Int[
         gradient = np.concatenate([(error * logits).sum(axis=0), error.sum(axis=0)]) / n
         return float(-log_p[rows, labels].mean()), gradient
 
-    start = np.concatenate([np.full(k, 1 / fit_temperature(log_probabilities, labels)), np.zeros(k)])
+    start = np.concatenate([np.full(k, 1 / temperature), np.zeros(k)])
     found = optimize.minimize(objective, start, jac=True, method="L-BFGS-B", options={"maxiter": _MAX_ITERATIONS})
     return VectorScaling(found.x[:k], found.x[k:])

@@ -35,7 +35,6 @@ from lit_het.data_pipelines.storage import read_lines
 from lit_het.errors import UserError
 from lit_het.eval.significance import Estimate, estimate
 from lit_het.files import write_atomically
-from lit_het.heads.bayes_vlm import BayesVLMContrastiveConfig
 from lit_het.runs.embedding import EmbedOptions, embed
 from lit_het.runs.plan import Step
 from lit_het.runs.training import train_unless_done
@@ -96,11 +95,8 @@ def train(root: Path, seed: int, condition: str, methods: Sequence[str], steps: 
         if cost.exists():
             continue
         method, config = ALL[name], None
-        if isinstance(method.head, BayesVLMContrastiveConfig):
-            # Nothing is trained.
-            flags = ("--task.head", "bayes_vlm", "--task.head.prediction", method.head.prediction)
-            flags = (*flags, "--task.head.pseudo-data-count", str(method.head.pseudo_data_count))
-            add_noise(str(root / condition / str(method.towers_of)), shards, run_dir, flags)
+        if isinstance(method.head, tuple):
+            add_noise(str(root / condition / str(method.towers_of)), shards, run_dir, method.head)
         else:
             config = configuration(name, root, condition, shards, seed, steps)
             train_unless_done(config)

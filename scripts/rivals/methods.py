@@ -8,7 +8,6 @@ from typing import Any
 from lit_het.configs import quickstart_lit_deterministic
 from lit_het.configs.experiment import ExperimentConfig, PretrainedConfig
 from lit_het.durations import Duration
-from lit_het.heads.bayes_vlm import BayesVLMContrastiveConfig
 from lit_het.heads.contrastive import DeterministicContrastiveConfig, HetXLContrastiveConfig
 from lit_het.heads.covariance import CovarianceConfig
 from lit_het.heads.gaussian import GaussianContrastiveConfig
@@ -31,7 +30,7 @@ class Method:
     """How a run of the study differs from the others.
 
     Attributes:
-        head: the head.
+        head: the head; or the flags with which ``lit-het add-noise`` adds one to ``towers_of``.
         loss: the loss.
         towers_of: the method whose towers are locked, so that only the head and τ are trained; None for a text tower of
             its own.
@@ -39,11 +38,18 @@ class Method:
         title: the name in tables; empty for members of an ensemble.
     """
 
-    head: ContrastiveHeadConfig
+    head: ContrastiveHeadConfig | tuple[str, ...]
     loss: ContrastiveLoss = _SOFTMAX
     towers_of: str | None = None
     seed: int = 0
     title: str = ""
+
+
+def _bayes_vlm(prediction: str, pseudo_data_count: int, setting: str = "") -> Method:
+    flags = ("--task.head", "bayes_vlm", "--task.head.prediction", prediction)
+    title = {"samples": "BayesVLM", "probit": "BayesVLM, probit"}[prediction] + setting
+    flags = (*flags, "--task.head.pseudo-data-count", str(pseudo_data_count))
+    return Method(flags, towers_of="deterministic", title=title)
 
 
 METHODS: Mapping[str, Method] = {
@@ -74,20 +80,16 @@ METHODS: Mapping[str, Method] = {
     "het_xl_alone": Method(HetXLContrastiveConfig(_COVARIANCE), towers_of="deterministic", title="HET-XL, head alone"),
     "prob_vlm": Method(ProbVLMContrastiveConfig(), towers_of="deterministic", title="ProbVLM"),
     "mc_dropout": Method(McDropoutContrastiveConfig(dropout=0.03), towers_of="deterministic", title="MC dropout"),
-    "bayes_vlm": Method(
-        BayesVLMContrastiveConfig(pseudo_data_count=100.0), towers_of="deterministic", title="BayesVLM"
-    ),
-    "bayes_vlm_probit": Method(
-        BayesVLMContrastiveConfig(prediction="probit", pseudo_data_count=1000.0),
-        towers_of="deterministic",
-        title="BayesVLM, probit",
-    ),
+    "het_xl_added": Method((), towers_of="deterministic", title="HET-XL, lit-het add-noise"),
+    "bayes_vlm": _bayes_vlm("samples", 100),
+    "bayes_vlm_probit": _bayes_vlm("probit", 1000),
 }
 
 
 def _like(name: str, setting: str, **fields: Any) -> Method:
     """Returns a method with other fields of its head; the setting is told by its title."""
     method = METHODS[name]
+    assert not isinstance(method.head, tuple)
     head = dataclasses.replace(method.head, **fields)
     return dataclasses.replace(method, head=head, title=f"{method.title}, {setting}")
 
@@ -115,8 +117,11 @@ CANDIDATES: Mapping[str, Method] = {
     },
     **{f"mc_dropout_{share}": _like("mc_dropout", f"dropout {share}", dropout=share) for share in (0.01, 0.1, 0.3)},
     **{
-        f"{name}_{count}": _like(name, f"pseudo-data count {count}", pseudo_data_count=float(count))
-        for name, counts in {"bayes_vlm": (1, 10, 1000), "bayes_vlm_probit": (1, 10, 100)}.items()
+        f"{name}_{count}": _bayes_vlm(prediction, count, f", pseudo-data count {count}")
+        for name, prediction, counts in (
+            ("bayes_vlm", "samples", (1, 10, 1000)),
+            ("bayes_vlm_probit", "probit", (1, 10, 100)),
+        )
         for count in counts
     },
 }
@@ -138,6 +143,7 @@ def configuration(name: str, root: Path, condition: str, shards: str, seed: int,
         steps: updates of a run.
     """
     method, base = ALL[name], quickstart_lit_deterministic.get_config(root)
+    assert not isinstance(method.head, tuple), "lit-het add-noise has a configuration of its own"
     task = dataclasses.replace(base.task, head=method.head, loss=method.loss)
     number = seed + method.seed
     config = dataclasses.replace(

@@ -43,6 +43,18 @@ def test_the_fit_helps_on_other_images_of_the_same_kind():
     assert after < before - 0.1
 
 
+def test_images_of_a_vector_scaled_model_give_its_factors_and_biases():
+    """The logits of an image share no constant, unlike log-probabilities, of which no factor per class is right."""
+    generator = np.random.default_rng(0)
+    logits = (2 * generator.normal(size=(20_000, 3)) + generator.normal(size=(20_000, 1))).astype(np.float32)
+    factor, bias = np.array([0.5, 1.0, 2.0]), np.array([0.3, 0.0, -0.3])
+    truth = VectorScaling(factor, bias)
+    labels = np.array([generator.choice(3, p=p / p.sum()) for p in np.exp(truth(logits).astype(np.float64))])
+    found = fit_vector_scaling(logits, labels)
+    np.testing.assert_allclose(found.factor, factor, rtol=0.08)
+    np.testing.assert_allclose(found.bias - found.bias[1], bias, atol=0.08)
+
+
 def test_probabilities_of_zero_are_no_problem_but_rows_without_any_are():
     log_p = np.array([[0.0, -np.inf], [-np.inf, 0.0], [np.log(0.5), np.log(0.5)]], np.float32)
     assert np.isfinite(fit_vector_scaling(log_p, np.array([0, 1, 0]))(log_p[2:])).all()

@@ -127,13 +127,13 @@ class Benchmark:
         inside = None
         for opened, recognition in data.labelled:
             method, name = method_on(recognition), opened.config.name
-            answered = answers(method, opened, recognition.matched)
+            answered = _answers(method, opened, recognition.matched, data)
             found |= _of_answers(method, opened, answered, recognition, vector)
-            inside = inside or (method, opened, self._scores(method, opened, answered, data))
+            inside = inside or (method, opened, answered.scores)
         assert inside is not None, "a benchmark has at least one labelled set"
         method, opened, known = inside
         for name, other in data.outside.items():
-            scored = self._scores(method, other, answers(method, other, Features.unlabelled), data)
+            scored = _answers(method, other, Features.unlabelled, data).scores
             found |= {f"outside/{name.partition('/')[2]}/{by}": _auroc(known[by], scored[by]) for by in known}
         found |= self._of_corruptions(method, opened, data)
         if data.pairs is not None and models and all(model.text is not None for model in models):
@@ -141,24 +141,14 @@ class Benchmark:
         cost = costs(method, opened) | _megabytes(method)
         return found | {f"cost/{name}": value for name, value in cost.items()}
 
-    def _scores(
-        self, method: Method, opened: OpenSet, answered: Answers, data: "OpenData"
-    ) -> dict[str, Float[np.ndarray, " n"]]:
-        found = dict(answered.scores)
-        if data.training is not None:
-            tower = method.members[0].tower
-            rows, others = (one.features(tower).joint_embeddings(tower) for one in (opened, data.training))
-            found["neighbour_distance"] = neighbour_distance(rows, others)
-        return found
-
     def _of_corruptions(self, method: Method, clean: OpenSet, data: "OpenData") -> dict[str, float]:
         """Returns rank correlations with the severity, of the scores of at most `_MOST_IMAGES` of each copy."""
         found: dict[str, float] = {}
         if not data.copies:
             return found
         matched = data.labelled[0][1].matched
-        at = {part: answers(method, one, matched, _MOST_IMAGES).scores for part, one in data.copies.items()}
-        first = answers(method, clean, matched, _MOST_IMAGES).scores
+        at = {part: _answers(method, one, matched, data, _MOST_IMAGES).scores for part, one in data.copies.items()}
+        first = _answers(method, clean, matched, data, _MOST_IMAGES).scores
         for corruption in dict.fromkeys(part.partition("/")[0] for part in at):
             severities = sorted((part for part in at if part.startswith(f"{corruption}/")), key=_severity)
             for by in first:
@@ -181,6 +171,25 @@ class Benchmark:
             by |= {"loss": columns["loss"], "clip_score": -columns["similarity"]}
         wrong = data.is_wrong[positions]
         return {f"captions/{name}": _auroc(values[~wrong], values[wrong]) for name, values in by.items()}
+
+
+def _answers(
+    method: Method,
+    opened: OpenSet,
+    matched: Callable[[Features], Features],
+    data: "OpenData",
+    most: int | None = None,
+) -> Answers:
+    """Returns answers, and where there are training images, the distance to the nearest of them as one more score."""
+    answered = answers(method, opened, matched, most)
+    if data.training is None:
+        return answered
+    tower = method.members[0].tower
+    features = opened.features(tower)
+    features = features if most is None else features.spread(most)
+    rows, others = (one.joint_embeddings(tower) for one in (features, data.training.features(tower)))
+    scored = {**answered.scores, "neighbour_distance": neighbour_distance(rows, others)}
+    return dataclasses.replace(answered, scores=scored)
 
 
 def _of_answers(
@@ -280,10 +289,10 @@ def _by_prompt(models: Sequence[EvaluatedModel], recognition: Recognition) -> Me
 
 def vector_scaled(predictions: Predictions, seed: int = 0) -> Predictions:
     """Scales each random half of the images by the vector scaling of the other half."""
-    log_p, labels = predictions.log_probabilities, predictions.labels
-    scaled, halves = np.empty_like(log_p), scores.random_halves(len(labels), seed)
+    logits, labels = predictions.log_probabilities + predictions.log_normalizer[:, None], predictions.labels
+    scaled, halves = np.empty_like(logits), scores.random_halves(len(labels), seed)
     for fitted, held_out in (halves, halves[::-1]):
-        scaled[held_out] = fit_vector_scaling(log_p[fitted], labels[fitted])(log_p[held_out])
+        scaled[held_out] = fit_vector_scaling(logits[fitted], labels[fitted])(logits[held_out])
     return dataclasses.replace(predictions, log_probabilities=scaled)
 
 
