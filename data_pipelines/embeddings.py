@@ -128,7 +128,7 @@ class EmbeddingFolder:
             if changed:
                 field, (before, now) = next(iter(changed.items()))
                 raise UserError(
-                    f"{address} holds embeddings with {field} = {before}, not {now}; choose another --output"
+                    f"{address} holds embeddings with {field} = {before}, not {now}; choose another folder for them"
                 )
             return
         try:
@@ -261,7 +261,7 @@ class StoredEmbeddings:
             arrays, metadata = parse_safetensors_header(functools.partial(self._bytes, path), storage.size(path))
             rows, made_by = arrays["embeddings"], metadata["recipe"]
         except (UserError, Unreadable, ValueError, KeyError, TypeError) as error:
-            message = f"{path}: cannot be read ({storage.reason(error)}); remove it and run lit-het embed"
+            message = f"{path}: cannot be read ({storage.reason(error)}); remove it and embed its shard again"
             if not storage.exists(path):
                 message = (
                     f"{table.address}: has no embeddings in {self.address}, or changed after they were computed;"
@@ -274,12 +274,12 @@ class StoredEmbeddings:
         shape = [count, views, self.recipe.size]
         if list(rows.shape) != shape or _DTYPES.get(rows.dtype) != self._dtype:
             raise UserError(
-                f"{path}: holds {list(rows.shape)} {rows.dtype}, not {shape} {self._dtype}; remove it and run"
-                " lit-het embed"
+                f"{path}: holds {list(rows.shape)} {rows.dtype}, not {shape} {self._dtype}; remove it and"
+                " embed its shard again"
             )
         if made_by != self.recipe.fingerprint:
             raise UserError(
-                f"{path}: was made with another recipe than {_RECIPE_FILE}; remove it and run lit-het embed"
+                f"{path}: was made with another recipe than {_RECIPE_FILE}; remove it and embed its shard again"
             )
         return rows.start, shape
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,8 @@ def add_noise(
         raise UserError(f"{output} is the model itself; choose another --output")
     command = f"lit-het add-noise --model {source} --data {shards} --output {output}"
     config = with_flags(_config(source, shards, captions, output, count), flags, command)
+    if config.run_dir != output:
+        raise UserError(f"--run-dir {config.run_dir}: the run is written to --output; leave the flag out")
     if isinstance(config.task.head, DeterministicContrastiveConfig):
         raise UserError("--task.head deterministic has no noise; choose another head, or leave the flag out")
     head = config.task.head
@@ -138,22 +141,29 @@ def _model(model: str, output: Path, options: ImportOptions) -> Path:
         output.mkdir(parents=True, exist_ok=True)
         write_atomically(record, json.dumps(asked, indent=1) + "\n")  # first: an import may be killed
         import_weights(model, imported, options)
+        try:
+            _check_model(load_config(imported), model)
+        except UserError:
+            shutil.rmtree(imported)  # so that the same command with other flags imports it again
+            raise
     elif not record.is_file() or json.loads(record.read_text("utf-8")) != asked:
         raise UserError(f"{imported} was imported from another --model, or otherwise; choose another --output")
     return imported.resolve()
 
 
+def _check_model(model: ExperimentConfig, name: str) -> None:
+    if not isinstance(model.task, ContrastiveConfig):
+        raise UserError(f"{name} is a classifier; noise is added to image-text models, see lit_het.sklearn for others")
+    if not isinstance(model.task.head, DeterministicContrastiveConfig):
+        raise UserError(f"{name} has noise already; give a model with a deterministic head")
+    if model.tokenizer is None:
+        raise UserError(f"{name} has no tokenizer; import it with --tokenizer FILE")
+
+
 def _config(source: Path, shards: str, captions: str, output: Path, count: int) -> ExperimentConfig:
     """Returns the configuration of the new run."""
     model = load_config(source)
-    if not isinstance(model.task, ContrastiveConfig):
-        raise UserError(
-            f"{source} is a classifier; noise is added to image-text models, see lit_het.sklearn for others"
-        )
-    if not isinstance(model.task.head, DeterministicContrastiveConfig):
-        raise UserError(f"{source} has noise already; give a model with a deterministic head")
-    if model.tokenizer is None:
-        raise UserError(f"{source} has no tokenizer; import the model again with --tokenizer FILE")
+    _check_model(model, str(source))
     run = open_run(source)
     # τ and the bias start where the model's training left them.
     bias = run.params.get("head", {}).get("bias")

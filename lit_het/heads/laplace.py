@@ -92,6 +92,8 @@ def fit(factors: Factors, squared_norm: float, pseudo_count: float, side: str) -
     variance = (of_outputs**2) @ (1 / (b + np.sqrt(precision)))
     posterior = Posterior(root.astype(np.float32), variance.astype(np.float32), precision)
     # As float32: so the head holds them.
-    if not (np.isfinite(posterior.input_root).all() and 0 < posterior.output_variance.min() < np.inf):
+    is_finite = np.isfinite(posterior.input_root).all() and 0 < posterior.output_variance.min() < np.inf
+    # The search ends at its bounds where the likelihood has no maximum between them.
+    if not is_finite or found.x < most + np.log(_LEAST) + 1e-3:
         raise UserError(f"variances of the {side} side are not finite; choose another --task.head.pseudo-data-count")
     return posterior

@@ -105,8 +105,10 @@ def _factors(
     config = task.config.head
     assert isinstance(config, BayesVLMContrastiveConfig)
     totals, count = None, 0
+    # Batches of one size, so that hardly a pair is left over.
+    size = loader.num_samples // -(-loader.num_samples // config.num_negatives)
     with Bar("fitting the posterior", loader.num_samples, "pairs") as bar:
-        for image, text in _batches(loader, task, config.num_negatives):
+        for image, text in _batches(loader, task, size):
             some = pair_factors(image, text.outputs, hessian, mesh), pair_factors(text, image.outputs, hessian, mesh)
             totals = some if totals is None else jax.tree.map(np.add, totals, some)
             count += len(text.outputs)

@@ -179,7 +179,13 @@ class Model:
         """Computes a quantity of all images, see `lit_het.types.EvaluatedModel`."""
         if self.num_classes == 0:
             raise UserError("an imported image tower has no head; only its features can be evaluated")
-        return self.programs.quantity(quantity, self.params, blocks, seeds, classes, num_samples)
+        found = self.programs.quantity(quantity, self.params, blocks, seeds, classes, num_samples)
+        if np.isnan(found).any():
+            raise UserError(
+                "predictions of the model are not finite: its variances or embeddings overflow; take an earlier "
+                "checkpoint, or train it with less noise"
+            )
+        return found
 
     def program_bytes(
         self, quantity: Quantity, block_size: int, num_samples: int, classes: Float[np.ndarray, "k d"] | None

@@ -115,6 +115,7 @@ def test_what_cannot_get_noise_is_one_line(capsys, upstream, trained_lit, determ
     assert "unknown flag --task.head.num-factor" in line(deterministic, pairs, "--task.head.num-factor", "3")
     assert "has no noise; choose another head" in line(deterministic, pairs, "--task.head", "deterministic")
     assert "stores all of its settings; leave out --image-size" in line(deterministic, pairs, "--image-size", "64")
+    assert "the run is written to --output; leave the flag out" in line(deterministic, pairs, "--run-dir", tmp_path)
     assert not (tmp_path / "x").exists()
     to_itself = ("--model", deterministic, "--data", pairs, "--output", deterministic)
     assert "is the model itself; choose another --output" in refusal(capsys, "add-noise", *to_itself)

@@ -88,9 +88,9 @@ def test_the_pass_reads_every_pair_once_but_those_that_calibrate(
         return whole(layer, others, *rest)
 
     monkeypatch.setattr(fitting, "pair_factors", recorded)
-    flags = ("--task.head.num-negatives", 300, "--data.batch-size", 128)
+    flags = ("--task.head.num-negatives", 400, "--data.batch-size", 128)
     assert main(arguments(deterministic, pairs, tmp_path / "run", *flags)) == 0
-    # 900 of 1,000 pairs, in three batches, once for each side.
+    # 900 of 1,000 pairs, in three equal batches, once for each side.
     assert [len(embeddings) for embeddings, _ in read] == [300] * 6
     images = np.concatenate([embeddings for embeddings, _ in read[::2]])
     np.testing.assert_array_equal(images, np.concatenate([others for _, others in read[1::2]]))
@@ -182,6 +182,9 @@ def test_what_has_no_posterior_is_one_line(capsys, config_file, deterministic, p
     assert "a posterior is fitted to stored embeddings; leave out --data.text-embeddings None" in line
     shutil.copytree(posterior / "embeddings", output / "embeddings")
     assert main(arguments(deterministic, pairs, output, "--task.head.pseudo-data-count", "1e300")) == 1
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert "side are not finite; choose another --task.head.pseudo-data-count" in line
+    assert main(arguments(deterministic, pairs, output, "--task.head.pseudo-data-count", "1e-60")) == 1
     line = capsys.readouterr().err.splitlines()[-1]
     assert "side are not finite; choose another --task.head.pseudo-data-count" in line
     # Embeddings of another tower.

@@ -219,7 +219,7 @@ def test_a_row_with_any_number_missing_is_invalid(shards, tmp_path):
 
 def test_a_folder_with_embeddings_of_another_recipe_is_refused(shards, tmp_path):
     write(tmp_path / "e", shards, recipe())
-    with pytest.raises(UserError, match=r"holds embeddings with tower = t, not u; choose another --output"):
+    with pytest.raises(UserError, match=r"holds embeddings with tower = t, not u; choose another folder for them"):
         EmbeddingFolder(str(tmp_path / "e"), recipe(tower="u"))
 
 
@@ -262,7 +262,7 @@ def test_a_truncated_file_is_a_one_line_error_with_its_path(shards, tmp_path):
     write(tmp_path / "e", shards, recipe())
     path = sorted((tmp_path / "e").glob("*.safetensors"))[-1]
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(UserError, match=rf"{path.name}: cannot be read .*; remove it and run lit-het embed"):
+    with pytest.raises(UserError, match=rf"{path.name}: cannot be read .*; remove it and embed its shard again"):
         loader(shards, tmp_path / "e")
 
 

@@ -86,6 +86,19 @@ def test_the_probit_is_close_to_the_mean_probability_over_normal_logits():
     np.testing.assert_allclose(found, expected, atol=0.02)
 
 
+@pytest.mark.parametrize(("deviation", "error"), [(1.0, 0.03), (3.0, 0.06)])
+def test_the_probit_of_several_classes_is_close_to_their_mean_probabilities(deviation, error):
+    random = np.random.default_rng(0)
+    mean = random.normal(size=(20, 4))
+    variance = (deviation * random.uniform(0.5, 1.5, (20, 4))) ** 2
+    logits = mean + np.sqrt(variance) * random.normal(size=(20_000, 20, 4))
+    expected = np.mean(np.exp(logits) / np.exp(logits).sum(axis=2, keepdims=True), axis=0)
+    found = jax.nn.softmax(probit(jnp.asarray(mean, jnp.float32), jnp.asarray(variance, jnp.float32)))
+    assert np.abs(np.asarray(found) - expected).mean() < error
+    # Closer than probabilities without noise.
+    assert np.abs(np.asarray(found) - expected).mean() < 0.7 * np.abs(jax.nn.softmax(mean) - expected).mean()
+
+
 @each_size
 def test_without_noise_predictions_are_bit_for_bit_those_of_the_model(sizes):
     (image, text), head = outputs(sizes), make(sizes)
