@@ -10,6 +10,7 @@ import tarfile
 import numpy as np
 import pytest
 
+from lit_het.apps.uncertainty import measuring
 from lit_het.apps.uncertainty.measuring import Benchmark
 from lit_het.apps.uncertainty.page import advice, detection_tables
 from lit_het.cli.main import main
@@ -120,13 +121,43 @@ def test_every_figure_of_a_model_is_there(figures):
         assert 0 <= found[f"captions/{score}"] <= 1
         assert -1 <= found[f"severity/contrast/{score}"] <= 1
         assert found[f"severity_rises/contrast/{score}"] in (0, 1)
-    assert 0 <= found["outside/other/neighbour_distance"] <= 1
+    for place in ("outside/other", "errors/shapes", "severity/contrast"):
+        assert -1 <= found[f"{place}/neighbour_distance"] <= 1
     # The model is right where the captions are, so that the loss finds the wrong ones.
     assert found["captions/loss"] > 0.7
     assert found["cost/head_megabytes"] > 0
     assert found["cost/quiet_microseconds"] > 0
     assert found["cost/sampled_megabytes"] > found["cost/quiet_megabytes"] > 0
-    assert 0 <= found["retrieval/shapes/map_at_r"] <= found["retrieval/shapes/r_precision"] <= 1
+    # The model is better than chance, 1/8.
+    assert 0.2 < found["retrieval/shapes/map_at_r"] <= found["retrieval/shapes/r_precision"] <= 1
+
+
+def test_a_score_that_knows_the_answer_finds_all_that_scores_are_asked_for(monkeypatch, images, run_dir, tmp_path):
+    whole = measuring.answers
+
+    def knowing(method, opened, *given):
+        found = whole(method, opened, *given)
+        best, name = found.sampled or found.quiet, opened.config.name
+        wrong = np.array([json.loads(text)["is_wrong"] for text in opened.texts("json")]) if name == "pairs" else None
+        if wrong is not None:
+            known = wrong[best.positions].astype(float)
+        elif name == "outside/other":
+            known = np.full(len(best.labels), 9.0)
+        elif " " in name:  # a corrupted copy
+            known = np.full(len(best.labels), float(name.rpartition("/")[2]))
+        else:
+            known = (best.predicted != best.labels) / 2
+        return dataclasses.replace(found, scores={"knows": known})
+
+    monkeypatch.setattr(measuring, "answers", knowing)
+    output = tmp_path / "page.html"
+    assert main(arguments(images, output, f"noisy={run_dir}")) == 0
+    found = json.loads(output.with_suffix(".json").read_text())["noisy"]
+    for what in ("errors/shapes", "outside/other", "captions", "severity_rises/contrast"):
+        assert found[f"{what}/knows"] == 1
+    assert found["severity/contrast/knows"] > 0.8  # clean images have two values
+    # Nearest are the images of the training set itself.
+    assert found["outside/other/neighbour_distance"] < 0.5
 
 
 def test_the_mutual_information_of_models_and_views_is_a_score_of_every_kind(figures):
