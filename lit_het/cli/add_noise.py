@@ -21,8 +21,8 @@ def add_to(commands: Any) -> None:
         usage="lit-het add-noise --model ADDRESS --data SHARDS --output RUN [--captions MEMBER] "
         "[--any.field.of-the-configuration VALUE ...]",
         description="Locks both towers of a model, stores their embeddings of one's own image-text pairs, and trains "
-        "only the covariances and the temperature of a HET-XL head on them; with --task.head bayes_vlm it trains "
-        "nothing and fits a posterior. The embeddings, and so the predictions without noise up to the temperature, "
+        "only the covariances and the temperature of a HET-XL head on them. Other heads are --task.head prob_vlm, "
+        "mc_dropout and gaussian; with --task.head bayes_vlm it trains nothing and fits a posterior. The embeddings, and so the predictions without noise up to the temperature, "
         "stay those of the model (but with --task.head gaussian, whose variances enter predictions). The result is a "
         "run like any other. The same command continues an interrupted one. "
         "Further flags are fields of the configuration, as of lit-het train.",

@@ -61,7 +61,7 @@ class BayesVLMContrastiveConfig:
         initial_bias: the bias of the model's logits, of the sigmoid loss; None for none.
         prediction: with noise, the mean over ``"samples"`` of the weights, or ``"probit"``, the paper's closed form
             for this mean, which has no samples.
-        num_negatives: pairs of a batch of the Hessian, whose other side are the candidates; at most all pairs.
+        num_negatives: most pairs of a batch of the Hessian, whose other side are the candidates.
         pseudo_data_count: how many times every pair counts; the authors' zero-shot script has 10.
 
     Raises:

@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float
 
 from lit_het import parameters
 from lit_het.apps.scoring import caption_columns
+from lit_het.console import message
 from lit_het.data_pipelines.transforms import Preprocessing
 from lit_het.errors import UserError
 from lit_het.eval import scores
@@ -103,6 +104,8 @@ class Benchmark:
             yield f"{name}, test-time augmentation", self._figures(data, lambda names: _augmented(models, names))
             if any(len(recognition.templates) > 1 for recognition in data.recognitions()):
                 yield f"{name}, prompts as an ensemble", self._figures(data, lambda names: _by_prompt(models, names))
+            else:
+                message("prompts as an ensemble are left out: every set has a single prompt; see --prompts")
 
     def _open(self, runs: Sequence[Run]) -> "OpenData":
         inputs = [(run.config.data.image_size, run.config.data.preprocessing) for run in runs]
