@@ -164,6 +164,7 @@ def _config(source: Path, shards: str, captions: str, output: Path, count: int) 
     """Returns the configuration of the new run."""
     model = load_config(source)
     _check_model(model, str(source))
+    assert model.tokenizer is not None, "checked"
     run = open_run(source)
     # τ and the bias start where the model's training left them.
     bias = run.params.get("head", {}).get("bias")

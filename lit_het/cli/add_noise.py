@@ -22,7 +22,8 @@ def add_to(commands: Any) -> None:
         "[--any.field.of-the-configuration VALUE ...]",
         description="Locks both towers of a model, stores their embeddings of one's own image-text pairs, and trains "
         "only the covariances and the temperature of a HET-XL head on them. Other heads are --task.head prob_vlm, "
-        "mc_dropout and gaussian; with --task.head bayes_vlm it trains nothing and fits a posterior. The embeddings, and so the predictions without noise up to the temperature, "
+        "mc_dropout and gaussian; with --task.head bayes_vlm it trains nothing and fits a posterior. "
+        "The embeddings, and so the predictions without noise up to the temperature, "
         "stay those of the model (but with --task.head gaussian, whose variances enter predictions). The result is a "
         "run like any other. The same command continues an interrupted one. "
         "Further flags are fields of the configuration, as of lit-het train.",
