@@ -75,6 +75,24 @@ def test_the_embeddings_stay_and_only_the_head_is_trained(capsys, deterministic,
     assert "is finished: 4 steps" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("deterministic", ["softmax"], indirect=True)
+@pytest.mark.parametrize("head", ["prob_vlm", "mc_dropout", "gaussian"])
+def test_other_heads_are_added_by_their_name(deterministic, pairs, tmp_path, head):
+    assert add_noise(deterministic, pairs, tmp_path / "noisy", "--task.head", head, "--calibration", "None") == 0
+    old, new = lit_het.load(deterministic), lit_het.load(tmp_path / "noisy")
+    means = np.asarray(new.encode_images(image()))[: len(old.encode_images(image()))]
+    np.testing.assert_allclose(means, old.encode_images(image()), atol=1e-6)
+    assert new.noise(image()) > 0
+    assert new.classify(image(), NAMES, samples=4).noisy_mean is not None
+
+
+def test_a_model_without_a_tokenizer_can_be_given_one(capsys, siglip, pairs, data, tmp_path):
+    assert add_noise(siglip, pairs, tmp_path / "noisy") == 1
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert "siglip.npz has no tokenizer; import it with --tokenizer FILE" in line
+    assert add_noise(siglip, pairs, tmp_path / "noisy", "--tokenizer", str(data / "tokenizer.model")) == 0
+
+
 @pytest.fixture
 def siglip(tmp_path):
     """Recorded towers in big_vision's form."""
