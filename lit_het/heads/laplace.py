@@ -17,6 +17,8 @@ from lit_het.errors import UserError
 
 # The smallest precision that is tried, as a share of the largest possible one.
 _LEAST = 1e-24
+# Of negative eigenvalues, relative to the largest one, which rounding of a Hessian makes.
+_ROUNDING = 1e-2
 
 
 class Factors(NamedTuple):
@@ -75,6 +77,11 @@ def fit(factors: Factors, squared_norm: float, pseudo_count: float, side: str) -
     if not all(np.isfinite(factor).all() for factor in factors):
         raise UserError(f"the Hessian of the {side} side is not finite; check the temperature and the embeddings")
     (a, of_inputs), (b, of_outputs) = (np.linalg.eigh(factor * np.sqrt(pseudo_count)) for factor in factors)
+    # A loss that is almost zero leaves rounding errors of float32.
+    if b.min() < -_ROUNDING * b.max():
+        raise UserError(
+            f"the model predicts the pairs almost perfectly, which leaves no Hessian of the {side} side; give other pairs"
+        )
     a, b = np.maximum(a, 0.0), np.maximum(b, 0.0)  # rounding may make zeros negative
     if not (a.any() and b.any()):
         raise UserError(f"the pairs say nothing about the {side} side; give pairs of different images and captions")

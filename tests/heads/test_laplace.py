@@ -83,3 +83,10 @@ def test_factors_and_variances_that_are_not_finite_are_refused():
         fit(some._replace(outputs=np.zeros((Q, Q))), 2.5, 1.0, "text")
     with pytest.raises(UserError, match="variances of the text side are not finite; choose another"):
         fit(some, 2.5, 1e200, "text")
+
+
+def test_a_hessian_of_rounding_errors_is_refused():
+    some, noise = factors(), np.diag([1e-9, -1e-9, 1e-10])
+    with pytest.raises(UserError, match="predicts the pairs almost perfectly, which leaves no Hessian of the text"):
+        fit(some._replace(outputs=noise), 2.5, 1.0, "text")
+    fit(some._replace(outputs=some.outputs + noise), 2.5, 1.0, "text")
