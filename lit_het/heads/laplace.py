@@ -80,7 +80,7 @@ def fit(factors: Factors, squared_norm: float, pseudo_count: float, side: str) -
     # A loss that is almost zero leaves rounding errors of float32.
     if b.min() < -_ROUNDING * b.max():
         raise UserError(
-            f"the model predicts the pairs almost perfectly, which leaves no Hessian of the {side} side; give other pairs"
+            f"the model predicts the pairs almost perfectly, which leaves no Hessian of the {side} side; give others"
         )
     a, b = np.maximum(a, 0.0), np.maximum(b, 0.0)  # rounding may make zeros negative
     if not (a.any() and b.any()):
@@ -99,8 +99,6 @@ def fit(factors: Factors, squared_norm: float, pseudo_count: float, side: str) -
     variance = (of_outputs**2) @ (1 / (b + np.sqrt(precision)))
     posterior = Posterior(root.astype(np.float32), variance.astype(np.float32), precision)
     # As float32: so the head holds them.
-    is_finite = np.isfinite(posterior.input_root).all() and 0 < posterior.output_variance.min() < np.inf
-    # The search ends at its bounds where the likelihood has no maximum between them.
-    if not is_finite or found.x < most + np.log(_LEAST) + 1e-3:
+    if not (np.isfinite(posterior.input_root).all() and 0 < posterior.output_variance.min() < np.inf):
         raise UserError(f"variances of the {side} side are not finite; choose another --task.head.pseudo-data-count")
     return posterior
