@@ -169,7 +169,8 @@ def scatter(
         y_label: label of the vertical axis, with its unit.
         caption: plain text below the figure.
     """
-    figure, axes = _canvas(1.5 + 0.22 * len(points))
+    # Names take the half of the width.
+    figure, axes = _canvas(1.5 + 0.22 * len(points), 1.7 * _WIDTH_INCHES)
     front = pareto_front(list(points.values()))
     axes.step(*zip(*front, strict=True), where="post", color=_MUTED, linestyle=":", linewidth=1.2)
     axes.set_xscale("log")
@@ -271,9 +272,9 @@ def distribution(
     return _figure(title, figure, caption, legend(dict(zip(names, palette, strict=True))))
 
 
-def _canvas(height: float) -> tuple[Figure, Axes]:
+def _canvas(height: float, width: float = _WIDTH_INCHES) -> tuple[Figure, Axes]:
     """Returns a figure and its axes, without the global state of pyplot."""
-    figure = Figure(figsize=(_WIDTH_INCHES, height), layout="constrained")
+    figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasSVG(figure)
     axes = figure.subplots()
     _tidy(axes)
