@@ -1,4 +1,4 @@
-"""Reads the text of a compiled program: collectives between devices, and iterations of loops."""
+"""Reads a compiled program: its memory, and from its text collectives between devices and iterations of loops."""
 
 import collections
 import dataclasses
@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
+import jax
 import numpy as np
 from jax.sharding import Mesh
 
@@ -18,6 +19,14 @@ COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "coll
 _ITEM_BITS = re.compile(r"[a-z]+(\d+)")
 _INSTRUCTION = re.compile(r"\s+(?:ROOT )?%?(?P<name>[^\s=]+) = (?P<type>.*?) (?P<kind>[a-z][\w-]*)\((?P<rest>.*)")
 _CALLED = re.compile(r"\b(calls|to_apply|body|condition|branch_computations)=(\{[^}]*\}|%?[\w.-]+)")
+
+
+def memory_bytes(compiled: jax.stages.Compiled) -> tuple[int, int]:
+    """Returns the bytes on each device of arguments and results, which may share memory, and of intermediate values."""
+    memory = compiled.memory_analysis()
+    assert memory is not None
+    lasting = memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
+    return lasting, memory.temp_size_in_bytes
 
 
 @dataclasses.dataclass(frozen=True)

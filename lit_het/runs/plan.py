@@ -13,7 +13,7 @@ from lit_het import parameters, sharding
 from lit_het.configs.experiment import ExperimentConfig
 from lit_het.durations import RunLength
 from lit_het.planning import costs
-from lit_het.planning.program import Program, read_program
+from lit_het.planning.program import Program, memory_bytes, read_program
 from lit_het.random import keys_at
 from lit_het.tasks.contrastive import ContrastiveConfig
 from lit_het.training.step import initial_state, jit_step, make_train_step
@@ -187,12 +187,9 @@ class Step:
         inputs = self.inputs
         with jax.set_mesh(self.mesh):
             compiled = jit_step(step, inputs.state).lower(inputs.state, inputs.locked, inputs.batch).compile()
-        memory, text = compiled.memory_analysis(), compiled.as_text()
-        assert memory is not None
+        (arguments, temporary), text = memory_bytes(compiled), compiled.as_text()
         assert text is not None
-        arguments = memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
-        program = read_program(text, self.mesh)
-        return Compiled(arguments, memory.temp_size_in_bytes, program, time.monotonic() - began)
+        return Compiled(arguments, temporary, read_program(text, self.mesh), time.monotonic() - began)
 
 
 def plan(config: ExperimentConfig, devices: Sequence[Any]) -> Plan:

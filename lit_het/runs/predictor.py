@@ -65,19 +65,20 @@ class Programs:
         self,
         quantity: Quantity,
         params: Params,
-        blocks: Float[np.ndarray, "n b f"],
-        seeds: Int[np.ndarray, " n"] | None,
-        classes: Float[np.ndarray, "k d"] | None,
+        block_size: int,
         num_samples: int,
+        classes: Float[np.ndarray, "k d"] | None,
     ) -> int:
-        """Returns the memory of the program of a quantity on each device: arguments, intermediate values and result."""
-        arguments = self._arguments(params, blocks, seeds, classes)
+        """Returns the memory of the program of a quantity, see `Model.program_bytes`."""
+        # Here, since training loads this module and plans nothing.
+        from lit_het.planning.program import memory_bytes
+
+        shards = sharding.num_batch_shards(self._mesh)
+        blocks = np.zeros((shards, block_size, self.task.features.size), np.float32)
+        arguments = self._arguments(params, blocks, np.zeros(shards, np.int32), classes)
         program = self._program(quantity, self._of_blocks(quantity), "num_samples")
         with jax.set_mesh(self._mesh):
-            memory = program.lower(*arguments, num_samples=num_samples).compile().memory_analysis()
-        assert memory is not None
-        lasting = memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
-        return memory.temp_size_in_bytes + lasting
+            return sum(memory_bytes(program.lower(*arguments, num_samples=num_samples).compile()))
 
     def _of_blocks(self, quantity: Quantity) -> Callable[..., jax.Array]:
         def all_blocks(params: Params, classes: Any, rows: Any, num_samples: int) -> jax.Array:
@@ -190,7 +191,7 @@ class Model:
     def program_bytes(
         self, quantity: Quantity, block_size: int, num_samples: int, classes: Float[np.ndarray, "k d"] | None
     ) -> int:
-        """Returns the memory of the program of a quantity on each device, for blocks of images.
+        """Returns the bytes of the program of a quantity on each device: arguments, intermediate values and result.
 
         Args:
             quantity: one with noise.
@@ -198,10 +199,7 @@ class Model:
             num_samples: S; 0 leaves the noise out.
             classes: unit embeddings of class names, for image-text models.
         """
-        shards = self.features.num_shards
-        blocks = np.zeros((shards, block_size, self.programs.task.features.size), np.float32)
-        seeds = np.zeros(shards, np.int32)
-        return self.programs.program_bytes(quantity, self.params, blocks, seeds, classes, num_samples)
+        return self.programs.program_bytes(quantity, self.params, block_size, num_samples, classes)
 
 
 def _no_tokenizer(captions: list[str]) -> np.ndarray:
