@@ -233,7 +233,7 @@ class OutOfDistributionConfig:
         far: out-of-distribution sets of dissimilar images.
         train_split: the folder of shards to fit Mahalanobis distances to; None leaves these scores out.
         names: candidate class names.
-        samples: S, the number of noise samples per image; 0 disables the noise.
+        samples: S, the number of noise samples per image, whose mutual information is a score; 0 disables the noise.
 
     Raises:
         UserError: a negative number of samples.

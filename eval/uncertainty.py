@@ -12,7 +12,7 @@ from lit_het.errors import UserError
 from lit_het.eval.ensembles import mean_prediction
 from lit_het.eval.features import Features, OpenSet
 from lit_het.eval.out_of_distribution import entropy_score, max_probability_score
-from lit_het.eval.predictions import Predictions, Predictor, member_blocks, predict
+from lit_het.eval.predictions import Predictions, Predictor, member_blocks, num_members, predict
 from lit_het.eval.rows import row_blocks
 from lit_het.eval.selection import divergence_from_mean
 from lit_het.types import ImageFeatures
@@ -47,8 +47,9 @@ class Method:
 
     @property
     def is_random(self) -> bool:
-        """Whether there is more than one answer to an image: noise samples, or several models."""
-        return len(self.members) > 1 or self.has_noise
+        """Whether there is more than one answer to an image: of noise samples, several models or members (e3)."""
+        answered = sum(num_members(member.predictor.model, member.predictor.samples) for member in self.members)
+        return answered > 1 or self.has_noise
 
     @property
     def has_noise(self) -> bool:
@@ -87,8 +88,7 @@ def answers(
     """
     features = [matched(rows) for rows in opened.features_of([member.tower for member in method.members])]
     features = features if most is None else [rows.spread(most) for rows in features]
-    pairs = list(zip(method.members, features, strict=True))
-    each = [predict(member.quiet(), rows) for member, rows in pairs]
+    each = [predict(member.quiet(), rows) for member, rows in zip(method.members, features, strict=True)]
     quiet = dataclasses.replace(
         each[0],
         log_probabilities=mean_prediction(np.stack([one.log_probabilities for one in each], axis=1)),
@@ -99,7 +99,8 @@ def answers(
     scores: dict[str, np.ndarray] = {}
     pooled = None
     if method.is_random:
-        log_p, information = _sampled(pairs, opened.config.name)
+        pairs = list(zip([member.predictor for member in method.members], features, strict=True))
+        log_p, information = sampled(pairs, opened.config.name)
         if information is not None:
             scores["mutual_information"] = information
         if method.has_noise:
@@ -112,14 +113,20 @@ def answers(
     return Answers(quiet, pooled, scores)
 
 
-def _sampled(pairs: Sequence[tuple[Member, Features]], name: str) -> tuple[np.ndarray, np.ndarray | None]:
+def sampled(
+    pairs: Sequence[tuple[Predictor, Features]], name: str
+) -> tuple[Float[np.ndarray, "n k"], Float[np.ndarray, " n"] | None]:
     """Returns the log of the mean probability, and the mutual information, over all samples of all models.
 
-    Every model weighs the same, whatever its number of samples. A head in closed form, which has a single one, has no
-    mutual information.
+    Every model weighs the same, whatever its number of samples or members. Where there is a single one in all, as of a
+    head in closed form, there is no mutual information.
+
+    Args:
+        pairs: predictors, each with the features of the same images.
+        name: of the set, for the progress bar.
     """
     # One seed for all blocks: samples of weights are the same for all images.
-    streams = [member_blocks(member.predictor, rows, seed=0) for member, rows in pairs]
+    streams = [member_blocks(predictor, rows, seed=0) for predictor, rows in pairs]
     found, information = [], []
     with Bar(f"sampling {name}", len(pairs[0][1].labels), "images") as bar:
         for blocks in zip(*streams, strict=True):

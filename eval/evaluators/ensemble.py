@@ -11,7 +11,7 @@ from lit_het.errors import UserError
 from lit_het.eval.ensembles import EnsembleResult, join, mean_prediction, score_ensemble
 from lit_het.eval.evaluation import Evaluation
 from lit_het.eval.features import OpenSet
-from lit_het.eval.predictions import Predictor, member_blocks
+from lit_het.eval.predictions import Predictor, member_blocks, num_members
 from lit_het.eval.recognition import Recognition
 from lit_het.types import EvaluatedModel
 
@@ -35,16 +35,11 @@ class Ensemble:
         """
         for model in models:
             self.recognition.check(model, self.samples)
-        if sum(map(self._num_members, models)) < 2:
+        if sum(num_members(model, self.samples) for model in models) < 2:
             raise UserError(
                 "there is only one member (a deterministic head has no noise): use --samples with a HET-XL head, "
                 "several checkpoints, or a classifier on an e3 model"
             )
-
-    def _num_members(self, model: EvaluatedModel) -> int:
-        samples = max(1, self.samples) if model.has_noise else 1
-        # In an image-text model the members of an e3 image tower produce one embedding.
-        return samples * model.features.num_members if model.text is None else samples
 
     def __call__(self, *models: EvaluatedModel) -> Evaluation:
         """Returns ``joint_*``, ``individual_*`` and ``kl`` over the members of all models.

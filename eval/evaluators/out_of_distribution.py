@@ -15,9 +15,10 @@ from lit_het.eval.out_of_distribution import (
     fit_features,
     max_probability_score,
 )
-from lit_het.eval.predictions import Predictions, predict
+from lit_het.eval.predictions import Predictions, num_members, predict
 from lit_het.eval.recognition import Recognition
 from lit_het.eval.sets import ImageSet, parse_set
+from lit_het.eval.uncertainty import sampled
 from lit_het.types import EvaluatedModel
 
 
@@ -46,7 +47,12 @@ class OutOfDistribution:
         def score(opened: OpenSet) -> Mapping[str, np.ndarray]:
             features = opened.features(model.features)
             # Labels of out-of-distribution sets index other classes: zeros replace them.
-            found = _scores(predict(predictor, features.unlabelled()))
+            unlabelled = features.unlabelled()
+            found = _scores(predict(predictor, unlabelled))
+            if num_members(model, self.samples) > 1:
+                _, information = sampled([(predictor, unlabelled)], opened.config.name)
+                # A head in closed form has one prediction, whatever S.
+                found |= {} if information is None else {"mutual_information": information}
             if fitted is not None:
                 embeddings = features.joint_embeddings(model.features)
                 found["mahalanobis"] = fitted.mahalanobis_score(embeddings)

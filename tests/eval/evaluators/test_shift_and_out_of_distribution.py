@@ -196,3 +196,21 @@ def test_out_of_distribution_detection_accepts_other_candidates(two_sets, sets, 
     names = ClassNamesConfig(candidates=tmp_path / "names.txt")
     found = OutOfDistributionConfig(inside, near=(outside,), names=names).build(sets)(encoder)
     assert found.figures["near/other/entropy/auroc"] == 0.5
+
+
+def test_noise_samples_that_disagree_outside_give_mutual_information(write_set, sets, make_encoder):
+    """Both samples of images 0 to 3 choose the first class; those of images 4 to 7 a class each: ln 2 nats."""
+    inside = write_set("known", [{"cls": 0} for _ in range(4)], NAMES[:2])
+    outside = write_set("other", [{"txt": "?"} for _ in range(8)])
+    noise = np.tile([[1.0, 0.0], [1.0, 0.0]], (8, 1, 1))
+    noise[4:, 1] = [0.0, 1.0]
+    model = make_encoder(np.zeros((8, 2)), dict(zip(NAMES, np.eye(2), strict=False)), temperature=0.01, noise=noise)
+    at = f"{outside.directory}/test"
+    found = OutOfDistributionConfig(inside, far=(at,), samples=2).build(sets)(model)
+    arrays = found.draw().arrays
+    np.testing.assert_allclose(arrays["inside/mutual_information"], 0, atol=1e-6)
+    np.testing.assert_allclose(arrays["far/other/mutual_information"], np.repeat([0, np.log(2)], 4), atol=1e-6)
+    # Images 4 to 7 are above all of the inside, images 0 to 3 tie with them.
+    assert found.figures["far/other/mutual_information/auroc"] == pytest.approx((1 + 0.5) / 2)
+    without = OutOfDistributionConfig(inside, far=(at,)).build(sets)(model)
+    assert not [name for name in without.figures if "mutual_information" in name], "one prediction cannot disagree"
