@@ -24,7 +24,7 @@ from lit_het.optimizers import AdamW, Optimizer
 from lit_het.schedules import Linear, Schedule
 from lit_het.tasks.classification import ClassificationConfig
 from lit_het.towers.resnet import ResNetConfig
-from lit_het.towers.transformer import encoder_size
+from lit_het.towers.sizes import encoder_size
 from lit_het.towers.vit import ViTConfig
 from lit_het.training.loop import Cadence
 

@@ -15,8 +15,8 @@ from lit_het.heads.contrastive import HetXLContrastiveConfig
 from lit_het.heads.covariance import CovarianceConfig
 from lit_het.heads.temperature import LogTemperature
 from lit_het.losses.contrastive import SoftmaxLoss
+from lit_het.towers.sizes import encoder_size
 from lit_het.towers.text import TextConfig
-from lit_het.towers.transformer import encoder_size
 from lit_het.towers.vit import ViTConfig
 
 BATCH_SIZE = 16_384

@@ -20,8 +20,8 @@ from lit_het.schedules import Schedule
 from lit_het.sharding import MeshConfig
 from lit_het.tasks.contrastive import ContrastiveConfig
 from lit_het.tasks.masking import MaskingConfig
+from lit_het.towers.sizes import encoder_size
 from lit_het.towers.text import TextConfig
-from lit_het.towers.transformer import encoder_size
 from lit_het.towers.vit import ViTConfig
 from lit_het.training.loop import Cadence
 

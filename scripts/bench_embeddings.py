@@ -35,8 +35,8 @@ from lit_het.data_pipelines.shards import IMAGE, expand
 from lit_het.data_pipelines.transforms import Preprocessing, Training
 from lit_het.durations import RunLength
 from lit_het.tasks.contrastive import ContrastiveConfig
+from lit_het.towers.sizes import encoder_size
 from lit_het.towers.text import TextConfig
-from lit_het.towers.transformer import encoder_size
 from lit_het.towers.vit import ViTConfig
 from lit_het.training.step import initial_state, make_train_step
 from lit_het.types import Batch

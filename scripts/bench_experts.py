@@ -16,7 +16,7 @@ from bench_tools import Program, Report, assert_close, plot, ratio, seconds_in_t
 from flax import nnx
 from rich.console import Console
 
-from lit_het.towers.experts import Experts, ExpertsConfig
+from lit_het.towers.experts import ExpertKeys, Experts, ExpertsConfig
 from lit_het.towers.layers import Mlp
 
 # V-MoE S/32 at 384 px (e3 Table 20): 144 patches and the class token.
@@ -98,7 +98,7 @@ def _mixture(config: ExpertsConfig, images: int) -> tuple[Callable, Any, Any]:
     graph, params = nnx.split(build())
 
     def loss(params: Any, tokens: Any) -> Any:
-        return jnp.sum(nnx.merge(graph, params)(tokens, images, None)[0] ** 2)
+        return jnp.sum(nnx.merge(graph, params)(tokens, images, ExpertKeys())[0] ** 2)
 
     return jax.value_and_grad(loss, argnums=(0, 1)), params, _tokens(images)
 

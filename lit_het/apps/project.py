@@ -96,8 +96,9 @@ _IMPORTS = {
     "schedules": "Schedule",
     "sharding": "MeshConfig",
     "tasks.contrastive": "ContrastiveConfig",
+    "towers.sizes": "encoder_size",
     "towers.text": "TextConfig",
-    "towers.transformer": "EncoderConfig, encoder_size",
+    "towers.transformer": "EncoderConfig",
     "training.loop": "Cadence",
 }
 

@@ -6,12 +6,14 @@ from typing import Any, Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from lit_het import sharding
 from lit_het.errors import UserError, require_at_least, require_choice
 from lit_het.towers import routing
+from lit_het.towers.groups import group_images
 from lit_het.towers.layers import Mlp
 from lit_het.towers.routing import Choices, Gates
 
@@ -28,6 +30,12 @@ class ExpertsConfig:
         num_blocks: number of blocks with experts, the last odd ones counting from 0 ("last-n"); None for every odd one.
         num_members: M; with more than one the tower is an efficient ensemble (e3): the batch is repeated M times before
             the first block with experts, and each copy has its own E / M experts.
+        tiled: whether images are repeated for the members. If not, each token selects K experts of every member, whose
+            outputs are summed, and there is one prediction (e3 Sec. 4.2.1, "partitioning").
+        overlap: number of experts that belong to all members (e3 Sec. 4.2.3); all of them, for copies of a single model
+            that differ in the router's noise only (Sec. 4.2.2, "tiling").
+        multi_pred: whether the outputs of a token's K experts are not summed in the last of these blocks, which gives K
+            predictions (e3 Sec. 4.2.4).
         capacity_factor: slots of all experts in training, per selected expert of a token.
         eval_capacity_factor: the same in evaluation and in a locked tower.
         batch_priority: whether tokens with larger gates get slots first, instead of earlier tokens.
@@ -36,6 +44,9 @@ class ExpertsConfig:
         noise_scale: the router's noise has the standard deviation noise_scale M / E; 0 means no noise and no load loss.
         auxiliary_weight: weight of the mean of importance and load loss.
         dropout_rate: dropout of the experts' hidden layer and output, in training.
+        dropout_samples: predictions of an image in evaluation, each with dropout masks of its own (Monte Carlo dropout,
+            e3 App. G.2); 1 for one without dropout.
+        initial_noise: standard deviation of Gaussian noise on the experts' initial weights (e3 App. H.2).
         tokens_per_group: maximum number of tokens that are routed together; a group has whole images.
         blocks: numbers of the blocks with experts, counting from 0, in place of ``num_blocks``; None for the last odd.
 
@@ -56,17 +67,27 @@ class ExpertsConfig:
     dropout_rate: float = 0.0
     tokens_per_group: int = 1024
     blocks: tuple[int, ...] | None = None
+    tiled: bool = True
+    overlap: int = 0
+    multi_pred: bool = False
+    dropout_samples: int = 1
+    initial_noise: float = 0.0
 
     def __post_init__(self) -> None:
-        require_at_least(1, self, "num_experts", "num_selected", "num_members", "tokens_per_group")
-        require_at_least(0, self, "noise_scale", "auxiliary_weight", "dropout_rate")
+        require_at_least(1, self, "num_experts", "num_selected", "num_members", "tokens_per_group", "dropout_samples")
+        require_at_least(0, self, "noise_scale", "auxiliary_weight", "dropout_rate", "overlap", "initial_noise")
         if self.dropout_rate >= 1:
             raise UserError(f"ExpertsConfig: dropout_rate = {self.dropout_rate} must be below 1")
         require_choice(self, "dispatch")
-        if self.num_experts % self.num_members:
+        if self.overlap > self.num_experts or (self.num_experts - self.overlap) % self.num_members:
+            shared = f" with overlap = {self.overlap}" if self.overlap else ""
             raise UserError(
-                f"ExpertsConfig: num_experts = {self.num_experts} cannot be split in {self.num_members} members"
+                f"ExpertsConfig: num_experts = {self.num_experts}{shared} cannot be split in {self.num_members} members"
             )
+        if self.dropout_samples > 1 and not self.dropout_rate:
+            raise UserError(f"ExpertsConfig: dropout_samples = {self.dropout_samples} needs a dropout_rate above 0")
+        if self.multi_pred and not self.tiled:
+            raise UserError("ExpertsConfig: multi_pred = True needs tiled = True")
         if self.num_selected > self.experts_per_member:
             raise UserError(
                 f"ExpertsConfig: num_selected = {self.num_selected} is more than a member's "
@@ -78,8 +99,24 @@ class ExpertsConfig:
 
     @property
     def experts_per_member(self) -> int:
-        """E / M."""
-        return self.num_experts // self.num_members
+        """E / M, or with an overlap of o experts (E - o) / M + o."""
+        return (self.num_experts - self.overlap) // self.num_members + self.overlap
+
+    @property
+    def members(self) -> Int[np.ndarray, "m e"]:
+        """The numbers of each member's experts: its own, then those of all members."""
+        own = np.arange(self.num_experts - self.overlap).reshape(self.num_members, -1)
+        of_all = np.arange(self.num_experts - self.overlap, self.num_experts)
+        return np.concatenate([own, np.broadcast_to(of_all, (self.num_members, self.overlap))], axis=1)
+
+    @property
+    def num_predictions(self) -> int:
+        """The number of predictions of an image, in evaluation."""
+        return self.num_copies(training=False) * (self.num_selected if self.multi_pred else 1)
+
+    def num_copies(self, *, training: bool) -> int:
+        """Returns how often an image is repeated before the first block with experts."""
+        return (self.num_members if self.tiled else 1) * (1 if training else self.dropout_samples)
 
     def block_numbers(self, depth: int) -> tuple[int, ...]:
         """Returns the indices of the blocks with experts among ``depth`` blocks.
@@ -101,6 +138,20 @@ class ExpertsConfig:
         if not 1 <= count <= len(odd):
             raise UserError(f"ExpertsConfig: num_blocks = {count}, but {depth} blocks have {len(odd)} odd ones")
         return odd[-count:]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class ExpertKeys:
+    """Random keys of one block, or of several.
+
+    Attributes:
+        noise: of the router, in training; without it routing is deterministic, with the capacity of evaluation.
+        dropout: of the experts; None for no dropout.
+    """
+
+    noise: Key[Array, "*blocks"] | None = None
+    dropout: Key[Array, "*blocks"] | None = None
 
 
 @jax.tree_util.register_dataclass
@@ -134,7 +185,7 @@ class Experts(nnx.Module):
         @nnx.split_rngs(splits=config.num_experts)
         @nnx.vmap(in_axes=(0,), out_axes=0)
         def stack(rngs: nnx.Rngs) -> Mlp:
-            return build_mlp(rngs)
+            return _with_noise(build_mlp(rngs), config.initial_noise, rngs)
 
         self.experts = stack(rngs)
 
@@ -142,55 +193,81 @@ class Experts(nnx.Module):
         self,
         x: Float[Array, "bn d"],
         b: int,
-        key: Key[Array, ""] | None,
+        keys: ExpertKeys,
         present: Bool[Array, "b n"] | None = None,
-    ) -> tuple[Float[Array, "bn d"], Routing]:
+        *,
+        apart: bool = False,
+    ) -> tuple[Float[Array, "_ d"], Routing]:
         """Returns the weighted sum of the selected experts' outputs, and losses and metrics of routing.
 
         Args:
             x: tokens of ``b`` examples; the copies of an image for the members of an ensemble are adjacent.
             b: number of examples.
-            key: random key of training; without it routing is deterministic, with the capacity of evaluation.
+            keys: random keys.
             present: False marks padding, which no expert processes; None for no padding.
+            apart: whether the weighted outputs are not summed: K copies of every example, adjacent.
         """
+        config = self.config
+        if config.tiled:
+            return self._mix(x, b, keys, present, apart=apart)
+        # The same tokens for the experts of every member, and the sum of what they return.
+        m, n = config.num_members, x.shape[0] // b
+        copies = jnp.repeat(x.reshape(b, n, -1), m, axis=0).reshape(m * b * n, -1)
+        mixed, routing = self._mix(copies, m * b, keys, None if present is None else jnp.repeat(present, m, axis=0))
+        return mixed.reshape(b, m, n, -1).sum(axis=1).reshape(x.shape), routing
+
+    def _mix(
+        self,
+        x: Float[Array, "bn d"],
+        b: int,
+        keys: ExpertKeys,
+        present: Bool[Array, "b n"] | None,
+        *,
+        apart: bool = False,
+    ) -> tuple[Float[Array, "_ d"], Routing]:
         config = self.config
         # Routing sees one group at a time. Capacity is then a constant of the compiled program, and the one-hot arrays
         # grow linearly with the batch instead of quadratically.
-        groups = _groups(b, x.shape[0] // b, config)
+        groups = group_images(b, x.shape[0] // b, config.num_members, config.tokens_per_group)
         tokens = groups.split(x)
         if groups.is_filled_up or present is not None:
             present = jnp.ones((b, groups.tokens), bool) if present is None else present
             present = groups.split(present.reshape(-1, 1))[..., 0]
-        noise_key, dropout_key = (None, None) if key is None else jax.random.split(key)
-        gates = self._gates(tokens, present, noise_key)
+        gates = self._gates(tokens, present, keys.noise)
         choices = routing.select(
             gates.probability, config.num_selected, batch_priority=config.batch_priority, present=present
         )
         tokens = tokens.astype(self.experts.up.dtype)
         if config.dispatch == "ragged":
             num_slots = tokens.shape[1]
-            mixed = self._ragged(tokens, choices, dropout_key)
+            mixed = self._ragged(tokens, choices, keys.dropout, apart)
         else:
             # Training drops tokens to save time; evaluation has enough slots to drop hardly any.
-            factor = config.eval_capacity_factor if key is None else config.capacity_factor
+            factor = config.eval_capacity_factor if keys.noise is None else config.capacity_factor
             num_slots = routing.capacity(tokens.shape[1], config.num_selected, config.experts_per_member, factor)
             # A token selects an expert at most once.
             num_slots = min(num_slots, tokens.shape[1])
-            mixed = self._einsum(tokens, choices, num_slots, dropout_key)
+            mixed = self._einsum(tokens, choices, num_slots, keys.dropout, apart)
         metrics = self._metrics(choices, present, num_slots)
-        return groups.join(mixed), Routing(gates.importance_loss, gates.load_loss, *metrics)
+        by_choice = jnp.stack([groups.join(part).reshape(b, -1, x.shape[1]) for part in mixed], axis=1)
+        return by_choice.reshape(-1, x.shape[1]), Routing(gates.importance_loss, gates.load_loss, *metrics)
 
     def _gates(
         self, tokens: Float[Array, "gm t d"], present: Bool[Array, "gm t"] | None, key: Key[Array, ""] | None
     ) -> Gates:
         config, (gm, t, d) = self.config, tokens.shape
-        kernel = self.router.kernel[...].reshape(d, config.num_members, config.experts_per_member)
+        kernel = self._of_members(self.router.kernel[...], axis=1)
+        kernel = kernel.reshape(d, config.num_members, config.experts_per_member)
         # Each member of an ensemble has its own columns of the router's kernel, so that its tokens reach only its own
         # experts (e3 Sec. 4.1). The authors route all members together with gates of zero: docs/paper_map.md, 27.
         by_member = tokens.astype(jnp.float32).reshape(-1, config.num_members, t, d)
         logits = jnp.einsum("gmtd,dme->gmte", by_member, kernel).reshape(gm, t, -1)
         noise = jax.random.normal(key, logits.shape) if key is not None and config.noise_scale else None
         return routing.route(logits, config.num_selected, noise, config.noise_scale, present)
+
+    def _of_members(self, x: Array, axis: int) -> Array:
+        """Returns what belongs to the experts of each member in turn: those of all members are repeated."""
+        return jnp.take(x, self.config.members.reshape(-1), axis) if self.config.overlap else x
 
     def _metrics(
         self, choices: Choices, present: Bool[Array, "gm t"] | None, num_slots: int
@@ -206,22 +283,28 @@ class Experts(nnx.Module):
         return dropped, jnp.max(taken) * self.config.num_experts / total
 
     def _einsum(
-        self, tokens: Float[Array, "gm t d"], choices: Choices, num_slots: int, key: Key[Array, ""] | None
-    ) -> Float[Array, "gm t d"]:
-        """Moves tokens to slots of experts and back by products with one-hot vectors."""
+        self,
+        tokens: Float[Array, "gm t d"],
+        choices: Choices,
+        num_slots: int,
+        key: Key[Array, ""] | None,
+        apart: bool,
+    ) -> Float[Array, "parts gm t d"]:
+        """Moves tokens to slots of experts and back by products with one-hot vectors; returns their sum, or K parts."""
         config, (_, t, d) = self.config, tokens.shape
         m, e = config.num_members, config.experts_per_member
         # Products with one-hot vectors, as in V-MoE: accelerators compute products faster than gathers and scatters,
         # and their gradients are products too.
-        place, weight = (
+        place, *weights = (
             x.astype(tokens.dtype).reshape(-1, m, t, e, num_slots)
-            for x in routing.places(choices, config.experts_per_member, num_slots)
+            for x in routing.places(choices, e, num_slots, apart=apart)
         )
         slots = jnp.einsum("gmtd,gmtec->megcd", tokens.reshape(-1, m, t, d), place)
         # Tokens travel to the devices of their experts; parameters of experts stay where they are.
-        slots = sharding.to_experts(slots.reshape(config.num_experts, *slots.shape[2:]))
+        slots = sharding.to_experts(slots.reshape(m * e, *slots.shape[2:]))
         graph, params = nnx.split(self.experts)
-        keys = None if key is None else jax.random.split(key, config.num_experts)
+        params = jax.tree.map(lambda x: self._of_members(x, axis=0), params)
+        keys = None if key is None else jax.random.split(key, m * e)
 
         # Each expert sees the slots of all groups at once: few large products instead of many small ones.
         def expert(params: nnx.State, x: Float[Array, "g c d"], key: Key[Array, ""] | None) -> Float[Array, "g c d"]:
@@ -230,17 +313,18 @@ class Experts(nnx.Module):
 
         outputs = sharding.from_experts(jax.vmap(expert)(params, slots, keys))
         outputs = outputs.reshape(m, e, *outputs.shape[1:])
-        return jnp.einsum("megcd,gmtec->gmtd", outputs, weight).reshape(tokens.shape)
+        mixed = [jnp.einsum("megcd,gmtec->gmtd", outputs, weight) for weight in weights]
+        return jnp.stack(mixed).reshape(-1, *tokens.shape)
 
     def _ragged(
-        self, tokens: Float[Array, "gm t d"], choices: Choices, key: Key[Array, ""] | None
-    ) -> Float[Array, "gm t d"]:
-        """Sorts tokens by expert, so that each expert multiplies adjacent rows."""
+        self, tokens: Float[Array, "gm t d"], choices: Choices, key: Key[Array, ""] | None, apart: bool
+    ) -> Float[Array, "parts gm t d"]:
+        """Sorts tokens by expert, so that each expert multiplies adjacent rows; returns their sum, or K parts."""
         graph, params = nnx.split(self.experts)
         k, num_experts = self.config.num_selected, self.config.num_experts
 
         # Per device: sorting the tokens of all devices would move them between devices.
-        def apply_experts(rows: Any, shared: Any, axes: tuple[str, ...]) -> Float[Array, "n d"]:
+        def apply_experts(rows: Any, shared: Any, axes: tuple[str, ...]) -> Float[Array, "n _ d"]:
             (tokens, expert, gate), (params, key) = rows, shared
             if key is not None and axes:
                 # Every device needs its own dropout mask.
@@ -261,71 +345,28 @@ class Experts(nnx.Module):
             outputs = nnx.merge(graph, params)(tokens[order // k], apply, drop)
             weighted = outputs * gate.reshape(-1)[order][:, None].astype(outputs.dtype)
             back = jnp.zeros_like(weighted).at[order].set(weighted)
-            return jnp.sum(back.reshape(tokens.shape[0], k, -1), axis=1)
+            by_choice = back.reshape(tokens.shape[0], k, -1)
+            return by_choice if apart else jnp.sum(by_choice, axis=1, keepdims=True)
 
         flat = (
             tokens.reshape(-1, tokens.shape[-1]),
             *(x.reshape(-1, k) for x in (self._number(choices), choices.gate)),
         )
-        return sharding.map_shards(apply_experts, flat, (params, key)).reshape(tokens.shape)
+        mixed = sharding.map_shards(apply_experts, flat, (params, key))
+        return jnp.moveaxis(mixed.reshape(-1, *mixed.shape[2:]), 1, 0).reshape(-1, *tokens.shape)
 
     def _number(self, choices: Choices) -> Int[Array, "gm t k"]:
         """Returns the indices of choices among all E experts."""
-        config = self.config
-        # Groups of the members of an ensemble alternate, see `_Groups.split`.
-        member = jnp.arange(choices.expert.shape[0]) % config.num_members
-        return choices.expert + (member * config.experts_per_member)[:, None, None]
+        # Groups of the members of an ensemble alternate, see `Groups.split`.
+        member = jnp.arange(choices.expert.shape[0]) % self.config.num_members
+        numbers = choices.expert + (member * self.config.experts_per_member)[:, None, None]
+        return jnp.asarray(self.config.members.reshape(-1))[numbers] if self.config.overlap else numbers
 
 
-@dataclasses.dataclass(frozen=True)
-class _Groups:
-    """A batch as groups of whole images, which are routed independently, for each member of an ensemble.
-
-    Groups have equal sizes; the last one of each device is padded with zeros if necessary.
-
-    Attributes:
-        shards: number of parts of the batch, one per device; no group spans two devices.
-        images: images per shard.
-        groups: groups per shard.
-        images_of_group: images per group.
-        members: M.
-        tokens: tokens per image.
-    """
-
-    shards: int
-    images: int
-    groups: int
-    images_of_group: int
-    members: int
-    tokens: int
-
-    @property
-    def is_filled_up(self) -> bool:
-        return self.groups * self.images_of_group > self.images
-
-    def split(self, x: Array) -> Array:
-        """Returns ``[groups*members tokens_of_group d]`` for ``[b*n d]``."""
-        x = x.reshape(self.shards, self.images, self.members, self.tokens, -1)
-        fill = self.groups * self.images_of_group - self.images
-        x = jnp.pad(x, ((0, 0), (0, fill), (0, 0), (0, 0), (0, 0)))
-        x = x.reshape(-1, self.images_of_group, self.members, self.tokens, x.shape[-1]).swapaxes(1, 2)
-        return x.reshape(-1, self.images_of_group * self.tokens, x.shape[-1])
-
-    def join(self, x: Array) -> Array:
-        """The inverse of `split`."""
-        x = x.reshape(-1, self.members, self.images_of_group, self.tokens, x.shape[-1]).swapaxes(1, 2)
-        x = x.reshape(self.shards, -1, self.members, self.tokens, x.shape[-1])[:, : self.images]
-        return x.reshape(-1, x.shape[-1])
-
-
-def _groups(b: int, tokens: int, config: ExpertsConfig) -> _Groups:
-    """Returns the smallest number of groups of ``b`` examples that ``tokens_per_group`` allows."""
-    images, shards = b // config.num_members, sharding.num_automatic_shards()
-    shards = shards if images % shards == 0 else 1
-    images //= shards
-    # At least one image per group, even if an image has more tokens than a group should.
-    groups = -(-images // max(1, config.tokens_per_group // tokens))
-    return _Groups(shards, images, groups, -(-images // groups), config.num_members, tokens)
+def _with_noise(mlp: Mlp, scale: float, rngs: nnx.Rngs) -> Mlp:
+    for layer in (mlp.up, mlp.down) if scale else ():
+        layer.kernel[...] += scale * jax.random.normal(rngs.params(), layer.kernel.shape)
+    return mlp
 
 
 def _dropout(rate: float, key: Key[Array, ""] | None) -> Callable[[Array, int], Array]:

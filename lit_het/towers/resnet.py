@@ -57,9 +57,9 @@ class ResNetConfig:
         """Returns the tower itself, as it is no ensemble."""
         return self
 
-    def join_members(self, embedding: Float[Array, "b d"]) -> Float[Array, "b d"]:
-        """Returns the embeddings unchanged."""
-        return embedding
+    def join_members(self, by_image: Float[Array, "b one d"]) -> Float[Array, "b d"]:
+        """Returns the embeddings of the one member."""
+        return by_image[:, 0]
 
     def build(self, rngs: nnx.Rngs) -> "ResNet":
         """Returns the tower with fresh parameters."""

@@ -150,14 +150,14 @@ def _slots(expert: Int[Array, "g t k"], present: Bool[Array, "g t"], num_experts
 
 
 def places(
-    choices: Choices, num_experts: int, num_slots: int
-) -> tuple[Float[Array, "g t e c"], Float[Array, "g t e c"]]:
-    """Returns one-hot vectors of tokens' slots, and the same weighted by the gates."""
+    choices: Choices, num_experts: int, num_slots: int, *, apart: bool = False
+) -> tuple[Float[Array, "g t e c"], ...]:
+    """Returns one-hot vectors of tokens' slots, and the same weighted by the gates: their sum, or each choice apart."""
     # One-hot vectors of slots beyond the capacity are zero, which drops the token.
     each = [
         jax.nn.one_hot(choices.expert[..., k], num_experts)[..., None]
         * jax.nn.one_hot(choices.slot[..., k], num_slots)[..., None, :]
         for k in range(choices.expert.shape[-1])
     ]
-    weighted = (choices.gate[..., k][..., None, None] * place for k, place in enumerate(each))
-    return functools.reduce(jnp.add, each), functools.reduce(jnp.add, weighted)
+    weighted = [choices.gate[..., k][..., None, None] * place for k, place in enumerate(each)]
+    return functools.reduce(jnp.add, each), *(weighted if apart else [functools.reduce(jnp.add, weighted)])

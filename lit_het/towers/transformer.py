@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, Bool, Float, Key
+from jaxtyping import Array, Bool, Float, Int, Key
 
 from lit_het import parameters, sharding
 from lit_het.errors import UserError, require_at_least, require_choice
-from lit_het.towers.experts import Experts, ExpertsConfig, Routing
+from lit_het.towers.experts import ExpertKeys, Experts, ExpertsConfig, Routing
 from lit_het.towers.layers import Activation, ComputeType, Mlp, layer_norm, linear
 from lit_het.types import Metrics, Params, Size
 
@@ -70,8 +70,8 @@ class EncoderConfig:
 
     @property
     def num_members(self) -> int:
-        """M: outputs of the encoder per example (e3)."""
-        return 1 if self.experts is None else self.experts.num_members
+        """M: outputs of the encoder per example (e3), in evaluation."""
+        return 1 if self.experts is None else self.experts.num_predictions
 
     def build_mlp(self, rngs: nnx.Rngs) -> Mlp:
         """Returns the MLP of a block, or of one expert."""
@@ -102,38 +102,6 @@ def layers_above(config: EncoderConfig, inputs: Sequence[str], params: Params) -
         return config.depth + 1 if path.split("/")[0] in inputs else 0
 
     return parameters.unflatten({path: above(path, param) for path, param in parameters.flatten(params).items()})
-
-
-# (width, depth, mlp_width, num_heads): ViT sizes of Dosovitskiy et al. 2021, Zhai et al. 2022, SoViT Table 1, PaLI
-# (Chen et al. 2022) Table 1 for e, and of big_vision's variants for M, g-opt (SigLIP 2) and G-opt.
-_SIZES: dict[str, tuple[int, int, int, int]] = {
-    "mu": (32, 1, 128, 2),
-    "Ti": (192, 12, 768, 3),
-    "S": (384, 12, 1536, 6),
-    "M": (512, 12, 2048, 8),
-    "B": (768, 12, 3072, 12),
-    "So150m": (880, 18, 2320, 16),
-    "L": (1024, 24, 4096, 16),
-    "So400m": (1152, 27, 4304, 16),
-    "H": (1280, 32, 5120, 16),
-    "g": (1408, 40, 6144, 16),
-    "g-opt": (1536, 40, 6144, 16),
-    "G": (1664, 48, 8192, 16),
-    "G-opt": (1536, 48, 8192, 16),
-    "e": (1792, 56, 15360, 16),
-}
-
-
-def encoder_size(name: str, *, compute_type: ComputeType = "bfloat16") -> EncoderConfig:
-    """Returns the encoder of a published size: mu, Ti, S, M, B, So150m, L, So400m, H, g, g-opt, G, G-opt or e.
-
-    Raises:
-        UserError: the size is unknown.
-    """
-    if name not in _SIZES:
-        raise UserError(f"unknown encoder size {name!r}; the sizes are {', '.join(_SIZES)}")
-    width, depth, mlp_width, num_heads = _SIZES[name]
-    return EncoderConfig(width, depth, mlp_width, num_heads, compute_type=compute_type)
 
 
 class Attention(nnx.Module):
@@ -187,16 +155,24 @@ class Block(nnx.Module):
         self.mlp_scale = nnx.Param(jnp.ones(config.width)) if config.layer_scale else None
 
     def __call__(
-        self, x: Float[Array, "bn d"], b: Size, present: Bool[Array, "b n"] | None, key: Key[Array, ""] | None
-    ) -> tuple[Float[Array, "bn d"], Routing | None]:
-        """Maps the tokens of ``b`` examples; the random key is for experts."""
+        self,
+        x: Float[Array, "bn d"],
+        b: Size,
+        present: Bool[Array, "b n"] | None,
+        keys: ExpertKeys,
+        *,
+        apart: bool = False,
+    ) -> tuple[Float[Array, "_ d"], Routing | None]:
+        """Maps the tokens of ``b`` examples; with ``apart`` experts give K copies of each, see `Experts`."""
         seen = self.attention_norm(x) if self.norms_before else x
         x = self._add(
             x, self.attention(seen, seen, b, present, causal=self.causal), self.attention_scale, self.attention_norm
         )
         seen, routing = self.mlp_norm(x) if self.norms_before else x, None
         if self.mixture is not None:
-            update, routing = self.mixture(seen, b, key, present)
+            update, routing = self.mixture(seen, b, keys, present, apart=apart)
+            if apart:
+                x = jnp.repeat(x.reshape(b, -1, x.shape[1]), len(update) // len(x), axis=0).reshape(update.shape)
         else:
             assert self.mlp is not None
             update = self.mlp(seen)
@@ -270,21 +246,25 @@ class Encoder(nnx.Module):
         self, x: Float[Array, "bn d"], b: Size, present: Bool[Array, "b n"] | None, key: Key[Array, ""] | None
     ) -> tuple[Float[Array, "bmn d"], Routing]:
         """Runs one scan for each segment of blocks, see `_segments`."""
-        assert self.config.experts is not None
-        numbers, m = self.config.experts.block_numbers(self.config.depth), self.config.num_members
+        experts = self.config.experts
+        assert experts is not None
+        numbers, copies = experts.block_numbers(self.config.depth), experts.num_copies(training=key is not None)
         done, routings = {True: 0, False: 0}, []
-        for kinds, count in _segments(numbers, self.config.depth):
-            if True in kinds and not routings and m > 1:
+        for kinds, count in _segments(numbers, self.config.depth, last_alone=experts.multi_pred):
+            if True in kinds and not routings and copies > 1:
                 # Members are adjacent, so that all copies of an image stay on its device. They are tiled only before
                 # the first experts: the blocks before would compute the same for every copy (e3 Sec. 4.1).
-                x = jnp.repeat(x.reshape(b, -1, x.shape[-1]), m, axis=0).reshape(-1, x.shape[-1])
-                b *= m
+                x = jnp.repeat(x.reshape(b, -1, x.shape[-1]), copies, axis=0).reshape(-1, x.shape[-1])
+                b *= copies
                 assert present is None, "texts, which have padding, have no ensembles"
             parts = [
                 _Part(self.expert_blocks if kind else self.blocks, done[kind], done[kind] + count) for kind in kinds
             ]
-            x, routing = self._run(x, b, present, key, *parts)
             done |= {kind: done[kind] + count for kind in kinds}
+            apart = experts.multi_pred and kinds == (True,) and done[True] == len(numbers)
+            before = len(x)
+            x, routing = self._run(x, b, present, key, *parts, apart=apart)
+            b *= len(x) // before
             routings += [] if routing is None else [routing]
         return x, jax.tree.map(lambda *of_segments: jnp.concatenate(of_segments), *routings)
 
@@ -295,17 +275,18 @@ class Encoder(nnx.Module):
         present: Bool[Array, "b n"] | None,
         key: Key[Array, ""] | None,
         *parts: "_Part",
-    ) -> tuple[Float[Array, "bn d"], Routing | None]:
+        apart: bool = False,
+    ) -> tuple[Float[Array, "_ d"], Routing | None]:
         """Runs the first block of each part, then the second of each, and so on; parts have equal lengths."""
         length = parts[0].stop - parts[0].start
         graphs, stacked = zip(*(part.split() for part in parts), strict=True)
 
-        def blocks(x: Float[Array, "bn d"], inputs: Any) -> tuple[Float[Array, "bn d"], Routing | None]:
-            params, key = inputs
+        def blocks(x: Float[Array, "bn d"], inputs: Any) -> tuple[Float[Array, "_ d"], Routing | None]:
+            params, keys = inputs
             routing = None
             # Constrained at every block: without it the compiler may split activations like sharded kernels.
             for graph, block_params in zip(graphs, params, strict=True):
-                x, block_routing = nnx.merge(graph, block_params)(sharding.as_batch(x), b, present, key)
+                x, block_routing = nnx.merge(graph, block_params)(sharding.as_batch(x), b, present, keys, apart=apart)
                 routing = block_routing or routing
             return sharding.as_batch(x), routing
 
@@ -313,24 +294,38 @@ class Encoder(nnx.Module):
             # A scan prevents the merging of recomputed values (CSE) by itself; unrolled blocks need the option.
             blocks = jax.checkpoint(blocks, policy=REMAT_POLICIES[self.config.remat], prevent_cse=self.config.unrolled)
         # Keys depend on the index among blocks with experts, so that they do not change with the way blocks are run.
-        keys = (
-            None
-            if key is None
-            else jax.vmap(lambda i: jax.random.fold_in(key, i))(jnp.arange(parts[0].start, parts[0].stop))
-        )
+        keys = jax.vmap(lambda i: self._keys(key, i))(jnp.arange(parts[0].start, parts[0].stop))
+        if apart:
+            # Not a scan, whose steps must keep the number of rows.
+            x, routing = blocks(x, jax.tree.map(lambda leaf: leaf[0], (stacked, keys)))
+            return x, jax.tree.map(lambda leaf: leaf[None], routing)
         return jax.lax.scan(blocks, x, (stacked, keys), unroll=length if self.config.unrolled else 1)
 
+    def _keys(self, key: Key[Array, ""] | None, block: Int[Array, ""]) -> ExpertKeys:
+        """Returns the keys of a block; in evaluation only those of Monte Carlo dropout, which never change."""
+        if key is not None:
+            noise, dropout = jax.random.split(jax.random.fold_in(key, block))
+            return ExpertKeys(noise, dropout)
+        if self.config.experts is None or self.config.experts.dropout_samples == 1:
+            return ExpertKeys()
+        return ExpertKeys(dropout=jax.random.fold_in(jax.random.key(0), block))
 
-def _segments(with_experts: tuple[int, ...], depth: int) -> Iterator[tuple[tuple[bool, ...], int]]:
+
+def _segments(
+    with_experts: tuple[int, ...], depth: int, *, last_alone: bool = False
+) -> Iterator[tuple[tuple[bool, ...], int]]:
     """Yields segments of consecutive blocks: the kinds that repeat in it (True has experts), and how often they do.
 
-    Experts in every other block are pairs of an expert block and a plain one: few scans at any depth.
+    Experts in every other block are pairs of an expert block and a plain one: few scans at any depth. With
+    ``last_alone`` the last block with experts is a segment of its own.
     """
     blocks, start = tuple(number in with_experts for number in range(depth)), 0
     while start < depth:
         kinds = (True, False) if blocks[start : start + 2] == (True, False) else blocks[start : start + 1]
+        if last_alone and start == with_experts[-1]:
+            kinds = (True,)
         count = 0
-        while blocks[start : start + len(kinds)] == kinds:
+        while blocks[start : start + len(kinds)] == kinds and not (last_alone and count and start == with_experts[-1]):
             start, count = start + len(kinds), count + 1
         yield kinds, count
 

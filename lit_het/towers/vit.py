@@ -149,16 +149,15 @@ class ViTConfig:
         """Returns the tower whose output has the embeddings of all members, side by side."""
         return dataclasses.replace(self, members="concatenated")
 
-    def join_members(self, embedding: Float[Array, "bm d"]) -> Float[Array, "_ _"]:
-        """Returns embeddings of an ensemble's members, adjacent for each image, combined as ``members`` defines."""
-        by_image = embedding.reshape(-1, self.encoder.num_members, embedding.shape[-1])
+    def join_members(self, by_image: Float[Array, "b m d"]) -> Float[Array, "_ _"]:
+        """Returns embeddings of an ensemble's members, combined as ``members`` defines."""
         match self.members:
             case "mean":
                 return by_image.mean(axis=1)
             case "concatenated":
                 return by_image.reshape(by_image.shape[0], -1)
             case "apart":
-                return embedding
+                return by_image.reshape(-1, by_image.shape[2])
 
     def build(self, rngs: nnx.Rngs) -> "ViT":
         """Returns the tower with fresh parameters."""
@@ -227,7 +226,8 @@ class ViT(nnx.Module):
         if self.config.input_norm:
             tokens = self.input_norm(tokens)
         encoded = self.encoder(tokens, key)
-        embedding = self.config.join_members(self._embed(encoded.tokens))
+        embedding = self._embed(encoded.tokens)
+        embedding = self.config.join_members(embedding.reshape(b, -1, embedding.shape[1]))
         return TowerOutput(embedding, encoded.tokens, encoded.auxiliary_losses, encoded.metrics)
 
     def _embed(self, tokens: Float[Array, "b n d"]) -> Float[Array, "b _"]:

@@ -14,7 +14,7 @@ from lit_het.heads.het_h import HetHConfig
 from lit_het.heads.het_xl import HetXLConfig
 from lit_het.heads.temperature import FixedTemperature
 from lit_het.towers.resnet import ResNetConfig
-from lit_het.towers.transformer import encoder_size
+from lit_het.towers.sizes import encoder_size
 from lit_het.towers.vit import ViTConfig
 
 TOWERS: dict[str, ResNetConfig | ViTConfig] = {

@@ -16,9 +16,10 @@ from lit_het.tasks.classification import ClassificationConfig
 from lit_het.tasks.contrastive import ContrastiveConfig
 from lit_het.towers import routing
 from lit_het.towers.bert import BertConfig
-from lit_het.towers.experts import ExpertsConfig
+from lit_het.towers.experts import ExpertKeys, ExpertsConfig
+from lit_het.towers.sizes import encoder_size
 from lit_het.towers.text import TextConfig
-from lit_het.towers.transformer import EncoderConfig, encoder_size
+from lit_het.towers.transformer import EncoderConfig
 from lit_het.towers.vit import ViTConfig
 
 RANDOM = np.random.default_rng(0)
@@ -53,8 +54,8 @@ def mixture(config, tokens, training=False):
         lambda x: 0.5 * jnp.asarray(RANDOM.normal(size=x.shape[1:]), x.dtype), nnx.state(block.mixture)
     )
     flat = jnp.asarray(tokens.reshape(-1, tokens.shape[-1]), jnp.float32)
-    key = jax.random.key(0) if training else None
-    apply = jax.jit(lambda params, x: nnx.merge(graph, params)(x, len(tokens), key))
+    keys = ExpertKeys(*jax.random.split(jax.random.key(0))) if training else ExpertKeys()
+    apply = jax.jit(lambda params, x: nnx.merge(graph, params)(x, len(tokens), keys))
     output, figures = apply(params, flat)
     return output.reshape(tokens.shape), figures, nnx.to_pure_dict(params)
 

@@ -11,7 +11,7 @@ from flax import nnx
 
 from lit_het.errors import UserError
 from lit_het.towers.bert import BertConfig
-from lit_het.towers.experts import ExpertsConfig
+from lit_het.towers.experts import ExpertKeys, ExpertsConfig
 from lit_het.towers.positions import sinusoidal_positions
 from lit_het.towers.text import TextConfig
 from lit_het.towers.transformer import Encoder, EncoderConfig
@@ -201,7 +201,7 @@ def test_blocks_run_in_their_order_wherever_experts_are(blocks):
         has_experts = number in blocks
         graph, stacked = nnx.split(encoder.expert_blocks if has_experts else encoder.blocks)
         block = nnx.merge(graph, jax.tree.map(lambda leaf: leaf[ranks[has_experts]], stacked))  # noqa: B023
-        x, _ = block(x, 2, None, None)
+        x, _ = block(x, 2, None, ExpertKeys())
         ranks[has_experts] += 1
     np.testing.assert_allclose(encoder(tokens).tokens, encoder.norm(x).reshape(2, 3, 8), atol=1e-5)
 

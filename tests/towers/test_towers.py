@@ -11,8 +11,9 @@ from flax import nnx
 
 from lit_het import parameters
 from lit_het.errors import UserError
+from lit_het.towers.sizes import encoder_size
 from lit_het.towers.text import TextConfig
-from lit_het.towers.transformer import EncoderConfig, EncoderOutput, encoder_size
+from lit_het.towers.transformer import EncoderConfig, EncoderOutput
 from lit_het.towers.vit import ViTConfig
 
 

@@ -1,0 +1,250 @@
+"""Forms of experts that e3 compares with: partitioning, tiling, overlap, several predictions, dropout."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from lit_het.errors import UserError
+from lit_het.towers import routing
+from lit_het.towers.experts import ExpertKeys, ExpertsConfig
+from lit_het.towers.sizes import encoder_size
+from lit_het.towers.transformer import EncoderConfig
+from lit_het.towers.vit import ViTConfig
+
+RANDOM = np.random.default_rng(0)
+EXPERTS = ExpertsConfig(num_experts=6, num_selected=2, num_blocks=1, tokens_per_group=16)
+ENCODER = EncoderConfig(width=8, depth=4, mlp_width=12, num_heads=2, experts=EXPERTS)
+TOWER = ViTConfig(image_size=8, patch_size=4, encoder=ENCODER, pooling="mean", members="apart")
+IMAGES = jnp.asarray(RANDOM.integers(0, 256, (4, 8, 8, 3)), jnp.uint8)
+
+
+def with_experts(**changes):
+    encoder = dataclasses.replace(ENCODER, experts=dataclasses.replace(EXPERTS, **changes))
+    return dataclasses.replace(TOWER, encoder=encoder)
+
+
+@functools.cache
+def initial(tower=TOWER):
+    return jax.jit(lambda: nnx.to_pure_dict(nnx.state(tower.build(nnx.Rngs(0)))))()
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def embed(tower, params, key=None):
+    graph = nnx.graphdef(nnx.eval_shape(lambda: tower.build(nnx.Rngs(0))))
+    return nnx.merge(graph, params)(IMAGES, key).embedding
+
+
+def mixture(config, tokens, *, apart=False):
+    """Returns what one block's experts make of tokens ``[b n d]``, and their parameters."""
+    encoder = dataclasses.replace(ENCODER, experts=config)
+    block = nnx.eval_shape(lambda: ViTConfig(8, 4, encoder).build(nnx.Rngs(0))).encoder.expert_blocks
+    graph = nnx.graphdef(block.mixture)
+    random = np.random.default_rng(1)
+    params = jax.tree.map(
+        lambda x: 0.5 * jnp.asarray(random.normal(size=x.shape[1:]), x.dtype), nnx.state(block.mixture)
+    )
+    flat = jnp.asarray(tokens.reshape(-1, tokens.shape[-1]), jnp.float32)
+    apply = jax.jit(lambda params, x: nnx.merge(graph, params)(x, len(tokens), ExpertKeys(), apart=apart)[0])
+    return np.asarray(apply(params, flat)).reshape(-1, *tokens.shape[1:]), nnx.to_pure_dict(params)
+
+
+def contributions(params, subset, token, num_selected):
+    """Returns g_e MLP_e(token) of the K experts of a subset with the largest gates, in NumPy and float64."""
+    kernel = np.asarray(params["router"]["kernel"], np.float64)[:, subset]
+    gates = np.exp(token @ kernel) / np.exp(token @ kernel).sum()
+    best = np.argsort(-gates, kind="stable")[:num_selected]
+    return np.stack([gates[e] * expert(params, subset[e], token) for e in best])
+
+
+def expert(params, number, token):
+    up, down = params["experts"]["up"], params["experts"]["down"]
+    hidden = token @ np.asarray(up["kernel"][number], np.float64) + np.asarray(up["bias"][number])
+    hidden = np.asarray(jax.nn.gelu(jnp.asarray(hidden), approximate=True))
+    return hidden @ np.asarray(down["kernel"][number], np.float64) + np.asarray(down["bias"][number])
+
+
+SUBSETS = {0: [[0, 1, 2], [3, 4, 5]], 2: [[0, 1, 4, 5], [2, 3, 4, 5]], 6: [[0, 1, 2, 3, 4, 5]] * 2}
+
+
+@pytest.mark.parametrize("dispatch", ["einsum", "ragged"])
+@pytest.mark.parametrize("overlap", [0, 2, 6])
+def test_members_select_among_their_own_experts_and_those_of_all(overlap, dispatch):
+    config = dataclasses.replace(EXPERTS, num_members=2, overlap=overlap, dispatch=dispatch)
+    np.testing.assert_array_equal(config.members, SUBSETS[overlap])
+    tokens = RANDOM.normal(size=(6, 4, 8))  # three images, two members
+    ours, params = mixture(config, tokens)
+    for row in range(6):
+        for place in range(4):
+            expected = contributions(params, SUBSETS[overlap][row % 2], tokens[row, place], 2).sum(axis=0)
+            np.testing.assert_allclose(ours[row, place], expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("dispatch", ["einsum", "ragged"])
+def test_partitioning_alone_sums_the_experts_of_all_members(dispatch):
+    tokens = RANDOM.normal(size=(3, 4, 8))
+    ours, params = mixture(dataclasses.replace(EXPERTS, num_members=2, tiled=False, dispatch=dispatch), tokens)
+    for image in range(3):
+        for place in range(4):
+            parts = [contributions(params, subset, tokens[image, place], 2).sum(axis=0) for subset in SUBSETS[0]]
+            np.testing.assert_allclose(ours[image, place], sum(parts), atol=1e-5)
+
+
+@pytest.mark.parametrize("dispatch", ["einsum", "ragged"])
+def test_multi_pred_keeps_the_contributions_of_a_tokens_experts_apart(dispatch):
+    tokens = RANDOM.normal(size=(3, 4, 8))
+    ours, params = mixture(dataclasses.replace(EXPERTS, multi_pred=True, dispatch=dispatch), tokens, apart=True)
+    by_image = ours.reshape(3, 2, 4, 8)
+    for image in range(3):
+        for place in range(4):
+            expected = contributions(params, list(range(6)), tokens[image, place], 2)
+            np.testing.assert_allclose(by_image[image, :, place], expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "predictions"),
+    [
+        ({"num_members": 2}, 2),
+        ({"num_members": 2, "tiled": False}, 1),
+        ({"num_members": 2, "overlap": 6}, 2),
+        ({"multi_pred": True}, 2),
+        ({"num_members": 3, "multi_pred": True}, 6),
+        ({"dropout_samples": 3, "dropout_rate": 0.5}, 3),
+        ({"dropout_samples": 3, "dropout_rate": 0.5, "num_members": 2}, 6),
+    ],
+)
+@pytest.mark.parametrize("blocks", [(3,), (1, 2), (0, 1, 3)])
+@pytest.mark.parametrize("remat", ["none", "dots"])
+def test_a_tower_has_as_many_embeddings_of_an_image_as_its_form_has_predictions(changes, predictions, blocks, remat):
+    tower = with_experts(**changes, blocks=blocks, num_blocks=None)
+    tower = dataclasses.replace(tower, encoder=dataclasses.replace(tower.encoder, remat=remat))
+    assert tower.num_members == predictions
+    embeddings = embed(tower, initial(tower))
+    assert embeddings.shape == (4 * predictions, 8)
+    joined = embed(tower.all_members(), initial(tower))
+    np.testing.assert_array_equal(joined, embeddings.reshape(4, -1))
+    own_masks = changes.get("dropout_samples", 1)
+    assert len(embed(tower, initial(tower), jax.random.key(0))) == 4 * predictions // own_masks
+
+
+def test_tiling_alone_gives_equal_predictions_without_the_noise_of_the_router():
+    tiling = with_experts(num_members=2, overlap=6, eval_capacity_factor=16.0)
+    pairs = np.asarray(embed(tiling, initial())).reshape(4, 2, 8)
+    np.testing.assert_allclose(pairs[:, 0], pairs[:, 1], atol=1e-6)
+    single = with_experts(eval_capacity_factor=16.0)
+    np.testing.assert_allclose(pairs[:, 0], embed(single, initial()), atol=1e-6)
+    with_noise = np.asarray(embed(tiling, initial(), jax.random.key(0))).reshape(4, 2, 8)
+    assert np.abs(with_noise[:, 0] - with_noise[:, 1]).max() > 1e-4
+
+
+def test_dropout_samples_differ_from_one_another_and_have_no_other_noise():
+    sampled = with_experts(dropout_samples=64, dropout_rate=0.1)
+    samples = np.asarray(embed(sampled, initial())).reshape(4, 64, 8)
+    assert samples.std(axis=1).min() > 1e-4
+    np.testing.assert_array_equal(samples, np.asarray(embed(sampled, initial())).reshape(4, 64, 8))
+    # To first order their mean is the prediction without dropout.
+    np.testing.assert_allclose(samples.mean(axis=1), embed(TOWER, initial()), atol=0.1)
+    never = with_experts(dropout_samples=2, dropout_rate=1e-9)
+    np.testing.assert_allclose(embed(never, initial())[::2], embed(TOWER, initial()), atol=1e-6)
+
+
+def test_forms_of_the_same_experts_share_their_parameters():
+    shapes = jax.tree.map(jnp.shape, initial())
+    for changes in ({"num_members": 2, "tiled": False}, {"num_members": 2, "overlap": 2}, {"multi_pred": True}):
+        assert jax.tree.map(jnp.shape, initial(with_experts(**changes))) == shapes
+
+
+def test_initial_noise_spreads_the_kernels_of_experts_only():
+    noisy = initial(with_experts(initial_noise=3.0))
+    plain = initial()
+    up, before = (tree["encoder"]["expert_blocks"]["mixture"]["experts"]["up"] for tree in (noisy, plain))
+    added = np.asarray(up["kernel"] - before["kernel"])
+    assert added.std() == pytest.approx(3.0, rel=0.2)
+    np.testing.assert_array_equal(up["bias"], before["bias"])
+    np.testing.assert_array_equal(noisy["patches"]["kernel"], plain["patches"]["kernel"])
+
+
+@pytest.mark.parametrize("changes", [{"overlap": 2}, {"tiled": False}, {"multi_pred": True}])
+@pytest.mark.parametrize("dispatch", ["einsum", "ragged"])
+def test_gradients_reach_every_expert(changes, dispatch):
+    tower = with_experts(num_members=2, num_selected=3, dispatch=dispatch, **changes)
+    gradient = jax.jit(jax.grad(lambda params: jnp.sum(embed(tower, params, jax.random.key(0)) ** 2)))(initial())
+    experts = gradient["encoder"]["expert_blocks"]["mixture"]["experts"]["down"]["bias"]
+    assert (np.abs(experts).max(axis=-1) > 0).all()
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_members": 2, "overlap": 3}, "num_experts = 6 with overlap = 3 cannot be split in 2 members"),
+        ({"num_members": 2, "overlap": 8}, "num_experts = 6 with overlap = 8 cannot be split in 2 members"),
+        ({"overlap": -2}, "overlap = -2 must be at least 0"),
+        ({"dropout_samples": 2}, "dropout_samples = 2 needs a dropout_rate above 0"),
+        ({"multi_pred": True, "tiled": False}, "multi_pred = True needs tiled = True"),
+    ],
+)
+def test_forms_that_do_not_fit_together_are_refused(changes, message):
+    with pytest.raises(UserError, match=message):
+        with_experts(**changes)
+
+
+# ---- costs that e3 prints: Table 22, GFLOP of a training step of B/32 at 384 px with 32 experts ----
+
+
+@functools.cache
+def training_gflops(experts):
+    """Returns XLA's count of three forward passes for one image, without products with one-hot places."""
+    tower = ViTConfig(
+        384,
+        32,
+        dataclasses.replace(encoder_size("B", compute_type="float32"), experts=experts, unrolled=True),
+        pooling="class_token",
+        members="apart",
+    )
+    graph, shapes = nnx.split(nnx.eval_shape(lambda: tower.build(nnx.Rngs(0))))
+    image = jax.ShapeDtypeStruct((2, 384, 384, 3), jnp.uint8)  # two images make a group
+    cost = jax.jit(lambda params, image: nnx.merge(graph, params)(image).embedding).lower(shapes, image).cost_analysis()
+    assert cost is not None
+    tokens, m, e = 2 * 145 * experts.dropout_samples, experts.num_members, experts.experts_per_member
+    slots = m * e * routing.capacity(tokens, experts.num_selected, e, experts.eval_capacity_factor)
+    # Two blocks, there and back; the way back is made for each prediction.
+    products = 2 + (experts.num_selected + 1 if experts.multi_pred else 2)
+    one_hot = 3 * 2 * products * tokens * slots * 768 / 2e9
+    return 3 * cost["flops"] / 2e9 - one_hot
+
+
+VMOE = ExpertsConfig(32, 2, 2, eval_capacity_factor=1.5)
+PRINTED = {
+    "V-MoE, K = 4": (dataclasses.replace(VMOE, num_selected=4), 123.644),
+    "V-MoE, K = 8": (dataclasses.replace(VMOE, num_selected=8), 178.133),
+    "e3, K = 1": (dataclasses.replace(VMOE, num_selected=1, num_members=2), 109.781),
+    "e3, K = 2": (dataclasses.replace(VMOE, num_members=2), 138.457),
+    "tiling": (dataclasses.replace(VMOE, num_members=2, overlap=32), 138.460),
+    "overlap 8": (dataclasses.replace(VMOE, num_members=2, overlap=8), 138.459),
+    "multi-pred, K = 2": (dataclasses.replace(VMOE, multi_pred=True), 96.330),
+    "multi-pred, K = 4": (dataclasses.replace(VMOE, num_selected=4, multi_pred=True), 122.526),
+    "multi-pred, K = 8": (dataclasses.replace(VMOE, num_selected=8, multi_pred=True), 175.889),
+    # The table's K counts the experts of a token over all members.
+    "partitioning": (dataclasses.replace(VMOE, num_selected=1, num_members=2, tiled=False), 97.885),
+}
+
+
+@pytest.mark.parametrize("name", PRINTED)
+def test_operations_over_those_of_a_v_moe_are_those_that_e3_prints(name):
+    experts, printed = PRINTED[name]
+    assert training_gflops(experts) / training_gflops(VMOE) == pytest.approx(printed / 96.895, rel=0.05)
+
+
+# Table 12: the authors' figures of Monte Carlo dropout fit a capacity of 1, that of prediction.
+@pytest.mark.parametrize(
+    ("k", "m", "printed"), [(1, 2, 97.2), (1, 4, 135.6), (2, 2, 113.7), (2, 4, 168.6), (4, 2, 146.7)]
+)
+def test_operations_of_monte_carlo_dropout_are_those_that_e3_prints(k, m, printed):
+    sampled = ExpertsConfig(32, k, 2, eval_capacity_factor=1.0, dropout_rate=0.1, dropout_samples=m)
+    vmoe = training_gflops(VMOE)
+    assert training_gflops(sampled) / vmoe == pytest.approx(printed / 94.93, rel=0.05)
