@@ -118,15 +118,17 @@ class LogitSamples:
         logits: shared values, keys ``[n]`` and sample indices ``[t]`` to logits divided by τ ``[n t k]``.
         num_samples: S.
         examples_per_block, samples_per_block: size of a block on each device.
+        num_members: m, predictions of an example; the logits of several are side by side, ``[n t m*k]``.
     """
 
-    features: Float[Array, "b d"]
-    keys: Key[Array, " b"] | None
-    prepare: Callable[[Float[Array, "n d"]], Any]
-    logits: Callable[[Any, Key[Array, " n"] | None, Int[Array, " t"]], Float[Array, "n t k"]]
+    features: Float[Array, "b *m d"]
+    keys: Key[Array, "b *m"] | None
+    prepare: Callable[[Float[Array, "n *m d"]], Any]
+    logits: Callable[[Any, Key[Array, "n *m"] | None, Int[Array, " t"]], Float[Array, "n t k"]]
     num_samples: int
     examples_per_block: Size
     samples_per_block: int
+    num_members: int = 1
 
 
 @tree_of_arrays

@@ -130,6 +130,30 @@ def noiseless_samples(
     return LogitSamples(features, None, logits, lambda common, *_: common[:, None], 1, features.shape[0], 1)
 
 
+def side_by_side(samples: LogitSamples, num_members: int) -> LogitSamples:
+    """Returns samples of the logits of examples, from those of the members of each, which are adjacent rows."""
+
+    def by_example(rows: Array) -> Array:
+        return rows.reshape(-1, num_members, *rows.shape[1:])
+
+    def as_rows(examples: Array) -> Array:
+        return examples.reshape(-1, *examples.shape[2:])
+
+    def logits(common: Any, keys: Key[Array, "n m"] | None, indices: Int[Array, " t"]) -> Float[Array, "n t mk"]:
+        found = samples.logits(common, None if keys is None else as_rows(keys), indices)
+        return by_example(found).swapaxes(1, 2).reshape(-1, found.shape[1], num_members * found.shape[2])
+
+    return dataclasses.replace(
+        samples,
+        features=by_example(samples.features),
+        keys=None if samples.keys is None else by_example(samples.keys),
+        prepare=lambda features: samples.prepare(as_rows(features)),
+        logits=logits,
+        examples_per_block=max(1, samples.examples_per_block // num_members),
+        num_members=num_members,
+    )
+
+
 def noisy_samples(
     features: Float[Array, "b d"],
     key: Key[Array, ""],

@@ -1,6 +1,7 @@
 """Classification losses on noise samples: minus the log of the mean probability (HET-XL Eq. 2, Sec. 2.1).
 
-Logits are computed in blocks of examples and samples only (`lit_het.blocks`).
+Logits are computed in blocks of examples and samples only (`lit_het.blocks`). An example may have the predictions of
+several members (e3 App. C.1); its loss is their mean loss, or the loss of their mean prediction.
 """
 
 import dataclasses
@@ -51,17 +52,20 @@ class SoftmaxCrossEntropy:
     def __call__(
         self,
         samples: LogitSamples,
-        label: Int[Array, " b"] | LabelMixture,
+        label: Int[Array, "b *m"] | LabelMixture,
         valid: Bool[Array, " b"] | None = None,
         weight: Float[Array, " b"] | None = None,
+        *,
+        joint: bool = False,
     ) -> LossAndTop1:
         """Returns ``-Σ_c w_c log (1/S Σ_s softmax(u_s)[y_c])``, averaged; ``w = 1`` for the one class of a label.
 
         Args:
             samples: what the head returns.
-            label: of each example.
+            label: of each example, or of each member's prediction of it.
             valid: which examples count; None for all.
             weight: of each example in the mean (`lit_het.losses.base.weights`); None for equal weights.
+            joint: whether the loss of several members is that of their mean prediction, instead of their mean loss.
         """
 
         def log_probabilities(
@@ -82,8 +86,8 @@ class SoftmaxCrossEntropy:
             return -jnp.sum(target.weight * log_p, axis=-1)
 
         if not isinstance(label, LabelMixture):
-            label = LabelMixture(label[:, None], jnp.ones((len(label), 1)))
-        return _mean(samples, label, (valid, weight), log_probabilities, cross_entropy)
+            label = LabelMixture(label[..., None], jnp.ones((*label.shape, 1)))
+        return _mean(samples, label, (valid, weight), log_probabilities, cross_entropy, joint)
 
     def label_shapes(self, num_classes: int) -> tuple[tuple[int, ...], ...]:
         """Returns the shapes of an example's labels, the usual one first: a class index."""
@@ -113,17 +117,20 @@ class SigmoidCrossEntropy:
     def __call__(
         self,
         samples: LogitSamples,
-        target: Float[Array, "b k"],
+        target: Float[Array, "b *m k"],
         valid: Bool[Array, " b"] | None = None,
         weight: Float[Array, " b"] | None = None,
+        *,
+        joint: bool = False,
     ) -> LossAndTop1:
         """Returns the binary cross-entropy of the mean probabilities, summed over classes, averaged over examples.
 
         Args:
             samples: what the head returns.
-            target: 0, 1, or a number between them for each class.
+            target: 0, 1, or a number between them for each class, of each example or of each member's prediction of it.
             valid: which examples count; None for all.
             weight: of each example in the mean (`lit_het.losses.base.weights`); None for equal weights.
+            joint: whether the loss of several members is that of their mean prediction, instead of their mean loss.
         """
 
         def log_probabilities(
@@ -139,7 +146,7 @@ class SigmoidCrossEntropy:
         def cross_entropy(log_p: Float[Array, "n two k"], target: Float[Array, "n k"]) -> Float[Array, " n"]:
             return -jnp.sum(target * log_p[:, 0] + (1 - target) * log_p[:, 1], axis=-1)
 
-        return _mean(samples, target, (valid, weight), log_probabilities, cross_entropy)
+        return _mean(samples, target, (valid, weight), log_probabilities, cross_entropy, joint)
 
     def label_shapes(self, num_classes: int) -> tuple[tuple[int, ...], ...]:
         """Returns the shapes of an example's labels, the usual one first: a target per class, or a class index."""
@@ -167,24 +174,30 @@ ClassificationLoss: TypeAlias = SoftmaxCrossEntropy | SigmoidCrossEntropy
 
 def mean_log_probabilities(
     samples: LogitSamples, activation: Callable[[Float[Array, "n t k"]], Float[Array, "n t _"]]
-) -> Float[Array, "b _"]:
+) -> Float[Array, "bm _"]:
     """Returns ``log 1/S Σ_s σ(u_s)``, for evaluation; finite even where probabilities round to zero.
+
+    Several members of an example have adjacent rows.
 
     Args:
         samples: samples of the logits.
         activation: logits to log-probabilities, over the last axis.
     """
+    m = samples.num_members
 
     def block(_: None, rows: Any) -> tuple[None, Float[Array, "n _"]]:
         features, keys = rows
 
         def log_probabilities(common: Any, keys: Any, indices: Int[Array, " t"]) -> tuple[Array, Array]:
-            log_p = activation(samples.logits(common, keys, indices))
+            logits = samples.logits(common, keys, indices)
+            log_p = activation(logits.reshape(*logits.shape[:2], m, -1))
             return log_p, jnp.zeros(log_p.shape[:2])
 
         return None, _log_mean_over_samples(log_probabilities, samples, features, keys)[0]
 
-    return blocks.scan_examples(block, None, (samples.features, samples.keys), samples.examples_per_block)[1]
+    rows = (samples.features, samples.keys)
+    by_member = blocks.scan_examples(block, None, rows, samples.examples_per_block)[1]
+    return by_member.reshape(-1, by_member.shape[-1])
 
 
 def _mean(
@@ -193,16 +206,21 @@ def _mean(
     counted: tuple[Bool[Array, " b"] | None, Float[Array, " b"] | None],
     log_probabilities: Callable[[Array, Any], tuple[Array, Array]],
     loss: Callable[[Array, Any], Float[Array, " n"]],
+    joint: bool,
 ) -> LossAndTop1:
     """Returns the mean of a loss over valid examples.
 
     Args:
         samples: samples of the logits.
-        target: a tree with a leading example axis.
+        target: a tree with a leading example axis, and a second axis of members where there are several.
         counted: which examples count, and their weights in the loss; None for all, and for equal ones.
         log_probabilities: (logits of t samples, targets) to log-probabilities and to 1 for every correct sample.
         loss: (log mean probabilities, targets) to the loss of every example.
+        joint: see `SoftmaxCrossEntropy`.
     """
+    m = samples.num_members
+    if m > 1:
+        log_probabilities, loss = _of_members(m, log_probabilities, loss, joint)
 
     def block_loss(features: Any, constants: Any, _: None) -> tuple[Array, Array]:
         keys, target, share, of_loss = constants
@@ -226,6 +244,29 @@ def _mean(
     # A map over devices outside the loop over blocks: parameter gradients are summed over devices once, not per block.
     rows = (samples.features, samples.keys, target, weights(valid), None if weight is None else weights(valid, weight))
     return LossAndTop1(*jnp.sum(sharding.map_shards(device_loss, rows, None), axis=0))
+
+
+def _of_members(
+    m: int,
+    log_probabilities: Callable[[Array, Any], tuple[Array, Array]],
+    loss: Callable[[Array, Any], Float[Array, " n"]],
+    joint: bool,
+) -> tuple[Callable[[Array, Any], tuple[Array, Array]], Callable[[Array, Any], Float[Array, " n"]]]:
+    """Returns the functions of `_mean` for logits ``[n t m*k]`` and targets ``[n m ...]``."""
+
+    def of_all(logits: Float[Array, "n t mk"], target: Any) -> tuple[Float[Array, "n t *rest"], Float[Array, "n t"]]:
+        by_member = logits.reshape(*logits.shape[:2], m, -1)
+        log_p, correct = jax.vmap(log_probabilities, (2, 1), 2)(by_member, target)
+        return jax.nn.logmeanexp(log_p, axis=2) if joint else log_p, correct.mean(axis=2)
+
+    def mean_loss(log_p: Float[Array, "n m *rest"], target: Any) -> Float[Array, " n"]:
+        return jax.vmap(loss, 1, 1)(log_p, target).mean(axis=1)
+
+    def loss_of_mean(log_p: Float[Array, "n *rest"], target: Any) -> Float[Array, " n"]:
+        # All members have the same target.
+        return loss(log_p, jax.tree.map(lambda x: x[:, 0], target))
+
+    return of_all, loss_of_mean if joint else mean_loss
 
 
 def _log_mean_over_samples(function: Any, samples: LogitSamples, features: Any, constants: Any) -> tuple[Array, Array]:

@@ -22,7 +22,8 @@ class ImageClassifier:
 
     Attributes:
         inputs: features of images to inputs of the head, one per image or one per member of an ensemble.
-        logits: inputs, a random key and S to samples of logits; without a key to one sample without noise.
+        logits: inputs, a random key and S to samples of logits, of which an input may have those of several members;
+            without a key to one sample without noise.
         log_probabilities: logits to log-probabilities, over the last axis.
         scores: logits to a score of each class that does not depend on other classes.
         mean_scores: scores of all members ``[b m k]`` to those of the ensemble.
@@ -64,7 +65,8 @@ def member_log_probabilities(
     common = samples.prepare(samples.features)
 
     def sample(index: Array) -> Float[Array, "n k"]:
-        return model.log_probabilities(samples.logits(common, samples.keys, index[None])[:, 0])
+        logits = samples.logits(common, samples.keys, index[None])
+        return model.log_probabilities(logits.reshape(len(logits) * samples.num_members, -1))
 
     # Blocks of samples bound the memory of the noise; only the result has the size S k.
     found = jax.lax.map(sample, jnp.arange(samples.num_samples), batch_size=samples.samples_per_block)

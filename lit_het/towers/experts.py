@@ -1,8 +1,9 @@
 """A mixture of experts in place of an MLP (V-MoE, Riquelme et al. 2021), also partitioned for an ensemble (e3)."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -10,11 +11,11 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from lit_het import sharding
 from lit_het.errors import UserError, require_at_least, require_choice
-from lit_het.towers import routing
+from lit_het.towers import dispatch, routing
 from lit_het.towers.groups import group_images
 from lit_het.towers.layers import Mlp
+from lit_het.towers.rank_one import RankOneConfig, RankOneLinear
 from lit_het.towers.routing import Choices, Gates
 
 Dispatch: TypeAlias = Literal["einsum", "ragged"]
@@ -47,6 +48,9 @@ class ExpertsConfig:
         dropout_samples: predictions of an image in evaluation, each with dropout masks of its own (Monte Carlo dropout,
             e3 App. G.2); 1 for one without dropout.
         initial_noise: standard deviation of Gaussian noise on the experts' initial weights (e3 App. H.2).
+        rank_one: for experts that share their kernels; with as many members as experts the tower is a BatchEnsemble
+            (e3 App. F), which has no router.
+        permutation: seed of a random order of the experts of loaded weights (e3 App. H.3); None for theirs.
         tokens_per_group: maximum number of tokens that are routed together; a group has whole images.
         blocks: numbers of the blocks with experts, counting from 0, in place of ``num_blocks``; None for the last odd.
 
@@ -72,6 +76,8 @@ class ExpertsConfig:
     multi_pred: bool = False
     dropout_samples: int = 1
     initial_noise: float = 0.0
+    rank_one: RankOneConfig | None = None
+    permutation: int | None = None
 
     def __post_init__(self) -> None:
         require_at_least(1, self, "num_experts", "num_selected", "num_members", "tokens_per_group", "dropout_samples")
@@ -86,6 +92,8 @@ class ExpertsConfig:
             )
         if self.dropout_samples > 1 and not self.dropout_rate:
             raise UserError(f"ExpertsConfig: dropout_samples = {self.dropout_samples} needs a dropout_rate above 0")
+        if self.rank_one is not None and (self.overlap or self.initial_noise):
+            raise UserError("ExpertsConfig: rank_one goes with neither overlap nor initial_noise")
         if self.multi_pred and not self.tiled:
             raise UserError("ExpertsConfig: multi_pred = True needs tiled = True")
         if self.num_selected > self.experts_per_member:
@@ -174,11 +182,15 @@ class Routing:
 class Experts(nnx.Module):
     """A router and E MLPs; an ensemble has the same parameters as a single model (e3 Sec. 4.1)."""
 
-    def __init__(self, config: ExpertsConfig, width: int, build_mlp: Callable[[nnx.Rngs], Mlp], rngs: nnx.Rngs):
+    def __init__(self, config: ExpertsConfig, width: int, build_mlp: Callable[..., Mlp], rngs: nnx.Rngs):
         self.config = config
-        init = nnx.initializers.normal(0.02)
+        init, is_routed = nnx.initializers.normal(0.02), config.rank_one is None or config.experts_per_member > 1
         # Always float32: rounding in bfloat16 could change which experts are selected.
-        self.router = nnx.Linear(width, config.num_experts, use_bias=False, kernel_init=init, rngs=rngs)
+        router = nnx.Linear(width, config.num_experts, use_bias=False, kernel_init=init, rngs=rngs)
+        self.router = router if is_routed else None
+        if config.rank_one is not None:
+            self.rank_one = build_mlp(rngs, functools.partial(RankOneLinear, config.rank_one, config.num_experts))
+            return
 
         # Stacked along a leading axis, so that one product computes all experts and the mesh axis ``expert`` can split
         # them.
@@ -188,6 +200,10 @@ class Experts(nnx.Module):
             return _with_noise(build_mlp(rngs), config.initial_noise, rngs)
 
         self.experts = stack(rngs)
+
+    @property
+    def _mlp(self) -> Mlp:
+        return self.experts if self.config.rank_one is None else self.rank_one
 
     def __call__(
         self,
@@ -237,17 +253,17 @@ class Experts(nnx.Module):
         choices = routing.select(
             gates.probability, config.num_selected, batch_priority=config.batch_priority, present=present
         )
-        tokens = tokens.astype(self.experts.up.dtype)
-        if config.dispatch == "ragged":
-            num_slots = tokens.shape[1]
-            mixed = self._ragged(tokens, choices, keys.dropout, apart)
+        tokens, num_slots = tokens.astype(self._mlp.up.dtype), tokens.shape[1]
+        if config.rank_one is not None or config.dispatch == "ragged":
+            mix = dispatch.by_sorting if config.rank_one is None else dispatch.with_shared_kernels
+            mixed = mix(config, self._mlp, tokens, choices, keys.dropout, apart=apart)
         else:
             # Training drops tokens to save time; evaluation has enough slots to drop hardly any.
             factor = config.eval_capacity_factor if keys.noise is None else config.capacity_factor
-            num_slots = routing.capacity(tokens.shape[1], config.num_selected, config.experts_per_member, factor)
+            slots = routing.capacity(num_slots, config.num_selected, config.experts_per_member, factor)
             # A token selects an expert at most once.
-            num_slots = min(num_slots, tokens.shape[1])
-            mixed = self._einsum(tokens, choices, num_slots, keys.dropout, apart)
+            num_slots = min(slots, num_slots)
+            mixed = dispatch.by_products(config, self._mlp, tokens, choices, num_slots, keys.dropout, apart=apart)
         metrics = self._metrics(choices, present, num_slots)
         by_choice = jnp.stack([groups.join(part).reshape(b, -1, x.shape[1]) for part in mixed], axis=1)
         return by_choice.reshape(-1, x.shape[1]), Routing(gates.importance_loss, gates.load_loss, *metrics)
@@ -256,7 +272,10 @@ class Experts(nnx.Module):
         self, tokens: Float[Array, "gm t d"], present: Bool[Array, "gm t"] | None, key: Key[Array, ""] | None
     ) -> Gates:
         config, (gm, t, d) = self.config, tokens.shape
-        kernel = self._of_members(self.router.kernel[...], axis=1)
+        if self.router is None:
+            # The only expert of a member has the gate 1.
+            return routing.route(jnp.zeros((gm, t, 1)), 1, None, 0.0, present)
+        kernel = dispatch.of_members(config, self.router.kernel[...], axis=1)
         kernel = kernel.reshape(d, config.num_members, config.experts_per_member)
         # Each member of an ensemble has its own columns of the router's kernel, so that its tokens reach only its own
         # experts (e3 Sec. 4.1). The authors route all members together with gates of zero: docs/paper_map.md, 27.
@@ -264,10 +283,6 @@ class Experts(nnx.Module):
         logits = jnp.einsum("gmtd,dme->gmte", by_member, kernel).reshape(gm, t, -1)
         noise = jax.random.normal(key, logits.shape) if key is not None and config.noise_scale else None
         return routing.route(logits, config.num_selected, noise, config.noise_scale, present)
-
-    def _of_members(self, x: Array, axis: int) -> Array:
-        """Returns what belongs to the experts of each member in turn: those of all members are repeated."""
-        return jnp.take(x, self.config.members.reshape(-1), axis) if self.config.overlap else x
 
     def _metrics(
         self, choices: Choices, present: Bool[Array, "gm t"] | None, num_slots: int
@@ -279,102 +294,13 @@ class Experts(nnx.Module):
         # At least 1: a batch may consist of padding only.
         total = jnp.maximum(jnp.sum(weight), 1.0)
         dropped = jnp.sum(weight * (choices.slot >= num_slots)) / total
-        taken = jnp.bincount(self._number(choices).reshape(-1), weight.reshape(-1), length=self.config.num_experts)
+        taken = jnp.bincount(
+            dispatch.numbers(self.config, choices).reshape(-1), weight.reshape(-1), length=self.config.num_experts
+        )
         return dropped, jnp.max(taken) * self.config.num_experts / total
-
-    def _einsum(
-        self,
-        tokens: Float[Array, "gm t d"],
-        choices: Choices,
-        num_slots: int,
-        key: Key[Array, ""] | None,
-        apart: bool,
-    ) -> Float[Array, "parts gm t d"]:
-        """Moves tokens to slots of experts and back by products with one-hot vectors; returns their sum, or K parts."""
-        config, (_, t, d) = self.config, tokens.shape
-        m, e = config.num_members, config.experts_per_member
-        # Products with one-hot vectors, as in V-MoE: accelerators compute products faster than gathers and scatters,
-        # and their gradients are products too.
-        place, *weights = (
-            x.astype(tokens.dtype).reshape(-1, m, t, e, num_slots)
-            for x in routing.places(choices, e, num_slots, apart=apart)
-        )
-        slots = jnp.einsum("gmtd,gmtec->megcd", tokens.reshape(-1, m, t, d), place)
-        # Tokens travel to the devices of their experts; parameters of experts stay where they are.
-        slots = sharding.to_experts(slots.reshape(m * e, *slots.shape[2:]))
-        graph, params = nnx.split(self.experts)
-        params = jax.tree.map(lambda x: self._of_members(x, axis=0), params)
-        keys = None if key is None else jax.random.split(key, m * e)
-
-        # Each expert sees the slots of all groups at once: few large products instead of many small ones.
-        def expert(params: nnx.State, x: Float[Array, "g c d"], key: Key[Array, ""] | None) -> Float[Array, "g c d"]:
-            drop = _dropout(config.dropout_rate, key)
-            return nnx.merge(graph, params)(x.reshape(-1, d), drop=drop).reshape(x.shape)
-
-        outputs = sharding.from_experts(jax.vmap(expert)(params, slots, keys))
-        outputs = outputs.reshape(m, e, *outputs.shape[1:])
-        mixed = [jnp.einsum("megcd,gmtec->gmtd", outputs, weight) for weight in weights]
-        return jnp.stack(mixed).reshape(-1, *tokens.shape)
-
-    def _ragged(
-        self, tokens: Float[Array, "gm t d"], choices: Choices, key: Key[Array, ""] | None, apart: bool
-    ) -> Float[Array, "parts gm t d"]:
-        """Sorts tokens by expert, so that each expert multiplies adjacent rows; returns their sum, or K parts."""
-        graph, params = nnx.split(self.experts)
-        k, num_experts = self.config.num_selected, self.config.num_experts
-
-        # Per device: sorting the tokens of all devices would move them between devices.
-        def apply_experts(rows: Any, shared: Any, axes: tuple[str, ...]) -> Float[Array, "n _ d"]:
-            (tokens, expert, gate), (params, key) = rows, shared
-            if key is not None and axes:
-                # Every device needs its own dropout mask.
-                key = jax.random.fold_in(key, jax.lax.axis_index(axes))
-            order = jnp.argsort(expert.reshape(-1))
-            expert = expert.reshape(-1)[order]
-            sizes = jnp.bincount(expert, length=num_experts).astype(jnp.int32)
-
-            def apply(layer: nnx.Linear, x: Float[Array, "n i"]) -> Float[Array, "n o"]:
-                assert layer.bias is not None
-                x, kernel, bias = layer.promote_dtype((x, layer.kernel[...], layer.bias[...]), dtype=layer.dtype)
-                # `Mlp` sees stacked kernels here: row i is multiplied by the kernel of its expert, of which there are
-                # sizes[e] rows.
-                return jax.lax.ragged_dot(x, kernel, sizes) + bias[expert]
-
-            drop = _dropout(self.config.dropout_rate, key)
-            # Choice j of token i is row i * k + j before sorting, so ``order // k`` is the token of every sorted row.
-            outputs = nnx.merge(graph, params)(tokens[order // k], apply, drop)
-            weighted = outputs * gate.reshape(-1)[order][:, None].astype(outputs.dtype)
-            back = jnp.zeros_like(weighted).at[order].set(weighted)
-            by_choice = back.reshape(tokens.shape[0], k, -1)
-            return by_choice if apart else jnp.sum(by_choice, axis=1, keepdims=True)
-
-        flat = (
-            tokens.reshape(-1, tokens.shape[-1]),
-            *(x.reshape(-1, k) for x in (self._number(choices), choices.gate)),
-        )
-        mixed = sharding.map_shards(apply_experts, flat, (params, key))
-        return jnp.moveaxis(mixed.reshape(-1, *mixed.shape[2:]), 1, 0).reshape(-1, *tokens.shape)
-
-    def _number(self, choices: Choices) -> Int[Array, "gm t k"]:
-        """Returns the indices of choices among all E experts."""
-        # Groups of the members of an ensemble alternate, see `Groups.split`.
-        member = jnp.arange(choices.expert.shape[0]) % self.config.num_members
-        numbers = choices.expert + (member * self.config.experts_per_member)[:, None, None]
-        return jnp.asarray(self.config.members.reshape(-1))[numbers] if self.config.overlap else numbers
 
 
 def _with_noise(mlp: Mlp, scale: float, rngs: nnx.Rngs) -> Mlp:
     for layer in (mlp.up, mlp.down) if scale else ():
         layer.kernel[...] += scale * jax.random.normal(rngs.params(), layer.kernel.shape)
     return mlp
-
-
-def _dropout(rate: float, key: Key[Array, ""] | None) -> Callable[[Array, int], Array]:
-    def drop(x: Array, number: int) -> Array:
-        if key is None or rate == 0:
-            return x
-        # Inverted dropout: survivors are scaled here, so that evaluation needs no factor.
-        survives = jax.random.bernoulli(jax.random.fold_in(key, number), 1 - rate, x.shape)
-        return jnp.where(survives, x / (1 - rate), 0)
-
-    return drop

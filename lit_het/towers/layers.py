@@ -1,7 +1,7 @@
 """Layers of all Transformers: dense, norm and MLP."""
 
 from collections.abc import Callable
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -50,17 +50,25 @@ def _same(x: Float[Array, "n _"], _: int) -> Float[Array, "n _"]:
 class Mlp(nnx.Module):
     """Two dense layers with a nonlinearity between them."""
 
-    def __init__(self, width: int, hidden: int, activation: Activation, dtype: ComputeType, rngs: nnx.Rngs):
+    def __init__(
+        self,
+        width: int,
+        hidden: int,
+        activation: Activation,
+        dtype: ComputeType,
+        rngs: nnx.Rngs,
+        layer: Callable[..., Any] = linear,
+    ):
         self.activation: Activation = activation
-        self.up = linear(width, hidden, dtype, rngs)
+        self.up = layer(width, hidden, dtype, rngs)
         if activation == "swiglu":
-            self.gate = linear(width, hidden, dtype, rngs)
-        self.down = linear(hidden, width, dtype, rngs)
+            self.gate = layer(width, hidden, dtype, rngs)
+        self.down = layer(hidden, width, dtype, rngs)
 
     def __call__(
         self,
         x: Float[Array, "n d"],
-        apply: Callable[[nnx.Linear, Array], Array] = nnx.Linear.__call__,
+        apply: Callable[[Any, Array], Array] = nnx.Linear.__call__,
         drop: Callable[[Array, int], Array] = _same,
     ) -> Float[Array, "n d"]:
         """Maps every token independently.
@@ -73,7 +81,7 @@ class Mlp(nnx.Module):
         return drop(apply(self.down, drop(self.hidden(x, apply), 0)), 1)
 
     def hidden(
-        self, x: Float[Array, "n d"], apply: Callable[[nnx.Linear, Array], Array] = nnx.Linear.__call__
+        self, x: Float[Array, "n d"], apply: Callable[[Any, Array], Array] = nnx.Linear.__call__
     ) -> Float[Array, "n h"]:
         """Returns the input of the last layer; arguments as those of a call."""
         hidden = apply(self.up, x)

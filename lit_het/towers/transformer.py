@@ -1,7 +1,7 @@
 """The Transformer encoder of image and text towers, with scans over blocks and rematerialization."""
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 import jax
@@ -73,9 +73,9 @@ class EncoderConfig:
         """M: outputs of the encoder per example (e3), in evaluation."""
         return 1 if self.experts is None else self.experts.num_predictions
 
-    def build_mlp(self, rngs: nnx.Rngs) -> Mlp:
-        """Returns the MLP of a block, or of one expert."""
-        return Mlp(self.width, self.mlp_width, self.activation, self.compute_type, rngs)
+    def build_mlp(self, rngs: nnx.Rngs, layer: Callable[..., Any] = linear) -> Mlp:
+        """Returns the MLP of a block, or of one expert, of dense layers of a kind."""
+        return Mlp(self.width, self.mlp_width, self.activation, self.compute_type, rngs, layer)
 
 
 def layers_above(config: EncoderConfig, inputs: Sequence[str], params: Params) -> Params:

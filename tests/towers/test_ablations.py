@@ -10,8 +10,10 @@ import pytest
 from flax import nnx
 
 from lit_het.errors import UserError
+from lit_het.heads.learning_rates import learning_rate_factors
 from lit_het.towers import routing
 from lit_het.towers.experts import ExpertKeys, ExpertsConfig
+from lit_het.towers.rank_one import RankOneConfig, RankOneLinear
 from lit_het.towers.sizes import encoder_size
 from lit_het.towers.transformer import EncoderConfig
 from lit_het.towers.vit import ViTConfig
@@ -248,3 +250,68 @@ def test_operations_of_monte_carlo_dropout_are_those_that_e3_prints(k, m, printe
     sampled = ExpertsConfig(32, k, 2, eval_capacity_factor=1.0, dropout_rate=0.1, dropout_samples=m)
     vmoe = training_gflops(VMOE)
     assert training_gflops(sampled) / vmoe == pytest.approx(printed / 94.93, rel=0.05)
+
+
+# ---- BatchEnsemble ----
+
+
+def rank_one_mlp(params, number, x):
+    """Returns what an expert makes of a token by its own kernels U ∘ (r sᵀ), in NumPy and float64 (e3 App. B.2)."""
+    for name in ("up", "down"):
+        layer = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params["rank_one"][name])
+        r, s = layer["vectors"]["input"][number], layer["vectors"]["output"][number]
+        x = x @ (layer["kernel"] * np.outer(r, s)) + layer["bias"][number]
+        x = np.asarray(jax.nn.gelu(jnp.asarray(x), approximate=True)) if name == "up" else x
+    return x
+
+
+BATCH_ENSEMBLE = ExpertsConfig(3, 1, num_members=3, num_blocks=1, tokens_per_group=16, rank_one=RankOneConfig())
+
+
+def test_members_of_a_batch_ensemble_have_kernels_of_rank_one():
+    tokens = RANDOM.normal(size=(6, 4, 8))  # two images, three members
+    ours, params = mixture(BATCH_ENSEMBLE, tokens)
+    assert "router" not in params
+    for row in range(6):
+        for place in range(4):
+            expected = rank_one_mlp(params, row % 3, tokens[row, place])
+            np.testing.assert_allclose(ours[row, place], expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("num_members", [1, 2])
+def test_a_mixture_of_rank_one_experts_sums_those_that_the_router_selects(num_members):
+    tokens = RANDOM.normal(size=(6, 4, 8))
+    config = dataclasses.replace(EXPERTS, num_members=num_members, rank_one=RankOneConfig())
+    ours, params = mixture(config, tokens)
+    for row in range(6):
+        subset = [[0, 1, 2, 3, 4, 5]] if num_members == 1 else SUBSETS[0]
+        for place in range(4):
+            token, numbers = tokens[row, place], subset[row % num_members]
+            logits = token @ np.asarray(params["router"]["kernel"], np.float64)[:, numbers]
+            gates = np.exp(logits) / np.exp(logits).sum()
+            best = np.argsort(-gates)[:2]
+            expected = sum(gates[e] * rank_one_mlp(params, numbers[e], token) for e in best)
+            np.testing.assert_allclose(ours[row, place], expected, atol=1e-5)
+
+
+def test_a_batch_ensemble_has_vectors_and_biases_beside_the_parameters_of_a_vit():
+    def count(tower):
+        return sum(np.size(leaf) for leaf in jax.tree.leaves(initial(tower)))
+
+    ensemble = dataclasses.replace(TOWER, encoder=dataclasses.replace(ENCODER, experts=BATCH_ENSEMBLE))
+    plain = dataclasses.replace(TOWER, encoder=dataclasses.replace(ENCODER, experts=None))
+    # Two layers, 8 to 12 and back: three pairs of vectors, and two biases more than those of a ViT.
+    assert count(ensemble) - count(plain) == 3 * 2 * (8 + 12) + 2 * (12 + 8)
+
+
+def test_vectors_are_signs_or_normal_at_first_and_have_their_learning_rate():
+    for initial_form, mean, spread in (("signs", 0.0, 1.0), ("normal", 1.0, 0.5)):
+        config = RankOneConfig(initial=initial_form, learning_rate_factor=2.0)
+        layer = RankOneLinear(config, 64, 100, 50, "float32", nnx.Rngs(0))
+        drawn = np.asarray(layer.vectors.input[...])
+        assert drawn.mean() == pytest.approx(mean, abs=0.05)
+        assert drawn.std() == pytest.approx(spread, rel=0.05)
+        assert (set(np.unique(drawn)) == {-1.0, 1.0}) == (initial_form == "signs")
+        factors = learning_rate_factors(layer)
+        assert factors["vectors"] == {"input": 2.0, "output": 2.0}
+        assert factors["kernel"] == 1.0
