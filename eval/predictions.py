@@ -181,9 +181,7 @@ def samples_of(model: EvaluatedModel, asked: int | None, default: int = 32) -> i
 
 def num_members(model: EvaluatedModel, samples: int) -> int:
     """Returns how many predictions of a model its answer is the mean of: S noise samples, of every member (e3)."""
-    drawn = max(1, samples) if model.has_noise else 1
-    # In an image-text model the members of an e3 image tower produce one embedding.
-    return drawn * model.features.num_members if model.text is None else drawn
+    return model.num_predictions * (max(1, samples) if model.has_noise else 1)
 
 
 def predict(predictor: Predictor, features: Features, block_size: int = BLOCK_SIZE) -> Predictions:

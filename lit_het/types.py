@@ -13,46 +13,21 @@ Dimension letters, everywhere in the project:
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable
-from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
+from collections.abc import Callable
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key, UInt8, UInt32
 
+from lit_het.trees import tree_of_arrays
+
 # A nested dict of arrays, the only form of parameters outside Flax modules.
 Params: TypeAlias = dict[str, Any]
 Metrics: TypeAlias = dict[str, Array]
 # A number of examples: an int, or where a program is traced for any number of them an expression of `jax.export`.
 Size: TypeAlias = Any
-
-_Class = TypeVar("_Class", bound=type)
-
-
-def tree_of_arrays(cls: _Class) -> _Class:
-    """Registers a dataclass as a pytree of its fields; fields with the metadata ``static`` are auxiliary data."""
-    # Not `jax.tree_util.register_dataclass`, which rebuilds trees by `__init__`: its annotations describe arrays, but
-    # JAX also rebuilds trees of shapes, of stacked blocks and of placeholders.
-    static = [field.name for field in dataclasses.fields(cls) if field.metadata.get("static")]
-    names = [field.name for field in dataclasses.fields(cls) if field.name not in static]
-
-    def flatten(tree: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        return tuple(getattr(tree, name) for name in names), tuple(getattr(tree, name) for name in static)
-
-    def flatten_with_keys(tree: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        children, fixed = flatten(tree)
-        keys = (jax.tree_util.GetAttrKey(name) for name in names)
-        return tuple(zip(keys, children, strict=True)), fixed
-
-    def unflatten(fixed: tuple[Any, ...], children: Iterable[Any]) -> Any:
-        tree = object.__new__(cls)
-        for name, value in zip((*names, *static), (*children, *fixed), strict=True):
-            object.__setattr__(tree, name, value)
-        return tree
-
-    jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
-    return cls
 
 
 @jax.tree_util.register_dataclass
@@ -353,6 +328,11 @@ class EvaluatedModel(Protocol):
     @property
     def num_classes(self) -> int | None:
         """The number of a classifier's own classes; 0 without a head, None for an image-text model."""
+        ...
+
+    @property
+    def num_predictions(self) -> int:
+        """How many predictions of an image are averaged: of the tower's members (of a classifier) and of heads."""
         ...
 
     @property

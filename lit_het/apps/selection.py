@@ -18,7 +18,6 @@ from lit_het.eval.selection import bald, entropy, epig
 from lit_het.eval.sets import unlabelled
 from lit_het.heads.bayes_vlm import BayesVLMContrastiveConfig
 from lit_het.runs.opening import Run, open_run
-from lit_het.tasks.contrastive import ContrastiveConfig
 
 Method = Literal["bald", "epig", "entropy", "random"]
 
@@ -110,7 +109,7 @@ def _check_samples(run: Run, method: Method, samples: int) -> None:
                 "--task.head.prediction samples"
             )
         return
-    has_members = not isinstance(run.config.task, ContrastiveConfig) and run.task.features.num_members > 1
+    has_members = run.task.num_predictions > 1
     if method == "epig" and not has_members:
         raise UserError(
             f"{run.run_dir} draws its noise for every image alone, so that no image tells about another; --method epig "

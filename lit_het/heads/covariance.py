@@ -19,7 +19,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from lit_het import sharding
 from lit_het.errors import UserError, require_at_least, require_choice
-from lit_het.types import tree_of_arrays
+from lit_het.trees import tree_of_arrays
 
 # d(x) = softplus(...) + MINIMUM_SCALE, so that the covariance is never zero.
 MINIMUM_SCALE = 1e-3

@@ -150,7 +150,7 @@ def side_by_side(samples: LogitSamples, num_members: int) -> LogitSamples:
         prepare=lambda features: samples.prepare(as_rows(features)),
         logits=logits,
         examples_per_block=max(1, samples.examples_per_block // num_members),
-        num_members=num_members,
+        num_members=num_members * samples.num_members,
     )
 
 

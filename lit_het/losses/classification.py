@@ -14,7 +14,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 from lit_het import blocks, sharding
 from lit_het.losses.base import weights
-from lit_het.types import LogitSamples, tree_of_arrays
+from lit_het.trees import tree_of_arrays
+from lit_het.types import LogitSamples
 
 
 @tree_of_arrays
@@ -27,8 +28,8 @@ class LabelMixture:
         weight: weight of each class; the weights of an example sum to 1.
     """
 
-    label: Int[Array, "b c"]
-    weight: Float[Array, "b c"]
+    label: Int[Array, "b *m c"]
+    weight: Float[Array, "b *m c"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -185,13 +186,13 @@ def mean_log_probabilities(
     """
     m = samples.num_members
 
-    def block(_: None, rows: Any) -> tuple[None, Float[Array, "n _"]]:
+    def block(_: None, rows: Any) -> tuple[None, Float[Array, "n m _"]]:
         features, keys = rows
 
         def log_probabilities(common: Any, keys: Any, indices: Int[Array, " t"]) -> tuple[Array, Array]:
             logits = samples.logits(common, keys, indices)
-            log_p = activation(logits.reshape(*logits.shape[:2], m, -1))
-            return log_p, jnp.zeros(log_p.shape[:2])
+            n, t, _ = logits.shape
+            return activation(logits.reshape(n, t * m, -1)).reshape(n, t, m, -1), jnp.zeros((n, t))
 
         return None, _log_mean_over_samples(log_probabilities, samples, features, keys)[0]
 

@@ -33,6 +33,7 @@ from lit_het.errors import UserError
 from lit_het.heads.contrastive import HetXLContrastive, HetXLContrastiveConfig
 from lit_het.heads.covariance import Covariance
 from lit_het.runs.opening import Run
+from lit_het.tasks import quantities
 from lit_het.tasks.classification import ClassificationTask
 from lit_het.tasks.contrastive import ContrastiveTask
 from lit_het.towers.resnet import ResNetConfig
@@ -143,10 +144,9 @@ def _classifier(task: ClassificationTask, params: Params) -> dict[str, onnx.Mode
     size, model = task.config.image_tower.image_size, task.image_classifier(params)
 
     def classify(image: UInt8[Array, "b h w c"]) -> dict[str, Array]:
-        inputs = model.inputs(task.features(params, image))
-        samples = model.logits(inputs, None, 0)
-        logits = samples.logits(samples.prepare(inputs), None, jnp.arange(1))[:, 0]
-        return {"logits": model.log_probabilities(logits), "noise_norm": model.noise_norm(inputs)}
+        features = task.features(params, image)
+        log_p = quantities.log_probabilities(model, features, None, 0)
+        return {"logits": log_p, "noise_norm": quantities.noise_norm(model, features)}
 
     return {"image": convert(classify, {"image": ((size, size, 3), np.uint8)})}
 

@@ -154,6 +154,11 @@ class Model:
         return 0 if is_headless else self.programs.task.num_classes
 
     @property
+    def num_predictions(self) -> int:
+        """The number of predictions of an image without noise: of members of its tower, and of their heads."""
+        return self.programs.task.num_predictions
+
+    @property
     def has_noise(self) -> bool:
         """Whether the head has noise for images."""
         return self.programs.task.has_image_noise

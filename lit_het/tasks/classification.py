@@ -1,27 +1,29 @@
 """Supervised classification: image tower, head, and softmax or sigmoid loss; for pre-training and fine-tuning."""
 
 import dataclasses
-from typing import TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Bool, Float, Int, Key
 
 from lit_het import blocks
-from lit_het.errors import UserError, require_at_least
+from lit_het.errors import UserError, require_at_least, require_choice
+from lit_het.heads import sampling
 from lit_het.heads.base import ClassificationHead
 from lit_het.heads.deterministic import DeterministicConfig
 from lit_het.heads.het import HetConfig
 from lit_het.heads.het_h import HetHConfig
 from lit_het.heads.het_xl import HetXLConfig
 from lit_het.losses.base import masked_mean
-from lit_het.losses.classification import ClassificationLoss, SoftmaxCrossEntropy
+from lit_het.losses.classification import ClassificationLoss, LossAndTop1, SoftmaxCrossEntropy
 from lit_het.random import Keys
-from lit_het.tasks import microbatches, mixup
+from lit_het.tasks import microbatches, mimo, mixup
 from lit_het.tasks.base import layers_above_towers, learning_rate_groups, trained_parts
 from lit_het.tasks.features import FeatureExtractor, ImageTowerConfig
+from lit_het.tasks.mimo import MimoConfig
 from lit_het.tasks.quantities import ImageClassifier
 from lit_het.towers.vit import ViTConfig
 from lit_het.types import Batch, LogitSamples, Metrics, Params
@@ -41,10 +43,16 @@ class ClassificationConfig:
             indices.
         locked: patterns of parameters to lock; empty trains everything.
         mixup: α of the Beta(α, α) distribution of mixup weights; 0 does not mix examples.
+        num_heads: predictions from the same features, each by logits of its own; the head's parameters are those of
+            ``num_heads * num_classes`` classes.
+        member_loss: of an example with several predictions, by heads or by members of the tower: their mean loss, or
+            the loss of their mean prediction (e3 App. C.1).
+        mimo: how the inputs of a tower with several are drawn; each has a head.
         microbatches: number of parts of a batch that are processed by the tower in turn, to save memory.
 
     Raises:
-        UserError: no classes, an α below 0, or ensemble members that are averaged before the head.
+        UserError: no classes, an α below 0, ensemble members that are averaged before the head, or inputs of the tower
+            without a head for each.
     """
 
     image_tower: ImageTowerConfig = ViTConfig()
@@ -53,10 +61,14 @@ class ClassificationConfig:
     loss: ClassificationLoss = SoftmaxCrossEntropy()
     locked: tuple[str, ...] = ()
     mixup: float = 0.0
+    num_heads: int = 1
+    member_loss: Literal["mean", "joint"] = "mean"
+    mimo: MimoConfig | None = None
     microbatches: int = 1
 
     def __post_init__(self) -> None:
-        require_at_least(1, self, "num_classes", "microbatches")
+        require_at_least(1, self, "num_classes", "num_heads", "microbatches")
+        require_choice(self, "member_loss")
         require_at_least(0, self, "mixup")
         tower = self.image_tower
         if tower.num_members > 1 and tower.members == "mean":
@@ -64,6 +76,14 @@ class ClassificationConfig:
                 "a classifier on the mean of an ensemble's embeddings has one prediction: set image_tower.members to "
                 "'apart' for one of each member (e3), or to 'concatenated'"
             )
+        num_inputs = getattr(tower, "num_inputs", 1)
+        if (num_inputs > 1) != (self.mimo is not None) or num_inputs not in (1, self.num_heads):
+            raise UserError(
+                f"a tower with image_tower.num_inputs = {num_inputs} needs "
+                + (f"as many heads and task.mimo; num_heads = {self.num_heads}" if num_inputs > 1 else "no task.mimo")
+            )
+        if self.mimo is not None and self.member_loss == "joint":
+            raise UserError("member_loss = 'joint' has no meaning where members see different images (task.mimo)")
         if tower.input_size:
             raise UserError(
                 "task.image_tower.layer_input is for the head bayes_vlm of image-text models; set it to False"
@@ -81,7 +101,7 @@ class Classifier(nnx.Module):
 
     def __init__(self, config: ClassificationConfig, rngs: nnx.Rngs):
         self.image_tower = config.image_tower.build(rngs)
-        self.head = config.head.build(config.image_tower.embedding_size, config.num_classes, rngs)
+        self.head = config.head.build(config.image_tower.embedding_size, config.num_classes * config.num_heads, rngs)
 
 
 class ClassificationTask:
@@ -100,6 +120,7 @@ class ClassificationTask:
         self.shapes = nnx.to_pure_dict(state)
         self.trained = trained_parts(self.shapes, config.locked)
         self.features = FeatureExtractor(config.image_tower)
+        self.num_predictions = self.features.num_members * config.num_heads
 
     def initialize(self, key: Key[Array, ""]) -> Params:
         """Returns fresh parameters."""
@@ -120,33 +141,61 @@ class ClassificationTask:
             own = mixup.draw_weight(keys("mixup"), self.config.mixup, batch.valid)
             image, target = mixup.mix_pixels(image, own), mixup.mix_labels(target, own)
             weight = None if weight is None else mixup.mix_weights(weight, own)
+        rows = batch.valid, target, weight
+        if self.config.mimo is not None:
+            inputs = mimo.draw_inputs(keys("mimo"), self.config.mimo, len(image), self.config.num_heads)
+            image, rows = mimo.side_by_side(image, inputs), mimo.of_inputs(*rows, inputs)
         model = self._model(params)
         key = keys("routing") if "image_tower" in self.trained else None
         embedding, auxiliary_losses, tower_metrics = microbatches.apply(
             model.image_tower, image, key, self.config.microbatches
         )
-        # Separate members of an ensemble count as examples, each with its own loss (e3 Sec. 4.1).
-        members = len(embedding) // len(batch.valid)
-        rows = (batch.valid, target, weight)
-        valid, target, weight = jax.tree.map(lambda x: jnp.repeat(x, members, axis=0), rows)
         # The embedding of an invalid row may be NaN: its gradient would be NaN even with a weight of 0 in the loss.
-        features = jnp.where(valid[:, None], embedding, 1.0)
-        samples = model.head(features, keys("noise"))
-        result = self.config.loss(samples, target, valid, weight)
+        valid = jnp.repeat(rows[0], len(embedding) // len(rows[0]), axis=0)
+        samples = model.head(jnp.where(valid[:, None], embedding, 1.0), keys("noise"))
+        noise_norm = masked_mean(_noise_norm(model.head, samples), valid)
+        result = self._loss_of_members(samples, *rows)
         metrics = {
             "top1": result.top1,
             "temperature": model.head.temperature(),
-            "image_noise_norm": masked_mean(_noise_norm(model.head, samples), valid),
+            "image_noise_norm": noise_norm,
             **{f"image_{name}": value for name, value in tower_metrics.items()},
         }
         return result.loss + sum(auxiliary_losses.values()), metrics
 
+    def _loss_of_members(
+        self, samples: LogitSamples, valid: Bool[Array, " b"], target: Any, weight: Float[Array, " b"] | None
+    ) -> LossAndTop1:
+        """Returns the loss of examples with the predictions of several members of the tower, or of several heads.
+
+        Args:
+            samples: of the members of each example, in adjacent rows.
+            valid: which examples count.
+            target: of examples; with MIMO of each of their heads.
+            weight: of examples in the loss; None for equal weights.
+        """
+        samples = dataclasses.replace(samples, num_members=self.config.num_heads)
+        joint, members = self.config.member_loss == "joint", len(samples.features) // len(valid)
+        if joint and members > 1:
+            samples = sampling.side_by_side(samples, members)
+        if samples.num_members > 1 and self.config.mimo is None:
+            target = jax.tree.map(lambda x: jnp.repeat(x[:, None], samples.num_members, axis=1), target)
+        if not joint:
+            # Members count as examples, each with its own loss (e3 Sec. 4.1).
+            rows = (valid, target, weight)
+            valid, target, weight = jax.tree.map(lambda x: jnp.repeat(x, members, axis=0), rows)
+        return self.config.loss(samples, target, valid, weight, joint=joint)
+
     def image_classifier(self, params: Params, classes: None = None) -> ImageClassifier:
         """Returns the model as an image classifier; it has its own classes."""
         head = self._model(params).head
+
+        def logits(inputs: Float[Array, "n d"], key: Key[Array, ""] | None, num_samples: int) -> LogitSamples:
+            return dataclasses.replace(head(inputs, key, num_samples), num_members=self.config.num_heads)
+
         return ImageClassifier(
             inputs=self.features.embedding,
-            logits=head,
+            logits=logits,
             log_probabilities=self.config.loss.log_probabilities,
             scores=self.config.loss.scores,
             mean_scores=self.config.loss.mean_scores,

@@ -161,6 +161,8 @@ class ContrastiveTask:
         self.shapes = nnx.to_pure_dict(state)
         self.trained = trained_parts(self.shapes, config.locked)
         self.features = FeatureExtractor(config.image_tower)
+        # The members of an e3 image tower produce one embedding.
+        self.num_predictions = 1
 
     def initialize(self, key: Key[Array, ""]) -> Params:
         """Returns fresh parameters."""

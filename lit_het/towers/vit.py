@@ -42,6 +42,8 @@ class ViTConfig:
         uncertainty_token: whether one more learned token is encoded, whose output gives log σ² of the embedding
             (ProLIP's [UNC]); the embedding is then ``[mean, log σ²]``, of twice the size.
         norm_twice: whether the encoder's last norm is applied to the class token once more (ProLIP's published code).
+        num_inputs: M images that the tower sees at once, along the axis of channels (MIMO, e3 App. B.3); a single image
+            is repeated.
         layer_input: whether the embedding is followed by the input of the last linear layer, for BayesVLM's head.
 
     Raises:
@@ -63,9 +65,10 @@ class ViTConfig:
     uncertainty_token: bool = False
     norm_twice: bool = False
     layer_input: bool = False
+    num_inputs: int = 1
 
     def __post_init__(self) -> None:
-        require_at_least(1, self, "image_size", "patch_size")
+        require_at_least(1, self, "image_size", "patch_size", "num_inputs")
         require_at_least(0, self, "num_registers")
         require_choice(self, "pooling", "positions", "members")
         if self.image_size < self.patch_size:
@@ -174,7 +177,7 @@ class ViT(nnx.Module):
     def __init__(self, config: ViTConfig, rngs: nnx.Rngs):
         self.config = config
         encoder, dtype = config.encoder, config.compute_type
-        self.patches = linear(config.patch_size**2 * 3, encoder.width, dtype, rngs)
+        self.patches = linear(config.patch_size**2 * 3 * config.num_inputs, encoder.width, dtype, rngs)
         if config.positions == "learned":
             scale = nnx.initializers.normal(1 / np.sqrt(encoder.width))
             self.positions = nnx.Param(scale(rngs.params(), (config.num_patches, encoder.width)))
@@ -209,11 +212,13 @@ class ViT(nnx.Module):
         """Returns embeddings and the encoder's tokens; pixels are mapped to [-1, 1] here.
 
         Args:
-            image: pixels as stored.
+            image: pixels as stored, of one image or of ``num_inputs``.
             key: random key of training, for experts; without it the tower is deterministic.
             kept: numbers of the patches of each image to encode, which leaves out the others; None for all.
         """
         b, size = image.shape[0], self.config.patch_size
+        if image.shape[3] < 3 * self.config.num_inputs:
+            image = jnp.tile(image, (1, 1, 1, self.config.num_inputs))
         height, width = (length // size * size for length in image.shape[1:3])
         # Patches do not overlap, so the convolution is one matrix product.
         pixels = einops.rearrange(image[:, :height, :width], "b (h p) (w q) c -> b (h w) (p q c)", p=size, q=size)

@@ -34,6 +34,10 @@ class FakeModel:
     calibration: Calibration | None = None
     antithetic: bool | None = None
 
+    @property
+    def num_predictions(self) -> int:
+        return self.features.num_members if self.text is None else 1
+
     def check_samples(self, num_samples: int) -> None:
         in_pairs(self.antithetic, num_samples)
 
