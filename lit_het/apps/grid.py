@@ -34,7 +34,7 @@ from lit_het.files import write_atomically
 from lit_het.runs.checks import CHANGEABLE_FIELDS
 from lit_het.runs.directory import config_path, load_config
 from lit_het.runs.flags import with_flags
-from lit_het.runs.opening import abstract_params
+from lit_het.runs.pretrained import abstract_params
 from lit_het.runs.training import train_unless_done
 from lit_het.training.loop import NonFinite
 from lit_het.training.metric_log import read_metrics

@@ -22,7 +22,8 @@ from lit_het.data_pipelines.loader import Loader
 from lit_het.data_pipelines.portions import ALL
 from lit_het.data_pipelines.shards import IMAGE
 from lit_het.errors import UserError, counted, require_at_least
-from lit_het.runs.opening import abstract_params, load_pretrained, load_weights, open_run
+from lit_het.runs.opening import open_run
+from lit_het.runs.pretrained import abstract_params, load_pretrained, load_weights
 from lit_het.runs.tower_fingerprints import tower_fingerprint
 from lit_het.tasks.features import FeatureExtractor
 from lit_het.types import Batch, Params

@@ -8,7 +8,7 @@ from jax.sharding import Mesh
 from lit_het import parameters, sharding
 from lit_het.configs.experiment import ExperimentConfig
 from lit_het.errors import UserError
-from lit_het.runs.opening import load_pretrained, load_weights
+from lit_het.runs.pretrained import load_pretrained, load_weights
 from lit_het.tasks.classification import ClassificationTask
 from lit_het.tasks.contrastive import ContrastiveTask
 from lit_het.types import Params

@@ -8,12 +8,10 @@ import dataclasses
 import functools
 import hashlib
 import json
-import re
 from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 from jax.sharding import Mesh
 
 from lit_het import parameters, sharding
@@ -21,29 +19,18 @@ from lit_het.checkpoints.native import checksums
 from lit_het.checkpoints.native.saving import Checkpoints
 from lit_het.configs import experiment
 from lit_het.configs.experiment import ExperimentConfig
-from lit_het.console import Bar
 from lit_het.data_pipelines.tokenizers import Tokenizer
 from lit_het.errors import UserError
 from lit_het.runs import portable
-from lit_het.runs.directory import check_chain, checkpoint_dir, find_pretrained, load_config, tokenizer_path
+from lit_het.runs.directory import check_chain, checkpoint_dir, load_config, tokenizer_path
 from lit_het.runs.predictor import Programs
+from lit_het.runs.pretrained import TOWERS, abstract_params, locked_params
 from lit_het.runs.saved_calibration import read_calibration
-from lit_het.runs.tower_fingerprints import EXECUTION_FIELDS, tower_fingerprint
+from lit_het.runs.tower_fingerprints import tower_fingerprint
 from lit_het.sharding import MeshConfig
-from lit_het.tasks.classification import ClassificationConfig, ClassificationTask
-from lit_het.tasks.contrastive import ContrastiveConfig, ContrastiveTask
-from lit_het.towers.bert import BertConfig
-from lit_het.towers.text import TextConfig
-from lit_het.towers.vit import ViTConfig
+from lit_het.tasks.classification import ClassificationTask
+from lit_het.tasks.contrastive import ContrastiveTask
 from lit_het.types import Calibration, EvaluatedModel, Params
-
-# The only fields of experts that change the parameters.
-EXPERT_FIELDS = ("encoder.experts.num_experts", "encoder.experts.num_blocks", "encoder.experts.blocks")
-TOWERS = ("image_tower", "text_tower")
-# Fields of towers that may differ: the parameters are resampled.
-RESAMPLED_FIELDS = ("image_size", "patch_size")
-# Fields of towers, and the dense layer after the pooling that each of them adds.
-LAST_LAYERS = (("representation_size", "pre_logits"), ("pooler", "pre_logits"), ("projection_size", "projection"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,7 +122,7 @@ def _restore_params(
     locked_like, trainable_like = parameters.partition(shapes, config.task.locked)
     if config.pretrained is not None and pretrained is not None:
         config = dataclasses.replace(config, pretrained=dataclasses.replace(config.pretrained, run=pretrained))
-    locked = _locked_params(_moved(config, pretrained), run_dir, locked_like)
+    locked = locked_params(_moved(config, pretrained), run_dir, locked_like)
     with Checkpoints(checkpoint_dir(run_dir), read_only=True) as checkpoints:
         trainable, info = checkpoints.restore_params(trainable_like)
     if checksums.digest(locked) != info.get("locked_checksum"):
@@ -146,22 +133,6 @@ def _restore_params(
         )
     locked = parameters.cast(locked, config.task.image_tower.compute_type)  # as in training
     return parameters.merge(locked, trainable)
-
-
-def _locked_params(config: ExperimentConfig, run_dir: Path, like: Params) -> Params:
-    """Returns locked parameters of a run from their source, as checkpoints do not contain them."""
-    wanted = parameters.flatten(like)
-    # A partly locked tower is read completely.
-    shapes = abstract_params(config.task.build())
-    read = load_weights(config.task, {part: shapes[part] for part in like})
-    locked = {path: array for path, array in parameters.flatten(read).items() if path in wanted}
-    rest = {path: shape for path, shape in wanted.items() if path not in locked}
-    if rest and config.pretrained is not None:
-        source = find_pretrained(config.pretrained.run, run_dir)
-        config = dataclasses.replace(config, pretrained=dataclasses.replace(config.pretrained, run=source))
-    if rest:
-        locked |= parameters.flatten(load_pretrained(config, parameters.unflatten(rest)))
-    return parameters.unflatten(locked)
 
 
 def _moved(config: ExperimentConfig, weights: Path | None) -> ExperimentConfig:
@@ -188,99 +159,6 @@ def _moved(config: ExperimentConfig, weights: Path | None) -> ExperimentConfig:
     return dataclasses.replace(config, task=dataclasses.replace(config.task, **moved))
 
 
-def load_pretrained(config: ExperimentConfig, like: Params) -> Params:
-    """Returns the parameters that ``config.pretrained`` names, in the shapes of ``like``.
-
-    If images or patches have another size, positions and the first layer are resampled. The last dense layer may exist
-    only in the source or only in the tower; it is then not loaded.
-
-    Raises:
-        UserError: no source is configured, or its image tower differs from this configuration's.
-    """
-    if config.pretrained is None:
-        raise UserError(
-            f"the configuration locks {sorted(like)[0]} but names no source of its weights; "
-            "name the run that trained it as `pretrained` in the configuration file, or with --pretrained.run"
-        )
-    origin = config.pretrained.run
-    source = load_config(origin)
-    check_chain(origin)
-    theirs, ours = source.task.image_tower, config.task.image_tower
-    ends = _check_same_tower(theirs, ours, origin)
-    if "text_tower" in like and isinstance(config.task, ContrastiveConfig):
-        _check_same_text_tower(source.task, config.task.text_tower, origin)
-    wanted = {path: leaf for path, leaf in parameters.flatten(like).items() if not path.startswith(ends)}
-    as_saved = {**wanted, **_resampled(source, wanted)}
-    locked = {path for path in wanted if any(re.fullmatch(pattern, path) for pattern in source.task.locked)}
-    found = {}
-    if trained := {path: leaf for path, leaf in as_saved.items() if path not in locked}:
-        with Checkpoints(checkpoint_dir(origin), read_only=True) as checkpoints:
-            found |= parameters.flatten(checkpoints.restore_params(parameters.unflatten(trained))[0])
-    if locked:
-        there = _locked_params(source, origin, parameters.unflatten({path: as_saved[path] for path in locked}))
-        found |= parameters.flatten(there)
-    for path in found:
-        if path in locked or as_saved[path] is not wanted[path]:
-            array = np.asarray(found[path])
-            if isinstance(theirs, ViTConfig) and isinstance(ours, ViTConfig):
-                from lit_het.checkpoints.resample import resample
-
-                array = resample(path.removeprefix("image_tower/"), array, theirs, ours)
-            found[path] = sharding.place_on_devices(array, wanted[path].sharding)
-    return parameters.unflatten(found)
-
-
-def _resampled(source: ExperimentConfig, wanted: dict[str, Any]) -> dict[str, Any]:
-    """Returns the shapes, in the source run, of the tower's parameters that depend on the image or patch size."""
-    saved = parameters.flatten(abstract_params(source.task.build()))
-    shapes = {}
-    for path in {"image_tower/positions", "image_tower/patches/kernel"} & wanted.keys() & saved.keys():
-        leaf = wanted[path]
-        if saved[path].shape != leaf.shape:
-            mesh = getattr(leaf.sharding, "mesh", None)
-            place = leaf.sharding if mesh is None else sharding.replicated(mesh)
-            shapes[path] = jax.ShapeDtypeStruct(saved[path].shape, leaf.dtype, sharding=place)
-    return shapes
-
-
-def load_weights(
-    config: ContrastiveConfig | ClassificationConfig, shapes: Params, shardings: Params | None = None
-) -> Params:
-    """Returns the parameters of all towers that have ``weights``, by tower.
-
-    The last dense layer may exist only in the source or only in the tower; it is then not loaded.
-
-    Args:
-        config: of the model.
-        shapes: of its parameters; towers without shapes are skipped.
-        shardings: of the parameters; None for one device.
-
-    Raises:
-        UserError: a source cannot be read, or its tower differs from the configuration's.
-    """
-    loaded = {}
-    for part in TOWERS:
-        tower = getattr(config, part, None)
-        # ResNets have no field `weights`.
-        if part not in shapes or getattr(tower, "weights", None) is None:
-            continue
-        assert isinstance(tower, ViTConfig | TextConfig | BertConfig)
-        # The readers of other programs' files; most runs need none.
-        from lit_het.checkpoints import weights
-
-        assert tower.weights is not None
-        found = weights.open_weights(tower.weights, **_weights_options(tower))
-        source = getattr(found, part)
-        ends = {field: layer for field, layer in LAST_LAYERS if _is_in_one(field, source, tower)}
-        _check_same_source(source, tower, part, tuple(ends))
-        wanted = {name: tree for name, tree in shapes[part].items() if name not in ends.values()}
-        found = weights.without_parameters(found, tuple(f"{part}/{layer}/" for layer in ends.values()))
-        with Bar(f"reading {tower.weights}", parameters.count(wanted), "parameters") as bar:
-            places = None if shardings is None else {name: shardings[part][name] for name in wanted}
-            loaded[part] = weights.load_part(found, part, wanted, places, bar.advance)
-    return loaded
-
-
 def with_absolute_weights(config: Any) -> Any:
     """Returns a task's configuration with absolute paths of weights, to open it from other directories."""
     for part in TOWERS:
@@ -291,80 +169,3 @@ def with_absolute_weights(config: Any) -> Any:
                 config, **{part: dataclasses.replace(tower, weights=str(Path(address).resolve()))}
             )
     return config
-
-
-def _is_in_one(field: str, *towers: Any) -> bool:
-    """Returns whether exactly one of two towers has the layer of a field."""
-    return len({bool(getattr(tower, field, None)) for tower in towers}) == 2
-
-
-def _weights_options(tower: ViTConfig | TextConfig | BertConfig) -> dict[str, Any]:
-    """Returns what the configuration of a tower says about its file, as arguments of `open_weights`."""
-    experts = {} if tower.encoder.experts is None else dataclasses.asdict(tower.encoder.experts)
-    options: dict[str, Any] = {"compute_type": tower.encoder.compute_type, "experts": experts}
-    if isinstance(tower, ViTConfig):
-        options |= {"image_size": tower.image_size, "patch_size": tower.patch_size}
-        options |= {"image_pooling": tower.pooling} if tower.pooling in ("mean", "first") else {}
-    else:
-        options |= {"text_length": tower.length}
-    if isinstance(tower, TextConfig) and tower.pooling != "attention":
-        options |= {"text_pooling": tower.pooling}
-    return options
-
-
-def _check_same_source(found: Any, tower: Any, part: str, optional: tuple[str, ...]) -> None:
-    if found is None:
-        raise UserError(f"{tower.weights} holds no {part.replace('_', ' ')}")
-    if type(found) is not type(tower):
-        theirs, ours = type(found).__name__, type(tower).__name__
-        raise UserError(f"{tower.weights} holds a {theirs}, but the configuration has a {ours}")
-    for field, (theirs, ours) in _differences(found, tower).items():
-        if field not in optional:
-            flag = f"--task.{part}.{field}".replace("_", "-")
-            raise UserError(
-                f"the {part.replace('_', ' ')} in {tower.weights} has {field} = {theirs}, "
-                f"but this configuration has {ours}; set {flag} {theirs}, "
-                f"or build the configuration with lit_het.checkpoints.weights.{part}"
-            )
-
-
-def abstract_params(task: ContrastiveTask | ClassificationTask) -> Params:
-    """Returns the shapes of a task's parameters on one device, to restore into."""
-    sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), task.shapes)
-
-
-def _check_same_tower(theirs: Any, ours: Any, origin: Path) -> tuple[str, ...]:
-    """Returns the path prefixes of layers that only one of two towers has.
-
-    Raises:
-        UserError: the towers differ in anything else.
-    """
-    ends = {field: f"image_tower/{layer}/" for field, layer in LAST_LAYERS if _is_in_one(field, theirs, ours)}
-    for field, (before, now) in _differences(theirs, ours).items():
-        if field not in (*ends, *RESAMPLED_FIELDS):
-            raise UserError(
-                f"the image tower of {origin} has {field} = {before}, but this configuration has {now}; "
-                f"set --task.image-tower.{field.replace('_', '-')} {before}"
-            )
-    return tuple(ends.values())
-
-
-def _check_same_text_tower(source: ContrastiveConfig | ClassificationConfig, ours: Any, origin: Path) -> None:
-    if not isinstance(source, ContrastiveConfig):
-        raise UserError(f"{origin} is a classifier without a text tower; lock that of an image-text model")
-    for field, (before, now) in _differences(source.text_tower, ours).items():
-        raise UserError(
-            f"the text tower of {origin} has {field} = {before}, but this configuration has {now}; "
-            f"set --task.text-tower.{field.replace('_', '-')} {before}"
-        )
-
-
-def _differences(theirs: Any, ours: Any) -> dict[str, tuple[Any, Any]]:
-    """Returns the fields in which two towers differ as models."""
-    return {
-        field: values
-        for field, values in experiment.differences(theirs, ours).items()
-        if field not in (*EXECUTION_FIELDS, "layer_input")
-        and (field in EXPERT_FIELDS or not field.startswith("encoder.experts."))
-    }

@@ -15,7 +15,16 @@ from lit_het.data_pipelines.tokenizers import Tokenizer
 from lit_het.types import Params
 
 # Fields that change how a model is computed or where it comes from, but not the model.
-EXECUTION_FIELDS = ("encoder.unrolled", "encoder.remat", "encoder.compute_type", "compute_type", "weights", "members")
+EXECUTION_FIELDS = (
+    "encoder.unrolled",
+    "encoder.remat",
+    "encoder.compute_type",
+    "encoder.experts.initial_noise",
+    "encoder.experts.permutation",
+    "compute_type",
+    "weights",
+    "members",
+)
 # Fields that towers gained after embeddings had been stored, with the value that changes nothing: embeddings of an
 # earlier version stay valid.
 _LATER_FIELDS: Mapping[str, Any] = {
@@ -23,6 +32,12 @@ _LATER_FIELDS: Mapping[str, Any] = {
     "uncertainty_from": "token",
     "norm_twice": False,
     "layer_input": False,
+    "num_inputs": 1,
+    "encoder.experts.tiled": True,
+    "encoder.experts.overlap": 0,
+    "encoder.experts.multi_pred": False,
+    "encoder.experts.dropout_samples": 1,
+    "encoder.experts.rank_one": None,
 }
 
 

@@ -29,7 +29,8 @@ from lit_het.data_pipelines.transforms import Preprocessing
 from lit_het.durations import Duration
 from lit_het.errors import UserError
 from lit_het.runs.importing import tokenizer_config
-from lit_het.runs.opening import abstract_params, load_pretrained, open_run
+from lit_het.runs.opening import open_run
+from lit_het.runs.pretrained import abstract_params, load_pretrained
 from lit_het.runs.training import train
 from lit_het.tasks.classification import ClassificationConfig
 from lit_het.tasks.contrastive import ContrastiveTask

@@ -17,8 +17,9 @@ from lit_het.configs import experiment
 from lit_het.errors import TRY_AGAIN, UserError
 from lit_het.eval.saved_runs import read_runs
 from lit_het.runs.directory import config_path, load_config
-from lit_het.runs.opening import abstract_params, load_pretrained, open_run
+from lit_het.runs.opening import open_run
 from lit_het.runs.parsing import parse_config
+from lit_het.runs.pretrained import abstract_params, load_pretrained
 from lit_het.runs.training import train
 from lit_het.training.metric_log import read_metrics
 from tests.checkpoints.test_damage import flip

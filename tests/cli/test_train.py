@@ -22,7 +22,8 @@ from lit_het.configs import experiment, quickstart_lit_het_xl
 from lit_het.data_pipelines.data_config import Streaming
 from lit_het.durations import Duration
 from lit_het.runs.directory import checkpoint_dir
-from lit_het.runs.opening import abstract_params, open_run
+from lit_het.runs.opening import open_run
+from lit_het.runs.pretrained import abstract_params
 from lit_het.runs.training import train, train_unless_done
 from lit_het.training.loop import Cadence
 from lit_het.training.metric_log import read_metrics
