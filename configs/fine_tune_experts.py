@@ -1,6 +1,11 @@
-"""Fine-tuning a V-MoE-B/32, the e3 made of it, or a plain ViT-B/32, at 384 pixels (e3 App. A.3, Tables 5 and 7).
+"""Fine-tuning a V-MoE-B/32, an e3, or another model of e3's tables at 384 pixels (App. A.3, Tables 2-5, 7, 12).
 
     lit-het train --config configs/fine_tune_experts.py:data_set=pets,model=e3
+    lit-het train --config configs/fine_tune_experts.py:model=e3 --task.image-tower.encoder.experts.overlap 8
+    lit-het train --config configs/fine_tune_experts.py:model=vmoe --members 4      # a deep ensemble
+
+All models start from the checkpoint of a V-MoE or of a ViT (App. B). K, M, E and the overlap are flags below
+``--task.image-tower.encoder.experts``; the defaults are those of Table 5, of the ablations those of Tables 2 to 4.
 
 Resolution, clipping, optimizer, batch size, capacities, expert dropout, minival, and the grid of learning rates and
 factors of the steps are the paper's. The configuration has factor 1 and rate 0.01; scripts/sweep.py searches the grid.
@@ -12,7 +17,7 @@ M = 2. Minival is the end of the shards, which must not be sorted by class: ``li
 
 import dataclasses
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from lit_het.configs.experiment import ExperimentConfig
 from lit_het.data_pipelines.augment import HorizontalFlip
@@ -28,14 +33,41 @@ from lit_het.optimizers import SGD, Optimizer
 from lit_het.schedules import Schedule
 from lit_het.sharding import MeshConfig
 from lit_het.tasks.classification import ClassificationConfig
+from lit_het.tasks.mimo import MimoConfig
 from lit_het.towers.experts import ExpertsConfig
+from lit_het.towers.rank_one import RankOneConfig
 from lit_het.towers.sizes import encoder_size
 from lit_het.towers.vit import ViTConfig
 from lit_het.training.loop import Cadence
 
 VMOE = ExpertsConfig(num_experts=32, num_selected=2, num_blocks=2, capacity_factor=1.5, dropout_rate=0.1)
-MODELS = {"vit": None, "vmoe": VMOE, "e3": dataclasses.replace(VMOE, num_selected=1, num_members=2)}
-WEIGHTS = {"vit": "weights/vit_b32.npz", "vmoe": "weights/vmoe_b32", "e3": "weights/vmoe_b32"}
+Model: TypeAlias = Literal[
+    "vit",
+    "vmoe",
+    "e3",
+    "partitioning",
+    "tiling",
+    "overlap",
+    "multi_pred",
+    "batch_ensemble",
+    "mc_dropout",
+    "mimo",
+    "heads",
+]
+EXPERTS: dict[Model, ExpertsConfig | None] = {
+    "vit": None,
+    "vmoe": VMOE,
+    "e3": dataclasses.replace(VMOE, num_selected=1, num_members=2),
+    "partitioning": dataclasses.replace(VMOE, num_members=2, tiled=False),
+    "tiling": dataclasses.replace(VMOE, num_members=2, overlap=32),
+    "overlap": dataclasses.replace(VMOE, num_members=2, overlap=8),
+    "multi_pred": dataclasses.replace(VMOE, multi_pred=True),
+    # Members of rank one in the MLPs where a V-MoE has experts (App. G.1).
+    "batch_ensemble": ExpertsConfig(2, 1, num_blocks=2, num_members=2, rank_one=RankOneConfig()),
+    "mc_dropout": dataclasses.replace(VMOE, dropout_samples=2),
+    "mimo": VMOE,
+    "heads": VMOE,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +90,7 @@ RECIPES = {
 
 def get_config(
     data_set: Literal["imagenet", "cifar10", "cifar100", "pets", "flowers"] = "imagenet",
-    model: Literal["vit", "vmoe", "e3"] = "e3",
+    model: Model = "e3",
 ) -> ExperimentConfig:
     """Returns the run; set ``--task.image-tower.weights``, or ``--pretrained.run`` and no weights."""
     recipe, folder = RECIPES[data_set], f"data/{data_set}"
@@ -69,14 +101,17 @@ def get_config(
             image_tower=ViTConfig(
                 image_size=384,
                 patch_size=32,
-                encoder=dataclasses.replace(encoder_size("B"), experts=MODELS[model]),
+                encoder=dataclasses.replace(encoder_size("B"), experts=EXPERTS[model]),
                 pooling="class_token",
-                weights=WEIGHTS[model],
+                weights=f"weights/{'vit_b32.npz' if model in ('vit', 'batch_ensemble') else 'vmoe_b32'}",
+                num_inputs=2 if model == "mimo" else 1,
                 # Each member has a prediction of its own, and the loss averages their losses (e3 Sec. 4.1).
                 members="apart",
             ),
             head=DeterministicConfig(zero_kernel=True),
             num_classes=recipe.num_classes,
+            num_heads=2 if model in ("mimo", "heads") else 1,
+            mimo=MimoConfig() if model == "mimo" else None,
         ),
         data=LoaderConfig(
             shards=(f"{folder}/train",),
@@ -95,7 +130,7 @@ def get_config(
         schedule=Schedule(
             learning_rate=0.01, warmup=Duration(500) if recipe.num_steps >= 5000 else Duration(10, "percent")
         ),
-        mesh=MeshConfig(expert=-1) if MODELS[model] else MeshConfig(),
+        mesh=MeshConfig(expert=-1) if EXPERTS[model] and model != "batch_ensemble" else MeshConfig(),
         cadence=Cadence(log_steps=50, save_steps=1000, evaluate_steps=recipe.num_steps // 5),
         evaluations=(
             ZeroShotConfig(ImageSet("minival", folder, split="train", portion=minival)),

@@ -1,0 +1,140 @@
+"""The models of e3's Tables 2 to 5 and 12 at the size of the glyph data, and how each starts from an upstream model."""
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from lit_het.configs import glyph_classifier, quickstart_upstream
+from lit_het.configs.experiment import ExperimentConfig, PretrainedConfig
+from lit_het.durations import Duration
+from lit_het.heads.deterministic import DeterministicConfig
+from lit_het.losses.classification import SigmoidCrossEntropy
+from lit_het.schedules import Schedule
+from lit_het.tasks.classification import ClassificationConfig
+from lit_het.tasks.mimo import MimoConfig
+from lit_het.towers.experts import ExpertsConfig
+from lit_het.towers.rank_one import RankOneConfig
+from lit_het.towers.transformer import EncoderConfig
+from lit_het.towers.vit import ViTConfig
+from lit_het.training.loop import Cadence
+
+# Sorting drops no tokens, and is the faster dispatch on CPUs.
+VMOE = ExpertsConfig(num_experts=8, num_selected=2, num_blocks=2, dropout_rate=0.1, dispatch="ragged")
+TOWER = ViTConfig(
+    image_size=32,
+    patch_size=16,
+    encoder=EncoderConfig(width=128, depth=4, mlp_width=512, num_heads=4, unrolled=True),
+    pooling="mean",
+    positions="sine_cosine",
+    members="apart",
+)
+UPSTREAM: Mapping[str, ExpertsConfig | None] = {"vit": None, "vmoe": VMOE}
+
+
+@dataclasses.dataclass(frozen=True)
+class Method:
+    """A way to train a downstream model, or to use one that is trained.
+
+    Attributes:
+        title: its name in tables.
+        source: the upstream model that it starts from.
+        experts: changes of the experts of that model, or other ones.
+        task: changes of the task.
+        num_inputs: of the tower (MIMO).
+        runs: of a deep ensemble, the methods whose runs are its members.
+        used_with: changes of the experts in evaluation alone.
+        samples: noise samples in evaluation.
+    """
+
+    title: str
+    source: Literal["vit", "vmoe"] = "vmoe"
+    experts: Mapping[str, Any] | ExpertsConfig = dataclasses.field(default_factory=dict)
+    task: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    num_inputs: int = 1
+    runs: tuple[str, ...] = ()
+    used_with: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    samples: int = 0
+
+    @property
+    def tower(self) -> ViTConfig:
+        """The image tower."""
+        experts = UPSTREAM[self.source]
+        if isinstance(self.experts, ExpertsConfig):
+            experts = self.experts
+        elif experts is not None:
+            experts = dataclasses.replace(experts, **self.experts)
+        encoder = dataclasses.replace(TOWER.encoder, experts=experts)
+        return dataclasses.replace(TOWER, encoder=encoder, num_inputs=self.num_inputs)
+
+
+def _e3(k: int, m: int, **changes: Any) -> dict[str, Any]:
+    return {"num_selected": k, "num_members": m, **changes}
+
+
+_HET = {"head": glyph_classifier.HEAD}
+METHODS: Mapping[str, Method] = {
+    "vit": Method("ViT", "vit"),
+    "vit_2": Method("", "vit"),
+    "vit_ensemble": Method("ViT, 2 runs", "vit", runs=("vit", "vit_2")),
+    "batch_ensemble": Method(
+        "BatchEnsemble ViT, M = 2",
+        "vit",
+        ExpertsConfig(2, 1, num_blocks=2, num_members=2, rank_one=RankOneConfig("normal")),
+    ),
+    "vmoe_1": Method("V-MoE, K = 1", experts={"num_selected": 1}),
+    "vmoe_1_2": Method("", experts={"num_selected": 1}),
+    "vmoe_ensemble": Method("V-MoE, K = 1, 2 runs", runs=("vmoe_1", "vmoe_1_2")),
+    "vmoe_upstream": Method("V-MoE, K = 1, 2 upstream runs", runs=("vmoe_1", "vmoe_1/next")),
+    "vmoe_2": Method("V-MoE, K = 2"),
+    "vmoe_4": Method("V-MoE, K = 4", experts={"num_selected": 4}),
+    "e3_1_2": Method("e3, K = 1, M = 2", experts=_e3(1, 2)),
+    "e3_2_2": Method("e3, K = 2, M = 2", experts=_e3(2, 2)),
+    "e3_1_4": Method("e3, K = 1, M = 4", experts=_e3(1, 4)),
+    "partitioning": Method("partitioning, K = 2, M = 2", experts=_e3(2, 2, tiled=False)),
+    "tiling": Method("tiling, K = 2, M = 2", experts=_e3(2, 2, overlap=8)),
+    "overlap_4": Method("overlap 4, K = 2, M = 2", experts=_e3(2, 2, overlap=4)),
+    "multi_pred": Method("multi-pred, K = 2", experts={"multi_pred": True}),
+    "heads": Method("2 heads, K = 2", task={"num_heads": 2}),
+    "mc_dropout": Method("Monte Carlo dropout, K = 2, 4 samples", runs=("vmoe_2",), used_with={"dropout_samples": 4}),
+    "mimo": Method("MIMO, K = 2, M = 2", task={"num_heads": 2, "mimo": MimoConfig()}, num_inputs=2),
+    "joint": Method("e3, K = 1, M = 2, loss of the mean", experts=_e3(1, 2), task={"member_loss": "joint"}),
+    "permuted": Method("e3, K = 1, M = 2, experts permuted", experts=_e3(1, 2, permutation=1)),
+    "vmoe_het": Method("V-MoE, K = 2, HET-XL", task=_HET, samples=100),
+    "e3_het": Method("e3, K = 1, M = 2, HET-XL", experts=_e3(1, 2), task=_HET, samples=100),
+}
+
+
+def upstream(source: str, data: Path, run_dir: Path, seed: int, num_words: int) -> ExperimentConfig:
+    """Returns the training of a tower on the words of names, several of each image."""
+    base = quickstart_upstream.get_config()
+    return dataclasses.replace(
+        base,
+        run_dir=run_dir,
+        task=ClassificationConfig(
+            image_tower=Method("", source).tower,  # pyright: ignore[reportArgumentType]
+            head=DeterministicConfig(initial_bias=-5.0),
+            num_classes=num_words,
+            loss=SigmoidCrossEntropy(),
+        ),
+        data=dataclasses.replace(base.data, shards=(str(data / "train"),), seed=seed),
+        seed=seed,
+        cadence=Cadence(log_steps=100, save_steps=10_000),
+    )
+
+
+def downstream(name: str, data: Path, upstream_run: Path, run_dir: Path, seed: int, steps: int) -> ExperimentConfig:
+    """Returns the training of a method's classifier of names, from an upstream run."""
+    method, base = METHODS[name], glyph_classifier.get_config(head=DeterministicConfig(zero_kernel=True))
+    assert isinstance(base.task, ClassificationConfig)
+    return dataclasses.replace(
+        base,
+        run_dir=run_dir,
+        task=dataclasses.replace(base.task, image_tower=method.tower, **method.task),
+        data=dataclasses.replace(base.data, shards=(str(data / "train"),), seed=seed),
+        pretrained=PretrainedConfig(upstream_run),
+        length=Duration(steps),
+        schedule=Schedule(learning_rate=2e-3, warmup=Duration(50)),
+        seed=seed,
+        cadence=Cadence(log_steps=100, save_steps=10_000),
+    )

@@ -1,0 +1,183 @@
+"""Compares efficient ensembles as e3's Tables 2 to 5 and 12, on the glyph data, over seeds (docs/ensembles.md).
+
+    python -m scripts.study_ensembles --output runs/ensembles --seeds 0 1 2 3 4
+
+A ViT and a V-MoE are trained upstream on the words of names. Every method starts from one of them and learns the names;
+the held-out typeface is measured. Finished runs are skipped, and processes with other seeds can share the output.
+"""
+
+import argparse
+import dataclasses
+import json
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import Float, Int
+
+from lit_het.apps import grid
+from lit_het.apps.quickstart import write_data
+from lit_het.configs import glyph_classifier, quickstart_upstream
+from lit_het.data_pipelines.storage import read_lines
+from lit_het.errors import UserError
+from lit_het.eval import scores
+from lit_het.eval.ensembles import mean_prediction, score_ensemble
+from lit_het.eval.features import Sets
+from lit_het.eval.predictions import Predictions, Predictor, member_blocks
+from lit_het.eval.sets import ImageSet
+from lit_het.eval.significance import estimate
+from lit_het.files import write_atomically
+from lit_het.runs.opening import Run, open_run
+from lit_het.runs.training import train_unless_done
+from lit_het.tasks.classification import ClassificationConfig
+from scripts.ensembles.methods import METHODS, UPSTREAM, Method, downstream, upstream
+from scripts.noise.paired import cells_of
+
+FIGURES = ("joint_nll", "joint_error", "joint_ece", "fitted_nll", "kl", "individual_nll")
+SET = "held_out_typeface"
+
+
+def train(root: Path, data: Path, seed: int, names: Sequence[str], steps: int) -> None:
+    """Trains the upstream models and the methods of a seed, unless they are finished."""
+    num_words = len(read_lines(str(data / "words.txt")))
+    for source in UPSTREAM:
+        train_unless_done(upstream(source, data, root / f"upstream_{source}", seed, num_words))
+    for name in names:
+        method = METHODS[name]
+        if not method.runs:
+            # Other members of a deep ensemble have other seeds.
+            own = seed + (1000 if name.endswith("_2") and not method.title else 0)
+            start = root / f"upstream_{method.source}"
+            train_unless_done(downstream(name, data, start, root / name, own, steps))
+
+
+def members(run_dir: Path, data: Path, method: Method) -> tuple[Float[np.ndarray, "n m k"], Int[np.ndarray, " n"]]:
+    """Returns the log-probabilities of a run's members on the held-out typeface, and the labels.
+
+    The noise samples of each member are averaged.
+    """
+    run = _used_with(open_run(run_dir), method.used_with)
+    model = run.model(calibrated=False)
+    sets = Sets(run.config.data.image_size, run.config.data.preprocessing, lambda: run.tower)
+    opened = sets.open(ImageSet(SET, str(data / SET), split="."))
+    predictor = Predictor(model, glyph_classifier.NUM_NAMES, samples=method.samples)
+    blocks = list(member_blocks(predictor, opened.features(model.features)))
+    log_p, labels = (np.concatenate(parts) for parts in zip(*blocks, strict=True))
+    if method.samples:
+        by_member = log_p.reshape(len(log_p), model.num_predictions, method.samples, -1)
+        log_p = np.stack([mean_prediction(member) for member in by_member.swapaxes(0, 1)], axis=1)
+    return log_p, labels
+
+
+def _used_with(run: Run, changes: Mapping[str, Any]) -> Run:
+    """Returns a run whose experts are used in another way than in training."""
+    task = run.config.task
+    if not changes:
+        return run
+    assert isinstance(task, ClassificationConfig)
+    encoder: Any = task.image_tower.encoder  # pyright: ignore[reportAttributeAccessIssue]
+    encoder = dataclasses.replace(encoder, experts=dataclasses.replace(encoder.experts, **changes))
+    task = dataclasses.replace(task, image_tower=dataclasses.replace(task.image_tower, encoder=encoder))
+    return dataclasses.replace(run, config=dataclasses.replace(run.config, task=task), task=task.build())
+
+
+def measure(output: Path, data: Path, seed: int, following: int, names: Sequence[str]) -> dict[str, dict[str, float]]:
+    """Returns the figures of every method of a seed.
+
+    Args:
+        output: folder of the study.
+        data: of the glyphs.
+        seed: of the runs.
+        following: the seed whose run is the second member of upstream ensembles.
+        names: of the methods.
+    """
+    found = {}
+    for name in names:
+        method = METHODS[name]
+        if not method.title:
+            continue
+        parts = [members(_run_dir(output, part, seed, following), data, method) for part in method.runs or (name,)]
+        labels = parts[0][1]
+        found[name] = figures(np.concatenate([log_p for log_p, _ in parts], axis=1), labels)
+    return found
+
+
+def _run_dir(output: Path, part: str, seed: int, following: int) -> Path:
+    return output / f"seed{following if part.endswith('/next') else seed}" / part.removesuffix("/next")
+
+
+def figures(log_p: Float[np.ndarray, "n m k"], labels: Int[np.ndarray, " n"]) -> dict[str, float]:
+    """Returns the figures of an ensemble, or of a single prediction, which counts as two equal members."""
+    found, _ = score_ensemble(np.repeat(log_p, 2, axis=1) if log_p.shape[1] == 1 else log_p, labels).figures()
+    if log_p.shape[1] == 1:
+        found["kl"] = math.nan
+    nothing = np.zeros(len(labels))
+    joint = Predictions(mean_prediction(log_p), labels, np.arange(len(labels)), nothing, nothing)
+    fitted, _ = scores.calibrated(joint, SET)
+    values, _ = scores.figures(fitted)
+    return {**found, "joint_error": 1 - found["joint_top1"], "fitted_nll": values["nll"]}
+
+
+def conclude(output: Path) -> None:
+    """Writes the table over all seeds that are measured; differences are from the V-MoE with K = 2, seed by seed."""
+    by_seed = {
+        int(path.parent.name.removeprefix("seed")): json.loads(path.read_text())
+        for path in sorted(output.glob("seed*/figures.json"))
+    }
+    if not by_seed:
+        raise UserError(f"{output} has no measured runs; leave out --table")
+    names = [name for name in METHODS if all(name in found for found in by_seed.values())]
+    first = "vmoe_2" if "vmoe_2" in names else names[0]
+    names = [first, *(name for name in names if name != first)]
+    columns = {}
+    for figure in FIGURES:
+        values = {name: {seed: found[name][figure] for seed, found in by_seed.items()} for name in names}
+        known = {name: of for name, of in values.items() if not any(map(math.isnan, of.values()))}
+        cells = cells_of(known) if first in known else [estimate(list(of.values())).shown(3) for of in known.values()]
+        columns[figure] = dict(zip(known, cells, strict=True))
+    lines = [f"| {len(by_seed)} seeds | {' | '.join(FIGURES)} |", f"| --- |{' --- |' * len(FIGURES)}"]
+    for name in names:
+        cells = (columns[figure].get(name, "") for figure in FIGURES)
+        lines.append(f"| {METHODS[name].title} | {' | '.join(cells)} |")
+    write_atomically(output / "table.md", "\n".join(lines) + "\n")
+    print(f"table: {output / 'table.md'}")
+
+
+def run(options: argparse.Namespace) -> None:
+    """Trains and measures what is not finished, and writes the table."""
+    data = options.data
+    if not options.table:
+        write_data(data, quickstart_upstream.glyphs())
+        # The programs of all seeds are the same.
+        jax.config.update("jax_compilation_cache_dir", str(options.output.absolute() / "programs"))
+        for seed in options.seeds:
+            train(options.output / f"seed{seed}", data, seed, options.methods, options.steps)
+    for place, seed in enumerate(options.seeds):
+        following = options.seeds[(place + 1) % len(options.seeds)]
+        names = [name for name in options.methods if name != "vmoe_upstream" or following != seed]
+        found = measure(options.output, data, seed, following, names)
+        write_atomically(options.output / f"seed{seed}" / "figures.json", json.dumps(found, indent=1) + "\n")
+    conclude(options.output)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the study; user errors are printed as one line, with exit code 1."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("--output", type=Path, default=Path("runs/ensembles"), metavar="DIR")
+    parser.add_argument("--data", type=Path, default=Path("runs/quickstart/data"), metavar="DIR")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
+    parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS), metavar="METHOD")
+    parser.add_argument("--steps", type=int, default=600)
+    parser.add_argument("--table", action="store_true", help="train nothing; measure the runs and write the table")
+    options = parser.parse_args(arguments)
+    return grid.run_main("study_ensembles", lambda: run(options))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
