@@ -151,13 +151,13 @@ def test_the_sets_own_templates_are_the_default(write_set, sets, tmp_path):
 def test_an_inconsistent_file_of_classes_is_named_in_the_error(tmp_path, content, message):
     (tmp_path / "classes.json").write_text(json.dumps(content))
     with pytest.raises(UserError, match=message):
-        read_classes(tmp_path / "classes.json", ("bird", "dish"), NAMES)
+        read_classes(f"{tmp_path}/classes.json", ("bird", "dish"), NAMES)
 
 
 def test_a_malformed_file_of_classes_is_named_in_the_error(tmp_path):
     (tmp_path / "classes.json").write_text("{")
     with pytest.raises(UserError, match=r"classes\.json: cannot be read as JSON"):
-        read_classes(tmp_path / "classes.json", ("bird",), NAMES)
+        read_classes(f"{tmp_path}/classes.json", ("bird",), NAMES)
 
 
 def test_candidates_of_a_class_are_summed_and_other_candidates_excluded(write_set, sets, make_encoder, tmp_path):
