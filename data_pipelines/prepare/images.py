@@ -35,8 +35,6 @@ def as_stored(data: bytes, *, check: bool = False, border: int = 0) -> tuple[str
     Raises:
         BrokenImage: an unknown format, levels with an unknown white point, damage, or nothing within the border.
     """
-    if border:
-        return "png", _without_border(data, border)
     if data.startswith(b"\xff\xd8\xff"):
         extension = "jpg"
     elif data.startswith(b"\x89PNG\r\n\x1a\n"):
@@ -45,6 +43,8 @@ def as_stored(data: bytes, *, check: bool = False, border: int = 0) -> tuple[str
         extension = "webp"
     else:
         extension, data = "png", _to_png(data)
+    if border:
+        extension, data = "png", _without_border(data, border)
     if check:
         decode(data, _CHECKED_SIZE)
     return extension, data

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Int, UInt8
+from jaxtyping import Int32, UInt8
 
 from lit_het.data_pipelines.prepare.archives import Files, open_files, warn_unless_published
 from lit_het.data_pipelines.prepare.dataset import (
@@ -104,23 +104,10 @@ def read_cifar_c(
     names = {Path(name).stem: name for name in files.sizes if name.endswith(".npy")}
     if "labels" not in names:
         raise UserError(f"{source}: holds no labels.npy; name the released archive, or the folder in it")
-    where, labels = files.where(names["labels"]), _array(files, names["labels"])
-    count = len(labels) // len(SEVERITIES) if labels.ndim == 1 else 0
-    if labels.dtype.kind not in "iu" or not count or len(labels) != count * len(SEVERITIES):
-        raise UserError(
-            f"{where}: has the shape {labels.shape} and the type {labels.dtype}, "
-            "not a whole number for each image of five severities; download it again"
-        )
-    if not ((labels >= 0) & (labels < num_classes)).all():
-        raise UserError(f"{where}: has labels beyond {num_classes} classes; use the archive of CIFAR-{num_classes}-C")
-    splits = {}
+    labels = _labels(files, names["labels"], num_classes)
+    count, splits = len(labels) // len(SEVERITIES), {}
     for corruption in _chosen(names, split, source, extra=extra):
-        pixels, where = _array(files, names[corruption]), files.where(names[corruption])
-        if pixels.shape != (len(labels), *_CIFAR_SHAPE) or pixels.dtype != np.uint8:
-            raise UserError(
-                f"{where}: has the shape {pixels.shape} and the type {pixels.dtype}, "
-                f"not {(len(labels), *_CIFAR_SHAPE)} and uint8; download it again"
-            )
+        pixels, where = _pixels(files, names[corruption], len(labels)), files.where(names[corruption])
         for number, severity in enumerate(SEVERITIES):
             rows = slice(number * count, (number + 1) * count)
             splits[f"corrupted/{corruption}/{severity}"] = _cifar_split(pixels[rows], labels[rows], where)
@@ -146,14 +133,38 @@ def _imagenet_split(files: Files, images: Sequence[str]) -> Split:
     return split_of_files(files, images, labels, published=_PUBLISHED_IMAGENET)
 
 
-def _cifar_split(pixels: UInt8[np.ndarray, "n 32 32 3"], labels: Int[np.ndarray, " n"], where: str) -> Split:
+def _labels(files: Files, name: str, num_classes: int) -> Int32[np.ndarray, " n"]:
+    """Returns the classes of the images of all severities."""
+    labels, where = _array(files, name), files.where(name)
+    if labels.dtype.kind not in "iu" or labels.ndim != 1 or not len(labels) or len(labels) % len(SEVERITIES):
+        raise UserError(
+            f"{where}: has the shape {labels.shape} and the type {labels.dtype}, "
+            "not a whole number for each image of five severities; download it again"
+        )
+    if not ((labels >= 0) & (labels < num_classes)).all():
+        raise UserError(f"{where}: has labels beyond {num_classes} classes; use the archive of CIFAR-{num_classes}-C")
+    return labels.astype(np.int32)
+
+
+def _pixels(files: Files, name: str, num_images: int) -> UInt8[np.ndarray, "n 32 32 3"]:
+    """Returns the images of all severities of a corruption."""
+    pixels, shape = _array(files, name), (num_images, *_CIFAR_SHAPE)
+    if pixels.shape != shape or pixels.dtype != np.uint8:
+        raise UserError(
+            f"{files.where(name)}: has the shape {pixels.shape} and the type {pixels.dtype}, not {shape} and uint8; "
+            "download it again"
+        )
+    return pixels
+
+
+def _cifar_split(pixels: UInt8[np.ndarray, "n 32 32 3"], labels: Int32[np.ndarray, " n"], where: str) -> Split:
     def read(numbers: Sequence[int]) -> Iterator[Sample]:
         for number in numbers:
             yield Sample(encode_png(pixels[number]), f"{where}: row {number} of its severity")
 
     # Every 97th image and all labels: reading gigabytes to compare them would take as long as writing them.
     parts = (np.ascontiguousarray(pixels[::97]).tobytes(), labels.tobytes())
-    return Split(len(pixels), read, fingerprint(parts), labels.astype(np.int32), _PUBLISHED_CIFAR)
+    return Split(len(pixels), read, fingerprint(parts), labels, _PUBLISHED_CIFAR)
 
 
 def _array(files: Files, name: str) -> np.ndarray:
