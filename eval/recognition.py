@@ -310,7 +310,7 @@ def read_classes(address: str, labels: Sequence[str], candidates: Sequence[str])
         group = []
         for one in chosen:
             number = position.get(one, -1) if isinstance(one, str) else one
-            which = f"{address}: {one!r} (of class {label!r})"
+            which = f"{address}: {one!r:.200} (of class {label!r:.200})"
             if not 0 <= number < len(candidates):
                 raise UserError(f"{which} is not among the {len(candidates)} candidates")
             if one in repeated:

@@ -24,6 +24,9 @@ TEMPLATES = (
     "a low-resolution picture of the {c}.",
 )
 
+MAX_HUMAN_BYTES = 2**24
+"""The largest file of human answers that is read; the published one has 0.8 MB."""
+
 # As published on the site; another archive is used with a warning.
 _CIFAR10_MD5 = "c58f30108f718f92721af3b95e74349a"
 _CIFAR100_MD5 = "eb9058c3a382ffc7106e4002c42a8d85"
@@ -31,7 +34,6 @@ _BATCHES = {"train": [f"data_batch_{number}" for number in range(1, 6)], "test":
 _PUBLISHED = {"train": 50_000, "test": 10_000}
 _OF_CIFAR10 = ("cifar-10-python.tar.gz", "cifar-10-batches-py")
 _HUMAN = "cifar10h-probs.npy"
-_MAX_HUMAN_BYTES = 2**24  # the published file has 0.8 MB
 _SIZE = 32  # pixels; a data row holds the red, green and blue planes, each in row-major order
 
 
@@ -113,7 +115,7 @@ def read_cifar10h(source: Path, scratch: Path, split: str | None = None) -> Data
 def _human(path: Path, num_images: int, num_classes: int) -> Float[np.ndarray, "n k"]:
     """Returns the distribution of human answers for each test image."""
     try:
-        human = parse_npy(read_bytes(path, _MAX_HUMAN_BYTES))
+        human = parse_npy(read_bytes(path, MAX_HUMAN_BYTES))
     except (OSError, Malformed) as error:
         raise UserError(f"{path}: cannot be read ({error}); download it again") from error
     if human.shape != (num_images, num_classes) or human.dtype.kind != "f":

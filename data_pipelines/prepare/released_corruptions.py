@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Int32, UInt8
 
+from lit_het.console import Bar
 from lit_het.data_pipelines.prepare.archives import Files, open_files, warn_unless_published
 from lit_het.data_pipelines.prepare.dataset import (
     DataSet,
@@ -63,17 +64,11 @@ def read_imagenet_c(source: Path, scratch: Path, split: str | None = None, *, ex
     """
     archives = sorted(source.glob("*.tar")) if source.is_dir() else []
     found: dict[str, dict[str, tuple[Files, list[str]]]] = {}
-    for files in [open_files(path, scratch) for path in archives or [source]]:
-        for name in images_in(files):
-            corruption, severity, *_ = ("", "", *name.split("/"))[-4:]
-            if corruption not in (*BENCHMARK, *EXTRA) or severity not in SEVERITIES:
-                raise UserError(
-                    f"{files.where(name)}: does not lie in <corruption>/<severity>/<WNID>; name the released archives"
-                )
-            holder, images = found.setdefault(corruption, {}).setdefault(severity, (files, []))
-            if holder is not files:
-                raise UserError(f"{files.path}: holds {corruption}, as {holder.path} does; remove one of them")
-            images.append(name)
+    # An archive holds up to a million images.
+    with Bar("reading", len(archives) or 1, "archives") as bar:
+        for path in archives or [source]:
+            _add_images(found, open_files(path, scratch))
+            bar.advance(1)
     splits = {
         f"corrupted/{corruption}/{severity}": _imagenet_split(files, images)
         for corruption in _chosen(found, split, source, extra=extra)
@@ -112,6 +107,20 @@ def read_cifar_c(
             rows = slice(number * count, (number + 1) * count)
             splits[f"corrupted/{corruption}/{severity}"] = _cifar_split(pixels[rows], labels[rows], where)
     return DataSet(splits)
+
+
+def _add_images(found: dict[str, dict[str, tuple[Files, list[str]]]], files: Files) -> None:
+    """Adds the names of the images in an archive by corruption and severity."""
+    for name in images_in(files):
+        corruption, severity, *_ = ("", "", *name.split("/"))[-4:]
+        if corruption not in (*BENCHMARK, *EXTRA) or severity not in SEVERITIES:
+            raise UserError(
+                f"{files.where(name)}: does not lie in <corruption>/<severity>/<WNID>; name the released archives"
+            )
+        holder, images = found.setdefault(corruption, {}).setdefault(severity, (files, []))
+        if holder is not files:
+            raise UserError(f"{files.path}: holds {corruption}, as {holder.path} does; remove one of them")
+        images.append(name)
 
 
 def _chosen(found: Collection[str], split: str | None, source: Path, *, extra: bool) -> list[str]:
@@ -163,7 +172,7 @@ def _cifar_split(pixels: UInt8[np.ndarray, "n 32 32 3"], labels: Int32[np.ndarra
             yield Sample(encode_png(pixels[number]), f"{where}: row {number} of its severity")
 
     # Every 97th image and all labels: reading gigabytes to compare them would take as long as writing them.
-    parts = (np.ascontiguousarray(pixels[::97]).tobytes(), labels.tobytes())
+    parts = (pixels[::97].tobytes(), labels.tobytes())
     return Split(len(pixels), read, fingerprint(parts), labels, _PUBLISHED_CIFAR)
 
 

@@ -176,19 +176,19 @@ SOURCES = {
         _objectnet,
     ),
     "imagenet-c": _Source(
-        "ImageNet-C as released, for lit-het shift; OUTPUT is the folder of the prepared ImageNet",
+        "ImageNet-C as released, for lit-het shift; OUTPUT is the prepared ImageNet, --split one corruption",
         "folder with noise.tar, blur.tar, weather.tar and digital.tar, or with their content",
         _imagenet_c,
         (_EXTRA,),
     ),
     "cifar10-c": _Source(
-        "CIFAR-10-C as released, for lit-het shift; OUTPUT is the folder of the prepared CIFAR-10",
+        "CIFAR-10-C as released, for lit-het shift; OUTPUT is the prepared CIFAR-10, --split one corruption",
         "CIFAR-10-C.tar, or the folder in it",
         _cifar_c,
         (_EXTRA,),
     ),
     "cifar100-c": _Source(
-        "CIFAR-100-C as released, for lit-het shift; OUTPUT is the folder of the prepared CIFAR-100",
+        "CIFAR-100-C as released, for lit-het shift; OUTPUT is the prepared CIFAR-100, --split one corruption",
         "CIFAR-100-C.tar, or the folder in it",
         _cifar_c,
         (_EXTRA,),
