@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
+from jaxtyping import Float
 
 from lit_het.data_pipelines import storage
 from lit_het.data_pipelines.storage import Unreadable, read_lines
@@ -17,6 +18,9 @@ OUT_OF_RANGE = "label is out of range"
 
 MAX_TEXT_BYTES = 2**20
 """The largest caption, label or JSON object: 1 MiB."""
+
+SOFT_LABELS = "soft.npy"
+"""The member with the distribution of human answers over the class names, beside the class in ``cls``: ``[k]``."""
 
 _NUMBERS = "biuf"  # NumPy kinds of booleans, integers and floats
 _MAX_DIGITS = 18  # int() raises an error above 4,300 digits
@@ -181,6 +185,22 @@ class CaptionWordsLabels:
             detail = f"{str(error)[:100]} is not in {self._path}; make the vocabulary from these captions"
             raise Unreadable("unknown word", detail) from error
         return label
+
+
+def distribution(content: bytes, num_classes: int) -> Float[np.ndarray, " k"]:
+    """Returns the distribution over classes in a member `SOFT_LABELS`.
+
+    Raises:
+        Unreadable: the content is not a vector of probabilities that sum to 1.
+    """
+    try:
+        found = parse_npy(content)
+    except Malformed as error:
+        raise Unreadable("soft label is not a NumPy array", storage.reason(error)) from error
+    is_vector = found.shape == (num_classes,) and found.dtype.kind == "f"
+    if not is_vector or not (found >= 0).all() or not np.isclose(found.sum(), 1, atol=1e-3):
+        raise Unreadable("soft label is not a distribution", f"expected {num_classes} probabilities")
+    return found.astype(np.float32)
 
 
 def _find_beside(directory: str, name: str) -> str:

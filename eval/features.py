@@ -18,7 +18,7 @@ from lit_het.console import Bar, message
 from lit_het.data_pipelines import storage
 from lit_het.data_pipelines.data_config import LoaderConfig
 from lit_het.data_pipelines.index import ShardIndex
-from lit_het.data_pipelines.labels import ClassIndex, LabelsConfig, MultiHot, text_of
+from lit_het.data_pipelines.labels import SOFT_LABELS, ClassIndex, LabelsConfig, MultiHot, distribution, text_of
 from lit_het.data_pipelines.loader import Loader
 from lit_het.data_pipelines.shards import IMAGE
 from lit_het.data_pipelines.storage import Unreadable, content_or_raise
@@ -163,6 +163,29 @@ class OpenSet:
             with contextlib.suppress(Unreadable):
                 found.append(labels.encode(content_or_raise(content)))
         return np.array(found, np.int32)
+
+    def keys(self) -> list[str]:
+        """Returns the key of every sample, in the order of the set."""
+        return [self.loader.index.key(number) for number in self.loader.numbers]
+
+    def soft_labels(self) -> Float[np.ndarray, "n k"] | None:
+        """Returns the distribution of human answers of every sample of a single-label set, None if it has none.
+
+        Raises:
+            UserError: a distribution is missing or unreadable.
+        """
+        index = ShardIndex([summary.address for summary in self.loader.index.summaries], [IMAGE, "cls"], [SOFT_LABELS])
+        numbers = self.config.portion.sample_range(len(index))
+        if not (index.sizes(SOFT_LABELS)[numbers.start : numbers.stop] >= 0).any():
+            return None
+        found = []
+        for position, content in self._members(index, SOFT_LABELS):
+            try:
+                found.append(distribution(content_or_raise(content), len(self.class_names)))
+            except Unreadable as error:
+                where = f"{index.shard(position)}: {index.key(position)}.{SOFT_LABELS}"
+                raise UserError(f"{where}: {error}; prepare the set again") from error
+        return np.stack(found)
 
     def texts(self, member: str) -> list[str]:
         """Returns the text member of every sample, for a set opened without labels.

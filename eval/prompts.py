@@ -8,6 +8,9 @@ from lit_het.errors import UserError
 
 CLASS_NAMES_FILE = "classnames.txt"
 TEMPLATES_FILE = "zeroshot_classification_templates.txt"
+# Of a subset: the names of a larger classifier's classes, and which of them count as each class of the set.
+CANDIDATES_FILE = "candidates.txt"
+CLASSES_FILE = "classes.json"
 PLACEHOLDER = "{c}"
 BARE_TEMPLATE = (PLACEHOLDER,)
 # Selects the templates in the folder of the set.

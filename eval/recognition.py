@@ -7,22 +7,38 @@ import hashlib
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
 
 from lit_het import untrusted
 from lit_het.console import Bar
+from lit_het.data_pipelines import storage
+from lit_het.data_pipelines.storage import read_lines
 from lit_het.errors import UserError
 from lit_het.eval.calibration import check_labels
 from lit_het.eval.features import Features, OpenSet
 from lit_het.eval.predictions import Predictions, Predictor, predict, samples_of
-from lit_het.eval.prompts import BARE_TEMPLATE, check_templates, fill_template
+from lit_het.eval.prompts import BARE_TEMPLATE, CANDIDATES_FILE, CLASSES_FILE, check_templates, fill_template
 from lit_het.files import cache_folder, cached_array, completed
 from lit_het.types import EvaluatedModel, TextEncoder
 
 # Per device: each device runs the same computation, so the number of devices changes no result.
 _MAX_CAPTIONS_PER_DEVICE = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class LargerClassifier:
+    """Classifiers of more classes than a set has, such as ImageNet's 1,000, of which ImageNet-A has 200.
+
+    Attributes:
+        num_classes: of the classifiers.
+        groups: for each class of the set, the classes of the classifiers that count as this class.
+    """
+
+    num_classes: int
+    groups: tuple[tuple[int, ...], ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,6 +51,7 @@ class Recognition:
         label_names: the class names that the labels of the set index.
         groups: for each label name, the candidates that count as this class; None to match by name.
         certain_prompts: how many prompts of each name are kept, those of the least variance; None for all.
+        larger: classifiers of more classes that can be evaluated, too; None if there are none.
     """
 
     candidates: tuple[str, ...]
@@ -42,6 +59,7 @@ class Recognition:
     label_names: tuple[str, ...]
     groups: tuple[tuple[int, ...], ...] | None = None
     certain_prompts: int | None = None
+    larger: LargerClassifier | None = None
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -67,7 +85,7 @@ class Recognition:
             model.text.tokenize([fill_template(self.templates[0], self.candidates[0])])
             return
         require_head(model)
-        if model.num_classes != len(self.candidates):
+        if model.num_classes != len(self.candidates) and self._groups_of(model) is self.groups:
             raise UserError(
                 f"the classifier has {model.num_classes} classes and there are {len(self.candidates)} candidates; "
                 "give the names of its classes with --candidates FILE"
@@ -100,7 +118,27 @@ class Recognition:
         embeddings = None
         if model.text is not None:
             embeddings = embed_class_names(model, self.candidates, self.templates, self.certain_prompts)
-        return [Predictor(model, len(self.class_names), embeddings, count, self.groups) for count in samples]
+        groups = self._groups_of(model)
+        return [Predictor(model, len(self.class_names), embeddings, count, groups) for count in samples]
+
+    def _groups_of(self, model: EvaluatedModel) -> tuple[tuple[int, ...], ...] | None:
+        """Returns the classes of a model that count as each class; None if they are the candidates."""
+        larger = self.larger
+        if larger is not None and model.text is None and model.num_classes == larger.num_classes:
+            return larger.groups
+        return self.groups
+
+    def matched_soft_labels(self, soft_labels: Float[np.ndarray, "n k"]) -> Float[np.ndarray, "n c"]:
+        """Returns distributions over ``label_names`` as distributions over ``class_names``.
+
+        Raises:
+            UserError: a label name is not among the candidates, or is repeated there.
+        """
+        if self._labels_are_classes:
+            return soft_labels
+        found = np.zeros((len(soft_labels), len(self.candidates)), soft_labels.dtype)
+        found[:, class_indices(np.arange(len(self.label_names)), self.label_names, self.candidates)] = soft_labels
+        return found
 
     def predict(self, predictor: Predictor, features: Features) -> Predictions:
         """Returns predictions over ``class_names`` for a set whose labels index ``label_names``."""
@@ -238,44 +276,62 @@ def class_indices(
     return table[labels]
 
 
-def read_classes(path: Path, labels: Sequence[str], candidates: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-    """Reads the candidates that count as each class of a set, from a JSON object of names.
+def read_larger(directory: str, labels: Sequence[str]) -> LargerClassifier | None:
+    """Reads ``candidates.txt`` and ``classes.json`` beside the class names of a set; None if it has none.
 
     Raises:
-        UserError: the file is missing or malformed, lacks a class, or lists an unknown candidate.
+        UserError: one of the files is missing; otherwise as `read_classes`.
     """
-    content = read_json(path)
+    candidates, classes = f"{directory}/{CANDIDATES_FILE}", f"{directory}/{CLASSES_FILE}"
+    if not storage.exists(candidates):
+        return None
+    names = read_lines(candidates)
+    return LargerClassifier(len(names), read_classes(classes, labels, names))
+
+
+def read_classes(address: str, labels: Sequence[str], candidates: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+    """Reads the candidates that count as each class of a set, from a JSON object of names or numbers (from 0).
+
+    Raises:
+        UserError: the file is missing or malformed, lacks a class, or lists a candidate that is unknown or, by its
+            name, repeated.
+    """
+    content = read_json(address)
     if not isinstance(content, dict):
-        raise UserError(f"{path}: not a JSON object that maps class names to candidates")
+        raise UserError(f"{address}: not a JSON object that maps class names to candidates")
     position = {name: index for index, name in enumerate(candidates)}
-    groups, used = [], []
+    repeated = {name for index, name in enumerate(candidates) if position[name] != index}
+    groups, used = [], set[int]()
     for label in labels:
         found = content.get(label)
-        chosen = [found] if isinstance(found, str) else found
-        if not isinstance(chosen, list) or not chosen or not all(isinstance(name, str) for name in chosen):
-            raise UserError(f"{path}: class {label!r} has no candidates; give one or a list")
-        used += chosen
-        twice = [name for name in chosen if used.count(name) > 1]
-        if twice:
-            raise UserError(
-                f"{path}: {twice[0]!r} (of class {label!r}) is listed twice; it can count in one class only"
-            )
-        unknown = [name for name in chosen if name not in position]
-        if unknown:
-            raise UserError(
-                f"{path}: {unknown[0]!r} (of class {label!r}) is not among the {len(candidates)} candidates"
-            )
-        groups.append(tuple(position[name] for name in chosen))
+        chosen: list[Any] = found if isinstance(found, list) else [found]
+        if not chosen or not all(type(one) in (str, int) for one in chosen):
+            raise UserError(f"{address}: class {label!r} has no candidates; give one or a list")
+        group = []
+        for one in chosen:
+            number = position.get(one, -1) if isinstance(one, str) else one
+            which = f"{address}: {one!r:.200} (of class {label!r:.200})"
+            if not 0 <= number < len(candidates):
+                raise UserError(f"{which} is not among the {len(candidates)} candidates")
+            if one in repeated:
+                raise UserError(f"{which} is the name of several candidates; give the number of one, from 0")
+            if number in used:
+                raise UserError(f"{which} is listed twice; it can count in one class only")
+            used.add(number)
+            group.append(number)
+        groups.append(tuple(group))
     return tuple(groups)
 
 
-def read_json(path: Path) -> object:
-    """Reads a JSON file.
+def read_json(address: str) -> object:
+    """Reads a JSON file, local or at an address such as ``gs://bucket/file``.
 
     Raises:
         UserError: it is missing or malformed.
     """
     try:
-        return untrusted.read_json(path)
+        if storage.is_remote(address):
+            return untrusted.parse_json(storage.read_whole(address, untrusted.MAX_JSON_BYTES))
+        return untrusted.read_json(Path(address))
     except (OSError, untrusted.Malformed) as error:
-        raise UserError(f"{path}: cannot be read as JSON: {' '.join(str(error).split())}") from error
+        raise UserError(f"{address}: cannot be read as JSON: {' '.join(str(error).split())}") from error

@@ -66,6 +66,24 @@ def per_image(predictions: Predictions) -> dict[str, Float[np.ndarray, " n"]]:
     }
 
 
+def soft_nll(
+    log_probabilities: Float[np.ndarray, "n k"], soft_labels: Float[np.ndarray, "n k"]
+) -> Float[np.ndarray, " n"]:
+    """Returns the cross-entropy of each image's label distribution and prediction, in nats.
+
+    It is least, the entropy of the labels, for a prediction that equals them (Peterson et al., "Human uncertainty makes
+    classification more robust", ICCV 2019, on CIFAR-10H).
+
+    Args:
+        log_probabilities: of every class.
+        soft_labels: the distribution of human answers over the classes.
+    """
+    with np.errstate(invalid="ignore"):
+        # A class that nobody chose adds nothing, even where its probability is zero.
+        terms = np.where(soft_labels > 0, soft_labels * log_probabilities.astype(np.float64), 0.0)
+    return -terms.sum(axis=1)
+
+
 def calibrated(predictions: Predictions, name: str, seed: int = 0) -> tuple[Predictions, float]:
     """Scales each random half of the images by the temperature that was fitted on the other half.
 

@@ -34,8 +34,9 @@ class ClassNamesConfig:
         candidates: a file of candidate names, one per line; None uses the set's class names. For a classifier, they
             are the names of its classes.
         classes: a JSON file that maps each class name of the set to the candidate, or the list of candidates, that
-            count as this class, such as ImageNet-R's classes among ImageNet's. Other candidates are then excluded. None
-            matches candidates by name.
+            count as this class, by name or by number (from 0). Other candidates are then excluded. None matches
+            candidates by name. Without ``candidates`` and ``classes``, the set's own files ``candidates.txt`` and
+            ``classes.json`` say how classifiers of more classes are evaluated, such as ImageNet's on ImageNet-R.
         certain_prompts: of each name only so many prompts of the least variance are kept (ProLIP); None for all. For
             Gaussian embeddings.
 
@@ -58,14 +59,15 @@ class ClassNamesConfig:
         Raises:
             UserError: a file is missing or malformed, or a template lacks ``{c}``.
         """
-        from lit_het.eval.recognition import Recognition, read_classes
+        from lit_het.eval.recognition import Recognition, read_classes, read_larger
 
         templates = opened.templates or BARE_TEMPLATE if self.prompts == SET_PROMPTS else read_prompts(self.prompts)
         check_templates(templates, f"set {opened.config.name}")
         labels = opened.class_names
         names = labels if self.candidates is None else read_lines(str(self.candidates))
-        groups = None if self.classes is None else read_classes(self.classes, labels, names)
-        return Recognition(names, templates, labels, groups, self.certain_prompts)
+        groups = None if self.classes is None else read_classes(str(self.classes), labels, names)
+        larger = read_larger(opened.config.directory, labels) if self.candidates is None and groups is None else None
+        return Recognition(names, templates, labels, groups, self.certain_prompts, larger)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,8 +82,8 @@ class ZeroShotConfig:
         samples: S, the number of noise samples per image. Probabilities averaged over them are reported in addition to
             the prediction without noise, which the paper uses for image-text models (HET-XL App. A.2, M); for
             classifiers it uses S = 1000.
-        relabels: a JSON list with the acceptable classes of each image, in the order of the set, such as ImageNet's
-            ReaL labels.
+        relabels: a JSON list with the acceptable classes of each image, in the order of the samples' keys, such as
+            ImageNet's ReaL labels, ``real.json``.
 
     Raises:
         UserError: a negative number of samples.
@@ -112,7 +114,10 @@ class ZeroShotConfig:
         relabels = None if self.relabels is None else read_relabels(self.relabels, opened)
         recognition = self.names.build(opened)
         recognition.check_labels(opened)
-        return ZeroShot(opened, recognition, self.samples, relabels)
+        soft_labels = None if self.data.multi_label else opened.soft_labels()
+        if soft_labels is not None:
+            soft_labels = recognition.matched_soft_labels(soft_labels)
+        return ZeroShot(opened, recognition, self.samples, relabels, soft_labels)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -159,14 +159,14 @@ def regular_descriptor(path: Path, flags: int) -> int:
     raise OSError(errno.EINVAL, "not a regular file", str(path))
 
 
-def parse_npy(content: bytes) -> np.ndarray:
-    """Returns the array of a ``.npy`` file, read-only.
+def parse_npy(content: bytes | memoryview) -> np.ndarray:
+    """Returns the array of a ``.npy`` file, read-only; that of a mapped file is not read into memory.
 
     Raises:
         Malformed: the content is not an array, has pickled objects, or has not as many bytes as it declares.
     """
-    file = io.BytesIO(content)
-    header = read_npy_header(file)
+    # Of a mapped file, only what a header may take is copied.
+    header = read_npy_header(io.BytesIO(content[: MAX_NPY_HEADER_BYTES + 2**6]))
     if header.nbytes != len(content) - header.offset:
         raise Malformed(f"{len(content) - header.offset:,} bytes of elements, the header declares {header.nbytes:,}")
     try:

@@ -173,3 +173,14 @@ def test_a_wrong_safetensors_header_is_malformed(header):
 def test_a_safetensors_file_without_its_header_is_malformed(content):
     with pytest.raises(Malformed):
         header_of(content)
+
+
+def test_the_array_of_a_mapped_file_is_not_read_into_memory(tmp_path):
+    (tmp_path / "x.npy").write_bytes(npy(np.arange(10**6)))
+    mapped = np.memmap(tmp_path / "x.npy", np.uint8, "r").data
+    tracemalloc.start()
+    found = untrusted.parse_npy(mapped)
+    assert tracemalloc.get_traced_memory()[1] < 10**5
+    tracemalloc.stop()
+    assert np.shares_memory(found, np.frombuffer(mapped, np.uint8))
+    assert found[-1] == 10**6 - 1

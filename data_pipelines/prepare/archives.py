@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, NoReturn, TypeAlias
 
+import numpy as np
+
 from lit_het.data_pipelines.tars import DamagedTar, Member, whole_members
 from lit_het.errors import UserError
 
@@ -58,6 +60,18 @@ class FolderFiles:
         except OSError as error:
             _refuse(error)
 
+    def map(self, name: str) -> memoryview:
+        """Returns the content of a file without reading it into memory.
+
+        Raises:
+            UserError: it cannot be read.
+        """
+        try:
+            with (self.path / name).open("rb") as file:
+                return _mapped(file, 0, self.sizes[name])
+        except OSError as error:
+            _refuse(error)
+
     def where(self, name: str) -> str:
         """Returns the location of a file, for error messages."""
         return str(self.path / name)
@@ -98,6 +112,10 @@ class TarFiles:
         """Returns the content of a file."""
         # pread has no file position that threads would share.
         return os.pread(self._file.fileno(), self.sizes[name], self._offsets[name])
+
+    def map(self, name: str) -> memoryview:
+        """Returns the content of a file without reading it into memory."""
+        return _mapped(self._file, self._offsets[name], self.sizes[name])
 
     def where(self, name: str) -> str:
         """Returns the location of a file, for error messages."""
@@ -149,6 +167,11 @@ def warn_unless_published(path: Path, md5: str) -> None:
         found = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
     if found != md5:
         _logger.warning("%s: is not the published archive (MD5 %s, not %s); it is used as it is", path, found, md5)
+
+
+def _mapped(file: IO[bytes], offset: int, size: int) -> memoryview:
+    # An empty range cannot be mapped.
+    return np.memmap(file, np.uint8, "r", offset, (size,)).data if size else memoryview(b"")
 
 
 def _size(path: Path) -> int:

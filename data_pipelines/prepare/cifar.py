@@ -1,16 +1,21 @@
-"""CIFAR-10 and CIFAR-100 from their "python version" archives (cs.toronto.edu/~kriz/cifar.html)."""
+"""CIFAR-10 and CIFAR-100 from their "python version" archives (cs.toronto.edu/~kriz/cifar.html), and CIFAR-10H."""
 
+import dataclasses
+import io
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from jaxtyping import Float
 
+from lit_het.data_pipelines.labels import SOFT_LABELS
 from lit_het.data_pipelines.prepare.archives import Files, open_files, warn_unless_published
 from lit_het.data_pipelines.prepare.dataset import DataSet, Sample, Split, fingerprint, select_splits
 from lit_het.data_pipelines.prepare.images import encode_png
 from lit_het.data_pipelines.prepare.unpickler import load_arrays
 from lit_het.errors import UserError
+from lit_het.untrusted import Malformed, parse_npy, read_bytes
 
 TEMPLATES = (
     "a photo of a {c}.",
@@ -19,11 +24,16 @@ TEMPLATES = (
     "a low-resolution picture of the {c}.",
 )
 
+MAX_HUMAN_BYTES = 2**24
+"""The largest file of human answers that is read; the published one has 0.8 MB."""
+
 # As published on the site; another archive is used with a warning.
 _CIFAR10_MD5 = "c58f30108f718f92721af3b95e74349a"
 _CIFAR100_MD5 = "eb9058c3a382ffc7106e4002c42a8d85"
 _BATCHES = {"train": [f"data_batch_{number}" for number in range(1, 6)], "test": ["test_batch"]}
 _PUBLISHED = {"train": 50_000, "test": 10_000}
+_OF_CIFAR10 = ("cifar-10-python.tar.gz", "cifar-10-batches-py")
+_HUMAN = "cifar10h-probs.npy"
 _SIZE = 32  # pixels; a data row holds the red, green and blue planes, each in row-major order
 
 
@@ -68,6 +78,54 @@ def read_cifar100(
         for name in select_splits(_PUBLISHED, split, "CIFAR-100")
     }
     return DataSet(splits, names, TEMPLATES)
+
+
+def read_cifar10h(source: Path, scratch: Path, split: str | None = None) -> DataSet:
+    """Opens a folder with ``cifar10h-probs.npy`` beside the archive of CIFAR-10, or the folder extracted from it.
+
+    The samples are CIFAR-10's test set with the distributions of human answers as members `SOFT_LABELS` (Peterson et
+    al., "Human uncertainty makes classification more robust", ICCV 2019).
+
+    Args:
+        source: the folder.
+        scratch: a folder with space for the decompressed archive.
+        split: ``test``, the only one, or None.
+
+    Raises:
+        UserError: a file is missing or damaged, or there is no distribution for each test image.
+    """
+    select_splits(["test"], split, "CIFAR-10H")
+    archive = next((source / name for name in _OF_CIFAR10 if (source / name).exists()), None)
+    if archive is None or not (source / _HUMAN).is_file():
+        raise UserError(f"{source}: must hold {_HUMAN} and {_OF_CIFAR10[0]}; put both there")
+    clean = read_cifar10(archive, scratch, "test")
+    test = clean.splits["test"]
+    human = _human(source / _HUMAN, test.num_samples, len(clean.class_names or ()))
+
+    def read(numbers: Sequence[int]) -> Iterator[Sample]:
+        for number, sample in zip(numbers, test.read(numbers), strict=True):
+            content = io.BytesIO()
+            np.save(content, human[number])
+            yield dataclasses.replace(sample, members={SOFT_LABELS: content.getvalue()})
+
+    both = dataclasses.replace(test, read=read, fingerprint=fingerprint([test.fingerprint, human.tobytes()]))
+    return dataclasses.replace(clean, splits={"test": both})
+
+
+def _human(path: Path, num_images: int, num_classes: int) -> Float[np.ndarray, "n k"]:
+    """Returns the distribution of human answers for each test image."""
+    try:
+        human = parse_npy(read_bytes(path, MAX_HUMAN_BYTES))
+    except (OSError, Malformed) as error:
+        raise UserError(f"{path}: cannot be read ({error}); download it again") from error
+    if human.shape != (num_images, num_classes) or human.dtype.kind != "f":
+        raise UserError(
+            f"{path}: has the shape {human.shape} and the type {human.dtype}, not a probability for each of "
+            f"{num_images:,} images and {num_classes} classes; download it again"
+        )
+    if not ((human >= 0).all() and np.allclose(human.sum(axis=1), 1, atol=1e-3)):
+        raise UserError(f"{path}: has rows that are no probabilities; download it again")
+    return human.astype(np.float32)
 
 
 def _open(source: Path, scratch: Path, md5: str) -> Files:

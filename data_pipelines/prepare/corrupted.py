@@ -11,6 +11,7 @@ from lit_het.data_pipelines import storage
 from lit_het.data_pipelines.corruptions import CORRUPTIONS, corrupt
 from lit_het.data_pipelines.images import BrokenImage, decode_whole, encode_jpeg
 from lit_het.data_pipelines.index import ShardIndex
+from lit_het.data_pipelines.labels import SOFT_LABELS
 from lit_het.data_pipelines.prepare.dataset import Sample, Split, fingerprint
 from lit_het.data_pipelines.shards import IMAGE
 from lit_het.data_pipelines.storage import Unreadable, content_or_raise
@@ -18,8 +19,11 @@ from lit_het.errors import UserError
 from lit_het.files import write_atomically
 
 _VERSION = "1"  # of the corrupted images; splits of other versions are not resumed
-_MEMBERS = ("cls", "npy", "txt", "json")
-_BESIDE_SHARDS = ("classnames.txt", "zeroshot_classification_templates.txt", "dataset_type.txt")
+_MEMBERS = ("cls", SOFT_LABELS, "npy", "txt", "json")
+_BESIDE_SHARDS = (
+    *("classnames.txt", "zeroshot_classification_templates.txt", "dataset_type.txt"),
+    *("candidates.txt", "classes.json"),
+)
 
 
 class CleanShards:

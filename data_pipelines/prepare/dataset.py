@@ -24,12 +24,14 @@ class Sample:
         origin: its location in the source, for error messages.
         members: further members by extension, such as ``txt``, the caption.
         key: of the sample; None uses its number.
+        border: pixels to remove at each side of the image, which is then stored as PNG.
     """
 
     image: bytes
     origin: str
     members: Mapping[str, bytes] = dataclasses.field(default_factory=dict)
     key: str | None = None
+    border: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,14 +60,20 @@ class DataSet:
     """Splits and, if they have classes, class names.
 
     Attributes:
-        splits: by the name of their folder.
-        class_names: indexed by the labels; None if there are captions in place of labels.
+        splits: by the path of their folder.
+        class_names: indexed by the labels; None if there are captions in place of labels, or if the names are those of
+            the clean set beside corrupted copies.
         templates: prompts with the placeholder ``{c}`` for a class name.
+        candidates: the class names of classifiers of more classes that can be evaluated, such as ImageNet's 1,000; None
+            if the set has all classes of such classifiers.
+        groups: for each class, the indices of the candidates that count as this class.
     """
 
     splits: Mapping[str, Split]
     class_names: tuple[str, ...] | None = None
     templates: tuple[str, ...] = TEMPLATES
+    candidates: tuple[str, ...] | None = None
+    groups: tuple[tuple[int, ...], ...] = ()
 
 
 def split_of_files(
@@ -76,6 +84,7 @@ def split_of_files(
     *,
     published: int | None = None,
     left_out: Mapping[str, int] | None = None,
+    border: int = 0,
 ) -> Split:
     """Returns a split of image files in a folder or an archive.
 
@@ -86,12 +95,13 @@ def split_of_files(
         captions: the name of each image's caption file.
         published: see `Split`.
         left_out: see `Split`.
+        border: see `Sample`.
     """
 
     def read(numbers: Sequence[int]) -> Iterator[Sample]:
         for number in numbers:
             members = {} if captions is None else {"txt": files.read(captions[number]).strip()}
-            yield Sample(files.read(images[number]), files.where(images[number]), members)
+            yield Sample(files.read(images[number]), files.where(images[number]), members, border=border)
 
     names = [*images, *(captions or ())]
     return Split(

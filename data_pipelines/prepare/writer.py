@@ -3,6 +3,7 @@
 ```
 OUTPUT/classnames.txt                               one name per line; the line number is the label
 OUTPUT/zeroshot_classification_templates.txt        prompts with {c} for a name
+OUTPUT/candidates.txt  classes.json                 of a subset: names of a larger classifier, and those of each class
 OUTPUT/<split>/nshards.txt                          the number of shards
 OUTPUT/<split>/0.tar  1.tar  ...                    s0000000.cls  s0000000.jpg  s0000001.cls  ...
 OUTPUT/<split>/prepared.json                        source, options and counts of the split
@@ -184,11 +185,12 @@ class SplitWriter:
 
     def _members(self, positions: range, order: np.ndarray, proceed: Callable[[], None]) -> Iterator[dict[str, Any]]:
         numbers = order[positions.start : positions.stop].tolist()
-        for position, number, sample in zip(positions, numbers, self._split.read(numbers), strict=True):
+        for number, sample in zip(numbers, self._split.read(numbers), strict=True):
             stored = self._stored(sample)
             if stored is not None:
                 extension, image = stored
-                members = {"__key__": sample.key or f"s{position:07d}", extension: image, **sample.members}
+                # The number in the source also where samples are shuffled: files with an entry per image sort by it.
+                members = {"__key__": sample.key or f"s{number:07d}", extension: image, **sample.members}
                 if self._split.labels is not None:
                     members["cls"] = int(self._split.labels[number])
                 yield members
@@ -199,7 +201,7 @@ class SplitWriter:
         if "txt" in sample.members and not _is_caption(sample.members["txt"]):
             return None
         try:
-            return as_stored(sample.image, check=self._options.check_images)
+            return as_stored(sample.image, check=self._options.check_images, border=sample.border)
         except BrokenImage as error:
             if self._options.skip_broken:
                 return None
@@ -214,7 +216,7 @@ class SplitWriter:
 
 
 def write_names(output: Path, dataset: DataSet) -> None:
-    """Writes class names and prompt templates, if there are classes; does not overwrite existing templates.
+    """Writes class names, prompt templates and candidates, where there are any; does not overwrite existing templates.
 
     Raises:
         UserError: the folder has other class names, or a name has a line break.
@@ -231,6 +233,10 @@ def write_names(output: Path, dataset: DataSet) -> None:
     templates = output / "zeroshot_classification_templates.txt"
     if not templates.exists():
         write_atomically(templates, "".join(f"{template}\n" for template in dataset.templates))
+    if dataset.candidates is not None:
+        write_atomically(output / "candidates.txt", "".join(f"{name}\n" for name in dataset.candidates))
+        groups = dict(zip(dataset.class_names, dataset.groups, strict=True))
+        write_atomically(output / "classes.json", json.dumps(groups) + "\n")
 
 
 def _is_caption(text: bytes) -> bool:

@@ -1,8 +1,12 @@
 """Evaluates zero-shot classification, and classifiers on their own classes."""
 
+import collections
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+
+import numpy as np
+from jaxtyping import Float
 
 from lit_het.console import Bar
 from lit_het.errors import UserError
@@ -13,6 +17,7 @@ from lit_het.eval.evaluation import Drawing, Evaluation
 from lit_het.eval.features import OpenSet
 from lit_het.eval.predictions import Predictions, class_scores, image_quantity
 from lit_het.eval.recognition import Recognition, read_json
+from lit_het.eval.significance import standard_error
 from lit_het.tasks import quantities
 from lit_het.types import EvaluatedModel
 
@@ -29,6 +34,7 @@ class ZeroShot:
     recognition: Recognition
     samples: int = 0
     relabels: tuple[tuple[int, ...], ...] | None = None
+    soft_labels: Float[np.ndarray, "n k"] | None = None
 
     def check(self, model: EvaluatedModel) -> None:
         """Checks a model as `Recognition.check` does."""
@@ -52,7 +58,7 @@ class ZeroShot:
         # The bootstrap takes seconds per part.
         with Bar(f"scoring {self.opened.config.name}", len(parts), "predictions") as bar:
             for part, predictions in parts.items():
-                for part_figures, part_errors in (scores.figures(predictions), scores.decision_figures(predictions)):
+                for part_figures, part_errors in self._scored(predictions):
                     found |= {f"{part}/{name}".removeprefix("/"): value for name, value in part_figures.items()}
                     errors |= {f"{part}/{name}".removeprefix("/"): value for name, value in part_errors.items()}
                 bar.advance(1)
@@ -60,16 +66,26 @@ class ZeroShot:
         if self.relabels is not None:
             acceptable = [self.relabels[position] for position in quiet.positions]
             found["relabelled_top1"] = relabelled_accuracy(quiet.log_probabilities, acceptable)
+        chance = dict(scores.chance(quiet.num_classes))
+        # A uniform guess is as often wrong among its most confident answers as among all, and as far from any label.
+        chance |= {"aurc": 1 - chance["top1"], "soft_nll": chance["nll"]}
         return Evaluation(
             kind=kind,
             name=self.opened.config.name,
             figures=found,
             errors=errors,
-            # A uniform guess is as often wrong among its most confident answers as among all.
-            chance={**scores.chance(quiet.num_classes), "aurc": 1 - 1 / quiet.num_classes},
+            chance={name: value for name, value in chance.items() if name in found},
             draw=lambda: self._draw(model, {part or "plain": predictions for part, predictions in parts.items()}),
             calibrated=str(model.calibration or ""),
         )
+
+    def _scored(self, predictions: Predictions) -> Iterator[tuple[dict[str, float], dict[str, float]]]:
+        """Yields metrics and their standard errors."""
+        yield scores.figures(predictions)
+        yield scores.decision_figures(predictions)
+        if self.soft_labels is not None:
+            by_image = scores.soft_nll(predictions.log_probabilities, self.soft_labels[predictions.positions])
+            yield {"soft_nll": float(by_image.mean())}, {"soft_nll": standard_error(by_image)}
 
     def _draw(self, model: EvaluatedModel, parts: Mapping[str, Predictions]) -> Drawing:
         drawing = draw_predictions(parts, self.recognition.class_names, self.opened)
@@ -79,12 +95,17 @@ class ZeroShot:
 
 
 def read_relabels(path: Path, opened: OpenSet) -> tuple[tuple[int, ...], ...]:
-    """Reads the acceptable classes of each image, a list of lists of class indices.
+    """Reads the acceptable classes of each image, a list of lists of class indices in the order of the samples' keys.
+
+    Keys that ``data prepare`` writes are in the order of the source, also where its samples were shuffled.
+
+    Returns:
+        The classes of each image, in the order of the set.
 
     Raises:
-        UserError: the file is missing or malformed, or does not have one entry per image.
+        UserError: the file is missing or malformed, or does not have one entry per image; two samples have one key.
     """
-    content, num_images = read_json(path), opened.loader.num_samples
+    content, num_images = read_json(str(path)), opened.loader.num_samples
     if not isinstance(content, list) or len(content) != num_images:
         raise UserError(f"{path}: must be a JSON list with the classes of each of the set's {num_images:,} images")
     classes = range(len(opened.class_names))
@@ -93,4 +114,10 @@ def read_relabels(path: Path, opened: OpenSet) -> tuple[tuple[int, ...], ...]:
             raise UserError(
                 f"{path}: entry {position} is not a list of class indices below {len(classes)}: {answers!r}"
             )
-    return tuple(map(tuple, content))
+    # The order of the set is that of its shards: 0.tar, 1.tar, 10.tar.
+    keys = opened.keys()
+    repeated = next((key for key, count in collections.Counter(keys).items() if count > 1), None)
+    if repeated is not None:
+        raise UserError(f"{path}: its entries follow the keys of the set, where {repeated} occurs twice; rename one")
+    entries = dict(zip(sorted(keys), content, strict=True))
+    return tuple(tuple(entries[key]) for key in keys)

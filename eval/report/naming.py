@@ -35,6 +35,7 @@ STYLES: Mapping[str, FigureStyle] = {
     "mean_class_recall": FigureStyle("mean recall of classes", "{:.1%}", higher_is_better=True),
     "mean_average_precision": FigureStyle("mean average precision", "{:.1%}", higher_is_better=True),
     "nll": FigureStyle("negative log-likelihood, nats", "{:.3f}", higher_is_better=False),
+    "soft_nll": FigureStyle("NLL of human label distributions, nats", "{:.3f}", higher_is_better=False),
     "brier": FigureStyle("Brier score", "{:.3f}", higher_is_better=False),
     "ece": FigureStyle("calibration error (ECE)", "{:.1%}", higher_is_better=False),
     "ece_equal_mass": FigureStyle("calibration error, bins of equal mass", "{:.1%}", higher_is_better=False),

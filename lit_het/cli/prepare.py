@@ -65,6 +65,37 @@ def _imagenet(options: argparse.Namespace) -> "DataSet":
     return read_imagenet(options.source, options.output, options.split, options.devkit)
 
 
+def _imagenet_set(options: argparse.Namespace) -> "DataSet":
+    from lit_het.data_pipelines.prepare.imagenet_sets import read_imagenet_set
+
+    return read_imagenet_set(options.kind, options.source, options.output, options.split)
+
+
+def _objectnet(options: argparse.Namespace) -> "DataSet":
+    from lit_het.data_pipelines.prepare.objectnet import read_objectnet
+
+    return read_objectnet(options.source, options.split)
+
+
+def _imagenet_c(options: argparse.Namespace) -> "DataSet":
+    from lit_het.data_pipelines.prepare.released_corruptions import read_imagenet_c
+
+    return read_imagenet_c(options.source, options.output, options.split, extra=options.extra)
+
+
+def _cifar_c(options: argparse.Namespace) -> "DataSet":
+    from lit_het.data_pipelines.prepare.released_corruptions import read_cifar_c
+
+    num_classes = {"cifar10-c": 10, "cifar100-c": 100}[options.kind]
+    return read_cifar_c(options.source, options.output, num_classes, options.split, extra=options.extra)
+
+
+def _cifar10h(options: argparse.Namespace) -> "DataSet":
+    from lit_het.data_pipelines.prepare.cifar import read_cifar10h
+
+    return read_cifar10h(options.source, options.output, options.split)
+
+
 def _folder(options: argparse.Namespace) -> "DataSet":
     from lit_het.data_pipelines.prepare.folder import read_folder
 
@@ -88,6 +119,14 @@ def _parquet(options: argparse.Namespace) -> "DataSet":
 
     return read_parquet(options.source, options.split, Columns(options.image, options.label, options.caption))
 
+
+_EXTRA = (
+    "--extra",
+    {
+        "action": "store_true",
+        "help": "also speckle_noise, gaussian_blur, spatter and saturate, which published means leave out",
+    },
+)
 
 SOURCES = {
     "cifar10": _Source(
@@ -119,6 +158,45 @@ SOURCES = {
                 {"type": Path, "metavar": "PATH", "help": "ILSVRC2012_devkit_t12.tar.gz, if not beside SOURCE"},
             ),
         ),
+    ),
+    "imagenet-v2": _Source(
+        "ImageNet-V2, one of its three variants",
+        "imagenetv2-matched-frequency.tar.gz, imagenetv2-threshold0.7.tar.gz, imagenetv2-top-images.tar.gz, or the "
+        "folder in one of them",
+        _imagenet_set,
+    ),
+    "imagenet-a": _Source("ImageNet-A, 200 classes", "imagenet-a.tar, or the folder in it", _imagenet_set),
+    "imagenet-r": _Source("ImageNet-R, 200 classes", "imagenet-r.tar, or the folder in it", _imagenet_set),
+    "imagenet-sketch": _Source(
+        "ImageNet-Sketch", "the folder in ImageNet-Sketch.zip, with folders such as n01440764/", _imagenet_set
+    ),
+    "objectnet": _Source(
+        "ObjectNet's 113 classes among ImageNet's, without the red border of images",
+        "the folder in objectnet-1.0.zip, with images/ and mappings/",
+        _objectnet,
+    ),
+    "imagenet-c": _Source(
+        "ImageNet-C as released, for lit-het shift; OUTPUT is the prepared ImageNet, --split one corruption",
+        "folder with noise.tar, blur.tar, weather.tar and digital.tar, or with their content",
+        _imagenet_c,
+        (_EXTRA,),
+    ),
+    "cifar10-c": _Source(
+        "CIFAR-10-C as released, for lit-het shift; OUTPUT is the prepared CIFAR-10, --split one corruption",
+        "CIFAR-10-C.tar, or the folder in it",
+        _cifar_c,
+        (_EXTRA,),
+    ),
+    "cifar100-c": _Source(
+        "CIFAR-100-C as released, for lit-het shift; OUTPUT is the prepared CIFAR-100, --split one corruption",
+        "CIFAR-100-C.tar, or the folder in it",
+        _cifar_c,
+        (_EXTRA,),
+    ),
+    "cifar10h": _Source(
+        "CIFAR-10H, the test set of CIFAR-10 with distributions of human answers",
+        "folder with cifar10h-probs.npy and cifar-10-python.tar.gz",
+        _cifar10h,
     ),
     "folder": _Source(
         "a folder of images for each class, or images with captions",

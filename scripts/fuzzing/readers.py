@@ -29,14 +29,17 @@ from lit_het.data_pipelines.prepare.cifar import read_cifar10
 from lit_het.data_pipelines.prepare.dataset import DataSet
 from lit_het.data_pipelines.prepare.flowers import read_flowers
 from lit_het.data_pipelines.prepare.images import as_stored
+from lit_het.data_pipelines.prepare.objectnet import read_objectnet
 from lit_het.data_pipelines.prepare.parquet import Columns, read_parquet
 from lit_het.data_pipelines.prepare.pets import read_pets
+from lit_het.data_pipelines.prepare.released_corruptions import read_cifar_c
 from lit_het.data_pipelines.shards import IMAGE
 from lit_het.data_pipelines.storage import Unreadable
 from lit_het.data_pipelines.stream import Stream
 from lit_het.data_pipelines.tars import DamagedTar, streamed_members
 from lit_het.data_pipelines.tokenizers import HuggingFaceTokenizerConfig, SentencePieceConfig, TensorFlowTextConfig
 from lit_het.errors import UserError
+from lit_het.eval.recognition import read_larger
 from lit_het.eval.saved_runs import read_runs
 from lit_het.runs import inspection as checkpoint
 from lit_het.runs.directory import load_config
@@ -147,6 +150,14 @@ def _cifar(folder: Path) -> None:
     _samples(read_cifar10(source, folder))
 
 
+def _cifar_c(folder: Path) -> None:
+    _samples(read_cifar_c(folder / "CIFAR-10-C", folder, 10))
+
+
+def _objectnet(folder: Path) -> None:
+    _samples(read_objectnet(folder / "objectnet-1.0"))
+
+
 def _captions(folder: Path) -> None:
     (source,) = folder.glob("*.json")
     _samples(read_captions(source, folder))
@@ -206,6 +217,7 @@ def _checkpoint(folder: Path) -> None:
 def _names(folder: Path) -> None:
     storage.read_lines(str(folder / "classnames.txt"))
     ClassIndex().build(str(folder))
+    read_larger(str(folder), seeds.CLASSES)
 
 
 _FILTERS: tuple[images.Filter, ...] = ("fast", "area", "bilinear", "bicubic")
@@ -221,6 +233,8 @@ TARGETS: Mapping[str, Target] = {
     "image": Target(seeds.images, _image, (images.BrokenImage,)),
     "parquet": Target(seeds.parquet, _parquet, cost=4),
     "CIFAR": Target(seeds.cifar, _cifar, cost=4),
+    "CIFAR-C": Target(seeds.cifar_c, _cifar_c),
+    "ObjectNet": Target(seeds.objectnet, _objectnet),
     "caption file": Target(seeds.captions, _captions, changed=("*.json",)),
     "flowers": Target(seeds.flowers, functools.partial(_archives, read_flowers), cost=20),
     "pets": Target(seeds.pets, functools.partial(_archives, read_pets), cost=4),

@@ -183,6 +183,29 @@ def cifar() -> Iterator[Files]:
         yield {f"unpacked/{name.rpartition('/')[2]}": file.read() for name, file in held.items() if file}
 
 
+def cifar_c() -> Iterator[Files]:
+    """Arrays of the released CIFAR-10-C."""
+
+    def make(folder: Path) -> None:
+        (folder / "CIFAR-10-C").mkdir()
+        np.save(folder / "CIFAR-10-C" / "labels.npy", np.arange(10, dtype=np.uint8))
+        np.save(folder / "CIFAR-10-C" / "fog.npy", np.zeros((10, 32, 32, 3), np.uint8))
+
+    yield _made(make)
+
+
+def objectnet() -> Iterator[Files]:
+    """Mappings of ObjectNet, and an image."""
+    mappings = {
+        "folder_to_objectnet_label.json": json.dumps({"alarm_clock": "Alarm clock", "rake": "Rake"}),
+        "objectnet_to_imagenet_1k.json": json.dumps({"Alarm clock": "analog clock; digital clock"}),
+        "pytorch_to_imagenet_2012_id.json": json.dumps({"409": 1, "530": 0}),
+        "imagenet_to_label_2012_v2": "digital clock\nanalog clock\n",
+    }
+    files = {f"objectnet-1.0/mappings/{name}": text.encode() for name, text in mappings.items()}
+    yield {**files, "objectnet-1.0/images/alarm_clock/1.png": _encoded("PNG")}
+
+
 def captions() -> Iterator[Files]:
     """Caption files as they are published, with their images."""
     image = {"a/1.jpg": _encoded("JPEG"), "a/2.jpg": _encoded("JPEG")}
@@ -358,6 +381,8 @@ def checkpoints() -> Iterator[Files]:
 
 
 def names() -> Iterator[Files]:
-    """Names of classes."""
-    yield {"classnames.txt": ("\n".join(CLASSES) + "\n").encode()}
+    """Names of classes, and of those of a larger classifier."""
+    names = ("\n".join(CLASSES) + "\n").encode()
+    groups = {name: [number, number + 3] for number, name in enumerate(CLASSES)}
+    yield {"classnames.txt": names, "candidates.txt": 2 * names, "classes.json": json.dumps(groups).encode()}
     yield {"classnames.txt": "grüner Balken\r\nred\r\n".encode()}

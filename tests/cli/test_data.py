@@ -74,6 +74,10 @@ def test_broken_images_end_in_one_line_or_are_left_out(tmp_path, capsys):
     [
         (("cifar100", CIFAR, "OUT", "--labels", "coarse"), "cifar-10-python.tar.gz: holds no meta"),
         (("imagenet", GOLDEN, "OUT", "--devkit", "none.tar.gz"), "holds no images"),
+        (("imagenet-r", CIFAR, "OUT"), "cifar-10-python.tar.gz: holds no images; name the official archive"),
+        (("objectnet", CIFAR, "OUT"), "cifar-10-python.tar.gz: unpack it"),
+        (("cifar100-c", CIFAR, "OUT"), "cifar-10-python.tar.gz: holds no labels.npy"),
+        (("cifar10h", GOLDEN, "OUT"), "must hold cifar10h-probs.npy and cifar-10-python.tar.gz"),
         (("img2dataset", "no-such-folder", "OUT"), "no-such-folder: no tar file matches"),
         (("parquet", CIFAR, "OUT", "--image", "x"), "cifar-10-python.tar.gz: is not a parquet file"),
         (("parquet", "none.parquet", "OUT", "--image", "x"), "none.parquet: cannot be read"),
@@ -116,6 +120,9 @@ def test_help_names_every_source_and_its_flags(capsys):
         prepare("--help")
     said = capsys.readouterr().out
     assert all(kind in said for kind in ("cifar10", "cifar100", "pets", "imagenet", "folder", "img2dataset", "parquet"))
+    assert all(
+        f"\n    {kind} " in said for kind in ("imagenet-v2", "imagenet-a", "imagenet-c", "cifar10-c", "cifar10h")
+    )
     with pytest.raises(SystemExit, match="0"):
         prepare("imagenet", "--help")
     said = capsys.readouterr().out

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import special
+from scipy import special, stats
 from sklearn.metrics import balanced_accuracy_score, log_loss, top_k_accuracy_score
 
 from lit_het.errors import UserError
@@ -269,3 +269,26 @@ def test_several_labels_an_image_have_a_mean_average_precision():
     several = scores.multi_label_figures(alone, labels)
     # Of the first class the one positive is at rank 1 or 2 of equals; the second at rank 1; the third at rank 1 of two.
     assert several == {"mean_average_precision": pytest.approx((1 / 2 + 1 + 1 / 2) / 3)}
+
+
+def test_the_nll_of_soft_labels_is_that_of_hand_arithmetic():
+    """Half the people say 0, half 1; the model gives them 1/2 and 1/4: (ln 2 + ln 4) / 2. All say 1: ln 4."""
+    log_p = np.log(np.array([[1 / 2, 1 / 4, 1 / 4], [1 / 2, 1 / 4, 1 / 4]]))
+    found = scores.soft_nll(log_p, np.array([[0.5, 0.5, 0], [0, 1, 0]]))
+    np.testing.assert_allclose(found, [1.5 * np.log(2), np.log(4)])
+    # An impossible class costs nothing unless somebody chose it.
+    log_p = np.array([[0, -np.inf], [0, -np.inf]])
+    assert scores.soft_nll(log_p, np.array([[1.0, 0.0], [0.9, 0.1]])).tolist() == [0, np.inf]
+
+
+def test_the_nll_of_soft_labels_is_least_for_the_labels_themselves_and_that_of_one_hot_labels_the_usual_one():
+    random = np.random.default_rng(0)
+    soft, log_p = (function(random.normal(size=(50, 4)), axis=1) for function in (special.softmax, special.log_softmax))
+    expected = [-sum(q * p for q, p in zip(*row, strict=True)) for row in zip(soft, log_p, strict=True)]
+    np.testing.assert_allclose(scores.soft_nll(log_p, soft), expected)
+    entropy = stats.entropy(soft, axis=1)
+    np.testing.assert_allclose(scores.soft_nll(np.log(soft), soft), entropy)
+    assert (scores.soft_nll(log_p, soft) > entropy).all()
+    found = predictions(log_p, [0, 1] * 25)
+    hard = scores.soft_nll(found.log_probabilities, np.eye(4)[[0, 1] * 25])
+    assert hard.mean() == pytest.approx(scores.figures(found)[0]["nll"], rel=1e-6)

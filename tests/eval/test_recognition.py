@@ -1,19 +1,23 @@
 """Candidate class names of predictions."""
 
+import dataclasses
 import json
 
+import fsspec
 import numpy as np
 import pytest
 
 from lit_het.errors import UserError
 from lit_het.eval.predictions import class_scores
 from lit_het.eval.recognition import (
+    LargerClassifier,
     Recognition,
     class_indices,
     embed_class_names,
     embed_texts,
     most_certain,
     read_classes,
+    read_larger,
 )
 from lit_het.eval.suite import ClassNamesConfig
 from lit_het.types import ImageFeatures
@@ -151,13 +155,13 @@ def test_the_sets_own_templates_are_the_default(write_set, sets, tmp_path):
 def test_an_inconsistent_file_of_classes_is_named_in_the_error(tmp_path, content, message):
     (tmp_path / "classes.json").write_text(json.dumps(content))
     with pytest.raises(UserError, match=message):
-        read_classes(tmp_path / "classes.json", ("bird", "dish"), NAMES)
+        read_classes(f"{tmp_path}/classes.json", ("bird", "dish"), NAMES)
 
 
 def test_a_malformed_file_of_classes_is_named_in_the_error(tmp_path):
     (tmp_path / "classes.json").write_text("{")
     with pytest.raises(UserError, match=r"classes\.json: cannot be read as JSON"):
-        read_classes(tmp_path / "classes.json", ("bird",), NAMES)
+        read_classes(f"{tmp_path}/classes.json", ("bird",), NAMES)
 
 
 def test_candidates_of_a_class_are_summed_and_other_candidates_excluded(write_set, sets, make_encoder, tmp_path):
@@ -197,3 +201,85 @@ def test_the_number_of_a_classifiers_classes_is_checked(write_set, sets):
         UserError, match=r"the classifier has 3 classes and there are 2 candidates; give .* --candidates"
     ):
         recognition.predictor(classifier(3))
+
+
+@pytest.fixture
+def subset(write_set, sets, tmp_path):
+    """A set of two classes among those of a classifier of five, of which two share a name."""
+    data = write_set("things", [{"cls": 1}, {"cls": 0}], ["Bird", "Dish"])
+    (tmp_path / "things" / "candidates.txt").write_text("plate\ncrane\nlantern\ncrane\ncup\n")
+    (tmp_path / "things" / "classes.json").write_text(json.dumps({"Bird": [3], "Dish": ["plate", 4]}))
+    return sets.open(data)
+
+
+def test_a_classifier_of_more_classes_is_read_by_the_files_of_the_set(subset):
+    probabilities = np.array([0.2, 0.4, 0.1, 0.1, 0.2])
+    model = dataclasses.replace(classifier(5), logits=lambda features, *_: np.log([[probabilities]] * len(features)))
+    recognition = ClassNamesConfig().build(subset)
+    recognition.check(model)
+    found = recognition.predict(recognition.predictor(model), subset.features(model.features))
+    # Of the other crane nothing counts: 0.1 against 0.2 + 0.2.
+    np.testing.assert_allclose(np.exp(found.log_probabilities), [[0.2, 0.8], [0.2, 0.8]], rtol=1e-5)
+    assert found.labels.tolist() == [1, 0]
+    assert recognition.class_names == ("Bird", "Dish")
+
+
+def test_other_models_choose_among_the_sets_own_names(subset, make_encoder):
+    encoder = make_encoder(np.eye(2)[[1, 0]], {"Bird": np.eye(2)[0], "Dish": np.eye(2)[1]})
+    recognition = ClassNamesConfig().build(subset)
+    for model in (encoder, classifier(2)):
+        predictor = recognition.predictor(model)
+        assert predictor.groups is None
+        assert recognition.predict(predictor, subset.features(model.features)).num_classes == 2
+    with pytest.raises(UserError, match="the classifier has 3 classes and there are 2 candidates"):
+        recognition.check(classifier(3))
+
+
+def test_files_named_by_the_user_replace_those_of_the_set(subset, tmp_path):
+    own = ClassNamesConfig(candidates=tmp_path / "things" / "classnames.txt").build(subset)
+    assert own.larger is None
+    with pytest.raises(UserError, match="the classifier has 5 classes and there are 2 candidates"):
+        own.check(classifier(5))
+    files = {"candidates": tmp_path / "things" / "candidates.txt", "classes": tmp_path / "things" / "classes.json"}
+    named = ClassNamesConfig(**files).build(subset)
+    assert named.groups == ((3,), (0, 4))
+    named.check(classifier(5))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"Bird": [5], "Dish": [0]}, r"classes\.json: 5 \(of class 'Bird'\) is not among the 5 candidates"),
+        ({"Bird": [-1], "Dish": [0]}, "-1 .* is not among the 5 candidates"),
+        ({"Bird": [True], "Dish": [0]}, "class 'Bird' has no candidates"),
+        ({"Bird": "crane", "Dish": [0]}, r"'crane' .* is the name of several candidates; give the number of one"),
+        ({"Bird": 4, "Dish": ["plate", "cup"]}, "'cup' .* is listed twice"),
+    ],
+)
+def test_a_set_whose_files_do_not_fit_together_is_refused(subset, tmp_path, content, message):
+    (tmp_path / "things" / "classes.json").write_text(json.dumps(content))
+    with pytest.raises(UserError, match=message):
+        ClassNamesConfig().build(subset)
+
+
+def test_candidates_of_a_set_without_its_classes_are_refused(subset, tmp_path):
+    (tmp_path / "things" / "classes.json").unlink()
+    with pytest.raises(UserError, match=r"things/classes\.json: cannot be read as JSON"):
+        ClassNamesConfig().build(subset)
+
+
+def test_the_files_of_a_set_are_read_from_a_url(subset, tmp_path):
+    store = fsspec.filesystem("memory")
+    for name in ("candidates.txt", "classes.json"):
+        store.pipe_file(f"{tmp_path}/things/{name}", (tmp_path / "things" / name).read_bytes())
+    found = read_larger(f"memory://{tmp_path}/things", ("Bird", "Dish"))
+    assert found == LargerClassifier(5, ((3,), (0, 4)))
+    assert read_larger(f"memory://{tmp_path}/elsewhere", ()) is None
+
+
+def test_soft_labels_follow_the_names_of_the_candidates():
+    recognition = Recognition(("cup", "crane", "fork"), ("{c}",), ("crane", "cup"))
+    soft = np.array([[0.75, 0.25]], np.float32)
+    assert recognition.matched_soft_labels(soft).tolist() == [[0.25, 0.75, 0]]
+    names = ("crane", "cup")
+    assert Recognition(names, ("{c}",), names).matched_soft_labels(soft) is soft

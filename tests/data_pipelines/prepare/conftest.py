@@ -38,7 +38,7 @@ class Written:
 @pytest.fixture(scope="session")
 def written() -> Callable[[Path], list[Written]]:
     def read(folder: Path) -> list[Written]:
-        optional = ("jpg", "png", "webp", "cls", "txt", "json")
+        optional = ("jpg", "png", "webp", "cls", "soft.npy", "txt", "json")
         index = ShardIndex(expand(folder), [IMAGE], optional)
         sizes = {kind: index.sizes(kind) for kind in optional}
         samples = []

@@ -20,6 +20,8 @@ def test_a_tar_equals_the_folder_it_was_packed_from(tmp_path, make_tar, mode):
     folder = open_files(tmp_path, tmp_path)
     assert list(tar.sizes.items()) == list(folder.sizes.items())
     assert {name: tar.read(name) for name in tar.sizes} == {name: folder.read(name) for name in CONTENTS} == CONTENTS
+    for files in (tar, folder):
+        assert {name: bytes(files.map(name)) for name in files.sizes} == CONTENTS
     assert folder.folders == {"a"}
     assert folder.where("b.txt") == f"{tmp_path}/b.txt"
     assert tar.where("b.txt") == f"{tmp_path}/x.tar: b.txt"

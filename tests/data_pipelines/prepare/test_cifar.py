@@ -1,13 +1,15 @@
 import gzip
+import io
 import json
 import pickle
+import shutil
 import struct
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from lit_het.data_pipelines.prepare.cifar import read_cifar10, read_cifar100
+from lit_het.data_pipelines.prepare.cifar import read_cifar10, read_cifar10h, read_cifar100
 from lit_het.data_pipelines.prepare.unpickler import load_arrays
 from lit_het.errors import UserError
 
@@ -228,3 +230,57 @@ def test_a_pickle_allocates_no_memory_for_a_shape_without_content(made_of):
 
     with pytest.raises(UserError, match="here: is damaged"):
         load_arrays(pickle.dumps(Large(), 2), "here")
+
+
+@pytest.fixture
+def human(tmp_path):
+    """Makes a folder with CIFAR-10's archive and distributions of answers for its 20 test images."""
+
+    def make(answers: np.ndarray | None = None) -> Path:
+        (tmp_path / "10h").mkdir(exist_ok=True)
+        shutil.copy(ARCHIVE, tmp_path / "10h")
+        np.save(tmp_path / "10h" / "cifar10h-probs.npy", distributions() if answers is None else answers)
+        return tmp_path / "10h"
+
+    return make
+
+
+def distributions() -> np.ndarray:
+    """One in fifty takes image n for class n % 10, the others for the last class."""
+    return 0.02 * np.eye(10)[np.arange(20) % 10] + 0.98 * np.eye(10)[[9] * 20]
+
+
+def test_human_answers_stand_beside_the_images_of_the_test_set(tmp_path, human):
+    dataset = read_cifar10h(human(), tmp_path)
+    assert list(dataset.splits) == ["test"]
+    split, clean = dataset.splits["test"], read_cifar10(ARCHIVE, tmp_path).splits["test"]
+    assert np.asarray(split.labels).tolist() == TRUTH["labels"]["test_batch"]
+    assert split.fingerprint != clean.fingerprint
+    numbers = [13, 4]
+    for number, sample, image in zip(numbers, split.read(numbers), clean.read(numbers), strict=True):
+        assert sample.image == image.image
+        answers = np.load(io.BytesIO(sample.members["soft.npy"]))
+        np.testing.assert_allclose(answers, distributions()[number], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("answers", "message"),
+    [
+        (distributions()[:-1], r"has the shape \(19, 10\) .* 20 images and 10 classes; download it again"),
+        (np.eye(10, dtype=int)[[0] * 20], ".* the type int64, not a probability"),
+        (2 * distributions(), "has rows that are no probabilities"),
+        (distributions() - 0.5 * (np.eye(10)[[0] * 20] - np.eye(10)[[1] * 20]), "has rows that are no probabilities"),
+        (np.full((20, 10), np.nan), "has rows that are no probabilities"),
+        (np.full((20, 10), None), "cannot be read .the array holds pickled objects"),
+    ],
+)
+def test_human_answers_that_are_no_distributions_of_the_test_set_are_refused(tmp_path, human, answers, message):
+    with pytest.raises(UserError, match=rf"cifar10h-probs\.npy: {message}"):
+        read_cifar10h(human(answers), tmp_path)
+
+
+def test_human_answers_without_their_images_are_refused(tmp_path, human):
+    for name in ("cifar10h-probs.npy", ARCHIVE.name):
+        (human() / name).unlink()
+        with pytest.raises(UserError, match=r"10h: must hold cifar10h-probs\.npy and cifar-10-python\.tar\.gz"):
+            read_cifar10h(tmp_path / "10h", tmp_path)

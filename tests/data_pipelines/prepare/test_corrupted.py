@@ -19,12 +19,19 @@ def make_image(number: int) -> np.ndarray:
 @pytest.fixture
 def clean(tmp_path):
     samples = [
-        {"__key__": f"p{n:02d}", "png": encode_png(make_image(n)), "cls": n % 3, "txt": f"caption {n}"}
+        {
+            "__key__": f"p{n:02d}",
+            "png": encode_png(make_image(n)),
+            "cls": n % 3,
+            "soft.npy": b"x",
+            "txt": f"caption {n}",
+        }
         for n in range(9)
     ]
     write_shards(tmp_path / "set" / "test", samples, samples_per_shard=4)
     (tmp_path / "set" / "classnames.txt").write_text("a\nb\nc\n")
     (tmp_path / "set" / "zeroshot_classification_templates.txt").write_text("{c}\n")
+    (tmp_path / "set" / "candidates.txt").write_text("a\nb\nc\nd\n")
     return expand(tmp_path / "set" / "test")
 
 
@@ -44,6 +51,7 @@ def test_keys_labels_and_captions_stay_and_images_are_corrupted(tmp_path, clean,
     assert [sample.key for sample in samples] == [f"p{n:02d}" for n in range(9)]
     assert [sample.label for sample in samples] == [n % 3 for n in range(9)]
     assert [sample.members["txt"].decode() for sample in samples] == [f"caption {n}" for n in range(9)]
+    assert {sample.members["soft.npy"] for sample in samples} == {b"x"}
     for number, sample in enumerate(samples):
         assert sample.pixels.shape == (20, 30, 3)
         assert np.abs(sample.pixels.astype(float) - make_image(number)).mean() > 10
@@ -74,7 +82,8 @@ def test_names_and_prompts_are_copied_from_beside_the_shards_or_above(tmp_path, 
     copy_names(clean[0], tmp_path / "fog")
     assert (tmp_path / "fog" / "classnames.txt").read_text() == "a\nb\nc\n"
     assert (tmp_path / "fog" / "zeroshot_classification_templates.txt").read_text() == "{c}\n"
-    assert len(list((tmp_path / "fog").iterdir())) == 2
+    assert (tmp_path / "fog" / "candidates.txt").read_text() == "a\nb\nc\nd\n"
+    assert len(list((tmp_path / "fog").iterdir())) == 3
 
 
 def test_a_broken_image_and_a_repeated_key_are_named(tmp_path, clean):

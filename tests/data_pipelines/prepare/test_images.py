@@ -107,3 +107,15 @@ def test_damage_is_found_if_images_are_checked(format):
     as_stored(data)
     with pytest.raises(BrokenImage, match="damaged"):
         as_stored(data, check=True)
+
+
+@pytest.mark.parametrize("format", ["PNG", "BMP", "WEBP"])
+def test_a_border_is_removed_and_the_pixels_within_are_kept(format):
+    pixels = np.random.default_rng(0).integers(0, 256, (9, 7, 3), np.uint8)
+    stream = io.BytesIO()
+    Image.fromarray(pixels).save(stream, format, lossless=True)
+    extension, stored = as_stored(stream.getvalue(), border=3)
+    assert extension == "png"
+    np.testing.assert_array_equal(np.asarray(Image.open(io.BytesIO(stored))), pixels[3:-3, 3:-3])
+    with pytest.raises(BrokenImage, match=r"nothing within the border \(4 pixels at each side"):
+        as_stored(stream.getvalue(), border=4)

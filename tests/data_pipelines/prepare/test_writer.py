@@ -70,9 +70,12 @@ def test_shards_depend_on_neither_the_number_of_workers_nor_the_run(tmp_path):
 
 def test_a_shuffled_split_holds_every_sample_once_and_is_the_same_every_time(tmp_path, write):
     one, other = (write(DataSet({"x": numbered(30)}), tmp_path / n, "x", shuffle=True) for n in ("one", "other"))
-    labels = [sample.label for sample in one]
-    assert labels == [sample.label for sample in other] == [sample.pixels[0, 0, 0] for sample in one]
-    assert sorted(labels) == list(range(30)) != labels
+    assert [sample.label for sample in one] == [sample.pixels[0, 0, 0] for sample in one] == list(range(30))
+    # The key of a sample is its number in the source.
+    assert [sample.key for sample in one] == [f"s{number:07d}" for number in range(30)]
+    orders = [names_in(tmp_path / name / "x" / "0.tar") for name in ("one", "other")]
+    assert orders[0] == orders[1] != sorted(orders[0])
+    assert one == other
 
 
 # As `numbered`, which would take seconds to import.

