@@ -4,7 +4,7 @@ Hendrycks & Dietterich, "Benchmarking neural network robustness to common corrup
 Severities are those published for images of 224 pixels. Departures: lengths (radii, standard deviations, displacements,
 flakes) scale with the shorter side, with a lower bound for blurs so that they stay visible. Larger images are first
 shrunk to 224 pixels, because an evaluation that shrinks an image averages out the noise of single pixels. All
-severities of a corruption use the same random draws.
+severities of a corruption use the same random draws. Frost is drawn, where the authors blend in photographs of it.
 
 Functions map float32 levels ``[h w 3]`` from 0 to 1, the strength of a severity, the scale (shorter side / 224) and a
 generator to levels that `corrupt` clips.

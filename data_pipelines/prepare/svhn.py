@@ -40,12 +40,15 @@ def read_svhn(source: Path, split: str | None = None) -> DataSet:
     names = select_splits(_FILES, split, "SVHN")
     if not source.is_dir():
         raise UserError(f"{source}: is not a folder; give the folder with {' and '.join(_FILES.values())}")
+    for name in names:  # before the first is read, which takes seconds
+        if not (source / _FILES[name]).is_file():
+            raise UserError(
+                f"{source}: holds no {_FILES[name]}; put the official file there, or choose another with --split"
+            )
     return DataSet({name: _split(source / _FILES[name], name) for name in names}, CLASS_NAMES, TEMPLATES)
 
 
 def _split(path: Path, split: str) -> Split:
-    if not path.is_file():
-        raise UserError(f"{path.parent}: holds no {path.name}; put the official file there, or choose with --split")
     try:
         images, labels = load_array(path, "X"), load_array(path, "y").reshape(-1)
     except (OSError, Malformed) as error:
