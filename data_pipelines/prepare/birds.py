@@ -1,5 +1,6 @@
 """Caltech-UCSD Birds-200-2011 (Wah et al. 2011) from its archive."""
 
+import re
 from pathlib import Path
 
 from lit_het.data_pipelines.prepare.archives import Files, open_published, root_of
@@ -16,6 +17,7 @@ TEMPLATES = (
 _ARCHIVE = "CUB_200_2011.tgz"
 _MD5 = "97eceeb196236b17998738112f37df78"
 _PUBLISHED = {"train": 5_994, "test": 5_794}
+_NUMBER = re.compile(r"[0-9]{1,9}")
 _LISTS = ("images.txt", "image_class_labels.txt", "train_test_split.txt")
 
 
@@ -42,9 +44,9 @@ def read_birds(source: Path, scratch: Path, split: str | None = None) -> DataSet
     images: dict[str, dict[str, int]] = {"train": {}, "test": {}}
     for number in sorted(paths):
         name = f"{root}images/{paths[number]}"
-        label = int(labels[number]) if labels[number].isdecimal() else 0
+        label = int(labels[number]) if _NUMBER.fullmatch(labels[number]) else 0
         if name not in files.sizes or label not in classes or training[number] not in ("0", "1"):
-            raise UserError(f"{files.path}: image {number}, {paths[number]}, has no file, class or split")
+            raise UserError(f"{files.path}: image {number}, {paths[number]:.200}, has no file, class or split")
         images["train" if training[number] == "1" else "test"][name] = label - 1
     names = tuple(_readable(classes[number]) for number in sorted(classes))
     return DataSet({part: _split(files, images[part], part) for part in splits}, names, TEMPLATES)
@@ -62,7 +64,7 @@ def _column(files: Files, root: str, base: str) -> dict[int, str]:
     column = {}
     for place, line in enumerate(files.read(name).decode("utf-8", "replace").splitlines(), 1):
         number, _, value = line.strip().partition(" ")
-        if not value or " " in value or not number.isdecimal() or int(number) in column:
+        if not value or " " in value or not _NUMBER.fullmatch(number) or int(number) in column:
             raise UserError(f"{files.where(name)} line {place}: {line:.100} is not a new number with its value")
         column[int(number)] = value
     return column

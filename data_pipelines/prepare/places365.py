@@ -1,5 +1,6 @@
 """The validation images of Places365 (Zhou et al. 2017) from the official archives."""
 
+import re
 from pathlib import Path
 
 from lit_het.data_pipelines.prepare.archives import Files, open_published, root_of
@@ -16,6 +17,7 @@ TEMPLATES = (
 _IMAGES, _IMAGES_MD5 = "val_256.tar", "e27b17d8d44f4af9a78502beb927f808"
 _LISTS, _LISTS_MD5 = "filelist_places365-standard.tar", "35a0585fee1fa656440f3ab298f8479c"
 _PUBLISHED = 36_500
+_NUMBER = re.compile(r"[0-9]{1,9}")
 
 
 def read_places365(source: Path, scratch: Path, split: str | None = None) -> DataSet:
@@ -57,7 +59,7 @@ def _pairs(lists: Files, base: str) -> dict[str, int]:
     pairs: dict[str, int] = {}
     for place, line in enumerate(lists.read(name).decode("utf-8", "replace").splitlines(), 1):
         first, _, number = line.strip().rpartition(" ")
-        if not first or not number.isdecimal() or first in pairs:
+        if not first or not _NUMBER.fullmatch(number) or first in pairs:
             raise UserError(f"{lists.where(name)} line {place}: {line:.100} is not a new name with its number")
         pairs[first] = int(number)
     return pairs

@@ -60,6 +60,11 @@ def of_row(row: tuple[float, ...]) -> dict[str, dict[int, float]]:
     return {f"set {number}": {10: accuracy / 100} for number, accuracy in enumerate(row)}
 
 
+def as_one_set(errors: np.ndarray) -> dict[str, dict[int, float]]:
+    """Returns the accuracies of a row of mean errors, as if they were of a single set."""
+    return {"all": {shots: float(1 - error / 100) for shots, error in zip(SHOTS, errors, strict=True)}}
+
+
 def test_the_mean_is_that_of_hand_arithmetic():
     sums = {"ViT-L/16": 789.2, "SoViT-400m/14": 793.8, "ViT-g/14": 791.5}
     for name, total in sums.items():
@@ -85,11 +90,10 @@ def test_e3s_weighted_errors_are_ratios_of_accuracies_to_those_of_the_reference(
 
     The other reading, ratios of errors, is off by up to 40 %.
     """
-    (reference,) = [{"all": dict(zip(SHOTS, 1 - MEANS[REFERENCE] / 100, strict=True))}]
+    reference = as_one_set(MEANS[REFERENCE])
     assert len(ROWS) == 30
     for errors, weighted in zip(MEANS, WEIGHTED, strict=True):
-        accuracies = {"all": dict(zip(SHOTS, 1 - errors / 100, strict=True))}
-        found = few_shot_means(accuracies, reference)["weighted_mean"]
+        found = few_shot_means(as_one_set(errors), reference)["weighted_mean"]
         printed = (100 - weighted) / (100 - WEIGHTED[REFERENCE])
         np.testing.assert_allclose([found[shots] for shots in SHOTS], printed, rtol=0.045)
     ratios_of_errors = MEANS / MEANS[REFERENCE]

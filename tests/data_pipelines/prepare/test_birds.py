@@ -58,6 +58,8 @@ def test_names_are_readable_and_one_split_of_the_unpacked_folder_can_be_read(mem
         ("image_class_labels.txt", (b"5 3\n", b""), "do not list the same images"),
         ("image_class_labels.txt", (b"5 3\n", b"5 4\n"), r"image 5, 003.*jpg, has no file, class or split"),
         ("image_class_labels.txt", (b"5 3\n", b"5 x\n"), r"image 5, .* has no file, class or split"),
+        ("image_class_labels.txt", (b"5 3\n", b"5 " + b"3" * 5000), r"image 5, .* has no file, class or split"),
+        ("image_class_labels.txt", (b"5 3\n", b"5" * 5000 + b" 3"), r"line 5: 5{100} is not a new number"),
         ("train_test_split.txt", (b"5 1\n", b"5 2\n"), r"image 5, .* has no file, class or split"),
         ("train_test_split.txt", (b"5 1\n", b"4 1\n"), r"train_test_split\.txt line 5: 4 1 is not a new number"),
         ("images.txt", (b"_0005", b"_0006"), r"image 5, .*_0006_95\.jpg, has no file"),

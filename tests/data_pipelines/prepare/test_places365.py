@@ -60,6 +60,7 @@ def test_unpacked_archives_equal_packed_ones(places, tmp_path, lists, images, un
         ("places365_val", (b"04.jpg", b"05.jpg"), r"val_256\.tar: Places365_val_00000005\.jpg, .* put the official"),
         ("places365_val", (b"04.jpg", b"03.jpg"), r"places365_val\.txt line 4: .* is not a new name with its number"),
         ("places365_val", (b" 1\n", b"\n"), r"places365_val\.txt line 3: .* is not a new name with its number"),
+        ("places365_val", (b" 1\n", b" " + b"1" * 5000 + b"\n"), r"line 3: .* is not a new name with its number"),
         ("categories_places365", (b" 2\n", b" 3\n"), "classes of categories_places365.txt are not numbered from 0"),
     ],
 )
