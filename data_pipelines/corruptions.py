@@ -4,7 +4,7 @@ Hendrycks & Dietterich, "Benchmarking neural network robustness to common corrup
 Severities are those published for images of 224 pixels. Departures: lengths (radii, standard deviations, displacements,
 flakes) scale with the shorter side, with a lower bound for blurs so that they stay visible. Larger images are first
 shrunk to 224 pixels, because an evaluation that shrinks an image averages out the noise of single pixels. All
-severities of a corruption use the same random draws.
+severities of a corruption use the same random draws. Frost is drawn, where the authors blend in photographs of it.
 
 Functions map float32 levels ``[h w 3]`` from 0 to 1, the strength of a severity, the scale (shorter side / 224) and a
 generator to levels that `corrupt` clips.
@@ -25,6 +25,11 @@ NUM_SEVERITIES = 5
 # The limit of a blur for images of size zero, in pixels. It makes severities 1 to 5 of a Gaussian blur 0.5 to 1.2 at 32
 # pixels; those published for CIFAR are 0.4 to 1.
 _MIN_BLUR = 0.4
+
+_WATER = np.array([175, 238, 238], np.float32) / 255
+_MUD = np.array([63, 42, 20], np.float32) / 255
+# The mean colour of the first five photographs of frost that the authors blend in, and the deviation within a cut.
+_ICE_COLOUR, _ICE_DEVIATION = np.array([0.57, 0.66, 0.70], np.float32), 0.1
 
 
 def corrupt(
@@ -139,6 +144,37 @@ def snow(image: np.ndarray, snow: tuple[float, ...], scale: float, generator: np
     return colour * image + (1 - colour) * np.maximum(image, pale) + flakes + flakes[::-1, ::-1]
 
 
+def frost(image: np.ndarray, weights: tuple[float, float], scale: float, generator: np.random.Generator) -> np.ndarray:
+    """A frosted window before the image (weights of the image and of the frost)."""
+    of_image, of_frost = weights
+    height, width = image.shape[:2]
+    return of_image * image + of_frost * _ice(max(height, width), generator)[:height, :width]
+
+
+def spatter(
+    image: np.ndarray, spatter: tuple[float, float, float, float, float], scale: float, generator: np.random.Generator
+) -> np.ndarray:
+    """Drops of water (severities 1 to 3) or of mud on the lens.
+
+    The strength is the mean and standard deviation of the noise, the standard deviation of its blur, the threshold
+    above which noise is liquid, and the opacity of water (below 1) or the standard deviation of the blur of mud.
+    """
+    mean, deviation, softness, threshold, last = spatter
+    noise = generator.standard_normal(image.shape[:2])
+    # The blurred noise has the variance published for this blur, so that liquid covers as much of a small image.
+    share = _kernel_power(softness) / _kernel_power(_scaled(softness, scale))
+    liquid = mean + deviation * share * _smoothed(noise, _scaled(softness, scale))
+    liquid[liquid < threshold] = 0
+    if last >= 1:
+        mud = _smoothed((liquid > threshold).astype(np.float32), _scaled(last, scale))[:, :, None]
+        mud[mud < 0.8] = 0
+        return (1 - mud) * image + mud * _MUD
+    # Two steps: levels above 255, which corners may have, begin again at 0, as published.
+    levels = (liquid * 255).astype(np.int64).astype(np.uint8)
+    drops = levels * _relief(levels, scale)
+    return image + last * drops[:, :, None] / max(drops.max(), 1e-6) * _WATER
+
+
 def fog(image: np.ndarray, fog: tuple[float, float], scale: float, generator: np.random.Generator) -> np.ndarray:
     """Fractal fog (density, decay of small clouds)."""
     density, decay = fog
@@ -226,6 +262,7 @@ CORRUPTIONS: dict[str, tuple[Corruption, tuple[Any, ...]]] = {
             (0.55, 0.3, 2.5, 0.85, 12.0, 12.0, 0.55),
         ),
     ),
+    "frost": (frost, ((1.0, 0.4), (0.8, 0.6), (0.7, 0.7), (0.65, 0.7), (0.6, 0.75))),
     "fog": (fog, ((1.5, 2.0), (2.0, 2.0), (2.5, 1.7), (2.5, 1.5), (3.0, 1.4))),
     "brightness": (brightness, (0.1, 0.2, 0.3, 0.4, 0.5)),
     "contrast": (contrast, (0.4, 0.3, 0.2, 0.1, 0.05)),
@@ -242,10 +279,20 @@ CORRUPTIONS: dict[str, tuple[Corruption, tuple[Any, ...]]] = {
     "pixelate": (pixelate, (0.6, 0.5, 0.4, 0.3, 0.25)),
     "jpeg_compression": (jpeg_compression, (25, 18, 15, 10, 7)),
     "speckle_noise": (speckle_noise, (0.15, 0.2, 0.35, 0.45, 0.6)),
+    "spatter": (
+        spatter,
+        (
+            (0.65, 0.3, 4.0, 0.69, 0.6),
+            (0.65, 0.3, 3.0, 0.68, 0.6),
+            (0.65, 0.3, 2.0, 0.68, 0.5),
+            (0.65, 0.3, 1.0, 0.65, 1.5),
+            (0.67, 0.4, 1.0, 0.65, 1.5),
+        ),
+    ),
     "gaussian_blur": (gaussian_blur, (1.0, 2.0, 3.0, 4.0, 6.0)),
     "saturate": (saturate, ((0.3, 0.0), (0.1, 0.0), (2.0, 0.0), (5.0, 0.1), (20.0, 0.2))),
 }
-"""Corruptions by name, with the strengths of severities 1 to 5; the last three are from the paper's extra set."""
+"""Corruptions by name, with the strengths of severities 1 to 5; the last four are from the paper's extra set."""
 
 
 def _scaled(length: int | float, scale: float) -> float:
@@ -257,6 +304,35 @@ def _blur(image: np.ndarray, deviation: float) -> np.ndarray:
         return image
     reach = math.ceil(4 * deviation)
     return cv2.GaussianBlur(image, (2 * reach + 1,) * 2, deviation, borderType=cv2.BORDER_REFLECT_101)
+
+
+def _smoothed(field: np.ndarray, deviation: float) -> np.ndarray:
+    """Blurs as scikit-image does: cut off at 4 deviations, edges repeated."""
+    side = 2 * int(4 * deviation + 0.5) + 1
+    return cv2.GaussianBlur(field, (side, side), deviation, borderType=cv2.BORDER_REPLICATE)
+
+
+def _kernel_power(deviation: float) -> float:
+    """Returns the standard deviation of white noise of deviation 1 that `_smoothed` has blurred."""
+    kernel = cv2.getGaussianKernel(2 * int(4 * deviation + 0.5) + 1, deviation)
+    return float((kernel**2).sum())
+
+
+def _relief(liquid: UInt8[np.ndarray, "h w"], scale: float) -> Float[np.ndarray, "h w"]:
+    """Returns the shading of drops, from the distance to their outlines."""
+    distance = cv2.distanceTransform(255 - cv2.Canny(liquid, 50, 150), cv2.DIST_L2, 5)
+    distance = cv2.blur(np.minimum(distance, np.float32(20 * scale)), (3, 3)).astype(np.uint8)
+    light = np.array([[-2, -1, 0], [-1, 1, 1], [0, 1, 2]])
+    lit = cv2.filter2D(cv2.equalizeHist(distance), cv2.CV_8U, light)
+    return cv2.blur(lit, (3, 3)).astype(np.float32)
+
+
+def _ice(size: int, generator: np.random.Generator) -> Float[np.ndarray, "side side rgb"]:
+    """Crystals on a window: bright veins where fractal noise crosses its middle, on ice of varying thickness."""
+    veins = 1 - np.abs(2 * _clouds(size, 1.15, generator) - 1)
+    grey = veins**4 + 0.5 * _clouds(size, 1.5, generator)
+    grey = (grey - grey.mean()) / max(float(grey.std()), 1e-6)
+    return _ICE_COLOUR + _ICE_DEVIATION * grey[:, :, None]
 
 
 def _remapped(image: np.ndarray, columns: np.ndarray, rows: np.ndarray, filter: int) -> np.ndarray:

@@ -16,7 +16,7 @@ LEVEL = 0.05
 # Settings that change no figure, except for mixtures of experts, where images of a batch compete for slots.
 _WITHOUT_EFFECT = ("data.batch_size", "data.embeddings")
 # Settings that are paths. Every seed may have its own data folder, so only the last component of a path must agree.
-_PATHS = ("data.directory", "names.candidates", "names.classes", "relabels", "corrupted", "near", "far")
+_PATHS = ("data.directory", "names.candidates", "names.classes", "relabels", "corrupted", "near", "far", "reference")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Random access by name to the files of a folder or a tar archive, which is never extracted."""
+"""Random access by name to the files of a folder, a tar or a zip archive, which is never extracted."""
 
 import gzip
 import hashlib
@@ -6,14 +6,15 @@ import logging
 import os
 import tarfile
 import tempfile
+import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, NoReturn, TypeAlias
+from typing import IO, Any, NoReturn, TypeAlias
 
 import numpy as np
 
-from lit_het.data_pipelines.tars import DamagedTar, Member, whole_members
+from lit_het.data_pipelines.tars import MAX_MEMBER_BYTES, DamagedTar, Member, whole_members
 from lit_het.errors import UserError
 
 MAX_EXPANSION = 100
@@ -147,18 +148,123 @@ class TarFiles:
             raise UserError(f"{self.path}: is {error}; download it again") from error
 
 
-Files: TypeAlias = FolderFiles | TarFiles
+class ZipFiles:
+    """The files in a zip archive; several threads may read at once.
+
+    Attributes:
+        path: the archive.
+        sizes: of the files in bytes, by name, sorted.
+        folders: the names of all folders.
+
+    Raises:
+        UserError: the archive is damaged, holds a name twice, or a file of more than `tars.MAX_MEMBER_BYTES`.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.folders: set[str] = set()
+        self._archive: zipfile.ZipFile = self._whole(lambda: zipfile.ZipFile(path))
+        found: dict[str, zipfile.ZipInfo] = {}
+        for member in self._archive.infolist():
+            name = member.filename.removeprefix("./")
+            if name.endswith("/"):  # is_dir() fails for an empty name
+                self.folders.add(name.rstrip("/"))
+                continue
+            if name.rpartition("/")[2].startswith("."):
+                continue
+            if name in found:
+                raise UserError(f"{path}: holds {name:.200} twice; download it again")
+            if member.file_size > MAX_MEMBER_BYTES:
+                raise UserError(f"{path}: {name:.200} unpacks to {member.file_size:,} bytes; download it again")
+            found[name] = member
+        self._members = found
+        self.sizes = {name: found[name].file_size for name in sorted(found)}
+
+    def read(self, name: str) -> bytes:
+        """Returns the content of a file.
+
+        Raises:
+            UserError: it is damaged.
+        """
+
+        def content() -> bytes:
+            with self._archive.open(self._members[name]) as file:
+                # No more than declared: a damaged file may unpack to any size.
+                return file.read(self.sizes[name])
+
+        found = self._whole(content)
+        if len(found) != self.sizes[name]:
+            raise UserError(f"{self.where(name)}: is truncated or damaged; download the archive again")
+        return found
+
+    def map(self, name: str) -> memoryview:
+        """Returns the content of a file, which is read whole: compressed bytes cannot be mapped."""
+        return memoryview(self.read(name))
+
+    def where(self, name: str) -> str:
+        """Returns the location of a file, for error messages."""
+        return f"{self.path}: {name}"
+
+    def _whole(self, call: Callable[[], Any]) -> Any:
+        try:
+            return call()
+        except Exception as error:  # zipfile and its decompressors raise many kinds of exceptions on damage
+            reason = " ".join(str(error).split())[:200]
+            raise UserError(f"{self.path}: is truncated or damaged ({reason}); download it again") from error
+
+
+Files: TypeAlias = FolderFiles | TarFiles | ZipFiles
 
 
 def open_files(path: Path, scratch: Path, *, nested: bool = False) -> Files:
-    """Opens a folder or a tar archive; see `TarFiles` for the arguments.
+    """Opens a folder, a tar or a zip archive; see `TarFiles` for the arguments.
 
     Raises:
         UserError: the path does not exist, or the archive cannot be read.
     """
     if path.is_dir():
         return FolderFiles(path)
-    return TarFiles(path, scratch, nested=nested)
+    return ZipFiles(path) if _is_zip(path) else TarFiles(path, scratch, nested=nested)
+
+
+def open_published(source: Path, scratch: Path, archive: str, md5: str, folder: str) -> Files:
+    """Opens a published archive, or the folder that was unpacked from it.
+
+    Args:
+        source: the archive or the folder, or a folder that holds one of them.
+        scratch: a folder with space for a decompressed archive.
+        archive: the name of the archive.
+        md5: its MD5; another archive is used with a warning.
+        folder: the name of the folder in it.
+
+    Raises:
+        UserError: the archive cannot be read.
+    """
+    if source.is_dir():
+        unpacked, packed = source / folder, source / archive
+        if unpacked.is_dir() or not packed.is_file():
+            return FolderFiles(unpacked if unpacked.is_dir() else source)
+        source = packed
+    files = open_files(source, scratch)
+    warn_unless_published(source, md5)
+    return files
+
+
+def root_of(files: Files, path: str, archive: str) -> str:
+    """Returns what precedes a path in the names of files, such as ``CUB_200_2011/`` before ``images.txt``.
+
+    Args:
+        files: a folder or an archive.
+        path: the path of a file that must be there.
+        archive: the name of the archive, for the message.
+
+    Raises:
+        UserError: there is no such file.
+    """
+    found = [name for name in files.sizes if f"/{name}".endswith(f"/{path}")]
+    if not found:
+        raise UserError(f"{files.path}: holds no {path}; give {archive}, or the folder unpacked from it")
+    return min(found, key=len).removesuffix(path)
 
 
 def warn_unless_published(path: Path, md5: str) -> None:
@@ -172,6 +278,14 @@ def warn_unless_published(path: Path, md5: str) -> None:
 def _mapped(file: IO[bytes], offset: int, size: int) -> memoryview:
     # An empty range cannot be mapped.
     return np.memmap(file, np.uint8, "r", offset, (size,)).data if size else memoryview(b"")
+
+
+def _is_zip(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return file.read(4) == b"PK\3\4"
+    except OSError:
+        return False  # reported where it is read
 
 
 def _size(path: Path) -> int:

@@ -53,8 +53,8 @@ def evaluate(
         calibrated: whether to apply the temperatures of ``lit-het calibrate``, if there are any.
 
     Returns:
-        An `Evaluation` for each configuration, with ``figures``, their standard ``errors`` and ``chance`` levels by
-        name.
+        An `Evaluation` for each configuration, and for the mean over several few-shot sets, with ``figures``, their
+        standard ``errors`` and ``chance`` levels by name.
 
     Raises:
         UserError: the run or a set cannot be read, or an evaluation does not fit the run.

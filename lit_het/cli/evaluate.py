@@ -25,7 +25,8 @@ KINDS = {
     ),
     "few-shot": (
         "classify with a few training images per class",
-        "Fits ridge regressions to the features of 1, 5, 10 and 25 images per class.",
+        "Fits ridge regressions to the features of 1, 5, 10 and 25 images per class. Several data sets are followed by "
+        "the mean over them.",
     ),
     "linear-probe": (
         "train a linear classifier on the features of an image tower",
@@ -84,6 +85,13 @@ def _add_kind(commands: Any, kind: str, summary: str, description: str) -> None:
         metavar="[NAME=]DIR",
         help="folders with classnames.txt and shards (or shards in the subfolder test/), the layout of clip_benchmark",
     )
+    if kind == "few-shot":
+        parser.add_argument(
+            "--reference",
+            type=Path,
+            metavar="DIR",
+            help="a run evaluated on the same sets: also report the mean of accuracies divided by its",
+        )
     parser.add_argument("-h", "--help", action="store_true", help="show this text; with --data also every field")
     parser.set_defaults(
         command=_evaluate,
@@ -108,6 +116,7 @@ def _add_checkpoint(parser: argparse.ArgumentParser) -> None:
 
 
 def _evaluate(options: argparse.Namespace, flags: list[str]) -> None:
+    reference = getattr(options, "reference", None)  # of few-shot alone
     if options.help:
         options.parser.print_help()
         if not options.data:
@@ -118,7 +127,7 @@ def _evaluate(options: argparse.Namespace, flags: list[str]) -> None:
     else:
         for argument in options.data:
             named_folder(argument)
-        for run_dir in options.checkpoint:
+        for run_dir in (*options.checkpoint, *([] if reference is None else [reference])):
             require_run(run_dir)
     from lit_het.runs.parsing import parse_evaluations
 
@@ -126,7 +135,7 @@ def _evaluate(options: argparse.Namespace, flags: list[str]) -> None:
     from lit_het.runs.evaluation import evaluate
 
     how = {"pretrained": options.pretrained, "output": options.output, "calibrated": not options.uncalibrated}
-    evaluate(options.checkpoint, configs, **how)
+    evaluate(options.checkpoint, configs, reference=reference, **how)
 
 
 def _suite(options: argparse.Namespace, _: list[str]) -> None:

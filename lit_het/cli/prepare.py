@@ -59,6 +59,54 @@ def _flowers(options: argparse.Namespace) -> "DataSet":
     return read_flowers(options.source, options.output, options.split)
 
 
+def _birds(options: argparse.Namespace) -> "DataSet":
+    from lit_het.data_pipelines.prepare.birds import read_birds
+
+    return read_birds(options.source, options.output, options.split)
+
+
+def _caltech101(options: argparse.Namespace) -> "DataSet":
+    from lit_het.data_pipelines.prepare.caltech101 import read_caltech101
+
+    return read_caltech101(options.source, options.output, options.split)
+
+
+def _cars(options: argparse.Namespace) -> "DataSet":
+    from lit_het.data_pipelines.prepare.cars import read_cars
+
+    return read_cars(options.source, options.output, options.split)
+
+
+def _colorectal(options: argparse.Namespace) -> "DataSet":
+    from lit_het.data_pipelines.prepare.tiles import read_colorectal
+
+    return read_colorectal(options.source, options.output, options.split)
+
+
+def _dtd(options: argparse.Namespace) -> "DataSet":
+    from lit_het.data_pipelines.prepare.dtd import read_dtd
+
+    return read_dtd(options.source, options.output, options.split)
+
+
+def _places365(options: argparse.Namespace) -> "DataSet":
+    from lit_het.data_pipelines.prepare.places365 import read_places365
+
+    return read_places365(options.source, options.output, options.split)
+
+
+def _svhn(options: argparse.Namespace) -> "DataSet":
+    from lit_het.data_pipelines.prepare.svhn import read_svhn
+
+    return read_svhn(options.source, options.split)
+
+
+def _uc_merced(options: argparse.Namespace) -> "DataSet":
+    from lit_het.data_pipelines.prepare.tiles import read_uc_merced
+
+    return read_uc_merced(options.source, options.output, options.split)
+
+
 def _imagenet(options: argparse.Namespace) -> "DataSet":
     from lit_het.data_pipelines.prepare.imagenet import read_imagenet
 
@@ -148,6 +196,39 @@ SOURCES = {
         "folder with 102flowers.tgz (or jpg/ from it), imagelabels.mat and setid.mat",
         _flowers,
     ),
+    "birds": _Source(
+        "Caltech-UCSD Birds-200-2011 (CUB)", "CUB_200_2011.tgz, or the unpacked folder CUB_200_2011", _birds
+    ),
+    "caltech101": _Source(
+        "Caltech-101, 30 training images per class",
+        "101_ObjectCategories.tar.gz (in caltech-101.zip), or the unpacked folder 101_ObjectCategories",
+        _caltech101,
+    ),
+    "cars": _Source(
+        "Stanford Cars",
+        "folder with car_ims.tgz and cars_annos.mat; or with cars_train.tgz, cars_test.tgz, car_devkit.tgz and "
+        "cars_test_annos_withlabels.mat; archives may be unpacked",
+        _cars,
+    ),
+    "colorectal": _Source(
+        "colorectal histology, tiles of 8 tissues",
+        "Kather_texture_2016_image_tiles_5000.zip, or the unpacked folder",
+        _colorectal,
+    ),
+    "dtd": _Source(
+        "the Describable Textures Dataset, first partition", "dtd-r1.0.1.tar.gz, or the unpacked folder dtd", _dtd
+    ),
+    "places365": _Source(
+        "Places365, the validation images of 256 pixels",
+        "folder with val_256.tar and filelist_places365-standard.tar, or with their content",
+        _places365,
+    ),
+    "svhn": _Source(
+        "Street View House Numbers, cropped digits", "folder with train_32x32.mat and test_32x32.mat", _svhn
+    ),
+    "uc_merced": _Source(
+        "UC Merced Land Use, aerial photos", "UCMerced_LandUse.zip, or the unpacked folder UCMerced_LandUse", _uc_merced
+    ),
     "imagenet": _Source(
         "ImageNet (ILSVRC 2012), tars or folders",
         "ILSVRC2012_img_val.tar, ILSVRC2012_img_train.tar, a folder with them, or folders such as n01440764/",
@@ -168,7 +249,7 @@ SOURCES = {
     "imagenet-a": _Source("ImageNet-A, 200 classes", "imagenet-a.tar, or the folder in it", _imagenet_set),
     "imagenet-r": _Source("ImageNet-R, 200 classes", "imagenet-r.tar, or the folder in it", _imagenet_set),
     "imagenet-sketch": _Source(
-        "ImageNet-Sketch", "the folder in ImageNet-Sketch.zip, with folders such as n01440764/", _imagenet_set
+        "ImageNet-Sketch", "ImageNet-Sketch.zip, or the folder in it, with folders such as n01440764/", _imagenet_set
     ),
     "objectnet": _Source(
         "ObjectNet's 113 classes among ImageNet's, without the red border of images",

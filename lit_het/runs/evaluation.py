@@ -1,8 +1,9 @@
 """``lit-het evaluate``, and the commands for single evaluations such as ``lit-het zero-shot``."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -16,6 +17,7 @@ from lit_het.eval.evaluation import Evaluation, cell, write_record
 from lit_het.eval.features import Sets
 from lit_het.eval.suite import EnsembleConfig, EvaluationConfig
 from lit_het.files import write_atomically
+from lit_het.runs.averaging import means_over
 from lit_het.runs.directory import load_config
 from lit_het.runs.opening import open_run
 
@@ -27,8 +29,11 @@ def evaluate(
     pretrained: Path | None = None,
     output: Path | None = None,
     calibrated: bool = True,
+    reference: Path | None = None,
 ) -> list[Evaluation]:
     """Evaluates a run, prints a table, and saves the results in the run's folder, for reports.
+
+    Several few-shot evaluations with the same fit are followed by their means.
 
     Args:
         checkpoints: directory of the run, or of each member of an ensemble.
@@ -36,9 +41,10 @@ def evaluate(
         pretrained: current path of the run with the locked parameters, if it was moved.
         output: JSON file for the metrics.
         calibrated: whether to apply the fitted temperatures of ``lit-het calibrate``, if there are any.
+        reference: directory of a run whose saved few-shot accuracies are the reference of the weighted mean.
 
     Raises:
-        UserError: the run or a set cannot be read, or an evaluation does not fit the run.
+        UserError: the run or a set cannot be read, or an evaluation does not fit the run or the reference.
     """
     titles = [(type(config), config.data.name) for config in configs]
     for title in titles:
@@ -48,6 +54,7 @@ def evaluate(
         raise UserError(f"--output {output} must be a file in an existing folder; create the folder, or name a file")
     if len(checkpoints) > 1 and not all(isinstance(config, EnsembleConfig) for config in configs):
         raise UserError("several checkpoints are members of an ensemble; other evaluations take one --checkpoint")
+    means = means_over(configs, reference)
     opened = [open_run(checkpoint, pretrained) for checkpoint in checkpoints]
     run = opened[0]
     sets = Sets(run.config.data.image_size, run.config.data.preprocessing, lambda: run.tower)
@@ -64,18 +71,22 @@ def evaluate(
     found, console = [], Console()
     if not console.is_terminal:
         console.width = 120
-    for config, evaluator in zip(configs, evaluators, strict=True):
-        found.append(evaluator(*models))
+
+    def keep(evaluation: Evaluation, settings: Mapping[str, Any]) -> None:
+        found.append(evaluation)
         if not distributed.is_main_process():
-            continue  # all processes have the same results; only the main process prints them
-        console.print(table(found[-1]))
-        settings = experiment.to_dict(config)
-        if len(opened) > 1:
-            settings["checkpoints"] = [f"{one.run_dir} at step {one.step}" for one in opened]
-        write_record(found[-1], run.run_dir, run.step, settings)
+            return  # all processes have the same results; only the main process prints them
+        console.print(table(evaluation))
+        write_record(evaluation, run.run_dir, run.step, settings)
         if output is not None:  # after each evaluation, in case a later one fails
             metrics = {name: value for evaluation in found for name, value in evaluation.metrics().items()}
             write_atomically(output, json.dumps(metrics, indent=2) + "\n")
+
+    members = {"checkpoints": [f"{one.run_dir} at step {one.step}" for one in opened]} if len(opened) > 1 else {}
+    for config, evaluator in zip(configs, evaluators, strict=True):
+        keep(evaluator(*models), experiment.to_dict(config) | members)
+    for mean, settings in means(found):
+        keep(mean, settings)
     message(f"saved in {run.run_dir}; lit-het report {run.run_dir} writes a page")
     return found
 

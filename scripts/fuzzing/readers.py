@@ -33,6 +33,8 @@ from lit_het.data_pipelines.prepare.objectnet import read_objectnet
 from lit_het.data_pipelines.prepare.parquet import Columns, read_parquet
 from lit_het.data_pipelines.prepare.pets import read_pets
 from lit_het.data_pipelines.prepare.released_corruptions import read_cifar_c
+from lit_het.data_pipelines.prepare.svhn import read_svhn
+from lit_het.data_pipelines.prepare.tiles import read_colorectal
 from lit_het.data_pipelines.shards import IMAGE
 from lit_het.data_pipelines.storage import Unreadable
 from lit_het.data_pipelines.stream import Stream
@@ -158,6 +160,10 @@ def _objectnet(folder: Path) -> None:
     _samples(read_objectnet(folder / "objectnet-1.0"))
 
 
+def _svhn(folder: Path) -> None:
+    _samples(read_svhn(folder, "test"))
+
+
 def _captions(folder: Path) -> None:
     (source,) = folder.glob("*.json")
     _samples(read_captions(source, folder))
@@ -238,6 +244,8 @@ TARGETS: Mapping[str, Target] = {
     "caption file": Target(seeds.captions, _captions, changed=("*.json",)),
     "flowers": Target(seeds.flowers, functools.partial(_archives, read_flowers), cost=20),
     "pets": Target(seeds.pets, functools.partial(_archives, read_pets), cost=4),
+    "SVHN": Target(seeds.svhn, _svhn, cost=20),
+    "colorectal histology": Target(seeds.colorectal, functools.partial(_archives, read_colorectal), cost=4),
     "tokenizer.json": Target(seeds.tokenizer_json, _huggingface_tokenizer),
     "SentencePiece": Target(seeds.sentencepiece, _sentencepiece, changed=("spiece.model", "tokenizer_config.json")),
     "vocab.txt": Target(seeds.vocabulary, _vocabulary, cost=20),

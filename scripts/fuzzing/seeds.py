@@ -6,6 +6,7 @@ import json
 import os
 import tarfile
 import tempfile
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -236,6 +237,29 @@ def flowers() -> Iterator[Files]:
 def pets() -> Iterator[Files]:
     """The archives of the Oxford pets."""
     yield {path.name: path.read_bytes() for path in sorted((GOLDEN / "data" / "pets").iterdir())}
+
+
+def svhn() -> Iterator[Files]:
+    """The digits of SVHN, MATLAB's file."""
+    from scipy import io as matlab
+
+    def make(folder: Path, compressed: bool) -> None:
+        images = np.arange(32 * 32 * 3 * 3, dtype=np.uint32).astype(np.uint8).reshape(32, 32, 3, 3)
+        content = {"X": images, "y": np.array([[10], [1], [2]], np.uint8)}
+        matlab.savemat(folder / "test_32x32.mat", content, do_compression=compressed)
+
+    yield _made(lambda folder: make(folder, True))
+    yield _made(lambda folder: make(folder, False))
+
+
+def colorectal() -> Iterator[Files]:
+    """The zip archive of colorectal histology."""
+    tissues = ("TUMOR", "STROMA", "COMPLEX", "LYMPHO", "DEBRIS", "MUCOSA", "ADIPOSE", "EMPTY")
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
+        for place, tissue in enumerate(tissues, 1):
+            archive.writestr(f"{place:02}_{tissue}/1.tif", _encoded("TIFF"))
+    yield {"Kather_texture_2016_image_tiles_5000.zip": stream.getvalue()}
 
 
 def tokenizer_json() -> Iterator[Files]:

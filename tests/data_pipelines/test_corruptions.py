@@ -3,12 +3,14 @@
 import cv2
 import numpy as np
 import pytest
+from scipy import ndimage, special
 
 from lit_het.data_pipelines.corruptions import CORRUPTIONS, NUM_SEVERITIES, corrupt
 
 # As published these are not in order: the severities of an elastic transform and of saturation are of different kinds,
-# the second and third of snow differ in the size of flakes, and a grid of 0.5 meets pixels where one of 0.6 does not.
-UNORDERED = {"elastic_transform", "saturate", "snow", "pixelate"}
+# the second and third of snow differ in the size of flakes, a grid of 0.5 meets pixels where one of 0.6 does not, frost
+# hides more of the image as it gets darker, and the third of spatter has fainter drops than the second.
+UNORDERED = {"elastic_transform", "saturate", "snow", "pixelate", "frost", "spatter"}
 
 
 def photograph(height: int = 128, width: int = 160) -> np.ndarray:
@@ -69,7 +71,9 @@ def test_equal_seeds_give_equal_images(name):
     np.testing.assert_array_equal(image, before)
 
 
-@pytest.mark.parametrize("name", ["gaussian_noise", "motion_blur", "fog", "snow", "glass_blur", "elastic_transform"])
+@pytest.mark.parametrize(
+    "name", ["gaussian_noise", "motion_blur", "fog", "frost", "snow", "spatter", "glass_blur", "elastic_transform"]
+)
 def test_other_seeds_give_other_images(name):
     image = photograph(64, 48)
     assert distance(corrupted(image, name, 3, seed=0), corrupted(image, name, 3, seed=1)) > 0.1
@@ -102,3 +106,61 @@ def test_contrast_keeps_the_mean_and_scales_the_deviation():
     changed = corrupted(image, "contrast", 1)
     np.testing.assert_allclose(changed.mean(axis=(0, 1)), image.mean(axis=(0, 1)), atol=0.5)
     np.testing.assert_allclose(changed.std(axis=(0, 1)), 0.4 * image.std(axis=(0, 1)), rtol=0.03)
+
+
+def published_spatter(image: np.ndarray, severity: int, noise: np.ndarray) -> np.ndarray:
+    """The generator of ImageNet-C (make_imagenet_c.py) on given standard normal noise, step by step; levels to 255."""
+    mean, deviation, blur, threshold, last, is_mud = [
+        (0.65, 0.3, 4, 0.69, 0.6, 0),
+        (0.65, 0.3, 3, 0.68, 0.6, 0),
+        (0.65, 0.3, 2, 0.68, 0.5, 0),
+        (0.65, 0.3, 1, 0.65, 1.5, 1),
+        (0.67, 0.4, 1, 0.65, 1.5, 1),
+    ][severity - 1]
+    levels = image / 255
+    liquid = ndimage.gaussian_filter(mean + deviation * noise, blur, mode="nearest", truncate=4)
+    liquid = np.where(liquid < threshold, 0, liquid)
+    if is_mud:
+        covered = ndimage.gaussian_filter(np.where(liquid > threshold, 1.0, 0.0), last, mode="nearest", truncate=4)
+        covered = np.where(covered < 0.8, 0, covered)[:, :, None]
+        return 255 * np.clip((1 - covered) * levels + covered * np.array([63, 42, 20]) / 255, 0, 1)
+    grey = (liquid * 255).astype(np.int64).astype(np.uint8)
+    distance = cv2.distanceTransform(255 - cv2.Canny(grey, 50, 150), cv2.DIST_L2, 5)
+    distance = cv2.blur(np.where(distance > 20, 20, distance).astype(np.float32), (3, 3)).astype(np.uint8)
+    relief = np.array([[-2, -1, 0], [-1, 1, 1], [0, 1, 2]])
+    lit = cv2.filter2D(cv2.equalizeHist(distance), cv2.CV_8U, relief)
+    drops = grey * cv2.blur(lit, (3, 3)).astype(float)
+    return 255 * np.clip(levels + last * (drops / drops.max())[:, :, None] * np.array([175, 238, 238]) / 255, 0, 1)
+
+
+@pytest.mark.parametrize("severity", range(1, NUM_SEVERITIES + 1))
+@pytest.mark.parametrize("seed", range(3))
+def test_spatter_equals_the_published_generator_on_the_same_noise(severity, seed):
+    """To half a level of 255, by which images are rounded."""
+    image = photograph(224, 224)
+    noise = np.random.default_rng(seed).standard_normal((224, 224))
+    expected = published_spatter(image, severity, noise)
+    assert distance(image, expected) > 0.1
+    np.testing.assert_allclose(corrupted(image, "spatter", severity, seed), expected, atol=0.501)
+
+
+@pytest.mark.parametrize(("severity", "threshold", "blur"), [(1, 0.69, 4), (2, 0.68, 3)])
+def test_drops_cover_the_same_share_of_images_of_any_size(severity, threshold, blur):
+    """White noise of deviation 0.3 has, blurred, the deviation 0.3 / (2 √π blur): the share above the threshold."""
+    share = special.ndtr(-(threshold - 0.65) * 2 * np.sqrt(np.pi) * blur / 0.3)
+    for size in (224, 96, 32):
+        black = np.zeros((size, size, 3), np.uint8)
+        seeds = range(6400 // size)
+        drops = [(corrupted(black, "spatter", severity, seed) > 0).any(axis=2).mean() for seed in seeds]
+        # A part of each drop lies in the shade.
+        assert 0.5 * share < np.mean(drops) < 1.5 * share
+
+
+def test_frost_has_the_published_weights_and_the_mean_colour_of_photographs_of_frost():
+    black, grey = np.zeros((224, 224, 3), np.uint8), np.full((224, 224, 3), 100, np.uint8)
+    for severity, (of_image, of_frost) in enumerate([(1, 0.4), (0.8, 0.6), (0.7, 0.7), (0.65, 0.7), (0.6, 0.75)], 1):
+        frost = corrupted(black, "frost", severity).astype(float)
+        np.testing.assert_allclose(frost.mean(axis=(0, 1)) / 255 / of_frost, [0.57, 0.66, 0.70], atol=0.02)
+        assert frost[:, :, 1].std() / 255 / of_frost == pytest.approx(0.1, abs=0.02)
+        both = corrupted(grey, "frost", severity).astype(float)
+        np.testing.assert_allclose(both[both < 255], (frost + of_image * 100)[both < 255], atol=1.01)

@@ -3,6 +3,7 @@
 import dataclasses
 import io
 import tarfile
+import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -84,3 +85,26 @@ def make_tar() -> Callable[..., bytes]:
         return stream.getvalue()
 
     return make_tar
+
+
+@pytest.fixture(scope="session")
+def make_zip() -> Callable[..., bytes]:
+    def make_zip(members: Mapping[str, bytes], compression: int = zipfile.ZIP_DEFLATED) -> bytes:
+        stream = io.BytesIO()
+        with zipfile.ZipFile(stream, "w", compression) as archive:
+            for name, content in members.items():
+                archive.writestr(name, content)
+        return stream.getvalue()
+
+    return make_zip
+
+
+@pytest.fixture(scope="session")
+def unpack() -> Callable[[Mapping[str, bytes], Path], Path]:
+    def unpack(members: Mapping[str, bytes], folder: Path) -> Path:
+        for name, content in members.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes(content)
+        return folder
+
+    return unpack

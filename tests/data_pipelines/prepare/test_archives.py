@@ -1,9 +1,20 @@
 import gzip
 import os
+import zipfile
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from lit_het.data_pipelines.prepare.archives import FolderFiles, TarFiles, open_files, warn_unless_published
+from lit_het.data_pipelines.prepare import archives
+from lit_het.data_pipelines.prepare.archives import (
+    FolderFiles,
+    TarFiles,
+    ZipFiles,
+    open_files,
+    open_published,
+    root_of,
+    warn_unless_published,
+)
 from lit_het.errors import UserError
 
 CONTENTS = {"a/1.txt": b"one", "a/2.txt": b"two" * 1000, "b.txt": b""}
@@ -97,3 +108,65 @@ def test_an_unpublished_archive_is_warned_about(tmp_path, caplog):
     assert not caplog.records
     warn_unless_published(tmp_path / "x", "0" * 32)
     assert "x: is not the published archive (MD5 9dd4e461" in caplog.messages[0]
+
+
+@pytest.mark.parametrize("compression", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+def test_a_zip_equals_the_folder_it_was_packed_from(tmp_path, make_zip, compression):
+    members = {"a/": b"", **CONTENTS, "__MACOSX/._b.txt": b"left by a Mac"}
+    (tmp_path / "x.zip").write_bytes(make_zip(members, compression))
+    files = open_files(tmp_path / "x.zip", tmp_path)
+    assert files.sizes == {name: len(content) for name, content in CONTENTS.items()}
+    assert files.folders == {"a"}
+    assert files.where("b.txt") == f"{tmp_path}/x.zip: b.txt"
+    with ThreadPoolExecutor(8) as pool:
+        read = pool.map(files.read, [*CONTENTS] * 200)
+        assert [*read] == [*CONTENTS.values()] * 200
+
+
+def test_a_damaged_zip_is_named_when_it_is_opened_or_read(tmp_path, make_zip, monkeypatch):
+    path, content = tmp_path / "x.zip", os.urandom(5000)
+    whole = make_zip({"a.bin": content})
+    path.write_bytes(whole[:3000])
+    with pytest.raises(UserError, match=r"x\.zip: is truncated or damaged .*download it again"):
+        open_files(path, tmp_path)
+    place = whole.index(content[:100])
+    path.write_bytes(whole[:place] + b"\0" * 100 + whole[place + 100 :])
+    with pytest.raises(UserError, match=r"x\.zip: is truncated or damaged \(Bad CRC-32.*download it again"):
+        ZipFiles(path).read("a.bin")
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("a", b"1")
+        archive.writestr("./a", b"2")
+    with pytest.raises(UserError, match="holds a twice"):
+        ZipFiles(path)
+    monkeypatch.setattr(archives, "MAX_MEMBER_BYTES", 4999)
+    path.write_bytes(whole)
+    with pytest.raises(UserError, match=r"a\.bin unpacks to 5,000 bytes"):
+        ZipFiles(path)
+
+
+def test_a_file_without_a_name_in_a_zip_is_no_error(tmp_path, make_zip):
+    (tmp_path / "x.zip").write_bytes(make_zip({"a": b"1"}).replace(b"a", b"\0"))  # names end at a zero
+    assert ZipFiles(tmp_path / "x.zip").sizes == {"": 1}
+
+
+def test_a_file_that_unpacks_to_more_than_its_zip_declares_is_refused(tmp_path, make_zip):
+    declared, zeros = 1000, 2**22
+    whole = make_zip({"a.bin": bytes(zeros)})
+    forged = whole.replace(zeros.to_bytes(4, "little"), declared.to_bytes(4, "little"))
+    assert forged != whole
+    (tmp_path / "x.zip").write_bytes(forged)
+    with pytest.raises(UserError, match=r"x\.zip: is truncated or damaged"):
+        ZipFiles(tmp_path / "x.zip").read("a.bin")
+
+
+def test_a_published_archive_is_found_packed_unpacked_or_in_its_folder(tmp_path, make_tar, unpack, caplog):
+    members = {"dtd/labels/a.txt": b"1", "dtd/b.txt": b"2"}
+    packed, unpacked = tmp_path / "packed", unpack(members, tmp_path / "unpacked")
+    packed.mkdir()
+    (packed / "dtd.tar").write_bytes(make_tar(members))
+    for source in (packed, packed / "dtd.tar", unpacked, unpacked / "dtd"):
+        files = open_published(source, tmp_path, "dtd.tar", "0" * 32, "dtd")
+        assert files.read(root_of(files, "labels/a.txt", "dtd.tar") + "b.txt") == b"2"
+    assert len([message for message in caplog.messages if "is not the published archive" in message]) == 2
+    with pytest.raises(UserError, match=r"packed: holds no c\.txt; give other\.tar, or the folder unpacked from it"):
+        root_of(open_published(packed, tmp_path, "other.tar", "", "other"), "c.txt", "other.tar")

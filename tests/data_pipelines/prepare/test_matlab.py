@@ -8,7 +8,7 @@ import pytest
 import scipy.io
 
 from lit_het.data_pipelines.prepare import matlab
-from lit_het.data_pipelines.prepare.matlab import load_variables
+from lit_het.data_pipelines.prepare.matlab import load_array, load_variables
 from lit_het.untrusted import Malformed
 
 
@@ -52,3 +52,36 @@ def test_a_file_that_crashes_its_reader_is_a_one_line_error():
 def test_damaged_or_too_large_files_are_refused(content, message):
     with pytest.raises(Malformed, match=message):
         load_variables(content, "numbers")
+
+
+@pytest.mark.parametrize("compress", [False, True])
+def test_an_array_keeps_its_shape_type_and_values(tmp_path, compress):
+    pixels = np.random.default_rng(0).integers(0, 256, (4, 3, 2, 5), np.uint8)
+    (tmp_path / "x.mat").write_bytes(_file(compress, X=pixels, y=np.arange(5)[:, None]))
+    loaded = load_array(tmp_path / "x.mat", "X")
+    assert loaded.dtype == np.uint8
+    np.testing.assert_array_equal(loaded, pixels)
+    np.testing.assert_array_equal(load_array(tmp_path / "x.mat", "y"), np.arange(5))
+
+
+def test_other_files_and_variables_are_not_arrays(tmp_path):
+    path = tmp_path / "x.mat"
+    path.write_bytes(_file(X=np.zeros((3, 4), np.uint8), rows=np.array([["a", 1]], object)))
+    with pytest.raises(Malformed, match="KeyError: 'z'"):
+        load_array(path, "z")
+    with pytest.raises(Malformed, match="Object arrays cannot be saved"):
+        load_array(path, "rows")
+    path.write_bytes(b"<html>404</html>")
+    with pytest.raises(Malformed, match=r"MatReadError|ValueError"):
+        load_array(path, "X")
+
+
+def test_a_file_or_an_array_beyond_the_limit_is_refused(tmp_path, monkeypatch):
+    path = tmp_path / "x.mat"
+    path.write_bytes(_file(True, X=np.zeros(10_000, np.uint8)))
+    monkeypatch.setattr(matlab, "MAX_ARRAY_BYTES", 9_999)
+    with pytest.raises(Malformed, match="an array of 10,000 bytes, at most 9,999 are read"):
+        load_array(path, "X")
+    monkeypatch.setattr(matlab, "MAX_ARRAY_BYTES", 100)
+    with pytest.raises(Malformed, match=r"\d+ bytes, at most 100 are read"):
+        load_array(path, "X")
