@@ -1,13 +1,14 @@
-"""Fine-tuning a V-MoE-B/32, the e3 made of it, or a plain ViT-B/32, at 384 pixels (e3 App. A.3, Tables 5 and 7).
+"""Fine-tuning a V-MoE, the e3 made of it, or a plain ViT of six sizes, at 384 pixels (e3 App. A.3, Tables 5 to 7).
 
-    lit-het train --config configs/fine_tune_experts.py:data_set=pets,model=e3
+    lit-het train --config configs/fine_tune_experts.py:data_set=pets,model=e3,size=b32
 
 Resolution, clipping, optimizer, batch size, capacities, expert dropout, minival, and the grid of learning rates and
 factors of the steps are the paper's. The configuration has factor 1 and rate 0.01; scripts/sweep.py searches the grid.
 The paper gives no decay, loss, head or augmentation; they are those of Dosovitskiy et al. 2021 (App. B.1.1), whose
 settings it follows: cosine decay with 500 steps of warm-up (a tenth of the run for the small data sets), softmax, crops
 and flips, and a head with zero initialisation in place of the pre-logits layer. A V-MoE has K = 2, an e3 K = 1 and
-M = 2. Minival is the end of the shards, which must not be sorted by class: ``lit-het data prepare pets --shuffle``.
+M = 2, in the last two of every other block, H in the last five. Sizes are those of e3 App. A.1, whose S is 512 wide and
+8 deep. Minival is the end of the shards, which must not be sorted by class: ``lit-het data prepare pets --shuffle``.
 """
 
 import dataclasses
@@ -29,13 +30,14 @@ from lit_het.schedules import Schedule
 from lit_het.sharding import MeshConfig
 from lit_het.tasks.classification import ClassificationConfig
 from lit_het.towers.experts import ExpertsConfig
-from lit_het.towers.transformer import encoder_size
+from lit_het.towers.transformer import EncoderConfig, encoder_size
 from lit_het.towers.vit import ViTConfig
 from lit_het.training.loop import Cadence
 
 VMOE = ExpertsConfig(num_experts=32, num_selected=2, num_blocks=2, capacity_factor=1.5, dropout_rate=0.1)
+SMALL = EncoderConfig(512, 8, 2048, 8, compute_type="bfloat16")
 MODELS = {"vit": None, "vmoe": VMOE, "e3": dataclasses.replace(VMOE, num_selected=1, num_members=2)}
-WEIGHTS = {"vit": "weights/vit_b32.npz", "vmoe": "weights/vmoe_b32", "e3": "weights/vmoe_b32"}
+WEIGHTS = {"vit": "weights/vit_{}.npz", "vmoe": "weights/vmoe_{}", "e3": "weights/vmoe_{}"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,19 +61,24 @@ RECIPES = {
 def get_config(
     data_set: Literal["imagenet", "cifar10", "cifar100", "pets", "flowers"] = "imagenet",
     model: Literal["vit", "vmoe", "e3"] = "e3",
+    size: Literal["s32", "b32", "b16", "l32", "l16", "h14"] = "b32",
 ) -> ExperimentConfig:
     """Returns the run; set ``--task.image-tower.weights``, or ``--pretrained.run`` and no weights."""
     recipe, folder = RECIPES[data_set], f"data/{data_set}"
     train, minival = Portion(0, 100 - recipe.minival), Portion(100 - recipe.minival)
+    experts = MODELS[model]
+    if experts is not None and size == "h14":
+        experts = dataclasses.replace(experts, num_blocks=5)
+    encoder = SMALL if size == "s32" else encoder_size(size[0].upper())
     return ExperimentConfig(
-        run_dir=Path(f"runs/fine_tune_{data_set}_{model}"),
+        run_dir=Path(f"runs/fine_tune_{data_set}_{model}_{size}"),
         task=ClassificationConfig(
             image_tower=ViTConfig(
                 image_size=384,
-                patch_size=32,
-                encoder=dataclasses.replace(encoder_size("B"), experts=MODELS[model]),
+                patch_size=int(size[1:]),
+                encoder=dataclasses.replace(encoder, experts=experts),
                 pooling="class_token",
-                weights=WEIGHTS[model],
+                weights=WEIGHTS[model].format(size),
                 # Each member has a prediction of its own, and the loss averages their losses (e3 Sec. 4.1).
                 members="apart",
             ),
@@ -95,7 +102,7 @@ def get_config(
         schedule=Schedule(
             learning_rate=0.01, warmup=Duration(500) if recipe.num_steps >= 5000 else Duration(10, "percent")
         ),
-        mesh=MeshConfig(expert=-1) if MODELS[model] else MeshConfig(),
+        mesh=MeshConfig(expert=-1) if experts else MeshConfig(),
         cadence=Cadence(log_steps=50, save_steps=1000, evaluate_steps=recipe.num_steps // 5),
         evaluations=(
             ZeroShotConfig(ImageSet("minival", folder, split="train", portion=minival)),

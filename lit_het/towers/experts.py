@@ -17,6 +17,9 @@ from lit_het.towers.routing import Choices, Gates
 
 Dispatch: TypeAlias = Literal["einsum", "ragged"]
 
+DISPATCH = "one_hot_dispatch"
+"""The scope, in traced programs, of the products with one-hot vectors that move tokens to experts and back."""
+
 
 @dataclasses.dataclass(frozen=True)
 class ExpertsConfig:
@@ -217,7 +220,8 @@ class Experts(nnx.Module):
             x.astype(tokens.dtype).reshape(-1, m, t, e, num_slots)
             for x in routing.places(choices, config.experts_per_member, num_slots)
         )
-        slots = jnp.einsum("gmtd,gmtec->megcd", tokens.reshape(-1, m, t, d), place)
+        with jax.named_scope(DISPATCH):
+            slots = jnp.einsum("gmtd,gmtec->megcd", tokens.reshape(-1, m, t, d), place)
         # Tokens travel to the devices of their experts; parameters of experts stay where they are.
         slots = sharding.to_experts(slots.reshape(config.num_experts, *slots.shape[2:]))
         graph, params = nnx.split(self.experts)
@@ -230,7 +234,9 @@ class Experts(nnx.Module):
 
         outputs = sharding.from_experts(jax.vmap(expert)(params, slots, keys))
         outputs = outputs.reshape(m, e, *outputs.shape[1:])
-        return jnp.einsum("megcd,gmtec->gmtd", outputs, weight).reshape(tokens.shape)
+        with jax.named_scope(DISPATCH):
+            mixed = jnp.einsum("megcd,gmtec->gmtd", outputs, weight)
+        return mixed.reshape(tokens.shape)
 
     def _ragged(
         self, tokens: Float[Array, "gm t d"], choices: Choices, key: Key[Array, ""] | None
