@@ -6,6 +6,8 @@ import numpy as np
 from jaxtyping import Float, Int
 from scipy import special
 
+from lit_het.eval.significance import ratio_of_means, standard_error
+
 
 @dataclasses.dataclass(frozen=True)
 class Diversity:
@@ -29,6 +31,23 @@ class Diversity:
     def total_entropy(self) -> Float[np.ndarray, " n"]:
         """Entropy of the members' mean prediction, in nats: the sum of both parts (Depeweg et al. 2018)."""
         return self.mean_entropy + self.mutual_information
+
+    def figures(self, wrong: Float[np.ndarray, " n"]) -> tuple[dict[str, float], dict[str, float]]:
+        """Returns the means over images of all measures and of the total entropy, and their standard errors.
+
+        ``normalized_disagreement`` is the mean disagreement divided by the error rate of the ensemble, as in e3,
+        Table 15; it is left out if that rate is zero.
+
+        Args:
+            wrong: probability that the ensemble's prediction is wrong: 0 or 1, or a fraction where classes tie.
+        """
+        names = [*(field.name for field in dataclasses.fields(self)), "total_entropy"]
+        found = {name: float(getattr(self, name).mean()) for name in names}
+        errors = {name: standard_error(getattr(self, name)) for name in names}
+        if wrong.any():
+            name = "normalized_disagreement"
+            found[name], errors[name] = ratio_of_means(self.disagreement, wrong)
+        return found, errors
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,7 +23,7 @@ from lit_het.eval.calibration import (
 )
 from lit_het.eval.diversity import Diversity, Members, mutual_information
 from lit_het.eval.rows import row_blocks
-from lit_het.eval.significance import ratio_of_means, standard_error
+from lit_het.eval.significance import standard_error
 
 # With more members, ensembles of only some numbers of members are scored, and at most so many of each number.
 FEW = 10
@@ -103,18 +103,13 @@ class EnsembleResult:
         """Returns metrics and their standard errors over images.
 
         ``joint_*`` are the `Scores.figures` of the ensemble, ``individual_*`` their means over members, as compared in
-        e3 App. I. The means of `Diversity` have their names; ``normalized_disagreement`` is divided by the error rate
-        of the ensemble, and is left out if that is zero. With ``each_member`` there are also ``member_<number>/*``,
-        numbered from 1.
+        e3 App. I; the others are those of `Diversity.figures`. With ``each_member`` there are also
+        ``member_<number>/*``, numbered from 1.
         """
         parts = {"joint_": self.joint, "individual_": self.members}
         if each_member:
             parts |= {f"member_{number + 1}/": self.members.member(number) for number in range(self.num_members)}
-        found, errors = _means(self.diversity)
-        wrong = 1 - self.joint.correct
-        if wrong.any():
-            name = "normalized_disagreement"
-            found[name], errors[name] = ratio_of_means(self.diversity.disagreement, wrong)
+        found, errors = self.diversity.figures(1 - self.joint.correct)
         for part, scores in parts.items():
             part_figures, part_errors = scores.figures()
             found |= {f"{part}{name}": value for name, value in part_figures.items()}
@@ -137,16 +132,6 @@ class EnsembleResult:
                 arrays.setdefault(f"size/{name}", []).append(value)
                 arrays.setdefault(f"size/{name}/error", []).append(errors[name])
         return {name: np.array(values, np.float64) for name, values in arrays.items()}
-
-
-def _means(measures: Diversity) -> tuple[dict[str, float], dict[str, float]]:
-    """Returns the mean of each measure over images, and their standard errors."""
-    names = [*(field.name for field in dataclasses.fields(Diversity)), "total_entropy"]
-    values = {name: getattr(measures, name) for name in names}
-    return (
-        {name: float(of_images.mean()) for name, of_images in values.items()},
-        {name: standard_error(of_images) for name, of_images in values.items()},
-    )
 
 
 def groups(num_members: int) -> dict[int, Int[np.ndarray, "g size"]]:
