@@ -250,8 +250,9 @@ def _ensemble(runs: Sequence[SavedRun], drawn: Sequence[SavedRun], key: tuple[st
             lines[name] = Line(np.log2(arrays["size"]).tolist(), values, errors, colour=number)
         style = style_of(figure)
         ticks = {float(np.log2(size)): f"{size:g}" for size in sorted(sizes)}
-        title = f"{key[1]}: {style.label}"
-        plots.append(figures.plot(title, lines, "members", "", ticks=ticks, as_share="%" in style.format))
+        title, caption = f"{key[1]}: {style.label}", f"{title_of_kind(key[0])}s of so many members, on average."
+        is_share = "%" in style.format
+        plots.append(figures.plot(title, lines, "members", "", ticks=ticks, as_share=is_share, caption=caption))
     return [side_by_side(*plots)]
 
 
