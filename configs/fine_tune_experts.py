@@ -1,6 +1,6 @@
-"""Fine-tuning a V-MoE-B/32, an e3, or another model of e3's tables at 384 pixels (App. A.3, Tables 2-5, 7, 12).
+"""Fine-tuning a V-MoE, an e3, a ViT, or another model of e3's tables, at 384 pixels (App. A.3, Tables 2 to 7, 12).
 
-    lit-het train --config configs/fine_tune_experts.py:data_set=pets,model=e3
+    lit-het train --config configs/fine_tune_experts.py:data_set=pets,model=e3,size=b32
     lit-het train --config configs/fine_tune_experts.py:model=e3 --task.image-tower.encoder.experts.overlap 8
     lit-het train --config configs/fine_tune_experts.py:model=vmoe --members 4      # a deep ensemble
 
@@ -12,7 +12,8 @@ factors of the steps are the paper's. The configuration has factor 1 and rate 0.
 The paper gives no decay, loss, head or augmentation; they are those of Dosovitskiy et al. 2021 (App. B.1.1), whose
 settings it follows: cosine decay with 500 steps of warm-up (a tenth of the run for the small data sets), softmax, crops
 and flips, and a head with zero initialisation in place of the pre-logits layer. A V-MoE has K = 2, an e3 K = 1 and
-M = 2. Minival is the end of the shards, which must not be sorted by class: ``lit-het data prepare pets --shuffle``.
+M = 2, in the last two of every other block, H in the last five. Sizes are those of e3 App. A.1, whose S is 512 wide and
+8 deep. Minival is the end of the shards, which must not be sorted by class: ``lit-het data prepare pets --shuffle``.
 """
 
 import dataclasses
@@ -37,10 +38,12 @@ from lit_het.tasks.mimo import MimoConfig
 from lit_het.towers.experts import ExpertsConfig
 from lit_het.towers.rank_one import RankOneConfig
 from lit_het.towers.sizes import encoder_size
+from lit_het.towers.transformer import EncoderConfig
 from lit_het.towers.vit import ViTConfig
 from lit_het.training.loop import Cadence
 
 VMOE = ExpertsConfig(num_experts=32, num_selected=2, num_blocks=2, capacity_factor=1.5, dropout_rate=0.1)
+SMALL = EncoderConfig(512, 8, 2048, 8, compute_type="bfloat16")
 Model: TypeAlias = Literal[
     "vit",
     "vmoe",
@@ -91,19 +94,24 @@ RECIPES = {
 def get_config(
     data_set: Literal["imagenet", "cifar10", "cifar100", "pets", "flowers"] = "imagenet",
     model: Model = "e3",
+    size: Literal["s32", "b32", "b16", "l32", "l16", "h14"] = "b32",
 ) -> ExperimentConfig:
     """Returns the run; set ``--task.image-tower.weights``, or ``--pretrained.run`` and no weights."""
     recipe, folder = RECIPES[data_set], f"data/{data_set}"
     train, minival = Portion(0, 100 - recipe.minival), Portion(100 - recipe.minival)
+    experts, is_dense = EXPERTS[model], model in ("vit", "batch_ensemble")
+    if experts is not None and size == "h14":
+        experts = dataclasses.replace(experts, num_blocks=5)
+    encoder = SMALL if size == "s32" else encoder_size(size[0].upper())
     return ExperimentConfig(
-        run_dir=Path(f"runs/fine_tune_{data_set}_{model}"),
+        run_dir=Path(f"runs/fine_tune_{data_set}_{model}_{size}"),
         task=ClassificationConfig(
             image_tower=ViTConfig(
                 image_size=384,
-                patch_size=32,
-                encoder=dataclasses.replace(encoder_size("B"), experts=EXPERTS[model]),
+                patch_size=int(size[1:]),
+                encoder=dataclasses.replace(encoder, experts=experts),
                 pooling="class_token",
-                weights=f"weights/{'vit_b32.npz' if model in ('vit', 'batch_ensemble') else 'vmoe_b32'}",
+                weights=f"weights/vit_{size}.npz" if is_dense else f"weights/vmoe_{size}",
                 num_inputs=2 if model == "mimo" else 1,
                 # Each member has a prediction of its own, and the loss averages their losses (e3 Sec. 4.1).
                 members="apart",
@@ -130,7 +138,7 @@ def get_config(
         schedule=Schedule(
             learning_rate=0.01, warmup=Duration(500) if recipe.num_steps >= 5000 else Duration(10, "percent")
         ),
-        mesh=MeshConfig(expert=-1) if EXPERTS[model] and model != "batch_ensemble" else MeshConfig(),
+        mesh=MeshConfig(expert=-1) if experts and experts.rank_one is None else MeshConfig(),
         cadence=Cadence(log_steps=50, save_steps=1000, evaluate_steps=recipe.num_steps // 5),
         evaluations=(
             ZeroShotConfig(ImageSet("minival", folder, split="train", portion=minival)),

@@ -4,7 +4,9 @@ Members are e3 members, separate models (a deep ensemble) or noise samples, with
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -19,8 +21,12 @@ from lit_het.eval.calibration import (
     correctness,
     reliability_of_confidence,
 )
+from lit_het.eval.diversity import Diversity, Members, mutual_information
 from lit_het.eval.rows import row_blocks
 from lit_het.eval.significance import standard_error
+
+# With more members, ensembles of only some numbers of members are scored, and at most so many of each number.
+FEW = 10
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,18 +66,33 @@ class Scores:
 
 
 @dataclasses.dataclass(frozen=True)
+class Smaller:
+    """Ensembles of some of the members.
+
+    Attributes:
+        joint: scores of g ensembles.
+        mutual_information: as in `Diversity`, of each.
+    """
+
+    joint: Scores
+    mutual_information: Float[np.ndarray, "n g"]
+
+
+@dataclasses.dataclass(frozen=True)
 class EnsembleResult:
     """An ensemble and its members on the same images.
 
     Attributes:
         members: scores of each member.
         joint: scores of the ensemble.
-        diversity: KL divergence between the predictions of two members, averaged over all ordered pairs, in nats.
+        diversity: of the members.
+        smaller: ensembles of `groups`, by their number of members.
     """
 
     members: Scores
     joint: Scores
-    diversity: Float[np.ndarray, " n"]
+    diversity: Diversity
+    smaller: Mapping[int, Smaller]
 
     @property
     def num_members(self) -> int:
@@ -82,17 +103,50 @@ class EnsembleResult:
         """Returns metrics and their standard errors over images.
 
         ``joint_*`` are the `Scores.figures` of the ensemble, ``individual_*`` their means over members, as compared in
-        e3 App. I; ``kl`` is the diversity. With ``each_member`` there are also ``member_<number>/*``, numbered from 1.
+        e3 App. I; the others are those of `Diversity.figures`. With ``each_member`` there are also
+        ``member_<number>/*``, numbered from 1.
         """
         parts = {"joint_": self.joint, "individual_": self.members}
         if each_member:
             parts |= {f"member_{number + 1}/": self.members.member(number) for number in range(self.num_members)}
-        found, errors = {"kl": float(self.diversity.mean())}, {"kl": standard_error(self.diversity)}
+        found, errors = self.diversity.figures(1 - self.joint.correct)
         for part, scores in parts.items():
             part_figures, part_errors = scores.figures()
             found |= {f"{part}{name}": value for name, value in part_figures.items()}
             errors |= {f"{part}{name}": value for name, value in part_errors.items()}
         return found, errors
+
+    def figures_of_smaller(self) -> dict[str, Float[np.ndarray, " sizes"]]:
+        """Returns the numbers of members ``size``, and by them the figures ``size/*`` and errors ``size/*/error``.
+
+        The mutual information grows with the number of members, unlike means over pairs, which estimate the same value.
+        """
+        arrays: dict[str, list[float]] = {"size": []}
+        for size, smaller in sorted(self.smaller.items()):
+            arrays["size"].append(size)
+            figures, errors = smaller.joint.figures()
+            information = smaller.mutual_information.mean(axis=1)
+            figures["mutual_information"] = float(information.mean())
+            errors["mutual_information"] = standard_error(information)
+            for name, value in figures.items():
+                arrays.setdefault(f"size/{name}", []).append(value)
+                arrays.setdefault(f"size/{name}/error", []).append(errors[name])
+        return {name: np.array(values, np.float64) for name, values in arrays.items()}
+
+
+def groups(num_members: int) -> dict[int, Int[np.ndarray, "g size"]]:
+    """Returns members that form smaller ensembles, by their number: consecutive ones, the first group from the first.
+
+    Of up to `FEW` members there are all sizes, and every member is in equally many groups of a size: they follow one
+    another around the circle of members. Of more members there are the powers of two and all members together, and at
+    most `FEW` groups of a size without a common member.
+    """
+    if num_members <= FEW:
+        sizes = {size: num_members // math.gcd(num_members, size) for size in range(1, num_members + 1)}
+    else:
+        powers = (2**power for power in range(num_members.bit_length()))
+        sizes = {size: min(FEW, num_members // size) for size in (*powers, num_members)}
+    return {size: (np.arange(count * size) % num_members).reshape(count, size) for size, count in sizes.items()}
 
 
 def mean_prediction(
@@ -119,8 +173,7 @@ def score_ensemble(
 ) -> EnsembleResult:
     """Scores the prediction of the ensemble, by default the members' mean prediction, and each member.
 
-    Diversity is e3's (Sec. 2.2): the mean over pairs of ``KL(p_i || p_j)``. The paper's "all pairs" are taken as pairs
-    of different members in both orders, so that the order of members does not matter.
+    `EnsembleResult.smaller` has the mean predictions of some of the members.
 
     Raises:
         UserError: fewer than two members, no images, a label outside the classes, or a row without finite
@@ -147,23 +200,54 @@ def join(results: Sequence[EnsembleResult]) -> EnsembleResult:
     return EnsembleResult(
         members=_join([result.members for result in results]),
         joint=_join([result.joint for result in results]),
-        diversity=np.concatenate([result.diversity for result in results]),
+        diversity=_join([result.diversity for result in results]),
+        smaller={
+            size: Smaller(
+                _join([result.smaller[size].joint for result in results]),
+                np.concatenate([result.smaller[size].mutual_information for result in results]),
+            )
+            for size in results[0].smaller
+        },
     )
 
 
-def _join(parts: Sequence[Scores], how: Callable[..., np.ndarray] = np.concatenate) -> Scores:
-    fields = [field.name for field in dataclasses.fields(Scores)]
-    return Scores(*(how([getattr(part, name) for part in parts]) for name in fields))
+_Joined = TypeVar("_Joined", Scores, Diversity)
+
+
+def _join(parts: Sequence[_Joined], how: Callable[..., np.ndarray] = np.concatenate) -> _Joined:
+    fields = (field.name for field in dataclasses.fields(parts[0]))
+    return type(parts[0])(*(how([getattr(part, name) for part in parts]) for name in fields))
 
 
 def _score_block(
     log_probabilities: Float[np.ndarray, "b m k"], labels: Int[np.ndarray, " b"], joint: Float[np.ndarray, "b k"] | None
 ) -> EnsembleResult:
+    members, num_members = Members.of(log_probabilities), log_probabilities.shape[1]
     return EnsembleResult(
         members=_join([_scores(member, labels) for member in log_probabilities.swapaxes(0, 1)], np.column_stack),
         joint=_scores(_log_mean(log_probabilities) if joint is None else joint.astype(np.float64), labels),
-        diversity=_mean_divergence(log_probabilities),
+        diversity=members.diversity(),
+        smaller={size: _score_smaller(members, of_size, labels) for size, of_size in groups(num_members).items()},
     )
+
+
+def _score_smaller(members: Members, groups: Int[np.ndarray, "g size"], labels: Int[np.ndarray, " b"]) -> Smaller:
+    of_label = np.take_along_axis(members.log_probabilities, labels[:, None, None], axis=2)[:, :, 0]
+    joint, information = [], []
+    for group in groups:
+        # Without logarithms of all classes, which would take several times as long.
+        mean = members.probabilities[:, group].mean(axis=1)
+        label_log_probability = special.logsumexp(of_label[:, group], axis=1) - np.log(len(group))
+        joint.append(
+            Scores(
+                label_log_probability,
+                brier=(mean**2).sum(axis=1) - 2 * np.exp(label_log_probability) + 1,
+                confidence=mean.max(axis=1),
+                correct=correctness(mean, labels),
+            )
+        )
+        information.append(mutual_information(mean, members.entropies[:, group]))
+    return Smaller(_join(joint, np.column_stack), np.column_stack(information))
 
 
 def _scores(log_probabilities: Float[np.ndarray, "b k"], labels: Int[np.ndarray, " b"]) -> Scores:
@@ -184,16 +268,3 @@ def _log_mean(
     sums = np.einsum("bmk,m->bk", np.exp(log_probabilities - highest[:, None]), weights / weights.sum())
     with np.errstate(divide="ignore"):  # log 0 is -inf
         return np.log(sums) + highest
-
-
-def _mean_divergence(log_probabilities: Float[np.ndarray, "b m k"]) -> Float[np.ndarray, " b"]:
-    """Returns the mean of KL(p_i || p_j) over ordered pairs, in time linear in the number of members."""
-    # KL(p_i || p_i) is zero, so the sum runs over all m² pairs. With sums over classes,
-    # Σ_ij Σ p_i (log p_i - log p_j) = m Σ_i Σ p_i log p_i - Σ (Σ_i p_i) (Σ_j log p_j).
-    num_members = log_probabilities.shape[1]
-    probabilities = np.exp(log_probabilities)
-    mass, logs = probabilities.sum(axis=1), log_probabilities.sum(axis=1)
-    # A class of probability zero in every member adds nothing; 0 * -inf would be NaN.
-    logs[mass == 0] = 0.0
-    own = -special.entr(probabilities).sum(axis=(1, 2))
-    return (num_members * own - (mass * logs).sum(axis=1)).clip(min=0) / (num_members * (num_members - 1))

@@ -142,6 +142,17 @@ def standard_error(values: Float[np.ndarray, " n"], groups: Int[np.ndarray, " n"
     return float(np.sqrt((deviations**2).sum() * count / (count - 1)) / len(values)) if count > 1 else math.nan
 
 
+def ratio_of_means(values: Float[np.ndarray, " n"], of: Float[np.ndarray, " n"]) -> tuple[float, float]:
+    """Returns the ratio of two means over the same examples, and its standard error by the delta method.
+
+    Args:
+        values: in the numerator.
+        of: in the denominator; their mean is not zero.
+    """
+    ratio = float(values.mean() / of.mean())
+    return ratio, standard_error((values - ratio * of) / of.mean())
+
+
 def bootstrap_error(
     figure: Callable[[Int[np.ndarray, "r n"]], Float[np.ndarray, " r"]], num_examples: int, seed: int = 0
 ) -> float:

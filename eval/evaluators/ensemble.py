@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from lit_het.console import Bar
 from lit_het.errors import UserError
 from lit_het.eval.ensembles import EnsembleResult, join, mean_prediction, score_ensemble
-from lit_het.eval.evaluation import Evaluation
+from lit_het.eval.evaluation import Drawing, Evaluation
 from lit_het.eval.features import OpenSet
 from lit_het.eval.predictions import Predictor, member_blocks, num_members
 from lit_het.eval.recognition import Recognition
@@ -42,7 +42,7 @@ class Ensemble:
             )
 
     def __call__(self, *models: EvaluatedModel) -> Evaluation:
-        """Returns ``joint_*``, ``individual_*`` and ``kl`` over the members of all models.
+        """Returns ``joint_*``, ``individual_*`` and the measures of `Diversity` over the members of all models.
 
         For up to `MOST_SHOWN` members without noise samples also returns ``member_<number>/*``, in the order of models.
 
@@ -70,7 +70,8 @@ class Ensemble:
         calibrated = "; ".join(str(model.calibration or "not calibrated") for model in models)
         if not any(model.calibration for model in models):
             calibrated = ""
-        return Evaluation(kind, self.opened.config.name, figures, errors, calibrated=calibrated)
+        name, draw = self.opened.config.name, lambda: Drawing(found.figures_of_smaller())
+        return Evaluation(kind, name, figures, errors, draw=draw, calibrated=calibrated)
 
 
 def _score(

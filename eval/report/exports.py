@@ -61,7 +61,7 @@ def report_csv(runs: Sequence[SavedRun]) -> str:
         for record in run.records.values()
         for figure, value in record.figures.items()
     ]
-    return _csv(("run", "kind", "set", "figure", "value", "error", "chance", "step"), lines)
+    return csv_text(("run", "kind", "set", "figure", "value", "error", "chance", "step"), lines)
 
 
 def report_markdown(runs: Sequence[SavedRun], comparison: RunComparison | None, title: str, verdict: str) -> str:
@@ -82,7 +82,7 @@ def comparison_json(comparison: RunComparison) -> str:
 def comparison_csv(comparison: RunComparison) -> str:
     """Returns a line for every compared figure, in full precision; missing numbers are empty."""
     rows = [{name: _or_empty(value) for name, value in row.items()} for row in rows_of(comparison)]
-    return _csv(tuple(rows[0]), rows)
+    return csv_text(tuple(rows[0]), rows)
 
 
 def comparison_markdown(comparison: RunComparison) -> str:
@@ -93,7 +93,8 @@ def comparison_markdown(comparison: RunComparison) -> str:
     return "\n".join([welch_table(comparison).markdown(), *(f"{in_markdown(sentence)}\n" for sentence in notes)])
 
 
-def _csv(fields: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> str:
+def csv_text(fields: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> str:
+    """Returns a table as CSV, with a heading."""
     text = io.StringIO()
     writer = csv.DictWriter(text, fields, lineterminator="\n")
     writer.writeheader()

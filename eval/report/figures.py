@@ -2,6 +2,7 @@
 
 import dataclasses
 import io
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -158,37 +159,47 @@ def plot(
 
 
 def scatter(
-    title: str, points: Mapping[str, tuple[float, float]], x_label: str, y_label: str, caption: str = ""
+    title: str,
+    points: Mapping[str, tuple[float, float]],
+    x_label: str,
+    y_label: str,
+    caption: str = "",
+    *,
+    errors: Mapping[str, float] | None = None,
+    higher_is_better: bool = False,
 ) -> Html:
     """Returns named points, of which those that no other point beats in both coordinates are joined (the Pareto front).
 
     Args:
         title: heading.
-        points: positive x, on a logarithmic axis, and y, by name; smaller is better.
+        points: positive x, on a logarithmic axis, and y, by name; smaller x is better.
         x_label: label of the horizontal axis, with its unit.
         y_label: label of the vertical axis, with its unit.
         caption: plain text below the figure.
+        errors: standard errors of y, by name; NaN for none. The front has a band of one of them.
+        higher_is_better: whether larger y is better.
     """
     # Names take the half of the width.
-    figure, axes = _canvas(1.5 + 0.22 * len(points), 1.7 * _WIDTH_INCHES)
-    front = pareto_front(list(points.values()))
-    axes.step(*zip(*front, strict=True), where="post", color=_MUTED, linestyle=":", linewidth=1.2)
-    axes.set_xscale("log")
-    # Fewer labels than of a vertical axis: they stand side by side.
-    axes.xaxis.set_major_locator(LogLocator(subs=(1, 3)))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    figure, axes = _canvas(1.5 + 0.22 * max(4, len(points)), 1.7 * _WIDTH_INCHES)
+    errors = {name: error for name, error in (errors or {}).items() if math.isfinite(error)}
+    sign = -1 if higher_is_better else 1
+    front = [(x, sign * y) for x, y in pareto_front([(x, sign * y) for x, y in points.values()])]
+    _draw_front(
+        axes, front, [max(errors.get(name, 0.0) for name in points if points[name] == place) for place in front]
+    )
+    _spread_costs(axes, [x for x, _ in points.values()])
     # Names stand in a column beside the points, in the order of y, so that none covers another.
-    low, high = min(y for _, y in points.values()), max(y for _, y in points.values())
     by_height = sorted(points.items(), key=lambda item: item[1][1])
     for number, (name, (x, y)) in enumerate(by_height):
         colour = _SERIES[1] if (x, y) in front else _SERIES[0]
-        axes.plot(x, y, marker="o", markersize=4, color=colour)
+        axes.errorbar(x, y, errors.get(name), marker="o", markersize=4, color=colour, elinewidth=1.2, capsize=2.5)
         place = (1.03, 0.02 + 0.96 * number / max(1, len(points) - 1))
         style = {"arrowstyle": "-", "color": _LINE, "linewidth": 0.6, "relpos": (0, 0.5)}
         axes.annotate(
             name, (x, y), place, textcoords="axes fraction", va="center", fontsize=8, color=_INK, arrowprops=style
         )
+    low = min(y - errors.get(name, 0.0) for name, (_, y) in points.items())
+    high = max(y + errors.get(name, 0.0) for name, (_, y) in points.items())
     margin = 0.08 * (high - low) or 0.1
     axes.set(xlabel=x_label, ylabel=y_label, ylim=(low - margin, high + margin))
     return _figure(title, figure, caption)
@@ -201,6 +212,27 @@ def pareto_front(points: Sequence[tuple[float, float]]) -> list[tuple[float, flo
         if not front or y < front[-1][1]:
             front.append((x, y))
     return front
+
+
+def _draw_front(axes: Axes, front: Sequence[tuple[float, float]], errors: Sequence[float]) -> None:
+    """Draws the best value that each cost reaches, from point to point, with a band of one standard error."""
+    x, y = (np.array(values) for values in zip(*front, strict=True))
+    axes.step(x, y, where="post", color=_MUTED, linestyle=":", linewidth=1.2)
+    if any(errors):
+        axes.fill_between(x, y - errors, y + errors, step="post", color=_MUTED, alpha=0.15, linewidth=0)
+
+
+def _spread_costs(axes: Axes, costs: Sequence[float]) -> None:
+    """Makes the horizontal axis logarithmic, unless all costs are alike."""
+    ratio = max(costs) / min(costs)
+    if ratio < 2:
+        axes.margins(x=0.1)
+        return
+    axes.set_xscale("log")
+    # Few labels, as they stand side by side.
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 3) if ratio >= 10 else (1, 2, 3, 5)))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 
 
 def _make_logarithmic(axes: Axes) -> None:

@@ -55,6 +55,12 @@ STYLES: Mapping[str, FigureStyle] = {
     "aupr_in": FigureStyle("AUPR, in-distribution as positives", "{:.3f}", higher_is_better=True),
     "fpr95": FigureStyle("FPR at 95 % TPR", "{:.1%}", higher_is_better=False),
     "kl": FigureStyle("divergence between members (KL), nats", "{:.3f}", higher_is_better=None),
+    "disagreement": FigureStyle("disagreement of two members", "{:.1%}", higher_is_better=None),
+    "normalized_disagreement": FigureStyle("disagreement / error rate", "{:.3f}", higher_is_better=None),
+    "cosine_similarity": FigureStyle("cosine similarity of members", "{:.3f}", higher_is_better=None),
+    "total_entropy": FigureStyle("entropy of the mean prediction, nats", "{:.3f}", higher_is_better=None),
+    "mean_entropy": FigureStyle("mean entropy (aleatoric), nats", "{:.3f}", higher_is_better=None),
+    "mutual_information": FigureStyle("mutual information (epistemic), nats", "{:.3f}", higher_is_better=None),
 }
 
 # In the order of a report.
@@ -82,13 +88,17 @@ _PARTS = {
     "individual": "members, mean",
     "corrupted": "all corrupted, mean",
 }
+_OF_MEMBERS = (
+    *("kl", "disagreement", "normalized_disagreement", "cosine_similarity"),
+    *("total_entropy", "mean_entropy", "mutual_information"),
+)
 _OF_RANKS = ("top1", "top5", "mean_reciprocal_rank", "mean_class_recall")
 _PREFIXED = re.compile(r"(image_to_text|text_to_image|joint|individual)_(\w+)")
 
 
 def split(path: str) -> tuple[str, str]:
     """Splits the path of a figure into part (or an empty string) and figure."""
-    if path == "kl":
+    if path in _OF_MEMBERS:
         return "individual", path
     prefixed = _PREFIXED.fullmatch(path)
     if prefixed:

@@ -17,6 +17,7 @@ from lit_het.eval.saved_runs import SavedRun
 
 CLASSIFICATION = ("zero_shot", "supervised")
 _BOLD = "Bold: best by more than the standard errors and the shown digits."
+_OF_SIZES = "Plots: figures of ensembles of some of the members."
 _NOTES = {
     "zero_shot": "Every image is compared with the class names.",
     "retrieval": "Recall: how often a correct item is in the top 1, 5 or 10.",
@@ -24,8 +25,8 @@ _NOTES = {
     "linear_probe": "A linear classifier on frozen features.",
     "shift": "The same images, with corruptions of increasing severity.",
     "out_of_distribution": "Whether out-of-distribution images have higher scores; an AUROC of 0.5 is chance.",
-    "ensemble": "The mean of several predictions, and each of them.",
-    "deep_ensemble": "The mean of several models' predictions, and each of them.",
+    "ensemble": f"The mean of several predictions, and each of them. {_OF_SIZES}",
+    "deep_ensemble": f"The mean of several models' predictions, and each of them. {_OF_SIZES}",
 }
 
 
@@ -234,6 +235,27 @@ def title_of_set(path: str) -> str:
     return f"{name} ({distance})" if name else path
 
 
+def _ensemble(runs: Sequence[SavedRun], drawn: Sequence[SavedRun], key: tuple[str, str]) -> list[Html]:
+    # Evaluations of earlier versions have no smaller ensembles.
+    measured = {name: record for name, record in measured_by(runs, key).items() if "size" in record.drawing.arrays}
+    if not measured:
+        return []
+    plots = []
+    for figure in ("nll", "top1", "ece", "mutual_information"):
+        lines, sizes = {}, set()
+        for number, (name, record) in enumerate(measured.items()):
+            arrays = record.drawing.arrays
+            values, errors = arrays[f"size/{figure}"].tolist(), np.nan_to_num(arrays[f"size/{figure}/error"]).tolist()
+            sizes |= set(arrays["size"].tolist())
+            lines[name] = Line(np.log2(arrays["size"]).tolist(), values, errors, colour=number)
+        style = style_of(figure)
+        ticks = {float(np.log2(size)): f"{size:g}" for size in sorted(sizes)}
+        title, caption = f"{key[1]}: {style.label}", f"{title_of_kind(key[0])}s of so many members, on average."
+        is_share = "%" in style.format
+        plots.append(figures.plot(title, lines, "members", "", ticks=ticks, as_share=is_share, caption=caption))
+    return [side_by_side(*plots)]
+
+
 _Drawings = Callable[[Sequence[SavedRun], Sequence[SavedRun], tuple[str, str]], list[Html]]
 _DRAWINGS: Mapping[str, _Drawings] = {
     "retrieval": _retrieval,
@@ -241,4 +263,6 @@ _DRAWINGS: Mapping[str, _Drawings] = {
     "linear_probe": _linear_probe,
     "shift": _shift,
     "out_of_distribution": _out_of_distribution,
+    "ensemble": _ensemble,
+    "deep_ensemble": _ensemble,
 }

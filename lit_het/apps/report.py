@@ -27,7 +27,7 @@ from lit_het.eval.saved_runs import SavedRun, by_setting, read_runs
 from lit_het.files import write_atomically
 
 # Width of lines if the output is a file or a pipe.
-_WIDTH_OF_FILES = 120
+WIDTH_OF_FILES = 120
 _COMPARISONS: Mapping[str, Callable[[RunComparison], str]] = {
     ".md": exports.comparison_markdown,
     ".csv": exports.comparison_csv,
@@ -78,7 +78,7 @@ def report(
     title = runs[0].name if len(runs) == 1 else f"{len(runs)} runs"
     summary = summary or " ".join(filter(None, (verdict(runs, comparison), remark)))
     page = render_page(title, [section for section in sections if section is not None], summary, header(runs))
-    _write(
+    write_files(
         {
             output: page,
             output.with_suffix(".json"): exports.report_json(runs, comparison, summary),
@@ -105,7 +105,7 @@ def compare(directories: Sequence[Path], against: Sequence[Path], output: Path |
         raise UserError(f"--output {output}: its name must end in {', '.join(_COMPARISONS)}")
     runs = read_runs([*directories, *against])
     comparison = compare_runs(runs[: len(directories)], runs[len(directories) :])
-    console = Console(width=None if sys.stdout.isatty() else _WIDTH_OF_FILES)
+    console = Console(width=None if sys.stdout.isatty() else WIDTH_OF_FILES)
     for title, table in welch_tables(comparison).items():
         console.print(dataclasses.replace(table, caption=title).terminal())
     for title, names in zip(comparison.titles, (comparison.one, comparison.other), strict=True):
@@ -113,7 +113,7 @@ def compare(directories: Sequence[Path], against: Sequence[Path], output: Path |
     for sentence in (comparison.verdict, *comparison.remarks):
         console.print(sentence, markup=False, highlight=False)
     if output is not None:
-        _write({output: _COMPARISONS[output.suffix](comparison)})
+        write_files({output: _COMPARISONS[output.suffix](comparison)})
     return comparison
 
 
@@ -129,7 +129,12 @@ def _comparison(settings: Sequence[Sequence[SavedRun]]) -> tuple[RunComparison |
         return None, f"The two groups of runs are not compared: {error}."
 
 
-def _write(files: Mapping[Path, str]) -> None:
+def write_files(files: Mapping[Path, str]) -> None:
+    """Writes texts, and makes their folders.
+
+    Raises:
+        UserError: a file cannot be written.
+    """
     for path, text in files.items():
         if path.is_dir():
             raise UserError(f"{path} is a folder; name a file with --output")

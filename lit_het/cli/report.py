@@ -35,13 +35,34 @@ def _add_comparison(commands: Any) -> None:
     parser = commands.add_parser(
         "compare",
         allow_abbrev=False,
-        help="test whether two groups of runs differ",
+        help="test whether two groups of runs differ, or what runs reach at what cost",
         description="Prints means, standard errors and Welch's t-test of every metric that all runs have. The runs of "
-        "a group differ in their seeds.",
+        "a group differ in their seeds. With --pareto or --gains, runs may have any settings, and those that differ "
+        "only in their seeds are one point.",
     )
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN_DIR", help="the first group")
     parser.add_argument("--against", type=Path, nargs="+", metavar="RUN_DIR", help="the second group")
-    parser.add_argument("--output", type=Path, metavar="FILE", help="also write the table to a file .md, .csv or .json")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument(
+        "--pareto",
+        nargs="+",
+        metavar="FIGURE",
+        help="compare figures, such as zero_shot/pets/nll and deep_ensemble/pets/joint_nll, with the operations of "
+        "training instead; both groups are taken together",
+    )
+    what.add_argument(
+        "--gains",
+        nargs="+",
+        metavar="FIGURE",
+        help="relative improvements over the second group, setting by setting in the order of operations, instead; "
+        "with at least 4 settings also normalised by their difficulty",
+    )
+    parser.add_argument(
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="also write the table to a file .md, .csv or .json, or with --pareto the figure to .html",
+    )
     parser.set_defaults(command=_compare, name="compare")
 
 
@@ -59,9 +80,22 @@ def _report(options: argparse.Namespace, _: list[str]) -> None:
 
 
 def _compare(options: argparse.Namespace, _: list[str]) -> None:
-    if options.against is None:
+    against = options.against or []
+    if not against and options.pareto is None:
         raise UserError("compare needs two groups of runs: RUN_DIR ... --against RUN_DIR ...")
-    _check([*options.runs, *options.against])
+    _check([*options.runs, *against])
+    if options.pareto or options.gains:
+        import jax
+
+        # Only shapes are traced; accelerators are not used.
+        jax.config.update("jax_platforms", "cpu")
+        from lit_het.apps.trade_off import gains, pareto
+
+        if options.pareto:
+            pareto([*options.runs, *against], options.pareto, options.output)
+        else:
+            gains(options.runs, against, options.gains, options.output)
+        return
     from lit_het.apps.report import compare
 
     compare(options.runs, options.against, options.output)

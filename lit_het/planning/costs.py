@@ -14,14 +14,15 @@ _READS_WHOLE = frozenset({"dot_general", "ragged_dot", "ragged_dot_general", "co
 _WRITES = _READS_WHOLE | {"gather", "scatter-add", "concatenate", "dynamic_update_slice", "cumsum", "while"}
 
 
-def product_flops(function: Callable, *arguments: Any) -> int:
+def product_flops(function: Callable, *arguments: Any, scope: str = "") -> int:
     """Returns floating-point operations of matrix products and convolutions, multiplied by the iterations of loops.
 
     Args:
         function: the function to trace; it is not computed.
         arguments: arrays or shapes.
+        scope: counts only what is within this `jax.named_scope`, and its gradients; empty for all.
     """
-    return _product_flops(jax.make_jaxpr(function)(*arguments).jaxpr)
+    return _product_flops(jax.make_jaxpr(function)(*arguments).jaxpr, scope)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,31 +69,39 @@ def tree_bytes(tree: Any) -> int:
     return sum(_bytes(leaf) for leaf in jax.tree.leaves(tree))
 
 
-def _product_flops(jaxpr: core.Jaxpr) -> int:
+def _product_flops(jaxpr: core.Jaxpr, scope: str) -> int:
     total = 0
     for eqn in jaxpr.eqns:
-        out: Any = eqn.outvars[0].aval if eqn.outvars else None
-        operands: list[Any] = [v.aval for v in eqn.invars]
-        match eqn.primitive.name:
-            case "dot_general":
-                (contracted, _), _ = eqn.params["dimension_numbers"]
-                total += 2 * out.size * math.prod(operands[0].shape[axis] for axis in contracted)
-            case "ragged_dot" | "ragged_dot_general":
-                # Each row is multiplied by the kernel of one expert only.
-                total += 2 * out.size * operands[0].shape[-1]
-            case "conv_general_dilated":
-                kernel = operands[1]
-                outputs = kernel.shape[eqn.params["dimension_numbers"].rhs_spec[0]]
-                total += 2 * out.size * kernel.size // outputs
-            case _:
-                inner = [_product_flops(jaxpr) for jaxpr in _inner(eqn)]
-                if eqn.primitive.name == "cond":
-                    # Only one branch runs; the costs are upper bounds.
-                    inner = [max(inner)]
-                # The body of a shard_map is the work of one device.
-                times = eqn.params["mesh"].size if eqn.primitive.name == "shard_map" else eqn.params.get("length", 1)
-                total += times * sum(inner)
+        # Names of inner programs start anew: within the scope, all of their operations count.
+        left = "" if scope in str(eqn.source_info.name_stack) else scope
+        total += 0 if left else _own_flops(eqn)
+        inner = [_product_flops(jaxpr, left) for jaxpr in _inner(eqn)]
+        if eqn.primitive.name == "cond":
+            # Only one branch runs; the costs are upper bounds.
+            inner = [max(inner)]
+        # The body of a shard_map is the work of one device.
+        times = eqn.params["mesh"].size if eqn.primitive.name == "shard_map" else eqn.params.get("length", 1)
+        total += times * sum(inner)
     return total
+
+
+def _own_flops(eqn: core.JaxprEqn) -> int:
+    """Returns the operations of a product or a convolution; 0 for other operations."""
+    out: Any = eqn.outvars[0].aval if eqn.outvars else None
+    operands: list[Any] = [v.aval for v in eqn.invars]
+    match eqn.primitive.name:
+        case "dot_general":
+            (contracted, _), _ = eqn.params["dimension_numbers"]
+            return 2 * out.size * math.prod(operands[0].shape[axis] for axis in contracted)
+        case "ragged_dot" | "ragged_dot_general":
+            # Each row is multiplied by the kernel of one expert only.
+            return 2 * out.size * operands[0].shape[-1]
+        case "conv_general_dilated":
+            kernel = operands[1]
+            outputs = kernel.shape[eqn.params["dimension_numbers"].rhs_spec[0]]
+            return 2 * out.size * kernel.size // outputs
+        case _:
+            return 0
 
 
 def _peak(jaxpr: core.Jaxpr) -> int:

@@ -16,6 +16,7 @@ from lit_het.planning import costs
 from lit_het.planning.program import Program, memory_bytes, read_program
 from lit_het.random import keys_at
 from lit_het.tasks.contrastive import ContrastiveConfig
+from lit_het.towers.dispatch import DISPATCH
 from lit_het.training.step import initial_state, jit_step, make_train_step
 from lit_het.types import Batch, Params, TrainState
 
@@ -51,6 +52,7 @@ class Plan:
         batch_size: number of examples on all devices.
         counts: parameters (locked, trainable) of each part of the model.
         flops: floating point operations of all matrix products of a step, on all devices together.
+        dispatch_flops: those among them that move tokens to experts and back.
         memory: bytes per device by formula, by content.
         compiled: the step as compiled.
     """
@@ -59,6 +61,7 @@ class Plan:
     batch_size: int
     counts: dict[str, tuple[int, int]]
     flops: int
+    dispatch_flops: int
     memory: dict[str, int]
     compiled: Compiled
 
@@ -133,11 +136,13 @@ class Step:
             if part in locked or part in trainable
         }
 
-    def flops(self) -> int:
-        """Returns `Plan.flops`."""
+    def flops(self) -> tuple[int, int]:
+        """Returns `Plan.flops` and `Plan.dispatch_flops`."""
         arguments = self.inputs.state.params, self.inputs.locked, self.inputs.batch
+        gradient = jax.grad(self._loss)
         with jax.set_mesh(self.mesh):  # the grouping of tokens for experts depends on the devices
-            return costs.product_flops(jax.grad(self._loss), *arguments)
+            everything, dispatch = (costs.product_flops(gradient, *arguments, scope=scope) for scope in ("", DISPATCH))
+        return everything, dispatch
 
     def _loss(self, trainable: Params, locked: Params, batch: Batch) -> Any:
         return self._task.loss(parameters.merge(locked, trainable), batch, keys_at(self.config.seed, 0))[0]
@@ -200,7 +205,7 @@ def plan(config: ExperimentConfig, devices: Sequence[Any]) -> Plan:
     """
     step = Step(config, config.mesh.build(devices))
     compiled = step.compile()
-    return Plan(step.mesh, config.data.batch_size, step.counts(), step.flops(), step.memory(), compiled)
+    return Plan(step.mesh, config.data.batch_size, step.counts(), *step.flops(), step.memory(), compiled)
 
 
 def _bytes_per_device(tree: Any) -> int:

@@ -27,6 +27,10 @@ REMARKS = (
     "Bytes of collectives are sent by each device in a step, with ring algorithms. Operations are those of matrix "
     "products and convolutions, including recomputation by remat.",
 )
+OF_EXPERTS = (
+    "Dispatch: products with one-hot vectors, which move tokens to experts and back. Published operations of V-MoE and "
+    "e3 are without them."
+)
 
 
 def report(config: ExperimentConfig, devices: Sequence[Any], memory_gib: int | float) -> bool:
@@ -49,7 +53,7 @@ def report(config: ExperimentConfig, devices: Sequence[Any], memory_gib: int | f
     )
     for table in (_parameters(made), _operations(made), _memory(made), _collectives(made)):
         console.print(table)
-    for remark in REMARKS:
+    for remark in (*REMARKS, OF_EXPERTS) if made.dispatch_flops else REMARKS:
         console.print(remark)
     return _verdict(console, config, made, memory_gib)
 
@@ -68,13 +72,13 @@ def _parameters(made: Plan) -> Table:
 
 def _operations(made: Plan) -> Table:
     unit, name = (1e12, "TFLOP") if made.flops >= 1e12 else (1e9, "GFLOP")
-    table = _table(f"{name} of a step", "all devices", "a device", "an example")
-    for name, flops in (
-        ("traced", made.flops),
-        ("compiled", made.compiled.program.product_flops * made.mesh.size),
-    ):
-        parts = (flops, flops / made.mesh.size, flops / made.batch_size)
-        table.add_row(name, *(f"{part / unit:,.3f}" for part in parts))
+    table = _table(f"{name} of a step", "all devices", "a device", "GFLOP of an example")
+    rows = {"traced": made.flops, "compiled": made.compiled.program.product_flops * made.mesh.size}
+    if made.dispatch_flops:
+        rows = {"traced": made.flops, "without dispatch": made.flops - made.dispatch_flops} | rows
+    for name, flops in rows.items():
+        parts = (flops / unit, flops / made.mesh.size / unit, flops / made.batch_size / 1e9)
+        table.add_row(name, *(f"{part:,.3f}" for part in parts))
     return table
 
 

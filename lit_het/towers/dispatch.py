@@ -16,6 +16,9 @@ from lit_het.towers.routing import Choices
 if TYPE_CHECKING:
     from lit_het.towers.experts import ExpertsConfig
 
+DISPATCH = "one_hot_dispatch"
+"""The scope, in traced programs, of the products with one-hot vectors that move tokens to experts and back."""
+
 
 def numbers(config: "ExpertsConfig", choices: Choices) -> Int[Array, "gm t k"]:
     """Returns the indices of choices among all E experts."""
@@ -49,7 +52,8 @@ def by_products(
         x.astype(tokens.dtype).reshape(-1, m, t, e, num_slots)
         for x in routing.places(choices, e, num_slots, apart=apart)
     )
-    slots = jnp.einsum("gmtd,gmtec->megcd", tokens.reshape(-1, m, t, d), place)
+    with jax.named_scope(DISPATCH):
+        slots = jnp.einsum("gmtd,gmtec->megcd", tokens.reshape(-1, m, t, d), place)
     # Tokens travel to the devices of their experts; parameters of experts stay where they are.
     slots = sharding.to_experts(slots.reshape(m * e, *slots.shape[2:]))
     graph, params = nnx.split(experts)
@@ -63,7 +67,8 @@ def by_products(
 
     outputs = sharding.from_experts(jax.vmap(expert)(params, slots, keys))
     outputs = outputs.reshape(m, e, *outputs.shape[1:])
-    mixed = [jnp.einsum("megcd,gmtec->gmtd", outputs, weight) for weight in weights]
+    with jax.named_scope(DISPATCH):
+        mixed = [jnp.einsum("megcd,gmtec->gmtd", outputs, weight) for weight in weights]
     return jnp.stack(mixed).reshape(-1, *tokens.shape)
 
 

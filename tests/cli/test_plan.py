@@ -17,6 +17,7 @@ from lit_het.losses.contrastive import SoftmaxLoss
 from lit_het.runs import plan_report
 from lit_het.runs.plan import Plan, Step, plan
 from lit_het.sharding import MeshConfig
+from lit_het.towers import routing
 from lit_het.training.step import initial_state
 from tests import tiny
 
@@ -108,6 +109,36 @@ def test_the_formula_agrees_with_the_compiler(case):
 def test_operations_of_the_traced_step_are_those_of_the_compiled_one(case):
     # In so small a model products of single rows, which the compiler takes for sums, are not few.
     assert planned(case).compiled.program.product_flops * 8 == pytest.approx(planned(case).flops, rel=0.2)
+
+
+def test_dispatch_to_experts_is_what_products_with_one_hot_vectors_take():
+    config = small("experts")
+    tower = config.task.image_tower
+    experts = tower.encoder.experts
+    # The tower is locked: only the forward pass. A device has a group of 11 images for each member.
+    tokens = ROWS * (1 + tower.num_patches)
+    slots = routing.capacity(tokens, experts.num_selected, experts.experts_per_member, experts.eval_capacity_factor)
+    slots = experts.experts_per_member * min(slots, tokens)
+    product = 2 * tokens * slots * tower.encoder.width
+    blocks = len(experts.block_numbers(tower.encoder.depth))
+    assert planned("experts").dispatch_flops == 8 * experts.num_members * blocks * 2 * product
+    assert planned("fsdp").dispatch_flops == 0
+
+
+def test_operations_are_shown_with_and_without_dispatch(capsys, monkeypatch):
+    for case in ("experts", "fsdp"):
+        made, config = planned(case), small(case)
+        monkeypatch.setattr(plan_report, "plan", lambda *_, made=made: made)
+        plan_report.report(config, jax.devices(), 32)
+        told = capsys.readouterr().out
+        shown = re.search(r"without dispatch\s+│.*│\s+(\S+) │", told)
+        if case == "fsdp":
+            assert shown is None
+            assert "Dispatch:" not in told
+        else:
+            assert shown is not None
+            assert float(shown[1]) == pytest.approx((made.flops - made.dispatch_flops) / BATCH / 1e9, abs=1e-3)
+            assert "Dispatch: products with one-hot vectors" in told
 
 
 def test_the_state_takes_what_a_real_one_takes():

@@ -111,6 +111,19 @@ def test_an_evaluation_of_an_earlier_version_is_drawn_without_what_it_lacks(tmp_
     assert not {"Worst classes", "Prediction sets and selective prediction"} & set(titles)
 
 
+def test_ensembles_of_some_members_are_drawn_by_their_number(page: str, tmp_path: Path):
+    section = page.partition('<section id="ensemble">')[2].partition("</section>")[0]
+    plots = re.findall(r'<figure class="plot"><h3>(.*?)</h3>', section)
+    assert plots == [f"pets: {STYLES[figure].label}" for figure in ("nll", "top1", "ece", "mutual_information")]
+    earlier = dataclasses.replace(all_kinds()[-1], draw=Drawing)
+    run = write_run(tmp_path / "run", [earlier])
+    report(run)
+    assert (
+        '<figure class="plot">'
+        not in (run / "report.html").read_text().partition('id="ensemble"')[2].partition("</section>")[0]
+    )
+
+
 def test_sets_and_errors_are_drawn_for_all_parts_and_errors_by_noise(page: str):
     section = page.partition('<section id="prediction-sets-and-selective-prediction">')[2].partition("</section>")[0]
     sets, errors = section.split("Errors among the most confident</h3>")

@@ -46,6 +46,22 @@ def test_convolutions_grouped_products_and_branches_count():
     assert costs.product_flops(branch, jnp.ones((4, 4))) == 2 * 4**3
 
 
+def test_products_of_a_scope_count_with_their_gradients_in_loops_too():
+    def layer(x, kernel):
+        with jax.named_scope("first"):
+            x = jnp.sin(jax.jit(jnp.matmul)(x, kernel))
+        return x @ kernel, None
+
+    def loss(kernels, x):
+        return jnp.sum(jax.lax.scan(layer, x, kernels)[0])
+
+    product = 2 * ROWS * WIDTH * WIDTH
+    assert costs.product_flops(loss, KERNELS, *batch(ROWS), scope="first") == DEPTH * product
+    assert costs.product_flops(jax.grad(loss), KERNELS, *batch(ROWS), scope="first") == DEPTH * 3 * product
+    assert costs.product_flops(jax.grad(loss), KERNELS, *batch(ROWS)) == 2 * DEPTH * 3 * product
+    assert costs.product_flops(jax.grad(loss), KERNELS, *batch(ROWS), scope="other") == 0
+
+
 def test_the_forward_pass_saves_the_values_of_the_remat_policy():
     row = ROWS * WIDTH * 4
 

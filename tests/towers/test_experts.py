@@ -17,7 +17,6 @@ from lit_het.tasks.contrastive import ContrastiveConfig
 from lit_het.towers import routing
 from lit_het.towers.bert import BertConfig
 from lit_het.towers.experts import ExpertKeys, ExpertsConfig
-from lit_het.towers.sizes import encoder_size
 from lit_het.towers.text import TextConfig
 from lit_het.towers.transformer import EncoderConfig
 from lit_het.towers.vit import ViTConfig
@@ -268,85 +267,3 @@ def test_a_text_tower_may_have_experts_but_no_ensemble():
 def test_numbers_that_do_not_fit_are_refused(changes, message):
     with pytest.raises(UserError, match=message):
         with_experts(**changes)
-
-
-# ---- costs that e3 prints ----
-
-
-def b32(experts):
-    encoder = dataclasses.replace(encoder_size("B", compute_type="float32"), experts=experts, unrolled=True)
-    return ViTConfig(384, 32, encoder, pooling="class_token", members="apart")
-
-
-@functools.cache
-def training_gflops(tower):
-    """Returns XLA's count for one image; a training step is three forward passes."""
-    graph, shapes = nnx.split(nnx.eval_shape(lambda: tower.build(nnx.Rngs(0))))
-    # Two images make a group.
-    image = jax.ShapeDtypeStruct((2, tower.image_size, tower.image_size, 3), jnp.uint8)
-
-    def forward(params, image):
-        return nnx.merge(graph, params)(image).embedding
-
-    cost = jax.jit(forward).lower(shapes, image).cost_analysis()
-    assert cost is not None
-    return 3 * cost["flops"] / 2e9
-
-
-# Table 12 and Table 20: GFLOP of a training step of B/32 at 384 px with 32 experts. The figures include the padding of
-# the experts' slots at fine-tuning's capacity of 1.5, which is computed whether tokens are there or not, and not the
-# products with one-hot places, which are an affair of the dispatch.
-@pytest.mark.parametrize(
-    ("k", "m", "printed"),
-    [
-        (1, 1, 82.35),
-        (2, 1, 94.93),
-        (4, 1, 120.11),
-        (8, 1, 170.44),
-        (1, 2, 105.89),
-        (1, 4, 152.98),
-        (2, 2, 131.06),
-        (2, 4, 203.31),
-        (4, 2, 181.40),
-    ],
-)
-def test_operations_over_those_of_a_vit_are_those_that_e3_prints(k, m, printed):
-    vit = training_gflops(b32(None))
-    assert vit == pytest.approx(77.97, rel=0.05)
-    tower = b32(ExpertsConfig(32, k, 2, m, eval_capacity_factor=1.5))
-    tokens = 2 * 145  # two images make a group
-    all_slots = 32 * routing.capacity(tokens, k, 32 // m, 1.5)
-    one_hot = 3 * 2 * 4 * tokens * all_slots * 768 / 2e9  # training, two blocks, there and back, an image's half
-    ours = training_gflops(tower) - one_hot
-    assert ours / vit == pytest.approx(printed / 77.97, rel=0.05)
-
-
-# Table 23: millions of parameters with JFT's 18,291 classes, at 224 px.
-@pytest.mark.parametrize(
-    ("size", "patch_size", "num_blocks", "dense", "sparse"),
-    [
-        ("S", 32, 2, "36.5", "166.7"),
-        ("B", 32, 2, "102.1", "395.0"),
-        ("B", 16, 2, "100.5", "393.3"),
-        ("L", 32, 2, "325.3", "845.8"),
-        ("L", 16, 2, "323.1", "843.6"),
-        ("H", 14, 5, "655.8", "2688.6"),
-    ],
-)
-def test_parameters_are_those_that_e3_prints(size, patch_size, num_blocks, dense, sparse):
-    # V-MoE's own S is wider and less deep than ViT's.
-    encoder = EncoderConfig(512, 8, 2048, 8) if size == "S" else encoder_size(size)
-
-    def millions(experts):
-        tower = ViTConfig(
-            image_size=224,
-            patch_size=patch_size,
-            encoder=dataclasses.replace(encoder, experts=experts),
-            pooling="class_token",
-            representation_size=encoder.width,
-        )
-        shapes = nnx.to_pure_dict(nnx.state(nnx.eval_shape(lambda: tower.build(nnx.Rngs(0)))))
-        return (parameters.count(shapes) + (tower.embedding_size + 1) * 18_291) / 1e6
-
-    assert f"{millions(None):.1f}" == dense
-    assert f"{millions(ExpertsConfig(32, 2, num_blocks)):.1f}" == sparse

@@ -107,6 +107,11 @@ def test_noise_samples_are_members_of_an_ensemble(labelled, sets, make_encoder, 
     assert found.errors == pytest.approx(errors)
     assert found.figures["joint_nll"] < found.figures["individual_nll"]
     assert not [name for name in found.figures if name.startswith("member_")], "one noise sample is like another"
+    parts = found.figures["mean_entropy"] + found.figures["mutual_information"]
+    assert found.figures["total_entropy"] == pytest.approx(parts)
+    arrays = found.draw().arrays
+    assert arrays["size"].tolist() == [1, 2, 3, 4, 5]
+    assert arrays["size/nll"][[0, -1]] == pytest.approx([expected["individual_nll"], expected["joint_nll"]])
 
 
 def test_several_models_form_an_ensemble_and_a_single_model_does_not(labelled, sets, make_encoder, unit_vectors):

@@ -106,6 +106,10 @@ def all_kinds(seed: int = 0) -> list[Evaluation]:
     shots = {"1_shot": 0.3, "5_shot": 0.5, "10_shot": 0.6}
     joint = {f"{who}_{figure}": 0.5 for who in ("joint", "individual") for figure in ("top1", "nll")}
     joint |= {"kl": 0.1, "member_1/top1": 0.4, "member_2/top1": 0.6}
+    drawn = [f"size/{figure}" for figure in ("nll", "top1", "ece", "mutual_information")]
+    smaller = {name: np.array([0.5, 0.4]) for name in drawn} | {
+        f"{name}/error": np.array([0.01, 0.02]) for name in drawn
+    }
     return [
         zero_shot(seed),
         Evaluation("retrieval", "coco", recalls, chance=recalls, draw=lambda: retrieval),
@@ -113,7 +117,7 @@ def all_kinds(seed: int = 0) -> list[Evaluation]:
         Evaluation("linear_probe", "pets", {"top1": 0.7, "best/learning_rate": 0.001, "best/epochs": 3.0}),
         Evaluation("shift", "pets", shift),
         Evaluation("out_of_distribution", "pets", detection, draw=lambda: Drawing(scores)),
-        Evaluation("ensemble", "pets", joint),
+        Evaluation("ensemble", "pets", joint, draw=lambda: Drawing({"size": np.array([1.0, 2.0]), **smaller})),
     ]
 
 
