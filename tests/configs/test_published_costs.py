@@ -5,8 +5,10 @@ from pathlib import Path
 import jax
 import pytest
 
+from lit_het.planning import costs
 from lit_het.runs.parsing import parse_config
 from lit_het.runs.plan import Step
+from lit_het.towers.dispatch import DISPATCH
 
 EXPERTS = "task.image-tower.encoder.experts"
 SIZES = ("s32", "b32", "b16", "l32", "l16", "h14")
@@ -52,22 +54,66 @@ def test_operations_without_dispatch_are_those_that_e3_prints(model, k, m, size,
     assert gflop(model, k, m, size)[0] == pytest.approx(printed, rel=0.012)
 
 
+# Table 12, beside the models of Table 20.
+@pytest.mark.parametrize(
+    ("model", "flags", "printed"),
+    [
+        ("batch_ensemble", {}, 97.1),
+        ("batch_ensemble", {f"{EXPERTS}.num-experts": 4, f"{EXPERTS}.num-members": 4}, 135.4),
+        ("mimo", {}, 96.3),
+        ("mimo", {"task.image-tower.num-inputs": 4, "task.num-heads": 4}, 99.0),
+        ("mimo", {"task.mimo.batch-repetitions": 2}, 192.6),
+        ("mimo", {"task.mimo.batch-repetitions": 2, "task.image-tower.num-inputs": 4, "task.num-heads": 4}, 198.1),
+    ],
+)
+def test_operations_of_other_efficient_ensembles_are_those_that_e3_prints(model, flags, printed):
+    found, _ = gflop(model, None, None, flags=[x for flag, value in flags.items() for x in (f"--{flag}", str(value))])
+    assert found == pytest.approx(printed, rel=0.02)
+
+
+# The same for Monte Carlo dropout, which samples in prediction: three times its operations, at a capacity of 1.
+@pytest.mark.parametrize(
+    ("k", "m", "printed"), [(1, 2, 97.2), (1, 4, 135.6), (2, 2, 113.7), (2, 4, 168.6), (4, 2, 146.7)]
+)
+def test_operations_of_monte_carlo_dropout_are_those_that_e3_prints(k, m, printed):
+    flags = {"num-selected": k, "dropout-samples": m, "eval-capacity-factor": 1.0}
+    this = step("mc_dropout", "b32", [x for flag, value in flags.items() for x in (f"--{EXPERTS}.{flag}", str(value))])
+    task, images = this.config.task.build(), jax.ShapeDtypeStruct((32, 384, 384, 3), "uint8")
+    everything, dispatch = (costs.product_flops(task.features, task.shapes, images, scope=x) for x in ("", DISPATCH))
+    assert 3 * (everything - dispatch) / 32 / 1e9 == pytest.approx(printed, rel=0.05)
+
+
 # Table 22: its ablations have another routing, which costs more. The figures are those of Table 20 with the dispatch
 # over groups of two images, of all members together, so that ours takes as many tokens of each member.
 @pytest.mark.parametrize(
-    ("model", "k", "m", "printed"),
+    ("model", "k", "m", "flags", "printed"),
     [
-        ("vmoe", 2, 1, 96.895),
-        ("vmoe", 4, 1, 123.644),
-        ("vmoe", 8, 1, 178.133),
-        ("e3", 1, 2, 109.781),
-        ("e3", 2, 2, 138.457),
-        ("e3", 4, 2, 196.870),
+        ("vmoe", 2, 1, {}, 96.895),
+        ("vmoe", 4, 1, {}, 123.644),
+        ("vmoe", 8, 1, {}, 178.133),
+        ("e3", 1, 2, {}, 109.781),
+        ("e3", 2, 2, {}, 138.457),
+        ("e3", 4, 2, {}, 196.870),
+        ("tiling", 2, 2, {}, 138.460),
+        ("overlap", 2, 2, {"overlap": 2}, 138.457),
+        ("overlap", 2, 2, {"overlap": 4}, 138.458),
+        ("overlap", 2, 2, {"overlap": 8}, 138.459),
+        ("overlap", 2, 2, {"overlap": 16}, 138.460),
+        # The table's K of partitioning counts the experts of a token over all members.
+        ("partitioning", 1, 2, {}, 97.885),
     ],
 )
-def test_operations_with_dispatch_are_those_of_the_ablations_of_e3(model, k, m, printed):
-    flags = [f"--{EXPERTS}.tokens-per-group", str(m * 2 * 145)]
-    assert sum(gflop(model, k, m, flags=flags)) == pytest.approx(printed, rel=0.01)
+def test_operations_with_dispatch_are_those_of_the_ablations_of_e3(model, k, m, flags, printed):
+    flags = {"tokens-per-group": m * 2 * 145, **flags}
+    as_text = [x for flag, value in flags.items() for x in (f"--{EXPERTS}.{flag}", str(value))]
+    assert sum(gflop(model, k, m, flags=as_text)) == pytest.approx(printed, rel=0.05)
+
+
+# Also of Table 22, whose way back of several predictions we do not know: operations over those of the V-MoE, without
+# dispatch.
+@pytest.mark.parametrize(("k", "printed"), [(2, 96.330), (4, 122.526), (8, 175.889)])
+def test_operations_of_several_predictions_are_those_that_e3_prints(k, printed):
+    assert gflop("multi_pred", k, 1)[0] / gflop("vmoe", 2, 1)[0] == pytest.approx(printed / 96.895, rel=0.05)
 
 
 # Table 23: millions of parameters upstream, with JFT's 18,291 classes and a pre-logits layer, at 224 px.

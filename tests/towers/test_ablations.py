@@ -11,10 +11,8 @@ from flax import nnx
 
 from lit_het.errors import UserError
 from lit_het.heads.learning_rates import learning_rate_factors
-from lit_het.towers import routing
 from lit_het.towers.experts import ExpertKeys, ExpertsConfig
 from lit_het.towers.rank_one import RankOneConfig, RankOneLinear
-from lit_het.towers.sizes import encoder_size
 from lit_het.towers.transformer import EncoderConfig
 from lit_het.towers.vit import ViTConfig
 
@@ -193,63 +191,6 @@ def test_gradients_reach_every_expert(changes, dispatch):
 def test_forms_that_do_not_fit_together_are_refused(changes, message):
     with pytest.raises(UserError, match=message):
         with_experts(**changes)
-
-
-# ---- costs that e3 prints: Table 22, GFLOP of a training step of B/32 at 384 px with 32 experts ----
-
-
-@functools.cache
-def training_gflops(experts):
-    """Returns XLA's count of three forward passes for one image, without products with one-hot places."""
-    tower = ViTConfig(
-        384,
-        32,
-        dataclasses.replace(encoder_size("B", compute_type="float32"), experts=experts, unrolled=True),
-        pooling="class_token",
-        members="apart",
-    )
-    graph, shapes = nnx.split(nnx.eval_shape(lambda: tower.build(nnx.Rngs(0))))
-    image = jax.ShapeDtypeStruct((2, 384, 384, 3), jnp.uint8)  # two images make a group
-    cost = jax.jit(lambda params, image: nnx.merge(graph, params)(image).embedding).lower(shapes, image).cost_analysis()
-    assert cost is not None
-    tokens, m, e = 2 * 145 * experts.dropout_samples, experts.num_members, experts.experts_per_member
-    slots = m * e * routing.capacity(tokens, experts.num_selected, e, experts.eval_capacity_factor)
-    # Two blocks, there and back; the way back is made for each prediction.
-    products = 2 + (experts.num_selected + 1 if experts.multi_pred else 2)
-    one_hot = 3 * 2 * products * tokens * slots * 768 / 2e9
-    return 3 * cost["flops"] / 2e9 - one_hot
-
-
-VMOE = ExpertsConfig(32, 2, 2, eval_capacity_factor=1.5)
-PRINTED = {
-    "V-MoE, K = 4": (dataclasses.replace(VMOE, num_selected=4), 123.644),
-    "V-MoE, K = 8": (dataclasses.replace(VMOE, num_selected=8), 178.133),
-    "e3, K = 1": (dataclasses.replace(VMOE, num_selected=1, num_members=2), 109.781),
-    "e3, K = 2": (dataclasses.replace(VMOE, num_members=2), 138.457),
-    "tiling": (dataclasses.replace(VMOE, num_members=2, overlap=32), 138.460),
-    "overlap 8": (dataclasses.replace(VMOE, num_members=2, overlap=8), 138.459),
-    "multi-pred, K = 2": (dataclasses.replace(VMOE, multi_pred=True), 96.330),
-    "multi-pred, K = 4": (dataclasses.replace(VMOE, num_selected=4, multi_pred=True), 122.526),
-    "multi-pred, K = 8": (dataclasses.replace(VMOE, num_selected=8, multi_pred=True), 175.889),
-    # The table's K counts the experts of a token over all members.
-    "partitioning": (dataclasses.replace(VMOE, num_selected=1, num_members=2, tiled=False), 97.885),
-}
-
-
-@pytest.mark.parametrize("name", PRINTED)
-def test_operations_over_those_of_a_v_moe_are_those_that_e3_prints(name):
-    experts, printed = PRINTED[name]
-    assert training_gflops(experts) / training_gflops(VMOE) == pytest.approx(printed / 96.895, rel=0.05)
-
-
-# Table 12: the authors' figures of Monte Carlo dropout fit a capacity of 1, that of prediction.
-@pytest.mark.parametrize(
-    ("k", "m", "printed"), [(1, 2, 97.2), (1, 4, 135.6), (2, 2, 113.7), (2, 4, 168.6), (4, 2, 146.7)]
-)
-def test_operations_of_monte_carlo_dropout_are_those_that_e3_prints(k, m, printed):
-    sampled = ExpertsConfig(32, k, 2, eval_capacity_factor=1.0, dropout_rate=0.1, dropout_samples=m)
-    vmoe = training_gflops(VMOE)
-    assert training_gflops(sampled) / vmoe == pytest.approx(printed / 94.93, rel=0.05)
 
 
 # ---- BatchEnsemble ----
