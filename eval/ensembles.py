@@ -231,10 +231,10 @@ def _score_block(
     )
 
 
-def _score_smaller(members: Members, groups: Int[np.ndarray, "g size"], labels: Int[np.ndarray, " b"]) -> Smaller:
+def _score_smaller(members: Members, of_size: Int[np.ndarray, "g size"], labels: Int[np.ndarray, " b"]) -> Smaller:
     of_label = np.take_along_axis(members.log_probabilities, labels[:, None, None], axis=2)[:, :, 0]
     joint, information = [], []
-    for group in groups:
+    for group in of_size:
         # Without logarithms of all classes, which would take several times as long.
         mean = members.probabilities[:, group].mean(axis=1)
         label_log_probability = special.logsumexp(of_label[:, group], axis=1) - np.log(len(group))

@@ -1,6 +1,7 @@
 """What runs cost and what they reach: a point for each setting, over its seeds, and the Pareto front of the points."""
 
 import dataclasses
+import difflib
 import itertools
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -13,8 +14,8 @@ from lit_het.eval.run_comparison import check_same_settings, figures_of
 from lit_het.eval.saved_runs import SavedRun, by_setting
 from lit_het.eval.significance import Estimate, estimate
 
-# Figures that a message lists.
-_MOST_LISTED = 12
+# Figures that a message lists, the most similar ones first.
+_MOST_LISTED = 5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,9 +108,9 @@ def check_figures(runs: Sequence[SavedRun], figures: Sequence[str]) -> None:
     for figure in figures:
         having = [run for run in runs if _record(run, figure) is not None]
         if not having:
-            known = dict.fromkeys(name for run in runs for name in figures_of(run.records.values()))
-            listed = ", ".join(itertools.islice(known, _MOST_LISTED)) + (", ..." if len(known) > _MOST_LISTED else "")
-            raise UserError(f"no run has the figure {figure}; they have {listed or 'no evaluations'}")
+            known = {name for run in runs for name in figures_of(run.records.values())}
+            similar = difflib.get_close_matches(figure, sorted(known), _MOST_LISTED, cutoff=0)
+            raise UserError(f"no run has the figure {figure}; they have {', '.join(similar) or 'no evaluations'}")
         check_same_settings({run.name: _without_members(_record(run, figure)) for run in having})
 
 

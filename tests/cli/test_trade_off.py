@@ -86,7 +86,7 @@ def test_gains_are_those_over_the_second_group(runs: Path, tmp_path: Path, capsy
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--pareto", "zero_shot/cars/nll"], "no run has the figure zero_shot/cars/nll; they have zero_shot/pets/top1"),
+        (["--pareto", "zero_shot/cars/nll"], "no run has the figure zero_shot/cars/nll; they have zero_shot/pets/nll"),
         (["--pareto", NLL, "zero_shot/pets/top1"], "cannot share an axis"),
         (["--pareto", NLL, "--output", "x.png"], "--output x.png: its name must end in .html, .md, .csv, .json"),
         (["--gains", NLL], "compare needs two groups of runs"),

@@ -64,7 +64,7 @@ def test_mean_gains_of_several_sets_are_those_of_e3_within_rounding(size, column
     values, baselines = SHIFTED[size][2 * column], SHIFTED[size][2 * column + 1]
     sets = zip(values, baselines, strict=True)
     (gain,) = mean_gains([gains_of([point(size, 2.0, one)], [point(size, 1.0, other)]) for one, other in sets])
-    rounding = 100 * np.mean([0.001 / baseline for baseline in baselines])
+    rounding = 100 * float(np.mean([0.001 / baseline for baseline in baselines]))
     assert 100 * gain.improvement.mean == pytest.approx(TABLE_24[size][column], abs=rounding + 0.005)
     assert math.isnan(gain.improvement.error)
     assert math.isnan(gain.normalized.mean)
