@@ -19,12 +19,12 @@ from lit_het.towers.transformer import EncoderConfig
 from lit_het.towers.vit import ViTConfig
 from lit_het.training.loop import Cadence
 
-# Sorting drops no tokens, and is the faster dispatch on CPUs.
-VMOE = ExpertsConfig(num_experts=8, num_selected=2, num_blocks=2, dropout_rate=0.1, dispatch="ragged")
+# Capacities, dropout and "last-2" are the paper's (Table 7).
+VMOE = ExpertsConfig(num_experts=8, num_selected=2, num_blocks=2, dropout_rate=0.1, capacity_factor=1.5)
 TOWER = ViTConfig(
     image_size=32,
     patch_size=16,
-    encoder=EncoderConfig(width=128, depth=4, mlp_width=512, num_heads=4, unrolled=True),
+    encoder=EncoderConfig(width=96, depth=4, mlp_width=384, num_heads=4, unrolled=True),
     pooling="mean",
     positions="sine_cosine",
     members="apart",
@@ -118,6 +118,7 @@ def upstream(source: str, data: Path, run_dir: Path, seed: int, num_words: int) 
             loss=SigmoidCrossEntropy(),
         ),
         data=dataclasses.replace(base.data, shards=(str(data / "train"),), seed=seed),
+        length=Duration(1000),
         seed=seed,
         cadence=Cadence(log_steps=100, save_steps=10_000),
     )
