@@ -35,7 +35,7 @@ from lit_het.schedules import Schedule
 from lit_het.sharding import MeshConfig
 from lit_het.tasks.classification import ClassificationConfig
 from lit_het.tasks.mimo import MimoConfig
-from lit_het.towers.experts import ExpertsConfig
+from lit_het.towers.experts_config import ExpertsConfig
 from lit_het.towers.rank_one import RankOneConfig
 from lit_het.towers.sizes import encoder_size
 from lit_het.towers.transformer import EncoderConfig

@@ -28,7 +28,7 @@ from lit_het.optimizers import AdamW, Optimizer
 from lit_het.schedules import Schedule
 from lit_het.sharding import MeshConfig
 from lit_het.tasks.classification import ClassificationConfig
-from lit_het.towers.experts import ExpertsConfig
+from lit_het.towers.experts_config import ExpertsConfig
 from lit_het.towers.transformer import EncoderConfig
 from lit_het.towers.vit import ViTConfig
 from lit_het.training.loop import Cadence

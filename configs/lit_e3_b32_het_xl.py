@@ -19,7 +19,7 @@ from lit_het.optimizers import Adafactor, Optimizer
 from lit_het.schedules import Schedule
 from lit_het.sharding import MeshConfig
 from lit_het.tasks.contrastive import ContrastiveConfig
-from lit_het.towers.experts import ExpertsConfig
+from lit_het.towers.experts_config import ExpertsConfig
 from lit_het.towers.sizes import encoder_size
 from lit_het.towers.text import TextConfig
 from lit_het.towers.vit import ViTConfig

@@ -16,7 +16,8 @@ from bench_tools import Program, Report, assert_close, plot, ratio, seconds_in_t
 from flax import nnx
 from rich.console import Console
 
-from lit_het.towers.experts import ExpertKeys, Experts, ExpertsConfig
+from lit_het.towers.experts import ExpertKeys, Experts
+from lit_het.towers.experts_config import ExpertsConfig
 from lit_het.towers.layers import Mlp
 
 # V-MoE S/32 at 384 px (e3 Table 20): 144 patches and the class token.

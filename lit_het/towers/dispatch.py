@@ -1,7 +1,7 @@
 """Moves tokens to their experts and the weighted outputs back, in several ways with the same result."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,17 +10,15 @@ from jaxtyping import Array, Float, Int, Key
 
 from lit_het import sharding
 from lit_het.towers import routing
+from lit_het.towers.experts_config import ExpertsConfig
 from lit_het.towers.layers import Mlp
 from lit_het.towers.routing import Choices
-
-if TYPE_CHECKING:
-    from lit_het.towers.experts import ExpertsConfig
 
 DISPATCH = "one_hot_dispatch"
 """The scope, in traced programs, of the products with one-hot vectors that move tokens to experts and back."""
 
 
-def numbers(config: "ExpertsConfig", choices: Choices) -> Int[Array, "gm t k"]:
+def numbers(config: ExpertsConfig, choices: Choices) -> Int[Array, "gm t k"]:
     """Returns the indices of choices among all E experts."""
     # Groups of the members of an ensemble alternate, see `Groups.split`.
     member = jnp.arange(choices.expert.shape[0]) % config.num_members
@@ -28,13 +26,13 @@ def numbers(config: "ExpertsConfig", choices: Choices) -> Int[Array, "gm t k"]:
     return jnp.asarray(config.members.reshape(-1))[found] if config.overlap else found
 
 
-def of_members(config: "ExpertsConfig", x: Array, axis: int) -> Array:
+def of_members(config: ExpertsConfig, x: Array, axis: int) -> Array:
     """Returns what belongs to the experts of each member in turn: those of all members are repeated."""
     return jnp.take(x, config.members.reshape(-1), axis) if config.overlap else x
 
 
 def by_products(
-    config: "ExpertsConfig",
+    config: ExpertsConfig,
     experts: Mlp,
     tokens: Float[Array, "gm t d"],
     choices: Choices,
@@ -73,7 +71,7 @@ def by_products(
 
 
 def by_sorting(
-    config: "ExpertsConfig",
+    config: ExpertsConfig,
     experts: Mlp,
     tokens: Float[Array, "gm t d"],
     choices: Choices,
@@ -104,7 +102,7 @@ def by_sorting(
 
 
 def with_shared_kernels(
-    config: "ExpertsConfig",
+    config: ExpertsConfig,
     experts: Mlp,
     tokens: Float[Array, "gm t d"],
     choices: Choices,
@@ -122,7 +120,7 @@ def with_shared_kernels(
 
 
 def _on_devices(
-    config: "ExpertsConfig",
+    config: ExpertsConfig,
     experts: Mlp,
     tokens: Float[Array, "gm t d"],
     choices: Choices,

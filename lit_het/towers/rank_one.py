@@ -35,7 +35,7 @@ class RankOneConfig:
         """Returns r or s of all experts."""
         if self.initial == "signs":
             return nnx.Param(jax.random.rademacher(rngs.params(), (num_experts, size), jnp.float32))
-        return nnx.Param(1 + 0.5 * jax.random.normal(rngs.params(), (num_experts, size)))
+        return nnx.Param(1 + nnx.initializers.normal(0.5)(rngs.params(), (num_experts, size)))
 
 
 class RankOneLinear(nnx.Module):

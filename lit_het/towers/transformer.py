@@ -12,7 +12,8 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from lit_het import parameters, sharding
 from lit_het.errors import UserError, require_at_least, require_choice
-from lit_het.towers.experts import ExpertKeys, Experts, ExpertsConfig, Routing
+from lit_het.towers.experts import ExpertKeys, Experts, Routing
+from lit_het.towers.experts_config import ExpertsConfig
 from lit_het.towers.layers import Activation, ComputeType, Mlp, layer_norm, linear
 from lit_het.types import Metrics, Params, Size
 

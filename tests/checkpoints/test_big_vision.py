@@ -14,7 +14,7 @@ from lit_het.checkpoints.resample import resample_patches
 from lit_het.errors import UserError
 from lit_het.heads.contrastive import unit
 from lit_het.towers.bert import BertConfig
-from lit_het.towers.experts import ExpertsConfig
+from lit_het.towers.experts_config import ExpertsConfig
 from lit_het.towers.text import TextConfig
 from lit_het.towers.vit import ViTConfig
 from tests.checkpoints.importing import (

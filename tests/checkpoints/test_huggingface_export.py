@@ -14,7 +14,7 @@ from lit_het.checkpoints.native import checksums
 from lit_het.data_pipelines.tokenizers import SentencePieceTokenizer, train_sentencepiece
 from lit_het.errors import UserError
 from lit_het.towers.bert import BertConfig
-from lit_het.towers.experts import ExpertsConfig
+from lit_het.towers.experts_config import ExpertsConfig
 from lit_het.towers.text import TextConfig
 from lit_het.towers.transformer import EncoderConfig
 from lit_het.towers.vit import ViTConfig

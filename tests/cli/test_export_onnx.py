@@ -22,7 +22,7 @@ from lit_het.heads.covariance import CovarianceConfig
 from lit_het.losses.contrastive import SigmoidLoss
 from lit_het.runs import onnx_folder
 from lit_het.runs.opening import Run
-from lit_het.towers.experts import ExpertsConfig
+from lit_het.towers.experts_config import ExpertsConfig
 from tests import tiny
 from tests.cli.test_train import refusal
 

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from lit_het import parameters
-from lit_het.configs import experiment
+from lit_het.configs import experiment, fine_tune_experts
 from lit_het.data_pipelines.augment import HorizontalFlip, RandomAffine
 from lit_het.data_pipelines.labels import CaptionWords
 from lit_het.data_pipelines.rand_augment import RandAugment
@@ -55,7 +55,8 @@ WITH_ARGUMENTS = {
         f"data_set={data_set},model={model}"
         for data_set in ("imagenet", "cifar10", "cifar100", "pets", "flowers")
         for model in ("vit", "vmoe", "e3")
-    ],
+    ]
+    + [f"model={model}" for model in get_args(fine_tune_experts.Model)],
     "imagenet_experts": ["model=vmoe", "model=e3"],
 }
 RECIPES = [
@@ -76,6 +77,8 @@ TRACED = [
         "linear_probe_imagenet.py",
         "fine_tune_experts.py:model=vit",
         "fine_tune_experts.py:model=e3",
+        "fine_tune_experts.py:model=batch_ensemble",
+        "fine_tune_experts.py:model=mimo",
         "imagenet_experts.py:model=vmoe",
     )
 ]

@@ -12,7 +12,7 @@ from lit_het.heads.contrastive import DeterministicContrastiveConfig, HetXLContr
 from lit_het.heads.het_h import HetHConfig
 from lit_het.optimizers import SGD
 from lit_het.runs.parsing import parse_config
-from lit_het.towers.experts import ExpertsConfig
+from lit_het.towers.experts_config import ExpertsConfig
 from lit_het.towers.resnet import ResNetConfig
 from lit_het.towers.vit import ViTConfig
 

@@ -18,7 +18,7 @@ from lit_het.random import keys_at
 from lit_het.tasks import mimo, quantities
 from lit_het.tasks.classification import ClassificationConfig
 from lit_het.tasks.mimo import MimoConfig
-from lit_het.towers.experts import ExpertsConfig
+from lit_het.towers.experts_config import ExpertsConfig
 from lit_het.towers.transformer import EncoderConfig
 from lit_het.towers.vit import ViTConfig
 from lit_het.types import Batch

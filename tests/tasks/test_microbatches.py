@@ -13,7 +13,7 @@ from lit_het.losses.contrastive import SigmoidLoss, SoftmaxLoss
 from lit_het.random import keys_at
 from lit_het.sharding import MeshConfig
 from lit_het.tasks.classification import ClassificationConfig
-from lit_het.towers.experts import ExpertsConfig
+from lit_het.towers.experts_config import ExpertsConfig
 from lit_het.towers.transformer import EncoderConfig
 from lit_het.towers.vit import ViTConfig
 from tests.tasks.test_contrastive_task import CONFIG, EIGHT_DEVICES, ENCODER, ONE_DEVICE, B, host_batch, initial

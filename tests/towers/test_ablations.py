@@ -11,7 +11,8 @@ from flax import nnx
 
 from lit_het.errors import UserError
 from lit_het.heads.learning_rates import learning_rate_factors
-from lit_het.towers.experts import ExpertKeys, ExpertsConfig
+from lit_het.towers.experts import ExpertKeys
+from lit_het.towers.experts_config import ExpertsConfig
 from lit_het.towers.rank_one import RankOneConfig, RankOneLinear
 from lit_het.towers.transformer import EncoderConfig
 from lit_het.towers.vit import ViTConfig

@@ -16,7 +16,8 @@ from lit_het.tasks.classification import ClassificationConfig
 from lit_het.tasks.contrastive import ContrastiveConfig
 from lit_het.towers import routing
 from lit_het.towers.bert import BertConfig
-from lit_het.towers.experts import ExpertKeys, ExpertsConfig
+from lit_het.towers.experts import ExpertKeys
+from lit_het.towers.experts_config import ExpertsConfig
 from lit_het.towers.text import TextConfig
 from lit_het.towers.transformer import EncoderConfig
 from lit_het.towers.vit import ViTConfig

@@ -11,7 +11,8 @@ from flax import nnx
 
 from lit_het.errors import UserError
 from lit_het.towers.bert import BertConfig
-from lit_het.towers.experts import ExpertKeys, ExpertsConfig
+from lit_het.towers.experts import ExpertKeys
+from lit_het.towers.experts_config import ExpertsConfig
 from lit_het.towers.positions import sinusoidal_positions
 from lit_het.towers.text import TextConfig
 from lit_het.towers.transformer import Encoder, EncoderConfig

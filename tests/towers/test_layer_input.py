@@ -12,7 +12,7 @@ from lit_het.eval.features import Features
 from lit_het.tasks.classification import ClassificationConfig
 from lit_het.tasks.features import FeatureExtractor
 from lit_het.towers.bert import BertConfig
-from lit_het.towers.experts import ExpertsConfig
+from lit_het.towers.experts_config import ExpertsConfig
 from lit_het.towers.resnet import ResNetConfig
 from lit_het.towers.text import TextConfig
 from lit_het.towers.transformer import EncoderConfig

@@ -10,7 +10,7 @@ import pytest
 from flax import nnx
 
 from lit_het.errors import UserError
-from lit_het.towers.experts import ExpertsConfig
+from lit_het.towers.experts_config import ExpertsConfig
 from lit_het.towers.text import TextConfig
 from lit_het.towers.transformer import EncoderConfig
 from lit_het.towers.vit import ViTConfig

@@ -15,7 +15,7 @@ from lit_het.checkpoints.resample import resample_positions
 from lit_het.checkpoints.sources import Arrays
 from lit_het.checkpoints.vmoe.files import open_vmoe
 from lit_het.errors import UserError
-from lit_het.towers.experts import ExpertsConfig
+from lit_het.towers.experts_config import ExpertsConfig
 from lit_het.towers.layers import ComputeType
 from lit_het.towers.transformer import EncoderConfig
 from lit_het.towers.vit import ViTConfig
