@@ -7,10 +7,10 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from lit_het.data_pipelines.storage import read_lines
+from lit_het.data_pipelines.openai_clip import imagenet_names
 from lit_het.errors import UserError, require_at_least
 from lit_het.eval.fits import FewShotOptions, LinearProbeOptions
-from lit_het.eval.prompts import BARE_TEMPLATE, SET_PROMPTS, check_templates, read_prompts
+from lit_het.eval.prompts import BARE_TEMPLATE, SET_PROMPTS, check_templates, read_candidates, read_prompts
 from lit_het.eval.sets import ImageSet, require_one_label, require_other_split
 
 if TYPE_CHECKING:
@@ -31,8 +31,8 @@ class ClassNamesConfig:
     Attributes:
         prompts: templates around each name: ``set`` uses the set's own templates, or bare names where it has none; a
             family of `lit_het.eval.prompts.FAMILIES`; or a file of templates, one per line, with ``{c}`` for the name.
-        candidates: a file of candidate names, one per line; None uses the set's class names. For a classifier, they
-            are the names of its classes.
+        candidates: a file of candidate names, one per line, or ``imagenet`` for OpenAI's names of its 1,000 classes;
+            None uses the set's class names. For a classifier, they are the names of its classes.
         classes: a JSON file that maps each class name of the set to the candidate, or the list of candidates, that
             count as this class, such as ImageNet-R's classes among ImageNet's. Other candidates are then excluded. None
             matches candidates by name.
@@ -63,8 +63,10 @@ class ClassNamesConfig:
         templates = opened.templates or BARE_TEMPLATE if self.prompts == SET_PROMPTS else read_prompts(self.prompts)
         check_templates(templates, f"set {opened.config.name}")
         labels = opened.class_names
-        names = labels if self.candidates is None else read_lines(str(self.candidates))
+        names = labels if self.candidates is None else read_candidates(self.candidates)
         groups = None if self.classes is None else read_classes(self.classes, labels, names)
+        if groups is None and names is imagenet_names() and len(labels) == len(names):
+            labels = names  # the same classes by other names, in the usual order
         return Recognition(names, templates, labels, groups, self.certain_prompts)
 
 

@@ -163,7 +163,7 @@ def tokenizer_settings(tokenizer: Tokenizer | None) -> dict[str, Any]:
     """Returns the arguments of the script's ``tokenize``."""
     match tokenizer:
         case SentencePieceTokenizer():
-            names = ("length", "padding_id", "lowercase", "remove_punctuation")
+            names = ("length", "padding_id", "lowercase", "remove_punctuation", "split_underscores")
             return {"file": "tokenizer.model", **{name: getattr(tokenizer, name) for name in names}}
         case HuggingFaceTokenizer():
             return {"file": "tokenizer.json", "length": tokenizer.length, "padding_id": tokenizer.padding_id}
