@@ -162,7 +162,7 @@ def _score_block(
     return EnsembleResult(
         members=_join([_scores(member, labels) for member in log_probabilities.swapaxes(0, 1)], np.column_stack),
         joint=_scores(_log_mean(log_probabilities) if joint is None else joint.astype(np.float64), labels),
-        diversity=_mean_divergence(log_probabilities),
+        diversity=mean_divergence(log_probabilities),
     )
 
 
@@ -186,8 +186,8 @@ def _log_mean(
         return np.log(sums) + highest
 
 
-def _mean_divergence(log_probabilities: Float[np.ndarray, "b m k"]) -> Float[np.ndarray, " b"]:
-    """Returns the mean of KL(p_i || p_j) over ordered pairs, in time linear in the number of members."""
+def mean_divergence(log_probabilities: Float[np.ndarray, "b m k"]) -> Float[np.ndarray, " b"]:
+    """Returns the mean of KL(p_i || p_j) over ordered pairs of members, in time linear in their number."""
     # KL(p_i || p_i) is zero, so the sum runs over all m² pairs. With sums over classes,
     # Σ_ij Σ p_i (log p_i - log p_j) = m Σ_i Σ p_i log p_i - Σ (Σ_i p_i) (Σ_j log p_j).
     num_members = log_probabilities.shape[1]

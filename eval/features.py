@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -18,13 +19,13 @@ from lit_het.console import Bar, message
 from lit_het.data_pipelines import storage
 from lit_het.data_pipelines.data_config import LoaderConfig
 from lit_het.data_pipelines.index import ShardIndex
-from lit_het.data_pipelines.labels import ClassIndex, LabelsConfig, MultiHot, text_of
+from lit_het.data_pipelines.labels import CaptionWords, ClassIndex, LabelsConfig, MultiHot, text_of
 from lit_het.data_pipelines.loader import Loader
 from lit_het.data_pipelines.shards import IMAGE
-from lit_het.data_pipelines.storage import Unreadable, content_or_raise
+from lit_het.data_pipelines.storage import Unreadable, content_or_raise, read_lines
 from lit_het.data_pipelines.transforms import Preprocessing
 from lit_het.errors import MissingText, UserError, counted
-from lit_het.eval.prompts import CLASS_NAMES_FILE, TEMPLATES_FILE, read_classnames, read_templates
+from lit_het.eval.prompts import CLASS_NAMES_FILE, TEMPLATES_FILE, read_templates
 from lit_het.eval.sets import ImageSet
 from lit_het.training import preemption
 from lit_het.types import Batch, ImageFeatures
@@ -125,7 +126,7 @@ class OpenSet:
 
     def __init__(self, config: ImageSet, shards: _OpenShards, fingerprint: Callable[[], str]):
         self.config, self._shards = config, shards
-        self.class_names = read_classnames(config.directory) if config.labelled else ()
+        self.class_names = read_lines(f"{config.directory}/{config.names_file}") if config.labelled else ()
         self.loader = shards.open(_labels(config), fingerprint)
 
     @property
@@ -222,7 +223,10 @@ class Sets:
 def _labels(config: ImageSet) -> LabelsConfig | None:
     if not config.labelled:
         return None
-    names = f"{config.directory}/{CLASS_NAMES_FILE}"
+    names = f"{config.directory}/{config.names_file}"
+    if config.caption_words:
+        # `Path` would take a slash of an address away: at one, the words lie beside the shards or above.
+        return CaptionWords(None if storage.is_remote(names) else Path(names))
     return MultiHot(names) if config.multi_label else ClassIndex(names)
 
 

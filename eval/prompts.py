@@ -9,6 +9,8 @@ from lit_het.data_pipelines.storage import read_lines
 from lit_het.errors import UserError
 
 CLASS_NAMES_FILE = "classnames.txt"
+# The class names where labels are the words of captions.
+WORDS_FILE = "words.txt"
 TEMPLATES_FILE = "zeroshot_classification_templates.txt"
 PLACEHOLDER = "{c}"
 # The name as `canonical_name` writes it.

@@ -52,6 +52,18 @@ class ClassNamesConfig:
         if self.certain_prompts is not None:
             require_at_least(1, self, "certain_prompts")
 
+    def require_fit(self, data: ImageSet) -> None:
+        """Checks that candidates suit the labels of a set.
+
+        Raises:
+            UserError: vectors of labels have no names by which candidates could be matched.
+        """
+        if data.has_several_labels and self.candidates and not self.classes:
+            raise UserError(
+                "with several labels per image, --candidates need --classes FILE; leave both out to predict among the "
+                "set's own class names"
+            )
+
     def build(self, opened: "OpenSet") -> "Recognition":
         """Reads the class names and the templates.
 
@@ -96,10 +108,11 @@ class ZeroShotConfig:
 
     def __post_init__(self) -> None:
         require_at_least(0, self, "samples")
-        if self.data.multi_label and (self.samples or self.relabels):
-            raise UserError(f"{self.data.name}: --multi-label cannot be combined with --samples or --relabels")
-        if self.data.multi_label and self.names.candidates and not self.names.classes:
-            raise UserError(f"{self.data.name}: with --multi-label, --candidates need --classes FILE")
+        if self.data.has_several_labels and self.relabels:
+            raise UserError(
+                "--relabels is for images with one label; leave it out, or --multi-label or --caption-words"
+            )
+        self.names.require_fit(self.data)
 
     def build(self, sets: "Sets") -> "ZeroShot":
         """Opens the set, and reads class names and templates.
@@ -284,7 +297,7 @@ class EnsembleConfig:
             then e3 members or models.
 
     Raises:
-        UserError: a negative number of samples.
+        UserError: a negative number of samples, or candidates that do not suit several labels.
     """
 
     data: ImageSet
@@ -293,6 +306,7 @@ class EnsembleConfig:
 
     def __post_init__(self) -> None:
         require_at_least(0, self, "samples")
+        self.names.require_fit(self.data)
 
     def build(self, sets: "Sets") -> "Ensemble":
         """Opens the set.
@@ -302,7 +316,6 @@ class EnsembleConfig:
         """
         from lit_het.eval.evaluators.ensemble import Ensemble
 
-        require_one_label(self.data)
         opened = sets.open(self.data)
         recognition = self.names.build(opened)
         recognition.check_labels(opened)
