@@ -21,6 +21,8 @@ from lit_het.eval.suite import (
 )
 
 CORRUPTED = "corrupted/top1"
+# Copies of ImageNet, which lie in its folder.
+_COPIES = "imagenet_c"
 NUM_SHARDS_FILE = "nshards.txt"
 # How far below the given folder sets may lie: `FOLDER/datasets--OWNER--wds_cifar10/snapshots/REVISION`.
 _DEPTH = 3
@@ -144,7 +146,7 @@ SUITES: Mapping[str, Suite] = {
         (
             Group("ImageNet", "top1", ("imagenet1k",)),
             Group("ImageNet variants", "top1", _VARIANTS),
-            Group("corrupted, mean over corruptions and severities", CORRUPTED, ("imagenet_c",)),
+            Group("corrupted, mean over corruptions and severities", CORRUPTED, (_COPIES,)),
         ),
         ("CLIP ViT-L/14", "SigLIP So400m/14", "SoViT-400m/14 probe", "e3 H/14", "V-MoE H/14", "ViT-H/14"),
     ),
@@ -189,19 +191,17 @@ def find_sets(folder: str, suite: Suite) -> tuple[dict[str, str], tuple[str, ...
     by_name: dict[str, list[str]] = {}
     for directory in _directories(folder):
         by_name.setdefault(set_name(directory), []).append(directory)
-    if "imagenet1k" in by_name and not by_name.get("imagenet_c"):
-        (clean, *_) = by_name["imagenet1k"]
-        if matching(f"{glob.escape(clean)}/corrupted/*/*/*.tar"):
-            by_name["imagenet_c"] = [clean]
     found = {}
     for name in suite.sets:
-        places = by_name.pop(name, [])
-        if len(places) > 1:
-            raise UserError(f"the set {name} lies in {' and in '.join(places)}; leave one of them below {folder}")
-        if places:
+        if name == _COPIES:
+            clean = found.get("imagenet1k")
+            if clean is not None and matching(f"{glob.escape(clean)}/corrupted/*/*/*.tar"):
+                found[name] = clean
+        elif places := by_name.pop(name, []):
+            if len(places) > 1:
+                raise UserError(f"the set {name} lies in {' and in '.join(places)}; leave one of them below {folder}")
             found[name] = places[0]
-    used = set(found.values())
-    return found, tuple(place for places in by_name.values() for place in places if place not in used)
+    return found, tuple(place for places in by_name.values() for place in places)
 
 
 def _directories(folder: str) -> list[str]:

@@ -73,6 +73,8 @@ def test_corrupted_copies_belong_to_imagenet(tmp_path: Path):
     found, others = find_sets(str(tmp_path), SUITES["robustness"])
     assert found == {"imagenet1k": str(clean), "imagenet_c": str(clean)}
     assert others == ()
+    alone = write(tmp_path / "alone" / "imagenet-c")
+    assert find_sets(str(tmp_path / "alone"), SUITES["robustness"]) == ({}, (str(alone),))
 
 
 def test_an_incomplete_download_is_refused(tmp_path: Path):

@@ -55,11 +55,11 @@ class Page:
 
     def sections(self) -> list[Section]:
         """Returns the page's sections."""
-        figures, times = (table.html() for table in self.tables())
+        figures, *times = (table.html() for table in self.tables())
         failed = (paragraph(f"{name}: {reason}") for name, reason in self.failures.items())
         return [
             Section("Figures", (figures, *failed), _FIGURES_NOTE),
-            Section("Time", (times,), _TIME_NOTE),
+            *(Section("Time", (table,), _TIME_NOTE) for table in times),
             Section("Sources of published figures", tuple(map(paragraph, self.sources()))),
         ]
 
@@ -68,10 +68,11 @@ class Page:
         found = dict.fromkeys((row.model, row.protocol, row.source) for row in self.published)
         return [f"{model}: {protocol}; {source}." for model, protocol, source in found]
 
-    def tables(self) -> tuple[Table, Table]:
-        """Returns the table of figures and that of times."""
+    def tables(self) -> tuple[Table, ...]:
+        """Returns the table of figures and, if a set was evaluated, that of times."""
         rows = [row for group in self.suite.groups_with_all for row in self._rows(group)]
-        return Table("", (self.name, *self.suite.published), tuple(rows)), self._times()
+        figures = Table("", (self.name, *self.suite.published), tuple(rows))
+        return (figures, self._times()) if self.results else (figures,)
 
     def _rows(self, group: Group) -> list[Row]:
         ours, theirs = self._ours(group), [self._theirs(group, model) for model in self.suite.published]

@@ -2,6 +2,7 @@
 
 import io
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from scipy import special
 from lit_het.errors import UserError
 from lit_het.eval import scores
 from lit_het.eval.evaluators.zero_shot import ZeroShot
-from lit_het.eval.features import read_features
+from lit_het.eval.features import ReadingTime, read_features
 from lit_het.eval.predictions import Predictions
 from lit_het.eval.sets import ImageSet, parse_set
 from lit_het.eval.suite import ClassNamesConfig, ZeroShotConfig
@@ -39,6 +40,25 @@ def test_progress_counts_valid_images(perfect, make_batches):
     done = []
     read_features([perfect.features], make_batches([0, 1, 2, 3, 4])(), done.append, "a set")
     assert done == [4, 1]
+
+
+def test_the_time_of_reading_is_counted_by_what_was_waited_for(perfect, make_batches, monkeypatch):
+    now = 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+
+    def after(seconds, made):
+        nonlocal now
+        now += seconds
+        return made
+
+    def batches():
+        for batch in make_batches([0, 1, 2, 3, 4])():
+            yield after(3, batch)
+
+    tower = replace(perfect.features, extract=lambda view: after(5, perfect.features.extract(view)))
+    spent = ReadingTime()
+    read_features([tower], batches(), lambda count: after(100, None), "a set", spent)
+    assert (spent.decoding, spent.tower, spent.num_images) == (2 * 3, 2 * 5, 5)
 
 
 def test_a_set_without_valid_images_is_an_error(perfect, make_batches):
