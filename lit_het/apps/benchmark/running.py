@@ -5,7 +5,7 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -19,6 +19,7 @@ from lit_het.errors import DataError, UserError, counted
 from lit_het.eval.benchmarks import SUITES, check_complete, find_sets
 from lit_het.eval.evaluation import line, write_record
 from lit_het.eval.features import Sets
+from lit_het.eval.prompts import SET_PROMPTS, read_prompts
 from lit_het.eval.report.page import render_page
 from lit_het.eval.suite import ClassNamesConfig, EvaluationConfig, FewShotConfig
 from lit_het.runs.opening import Run, open_run
@@ -49,9 +50,11 @@ def benchmark(
         The results by set.
 
     Raises:
-        UserError: the run cannot be read, no set is found, or, after all others, a set could not be evaluated.
+        UserError: the run or the prompts cannot be read, no set is found, or, after all others, a set could not be
+            evaluated.
     """
     chosen = SUITES[suite]
+    templates = () if prompts == SET_PROMPTS else read_prompts(prompts)
     found, others = find_sets(data, chosen)
     missing = [name for name in chosen.sets if name not in found]
     if not found:
@@ -62,7 +65,7 @@ def benchmark(
     run = open_run(run_dir)
     # Read before anything is measured: another file of this name would be overwritten.
     saved, results, failures = read_results(output.with_suffix(".json")), {}, {}
-    measuring = _Measuring(run, run.model(), _identity(run))
+    measuring = _Measuring(run, run.model(), _identity(run, templates))
     about = {"suite": suite, "run": str(run_dir), "step": run.step}
     with Bar("benchmark", len(found), "sets") as bar:
         for name, directory in found.items():
@@ -125,13 +128,13 @@ class _Measuring:
         return found
 
 
-def _identity(run: Run) -> str:
-    """Identifies everything of a run that its figures depend on."""
+def _identity(run: Run, templates: Sequence[str]) -> str:
+    """Identifies everything but the sets that figures depend on."""
     fields = experiment.to_dict(run.config)
     tokenizer = b"" if run.tokenizer is None else run.tokenizer.model_bytes
-    calibration = str(run.calibration)
-    parts = [fields["task"], fields["tokenizer"], fields["data"]["preprocessing"], fields["data"]["image_size"]]
-    return json.dumps([*parts, hashlib.sha256(tokenizer).hexdigest(), checksums.digest(run.params), calibration])
+    digests = hashlib.sha256(tokenizer).hexdigest(), checksums.digest(run.params)
+    read_by = fields["tokenizer"], fields["data"]["preprocessing"], fields["data"]["image_size"]
+    return json.dumps([fields["task"], *read_by, *digests, str(run.calibration), templates])
 
 
 def _write(shown: page.Page, output: Path, about: Mapping[str, object]) -> None:
@@ -145,7 +148,7 @@ def _write(shown: page.Page, output: Path, about: Mapping[str, object]) -> None:
     write_text(output, render_page(f"Benchmark of {shown.name}", shown.sections()))
     write_text(
         output.with_suffix(".md"),
-        "\n".join([*(table.markdown() for table in tables), *(f"- {line}" for line in shown.sources()), ""]),
+        "\n".join([*(table.markdown() for table in tables), *(f"- {source}" for source in shown.sources()), ""]),
     )
     console = Console()
     if not console.is_terminal:
