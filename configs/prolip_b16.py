@@ -60,7 +60,9 @@ def get_config() -> ExperimentConfig:
             preprocessing=Preprocessing(fit="crop", filter="bicubic"),
             threads=16,
         ),
-        tokenizer=SentencePieceConfig(Path("data/spiece.model"), LENGTH, padding_id=1, remove_punctuation=True),
+        tokenizer=SentencePieceConfig(
+            Path("data/spiece.model"), LENGTH, padding_id=1, remove_punctuation=True, split_underscores=True
+        ),
         length=Duration(1_280_000_000, "examples"),
         # PyTorch multiplies the authors' 0.2 by the learning rate.
         optimizer=Optimizer(AdamW(second_decay=0.95), weight_decay=0.2 * LEARNING_RATE),

@@ -105,6 +105,7 @@ class SentencePieceConfig:
         lowercase: lowercase captions first, if the model was trained so.
         padding_id: None uses the model's own; SigLIP pads with its end token, 1.
         remove_punctuation: drop ASCII punctuation and join white space first, as Hugging Face's SigLIP does.
+        split_underscores: make spaces of underscores before that, as open_clip's ``canonicalize`` does.
     """
 
     model: Path
@@ -112,6 +113,7 @@ class SentencePieceConfig:
     lowercase: bool = True
     padding_id: int | None = None
     remove_punctuation: bool = False
+    split_underscores: bool = False
 
     def build(self) -> "SentencePieceTokenizer":
         """Reads the model.
@@ -122,7 +124,12 @@ class SentencePieceConfig:
         model_bytes = tokenizer_files.read(self.model)
         try:
             return SentencePieceTokenizer(
-                model_bytes, self.length, self.lowercase, self.padding_id, self.remove_punctuation
+                model_bytes,
+                self.length,
+                self.lowercase,
+                self.padding_id,
+                self.remove_punctuation,
+                self.split_underscores,
             )
         except UserError as error:
             raise UserError(f"{self.model}: {error}") from error
@@ -139,6 +146,7 @@ class SentencePieceTokenizer:
         lowercase: whether captions are lowercased first.
         padding_id: fills the rest of a row.
         remove_punctuation: whether ASCII punctuation and repeated white space are removed first.
+        split_underscores: whether underscores become spaces before that.
 
     Raises:
         UserError: the bytes are not a model, or the model has no end token or no padding.
@@ -151,6 +159,7 @@ class SentencePieceTokenizer:
         lowercase: bool = True,
         padding_id: int | None = None,
         remove_punctuation: bool = False,
+        split_underscores: bool = False,
     ):
         self._processor = sentencepiece.SentencePieceProcessor()
         try:
@@ -172,6 +181,7 @@ class SentencePieceTokenizer:
         self.length = length
         self.lowercase = lowercase
         self.remove_punctuation = remove_punctuation
+        self.split_underscores = split_underscores
 
     @property
     def vocabulary_size(self) -> int:
@@ -191,6 +201,7 @@ class SentencePieceTokenizer:
     def _prepared(self, caption: str) -> str:
         caption = tokenizer_files.truncate(caption)
         text = caption.lower() if self.lowercase else caption
+        text = text.replace("_", " ") if self.split_underscores else text
         return " ".join(text.translate(_NO_PUNCTUATION).split()) if self.remove_punctuation else text
 
     def decode(self, ids: Int32[np.ndarray, "n length"]) -> list[str]:

@@ -153,7 +153,7 @@ def answer(predictor: Predictor, features: Float[np.ndarray, " f"], samples: int
         raise UserError("a probability is not a number; training diverged, use an earlier checkpoint")
     probability = np.exp(predictor.calibrated(trained)[0])
     raw = None if predictor.model.calibration is None else np.exp(trained[0])
-    has_pairs = predictor.model.has_pair_probabilities
+    has_pairs = predictor.model.text is not None and predictor.model.has_class_probabilities
     pair = predictor.quantity(quantities.pair_probabilities, block[0])[0] if has_pairs else None
     noise_norm = float(predictor.model(quantities.noise_norm, block[0])[0])
     if not samples or not noise_norm:

@@ -6,8 +6,13 @@ evaluation of a run, so its images are read only once.
 
 import contextlib
 import dataclasses
+import hashlib
+import json
 import math
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Literal
 
 import jax
 import numpy as np
@@ -18,13 +23,21 @@ from lit_het.console import Bar, message
 from lit_het.data_pipelines import storage
 from lit_het.data_pipelines.data_config import LoaderConfig
 from lit_het.data_pipelines.index import ShardIndex
-from lit_het.data_pipelines.labels import SOFT_LABELS, ClassIndex, LabelsConfig, MultiHot, distribution, text_of
+from lit_het.data_pipelines.labels import (
+    SOFT_LABELS,
+    CaptionWords,
+    ClassIndex,
+    LabelsConfig,
+    MultiHot,
+    distribution,
+    text_of,
+)
 from lit_het.data_pipelines.loader import Loader
 from lit_het.data_pipelines.shards import IMAGE
-from lit_het.data_pipelines.storage import Unreadable, content_or_raise
+from lit_het.data_pipelines.storage import Unreadable, content_or_raise, read_lines
 from lit_het.data_pipelines.transforms import Preprocessing
 from lit_het.errors import MissingText, UserError, counted
-from lit_het.eval.prompts import CLASS_NAMES_FILE, TEMPLATES_FILE, read_classnames, read_templates
+from lit_het.eval.prompts import CLASS_NAMES_FILE, TEMPLATES_FILE, read_templates
 from lit_het.eval.sets import ImageSet
 from lit_het.training import preemption
 from lit_het.types import Batch, ImageFeatures
@@ -68,11 +81,35 @@ class Features:
         return dataclasses.replace(self, labels=np.zeros(len(self.values), np.int32))
 
 
+@dataclasses.dataclass
+class ReadingTime:
+    """What the computation of features waited for, in seconds, and of how many images.
+
+    Both overlap: while the devices compute, the next images are decoded. What is waited for bounds the speed.
+
+    Attributes:
+        decoding: waiting for images to be read and decoded.
+        tower: waiting for the image tower.
+        num_images: images whose features were computed.
+    """
+
+    decoding: float = 0.0
+    tower: float = 0.0
+    num_images: int = 0
+
+    @contextlib.contextmanager
+    def waiting_for(self, what: Literal["decoding", "tower"]) -> Iterator[None]:
+        """Counts the time of the block."""
+        began = time.monotonic()
+        yield
+        setattr(self, what, getattr(self, what) + time.monotonic() - began)
+
+
 class _OpenShards:
     """Opened shards, with and without labels, and the features of their images."""
 
-    def __init__(self, data: LoaderConfig):
-        self._data = data
+    def __init__(self, data: LoaderConfig, spent: ReadingTime):
+        self._data, self._spent = data, spent
         self.loaders: dict[LabelsConfig | None, Loader] = {}
         self._read: dict[LabelsConfig | None, dict[str, Features]] = {}
 
@@ -92,7 +129,7 @@ class _OpenShards:
         if missing:
             found = self._from_labelled(distinct, name) if labels is None else None
             if found is None:
-                read = iter(_read(self.loaders[labels], missing, name))
+                read = iter(_read(self.loaders[labels], missing, name, self._spent))
                 found = [next(read) if tower in missing else known[tower.tower] for tower in distinct]
             known = self._read[labels] = {tower.tower: rows for tower, rows in zip(distinct, found, strict=True)}
         return [known[tower.tower] for tower in towers]
@@ -125,7 +162,7 @@ class OpenSet:
 
     def __init__(self, config: ImageSet, shards: _OpenShards, fingerprint: Callable[[], str]):
         self.config, self._shards = config, shards
-        self.class_names = read_classnames(config.directory) if config.labelled else ()
+        self.class_names = read_lines(f"{config.directory}/{config.names_file}") if config.labelled else ()
         self.loader = shards.open(_labels(config), fingerprint)
 
     @property
@@ -221,12 +258,18 @@ class Sets:
         image_size: side length of the tower's input, in pixels.
         preprocessing: that of the model's training.
         fingerprint: of the model's image tower; stored embeddings must have the same.
+
+    Attributes:
+        image_size, preprocessing: as given.
+        spent: on reading all sets.
     """
 
     def __init__(self, image_size: int, preprocessing: Preprocessing, fingerprint: Callable[[], str]):
         self.image_size, self.preprocessing, self._fingerprint = image_size, preprocessing, fingerprint
+        self.spent = ReadingTime()
         # By configuration, not by name: two names of the same shards share one pass over the images.
         self._opened: dict[LoaderConfig, _OpenShards] = {}
+        self._sets: list[OpenSet] = []
 
     def open(self, config: ImageSet) -> OpenSet:
         """Opens a set; raises as `OpenSet`."""
@@ -239,17 +282,28 @@ class Sets:
             embeddings=config.embeddings,
             max_bad_fraction=config.max_bad_fraction,
         )
-        return OpenSet(config, self._opened.setdefault(data, _OpenShards(data)), self._fingerprint)
+        shards = self._opened.setdefault(data, _OpenShards(data, self.spent))
+        self._sets.append(OpenSet(config, shards, self._fingerprint))
+        return self._sets[-1]
+
+    @property
+    def digest(self) -> str:
+        """Identifies the samples, class names and templates of all sets that were opened."""
+        content = [(one.loader.digest, one.class_names, one.templates) for one in self._sets]
+        return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
 def _labels(config: ImageSet) -> LabelsConfig | None:
     if not config.labelled:
         return None
-    names = f"{config.directory}/{CLASS_NAMES_FILE}"
+    names = f"{config.directory}/{config.names_file}"
+    if config.caption_words:
+        # `Path` would take a slash of an address away: at one, the words lie beside the shards or above.
+        return CaptionWords(None if storage.is_remote(names) else Path(names))
     return MultiHot(names) if config.multi_label else ClassIndex(names)
 
 
-def _read(loader: Loader, towers: Sequence[ImageFeatures], name: str) -> list[Features]:
+def _read(loader: Loader, towers: Sequence[ImageFeatures], name: str, spent: ReadingTime) -> list[Features]:
     if loader.stored is not None:
         for tower in towers:
             loader.stored.check_tower(tower.tower)
@@ -257,28 +311,39 @@ def _read(loader: Loader, towers: Sequence[ImageFeatures], name: str) -> list[Fe
     shards = math.lcm(*(tower.num_shards for tower in towers))
     batches = loader.epoch(loader.config.batch_size * shards, jax.process_index(), jax.process_count())
     with Bar(f"reading {name}", loader.num_samples, "images") as bar:
-        found = read_features(towers, batches, bar.advance, name)
+        found = read_features(towers, batches, bar.advance, name, spent)
     for (shard, cause), count in sorted(loader.faults.counts.items()):
         message(f"{shard}: {counted(count, 'sample')} left out: {cause}", on_all_processes=True)
     return found
 
 
 def read_features(
-    towers: Sequence[ImageFeatures], batches: Iterable[Batch], advance: Callable[[int], object], name: str
+    towers: Sequence[ImageFeatures],
+    batches: Iterable[Batch],
+    advance: Callable[[int], object],
+    name: str,
+    spent: ReadingTime | None = None,
 ) -> list[Features]:
     """Returns the features of the valid rows of all batches, by each tower.
 
-    ``advance`` is called with the number of images just read.
+    Args:
+        towers: the image towers.
+        batches: of images.
+        advance: called with the number of images just read.
+        name: of the set, for messages.
+        spent: the time is added to it.
 
     Raises:
         UserError: features are not finite, or there is no valid row.
         Preempted: the run was asked to stop.
     """
     values, labels, positions, seen = [], [], [], 0
-    for batch, features in _ahead(towers, batches):
+    spent = spent or ReadingTime()
+    for batch, features in _ahead(towers, batches, spent):
         preemption.leave_if_due()
         valid = distributed.gather_rows(batch.valid)
-        rows = [np.asarray(by_tower)[valid] for by_tower in features]
+        with spent.waiting_for("tower"):
+            rows = [np.asarray(by_tower)[valid] for by_tower in features]
         if not all(np.isfinite(by_tower).all() for by_tower in rows):
             raise UserError(f"{name}: an embedding is not finite; training diverged, use an earlier checkpoint")
         values.append(rows)
@@ -286,6 +351,7 @@ def read_features(
         labels.append(distributed.gather_rows(label)[valid])
         positions.append(seen + np.flatnonzero(valid))
         seen += len(valid)
+        spent.num_images += len(positions[-1])
         advance(len(positions[-1]))
     if not sum(map(len, positions)):
         raise UserError(f"{name}: the set has no valid image; check its path and its shards")
@@ -293,15 +359,22 @@ def read_features(
     return [Features(np.concatenate(by_tower), *shared) for by_tower in zip(*values, strict=True)]
 
 
-def _ahead(towers: Sequence[ImageFeatures], batches: Iterable[Batch]) -> Iterator[tuple[Batch, Sequence[object]]]:
+def _ahead(
+    towers: Sequence[ImageFeatures], batches: Iterable[Batch], spent: ReadingTime
+) -> Iterator[tuple[Batch, Sequence[object]]]:
     """Yields each batch with its features, after the next batch was sent to the device.
 
     The device thus computes while the host reads the features of the batch before.
     """
-    before = None
-    for batch in batches:
+    before, waiting = None, iter(batches)
+    while True:
+        with spent.waiting_for("decoding"):
+            batch = next(waiting, None)
+        if batch is None:
+            break
         assert batch.view is not None
-        now = batch, [tower.extract(np.asarray(batch.view)) for tower in towers]
+        with spent.waiting_for("tower"):
+            now = batch, [tower.extract(np.asarray(batch.view)) for tower in towers]
         if before is not None:
             yield before
         before = now

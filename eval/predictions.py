@@ -243,6 +243,22 @@ def class_scores(predictor: Predictor, features: Features, block_size: int = BLO
     return np.concatenate([predictor.scores(blocks)[: len(rows)] for rows, blocks, _ in batches])
 
 
+def class_log_probabilities(
+    predictor: Predictor, features: Features, block_size: int = BLOCK_SIZE
+) -> Float[np.ndarray, "n m two k"]:
+    """Returns the log-probability of each class and of its absence, by each of m ensemble members or noise samples.
+
+    As trained, and independent of other classes: for models with a sigmoid loss.
+    """
+    found, shards = [], predictor.model.features.num_shards
+    with Bar("predicting", len(features.values), "images") as bar:
+        for rows, blocks, seeds in _blocks(features.values, block_size, shards):
+            of_block = predictor.quantity(quantities.member_class_log_probabilities, blocks, seeds)
+            found.append(of_block[: len(rows)])
+            bar.advance(len(rows))
+    return np.concatenate(found)
+
+
 def _blocks(
     values: Float[np.ndarray, "n f"], size: int, num_shards: int = 1
 ) -> Iterator[tuple[Int[np.ndarray, " rows"], Float[np.ndarray, "shards b f"], Int[np.ndarray, " shards"]]]:

@@ -86,9 +86,27 @@ class Recognition:
             return
         require_head(model)
         if model.num_classes != len(self.candidates) and self._groups_of(model) is self.groups:
+            several = ", or take the words of captions as labels with --caption-words"
             raise UserError(
                 f"the classifier has {model.num_classes} classes and there are {len(self.candidates)} candidates; "
-                "give the names of its classes with --candidates FILE"
+                "give the names of its classes with --candidates FILE" + several * model.has_class_probabilities
+            )
+
+    def has_class_probabilities(self, model: EvaluatedModel) -> bool:
+        """Returns whether every predicted class has a probability of its own, which does not depend on the others."""
+        # Those of a class's several candidates cannot be added: they do not exclude one another.
+        return model.has_class_probabilities and self.groups is None
+
+    def require_class_probabilities(self, model: EvaluatedModel, what: str) -> None:
+        """Checks `has_class_probabilities`.
+
+        Raises:
+            UserError: it does not hold; ``what`` needs it.
+        """
+        if not self.has_class_probabilities(model):
+            raise UserError(
+                f"several labels per image: {what} needs a probability of every class of its own, from a model with a "
+                "sigmoid loss and without --classes; zero-shot without --samples measures mean average precision"
             )
 
     def check_labels(self, opened: OpenSet) -> None:

@@ -10,7 +10,7 @@ from lit_het.data_pipelines import storage
 from lit_het.data_pipelines.portions import ALL, Portion
 from lit_het.data_pipelines.shards import expand
 from lit_het.errors import UserError, require_at_least
-from lit_het.eval.prompts import CLASS_NAMES_FILE
+from lit_het.eval.prompts import CLASS_NAMES_FILE, WORDS_FILE
 from lit_het.paths import named_folder
 
 
@@ -27,11 +27,13 @@ class ImageSet:
             mixture of experts.
         embeddings: a folder written by ``lit-het embed`` for these shards, read in place of images.
         multi_label: images have several classes, as vectors in members ``.npy``.
+        caption_words: images have several classes, the words of their captions (members ``.txt``) that ``words.txt``
+            lists, in place of ``classnames.txt``.
         max_bad_fraction: the fraction of images that may be broken or unlabelled; these are left out of all metrics.
         labelled: whether class names and labels are read.
 
     Raises:
-        UserError: the batch size is below 1.
+        UserError: the batch size is below 1, or labels are both vectors and words.
     """
 
     name: tyro.conf.Suppress[str]
@@ -41,11 +43,24 @@ class ImageSet:
     batch_size: int = 64
     embeddings: str | None = None
     multi_label: bool = False
+    caption_words: bool = False
     max_bad_fraction: float = 0.0
     labelled: tyro.conf.Suppress[bool] = True
 
     def __post_init__(self) -> None:
         require_at_least(1, self, "batch_size")
+        if self.multi_label and self.caption_words:
+            raise UserError("labels are vectors or words of captions; give one of --multi-label and --caption-words")
+
+    @property
+    def has_several_labels(self) -> bool:
+        """Whether an image may have several classes."""
+        return self.multi_label or self.caption_words
+
+    @property
+    def names_file(self) -> str:
+        """The name of the file with the class names."""
+        return WORDS_FILE if self.caption_words else CLASS_NAMES_FILE
 
     @property
     def shards(self) -> str:
@@ -61,10 +76,13 @@ def require_one_label(config: ImageSet) -> None:
     """Checks that a set has one label per image.
 
     Raises:
-        UserError: the set is multi-label.
+        UserError: images have several.
     """
-    if config.multi_label:
-        raise UserError(f"{config.name}: only zero-shot supports several labels per image; leave out --multi-label")
+    if config.has_several_labels:
+        flag = "--caption-words" if config.caption_words else "--multi-label"
+        raise UserError(
+            f"{config.name}: only zero-shot and ensemble support several labels per image; leave out {flag}"
+        )
 
 
 def require_other_split(config: ImageSet, train_split: str) -> None:
@@ -84,8 +102,8 @@ def require_other_split(config: ImageSet, train_split: str) -> None:
 def parse_set(argument: str, like: ImageSet) -> ImageSet:
     """Parses ``NAME=FOLDER`` or ``FOLDER`` into a set; all other fields are those of ``like``.
 
-    The folder contains ``classnames.txt`` (if the set is labelled), and either shards or a folder ``like.split`` of
-    shards. Or it contains shards, and its parent ``classnames.txt``. Without NAME, the set has the name of the
+    The folder contains the class names (if the set is labelled), and either shards or a folder ``like.split`` of
+    shards. Or it contains shards, and its parent the class names. Without NAME, the set has the name of the
     folder, or of its parent if the folder is ``like.split``.
 
     Raises:
@@ -94,10 +112,10 @@ def parse_set(argument: str, like: ImageSet) -> ImageSet:
     name, folder = named_folder(argument)
     parent, _, last = folder.rpartition("/")
     directory, split = folder, "." if _has_shards(folder) else like.split
-    if like.labelled and not storage.exists(f"{folder}/{CLASS_NAMES_FILE}"):
+    if like.labelled and not storage.exists(f"{folder}/{like.names_file}"):
         directory, split = parent or ".", last
-        if not storage.exists(f"{directory}/{CLASS_NAMES_FILE}"):
-            raise UserError(f"no classnames.txt in {folder} or its parent; write one with one class name per line")
+        if not storage.exists(f"{directory}/{like.names_file}"):
+            raise UserError(f"no {like.names_file} in {folder} or its parent; write one with one class name per line")
     if not name:
         name = parent.rpartition("/")[2] if last == like.split and parent.rpartition("/")[2] else last
     return dataclasses.replace(like, name=name, directory=directory, split=split)

@@ -7,10 +7,10 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from lit_het.data_pipelines.storage import read_lines
+from lit_het.data_pipelines.openai_clip import imagenet_names
 from lit_het.errors import UserError, require_at_least
 from lit_het.eval.fits import FewShotOptions, LinearProbeOptions
-from lit_het.eval.prompts import BARE_TEMPLATE, SET_PROMPTS, check_templates, read_prompts
+from lit_het.eval.prompts import BARE_TEMPLATE, SET_PROMPTS, check_templates, read_candidates, read_prompts
 from lit_het.eval.sets import ImageSet, require_one_label, require_other_split
 
 if TYPE_CHECKING:
@@ -31,8 +31,8 @@ class ClassNamesConfig:
     Attributes:
         prompts: templates around each name: ``set`` uses the set's own templates, or bare names where it has none; a
             family of `lit_het.eval.prompts.FAMILIES`; or a file of templates, one per line, with ``{c}`` for the name.
-        candidates: a file of candidate names, one per line; None uses the set's class names. For a classifier, they
-            are the names of its classes.
+        candidates: a file of candidate names, one per line, or ``imagenet`` for OpenAI's names of its 1,000 classes;
+            None uses the set's class names. For a classifier, they are the names of its classes.
         classes: a JSON file that maps each class name of the set to the candidate, or the list of candidates, that
             count as this class, by name or by number (from 0). Other candidates are then excluded. None matches
             candidates by name. Without ``candidates`` and ``classes``, the set's own files ``candidates.txt`` and
@@ -53,6 +53,18 @@ class ClassNamesConfig:
         if self.certain_prompts is not None:
             require_at_least(1, self, "certain_prompts")
 
+    def require_fit(self, data: ImageSet) -> None:
+        """Checks that candidates suit the labels of a set.
+
+        Raises:
+            UserError: vectors of labels have no names by which candidates could be matched.
+        """
+        if data.has_several_labels and self.candidates and not self.classes:
+            raise UserError(
+                "with several labels per image, --candidates need --classes FILE; leave both out to predict among the "
+                "set's own class names"
+            )
+
     def build(self, opened: "OpenSet") -> "Recognition":
         """Reads the class names and the templates.
 
@@ -64,9 +76,11 @@ class ClassNamesConfig:
         templates = opened.templates or BARE_TEMPLATE if self.prompts == SET_PROMPTS else read_prompts(self.prompts)
         check_templates(templates, f"set {opened.config.name}")
         labels = opened.class_names
-        names = labels if self.candidates is None else read_lines(str(self.candidates))
+        names = labels if self.candidates is None else read_candidates(self.candidates)
         groups = None if self.classes is None else read_classes(str(self.classes), labels, names)
         larger = read_larger(opened.config.directory, labels) if self.candidates is None and groups is None else None
+        if groups is None and names is imagenet_names() and len(labels) == len(names):
+            labels = names  # the same classes by other names, in the usual order
         return Recognition(names, templates, labels, groups, self.certain_prompts, larger)
 
 
@@ -96,10 +110,11 @@ class ZeroShotConfig:
 
     def __post_init__(self) -> None:
         require_at_least(0, self, "samples")
-        if self.data.multi_label and (self.samples or self.relabels):
-            raise UserError(f"{self.data.name}: --multi-label cannot be combined with --samples or --relabels")
-        if self.data.multi_label and self.names.candidates and not self.names.classes:
-            raise UserError(f"{self.data.name}: with --multi-label, --candidates need --classes FILE")
+        if self.data.has_several_labels and self.relabels:
+            raise UserError(
+                "--relabels is for images with one label; leave it out, or --multi-label or --caption-words"
+            )
+        self.names.require_fit(self.data)
 
     def build(self, sets: "Sets") -> "ZeroShot":
         """Opens the set, and reads class names and templates.
@@ -287,7 +302,7 @@ class EnsembleConfig:
             then e3 members or models.
 
     Raises:
-        UserError: a negative number of samples.
+        UserError: a negative number of samples, or candidates that do not suit several labels.
     """
 
     data: ImageSet
@@ -296,6 +311,7 @@ class EnsembleConfig:
 
     def __post_init__(self) -> None:
         require_at_least(0, self, "samples")
+        self.names.require_fit(self.data)
 
     def build(self, sets: "Sets") -> "Ensemble":
         """Opens the set.
@@ -305,7 +321,6 @@ class EnsembleConfig:
         """
         from lit_het.eval.evaluators.ensemble import Ensemble
 
-        require_one_label(self.data)
         opened = sets.open(self.data)
         recognition = self.names.build(opened)
         recognition.check_labels(opened)

@@ -341,8 +341,8 @@ class EvaluatedModel(Protocol):
         ...
 
     @property
-    def has_pair_probabilities(self) -> bool:
-        """Whether the loss gives every pair of image and text a probability of its own, by a sigmoid."""
+    def has_class_probabilities(self) -> bool:
+        """Whether the loss gives every class, or pair of image and text, a probability of its own, by a sigmoid."""
         ...
 
     @property

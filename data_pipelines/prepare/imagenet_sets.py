@@ -6,9 +6,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from lit_het.data_pipelines.openai_clip import imagenet_names
 from lit_het.data_pipelines.prepare.archives import open_files, warn_unless_published
 from lit_het.data_pipelines.prepare.dataset import DataSet, images_in, select_splits, split_of_files
-from lit_het.data_pipelines.prepare.imagenet import NUM_CLASSES, TEMPLATES, class_label, class_names
+from lit_het.data_pipelines.prepare.imagenet import NUM_CLASSES, TEMPLATES, class_label
 from lit_het.errors import UserError
 
 
@@ -64,7 +65,7 @@ def read_imagenet_set(kind: str, source: Path, scratch: Path, split: str | None 
     label_of = _number if published.are_numbers else class_label
     labels = [label_of(name.split("/")[-2] if "/" in name else "", files.where(name)) for name in images]
     present, ranks = np.unique(labels, return_inverse=True)
-    names = class_names()
+    names = imagenet_names()
     if published.num_classes == NUM_CLASSES:
         return DataSet(
             {"test": split_of_files(files, images, labels, published=published.num_images)}, names, TEMPLATES

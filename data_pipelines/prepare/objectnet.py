@@ -3,9 +3,10 @@
 from pathlib import Path
 from typing import Any
 
+from lit_het.data_pipelines.openai_clip import imagenet_names
 from lit_het.data_pipelines.prepare.archives import FolderFiles
 from lit_het.data_pipelines.prepare.dataset import DataSet, images_in, select_splits, split_of_files
-from lit_het.data_pipelines.prepare.imagenet import NUM_CLASSES, TEMPLATES, class_names
+from lit_het.data_pipelines.prepare.imagenet import NUM_CLASSES, TEMPLATES
 from lit_het.errors import UserError
 from lit_het.untrusted import Malformed, parse_json
 
@@ -49,7 +50,7 @@ def read_objectnet(source: Path, split: str | None = None) -> DataSet:
         border=BORDER,
     )
     names, groups = zip(*classes.values(), strict=True)
-    return DataSet({"test": test}, names, TEMPLATES, class_names(), groups)
+    return DataSet({"test": test}, names, TEMPLATES, imagenet_names(), groups)
 
 
 def _folder(name: str) -> str:

@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Int32, UInt8
 
 from lit_het.console import Bar
+from lit_het.data_pipelines.openai_clip import imagenet_names
 from lit_het.data_pipelines.prepare.archives import Files, open_files, warn_unless_published
 from lit_het.data_pipelines.prepare.dataset import (
     DataSet,
@@ -22,7 +23,7 @@ from lit_het.data_pipelines.prepare.dataset import (
     select_splits,
     split_of_files,
 )
-from lit_het.data_pipelines.prepare.imagenet import TEMPLATES, class_label, class_names
+from lit_het.data_pipelines.prepare.imagenet import TEMPLATES, class_label
 from lit_het.data_pipelines.prepare.images import encode_png
 from lit_het.errors import UserError
 from lit_het.untrusted import Malformed, parse_npy
@@ -74,7 +75,7 @@ def read_imagenet_c(source: Path, scratch: Path, split: str | None = None, *, ex
         for corruption in _chosen(found, split, source, extra=extra)
         for severity, (files, images) in sorted(found[corruption].items())
     }
-    return DataSet(splits, class_names(), TEMPLATES)
+    return DataSet(splits, imagenet_names(), TEMPLATES)
 
 
 def read_cifar_c(

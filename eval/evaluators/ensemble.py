@@ -11,7 +11,8 @@ from lit_het.errors import UserError
 from lit_het.eval.ensembles import EnsembleResult, join, mean_prediction, score_ensemble
 from lit_het.eval.evaluation import Drawing, Evaluation
 from lit_het.eval.features import OpenSet
-from lit_het.eval.predictions import Predictor, member_blocks, num_members
+from lit_het.eval.multi_label import ensemble_figures
+from lit_het.eval.predictions import Predictor, class_log_probabilities, member_blocks, num_members
 from lit_het.eval.recognition import Recognition
 from lit_het.types import EvaluatedModel
 
@@ -31,10 +32,13 @@ class Ensemble:
         """Checks that the models have at least two members together.
 
         Raises:
-            UserError: there is only one member; otherwise as `Recognition.check`.
+            UserError: there is only one member, or images have several labels and a model has no probability of every
+                class; otherwise as `Recognition.check`.
         """
         for model in models:
             self.recognition.check(model, self.samples)
+            if self.opened.config.has_several_labels:
+                self.recognition.require_class_probabilities(model, "an ensemble")
         if sum(num_members(model, self.samples) for model in models) < 2:
             raise UserError(
                 "there is only one member (a deterministic head has no noise): use --samples with a HET-XL head, "
@@ -48,7 +52,8 @@ class Ensemble:
 
         The joint prediction is the mean over members, where each model contributes its own calibrated prediction: its
         temperature was fitted to the mean of its members. A model that is a single member is calibrated as such; the
-        members of a model with several are scored as trained, since they have no temperature of their own.
+        members of a model with several are scored as trained, since they have no temperature of their own. Images with
+        several labels have the figures of `lit_het.eval.multi_label`, as trained.
 
         Raises:
             UserError: as `check`.
@@ -56,6 +61,12 @@ class Ensemble:
         self.check(*models)
         predictors = [self.recognition.predictor(model, self.samples) for model in models]
         read = self.opened.features_of([model.features for model in models])
+        kind = "ensemble" if len(models) == 1 else "deep_ensemble"
+        if self.opened.config.has_several_labels:
+            pairs = zip(predictors, read, strict=True)
+            members = np.concatenate([class_log_probabilities(*pair) for pair in pairs], axis=1)
+            found = ensemble_figures(members, read[0].labels, each_member=self._shows_members(members.shape[1]))
+            return Evaluation(kind, self.opened.config.name, *found)
         features = [self.recognition.matched(rows) for rows in read]
         streams, results = map(member_blocks, predictors, features), []
         with Bar(f"scoring {self.opened.config.name}", len(features[0].labels), "images") as bar:
@@ -64,14 +75,16 @@ class Ensemble:
                 results.append(_score(predictors, members, labels))
                 bar.advance(len(labels))
         found = join(results)
-        # Single noise samples are interchangeable, so they have no metrics of their own.
-        figures, errors = found.figures(each_member=not self.samples and found.num_members <= MOST_SHOWN)
-        kind = "ensemble" if len(models) == 1 else "deep_ensemble"
+        figures, errors = found.figures(each_member=self._shows_members(found.num_members))
         calibrated = "; ".join(str(model.calibration or "not calibrated") for model in models)
         if not any(model.calibration for model in models):
             calibrated = ""
         name, draw = self.opened.config.name, lambda: Drawing(found.figures_of_smaller())
         return Evaluation(kind, name, figures, errors, draw=draw, calibrated=calibrated)
+
+    def _shows_members(self, count: int) -> bool:
+        # Single noise samples are interchangeable, so they have no metrics of their own.
+        return not self.samples and count <= MOST_SHOWN
 
 
 def _score(

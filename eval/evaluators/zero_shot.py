@@ -10,12 +10,12 @@ from jaxtyping import Float
 
 from lit_het.console import Bar
 from lit_het.errors import UserError
-from lit_het.eval import scores
+from lit_het.eval import multi_label, scores
 from lit_het.eval.classes import relabelled_accuracy
 from lit_het.eval.drawings import draw_predictions
 from lit_het.eval.evaluation import Drawing, Evaluation
-from lit_het.eval.features import OpenSet
-from lit_het.eval.predictions import Predictions, class_scores, image_quantity
+from lit_het.eval.features import Features, OpenSet
+from lit_het.eval.predictions import Predictions, Predictor, class_log_probabilities, class_scores, image_quantity
 from lit_het.eval.recognition import Recognition, read_json
 from lit_het.eval.significance import standard_error
 from lit_het.tasks import quantities
@@ -37,17 +37,28 @@ class ZeroShot:
     soft_labels: Float[np.ndarray, "n k"] | None = None
 
     def check(self, model: EvaluatedModel) -> None:
-        """Checks a model as `Recognition.check` does."""
+        """Checks a model.
+
+        Raises:
+            UserError: as `Recognition.check`, or noise is asked for that images with several labels have no figures of.
+        """
         self.recognition.check(model, self.samples)
+        if self.samples and self.opened.config.has_several_labels:
+            self.recognition.require_class_probabilities(model, "--samples")
 
     def __call__(self, model: EvaluatedModel) -> Evaluation:
-        """Returns all figures of `lit_het.eval.scores`: without prefix, ``calibrated/`` and ``noisy/``."""
+        """Returns all figures of `lit_het.eval.scores`: without prefix, ``calibrated/`` and ``noisy/``.
+
+        For images with several labels those of `lit_het.eval.multi_label`, as trained.
+        """
         without_noise, with_noise = self.recognition.predictors(model, 0, self.samples)
         features = self.opened.features(model.features)
         kind = "supervised" if model.text is None else "zero_shot"
         if features.labels.ndim == 2:
-            found = scores.multi_label_figures(class_scores(without_noise, features), features.labels)
-            return Evaluation(kind, self.opened.config.name, found)
+            if not self.recognition.has_class_probabilities(model):
+                found = scores.multi_label_figures(class_scores(without_noise, features), features.labels)
+                return Evaluation(kind, self.opened.config.name, found)
+            return Evaluation(kind, self.opened.config.name, *_several_labels(without_noise, with_noise, features))
         quiet = self.recognition.predict(without_noise, features)
         calibrated, factor = scores.calibrated(quiet, self.opened.config.name)
         parts = {"": quiet, CALIBRATED: calibrated}
@@ -92,6 +103,20 @@ class ZeroShot:
         features = self.opened.features(model.features).values[:SPECTRUM_IMAGES]
         spectrum = image_quantity(model, quantities.noise_spectrum, features)
         return dataclasses.replace(drawing, arrays={**drawing.arrays, "spectrum": spectrum})
+
+
+def _several_labels(
+    without_noise: Predictor, with_noise: Predictor, features: Features
+) -> tuple[dict[str, float], dict[str, float]]:
+    predictors = {"": without_noise, f"{NOISY}/": with_noise}
+    if not (with_noise.samples and with_noise.model.has_noise):
+        del predictors[f"{NOISY}/"]
+    found, errors = {}, {}
+    for part, predictor in predictors.items():
+        log_p = multi_label.joint(class_log_probabilities(predictor, features))
+        for into, values in zip((found, errors), multi_label.figures(log_p, features.labels), strict=True):
+            into.update({f"{part}{name}": value for name, value in values.items()})
+    return found, errors
 
 
 def read_relabels(path: Path, opened: OpenSet) -> tuple[tuple[int, ...], ...]:

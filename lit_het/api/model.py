@@ -145,7 +145,7 @@ class Model:
         Args:
             images: one image or several.
             labels: two or more; those of a classifier name all of its classes, in order.
-            prompts: templates around each label: a name (``bare``, ``photo``, ``photos``, ``pet``), a file, or a list
+            prompts: templates around each label: a name (``bare``, ``photo``, ``clip80``, ...), a file, or a list
                 such as ``["a photo of a {c}."]``; None for the bare labels.
             samples: S, the noise samples of each image; 0 for no noise; None for as many as the temperature was fitted
                 for, or 32.

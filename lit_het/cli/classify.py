@@ -28,7 +28,9 @@ def add_to(commands: Any) -> None:
         help='such as "a cat,a dog", or a file with one label per line',
     )
     classifying.add_argument(
-        "--prompts", metavar="NAME|FILE", help="templates around each label: bare (default), photo, photos, pet, a file"
+        "--prompts",
+        metavar="NAME|FILE",
+        help="templates around each label: bare (default), photo, photos, clip80, ... or a file",
     )
     classifying.add_argument(
         "--samples",

@@ -127,7 +127,9 @@ def _add_select(actions: Any) -> None:
         help='class names, such as "a cat,a dog", or a file with one per line',
     )
     parser.add_argument(
-        "--prompts", metavar="NAME|FILE", help="templates around each label: bare (default), photo, photos, pet, a file"
+        "--prompts",
+        metavar="NAME|FILE",
+        help="templates around each label: bare (default), photo, photos, clip80, ... or a file",
     )
     parser.add_argument("--count", type=positive, required=True, metavar="N", help="images to choose")
     parser.add_argument("--method", choices=("bald", "epig", "entropy", "random"), default="bald", help="default: bald")

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from lit_het import __version__, library_logs
 from lit_het.cli import (
     add_noise,
+    benchmark,
     benchmark_uncertainty,
     calibrate,
     checkpoint,
@@ -42,6 +43,7 @@ _COMMANDS = (
     checkpoint,
     calibrate,
     evaluate,
+    benchmark,
     benchmark_uncertainty,
     report,
     classify,

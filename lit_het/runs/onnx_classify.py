@@ -49,7 +49,7 @@ def read(path, size, shorter_side, shrink, enlarge):
     return (np.floor(mean + 0.5) if all(stop - start == 2 * size) else np.rint(mean)).astype(np.uint8)
 
 
-def tokenize(texts, file, length, padding_id, lowercase=False, remove_punctuation=False):
+def tokenize(texts, file, length, padding_id, lowercase=False, remove_punctuation=False, split_underscores=False):
     """Returns token ids ``[texts length]``."""
     if file == "tokenizer.json":
         from tokenizers import Tokenizer
@@ -62,6 +62,7 @@ def tokenize(texts, file, length, padding_id, lowercase=False, remove_punctuatio
 
     tokenizer = SentencePieceProcessor(model_file=str(FOLDER / file))
     texts = [text.lower() if lowercase else text for text in texts]
+    texts = [text.replace("_", " ") if split_underscores else text for text in texts]
     if remove_punctuation:
         texts = [" ".join(text.translate(str.maketrans("", "", string.punctuation)).split()) for text in texts]
     ids = [[*tokenizer.encode(text)[: length - 1], tokenizer.eos_id()] for text in texts]

@@ -163,7 +163,7 @@ def tokenizer_settings(tokenizer: Tokenizer | None) -> dict[str, Any]:
     """Returns the arguments of the script's ``tokenize``."""
     match tokenizer:
         case SentencePieceTokenizer():
-            names = ("length", "padding_id", "lowercase", "remove_punctuation")
+            names = ("length", "padding_id", "lowercase", "remove_punctuation", "split_underscores")
             return {"file": "tokenizer.model", **{name: getattr(tokenizer, name) for name in names}}
         case HuggingFaceTokenizer():
             return {"file": "tokenizer.json", "length": tokenizer.length, "padding_id": tokenizer.padding_id}
@@ -176,7 +176,7 @@ def tokenizer_settings(tokenizer: Tokenizer | None) -> dict[str, Any]:
 def _head(task: ContrastiveTask, params: Params) -> dict[str, Any]:
     config = task.config.head
     found: dict[str, Any] = {"temperature": float(task.temperature(params))}
-    if task.has_pair_probabilities:
+    if task.has_class_probabilities:
         found["bias"] = float(task.image_classifier(params).pair_bias)
     is_noisy = isinstance(config, HetXLContrastiveConfig)
     found["noise_is_left_out"] = task.has_image_noise and not is_noisy

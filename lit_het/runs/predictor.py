@@ -164,9 +164,9 @@ class Model:
         return self.programs.task.has_image_noise
 
     @property
-    def has_pair_probabilities(self) -> bool:
-        """Whether the loss gives every pair of image and text a probability of its own."""
-        return self.programs.task.has_pair_probabilities
+    def has_class_probabilities(self) -> bool:
+        """Whether the loss gives every class, or pair of image and text, a probability of its own."""
+        return self.programs.task.has_class_probabilities
 
     def check_samples(self, num_samples: int) -> None:
         """Checks a number of noise samples, see `lit_het.types.EvaluatedModel`."""

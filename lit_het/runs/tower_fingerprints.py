@@ -25,8 +25,8 @@ EXECUTION_FIELDS = (
     "weights",
     "members",
 )
-# Fields that towers gained after embeddings had been stored, with the value that changes nothing: embeddings of an
-# earlier version stay valid.
+# Fields that towers and tokenizers gained after embeddings had been stored, with the value that changes nothing:
+# embeddings of an earlier version stay valid.
 _LATER_FIELDS: Mapping[str, Any] = {
     "uncertainty_token": False,
     "uncertainty_from": "token",
@@ -38,6 +38,7 @@ _LATER_FIELDS: Mapping[str, Any] = {
     "encoder.experts.multi_pred": False,
     "encoder.experts.dropout_samples": 1,
     "encoder.experts.rank_one": None,
+    "split_underscores": False,
 }
 
 
@@ -51,11 +52,7 @@ def tower_fingerprint(config: ExperimentConfig, params: Params, tokenizer: Token
     """
     part = "image_tower" if tokenizer is None else "text_tower"
     tower = getattr(config.task, part)
-    fields = {
-        field: value
-        for field, value in experiment.fields(tower).items()
-        if field not in EXECUTION_FIELDS and (field not in _LATER_FIELDS or value != _LATER_FIELDS[field])
-    }
+    fields = _earlier({k: v for k, v in experiment.fields(tower).items() if k not in EXECUTION_FIELDS})
     # Locked parameters are held in the type of the image tower.
     compute_type = config.task.image_tower.compute_type
     used = parameters.cast({part: params[part]}, compute_type)
@@ -63,5 +60,10 @@ def tower_fingerprint(config: ExperimentConfig, params: Params, tokenizer: Token
     if tokenizer is not None:
         settings = dataclasses.asdict(dataclasses.replace(config.tokenizer, model=Path())) if config.tokenizer else {}
         vocabulary = hashlib.sha256(tokenizer.model_bytes).hexdigest()
-        text += f" {json.dumps(settings, sort_keys=True, default=str)} {vocabulary}"
+        text += f" {json.dumps(_earlier(settings), sort_keys=True, default=str)} {vocabulary}"
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _earlier(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns fields without later ones that change nothing."""
+    return {name: value for name, value in fields.items() if name not in _LATER_FIELDS or value != _LATER_FIELDS[name]}

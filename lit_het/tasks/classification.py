@@ -18,7 +18,7 @@ from lit_het.heads.het import HetConfig
 from lit_het.heads.het_h import HetHConfig
 from lit_het.heads.het_xl import HetXLConfig
 from lit_het.losses.base import masked_mean
-from lit_het.losses.classification import ClassificationLoss, LossAndTop1, SoftmaxCrossEntropy
+from lit_het.losses.classification import ClassificationLoss, LossAndTop1, SigmoidCrossEntropy, SoftmaxCrossEntropy
 from lit_het.random import Keys
 from lit_het.tasks import microbatches, mimo, mixup
 from lit_het.tasks.base import layers_above_towers, learning_rate_groups, trained_parts
@@ -112,7 +112,7 @@ class ClassificationTask:
         self.locked = config.locked
         self.num_classes = config.num_classes
         self.has_image_noise = config.head.sampling is not None
-        self.has_pair_probabilities = False
+        self.has_class_probabilities = isinstance(config.loss, SigmoidCrossEntropy)
         self.antithetic = config.head.sampling and config.head.sampling.antithetic
         abstract = nnx.eval_shape(lambda: Classifier(config, nnx.Rngs(0)))
         self.learning_rates = learning_rate_groups(abstract)

@@ -153,7 +153,7 @@ class ContrastiveTask:
         self.locked = config.locked
         self.num_classes = None
         self.has_image_noise = config.head.has_image_noise
-        self.has_pair_probabilities = isinstance(config.loss, SigmoidLoss)
+        self.has_class_probabilities = isinstance(config.loss, SigmoidLoss)
         self.antithetic = config.head.antithetic
         abstract = nnx.eval_shape(lambda: TwoTowers(config, nnx.Rngs(0)))
         self.learning_rates = learning_rate_groups(abstract)

@@ -61,17 +61,22 @@ def member_log_probabilities(
     model: ImageClassifier, features: Float[Array, "b f"], key: Key[Array, ""], num_samples: int
 ) -> Float[Array, "b m k"]:
     """Returns the log-probabilities of every member or, with noise, of the S samples of every member."""
-    samples = _samples(model, features, key, num_samples)
-    common = samples.prepare(samples.features)
+    return _each_sample(model, features, key, num_samples, model.log_probabilities)
 
-    def sample(index: Array) -> Float[Array, "n k"]:
-        logits = samples.logits(common, samples.keys, index[None])
-        return model.log_probabilities(logits.reshape(len(logits) * samples.num_members, -1))
 
-    # Blocks of samples bound the memory of the noise; only the result has the size S k.
-    found = jax.lax.map(sample, jnp.arange(samples.num_samples), batch_size=samples.samples_per_block)
-    by_sample = jax.vmap(lambda rows: _of_members(rows, features))(found)
-    return by_sample.swapaxes(0, 1).reshape(len(features), -1, found.shape[-1])
+def member_class_log_probabilities(
+    model: ImageClassifier, features: Float[Array, "b f"], key: Key[Array, ""], num_samples: int
+) -> Float[Array, "b m two k"]:
+    """Returns ``log σ(±(u_k + bias))`` of each class and its absence, for every member or, with noise, its S samples.
+
+    Both are computed, since ``1 - p`` of a probability near 1 has lost its digits.
+    """
+
+    def log_sigmoids(logits: Float[Array, "n k"]) -> Float[Array, "n two k"]:
+        biased = logits + model.pair_bias
+        return jnp.stack([jax.nn.log_sigmoid(biased), jax.nn.log_sigmoid(-biased)], axis=1)
+
+    return _each_sample(model, features, key, num_samples, log_sigmoids)
 
 
 def scores(model: ImageClassifier, features: Float[Array, "b f"]) -> Float[Array, "b k"]:
@@ -120,6 +125,27 @@ def _samples(
 ) -> LogitSamples:
     """Returns S samples of the logits, or with S = 0 one without noise."""
     return model.logits(model.inputs(features), key if num_samples else None, num_samples)
+
+
+def _each_sample(
+    model: ImageClassifier,
+    features: Float[Array, "b f"],
+    key: Key[Array, ""],
+    num_samples: int,
+    activation: Callable[[Float[Array, "n k"]], Float[Array, "n *rest"]],
+) -> Float[Array, "b m *rest"]:
+    """Returns a function of the logits of every member or, with noise, of the S samples of every member."""
+    samples = _samples(model, features, key, num_samples)
+    common = samples.prepare(samples.features)
+
+    def sample(index: Array) -> Float[Array, "n *rest"]:
+        logits = samples.logits(common, samples.keys, index[None])
+        return activation(logits.reshape(len(logits) * samples.num_members, -1))
+
+    # Blocks of samples bound the memory of the noise; only the result has the size S k.
+    found = jax.lax.map(sample, jnp.arange(samples.num_samples), batch_size=samples.samples_per_block)
+    by_sample = jax.vmap(lambda rows: _of_members(rows, features))(found)
+    return by_sample.swapaxes(0, 1).reshape(len(features), -1, *found.shape[2:])
 
 
 def _of_members(rows: Float[Array, "n *rest"], features: Float[Array, "b f"]) -> Float[Array, "b m *rest"]:

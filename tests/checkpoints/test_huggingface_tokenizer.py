@@ -47,8 +47,12 @@ def test_texts_have_the_ids_of_transformers_with_another_vocabulary_and_case(fol
         np.testing.assert_array_equal(ours(HARD), theirs(HARD, padding="max_length", truncation=True)["input_ids"])
 
 
-def test_an_exported_folder_has_the_same_settings_and_ids(folder, tmp_path):
+@pytest.mark.parametrize("split_underscores", [False, True])
+def test_an_exported_folder_has_the_same_settings_and_ids(folder, tmp_path, split_underscores):
+    edited = json.loads((folder / "tokenizer_config.json").read_text()) | {"split_underscores": split_underscores}
+    (folder / "tokenizer_config.json").write_text(json.dumps(edited))
     ours = imported(folder)
+    assert ours.split_underscores == split_underscores
     files = tokenizer_files(ours)
     exported = HuggingFaceTokenizer(json.dumps(files["tokenizer.json"]).encode(), LENGTH)
     np.testing.assert_array_equal(exported(HARD), ours(HARD))

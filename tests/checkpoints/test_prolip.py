@@ -115,6 +115,7 @@ def test_an_imported_run_classifies_and_keeps_the_preprocessing_and_the_tokenize
     assert isinstance(config.task.head, GaussianContrastiveConfig)
     assert isinstance(config.tokenizer, SentencePieceConfig)
     assert config.tokenizer.remove_punctuation
+    assert config.tokenizer.split_underscores
     assert config.tokenizer.lowercase
     assert (config.data.preprocessing.fit, config.data.preprocessing.filter) == ("crop", "bicubic")
     image = Image.fromarray(recorded()["in/images"][0])

@@ -80,6 +80,27 @@ def test_every_evaluation_of_a_file_is_printed_and_saved(run, shapes, tmp_path, 
     assert said.err.count("reading shapes: 40/40") == 1  # also for captions, without labels
 
 
+def test_a_classifier_of_words_is_measured_on_the_words_of_captions_alone_and_as_an_ensemble(
+    upstream, data, tmp_path, capsys
+):
+    one, other = (shutil.copytree(upstream, tmp_path / name) for name in ("one", "other"))
+    words = ["--data", f"shapes={data / 'train'}", "--caption-words"]
+    said = refusal(capsys, "zero-shot", "--checkpoint", one, *words[:2])
+    assert "the classifier has 6 classes and there are 8 candidates" in said
+    assert "take the words of captions as labels with --caption-words" in said
+    assert main(["zero-shot", "--checkpoint", str(one), *words]) == 0
+    assert main(["ensemble", "--checkpoint", str(one), str(other), *words]) == 0
+    alone, ensemble = sorted(read_records(one), key=lambda record: record.kind, reverse=True)
+    assert (alone.kind, ensemble.kind) == ("supervised", "deep_ensemble")
+    # Two equal models are worth one; every image has a colour and a shape of six words.
+    for name, value in alone.figures.items():
+        assert ensemble.figures[f"joint_{name}"] == pytest.approx(value, rel=1e-5)
+    assert ensemble.figures["kl"] == pytest.approx(0, abs=1e-6)
+    assert alone.figures["binary_nll"] < np.log(2) * 2
+    said = refusal(capsys, "shift", "--checkpoint", one, *words)
+    assert "shapes: only zero-shot and ensemble support several labels per image; leave out --caption-words" in said
+
+
 def printed(errors: Mapping[str, float], *parts: str) -> str:
     figures = {f"{part}/top1".removeprefix("/"): 0.5 for part in parts}
     console = Console(width=80, file=io.StringIO(), record=True)

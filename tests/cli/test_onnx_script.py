@@ -10,7 +10,7 @@ from lit_het.data_pipelines.tokenizers import HuggingFaceTokenizer, SentencePiec
 from lit_het.data_pipelines.transforms import Preprocessing
 from lit_het.runs import onnx_classify, onnx_folder
 
-CAPTIONS = ["A photo, of the GREENISH cat!", "red bar", "", "a dog; " * 9]
+CAPTIONS = ["A photo, of the GREENISH cat!", "red_cat", "red bar", "", "a dog; " * 9]
 
 
 def pixels_of(path, shape, preprocessing):
@@ -47,12 +47,15 @@ def test_pixels_of_16_bits_are_near(tmp_path):
     np.testing.assert_allclose(found.astype(int), expected, rtol=0, atol=1)
 
 
-@pytest.mark.parametrize(("lowercase", "remove_punctuation"), [(True, False), (False, True), (True, True)])
-def test_ids_of_sentencepiece_are_equal(lowercase, remove_punctuation, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("lowercase", "remove_punctuation", "split_underscores"),
+    [(True, False, False), (False, True, False), (True, True, False), (True, True, True)],
+)
+def test_ids_of_sentencepiece_are_equal(lowercase, remove_punctuation, split_underscores, tmp_path, monkeypatch):
     monkeypatch.setattr(onnx_classify, "FOLDER", tmp_path)
     model = train_sentencepiece([caption for caption in CAPTIONS if caption], vocabulary_size=40, lowercase=lowercase)
     (tmp_path / "tokenizer.model").write_bytes(model)
-    ours = SentencePieceTokenizer(model, 8, lowercase, 1, remove_punctuation)
+    ours = SentencePieceTokenizer(model, 8, lowercase, 1, remove_punctuation, split_underscores)
     assert_equal_ids(ours)
 
 

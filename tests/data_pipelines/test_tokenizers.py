@@ -61,6 +61,19 @@ def test_captions_are_lowercased_on_request(model: bytes):
     assert 2 in unknown
 
 
+def test_underscores_become_spaces_on_request_and_are_dropped_with_other_punctuation_otherwise(model: bytes):
+    plain = SentencePieceTokenizer(model, 40)
+    siglip = SentencePieceTokenizer(model, 40, remove_punctuation=True)
+    open_clip = SentencePieceTokenizer(model, 40, remove_punctuation=True, split_underscores=True)
+    # open_clip's `canonicalize_text` and transformers' `SiglipTokenizer` of these texts.
+    for text, canonical, joined in (
+        ("Latin_Small letter_a", "latin small letter a", "latinsmall lettera"),
+        ("letter, a_-_b", "letter a b", "letter ab"),
+    ):
+        np.testing.assert_array_equal(open_clip([text]), plain([canonical]))
+        np.testing.assert_array_equal(siglip([text]), plain([joined]))
+
+
 @pytest.mark.parametrize("model_type", ["unigram", "bpe", "word"])
 def test_training_twice_gives_the_same_bytes_and_no_output(model_type, capfd: pytest.CaptureFixture[str]):
     one, other = (train_sentencepiece(CAPTIONS, vocabulary_size=40, model_type=model_type) for _ in range(2))

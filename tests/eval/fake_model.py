@@ -30,7 +30,7 @@ class FakeModel:
     text: TextEncoder | None = None
     num_classes: int | None = None
     has_noise: bool = False
-    has_pair_probabilities: bool = False
+    has_class_probabilities: bool = False
     calibration: Calibration | None = None
     antithetic: bool | None = None
 
@@ -63,6 +63,9 @@ class FakeModel:
             case quantities.scores | quantities.log_normalizer:
                 found = self.logits(features, 0, classes)[:, 0]
                 found = special.logsumexp(found, axis=1) if quantity is quantities.log_normalizer else found
+            case quantities.member_class_log_probabilities:
+                logits = self.logits(features, num_samples, classes).astype(np.float64)
+                found = np.stack([special.log_expit(logits), special.log_expit(-logits)], axis=2)
             case _:
                 found = special.log_softmax(self.logits(features, num_samples, classes).astype(np.float64), axis=2)
                 if quantity is quantities.log_probabilities:

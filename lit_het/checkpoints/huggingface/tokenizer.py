@@ -35,6 +35,7 @@ class SentencePiece(Protocol):
         lowercase: whether captions are converted to lower case first.
         padding_id: id of the padding token.
         remove_punctuation: whether ASCII punctuation and repeated white space are removed first.
+        split_underscores: whether underscores become spaces before that.
     """
 
     model_bytes: bytes
@@ -42,6 +43,7 @@ class SentencePiece(Protocol):
     lowercase: bool
     padding_id: int
     remove_punctuation: bool
+    split_underscores: bool
 
 
 @runtime_checkable
@@ -65,6 +67,7 @@ class Settings(NamedTuple):
     lowercase: bool
     padding_id: int
     remove_punctuation: bool
+    split_underscores: bool
 
 
 def tokenizer_files(
@@ -138,9 +141,10 @@ def _of_sentencepiece(tokenizer: SentencePiece) -> tuple[Tokenizer, dict[str, An
     made.decoder = decoders.Metaspace(_WORD_BOUNDARY, scheme)
     made.post_processor = _followed_by(trainer.eos_id, pieces[trainer.eos_id])
     return made, {
-        # `transformers` takes these two settings from tokenizer.json; `read_settings` takes them from here.
+        # `transformers` takes these settings from tokenizer.json; `read_settings` takes them from here.
         "do_lower_case": tokenizer.lowercase,
         "remove_punctuation": tokenizer.remove_punctuation,
+        "split_underscores": tokenizer.split_underscores,
         "eos_token": pieces[trainer.eos_id],
         "unk_token": pieces[unknown],
     }
@@ -161,10 +165,12 @@ def _bpe(model: Any, unknown: str) -> models.BPE:
 
 
 def _normalizers(model: Any, tokenizer: SentencePiece) -> list[normalizers.Normalizer]:
-    """Returns the steps: lower case, no punctuation, the model's character table, and single spaces."""
+    """Returns the steps: lower case, no underscores, no punctuation, the model's character table, and single spaces."""
     spec, steps = model.normalizer_spec, []
     if tokenizer.lowercase:
         steps.append(normalizers.Lowercase())
+    if tokenizer.split_underscores:
+        steps.append(normalizers.Replace("_", " "))
     if tokenizer.remove_punctuation:
         # Before the model's own table, as `SentencePieceTokenizer` does: the table may change punctuation.
         without, joined = normalizers.Replace(_PUNCTUATION, ""), normalizers.Replace(_BLANKS, " ")
@@ -223,6 +229,7 @@ def read_settings(model: Path) -> Settings:
         lowercase=bool(settings.get("do_lower_case", True)),
         padding_id=pieces.index(padding),
         remove_punctuation=bool(settings.get("remove_punctuation", _is_siglip(settings, model))),
+        split_underscores=bool(settings.get("split_underscores", False)),
     )
 
 

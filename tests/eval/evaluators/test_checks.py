@@ -63,6 +63,8 @@ def test_a_classifier_of_other_classes(by_names):
     for evaluator in by_names:
         with pytest.raises(UserError, match=r"the classifier has 4 classes and there are 3 candidates"):
             evaluator.check(classifier(4, num_members=2))
+        with pytest.raises(UserError, match="or take the words of captions as labels with --caption-words"):
+            evaluator.check(dataclasses.replace(classifier(4, num_members=2), has_class_probabilities=True))
         with pytest.raises(UserError, match="has no head"):
             evaluator.check(classifier(0, num_members=2))
         evaluator.check(classifier(3, num_members=2))
@@ -137,5 +139,5 @@ def test_unreadable_labels_are_ignored_when_checking_candidates(write_set, sets,
 
 def test_several_labels_of_other_names(digits, tmp_path):
     data = dataclasses.replace(digits, multi_label=True)
-    with pytest.raises(UserError, match="with --multi-label, --candidates need --classes FILE"):
+    with pytest.raises(UserError, match="with several labels per image, --candidates need --classes FILE"):
         ZeroShotConfig(data, ClassNamesConfig(candidates=tmp_path / "names.txt"))

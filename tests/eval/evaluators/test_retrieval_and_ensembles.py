@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from scipy import special
 from lit_het.errors import UserError
 from lit_het.eval.ensembles import score_ensemble
 from lit_het.eval.features import Features
+from lit_het.eval.multi_label import ensemble_figures
 from lit_het.eval.predictions import Predictor, member_blocks
 from lit_het.eval.suite import ClassNamesConfig, EnsembleConfig, RetrievalConfig, ZeroShotConfig
 from lit_het.types import Calibration, FittedTemperature
@@ -180,9 +182,41 @@ def test_models_count_in_an_ensemble_by_their_members(labelled, sets, make_encod
     assert EnsembleConfig(labelled, samples=5).build(sets)(*models).figures == pytest.approx(expected, rel=1e-5)
 
 
-def test_sets_with_several_labels_an_image_are_refused(labelled, sets):
-    with pytest.raises(UserError, match="only zero-shot supports several labels per image"):
-        EnsembleConfig(dataclasses.replace(labelled, multi_label=True)).build(sets)
+@pytest.fixture
+def captioned(write_set):
+    """Seven images whose labels are the words of captions."""
+    texts = ("red", "green bar", "red bar", "bar", "green", "red green bar", "green")
+    data = write_set("words", [{"txt": text} for text in texts])
+    Path(data.directory, "words.txt").write_text("red\ngreen\nbar\n")
+    targets = np.array([[word in text for word in ("red", "green", "bar")] for text in texts], float)
+    return dataclasses.replace(data, caption_words=True), targets
+
+
+def test_members_predict_several_labels_an_image(captioned, sets, make_encoder, unit_vectors):
+    data, targets = captioned
+    noise = np.random.default_rng(0).normal(size=(7, 5, 3))
+    captions = dict(zip(("red", "green", "bar"), np.eye(3), strict=True))
+    models = [
+        dataclasses.replace(
+            make_encoder(unit_vectors(7, 3, seed), captions, 0.2, noise[:, :count]), has_class_probabilities=True
+        )
+        for seed, count in ((0, 5), (1, 2))
+    ]
+    for samples, by_model in ((5, noise), (0, np.zeros((7, 1, 3)))):
+        found = EnsembleConfig(data, samples=samples).build(sets)(*models)
+        each = [unit_vectors(7, 3, seed)[:, None] + by_model[:, :count] for seed, count in ((0, 5), (1, 2))]
+        logits = np.concatenate(each, axis=1) / 0.2
+        members = np.stack([special.log_expit(logits), special.log_expit(-logits)], axis=2)
+        expected, errors = ensemble_figures(members, targets, each_member=not samples)
+        assert found.figures == pytest.approx(expected, rel=1e-4)
+        assert found.errors == pytest.approx(errors, rel=1e-4, abs=1e-6)
+        assert found.kind == "deep_ensemble"
+
+
+def test_an_ensemble_of_models_without_probabilities_of_every_class_is_refused(captioned, sets, make_encoder):
+    encoder = make_encoder(np.eye(3), dict(zip(("red", "green", "bar"), np.eye(3), strict=True)))
+    with pytest.raises(UserError, match="several labels per image: an ensemble needs a probability of every class"):
+        EnsembleConfig(captioned[0]).build(sets).check(encoder, encoder)
 
 
 def test_progress_is_shown(images, labelled, sets, encoder, make_encoder, capsys):

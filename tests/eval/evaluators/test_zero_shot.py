@@ -4,19 +4,23 @@ import io
 import json
 import shutil
 import tarfile
+import time
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy import special
 
 from lit_het.data_pipelines.shards import write_tar
 from lit_het.errors import UserError
 from lit_het.eval import scores
 from lit_het.eval.evaluators.zero_shot import ZeroShot
-from lit_het.eval.features import read_features
+from lit_het.eval.features import ReadingTime, read_features
 from lit_het.eval.predictions import Predictions
+from lit_het.eval.sets import ImageSet, parse_set
 from lit_het.eval.suite import ClassNamesConfig, ZeroShotConfig
-from lit_het.types import Batch
+from lit_het.types import Batch, ImageFeatures
 from tests.eval.fake_model import FakeModel
 
 NAMES = ("tench", "kit fox", "crane", "lantern", "plate", "cup", "fork")
@@ -39,6 +43,25 @@ def test_progress_counts_valid_images(perfect, make_batches):
     done = []
     read_features([perfect.features], make_batches([0, 1, 2, 3, 4])(), done.append, "a set")
     assert done == [4, 1]
+
+
+def test_the_time_of_reading_is_counted_by_what_was_waited_for(perfect, make_batches, monkeypatch):
+    now = 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+
+    def after(seconds, made):
+        nonlocal now
+        now += seconds
+        return made
+
+    def batches():
+        for batch in make_batches([0, 1, 2, 3, 4])():
+            yield after(3, batch)
+
+    tower = replace(perfect.features, extract=lambda view: after(5, perfect.features.extract(view)))
+    spent = ReadingTime()
+    read_features([tower], batches(), lambda count: after(100, None), "a set", spent)
+    assert (spent.decoding, spent.tower, spent.num_images) == (2 * 3, 2 * 5, 5)
 
 
 def test_a_set_without_valid_images_is_an_error(perfect, make_batches):
@@ -137,18 +160,75 @@ def test_reassessed_labels_of_another_set_are_rejected(write_set, sets, tmp_path
         ZeroShotConfig(data, relabels=tmp_path / "real.json").build(sets)
 
 
-def test_images_with_several_labels_have_a_mean_average_precision(write_set, sets, make_encoder):
-    def vector(*classes: int) -> bytes:
-        buffer = io.BytesIO()
-        np.save(buffer, np.isin(range(3), classes).astype(np.int8))
-        return buffer.getvalue()
+def vector(*classes: int) -> bytes:
+    """A member with ones for these of three classes."""
+    buffer = io.BytesIO()
+    np.save(buffer, np.isin(range(3), classes).astype(np.int8))
+    return buffer.getvalue()
 
-    members = [{"npy": vector(0, 1)}, {"npy": vector(1)}, {"npy": vector(2)}]
-    data = replace(write_set("voc", members, NAMES[:3]), multi_label=True)
-    vectors = np.array([[2.0, 1, 0], [0, 2, 1], [1, 0, 2]])
-    encoder = make_encoder(vectors, dict(zip(NAMES, np.eye(3), strict=False)))
-    found = ZeroShotConfig(data).build(sets)(encoder)
+
+VECTORS = np.array([[2.0, 1, 0], [0, 2, 1], [1, 0, 2]])
+TARGETS = np.array([[1.0, 1, 0], [0, 1, 0], [0, 0, 1]])
+
+
+@pytest.fixture
+def several(write_set):
+    """Images with several classes, as vectors and in the words of their captions."""
+    words = ("tench cup", "cup", "fork")
+    members = [
+        {"npy": vector(*np.flatnonzero(row).tolist()), "txt": text} for row, text in zip(TARGETS, words, strict=True)
+    ]
+    data = write_set("voc", members, ("tench", "cup", "fork"))
+    Path(data.directory, "words.txt").write_text("tench\ncup\nfork\n")
+    return replace(data, multi_label=True)
+
+
+def test_images_with_several_labels_have_a_mean_average_precision(several, sets, make_encoder):
+    encoder = make_encoder(VECTORS, dict(zip(("tench", "cup", "fork"), np.eye(3), strict=True)))
+    found = ZeroShotConfig(several).build(sets)(encoder)
     assert found.metrics() == {"zero_shot/voc/mean_average_precision": 1.0}
+
+
+def test_a_model_with_a_sigmoid_loss_has_probabilities_of_every_class_too(several, sets, make_encoder):
+    noise = np.random.default_rng(0).normal(size=(3, 4, 3))
+    encoder = make_encoder(VECTORS, dict(zip(("tench", "cup", "fork"), np.eye(3), strict=True)), 1.0, noise)
+    model = replace(encoder, has_class_probabilities=True)
+    found = ZeroShotConfig(several, samples=4).build(sets)(model)
+    for part, logits in (("", VECTORS[:, None]), ("noisy/", VECTORS[:, None] + noise)):
+        probability = special.expit(logits).mean(axis=1)
+        losses = -np.log(np.where(TARGETS > 0, probability, 1 - probability))
+        assert found.figures[f"{part}binary_nll"] == pytest.approx(losses.mean(), rel=1e-5)
+        assert found.figures[f"{part}mean_average_precision"] == 1
+        assert f"{part}binary_nll" in found.errors
+    quiet = ZeroShotConfig(several).build(sets)(model).figures
+    assert quiet == {name: value for name, value in found.figures.items() if not name.startswith("noisy/")}
+
+
+def test_words_of_captions_are_labels(several, sets):
+    model = FakeModel(
+        features=ImageFeatures(lambda view: view[:, 0, 0, :1].astype(np.float32), 1, 1, "a tower"),
+        logits=lambda features, count, classes: VECTORS[features[:, 0].astype(int)][:, None],
+        num_classes=3,
+        has_class_probabilities=True,
+    )
+    words = replace(several, multi_label=False, caption_words=True)
+    found = [ZeroShotConfig(data).build(sets)(model) for data in (several, words)]
+    assert found[0].figures == found[1].figures
+    assert found[0].kind == "supervised"
+    assert parse_set(f"x={several.directory}/test", ImageSet("", "", caption_words=True)).directory == several.directory
+    Path(several.directory, "words.txt").unlink()
+    with pytest.raises(UserError, match=r"no words\.txt in .*voc/test or its parent"):
+        parse_set(f"{several.directory}/test", ImageSet("", "", caption_words=True))
+    with pytest.raises(UserError, match="give one of --multi-label and --caption-words"):
+        replace(several, caption_words=True)
+
+
+def test_noise_samples_of_several_labels_need_probabilities_of_every_class(several, sets, make_encoder):
+    encoder = make_encoder(VECTORS, dict(zip(("tench", "cup", "fork"), np.eye(3), strict=True)), has_noise_norm=False)
+    evaluator = ZeroShotConfig(several, samples=4).build(sets)
+    with pytest.raises(UserError, match="several labels per image: --samples needs a probability of every class"):
+        evaluator.check(encoder)
+    evaluator.check(replace(encoder, has_class_probabilities=True))
 
 
 def test_the_drawing_indexes_its_images_by_row(write_set, sets, perfect):
@@ -295,3 +375,8 @@ def test_human_labels_that_are_missing_or_broken_are_named(write_set, sets, cont
     data = write_set("human", [{"cls": 0, "soft.npy": soft(1, 0, 0)}, broken], NAMES[:3])
     with pytest.raises(UserError, match=rf"s0000001\.soft\.npy: {message}.*; prepare the set again"):
         ZeroShotConfig(data).build(sets)
+
+
+def test_several_labels_are_not_reassessed(several, tmp_path):
+    with pytest.raises(UserError, match="--relabels is for images with one label; leave it out"):
+        ZeroShotConfig(several, relabels=tmp_path / "real.json")

@@ -1,0 +1,158 @@
+"""Evaluates a run on all sets of a suite below a folder, and continues where it was interrupted."""
+
+import dataclasses
+import hashlib
+import json
+import math
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from lit_het.apps.benchmark import page
+from lit_het.apps.benchmark.results import Result, read_results, write_results, write_text
+from lit_het.checkpoints.native import checksums
+from lit_het.configs import experiment
+from lit_het.console import Bar, message
+from lit_het.errors import DataError, UserError, counted
+from lit_het.eval.benchmarks import SUITES, check_complete, find_sets
+from lit_het.eval.evaluation import line, write_record
+from lit_het.eval.features import Sets
+from lit_het.eval.prompts import SET_PROMPTS, read_prompts
+from lit_het.eval.report.page import render_page
+from lit_het.eval.suite import ClassNamesConfig, EvaluationConfig, FewShotConfig
+from lit_het.runs.opening import Run, open_run
+from lit_het.training.preemption import Preempted
+from lit_het.types import EvaluatedModel
+
+_WIDTH_OF_FILES = 160
+
+
+def benchmark(
+    run_dir: Path, suite: str, data: str, output: Path, *, prompts: str = "set", samples: int = 0
+) -> dict[str, Result]:
+    """Evaluates all sets of a suite that lie below a folder, prints tables, and writes a page.
+
+    Every evaluation is saved in the run's folder. The figures stand beside the page as ``.md`` and as ``.json``, which
+    is written after each set: with the same output, sets whose model, settings and data are the same are not evaluated
+    again.
+
+    Args:
+        run_dir: the run.
+        suite: a name of `lit_het.eval.benchmarks.SUITES`.
+        data: a folder with the folders of sets; a path or a URL.
+        output: path of the page.
+        prompts: templates, see `ClassNamesConfig`.
+        samples: S, the number of noise samples per image, for figures over noise samples in the saved evaluations.
+
+    Returns:
+        The results by set.
+
+    Raises:
+        UserError: the run or the prompts cannot be read, no set is found, or, after all others, a set could not be
+            evaluated.
+    """
+    chosen = SUITES[suite]
+    templates = () if prompts == SET_PROMPTS else read_prompts(prompts)
+    found, others = find_sets(data, chosen)
+    missing = [name for name in chosen.sets if name not in found]
+    if not found:
+        raise UserError(f"{data} has no folder of a set of the suite {suite}, such as {', '.join(missing[:4])}")
+    message(f"{len(found)} of {len(chosen.sets)} sets" + (f"; missing: {', '.join(missing)}" if missing else ""))
+    if others:
+        message(f"not in the suite {suite}: {', '.join(others)}")
+    run = open_run(run_dir)
+    # Read before anything is measured: another file of this name would be overwritten.
+    saved, results, failures = read_results(output.with_suffix(".json")), {}, {}
+    measuring = _Measuring(run, run.model(), _identity(run, templates))
+    about = {"suite": suite, "run": str(run_dir), "step": run.step}
+    with Bar("benchmark", len(found), "sets") as bar:
+        for name, directory in found.items():
+            config = chosen.evaluation(name, directory, ClassNamesConfig(prompts), samples)
+            with bar.paused():
+                try:
+                    results[name] = measuring.result(config, saved.get(name))
+                except Preempted:
+                    raise
+                except UserError as error:
+                    # Without the way out of data errors: a benchmark has no flag for it.
+                    failures[name] = error.problem if isinstance(error, DataError) else str(error)
+                    message(f"{name}: {failures[name]}")
+                write_results(output.with_suffix(".json"), saved | results, about)
+            bar.advance(1)
+    _write(page.Page(chosen, run_dir.name, results, failures), output, {**about, "missing": missing})
+    if failures:
+        raise UserError(
+            f"{counted(len(failures), 'set')} could not be evaluated: {', '.join(failures)}; the same command "
+            "evaluates these again"
+        )
+    return results
+
+
+@dataclasses.dataclass(frozen=True)
+class _Measuring:
+    """Evaluates one model on one set after another."""
+
+    run: Run
+    model: EvaluatedModel
+    identity: str
+
+    def result(self, config: EvaluationConfig, saved: Result | None) -> Result:
+        """Returns the result of an evaluation, the saved one if it is of the same model, settings and data.
+
+        Raises:
+            UserError: the set cannot be read, or does not fit the model.
+        """
+        for split in (config.train_split, config.data.split) if isinstance(config, FewShotConfig) else ("test",):
+            check_complete(dataclasses.replace(config.data, split=split))
+        data = self.run.config.data
+        # Of one set alone, so that its features are freed before the next.
+        sets = Sets(data.image_size, data.preprocessing, lambda: self.run.tower)
+        evaluator = config.build(sets)
+        evaluator.check(self.model)
+        settings = experiment.to_dict(config)
+        content = json.dumps([self.identity, settings, sets.digest], sort_keys=True)
+        key = hashlib.sha256(content.encode()).hexdigest()
+        if saved is not None and saved.key == key:
+            message(f"{config.data.name}: evaluated before")
+            return saved
+        began = time.monotonic()
+        evaluation = evaluator(self.model)
+        seconds = time.monotonic() - began
+        write_record(evaluation, self.run.run_dir, self.run.step, settings)
+        spent = sets.spent
+        errors = {name: error for name, error in evaluation.errors.items() if math.isfinite(error)}
+        found = Result(key, dict(evaluation.figures), errors, spent.num_images, seconds, spent.decoding, spent.tower)
+        message(f"{line(evaluation)}; {found.num_images / seconds:.1f} images a second, most time for {found.bound}")
+        return found
+
+
+def _identity(run: Run, templates: Sequence[str]) -> str:
+    """Identifies everything but the sets that figures depend on."""
+    fields = experiment.to_dict(run.config)
+    tokenizer = b"" if run.tokenizer is None else run.tokenizer.model_bytes
+    digests = hashlib.sha256(tokenizer).hexdigest(), checksums.digest(run.params)
+    read_by = fields["tokenizer"], fields["data"]["preprocessing"], fields["data"]["image_size"]
+    return json.dumps([fields["task"], *read_by, *digests, str(run.calibration), templates])
+
+
+def _write(shown: page.Page, output: Path, about: Mapping[str, object]) -> None:
+    """Writes the page, its tables as Markdown, and the final results, and prints the tables.
+
+    Raises:
+        UserError: a file cannot be written.
+    """
+    write_results(output.with_suffix(".json"), shown.results, {**about, "failed": shown.failures, "means": shown.means})
+    tables = shown.tables()
+    write_text(output, render_page(f"Benchmark of {shown.name}", shown.sections()))
+    write_text(
+        output.with_suffix(".md"),
+        "\n".join([*(table.markdown() for table in tables), *(f"- {source}" for source in shown.sources()), ""]),
+    )
+    console = Console()
+    if not console.is_terminal:
+        console.width = _WIDTH_OF_FILES
+    for table in tables:
+        console.print(table.terminal())
+    message(f"{output}, and its figures in {output.stem}.json and .md beside it")
