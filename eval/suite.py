@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from lit_het.data_pipelines.storage import read_lines
-from lit_het.errors import UserError, require_at_least
+from lit_het.errors import FieldError, UserError, require_at_least
 from lit_het.eval.fits import FewShotOptions, LinearProbeOptions
 from lit_het.eval.prompts import BARE_TEMPLATE, SET_PROMPTS, check_templates, read_prompts
 from lit_het.eval.sets import ImageSet, require_one_label, require_other_split
@@ -280,17 +280,22 @@ class EnsembleConfig:
         names: candidate class names.
         samples: S, the number of noise samples per image; each sample is a member. 0 disables the noise: members are
             then e3 members or models.
+        weights: of the models in the joint prediction, in their order, such as those of `select_members`; without any,
+            each model has the weight of its number of members.
 
     Raises:
-        UserError: a negative number of samples.
+        UserError: a negative number of samples, or a weight below 1.
     """
 
     data: ImageSet
     names: ClassNamesConfig = ClassNamesConfig()
     samples: int = 0
+    weights: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         require_at_least(0, self, "samples")
+        if any(weight < 1 for weight in self.weights):
+            raise FieldError(self, "weights", f"{self.weights} must be whole numbers of at least 1")
 
     def build(self, sets: "Sets") -> "Ensemble":
         """Opens the set.
@@ -304,7 +309,7 @@ class EnsembleConfig:
         opened = sets.open(self.data)
         recognition = self.names.build(opened)
         recognition.check_labels(opened)
-        return Ensemble(opened, recognition, self.samples)
+        return Ensemble(opened, recognition, self.samples, self.weights)
 
 
 EvaluationConfig: TypeAlias = (
