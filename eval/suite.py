@@ -284,7 +284,7 @@ class EnsembleConfig:
             each model has the weight of its number of members.
 
     Raises:
-        UserError: a negative number of samples, or a weight below 1.
+        UserError: a negative number of samples, a weight below 1, or weights where images have several labels.
     """
 
     data: ImageSet
@@ -296,6 +296,8 @@ class EnsembleConfig:
         require_at_least(0, self, "samples")
         if any(weight < 1 for weight in self.weights):
             raise FieldError(self, "weights", f"{self.weights} must be whole numbers of at least 1")
+        if self.weights:
+            require_one_label(self.data)
 
     def build(self, sets: "Sets") -> "Ensemble":
         """Opens the set.

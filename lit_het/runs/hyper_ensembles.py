@@ -18,7 +18,7 @@ from lit_het.eval.evaluation import Evaluation
 from lit_het.eval.evaluators.ensemble import Ensemble
 from lit_het.eval.features import Sets
 from lit_het.eval.hyper_ensembles import Selection, select_members
-from lit_het.eval.sets import have_same_shards
+from lit_het.eval.sets import have_same_shards, require_one_label
 from lit_het.eval.suite import EnsembleConfig
 from lit_het.runs.directory import load_config
 from lit_het.runs.evaluation import check_members, evaluate
@@ -91,6 +91,7 @@ def _validation(num_runs: int, config: EnsembleConfig, options: SelectOptions) -
     """Returns the evaluation of the images to choose by, once the options are checked."""
     if not 2 <= options.size <= num_runs:
         raise UserError(f"--select {options.size} must be from 2 to the number of checkpoints, which is {num_runs}")
+    require_one_label(config.data)
     if config.weights:
         raise UserError("--select finds the weights of the members; leave out --weights")
     name = f"{config.data.name} ({options.split})"
