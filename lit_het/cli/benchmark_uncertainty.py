@@ -77,13 +77,13 @@ def _benchmark(options: argparse.Namespace, _: list[str]) -> None:
     models: dict[str, list[Path]] = {}
     for argument in options.models:
         name, given, folders = argument.rpartition("=")
-        given_runs = [Path(folder) for folder in folders.split("+")]
-        name = name if given else " + ".join(run.name for run in given_runs)
+        directories = [Path(folder) for folder in folders.split("+")]
+        name = name if given else " + ".join(directory.name for directory in directories)
         if not name:
             raise UserError(f"{argument}: give the model a name before =, or leave = out")
         if name in models:
             raise UserError(f"two models are called {name}; give each its own name, NAME=RUN")
-        models[name] = [run for given_run in given_runs for run in runs_in(given_run)]
+        models[name] = [run for directory in directories for run in runs_in(directory)]
     if options.output.suffix != ".html":
         raise UserError(f"--output {options.output}: name a file that ends in .html")
     from lit_het.apps.uncertainty.benchmark import benchmark, options_of

@@ -47,8 +47,7 @@ def evaluate(
     for title in titles:
         if titles.count(title) > 1:
             raise UserError(f"two data sets are called {title[1]}; give each a different name with --data NAME=FOLDER")
-    if output is not None and (output.is_dir() or not output.resolve().parent.is_dir()):
-        raise UserError(f"--output {output} must be a file in an existing folder; create the folder, or name a file")
+    check_output(output)
     if len(checkpoints) > 1 and not all(isinstance(config, EnsembleConfig) for config in configs):
         raise UserError("several checkpoints are members of an ensemble; other evaluations take one --checkpoint")
     check_members(checkpoints)
@@ -77,6 +76,12 @@ def evaluate(
             write_atomically(output, json.dumps(metrics, indent=2) + "\n")
     message(f"saved in {run.run_dir}; lit-het report {run.run_dir} writes a page")
     return found
+
+
+def check_output(output: Path | None) -> None:
+    """Raises a `UserError` if a file for metrics cannot be written where it is wanted."""
+    if output is not None and (output.is_dir() or not output.resolve().parent.is_dir()):
+        raise UserError(f"--output {output} must be a file in an existing folder; create the folder, or name a file")
 
 
 def check_members(checkpoints: Sequence[Path]) -> None:

@@ -21,7 +21,7 @@ from lit_het.eval.hyper_ensembles import Selection, select_members
 from lit_het.eval.sets import have_same_shards, require_one_label
 from lit_het.eval.suite import EnsembleConfig
 from lit_het.runs.directory import load_config
-from lit_het.runs.evaluation import check_members, evaluate
+from lit_het.runs.evaluation import check_members, check_output, evaluate
 from lit_het.runs.opening import open_run
 
 
@@ -65,6 +65,7 @@ def evaluate_selection(
     """
     validation = _validation(len(checkpoints), config, options)
     check_members(checkpoints)
+    check_output(output)
     data = load_config(checkpoints[0]).data
     # Runs are read one at a time, so that a sweep need not fit into memory; a tower that they share is computed once.
     ensemble = validation.build(Sets(data.image_size, data.preprocessing, lambda: "no embeddings are read"))

@@ -170,6 +170,7 @@ def test_a_run_that_no_other_helps_is_no_ensemble(ensemble, shapes, capsys):
             "--select-portion '98' is not a portion",
         ),
         (("--select", "2", "--select-split", "val", "--weights", "1"), "leave out --weights"),
+        (("--select", "2", "--select-split", "val", "--output", "no/file"), "--output no/file must be a file"),
         (("--weights", "1", "2"), "there are 3 models and 2 --weights"),
         (("--weights", "1", "0", "2"), "must be whole numbers of at least 1"),
     ],
