@@ -53,6 +53,10 @@ class Portion:
     def __str__(self) -> str:
         return f"{self.start}%:{self.end}%"
 
+    def overlaps(self, other: "Portion") -> bool:
+        """Returns whether two portions of the same samples have any in common."""
+        return max(self.start, other.start) < min(self.end, other.end)
+
     def sample_range(self, num_samples: int) -> range:
         """Returns the indices of its samples in a data set of ``num_samples``."""
         # Exact decimal arithmetic: as a float, 0.7 % of 1,000 samples would be fewer than 7.

@@ -156,7 +156,8 @@ def _comparable(settings: Mapping[str, Any]) -> dict[str, Any]:
         return value.rstrip("/").rpartition("/")[2] if isinstance(value, str) else value
 
     reduced = {field: last_part(value) if field in _PATHS else value for field, value in settings.items()}
-    # The groups differ in the members of a deep ensemble; the number of members is a setting.
+    # The groups differ in the members of a deep ensemble and their weights; the number of members is a setting.
+    reduced.pop("weights", None)
     reduced |= {field: len(reduced[field]) for field in ("checkpoints",) if field in reduced}
     # Every run has fitted temperatures of its own.
     return reduced | {field: True for field in (CALIBRATED,) if field in reduced}

@@ -91,12 +91,16 @@ def require_other_split(config: ImageSet, train_split: str) -> None:
     Raises:
         UserError: both splits are the same folder, also where their paths are written differently.
     """
-    shards = (config.shards, dataclasses.replace(config, split=train_split).shards)
-    test, train = (posixpath.normpath(storage.absolute(folder)) for folder in shards)
-    if test == train:
+    if have_same_shards(config, dataclasses.replace(config, split=train_split)):
         raise UserError(
             f"{config.name}: cannot train and test on the same split, {config.split}; give another --train-split"
         )
+
+
+def have_same_shards(one: ImageSet, other: ImageSet) -> bool:
+    """Returns whether the shards of two sets are in the same folder, also where its path is written differently."""
+    folders = (posixpath.normpath(storage.absolute(config.shards)) for config in (one, other))
+    return len({*folders}) == 1
 
 
 def parse_set(argument: str, like: ImageSet) -> ImageSet:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from lit_het.data_pipelines.openai_clip import imagenet_names
-from lit_het.errors import UserError, require_at_least
+from lit_het.errors import FieldError, UserError, require_at_least
 from lit_het.eval.fits import FewShotOptions, LinearProbeOptions
 from lit_het.eval.prompts import BARE_TEMPLATE, SET_PROMPTS, check_templates, read_candidates, read_prompts
 from lit_het.eval.sets import ImageSet, require_one_label, require_other_split
@@ -300,18 +300,26 @@ class EnsembleConfig:
         names: candidate class names.
         samples: S, the number of noise samples per image; each sample is a member. 0 disables the noise: members are
             then e3 members or models.
+        weights: of the models in the joint prediction, in their order, such as those of `select_members`; without any,
+            each model has the weight of its number of members.
 
     Raises:
-        UserError: a negative number of samples, or candidates that do not suit several labels.
+        UserError: a negative number of samples, candidates that do not suit several labels, a weight below 1, or
+            weights where images have several labels.
     """
 
     data: ImageSet
     names: ClassNamesConfig = ClassNamesConfig()
     samples: int = 0
+    weights: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         require_at_least(0, self, "samples")
         self.names.require_fit(self.data)
+        if any(weight < 1 for weight in self.weights):
+            raise FieldError(self, "weights", f"{self.weights} must be whole numbers of at least 1")
+        if self.weights and self.data.has_several_labels:
+            raise FieldError(self, "weights", "are for images with one label; leave them out")
 
     def build(self, sets: "Sets") -> "Ensemble":
         """Opens the set.
@@ -324,7 +332,7 @@ class EnsembleConfig:
         opened = sets.open(self.data)
         recognition = self.names.build(opened)
         recognition.check_labels(opened)
-        return Ensemble(opened, recognition, self.samples)
+        return Ensemble(opened, recognition, self.samples, self.weights)
 
 
 EvaluationConfig: TypeAlias = (

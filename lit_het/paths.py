@@ -57,6 +57,29 @@ def require_run(run_dir: Path) -> None:
     require_saved_config(run_dir / "config.json")
 
 
+def member_dir(run_dir: Path, number: int) -> Path:
+    """Returns the directory of one member of a deep ensemble that is trained into ``run_dir``, counted from 0."""
+    return run_dir / f"member_{number}"
+
+
+def runs_in(directory: Path) -> list[Path]:
+    """Returns the runs of a directory: itself, or the members that ``lit-het train --members`` trained into it.
+
+    Raises:
+        UserError: there are none, or a member holds no run.
+    """
+    members: list[Path] = []
+    if _is_missing(directory / "config.json"):
+        numbers = (re.fullmatch(r"member_([0-9]+)", path.name) for path in directory.glob("member_*"))
+        members = [member_dir(directory, number) for number in sorted(int(one[1]) for one in numbers if one)]
+    for member in members:
+        if _is_missing(member / "config.json"):
+            raise UserError(f"{member} holds no run; train it with --resume, or remove the folder")
+    if not members:
+        require_run(directory)
+    return members or [directory]
+
+
 def require_saved_config(path: Path) -> None:
     """Checks that the ``config.json`` of a run exists.
 

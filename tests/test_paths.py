@@ -57,3 +57,17 @@ def test_sources_of_weights_are_found_in_every_form(tmp_path):
 def test_paths_that_cannot_be_examined_are_left_to_their_reader():
     for path in ("x" * 10_000, "x\0y"):
         paths.require_file(path)
+
+
+def test_the_runs_of_a_directory_are_itself_or_its_members_in_the_order_of_their_numbers(tmp_path):
+    for number in (10, 2, 0):
+        paths.member_dir(tmp_path, number).mkdir()
+        (paths.member_dir(tmp_path, number) / "config.json").touch()
+    (tmp_path / "member_of_another_kind").mkdir()
+    assert paths.runs_in(tmp_path) == [tmp_path / f"member_{number}" for number in (0, 2, 10)]
+    assert paths.runs_in(tmp_path / "member_2") == [tmp_path / "member_2"]
+    (tmp_path / "member_2" / "config.json").unlink()
+    with pytest.raises(UserError, match=r"member_2 holds no run; train it with --resume, or remove the folder"):
+        paths.runs_in(tmp_path)
+    with pytest.raises(UserError, match=r"nowhere/config\.json is missing"):
+        paths.runs_in(tmp_path / "nowhere")

@@ -13,6 +13,7 @@ from lit_het.data_pipelines.prepare.matlab import load_variables
 from lit_het.errors import UserError
 from lit_het.untrusted import Malformed
 
+NUM_CLASSES = 1000
 TEMPLATES = (
     "a photo of a {c}.",
     "a cropped photo of the {c}.",

@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from lit_het.console import Bar
-from lit_het.errors import UserError
+from lit_het.errors import UserError, counted
 from lit_het.eval.ensembles import EnsembleResult, join, mean_prediction, score_ensemble
 from lit_het.eval.evaluation import Drawing, Evaluation
 from lit_het.eval.features import OpenSet
@@ -27,14 +27,19 @@ class Ensemble:
     opened: OpenSet
     recognition: Recognition
     samples: int
+    weights: tuple[int, ...] = ()
 
     def check(self, *models: EvaluatedModel) -> None:
         """Checks that the models have at least two members together.
 
         Raises:
-            UserError: there is only one member, or images have several labels and a model has no probability of every
-                class; otherwise as `Recognition.check`.
+            UserError: there is only one member, not one weight for each model, or images have several labels and a
+                model has no probability of every class; otherwise as `Recognition.check`.
         """
+        if self.weights and len(self.weights) != len(models):
+            raise UserError(
+                f"there are {counted(len(models), 'model')} and {len(self.weights)} --weights; give one each"
+            )
         for model in models:
             self.recognition.check(model, self.samples)
             if self.opened.config.has_several_labels:
@@ -72,7 +77,7 @@ class Ensemble:
         with Bar(f"scoring {self.opened.config.name}", len(features[0].labels), "images") as bar:
             for blocks in zip(*streams, strict=True):
                 members, labels = [members for members, _ in blocks], blocks[0][1]
-                results.append(_score(predictors, members, labels))
+                results.append(_score(predictors, members, labels, self.weights))
                 bar.advance(len(labels))
         found = join(results)
         figures, errors = found.figures(each_member=self._shows_members(found.num_members))
@@ -88,17 +93,21 @@ class Ensemble:
 
 
 def _score(
-    predictors: Sequence[Predictor], members: Sequence[Float[np.ndarray, "b _ k"]], labels: Int[np.ndarray, " b"]
+    predictors: Sequence[Predictor],
+    members: Sequence[Float[np.ndarray, "b _ k"]],
+    labels: Int[np.ndarray, " b"],
+    weights: Sequence[int],
 ) -> EnsembleResult:
-    """Scores the members of all models, and the mean of the models' predictions, weighted by their numbers of members.
+    """Scores the members of all models, and the weighted mean of the models' predictions.
 
     Args:
         predictors: the models.
         members: log-probabilities of the members of each model, as trained.
         labels: true classes.
+        weights: of the models; without any, their numbers of members.
     """
     models = [predictor.pooled(one) for predictor, one in zip(predictors, members, strict=True)]
     shown = [model[:, None] if one.shape[1] == 1 else one for model, one in zip(models, members, strict=True)]
-    counts = np.array([one.shape[1] for one in members], float)
+    counts = np.array(weights or [one.shape[1] for one in members], float)
     joint = mean_prediction(np.stack(models, axis=1), counts)
     return score_ensemble(np.concatenate(shown, axis=1), labels, joint)

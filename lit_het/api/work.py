@@ -7,7 +7,7 @@ from lit_het.configs.experiment import ExperimentConfig
 from lit_het.data_pipelines.embeddings import Precision
 from lit_het.eval.evaluation import Evaluation
 from lit_het.eval.suite import EvaluationConfig
-from lit_het.paths import locate_config, locate_training, require_run
+from lit_het.paths import locate_config, locate_training, runs_in
 from lit_het.runs.parsing import parse_config, parse_tower
 
 # What only one of them needs is imported where it runs: `lit_het.load` needs none of it.
@@ -45,7 +45,7 @@ def evaluate(
     """Evaluates a run, prints tables, saves the results in the run's folder for reports, and returns them.
 
     Args:
-        run: directory of a run, or of each member of an ensemble.
+        run: directory of a run, of the members of an ensemble, or of each of them.
         evaluations: configurations of `lit_het.eval.suite`, such as ``ZeroShotConfig``; a Python file with
             ``get_evaluations()``, or the name of a shipped one; None for those of the run's own configuration.
         pretrained: current path of the run or file with the locked parameters, if it was moved.
@@ -59,9 +59,8 @@ def evaluate(
     Raises:
         UserError: the run or a set cannot be read, or an evaluation does not fit the run.
     """
-    runs = [Path(one) for one in ([run] if isinstance(run, str | Path) else run)]
-    for one in runs:
-        require_run(one)
+    given = [run] if isinstance(run, str | Path) else run
+    runs = [member for one in given for member in runs_in(Path(one))]
     path = locate_config(Path(evaluations), "get_evaluations") if isinstance(evaluations, str | Path) else None
     from lit_het.runs import evaluation
 

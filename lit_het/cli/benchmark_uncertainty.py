@@ -6,7 +6,7 @@ from typing import Any
 
 from lit_het.cli.prepare import positive
 from lit_het.errors import MissingText, TooManyBadSamples, UserError
-from lit_het.paths import require_run
+from lit_het.paths import runs_in
 
 # JAX and the other heavy packages are imported only when the command runs, so that --help is fast.
 
@@ -25,7 +25,7 @@ def add_to(commands: Any) -> None:
         "models",
         nargs="+",
         metavar="[NAME=]RUN[+RUN...]",
-        help="directories of runs; those joined by + are an ensemble",
+        help="directories of runs; those joined by +, and those of lit-het train --members, are an ensemble",
     )
     parser.add_argument(
         "--data",
@@ -77,15 +77,13 @@ def _benchmark(options: argparse.Namespace, _: list[str]) -> None:
     models: dict[str, list[Path]] = {}
     for argument in options.models:
         name, given, folders = argument.rpartition("=")
-        runs = [Path(folder) for folder in folders.split("+")]
-        for run in runs:
-            require_run(run)
-        name = name if given else " + ".join(run.name for run in runs)
+        directories = [Path(folder) for folder in folders.split("+")]
+        name = name if given else " + ".join(directory.name for directory in directories)
         if not name:
             raise UserError(f"{argument}: give the model a name before =, or leave = out")
         if name in models:
             raise UserError(f"two models are called {name}; give each its own name, NAME=RUN")
-        models[name] = runs
+        models[name] = [run for directory in directories for run in runs_in(directory)]
     if options.output.suffix != ".html":
         raise UserError(f"--output {options.output}: name a file that ends in .html")
     from lit_het.apps.uncertainty.benchmark import benchmark, options_of

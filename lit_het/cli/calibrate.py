@@ -2,10 +2,13 @@
 
 import argparse
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lit_het.errors import TooManyBadSamples, UserError
 from lit_het.paths import require_run, require_shards
+
+if TYPE_CHECKING:
+    from lit_het.data_pipelines.portions import Portion
 
 # JAX and the other heavy packages are imported only when the command runs, so that --help is fast.
 
@@ -50,13 +53,18 @@ def _calibrate(options: argparse.Namespace, _: list[str]) -> None:
         require_shards(pattern)
     if options.samples < 1:
         raise UserError(f"--samples {options.samples} must be at least 1")
-    from lit_het.data_pipelines.portions import Portion
-
-    try:
-        portion = Portion.parse(options.portion)
-    except ValueError as error:
-        raise UserError(f"--portion {error}") from error
+    portion = parse_portion("--portion", options.portion)
     from lit_het.runs.calibration import CalibrateOptions, calibrate
 
     how = CalibrateOptions(tuple(options.data), portion, options.samples, options.embeddings)
     calibrate(options.run, how, pretrained=options.pretrained)
+
+
+def parse_portion(flag: str, text: str) -> "Portion":
+    """Returns the portion of a flag; raises a `UserError` if it is none."""
+    from lit_het.data_pipelines.portions import Portion
+
+    try:
+        return Portion.parse(text)
+    except ValueError as error:
+        raise UserError(f"{flag} {error}") from error

@@ -4,10 +4,11 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from lit_het.cli.calibrate import parse_portion
 from lit_het.cli.classify import add_uncalibrated
 from lit_het.cli.train import add_distributed
 from lit_het.errors import TooManyBadSamples, UserError
-from lit_het.paths import locate_config, named_folder, require_run
+from lit_het.paths import locate_config, named_folder, require_run, runs_in
 
 # JAX and the other heavy packages are imported only when the command runs, so that --help is fast.
 
@@ -43,7 +44,8 @@ KINDS = {
     ),
     "ensemble": (
         "evaluate an ensemble and the diversity of its members",
-        "Joint and individual metrics of the members of an e3 model, of noise samples, or of several checkpoints.",
+        "Joint and individual metrics of the members of an e3 model, of noise samples, of the runs of lit-het train "
+        "--members, or of several checkpoints, among which --select chooses.",
     ),
 }
 
@@ -79,6 +81,8 @@ def _add_kind(commands: Any, kind: str, summary: str, description: str) -> None:
         add_help=False,
     )
     _add_checkpoint(parser)
+    if kind == "ensemble":
+        _add_selection(parser)
     parser.add_argument(
         "--data",
         nargs="+",
@@ -105,7 +109,11 @@ def _add_kind(commands: Any, kind: str, summary: str, description: str) -> None:
 
 def _add_checkpoint(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--checkpoint", type=Path, nargs="+", metavar="DIR", help="directory of a run; an ensemble takes several"
+        "--checkpoint",
+        type=Path,
+        nargs="+",
+        metavar="DIR",
+        help="directory of a run; an ensemble takes several, or the directory of lit-het train --members",
     )
     parser.add_argument(
         "--pretrained", type=Path, metavar="PATH", help="current path of the locked tower's run or file"
@@ -115,8 +123,27 @@ def _add_checkpoint(parser: argparse.ArgumentParser) -> None:
     add_distributed(parser)
 
 
+def _add_selection(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--select",
+        type=int,
+        metavar="M",
+        help="a hyper-ensemble: choose at most M of the checkpoints, such as those of a sweep, one by one and with "
+        "replacement, by the NLL of their mean prediction",
+    )
+    parser.add_argument(
+        "--select-split",
+        metavar="SPLIT",
+        help="the folder of shards in --data, or any other, to choose by; neither trained on nor reported",
+    )
+    parser.add_argument(
+        "--select-portion", default=":", metavar="PORTION", help="the part of this split, such as 98%%: (all)"
+    )
+
+
 def _evaluate(options: argparse.Namespace, flags: list[str]) -> None:
     reference = getattr(options, "reference", None)  # of few-shot alone
+    checkpoints: list[Path] = []
     if options.help:
         options.parser.print_help()
         if not options.data:
@@ -127,24 +154,44 @@ def _evaluate(options: argparse.Namespace, flags: list[str]) -> None:
     else:
         for argument in options.data:
             named_folder(argument)
-        for run_dir in (*options.checkpoint, *([] if reference is None else [reference])):
-            require_run(run_dir)
+        _check_selection(options)
+        checkpoints = [run_dir for given in options.checkpoint for run_dir in runs_in(given)]
+        if reference is not None:
+            require_run(reference)
     from lit_het.runs.parsing import parse_evaluations
 
     configs = parse_evaluations(options.name, options.data, flags)
-    from lit_het.runs.evaluation import evaluate
-
     how = {"pretrained": options.pretrained, "output": options.output, "calibrated": not options.uncalibrated}
-    evaluate(options.checkpoint, configs, reference=reference, **how)
+    if getattr(options, "select", None) is None:
+        from lit_het.runs.evaluation import evaluate
+
+        evaluate(checkpoints, configs, reference=reference, **how)
+        return
+    portion = parse_portion("--select-portion", options.select_portion)
+    from lit_het.eval.suite import EnsembleConfig
+    from lit_het.runs.hyper_ensembles import SelectOptions, evaluate_selection
+
+    [config] = configs
+    assert isinstance(config, EnsembleConfig)
+    evaluate_selection(checkpoints, config, SelectOptions(options.select, options.select_split, portion), **how)
+
+
+def _check_selection(options: argparse.Namespace) -> None:
+    """Checks, for the command that has them, that the flags of a selection are given together."""
+    if options.name != "ensemble":
+        return
+    if (options.select is None) != (options.select_split is None):
+        raise UserError("--select M and --select-split SPLIT belong together: the checkpoints are chosen by this split")
+    if options.select is not None and len(options.data) > 1:
+        raise UserError("--select chooses for one set; give one --data, and evaluate the others with --weights")
 
 
 def _suite(options: argparse.Namespace, _: list[str]) -> None:
     if options.checkpoint is None:
         raise UserError("evaluate needs --checkpoint DIR")
     config = None if options.config is None else locate_config(options.config, "get_evaluations")
-    for run_dir in options.checkpoint:
-        require_run(run_dir)
+    checkpoints = [run_dir for given in options.checkpoint for run_dir in runs_in(given)]
     from lit_het.runs.evaluation import evaluate_suite
 
     how = {"pretrained": options.pretrained, "output": options.output, "calibrated": not options.uncalibrated}
-    evaluate_suite(options.checkpoint, config, **how)
+    evaluate_suite(checkpoints, config, **how)

@@ -19,8 +19,8 @@ def add_to(commands: Any) -> None:
         "train",
         allow_abbrev=False,
         help="train from a configuration file",
-        usage="lit-het train --config FILE [--resume | --start-or-resume] [--distributed [HOST:PORT,I/N]] "
-        "[--allow-commands] [--any.field.of-the-configuration VALUE ...]",
+        usage="lit-het train --config FILE [--members M] [--resume | --start-or-resume] "
+        "[--distributed [HOST:PORT,I/N]] [--allow-commands] [--any.field.of-the-configuration VALUE ...]",
         description="Trains the experiment that FILE describes. Every field can be changed by the flag with its dotted "
         "path, e.g. --length 100 --pretrained.run DIR --task.head het_xl --task.head.covariance.num-factors 8; "
         "'lit-het train --config FILE --help' lists them with their values. FILE.py:name=value,name=value gives "
@@ -32,6 +32,14 @@ def add_to(commands: Any) -> None:
         type=Path,
         help="a Python file with get_config(), the name of a shipped one such as lit_so400m_het_xl, or a run's "
         "config.json",
+    )
+    train.add_argument(
+        "--members",
+        type=int,
+        metavar="M",
+        help="train a deep ensemble: M runs, one after another, in the folders member_0, member_1, ... of the run "
+        "directory, with the seeds of the configuration plus 0, 1, ...; {member} in an address, such as "
+        "--pretrained.run RUN/member_{member}, is replaced by the number",
     )
     train.add_argument("--resume", action="store_true", help="continue from the newest checkpoint in the run directory")
     train.add_argument(
@@ -88,6 +96,12 @@ def _train(options: argparse.Namespace, flags: list[str]) -> None:
     allow_commands = options.allow_commands
     config = parse_config(path, flags, allow_commands=allow_commands)
     # Imported after the flags were checked, as it takes seconds.
+    if options.members is not None:
+        from lit_het.runs.members import train_members
+
+        resume = options.resume or options.start_or_resume
+        train_members(config, options.members, start=not options.resume, resume=resume, allow_commands=allow_commands)
+        return
     from lit_het.runs.training import train, train_unless_done
 
     if options.start_or_resume:

@@ -19,7 +19,10 @@ from lit_het.eval.suite import EnsembleConfig, EvaluationConfig
 from lit_het.files import write_atomically
 from lit_het.runs.averaging import means_over
 from lit_het.runs.directory import load_config
-from lit_het.runs.opening import open_run
+from lit_het.runs.opening import Run, open_run
+
+# Fields in which the members of a deep ensemble differ.
+_SEEDS = {"run_dir", "seed", "data.seed", "pretrained.run"}
 
 
 def evaluate(
@@ -50,20 +53,15 @@ def evaluate(
     for title in titles:
         if titles.count(title) > 1:
             raise UserError(f"two data sets are called {title[1]}; give each a different name with --data NAME=FOLDER")
-    if output is not None and (output.is_dir() or not output.resolve().parent.is_dir()):
-        raise UserError(f"--output {output} must be a file in an existing folder; create the folder, or name a file")
+    check_output(output)
     if len(checkpoints) > 1 and not all(isinstance(config, EnsembleConfig) for config in configs):
         raise UserError("several checkpoints are members of an ensemble; other evaluations take one --checkpoint")
+    check_members(checkpoints)
     means = means_over(configs, reference)
     opened = [open_run(checkpoint, pretrained) for checkpoint in checkpoints]
     run = opened[0]
+    _check_finished(opened)
     sets = Sets(run.config.data.image_size, run.config.data.preprocessing, lambda: run.tower)
-    for other in opened[1:]:
-        if (other.config.data.image_size, other.config.data.preprocessing) != (sets.image_size, sets.preprocessing):
-            raise UserError(
-                f"{other.run_dir} and {run.run_dir} preprocess images differently "
-                "and cannot form an ensemble; evaluate them one by one"
-            )
     evaluators = [config.build(sets) for config in configs]
     models = [one.model(calibrated=calibrated) for one in opened]
     for evaluator in evaluators:  # before any evaluator reads images
@@ -89,6 +87,46 @@ def evaluate(
         keep(mean, settings)
     message(f"saved in {run.run_dir}; lit-het report {run.run_dir} writes a page")
     return found
+
+
+def check_output(output: Path | None) -> None:
+    """Raises a `UserError` if a file for metrics cannot be written where it is wanted."""
+    if output is not None and (output.is_dir() or not output.resolve().parent.is_dir()):
+        raise UserError(f"--output {output} must be a file in an existing folder; create the folder, or name a file")
+
+
+def check_members(checkpoints: Sequence[Path]) -> None:
+    """Checks, before any of them is opened, that runs can form an ensemble.
+
+    Raises:
+        UserError: they preprocess images differently, or are classifiers of different numbers of classes.
+    """
+    configs = [load_config(checkpoint) for checkpoint in checkpoints]
+    first = configs[0]
+    for checkpoint, other in zip(checkpoints, configs, strict=True):
+        pair = f"{checkpoint} and {checkpoints[0]}"
+        if (other.data.image_size, other.data.preprocessing) != (first.data.image_size, first.data.preprocessing):
+            raise UserError(
+                f"{pair} preprocess images differently and cannot form an ensemble; evaluate them one by one"
+            )
+        classes = [getattr(config.task, "num_classes", None) for config in (other, first)]
+        if None not in classes and len({*classes}) == 2:
+            raise UserError(
+                f"{pair} are classifiers of {classes[0]} and of {classes[1]} classes and cannot form an ensemble; "
+                "evaluate them one by one"
+            )
+
+
+def _check_finished(runs: Sequence[Run]) -> None:
+    """Checks that runs which differ in their seeds alone were trained equally long."""
+    for run in runs[1:]:
+        behind, ahead = sorted((run, runs[0]), key=lambda one: one.step)
+        differing = experiment.differences(run.config, runs[0].config)
+        if behind.step < ahead.step and differing.keys() <= _SEEDS:
+            raise UserError(
+                f"{behind.run_dir} is at step {behind.step} and {ahead.run_dir} at step {ahead.step}; finish its "
+                "training with --resume, or leave it out"
+            )
 
 
 def table(evaluation: Evaluation) -> Table:

@@ -147,6 +147,7 @@ def test_a_router_that_no_source_determines_cannot_be_locked(tmp_path):
     assert main(["import", "--from", address, "--to", str(tmp_path / "vit")]) == 0
     config = experiment.load(tmp_path / "vit" / "config.json")
     assert isinstance(config.task, ClassificationConfig)
+    assert isinstance(config.task.image_tower, ViTConfig)
     tower = with_experts(ExpertsConfig(4, 2, num_blocks=1), config.task.image_tower)
     task = dataclasses.replace(config.task, image_tower=tower, locked=("image_tower/.*",))
     config = dataclasses.replace(config, task=task, pretrained=PretrainedConfig(tmp_path / "vit"))

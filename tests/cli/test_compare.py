@@ -119,11 +119,12 @@ def test_seeds_may_have_data_of_their_own(tmp_path: Path, capsys: pytest.Capture
 
 def deep_ensemble(folder: Path, *members: str) -> Path:
     found = Evaluation("deep_ensemble", "pets", {"joint_top1": 0.5})
-    return write_run(folder, [found], settings={"samples": 0, "checkpoints": [f"{one} at step 5" for one in members]})
+    settings = {"samples": 0, "checkpoints": [f"{one} at step 5" for one in members], "weights": [len(folder.name), 1]}
+    return write_run(folder, [found], settings=settings)
 
 
 def test_deep_ensembles_of_other_models_are_compared(tmp_path: Path):
-    first, other = deep_ensemble(tmp_path / "a", "a", "x"), deep_ensemble(tmp_path / "b", "b", "y")
+    first, other = deep_ensemble(tmp_path / "a", "a", "x"), deep_ensemble(tmp_path / "other", "b", "y")
     path = tmp_path / "table.json"
     assert main(["compare", str(first), "--against", str(other), "--output", str(path)]) == 0
     assert "deep_ensemble/pets/joint_top1" in json.loads(path.read_text())["figures"]

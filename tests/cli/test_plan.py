@@ -18,6 +18,7 @@ from lit_het.runs import plan_report
 from lit_het.runs.plan import Plan, Step, plan
 from lit_het.sharding import MeshConfig
 from lit_het.towers import routing
+from lit_het.towers.vit import ViTConfig
 from lit_het.training.step import initial_state
 from tests import tiny
 
@@ -114,7 +115,9 @@ def test_operations_of_the_traced_step_are_those_of_the_compiled_one(case):
 def test_dispatch_to_experts_is_what_products_with_one_hot_vectors_take():
     config = small("experts")
     tower = config.task.image_tower
+    assert isinstance(tower, ViTConfig)
     experts = tower.encoder.experts
+    assert experts is not None
     # The tower is locked: only the forward pass. A device has a group of 11 images for each member.
     tokens = ROWS * (1 + tower.num_patches)
     slots = routing.capacity(tokens, experts.num_selected, experts.experts_per_member, experts.eval_capacity_factor)

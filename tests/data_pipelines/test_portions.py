@@ -51,6 +51,13 @@ def test_adjacent_portions_are_disjoint_and_complete(counts, cuts):
     assert [sum(parts) for parts in by_shard] == counts
 
 
+def test_portions_overlap_where_they_have_samples_in_common():
+    assert Portion(0, 50).overlaps(Portion(49))
+    assert ALL.overlaps(Portion(98))
+    assert not Portion(0, 98).overlaps(Portion(98))
+    assert not Portion(98).overlaps(Portion(0, 98))
+
+
 def test_a_tenth_of_a_percent_is_exact_where_floats_are_not():
     assert Portion(0, 0.7).sample_range(1000) == range(7)  # 0.7 * 1000 / 100 is less in floating point
     assert Portion(98).sample_range(1_281_167) == range(1_255_543, 1_281_167)

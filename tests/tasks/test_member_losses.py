@@ -10,7 +10,7 @@ import pytest
 
 from lit_het.errors import UserError
 from lit_het.heads.covariance import CovarianceConfig
-from lit_het.heads.deterministic import DeterministicConfig
+from lit_het.heads.deterministic import DeterministicClassifier, DeterministicConfig
 from lit_het.heads.het_xl import HetXLConfig
 from lit_het.heads.sampling import SamplingConfig
 from lit_het.losses.classification import SigmoidCrossEntropy
@@ -148,6 +148,7 @@ def test_each_head_of_mimo_predicts_the_class_of_its_own_input():
     loss, _ = jax.jit(lambda params: task.loss(params, BATCH, keys))(params)
     inputs = np.asarray(mimo.draw_inputs(keys("mimo"), MIMO["mimo"], B, 2))
     model, found = task._model(params), []
+    assert isinstance(model.head, DeterministicClassifier)
     for first, second in inputs:
         if not (VALID[first] and VALID[second]):
             continue

@@ -247,13 +247,13 @@ def test_a_batch_ensemble_has_vectors_and_biases_beside_the_parameters_of_a_vit(
 
 
 def test_vectors_are_signs_or_normal_at_first_and_have_their_learning_rate():
-    for initial_form, mean, spread in (("signs", 0.0, 1.0), ("normal", 1.0, 0.5)):
-        config = RankOneConfig(initial=initial_form, learning_rate_factor=2.0)
+    forms = (RankOneConfig("signs", 2.0), 0.0, 1.0), (RankOneConfig("normal", 2.0), 1.0, 0.5)
+    for config, mean, spread in forms:
         layer = RankOneLinear(config, 64, 100, 50, "float32", nnx.Rngs(0))
         drawn = np.asarray(layer.vectors.input[...])
         assert drawn.mean() == pytest.approx(mean, abs=0.05)
         assert drawn.std() == pytest.approx(spread, rel=0.05)
-        assert (set(np.unique(drawn)) == {-1.0, 1.0}) == (initial_form == "signs")
+        assert (set(np.unique(drawn)) == {-1.0, 1.0}) == (config.initial == "signs")
         factors = learning_rate_factors(layer)
         assert factors["vectors"] == {"input": 2.0, "output": 2.0}
         assert factors["kernel"] == 1.0

@@ -182,6 +182,24 @@ def test_models_count_in_an_ensemble_by_their_members(labelled, sets, make_encod
     assert EnsembleConfig(labelled, samples=5).build(sets)(*models).figures == pytest.approx(expected, rel=1e-5)
 
 
+def test_weights_of_models_replace_their_numbers_of_members(labelled, sets, make_encoder, unit_vectors):
+    captions = dict(zip(NAMES, np.eye(3), strict=True))
+    models = [make_encoder(unit_vectors(7, 3, seed), captions, temperature=0.2) for seed in (0, 1)]
+    config = EnsembleConfig(labelled, ClassNamesConfig("bare"))
+    weighted = dataclasses.replace(config, weights=(3, 1)).build(sets)
+    found, equal = weighted(*models).figures, config.build(sets)(*models).figures
+    labels = sets.open(labelled).features(models[0].features).labels
+    first, second = (special.softmax(unit_vectors(7, 3, seed) / 0.2, axis=1) for seed in (0, 1))
+    true = (0.75 * first + 0.25 * second)[np.arange(7), labels]
+    assert found["joint_nll"] == pytest.approx(-np.log(true).mean(), rel=1e-5)
+    for name in ("individual_nll", "kl"):
+        assert found[name] == equal[name], "of single members, each of which counts once"
+    with pytest.raises(UserError, match="there are 1 model and 2 --weights; give one each"):
+        weighted(models[0])
+    with pytest.raises(UserError, match=r"weights = \(3, 0\) must be whole numbers of at least 1"):
+        EnsembleConfig(labelled, weights=(3, 0))
+
+
 @pytest.fixture
 def captioned(write_set):
     """Seven images whose labels are the words of captions."""
