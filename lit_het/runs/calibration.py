@@ -262,8 +262,8 @@ def _trained_on(run_dir: Path, images: Loader) -> str | None:
             message(f"not checked whether {run_dir} was trained on these images: {error}")
             return None
         num_samples = len(images.index)
-        numbers = split(config, num_samples).training.sample_range(num_samples)
-        return images.index.shard(numbers.start) if images.numbers.common_with(numbers) else None
+        common = images.numbers.common_with(split(config, num_samples).training.sample_range(num_samples))
+        return images.index.shard(common.start) if common else None
 
 
 def _shared(held_out: Loader, trained_on: Loader) -> str | None:

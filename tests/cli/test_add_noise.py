@@ -214,7 +214,8 @@ def test_pairs_of_the_models_training_are_refused_for_a_head_of_other_pairs(caps
     # A run of lit-het train that locks both towers is told so at its end, without the command that would fail again.
     (noisy / "calibration.json").unlink()
     config = load_config(noisy)
-    config = dataclasses.replace(config, data=dataclasses.replace(config.data, shards=(str(pairs),)))
+    data = dataclasses.replace(config.data, shards=(str(pairs),), embeddings=None, text_embeddings=None)
+    config = dataclasses.replace(config, data=data)
     tiny.edit_config(noisy, config)
     training.calibrate_held_out(config, 4, split(config, noise.LEAST_PAIRS))
     line = capsys.readouterr().err.splitlines()[-1]

@@ -244,7 +244,7 @@ def test_selected_samples_are_shards_with_all_members_that_train_and_few_shot_ta
     keys = {row["key"] for row in rows}
     assert found == {name: content for name, content in pool.items() if name.partition(".")[0] in keys}
     assert (chosen / "classnames.txt").read_bytes() == (held_out / "classnames.txt").read_bytes()
-    trained = ("--data.shards", chosen, "--calibration", "None", "--length", 1)
+    trained = ("--data.shards", chosen, "--calibration", "None", "--length", 2)
     assert main(["train", "--config", *map(str, (config_file, *trained))]) == 0
     output = tmp_path / "few.json"
     few = ("--data", f"shapes={data / 'train'}", "--train-split", chosen, "--output", output)
