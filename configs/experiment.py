@@ -68,7 +68,7 @@ class ExperimentConfig:
         run_dir: directory for everything that the run writes.
         task: towers, head and loss.
         data: training data.
-        length: length of the training, in steps, examples or epochs.
+        length: length of the training, in steps, examples or epochs; 0 where nothing is trained.
         tokenizer: tokenizer of captions; None without a text tower.
         pretrained: run to load parameters from; locked parameters need it, or `weights` of their tower.
         optimizer: the optimizer.
@@ -104,7 +104,7 @@ class ExperimentConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.length.unit == "percent" or self.length.amount == 0:
+        if self.length.unit == "percent":
             raise FieldError(self, "length", f"{self.length} must be a positive number of steps, examples or epochs")
         if self.average_decay is not None and not 0 <= self.average_decay < 1:
             raise FieldError(self, "average_decay", f"{self.average_decay} must be at least 0 and below 1")

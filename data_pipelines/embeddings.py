@@ -25,7 +25,7 @@ from lit_het.data_pipelines.shards import IMAGE
 from lit_het.data_pipelines.storage import Reader, Span, Unreadable, content_or_raise
 from lit_het.data_pipelines.tables import ShardTable
 from lit_het.data_pipelines.transforms import Training
-from lit_het.errors import UserError
+from lit_het.errors import OtherEmbeddings, UserError
 from lit_het.untrusted import parse_json, parse_safetensors_header
 
 EMBEDDING, TEXT_EMBEDDING = "embedding", "text_embedding"
@@ -127,9 +127,9 @@ class EmbeddingFolder:
             changed = _differences(dataclasses.asdict(_read_recipe(self.address)), dataclasses.asdict(recipe))
             if changed:
                 field, (before, now) = next(iter(changed.items()))
-                raise UserError(
-                    f"{address} holds embeddings with {field} = {before}, not {now}; choose another folder for them"
-                )
+                # Fingerprints of towers say nothing to people. A head decides what its towers return.
+                of_tower, other = "for another model or another --task.head", f"with {field} = {before}, not {now}"
+                raise OtherEmbeddings(f"{address} holds embeddings made {of_tower if field == 'tower' else other}")
             return
         try:
             storage.write(path, recipe.to_json().encode())

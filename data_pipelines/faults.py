@@ -59,7 +59,7 @@ class FaultLog:
         everything = left_out + num_samples
         nothing_left = not num_samples and self._max_bad_fraction < math.inf
         if faults and (left_out > self._max_bad_fraction * everything or nothing_left):
-            raise TooManyBadSamples(f"{faults[0][1].example}; {left_out} of {everything} samples cannot be used")
+            raise self._too_many(f"{faults[0][1].example}; {left_out} of {everything} samples cannot be used")
 
     def count_read(self, count: int) -> None:
         """Counts samples that were read, valid or not."""
@@ -111,7 +111,7 @@ class FaultLog:
             # Allowing more broken samples would be the wrong advice where the file of names is wrong.
             if cause == OUT_OF_RANGE:
                 raise UserError(f"{name}: {reason}")
-            raise TooManyBadSamples(f"{name}: {reason}; {bad} bad of {seen} samples")
+            raise self._too_many(f"{name}: {reason}; {bad} bad of {seen} samples")
 
     def _count(self, shard: str, cause: str, example: str) -> None:
         self.counts[shard, cause] += 1
@@ -123,4 +123,11 @@ class FaultLog:
         if bad > self._max_bad_fraction * max(self._num_read, _MIN_SAMPLES_FOR_RATE):
             defects = counted(bad, "defect")
             where = f"in the first {counted(self._num_read, 'sample')}" if self._num_read else "before the first sample"
-            raise TooManyBadSamples(f"{example}; {defects} {where} of a stream")
+            raise TooManyBadSamples(f"{example}; {defects} {where} of a stream, {self._allowed}")
+
+    @property
+    def _allowed(self) -> str:
+        return f"where a fraction of {self._max_bad_fraction:.3g} is allowed"
+
+    def _too_many(self, problem: str) -> TooManyBadSamples:
+        return TooManyBadSamples(f"{problem}, {self._allowed} (lit-het data check lists them)")

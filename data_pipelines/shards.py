@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from braceexpand import braceexpand
-from webdataset.writer import TarWriter
+from webdataset.writer import TarWriter, default_handlers, encode_based_on_extension
 
 from lit_het.data_pipelines import storage
 from lit_het.errors import UserError
@@ -104,7 +104,7 @@ def write_tar(path: Path, samples: Iterable[Mapping[str, Any]]) -> int:
     count = 0
     with path.open("wb") as file:
         # Without times, equal samples give equal bytes and so equal digests.
-        with TarWriter(file, mtime=0) as writer:
+        with TarWriter(file, mtime=0, encoder=_encoded) as writer:
             for sample in samples:
                 key = sample["__key__"]
                 if not key or "." in key.rpartition("/")[2]:
@@ -115,6 +115,13 @@ def write_tar(path: Path, samples: Iterable[Mapping[str, Any]]) -> int:
         # Before the rename that follows: after a power failure a shard with its final name must have its content.
         os.fsync(file.fileno())
     return count
+
+
+def _encoded(sample: dict[str, Any]) -> dict[str, Any]:
+    """Returns a sample as bytes; webdataset's own encoder would compress the bytes of a ``.gz`` again."""
+    finished = {name: content for name, content in sample.items() if isinstance(content, bytes)}
+    rest = {name: content for name, content in sample.items() if name not in finished}
+    return {**encode_based_on_extension(rest, default_handlers), **finished}
 
 
 def expand(patterns: Path | str | Iterable[Path | str], *, allow_commands: bool = False) -> list[str]:

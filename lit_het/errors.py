@@ -36,7 +36,7 @@ class Unwritable(UserError):
 
 
 class DataError(UserError):
-    """Samples that cannot be used; a command may know another way out (``ways_out`` in `lit_het.cli.main`).
+    """Data that cannot be used; a command may know another way out (``ways_out`` in `lit_het.cli.main`).
 
     Attributes:
         problem: the cause, without the way out.
@@ -59,6 +59,13 @@ class MissingText(DataError):
 
     def __init__(self, problem: str):
         super().__init__(problem, "give the member with captions as --captions")
+
+
+class OtherEmbeddings(DataError):
+    """A folder to write embeddings to holds those of another tower or of other inputs."""
+
+    def __init__(self, problem: str):
+        super().__init__(problem, "choose another folder for them")
 
 
 class FieldError(UserError):

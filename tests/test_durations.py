@@ -52,6 +52,7 @@ def test_a_run_is_as_long_as_papers_say():
     [
         (Duration(2, "epochs"), "--length 2 epochs: a stream has no epochs; give steps or examples"),
         (Duration(7, "examples"), "--length 7 examples is less than one batch of 8 examples"),
+        (Duration(0), "--length 0 steps is less than one batch of 8 examples"),
     ],
 )
 def test_lengths_without_a_number_of_steps_are_refused(length, message):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,11 +12,13 @@ import jax
 
 from lit_het.configs.experiment import ExperimentConfig, PretrainedConfig
 from lit_het.console import Bar, message
-from lit_het.data_pipelines.captions import member_of
+from lit_het.data_pipelines.captions import captions_in, member_of
 from lit_het.data_pipelines.index import ShardIndex
+from lit_het.data_pipelines.labels import text_of
+from lit_het.data_pipelines.loader import Loader
 from lit_het.data_pipelines.portions import ALL, Portion
 from lit_het.data_pipelines.shards import IMAGE, expand
-from lit_het.data_pipelines.storage import absolute
+from lit_het.data_pipelines.storage import Unreadable, absolute, content_or_raise
 from lit_het.durations import Duration
 from lit_het.errors import UserError
 from lit_het.files import write_atomically
@@ -24,7 +27,8 @@ from lit_het.heads.contrastive import DeterministicContrastiveConfig, HetXLContr
 from lit_het.heads.temperature import LogTemperature
 from lit_het.optimizers import AdamW, Optimizer
 from lit_het.runs import caption_embedding, embedding
-from lit_het.runs.calibration_split import LEAST_IMAGES
+from lit_het.runs.calibration import seen
+from lit_het.runs.calibration_split import LEAST_IMAGES, split
 from lit_het.runs.checks import check_run_dir
 from lit_het.runs.directory import checkpoint_dir, config_path, load_config, tokenizer_path
 from lit_het.runs.embedding import EmbedOptions
@@ -44,6 +48,10 @@ LEAST_PAIRS = 1000
 _TOWERS = "(image|text)_tower/.*"
 # A minute for embeddings of 256 numbers on two cores; not tuned. The head has the defaults that docs/noise.md chose.
 _STEPS, _BATCH_SIZE, _LEARNING_RATE = 1000, 256, 3e-3
+# Captions that are read before anything is embedded.
+_SOME_CAPTIONS = 100
+# Fields that mean nothing where nothing is trained.
+_OF_TRAINING = ("length", "optimizer", "schedule", "average_decay", "cadence", "on_nonfinite", "log")
 
 
 def add_noise(
@@ -68,8 +76,8 @@ def add_noise(
         options: what weights of other libraries do not record; None where they record everything.
 
     Raises:
-        UserError: the model is a classifier or has noise already, there are too few pairs, or anything that
-            `train` and `embed` raise.
+        UserError: the model is a classifier or has noise already, there are too few pairs, no caption can be read, a
+            posterior is given flags of training, or anything that `train` and `embed` raise.
     """
     if ":/" in str(output):
         raise UserError(f"{output} is an address; give --output a local or mounted folder")
@@ -86,8 +94,12 @@ def add_noise(
     head = config.task.head
     # Before anything is embedded.
     if isinstance(head, BayesVLMContrastiveConfig):
+        _check_untrained(flags)
         check_fitted(config)
-        config = dataclasses.replace(config, task=_with_layer_inputs(config.task, head))
+        config = dataclasses.replace(config, length=Duration(0), task=_with_layer_inputs(config.task, head))
+    pairs = _opened(config)
+    _check_captions(pairs)
+    config = _calibrated_if_unseen(source, config, pairs)
     if config_path(output).exists():
         check_run_dir(config, resume=True, flag="--output")
     towers = dataclasses.replace(load_config(source), data=config.data, tokenizer=config.tokenizer)
@@ -114,19 +126,63 @@ def _with_layer_inputs(task: Any, head: BayesVLMContrastiveConfig) -> Contrastiv
     return dataclasses.replace(task, head=head, **towers)
 
 
+def _check_untrained(flags: Sequence[str]) -> None:
+    for flag in flags:
+        if flag.startswith("--") and re.split("[.=]", flag[2:])[0].replace("-", "_") in _OF_TRAINING:
+            raise UserError(f"{flag.partition('=')[0]}: --task.head bayes_vlm trains nothing; leave the flag out")
+
+
 def _count(shards: str, captions: str) -> int:
     """Returns the number of image-text pairs."""
     addresses, member = expand(shards), member_of(captions)
     with Bar("indexing", len(addresses), "shards") as bar:
-        count = len(ShardIndex(addresses, [IMAGE, member], advance=bar.advance))
-    if not count:
-        raise UserError(f"{shards}: no sample has an image and a .{member}; name the member with --captions")
-    if count < LEAST_PAIRS:
+        index = ShardIndex(addresses, [IMAGE, member], advance=bar.advance)
+    faults = (fault for summary in index.summaries for fault in summary.faults)
+    # A damaged shard rather than samples that lack a member.
+    fault = min(faults, key=lambda fault: fault.is_missing_member, default=None)
+    found = f" ({fault.example})" if fault else ""
+    if not len(index):
+        way_out = "name the member with --captions" if fault and fault.is_missing_member else "give shards of pairs"
+        raise UserError(f"{shards}: no sample has an image and a .{member}{found}; {way_out}")
+    if len(index) < LEAST_PAIRS:
         raise UserError(
-            f"{shards} has {count:,} pairs of an image and a .{member}, too few to learn noise from; "
+            f"{shards} has {len(index):,} pairs of an image and a .{member}{found}, too few to learn noise from; "
             f"give {LEAST_PAIRS:,} or more, or calibrate the model with lit-het calibrate"
         )
-    return count
+    return len(index)
+
+
+def _opened(config: ExperimentConfig) -> Loader:
+    """Returns the loader of the pairs, as yet without embeddings."""
+    assert config.tokenizer is not None, "checked"
+    data = dataclasses.replace(config.data, embeddings=None, text_embeddings=None, suspects=None)
+    return Loader(data, config.tokenizer.build())
+
+
+def _check_captions(loader: Loader) -> None:
+    """Checks that one of some captions, evenly spread, can be read: a wrong --captions has none."""
+    data, pairs, problem = loader.config, loader.index, ""
+    numbers = range(0, len(pairs), -(-len(pairs) // _SOME_CAPTIONS))
+    for number, (content,) in zip(numbers, pairs.read(numbers, [member_of(data.captions)]), strict=True):
+        try:
+            captions_in(text_of(content_or_raise(content)), data.captions, data.caption_unit)
+            return
+        except Unreadable as error:
+            problem = problem or f"{pairs.shard(number)}: key {pairs.key(number)}: {error}"
+    raise UserError(f"none of {len(numbers)} captions can be read: {problem}; name their place with --captions")
+
+
+def _calibrated_if_unseen(source: Path, config: ExperimentConfig, loader: Loader) -> ExperimentConfig:
+    """Returns the configuration, with no calibration if the model was trained on the pairs that are held out for it."""
+    held_out = split(config, len(loader.index)).calibration
+    found = None if held_out is None else seen(source, loader.with_portion(held_out))
+    if found is None:
+        return config
+    message(
+        f"not calibrated, as {found.model} was trained on pairs of {found.shard}; give others afterwards: lit-het "
+        f"calibrate {config.run_dir} --data OTHERS"
+    )
+    return dataclasses.replace(config, calibration=None)
 
 
 def _model(model: str, output: Path, options: ImportOptions) -> Path:

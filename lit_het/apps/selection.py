@@ -1,8 +1,9 @@
 """``lit-het data select``: the images of a pool whose labels would say most, by a trained model."""
 
 import dataclasses
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import Float
@@ -10,6 +11,10 @@ from jaxtyping import Float
 from lit_het.api.candidates import read_templates
 from lit_het.apps.score_table import write_table
 from lit_het.console import Bar, message
+from lit_het.data_pipelines.index import ShardIndex, index_shard
+from lit_het.data_pipelines.prepare.corrupted import copy_names
+from lit_het.data_pipelines.shards import IMAGE, write_shards
+from lit_het.data_pipelines.storage import Unreadable, content_or_raise
 from lit_het.errors import UserError, counted
 from lit_het.eval.answers import label_predictor
 from lit_het.eval.features import OpenSet, Sets
@@ -35,6 +40,7 @@ class SelectOptions:
         samples: noise samples; heads without noise have none.
         targets: at most so many target images, evenly spread.
         seed: of the samples, and of a random selection.
+        to: folder for shards of the selected samples; None writes only their table.
     """
 
     labels: tuple[str, ...]
@@ -45,10 +51,11 @@ class SelectOptions:
     samples: int = 64
     targets: int = 500
     seed: int = 0
+    to: Path | None = None
 
 
 def select(run_dir: Path, pool: str, output: Path, options: SelectOptions, pretrained: Path | None = None) -> None:
-    """Writes a table with a row per selected image, the most informative first.
+    """Writes a table with a row per selected image, the most informative first, and their samples as shards.
 
     Args:
         run_dir: the run.
@@ -58,9 +65,11 @@ def select(run_dir: Path, pool: str, output: Path, options: SelectOptions, pretr
         pretrained: current path of the run with the locked parameters, if it was moved.
 
     Raises:
-        UserError: the pool has too few images, the model has no samples that the method needs, or a set, the labels or
-            the run cannot be used.
+        UserError: the pool has too few images, the model has no samples that the method needs, a set, the labels or
+            the run cannot be used, or the folder for shards is not empty.
     """
+    if options.to is not None and options.to.exists() and (not options.to.is_dir() or any(options.to.iterdir())):
+        raise UserError(f"--to {options.to} is not an empty folder; choose another one")
     if (options.target is not None) != (options.method == "epig"):
         raise UserError(
             "--target SHARDS and --method epig belong together: EPIG is the information about target images"
@@ -88,6 +97,40 @@ def select(run_dir: Path, pool: str, output: Path, options: SelectOptions, pretr
     }
     write_table(output, columns)
     message(f"{counted(len(chosen), 'image')} of {len(scores):,} in {output}")
+    if options.to is not None:
+        _write_samples(options.to, loader.index, numbers)
+
+
+def _write_samples(folder: Path, index: ShardIndex, numbers: Sequence[int]) -> None:
+    """Writes samples with all their members as shards, in the order given, and the names that lie beside the pool."""
+    found = {kind for shard in {index.shard(number) for number in numbers} for kind in index_shard(shard).offsets}
+    kinds = sorted(found - {IMAGE})  # which is any of these
+    whole = ShardIndex([summary.address for summary in index.summaries], [IMAGE], kinds)
+    with Bar(f"writing {folder}", len(numbers), "samples") as bar:
+
+        def samples() -> Iterator[dict[str, Any]]:
+            keys = set[str]()
+            for number in numbers:
+                key = whole.key(number)
+                # Keys of different shards may be equal.
+                key = f"{key}-{number}" if key in keys else key
+                keys.add(key)
+                yield {"__key__": key, **_members(whole, number, kinds)}
+                bar.advance(1)
+
+        write_shards(folder, samples())
+    copy_names(index.shard(numbers[0]), folder)
+    message(f"{counted(len(numbers), 'sample')} in {folder}")
+
+
+def _members(index: ShardIndex, number: int, kinds: Sequence[str]) -> dict[str, bytes]:
+    there = [kind for kind in kinds if index.span(number, kind)]
+    try:
+        return dict(zip(there, map(content_or_raise, index.read([number], there)[0]), strict=True))
+    except Unreadable as error:
+        raise UserError(
+            f"{index.shard(number)}: key {index.key(number)}: {error}; remove it (lit-het data check lists all)"
+        ) from error
 
 
 def _check_count(pool: str, num_images: int, count: int) -> None:

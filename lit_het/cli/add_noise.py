@@ -6,7 +6,7 @@ from typing import Any
 
 from lit_het.cli.new import add_pairs
 from lit_het.cli.train import ALLOW_BAD_SAMPLES
-from lit_het.errors import UserError
+from lit_het.errors import OtherEmbeddings, UserError
 from lit_het.paths import require_file, require_run, require_shards, require_weights
 
 # JAX and the other heavy packages are imported only when the command runs, so that --help is fast.
@@ -50,7 +50,10 @@ def add_to(commands: Any) -> None:
         name="add-noise",
         parser=noise,
         takes_fields=True,
-        ways_out=ALLOW_BAD_SAMPLES,
+        ways_out={
+            **ALLOW_BAD_SAMPLES,
+            OtherEmbeddings: "choose another --output, or other --data.embeddings and --data.text-embeddings",
+        },
         if_stopped="finished shards and checkpoints are saved; the same command continues",
     )
 

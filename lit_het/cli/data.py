@@ -115,7 +115,7 @@ def _add_select(actions: Any) -> None:
         help="choose the images of a pool whose labels would tell a model most",
         description="Ranks the unlabelled images of a pool by a trained model and writes the shards and keys of the "
         "first N: by EPIG (what their labels tell about target images), BALD (what they tell about the weights), the "
-        "entropy of the prediction, or at random.",
+        "entropy of the prediction, or at random. With --to their samples are written as shards too.",
     )
     add_checkpoint(parser)
     parser.add_argument("--pool", required=True, metavar="SHARDS", help="folder, glob, pattern or list to choose from")
@@ -134,6 +134,12 @@ def _add_select(actions: Any) -> None:
     parser.add_argument("--count", type=positive, required=True, metavar="N", help="images to choose")
     parser.add_argument("--method", choices=("bald", "epig", "entropy", "random"), default="bald", help="default: bald")
     parser.add_argument("--output", type=Path, required=True, metavar="FILE", help="ends in .csv or .parquet")
+    parser.add_argument(
+        "--to",
+        type=Path,
+        metavar="FOLDER",
+        help="also copy the chosen samples, with all members, to shards in a new folder, best first",
+    )
     parser.add_argument("--samples", type=positive, default=64, metavar="S", help="noise samples; default: %(default)s")
     parser.add_argument(
         "--targets", type=positive, default=500, metavar="N", help="at most so many target images; default: %(default)s"
@@ -225,6 +231,7 @@ def _select(options: argparse.Namespace, _: list[str]) -> None:
         samples=options.samples,
         targets=options.targets,
         seed=options.seed,
+        to=options.to,
     )
     select(options.checkpoint, options.pool, options.output, how, options.pretrained)
 

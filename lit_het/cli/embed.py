@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from lit_het.cli.train import ALLOW_BAD_SAMPLES
-from lit_het.errors import UserError
+from lit_het.errors import OtherEmbeddings, UserError
 from lit_het.paths import locate_config, require_run, require_shards
 
 # JAX and the other heavy packages are imported only when the command runs, so that --help is fast.
@@ -58,7 +58,7 @@ def add_to(commands: Any) -> None:
         name="embed",
         parser=embedding,
         takes_fields=True,
-        ways_out=ALLOW_BAD_SAMPLES,
+        ways_out={**ALLOW_BAD_SAMPLES, OtherEmbeddings: "choose another --output"},
         if_stopped="finished shards are saved; the same command continues",
     )
 

@@ -62,7 +62,7 @@ class BayesVLMContrastiveConfig:
         prediction: with noise, the mean over ``"samples"`` of the weights, or ``"probit"``, the paper's closed form
             for this mean, which has no samples.
         num_negatives: most pairs of a batch of the Hessian, whose other side are the candidates.
-        pseudo_data_count: how many times every pair counts; the authors' zero-shot script has 10.
+        pseudo_data_count: how many times every pair counts; chosen on glyphs, the authors' zero-shot script has 10.
 
     Raises:
         UserError: an unknown prediction, fewer than two candidates, or a count that is not finite and positive.
@@ -72,7 +72,7 @@ class BayesVLMContrastiveConfig:
     initial_bias: float | None = None
     prediction: Literal["samples", "probit"] = "samples"
     num_negatives: int = 32768
-    pseudo_data_count: float = 10.0
+    pseudo_data_count: float = 100.0
 
     has_image_noise: ClassVar[bool] = True
     num_samples: ClassVar[int] = 1

@@ -1,8 +1,10 @@
 """``lit-het calibrate``: fits the temperatures of a trained run on images that it was not trained on."""
 
+import contextlib
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Int
@@ -23,9 +25,10 @@ from lit_het.eval.features import Features, read_features
 from lit_het.eval.predictions import Predictor, predict
 from lit_het.eval.recognition import embed_texts
 from lit_het.runs.calibration_split import LEAST_IMAGES, MOST_IMAGES, split
-from lit_het.runs.directory import checkpoint_dir
+from lit_het.runs.directory import checkpoint_dir, find_pretrained, load_config
 from lit_het.runs.opening import Run, open_run
 from lit_het.runs.saved_calibration import calibration_path, write_calibration
+from lit_het.tasks.contrastive import ContrastiveConfig
 from lit_het.types import Batch, Calibration, EvaluatedModel
 
 _BATCH_SIZE = 64  # images per device, as in evaluations
@@ -51,6 +54,17 @@ class CalibrateOptions:
         require_at_least(1, self, "samples")
 
 
+class Seen(NamedTuple):
+    """A model that was trained on some images, and a shard of them."""
+
+    model: Path
+    shard: str
+
+
+class SeenByModel(UserError):
+    """The model that a run has its towers from was trained on the images."""
+
+
 def calibrate(run_dir: Path, options: CalibrateOptions, *, pretrained: Path | None = None) -> Calibration:
     """Fits the temperatures of a run's newest checkpoint, prints them, and writes ``calibration.json`` into the run.
 
@@ -59,8 +73,8 @@ def calibrate(run_dir: Path, options: CalibrateOptions, *, pretrained: Path | No
     noise, as means over S samples.
 
     Raises:
-        UserError: the run or the data cannot be read, fewer than `LEAST_IMAGES` images are readable, the run was
-            trained on one of them, or no temperature fits.
+        UserError: the run or the data cannot be read, fewer than `LEAST_IMAGES` images are readable, the run or an
+            image-text model that its towers come from was trained on one of them, or no temperature fits.
     """
     run = open_run(run_dir, pretrained)
     model = run.model(calibrated=False)
@@ -69,7 +83,7 @@ def calibrate(run_dir: Path, options: CalibrateOptions, *, pretrained: Path | No
     model.check_samples(options.samples)
     loader = _open(run, model, options)
     _require_enough(loader.num_samples, options)
-    _check_unseen(run, loader)
+    _check_unseen(run, loader, pretrained)
     features, tokens = _read(model, loader, " ".join(options.shards))
     _require_enough(len(features.labels), options)
     candidates, num_candidates = None, model.num_classes or 0
@@ -181,37 +195,75 @@ def _require_enough(num_images: int, options: CalibrateOptions) -> None:
         )
 
 
-def _check_unseen(run: Run, held_out: Loader) -> None:
-    """Checks that the run was not trained on a sample; a message says so where the training shards cannot be read.
+def _check_unseen(run: Run, held_out: Loader, pretrained: Path | None) -> None:
+    """Checks that neither the run nor a model that its towers come from was trained on a sample.
 
     Raises:
-        UserError: it was.
+        UserError: one was.
     """
-    config = run.config.data
-    if not config.shards:  # an imported model
+    if (found := seen(run.run_dir, held_out, pretrained)) is None:
         return
+    if found.model != run.run_dir:
+        raise SeenByModel(
+            f"{found.model}, from which {run.run_dir} has its towers, was trained on images of {found.shard}; take "
+            f"others: lit-het calibrate {run.run_dir} --data OTHERS"
+        )
+    raise UserError(
+        f"{run.run_dir} was trained on images of {found.shard}; calibrate on others, such as those that "
+        "--data.portion :98% leaves out of a training, with --portion 98%:"
+    )
+
+
+def seen(run_dir: Path, images: Loader, pretrained: Path | None = None) -> Seen | None:
+    """Returns by which training images were seen: that of a run, or of an image-text model that its towers come from.
+
+    A message names a model whose training shards cannot be read.
+
+    Args:
+        run_dir: the run.
+        images: of some shards.
+        pretrained: current path of the run with the locked parameters, if it was moved.
+    """
+    for model in _models(run_dir, pretrained):
+        if shard := _trained_on(model, images):
+            return Seen(model, shard)
+    return None
+
+
+def _models(run_dir: Path, pretrained: Path | None) -> Iterator[Path]:
+    """Yields a run and, one after the other, the image-text models that its towers come from."""
+    yield run_dir
+    with contextlib.suppress(UserError):  # one that is gone
+        while (source := load_config(run_dir).pretrained) is not None:
+            run_dir, pretrained = find_pretrained(pretrained or source.run, run_dir), None
+            if not isinstance(load_config(run_dir).task, ContrastiveConfig):
+                return
+            yield run_dir
+
+
+def _trained_on(run_dir: Path, images: Loader) -> str | None:
+    """Returns a shard of the images of which a run was trained on a sample; None also where that cannot be known."""
+    config = load_config(run_dir)
+    if not config.data.shards:  # an imported model
+        return None
     try:
-        if config.stream is not None:
+        if config.data.stream is not None:
             raise UserError("it was trained on a stream, which has no index")
-        loader = Loader(dataclasses.replace(config, embeddings=None, suspects=None), run.tokenizer)
-        trained_on = loader.with_portion(split(run.config, len(loader.index)).training)
-        shared = _shared(held_out, trained_on)
+        data = dataclasses.replace(config.data, embeddings=None, text_embeddings=None, suspects=None)
+        # The loader requires captions only with a tokenizer; any tokenizer will do.
+        loader = Loader(data, config.tokenizer and (lambda texts: np.zeros((len(texts), 1), np.int32)))
+        return _shared(images, loader.with_portion(split(config, len(loader.index)).training))
     except UserError as error:
-        with Checkpoints(checkpoint_dir(run.run_dir), read_only=True) as checkpoints:
-            info, _ = checkpoints.at(run.step).read_info()
+        with Checkpoints(checkpoint_dir(run_dir), read_only=True) as checkpoints:
+            info, _ = checkpoints.at(checkpoints.newest_step()).read_info()
         # The shards of training cannot be read, but a copy of all of them is known by its digest. Runs of earlier
         # versions have only the one in which their suspects count.
-        if info.get("shards_digest", info.get("data_digest")) != held_out.index.digest:
-            message(f"not checked whether {run.run_dir} was trained on these images: {error}")
-            return
-        num_samples = len(held_out.index)
-        numbers = split(run.config, num_samples).training.sample_range(num_samples)
-        shared = held_out.index.shard(numbers.start) if held_out.numbers.common_with(numbers) else None
-    if shared is not None:
-        raise UserError(
-            f"{run.run_dir} was trained on images of {shared}; calibrate on others, such as those that "
-            "--data.portion :98% leaves out of a training, with --portion 98%:"
-        )
+        if info.get("shards_digest", info.get("data_digest")) != images.index.digest:
+            message(f"not checked whether {run_dir} was trained on these images: {error}")
+            return None
+        num_samples = len(images.index)
+        common = images.numbers.common_with(split(config, num_samples).training.sample_range(num_samples))
+        return images.index.shard(common.start) if common else None
 
 
 def _shared(held_out: Loader, trained_on: Loader) -> str | None:

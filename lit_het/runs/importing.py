@@ -131,7 +131,7 @@ def _read(source: str, run_dir: Path, options: ImportOptions) -> tuple[Experimen
         run_dir=run_dir,
         task=task,
         data=LoaderConfig((), image_size, preprocessing=preprocessing),
-        length=Duration(1),
+        length=Duration(0),
         tokenizer=_tokenizer(task, tokenizer, found.tokenizer_fields) if tokenizer else None,
         calibration=None,
     )

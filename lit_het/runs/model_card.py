@@ -73,7 +73,8 @@ def _what(config: ExperimentConfig) -> str:
 def _data(config: ExperimentConfig) -> str:
     # Names only: paths tell about the machine that trained the model.
     shards = ", ".join(f"`{Path(shard).name}`" for shard in config.data.shards) or "Unknown: the weights were imported."
-    return f"{shards}\n\nImages of {config.data.image_size} x {config.data.image_size} pixels, {config.length}."
+    length = f", {config.length}" if config.length.amount else ""
+    return f"{shards}\n\nImages of {config.data.image_size} x {config.data.image_size} pixels{length}."
 
 
 def _figures(run: Run) -> str:

@@ -182,12 +182,14 @@ def calibrate_held_out(config: ExperimentConfig, step: int, samples: Split) -> N
     if jax.process_count() > 1:
         message(f"not calibrated, which needs a single process: {by_hand}")
         return
+    from lit_het.runs.calibration import CalibrateOptions, SeenByModel, calibrate
+
     try:
         if read_calibration(config.run_dir, step) is None:
-            from lit_het.runs.calibration import CalibrateOptions, calibrate
-
             options = CalibrateOptions(config.data.shards, samples.calibration, embeddings=config.data.embeddings)
             calibrate(config.run_dir, options)
+    except SeenByModel as error:
+        message(f"not calibrated: {error}")
     except Exception as error:  # of any kind, such as too little memory
         message(f"not calibrated: {error}; after a correction, {by_hand}")
 

@@ -12,9 +12,13 @@ import lit_het
 from lit_het.apps import noise
 from lit_het.checkpoints.native import checksums
 from lit_het.cli.main import main
+from lit_het.data_pipelines.portions import Portion
 from lit_het.heads.contrastive import DeterministicContrastiveConfig, HetXLContrastiveConfig
 from lit_het.heads.temperature import LogTemperature
 from lit_het.losses.contrastive import SigmoidLoss
+from lit_het.runs import training
+from lit_het.runs.calibration_split import split
+from lit_het.runs.directory import load_config
 from lit_het.runs.opening import open_run
 from lit_het.runs.saved_calibration import read_calibration
 from lit_het.tasks.contrastive import ContrastiveTask
@@ -127,9 +131,9 @@ def test_what_cannot_get_noise_is_one_line(capsys, upstream, trained_lit, determ
     assert "is a classifier; noise is added to image-text models" in line(upstream, pairs)
     assert "has noise already; give a model with a deterministic head" in line(trained_lit.run_dir, pairs)
     assert "has 40 pairs of an image and a .txt, too few to learn noise from" in line(deterministic, data / "train")
-    assert "no sample has an image and a .json; name the member with --captions" in line(
-        deterministic, pairs, "--captions", "json/caption"
-    )
+    missing = line(deterministic, pairs, "--captions", "json/caption")
+    assert "no sample has an image and a .json (" in missing
+    assert "key 0000 has no .json; add the member or remove the sample); name the member with --captions" in missing
     assert "unknown flag --task.head.num-factor" in line(deterministic, pairs, "--task.head.num-factor", "3")
     assert "has no noise; choose another head" in line(deterministic, pairs, "--task.head", "deterministic")
     assert "stores all of its settings; leave out --image-size" in line(deterministic, pairs, "--image-size", "64")
@@ -168,3 +172,103 @@ def test_a_second_call_with_another_model_or_other_data_changes_nothing(capsys, 
     line = refusal(capsys, *again, "--model", siglip, "--data", shards)
     assert "data.shards was" in line
     assert line.endswith("use the same values or another --output")
+
+
+@pytest.fixture
+def trained_on_pairs(lit_config, pairs, tmp_path):
+    """Returns a function that writes a run without noise that was trained on the pairs, but those it holds out."""
+
+    def finish(calibration):
+        task = dataclasses.replace(lit_config.task, head=DeterministicContrastiveConfig())
+        data = dataclasses.replace(lit_config.data, shards=(str(pairs),))
+        config = dataclasses.replace(
+            lit_config, run_dir=tmp_path / "model", task=task, data=data, calibration=calibration
+        )
+        tiny.finish_untrained(config)
+        return config.run_dir
+
+    return finish
+
+
+def test_pairs_that_the_model_was_trained_on_do_not_calibrate(capsys, trained_on_pairs, pairs, tmp_path):
+    model, noisy = trained_on_pairs(None), tmp_path / "noisy"
+    capsys.readouterr()
+    with tiny.untrained():
+        assert add_noise(model, pairs, noisy) == 0
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "not calibrated" in line]
+    assert f"{model} was trained on pairs of {pairs / 'shard-000001.tar'}; give others afterwards" in line
+    assert line.endswith(f"lit-het calibrate {noisy} --data OTHERS")
+    assert read_calibration(noisy, 4) is None
+    assert add_noise(model, pairs, noisy) == 0
+    assert "is finished: 4 steps" in capsys.readouterr().err
+
+
+def test_pairs_of_the_models_training_are_refused_for_a_head_of_other_pairs(capsys, trained_on_pairs, pairs, tmp_path):
+    model, noisy = trained_on_pairs(None), tmp_path / "noisy"
+    others = tiny.write_data(tmp_path / "others", num_samples=noise.LEAST_PAIRS, seed=5) / "train"
+    with tiny.untrained():
+        assert add_noise(model, others, noisy) == 0
+    assert read_calibration(noisy, 4) is not None
+    line = refusal(capsys, "calibrate", noisy, "--data", pairs)
+    assert f"{model}, from which {noisy} has its towers, was trained on images of {pairs / 'shard-000000.tar'}" in line
+    # A run of lit-het train that locks both towers is told so at its end, without the command that would fail again.
+    (noisy / "calibration.json").unlink()
+    config = load_config(noisy)
+    data = dataclasses.replace(config.data, shards=(str(pairs),), embeddings=None, text_embeddings=None)
+    config = dataclasses.replace(config, data=data)
+    tiny.edit_config(noisy, config)
+    training.calibrate_held_out(config, 4, split(config, noise.LEAST_PAIRS))
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert "not calibrated: " in line
+    assert line.endswith(f"take others: lit-het calibrate {noisy} --data OTHERS")
+
+
+def test_pairs_that_the_model_held_out_calibrate(trained_on_pairs, pairs, tmp_path):
+    model = trained_on_pairs(Portion(90))
+    with tiny.untrained():
+        assert add_noise(model, pairs, tmp_path / "noisy") == 0
+    calibration = read_calibration(tmp_path / "noisy", 4)
+    assert calibration is not None
+    assert calibration.portion == "90%:100%"
+
+
+@pytest.mark.parametrize("deterministic", ["softmax"], indirect=True)
+def test_a_broken_shard_is_named(capsys, deterministic, pairs, tmp_path):
+    def line(shards):
+        return refusal(capsys, "add-noise", "--model", deterministic, "--data", shards, "--output", tmp_path / "x")
+
+    (tmp_path / "garbage").mkdir()
+    (tmp_path / "garbage/0.tar").write_bytes(np.random.default_rng(0).bytes(20_000))
+    assert "0.tar: is not an uncompressed tar" in line(tmp_path / "garbage")
+    assert "--captions" not in line(tmp_path / "garbage")
+    cut = shutil.copytree(pairs, tmp_path / "cut") / "shard-000001.tar"
+    cut.write_bytes(cut.read_bytes()[:-200_000])
+    found = line(tmp_path / "cut")
+    assert "shard-000001.tar: is truncated or damaged at byte" in found
+    assert "too few to learn noise from; give 1,000 or more" in found
+
+
+@pytest.mark.parametrize("deterministic", ["softmax"], indirect=True)
+def test_a_wrong_place_of_captions_leaves_nothing_behind(capsys, deterministic, pairs, tmp_path):
+    given = ("--model", deterministic, "--data", pairs, "--output", tmp_path / "noisy", *SHORT)
+    line = refusal(capsys, "add-noise", *given, "--captions", "txt/caption")
+    assert "none of 100 captions can be read: " in line
+    assert "shard-000000.tar: key 0000: no caption in .txt" in line
+    assert line.endswith("name their place with --captions")
+    assert not (tmp_path / "noisy").exists()
+    with tiny.untrained():
+        assert main(["add-noise", *map(str, given), "--calibration", "None"]) == 0
+
+
+@pytest.mark.parametrize("deterministic", ["softmax"], indirect=True)
+def test_embeddings_for_another_head_are_refused_with_the_flags_to_change(
+    capsys, monkeypatch, deterministic, pairs, tmp_path
+):
+    with monkeypatch.context() as patched:
+        patched.setattr("lit_het.apps.noise.train_unless_done", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
+        assert add_noise(deterministic, pairs, tmp_path / "noisy") == 130
+    given = ("--model", deterministic, "--data", pairs, "--output", tmp_path / "noisy", "--task.head", "bayes_vlm")
+    assert main(["add-noise", *map(str, given)]) == 1
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert "/images holds embeddings made for another model or another --task.head; choose another --output" in line
+    assert line.endswith("or other --data.embeddings and --data.text-embeddings")

@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import shutil
+import tarfile
 
 import jax.numpy as jnp
 import numpy as np
@@ -14,12 +15,14 @@ from lit_het.apps import noise
 from lit_het.checkpoints.native import checksums
 from lit_het.cli.main import main
 from lit_het.configs import quickstart_lit_het_xl
+from lit_het.data_pipelines.index import ShardIndex
+from lit_het.data_pipelines.shards import expand
 from lit_het.durations import Duration
 from lit_het.errors import UserError
 from lit_het.heads.bayes_vlm import LastLayer
 from lit_het.heads.contrastive import DeterministicContrastiveConfig, unit
 from lit_het.losses.contrastive.gauss_newton import softmax_hessian
-from lit_het.runs import fitting
+from lit_het.runs import fitting, model_card
 from lit_het.runs.opening import open_run
 from lit_het.runs.saved_calibration import read_calibration
 from lit_het.runs.training import train
@@ -76,6 +79,8 @@ def test_predictions_without_noise_stay_and_the_run_is_calibrated(deterministic,
     calibration = read_calibration(posterior, after.step)
     assert calibration is not None
     assert (calibration.num_images, calibration.portion) == (100, "90%:100%")
+    assert after.config.length == Duration(0)
+    assert " steps" not in model_card.write_card(after, "name", licence=None, library="lit-het")
 
 
 def test_the_pass_reads_every_pair_once_but_those_that_calibrate(
@@ -137,7 +142,7 @@ def test_an_interrupted_pass_is_continued_and_a_finished_one_stays(
     assert main(arguments(deterministic, pairs, output)) == 0
     assert "is finished" in capsys.readouterr().err
     line = refusal(capsys, *arguments(deterministic, pairs, output, "--task.head.pseudo-data-count", 1))
-    assert "task.head.pseudo_data_count was 10.0 and is now 1.0" in line
+    assert "task.head.pseudo_data_count was 100.0 and is now 1.0" in line
 
 
 def checksums_of(run_dir):
@@ -146,7 +151,7 @@ def checksums_of(run_dir):
 
 def test_more_pseudo_data_makes_the_model_surer(deterministic, posterior, pairs, tmp_path):
     shutil.copytree(posterior / "embeddings", tmp_path / "run/embeddings")
-    flags = ("--task.head.pseudo-data-count", 100, "--task.head.prediction", "probit", "--calibration", "None")
+    flags = ("--task.head.pseudo-data-count", 1000, "--task.head.prediction", "probit", "--calibration", "None")
     assert main(arguments(deterministic, pairs, tmp_path / "run", *flags)) == 0
     surer = lit_het.load(tmp_path / "run")
     assert 0 < surer.noise(IMAGE) < lit_het.load(posterior).noise(IMAGE)
@@ -199,8 +204,12 @@ def test_what_has_no_posterior_is_one_line(capsys, config_file, deterministic, p
     shutil.rmtree(output / "embeddings/images")
     shutil.copytree(posterior / "embeddings/texts", output / "embeddings/images")
     line = refusal(capsys, *arguments(deterministic, pairs, output))
-    assert "embeddings/images" in line
-    assert "tower" in line
+    assert "embeddings/images holds embeddings made for another model or another --task.head" in line
+    for flag in (("--length", "7"), ("--schedule.learning-rate=1e-4",), ("--optimizer.weight-decay", "0.1")):
+        name = flag[0].partition("=")[0]
+        line = refusal(capsys, *arguments(deterministic, pairs, tmp_path / "y", *flag))
+        assert line == f"lit-het: {name}: --task.head bayes_vlm trains nothing; leave the flag out"
+    assert not (tmp_path / "y").exists()
 
 
 def selected(run, pool, output, *flags):
@@ -221,6 +230,42 @@ def test_the_images_that_say_most_are_selected(posterior, held_out, data, tmp_pa
     # The first three are the same where fewer are asked for.
     fewer = selected(posterior, held_out, tmp_path / "t.csv", "--method", method, "--count", 3, "--samples", 8, *target)
     assert fewer == rows[:3]
+
+
+def test_selected_samples_are_shards_with_all_members_that_train_and_few_shot_take(
+    posterior, held_out, config_file, data, tmp_path
+):
+    chosen = tmp_path / "chosen"
+    rows = selected(posterior, held_out, tmp_path / "s.csv", "--count", 80, "--samples", 8, "--to", chosen)
+    (shard,) = chosen.glob("*.tar")
+    found = members_of(shard)
+    assert list(dict.fromkeys(name.partition(".")[0] for name in found)) == [row["key"] for row in rows]
+    pool = {name: content for path in held_out.glob("*.tar") for name, content in members_of(path).items()}
+    keys = {row["key"] for row in rows}
+    assert found == {name: content for name, content in pool.items() if name.partition(".")[0] in keys}
+    assert (chosen / "classnames.txt").read_bytes() == (held_out / "classnames.txt").read_bytes()
+    trained = ("--data.shards", chosen, "--calibration", "None", "--length", 2)
+    assert main(["train", "--config", *map(str, (config_file, *trained))]) == 0
+    output = tmp_path / "few.json"
+    few = ("--data", f"shapes={data / 'train'}", "--train-split", chosen, "--output", output)
+    assert main(["few-shot", "--checkpoint", *map(str, (posterior, *few))]) == 0
+    assert "few_shot/shapes/1_shot" in output.read_text()
+
+
+def members_of(path):
+    """Returns the content of every member of a tar, in order."""
+    with tarfile.open(path) as tar:
+        return {member.name: content.read() for member in tar if (content := tar.extractfile(member))}
+
+
+def test_equal_keys_of_different_shards_stay_apart(posterior, held_out, tmp_path):
+    pool, chosen = tmp_path / "pool", tmp_path / "chosen"
+    for name in ("a", "b"):
+        shutil.copytree(held_out, pool / name)
+    selected(posterior, f"{pool}/*/*.tar", tmp_path / "s.csv", "--count", 320, "--samples", 2, "--to", chosen)
+    index = ShardIndex(expand(chosen), ["image", "txt", "cls"])
+    assert len(index) == 320
+    assert not index.summaries[0].faults
 
 
 def test_noise_of_every_image_alone_gives_bald_and_no_epig(capsys, trained_lit, held_out, data, tmp_path):
@@ -246,4 +291,5 @@ def test_what_cannot_be_selected_is_one_line(capsys, deterministic, posterior, h
     assert "--method bald compares samples; give --samples 2 or more" in line(posterior, "--samples", 1)
     assert "must end in .csv or .parquet" in line(posterior, output=tmp_path / "x.txt")
     assert "is the only label" in line(posterior, "--labels", "cat")
+    assert "is not an empty folder; choose another one" in line(posterior, "--to", data)
     assert not (tmp_path / "x.csv").exists()

@@ -219,8 +219,10 @@ def test_a_row_with_any_number_missing_is_invalid(shards, tmp_path):
 
 def test_a_folder_with_embeddings_of_another_recipe_is_refused(shards, tmp_path):
     write(tmp_path / "e", shards, recipe())
-    with pytest.raises(UserError, match=r"holds embeddings with tower = t, not u; choose another folder for them"):
+    with pytest.raises(UserError, match=r"made for another model or another --task.head; choose another folder for"):
         EmbeddingFolder(str(tmp_path / "e"), recipe(tower="u"))
+    with pytest.raises(UserError, match=r"made with dtype = float32, not float16; choose another folder for them"):
+        EmbeddingFolder(str(tmp_path / "e"), recipe(dtype="float16"))
 
 
 def test_a_file_of_another_recipe_is_refused(shards, tmp_path):

@@ -200,7 +200,7 @@ def test_a_broken_sample_is_masked_and_counted_and_does_not_move_the_others(
 
 def test_more_broken_samples_than_allowed_stop_the_run(tmp_path: Path, make_shards: Callable[..., Path]):
     directory = make_shards(tmp_path, s13=BROKEN, s2=BROKEN, s20=BROKEN)
-    with pytest.raises(UserError, match=r"key s20: .* 3 bad of 23 samples"):
+    with pytest.raises(UserError, match=r"key s20: .* 3 bad of 23 samples, where a fraction of 0\.126 is allowed"):
         list(Loader(config(directory, max_bad_fraction=2.9 / NUM_SAMPLES)).epoch())
 
 

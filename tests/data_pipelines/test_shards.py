@@ -1,5 +1,6 @@
 """Shards are written atomically, and found by every kind of pattern."""
 
+import tarfile
 from pathlib import Path
 
 import fsspec
@@ -22,6 +23,14 @@ def shard(tmp_path: Path) -> Path:
 def test_equal_samples_give_equal_bytes(tmp_path: Path):
     one, other = (write_shards(tmp_path / name, [sample("a"), sample("b")])[0] for name in ("one", "other"))
     assert one.read_bytes() == other.read_bytes()
+
+
+def test_bytes_are_written_as_they_are(tmp_path: Path):
+    members = {"jpg": b"pixels", "txt.gz": b"compressed already", "txt": b"\xff"}
+    (shard,) = write_shards(tmp_path, [sample("a", **members)])
+    with tarfile.open(shard) as tar:
+        found = {name.partition(".")[2]: tar.extractfile(name) for name in tar.getnames()}
+        assert {kind: content.read() for kind, content in found.items() if content} == members
 
 
 def test_an_interrupted_writer_leaves_no_shard(tmp_path: Path):
