@@ -116,7 +116,8 @@ def get_config(
                 # Each member has a prediction of its own, and the loss averages their losses (e3 Sec. 4.1).
                 members="apart",
             ),
-            head=DeterministicConfig(zero_kernel=True),
+            # Heads that start from zero on the same images would stay equal.
+            head=DeterministicConfig(zero_kernel=model != "heads"),
             num_classes=recipe.num_classes,
             num_heads=2 if model in ("mimo", "heads") else 1,
             mimo=MimoConfig() if model == "mimo" else None,

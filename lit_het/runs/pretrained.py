@@ -26,7 +26,9 @@ from lit_het.towers.vit import ViTConfig
 from lit_het.types import Params
 
 # The only fields of experts that change the parameters.
-EXPERT_FIELDS = tuple(f"encoder.experts.{name}" for name in ("num_experts", "num_blocks", "blocks", "rank_one"))
+EXPERT_FIELDS = tuple(
+    f"encoder.experts.{name}" for name in ("num_experts", "num_blocks", "blocks", "rank_one", "rank_one.type")
+)
 TOWERS = ("image_tower", "text_tower")
 # Fields of towers that may differ: the parameters are resampled.
 RESAMPLED_FIELDS = ("image_size", "patch_size")

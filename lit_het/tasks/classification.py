@@ -51,8 +51,8 @@ class ClassificationConfig:
         microbatches: number of parts of a batch that are processed by the tower in turn, to save memory.
 
     Raises:
-        UserError: no classes, an α below 0, ensemble members that are averaged before the head, or inputs of the tower
-            without a head for each.
+        UserError: no classes, an α below 0, ensemble members that are averaged before the head, inputs of the tower
+            without a head for each, heads that stay equal, or samples that are concatenated.
     """
 
     image_tower: ImageTowerConfig = ViTConfig()
@@ -84,6 +84,17 @@ class ClassificationConfig:
             )
         if self.mimo is not None and self.member_loss == "joint":
             raise UserError("member_loss = 'joint' has no meaning where members see different images (task.mimo)")
+        if self.num_heads > 1 and self.mimo is None and self.head.zero_kernel:
+            raise UserError(
+                f"num_heads = {self.num_heads} heads that see the same images and start from zero_kernel = True stay "
+                "equal; set task.head.zero_kernel to False"
+            )
+        experts = getattr(getattr(tower, "encoder", None), "experts", None)
+        if experts is not None and experts.dropout_samples > 1 and tower.members == "concatenated":
+            raise UserError(
+                "image_tower.members = 'concatenated' does not go with experts.dropout_samples above 1, of which "
+                "training has none; set members to 'apart'"
+            )
         if tower.input_size:
             raise UserError(
                 "task.image_tower.layer_input is for the head bayes_vlm of image-text models; set it to False"

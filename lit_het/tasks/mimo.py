@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key, UInt8
 
+from lit_het import sharding
 from lit_het.errors import UserError, require_at_least
 
 
@@ -43,7 +44,7 @@ def draw_inputs(key: Key[Array, ""], config: MimoConfig, batch_size: int, num_in
     order_key, *keys = jax.random.split(key, 1 + num_inputs)
     order = jax.random.permutation(order_key, jnp.tile(jnp.arange(batch_size), config.batch_repetitions))
     shuffled = round(len(order) * (1 - config.input_repetition))
-    columns = [jnp.concatenate([jax.random.permutation(key, order[:shuffled]), order[shuffled:]]) for key in keys]
+    columns = [jnp.concatenate([jax.random.permutation(own, order[:shuffled]), order[shuffled:]]) for own in keys]
     return jnp.stack(columns, axis=1)
 
 
@@ -62,4 +63,4 @@ def side_by_side(image: UInt8[Array, "b h w c"], inputs: Int[Array, "rows inputs
     """Returns the images of each row, one after the other along the axis of channels."""
     # On several devices the images of the batch are gathered, as bytes.
     images = jnp.moveaxis(image[inputs], 1, 3)
-    return images.reshape(*images.shape[:3], -1)
+    return sharding.as_batch(images.reshape(*images.shape[:3], -1))

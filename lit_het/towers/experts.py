@@ -170,6 +170,7 @@ class Experts(nnx.Module):
 
 
 def _with_noise(mlp: Mlp, scale: float, rngs: nnx.Rngs) -> Mlp:
-    for layer in (mlp.up, mlp.down) if scale else ():
+    layers = [mlp.up, mlp.down, *([mlp.gate] if mlp.activation == "swiglu" else [])]
+    for layer in layers if scale else ():
         layer.kernel[...] += scale * jax.random.normal(rngs.params(), layer.kernel.shape)
     return mlp

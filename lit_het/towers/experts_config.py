@@ -33,12 +33,14 @@ class ExpertsConfig:
         batch_priority: whether tokens with larger gates get slots first, instead of earlier tokens.
         dispatch: "einsum" has a capacity, and can split experts over devices; "ragged" sorts tokens by expert, has no
             capacity, so that no token is dropped, and gathers all experts on each device.
-        noise_scale: the router's noise has the standard deviation noise_scale M / E; 0 means no noise and no load loss.
+        noise_scale: the router's noise has the standard deviation noise_scale over the number of a member's experts,
+            noise_scale M / E without overlap; 0 means no noise and no load loss.
         auxiliary_weight: weight of the mean of importance and load loss.
         dropout_rate: dropout of the experts' hidden layer and output, in training.
         dropout_samples: predictions of an image in evaluation, each with dropout masks of its own (Monte Carlo dropout,
             e3 App. G.2); 1 for one without dropout.
-        initial_noise: standard deviation of Gaussian noise on the experts' initial weights (e3 App. H.2).
+        initial_noise: standard deviation of Gaussian noise on the first kernels of experts that are drawn, not loaded
+            (e3 App. H.2).
         rank_one: for experts that share their kernels; with as many members as experts the tower is a BatchEnsemble
             (e3 App. F), which has no router.
         permutation: seed of a random order of the experts of loaded weights (e3 App. H.3); None for theirs.

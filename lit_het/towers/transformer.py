@@ -292,8 +292,9 @@ class Encoder(nnx.Module):
             return sharding.as_batch(x), routing
 
         if self.config.remat != "none":
-            # A scan prevents the merging of recomputed values (CSE) by itself; unrolled blocks need the option.
-            blocks = jax.checkpoint(blocks, policy=REMAT_POLICIES[self.config.remat], prevent_cse=self.config.unrolled)
+            # A scan prevents the merging of recomputed values (CSE) by itself; blocks without one need the option.
+            alone = self.config.unrolled or apart
+            blocks = jax.checkpoint(blocks, policy=REMAT_POLICIES[self.config.remat], prevent_cse=alone)
         # Keys depend on the index among blocks with experts, so that they do not change with the way blocks are run.
         keys = jax.vmap(lambda i: self._keys(key, i))(jnp.arange(parts[0].start, parts[0].stop))
         if apart:

@@ -126,7 +126,7 @@ def upstream(source: str, data: Path, run_dir: Path, seed: int, num_words: int) 
 
 def downstream(name: str, data: Path, upstream_run: Path, run_dir: Path, seed: int, steps: int) -> ExperimentConfig:
     """Returns the training of a method's classifier of names, from an upstream run."""
-    method, base = METHODS[name], glyph_classifier.get_config(head=DeterministicConfig(zero_kernel=True))
+    method, base = METHODS[name], glyph_classifier.get_config(head=DeterministicConfig(zero_kernel=name != "heads"))
     assert isinstance(base.task, ClassificationConfig)
     return dataclasses.replace(
         base,

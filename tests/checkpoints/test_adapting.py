@@ -12,10 +12,12 @@ from flax import nnx
 
 from lit_het import parameters
 from lit_het.checkpoints import adapting, weights
+from lit_het.checkpoints.big_vision.exporting import write_npz
 from lit_het.cli.main import main
 from lit_het.configs import experiment
 from lit_het.configs.experiment import PretrainedConfig
 from lit_het.errors import UserError
+from lit_het.runs import pretrained
 from lit_het.runs.initialization import initial_params
 from lit_het.sharding import MeshConfig
 from lit_het.tasks.classification import ClassificationConfig
@@ -140,6 +142,20 @@ def test_training_starts_from_a_vit_of_a_file_and_of_a_run(form, source, tmp_pat
 
 def shapes_of(tower):
     return nnx.to_pure_dict(nnx.state(nnx.eval_shape(lambda: tower.build(nnx.Rngs(0)))))
+
+
+def test_kernels_of_rank_one_are_those_of_another_model():
+    with_ones = with_experts(dataclasses.replace(BATCH_ENSEMBLE, num_experts=6))
+    without = with_experts(dataclasses.replace(EXPERTS, num_experts=6))
+    assert "encoder.experts.rank_one.type" in pretrained._differences(with_ones, without)
+    other_start = dataclasses.replace(BATCH_ENSEMBLE, num_experts=6, rank_one=RankOneConfig("normal", 2.0))
+    assert pretrained._differences(with_ones, with_experts(other_start)) == {}
+
+
+def test_a_tower_of_several_inputs_has_no_layout_in_big_vision(tmp_path):
+    tower = dataclasses.replace(VIT, num_inputs=2)
+    with pytest.raises(UserError, match="num_inputs"):
+        write_npz(tmp_path / "x.npz", tower, None, {"image_tower": parameters.unflatten(random_params(tower))})
 
 
 def test_a_router_that_no_source_determines_cannot_be_locked(tmp_path):

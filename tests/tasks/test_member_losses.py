@@ -111,7 +111,10 @@ def test_every_head_and_member_learns(name, member_loss):
     params = jax.jit(task.initialize)(jax.random.key(1))
     gradient = jax.jit(jax.grad(lambda params: task.loss(params, BATCH, keys_at(0, 0))[0]))(params)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient))
-    assert (np.abs(gradient["head"]["logits"]["bias"]) > 0).all()
+    bias = gradient["head"]["logits"]["bias"].reshape(-1, K)
+    assert (np.abs(bias) > 0).all()
+    # No two heads learn the same.
+    assert len(np.unique(bias.round(6), axis=0)) == len(bias)
 
 
 # ---- MIMO ----
@@ -171,6 +174,10 @@ def test_mimo_sees_the_same_image_in_all_inputs_in_evaluation():
     assert task.num_predictions == 2
 
 
+_DROPOUT = dataclasses.replace(ENCODER, experts=ExpertsConfig(4, 1, 1, dropout_rate=0.1, dropout_samples=2))
+CONCATENATED_SAMPLES = dataclasses.replace(PLAIN, encoder=_DROPOUT, members="concatenated")
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -179,6 +186,8 @@ def test_mimo_sees_the_same_image_in_all_inputs_in_evaluation():
         ({**MIMO, "num_heads": 1}, "num_inputs = 2 needs as many heads and task.mimo; num_heads = 1"),
         ({**MIMO, "member_loss": "joint"}, "'joint' has no meaning where members see different images"),
         ({"num_heads": 0}, "num_heads = 0 must be at least 1"),
+        ({"num_heads": 2, "head": DeterministicConfig(zero_kernel=True)}, "heads .* zero_kernel = True stay equal"),
+        ({"image_tower": CONCATENATED_SAMPLES}, "'concatenated' does not go with experts.dropout_samples above 1"),
     ],
 )
 def test_inputs_heads_and_losses_that_do_not_fit_are_refused(changes, message):

@@ -169,6 +169,17 @@ def test_initial_noise_spreads_the_kernels_of_experts_only():
     np.testing.assert_array_equal(noisy["patches"]["kernel"], plain["patches"]["kernel"])
 
 
+def test_initial_noise_falls_on_all_kernels_of_experts_with_a_gate():
+    def kernels(noise):
+        experts = dataclasses.replace(EXPERTS, initial_noise=noise)
+        tower = dataclasses.replace(TOWER, encoder=dataclasses.replace(ENCODER, activation="swiglu", experts=experts))
+        return initial(tower)["encoder"]["expert_blocks"]["mixture"]["experts"]
+
+    noisy, plain = kernels(3.0), kernels(0.0)
+    for layer in ("up", "gate", "down"):
+        assert np.std(noisy[layer]["kernel"] - plain[layer]["kernel"]) == pytest.approx(3.0, rel=0.2)
+
+
 @pytest.mark.parametrize("changes", [{"overlap": 2}, {"tiled": False}, {"multi_pred": True}])
 @pytest.mark.parametrize("dispatch", ["einsum", "ragged"])
 def test_gradients_reach_every_expert(changes, dispatch):

@@ -34,7 +34,7 @@ _ENCODER = {
     "experts": None,
 }
 _BERT_ENCODER = {**_ENCODER, "norm_placement": "after", "norm_epsilon": 1e-12}
-_IMAGE_TOWER = {"num_registers": 0, "input_norm": False}
+_IMAGE_TOWER = {"num_registers": 0, "input_norm": False, "num_inputs": 1}
 
 
 def write_npz(path: Path, image_tower: ViTConfig, text_tower: TextConfig | BertConfig | None, params: Params) -> None:

@@ -45,7 +45,7 @@ def write_classifier(
     fields = ("representation_size", "projection_size")
     wanted: list[tuple[str, Any, Any]] = [(f"image_tower.{field}", getattr(tower, field), None) for field in fields]
     wanted += [("image_tower.pooling", tower.pooling, "class_token")] * (tower.pooling not in ("class_token", "mean"))
-    wanted += [("image_tower.input_norm", tower.input_norm, False)]
+    wanted += [("image_tower.input_norm", tower.input_norm, False), ("image_tower.num_inputs", tower.num_inputs, 1)]
     require("image classification of transformers", wanted)
     written = write_image_tower(tower, to_float32(params["image_tower"]))
     kernel, bias = head["logits/kernel"].T / temperature, head["logits/bias"] / temperature

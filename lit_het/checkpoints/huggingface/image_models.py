@@ -106,6 +106,7 @@ def _siglip(tower: ViTConfig, params: Flat) -> WrittenTower:
     require(
         "SiglipVisionModel",
         [
+            ("image_tower.num_inputs", tower.num_inputs, 1),
             ("image_tower.num_registers", tower.num_registers, 0),
             ("image_tower.input_norm", tower.input_norm, False),
             ("image_tower.representation_size", tower.representation_size, None),
@@ -203,6 +204,7 @@ def _mlp_ratio(encoder: EncoderConfig) -> int:
 
 def _clip(tower: ViTConfig, params: Flat) -> WrittenTower:
     wanted = [
+        ("image_tower.num_inputs", tower.num_inputs, 1),
         ("image_tower.num_registers", tower.num_registers, 0),
         ("image_tower.representation_size", tower.representation_size, None),
         *encoder_fields("image_tower", "CLIPVisionModel", tower.encoder),
