@@ -113,7 +113,7 @@ def _export_classifier(run: Run, to: str, output: Path, *, calibrated: bool) -> 
     assert isinstance(run.task, ClassificationTask)
     tower, is_sigmoid = _vit(run.config.task.image_tower), isinstance(run.task.config.loss, SigmoidCrossEntropy)
     if run.task.config.num_heads > 1:
-        raise UserError(f"--to {to} has classifiers with one head; export with --to lit-het, or --to onnx")
+        raise UserError(f"--to {to} has classifiers with one head; export with --to lit-het")
     fitted = run.calibration.noiseless if calibrated and run.calibration is not None else None
     if fitted and (to == "npz" or is_sigmoid):
         message(f"the logits are exported as trained: the softmax of a classifier is calibrated by T = {fitted}")

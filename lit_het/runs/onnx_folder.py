@@ -33,7 +33,6 @@ from lit_het.errors import UserError
 from lit_het.heads.contrastive import HetXLContrastive, HetXLContrastiveConfig
 from lit_het.heads.covariance import Covariance
 from lit_het.runs.opening import Run
-from lit_het.tasks import quantities
 from lit_het.tasks.classification import ClassificationTask
 from lit_het.tasks.contrastive import ContrastiveTask
 from lit_het.towers.resnet import ResNetConfig
@@ -141,12 +140,15 @@ def _covariance(head: HetXLContrastive, covariance: Covariance, size: int) -> on
 def _classifier(task: ClassificationTask, params: Params) -> dict[str, onnx.ModelProto]:
     if "head" not in params:
         raise UserError("an imported image tower has no classes; export with --to npz or --to lit-het")
+    if task.num_predictions > 1:
+        raise UserError(f"the mean of {task.num_predictions} predictions is not exported to ONNX; take --to lit-het")
     size, model = task.config.image_tower.image_size, task.image_classifier(params)
 
     def classify(image: UInt8[Array, "b h w c"]) -> dict[str, Array]:
-        features = task.features(params, image)
-        log_p = quantities.log_probabilities(model, features, None, 0)
-        return {"logits": log_p, "noise_norm": quantities.noise_norm(model, features)}
+        inputs = model.inputs(task.features(params, image))
+        samples = model.logits(inputs, None, 0)
+        logits = samples.logits(samples.prepare(inputs), None, jnp.arange(1))[:, 0]
+        return {"logits": model.log_probabilities(logits), "noise_norm": model.noise_norm(inputs)}
 
     return {"image": convert(classify, {"image": ((size, size, 3), np.uint8)})}
 

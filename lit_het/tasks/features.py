@@ -58,7 +58,7 @@ class FeatureExtractor:
             UserError: features of a wrong size.
         """
         self._check_size(features)
-        return self._config.join_members(features.reshape(len(features), -1, self._config.member_size))
+        return self._config.join_members(features.reshape(features.shape[0], -1, self._config.member_size))
 
     def _check_size(self, features: Float[Array, "b f"]) -> None:
         if features.shape[1] != self.size:

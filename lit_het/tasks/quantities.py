@@ -49,7 +49,7 @@ Quantity: TypeAlias = Callable[..., Array]
 
 
 def log_probabilities(
-    model: ImageClassifier, features: Float[Array, "b f"], key: Key[Array, ""] | None, num_samples: int
+    model: ImageClassifier, features: Float[Array, "b f"], key: Key[Array, ""], num_samples: int
 ) -> Float[Array, "b k"]:
     """Returns the log of the mean probability over S noise samples (HET-XL Eq. 2) and members (e3 Sec. 4.1)."""
     samples = _samples(model, features, key, num_samples)

@@ -165,7 +165,9 @@ def test_the_members_of_an_ensemble_are_stored_side_by_side_and_joined_as_a_towe
         embedding = jax.jit(lambda image, graph=graph: nnx.merge(graph, params)(image).embedding)(images.image)
         assert stored.image_embedding is not None
         assert stored.image_embedding.shape[1] == tower.encoder.num_members * tower.member_size
-        joined = joining.join_members(jnp.asarray(stored.image_embedding).reshape(-1, tower.member_size))
+        joined = joining.join_members(
+            jnp.asarray(stored.image_embedding).reshape(len(embedding), -1, tower.member_size)
+        )
         np.testing.assert_allclose(embedding, joined, atol=1e-5)
 
 

@@ -294,12 +294,6 @@ def test_broken_images_end_an_evaluation_unless_some_are_allowed(write_set, sets
     assert evaluator(perfect).figures["top1"] == 1
 
 
-def test_several_labels_have_neither_noise_nor_reassessed_labels(write_set):
-    data = replace(write_set("voc", [{"cls": 0}], NAMES), multi_label=True)
-    with pytest.raises(UserError, match="cannot be combined with --samples or --relabels"):
-        ZeroShotConfig(data, samples=3)
-
-
 def test_reassessed_labels_follow_the_keys_and_not_the_shards(write_set, sets, perfect, tmp_path):
     """Shards are read as 0, 10, 2: the third image of the source comes first after the first."""
     data = write_set("real", [{"cls": number} for number in range(3)], NAMES)
