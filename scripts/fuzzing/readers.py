@@ -45,7 +45,7 @@ from lit_het.eval.recognition import read_larger
 from lit_het.eval.saved_runs import read_runs
 from lit_het.runs import inspection as checkpoint
 from lit_het.runs.directory import load_config
-from scripts.fuzzing import seeds
+from scripts.fuzzing import archives, seeds
 from scripts.fuzzing.seeds import Files
 
 
@@ -237,15 +237,15 @@ TARGETS: Mapping[str, Target] = {
     "embeddings": Target(seeds.embeddings, _embeddings, changed=("embedded/*",), cost=4),
     "member": Target(seeds.members, _member, (Unreadable,)),
     "image": Target(seeds.images, _image, (images.BrokenImage,)),
-    "parquet": Target(seeds.parquet, _parquet, cost=4),
-    "CIFAR": Target(seeds.cifar, _cifar, cost=4),
-    "CIFAR-C": Target(seeds.cifar_c, _cifar_c),
-    "ObjectNet": Target(seeds.objectnet, _objectnet),
-    "caption file": Target(seeds.captions, _captions, changed=("*.json",)),
-    "flowers": Target(seeds.flowers, functools.partial(_archives, read_flowers), cost=20),
-    "pets": Target(seeds.pets, functools.partial(_archives, read_pets), cost=4),
-    "SVHN": Target(seeds.svhn, _svhn, cost=20),
-    "colorectal histology": Target(seeds.colorectal, functools.partial(_archives, read_colorectal), cost=4),
+    "parquet": Target(archives.parquet, _parquet, cost=4),
+    "CIFAR": Target(archives.cifar, _cifar, cost=4),
+    "CIFAR-C": Target(archives.cifar_c, _cifar_c),
+    "ObjectNet": Target(archives.objectnet, _objectnet),
+    "caption file": Target(archives.captions, _captions, changed=("*.json",)),
+    "flowers": Target(archives.flowers, functools.partial(_archives, read_flowers), cost=20),
+    "pets": Target(archives.pets, functools.partial(_archives, read_pets), cost=4),
+    "SVHN": Target(archives.svhn, _svhn, cost=20),
+    "colorectal histology": Target(archives.colorectal, functools.partial(_archives, read_colorectal), cost=4),
     "tokenizer.json": Target(seeds.tokenizer_json, _huggingface_tokenizer),
     "SentencePiece": Target(seeds.sentencepiece, _sentencepiece, changed=("spiece.model", "tokenizer_config.json")),
     "vocab.txt": Target(seeds.vocabulary, _vocabulary, cost=20),

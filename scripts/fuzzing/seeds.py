@@ -6,7 +6,6 @@ import json
 import os
 import tarfile
 import tempfile
-import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -61,14 +60,15 @@ def write_files(folder: Path, files: Files) -> None:
         path.write_bytes(content)
 
 
-def _made(make: Callable[[Path], Any]) -> Files:
+def made(make: Callable[[Path], Any]) -> Files:
     """Returns what a function leaves in an empty folder."""
     with tempfile.TemporaryDirectory() as folder:
         make(Path(folder))
         return read_files(Path(folder))
 
 
-def _encoded(format: str, mode: str = "RGB", size: tuple[int, int] = (24, 20), **options: Any) -> bytes:
+def encoded(format: str, mode: str = "RGB", size: tuple[int, int] = (24, 20), **options: Any) -> bytes:
+    """Returns an image of random pixels in a format of Pillow."""
     pixels = np.random.default_rng(0).integers(0, 255, (size[1], size[0], 4), np.uint8)
     file = io.BytesIO()
     Image.fromarray(pixels, "RGBA").convert("RGB").convert(mode).save(file, format, **options)
@@ -82,21 +82,21 @@ def images() -> Iterator[Files]:
     forms: list[dict[str, Any]] = [{}, {"progressive": True}, {"subsampling": 2, "restart_marker_blocks": 2}]
     forms.append({"exif": exif})
     for options in forms:
-        yield {"image": _encoded("JPEG", **options)}
-    yield from ({"image": _encoded("JPEG", mode)} for mode in ("L", "CMYK"))
-    yield from ({"image": _encoded("PNG", mode)} for mode in ("1", "L", "LA", "P", "RGB", "RGBA", "I;16"))
-    yield {"image": _encoded("WEBP", lossless=True)}
-    yield {"image": _encoded("WEBP", exif=exif)}
+        yield {"image": encoded("JPEG", **options)}
+    yield from ({"image": encoded("JPEG", mode)} for mode in ("L", "CMYK"))
+    yield from ({"image": encoded("PNG", mode)} for mode in ("1", "L", "LA", "P", "RGB", "RGBA", "I;16"))
+    yield {"image": encoded("WEBP", lossless=True)}
+    yield {"image": encoded("WEBP", exif=exif)}
     frames = [Image.new("P", (9, 9), number) for number in range(3)]
-    yield {"image": _encoded("GIF", "P", save_all=True, append_images=frames, transparency=0)}
-    yield {"image": _encoded("PNG", save_all=True, append_images=[Image.new("RGB", (9, 9), "red")])}
-    yield {"image": _encoded("BMP")}
-    yield from ({"image": _encoded("TIFF", compression=kind)} for kind in ("raw", "tiff_lzw", "tiff_deflate", "jpeg"))
+    yield {"image": encoded("GIF", "P", save_all=True, append_images=frames, transparency=0)}
+    yield {"image": encoded("PNG", save_all=True, append_images=[Image.new("RGB", (9, 9), "red")])}
+    yield {"image": encoded("BMP")}
+    yield from ({"image": encoded("TIFF", compression=kind)} for kind in ("raw", "tiff_lzw", "tiff_deflate", "jpeg"))
 
 
 def _samples(count: int = 4) -> list[dict[str, Any]]:
     def sample(number: int) -> dict[str, Any]:
-        image = {"png": _encoded("PNG")} if number % 2 else {"jpg": _encoded("JPEG")}
+        image = {"png": encoded("PNG")} if number % 2 else {"jpg": encoded("JPEG")}
         label = number % len(CLASSES)
         described = {"caption": CLASSES[label], "id": number}
         return {"__key__": f"a/{number:03}", **image, "txt": CLASSES[label], "cls": label, "json": described}
@@ -114,11 +114,11 @@ def _shard(folder: Path) -> Path:
 
 def shards() -> Iterator[Files]:
     """Shards with images, captions, labels and JSON, in the forms of tar."""
-    yield _made(_shard)
+    yield made(_shard)
     for form in (tarfile.PAX_FORMAT, tarfile.GNU_FORMAT):
         file = io.BytesIO()
         with tarfile.open(fileobj=file, mode="w", format=form) as tar:
-            for extension, content in (("jpg", _encoded("JPEG")), ("txt", b"a"), ("cls", b"1"), ("json", b"{}")):
+            for extension, content in (("jpg", encoded("JPEG")), ("txt", b"a"), ("cls", b"1"), ("json", b"{}")):
                 info = tarfile.TarInfo("ä" * 70 + f"/1.{extension}")
                 info.size, info.mtime = len(content), 1.5 if form == tarfile.PAX_FORMAT else 1
                 tar.addfile(info, io.BytesIO(content))
@@ -127,7 +127,7 @@ def shards() -> Iterator[Files]:
 
 def indexes() -> Iterator[Files]:
     """A shard with its index."""
-    yield _made(lambda folder: index.index_shard(_shard(folder)))
+    yield made(lambda folder: index.index_shard(_shard(folder)))
 
 
 def embeddings() -> Iterator[Files]:
@@ -140,8 +140,8 @@ def embeddings() -> Iterator[Files]:
         shape = int(table.has([IMAGE]).sum()), max(1, crops), 3
         EmbeddingFolder(str(folder / "embedded"), recipe).write(table, np.ones(shape, np.float32))
 
-    yield _made(lambda folder: make(folder, 0, "float32"))
-    yield _made(lambda folder: make(folder, 2, "bfloat16"))
+    yield made(lambda folder: make(folder, 0, "float32"))
+    yield made(lambda folder: make(folder, 2, "bfloat16"))
 
 
 def members() -> Iterator[Files]:
@@ -153,113 +153,6 @@ def members() -> Iterator[Files]:
     yield {"sample.txt": b"red bar"}
     yield {"sample.cls": b"2"}
     yield {"sample.json": json.dumps({"caption": "red bar", "key": [1, {"a": None}]}).encode()}
-
-
-def parquet() -> Iterator[Files]:
-    """Tables of Hugging Face's data sets."""
-    import pyarrow as arrow
-    from pyarrow import parquet
-
-    features = {"image": {"_type": "Image"}, "label": {"_type": "ClassLabel", "names": ["a", "b"]}}
-    metadata = {"huggingface": json.dumps({"info": {"features": features}})}
-    image = _encoded("JPEG")
-    columns = {
-        "image": [{"bytes": image, "path": f"{row}.jpg"} for row in range(5)],
-        "label": [row % 2 for row in range(5)],
-        "text": [f"caption {row}" for row in range(5)],
-    }
-    for compression in ("none", "snappy", "zstd", "gzip"):
-        file = io.BytesIO()
-        table = arrow.table(columns).replace_schema_metadata(metadata)
-        parquet.write_table(table, file, row_group_size=2, compression=compression)
-        yield {"train-00000-of-00001.parquet": file.getvalue()}
-
-
-def cifar() -> Iterator[Files]:
-    """The archive of CIFAR-10, and what is in it."""
-    archive = (GOLDEN / "data" / "cifar-10-python.tar.gz").read_bytes()
-    yield {"cifar-10-python.tar.gz": archive}
-    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
-        held = {member.name: tar.extractfile(member) for member in tar if member.isfile()}
-        yield {f"unpacked/{name.rpartition('/')[2]}": file.read() for name, file in held.items() if file}
-
-
-def cifar_c() -> Iterator[Files]:
-    """Arrays of the released CIFAR-10-C."""
-
-    def make(folder: Path) -> None:
-        (folder / "CIFAR-10-C").mkdir()
-        np.save(folder / "CIFAR-10-C" / "labels.npy", np.arange(10, dtype=np.uint8))
-        np.save(folder / "CIFAR-10-C" / "fog.npy", np.zeros((10, 32, 32, 3), np.uint8))
-
-    yield _made(make)
-
-
-def objectnet() -> Iterator[Files]:
-    """Mappings of ObjectNet, and an image."""
-    mappings = {
-        "folder_to_objectnet_label.json": json.dumps({"alarm_clock": "Alarm clock", "rake": "Rake"}),
-        "objectnet_to_imagenet_1k.json": json.dumps({"Alarm clock": "analog clock; digital clock"}),
-        "pytorch_to_imagenet_2012_id.json": json.dumps({"409": 1, "530": 0}),
-        "imagenet_to_label_2012_v2": "digital clock\nanalog clock\n",
-    }
-    files = {f"objectnet-1.0/mappings/{name}": text.encode() for name, text in mappings.items()}
-    yield {**files, "objectnet-1.0/images/alarm_clock/1.png": _encoded("PNG")}
-
-
-def captions() -> Iterator[Files]:
-    """Caption files as they are published, with their images."""
-    image = {"a/1.jpg": _encoded("JPEG"), "a/2.jpg": _encoded("JPEG")}
-    karpathy = [
-        {"split": "train", "filename": f"{n}.jpg", "filepath": "a", "sentences": [{"raw": "x"}, {"raw": "y z"}]}
-        for n in (1, 2)
-    ]
-    yield {**image, "dataset_coco.json": json.dumps({"dataset": "coco", "images": karpathy}).encode()}
-    listed = [{"id": n, "file_name": f"{n}.jpg"} for n in (1, 2)]
-    annotations = [{"image_id": n, "id": n, "caption": "a bar"} for n in (1, 1, 2)]
-    yield {**image, "captions_val2017.json": json.dumps({"images": listed, "annotations": annotations}).encode()}
-
-
-def flowers() -> Iterator[Files]:
-    """The lists of Oxford Flowers, MATLAB's files."""
-    from scipy import io as matlab
-
-    def make(folder: Path, compressed: bool) -> None:
-        matlab.savemat(folder / "imagelabels.mat", {"labels": np.arange(1, 7)[None]}, do_compression=compressed)
-        lists = {"trnid": [[1, 2]], "valid": [[3, 4]], "tstid": [[5, 6]]}
-        matlab.savemat(folder / "setid.mat", {n: np.array(v) for n, v in lists.items()}, do_compression=compressed)
-        write_files(folder / "jpg", {f"image_{n:05}.jpg": _encoded("JPEG") for n in range(1, 7)})
-
-    yield _made(lambda folder: make(folder, True))
-    yield _made(lambda folder: make(folder, False))
-
-
-def pets() -> Iterator[Files]:
-    """The archives of the Oxford pets."""
-    yield {path.name: path.read_bytes() for path in sorted((GOLDEN / "data" / "pets").iterdir())}
-
-
-def svhn() -> Iterator[Files]:
-    """The digits of SVHN, MATLAB's file."""
-    from scipy import io as matlab
-
-    def make(folder: Path, compressed: bool) -> None:
-        images = np.arange(32 * 32 * 3 * 3, dtype=np.uint32).astype(np.uint8).reshape(32, 32, 3, 3)
-        content = {"X": images, "y": np.array([[10], [1], [2]], np.uint8)}
-        matlab.savemat(folder / "test_32x32.mat", content, do_compression=compressed)
-
-    yield _made(lambda folder: make(folder, True))
-    yield _made(lambda folder: make(folder, False))
-
-
-def colorectal() -> Iterator[Files]:
-    """The zip archive of colorectal histology."""
-    tissues = ("TUMOR", "STROMA", "COMPLEX", "LYMPHO", "DEBRIS", "MUCOSA", "ADIPOSE", "EMPTY")
-    stream = io.BytesIO()
-    with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
-        for place, tissue in enumerate(tissues, 1):
-            archive.writestr(f"{place:02}_{tissue}/1.tif", _encoded("TIFF"))
-    yield {"Kather_texture_2016_image_tiles_5000.zip": stream.getvalue()}
 
 
 def tokenizer_json() -> Iterator[Files]:
@@ -283,13 +176,13 @@ def tokenizer_json() -> Iterator[Files]:
             trainers.WordLevelTrainer(vocab_size=60, special_tokens=special, show_progress=False),
         ),
     ):
-        made = tokenizers.Tokenizer(model)
-        made.normalizer = normalizers.BertNormalizer()
-        made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-        made.train_from_iterator(CLASSES * 3, trainer)
-        pairs = [(token, made.token_to_id(token)) for token in ("[CLS]", "[SEP]")]
-        made.post_processor = processors.TemplateProcessing("[CLS] $A [SEP]", "[CLS] $A [SEP] $B [SEP]", pairs)
-        yield {"tokenizer.json": made.to_str().encode()}
+        tokenizer = tokenizers.Tokenizer(model)
+        tokenizer.normalizer = normalizers.BertNormalizer()
+        tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        tokenizer.train_from_iterator(CLASSES * 3, trainer)
+        pairs = [(token, tokenizer.token_to_id(token)) for token in ("[CLS]", "[SEP]")]
+        tokenizer.post_processor = processors.TemplateProcessing("[CLS] $A [SEP]", "[CLS] $A [SEP] $B [SEP]", pairs)
+        yield {"tokenizer.json": tokenizer.to_str().encode()}
 
 
 def sentencepiece() -> Iterator[Files]:
@@ -374,13 +267,13 @@ def runs() -> Iterator[Files]:
         found = Evaluation("zero_shot", "shapes", figures, {"top1": 0.1}, {"top1": 0.3}, lambda: drawing)
         write_record(found, folder / "run", 3, {"batch_size": 7})
 
-    yield _made(lambda folder: make(folder, glyph_classifier))
-    yield _made(lambda folder: make(folder, quickstart_lit_het_xl))
+    yield made(lambda folder: make(folder, glyph_classifier))
+    yield made(lambda folder: make(folder, quickstart_lit_het_xl))
 
 
 def reported() -> Iterator[Files]:
     """A run with evaluations of all kinds."""
-    yield _made(lambda folder: saved_runs.write_run(folder / "run", saved_runs.all_kinds()))
+    yield made(lambda folder: saved_runs.write_run(folder / "run", saved_runs.all_kinds()))
 
 
 def train_state(step: int) -> TrainState:
@@ -401,7 +294,7 @@ def checkpoints() -> Iterator[Files]:
             for step in (1, 2):
                 saved_steps.save(train_state(step), {"position": 16 * step, "locked_checksum": "abc"})
 
-    yield _made(make)
+    yield made(make)
 
 
 def names() -> Iterator[Files]:
