@@ -86,3 +86,12 @@ def write_config_file(config, path):
         f"def get_config():\n    return experiment.load(Path({str(saved)!r}))\n"
     )
     return path
+
+
+@pytest.fixture
+def shapes(data, tmp_path):
+    """The shapes as a set with two splits, and captions."""
+    for split in ("train", "test"):
+        shutil.copytree(data / "train", tmp_path / "shapes" / split)
+    shutil.copy(data / "train" / "classnames.txt", tmp_path / "shapes")
+    return tmp_path / "shapes"

@@ -32,15 +32,6 @@ from tests.cli.test_train import refusal
 
 
 @pytest.fixture
-def shapes(data, tmp_path):
-    """The shapes as a set with two splits, and captions."""
-    for split in ("train", "test"):
-        shutil.copytree(data / "train", tmp_path / "shapes" / split)
-    shutil.copy(data / "train" / "classnames.txt", tmp_path / "shapes")
-    return tmp_path / "shapes"
-
-
-@pytest.fixture
 def run(trained_lit, tmp_path):
     return shutil.copytree(trained_lit.run_dir, tmp_path / "run", ignore=shutil.ignore_patterns("evaluations"))
 

@@ -14,15 +14,6 @@ FIT = ("--shots", "1", "2", "--seeds", "0", "1", "--l2", "1.0")
 
 
 @pytest.fixture
-def shapes(data, tmp_path):
-    """The shapes as a set with two splits."""
-    for split in ("train", "test"):
-        shutil.copytree(data / "train", tmp_path / "shapes" / split)
-    shutil.copy(data / "train" / "classnames.txt", tmp_path / "shapes")
-    return tmp_path / "shapes"
-
-
-@pytest.fixture
 def halves(data, shapes, tmp_path):
     """Another set: its test images are half of the shapes'."""
     shutil.copytree(shapes, tmp_path / "halves")
